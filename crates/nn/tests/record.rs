@@ -247,6 +247,7 @@ fn ranks_together_are_the_whole() {
             let attentions = count("attention");
             let text = shards[1].to_string();
             assert_eq!(text.matches("all_reduce").count(), 2 * attentions, "{text}");
+            assert_eq!(text.matches("all_gather").count(), 1, "the head's rows: {text}");
             assert!(!text.contains("linear_add"), "only rank 0 adds the residual: {text}");
             let weight = |rank: usize, id: WeightId| {
                 let part = &shards[rank].weights[id.0];

@@ -23,6 +23,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::products::KERNELS,
         crate::gradient::rows::KERNELS,
         crate::group_limit::KERNELS,
+        crate::join_columns::KERNELS,
         crate::kv_write::KERNELS,
         crate::layer_norm::KERNELS,
         crate::linear::KERNELS,

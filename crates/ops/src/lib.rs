@@ -5,6 +5,7 @@
 //! obvious loops in f64: every fast implementation is compared with them.
 
 pub mod add_norm;
+pub mod all_gather;
 pub mod all_reduce;
 pub mod argmax;
 pub mod attention;
@@ -16,6 +17,7 @@ pub mod gate_up;
 pub mod gated;
 pub mod gradient;
 pub mod group_limit;
+pub mod join_columns;
 pub mod kernels;
 pub mod kv_write;
 pub mod layer_norm;
@@ -27,6 +29,7 @@ pub mod math;
 pub mod moe;
 pub mod operation;
 pub mod packed;
+pub mod partition;
 pub mod project;
 pub mod rms_norm;
 pub mod rope;
@@ -50,6 +53,7 @@ use std::ops::{Deref, DerefMut};
 
 use formats::{Error, Result};
 
+pub use all_gather::AllGather;
 pub use all_reduce::AllReduce;
 pub use attention::Attention;
 pub use delta_net::DeltaNet;
@@ -59,6 +63,7 @@ pub use experts::Experts;
 pub use gate_up::GateUp;
 pub use gradient::Gradient;
 pub use group_limit::GroupLimit;
+pub use join_columns::JoinColumns;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
@@ -66,6 +71,7 @@ pub use linear_add::LinearAdd;
 pub use low_rank::LowRank;
 pub use map::{Map, Unary};
 pub use operation::Operation;
+pub use partition::Partition;
 pub use project::Project;
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;
@@ -209,6 +215,11 @@ operations! {
     LowRank(LowRank),
     /// `x -> sum of x over all ranks`. See [`all_reduce`].
     AllReduce(AllReduce),
+    /// `x[rows, a rank's columns] -> those of all ranks`, one rank after the other. See
+    /// [`all_gather`].
+    AllGather(AllGather),
+    /// `x -> x`, gathered columns in the order of rows. See [`join_columns`].
+    JoinColumns(JoinColumns),
     /// `gives.. -> brings..`: rows for another device, and rows from it. See [`exchange`].
     Exchange(Exchange),
     /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See

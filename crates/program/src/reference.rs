@@ -4,7 +4,7 @@
 use crate::{Adapter, Node, Offloaded, Program, Sequence, Step, WeightId};
 use formats::{Error, Result};
 use ops::operation::{CachedLayer, Call};
-use ops::{Op, Rows, all_reduce};
+use ops::{Op, Rows, all_gather, all_reduce};
 
 /// Keys and values of every position, per layer.
 #[derive(Debug, Clone, Default)]
@@ -114,6 +114,9 @@ fn compute(
     Ok(())
 }
 
+/// What becomes of what all ranks give, in their order.
+type Joins = fn(&[&[f32]], &mut [f32]);
+
 fn together(
     programs: &[Program],
     weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,
@@ -131,19 +134,28 @@ fn together(
         cache.layers.resize(program.layers.len(), Default::default());
     }
     for i in 0..programs.iter().map(|program| program.nodes.len()).max().unwrap_or(0) {
-        let sum = |program: &&Program| matches!(program.nodes[i].op, Op::AllReduce(_));
-        let sums = programs.iter().filter(sum).count();
-        if sums > 0 && sums < programs.len() {
-            return Err(Error::new("ranks", "an all_reduce of all of them", format!("of {sums}")));
-        }
-        if sums > 0 {
+        let collective = |program: &Program| match program.nodes.get(i).map(|node| &node.op) {
+            Some(Op::AllReduce(_)) => Some(all_reduce::reference as Joins),
+            Some(Op::AllGather(_)) => Some(all_gather::reference as Joins),
+            _ => None,
+        };
+        if let Some(join) = programs.iter().find_map(collective) {
+            let name = |program: &Program| program.nodes.get(i).map(|node| node.op.name());
+            let names: Vec<_> = programs.iter().map(name).collect();
+            if names.iter().any(|name| *name != names[0]) {
+                return Err(Error::new(
+                    "ranks",
+                    "an operation of all of them",
+                    format!("{names:?}"),
+                ));
+            }
             let part = |(program, values): (&Program, &Vec<Vec<f32>>)| {
                 values[program.nodes[i].inputs[0].0].clone()
             };
             let parts: Vec<Vec<f32>> = programs.iter().zip(&all).map(part).collect();
             let parts: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
             for (program, values) in programs.iter().zip(&mut all) {
-                all_reduce::reference(&parts, &mut values[program.nodes[i].outputs[0].0]);
+                join(&parts, &mut values[program.nodes[i].outputs[0].0]);
             }
             continue;
         }

@@ -4,22 +4,29 @@
 //! The first matrices of a block are cut by rows: each rank has some heads, with the key/value
 //! heads that they share, and some columns of the feed-forward. The second ones, which read what
 //! the first made, are cut by columns: each rank's product is a summand of the whole, and an
-//! `all_reduce` adds them up. The residual and the bias are in the summand of rank 0 alone.
-//! Everything else (embedding, norms, head) is whole on every rank.
+//! `all_reduce` adds them up. The residual and the bias are in the summand of rank 0 alone. The
+//! head is cut by rows, too: each rank computes the logits of some of the vocabulary, and an
+//! `all_gather` gives all of them to every rank. Everything else (embedding, norms) is whole on
+//! every rank.
 
 use crate::{Node, Program, ValueId, WeightId};
 use formats::{Error, Hint, Result, Setting};
 use ops::operation::Sharding;
 use ops::project::Projection;
-use ops::{Op, Rows};
+use ops::{Op, Partition, Rows, Shape};
 
-/// The side of a weight that is cut: a rank has one of as many equal parts as there are ranks.
+/// Rows of a head that stay together: as many as a group of a kernel has at most.
+const HEAD_BLOCK: usize = 32;
+
+/// A rank's part of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
-    /// A part has some of the rows.
+    /// One of as many equal parts as there are ranks, of some of the rows.
     Rows,
-    /// A part has some of each row.
+    /// One of as many equal parts as there are ranks, of some of each row.
     Columns,
+    /// The rows that a partition gives it.
+    Dealt(Partition),
 }
 
 /// What a rank has of a value.
@@ -146,8 +153,51 @@ impl Sharder<'_> {
         self.whole(name, node.inputs[0])?;
         match residual {
             Some(_) => self.keep(node, Spread::Whole),
-            None => self.rows(node, &product.projections),
+            None => match self.head(node, &product.projections) {
+                Some(partition) => self.gathered(node, &product.projections[0], partition),
+                None => self.rows(node, &product.projections),
+            },
         }
+    }
+
+    /// How ranks share the rows of a head: one matrix, for the rows whose logits are wanted. None
+    /// if it is no head, or has fewer rows than there are ranks.
+    fn head(&self, node: &Node, projections: &[Projection]) -> Option<Partition> {
+        let &[output] = &node.outputs[..] else { return None };
+        let Shape { rows, width } = self.of.shape(output);
+        let block = if width > HEAD_BLOCK * (self.ranks - 1) { HEAD_BLOCK } else { 1 };
+        let partition = Partition { width, block, ranks: self.ranks };
+        let shared = partition.widths().all(|columns| columns > 0);
+        (rows == Rows::Outputs && projections.len() == 1 && shared).then_some(partition)
+    }
+
+    /// A product with the rank's rows of its matrix, and what all ranks' products make together: a
+    /// whole value.
+    fn gathered(
+        &mut self,
+        node: &Node,
+        projection: &Projection,
+        partition: Partition,
+    ) -> Result<()> {
+        let output = node.outputs[0];
+        let shape = self.of.shape(output);
+        let [own, all] = [partition.range(self.rank).len(), shape.width].map(|width| {
+            self.part.values.push(Shape { width, ..shape });
+            self.spread.push(Some(Spread::Whole));
+            ValueId(self.part.values.len() - 1)
+        });
+        let mut cuts = vec![None; node.weights.len()];
+        for at in [projection.weight].into_iter().chain(projection.bias) {
+            cuts[at] = Some(Cut::Dealt(partition));
+        }
+        self.push(&Node { outputs: vec![own], ..node.clone() }, &cuts, Spread::Whole)?;
+        let gather = ops::AllGather { partition, rank: self.rank };
+        let join = ops::JoinColumns { partition };
+        for (op, from, to) in [(Op::from(gather), own, all), (Op::from(join), all, output)] {
+            let node = Node { op, inputs: vec![from], weights: vec![], outputs: vec![to] };
+            self.push(&node, &[], Spread::Whole)?;
+        }
+        Ok(())
     }
 
     /// Projections of a whole value: each rank has some of their rows, but all of those that give
@@ -231,23 +281,28 @@ impl Sharder<'_> {
         let mut weight = self.of.weights[weight.0].clone();
         if let Some(cut) = cut {
             let (axis, sides) = match cut {
-                Cut::Rows => (0, "rows"),
+                Cut::Rows | Cut::Dealt(_) => (0, "rows"),
                 Cut::Columns => (1, "columns"),
             };
-            let whole = weight.shape.clone();
-            let Some(side) =
-                weight.shape.get_mut(axis).filter(|side| side.is_multiple_of(self.ranks))
-            else {
-                let expected = format!("{sides} that {} GPUs can share", self.ranks);
-                let error = Error::new(&weight.name, expected, format!("{whole:?}"));
-                let hint = Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer");
-                return Err(error.hint(hint));
+            let side = weight.shape.get(axis).copied().unwrap_or(0);
+            let part = match cut {
+                Cut::Dealt(partition) => partition.range(self.rank),
+                Cut::Rows | Cut::Columns if side.is_multiple_of(self.ranks) => {
+                    let count = side / self.ranks;
+                    self.rank * count..(self.rank + 1) * count
+                }
+                Cut::Rows | Cut::Columns => {
+                    let expected = format!("{sides} that {} GPUs can share", self.ranks);
+                    let error = Error::new(&weight.name, expected, format!("{:?}", weight.shape));
+                    let hint =
+                        Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer");
+                    return Err(error.hint(hint));
+                }
             };
-            *side /= self.ranks;
-            let (start, count) = (self.rank * *side, *side);
+            weight.shape[axis] = part.len();
             weight.source = match cut {
-                Cut::Rows => weight.source.rows(start, count),
-                Cut::Columns => weight.source.columns(start, count),
+                Cut::Rows | Cut::Dealt(_) => weight.source.rows(part.start, part.len()),
+                Cut::Columns => weight.source.columns(part.start, part.len()),
             };
         }
         let known = self.part.weights.iter().position(|other| *other == weight);

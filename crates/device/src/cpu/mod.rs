@@ -55,6 +55,7 @@ impl Device for Cpu {
     fn check(&self, program: &Program) -> Result<()> {
         crate::check("cpu", program, |op| match op {
             Op::AllReduce(_) => Some("a sum over ranks".to_owned()),
+            Op::AllGather(_) | Op::JoinColumns(_) => Some("columns of several ranks".to_owned()),
             Op::Gradient(_) => Some("a gradient".to_owned()),
             Op::DeltaNet(net) if net.key_dim > MAX_KEY_DIM => {
                 let found = net.key_dim;

@@ -284,7 +284,7 @@ impl Replay<'_> {
             // Between two parts of a replay.
             Op::Exchange(_) => {}
             // Refused when the Program was loaded.
-            Op::AllReduce(_) | Op::Gradient(_) => {}
+            Op::AllReduce(_) | Op::AllGather(_) | Op::JoinColumns(_) | Op::Gradient(_) => {}
         }
     }
 

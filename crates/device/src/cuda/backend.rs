@@ -188,7 +188,13 @@ impl Backend for Cuda {
     fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<Work> {
         let alone = || Error::new("all_reduce", "one of several GPUs", "one alone");
         let (sums, rank) = self.rank.as_ref().ok_or_else(alone)?;
-        Ok(Work::AllReduce(sums.bind(*rank, x, y, count)?))
+        Ok(Work::Collective(sums.all_reduce(*rank, x, y, count)?))
+    }
+
+    fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<Work> {
+        let alone = || Error::new("all_gather", "one of several GPUs", "one alone");
+        let (sums, rank) = self.rank.as_ref().ok_or_else(alone)?;
+        Ok(Work::Collective(sums.all_gather(*rank, x, y, counts)?))
     }
 
     fn submit(&self, launches: &[Work]) -> Result<()> {

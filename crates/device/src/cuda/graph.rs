@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use formats::{Error, Result};
 
-use super::{AllReduce, Buffer, Context, Gpu, Launch, Product};
+use super::{Buffer, Collective, Context, Gpu, Launch, Product};
 
 /// Something that a [`Graph`] repeats.
 #[derive(Clone)]
@@ -21,8 +21,8 @@ pub enum Work {
         /// Where they are.
         from: Buffer,
     },
-    /// A sum over several GPUs.
-    AllReduce(AllReduce),
+    /// What several GPUs do together.
+    Collective(Collective),
 }
 
 impl Work {
@@ -35,7 +35,7 @@ impl Work {
             Work::Launch(launch) => launch.enqueue(),
             Work::Product(product) => product.enqueue(),
             Work::Copy { to, from } => to.copy_from(from),
-            Work::AllReduce(sum) => sum.enqueue(),
+            Work::Collective(collective) => collective.enqueue(),
         }
     }
 }

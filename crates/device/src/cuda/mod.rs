@@ -44,7 +44,7 @@ pub use graph::{Event, Graph, Timing, Work};
 pub use library::present;
 pub use matmul::{CublasLt, Matmul, Product};
 pub use memory::Buffer;
-pub use nccl::{AllReduce, Sums};
+pub use nccl::{Collective, Sums};
 pub use pipeline::{Launch, Pipeline};
 
 /// What the driver returns.

@@ -1,5 +1,5 @@
-//! Sums over GPUs of one machine by NCCL, each in its GPU's stream, so that a sum is a node of a
-//! graph like any other work.
+//! Sums over GPUs of one machine, and what all of them have, by NCCL: each in its GPU's stream, so
+//! that it is a node of a graph like any other work.
 //!
 //! The library is looked for when several GPUs are to share a model's layers, under the name that
 //! it is installed by, `libnccl.so.2`: cudarc's bindings ask for `libnccl.so`, which only its
@@ -30,6 +30,17 @@ const SUM: c_int = 0;
 struct Nccl {
     init_all: unsafe extern "C" fn(*mut Comm, c_int, *const c_int) -> c_int,
     all_reduce: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        c_int,
+        Comm,
+        *mut c_void,
+    ) -> c_int,
+    all_gather:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, *mut c_void) -> c_int,
+    broadcast: unsafe extern "C" fn(
         *const c_void,
         *mut c_void,
         usize,
@@ -83,6 +94,8 @@ impl Nccl {
             Some(Nccl {
                 init_all: loaded.symbol(c"ncclCommInitAll")?,
                 all_reduce: loaded.symbol(c"ncclAllReduce")?,
+                all_gather: loaded.symbol(c"ncclAllGather")?,
+                broadcast: loaded.symbol(c"ncclBroadcast")?,
                 group_start: loaded.symbol(c"ncclGroupStart")?,
                 group_end: loaded.symbol(c"ncclGroupEnd")?,
                 destroy: loaded.symbol(c"ncclCommDestroy")?,
@@ -145,11 +158,12 @@ impl Sums {
         let one = |gpu: &Gpu| gpu.upload(&1.0_f32.to_le_bytes());
         let buffers = self.gpus.iter().map(one).collect::<Result<Vec<_>>>()?;
         let sums = buffers.iter().enumerate();
-        let sums: Vec<_> = sums.map(|(rank, x)| self.bind(rank, x, x, 1)).collect::<Result<_>>()?;
+        let bind = |(rank, x)| self.all_reduce(rank, x, x, 1);
+        let sums: Vec<_> = sums.map(bind).collect::<Result<_>>()?;
         // One thread enqueues for all of them: it must not wait for the first before it comes to
         // the second. SAFETY: begins a group on this thread, which `group_end` ends.
         self.nccl.check("a first sum", unsafe { (self.nccl.group_start)() })?;
-        let enqueued = sums.iter().try_for_each(AllReduce::enqueue);
+        let enqueued = sums.iter().try_for_each(Collective::enqueue);
         // SAFETY: as above.
         let ended = self.nccl.check("a first sum", unsafe { (self.nccl.group_end)() });
         enqueued.and(ended)?;
@@ -169,23 +183,53 @@ impl Sums {
     ///
     /// # Errors
     /// If a buffer is shorter, or not the rank's.
-    pub fn bind(
+    pub fn all_reduce(
         self: &Arc<Self>,
         rank: usize,
         x: &Buffer,
         y: &Buffer,
         count: usize,
-    ) -> Result<AllReduce> {
+    ) -> Result<Collective> {
         let (x, y) = (x.part(0..4 * count)?, y.part(0..4 * count)?);
+        self.bind("all_reduce", rank, x, y, Joins::Sum(count))
+    }
+
+    /// What all ranks have in `x`, as many floats each as `counts` says, one rank after the other,
+    /// in every rank's `y`, which is apart from `x`.
+    ///
+    /// # Errors
+    /// If a buffer is shorter, or not the rank's, or `counts` is not one of each rank.
+    pub fn all_gather(
+        self: &Arc<Self>,
+        rank: usize,
+        x: &Buffer,
+        y: &Buffer,
+        counts: &[usize],
+    ) -> Result<Collective> {
+        let own = counts.get(rank).filter(|_| counts.len() == self.gpus.len());
+        let wrong = || Error::new("all_gather", "a share of each rank", counts.len());
+        let own = *own.ok_or_else(wrong)?;
+        let (x, y) = (x.part(0..4 * own)?, y.part(0..4 * counts.iter().sum::<usize>())?);
+        self.bind("all_gather", rank, x, y, Joins::Gather(counts.into()))
+    }
+
+    fn bind(
+        self: &Arc<Self>,
+        name: &str,
+        rank: usize,
+        x: Buffer,
+        y: Buffer,
+        joins: Joins,
+    ) -> Result<Collective> {
         let own = self
             .gpus
             .get(rank)
             .is_some_and(|gpu| [&x, &y].iter().all(|buffer| Arc::ptr_eq(buffer.context(), &gpu.0)));
         if !own {
             let expected = format!("buffers of rank {rank} of {}", self.gpus.len());
-            return Err(Error::new("all_reduce", expected, "others"));
+            return Err(Error::new(name, expected, "others"));
         }
-        Ok(AllReduce { sums: Arc::clone(self), rank, x, y, count })
+        Ok(Collective { sums: Arc::clone(self), rank, x, y, joins })
     }
 }
 
@@ -251,17 +295,26 @@ impl Drop for Sums {
     }
 }
 
-/// A sum, bound to one rank's buffers.
+/// What all ranks do together, bound to one rank's buffers.
 #[derive(Clone)]
-pub struct AllReduce {
+pub struct Collective {
     sums: Arc<Sums>,
     rank: usize,
     x: Buffer,
     y: Buffer,
-    count: usize,
+    joins: Joins,
 }
 
-impl AllReduce {
+/// What becomes of what all ranks have.
+#[derive(Clone)]
+enum Joins {
+    /// The sum of so many floats.
+    Sum(usize),
+    /// So many floats of each rank, one after the other.
+    Gather(Arc<[usize]>),
+}
+
+impl Collective {
     /// Enqueues it after all earlier work of this rank. It ends when all ranks have come to theirs.
     ///
     /// # Errors
@@ -275,20 +328,38 @@ impl AllReduce {
         let context = self.x.context();
         context.enter()?;
         let (x, y) = (self.x.address() as *const c_void, self.y.address() as *mut c_void);
-        // SAFETY: both are `count` floats of this rank's GPU, and wait for the stream before they
-        // go; the context is current and the stream is its own.
-        let enqueued = unsafe {
-            (sums.nccl.all_reduce)(
-                x,
-                y,
-                self.count,
-                FLOAT32,
-                SUM,
-                sums.comms[self.rank],
-                context.stream.cast(),
-            )
+        let (nccl, comm, stream) = (sums.nccl, sums.comms[self.rank], context.stream.cast());
+        let counts = match &self.joins {
+            Joins::Sum(count) => {
+                // SAFETY: both are `count` floats of this rank's GPU, and wait for the stream
+                // before they go; the context is current and the stream is its own.
+                let code = unsafe { (nccl.all_reduce)(x, y, *count, FLOAT32, SUM, comm, stream) };
+                return nccl.check("a sum", code);
+            }
+            Joins::Gather(counts) => counts,
         };
-        sums.nccl.check("a sum", enqueued)
+        if counts.iter().all(|count| *count == counts[0]) {
+            // SAFETY: as above, but that `y` is as many floats of every rank.
+            let code = unsafe { (nccl.all_gather)(x, y, counts[0], FLOAT32, comm, stream) };
+            return nccl.check("a gather", code);
+        }
+        // Each rank's share goes to all others, all shares at once.
+        // SAFETY: begins a group on this thread, which `group_end` ends.
+        nccl.check("a gather", unsafe { (nccl.group_start)() })?;
+        let (mut sent, mut before) = (Ok(()), 0);
+        for (root, count) in (0..).zip(counts.iter()) {
+            // SAFETY: `y` has room for the shares of all ranks, of which this one's begins behind
+            // those of the ranks before it; `x`, which the root alone reads, is its share.
+            let code = unsafe {
+                let to = y.byte_add(4 * before);
+                (nccl.broadcast)(x, to, *count, FLOAT32, root, comm, stream)
+            };
+            sent = sent.and(nccl.check("a gather", code));
+            before += count;
+        }
+        // SAFETY: as above.
+        let ended = nccl.check("a gather", unsafe { (nccl.group_end)() });
+        sent.and(ended)
     }
 }
 

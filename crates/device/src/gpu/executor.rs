@@ -541,6 +541,9 @@ impl<B: Backend> GpuExecutor<B> {
             lower::Step::AllReduce { x, y, count } => {
                 self.backend.all_reduce(&buffer(x)?, &buffer(y)?, *count)
             }
+            lower::Step::AllGather { x, y, counts } => {
+                self.backend.all_gather(&buffer(x)?, &buffer(y)?, counts)
+            }
             lower::Step::Exchange { .. } => {
                 Err(Error::new("exchange", "a launch", "rows for another device"))
             }

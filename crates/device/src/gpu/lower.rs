@@ -70,6 +70,8 @@ pub(super) enum Step {
     Product { shape: ProductShape, x: Slot, w: Slot, add: Option<Slot>, y: Slot },
     /// The sum over all ranks of so many floats.
     AllReduce { x: Slot, y: Slot, count: usize },
+    /// What all ranks have, one after the other: so many floats of each.
+    AllGather { x: Slot, y: Slot, counts: Vec<usize> },
     /// Rows for another device, and rows from it: no launch, but where launches stop. Each with its
     /// rows and their elements.
     Exchange { number: usize, gives: Vec<(Slot, Shape)>, brings: Vec<(Slot, Shape)> },
@@ -591,6 +593,13 @@ impl Recorder<'_> {
                 let count = self.rows(outputs[0]) * self.width(outputs[0]);
                 let (x, y) = (self.value(inputs[0]), self.value(outputs[0]));
                 self.steps.push(Step::AllReduce { x, y, count });
+                Ok(())
+            }
+            Op::AllGather(gather) => {
+                let rows = self.rows(inputs[0]);
+                let counts = gather.partition.widths().map(|width| rows * width).collect();
+                let (x, y) = (self.value(inputs[0]), self.value(outputs[0]));
+                self.steps.push(Step::AllGather { x, y, counts });
                 Ok(())
             }
             Op::Exchange(exchange) => {

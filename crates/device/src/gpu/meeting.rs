@@ -1,5 +1,5 @@
-//! Where simulated ranks add up what each has: they wait for each other, and whoever comes last
-//! adds, in the order of ranks.
+//! Where simulated ranks add up or gather what each has: they wait for each other, and whoever
+//! comes last joins all of it, in the order of ranks.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -13,11 +13,20 @@ pub(crate) struct Meeting {
     changed: Condvar,
 }
 
+/// What becomes of what all ranks give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Joins {
+    /// Their sum.
+    Sum,
+    /// One after the other.
+    Gather,
+}
+
 struct State {
-    /// What each rank has given to the sum that is being made.
-    given: Vec<Option<Vec<f32>>>,
-    sum: Vec<f32>,
-    /// Sums made so far.
+    /// What each rank has given, and to what.
+    given: Vec<Option<(Joins, Vec<f32>)>>,
+    joined: Vec<f32>,
+    /// How often all have met.
     round: u64,
     /// Ranks that have not yet taken the last one.
     leaving: usize,
@@ -29,35 +38,44 @@ impl Meeting {
     /// Of so many ranks.
     pub(crate) fn new(ranks: usize) -> Meeting {
         let state =
-            State { given: vec![None; ranks], sum: vec![], round: 0, leaving: 0, broken: false };
+            State { given: vec![None; ranks], joined: vec![], round: 0, leaving: 0, broken: false };
         Meeting { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// The sum of what all ranks give, once all have come.
+    /// What becomes of what all ranks give, once all have come.
     ///
     /// # Errors
-    /// If a rank has failed, or another gives more or fewer values.
-    pub(crate) fn sum(&self, rank: usize, values: Vec<f32>) -> Result<Vec<f32>> {
+    /// If a rank has failed, another has come for something else, or gives more or fewer values to
+    /// a sum.
+    pub(crate) fn join(&self, rank: usize, joins: Joins, values: Vec<f32>) -> Result<Vec<f32>> {
         let failed = || Error::new(PLACE, "all ranks", "one that failed");
         let mut state = self.wait(self.lock(), |state| state.leaving > 0);
         if state.broken {
             return Err(failed());
         }
-        state.given[rank] = Some(values);
+        state.given[rank] = Some((joins, values));
         let round = state.round;
         if state.given.iter().all(Option::is_some) {
-            let parts: Vec<&[f32]> = state.given.iter().flatten().map(Vec::as_slice).collect();
+            let given = || state.given.iter().flatten();
+            let parts: Vec<&[f32]> = given().map(|(_, part)| part.as_slice()).collect();
             let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
-            if lengths.iter().any(|length| *length != lengths[0]) {
+            let uneven = lengths.iter().any(|length| *length != lengths[0]);
+            if given().any(|(other, _)| *other != joins) || (joins == Joins::Sum && uneven) {
                 drop(state);
                 self.break_up();
                 return Err(Error::new("sim", "ranks that give alike", format!("{lengths:?}")));
             }
-            let mut sum = vec![0.0; lengths[0]];
-            ops::all_reduce::reference(&parts, &mut sum);
+            let joined = match joins {
+                Joins::Sum => {
+                    let mut sum = vec![0.0; lengths[0]];
+                    ops::all_reduce::reference(&parts, &mut sum);
+                    sum
+                }
+                Joins::Gather => parts.concat(),
+            };
             state.leaving = state.given.len();
             state.given.iter_mut().for_each(|part| *part = None);
-            state.sum = sum;
+            state.joined = joined;
             state.round += 1;
             self.changed.notify_all();
         } else {
@@ -68,7 +86,7 @@ impl Meeting {
         }
         state.leaving -= 1;
         self.changed.notify_all();
-        Ok(state.sum.clone())
+        Ok(state.joined.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -109,7 +127,8 @@ mod tests {
         let meeting = Meeting::new(3);
         let sums = |rank: usize| -> Vec<f32> {
             let given = |round: u16| vec![f32::from(round) + rank as f32];
-            (0..100).map(|round| meeting.sum(rank, given(round)).unwrap()[0]).collect()
+            let sum = |round| meeting.join(rank, Joins::Sum, given(round)).unwrap()[0];
+            (0..100).map(sum).collect()
         };
         let all: Vec<Vec<f32>> = std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || sums(rank))).collect();
@@ -120,18 +139,36 @@ mod tests {
     }
 
     #[test]
+    fn ranks_gather_in_their_order_and_come_for_the_same() {
+        let meeting = Meeting::new(2);
+        let meet = |joins: [Joins; 2]| {
+            meeting.mend().unwrap();
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| meeting.join(1, joins[1], vec![3.0]));
+                [meeting.join(0, joins[0], vec![1.0, 2.0]), other.join().unwrap()]
+            })
+        };
+        for found in meet([Joins::Gather; 2]) {
+            assert_eq!(found.unwrap(), [1.0, 2.0, 3.0]);
+        }
+        assert!(meet([Joins::Sum; 2]).iter().all(Result::is_err), "a sum of unlike lengths");
+        assert!(meet([Joins::Sum, Joins::Gather]).iter().all(Result::is_err));
+    }
+
+    #[test]
     fn nobody_waits_for_one_that_failed() {
         let meeting = Meeting::new(2);
         let why = std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| meeting.sum(0, vec![1.0]).unwrap_err().to_string());
+            let waiting =
+                scope.spawn(|| meeting.join(0, Joins::Sum, vec![1.0]).unwrap_err().to_string());
             meeting.break_up();
             waiting.join().unwrap()
         });
         assert!(why.contains("one that failed"), "{why}");
         meeting.mend().unwrap();
         let other = std::thread::scope(|scope| {
-            let other = scope.spawn(|| meeting.sum(1, vec![2.0]));
-            let mine = meeting.sum(0, vec![1.0, 1.0]);
+            let other = scope.spawn(|| meeting.join(1, Joins::Sum, vec![2.0]));
+            let mine = meeting.join(0, Joins::Sum, vec![1.0, 1.0]);
             [mine, other.join().unwrap()]
         });
         assert!(other.iter().all(Result::is_err), "{other:?}");

@@ -313,6 +313,22 @@ pub trait Backend: Send + Sync + 'static {
         Err(Error::new("all_reduce", "one of several GPUs that share each layer", found))
     }
 
+    /// Binds what all ranks have in `x`, as many floats each as `counts` says, one rank after the
+    /// other, to every rank's `y`.
+    ///
+    /// # Errors
+    /// If a buffer is too short, or the device is no rank.
+    fn all_gather(
+        &self,
+        x: &Self::Buffer,
+        y: &Self::Buffer,
+        counts: &[usize],
+    ) -> Result<Self::Launch> {
+        let _ = (x, y, counts);
+        let found = self.about().name;
+        Err(Error::new("all_gather", "one of several GPUs that share each layer", found))
+    }
+
     /// Launches in order, each after the one before.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use tile::passes::Target;
 use tile::proof::{self, ThreadOrder, Unproved};
 use tile::{Kernel, types::Scalar};
 
-use super::meeting::Meeting;
+use super::meeting::{Joins, Meeting};
 use super::meter::{Meter, Taken};
 use super::{Backend, Facts, ProductShape, launches};
 use crate::{About, Usage};
@@ -141,23 +141,28 @@ pub struct Launch(Work);
 enum Work {
     Kernel(Bound),
     Product(Product),
-    Sum(Sum),
+    Collective(Collective),
 }
 
-/// A rank's side of a sum over all ranks.
+/// A rank's side of what all ranks do together.
 #[derive(Clone)]
-struct Sum {
+struct Collective {
     meeting: Arc<Meeting>,
     rank: usize,
+    joins: Joins,
     x: Buffer,
     y: Buffer,
 }
 
-impl Sum {
+impl Collective {
     fn run(&self) -> Result<()> {
         let values = case::Buffer::raw(Scalar::F32, self.x.to_vec()).to_f32();
-        let sum = self.meeting.sum(self.rank, values)?;
-        let bytes = case::Buffer::floats(Scalar::F32, &sum).bytes;
+        let joined = self.meeting.join(self.rank, self.joins, values)?;
+        if 4 * joined.len() != self.y.range.len() {
+            let expected = format!("{} floats of all ranks", self.y.range.len() / 4);
+            return Err(Error::new("sim", expected, joined.len()));
+        }
+        let bytes = case::Buffer::floats(Scalar::F32, &joined).bytes;
         self.y.lock()[self.y.range.clone()].copy_from_slice(&bytes);
         Ok(())
     }
@@ -442,7 +447,18 @@ impl Backend for Sim {
         let alone = || Error::new("all_reduce", "a rank of several", "a device alone");
         let (meeting, rank) = self.rank.clone().ok_or_else(alone)?;
         let part = |buffer| self.part(buffer, 0..4 * count);
-        Ok(Launch(Work::Sum(Sum { meeting, rank, x: part(x)?, y: part(y)? })))
+        let (joins, x, y) = (Joins::Sum, part(x)?, part(y)?);
+        Ok(Launch(Work::Collective(Collective { meeting, rank, joins, x, y })))
+    }
+
+    fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<Launch> {
+        let alone = || Error::new("all_gather", "a rank of several", "a device alone");
+        let (meeting, rank) = self.rank.clone().ok_or_else(alone)?;
+        let own = counts.get(rank).copied().ok_or_else(alone)?;
+        let (x, y) =
+            (self.part(x, 0..4 * own)?, self.part(y, 0..4 * counts.iter().sum::<usize>())?);
+        let joins = Joins::Gather;
+        Ok(Launch(Work::Collective(Collective { meeting, rank, joins, x, y })))
     }
 
     fn submit(&self, launches: &[Launch]) -> Result<()> {
@@ -451,7 +467,7 @@ impl Backend for Sim {
             match &launch.0 {
                 Work::Kernel(bound) => bound.run()?,
                 Work::Product(product) => product.run(),
-                Work::Sum(sum) => sum.run()?,
+                Work::Collective(collective) => collective.run()?,
             }
             Ok(())
         })

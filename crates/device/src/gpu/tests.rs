@@ -238,6 +238,10 @@ impl Backend for Faulty {
         self.step("bind").and_then(|()| self.sim.all_reduce(x, y, count))
     }
 
+    fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<Launch> {
+        self.step("bind").and_then(|()| self.sim.all_gather(x, y, counts))
+    }
+
     /// Launches one by one, so that a failure comes in the middle of a step.
     fn submit(&self, launches: &[Launch]) -> Result<()> {
         launches.iter().try_for_each(|launch| {

@@ -283,6 +283,9 @@ impl<B: Backend> GpuTrainer<B> {
             Step::AllReduce { x, y, count } => {
                 self.backend.all_reduce(&buffer(x)?, &buffer(y)?, *count)
             }
+            Step::AllGather { x, y, counts } => {
+                self.backend.all_gather(&buffer(x)?, &buffer(y)?, counts)
+            }
             Step::Exchange { .. } => {
                 Err(Error::new("train", "a Program on one device", "one on several"))
             }

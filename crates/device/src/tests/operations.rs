@@ -195,6 +195,16 @@ fn results(
     tensors: &Tensors,
     device: Option<(&dyn Device, CacheType)>,
 ) -> Vec<(String, Vec<f32>)> {
+    results_of(program, tensors, device, |rows| vec![rows - 1])
+}
+
+/// As [`results`], with the logits of the rows that `picks` says of a step of so many.
+fn results_of(
+    program: &Program,
+    tensors: &Tensors,
+    device: Option<(&dyn Device, CacheType)>,
+    picks: fn(u32) -> Vec<u32>,
+) -> Vec<(String, Vec<f32>)> {
     let mut cache = reference::Cache::default();
     let weight = |id: WeightId| {
         let weight = &program.weights[id.0];
@@ -219,7 +229,7 @@ fn results(
     for rows in STEPS {
         let positions: Vec<u32> = (start..start + rows as u32).collect();
         let tokens: Vec<u32> = positions.iter().map(|p| p * 7 % VOCAB as u32).collect();
-        let outputs = [rows as u32 - 1];
+        let outputs = picks(rows as u32);
         let step = Replay {
             kind: if rows == 1 { Kind::Decode } else { Kind::Prompt },
             tokens: &tokens,
@@ -253,6 +263,51 @@ fn results(
         assert!(refusal.contains("positions below 40"), "{refusal}");
     }
     found
+}
+
+/// A head behind a norm, without layers: nothing that ranks add up.
+fn head_alone(vocab: usize) -> Result<Program> {
+    let builder = Builder::new(&Any);
+    let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);
+    let (table, places) = (w("table", &[vocab, HIDDEN]), w("positions", &[PLACES, HIDDEN]));
+    let (scale, head) = (w("scale", &[HIDDEN]), w("head", &[vocab, HIDDEN]));
+    let step = Step::new(builder.program(), true);
+    let embed =
+        |index, table| step.record(Op::from(ops::Embed { index }), &[], vec![table]).swap_remove(0);
+    let x = embed(Index::Token, table).add(&embed(Index::Position, places));
+    let n = x.select().apply(Op::from(ops::RmsNorm { eps: 1e-5 }), &[], vec![scale]);
+    step.finish(n.apply(Op::from(ops::Linear), &[], vec![head]))
+}
+
+/// Each rank computes some of the logits, uneven shares among them, and every rank gets the bits
+/// that one device computes.
+#[test]
+fn gathered_logits_are_those_of_one_device() {
+    let one = "sim".parse::<Place>().unwrap().open(None).unwrap();
+    for (vocab, counts) in
+        [(200, [&[128, 72][..], &[96, 64, 40]]), (VOCAB, [&[32, 8], &[14, 13, 13]])]
+    {
+        let plain = head_alone(vocab).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let tensors = tensors(&plain, folder.path());
+        for program in [plain.clone(), fuse(&plain)] {
+            let all = |device: &dyn Device| {
+                let device = Some((device, CacheType::F32));
+                results_of(&program, &tensors, device, |rows| (0..rows).step_by(2).collect())
+            };
+            let wanted = all(&*one);
+            for (places, counts) in ["sim,sim", "sim,sim,sim"].into_iter().zip(counts) {
+                let ranks = places.parse::<Place>().unwrap().open_ranks().unwrap();
+                assert!(all(&*ranks) == wanted, "{vocab} logits of {places}");
+                for (rank, count) in counts.iter().enumerate() {
+                    let part = program.shard(rank, counts.len()).unwrap();
+                    let heads = part.weights.iter().filter(|w| w.name.starts_with("head"));
+                    let shapes: Vec<_> = heads.map(|w| w.shape.clone()).collect();
+                    assert_eq!(shapes, [[*count, HIDDEN]], "rank {rank} of {places}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
