@@ -117,7 +117,7 @@ fn parts_stand_where_they_are_said_to() {
     assert_eq!(at(Part::Requirement(3)), "require x aligned to 16");
     assert_eq!(at(Part::Param(6)), "argument scale: f32");
     assert_eq!(at(Part::Constant(1)), "constant wide: bool");
-    assert_eq!(at(Part::Shared(3)), "shared votes: i32[2]");
+    assert_eq!(at(Part::Shared(4)), "shared votes: i32[2]");
     assert_eq!(at(Part::Register(2)), "register kept: f16x8[1]");
 }
 
