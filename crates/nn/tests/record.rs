@@ -237,10 +237,16 @@ fn cut(weight: &program::Weight, whole: Vec<f32>) -> Vec<f32> {
 
 #[test]
 fn ranks_together_are_the_whole() {
-    for (ranks, bias, norm) in
-        [(2, Bias::Never, None), (2, Bias::Always, Some(1e-6)), (4, Bias::Always, None)]
-    {
-        let plain = decoder_of(ranks, bias, norm, false).unwrap();
+    // Ranks, key/value heads (of four query heads): also fewer than there are ranks.
+    for (ranks, kv_heads, bias, norm) in [
+        (2, 2, Bias::Never, None),
+        (2, 2, Bias::Always, Some(1e-6)),
+        (4, 4, Bias::Always, None),
+        (2, 1, Bias::Always, Some(1e-6)),
+        (4, 1, Bias::Never, None),
+        (4, 2, Bias::Always, Some(1e-6)),
+    ] {
+        let plain = decoder_of(kv_heads, bias, norm, false).unwrap();
         for whole in [plain.clone(), fuse(&plain)] {
             let shards: Vec<Program> = (0..ranks).map(|r| whole.shard(r, ranks).unwrap()).collect();
             let count = |name| whole.nodes.iter().filter(|node| node.op.name() == name).count();
@@ -284,13 +290,13 @@ fn ranks_together_are_the_whole() {
 fn what_ranks_cannot_share_is_refused() {
     let whole = fuse(&decoder(Bias::Never, None, false).unwrap());
     for (rank, ranks, says) in
-        [(0, 3, "layer 0: expected key/value heads that 3 GPUs"), (0, 1, "two"), (2, 2, "2 of 2")]
+        [(0, 3, "layer 0: expected query heads that 3 GPUs"), (0, 1, "two"), (2, 2, "2 of 2")]
     {
         let why = whole.shard(rank, ranks).unwrap_err().to_string();
         assert!(why.contains(says), "{why}");
     }
     let why = whole.shard(0, 2).unwrap().shard(0, 2).unwrap_err().to_string();
-    assert!(why.contains("key/value heads"), "{why}");
+    assert!(why.contains("expected a Program of one device"), "{why}");
     let mut odd = whole.clone();
     for weight in odd.weights.iter_mut().filter(|w| w.name.contains("mlp")) {
         weight.shape.iter_mut().filter(|side| **side == 40).for_each(|side| *side = 39);

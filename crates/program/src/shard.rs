@@ -2,8 +2,9 @@
 //! a share of every layer.
 //!
 //! The first matrices of a block are cut by rows: each rank has some heads, with the key/value
-//! heads that they share, and some columns of the feed-forward. The second ones, which read what
-//! the first made, are cut by columns: each rank's product is a summand of the whole, and an
+//! heads that they share, and some columns of the feed-forward. Where there are more ranks than
+//! key/value heads, neighbouring ranks have the same one, each with a cache of its own. The second
+//! matrices, which read what the first made, are cut by columns: each rank's product is a summand of the whole, and an
 //! `all_reduce` adds them up. The residual and the bias are in the summand of rank 0 alone. The
 //! head is cut by rows, too: each rank computes the logits of some of the vocabulary, and an
 //! `all_gather` gives all of them to every rank. Everything else (embedding, norms) is whole on
@@ -11,7 +12,7 @@
 
 use crate::{Node, Program, ValueId, WeightId};
 use formats::{Error, Hint, Result, Setting};
-use ops::operation::Sharding;
+use ops::operation::{Access, CacheUse, Sharding};
 use ops::project::Projection;
 use ops::{Op, Partition, Rows, Shape};
 
@@ -21,8 +22,8 @@ const HEAD_BLOCK: usize = 32;
 /// A rank's part of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
-    /// One of as many equal parts as there are ranks, of some of the rows.
-    Rows,
+    /// One of `parts` equal parts of the rows.
+    Rows { parts: usize },
     /// One of as many equal parts as there are ranks, of some of each row.
     Columns,
     /// The rows that a partition gives it.
@@ -34,8 +35,15 @@ enum Cut {
 enum Spread {
     /// All of each row.
     Whole,
-    /// Its share of each row.
-    Share,
+    /// One of `parts` equal parts of each row: as many as there are ranks, or, of keys and values,
+    /// as many as there are heads if those are fewer.
+    Share { parts: usize },
+}
+
+impl Spread {
+    fn is_share(self) -> bool {
+        matches!(self, Spread::Share { .. })
+    }
 }
 
 impl Program {
@@ -43,18 +51,25 @@ impl Program {
     /// but for the residuals; its results are the whole Program's, on every rank.
     ///
     /// # Errors
-    /// If key/value heads or a matrix cannot be shared evenly, or it is no Program of blocks as
+    /// If heads or a matrix cannot be shared evenly, or it is no Program of blocks as
     /// above.
     pub fn shard(&self, rank: usize, ranks: usize) -> Result<Program> {
         if rank >= ranks || ranks < 2 {
             return Err(Error::new("ranks", "one of at least two", format!("{rank} of {ranks}")));
         }
-        for (i, layer) in self.layers.iter().enumerate() {
-            if !layer.kv_heads.is_multiple_of(ranks) {
-                let expected = format!("key/value heads that {ranks} GPUs can share");
-                let error = Error::new(format!("layer {i}"), expected, layer.kv_heads);
-                return Err(error
-                    .hint(Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer")));
+        for (layer, heads, kv_heads) in self.nodes.iter().filter_map(|node| self.heads(node)) {
+            let shared = kv_heads.is_multiple_of(ranks) || ranks.is_multiple_of(kv_heads);
+            for (heads, shared, kind) in [
+                (heads, heads.is_multiple_of(ranks), "query heads"),
+                (kv_heads, shared, "key/value heads"),
+            ] {
+                if !shared {
+                    let expected = format!("{kind} that {ranks} GPUs can share");
+                    let error = Error::new(format!("layer {layer}"), expected, heads);
+                    let hint =
+                        Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer");
+                    return Err(error.hint(hint));
+                }
             }
         }
         let part = Program {
@@ -67,7 +82,9 @@ impl Program {
         };
         let mut sharder =
             Sharder { of: self, part, spread: vec![None; self.values.len()], rank, ranks };
-        sharder.part.layers.iter_mut().for_each(|layer| layer.kv_heads /= ranks);
+        for layer in sharder.part.layers.iter_mut().filter(|layer| layer.kv_heads > 0) {
+            layer.kv_heads = (layer.kv_heads / ranks).max(1);
+        }
         if let Some(input) = self.input {
             sharder.spread[input.0] = Some(Spread::Whole);
         }
@@ -79,6 +96,17 @@ impl Program {
         }
         sharder.part.verify()?;
         Ok(sharder.part)
+    }
+
+    /// The layer, the query heads and the key/value heads of an operation that attends.
+    fn heads(&self, node: &Node) -> Option<(usize, usize, usize)> {
+        match node.op.cache()? {
+            CacheUse { layer, access: Access::Read { kv_heads, head_dim, .. } } => {
+                let queries = self.shape(*node.inputs.first()?).width;
+                Some((layer, queries / head_dim.max(1), kv_heads))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -94,7 +122,7 @@ impl Sharder<'_> {
     fn node(&mut self, node: &Node) -> Result<()> {
         let name = node.op.name();
         let first = node.inputs.first().and_then(|v| self.spread[v.0]);
-        if !matches!(node.op.sharding(), Sharding::Product)
+        if !matches!(node.op.sharding(), Sharding::Product | Sharding::Heads { .. })
             && node.inputs.iter().any(|v| self.spread[v.0] != first)
         {
             return Err(Error::new(name, "operands shared alike", "a whole one and a share"));
@@ -109,21 +137,55 @@ impl Sharder<'_> {
                 self.keep(node, first.unwrap_or(Spread::Whole))
             }
             Sharding::Heads { weights } => {
-                self.share(name, node.inputs[0])?;
+                for (i, input) in node.inputs.iter().enumerate() {
+                    let parts = self.parts_read(node, i);
+                    self.is(name, *input, Spread::Share { parts }, "heads that ranks can share")?;
+                }
                 let mut node = node.clone();
                 node.op.divide_heads(self.ranks);
-                let cut = weights.then_some(Cut::Rows);
-                self.push(&node, &vec![cut; node.weights.len()], Spread::Share)
+                let parts = self.ranks;
+                let cut = weights.then_some(Cut::Rows { parts });
+                self.push(&node, &vec![cut; node.weights.len()], Spread::Share { parts })
             }
             Sharding::Product => self.product(node),
             Sharding::OfRank => Err(Error::new(name, "a Program of one device", "one of a rank")),
         }
     }
 
+    /// In how many parts ranks share what an operation on heads reads as input number `input`.
+    fn parts_read(&self, node: &Node, input: usize) -> usize {
+        match node.op.cache() {
+            Some(CacheUse { layer, access: Access::Append { keys } })
+                if (keys..keys + 2).contains(&input) =>
+            {
+                self.of.layers[layer].kv_heads.min(self.ranks)
+            }
+            _ => self.ranks,
+        }
+    }
+
+    /// In how many parts ranks share a value, as follows from the first operation on heads that
+    /// reads it, or reads what follows from it alone: keys and values have as many parts as heads,
+    /// if those are fewer than ranks.
+    fn parts(&self, value: ValueId) -> usize {
+        let mut value = value;
+        loop {
+            let reads = |node: &&Node| node.inputs.contains(&value);
+            let Some(reader) = self.of.nodes.iter().find(reads) else { return self.ranks };
+            let input = reader.inputs.iter().position(|v| *v == value).unwrap_or_default();
+            match (reader.op.sharding(), reader.outputs.first()) {
+                (Sharding::Heads { .. }, _) => return self.parts_read(reader, input),
+                // What an operation gives comes after what it reads, so that this ends.
+                (Sharding::Alike, Some(&output)) => value = output,
+                _ => return self.ranks,
+            }
+        }
+    }
+
     /// Whether the weights of an operation on a share of each row are of parts that the share has
     /// whole.
     fn divides(&self, node: &Node, spread: Option<Spread>) -> Result<()> {
-        let Some(x) = node.inputs.first().filter(|_| spread == Some(Spread::Share)) else {
+        let Some(x) = node.inputs.first().filter(|_| spread.is_some_and(Spread::is_share)) else {
             return Ok(());
         };
         let width = self.part.values[x.0].width;
@@ -147,7 +209,7 @@ impl Sharder<'_> {
             self.whole(name, residual)?;
         }
         let one = product.projections.len() == 1 && product.norm.is_none();
-        if one && self.spread[node.inputs[0].0] == Some(Spread::Share) {
+        if one && self.spread[node.inputs[0].0] == Some(Spread::Share { parts: self.ranks }) {
             return self.summand(node, node.inputs[0], residual);
         }
         self.whole(name, node.inputs[0])?;
@@ -214,13 +276,17 @@ impl Sharder<'_> {
         if node.outputs.iter().any(|v| last(v) || read_whole(v)) {
             return self.keep(node, Spread::Whole);
         }
+        // A gate's two matrices make one output.
+        let parts: Vec<usize> = node.outputs.iter().map(|v| self.parts(*v)).collect();
         let mut cuts: Vec<Option<Cut>> = vec![None; node.weights.len()];
-        for projection in projections {
+        for (i, projection) in projections.iter().enumerate() {
+            let parts = parts[i.min(parts.len() - 1)];
             for at in [projection.weight].into_iter().chain(projection.bias) {
-                cuts[at] = Some(Cut::Rows);
+                cuts[at] = Some(Cut::Rows { parts });
             }
         }
-        self.push(node, &cuts, Spread::Share)
+        let spreads: Vec<Spread> = parts.into_iter().map(|parts| Spread::Share { parts }).collect();
+        self.push_each(node, &cuts, &spreads)
     }
 
     /// A product with a rank's columns, and the sum of all ranks' products: a whole value. Rank 0
@@ -257,19 +323,24 @@ impl Sharder<'_> {
 
     /// A node with these parts of its weights, and outputs of which a rank has so much.
     fn push(&mut self, node: &Node, cuts: &[Option<Cut>], spread: Spread) -> Result<()> {
+        self.push_each(node, cuts, &vec![spread; node.outputs.len()])
+    }
+
+    /// As [`Sharder::push`], with a spread for each output.
+    fn push_each(&mut self, node: &Node, cuts: &[Option<Cut>], spreads: &[Spread]) -> Result<()> {
         let mut node = node.clone();
         for (weight, cut) in node.weights.iter_mut().zip(cuts) {
             *weight = self.weight(*weight, *cut)?;
         }
-        for value in &node.outputs {
-            self.spread[value.0] = Some(spread);
+        for (value, spread) in node.outputs.iter().zip(spreads) {
+            self.spread[value.0] = Some(*spread);
             let width = &mut self.part.values[value.0].width;
-            if spread == Spread::Share {
-                if !width.is_multiple_of(self.ranks) {
+            if let Spread::Share { parts } = *spread {
+                if !width.is_multiple_of(parts) {
                     let expected = format!("a width that {} GPUs can share", self.ranks);
                     return Err(Error::new(node.op.name(), expected, *width));
                 }
-                *width /= self.ranks;
+                *width /= parts;
             }
         }
         self.part.nodes.push(node);
@@ -280,18 +351,19 @@ impl Sharder<'_> {
     fn weight(&mut self, weight: WeightId, cut: Option<Cut>) -> Result<WeightId> {
         let mut weight = self.of.weights[weight.0].clone();
         if let Some(cut) = cut {
-            let (axis, sides) = match cut {
-                Cut::Rows | Cut::Dealt(_) => (0, "rows"),
-                Cut::Columns => (1, "columns"),
+            let (axis, sides, parts) = match cut {
+                Cut::Rows { parts } => (0, "rows", parts),
+                Cut::Dealt(_) => (0, "rows", self.ranks),
+                Cut::Columns => (1, "columns", self.ranks),
             };
             let side = weight.shape.get(axis).copied().unwrap_or(0);
             let part = match cut {
                 Cut::Dealt(partition) => partition.range(self.rank),
-                Cut::Rows | Cut::Columns if side.is_multiple_of(self.ranks) => {
-                    let count = side / self.ranks;
-                    self.rank * count..(self.rank + 1) * count
+                Cut::Rows { .. } | Cut::Columns if side.is_multiple_of(parts) => {
+                    let (count, part) = (side / parts, self.rank * parts / self.ranks);
+                    part * count..(part + 1) * count
                 }
-                Cut::Rows | Cut::Columns => {
+                Cut::Rows { .. } | Cut::Columns => {
                     let expected = format!("{sides} that {} GPUs can share", self.ranks);
                     let error = Error::new(&weight.name, expected, format!("{:?}", weight.shape));
                     let hint =
@@ -301,7 +373,7 @@ impl Sharder<'_> {
             };
             weight.shape[axis] = part.len();
             weight.source = match cut {
-                Cut::Rows | Cut::Dealt(_) => weight.source.rows(part.start, part.len()),
+                Cut::Rows { .. } | Cut::Dealt(_) => weight.source.rows(part.start, part.len()),
                 Cut::Columns => weight.source.columns(part.start, part.len()),
             };
         }
@@ -314,10 +386,6 @@ impl Sharder<'_> {
 
     fn whole(&self, name: &str, value: ValueId) -> Result<()> {
         self.is(name, value, Spread::Whole, "a whole value")
-    }
-
-    fn share(&self, name: &str, value: ValueId) -> Result<()> {
-        self.is(name, value, Spread::Share, "heads that ranks can share")
     }
 
     fn is(&self, name: &str, value: ValueId, spread: Spread, expected: &str) -> Result<()> {

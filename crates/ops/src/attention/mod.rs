@@ -143,7 +143,8 @@ impl Operation for Attention {
     }
 
     fn divide_heads(&mut self, ranks: usize) {
-        (self.heads, self.kv_heads) = (self.heads / ranks, self.kv_heads / ranks);
+        // Ranks beyond the key/value heads have the same ones.
+        (self.heads, self.kv_heads) = (self.heads / ranks, (self.kv_heads / ranks).max(1));
     }
 
     fn cached_work(&self, positions: &[u32], oldest: u32) -> CachedWork {
