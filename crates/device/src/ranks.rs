@@ -1,9 +1,12 @@
-//! A model on several devices, each of which has a share of every layer: tensor parallelism.
+//! A model on several devices, each of which has a share of every layer: tensor parallelism. In
+//! training each has all layers and a share of the sequences: [`data_parallel`].
 //!
 //! Every device loads the Program of its rank ([`Program::shard`]) and is driven by a thread of its
 //! own: all are asked the same at the same time, and meet in each `all_reduce`, which is theirs to
 //! do. The logits are on all of them, so that each chooses the next token by itself, and goes on
 //! from that as a device alone would: the host passes nothing between them.
+
+mod data_parallel;
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
@@ -12,7 +15,10 @@ use std::thread::JoinHandle;
 use formats::{Error, Result, Tensors};
 use program::{OwnedStep, Program, Step, StepMemory};
 
-use crate::{About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, Watch};
+use crate::{
+    About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, TrainOptions,
+    Trainer, Watch,
+};
 
 /// Where errors are from that another rank's failure causes.
 pub(crate) const PLACE: &str = "all_reduce";
@@ -94,6 +100,10 @@ impl Device for Ranks {
         let others = executors.map(start).collect::<Result<_>>()?;
         let (group, memory) = (Arc::clone(&self.group), StepMemory::default());
         Ok(Box::new(RanksExecutor { first, others, asked, group, memory }))
+    }
+
+    fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {
+        Ok(Box::new(self.data_parallel(tensors, &options)?))
     }
 }
 

@@ -123,6 +123,13 @@ pub trait Trainer: Send {
     /// A Program without gradients; too little memory.
     fn accumulate(&mut self, first: bool) -> Result<()>;
 
+    /// Makes the sums those of all devices of a group that trains together; one device alone has
+    /// them already. Every device of the group is asked at the same time.
+    ///
+    /// # Errors
+    /// A device that is of no group, too little memory, and whatever fails.
+    fn reduce(&mut self) -> Result<()>;
+
     /// Makes the sums zeros.
     ///
     /// # Errors

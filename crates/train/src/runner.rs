@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// physical core.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Hardware {
-    /// The device; `auto` is a GPU if there is one.
+    /// The device; `auto` is a GPU if there is one. Several share the sequences of each batch.
     pub place: Place,
     /// Threads of the CPU.
     pub threads: Option<usize>,
@@ -64,10 +64,6 @@ impl Runner {
         let Hardware { place, threads, precision } = hardware;
         let gpu = || device::gpus().first().copied().unwrap_or(Place::Cpu);
         let place = if place == Place::Auto { gpu() } else { place };
-        if let Place::Several(_) = place {
-            let error = Error::new("train", "one device", place);
-            return Err(error.of(ErrorKind::Unsupported));
-        }
         if place != Place::Cpu {
             let options = TrainOptions {
                 programs: programs.clone(),
@@ -75,7 +71,11 @@ impl Runner {
                 divided,
                 precision,
             };
-            let trainer = place.open(threads)?.train(tensors, options)?;
+            let device = match place {
+                Place::Several(_) => place.open_ranks()?,
+                _ => place.open(threads)?,
+            };
+            let trainer = device.train(tensors, options)?;
             return Ok(Runner::Device { trainer, trained, programs });
         }
         if precision != Precision::F32 {

@@ -432,6 +432,10 @@ impl<B: Backend> Trainer for GpuTrainer<B> {
         self.add_gradients(first)
     }
 
+    fn reduce(&mut self) -> Result<()> {
+        self.reduce_sums()
+    }
+
     fn clear(&mut self) -> Result<()> {
         self.clear_sums()
     }

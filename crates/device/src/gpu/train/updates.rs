@@ -107,6 +107,14 @@ impl<B: Backend> GpuTrainer<B> {
         self.launch(zip(Scalar::F32, Binary::Add), &Numbers::new().with("n", n), &buffers)
     }
 
+    /// See [`Trainer::reduce`](crate::Trainer::reduce).
+    pub(super) fn reduce_sums(&mut self) -> Result<()> {
+        let count = self.ends[1] / 4;
+        let sums = self.updates()?.sums.clone();
+        let launch = self.backend.all_reduce(&sums, &sums, count)?;
+        self.backend.submit(&[launch])
+    }
+
     /// See [`Trainer::clear`](crate::Trainer::clear).
     pub(super) fn clear_sums(&mut self) -> Result<()> {
         let n = self.elements()?;

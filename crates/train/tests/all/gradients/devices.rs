@@ -62,6 +62,10 @@ cases! {
     llama3 lora "llama3" "sim" F32 1e-4,
     llama3_dora lora "llama3-dora" "sim" F32 1e-4,
     llama3_rounded lora "llama3" "sim" BF16 0.2,
+    llama3_on_two lora "llama3" "sim,sim" F32 1e-4,
+    llama3_dora_on_two lora "llama3-dora" "sim,sim" F32 1e-4,
+    // More devices than sequences.
+    llama3_on_three full "llama3" "sim,sim,sim" F32 1e-4,
     mistral lora "mistral" "sim" F32 1e-4,
     olmo2 lora "olmo2" "sim" F32 1e-4,
     qwen2 lora "qwen2" "sim" F32 1e-4,
@@ -129,6 +133,12 @@ fn updates_of_operands_that_are_rounded() {
     updates(lora, ("llama3", 0.01), "sim", Precision::BF16, 0.02);
 }
 
+/// Each device makes its own updates, by the gradients of all.
+#[test]
+fn updates_on_two_devices() {
+    updates(lora, ("llama3", 0.01), "sim,sim", Precision::F32, 1e-4);
+}
+
 #[test]
 fn updates_of_lengths() {
     updates(lora, ("llama3-dora", 0.01), "sim", Precision::F32, 1e-4);
@@ -144,10 +154,19 @@ fn updates_of_all_weights() {
 /// What was accumulated counts once, whatever lies between; and what is not finite changes nothing.
 #[test]
 fn sums_of_gradients_on_a_device() {
+    sums_of_gradients("sim");
+}
+
+#[test]
+fn sums_of_gradients_on_two_devices() {
+    sums_of_gradients("sim,sim");
+}
+
+fn sums_of_gradients(place: &str) {
     let case = Case::open("llama3");
     let (batch, options) = (case.batch(), AdamW::default());
     let updated = |times: usize, breaks: bool| {
-        let mut model = case.lora(hardware("sim", Precision::F32));
+        let mut model = case.lora(hardware(place, Precision::F32));
         let mut moments = Moments::zeros(model.parameters());
         let mut loss = 0.0;
         if breaks {
@@ -177,7 +196,7 @@ fn sums_of_gradients_on_a_device() {
     for (own, want) in once.2.first.iter().zip(&moments.first) {
         assert!(distance(own, want) < 1e-4);
     }
-    let mut model = case.lora(hardware("sim", Precision::F32));
+    let mut model = case.lora(hardware(place, Precision::F32));
     let mut moments = Moments::zeros(model.parameters());
     let before = model.parameters().to_vec();
     let mut wild = batch;
