@@ -110,6 +110,7 @@ pub(crate) async fn messages(call: Call) -> Answered {
         object["stop_reason"] = reason.into();
         object["stop_sequence"] = sequence.into();
         object["usage"] = usage(&done.metrics);
+        done.tell_cache(&mut object);
         done.note_closing(&mut object);
     }
     let told = noting(&fields, axum::Json(object).into_response());
@@ -318,7 +319,8 @@ impl Shape for Writer {
                 let mut delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
                 done.note_closing(&mut delta);
                 let usage = usage(&done.metrics);
-                let end = json!({ "type": "message_delta", "delta": delta, "usage": usage });
+                let mut end = json!({ "type": "message_delta", "delta": delta, "usage": usage });
+                done.tell_cache(&mut end);
                 sender.send(&end).await?;
                 sender.send(&json!({ "type": "message_stop" })).await
             }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use delft::{Adapter, Engine, Finish, GenerateOptions, Metrics, Request, Token};
 use hyper::StatusCode;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
@@ -47,6 +47,12 @@ pub(crate) struct Done {
 }
 
 impl Done {
+    /// Tells in an object how many tokens of the prompt were found computed, and why no more.
+    pub(crate) fn tell_cache(&self, object: &mut Value) {
+        let (cached, why) = (self.metrics.reused_tokens, &self.missed);
+        object["delft"] = json!({ "cached_tokens": cached, "cache": why });
+    }
+
     /// Says in an object of an answer where a text was brought to its end before a limit.
     pub(crate) fn note_closing(&self, object: &mut Value) {
         if self.finish.closed_early(&self.metrics) {

@@ -312,6 +312,7 @@ impl Ask {
         };
         object["done_reason"] = reason.into();
         done.note_closing(object);
+        done.tell_cache(object);
         object["total_duration"] = self.began.nanoseconds().into();
         object["load_duration"] = nanoseconds(self.model.loading()).into();
         object["prompt_eval_count"] = metrics.prompt_tokens.into();

@@ -88,6 +88,18 @@ fn usage_of_responses(metrics: &Metrics) -> Value {
     })
 }
 
+/// Tells in a whole answer what of the prompts was found computed: the first text's at the top, and
+/// where there are several texts each one's in its choice.
+fn tell_cache(object: &mut Value, answers: &[Answer]) {
+    let told = |answer: &Answer, object: &mut Value| {
+        answer.end.iter().for_each(|done| done.tell_cache(object));
+    };
+    answers.first().into_iter().for_each(|first| told(first, object));
+    if answers.len() > 1 {
+        answers.iter().enumerate().for_each(|(i, one)| told(one, &mut object["choices"][i]));
+    }
+}
+
 /// Whether the answer is a stream, and whether that ends with the usage.
 fn streams(fields: &Fields) -> Result<(bool, bool), Problem> {
     const OPTIONS: &[Field] =

@@ -11,7 +11,7 @@ use crate::terminal::{Outcome, aside, harmless, print, print_json_line};
 
 /// Fields of answers that differ from one time to the next: names, times, and what was found in the
 /// cache.
-const PASSING: [&str; 18] = [
+const PASSING: [&str; 19] = [
     "id",
     "item_id",
     "call_id",
@@ -30,6 +30,7 @@ const PASSING: [&str; 18] = [
     "expires_at",
     "modified_at",
     "time",
+    "delft",
 ];
 
 /// Longest part of a value that is shown.

@@ -4,12 +4,14 @@ use axum::response::IntoResponse;
 use delft::{Finish, Token};
 use serde_json::{Map, Value, json};
 
-use super::{EXTENSIONS, Head, collect, finish_reason, stream, streams, usage, variants};
+use super::{
+    EXTENSIONS, Head, collect, finish_reason, stream, streams, tell_cache, usage, variants,
+};
 use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::{Asked, GRAMMARS};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
-use crate::generation::{Event, Work};
+use crate::generation::{Done, Event, Work};
 use crate::models::{Conversation, Model};
 use crate::problem::Problem;
 use crate::reply::{Answer, Called, Piece, Reply, Usage, token_json};
@@ -91,7 +93,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
         let head = Head::new(&call, "chatcmpl", "chat.completion.chunk", &model);
         let called = vec![0; replies.len()];
         let (logprobs, total) = (ask.logprobs, Usage::default());
-        let mut writer = Writer { head, model, replies, called, logprobs, total };
+        let first = None;
+        let mut writer = Writer { head, model, replies, called, logprobs, total, first };
         let with_usage = ask.with_usage;
         let streamed = response(Framing::Events, |sender| async move {
             writer.begin(&sender).await?;
@@ -110,6 +113,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     }
     let mut object = head.with(choices.into());
     object["usage"] = usage(total);
+    tell_cache(&mut object, &answers);
     let told = noting(&ask.fields, axum::Json(object).into_response());
     Ok(telling(answers.first().and_then(|answer| answer.end.as_ref()), told))
 }
@@ -228,6 +232,8 @@ struct Writer {
     called: Vec<usize>,
     logprobs: bool,
     total: Usage,
+    /// How the first text ended.
+    first: Option<Done>,
 }
 
 impl Shape for Writer {
@@ -244,6 +250,10 @@ impl Shape for Writer {
                 let reason = reason(&done.finish, self.called[index] > 0);
                 let mut chunk = self.chunk(index, json!({}), None, Some(reason));
                 done.note_closing(&mut chunk["choices"][0]);
+                done.tell_cache(&mut chunk);
+                if index == 0 {
+                    self.first = Some(done);
+                }
                 sender.send(&chunk).await
             }
         }
@@ -263,6 +273,7 @@ impl Writer {
     fn usage(&self) -> Value {
         let mut object = self.head.with(json!([]));
         object["usage"] = usage(self.total);
+        self.first.iter().for_each(|done| done.tell_cache(&mut object));
         object
     }
 

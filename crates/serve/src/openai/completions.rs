@@ -4,11 +4,13 @@ use axum::response::IntoResponse;
 use delft::Token;
 use serde_json::{Map, Value, json};
 
-use super::{EXTENSIONS, Head, collect, finish_reason, stream, streams, usage, variants};
+use super::{
+    EXTENSIONS, Head, collect, finish_reason, stream, streams, tell_cache, usage, variants,
+};
 use crate::catalogue::Held;
 use crate::demand::{Asked, GRAMMARS};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
-use crate::generation::{Event, Work};
+use crate::generation::{Done, Event, Work};
 use crate::models::Model;
 use crate::problem::Problem;
 use crate::reply::{Answer, Reply, Usage};
@@ -70,7 +72,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     if ask.streams {
         let Ask { n, echoes, with_usage, logprobs, .. } = ask;
         let told = echoes.iter().map(|_| Logprobs::default()).collect();
-        let writer = Writer { head, model, n, logprobs, told, total: Usage::default() };
+        let (total, first) = (Usage::default(), None);
+        let writer = Writer { head, model, n, logprobs, told, total, first };
         let streamed = response(Framing::Events, |sender| async move {
             writer.begin(&sender, &echoes).await?;
             let usage = |writer: Writer| with_usage.then(|| writer.usage());
@@ -96,6 +99,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     }
     let mut object = head.with(choices.into());
     object["usage"] = usage(total);
+    tell_cache(&mut object, &answers);
     let told = noting(&ask.fields, axum::Json(object).into_response());
     Ok(telling(answers.first().and_then(|answer| answer.end.as_ref()), told))
 }
@@ -221,6 +225,8 @@ struct Writer {
     /// The log-probabilities of each text.
     told: Vec<Logprobs>,
     total: Usage,
+    /// How the first text ended.
+    first: Option<Done>,
 }
 
 impl Shape for Writer {
@@ -241,6 +247,10 @@ impl Shape for Writer {
                 let reason = finish_reason(&done.finish);
                 let mut chunk = self.chunk(index, "", None, Some(reason));
                 done.note_closing(&mut chunk["choices"][0]);
+                done.tell_cache(&mut chunk);
+                if index == 0 {
+                    self.first = Some(done);
+                }
                 sender.send(&chunk).await
             }
         }
@@ -259,6 +269,7 @@ impl Writer {
     fn usage(&self) -> Value {
         let mut object = self.head.with(json!([]));
         object["usage"] = usage(self.total);
+        self.first.iter().for_each(|done| done.tell_cache(&mut object));
         object
     }
 

@@ -246,6 +246,7 @@ fn ended(mut head: Value, items: Vec<Value>, done: Option<&Done>) -> Value {
     }
     if let Some(done) = done {
         head["usage"] = usage_of_responses(&done.metrics);
+        done.tell_cache(&mut head);
         done.note_closing(&mut head);
     }
     head

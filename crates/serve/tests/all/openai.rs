@@ -133,6 +133,69 @@ fn the_next_turn_finds_the_earlier_ones_computed() {
     own.stop().unwrap();
 }
 
+///
+#[test]
+fn every_answer_tells_why_no_more_of_its_prompt_was_cached() {
+    let own = serve(limits(), Access::default());
+    let message = |text: &str| json!([{ "role": "user", "content": text }]);
+    let asked = [
+        ("/v1/chat/completions", "messages", json!({ "max_tokens": 2 })),
+        ("/v1/completions", "prompt", json!({ "max_tokens": 2 })),
+        ("/v1/responses", "input", json!({ "max_output_tokens": 2 })),
+        ("/v1/messages", "messages", json!({ "max_tokens": 2 })),
+        ("/api/chat", "messages", json!({ "options": { "num_predict": 2 } })),
+        ("/api/generate", "prompt", json!({ "options": { "num_predict": 2 } })),
+    ];
+    // The object of the last piece that has one, or of the whole answer.
+    let told = |path: &str, field: &str, extra: &Value, stream: bool, text: &str| -> Value {
+        let mut body = extra.clone();
+        body["stream"] = stream.into();
+        body[field] = if field == "messages" { message(text) } else { text.into() };
+        let response = post(own.address(), path, &body);
+        assert_eq!(response.status, 200, "{path}: {response:?}");
+        let pieces = match (stream, path.starts_with("/api/")) {
+            (false, _) => vec![response.json()],
+            (true, false) => response.events(),
+            (true, true) => {
+                let line = |line| serde_json::from_str::<Value>(line).unwrap();
+                response.body.lines().map(line).collect()
+            }
+        };
+        let of = |piece: &Value| {
+            let inner = &piece["response"]["delft"];
+            let told = if inner.is_null() { &piece["delft"] } else { inner };
+            (!told.is_null()).then(|| told.clone())
+        };
+        pieces.iter().rev().find_map(of).unwrap_or_else(|| panic!("{path}: {pieces:?}"))
+    };
+    for (path, field, extra) in &asked {
+        for stream in [false, true] {
+            let text = format!("A lamp of {path} {stream} told a story about the sea");
+            told(path, field, extra, stream, &text);
+            // The same again: all but the last token, which is computed in any case.
+            let again = told(path, field, extra, stream, &text);
+            assert!(again["cached_tokens"].as_u64().unwrap() > 8, "{path}: {again}");
+            assert_eq!(again["cache"], Value::Null, "{path}: {again}");
+            let other = told(path, field, extra, stream, &text.replace("story", "moon"));
+            let why = other["cache"].as_str().unwrap();
+            assert!(why.starts_with("token "), "{path}: {why}");
+        }
+    }
+    // Of several texts each tells its own; a stream tells it with each text's end, and once more
+    // beside the usage.
+    let body = json!({ "prompt": ["A cat", "Two dogs"], "max_tokens": 2 });
+    let whole = post(own.address(), "/v1/completions", &body).json();
+    assert_eq!(whole["delft"], whole["choices"][0]["delft"]);
+    assert!(whole["choices"][1]["delft"]["cached_tokens"].is_u64(), "{whole}");
+    let body = json!({ "messages": message("A cat"), "max_tokens": 2, "stream": true,
+        "stream_options": { "include_usage": true } });
+    let events = post(own.address(), "/v1/chat/completions", &body).events();
+    let [.., end, usage] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(usage["choices"], json!([]));
+    assert!(usage["delft"].is_object() && usage["delft"] == end["delft"], "{end} {usage}");
+    own.stop().unwrap();
+}
+
 #[test]
 fn completions_continue_texts_as_they_stand() {
     let ask = |extra: Value| {
