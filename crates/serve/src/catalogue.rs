@@ -187,7 +187,13 @@ impl Catalogue {
                 names.push(served.name.clone());
                 names.extend(served.adapters.iter().map(|(name, _)| name.clone()));
             }
-            catalogue.add(served, named, catalogue.library.keep_named)?;
+            let id = catalogue.add(served, named, catalogue.library.keep_named)?;
+            let own =
+                catalogue.loaded().iter().find(|own| own.id == id).map(|own| own.models[0].clone());
+            if let Some(model) = own {
+                let ms = model.engines.iter().map(|engine| engine.info().load_ms);
+                catalogue.tell_loaded(&model, Duration::from_millis(ms.sum()));
+            }
         }
         for (i, name) in names.iter().enumerate() {
             if names[..i].iter().any(|other| same(other, name)) {

@@ -8,9 +8,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use delft::hub::{self, Hub, Kind};
 use delft::models::Ending;
 use delft::{
-    Adapter, AdapterFile, Adapters, Engine, Error, ErrorKind, LoadOptions, Location, Place,
-    Prepared, Tensors,
+    Adapter, AdapterFile, Adapters, Engine, Error, ErrorKind, LoadOptions, Location, Memory, Place,
+    Plan, Prepared, Tensors,
 };
+use serde_json::{Value, json};
 
 use crate::keep::Keep;
 use crate::models::Served;
@@ -139,8 +140,35 @@ impl Library {
     }
 }
 
+/// What was planned of memory for a model's engines before they were loaded, and what they hold, in
+/// bytes: together, and by what it is for.
+pub(crate) fn memory_json(engines: &[Engine]) -> Value {
+    let plans = || engines.iter().flat_map(Engine::plan);
+    let planned = |part: fn(&Plan) -> usize| plans().map(part).fold(0, usize::saturating_add);
+    // An engine that computes tells it between two steps.
+    let memory: Vec<Memory> = engines.iter().map(Engine::memory).collect();
+    let held = |part: fn(&Memory) -> usize| memory.iter().map(part).fold(0, usize::saturating_add);
+    json!({
+        "planned_bytes": planned(Plan::needed),
+        "held_bytes": held(|m| m.weights + m.cache + m.arena),
+        "memory": {
+            "planned": {
+                "weights": planned(|plan| plan.weights),
+                "cache": planned(|plan| plan.cache),
+                "activations": planned(|plan| plan.arena),
+                "working": planned(|plan| plan.working),
+            },
+            "held": {
+                "weights": held(|memory| memory.weights),
+                "cache": held(|memory| memory.cache),
+                "activations": held(|memory| memory.arena),
+            },
+        },
+    })
+}
+
 /// Bytes that were planned for a model.
-fn planned_bytes(engine: &Engine) -> u64 {
+pub(crate) fn planned_bytes(engine: &Engine) -> u64 {
     engine.plan().iter().map(|plan| plan.needed() as u64).fold(0, u64::saturating_add)
 }
 

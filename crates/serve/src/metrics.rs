@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use delft::Metrics;
+use delft::{Engine, Memory, Metrics, Plan};
 
 use crate::catalogue::Catalogue;
 use crate::models::Model;
@@ -136,6 +136,36 @@ pub(crate) fn text(requests: &Requests, models: &Catalogue) -> String {
         for resident in &residents {
             let Model { name: model, generator, .. } = &*resident.model;
             line(&mut out, name, "", &label(model), read(generator.load()));
+        }
+    }
+    /// Picks what a part of memory was planned to take, and what it takes.
+    type Part = (&'static str, fn(&Plan) -> usize, Option<fn(&Memory) -> usize>);
+    let parts: [Part; 4] = [
+        ("weights", |plan| plan.weights, Some(|memory| memory.weights)),
+        ("cache", |plan| plan.cache, Some(|memory| memory.cache)),
+        ("activations", |plan| plan.arena, Some(|memory| memory.arena)),
+        ("working", |plan| plan.working, None),
+    ];
+    // Adapters share their model's memory.
+    let own: Vec<&Model> = residents.iter().map(|resident| &*resident.model).collect();
+    let own: Vec<&Model> = own.into_iter().filter(|model| model.parent.is_none()).collect();
+    let planned = "delft_memory_planned_bytes";
+    family(&mut out, planned, "gauge", "Memory planned for a loaded model, before it was loaded.");
+    for model in &own {
+        for (part, plan, _) in parts {
+            let bytes: usize = model.engines.iter().flat_map(Engine::plan).map(plan).sum();
+            let labels = format!("{},part=\"{part}\"", label(&model.name));
+            line(&mut out, planned, "", &labels, bytes);
+        }
+    }
+    let held = "delft_memory_held_bytes";
+    family(&mut out, held, "gauge", "Memory that a loaded model holds.");
+    for model in &own {
+        let memory: Vec<Memory> = model.engines.iter().map(Engine::memory).collect();
+        for (part, _, read) in parts {
+            let Some(read) = read else { continue };
+            let labels = format!("{},part=\"{part}\"", label(&model.name));
+            line(&mut out, held, "", &labels, memory.iter().map(read).sum::<usize>());
         }
     }
     /// Picks one of the times that are kept.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::catalogue::Known;
 use crate::chat;
 use crate::fields::{Field, Unknown, used, wrong};
+use crate::library::memory_json;
 use crate::models::Conversation;
 use crate::router::{Answered, App, Call};
 
@@ -96,7 +97,8 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
         let (info, sampling) = (model.engine.info(), model.engine.sampling_defaults());
         let template = model.template();
         let thinks = !delft::reasoning::switches(true, template).is_empty();
-        json!({
+        let (running, waiting) = model.generator.load();
+        let mut told = json!({
             "model": known.name,
             "loaded": true,
             "architecture": info.architecture,
@@ -114,7 +116,15 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
                 "min_p": short(sampling.min_p),
                 "repetition_penalty": short(sampling.repetition_penalty),
             },
-        })
+            "running": running,
+            "waiting": waiting,
+        });
+        if let (Some(told), Value::Object(memory)) =
+            (told.as_object_mut(), memory_json(&model.engines))
+        {
+            told.extend(memory);
+        }
+        told
     };
     let models: Vec<Value> =
         tokio::task::block_in_place(|| app.models.known().into_iter().map(told).collect());

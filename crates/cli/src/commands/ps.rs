@@ -19,8 +19,8 @@ pub(crate) fn run(args: &Ps) -> Outcome {
     }
     let rows: Vec<_> = models.iter().map(row).collect();
     print(&table(
-        &["MODEL", "SIZE", "DEVICE", "CONTEXT", "RUNNING", "WAITING", "UNTIL"],
-        &[false, true, false, true, true, true, false],
+        &["MODEL", "PLANNED", "HELD", "DEVICE", "CONTEXT", "RUNNING", "WAITING", "UNTIL"],
+        &[false, true, true, false, true, true, true, false],
         &rows,
     ))
 }
@@ -31,7 +31,8 @@ fn row(model: &Value) -> Vec<String> {
     let until = text("expires_at");
     vec![
         text("name"),
-        bytes(number("size")),
+        bytes(number("planned_bytes")),
+        bytes(number("held_bytes")),
         text("device"),
         number("context_length").to_string(),
         number("running").to_string(),

@@ -10,8 +10,9 @@ use serde_json::json;
 
 use super::{Catalogue, Held, Loaded, Target};
 use crate::keep::Keep;
-use crate::library::{Named, held_bytes};
+use crate::library::{Named, held_bytes, planned_bytes};
 use crate::log::Line;
+use crate::models::Model;
 use crate::problem::Problem;
 
 /// How long an engine that nobody uses any more may take to be gone.
@@ -44,24 +45,33 @@ impl Catalogue {
         for warning in engines.first().map_or(&[][..], Engine::warnings) {
             Line::about("warning").with("model", name).with("text", warning).write();
         }
-        let bytes: u64 = engines.iter().map(held_bytes).sum();
         let served = self.library.served(&target.named, engines);
         let keep = keep.unwrap_or(target.keep);
         let id = self.add(served, Some(target.named.clone()), keep)?;
         let took = begun.elapsed();
         let own = self.take(begun, None, |own| (own.id == id).then(|| own.of(target))?);
         let held = own.ok_or_else(|| self.unknown(&target.wanted))?;
-        let (context, device) = (held.context(), held.devices());
+        self.tell_loaded(&held, took);
+        Ok(held)
+    }
+
+    /// Tells that a model has been loaded, what was planned of memory for it, and what it holds.
+    pub(super) fn tell_loaded(&self, model: &Model, took: Duration) {
+        let Model { name, engines, .. } = model;
+        let (context, device) = (model.context(), model.devices());
+        let planned = engines.iter().map(planned_bytes).fold(0, u64::saturating_add);
+        let held = engines.iter().map(held_bytes).fold(0, u64::saturating_add);
         Line::about("loaded")
             .with("model", name)
             .with("ms", took.as_millis())
-            .with("bytes", bytes)
+            .with("planned", planned)
+            .with("held", held)
             .with("context", context)
+            .with("device", &device)
             .write();
-        let seconds = took.as_secs_f64();
-        let told = json!({ "model": name, "seconds": seconds, "bytes": bytes, "device": device });
+        let told = json!({ "model": name, "seconds": took.as_secs_f64(), "device": device,
+            "planned_bytes": planned, "held_bytes": held });
         self.events.tell("model.loaded", told);
-        Ok(held)
     }
 
     /// Plans a model for a device, and unloads others until it fits beside what is left and `own`,

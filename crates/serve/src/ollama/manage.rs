@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use crate::catalogue::{Catalogue, Known};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used};
-use crate::library::{held_bytes, seconds};
+use crate::library::{held_bytes, planned_bytes, seconds};
 use crate::log::{Line, timestamp_of};
 use crate::native::short;
 use crate::problem::{Api, Problem};
@@ -96,6 +96,9 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
                 object["size_vram"] = bytes.saturating_sub(on_cpu).into();
                 object["context_length"] = resident.model.context().into();
                 object["device"] = resident.model.devices().into();
+                object["planned_bytes"] =
+                    engines.iter().map(planned_bytes).fold(0, u64::saturating_add).into();
+                object["held_bytes"] = bytes.into();
                 object["running"] = running.into();
                 object["waiting"] = waiting.into();
                 // One that stays for ever is told of as Ollama does: it expires in a far year.

@@ -133,7 +133,6 @@ fn the_next_turn_finds_the_earlier_ones_computed() {
     own.stop().unwrap();
 }
 
-///
 #[test]
 fn every_answer_tells_why_no_more_of_its_prompt_was_cached() {
     let own = serve(limits(), Access::default());
@@ -333,6 +332,38 @@ fn what_cannot_be_done_is_refused_by_name() {
     let noted =
         post(shared(), "/v1/chat/completions", &chat(json!({ "user": "u", "max_tokens": 1 })));
     assert_eq!(noted.header("x-delft-no-effect"), Some("user"));
+}
+
+/// The planner's promise beside what is held, wherever a model is told of.
+#[test]
+fn planned_memory_is_told_beside_what_is_held() {
+    // So that the cache holds something.
+    assert_eq!(post(shared(), "/v1/chat/completions", &chat(json!({}))).status, 200);
+    let engine = engine();
+    let plan = &engine.plan()[0];
+    let model = &get(shared(), "/props").json()["models"][0];
+    assert_eq!(model["planned_bytes"], plan.needed());
+    let planned = &model["memory"]["planned"];
+    assert_eq!(
+        (&planned["weights"], &planned["cache"]),
+        (&plan.weights.into(), &plan.cache.into())
+    );
+    let held = &model["memory"]["held"];
+    let sum: u64 = held.as_object().unwrap().values().filter_map(Value::as_u64).sum();
+    assert_eq!(model["held_bytes"], sum);
+    assert_eq!(held["weights"], engine.memory().weights);
+    assert!(held["cache"].as_u64().unwrap() > 0);
+    assert!(model["running"].is_u64() && model["waiting"].is_u64());
+    let resident = &get(shared(), "/api/ps").json()["models"][0];
+    assert_eq!(resident["planned_bytes"], model["planned_bytes"]);
+    assert!(resident["held_bytes"].as_u64().unwrap() >= engine.memory().weights as u64);
+    let metrics = get(shared(), "/metrics").body;
+    let line = format!(
+        "delft_memory_planned_bytes{{model=\"stories\",part=\"weights\"}} {}\n",
+        plan.weights
+    );
+    assert!(metrics.contains(&line), "{metrics}");
+    assert!(metrics.contains("delft_memory_held_bytes{model=\"stories\",part=\"cache\"} "));
 }
 
 #[test]
