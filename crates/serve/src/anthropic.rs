@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::Asked;
-use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used, wrong};
+use crate::fields::{
+    Field, Fields, Unknown, Variant, kind, no_effect, refused, refused_variant, shown, used,
+    variant, wrong,
+};
 use crate::generation::{Event, Work};
 use crate::models::{Conversation, Model};
 use crate::problem::{Api, Problem};
@@ -31,6 +34,20 @@ pub(crate) const MESSAGES: &[Field] = &[
     refused("container", "there are no containers", &[]),
 ];
 
+/// Fields of beta versions: of messages and of counting their tokens.
+pub(crate) const BETA: &[Field] = &[
+    used("output_format"),
+    // Names of the versions, which the clients send as a header.
+    no_effect("betas"),
+    no_effect("billing_policy"),
+    no_effect("fallback_credit_token"),
+    refused("context_management", "the conversation is read as it comes", &[]),
+    refused("compaction", "the conversation is read as it comes", &[]),
+    refused("thread", "nothing is stored: send the conversation whole", &[]),
+    refused("fallbacks", "one model answers", &[]),
+    refused("mcp_servers", "tools run where their client runs", &[]),
+];
+
 /// The documented fields of messages and of counting their tokens.
 pub(crate) const PROMPT: &[Field] = &[
     used("messages"),
@@ -46,9 +63,58 @@ pub(crate) const PROMPT: &[Field] = &[
     used("tools"),
 ];
 
-const THINKING: &[Field] = &[used("type"), no_effect("budget_tokens"), no_effect("display")];
+pub(crate) const THINKING: &[Field] =
+    &[used("type"), no_effect("budget_tokens"), no_effect("display")];
 
-const OUTPUT: &[Field] = &[no_effect("effort"), no_effect("task_budget"), used("format")];
+pub(crate) const OUTPUT: &[Field] = &[used("effort"), no_effect("task_budget"), used("format")];
+
+/// The fields of a turn.
+pub(crate) const MESSAGE: &[Field] = &[used("role"), used("content")];
+
+const CACHED: Field = no_effect("cache_control");
+
+/// What may stand in a system prompt and in a tool's result, and in all turns.
+pub(crate) const TEXTS: &[Variant] = &[
+    variant("text", &[used("type"), used("text"), CACHED, no_effect("citations")]),
+    refused_variant("image", chat::IMAGES),
+    refused_variant("document", "documents are not supported by this model"),
+    refused_variant("search_result", "search results are not supported: send their text"),
+];
+
+/// What may stand in turns of the assistant besides.
+pub(crate) const SAID: &[Variant] = &[
+    variant("thinking", &[used("type"), used("thinking"), no_effect("signature")]),
+    // Encrypted for another server: no model here could read it.
+    variant("redacted_thinking", &[used("type"), no_effect("data")]),
+    variant(
+        "tool_use",
+        &[
+            used("type"),
+            used("id"),
+            used("name"),
+            used("input"),
+            CACHED,
+            refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
+            refused("toolset_name", "there are no toolsets", &[]),
+        ],
+    ),
+];
+
+/// What may stand in turns of the user besides.
+pub(crate) const BROUGHT: &[Variant] = &[
+    variant(
+        "tool_result",
+        &[
+            used("type"),
+            used("tool_use_id"),
+            used("content"),
+            used("is_error"),
+            CACHED,
+            refused("toolset_name", "there are no toolsets", &[]),
+        ],
+    ),
+    refused_variant("container_upload", chat::FILES),
+];
 
 /// A request that is understood.
 struct Ask {
@@ -61,7 +127,7 @@ struct Ask {
 
 /// `/v1/messages/count_tokens`.
 pub(crate) async fn count_tokens(call: Call) -> Answered {
-    let fields = call.fields(&[PROMPT], Unknown::Refused).await?;
+    let fields = call.fields(&[PROMPT, BETA], Unknown::Refused).await?;
     let model = call.model(&fields).await?;
     let count = || {
         let asked = asked(&fields)?;
@@ -74,7 +140,7 @@ pub(crate) async fn count_tokens(call: Call) -> Answered {
 
 /// `/v1/messages`.
 pub(crate) async fn messages(call: Call) -> Answered {
-    let fields = call.fields(&[MESSAGES, PROMPT], Unknown::Refused).await?;
+    let fields = call.fields(&[MESSAGES, PROMPT, BETA], Unknown::Refused).await?;
     let model = call.model(&fields).await?;
     let ask = call.reading(|| read(&call, fields, model)).await?;
     let Ask { model, fields, asked, work, streams } = ask;
@@ -124,9 +190,7 @@ fn block_of(call: &Called, input: Value) -> Value {
 
 /// What is asked of the answer's form.
 fn asked(fields: &Fields) -> Result<Asked, Problem> {
-    // The effort has an effect only where models have such a setting; it is named among the fields
-    // without one.
-    let output = fields.within("output_config", &[OUTPUT], Unknown::Refused)?;
+    let output = fields.within("output_config", &[OUTPUT])?;
     Asked::anthropic(fields, output.as_ref())
 }
 
@@ -144,7 +208,7 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
 }
 
 fn conversation(model: &Model, fields: &Fields, asked: &Asked) -> Result<Conversation, Problem> {
-    let thinking = fields.within("thinking", &[THINKING], Unknown::Refused)?;
+    let thinking = fields.within("thinking", &[THINKING])?;
     let on = match thinking.as_ref().map(|thinking| thinking.text("type")).transpose()?.flatten() {
         // Clients that leave this field out expect no reasoning.
         None | Some("disabled") => false,
@@ -154,13 +218,22 @@ fn conversation(model: &Model, fields: &Fields, asked: &Asked) -> Result<Convers
             return Err(wrong("type", expected, &other.into()).within("thinking"));
         }
     };
-    let extra = delft::reasoning::switches(on, model.template());
+    let mut extra = delft::reasoning::switches(on, model.template());
     if on && extra.is_empty() {
         fields.note("thinking");
     }
+    if let Some(output) = fields.within("output_config", &[OUTPUT])?
+        && let Some(effort) = output.text("effort").map_err(|e| e.within("output_config"))?
+    {
+        let place = "output_config.effort";
+        match chat::effort(model, place, effort)? {
+            Some((name, value)) => drop(extra.insert(name, value)),
+            None => fields.note(place),
+        }
+    }
     let mut messages = Vec::new();
     if let Some(system) = fields.value("system") {
-        let system = chat::text("system", system)?;
+        let system = chat::text(fields, "system", system, &[TEXTS])?;
         messages.push(json!({ "role": "system", "content": system }));
     }
     let list = fields.needed("messages", fields.list("messages")?)?;
@@ -168,7 +241,7 @@ fn conversation(model: &Model, fields: &Fields, asked: &Asked) -> Result<Convers
         return Err(Problem::field("messages", "expected at least one message, found none"));
     }
     for (i, value) in list.iter().enumerate() {
-        turn(&format!("messages[{i}]"), value, &mut messages)?;
+        turn(fields, &format!("messages[{i}]"), value, &mut messages)?;
     }
     // A last turn of the assistant is how its answer begins.
     let last = messages.pop_if(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
@@ -179,18 +252,28 @@ fn conversation(model: &Model, fields: &Fields, asked: &Asked) -> Result<Convers
 
 /// Reads a message of content blocks as the messages that templates read: results of tools are
 /// messages of their own.
-fn turn(place: &str, value: &Value, messages: &mut Vec<Value>) -> Result<(), Problem> {
+fn turn(
+    fields: &Fields,
+    place: &str,
+    value: &Value,
+    messages: &mut Vec<Value>,
+) -> Result<(), Problem> {
+    fields.allow(place, value, &[MESSAGE])?;
     let role = match value["role"].as_str() {
-        Some(role @ ("user" | "assistant")) => role,
+        Some(role @ ("user" | "assistant" | "system")) => role,
         found => {
             let found = found.map_or("none".to_string(), |role| format!("\"{}\"", shown(role)));
             return Err(Problem::field(
                 &format!("{place}.role"),
-                format_args!("expected user or assistant, found {found}"),
+                format_args!("expected user, assistant or system, found {found}"),
             ));
         }
     };
-    let assistant = role == "assistant";
+    let more = match role {
+        "assistant" => SAID,
+        "user" => BROUGHT,
+        _ => &[],
+    };
     let blocks = match &value["content"] {
         Value::String(text) => {
             messages.push(json!({ "role": role, "content": text }));
@@ -210,35 +293,30 @@ fn turn(place: &str, value: &Value, messages: &mut Vec<Value>) -> Result<(), Pro
             let found = block[name].as_str();
             found.ok_or_else(|| Problem::field(&format!("{place}.{name}"), "expected a string"))
         };
-        match block["type"].as_str() {
-            Some("text") => text += needed("text")?,
-            Some("thinking") if assistant => reasoning += needed("thinking")?,
-            // Encrypted for another server: no model here could read it.
-            Some("redacted_thinking") if assistant => {}
-            Some("tool_use") if assistant => calls.push(json!({
+        match fields.variant(&place, block, "a block", &[TEXTS, more], None)? {
+            "text" => text += needed("text")?,
+            "thinking" => reasoning += needed("thinking")?,
+            "tool_use" => calls.push(json!({
                 "id": needed("id")?,
                 "type": "function",
                 "function": { "name": needed("name")?, "arguments": block["input"] },
             })),
-            Some("tool_result") if !assistant => {
-                let content = match &block["content"] {
+            "tool_result" => {
+                let mut content = match &block["content"] {
                     Value::Null => String::new(),
-                    content => chat::text(&format!("{place}.content"), content)?,
+                    content => chat::text(fields, &format!("{place}.content"), content, &[TEXTS])?,
                 };
+                // Templates have no word for it: the model reads it in front of the result.
+                if failed(&place, block)? {
+                    content = format!("Error: {content}");
+                }
                 let id = needed("tool_use_id")?;
                 messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
             }
-            found => {
-                let found = shown(found.unwrap_or("no type"));
-                let expected =
-                    if assistant { "text, thinking or tool_use" } else { "text or tool_result" };
-                let message = format!("expected a block of type {expected}, found {found}");
-                let problem = Problem::field(&place, message);
-                return Err(Problem { code: "unsupported_content", ..problem });
-            }
+            _ => {}
         }
     }
-    let only_results = !assistant && text.is_empty() && !blocks.is_empty();
+    let only_results = role == "user" && text.is_empty() && !blocks.is_empty();
     if only_results && blocks.iter().all(|block| block["type"] == "tool_result") {
         return Ok(());
     }
@@ -251,6 +329,15 @@ fn turn(place: &str, value: &Value, messages: &mut Vec<Value>) -> Result<(), Pro
     }
     messages.push(message);
     Ok(())
+}
+
+/// Whether a tool's result says that the call failed.
+fn failed(place: &str, block: &Value) -> Result<bool, Problem> {
+    match &block["is_error"] {
+        Value::Null => Ok(false),
+        Value::Bool(failed) => Ok(*failed),
+        other => Err(wrong(&format!("{place}.is_error"), "true or false", other)),
+    }
 }
 
 fn message(id: &str, model: &Model) -> Value {
@@ -382,5 +469,54 @@ impl Writer {
         let event = json!({ "type": "content_block_stop", "index": self.blocks });
         self.blocks += 1;
         sender.send(&event).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_become_what_templates_read() {
+        let result = |failed: Value| {
+            let content = json!([{ "type": "text", "text": "no such file",
+                "cache_control": { "type": "ephemeral" } }]);
+            json!({ "role": "user", "content": [{ "type": "tool_result", "tool_use_id": "1",
+                "is_error": failed, "content": content }] })
+        };
+        let read = |value: &Value| {
+            let body = json!({ "messages": [value] }).to_string();
+            let fields = Fields::read(body.as_bytes(), &[PROMPT], Unknown::Refused).unwrap();
+            let mut messages = Vec::new();
+            let read = turn(&fields, "messages[0]", value, &mut messages);
+            read.map(|()| (messages, fields.noted())).map_err(|problem| problem.message)
+        };
+        let noted = Some("messages[].content[].content[].cache_control".to_string());
+        let told =
+            |text: &str| vec![json!({ "role": "tool", "tool_call_id": "1", "content": text })];
+        assert_eq!(read(&result(true.into())), Ok((told("Error: no such file"), noted.clone())));
+        assert_eq!(read(&result(false.into())), Ok((told("no such file"), noted)));
+        let of = |block: Value| json!({ "role": "user", "content": [block] });
+        let cases = [
+            (result(1.into()), "messages[0].content[0].is_error: expected true or false, found 1"),
+            (of(json!({ "type": "image" })), "messages[0].content[0]: images are not supported"),
+            (of(json!({ "type": "document" })), "messages[0].content[0]: documents are not"),
+            (
+                of(json!({ "type": "server_tool_use" })),
+                "messages[0].content[0]: expected a block of type text or tool_result, found server_tool_use",
+            ),
+            (
+                of(json!({ "type": "text", "text": "", "colour": 1 })),
+                "messages[0].content[0].colour: there is no such field",
+            ),
+            (
+                json!({ "role": "user", "content": "", "name": "me" }),
+                "messages[0].name: there is no such field",
+            ),
+        ];
+        for (value, problem) in cases {
+            let found = read(&value).unwrap_err();
+            assert!(found.starts_with(problem), "{value}: {found}");
+        }
     }
 }

@@ -2,12 +2,68 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::fields::{Fields, kind, shown};
+use crate::fields::{
+    Field, Fields, Variant, kind, no_effect, refused, refused_variant, shown, used, variant, wrong,
+};
 use crate::models::Model;
 use crate::problem::Problem;
 
 /// Most messages of a conversation.
 pub(crate) const MOST_MESSAGES: usize = 10_000;
+
+/// Why what is no text is refused.
+pub(crate) const IMAGES: &str = "images are not supported by this model";
+pub(crate) const AUDIO: &str = "audio is not supported by this model";
+pub(crate) const VIDEO: &str = "videos are not supported by this model";
+pub(crate) const FILES: &str = "files are not supported by this model";
+
+/// The fields of all messages of OpenAI's and Ollama's kind.
+pub(crate) const MESSAGE: &[Field] =
+    &[used("role"), used("content"), used("name"), refused("images", IMAGES, &[])];
+
+/// Those of an assistant's message besides.
+pub(crate) const ASSISTANT: &[Field] = &[
+    used("tool_calls"),
+    used("refusal"),
+    used("reasoning_content"),
+    used("reasoning"),
+    used("thinking"),
+    no_effect("annotations"),
+    no_effect("weight"),
+    refused("audio", AUDIO, &[]),
+    refused("function_call", "the older form of tool_calls", &[]),
+];
+
+/// Those of a tool's message besides.
+pub(crate) const TOOL: &[Field] = &[used("tool_call_id"), used("tool_name")];
+
+/// A part of text, as OpenAI and those who speak its language write it.
+const TEXT: &[Field] =
+    &[used("type"), used("text"), no_effect("cache_control"), no_effect("prompt_cache_breakpoint")];
+
+/// Parts of a message's content.
+pub(crate) const PARTS: &[Variant] = &[
+    variant("text", TEXT),
+    refused_variant("image_url", IMAGES),
+    refused_variant("input_audio", AUDIO),
+    refused_variant("video_url", VIDEO),
+    refused_variant("file", FILES),
+];
+
+/// Parts of an assistant's message besides: the model said it instead of an answer.
+pub(crate) const REFUSALS: &[Variant] = &[variant("refusal", &[used("type"), used("refusal")])];
+
+/// Calls of tools that an assistant's message may have.
+pub(crate) const CALLS: &[Variant] = &[
+    variant("function", &[used("type"), used("id"), used("function"), no_effect("index")]),
+    refused_variant("custom", CUSTOM),
+];
+
+/// The function of a call. Ollama counts them.
+pub(crate) const CALLED: &[Field] = &[used("name"), used("arguments"), no_effect("index")];
+
+/// Why tools are refused that take a text of no schema.
+pub(crate) const CUSTOM: &str = "custom tools are not supported: use a function";
 
 /// Messages of OpenAI's and Ollama's kind: objects with `role` and `content`, the latter a string
 /// or a list of parts, of which only text is read.
@@ -17,11 +73,11 @@ pub(crate) fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
         let message = format!("expected 1 to {MOST_MESSAGES} messages, found {}", list.len());
         return Err(Problem::field("messages", message));
     }
-    let read = |(i, value): (usize, &Value)| message(&format!("messages[{i}]"), value);
+    let read = |(i, value): (usize, &Value)| message(fields, &format!("messages[{i}]"), value);
     list.iter().enumerate().map(read).collect()
 }
 
-fn message(place: &str, value: &Value) -> Result<Value, Problem> {
+fn message(fields: &Fields, place: &str, value: &Value) -> Result<Value, Problem> {
     let Some(object) = value.as_object() else {
         let message = format!("expected an object, found {}", kind(value));
         return Err(Problem::field(place, message));
@@ -42,30 +98,33 @@ fn message(place: &str, value: &Value) -> Result<Value, Problem> {
             ));
         }
     };
+    let of_role = match role {
+        "assistant" => ASSISTANT,
+        "tool" => TOOL,
+        _ => &[],
+    };
+    fields.allow(place, value, &[MESSAGE, of_role])?;
+    let parts: &[&[Variant]] = if role == "assistant" { &[PARTS, REFUSALS] } else { &[PARTS] };
+    let text = |place: &str, value: &Value| text(fields, place, value, parts);
     let mut read = Map::new();
     read.insert("role".to_string(), role.into());
     for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
         let place = format!("{place}.{name}");
         match name.as_str() {
-            "role" => {}
             "content" => drop(read.insert("content".to_string(), text(&place, value)?.into())),
             "name" | "tool_call_id" | "tool_name" => drop(read.insert(name.clone(), value.clone())),
-            "reasoning_content" | "reasoning" | "thinking" if role == "assistant" => {
+            "reasoning_content" | "reasoning" | "thinking" => {
                 read.insert("reasoning_content".to_string(), text(&place, value)?.into());
             }
-            "tool_calls" if role == "assistant" => {
-                read.insert("tool_calls".to_string(), tool_calls(&place, value)?);
+            "tool_calls" => {
+                read.insert("tool_calls".to_string(), tool_calls(fields, &place, value)?);
             }
-            "refusal" if role == "assistant" => {
+            "refusal" => {
                 // The model said it instead of an answer.
                 let said = text(&place, value)?;
                 read.entry("content".to_string()).or_insert(said.into());
             }
-            "images" | "audio" | "function_call" if !is_empty(value) => {
-                return Err(Problem::field(&place, "not supported: models here read text"));
-            }
-            "images" | "audio" | "function_call" | "annotations" | "weight" => {}
-            _ => return Err(Problem::field(&place, "there is no such field")),
+            _ => {}
         }
     }
     let calls = read.contains_key("tool_calls");
@@ -79,33 +138,27 @@ fn message(place: &str, value: &Value) -> Result<Value, Problem> {
     Ok(Value::Object(read))
 }
 
-fn is_empty(value: &Value) -> bool {
-    value.as_array().is_some_and(Vec::is_empty)
-}
-
-/// A string, or the text of a list of parts.
-pub(crate) fn text(place: &str, value: &Value) -> Result<String, Problem> {
+/// A string, or the text of a list of parts, each of which has it in the field of its type's name or
+/// in `text`.
+pub(crate) fn text(
+    fields: &Fields,
+    place: &str,
+    value: &Value,
+    variants: &[&[Variant]],
+) -> Result<String, Problem> {
     match value {
         Value::String(text) => Ok(text.clone()),
         Value::Array(parts) => {
             let mut all = String::new();
             for (i, part) in parts.iter().enumerate() {
                 let place = format!("{place}[{i}]");
-                match part["type"].as_str() {
-                    Some("text" | "input_text" | "output_text") => match part["text"].as_str() {
-                        Some(text) => all += text,
-                        None => {
-                            let message = "expected a string, found none";
-                            return Err(Problem::field(&format!("{place}.text"), message));
-                        }
-                    },
-                    found => {
-                        let found = shown(found.unwrap_or("no type"));
-                        let message = format!("expected a part of type text, found {found}");
-                        let problem = Problem::field(&place, message);
-                        return Err(Problem { code: "unsupported_content", ..problem });
-                    }
-                }
+                let name = match fields.variant(&place, part, "a part", variants, None)? {
+                    "refusal" => "refusal",
+                    _ => "text",
+                };
+                let missing =
+                    || Problem::field(&format!("{place}.{name}"), "expected a string, found none");
+                all += part[name].as_str().ok_or_else(missing)?;
             }
             Ok(all)
         }
@@ -117,12 +170,15 @@ pub(crate) fn text(place: &str, value: &Value) -> Result<String, Problem> {
 }
 
 /// Calls that an assistant made, with their arguments as objects, as templates read them.
-fn tool_calls(place: &str, value: &Value) -> Result<Value, Problem> {
+fn tool_calls(fields: &Fields, place: &str, value: &Value) -> Result<Value, Problem> {
     let Some(calls) = value.as_array() else {
         return Err(Problem::field(place, format_args!("expected a list, found {}", kind(value))));
     };
     let read = |(i, call): (usize, &Value)| {
+        let own = format!("{place}[{i}]");
+        fields.variant(&own, call, "a call", &[CALLS], Some("function"))?;
         let function = &call["function"];
+        fields.allow(&format!("{own}.function"), function, &[CALLED])?;
         let name = function["name"].as_str().ok_or_else(|| {
             let place = format!("{place}[{i}].function.name");
             Problem::field(&place, "expected a string, found none")
@@ -146,6 +202,24 @@ fn tool_calls(place: &str, value: &Value) -> Result<Value, Problem> {
         Ok(read)
     };
     calls.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>().map(Value::Array)
+}
+
+/// The variable by which a template reads an effort of reasoning; none if it reads no such.
+///
+/// # Errors
+/// A word that is no effort.
+pub(crate) fn effort(
+    model: &Model,
+    name: &str,
+    effort: &str,
+) -> Result<Option<(String, Value)>, Problem> {
+    const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+    const VARIABLE: &str = "reasoning_effort";
+    if !EFFORTS.contains(&effort) {
+        return Err(wrong(name, EFFORTS.join(", "), &effort.into()));
+    }
+    let reads = model.template().is_some_and(|template| template.variables().contains(VARIABLE));
+    Ok(reads.then(|| (VARIABLE.to_string(), effort.into())))
 }
 
 /// Variables of the template that turn reasoning on or off; a field that asks for it has no effect
@@ -185,6 +259,7 @@ mod tests {
                 { "id": "1", "type": "function", "function": { "name": "f", "arguments": "{\"x\": 1}" } },
             ] },
             { "role": "tool", "tool_call_id": "1", "content": "2" },
+            { "role": "assistant", "content": [{ "type": "refusal", "refusal": "No." }] },
         ]));
         assert_eq!(
             found.unwrap(),
@@ -195,6 +270,7 @@ mod tests {
                     { "type": "function", "function": { "name": "f", "arguments": { "x": 1 } }, "id": "1" },
                 ] }),
                 json!({ "role": "tool", "tool_call_id": "1", "content": "2" }),
+                json!({ "role": "assistant", "content": "No." }),
             ]
         );
     }
@@ -215,13 +291,27 @@ mod tests {
             ),
             (
                 json!([{ "role": "user", "content": [image] }]),
-                "messages[0].content[0]: expected a part of type text, found image_url",
+                "messages[0].content[0]: images are not supported by this model (type image_url)",
             ),
             (
                 json!([{ "role": "user", "content": "", "images": ["x"] }]),
                 "messages[0].images: not",
             ),
             (json!([{ "role": "user", "content": "", "colour": 1 }]), "messages[0].colour: there"),
+            (
+                json!([{ "role": "user", "content": [{ "type": "text", "text": "", "size": 1 }] }]),
+                "messages[0].content[0].size: there is no such field",
+            ),
+            (
+                json!([{ "role": "assistant", "tool_calls": [
+                    { "type": "function", "function": { "name": "f", "strict": true } },
+                ] }]),
+                "messages[0].tool_calls[0].function.strict: there is no such field",
+            ),
+            (
+                json!([{ "role": "assistant", "tool_calls": [{ "type": "custom", "custom": {} }] }]),
+                "messages[0].tool_calls[0]: custom tools are not supported",
+            ),
         ];
         for (messages, problem) in cases {
             let found = read(&messages).unwrap_err();

@@ -7,7 +7,10 @@ use delft::structured::{Demand, Grammar};
 use delft::tokens::tools::Tool;
 use serde_json::{Map, Value, json};
 
-use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used, wrong};
+use crate::chat::CUSTOM;
+use crate::fields::{
+    Field, Fields, Variant, no_effect, refused, refused_variant, shown, used, variant, wrong,
+};
 use crate::models::Model;
 use crate::problem::Problem;
 use crate::reply::Reply;
@@ -17,6 +20,98 @@ const MOST_TOOLS: usize = 512;
 
 /// Fields by which vLLM and llama.cpp take grammars.
 pub(crate) const GRAMMARS: &[Field] = &[used("grammar"), used("structured_outputs")];
+
+/// Why tools are refused that others run.
+const ELSEWHERE: &str = "not supported: tools run where their client runs, and are functions";
+
+/// Tools of OpenAI's chats and of Ollama's.
+pub(crate) const CHAT_TOOLS: &[Variant] = &[
+    variant("function", &[used("type"), used("function"), no_effect("cache_control")]),
+    refused_variant("custom", CUSTOM),
+];
+
+/// The function of such a tool.
+pub(crate) const FUNCTION: &[Field] =
+    &[used("name"), used("description"), used("parameters"), used("strict")];
+
+/// Choices among them.
+pub(crate) const CHAT_CHOICES: &[Variant] = &[
+    variant("function", &[used("type"), used("function")]),
+    variant("allowed_tools", &[used("type"), used("allowed_tools")]),
+    refused_variant("custom", CUSTOM),
+];
+
+/// Some of the tools, and whether one must be called.
+pub(crate) const ALLOWED: &[Field] = &[used("mode"), used("tools")];
+
+/// Tools by their names.
+pub(crate) const NAMED_TOOLS: &[Variant] = &[
+    variant("function", &[used("type"), used("function"), used("name")]),
+    refused_variant("custom", CUSTOM),
+];
+
+/// Tools of OpenAI's responses.
+pub(crate) const RESPONSES_TOOLS: &[Variant] = &[
+    variant(
+        "function",
+        &[
+            used("type"),
+            used("name"),
+            used("description"),
+            used("parameters"),
+            used("strict"),
+            no_effect("defer_loading"),
+            no_effect("output_schema"),
+            refused("allowed_callers", "tools are called directly", &[r#"["direct"]"#]),
+            refused("async", "calls are answered in the next request", &["false"]),
+        ],
+    ),
+    refused_variant("custom", CUSTOM),
+];
+
+/// Choices among them.
+pub(crate) const RESPONSES_CHOICES: &[Variant] = &[
+    variant("function", &[used("type"), used("name")]),
+    variant("allowed_tools", &[used("type"), used("mode"), used("tools")]),
+    refused_variant("custom", CUSTOM),
+    refused_variant("mcp", ELSEWHERE),
+];
+
+/// Anthropic's tools.
+pub(crate) const ANTHROPIC_TOOLS: &[Variant] = &[variant(
+    "custom",
+    &[
+        used("name"),
+        used("description"),
+        used("input_schema"),
+        used("strict"),
+        used("type"),
+        no_effect("allowed_callers"),
+        no_effect("cache_control"),
+        no_effect("defer_loading"),
+        no_effect("eager_input_streaming"),
+        no_effect("input_examples"),
+    ],
+)];
+
+/// Anthropic's choice among them.
+pub(crate) const ANTHROPIC_CHOICE: &[Field] =
+    &[used("type"), used("name"), used("disable_parallel_tool_use")];
+
+/// The form of a chat's text.
+pub(crate) const RESPONSE_FORMAT: &[Field] = &[used("type"), used("json_schema")];
+
+/// The schema of it. Answers follow it in any case, strict or not.
+pub(crate) const JSON_SCHEMA: &[Field] =
+    &[used("schema"), used("strict"), no_effect("name"), no_effect("description")];
+
+/// The text of responses.
+pub(crate) const TEXT: &[Field] =
+    &[used("format"), refused("verbosity", "models here have no such setting", &["\"medium\""])];
+
+/// The form of it.
+pub(crate) const TEXT_FORMAT: &[Field] =
+    &[used("type"), used("schema"), used("strict"), no_effect("name"), no_effect("description")];
 
 /// Which tools are called.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -30,6 +125,8 @@ enum Choice {
     Required,
     /// This one.
     Named(String),
+    /// As the model wants or one at least, but of these alone.
+    Allowed { names: Vec<String>, required: bool },
 }
 
 impl Choice {
@@ -67,10 +164,21 @@ impl Asked {
         asked.choice = match fields.value("tool_choice") {
             None => Choice::Auto,
             Some(Value::String(word)) => Choice::of_word(word)?,
-            Some(choice) => match choice["function"]["name"].as_str() {
-                Some(name) if choice["type"] == "function" => Choice::Named(name.to_string()),
-                _ => return Err(choice_problem(choice)),
-            },
+            Some(choice) => {
+                let kinds = &[CHAT_CHOICES];
+                match fields.variant("tool_choice", choice, "a choice", kinds, None)? {
+                    "allowed_tools" => {
+                        let (place, list) = ("tool_choice.allowed_tools", &choice["allowed_tools"]);
+                        fields.allow(place, list, &[ALLOWED])?;
+                        allowed(fields, place, list, |tool| &tool["function"])?
+                    }
+                    _ => {
+                        let function = &choice["function"];
+                        fields.allow("tool_choice.function", function, &[&[used("name")]])?;
+                        Choice::Named(named(choice, function)?)
+                    }
+                }
+            }
         };
         asked.grammar = response_format(fields)?;
         if let Some(grammar) = grammar_fields(fields)?
@@ -84,30 +192,12 @@ impl Asked {
 
     /// By the fields of OpenAI's responses, where tools and formats stand one level higher.
     pub(crate) fn responses(fields: &Fields) -> Result<Asked, Problem> {
-        const TOOL: &[Field] =
-            &[used("type"), used("name"), used("description"), used("parameters"), used("strict")];
-        const TEXT: &[Field] = &[
-            used("format"),
-            refused("verbosity", "models here have no such setting", &["\"medium\""]),
-        ];
-        const FORMAT: &[Field] = &[
-            used("type"),
-            used("schema"),
-            used("strict"),
-            no_effect("name"),
-            no_effect("description"),
-        ];
         let mut asked = Asked { several: true, ..Asked::default() };
         for (i, value) in list(fields)?.iter().enumerate() {
             let place = format!("tools[{i}]");
-            if value["type"] != "function" {
-                let found = shown(value["type"].as_str().unwrap_or("no type"));
-                let message = format!("expected a tool of type function, found {found}");
-                return Err(Problem::field(&place, message));
-            }
+            fields.variant(&place, value, "a tool", &[RESPONSES_TOOLS], None)?;
             let within = |e: Problem| e.within(&place);
-            let object = value.as_object().cloned().unwrap_or_default();
-            let tool = Fields::check(object, &[TOOL], Unknown::Noted).map_err(within)?;
+            let tool = fields.inner(value);
             let name = tool.text("name").and_then(|name| tool.needed("name", name));
             let parameters = tool.object("parameters").map_err(within)?;
             let strict = tool.flag("strict").map_err(within)?.unwrap_or(false);
@@ -121,14 +211,17 @@ impl Asked {
         asked.choice = match fields.value("tool_choice") {
             None => Choice::Auto,
             Some(Value::String(word)) => Choice::of_word(word)?,
-            Some(choice) => match choice["name"].as_str() {
-                Some(name) if choice["type"] == "function" => Choice::Named(name.to_string()),
-                _ => return Err(choice_problem(choice)),
-            },
+            Some(choice) => {
+                let kinds = &[RESPONSES_CHOICES];
+                match fields.variant("tool_choice", choice, "a choice", kinds, None)? {
+                    "allowed_tools" => allowed(fields, "tool_choice", choice, |tool| tool)?,
+                    _ => Choice::Named(named(choice, choice)?),
+                }
+            }
         };
-        let text = fields.within("text", &[TEXT], Unknown::Refused)?;
+        let text = fields.within("text", &[TEXT])?;
         let within = |e: Problem| e.within("text");
-        let format = text.map(|text| text.within("format", &[FORMAT], Unknown::Refused));
+        let format = text.map(|text| text.within("format", &[TEXT_FORMAT]));
         if let Some(format) = format.transpose().map_err(within)?.flatten() {
             let within = |e: Problem| e.within("text.format");
             asked.grammar = match (format.text("type").map_err(within)?, format.value("schema")) {
@@ -151,34 +244,11 @@ impl Asked {
 
     /// By Anthropic's fields; the format is a field of the output's configuration.
     pub(crate) fn anthropic(fields: &Fields, output: Option<&Fields>) -> Result<Asked, Problem> {
-        const TOOL: &[Field] = &[
-            used("name"),
-            used("description"),
-            used("input_schema"),
-            used("strict"),
-            used("type"),
-            no_effect("allowed_callers"),
-            no_effect("cache_control"),
-            no_effect("defer_loading"),
-            no_effect("eager_input_streaming"),
-            no_effect("input_examples"),
-        ];
-        const CHOICE: &[Field] = &[used("type"), used("name"), used("disable_parallel_tool_use")];
         let mut asked = Asked { several: true, ..Asked::default() };
         for (i, value) in list(fields)?.iter().enumerate() {
             let place = format!("tools[{i}]");
-            let object = value.as_object().cloned().ok_or_else(|| {
-                Problem::field(&place, format_args!("expected an object, found {}", kind(value)))
-            })?;
-            if let Some(other) = object.get("type").and_then(Value::as_str)
-                && other != "custom"
-            {
-                let message =
-                    format!("not supported: tools of type {} run elsewhere", shown(other));
-                return Err(Problem::field(&place, message));
-            }
-            let tool =
-                Fields::check(object, &[TOOL], Unknown::Refused).map_err(|e| e.within(&place))?;
+            fields.variant(&place, value, "a tool", &[ANTHROPIC_TOOLS], Some("custom"))?;
+            let tool = fields.inner(value);
             let name = tool.needed("name", tool.text("name")?).map_err(|e| e.within(&place))?;
             let schema = tool
                 .object("input_schema")
@@ -188,7 +258,7 @@ impl Asked {
             let description = tool.value("description").cloned();
             asked.add(&place, name, description, schema.clone(), strict.unwrap_or(false))?;
         }
-        if let Some(choice) = fields.within("tool_choice", &[CHOICE], Unknown::Refused)? {
+        if let Some(choice) = fields.within("tool_choice", &[ANTHROPIC_CHOICE])? {
             let name = choice.text("name").map_err(|e| e.within("tool_choice"))?;
             asked.choice = match (choice.text("type").map_err(|e| e.within("tool_choice"))?, name) {
                 (Some("auto"), _) => Choice::Auto,
@@ -203,21 +273,28 @@ impl Asked {
             let single = choice.flag("disable_parallel_tool_use");
             asked.several = !single.map_err(|e| e.within("tool_choice"))?.unwrap_or(false);
         }
-        if let Some(output) = output {
-            const FORMAT: &[Field] = &[used("type"), used("schema")];
-            let within = |e: Problem| e.within("output_config");
-            let format = output.within("format", &[FORMAT], Unknown::Refused).map_err(within)?;
-            asked.grammar = format
-                .map(|format| match (format.value("type"), format.value("schema")) {
-                    (Some(Value::String(kind)), Some(schema)) if kind == "json_schema" => {
-                        Ok(Grammar::Schema(schema.clone()))
-                    }
-                    _ => {
-                        let message = "expected the type json_schema and a schema";
-                        Err(Problem::field("output_config.format", message))
-                    }
-                })
-                .transpose()?;
+        const FORMAT: &[Field] = &[used("type"), used("schema")];
+        let within = |e: Problem| e.within("output_config");
+        let format = output.map(|output| output.within("format", &[FORMAT]).map_err(within));
+        let formats = [
+            ("output_config.format", format.transpose()?.flatten()),
+            // Its name in beta versions.
+            ("output_format", fields.within("output_format", &[FORMAT])?),
+        ];
+        for (place, format) in formats {
+            let Some(format) = format else { continue };
+            let grammar = match (format.value("type"), format.value("schema")) {
+                (Some(Value::String(kind)), Some(schema)) if kind == "json_schema" => {
+                    Grammar::Schema(schema.clone())
+                }
+                _ => {
+                    let message = "expected the type json_schema and a schema";
+                    return Err(Problem::field(place, message));
+                }
+            };
+            if asked.grammar.replace(grammar).is_some() {
+                return Err(Problem::field(place, "not supported beside output_config.format"));
+            }
         }
         asked.check()
     }
@@ -240,23 +317,12 @@ impl Asked {
 
     /// Reads tools of OpenAI's kind.
     fn functions(&mut self, fields: &Fields) -> Result<(), Problem> {
-        const TOOL: &[Field] = &[used("type"), used("function")];
-        const FUNCTION: &[Field] =
-            &[used("name"), used("description"), used("parameters"), used("strict")];
         for (i, value) in list(fields)?.iter().enumerate() {
             let place = format!("tools[{i}]");
-            let object = value.as_object().cloned().ok_or_else(|| {
-                Problem::field(&place, format_args!("expected an object, found {}", kind(value)))
-            })?;
-            let tool =
-                Fields::check(object, &[TOOL], Unknown::Noted).map_err(|e| e.within(&place))?;
-            if let Some(other) = tool.text("type")?.filter(|kind| *kind != "function") {
-                let message = format!("expected a tool of type function, found {}", shown(other));
-                return Err(Problem::field(&place, message));
-            }
-            let function = tool.within("function", &[FUNCTION], Unknown::Noted);
-            let function = function.map_err(|e| e.within(&place))?;
-            let function = fields.needed(&format!("{place}.function"), function)?;
+            fields.variant(&place, value, "a tool", &[CHAT_TOOLS], Some("function"))?;
+            let function = &value["function"];
+            fields.allow(&format!("{place}.function"), function, &[FUNCTION])?;
+            let function = fields.inner(function);
             let within = |e: Problem| e.within("function").within(&place);
             let name = function.needed("name", function.text("name").map_err(within)?);
             let name = name.map_err(within)?;
@@ -299,11 +365,17 @@ impl Asked {
             Choice::Required if self.tools.is_empty() => {
                 return Err(Problem::field("tool_choice", "expected beside tools"));
             }
-            Choice::Named(name) if !self.tools.iter().any(|tool| tool.name == *name) => {
-                let message = format!("expected a tool of this request, found {}", shown(name));
-                return Err(Problem::field("tool_choice", message));
-            }
             _ => {}
+        }
+        let named: &[String] = match &self.choice {
+            Choice::Named(name) => std::slice::from_ref(name),
+            Choice::Allowed { names, .. } => names,
+            _ => &[],
+        };
+        let unknown = named.iter().find(|name| !self.tools.iter().any(|own| own.name == **name));
+        if let Some(name) = unknown {
+            let message = format!("expected a tool of this request, found {}", shown(name));
+            return Err(Problem::field("tool_choice", message));
         }
         if self.grammar.is_some() && !self.active().is_empty() {
             let message = "not supported beside a schema or grammar for the answer's text";
@@ -349,10 +421,15 @@ impl Asked {
         let (format, _) = model.calls();
         options.show_special = format.marks();
         let strict = self.tools.iter().any(|tool| tool.strict);
-        let required = matches!(self.choice, Choice::Required | Choice::Named(_));
-        if required || strict || !self.several {
+        let required = matches!(
+            self.choice,
+            Choice::Required | Choice::Named(_) | Choice::Allowed { required: true, .. }
+        );
+        let restricted = matches!(self.choice, Choice::Allowed { .. });
+        if required || strict || restricted || !self.several {
             let named = |tool: &&Tool| match &self.choice {
                 Choice::Named(name) => tool.name == *name,
+                Choice::Allowed { names, .. } => names.contains(&tool.name),
                 _ => true,
             };
             let tools: Vec<Tool> = self.tools.iter().filter(named).cloned().collect();
@@ -384,21 +461,45 @@ fn list(fields: &Fields) -> Result<&[Value], Problem> {
     Ok(tools)
 }
 
+/// The name of the function that is to be called.
+fn named(choice: &Value, function: &Value) -> Result<String, Problem> {
+    function["name"].as_str().map(str::to_string).ok_or_else(|| choice_problem(choice))
+}
+
+/// The tools among which a call must be; `function` has a tool's name.
+fn allowed(
+    fields: &Fields,
+    place: &str,
+    list: &Value,
+    function: impl Fn(&Value) -> &Value,
+) -> Result<Choice, Problem> {
+    let required = match list["mode"].as_str() {
+        Some("auto") => false,
+        Some("required") => true,
+        _ => return Err(wrong(&format!("{place}.mode"), "auto or required", &list["mode"])),
+    };
+    let tools = list["tools"].as_array().filter(|tools| !tools.is_empty());
+    let tools = tools.ok_or_else(|| {
+        Problem::field(&format!("{place}.tools"), "expected a list of tools by their names")
+    })?;
+    let name = |(i, tool): (usize, &Value)| {
+        let place = format!("{place}.tools[{i}]");
+        fields.variant(&place, tool, "a tool", &[NAMED_TOOLS], None)?;
+        let name = function(tool)["name"].as_str();
+        let missing = || Problem::field(&format!("{place}.name"), "expected a string, found none");
+        name.map(str::to_string).ok_or_else(missing)
+    };
+    let names = tools.iter().enumerate().map(name).collect::<Result<_, _>>()?;
+    Ok(Choice::Allowed { names, required })
+}
+
 fn choice_problem(found: &Value) -> Problem {
     wrong("tool_choice", "auto, none, required or a function by its name", found)
 }
 
 /// `response_format`: text, a JSON object, or JSON of a schema.
 fn response_format(fields: &Fields) -> Result<Option<Grammar>, Problem> {
-    const FORMAT: &[Field] = &[used("type"), used("json_schema")];
-    const SCHEMA: &[Field] = &[
-        used("schema"),
-        no_effect("name"),
-        no_effect("description"),
-        // Answers follow their schema in any case.
-        used("strict"),
-    ];
-    let Some(format) = fields.within("response_format", &[FORMAT], Unknown::Refused)? else {
+    let Some(format) = fields.within("response_format", &[RESPONSE_FORMAT])? else {
         return Ok(None);
     };
     let within = |e: Problem| e.within("response_format");
@@ -406,8 +507,7 @@ fn response_format(fields: &Fields) -> Result<Option<Grammar>, Problem> {
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(Grammar::Json)),
         Some("json_schema") => {
-            let schema =
-                format.within("json_schema", &[SCHEMA], Unknown::Refused).map_err(within)?;
+            let schema = format.within("json_schema", &[JSON_SCHEMA]).map_err(within)?;
             let schema = schema.and_then(|schema| schema.value("schema").cloned());
             let none = || Problem::field("response_format.json_schema.schema", "expected a schema");
             Ok(Some(Grammar::Schema(schema.ok_or_else(none)?)))
@@ -434,7 +534,7 @@ fn grammar_fields(fields: &Fields) -> Result<Option<Grammar>, Problem> {
     if let Some(text) = fields.text("grammar")?.filter(|text| !text.is_empty()) {
         found.push(Grammar::of_text(text));
     }
-    if let Some(kinds) = fields.within("structured_outputs", &[KINDS], Unknown::Refused)? {
+    if let Some(kinds) = fields.within("structured_outputs", &[KINDS])? {
         let within = |e: Problem| e.within("structured_outputs");
         if let Some(schema) = kinds.value("json") {
             // It may be written as JSON in a string.

@@ -12,6 +12,9 @@ use serde_json::{Map, Value};
 
 use crate::problem::Problem;
 
+/// Most fields without effect that are named.
+const MOST_NOTED: usize = 64;
+
 /// The fate of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -50,6 +53,24 @@ pub(crate) const fn refused(
     Field { name, fate: Fate::Refused { why, unless } }
 }
 
+/// Objects of one `type` where several may stand, as among the parts of a message's content.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Variant {
+    pub(crate) name: &'static str,
+    /// The fields that it may have, or why it is refused.
+    pub(crate) read: Result<&'static [Field], &'static str>,
+}
+
+/// A variant that is read.
+pub(crate) const fn variant(name: &'static str, fields: &'static [Field]) -> Variant {
+    Variant { name, read: Ok(fields) }
+}
+
+/// A variant that is refused, for a reason of its own; one that no table has is refused as unknown.
+pub(crate) const fn refused_variant(name: &'static str, why: &'static str) -> Variant {
+    Variant { name, read: Err(why) }
+}
+
 /// The fate of fields that no table has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unknown {
@@ -62,6 +83,7 @@ pub(crate) enum Unknown {
 #[derive(Debug, Clone)]
 pub(crate) struct Fields {
     object: Map<String, Value>,
+    unknown: Unknown,
     /// Fields that have no effect on the answer.
     without_effect: Arc<Mutex<Vec<String>>>,
 }
@@ -94,36 +116,83 @@ impl Fields {
         unknown: Unknown,
     ) -> Result<Fields, Problem> {
         object.retain(|_, value| !value.is_null());
-        let mut without_effect = Vec::new();
-        for (name, value) in &object {
-            let field = table.iter().flat_map(|part| part.iter()).find(|f| f.name == name);
-            match field.map(|field| field.fate) {
-                Some(Fate::Used) => {}
-                Some(Fate::NoEffect) => without_effect.push(name.clone()),
-                Some(Fate::Refused { unless, .. }) if asks_for_nothing(value, unless) => {}
-                Some(Fate::Refused { why, .. }) => {
-                    let problem = Problem::field(name, format_args!("not supported: {why}"));
-                    return Err(Problem { code: "unsupported_field", ..problem });
+        let mut without_effect = fates(&object, table, unknown)?;
+        without_effect.truncate(MOST_NOTED);
+        Ok(Fields { object, unknown, without_effect: Arc::new(Mutex::new(without_effect)) })
+    }
+
+    /// Checks an object within this one by its own table.
+    ///
+    /// # Errors
+    /// No object; a field that is refused or unknown.
+    pub(crate) fn allow(
+        &self,
+        place: &str,
+        value: &Value,
+        table: &[&[Field]],
+    ) -> Result<(), Problem> {
+        let Value::Object(object) = value else {
+            let message = format!("expected an object, found {}", kind(value));
+            return Err(Problem::field(place, message));
+        };
+        for field in fates(object, table, self.unknown).map_err(|e| e.within(place))? {
+            self.note(&format!("{}.{field}", unnumbered(place)));
+        }
+        Ok(())
+    }
+
+    /// The fields of an object within this one that was checked; what has no effect is noted there.
+    pub(crate) fn inner(&self, value: &Value) -> Fields {
+        let mut object = value.as_object().cloned().unwrap_or_default();
+        object.retain(|_, value| !value.is_null());
+        Fields { object, unknown: self.unknown, without_effect: Arc::default() }
+    }
+
+    /// Checks an object that may be of several types by the table of its own; `usual` is meant
+    /// where it names none. Returns the type.
+    ///
+    /// # Errors
+    /// As [`Fields::allow`], and a type that is refused or unknown.
+    pub(crate) fn variant(
+        &self,
+        place: &str,
+        value: &Value,
+        what: &str,
+        variants: &[&[Variant]],
+        usual: Option<&str>,
+    ) -> Result<&'static str, Problem> {
+        let refused = |message: String| {
+            let problem = Problem::field(place, message);
+            Problem { code: "unsupported_content", ..problem }
+        };
+        let name = match value.get("type") {
+            Some(Value::String(name)) => Some(name.as_str()),
+            None | Some(Value::Null) => usual,
+            Some(_) => None,
+        };
+        let all = || variants.iter().flat_map(|part| part.iter());
+        match all().find(|variant| Some(variant.name) == name) {
+            Some(Variant { name, read: Ok(fields) }) => {
+                self.allow(place, value, &[fields]).map(|()| *name)
+            }
+            Some(Variant { name, read: Err(why) }) => Err(refused(format!("{why} (type {name})"))),
+            None => {
+                if !value.is_object() {
+                    self.allow(place, value, &[])?;
                 }
-                None if unknown == Unknown::Noted => without_effect.push(shown(name)),
-                None => {
-                    let problem = Problem::field(&shown(name), "there is no such field");
-                    return Err(Problem { code: "unknown_field", ..problem });
-                }
+                let read = all().filter(|variant| variant.read.is_ok()).map(|own| own.name);
+                let expected = read.collect::<Vec<_>>().join(" or ");
+                let found = name.map_or("no type".to_string(), shown);
+                Err(refused(format!("expected {what} of type {expected}, found {found}")))
             }
         }
-        Ok(Fields { object, without_effect: Arc::new(Mutex::new(without_effect)) })
     }
 
     /// The fields of an object within this one, by its own table; `None` where it is left out.
-    pub(crate) fn within(
-        &self,
-        name: &str,
-        table: &[&[Field]],
-        unknown: Unknown,
-    ) -> Result<Option<Fields>, Problem> {
+    pub(crate) fn within(&self, name: &str, table: &[&[Field]]) -> Result<Option<Fields>, Problem> {
         let Some(object) = self.object(name)? else { return Ok(None) };
-        let inner = Fields::check(object.clone(), table, unknown).map_err(|e| e.within(name))?;
+        let inner =
+            Fields::check(object.clone(), table, self.unknown).map_err(|e| e.within(name))?;
         for field in inner.noted_so_far().iter() {
             self.note(&format!("{name}.{field}"));
         }
@@ -132,7 +201,10 @@ impl Fields {
 
     /// Notes a field that turns out to have no effect on this answer.
     pub(crate) fn note(&self, name: &str) {
-        self.noted_so_far().push(name.to_string());
+        let mut noted = self.noted_so_far();
+        if noted.len() < MOST_NOTED && !noted.iter().any(|own| own == name) {
+            noted.push(name.to_string());
+        }
     }
 
     fn noted_so_far(&self) -> MutexGuard<'_, Vec<String>> {
@@ -211,6 +283,47 @@ impl Fields {
     pub(crate) fn needed<T>(&self, name: &str, value: Option<T>) -> Result<T, Problem> {
         value.ok_or_else(|| Problem::field(name, "expected a value, found none"))
     }
+}
+
+/// The fields of an object that have no effect, by a table; null is the same as left out.
+///
+/// # Errors
+/// A field that is refused or unknown.
+fn fates(
+    object: &Map<String, Value>,
+    table: &[&[Field]],
+    unknown: Unknown,
+) -> Result<Vec<String>, Problem> {
+    let mut without_effect = Vec::new();
+    for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+        let field = table.iter().flat_map(|part| part.iter()).find(|f| f.name == name);
+        match field.map(|field| field.fate) {
+            Some(Fate::Used) => {}
+            Some(Fate::NoEffect) => without_effect.push(name.clone()),
+            Some(Fate::Refused { unless, .. }) if asks_for_nothing(value, unless) => {}
+            Some(Fate::Refused { why, .. }) => {
+                let problem = Problem::field(name, format_args!("not supported: {why}"));
+                return Err(Problem { code: "unsupported_field", ..problem });
+            }
+            None if unknown == Unknown::Noted => without_effect.push(shown(name)),
+            None => {
+                let problem = Problem::field(&shown(name), "there is no such field");
+                return Err(Problem { code: "unknown_field", ..problem });
+            }
+        }
+    }
+    Ok(without_effect)
+}
+
+/// A place without the numbers of its lists, so that a thousand messages note a field once.
+fn unnumbered(place: &str) -> String {
+    let mut parts = place.split('[');
+    let mut bare = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        bare.push('[');
+        bare += part.trim_start_matches(|c: char| c.is_ascii_digit());
+    }
+    bare
 }
 
 /// A value of the wrong type or range.
@@ -295,7 +408,9 @@ mod tests {
     fn every_documented_field_is_in_its_table() {
         use crate::{anthropic, embeddings, ollama, openai};
         let known: Value = serde_json::from_str(include_str!("../tests/fields.json")).unwrap();
-        let tables: [(&str, &[&[Field]]); 11] = [
+        let beta: &[&[Field]] = &[anthropic::MESSAGES, anthropic::PROMPT, anthropic::BETA];
+        let tables: [(&str, &[&[Field]]); 12] = [
+            ("anthropic_beta_messages", beta),
             ("openai_chat", &[openai::chat::FIELDS]),
             ("openai_responses", &[openai::responses::FIELDS]),
             ("openai_completions", &[openai::completions::FIELDS]),
@@ -319,6 +434,81 @@ mod tests {
         }
     }
 
+    /// The objects within requests, too: each documented type is read, with a row for each of its
+    /// fields, or refused by its name.
+    #[test]
+    fn every_documented_field_of_nested_objects_has_its_fate() {
+        use crate::openai::responses;
+        use crate::{anthropic, chat, demand};
+        let known: Value = serde_json::from_str(include_str!("../tests/fields.json")).unwrap();
+        let known = known["nested"].as_object().unwrap();
+        let texts = anthropic::TEXTS;
+        let variants: [(&str, &[&[Variant]]); 13] = [
+            ("openai_chat parts", &[chat::PARTS, chat::REFUSALS]),
+            ("openai_chat calls", &[chat::CALLS]),
+            ("openai_chat tools", &[demand::CHAT_TOOLS]),
+            ("openai_chat choices", &[demand::CHAT_CHOICES]),
+            ("openai_responses items", &[responses::ITEMS]),
+            (
+                "openai_responses parts",
+                &[responses::PARTS, responses::SAID, chat::REFUSALS, responses::THOUGHT],
+            ),
+            ("openai_responses tools", &[demand::RESPONSES_TOOLS]),
+            ("openai_responses choices", &[demand::RESPONSES_CHOICES]),
+            ("anthropic blocks", &[texts, anthropic::SAID, anthropic::BROUGHT]),
+            ("anthropic system", &[texts]),
+            ("anthropic results", &[texts]),
+            ("anthropic tools", &[demand::ANTHROPIC_TOOLS]),
+            ("ollama tools", &[demand::CHAT_TOOLS]),
+        ];
+        let tables: [(&str, &[&[Field]]); 21] = [
+            ("openai_chat system", &[chat::MESSAGE]),
+            ("openai_chat developer", &[chat::MESSAGE]),
+            ("openai_chat user", &[chat::MESSAGE]),
+            ("openai_chat assistant", &[chat::MESSAGE, chat::ASSISTANT]),
+            ("openai_chat tool", &[chat::MESSAGE, chat::TOOL]),
+            ("openai_chat called", &[chat::CALLED]),
+            ("openai_chat function", &[demand::FUNCTION]),
+            ("openai_chat allowed", &[demand::ALLOWED]),
+            ("openai_chat response_format", &[demand::RESPONSE_FORMAT]),
+            ("openai_chat json_schema", &[demand::JSON_SCHEMA]),
+            ("openai_chat stream_options", &[crate::openai::STREAM_OPTIONS]),
+            ("openai_responses reasoning", &[responses::REASONING]),
+            ("openai_responses text", &[demand::TEXT]),
+            ("openai_responses format", &[demand::TEXT_FORMAT]),
+            ("anthropic message", &[anthropic::MESSAGE]),
+            ("anthropic thinking", &[anthropic::THINKING]),
+            ("anthropic output_config", &[anthropic::OUTPUT]),
+            ("anthropic tool_choice", &[demand::ANTHROPIC_CHOICE]),
+            ("ollama message", &[chat::MESSAGE, chat::ASSISTANT, chat::TOOL]),
+            ("ollama called", &[chat::CALLED]),
+            ("ollama function", &[demand::FUNCTION]),
+        ];
+        let fields = |place: &str, documented: &Value, table: &[&[Field]]| {
+            for field in documented.as_array().unwrap() {
+                let rows = table.iter().flat_map(|part| part.iter());
+                assert_eq!(rows.filter(|row| row.name == field).count(), 1, "{place}: {field}");
+            }
+        };
+        for (place, table) in tables {
+            fields(place, &known[place], table);
+        }
+        let outer = read("{}").unwrap();
+        for (place, variants) in variants {
+            let all = || variants.iter().flat_map(|part| part.iter());
+            for (name, documented) in known[place].as_object().unwrap() {
+                if let Some(Ok(table)) = all().find(|own| own.name == name).map(|own| own.read) {
+                    fields(&format!("{place}: {name}"), documented, &[table]);
+                    continue;
+                }
+                let object = serde_json::json!({ "type": name });
+                let problem = outer.variant(place, &object, "one", variants, None).unwrap_err();
+                assert!(problem.message.contains(&shown(name)), "{place}: {}", problem.message);
+            }
+        }
+        assert_eq!(known.len(), variants.len() + tables.len());
+    }
+
     #[test]
     fn values_have_types_and_ranges() {
         let fields = read(r#"{"temperature": 3, "n": 2.0, "inner": {"user": 1}}"#).unwrap();
@@ -328,8 +518,8 @@ mod tests {
         assert_eq!(e, "temperature: expected a number from 0 to 2, found 3");
         let e = fields.whole("inner", 0..=i64::MAX).map_err(message).unwrap_err();
         assert_eq!(e, "inner: expected a whole number from 0 on, found an object");
-        assert!(fields.within("inner", &[TABLE], Unknown::Refused).unwrap().is_some());
+        assert!(fields.within("inner", &[TABLE]).unwrap().is_some());
         assert_eq!(fields.noted().unwrap(), "inner.user");
-        assert!(fields.within("none", &[TABLE], Unknown::Refused).unwrap().is_none());
+        assert!(fields.within("none", &[TABLE]).unwrap().is_none());
     }
 }

@@ -196,10 +196,8 @@ fn variables(model: &Model, fields: &Fields) -> Result<Map<String, Value>, Probl
         }
     };
     let mut extra = chat::thinking(model, fields, "think", think);
-    let effort = fields.value("think").filter(|think| think.is_string());
-    let reads = |name| model.template().is_some_and(|t| t.variables().contains(name));
-    if let Some(effort) = effort.filter(|_| reads("reasoning_effort")) {
-        extra.insert("reasoning_effort".to_string(), effort.clone());
+    if let Some(effort) = fields.value("think").and_then(Value::as_str) {
+        extra.extend(chat::effort(model, "think", effort)?);
     }
     Ok(extra)
 }
@@ -213,7 +211,7 @@ fn ask(
     form: Form,
     splits: bool,
 ) -> Result<Ask, Problem> {
-    let settings = fields.within("options", &[OPTIONS], Unknown::Noted)?;
+    let settings = fields.within("options", &[OPTIONS])?;
     let settings = settings.map_or_else(|| Fields::check(Map::new(), &[], Unknown::Noted), Ok)?;
     let mut options = settings::options(&model, &settings, call.seed())
         .map_err(|problem| problem.within("options"))?;

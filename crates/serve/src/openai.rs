@@ -12,7 +12,7 @@ use delft::{Finish, GenerateOptions, Metrics};
 use serde_json::{Value, json};
 
 use crate::catalogue::Known;
-use crate::fields::{Field, Fields, Unknown, used};
+use crate::fields::{Field, Fields, no_effect, used};
 use crate::generation::Generating;
 use crate::models::Model;
 use crate::problem::{Api, Problem};
@@ -28,6 +28,10 @@ pub(crate) const EXTENSIONS: &[Field] = &[
     used("repeat_last_n"),
     used("ignore_eos"),
 ];
+
+/// What a stream is asked for.
+pub(crate) const STREAM_OPTIONS: &[Field] =
+    &[used("include_usage"), no_effect("include_obfuscation")];
 
 /// The part that all chunks of an answer share.
 #[derive(Debug, Clone)]
@@ -102,10 +106,8 @@ fn tell_cache(object: &mut Value, answers: &[Answer]) {
 
 /// Whether the answer is a stream, and whether that ends with the usage.
 fn streams(fields: &Fields) -> Result<(bool, bool), Problem> {
-    const OPTIONS: &[Field] =
-        &[used("include_usage"), crate::fields::no_effect("include_obfuscation")];
     let stream = fields.flag("stream")?.unwrap_or(false);
-    let options = fields.within("stream_options", &[OPTIONS], Unknown::Refused)?;
+    let options = fields.within("stream_options", &[STREAM_OPTIONS])?;
     if options.is_some() && !stream {
         return Err(Problem::field("stream_options", "expected beside \"stream\": true"));
     }

@@ -10,7 +10,7 @@ use super::{
 use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::{Asked, GRAMMARS};
-use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
+use crate::fields::{Field, Fields, Unknown, no_effect, refused, used};
 use crate::generation::{Done, Event, Work};
 use crate::models::{Conversation, Model};
 use crate::problem::Problem;
@@ -155,17 +155,10 @@ pub(super) fn effort(
     fields: &Fields,
     name: &str,
 ) -> Result<Map<String, Value>, Problem> {
-    const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-    const VARIABLE: &str = "reasoning_effort";
     let Some(effort) = fields.text(name)? else { return Ok(Map::new()) };
-    if !EFFORTS.contains(&effort) {
-        return Err(wrong(name, EFFORTS.join(", "), &effort.into()));
-    }
-    let reads = model.template().is_some_and(|template| template.variables().contains(VARIABLE));
-    let mut extra = Map::new();
-    if reads {
-        extra.insert(VARIABLE.to_string(), effort.into());
-    }
+    let variable = chat::effort(model, name, effort)?;
+    let reads = variable.is_some();
+    let mut extra: Map<_, _> = variable.into_iter().collect();
     if effort == "none" || !reads {
         extra.extend(delft::reasoning::switches(effort != "none", model.template()));
     }

@@ -10,7 +10,9 @@ use super::usage_of_responses;
 use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::Asked;
-use crate::fields::{Field, Fields, Unknown, kind, no_effect, refused, shown, used};
+use crate::fields::{
+    Field, Fields, Unknown, Variant, kind, no_effect, refused, refused_variant, used, variant,
+};
 use crate::generation::{Done, Event, Work};
 use crate::models::{Conversation, Model};
 use crate::problem::{Api, Problem};
@@ -56,6 +58,90 @@ pub(crate) const FIELDS: &[Field] = &[
     refused("top_logprobs", "use chat completions for log-probabilities", &["0"]),
     refused("truncation", "a prompt that does not fit is refused, never cut", &["\"disabled\""]),
 ];
+
+/// How to reason.
+pub(crate) const REASONING: &[Field] = &[
+    used("effort"),
+    no_effect("context"),
+    no_effect("generate_summary"),
+    no_effect("mode"),
+    no_effect("summary"),
+];
+
+/// Items of the input.
+pub(crate) const ITEMS: &[Variant] = &[
+    variant(
+        "message",
+        &[
+            used("type"),
+            used("role"),
+            used("content"),
+            no_effect("id"),
+            no_effect("phase"),
+            no_effect("status"),
+        ],
+    ),
+    variant(
+        "function_call",
+        &[
+            used("type"),
+            used("call_id"),
+            used("name"),
+            used("arguments"),
+            no_effect("id"),
+            no_effect("status"),
+            refused("async", "calls are answered in the next request", &["false"]),
+            refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
+            refused("namespace", "functions have no namespaces", &[]),
+        ],
+    ),
+    variant(
+        "function_call_output",
+        &[
+            used("type"),
+            used("call_id"),
+            used("name"),
+            used("output"),
+            no_effect("id"),
+            no_effect("status"),
+            refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
+            refused("namespace", "functions have no namespaces", &[]),
+        ],
+    ),
+    variant(
+        "reasoning",
+        &[
+            used("type"),
+            used("content"),
+            no_effect("encrypted_content"),
+            no_effect("id"),
+            no_effect("status"),
+            no_effect("summary"),
+        ],
+    ),
+    refused_variant("item_reference", "nothing is stored: send the conversation whole"),
+];
+
+const TEXT: &[Field] = &[used("type"), used("text"), no_effect("prompt_cache_breakpoint")];
+
+/// Parts of a message's content, and of a call's output.
+pub(crate) const PARTS: &[Variant] = &[
+    variant("input_text", TEXT),
+    variant("text", TEXT),
+    refused_variant("input_image", chat::IMAGES),
+    refused_variant("computer_screenshot", chat::IMAGES),
+    refused_variant("input_audio", chat::AUDIO),
+    refused_variant("input_file", chat::FILES),
+];
+
+/// Parts of an assistant's message besides.
+pub(crate) const SAID: &[Variant] = &[variant(
+    "output_text",
+    &[used("type"), used("text"), no_effect("annotations"), no_effect("logprobs")],
+)];
+
+/// Parts of what an earlier answer thought.
+pub(crate) const THOUGHT: &[Variant] = &[variant("reasoning_text", &[used("type"), used("text")])];
 
 /// A request that is understood.
 struct Ask {
@@ -105,14 +191,7 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let mut options = settings::options(&model, &fields, call.seed())?;
     let most = fields.whole("max_output_tokens", 1..=i64::MAX)?;
     options.max_tokens = most.and_then(|n| usize::try_from(n).ok());
-    const REASONING: &[Field] = &[
-        used("effort"),
-        no_effect("context"),
-        no_effect("generate_summary"),
-        no_effect("mode"),
-        no_effect("summary"),
-    ];
-    let reasoning = fields.within("reasoning", &[REASONING], Unknown::Noted)?;
+    let reasoning = fields.within("reasoning", &[REASONING])?;
     let extra = match &reasoning {
         Some(reasoning) => {
             effort(&model, reasoning, "effort").map_err(|e| e.within("reasoning"))?
@@ -147,14 +226,16 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
             return Err(Problem::field("input", message));
         }
     };
+    // It belongs to the assistant's message behind it.
+    let mut thought = String::new();
     for (i, item) in items.iter().enumerate() {
         let place = format!("input[{i}]");
         let text = |name: &str| {
             let found = item[name].as_str();
             found.ok_or_else(|| Problem::field(&format!("{place}.{name}"), "expected a string"))
         };
-        match item["type"].as_str() {
-            None | Some("message") => {
+        match fields.variant(&place, item, "an item", &[ITEMS], Some("message"))? {
+            "message" => {
                 let role = match item["role"].as_str() {
                     Some("developer") => "system",
                     Some(role @ ("system" | "user" | "assistant")) => role,
@@ -163,10 +244,18 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
                         return Err(Problem::field(&format!("{place}.role"), message));
                     }
                 };
-                let content = chat::text(&format!("{place}.content"), &item["content"])?;
-                messages.push(json!({ "role": role, "content": content }));
+                let assistant: &[&[Variant]] = &[PARTS, SAID, chat::REFUSALS];
+                let parts = if role == "assistant" { assistant } else { &[PARTS] };
+                let place = format!("{place}.content");
+                let content = chat::text(fields, &place, &item["content"], parts)?;
+                let mut message = json!({ "role": role, "content": content });
+                let thought = std::mem::take(&mut thought);
+                if role == "assistant" && !thought.is_empty() {
+                    message["reasoning_content"] = thought.into();
+                }
+                messages.push(message);
             }
-            Some("function_call") => {
+            "function_call" => {
                 let arguments = match text("arguments")?.trim() {
                     "" => json!({}),
                     arguments => serde_json::from_str(arguments).map_err(|e| {
@@ -178,28 +267,37 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
                 let call =
                     json!({ "id": text("call_id")?, "type": "function", "function": function });
                 // Calls belong to the assistant's message before them.
-                match messages.last_mut().filter(|last| last["role"] == "assistant") {
+                let own = |last: &&mut Value| last["role"] == "assistant" && thought.is_empty();
+                match messages.last_mut().filter(own) {
                     Some(last) => match last["tool_calls"].as_array_mut() {
                         Some(calls) => calls.push(call),
                         None => last["tool_calls"] = json!([call]),
                     },
-                    None => messages
-                        .push(json!({ "role": "assistant", "content": "", "tool_calls": [call] })),
+                    None => {
+                        let mut message =
+                            json!({ "role": "assistant", "content": "", "tool_calls": [call] });
+                        if !thought.is_empty() {
+                            message["reasoning_content"] = std::mem::take(&mut thought).into();
+                        }
+                        messages.push(message);
+                    }
                 }
             }
-            Some("function_call_output") => {
+            "function_call_output" => {
                 let id = text("call_id")?;
-                let content = chat::text(&format!("{place}.output"), &item["output"])?;
-                messages.push(json!({ "role": "tool", "tool_call_id": id, "content": content }));
+                let place = format!("{place}.output");
+                let content = chat::text(fields, &place, &item["output"], &[PARTS])?;
+                let mut message = json!({ "role": "tool", "tool_call_id": id, "content": content });
+                if let Some(name) = item["name"].as_str() {
+                    message["name"] = name.into();
+                }
+                messages.push(message);
             }
-            // What earlier answers thought is not read again.
-            Some("reasoning") => {}
-            Some(other) => {
-                let expected = "message, function_call, function_call_output or reasoning";
-                let message =
-                    format!("expected an item of type {expected}, found {}", shown(other));
-                let problem = Problem::field(&place, message);
-                return Err(Problem { code: "unsupported_content", ..problem });
+            _ => {
+                let place = format!("{place}.content");
+                let content = Some(&item["content"]).filter(|content| !content.is_null());
+                let text = content.map(|content| chat::text(fields, &place, content, &[THOUGHT]));
+                thought = text.transpose()?.unwrap_or_default();
             }
         }
     }
@@ -461,5 +559,61 @@ impl Writer {
         self.send(sender, "response.output_item.done", event).await?;
         self.items.push(whole);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_become_what_templates_read() {
+        let read = |input: Value| {
+            let body = json!({ "input": input }).to_string();
+            let fields = Fields::read(body.as_bytes(), &[FIELDS], Unknown::Refused).unwrap();
+            let read = messages(&fields);
+            read.map(|read| (read, fields.noted())).map_err(|problem| problem.message)
+        };
+        let thought = json!({ "type": "reasoning", "id": "rs_1", "summary": [],
+            "content": [{ "type": "reasoning_text", "text": "Hm." }] });
+        let said = json!({ "type": "message", "role": "assistant", "id": "msg_1", "content": [
+            { "type": "output_text", "text": "Yes", "annotations": [] },
+            { "type": "refusal", "refusal": ", no." },
+        ] });
+        let call =
+            json!({ "type": "function_call", "call_id": "1", "name": "f", "arguments": "{}" });
+        let result = json!({ "type": "function_call_output", "call_id": "1", "output": "2" });
+        let (found, noted) = read(
+            json!([{ "role": "user", "content": "?" }, thought, said, call, thought, call, result]),
+        )
+        .unwrap();
+        let called = json!([{ "id": "1", "type": "function",
+            "function": { "name": "f", "arguments": {} } }]);
+        assert_eq!(
+            found,
+            [
+                json!({ "role": "user", "content": "?" }),
+                json!({ "role": "assistant", "content": "Yes, no.", "reasoning_content": "Hm.",
+                    "tool_calls": called }),
+                json!({ "role": "assistant", "content": "", "reasoning_content": "Hm.",
+                    "tool_calls": called }),
+                json!({ "role": "tool", "tool_call_id": "1", "content": "2" }),
+            ]
+        );
+        let noted = noted.unwrap();
+        assert_eq!(noted, "input[].id, input[].summary, input[].content[].annotations");
+        let cases = [
+            (json!([{ "type": "item_reference", "id": "1" }]), "input[0]: nothing is stored"),
+            (json!([{ "type": "computer_call" }]), "input[0]: expected an item of type message or"),
+            (
+                json!([{ "role": "user", "content": [{ "type": "input_file" }] }]),
+                "input[0].content[0]: files are not supported by this model (type input_file)",
+            ),
+            (json!([{ "role": "user", "content": "", "name": "x" }]), "input[0].name: there is no"),
+        ];
+        for (input, problem) in cases {
+            let found = read(input.clone()).unwrap_err();
+            assert!(found.starts_with(problem), "{input}: {found}");
+        }
     }
 }

@@ -81,11 +81,21 @@ fn what_cannot_be_done_is_refused_in_its_own_shape() {
             "tools[0].input_schema: expected",
         ),
         (json!({ "max_tokens": 5, "n": 2 }), 400, "n: there is no such field"),
+        (
+            json!({ "max_tokens": 5, "mcp_servers": [{ "type": "url" }] }),
+            400,
+            "mcp_servers: not supported",
+        ),
+        (
+            json!({ "max_tokens": 5, "tools": [{ "type": "bash_20250124", "name": "bash" }] }),
+            400,
+            "tools[0]: expected a tool of type custom, found bash_20250124",
+        ),
         (json!({ "max_tokens": 5, "thinking": { "type": "x" } }), 400, "thinking.type: expected"),
         (
             json!({ "max_tokens": 5, "messages": [{ "role": "user", "content": [{ "type": "image" }] }] }),
             400,
-            "messages[0].content[0]: expected a block of type text or tool_result, found image",
+            "messages[0].content[0]: images are not supported by this model (type image)",
         ),
     ];
     for (extra, status, message) in cases {

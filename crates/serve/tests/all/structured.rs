@@ -179,6 +179,63 @@ fn answers_are_brought_to_their_end_within_their_tokens() {
     );
 }
 
+/// Of several tools only those may be called that the choice allows.
+#[test]
+fn allowed_tools_are_the_only_ones_that_are_called() {
+    let other = |name: &str| json!({ "type": "function", "function": { "name": name, "parameters": schema() } });
+    let tools = json!([other("erase"), tool(), other("tear")]);
+    let allowed = |mode: &str, name: &str| {
+        json!({ "type": "allowed_tools", "allowed_tools": { "mode": mode,
+            "tools": [{ "type": "function", "function": { "name": name } }] } })
+    };
+    let extra = |choice: Value| json!({ "tools": tools, "tool_choice": choice, "parallel_tool_calls": false });
+    for name in ["paint", "tear"] {
+        let answer = good(CHAT, extra(allowed("required", name))).json();
+        assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"], name);
+    }
+    let answer = good(CHAT, extra(allowed("auto", "tear"))).json();
+    let calls = answer["choices"][0]["message"]["tool_calls"].as_array();
+    assert!(calls.is_none_or(|calls| calls.iter().all(|call| call["function"]["name"] == "tear")));
+    let flat = |name: &str| json!({ "type": "function", "name": name, "parameters": schema() });
+    let responses = json!({ "input": "Paint", "max_output_tokens": 200,
+        "tools": [flat("erase"), flat("tear")], "parallel_tool_calls": false,
+        "tool_choice": { "type": "allowed_tools", "mode": "required",
+            "tools": [{ "type": "function", "name": "tear" }] } });
+    let answer = post(shared(), "/v1/responses", &responses).json();
+    assert_eq!(answer["output"][0]["name"], "tear", "{answer}");
+    let refused = [
+        (allowed("required", "sing"), "tool_choice: expected a tool of this request, found sing"),
+        (allowed("none", "tear"), "tool_choice.allowed_tools.mode: expected auto or required"),
+        (json!({ "type": "custom", "custom": { "name": "x" } }), "tool_choice: custom tools"),
+        (
+            json!({ "type": "function", "function": { "name": "tear", "strict": true } }),
+            "tool_choice.function.strict: there is no such field",
+        ),
+    ];
+    for (choice, message) in refused {
+        let response = ask(CHAT, extra(choice));
+        let error = response.json()["error"]["message"].as_str().unwrap().to_string();
+        assert!(response.status == 400 && error.starts_with(message), "{error}");
+    }
+    let custom = json!([{ "type": "custom", "custom": { "name": "x" } }]);
+    let error = ask(CHAT, json!({ "tools": custom })).json()["error"]["message"].to_string();
+    assert!(error.contains("tools[0]: custom tools are not supported"), "{error}");
+    let odd = json!([{ "type": "function", "function": { "name": "x", "colour": 1 } }]);
+    let error = ask(CHAT, json!({ "tools": odd })).json()["error"]["message"].to_string();
+    assert!(error.contains("tools[0].function.colour: there is no such field"), "{error}");
+}
+
+/// Anthropic's format by its name in beta versions.
+#[test]
+fn an_output_format_is_followed_by_its_older_name_too() {
+    let format = json!({ "type": "json_schema", "schema": schema() });
+    let answer = good("/v1/messages", json!({ "output_format": format })).json();
+    assert!(fits(answer["content"][0]["text"].as_str().unwrap()), "{answer}");
+    let both = json!({ "output_format": format, "output_config": { "format": format } });
+    let error = ask("/v1/messages", both).json()["error"]["message"].to_string();
+    assert!(error.contains("output_format: not supported beside"), "{error}");
+}
+
 #[test]
 fn a_call_that_is_required_comes_in_every_interfaces_shape() {
     let named = json!({ "type": "function", "function": { "name": "paint" } });
