@@ -9,7 +9,7 @@ mod room;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -45,6 +45,10 @@ pub(crate) struct Catalogue {
     /// Whose turn it is to load.
     pub(crate) line: Arc<tokio::sync::Mutex<()>>,
     waiting: AtomicUsize,
+    /// The named model that is being loaded.
+    loading: Mutex<Option<String>>,
+    /// Whether the server has been told to stop.
+    stopping: AtomicBool,
     next: AtomicU64,
     /// What was counted of each model, loaded or not.
     texts: Mutex<BTreeMap<String, Arc<Texts>>>,
@@ -174,6 +178,8 @@ impl Catalogue {
             freed: Condvar::new(),
             line: Arc::default(),
             waiting: AtomicUsize::new(0),
+            loading: Mutex::default(),
+            stopping: AtomicBool::new(false),
             next: AtomicU64::new(0),
             texts: Mutex::default(),
             due: Notify::new(),
@@ -206,6 +212,26 @@ impl Catalogue {
 
     pub(crate) fn events(&self) -> &Events {
         &self.events
+    }
+
+    /// Notes that the server has been told to stop.
+    pub(crate) fn stop_soon(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.events.tell(Events::STOPPING, json!({}));
+    }
+
+    /// Why requests should go elsewhere for now, if they should.
+    pub(crate) fn unready(&self) -> Option<String> {
+        if self.stopping.load(Ordering::Relaxed) {
+            return Some("the server is stopping: it answers what it has begun".to_string());
+        }
+        let loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        loading.as_ref().map(|name| format!("{name} is being loaded"))
+    }
+
+    /// Notes the named model that is being loaded.
+    fn note_loading(&self, name: Option<String>) {
+        *self.loading.lock().unwrap_or_else(PoisonError::into_inner) = name;
     }
 
     /// The store, if models of it are offered.
@@ -333,7 +359,10 @@ impl Catalogue {
         let own = self.clone();
         let load = move || {
             let _turn = turn;
+            own.note_loading((!target.of_store).then(|| target.named.name.clone()));
+            let done = Defer(|| own.note_loading(None));
             let held = own.load(&target, keep, begun, deadline);
+            drop(done);
             if let Err(problem) = &held {
                 let (model, error) = (&target.named.name, &problem.message);
                 Line::about("not loaded").with("model", model).with("error", error).write();
@@ -537,6 +566,15 @@ impl Loaded {
             files: self.files.clone(),
             loaded: Some(model.clone()),
         }
+    }
+}
+
+/// Does something when it is dropped, after a panic too.
+struct Defer<F: Fn()>(F);
+
+impl<F: Fn()> Drop for Defer<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }
 

@@ -152,7 +152,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/apply-template", post(native::apply_template))
         .route("/props", get(native::props))
         .route("/health", get(|| async { axum::Json(json!({ "status": "ok" })) }))
-        .route("/ready", get(|| async { axum::Json(json!({ "status": "ok" })) }))
+        .route("/ready", get(ready))
         .route("/metrics", get(metrics_text))
         .route("/events", get(events::events))
         .merge(page::router());
@@ -277,6 +277,18 @@ async fn no_such_method(request: Request) -> Response {
     let message = format!("{} is not answered here", request.method());
     let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message);
     problem.response(Api::of(request.uri().path()))
+}
+
+/// Whether requests should come here now: not while a named model is being loaded, nor while the
+/// server stops. `/health` says only that the process is alive.
+async fn ready(State(app): State<Arc<App>>) -> Response {
+    match app.models.unready() {
+        None => axum::Json(json!({ "status": "ok" })).into_response(),
+        Some(why) => {
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            (status, axum::Json(json!({ "status": "unready", "reason": why }))).into_response()
+        }
+    }
 }
 
 async fn metrics_text(State(app): State<Arc<App>>) -> impl IntoResponse {

@@ -13,13 +13,11 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use crate::catalogue::{Catalogue, now};
-use crate::events::Events;
 use crate::gate::{Access, Peer};
 use crate::generation::Limits;
 use crate::library::Library;
@@ -210,9 +208,9 @@ impl Server {
                 drop(permit);
             });
         }
+        models.stop_soon();
         drop(listener);
         idle.abort();
-        models.events().tell(Events::STOPPING, json!({}));
         Line::about("stopping").with("open", graceful.count()).write();
         tokio::select! {
             () = graceful.shutdown() => {}

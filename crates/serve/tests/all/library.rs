@@ -1,7 +1,7 @@
 //! Models that are loaded when a request names them, side by side, and unloaded when their time is
 //! over or they are told to.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -337,4 +337,38 @@ fn a_server_with_an_empty_store_says_so() {
     let raw = receive(send(running.address(), "GET", "/api/tags", &[], ""));
     assert_eq!(raw.json()["models"], json!([]));
     running.stop().unwrap();
+}
+
+#[test]
+fn it_is_not_ready_while_a_named_model_is_loaded_or_it_stops() {
+    let running = serving();
+    let address = running.address();
+    assert_eq!(get(address, "/ready").status, 200);
+    let load = send(address, "POST", "/v1/completions", &[], &story("stories", 1).to_string());
+    let unready = || Some(get(address, "/ready")).filter(|answer| answer.status == 503);
+    let start = Instant::now();
+    let answer = loop {
+        if let Some(answer) = unready() {
+            break answer;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "it was never unready");
+    };
+    assert_eq!(answer.json()["reason"], "stories is being loaded");
+    assert_eq!(get(address, "/health").status, 200);
+    assert_eq!(receive(load).status, 200);
+    assert_eq!(get(address, "/ready").status, 200);
+
+    // A request that has begun before the signal is still answered.
+    let mut late = TcpStream::connect(address).unwrap();
+    write!(late, "GET /ready HTTP/1.1\r\nHost: {address}\r\n").unwrap();
+    for _ in 0..10 {
+        assert_eq!(get(address, "/ready").status, 200);
+    }
+    let stopping = std::thread::spawn(move || running.stop());
+    soon("the port is closed", || TcpStream::connect(address).is_err());
+    write!(late, "Connection: close\r\n\r\n").unwrap();
+    let answer = receive(late);
+    assert_eq!(answer.status, 503);
+    assert!(answer.json()["reason"].as_str().unwrap().starts_with("the server is stopping"));
+    stopping.join().unwrap().unwrap();
 }
