@@ -10,7 +10,8 @@
 
 use crate::{BUILDING, STEPS};
 use llguidance::Matcher;
-use llguidance::toktrie::{SimpleVob, TokEnv, TokTrie};
+use llguidance::toktrie::{SimpleVob, TokTrie};
+use std::sync::Arc;
 
 /// Tokens from the limit, beside twice the ending, within which an ending is known at each token:
 /// a single token may open what takes many to close.
@@ -23,9 +24,46 @@ const BLIND: usize = 4;
 /// Letters of which the masks behind them are compared then, to see which of them lead on.
 const COMPARED: usize = 16;
 
+/// The tokens of a vocabulary that a walk looks for.
+#[derive(Debug)]
+pub(crate) struct Signs {
+    /// Tokens of single bytes, in the order in which they are tried.
+    letters: Vec<u32>,
+    /// What closes an object, a list or a string, and a comma: those that there are.
+    closers: Vec<(u8, u32)>,
+    /// A letter that may stand in any text.
+    letter: Option<u32>,
+    /// Special tokens that end no text.
+    special: Vec<u32>,
+    /// Bytes of the longest token.
+    longest: usize,
+}
+
+impl Signs {
+    /// Those of a vocabulary.
+    pub(crate) fn new(trie: &TokTrie) -> Signs {
+        let single = |byte: u8| trie.token_id(&[byte]);
+        let order = (b'a'..=b'z').rev().chain((b'A'..=b'Z').rev()).chain((b'0'..=b'9').rev());
+        let mut bytes: Vec<u8> = order.collect();
+        let others: Vec<u8> = (0..=u8::MAX).filter(|byte| !bytes.contains(byte)).collect();
+        bytes.extend(others);
+        let tokens = 0..trie.vocab_size() as u32;
+        let is_special =
+            |token: &u32| trie.is_special_token(*token) && !trie.eos_tokens().contains(token);
+        Signs {
+            letters: bytes.iter().filter_map(|byte| single(*byte)).collect(),
+            closers: b"}]\",".iter().filter_map(|byte| Some((*byte, single(*byte)?))).collect(),
+            letter: single(b'x'),
+            longest: tokens.clone().map(|token| trie.token_len(token)).max().unwrap_or(0),
+            special: tokens.filter(is_special).collect(),
+        }
+    }
+}
+
 /// Sees to it that a text ends within its tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct Planner {
+    signs: Arc<Signs>,
     /// Tokens that end the text, the next one last: from the present place while every token is
     /// watched, else from an earlier one.
     plan: Vec<u32>,
@@ -41,9 +79,10 @@ pub(crate) struct Planner {
 
 impl Planner {
     /// The planner of texts that begin as the matcher does.
-    pub(crate) fn new(matcher: &Matcher) -> Planner {
-        let plan = walk(matcher, BUILDING).unwrap_or_default();
-        Planner { plan, watching: false, check: usize::MAX, left: usize::MAX, closing: false }
+    pub(crate) fn new(matcher: &Matcher, signs: Arc<Signs>) -> Planner {
+        let plan = walk(matcher, &signs, BUILDING).unwrap_or_default();
+        let (check, left) = (usize::MAX, usize::MAX);
+        Planner { signs, plan, watching: false, check, left, closing: false }
     }
 
     /// The token that must come next if the text shall end within `left` tokens, its end token
@@ -53,7 +92,7 @@ impl Planner {
         if !self.watching && left <= self.check {
             // At the beginning the plan is right as it is.
             if self.check < usize::MAX && !leads(matcher, &[], &self.plan) {
-                self.plan = walk(matcher, STEPS).unwrap_or_default();
+                self.plan = walk(matcher, &self.signs, STEPS).unwrap_or_default();
             }
             let needed = self.plan.len();
             let watched = 2 * needed + WATCHED;
@@ -81,7 +120,7 @@ impl Planner {
             return token;
         }
         let mut there = matcher.clone();
-        let plan = there.consume_token(token).ok().and_then(|()| walk(&there, STEPS));
+        let plan = there.consume_token(token).ok().and_then(|()| walk(&there, &self.signs, STEPS));
         match plan {
             Some(plan) if plan.len() <= behind => self.plan = plan,
             // What the text goes on with may be easier to end.
@@ -122,46 +161,27 @@ fn follows(matcher: &mut Matcher, tokens: &[u32]) -> bool {
 
 /// Tokens that lead to the end from where the matcher is, the next one last; none if no way is
 /// found by so many steps of regular expressions.
-fn walk(matcher: &Matcher, steps: u64) -> Option<Vec<u32>> {
+fn walk(matcher: &Matcher, signs: &Signs, steps: u64) -> Option<Vec<u32>> {
     let environment = matcher.tok_env().ok()?;
-    let letters = letters(environment.tok_trie());
-    let mut walker = Walker {
-        matcher: matcher.clone(),
-        environment,
-        letters,
-        path: Vec::new(),
-        blind: 0,
-        steps,
-    };
+    let trie = environment.tok_trie();
+    let (matcher, path) = (matcher.clone(), Vec::new());
+    let mut there = matcher.clone();
+    let mut walker = Walker { matcher, trie, signs, path, blind: 0, steps };
     walker.run()?;
     let joined = walker.joined();
     let mut tokens = walker.path;
-    if joined.len() < tokens.len() && follows(&mut matcher.clone(), &joined) {
+    if joined.len() < tokens.len() && follows(&mut there, &joined) {
         tokens = joined;
     }
     tokens.reverse();
     Some(tokens)
 }
 
-/// The tokens of single bytes, in the order in which they are tried.
-fn letters(trie: &TokTrie) -> Vec<u32> {
-    let order = (b'a'..=b'z').rev().chain((b'A'..=b'Z').rev()).chain((b'0'..=b'9').rev());
-    let mut bytes: Vec<u8> = order.collect();
-    let others: Vec<u8> = (0..=u8::MAX).filter(|byte| !bytes.contains(byte)).collect();
-    bytes.extend(others);
-    bytes.iter().filter_map(|byte| single(trie, *byte)).collect()
-}
-
-fn single(trie: &TokTrie, byte: u8) -> Option<u32> {
-    trie.token_id(&[byte])
-}
-
 /// Walks over a grammar, a token at a time, towards its end.
-struct Walker {
+struct Walker<'a> {
     matcher: Matcher,
-    environment: TokEnv,
-    /// Tokens of single bytes, in the order in which they are tried.
-    letters: Vec<u32>,
+    trie: &'a TokTrie,
+    signs: &'a Signs,
     path: Vec<u32>,
     /// The letters at the path's end that were written without a sign that they lead on.
     blind: usize,
@@ -169,12 +189,12 @@ struct Walker {
     steps: u64,
 }
 
-impl Walker {
+impl Walker<'_> {
     /// Walks to the end, and adds the end token; none if that is too far.
     fn run(&mut self) -> Option<()> {
         for _ in 0..PLACES {
             if self.matcher.is_stopped() || self.matcher.is_accepting().ok()? {
-                self.path.push(self.environment.tok_trie().eos_token());
+                self.path.push(self.trie.eos_token());
                 return Some(());
             }
             let (token, leads) = self.choose()?;
@@ -189,35 +209,29 @@ impl Walker {
     fn choose(&mut self) -> Option<(u32, bool)> {
         let mut matcher = self.matcher.clone();
         let mask = self.mask(&mut matcher)?;
-        let environment = self.environment.clone();
-        let trie = environment.tok_trie();
-        if let Some(token) = forced(trie, &mask) {
+        let Signs { letters, closers, letter, .. } = self.signs;
+        if let Some(token) = self.forced(&mask) {
             return Some((token, true));
         }
         // What closes an object, a list or a string, and a comma that is no part of a text: no
         // letter may follow it there.
-        let letter = single(trie, b'x');
-        for byte in *b"}]\"," {
-            let Some(token) = single(trie, byte).filter(|token| mask.is_allowed(*token)) else {
-                continue;
-            };
-            let inside = letter.is_some_and(|letter| follows(&mut matcher, &[token, letter]));
-            if byte == b'"' || !inside {
+        for &(byte, token) in closers.iter().filter(|(_, token)| mask.is_allowed(*token)) {
+            let follow = |letter: &u32| follows(&mut matcher, &[token, *letter]);
+            if byte == b'"' || !letter.as_ref().is_some_and(follow) {
                 return Some((token, true));
             }
         }
-        let letters: Vec<u32> =
-            self.letters.iter().copied().filter(|token| mask.is_allowed(*token)).collect();
+        let letters = || letters.iter().copied().filter(|token| mask.is_allowed(*token));
         // A letter behind which something may be closed.
-        let closers = b"\"}],".iter().filter_map(|byte| single(trie, *byte));
-        let closers: Vec<u32> = closers.chain([trie.eos_token()]).collect();
-        for &token in &letters {
-            if closers.iter().any(|closer| follows(&mut matcher, &[token, *closer])) {
+        let end = self.trie.eos_token();
+        for token in letters() {
+            let mut closes = |closer: u32| follows(&mut matcher, &[token, closer]);
+            if closers.iter().rev().any(|(_, closer)| closes(*closer)) || closes(end) {
                 return Some((token, true));
             }
         }
         // Else one that leads to another place, as far as masks tell.
-        for &token in letters.iter().take(if self.blind < BLIND { 0 } else { COMPARED }) {
+        for token in letters().take(if self.blind < BLIND { 0 } else { COMPARED }) {
             let mut behind = self.matcher.clone();
             behind.consume_token(token).ok()?;
             if self.mask(&mut behind)? != mask {
@@ -225,7 +239,25 @@ impl Walker {
             }
         }
         let any = || mask.first_bit_set().map(|bit| bit as u32);
-        Some((letters.first().copied().or_else(any)?, false))
+        let first = letters().next();
+        Some((first.or_else(any)?, false))
+    }
+
+    /// The longest token of a mask of which all others are beginnings, or a special token: all that
+    /// may be written leads there.
+    fn forced(&self, mask: &SimpleVob) -> Option<u32> {
+        let Walker { trie, signs, .. } = self;
+        let first = signs.special.iter().find(|token| mask.is_allowed(**token));
+        if first.is_some() {
+            return first.copied();
+        }
+        // A token has no more beginnings than bytes; several tokens may have the same ones.
+        if mask.num_set() > 2 * signs.longest {
+            return None;
+        }
+        let longest = mask.iter().max_by_key(|token| trie.token_len(*token))?;
+        let text = trie.token(longest);
+        mask.iter().all(|token| text.starts_with(trie.token(token))).then_some(longest)
     }
 
     /// The tokens that may come next; none where that takes more than a walk may.
@@ -237,7 +269,7 @@ impl Walker {
 
     /// The way with the longest tokens that its text can be made of.
     fn joined(&self) -> Vec<u32> {
-        let trie = self.environment.tok_trie();
+        let trie = self.trie;
         let (mut joined, mut text) = (Vec::new(), Vec::new());
         for &token in &self.path {
             if trie.is_special_token(token) || trie.eos_tokens().contains(&token) {
@@ -249,17 +281,4 @@ impl Walker {
         }
         joined
     }
-}
-
-/// The longest token of a mask of which all others are beginnings, or a special token: all that
-/// may be written leads there.
-fn forced(trie: &TokTrie, mask: &SimpleVob) -> Option<u32> {
-    let is_special = |token: &u32| trie.is_special_token(*token);
-    let first = mask.iter().find(|token| is_special(token) && !trie.eos_tokens().contains(token));
-    if first.is_some() {
-        return first;
-    }
-    let longest = mask.iter().max_by_key(|token| trie.token_len(*token))?;
-    let text = trie.token(longest);
-    mask.iter().all(|token| text.starts_with(trie.token(token))).then_some(longest)
 }

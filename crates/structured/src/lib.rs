@@ -15,7 +15,7 @@ mod gbnf;
 mod schema;
 mod tools;
 
-use ending::Planner;
+use ending::{Planner, Signs};
 use engine::reasoning::Opening;
 use engine::{Constraint, ConstraintSource, TokenSet};
 use formats::{Error, ErrorKind, Result, caught};
@@ -40,6 +40,10 @@ const BUILDING: u64 = 1_000_000;
 const STEPS: u64 = 200_000;
 /// States of regular expressions of one generation, each up to 2 KiB.
 const STATES: usize = 50_000;
+/// Compiled grammars that are kept.
+const KEPT: usize = 16;
+/// Longest grammar that is kept, in bytes of its text: what compiling takes grows with it.
+const LONGEST_KEPT: usize = 32 << 10;
 /// Longest reason that is told, in characters.
 const LONGEST_REASON: usize = 300;
 
@@ -71,6 +75,10 @@ impl Grammar {
 /// One model's vocabulary, ready for grammars.
 pub struct Grammars {
     factory: ParserFactory,
+    /// Compiled grammars that were asked for lately, the latest last, by what they are made of:
+    /// programs ask with the same few schemas.
+    lately: Mutex<Vec<(String, ConstraintSource)>>,
+    signs: Arc<Signs>,
     /// The ids of special tokens by their text.
     special: HashMap<String, u32>,
 }
@@ -119,7 +127,8 @@ impl Grammars {
         limits.max_lexer_states = STATES;
         limits.verbose_errors = false;
         limits.precompute_large_lexemes = false;
-        Ok(Grammars { factory, special })
+        let signs = Arc::new(Signs::new(factory.tok_env().tok_trie()));
+        Ok(Grammars { factory, lately: Mutex::default(), signs, special })
     }
 
     /// Constraints that let a model write what a grammar allows, after what may open its answer.
@@ -217,9 +226,36 @@ impl Grammars {
         parts.join(" ")
     }
 
-    /// Compiles a grammar; each generation gets a matcher of its own. A text that `ends` is brought
-    /// to its end where its tokens run out.
+    /// Compiles a grammar, or finds it compiled; each generation gets a matcher of its own. A text
+    /// that `ends` is brought to its end where its tokens run out.
     fn constraint(
+        &self,
+        place: &'static str,
+        grammar: TopLevelGrammar,
+        ends: bool,
+    ) -> Result<ConstraintSource> {
+        let key = serde_json::to_string(&(&grammar, ends));
+        let key = key.ok().filter(|key| key.len() <= LONGEST_KEPT);
+        let lately = || self.lately.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(key) = &key {
+            let mut lately = lately();
+            if let Some(at) = lately.iter().position(|(other, _)| other == key) {
+                lately[at..].rotate_left(1);
+                return Ok(lately[lately.len() - 1].1.clone());
+            }
+        }
+        let source = self.compiled(place, grammar, ends)?;
+        if let Some(key) = key {
+            let mut lately = lately();
+            if lately.len() == KEPT {
+                lately.remove(0);
+            }
+            lately.push((key, source.clone()));
+        }
+        Ok(source)
+    }
+
+    fn compiled(
         &self,
         place: &'static str,
         grammar: TopLevelGrammar,
@@ -232,7 +268,8 @@ impl Grammars {
             matcher.compute_mask()?;
             Ok(matcher)
         })?;
-        let ending = ends.then(|| caught(|| Planner::new(&first)).ok()).flatten();
+        let ending =
+            ends.then(|| caught(|| Planner::new(&first, self.signs.clone())).ok()).flatten();
         let first = Mutex::new(first);
         Ok(ConstraintSource::new(move || {
             let matcher = first.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
