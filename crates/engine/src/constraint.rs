@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 /// Says which tokens may come next in one generation.
 ///
-/// It is asked on the thread that generates, between the logits and the choice of a token.
+/// It is asked between the choice of one token and the next: on the thread that generates, or on one
+/// that follows several texts beside it.
 pub trait Constraint: Send {
     /// Inserts every token that may come next into `allowed`, which is empty. It may be asked
     /// several times before a token is chosen. The model's end tokens belong to it where the text
@@ -66,6 +67,10 @@ impl std::fmt::Debug for ConstraintSource {
 pub(crate) struct Constrained {
     constraint: Box<dyn Constraint>,
     allowed: TokenSet,
+    /// Why it is impossible to go on, where that was found ahead of the step.
+    failed: Option<Error>,
+    /// Tokens for which it is taken for slow.
+    pub(crate) wary: u32,
 }
 
 impl Constrained {
@@ -84,7 +89,8 @@ impl Constrained {
             return Err(Error::new("options", "a constrained generation that may end", found));
         }
         let constraint = guarded(|| source.start())?;
-        Ok(Some(Constrained { constraint, allowed: TokenSet::new(vocabulary) }))
+        let allowed = TokenSet::new(vocabulary);
+        Ok(Some(Constrained { constraint, allowed, failed: None, wary: 0 }))
     }
 
     /// Finds the tokens that may come next, of which there are at most `left`.
@@ -94,6 +100,16 @@ impl Constrained {
     pub(crate) fn look(&mut self, left: usize) -> Result<()> {
         self.allowed.clear();
         guarded(|| self.constraint.allow(left, &mut self.allowed))
+    }
+
+    /// The same ahead of the step that chooses; why it cannot go on is kept.
+    pub(crate) fn prepare(&mut self, left: usize) {
+        self.failed = self.look(left).err();
+    }
+
+    /// Why the text cannot go on, if it cannot.
+    pub(crate) fn failed(&self) -> Option<&Error> {
+        self.failed.as_ref()
     }
 
     /// The tokens that were found, as the sampler takes them.

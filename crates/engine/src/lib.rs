@@ -14,6 +14,7 @@ pub mod convert;
 mod defaults;
 mod embed;
 mod fingerprint;
+mod follow;
 mod generate;
 pub mod importance;
 mod load;

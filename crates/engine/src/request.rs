@@ -135,7 +135,12 @@ impl Engine {
         shared.check_start(&prompt, &options.sampling)?;
         shared.seats.check(request.adapter.as_ref())?;
         shared.check(&prompt, 0)?;
-        let constraint = Constrained::start(options, shared.config.vocab)?;
+        let mut constraint = Constrained::start(options, shared.config.vocab)?;
+        if let Some(constraint) = &mut constraint {
+            // The first token's, while others are computed.
+            let most = options.max_tokens.unwrap_or(usize::MAX);
+            constraint.look(most.min(shared.room(prompt.len()) + 1))?;
+        }
         // More make room when they come.
         const EVENTS: usize = 256;
         let outlet =

@@ -4,7 +4,8 @@
 //! On a device that computes while the host does something else, a step is submitted before it is
 //! known what the one before it chose: a request's next token is then promised to it, and told when
 //! it is known. A request with a constraint waits, since what is allowed next follows from the
-//! token.
+//! token; constraints are followed on several threads, and none is waited for longer than others'
+//! tokens may wait ([`follow`](crate::follow)).
 //!
 //! It starts with the first request and ends with its engine. A panic while a token is chosen, or
 //! of a request's constraint, ends the request that it belongs to; a step that fails, or panics,
@@ -12,6 +13,7 @@
 
 use crate::adapters::{self, Adapter};
 use crate::constraint::{self, Constrained};
+use crate::follow::{Followed, Followers, Task};
 use crate::generate::{Finish, GenerateOptions, Metrics, refused};
 use crate::load::Shared;
 use crate::pool::BlockTable;
@@ -34,6 +36,8 @@ const GAP: Duration = Duration::from_millis(100);
 const LEAST_ROWS: usize = 32;
 /// Rows of a sequence that recomputes its generated tokens, in one step.
 const CATCH_UP: usize = 8;
+/// How long the worker waits for constraints alone before it looks for requests.
+const LOOK: Duration = Duration::from_millis(20);
 /// Steps that a request waits behind others of higher priority.
 const PATIENCE: u64 = 200;
 
@@ -171,6 +175,11 @@ struct Chosen {
     likeliest: Vec<(u32, f32)>,
 }
 
+/// Whether a request's text ends with this token.
+fn is_end(shared: &Shared, job: &Job, token: u32) -> bool {
+    !job.options.ignore_end && shared.ends.contains(&token)
+}
+
 /// What a step is for, and who chooses in it, behind which position.
 type Parts = (Vec<Work>, Vec<(Id, usize)>);
 
@@ -190,6 +199,8 @@ struct Worker {
     jobs: HashMap<Id, Job>,
     /// Of the requests that have one. Apart from the rest, which the threads that compute look at.
     constraints: HashMap<Id, Constrained>,
+    followers: Followers<Chosen>,
+    followed: Vec<Followed<Chosen>>,
     next: Id,
     start: Instant,
     plan: Plan,
@@ -229,6 +240,8 @@ impl Worker {
             sequences: Sequences::new(shared.pool.clone(), shared.prefixes.clone(), &groups, chunk),
             jobs: HashMap::new(),
             constraints: HashMap::new(),
+            followers: Followers::new(),
+            followed: Vec::new(),
             next: 0,
             start: Instant::now(),
             plan: Plan::default(),
@@ -318,6 +331,7 @@ impl Worker {
         }
         let now = self.start.elapsed().as_millis() as u64;
         self.recall_forgotten(shared);
+        self.take_followed(shared);
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.next(now, &mut self.sequences);
         self.scheduler.swap(&mut plan);
@@ -332,6 +346,7 @@ impl Worker {
             let error = error.of(ErrorKind::Busy);
             self.forget(id, error.hint("end other sessions, or load the model for more of them"));
         }
+        self.await_followed(shared, &plan);
         let before = self.flights.len();
         let ahead = shared.executor().ahead() > 0;
         for (works, kind) in [(&plan.decode, Kind::Decode), (&plan.prompt, Kind::Prompt)] {
@@ -359,7 +374,6 @@ impl Worker {
         if works.is_empty() {
             return;
         }
-        works.iter().for_each(|work| self.look(shared, work.id));
         let done = match caught(|| self.replay(shared, works, kind)) {
             Ok(done) => done,
             Err(words) => {
@@ -451,16 +465,79 @@ impl Worker {
         Ok(())
     }
 
-    /// Tells requests what was chosen for them.
+    /// Tells requests what was chosen for them, as far as their constraints are done with it.
     fn take_chosen(&mut self, shared: &Shared) {
         let mut chosen = std::mem::take(&mut self.chosen);
+        let mut tasks = Vec::new();
         for (id, choice) in chosen.drain(..) {
             match choice {
-                Ok(choice) => self.take(shared, id, choice),
+                Ok(choice) => match self.constraints.remove(&id) {
+                    Some(constrained) => tasks.extend(self.task(shared, id, choice, constrained)),
+                    None => self.take(shared, id, choice, None),
+                },
                 Err(error) => self.spoil(id, error),
             }
         }
         self.chosen = chosen;
+        let mut followed = std::mem::take(&mut self.followed);
+        if !tasks.is_empty() {
+            self.followers.follow(tasks.into_iter(), &mut followed);
+        }
+        self.followed = followed;
+        self.take_followed(shared);
+    }
+
+    /// What a request's constraint has to do with the token that was chosen.
+    fn task(
+        &self,
+        shared: &Shared,
+        id: Id,
+        chosen: Chosen,
+        constrained: Constrained,
+    ) -> Option<Task<Chosen>> {
+        let (job, sequence) = (self.jobs.get(&id)?, self.sequences.get(id)?);
+        let token = chosen.choice.token;
+        let most = job.options.max_tokens.unwrap_or(usize::MAX);
+        let most = most.saturating_sub(job.metrics.generated_tokens + 1);
+        let left = most.min(shared.room(sequence.known() + 1) + 1);
+        let ends = is_end(shared, job, token);
+        Some(Task { id, constrained, token, ends, left, with: chosen })
+    }
+
+    /// Tells requests the tokens that their constraints are done with.
+    fn take_followed(&mut self, shared: &Shared) {
+        let mut followed = std::mem::take(&mut self.followed);
+        self.followers.take(&mut followed);
+        for Followed { id, constrained, accepted, with } in followed.drain(..) {
+            if !self.jobs.contains_key(&id) {
+                continue;
+            }
+            match accepted {
+                Ok(accepted) => {
+                    let failed = constrained.failed().cloned();
+                    self.constraints.insert(id, constrained);
+                    self.take(shared, id, with, Some(accepted));
+                    if let Some(error) = failed {
+                        self.end(id, Event::Failed(error));
+                    }
+                }
+                Err(error) => self.end(id, Event::Failed(error)),
+            }
+        }
+        self.followed = followed;
+    }
+
+    /// Waits for the constraints of requests that are about to be computed anew, or that alone are
+    /// left.
+    fn await_followed(&mut self, shared: &Shared, plan: &Plan) {
+        let idle = plan.decode.is_empty() && plan.prompt.is_empty() && self.flights.is_empty();
+        if idle && self.followers.any_away() {
+            self.followers.wait(LOOK);
+        }
+        while plan.preempted.iter().any(|id| self.followers.is_away(*id)) {
+            self.followers.wait(LOOK);
+            self.take_followed(shared);
+        }
     }
 
     /// Fails a request whose cache may hold what nobody should reuse.
@@ -469,23 +546,6 @@ impl Worker {
             sequence.spoil();
         }
         self.end(id, Event::Failed(error));
-    }
-
-    /// Finds the tokens that a request's constraint allows next, where its step chooses one.
-    fn look(&mut self, shared: &Shared, id: Id) {
-        let (Some(sequence), Some(job), Some(constraint)) =
-            (self.sequences.get(id), self.jobs.get(&id), self.constraints.get_mut(&id))
-        else {
-            return;
-        };
-        let tokens = sequence.tokens().len();
-        if sequence.computed() < tokens {
-            return;
-        }
-        let most = job.options.max_tokens.unwrap_or(usize::MAX) - job.metrics.generated_tokens;
-        if let Err(error) = constraint.look(most.min(shared.room(tokens) + 1)) {
-            self.spoil(id, error);
-        }
     }
 
     /// Notes how much of a request's prompt was found in the cache, before its first step, and
@@ -638,21 +698,16 @@ impl Worker {
         Ok(())
     }
 
-    /// Tells a request its token, and ends it if that was the last.
-    fn take(&mut self, shared: &Shared, id: Id, chosen: Chosen) {
+    /// Tells a request its token, and ends it if that was the last: the one that was chosen, or
+    /// that its constraint `accepted`, with whether that is there to bring the text to its end.
+    fn take(&mut self, shared: &Shared, id: Id, chosen: Chosen, accepted: Option<(u32, bool)>) {
         let (Some(job), Some(sequence)) = (self.jobs.get_mut(&id), self.sequences.get_mut(id))
         else {
             return;
         };
         let Chosen { choice, likeliest } = chosen;
-        let is_end = |token| !job.options.ignore_end && shared.ends.contains(&token);
-        let constraint = self.constraints.get_mut(&id);
-        let accepted = constraint.map(|own| own.accept(choice.token, is_end(choice.token)));
-        let (token, closing) = match accepted.unwrap_or(Ok((choice.token, false))) {
-            Ok(accepted) => accepted,
-            Err(error) => return self.end(id, Event::Failed(error)),
-        };
-        let ended = is_end(token);
+        let (token, closing) = accepted.unwrap_or((choice.token, false));
+        let ended = is_end(shared, job, token);
         let logprob = constraint::logprob(token, &choice, &likeliest);
         let logprob = logprob.filter(|_| job.options.logprobs);
         let limit = job.options.max_tokens.unwrap_or(usize::MAX);

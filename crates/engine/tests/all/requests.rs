@@ -3,10 +3,10 @@
 use crate::common::{Counting, load, root};
 use delft_engine::{
     CacheType, CancelToken, Constraint, ConstraintSource, Engine, Finish, GenerateOptions,
-    Generating, LoadOptions, Miss, Place, Progress, Request, SamplingOptions, Token,
+    Generating, LoadOptions, Miss, Place, Progress, Request, SamplingOptions, Token, TokenSet,
 };
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -359,4 +359,51 @@ fn each_request_has_a_constraint_of_its_own() {
     let endless = GenerateOptions { ignore_end: true, ..constrained(0, u32::MAX) };
     let error = engine.submit(Request::new(prompt(3, 0), endless)).err().unwrap().to_string();
     assert!(error.contains("a constrained generation that may end"), "{error}");
+}
+
+/// Allows everything. It takes long over its second token, and is done with its fourth once it is
+/// told so.
+struct Slow {
+    accepted: usize,
+    go: mpsc::Receiver<()>,
+}
+
+impl Constraint for Slow {
+    fn allow(&mut self, _left: usize, allowed: &mut TokenSet) -> formats::Result<()> {
+        (0..120).for_each(|token| allowed.insert(token));
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> formats::Result<u32> {
+        self.accepted += 1;
+        match self.accepted {
+            2 => std::thread::sleep(Duration::from_millis(20)),
+            4 => self.go.recv_timeout(Duration::from_secs(60)).expect("others go on meanwhile"),
+            _ => {}
+        }
+        Ok(token)
+    }
+}
+
+#[test]
+fn a_constraint_that_takes_long_holds_nobody_up() {
+    let engine = engine("llama-long", 8, 64);
+    let (told, go) = mpsc::channel();
+    let go = Mutex::new(Some(go));
+    let source = ConstraintSource::new(move || {
+        let go = go.lock().unwrap().take().unwrap_or_else(|| mpsc::channel().1);
+        Ok(Box::new(Slow { accepted: 0, go }) as Box<dyn Constraint>)
+    });
+    let slow = GenerateOptions { constraint: Some(source), ignore_end: false, ..options(1, 9) };
+    let mut slow = engine.submit(Request::new(prompt(20, 1), slow)).unwrap();
+    let first: Vec<Token> = (0..3).map(|_| slow.next().unwrap().unwrap()).collect();
+    // It is being told its fourth token, or about to be.
+    for seed in 0..6 {
+        let (own, wanted) = (prompt(30, seed), options(u64::from(seed), 8));
+        let running = engine.submit(Request::new(own.clone(), wanted.clone())).unwrap();
+        assert_eq!(answer(running), alone(&engine, &own, &wanted));
+    }
+    told.send(()).unwrap();
+    let rest = answer(slow);
+    assert!(first.len() == 3 && (1..=6).contains(&rest.len()), "{}", rest.len());
 }
