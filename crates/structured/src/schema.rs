@@ -6,7 +6,8 @@
 //! - what `unevaluatedProperties` and `unevaluatedItems` look at is what one branch of `anyOf`
 //!   names, not what all that fit do;
 //! - arrays of different items are those of the few values that a schema lists, in every order;
-//! - formats of names and addresses in any script are those in ASCII.
+//! - formats of names and addresses in any script are those in ASCII;
+//! - bounds that leave room for numbers beyond [`FURTHEST`] leave none.
 //!
 //! So whatever is written is valid by the schema as it was given. A keyword that can be put into no
 //! other stays, and llguidance refuses it by its name.
@@ -29,6 +30,9 @@ const MOST_ARRAYS: usize = 400;
 const MOST_DEPENDENCIES: usize = 6;
 /// Branches of `oneOf` that are told apart by what the others are not.
 const MOST_BRANCHES: usize = 4;
+/// How far from zero numbers may be. llguidance reads them as f64, which tells integers apart up to
+/// here, and beyond 64 bits its ranges do not end.
+const FURTHEST: i64 = (1 << 53) - 1;
 /// By how many times a schema may become longer.
 const MOST_TIMES: usize = 8;
 
@@ -90,11 +94,13 @@ const PATTERNS: [(&str, &str); 4] = [
 /// A schema in the keywords that llguidance follows.
 ///
 /// # Errors
-/// References to what is not part of it; one that would become too long.
+/// References to what is not part of it; one that would become too long, or that asks for a number
+/// too far from zero.
 pub(crate) fn plain(schema: &Value) -> Result<Value> {
     let mut plain = references::resolved(schema)?;
     let whole = plain.clone();
     Rewriter { whole: &whole }.schema(&mut plain);
+    near(&mut plain)?;
     let (long, most) = (plain.to_string().len(), schema.to_string().len() * MOST_TIMES + 4096);
     if long > most {
         let expected = format!("conditions that take at most {most} bytes as alternatives");
@@ -454,6 +460,46 @@ fn unique(fields: &mut Object) {
     }
     let others = ["boolean", "null", "number", "object", "string"];
     also(fields, json!({ "anyOf": [{ "enum": all }, { "type": others }] }));
+}
+
+/// Draws bounds to within [`FURTHEST`], in a schema and all of its parts, and refuses numbers that
+/// are beyond.
+fn near(schema: &mut Value) -> Result<()> {
+    const LOWER: [&str; 2] = ["exclusiveMinimum", "minimum"];
+    const UPPER: [&str; 2] = ["exclusiveMaximum", "maximum"];
+    let far = |number: &Value| number.as_f64().map_or(0.0, |x| x / FURTHEST as f64);
+    let refused = |key: &str, number: &Value| {
+        let expected = format!("a number from -{FURTHEST} to {FURTHEST}");
+        Err(Error::new(format!("schema: {key}"), expected, number).of(ErrorKind::Unsupported))
+    };
+    for (key, value) in schema.as_object_mut().into_iter().flatten() {
+        let key: &str = key;
+        match far(value) {
+            x if x < -1.0 && LOWER.contains(&key) => *value = (-FURTHEST).into(),
+            x if x > 1.0 && UPPER.contains(&key) => *value = FURTHEST.into(),
+            x if x.abs() > 1.0 && [LOWER, UPPER].concat().contains(&key) => {
+                return refused(key, value);
+            }
+            _ if ["const", "enum"].contains(&key) => {
+                let mut values = vec![&*value];
+                while let Some(value) = values.pop() {
+                    match value {
+                        Value::Array(items) => values.extend(items),
+                        Value::Object(fields) => values.extend(fields.values()),
+                        number if far(number).abs() > 1.0 => return refused(key, number),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    for part in parts(schema) {
+        if let Some(part) = schema.pointer_mut(&part) {
+            near(part)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whole numbers that are written as fractions, and formats.

@@ -135,6 +135,11 @@ fn keywords_are_put_into_others() {
             vec!["[null, 1]"],
         ),
         (
+            json!({ "type": "integer", "minimum": i64::MIN, "maximum": i64::MAX }),
+            vec!["-1", "0", "123456789", "9007199254740991", "-9007199254740991"],
+            vec!["1.5", "9007199254740992", "-9007199254740992"],
+        ),
+        (
             json!({ "type": "array", "items": { "type": "integer" }, "contains": { "minimum": 9 } }),
             vec!["[9]", "[1, 2, 9, 3]"],
             vec!["[]", "[\"9\"]"],
