@@ -24,6 +24,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::rows::KERNELS,
         crate::group_limit::KERNELS,
         crate::join_columns::KERNELS,
+        crate::joined::KERNELS,
         crate::kv_write::KERNELS,
         crate::layer_norm::KERNELS,
         crate::linear::KERNELS,

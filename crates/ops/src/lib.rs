@@ -18,6 +18,7 @@ pub mod gated;
 pub mod gradient;
 pub mod group_limit;
 pub mod join_columns;
+pub mod joined;
 pub mod kernels;
 pub mod kv_write;
 pub mod layer_norm;

@@ -185,6 +185,22 @@ impl Backend for Cuda {
         Ok(Work::Product(product))
     }
 
+    fn tune(
+        &self,
+        shape: &ProductShape,
+        x: &Buffer,
+        ws: &[Buffer],
+        add: Option<&Buffer>,
+        y: &Buffer,
+        expected: [&[u8]; 2],
+    ) -> Result<bool> {
+        let missing = || Error::new("cuda", "cuBLASLt", "none");
+        let library = self.cublaslt.as_ref().ok_or_else(missing)?;
+        let found = library.matmul(shape)?.bind_fastest(x, ws, add, y, expected)?;
+        let mut known = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(found.map(|product| known.insert(*shape, product)).is_some())
+    }
+
     fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<Work> {
         let alone = || Error::new("all_reduce", "one of several GPUs", "one alone");
         let (sums, rank) = self.rank.as_ref().ok_or_else(alone)?;

@@ -1,6 +1,7 @@
 //! Whether the vendor's library gives a row the same bits whatever the number of rows: tried at
 //! load, on the products that a Program has. It promises nothing of the kind, but without sums in
-//! parts it does so wherever that was looked at.
+//! parts it does so wherever that was looked at. Products of rows that decode are tuned besides,
+//! among the ways that give these bits.
 
 use formats::Result;
 use half::{bf16, f16};
@@ -14,6 +15,9 @@ const MOST: usize = 512;
 const MOST_BYTES: usize = 64 << 20;
 /// Rows of the others.
 const ROWS: [usize; 5] = [LIBRARY_ROWS, 48, 64, 128, 256];
+
+/// Bytes at either end of results that ways to do a product are compared by.
+const COMPARED: usize = 1 << 20;
 
 /// Numbers from -1 to 1 of a type, as bytes.
 pub(super) fn noise(scalar: Scalar, count: usize) -> Vec<u8> {
@@ -58,6 +62,40 @@ pub(super) fn rows_are_alike<B: Backend>(
     for rows in ROWS.into_iter().filter(|rows| *rows < most) {
         let some = product(rows)?;
         if some[..] != all[..some.len()] {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Finds the fastest way to do products of a shape for each of these numbers of rows, at least
+/// [`LIBRARY_ROWS`], among those that give every row the same bits. `ws` are matrices of the shape.
+/// False if there is none for some number of rows.
+///
+/// # Errors
+/// If there is no memory for trying it, or the library refuses.
+pub(super) fn tune<B: Backend>(
+    backend: &B,
+    shape: &ProductShape,
+    ws: &[B::Buffer],
+    rows: &[usize],
+) -> Result<bool> {
+    let Some(w) = ws.first() else { return Ok(false) };
+    let row = shape.out as usize * shape.result.bytes();
+    let most = rows.iter().copied().max().unwrap_or(0).max(LIBRARY_ROWS);
+    let x = backend.upload(&noise(shape.operand, most * shape.width as usize))?;
+    let y = backend.buffer(most * row)?;
+    let add = if shape.adds { Some(backend.buffer(most * row)?) } else { None };
+    let whole = ProductShape { rows: most as u32, tuned: false, ..*shape };
+    backend.submit(&[backend.product(&whole, &x, w, add.as_ref(), &y)?])?;
+    let mut all = vec![0; most * row];
+    backend.read(&y, &mut all)?;
+    for &rows in rows {
+        let shape = ProductShape { rows: rows as u32, ..*shape };
+        let own = &all[..rows * row];
+        let compared = COMPARED.min(own.len());
+        let ends = [&own[..compared], &own[own.len() - compared..]];
+        if !backend.tune(&shape, &x, ws, add.as_ref(), &y, ends)? {
             return Ok(false);
         }
     }

@@ -184,6 +184,10 @@ impl Layout {
                 if many || product.gated || lowering.facts.small_groups() {
                     input = input.max(size(&node.inputs[0]));
                     output = output.max(size(&node.outputs[0]));
+                    if lowering.library {
+                        // Results of matrices that are multiplied as one.
+                        output = output.max(node.outputs.iter().map(size).sum());
+                    }
                 }
             }
         }

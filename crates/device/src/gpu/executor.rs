@@ -22,7 +22,7 @@ use super::ring::{self, Ring};
 use super::run::{Chooser, Staged};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Wanted, Weight};
-use super::{Backend, Dispatch, LIBRARY_ROWS, alike};
+use super::{Backend, Dispatch, LIBRARY_ROWS, ProductShape, alike};
 use crate::{Executor, LoadOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
 
 /// Positions of the shortest class of steps of many sequences: groups that have no keys cost
@@ -143,7 +143,8 @@ impl<B: Backend> GpuExecutor<B> {
         }
         let sizes = Sizes::new(&lowering, &limits, options.dispatch);
         let formats = &lowering.formats[..];
-        let wanted = Wanted { formats, trained: &[], allow_nan: options.allow_nan };
+        let joined = &lowering.joined[..];
+        let wanted = Wanted { formats, trained: &[], joined, allow_nan: options.allow_nan };
         let weights = weights::load(&*backend, &lowering.program, tensors, &wanted, progress)?;
         let floats = |rope: &Rope| -> Vec<u8> {
             rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect()
@@ -235,11 +236,57 @@ impl<B: Backend> GpuExecutor<B> {
             };
             if !alike::rows_are_alike(&*self.backend, &shape, &w)? {
                 self.lowering.facts.products = None;
+                self.lowering.library = false;
                 return Ok(());
             }
             tried.push(shape);
         }
+        if self.lowering.library {
+            self.lowering.library = self.tune_library()?;
+        }
         Ok(())
+    }
+
+    /// Looks for the fastest way to do each product of the vendor's library in steps that decode,
+    /// for every number of rows that such steps have; whether a row's bits do not depend on that.
+    fn tune_library(&mut self) -> Result<bool> {
+        /// Matrices of a shape that ways are tried on.
+        const MATRICES: usize = 4;
+        let most = sizes::decode_rows(&self.limits);
+        let key = Key {
+            kind: Kind::Decode,
+            tokens: 1,
+            outputs: usize::from(self.chooses()),
+            sequences: 1,
+            strides: vec![stride(1, false); self.blocks.len()],
+            length: LEAST_LENGTH,
+            samples: None,
+            adapted: Adapted::No,
+        };
+        let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
+        let mut shapes: Vec<(ProductShape, Vec<B::Buffer>)> = Vec::new();
+        for step in self.lowering.launches(&key, &layout, &mut Kernels::default())?.0 {
+            let lower::Step::Product { shape, w, .. } = step else { continue };
+            let w = self.buffer(&w, &key)?;
+            match shapes.iter_mut().find(|(known, _)| *known == shape) {
+                Some((_, ws)) if ws.len() < MATRICES => ws.push(w),
+                Some(_) => {}
+                None => shapes.push((shape, vec![w])),
+            }
+        }
+        let classes = (1..=most).map(decode_bucket);
+        let mut rows: Vec<usize> = classes
+            .flat_map(|rows| [rows.min(most), rows.min(self.limits.outputs)])
+            .map(|rows| self.lowering.room(Kind::Decode, rows))
+            .collect();
+        rows.sort_unstable();
+        rows.dedup();
+        for (shape, ws) in shapes {
+            if !alike::tune(&*self.backend, &shape, &ws, &rows)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Where matrices are unpacked to, full of numbers.
@@ -517,6 +564,10 @@ impl<B: Backend> GpuExecutor<B> {
             Slot::Arena(range) => self.backend.part(&self.arena, range.clone()),
             Slot::Words(range) => self.backend.part(&self.words[key.region()], range.clone()),
             Slot::Weight(w) => Ok(self.weights[*w].buffer.clone()),
+            Slot::Joined(w) => {
+                let missing = || Error::new("gpu", "matrices that are joined", "one alone");
+                self.weights[*w].joined.clone().ok_or_else(missing)
+            }
             Slot::Frequencies(rope) => Ok(self.frequencies[*rope].clone()),
             Slot::Adapter(group, factor) => Ok(self.adapters.buffer(*group, *factor)),
             Slot::Cache(layer, array) => Ok(self.layers[*layer].array(*array)),

@@ -48,7 +48,7 @@ pub(super) fn note(kernel: &Kernel, numbers: &Numbers) -> Result<()> {
 pub(super) fn note_product(shape: &ProductShape) -> Result<()> {
     // What is only sometimes asked for is noted where it is.
     line(|| {
-        let rare = [", alike: false", ", x_turned: false", ", w_turned: false"];
+        let rare = [", alike: false", ", tuned: false", ", x_turned: false", ", w_turned: false"];
         Ok(rare.iter().fold(format!("product {shape:?}"), |line, rare| line.replace(rare, "")))
     })
 }

@@ -46,6 +46,8 @@ pub(super) enum Slot {
     Words(Range<usize>),
     /// All of a weight.
     Weight(usize),
+    /// All matrices of a group of [`Lowering::joined`], by the first of them.
+    Joined(usize),
     /// A rotation's frequencies.
     Frequencies(usize),
     /// One of the arrays of a layer's cache: see [`kv::arrays`].
@@ -287,6 +289,10 @@ pub(super) struct Lowering {
     /// Whether rows that decode go to the kernels of a few rows there, however many they are: those
     /// are faster for so few sequences.
     few: bool,
+    /// Whether products of 16-bit matrices are the vendor's there.
+    pub(super) library: bool,
+    /// Matrices that lie one behind the other, to be multiplied as one.
+    pub(super) joined: Vec<Vec<WeightId>>,
     /// How matrices are packed.
     pub(super) formats: Vec<Option<Format>>,
     /// Room for adapters.
@@ -305,6 +311,10 @@ pub(super) struct Lowering {
 /// some matrices more than once for so many: mostly fewer are there. Of matrices in 16 bits, and
 /// where all are packed: unpacking them for tiles takes longer.
 const FEW_SEQUENCES: [usize; 2] = [4, 8];
+
+/// Sequences from which on rows that decode go to the vendor's library, where matrices have 16 bits:
+/// it takes hardly longer for 128 rows than for 32, and as long for 8.
+const LIBRARY_SEQUENCES: usize = 48;
 
 impl Lowering {
     /// The lowering of a Program whose matrices are packed so, loaded in this way. Queries have the
@@ -337,6 +347,8 @@ impl Lowering {
             cache,
             batched,
             few: false,
+            library: false,
+            joined: vec![],
             adapters: adapters::Room::new(&program, options.seats, &formats)?,
             formats,
             ropes: program.ropes(),
@@ -348,6 +360,14 @@ impl Lowering {
         let packed = lowering.formats.iter().flatten().all(|format| format.packing().is_some());
         let least = FEW_SEQUENCES[usize::from(packed)];
         lowering.few = batched && sequences <= lowering.together().max(least);
+        // Beside adapters a row's product is the kernel's that adds theirs.
+        lowering.library = batched
+            && !lowering.few
+            && !lowering.exact()
+            && lowering.adapters.count == 0
+            && facts.products.is_some()
+            && sequences >= LIBRARY_SEQUENCES;
+        lowering.joined = lowering.joins();
         Ok(lowering)
     }
 

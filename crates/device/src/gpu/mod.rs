@@ -123,14 +123,16 @@ pub struct ProductShape {
     pub w_turned: bool,
     /// Whether a row must have the same bits as in a product of any other number of rows.
     pub alike: bool,
+    /// Whether it is done so often that the fastest way is looked for: see [`Backend::tune`].
+    pub tuned: bool,
 }
 
 impl ProductShape {
     /// Of `rows`, `out` and `width`, to which nothing is added, of matrices that lie as they are.
     pub fn plain([rows, out, width]: [u32; 3], operand: Scalar, result: Scalar) -> ProductShape {
         let (x_turned, w_turned) = (false, false);
-        let (adds, alike) = (false, false);
-        ProductShape { rows, out, width, operand, result, adds, x_turned, w_turned, alike }
+        let (adds, alike, tuned) = (false, false, false);
+        ProductShape { rows, out, width, operand, result, adds, x_turned, w_turned, alike, tuned }
     }
 }
 
@@ -301,6 +303,26 @@ pub trait Backend: Send + Sync + 'static {
         add: Option<&Self::Buffer>,
         y: &Self::Buffer,
     ) -> Result<Self::Launch>;
+
+    /// Looks for the fastest way to do a product, among those whose results begin and end with the
+    /// bytes of `expected`; products of this shape are done in this way from then on. `ws` are
+    /// several matrices, so that none is in a cache because it was read just now. False if no way
+    /// has such results.
+    ///
+    /// # Errors
+    /// If a buffer is too short, or the library refuses.
+    fn tune(
+        &self,
+        shape: &ProductShape,
+        x: &Self::Buffer,
+        ws: &[Self::Buffer],
+        add: Option<&Self::Buffer>,
+        y: &Self::Buffer,
+        expected: [&[u8]; 2],
+    ) -> Result<bool> {
+        let _ = (shape, x, ws, add, y, expected);
+        Ok(true)
+    }
 
     /// Binds the sum over all ranks of what each has in `x`, so many floats, to every rank's `y`;
     /// both may be the same bytes.

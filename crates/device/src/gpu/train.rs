@@ -113,7 +113,7 @@ impl<B: Backend> GpuTrainer<B> {
         let [matrices, end] = ends;
         let rounded = if scalar == Scalar::F32 { 0 } else { matrices / 4 * scalar.bytes() };
         room(&*backend, weights::bytes(whole, &formats) + rounded)?;
-        let wanted = Wanted { formats: &formats, trained: &trained, allow_nan: false };
+        let wanted = Wanted { formats: &formats, trained: &trained, joined: &[], allow_nan: false };
         let mut loaded = weights::load(&*backend, whole, tensors, &wanted, &mut |_, _| {})?;
         let master = backend.buffer(end.max(ALIGN))?;
         let operands = backend.buffer(rounded.max(ALIGN))?;
@@ -267,7 +267,11 @@ impl<B: Backend> GpuTrainer<B> {
             Slot::Frequencies(rope) => Ok(self.frequencies[*rope].clone()),
             Slot::Numbers(count) => self.backend.part(&self.numbers, 0..4 * count),
             Slot::Unpacked(bytes) => self.backend.part(&self.unpacked, 0..*bytes),
-            Slot::Adapter(..) | Slot::Cache(..) | Slot::Scratch(_) | Slot::Sampling(_) => {
+            Slot::Joined(_)
+            | Slot::Adapter(..)
+            | Slot::Cache(..)
+            | Slot::Scratch(_)
+            | Slot::Sampling(_) => {
                 Err(Error::new("train", "a value of a batch", format!("{slot:?}")))
             }
         };

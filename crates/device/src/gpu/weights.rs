@@ -25,6 +25,8 @@ pub(super) struct Weight<B> {
     pub(super) bytes: usize,
     /// Of the file, if it is a matrix.
     pub(super) encoding: Option<Encoding>,
+    /// Of the first of those that are joined: all of them.
+    pub(super) joined: Option<B>,
 }
 
 /// How each matrix will be packed: as its recipe encodes it; none for those that are `trained`.
@@ -87,6 +89,8 @@ pub(super) struct Wanted<'a> {
     pub(super) formats: &'a [Option<Format>],
     /// Those that are not read: their buffers are for the caller to put in place.
     pub(super) trained: &'a [WeightId],
+    /// Matrices that lie one behind the other.
+    pub(super) joined: &'a [Vec<WeightId>],
     /// Whether they may be NaN or infinite.
     pub(super) allow_nan: bool,
 }
@@ -99,7 +103,7 @@ pub(super) fn load<B: Backend>(
     backend: &B,
     program: &Program,
     tensors: &Tensors,
-    &Wanted { formats, trained, allow_nan }: &Wanted<'_>,
+    &Wanted { formats, trained, joined, allow_nan }: &Wanted<'_>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight<B::Buffer>>> {
     let total = program.stored_bytes(tensors)?;
@@ -110,15 +114,36 @@ pub(super) fn load<B: Backend>(
     };
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
+    // The buffer of each group of which one has come.
+    let mut groups: Vec<Option<B::Buffer>> = vec![None; joined.len()];
+    let of = |id: &WeightId| size(&program.weights[id.0], formats[id.0]);
     let absent = if trained.is_empty() { None } else { Some(backend.buffer(4)?) };
     for (id, (weight, format)) in program.weights.iter().zip(formats).enumerate() {
         if let Some(absent) = absent.as_ref().filter(|_| trained.contains(&WeightId(id))) {
             let bytes = size(weight, None);
-            weights.push(Weight { buffer: absent.clone(), bytes, encoding: None });
+            let buffer = absent.clone();
+            weights.push(Weight { buffer, bytes, encoding: None, joined: None });
             continue;
         }
         let read = weight.read(tensors)?;
-        let buffer = backend.buffer(size(weight, *format))?;
+        let place = joined.iter().zip(&mut groups).find_map(|(group, whole)| {
+            Some((group, group.iter().position(|other| other.0 == id)?, whole))
+        });
+        let (buffer, all) = match place {
+            None => (backend.buffer(size(weight, *format))?, None),
+            Some((group, at, whole)) => {
+                let all = match whole {
+                    Some(all) => all.clone(),
+                    None => {
+                        let all = backend.buffer(group.iter().map(of).sum())?;
+                        whole.insert(all).clone()
+                    }
+                };
+                let start = group[..at].iter().map(of).sum();
+                let part = backend.part(&all, start..start + size(weight, *format))?;
+                (part, (at == 0).then_some(all))
+            }
+        };
         let found = match layout(weight, *format) {
             Some(layout) => loader.matrix(&read, &layout, &buffer),
             None if weight.shape.len() == 1 => loader.vector(&read, &buffer),
@@ -131,7 +156,7 @@ pub(super) fn load<B: Backend>(
             return Err(finite::refusal(weight, tensors, found));
         }
         let (bytes, encoding) = (size(weight, *format), format.map(|_| read.encoding));
-        weights.push(Weight { buffer, bytes, encoding });
+        weights.push(Weight { buffer, bytes, encoding, joined: all });
         weight.source.release(tensors);
         done += weight.stored_bytes(tensors)?;
         progress(done, total);

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use formats::{Error, Result};
 use ops::gate_up::gate_up;
+use ops::joined::{gated_columns, split_columns};
 use ops::linear::gemm::{self, gemm};
 use ops::linear::stream::{End, Job, Tiling, Types, stream};
 use ops::linear::{self, Task, gemv};
@@ -63,6 +64,37 @@ impl Lowering {
             Some(self.alike(&formats, (width, 1), 1, x, product.gated).0)
         };
         self.program.nodes.iter().filter_map(most).min().unwrap_or(FEW)
+    }
+
+    /// Matrices that are multiplied as one where rows that decode go to the vendor's library: those
+    /// of projections of the same rows, and those of gates.
+    pub(super) fn joins(&self) -> Vec<Vec<WeightId>> {
+        let mut joined: Vec<Vec<WeightId>> = Vec::new();
+        if !self.library {
+            return joined;
+        }
+        for node in &self.program.nodes {
+            let Some(product) = node.op.product(node.weights.len()) else { continue };
+            let own: Vec<WeightId> =
+                product.projections.iter().map(|p| node.weights[p.weight]).collect();
+            let full = |v: &ValueId| self.types[1][v.0] == Scalar::F32 && !self.scores[v.0];
+            let fits = |w: &WeightId| {
+                let rows = self.program.weights[w.0].shape[0];
+                self.formats[w.0] == Some(Format::Dense(self.wide)) && rows.is_multiple_of(8)
+            };
+            let taken = |w: &WeightId| joined.iter().flatten().any(|other| other == w);
+            let alone = |(i, w): (usize, &WeightId)| !own[..i].contains(w) && !taken(w);
+            let joins = own.len() > 1
+                && matches!(node.op, Op::Project(_) | Op::GateUp(_))
+                && product.projections.iter().all(|p| p.bias.is_none())
+                && (product.gated || node.outputs.iter().all(full))
+                && own.iter().all(fits)
+                && own.iter().enumerate().all(alone);
+            if joins {
+                joined.push(own);
+            }
+        }
+        joined
     }
 
     /// How many rows go together where a row's bits must not depend on that, and how so many of
@@ -159,8 +191,8 @@ impl Recorder<'_> {
         }
         let mut formats = Vec::new();
         for matrix in matrices {
-            // Whose results do not matter here.
-            if self.is_vendors(*matrix, 1, width, Scalar::F32)? {
+            // Several are one launch, or joined. Whose results do not matter here.
+            if matrices.len() == 1 && self.is_vendors(*matrix, 1, width, Scalar::F32)? {
                 return Ok(false);
             }
             formats.push(self.matrix(matrix.weight)?.0);
@@ -190,6 +222,31 @@ impl Recorder<'_> {
     fn job<'f>(&self, formats: &'f [Format], out: u32, rows: u32, pair: bool) -> Job<'f> {
         let Facts { shared, processors, .. } = self.of.facts;
         Job { formats, out, rows, pair, shared, processors }
+    }
+
+    /// Rows that decode times these matrices as one, by the vendor's library, if they are joined:
+    /// the results of a row lie one behind the other, in the arena's scratch.
+    fn joined(
+        &mut self,
+        x: &TypedSlot,
+        matrices: &[Matrix],
+        (rows, width): (usize, usize),
+        result: Scalar,
+    ) -> Result<Option<Slot>> {
+        let own = |group: &&Vec<WeightId>| group.iter().eq(matrices.iter().map(|m| &m.weight));
+        let decodes = self.of.library && self.key.kind == Kind::Decode;
+        let first = match self.of.joined.iter().find(own) {
+            Some(group) if decodes => group[0].0,
+            _ => return Ok(None),
+        };
+        let outs = matrices.iter().map(|m| Ok(self.matrix(m.weight)?.1));
+        let out: u32 = outs.sum::<Result<u32>>()?;
+        let start = self.layout.scratch[1].start;
+        let bytes = self.room(rows) * out as usize * result.bytes();
+        let y = TypedSlot { slot: Slot::Arena(start..start + bytes), scalar: result };
+        let w = Slot::Joined(first);
+        self.multiply(x.clone(), (w, out), (rows, width), None, y.clone())?;
+        Ok(Some(y.slot))
     }
 
     /// Products of rows that decode together, which read each matrix once for many of them: see
@@ -255,13 +312,15 @@ impl Recorder<'_> {
 
     /// Whether a product is one for the vendor's library: of many rows, so many that packed weights
     /// are worth unpacking. In steps of many sequences that must not follow from how many rows
-    /// there are: prompts are its own, rows that decode ours.
+    /// there are: prompts are its own, rows that decode ours, unless the model is loaded for so
+    /// many that it has those of 16-bit matrices too.
     fn is_vendors(&self, matrix: Matrix, rows: usize, width: usize, y: Scalar) -> Result<bool> {
         let (format, out) = self.matrix(matrix.weight)?;
         let Some(unpack) = self.of.facts.products else { return Ok(false) };
         let packed = format != Format::Dense(self.of.wide);
         let enough = match (self.of.batched, packed) {
-            (true, _) => self.key.kind == Kind::Prompt,
+            (true, _) if self.key.kind == Kind::Prompt => true,
+            (true, packed) => self.of.library && !packed,
             (false, true) => rows >= unpack,
             (false, false) => rows > FEW,
         };
@@ -283,8 +342,6 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (format, out) = self.matrix(weight)?;
         let wide = self.of.wide;
-        let all = if self.of.batched { self.room(rows) } else { rows };
-        let x = if x.scalar == wide { x.slot } else { self.rounded(x, rows, width)?.slot };
         let w = if format == Format::Dense(wide) {
             self.weight(weight)
         } else {
@@ -292,9 +349,25 @@ impl Recorder<'_> {
             self.unpack(format, self.weight(weight), out as usize, width, to.clone())?;
             to
         };
+        self.multiply(x, (w, out), (rows, width), add, y)
+    }
+
+    /// The vendor's product with a matrix of its operands' type.
+    fn multiply(
+        &mut self,
+        x: TypedSlot,
+        (w, out): (Slot, u32),
+        (rows, width): (usize, usize),
+        add: Option<Slot>,
+        y: TypedSlot,
+    ) -> Result<()> {
+        let wide = self.of.wide;
+        let all = if self.of.batched { self.room(rows) } else { rows };
+        let x = if x.scalar == wide { x.slot } else { self.rounded(x, rows, width)?.slot };
         let shape = ProductShape {
             adds: add.is_some(),
             alike: self.of.batched,
+            tuned: self.of.batched && self.key.kind == Kind::Decode,
             ..ProductShape::plain([all as u32, out, width as u32], wide, y.scalar)
         };
         self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
@@ -362,6 +435,9 @@ impl Recorder<'_> {
         if !self.narrow(rows) {
             let x = self.normed(norm, x)?;
             let precise = outputs.iter().any(|y| self.of.scores[y.0]);
+            if let Some(all) = self.joined(&x, &matrices, (rows, width), Scalar::F32)? {
+                return self.split(all, &matrices, rows, outputs);
+            }
             if !precise && self.streams(&matrices, width)? {
                 let results: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
@@ -384,6 +460,28 @@ impl Recorder<'_> {
             self.project_turn(&turn, norm, x, &matrices, &to, sites.as_ref())?;
         }
         Ok(())
+    }
+
+    /// Takes apart the rows of results of joined matrices.
+    fn split(
+        &mut self,
+        all: Slot,
+        matrices: &[Matrix],
+        rows: usize,
+        outputs: &[ValueId],
+    ) -> Result<()> {
+        let mut numbers = Numbers::new().with("rows", rows as u32);
+        let names = |j: usize| ["out", "y"].map(|part| format!("{part}{j}"));
+        let names: Vec<[String; 2]> = (0..matrices.len()).map(names).collect();
+        let (mut bound, mut width) = (vec![("x", all)], 0);
+        for (([out, y], matrix), output) in names.iter().zip(matrices).zip(outputs) {
+            let columns = self.matrix(matrix.weight)?.1;
+            numbers.set(out, columns);
+            bound.push((y, self.value(*output)));
+            width += columns;
+        }
+        numbers.set("width", width);
+        self.push(split_columns(matrices.len() as u32), numbers, &bound)
     }
 
     /// Some rows of projections, all in one launch.
@@ -440,6 +538,12 @@ impl Recorder<'_> {
         if !self.narrow(rows) || format != other {
             let x = self.normed(norm, x)?;
             let both = [gate, up].map(|weight| Matrix { weight, bias: None });
+            let to = self.operand(y);
+            if let Some(all) = self.joined(&x, &both, (rows, width), to.scalar)? {
+                let numbers = Numbers::new().with("rows", rows as u32).with("out", out);
+                let kernel = gated_columns(to.scalar, op.act);
+                return self.push(kernel, numbers, &[("x", all), ("y", to.slot)]);
+            }
             if format == other && self.streams(&both, width)? {
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
                 let (end, to) = (End::Gate(op.act), self.operand(y));

@@ -411,6 +411,7 @@ impl Recorder<'_> {
                 x_turned: a.turned,
                 w_turned: b.turned,
                 alike: false,
+                tuned: false,
             };
             let (x, w) = (a.matrix.slot, b.matrix.slot);
             self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
