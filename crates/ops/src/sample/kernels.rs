@@ -2,8 +2,8 @@
 //!
 //! Three to five kernels a step, since each needs something of the whole row that the one before
 //! finds:
-//! - [`adjust`]: bias and penalties; each logit as an ordered key; the greatest key of each part of
-//!   a row;
+//! - [`adjust`]: bias and penalties; each logit that may have changed as an ordered key; the
+//!   greatest key of each part of a row;
 //! - [`weigh`]: a histogram of the keys' upper bits, with the weights of each bin: only where rows
 //!   have top-k or top-p;
 //! - [`cut`]: where those end: likewise;
@@ -40,7 +40,7 @@ use tile::case::Spec;
 use tile::dsl::*;
 
 use super::Options;
-use arith::Wide;
+use arith::{Wide, key_of};
 
 /// Tokens of a row per group of [`adjust`], which notes the greatest of them.
 pub const PART: u32 = 1024;
@@ -182,6 +182,12 @@ impl Row {
         [self.word(14), self.word(15)]
     }
 
+    /// Whether neither bias nor penalty changes its logits, of which [`adjust`] then writes no keys.
+    #[track_caller]
+    fn plain(self) -> Val<bool> {
+        Order::eq(self.word(13) | self.word(15), 0u32)
+    }
+
     /// Whether it draws.
     #[track_caller]
     fn draws(self) -> Val<bool> {
@@ -199,13 +205,56 @@ impl Row {
 /// Threads of a group of [`weigh`] and [`draw`].
 const THREADS: u32 = 256;
 
-/// This thread's tokens of its group's [`BLOCK`], each with its key; beyond the end of the vocabulary
-/// the last key is read again.
-#[track_caller]
-fn block_keys(keys: In<u32>, row: Val<u32>, vocab: Val<u32>) -> Vec<(Val<u32>, Val<u32>)> {
-    let first = group_id() * BLOCK + thread_id();
-    let own: Vec<Val<u32>> = (0..BLOCK / THREADS).map(|i| first + i * THREADS).collect();
-    own.into_iter().map(|i| (i, keys.get(row * vocab + i.min(vocab - 1)))).collect()
+/// Where the keys of a row are from: those that [`adjust`] has written, or its logits where it is
+/// [`Row::plain`].
+#[derive(Debug, Clone, Copy)]
+struct Keys {
+    logits: In<f32>,
+    written: In<u32>,
+    plain: Val<bool>,
+    first: Val<u32>,
+    vocab: Val<u32>,
+}
+
+impl Keys {
+    #[track_caller]
+    fn new(
+        logits: In<f32>,
+        written: In<u32>,
+        settings: Row,
+        row: Val<u32>,
+        vocab: Val<u32>,
+    ) -> Keys {
+        Keys { logits, written, plain: settings.plain(), first: row * vocab, vocab }
+    }
+
+    /// The keys of these tokens, all of which are asked for before the first is looked at; beyond the
+    /// end of the vocabulary that of the last.
+    #[track_caller]
+    fn of(self, tokens: &[Val<u32>]) -> Vec<Val<u32>> {
+        let at: Vec<Val<u32>> =
+            tokens.iter().map(|token| self.first + (*token).min(self.vocab - 1)).collect();
+        let keys: Vec<Var<u32>> = at.iter().map(|_| Var::new(0u32)).collect();
+        test(self.plain)
+            .then(|| {
+                let loaded: Vec<Val<f32>> = at.iter().map(|at| self.logits.get(*at)).collect();
+                loaded.into_iter().zip(&keys).for_each(|(logit, key)| key.set(key_of(logit)));
+            })
+            .otherwise(|| {
+                let loaded: Vec<Val<u32>> = at.iter().map(|at| self.written.get(*at)).collect();
+                loaded.into_iter().zip(&keys).for_each(|(loaded, key)| key.set(loaded));
+            });
+        keys.into_iter().map(|key| key.get()).collect()
+    }
+
+    /// This thread's tokens of its group's [`BLOCK`], each with its key.
+    #[track_caller]
+    fn block(self) -> Vec<(Val<u32>, Val<u32>)> {
+        let first = group_id() * BLOCK + thread_id();
+        let own: Vec<Val<u32>> = (0..BLOCK / THREADS).map(|i| first + i * THREADS).collect();
+        let keys = self.of(&own);
+        own.into_iter().zip(keys).collect()
+    }
 }
 
 /// The greatest key of the row and the lowest token that has it, from the `peaks` of its parts.

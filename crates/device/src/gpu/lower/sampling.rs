@@ -133,13 +133,15 @@ impl Recorder<'_> {
         self.push(kernels::adjust(Scalar::F32), numbers.clone(), &adjusted)?;
         let cuts = of("cuts", Sampling::Cuts);
         if filters {
-            let mut bound = vec![keys.clone(), peaks.clone(), settings.clone(), bins];
+            let mut bound =
+                vec![logits.clone(), keys.clone(), peaks.clone(), settings.clone(), bins];
             self.push(kernels::weigh(), numbers.clone(), &bound)?;
             let schedule = if vocab > 8192 { kernels::WIDE } else { kernels::NARROW };
             bound.extend([of("list", Sampling::List), cuts.clone()]);
             self.push(kernels::cut(schedule), numbers.clone(), &bound)?;
         }
         let bound = [
+            logits.clone(),
             keys.clone(),
             peaks.clone(),
             settings.clone(),

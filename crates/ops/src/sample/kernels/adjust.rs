@@ -13,9 +13,9 @@ const THREADS: u32 = 256;
 /// Tokens of a thread.
 const EACH: u32 = PART / THREADS;
 
-/// From `logits` `[rows, vocab]` to `keys` of the same shape, with the `peaks`
-/// `[rows, ceil(vocab / PART), 2]` (key and token) of every part; `bins` `[rows, BINS, PER_BIN]`
-/// become zero. `biases` holds pairs of a token and the bits of its bias, which apply in their
+/// From `logits` `[rows, vocab]` to `keys` of the same shape, but for rows that have neither biases
+/// nor a window, whose keys are left alone; with the `peaks` `[rows, ceil(vocab / PART), 2]` (key and
+/// token) of every part. `bins` `[rows, BINS, PER_BIN]` become zero. `biases` holds pairs of a token and the bits of its bias, which apply in their
 /// order; then the tokens of the row's window in `history` are penalised, each once.
 #[kernel]
 pub fn adjust(
@@ -108,7 +108,9 @@ pub fn adjust(
     for i in own {
         if i < size {
             let key = key_of(values[i]);
-            keys[row * vocab + first + i] = key;
+            if !settings.plain() {
+                keys[row * vocab + first + i] = key;
+            }
             let (key, token) = peak((best.get(), whose.get()), (key, first + i));
             best.set(key);
             whose.set(token);

@@ -26,6 +26,9 @@ pub(super) struct Trial {
     pub(super) tokens: Vec<u32>,
 }
 
+/// In the place of keys that are not written: the greatest of all, were they read.
+const UNREAD: u32 = u32::MAX;
+
 /// The key of a logit: bits that order as the number does, NaN lowest.
 fn key(x: f32) -> u32 {
     if x.is_nan() {
@@ -103,6 +106,8 @@ impl Trial {
         let mut sampler = Sampler::new();
         for (row, x) in values.chunks_exact(vocab).enumerate() {
             let options = &all[row % all.len()];
+            let plain =
+                options.logit_bias.is_empty() && (history.is_empty() || !options.penalises());
             let position = position + row as u64;
             let choice = sampler.sample(x, history, position, options, None);
             trial.tokens.push(choice.map_or(0, |choice| choice.token));
@@ -114,7 +119,7 @@ impl Trial {
             let end = (trial.biases.len() / 2) as u32;
             let window = history.len().saturating_sub(options.last_n) as u32..history.len() as u32;
             trial.settings.extend(settings(options, position, window, start..end));
-            trial.take(&adjusted, options);
+            trial.take(&adjusted, options, plain);
         }
         // A buffer without elements cannot be bound everywhere.
         if trial.biases.is_empty() {
@@ -126,8 +131,9 @@ impl Trial {
         trial
     }
 
-    /// Adds a row's keys, peaks and bins, from its logits after bias and penalties.
-    fn take(&mut self, adjusted: &[f32], options: &Options) {
+    /// Adds a row's keys, peaks and bins, from its logits after bias and penalties; of a row that is
+    /// `plain`, which has neither, numbers that nobody may read stand in the place of keys.
+    fn take(&mut self, adjusted: &[f32], options: &Options, plain: bool) {
         let keys: Vec<u32> = adjusted.iter().map(|&x| key(x)).collect();
         for (part, keys) in keys.chunks(PART as usize).enumerate() {
             let top = keys.iter().copied().max().unwrap_or(0);
@@ -151,7 +157,7 @@ impl Trial {
                 }
             }
         }
-        self.keys.extend(keys);
+        self.keys.extend(keys.into_iter().map(|key| if plain { UNREAD } else { key }));
         self.bins.extend(bins);
         self.cuts.extend(last_kept(weighty, options));
     }
@@ -175,7 +181,7 @@ impl Trial {
                 Buffer::words(&self.settings),
                 Buffer::words(&self.history),
                 Buffer::words(&self.biases),
-                Trial::zeros(self.keys.len()),
+                Buffer::words(&vec![UNREAD; self.keys.len()]),
                 Trial::zeros(self.peaks.len()),
                 Buffer::words(&vec![7; self.bins.len()]),
             ],
@@ -187,7 +193,7 @@ impl Trial {
         }
     }
 
-    /// A case of a kernel that reads the keys, their peaks and the settings, and has these buffers
+    /// A case of a kernel that reads logits or keys, their peaks and the settings, and has these buffers
     /// besides.
     fn of_keys(
         &self,
@@ -196,8 +202,8 @@ impl Trial {
         more: Vec<Buffer>,
         expected: Vec<(usize, &[u32])>,
     ) -> Case {
-        let mut buffers =
-            [&self.keys, &self.peaks, &self.settings].map(|w| Buffer::words(w)).to_vec();
+        let mut buffers = vec![self.logits.clone()];
+        buffers.extend([&self.keys, &self.peaks, &self.settings].map(|w| Buffer::words(w)));
         buffers.extend(more);
         let exact = |(at, words)| (at, Expected::Exact(Buffer::words(words).to_f64()));
         Case {
@@ -211,13 +217,13 @@ impl Trial {
 
     pub(super) fn weigh(&self, label: &str) -> Case {
         let more = vec![Trial::zeros(self.bins.len())];
-        self.of_keys(super::weigh(), label, more, vec![(3, &self.bins)])
+        self.of_keys(super::weigh(), label, more, vec![(4, &self.bins)])
     }
 
     pub(super) fn cut(&self, schedule: Schedule, label: &str) -> Case {
         let scratch = Trial::zeros(2 * self.keys.len());
         let more = vec![Buffer::words(&self.bins), scratch, Trial::zeros(2 * self.rows)];
-        self.of_keys(super::cut(schedule), label, more, vec![(5, &self.cuts)])
+        self.of_keys(super::cut(schedule), label, more, vec![(6, &self.cuts)])
     }
 
     pub(super) fn draw(&self, label: &str) -> Case {
@@ -226,7 +232,7 @@ impl Trial {
         let tokens = Buffer::words(&vec![7; self.rows]);
         let more = vec![Buffer::words(&self.cuts), totals, arrived, tokens];
         let none = vec![0; self.rows];
-        self.of_keys(super::draw(), label, more, vec![(5, &none), (6, &self.tokens)])
+        self.of_keys(super::draw(), label, more, vec![(6, &none), (7, &self.tokens)])
     }
 }
 
@@ -397,7 +403,7 @@ fn timed(case: Case, bytes: usize) -> Vec<Bench> {
 }
 
 pub(super) fn adjust_benches() -> Vec<Bench> {
-    let each = |(trial, why): (Trial, &str)| timed(trial.adjust(Scalar::F32, why), 8);
+    let each = |(trial, why): (Trial, &str)| timed(trial.adjust(Scalar::F32, why), 4);
     bench().into_iter().flat_map(each).collect()
 }
 

@@ -7,7 +7,7 @@ use tile::launch::{Mode, Requirement};
 use super::amount::{Amount, Scan};
 use super::arith::{IMPOSSIBLE, Wide, WideVar, weight_of};
 use super::weigh::bin_of;
-use super::{BINS, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, add_to, row_peak};
+use super::{BINS, Keys, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, add_to, row_peak};
 use crate::sweep::{begin, require_lengths, when};
 
 /// How a row is worked on.
@@ -90,6 +90,7 @@ struct Cut {
 /// the keys; `settings` are [`super::settings`].
 #[kernel]
 pub fn cut(
+    logits: In<f32>,
     keys: In<u32>,
     peaks: In<u32>,
     settings: In<u32>,
@@ -101,6 +102,7 @@ pub fn cut(
 ) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], schedule.threads);
     require_lengths(&[
+        ("logits", dim("rows") * dim("vocab")),
         ("keys", dim("rows") * dim("vocab")),
         ("peaks", dim("rows") * dim("vocab").ceil_div(PART) * 2u32),
         ("settings", dim("rows") * SETTINGS),
@@ -132,7 +134,8 @@ pub fn cut(
                 found: Shared::named("found", 1 + 2 * PER_BIN),
                 bins: Shared::named("digit", BINS * PER_BIN),
             };
-            filter(team, schedule, settings, [keys, bins], list, row, vocab, cut, &weigh);
+            let keys = Keys::new(logits, keys, settings, row, vocab);
+            filter(team, schedule, settings, keys, bins, list, cut, &weigh);
             if thread_id() == 0 {
                 cuts.set_vec(row * 2, &[cut.rank.get(), cut.token.get()]);
             }
@@ -146,15 +149,14 @@ fn filter(
     team: Team,
     schedule: Schedule,
     settings: Row,
-    [keys, bins]: [In<u32>; 2],
+    keys: Keys,
+    bins: In<u32>,
     list: InOut<u32>,
-    row: Val<u32>,
-    vocab: Val<u32>,
     cut: Cut,
     weigh: &impl Fn(Val<u32>) -> Val<u32>,
 ) {
     let listed = Shared::<u32>::named("listed", 1);
-    let whole = team.scan(bins, row * BINS);
+    let whole = team.scan(bins, group_id() * BINS);
     barrier();
     when(Order::eq(thread_id(), 0u32), || whole.total.write(team.found, 4u32.val()));
     barrier();
@@ -173,21 +175,11 @@ fn filter(
             cut.rank.set(bin << 21u32 | 0x1f_ffffu32);
             cut.token.set(u32::MAX);
             when(Order::gt(remaining(team), 1u32), || {
-                gather(schedule, listed, list, keys, row, vocab, bin, weigh);
+                gather(schedule, listed, list, keys, bin, weigh);
                 let number = listed.get(0u32);
                 for level in DIGITS {
                     when(Order::gt(remaining(team), 1u32), || {
-                        refine(
-                            team,
-                            level,
-                            list,
-                            row * vocab,
-                            number,
-                            cut,
-                            weigh,
-                            wanted,
-                            by_count,
-                        );
+                        refine(team, level, list, keys.first, number, cut, weigh, wanted, by_count);
                     });
                 }
             });
@@ -208,9 +200,7 @@ fn gather(
     schedule: Schedule,
     listed: Shared<u32>,
     list: InOut<u32>,
-    keys: In<u32>,
-    row: Val<u32>,
-    vocab: Val<u32>,
+    keys: Keys,
     bin: Val<u32>,
     weigh: &impl Fn(Val<u32>) -> Val<u32>,
 ) {
@@ -218,15 +208,14 @@ fn gather(
     when(Order::eq(thread_id(), 0u32), || listed.set(0u32, 0u32));
     barrier();
     let (threads, ahead) = (schedule.threads, schedule.ahead);
-    range(thread_id(), vocab).step(threads * ahead).each(|i| {
+    range(thread_id(), keys.vocab).step(threads * ahead).each(|i| {
         let at: Vec<Val<u32>> = (0..ahead).map(|u| i + u * threads).collect();
-        let loaded: Vec<Val<u32>> =
-            at.iter().map(|at| keys.get(row * vocab + (*at).min(vocab - 1u32))).collect();
+        let loaded = keys.of(&at);
         for (at, key) in at.into_iter().zip(loaded) {
-            when(Order::lt(at, vocab) & Order::eq(bin_of(key), bin), || {
+            when(Order::lt(at, keys.vocab) & Order::eq(bin_of(key), bin), || {
                 when(Order::gt(weigh(key), 0u32), || {
                     let slot = listed.atomic(AtomicOp::Add, 0u32, 1u32);
-                    list.set_vec((row * vocab + slot) * 2u32, &[!key, at]);
+                    list.set_vec((keys.first + slot) * 2u32, &[!key, at]);
                 });
             });
         }

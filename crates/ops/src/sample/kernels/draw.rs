@@ -6,7 +6,7 @@ use tile::launch::{Mode, Requirement};
 
 use super::amount::{Amount, Scan};
 use super::arith::{IMPOSSIBLE, Wide, WideVar, weighs, weight_of};
-use super::{BLOCK, MOST_TOKENS, PART, Row, SETTINGS, THREADS, block_keys, row_peak};
+use super::{BLOCK, Keys, MOST_TOKENS, PART, Row, SETTINGS, THREADS, row_peak};
 use crate::sweep::{begin, require_lengths, when};
 
 /// The token of every row, from what [`super::adjust`] and, where rows have filters, [`super::cut`]
@@ -18,6 +18,7 @@ use crate::sweep::{begin, require_lengths, when};
 /// block, then the token. Rows that take the greatest logit need its place alone.
 #[kernel]
 pub fn draw(
+    logits: In<f32>,
     keys: In<u32>,
     peaks: In<u32>,
     settings: In<u32>,
@@ -29,6 +30,7 @@ pub fn draw(
 ) {
     launch(Mode::Row, [dim("vocab").ceil_div(BLOCK), dim("rows"), fixed(1)], THREADS);
     require_lengths(&[
+        ("logits", dim("rows") * dim("vocab")),
         ("keys", dim("rows") * dim("vocab")),
         ("peaks", dim("rows") * dim("vocab").ceil_div(PART) * 2u32),
         ("settings", dim("rows") * SETTINGS),
@@ -52,7 +54,8 @@ pub fn draw(
             }
         }
     } else {
-        let own = block_keys(keys, row, vocab);
+        let keys = Keys::new(logits, keys, settings, row, vocab);
+        let own = keys.block();
         let (top, _) = row_peak(peaks, row, vocab);
         let answer = Shared::<u32>::named("answer", 2);
         if thread_id() == 0 {
@@ -71,19 +74,25 @@ pub fn draw(
                 rank.set(cut[0]);
                 token.set(cut[1]);
             }
-            let kept = |key: Val<u32>, of: Val<u32>| {
-                let weight = weight_of(key, top, settings.per_temperature());
+            // Whether top-k and top-p keep a token: few are, and the others need no weight.
+            let stays = |key: Val<u32>, of: Val<u32>| {
                 let tie = Order::eq(!key, rank.get()) & Order::le(of, token.get());
-                let kept = (Order::lt(!key, rank.get()) | tie)
-                    & Order::ge(weight, settings.least_weight());
-                Wide::from(select(kept, weight, 0u32))
+                Order::lt(!key, rank.get()) | tie
+            };
+            let weigh = |key: Val<u32>| {
+                let weight = weight_of(key, top, settings.per_temperature());
+                Wide::from(select(Order::ge(weight, settings.least_weight()), weight, 0u32))
             };
             let sum = WideVar::new(Wide::from(0u32));
             for (i, key) in own {
                 // Most simdgroups have nothing of weight, and pass on.
                 let seen = weighs(key, top, settings.per_temperature());
-                when(Order::lt(i, vocab) & seen, || sum.set(sum.get().plus(kept(key, i))));
+                let counts = Order::lt(i, vocab) & seen & stays(key, i);
+                when(counts, || sum.set(sum.get().plus(weigh(key))));
             }
+            let kept = |key: Val<u32>, of: Val<u32>| {
+                Wide::choose(stays(key, of), weigh(key), Wide::from(0u32))
+            };
             let scan = Scan::new(THREADS);
             let (_, block) = scan.before(Amount::weighing(sum.get()));
             if thread_id() == 0 {
@@ -115,7 +124,7 @@ pub fn draw(
                 let first = search.first.get() * BLOCK;
                 search.first.set(first);
                 search.size.set((vocab - first).min(BLOCK));
-                let weight = |token: Val<u32>| kept(keys[row * vocab + token], token);
+                let weight = |token: Val<u32>| kept(keys.of(&[token])[0], token);
                 search.narrow(&weight, |_| search.left.get());
                 search.narrow(&weight, |_| search.left.get());
                 if thread_id() == 0 {

@@ -87,14 +87,14 @@ fn a_thousand_tokens_are_the_cpus() {
         };
         let adjusted = keep(trial.adjust(Scalar::F32, ""), &[]);
         let [keys, peaks, bins] = [4, 5, 6].map(|at: usize| adjusted[at].clone());
-        let row = [(0, keys.clone()), (1, peaks.clone())];
-        let weighed = keep(trial.weigh(""), &[row.clone().as_slice(), &[(3, bins)]].concat());
-        let before = [row.as_slice(), &[(3, weighed[3].clone())]].concat();
+        let row = [(1, keys.clone()), (2, peaks.clone())];
+        let weighed = keep(trial.weigh(""), &[row.clone().as_slice(), &[(4, bins)]].concat());
+        let before = [row.as_slice(), &[(4, weighed[4].clone())]].concat();
         let cut = keep(trial.cut(super::NARROW, ""), &before);
-        let before = [row.as_slice(), &[(3, cut[5].clone())]].concat();
+        let before = [row.as_slice(), &[(4, cut[6].clone())]].concat();
         let drawn = keep(trial.draw(""), &before);
-        assert_eq!(drawn[6], Buffer::words(&trial.tokens), "step {step}");
-        last = drawn[6].to_f64().into_iter().map(|token| token as usize).collect();
+        assert_eq!(drawn[7], Buffer::words(&trial.tokens), "step {step}");
+        last = drawn[7].to_f64().into_iter().map(|token| token as usize).collect();
         history.push(last[step as usize % rows] as u32);
         checked += rows;
     }

@@ -5,7 +5,7 @@ use tile::launch::{Mode, Requirement};
 
 use super::arith::{IMPOSSIBLE, Wide, weighs, weight_of};
 use super::{
-    BINS, BLOCK, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, THREADS, add_to, block_keys, row_peak,
+    BINS, BLOCK, Keys, MOST_TOKENS, PART, PER_BIN, Row, SETTINGS, THREADS, add_to, row_peak,
 };
 use crate::sweep::{begin, require_lengths};
 
@@ -20,6 +20,7 @@ pub(super) fn bin_of(key: Val<u32>) -> Val<u32> {
 /// alone.
 #[kernel]
 pub fn weigh(
+    logits: In<f32>,
     keys: In<u32>,
     peaks: In<u32>,
     settings: In<u32>,
@@ -28,6 +29,7 @@ pub fn weigh(
 ) {
     launch(Mode::Row, [dim("vocab").ceil_div(BLOCK), dim("rows"), fixed(1)], THREADS);
     require_lengths(&[
+        ("logits", dim("rows") * dim("vocab")),
         ("keys", dim("rows") * dim("vocab")),
         ("peaks", dim("rows") * dim("vocab").ceil_div(PART) * 2u32),
         ("settings", dim("rows") * SETTINGS),
@@ -40,7 +42,7 @@ pub fn weigh(
     let settings = Row::new(settings, row);
     let own = Shared::<u32>::named("own", BINS * PER_BIN);
     if settings.filters() {
-        let block = block_keys(keys, row, vocab);
+        let block = Keys::new(logits, keys, settings, row, vocab).block();
         let (top, _) = row_peak(peaks, row, vocab);
         for i in strided(BINS * PER_BIN) {
             own[i] = 0;
