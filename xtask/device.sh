@@ -7,14 +7,18 @@
 #   DELFT           the `delft` program (default: .carry/delft, else target/release/delft)
 #   FIXTURES        the test program of the engine, to run on the GPU (default: .carry/all)
 #   DELFT_TEST_FIXTURES    only these folders of fixtures, with commas between
-#   PARTS           which parts, in order (default: "fixtures greedy memory full models test sanitize bench rivals"; besides, `several`
-#                   for machines with 2 or 4 GPUs)
+#   PARTS           which parts, in order (default: "fixtures greedy memory full models test sanitize bench rivals"; besides, `many`
+#                   for steps of many sequences, and `several` for machines with 2 or 4 GPUs)
 #   FILTER          only kernels whose name contains this, for the tests and the measurements
 #   SANITIZED       families to run under compute-sanitizer (default: a few, small ones of each kind)
 #   MODELS          shapes and types for the speed of whole models, as tests/reference/random_gguf.py has them
 #   DISPATCHED      the one of them that is measured in every way of dispatch (default: llama-1b:q4_k)
+#   MANY            shapes and types of the models that many sequences share, as MODELS
+#   BATCHES         how many sequences those are (default: 8,32,128)
+#   TRIED           kernels whose cases are tried first there (default: split_columns gated_columns sample_draw)
+#   T_TRIED, T_ALIKE    seconds for the cases of each of those, and for the bits of a row with and without the library
 #   SHARED          shape and types of the models that several GPUs share, as MODELS
-#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_FULL, T_MODELS, T_SEVERAL    seconds for each part
+#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_FULL, T_MODELS, T_MANY, T_SEVERAL    seconds for each part
 set -u
 
 OUT=${OUT:-target/device}
@@ -139,6 +143,57 @@ models() {
     rmdir "$folder"
 }
 
+# alike PROGRAM FILE: the bits of a row among every number of others.
+alike() {
+    DELFT_TEST_DEVICE=cuda timeout -k 5 "${T_ALIKE:-30}" "$1" the_named_device_gives_a_row --nocapture --test-threads 1 > "$2" 2>&1
+}
+
+# many: the bits of a row among any others and the kernels that this needs, while models are written; then how fast many sequences
+# decode, with the vendor's products and with our own, by turns.
+many() {
+    chmod +x "$DELFT"
+    folder=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+    models=${MANY:-llama-8b:bf16 llama-8b:q4_k}
+    writers=
+    for model in $models; do
+        python3 tests/reference/random_gguf.py "${model%:*}" "${model#*:}" "$folder/$model.gguf" &
+        writers="$writers $!"
+    done
+    wrong=0
+    for kernel in ${TRIED:-split_columns gated_columns sample_draw}; do
+        timeout -k 5 "${T_TRIED:-12}" "$TILE" test "$kernel" --on cuda > "$OUT/$kernel.txt" 2>&1
+        echo "-- $kernel: exit code $?"
+        tail -n 2 "$OUT/$kernel.txt"
+    done
+    # Both at a time, on two GPUs where there are two.
+    last=$(($(nvidia-smi -L | grep -c '^GPU') - 1))
+    for program in ${FIXTURES:-.carry/all}; do
+        chmod +x "$program"
+        CUDA_VISIBLE_DEVICES=$last DELFT_NO_CUBLAS=1 alike "$program" "$OUT/ours.txt" &
+        ours=$!
+        alike "$program" "$OUT/library.txt" || wrong=1
+        wait $ours || wrong=1
+        for how in library ours; do
+            echo "-- bits of a row, $how"
+            tail -n 14 "$OUT/$how.txt"
+        done
+    done
+    # shellcheck disable=SC2086 # numbers of processes
+    wait $writers || wrong=1
+    for model in $models; do
+        for how in library ours library; do
+            [ $how = library ] && unset DELFT_NO_CUBLAS || export DELFT_NO_CUBLAS=1
+            # Packed matrices are ours either way.
+            [ "${model#*:}" = bf16 ] || [ $how = ours ] || continue
+            echo "-- $model, $how"
+            "$DELFT" bench -m "$folder/$model.gguf" --device cuda -p 0 -n 64 -d 512 --batch "${BATCHES:-8,32,128}" -r 1 --json || wrong=1
+            unset DELFT_NO_CUBLAS
+        done
+    done
+    rm -r "$folder"
+    return $wrong
+}
+
 # several: the fixtures on two GPUs, by layers and by ranks, and decoding on 1, 2 and 4.
 several() {
     chmod +x "$DELFT"
@@ -168,7 +223,7 @@ several() {
 
 failed=0
 case ${1:-} in
-    fixtures | memory | full | models | several)
+    fixtures | memory | full | models | many | several)
         "$1"
         exit
         ;;
@@ -188,6 +243,7 @@ for wanted in ${PARTS:-fixtures greedy memory full models test sanitize bench ri
         memory) part memory "${T_MEMORY:-180}" sh "$0" memory ;;
         full) part full "${T_FULL:-20}" sh "$0" full ;;
         models) part models "${T_MODELS:-150}" sh "$0" models ;;
+        many) part many "${T_MANY:-140}" sh "$0" many ;;
         several) part several "${T_SEVERAL:-300}" sh "$0" several ;;
         test) part test "${T_TEST:-150}" "$TILE" test ${FILTER:-} --on cuda ;;
         sanitize)

@@ -2,6 +2,7 @@
 //! a program of its own.
 
 mod adapters;
+mod alike;
 mod cached;
 mod canary;
 mod classify;
