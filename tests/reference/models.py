@@ -58,6 +58,7 @@ class Case:
     stacked: bool = False  # all experts of a layer in two tensors, as the model holds them
     context: int | None = None  # positions for which a rotation is made that follows the context
     mlx: dict | None = None  # quantise matrices as mlx-lm does: bits and group_size, and under names of layers their own
+    lm: dict | None = None  # a folder that mlx-lm itself writes, quantised so; empty: not quantised
 
 
 COMMON = dict(vocab_size=128, num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-6,
@@ -243,6 +244,46 @@ CASES = [
          shape(64, 4, 2, 128, head_dim=16, tie_word_embeddings=True, **rope(10000.0)),
          mlx={"group_size": 64, "bits": 4, "model.layers.0.self_attn.o_proj": {"group_size": 32, "bits": 4},
               "model.layers.1.mlp.down_proj": {"group_size": 32, "bits": 8}}),
+    Case("mlx-gpt2", "gpt2", "bfloat16", "matrices [out, in]",
+         dict(n_embd=40, n_head=5, n_inner=None, n_ctx=256, n_layer=3, tie_word_embeddings=True), drop=("rms_norm_eps",), lm={}),
+    Case("mlx-mixtral", "mixtral", "bfloat16", "experts in three stacks",
+         shape(32, 4, 2, 48, num_local_experts=3, num_experts_per_tok=2, rms_norm_eps=1e-5, **rope(10000.0)), prompt=9, lm={}),
+    Case("mlx-qwen2-moe", "qwen2_moe", "bfloat16", "experts in three stacks; 4 bits, the shared expert's gate and the router too",
+         shape(32, 4, 1, 64, moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=5, num_experts_per_tok=2,
+               norm_topk_prob=False, **rope(10000.0)), prompt=9, lm=dict(group_size=32, bits=4)),
+    Case("mlx-qwen3-moe", "qwen3_moe", "bfloat16", "the same, the first layer dense; 4 bits, routers of 8",
+         shape(64, 3, 1, 64, num_hidden_layers=3, head_dim=16, moe_intermediate_size=32, num_experts=6, num_experts_per_tok=3,
+               norm_topk_prob=True, mlp_only_layers=[0], **rope(1000000.0)), prompt=9, lm=dict(group_size=32, bits=4)),
+    Case("mlx-qwen3-next", "qwen3_next", "bfloat16", "norms as they are used, taps [channels, kernel, 1]",
+         shape(32, 2, 1, 64, head_dim=32, moe_intermediate_size=24, shared_expert_intermediate_size=40,
+               layer_types=["linear_attention", "full_attention"], full_attention_interval=2,
+               num_experts=4, num_experts_per_tok=2, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+               linear_value_head_dim=16, **rope(10000.0, rope_type="default", partial_rotary_factor=0.25)), prompt=9, lm={}),
+    Case("mlx-qwen3.5", "qwen3_5", "bfloat16", "the same of a dense hybrid; 4 bits",
+         shape(64, 4, 1, 64, head_dim=16, full_attention_interval=2, layer_types=["linear_attention", "full_attention"],
+               linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+               **rope(10000.0, rope_type="default", partial_rotary_factor=0.25)), prompt=9, lm=dict(group_size=32, bits=4)),
+    Case("mlx-qwen3.5-moe", "qwen3_5_moe", "bfloat16", "the same of a mixture; 4 bits, routers of 8",
+         dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1, head_dim=32, moe_intermediate_size=32,
+              shared_expert_intermediate_size=32, num_experts=5, num_experts_per_tok=2, full_attention_interval=2,
+              layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
+              linear_key_head_dim=8, linear_value_head_dim=16, tie_word_embeddings=False,
+              **rope(10000.0, rope_type="default", partial_rotary_factor=0.25)), prompt=9, stacked=True, lm=dict(group_size=32, bits=4)),
+    Case("mlx-phimoe", "phimoe", "bfloat16", "experts in three stacks",
+         shape(64, 4, 2, 32, num_local_experts=4, num_experts_per_tok=2, router_jitter_noise=0.1, attention_bias=True, lm_head_bias=True,
+               rms_norm_eps=1e-5, **rope(10000.0)), prompt=6, lm={}),
+    Case("mlx-gpt-oss", "gpt_oss", "bfloat16", "MXFP4 experts in three stacks of rows, biases beside them; everything else in 8 bits",
+         shape(64, 4, 2, 32, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, rms_norm_eps=1e-5,
+               **rope(10000.0)), prompt=14, lm=dict(group_size=32, bits=8)),
+    Case("mlx-llama4", "llama4", "bfloat16", "experts in three stacks, gate and up apart; 8 bits",
+         dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=32, intermediate_size_mlp=64,
+              num_hidden_layers=4, num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=2, pad_token_id=0,
+              rms_norm_eps=1e-5, **rope(200.0, **LLAMA3_SCALING)), prompt=12, lm=dict(group_size=32, bits=8)),
+    Case("mlx-glm4-moe", "glm4_moe", "bfloat16", "experts in three stacks; 4 bits",
+         shape(64, 4, 2, 64, head_dim=16, pad_token_id=0, attention_bias=True, use_qk_norm=True,
+               moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=1, topk_group=1,
+               routed_scaling_factor=1.5, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=9,
+         lm=dict(group_size=32, bits=4)),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
          shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, **rope(10000.0)),
          keep=8, gguf=("Q4_K_M",), folder=False),
@@ -305,7 +346,7 @@ def random_weight(case_name, name, size):
     stream = np.random.Generator(np.random.PCG64([zlib.crc32(case_name.encode()), zlib.crc32(name.encode())]))
     x = stream.standard_normal(size)
     if "norm" in name or ".ln_" in name and name.endswith("weight"):
-        less_one = case_name.startswith(("gemma", "qwen3-next", "qwen3.5")) and "linear_attn" not in name
+        less_one = case_name.removeprefix("mlx-").startswith(("gemma", "qwen3-next", "qwen3.5")) and "linear_attn" not in name
         return 0.25 * x + (0.0 if less_one else 1.0)
     if name.endswith("A_log"):
         # States that last: most of them stays from token to token.
@@ -568,7 +609,8 @@ def check_checkpoint(case, weights, folder):
     if saved.keys() != weights.keys():
         # Experts are saved one by one: what Transformers reads from there is what counts.
         model = model_classes(case.family)[1].from_pretrained(folder, dtype=getattr(torch, case.storage))
-        saved = {name: x for name, x in model.state_dict().items() if name in weights}
+        # Newer versions read routers in float32.
+        saved = {name: x.to(weights[name].dtype) for name, x in model.state_dict().items() if name in weights}
     assert saved.keys() == weights.keys(), saved.keys() ^ weights.keys()
     assert all(torch.equal(saved[name], weights[name]) and saved[name].dtype == weights[name].dtype for name in weights)
 
@@ -593,13 +635,18 @@ def main():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         weights = make_weights(case)
-        if case.mlx:
+        if case.lm is not None:
+            import mlx_models
+            model, weights = mlx_models.write(case, weights, folder, lambda path: write_checkpoint(case, weights, path))
+        elif case.mlx:
             stored, weights = quantised(case, weights)
             write_mlx(case, weights, stored, folder)
         else:
             write_checkpoint(case, weights, folder)
         tensors, notes = expected(case, weights)
         save_file(tensors, folder / "expected.safetensors", notes)
+        if case.lm is not None:
+            mlx_models.check(case, model, tensors)
         if args.converter and case.gguf:
             import model_twins
             model_twins.write(case, weights, folder, args.converter, args.quantize)

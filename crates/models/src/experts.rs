@@ -9,12 +9,21 @@ use formats::{Error, Result, Source, shape};
 use nn::{Bias, ExpertsOptions, Gate, Odds, Routing, Stored, Unary, Weights};
 use ops::experts::{MOST_EXPERTS, MOST_USED};
 
-/// The names that most mixtures share; experts are stored one by one, or all in one tensor.
+/// The names that most mixtures share; experts are stored one by one, or all in one tensor, as GGUF
+/// and MLX have them.
 pub(crate) const NAMES: &[Row] = &[
     ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", "blk.{}.ffn_gate_inp"),
-    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
-    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
-    ("blocks.{}.mlp.experts.down", "", "blk.{}.ffn_down_exps"),
+    (
+        "blocks.{}.mlp.experts.gate",
+        "model.layers.{}.mlp.switch_mlp.gate_proj",
+        "blk.{}.ffn_gate_exps",
+    ),
+    ("blocks.{}.mlp.experts.up", "model.layers.{}.mlp.switch_mlp.up_proj", "blk.{}.ffn_up_exps"),
+    (
+        "blocks.{}.mlp.experts.down",
+        "model.layers.{}.mlp.switch_mlp.down_proj",
+        "blk.{}.ffn_down_exps",
+    ),
     (
         "blocks.{}.mlp.experts.{}.gate",
         "model.layers.{}.mlp.experts.{}.gate_proj",
@@ -42,8 +51,17 @@ pub(crate) const STACKS: &[Row] = &[
         "model.layers.{}.mlp.experts.down_proj!",
         "blk.{}.ffn_down_exps",
     ),
-    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
-    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
+    (
+        "blocks.{}.mlp.experts.gate",
+        "model.layers.{}.mlp.switch_mlp.gate_proj",
+        "blk.{}.ffn_gate_exps",
+    ),
+    ("blocks.{}.mlp.experts.up", "model.layers.{}.mlp.switch_mlp.up_proj", "blk.{}.ffn_up_exps"),
+    (
+        "blocks.{}.mlp.experts.down",
+        "model.layers.{}.mlp.switch_mlp.down_proj",
+        "blk.{}.ffn_down_exps",
+    ),
     ("blocks.{}.mlp.experts.{}.gate", "model.layers.{}.mlp.experts.{}.gate_proj", ""),
     ("blocks.{}.mlp.experts.{}.up", "model.layers.{}.mlp.experts.{}.up_proj", ""),
     ("blocks.{}.mlp.experts.{}.down", "model.layers.{}.mlp.experts.{}.down_proj", ""),
@@ -52,9 +70,21 @@ pub(crate) const STACKS: &[Row] = &[
 /// The names of Mixtral and what follows it.
 pub(crate) const SPARSE_BLOCK: &[Row] = &[
     ("blocks.{}.mlp.router", "model.layers.{}.block_sparse_moe.gate", "blk.{}.ffn_gate_inp"),
-    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
-    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
-    ("blocks.{}.mlp.experts.down", "", "blk.{}.ffn_down_exps"),
+    (
+        "blocks.{}.mlp.experts.gate",
+        "model.layers.{}.block_sparse_moe.switch_mlp.gate_proj",
+        "blk.{}.ffn_gate_exps",
+    ),
+    (
+        "blocks.{}.mlp.experts.up",
+        "model.layers.{}.block_sparse_moe.switch_mlp.up_proj",
+        "blk.{}.ffn_up_exps",
+    ),
+    (
+        "blocks.{}.mlp.experts.down",
+        "model.layers.{}.block_sparse_moe.switch_mlp.down_proj",
+        "blk.{}.ffn_down_exps",
+    ),
     (
         "blocks.{}.mlp.experts.{}.gate",
         "model.layers.{}.block_sparse_moe.experts.{}.w1",

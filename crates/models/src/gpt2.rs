@@ -1,6 +1,6 @@
 //! GPT-2 (Radford et al. 2019): learned positions, layer norms with biases, q, k and v in one
-//! matrix, a feed-forward without a gate. Checkpoints hold matrices `[in, out]`; GGUF files hold
-//! them as all others are.
+//! matrix, a feed-forward without a gate. Checkpoints hold matrices `[in, out]`; GGUF files and
+//! MLX's folders hold them as all others are.
 
 use crate::config::{Config, Raw, rows_of_embedding, tied};
 use crate::files::Files;
@@ -130,8 +130,12 @@ fn part(
         Some(matrix) => (matrix, ".bias"),
         None => (name, ""),
     };
-    let transposed = transposed && suffix.is_empty();
     let Some((stem, part)) = matrix.rsplit_once('.') else { return Ok(None) };
+    let transposed = transposed && suffix.is_empty() && {
+        // Other matrices may be square: the first tells which way round they all are.
+        let first = weights.find("blocks.0.attention.qkv")?;
+        first.is_none_or(|first| first.shape != [3 * config.hidden, config.hidden])
+    };
     let at = ["q", "k", "v"].iter().position(|one| *one == part);
     let stored = match (at, part) {
         (Some(_), _) => format!("{stem}.qkv{suffix}"),

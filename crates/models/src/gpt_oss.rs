@@ -19,13 +19,14 @@ const NAMES: &[Row] = &[
     ),
     ("blocks.{}.mlp.router", "model.layers.{}.mlp.router", "blk.{}.ffn_gate_inp"),
     ("blocks.{}.mlp.experts.gate_up", "model.layers.{}.mlp.experts.gate_up_proj!", ""),
-    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
-    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
+    ("blocks.{}.mlp.experts.gate", "model.layers.{}.mlp.experts.gate_proj", "blk.{}.ffn_gate_exps"),
+    ("blocks.{}.mlp.experts.up", "model.layers.{}.mlp.experts.up_proj", "blk.{}.ffn_up_exps"),
     (
         "blocks.{}.mlp.experts.down",
         "model.layers.{}.mlp.experts.down_proj!",
         "blk.{}.ffn_down_exps",
     ),
+    ("blocks.{}.mlp.experts.down", "model.layers.{}.mlp.experts.down_proj", ""),
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
@@ -77,14 +78,16 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 }
 
 /// All experts' matrices, one below the other. Hugging Face stores the rows of gate and up by
-/// turns; matrices of numbers the other way round than everywhere else, blocks not.
+/// turns; matrices of numbers the other way round than everywhere else, blocks not. MLX's folders
+/// have three stacks, as GGUF does.
 fn expert(weights: &dyn Weights, name: &str, hugging_face: bool) -> Result<Option<Stored>> {
     let (stem, bias) = match name.strip_suffix(".bias") {
         Some(stem) => (stem, ".bias"),
         None => (name, ""),
     };
     let Some((block, part)) = stem.split_once(".experts.") else { return Ok(None) };
-    let turn = match (hugging_face, part) {
+    let joined = hugging_face && weights.find(&format!("{block}.experts.gate{bias}"))?.is_none();
+    let turn = match (joined, part) {
         (true, "gate") => Some(0),
         (true, "up") => Some(1),
         _ => None,
@@ -95,7 +98,7 @@ fn expert(weights: &dyn Weights, name: &str, hugging_face: bool) -> Result<Optio
     };
     let Some(mut stored) = stored else { return Ok(None) };
     let plain = matches!(stored.source, Source::Tensor(_));
-    if hugging_face && plain && bias.is_empty() && stored.shape.len() == 3 {
+    if joined && plain && bias.is_empty() && stored.shape.len() == 3 {
         stored.shape.swap(1, 2);
         stored.source = Source::Transpose(Box::new(stored.source));
     }

@@ -143,11 +143,17 @@ impl Hybrid {
     /// How weights are made of those that are stored.
     pub(crate) fn recipes(&self) -> impl Fn(&dyn Weights, &str) -> Result<Option<Stored>> + use<> {
         let (net, heads, head_dim) = (self.net, self.config.heads, self.config.head_dim);
-        // GGUF has them as they are.
-        let less_one = !self.gguf;
+        let (gguf, nets) = (self.gguf, self.nets.clone());
         move |weights: &dyn Weights, name: &str| {
+            // GGUF and MLX have norms as they are used. MLX's folders are told by their taps,
+            // `[channels, kernel, 1]` where Hugging Face has `[channels, 1, kernel]`.
+            let less_one = || -> Result<bool> {
+                let Some(net) = nets.iter().position(|net| *net) else { return Ok(!gguf) };
+                let taps = weights.find(&format!("blocks.{net}.delta.conv"))?;
+                Ok(!gguf && taps.is_none_or(|taps| taps.shape.last() != Some(&1)))
+            };
             let Some((stem, part)) = name.rsplit_once('.') else {
-                return norm(weights, name, less_one);
+                return norm(weights, name, less_one()?);
             };
             if let Some(block) = stem.strip_suffix(".delta") {
                 return delta(weights, block, part, &net);
@@ -164,7 +170,7 @@ impl Hybrid {
                     let name = stem.replace(".attention.gate", ".attention.q_gate.bias");
                     by_turns(weights, &name, 1, [heads, head_dim])
                 }
-                _ => norm(weights, name, less_one),
+                _ => norm(weights, name, less_one()?),
             }
         }
     }

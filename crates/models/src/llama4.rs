@@ -14,13 +14,22 @@ use nn::{AttentionOptions, Bias, Experts, Mlp, Odds, Pairing, QkNorm, Stored, St
 const NAMES: &[Row] = &[
     ("blocks.{}.mlp.router", "model.layers.{}.feed_forward.router", "blk.{}.ffn_gate_inp"),
     ("blocks.{}.mlp.experts.gate_up", "model.layers.{}.feed_forward.experts.gate_up_proj!", ""),
-    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_gate_exps"),
-    ("blocks.{}.mlp.experts.up", "", "blk.{}.ffn_up_exps"),
+    (
+        "blocks.{}.mlp.experts.gate",
+        "model.layers.{}.feed_forward.experts.gate_proj",
+        "blk.{}.ffn_gate_exps",
+    ),
+    (
+        "blocks.{}.mlp.experts.up",
+        "model.layers.{}.feed_forward.experts.up_proj",
+        "blk.{}.ffn_up_exps",
+    ),
     (
         "blocks.{}.mlp.experts.down",
         "model.layers.{}.feed_forward.experts.down_proj!",
         "blk.{}.ffn_down_exps",
     ),
+    ("blocks.{}.mlp.experts.down", "model.layers.{}.feed_forward.experts.down_proj", ""),
     (
         "blocks.{}.mlp.shared.gate",
         "model.layers.{}.feed_forward.shared_expert.gate_proj",
@@ -186,7 +195,8 @@ fn stretch(files: &Files<'_>) -> Result<Option<Stretch>> {
 }
 
 /// Weights that are made of others: lengths of q and k, which are 1; experts, which Hugging Face
-/// stores the other way round than everywhere else, each one's gate beside its up.
+/// stores the other way round than everywhere else, each one's gate beside its up. MLX's folders
+/// have three stacks, as GGUF does.
 fn made(
     weights: &dyn Weights,
     name: &str,
@@ -200,6 +210,9 @@ fn made(
     let Some((block, part)) = name.split_once(".experts.").filter(|_| hugging_face) else {
         return experts::joined(weights, name, count);
     };
+    if weights.find(&format!("{block}.experts.gate"))?.is_some() {
+        return experts::joined(weights, name, count);
+    }
     let gate_up = matches!(part, "gate" | "up");
     let stored = match gate_up {
         true => weights.find(&format!("{block}.experts.gate_up"))?,

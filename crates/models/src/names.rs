@@ -8,7 +8,7 @@ use nn::{Stored, Weights};
 
 /// Names of one weight without `.weight` or `.bias`: canonical, in Hugging Face's checkpoints, in
 /// GGUF. The first `{}` is a block's number, the second an expert's; a name that ends in `!` is
-/// whole; an empty one is none.
+/// whole; an empty one is none. Further rows of a canonical name are further spellings in folders.
 pub(crate) type Row = (&'static str, &'static str, &'static str);
 
 /// Finds the tensors of a file by canonical name.
@@ -79,40 +79,45 @@ pub(crate) fn candidates(canonical: &str, dialect: Dialect, tables: &[&[Row]]) -
     let numbers: Vec<&str> = part.split('.').filter(|word| is_number(word)).collect();
     let words = part.split('.').map(|word| if is_number(word) { "{}" } else { word });
     let pattern = words.collect::<Vec<&str>>().join(".");
-    let row = tables.iter().flat_map(|table| table.iter()).find(|row| row.0 == pattern);
-    let Some((_, hugging_face, gguf)) = row else { return Vec::new() };
-    let stem = if dialect == Dialect::Gguf { gguf } else { hugging_face };
-    if stem.is_empty() {
-        return Vec::new();
-    }
-    let mut name = (*stem).to_owned();
-    for number in numbers {
-        name = name.replacen("{}", number, 1);
-    }
-    let name = match (name.strip_suffix('!'), suffix) {
-        (Some(whole), "weight") => whole.to_owned(),
-        // Hugging Face's stacks of experts have no parts, and their biases a name of their own.
-        (Some(whole), suffix) => format!("{whole}_{suffix}"),
-        (None, suffix) => format!("{name}.{suffix}"),
+    let mut rows = tables.iter().flat_map(|table| table.iter()).filter(|row| row.0 == pattern);
+    let named = |stem: &str| {
+        let mut name = stem.to_owned();
+        for number in &numbers {
+            name = name.replacen("{}", number, 1);
+        }
+        match (name.strip_suffix('!'), suffix) {
+            (Some(whole), "weight") => whole.to_owned(),
+            // Hugging Face's stacks of experts have no parts, and their biases a name of their own.
+            (Some(whole), suffix) => format!("{whole}_{suffix}"),
+            (None, suffix) => format!("{name}.{suffix}"),
+        }
     };
     if dialect == Dialect::Gguf {
-        return vec![name];
+        let stem = rows.next().map(|row| row.2).filter(|stem| !stem.is_empty());
+        return stem.map(named).into_iter().collect();
     }
-    // Multimodal checkpoints keep the decoder under a prefix; base-model exports drop the leading
-    // `model.`.
-    let bare = match name.split_once('.') {
-        Some(("model" | "transformer", bare)) => bare.to_owned(),
-        _ => name.clone(),
-    };
-    let mut all = vec![name.clone()];
-    for next in [
-        format!("language_model.{name}"),
-        format!("model.language_model.{bare}"),
-        format!("language_model.{bare}"),
-        bare,
-    ] {
-        if !all.contains(&next) {
-            all.push(next);
+    let mut all = Vec::new();
+    for name in rows.map(|row| row.1).filter(|stem| !stem.is_empty()).map(named) {
+        // Multimodal checkpoints keep the decoder under a prefix; base-model exports drop the
+        // leading `model.`, and mlx-lm puts it in the place of another.
+        let bare = match name.split_once('.') {
+            Some(("model" | "transformer", bare)) => bare.to_owned(),
+            _ => name.clone(),
+        };
+        let outer = (bare != name).then(|| format!("model.{bare}"));
+        for next in [
+            name.clone(),
+            format!("language_model.{name}"),
+            format!("model.language_model.{bare}"),
+            format!("language_model.{bare}"),
+            bare,
+        ]
+        .into_iter()
+        .chain(outer)
+        {
+            if !all.contains(&next) {
+                all.push(next);
+            }
         }
     }
     all

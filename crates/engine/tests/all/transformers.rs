@@ -181,6 +181,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("llama-k-quants/model.q4_k_m.gguf", HEADS),
     ("llama-linear", HEADS),
     ("llama2", HEADS),
+    ("mlx-gpt2/folder", HEADS),
+    ("mlx-qwen2-moe/folder", HEADS),
+    ("mlx-qwen3-moe/folder", HEADS),
+    ("mlx-qwen3-next/folder", HEADS),
+    ("mlx-qwen3.5-moe/folder", HEADS),
+    ("mlx-qwen3.5/folder", HEADS),
     ("olmo2", NORMS),
     ("olmo2/model.f32.gguf", NORMS),
     ("qwen2", HEADS),
@@ -204,9 +210,7 @@ fn shared_by_two_on(device: &str, path: &Path) {
             (Ok(_), None) => {}
             (Err(why), Some((_, known))) if why.to_string().contains(known) => continue,
             // A cut goes through groups where one matrix of the folder is narrow.
-            (Err(why), None)
-                if path.ends_with("mlx/folder") && why.to_string().contains(BLOCKS) =>
-            {
+            (Err(why), None) if path.ends_with("folder") && why.to_string().contains(BLOCKS) => {
                 continue;
             }
             (Err(why), _) => panic!("refused: {why}"),
