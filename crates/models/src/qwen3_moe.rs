@@ -24,6 +24,15 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     let sparse = Sparse::read(files)?;
     let bias = files.bias("attention_bias")?;
+    // Qwen3-Coder states what all of these models have, and what none has.
+    let keys = &files.keys;
+    if keys.flag(Key("use_qk_norm", ""))? == Some(false) {
+        return Err(keys.wrong("use_qk_norm", "true, as of this architecture", false));
+    }
+    const SHARED: Key = Key("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
+    if let Some(shared) = keys.size(SHARED)?.filter(|shared| shared.value > 0) {
+        return Err(shared.wrong("0: no expert that all tokens share", shared.value));
+    }
     let config = raw.check()?;
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
     // GGUF does not say it: all published models have it so.

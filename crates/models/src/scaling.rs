@@ -99,8 +99,9 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
         Some("dynamic") => Ok(Scaling::Dynamic { factor: need("factor")?, original: original()? }),
         Some("llama3") => {
             let (low, high) = (need("low_freq_factor")?, rope.needed_number("high_freq_factor")?);
-            if high.positive()? <= low {
-                let expected = format!("more than low_freq_factor = {low}");
+            // The same: no pairs lie between, as in Llama 4 Scout.
+            if high.positive()? < low {
+                let expected = format!("at least low_freq_factor = {low}");
                 return Err(high.wrong(expected, high.value));
             }
             Ok(Scaling::Llama3 {

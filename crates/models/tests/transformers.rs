@@ -312,7 +312,34 @@ fn published_configurations_are_understood() {
             "num_experts_per_tok": 8, "router_aux_loss_coef": 0.001,
             "shared_expert_intermediate_size": 512 }),
     );
-    for json in [gemma3, qwen3_moe, gpt_oss, qwen3_next, dense, sparse] {
+    let mut qwen3_coder = qwen3_moe.clone();
+    let own = [("use_qk_norm", true.into()), ("shared_expert_intermediate_size", 0.into())];
+    own.into_iter().for_each(|(key, value): (_, serde_json::Value)| qwen3_coder[key] = value);
+    // A configuration that states all that Transformers 4 has for every model.
+    let mut dumped = qwen3_moe.clone();
+    dumped["pruned_heads"] = serde_json::json!({});
+    dumped["encoder_no_repeat_ngram_size"] = 0.into();
+    let scout = serde_json::json!({
+        "architectures": ["Llama4ForConditionalGeneration"], "boi_token_index": 200_080,
+        "eoi_token_index": 200_081, "image_token_index": 200_092, "model_type": "llama4",
+        "text_config": {
+            "attention_bias": false, "attention_chunk_size": 8192, "attention_dropout": 0.0,
+            "attn_scale": 0.1, "attn_temperature_tuning": 4, "floor_scale": 8192,
+            "for_llm_compressor": false, "head_dim": 128, "hidden_act": "silu",
+            "hidden_size": 5120, "interleave_moe_layer_step": 1, "intermediate_size": 8192,
+            "intermediate_size_mlp": 16_384, "max_position_embeddings": 10_485_760,
+            "model_type": "llama4_text", "no_rope_layers": [], "num_attention_heads": 40,
+            "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+            "num_local_experts": 16, "output_router_logits": false, "rms_norm_eps": 1e-5,
+            "rope_scaling": { "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3" },
+            "rope_theta": 5e5, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+            "tie_word_embeddings": false, "use_qk_norm": true, "vocab_size": 202_048
+        },
+        "vision_config": { "hidden_size": 1408, "model_type": "llama4_vision_model" }
+    });
+    let all = [gemma3, qwen3_moe, gpt_oss, qwen3_next, dense, sparse, qwen3_coder, dumped, scout];
+    for json in all {
         delft_models::check_json(&json, "config.json", &options())
             .unwrap_or_else(|e| panic!("{e}"));
     }
