@@ -179,10 +179,12 @@ fn group(keys: &Keys<'_>) -> Result<Option<usize>> {
 
 fn gptq(keys: &Keys<'_>) -> Result<Scheme> {
     keys.only("checkpoint_format", &["gptq", "gptq_v2"])?;
-    if let Some(settings) =
-        keys.get("dynamic").filter(|d| d.as_object().is_none_or(|d| !d.is_empty()))
-    {
-        return Err(keys.odd("dynamic", "the same settings for all matrices", settings).hint(HINT));
+    // Rules that begin with `-:` name matrices that are left as they were.
+    let left = |rules: &serde_json::Value| {
+        rules.as_object().is_some_and(|rules| rules.keys().all(|rule| rule.starts_with("-:")))
+    };
+    if let Some(rules) = keys.get("dynamic").filter(|rules| !left(rules)) {
+        return Err(keys.odd("dynamic", "the same settings for all matrices", rules).hint(HINT));
     }
     let plus = if keys.text("checkpoint_format")? == Some("gptq_v2") { 0 } else { 1 };
     let integers = Integers {
@@ -307,6 +309,11 @@ mod tests {
                 Scheme::Gptq { integers: integers(4, Some(128), false, true), plus: 1 },
             ),
             (
+                json!({ "quant_method": "gptq", "bits": 4, "group_size": 128,
+                    "dynamic": { "-:.*shared_expert.*": {}, "-:.*mtp.*": {} } }),
+                Scheme::Gptq { integers: integers(4, Some(128), true, false), plus: 1 },
+            ),
+            (
                 json!({ "quant_method": "gptq", "bits": 3, "group_size": -1, "checkpoint_format": "gptq_v2" }),
                 Scheme::Gptq { integers: integers(3, None, true, false), plus: 0 },
             ),
@@ -339,6 +346,10 @@ mod tests {
             (
                 json!({ "quant_method": "bitsandbytes" }),
                 "quantization_config.quant_method: expected",
+            ),
+            (
+                json!({ "quant_method": "gptq", "bits": 4, "dynamic": { "+:.*down_proj": { "bits": 8 } } }),
+                "dynamic: expected the same settings for all matrices",
             ),
             (json!({ "quant_method": "gptq", "bits": 9 }), "bits: expected 2 to 8, found 9"),
             (
