@@ -112,9 +112,9 @@ impl Constrained {
         self.failed.as_ref()
     }
 
-    /// The tokens that were found, as the sampler takes them.
-    pub(crate) fn mask(&self) -> &[u32] {
-        self.allowed.words()
+    /// The tokens that were found, as the sampler takes them; none where they are all.
+    pub(crate) fn mask(&self) -> Option<&[u32]> {
+        (!self.allowed.all).then(|| self.allowed.words())
     }
 
     /// Goes on by the token that was chosen, unless the text `ends` with it, or by another one in
@@ -150,17 +150,27 @@ fn guarded<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
 pub struct TokenSet {
     words: Vec<u32>,
     vocabulary: usize,
+    /// Whether it has them all, whatever the bits say.
+    all: bool,
 }
 
 impl TokenSet {
     /// The empty set, for a vocabulary of this size.
     pub fn new(vocabulary: usize) -> Self {
-        TokenSet { words: vec![0; vocabulary.div_ceil(32)], vocabulary }
+        TokenSet { words: vec![0; vocabulary.div_ceil(32)], vocabulary, all: false }
     }
 
     /// Removes all tokens.
     pub fn clear(&mut self) {
         self.words.fill(0);
+        self.all = false;
+    }
+
+    /// Adds all tokens of the vocabulary: the sampler looks at no bits then.
+    pub fn insert_all(&mut self) {
+        self.words.fill(u32::MAX);
+        self.insert_bits(&[]);
+        self.all = true;
     }
 
     /// Adds a token; one outside the vocabulary is passed over.
@@ -210,6 +220,8 @@ mod tests {
         assert_eq!(held(&set), [0, 3, 32, 33, 34]);
         set.clear();
         assert!(held(&set).is_empty());
+        set.insert_all();
+        assert!(held(&set).into_iter().eq(0..35));
         assert!(!TokenSet::new(0).contains(0));
     }
 }

@@ -278,7 +278,7 @@ impl<'a> Generation<'a> {
             let most = options.max_tokens.unwrap_or(usize::MAX) - self.metrics.generated_tokens;
             constraint.look(most.min(self.shared.room(sequence.len()) + 1))?;
         }
-        let mask = self.constraint.as_ref().map(Constrained::mask);
+        let mask = self.constraint.as_ref().and_then(Constrained::mask);
         let choose = Choose { options: &options.sampling, history: sequence, mask, logprobs };
         let here = self.session.tokens().len();
         let chosen =

@@ -585,7 +585,7 @@ impl Worker {
                 memory.outputs.push(memory.tokens.len() as u32 - 1);
                 let likeliest = job.options.top_logprobs;
                 let logprobs = (job.options.logprobs || likeliest > 0).then_some(likeliest);
-                let mask = constraints.get(&work.id).map(Constrained::mask);
+                let mask = constraints.get(&work.id).and_then(Constrained::mask);
                 let options = &job.options.sampling;
                 chooses.push(Choose { options, history: sequence.tokens(), mask, logprobs });
             }

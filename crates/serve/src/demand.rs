@@ -426,17 +426,25 @@ impl Asked {
             Choice::Required | Choice::Named(_) | Choice::Allowed { required: true, .. }
         );
         let restricted = matches!(self.choice, Choice::Allowed { .. });
-        if required || strict || restricted || !self.several {
-            let named = |tool: &&Tool| match &self.choice {
-                Choice::Named(name) => tool.name == *name,
-                Choice::Allowed { names, .. } => names.contains(&tool.name),
-                _ => true,
-            };
-            let tools: Vec<Tool> = self.tools.iter().filter(named).cloned().collect();
-            let parallel = self.several && !matches!(self.choice, Choice::Named(_));
-            let demand = Demand { required, parallel };
-            let source = model.grammars()?.tools(format, &tools, demand, opening()?);
-            options.constraint = Some(source?);
+        let named = |tool: &&Tool| match &self.choice {
+            Choice::Named(name) => tool.name == *name,
+            Choice::Allowed { names, .. } => names.contains(&tool.name),
+            _ => true,
+        };
+        let tools: Vec<Tool> = self.tools.iter().filter(named).cloned().collect();
+        let parallel = self.several && !matches!(self.choice, Choice::Named(_));
+        let lazy = !required && !strict && !restricted && self.several;
+        if lazy && options.ignore_end {
+            // Where the end is ignored there is none for a grammar either.
+            return Ok(());
+        }
+        let demand = Demand { required, parallel, lazy };
+        let source = model.grammars()?.tools(format, &tools, demand, opening()?);
+        match source {
+            Ok(source) => options.constraint = Some(source),
+            // Calls that nobody insists on are read as they come.
+            Err(_) if lazy => {}
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }

@@ -12,6 +12,7 @@
 
 mod ending;
 mod gbnf;
+mod lazy;
 mod schema;
 mod tools;
 
@@ -19,6 +20,7 @@ use ending::{Planner, Signs};
 use engine::reasoning::Opening;
 use engine::{Constraint, ConstraintSource, TokenSet};
 use formats::{Error, ErrorKind, Result, caught};
+use lazy::Lazy;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
@@ -152,13 +154,13 @@ impl Grammars {
         };
         short(place, source)?;
         let Some(before) = self.before(opening, "final") else {
-            return self.constraint(place, TopLevelGrammar::from_grammar(inner), true);
+            return self.constraint(place, TopLevelGrammar::from_grammar(inner), End::Whole);
         };
         let outer = GrammarWithLexer::from_lark(format!("start: before @body\n{before}"));
         let inner = GrammarWithLexer { name: Some("body".to_string()), ..inner };
         let mut all = TopLevelGrammar::from_grammar(outer);
         all.grammars.push(inner);
-        self.constraint(place, all, true)
+        self.constraint(place, all, End::Whole)
     }
 
     /// The rule `before` of what may open an answer; none where nothing may. Harmony messages are
@@ -184,7 +186,7 @@ impl Grammars {
                     ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"].map(|m| self.text(m));
                 Some(format!(
                     "before: analysis* {channel_mark} {} {message}\n\
-                     analysis: {channel_mark} \"analysis\" {message} REASONING {end} {start} \"assistant\"\n\
+                     analysis: {channel_mark} (\"analysis\" | \"commentary\") {message} REASONING {end} {start} \"assistant\"\n\
                      REASONING: /(?s:.*)/\n",
                     quoted(channel)
                 ))
@@ -226,15 +228,14 @@ impl Grammars {
         parts.join(" ")
     }
 
-    /// Compiles a grammar, or finds it compiled; each generation gets a matcher of its own. A text
-    /// that `ends` is brought to its end where its tokens run out.
+    /// Compiles a grammar, or finds it compiled; each generation gets a matcher of its own.
     fn constraint(
         &self,
         place: &'static str,
         grammar: TopLevelGrammar,
-        ends: bool,
+        end: End,
     ) -> Result<ConstraintSource> {
-        let key = serde_json::to_string(&(&grammar, ends));
+        let key = serde_json::to_string(&(&grammar, end as u8));
         let key = key.ok().filter(|key| key.len() <= LONGEST_KEPT);
         let lately = || self.lately.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(key) = &key {
@@ -244,7 +245,7 @@ impl Grammars {
                 return Ok(lately[lately.len() - 1].1.clone());
             }
         }
-        let source = self.compiled(place, grammar, ends)?;
+        let source = self.compiled(place, grammar, end)?;
         if let Some(key) = key {
             let mut lately = lately();
             if lately.len() == KEPT {
@@ -259,7 +260,7 @@ impl Grammars {
         &self,
         place: &'static str,
         grammar: TopLevelGrammar,
-        ends: bool,
+        end: End,
     ) -> Result<ConstraintSource> {
         let first = limited(place, || -> std::result::Result<Matcher, Reason> {
             let mut matcher = Matcher::new(self.factory.create_parser(grammar));
@@ -268,15 +269,27 @@ impl Grammars {
             matcher.compute_mask()?;
             Ok(matcher)
         })?;
-        let ending =
-            ends.then(|| caught(|| Planner::new(&first, self.signs.clone())).ok()).flatten();
+        let planner = || caught(|| Planner::new(&first, self.signs.clone())).ok();
+        let ending = (end == End::Whole).then(planner).flatten();
         let first = Mutex::new(first);
         Ok(ConstraintSource::new(move || {
             let matcher = first.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
             let ending = ending.clone();
-            Ok(Box::new(Follower { matcher, ending, place }) as Box<dyn Constraint>)
+            let lazy = (end == End::Lazy).then(Lazy::default);
+            Ok(Box::new(Follower { matcher, ending, lazy, place }) as Box<dyn Constraint>)
         }))
     }
+}
+
+/// What becomes of texts whose tokens run out, and of what a grammar says of text beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// They are brought to their end.
+    Whole,
+    /// They are cut.
+    Cut,
+    /// They are cut, and what the grammar takes for text of any kind is left as it comes.
+    Lazy,
 }
 
 /// Follows one text.
@@ -284,16 +297,23 @@ struct Follower {
     matcher: Matcher,
     /// Unset where a text is cut when its tokens run out.
     ending: Option<Planner>,
+    lazy: Option<Lazy>,
     place: &'static str,
 }
 
 impl Constraint for Follower {
     fn allow(&mut self, left: usize, allowed: &mut TokenSet) -> Result<()> {
-        let Follower { matcher, ending, .. } = self;
+        let Follower { matcher, ending, lazy, .. } = self;
         if let Some(ending) = ending
             && let Some(token) = ending.next(matcher, left)
         {
             allowed.insert(token);
+            return Ok(());
+        }
+        if let Some(lazy) = lazy
+            && lazy.is_free(matcher)
+        {
+            allowed.insert_all();
             return Ok(());
         }
         let mask = limited(self.place, || self.matcher.compute_mask_or_eos())?;
@@ -302,8 +322,14 @@ impl Constraint for Follower {
     }
 
     fn accept(&mut self, token: u32) -> Result<u32> {
-        let Follower { matcher, ending, place } = self;
-        let token = ending.as_mut().map_or(token, |ending| ending.accept(matcher, token));
+        let Follower { matcher, ending, lazy, place } = self;
+        let token = match lazy {
+            Some(lazy) => match lazy.fit(matcher, token) {
+                Some(token) => token,
+                None => return Ok(token),
+            },
+            None => ending.as_mut().map_or(token, |ending| ending.accept(matcher, token)),
+        };
         limited(place, || matcher.consume_token(token))?;
         Ok(token)
     }

@@ -1,6 +1,6 @@
 //! Grammars of tool calls, from the same rows that they are read by.
 
-use super::{Grammars, laid_out, quoted, short};
+use super::{End, Grammars, laid_out, quoted, short};
 use engine::ConstraintSource;
 use engine::reasoning::Opening;
 use formats::{Error, Result};
@@ -16,6 +16,9 @@ pub struct Demand {
     pub required: bool,
     /// It may be several calls, where the form has that.
     pub parallel: bool,
+    /// Text is left as the model writes it: the schemas count from where a call begins. A schema
+    /// that cannot be followed is no hindrance; any object is taken then.
+    pub lazy: bool,
 }
 
 /// Most calls of one answer: a model that repeats itself comes to an end.
@@ -31,6 +34,27 @@ impl Grammars {
     /// # Errors
     /// No tools, or a schema that is wrong, too large or asks for what is not supported.
     pub fn tools(
+        &self,
+        format: &Format,
+        tools: &[Tool],
+        demand: Demand,
+        opening: Opening,
+    ) -> Result<ConstraintSource> {
+        let found = self.schemas(format, tools, demand, opening);
+        if !demand.lazy || found.is_ok() {
+            return found;
+        }
+        let loose = |tool: &Tool| {
+            let parameters = match tool.strict {
+                true => tool.parameters.clone(),
+                false => json!({ "type": "object", "additionalProperties": true }),
+            };
+            Tool { parameters, ..tool.clone() }
+        };
+        self.schemas(format, &tools.iter().map(loose).collect::<Vec<_>>(), demand, opening)
+    }
+
+    fn schemas(
         &self,
         format: &Format,
         tools: &[Tool],
@@ -60,7 +84,8 @@ impl Grammars {
         short("tools", lark.len())?;
         // Arguments that were made up to come to an end must not be acted on: a call that is cut
         // says so.
-        self.constraint("tools", TopLevelGrammar::from_lark(lark), false)
+        let end = if demand.lazy { End::Lazy } else { End::Cut };
+        self.constraint("tools", TopLevelGrammar::from_lark(lark), end)
     }
 
     /// The rules of an answer with calls that stand between marks.
@@ -82,7 +107,15 @@ impl Grammars {
         if demand.required {
             lark += "answer: calls\n";
         } else if opening.is_empty() {
-            lark += "answer: calls | FREE\nFREE: /([^{](?s:.*))?/\n";
+            // Text, unless it begins as a call does.
+            let Body::Object { name, .. } = format.body else {
+                return Err(Error::new("tools", "a form with marks", format.name));
+            };
+            let names: Vec<String> = tools.iter().map(|tool| in_regex(&tool.name)).collect();
+            let call = format!("\\{{\"{name}\": \"({})\"(?s:.*)", names.join("|"));
+            let free = format!("/(?s:.*)/ & ~/{call}/");
+            let free = if demand.lazy { &free } else { "/([^{](?s:.*))?/" };
+            let _ = write!(lark, "answer: calls | FREE\nFREE: {free}\n");
         } else if self.text(opening).starts_with("<[") {
             let _ = write!(lark, "answer: TEXT calls?\n{TEXT}");
         } else {
@@ -182,6 +215,11 @@ impl Grammars {
         }
         Ok(lark + &before)
     }
+}
+
+/// A tool's name in a regular expression.
+fn in_regex(name: &str) -> String {
+    name.replace('.', "\\.").replace('-', "\\-")
 }
 
 /// A part of a schema as a rule's body, with what the whole defines for its parts.

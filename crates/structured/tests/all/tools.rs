@@ -2,6 +2,7 @@
 
 use super::{gpt2, grammars, takes, write};
 use delft_structured::Demand;
+use engine::TokenSet;
 use engine::reasoning::Opening;
 use serde_json::{Value, json};
 use tokens::tools::{Body, Calls, FORMATS, Part, Tool};
@@ -41,7 +42,7 @@ fn a_required_call_is_one_of_its_schema_in_every_form() {
     let grammars = grammars(&own);
     for format in FORMATS.iter().filter(|format| format.body != Body::Harmony) {
         for parallel in [false, true] {
-            let demand = Demand { required: true, parallel };
+            let demand = Demand { required: true, parallel, lazy: false };
             let source = grammars.tools(format, &tools(), demand, Opening::Answer).unwrap();
             let mut ended = 0;
             for seed in 0..8 {
@@ -75,7 +76,7 @@ fn a_required_call_is_one_of_its_schema_in_every_form() {
 fn text_stays_free_where_calls_are_not_required() {
     let Some(own) = gpt2() else { return };
     let grammars = grammars(&own);
-    let demand = Demand { required: false, parallel: true };
+    let demand = Demand { required: false, parallel: true, lazy: false };
     let find = |name: &str| FORMATS.iter().find(|format| format.name == name).unwrap();
     let call = "{\"name\": \"now\", \"arguments\": {}}";
     let wrong = "{\"name\": \"now\", \"arguments\": {\"x\": 1}}";
@@ -98,4 +99,62 @@ fn text_stays_free_where_calls_are_not_required() {
         assert_eq!(takes(&own, &source, text), expected, "{text}");
     }
     assert!(grammars.tools(find("hermes"), &[], demand, Opening::Answer).is_err());
+}
+
+/// Text is nobody's affair until a call begins; from there on its schema counts.
+#[test]
+fn a_lazy_grammar_leaves_text_alone_and_holds_calls() {
+    let Some(own) = gpt2() else { return };
+    let (grammars, tokenizer) = (grammars(&own), &own.0);
+    let demand = Demand { required: false, parallel: true, lazy: true };
+    let find = |name: &str| FORMATS.iter().find(|format| format.name == name).unwrap();
+    let source = |name| grammars.tools(find(name), &tools(), demand, Opening::Answer).unwrap();
+    // The text as it goes on, and how many tokens were masked.
+    let write = |source: &engine::ConstraintSource, text: &str| {
+        let mut constraint = source.start().unwrap();
+        let (mut written, mut masked) = (Vec::new(), 0);
+        let all = {
+            let mut all = TokenSet::new(tokenizer.vocab_size());
+            all.insert_all();
+            all
+        };
+        for id in tokenizer.encode(text, tokens::Special::default()).unwrap() {
+            let mut allowed = TokenSet::new(tokenizer.vocab_size());
+            constraint.allow(usize::MAX, &mut allowed).unwrap();
+            masked += usize::from(allowed != all);
+            if !allowed.contains(id) {
+                break;
+            }
+            written.push(constraint.accept(id).unwrap());
+        }
+        (tokenizer.decode(&written, false), masked)
+    };
+    let hermes = source("hermes");
+    for text in ["", "No call {\"a\": [1]} at all.", "a <tool_ call> </tool_call> \u{1}\u{7f} b"] {
+        assert_eq!(write(&hermes, text), (text.to_string(), 0));
+    }
+    let call = "Well.\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    let (text, masked) = write(&hermes, call);
+    assert!(text == call && masked > 5, "{text} {masked}");
+    let wrong = call.replace("{}", "{\"x\": 1}");
+    let (text, _) = write(&hermes, &wrong);
+    assert!(wrong.starts_with(&text) && text.contains("\"arguments\":"), "{text}");
+    assert!(!text.contains('x'), "{text}");
+    // The last token of a mark that holds more than the mark is cut.
+    let (text, _) = write(&hermes, "So <tool_call>>> no");
+    assert!(text.starts_with("So <tool_call>") && !text.contains(">>"), "{text}");
+    let llama = source("llama");
+    for text in ["{\"city\": \"Rome\"}", "{\"name\": \"never\", \"parameters\": 7}", "{}", "Hm."] {
+        assert_eq!(write(&llama, text), (text.to_string(), 0));
+    }
+    let (text, masked) = write(&llama, "{\"name\": \"now\", \"parameters\": {\"a\": 1}}");
+    assert!(text.contains("\"parameters\":") && !text.contains("\"a\"") && masked > 0, "{text}");
+    // A schema that cannot be followed is no hindrance.
+    let odd = Tool::new("odd", json!({ "properties": { "a": { "$ref": "file:x" } } }), false);
+    let odd = [odd.unwrap()];
+    let find = find("hermes");
+    assert!(grammars.tools(find, &odd, Demand { lazy: false, ..demand }, Opening::Answer).is_err());
+    let source = grammars.tools(find, &odd, demand, Opening::Answer).unwrap();
+    let call = call.replace("now", "odd").replace("{}", "{\"a\": 1}");
+    assert_eq!(write(&source, &call).0, call);
 }
