@@ -19,12 +19,12 @@ if ! "$python" -c 'import openai, anthropic, ollama, jsonschema, pydantic, webso
     "$python" -m pip install --quiet --timeout 10 --retries 1 $packages
 fi
 npm=target/clients/npm
-if command -v npm > /dev/null && [ ! -d "$npm/node_modules/ollama" ]; then
+if command -v npm > /dev/null && [ ! -d "$npm/node_modules/axe-core" ]; then
     mkdir -p "$npm"
     echo '{ "private": true }' > "$npm/package.json"
     # Where its registry is not reachable the Python clients are run all the same.
     npm install --prefix "$npm" --silent --no-audit --no-fund --fetch-retries 1 \
-        openai @anthropic-ai/sdk ollama > /dev/null 2>&1 || rm -rf "$npm/node_modules"
+        openai @anthropic-ai/sdk ollama axe-core > /dev/null 2>&1 || rm -rf "$npm/node_modules"
 fi
 [ "${1:-}" != --install ] || exit 0
 program=${1:-target/debug/delft}
@@ -49,10 +49,11 @@ else
 fi
 "$python" tests/clients/schemas.py "$address"
 [ -z "${TORTURE:-}" ] || "$python" tests/clients/torture.py "$server" "$address" "$TORTURE"
-if command -v chromium > /dev/null; then
-    "$python" tests/clients/page.py "$address" target/clients/page.png
+if command -v chromium > /dev/null && [ -d "$npm/node_modules/axe-core" ]; then
+    mkdir -p target/clients/page
+    "$python" tests/clients/page.py "$address" target/clients/page "$npm/node_modules/axe-core/axe.min.js"
 else
-    printf '\n== skipped: the page is not opened: no chromium (Debian: chromium)\n'
+    printf '\n== skipped: the page is not opened: no chromium (Debian: chromium), or no axe-core of npm\n'
 fi
 kill "$server"
 wait "$server"

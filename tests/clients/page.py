@@ -1,73 +1,37 @@
-"""The web page in headless Chromium: a question is typed, its answer comes, hostile Markdown stays text.
+"""The web page in headless Chromium: a question is typed, its answer comes, hostile Markdown stays text, and axe-core finds nothing.
 
-    python page.py ADDRESS SCREENSHOT
+    python page.py ADDRESS FOLDER AXE
+
+ADDRESS is a server's, such as http://127.0.0.1:11435, with the bundled model. FOLDER is where pictures go: light.png, dark.png,
+phone.png, tokens.png, models.png and others. AXE is axe.min.js of the npm package axe-core.
 """
 
-import base64
 import json
-import subprocess
+import pathlib
 import sys
 import tempfile
 import time
-import urllib.request
 
-import websocket
+from browser import Page
 
-ADDRESS, SCREENSHOT = sys.argv[1:]
+ADDRESS, FOLDER, AXE = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3]).read_text()
 
 
-class Page:
-    """A page that Chromium's debugging protocol drives."""
+class Judged(Page):
+    """A page that axe-core looks at."""
 
-    def __init__(self, folder):
-        self.browser = subprocess.Popen(
-            ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
-             "--remote-allow-origins=*", f"--user-data-dir={folder}", "about:blank"],
-            stderr=subprocess.PIPE, text=True)
-        port = next(line.split(":")[2].split("/")[0] for line in self.browser.stderr if "DevTools listening" in line)
-        targets = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json"))
-        target = next(target for target in targets if target["type"] == "page")
-        self.socket = websocket.create_connection(target["webSocketDebuggerUrl"], timeout=60)
-        self.calls = 0
-        self.requests = []
-        self.errors = []
-        for domain in ("Page", "Network", "Runtime"):
-            self.call(f"{domain}.enable")
+    def picture(self, name):
+        (FOLDER / name).write_bytes(self.shot())
 
-    def call(self, method, **parameters):
-        self.calls += 1
-        self.socket.send(json.dumps({"id": self.calls, "method": method, "params": parameters}))
-        while True:
-            message = json.loads(self.socket.recv())
-            if message.get("method") == "Network.requestWillBeSent":
-                self.requests.append(message["params"]["request"]["url"])
-            if message.get("method") == "Runtime.exceptionThrown":
-                self.errors.append(message["params"])
-            if message.get("id") == self.calls:
-                assert "error" not in message, message
-                return message["result"]
-
-    def run(self, script):
-        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
-
-    def until(self, script, seconds=60):
-        end = time.time() + seconds
-        while not self.run(script):
-            assert time.time() < end, f"never: {script}: {self.errors} {self.run('document.body.innerText')}"
-            time.sleep(0.1)
-
-    def type(self, text):
-        self.run("document.getElementById('text').focus()")
-        self.call("Input.insertText", text=text)
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13, text="\r" if kind == "keyDown" else "")
-
-    def picture(self, path):
-        data = self.call("Page.captureScreenshot")["data"]
-        with open(path, "wb") as file:
-            file.write(base64.b64decode(data))
+    def judge(self, state):
+        """No violation of WCAG's levels A and AA, as far as axe-core sees."""
+        if not self.run("typeof axe === 'object'"):
+            # Not by an element of the page, which its policy forbids.
+            self.call("Runtime.evaluate", expression=AXE)
+        found = self.run("axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice'] }).then((all) => all.violations.map((one) => "
+                         "[one.id, one.help, ...one.nodes.map((node) => node.target.join(' ') + ': ' + node.failureSummary)]))")
+        assert found == [], f"{state}: {json.dumps(found, indent=1)}"
+        self.judged = getattr(self, "judged", 0) + 1
 
 
 HOSTILE = """# Title
@@ -82,32 +46,116 @@ HOSTILE = """# Title
 > quoted
 """
 
+
+def theme(page, name):
+    page.run(f"document.documentElement.dataset.theme = '{name}'")
+
+
+def width_fits(page, width):
+    assert page.run(f"document.documentElement.scrollWidth <= {width}")
+
+
 with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-    page = Page(folder)
+    page = Judged(folder)
     try:
         page.call("Emulation.setDeviceMetricsOverride", width=1100, height=800, deviceScaleFactor=1, mobile=False)
         page.call("Page.navigate", url=ADDRESS)
         page.until("document.querySelectorAll('#model option').length > 0")
+        theme(page, "light")
+        page.judge("empty")
+        page.picture("empty.png")
         page.type("Tell me a story about a lamp that cannot sleep")
         page.until("document.querySelector('.assistant small')?.textContent.includes('tokens')", 120)
+        page.until("document.getElementById('send').textContent === 'Send'")
         answer = page.run("document.querySelector('.assistant .body').textContent")
         assert len(answer) > 20, answer
         told = page.run("document.querySelector('.assistant small').textContent")
-        page.picture(SCREENSHOT)
+        assert "prompt tokens cached" in told, told
+        page.judge("an answer")
+        page.picture("light.png")
+        theme(page, "dark")
+        page.judge("an answer, dark")
+        page.picture("dark.png")
 
-        # Stopped in the middle, asked again, kept by the browser.
+        # Tokens with their probabilities, by mouse and by keys; together they are the answer.
+        page.run("[...document.querySelectorAll('.assistant .tools button')].find((one) => one.textContent === 'Tokens').click()")
+        count = page.run("document.querySelectorAll('.tokens [role=option]').length")
+        assert count > 10, count
+        together = page.run("[...document.querySelectorAll('.tokens [role=option]')].map((one) => one.textContent.replaceAll('\u21b5', '')).join('')")
+        plain = "".join(answer.split())
+        assert "".join(together.split()) == plain, (together, answer)
+        page.point(".tokens [role=option]:nth-child(8)")
+        page.until("!document.querySelector('.about').hidden && document.querySelectorAll('.about tr').length === 5")
+        likeliest = page.run("document.querySelector('.about').innerText")
+        assert "log-probability" in likeliest and "%" in likeliest, likeliest
+        page.judge("tokens")
+        theme(page, "light")
+        page.picture("tokens.png")
+        page.run("document.querySelector('.tokens').focus()")
+        page.press("End", number=35)
+        page.press("ArrowLeft", number=37)
+        active = page.run("document.querySelector('.tokens').getAttribute('aria-activedescendant')")
+        assert active.endswith(f"-{count - 2}"), active
+
+        # Settings, models and keys: by their keys, and closed by Escape.
+        page.press("s", "KeyS", 83, modifiers=1)
+        page.until("!document.getElementById('settings').hidden && document.activeElement.id === 'system'")
+        page.judge("settings")
+        page.picture("settings.png")
+        page.press("s", "KeyS", 83, modifiers=1)
+        page.press("m", "KeyM", 77, modifiers=1)
+        page.until("document.getElementById('models').open && document.querySelectorAll('#stock li').length > 0")
+        page.until("!!document.querySelector('#stock .state.loaded')")
+        assert "held" in page.run("document.getElementById('memory').textContent")
+        page.judge("models")
+        page.picture("models.png")
+        # A download that the server refuses says why.
+        page.run("document.getElementById('wanted').value = '/etc/passwd'; document.getElementById('pull').requestSubmit()")
+        page.until("!!document.querySelector('#coming .error')")
+        page.judge("a refused download")
+        page.press("Escape", number=27)
+        page.until("!document.getElementById('models').open")
+        page.run("document.activeElement.blur()")
+        page.press("?", "Slash", 191, modifiers=8, text="?")
+        page.until("document.getElementById('keys').open")
+        page.judge("keys")
+        page.press("Escape", number=27)
+        page.press("/", "Slash", 191, text="/")
+        page.until("document.activeElement.id === 'text' && document.getElementById('text').value === ''")
+
+        # Every control is reached by Tab, and shows it.
+        reached = set()
+        for _ in range(60):
+            page.press("Tab", number=9)
+            reached.add(page.run("document.activeElement.id || document.activeElement.textContent"))
+            assert page.run("document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== 'none'"), reached
+        wanted = {"new", "model", "shelf", "theme", "help", "tune", "talk", "text", "send", "Copy", "Again", "Tokens", "Edit"}
+        assert wanted <= reached, wanted - reached
+
+        # Stopped in the middle, kept by the browser.
         page.type("another one")
-        page.until("document.querySelectorAll('.assistant').length === 2 && document.querySelectorAll('.assistant')[1].textContent.length > 30")
-        page.call("Input.dispatchKeyEvent", type="keyDown", key="Escape", code="Escape", windowsVirtualKeyCode=27)
+        page.until("document.querySelectorAll('.assistant').length === 2 && document.querySelectorAll('.assistant .body')[1].textContent.length > 30")
+        page.press("Escape", number=27)
         page.until("document.getElementById('send').textContent === 'Send'")
         page.call("Page.reload")
         page.until("document.querySelectorAll('.assistant').length === 2")
 
         # A phone: the list slides in, nothing is wider than the screen.
         page.call("Emulation.setDeviceMetricsOverride", width=375, height=700, deviceScaleFactor=2, mobile=True)
-        assert page.run("document.documentElement.scrollWidth <= 375")
+        page.until("document.querySelectorAll('#model option').length > 0")
+        width_fits(page, 375)
+        page.judge("a phone")
+        page.picture("phone.png")
         page.run("document.getElementById('menu').click()")
         page.until("getComputedStyle(document.getElementById('sidebar')).visibility === 'visible'")
+        time.sleep(0.3)
+        page.judge("a phone's list")
+        page.press("Escape", number=27)
+        page.run("document.getElementById('shelf').click()")
+        page.until("document.querySelectorAll('#stock li').length > 0")
+        width_fits(page, 375)
+        page.picture("phone-models.png")
+        page.press("Escape", number=27)
 
         # A hostile text makes no element but those of Markdown, runs nothing and loads nothing.
         kinds = page.run(
@@ -121,7 +169,7 @@ with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         foreign = [url for url in page.requests if not url.startswith((ADDRESS, "data:", "about:"))]
         assert foreign == [], foreign
         assert page.errors == [], page.errors
-        print(f"page: {told}; {len(page.requests)} requests, all to the server; screenshot in {SCREENSHOT}")
+        print(f"page: {told}; {len(page.requests)} requests, all to the server; axe-core found nothing in {page.judged} states; pictures in {FOLDER}")
     finally:
         page.browser.kill()
         page.browser.wait()

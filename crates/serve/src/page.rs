@@ -13,10 +13,13 @@ use hyper::header::{
 use crate::router::App;
 
 /// Path, type and text of each file.
-const FILES: [(&str, &str, &str); 4] = [
+const FILES: [(&str, &str, &str); 7] = [
     ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
     ("/page/style.css", "text/css; charset=utf-8", include_str!("page/style.css")),
     ("/page/markdown.js", "text/javascript; charset=utf-8", include_str!("page/markdown.js")),
+    ("/page/make.js", "text/javascript; charset=utf-8", include_str!("page/make.js")),
+    ("/page/models.js", "text/javascript; charset=utf-8", include_str!("page/models.js")),
+    ("/page/tokens.js", "text/javascript; charset=utf-8", include_str!("page/tokens.js")),
     ("/page/app.js", "text/javascript; charset=utf-8", include_str!("page/app.js")),
 ];
 

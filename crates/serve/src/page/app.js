@@ -1,8 +1,9 @@
 // The page: conversations in this browser's storage, answers from this server's /v1/chat/completions.
 
+import { $, askWith, button, events, make, reason } from "./make.js";
 import { show } from "./markdown.js";
-
-const $ = (id) => document.getElementById(id);
+import * as models from "./models.js";
+import { showTokens } from "./tokens.js";
 
 /** The sampling settings: name in requests, label, explanation, and the input's bounds. */
 const SETTINGS = [
@@ -34,7 +35,15 @@ const store = (name, value) => {
 let conversations = stored("conversations", []);
 let settings = stored("settings", {});
 let current = null;
-let models = [];
+/** Tokens of answers of this visit: they are too many to keep. */
+const written = new WeakMap();
+/** Answers that are shown as tokens. */
+const asTokens = new WeakSet();
+/** How many of the likeliest tokens are asked for. */
+const LIKELIEST = 5;
+const STARTERS = ["Tell me a story about a lamp that cannot sleep", "Explain recursion in three sentences", "Write a table of five rivers and their lengths"];
+/** The message whose answer has not begun. */
+let waiting = null;
 /** Stops the answer that is being written. */
 let running = null;
 
@@ -43,36 +52,8 @@ const save = () => {
   store("conversations", conversations);
 };
 
-function make(name, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(name), properties);
-  element.append(...children);
-  return element;
-}
-
-const button = (label, action) => make("button", { className: "quiet", type: "button", textContent: label, onclick: action });
-
 function note(text) {
   $("talk").append(make("p", { className: "error", textContent: text }));
-}
-
-async function ask(path, options = {}) {
-  const key = sessionStorage.getItem("delft.key");
-  const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
-  const response = await fetch(path, { ...options, headers });
-  if (response.status !== 401) return response;
-  await askForKey();
-  return ask(path, options);
-}
-
-function askForKey() {
-  return new Promise((done) => {
-    $("ask").onclose = () => {
-      sessionStorage.setItem("delft.key", $("key").value.trim());
-      $("key").value = "";
-      done();
-    };
-    $("ask").showModal();
-  });
 }
 
 function drawList() {
@@ -92,16 +73,26 @@ function drawList() {
 function select(one) {
   running?.abort();
   current = one ?? { id: crypto.randomUUID?.() ?? String(Date.now()), messages: [] };
-  $("sidebar").classList.remove("open");
+  slide(false);
   drawList();
   drawTalk();
   $("text").focus();
 }
 
+/** Slides the list of conversations in or out, where there is no room for it. */
+function slide(open) {
+  $("sidebar").classList.toggle("open", open);
+  $("menu").ariaExpanded = String(open);
+  if (open) $("new").focus();
+}
+
 function drawTalk() {
   const talk = $("talk");
   talk.replaceChildren(...current.messages.map(drawMessage));
-  if (!current.messages.length) talk.append(make("p", { className: "empty", textContent: "Ask something, or begin a story." }));
+  if (!current.messages.length) {
+    const starters = STARTERS.map((text) => button(text, () => submit(text), { className: "plain" }));
+    talk.append(make("div", { className: "empty" }, make("h2", { textContent: "What shall it be?" }), make("p", { textContent: "Ask something, or begin with one of these." }), ...starters));
+  }
   talk.scrollTop = talk.scrollHeight;
 }
 
@@ -111,23 +102,46 @@ function drawMessage(message, index) {
     article.append(make("details", {}, make("summary", { textContent: "Reasoning" }), message.reasoning));
   }
   const body = make("div", { className: "body" });
+  article.ariaLabel = message.role === "user" ? "You" : "The model";
+  const tokens = written.get(message);
   if (message.role === "user") body.textContent = message.content;
+  else if (tokens && asTokens.has(message)) showTokens(tokens, body);
   else show(message.content, body);
+  if (message === waiting) body.append(make("p", { className: "waiting", textContent: words() }));
   article.append(body);
   if (message.error) article.append(make("p", { className: "error", textContent: message.error }));
-  const tools = make("div", { className: "tools" }, button("Copy", () => navigator.clipboard?.writeText(message.content)));
+  const tools = make("div", { className: "tools" }, button("Copy", () => copy(message.content)));
   if (message.role === "user") tools.append(button("Edit", () => edit(article, message, index)));
   else {
     tools.append(button("Again", () => again(index)));
+    if (tokens?.length) {
+      tools.append(button("Tokens", () => {
+        if (!asTokens.delete(message)) asTokens.add(message);
+        const fresh = drawMessage(message, index);
+        article.replaceWith(fresh);
+        fresh.querySelector("[aria-pressed]").focus();
+      }, { ariaPressed: String(asTokens.has(message)) }));
+    }
     if (message.told) tools.append(make("small", { textContent: message.told }));
   }
   article.append(tools);
   return article;
 }
 
+async function copy(text) {
+  await navigator.clipboard?.writeText(text);
+  $("live").textContent = "Copied.";
+}
+
+/** What is waited for before an answer begins. */
+function words() {
+  const model = models.known.find((one) => one.name === $("model").value);
+  return model?.state === "loading" ? `Loading ${model.name}\u2026` : "Reading\u2026";
+}
+
 /** Puts a message's text where it can be changed; what follows is answered anew. */
 function edit(article, message, index) {
-  const text = make("textarea", { value: message.content, rows: 4, className: "wide" });
+  const text = make("textarea", { value: message.content, rows: 4, className: "wide", ariaLabel: "Your message" });
   const send = button("Send", () => {
     if (!text.value.trim()) return;
     current.messages.length = index;
@@ -159,22 +173,29 @@ async function answer() {
   const system = settings.system?.trim();
   if (system) history.unshift({ role: "system", content: system });
   conversation.messages.push(message);
+  const name = $("model").value;
+  models.wanted(name);
+  waiting = message;
   drawTalk();
+  $("talk").ariaBusy = "true";
   const body = { model: $("model").value, messages: history, stream: true, stream_options: { include_usage: true } };
   for (const [name] of SETTINGS) {
     if (Number.isFinite(settings[name])) body[name] = settings[name];
   }
+  if (settings.likely ?? true) Object.assign(body, { logprobs: true, top_logprobs: LIKELIEST });
+  const tokens = [];
+  written.set(message, tokens);
   running = new AbortController();
   const own = running;
   $("send").textContent = "Stop";
   const began = performance.now();
   let first = null;
-  let waiting = false;
+  let drawn = true;
   const draw = () => {
-    if (waiting || conversation !== current) return;
-    waiting = true;
+    if (!drawn || conversation !== current) return;
+    drawn = false;
     requestAnimationFrame(() => {
-      waiting = false;
+      drawn = true;
       if (conversation !== current) return;
       const talk = $("talk");
       const atEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60;
@@ -184,60 +205,56 @@ async function answer() {
     });
   };
   try {
-    const response = await ask("/v1/chat/completions", {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(body),
-      signal: own.signal,
-    });
-    if (!response.ok) throw new Error((await response.json().catch(() => null))?.error?.message ?? `status ${response.status}`);
+    const response = await askWith("/v1/chat/completions", body, own.signal);
+    if (!response.ok) throw new Error(await reason(response));
+    let usage = null;
+    let cache = null;
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
-      const delta = event.choices?.[0]?.delta;
-      if (delta?.content || delta?.reasoning_content) first ??= performance.now();
+      const choice = event.choices?.[0];
+      const delta = choice?.delta;
+      if (delta?.content || delta?.reasoning_content) {
+        first ??= performance.now();
+        if (waiting === message) waiting = null;
+      }
       message.content += delta?.content ?? "";
       message.reasoning += delta?.reasoning_content ?? "";
-      if (event.choices?.[0]?.finish_reason === "length") message.error = "The answer was cut: a limit of tokens was reached.";
-      if (event.usage && first) message.told = told(event.usage.completion_tokens, first - began, performance.now() - first);
+      tokens.push(...(choice?.logprobs?.content ?? []));
+      if (choice?.finish_reason === "length") message.error = "The answer was cut: a limit of tokens was reached.";
+      usage = event.usage ?? usage;
+      cache = event.delft ?? cache;
+      if (usage && first) message.told = told(usage, cache, first - began, performance.now() - first);
       draw();
     }
   } catch (error) {
     if (error.name !== "AbortError") message.error = `${error.message}`;
     else if (!message.content && !message.reasoning) message.error = "Stopped.";
   }
+  if (waiting === message) waiting = null;
+  models.settled(name);
   if (running === own) {
     running = null;
     $("send").textContent = "Send";
+    $("talk").ariaBusy = "false";
+    $("live").textContent = message.error ?? "The answer is whole.";
   }
   save();
   if (conversation === current) drawTalk();
 }
 
-/** Speed, and the time to the first token. */
-function told(tokens, wait, time) {
+/** Speed, the time to the first token, and what was found computed of the prompt. */
+function told(usage, cache, wait, time) {
+  const tokens = usage.completion_tokens;
   const rate = tokens > 1 && time > 0 ? `${(((tokens - 1) * 1000) / time).toFixed(1)} tokens/s, ` : "";
-  return `${tokens} tokens, ${rate}first after ${(wait / 1000).toFixed(2)} s`;
-}
-
-/** The objects of a stream of server-sent events. */
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    held += value;
-    const lines = held.split("\n");
-    held = lines.pop();
-    for (const line of lines) {
-      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
-    }
-  }
+  const cached = cache?.cached_tokens ?? usage.prompt_tokens_details?.cached_tokens;
+  const of = cached === undefined ? "" : `; ${cached} of ${usage.prompt_tokens} prompt tokens cached${cache?.cache ? ` (${cache.cache})` : ""}`;
+  return `${tokens} tokens, ${rate}first after ${(wait / 1000).toFixed(2)} s${of}`;
 }
 
 function drawSettings() {
   $("system").value = settings.system ?? "";
-  const own = models.find((model) => model.model === $("model").value)?.sampling ?? {};
+  $("likely").checked = settings.likely ?? true;
+  const own = models.known.find((model) => model.name === $("model").value)?.sampling ?? {};
   $("sampling").replaceChildren(...SETTINGS.map(([name, label, meaning, bounds]) => {
     const input = make("input", { type: "number", id: `set-${name}`, ...bounds, value: settings[name] ?? "", placeholder: own[name] ?? "" });
     input.oninput = () => {
@@ -278,17 +295,47 @@ $("text").onkeydown = (event) => {
     if (!running) $("form").requestSubmit();
   }
 };
+$("text").addEventListener("keydown", (event) => {
+  if (event.key !== "ArrowUp" || $("text").value || running) return;
+  const edits = [...document.querySelectorAll(".user .tools button")].filter((one) => one.textContent === "Edit");
+  if (edits.length) {
+    event.preventDefault();
+    edits.at(-1).click();
+  }
+});
+const KEYS = { KeyN: () => select(null), KeyM: () => $("shelf").click(), KeyS: () => $("tune").click(), KeyL: () => $("theme").click() };
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") {
     running?.abort();
-    $("sidebar").classList.remove("open");
+    if ($("sidebar").classList.contains("open")) {
+      slide(false);
+      $("menu").focus();
+    }
+  }
+  if (document.querySelector("dialog[open]")) return;
+  if (event.altKey && !event.ctrlKey && !event.metaKey && KEYS[event.code]) {
+    event.preventDefault();
+    KEYS[event.code]();
+  }
+  if (event.target.closest?.("input, textarea, select") || event.ctrlKey || event.altKey || event.metaKey) return;
+  if (event.key === "/" || event.key === "?") {
+    event.preventDefault();
+    if (event.key === "/") $("text").focus();
+    else $("help").click();
   }
 });
+for (const close of document.querySelectorAll("dialog .close")) close.onclick = () => close.closest("dialog").close();
+$("help").onclick = () => $("keys").showModal();
 $("new").onclick = () => select(null);
-$("menu").onclick = () => $("sidebar").classList.toggle("open");
+$("menu").onclick = () => slide(!$("sidebar").classList.contains("open"));
 $("tune").onclick = () => {
   $("settings").hidden = !$("settings").hidden;
   $("tune").ariaExpanded = String(!$("settings").hidden);
+  if (!$("settings").hidden) $("system").focus();
+};
+$("likely").onchange = () => {
+  settings.likely = $("likely").checked;
+  store("settings", settings);
 };
 $("theme").onclick = () => {
   const dark = document.documentElement.dataset.theme
@@ -305,14 +352,35 @@ $("defaults").onclick = () => {
   store("settings", settings);
   drawSettings();
 };
-$("model").onchange = drawSettings;
+$("model").onchange = () => {
+  store("model", $("model").value);
+  drawSettings();
+};
+
+/** Shows the models to choose from: those that are loaded first. */
+function drawModels() {
+  const chosen = $("model").value || stored("model", "");
+  const option = ({ name }) => make("option", { value: name, textContent: name });
+  const group = (label, states) => {
+    const found = models.known.filter((model) => states.includes(model.state));
+    return found.length ? [make("optgroup", { label }, ...found.map(option))] : [];
+  };
+  $("model").replaceChildren(...group("Loaded", ["loaded"]), ...group("Loading", ["loading"]), ...group("Available", ["available"]));
+  if (models.known.some((model) => model.name === chosen)) $("model").value = chosen;
+}
 
 setTheme(stored("theme", null));
+models.start(drawModels, (name) => {
+  $("model").value = name;
+  $("model").onchange();
+  $("text").focus();
+});
 select(conversations[0] ?? null);
 try {
-  models = (await (await ask("/props")).json()).models.filter((model) => !model.embeds);
-  $("model").replaceChildren(...models.map((model) => make("option", { value: model.model, textContent: model.model })));
+  await models.refresh();
 } catch {
   note("The server does not answer.");
 }
 drawSettings();
+// What others ask of the server shows here, too.
+setInterval(() => document.hidden || running || models.refresh().catch(() => {}), 10000);
