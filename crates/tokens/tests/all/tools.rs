@@ -33,7 +33,12 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("Apertus-8B-Instruct", "apertus"),
     ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "command-r"),
     ("openai-gpt-oss-120b", "harmony"),
+    ("meetkai-functionary-medium-v3.1", "functionary"),
 ];
+
+/// Templates that show tools but leave calls out of an assistant's turn: there is nothing to read
+/// back.
+const SILENT: &[(&str, &str)] = &[("ibm-granite-granite-3.3-2B-Instruct", "granite")];
 
 fn tools() -> (Vec<Tool>, Value) {
     let weather = json!({
@@ -257,13 +262,18 @@ fn what_templates_write_is_read_back() {
     let two =
         vec![call("get_weather", json!({ "city": "Rome" })), call("add", json!({ "a": 1.5 }))];
     let mut problems = Vec::new();
-    for (name, expected) in TEMPLATES {
+    for (name, expected) in SILENT.iter().chain(TEMPLATES) {
         let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
         let template = ChatTemplate::from_source(&source).unwrap();
         let Some(format) = Format::of(&template).filter(|format| format.name == *expected) else {
             problems.push(format!("{name}: not {expected}: {:?}", Format::of(&template)));
             continue;
         };
+        if SILENT.contains(&(name, expected)) {
+            let turn = rendered(&template, &listed, &one).unwrap();
+            assert!(!turn.contains("get_weather"), "{name} is silent no more: {turn}");
+            continue;
+        }
         for calls in [&one, &two] {
             if calls.len() > 1 && format.between.is_none() {
                 continue;
