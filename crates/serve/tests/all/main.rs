@@ -8,6 +8,7 @@ mod library;
 mod manage;
 mod ollama;
 mod openai;
+mod others;
 mod record;
 mod replicas;
 mod safety;

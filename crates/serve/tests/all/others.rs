@@ -1,0 +1,30 @@
+//! Requests of other programs, as `tests/clients/others.py` recorded them: none is refused.
+
+use crate::common::{post, shared};
+use serde_json::Value;
+
+#[test]
+fn what_other_programs_ask_is_answered() {
+    let text = include_str!("../others.jsonl");
+    let mut clients = std::collections::BTreeSet::new();
+    for line in text.lines() {
+        let request: Value = serde_json::from_str(line).unwrap();
+        let (client, path) =
+            (request["client"].as_str().unwrap(), request["path"].as_str().unwrap());
+        let mut body = request["body"].clone();
+        if path == "/v1/chat/completions" && body.get("max_completion_tokens").is_none() {
+            let fields = body.as_object_mut().unwrap();
+            fields.entry("max_tokens").or_insert(8.into());
+        }
+        let response = post(shared(), path, &body);
+        // The bundled model makes no embeddings, and says so.
+        let embeds = ["/v1/embeddings", "/api/embed"].contains(&path);
+        let fine =
+            if embeds { response.body.contains("embeddings") } else { response.status == 200 };
+        assert!(fine, "{client}: {path}: {response:?}");
+        clients.extend(client.split([':', ',']).next().map(str::to_string));
+    }
+    let clients: Vec<String> = clients.into_iter().collect();
+    let known = ["@continuedev/cli", "langchain-anthropic", "langchain-ollama", "langchain-openai"];
+    assert_eq!(clients, known);
+}
