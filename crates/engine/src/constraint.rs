@@ -69,8 +69,9 @@ pub(crate) struct Constrained {
     allowed: TokenSet,
     /// Why it is impossible to go on, where that was found ahead of the step.
     failed: Option<Error>,
-    /// Tokens for which it is taken for slow.
+    /// Tokens for which it is taken for slow, and whether the last one was.
     pub(crate) wary: u32,
+    pub(crate) slow: bool,
 }
 
 impl Constrained {
@@ -90,7 +91,7 @@ impl Constrained {
         }
         let constraint = guarded(|| source.start())?;
         let allowed = TokenSet::new(vocabulary);
-        Ok(Some(Constrained { constraint, allowed, failed: None, wary: 0 }))
+        Ok(Some(Constrained { constraint, allowed, failed: None, wary: 0, slow: false }))
     }
 
     /// Finds the tokens that may come next, of which there are at most `left`.

@@ -2,9 +2,10 @@
 //! then finds what may come behind it, before the next step is planned.
 //!
 //! Texts know nothing of each other, so several threads do this for several texts. A constraint
-//! that takes long is one of a grammar that somebody made so, or met a place that is new to it: its
-//! text sits out the steps until it is done, and others go on. So a step waits [`PATIENCE`] at most,
-//! and a token that is late is the same token.
+//! that takes long twice in a row is one of a grammar that somebody made so: its text sits out the
+//! steps until it is done, and others go on. Once may be the system's doing, which ran something
+//! else meanwhile; whoever is not in a step makes it no cheaper for the others, so the rest is
+//! waited for, [`PATIENCE`] at most. A token that is late is the same token.
 //!
 //! [`Constraint`]: crate::Constraint
 
@@ -15,11 +16,11 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a step waits for constraints.
-const PATIENCE: Duration = Duration::from_millis(2);
-/// What a constraint takes with which the worker's own thread will have no more to do for
-/// [`WARY`] tokens.
-const SLOW: Duration = Duration::from_millis(1);
+/// How long a step waits for constraints that are not known to be slow.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// What a constraint takes that is slow. After two such tokens it is taken for that for [`WARY`]
+/// more.
+const SLOW: Duration = Duration::from_millis(4);
 const WARY: u32 = 16;
 /// Texts that the worker follows alone: to wake a thread takes as long.
 const FEW: usize = 3;
@@ -57,7 +58,9 @@ impl<T> Task<T> {
             constrained.prepare(left);
         }
         let slow = began.elapsed() > SLOW;
-        constrained.wary = if slow { WARY } else { constrained.wary.saturating_sub(1) };
+        let again = slow && (constrained.slow || constrained.wary > 0);
+        constrained.wary = if again { WARY } else { constrained.wary.saturating_sub(1) };
+        constrained.slow = slow;
         Followed { id, constrained, accepted, with }
     }
 }

@@ -361,8 +361,8 @@ fn each_request_has_a_constraint_of_its_own() {
     assert!(error.contains("a constrained generation that may end"), "{error}");
 }
 
-/// Allows everything. It takes long over its second token, and is done with its fourth once it is
-/// told so.
+/// Allows everything. It takes long over its second and third tokens, and is done with its fourth
+/// once it is told so.
 struct Slow {
     accepted: usize,
     go: mpsc::Receiver<()>,
@@ -377,7 +377,7 @@ impl Constraint for Slow {
     fn accept(&mut self, token: u32) -> formats::Result<u32> {
         self.accepted += 1;
         match self.accepted {
-            2 => std::thread::sleep(Duration::from_millis(20)),
+            2 | 3 => std::thread::sleep(Duration::from_millis(20)),
             4 => self.go.recv_timeout(Duration::from_secs(60)).expect("others go on meanwhile"),
             _ => {}
         }
