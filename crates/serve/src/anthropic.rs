@@ -175,7 +175,7 @@ pub(crate) async fn messages(call: Call) -> Answered {
         let (reason, sequence) = stop_reason(&done.finish, !answer.calls.is_empty());
         object["stop_reason"] = reason.into();
         object["stop_sequence"] = sequence.into();
-        object["usage"] = usage(&done.metrics);
+        object["usage"] = usage(&done.metrics, answer.reasoning_tokens);
         done.tell_cache(&mut object);
         done.note_closing(&mut object);
     }
@@ -365,12 +365,13 @@ fn stop_reason(finish: &Finish, called: bool) -> (&'static str, Option<&str>) {
     }
 }
 
-fn usage(metrics: &Metrics) -> Value {
+fn usage(metrics: &Metrics, thinking: usize) -> Value {
     json!({
         "input_tokens": metrics.prompt_tokens - metrics.reused_tokens,
         "cache_read_input_tokens": metrics.reused_tokens,
         "cache_creation_input_tokens": 0,
         "output_tokens": metrics.generated_tokens,
+        "output_tokens_details": { "thinking_tokens": thinking.min(metrics.generated_tokens) },
     })
 }
 
@@ -405,7 +406,7 @@ impl Shape for Writer {
                 let (reason, sequence) = stop_reason(&done.finish, self.called);
                 let mut delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
                 done.note_closing(&mut delta);
-                let usage = usage(&done.metrics);
+                let usage = usage(&done.metrics, self.reply.reasoning_tokens());
                 let mut end = json!({ "type": "message_delta", "delta": delta, "usage": usage });
                 done.tell_cache(&mut end);
                 sender.send(&end).await?;

@@ -234,6 +234,11 @@ impl Asked {
                 }
             };
         }
+        if let Some(grammar) = grammar_fields(fields)?
+            && asked.grammar.replace(grammar).is_some()
+        {
+            return Err(Problem::field("text.format", "not supported beside a grammar"));
+        }
         asked.check()
     }
 

@@ -78,16 +78,17 @@ fn usage(usage: Usage) -> Value {
         "completion_tokens": usage.generated,
         "total_tokens": usage.prompt + usage.generated,
         "prompt_tokens_details": { "cached_tokens": usage.cached },
+        "completion_tokens_details": { "reasoning_tokens": usage.reasoning },
     })
 }
 
 /// The counts of tokens as the interface of responses names them.
-fn usage_of_responses(metrics: &Metrics) -> Value {
+fn usage_of_responses(metrics: &Metrics, reasoning: usize) -> Value {
     json!({
         "input_tokens": metrics.prompt_tokens,
         "input_tokens_details": { "cached_tokens": metrics.reused_tokens, "cache_write_tokens": 0 },
         "output_tokens": metrics.generated_tokens,
-        "output_tokens_details": { "reasoning_tokens": 0 },
+        "output_tokens_details": { "reasoning_tokens": reasoning.min(metrics.generated_tokens) },
         "total_tokens": metrics.prompt_tokens + metrics.generated_tokens,
     })
 }

@@ -77,6 +77,8 @@ pub(crate) struct Reply {
     splitter: Option<Splitter>,
     /// Unset where no tools may be called.
     calls: Option<Reader>,
+    /// Tokens before or behind which the text was within reasoning.
+    reasoning: usize,
 }
 
 /// What finds calls in an answer.
@@ -174,12 +176,13 @@ fn parts(parts: Vec<tools::Part>) -> Vec<Piece> {
 impl Reply {
     /// The answer to a rendered conversation, whose template may have opened the reasoning.
     pub(crate) fn chat(tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Self {
-        Reply { splitter: Some(Splitter::after_tokens(tokenizer, prompt)), calls: None }
+        let splitter = Some(Splitter::after_tokens(tokenizer, prompt));
+        Reply { splitter, calls: None, reasoning: 0 }
     }
 
     /// The continuation of a text.
     pub(crate) fn plain() -> Self {
-        Reply { splitter: None, calls: None }
+        Reply { splitter: None, calls: None, reasoning: 0 }
     }
 
     /// The same, in which these tools may be called.
@@ -205,13 +208,23 @@ impl Reply {
         Reply { calls, ..self }
     }
 
-    /// Takes the next piece of text.
+    /// Takes the text of the next token.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
         let spans = match &mut self.splitter {
-            Some(splitter) => splitter.push(text),
+            Some(splitter) => {
+                let before = splitter.is_reasoning();
+                let spans = splitter.push(text);
+                self.reasoning += usize::from(before || splitter.is_reasoning());
+                spans
+            }
             None => vec![Span { part: Part::Answer, text: text.to_string() }],
         };
         self.pieces(spans)
+    }
+
+    /// Tokens of reasoning so far, its marks among them.
+    pub(crate) fn reasoning_tokens(&self) -> usize {
+        self.reasoning
     }
 
     /// Gives the text that was held back, at its end.
@@ -244,7 +257,31 @@ pub(crate) struct Answer {
     pub(crate) calls: Vec<Called>,
     /// All tokens, the model's end token included.
     pub(crate) tokens: Vec<Token>,
+    /// Which of them made the content.
+    pub(crate) said: Vec<usize>,
+    pending: Pending<usize>,
     pub(crate) end: Option<Done>,
+    /// Tokens of reasoning, its marks among them.
+    pub(crate) reasoning_tokens: usize,
+}
+
+/// Tokens whose text is still held back: it is not known yet whether they are of the content.
+#[derive(Debug, Default)]
+pub(crate) struct Pending<T>(Vec<T>);
+
+impl<T> Pending<T> {
+    /// Takes a token, if there is one, and the pieces that came with it; gives the tokens that
+    /// turned out to be of the content.
+    pub(crate) fn take(&mut self, token: Option<T>, pieces: &[Piece]) -> Vec<T> {
+        self.0.extend(token);
+        if pieces.iter().any(|piece| matches!(piece, Piece::Content(_))) {
+            return std::mem::take(&mut self.0);
+        }
+        if !pieces.is_empty() {
+            self.0.clear();
+        }
+        Vec::new()
+    }
 }
 
 impl Answer {
@@ -288,11 +325,16 @@ impl Answer {
     pub(crate) fn take(&mut self, reply: &mut Reply, event: Event) {
         match event {
             Event::Token(token) => {
-                reply.push(&token.text).into_iter().for_each(|piece| self.add(piece));
+                let pieces = reply.push(&token.text);
+                self.said.extend(self.pending.take(Some(self.tokens.len()), &pieces));
+                pieces.into_iter().for_each(|piece| self.add(piece));
                 self.tokens.push(token);
             }
             Event::Done(done) => {
-                reply.finish().into_iter().for_each(|piece| self.add(piece));
+                let pieces = reply.finish();
+                self.said.extend(self.pending.take(None, &pieces));
+                pieces.into_iter().for_each(|piece| self.add(piece));
+                self.reasoning_tokens = reply.reasoning_tokens();
                 self.end = Some(done);
             }
         }
@@ -331,16 +373,20 @@ pub(crate) struct Usage {
     /// Those of them that were found computed.
     pub(crate) cached: usize,
     pub(crate) generated: usize,
+    /// Those of them that are reasoning.
+    pub(crate) reasoning: usize,
 }
 
 impl Usage {
     /// Adds a text's tokens. Texts that continue the same prompt count it once.
-    pub(crate) fn add(&mut self, metrics: &Metrics, new_prompt: bool) {
+    pub(crate) fn add(&mut self, metrics: &Metrics, reasoning: usize, new_prompt: bool) {
         if new_prompt {
             self.prompt += metrics.prompt_tokens;
             self.cached += metrics.reused_tokens;
         }
         self.generated += metrics.generated_tokens;
+        // A stop string that is met takes tokens back.
+        self.reasoning += reasoning.min(metrics.generated_tokens);
     }
 }
 
@@ -408,6 +454,19 @@ mod tests {
 
         let hermes = "<think>Hm. <tool_call></think>\n\nSure.\n<tool_call>\n{\"name\": \"paint\", \"arguments\": {\"a\": 1}}\n</tool_call>";
         assert_eq!(taken("hermes", hermes), ("Hm. <tool_call>".into(), "Sure.".into(), call));
+    }
+
+    #[test]
+    fn tokens_of_reasoning_are_counted_and_those_of_content_told() {
+        let mut reply = Reply::chat(None, &[]);
+        let (mut pending, mut said) = (Pending::default(), Vec::new());
+        for (i, text) in ["<think>", "Hm", ".", "</think>", "\n\n", "Hi", "!"].iter().enumerate() {
+            let pieces = reply.push(text);
+            said.extend(pending.take(Some(i), &pieces));
+        }
+        said.extend(pending.take(None, &reply.finish()));
+        // White space behind the mark belongs to it, but is known to only with the next token.
+        assert_eq!((reply.reasoning_tokens(), said), (4, vec![3, 4, 5, 6]));
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub(crate) const FIELDS: &[Field] = &[
 ];
 
 /// A variable of templates, by the name that vLLM and llama.cpp gave it.
-const TEMPLATE: &[Field] = &[used("chat_template_kwargs")];
+pub(super) const TEMPLATE: &[Field] = &[used("chat_template_kwargs")];
 
 /// Most answers to one request.
 const MOST_ANSWERS: i64 = 16;
@@ -108,7 +108,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let mut total = Usage::default();
     let mut choices = Vec::new();
     for (index, answer) in answers.iter().enumerate() {
-        total.add(&answer.metrics(), index == 0);
+        total.add(&answer.metrics(), answer.reasoning_tokens, index == 0);
         choices.push(choice(&model, index, answer, ask.logprobs));
     }
     let mut object = head.with(choices.into());
@@ -239,7 +239,8 @@ impl Shape for Writer {
             Event::Done(done) => {
                 let pieces = self.replies[index].finish();
                 self.pieces(sender, index, pieces, None).await?;
-                self.total.add(&done.metrics, index == 0);
+                let reasoning = self.replies[index].reasoning_tokens();
+                self.total.add(&done.metrics, reasoning, index == 0);
                 let reason = reason(&done.finish, self.called[index] > 0);
                 let mut chunk = self.chunk(index, json!({}), None, Some(reason));
                 done.note_closing(&mut chunk["choices"][0]);

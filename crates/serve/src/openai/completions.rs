@@ -85,7 +85,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let mut total = Usage::default();
     let mut choices = Vec::new();
     for (index, (answer, echo)) in answers.iter().zip(&ask.echoes).enumerate() {
-        total.add(&answer.metrics(), index.is_multiple_of(ask.n));
+        total.add(&answer.metrics(), 0, index.is_multiple_of(ask.n));
         let finish = answer.finish().map(finish_reason);
         let logprobs = ask.logprobs.then(|| logprobs(&model, answer));
         let mut choice = json!({
@@ -243,7 +243,7 @@ impl Shape for Writer {
                 sender.send(&self.chunk(index, &token.text, logprobs, None)).await
             }
             Event::Done(done) => {
-                self.total.add(&done.metrics, index.is_multiple_of(self.n));
+                self.total.add(&done.metrics, 0, index.is_multiple_of(self.n));
                 let reason = finish_reason(&done.finish);
                 let mut chunk = self.chunk(index, "", None, Some(reason));
                 done.note_closing(&mut chunk["choices"][0]);

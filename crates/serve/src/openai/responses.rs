@@ -5,24 +5,26 @@ use axum::response::IntoResponse;
 use delft::Finish;
 use serde_json::{Map, Value, json};
 
-use super::chat::effort;
-use super::usage_of_responses;
+use super::chat::{TEMPLATE, effort};
+use super::{EXTENSIONS, usage_of_responses};
 use crate::catalogue::Held;
 use crate::chat;
-use crate::demand::Asked;
+use crate::demand::{Asked, GRAMMARS};
 use crate::fields::{
-    Field, Fields, Unknown, Variant, kind, no_effect, refused, refused_variant, used, variant,
+    Field, Fields, Unknown, Variant, kind, no_effect, refused, refused_variant, shown, used,
+    variant, wrong,
 };
 use crate::generation::{Done, Event, Work};
 use crate::models::{Conversation, Model};
 use crate::problem::{Api, Problem};
-use crate::reply::{Answer, Called, Piece, Reply};
+use crate::reply::{Answer, Called, Pending, Piece, Reply, token_json};
 use crate::router::{Answered, Call, noting, telling};
-use crate::settings;
+use crate::settings::{self, MOST_TOP_LOGPROBS};
 use crate::stream::{Framing, Gone, Sender, Shape, response};
 
 /// The documented fields.
 pub(crate) const FIELDS: &[Field] = &[
+    used("include"),
     used("input"),
     used("instructions"),
     used("max_output_tokens"),
@@ -34,9 +36,9 @@ pub(crate) const FIELDS: &[Field] = &[
     used("text"),
     used("tool_choice"),
     used("tools"),
+    used("top_logprobs"),
     used("top_p"),
     no_effect("access_programs"),
-    no_effect("include"),
     no_effect("max_tool_calls"),
     no_effect("metadata"),
     no_effect("prompt_cache_key"),
@@ -55,9 +57,20 @@ pub(crate) const FIELDS: &[Field] = &[
     refused("previous_response_id", "nothing is stored: send the conversation whole", &[]),
     refused("prompt", "there are no stored prompts", &[]),
     refused("store", "nothing is stored", &["false"]),
-    refused("top_logprobs", "use chat completions for log-probabilities", &["0"]),
     refused("truncation", "a prompt that does not fit is refused, never cut", &["\"disabled\""]),
 ];
+
+/// Settings of chats that this interface has no name for.
+const SAMPLING: &[Field] = &[
+    used("frequency_penalty"),
+    used("logit_bias"),
+    used("presence_penalty"),
+    used("seed"),
+    used("stop"),
+];
+
+/// What of an answer is included where it is asked for.
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// How to reason.
 pub(crate) const REASONING: &[Field] = &[
@@ -153,19 +166,31 @@ struct Ask {
 }
 
 pub(crate) async fn answer(call: Call) -> Answered {
-    let fields = call.fields(&[FIELDS], Unknown::Refused).await?;
+    let table = &[FIELDS, SAMPLING, EXTENSIONS, GRAMMARS, TEMPLATE];
+    let fields = call.fields(table, Unknown::Refused).await?;
     let model = call.model(&fields).await?;
     let ask = call.reading(|| read(&call, fields, model)).await?;
     let Ask { model, fields, asked, work, streams } = ask;
     let reply = asked.reply(&model, &work.prompt);
     let mut reply = if streams { reply.piecewise() } else { reply };
     let head = head(&call, &model, &fields);
+    let logprobs = work.options.logprobs;
     let generating = model.generator.start(vec![work]).await?;
     if streams {
-        let mut writer =
-            Writer { id: call.id, head, reply, items: Vec::new(), open: None, sent: 0 };
+        let (items, told) = (Vec::new(), Vec::new());
+        let mut writer = Writer {
+            id: call.id,
+            head,
+            reply,
+            items,
+            open: None,
+            sent: 0,
+            model,
+            logprobs,
+            pending: Pending::default(),
+            told,
+        };
         let streamed = response(Framing::NamedEvents, |sender| async move {
-            let _held = model;
             writer.state(&sender, "response.created").await?;
             writer.state(&sender, "response.in_progress").await?;
             sender.relay(generating, &mut writer, Api::OpenAi).await.map(drop)
@@ -178,11 +203,13 @@ pub(crate) async fn answer(call: Call) -> Answered {
         items.push(Item::Reasoning(answer.reasoning));
     }
     if !answer.content.is_empty() || items.is_empty() && answer.calls.is_empty() {
-        items.push(Item::Message(answer.content));
+        let of = |&at: &usize| Some(token_json(&model, answer.tokens.get(at)?));
+        let told = answer.said.iter().filter(|_| logprobs).filter_map(of).collect();
+        items.push(Item::Message(answer.content, told));
     }
     items.extend(answer.calls.into_iter().map(Item::Call));
     let items = items.iter().enumerate().map(|(i, item)| item.to_json(&call.id, i, "completed"));
-    let object = ended(head, items.collect(), answer.end.as_ref());
+    let object = ended(head, items.collect(), answer.end.as_ref(), answer.reasoning_tokens);
     let told = noting(&fields, axum::Json(object).into_response());
     Ok(telling(answer.end.as_ref(), told))
 }
@@ -191,13 +218,31 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let mut options = settings::options(&model, &fields, call.seed())?;
     let most = fields.whole("max_output_tokens", 1..=i64::MAX)?;
     options.max_tokens = most.and_then(|n| usize::try_from(n).ok());
+    for (i, name) in fields.list("include")?.into_iter().flatten().enumerate() {
+        match name.as_str() {
+            Some(LOGPROBS) => options.logprobs = true,
+            // There is nothing of that kind in an answer.
+            Some(name) => fields.note(&format!("include: {}", shown(name))),
+            None => return Err(wrong(&format!("include[{i}]"), "a string", name)),
+        }
+    }
+    if let Some(top) = fields.whole("top_logprobs", 0..=MOST_TOP_LOGPROBS)? {
+        if !options.logprobs && top > 0 {
+            let message = format!("expected beside \"include\": [\"{LOGPROBS}\"]");
+            return Err(Problem::field("top_logprobs", message));
+        }
+        options.top_logprobs = top as usize;
+    }
     let reasoning = fields.within("reasoning", &[REASONING])?;
-    let extra = match &reasoning {
+    let mut extra = match &reasoning {
         Some(reasoning) => {
             effort(&model, reasoning, "effort").map_err(|e| e.within("reasoning"))?
         }
         None => Map::new(),
     };
+    if let Some(variables) = fields.object("chat_template_kwargs")? {
+        extra.extend(variables.clone());
+    }
     let asked = Asked::responses(&fields)?;
     let tools = asked.listed().to_vec();
     let messages = messages(&fields)?;
@@ -328,6 +373,7 @@ fn head(call: &Call, model: &Model, fields: &Fields) -> Value {
         "text": given("text", json!({ "format": { "type": "text" } })),
         "tool_choice": given("tool_choice", "auto".into()),
         "tools": given("tools", json!([])),
+        "top_logprobs": given("top_logprobs", 0.into()),
         "top_p": given("top_p", Value::Null),
         "truncation": "disabled",
         "usage": null,
@@ -335,7 +381,7 @@ fn head(call: &Call, model: &Model, fields: &Fields) -> Value {
 }
 
 /// The whole response.
-fn ended(mut head: Value, items: Vec<Value>, done: Option<&Done>) -> Value {
+fn ended(mut head: Value, items: Vec<Value>, done: Option<&Done>, reasoning: usize) -> Value {
     head["output"] = items.into();
     let cut = done.filter(|done| matches!(done.finish, Finish::Length | Finish::ContextFull));
     head["status"] = if cut.is_some() { "incomplete" } else { "completed" }.into();
@@ -343,7 +389,7 @@ fn ended(mut head: Value, items: Vec<Value>, done: Option<&Done>) -> Value {
         head["incomplete_details"] = json!({ "reason": "max_output_tokens" });
     }
     if let Some(done) = done {
-        head["usage"] = usage_of_responses(&done.metrics);
+        head["usage"] = usage_of_responses(&done.metrics, reasoning);
         done.tell_cache(&mut head);
         done.note_closing(&mut head);
     }
@@ -354,7 +400,8 @@ fn ended(mut head: Value, items: Vec<Value>, done: Option<&Done>) -> Value {
 #[derive(Debug, Clone)]
 enum Item {
     Reasoning(String),
-    Message(String),
+    /// With what is told of its tokens.
+    Message(String, Vec<Value>),
     Call(Called),
 }
 
@@ -363,7 +410,7 @@ impl Item {
     fn id(&self, response: &str, index: usize) -> String {
         let kind = match self {
             Item::Reasoning(_) => "rs",
-            Item::Message(_) => "msg",
+            Item::Message(..) => "msg",
             Item::Call(_) => "fc",
         };
         format!("{kind}_{response}_{index}")
@@ -376,9 +423,9 @@ impl Item {
                 "id": id, "type": "reasoning", "status": status, "summary": [],
                 "content": [{ "type": "reasoning_text", "text": text }],
             }),
-            Item::Message(text) => json!({
+            Item::Message(text, told) => json!({
                 "id": id, "type": "message", "status": status, "role": "assistant",
-                "content": [text_part(text)],
+                "content": [text_part(text, told)],
             }),
             Item::Call(call) => json!({
                 "id": id, "type": "function_call", "status": status,
@@ -389,8 +436,8 @@ impl Item {
     }
 }
 
-fn text_part(text: &str) -> Value {
-    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+fn text_part(text: &str, told: &[Value]) -> Value {
+    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": told })
 }
 
 /// Writes a stream of events.
@@ -405,26 +452,40 @@ struct Writer {
     open: Option<Item>,
     /// Events so far.
     sent: u64,
+    model: Held,
+    logprobs: bool,
+    /// What is told of tokens whose text is still held back.
+    pending: Pending<Value>,
+    /// What is told of those of the next piece.
+    told: Vec<Value>,
 }
 
 impl Shape for Writer {
     async fn event(&mut self, sender: &Sender, _: usize, event: Event) -> Result<(), Gone> {
         match event {
             Event::Token(token) => {
-                for piece in self.reply.push(&token.text) {
+                let pieces = self.reply.push(&token.text);
+                let ends = self.model.engine.end_tokens().contains(&token.id);
+                let told = (self.logprobs && !ends).then(|| token_json(&self.model, &token));
+                self.told = self.pending.take(told, &pieces);
+                for piece in pieces {
                     self.piece(sender, piece).await?;
                 }
                 Ok(())
             }
             Event::Done(done) => {
-                for piece in self.reply.finish() {
+                let pieces = self.reply.finish();
+                self.told = self.pending.take(None, &pieces);
+                for piece in pieces {
                     self.piece(sender, piece).await?;
                 }
                 if self.items.is_empty() && self.open.is_none() {
-                    self.open(sender, Item::Message(String::new())).await?;
+                    self.open(sender, Item::Message(String::new(), Vec::new())).await?;
                 }
                 self.close(sender).await?;
-                self.head = ended(self.head.take(), std::mem::take(&mut self.items), Some(&done));
+                let (items, reasoning) =
+                    (std::mem::take(&mut self.items), self.reply.reasoning_tokens());
+                self.head = ended(self.head.take(), items, Some(&done), reasoning);
                 let cut = self.head["status"] == "incomplete";
                 self.state(sender, if cut { "response.incomplete" } else { "response.completed" })
                     .await
@@ -462,8 +523,8 @@ impl Writer {
                 self.text(sender, "response.reasoning_text.delta", text).await
             }
             Piece::Content(text) => {
-                if !matches!(self.open, Some(Item::Message(_))) {
-                    self.open(sender, Item::Message(String::new())).await?;
+                if !matches!(self.open, Some(Item::Message(..))) {
+                    self.open(sender, Item::Message(String::new(), Vec::new())).await?;
                 }
                 self.text(sender, "response.output_text.delta", text).await
             }
@@ -493,14 +554,21 @@ impl Writer {
     /// Adds text to the item that is open.
     async fn text(&mut self, sender: &Sender, kind: &str, more: String) -> Result<(), Gone> {
         let Some(item) = &mut self.open else { return Ok(()) };
-        if let Item::Reasoning(text) | Item::Message(text) = item {
-            *text += &more;
+        let mut told = Vec::new();
+        match item {
+            Item::Reasoning(text) => *text += &more,
+            Item::Message(text, all) => {
+                *text += &more;
+                told = std::mem::take(&mut self.told);
+                all.extend_from_slice(&told);
+            }
+            Item::Call(_) => {}
         }
         let Some(item) = &self.open else { return Ok(()) };
         let mut event = self.place(item);
         event["content_index"] = 0.into();
         event["delta"] = more.into();
-        event["logprobs"] = json!([]);
+        event["logprobs"] = told.into();
         self.send(sender, kind, event).await
     }
 
@@ -515,10 +583,10 @@ impl Writer {
         }
         let event = json!({ "output_index": self.items.len(), "item": shown });
         self.send(sender, "response.output_item.added", event).await?;
-        if let Item::Message(_) = item {
+        if let Item::Message(..) = item {
             let mut part = self.place(&item);
             part["content_index"] = 0.into();
-            part["part"] = text_part("");
+            part["part"] = text_part("", &[]);
             self.send(sender, "response.content_part.added", part).await?;
         }
         self.open = Some(item);
@@ -540,11 +608,11 @@ impl Writer {
                 let event = with("text", text.as_str().into());
                 self.send(sender, "response.reasoning_text.done", event).await?;
             }
-            Item::Message(text) => {
+            Item::Message(text, told) => {
                 let mut event = with("text", text.as_str().into());
-                event["logprobs"] = json!([]);
+                event["logprobs"] = told.as_slice().into();
                 self.send(sender, "response.output_text.done", event).await?;
-                let event = with("part", text_part(text));
+                let event = with("part", text_part(text, told));
                 self.send(sender, "response.content_part.done", event).await?;
             }
             Item::Call(call) => {

@@ -1,8 +1,8 @@
 //! OpenAI's interface on the wire, with the bundled model.
 
-use crate::common::{engine, get, limits, post, serve, shared};
+use crate::common::{engine, get, limits, post, serve, serve_all, shared};
 use delft::{GenerateOptions, Prompt};
-use delft_serve::Access;
+use delft_serve::{Access, Served};
 use serde_json::{Value, json};
 
 const QUESTION: &str = "Tell me a story about a lamp that cannot sleep";
@@ -332,6 +332,73 @@ fn what_cannot_be_done_is_refused_by_name() {
     let noted =
         post(shared(), "/v1/chat/completions", &chat(json!({ "user": "u", "max_tokens": 1 })));
     assert_eq!(noted.header("x-delft-no-effect"), Some("user"));
+}
+
+/// Responses have the settings of chats, and tell log-probabilities as chats do.
+#[test]
+fn responses_take_the_settings_of_chats_and_tell_log_probabilities() {
+    let settings = json!({ "temperature": 1.2, "seed": 5, "top_k": 30, "min_p": 0.02,
+        "repetition_penalty": 1.1, "chat_template_kwargs": { "x": 1 } });
+    let mut asked = chat(settings.clone());
+    asked["logprobs"] = true.into();
+    asked["top_logprobs"] = 2.into();
+    let choice = &post(shared(), "/v1/chat/completions", &asked).json()["choices"][0];
+    let mut asked = settings;
+    asked["input"] = QUESTION.into();
+    asked["max_output_tokens"] = 24.into();
+    asked["include"] = json!(["message.output_text.logprobs"]);
+    asked["top_logprobs"] = 2.into();
+    let whole = post(shared(), "/v1/responses", &asked).json();
+    let part = &whole["output"][0]["content"][0];
+    assert_eq!(part["text"], choice["message"]["content"], "{whole}");
+    let told = part["logprobs"].as_array().unwrap();
+    assert_eq!(part["logprobs"], choice["logprobs"]["content"]);
+    assert!(told.len() == 24 && told.iter().all(|one| one["top_logprobs"][1].is_object()));
+
+    asked["stream"] = true.into();
+    let events = post(shared(), "/v1/responses", &asked).events();
+    let of = |kind: &str| {
+        let of = events.iter().filter(|event| event["type"] == kind);
+        of.flat_map(|event| event["logprobs"].as_array().unwrap().clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(&of("response.output_text.delta"), told);
+    assert_eq!(&of("response.output_text.done"), told);
+    let last = &events.last().unwrap()["response"];
+    assert_eq!(&last["output"][0]["content"][0]["logprobs"], &part["logprobs"]);
+
+    let regex = json!({ "input": "x", "structured_outputs": { "regex": "[0-9]{3}" } });
+    let text = &post(shared(), "/v1/responses", &regex).json()["output"][0]["content"][0]["text"];
+    assert!(text.as_str().unwrap().parse::<u32>().is_ok(), "{text}");
+    let alone = post(shared(), "/v1/responses", &json!({ "input": "x", "top_logprobs": 2 }));
+    assert_eq!(alone.status, 400);
+    let more = json!({ "input": "x", "max_output_tokens": 1,
+        "include": ["reasoning.encrypted_content"] });
+    let more = post(shared(), "/v1/responses", &more);
+    assert_eq!(more.header("x-delft-no-effect"), Some("include: reasoning.encrypted_content"));
+}
+
+/// A template that opens the reasoning, in which a model stays that has not learned to.
+#[test]
+fn tokens_of_reasoning_are_told_as_such() {
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n";
+    let templates = Some([("default".to_string(), template.to_string())].into());
+    let (name, adapters) = ("thinks".to_string(), Vec::new());
+    let served = Served { name, engines: vec![engine()], templates, adapters };
+    let own = serve_all(limits(), Access::default(), vec![served]);
+    let messages = json!([{ "role": "user", "content": "Why?" }]);
+    let ask = |path: &str, body: Value| post(own.address(), path, &body).json()["usage"].clone();
+    let body = json!({ "messages": messages, "max_tokens": 5, "n": 2 });
+    let usage = ask("/v1/chat/completions", body);
+    assert_eq!(usage["completion_tokens"], 10, "{usage}");
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], 10);
+    assert!(usage["prompt_tokens_details"]["cached_tokens"].is_u64());
+    let usage = ask("/v1/responses", json!({ "input": "Why?", "max_output_tokens": 5 }));
+    assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], 5, "{usage}");
+    let usage = ask("/v1/messages", json!({ "messages": messages, "max_tokens": 5 }));
+    assert_eq!(usage["output_tokens_details"]["thinking_tokens"], 5, "{usage}");
+    own.stop().unwrap();
+    let usage = post(shared(), "/v1/chat/completions", &chat(json!({}))).json()["usage"].clone();
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], 0);
 }
 
 /// The planner's promise beside what is held, wherever a model is told of.
