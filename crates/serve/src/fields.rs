@@ -6,7 +6,7 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::{Map, Value};
 
@@ -86,6 +86,8 @@ pub(crate) struct Fields {
     unknown: Unknown,
     /// Fields that have no effect on the answer.
     without_effect: Arc<Mutex<Vec<String>>>,
+    /// What was left out of the prompt, where the request asks for that.
+    cut: Arc<OnceLock<String>>,
 }
 
 impl Fields {
@@ -118,7 +120,8 @@ impl Fields {
         object.retain(|_, value| !value.is_null());
         let mut without_effect = fates(&object, table, unknown)?;
         without_effect.truncate(MOST_NOTED);
-        Ok(Fields { object, unknown, without_effect: Arc::new(Mutex::new(without_effect)) })
+        let without_effect = Arc::new(Mutex::new(without_effect));
+        Ok(Fields { object, unknown, without_effect, cut: Arc::default() })
     }
 
     /// Checks an object within this one by its own table.
@@ -145,7 +148,8 @@ impl Fields {
     pub(crate) fn inner(&self, value: &Value) -> Fields {
         let mut object = value.as_object().cloned().unwrap_or_default();
         object.retain(|_, value| !value.is_null());
-        Fields { object, unknown: self.unknown, without_effect: Arc::default() }
+        let (without_effect, cut) = Default::default();
+        Fields { object, unknown: self.unknown, without_effect, cut }
     }
 
     /// Checks an object that may be of several types by the table of its own; `usual` is meant
@@ -209,6 +213,18 @@ impl Fields {
 
     fn noted_so_far(&self) -> MutexGuard<'_, Vec<String>> {
         self.without_effect.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes how much was left out of the prompt.
+    pub(crate) fn note_cut(&self, count: usize, what: &str) {
+        if count > 0 {
+            self.cut.get_or_init(|| format!("{count} {what}"));
+        }
+    }
+
+    /// What was left out of the prompt.
+    pub(crate) fn cut(&self) -> Option<&str> {
+        self.cut.get().map(String::as_str)
     }
 
     /// Names of fields without effect, joined as a header's value.

@@ -47,6 +47,9 @@ pub(crate) struct Model {
     grammars: OnceLock<delft::Result<Grammars>>,
 }
 
+/// The code of a prompt that does not fit.
+const TOO_LONG: &str = "context_length_exceeded";
+
 /// A conversation for a model's chat template.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Conversation {
@@ -174,6 +177,76 @@ impl Model {
         self.encode_special(&self.render(conversation)?)
     }
 
+    /// The tokens of a conversation without its oldest messages where it does not fit, and how many
+    /// are left out. System messages stay; the rest begins with a user's, as templates want it.
+    pub(crate) fn encode_cut(
+        &self,
+        conversation: &Conversation,
+        answer: Option<usize>,
+    ) -> Result<(Vec<u32>, usize), Problem> {
+        let messages = &conversation.messages;
+        let is = |role: &str, i: usize| messages[i]["role"] == role;
+        let from = |start: usize| {
+            let kept = (0..messages.len()).filter(|&i| i >= start || is("system", i));
+            let messages = kept.map(|i| messages[i].clone()).collect();
+            self.encode_chat(&Conversation { messages, ..conversation.clone() })
+        };
+        let most = self.context() - self.answer_room(answer);
+        let fits = |start: usize| match from(start) {
+            Ok(tokens) => Ok((tokens.len() <= most).then_some(tokens)),
+            Err(problem) if problem.code == TOO_LONG => Ok(None),
+            Err(problem) => Err(problem),
+        };
+        if let Some(tokens) = fits(0)? {
+            return Ok((tokens, 0));
+        }
+        let mut starts: Vec<usize> = (1..messages.len()).filter(|&i| is("user", i)).collect();
+        // The first of them that fits; the longer ones before it do not.
+        let mut found = None;
+        while let Some(&start) = starts.get(starts.len() / 2) {
+            match fits(start)? {
+                Some(tokens) => {
+                    found = Some((start, tokens));
+                    starts.truncate(starts.len() / 2);
+                }
+                None => drop(starts.drain(..=starts.len() / 2)),
+            }
+        }
+        let (start, tokens) = match found {
+            Some(found) => found,
+            // The last one alone: whether it fits with a shorter answer is checked as ever.
+            None => {
+                let last = (1..messages.len()).rfind(|&i| is("user", i)).unwrap_or(0);
+                (last, from(last)?)
+            }
+        };
+        Ok((tokens, (0..start).filter(|&i| !is("system", i)).count()))
+    }
+
+    /// A prompt without what stands behind its first `keep` tokens, as much as does not fit; and
+    /// how many tokens are left out.
+    pub(crate) fn cut(
+        &self,
+        mut prompt: Vec<u32>,
+        keep: usize,
+        answer: Option<usize>,
+    ) -> (Vec<u32>, usize) {
+        let most = self.context() - self.answer_room(answer);
+        let excess = prompt.len().saturating_sub(most);
+        let keep = keep.min(most / 2);
+        if excess > 0 {
+            prompt.drain(keep..keep + excess);
+        }
+        (prompt, excess)
+    }
+
+    /// Positions that a prompt that is cut leaves to its answer: as many as it may take, or else a
+    /// quarter of the context.
+    fn answer_room(&self, answer: Option<usize>) -> usize {
+        let context = self.context();
+        answer.unwrap_or(context / 4).clamp(1, (context / 2).max(1))
+    }
+
     /// The tokens of a whole prompt, whose special tokens are read as such.
     pub(crate) fn encode_special(&self, text: &str) -> Result<Vec<u32>, Problem> {
         self.check_length(text)?;
@@ -192,7 +265,7 @@ impl Model {
             self.name,
             self.context()
         );
-        Err(Problem { code: "context_length_exceeded", ..Problem::bad(message) })
+        Err(Problem { code: TOO_LONG, ..Problem::bad(message) })
     }
 
     /// The tokens of a text to continue; special tokens in it are plain text.
@@ -237,7 +310,7 @@ impl Model {
                 prompt.len(),
                 self.name
             );
-            return Err(Problem { code: "context_length_exceeded", ..Problem::bad(message) });
+            return Err(Problem { code: TOO_LONG, ..Problem::bad(message) });
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ pub(crate) const SHARED: &[Field] = &[
     used("top_logprobs"),
     used("keep_alive"),
     no_effect("shift"),
-    refused("truncate", "a prompt that does not fit is refused, never cut", &["false"]),
+    used("truncate"),
 ];
 
 /// The documented fields of `/api/chat`.
@@ -58,6 +58,7 @@ pub(crate) const GENERATE: &[Field] = &[
 pub(crate) const OPTIONS: &[Field] = &[
     used("frequency_penalty"),
     used("min_p"),
+    used("num_keep"),
     used("num_predict"),
     used("presence_penalty"),
     used("repeat_last_n"),
@@ -77,7 +78,6 @@ pub(crate) const OPTIONS: &[Field] = &[
     no_effect("num_batch"),
     no_effect("num_ctx"),
     no_effect("num_gpu"),
-    no_effect("num_keep"),
     no_effect("num_thread"),
     no_effect("numa"),
     no_effect("use_mlock"),
@@ -127,9 +127,16 @@ pub(crate) async fn chat(call: Call) -> Answered {
         let extra = variables(&model, &fields)?;
         let asked = Asked::ollama(&fields, true)?;
         let tools = asked.listed().to_vec();
+        let cut = Cut::of(&fields, Form::Chat)?;
         let prompt = messages.map(|messages| {
             let prefill = String::new();
-            model.encode_chat(&Conversation { messages, extra, tools, prefill })
+            let conversation = Conversation { messages, extra, tools, prefill };
+            if !cut.wanted {
+                return model.encode_chat(&conversation);
+            }
+            let (prompt, dropped) = model.encode_cut(&conversation, cut.answer)?;
+            fields.note_cut(dropped, "messages");
+            Ok(prompt)
         });
         let prompt = prompt.transpose()?;
         ask(&call, model.clone(), fields.clone(), asked, prompt, Form::Chat, true)
@@ -167,10 +174,57 @@ pub(crate) async fn generate(call: Call) -> Answered {
             Some(text) if raw => Some(model.encode_special(text)?),
             Some(text) => Some(model.encode_text(text)?),
         };
+        let cut = Cut::of(&fields, Form::Generate)?;
+        let prompt = match prompt {
+            Some(prompt) if cut.wanted => {
+                let (prompt, dropped) = model.cut(prompt, cut.keep, cut.answer);
+                fields.note_cut(dropped, "tokens");
+                Some(prompt)
+            }
+            prompt => prompt,
+        };
         let asked = Asked::ollama(&fields, false)?;
         ask(&call, model.clone(), fields.clone(), asked, prompt, Form::Generate, asks)
     };
     call.reading(read).await?.answer().await
+}
+
+/// Whether and how a prompt is cut that does not fit.
+struct Cut {
+    wanted: bool,
+    /// Tokens at its beginning that stay.
+    keep: usize,
+    /// Tokens that the answer may have.
+    answer: Option<usize>,
+}
+
+impl Cut {
+    /// As Ollama does it: a conversation loses its oldest messages, another prompt what stands
+    /// behind its first tokens.
+    fn of(fields: &Fields, form: Form) -> Result<Cut, Problem> {
+        /// Tokens that Ollama keeps where a request does not say how many.
+        const KEPT: i64 = 4;
+        let wanted = fields.flag("truncate")?.unwrap_or(false);
+        let options = settings_of(fields)?;
+        let keep = options.whole("num_keep", -1..=i64::MAX).map_err(|e| e.within("options"))?;
+        if keep.is_some() && (!wanted || form == Form::Chat) {
+            fields.note("options.num_keep");
+        }
+        let keep = usize::try_from(keep.unwrap_or(KEPT)).unwrap_or(usize::MAX);
+        Ok(Cut { wanted, keep, answer: most_tokens(&options)? })
+    }
+}
+
+/// The settings of a request.
+fn settings_of(fields: &Fields) -> Result<Fields, Problem> {
+    let settings = fields.within("options", &[OPTIONS])?;
+    settings.map_or_else(|| Fields::check(Map::new(), &[], Unknown::Noted), Ok)
+}
+
+/// The tokens that an answer may have; none: as many as there is room for.
+fn most_tokens(settings: &Fields) -> Result<Option<usize>, Problem> {
+    let most = settings.whole("num_predict", -2..=i64::MAX).map_err(|e| e.within("options"))?;
+    Ok(most.and_then(|most| usize::try_from(most).ok()))
 }
 
 /// The answer to a request without a prompt that keeps its model for no time: it unloads it.
@@ -211,12 +265,10 @@ fn ask(
     form: Form,
     splits: bool,
 ) -> Result<Ask, Problem> {
-    let settings = fields.within("options", &[OPTIONS])?;
-    let settings = settings.map_or_else(|| Fields::check(Map::new(), &[], Unknown::Noted), Ok)?;
+    let settings = settings_of(&fields)?;
     let mut options = settings::options(&model, &settings, call.seed())
         .map_err(|problem| problem.within("options"))?;
-    let most = settings.whole("num_predict", -2..=i64::MAX).map_err(|e| e.within("options"))?;
-    options.max_tokens = most.and_then(|most| usize::try_from(most).ok());
+    options.max_tokens = most_tokens(&settings)?;
     options.logprobs = fields.flag("logprobs")?.unwrap_or(false);
     let top = fields.whole("top_logprobs", 0..=MOST_TOP_LOGPROBS)?.unwrap_or(0);
     if top > 0 && !options.logprobs {

@@ -46,6 +46,9 @@ const LEAST_PARTS: usize = 8;
 /// Names the fields of a request that were accepted but have no effect on the answer.
 const NO_EFFECT: HeaderName = HeaderName::from_static("x-delft-no-effect");
 
+/// Tells what was left out of a prompt that did not fit, where the request asks for that.
+const CUT: HeaderName = HeaderName::from_static("x-delft-cut");
+
 /// Tells how much of the prompt was found computed, and why no more: of whole answers, whose head
 /// is sent last.
 const CACHE: HeaderName = HeaderName::from_static("x-delft-cache");
@@ -161,7 +164,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .allow_origin(AllowOrigin::list(origins))
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([REQUEST_ID, NO_EFFECT, CACHE]);
+        .expose_headers([REQUEST_ID, NO_EFFECT, CACHE, CUT]);
     paths
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
@@ -244,12 +247,15 @@ async fn read(request: Request) -> Result<Bytes, Problem> {
     }
 }
 
-/// A response that names the fields without effect.
+/// A response that names the fields without effect, and what was left out of the prompt.
 pub(crate) fn noting(fields: &Fields, response: impl IntoResponse) -> Response {
     let mut response = response.into_response();
     let noted = fields.noted().and_then(|noted| HeaderValue::from_str(&noted).ok());
     if let Some(noted) = noted {
         response.headers_mut().insert(NO_EFFECT, noted);
+    }
+    if let Some(cut) = fields.cut().and_then(|cut| HeaderValue::from_str(cut).ok()) {
+        response.headers_mut().insert(CUT, cut);
     }
     response
 }

@@ -38,6 +38,7 @@ pub(crate) const FIELDS: &[Field] = &[
     used("tools"),
     used("top_logprobs"),
     used("top_p"),
+    used("truncation"),
     no_effect("access_programs"),
     no_effect("max_tool_calls"),
     no_effect("metadata"),
@@ -57,7 +58,6 @@ pub(crate) const FIELDS: &[Field] = &[
     refused("previous_response_id", "nothing is stored: send the conversation whole", &[]),
     refused("prompt", "there are no stored prompts", &[]),
     refused("store", "nothing is stored", &["false"]),
-    refused("truncation", "a prompt that does not fit is refused, never cut", &["\"disabled\""]),
 ];
 
 /// Settings of chats that this interface has no name for.
@@ -246,8 +246,16 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let asked = Asked::responses(&fields)?;
     let tools = asked.listed().to_vec();
     let messages = messages(&fields)?;
-    let prompt =
-        model.encode_chat(&Conversation { messages, extra, tools, ..Conversation::default() })?;
+    let conversation = Conversation { messages, extra, tools, ..Conversation::default() };
+    let prompt = match fields.text("truncation")? {
+        None | Some("disabled") => model.encode_chat(&conversation)?,
+        Some("auto") => {
+            let (prompt, dropped) = model.encode_cut(&conversation, options.max_tokens)?;
+            fields.note_cut(dropped, "messages");
+            prompt
+        }
+        Some(other) => return Err(wrong("truncation", "auto or disabled", &other.into())),
+    };
     model.check(&prompt)?;
     asked.constrain(&model, &prompt, true, &mut options)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
@@ -375,7 +383,7 @@ fn head(call: &Call, model: &Model, fields: &Fields) -> Value {
         "tools": given("tools", json!([])),
         "top_logprobs": given("top_logprobs", 0.into()),
         "top_p": given("top_p", Value::Null),
-        "truncation": "disabled",
+        "truncation": given("truncation", "disabled".into()),
         "usage": null,
     })
 }

@@ -75,3 +75,68 @@ fn what_is_served_is_listed() {
     assert!(get(shared(), "/api/version").json()["version"].is_string());
     assert_eq!(post(shared(), "/api/show", &json!({ "model": "x" })).status, 404);
 }
+
+/// A conversation and a text that do not fit are refused, and cut where the request asks for it.
+#[test]
+fn what_does_not_fit_is_cut_only_where_that_is_asked() {
+    let turn = |i: usize| {
+        let story = format!("story {i}: {}", "the cat sat by the river. ".repeat(20));
+        [
+            json!({ "role": "user", "content": story }),
+            json!({ "role": "assistant", "content": "Yes." }),
+        ]
+    };
+    let mut messages = vec![json!({ "role": "system", "content": "Be kind." })];
+    messages.extend((0..20).flat_map(turn));
+    messages.push(json!({ "role": "user", "content": "And now?" }));
+    let ask = |truncate: Value| {
+        let body = json!({ "messages": messages, "stream": false, "truncate": truncate,
+            "options": { "num_predict": 8, "temperature": 0 } });
+        post(shared(), "/api/chat", &body)
+    };
+    for truncate in [json!(false), Value::Null] {
+        let refused = ask(truncate);
+        assert_eq!(refused.status, 400);
+        assert!(refused.json()["error"].as_str().unwrap().contains("the context of"));
+    }
+    let cut = ask(true.into());
+    assert_eq!(cut.status, 200, "{cut:?}");
+    let left_out = cut.header("x-delft-cut").unwrap().strip_suffix(" messages").unwrap();
+    let left_out: usize = left_out.parse().unwrap();
+    assert!(left_out > 2 && left_out < 40 && left_out.is_multiple_of(2), "{left_out}");
+    // The same as the rest alone, and one turn more does not fit.
+    let alone = |left_out: usize| {
+        let kept = [&messages[..1], &messages[1 + left_out..]].concat();
+        let body = json!({ "messages": kept, "stream": false, "truncate": true,
+            "options": { "num_predict": 8, "temperature": 0 } });
+        post(shared(), "/api/chat", &body)
+    };
+    let rest = alone(left_out);
+    assert_eq!(rest.header("x-delft-cut"), None);
+    assert_eq!(rest.json()["message"], cut.json()["message"]);
+    assert_eq!(rest.json()["prompt_eval_count"], cut.json()["prompt_eval_count"]);
+    assert_eq!(alone(left_out - 2).header("x-delft-cut"), Some("2 messages"));
+    // The same by OpenAI's name of it.
+    let input = |truncation: &str| {
+        let body = json!({ "input": messages, "truncation": truncation, "max_output_tokens": 8 });
+        post(shared(), "/v1/responses", &body)
+    };
+    assert_eq!(input("disabled").json()["error"]["code"], "context_length_exceeded");
+    let whole = input("auto");
+    assert_eq!(whole.header("x-delft-cut"), cut.header("x-delft-cut"));
+    assert_eq!(whole.json()["truncation"], "auto");
+    assert_eq!(whole.json()["usage"]["input_tokens"], cut.json()["prompt_eval_count"]);
+
+    let text = format!("Once upon a time. {}", "the cat sat by the river. ".repeat(300));
+    let ask = |truncate: bool| {
+        let options = json!({ "num_predict": 8, "num_keep": 6 });
+        let body = json!({ "prompt": text, "raw": true, "stream": false, "truncate": truncate,
+            "options": options });
+        post(shared(), "/api/generate", &body)
+    };
+    assert_eq!(ask(false).status, 400);
+    let cut = ask(true);
+    assert_eq!(cut.json()["prompt_eval_count"], 1024 - 8);
+    assert!(cut.header("x-delft-cut").unwrap().ends_with(" tokens"), "{cut:?}");
+    assert_eq!(cut.header("x-delft-no-effect"), None);
+}
