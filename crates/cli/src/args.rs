@@ -659,6 +659,9 @@ pub(crate) struct Serve {
     /// not in it
     #[arg(long, value_name = "DIR")]
     pub(crate) record: Option<PathBuf>,
+    /// Let administrators save sessions to files of this folder, and restore them
+    #[arg(long, value_name = "DIR")]
+    pub(crate) sessions: Option<PathBuf>,
     /// A file with the chat template to use instead of the models' own (Jinja)
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,

@@ -18,7 +18,7 @@ use program::{BLOCK_TOKENS, CacheLayer};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::load::Shared;
+use crate::load::{Engine, Shared};
 use crate::pool::first_seen;
 use crate::session::Session;
 
@@ -41,6 +41,33 @@ pub struct CachedLayer {
     pub keys: Vec<f32>,
     /// `[positions, heads, head_dim]`.
     pub values: Vec<f32>,
+}
+
+impl Engine {
+    /// Saves a sequence for [`Engine::restore_cached`] or [`Session::restore`]: what requests left
+    /// cached of it, and the rest, which is computed.
+    ///
+    /// # Errors
+    /// As [`Session::save`], and tokens that the model cannot have read.
+    pub fn save_cached(&self, tokens: &[u32], path: &Path) -> Result<()> {
+        let mut session = self.session();
+        self.0.check(tokens, 0)?;
+        session.adopt(tokens);
+        let rest = &tokens[session.tokens().len()..];
+        session.evaluate(rest, rest.len(), &mut |_, _| {})?;
+        session.save(path)
+    }
+
+    /// Reads what was saved of a sequence, for requests that begin with it. Returns its tokens.
+    ///
+    /// # Errors
+    /// As [`Session::restore`].
+    pub fn restore_cached(&self, path: &Path) -> Result<Vec<u32>> {
+        let mut session = self.session();
+        session.restore(path)?;
+        session.share();
+        Ok(session.tokens().to_vec())
+    }
 }
 
 impl Session {

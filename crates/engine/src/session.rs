@@ -4,6 +4,7 @@ use crate::adapters::{self, Adapter};
 use crate::generate::{GenerateOptions, Generation, refused};
 use crate::load::{OUTPUT_ROWS, Shared};
 use crate::pool::{BlockTable, Copy, returns_to};
+use crate::prefix::Key;
 use crate::profile::Profiler;
 use crate::prompt::Prompt;
 use crate::slots::Slot;
@@ -193,6 +194,26 @@ impl Session {
             self.tokens.extend(&tokens[done..end]);
         }
         Ok(())
+    }
+
+    /// Takes what the engine has cached of a sequence's beginning, in an empty session.
+    pub(crate) fn adopt(&mut self, tokens: &[u32]) {
+        let (adapter, decoded) =
+            (adapters::number(self.adapter.as_ref()), &vec![false; tokens.len()]);
+        let key = Key { adapter, tokens, images: &[], decoded };
+        let mut tree = self.shared.prefixes.tree();
+        let found = tree.find(&key, tokens.len(), false);
+        tree.adopt(&found, &mut self.tables);
+        self.tokens.extend(&tokens[..found.len]);
+    }
+
+    /// Lets all requests of the engine share what is here. It counts as computed by decode steps,
+    /// so that nobody takes it for a prompt's exact bits.
+    pub(crate) fn share(&self) {
+        let adapter = adapters::number(self.adapter.as_ref());
+        let decoded = &vec![true; self.tokens.len()];
+        let key = Key { adapter, tokens: &self.tokens, images: &[], decoded };
+        self.shared.prefixes.tree().insert(&key, &self.tables);
     }
 
     /// Appends block `b` of a cache layer, which is of `group`: see `device::Executor::read_block`.

@@ -39,7 +39,7 @@ pub struct Access {
     /// Keys, one of which every request must have, unless it has one of an administrator; none: no
     /// key is asked for.
     pub keys: Vec<String>,
-    /// Keys of administrators, who may change the store of models. Without one, only programs of
+    /// Keys of administrators, who may change the store of models and other files. Without one, only programs of
     /// this machine may.
     pub admin_keys: Vec<String>,
     /// Origins of web pages, such as `https://example.com`, that may ask from browsers, beside this
@@ -76,7 +76,7 @@ impl Access {
         }
         let open = matches!(request.uri().path(), "/" | "/health" | "/ready" | "/favicon.ico")
             || request.uri().path().starts_with("/page/");
-        let manages = matches!(request.uri().path(), "/api/pull" | "/api/copy" | "/api/delete");
+        let manages = manages(request.uri().path());
         let peer = request.extensions().get::<Peer>();
         let local = peer.is_some_and(|Peer(ip)| ip.to_canonical().is_loopback());
         let needs_admin = manages && !(local && self.admin_keys.is_empty());
@@ -93,7 +93,7 @@ impl Access {
             found if needs_admin => {
                 let found = if found.is_some() { "another" } else { "none" };
                 let message = format!(
-                    "changing the store of models: expected a key of an administrator, or a program on this machine where there \
+                    "changing files or models of the server: expected a key of an administrator, or a program on this machine where there \
                      is no such key, found {found}"
                 );
                 Err(Problem::new(StatusCode::FORBIDDEN, "admin_key_needed", message))
@@ -120,6 +120,14 @@ impl Access {
             || name.parse::<IpAddr>().is_ok()
             || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
     }
+}
+
+/// Whether a path changes what the server has: its store of models, or its files.
+fn manages(path: &str) -> bool {
+    let of_session = || {
+        path.starts_with("/sessions/") && (path.ends_with("/save") || path.ends_with("/restore"))
+    };
+    matches!(path, "/api/pull" | "/api/copy" | "/api/delete") || of_session()
 }
 
 /// Whether this is one of some keys, in a time that does not tell which, or how much of it is

@@ -4,7 +4,8 @@
 //! loaded when a request names them; [`Server::run`] answers until it is told to stop. Requests
 //! pass the checks of `gate.rs`, are read by tables of documented fields (`fields.rs`), hold their
 //! model (`catalogue.rs`), and become texts through the one module that knows the engine
-//! (`generation.rs`). There is no state but the models and their sessions.
+//! (`generation.rs`). There is no state but the models and the sessions that clients open
+//! (`sessions.rs`).
 
 mod anthropic;
 mod catalogue;
@@ -29,6 +30,7 @@ mod replicas;
 mod reply;
 mod router;
 mod server;
+mod sessions;
 mod settings;
 mod stream;
 mod watch;

@@ -255,7 +255,7 @@ impl Model {
 
     /// Refuses a text that is far too long before it is made into tokens, which takes many times
     /// its memory.
-    fn check_length(&self, text: &str) -> Result<(), Problem> {
+    pub(crate) fn check_length(&self, text: &str) -> Result<(), Problem> {
         if text.len() <= self.longest {
             return Ok(());
         }

@@ -25,6 +25,7 @@ use crate::keep::Keep;
 use crate::metrics::Requests;
 use crate::problem::{Api, Problem};
 use crate::reply::Began;
+use crate::sessions::{self, Sessions};
 use crate::settings::random;
 use crate::watch::{Record, Trail};
 use crate::{anthropic, embeddings, events, gate, metrics, native, ollama, openai, page};
@@ -60,6 +61,7 @@ pub(crate) struct App {
     /// Where requests and answers are recorded, if they are.
     pub(crate) record: Option<Record>,
     pub(crate) requests: Requests,
+    pub(crate) sessions: Sessions,
     /// Permits to read parts of bodies: to render, to tokenise and to compile what they ask for.
     pub(crate) parts: Semaphore,
     /// Seconds since 1970 when the server began.
@@ -70,6 +72,7 @@ pub(crate) struct App {
 pub(crate) struct Call {
     pub(crate) app: Arc<App>,
     pub(crate) body: Bytes,
+    pub(crate) path: String,
     pub(crate) id: String,
     pub(crate) trail: Arc<Trail>,
     pub(crate) began: Began,
@@ -94,6 +97,14 @@ impl Call {
     /// As [`Catalogue::hold`].
     pub(crate) async fn model(&self, fields: &Fields) -> Result<Held, Problem> {
         self.hold(fields.text("model")?, None).await
+    }
+
+    /// The model of a name, likewise.
+    ///
+    /// # Errors
+    /// As [`Call::model`].
+    pub(crate) async fn model_named(&self, name: &str) -> Result<Held, Problem> {
+        self.hold(Some(name), None).await
     }
 
     /// The same, with Ollama's `keep_alive`.
@@ -150,6 +161,12 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/api/copy", post(manage::copy))
         .route("/api/delete", axum::routing::delete(taking(manage::delete)))
         .route("/api/version", get(ollama::version))
+        .route("/sessions", post(sessions::create))
+        .route("/sessions/{id}", get(sessions::show).delete(taking(sessions::delete)))
+        .route("/sessions/{id}/fork", post(sessions::fork))
+        .route("/sessions/{id}/generate", post(sessions::generate))
+        .route("/sessions/{id}/save", post(sessions::save))
+        .route("/sessions/{id}/restore", post(sessions::restore))
         .route("/tokenize", post(native::tokenize))
         .route("/detokenize", post(native::detokenize))
         .route("/apply-template", post(native::apply_template))
@@ -211,7 +228,8 @@ where
     move |State(app): State<Arc<App>>, request: Request| {
         let handler = handler.clone();
         Box::pin(async move {
-            let api = Api::of(request.uri().path());
+            let path = request.uri().path().to_string();
+            let api = Api::of(&path);
             let trail = request.extensions().get::<Arc<Trail>>().cloned();
             // The gate has named every request.
             let trail = trail.unwrap_or_else(|| Arc::new(Trail::new(random(), None)));
@@ -221,7 +239,7 @@ where
                     if app.record.is_some() {
                         trail.asks(&body);
                     }
-                    handler(Call { app, body, id, trail, began }).await
+                    handler(Call { app, body, path, id, trail, began }).await
                 }
                 Err(problem) => Err(problem),
             };

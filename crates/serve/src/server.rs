@@ -25,6 +25,7 @@ use crate::log::Line;
 use crate::metrics::Requests;
 use crate::models::Served;
 use crate::router::{App, PARTS, router};
+use crate::sessions::Sessions;
 use crate::watch::Record;
 
 /// Connections that are open at a time; more wait until one is closed.
@@ -52,8 +53,10 @@ pub struct Config {
     pub drain: Duration,
     /// What is loaded when a request names it.
     pub library: Library,
-    /// A file to which requests and answers are added, for `delft replay`.
+    /// A folder for files to which requests and answers are added, for `delft replay`.
     pub record: Option<PathBuf>,
+    /// A folder in which administrators may save sessions; unset: none are saved.
+    pub sessions: Option<PathBuf>,
 }
 
 impl Config {
@@ -88,7 +91,7 @@ impl Server {
     /// written to.
     pub fn bind(config: Config, models: Vec<Served>) -> Result<Server> {
         config.check()?;
-        let Config { address, access, limits, drain, library, record, .. } = config;
+        let Config { address, access, limits, drain, library, record, sessions, .. } = config;
         let models = Arc::new(Catalogue::new(library, models, limits)?);
         let record = record.as_deref().map(Record::begin).transpose()?;
         let failed = |e| Error::io(address, e).hint("take another port");
@@ -99,6 +102,7 @@ impl Server {
             access,
             record,
             requests: Requests::default(),
+            sessions: Sessions::begin(sessions)?,
             parts: Semaphore::new(PARTS),
             created: now(),
         };

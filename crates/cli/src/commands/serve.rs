@@ -43,6 +43,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
         drain: Duration::from_secs(args.drain),
         library: Library::default(),
         record: args.record.clone(),
+        sessions: args.sessions.clone(),
     };
     let keys = "a key (--api-key-file, DELFT_API_KEY), or --insecure-public for everyone";
     config.check().map_err(|error| error.hint(keys))?;

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{error, load, root, stories};
-use delft_engine::{CacheType, Engine, LoadOptions, Place, Rows, Session};
+use delft_engine::{
+    CacheType, Engine, GenerateOptions, LoadOptions, Place, Request, Rows, Session,
+};
 
 fn engine(case: &str, place: &str, cache_type: CacheType) -> Engine {
     // Loaded for many sequences, a GPU has blocks that are nobody's.
@@ -191,5 +193,31 @@ fn what_was_not_saved_by_this_model_is_refused() {
         damaged[at] ^= 0x15;
         fs::write(&path, damaged).unwrap();
         assert!(engine.session().restore(&path).is_err(), "byte {at}");
+    }
+}
+
+/// What requests computed is saved without computing it again, and found by requests of another
+/// engine of the same model.
+#[test]
+fn a_sequence_of_requests_is_saved_and_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sequence");
+    for (case, place) in
+        [("llama3", "cpu"), ("gemma2", "cpu"), ("qwen3-next", "cpu"), ("qwen3", "sim")]
+    {
+        let [one, other] = [0, 1].map(|_| engine(case, place, CacheType::F16));
+        let options = || GenerateOptions { max_tokens: Some(6), ..GenerateOptions::default() };
+        let ask = |engine: &Engine, tokens: &[u32]| {
+            let mut asked = engine.submit(Request::new(tokens.to_vec(), options())).unwrap();
+            let chosen: Vec<u32> = asked.by_ref().map(|token| token.unwrap().id).collect();
+            (chosen, asked.metrics().reused_tokens)
+        };
+        let mut tokens = prompt(40);
+        tokens.extend(ask(&one, &tokens).0);
+        one.save_cached(&tokens, &path).unwrap();
+        assert_eq!(other.restore_cached(&path).unwrap(), tokens, "{case} on {place}");
+        let longer = [&tokens[..], &[5, 6, 7]].concat();
+        let ((expected, _), (found, reused)) = (ask(&one, &longer), ask(&other, &longer));
+        assert_eq!((found, reused), (expected, tokens.len()), "{case} on {place}");
     }
 }

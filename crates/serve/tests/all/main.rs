@@ -12,4 +12,5 @@ mod others;
 mod record;
 mod replicas;
 mod safety;
+mod sessions;
 mod structured;

@@ -56,6 +56,7 @@ pub(crate) fn config(limits: Limits, access: Access) -> Config {
         drain: Duration::from_secs(60),
         library: Library::default(),
         record: None,
+        sessions: None,
     }
 }
 
