@@ -148,7 +148,7 @@ pub(crate) async fn messages(call: Call) -> Answered {
     let reply = asked.reply(&model, &work.prompt);
     let mut reply = if streams { reply.piecewise() } else { reply };
     let prompt_tokens = work.prompt.len();
-    let generating = model.generator.start(vec![work]).await?;
+    let generating = model.generator.start(vec![work], &call.trail).await?;
     if streams {
         let mut message = message(&id, &model);
         message["usage"] = json!({ "input_tokens": prompt_tokens, "output_tokens": 0 });

@@ -137,7 +137,8 @@ fn has(keys: &[String], key: &str) -> bool {
     keys.iter().map(same).fold(Choice::from(0), |any, same| any | same).into()
 }
 
-/// Names a request, answers those that may not ask, and writes a log line when the response begins.
+/// Names a request, answers those that may not ask, and follows the answer to its end, when a log
+/// line is written.
 pub(crate) async fn pass(
     State(app): State<Arc<App>>,
     mut request: Request,
@@ -150,8 +151,7 @@ pub(crate) async fn pass(
     request.extensions_mut().insert(trail.clone());
     let api = Api::of(&path);
     let (id, shown) = (trail.id.clone(), path.chars().take(100).collect::<String>());
-    let asked =
-        Asked { app: app.clone(), trail, method: method.clone(), path: shown.clone(), began };
+    let asked = Asked { app: app.clone(), trail, method, path: shown, began };
     asked.begin();
     let mut response = match app.access.check(&request) {
         Ok(()) => next.run(request).await,
@@ -162,13 +162,6 @@ pub(crate) async fn pass(
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
-    Line::about("request")
-        .with("id", &id)
-        .with("method", method)
-        .with("path", shown)
-        .with("status", status.as_u16())
-        .with("ms", began.nanoseconds() / 1_000_000)
-        .write();
     asked.watch(response)
 }
 

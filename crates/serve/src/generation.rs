@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use crate::metrics::Texts;
 use crate::problem::Problem;
 use crate::replicas::{Place, Replicas};
+use crate::watch::Trail;
 
 /// A text to write: tokens to continue, and how.
 #[derive(Debug, Clone)]
@@ -121,10 +122,19 @@ impl Generator {
     ///
     /// # Errors
     /// A queue that is full, or in which the time ran out; a text that the engine refuses.
-    pub(crate) async fn start(self: &Arc<Self>, work: Vec<Work>) -> Result<Generating, Problem> {
-        let deadline = Instant::now() + self.limits.time;
+    pub(crate) async fn start(
+        self: &Arc<Self>,
+        work: Vec<Work>,
+        trail: &Arc<Trail>,
+    ) -> Result<Generating, Problem> {
+        let came = Instant::now();
+        let deadline = came + self.limits.time;
+        let turn = self.turn(deadline).await?;
         let mut generating = Generating {
-            turn: self.turn(deadline).await?,
+            turn,
+            trail: trail.clone(),
+            came,
+            queued: came.elapsed(),
             running: VecDeque::with_capacity(work.len()),
             later: Vec::new(),
             deadline,
@@ -209,6 +219,12 @@ pub(crate) struct Generating {
     /// Texts that start when another one has begun.
     later: Vec<(usize, Work)>,
     deadline: Instant,
+    /// Of the request, which hears what they took.
+    trail: Arc<Trail>,
+    /// When the request came to the queue.
+    came: Instant,
+    /// How long it waited there.
+    queued: Duration,
 }
 
 impl Generating {
@@ -245,14 +261,17 @@ impl Generating {
     /// Gives up what is running, and counts it as far as it came.
     fn give_up(&mut self) {
         for (_, text, _) in self.running.drain(..) {
-            self.turn.generator.texts.count(&text.metrics());
+            let finish = text.finish().cloned().unwrap_or(Finish::Cancelled);
+            let (queued, whole) = (self.queued, self.came.elapsed());
+            self.turn.generator.texts.count(&text.metrics(), &finish, queued, whole);
+            self.trail.counts(&text.metrics(), &finish, queued);
         }
         self.later.clear();
     }
 
     /// The next event of any text.
     async fn event(&mut self) -> Result<Option<(usize, Event)>, Problem> {
-        let Generating { turn, running, .. } = self;
+        let Generating { turn, running, trail, came, queued, .. } = self;
         poll_fn(move |context| {
             for _ in 0..running.len() {
                 let Some((index, mut text, place)) = running.pop_front() else { break };
@@ -266,12 +285,17 @@ impl Generating {
                         Event::Token(token)
                     }
                     Poll::Ready(Some(Err(error))) => {
+                        let metrics = text.metrics();
+                        let texts = &turn.generator.texts;
+                        texts.count(&metrics, &Finish::Failed, *queued, came.elapsed());
+                        trail.counts(&metrics, &Finish::Failed, *queued);
                         return Poll::Ready(Err(Problem::of_work(&error)));
                     }
                     Poll::Ready(None) => {
                         let metrics = text.metrics();
-                        turn.generator.texts.count(&metrics);
                         let finish = text.finish().cloned().unwrap_or(Finish::Cancelled);
+                        turn.generator.texts.count(&metrics, &finish, *queued, came.elapsed());
+                        trail.counts(&metrics, &finish, *queued);
                         let missed = text.missed().map(|missed| missed.to_string());
                         Event::Done(Done { finish, metrics, missed })
                     }

@@ -3,6 +3,7 @@
 
 pub(crate) mod manage;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
@@ -22,6 +23,7 @@ use crate::reply::{Answer, Began, Called, Piece, Reply, nanoseconds, token_json}
 use crate::router::{Answered, Call, keep_alive, noting, telling};
 use crate::settings::{self, MOST_TOP_LOGPROBS};
 use crate::stream::{Framing, Gone, Sender, Shape, response};
+use crate::watch::Trail;
 
 /// The documented fields of both kinds of requests.
 pub(crate) const SHARED: &[Field] = &[
@@ -112,6 +114,7 @@ struct Ask {
     form: Form,
     streams: bool,
     began: Began,
+    trail: Arc<Trail>,
 }
 
 /// `/api/chat`.
@@ -285,7 +288,8 @@ fn ask(
     };
     let streams = fields.flag("stream")?.unwrap_or(true);
     let work = prompt.map(|prompt| Work { prompt, options });
-    Ok(Ask { model, fields, work, reply, form, streams, began: call.began })
+    let (began, trail) = (call.began, call.trail.clone());
+    Ok(Ask { model, fields, work, reply, form, streams, began, trail })
 }
 
 impl Ask {
@@ -296,7 +300,7 @@ impl Ask {
             return Ok(noting(&self.fields, axum::Json(loaded).into_response()));
         };
         let logprobs = work.options.logprobs;
-        let generating = self.model.generator.start(vec![work]).await?;
+        let generating = self.model.generator.start(vec![work], &self.trail).await?;
         if self.streams {
             let fields = self.fields.clone();
             let mut writer = Writer { ask: self, logprobs };

@@ -274,7 +274,7 @@ pub(crate) async fn generate(call: Call) -> Answered {
     };
     let (work, streams) = call.reading(read).await?;
     let prompt = work.prompt.clone();
-    let mut generating = model.generator.start(vec![work]).await?;
+    let mut generating = model.generator.start(vec![work], &call.trail).await?;
     // What was asked stays, also where the answer is cut off.
     *taken.tokens = prompt;
     let mut writer = Writer { _model: model, taken, text: String::new(), tokens: Vec::new() };

@@ -12,12 +12,12 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
-use delft::{Error, Result};
+use delft::{Error, Finish, Metrics, Result};
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 
 use crate::catalogue::Held;
-use crate::log::timestamp;
+use crate::log::{Line, timestamp};
 use crate::reply::Began;
 use crate::router::App;
 
@@ -35,6 +35,21 @@ pub(crate) struct Trail {
     body: OnceLock<Bytes>,
     /// The model that answers it.
     model: OnceLock<Answering>,
+    /// What its texts took, as far as they have ended.
+    took: Mutex<Took>,
+}
+
+/// What the texts of a request took.
+#[derive(Debug, Default)]
+struct Took {
+    prompt: usize,
+    cached: usize,
+    generated: usize,
+    /// Why the last of them ended; none have.
+    finish: Option<&'static str>,
+    queued: Duration,
+    /// From the turn of the first to its first token.
+    prefill: Duration,
 }
 
 /// A model that answers, as a record tells of it.
@@ -48,8 +63,8 @@ struct Answering {
 
 impl Trail {
     pub(crate) fn new(number: u64, seed: Option<u64>) -> Trail {
-        let (body, model) = (OnceLock::new(), OnceLock::new());
-        Trail { id: format!("{number:016x}"), seed: seed.unwrap_or(number), body, model }
+        let (body, model, took) = Default::default();
+        Trail { id: format!("{number:016x}"), seed: seed.unwrap_or(number), body, model, took }
     }
 
     /// Notes the model that answers.
@@ -64,6 +79,18 @@ impl Trail {
             }),
         };
         self.model.get_or_init(answering);
+    }
+
+    /// Notes what a text took that has ended, or was given up.
+    pub(crate) fn counts(&self, metrics: &Metrics, finish: &Finish, queued: Duration) {
+        let mut took = self.took.lock().unwrap_or_else(PoisonError::into_inner);
+        took.prompt += metrics.prompt_tokens;
+        took.cached += metrics.reused_tokens;
+        took.generated += metrics.generated_tokens;
+        if took.finish.is_none() {
+            took.prefill = metrics.prefill;
+        }
+        (took.finish, took.queued) = (Some(finish.name()), queued);
     }
 
     /// Notes the body.
@@ -192,6 +219,31 @@ impl Drop for Watched {
         let Asked { app, trail, method, path, began } = asked;
         let ms = began.nanoseconds() / 1_000_000;
         let model = trail.model.get();
+        let mut line = Line::about("request")
+            .with("id", &trail.id)
+            .with("method", &method)
+            .with("path", &path)
+            .with("status", *status)
+            .with("ms", ms);
+        if let Some(model) = model {
+            line = line.with("model", &model.name);
+        }
+        {
+            let took = trail.took.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(finish) = took.finish {
+                line = line
+                    .with("prompt", took.prompt)
+                    .with("cached", took.cached)
+                    .with("generated", took.generated)
+                    .with("finish", finish)
+                    .with("queue_ms", took.queued.as_millis())
+                    .with("first_ms", (took.queued + took.prefill).as_millis());
+            }
+        }
+        if !*whole {
+            line = line.with("whole", false);
+        }
+        line.write();
         app.models.events().tell(
             "request.ended",
             json!({

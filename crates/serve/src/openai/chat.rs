@@ -88,7 +88,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
         if ask.streams { reply.piecewise() } else { reply }
     };
     let replies: Vec<Reply> = ask.work.iter().map(reply).collect();
-    let generating = model.generator.start(ask.work).await?;
+    let generating = model.generator.start(ask.work, &call.trail).await?;
     if ask.streams {
         let head = Head::new(&call, "chatcmpl", "chat.completion.chunk", &model);
         let called = vec![0; replies.len()];

@@ -68,7 +68,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let model = ask.model.clone();
     let head = Head::new(&call, "cmpl", "text_completion", &model);
     let replies: Vec<Reply> = ask.work.iter().map(|_| Reply::plain()).collect();
-    let generating = model.generator.start(ask.work).await?;
+    let generating = model.generator.start(ask.work, &call.trail).await?;
     if ask.streams {
         let Ask { n, echoes, with_usage, logprobs, .. } = ask;
         let told = echoes.iter().map(|_| Logprobs::default()).collect();

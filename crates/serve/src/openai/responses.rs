@@ -175,7 +175,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let mut reply = if streams { reply.piecewise() } else { reply };
     let head = head(&call, &model, &fields);
     let logprobs = work.options.logprobs;
-    let generating = model.generator.start(vec![work]).await?;
+    let generating = model.generator.start(vec![work], &call.trail).await?;
     if streams {
         let (items, told) = (Vec::new(), Vec::new());
         let mut writer = Writer {

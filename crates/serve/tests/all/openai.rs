@@ -445,5 +445,19 @@ fn text_and_tokens_go_there_and_back() {
     let props = get(shared(), "/props").json();
     assert_eq!(props["models"][0]["context"], 1024);
     let metrics = get(shared(), "/metrics").body;
-    assert!(metrics.contains("# TYPE delft_generated_tokens_total counter"), "{metrics}");
+    for family in [
+        "delft_generated_tokens_total counter",
+        "delft_prefix_cache_queries_total counter",
+        "delft_prefix_cache_hits_total counter",
+        "delft_request_finished_total counter",
+        "delft_request_queue_seconds histogram",
+        "delft_request_seconds histogram",
+        "delft_request_prompt_tokens histogram",
+        "delft_request_generated_tokens histogram",
+        "delft_time_to_first_token_seconds histogram",
+        "delft_model_load_seconds gauge",
+        "delft_build_info gauge",
+    ] {
+        assert!(metrics.contains(&format!("# TYPE {family}\n")), "{family}: {metrics}");
+    }
 }
