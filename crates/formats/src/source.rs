@@ -209,6 +209,21 @@ impl Source {
         }
     }
 
+    /// Whether a part of it is stored as another program quantised it.
+    pub fn is_quantised(&self) -> bool {
+        match self {
+            Source::Rows { of, .. } | Source::Columns { of, .. } => of.is_quantised(),
+            Source::Plus(of, _)
+            | Source::NegExp(of)
+            | Source::Transpose(of)
+            | Source::Permute(of, _)
+            | Source::Reshape(of, _) => of.is_quantised(),
+            Source::Concat(all) | Source::Stack(all) => all.iter().any(Source::is_quantised),
+            Source::Affine { .. } | Source::Quantised(_) => true,
+            Source::Tensor(_) | Source::Zeros(_) | Source::Normal { .. } => false,
+        }
+    }
+
     /// What it gives, without reading anything but headers.
     ///
     /// # Errors

@@ -345,6 +345,13 @@ fn load_asking(tensors: &Tensors, options: &Options, asked: &Asked) -> Result<Mo
         }
     }
     config.warnings.extend(unused::check(&layers.blank, tensors, &names, options.ending)?);
+    let quantised = |weight: &program::Weight| weight.source.is_quantised();
+    if names.quantised.is_some() && !layers.blank.weights.iter().any(quantised) {
+        config.warnings.push(
+            "config.json: states a quantisation that no tensor has: weights are read as they are"
+                .to_owned(),
+        );
+    }
     Ok(Model { config, layers })
 }
 

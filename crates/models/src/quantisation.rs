@@ -11,7 +11,7 @@
 //! A matrix that is left as it was has its tensor of numbers, which goes before the settings.
 
 use crate::keys::{Keys, clipped};
-use formats::{Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
+use formats::{DType, Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
 use std::collections::HashMap;
 
 /// How matrices are quantised.
@@ -103,7 +103,12 @@ impl Settings {
                 Some(single.get(stem).unwrap_or(whole).source(tensor.name, stem))
             }
             Settings::All(scheme) => {
-                let scheme = *scheme;
+                let mut scheme = *scheme;
+                // Some files state no order and have one.
+                if let Scheme::Gptq { integers, .. } = &mut scheme {
+                    let order = tensors.get(&format!("{stem}.g_idx"));
+                    integers.ordered |= order.is_some_and(|t| !in_order(t, integers.group));
+                }
                 let tensors = match scheme {
                     Scheme::Mxfp4 => named(&["_blocks", "_scales"])
                         .or_else(|| named(&[".weight_blocks", ".weight_scales"]))?,
@@ -136,6 +141,14 @@ impl Settings {
             }
         }
     }
+}
+
+/// Whether the groups of inputs are in the order of the inputs.
+fn in_order(groups: Tensor<'_>, group: Option<usize>) -> bool {
+    let (all, _) = groups.bytes.as_chunks::<4>();
+    let plain = |i: usize| group.map_or(0, |group| i / group) as i64;
+    groups.dtype == DType::I32
+        && all.iter().enumerate().all(|(i, n)| i64::from(i32::from_le_bytes(*n)) == plain(i))
 }
 
 impl Group {

@@ -17,6 +17,9 @@ const DERIVED: &[&str] = &[
     "rope_factors_",
     "attn.bias",
     "masked_bias",
+    // Shapes of packed matrices, and orders of their inputs where these are the plain ones.
+    "weight_shape",
+    "g_idx",
 ];
 
 /// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does.

@@ -133,3 +133,58 @@ fn quantised_folders_compute_with_the_numbers_that_they_store() {
     let why = delft_engine::Engine::load(odd.as_path(), &LoadOptions::default()).err().unwrap();
     assert!(why.to_string().contains("self_attn.q_proj.weight"), "{why}");
 }
+
+/// Groups of inputs that are not in the inputs' order count whether the settings say so or not;
+/// those that are in it need no word.
+#[test]
+fn an_order_of_inputs_is_read_where_there_is_one() {
+    const GROUP: usize = 32;
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = |name: &str, stated: bool, order: Option<fn(usize, usize) -> usize>| {
+        let path = scratch.path().join(name);
+        std::fs::create_dir(&path).unwrap();
+        let settings = json!({ "quant_method": "gptq", "bits": 8, "group_size": GROUP,
+            "desc_act": stated, "sym": true });
+        write(&path, Some(settings), |name, shape, values| {
+            let (out, cols) = (shape[0], shape[1]);
+            let groups = cols / GROUP;
+            let rows: Vec<_> = values.chunks(cols).map(codes).collect();
+            let word = |i: usize, r: usize| {
+                (0..4).fold(0u32, |word, k| {
+                    word | u32::from(rows[r].1[4 * i + k] as u8 ^ 0x80) << (8 * k)
+                })
+            };
+            let words = (0..cols / 4).flat_map(|i| (0..out).map(move |r| (i, r)));
+            let words = words.flat_map(|(i, r)| word(i, r).to_le_bytes()).collect();
+            // Each group has a scale of its own.
+            let scales = (0..groups).flat_map(|g| rows.iter().map(move |row| (g, row.0)));
+            let scales = scales.flat_map(|(g, scale)| {
+                let mut half = [0; 2];
+                DType::F16.encode(&[scale * (1 + g % 2) as f32], &mut half).unwrap();
+                half
+            });
+            let stem = name.strip_suffix(".weight").unwrap();
+            let tensor = |part: &str, dtype, shape: &[usize], bytes| {
+                (format!("{stem}.{part}"), dtype, shape.to_vec(), bytes)
+            };
+            let mut all = vec![
+                tensor("qweight", DType::I32, &[cols / 4, out], words),
+                tensor("qzeros", DType::I32, &[groups, out / 4], vec![0x7f; groups * out]),
+                tensor("scales", DType::F16, &[groups, out], scales.collect()),
+            ];
+            all.extend(order.map(|order| {
+                let order = (0..cols).flat_map(|i| (order(i, cols) as i32).to_le_bytes());
+                tensor("g_idx", DType::I32, &[cols], order.collect())
+            }));
+            all
+        });
+        assert!(load(&path, &LoadOptions::default()).warnings().is_empty(), "{name}");
+        logits(&path)
+    };
+    let plain = folder("plain", false, None);
+    assert_eq!(folder("in order", false, Some(|i, _| i / GROUP)), plain);
+    let backwards = |i: usize, cols: usize| (cols - 1 - i) / GROUP;
+    let stated = folder("stated", true, Some(backwards));
+    assert_eq!(folder("not stated", false, Some(backwards)), stated);
+    assert!(error(&stated, &plain) > 0.05);
+}
