@@ -220,14 +220,29 @@ fn stats_are_true_after_commands_and_failures() {
     );
     let too_long = "x".repeat(70);
     let stderr = refused(folder.path(), &["--ctx", "64"], too_long.as_bytes());
-    for word in ["at most 64 tokens", "found 72", "/undo", "/clear", "--ctx", "--rotate"] {
+    for word in ["at most 64 tokens", "found 72", "/undo", "/clear", "--ctx", "/rotate on"] {
         assert!(stderr.contains(word), "{word}: {stderr}");
     }
     let (_, stderr) = said(folder.path(), &["--ctx", "5"], "abc\n/rotate\n");
     assert!(
-        stderr.contains("the context is full: /undo or /clear") && stderr.contains("--rotate"),
+        stderr.contains("the context is full: /undo or /clear") && stderr.contains("/rotate on"),
         "{stderr}"
     );
+}
+
+#[test]
+fn a_full_context_goes_on_once_it_forgets_the_oldest() {
+    let folder = tempfile::tempdir().unwrap();
+    Script { answer: &["one", "two"], ..Script::default() }.model(folder.path());
+    let (stdout, stderr) =
+        said(folder.path(), &["--ctx", "6"], "abc\n/rotate on\n/continue\nabc\n/rotate\n/stats\n");
+    let (before, after) = stderr.split_once("then forgets the oldest").unwrap();
+    assert!(before.contains("the context is full") && !after.contains("is full"), "{stderr}");
+    assert!(after.contains("holds 6 tokens, then forgets the oldest"), "{stderr}");
+    assert!(after.contains("context: 6 of 6 tokens in 4 turns"), "{stderr}");
+    assert_eq!(stdout.replace('\n', ""), "onetwoonetwo", "{stderr}");
+    let stderr = refused(folder.path(), &["--ctx", "6"], b"/rotate off\n");
+    assert!(stderr.contains("/rotate: expected on, or nothing"), "{stderr}");
 }
 
 #[test]

@@ -6,10 +6,11 @@ use super::commands::{AFTERWORD, COMMANDS, Command, Given};
 use super::conversation::{Conversation, Turn, path, read};
 use super::render::View;
 use super::{Next, Talk, first_switch};
+use crate::args::LoadArgs;
 use crate::markdown::{Layout, Piece};
-use crate::sampling;
 use crate::terminal::{Outcome, Stop, bytes, count, harmless, note, stdout_is_terminal};
 use crate::wrap::Wrap;
+use crate::{load, sampling};
 
 /// What commands answer goes to stderr: stdout is the model's.
 fn say(text: impl AsRef<str>) -> Outcome<Next> {
@@ -196,7 +197,7 @@ pub(super) fn stats(talk: &mut Talk, _: Given) -> Outcome<Next> {
     let (used, context) = (talk.used()?, talk.engine.info().context);
     let turns = talk.conversation.turns.len();
     // A context that rotates has forgotten what is beyond it.
-    let held = if talk.args.load.rotate { used.min(context) } else { used };
+    let held = if talk.rotates { used.min(context) } else { used };
     note(format_args!("context: {held} of {context} tokens in {turns} turns"));
     match &talk.last {
         Some(answer) => say(format!("last answer: {}", answer.summary(&talk.engine))),
@@ -225,15 +226,28 @@ pub(super) fn model(talk: &mut Talk, _: Given) -> Outcome<Next> {
     say(format!("from {}", harmless(&talk.model.location.to_string())))
 }
 
-pub(super) fn rotate(talk: &mut Talk, _: Given) -> Outcome<Next> {
+pub(super) fn rotate(talk: &mut Talk, given: Given) -> Outcome<Next> {
     let context = talk.engine.info().context;
-    if talk.args.load.rotate {
-        return say(format!("the context holds {context} tokens, then forgets the oldest"));
+    match given.text {
+        "" if !talk.rotates => {
+            return say(format!(
+                "the context holds {context} tokens, then answers end; /rotate on has it forget the oldest instead"
+            ));
+        }
+        "on" if !talk.rotates => {
+            // A window of all layers is part of what was recorded, so the model is loaded anew; the
+            // one that is here stays until then, should it fail.
+            let anew =
+                LoadArgs { rotate: true, ctx: Some(context as u64), ..talk.args.load.clone() };
+            let (engine, _) = load::engine(&anew, talk.args.verbose)?;
+            talk.session = load::session(&engine)?;
+            talk.engine = engine;
+            talk.rotates = true;
+        }
+        "" | "on" => {}
+        other => return wrong("/rotate", "on, or nothing to tell how it is", other),
     }
-    say(format!(
-        "the context holds {context} tokens, then answers end. To forget the oldest instead, /save the conversation, \
-         start with delft chat --rotate, and /load it"
-    ))
+    say(format!("the context holds {context} tokens, then forgets the oldest"))
 }
 
 pub(super) fn save(talk: &mut Talk, given: Given) -> Outcome<Next> {

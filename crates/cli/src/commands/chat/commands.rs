@@ -135,9 +135,9 @@ pub(super) const COMMANDS: &[Command] = &[
     Command {
         name: "rotate",
         aliases: &[],
-        argument: Argument::None,
-        usage: "",
-        help: "what happens when the context is full",
+        argument: Argument::Words(&["on"]),
+        usage: "[on]",
+        help: "what happens when the context is full; on: it forgets the oldest tokens",
         run: actions::rotate,
     },
     Command {

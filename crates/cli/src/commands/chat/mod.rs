@@ -49,6 +49,8 @@ struct Talk<'a> {
     screen: Screen,
     lines: Lines,
     interactive: bool,
+    /// Whether a full context forgets the oldest tokens.
+    rotates: bool,
 }
 
 /// Where the last answer was cut: what was computed, and in which part of it the text was.
@@ -86,6 +88,7 @@ pub(crate) fn run(args: &Chat) -> Outcome {
         lines: Lines::new(interactive, screen.has_colours())?,
         screen,
         interactive,
+        rotates: args.load.rotate,
         engine,
         model,
     };
@@ -224,7 +227,7 @@ impl Talk<'_> {
 
     fn check_room(&self, tokens: usize) -> Outcome {
         let context = self.engine.info().context;
-        if self.args.load.rotate || tokens <= context {
+        if self.rotates || tokens <= context {
             return Ok(());
         }
         let expected = format!("a conversation of at most {context} tokens");
@@ -267,8 +270,9 @@ impl Talk<'_> {
             _ => {}
         }
         sequence.extend(&answer.tokens);
-        self.cut = matches!(answer.finish, Finish::Length | Finish::Cancelled)
-            .then_some(Cut { tokens: sequence, splitter });
+        self.cut =
+            matches!(answer.finish, Finish::Length | Finish::Cancelled | Finish::ContextFull)
+                .then_some(Cut { tokens: sequence, splitter });
         self.last = Some(answer);
         Ok(Some(said))
     }
@@ -284,4 +288,4 @@ impl Talk<'_> {
 
 /// What helps when the context is full.
 const ROOM: &str =
-    "/undo or /clear makes room; delft chat --ctx N holds more, --rotate forgets the oldest";
+    "/undo or /clear makes room, /rotate on forgets the oldest; delft chat --ctx N holds more";
