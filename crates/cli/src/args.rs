@@ -1041,8 +1041,7 @@ pub(crate) struct Bench {
 Runs one prefill of P random tokens and N single-token steps behind it, each operation timed, beside what this machine \
 reaches when it does one thing alone: reading the weights, and multiplying with each unit of the instruction set in \
 use. OF ROOF is the longer of the two times that the bytes and the operations would take there, as a share of the time \
-taken; BOUND BY says which of the two it is. Barriers are the time between operations. All threads take part in what is \
-timed; elsewhere, single-token steps take fewer while other programs hold up some of them. At the end it says in words what \
+taken; BOUND BY says which of the two it is. Barriers are the time between operations. At the end it says in words what \
 holds the model back, with the figure that shows it, and what mends it.
 
 Examples:
