@@ -167,9 +167,9 @@ pub(crate) struct LoadArgs {
     pub(crate) gpu_layers: Option<u64>,
     #[command(flatten)]
     pub(crate) experts: ExpertArgs,
-    /// How several GPUs share the model
-    #[arg(long, value_enum, default_value_t = SplitArg::Layer)]
-    pub(crate) split_mode: SplitArg,
+    /// How several GPUs share the model [default: layer]
+    #[arg(long, value_enum)]
+    pub(crate) split_mode: Option<SplitArg>,
     /// How a GPU is given its work [default: graph]
     #[arg(long, value_enum)]
     pub(crate) dispatch: Option<DispatchArg>,
@@ -202,6 +202,9 @@ pub(crate) struct LoadArgs {
     /// Whether nothing is said that only people want to know: with -q and --json.
     #[arg(skip)]
     pub(crate) quiet: bool,
+    /// Whether the command computes many sequences together, as serve does.
+    #[arg(skip)]
+    pub(crate) together: bool,
     /// The values that are kept, as a command and no flag has it.
     #[arg(skip)]
     pub(crate) trace: delft::Trace,
@@ -1017,14 +1020,14 @@ pub(crate) struct Bench {
     /// Measure requests that arrive at random, R a second on average, as at a server: the time to
     /// the first token, that between tokens, and tokens per second. Each has a prompt of P tokens
     /// and an answer of N; --batch says how many are computed at a time [default: 16]
-    #[arg(long = "load", value_name = "R", value_parser = rate, conflicts_with_all = ["sampled", "depth"])]
+    #[arg(long = "load", value_name = "R", value_parser = rate, conflicts_with_all = ["sampled", "depth", "repeat"])]
     pub(crate) arrivals: Option<f64>,
-    /// Requests that arrive
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole(1..=100_000), requires = "arrivals")]
-    pub(crate) requests: u64,
-    /// Tokens that all their prompts begin with
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=MOST), requires = "arrivals")]
-    pub(crate) shared: u64,
+    /// Requests that arrive [default: 64]
+    #[arg(long, value_name = "N", value_parser = whole(1..=100_000))]
+    pub(crate) requests: Option<u64>,
+    /// Tokens that all their prompts begin with [default: 0]
+    #[arg(long, value_name = "N", value_parser = whole(0..=MOST))]
+    pub(crate) shared: Option<u64>,
     /// Measured runs
     #[arg(short, long, value_name = "R", default_value_t = 3, value_parser = whole(1..=1000), allow_negative_numbers = true)]
     pub(crate) repeat: u64,
@@ -1098,7 +1101,8 @@ pub(crate) struct Perplexity {
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Both models read the text in windows of --ctx tokens (512), of which the second half is scored, as by delft perplexity. The KL \
-divergence is the reference's, in nats; both need the same tokens, and memory for both at once.
+divergence is the reference's, in nats; both need the same tokens, and memory for both at once. An adapter is put on the model, not \
+on the reference.
 
 Examples:
   delft compare model-q4_k_m.gguf model-f16.gguf wiki.test.raw
@@ -1143,7 +1147,7 @@ pub(crate) struct Verify {
     pub(crate) make: Option<PathBuf>,
     /// With --make: the token ids to compute, separated by commas [default: those of a short
     /// English text]
-    #[arg(long, value_name = "IDS", value_delimiter = ',', requires = "make")]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "against")]
     pub(crate) tokens: Vec<u32>,
     /// How far values may be from the reference, relative to them
     #[arg(long, value_name = "R", default_value_t = 0.01)]

@@ -89,13 +89,60 @@ pub(crate) fn beyond(engine: &Engine, consequence: &str) {
     aside(format_args!("the model was trained for {trained} tokens: beyond them {consequence}"));
 }
 
-/// Checks that a dispatch that the flags name has an effect; a CPU has none to choose.
-fn has_dispatch(args: &LoadArgs, places: &[Place]) -> Outcome {
-    if args.dispatch.is_some() && places == [Place::Cpu] {
-        let error = Error::new("--dispatch", "a GPU to give work to", "the CPU alone");
-        return Err(error.hint("--device cuda or --device metal").into());
+/// Refuses flags that would have no effect at these places; `together` if the command computes
+/// several sequences by itself.
+fn have_effect(args: &LoadArgs, places: &[Place], together: bool) -> Outcome {
+    let gpus = places.iter().filter(|place| **place != Place::Cpu).count();
+    let found = if gpus == 0 { "the CPU alone".to_owned() } else { joined(places) };
+    let refused = |flag: &str, expected: &str, hint: &str| {
+        Err(Error::new(flag, expected, &found).hint(hint.to_owned()).into())
+    };
+    let a_gpu = "--device cuda or --device metal";
+    if args.dispatch.is_some() && gpus == 0 {
+        return refused("--dispatch", "a GPU to give work to", a_gpu);
+    }
+    if args.as_served && together {
+        let found = "one that computes several as served in any case";
+        return Err(Error::new("--as-served", "a command of one sequence", found).into());
+    }
+    if args.as_served && gpus == 0 {
+        return refused("--as-served", "a GPU: a CPU computes alike alone and among many", a_gpu);
+    }
+    if args.split_mode.is_some() && gpus < 2 {
+        return refused("--split-mode", "several GPUs that share the model", "--device cuda:0,1");
     }
     Ok(())
+}
+
+/// The names of some places.
+fn joined(places: &[Place]) -> String {
+    places.iter().map(Place::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// [`have_effect`] for models that are loaded once a request names them, at the place that the
+/// flags say.
+pub(crate) fn have_effect_later(args: &LoadArgs) -> Outcome {
+    // A name that is none is told where it is used.
+    let named = std::env::var("DELFT_DEVICE").ok().and_then(|name| name.parse().ok());
+    let places = match (args.device, named) {
+        (Place::Auto, None | Some(Place::Auto)) => {
+            delft::survey().preferred.into_iter().take(1).collect()
+        }
+        (Place::Auto, Some(place)) | (place, _) => match place {
+            Place::Several(_) => return Ok(()),
+            place => vec![place],
+        },
+    };
+    have_effect(args, &places, true)
+}
+
+/// Refuses to forget the oldest tokens in a command whose context never fills up.
+pub(crate) fn never_full(args: &LoadArgs, command: &str) -> Outcome {
+    if !args.rotate {
+        return Ok(());
+    }
+    let found = format!("{command}, where it never does");
+    Err(Error::new("--rotate", "a command whose context can fill up", found).into())
 }
 
 /// Whether a model makes embeddings instead of generating.
@@ -139,7 +186,7 @@ pub(crate) fn found(
     };
     let options = LoadOptions { ending, embeddings, ..options(args, context, sessions) };
     let prepared = Engine::prepare(&model.location, &options)?;
-    has_dispatch(args, prepared.places())?;
+    have_effect(args, prepared.places(), args.together || sessions.is_some())?;
     load(args, &model, prepared, verbose)
 }
 
@@ -152,12 +199,12 @@ pub(crate) fn options(
     let usual = LoadOptions::on(args.device);
     LoadOptions {
         sessions: sessions.unwrap_or(usual.sessions),
-        batched: args.as_served || sessions.is_some(),
+        batched: args.as_served || args.together || sessions.is_some(),
         threads: args.threads.map(|n| n as usize),
         context,
         rotate: args.rotate,
         cache_type: args.cache_type.into(),
-        split_mode: args.split_mode.into(),
+        split_mode: args.split_mode.map_or(SplitMode::default(), SplitMode::from),
         dispatch: args.dispatch.map_or(Dispatch::default(), Dispatch::from),
         gpu_layers: args.gpu_layers.map(|n| n as usize),
         cpu_experts: args.experts.layers(),
@@ -261,8 +308,8 @@ pub(crate) fn open(model: &Model) -> Outcome<Tensors> {
 /// A model's tokenizer, without its weights.
 pub(crate) fn tokenizer(model: &Model) -> Outcome<Tokenizer> {
     let found = delft::read_tokenizer(&open(model)?)?;
-    let found =
-        found.ok_or_else(|| Error::new(model.name(), "a tokenizer beside the weights", "none"))?;
+    let found = found
+        .ok_or_else(|| Error::new(&model.location, "a tokenizer beside the weights", "none"))?;
     warn(found.warnings());
     Ok(found)
 }

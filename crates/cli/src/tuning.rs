@@ -108,7 +108,7 @@ pub(crate) struct LoraArgs {
     #[arg(long, conflicts_with = "full")]
     pub(crate) dpo: bool,
     /// With --dpo, how close the adapter stays to the model: more is closer
-    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = above_zero, requires = "dpo")]
+    #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = above_zero, requires = "dpo", conflicts_with = "full")]
     pub(crate) beta: f32,
 }
 

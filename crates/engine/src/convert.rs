@@ -131,6 +131,14 @@ pub fn convert(
         Some(_) => of_gguf(tensors)?,
         None => of_folder(tensors)?,
     };
+    for (part, _) in &types.roles {
+        if !jobs.iter().any(|job| job.spec.name.contains(part.as_str())) {
+            let known = jobs.iter().find(|job| job.spec.name.starts_with("blk."));
+            let known = known.map_or("token_embd.weight", |job| job.spec.name.as_str());
+            let error = Error::new(format!("role {part}"), "a part of a tensor's name", "none");
+            return Err(error.hint(format!("names are like {known}")));
+        }
+    }
     let before = jobs.iter().map(|job| stored(job, tensors)).sum::<Result<u64>>()?;
     for job in &mut jobs {
         let Err(asked) = assign(job, types, &metadata, tensors)? else { continue };
@@ -356,6 +364,10 @@ fn columns_of(job: &Job, importance: &Importance) -> Result<Option<Vec<f32>>> {
 /// Checks that an importance matrix is this model's; a warning where it knows nothing of some
 /// matrices of blocks.
 fn check_importance(jobs: &[Job], file: &str, importance: &Importance) -> Result<Option<String>> {
+    if !jobs.iter().any(|job| job.spec.dtype.is_block()) {
+        let error = Error::new(file, "a type whose errors it can weigh", "floats alone");
+        return Err(error.hint("q4_k_m, for example"));
+    }
     let (mut used, mut unknown) = (0, Vec::new());
     for job in jobs.iter().filter(|job| job.spec.dtype.is_block()) {
         match columns_of(job, importance)? {

@@ -8,7 +8,7 @@ use formats::gguf::{Metadata, Value as Typed};
 use formats::{Error, ErrorKind, Hint, Result, Setting};
 use serde_json::Value;
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Display;
 
 /// Which family of names a file uses.
@@ -284,17 +284,20 @@ impl<'a> Keys<'a> {
     }
 
     /// Refuses the first key that says something and that nobody asked for, unless it is one of
-    /// `ignored`.
+    /// `ignored`; gives the positions of those that were passed over.
     ///
     /// # Errors
     /// Such a key.
-    pub(crate) fn refuse_unread(&self, ignored: &[String]) -> Result<()> {
-        let passes = |name: &str| {
+    pub(crate) fn refuse_unread(&self, ignored: &[String]) -> Result<BTreeSet<usize>> {
+        let mut passed = BTreeSet::new();
+        let mut passes = |name: &str| {
             let spelled = format!("{}{name}", self.prefix);
-            is_harmless(name)
-                || self.asked.keys.borrow().contains(&spelled)
-                || ignored.iter().any(|key| *key == spelled || key == name)
+            let known = is_harmless(name) || self.asked.keys.borrow().contains(&spelled);
+            let at = ignored.iter().position(|key| *key == spelled || key == name);
+            passed.extend(at.filter(|_| !known));
+            known || at.is_some()
         };
+        let mut below_it = BTreeSet::new();
         match self.values {
             Values::Json(Value::Object(object)) => {
                 for (name, value) in object {
@@ -304,7 +307,8 @@ impl<'a> Keys<'a> {
                         self.asked.keys.borrow().iter().any(|asked| asked.starts_with(&below));
                     if within && value.is_object() {
                         let values = Values::Json(value);
-                        Keys { prefix: below, values, ..self.clone() }.refuse_unread(ignored)?;
+                        let keys = Keys { prefix: below, values, ..self.clone() };
+                        below_it.extend(keys.refuse_unread(ignored)?);
                     } else if !passes(name)
                         && !value.is_null()
                         && (*value != Value::Bool(false) || is_causality(name))
@@ -326,7 +330,14 @@ impl<'a> Keys<'a> {
                 }
             }
         }
-        Ok(())
+        passed.extend(below_it);
+        Ok(passed)
+    }
+
+    /// Whether a key was asked for that is spelled so, or so below the prefix.
+    pub(crate) fn was_asked(&self, key: &str) -> bool {
+        let asked = self.asked.keys.borrow();
+        asked.contains(key) || asked.contains(&format!("{}{key}", self.prefix))
     }
 
     fn unread(&self, key: &str, value: &str) -> Error {
@@ -375,7 +386,15 @@ mod tests {
         let within = json!({ "hidden_size": 8, "rope": { "theta": 1.0, "stretch": [2] } });
         let why = refused(within.clone(), &["stretch_not"]).unwrap();
         assert!(why.starts_with("config.json: rope.stretch: "), "{why}");
-        assert_eq!(refused(within, &["rope.stretch"]), None);
+        assert_eq!(refused(within.clone(), &["rope.stretch"]), None);
+        let asked = Asked::default();
+        let keys = Keys::json("config.json", &within, &asked);
+        keys.needed(Key("hidden_size", "")).unwrap();
+        keys.object("rope").unwrap().unwrap().number("theta").unwrap();
+        let ignored = ["nothing", "stretch", "hidden_size"].map(str::to_owned);
+        let passed = keys.refuse_unread(&ignored).unwrap();
+        assert_eq!(passed.into_iter().collect::<Vec<_>>(), [1]);
+        assert!(keys.was_asked("hidden_size") && !keys.was_asked("nothing"));
     }
 
     #[test]

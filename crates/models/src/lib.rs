@@ -237,8 +237,13 @@ fn read(files: &Files<'_>, options: &Options) -> Result<Opened> {
         experts::check(&files.outer)?;
         experts::check(&files.keys)?;
     }
-    let opened = (files.architecture.open)(files)?;
-    files.keys.refuse_unread(&options.ignore_keys)?;
+    let mut opened = (files.architecture.open)(files)?;
+    let passed = files.keys.refuse_unread(&options.ignore_keys)?;
+    for (i, key) in options.ignore_keys.iter().enumerate().filter(|(i, _)| !passed.contains(i)) {
+        let known = files.keys.was_asked(key) || options.ignore_keys[..i].contains(key);
+        let why = if known { "is a setting that is used" } else { "is no setting of this model" };
+        opened.config.warnings.push(format!("{}: {why}, and not passed over", keys::clipped(key)));
+    }
     Ok(opened)
 }
 

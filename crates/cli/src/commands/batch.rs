@@ -40,7 +40,7 @@ pub(crate) fn run(args: &Batch) -> Outcome {
     // model is loaded.
     let answered = output.skip(&mut lines)?;
     let grammar = args.grammar.read()?;
-    let load = LoadArgs { as_served: true, ..args.load.clone() };
+    let load = LoadArgs { together: true, ..args.load.clone() };
     let (engine, _) = load::engine(&load, false)?;
     let options = sampling::options(&engine, &args.sampling)?;
     let generating = interrupt::Generating::begin();

@@ -50,12 +50,20 @@ impl Runs {
 }
 
 pub(crate) fn run(args: &Bench) -> Outcome {
+    load::never_full(&args.load, "bench")?;
     if let Some(rate) = args.arrivals {
         return super::bench_load::run(args, rate);
+    }
+    let given = [("--requests", args.requests), ("--shared", args.shared)];
+    if let Some((flag, _)) = given.iter().find(|(_, given)| given.is_some()) {
+        return Err(Error::new(*flag, "requests that arrive: --load R", "none").into());
     }
     let [prompt, generate, depth] = [args.prompt, args.generate, args.depth].map(|n| n as usize);
     if prompt == 0 && generate == 0 {
         return Err(Error::new("-p and -n", "at least one of them above 0", "0 and 0").into());
+    }
+    if args.sampled && generate == 0 {
+        return Err(Error::new("--sampled", "tokens to generate", "-n 0").into());
     }
     // The cache is sized for the measurement, which may go beyond what the model was trained for.
     let needed = depth + prompt.max(generate + 2);

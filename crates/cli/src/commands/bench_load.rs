@@ -35,7 +35,8 @@ struct Answered {
 }
 
 pub(crate) fn run(args: &Bench, rate: f64) -> Outcome {
-    let [prompt, generate, shared] = [args.prompt, args.generate, args.shared].map(|n| n as usize);
+    let [prompt, generate, shared] =
+        [args.prompt, args.generate, args.shared.unwrap_or(0)].map(|n| n as usize);
     if prompt == 0 || generate == 0 || shared > prompt {
         let found = format!("-p {prompt}, -n {generate}, --shared {shared}");
         let expected = "a prompt and an answer, and no more shared than the prompt has";
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &Bench, rate: f64) -> Outcome {
     for generating in warm {
         generating.collect::<Result<Vec<_>, _>>()?;
     }
-    let count = args.requests as usize;
+    let count = args.requests.unwrap_or(64) as usize;
     arrive(&engine, requests(&engine, args, count, 1), rate, &answered)?;
     let all = answered.get();
     drop(words);
@@ -79,7 +80,8 @@ fn requests(
     count: usize,
     caller: u64,
 ) -> impl Iterator<Item = Request> {
-    let [prompt, generate, shared] = [args.prompt, args.generate, args.shared].map(|n| n as usize);
+    let [prompt, generate, shared] =
+        [args.prompt, args.generate, args.shared.unwrap_or(0)].map(|n| n as usize);
     let own = prompt - shared;
     // Requests that warm up share no prefix with those that count.
     let skipped = if caller == u64::MAX { count * prompt } else { 0 };
@@ -194,7 +196,7 @@ impl Report {
                 "at_a_time": self.at_a_time,
                 "p": self.args.prompt,
                 "n": self.args.generate,
-                "shared": self.args.shared,
+                "shared": self.args.shared.unwrap_or(0),
                 "requests": all.len(),
                 "seconds": seconds,
                 "first_token_s": named(firsts),

@@ -40,6 +40,7 @@ pub(crate) fn run(args: &Compare) -> Outcome {
         let hint = "delft compare MODEL REFERENCE FILE";
         return Err(Error::new(missing, "two models and a text", "fewer words").hint(hint).into());
     };
+    load::never_full(&args.load, "compare")?;
     let text = prompt::read(file)?;
     let context = args.load.ctx.map_or(CONTEXT, |n| n as usize);
     if context < 4 {
@@ -49,6 +50,7 @@ pub(crate) fn run(args: &Compare) -> Outcome {
         load::engine_with(&args.load, Some(context), None, load::Embeds::Never, false)?;
     let mut other = args.load.clone();
     other.model.model = Some(named.clone());
+    other.adapter.clear();
     let (reference, _) =
         load::engine_with(&other, Some(context), None, load::Embeds::Never, false)?;
     let tokens = tokens(&text, &model, &reference)?;
@@ -75,7 +77,7 @@ pub(crate) fn run(args: &Compare) -> Outcome {
     };
     let tokenizer = load::need_tokenizer(&model)?;
     let bos = if tokenizer.adds_bos() { tokenizer.bos() } else { None };
-    let mut sessions = [reference.session(), model.session()];
+    let mut sessions = [load::session(&reference)?, load::session(&model)?];
     for chunk in 0..count {
         let start = chunk * context;
         let mut window = tokens[start..start + context].to_vec();

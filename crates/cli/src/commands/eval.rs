@@ -18,6 +18,7 @@ use crate::waiting::Waiting;
 pub(crate) const OF_TEXT: usize = 1024;
 
 pub(crate) fn run(args: &Eval) -> Outcome {
+    load::never_full(&args.load, "eval")?;
     let limit = args.limit.map_or(usize::MAX, |n| n as usize);
     match data::questions(&args.data)? {
         Some(mut questions) => {

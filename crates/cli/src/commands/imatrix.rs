@@ -19,11 +19,15 @@ pub(crate) fn run(args: &Imatrix) -> Outcome {
         let error = Error::new(out.display(), "a file that is not there yet", "one that is");
         return Err(error.hint("--force replaces it").into());
     }
+    load::never_full(&args.load, "imatrix")?;
+    if let Some(chunk) = args.load.chunk.filter(|chunk| *chunk > CHUNK as u64) {
+        return Err(Error::new("--chunk", format!("at most {CHUNK} for imatrix"), chunk).into());
+    }
     let text = prompt::read(&args.file)?;
     let context = args.load.ctx.map_or(CONTEXT, |n| n as usize);
     let mut loading = args.load.clone();
     loading.trace = Trace::Inputs;
-    loading.chunk = Some(loading.chunk.unwrap_or(CHUNK as u64).min(CHUNK as u64));
+    loading.chunk = Some(loading.chunk.unwrap_or(CHUNK as u64));
     let (engine, _) = load::engine_with(&loading, Some(context), None, load::Embeds::Never, false)?;
     let mut collector = Collector::new(&engine)?;
     let tokenizer = load::need_tokenizer(&engine)?;

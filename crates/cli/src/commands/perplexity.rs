@@ -59,10 +59,7 @@ impl Plan {
 }
 
 pub(crate) fn run(args: &Perplexity) -> Outcome {
-    if args.load.rotate {
-        let found = "perplexity, whose windows never do";
-        return Err(Error::new("--rotate", "a command whose context can fill up", found).into());
-    }
+    load::never_full(&args.load, "perplexity")?;
     let text = prompt::read(&args.file)?;
     let context = args.load.ctx.map_or(CONTEXT, |n| n as usize);
     if context < 4 {

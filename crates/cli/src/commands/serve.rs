@@ -47,6 +47,9 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     };
     let keys = "a key (--api-key-file, DELFT_API_KEY), or --insecure-public for everyone";
     config.check().map_err(|error| error.hint(keys))?;
+    if args.models.is_empty() {
+        load::have_effect_later(&args.load)?;
+    }
     let tuning = tuned::Tuning::of(args)?;
     let mut library = library(args)?;
     if let Some(tuning) = &tuning {

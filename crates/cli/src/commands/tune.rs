@@ -191,8 +191,13 @@ impl Examples {
         for data in [&training, &held_out] {
             paired(args.lora.dpo, file, data)?;
         }
-        if held_out.examples.is_empty() && args.updates.patience.is_some() {
-            let error = Error::new("--patience", "held-out examples", "none");
+        let measured = [
+            ("--patience", args.updates.patience),
+            ("--evaluate-every", args.updates.evaluate_every),
+        ];
+        let asked = measured.iter().find(|(_, given)| given.is_some());
+        if let Some((flag, _)) = asked.filter(|_| held_out.examples.is_empty()) {
+            let error = Error::new(*flag, "held-out examples", "none");
             return Err(error.hint("--held-out 5%").into());
         }
         Ok(Examples { training, held_out })

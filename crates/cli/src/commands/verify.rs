@@ -7,7 +7,7 @@
 
 use delft::formats::{Safetensors, Tensor, safetensors};
 use delft::tokens::Special;
-use delft::{DType, Engine, Error, Hint, Session};
+use delft::{DType, Engine, Error, Hint};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Verify) -> Outcome {
 
 /// The model's stages for some tokens, the last `rows` rows of each.
 fn stages(engine: &Engine, tokens: &[u32], rows: usize) -> Outcome<Vec<Stage>> {
-    let mut session: Session = engine.session();
+    let mut session = load::session(engine)?;
     let names = engine.traces().iter().map(|name| stage_name(name)).chain(["logits".to_owned()]);
     let mut stages: Vec<Stage> = names.map(|name| Stage { name, values: Vec::new() }).collect();
     let traces = stages.len() - 1;

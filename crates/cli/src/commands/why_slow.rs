@@ -158,6 +158,7 @@ impl Ceilings {
 }
 
 pub(crate) fn run(args: &WhySlow) -> Outcome {
+    load::never_full(&args.load, "why-slow")?;
     let [prompt, generate] = [args.prompt, args.generate].map(|n| n as usize);
     let needed = prompt + 2 * generate + 1;
     let context = args.load.ctx.map_or(needed, |n| n as usize);

@@ -8,6 +8,7 @@ mod command_line;
 mod common;
 mod damaged;
 mod embed;
+mod flags;
 mod formats;
 mod grammar;
 mod hub;

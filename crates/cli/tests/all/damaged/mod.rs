@@ -5,7 +5,7 @@
 //! what others run and does no harm is warned of. `tests/reference/damaged.py` writes the same
 //! kinds of files for programs other than this one.
 
-mod folder;
+pub(crate) mod folder;
 mod gguf;
 
 use delft::{Engine, LoadOptions, Rows};
