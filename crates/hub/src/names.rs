@@ -191,7 +191,7 @@ fn requantised(target: &str, quantisation: &str) -> Option<String> {
 /// `f16`.
 pub(crate) fn is_quantisation(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
-    if ["f16", "fp16", "bf16", "f32", "fp32"].contains(&text.as_str()) {
+    if ["f16", "fp16", "bf16", "f32", "fp32", "mxfp4"].contains(&text.as_str()) {
         return true;
     }
     let digits = text.strip_prefix("iq").or_else(|| text.strip_prefix('q'));
@@ -262,6 +262,7 @@ mod tests {
             ("llama3.2:q8_0", Some("bartowski/Llama-3.2-3B-Instruct-GGUF:q8_0")),
             ("llama3.2:1b@main", Some("bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0@main")),
             ("smollm2:135m-q8_0", None),
+            ("gpt-oss", Some("ggml-org/gpt-oss-20b-GGUF:MXFP4")),
             ("llama3.2:80b", None),
             ("llama", None),
             ("hello", None),
