@@ -318,7 +318,7 @@ pub(crate) fn tokenizer(model: &Model) -> Outcome<Tokenizer> {
 pub(crate) fn need_tokenizer(engine: &Engine) -> Outcome<&Tokenizer> {
     engine.tokenizer().ok_or_else(|| {
         Stop::Error(
-            Error::new(&engine.info().name, "a tokenizer beside the weights", "none")
+            Error::new(engine.location(), "a tokenizer beside the weights", "none")
                 .hint("delft logits and delft bench work without one"),
         )
     })

@@ -266,5 +266,11 @@ pub fn fuse(
     let program = program::fuse(&model.record(false)?);
     let base = Base { config: model.config(), program: &program, tensors: &tensors };
     let adapter = open(file, &tensors)?.resolve(&base, file.scale)?;
-    adapters::fuse(&base, &adapter, to)
+    adapters::fuse(&base, &adapter, to).map_err(|error| match error.kind {
+        // What a site cannot have is the adapter's fault, and is told by the site alone.
+        ErrorKind::Unsupported if adapter.deltas.contains_key(&error.place) => {
+            Error { place: format!("{}: {}", file.path.display(), error.place), ..error }
+        }
+        _ => error,
+    })
 }

@@ -409,6 +409,12 @@ fn write(
     };
     let named = |e: Error| Error { place: format!("{}: {}", job.spec.name, e.place), ..e };
     let read = source.read(tensors).map_err(named)?;
+    // Also of what stays as it is: it would not be loaded.
+    if let Some(found) = read.encoding.not_finite(&read.bytes) {
+        let file = tensors.path().display();
+        let place = format!("{file}: {}: element {}", job.spec.name, found.element);
+        return Err(Error::new(place, "numbers", found).hint(Hint::text("the model is damaged")));
+    }
     if read.encoding == Encoding::Stored(dtype) {
         for bytes in read.bytes.chunks(PORTION) {
             writer.write(bytes)?;
@@ -416,10 +422,6 @@ fn write(
         }
         source.release(tensors);
         return Ok(());
-    }
-    if let Some(found) = read.encoding.not_finite(&read.bytes) {
-        let place = format!("{}: element {}", job.spec.name, found.element);
-        return Err(Error::new(place, "numbers", found).hint(Hint::text("the model is damaged")));
     }
     let importance = importance.map(|known| columns_of(job, known)).transpose()?.flatten();
     let columns = job.spec.shape.last().copied().unwrap_or(1);

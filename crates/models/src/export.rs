@@ -142,14 +142,24 @@ fn difference(a: &Program, b: &Program) -> Option<(String, String)> {
     (0..longest).find_map(|i| match (a.get(i), b.get(i)) {
         (Some(a), Some(b)) if alike(a, b) => None,
         (a, b) => {
-            // Beginnings that are the same say nothing.
             let [a, b] = [a, b].map(|text| text.cloned().unwrap_or_else(none));
             let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b).count();
-            let parting =
-                |text: &str| text.chars().skip(same.saturating_sub(30)).take(80).collect();
-            Some((parting(&a), parting(&b)))
+            Some((parting(&a, same), parting(&b, same)))
         }
     })
+}
+
+/// The setting of a listed operation whose value has the character at `at`, `name: value`.
+fn parting(text: &str, at: usize) -> String {
+    let all: Vec<char> = text.chars().collect();
+    let at = at.min(all.len());
+    let word = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
+    let begin = |end: usize| end - all[..end].iter().rev().take_while(|c| word(c)).count();
+    let value = begin(at);
+    let start = if all[..value].ends_with(&[':', ' ']) { begin(value - 2) } else { value };
+    let after = |c: &char| !word(c) && !"[:, ".contains(*c) || *c == ',';
+    let end = all[at..].iter().position(after).map_or(all.len(), |more| at + more);
+    all[start..end.max(start)].iter().take(80).collect::<String>().trim_end().to_owned()
 }
 
 /// Whether two texts are the same but for the last digits of their numbers, which GGUF has in f32.
@@ -363,4 +373,25 @@ fn made(
     let mut shape = parts[0].shape.clone();
     shape[0] = parts.iter().map(|weight| weight.shape[0]).sum();
     Some((Source::Concat(parts.iter().map(|weight| weight.source.clone()).collect()), shape))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parting;
+
+    #[test]
+    fn what_parts_two_operations_is_a_setting_by_name() {
+        let text = "Route { odds: Near { jitter: 0.1 }, scale: 1.0, gate: Plain }";
+        for (at, setting) in [
+            ("0.1", "jitter: 0.1"),
+            (".1 }", "jitter: 0.1"),
+            ("1.0,", "scale: 1.0"),
+            ("lain", "gate: Plain"),
+            ("Route", "Route"),
+        ] {
+            assert_eq!(parting(text, text.find(at).unwrap()), setting, "{at}");
+        }
+        assert_eq!(parting("nothing", 0), "nothing");
+        assert_eq!(parting("", 5), "");
+    }
 }

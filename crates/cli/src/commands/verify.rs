@@ -123,7 +123,8 @@ fn verify(engine: &Engine, args: &Verify, path: &Path) -> Outcome {
     let mut found = Vec::new();
     for stage in stages(engine, &tokens, rows)? {
         let Some(tensor) = file.get(&stage.name) else { continue };
-        let expected = tensor.to_f32()?;
+        let named = |e: Error| Error { place: format!("{place}: {}", e.place), ..e };
+        let expected = tensor.to_f32().map_err(named)?;
         if expected.len() != stage.values.len() {
             let place = format!("{place}: {}", stage.name);
             let found = format!("{} values", expected.len());

@@ -68,7 +68,7 @@ fn what_cannot_be_merged_or_used_is_refused_in_a_line() {
     let (llama, gguf) = (fixture("llama3"), fixture("llama3/model.f32.gguf"));
     let scaled = format!("{lora}=strong");
     let cases: &[(&[&str], &[&str])] = &[
-        (&["fuse", "-m", &llama, "--adapter", &tables, "-o", out], &["the head too"]),
+        (&["fuse", "-m", &llama, "--adapter", &tables, "-o", out], &["the head too", &tables]),
         (&["fuse", "-m", &gguf, "--adapter", &lora, "-o", out], &["a folder of safetensors"]),
         (&["run", "-m", &llama, "--adapter", "/nowhere", "x"], &["/nowhere", "no such file"]),
         (&["run", "-m", &llama, "--adapter", &scaled, "x"], &["a number behind", "strong"]),

@@ -1,5 +1,6 @@
 //! Models written as GGUF files, and how far models are from each other.
 
+use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
@@ -121,6 +122,18 @@ fn a_model_is_verified_layer_by_layer() {
     let other = verify(&fixture("llama-linear"), &["--against", &made]);
     assert_eq!(status(&other), 1);
     assert!(text(&other.stderr).contains("embeddings"), "{}", text(&other.stderr));
+    // A reference's file is named where a value in it is of no use.
+    let ids: Vec<u8> = [5i64, 6].iter().flat_map(|id| id.to_le_bytes()).collect();
+    let odd = [("input_ids", formats::DType::I64, 2), ("logits", formats::DType::I32, 2)];
+    let odd = odd.map(|(name, dtype, rows)| formats::Tensor {
+        name,
+        dtype,
+        shape: if name == "logits" { &[2, 2] } else { &[2] },
+        bytes: if name == "logits" { &ids } else { &ids[..8 * rows] },
+    });
+    formats::safetensors::write(Path::new(&made), &[], odd).unwrap();
+    let other = text(&verify(&folder, &["--against", &made]).stderr);
+    assert!(other.contains(&format!("{made}: logits: expected a float")), "{other}");
     let neither = verify(&folder, &[]);
     assert_eq!(status(&neither), 2);
 }

@@ -1,6 +1,8 @@
 //! README, followed by someone who has only the program: every command that it tells of is there,
-//! its examples make sense, and the first of them works in an empty folder of an empty home.
+//! its examples work as they are typed, the first of them in an empty folder of an empty home.
 
+#[cfg(unix)]
+use crate::common::lettered;
 use crate::common::{delft, status};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -137,4 +139,201 @@ fn a_newcomer_gets_a_story_from_the_program_alone() {
     }
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "something is left at home");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "something is left beside it");
+}
+
+/// A home whose store and table of names have a tiny model under every name that the examples use,
+/// and a folder with the files that they read.
+#[cfg(unix)]
+struct Newcomer {
+    home: tempfile::TempDir,
+    folder: tempfile::TempDir,
+}
+
+#[cfg(unix)]
+impl Newcomer {
+    fn new() -> Newcomer {
+        let newcomer =
+            Newcomer { home: tempfile::tempdir().unwrap(), folder: tempfile::tempdir().unwrap() };
+        let (home, at) = (newcomer.home.path(), |name: &str| newcomer.folder.path().join(name));
+        let bin = home.join("bin");
+        std::fs::create_dir(&bin).unwrap();
+        copy(env!("CARGO_BIN_EXE_delft"), &bin.join("delft"));
+        // What stands in a pipe before the program; its text is any text.
+        let git = bin.join("git");
+        std::fs::write(&git, "#!/bin/sh\necho 'a line, and another'\n").unwrap();
+        assert!(Command::new("chmod").arg("+x").arg(&git).status().unwrap().success());
+        // Models of the hub as pull leaves them, and a short name of the user's own.
+        for (id, file) in [("Qwen/Qwen3-0.6B", None), ("org/name-GGUF", Some("name-Q4_K_M.gguf"))] {
+            let id = id.replace('/', "--");
+            let cached = home.join(format!(".cache/huggingface/hub/models--{id}"));
+            let snapshot = cached.join("snapshots").join("0".repeat(40));
+            std::fs::create_dir_all(&snapshot).unwrap();
+            std::fs::create_dir_all(cached.join("refs")).unwrap();
+            std::fs::write(cached.join("refs/main"), "0".repeat(40)).unwrap();
+            match file {
+                None => lettered(&snapshot),
+                Some(file) => {
+                    let tiny = crate::damaged::gguf::Model::tiny().bytes();
+                    std::fs::write(snapshot.join(file), tiny).unwrap();
+                }
+            }
+        }
+        let tiny = at("tiny");
+        std::fs::create_dir(&tiny).unwrap();
+        lettered(&tiny);
+        std::fs::create_dir_all(home.join(".config/delft")).unwrap();
+        let table = format!("[qwen3]\n\"0.6b\" = {:?}\n", tiny.display().to_string());
+        std::fs::write(home.join(".config/delft/models.toml"), table).unwrap();
+        let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf");
+        std::os::unix::fs::symlink(bundled.canonicalize().unwrap(), at("model.gguf")).unwrap();
+        let talk = "{\"messages\": [{\"role\": \"user\", \"content\": \"Who are you?\"}, \
+                    {\"role\": \"assistant\", \"content\": \"A lamp.\"}]}\n";
+        std::fs::write(at("talks.jsonl"), talk.repeat(3)).unwrap();
+        // A folder that other types are made of, with a tokenizer that GGUF can say.
+        for folder in ["Qwen3-0.6B", "gpt-like"] {
+            crate::damaged::folder::Model::tiny().write(&at(folder));
+            for name in ["config.json", "model.safetensors"] {
+                let from = crate::common::fixture(&format!("llama-256/{name}"));
+                std::fs::copy(from, at(folder).join(name)).unwrap();
+            }
+        }
+        for text in ["wiki.test.raw", "calibration.txt"] {
+            std::fs::write(at(text), "abc a b c d e f g ".repeat(20)).unwrap();
+        }
+        newcomer
+    }
+
+    /// A command line as a shell takes it, in that folder and with that home.
+    fn shell(&self, line: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(line).env_clear().current_dir(self.folder.path());
+        let path = format!("{}:/usr/bin:/bin", self.home.path().join("bin").display());
+        command.env("PATH", path).env("HOME", self.home.path());
+        command.env("HF_ENDPOINT", "http://127.0.0.1:9");
+        command
+    }
+}
+
+/// A line of an example without its comment, with what keeps it short behind it.
+#[cfg(unix)]
+fn shortened(line: &str) -> String {
+    let mut quoted = false;
+    let end = line.find(|c| {
+        quoted ^= c == '"';
+        c == '#' && !quoted
+    });
+    let line = line[..end.unwrap_or(line.len())].trim();
+    let command = line.rsplit("delft ").next().unwrap().split(' ').next().unwrap();
+    let more = match command {
+        "run" | "chat" => " -n 8",
+        "tune" => " --steps 2 --held-out none",
+        "perplexity" | "compare" | "imatrix" => " --ctx 16",
+        _ => "",
+    };
+    format!("{line}{more}")
+}
+
+/// Every command of README and of the chapters beside it, one after the other as they stand there.
+#[cfg(unix)]
+#[test]
+fn every_example_works_as_it_is_typed() {
+    let newcomer = Newcomer::new();
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let chapter = std::fs::read_to_string(docs.join("quantising.md")).unwrap();
+    let lines = shell_lines(&(readme() + &chapter));
+    let typed = lines.iter().filter(|line| line.starts_with("delft ") || line.contains("| delft "));
+    // A server goes on until it is stopped.
+    let typed: Vec<&String> = typed.filter(|line| !line.starts_with("delft serve")).collect();
+    assert!(typed.len() > 14, "{typed:?}");
+    for line in typed {
+        let line = shortened(line);
+        let output = crate::common::fed(&mut newcomer.shell(&line), "Hello\n");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(status(&output), 0, "{line}: {stderr}");
+        assert!(!output.stdout.is_empty() || !stderr.is_empty(), "{line} says nothing");
+    }
+}
+
+/// README's first server, asked as README asks it.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_server_answers_what_readme_asks() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let newcomer = Newcomer::new();
+    // A command may go on in the next line.
+    let text = readme().replace("\\\n", " ");
+    let lines = shell_lines(&text);
+    let begin = lines.iter().find(|line| line.starts_with("delft serve")).unwrap();
+    let mut child = newcomer
+        .shell(&format!("exec {} --port 0", shortened(begin)))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = said.find(|line| line.starts_with("serving ")).unwrap();
+    let address = line.split_once(" at http://").unwrap().1.to_owned();
+    std::thread::spawn(move || said.for_each(drop));
+    let asked: Vec<&String> = lines.iter().filter(|line| line.starts_with("curl ")).collect();
+    assert!(!asked.is_empty());
+    let mut wrong = Vec::new();
+    for line in asked {
+        let url = line.split(' ').find(|word| word.contains("11435")).unwrap();
+        let path = url.trim_matches(['"', '\'']).split_once("11435").unwrap().1;
+        let body = line.split_once("-d '").map(|(_, rest)| rest.split('\'').next().unwrap());
+        let (method, body) = body.map_or(("GET", String::new()), |body| {
+            // Tiny models have little to say, and short contexts.
+            let mut body: serde_json::Value = serde_json::from_str(body).unwrap();
+            let most = if path.starts_with("/api/") { "options" } else { "max_tokens" };
+            body[most] =
+                if most == "options" { serde_json::json!({ "num_predict": 8 }) } else { 8.into() };
+            ("POST", body.to_string())
+        });
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        if !answer.starts_with("HTTP/1.1 200") {
+            wrong.push(format!("{line}: {answer}"));
+        }
+    }
+    let sent = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Flags that README and the chapters name are flags of some command, or of another program's.
+#[test]
+fn flags_that_are_told_of_are_there() {
+    // Of cargo, of the tile command, and of what builds Delft.
+    const OTHERS: &[&str] = &["--arch", "--no-default-features", "--on", "--platform", "--test"];
+    let mut known: BTreeSet<String> = OTHERS.iter().map(|flag| flag.to_string()).collect();
+    let flag = |c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
+    for name in there() {
+        let help = delft().args([&name, "--help"]).output().unwrap();
+        let help = String::from_utf8(help.stdout).unwrap();
+        known.extend(help.split(flag).filter(|word| word.starts_with("--")).map(str::to_string));
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages = vec![root.join("README.md")];
+    for folder in ["docs", "docs/inside"] {
+        let files = std::fs::read_dir(root.join(folder)).unwrap().map(|file| file.unwrap().path());
+        // The log tells of what was.
+        let told = |path: &std::path::PathBuf| path.extension().is_some_and(|e| e == "md");
+        pages.extend(files.filter(|path| told(path) && !path.ends_with("log.md")));
+    }
+    assert!(pages.len() > 10);
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for part in text.split("`--").skip(1) {
+            let name = format!("--{}", part.split(flag).next().unwrap());
+            assert!(known.contains(&name), "{}: {name}", page.display());
+        }
+    }
 }

@@ -61,6 +61,12 @@ fn weights_that_are_not_finite_are_refused_unless_allowed() {
         assert!(line.contains("logits at position") && line.contains("NaN"), "{line}");
         assert_eq!(output.stdout.is_empty(), args[0] != "logits", "{args:?}");
     }
+    let out = tempfile::tempdir().unwrap();
+    let out = out.path().join("out.gguf");
+    let line = refusal(
+        &delft().args(["quantize", &model, "q4_0", "-o", out.to_str().unwrap()]).output().unwrap(),
+    );
+    assert!(line.contains(&format!("{model}: output_norm.weight: element 0")), "{line}");
     let json =
         ["logits", "-m", &model, "--tokens", "5,6", "--json", "--generate", "3", "--allow-nan"];
     let output = run(&json);

@@ -16,7 +16,8 @@ use std::path::Path;
 use formats::gguf::TensorSpec;
 use formats::safetensors::Writer;
 use formats::{
-    AsideFolder, DType, Encoding, Error, ErrorKind, Groups, Hint, Result, Source, Tensor, Tensors,
+    AsideFolder, DType, Encoding, Error, ErrorKind, Groups, Hint, NotFinite, Result, Source,
+    Tensor, Tensors,
 };
 use serde_json::{Value, json};
 
@@ -292,7 +293,15 @@ fn write_tensor(
     told: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<()> {
     let tensor = &job.tensor;
+    let damaged = |found: NotFinite| {
+        let file = tensors.path().display();
+        let place = format!("{file}: {}: element {}", tensor.name, found.element);
+        Error::new(place, "numbers", found).hint(Hint::text("the model is damaged"))
+    };
     let Some(encoding) = job.encoding else {
+        if let Some(found) = tensor.dtype.not_finite(tensor.bytes) {
+            return Err(damaged(found));
+        }
         writer.write(tensor.bytes)?;
         tensors.release(tensor);
         return told(tensor.elements());
@@ -300,8 +309,7 @@ fn write_tensor(
     let source = Source::Tensor(tensor.name.to_owned());
     let read = source.read(tensors)?;
     if let Some(found) = read.encoding.not_finite(&read.bytes) {
-        let place = format!("{}: element {}", tensor.name, found.element);
-        return Err(Error::new(place, "numbers", found).hint(Hint::text("the model is damaged")));
+        return Err(damaged(found));
     }
     let [mut codes, mut scales, mut offsets] = [const { Vec::new() }; 3];
     let mut done = 0;

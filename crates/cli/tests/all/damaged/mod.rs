@@ -6,7 +6,7 @@
 //! kinds of files for programs other than this one.
 
 pub(crate) mod folder;
-mod gguf;
+pub(crate) mod gguf;
 
 use delft::{Engine, LoadOptions, Rows};
 use std::path::Path;
