@@ -16,12 +16,15 @@ put() {
     done
 }
 
-models=$root/tests/reference/models
+reference=$root/tests/reference
+models=$reference/models
 tokens=$root/crates/tokens/tests/data
 put gguf 200000 $root/crates/formats/tests/data/gguf/*.gguf $models/*/model.*.gguf
-put safetensors 100000 $models/*/model*.safetensors
-put config 100000 $models/*/config*.json $models/*/folder/config.json
-put tokenizer_json 100000 $tokens/*/tokenizer.json
+put gguf 200000 $reference/adapters/*/*.gguf $reference/importance/*.gguf $reference/embeddings/*/*.gguf
+put safetensors 100000 $models/*/model*.safetensors $models/*/folder/*.safetensors
+put safetensors 100000 $reference/adapters/*/adapter*.safetensors $reference/adapters/*/mlx/*.safetensors
+put config 100000 $models/*/config*.json $models/*/folder/config.json $reference/embeddings/*/config.json
+put tokenizer_json 100000 $tokens/*/tokenizer.json $reference/answers/tokenizer.json
 put chat_template 100000 $tokens/templates/own/*.jinja
 if [ -n "${DELFT_TEST_DATA:-}" ]; then
     put chat_template 100000 "$DELFT_TEST_DATA"/suites/llama.cpp-templates/*.jinja

@@ -343,7 +343,11 @@ fn load_asking(tensors: &Tensors, options: &Options, asked: &Asked) -> Result<Mo
     let (Opened { mut config, build }, names) = open(tensors, &file, options, asked)?;
     let layers = build(&names, options.ending)?;
     for weight in &layers.blank.weights {
-        let found = weight.describe(tensors)?;
+        let named = |e: Error| match e.place.starts_with(&file) {
+            true => e,
+            false => Error { place: format!("{file}: {}", e.place), ..e },
+        };
+        let found = weight.describe(tensors).map_err(named)?;
         if !found.encoding.is_float() {
             let expected = "a tensor of floats or quantised blocks";
             return Err(Error::new(names.place(&weight.name), expected, found.encoding));

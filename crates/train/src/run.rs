@@ -212,13 +212,20 @@ impl Settings {
             named(
                 "optimiser",
                 format!(
-                    "AdamW, betas {:?}, epsilon {}, decay {}, clip {:?}",
-                    o.betas, o.epsilon, o.decay, o.clip
+                    "AdamW, betas {:?}, epsilon {}, decay {}, clip {}",
+                    o.betas,
+                    o.epsilon,
+                    o.decay,
+                    o.clip.map_or("none".to_owned(), |clip| clip.to_string())
                 ),
             ),
             named(
                 "evaluation",
-                format!("every {}, patience {:?}", self.evaluate_every, self.patience),
+                format!(
+                    "every {}, patience {}",
+                    self.evaluate_every,
+                    self.patience.map_or("none".to_owned(), |times| times.to_string())
+                ),
             ),
         ]
     }

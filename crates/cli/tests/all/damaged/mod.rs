@@ -143,3 +143,18 @@ fn the_command_refuses_with_one_line_and_warns_without_being_asked() {
         "{stderr}"
     );
 }
+
+/// A recipe that does not fit its tensor is told with the file, as a missing tensor is.
+#[test]
+fn a_tensor_of_another_shape_is_told_with_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut bytes = std::fs::read(crate::common::fixture("qwen3-next/model.f32.gguf")).unwrap();
+    let key = b"qwen3next.ssm.conv_kernel";
+    let at = bytes.windows(key.len()).position(|part| part == key).unwrap() + key.len() + 4;
+    assert_eq!(bytes[at..at + 4], [4, 0, 0, 0]);
+    bytes[at] = 3;
+    std::fs::write(&path, bytes).unwrap();
+    let wrong = judge(&path, Fate::Refused(&["blk.0.ssm_conv1d.weight", "[208, 4]"]));
+    assert_eq!(wrong, None);
+}
