@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(!error.to_string().contains('\n'));
             // A key that is passed over is not what the model is refused for.
             let ignored = error.place.strip_prefix("fuzz: ").unwrap_or_default().to_owned();
-            let options = Options { ignore_keys: vec![ignored.clone()], context };
+            let options = Options { ignore_keys: vec![ignored.clone()], context, ..Options::default() };
             if error.to_string().contains("settings that this architecture has") {
                 let next = models::check_json(&json, "fuzz", &options);
                 assert!(next.is_ok() || next.is_err_and(|next| next.place != error.place));
