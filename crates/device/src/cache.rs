@@ -1,8 +1,8 @@
 //! Compiled kernels on disk, so that a second start compiles nothing.
 //!
-//! One file per key in the user's cache folder: a line saying what it is, the hash of the rest, the
-//! rest. It is written aside and renamed, so that programs that start together see it whole or not
-//! at all. A file that is not what it says is taken for absent, and replaced.
+//! One file per key in the user's cache folder: a magic line, the SHA-256 of the image, the image.
+//! A file is written under a temporary name and renamed, so that processes that start together see
+//! it whole or not at all. A damaged file counts as absent and is replaced.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -11,25 +11,25 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 const MAGIC: &[u8; 16] = b"delft-kernel-1\r\n";
-/// More than any kernel takes: a larger file is not one.
+/// Size limit of an image. No kernel comes near it.
 const LIMIT: u64 = 64 << 20;
 
-/// What identifies a compiled kernel: a hash of all that it depends on.
+/// Identifies a compiled kernel: a hash of everything that it depends on.
 pub(crate) type Key = [u8; 32];
 
-/// The key of a text compiled in some way.
+/// The key of a list of parts, such as the source and the compiler's options.
 pub(crate) fn key(parts: &[&str]) -> Key {
     let mut hash = Sha256::new();
     for part in parts {
-        // With its length before it, no two lists of parts are alike.
+        // With each part's length hashed before it, no two lists give the same input.
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part.as_bytes());
     }
     hash.finalize().into()
 }
 
-/// Where what can be made again is kept for the user: `DELFT_CACHE`, else `delft` in
-/// `XDG_CACHE_HOME` or `~/.cache`. None if the machine has no such place.
+/// The user's cache folder: `DELFT_CACHE`, else `delft` in `XDG_CACHE_HOME` or `~/.cache`. `None`
+/// if none of these is set.
 pub fn folder_of_user() -> Option<PathBuf> {
     let path = |key: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(PathBuf::from);
     path("DELFT_CACHE").or_else(|| {
@@ -38,7 +38,7 @@ pub fn folder_of_user() -> Option<PathBuf> {
     })
 }
 
-/// Where the user's compiled kernels are kept. None if the machine has no such place.
+/// The folder of the user's compiled kernels, if there is a cache folder.
 pub(crate) fn kernels_of_user() -> Option<PathBuf> {
     Some(folder_of_user()?.join("kernels"))
 }
@@ -50,7 +50,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// The user's, in [`kernels_of_user`]. None if the machine has no such place.
+    /// The user's cache, in [`kernels_of_user`].
     #[cfg(any(feature = "cuda", all(feature = "metal", target_vendor = "apple")))]
     pub(crate) fn of_user() -> Option<Cache> {
         Some(Cache { folder: kernels_of_user()? })
@@ -66,13 +66,13 @@ impl Cache {
         self.folder.join(name)
     }
 
-    /// The file of a key, if there is a whole one.
+    /// The image stored under a key, if its file is present and intact.
     pub(crate) fn get(&self, key: &Key) -> Option<Vec<u8>> {
         read(&self.path(key))
     }
 
-    /// Keeps an image. A cache that cannot be written costs time, not correctness, so nothing is
-    /// reported.
+    /// Stores an image. Failures are ignored: a cache that cannot be written costs time, not
+    /// correctness.
     pub(crate) fn put(&self, key: &Key, image: &[u8]) {
         drop(self.write(&self.path(key), image));
     }

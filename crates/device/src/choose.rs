@@ -8,17 +8,16 @@ use std::ops::Range;
 
 use crate::{REMEMBERED, Ticket};
 
-/// Why nothing could be chosen from a row of logits. The other sequences of the step are not
-/// touched by it.
+/// Why no token could be chosen from a row of logits. Other sequences of the step are unaffected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Refusal {
-    /// A logit is no finite number: this one.
+    /// A logit is not finite; holds its value.
     Broken(f32),
-    /// Mask and biases leave no token.
+    /// The mask and the biases exclude every token.
     Nothing,
 }
 
-/// What a step chose: an entry for each of its sequences that choose, in their order.
+/// The tokens that a step chose: one entry for each of its sequences that sample, in order.
 #[derive(Debug, Clone, Copy)]
 pub struct Outcome<'a> {
     chosen: &'a [Chosen],
@@ -26,27 +25,27 @@ pub struct Outcome<'a> {
 }
 
 impl<'a> Outcome<'a> {
-    /// How many there are.
+    /// Number of sequences that sampled.
     pub fn len(&self) -> usize {
         self.chosen.len()
     }
 
-    /// Whether there is none.
+    /// Whether no sequence sampled.
     pub fn is_empty(&self) -> bool {
         self.chosen.is_empty()
     }
 
-    /// What sequence `i` of those that choose chose. Its log-probability may be NaN where none was
-    /// asked for.
+    /// The token chosen by the `i`-th sequence that samples. Its log-probability may be NaN if none
+    /// was requested.
     ///
     /// # Errors
-    /// Why it could not.
+    /// Why no token could be chosen.
     pub fn choice(&self, i: usize) -> Result<Choice, Refusal> {
         self.chosen[i].choice
     }
 
-    /// The likeliest tokens of the same row, the likeliest first: as many as [`Choose::logprobs`]
-    /// asked for.
+    /// The most likely tokens of the same row in descending order: as many as [`Choose::logprobs`]
+    /// requested.
     pub fn likeliest(&self, i: usize) -> &'a [Choice] {
         &self.likeliest[self.chosen[i].likeliest.clone()]
     }
@@ -58,18 +57,18 @@ pub(crate) struct Chosen {
     likeliest: Range<usize>,
 }
 
-/// What a step chose, in memory that is kept for later ones.
+/// The tokens that one step chose. Its buffers are reused by later steps.
 #[derive(Debug, Default)]
 pub(crate) struct Choices {
     pub(crate) chosen: Vec<Chosen>,
     pub(crate) likeliest: Vec<Choice>,
 }
 
-/// Before anything is chosen.
+/// Placeholder until a token is chosen.
 const NONE: Choice = Choice { token: 0, logprob: f32::NAN };
 
 impl Choices {
-    /// Makes room for what one more sequence chooses.
+    /// Reserves the entry of one more sequence.
     pub(crate) fn push(&mut self, choose: &Choose<'_>) {
         let start = self.likeliest.len();
         self.likeliest.resize(start + choose.logprobs.unwrap_or(0), NONE);
@@ -79,24 +78,24 @@ impl Choices {
 }
 
 impl Chosen {
-    /// Where its likeliest tokens are.
+    /// The range of its most likely tokens in [`Choices::likeliest`].
     pub(crate) fn range(&self) -> Range<usize> {
         self.likeliest.clone()
     }
 }
 
-/// What the latest steps chose, by their tickets.
+/// The choices of the latest steps, by ticket.
 #[derive(Debug)]
 pub(crate) struct Outcomes(Vec<(u64, Choices)>);
 
 impl Outcomes {
-    /// For steps of so many sequences.
+    /// Reserves room for steps of up to `sequences` sequences.
     pub(crate) fn new(sequences: usize) -> Self {
         let choices = || Choices { chosen: Vec::with_capacity(sequences), likeliest: Vec::new() };
         Outcomes((0..REMEMBERED).map(|_| (0, choices())).collect())
     }
 
-    /// Begins what a step chooses; nothing so far.
+    /// Begins the entry of a step, with no choices yet.
     pub(crate) fn begin(&mut self, ticket: Ticket) -> &mut Choices {
         let (number, choices) = &mut self.0[ticket.number() as usize % REMEMBERED];
         *number = ticket.number();
@@ -105,18 +104,18 @@ impl Outcomes {
         choices
     }
 
-    /// Forgets all steps: no ticket is kept.
+    /// Forgets all steps.
     pub(crate) fn forget(&mut self) {
         self.0.iter_mut().for_each(|(number, _)| *number = 0);
     }
 
-    /// What a step chose, by its ticket's number.
+    /// The choices of a step, by the number of its ticket.
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Choices> {
         let (of, choices) = &mut self.0[number as usize % REMEMBERED];
         (*of == number).then_some(choices)
     }
 
-    /// What a step chose.
+    /// The choices of a step, if they are still remembered.
     pub(crate) fn get(&self, ticket: Ticket) -> Option<Outcome<'_>> {
         let (number, choices) = &self.0[ticket.number() as usize % REMEMBERED];
         let Choices { chosen, likeliest } = choices;
@@ -124,42 +123,42 @@ impl Outcomes {
     }
 }
 
-/// Tokens that a chain looks back on at most in common settings.
+/// The look-back of common sampling settings, in tokens.
 const USUAL: usize = 4096;
 
-/// What a slot carries from step to step.
+/// State that a slot carries from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Carried {
-    /// The token that was chosen last, if any was.
+    /// The token chosen last, if any.
     pub(crate) token: Option<u32>,
-    /// The sequence's latest tokens, up to and with that one, as far as its sampling chain looks
-    /// back.
+    /// The sequence's latest tokens, up to and including `token`, as far as its sampling chain
+    /// looks back.
     pub(crate) history: Vec<u32>,
 }
 
-/// The token that a slot chose last, of which `carried` is what it carries.
+/// The token that slot `slot` chose last; `carried` is the slot's state.
 ///
 /// # Errors
-/// If it chose none.
+/// The slot has not chosen a token.
 pub(crate) fn chosen(carried: Option<&Carried>, slot: u32) -> formats::Result<u32> {
     let none = || Error::new("step", format!("a token that slot {slot} chose"), "none");
     carried.and_then(|carried| carried.token).ok_or_else(none)
 }
 
 impl Carried {
-    /// Takes the history of a step whose last token the host knows.
+    /// Starts from the history of a step whose last token the host knows.
     pub(crate) fn begin(&mut self, choose: &Choose<'_>) {
         let most = choose.options.looks_back();
         let window = most.min(choose.history.len());
         self.history.clear();
-        // Room for all that the chain will look back on, and for one more that will be chosen:
-        // steps allocate nothing. Where that is everything, the history grows by doubling.
+        // Reserve room for the whole look-back and one more token, so that steps allocate nothing.
+        // An unlimited history grows by doubling.
         let room = if most <= USUAL { most } else { window };
         self.history.reserve(room + 1);
         self.history.extend_from_slice(&choose.history[choose.history.len() - window..]);
     }
 
-    /// Adds the token that was chosen, where its chain looks back on so many.
+    /// Appends a chosen token, keeping the last `window` tokens.
     pub(crate) fn push(&mut self, token: u32, window: usize) {
         self.token = Some(token);
         if window > 0 {
@@ -170,14 +169,13 @@ impl Carried {
     }
 }
 
-/// The sampling chain with its mask. After the first call for a vocabulary's size nothing is
-/// allocated.
+/// The sampling chain with its mask. Allocates only in the first call for a vocabulary size.
 #[derive(Debug, Default)]
 pub(crate) struct HostSampler(Sampler);
 
 impl HostSampler {
-    /// Chooses the token at `position` from a row of logits, and finds the likeliest ones as far as
-    /// there is room.
+    /// Chooses the token at `position` from a row of logits, and fills `likeliest` with the most
+    /// likely tokens.
     pub(crate) fn choose(
         &mut self,
         logits: &[f32],
@@ -210,7 +208,8 @@ impl HostSampler {
     }
 }
 
-/// The tokens of the greatest logits, the greatest first, the lower token first among equals.
+/// Finds the tokens of the greatest logits in descending order; of equal logits, the lower token
+/// comes first.
 fn greatest(logits: &[f32], found: &mut [Choice]) {
     let mut count = 0;
     for (token, &logit) in logits.iter().enumerate() {

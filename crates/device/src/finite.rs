@@ -1,12 +1,12 @@
-//! Weights that are not finite are refused where they are read, by their names in the file.
+//! Refuses weights that are NaN or infinite when they are read, naming the tensor in the file.
 
 use formats::{Error, Hint, NotFinite, Origin, Setting, Tensors, shape};
 use program::Weight;
 
-/// The error for a weight of which `found` is not finite.
+/// The error for a weight with a non-finite element `found`.
 pub(crate) fn refusal(weight: &Weight, tensors: &Tensors, found: NotFinite) -> Error {
     let origin = weight.source.origin(tensors, found.element).ok().flatten();
-    // A weight that no tensor holds is named as itself.
+    // A weight that no single tensor holds is named as itself.
     let origin = origin.unwrap_or_else(|| Origin {
         tensor: weight.name.clone(),
         shape: weight.shape.clone(),
@@ -20,7 +20,8 @@ pub(crate) fn refusal(weight: &Weight, tensors: &Tensors, found: NotFinite) -> E
     error.hint(hint.with(Setting::AllowNan).and(" loads it as it is"))
 }
 
-/// Where in its tensor it is, with as many neighbours as share the number.
+/// Where the element is in its tensor. Elements of one block that share a scale are named as a
+/// range.
 fn position(origin: &Origin, shared: usize) -> String {
     let element = origin.element;
     let &[ref outer @ .., rows, cols] = origin.shape.as_slice() else {

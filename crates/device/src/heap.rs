@@ -1,21 +1,20 @@
-//! The process's own heap.
+//! Tuning of the process's heap.
 
-/// Gives the system back what was freed between things still in use: reading a large vocabulary
-/// leaves tens of MiB of it, which would stay beside the weights.
+/// Returns freed heap memory to the system. Reading a large vocabulary leaves tens of MiB of freed
+/// chunks between live ones.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: it concerns memory that nobody holds (malloc_trim(3)).
+    // SAFETY: malloc_trim(3) touches free memory only.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Has all threads share two heaps, where the system's allocator would give each a heap of its own,
-/// whose free parts others cannot use. For programs of many threads that come and go; before the
-/// first of them.
+/// Limits malloc to two arenas for all threads. By default each thread may get its own, whose free
+/// chunks other threads cannot use. For programs whose many threads come and go; call it before the
+/// first of them starts.
 pub fn share_heaps() {
-    // SAFETY: it sets a number that the allocator reads when a thread first asks for memory
-    // (mallopt(3)).
+    // SAFETY: mallopt(3) sets a number that the allocator reads when a thread first allocates.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 2);

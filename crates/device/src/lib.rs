@@ -47,47 +47,47 @@ pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
 pub use train::{Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};
 
-/// Slots of an executor, in which sequences carry something from step to step: a slot takes no
-/// memory before it is used.
+/// Number of slots of an executor. A slot holds what one sequence carries from step to step, and
+/// takes no memory before its first use.
 pub const SLOTS: usize = 4096;
 
-/// What a device is told when it loads a Program.
+/// Options for loading a Program on a device.
 #[derive(Debug, Clone, Default)]
 pub struct LoadOptions {
-    /// Element type of the cache.
+    /// Element type of the KV cache.
     pub cache_type: CacheType,
-    /// The most rows that one replay will have, and the most of them with logits.
+    /// Most rows of one replay, and most of those that have logits.
     pub rows: (usize, usize),
-    /// The most sequences that one replay will have; 0 is one.
+    /// Most sequences in one replay; 0 counts as 1.
     pub sequences: usize,
-    /// Blocks of each cache group; see [`Program::groups`]. They take memory only once something is
-    /// written to them.
+    /// Number of blocks of each cache group; see [`Program::groups`]. A block takes memory only
+    /// once something is written to it.
     pub blocks: Vec<usize>,
-    /// Blocks of each group that one session takes with a whole context.
+    /// Number of blocks of each group that one session with a full context takes.
     pub context: Vec<usize>,
     /// Room for adapters.
     pub seats: Seats,
-    /// How a GPU is given its work.
+    /// How work is submitted to a GPU.
     pub dispatch: Dispatch,
-    /// Computes each row as steps of many rows do, so that on a GPU, too, its bits do not depend on
-    /// how many there are; where it is for more than a few sequences, one row alone is then slower.
-    /// The CPU always does.
+    /// Computes a single row with the same kernels as steps of many rows, so that on a GPU, too, a
+    /// row's bits do not depend on the number of rows in its step. Single-row steps are then
+    /// slower. The CPU always works so.
     pub batched: bool,
-    /// Loads weights that are NaN or infinite as they are; else they are refused.
+    /// Loads weights that are NaN or infinite unchanged; otherwise they are refused.
     pub allow_nan: bool,
 }
 
-/// Room for adapters, which are numbered from 1 on.
+/// Room for adapters. Seats are numbered from 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seats {
-    /// How many there can be at the same time.
+    /// Most adapters loaded at a time.
     pub count: usize,
-    /// The greatest rank that one may have.
+    /// The greatest rank of an adapter.
     pub rank: usize,
 }
 
 impl LoadOptions {
-    /// What a replay of a Program may be given.
+    /// The limits within which a step of `program` must stay.
     pub(crate) fn limits(&self, program: &Program) -> program::Limits {
         let (tokens, outputs) = (self.rows.0.max(1), self.rows.1.max(1));
         let first = program.results.first().map(|v| program.shape(*v));
@@ -106,7 +106,7 @@ impl LoadOptions {
     }
 }
 
-/// Bytes that an executor holds.
+/// Bytes held by an executor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Weights, as packed for this device.
@@ -115,23 +115,23 @@ pub struct Memory {
     pub cache: usize,
     /// Activations and scratch.
     pub arena: usize,
-    /// Of a device with memory of its own.
+    /// The device's own memory, if it has any.
     pub device: Option<Usage>,
 }
 
 /// Bytes of a device's own memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What it has.
+    /// Total device memory.
     pub limit: usize,
-    /// What this process's buffers take.
+    /// Memory allocated by this process's buffers.
     pub active: usize,
-    /// The most that they took at a time.
+    /// The highest value that `active` has had.
     pub peak: usize,
 }
 
 impl Memory {
-    /// What several executors hold together.
+    /// The sum over several executors.
     pub(crate) fn sum(parts: impl Iterator<Item = Memory>) -> Memory {
         parts.fold(Memory::default(), |a, b| Memory {
             weights: a.weights + b.weights,
@@ -149,21 +149,22 @@ impl Memory {
     }
 }
 
-/// What bounds decoding: the weights that every token reads, and how fast they can be read.
+/// The memory bandwidth bound of decoding: bytes read for each token, and the measured read
+/// bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Roof {
     /// Bytes of weights that a step of one token reads.
     pub token_bytes: usize,
-    /// Bytes of keys and values that it reads besides for each cached position; layers with a
-    /// window stop there.
+    /// Bytes of keys and values read in addition for each cached position. Layers with a window
+    /// read at most the window.
     pub position_bytes: usize,
-    /// Bytes per second at which the device reads them and does nothing else.
+    /// The device's measured read bandwidth, in bytes per second.
     pub bytes_per_second: f64,
 }
 
 impl Roof {
-    /// That of several that work one after the other: the rate is that at which all read what is
-    /// theirs.
+    /// The roof of devices that work one after the other. Its rate is their total bytes divided by
+    /// the sum of their read times.
     pub(crate) fn in_turns(all: impl Iterator<Item = Roof>) -> Roof {
         let mut whole = Roof { token_bytes: 0, position_bytes: 0, bytes_per_second: 0.0 };
         let mut seconds = 0.0;
@@ -177,25 +178,26 @@ impl Roof {
     }
 }
 
-/// The least that an operation has to read and compute, as follows from the Program and its packed
-/// weights. A multiplication and an addition are two operations.
+/// The least that an operation has to read and compute, derived from the Program and its packed
+/// weights. A multiply-add counts as two operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Bytes read: each matrix once, the cached keys and values that are seen once; where there is
-    /// neither, activations.
+    /// Bytes read: every matrix once, and every cached key and value that is attended to once. For
+    /// an operation with neither, its activations.
     pub bytes: u64,
-    /// Operations in dot products of bytes.
+    /// Operations in int8 dot products.
     pub bytes_dot: u64,
-    /// The same with codes of fewer than eight bits, where those take fewer instructions.
+    /// Operations in dot products on codes of fewer than eight bits, on hardware where those take
+    /// fewer instructions.
     pub narrow_dot: u64,
-    /// Operations on the tile unit.
+    /// Operations on the matrix (tile) unit.
     pub tiles: u64,
     /// Operations in f32.
     pub floats: u64,
 }
 
 impl Work {
-    /// Operations on all units.
+    /// Operations on all units together.
     pub fn operations(&self) -> u64 {
         self.bytes_dot + self.narrow_dot + self.tiles + self.floats
     }
@@ -214,74 +216,74 @@ impl std::ops::AddAssign for Work {
 /// One operation of a timed replay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
-    /// The operation: [`ops::Operation::name`], or `head` for the one that makes the logits.
+    /// [`ops::Operation::name`], or `head` for the operation that computes the logits.
     pub name: &'static str,
-    /// How its matrices are encoded; none where it has none, or they differ.
+    /// The encoding of the operation's matrices; `None` if it has none, or if they differ.
     pub format: Option<Encoding>,
-    /// What it had to do.
+    /// The work it had to do.
     pub work: Work,
-    /// Seconds from the first thread's start to the last one's end.
+    /// Seconds from the first thread's start to the last thread's end.
     pub seconds: f64,
-    /// Seconds that a thread computed, on average: less than `seconds` where threads waited for
-    /// each other.
+    /// Mean seconds that a thread computed; less than `seconds` if threads waited for each other.
     pub busy: f64,
 }
 
-/// A replay and where its time went.
+/// A replay with the time of each operation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// The operations that ran, in order.
     pub operations: Vec<Timing>,
-    /// Seconds between operations: every thread was done with one and none had begun the next.
+    /// Seconds between operations, when every thread had finished one and none had begun the next.
     pub barriers: f64,
     /// Seconds of the whole replay.
     pub seconds: f64,
 }
 
-/// Operations per second of all threads together, measured in loops that do nothing else; 0 where
-/// there is no such unit.
+/// Peak throughput of all threads together, in operations per second, measured in loops that do
+/// nothing else. 0 means the unit does not exist.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Peaks {
     /// The instruction set: `avx2`.
     pub isa: &'static str,
-    /// Dot products of bytes.
+    /// Int8 dot products.
     pub bytes_dot: f64,
-    /// The same with codes of four bits, where those take fewer instructions.
+    /// Dot products on 4-bit codes, on hardware where those take fewer instructions.
     pub narrow_dot: f64,
-    /// The tile unit, in bf16.
+    /// The matrix (tile) unit, in bf16.
     pub tiles: f64,
     /// Multiply-adds in f32.
     pub floats: f64,
 }
 
 impl Peaks {
-    /// That of the best unit.
+    /// The peak of the fastest unit.
     pub fn greatest(&self) -> f64 {
         self.bytes_dot.max(self.narrow_dot).max(self.tiles).max(self.floats)
     }
 }
 
-/// What the machine could do, for comparison with what it does.
+/// Measured compute limits of the machine, to compare with what a run achieves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
     /// Physical cores that this process may use.
     pub cores: usize,
-    /// With the instruction set in use.
+    /// Peaks with the instruction set in use.
     pub used: Peaks,
-    /// With the best one of the processor: the same, unless a lesser one was asked for.
+    /// Peaks with the best instruction set of the processor; equal to `used` unless a lesser one
+    /// was chosen.
     pub best: Peaks,
 }
 
-/// What a device is. Displays as `cpu, 2 threads, avx512`.
+/// A description of a device. Displays as `cpu, 2 threads, avx512`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct About {
     /// Its kind: `cpu`.
     pub name: &'static str,
     /// Threads that compute.
     pub threads: usize,
-    /// The instruction set it was found to have.
+    /// The detected instruction set or GPU.
     pub isa: String,
-    /// The version of its driver; empty where there is none.
+    /// The driver's version; empty if there is none.
     pub driver: String,
 }
 
@@ -294,18 +296,18 @@ impl fmt::Display for About {
 
 /// A machine that runs Programs.
 pub trait Device: Send + Sync {
-    /// What it is.
+    /// Describes the device.
     fn about(&self) -> About;
 
-    /// Whether it has every operation of `program`, in the form that the Program wants; asked
-    /// before anything is planned or loaded.
+    /// Checks that the device has every operation of `program` in the form that the Program asks
+    /// for. Called before anything is planned or loaded.
     ///
     /// # Errors
-    /// The first operation or form that it lacks, by name.
+    /// Names the first operation or form that is missing.
     fn check(&self, program: &Program) -> Result<()>;
 
-    /// What loading `program` and using it with a whole context will take of the device's memory;
-    /// of each device's where they are several, in their order.
+    /// Predicts the memory that `program` takes with a full context: one plan for each device, in
+    /// order.
     ///
     /// # Errors
     /// A Program or weights that the device cannot load.
@@ -316,12 +318,12 @@ pub trait Device: Send + Sync {
         options: &LoadOptions,
     ) -> Result<Vec<Plan>>;
 
-    /// Reads the weights of `program` out of `tensors` into the form in which this device
-    /// multiplies them. `progress` is told bytes done and bytes in all.
+    /// Reads the weights of `program` from `tensors` and packs them for this device. `progress` is
+    /// called with bytes done and bytes in total.
     ///
     /// # Errors
-    /// What does not fit by its plan, before anything is allocated; weights that are missing,
-    /// damaged or, unless [`LoadOptions::allow_nan`] says otherwise, not finite.
+    /// A plan that does not fit, before anything is allocated; weights that are missing, damaged
+    /// or, unless [`LoadOptions::allow_nan`] is set, not finite.
     fn load(
         &self,
         program: Program,
@@ -330,10 +332,10 @@ pub trait Device: Send + Sync {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>>;
 
-    /// Loads Programs to be trained.
+    /// Loads Programs for training.
     ///
     /// # Errors
-    /// A device that does not train, an operation that it has not in training, and what
+    /// A device that cannot train, an operation without a training kernel, and everything that
     /// [`Device::load`] refuses.
     fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {
         let _ = (tensors, options);
@@ -342,7 +344,7 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// Refuses the first operation of which `lack` says what the device has not.
+/// Refuses the first operation for which `lack` names something that the device does not have.
 pub(crate) fn check(
     device: &str,
     program: &Program,
@@ -357,68 +359,68 @@ pub(crate) fn check(
     }
 }
 
-/// What a caller wants to know of a replay while it goes on, and how to end it.
+/// Reports the progress of a replay and can stop it.
 #[derive(Clone, Copy)]
 pub struct Watch<'a> {
-    /// Set, at any time and from any thread, to end the replay early.
+    /// Set it, from any thread, to end the replay early.
     pub stop: &'a AtomicBool,
-    /// Told on the caller's thread, between operations, how much of the replay is done: 0 to 1. It
-    /// holds up all threads that compute, and the executor is not its to use.
+    /// Called on the caller's thread between operations with the fraction done, 0 to 1. All compute
+    /// threads wait for it, and it must not use the executor.
     pub progress: &'a (dyn Fn(f64) + Sync),
 }
 
 impl Watch<'_> {
-    /// Nobody watches.
+    /// Reports nothing and never stops.
     pub const NONE: Watch<'static> = {
         static NEVER: AtomicBool = AtomicBool::new(false);
         Watch { stop: &NEVER, progress: &|_| {} }
     };
 }
 
-/// A step that was submitted: later ones are greater.
+/// Identifies a submitted step. Later steps have greater tickets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
 impl Ticket {
-    /// The next of an executor's tickets, whose last one's number is kept in `last`.
+    /// The next ticket of an executor; `last` holds the number of its latest one.
     pub(crate) fn next(last: &mut u64) -> Ticket {
         *last += 1;
         Ticket(*last)
     }
 
-    /// Its number.
+    /// The ticket's number.
     pub(crate) fn number(self) -> u64 {
         self.0
     }
 
-    /// The error of one that nothing is known of any more.
+    /// The error for a ticket whose step is no longer remembered.
     pub(crate) fn unknown(self) -> Error {
         let expected = "a step that was submitted, and not waited for before later ones";
         Error::new("wait", expected, format!("step {}", self.0)).of(ErrorKind::Internal)
     }
 }
 
-/// The error of a device whose cache is not given out.
+/// The error of a device that cannot export its cache.
 fn keeps_cache() -> Error {
     let expected = "a device that holds whole key and value heads of every layer";
     Error::new("cache", expected, "ranks that share them").of(ErrorKind::Unsupported)
 }
 
-/// The error of a device that computes Programs whole.
+/// The error of a device that can only compute whole Programs.
 fn exchanges_nothing() -> Error {
     let expected = "a device that computes a part of a Program at a time";
     Error::new("exchange", expected, "another").of(ErrorKind::Unsupported)
 }
 
-/// The error of a block, or a layer, that there is not.
+/// The error for a layer or block that does not exist.
 pub(crate) fn no_block(layer: usize, block: u32) -> Error {
     Error::new("cache", "a block of a layer", format!("block {block} of layer {layer}"))
 }
 
-/// Checks the bytes that a block of a cache layer is to be made of.
+/// Checks the length of the bytes to be written to a block of a cache layer.
 ///
 /// # Errors
-/// Another number than it has.
+/// A length other than the block's.
 pub(crate) fn check_block(expected: usize, bytes: &[u8]) -> Result<()> {
     if bytes.len() == expected {
         return Ok(());
@@ -426,129 +428,126 @@ pub(crate) fn check_block(expected: usize, bytes: &[u8]) -> Result<()> {
     Err(Error::new("cache", format!("{expected} bytes of a block"), bytes.len()))
 }
 
-/// Steps of a slot that may be submitted before the first of them is waited for.
+/// Most steps of a slot that may be in flight at a time.
 pub const IN_FLIGHT: usize = 2;
 
-/// Latest steps of which it is known what they chose.
+/// Number of latest steps whose chosen tokens are remembered.
 pub const REMEMBERED: usize = 64;
 
 /// A loaded Program with its weights and its pool of cache blocks.
 ///
-/// Steps take effect in the order in which they were submitted. What a step has written to the
-/// cache beyond the last token that anybody wants is overwritten by whoever comes to that position.
+/// Steps take effect in the order of submission. Cache entries that a step wrote beyond the last
+/// token that is kept are overwritten by the next step at those positions.
 pub trait Executor: Send {
-    /// Replays the Program: enqueues it, or computes at once on a device that is the host. A shape
-    /// class seen before allocates nothing. At most [`IN_FLIGHT`] steps of a slot are on their way
-    /// at a time.
+    /// Replays the Program: enqueues it on a GPU, computes it at once on the CPU. In a shape class
+    /// seen before, it allocates nothing. At most [`IN_FLIGHT`] steps of a slot may be in flight.
     ///
-    /// A sequence that chooses does so from the logits of its last row: the token that
-    /// [`Sampler`](ops::sample::Sampler) chooses at the index after that row's, whatever else is in
-    /// the step.
+    /// A sequence that samples does so from the logits of its last row. It gets the token that
+    /// [`Sampler`](ops::sample::Sampler) chooses at the index after that row, whatever else the
+    /// step contains.
     ///
     /// # Errors
-    /// A step that does not [check](Step::check), and whatever fails. What was chosen ahead is
-    /// forgotten then; what there is in the cache stays.
+    /// A step that fails [`Step::check`], and device failures. Tokens chosen ahead are then
+    /// forgotten; the cache keeps its contents.
     fn submit(&mut self, step: &Step<'_>) -> Result<Ticket> {
         let stopped = || Error::new("step", "a step that ends", "one that was stopped");
         self.submit_watched(step, &Watch::NONE)?.ok_or_else(stopped)
     }
 
-    /// As [`Executor::submit`], with somebody who watches. None if the replay was stopped: it has
-    /// no ticket, and what the cache has at its positions is overwritten by whoever comes to them.
-    /// A device that cannot look up between operations, because all of them are handed over at
-    /// once, finishes.
+    /// As [`Executor::submit`], reporting to `watch`. `None` if the replay was stopped: it has no
+    /// ticket, and later steps overwrite what it wrote to the cache. A device that enqueues all
+    /// operations at once cannot stop early and runs to the end.
     ///
     /// # Errors
     /// As [`Executor::submit`].
     fn submit_watched(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<Option<Ticket>>;
 
-    /// Waits for what a step chose. Steps are waited for in the order in which they were submitted;
-    /// the one last waited for may be asked again, and one of which nobody wants to know need not
-    /// be waited for.
+    /// Waits for the tokens that a step chose. Wait for steps in the order of submission. The step
+    /// last waited for may be asked again; steps whose tokens are not needed may be skipped.
     ///
     /// # Errors
-    /// A ticket of which nothing is known any more, and whatever fails.
+    /// A ticket that is no longer remembered, and device failures.
     fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>>;
 
-    /// Whether it is known, or will be, what a step chose: those before the last [`REMEMBERED`] are
-    /// forgotten.
+    /// Whether the tokens chosen by a step are known or will be. Only the last [`REMEMBERED`] steps
+    /// are kept.
     fn keeps(&self, ticket: Ticket) -> bool;
 
-    /// Waits for result `index` of the last step that was submitted, `[rows, width]`.
+    /// Waits for result `index` of the last submitted step, `[rows, width]`.
     ///
     /// # Errors
-    /// A ticket of an earlier step, and whatever fails.
+    /// A ticket of an earlier step, and device failures.
     fn read(&mut self, ticket: Ticket, index: usize) -> Result<&[f32]>;
 
-    /// How many more steps it pays to submit before one is waited for, their tokens being
-    /// [`CHOSEN`](program::CHOSEN): those of a device that computes while the host does something
-    /// else. Where it is 0, tokens may have to be known.
+    /// How many further steps are worth submitting before waiting for one, with
+    /// [`CHOSEN`](program::CHOSEN) as their tokens. More than 0 on a device that computes while the
+    /// host does something else. Where it is 0, such tokens may be refused.
     fn ahead(&self) -> usize {
         1
     }
 
-    /// Copies blocks of a cache group, each `(from, to)` in turn, for all layers: for a sequence
-    /// that goes on from a part of a block that others have too.
+    /// Copies blocks of a cache group in all its layers, each `(from, to)` in order. Used when a
+    /// sequence continues from the middle of a block that it shares with others.
     ///
     /// # Errors
-    /// Blocks that there are none of, and whatever fails.
+    /// Blocks that do not exist, and device failures.
     fn copy_blocks(&mut self, group: usize, blocks: &[(u32, u32)]) -> Result<()>;
 
-    /// Appends a block of a cache layer to `bytes`: its keys `[BLOCK_TOKENS, kv_heads, head_dim]`
-    /// as elements of the cache's type, then its values. Of q8_0 these are the keys' codes, their
-    /// scales, the values' codes and theirs. Every device that has the type gives the same form.
+    /// Appends one block of a cache layer to `bytes`: its keys `[BLOCK_TOKENS, kv_heads, head_dim]`
+    /// in the cache's element type, then its values. For q8_0: the keys' codes, their scales, the
+    /// values' codes, their scales. All devices that support the type use this layout.
     ///
     /// # Errors
-    /// A layer or block that there is not, a device that does not give its cache out, and whatever
-    /// fails.
+    /// A layer or block that does not exist, a device that cannot export its cache, and device
+    /// failures.
     fn read_block(&mut self, layer: usize, block: u32, bytes: &mut Vec<u8>) -> Result<()> {
         let _ = (layer, block, bytes);
         Err(keeps_cache())
     }
 
-    /// Makes a block of a cache layer what [`Executor::read_block`] gave.
+    /// Overwrites a block of a cache layer with bytes from [`Executor::read_block`].
     ///
     /// # Errors
-    /// As for reading, and another number of bytes than a block has.
+    /// As for reading, and a length other than the block's.
     fn write_block(&mut self, layer: usize, block: u32, bytes: &[u8]) -> Result<()> {
         let _ = (layer, block, bytes);
         Err(keeps_cache())
     }
 
-    /// Puts an adapter on a seat, from 1 on, in the place of the one that is there, or leaves the
-    /// seat empty. Steps that were submitted before are computed with what was there.
+    /// Puts an adapter on a seat (from 1), replacing the one there; `None` empties the seat. Steps
+    /// that were already submitted use the previous adapter.
     ///
     /// # Errors
-    /// A seat that there is not, an adapter that does not fit the Program's sites or the rank that
-    /// there is room for, and too little memory. The seat is as it was then.
+    /// A seat that does not exist, an adapter that does not fit the Program's sites or exceeds the
+    /// greatest rank, and too little memory. The seat is then unchanged.
     fn seat(&mut self, seat: u32, _: Option<&Adapter>) -> Result<()> {
         let found = format!("seat {seat}");
         Err(Error::new("adapter", "a device that takes adapters", found).of(ErrorKind::Unsupported))
     }
 
-    /// From now on takes its Program's input from where `before` computes it, whose replays then
-    /// leave their one result there: neither gives nor is given it by way of the host. False, and
-    /// nothing has changed, where that cannot be.
+    /// From now on reads its Program's input directly from the memory in which `before` leaves its
+    /// result; neither goes through the host. Returns false, and changes nothing, if these two
+    /// devices cannot share memory.
     fn follow(&mut self, before: &mut dyn Executor) -> bool {
         let _ = before;
         false
     }
 
-    /// From now on has `partner` compute what its Program's exchanges bring: the away side of a
-    /// Program of which some operations were [moved](Program::offload).
+    /// From now on `partner` computes the operations that were [moved](Program::offload) to the
+    /// away side of the Program.
     ///
     /// # Errors
-    /// A device whose replays cannot stop in between.
+    /// A device whose replays cannot pause between operations.
     fn join(&mut self, partner: Box<dyn Executor>) -> Result<()> {
         drop(partner);
         Err(exchanges_nothing())
     }
 
-    /// As the away side: takes what exchange `number` brings, value by value, computes up to the
-    /// next one, and makes `gives` what that gives. The step's tokens may be any.
+    /// As the away side: takes the values that exchange `number` brings, computes up to the next
+    /// exchange, and writes that exchange's inputs to `gives`. The step's tokens are ignored.
     ///
     /// # Errors
-    /// Values of other sizes, a Program without that exchange, and whatever fails.
+    /// Values of the wrong size, a Program without that exchange, and device failures.
     fn exchange(
         &mut self,
         step: &Step<'_>,
@@ -560,22 +559,22 @@ pub trait Executor: Send {
         Err(exchanges_nothing())
     }
 
-    /// Itself, for one of its kind that is to [`follow`](Executor::follow) it.
+    /// Downcast, so that an executor of the same backend can [`follow`](Executor::follow) this one.
     fn any(&mut self) -> Option<&mut dyn Any> {
         None
     }
 
-    /// What it holds.
+    /// The memory it holds.
     fn memory(&self) -> Memory;
 
-    /// Shape classes compiled so far.
+    /// Number of shape classes compiled so far.
     fn compiled(&self) -> usize;
 
-    /// Measures how fast the weights can be read; takes some passes over them.
+    /// Measures the read bandwidth of the weights; takes several passes over them.
     fn roof(&self) -> Roof;
 
-    /// As [`Executor::submit`], noting what every operation took; `None`, with nothing replayed, on
-    /// a device that cannot tell.
+    /// As [`Executor::submit`], timing every operation. `None`, with nothing replayed, on a device
+    /// that cannot time them.
     ///
     /// # Errors
     /// As [`Executor::submit`].
@@ -583,8 +582,8 @@ pub trait Executor: Send {
         Ok(None)
     }
 
-    /// Measures what bounds computation, in a tenth of a second or so; `None` on a device that
-    /// cannot tell.
+    /// Measures peak compute throughput, in about a tenth of a second; `None` on a device that
+    /// cannot.
     fn limits(&self) -> Option<Limits> {
         None
     }

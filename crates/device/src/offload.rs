@@ -1,31 +1,31 @@
-//! Some operations of a model on another device, inside layers: the experts of mixtures on the CPU,
-//! where there is more memory, and all else on a GPU.
+//! Runs some operations inside layers on another device: the experts of mixtures on the CPU, which
+//! has more memory, and everything else on a GPU.
 //!
-//! Each device loads its side of the Program ([`Program::offload`]), with memory planned for both.
-//! In every replay the GPU stops at each mixture, whose rows and scores the CPU is handed; what it
-//! computes of them goes back. A row's bits are those that each device gives it.
+//! Each device loads its side of the Program ([`Program::offload`]); memory is planned for both. In
+//! every replay the GPU pauses at each mixture, the CPU gets its rows and scores, and the result
+//! goes back. The bits of a row are those of the device that computes it.
 
 use formats::{Error, Result, Tensors};
 use program::{Node, Offloaded, Program};
 
 use crate::{About, Device, Executor, LoadOptions, Plan};
 
-/// A GPU and a device for experts, as one.
+/// A GPU and the device of its experts, as one device.
 pub struct Offload {
     home: Box<dyn Device>,
     away: Box<dyn Device>,
-    /// Layers, from the first on, whose experts are away.
+    /// Number of layers, from the first, whose experts are away.
     layers: usize,
 }
 
 impl Offload {
-    /// The experts of so many of a model's first layers `away`, all else at `home`.
+    /// Puts the experts of the first `layers` layers on `away` and everything else on `home`.
     pub fn experts(home: Box<dyn Device>, away: Box<dyn Device>, layers: usize) -> Offload {
         Offload { home, away, layers }
     }
 
     fn sides(&self, program: &Program) -> Result<Offloaded> {
-        // A layer has its cache in front of its experts.
+        // A layer's cache operation comes before its experts.
         let of = |last: &mut usize, node: &Node| {
             *last = node.op.layer().map_or(*last, |layer| layer.max(*last));
             Some(*last)
@@ -51,7 +51,7 @@ impl Offload {
     }
 }
 
-/// What the side without a cache is loaded with.
+/// The load options of the away side, which has no cache.
 fn away(options: &LoadOptions) -> LoadOptions {
     LoadOptions { blocks: vec![], context: vec![], ..options.clone() }
 }
@@ -92,7 +92,7 @@ impl Device for Offload {
         let first = sides.home.stored_bytes(tensors)?;
         let total = first + sides.away.stored_bytes(tensors)?;
         let host = away(&options);
-        // The GPU's memory is the scarcer, and if it does not do, that is told first.
+        // Load the GPU first: its memory is scarcer, so a failure shows early.
         let mut told = |done, _| progress(done, total);
         let mut home = self.home.load(sides.home, tensors, options, &mut told)?;
         let mut told = |done, _| progress(first + done, total);

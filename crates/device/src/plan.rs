@@ -1,50 +1,50 @@
-//! What a Program will take of a device's memory: told by headers, before anything is allocated,
-//! and refused where it is not there.
+//! The memory plan of a device: computed from headers before anything is allocated, and refused if
+//! it exceeds the free memory.
 
 use formats::{Error, ErrorKind, Hint, Result, Setting};
 use program::BLOCK_TOKENS;
 
 use crate::LoadOptions;
 
-/// Bytes of a device's memory that a Program will take, known before any is allocated.
+/// Bytes of a device's memory that a Program will take, computed before any is allocated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Whether it is the memory of the machine and not a GPU's own.
+    /// Whether this is host memory rather than a GPU's own.
     pub host: bool,
     /// Weights, as packed for the device.
     pub weights: usize,
-    /// Keys and values of one whole context.
+    /// Keys and values of one full context.
     pub cache: usize,
     /// Activations.
     pub arena: usize,
-    /// Everything else: what attention, sampling and products work with, and what the cache takes
-    /// twice while it grows.
+    /// Everything else: scratch of attention, sampling and products, and the second copy of the
+    /// cache while it grows.
     pub working: usize,
-    /// What this process's buffers take already.
+    /// Memory allocated by this process's buffers already.
     pub active: usize,
-    /// What is left of the device's memory; `None` where it cannot be told.
+    /// Free device memory; `None` if unknown.
     pub free: Option<usize>,
 }
 
 impl Plan {
-    /// What is to be allocated.
+    /// Total bytes to be allocated.
     pub fn needed(&self) -> usize {
         let parts = [self.weights, self.cache, self.arena, self.working];
         parts.into_iter().fold(0, usize::saturating_add)
     }
 
-    /// The peak that [`Usage`](crate::Usage) is expected to tell once a whole context has been
-    /// used.
+    /// The peak of [`Usage`](crate::Usage) to expect once a full context has been used.
     pub fn peak(&self) -> usize {
         self.active.saturating_add(self.needed())
     }
 
-    /// Whether there is as much left. What cannot be told is taken for enough.
+    /// Whether the plan fits into the free memory. Unknown free memory counts as enough.
     pub fn fits(&self) -> bool {
         self.free.is_none_or(|free| self.needed() <= free)
     }
 
-    /// Why it does not fit `device`, and a context that would, if one is known.
+    /// The error for a plan that does not fit `device`; suggests `context` if a shorter one would
+    /// fit.
     fn refusal(&self, device: &str, context: Option<usize>) -> Error {
         let expected = format!(
             "{} of its memory (weights {}, cache {}, activations {}, working memory {})",
@@ -69,17 +69,16 @@ impl Plan {
     }
 }
 
-/// In MiB; in GiB what is much.
+/// Formats bytes in MiB, or in GiB from 100,000 MiB on.
 fn size(bytes: usize) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     if mib < 1e5 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
 }
 
-/// Checks that a device's plan for `options` fits; `plan` makes those for others.
+/// Checks that the plan for `options` fits. `plan` computes the plan for other options.
 ///
 /// # Errors
-/// The plan's figures, with the greatest power of two, if there is one, that would fit as a
-/// context.
+/// The plan's figures, and the greatest power-of-two context that would fit, if there is one.
 pub(crate) fn check(
     device: &str,
     options: &LoadOptions,

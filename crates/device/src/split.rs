@@ -1,9 +1,9 @@
-//! A model on several devices, layer by layer: the table of embeddings with the first layers on the
-//! first, the head on the last.
+//! Pipeline parallelism: a model on several devices, layer by layer. The embedding table and the
+//! first layers lie on the first device, the head on the last.
 //!
-//! The Program is cut between layers. Each device loads its part, with the cache of its own layers;
-//! in every replay the one value at a cut goes from a device to the next, directly where both are
-//! of one kind, else by way of the host. The last device chooses tokens, where it can.
+//! The Program is cut between layers. Each device loads its part and the cache of its own layers.
+//! In every replay the one value at a cut moves to the next device, directly between devices of one
+//! kind, else through the host. The last device chooses tokens if it can.
 
 use formats::{Error, Result, Tensors};
 use program::{Adapter, CHOSEN, Program, Site, Step, StepMemory};
@@ -13,19 +13,18 @@ use crate::{About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, T
 /// Several devices as one.
 pub struct Split {
     devices: Vec<Box<dyn Device>>,
-    /// Layers on the devices after the first, if it was said how many.
+    /// Number of layers after the first device, if it was given.
     after: Option<usize>,
 }
 
 impl Split {
-    /// Even shares of a model's weights for all devices; or, where `after` says so many, the last
-    /// `after` layers and the head in even shares on all but the first, and what is before them on
-    /// that.
+    /// Splits a model's weights evenly over all devices. With `after`, the first device keeps all
+    /// but the last `after` layers, and the others share those and the head evenly.
     pub fn new(devices: Vec<Box<dyn Device>>, after: Option<usize>) -> Split {
         Split { devices, after }
     }
 
-    /// Each device's Program, with what it is loaded with.
+    /// The Program of each device, with its load options.
     fn parts(
         &self,
         program: &Program,
@@ -70,20 +69,20 @@ struct Loading {
     options: LoadOptions,
 }
 
-/// A loaded part: the whole Program's group that each of its groups is, and how many cache layers
-/// it has.
+/// A loaded part; `groups` maps its cache groups to the whole Program's, `layers` counts its cache
+/// layers.
 struct Share {
     executor: Box<dyn Executor>,
     groups: Vec<usize>,
     layers: usize,
 }
 
-/// See [`Split`].
+/// The executor of a [`Split`].
 struct SplitExecutor {
-    /// All but the last.
+    /// All devices but the last.
     front: Vec<Share>,
     last: Share,
-    /// The sites of adapters that each has.
+    /// Adapter sites of each part.
     sites: Vec<Vec<Site>>,
     groups: usize,
     memory: StepMemory,
@@ -135,8 +134,8 @@ impl Device for Split {
         let sites = parts.iter().map(|part| part.program.sites.clone()).collect();
         let (mut before, total) = (0, sizes.iter().sum());
         let mut loaded = Vec::new();
-        // From the last to the first: the memory of those behind the CPU is the scarcer, and if it
-        // does not do, that is told first.
+        // Load from the last to the first: the GPUs behind the CPU have less memory, so a failure
+        // shows early.
         for ((device, part), size) in self.devices.iter().zip(parts).zip(sizes).rev() {
             let mut told = |done, _| progress(before + done, total);
             let layers = part.program.layers.len();
@@ -161,7 +160,7 @@ impl SplitExecutor {
         self.front.iter().chain([&self.last]).map(|share| &*share.executor)
     }
 
-    /// The part that has a layer, and the layer's number there.
+    /// The part that has a cache layer, and the layer's number in that part.
     fn of_layer(&mut self, layer: usize, block: u32) -> Result<(&mut dyn Executor, usize)> {
         let mut own = layer;
         for share in self.front.iter_mut().chain([&mut self.last]) {
@@ -193,7 +192,7 @@ impl Executor for SplitExecutor {
             let Some(ticket) = self.memory.part(step, groups, &[], input, submit)? else {
                 return Ok(None);
             };
-            // Empty where the next takes it from the device.
+            // Empty if the next device reads it from this one.
             input = executor.read(ticket, 0)?;
         }
         let progress = |done: f64| (watch.progress)((parts - 1.0 + done) / parts);
@@ -245,7 +244,7 @@ impl Executor for SplitExecutor {
             share.executor.seat(seat, part.as_ref())
         });
         if seated.is_err() {
-            // Half an adapter is none.
+            // A partly loaded adapter is of no use: empty the seat everywhere.
             for share in self.front.iter_mut().chain([&mut self.last]) {
                 share.executor.seat(seat, None)?;
             }

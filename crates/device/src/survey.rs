@@ -1,5 +1,5 @@
-//! What this machine has that models could run on, for people who ask why a device is used or not.
-//! Nothing is loaded that opening the devices would not load.
+//! A survey of the devices of this machine, to explain why a device is used or not. Loads only what
+//! opening the devices would load.
 
 use std::path::PathBuf;
 
@@ -11,60 +11,60 @@ use cpu_kernels::team;
 
 use crate::cpu;
 
-/// What [`survey`] found.
+/// The result of [`survey`].
 #[derive(Debug, Clone)]
 pub struct Survey {
     /// The processor.
     pub processor: Processor,
-    /// Each kind of GPU that this build knows.
+    /// The kinds of GPU that this build supports.
     pub gpus: Vec<Gpus>,
-    /// Where a model goes by itself if it fits, in this order; behind them comes the CPU.
+    /// Where a model is placed automatically if it fits, in order of preference; the CPU comes
+    /// last.
     pub preferred: Vec<Place>,
-    /// Where compiled kernels are kept from one run to the next; `None` where there is no such
-    /// place.
+    /// The folder of compiled kernels that are kept between runs, if there is one.
     pub kernels: Option<PathBuf>,
 }
 
-/// What was found of the processor.
+/// The CPU.
 #[derive(Debug, Clone)]
 pub struct Processor {
-    /// The instruction sets that it has and Delft uses, the least first.
+    /// The instruction sets that it has and Delft uses, in ascending order.
     pub sets: Vec<&'static str>,
-    /// The one in use: the last, or the one that `DELFT_ISA` names.
+    /// The one in use: the last, or the one named by `DELFT_ISA`.
     pub used: Result<&'static str>,
-    /// Hardware threads that this process may run on.
+    /// Hardware threads available to this process.
     pub hardware_threads: usize,
-    /// Threads that compute unless told otherwise: one for each physical core, within the process's
+    /// The default number of compute threads: one for each physical core, within the process's
     /// quota.
     pub threads: usize,
-    /// Bytes of memory that this process may still take, its container's limits counted; `None`
-    /// where the system does not tell.
+    /// Bytes of memory that this process may still take, within the limits of its container; `None`
+    /// if the system does not report it.
     pub free: Option<usize>,
 }
 
 /// GPUs of one kind.
 #[derive(Debug, Clone)]
 pub struct Gpus {
-    /// The kind as a device is named: `cuda`, `metal`.
+    /// The kind's name in a device spec: `cuda`, `metal`.
     pub kind: &'static str,
-    /// Each of them in a line, by its number; or why there is none that can be used.
+    /// One line for each GPU, by number; or why none can be used.
     pub found: Result<Vec<String>>,
-    /// Libraries of the vendor's and whether each was found, with what it is for.
+    /// The vendor libraries, whether each was found, and its purpose.
     pub libraries: Vec<Library>,
 }
 
-/// A library that is looked for at run time.
+/// A library that is loaded at run time.
 #[derive(Debug, Clone)]
 pub struct Library {
     /// Its name: `NVRTC`.
     pub name: &'static str,
-    /// What it is needed for.
+    /// What needs it.
     pub purpose: &'static str,
-    /// Whether it is there, or why it cannot be used.
+    /// Whether it was found, or why it cannot be used.
     pub found: Result<()>,
 }
 
-/// Looks at the machine.
+/// Surveys the machine.
 pub fn survey() -> Survey {
     let sets = Isa::available().iter().map(|set| set.name()).collect();
     let processor = Processor {

@@ -1,5 +1,5 @@
-//! Programs in training, as a device runs them: values are kept for a batch alone, and some weights
-//! change from one to the next.
+//! Training on a device: activations are kept for one batch only, and some weights change between
+//! batches.
 
 use std::collections::BTreeMap;
 
@@ -9,173 +9,172 @@ use program::{Program, WeightId};
 
 use crate::Memory;
 
-/// How precise activations and the matrices that they are multiplied with are. Sums, statistics,
-/// losses and gradients of weights are f32 either way.
+/// Precision of activations and of the matrices they are multiplied with. Sums, statistics, losses
+/// and gradients of weights are always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// Nothing is rounded.
     #[default]
     F32,
-    /// Activations and operands of products have bfloat16's 8 bits.
+    /// Activations and the operands of products are rounded to bfloat16.
     BF16,
 }
 
-/// What a device is told when it loads Programs to be trained.
+/// Options for loading Programs for training.
 #[derive(Debug, Clone)]
 pub struct TrainOptions {
-    /// Programs of the same weights; the last has all that any of them has. The results of each are
-    /// losses, and behind them either nothing or the gradients of all that are trained, in their
+    /// Programs over the same weights; the last Program's weights include those of all others. The
+    /// results of each are losses, optionally followed by the gradients of all trained weights in
     /// order.
     pub programs: Vec<Program>,
-    /// The weights that are not read, but [written](Trainer::write).
+    /// The trained weights. They are not read from the file but [written](Trainer::write).
     pub trained: Vec<WeightId>,
-    /// What trained vectors are divided by, if they are: then all of them.
+    /// Trained vectors that are divided by row norms (DoRA); either none of them or all.
     pub divided: Vec<Divided>,
     /// The precision of activations.
     pub precision: Precision,
 }
 
-/// A trained vector that counts divided by the lengths of a matrix's rows, the product of its
-/// factors included (DoRA). Lengths count as constants in gradients.
+/// A trained vector that is used divided by the row norms of a matrix, including the product of its
+/// low-rank factors (DoRA). The norms are constants for gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Divided {
     /// The vector.
     pub weight: WeightId,
-    /// The matrix, which is not trained.
+    /// The matrix, which is frozen.
     pub matrix: WeightId,
-    /// Its factors, which are.
+    /// Its low-rank factor `A`, which is trained.
     pub down: WeightId,
-    /// The other one.
+    /// Its low-rank factor `B`, which is trained.
     pub up: WeightId,
-    /// What their product counts.
+    /// The factor on their product.
     pub scale: f32,
 }
 
-/// The rows of packed sequences.
+/// The rows of a batch of packed sequences.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedRows<'a> {
     /// Token ids.
     pub tokens: &'a [u32],
-    /// Where each row stands in its sequence.
+    /// The position of each row in its sequence.
     pub positions: &'a [u32],
-    /// The first row of each row's sequence.
+    /// For each row, the index of its sequence's first row.
     pub first: &'a [u32],
-    /// What each row is to predict.
+    /// The target token of each row.
     pub targets: &'a [u32],
-    /// How much each row's prediction counts.
+    /// The loss weight of each row.
     pub counts: &'a [f32],
-    /// Rows whose predictions count, ascending.
+    /// Indices of the rows with a loss, ascending.
     pub picks: &'a [u32],
 }
 
-/// What a device keeps of each trained weight, in f32 and in the weight's shape.
+/// The values that a device keeps for each trained weight, in f32 and in the weight's shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kept {
-    /// Its values.
+    /// The weight's values.
     Values,
     /// Its gradient in the last batch.
     Gradient,
-    /// Gradients that were [accumulated](Trainer::accumulate).
+    /// The sum of its [accumulated](Trainer::accumulate) gradients.
     Sum,
-    /// The running mean of gradients.
+    /// First moment: the running mean of gradients.
     First,
-    /// The running mean of their squares.
+    /// Second moment: the running mean of their squares.
     Second,
 }
 
-/// Programs in training on a device, with their weights, and with what updates of those are made
-/// of.
+/// Programs loaded for training on a device, with their weights, gradients and optimizer state.
 pub trait Trainer: Send {
-    /// Writes what is kept of a trained weight, row-major.
+    /// Writes a kept value of a trained weight, row-major.
     ///
     /// # Errors
-    /// A weight that is not trained, or has another number of elements; too little memory.
+    /// A weight that is not trained or has another number of elements; too little memory.
     fn write(&mut self, weight: WeightId, kept: Kept, values: &[f32]) -> Result<()>;
 
-    /// Reads what is kept of a trained weight, row-major; sums and moments are zeros at first.
+    /// Reads a kept value of a trained weight, row-major. Sums and moments are zeros at first.
     ///
     /// # Errors
     /// As [`Trainer::write`].
     fn read(&mut self, weight: WeightId, kept: Kept, values: &mut [f32]) -> Result<()>;
 
-    /// Puts another Program of the same weights in the place of one, by its number.
+    /// Replaces Program `number` by another over the same weights.
     ///
     /// # Errors
-    /// An operation that the device has not.
+    /// An operation that the device does not have.
     fn replace(&mut self, number: usize, program: Program) -> Result<()>;
 
-    /// Runs a Program, by its number, on rows that have been checked.
+    /// Runs Program `number` on rows that have been checked.
     ///
     /// # Errors
-    /// Too little memory, and whatever fails.
+    /// Too little memory, and device failures.
     fn run(&mut self, number: usize, rows: &PackedRows<'_>) -> Result<()>;
 
     /// The losses of the last run.
     ///
     /// # Errors
-    /// Whatever fails.
+    /// Device failures.
     fn losses(&mut self) -> Result<&[f32]>;
 
-    /// Adds the gradients of the last run to the sums; where they are the `first` of an update,
-    /// they are the sums.
+    /// Adds the gradients of the last run to the sums, or overwrites the sums if they are the
+    /// `first` of an update.
     ///
     /// # Errors
     /// A Program without gradients; too little memory.
     fn accumulate(&mut self, first: bool) -> Result<()>;
 
-    /// Makes the sums those of all devices of a group that trains together; one device alone has
-    /// them already. Every device of the group is asked at the same time.
+    /// Replaces the gradient sums by their totals over all devices of a data-parallel group; all of
+    /// them are asked at the same time.
     ///
     /// # Errors
-    /// A device that is of no group, too little memory, and whatever fails.
+    /// A device that belongs to no group, too little memory, device failures.
     fn reduce(&mut self) -> Result<()>;
 
-    /// Makes the sums zeros.
+    /// Sets the sums to zero.
     ///
     /// # Errors
     /// Too little memory.
     fn clear(&mut self) -> Result<()>;
 
-    /// The sum of the squares of all sums of gradients, in an order that follows from the weights
-    /// alone; not finite where one of the sums is not.
+    /// The sum of squares of all gradient sums, added in an order that depends on the weights
+    /// alone. Not finite if one of the sums is not.
     ///
     /// # Errors
-    /// Whatever fails.
+    /// Device failures.
     fn squares(&mut self) -> Result<f64>;
 
-    /// Updates all trained weights and their moments by the sums of gradients. Vectors do not
+    /// Updates all trained weights and their moments from the gradient sums. Vectors get no weight
     /// decay.
     ///
     /// # Errors
-    /// Whatever fails.
+    /// Device failures.
     fn update(&mut self, rule: &Rule) -> Result<()>;
 
-    /// Makes sums and moments zeros.
+    /// Sets sums and moments to zero.
     ///
     /// # Errors
-    /// Whatever fails.
+    /// Device failures.
     fn forget(&mut self) -> Result<()>;
 
-    /// Does the last run once more, one launch after another, and gives the seconds that each
-    /// operation took, by name; none on a device that has no clock for it.
+    /// Repeats the last run launch by launch, and returns the seconds of each operation by name;
+    /// `None` on a device that cannot time them.
     ///
     /// # Errors
-    /// Whatever fails.
+    /// Device failures.
     fn time(&mut self) -> Result<Option<BTreeMap<&'static str, f64>>>;
 
-    /// Bytes that a run of a Program takes beside the weights, for so many tokens of which so many
-    /// are to predict something.
+    /// Bytes that a run of Program `number` takes beside the weights, for `tokens` rows of which
+    /// `outputs` have a loss.
     fn bytes(&self, number: usize, tokens: usize, outputs: usize) -> usize;
 
-    /// Bytes that sums and moments take, from the first update on.
+    /// Bytes of sums and moments, allocated from the first update on.
     fn update_bytes(&self) -> usize;
 
-    /// Bytes that are left for runs and updates; none where that cannot be told.
+    /// Free bytes for runs and updates; `None` if unknown.
     ///
     /// # Errors
-    /// If the device does not answer.
+    /// A device that does not answer.
     fn free(&self) -> Result<Option<usize>>;
 
-    /// What it holds.
+    /// The memory it holds.
     fn memory(&self) -> Memory;
 }

@@ -1,4 +1,4 @@
-//! The least that a node has to read and compute, whatever the device does besides.
+//! The least that a node has to read and compute, whatever the device does in addition.
 
 use cpu_kernels::matmul::Unit;
 use ops::Rows;
@@ -7,7 +7,7 @@ use program::{Node, Program, Step, WeightId};
 
 use crate::Work;
 
-/// What the operation that makes the logits is called, whatever was fused into it.
+/// The profile name of the operation that computes the logits, whatever was fused into it.
 const HEAD: &str = "head";
 
 /// A node's name in a profile.
@@ -16,32 +16,32 @@ pub(crate) fn name(program: &Program, node: &Node) -> &'static str {
     if logits.is_some_and(|value| node.outputs.contains(value)) { HEAD } else { node.op.name() }
 }
 
-/// A matrix on a device.
+/// A weight matrix on a device.
 pub(crate) struct Matrix {
-    /// All of it.
+    /// Bytes of the whole matrix.
     pub(crate) bytes: usize,
-    /// One row.
+    /// Bytes of one row.
     pub(crate) row_bytes: usize,
-    /// How many numbers.
+    /// Number of elements.
     pub(crate) elements: usize,
-    /// What multiplies rows of a kind with it.
+    /// The unit that computes products with it.
     pub(crate) unit: Unit,
 }
 
-/// A device, as far as this depends on it.
+/// What the cost of a node depends on.
 pub(crate) struct Costs<'a> {
-    /// What is replayed.
+    /// The Program that is replayed.
     pub(crate) program: &'a Program,
     /// The cache group of each layer.
     pub(crate) groups: &'a [usize],
-    /// A weight that is a matrix, of products with so many rows.
+    /// The matrix of a weight as used for rows of the given kind; `None` if it is not a matrix.
     pub(crate) matrix: &'a dyn Fn(WeightId, Rows) -> Option<Matrix>,
-    /// Bytes of a layer's cache for one position.
+    /// Bytes of a layer's cache per position.
     pub(crate) position: &'a dyn Fn(usize) -> usize,
 }
 
 impl Costs<'_> {
-    /// What a node of a step has to do.
+    /// The work of a node in a step.
     pub(crate) fn of(&self, step: &Step<'_>, node: &Node) -> Work {
         let tokens = step.tokens.len();
         let shape = |value: &program::ValueId| self.program.values[value.0];
@@ -58,8 +58,8 @@ impl Costs<'_> {
             }
             let (share, each) = mixture.map_or((1.0, 1.0), |(used, count)| {
                 let part = used as f64 / count as f64;
-                // A row reads the experts that it goes through; of many rows, each adds what those
-                // before it left.
+                // One row reads the share `used / count` of the experts; each further row adds that
+                // share of the experts that are still unread.
                 (1.0 - (1.0 - part).powf(rows(of) as f64), part)
             });
             let operations = (2 * rows(of) * matrix.elements) as f64 * each;
@@ -79,14 +79,14 @@ impl Costs<'_> {
                 let positions: Vec<u32> = (sequence.start..sequence.end()).collect();
                 let cached = node.op.cached_work(&positions, oldest);
                 work.bytes += match access {
-                    // A state is read once, whatever the number of rows.
+                    // A recurrent state is read once, whatever the number of rows.
                     Access::Carry { elements, .. } => (elements * size_of::<f32>()) as u64,
                     _ => (cached.positions * (self.position)(layer)) as u64,
                 };
                 work.floats += cached.operations;
             }
         } else if work.bytes == 0 {
-            // A selection reads the rows that it writes.
+            // A selection reads only the rows that it writes.
             let out = node.outputs.first().map(|value| shape(value).rows);
             let read = |value| {
                 rows(out.unwrap_or(shape(value).rows)) * shape(value).width * size_of::<f32>()

@@ -1,6 +1,6 @@
-//! Operations that carry a state: short convolutions and gated delta nets. A sequence's rows follow
-//! each other, whatever the step is, so that its states do not depend on where it is cut; workers
-//! share columns and heads.
+//! Operations with a recurrent state: short convolutions and gated delta nets. The rows of a
+//! sequence are processed in order in every kind of step, so that the state does not depend on
+//! where a prompt is cut into steps. Workers split columns and heads.
 
 use super::replay::Replay;
 use super::state::{Cache, States};
@@ -11,13 +11,13 @@ use ops::{DeltaNet, ShortConv};
 use program::{BLOCK_TOKENS, Node};
 use std::ops::Range;
 
-/// Rows of a step whose states lie in one block.
+/// Consecutive rows of a step whose state is stored in one block.
 struct Segment {
-    /// Rows of the step.
+    /// Indices of the rows in the step.
     rows: Range<usize>,
-    /// The state in front of them; `None`: that of an empty sequence, zeros.
+    /// The state before them; `None` at the start of a sequence, where it is zero.
     from: Option<*mut f32>,
-    /// Where the state behind them goes, which may be the same place.
+    /// Where the state after them goes; may equal `from`.
     to: *mut f32,
 }
 
@@ -29,7 +29,8 @@ impl Replay<'_> {
         }
     }
 
-    /// A sequence's rows, block by block, with the part of the states that begins at some element.
+    /// The segments of a sequence's rows, one for each block. State pointers are offset by `part`
+    /// elements.
     fn segments(
         &self,
         layer: usize,
@@ -56,7 +57,7 @@ impl Replay<'_> {
         })
     }
 
-    /// Each worker has some columns of all rows.
+    /// Each worker computes some columns of all rows.
     pub(super) fn short_conv(&self, op: &ShortConv, node: &Node, worker: &Worker<'_>) {
         let (width, carried) = (op.width, op.kernel - 1);
         let columns = worker.split_units(width, ROWS);
@@ -67,8 +68,8 @@ impl Replay<'_> {
         {
             // SAFETY: each worker has its own columns of rows and states; inputs are only read.
             unsafe {
-                // Row `i` of those carried, then of the segment's own; none in front of the
-                // sequence.
+                // Row `i` counts the carried rows first, then the segment's own. `None` before the
+                // start of the sequence.
                 let row = |i: usize| -> Option<&[f32]> {
                     if let Some(own) = i.checked_sub(carried) {
                         let at = (segment.rows.start + own) * width;
@@ -89,7 +90,7 @@ impl Replay<'_> {
                         }
                     }
                 }
-                // In ascending order what is still to be read is not yet written over.
+                // Copying in ascending order never overwrites a row that is still to be read.
                 for j in 0..carried {
                     let to = segment.to.add(j * width + columns.start);
                     match row(segment.rows.len() + j) {
@@ -101,7 +102,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Each worker has some columns of some sequences' heads.
+    /// Each worker computes some columns of some heads.
     pub(super) fn delta_net(&self, op: &DeltaNet, node: &Node, worker: &Worker<'_>) {
         let &DeltaNet { heads, key_heads, key_dim, value_dim, layer, start, .. } = op;
         let (rows, width) = (self.step.tokens.len(), op.width());
@@ -146,10 +147,10 @@ impl Replay<'_> {
     }
 }
 
-/// Makes columns of a matrix those of another, or zeros.
+/// Copies columns of a `[rows, width]` matrix to another, or zeros them if `from` is `None`.
 ///
 /// # Safety
-/// Both are `[rows, width]`, and nobody else uses these columns.
+/// Both are valid `[rows, width]` matrices, and no other worker accesses these columns.
 unsafe fn take_up(
     from: Option<*mut f32>,
     to: *mut f32,

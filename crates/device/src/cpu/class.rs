@@ -1,19 +1,19 @@
-//! Shape classes: where everything that a replay touches lies in the arena, for up to so many rows.
+//! Shape classes: the arena's layout for replays of up to a number of rows.
 
 use super::experts;
 use cpu_kernels::matmul::{Activations, Path, ROWS};
 use ops::Rope;
 use program::{Plan, Program, plan_memory};
 
-/// Rows that decode, up to which every worker norms and quantises for itself: cheaper than a
-/// barrier.
+/// Decode rows up to which every worker normalises and quantises all rows for itself, which is
+/// cheaper than a barrier.
 pub(super) const FEW: usize = 4;
 
-/// Rows up to which the workers' parts of a product are even shares of its bytes.
+/// Rows up to which each worker gets an equal share of a product's bytes.
 pub(super) const EVEN: usize = 2 * FEW;
 
-/// Panels of a product's part that pay for a pass over more rows than that, and the most that a
-/// part has.
+/// Panels of a part when more rows than [`EVEN`] are multiplied: at least so many, or another pass
+/// over the rows would not pay.
 pub(super) const PART: usize = 16;
 pub(super) const MOST_PART: usize = 2 * PART;
 
@@ -22,37 +22,37 @@ pub(super) struct Class {
     pub(super) tokens: usize,
     pub(super) outputs: usize,
     pub(super) plan: Plan,
-    /// Cosines, then sines, of each rope: `[tokens, pairs]`.
+    /// Cosines, then sines, of each rotation: `[tokens, pairs]`.
     pub(super) angles: Vec<(usize, usize)>,
-    /// Normed rows shared by all workers: `[rows, width]`.
+    /// Normalised rows shared by all workers: `[rows, width]`.
     pub(super) normed: usize,
     /// Quantised rows shared by all workers.
-    pub(super) lines: usize,
-    /// Worker `i`'s operands of a gate, of the columns that it has in hand: the second, then the
-    /// first where it needs a place.
-    pub(super) hands: usize,
-    pub(super) hand_bytes: usize,
-    /// Worker `i`'s own memory: normed rows, then quantised rows, of at most [`FEW`] rows.
+    pub(super) quantised: usize,
+    /// Per-worker scratch for `gate_up`: the `up` columns being computed, then the `gate` columns
+    /// if they are not written in place.
+    pub(super) gate_scratch: usize,
+    pub(super) gate_scratch_bytes: usize,
+    /// Per-worker scratch: normalised rows, then quantised rows, for at most [`FEW`] rows.
     pub(super) workers: usize,
     pub(super) worker_bytes: usize,
-    pub(super) worker_lines: usize,
-    /// Working memory of mixtures of experts, and what lies where in it.
+    pub(super) worker_quantised: usize,
+    /// Scratch of mixtures of experts, and its layout.
     pub(super) mixture: usize,
     pub(super) experts: experts::Layout,
-    /// Rows between the factors of adapters: `[rows, rank]`.
-    pub(super) low: usize,
-    /// End of the arena.
+    /// Rows between the two low-rank factors of adapters: `[rows, rank]`.
+    pub(super) low_rank: usize,
+    /// Size of the arena.
     pub(super) bytes: usize,
 }
 
-/// The widest operands of a Program.
+/// The largest operands of a Program.
 struct Widths {
-    /// Input of any projection.
+    /// Widest input of a projection.
     input: usize,
-    /// Output of any gate.
+    /// Widest output of a gate.
     gate: usize,
-    /// Quantised bytes of the hungriest projection, for some rows on a path.
-    lines: Box<dyn Fn(Path, usize) -> usize>,
+    /// Most bytes that quantised input rows take, for a path and a number of rows.
+    quantised: Box<dyn Fn(Path, usize) -> usize>,
 }
 
 fn widths(program: &Program) -> Widths {
@@ -66,14 +66,14 @@ fn widths(program: &Program) -> Widths {
         }
     }
     let input = inputs.iter().copied().max().unwrap_or(0);
-    let lines = move |path, rows| {
+    let quantised = move |path, rows| {
         inputs.iter().map(|&width| Activations::bytes(path, rows, width)).max().unwrap_or(0)
     };
-    Widths { input, gate, lines: Box::new(lines) }
+    Widths { input, gate, quantised: Box::new(quantised) }
 }
 
-/// Elements of the largest part of `[rows, width]` that a worker has in hand at once, as
-/// [`deal`](super::replay) deals them.
+/// Elements of the largest part of `[rows, width]` that a worker computes at once, as dealt out by
+/// [`deal`](super::replay).
 fn widest(rows: usize, width: usize, workers: usize) -> usize {
     let panels = width.div_ceil(ROWS);
     let few = rows.min(EVEN) * (panels / workers + 1);
@@ -81,8 +81,8 @@ fn widest(rows: usize, width: usize, workers: usize) -> usize {
 }
 
 impl Class {
-    /// Lays out `program` for up to `tokens` rows, `outputs` of them with logits, and adapters of a
-    /// rank up to `rank`.
+    /// Lays out `program` for up to `tokens` rows, of which `outputs` have logits, and for adapters
+    /// of up to `rank`.
     pub(super) fn new(
         program: &Program,
         ropes: &[Rope],
@@ -108,23 +108,23 @@ impl Class {
                 (take(bytes), take(bytes))
             })
             .collect();
-        let hand_bytes = 2 * widest(rows, widths.gate, workers) * float;
-        let (normed, lines, hands) = (
+        let gate_scratch_bytes = 2 * widest(rows, widths.gate, workers) * float;
+        let (normed, quantised, gate_scratch) = (
             take(rows * widths.input * float),
-            take((widths.lines)(Path::Expanded, rows)),
-            take(hand_bytes * workers),
+            take((widths.quantised)(Path::Expanded, rows)),
+            take(gate_scratch_bytes * workers),
         );
         let few = rows.min(FEW);
-        let worker_lines = (few * widths.input * float).next_multiple_of(64);
-        let of = |rows| (widths.lines)(Path::InPlace, rows);
-        let few_lines = (1..=few).map(of).max().unwrap_or(0);
-        // Neighbours' scratch a page apart: no false sharing, and adjacent-line prefetches stay at
-        // home.
-        let worker_bytes = (worker_lines + few_lines).next_multiple_of(4096);
+        let worker_quantised = (few * widths.input * float).next_multiple_of(64);
+        let of = |rows| (widths.quantised)(Path::InPlace, rows);
+        let few_quantised = (1..=few).map(of).max().unwrap_or(0);
+        // Place the workers' scratch a page apart, which avoids false sharing and adjacent-line
+        // prefetches of another worker's lines.
+        let worker_bytes = (worker_quantised + few_quantised).next_multiple_of(4096);
         let start = take(worker_bytes * workers);
         let experts = experts::Layout::new(program, tokens, workers);
         let mixture = take(experts.bytes);
-        let low = take(rows * rank * float);
+        let low_rank = take(rows * rank * float);
         Class {
             mixture,
             experts,
@@ -133,13 +133,13 @@ impl Class {
             plan,
             angles,
             normed,
-            lines,
-            hands,
-            hand_bytes,
+            quantised,
+            gate_scratch,
+            gate_scratch_bytes,
             workers: start,
             worker_bytes,
-            worker_lines,
-            low,
+            worker_quantised,
+            low_rank,
             bytes: end,
         }
     }

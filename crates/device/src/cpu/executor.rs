@@ -1,5 +1,5 @@
-//! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes seen
-//! so far.
+//! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes
+//! compiled so far.
 
 use super::class::Class;
 use super::profile::{Span, Spans, profile};
@@ -28,22 +28,22 @@ use program::{
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A weight in the form in which the CPU uses it.
+/// A weight as the CPU stores it.
 pub(super) enum Weight {
-    /// Of rank 2: packed for products.
+    /// Rank 2: packed for products.
     Matrix(Matrix),
-    /// Of rank 1: norms and biases, in f32.
+    /// Rank 1, such as norms and biases, in f32.
     Vector(Vec<f32>),
 }
 
 impl Weight {
-    /// Whether it is a matrix of floats, not of blocks.
+    /// Whether it is a matrix of floats rather than of quantised blocks.
     pub(super) fn is_float_matrix(&self) -> bool {
         matches!(self, Weight::Matrix(matrix) if !matrix.encoding().is_quantised())
     }
 }
 
-/// What every replay reads and no replay changes.
+/// State that every replay reads and none changes.
 pub(super) struct Loaded {
     pub(super) team: Arc<Team>,
     pub(super) isa: Isa,
@@ -53,37 +53,37 @@ pub(super) struct Loaded {
     pub(super) ropes: Vec<Rope>,
     /// The cache group of each layer.
     pub(super) groups: Vec<usize>,
-    /// Whether all matrices that are multiplied with are quantised.
+    /// Whether all matrices used in products are quantised.
     pub(super) quantised: bool,
-    /// See [`lined`].
-    pub(super) lined: Vec<bool>,
-    /// The factors of each seat's adapter at every site; none of an empty seat.
+    /// See [`quantised_only`].
+    pub(super) quantised_only: Vec<bool>,
+    /// The low-rank factors of each adapter seat, for every site; `None` for an empty seat.
     pub(super) seats: Vec<Option<Vec<Option<Factors>>>>,
-    /// The greatest rank that they may have.
+    /// The greatest rank of an adapter.
     pub(super) rank: usize,
 }
 
-/// See [`Executor`].
+/// The CPU's [`Executor`].
 pub(super) struct CpuExecutor {
     loaded: Loaded,
     caches: Vec<Cache>,
     classes: Vec<Class>,
     arena: Huge,
     scratch: Vec<Scratch>,
-    /// Attention's working memory.
+    /// Scratch of attention: partial results of chunks of keys.
     partials: Huge,
-    /// Blocks of each group that were written to.
+    /// Blocks of each group from 0 up to the highest one written.
     used: Vec<usize>,
-    /// Class and rows of the last replay.
+    /// Class, tokens and outputs of the last replay.
     last: Option<(usize, usize, usize)>,
     limits: program::Limits,
     rows: Rowed,
     sampling: Sampling,
-    /// The last ticket's number.
+    /// Number of the last ticket.
     tickets: u64,
 }
 
-/// A step's rows as a replay takes them, in memory that is kept from step to step.
+/// A step's rows as a replay reads them; the buffers are reused by every step.
 #[derive(Default)]
 struct Rowed {
     tokens: Vec<u32>,
@@ -91,11 +91,11 @@ struct Rowed {
     queries: Vec<Vec<Sequence<'static>>>,
 }
 
-/// Choosing tokens.
+/// State of sampling.
 struct Sampling {
-    /// Each worker's.
+    /// One sampler per worker.
     samplers: Vec<HostSampler>,
-    /// What each slot carries, as far as slots were used.
+    /// The state of each slot used so far.
     slots: Vec<Carried>,
     outcomes: Outcomes,
 }
@@ -120,7 +120,7 @@ impl CpuExecutor {
         let multiplied = program.nodes.iter().filter(|node| node.op.gathers().is_none());
         let quantised =
             !multiplied.flat_map(|node| &node.weights).any(|id| weights[id.0].is_float_matrix());
-        let lined = lined(&program, &weights);
+        let quantised_only = quantised_only(&program, &weights);
         let groups = program.layer_groups();
         let limits = options.limits(&program);
         let crate::Seats { count, rank } = options.seats;
@@ -128,7 +128,7 @@ impl CpuExecutor {
         let (tokens, outputs) = (limits.tokens, limits.outputs);
         let largest = Class::new(&program, &ropes, tokens, outputs, team.count(), rank);
         Ok(CpuExecutor {
-            // Pages of the arena that no class touches take no memory.
+            // Arena pages that no class touches take no memory.
             arena: Huge::zeroed(largest.bytes)?,
             scratch: (0..team.count()).map(|_| Scratch::new()).collect::<Result<_>>()?,
             partials: Huge::zeroed(partials * size_of::<f32>())?,
@@ -152,14 +152,14 @@ impl CpuExecutor {
                 ropes,
                 groups,
                 quantised,
-                lined,
+                quantised_only,
                 seats,
                 rank,
             },
         })
     }
 
-    /// The smallest class that holds so many rows, compiled on first sight.
+    /// The smallest class that holds these rows, compiled at first use.
     fn class(&mut self, tokens: usize, outputs: usize) -> usize {
         let bucket =
             |n: usize, most: usize| if n == 0 { 0 } else { n.next_power_of_two().min(most) };
@@ -174,7 +174,7 @@ impl CpuExecutor {
     }
 }
 
-/// What loading a Program and using it with a whole context takes.
+/// Memory that the Program takes with a full context.
 pub(super) fn plan(
     program: &Program,
     tensors: &Tensors,
@@ -199,7 +199,8 @@ pub(super) fn plan(
     }
     let partials = partials(program, options, threads).saturating_mul(size_of::<f32>());
     let free = memory::free();
-    // The pools take addresses for all sessions together, and each matrix takes whole huge pages.
+    // The pools reserve addresses for all sessions together, and each matrix takes whole huge
+    // pages.
     let unused = reserved.saturating_sub(cache).saturating_add(weights.len() * Huge::PAGE);
     let addresses = free.addresses.map(|addresses| addresses.saturating_sub(unused));
     Ok(Plan {
@@ -213,8 +214,7 @@ pub(super) fn plan(
     })
 }
 
-/// Bytes of a weight in the form in which it is kept; `each`: the rows of one expert, where it has
-/// several's.
+/// Bytes of a weight as it is stored. `each`: rows of one expert, if the weight stacks several.
 fn weight_bytes(weight: &program::Weight, each: Option<usize>, tensors: &Tensors) -> Result<usize> {
     let encoding = weight.describe(tensors)?.encoding;
     Ok(match *weight.shape.as_slice() {
@@ -226,7 +226,7 @@ fn weight_bytes(weight: &program::Weight, each: Option<usize>, tensors: &Tensors
     })
 }
 
-/// Bytes of so many blocks of each group.
+/// Bytes of the cache, for a number of blocks of each group.
 fn cache_bytes(program: &Program, options: &LoadOptions, blocks: &[usize]) -> Result<usize> {
     let groups = program.layer_groups();
     program.layers.iter().zip(&groups).try_fold(0usize, |sum, (layer, &group)| {
@@ -283,8 +283,8 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<Cache>> {
         .ok_or_else(|| Error::new("cache", "blocks for every group", "fewer"))
 }
 
-/// Floats of working memory for the hungriest attention over a whole context. Steps of many
-/// sequences that need more attend to some of them at a time.
+/// Floats of scratch for the most demanding attention over a full context. A step of many sequences
+/// that would need more attends to some of them at a time.
 fn partials(program: &Program, options: &LoadOptions, threads: usize) -> usize {
     let groups = program.layer_groups();
     let one = |op: &ops::Attention| {
@@ -321,21 +321,21 @@ fn floats(buffer: &mut Huge) -> &mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr().cast(), len) }
 }
 
-/// Where the floats of a value lie in the arena.
+/// The range of a value's floats in the arena.
 fn place_of(loaded: &Loaded, class: &Class, step: &Step<'_>, value: ValueId) -> Range<usize> {
     let shape = loaded.program.shape(value);
     let start = class.plan.offsets[value.0] / size_of::<f32>();
     start..start + shape.rows.count(step.tokens.len(), step.outputs.len()) * shape.width
 }
 
-/// The node that is so many exchanges from the first on.
+/// The node of exchange `number`, counted from 0.
 fn exchange(program: &Program, number: usize) -> Option<usize> {
     let exchange = |node: &Node| matches!(node.op, Op::Exchange(_));
     let all = program.nodes.iter().enumerate().filter(|(_, node)| exchange(node));
     all.map(|(i, _)| i).nth(number)
 }
 
-/// The rows of several experts' matrices, of which each is filled up with zeros to whole panels.
+/// A stack of experts' matrices, each padded with zero rows to whole panels.
 struct Padded {
     each: usize,
     rows: usize,
@@ -347,13 +347,13 @@ impl Padded {
         Padded { each, rows, cols }
     }
 
-    /// Rows, those of zeros among them.
+    /// Number of rows, including padding.
     fn rows(&self) -> usize {
         self.rows / self.each * self.each.next_multiple_of(ROWS)
     }
 
-    /// Zeros are zeros in every encoding: of floats, and of blocks, whose scales and offsets are
-    /// floats.
+    /// Zero bytes decode to zeros in every encoding: floats are 0.0, and blocks have zero scales
+    /// and offsets.
     fn bytes(&self, bytes: &[u8]) -> Vec<u8> {
         let each = bytes.len() / self.rows * self.each;
         let wide = bytes.len() / self.rows * self.each.next_multiple_of(ROWS);
@@ -365,28 +365,28 @@ impl Padded {
         all
     }
 
-    /// Which element of the experts' is element `at` of these.
+    /// The index in the unpadded stack of element `at` of the padded one.
     fn origin(&self, at: usize) -> usize {
         let (row, wide) = (at / self.cols, self.each.next_multiple_of(ROWS));
         (row / wide * self.each + row % wide) * self.cols + at % self.cols
     }
 }
 
-/// The values that, of many rows, never exist but as what the one product that reads them takes:
-/// gates of a quantised matrix.
-fn lined(program: &Program, weights: &[Weight]) -> Vec<bool> {
+/// Values that are kept only in quantised form in steps of many rows: gate outputs whose single
+/// reader is a product with a quantised matrix.
+fn quantised_only(program: &Program, weights: &[Weight]) -> Vec<bool> {
     let (uses, writers) = (program.uses(), program.writers());
-    let mut lined = vec![false; program.values.len()];
+    let mut quantised_only = vec![false; program.values.len()];
     let product = |node: &Node| node.op.product(node.weights.len());
     let single = |product: &Product| product.norm.is_none() && product.projections.len() == 1;
     for node in program.nodes.iter().filter(|node| product(node).is_some_and(|p| single(&p))) {
         let value = node.inputs[0].0;
         let gated = |writer: usize| product(&program.nodes[writer]).is_some_and(|p| p.gated);
-        lined[value] = uses[value] == 1
+        quantised_only[value] = uses[value] == 1
             && writers[value].is_some_and(gated)
             && !weights[node.weights[0].0].is_float_matrix();
     }
-    lined
+    quantised_only
 }
 
 fn load_weights(
@@ -404,7 +404,7 @@ fn load_weights(
         let named = |error| weight.named(error);
         let (packed, not_finite) = match *weight.shape.as_slice() {
             [rows, cols] => {
-                // Experts begin with a panel each.
+                // Each expert begins with a panel of its own.
                 let several = |each: &usize| *each < rows && !each.is_multiple_of(ROWS);
                 let padded = each.filter(several).map(|each| Padded::new(each, [rows, cols]));
                 let packed = match &padded {
@@ -415,7 +415,7 @@ fn load_weights(
                     None => Matrix::pack(read.encoding, rows, cols, &read.bytes, team),
                 };
                 let matrix = packed.map_err(named)?;
-                // One copy in memory: the file's pages are not needed again.
+                // Keep one copy in memory: the file's pages are not needed again.
                 weight.source.release(tensors);
                 let mut not_finite = matrix.not_finite();
                 if let (Some(found), Some(padded)) = (&mut not_finite, &padded) {
@@ -426,7 +426,7 @@ fn load_weights(
             [_] => {
                 let values = read.to_f32().map_err(named)?;
                 let not_finite = NotFinite::among(&values);
-                // Biases of experts lie as their rows are packed: in whole panels.
+                // Biases of experts are padded as their rows are packed: to whole panels.
                 let several = |each: &usize| *each < values.len() && !each.is_multiple_of(ROWS);
                 let padded = each.filter(several).map(|each| {
                     let mut padded = Vec::with_capacity(values.len());
@@ -453,7 +453,7 @@ fn load_weights(
 }
 
 impl Rowed {
-    /// Takes a step's rows, with the tokens that its sequences chose last in their places.
+    /// Takes a step's rows, replacing [`CHOSEN`] by the token that the sequence's slot chose last.
     fn set(&mut self, step: &Step<'_>, slots: &[Carried]) -> Result<()> {
         self.tokens.clear();
         self.tokens.extend_from_slice(step.tokens);
@@ -475,8 +475,8 @@ impl Rowed {
     }
 }
 
-/// The sequences of a step as attention takes them in a cache group: each row that decodes by
-/// itself.
+/// The sequences of a step as attention takes them for a cache group: one entry for each row that
+/// decodes, one for each prompt.
 fn queries<'a>(step: &Step<'a>, group: usize, into: &mut Vec<Sequence<'a>>) {
     for (first, sequence) in step.placed() {
         let table = &sequence.tables[group];
@@ -494,7 +494,7 @@ fn queries<'a>(step: &Step<'a>, group: usize, into: &mut Vec<Sequence<'a>>) {
 }
 
 impl CpuExecutor {
-    /// That there is an adapter on every seat that a step names.
+    /// Checks that an adapter is loaded on every seat that the step names.
     fn check_seats(&self, step: &Step<'_>) -> Result<()> {
         let empty = |adapter: u32| {
             let seat = (adapter as usize).checked_sub(1);
@@ -509,7 +509,7 @@ impl CpuExecutor {
         }
     }
 
-    /// One replay, with the workers' times if asked for; no ticket if it was stopped.
+    /// Runs one replay, recording the workers' times in `spans`; no ticket if it was stopped.
     fn replay(
         &mut self,
         step: &Step<'_>,
@@ -535,7 +535,7 @@ impl CpuExecutor {
         Ok(Some(ticket))
     }
 
-    /// Computes some nodes of a step that was taken up; whether it came to their end.
+    /// Computes a range of nodes of the current step. Returns false if it was stopped.
     fn compute(
         &mut self,
         step: &Step<'_>,
@@ -572,7 +572,8 @@ impl CpuExecutor {
         whole
     }
 
-    /// Has the step's sequences choose: one on this thread, several on all workers.
+    /// Chooses tokens for the step's sequences: a single one on this thread, several on all
+    /// workers.
     fn choose(&mut self, step: &Step<'_>, ticket: Ticket) {
         let logits = self.result(0);
         // SAFETY: the arena is not written before the next replay, and lives as long as this
@@ -586,7 +587,7 @@ impl CpuExecutor {
             if slot >= slots.len() {
                 slots.resize_with(slot + 1, Carried::default);
             }
-            // What it chose it has already.
+            // A chosen token is in the slot's history already.
             if step.tokens[row] != CHOSEN {
                 slots[slot].begin(choose);
             }
@@ -601,7 +602,7 @@ impl CpuExecutor {
             let Choosing { output, sequence, choose, .. } = choosing;
             let history = &carried[sequence.slot as usize].history;
             let (row, at) = (&logits[output * vocab..][..vocab], u64::from(sequence.end()));
-            // SAFETY: each worker has a sampler, and each sequence a place for what it chose.
+            // SAFETY: each worker has its own sampler, and each sequence its own entry.
             unsafe {
                 let sampler = &mut samplers.slice_mut(worker..worker + 1)[0];
                 let chosen = &mut chosen.slice_mut(i..i + 1)[0];
@@ -643,7 +644,7 @@ impl CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// The cache of a layer that has this block, and its group.
+    /// The cache of a layer, checked to have this block, and its group.
     fn block(&self, layer: usize, block: u32) -> Result<(usize, &Cache)> {
         let of = self.loaded.groups.get(layer).zip(self.caches.get(layer));
         let of = of.map(|(group, cache)| (*group, cache));

@@ -1,9 +1,9 @@
-//! Mixtures of experts: a token's scores choose experts, each expert multiplies the tokens that
-//! chose it, and their results are added up, token by token.
+//! Mixtures of experts: a token's scores select experts, each expert multiplies the tokens that
+//! selected it, and the results are summed per token.
 //!
-//! A *pair* is a token and one of its experts; pairs lie by expert, in the order of tokens, so that
-//! each expert's are rows of one product. A row's bits depend neither on which other rows there are
-//! nor on their number, as those of every product.
+//! A *pair* is a token and one of its experts. Pairs are sorted by expert, then by token, so that
+//! each expert's pairs are consecutive rows of one product. As in every product, a row's bits
+//! depend neither on the other rows nor on their number.
 
 mod one;
 
@@ -17,38 +17,38 @@ use ops::{Experts, Unary};
 use program::{Node, Program};
 use std::ops::Range;
 
-/// Where the working memory of mixtures lies, in bytes from its start, for the hungriest of a
-/// Program's.
+/// Layout of the scratch of mixtures, in bytes from its start, sized for the largest mixture of a
+/// Program.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Layout {
-    /// The expert of each pair, in the order of tokens; u32.
+    /// The expert of each pair, in token order; u32.
     ids: usize,
-    /// Their weights, f32.
+    /// The routing weight of each pair; f32.
     weights: usize,
-    /// The place of each pair among those that lie by expert; u32.
+    /// The index of each pair in the order sorted by expert (its place); u32.
     places: usize,
     /// The token at each place; u32.
     tokens: usize,
     /// The first place of each expert, and the end; u32.
     offsets: usize,
-    /// Rows at each place: what experts read; what lies between their matrices, twice; what they
-    /// give.
+    /// Rows at each place: the experts' input `x`, the products `gate` and `up`, and the output
+    /// `y`.
     x: usize,
     gate: usize,
     up: usize,
     y: usize,
-    /// The first of these quantised.
-    lines: usize,
-    /// Worker `i`'s own row, quantised.
+    /// Input rows, quantised.
+    quantised: usize,
+    /// Per-worker scratch: one quantised row.
     own: usize,
     own_bytes: usize,
-    /// All of it.
+    /// Total size.
     pub(super) bytes: usize,
 }
 
-/// Most bytes that rows of pairs take, quantised expert by expert.
-fn lines(path: Path, pairs: usize, experts: usize, width: usize) -> usize {
-    // An expert's rows are rounded up to a group of 16, or to a power of two where there are fewer.
+/// Most bytes that the rows of all pairs take, quantised expert by expert.
+fn quantised_bytes(path: Path, pairs: usize, experts: usize, width: usize) -> usize {
+    // An expert's rows are rounded up to a group of 16, or to a power of two if fewer.
     let rounded = match path {
         Path::InPlace => 2 * pairs,
         Path::Expanded => pairs + 15 * experts.min(pairs),
@@ -57,7 +57,7 @@ fn lines(path: Path, pairs: usize, experts: usize, width: usize) -> usize {
 }
 
 impl Layout {
-    /// For steps of up to so many tokens.
+    /// Lays out the scratch for steps of up to `tokens` tokens.
     pub(super) fn new(program: &Program, tokens: usize, workers: usize) -> Layout {
         let (mut most, mut own_bytes) = ([0; 10], 0);
         for node in &program.nodes {
@@ -66,7 +66,7 @@ impl Layout {
             let paths = [Path::InPlace, Path::Expanded];
             let wider = width.max(ff);
             let quantised =
-                paths.map(|path| lines(path, pairs, experts, wider.next_multiple_of(32)));
+                paths.map(|path| quantised_bytes(path, pairs, experts, wider.next_multiple_of(32)));
             let inner = pairs * ff.next_multiple_of(ROWS) * word;
             let needs = [
                 pairs * word,
@@ -82,7 +82,7 @@ impl Layout {
             ];
             (0..10).for_each(|i| most[i] = most[i].max(needs[i]));
             let own = Activations::bytes(Path::InPlace, 1, wider.next_multiple_of(32));
-            // Neighbours' a page apart, as in `Class`.
+            // A page apart, as in `Class`.
             own_bytes = own_bytes.max(own.next_multiple_of(4096));
         }
         let mut end = 0;
@@ -91,7 +91,7 @@ impl Layout {
             end += most[i].next_multiple_of(64);
             at
         };
-        let [ids, weights, places, of, offsets, x, gate, up, y, lines] =
+        let [ids, weights, places, of, offsets, x, gate, up, y, quantised] =
             [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(&mut take);
         let (own, bytes) = (end, end + workers * own_bytes);
         Layout {
@@ -104,7 +104,7 @@ impl Layout {
             gate,
             up,
             y,
-            lines,
+            quantised,
             own,
             own_bytes,
             bytes,
@@ -112,7 +112,7 @@ impl Layout {
     }
 }
 
-/// For each weight, the rows of one expert where it has those of several.
+/// For each weight, the rows of one expert, if it stacks several.
 pub(super) fn rows_of_one(program: &Program) -> Vec<Option<usize>> {
     let mut rows = vec![None; program.weights.len()];
     for node in &program.nodes {
@@ -124,12 +124,12 @@ pub(super) fn rows_of_one(program: &Program) -> Vec<Option<usize>> {
     rows
 }
 
-/// The experts of one token and their weights.
+/// Selects the experts of one token and computes their weights.
 fn route(scores: &[f32], routing: &Routing, ids: &mut [u32], weights: &mut [f32]) {
-    // Not a number is less than every number, and ties go to the lower expert.
+    // NaN is less than every number, and the lower expert wins ties.
     let number = |e: usize| if scores[e].is_nan() { f32::NEG_INFINITY } else { scores[e] };
     let top = (0..scores.len()).map(number).fold(f32::NEG_INFINITY, f32::max);
-    // Experts that may still be chosen.
+    // Experts not yet selected.
     let mut open = [true; MOST_EXPERTS];
     for (id, weight) in ids.iter_mut().zip(&mut *weights) {
         let left = || (0..scores.len()).filter(|e| open[*e]);
@@ -155,7 +155,7 @@ fn route(scores: &[f32], routing: &Routing, ids: &mut [u32], weights: &mut [f32]
     weights.iter_mut().for_each(|weight| *weight *= routing.scale / total);
 }
 
-/// Adds up what a token's experts give, weighed, in the order of the scores.
+/// Sums the outputs of a token's experts times their weights, in the order of selection.
 fn combine<'a>(to: &mut [f32], results: impl Iterator<Item = (f32, &'a [f32])>) {
     to.fill(0.0);
     for (weight, from) in results {
@@ -163,7 +163,7 @@ fn combine<'a>(to: &mut [f32], results: impl Iterator<Item = (f32, &'a [f32])>) 
     }
 }
 
-/// A step's pairs, once they are known.
+/// The pairs of a step, sorted by expert.
 struct Pairs<'a> {
     weights: &'a [f32],
     places: &'a [u32],
@@ -172,15 +172,15 @@ struct Pairs<'a> {
 }
 
 impl Pairs<'_> {
-    /// The experts that have pairs, with the places of those.
+    /// The experts that have pairs, with their ranges of places.
     fn each(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         let bounds = self.offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize);
         bounds.enumerate().filter(|(_, places)| !places.is_empty())
     }
 }
 
-/// Sorts pairs by expert, those of one in the order of tokens: the place of each pair, the token at
-/// each place, and the first place of each expert.
+/// Sorts pairs by expert, and within an expert by token. Computes the place of each pair, the token
+/// at each place, and the first place of each expert.
 fn group(ids: &[u32], used: usize, places: &mut [u32], tokens: &mut [u32], offsets: &mut [u32]) {
     offsets.fill(0);
     for id in ids {
@@ -190,7 +190,7 @@ fn group(ids: &[u32], used: usize, places: &mut [u32], tokens: &mut [u32], offse
         offsets[e] += offsets[e - 1];
     }
     for (pair, id) in ids.iter().enumerate() {
-        // The offset moves on to the next expert's, and is put back below.
+        // The offset advances to the next expert's, and is restored below.
         let next = &mut offsets[*id as usize];
         places[pair] = *next;
         tokens[*next as usize] = (pair / used) as u32;
@@ -201,7 +201,7 @@ fn group(ids: &[u32], used: usize, places: &mut [u32], tokens: &mut [u32], offse
 }
 
 impl Replay<'_> {
-    /// Words of the working memory.
+    /// Words of the scratch.
     ///
     /// # Safety
     /// As [`Replay::floats`].
@@ -218,7 +218,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Chooses experts and multiplies with them.
+    /// Routes the tokens and computes their experts.
     pub(super) fn experts(&self, op: &Experts, node: &Node, worker: &Worker<'_>) {
         let program = &self.loaded.program;
         let Some(sizes) = program.mixture(node) else { return };
@@ -253,7 +253,7 @@ impl Replay<'_> {
         }
         if worker.index == 0 {
             // SAFETY: experts were written before the barrier, or by this worker; until the next
-            // one it has these alone.
+            // barrier only this worker accesses them.
             unsafe {
                 group(
                     self.words(place.ids, 0..pairs),
@@ -346,7 +346,7 @@ impl Replay<'_> {
         }
     }
 
-    /// The pairs' rows of gate, up and down.
+    /// Places of the rows of `gate`, `up` and `y` in the scratch.
     fn pair_rows(&self, sizes: Sizes) -> [PairRows; 3] {
         let (place, at) = (&self.class.experts, self.class.mixture);
         let of = |offset: usize, width: usize| PairRows {
@@ -356,8 +356,8 @@ impl Replay<'_> {
         [of(place.gate, sizes.ff), of(place.up, sizes.ff), of(place.y, sizes.width)]
     }
 
-    /// Some panels of an expert's gate and up for its rows, of which the gate's become what its last
-    /// matrix reads.
+    /// Computes some panels of an expert's `gate` and `up` for its rows, and replaces `gate` by the
+    /// activated product, the input of the down projection.
     fn gate_and_up(
         &self,
         (op, node, sizes): (&Experts, &Node, Sizes),
@@ -380,7 +380,7 @@ impl Replay<'_> {
         }
     }
 
-    /// `gate` becomes what the second matrix reads.
+    /// Replaces `gate` by the activated product, the input of the down projection.
     fn gated(&self, f: Gate, gate: &mut [f32], up: &mut [f32]) {
         let f = match f {
             Gate::Plain(f) => f,
@@ -394,8 +394,8 @@ impl Replay<'_> {
         math::gate_in_place(self.loaded.isa, f, gate, up);
     }
 
-    /// An expert's rows as its matrices read them. Where they are quantised to follows from its
-    /// places alone.
+    /// The input rows of an expert. The address of their quantised form depends on its places
+    /// alone.
     fn activations(
         &self,
         all: &Pairs<'_>,
@@ -404,8 +404,8 @@ impl Replay<'_> {
     ) -> Activations<'_> {
         let bounds = [expert, expert + 1].map(|e| all.offsets[e] as usize);
         let count = bounds[1] - bounds[0];
-        // Experts in front take at most what `lines` adds for each, and each begins with a whole
-        // group.
+        // The experts before it take at most what `quantised_bytes` reserves for each, and each begins with a
+        // whole group.
         let before = match path {
             Path::InPlace => 2 * bounds[0],
             Path::Expanded => all
@@ -416,14 +416,14 @@ impl Replay<'_> {
         let each = Activations::bytes(path, 16, cols) / 16;
         let start = self.arena.wrapping_add(rows.start).cast::<f32>();
         let start = start.wrapping_add(bounds[0] * rows.stride);
-        let lines = self.arena.wrapping_add(self.class.mixture + self.class.experts.lines);
-        let lines = lines.wrapping_add(before * each);
-        // SAFETY: rows and lines lie in the working memory as it is laid out for so many pairs, and
-        // experts' do not meet.
-        unsafe { Activations::new(path, start.cast_const(), rows.stride, count, cols, lines) }
+        let quantised = self.arena.wrapping_add(self.class.mixture + self.class.experts.quantised);
+        let quantised = quantised.wrapping_add(before * each);
+        // SAFETY: rows and quantised rows lie in the scratch as it is laid out for this many pairs,
+        // and those of different experts do not overlap.
+        unsafe { Activations::new(path, start.cast_const(), rows.stride, count, cols, quantised) }
     }
 
-    /// Quantises this worker's share of the rows at all places.
+    /// Quantises this worker's share of the rows.
     fn quantise(
         &self,
         all: &Pairs<'_>,
@@ -448,7 +448,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Some panels of an expert's part of matrix `i`, with its bias, times its rows. Panel 0 is the
+    /// Multiplies an expert's rows with some panels of matrix `i`, adding its bias. Panel 0 is the
     /// expert's first.
     fn times(
         &self,
@@ -463,7 +463,7 @@ impl Replay<'_> {
         let matrix = self.matrix(node.weights[i]);
         let bias = node.weights.get(i + 3).map(|&bias| self.vector(bias));
         let first = expert * to.stride / ROWS;
-        // Column 0 of the whole matrix would lie so far in front.
+        // `multiply` counts columns from the whole matrix's first.
         let out = self.arena.wrapping_add(to.start).cast::<f32>();
         let out = out.wrapping_add(places.start * to.stride).wrapping_sub(first * ROWS);
         let product =
@@ -471,9 +471,9 @@ impl Replay<'_> {
         self.multiply(&product, x, first + panels.start..first + panels.end, worker);
     }
 
-    /// Deals out the panels of the experts that have pairs: `f(expert, places, panels)` for each
-    /// part of this worker's, with panels counted from the expert's first. Few rows are shared by
-    /// bytes, many go to whoever is free.
+    /// Deals out the panels of the experts that have pairs: calls `f(expert, places, panels)` for
+    /// each part of this worker's, with panels counted from the expert's first. With few rows each
+    /// worker gets an equal share; with many, workers claim parts as they become free.
     fn deal(
         &self,
         all: &Pairs<'_>,
@@ -501,8 +501,8 @@ impl Replay<'_> {
     }
 }
 
-/// This worker's share of the panels of `count` items, each of which has as many: the items of which
-/// it has some, and these, counted from the item's first.
+/// This worker's share of the panels of `count` items that have `panels` each: every item of which
+/// it has some, with their range.
 fn parts<T>(
     items: impl Iterator<Item = T>,
     count: usize,
@@ -515,12 +515,12 @@ fn parts<T>(
     all.filter(|(_, part)| !part.is_empty())
 }
 
-/// Rows of the working memory.
+/// Location of the rows of pairs in the scratch.
 #[derive(Clone, Copy)]
 struct PairRows {
-    /// In bytes of the arena.
+    /// Byte offset in the arena.
     start: usize,
-    /// Floats from one to the next.
+    /// Stride in floats.
     stride: usize,
 }
 

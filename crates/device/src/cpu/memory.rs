@@ -1,22 +1,20 @@
-//! What this process may still take of the machine's memory, as Linux tells it (proc(5),
-//! cgroups(7)).
+//! Memory that this process may still take, as reported by Linux (proc(5), cgroups(7)).
 //!
-//! The least of: what the machine has available, what each control group that the process is in
-//! leaves it, and what is left of its address space and data, if they are limited. Everything that
-//! counts is counted in favour of loading: pages of files are available, whoever has them, and so
-//! is swap space. On systems that tell nothing nothing is known.
+//! It is the least of: the machine's available memory, what is left in each control group that
+//! contains the process, and what is left of its address-space and data limits. Page cache and swap
+//! space count as available, whoever uses them. On other systems the result is unknown.
 
 use std::path::{Path, PathBuf};
 
-/// Reads a file of the system's.
+/// Reads a system file.
 type Read<'a> = &'a dyn Fn(&Path) -> Option<String>;
 
-/// Bytes that can still be written to, and that can still be reserved.
+/// Bytes that can still be written to, and bytes of addresses that can still be reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Free {
-    /// Memory; `None` where nobody tells.
+    /// Memory; `None` if unknown.
     pub(super) memory: Option<usize>,
-    /// Addresses; `None` where they are not limited.
+    /// Addresses; `None` if not limited.
     pub(super) addresses: Option<usize>,
 }
 
@@ -50,16 +48,16 @@ fn machine(meminfo: &str) -> Option<(usize, usize)> {
     Some((number(meminfo, "MemAvailable")?, number(meminfo, "SwapFree").unwrap_or(0)))
 }
 
-/// The two kinds of control groups.
+/// The two versions of control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// One tree for all resources.
+    /// Version 2: one hierarchy for all resources.
     Unified,
-    /// A tree of memory's own.
+    /// Version 1: a hierarchy for memory alone.
     Legacy,
 }
 
-/// The folders of the control groups that this process is in: its own and all above it.
+/// The folders of this process's control group and of all its ancestors.
 fn group_folders(read: Read<'_>) -> Vec<(PathBuf, Kind)> {
     let text = |path: &str| read(Path::new(path)).unwrap_or_default();
     let (groups, mounts) = (text("/proc/self/cgroup"), text("/proc/self/mountinfo"));
@@ -76,8 +74,8 @@ fn group_folders(read: Read<'_>) -> Vec<(PathBuf, Kind)> {
         let Some((root, mount)) = mounts.lines().find_map(|line| mount_of(line, kind)) else {
             continue;
         };
-        // A container may see the tree from its own group on, and the path from the outermost: then
-        // the mount is its own.
+        // A container may see the hierarchy from its own group on while its path is given from the
+        // root; then the mount point is its own group.
         let inside = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
         let plain = inside.components().all(|c| matches!(c, std::path::Component::Normal(_)));
         let own = if plain { Path::new(mount).join(inside) } else { PathBuf::from(mount) };
@@ -87,7 +85,8 @@ fn group_folders(read: Read<'_>) -> Vec<(PathBuf, Kind)> {
     folders
 }
 
-/// Root and place of a mount, if it is a tree of control groups of that kind with memory in it.
+/// Root and mount point of a line of `mountinfo`, if it is a control group hierarchy of this kind
+/// with a memory controller.
 fn mount_of(line: &str, kind: Kind) -> Option<(&str, &str)> {
     let (mount, system) = line.split_once(" - ")?;
     let (mut mount, mut system) = (mount.split(' ').skip(3), system.split(' '));
@@ -101,8 +100,8 @@ fn mount_of(line: &str, kind: Kind) -> Option<(&str, &str)> {
     fits.then_some((root, place))
 }
 
-/// What a control group leaves, if it has a limit: what its processes take counts without what the
-/// system can drop, and with swap space as far as the group may use it.
+/// Memory left in a control group, if it has a limit. Page cache that the system can drop does not
+/// count as used; swap counts as far as the group may use it.
 fn left_in(read: Read<'_>, folder: &Path, kind: Kind, swap: usize) -> Option<usize> {
     let text = |name: &str| read(&folder.join(name));
     let value = |name: &str| text(name)?.trim().parse::<usize>().ok();
@@ -110,7 +109,7 @@ fn left_in(read: Read<'_>, folder: &Path, kind: Kind, swap: usize) -> Option<usi
         Kind::Unified => {
             let limit = value("memory.max")?;
             let used = value("memory.current")?;
-            // Without this file, and with `max` in it, swap is not limited.
+            // Without this file, or with `max` in it, swap is not limited.
             let most = value("memory.swap.max");
             let taken = value("memory.swap.current").unwrap_or(0);
             let swap = most.map_or(swap, |most| swap.min(most.saturating_sub(taken)));
@@ -135,7 +134,7 @@ fn addresses(read: Read<'_>) -> Option<usize> {
     let status = read(Path::new("/proc/self/status"))?;
     let left = |(limit, used): (&str, &str)| {
         let rest = limits.lines().find_map(|line| line.strip_prefix(limit))?;
-        // `unlimited` is no number.
+        // `unlimited` does not parse as a number.
         let limit: usize = rest.split_whitespace().next()?.parse().ok()?;
         Some(limit.saturating_sub(number(&status, used)?))
     };

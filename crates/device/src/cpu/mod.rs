@@ -1,5 +1,5 @@
-//! The CPU device: replays Programs with the kernels of `cpu_kernels`, chosen once at start, on a
-//! pinned thread team, with one copy of the weights in memory.
+//! The CPU device: replays Programs with the kernels of `cpu_kernels` for the instruction set
+//! chosen at start, on a team of pinned threads, with one copy of the weights in memory.
 
 mod carried;
 mod class;
@@ -23,25 +23,25 @@ use ops::Op;
 use program::Program;
 use std::sync::Arc;
 
-/// The processor that the program runs on.
+/// The CPU of this machine.
 pub struct Cpu {
     team: Arc<Team>,
     isa: Isa,
 }
 
 impl Cpu {
-    /// A team of `threads`; `None`: one for each physical core that this process may use.
+    /// Starts a team of `threads`; `None` means one for each physical core that this process may
+    /// use.
     ///
     /// # Errors
-    /// No threads, more than the system gives, or an unknown instruction set asked for by
-    /// `DELFT_ISA`.
+    /// Zero threads, more than the system allows, or an unknown instruction set in `DELFT_ISA`.
     pub fn new(threads: Option<usize>) -> Result<Self> {
         let threads = threads.unwrap_or_else(team::default_threads);
         Ok(Cpu { team: Arc::new(Team::new(threads)?), isa: Isa::detect()? })
     }
 }
 
-/// Bytes of memory that this process may still take; `None` where the system does not tell.
+/// Bytes of memory that this process may still take; `None` if unknown.
 pub fn free_memory() -> Option<usize> {
     memory::free().memory
 }

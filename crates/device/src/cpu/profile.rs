@@ -1,5 +1,4 @@
-//! What a replay spends where: the time of every node, beside the least that it must read and
-//! compute.
+//! The profile of a replay: the time of every node, beside the least that it must read and compute.
 
 use super::executor::{Loaded, Weight};
 use super::replay::path;
@@ -11,32 +10,33 @@ use formats::Encoding;
 use program::{BLOCK_TOKENS, Node, Step, WeightId};
 use std::time::Instant;
 
-/// When a worker began and ended a node, in seconds of the replay; no node takes none.
+/// When a worker began and ended a node, in seconds since the start of the replay. An `end` of 0
+/// means that the node did not run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Span {
     begin: f64,
     end: f64,
 }
 
-/// Where the workers of a timed replay note their spans: `[nodes][workers]`.
+/// Where the workers of a timed replay record their spans: `[nodes][workers]`.
 pub(super) struct Spans<'a> {
     origin: Instant,
     slots: SharedSlice<'a, Span>,
 }
 
 impl<'a> Spans<'a> {
-    /// Times from now on, into a slot for each node and worker.
+    /// Starts the clock, with one slot for each node and worker.
     pub(super) fn new(slots: &'a mut [Span]) -> Self {
         slots.fill(Span::default());
         Spans { origin: Instant::now(), slots: SharedSlice::new(slots) }
     }
 
-    /// Seconds of the replay so far.
+    /// Seconds since the start of the replay.
     pub(super) fn now(&self) -> f64 {
         self.origin.elapsed().as_secs_f64()
     }
 
-    /// Notes that this worker did node `index` from `begin` until now.
+    /// Records that this worker computed node `index` from `begin` until now.
     pub(super) fn note(&self, index: usize, worker: &Worker<'_>, begin: f64) {
         let at = index * worker.count + worker.index;
         // SAFETY: every worker has a slot of its own for each node.
@@ -44,8 +44,8 @@ impl<'a> Spans<'a> {
     }
 }
 
-/// The replay that left these spans and took so many seconds. `blocks`: the bytes of each layer in
-/// a block of cache.
+/// The profile of a replay that left these spans and took `seconds`. `blocks` holds the bytes of
+/// each layer in one cache block.
 pub(super) fn profile(
     loaded: &Loaded,
     blocks: &[usize],
@@ -86,7 +86,7 @@ pub(super) fn profile(
     Profile { operations, barriers, seconds }
 }
 
-/// How a node's matrices are encoded, where it has any and all are encoded alike.
+/// The encoding of a node's matrices, if it has any and all are encoded alike.
 fn format(loaded: &Loaded, node: &Node) -> Option<Encoding> {
     let mut all = node.weights.iter().filter_map(|w| match &loaded.weights[w.0] {
         Weight::Matrix(matrix) => Some(matrix.encoding()),

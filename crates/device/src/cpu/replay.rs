@@ -1,6 +1,6 @@
-//! One replay: every worker walks the nodes in step, taking its share of each.
+//! One replay: all workers walk the nodes together, each computing its share of every node.
 //!
-//! Activations lie in the arena at the plan's offsets. Between two barriers each worker writes only
+//! Activations lie in the arena at the plan's offsets. Between two barriers a worker writes only
 //! its own rows, columns or heads, and reads only what was complete before the first of them.
 
 use super::class::{Class, EVEN, FEW, MOST_PART, PART};
@@ -26,9 +26,9 @@ pub(super) struct Replay<'a> {
     pub(super) loaded: &'a Loaded,
     pub(super) class: &'a Class,
     pub(super) step: &'a Step<'a>,
-    /// The step's tokens, all of them known.
+    /// The step's tokens, with [`CHOSEN`](program::CHOSEN) already replaced.
     pub(super) tokens: &'a [u32],
-    /// Where each row is.
+    /// The sequence and position of each row.
     pub(super) rows: &'a [Row],
     /// The sequences of each cache group as attention takes them.
     pub(super) queries: &'a [Vec<Sequence<'a>>],
@@ -36,7 +36,7 @@ pub(super) struct Replay<'a> {
     pub(super) caches: &'a [Cache],
     pub(super) scratch: SharedSlice<'a, Scratch>,
     pub(super) partials: SharedSlice<'a, f32>,
-    /// Where the workers of a timed replay note what each node took.
+    /// Where the workers of a timed replay record the time of each node.
     pub(super) spans: Option<&'a Spans<'a>>,
     pub(super) watch: &'a Watch<'a>,
     /// The nodes to compute: all, or those between two exchanges.
@@ -46,10 +46,10 @@ pub(super) struct Replay<'a> {
 // SAFETY: the arena is only reached through `Replay::floats`, whose callers keep workers apart.
 unsafe impl Sync for Replay<'_> {}
 
-/// Where a row of a step is.
+/// The sequence and position of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row {
-    /// Its sequence, by number, and the first row of that.
+    /// The number of its sequence, and that sequence's first row.
     pub(super) sequence: usize,
     pub(super) first: usize,
     /// Index in the sequence's cache.
@@ -58,8 +58,8 @@ pub(super) struct Row {
     pub(super) position: u32,
 }
 
-/// How products multiply values of such rows in a step of a kind. Of a prompt's rows few have
-/// logits.
+/// The path of products for values with such rows. Few of a prompt's rows have logits, so rows of
+/// outputs take the path for few rows.
 pub(super) fn path(kind: Kind, rows: Rows) -> Path {
     match (kind, rows) {
         (Kind::Prompt, Rows::Tokens) => Path::Expanded,
@@ -67,19 +67,19 @@ pub(super) fn path(kind: Kind, rows: Rows) -> Path {
     }
 }
 
-/// One product of a group that shares an input: where it goes and which part of each row is there
-/// already.
+/// One of several products of the same input: its matrix, its output, and whether it adds to what
+/// the output holds.
 pub(super) struct Product<'a> {
     pub(super) matrix: &'a Matrix,
     pub(super) bias: Option<&'a [f32]>,
-    /// Row 0 of the output, and f32 from one row to the next.
+    /// Row 0 of the output, and its stride in floats.
     pub(super) out: *mut f32,
     pub(super) stride: usize,
     pub(super) accumulate: bool,
 }
 
 impl Replay<'_> {
-    /// Whether it came to its end.
+    /// Runs the nodes. Returns false if it was stopped.
     pub(super) fn run(&self) -> bool {
         let nodes = &self.loaded.program.nodes;
         self.loaded.team.run_until(self.watch.stop, &|worker| {
@@ -103,10 +103,10 @@ impl Replay<'_> {
         })
     }
 
-    /// `len` floats at a byte offset of the arena.
+    /// The floats of a range, counted from a byte offset of the arena.
     ///
     /// # Safety
-    /// Until the next barrier no other worker uses these floats, or all only read them.
+    /// Until the next barrier no other worker accesses these floats, or all of them only read.
     #[expect(
         clippy::mut_from_ref,
         reason = "the caller's promise stands in for the borrow checker"
@@ -139,7 +139,7 @@ impl Replay<'_> {
         rows.count(self.step.tokens.len(), self.step.outputs.len())
     }
 
-    /// Rows of a node's first output, or of its input when it has none.
+    /// Rows of a node's first output, or of its first input if it has no output.
     fn rows(&self, node: &Node) -> usize {
         let value = node.outputs.first().or(node.inputs.first());
         value.map_or(0, |v| self.count(self.loaded.program.values[v.0].rows))
@@ -159,7 +159,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Cosines and sines of every token, for every distinct rotation.
+    /// Computes cosines and sines of every token, for every distinct rotation.
     fn angles(&self, worker: &Worker<'_>) {
         for (rope, &(cos, sin)) in self.loaded.ropes.iter().zip(&self.class.angles) {
             let pairs = rope.frequencies.len();
@@ -281,34 +281,34 @@ impl Replay<'_> {
             }
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
             Op::LowRank(op) => self.low_rank(index, op, node, worker),
-            // Between two parts of a replay.
+            // Runs between two parts of a replay.
             Op::Exchange(_) => {}
             // Refused when the Program was loaded.
             Op::AllReduce(_) | Op::AllGather(_) | Op::JoinColumns(_) | Op::Gradient(_) => {}
         }
     }
 
-    /// Whether there is nothing to do at a node: it has no rows, or it is a site that no adapter of
-    /// the step changes.
+    /// Whether a node has nothing to do: it has no rows, or it is an adapter site that no adapter
+    /// of the step changes.
     fn idle(&self, index: usize, node: &Node) -> bool {
         let there = self.class.plan.in_place[index] == Some(0);
         self.rows(node) == 0
             || matches!(node.op, Op::LowRank(op) if there && !self.adapted(op.site))
     }
 
-    /// Whether an adapter of the step changes a site.
+    /// Whether an adapter of the step changes this site.
     fn adapted(&self, site: usize) -> bool {
         self.step.sequences.iter().any(|sequence| self.factors(sequence.adapter, site).is_some())
     }
 
-    /// What the adapter on a seat changes at a site.
+    /// The low-rank factors of the adapter on a seat at a site.
     fn factors(&self, seat: u32, site: usize) -> Option<&Factors> {
         let seat = (seat as usize).checked_sub(1)?;
         self.loaded.seats.get(seat)?.as_ref()?.get(site)?.as_ref()
     }
 
-    /// Adds what each row's adapter changes at a site. Few rows are shared out by ranks and
-    /// columns, many by rows.
+    /// Adds each row's adapter at a site. With few rows, workers split ranks and then columns; with
+    /// many, rows.
     fn low_rank(&self, index: usize, op: &LowRank, node: &Node, worker: &Worker<'_>) {
         let (isa, y, x) = (self.loaded.isa, node.inputs[0], node.inputs.get(1).copied());
         let (rows, width, rank) = (self.rows(node), self.width(y), self.loaded.rank);
@@ -330,7 +330,7 @@ impl Replay<'_> {
             };
             // SAFETY: each worker has its own rows, or its own ranks of each; inputs are only read.
             let t = unsafe {
-                self.floats(self.class.low, row * rank + ranks.start..row * rank + ranks.end)
+                self.floats(self.class.low_rank, row * rank + ranks.start..row * rank + ranks.end)
             };
             match x {
                 Some(x) => {
@@ -351,7 +351,7 @@ impl Replay<'_> {
             // SAFETY: each worker has its own rows, or its own columns of each; what was computed
             // before the barrier, and the residual, are only read.
             let (t, y, residual) = unsafe {
-                let t = self.floats(self.class.low, row * rank..row * rank + factors.rank());
+                let t = self.floats(self.class.low_rank, row * rank..row * rank + factors.rank());
                 let y = self.floats(self.offset(node.outputs[0]), range.clone());
                 let residual = node.inputs.get(2);
                 (t, y, residual.map(|v| &*self.floats(self.offset(*v), range)))
@@ -360,12 +360,12 @@ impl Replay<'_> {
         }
     }
 
-    /// This worker's share of all elements of a node's output.
+    /// This worker's share of the elements of a node's output.
     fn elements(&self, node: &Node, rows: usize, worker: &Worker<'_>) -> Range<usize> {
         worker.split_units(rows * self.width(node.outputs[0]), ROWS)
     }
 
-    /// A worker's elements of an elementwise operation's output, which hold those of its input.
+    /// This worker's elements of an elementwise operation's output, holding the input's values.
     #[expect(clippy::mut_from_ref, reason = "workers' elements do not meet")]
     fn own(&self, index: usize, node: &Node, rows: usize, worker: &Worker<'_>) -> &mut [f32] {
         let range = self.elements(node, rows, worker);
@@ -374,8 +374,7 @@ impl Replay<'_> {
         unsafe { self.floats(self.offset(node.outputs[0]), range) }
     }
 
-    /// Copies an input's elements to the output, unless the plan lets the output take over its
-    /// bytes.
+    /// Copies an input's elements to the output, unless the plan computes the output in place.
     fn copy_unless_in_place(&self, index: usize, node: &Node, input: usize, range: Range<usize>) {
         if self.class.plan.in_place[index] == Some(input) {
             return;
@@ -423,24 +422,23 @@ impl Replay<'_> {
         let both = &node.weights[usize::from(norm.is_some())..];
         let x = self.input(node, norm, worker);
         let (value, width, rows) = (node.outputs[0], self.width(node.outputs[0]), x.tokens());
-        let hand = self.class.hands + worker.index * self.class.hand_bytes;
-        let lined = self.lined(value, rows);
+        let scratch = self.class.gate_scratch + worker.index * self.class.gate_scratch_bytes;
+        let quantised_only = self.quantised_only(value, rows);
         deal(
             worker,
             rows,
             1,
             |_| self.matrix(both[0]),
             |_, panels| {
-                // Where both operands of this part are, from its first column, and f32 from one row
-                // to the next. The second, and the first if only what it becomes is kept, lie by
-                // themselves.
+                // Start and stride, in floats, of both operands of this part. `up` goes to this
+                // worker's scratch; so does `gate` if only its quantised form is kept.
                 let columns = columns(0, width, &panels);
                 let (wide, float) = (panels.len() * ROWS, size_of::<f32>());
-                let first = match lined {
-                    true => (hand + rows * wide * float, wide),
+                let first = match quantised_only {
+                    true => (scratch + rows * wide * float, wide),
                     false => (self.offset(value) + columns.start * float, width),
                 };
-                let operands = [first, (hand, wide)];
+                let operands = [first, (scratch, wide)];
                 let row_0 = |at: usize| -> *mut f32 {
                     self.arena.wrapping_add(at).cast::<f32>().wrapping_sub(columns.start)
                 };
@@ -449,11 +447,18 @@ impl Replay<'_> {
                     let product = Product { matrix, bias: None, out, stride, accumulate: false };
                     self.multiply(&product, &x, panels.clone(), worker);
                 }
-                // SAFETY: the part was written above; its lines, in the value's place, are this
-                // worker's own.
+                // SAFETY: the part was written above; the quantised rows, stored in the value's
+                // place, are this worker's own.
                 let part = unsafe {
-                    let lines = self.start(value).cast();
-                    Activations::new(self.path(value), row_0(first.0), first.1, rows, width, lines)
+                    let quantised = self.start(value).cast();
+                    Activations::new(
+                        self.path(value),
+                        row_0(first.0),
+                        first.1,
+                        rows,
+                        width,
+                        quantised,
+                    )
                 };
                 for t in 0..rows {
                     // SAFETY: each worker has its own columns.
@@ -461,7 +466,7 @@ impl Replay<'_> {
                         self.floats(at, t * stride..t * stride + columns.len())
                     });
                     math::gate_in_place(self.loaded.isa, op.act, gate, up);
-                    if lined {
+                    if quantised_only {
                         let [from, to] =
                             [columns.start, columns.end].map(|column| (t * width + column) / BLOCK);
                         // SAFETY: parts are whole blocks, and no other worker has these.
@@ -472,14 +477,14 @@ impl Replay<'_> {
         );
     }
 
-    /// How a value is multiplied.
+    /// The path of products with this value.
     pub(super) fn path(&self, value: ValueId) -> Path {
         path(self.step.kind, self.loaded.program.values[value.0].rows)
     }
 
-    /// Whether a value of so many rows is there as lines alone.
-    fn lined(&self, value: ValueId, rows: usize) -> bool {
-        rows > EVEN && self.loaded.lined[value.0]
+    /// Whether a value with `rows` rows is kept only in quantised form.
+    fn quantised_only(&self, value: ValueId, rows: usize) -> bool {
+        rows > EVEN && self.loaded.quantised_only[value.0]
     }
 
     fn linear(&self, index: usize, node: &Node, worker: &Worker<'_>) {
@@ -505,7 +510,8 @@ impl Replay<'_> {
         );
     }
 
-    /// The first input of a node of products: normed if asked, quantised for weights that want it.
+    /// The first input of a node of products, normalised if requested and quantised for the weights
+    /// that need it.
     fn input(
         &self,
         node: &Node,
@@ -515,29 +521,30 @@ impl Replay<'_> {
         let (isa, value) = (self.loaded.isa, node.inputs[0]);
         let (rows, width) =
             (self.count(self.loaded.program.values[value.0].rows), self.width(value));
-        // A few rows are prepared by every worker for itself, many by all together with a barrier
-        // behind.
+        // Few rows are prepared by every worker for itself; many by all workers together, with a
+        // barrier after them.
         let path = self.path(value);
         let few = rows <= FEW && path == Path::InPlace;
         let own = self.class.workers + worker.index * self.class.worker_bytes;
-        let (normed, lines) = if few {
-            (own, own + self.class.worker_lines)
+        let (normed, quantised) = if few {
+            (own, own + self.class.worker_quantised)
         } else {
-            (self.class.normed, self.class.lines)
+            (self.class.normed, self.class.quantised)
         };
         // SAFETY: the rows and the storage lie in the arena as the class laid them out for this
         // many rows; nothing else touches either until the next node.
-        let activations = |start: usize, lines: usize| unsafe {
-            let (rows_at, lines) = (self.arena.wrapping_add(start), self.arena.wrapping_add(lines));
-            Activations::new(path, rows_at.cast(), width, rows, width, lines)
+        let activations = |start: usize, quantised: usize| unsafe {
+            let (rows_at, quantised) =
+                (self.arena.wrapping_add(start), self.arena.wrapping_add(quantised));
+            Activations::new(path, rows_at.cast(), width, rows, width, quantised)
         };
-        if self.lined(value, rows) {
+        if self.quantised_only(value, rows) {
             return activations(self.offset(value), self.offset(value));
         }
         let float = node.weights.iter().any(|w| self.loaded.weights[w.0].is_float_matrix());
         let mine = if few { 0..rows } else { worker.split(rows) };
-        // Rows are quantised while they are in the first cache, and stay there if nothing else
-        // reads them.
+        // Rows are normalised and quantised in batches that fit the L1 cache; the normalised rows
+        // are stored only if something else reads them.
         for first in mine.clone().step_by(NEAR) {
             let near = first..mine.end.min(first + NEAR);
             let mut start = self.offset(value);
@@ -552,7 +559,7 @@ impl Replay<'_> {
                     unsafe { (self.floats(self.offset(value), from), self.floats(place, to)) };
                 math::rms_norm(isa, x, weight, eps, y);
             }
-            let x = activations(start, lines);
+            let x = activations(start, quantised);
             let each = x.blocks().checked_div(rows).unwrap_or(0);
             // SAFETY: workers quantise their own rows, or all rows into storage of their own.
             unsafe { x.quantise(isa, near.start * each..near.end * each, float) };
@@ -560,7 +567,7 @@ impl Replay<'_> {
         if !few {
             worker.barrier();
         }
-        activations(if norm.is_some() { normed } else { self.offset(value) }, lines)
+        activations(if norm.is_some() { normed } else { self.offset(value) }, quantised)
     }
 
     pub(super) fn multiply(
@@ -574,8 +581,8 @@ impl Replay<'_> {
         let epilogue = Epilogue { accumulate: product.accumulate, bias: product.bias };
         // SAFETY: the scratch at this index is this worker's own.
         let scratch = unsafe { self.scratch.slice_mut(worker.index..worker.index + 1) };
-        // SAFETY: panels of different workers do not overlap; the lines were complete before the
-        // last barrier, or are this worker's own.
+        // SAFETY: panels of different workers do not overlap; the quantised rows were complete
+        // before the last barrier, or are this worker's own.
         unsafe {
             multiply(
                 self.loaded.isa,
@@ -590,13 +597,13 @@ impl Replay<'_> {
         }
     }
 
-    /// Where the arena has the cosines and sines of a rotation.
+    /// Offsets of a rotation's cosines and sines in the arena.
     fn angles_of(&self, rope: &Rope) -> (usize, usize) {
         let known = self.loaded.ropes.iter().position(|r| r == rope);
         self.class.angles[known.unwrap_or_else(|| unreachable!("collected at load"))]
     }
 
-    /// Rotates every head of token `t`'s row by the angles at such a place.
+    /// Rotates every head of token `t`'s row by the angles at these offsets.
     fn turn(&self, rope: &Rope, (cos, sin): (usize, usize), t: usize, row: &mut [f32]) {
         let pairs = rope.frequencies.len();
         let range = t * pairs..(t + 1) * pairs;
@@ -605,13 +612,13 @@ impl Replay<'_> {
         math::rope(self.loaded.isa, row, rope.head_dim, cos, sin, rope.pairing);
     }
 
-    /// Norms and rotates this worker's share of the heads of q and k, and writes k and v to the
-    /// cache.
+    /// Normalises and rotates this worker's share of the heads of q and k, and writes k and v to
+    /// the cache.
     fn rope_write(&self, index: usize, op: &RopeWrite, node: &Node, worker: &Worker<'_>) {
         let [q, k, v] = [0, 1, 2].map(|i| node.inputs[i]);
         let d = op.rope.head_dim;
         let (heads, kv_heads) = (self.width(q) / d, self.width(k) / d);
-        // The norms that are there stand in order: q's, then k's.
+        // The norms that exist are in order: q's, then k's.
         let q_norm = op.q_norm.map(|eps| (eps, self.vector(node.weights[0])));
         let k_norm =
             op.k_norm.map(|eps| (eps, self.vector(node.weights[usize::from(op.q_norm.is_some())])));
@@ -635,7 +642,7 @@ impl Replay<'_> {
         let (tokens, each) = (self.tokens.len(), heads + kv_heads);
         if tokens <= FEW || self.step.kind == Kind::Decode {
             let (queries, keys) = (worker.split(tokens * heads), worker.split(tokens * kv_heads));
-            // What will be written is far away, and comes while queries are turned.
+            // Prefetch the cache lines to be written while the queries are rotated.
             for item in keys.clone() {
                 let (t, h) = (item / kv_heads, item % kv_heads);
                 let table = self.table(op.layer, self.rows[t].sequence);
@@ -651,8 +658,8 @@ impl Replay<'_> {
             }
             return;
         }
-        // Keys of neighbouring tokens share lines of the cache: so many are written one after the
-        // other, head by head.
+        // Keys of neighbouring tokens share cache lines: write [`ROWS`] tokens at a time, head by
+        // head.
         let mine = worker.split_units(tokens, ROWS);
         for first in mine.clone().step_by(ROWS) {
             let near = first..mine.end.min(first + ROWS);
@@ -671,7 +678,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Stores heads of tokens.
+    /// Writes keys and values of some tokens and heads to the cache.
     fn write(
         &self,
         layer: usize,
@@ -682,7 +689,7 @@ impl Replay<'_> {
     ) {
         let width = self.width(k);
         let all = 0..self.tokens.len() * width;
-        // SAFETY: this worker wrote these heads of k, or nobody writes them.
+        // SAFETY: this worker wrote these heads of k, or no worker writes them.
         let (k, v) =
             unsafe { (self.floats(self.offset(k), all.clone()), self.floats(self.offset(v), all)) };
         let mut next = tokens.start;
@@ -701,7 +708,7 @@ impl Replay<'_> {
         }
     }
 
-    /// The keys and values of a layer.
+    /// The KV cache of a layer.
     fn cache(&self, layer: usize) -> &LayerCache {
         match &self.caches[layer] {
             Cache::KeysValues(cache) => cache,
@@ -709,7 +716,7 @@ impl Replay<'_> {
         }
     }
 
-    /// The blocks that a sequence has in a layer's cache.
+    /// The block table of a sequence in a layer's cache.
     pub(super) fn table(&self, layer: usize, sequence: usize) -> &[u32] {
         self.step.sequences[sequence].tables[self.loaded.groups[layer]].blocks
     }
@@ -723,8 +730,8 @@ impl Replay<'_> {
             (q, SharedSlice::from_raw(self.start(node.outputs[0]), tokens * width))
         };
         let (shape, mut rest) = (shape(op), &self.queries[self.loaded.groups[op.layer]][..]);
-        // As many as there is scratch for at a time: all of them, but for many that decode far
-        // behind their beginning.
+        // Attend to as many sequences at a time as the scratch holds: all of them, unless many
+        // decode at long contexts.
         while !rest.is_empty() {
             let (sequences, behind) =
                 rest.split_at(shape.fitting(worker.count, self.partials.len(), rest));
@@ -748,19 +755,19 @@ impl Replay<'_> {
     }
 }
 
-/// Rows that are normed and quantised one after the other: as many as a worker has room for by
-/// itself.
+/// Rows that are normalised and quantised together: as many as a worker's own scratch holds.
 const NEAR: usize = FEW;
 
-/// The elements of row `t` that panels of a matrix of `width` rows write.
+/// Columns of a row-major output: the range that `panels` of a matrix of `width` rows write in row
+/// `t`.
 fn columns(t: usize, width: usize, panels: &Range<usize>) -> Range<usize> {
     t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width)
 }
 
-/// Deals out the panels of `count` matrices that read the same rows: `f(i, panels)` is called for
-/// this worker's part of matrix `i`. With few rows the parts are of equal bytes, with many they go
-/// to whoever is free: cores differ, and on a machine with other work each slows down at its own
-/// time. Many rows want a barrier before and after.
+/// Deals out the panels of `count` matrices that read the same rows: calls `f(i, panels)` for this
+/// worker's part of matrix `i`. With few rows each worker gets an equal share of the bytes; with
+/// many, workers claim parts as they become free, since cores differ in speed and other work slows
+/// them down. With many rows there must be a barrier before and after.
 fn deal<'a>(
     worker: &Worker<'_>,
     rows: usize,
@@ -782,7 +789,8 @@ fn deal<'a>(
         return;
     }
     let total: usize = (0..count).map(|i| matrix(i).panels()).sum();
-    // Four parts each even out, but short ones would not pay for another pass over the rows.
+    // Four parts per worker balance the load, but parts that are too short do not pay for another
+    // pass over the rows.
     let share = total / worker.count;
     let part = (share / 4).max(PART.min(share / 2)).clamp(2, MOST_PART) & !1;
     let parts = |i: usize| matrix(i).panels().div_ceil(part);

@@ -1,12 +1,11 @@
-//! States that sequences carry from position to position, in blocks of cache: see
-//! [`CacheLayer::carried`].
+//! Recurrent states, stored in cache blocks; see [`CacheLayer::carried`].
 
 use cpu_kernels::attention::LayerCache;
 use cpu_kernels::matmul::Huge;
 use formats::{Error, Result};
 use program::CacheLayer;
 
-/// Floats of a cache line, with which every state begins.
+/// Floats of a cache line; every state begins on one.
 const LINE: usize = 16;
 
 /// The cache of one layer.
@@ -17,23 +16,23 @@ pub(super) enum Cache {
     State(States),
 }
 
-/// The states of one layer, one for each block. Costs address space at once, memory only where
-/// something is written.
+/// The states of one layer, one for each block. Reserves address space at once, but takes memory
+/// only where something is written.
 pub(super) struct States {
     pool: Huge,
-    /// Floats from a block to the next.
+    /// Floats from one block to the next.
     stride: usize,
-    /// Floats of the state.
+    /// Floats of one state.
     elements: usize,
-    /// Blocks.
+    /// Number of blocks.
     count: usize,
 }
 
 impl States {
-    /// Room for so many blocks of a layer.
+    /// Reserves `count` blocks of a layer.
     ///
     /// # Errors
-    /// When that is no number of bytes, or the operating system refuses.
+    /// A size that overflows, or that the operating system refuses.
     pub(super) fn new(layer: &CacheLayer, count: usize) -> Result<States> {
         let pool = Huge::zeroed(layer_bytes(layer, count)?)?;
         Ok(States { pool, stride: padded(layer), elements: layer.state, count })
@@ -42,7 +41,7 @@ impl States {
     /// The state in a block.
     ///
     /// # Panics
-    /// When the block does not exist.
+    /// If the block does not exist.
     pub(super) fn start(&self, block: u32) -> *mut f32 {
         assert!((block as usize) < self.count, "states: block {block}");
         // SAFETY: the pool has `count` blocks of `stride` floats.
@@ -52,7 +51,7 @@ impl States {
     /// The bytes of the state in a block.
     ///
     /// # Safety
-    /// Nobody else uses the block, or all only read it.
+    /// No other thread accesses the block, or all of them only read.
     #[expect(
         clippy::mut_from_ref,
         reason = "the caller's promise stands in for the borrow checker"
@@ -64,15 +63,15 @@ impl States {
     }
 }
 
-/// Floats of a layer in a block.
+/// Floats of a layer's state in a block, padded to whole cache lines.
 fn padded(layer: &CacheLayer) -> usize {
     layer.state.next_multiple_of(LINE)
 }
 
-/// Bytes of a layer's states in so many blocks.
+/// Bytes of a layer's states in `count` blocks.
 ///
 /// # Errors
-/// When that is no number of bytes.
+/// A size that overflows.
 pub(super) fn layer_bytes(layer: &CacheLayer, count: usize) -> Result<usize> {
     let block = padded(layer).checked_mul(size_of::<f32>());
     let bytes = block.and_then(|block| block.checked_mul(count));
@@ -83,7 +82,7 @@ pub(super) fn layer_bytes(layer: &CacheLayer, count: usize) -> Result<usize> {
 }
 
 impl Cache {
-    /// Blocks that there are.
+    /// Number of blocks.
     pub(super) fn blocks(&self) -> usize {
         match self {
             Cache::KeysValues(cache) => cache.geometry().blocks,
@@ -99,7 +98,7 @@ impl Cache {
         }
     }
 
-    /// Bytes of a block as they are read and written: without what pads them.
+    /// Bytes of a block as exported by [`Cache::read_block`], without padding.
     pub(super) fn plain_bytes(&self) -> usize {
         match self {
             Cache::KeysValues(cache) => cache.plain_bytes(),
@@ -110,7 +109,7 @@ impl Cache {
     /// Copies a block of this layer to another.
     ///
     /// # Safety
-    /// Nobody else uses either block.
+    /// No other thread accesses either block.
     pub(super) unsafe fn copy_block(&self, from: usize, to: usize) {
         // SAFETY: the caller's promise; a copy to itself has nothing to do.
         unsafe {
@@ -125,7 +124,7 @@ impl Cache {
     /// Appends a block of this layer to `bytes`.
     ///
     /// # Safety
-    /// Nobody writes the block.
+    /// No thread writes the block.
     pub(super) unsafe fn read_block(&self, block: usize, bytes: &mut Vec<u8>) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -136,13 +135,13 @@ impl Cache {
         }
     }
 
-    /// Makes a block of this layer what [`Cache::read_block`] gave.
+    /// Overwrites a block of this layer with bytes from [`Cache::read_block`].
     ///
     /// # Safety
-    /// Nobody else uses the block.
+    /// No other thread accesses the block.
     ///
     /// # Panics
-    /// When there are other than [`Cache::plain_bytes`].
+    /// If the length is not [`Cache::plain_bytes`].
     pub(super) unsafe fn write_block(&self, block: usize, bytes: &[u8]) {
         // SAFETY: the caller's promise.
         unsafe {

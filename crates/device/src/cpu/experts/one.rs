@@ -1,6 +1,6 @@
-//! A mixture's work for one row that decodes: each expert has that row alone, so that nothing is
-//! sorted or gathered, and every worker chooses experts and quantises what it reads for itself. Two
-//! barriers are left, behind each of the two products. The row's bits are those of any step.
+//! A mixture's work for a single decode row. Each selected expert has this one row, so that nothing
+//! is sorted or gathered; every worker routes and quantises for itself. Two barriers remain, one
+//! after each product. The row's bits are those of any other step.
 
 use cpu_kernels::matmul::{Activations, Path, ROWS};
 use cpu_kernels::team::Worker;
@@ -12,7 +12,7 @@ use super::{parts, route};
 use crate::cpu::replay::Replay;
 
 impl Replay<'_> {
-    /// Chooses experts and multiplies with them.
+    /// Routes the row and computes its experts.
     pub(super) fn experts_of_one(
         &self,
         op: &Experts,
@@ -53,8 +53,8 @@ impl Replay<'_> {
         super::combine(to, weights.iter().enumerate().map(|(pair, weight)| (*weight, &*row(pair))));
     }
 
-    /// A row at an offset of the arena, quantised by this worker for itself, as one of the node's
-    /// matrices reads it.
+    /// A row at an offset of the arena, quantised by this worker into its own scratch for one of
+    /// the node's matrices.
     fn own_row(
         &self,
         start: usize,
@@ -66,11 +66,11 @@ impl Replay<'_> {
         let place = &self.class.experts;
         let own = self.class.mixture + place.own + worker.index * place.own_bytes;
         let row = self.arena.wrapping_add(start).cast::<f32>().cast_const();
-        // SAFETY: the row is complete and only read; the storage is this worker's own, which is done
-        // with what was there.
+        // SAFETY: the row is complete and only read; the storage is this worker's own, and its
+        // previous contents are no longer needed.
         unsafe {
-            let lines = self.arena.wrapping_add(own);
-            let x = Activations::new(Path::InPlace, row, cols, 1, cols, lines);
+            let quantised = self.arena.wrapping_add(own);
+            let x = Activations::new(Path::InPlace, row, cols, 1, cols, quantised);
             let float = self.loaded.weights[node.weights[weight].0].is_float_matrix();
             x.quantise(self.loaded.isa, 0..x.blocks(), float);
             x
