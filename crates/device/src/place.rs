@@ -1,5 +1,4 @@
-//! Which device, or which several that share a model: by name, as a command line has it, and
-//! opened.
+//! Device specs: parsing the name of one device or of several that share a model, and opening them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,47 +7,46 @@ use formats::{Error, Hint, Result, Setting};
 
 use crate::{Device, Split, cpu, metal};
 
-/// Where to compute: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or
+/// A device spec: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or
 /// several GPUs of one kind: `cuda:0,1`, `sim,sim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Place {
-    /// A GPU if there is one that the model fits, else the processor.
+    /// A GPU if one is present and the model fits it, else the CPU.
     Auto,
-    /// The processor.
+    /// The CPU.
     #[default]
     Cpu,
-    /// An NVIDIA GPU, by its number.
+    /// An NVIDIA GPU, by number.
     Cuda(u32),
     /// The GPU of an Apple machine.
     Metal,
-    /// No GPU: a GPU's kernels on the processor, slowly, for tests. In builds with the feature
-    /// `sim`.
+    /// A GPU simulated on the CPU: slow, for tests. Needs the feature `sim`.
     Sim(Simulator),
-    /// Several that share a model.
+    /// Several GPUs that share a model.
     Several(Several),
 }
 
-/// What runs a GPU's kernels on the processor.
+/// How GPU kernels are run on the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Simulator {
-    /// The interpreter, as it lowers kernels for a target.
+    /// The interpreter, on kernels lowered for a target.
     Interpreter,
-    /// The emitted CUDA text, compiled for this processor.
+    /// The emitted CUDA source, compiled for this processor.
     Cuda,
-    /// The emitted Metal text, through all of Metal's driver that is not Apple's.
+    /// The emitted Metal source, through the whole Metal driver except for Apple's API.
     Metal,
 }
 
-/// GPUs of one kind that share a model, in their order.
+/// GPUs of one kind that share a model, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Several {
     kind: Kind,
-    /// Their numbers, where the kind has any; the first `count` count.
+    /// Device numbers, if the kind has them; only the first `count` are used.
     numbers: [u32; Several::MOST],
     count: usize,
 }
 
-/// Kinds of which a machine can have several.
+/// Kinds of GPU of which a machine can have several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Cuda,
@@ -58,11 +56,12 @@ enum Kind {
 /// How several GPUs share a model. The names are llama.cpp's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SplitMode {
-    /// Each has some of the layers, and they work one after the other: what does not fit one fits
-    /// several.
+    /// Pipeline parallel: each GPU holds some of the layers, and they work one after the other.
+    /// Fits models that are too large for one GPU.
     #[default]
     Layer,
-    /// Each has a share of every matrix, and they work at the same time: a token takes less time.
+    /// Tensor parallel: each GPU holds a share of every matrix, and they work at the same time. A
+    /// token takes less time.
     Tensor,
 }
 
@@ -93,7 +92,7 @@ impl FromStr for Place {
     }
 }
 
-/// A list: each a name, or the number of a further NVIDIA GPU.
+/// Parses a list whose items are device names or numbers of further NVIDIA GPUs.
 fn several(names: &str) -> Result<Several> {
     let wrong = |expected: &str| {
         let hint = Hint::text("the CPU takes layers by ").with(Setting::GpuLayers);
@@ -123,9 +122,9 @@ fn several(names: &str) -> Result<Several> {
     found.ok_or_else(|| wrong("several GPUs"))
 }
 
-/// The GPUs of this machine that [`Place::Auto`] tries, in that order. Where there is no driver
-/// this takes well under a millisecond. Metal's is not among them: its driver has not run on a GPU
-/// of Apple's yet, so it is used where it is named.
+/// The GPUs of this machine that [`Place::Auto`] tries, in order. Without a driver this takes well
+/// under a millisecond. Metal is not among them: the Metal driver has not run on an Apple GPU yet,
+/// so it is used only by name.
 pub fn gpus() -> Vec<Place> {
     #[cfg(feature = "cuda")]
     if crate::cuda::present() {
@@ -135,10 +134,10 @@ pub fn gpus() -> Vec<Place> {
 }
 
 impl Several {
-    /// The most that can share a model.
+    /// Most GPUs that can share a model.
     pub const MOST: usize = 16;
 
-    /// Each of them.
+    /// The devices, in order.
     pub fn places(&self) -> impl Iterator<Item = Place> {
         let kind = self.kind;
         self.numbers.into_iter().take(self.count).map(move |number| match kind {
@@ -167,7 +166,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// Tokens of a prompt that it computes best together.
+    /// The default number of prompt tokens that this device computes together.
     pub fn chunk(self) -> usize {
         match self {
             Place::Cuda(_) => 2048,
@@ -176,7 +175,7 @@ impl Place {
         }
     }
 
-    /// The one device that it is, or each of several.
+    /// The devices of a list, or the one device.
     pub fn each(self) -> Vec<Place> {
         match self {
             Place::Several(several) => several.places().collect(),
@@ -184,11 +183,11 @@ impl Place {
         }
     }
 
-    /// Opens the device; several share a model's layers. `threads` are for the CPU; `None`: one for
-    /// each physical core.
+    /// Opens the device; a list is opened with the model's layers split between its devices.
+    /// `threads` applies to the CPU; `None` means one for each physical core.
     ///
     /// # Errors
-    /// If this machine has no such device.
+    /// This machine has no such device.
     pub fn open(self, threads: Option<usize>) -> Result<Box<dyn Device>> {
         match self {
             Place::Auto => {
@@ -214,10 +213,11 @@ impl Place {
         }
     }
 
-    /// Opens several GPUs that share every layer of a model: see [`SplitMode::Tensor`].
+    /// Opens several GPUs as tensor-parallel ranks; see [`SplitMode::Tensor`].
     ///
     /// # Errors
-    /// If it is not several, this machine has no such devices, or nothing joins them.
+    /// A spec of one device, devices that this machine does not have, or GPUs without a way to
+    /// communicate.
     pub fn open_ranks(self) -> Result<Box<dyn Device>> {
         let wrong = |found: String| {
             Err(Error::new("split mode tensor", "several NVIDIA GPUs: cuda:0,1", found))
@@ -240,10 +240,10 @@ impl Place {
     }
 }
 
-/// A simulated GPU.
+/// Opens a simulated GPU.
 ///
 /// # Errors
-/// If `DELFT_SIM_MEMORY` says nothing that can be read.
+/// A `DELFT_SIM_MEMORY` that cannot be parsed.
 #[cfg(feature = "sim")]
 fn simulated(simulator: Simulator) -> Result<Box<dyn Device>> {
     use crate::gpu::sim::{Engine, Sim};
@@ -256,7 +256,7 @@ fn simulated(simulator: Simulator) -> Result<Box<dyn Device>> {
     Ok(Box::new(crate::gpu::GpuDevice::new(Sim::from_env(engine)?)))
 }
 
-/// Simulated GPUs that share every layer of a model.
+/// Opens simulated GPUs as tensor-parallel ranks.
 ///
 /// # Errors
 /// As [`simulated`].
@@ -268,16 +268,16 @@ fn simulated_ranks(simulator: Simulator, count: usize) -> Result<Box<dyn Device>
         Simulator::Cuda => Engine::Cuda,
         Simulator::Interpreter | Simulator::Metal => Engine::Interpreter,
     };
-    let meeting = std::sync::Arc::new(crate::gpu::meeting::Meeting::new(count));
+    let group = std::sync::Arc::new(crate::gpu::group::AllReduceGroup::new(count));
     let device = |rank: usize| -> Result<Box<dyn Device>> {
-        let sim = Sim::from_env(engine)?.meeting(&meeting, rank);
+        let sim = Sim::from_env(engine)?.group(&group, rank);
         Ok(Box::new(crate::gpu::GpuDevice::new(sim)))
     };
     let devices = (0..count).map(device).collect::<Result<_>>()?;
-    Ok(Box::new(crate::ranks::Ranks::new(devices, meeting)))
+    Ok(Box::new(crate::ranks::Ranks::new(devices, group)))
 }
 
-/// A simulated GPU: this build has none.
+/// Opens a simulated GPU; this build has none.
 ///
 /// # Errors
 /// Always.

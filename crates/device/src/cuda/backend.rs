@@ -1,4 +1,4 @@
-//! The shared lowering on an NVIDIA GPU.
+//! The [`Backend`] for NVIDIA GPUs.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,32 +13,32 @@ use super::{Buffer, CublasLt, Event, Gpu, Graph, Pipeline, Product, Sums, Work, 
 use crate::gpu::{Backend, Facts, ProductShape, Stage};
 use crate::{About, Usage};
 
-/// Rows from which on the vendor's product and unpacking for it take less time than ours.
+/// Rows from which the vendor's product, with unpacking, is faster than our kernels.
 const UNPACK: usize = 256;
 
-/// An NVIDIA GPU for the shared lowering, with the vendor's products where its library is.
+/// An NVIDIA GPU, with cuBLASLt if it is installed.
 pub struct Cuda {
     gpu: Gpu,
     cublaslt: Option<CublasLt>,
-    /// By shape: setting one up takes longer than running it.
+    /// Plans by shape: making one takes longer than running it.
     products: Mutex<HashMap<ProductShape, Product>>,
-    /// What joins it with other GPUs, and its rank among them.
+    /// The group of GPUs that it belongs to, and its rank.
     rank: Option<(Arc<Sums>, usize)>,
 }
 
 impl Cuda {
-    /// On a GPU.
+    /// Uses a GPU.
     pub fn new(gpu: Gpu) -> Cuda {
-        // Without the library our own products serve; DELFT_NO_CUBLAS chooses them.
+        // Without the library our own products are used; DELFT_NO_CUBLAS disables it.
         let wanted = std::env::var_os("DELFT_NO_CUBLAS").is_none();
         let cublaslt = wanted.then(|| gpu.cublaslt().ok()).flatten();
         Cuda { gpu, cublaslt, products: Mutex::default(), rank: None }
     }
 
-    /// GPUs of these numbers, joined so that they can add up what they have.
+    /// Opens the GPUs with these numbers as the ranks of one group.
     ///
     /// # Errors
-    /// If there is no such GPU, one is named twice, or NCCL is missing or refuses.
+    /// A GPU that does not exist or is named twice, or NCCL missing or failing.
     pub(crate) fn ranks(numbers: &[u32]) -> Result<(Vec<Cuda>, Arc<Sums>)> {
         if let Some(i) = (1..numbers.len()).find(|i| numbers[..*i].contains(&numbers[*i])) {
             return Err(Error::new(
@@ -60,7 +60,7 @@ impl Backend for Cuda {
     type Pipeline = Pipeline;
     type Launch = Work;
     type Recording = Graph;
-    type Mark = Event;
+    type Event = Event;
 
     fn about(&self) -> About {
         let facts = self.gpu.facts();
@@ -95,37 +95,37 @@ impl Backend for Cuda {
         (0..2).map(stage).collect()
     }
 
-    fn mailbox(&self, words: usize) -> Result<Buffer> {
+    fn pinned(&self, words: usize) -> Result<Buffer> {
         self.gpu.host_buffer(4 * words)
     }
 
-    fn peek(&self, mailbox: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
-        let look = || mailbox.look(word).map(|found| Some(found).filter(|f| f[0] != u32::MAX));
+    fn read_pinned(&self, pinned: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
+        let look = || pinned.look(word).map(|found| Some(found).filter(|f| f[0] != u32::MAX));
         if let Some(found) = look()? {
             return Ok(Some(found));
         }
         if !self.gpu.idle()? {
             return Ok(None);
         }
-        // What was written before the work ended can be seen now.
-        let missing = || Error::new("cuda mailbox", "a note", "none");
+        // All writes of finished work are visible now.
+        let missing = || Error::new("cuda pinned words", "a note", "none");
         look()?.map(Some).ok_or_else(missing)
     }
 
-    fn poke(&self, mailbox: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
-        mailbox.put(word, bytes)
+    fn write_pinned(&self, pinned: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
+        pinned.put(word, bytes)
     }
 
-    fn marker(&self) -> Result<Event> {
+    fn event(&self) -> Result<Event> {
         self.gpu.event()
     }
 
-    fn mark(&self, mark: &Event) -> Result<()> {
-        mark.record()
+    fn record_event(&self, event: &Event) -> Result<()> {
+        event.record()
     }
 
-    fn reach(&self, mark: &Event) -> Result<()> {
-        mark.wait()
+    fn wait_event(&self, event: &Event) -> Result<()> {
+        event.wait()
     }
 
     fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
@@ -144,16 +144,16 @@ impl Backend for Cuda {
         to.part(0..from.len())?.copy_from(from)
     }
 
-    fn reaches(&self, other: &Cuda) -> bool {
-        self.gpu.reaches(&other.gpu)
+    fn has_peer(&self, other: &Cuda) -> bool {
+        self.gpu.has_peer(&other.gpu)
     }
 
-    fn fetch(&self, _: &Cuda, source: &Buffer, to: &Buffer) -> Result<()> {
-        to.part(0..source.len())?.fetch(source)
+    fn peer_copy(&self, _: &Cuda, source: &Buffer, to: &Buffer) -> Result<()> {
+        to.part(0..source.len())?.peer_copy(source)
     }
 
     fn ahead(&self, kernels: &[&Kernel]) {
-        // What cannot be printed is reported when it is loaded.
+        // A kernel that cannot be printed is reported when it is loaded.
         let text = |kernel: &&Kernel| Gpu::source(kernel, &Numbers::new()).ok();
         self.gpu.compiler().ahead(kernels, |kernel| text(kernel).into_iter().collect());
     }

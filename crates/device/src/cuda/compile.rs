@@ -1,5 +1,4 @@
-//! CUDA text to machine code through NVRTC, with what was compiled before kept in memory and on
-//! disk.
+//! Compiles CUDA source to machine code with NVRTC, caching results in memory and on disk.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -12,13 +11,13 @@ use formats::{Error, Result};
 use super::library;
 use crate::cache::{self, Cache, Key};
 
-/// Machine code of one text.
+/// The machine code of one source.
 pub(super) type Image = Arc<[u8]>;
 
-/// A compiler for one kind of GPU. It needs no GPU, and may be used from any number of threads.
+/// A compiler for one kind of GPU. It needs no GPU and can be used by any number of threads.
 pub struct Compiler {
     arch: String,
-    /// What besides the text the result depends on.
+    /// The compiler's version, which is part of the cache key.
     version: String,
     disk: Option<Cache>,
     done: Mutex<HashMap<Key, Arc<OnceLock<Result<Image>>>>>,
@@ -29,7 +28,7 @@ impl Compiler {
     /// For a compute capability, such as `(9, 0)`.
     ///
     /// # Errors
-    /// If there is no NVRTC, or none that knows a GPU as old as this.
+    /// NVRTC is missing, or supports no GPU as old as this.
     pub fn new(capability: (u32, u32)) -> Result<Compiler> {
         Compiler::keeping(capability, Cache::of_user())
     }
@@ -45,21 +44,21 @@ impl Compiler {
         Ok(Compiler { arch, version, disk, done, compiled })
     }
 
-    /// What it compiles for: `sm_90a`, or `compute_120` if the GPU is newer than the compiler.
+    /// The target: `sm_90a`, or `compute_120` if the GPU is newer than the compiler.
     pub fn arch(&self) -> &str {
         &self.arch
     }
 
-    /// How many texts NVRTC was given; the others were kept from before.
+    /// Number of sources that NVRTC compiled, not counting cached ones.
     pub fn compiled(&self) -> usize {
         self.compiled.load(Ordering::Relaxed)
     }
 
-    /// The machine code of a text (PTX if the GPU is newer than the compiler). Threads that want
-    /// the same text wait for one.
+    /// The machine code of a source (PTX if the GPU is newer than the compiler). Threads that ask
+    /// for the same source wait for one compilation.
     ///
     /// # Errors
-    /// What the compiler says of the text, its first error.
+    /// The compiler's first error.
     pub(super) fn image(&self, text: &str) -> Result<(Key, Image)> {
         let key = cache::key(&[text, &self.arch, &self.version]);
         let slot = {
@@ -79,8 +78,8 @@ impl Compiler {
         Ok((key, image.clone()?))
     }
 
-    /// Compiles the texts of some items ahead of their use, on all cores. Whoever uses one that
-    /// does not compile is told then.
+    /// Compiles the sources of some items ahead of their use, on all cores. Errors are reported
+    /// when a source is used.
     pub fn ahead<T: Sync>(&self, items: &[T], texts: impl Fn(&T) -> Vec<String> + Sync) {
         let next = AtomicUsize::new(0);
         let work = || {
@@ -91,9 +90,9 @@ impl Compiler {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| {
             for _ in 0..cores.min(items.len()) {
-                // The compiler recurses deeper than the default stack of a thread may allow.
+                // The compiler recurses deeper than the default stack may allow.
                 let thread = std::thread::Builder::new().stack_size(16 << 20);
-                // Fewer threads than cores is slower and no more.
+                // Fewer threads than cores are only slower.
                 drop(thread.spawn_scoped(scope, work));
             }
         });
@@ -125,7 +124,7 @@ impl Compiler {
         Ok(image)
     }
 
-    /// The compiler's first error, and the line of the text that it is about.
+    /// The compiler's first error, with the line of source that it refers to.
     fn explain(&self, text: &str, program: &Program, why: result::NvrtcError) -> Error {
         // SAFETY: the program exists; its log may be read whether or not it compiled.
         let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
@@ -154,7 +153,7 @@ impl Drop for Program {
     }
 }
 
-/// The capabilities that this NVRTC generates machine code for, as `90` for 9.0.
+/// The compute capabilities that this NVRTC supports, as `90` for 9.0.
 fn supported() -> Result<Vec<u32>> {
     let mut count = 0;
     // SAFETY: writes one number.
@@ -165,8 +164,8 @@ fn supported() -> Result<Vec<u32>> {
     Ok(archs.into_iter().filter_map(|a| u32::try_from(a).ok()).collect())
 }
 
-/// The target for a GPU: its own instructions where the compiler knows it, else portable code of
-/// the newest that it knows.
+/// The target for a GPU: its own instruction set if the compiler supports it, else portable code
+/// for the newest one that it does.
 fn architecture((major, minor): (u32, u32), supported: &[u32]) -> Result<String> {
     let wanted = major * 10 + minor;
     if wanted < 80 {
@@ -174,7 +173,7 @@ fn architecture((major, minor): (u32, u32), supported: &[u32]) -> Result<String>
         return Err(Error::new("cuda", "a GPU of compute capability 8.0 or later", found));
     }
     if supported.contains(&wanted) {
-        // From Hopper on, `a` names the instructions that only this generation has.
+        // From Hopper on, `a` enables the instructions specific to one generation.
         let suffix = if wanted >= 90 && minor == 0 { "a" } else { "" };
         return Ok(format!("sm_{wanted}{suffix}"));
     }

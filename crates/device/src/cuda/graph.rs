@@ -1,4 +1,4 @@
-//! Work recorded once and repeated in one submission, and the time that it takes.
+//! CUDA graphs: work that is recorded once and submitted as one, and its timing.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use formats::{Error, Result};
 
 use super::{Buffer, Collective, Context, Gpu, Launch, Product};
 
-/// Something that a [`Graph`] repeats.
+/// An item of work that can be enqueued or recorded in a [`Graph`].
 #[derive(Clone)]
 pub enum Work {
     /// A kernel.
     Launch(Launch),
-    /// A matrix product of the vendor's.
+    /// A matrix product of cuBLASLt.
     Product(Product),
-    /// A copy of all bytes.
+    /// A copy of a whole buffer.
     Copy {
-        /// Where they go.
+        /// The destination.
         to: Buffer,
-        /// Where they are.
+        /// The source.
         from: Buffer,
     },
-    /// What several GPUs do together.
+    /// A collective operation of several GPUs.
     Collective(Collective),
 }
 
@@ -29,7 +29,7 @@ impl Work {
     /// Enqueues it after all earlier work.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// The driver refuses.
     pub fn enqueue(&self) -> Result<()> {
         match self {
             Work::Launch(launch) => launch.enqueue(),
@@ -40,11 +40,11 @@ impl Work {
     }
 }
 
-/// Work in order, submitted as one.
+/// A recorded sequence of work, submitted as one.
 pub struct Graph {
     context: Arc<Context>,
     executable: sys::CUgraphExec,
-    /// Held so that what the graph refers to stays.
+    /// Keeps alive what the graph refers to.
     _work: Vec<Work>,
 }
 
@@ -56,13 +56,12 @@ impl Gpu {
     /// Records work without running it.
     ///
     /// # Errors
-    /// If the driver refuses some of it.
+    /// The driver refuses some of it.
     pub fn graph(&self, work: Vec<Work>) -> Result<Graph> {
         self.graph_with(work, |_| Ok(()))
     }
 
-    /// As [`graph`](Gpu::graph), with what `before` enqueues before each piece of work, by its
-    /// number, and after the last.
+    /// As [`graph`](Gpu::graph); `before(i)` may enqueue more before item `i` and after the last.
     fn graph_with(&self, work: Vec<Work>, before: impl Fn(usize) -> Result<()>) -> Result<Graph> {
         let context = &self.0;
         context.enter()?;
@@ -90,11 +89,11 @@ impl Gpu {
         Ok(Graph { context: Arc::clone(context), executable, _work: work })
     }
 
-    /// Does all of this once, and returns how many seconds each took. Events between them are part
-    /// of a graph, so that no time of the host's is counted; none overlaps the one before.
+    /// Runs each item once, without overlap, and returns its seconds. The timing events are part of
+    /// the graph, so that no host time is included.
     ///
     /// # Errors
-    /// If the driver refuses, or a kernel fails.
+    /// The driver refuses, or a kernel fails.
     pub fn time_each(&self, work: Vec<Work>) -> Result<Vec<f64>> {
         let event = |_| Event::new(&self.0, sys::CUevent_flags::CU_EVENT_DEFAULT);
         let events = (0..=work.len()).map(event).collect::<Result<Vec<_>>>()?;
@@ -107,14 +106,13 @@ impl Gpu {
         events.windows(2).map(|pair| pair[1].since(&pair[0])).collect()
     }
 
-    /// How long each of these takes, run in order over and over.
+    /// Measures the seconds that a sequence of work takes.
     ///
-    /// They are recorded as a graph, so that the time between two of them is the device's own.
-    /// After warming up, at least `samples` runs of at least 300 us are timed by events on the
-    /// device.
+    /// It is recorded as a graph, so that gaps between items are the device's own. After a warm-up,
+    /// at least `samples` runs of at least 300 us are timed by events on the device.
     ///
     /// # Errors
-    /// If the driver refuses, or a kernel fails.
+    /// The driver refuses, or a kernel fails.
     pub fn time(&self, work: Vec<Work>, samples: usize) -> Result<Timing> {
         const RUN: f64 = 300e-6;
         let count = work.len().max(1) as f64;
@@ -143,10 +141,10 @@ impl Gpu {
 }
 
 impl Graph {
-    /// Enqueues all of it.
+    /// Enqueues the whole graph.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// The driver refuses.
     pub fn replay(&mut self) -> Result<()> {
         self.context.enter()?;
         // SAFETY: graph and stream live; what the graph refers to is held in `_work`.
@@ -163,18 +161,18 @@ impl Drop for Graph {
     }
 }
 
-/// What [`Gpu::time`] found, in seconds for each piece of work.
+/// The result of [`Gpu::time`], in seconds per item of work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
-    /// The middle one.
+    /// The median.
     pub median: f64,
     /// The shortest.
     pub least: f64,
-    /// How many runs.
+    /// Number of runs.
     pub samples: usize,
 }
 
-/// A point in the stream: before everything until it is first recorded.
+/// A CUDA event: complete until it is first recorded.
 pub struct Event {
     context: Arc<Context>,
     handle: sys::CUevent,
@@ -185,10 +183,10 @@ pub struct Event {
 unsafe impl Send for Event {}
 
 impl Gpu {
-    /// An event whose time is not taken.
+    /// Creates an event without timing.
     ///
     /// # Errors
-    /// If the driver has no more.
+    /// The driver has no events left.
     pub fn event(&self) -> Result<Event> {
         Event::new(&self.0, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
@@ -201,10 +199,10 @@ impl Event {
         Ok(Event { context: Arc::clone(context), handle })
     }
 
-    /// Moves it to the end of everything enqueued.
+    /// Records the event after everything enqueued so far.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// The driver refuses.
     pub fn record(&self) -> Result<()> {
         self.context.enter()?;
         // SAFETY: event and stream live.
@@ -212,7 +210,7 @@ impl Event {
         self.context.check("cuda event", recorded)
     }
 
-    /// Records it whenever the graph that is being captured comes there.
+    /// Records the event as a node of the graph that is being captured.
     fn record_in_graph(&self) -> Result<()> {
         let flags = sys::CUevent_record_flags_enum::CU_EVENT_RECORD_EXTERNAL as u32;
         self.context.enter()?;
@@ -222,10 +220,10 @@ impl Event {
         self.context.check("cuda event", recorded.result())
     }
 
-    /// Waits until the stream has come to where it was recorded last.
+    /// Waits until the work before the latest record is done.
     ///
     /// # Errors
-    /// What a kernel did wrong before.
+    /// A failure of an earlier kernel.
     pub fn wait(&self) -> Result<()> {
         self.context.enter()?;
         // SAFETY: the event lives.
@@ -233,7 +231,7 @@ impl Event {
         self.context.check("cuda", waited)
     }
 
-    /// Seconds since another, once both have happened.
+    /// Seconds since another event; waits for both.
     fn since(&self, start: &Event) -> Result<f64> {
         self.wait()?;
         // SAFETY: both events live and are recorded.

@@ -1,4 +1,4 @@
-//! Device memory: plain bytes, shared by reference count, lent in parts.
+//! Device memory: reference-counted byte ranges.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -12,8 +12,7 @@ use super::{Context, Gpu};
 use crate::Usage;
 use crate::gpu::meter::Taken;
 
-/// Bytes of device memory, or a part of them. Clones are the same bytes: what a kernel writes
-/// through one is seen through all.
+/// A range of device memory. Clones refer to the same bytes.
 #[derive(Clone)]
 pub struct Buffer {
     allocation: Arc<Allocation>,
@@ -24,14 +23,14 @@ pub struct Buffer {
 struct Allocation {
     context: Arc<Context>,
     address: sys::CUdeviceptr,
-    /// Where this process sees it, if it is the host's memory.
+    /// Its address in this process, if it is pinned host memory.
     host: Option<NonNull<c_void>>,
-    /// What it takes of the device's memory.
+    /// Counts it as device memory.
     _taken: Option<Taken>,
 }
 
-// SAFETY: the host's address is only used for volatile accesses of single words within bounds,
-// which need no thread.
+// SAFETY: the host address is only used for volatile accesses of single words within bounds, which
+// may happen on any thread.
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
@@ -52,24 +51,24 @@ impl Drop for Allocation {
 }
 
 impl Gpu {
-    /// Bytes of device memory that are left.
+    /// Free bytes of device memory.
     ///
     /// # Errors
-    /// If the driver does not answer.
+    /// The driver does not answer.
     pub fn free(&self) -> Result<usize> {
         self.0.enter()?;
         self.0.check("cuda", result::mem_get_info()).map(|(free, _)| free)
     }
 
-    /// Bytes of it that this process's buffers take.
+    /// Bytes of device memory taken by this process's buffers.
     pub fn usage(&self) -> Usage {
         self.0.meter.usage(self.0.facts.memory)
     }
 
-    /// Memory of so many bytes, aligned to 256; what it holds is not defined.
+    /// Allocates uninitialised memory, aligned to 256 bytes.
     ///
     /// # Errors
-    /// If there is not as much left.
+    /// Too little memory.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
         self.0.enter()?;
         // SAFETY: the context is current; nothing is read before it is written except as bytes
@@ -82,10 +81,10 @@ impl Gpu {
         Ok(Buffer { allocation, offset: 0, bytes })
     }
 
-    /// The host's memory, which kernels reach too, of so many bytes, all 0xFF.
+    /// Allocates pinned host memory that kernels can access, filled with 0xFF.
     ///
     /// # Errors
-    /// If there is not as much left.
+    /// Too little memory.
     pub fn host_buffer(&self, bytes: usize) -> Result<Buffer> {
         self.0.enter()?;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
@@ -95,8 +94,7 @@ impl Gpu {
         let host = self.0.check(&place(), host)?;
         let host = NonNull::new(host).ok_or_else(|| Error::new(place(), "some", "none"))?;
         let mut address = 0;
-        // SAFETY: the memory was allocated just now, for kernels to reach; nobody else knows of it
-        // yet.
+        // SAFETY: the memory was allocated just now, and nothing else accesses it yet.
         let found = unsafe {
             std::ptr::write_bytes(host.as_ptr().cast::<u8>(), 0xFF, bytes.max(8));
             sys::cuMemHostGetDevicePointer_v2(&mut address, host.as_ptr(), 0).result()
@@ -108,7 +106,7 @@ impl Gpu {
         Ok(Buffer { allocation: Arc::new(allocation), offset: 0, bytes })
     }
 
-    /// Memory that holds these bytes.
+    /// Allocates memory with these contents.
     ///
     /// # Errors
     /// As [`buffer`](Gpu::buffer).
@@ -120,20 +118,20 @@ impl Gpu {
 }
 
 impl Buffer {
-    /// How many bytes.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there are none.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Some of the bytes.
+    /// A sub-range.
     ///
     /// # Errors
-    /// If they are not all inside.
+    /// A range outside the buffer.
     pub fn part(&self, range: Range<usize>) -> Result<Buffer> {
         if range.start > range.end || range.end > self.bytes {
             let expected = format!("a part of {} bytes", self.bytes);
@@ -143,10 +141,10 @@ impl Buffer {
         Ok(Buffer { allocation, offset: self.offset + range.start, bytes: range.len() })
     }
 
-    /// Replaces all its bytes, after everything enqueued.
+    /// Overwrites all its bytes, after everything enqueued.
     ///
     /// # Errors
-    /// If it is another number of bytes, or earlier work failed.
+    /// Another number of bytes, or earlier work that failed.
     pub fn write(&self, from: &[u8]) -> Result<()> {
         self.same_length(from.len())?;
         let context = self.context();
@@ -162,7 +160,7 @@ impl Buffer {
     /// Reads all its bytes, after everything enqueued.
     ///
     /// # Errors
-    /// If it is another number of bytes, or earlier work failed.
+    /// Another number of bytes, or earlier work that failed.
     pub fn read(&self, to: &mut [u8]) -> Result<()> {
         self.same_length(to.len())?;
         let context = self.context();
@@ -173,20 +171,20 @@ impl Buffer {
         context.check("cuda: copy from the device", copied)
     }
 
-    /// All its bytes.
+    /// Reads all its bytes into a vector.
     ///
     /// # Errors
-    /// If earlier work failed.
+    /// Earlier work that failed.
     pub fn to_vec(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.bytes];
         self.read(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// Enqueues setting every byte.
+    /// Enqueues filling it with a byte.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// The driver refuses.
     pub fn fill(&self, byte: u8) -> Result<()> {
         let context = self.context();
         context.enter()?;
@@ -196,12 +194,12 @@ impl Buffer {
         context.check("cuda: fill", set)
     }
 
-    /// Enqueues copying all bytes of another buffer of this length that does not overlap this one.
-    /// Bytes of the host's memory must not change before they are copied: an
-    /// [`Event`](super::Event) tells.
+    /// Enqueues a copy of another buffer of the same length that does not overlap this one. If the
+    /// source is pinned host memory, it must not change until the copy is done; record an
+    /// [`Event`](super::Event) to know.
     ///
     /// # Errors
-    /// If the lengths differ or the buffers overlap.
+    /// Different lengths, or overlapping buffers.
     pub fn copy_from(&self, from: &Buffer) -> Result<()> {
         self.same_length(from.bytes)?;
         let context = self.context();
@@ -216,7 +214,8 @@ impl Buffer {
         context.enter()?;
         let (to, source, bytes) = (self.address(), from.address(), self.bytes);
         // SAFETY: both ranges are inside their allocations, which wait for the stream before they
-        // go. Those of the host are pinned, so that this does not wait; Rust never refers to them.
+        // are freed. Host memory is pinned, so the copy does not block, and Rust holds no reference
+        // to it.
         let copied = unsafe {
             match from.allocation.host {
                 Some(host) => {
@@ -232,7 +231,7 @@ impl Buffer {
     /// Enqueues filling the rest of the buffer with copies of its first bytes.
     ///
     /// # Errors
-    /// If there are not as many bytes, or none.
+    /// Too few bytes, or none to repeat.
     pub fn repeat(&self, first: usize) -> Result<()> {
         let mut done = self.part(0..first)?.len();
         if done == 0 {
@@ -246,10 +245,10 @@ impl Buffer {
         Ok(())
     }
 
-    /// Two words from an even one on, of the host's memory, as they are now.
+    /// Reads two words of pinned host memory, from an even index, in one load.
     ///
     /// # Errors
-    /// If it is not the host's, or they are not inside.
+    /// Device memory, or words outside the buffer.
     pub fn look(&self, word: usize) -> Result<[u32; 2]> {
         let at = self.host(4 * word, 8, 8)?;
         // SAFETY: inside the allocation and aligned to 8; a kernel may be writing it, in one store
@@ -258,10 +257,10 @@ impl Buffer {
         Ok([both as u32, (both >> 32) as u32])
     }
 
-    /// Sets words of the host's memory from one on, each in one store.
+    /// Writes words of pinned host memory, each in one store.
     ///
     /// # Errors
-    /// If it is not the host's, or the words are not whole or not inside.
+    /// Device memory, partial words, or words outside the buffer.
     pub fn put(&self, word: usize, bytes: &[u8]) -> Result<()> {
         let (words, rest) = bytes.as_chunks::<4>();
         if !rest.is_empty() {
@@ -275,7 +274,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Where this process sees some of its bytes, which are aligned so.
+    /// The host address of a range of its bytes, checked for bounds and alignment.
     fn host(&self, at: usize, bytes: usize, align: usize) -> Result<NonNull<u8>> {
         let outside = || {
             let expected = format!("{bytes} of {} bytes of the host's memory", self.bytes);
@@ -290,7 +289,7 @@ impl Buffer {
         Ok(unsafe { host.cast::<u8>().add(self.offset + at) })
     }
 
-    /// Its address on the device.
+    /// Its device address.
     pub(super) fn address(&self) -> sys::CUdeviceptr {
         self.allocation.address + self.offset as u64
     }

@@ -1,18 +1,17 @@
-//! NVIDIA GPUs through the driver: kernels are compiled by NVRTC when first wanted, matrices too
-//! large for ours go to cuBLASLt.
+//! NVIDIA GPUs through the CUDA driver. Kernels are compiled by NVRTC at first use; large matrix
+//! products go to cuBLASLt.
 //!
-//! [`Gpu`] is a context with one stream on which all work is done in order. [`Gpu::load`] makes a
-//! [`Pipeline`] of a lowered kernel; bound to buffers and numbers it is a [`Launch`], whose
-//! parameters and grid are then in place: to repeat it is one call of the driver. A [`Graph`]
-//! repeats a list of them in one submission. [`roof`] measures what the GPU could do at best.
+//! [`Gpu`] is a context with one stream, on which all work runs in order. [`Gpu::load`] makes a
+//! [`Pipeline`] from a lowered kernel. Bound to buffers and constants it is a [`Launch`], whose
+//! parameters and grid are fixed: repeating it is one driver call. A [`Graph`] repeats a list of
+//! launches in one submission. [`roof`] measures the GPU's peak rates.
 //!
-//! What is kept from one step to the next in each [`Dispatch`](crate::Dispatch): `eager` kernels
-//! and library plans; `arguments` their launches too; `graph` the graphs of steps of few rows, and
-//! launches of the others. Launches overlap in all three: one that [waits by
-//! itself](Pipeline::waits) is placed while the one before ends. With `arguments` a step's words
-//! are copied from pinned memory on the same stream, so that no kernel of a step starts before
-//! them, nor they before the last step's end; an [`Event`] after the copy says when the pinned
-//! bytes may change.
+//! Each [`Dispatch`](crate::Dispatch) mode keeps more between steps: `eager` kernels and library
+//! plans; `arguments` their launches, too; `graph` the graphs of steps of few rows, and launches of
+//! the others. Launches overlap in all three: one that [waits by itself](Pipeline::waits) is
+//! scheduled while the one before ends. With `arguments` a step's words are copied from pinned
+//! memory on the same stream, so that they are ordered between the kernels of successive steps; an
+//! [`Event`] after the copy says when the pinned bytes may change.
 
 mod backend;
 mod compile;
@@ -47,10 +46,10 @@ pub use memory::Buffer;
 pub use nccl::{Collective, Sums};
 pub use pipeline::{Launch, Pipeline};
 
-/// What the driver returns.
+/// A result of the driver.
 type Outcome<T> = std::result::Result<T, DriverError>;
 
-/// What a GPU is.
+/// Properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// Its name: `NVIDIA H200`.
@@ -63,14 +62,14 @@ pub struct Facts {
     pub memory: usize,
     /// Second-level cache in bytes.
     pub l2: usize,
-    /// The most shared memory that one threadgroup can have, in bytes.
+    /// Most shared memory of a threadgroup, in bytes.
     pub shared: u32,
-    /// The newest CUDA that its driver serves: `13.0`.
+    /// The newest CUDA version that its driver supports: `13.0`.
     pub driver: String,
 }
 
 impl Facts {
-    /// Whether it has products of warpgroups, which are those of one generation alone.
+    /// Whether it has warpgroup matrix products (`wgmma`), which only one generation has.
     pub fn has_wgmma(&self) -> bool {
         self.capability == (9, 0)
     }
@@ -91,15 +90,15 @@ impl std::fmt::Display for Facts {
     }
 }
 
-/// A GPU: a context of this process on it. Clones are the same one.
+/// A GPU: a context of this process on it. Clones refer to the same context.
 #[derive(Clone)]
 pub struct Gpu(Arc<Context>);
 
-/// What all objects on a GPU share. It lives as long as the last of them.
+/// State shared by all objects on a GPU; lives as long as the last of them.
 struct Context {
     device: sys::CUdevice,
     handle: sys::CUcontext,
-    /// Whether it is the device's primary one, which is shared.
+    /// Whether it is the device's primary context, which other libraries share.
     primary: bool,
     stream: sys::CUstream,
     facts: Facts,
@@ -110,8 +109,8 @@ struct Context {
 }
 
 // SAFETY: the driver's functions may be called from any thread on any handle; each call here first
-// makes the context current on its thread (`Context::enter`). What is mutable on this side is
-// behind a mutex or atomic.
+// makes the context current on its thread (`Context::enter`). Mutable state is behind a mutex or
+// atomic.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -120,13 +119,12 @@ impl Gpu {
     /// Opens a GPU by its number, from 0.
     ///
     /// # Errors
-    /// Without a driver, without a GPU of that number, or if it is older than Ampere.
+    /// No driver, no GPU with that number, or one older than Ampere.
     pub fn open(ordinal: u32) -> Result<Gpu> {
         Gpu::open_in(ordinal, false)
     }
 
-    /// As [`open`](Gpu::open), in the primary context, which this process shares with NVIDIA's
-    /// libraries.
+    /// As [`open`](Gpu::open), in the primary context, which NVIDIA's libraries share.
     ///
     /// # Errors
     /// As [`open`](Gpu::open).
@@ -178,12 +176,12 @@ impl Gpu {
         })))
     }
 
-    /// What it is.
+    /// Its properties.
     pub fn facts(&self) -> &Facts {
         &self.0.facts
     }
 
-    /// The compiler for it, to compile texts ahead.
+    /// Its compiler, which can compile sources ahead.
     pub fn compiler(&self) -> &Compiler {
         &self.0.compiler
     }
@@ -191,8 +189,7 @@ impl Gpu {
     /// Waits until everything enqueued is done.
     ///
     /// # Errors
-    /// What a kernel did wrong since the last wait; then the GPU is most likely
-    /// [`lost`](Gpu::lost).
+    /// A failure of a kernel since the last wait; the GPU is then usually [`lost`](Gpu::lost).
     pub fn synchronize(&self) -> Result<()> {
         self.0.synchronize()
     }
@@ -210,8 +207,8 @@ impl Gpu {
         }
     }
 
-    /// Whether a kernel has broken the context (an illegal address, for one): nothing on this `Gpu`
-    /// works any more. Another one may be opened once everything of this one is dropped.
+    /// Whether a kernel has broken the context, for example by an illegal address: every later call
+    /// on this `Gpu` fails. A new one can be opened once all objects of this one are dropped.
     pub fn lost(&self) -> bool {
         self.0.lost.load(Ordering::Relaxed)
     }
@@ -230,7 +227,7 @@ impl Context {
         self.check("cuda", unsafe { result::stream::synchronize(self.stream) })
     }
 
-    /// An error of the driver as ours; notes whether the context survives it.
+    /// Converts a driver error, and records whether it breaks the context.
     fn check<T>(&self, place: &str, outcome: Outcome<T>) -> Result<T> {
         outcome.map_err(|e| {
             if fatal(e.0) {
@@ -243,7 +240,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // Errors are those of earlier work: whoever waited for it was told.
+        // Errors here come from earlier work and were reported to the waiter.
         drop(self.synchronize());
         // SAFETY: buffers, pipelines and graphs each hold an `Arc` of this context, so none is
         // left; the stream has drained. Destroying the context unloads its modules.
@@ -254,13 +251,13 @@ impl Drop for Context {
     }
 }
 
-/// Destroys a context, or gives the primary one back, which then goes if nobody else has it.
+/// Destroys a context, or releases the primary one.
 ///
 /// # Safety
-/// It was made or retained by [`Gpu::open`] or [`Gpu::open_primary`], and nothing of this process's
-/// own is left in it.
+/// It was made by [`Gpu::open`] or [`Gpu::open_primary`], and no object of this process is left in
+/// it.
 unsafe fn leave(device: sys::CUdevice, handle: sys::CUcontext, primary: bool) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     unsafe {
         let _ = match primary {
             true => result::primary_ctx::release(device),
@@ -288,7 +285,7 @@ fn fatal(code: sys::CUresult) -> bool {
     )
 }
 
-/// What the driver says of an error, in its words.
+/// A driver error with the driver's message.
 fn fault(place: &str, e: DriverError) -> Error {
     let said = e.error_string().map(|s| s.to_string_lossy().into_owned());
     Error::new(place, "", said.unwrap_or_else(|_| format!("error {}", e.0 as u32)))
@@ -317,8 +314,8 @@ fn facts(device: sys::CUdevice) -> Outcome<Facts> {
     })
 }
 
-/// What there is of NVIDIA's on this machine. Contexts are not made: it costs what starting the
-/// driver costs.
+/// Surveys NVIDIA's driver and libraries without creating a context: it costs only the driver's
+/// start.
 pub(crate) fn survey() -> Gpus {
     let found = library::driver().and_then(|()| {
         let count = result::device::get_count().map_err(|e| fault("cuda", e))?;

@@ -1,9 +1,9 @@
-//! Sums over GPUs of one machine, and what all of them have, by NCCL: each in its GPU's stream, so
-//! that it is a node of a graph like any other work.
+//! All-reduce and all-gather between the GPUs of one machine, by NCCL. Each operation runs in its
+//! GPU's stream, so that it can be a node of a graph.
 //!
-//! The library is looked for when several GPUs are to share a model's layers, under the name that
-//! it is installed by, `libnccl.so.2`: cudarc's bindings ask for `libnccl.so`, which only its
-//! development package has. What is used of it has been the same since version 2.4.
+//! The library is loaded when several GPUs are to share a model's layers, under its installed name
+//! `libnccl.so.2`; cudarc's bindings ask for `libnccl.so`, which only the development package has.
+//! The functions used here have been unchanged since version 2.4.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,18 +15,18 @@ use formats::{Error, Hint, Result, Setting};
 use super::{Buffer, Gpu, library};
 use crate::ranks::Group;
 
-/// A rank's side of a group of GPUs.
+/// A rank's NCCL communicator.
 type Comm = *mut c_void;
 
-/// How long the other ranks of a step may take to end once one has failed: they may have failed at
-/// the same, and wait for nothing.
+/// Time for the other ranks to finish a step after one has failed: they may have failed in the same
+/// way and not be waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// `ncclFloat32` and `ncclSum`.
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 
-/// The entry points that are used.
+/// The NCCL functions that are used.
 struct Nccl {
     init_all: unsafe extern "C" fn(*mut Comm, c_int, *const c_int) -> c_int,
     all_reduce: unsafe extern "C" fn(
@@ -59,7 +59,7 @@ struct Nccl {
 /// Looks for the library.
 ///
 /// # Errors
-/// If it is nowhere to be found.
+/// It was not found.
 pub(super) fn present() -> Result<()> {
     Nccl::get().map(|_| ())
 }
@@ -79,13 +79,13 @@ impl Nccl {
     }
 
     fn load() -> Option<Nccl> {
-        // NVLink multicast stays off: a process that ends while it has multicast objects can leave
-        // the host's switches so that other processes' GPUs fail, and sums as small as these gain
-        // nothing by it. Connections are made at once and not at a first sum, which may be one that
-        // is recorded.
+        // NVLink multicast stays off: a process that ends while it holds multicast objects can
+        // leave the host's switches in a state in which other processes' GPUs fail, and sums as
+        // small as these gain nothing by it. Connections are made at once rather than at the first
+        // sum, which may be captured in a graph.
         for (name, value) in [("NCCL_NVLS_ENABLE", "0"), ("NCCL_RUNTIME_CONNECT", "0")] {
-            // SAFETY: readers in Rust take std's lock, and the only reader in C is the library that
-            // is loaded below.
+            // SAFETY: readers in Rust take std's lock, and the only reader in C is the library
+            // loaded below.
             unsafe { std::env::set_var(name, value) };
         }
         let loaded = library::open("libnccl.so", &["2"])?;
@@ -115,30 +115,30 @@ impl Nccl {
     }
 }
 
-/// GPUs that add up what they have.
+/// A group of GPUs with collective operations.
 pub struct Sums {
     nccl: &'static Nccl,
     comms: Vec<Comm>,
-    /// Held so that contexts outlive what NCCL has in them.
+    /// Keeps the contexts alive longer than NCCL's objects in them.
     gpus: Vec<Gpu>,
-    /// Steps begun so far.
+    /// Number of steps begun so far.
     steps: AtomicU64,
-    /// Whether a rank has failed and left others waiting; held while a sum is enqueued.
+    /// Whether a rank has failed and left others waiting; locked while an operation is enqueued.
     broken: RwLock<bool>,
 }
 
-// SAFETY: a handle may be used from any one thread at a time: each rank's is used by that rank's
-// thread, or, by `abort`, once no thread is inside the library and none enters it any more.
+// SAFETY: a communicator may be used by one thread at a time. Each rank's is used by that rank's
+// thread, or by `abort` once no thread is inside the library and none enters it any more.
 unsafe impl Send for Sums {}
 // SAFETY: as above.
 unsafe impl Sync for Sums {}
 
 impl Sums {
-    /// Joins GPUs, in the order of their ranks. They are of [`Gpu::open_primary`], since NCCL works
-    /// in primary contexts.
+    /// Joins GPUs, in rank order. They must be opened by [`Gpu::open_primary`], since NCCL works in
+    /// primary contexts.
     ///
     /// # Errors
-    /// Without NCCL, or if it refuses these GPUs.
+    /// NCCL is missing, or refuses these GPUs.
     pub fn new(gpus: Vec<Gpu>) -> Result<Arc<Sums>> {
         let nccl = Nccl::get()?;
         let numbers: Vec<c_int> = gpus.iter().map(|gpu| gpu.0.device).collect();
@@ -153,15 +153,15 @@ impl Sums {
         Ok(sums)
     }
 
-    /// One sum, to see that they meet.
+    /// Runs one sum to check that all ranks communicate.
     fn first(self: &Arc<Self>) -> Result<()> {
         let one = |gpu: &Gpu| gpu.upload(&1.0_f32.to_le_bytes());
         let buffers = self.gpus.iter().map(one).collect::<Result<Vec<_>>>()?;
         let sums = buffers.iter().enumerate();
         let bind = |(rank, x)| self.all_reduce(rank, x, x, 1);
         let sums: Vec<_> = sums.map(bind).collect::<Result<_>>()?;
-        // One thread enqueues for all of them: it must not wait for the first before it comes to
-        // the second. SAFETY: begins a group on this thread, which `group_end` ends.
+        // One thread enqueues for all ranks: without a group, it would wait in the first call.
+        // SAFETY: begins a group on this thread, which `group_end` ends.
         self.nccl.check("a first sum", unsafe { (self.nccl.group_start)() })?;
         let enqueued = sums.iter().try_for_each(Collective::enqueue);
         // SAFETY: as above.
@@ -178,11 +178,11 @@ impl Sums {
         Ok(())
     }
 
-    /// The sum of what all ranks have in `x`, so many floats, in every rank's `y`; both may be the
-    /// same bytes.
+    /// Binds an all-reduce: the sum of all ranks' `x`, `count` floats, goes to every rank's `y`.
+    /// `x` and `y` may alias.
     ///
     /// # Errors
-    /// If a buffer is shorter, or not the rank's.
+    /// A buffer that is too short or not the rank's.
     pub fn all_reduce(
         self: &Arc<Self>,
         rank: usize,
@@ -191,14 +191,14 @@ impl Sums {
         count: usize,
     ) -> Result<Collective> {
         let (x, y) = (x.part(0..4 * count)?, y.part(0..4 * count)?);
-        self.bind("all_reduce", rank, x, y, Joins::Sum(count))
+        self.bind("all_reduce", rank, x, y, Combine::Sum(count))
     }
 
-    /// What all ranks have in `x`, as many floats each as `counts` says, one rank after the other,
-    /// in every rank's `y`, which is apart from `x`.
+    /// Binds an all-gather: all ranks' `x`, of `counts[rank]` floats, concatenated in rank order,
+    /// go to every rank's `y`, which must not overlap `x`.
     ///
     /// # Errors
-    /// If a buffer is shorter, or not the rank's, or `counts` is not one of each rank.
+    /// A buffer that is too short or not the rank's, or `counts` without an entry for each rank.
     pub fn all_gather(
         self: &Arc<Self>,
         rank: usize,
@@ -210,7 +210,7 @@ impl Sums {
         let wrong = || Error::new("all_gather", "a share of each rank", counts.len());
         let own = *own.ok_or_else(wrong)?;
         let (x, y) = (x.part(0..4 * own)?, y.part(0..4 * counts.iter().sum::<usize>())?);
-        self.bind("all_gather", rank, x, y, Joins::Gather(counts.into()))
+        self.bind("all_gather", rank, x, y, Combine::Gather(counts.into()))
     }
 
     fn bind(
@@ -219,7 +219,7 @@ impl Sums {
         rank: usize,
         x: Buffer,
         y: Buffer,
-        joins: Joins,
+        combine: Combine,
     ) -> Result<Collective> {
         let own = self
             .gpus
@@ -229,7 +229,7 @@ impl Sums {
             let expected = format!("buffers of rank {rank} of {}", self.gpus.len());
             return Err(Error::new(name, expected, "others"));
         }
-        Ok(Collective { sums: Arc::clone(self), rank, x, y, joins })
+        Ok(Collective { sums: Arc::clone(self), rank, x, y, combine })
     }
 }
 
@@ -238,10 +238,10 @@ impl Sums {
         *self.broken.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends sums that wait, unless the step is over.
+    /// Aborts operations that wait, unless the step is over.
     fn abort(self: &Arc<Self>, step: u64) {
-        // Once it is held, whoever was inside the library has left it, and nobody enters who would
-        // find it not broken.
+        // With the write lock held, no thread is inside the library, and any that enters later sees
+        // that the group is broken.
         let mut broken = self.broken.write().unwrap_or_else(PoisonError::into_inner);
         if *broken || self.steps.load(Ordering::SeqCst) != step {
             return;
@@ -250,9 +250,9 @@ impl Sums {
         drop(broken);
         for rank in 0..self.comms.len() {
             let sums = Arc::clone(self);
-            // This ends the kernels that wait at once, but returns only when no graph has a sum of
-            // the rank any more. SAFETY: no thread is inside the library with the handle, and
-            // `drop` leaves it alone from now on.
+            // Aborting ends waiting kernels at once, but returns only when no graph holds an
+            // operation of the rank. SAFETY: no thread is inside the library with this
+            // communicator, and `drop` does not touch it from now on.
             let abort = move || unsafe { (sums.nccl.abort)(sums.comms[rank]) };
             // Without a thread the kernels wait for ever, as they would have.
             drop(std::thread::Builder::new().spawn(abort));
@@ -295,30 +295,31 @@ impl Drop for Sums {
     }
 }
 
-/// What all ranks do together, bound to one rank's buffers.
+/// A collective operation bound to one rank's buffers.
 #[derive(Clone)]
 pub struct Collective {
     sums: Arc<Sums>,
     rank: usize,
     x: Buffer,
     y: Buffer,
-    joins: Joins,
+    combine: Combine,
 }
 
-/// What becomes of what all ranks have.
+/// How the contributions of all ranks are combined.
 #[derive(Clone)]
-enum Joins {
-    /// The sum of so many floats.
+enum Combine {
+    /// The sum of this many floats.
     Sum(usize),
-    /// So many floats of each rank, one after the other.
+    /// Concatenation of this many floats of each rank.
     Gather(Arc<[usize]>),
 }
 
 impl Collective {
-    /// Enqueues it after all earlier work of this rank. It ends when all ranks have come to theirs.
+    /// Enqueues it after all earlier work of this rank. It completes when all ranks have reached
+    /// theirs.
     ///
     /// # Errors
-    /// If NCCL refuses, or another rank has failed.
+    /// NCCL refuses, or another rank has failed.
     pub fn enqueue(&self) -> Result<()> {
         let sums = &self.sums;
         let broken = sums.broken.read().unwrap_or_else(PoisonError::into_inner);
@@ -329,27 +330,27 @@ impl Collective {
         context.enter()?;
         let (x, y) = (self.x.address() as *const c_void, self.y.address() as *mut c_void);
         let (nccl, comm, stream) = (sums.nccl, sums.comms[self.rank], context.stream.cast());
-        let counts = match &self.joins {
-            Joins::Sum(count) => {
-                // SAFETY: both are `count` floats of this rank's GPU, and wait for the stream
-                // before they go; the context is current and the stream is its own.
+        let counts = match &self.combine {
+            Combine::Sum(count) => {
+                // SAFETY: both are `count` floats on this rank's GPU and wait for the stream before
+                // they are freed; the context is current and owns the stream.
                 let code = unsafe { (nccl.all_reduce)(x, y, *count, FLOAT32, SUM, comm, stream) };
                 return nccl.check("a sum", code);
             }
-            Joins::Gather(counts) => counts,
+            Combine::Gather(counts) => counts,
         };
         if counts.iter().all(|count| *count == counts[0]) {
-            // SAFETY: as above, but that `y` is as many floats of every rank.
+            // SAFETY: as above, except that `y` holds that many floats of every rank.
             let code = unsafe { (nccl.all_gather)(x, y, counts[0], FLOAT32, comm, stream) };
             return nccl.check("a gather", code);
         }
-        // Each rank's share goes to all others, all shares at once.
-        // SAFETY: begins a group on this thread, which `group_end` ends.
+        // Each rank broadcasts its share; all broadcasts run as one group. SAFETY: begins a group
+        // on this thread, which `group_end` ends.
         nccl.check("a gather", unsafe { (nccl.group_start)() })?;
         let (mut sent, mut before) = (Ok(()), 0);
         for (root, count) in (0..).zip(counts.iter()) {
-            // SAFETY: `y` has room for the shares of all ranks, of which this one's begins behind
-            // those of the ranks before it; `x`, which the root alone reads, is its share.
+            // SAFETY: `y` has room for the shares of all ranks, in rank order; `x`, which only the
+            // root reads, is this rank's share.
             let code = unsafe {
                 let to = y.byte_add(4 * before);
                 (nccl.broadcast)(x, to, *count, FLOAT32, root, comm, stream)

@@ -1,4 +1,4 @@
-//! From one GPU's memory to another's, in order with the work of both.
+//! Copies between the memories of two GPUs, ordered with the work of both.
 
 use std::sync::Arc;
 
@@ -8,9 +8,8 @@ use formats::{Error, Result};
 use super::{Buffer, Context, Gpu};
 
 impl Gpu {
-    /// Whether a copy from another `Gpu` goes straight from memory to memory; the driver is told
-    /// that it will.
-    pub fn reaches(&self, other: &Gpu) -> bool {
+    /// Whether memory of another `Gpu` can be copied directly; enables peer access if so.
+    pub fn has_peer(&self, other: &Gpu) -> bool {
         let (to, from) = (&self.0, &other.0);
         if Arc::ptr_eq(to, from) || to.device == from.device {
             return true;
@@ -32,12 +31,12 @@ impl Gpu {
 }
 
 impl Buffer {
-    /// Enqueues copying all bytes of a buffer of another `Gpu`: after what is enqueued there, and
-    /// before what is enqueued here or there from now on.
+    /// Enqueues a copy of a buffer of another `Gpu`: after everything enqueued there, and before
+    /// anything enqueued later on either.
     ///
     /// # Errors
-    /// If the lengths differ, or the driver refuses.
-    pub fn fetch(&self, from: &Buffer) -> Result<()> {
+    /// Different lengths, or a driver that refuses.
+    pub fn peer_copy(&self, from: &Buffer) -> Result<()> {
         if from.len() != self.len() {
             return Err(Error::new("cuda buffer", format!("{} bytes", self.len()), from.len()));
         }
@@ -45,7 +44,7 @@ impl Buffer {
         after(there, here)?;
         here.enter()?;
         // SAFETY: both ranges are inside their allocations. Each is freed only once its own stream
-        // has drained, and both streams have the copy in front of what comes next.
+        // has drained, and both streams have the copy before any later work.
         let copied = unsafe {
             sys::cuMemcpyPeerAsync(
                 self.address(),
@@ -61,7 +60,7 @@ impl Buffer {
     }
 }
 
-/// What is enqueued in one context from now on comes after what is enqueued in another so far.
+/// Orders later work of one context after the work enqueued in another so far.
 fn after(before: &Context, then: &Context) -> Result<()> {
     before.enter()?;
     let made = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
@@ -74,7 +73,7 @@ fn after(before: &Context, then: &Context) -> Result<()> {
         // SAFETY: a stream may wait for any context's event; both live.
         then.check("cuda event", unsafe { result::stream::wait_event(then.stream, event, flags) })
     });
-    // SAFETY: made above. The driver keeps what still waits for it.
+    // SAFETY: made above. The driver keeps it until the waits on it are done.
     let destroyed = unsafe { result::event::destroy(event) };
     waits.and_then(|()| before.check("cuda event", destroyed))
 }

@@ -1,4 +1,4 @@
-//! Kernels on the device: a text's entry point, bound to buffers and numbers, launched.
+//! Kernels on the device: loaded, bound to buffers and arguments, launched.
 
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, PoisonError};
@@ -12,11 +12,11 @@ use tile::launch::{Bound, Numbers};
 
 use super::{Buffer, Context, Gpu};
 
-/// Loaded code. It stays for the life of the context.
+/// Loaded code, which stays for the life of the context.
 #[derive(Clone, Copy)]
 pub(super) struct Module(sys::CUmodule);
 
-/// A kernel compiled for a GPU with values for its constants. Clones are the same one.
+/// A kernel compiled for a GPU with values for its constants. Clones refer to the same one.
 #[derive(Clone)]
 pub struct Pipeline(Arc<Inner>);
 
@@ -24,24 +24,25 @@ struct Inner {
     context: Arc<Context>,
     kernel: Kernel,
     function: sys::CUfunction,
-    /// Bytes of shared memory that the launch asks for.
+    /// Bytes of dynamic shared memory.
     dynamic: u32,
-    /// Whether the kernel itself waits for the one before, so that it may start before that ends.
+    /// Whether the kernel itself waits for the one before (`griddepcontrol`), so that it may start
+    /// early.
     waits: bool,
     registers: u32,
     local: u32,
 }
 
-// SAFETY: a function handle is a name for loaded code, valid on any thread while the context lives,
-// which `context` sees to.
+// SAFETY: a function handle names loaded code and is valid on any thread while the context lives,
+// which `context` ensures.
 unsafe impl Send for Inner {}
 // SAFETY: as above; nothing here changes after construction.
 unsafe impl Sync for Inner {}
 
-/// The text that NVRTC is given for a lowered kernel, and the name of its entry point.
+/// The source that NVRTC compiles for a lowered kernel, and the name of its entry point.
 ///
 /// # Errors
-/// If the kernel has an instruction that was not lowered, or a constant has no value.
+/// An instruction that was not lowered, or a constant without a value.
 pub(super) fn source(kernel: &Kernel, numbers: &Numbers) -> Result<(String, String)> {
     let wrong = |fault: tile::verify::Fault| Error::new(&kernel.name, "", fault);
     let mut text = emit::text(std::slice::from_ref(kernel), Dialect::Cuda).map_err(wrong)?;
@@ -51,20 +52,20 @@ pub(super) fn source(kernel: &Kernel, numbers: &Numbers) -> Result<(String, Stri
 }
 
 impl Gpu {
-    /// The text that [`load`](Gpu::load) will compile, for compiling many ahead.
+    /// The source that [`load`](Gpu::load) will compile, for compiling many ahead.
     ///
     /// # Errors
-    /// If the kernel is not lowered for CUDA, or a constant has no value.
+    /// A kernel that is not lowered for CUDA, or a constant without a value.
     pub fn source(kernel: &Kernel, numbers: &Numbers) -> Result<String> {
         source(kernel, numbers).map(|(text, _)| text)
     }
 
-    /// Compiles (or fetches) and loads a kernel that is lowered for CUDA. `numbers` give the values
-    /// of its constants.
+    /// Compiles (or takes from a cache) and loads a kernel that is lowered for CUDA. `numbers`
+    /// holds the values of its constants.
     ///
     /// # Errors
-    /// If it does not compile, or needs more shared memory than the GPU has, or products that it
-    /// has not.
+    /// A kernel that does not compile, or that needs more shared memory or other instructions than
+    /// the GPU has.
     pub fn load(&self, kernel: &Kernel, numbers: &Numbers) -> Result<Pipeline> {
         if kernel.has_wgmma() && !self.facts().has_wgmma() {
             let (major, minor) = self.facts().capability;
@@ -118,8 +119,8 @@ impl Gpu {
         let local = ask(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
         let mut waits = false;
         kernel.visit(&mut |node| waits |= matches!(node.inst, Inst::GridWait));
-        // GPUs before capability 9.0 have no instruction for it, and the text leaves it out:
-        // nothing would wait.
+        // GPUs before capability 9.0 have no instruction for it, and the source omits it: nothing
+        // would wait.
         waits &= context.facts.capability.0 >= 9;
         let (context, kernel) = (Arc::clone(context), kernel.clone());
         let inner = Inner { context, kernel, function, dynamic, waits, registers, local };
@@ -128,27 +129,26 @@ impl Gpu {
 }
 
 impl Pipeline {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub fn registers(&self) -> u32 {
         self.0.registers
     }
 
-    /// Bytes of a thread in device memory: spilled registers, and register arrays indexed by what
-    /// is not known.
+    /// Bytes of local memory per thread: spilled registers, and dynamically indexed arrays.
     pub fn local(&self) -> u32 {
         self.0.local
     }
 
-    /// Whether the kernel waits by itself for the one before: [`Launch::overlapping`] then lets it
-    /// start early.
+    /// Whether the kernel waits for the one before by itself, so that [`Launch::overlapping`] can
+    /// start it early.
     pub fn waits(&self) -> bool {
         self.0.waits
     }
 
-    /// Checks the launch contract and binds `buffers`, in the order of the kernel's.
+    /// Checks the launch contract and binds buffers, in the kernel's order.
     ///
     /// # Errors
-    /// The rule of the contract that does not hold.
+    /// The rule of the contract that is violated.
     pub fn bind(&self, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
         let Inner { kernel, context, .. } = &*self.0;
         let fail = |why: &str| Error::new(&kernel.name, "", why);
@@ -165,13 +165,13 @@ impl Pipeline {
                         bounds.push(Bound { len: b.len() / scalar.bytes(), align: b.align() });
                         b.address()
                     }
-                    // `Kernel::bind` says so below.
+                    // `Kernel::bind` reports it below.
                     None => 0,
                 },
                 ParamKind::Argument(_) => numbers.get(&param.name).unwrap_or(0).into(),
             });
         }
-        // Buffers that no parameter took make the count wrong, which the contract reports.
+        // Surplus buffers make the count wrong, which the contract reports.
         bounds.extend(next.map(|b| Bound { len: b.len(), align: b.align() }));
         let grid = kernel.bind(numbers, &bounds).map_err(|why| Error::new("cuda", "", why))?;
         Ok(Launch {
@@ -183,7 +183,7 @@ impl Pipeline {
         })
     }
 
-    /// Binds and enqueues in one step.
+    /// Binds and enqueues.
     ///
     /// # Errors
     /// As [`bind`](Pipeline::bind) and [`Launch::enqueue`].
@@ -192,16 +192,16 @@ impl Pipeline {
     }
 }
 
-/// A launch's parameters as the driver takes them, prepared once. Clones are the same ones.
+/// A launch's parameters as the driver takes them, prepared once. Clones refer to the same ones.
 #[derive(Clone)]
 struct Parameters {
     /// Addresses, and 32-bit arguments in the low half.
     _words: Arc<[u64]>,
-    /// To each of them.
+    /// A pointer to each word.
     pointers: Arc<[*mut c_void]>,
 }
 
-// SAFETY: the pointers are to `_words`, which live as long and which nobody writes to.
+// SAFETY: the pointers refer to `_words`, which lives as long and is never written.
 unsafe impl Send for Parameters {}
 // SAFETY: as above.
 unsafe impl Sync for Parameters {}
@@ -209,32 +209,32 @@ unsafe impl Sync for Parameters {}
 impl Parameters {
     fn new(words: Vec<u64>) -> Parameters {
         let words: Arc<[u64]> = words.into();
-        // From the pointer to all of them, so that they stay valid as the `Arc` moves.
+        // Derived from the pointer to the whole slice, so that they stay valid as the `Arc` moves.
         let first = Arc::as_ptr(&words).cast::<u64>().cast_mut();
         let pointers = (0..words.len()).map(|i| first.wrapping_add(i).cast()).collect();
         Parameters { _words: words, pointers }
     }
 }
 
-/// A kernel with its buffers and numbers, ready to run any number of times.
+/// A kernel with its buffers and arguments, ready to run any number of times.
 #[derive(Clone)]
 pub struct Launch {
     pipeline: Pipeline,
     parameters: Parameters,
     grid: [u32; 3],
-    /// Held so that the addresses stay allocated.
+    /// Keeps the addresses allocated.
     _buffers: Box<[Buffer]>,
     overlap: bool,
 }
 
 impl Launch {
-    /// Lets it start while the work before it is finishing, if the kernel waits by itself.
+    /// Lets it start while the work before it finishes, if the kernel waits by itself.
     pub fn overlapping(mut self) -> Launch {
         self.overlap = self.pipeline.0.waits;
         self
     }
 
-    /// Lets it start only when the work before it is done.
+    /// Makes it start only when the work before it is done.
     pub fn apart(mut self) -> Launch {
         self.overlap = false;
         self
@@ -243,7 +243,7 @@ impl Launch {
     /// Enqueues it after all earlier work.
     ///
     /// # Errors
-    /// If the driver refuses. What the kernel itself does wrong shows at [`Gpu::synchronize`].
+    /// The driver refuses. Failures of the kernel itself show at [`Gpu::synchronize`].
     pub fn enqueue(&self) -> Result<()> {
         let Inner { context, kernel, function, dynamic, .. } = &*self.pipeline.0;
         context.enter()?;
@@ -270,8 +270,8 @@ impl Launch {
         // pointer for each parameter of the kernel, to a word that holds an address or a 32-bit
         // number as the emitted signature has it; the driver writes to neither, and copies the
         // words before it returns. Buffers are alive (`_buffers`) and free themselves only once the
-        // stream has drained. They are long enough by the kernel's contract, and hold bytes that
-        // Rust never refers to.
+        // stream has drained. They are long enough by the kernel's contract, and Rust holds no
+        // reference to their bytes.
         let launched =
             unsafe { sys::cuLaunchKernelEx(&config, *function, pointers, std::ptr::null_mut()) };
         context.check(&kernel.name, launched.result())

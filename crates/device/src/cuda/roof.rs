@@ -1,4 +1,4 @@
-//! What a GPU can do at best, measured: kernels are compared with this and not with a data sheet.
+//! Measures the peak rates of a GPU, with which kernels are compared instead of a data sheet.
 
 use formats::{Error, Result};
 use tile::launch::Numbers;
@@ -8,29 +8,29 @@ use tile::types::Scalar;
 use super::{Buffer, Gpu, Work};
 use crate::gpu::read::read_roof;
 
-/// The measured limits of a GPU.
+/// The measured peak rates of a GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Roofs {
     /// Bytes per second read from device memory.
     pub read: f64,
-    /// Bytes per second read and written by the driver's own copy, both counted.
+    /// Bytes per second of the driver's device-to-device copy, reads and writes both counted.
     pub copy: f64,
-    /// Operations per second of the vendor's bf16 matrix product, by edge of the square matrices; a
-    /// multiply-add is two. Empty without the vendor's library.
+    /// Operations per second of cuBLASLt's bf16 matrix product, by edge of the square matrices; a
+    /// multiply-add counts as two. Empty without cuBLASLt.
     pub matmul: Vec<(u32, f64)>,
 }
 
 impl Roofs {
-    /// The better of the matrix products.
+    /// The faster of the matrix products.
     pub fn matrix(&self) -> Option<f64> {
         self.matmul.iter().map(|(_, flops)| *flops).reduce(f64::max)
     }
 }
 
-/// Measures the limits of a GPU, on data far larger than its caches.
+/// Measures a GPU's peak rates on data far larger than its caches.
 ///
 /// # Errors
-/// If a kernel fails, or there is no memory for it.
+/// A kernel that fails, or too little memory.
 pub fn measure(gpu: &Gpu) -> Result<Roofs> {
     let data = gpu.buffer((gpu.facts().memory / 16).clamp(64 << 20, 4 << 30) & !0xFFFF)?;
     scatter(gpu, &data)?;
@@ -54,7 +54,7 @@ pub fn read_rate(gpu: &Gpu) -> Result<f64> {
     read(gpu, &data)
 }
 
-/// The best of several grids: which one a GPU likes is not known beforehand.
+/// The best of several grids, since the best one differs between GPUs.
 fn read(gpu: &Gpu, data: &Buffer) -> Result<f64> {
     let mut best = 0.0_f64;
     for (group, ahead) in [(1024, 4), (1024, 8), (512, 8), (256, 16)] {
@@ -91,8 +91,8 @@ fn matmul(gpu: &Gpu, data: &Buffer, edge: u32) -> Result<f64> {
     Ok(2.0 * f64::from(edge).powi(3) / took.median)
 }
 
-/// Fills a buffer with noise that is finite in bf16: products of zeros or of infinities draw less
-/// power, and run faster.
+/// Fills a buffer with noise that is finite in bf16: products of zeros or infinities draw less
+/// power and run faster.
 fn scatter(gpu: &Gpu, buffer: &Buffer) -> Result<()> {
     let seed = tile::case::Buffer::floats(Scalar::BF16, &tile::case::noise(7, 1 << 20)).bytes;
     let seed = &seed[..seed.len().min(buffer.len())];

@@ -1,5 +1,4 @@
-//! Pinned portions of the host's memory, from which weights are copied to a GPU while the host
-//! fills others.
+//! Pinned staging buffers, from which weights are copied to a GPU while the host fills others.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -10,20 +9,20 @@ use formats::{Error, Result};
 use super::{Buffer, Context, Event, Gpu};
 use crate::gpu::Stage;
 
-/// A portion. The driver reads it in no call but those of [`Stage::send`].
+/// A pinned staging buffer. The driver reads it only in copies made by [`Stage::send`].
 pub(super) struct Pinned {
     context: Arc<Context>,
     host: NonNull<u8>,
     count: usize,
-    /// Behind the last copy.
+    /// The event after the last copy.
     copied: Event,
 }
 
 impl Gpu {
-    /// A portion of so many bytes.
+    /// Allocates a staging buffer.
     ///
     /// # Errors
-    /// If there is not as much left that can be pinned.
+    /// Too little memory that can be pinned.
     pub(super) fn pinned(&self, count: usize) -> Result<Pinned> {
         let (context, copied) = (Arc::clone(&self.0), self.event()?);
         context.enter()?;
@@ -32,8 +31,8 @@ impl Gpu {
         let host = unsafe { result::malloc_host(count.max(1), 0) };
         let host = context.check(&place, host)?.cast::<u8>();
         let host = NonNull::new(host).ok_or_else(|| Error::new(place, "some", "none"))?;
-        // SAFETY: allocated just now, with room for as many; they are initialised before anybody
-        // refers to them.
+        // SAFETY: allocated just now with room for as many bytes, and initialised before any
+        // reference to them exists.
         unsafe { host.write_bytes(0, count.max(1)) };
         Ok(Pinned { context, host, count, copied })
     }
@@ -42,8 +41,8 @@ impl Gpu {
 impl Stage<Buffer> for Pinned {
     fn bytes(&mut self) -> Result<&mut [u8]> {
         self.copied.wait()?;
-        // SAFETY: initialised, as many, and owned by this value until it is dropped. The last copy
-        // is over, and no other begins while the borrow lasts: `send` takes `&mut self`.
+        // SAFETY: initialised, of this length, and owned by this value until it is dropped. The
+        // last copy is done, and no other begins while the borrow lasts: `send` takes `&mut self`.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.host.as_ptr(), self.count) })
     }
 
@@ -57,10 +56,11 @@ impl Stage<Buffer> for Pinned {
         self.context.enter()?;
         let (host, stream) = (self.host.as_ptr().cast_const().cast(), self.context.stream);
         // SAFETY: both ranges are inside their allocations, which wait for the stream before they
-        // go. Nobody writes to the host's until `bytes` has waited for the event behind the copy.
+        // are freed. The host bytes do not change until `bytes` has waited for the event after the
+        // copy.
         let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to.address(), host, count, stream) };
         self.context.check("cuda: copy to the device", copied.result())?;
-        // Without an event behind the copy, only the stream's end tells that it is over.
+        // Without an event after the copy, only the stream's end tells that it is done.
         self.copied.record().inspect_err(|_| drop(self.context.synchronize()))
     }
 }

@@ -1,5 +1,5 @@
-//! Adapters on a GPU: their factors' memory, of which every seat has its part from the start, so
-//! that what is bound and recorded stays as it is when adapters come and go.
+//! Adapters on a GPU. Every seat's factors have memory from the start, so that bound and recorded
+//! launches stay valid when adapters come and go.
 
 use formats::{Error, Result};
 use program::{Adapter, Step};
@@ -10,14 +10,14 @@ use super::lower::{Adapted, Factor, Lowering};
 
 /// The factors of all seats.
 pub(super) struct Adapters<B: Backend> {
-    /// Each group's, by [`Factor`].
+    /// One buffer for each factor of each group of sites, indexed by [`Factor`].
     buffers: Vec<[B::Buffer; 4]>,
-    /// For each seat whether it is taken, and then whether by an adapter with gains.
+    /// For each seat: `None` if it is empty, else whether its adapter has gains.
     seated: Vec<Option<bool>>,
 }
 
 impl<B: Backend> Adapters<B> {
-    /// Makes room for as many as the lowering is for.
+    /// Allocates the seats that the lowering is made for.
     ///
     /// # Errors
     /// Too little memory.
@@ -39,7 +39,7 @@ impl<B: Backend> Adapters<B> {
         self.buffers[group][factor as usize].clone()
     }
 
-    /// Which class of steps these rows are of.
+    /// The class of these rows with respect to adapters.
     pub(super) fn class(&self, step: &Step<'_>) -> Adapted {
         let seats = step.sequences.iter().map(|sequence| sequence.adapter);
         let gains =
@@ -50,7 +50,7 @@ impl<B: Backend> Adapters<B> {
         })
     }
 
-    /// That there is an adapter on every seat that a step names.
+    /// Checks that an adapter is loaded on every seat that the step names.
     pub(super) fn check(&self, step: &Step<'_>) -> Result<()> {
         let empty = |adapter: u32| {
             let seat = (adapter as usize).checked_sub(1);
@@ -67,7 +67,8 @@ impl<B: Backend> Adapters<B> {
 }
 
 impl<B: Backend> GpuExecutor<B> {
-    /// See [`Executor::seat`](crate::Executor::seat). What is refused disturbs nobody.
+    /// See [`Executor::seat`](crate::Executor::seat). A refused adapter leaves steps in flight
+    /// untouched.
     pub(super) fn put_adapter(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
         let room = &self.lowering.adapters;
         let index = (seat as usize).wrapping_sub(1);
@@ -90,7 +91,7 @@ impl<B: Backend> GpuExecutor<B> {
     fn write_adapter(&mut self, index: usize, adapter: &Adapter) -> Result<()> {
         let (room, sites) = (&self.lowering.adapters, &self.lowering.program.sites);
         let gains = adapter.deltas.values().any(|delta| delta.gain.is_some());
-        // Nobody computes with what is half there.
+        // The seat is empty while its factors are partly written.
         self.adapters.seated[index] = None;
         let mut bytes = Vec::new();
         for (group, buffers) in room.groups.iter().zip(&self.adapters.buffers) {

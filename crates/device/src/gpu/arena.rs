@@ -1,4 +1,4 @@
-//! Where a step's activations lie and of what type they are.
+//! The arena of a step's activations: offsets and element types.
 
 use std::ops::Range;
 
@@ -11,17 +11,17 @@ use tile::types::Scalar;
 
 use super::lower::{LOW, Lowering};
 
-/// Rows up to which products are of the matrix-vector kind.
+/// Rows up to which products use matrix-vector kernels.
 pub(super) const FEW: usize = 8;
 
-/// Rows that kernels of few rows are built for: the next power of two. More rows are as many as
-/// there are.
+/// Rows that kernels for few rows are compiled for: the next power of two. Larger numbers are
+/// unchanged.
 pub(super) fn bucket(rows: usize) -> usize {
     if rows > FEW || rows == 0 { rows } else { rows.next_power_of_two() }
 }
 
-/// Rows of a class of steps that decode, in whose place idle ones stand where there are fewer: a
-/// power of two, or one and a half. Never more idle ones than a block of the cache has positions.
+/// Rows of a class of decode steps, of which missing ones are idle: a power of two, or 1.5 times
+/// one. There are never more idle rows than positions in a cache block.
 pub(super) fn decode_bucket(rows: usize) -> usize {
     if rows > 4 * BLOCK_TOKENS {
         return rows.next_multiple_of(BLOCK_TOKENS);
@@ -30,10 +30,11 @@ pub(super) fn decode_bucket(rows: usize) -> usize {
     if rows > FEW && rows <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
-/// Types of all values: `half` for those that are of attention only, f32 for the others.
+/// The types of all values: `half` for those that only attention uses, f32 for the others.
 pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
     let count = program.values.len();
-    // Values that a kernel has of one type, as sets: `set[v]` names v's.
+    // Sets of values that some kernel requires to have one type: `set[v]` is the representative of
+    // `v`.
     let mut set: Vec<usize> = (0..count).collect();
     let mut of_attention = vec![false; count];
     let mut of_residual = vec![false; count];
@@ -79,8 +80,8 @@ fn readers(program: &Program) -> Vec<Vec<&Node>> {
     readers
 }
 
-/// As [`types`], for steps of few rows: of gates, which are long, every threadgroup of the product
-/// that follows reads all, so they have 16 bits unless its matrix has 32.
+/// As [`types`], for steps of few rows. Every threadgroup of the next product reads a whole gate
+/// row, which is long; so gates have 16 bits unless that product's matrix is f32.
 pub(super) fn narrow_types(
     program: &Program,
     half: Scalar,
@@ -107,8 +108,8 @@ pub(super) fn narrow_types(
     types
 }
 
-/// As [`types`], for steps of many rows: gates have the type of products' operands, and what is
-/// rotated comes from products as f32.
+/// As [`types`], for steps of many rows: gates have the operand type of products, and values to be
+/// rotated leave their products as f32.
 pub(super) fn wide_types(program: &Program, half: Scalar, wide: Scalar) -> Vec<Scalar> {
     let mut types = types(program, half);
     let readers = readers(program);
@@ -124,7 +125,7 @@ pub(super) fn wide_types(program: &Program, half: Scalar, wide: Scalar) -> Vec<S
     types
 }
 
-/// Rows that values have room for.
+/// Rows that values are allocated for.
 #[derive(Debug, Clone, Copy)]
 struct RowsOf {
     tokens: usize,
@@ -137,40 +138,40 @@ impl RowsOf {
     }
 }
 
-/// Arrays that a mixture of experts works with.
+/// Number of scratch arrays of a mixture of experts.
 pub(super) const MIXTURE: usize = 9;
 
-/// Words of each array that a mixture works with for so many rows: ids, weights, where each
-/// expert's pairs begin, their order, blocks of pairs; what the first matrices give, gate and up,
-/// and what becomes of them; what the last one gives.
+/// Words of each scratch array of a mixture for `rows` rows: expert ids and weights of the pairs;
+/// the first pair of each expert, the pairs' order, blocks of pairs; the outputs of gate and up,
+/// and their activated product; the outputs of down.
 fn mixture(sizes: Sizes, rows: usize) -> [usize; MIXTURE] {
     let Sizes { experts, used, width, ff } = sizes;
     let pairs = rows * used;
-    // No block has fewer than one pair.
+    // No block has fewer pairs than one.
     let blocks = 2 * (pairs + experts);
     [pairs, pairs, experts + 1, pairs, blocks, pairs * ff, pairs * ff, pairs * ff, pairs * width]
 }
 
-/// The arena of one shape class, in bytes.
+/// The arena of one shape class; offsets in bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     plan: Plan,
     rows: RowsOf,
-    /// Normed rows, and the two operands of a gate or a sum before it is added, of products of many
-    /// rows.
+    /// Scratch of products with many rows: normalised rows, and two outputs (the operands of a
+    /// gate, or a sum before the residual is added).
     pub(super) scratch: [Range<usize>; 3],
-    /// Working memory of mixtures of experts: see [`mixture`].
+    /// Scratch of mixtures of experts; see [`mixture`].
     pub(super) mixture: [Range<usize>; MIXTURE],
-    /// Working memory of adapters, as [`Lowering::adapters`] has its needs.
+    /// Scratch of adapters, sized by [`Lowering::adapters`].
     pub(super) low: [Range<usize>; LOW],
-    /// Where values lie that the plan would write over an operand of another type.
+    /// Values moved elsewhere because the plan would place them over an operand of another type.
     moved: Vec<(ValueId, usize)>,
-    /// All of it.
+    /// Size of the arena.
     pub(super) bytes: usize,
 }
 
 impl Layout {
-    /// For `tokens` rows of a step of this kind, `outputs` of them with logits.
+    /// Lays out `tokens` rows of a step of this kind, `outputs` of them with logits.
     pub(super) fn new(lowering: &Lowering, kind: Kind, tokens: usize, outputs: usize) -> Layout {
         let (program, types) = (&lowering.program, lowering.types(kind, tokens));
         let [tokens, outputs] = [tokens, outputs].map(|rows| lowering.room(kind, rows));
@@ -213,9 +214,9 @@ impl Layout {
             end = start + bytes;
             start..end
         });
-        // Elements of unlike sizes do not lie where they were read: a kernel would overwrite what
-        // others still want. Such values take turns in one place: the next is made when attention
-        // has read the one before.
+        // A value must not overwrite an operand whose elements have another size: a kernel would
+        // overwrite elements that other threads still read. Such values share one area: the next is
+        // written after attention has read the one before.
         let mut moved = Vec::new();
         let mut most = 0;
         for (node, over) in program.nodes.iter().zip(&plan.in_place) {

@@ -1,6 +1,5 @@
-//! Where a step's launches stop because another device computes: at the exchanges of a Program of
-//! which some operations were [moved](program::Program::offload). Rows go there and back by way of
-//! the host.
+//! Exchanges: the points of a step at which its launches stop because another device computes the
+//! operations that were [moved](program::Program::offload). Rows move through the host.
 
 use formats::{Error, Result};
 use ops::{Rows, Shape};
@@ -26,19 +25,20 @@ struct Rowed<B: Backend> {
 }
 
 impl<B: Backend> Rowed<B> {
-    /// Its floats in a step.
+    /// Number of its floats in a step.
     fn count(&self, step: &Step<'_>) -> usize {
         self.rows.count(step.tokens.len(), step.outputs.len()) * self.width
     }
 }
 
-/// The other side, and what goes there and back: kept, so that a step allocates nothing.
+/// The other device, and the buffers of exchanged values, which are kept so that a step allocates
+/// nothing.
 pub(super) struct Partner {
     pub(super) executor: Box<dyn Executor>,
     gives: Vec<Vec<f32>>,
     brings: Vec<Vec<f32>>,
     bytes: Vec<u8>,
-    /// In the place of tokens, which the host may not know.
+    /// Stand in for the tokens, which the host may not know.
     tokens: Vec<u32>,
     memory: StepMemory,
 }
@@ -49,7 +49,8 @@ impl Partner {
         Partner { executor, gives, brings, bytes, tokens, memory }
     }
 
-    /// Takes what an exchange gives from a device, and leaves what it brings there.
+    /// Reads the values that an exchange gives, has the partner compute, and writes the values that
+    /// it brings.
     fn meet<B: Backend>(
         &mut self,
         backend: &B,
@@ -85,7 +86,7 @@ impl Partner {
 }
 
 impl<B: Backend> GpuExecutor<B> {
-    /// The exchange of a class whose values lie there.
+    /// Resolves the buffers of an exchange for a class.
     pub(super) fn bind_exchange(
         &self,
         number: usize,
@@ -100,14 +101,14 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(Exchange { number, gives: all(gives)?, brings: all(brings)? })
     }
 
-    /// Has the other side compute.
+    /// Runs an exchange with the partner.
     pub(super) fn meet(&mut self, exchange: &Exchange<B>, step: &Step<'_>) -> Result<()> {
         let none = || Error::new("exchange", "a device for the operations that were moved", "none");
         self.partner.as_mut().ok_or_else(none)?.meet(&*self.backend, exchange, step)
     }
 }
 
-/// Calls `f` with a step of one row that decodes, as far as the other side looks at it.
+/// Calls `f` with a step of one decode row, as far as the partner needs it.
 pub(super) fn one_row<T>(position: usize, f: impl FnOnce(&Step<'_>) -> T) -> T {
     let sequences = &[Sequence::new(1, position, &[])];
     f(&Step { kind: Kind::Decode, tokens: &[0], sequences, outputs: &[0], input: &[] })

@@ -1,4 +1,4 @@
-//! A Program loaded on a GPU: weights, the cache's pools, the arena, and the shape classes seen so
+//! A Program loaded on a GPU: weights, cache pools, the arena, and the shape classes compiled so
 //! far.
 
 use std::any::Any;
@@ -25,27 +25,27 @@ use super::weights::{self, Wanted, Weight};
 use super::{Backend, Dispatch, LIBRARY_ROWS, ProductShape, alike};
 use crate::{Executor, LoadOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
 
-/// Positions of the shortest class of steps of many sequences: groups that have no keys cost
-/// little.
+/// Shortest context of a class in steps of many sequences. Threadgroups without keys cost little.
 const LEAST_LENGTH: usize = 1024;
 
-/// Classes that are kept bound: chunks of prompts have any number of rows, and most are seen once.
+/// Number of non-recurring classes that are kept bound: chunks of prompts have any number of rows,
+/// and most are seen once.
 const KEPT: usize = 64;
 
-/// A shape class with its kernels.
+/// A shape class with its launches.
 pub(super) struct Class<B: Backend> {
     pub(super) words: Words,
-    /// Its rows, and rows of its tables.
+    /// Its rows, and the rows of its block tables.
     rows: usize,
     sequences: usize,
-    /// Which region its words are in.
+    /// The region of its words.
     region: usize,
     stages: Vec<Stage<B>>,
-    /// Where the results are, and their rows.
+    /// The buffers of the results, with their rows and widths.
     results: Vec<(B::Buffer, Rows, usize)>,
-    /// Where the Program's input goes.
+    /// The buffer of the Program's input.
     input: Option<B::Buffer>,
-    /// Its launches one by one, once a step of it was timed.
+    /// Its launches bound one by one, once a step of it has been timed.
     pub(super) timed: Option<Timed<B>>,
 }
 
@@ -55,25 +55,25 @@ struct Stage<B: Backend> {
     exchange: Option<Exchange<B>>,
 }
 
-/// What is kept of a class's launches from one step to the next: see [`Dispatch`].
+/// A class's launches as they are kept between steps; see [`Dispatch`].
 enum Work<B: Backend> {
     Loose { steps: Vec<lower::Step>, key: Key },
     Bound(Vec<B::Launch>),
     Recorded(B::Recording),
 }
 
-/// Whether a table of so many blocks has come round before this position.
+/// Whether a table of `blocks` blocks has wrapped before position `end`.
 fn wraps(end: u32, blocks: usize) -> bool {
     end.saturating_sub(1) as usize / BLOCK_TOKENS >= blocks
 }
 
-/// Whether many steps are of a class: of those with few rows, and of all that decode where few
-/// classes serve them.
+/// Whether a class is seen often: classes with few rows, and decode steps of many sequences, which
+/// few classes serve.
 fn recurs(lowering: &Lowering, key: &Key) -> bool {
     lowering.narrow(key.kind, key.tokens) || (lowering.batched && key.kind == Kind::Decode)
 }
 
-/// See [`Executor`].
+/// The [`Executor`] of GPUs.
 pub(super) struct GpuExecutor<B: Backend> {
     pub(super) backend: Arc<B>,
     dispatch: Dispatch,
@@ -82,43 +82,45 @@ pub(super) struct GpuExecutor<B: Backend> {
     frequencies: Vec<B::Buffer>,
     pub(super) adapters: Adapters<B>,
     layers: Vec<Layer<B::Buffer>>,
-    /// Blocks of each group that there is memory for, and those of one whole context.
+    /// Allocated blocks of each group, and the blocks of one full context.
     blocks: Vec<usize>,
     context: Vec<usize>,
     sizes: Sizes,
     arena: B::Buffer,
-    /// Regions of words: see [`Key::region`].
+    /// Regions of words; see [`Key::region`].
     words: Vec<B::Buffer>,
     ring: Ring<B>,
     scratch: [B::Buffer; 3],
-    /// The numbers from 0 on, and where matrices are unpacked to: for the vendor's products.
+    /// The numbers 0, 1, 2, .. and the buffer that matrices are unpacked to, both for products of
+    /// the vendor's library.
     numbers: B::Buffer,
     unpacked: B::Buffer,
     pub(super) kernels: Kernels,
     pipelines: Vec<B::Pipeline>,
     pub(super) classes: HashMap<Key, Class<B>>,
     pub(super) limits: Limits,
-    /// The last step's words, the strides of its tables and its tokens: kept so that a step
+    /// The last step's words, table widths and tokens; the buffers are reused so that a step
     /// allocates nothing.
     pub(super) staged: Vec<u8>,
     strides: Vec<usize>,
     pub(super) tokens: Vec<u32>,
-    /// Where the last step's results are on the device, with their bytes; and what was read of
+    /// The buffers of the last step's results with their sizes in bytes, and the results read from
     /// them.
     latest: Vec<(B::Buffer, usize)>,
     pub(super) results: Vec<Vec<f32>>,
-    /// The last ticket's number.
+    /// Number of the last ticket.
     tickets: u64,
-    /// Where the Program's input comes from and where its result stays, if not with the host.
+    /// The bridges from which the input comes and to which the result goes, if not the host.
     source: Option<Bridge<B>>,
     sink: Option<Bridge<B>>,
-    /// Who computes what was moved to another device.
+    /// The device that computes moved operations.
     pub(super) partner: Option<Partner>,
-    /// Choosing tokens on the device.
+    /// Sampling on the device.
     pub(super) chooser: Chooser<B>,
-    /// Whether work may have ended midway, so that what kernels leave as zeros is not.
+    /// Whether a launch may have failed midway, so that counters which kernels leave at zero may
+    /// not be.
     unclean: bool,
-    /// Why nothing works any more.
+    /// The error that made the device unusable.
     lost: Option<Error>,
 }
 
@@ -151,8 +153,8 @@ impl<B: Backend> GpuExecutor<B> {
         };
         let frequencies = lowering.ropes.iter().map(|rope| backend.upload(&floats(rope)));
         let numbers: Vec<u8> = (0..sizes.numbers as u32).flat_map(u32::to_le_bytes).collect();
-        let sinks = lowering.sinks();
-        let blocks: Vec<usize> = limits.blocks.iter().map(|&most| most.min(1) + sinks).collect();
+        let idle = lowering.idle_blocks();
+        let blocks: Vec<usize> = limits.blocks.iter().map(|&most| most.min(1) + idle).collect();
         let layer = |(layer, group): (&CacheLayer, &usize)| {
             Layer::new(&*backend, options.cache_type, layer, blocks[*group])
         };
@@ -210,7 +212,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(executor)
     }
 
-    /// Does without the vendor's library where its rows depend on how many there are.
+    /// Disables the vendor's library if the bits of its rows depend on the number of rows.
     fn try_library(&mut self) -> Result<()> {
         let outputs = usize::from(self.chooses());
         let key = Key {
@@ -289,7 +291,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(true)
     }
 
-    /// Where matrices are unpacked to, full of numbers.
+    /// The buffer that matrices are unpacked to, filled with noise.
     fn unpacked_noise(&self, scalar: Scalar) -> Result<B::Buffer> {
         const PIECE: usize = 1 << 20;
         let bytes = alike::noise(scalar, PIECE.min(self.sizes.unpacked) / scalar.bytes());
@@ -304,8 +306,8 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(self.unpacked.clone())
     }
 
-    /// Loads the kernels of the usual steps: a whole chunk of a prompt, a token, and a token that
-    /// chooses the next.
+    /// Loads the kernels of the usual steps: a full chunk of a prompt, a token, and a token whose
+    /// successor the device chooses.
     fn prewarm(&mut self) -> Result<()> {
         let strides = vec![stride(1, false); self.blocks.len()];
         let length = BLOCK_TOKENS;
@@ -317,7 +319,7 @@ impl<B: Backend> GpuExecutor<B> {
             usual.extend([false, true].map(|filters| (Kind::Decode, 1, samples(filters))));
         }
         let length = if self.lowering.batched { LEAST_LENGTH } else { length };
-        // With adapters, too, of which the first may come while others generate.
+        // With adapters, too: the first may come while other requests generate.
         let adapted = [Adapted::No, Adapted::Plain];
         let adapted = &adapted[..if self.lowering.adapters.count > 0 { 2 } else { 1 }];
         let usual = usual.into_iter().flat_map(|usual| adapted.iter().map(move |a| (usual, *a)));
@@ -332,20 +334,21 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// A class's kind: where only many rows have kernels of their own, few rows are computed alike.
+    /// The kind of a class: where many-row kernels differ only above some number of rows, fewer
+    /// rows are all computed as decode rows.
     fn kind(&self, kind: Kind, rows: usize) -> Kind {
         if self.lowering.narrow(kind, rows) { Kind::Decode } else { kind }
     }
 
-    /// Makes room for so many blocks of a group: more than that, if there is memory for more.
+    /// Grows a group to at least `needed` blocks, and further if memory allows.
     fn grow(&mut self, group: usize, needed: usize) -> Result<()> {
         if needed <= self.blocks[group] {
             return Ok(());
         }
-        // Whatever is bound has the old addresses.
+        // Bound launches use the old addresses.
         self.classes.clear();
-        let most = self.limits.blocks[group] + self.lowering.sinks();
-        // Many sequences grow beyond a context soon, and each time all classes are bound anew.
+        let most = self.limits.blocks[group] + self.lowering.idle_blocks();
+        // Many sequences soon exceed one context, and each growth binds all classes anew.
         let context = self.context.get(group).copied().unwrap_or(1);
         let context = if self.lowering.batched { most } else { context };
         let wanted = kv::target(needed, context, most);
@@ -363,8 +366,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// Gives every layer of a group so many blocks, or none of them any if there is no memory for
-    /// all.
+    /// Grows every layer of a group to `blocks` blocks, or none if memory is short.
     fn enlarge(&mut self, group: usize, blocks: usize) -> Result<()> {
         let layers = self.layers.iter_mut().zip(&self.lowering.groups);
         let mut own: Vec<_> = layers.filter_map(|(l, of)| (*of == group).then_some(l)).collect();
@@ -382,9 +384,8 @@ impl<B: Backend> GpuExecutor<B> {
         own.iter_mut().try_for_each(|layer| layer.grow(&*self.backend, blocks))
     }
 
-    /// Does some work, unless the device is lost. If it fails, what was under way is forgotten;
-    /// what there is in the cache stays, and the next work begins with everything else as it was at
-    /// the start.
+    /// Runs some work, unless the device is lost. If it fails, steps in flight are forgotten; the
+    /// cache keeps its contents, and other state is reset before the next work.
     pub(super) fn attempt<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if let Some(why) = &self.lost {
             return Err(why.clone());
@@ -395,7 +396,7 @@ impl<B: Backend> GpuExecutor<B> {
         work(self).map_err(|why| self.failed(why))
     }
 
-    /// Notes that work has failed.
+    /// Records a failure and returns the error to report.
     fn failed(&mut self, why: Error) -> Error {
         self.unclean = true;
         self.chooser.forget();
@@ -408,7 +409,7 @@ impl<B: Backend> GpuExecutor<B> {
         self.lost.clone().unwrap_or(why)
     }
 
-    /// Makes zeros what kernels take for zeros.
+    /// Zeroes the counters that kernels expect to be zero.
     fn clean(&mut self) -> Result<()> {
         self.classes.clear();
         self.chooser = Chooser::new(sizes::room(&self.lowering, &self.limits));
@@ -430,7 +431,7 @@ impl<B: Backend> GpuExecutor<B> {
             let expected = format!("at most {most} rows that decode");
             return Err(Error::new("step", expected, step.tokens.len()));
         }
-        // Tables are rows of one stride, which is the length of those that wrap.
+        // The tables of a step have one width; a wrapping table must fill it.
         for group in 0..self.blocks.len() {
             let tables = || step.sequences.iter().map(|s| (s, s.tables[group].blocks.len()));
             let wrapping = tables().find(|(sequence, len)| wraps(sequence.end(), *len));
@@ -446,7 +447,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// What tells this step's class apart.
+    /// The key of a step's class.
     pub(super) fn key(&mut self, step: &Step<'_>) -> Key {
         let end = step.sequences.iter().map(|s| s.end() as usize).max().unwrap_or(0);
         let mut strides = std::mem::take(&mut self.strides);
@@ -464,7 +465,7 @@ impl<B: Backend> GpuExecutor<B> {
             let tokens = rows;
             return Key { kind, tokens, outputs, sequences, strides, length, samples, adapted };
         }
-        // Few classes serve all: idle rows fill them up, of one more sequence.
+        // A few classes serve all steps: idle rows of one more sequence fill them up.
         let tokens = decode_bucket(rows).min(sizes::decode_rows(&self.limits));
         Key {
             kind,
@@ -478,12 +479,12 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    /// Lowers a class, loads its kernels, and binds and records its launches as far as they are
-    /// kept.
+    /// Lowers a class, loads its kernels, and binds and records its launches according to the
+    /// dispatch mode.
     fn compile(&mut self, key: &Key) -> Result<Class<B>> {
         let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
         if layout.bytes > self.sizes.arena {
-            // A smaller class may pack worse than the largest.
+            // A smaller class may pack worse than the largest one.
             self.classes.clear();
             self.arena = self.backend.buffer(layout.bytes)?;
             self.sizes.arena = layout.bytes;
@@ -505,7 +506,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(Class { words, rows, sequences, region, stages, results, input, timed: None })
     }
 
-    /// What is kept of a class's launches, exchange by exchange.
+    /// Splits a class's launches at exchanges, in the form in which they are kept.
     fn stages(&self, steps: Vec<lower::Step>, key: &Key) -> Result<Vec<Stage<B>>> {
         let mut stages = Vec::new();
         let mut steps = steps.into_iter().peekable();
@@ -514,7 +515,7 @@ impl<B: Backend> GpuExecutor<B> {
             let own: Vec<lower::Step> = std::iter::from_fn(|| steps.next_if(launch)).collect();
             let work = match self.dispatch {
                 Dispatch::Eager => Work::Loose { steps: own, key: key.clone() },
-                // What is seen once is not worth recording.
+                // A class that is seen once is not worth recording.
                 Dispatch::Graph if recurs(&self.lowering, key) => {
                     Work::Recorded(self.backend.record(&self.bind(&own, key)?)?)
                 }
@@ -529,7 +530,7 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    /// Runs a class on what is staged of a step; false if it was stopped.
+    /// Runs a class on the staged words; false if it was stopped.
     pub(super) fn launch(
         &mut self,
         class: &mut Class<B>,
@@ -557,7 +558,7 @@ impl<B: Backend> GpuExecutor<B> {
         steps.iter().map(|step| self.bind_one(step, key)).collect()
     }
 
-    /// What a slot is in a class.
+    /// The buffer of a slot in a class.
     pub(super) fn buffer(&self, slot: &Slot, key: &Key) -> Result<B::Buffer> {
         let seat = key.seat().unwrap_or(0);
         match slot {
@@ -601,17 +602,17 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    /// Makes room in the cache for a step.
+    /// Grows the cache as far as a step needs.
     pub(super) fn prepare(&mut self, step: &Step<'_>) -> Result<()> {
         for group in 0..self.blocks.len() {
             let blocks = step.sequences.iter().flat_map(|sequence| sequence.tables[group].blocks);
             let needed = blocks.max().map_or(0, |block| *block as usize + 1);
-            self.grow(group, needed + self.lowering.sinks())?;
+            self.grow(group, needed + self.lowering.idle_blocks())?;
         }
         Ok(())
     }
 
-    /// The class of a key, compiled on first sight. It is taken out: whoever uses it puts it back.
+    /// Takes out the class of a key, compiling it at first use. The caller puts it back.
     pub(super) fn class(&mut self, key: &Key) -> Result<(Key, Class<B>)> {
         match self.classes.remove_entry(key) {
             Some(known) => Ok(known),
@@ -619,7 +620,7 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    /// Writes the step's words, its input, and what choosing needs, where its class expects them.
+    /// Writes the step's words, its input, and the inputs of sampling to the buffers of its class.
     pub(super) fn stage(
         &mut self,
         class: &Class<B>,
@@ -635,7 +636,7 @@ impl<B: Backend> GpuExecutor<B> {
         };
         put(&at.tokens, step.tokens);
         put(&at.outputs, step.outputs);
-        let (sinks, rows) = (self.lowering.sinks() as u32, class.rows);
+        let (idle, rows) = (self.lowering.idle_blocks() as u32, class.rows);
         let stride = |range: &std::ops::Range<usize>| range.len() / 4 / class.sequences;
         let word = |range: &std::ops::Range<usize>, i: usize| range.start + 4 * i..range.end;
         for (number, (first, sequence)) in step.placed().enumerate() {
@@ -662,12 +663,12 @@ impl<B: Backend> GpuExecutor<B> {
             for (range, table) in at.tables.iter().zip(sequence.tables) {
                 let entries = number * stride(range)..;
                 for (entry, block) in entries.zip(table.blocks) {
-                    put(&word(range, entry), &[block + sinks]);
+                    put(&word(range, entry), &[block + idle]);
                 }
             }
         }
-        // Idle rows are the first of a sequence whose only block, 0, is nobody's: they write to
-        // places of their own, and read a key or a few.
+        // Idle rows are the first rows of a sequence whose only block, 0, is reserved for them:
+        // they write to places of their own and read few keys.
         for (position, row) in (step.tokens.len()..rows).enumerate() {
             put(&word(&at.positions, row), &[position as u32]);
             put(&word(&at.sequences, row), &[step.sequences.len() as u32]);
@@ -705,8 +706,7 @@ impl<B: Backend> GpuExecutor<B> {
         self.backend.write(input, &self.staged)
     }
 
-    /// Notes where the results of a step are that was launched, and leaves the one that the next
-    /// device takes to it.
+    /// Remembers the result buffers of a launched step, or publishes the result to the next device.
     pub(super) fn note_results(&mut self, class: &Class<B>, tokens: usize, outputs: usize) {
         self.latest.clear();
         if let Some(sink) = &self.sink {
@@ -718,7 +718,7 @@ impl<B: Backend> GpuExecutor<B> {
         }));
     }
 
-    /// Reads a result of the last step to where the host keeps it.
+    /// Reads a result of the last step into host memory.
     pub(super) fn read_result(&mut self, index: usize) -> Result<()> {
         let Some(to) = self.results.get_mut(index) else {
             let found = format!("result {index}");
@@ -738,22 +738,22 @@ impl<B: Backend> GpuExecutor<B> {
 }
 
 impl<B: Backend> GpuExecutor<B> {
-    /// Whether its first result is logits, which tokens can be chosen from.
+    /// Whether the first result is logits, from which tokens can be chosen.
     pub(super) fn chooses(&self) -> bool {
         self.lowering.chooses()
     }
 
-    /// Whether it chooses for steps of many sequences.
+    /// Whether it chooses tokens for steps of many sequences.
     pub(super) fn chooses_many(&self) -> bool {
         self.lowering.batched && self.chooses()
     }
 
-    /// Writes bytes to a part of a buffer, for the work that comes after.
+    /// Writes bytes to a part of a buffer, before any later work.
     pub(super) fn send(&mut self, to: &B::Buffer, bytes: &[u8]) -> Result<()> {
         self.ring.send(&*self.backend, self.sizes.slot, &[(to, bytes)])
     }
 
-    /// Hands a step over; false if it was stopped, which can be where another device computes.
+    /// Submits a step; false if it was stopped, which is possible only at an exchange.
     fn enqueue(&mut self, step: &Step<'_>, ticket: Ticket, watch: &Watch<'_>) -> Result<bool> {
         self.latest.clear();
         if self.chooses_many() {
@@ -787,7 +787,7 @@ impl<B: Backend> GpuExecutor<B> {
         self.replay_as(key, step, Staged::Nothing, watch)
     }
 
-    /// Replays a step of a class, for which there is room; false if it was stopped.
+    /// Replays a step of a class for which the cache has room; false if it was stopped.
     pub(super) fn replay_as(
         &mut self,
         wanted: Key,
@@ -806,7 +806,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(whole)
     }
 
-    /// Puts a class back, in the place of those that are seen once where there are many.
+    /// Puts a class back, first dropping all non-recurring classes if there are too many.
     pub(super) fn keep(&mut self, key: Key, class: Class<B>) {
         if self.classes.keys().filter(|key| !recurs(&self.lowering, key)).count() >= KEPT {
             self.classes.retain(|key, _| recurs(&self.lowering, key));
@@ -814,25 +814,25 @@ impl<B: Backend> GpuExecutor<B> {
         self.classes.insert(key, class);
     }
 
-    /// Makes room for a block of a layer, and returns where it is.
+    /// Grows the cache to hold a block of a layer, and returns its index.
     fn room(&mut self, layer: usize, block: u32) -> Result<usize> {
         let group = self.lowering.groups.get(layer).copied();
         let most = |group: &usize| self.limits.blocks.get(*group).copied().unwrap_or(0);
         let group = group.filter(|group| (block as usize) < most(group));
-        let at = block as usize + self.lowering.sinks();
+        let at = block as usize + self.lowering.idle_blocks();
         self.grow(group.ok_or_else(|| crate::no_block(layer, block))?, at + 1)?;
         Ok(at)
     }
 
-    /// Copies a block of a group to another, which there is room for.
+    /// Copies a block of a group to another.
     fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
         let most = self.limits.blocks.get(group).copied().unwrap_or(0);
         if from as usize >= most || to as usize >= most {
             let found = format!("{from} to {to} of group {group}");
             return Err(Error::new("cache", format!("blocks below {most}"), found));
         }
-        let sinks = self.lowering.sinks();
-        let (from, to) = (from as usize + sinks, to as usize + sinks);
+        let idle = self.lowering.idle_blocks();
+        let (from, to) = (from as usize + idle, to as usize + idle);
         self.grow(group, from.max(to) + 1)?;
         let layers = self.layers.iter().zip(&self.lowering.groups);
         for (layer, _) in layers.filter(|(_, of)| **of == group) {
@@ -843,8 +843,7 @@ impl<B: Backend> GpuExecutor<B> {
 }
 
 impl<B: Backend> Executor for GpuExecutor<B> {
-    /// All of a step is handed over at once, and not stopped, but where another device computes some
-    /// of it.
+    /// A step is submitted as a whole and can be stopped only at an exchange with another device.
     fn submit_watched(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<Option<Ticket>> {
         let ticket = Ticket::next(&mut self.tickets);
         self.check(step)?;
@@ -901,7 +900,7 @@ impl<B: Backend> Executor for GpuExecutor<B> {
             return false;
         };
         let one = before.lowering.program.results.len() == 1 && self.limits.input > 0;
-        if !one || !self.backend.reaches(&before.backend) {
+        if !one || !self.backend.has_peer(&before.backend) {
             return false;
         }
         let [sink, source] = Bridge::new();

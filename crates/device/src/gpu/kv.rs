@@ -1,5 +1,5 @@
-//! The cache on a GPU: a few arrays for each layer, as its element type has them, which grow by
-//! blocks. Of a layer that carries states a block is one state, in f32.
+//! The cache on a GPU. Each layer has a few arrays, which depend on the element type and grow by
+//! blocks. For a layer with a recurrent state, a block is one state in f32.
 
 use formats::{Error, Result};
 use program::{BLOCK_TOKENS, CacheLayer};
@@ -7,7 +7,7 @@ use program::{BLOCK_TOKENS, CacheLayer};
 use super::Backend;
 use crate::CacheType;
 
-/// The arrays of a layer's cache: by which name kernels know each, and its bytes for a block.
+/// The arrays of a layer's cache: the kernels' name of each, and its bytes per block.
 pub(super) fn arrays(kind: CacheType, layer: &CacheLayer) -> Vec<(&'static str, usize)> {
     let &CacheLayer { kv_heads, head_dim, state, .. } = layer;
     let heads = kv_heads * BLOCK_TOKENS;
@@ -27,21 +27,21 @@ pub(super) fn arrays(kind: CacheType, layer: &CacheLayer) -> Vec<(&'static str, 
     }
 }
 
-/// Whether layers can have such a cache.
+/// Checks that the layers can have a cache of this type.
 ///
 /// # Errors
-/// If heads are no whole blocks.
+/// Heads that are not whole quantisation blocks.
 pub(super) fn check(kind: CacheType, layers: &[CacheLayer]) -> Result<()> {
     layers.iter().filter(|layer| layer.state == 0).try_for_each(|layer| kind.check(layer.head_dim))
 }
 
-/// Bytes of a block in all arrays of a layer.
+/// Bytes of a block over all arrays of a layer.
 pub(super) fn block_bytes(kind: CacheType, layer: &CacheLayer) -> usize {
     arrays(kind, layer).iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// Blocks to make room for where `needed` are: twice as many as before up to a whole context of
-/// `context`, then context by context.
+/// Blocks to allocate if `needed` are required: doubling up to a full context of `context` blocks,
+/// then in whole contexts.
 pub(super) fn target(needed: usize, context: usize, most: usize) -> usize {
     let rounded = match needed <= context {
         true => needed.next_power_of_two().min(context),
@@ -50,7 +50,7 @@ pub(super) fn target(needed: usize, context: usize, most: usize) -> usize {
     rounded.min(most).max(needed)
 }
 
-/// Bytes that are there twice while the last array of a whole context is copied.
+/// Bytes held twice while the last array grows to a full context.
 pub(super) fn copied(kind: CacheType, layer: &CacheLayer, context: usize) -> usize {
     let before = if context > 1 { (context - 1).next_power_of_two() } else { 0 };
     let before = if before >= context { before / 2 } else { before };
@@ -58,7 +58,7 @@ pub(super) fn copied(kind: CacheType, layer: &CacheLayer, context: usize) -> usi
     largest.unwrap_or(0) * before
 }
 
-/// An array and its bytes.
+/// An array and its size.
 struct Array<B> {
     buffer: B,
     bytes: usize,
@@ -66,16 +66,16 @@ struct Array<B> {
 
 /// A layer's cache.
 pub(super) struct Layer<B> {
-    /// Bytes of a block in each.
+    /// Bytes per block of each array.
     blocks: Vec<usize>,
     arrays: Vec<Array<B>>,
 }
 
 impl<T: Clone> Layer<T> {
-    /// With so many blocks.
+    /// Allocates `blocks` blocks.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// Too little memory.
     pub(super) fn new<B: Backend<Buffer = T>>(
         backend: &B,
         kind: CacheType,
@@ -91,11 +91,11 @@ impl<T: Clone> Layer<T> {
         Ok(Layer { blocks: each, arrays })
     }
 
-    /// Makes room for so many blocks, one array after the other, so that little is there twice. If
-    /// it fails, what there was is as before.
+    /// Grows to `blocks` blocks, one array after another, so that little memory is held twice. On
+    /// failure the contents are unchanged.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// Too little memory.
     pub(super) fn grow<B: Backend<Buffer = T>>(
         &mut self,
         backend: &B,
@@ -112,10 +112,11 @@ impl<T: Clone> Layer<T> {
         Ok(())
     }
 
-    /// Bytes that [`grow`](Layer::grow) takes in the end, and those that it holds twice on the way.
+    /// Bytes that [`grow`](Layer::grow) adds in the end, and the most that it holds twice
+    /// meanwhile.
     ///
     /// # Errors
-    /// If that is more than a cache may have.
+    /// A cache that is too large.
     pub(super) fn growth(&self, blocks: usize) -> Result<(usize, usize)> {
         let (mut more, mut twice) = (0, 0);
         for (array, each) in self.arrays.iter().zip(&self.blocks) {
@@ -126,10 +127,10 @@ impl<T: Clone> Layer<T> {
         Ok((more, twice))
     }
 
-    /// Copies a block to another; there are both.
+    /// Copies one block to another.
     ///
     /// # Errors
-    /// If the copy fails.
+    /// A copy that fails.
     pub(super) fn copy_block<B: Backend<Buffer = T>>(
         &self,
         backend: &B,
@@ -143,10 +144,10 @@ impl<T: Clone> Layer<T> {
         Ok(())
     }
 
-    /// Appends a block to `bytes`: the part of each array in turn.
+    /// Appends a block to `bytes`: its part of each array in turn.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// A read that fails.
     pub(super) fn read_block<B: Backend<Buffer = T>>(
         &self,
         backend: &B,
@@ -162,10 +163,10 @@ impl<T: Clone> Layer<T> {
         Ok(())
     }
 
-    /// Makes a block what [`read_block`](Layer::read_block) gave.
+    /// Overwrites a block with bytes from [`read_block`](Layer::read_block).
     ///
     /// # Errors
-    /// Another number of bytes, or if it cannot be written.
+    /// A wrong number of bytes, or a write that fails.
     pub(super) fn write_block<B: Backend<Buffer = T>>(
         &self,
         backend: &B,
@@ -183,20 +184,20 @@ impl<T: Clone> Layer<T> {
         Ok(())
     }
 
-    /// One of the arrays, by its place in [`arrays`].
+    /// An array, by its index in [`arrays`].
     pub(super) fn array(&self, index: usize) -> T {
         self.arrays[index].buffer.clone()
     }
 
-    /// Bytes of all of them.
+    /// Bytes of all arrays.
     pub(super) fn bytes(&self) -> usize {
         self.arrays.iter().map(|array| array.bytes).sum()
     }
 }
 
-/// Bytes of an array of so many blocks.
+/// Bytes of an array of `blocks` blocks.
 fn sized(block: usize, blocks: usize) -> Result<usize> {
-    // Elements of the cache are numbered in 32 bits.
+    // Kernels index elements of the cache with 32 bits.
     let bytes = block.checked_mul(blocks).filter(|bytes| *bytes < 1 << 33);
     bytes.ok_or_else(|| Error::new("cache", "less than 8 GiB a layer", format!("{blocks} blocks")))
 }

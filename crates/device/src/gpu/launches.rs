@@ -1,5 +1,5 @@
-//! A record of what simulated GPUs are given: a line for each launch that is bound, appended to the
-//! file that `DELFT_SIM_LAUNCHES` names. Two versions whose records are equal launch the same work.
+//! A record of the launches bound on simulated GPUs: one line each, appended to the file named by
+//! `DELFT_SIM_LAUNCHES`. Two versions with equal records launch the same work.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,17 +14,17 @@ use super::ProductShape;
 
 const VARIABLE: &str = "DELFT_SIM_LAUNCHES";
 
-/// The open file, if one was asked for.
+/// The record's file, if one was requested.
 static RECORD: LazyLock<Option<Mutex<std::io::Result<File>>>> = LazyLock::new(|| {
     let path = std::env::var_os(VARIABLE)?;
     Some(Mutex::new(File::options().create(true).append(true).open(path)))
 });
 
-/// Notes a kernel with its grid, threads, bytes of shared memory, numbers, and a digest of its text
-/// form, in which its own name does not count; the name stands at the end of the line.
+/// Records a kernel: its grid, threads, bytes of shared memory, constants, and a digest of its text
+/// form without its name. The name is at the end of the line.
 ///
 /// # Errors
-/// If the launch contract has no grid for these numbers, or the file cannot be written.
+/// A launch contract that gives no grid for these numbers, or a file that cannot be written.
 pub(super) fn note(kernel: &Kernel, numbers: &Numbers) -> Result<()> {
     line(|| {
         let wrong = |why| Error::new("sim", "a launch", why);
@@ -41,12 +41,12 @@ pub(super) fn note(kernel: &Kernel, numbers: &Numbers) -> Result<()> {
     })
 }
 
-/// Notes a product of the vendor's library.
+/// Records a product of the vendor's library.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// A file that cannot be written.
 pub(super) fn note_product(shape: &ProductShape) -> Result<()> {
-    // What is only sometimes asked for is noted where it is.
+    // Rare options are recorded only where they are used.
     line(|| {
         let rare = [", alike: false", ", tuned: false", ", x_turned: false", ", w_turned: false"];
         Ok(rare.iter().fold(format!("product {shape:?}"), |line, rare| line.replace(rare, "")))
@@ -62,7 +62,7 @@ fn line(make: impl FnOnce() -> Result<String>) -> Result<()> {
     }
 }
 
-/// The first 16 digits of the SHA-256 of a kernel's text form.
+/// The first 16 hexadecimal digits of the SHA-256 of a kernel's text form.
 fn digest(kernel: &Kernel) -> String {
     let nameless = Kernel { name: "kernel".to_owned(), ..kernel.clone() };
     let digest = Sha256::digest(nameless.to_string());

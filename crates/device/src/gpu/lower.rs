@@ -1,4 +1,4 @@
-//! From operations to kernels: which ones, with which constants, on which buffers.
+//! Lowers operations to kernels: which ones, with which constants, on which buffers.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -40,95 +40,94 @@ use products::Matrix;
 /// A range of bytes that a kernel is bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// Of the arena.
+    /// A range of the arena.
     Arena(Range<usize>),
-    /// Of the words of the class's region.
+    /// A range of the step's words, in the class's region.
     Words(Range<usize>),
-    /// All of a weight.
+    /// A whole weight.
     Weight(usize),
     /// All matrices of a group of [`Lowering::joined`], by the first of them.
     Joined(usize),
-    /// A rotation's frequencies.
+    /// The frequencies of a rotation.
     Frequencies(usize),
-    /// One of the arrays of a layer's cache: see [`kv::arrays`].
+    /// An array of a layer's cache; see [`kv::arrays`].
     Cache(usize, usize),
     /// All seats' factors of a group of sites.
     Adapter(usize, Factor),
-    /// Working memory of attention: see [`Scratch`].
+    /// Scratch of attention; see [`Scratch`].
     Scratch(usize),
-    /// Working memory of sampling: its run's, where each has its own.
+    /// Scratch of sampling; the run's own copy where each run has one.
     Sampling(Sampling),
-    /// The numbers from 0 on, so many.
+    /// The numbers 0, 1, 2, .. of the given count.
     Numbers(usize),
-    /// The first bytes of where a matrix is unpacked to.
+    /// The first bytes of the buffer that matrices are unpacked to.
     Unpacked(usize),
 }
 
-/// A launch before it is bound.
+/// A launch before it is bound to buffers.
 pub(super) enum Step {
-    /// One of [`Kernels`].
+    /// A kernel, by its number in [`Kernels`].
     Kernel { kernel: usize, numbers: Numbers, buffers: Vec<Slot> },
-    /// The vendor's product.
+    /// A product of the vendor's library.
     Product { shape: ProductShape, x: Slot, w: Slot, add: Option<Slot>, y: Slot },
-    /// The sum over all ranks of so many floats.
+    /// The sum of `count` floats over all ranks.
     AllReduce { x: Slot, y: Slot, count: usize },
-    /// What all ranks have, one after the other: so many floats of each.
+    /// The concatenation of `counts[rank]` floats of each rank.
     AllGather { x: Slot, y: Slot, counts: Vec<usize> },
-    /// Rows for another device, and rows from it: no launch, but where launches stop. Each with its
-    /// rows and their elements.
+    /// A pause between launches, in which values move to another device (`gives`) and others come
+    /// from it (`brings`), each with its shape.
     Exchange { number: usize, gives: Vec<(Slot, Shape)>, brings: Vec<(Slot, Shape)> },
 }
 
-/// What tells shape classes apart.
+/// The key of a shape class.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    /// How rows are computed, where there are more than [`FEW`] or the lowering is for many
-    /// sequences.
+    /// The kind of step, which chooses the kernels when there are more than [`FEW`] rows or the
+    /// lowering is for many sequences.
     pub(super) kind: Kind,
     pub(super) tokens: usize,
     pub(super) outputs: usize,
     pub(super) sequences: usize,
-    /// Blocks in a row of each group's table.
+    /// Width of each group's block table, in blocks.
     pub(super) strides: Vec<usize>,
-    /// Positions in use, rounded up.
+    /// Context length, rounded up.
     pub(super) length: usize,
-    /// Whether the step chooses its successor's token, and how.
+    /// How the step chooses the next token, if it does.
     pub(super) samples: Option<Samples>,
     /// Whether rows have adapters.
     pub(super) adapted: Adapted,
 }
 
-/// How a step chooses.
+/// How a step chooses tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Samples {
-    /// Whether filters are on.
+    /// Whether top-k or top-p filters are on.
     pub(super) filters: bool,
-    /// Whose words it reads and writes: one of [`SEATS`]. None: it chooses for all rows with
-    /// logits, slot by slot.
+    /// The run whose words the step reads and writes, one of [`SEATS`]. `None`: the step chooses
+    /// for every row with logits, each for its slot.
     pub(super) seat: Option<usize>,
 }
 
 impl Key {
-    /// Where the words of its steps lie.
+    /// The layout of a step's words.
     pub(super) fn words(&self, batched: bool) -> Words {
         let strides = self.strides.iter().copied();
         let adapted = self.adapted != Adapted::No;
         Words::new([batched, adapted], self.tokens, self.outputs, self.sequences, strides)
     }
 
-    /// The seat of the run whose steps these are.
+    /// The run that these steps belong to.
     pub(super) fn seat(&self) -> Option<usize> {
         self.samples.and_then(|samples| samples.seat)
     }
 
-    /// Which of the regions of words it has: the first is for steps that the host feeds, then one
-    /// for each seat.
+    /// The region of words: 0 for steps whose tokens the host writes, then one for each run.
     pub(super) fn region(&self) -> usize {
         self.seat().map_or(0, |seat| 1 + seat)
     }
 }
 
-/// Where a step's words lie, in bytes of their region.
+/// Layout of a step's words, in bytes from the start of their region.
 #[derive(Debug, Clone)]
 pub(super) struct Words {
     pub(super) tokens: Range<usize>,
@@ -137,22 +136,22 @@ pub(super) struct Words {
     pub(super) outputs: Range<usize>,
     pub(super) starts: Range<usize>,
     pub(super) tables: Vec<Range<usize>>,
-    /// Of steps that choose: the sampler's state, and how many tokens penalties look back on.
+    /// For steps that choose: the sampler's state, and the penalties' look-back in tokens.
     pub(super) settings: Range<usize>,
     pub(super) span: Range<usize>,
-    /// Of steps of many sequences, whose settings are of each row with logits: the slot of every
-    /// row, and where the tokens that are chosen go.
+    /// For steps of many sequences, which have settings for each row with logits: the slot of every
+    /// row, and where chosen tokens are written.
     pub(super) slots: Range<usize>,
     pub(super) targets: Range<usize>,
-    /// Of steps with adapters: the seat of every row or 0, of every row with logits, and of every
-    /// row from 0 on.
+    /// For steps with adapters: the seat, or 0, of every row; of every row with logits; and the
+    /// seat from 0, of every row.
     pub(super) adapters: [Range<usize>; 3],
     pub(super) bytes: usize,
 }
 
 impl Words {
-    /// Of a step of so many tokens, rows of logits and sequences, with rows of tables of so many
-    /// blocks.
+    /// The layout for a step with these numbers of tokens, rows with logits and sequences;
+    /// `strides` are the widths of the block tables.
     pub(super) fn new(
         [batched, adapted]: [bool; 2],
         tokens: usize,
@@ -188,28 +187,27 @@ impl Words {
     }
 }
 
-/// Kernels as they are loaded, each once.
+/// The distinct kernels of a device, each lowered once.
 #[derive(Default)]
 pub(super) struct Kernels {
     pub(super) all: Vec<Kernel>,
-    /// What each was before it was lowered, and the values of its constants.
+    /// The recorded kernel before lowering, and the values of its constants.
     pub(super) sources: Vec<(Arc<Kernel>, Numbers)>,
-    /// Kernels as they were recorded, by their recipes' keys.
+    /// Recorded kernels by the key of their recipe.
     recorded: HashMap<String, Arc<Kernel>>,
-    /// By the key of the recipe and the values of the constants.
+    /// Number by the key of the recipe and the values of the constants.
     known: HashMap<(String, Vec<u32>), usize>,
 }
 
 impl Kernels {
-    /// The kernel with the constants that `numbers` has, lowered; and the kernel as it was
-    /// recorded.
+    /// The number of the kernel lowered with these constants, and the kernel as it was recorded.
     pub(super) fn get(
         &mut self,
         recipe: Recipe,
         numbers: &Numbers,
         facts: Facts,
     ) -> Result<(usize, Arc<Kernel>)> {
-        // Layers and classes repeat their kernels: each is recorded once.
+        // Layers and classes repeat their kernels; record each once.
         let key = recipe.key();
         let recorded = self.recorded.entry(key.clone());
         let source = recorded.or_insert_with(|| Arc::new(recipe.record())).clone();
@@ -229,7 +227,7 @@ impl Kernels {
         Ok((self.all.len() - 1, source))
     }
 
-    /// The launch of a kernel with these buffers, by the names that it has for them.
+    /// A launch of a kernel with buffers bound by parameter name.
     pub(super) fn step(
         &mut self,
         recipe: Recipe,
@@ -251,7 +249,7 @@ impl Kernels {
         Ok(Step::Kernel { kernel, numbers, buffers })
     }
 
-    /// Loads those that have no pipeline yet.
+    /// Loads the kernels that have no pipeline yet.
     pub(super) fn load<B: Backend>(
         &self,
         backend: &B,
@@ -271,45 +269,47 @@ impl Kernels {
     }
 }
 
-/// A Program and all that its lowering depends on.
+/// A Program and everything that its lowering depends on.
 pub(super) struct Lowering {
     pub(super) program: Program,
     pub(super) facts: Facts,
     /// The types of all values, in steps of few rows and of many.
     pub(super) types: [Vec<Scalar>; 2],
-    /// The type of operands of products of many rows.
+    /// The operand type of products of many rows.
     pub(super) wide: Scalar,
     /// The type of queries.
     pub(super) half: Scalar,
     /// The type of the cache.
     pub(super) cache: CacheType,
-    /// Whether every row is computed as in a step of many: see
+    /// Whether every row is computed as in a step of many rows; see
     /// [`LoadOptions::batched`](crate::LoadOptions::batched).
     pub(super) batched: bool,
-    /// Whether rows that decode go to the kernels of a few rows there, however many they are: those
-    /// are faster for so few sequences.
+    /// Whether, with `batched`, decode rows always take the kernels for few rows, which are faster
+    /// for few sequences.
     few: bool,
     /// Whether products of 16-bit matrices are the vendor's there.
     pub(super) library: bool,
     /// Matrices that lie one behind the other, to be multiplied as one.
     pub(super) joined: Vec<Vec<WeightId>>,
-    /// How matrices are packed.
+    /// How each matrix is packed.
     pub(super) formats: Vec<Option<Format>>,
-    /// Room for adapters.
+    /// Adapter seats and their memory.
     pub(super) adapters: adapters::Room,
     /// Distinct rotations.
     pub(super) ropes: Vec<Rope>,
     /// The cache group of each layer.
     pub(super) groups: Vec<usize>,
-    /// Whether each value is a router's scores: a rounded one would choose other experts.
+    /// Whether each value holds a router's scores. Those stay f32, since rounding could select
+    /// other experts.
     pub(super) scores: Vec<bool>,
-    /// The most elements that any matrix of many rows has, and the most rows.
+    /// The most elements, and the most rows, of a matrix that is multiplied with many rows.
     pub(super) unpacked: (usize, usize),
 }
 
-/// Sequences up to which rows that decode go to the kernels of a few rows even where those read
-/// some matrices more than once for so many: mostly fewer are there. Of matrices in 16 bits, and
-/// where all are packed: unpacking them for tiles takes longer.
+/// With up to this many sequences, decode rows take the kernels for few rows although those may
+/// read a matrix more than once: usually fewer sequences are active. The first number is for models
+/// with unpacked matrices, the second for fully packed ones, where unpacking for tiles takes
+/// longer.
 const FEW_SEQUENCES: [usize; 2] = [4, 8];
 
 /// Sequences from which on rows that decode go to the vendor's library, where matrices have 16 bits:
@@ -317,11 +317,11 @@ const FEW_SEQUENCES: [usize; 2] = [4, 8];
 const LIBRARY_SEQUENCES: usize = 48;
 
 impl Lowering {
-    /// The lowering of a Program whose matrices are packed so, loaded in this way. Queries have the
-    /// cache's type, or f16 if that is q8_0.
+    /// Prepares the lowering of a Program with matrices in these formats. Queries have the cache's
+    /// type, or f16 if that is q8_0 or turbo.
     ///
     /// # Errors
-    /// If heads do not fit the cache's type.
+    /// Heads that do not fit the cache's type.
     pub(super) fn new(
         program: Program,
         facts: Facts,
@@ -371,19 +371,19 @@ impl Lowering {
         Ok(lowering)
     }
 
-    /// Whether its first result is logits, which tokens can be chosen from.
+    /// Whether the first result is logits, from which tokens can be chosen.
     pub(super) fn chooses(&self) -> bool {
         let first = self.program.results.first();
         first.is_some_and(|v| self.program.shape(*v).rows == Rows::Outputs)
     }
 
-    /// Whether nothing is rounded to less than f32.
+    /// Whether nothing is rounded below f32.
     fn exact(&self) -> bool {
         self.half == Scalar::F32
     }
 
-    /// Whether so many rows of a step of this kind go to the kernels of a few: products that read a
-    /// matrix once for up to [`FEW`] rows, with the norms and gates beside them.
+    /// Whether `rows` rows of a step of this kind take the kernels for few rows: products that read
+    /// a matrix once for up to [`FEW`] rows, with matching norms and gates.
     pub(super) fn narrow(&self, kind: Kind, rows: usize) -> bool {
         match self.batched {
             true => self.few && kind == Kind::Decode,
@@ -391,8 +391,8 @@ impl Lowering {
         }
     }
 
-    /// Rows that values of a step of this kind have room for: what products compute besides is
-    /// there, and nobody reads it.
+    /// Rows that the values of such a step are allocated for. Products may write the padding rows;
+    /// nothing reads them.
     pub(super) fn room(&self, kind: Kind, rows: usize) -> usize {
         match (self.batched && rows > 0, self.facts.products) {
             (true, _) if self.narrow(kind, rows) => {
@@ -404,17 +404,18 @@ impl Lowering {
         }
     }
 
-    /// Blocks of each cache group that belong to no sequence: the first, where idle rows write.
-    pub(super) fn sinks(&self) -> usize {
+    /// Blocks at the start of each cache group that belong to no sequence: idle rows write there.
+    pub(super) fn idle_blocks(&self) -> usize {
         usize::from(self.batched)
     }
 
-    /// The types of values in steps of this kind, of so many tokens.
+    /// The types of values in a step of this kind with `tokens` tokens.
     pub(super) fn types(&self, kind: Kind, tokens: usize) -> &[Scalar] {
         &self.types[usize::from(!self.narrow(kind, tokens))]
     }
 
-    /// The launches of a class, and the number of each one's node: none where it is of no node.
+    /// The launches of a class, and for each the number of its node, or `None` if it belongs to no
+    /// node.
     pub(super) fn launches(
         &self,
         key: &Key,
@@ -447,7 +448,7 @@ impl Lowering {
     }
 }
 
-/// One class in the making.
+/// The launches of one class, while they are recorded.
 struct Recorder<'a> {
     of: &'a Lowering,
     key: &'a Key,
@@ -455,13 +456,13 @@ struct Recorder<'a> {
     words: Words,
     known: &'a mut Kernels,
     steps: Vec<Step>,
-    /// The sites of the product in hand, and the first of its results.
+    /// The adapter sites of the product being recorded, and its first result.
     group: Option<(usize, ValueId)>,
-    /// Whether rows are sorted by their adapters.
+    /// Whether rows have been sorted by adapter.
     sorted: bool,
 }
 
-/// A node whose operation is asked for its launches.
+/// A node, as seen by the operation that records its launches.
 struct Operands<'a, 'b> {
     recorder: &'a mut Recorder<'b>,
     node: &'a Node,
@@ -520,7 +521,7 @@ impl Launches for Operands<'_, '_> {
     }
 }
 
-/// A slot and the type of its elements: an operand that is not always a value of the Program.
+/// A slot with its element type: an operand that need not be a value of the Program.
 #[derive(Clone)]
 struct TypedSlot {
     slot: Slot,
@@ -534,17 +535,17 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// Whether so many rows of this step go to the kernels of a few.
+    /// See [`Lowering::narrow`].
     fn narrow(&self, rows: usize) -> bool {
         self.of.narrow(self.key.kind, rows)
     }
 
-    /// Rows that values of so many have room for in this step.
+    /// See [`Lowering::room`].
     fn room(&self, rows: usize) -> usize {
         self.of.room(self.key.kind, rows)
     }
 
-    /// Rows that a value has in this step.
+    /// Number of rows of a value in this step.
     fn rows(&self, v: ValueId) -> usize {
         self.of.program.shape(v).rows.count(self.key.tokens, self.key.outputs)
     }
@@ -570,7 +571,7 @@ impl Recorder<'_> {
         Slot::Weight(w.0)
     }
 
-    /// How a matrix is packed, and its rows.
+    /// The format of a matrix, and its rows.
     fn matrix(&self, w: WeightId) -> Result<(Format, u32)> {
         let weight = &self.of.program.weights[w.0];
         let format =
@@ -578,7 +579,7 @@ impl Recorder<'_> {
         Ok((format, weight.shape[0] as u32))
     }
 
-    /// A node as it is without adapters.
+    /// Records a node without adapters.
     fn plain(&mut self, node: &Node) -> Result<()> {
         if node.op.launch(&mut Operands { recorder: self, node })? {
             return Ok(());
@@ -638,7 +639,7 @@ impl Recorder<'_> {
         }
     }
 
-    /// The rows of a table that `picks` names, as numbers of `y`'s type.
+    /// Gathers the rows of a table that `picks` names, converted to `y`'s type.
     fn gather(
         &mut self,
         format: Format,
@@ -667,7 +668,7 @@ impl Recorder<'_> {
         self.push(kernel, numbers, &[("x", x.slot), ("weight", self.weight(weight)), ("y", y.slot)])
     }
 
-    /// An element-wise kernel over all of a value.
+    /// Launches an elementwise kernel over a whole value.
     fn flat(&mut self, kernel: Recipe, from: &[(&str, Slot)], y: ValueId) -> Result<()> {
         let n = self.rows(y) * self.width(y);
         let bound = [from, &[("y", self.value(y))]].concat();
@@ -675,8 +676,8 @@ impl Recorder<'_> {
     }
 }
 
-/// The type of operands of products of many rows: that of the matrices if they are all f16; else
-/// bf16, which nothing overflows.
+/// The operand type of products of many rows: f16 if all matrices are f16; else bf16, which does
+/// not overflow.
 fn wide(formats: &[Option<Format>], half: Scalar) -> Scalar {
     let f16 = |f: &Format| *f == Format::Dense(Scalar::F16);
     match half {
@@ -692,7 +693,7 @@ fn scores(program: &Program) -> Vec<bool> {
     for node in program.nodes.iter().filter(|node| matches!(node.op, Op::Experts(_))) {
         scores[node.inputs[1].0] = true;
     }
-    // The router's operation may be on the other side.
+    // The router's consumer may be on the other device.
     for node in program.nodes.iter().filter(|node| matches!(node.op, Op::Exchange(_))) {
         node.inputs.iter().for_each(|v| scores[v.0] = true);
     }

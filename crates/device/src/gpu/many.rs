@@ -1,15 +1,15 @@
-//! Choosing for steps of many sequences: rows of any slots, in any step, and tokens that go from
+//! Sampling for steps of many sequences: rows of any slots in any step, with tokens that pass from
 //! one step to the next without the host.
 //!
-//! Each row with logits has settings of its own among a step's words. The last kernel of a step
-//! leaves each token in the word of its slot, which the first kernel of a later step looks up where
-//! it finds [`CHOSEN`]; behind the slot's history, where penalties look back; and in a mailbox, for
-//! the host. So a step can be submitted before it is known what the one before it chose, whichever
-//! sequences are in either.
+//! Each row with logits has its own settings among the step's words. The last kernel of a step
+//! writes each chosen token to the word of its slot, where the first kernel of a later step finds
+//! it if the token is [`CHOSEN`]; to the end of the slot's history, which penalties look back on;
+//! and to pinned memory for the host. So a step can be submitted before the tokens of the step
+//! before it are known, whichever sequences are in either.
 //!
-//! Histories and biases have a region each, of which there are as many as rows: a slot that needs
-//! one has it until it is the one that has been used least lately. What is in a region is written
-//! anew whenever a sequence begins or its end is reached; in between the device keeps it.
+//! Histories and biases are divided into as many regions as there are rows. A slot that needs a
+//! region keeps it until it is the least recently used. The host writes a region anew when a
+//! sequence begins or the region is full; in between the device extends it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -29,65 +29,64 @@ use super::run::{Staged, filters, told};
 use crate::choose::chosen;
 use crate::{Ticket, Watch};
 
-/// Tokens that a history has room for when it is written, besides those that penalties look back
-/// on.
+/// Free tokens of a history when it is written, beyond those that penalties look back on.
 const AHEAD: usize = 64;
 
-/// What slots have on the device, and the steps whose choices the host has not yet read.
+/// The slots' state on the device, and the steps whose tokens the host has not yet read.
 #[derive(Default)]
 pub(super) struct Many {
-    /// For each slot: whether the device has the token that it chose last.
+    /// For each slot, whether the device has the token that it chose last.
     on_device: Vec<bool>,
     regions: Vec<Region>,
     pending: VecDeque<Pending>,
-    /// Memory for steps to come.
+    /// Spare buffers for later steps.
     spare: Vec<Vec<Row>>,
-    /// Steps that chose so far.
+    /// Number of steps that chose tokens so far.
     steps: u64,
-    /// What a step is staged with.
+    /// Staging buffers of a step's settings and targets.
     settings: Vec<u32>,
     targets: Vec<u32>,
-    /// Notes that are not there yet, of all rows.
+    /// Empty notes for all rows.
     empty: Vec<u8>,
 }
 
 /// A part of the histories and of the biases.
 #[derive(Clone, Default)]
 struct Region {
-    /// Whose it is.
+    /// The slot that owns it.
     slot: Option<u32>,
     /// The last step that used it.
     used: u64,
-    /// The tokens that penalties look back on, by their places in the region, if they are there.
+    /// The range in the region of the tokens that penalties look back on, if they are there.
     window: Option<Range<usize>>,
-    /// How many there may be.
+    /// The look-back of the penalties, in tokens.
     span: usize,
-    /// The position of the token that comes behind them.
+    /// The position of the token that follows the range.
     next: u64,
     /// The biases that are there.
     biases: Vec<(u32, f32)>,
 }
 
-/// A step whose choices the host has not yet read.
+/// A step whose tokens the host has not yet read.
 struct Pending {
-    /// Its ticket's number.
+    /// Number of its ticket.
     number: u64,
     rows: Vec<Row>,
 }
 
-/// A row that chose.
+/// A row that chooses a token.
 #[derive(Clone, Copy)]
 struct Row {
     slot: u32,
-    /// Where its note lies, in words of the mailbox.
+    /// Index of its note, in words of pinned memory.
     note: usize,
-    /// Its place among what the step chose.
+    /// Index of the row among those that choose.
     index: usize,
-    /// How many tokens its chain looks back on.
+    /// The look-back of its sampling chain, in tokens.
     looks_back: usize,
 }
 
-/// How many tokens penalties look back on, as the device counts them.
+/// The penalties' look-back in tokens, as the device counts it.
 fn span(options: &Options) -> usize {
     if options.penalises() { options.last_n.min(u32::MAX as usize) } else { 0 }
 }
@@ -107,7 +106,7 @@ impl Many {
         }
     }
 
-    /// Forgets what the device has, and what is under way.
+    /// Forgets the state on the device, and steps in flight.
     pub(super) fn forget(&mut self) {
         self.on_device.fill(false);
         self.regions.fill(Region::default());
@@ -115,7 +114,7 @@ impl Many {
         self.spare.extend(rows);
     }
 
-    /// The region of a slot: its own, else one that nobody has, or that was used longest ago.
+    /// The region of a slot: its own, else a free one, else the least recently used.
     fn region(&mut self, slot: u32) -> Result<usize> {
         let rank =
             |region: &Region| (region.slot != Some(slot), region.slot.is_some(), region.used);
@@ -174,7 +173,7 @@ impl<B: Backend> GpuExecutor<B> {
             }
             let slot = sequence.slot;
             if choose.needs_host() {
-                // The host must know what it looks back on.
+                // The host must know the tokens that it looks back on.
                 self.settle_slot(slot)?;
                 self.chooser.many.on_device[slot as usize] = false;
                 continue;
@@ -191,7 +190,7 @@ impl<B: Backend> GpuExecutor<B> {
             key.samples = Some(Samples { filters, seat: None });
             let mail = self.chooser.buffer(Sampling::Mail, 0)?;
             let empty = &self.chooser.many.empty[..8 * key.outputs];
-            self.backend.poke(&mail, 2 * first_note, empty)?;
+            self.backend.write_pinned(&mail, 2 * first_note, empty)?;
         }
         let staged = Staged::Rows { settings: &settings, targets: &targets };
         let whole = self.replay_as(key, &Step { tokens: &tokens, ..*step }, staged, watch)?;
@@ -212,7 +211,7 @@ impl<B: Backend> GpuExecutor<B> {
         self.choose_by_host(step, ticket).map(|()| true)
     }
 
-    /// Sees to it that histories and biases have room for what a step's rows look back on.
+    /// Makes room for the histories and biases of a step's rows.
     fn make_room_for(&mut self, step: &Step<'_>) -> Result<()> {
         let (mut history, mut biases) = (0, 0);
         for Choosing { sequence, choose, .. } in step.choosing() {
@@ -223,8 +222,8 @@ impl<B: Backend> GpuExecutor<B> {
         self.make_room(history, biases)
     }
 
-    /// The settings of a row for which the device chooses, and the place of its token in the
-    /// histories, if it has one.
+    /// The settings of a row for which the device chooses, and the index of its token in the
+    /// histories, or `NONE`.
     fn place(
         &mut self,
         step: &Step<'_>,
@@ -256,7 +255,7 @@ impl<B: Backend> GpuExecutor<B> {
             return Ok((settings(options, position, 0..0, own_biases), NONE));
         }
         let region = &self.chooser.many.regions[at];
-        // It goes on where it was, with the token that was chosen there.
+        // The region continues if the token at this position is the one that was chosen for it.
         let follows =
             region.span == span && region.next == position && (given.is_none() || given == last);
         let known = region.window.clone().filter(|window| follows && window.end < history);
@@ -274,8 +273,8 @@ impl<B: Backend> GpuExecutor<B> {
         Ok((settings(options, position, own, own_biases), place))
     }
 
-    /// Writes what a slot looks back on to its region: what it is given, or has chosen itself.
-    /// Returns where in the region.
+    /// Writes the history of a slot to its region: the given tokens, or those that it chose itself.
+    /// Returns the range in the region.
     fn write_history(
         &mut self,
         region: usize,
@@ -303,7 +302,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// Sends words to a part of an array, from one of its words on.
+    /// Sends words to an array, from index `first` on.
     fn send_words(
         &mut self,
         to: Sampling,
@@ -323,7 +322,7 @@ impl<B: Backend> GpuExecutor<B> {
         sent
     }
 
-    /// Waits for what the earliest step chose whose choices are not yet read.
+    /// Waits for the tokens of the earliest pending step.
     fn settle_first(&mut self) -> Result<()> {
         let Some(Pending { number, rows }) = self.chooser.many.pending.pop_front() else {
             return Ok(());
@@ -341,7 +340,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// Waits for what the steps up to a ticket's number chose.
+    /// Waits for the tokens of all steps up to a ticket's number.
     pub(super) fn settle_many(&mut self, number: u64) -> Result<()> {
         while self.chooser.many.pending.front().is_some_and(|first| first.number <= number) {
             self.settle_first()?;
@@ -349,7 +348,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// Waits for what a slot chose.
+    /// Waits for the tokens of a slot.
     fn settle_slot(&mut self, slot: u32) -> Result<()> {
         let has = |pending: &&Pending| pending.rows.iter().any(|row| row.slot == slot);
         let last = self.chooser.many.pending.iter().rev().find(has);

@@ -1,18 +1,18 @@
-//! Bytes of device memory that buffers take: how many now, and the most at a time.
+//! Device memory taken by buffers: current and peak bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::Usage;
 
-/// Counts them.
+/// Counts allocated bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     active: AtomicUsize,
     peak: AtomicUsize,
 }
 
-/// Bytes that are counted for as long as this lives.
+/// Bytes that are counted until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Taken {
     meter: Arc<Meter>,
@@ -20,14 +20,14 @@ pub(crate) struct Taken {
 }
 
 impl Meter {
-    /// Counts so many more.
+    /// Counts `bytes` more.
     pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> Taken {
         let active = self.active.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(active, Ordering::Relaxed);
         Taken { meter: Arc::clone(self), bytes }
     }
 
-    /// Counts so many more, unless that makes more than a limit.
+    /// Counts `bytes` more, unless the sum would exceed `limit`.
     #[cfg(feature = "sim")]
     pub(crate) fn take_within(self: &Arc<Self>, bytes: usize, limit: usize) -> Option<Taken> {
         let more = |active: usize| active.checked_add(bytes).filter(|sum| *sum <= limit);
@@ -36,7 +36,7 @@ impl Meter {
         Some(Taken { meter: Arc::clone(self), bytes })
     }
 
-    /// What is counted, of a device with so much memory.
+    /// The counts, with the device's total memory.
     pub(crate) fn usage(&self, limit: usize) -> Usage {
         let [active, peak] = [&self.active, &self.peak].map(|n| n.load(Ordering::Relaxed));
         Usage { limit, active, peak }

@@ -1,14 +1,14 @@
-//! What all GPU devices share: which kernels a Program becomes, how its weights and cache lie, what
-//! a step is given.
+//! The part that all GPU devices share: which kernels a Program lowers to, how weights and cache
+//! are laid out, and how a step's inputs reach the device.
 //!
-//! A device adds a [`Backend`]: it allocates, loads kernels, binds them and submits. `sim` is the
-//! one that needs no GPU, in builds with the feature of that name: it runs every kernel on the
-//! interpreter, or as emitted text on this CPU.
+//! A device adds a [`Backend`], which allocates, loads kernels, binds them and submits. The backend
+//! `sim`, in builds with that feature, needs no GPU: it runs every kernel on the interpreter, or as
+//! emitted source on the CPU.
 //!
-//! Activations are f32, but for queries, keys, values and what attention gives, which have the
-//! cache's type. Products of a few rows read weights as they are packed, once; products of many
-//! rows round both operands to 16 bits and add in f32. With an f32 cache nothing is rounded: that
-//! is for comparing with references.
+//! Activations are f32, except for queries, keys, values and attention outputs, which have the
+//! cache's type. Products of a few rows read the packed weights directly, once. Products of many
+//! rows round both operands to 16 bits and accumulate in f32. With an f32 cache nothing is rounded,
+//! which is for comparisons with references.
 
 mod adapters;
 mod alike;
@@ -16,13 +16,13 @@ mod arena;
 mod bridge;
 mod exchange;
 mod executor;
+#[cfg(feature = "sim")]
+pub(crate) mod group;
 mod kv;
 #[cfg(feature = "sim")]
 mod launches;
 mod lower;
 mod many;
-#[cfg(feature = "sim")]
-pub(crate) mod meeting;
 pub(crate) mod meter;
 mod peaks;
 mod profile;
@@ -56,53 +56,53 @@ use crate::{About, Device, Executor, LoadOptions, Plan, TrainOptions, Trainer, U
 
 pub use stage::Stage;
 
-/// What kernels are chosen by.
+/// Device properties that the choice of kernels depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Facts {
-    /// Whose instructions kernels are lowered to.
+    /// The instruction set that kernels are lowered to.
     pub target: Target,
-    /// Multiprocessors, or cores: what works at the same time.
+    /// Streaming multiprocessors, or GPU cores.
     pub processors: u32,
-    /// Bytes of shared memory that a threadgroup can have.
+    /// Bytes of shared memory available to a threadgroup.
     pub shared: u32,
-    /// Whether four simdgroups can multiply together: see [`ops::linear::gemm::Machine`].
+    /// Whether warpgroup matrix instructions exist; see [`ops::linear::gemm::Machine`].
     pub wgmma: bool,
-    /// Rows from which on a packed matrix is worth unpacking for [`Backend::product`]; none if
-    /// there is no such thing.
+    /// Rows from which unpacking a packed matrix for [`Backend::product`] pays off; `None` without
+    /// a vendor library.
     pub products: Option<usize>,
 }
 
 impl Facts {
-    /// Whether threadgroups can have as much shared memory as the large schedules take.
+    /// Whether a threadgroup has enough shared memory for the large schedules.
     pub fn roomy(&self) -> bool {
         self.shared >= ops::attention::decode::LARGE
     }
 
-    /// Whether one instruction multiplies four pairs of bytes: `dp4a`. Apple's GPUs have none, and
-    /// their products of whole numbers are slower than those of floats.
+    /// Whether a 4-way int8 dot product instruction (`dp4a`) exists. Apple's GPUs have none, and
+    /// their integer products are slower than float ones.
     pub fn dot4(&self) -> bool {
         self.target != Target::Metal
     }
 
-    /// Whether latency is hidden by many small threadgroups: see
+    /// Whether latency is hidden by many small threadgroups; see
     /// [`ops::linear::Task::small_groups`].
     pub fn small_groups(&self) -> bool {
         self.target == Target::Metal
     }
 
-    /// What schedules of matrix products are picked for.
+    /// The properties from which schedules of matrix products are picked.
     pub fn machine(&self) -> Machine {
         let Facts { shared, processors: parallel, wgmma, .. } = *self;
         Machine { shared, parallel, wgmma, small_groups: self.small_groups() }
     }
 }
 
-/// The fewest rows of a product of the vendor's library where rows must not depend on how many
-/// there are: it has other ways with fewer, which are not even faster.
+/// The fewest rows of a vendor-library product when a row's bits must not depend on the number of
+/// rows. With fewer rows the library takes other kernels, which are no faster.
 const LIBRARY_ROWS: usize = 32;
 
-/// A matrix product of the vendor's library: `y = x w^T`, or that plus a matrix of `y`'s shape and
-/// type.
+/// A matrix product of the vendor's library: `y = x w^T`, optionally plus a matrix of `y`'s shape
+/// and type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProductShape {
     /// Rows of `x` and `y`.
@@ -113,22 +113,22 @@ pub struct ProductShape {
     pub width: u32,
     /// The type of `x` and `w`: f16 or bf16.
     pub operand: Scalar,
-    /// The type of `y`: that of the operands, or f32.
+    /// The type of `y`: the operands' type, or f32.
     pub result: Scalar,
-    /// Whether something is added.
+    /// Whether a matrix is added.
     pub adds: bool,
-    /// Whether `x` lies as its transpose, `[width, rows]`.
+    /// Whether `x` is stored transposed, `[width, rows]`.
     pub x_turned: bool,
-    /// Whether `w` lies as its transpose, `[width, out]`.
+    /// Whether `w` is stored transposed, `[width, out]`.
     pub w_turned: bool,
-    /// Whether a row must have the same bits as in a product of any other number of rows.
+    /// Whether the bits of a row must not depend on the number of rows.
     pub alike: bool,
     /// Whether it is done so often that the fastest way is looked for: see [`Backend::tune`].
     pub tuned: bool,
 }
 
 impl ProductShape {
-    /// Of `rows`, `out` and `width`, to which nothing is added, of matrices that lie as they are.
+    /// A product without addition, of matrices that are not transposed.
     pub fn plain([rows, out, width]: [u32; 3], operand: Scalar, result: Scalar) -> ProductShape {
         let (x_turned, w_turned) = (false, false);
         let (adds, alike, tuned) = (false, false, false);
@@ -136,32 +136,32 @@ impl ProductShape {
     }
 }
 
-/// What a GPU device does itself. Everything is done in the order in which it is asked for.
+/// The operations that a GPU backend implements. All work takes effect in the order of the calls.
 pub trait Backend: Send + Sync + 'static {
-    /// Bytes on the device; clones are the same bytes.
+    /// Device memory; clones refer to the same bytes.
     type Buffer: Clone + Send;
     /// A kernel that can be launched.
     type Pipeline: Clone + Send;
-    /// A kernel bound to buffers and numbers.
+    /// A kernel bound to buffers and constants.
     type Launch: Send;
-    /// Launches that are submitted as one.
+    /// Launches that are submitted together, such as a CUDA graph.
     type Recording: Send;
-    /// A point in the order of all work: see [`Backend::mark`].
-    type Mark: Send;
+    /// An event in the order of submitted work; see [`Backend::record_event`].
+    type Event: Send;
 
-    /// What it is.
+    /// Describes the device.
     fn about(&self) -> About;
 
-    /// What kernels are chosen by.
+    /// Properties that the choice of kernels depends on.
     fn facts(&self) -> Facts;
 
-    /// So many bytes of zeros, aligned to 256.
+    /// Allocates zeroed device memory, aligned to 256 bytes.
     ///
     /// # Errors
-    /// If there is not as much memory left.
+    /// Too little memory.
     fn buffer(&self, bytes: usize) -> Result<Self::Buffer>;
 
-    /// A buffer that holds these bytes.
+    /// Allocates a buffer with these bytes.
     ///
     /// # Errors
     /// As [`buffer`](Backend::buffer) and [`write`](Backend::write).
@@ -171,11 +171,11 @@ pub trait Backend: Send + Sync + 'static {
         Ok(buffer)
     }
 
-    /// Portions of the host's memory, of so many bytes each, to be filled in turn with what buffers
-    /// are to hold: while one is copied, the next is filled.
+    /// Staging buffers in host memory, of `bytes` each, to fill in turn for uploads: while one is
+    /// copied, the next is filled.
     ///
     /// # Errors
-    /// If there is not as much memory left.
+    /// Too little memory.
     fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn Stage<Self::Buffer> + '_>>>
     where
         Self: Sized,
@@ -183,107 +183,109 @@ pub trait Backend: Send + Sync + 'static {
         Ok(vec![Box::new(stage::Heap::new(self, bytes)?)])
     }
 
-    /// So many words that the host can see and set while kernels run: see [`Backend::peek`].
+    /// Allocates pinned words that the host can read and write while kernels run; see
+    /// [`Backend::read_pinned`].
     ///
     /// # Errors
-    /// If there is not as much memory left.
-    fn mailbox(&self, words: usize) -> Result<Self::Buffer>;
+    /// Too little memory.
+    fn pinned(&self, words: usize) -> Result<Self::Buffer>;
 
-    /// Two words of a mailbox from an even one on, which kernels write at once; None while the
-    /// first is [`u32::MAX`].
+    /// Reads two pinned words, from an even index, that kernels write in one store. `None` while
+    /// the first is [`u32::MAX`].
     ///
     /// # Errors
-    /// If nobody is left who would write them, or that work has failed.
-    fn peek(&self, mailbox: &Self::Buffer, word: usize) -> Result<Option<[u32; 2]>>;
+    /// The submitted work has failed, or no submitted work is left to write them.
+    fn read_pinned(&self, pinned: &Self::Buffer, word: usize) -> Result<Option<[u32; 2]>>;
 
-    /// Sets words of a mailbox from one on, before any work that is not yet submitted and without
-    /// waiting for what is.
+    /// Writes pinned words without waiting for submitted work, and before any work that is
+    /// submitted later.
     ///
     /// # Errors
-    /// If they are not all inside, or not whole.
-    fn poke(&self, mailbox: &Self::Buffer, word: usize, bytes: &[u8]) -> Result<()>;
+    /// A range outside the buffer, or not whole words.
+    fn write_pinned(&self, pinned: &Self::Buffer, word: usize, bytes: &[u8]) -> Result<()>;
 
-    /// A mark before all work.
+    /// Creates an event that is complete from the start.
     ///
     /// # Errors
-    /// If the device has no more.
-    fn marker(&self) -> Result<Self::Mark>;
+    /// The device has no events left.
+    fn event(&self) -> Result<Self::Event>;
 
-    /// Moves a mark to the end of all work that is submitted.
+    /// Records the event after all work submitted so far.
     ///
     /// # Errors
-    /// If the device refuses.
-    fn mark(&self, mark: &Self::Mark) -> Result<()>;
+    /// The device refuses.
+    fn record_event(&self, event: &Self::Event) -> Result<()>;
 
-    /// Waits until all work before a mark is done.
+    /// Waits for all work before the event.
     ///
     /// # Errors
-    /// If some of it failed.
-    fn reach(&self, mark: &Self::Mark) -> Result<()>;
+    /// Some of that work failed.
+    fn wait_event(&self, event: &Self::Event) -> Result<()>;
 
-    /// Some of a buffer's bytes.
+    /// A sub-range of a buffer.
     ///
     /// # Errors
-    /// If they are not all inside.
+    /// A range outside the buffer.
     fn part(&self, of: &Self::Buffer, range: Range<usize>) -> Result<Self::Buffer>;
 
-    /// Replaces the first bytes of a buffer.
+    /// Overwrites the first bytes of a buffer.
     ///
     /// # Errors
-    /// If they do not fit, or earlier work failed.
+    /// Too many bytes, or earlier work that failed.
     fn write(&self, to: &Self::Buffer, bytes: &[u8]) -> Result<()>;
 
-    /// Reads the first bytes of a buffer, once all earlier work is done.
+    /// Reads the first bytes of a buffer, after all earlier work.
     ///
     /// # Errors
-    /// If there are not as many, or earlier work failed.
+    /// A buffer that is too short, or earlier work that failed.
     fn read(&self, from: &Self::Buffer, to: &mut [u8]) -> Result<()>;
 
-    /// Copies a buffer, which may be (part of) a mailbox, to the first bytes of another.
+    /// Copies a buffer, which may be (part of) a pinned one, to the first bytes of another.
     ///
     /// # Errors
-    /// If it is longer.
+    /// A source longer than the destination.
     fn copy(&self, from: &Self::Buffer, to: &Self::Buffer) -> Result<()>;
 
-    /// Whether [`fetch`](Backend::fetch) fetches from this other device.
-    fn reaches(&self, other: &Self) -> bool {
+    /// Whether [`peer_copy`](Backend::peer_copy) can copy from this other device.
+    fn has_peer(&self, other: &Self) -> bool {
         let _ = other;
         false
     }
 
-    /// Copies a buffer of another device to the first bytes of one of this, after what has been
-    /// submitted there and before what is submitted here or there from now on.
+    /// Copies a buffer of another device to the first bytes of one of this device. The copy runs
+    /// after all work submitted to the other device and before any work submitted later to either.
     ///
     /// # Errors
-    /// If it is longer, or there is no way between the two.
-    fn fetch(&self, from: &Self, source: &Self::Buffer, to: &Self::Buffer) -> Result<()> {
+    /// A source longer than the destination, or no path between the devices.
+    fn peer_copy(&self, from: &Self, source: &Self::Buffer, to: &Self::Buffer) -> Result<()> {
         let _ = (source, to);
-        let expected = format!("a device that reaches {}", from.about().name);
+        let expected = format!("a peer of {}", from.about().name);
         Err(Error::new(self.about().name, expected, "one that does not"))
     }
 
-    /// Gets ready to load these kernels, all of which are loaded soon.
+    /// Prepares to load these kernels, all of which are loaded soon; a backend may compile them in
+    /// parallel.
     fn ahead(&self, kernels: &[&Kernel]) {
         let _ = kernels;
     }
 
-    /// A kernel that was compiled ahead: `kernel` has its constants, whose values `numbers` has.
-    /// None if there is none that is exactly this.
+    /// The precompiled pipeline of a kernel, specialised to the values in `numbers`; `None` if
+    /// there is no exact match.
     fn built(&self, kernel: &Kernel, numbers: &Numbers) -> Option<Self::Pipeline> {
         let _ = (kernel, numbers);
         None
     }
 
-    /// A kernel that is lowered for [`Facts::target`] and has no constants left.
+    /// Loads a kernel that is lowered for [`Facts::target`] and has no constants left.
     ///
     /// # Errors
-    /// If the device cannot run it.
+    /// The device cannot run it.
     fn load(&self, kernel: &Kernel) -> Result<Self::Pipeline>;
 
-    /// Binds buffers, in the kernel's order, and numbers.
+    /// Binds buffers, in the kernel's order, and constants.
     ///
     /// # Errors
-    /// The rule of the launch contract that does not hold.
+    /// The rule of the launch contract that is violated.
     fn bind(
         &self,
         pipeline: &Self::Pipeline,
@@ -291,10 +293,10 @@ pub trait Backend: Send + Sync + 'static {
         buffers: &[Self::Buffer],
     ) -> Result<Self::Launch>;
 
-    /// Binds a product of [`ProductShape`]; `add` may be the same bytes as `y`.
+    /// Binds a product of this shape. `add` may alias `y`.
     ///
     /// # Errors
-    /// If a buffer is too short, or the library refuses.
+    /// A buffer that is too short, or an error of the library.
     fn product(
         &self,
         shape: &ProductShape,
@@ -324,22 +326,22 @@ pub trait Backend: Send + Sync + 'static {
         Ok(true)
     }
 
-    /// Binds the sum over all ranks of what each has in `x`, so many floats, to every rank's `y`;
-    /// both may be the same bytes.
+    /// Binds an all-reduce: the sum over all ranks of their `x`, `count` floats, goes to every
+    /// rank's `y`. `x` and `y` may alias.
     ///
     /// # Errors
-    /// If a buffer is too short, or the device is no rank.
+    /// A buffer that is too short, or a device that is not a rank.
     fn all_reduce(&self, x: &Self::Buffer, y: &Self::Buffer, count: usize) -> Result<Self::Launch> {
         let _ = (x, y, count);
         let found = self.about().name;
         Err(Error::new("all_reduce", "one of several GPUs that share each layer", found))
     }
 
-    /// Binds what all ranks have in `x`, as many floats each as `counts` says, one rank after the
-    /// other, to every rank's `y`.
+    /// Binds an all-gather: every rank's `x`, of `counts[rank]` floats, concatenated in rank order,
+    /// goes to every rank's `y`.
     ///
     /// # Errors
-    /// If a buffer is too short, or the device is no rank.
+    /// A buffer that is too short, or a device that is not a rank.
     fn all_gather(
         &self,
         x: &Self::Buffer,
@@ -351,99 +353,97 @@ pub trait Backend: Send + Sync + 'static {
         Err(Error::new("all_gather", "one of several GPUs that share each layer", found))
     }
 
-    /// Launches in order, each after the one before.
+    /// Submits launches in order, each after the one before.
     ///
     /// # Errors
-    /// If the device refuses one.
+    /// The device refuses a launch.
     fn submit(&self, launches: &[Self::Launch]) -> Result<()>;
 
-    /// Launches in order, each once the one before is done, and the seconds that each took; none,
-    /// with nothing launched, where the device has no clock for it.
+    /// Runs launches one at a time and measures the seconds that each takes; `None`, with nothing
+    /// launched, on a device that cannot time them.
     ///
     /// # Errors
-    /// If the device refuses one, or it fails.
+    /// The device refuses a launch, or fails.
     fn time(&self, launches: &[Self::Launch]) -> Result<Option<Vec<f64>>> {
         let _ = launches;
         Ok(None)
     }
 
-    /// Makes one of many launches.
+    /// Records launches for [`replay`](Backend::replay).
     ///
     /// # Errors
-    /// If the device refuses.
+    /// The device refuses.
     fn record(&self, launches: &[Self::Launch]) -> Result<Self::Recording>;
 
-    /// Does what was recorded.
+    /// Submits recorded launches.
     ///
     /// # Errors
-    /// If the device refuses.
+    /// The device refuses.
     fn replay(&self, recording: &mut Self::Recording) -> Result<()>;
 
-    /// Whether loading a kernel for the first time takes so long that it is done before anything is
-    /// asked for.
+    /// Whether loading kernels takes so long that it is done before the first request.
     fn prewarms(&self) -> bool {
         false
     }
 
-    /// Whether something has broken the device, so that nothing works on it any more.
+    /// Whether an error has made the device unusable.
     fn lost(&self) -> bool {
         false
     }
 
-    /// Bytes that this process's buffers take of its memory; none where nobody counts.
+    /// Device memory allocated by this process's buffers; `None` if it is not tracked.
     fn usage(&self) -> Option<Usage> {
         None
     }
 
-    /// Bytes of its memory that are left; none where that cannot be told.
+    /// Free bytes of device memory; `None` if unknown.
     ///
     /// # Errors
-    /// If the device does not answer.
+    /// The device does not answer.
     fn free(&self) -> Result<Option<usize>> {
         Ok(None)
     }
 
-    /// Bytes per second at which its memory is read, measured.
+    /// Measured read bandwidth of its memory, in bytes per second.
     fn read_rate(&self) -> f64;
 }
 
-/// A device made of a [`Backend`].
+/// The [`Device`] of a [`Backend`].
 pub struct GpuDevice<B> {
     backend: Arc<B>,
 }
 
-/// How steps are given to a GPU. In each way the kernels of a shape class and their constants are
-/// found once, and what one step of it has that another has not (tokens, positions, tables, the
-/// sampler's state) is words in memory that kernels read. Steps whose tokens the device chooses
-/// write these words themselves, one for the next.
+/// How steps are submitted to a GPU. In every mode the kernels of a shape class and their constants
+/// are determined once. The inputs that differ between steps (tokens, positions, block tables,
+/// sampler state) are words in device memory that kernels read. Steps whose tokens the device
+/// chooses write these words for the next step themselves.
 ///
-/// On Metal a step is one command buffer either way. Memory is the CPU's too and has no copies in
-/// the order of the work, so that [`Arguments`](Dispatch::Arguments) waits there for the step
+/// On Metal a step is one command buffer in every mode. Memory is shared with the CPU and copies
+/// are not ordered with kernels, so [`Arguments`](Dispatch::Arguments) waits there for the step
 /// before, as the other two do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Dispatch {
-    /// Nothing else is kept: each kernel is bound to its buffers and launched in every step, and
-    /// words are written once the device is idle. For looking into things.
+    /// For debugging: every kernel is bound to its buffers and launched anew in every step, and
+    /// words are written once the device is idle.
     Eager,
-    /// Launches are bound once for each class: every parameter is in place, and a step looks
-    /// nothing up and allocates nothing. Words go through three slots, so that nobody waits for the
-    /// step before: see `ring`. Launches go one after another, each of which may let the next one
-    /// start early.
+    /// Launches are bound once per class, so that a step looks nothing up and allocates nothing.
+    /// Words rotate through three slots, so that nothing waits for the step before; see `ring`.
+    /// Launches are submitted one by one, and each may let the next one start early.
     Arguments,
-    /// Launches are bound once, and those of few rows recorded as one submission. Words are written
-    /// once the device is idle, which it mostly is: such a step's logits were waited for, or it
-    /// chooses and writes the next one's words.
+    /// Launches are bound once, and those of few rows are recorded as one submission (a CUDA
+    /// graph). Words are written once the device is idle. It mostly is: either the host has waited
+    /// for the last step's logits, or the device chooses tokens and writes the next words itself.
     #[default]
     Graph,
 }
 
 impl Dispatch {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Dispatch; 3] = [Dispatch::Eager, Dispatch::Arguments, Dispatch::Graph];
 }
 
 impl<B: Backend> GpuDevice<B> {
-    /// Of a backend.
+    /// A device that runs on this backend.
     pub fn new(backend: B) -> Self {
         GpuDevice { backend: Arc::new(backend) }
     }

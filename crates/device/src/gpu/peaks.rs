@@ -1,4 +1,4 @@
-//! Operations per second of a GPU that does nothing else, by the host's clock.
+//! Peak compute throughput of a GPU, measured with the host's clock.
 
 use std::time::Instant;
 
@@ -14,17 +14,17 @@ use tile::types::Scalar;
 use super::lower::Kernels;
 use super::{Backend, ProductShape, alike};
 
-/// Seconds from which on a launch hides what it takes to begin one.
+/// Seconds from which a launch's overhead is negligible.
 const ENOUGH: f64 = 2e-3;
 
-/// Sums of a thread that do not wait for each other, and how often each is added to in a turn.
+/// Independent accumulators of a thread, and multiply-adds to each per turn.
 const CHAINS: u32 = 8;
 const REPEATS: u32 = 8;
-/// Threads of a group.
+/// Threads of a threadgroup.
 const GROUP: u32 = 256;
 
-/// Every thread multiplies and adds in `chains` registers, `turns` times [`REPEATS`], and keeps the
-/// sum of all.
+/// Every thread multiply-adds in `chains` registers, `turns` times [`REPEATS`], and stores their
+/// sum.
 #[kernel]
 pub(crate) fn fma_roof(y: Out<f32>, turns: Arg<u32>, chains: u32, group: u32) {
     launch(Mode::Element, [dim("groups"), fixed(1), fixed(1)], group);
@@ -39,7 +39,7 @@ pub(crate) fn fma_roof(y: Out<f32>, turns: Arg<u32>, chains: u32, group: u32) {
     y[me] = sums.iter().fold(0f32.val(), |all, sum| all + sum.get());
 }
 
-/// Seconds from a launch to its end, after one that warms up.
+/// Seconds of a launch, measured after a warm-up.
 fn clock<B: Backend>(backend: &B, launch: B::Launch, out: &B::Buffer) -> Result<f64> {
     let launch = [launch];
     let run = || -> Result<f64> {
@@ -52,10 +52,10 @@ fn clock<B: Backend>(backend: &B, launch: B::Launch, out: &B::Buffer) -> Result<
     run()
 }
 
-/// In f32, a multiply-add counted as two.
+/// Operations per second in f32; a multiply-add counts as two.
 ///
 /// # Errors
-/// If there is no memory for it, or the kernel fails.
+/// Too little memory, or a kernel that fails.
 pub(super) fn floats<B: Backend>(backend: &B) -> Result<f64> {
     const MOST: u32 = 1 << 16;
     let facts = backend.facts();
@@ -78,10 +78,10 @@ pub(super) fn floats<B: Backend>(backend: &B) -> Result<f64> {
     }
 }
 
-/// In products of matrices of 16 bits, by the vendor's library or else by ours.
+/// Operations per second in products of 16-bit matrices, by the vendor's library if there is one.
 ///
 /// # Errors
-/// If there is no memory for it, or a kernel fails.
+/// Too little memory, or a kernel that fails.
 pub(super) fn products<B: Backend>(backend: &B, operand: Scalar) -> Result<f64> {
     let mut best = 0.0_f64;
     for edge in [128, 256, 512, 1024, 2048, 4096, 8192] {
@@ -95,7 +95,7 @@ pub(super) fn products<B: Backend>(backend: &B, operand: Scalar) -> Result<f64> 
     Ok(best)
 }
 
-/// A product of two square matrices, and where it goes.
+/// A product of two square matrices, and its output.
 fn product<B: Backend>(backend: &B, operand: Scalar, edge: u32) -> Result<(B::Launch, B::Buffer)> {
     let (facts, count) = (backend.facts(), edge as usize * edge as usize);
     let noise = alike::noise(operand, count);

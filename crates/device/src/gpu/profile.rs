@@ -1,7 +1,6 @@
-//! Where a step's time goes on a GPU: each launch by the device's own clock, added up by operation.
+//! The profile of a step on a GPU: each launch timed by the device's clock, summed by operation.
 //!
-//! Launches that are timed do not overlap, so that all of them together take longer than a step
-//! that is not.
+//! Timed launches do not overlap, so that together they take longer than an untimed step.
 
 use cpu_kernels::matmul::Unit;
 use formats::{Encoding, Result};
@@ -19,17 +18,18 @@ use super::run::Staged;
 use crate::work::{self, Costs};
 use crate::{Limits, Peaks, Profile, Ticket, Timing};
 
-/// A class's launches, each with the number of its node: none where it is of no node.
+/// A class's launches, each with the number of its node, or `None`.
 pub(super) struct Timed<B: Backend> {
     launches: Vec<B::Launch>,
     nodes: Vec<Option<usize>>,
 }
 
 impl<B: Backend> GpuExecutor<B> {
-    /// Replays a step launch by launch; none, with nothing replayed, where the device has no clock.
+    /// Replays a step launch by launch; `None`, with nothing replayed, if the device cannot time
+    /// launches.
     ///
     /// # Errors
-    /// As a replay that is not timed.
+    /// As an untimed replay.
     pub(super) fn replay_timed(
         &mut self,
         step: &Step<'_>,
@@ -53,7 +53,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(Some(profile))
     }
 
-    /// What bounds computation, measured.
+    /// Measures peak compute throughput.
     ///
     /// # Errors
     /// As [`peaks::floats`] and [`peaks::products`].
@@ -113,7 +113,7 @@ impl<B: Backend> GpuExecutor<B> {
         Profile { barriers: all - took.iter().sum::<f64>(), operations, seconds: all }
     }
 
-    /// How a node's matrices are encoded in memory, where it has any and all are encoded alike.
+    /// The encoding of a node's matrices in memory, if it has any and all are encoded alike.
     fn format(&self, node: &Node) -> Option<Encoding> {
         let mut all = node.weights.iter().filter_map(|w| self.weights[w.0].encoding);
         let first = all.next()?;

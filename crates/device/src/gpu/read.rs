@@ -1,4 +1,4 @@
-//! How fast a GPU reads its memory: the kernel that does nothing else, and a clock around it.
+//! Measures a GPU's memory read bandwidth with a kernel that only reads.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use tile::types::Scalar;
 
 use super::Backend;
 
-/// Every thread folds `turns` times `ahead` vectors of 16 bytes, `ahead` of them in flight, and
-/// keeps the result.
+/// Every thread xors `turns` times `ahead` vectors of 16 bytes, `ahead` of them in flight, and
+/// stores the result.
 #[kernel]
 pub(crate) fn read_roof(x: In<u32>, y: Out<u32>, turns: Arg<u32>, ahead: u32, group: u32) {
     launch(Mode::Element, [dim("groups"), fixed(1), fixed(1)], group);
@@ -33,11 +33,11 @@ pub(crate) fn read_roof(x: In<u32>, y: Out<u32>, turns: Arg<u32>, ahead: u32, gr
     y[me] = folded.get();
 }
 
-/// Bytes per second at which so many bytes are read, for devices whose only clock is the CPU's: the
+/// Measured bytes per second of reading `bytes` bytes, for devices timed by the host's clock: the
 /// best of several grids.
 ///
 /// # Errors
-/// If there is no memory for it, or a kernel fails.
+/// Too little memory, or a kernel that fails.
 #[cfg_attr(
     not(any(feature = "sim", target_vendor = "apple")),
     allow(dead_code, reason = "NVIDIA's GPUs have clocks")

@@ -1,39 +1,39 @@
-//! A step's arguments on their way to the device while earlier steps still run.
+//! A ring of pinned slots that carry step arguments to the device while earlier steps still run.
 //!
-//! Each step's are put into one of three slots of the host's memory, and copied to where kernels
-//! read them in the order of the steps. So the host is done with the steps after the next before
-//! the device is done with this one, and waits only when it comes to a slot whose copies are not
-//! made yet, which the slot's mark tells.
+//! The arguments of each step are written to one of three slots and copied, in step order, to the
+//! words that kernels read. The host can thus prepare two steps ahead of the device; it waits only
+//! for a slot whose last copies are not done, which the slot's event tells.
 //!
-//! Without slots arguments are written at once, which waits until the device is idle.
+//! Without slots, arguments are written directly, which waits until the device is idle.
 
 use formats::Result;
 
 use super::lower::Lowering;
 use super::{Backend, Dispatch};
 
-/// Steps whose arguments can be on their way.
+/// Steps whose arguments can be in flight.
 pub(super) const SLOTS: usize = 3;
-/// Bytes of a slot for what choosing has besides a step's words: tokens that penalties look back
-/// on, biases.
+/// Bytes of a slot for the inputs of sampling beside a step's words: tokens that penalties look
+/// back on, and biases.
 const BESIDES: usize = 4096;
-/// Where pieces of a slot begin.
+/// Alignment of pieces in a slot.
 const ALIGN: usize = 64;
 
 /// The slots, if there are any.
 pub(super) struct Ring<B: Backend> {
     slots: Vec<Slot<B>>,
-    /// The one to fill next.
+    /// The slot to fill next.
     next: usize,
 }
 
 struct Slot<B: Backend> {
     memory: B::Buffer,
-    /// After the last copy out of it.
-    copied: B::Mark,
+    /// The event after the last copy from it.
+    copied: B::Event,
 }
 
-/// Whether a ring is used: also by graphs, where each step of many sequences has words of its own.
+/// Whether a ring is used. Graphs use one, too, for steps of many sequences, whose words the host
+/// writes in every step.
 pub(super) fn wanted(lowering: &Lowering, dispatch: Dispatch) -> bool {
     match dispatch {
         Dispatch::Eager => false,
@@ -42,28 +42,28 @@ pub(super) fn wanted(lowering: &Lowering, dispatch: Dispatch) -> bool {
     }
 }
 
-/// Bytes of a slot for steps of so many bytes of words.
+/// Size of one slot, for steps with `words` bytes of words.
 pub(super) fn slot(words: usize) -> usize {
     words.next_multiple_of(ALIGN) + BESIDES
 }
 
 impl<B: Backend> Ring<B> {
-    /// None.
+    /// A ring without slots.
     pub(super) fn none() -> Ring<B> {
         Ring { slots: vec![], next: 0 }
     }
 
-    /// Of three slots for steps of so many bytes of words.
+    /// A ring of three slots for steps with `words` bytes of words.
     pub(super) fn new(backend: &B, words: usize) -> Result<Ring<B>> {
         let slot = |_| {
-            let memory = backend.mailbox(slot(words) / 4)?;
-            Ok(Slot { memory, copied: backend.marker()? })
+            let memory = backend.pinned(slot(words) / 4)?;
+            Ok(Slot { memory, copied: backend.event()? })
         };
         Ok(Ring { slots: (0..SLOTS).map(slot).collect::<Result<_>>()?, next: 0 })
     }
 
-    /// Replaces the first bytes of some buffers, for the work that comes after; `room` is what a
-    /// slot has.
+    /// Overwrites the first bytes of some buffers before any later work. `room` is the size of a
+    /// slot.
     pub(super) fn send(
         &mut self,
         backend: &B,
@@ -72,19 +72,19 @@ impl<B: Backend> Ring<B> {
     ) -> Result<()> {
         let pieces = || pieces.iter().filter(|(_, bytes)| !bytes.is_empty());
         let needed: usize = pieces().map(|(_, bytes)| bytes.len().next_multiple_of(ALIGN)).sum();
-        // What is longer than usual (penalties over a whole context, thousands of biases) is not
-        // worth memory of its own.
+        // Rare long pieces (penalties over a whole context, thousands of biases) do not justify
+        // larger slots.
         let Some(slot) = self.slots.get(self.next).filter(|_| needed <= room) else {
             return pieces().try_for_each(|(to, bytes)| backend.write(to, bytes));
         };
-        backend.reach(&slot.copied)?;
+        backend.wait_event(&slot.copied)?;
         let mut at = 0;
         for (to, bytes) in pieces() {
-            backend.poke(&slot.memory, at / 4, bytes)?;
+            backend.write_pinned(&slot.memory, at / 4, bytes)?;
             backend.copy(&backend.part(&slot.memory, at..at + bytes.len())?, to)?;
             at += bytes.len().next_multiple_of(ALIGN);
         }
-        backend.mark(&slot.copied)?;
+        backend.record_event(&slot.copied)?;
         self.next = (self.next + 1) % self.slots.len();
         Ok(())
     }

@@ -1,14 +1,15 @@
-//! Choosing tokens on the device: steps that feed the next one, with a note to the host for each.
+//! Sampling on the device: each step feeds the next one, and reports its token to the host.
 //!
-//! A run is staged once. Every step of it ends with kernels that choose a token, write it where the
-//! next step reads its own, and leave a note in a mailbox. The next step of the same slot, whose
-//! token is the one that was chosen, is then submitted without anything being written: the host
-//! need not know the token, and the device never waits for the host.
+//! A *run* is a chain of such steps of one slot. Its first step is staged by the host. Every step
+//! ends with kernels that choose a token, write it to the next step's inputs, and write a note
+//! (token and log-probability) to pinned memory. The next step of the slot, whose token is
+//! [`CHOSEN`], is then submitted without writing anything: the host need not know the token, and
+//! the device never waits for the host.
 //!
-//! A few runs are kept, each in a seat: words, history, biases and mailbox of its own. So slots
-//! that take turns go on where they were; where all seats are taken, the one that waits longest
-//! goes. A run is staged anew where its tables or its class change, and whenever the host gives a
-//! token.
+//! A few runs are kept at a time, each with its own words, history, biases and pinned notes, so
+//! that slots that take turns continue where they were. If all are taken, the least recently used
+//! run ends. A run is staged anew when its block tables or its class change, and whenever the host
+//! gives a token.
 
 use std::collections::VecDeque;
 
@@ -27,70 +28,71 @@ use super::many::Many;
 use crate::choose::{Carried, HostSampler, Outcomes, Refusal, chosen};
 use crate::{IN_FLIGHT, Ticket, Watch};
 
-/// Steps before a run is staged again: room in the history for as many tokens.
+/// Steps of a run before it is staged again; its history has room for as many tokens.
 pub(super) const STEPS: usize = 1024;
 
-/// What choosing works with, and the runs that are under way.
+/// The buffers of sampling, and the runs in progress.
 pub(super) struct Chooser<B: Backend> {
-    /// Of every part, as many as it has [copies](Sampling::copies).
+    /// For each buffer kind, its [copies](Sampling::copies).
     buffers: Vec<Vec<B::Buffer>>,
     pub(super) room: Room,
     seats: [Option<Run>; SEATS],
-    /// Steps of runs so far.
+    /// Steps of all runs so far; orders runs by last use.
     steps: u64,
     pub(super) outcomes: Outcomes,
-    /// What each slot carries, as far as the host knows.
+    /// The state of each slot, as far as the host knows it.
     pub(super) slots: Vec<Carried>,
-    /// For rows of which the host chooses.
+    /// Samples on the host, for rows that need it.
     sampler: HostSampler,
-    /// What the slots of many sequences have on the device.
+    /// Device-side state of the slots in steps of many sequences.
     pub(super) many: Many,
 }
 
-/// What a step is staged with besides its rows.
+/// Inputs of a step in addition to its rows.
 #[derive(Clone, Copy)]
 pub(super) enum Staged<'a> {
-    /// It does not choose.
+    /// None: the step does not choose.
     Nothing,
-    /// It is the first of a run.
+    /// The step is the first of a run.
     Run(&'a Sampled<'a>),
-    /// It chooses for rows of many sequences: their settings, and where their tokens go.
+    /// The step chooses for rows of many sequences: their settings, and where their tokens are
+    /// written.
     Rows { settings: &'a [u32], targets: &'a [u32] },
 }
 
-/// What the first step of a run is staged with besides its rows.
+/// Inputs of the first step of a run.
 pub(super) struct Sampled<'a> {
     pub(super) seat: usize,
     pub(super) settings: &'a [u32],
-    /// How many tokens penalties look back on.
+    /// The penalties' look-back, in tokens.
     pub(super) span: u32,
-    /// Those tokens, and pairs of token and bias: words as bytes.
+    /// The tokens looked back on, and pairs of token and bias; words as bytes.
     pub(super) window: &'a [u8],
     pub(super) biases: &'a [u8],
 }
 
-/// Steps that follow from one another.
+/// A chain of steps, each of which chooses the next one's token.
 struct Run {
     slot: u32,
-    /// The seat of its adapter, or 0.
+    /// The seat of the adapter, or 0.
     adapter: u32,
     key: Key,
     options: Options,
-    /// The blocks of every table.
+    /// The block table of each group.
     tables: Vec<Vec<u32>>,
-    /// The position of the token of the next step.
+    /// The position of the next step's token.
     position: usize,
-    /// Steps submitted whose answer is not yet read: their tickets' numbers, and the positions of
-    /// their tokens.
+    /// In-flight steps whose note has not been read: ticket number and position of the step's
+    /// token.
     under_way: VecDeque<(u64, usize)>,
     /// The first position that this run cannot compute.
     end: usize,
-    /// Which step of all its last one was.
+    /// The value of `steps` at its last step.
     last: u64,
 }
 
 impl Run {
-    /// Whether a step is the one that this run comes to next.
+    /// Whether the sequence's next row is the one that this run computes next.
     fn continues(&self, sequence: &Sequence<'_>) -> bool {
         self.adapter == sequence.adapter
             && self.position == sequence.start as usize
@@ -101,7 +103,7 @@ impl Run {
 }
 
 impl<B: Backend> Chooser<B> {
-    /// With room for so much, once it is made.
+    /// Reserves `room` at the first use.
     pub(super) fn new(room: Room) -> Self {
         Chooser {
             buffers: Vec::new(),
@@ -115,24 +117,24 @@ impl<B: Backend> Chooser<B> {
         }
     }
 
-    /// What a part is bound to, in a seat.
+    /// The buffer of a kind, for a run.
     pub(super) fn buffer(&self, part: Sampling, seat: usize) -> Result<B::Buffer> {
         let missing = || Error::new("sampling", "its buffers", "none");
         let copies = self.buffers.get(part as usize).ok_or_else(missing)?;
         copies.get(seat.min(copies.len() - 1)).cloned().ok_or_else(missing)
     }
 
-    /// Ends all runs. What is still under way leaves its notes in mailboxes that nobody may be
-    /// given again.
+    /// Ends all runs. Steps in flight still write their notes, to pinned memory that no new run may
+    /// use.
     pub(super) fn forget(&mut self) {
         self.seats = Default::default();
         self.slots.iter_mut().for_each(|slot| slot.token = None);
         self.many.forget();
-        // Nor has a step that was under way an answer: whoever submitted it ahead does so again.
+        // Steps in flight have no result either; the caller submits them again.
         self.outcomes.forget();
     }
 
-    /// What a slot carries.
+    /// The state of a slot.
     pub(super) fn slot(&mut self, slot: u32) -> &mut Carried {
         let slot = slot as usize;
         if slot >= self.slots.len() {
@@ -141,29 +143,29 @@ impl<B: Backend> Chooser<B> {
         &mut self.slots[slot]
     }
 
-    /// Ends the run of a slot, whose answers are known.
+    /// Ends the run of a slot. All its notes must have been read.
     pub(super) fn end(&mut self, slot: u32) {
         if let Some(seat) = self.seat(slot) {
             self.seats[seat] = None;
         }
     }
 
-    /// The seat of a slot's run.
+    /// The index of a slot's run.
     fn seat(&self, slot: u32) -> Option<usize> {
         self.seats.iter().position(|run| run.as_ref().is_some_and(|run| run.slot == slot))
     }
 }
 
-/// Whether a row with these settings has filters. Words 1 and 2 are top-k and top-p, each off at
-/// its greatest; word 0 says whether anything is drawn.
+/// Whether a row with these settings has filters. Words 1 and 2 are top-k and top-p, which are off
+/// at their maxima; word 0 says whether the token is drawn at random.
 pub(super) fn filters(settings: &[u32]) -> bool {
     settings[0] != 0 && (settings[1] != u32::MAX || settings[2] != u32::MAX)
 }
 
-/// What a note of a token and the bits of its log-probability says.
+/// Decodes a note: a token and the bits of its log-probability.
 pub(super) fn told([token, logprob]: [u32; 2]) -> std::result::Result<Choice, Refusal> {
     let choice = Choice { token, logprob: f32::from_bits(logprob) };
-    // Minus infinity is the log-probability of a token where none is possible.
+    // A log-probability of minus infinity marks a row without a possible token.
     match choice.logprob {
         logprob if logprob.is_nan() => Err(Refusal::Broken(logprob)),
         f32::NEG_INFINITY => Err(Refusal::Nothing),
@@ -171,8 +173,8 @@ pub(super) fn told([token, logprob]: [u32; 2]) -> std::result::Result<Choice, Re
     }
 }
 
-/// Where a seat's note of the token chosen at a position lies: they are by the position of that
-/// token.
+/// Index of the note for the token chosen at `position`; notes are indexed by the position of the
+/// chosen token.
 fn note(position: usize) -> usize {
     2 * ((position + 1) % NOTES as usize)
 }
@@ -182,14 +184,14 @@ fn bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
 }
 
 impl<B: Backend> GpuExecutor<B> {
-    /// The one sequence of a step that the device chooses from by itself: a row that decodes.
+    /// The one decode row of a step, if the device can choose its token without the host.
     pub(super) fn fed<'a>(&self, step: &Step<'a>) -> Option<Choosing<'a>> {
         let one = step.kind == Kind::Decode && step.tokens.len() == 1 && step.outputs.len() == 1;
         let choosing = step.choosing().next().filter(|_| one && self.chooses())?;
         (!choosing.choose.needs_host()).then_some(choosing)
     }
 
-    /// Submits a step that the device chooses from.
+    /// Submits a step whose token the device chooses.
     pub(super) fn feed(
         &mut self,
         step: &Step<'_>,
@@ -216,7 +218,7 @@ impl<B: Backend> GpuExecutor<B> {
         self.launch_run(seat, ticket)
     }
 
-    /// A token, or what its slot chose last, for which the device is waited for.
+    /// A token, or the token that the slot chose last; waits for the device if need be.
     pub(super) fn known(&mut self, token: u32, slot: u32) -> Result<u32> {
         if let Some(seat) = self.chooser.seat(slot) {
             self.settle(seat, u64::MAX)?;
@@ -227,7 +229,7 @@ impl<B: Backend> GpuExecutor<B> {
         chosen(Some(self.chooser.slot(slot)), slot)
     }
 
-    /// Stages a run; returns its seat.
+    /// Stages the first step of a run; returns the run's index.
     fn stage_run(
         &mut self,
         step: &Step<'_>,
@@ -244,7 +246,7 @@ impl<B: Backend> GpuExecutor<B> {
         self.chooser.slot(slot).history = history;
         made?;
         let seat = self.free_seat(slot)?;
-        // The token to choose has the position after this one.
+        // The token to be chosen has the position after this one.
         let biases = 0..options.logit_bias.len() as u32;
         let settings = settings(options, position as u64 + 1, 0..kept, biases);
         let span = if options.penalises() { options.last_n.min(u32::MAX as usize) } else { 0 };
@@ -262,13 +264,13 @@ impl<B: Backend> GpuExecutor<B> {
         let (known, class) = self.class(&key)?;
         self.stage(&class, step, Staged::Run(&sampled))?;
         self.classes.insert(known, class);
-        // A table that wraps goes on for ever; another ends with its last block. The class ends
-        // with its length.
+        // A wrapping table has no end; other tables end with their last block. The class ends at
+        // its context length.
         let reach = |table: &Table<'_>| {
             let room = table.blocks.len() * BLOCK_TOKENS;
             if position >= room { usize::MAX } else { room }
         };
-        // A step whose rows come from elsewhere cannot be followed by one of its own.
+        // A step with an input from another device cannot be followed by one of this run.
         let steps = if self.lowering.program.input.is_some() { 1 } else { STEPS };
         let end = sequence.tables.iter().map(reach).min().unwrap_or(usize::MAX);
         self.chooser.seats[seat] = Some(Run {
@@ -285,8 +287,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(seat)
     }
 
-    /// The seat that a slot had; else one that nobody has, or that of the run that has waited
-    /// longest.
+    /// The run index that a slot had; else a free one, or that of the least recently used run.
     fn free_seat(&mut self, slot: u32) -> Result<usize> {
         let rank = |run: &Option<Run>| match run {
             Some(run) if run.slot == slot => (0, 0),
@@ -295,7 +296,7 @@ impl<B: Backend> GpuExecutor<B> {
         };
         let seats = &self.chooser.seats;
         let seat = (0..SEATS).min_by_key(|seat| rank(&seats[*seat])).unwrap_or(0);
-        // A note that comes late would be taken for one of the next run.
+        // Read all notes first: a late one would be taken for a note of the next run.
         self.settle(seat, u64::MAX)?;
         self.chooser.seats[seat] = None;
         Ok(seat)
@@ -309,10 +310,10 @@ impl<B: Backend> GpuExecutor<B> {
         if under_way(&self.chooser.seats[seat]) >= IN_FLIGHT {
             self.settle(seat, u64::MAX)?;
         }
-        // Taken out: whoever fails leaves no run behind.
+        // Take the run out, so that a failure ends it.
         let mut run = self.chooser.seats[seat].take().ok_or_else(none)?;
         let (key, mut class) = self.class(&run.key)?;
-        self.backend.poke(&mail, note(run.position), &EMPTY.to_le_bytes())?;
+        self.backend.write_pinned(&mail, note(run.position), &EMPTY.to_le_bytes())?;
         one_row(run.position, |step| self.launch(&mut class, step, &Watch::NONE))?;
         self.note_results(&class, 1, 1);
         self.classes.insert(key, class);
@@ -324,7 +325,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// Waits for the answers to a run's steps up to a ticket's number.
+    /// Reads the notes of a run's steps up to a ticket's number.
     fn settle(&mut self, seat: usize, last: u64) -> Result<()> {
         loop {
             let Some(run) = self.chooser.seats[seat].as_ref() else { return Ok(()) };
@@ -350,14 +351,14 @@ impl<B: Backend> GpuExecutor<B> {
     /// Waits for a note.
     pub(super) fn await_note(&self, mail: &B::Buffer, word: usize) -> Result<[u32; 2]> {
         loop {
-            if let Some(found) = self.backend.peek(mail, word)? {
+            if let Some(found) = self.backend.read_pinned(mail, word)? {
                 return Ok(found);
             }
             std::hint::spin_loop();
         }
     }
 
-    /// Waits for what a step chose.
+    /// Waits for the token that a step chose.
     pub(super) fn settle_ticket(&mut self, ticket: Ticket) -> Result<()> {
         let number = ticket.number();
         let has = |run: &Run| run.under_way.iter().any(|(of, _)| *of == number);
@@ -365,8 +366,8 @@ impl<B: Backend> GpuExecutor<B> {
         seat.map_or(Ok(()), |seat| self.settle(seat, number))
     }
 
-    /// Has the host choose from the rows of the step that was submitted last: all, or those that
-    /// need it where the device chooses from the others.
+    /// Samples on the host from the rows of the last submitted step: all rows, or those that need
+    /// it if the device chooses for the others.
     pub(super) fn choose_by_host(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
         let Some(vocab) = self.limits.vocab else { return Ok(()) };
         let all = !self.lowering.batched;
@@ -405,7 +406,7 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// Sees to it that histories have so many words and biases so many pairs.
+    /// Makes room for histories of `history` words and for `biases` pairs of biases.
     pub(super) fn make_room(&mut self, history: usize, biases: usize) -> Result<()> {
         let had = self.chooser.room;
         if !self.chooser.buffers.is_empty() && history <= had.history && biases <= had.biases {
@@ -420,13 +421,13 @@ impl<B: Backend> GpuExecutor<B> {
         let buffers = |part: &Sampling| {
             let words = part.words(vocab, room);
             let buffer = |_| match part {
-                Sampling::Mail => self.backend.mailbox(words),
+                Sampling::Mail => self.backend.pinned(words),
                 _ => self.backend.buffer(4 * words),
             };
             (0..part.copies(room)).map(buffer).collect::<Result<Vec<_>>>()
         };
         let buffers = Sampling::ALL.iter().map(buffers).collect::<Result<_>>()?;
-        // Whatever is bound or under way has the old ones.
+        // Bound launches and steps in flight use the old buffers.
         for seat in 0..SEATS {
             self.settle(seat, u64::MAX)?;
         }

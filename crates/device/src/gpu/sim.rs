@@ -1,6 +1,6 @@
-//! A GPU that is none: every kernel runs on the interpreter, which finds what a GPU would not tell,
-//! or as emitted text compiled for this CPU. Metal text has a simulated driver besides:
-//! `metal/fake.rs`.
+//! A simulated GPU: every kernel runs on the interpreter, which detects errors that a GPU would not
+//! report, or as emitted CUDA source compiled for this CPU. Metal source has a simulated driver of
+//! its own: `metal/fake.rs`.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -18,46 +18,46 @@ use tile::passes::Target;
 use tile::proof::{self, ThreadOrder, Unproved};
 use tile::{Kernel, types::Scalar};
 
-use super::meeting::{Joins, Meeting};
+use super::group::{AllReduceGroup, Combine};
 use super::meter::{Meter, Taken};
 use super::{Backend, Facts, ProductShape, launches};
 use crate::{About, Usage};
 
-/// What runs the kernels.
+/// How kernels are run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
-    /// The interpreter, as it lowers kernels for a target.
+    /// The interpreter, on kernels lowered for a target.
     Interpreter,
-    /// The emitted CUDA text.
+    /// The emitted CUDA source.
     Cuda,
 }
 
 /// A simulated GPU.
 pub struct Sim {
     engine: Engine,
-    /// Bytes that it has.
+    /// Bytes of its memory.
     memory: usize,
     meter: Arc<Meter>,
-    /// Where it meets other ranks, and which it is.
-    rank: Option<(Arc<Meeting>, usize)>,
+    /// The group of ranks that it belongs to, and its rank.
+    rank: Option<(Arc<AllReduceGroup>, usize)>,
 }
 
-/// Texts compiled by this process: each takes a second.
+/// Sources compiled by this process; each takes about a second.
 static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::Program>>>> =
     LazyLock::new(Mutex::default);
 
 thread_local! {
-    /// Launches that this thread has left before one fails.
+    /// Launches of this thread until one fails.
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
-/// Makes one launch fail that this thread gives to any simulated GPU, the one after so many more;
-/// None: none does. Returns what was still to come. For tests of what is built on a device.
+/// Fault injection for tests: after `launches` further launches, this thread's next launch on any
+/// simulated GPU fails; `None` injects no fault. Returns the number that was left.
 pub fn fail_after(launches: Option<usize>) -> Option<usize> {
     LEFT.replace(launches)
 }
 
-/// Counts a launch.
+/// Counts a launch, and fails it if it is due.
 fn counted() -> Result<()> {
     match LEFT.get() {
         None => Ok(()),
@@ -72,7 +72,7 @@ fn counted() -> Result<()> {
     }
 }
 
-/// Bytes of a simulated device.
+/// Memory of a simulated device.
 #[derive(Clone)]
 pub struct Buffer {
     held: Arc<Held>,
@@ -102,7 +102,7 @@ impl Buffer {
     }
 }
 
-/// What a kernel became.
+/// A loaded kernel.
 #[derive(Clone)]
 pub struct Pipeline {
     kernel: Arc<Kernel>,
@@ -115,7 +115,7 @@ enum Code {
     Text(Arc<proof::Program>),
 }
 
-/// A kernel with its buffers and numbers.
+/// A kernel with its buffers and constants.
 #[derive(Clone)]
 struct Bound {
     pipeline: Pipeline,
@@ -123,7 +123,7 @@ struct Bound {
     buffers: Vec<Buffer>,
 }
 
-/// A product with its matrices: `x`, `w`, what is added, `y`.
+/// A product with its matrices: `x`, `w`, the summand, `y`.
 #[derive(Clone)]
 struct Product {
     shape: ProductShape,
@@ -133,7 +133,7 @@ struct Product {
     y: Buffer,
 }
 
-/// Work that can be done any number of times.
+/// Bound work that can run any number of times.
 #[derive(Clone)]
 pub struct Launch(Work);
 
@@ -144,12 +144,12 @@ enum Work {
     Collective(Collective),
 }
 
-/// A rank's side of what all ranks do together.
+/// One rank's part in a collective operation.
 #[derive(Clone)]
 struct Collective {
-    meeting: Arc<Meeting>,
+    group: Arc<AllReduceGroup>,
     rank: usize,
-    joins: Joins,
+    combine: Combine,
     x: Buffer,
     y: Buffer,
 }
@@ -157,7 +157,7 @@ struct Collective {
 impl Collective {
     fn run(&self) -> Result<()> {
         let values = case::Buffer::raw(Scalar::F32, self.x.to_vec()).to_f32();
-        let joined = self.meeting.join(self.rank, self.joins, values)?;
+        let joined = self.group.join(self.rank, self.combine, values)?;
         if 4 * joined.len() != self.y.range.len() {
             let expected = format!("{} floats of all ranks", self.y.range.len() / 4);
             return Err(Error::new("sim", expected, joined.len()));
@@ -196,25 +196,25 @@ impl Product {
 }
 
 impl Sim {
-    /// With this engine, and as much memory as there is.
+    /// With unlimited memory.
     pub fn new(engine: Engine) -> Sim {
         Sim::with_memory(engine, usize::MAX)
     }
 
-    /// With so many bytes of memory.
+    /// With `memory` bytes of memory.
     pub fn with_memory(engine: Engine, memory: usize) -> Sim {
         Sim { engine, memory, meter: Arc::default(), rank: None }
     }
 
-    /// Itself, as one of the ranks that meet there.
-    pub(crate) fn meeting(self, meeting: &Arc<Meeting>, rank: usize) -> Sim {
-        Sim { rank: Some((Arc::clone(meeting), rank)), ..self }
+    /// Makes this device one of the ranks of a group.
+    pub(crate) fn group(self, group: &Arc<AllReduceGroup>, rank: usize) -> Sim {
+        Sim { rank: Some((Arc::clone(group), rank)), ..self }
     }
 
-    /// With as many bytes of memory as `DELFT_SIM_MEMORY` says, if it says something.
+    /// With as many bytes of memory as `DELFT_SIM_MEMORY` says; unlimited if it is not set.
     ///
     /// # Errors
-    /// If that is no number.
+    /// A value that is not a number.
     pub fn from_env(engine: Engine) -> Result<Sim> {
         let Ok(said) = std::env::var("DELFT_SIM_MEMORY") else { return Ok(Sim::new(engine)) };
         let wrong = |_| Error::new("DELFT_SIM_MEMORY", "a number of bytes", &said);
@@ -222,10 +222,10 @@ impl Sim {
     }
 }
 
-/// A text compiled for this CPU, each once in a process.
+/// Compiles emitted source for this CPU, each source once per process.
 ///
 /// # Errors
-/// Without a C++ compiler, or if it finds something wrong; at `place`.
+/// No C++ compiler, or an error that it reports, at `place`.
 pub(crate) fn compiled(
     text: &str,
     kernels: &[Kernel],
@@ -243,8 +243,9 @@ pub(crate) fn compiled(
     Ok(Arc::clone(known().entry(text.to_owned()).or_insert(Arc::new(program))))
 }
 
-/// Refuses to let a kernel write what it also reads elsewhere: here each launch has copies, which
-/// would hide it. The very same elements are another matter: kernels that may be given them say so.
+/// Refuses a launch whose written buffer overlaps another of its buffers: launches here work on
+/// copies, which would hide the race. Exactly equal ranges of one type are allowed, since kernels
+/// that may alias declare it.
 fn apart(kernel: &Kernel, buffers: &[Buffer]) -> Result<()> {
     let params: Vec<(&str, Scalar, Access)> = kernel
         .params
@@ -305,8 +306,8 @@ impl Backend for Sim {
     type Pipeline = Pipeline;
     type Launch = Launch;
     type Recording = Vec<Launch>;
-    /// Everything is done at once.
-    type Mark = ();
+    /// All work is done when its call returns.
+    type Event = ();
 
     fn about(&self) -> About {
         let isa = match self.engine {
@@ -321,7 +322,7 @@ impl Backend for Sim {
             Engine::Interpreter => (Target::Interpreter, 227 << 10),
             Engine::Cuda => (Target::Cuda, 227 << 10),
         };
-        // Few, so that small tests come by.
+        // Few rows, so that small tests reach the library.
         let products = (self.engine == Engine::Interpreter).then_some(9);
         Facts { target, processors: 4, shared, wgmma: true, products }
     }
@@ -336,34 +337,34 @@ impl Backend for Sim {
         Ok(Buffer { held: Arc::new(held), range: 0..bytes })
     }
 
-    fn mailbox(&self, words: usize) -> Result<Buffer> {
+    fn pinned(&self, words: usize) -> Result<Buffer> {
         self.buffer(4 * words)
     }
 
-    fn peek(&self, mailbox: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
+    fn read_pinned(&self, pinned: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
         let mut bytes = [0; 8];
-        self.read(&self.part(mailbox, 4 * word..4 * word + 8)?, &mut bytes)?;
+        self.read(&self.part(pinned, 4 * word..4 * word + 8)?, &mut bytes)?;
         let [a, b, c, d, e, f, g, h] = bytes;
         let found = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])];
         if found[0] == u32::MAX {
-            return Err(Error::new("sim mailbox", "a note", "none"));
+            return Err(Error::new("sim pinned words", "a note", "none"));
         }
         Ok(Some(found))
     }
 
-    fn poke(&self, mailbox: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
-        self.write(&self.part(mailbox, 4 * word..4 * word + bytes.len())?, bytes)
+    fn write_pinned(&self, pinned: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
+        self.write(&self.part(pinned, 4 * word..4 * word + bytes.len())?, bytes)
     }
 
-    fn marker(&self) -> Result<()> {
+    fn event(&self) -> Result<()> {
         Ok(())
     }
 
-    fn mark(&self, (): &()) -> Result<()> {
+    fn record_event(&self, (): &()) -> Result<()> {
         Ok(())
     }
 
-    fn reach(&self, (): &()) -> Result<()> {
+    fn wait_event(&self, (): &()) -> Result<()> {
         Ok(())
     }
 
@@ -389,11 +390,11 @@ impl Backend for Sim {
         self.write(to, &from.to_vec())
     }
 
-    fn reaches(&self, _: &Sim) -> bool {
+    fn has_peer(&self, _: &Sim) -> bool {
         true
     }
 
-    fn fetch(&self, from: &Sim, source: &Buffer, to: &Buffer) -> Result<()> {
+    fn peer_copy(&self, from: &Sim, source: &Buffer, to: &Buffer) -> Result<()> {
         from.copy(source, to)
     }
 
@@ -445,20 +446,20 @@ impl Backend for Sim {
 
     fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<Launch> {
         let alone = || Error::new("all_reduce", "a rank of several", "a device alone");
-        let (meeting, rank) = self.rank.clone().ok_or_else(alone)?;
+        let (group, rank) = self.rank.clone().ok_or_else(alone)?;
         let part = |buffer| self.part(buffer, 0..4 * count);
-        let (joins, x, y) = (Joins::Sum, part(x)?, part(y)?);
-        Ok(Launch(Work::Collective(Collective { meeting, rank, joins, x, y })))
+        let (combine, x, y) = (Combine::Sum, part(x)?, part(y)?);
+        Ok(Launch(Work::Collective(Collective { group, rank, combine, x, y })))
     }
 
     fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<Launch> {
         let alone = || Error::new("all_gather", "a rank of several", "a device alone");
-        let (meeting, rank) = self.rank.clone().ok_or_else(alone)?;
+        let (group, rank) = self.rank.clone().ok_or_else(alone)?;
         let own = counts.get(rank).copied().ok_or_else(alone)?;
         let (x, y) =
             (self.part(x, 0..4 * own)?, self.part(y, 0..4 * counts.iter().sum::<usize>())?);
-        let joins = Joins::Gather;
-        Ok(Launch(Work::Collective(Collective { meeting, rank, joins, x, y })))
+        let combine = Combine::Gather;
+        Ok(Launch(Work::Collective(Collective { group, rank, combine, x, y })))
     }
 
     fn submit(&self, launches: &[Launch]) -> Result<()> {

@@ -1,5 +1,5 @@
-//! What an executor takes of the device's memory: known before anything is allocated, and allocated
-//! by the same figures.
+//! The device memory of an executor: computed before anything is allocated, and allocated by the
+//! same figures.
 
 use formats::Result;
 use ops::packed::Format;
@@ -12,35 +12,35 @@ use super::run::STEPS;
 use super::{Backend, Dispatch, kv, ring, weights};
 use crate::{LoadOptions, Plan};
 
-/// Bytes of what is neither weights nor cache.
+/// Bytes of everything but weights and cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) arena: usize,
-    /// The words of a step that the host feeds.
+    /// The words of a step that the host writes.
     pub(super) words: usize,
-    /// The words of each seat.
+    /// The words of each run.
     pub(super) seat: usize,
-    /// Each slot of the ring.
+    /// One slot of the ring.
     pub(super) slot: usize,
     pub(super) scratch: Scratch,
-    /// How many numbers from 0 on, of four bytes each.
+    /// Length of the array of numbers 0, 1, 2, .., of four bytes each.
     pub(super) numbers: usize,
-    /// Where matrices are unpacked to.
+    /// The buffer that matrices are unpacked to.
     pub(super) unpacked: usize,
 }
 
-/// Blocks in a row of a table. One that does not wrap may be longer than it has blocks, so that it
-/// serves for longer.
+/// Width of a block table, in blocks. A table that does not wrap is rounded up, so that its class
+/// serves longer contexts.
 pub(super) fn stride(blocks: usize, wraps: bool) -> usize {
     if wraps { blocks } else { blocks.next_power_of_two().max(16) }
 }
 
-/// The most rows of a step that decodes, where the lowering is for many sequences.
+/// Most rows of a decode step, if the lowering is for many sequences.
 pub(super) fn decode_rows(limits: &Limits) -> usize {
     decode_bucket((2 * limits.sequences).max(64)).min(limits.tokens)
 }
 
-/// What sampling has room for at first, which usual settings do not exceed.
+/// Initial room for sampling, which usual settings do not exceed.
 pub(super) fn room(lowering: &Lowering, limits: &Limits) -> Room {
     let history = 2 * STEPS;
     match lowering.batched {
@@ -56,7 +56,7 @@ impl Sizes {
         let (elements, rows) = if vendors { lowering.unpacked } else { (1, 1) };
         let wide = lowering.wide;
         let packed = lowering.formats.iter().flatten().any(|f| *f != Format::Dense(wide));
-        // A table is as long as its group has blocks, rounded up.
+        // A table is as wide as its group has blocks, rounded up.
         let tables = || limits.blocks.iter().map(|blocks| stride(*blocks, false));
         let adapted = lowering.adapters.count > 0;
         let words = |tokens, sequences| {
@@ -86,10 +86,10 @@ impl Sizes {
     }
 }
 
-/// What loading a Program and using it with a whole context takes.
+/// Memory that the Program takes with a full context.
 ///
 /// # Errors
-/// If the device does not tell what is free.
+/// A device that does not report its free memory.
 pub(super) fn plan<B: Backend>(
     backend: &B,
     lowering: &Lowering,
@@ -99,7 +99,7 @@ pub(super) fn plan<B: Backend>(
     let limits = options.limits(program);
     let sizes = Sizes::new(lowering, &limits, options.dispatch);
     let context = |layer: usize| options.context.get(lowering.groups[layer]).copied().unwrap_or(1);
-    let blocks = |layer: usize| context(layer) + lowering.sinks();
+    let blocks = |layer: usize| context(layer) + lowering.idle_blocks();
     let layers = || program.layers.iter().enumerate();
     let block = |layer| kv::block_bytes(options.cache_type, layer);
     let copied = layers().map(|(i, layer)| kv::copied(options.cache_type, layer, blocks(i)));

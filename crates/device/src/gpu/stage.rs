@@ -1,37 +1,36 @@
-//! Host memory on its way to a device: portions that are filled and copied, each while the next is
-//! filled.
+//! Staging buffers for uploads: each is filled while the one before it is copied.
 
 use formats::{Error, Result};
 
 use super::Backend;
 
-/// A portion of the host's memory, from which buffers are written.
+/// A staging buffer in host memory, from which device buffers are written.
 pub trait Stage<B> {
     /// All its bytes, once no copy reads them any more.
     ///
     /// # Errors
-    /// If a copy has failed.
+    /// A copy that failed.
     fn bytes(&mut self) -> Result<&mut [u8]>;
 
-    /// Copies its first `count` bytes to those of a buffer, in the order of the device's work. It
-    /// need not be done when this returns.
+    /// Copies its first `count` bytes to the start of a buffer, in the order of the device's work.
+    /// The copy may still be running on return.
     ///
     /// # Errors
-    /// If they are more than either has, or the device refuses.
+    /// A `count` that exceeds either buffer, or a device that refuses.
     fn send(&mut self, count: usize, to: &B) -> Result<()>;
 }
 
-/// A portion whose copies are done when they are asked for.
+/// A staging buffer in ordinary memory, whose copies are done on return.
 pub(super) struct Heap<'a, B> {
     backend: &'a B,
     bytes: Vec<u8>,
 }
 
 impl<'a, B: Backend> Heap<'a, B> {
-    /// Of so many bytes.
+    /// Allocates `count` bytes.
     ///
     /// # Errors
-    /// If there is not as much memory left.
+    /// Too little memory.
     pub(super) fn new(backend: &'a B, count: usize) -> Result<Self> {
         let mut bytes = Vec::new();
         let full = |_| Error::new("load", "memory", format!("none for {count} bytes"));

@@ -15,7 +15,7 @@ use tile::Kernel;
 use tile::launch::Numbers;
 
 use super::executor::GpuExecutor;
-use super::meeting::Meeting;
+use super::group::AllReduceGroup;
 use super::sim::{Buffer, Engine, Launch, Pipeline, Sim};
 use super::{Backend, Dispatch, Facts, GpuDevice, ProductShape};
 use crate::ranks::Ranks;
@@ -144,7 +144,7 @@ impl Backend for Faulty {
     type Launch = Launch;
     type Recording = Vec<Launch>;
     /// Jobs before it.
-    type Mark = AtomicUsize;
+    type Event = AtomicUsize;
 
     fn about(&self) -> About {
         self.sim.about()
@@ -158,17 +158,17 @@ impl Backend for Faulty {
         self.step("buffer").and_then(|()| self.sim.buffer(bytes))
     }
 
-    fn mailbox(&self, words: usize) -> Result<Buffer> {
-        self.step("buffer").and_then(|()| self.sim.mailbox(words))
+    fn pinned(&self, words: usize) -> Result<Buffer> {
+        self.step("buffer").and_then(|()| self.sim.pinned(words))
     }
 
-    fn peek(&self, mailbox: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
+    fn read_pinned(&self, pinned: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
         self.step("peek")?;
         if self.when() == When::Never {
             return Ok(Some([0, 0]));
         }
         loop {
-            match self.sim.peek(mailbox, word) {
+            match self.sim.read_pinned(pinned, word) {
                 Err(_) if !self.jobs.lock().unwrap().is_empty() => {
                     self.work(self.done.load(Ordering::Relaxed) + 1)?;
                 }
@@ -177,25 +177,25 @@ impl Backend for Faulty {
         }
     }
 
-    fn poke(&self, mailbox: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
-        self.step("poke").and_then(|()| self.sim.poke(mailbox, word, bytes))
+    fn write_pinned(&self, pinned: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
+        self.step("write_pinned").and_then(|()| self.sim.write_pinned(pinned, word, bytes))
     }
 
-    fn marker(&self) -> Result<AtomicUsize> {
-        self.step("mark").map(|()| AtomicUsize::new(0))
+    fn event(&self) -> Result<AtomicUsize> {
+        self.step("event").map(|()| AtomicUsize::new(0))
     }
 
-    fn mark(&self, mark: &AtomicUsize) -> Result<()> {
-        self.step("mark")?;
-        mark.store(self.asked.load(Ordering::Relaxed), Ordering::Relaxed);
+    fn record_event(&self, event: &AtomicUsize) -> Result<()> {
+        self.step("event")?;
+        event.store(self.asked.load(Ordering::Relaxed), Ordering::Relaxed);
         Ok(())
     }
 
-    fn reach(&self, mark: &AtomicUsize) -> Result<()> {
-        self.step("reach")?;
+    fn wait_event(&self, event: &AtomicUsize) -> Result<()> {
+        self.step("wait_event")?;
         match self.when() {
             When::Hasty => Ok(()),
-            _ => self.work(mark.load(Ordering::Relaxed)),
+            _ => self.work(event.load(Ordering::Relaxed)),
         }
     }
 
@@ -374,12 +374,21 @@ fn after_any_failure_all_sessions_go_on() {
         answers(&mut sound).unwrap()
     };
     let every = [
-        "buffer", "part", "write", "read", "copy", "load", "bind", "record", "launch", "poke",
+        "buffer",
+        "part",
+        "write",
+        "read",
+        "copy",
+        "load",
+        "bind",
+        "record",
+        "launch",
+        "write_pinned",
         "peek",
     ];
     let kinds = every.map(|kind| (Dispatch::Graph, kind)).into_iter();
     let kinds = kinds.chain(["bind", "launch", "write"].map(|kind| (Dispatch::Eager, kind)));
-    let of_arguments = ["part", "bind", "launch", "poke", "copy", "mark", "reach"];
+    let of_arguments = ["part", "bind", "launch", "write_pinned", "copy", "event", "wait_event"];
     let kinds: Vec<_> = kinds.chain(of_arguments.map(|kind| (Dispatch::Arguments, kind))).collect();
     let mut failures = HashMap::new();
     for &(dispatch, kind) in &kinds {
@@ -412,13 +421,13 @@ fn after_any_failure_all_sessions_go_on() {
 #[test]
 fn after_a_failure_of_one_rank_all_go_on() {
     let ranks = || {
-        let meeting = Arc::new(Meeting::new(2));
-        let sim = |rank| Faulty::new(Sim::new(Engine::Interpreter).meeting(&meeting, rank));
+        let group = Arc::new(AllReduceGroup::new(2));
+        let sim = |rank| Faulty::new(Sim::new(Engine::Interpreter).group(&group, rank));
         let backends = [sim(0), sim(1)];
         let device = |backend: &Arc<Faulty>| {
             Box::new(GpuDevice { backend: Arc::clone(backend) }) as Box<dyn Device>
         };
-        let group = Ranks::new(backends.iter().map(device).collect(), meeting.clone());
+        let group = Ranks::new(backends.iter().map(device).collect(), group.clone());
         let (program, tensors) = model();
         let executor = group.load(program, &tensors, options(), &mut |_, _| {}).unwrap();
         (backends, executor)

@@ -1,13 +1,13 @@
-//! Programs in training: their weights, the arena, and the shape classes seen so far.
+//! Training on a GPU: weights, the arena, and the shape classes compiled so far.
 //!
-//! A batch is a replay of one Program, all of whose launches are bound when its class is first
-//! seen, and recorded as one submission when it is seen again. Values lie in an arena that is
-//! planned for each class, gradients of trained weights at its beginning. Nothing is added up by
-//! atomics, so that bits follow from the batch and the device alone.
+//! A batch is a replay of one Program. Its launches are bound when its class is first seen, and
+//! recorded as one submission when it is seen again. Values lie in an arena that is planned for
+//! each class, with the gradients of trained weights at its start. No sum uses atomics, so that the
+//! bits depend on the batch and the device alone.
 //!
-//! Trained weights lie side by side, first the matrices: their values in f32, their operands where
-//! these have 16 bits, gradients, sums of those and moments all have the same places, so that an
-//! update is a launch or two.
+//! Trained weights lie side by side, matrices first. Their f32 values, their 16-bit operands if
+//! there are any, gradients, gradient sums and moments all have the same offsets, so that an update
+//! takes a launch or two.
 
 mod gains;
 mod layout;
@@ -33,11 +33,11 @@ use lower::Lowering;
 use ops::gradient::adamw::Rule;
 use updates::Updates;
 
-/// Bytes that the place of a trained weight is a multiple of: twice what any buffer must be, so
-/// that operands of 16 bits may begin at half of it.
+/// Alignment of a trained weight in bytes: twice that of a buffer, so that 16-bit operands at half
+/// the offset are aligned, too.
 const ALIGN: usize = 512;
 
-/// Classes that are kept bound: batches of a run are mostly of a few.
+/// Number of classes that are kept bound; the batches of a training run are mostly of a few.
 const KEPT: usize = 8;
 
 /// Launches of a Program for batches of one class.
@@ -45,40 +45,39 @@ struct Class<B: Backend> {
     number: usize,
     counts: Counts,
     launches: Vec<B::Launch>,
-    /// All of them, once it is seen again.
+    /// All launches as one submission, once the class has been seen again.
     recording: Option<B::Recording>,
     seen: bool,
-    /// The operation of each.
+    /// The operation of each launch.
     names: Vec<&'static str>,
     layout: Layout,
 }
 
-/// See [`Trainer`].
+/// The [`Trainer`] of GPUs.
 pub(super) struct GpuTrainer<B: Backend> {
     backend: Arc<B>,
     lowerings: Vec<Lowering>,
-    /// Where each trained weight lies, in bytes of f32.
+    /// The offset of each trained weight, in bytes of f32.
     trained: Vec<(WeightId, Range<usize>)>,
-    /// Where the matrices among them end, and where all do.
+    /// The end of the matrices, and the end of all weights.
     ends: [usize; 2],
-    /// Values of all trained weights, in f32, and their operands of 16 bits where the type of
-    /// activations is such.
+    /// f32 values of all trained weights, and their 16-bit operands if activations have 16 bits.
     master: B::Buffer,
     operands: B::Buffer,
-    /// Whether values were written that are not yet rounded.
+    /// Whether values have been written that are not yet rounded to operands.
     changed: bool,
     updates: Option<Updates<B>>,
-    /// Vectors that are divided by lengths, one by each length where the vector lies behind the
-    /// matrices, and what computes both, from values that have changed if it is due.
+    /// DoRA vectors; their values divided by the row norms, at the vector's offset behind the
+    /// matrices; the launches that compute them; and whether values have changed since.
     divided: Vec<Divided>,
     inverses: B::Buffer,
     gains: Vec<B::Launch>,
     due: bool,
-    /// Rounds them to the type of operands.
+    /// Launches that round trained matrices to operands.
     rounds: Vec<B::Launch>,
     weights: Vec<Weight<B::Buffer>>,
     frequencies: Vec<B::Buffer>,
-    /// The numbers from 0 on, and where matrices are unpacked to.
+    /// The numbers 0, 1, 2, .., and the buffer that matrices are unpacked to.
     numbers: B::Buffer,
     unpacked: B::Buffer,
     arena: B::Buffer,
@@ -87,9 +86,9 @@ pub(super) struct GpuTrainer<B: Backend> {
     words_bytes: usize,
     kernels: Kernels,
     pipelines: Vec<B::Pipeline>,
-    /// The latest last.
+    /// In order of last use.
     classes: Vec<Class<B>>,
-    /// Tokens of the last batch, and those that predicted something.
+    /// Tokens of the last batch, and those with a loss.
     rows: [usize; 2],
     staged: Vec<u8>,
     losses: Vec<f32>,
@@ -175,7 +174,7 @@ impl<B: Backend> GpuTrainer<B> {
         Ok(trainer)
     }
 
-    /// Makes what all classes of all Programs share.
+    /// Allocates what all classes of all Programs share.
     fn make_room(&mut self) -> Result<()> {
         let mut ropes: Vec<Rope> = Vec::new();
         for rope in self.lowerings.iter().flat_map(|lowering| lowering.program.ropes()) {
@@ -196,7 +195,7 @@ impl<B: Backend> GpuTrainer<B> {
         Ok(())
     }
 
-    /// Binds what rounds trained matrices, whose values in f32 are given.
+    /// Binds the launches that round trained matrices from the given f32 values.
     fn round(&mut self, masters: Vec<(WeightId, B::Buffer)>) -> Result<()> {
         for (id, master) in masters {
             let lowering = &self.lowerings[0];
@@ -214,7 +213,7 @@ impl<B: Backend> GpuTrainer<B> {
         Ok(())
     }
 
-    /// The class of batches of a Program, bound; it becomes the latest.
+    /// Makes the class of these batches the latest one, binding it at first use.
     fn class(&mut self, number: usize, counts: Counts) -> Result<()> {
         let known = self.classes.iter().position(|c| c.number == number && c.counts == counts);
         if let Some(known) = known {
@@ -226,7 +225,7 @@ impl<B: Backend> GpuTrainer<B> {
         let layout = Layout::new(lowering, counts);
         let words = Words::new(counts).bytes;
         if layout.bytes > self.arena_bytes || words > self.words_bytes {
-            // Whatever is bound has the old addresses.
+            // Bound launches use the old addresses.
             self.classes.clear();
             let (arena, words) = (layout.bytes.max(self.arena_bytes), words.max(self.words_bytes));
             let small = self.backend.buffer(256)?;
@@ -247,7 +246,7 @@ impl<B: Backend> GpuTrainer<B> {
         Ok(())
     }
 
-    /// Does all launches of the latest class.
+    /// Runs all launches of the latest class.
     fn replay(&mut self) -> Result<()> {
         let Some(class) = self.classes.last_mut() else { return Ok(()) };
         if class.recording.is_none() && std::mem::replace(&mut class.seen, true) {
@@ -296,8 +295,7 @@ impl<B: Backend> GpuTrainer<B> {
         }
     }
 
-    /// Writes what kernels read of a batch. Rows that it has less than its class are a sequence of
-    /// their own, which predicts nothing.
+    /// Writes a batch's words. Padding rows form a sequence of their own, without losses.
     fn stage(&mut self, rows: &PackedRows<'_>, counts: Counts) -> Result<()> {
         let words = Words::new(counts);
         self.staged.clear();
@@ -308,13 +306,13 @@ impl<B: Backend> GpuTrainer<B> {
         };
         let first = filled(rows.first, &|_| own);
         let mut ends = vec![all; first.len()];
-        // The end of a sequence is where the next one begins.
+        // A sequence ends where the next one begins.
         for row in (1..ends.len()).rev() {
             ends[row - 1] = if first[row] == first[row - 1] { ends[row] } else { row as u32 };
         }
         let mut starts = first.clone();
         starts.dedup();
-        // Those that there are not have no rows.
+        // Missing sequences have no rows.
         starts.resize(counts.sequences + 1, all);
         let mut predicts = vec![false; first.len()];
         rows.picks.iter().for_each(|row| predicts[*row as usize] = true);
@@ -340,8 +338,8 @@ impl<B: Backend> GpuTrainer<B> {
     }
 }
 
-/// The bytes of each trained weight among all of them, matrices first, in their order; and where
-/// the matrices and all end.
+/// The byte range of each trained weight, matrices first, otherwise in order; and the end of the
+/// matrices and of all.
 fn places(program: &Program, trained: &[WeightId]) -> (Vec<(WeightId, Range<usize>)>, [usize; 2]) {
     let shape = |id: &WeightId| program.weights[id.0].shape.as_slice();
     let mut places: Vec<(WeightId, Range<usize>)> = trained.iter().map(|id| (*id, 0..0)).collect();
@@ -357,7 +355,7 @@ fn places(program: &Program, trained: &[WeightId]) -> (Vec<(WeightId, Range<usiz
     (places, ends)
 }
 
-/// Refuses weights for which there is no room.
+/// Refuses weights that do not fit into free memory.
 fn room<B: Backend>(backend: &B, needed: usize) -> Result<()> {
     match backend.free()? {
         Some(free) if free < needed => {
@@ -396,7 +394,7 @@ impl<B: Backend> Trainer for GpuTrainer<B> {
         let (formats, trained) = (own.formats.clone(), own.trained.clone());
         self.lowerings[number] = Lowering::new(program, own.facts, own.scalar, formats, trained)?;
         self.classes.clear();
-        // They have the old place of what is unpacked.
+        // They use the old buffer for unpacked matrices.
         self.gains.clear();
         self.due = true;
         self.make_room()

@@ -1,9 +1,9 @@
-//! Metal itself, through its Objective-C interface. Nothing is decided here: see `driver`.
+//! Apple's Metal, through its Objective-C interface. It makes no decisions: see `driver`.
 //!
-//! This has never run: it is type-checked for macOS, and every call is one that the fake stands
-//! for. What it relies on is what Apple documents: buffers are zeros, command buffers of a queue
-//! start in order, a fence orders their encoders, and waiting for a command buffer waits for its
-//! completion handlers.
+//! This code has never run. It is type-checked for macOS, and the fake stands in for every call. It
+//! relies on Apple's documentation: buffers are zeroed, command buffers of a queue start in order,
+//! a fence orders their encoders, and waiting for a command buffer waits for its completion
+//! handlers.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -34,7 +34,7 @@ use tile::types::Scalar;
 use super::api::{self, Api, Commands, Facts, Function};
 use super::failure::{Failure, first_error};
 
-// A command-line program finds no default device unless it is linked to this.
+// A command-line program finds no default device unless it links this framework.
 #[cfg(target_os = "macos")]
 #[link(name = "CoreGraphics", kind = "framework")]
 unsafe extern "C" {}
@@ -46,10 +46,9 @@ where
 
 // SAFETY: Metal's devices, queues, buffers, libraries, pipelines, archives, residency sets, command
 // buffers and indirect command buffers may be used from any thread, as long as one at a time
-// changes them; retaining and releasing is atomic. The objects that are changed are so under a
-// lock: archives and residency sets under those below; the contents of buffers, indirect commands
-// and whatever is committed by the driver's turn. Encoders, which belong to a thread, are not held
-// in this.
+// changes them; retaining and releasing is atomic. Changes happen under a lock: archives and
+// residency sets under those below; buffer contents, indirect commands and commits under the
+// driver's turn. Encoders, which belong to a thread, are not stored in this type.
 unsafe impl<P: ?Sized> Send for Object<P> where ProtocolObject<P>: Message {}
 // SAFETY: as above.
 unsafe impl<P: ?Sized> Sync for Object<P> where ProtocolObject<P>: Message {}
@@ -58,31 +57,31 @@ unsafe impl<P: ?Sized> Sync for Object<P> where ProtocolObject<P>: Message {}
 pub(crate) struct Metal {
     device: Object<dyn MTLDevice>,
     queue: Object<dyn MTLCommandQueue>,
-    /// Orders the encoders of all command buffers: memory is not tracked.
+    /// Orders the encoders of all command buffers, since memory is not hazard-tracked.
     fence: Mutex<Object<dyn MTLFence>>,
-    /// Whether work failed since the fence was made: nobody says that what failed has updated it.
+    /// Whether work has failed since the fence was made; failed work may not have updated it.
     stale: AtomicBool,
-    /// Holds all memory. True: changed since it was committed.
+    /// The residency set of all memory, and whether it changed since it was committed.
     resident: Mutex<(Object<dyn MTLResidencySet>, bool)>,
     facts: Facts,
-    /// Command buffers that are not waited for, and the first failure not told yet.
+    /// Command buffers not yet waited for, and the first failure not yet reported.
     committed: Mutex<VecDeque<Object<dyn MTLCommandBuffer>>>,
     failure: Arc<Mutex<Option<Failure>>>,
 }
 
-/// An archive, which is read by many or changed by one.
+/// An archive; reads are concurrent, changes exclusive.
 pub(crate) struct Archive(RwLock<Object<dyn MTLBinaryArchive>>);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What an object of the system's says is wrong.
+/// Converts an error of the system.
 fn wrong(place: &str, error: &NSError) -> Error {
     Error::new(place, "", first_error(&error.localizedDescription().to_string()))
 }
 
-/// When the system gives nothing and does not say why.
+/// The error for a call that returns nothing and no reason.
 fn none(what: &str) -> Error {
     Error::new("metal", what, "none from the system")
 }
@@ -97,7 +96,7 @@ fn size([width, height, depth]: [u32; 3]) -> MTLSize {
     MTLSize { width: width as usize, height: height as usize, depth: depth as usize }
 }
 
-/// The default device, or the first of all: sessions without a display have no default.
+/// The default device, or the first one: sessions without a display have no default.
 fn default_device() -> Option<Retained<ProtocolObject<dyn MTLDevice>>> {
     let default = MTLCreateSystemDefaultDevice();
     #[cfg(target_os = "macos")]
@@ -105,18 +104,17 @@ fn default_device() -> Option<Retained<ProtocolObject<dyn MTLDevice>>> {
     default
 }
 
-/// The error for a machine that Metal cannot be used on.
+/// The error for a machine on which Metal cannot be used.
 fn lacking(expected: &str, found: &str) -> Error {
     let error = Error::new("metal", expected, found).of(ErrorKind::Unsupported);
     error.hint(Hint::set(Setting::Place, "cpu"))
 }
 
 impl Metal {
-    /// The default device.
+    /// Opens the default device.
     ///
     /// # Errors
-    /// If there is none, it is older than Apple's M1 and A14, or the system is older than macOS 15
-    /// and iOS 18.
+    /// No device, one older than Apple's M1 and A14, or a system older than macOS 15 and iOS 18.
     pub(crate) fn open() -> Result<Metal> {
         autoreleasepool(|_| {
             let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
@@ -151,7 +149,7 @@ impl Metal {
         })
     }
 
-    /// The bytes of memory from `at`, if so many are there.
+    /// The address of `bytes` bytes from `at`, checked for bounds.
     fn bytes(
         memory: &ProtocolObject<dyn MTLBuffer>,
         at: usize,
@@ -167,7 +165,7 @@ impl Metal {
         Ok(unsafe { memory.contents().cast::<u8>().add(at) })
     }
 
-    /// A pipeline's description.
+    /// The descriptor of a pipeline.
     fn describe(
         library: &ProtocolObject<dyn MTLLibrary>,
         function: &Function<'_>,
@@ -200,7 +198,7 @@ impl Metal {
         Ok(descriptor)
     }
 
-    /// A pipeline of a description, looked for in an archive or compiled.
+    /// Makes a pipeline from a descriptor, from an archive or by compiling.
     fn make(
         &self,
         descriptor: &MTLComputePipelineDescriptor,
@@ -212,7 +210,7 @@ impl Metal {
         )
     }
 
-    /// Whether a pipeline can be launched as its kernel's contract says.
+    /// Checks that a pipeline can be launched under its kernel's contract.
     fn check(
         pipeline: &ProtocolObject<dyn MTLComputePipelineState>,
         function: &Function<'_>,
@@ -257,8 +255,8 @@ impl Api for Metal {
 
     fn write(&self, to: &Self::Memory, at: usize, bytes: &[u8]) -> Result<()> {
         let start = Metal::bytes(&to.0, at, bytes.len())?;
-        // SAFETY: so many bytes are there; the driver's turn keeps other threads away and the GPU
-        // is done. Rust has no reference to them, so `bytes` are others.
+        // SAFETY: the range is inside the buffer; the driver's turn keeps other threads away, and
+        // the GPU is done. Rust holds no reference to it, so `bytes` does not overlap it.
         unsafe { start.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         Ok(())
     }
@@ -273,16 +271,15 @@ impl Api for Metal {
 
     fn look(&self, from: &Self::Memory, at: usize) -> Result<[u32; 2]> {
         let start = Metal::bytes(&from.0, at, 8)?;
-        // SAFETY: eight bytes are there, aligned as words, of which Rust has no reference. Kernels
-        // may be writing beside them, and in them at most whole words: no value of a word is
-        // invalid.
+        // SAFETY: eight bytes are there, word-aligned, and Rust holds no reference to them. Kernels
+        // may be writing them, in whole words, or their neighbours; no value of a word is invalid.
         Ok(unsafe { start.cast::<[u32; 2]>().read_volatile() })
     }
 
     fn put(&self, to: &Self::Memory, at: usize, word: u32) -> Result<()> {
         let start = Metal::bytes(&to.0, at, 4)?;
-        // SAFETY: four bytes are there, of which Rust has no reference; the driver's turn keeps
-        // other threads away.
+        // SAFETY: four bytes are there, and Rust holds no reference to them; the driver's turn
+        // keeps other threads away.
         unsafe { start.cast::<u32>().write_volatile(word) };
         Ok(())
     }
@@ -308,7 +305,7 @@ impl Api for Metal {
     fn depart(&self, memory: &Self::Memory) {
         let resident = lock(&self.resident);
         resident.0.0.removeAllocation(ProtocolObject::from_ref(&*memory.0));
-        // At once, or the set would keep the memory until the next step.
+        // Commit at once, or the set would keep the memory until the next step.
         resident.0.0.commit();
     }
 
@@ -319,8 +316,8 @@ impl Api for Metal {
                 (3, 2) => MTLLanguageVersion::Version3_2,
                 _ => MTLLanguageVersion::Version3_1,
             });
-            // Masks are infinite, so infinities must mean what they say; and functions are as exact
-            // as in a metallib.
+            // Masks are infinite, so infinities must be exact; and functions are as precise as in a
+            // metallib.
             options.setMathMode(MTLMathMode::Safe);
             options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
             let source = NSString::from_str(text);
@@ -428,8 +425,8 @@ impl Api for Metal {
                 .ok_or_else(|| none("a compute encoder"))?;
             let mut fence = lock(&self.fence);
             if lock(&self.committed).is_empty() {
-                // Nothing to wait for: the fence need not have been updated, and one that failed
-                // work was to update is let go.
+                // Nothing to wait for: the fence need not have been updated. One that failed work
+                // should have updated is replaced.
                 if self.stale.swap(false, Ordering::Relaxed) {
                     *fence = Object(self.device.0.newFence().ok_or_else(|| none("a fence"))?);
                 }
@@ -448,7 +445,7 @@ impl Api for Metal {
             first.waitUntilCompleted();
             first.GPUEndTime() - first.GPUStartTime()
         });
-        // It holds on to what it used.
+        // A command buffer keeps alive what it uses.
         let mut committed = lock(&self.committed);
         if committed.front().is_some_and(|found| found.0 == first) {
             committed.pop_front();
@@ -468,10 +465,10 @@ impl Api for Metal {
 /// A command buffer and its encoder.
 pub(crate) struct Encoder<'a> {
     of: &'a Metal,
-    /// Taken when it is committed.
+    /// `None` once committed.
     buffer: Option<Retained<ProtocolObject<dyn MTLCommandBuffer>>>,
     encoder: Retained<ProtocolObject<dyn MTLComputeCommandEncoder>>,
-    /// What later command buffers wait for.
+    /// The fence that later command buffers wait for.
     fence: Retained<ProtocolObject<dyn MTLFence>>,
 }
 
@@ -512,8 +509,8 @@ impl api::Encoder<Metal> for Encoder<'_> {
 
     fn execute(&mut self, indirect: &Object<dyn MTLIndirectCommandBuffer>, commands: Range<usize>) {
         let range = NSRange { location: commands.start, length: commands.len() };
-        // SAFETY: these commands are filled in, with what the recording keeps until the GPU is done
-        // with them.
+        // SAFETY: these commands are filled in, and the recording keeps what they use until the GPU
+        // is done with them.
         unsafe { self.encoder.executeCommandsInBuffer_withRange(&indirect.0, range) };
     }
 
@@ -521,8 +518,8 @@ impl api::Encoder<Metal> for Encoder<'_> {
         let Some(buffer) = self.buffer.take() else { return Ok(()) };
         let first = Arc::clone(&self.of.failure);
         let handler = RcBlock::new(move |done: NonNull<ProtocolObject<dyn MTLCommandBuffer>>| {
-            // SAFETY: the system gives the handler the command buffer that is done, alive while it
-            // runs.
+            // SAFETY: the system passes the finished command buffer, which is alive while the
+            // handler runs.
             let done = unsafe { done.as_ref() };
             if let Some(error) = done.error() {
                 let said = error.localizedDescription().to_string();
@@ -533,7 +530,7 @@ impl api::Encoder<Metal> for Encoder<'_> {
             self.encoder.updateFence(&self.fence);
             self.encoder.endEncoding();
             // SAFETY: the block is alive, and the command buffer copies it. It is called on another
-            // thread, which all that it captures, an `Arc` of a mutex, allows.
+            // thread, which its capture, an `Arc` of a mutex, allows.
             unsafe { buffer.addCompletedHandler(RcBlock::as_ptr(&handler)) };
             buffer.commit();
         });
@@ -544,7 +541,7 @@ impl api::Encoder<Metal> for Encoder<'_> {
 
 impl Drop for Encoder<'_> {
     fn drop(&mut self) {
-        // One that is given up must be ended all the same.
+        // An abandoned encoder must be ended, too.
         if self.buffer.is_some() {
             self.encoder.endEncoding();
         }

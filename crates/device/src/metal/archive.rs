@@ -1,9 +1,8 @@
 //! Compiled pipelines on disk, so that a second start compiles nothing.
 //!
-//! Metal writes and reads an archive as a file of its own. That file is kept in the folder of
-//! compiled kernels as everything there is: with its hash, written aside and renamed. To be used it
-//! is unpacked into a temporary file, which Metal may go on reading. An archive that is damaged, or
-//! that Metal does not take, is as good as none.
+//! Metal reads and writes an archive as a file of its own. That file is stored in the cache of
+//! compiled kernels, with its hash. To be used it is unpacked into a temporary file, which Metal
+//! may keep reading. An archive that is damaged, or that Metal refuses, is ignored.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,18 +12,18 @@ use tempfile::TempPath;
 use super::api::Api;
 use crate::cache::{self, Cache, Key};
 
-/// The pipelines of a GPU, so far.
+/// The known pipelines of a GPU.
 pub(super) struct Pipelines<A: Api> {
     disk: Option<(Cache, Key)>,
     archive: Option<A::Archive>,
-    /// What the archive was read from.
+    /// The file that the archive was read from.
     _file: Option<TempPath>,
-    /// Whether something was added since it was written.
+    /// Whether a pipeline was added since the archive was written.
     added: AtomicBool,
 }
 
 impl<A: Api> Pipelines<A> {
-    /// Those of earlier runs on this GPU and system.
+    /// Opens the archive of earlier runs on this GPU and system.
     pub(super) fn open(api: &A, disk: Option<Cache>) -> Pipelines<A> {
         let facts = api.facts();
         let key = cache::key(&["metal pipelines", &facts.name, &facts.system]);
@@ -35,24 +34,24 @@ impl<A: Api> Pipelines<A> {
         });
         let (archive, file) = match kept {
             Some((archive, file)) => (Some(archive), Some(file)),
-            // Without a disk there is nothing to keep one for.
+            // Without a disk there is nothing to keep an archive for.
             None => (disk.as_ref().and_then(|_| api.archive(None).ok()), None),
         };
         Pipelines { disk, archive, _file: file, added: AtomicBool::new(false) }
     }
 
-    /// Where pipelines are looked for, and added to.
+    /// The archive to search and extend.
     pub(super) fn archive(&self) -> Option<&A::Archive> {
         self.archive.as_ref()
     }
 
-    /// Notes that one was added.
+    /// Records that a pipeline was added.
     pub(super) fn added(&self) {
         self.added.store(true, Ordering::Relaxed);
     }
 
-    /// Writes what was added. A disk that cannot be written costs time, not correctness, so nothing
-    /// is reported.
+    /// Writes added pipelines. Failures are ignored: a disk that cannot be written costs time, not
+    /// correctness.
     pub(super) fn save(&self, api: &A) {
         if self.added.swap(false, Ordering::Relaxed) {
             drop(self.write(api));

@@ -1,4 +1,4 @@
-//! The shared lowering on Metal.
+//! The [`Backend`] for Metal.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -23,43 +23,42 @@ use crate::gpu::meter::{Meter, Taken};
 use crate::gpu::{self, Backend, ProductShape, read};
 use crate::{About, Usage};
 
-/// A GPU, and what the driver keeps of it. Everything is done in the order in which it is asked
-/// for.
+/// A GPU with the driver's state. All work takes effect in the order of the calls.
 pub(crate) struct Driver<A: Api>(Arc<Shared<A>>);
 
-/// What a driver is opened with.
+/// Options of a driver.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
-    /// Where pipelines are kept from one run to the next.
+    /// The cache of pipelines.
     pub(crate) cache: Option<Cache>,
-    /// A library of kernels compiled ahead, and whether it must be there.
+    /// The path of a library of precompiled kernels, and whether it is required.
     pub(crate) library: Option<(PathBuf, bool)>,
-    /// How long memory is kept where the GPU reaches it; left out, as Apple's systems want it.
+    /// How often and how long residency is renewed; the default suits Apple's systems.
     pub(crate) keep: Option<Span>,
 }
 
 struct Shared<A: Api> {
     api: A,
-    /// Whose turn it is to give the GPU work, or to touch memory that it may be using.
+    /// Held while giving the GPU work, and while accessing memory that it may be using.
     turn: Mutex<()>,
-    /// Why nothing works any more.
+    /// The error that made the GPU unusable.
     lost: Mutex<Option<Error>>,
-    /// Pipelines made ahead, by the keys of their texts.
+    /// Pipelines compiled ahead, by the keys of their sources.
     ahead: Mutex<HashMap<Key, Result<A::Pipeline>>>,
     loaded: Mutex<HashMap<Key, Pipeline<A>>>,
     kept: Pipelines<A>,
     prebuilt: Option<Prebuilt<A::Library>>,
-    /// Kernels that were announced and are not loaded yet.
+    /// Announced kernels that are not loaded yet.
     awaited: AtomicUsize,
     meter: Arc<Meter>,
     flight: Mutex<Flight>,
     keeper: Keeper,
 }
 
-/// The command buffers that are committed and not waited for, and how long new ones may be.
+/// Command buffers committed and not yet waited for, and the allowed length of new ones.
 #[derive(Default)]
 struct Flight {
-    /// Launches of each, and which kind of work they are.
+    /// For each, its number of launches and its kind.
     committed: VecDeque<(usize, Kind)>,
     paces: [Pace; 2],
 }
@@ -67,13 +66,13 @@ struct Flight {
 /// Kinds of work whose launches take different times.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Launches that are given one by one: prompts.
+    /// Launches encoded one by one, such as prompts.
     Direct,
-    /// Recorded ones: steps of few rows.
+    /// Recorded launches: steps of few rows.
     Recorded,
 }
 
-/// Bytes that the GPU and the CPU share, or a part of them. Clones are the same bytes.
+/// A range of memory shared by GPU and CPU. Clones refer to the same bytes.
 pub(crate) struct Buffer<A: Api> {
     held: Arc<Held<A>>,
     range: Range<usize>,
@@ -85,7 +84,7 @@ struct Held<A: Api> {
     _taken: Taken,
 }
 
-/// A kernel that can be launched. Clones are the same one.
+/// A loaded kernel. Clones refer to the same one.
 pub(crate) struct Pipeline<A: Api>(Arc<Loaded<A>>);
 
 struct Loaded<A: Api> {
@@ -93,7 +92,7 @@ struct Loaded<A: Api> {
     pipeline: A::Pipeline,
 }
 
-/// A kernel with its buffers and numbers.
+/// A kernel with its buffers and arguments.
 pub(crate) struct Launch<A: Api> {
     pipeline: Pipeline<A>,
     bindings: Vec<Binding<Buffer<A>>>,
@@ -105,7 +104,7 @@ pub(crate) struct Recording<A: Api> {
     shared: Arc<Shared<A>>,
     indirect: A::Indirect,
     count: usize,
-    /// Pipelines that the encoder has to name, each once.
+    /// Pipelines that the encoder has to touch, each once.
     touched: Vec<Pipeline<A>>,
     _launches: Vec<Launch<A>>,
     _constants: Option<Buffer<A>>,
@@ -158,7 +157,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<A: Api> Shared<A> {
-    /// The right to the GPU, unless it is lost.
+    /// Takes the turn, unless the GPU is lost.
     fn turn(&self) -> Result<MutexGuard<'_, ()>> {
         let turn = lock(&self.turn);
         match &*lock(&self.lost) {
@@ -167,8 +166,8 @@ impl<A: Api> Shared<A> {
         }
     }
 
-    /// Waits for the first command buffer that is not waited for, and notes what it took. False:
-    /// there was none.
+    /// Waits for the oldest pending command buffer and records its time. Returns false if there was
+    /// none.
     fn advance(&self) -> bool {
         let Some(seconds) = self.api.advance() else { return false };
         let mut flight = lock(&self.flight);
@@ -178,18 +177,18 @@ impl<A: Api> Shared<A> {
         true
     }
 
-    /// Waits for everything.
+    /// Waits for all work.
     fn finish(&self) {
         while self.advance() {}
     }
 
-    /// Waits for everything, and says what failed.
+    /// Waits for all work and reports its failure.
     fn wait(&self) -> Result<()> {
         self.finish();
         self.told()
     }
 
-    /// Gives the GPU so many launches, in as many command buffers as their pace asks for: `encode`
+    /// Commits `count` launches, in as many command buffers as their pace asks for. `encode`
     /// encodes a range of them.
     fn give(
         &self,
@@ -209,7 +208,7 @@ impl<A: Api> Shared<A> {
         Ok(())
     }
 
-    /// Says what failed of what is finished.
+    /// Reports a failure of finished work.
     fn told(&self) -> Result<()> {
         let Some(failure) = self.api.failure() else { return Ok(()) };
         let error = failure.error();
@@ -219,7 +218,7 @@ impl<A: Api> Shared<A> {
         Err(error)
     }
 
-    /// A pipeline of a library's function.
+    /// Makes a pipeline from a library's function.
     fn pipeline(&self, library: &A::Library, function: &Function<'_>) -> Result<A::Pipeline> {
         let (pipeline, new) = self.api.pipeline(library, function, self.kept.archive())?;
         if new {
@@ -228,7 +227,7 @@ impl<A: Api> Shared<A> {
         Ok(pipeline)
     }
 
-    /// A pipeline of a lowered kernel's text.
+    /// Compiles a lowered kernel's source to a pipeline.
     fn compile(&self, kernel: &Kernel, text: &str) -> Result<A::Pipeline> {
         let place = |e: Error| Error { place: format!("{}: {}", kernel.name, e.place), ..e };
         let library = self.api.compile(text, emit::metal_version(kernel)).map_err(place)?;
@@ -236,7 +235,7 @@ impl<A: Api> Shared<A> {
     }
 }
 
-/// The text of a lowered kernel, and what it is known by.
+/// The source of a lowered kernel, and its cache key.
 fn source(kernel: &Kernel) -> Result<(String, Key)> {
     let text = emit::text(std::slice::from_ref(kernel), Dialect::Metal)
         .map_err(|fault| Error::new(&kernel.name, "", fault))?;
@@ -245,7 +244,7 @@ fn source(kernel: &Kernel) -> Result<(String, Key)> {
 }
 
 impl<A: Api> Buffer<A> {
-    /// Its first bytes, in its memory.
+    /// The range of its first bytes in its memory.
     fn first(&self, bytes: usize) -> Result<Range<usize>> {
         if bytes > self.range.len() {
             let most = format!("at most {} bytes", self.range.len());
@@ -256,7 +255,7 @@ impl<A: Api> Buffer<A> {
 }
 
 impl<A: Api> Launch<A> {
-    /// Gives the launch; `word` binds a number.
+    /// Encodes the launch; `word` binds an argument.
     fn encode<C: Commands<A>>(
         &self,
         to: &mut C,
@@ -284,10 +283,10 @@ fn waits<A: Api>(launches: &[Launch<A>]) -> Vec<bool> {
 }
 
 impl<A: Api> Driver<A> {
-    /// On this GPU.
+    /// Opens a driver for this GPU.
     ///
     /// # Errors
-    /// If a library that was named cannot be used.
+    /// A required library that cannot be used.
     pub(crate) fn new(api: A, options: Options) -> Result<Driver<A>> {
         let prebuilt = match options.library {
             Some((path, true)) => Some(Prebuilt::open(&api, &path)?),
@@ -317,8 +316,7 @@ impl<A: Api> Driver<A> {
         &self.0.api
     }
 
-    /// Notes that a kernel is loaded. The last one of those announced has what is new written to
-    /// disk.
+    /// Counts a loaded kernel. After the last announced one, new pipelines are written to disk.
     fn arrived(&self) {
         let before = self.0.awaited.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
             Some(left.saturating_sub(1))
@@ -328,7 +326,7 @@ impl<A: Api> Driver<A> {
         }
     }
 
-    /// Keeps a pipeline under its key.
+    /// Stores a pipeline under its key.
     fn keep(&self, key: Key, kernel: &Kernel, pipeline: A::Pipeline) -> Pipeline<A> {
         let made = Pipeline(Arc::new(Loaded { kernel: kernel.clone(), pipeline }));
         lock(&self.0.loaded).entry(key).or_insert(made).clone()
@@ -340,8 +338,8 @@ impl<A: Api> Backend for Driver<A> {
     type Pipeline = Pipeline<A>;
     type Launch = Launch<A>;
     type Recording = Recording<A>;
-    /// Nothing that is marked is under way: copies are made by the CPU, once the GPU is idle.
-    type Mark = ();
+    /// No copy is in flight: the CPU makes copies while the GPU is idle.
+    type Event = ();
 
     fn about(&self) -> About {
         let facts = self.0.api.facts();
@@ -371,54 +369,54 @@ impl<A: Api> Backend for Driver<A> {
         Ok(Buffer { held, range: 0..bytes })
     }
 
-    fn mailbox(&self, words: usize) -> Result<Buffer<A>> {
+    fn pinned(&self, words: usize) -> Result<Buffer<A>> {
         self.buffer(4 * words)
     }
 
-    fn peek(&self, mailbox: &Buffer<A>, word: usize) -> Result<Option<[u32; 2]>> {
-        let at = mailbox.first(4 * word + 8)?.start + 4 * word;
+    fn read_pinned(&self, pinned: &Buffer<A>, word: usize) -> Result<Option<[u32; 2]>> {
+        let at = pinned.first(4 * word + 8)?.start + 4 * word;
         let _turn = self.0.turn()?;
-        // What a command buffer writes is sure to be seen when it is done, and not before: so the
-        // oldest is waited for, then the next.
+        // Writes of a command buffer are guaranteed to be visible only when it is done: wait for
+        // one after another.
         loop {
             let more = self.0.advance();
             self.0.told()?;
-            let found = self.0.api.look(&mailbox.held.memory, at)?;
+            let found = self.0.api.look(&pinned.held.memory, at)?;
             if found[0] != u32::MAX {
                 return Ok(Some(found));
             }
             if !more {
-                return Err(Error::new("metal mailbox", "a note", "none"));
+                return Err(Error::new("metal pinned words", "a note", "none"));
             }
         }
     }
 
-    fn poke(&self, mailbox: &Buffer<A>, word: usize, bytes: &[u8]) -> Result<()> {
-        let at = mailbox.first(4 * word + bytes.len())?.start + 4 * word;
+    fn write_pinned(&self, pinned: &Buffer<A>, word: usize, bytes: &[u8]) -> Result<()> {
+        let at = pinned.first(4 * word + bytes.len())?.start + 4 * word;
         let (words, rest) = bytes.as_chunks::<4>();
         if !rest.is_empty() {
             return Err(Error::new(
-                "metal mailbox",
+                "metal pinned words",
                 "whole words",
                 format!("{} bytes", bytes.len()),
             ));
         }
         let _turn = self.0.turn()?;
         let put = |(i, word): (usize, &[u8; 4])| {
-            self.0.api.put(&mailbox.held.memory, at + 4 * i, u32::from_le_bytes(*word))
+            self.0.api.put(&pinned.held.memory, at + 4 * i, u32::from_le_bytes(*word))
         };
         words.iter().enumerate().try_for_each(put)
     }
 
-    fn marker(&self) -> Result<()> {
+    fn event(&self) -> Result<()> {
         Ok(())
     }
 
-    fn mark(&self, (): &()) -> Result<()> {
+    fn record_event(&self, (): &()) -> Result<()> {
         Ok(())
     }
 
-    fn reach(&self, (): &()) -> Result<()> {
+    fn wait_event(&self, (): &()) -> Result<()> {
         Ok(())
     }
 
@@ -445,7 +443,7 @@ impl<A: Api> Backend for Driver<A> {
     }
 
     fn copy(&self, from: &Buffer<A>, to: &Buffer<A>) -> Result<()> {
-        // Memory is the CPU's too. Pieces keep what lies between small.
+        // Memory is shared with the CPU. Copy in pieces to keep the temporary small.
         const PIECE: usize = 1 << 20;
         to.first(from.range.len())?;
         let mut bytes = vec![0; PIECE.min(from.range.len())];
@@ -461,7 +459,7 @@ impl<A: Api> Backend for Driver<A> {
 
     fn ahead(&self, kernels: &[&Kernel]) {
         self.0.awaited.store(kernels.len(), Ordering::Relaxed);
-        // What cannot be printed is reported when it is loaded.
+        // A kernel that cannot be printed is reported when it is loaded.
         let mut todo: Vec<_> = kernels
             .iter()
             .filter_map(|kernel| {
@@ -501,7 +499,7 @@ impl<A: Api> Backend for Driver<A> {
         if let Some(known) = lock(&self.0.loaded).get(&key) {
             return Some(known.clone());
         }
-        // A kernel that the library does not give is compiled from its text.
+        // A kernel that the library does not yield is compiled from source.
         let pipeline = self.0.pipeline(&prebuilt.library, &function).ok()?;
         self.0.kept.save(&self.0.api);
         Some(self.keep(key, kernel, pipeline))
@@ -560,7 +558,7 @@ impl<A: Api> Backend for Driver<A> {
         self.0.give(Kind::Direct, launches.len(), |encoder, part| {
             let first = part.start;
             for i in part {
-                // A command buffer waits for the ones before as a whole.
+                // A command buffer waits as a whole for the ones before it.
                 let waits = waits[i] && i > first;
                 launches[i].encode(encoder, waits, |encoder, index, word| {
                     encoder.word(index, word);
@@ -638,12 +636,12 @@ impl<A: Api> Backend for Driver<A> {
 
     fn free(&self) -> Result<Option<usize>> {
         let Usage { limit, active, .. } = self.0.meter.usage(self.0.api.facts().memory);
-        // What the system counts holds pipelines and recordings too.
+        // The system's count includes pipelines and recordings.
         Ok(Some(limit.saturating_sub(active.max(self.0.api.allocated()))))
     }
 
     fn read_rate(&self) -> f64 {
-        // Far more than any cache holds, and little enough to be there beside a model.
+        // Larger than any cache, and small enough to fit beside a model.
         let most = self.0.api.facts().longest.min(self.0.api.facts().memory / 16);
         read::rate(self, most.clamp(1 << 20, 512 << 20)).unwrap_or(0.0)
     }

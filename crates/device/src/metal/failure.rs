@@ -1,4 +1,4 @@
-//! What Metal says of a failure, in one line.
+//! Explains Metal's command buffer errors in one line.
 
 use formats::Error;
 
@@ -7,11 +7,11 @@ use formats::Error;
 pub(crate) struct Failure {
     /// The code of `MTLCommandBufferError`.
     pub(crate) code: isize,
-    /// What the system says of it.
+    /// The system's message.
     pub(crate) said: String,
 }
 
-/// A kind of failure: what it means, what to do about it, and whether nothing works afterwards.
+/// A kind of failure: its meaning, a remedy, and whether the GPU is unusable afterwards.
 struct Kind {
     means: &'static str,
     hint: Option<&'static str>,
@@ -22,8 +22,8 @@ const LONG: Option<&str> = Some("shorter chunks of the prompt make shorter work"
 const RESTART: Option<&str> = Some("restart the program");
 const SMALLER: Option<&str> = Some("a smaller model, a shorter context, or fewer other programs");
 
-/// Kinds by words of what the system says: codes of the layer below, which Metal hands on by its
-/// words alone.
+/// Kinds recognised by words of the message: codes of a lower layer, which Metal passes on only as
+/// text.
 #[rustfmt::skip]
 const SAID: [(&str, Kind); 4] = [
     ("Impacting Interactivity", Kind { means: "work that kept the display waiting", hint: LONG, fatal: false }),
@@ -52,12 +52,12 @@ impl Failure {
         said.or_else(|| CODES.iter().find(|(code, _)| *code == self.code).map(|(_, kind)| kind))
     }
 
-    /// Whether nothing works afterwards.
+    /// Whether the GPU is unusable afterwards.
     pub(crate) fn fatal(&self) -> bool {
         self.kind().is_some_and(|kind| kind.fatal)
     }
 
-    /// As the project's error.
+    /// Converts it to an [`Error`].
     pub(crate) fn error(&self) -> Error {
         let means = self.kind().map_or("an error", |kind| kind.means);
         let said = self.said.lines().map(str::trim).find(|line| !line.is_empty());
@@ -70,7 +70,7 @@ impl Failure {
     }
 }
 
-/// The line of a compiler's message that says what is wrong: its first error, or its first line.
+/// The line of a compiler's message with its first error, or its first line.
 pub(crate) fn first_error(message: &str) -> &str {
     let lines = || message.lines().map(str::trim).filter(|line| !line.is_empty());
     lines().find(|line| line.contains("error:")).or_else(|| lines().next()).unwrap_or("no message")

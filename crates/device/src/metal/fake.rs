@@ -1,9 +1,9 @@
-//! Metal without Metal: texts are compiled for this CPU and run, and what Metal leaves to the
-//! caller is checked.
+//! Metal without Apple's Metal: sources are compiled for this CPU and run, and the caller's
+//! obligations are checked.
 //!
-//! It is stricter than a GPU. Work is done only when it is waited for, dispatches between two
-//! barriers run last to first, and memory that a command buffer does not hold must be alive and
-//! resident when it runs. A driver that forgets to wait, a barrier, a binding, or to keep something
+//! It is stricter than a GPU. Work runs only when it is waited for, dispatches between two barriers
+//! run in reverse order, and memory that a command buffer does not hold must be alive and resident
+//! when it runs. A driver that forgets to wait, a barrier, a binding, or to keep something alive
 //! gets wrong results or an error.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
@@ -23,11 +23,11 @@ use super::api::{Api, BINDINGS, COMMANDS, Commands, Facts, Function};
 use super::failure::{Failure, first_error};
 use crate::gpu::sim;
 
-/// A GPU that is none.
+/// A simulated GPU.
 pub(crate) struct Fake {
     facts: Facts,
     state: Mutex<State>,
-    /// Pipelines that were compiled: not found in an archive.
+    /// Number of pipelines that were compiled because no archive had them.
     compiled: AtomicUsize,
 }
 
@@ -37,7 +37,7 @@ struct State {
     resident: HashSet<usize>,
     allocated: usize,
     failure: Option<Failure>,
-    /// Seconds that a dispatch takes, and how many dispatches the longest command buffer had.
+    /// Seconds of a dispatch, and most dispatches of a command buffer so far.
     #[cfg(test)]
     dispatch: f64,
     #[cfg(test)]
@@ -46,34 +46,34 @@ struct State {
 
 type Bytes = Mutex<Vec<u8>>;
 
-/// A dispatch that holds its memory only as long as somebody else does.
+/// A dispatch that does not keep its memory alive.
 type Loose = Dispatch<Weak<Bytes>>;
 
-/// Bytes.
+/// Memory shared by GPU and CPU.
 #[derive(Clone)]
 pub(crate) struct Memory(Arc<Bytes>);
 
-/// A compiled text.
+/// A compiled source.
 pub(crate) struct Library {
     text: String,
     program: Arc<proof::Program>,
 }
 
-/// A function of a text. Its kernel has no body.
+/// A function of a source; its kernel has no body.
 #[derive(Clone)]
 pub(crate) struct Pipeline(Arc<(Kernel, Numbers, Arc<proof::Program>)>);
 
-/// What pipelines there are.
+/// The identities of stored pipelines.
 pub(crate) struct Archive(Mutex<BTreeSet<String>>);
 
-/// Indirect commands, as they are filled in.
+/// Indirect commands, as filled in so far.
 #[derive(Clone)]
 pub(crate) struct Indirect {
     slots: Arc<Mutex<Vec<Loose>>>,
     bindings: usize,
 }
 
-/// A dispatch in the making or made. `M` is how it holds memory.
+/// A dispatch. `M` is how it refers to memory.
 struct Dispatch<M> {
     pipeline: Option<Pipeline>,
     bound: BTreeMap<usize, Bound<M>>,
@@ -91,7 +91,7 @@ enum Bound<M> {
 
 enum Command {
     Dispatch(Dispatch<Memory>),
-    /// These indirect commands, and the pipelines that the encoder has named before them.
+    /// A range of indirect commands, and the pipelines that the encoder has touched before.
     Execute(Indirect, Range<usize>, HashSet<usize>),
 }
 
@@ -121,7 +121,7 @@ impl Pipeline {
 }
 
 impl Memory {
-    /// A range, if it is inside.
+    /// A range of its bytes, checked for bounds.
     fn inside(&self, at: usize, bytes: usize) -> Result<Range<usize>> {
         let length = lock(&self.0).len();
         let end = at.checked_add(bytes).filter(|end| *end <= length);
@@ -164,7 +164,7 @@ impl Dispatch<Memory> {
                     if access != Access::In {
                         written.push((buffers.len(), memory, range.clone()));
                     }
-                    // What is left of a last element is nobody's.
+                    // Bytes of a partial last element are ignored.
                     let mut bytes = bytes(memory, range)?;
                     bytes.truncate(bytes.len() / scalar.bytes() * scalar.bytes());
                     buffers.push(case::Buffer::raw(scalar, bytes));
@@ -190,7 +190,7 @@ impl Dispatch<Memory> {
 }
 
 impl Fake {
-    /// As strict as any of Apple's.
+    /// With the strictest properties of any Apple GPU.
     pub(crate) fn new() -> Fake {
         let facts = Facts {
             name: "Metal text on this CPU".to_owned(),
@@ -204,14 +204,14 @@ impl Fake {
         Fake { facts, state, compiled }
     }
 
-    /// As if a command buffer had failed.
+    /// Makes a command buffer fail.
     #[cfg(test)]
     pub(super) fn fail(&self, failure: Failure) {
         lock(&self.state).failure = Some(failure);
     }
 
-    /// From now on a dispatch takes so many seconds. Returns how many the longest command buffer
-    /// had so far.
+    /// Sets the seconds of a dispatch. Returns the most dispatches that a command buffer had so
+    /// far.
     #[cfg(test)]
     pub(super) fn dispatches_take(&self, seconds: f64) -> usize {
         let mut state = lock(&self.state);
@@ -225,13 +225,13 @@ impl Fake {
         self.compiled.load(Ordering::Relaxed)
     }
 
-    /// Command buffers that nobody has waited for.
+    /// Command buffers that have not been waited for.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         lock(&self.state).committed.len()
     }
 
-    /// Memory may be touched by the CPU only when the GPU is done.
+    /// The CPU may touch memory only when the GPU is idle.
     fn idle(&self) -> Result<()> {
         match lock(&self.state).committed.len() {
             0 => Ok(()),
@@ -239,7 +239,7 @@ impl Fake {
         }
     }
 
-    /// The dispatches of a command buffer, each with what it needs.
+    /// The dispatches of a command buffer, each with its memory.
     fn dispatches(
         commands: Vec<Command>,
         resident: &HashSet<usize>,
@@ -264,7 +264,7 @@ impl Fake {
         Ok(dispatches)
     }
 
-    /// Runs dispatches in the order in which they do harm.
+    /// Runs dispatches in the most harmful order that the barriers allow.
     fn run(dispatches: Vec<Dispatch<Memory>>) -> std::result::Result<(), String> {
         let mut group: Vec<Dispatch<Memory>> = Vec::new();
         let flush = |group: &mut Vec<Dispatch<Memory>>| {
@@ -280,8 +280,8 @@ impl Fake {
     }
 }
 
-/// A coherent parameter that an atomic's cast makes another type of, which Apple's compiler may
-/// refuse.
+/// The name of a coherent parameter that an atomic cast strips of its qualifier, which Apple's
+/// compiler may refuse.
 fn dropped(text: &str) -> Option<&str> {
     text.split("TK_COHERENT device ").skip(1).find_map(|rest| {
         let name = rest.split(" [[").next()?.rsplit(['*', ' ']).next()?;
@@ -291,7 +291,7 @@ fn dropped(text: &str) -> Option<&str> {
     })
 }
 
-/// An indirect command whose memory is there and can be reached.
+/// An indirect command, checked to have living, resident memory.
 fn alive(
     slot: &Loose,
     reachable: impl Fn(&usize) -> bool,
@@ -381,7 +381,7 @@ impl Api for Fake {
     }
 
     fn compile(&self, text: &str, version: (u32, u32)) -> Result<Library> {
-        // The qualifier that came with 3.2, which nothing else needs.
+        // The qualifier that was added in 3.2, the only reason to ask for that version.
         let coherent = text.contains("TK_COHERENT device ");
         if coherent != (version >= (3, 2)) {
             return Err(wrong(format!("a text compiled as {version:?}, coherent: {coherent}")));

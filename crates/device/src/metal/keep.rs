@@ -1,11 +1,11 @@
-//! Keeps memory where the GPU reaches it between one step and the next. The system lets go of a
-//! program's memory about a second after the last work, and takes a quarter of one to have a large
-//! model back; so it is asked again and again, for as long as somebody is likely to come back.
+//! Keeps memory resident between steps. The system releases a program's memory about a second after
+//! its last work, and takes a quarter of a second to bring a large model back. So residency is
+//! renewed regularly, for as long as more work is likely.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often, and how long after the last work.
+/// The interval of renewals, and how long they go on after the last work.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) every: Duration,
@@ -18,14 +18,14 @@ impl Default for Span {
     }
 }
 
-/// When there was work last; `ended`: nobody is left who would give any.
+/// The time of the last work, and whether the driver has been dropped.
 #[derive(Debug, Default)]
 struct State {
     last: Option<Instant>,
     ended: bool,
 }
 
-/// A thread that sleeps while there is nothing to keep.
+/// A thread that renews residency, and sleeps while there is nothing to keep.
 #[derive(Debug, Default)]
 pub(super) struct Keeper(Arc<(Mutex<State>, Condvar)>);
 
@@ -34,7 +34,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Keeper {
-    /// Notes that there is work now.
+    /// Records that there is work now.
     pub(super) fn used(&self) {
         let (state, changed) = &*self.0;
         let before = lock(state).last.replace(Instant::now());
@@ -43,10 +43,10 @@ impl Keeper {
         }
     }
 
-    /// Begins to call `keep`, until that says that there is nothing more to keep.
+    /// Starts the thread, which calls `keep` until that returns false.
     pub(super) fn start(&self, span: Span, keep: impl Fn() -> bool + Send + 'static) {
         let shared = Arc::clone(&self.0);
-        // Without a thread the first token after a pause takes longer, and nothing else.
+        // Without a thread, the first token after a pause only takes longer.
         let _ = std::thread::Builder::new().name("metal-keep".to_owned()).spawn(move || {
             let (state, changed) = &*shared;
             loop {

@@ -1,9 +1,8 @@
-//! Kernels compiled ahead: a metallib that `tile build` made, and what says that its kernels are
-//! these.
+//! Precompiled kernels: a metallib made by `tile build`, and the hashes of its sources.
 //!
-//! Beside `kernels.metallib` lies `kernels.metallib.sha256`, a line of `sha256sum` for each text
-//! that was compiled. A kernel is taken from the library only if the text that this program would
-//! compile has that very hash; so a library of another version is no danger, only of no use.
+//! Beside `kernels.metallib` lies `kernels.metallib.sha256`, one line of `sha256sum` for each
+//! source that was compiled. A kernel is taken from the library only if the source that this
+//! program would compile has that hash; so a library of another version does no harm.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -16,17 +15,17 @@ use tile::passes::{self, Target};
 
 use super::api::Api;
 
-/// The library's name.
+/// The library's file name.
 pub(super) const NAME: &str = "kernels.metallib";
 
-/// A library and the texts that it was made of.
+/// A library and the hashes of its sources.
 pub(super) struct Prebuilt<L> {
     pub(super) library: L,
     hashes: HashMap<String, [u8; 32]>,
 }
 
-/// Where the library is: what `DELFT_METALLIB` names (and it must be there), else beside the
-/// program, if it is there.
+/// The path of the library: the one in `DELFT_METALLIB`, which is then required; else one beside
+/// the program, if it exists.
 pub(super) fn find(named: Option<PathBuf>, program: Option<PathBuf>) -> Option<(PathBuf, bool)> {
     if let Some(named) = named {
         return Some((named, true));
@@ -42,10 +41,10 @@ pub(super) fn of_process() -> Option<(PathBuf, bool)> {
 }
 
 impl<L> Prebuilt<L> {
-    /// Opens a library and its list of texts.
+    /// Opens a library and its list of hashes.
     ///
     /// # Errors
-    /// If either is not there or not what it should be.
+    /// Either is missing or malformed.
     pub(super) fn open<A: Api<Library = L>>(api: &A, path: &Path) -> Result<Prebuilt<L>> {
         let list = path.with_added_extension("sha256");
         let text = std::fs::read_to_string(&list).map_err(|e| Error::io(list.display(), e))?;
@@ -56,7 +55,7 @@ impl<L> Prebuilt<L> {
         Ok(Prebuilt { library: api.open(path)?, hashes })
     }
 
-    /// Whether the library has exactly this kernel, which still has its constants.
+    /// Whether the library has exactly this kernel, whose constants are not yet set.
     pub(super) fn has(&self, kernel: &Kernel) -> bool {
         let Some(hash) = self.hashes.get(&kernel.name) else { return false };
         let lowered = passes::lower(kernel, Target::Metal).ok();

@@ -74,7 +74,7 @@
 //! launches, which `eager` binds anew each time. `arguments` has no overlap of a step with the
 //! host's writing here: copies into words wait for the GPU.
 
-/// What needs Metal, or what stands for it.
+/// Items that need Metal or its simulator.
 macro_rules! driven {
     ($($item:item)*) => {
         $(#[cfg(any(feature = "sim", all(feature = "metal", target_vendor = "apple")))]
@@ -111,10 +111,10 @@ use formats::Result;
 
 use crate::Device;
 
-/// The GPU of this machine.
+/// Opens the GPU of this machine.
 ///
 /// # Errors
-/// If it has none that Metal can use, or a library that `DELFT_METALLIB` names cannot be used.
+/// No GPU that Metal can use, or a library named by `DELFT_METALLIB` that cannot be used.
 #[cfg(all(feature = "metal", target_vendor = "apple"))]
 pub(crate) fn open() -> Result<Box<dyn Device>> {
     let cache = crate::cache::Cache::of_user();
@@ -123,7 +123,7 @@ pub(crate) fn open() -> Result<Box<dyn Device>> {
     Ok(Box::new(GpuDevice::new(driver)))
 }
 
-/// The GPU of this machine: there is none.
+/// Opens the GPU of this machine; this build has no Metal.
 ///
 /// # Errors
 /// Always.
@@ -135,10 +135,10 @@ pub(crate) fn open() -> Result<Box<dyn Device>> {
     Err(error.hint(formats::Hint::set(formats::Setting::Place, "cpu")))
 }
 
-/// The driver without a GPU: Metal text on this CPU.
+/// Opens the simulated driver: Metal source on this CPU.
 ///
 /// # Errors
-/// None; texts are compiled when a program is loaded.
+/// None; sources are compiled when a Program is loaded.
 #[cfg(feature = "sim")]
 pub(crate) fn simulated() -> Result<Box<dyn Device>> {
     let driver = Driver::new(fake::Fake::new(), Options::default())?;

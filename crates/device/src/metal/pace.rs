@@ -1,19 +1,18 @@
-//! How many launches one command buffer is given. The system ends command buffers that keep the
-//! display waiting, and work behind one that is long cannot begin; many short ones cost time too.
-//! So their length follows what launches were seen to take.
+//! Limits the launches of one command buffer. The system ends command buffers that keep the display
+//! waiting, and work behind a long one cannot begin; many short ones cost time, too. So their
+//! length follows the measured time of launches.
 
-/// Seconds that a command buffer is to take at most: the display may then be drawn ten times a
-/// second.
+/// Most seconds of a command buffer: the display can then be drawn ten times a second.
 const LONGEST: f64 = 0.08;
 
-/// What a launch is taken for before any was seen: a product of a large model's prompt on the
-/// smallest chip takes as long.
+/// The assumed seconds of a launch before any was measured: a product of a large model's prompt on
+/// the smallest chip.
 const FIRST: f64 = 0.02;
 
-/// What launches of one kind of work take.
+/// The measured time of launches of one kind of work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Pace {
-    /// Seconds for a launch of those that were slow.
+    /// Seconds of a slow launch.
     launch: f64,
 }
 
@@ -29,9 +28,8 @@ impl Pace {
         (LONGEST / self.launch).max(1.0) as usize
     }
 
-    /// Notes that so many launches took so long. What is slower than thought counts at once, what
-    /// is faster by half: a mistake to the one side ends a program, to the other it costs
-    /// microseconds.
+    /// Records the time of some launches. A slower time counts at once, a faster one by half:
+    /// command buffers that are too long end the program, while short ones cost microseconds.
     pub(super) fn took(&mut self, launches: usize, seconds: f64) {
         if launches == 0 || !seconds.is_finite() || seconds < 0.0 {
             return;

@@ -1,10 +1,9 @@
-//! What a launch binds where, which launches wait for which, and where a recording keeps its
-//! numbers. No Metal here.
+//! Plans bindings, barriers and the storage of constants; independent of Metal.
 //!
-//! The emitted text numbers a kernel's parameters `[[buffer(i)]]` in their order, buffers and
-//! 32-bit arguments alike; threadgroup memory is declared by the text itself. A number is bound as
-//! bytes of its own when work is encoded directly. An indirect command has no bytes: its numbers
-//! lie in a buffer that lives as long as the recording.
+//! The emitted source numbers a kernel's parameters `[[buffer(i)]]` in order, buffers and 32-bit
+//! arguments alike; threadgroup memory is declared by the source itself. An argument is bound as
+//! inline bytes when work is encoded directly. An indirect command has no inline bytes: its
+//! arguments lie in a buffer that lives as long as the recording.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,18 +15,18 @@ use tile::launch::{Bound, Numbers};
 
 use super::api::BINDINGS;
 
-/// What is bound at an index: the position in a list of bindings.
+/// The binding at an index of a list of bindings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Binding<B> {
-    /// A buffer, and what the kernel does with it.
+    /// A buffer, and the kernel's access to it.
     Buffer(B, Access),
     /// A 32-bit argument.
     Word(u32),
 }
 
-/// A buffer as the contract and the barriers see it.
+/// A buffer as seen by contracts and barriers.
 pub(super) trait Region {
-    /// What tells memories apart.
+    /// Identifies its memory.
     fn memory(&self) -> usize;
     /// Its bytes in that memory.
     fn range(&self) -> Range<usize>;
@@ -36,7 +35,7 @@ pub(super) trait Region {
 /// The bindings of a kernel by index, and its grid.
 ///
 /// # Errors
-/// The rule of the launch contract that does not hold.
+/// The rule of the launch contract that is violated.
 pub(super) fn bind<B: Region + Clone>(
     kernel: &Kernel,
     numbers: &Numbers,
@@ -54,7 +53,7 @@ pub(super) fn bind<B: Region + Clone>(
     for param in &kernel.params {
         match param.kind {
             ParamKind::Buffer { scalar, access } => {
-                // One that is missing makes the count wrong, which the contract reports.
+                // A missing buffer makes the count wrong, which the contract reports.
                 let Some(buffer) = next.next() else { continue };
                 let len = buffer.range().len() / scalar.bytes();
                 bounds.push(Bound { len, align: align(buffer) });
@@ -70,8 +69,8 @@ pub(super) fn bind<B: Region + Clone>(
     Ok((bindings, grid))
 }
 
-/// For each launch whether it has to wait for those before: it reads what they wrote, or writes
-/// what they touched, since the last wait.
+/// For each launch, whether it has to wait for earlier ones: since the last wait, one of them wrote
+/// what it reads, or accessed what it writes.
 pub(super) fn barriers<'a, B: Region + 'a>(
     launches: impl IntoIterator<Item = &'a [Binding<B>]>,
 ) -> Vec<bool> {
@@ -106,11 +105,10 @@ pub(super) fn barriers<'a, B: Region + 'a>(
     waits
 }
 
-/// Checks that an indirect command can hold where a range begins: it has 32 bits for it, and says
-/// nothing of the others.
+/// Checks that an indirect command can hold the start of a range, for which it has 32 bits.
 ///
 /// # Errors
-/// If it cannot.
+/// A start of 4 GiB or more.
 pub(super) fn offset(range: &Range<usize>) -> Result<()> {
     if range.start >> 32 == 0 {
         return Ok(());
@@ -120,11 +118,11 @@ pub(super) fn offset(range: &Range<usize>) -> Result<()> {
     Err(error.hint("launches that are given one by one have no such limit"))
 }
 
-/// Bytes from one number of a recording to the next: what every Mac's constant address space is
-/// aligned to.
+/// Distance between arguments of a recording: the alignment of the constant address space on every
+/// Mac.
 const STEP: usize = 256;
 
-/// The numbers of a recording, each value once.
+/// The arguments of a recording, each value once.
 #[derive(Debug, Default)]
 pub(super) struct Constants {
     words: Vec<u32>,
@@ -132,7 +130,7 @@ pub(super) struct Constants {
 }
 
 impl Constants {
-    /// Where a number lies, in bytes.
+    /// The location of an argument, in bytes.
     pub(super) fn place(&mut self, word: u32) -> Range<usize> {
         let words = &mut self.words;
         let index = *self.known.entry(word).or_insert_with(|| {
@@ -142,7 +140,7 @@ impl Constants {
         index * STEP..index * STEP + 4
     }
 
-    /// All of them as they lie.
+    /// The contents of the buffer.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.words.len() * STEP];
         for (to, word) in bytes.chunks_exact_mut(STEP).zip(&self.words) {
@@ -152,8 +150,8 @@ impl Constants {
     }
 }
 
-/// GPU cores by the kind of chip, which is the best that can be known: Metal does not tell. They
-/// bound how finely work is split, never what is computed.
+/// GPU cores, estimated from the name of the chip, since Metal does not report them. They affect
+/// only how finely work is split.
 pub(super) fn cores(name: &str) -> u32 {
     const KINDS: [(&str, u32); 4] = [("Apple A", 5), ("Ultra", 64), ("Max", 32), ("Pro", 16)];
     KINDS.iter().find(|(kind, _)| name.contains(kind)).map_or(10, |(_, cores)| *cores)

@@ -453,27 +453,27 @@ fn notes_are_waited_for_one_step_at_a_time() {
         return;
     }
     let driver = driver();
-    let mailbox = driver.mailbox(128).unwrap();
+    let pinned = driver.pinned(128).unwrap();
     let pipeline = driver.load(&special(&line("line"), 1.0)).unwrap();
     let numbers = Numbers::new().with_f32("by", 0.0).with("n", 2);
     let x = driver.buffer(8).unwrap();
     let launch = |at| {
-        let to = driver.part(&mailbox, at..at + 8).unwrap();
+        let to = driver.part(&pinned, at..at + 8).unwrap();
         driver.bind(&pipeline, &numbers, &[x.clone(), to]).unwrap()
     };
     let why = {
-        driver.poke(&mailbox, 0, &[0xFF; 4]).unwrap();
-        driver.peek(&mailbox, 0).unwrap_err().to_string()
+        driver.write_pinned(&pinned, 0, &[0xFF; 4]).unwrap();
+        driver.read_pinned(&pinned, 0).unwrap_err().to_string()
     };
-    assert!(why.contains("mailbox"), "{why}");
+    assert!(why.contains("pinned"), "{why}");
     for word in [0, 2] {
-        driver.poke(&mailbox, word, &[0xFF; 4]).unwrap();
+        driver.write_pinned(&pinned, word, &[0xFF; 4]).unwrap();
         driver.submit(&[launch(4 * word)]).unwrap();
     }
     let one = 1.0_f32.to_bits();
-    assert_eq!(driver.peek(&mailbox, 0).unwrap(), Some([one; 2]));
+    assert_eq!(driver.read_pinned(&pinned, 0).unwrap(), Some([one; 2]));
     assert_eq!(driver.api().waiting(), 1, "the second step is still under way");
-    driver.poke(&mailbox, 0, &[0xFF; 4]).unwrap();
-    assert_eq!(driver.peek(&mailbox, 2).unwrap(), Some([one; 2]));
-    assert!(driver.peek(&mailbox, 0).is_err() && driver.peek(&mailbox, 127).is_err());
+    driver.write_pinned(&pinned, 0, &[0xFF; 4]).unwrap();
+    assert_eq!(driver.read_pinned(&pinned, 2).unwrap(), Some([one; 2]));
+    assert!(driver.read_pinned(&pinned, 0).is_err() && driver.read_pinned(&pinned, 127).is_err());
 }

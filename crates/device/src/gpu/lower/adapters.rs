@@ -1,11 +1,12 @@
-//! Adapters: launches around the products whose matrices have sites. See
+//! Lowering of adapters: launches around the products whose matrices have adapter sites. See
 //! [`ops::low_rank::kernels`].
 //!
-//! A class of steps in which no row has an adapter is as if there were no sites. In the others a
-//! product is computed as it is there, so that a row without an adapter keeps its bits.
-//! `t = down x` is computed in front of it; our kernels of rows that decode add `scale up t` to
-//! their own sums, before a gate or a residual. What other products give is changed by one more
-//! launch; there a gate comes apart, since it needs both its operands as they are changed.
+//! A class of steps in which no row has an adapter is lowered as if there were no sites. In the
+//! others each product is computed as without adapters, so that a row without one keeps its bits.
+//! `t = down x` is computed before the product. The kernels for decode rows add `scale up t` to
+//! their own sums, before a gate or a residual. The outputs of other products are changed by one
+//! more launch; a gate is then computed separately, since it needs both operands with their
+//! adapters.
 
 use formats::{Error, Result};
 use ops::linear::gemm::{self, Types};
@@ -23,44 +24,44 @@ use super::products::Turn;
 use super::{Lowering, Recorder, Slot, TypedSlot};
 use crate::Seats;
 
-/// Rows of a prompt that a threadgroup changes, one after another.
+/// Rows of a prompt that one threadgroup changes, one after another.
 const BLOCK: u32 = 16;
 
-/// Arrays that adapters work with: see [`needs`].
+/// Number of scratch arrays of adapters; see [`Room::needs`].
 pub(in crate::gpu) const LOW: usize = 5;
 
 /// Whether rows of a class have adapters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(in crate::gpu) enum Adapted {
-    /// None has.
+    /// No row has one.
     #[default]
     No,
-    /// Some have, none of them DoRA's gains.
+    /// Some rows have adapters, none with DoRA gains.
     Plain,
-    /// Some may have gains.
+    /// Some rows have adapters that may have DoRA gains.
     Gains,
 }
 
-/// What an adapter has at a group of sites.
+/// The arrays of an adapter for a group of sites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gpu) enum Factor {
-    /// Every site's `down`, `[sites * rank, input]`; of a table `[input, rank]`.
+    /// Every site's `down`, `[sites * rank, input]`; for a table `[input, rank]`.
     Down,
-    /// Every site's `up`, one after another: `[outputs, rank]`.
+    /// Every site's `up`, concatenated: `[outputs, rank]`.
     Up,
-    /// For each site a scale, 0 where it changes nothing, and whether it has gains.
+    /// For each site its scale (0 without an adapter) and whether it has gains.
     Scales,
-    /// A gain for each output, then what is added to it.
+    /// A gain for each output, then an offset for each.
     Gains,
 }
 
 impl Factor {
-    /// All of them, in the order of their numbers.
+    /// All factors, in the order of their numbers.
     pub(in crate::gpu) const ALL: [Factor; 4] =
         [Factor::Down, Factor::Up, Factor::Scales, Factor::Gains];
 }
 
-/// The sites of a node: their factors lie together, and are multiplied together.
+/// The sites of a node. Their factors are stored together and multiplied together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::gpu) struct Group {
     /// Places of the matrices among those of the node, with their sites. Of a gate both are here,
@@ -70,24 +71,24 @@ pub(in crate::gpu) struct Group {
     input: usize,
     /// Rows of each matrix; columns of a table.
     outputs: Vec<usize>,
-    /// Whether it is a table, of which tokens pick rows.
+    /// Whether it is an embedding table, whose rows are picked by tokens.
     gathers: bool,
-    /// What factors are kept as: f32 beside a matrix in f32, else bf16, which holds them exactly.
+    /// The type of the factors: f32 beside an f32 matrix, else bf16, which holds them exactly.
     element: Scalar,
 }
 
 impl Group {
-    /// Ranks of all sites, each of which has room for `rank`.
+    /// Ranks of all sites together, each padded to `rank`.
     fn ranks(&self, rank: usize) -> usize {
         self.matrices.len() * rank
     }
 
-    /// Outputs of all sites.
+    /// Outputs of all sites together.
     fn all(&self) -> usize {
         self.outputs.iter().sum()
     }
 
-    /// The sites with a place among the group's, and the first of their outputs among all.
+    /// For each site: its index in the group, the site, and its first output in the group.
     pub(in crate::gpu) fn sites(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
         let starts = self.outputs.iter().scan(0, |end, out| {
             *end += out;
@@ -97,7 +98,7 @@ impl Group {
         all.filter_map(|(place, ((_, site), first))| Some((place, (*site)?, first)))
     }
 
-    /// What an adapter has here, for one seat: zeros, and bytes of an element.
+    /// Elements and element size of a factor, for one seat.
     pub(in crate::gpu) fn size(&self, factor: Factor, rank: usize) -> (usize, usize) {
         let element = self.element.bytes();
         match factor {
@@ -108,7 +109,7 @@ impl Group {
         }
     }
 
-    /// Puts what a site's adapter has to its place in bytes of the whole group's.
+    /// Writes a site's part of a factor into the bytes of the whole group's.
     pub(in crate::gpu) fn put(
         &self,
         factor: Factor,
@@ -118,8 +119,7 @@ impl Group {
         to: &mut [u8],
     ) {
         let own = delta.rank;
-        // Rows of the factor, their columns and those that there is room for, and the row from
-        // which on it has its place.
+        // The factor's values, their row length, the padded row length, and the first row to write.
         let (values, columns, room, from) = match factor {
             Factor::Down if self.gathers => (&delta.down, own, rank, 0),
             Factor::Down => (&delta.down, self.input, self.input, place * rank),
@@ -142,31 +142,31 @@ impl Group {
     }
 }
 
-/// Writes numbers as elements of a type, from one element on.
+/// Writes numbers as elements of a type, starting at element `from`.
 fn put(to: &mut [u8], scalar: Scalar, from: usize, values: &[f32]) {
     let size = scalar.bytes();
     for (to, value) in to[from * size..].chunks_exact_mut(size).zip(values) {
         match scalar {
-            // What bf16 is to hold it holds exactly: the lower half is zeros.
+            // The values are exact in bf16: the lower half of each is zero.
             Scalar::BF16 => to.copy_from_slice(&value.to_le_bytes()[2..]),
             _ => to.copy_from_slice(&value.to_le_bytes()),
         }
     }
 }
 
-/// What a kernel that adds `scale up t` to its own sums is told of its sites.
+/// The inputs of a kernel that adds `scale up t` to its own sums.
 pub(super) struct Sites {
     pub(super) low: Low,
     group: usize,
     count: u32,
-    /// `t`, with the elements of a row.
+    /// `t`, and its row length.
     t: (TypedSlot, usize),
     /// The seat of each row.
     seats: TypedSlot,
 }
 
 impl Sites {
-    /// Binds its buffers for the rows of a turn, or for all.
+    /// Binds its buffers for the rows of a turn, or for all rows.
     pub(super) fn bind(
         &self,
         turn: Option<&Turn>,
@@ -185,24 +185,24 @@ impl Sites {
     }
 }
 
-/// Room for adapters, and where a Program has it.
+/// Adapter seats and the groups of sites of a Program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::gpu) struct Room {
-    /// Adapters that there can be at a time.
+    /// Number of seats.
     pub(in crate::gpu) count: usize,
-    /// Ranks that each site has room for.
+    /// Rank that each site is padded to.
     pub(in crate::gpu) rank: usize,
-    /// All groups.
+    /// The groups of sites.
     pub(in crate::gpu) groups: Vec<Group>,
-    /// The group of each node.
+    /// The group of each node, if it has sites.
     nodes: Vec<Option<usize>>,
 }
 
 impl Room {
-    /// For so many adapters at a Program's sites.
+    /// Plans the given seats for a Program's sites.
     ///
     /// # Errors
-    /// Factors of more elements than kernels can count.
+    /// A factor with more elements than a kernel can index.
     pub(in crate::gpu) fn new(
         program: &Program,
         seats: Seats,
@@ -265,8 +265,9 @@ impl Room {
         self.count * all.iter().sum::<usize>()
     }
 
-    /// Bytes of each array that adapters work with in a class of so many rows: `t`; what products
-    /// overwrite; rows by seat: where each seat's begin, their order, blocks of them.
+    /// Bytes of each scratch array in a class of `rows` rows: `t`; residuals that products
+    /// overwrite; and the rows sorted by seat: the first row of each seat, their order, and blocks
+    /// of them.
     pub(in crate::gpu) fn needs(&self, rows: usize) -> [usize; LOW] {
         if self.count == 0 {
             return [0; LOW];
@@ -275,28 +276,28 @@ impl Room {
             self.groups.iter().map(|group| of(group, self.rank)).max().unwrap_or(0)
         };
         let (ranks, outputs) = (most(Group::ranks), most(|group, _| group.outputs[0]));
-        // No block has fewer than one row.
+        // No block has fewer rows than one.
         let words = [rows * ranks, rows * outputs, self.count + 1, rows, 2 * (rows + self.count)];
         words.map(|words| 4 * words)
     }
 }
 
 impl Lowering {
-    /// What factors are multiplied as in prompts: rounded to bf16, which nothing overflows, where
-    /// anything is rounded.
+    /// The type in which factors are multiplied for prompts: bf16, which does not overflow, unless
+    /// nothing is rounded.
     fn low_operand(&self) -> Scalar {
         if self.exact() { Scalar::F32 } else { Scalar::BF16 }
     }
 }
 
 impl Recorder<'_> {
-    /// The group of sites of a node, where rows of this class have adapters.
+    /// The group of sites of a node, if rows of this class have adapters.
     pub(super) fn group(&self, node: usize) -> Option<usize> {
         let adapted = self.key.adapted != Adapted::No;
         self.of.adapters.nodes.get(node).copied().flatten().filter(|_| adapted)
     }
 
-    /// A node with sites.
+    /// Records a node with sites.
     pub(super) fn adapted(&mut self, group: usize, node: &Node) -> Result<()> {
         let (x, y) = (node.inputs.first().copied(), node.outputs[0]);
         let Some(product) = node.op.product(node.weights.len()) else {
@@ -305,7 +306,7 @@ impl Recorder<'_> {
             return self.up(group, &[self.operand(y)], y, false);
         };
         if product.gated || self.takes_sites(node)? {
-            // It comes back when its operands are there.
+            // `self.group` is read when the node's operands have been recorded.
             self.group = Some((group, y));
             let done = self.plain(node);
             self.group = None;
@@ -314,7 +315,7 @@ impl Recorder<'_> {
         let x = x.ok_or_else(|| Error::new("low_rank", "an input", "none"))?;
         let norm = product.norm.map(|eps| (eps, node.weights[0]));
         let residual = product.residual.map(|input| self.operand(node.inputs[input]));
-        // A norm of many rows stays where the product read it.
+        // A norm of many rows remains in scratch after the product has read it.
         let normed = norm.is_some() && !self.row_by_row(y);
         if !normed {
             self.down(group, (self.operand(x), norm), residual.clone(), y)?;
@@ -329,15 +330,15 @@ impl Recorder<'_> {
         self.up(group, &ys, y, residual.is_some())
     }
 
-    /// Changes both operands of a gate, products of `x`.
+    /// Applies adapters to both operands of a gate, which are products of `x`.
     pub(super) fn change(&mut self, x: &TypedSlot, operands: &[TypedSlot]) -> Result<()> {
         let Some((group, y)) = self.group else { return Ok(()) };
         self.down(group, (x.clone(), None), None, y)?;
         self.up(group, operands, y, false)
     }
 
-    /// `t = down x` for the product in hand, whose kernel adds what becomes of it: what that is
-    /// told, if it has sites.
+    /// Records `t = down x` for the current product, if it has sites, and returns what its kernel
+    /// needs to add `scale up t`.
     pub(super) fn sites(
         &mut self,
         x: TypedSlot,
@@ -358,7 +359,7 @@ impl Recorder<'_> {
         Ok(Some(Sites { low, group, count, t, seats }))
     }
 
-    /// Whether rows of a value are computed one by one: those that decode, and those with logits.
+    /// Whether rows of a value are computed one by one: decode rows, and rows with logits.
     fn row_by_row(&self, y: ValueId) -> bool {
         self.key.kind == Kind::Decode || self.of.program.shape(y).rows == Rows::Outputs
     }
@@ -370,13 +371,13 @@ impl Recorder<'_> {
         Slot::Words(if outputs_only { outputs } else { tokens }.clone())
     }
 
-    /// One of the arrays of adapters' working memory, of so many words.
+    /// The first `words` words of one of the adapters' scratch arrays.
     fn low(&self, i: usize, words: usize) -> Slot {
         let start = self.layout.low[i].start;
         Slot::Arena(start..start + 4 * words)
     }
 
-    /// `t` of a table's rows.
+    /// Records the lookup of `t` in a table's factor.
     fn pick(&mut self, group: usize) -> Result<()> {
         let room = &self.of.adapters;
         let Group { input, element, .. } = room.groups[group];
@@ -394,7 +395,8 @@ impl Recorder<'_> {
         self.push(low_rank_pick(element), numbers.with("rows", rows as u32), &bound)
     }
 
-    /// `t = down x` for the rows of a product's result `y`, which may overwrite the residual.
+    /// Records `t = down x` for the rows of a product's result `y`, and keeps a copy of the
+    /// residual if `y` overwrites it and DoRA needs it.
     fn down(
         &mut self,
         group: usize,
@@ -441,7 +443,7 @@ impl Recorder<'_> {
             self.gather(format, residual.slot, Slot::Numbers(rows), rows, outer, kept)?;
         }
         let operand = self.of.low_operand();
-        // One schedule's blocks for all groups: rows are sorted by seat once.
+        // All groups use one block size, so that rows are sorted by seat only once.
         let schedule = self.low_schedule(rows);
         let [offsets, order, blocks] = self.by_seat(rows, schedule.bm)?;
         let types = Types { x: x.scalar, operand, y: Scalar::F32 };
@@ -461,8 +463,8 @@ impl Recorder<'_> {
         self.push(moe_gemm(types, Format::Dense(element), schedule), numbers, &bound)
     }
 
-    /// How `down x` of many rows is computed: each row's terms are added in one order, however many
-    /// there are.
+    /// The schedule of `down x` for many rows: a row's terms are summed in an order that does not
+    /// depend on the number of rows.
     fn low_schedule(&self, rows: usize) -> gemm::Schedule {
         let machine = self.of.facts.machine();
         let machine = gemm::Machine { wgmma: false, small_groups: false, ..machine };
@@ -474,8 +476,7 @@ impl Recorder<'_> {
         gemm::Schedule::alike((rows as u32, ranks), self.of.low_operand(), format, machine)
     }
 
-    /// Rows in the order of their seats, in blocks of `block`: where each seat's begin, the order,
-    /// the blocks.
+    /// Sorts rows by seat, in blocks of `block`: the first row of each seat, the order, the blocks.
     fn by_seat(&mut self, rows: usize, block: u32) -> Result<[Slot; 3]> {
         let count = self.of.adapters.count;
         let tiles = rows.div_ceil(block as usize) + count;
@@ -498,7 +499,7 @@ impl Recorder<'_> {
         Ok([offsets, order, blocks])
     }
 
-    /// Adds `scale up t` to what products gave, and does to them what DoRA does.
+    /// Adds `scale up t` to the outputs of products, and applies DoRA gains.
     fn up(
         &mut self,
         group: usize,

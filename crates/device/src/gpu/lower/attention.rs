@@ -1,4 +1,4 @@
-//! Attention, rotation and the cache.
+//! Lowering of attention, rotary embedding and cache writes.
 
 use formats::Result;
 use ops::attention::decode::{Schedule, Shares, attention_decode, attention_decode_codes};
@@ -13,21 +13,22 @@ use tile::types::Scalar;
 use super::{FEW, Lowering, Recorder, Slot, bucket, kv};
 use crate::CacheType;
 
-/// Bytes of the three arrays that split attention works with; the last is zeros between steps.
+/// Bytes of the three arrays of split attention: partial results, their softmax statistics, and
+/// counters, which are zero between steps.
 pub(in crate::gpu) type Scratch = [usize; 3];
 
-/// Parts of a row's keys at most where prompts too are attended to row by row: each has working
-/// memory.
+/// Most splits of a row's keys when prompt rows, too, are attended to one by one: each split has
+/// scratch.
 const PARTS_OF_PROMPTS: u32 = 4;
 
 impl Lowering {
-    /// Whether rows of prompts are attended to in tiles: the matrix units take 16 elements at a
-    /// time, of 16 bits.
+    /// Whether prompt rows are attended to in tiles. The matrix units take 16-bit elements, 16 at a
+    /// time.
     fn tiled(&self, op: &Attention) -> bool {
         !self.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256
     }
 
-    /// How the keys of a row that is attended to by itself are shared.
+    /// How threadgroups split the keys of a row that is attended to by itself.
     fn shares(&self, op: &Attention) -> Shares {
         match Shares::MANY {
             Shares::Own { least, .. } if self.batched && !self.tiled(op) => {
@@ -38,8 +39,8 @@ impl Lowering {
         }
     }
 
-    /// Bytes of attention's working memory that any class of up to so many rows needs, so many of
-    /// them where steps of many sequences decode.
+    /// Bytes of attention scratch for every class of up to `tokens` rows, or up to `decode` rows if
+    /// steps of many sequences attend to prompts in tiles.
     pub(in crate::gpu) fn scratch(&self, tokens: usize, decode: usize) -> Scratch {
         let mut most = [4; 3];
         for node in &self.program.nodes {
@@ -47,7 +48,7 @@ impl Lowering {
             let alone = if self.batched && self.tiled(op) { decode } else { tokens };
             for rows in 1..=alone {
                 let heads = bucket(rows) * op.heads;
-                // No schedule splits more.
+                // No other schedule splits more.
                 let schedule = Schedule::Lanes { stages: 0 };
                 let parts = heads * self.splits(schedule, op, rows, usize::MAX);
                 let needs = [4 * parts * op.head_dim, 8 * parts, 4 * heads];
@@ -57,7 +58,7 @@ impl Lowering {
         most
     }
 
-    /// Threadgroups that share the keys of a head, for so many positions.
+    /// Number of threadgroups that split the keys of a head, for a context of `length` positions.
     fn splits(&self, schedule: Schedule, op: &Attention, rows: usize, length: usize) -> usize {
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let heads = (op.kv_heads * rows) as u32;
@@ -66,7 +67,7 @@ impl Lowering {
     }
 }
 
-/// What kernels know the codes of a cache as, if it has any.
+/// The element type of the codes of a quantised cache; `None` for caches of floats.
 fn codes(kind: CacheType) -> Option<Scalar> {
     match kind {
         CacheType::Q8_0 => Some(Scalar::I8),
@@ -80,7 +81,7 @@ impl Recorder<'_> {
         Slot::Frequencies(self.of.ropes.iter().position(|r| r == rope).unwrap_or(0))
     }
 
-    /// What every kernel binds that reads or writes a layer's cache.
+    /// The constants and buffers of every kernel that reads or writes a layer's cache.
     fn cache(&self, layer: usize) -> (Numbers, Vec<(&'static str, Slot)>) {
         let group = self.of.groups[layer];
         let numbers = Numbers::new()
@@ -207,7 +208,7 @@ impl Recorder<'_> {
             self.push(kernel, numbers, &bound)?;
             return self.rotate(y);
         }
-        // The schedule of many sequences does not depend on how long they are.
+        // With many sequences the schedule must not depend on their lengths.
         let length = if self.of.batched { usize::MAX } else { self.key.length };
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let (shares, shared) = (self.of.shares(op), self.of.facts.shared);
@@ -231,7 +232,7 @@ impl Recorder<'_> {
         codes(self.of.cache).unwrap_or(self.of.half)
     }
 
-    /// Turns queries, or what was attended, where keys and values are turned.
+    /// Rotates queries or attention outputs in place, if keys and values are stored rotated.
     fn rotate(&mut self, x: ValueId) -> Result<()> {
         if !self.of.cache.rotates() {
             return Ok(());

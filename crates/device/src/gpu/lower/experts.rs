@@ -1,7 +1,7 @@
-//! Mixtures of experts: the pairs of a token and an expert one by one where there are few tokens, by
-//! expert where there are many. Either way a pair's bits do not depend on the other pairs, so that
-//! where the choice follows from a step's kind alone, as in a lowering for many sequences, neither
-//! do a row's.
+//! Lowering of mixtures of experts. With few tokens, the pairs of a token and an expert are
+//! computed one by one; with many, sorted by expert. In either form a pair's bits do not depend on
+//! the other pairs. If the step's kind alone decides the form, as in a lowering for many sequences,
+//! neither does a row's.
 
 use formats::{Error, Result};
 use ops::Experts;
@@ -19,8 +19,8 @@ use tile::types::Scalar;
 
 use super::{Recorder, Slot, TypedSlot};
 
-/// A product of experts: rows `x`, of which each is read by `share` pairs, become rows `y` of f32,
-/// one for each pair.
+/// A product of experts: from rows `x`, each read by `share` pairs, to f32 rows `y`, one for each
+/// pair.
 struct Product {
     x: TypedSlot,
     y: Slot,
@@ -32,7 +32,7 @@ struct Product {
 }
 
 impl Recorder<'_> {
-    /// One of the arrays of the mixture's working memory, of so many words.
+    /// The first `words` words of one of the mixture's scratch arrays.
     fn array(&self, i: usize, words: usize) -> Slot {
         let start = self.layout.mixture[i].start;
         Slot::Arena(start..start + 4 * words)
@@ -59,9 +59,9 @@ impl Recorder<'_> {
         self.push(kernel, numbers.clone(), &bound)?;
         let mut x = self.operand(node.inputs[0]);
         if op.weighs_inputs {
-            // Each row has one expert, and its own weight; where results lie later, weighed rows
-            // lie until they are read. Of one expert alone, the softmax is 1: what it gives is
-            // added as it is.
+            // Each row has one expert, and its own weight. Weighted rows are kept in the buffer of
+            // the outputs until they are read. The softmax over a single expert is 1, so its output
+            // is added unscaled.
             let weighed = self.array(8, pairs * width);
             let sizes = Numbers::new().with("rows", rows as u32).with("width", width as u32);
             let of = [("x", x.slot), ("s", weights.clone()), ("y", weighed.clone())];
@@ -134,8 +134,8 @@ impl Recorder<'_> {
             self.push(kernel, numbers.with("groups", groups), &bound)?;
         } else {
             let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
-            // Warpgroups add in an order of their own, which many sequences' rows would have where
-            // there are enough of them.
+            // Warpgroups sum in an order of their own, which would make the rows of many sequences
+            // depend on whether there are enough of them.
             let machine = self.of.facts.machine();
             let wgmma = machine.wgmma && !self.of.batched;
             let machine = Machine { wgmma, ..machine };

@@ -1,11 +1,11 @@
-//! Choosing tokens: what it works with, and its launches.
+//! Lowering of sampling: its buffers and launches.
 //!
-//! A run of steps that feed each other has words, a history, biases and a mailbox of its own, its
-//! seat's; there are a few seats, so that sessions whose steps alternate need not be staged again
-//! each time. Everything else lasts for a step.
+//! A run of steps that feed each other has its own words, history, biases and pinned notes. There
+//! are a few runs, so that sessions whose steps alternate need not be staged again each time. All
+//! other buffers last for one step.
 //!
-//! Steps of many sequences choose for each row with logits: what a sequence has of its own is then
-//! a part of one array, and the word of its slot in another.
+//! Steps of many sequences choose for each row with logits. The per-sequence state is then a part
+//! of one array, and each slot's latest token is a word in another.
 
 use formats::Result;
 use ops::sample::kernels;
@@ -14,10 +14,10 @@ use tile::types::Scalar;
 
 use super::{Recorder, Samples, Slot};
 
-/// Runs that can be under way.
+/// Runs that can be in progress at a time.
 pub(in crate::gpu) const SEATS: usize = 4;
 
-/// What sampling works with besides the logits and the step's words.
+/// Buffers of sampling, besides the logits and the step's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gpu) enum Sampling {
     History,
@@ -35,12 +35,12 @@ pub(in crate::gpu) enum Sampling {
     Latest,
 }
 
-/// How much sampling has room for.
+/// Sizes of the sampling buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gpu) struct Room {
     /// Rows of a step.
     pub(in crate::gpu) rows: usize,
-    /// Slots of which the latest token is kept; 0 where runs have seats instead.
+    /// Slots whose latest token is kept on the device; 0 if there are runs instead.
     pub(in crate::gpu) slots: usize,
     /// Tokens of each history.
     pub(in crate::gpu) history: usize,
@@ -49,7 +49,7 @@ pub(in crate::gpu) struct Room {
 }
 
 impl Sampling {
-    /// All of them, in the order of their numbers.
+    /// All buffers, in the order of their numbers.
     pub(in crate::gpu) const ALL: [Sampling; 13] = [
         Sampling::History,
         Sampling::Biases,
@@ -66,7 +66,7 @@ impl Sampling {
         Sampling::Latest,
     ];
 
-    /// How many there are.
+    /// Number of copies: one for each run, or a single one.
     pub(in crate::gpu) fn copies(self, room: Room) -> usize {
         match self {
             Sampling::History | Sampling::Biases | Sampling::Mail if room.slots == 0 => SEATS,
@@ -74,7 +74,7 @@ impl Sampling {
         }
     }
 
-    /// Words of one.
+    /// Words of one copy.
     pub(in crate::gpu) fn words(self, vocab: usize, room: Room) -> usize {
         let parts = |of: u32| vocab.div_ceil(of as usize);
         let row = match self {
@@ -96,7 +96,7 @@ impl Sampling {
 }
 
 impl Recorder<'_> {
-    /// Puts tokens in the place of those that are still named by the slots that chose them.
+    /// Replaces tokens that are [`CHOSEN`](program::CHOSEN) by the latest token of their slot.
     pub(super) fn take_chosen(&mut self) -> Result<()> {
         let bound = [
             ("slots", Slot::Words(self.words.slots.clone())),
@@ -107,8 +107,8 @@ impl Recorder<'_> {
         self.push(kernels::take(), numbers, &bound)
     }
 
-    /// Chooses a token from the logits of one row, and makes it the next step's; or from each
-    /// row's, for whichever steps come.
+    /// Chooses a token from the logits of one row and makes it the next step's input; or, without a
+    /// run, chooses for every row and stores the tokens by slot.
     pub(super) fn sample(&mut self, Samples { filters, seat }: Samples) -> Result<()> {
         let logits = self.of.program.results[0];
         let vocab = self.width(logits);

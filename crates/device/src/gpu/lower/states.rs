@@ -1,4 +1,4 @@
-//! What carries a state: short convolutions and gated delta nets.
+//! Lowering of operations with a recurrent state: short convolutions and gated delta nets.
 
 use formats::Result;
 use ops::{DeltaNet, ShortConv, delta_net, short_conv};
@@ -8,7 +8,7 @@ use tile::launch::Numbers;
 use super::{Recorder, Slot};
 
 impl Recorder<'_> {
-    /// What every kernel binds that carries a part of a layer's state.
+    /// The constants and buffers of every kernel that updates a part of a layer's state.
     fn states(&self, layer: usize) -> (Numbers, Vec<(&'static str, Slot)>) {
         let group = self.of.groups[layer];
         let numbers = Numbers::new()

@@ -1,4 +1,4 @@
-//! Trained vectors that count divided by the lengths of a matrix's rows: [`Divided`].
+//! Trained DoRA vectors, which are divided by the row norms of a matrix: [`Divided`].
 
 use formats::{Error, Result};
 use ops::gradient::gains::{numbers, row_gains};
@@ -13,7 +13,7 @@ use super::GpuTrainer;
 use crate::Divided;
 use crate::gpu::Backend;
 
-/// Refuses vectors of which only some are divided.
+/// Refuses Programs in which only some trained vectors are divided.
 pub(super) fn check(program: &Program, trained: &[WeightId], divided: &[Divided]) -> Result<()> {
     let vectors = trained.iter().filter(|id| program.weights[id.0].shape.len() != 2).count();
     if divided.is_empty() || vectors == divided.len() {
@@ -24,7 +24,7 @@ pub(super) fn check(program: &Program, trained: &[WeightId], divided: &[Divided]
 }
 
 impl<B: Backend> GpuTrainer<B> {
-    /// Computes lengths, and the vectors divided by them, if values have changed.
+    /// Computes row norms and the divided vectors, if values have changed.
     pub(super) fn divide(&mut self) -> Result<()> {
         if !std::mem::take(&mut self.due) || self.divided.is_empty() {
             return Ok(());
@@ -75,7 +75,7 @@ impl<B: Backend> GpuTrainer<B> {
         Ok(())
     }
 
-    /// Divides the gradients of what was divided, if the Program that ran has gradients.
+    /// Divides the gradients of divided vectors, if the Program that ran has gradients.
     pub(super) fn divide_gradients(&mut self, number: usize) -> Result<()> {
         let [matrices, end] = self.ends;
         if self.divided.is_empty() || self.lowerings[number].program.results.len() < 2 {

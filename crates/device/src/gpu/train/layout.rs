@@ -1,4 +1,4 @@
-//! Where a batch's values and words lie, and of what type values are.
+//! The layout of a batch's values and words, and the types of values.
 
 use std::ops::Range;
 
@@ -12,8 +12,8 @@ use super::lower::Lowering;
 /// Alignment of scratch and of results.
 const ALIGN: usize = 256;
 
-/// Types of all values: that of activations, or f32 for what has the shape of a weight and for what
-/// belongs to a row or a head as one number.
+/// The types of all values: that of activations, or f32 for values with a weight's shape and for
+/// one number per row or head.
 pub(super) fn types(program: &Program, scalar: Scalar) -> Vec<Scalar> {
     let fixed = |v: &ops::Shape| matches!(v.rows, Rows::Fixed(_));
     let of = |v| if fixed(v) { Scalar::F32 } else { scalar };
@@ -28,11 +28,11 @@ pub(super) fn types(program: &Program, scalar: Scalar) -> Vec<Scalar> {
     types
 }
 
-/// What tells the classes of batches apart: all rounded up, so that batches share classes.
+/// The key of a class of batches: sizes, all rounded up so that batches share classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) tokens: usize,
-    /// Those that predict something.
+    /// Rows with a loss.
     pub(super) outputs: usize,
     pub(super) sequences: usize,
     /// Rows of the longest sequence.
@@ -40,14 +40,14 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// For so many tokens, as sequences whose first rows are given.
+    /// For these sequences, given by the first row of each row's sequence.
     pub(super) fn new(first: &[u32], outputs: usize) -> Counts {
         let lengths = first.chunk_by(|a, b| a == b).map(<[u32]>::len);
         let (sequences, longest) = (lengths.clone().count(), lengths.max().unwrap_or(0));
         Counts::whole([first.len(), outputs], sequences, longest)
     }
 
-    /// For as many sequences as there can be of so many tokens.
+    /// For the most sequences that `tokens` rows can have.
     pub(super) fn most(tokens: usize, outputs: usize) -> Counts {
         Counts::whole([tokens, outputs], tokens, tokens)
     }
@@ -55,19 +55,19 @@ impl Counts {
     fn whole(rows: [usize; 2], sequences: usize, longest: usize) -> Counts {
         let up = |n: usize| n.next_multiple_of(if n > 256 { 128 } else { 16 });
         let [tokens, outputs] = rows.map(up);
-        // What is filled up with is a sequence of its own.
+        // Padding rows form a sequence of their own.
         let sequences = (sequences + 1).next_power_of_two();
         let longest = longest.max(tokens - rows[0]).next_power_of_two();
         Counts { tokens, outputs: outputs.min(tokens), sequences, longest }
     }
 
-    /// Rows that a value has.
+    /// Number of rows of a value.
     pub(super) fn rows(self, rows: Rows) -> usize {
         rows.count(self.tokens, self.outputs)
     }
 }
 
-/// Where the words of a batch lie, in bytes.
+/// The layout of a batch's words, in bytes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Words {
     pub(super) tokens: Range<usize>,
@@ -79,7 +79,7 @@ pub(super) struct Words {
     pub(super) picks: Range<usize>,
     /// The first row of each sequence, and the end.
     pub(super) starts: Range<usize>,
-    /// As many zeros as there are tokens.
+    /// Zeros, one for each token.
     pub(super) zeros: Range<usize>,
     pub(super) bytes: usize,
 }
@@ -110,16 +110,17 @@ impl Words {
     }
 }
 
-/// The arena of a Program for so many rows. It begins with the gradients of trained weights, which
-/// have one place in all Programs, so that nothing else is ever written between them.
+/// The arena of a Program for batches of a class. The gradients of trained weights come first, at
+/// the same offsets in all Programs, so that the padding between them is never written.
 pub(super) struct Layout {
     plan: Plan,
     counts: Counts,
-    /// Where the values begin that are not gradients.
+    /// Start of the values that are not gradients.
     first: usize,
-    /// Where each result lies.
+    /// The offset of each result.
     placed: Vec<(ValueId, usize)>,
-    /// Products with the head, their gradients, and what attention's gradients pass on.
+    /// Scratch: logits of the head, their gradients, and one number per row and head for
+    /// attention's gradients.
     pub(super) products: Range<usize>,
     pub(super) slopes: Range<usize>,
     pub(super) along: Range<usize>,

@@ -1,8 +1,8 @@
-//! From the operations of a Program in training to launches.
+//! Lowers the operations of a training Program to launches.
 //!
-//! Products go to the vendor's library where there is one, operands are rounded and sizes are those
-//! of whole vectors; the rest go to `matmul`. Matrices that are packed, or of another type than
-//! activations, are unpacked before each product with them.
+//! Products go to the vendor's library if it exists, operands have 16 bits and rows are whole
+//! vectors; all others go to `matmul`. Matrices that are packed, or of another type than
+//! activations, are unpacked before each product.
 
 use std::ops::Range;
 
@@ -25,27 +25,27 @@ use super::layout::{Counts, Layout, Words, types};
 use crate::gpu::lower::{Kernels, Slot, Step};
 use crate::gpu::{Facts, ProductShape};
 
-/// Products with a head that are in memory at once, at most, and rows of them.
+/// Most logits of the head held at once, and the least and most rows of them.
 const PRODUCTS: usize = 1 << 27;
 const ROWS: [usize; 2] = [16, 4096];
 
-/// A Program and what its lowering depends on.
+/// A Program and everything that its lowering depends on.
 pub(super) struct Lowering {
     pub(super) program: Program,
     pub(super) facts: Facts,
-    /// The type of activations, and of matrices that are multiplied with them.
+    /// The type of activations and of the matrices multiplied with them.
     pub(super) scalar: Scalar,
     /// The types of all values.
     pub(super) types: Vec<Scalar>,
-    /// How matrices are packed.
+    /// The format of each matrix.
     pub(super) formats: Vec<Option<Format>>,
-    /// Trained weights in the order of their gradients, and the bytes of each among all of them.
+    /// Trained weights in the order of their gradients, with their byte ranges.
     pub(super) trained: Vec<(WeightId, Range<usize>)>,
     /// Distinct rotations of all Programs.
     pub(super) ropes: Vec<Rope>,
 }
 
-/// Refuses the first operation that has no kernels in training.
+/// Refuses the first operation that has no training kernels.
 fn check(program: &Program) -> Result<()> {
     for node in &program.nodes {
         let known = match &node.op {
@@ -59,7 +59,7 @@ fn check(program: &Program) -> Result<()> {
                 Gradient::RmsNormBackward(_) | Gradient::Gathered(_) => true,
                 Gradient::LayerNormBackward(norm) => !norm.weight,
                 Gradient::AttendBackward(of) => !of.0.sinks,
-                // Of a head's bias.
+                // A head with a bias has no kernel.
                 Gradient::CrossEntropy(of) => !(of.head && node.weights.len() > 1),
                 Gradient::Attend(_) | Gradient::Fill(_) | Gradient::MapBackward(_) => true,
                 Gradient::LinearBackward(_) | Gradient::Outer(_) | Gradient::SumRows(_) => true,
@@ -79,7 +79,7 @@ fn check(program: &Program) -> Result<()> {
 
 impl Lowering {
     /// # Errors
-    /// An operation that GPUs have not in training.
+    /// An operation without training kernels on GPUs.
     pub(super) fn new(
         program: Program,
         facts: Facts,
@@ -98,7 +98,7 @@ impl Lowering {
         Ok(Lowering { program, facts, scalar, types, formats, trained, ropes: Vec::new() })
     }
 
-    /// The gradients among the results, and where each begins in the arena.
+    /// The gradients among the results, with their offsets in the arena.
     pub(super) fn gradients(&self) -> Vec<(ValueId, usize)> {
         let own = self.program.results.iter().skip(1).zip(&self.trained);
         own.map(|(v, (_, range))| (*v, range.start)).collect()
@@ -113,8 +113,7 @@ impl Lowering {
             .map_or(0, |end| end.next_multiple_of(ALIGN))
     }
 
-    /// Bytes of the largest matrix that is unpacked, and the most rows of one that is or that is
-    /// rounded.
+    /// Bytes of the largest matrix to unpack, and most rows of a matrix to unpack or round.
     pub(super) fn unpacked(&self) -> [usize; 2] {
         let mut most = [0; 2];
         for (id, (weight, format)) in self.program.weights.iter().zip(&self.formats).enumerate() {
@@ -131,21 +130,21 @@ impl Lowering {
         most
     }
 
-    /// Rows of a head's products that are made at once.
+    /// Rows of logits that are computed at once.
     fn chunk(&self, head: WeightId, rows: usize) -> usize {
         let vocab = self.program.weights[head.0].shape[0];
         (PRODUCTS / vocab).clamp(ROWS[0], ROWS[1]).min(rows.max(1))
     }
 
-    /// Rows that a norm normalises, each as long as its weight.
+    /// Number of rows of a norm, each as wide as its weight.
     fn norm_rows(&self, node: &Node, counts: Counts) -> usize {
         let shape = self.program.shape(node.inputs[0]);
         let width: usize = self.program.weights[node.weights[0].0].shape.iter().product();
         counts.rows(shape.rows) * (shape.width / width.max(1))
     }
 
-    /// Bytes of a head's products, of their gradients, and of a number for each head or norm of
-    /// every row.
+    /// Bytes of scratch: the head's logits, their gradients, and one number for each head or norm
+    /// of every row.
     pub(super) fn scratch(&self, counts: Counts) -> [usize; 3] {
         let mut most = [0; 3];
         for node in &self.program.nodes {
@@ -190,7 +189,7 @@ impl Lowering {
     }
 }
 
-/// The launches of one class in the making.
+/// The launches of one class, while they are recorded.
 struct Recorder<'a> {
     of: &'a Lowering,
     counts: Counts,
@@ -200,7 +199,7 @@ struct Recorder<'a> {
     steps: Vec<Step>,
 }
 
-/// A node whose operation is asked for its launches.
+/// A node, as seen by the operation that records its launches.
 struct Operands<'a, 'b> {
     recorder: &'a mut Recorder<'b>,
     node: &'a Node,
@@ -256,10 +255,10 @@ impl Launches for Operands<'_, '_> {
     }
 }
 
-/// Where a matrix begins and the type of its elements: part of the arena, or a weight.
+/// A matrix in the arena or among the weights, with its element type.
 #[derive(Clone)]
 struct Matrix {
-    /// As many elements as it has.
+    /// Exactly the matrix's bytes.
     slot: Slot,
     scalar: Scalar,
 }
@@ -269,7 +268,7 @@ impl Matrix {
         self.slot.clone()
     }
 
-    /// So many of its elements from one on.
+    /// A range of its elements; a weight is returned whole.
     fn part(&self, first: usize, elements: usize) -> Matrix {
         let Slot::Arena(range) = &self.slot else { return self.clone() };
         let start = range.start + first * self.scalar.bytes();
@@ -278,13 +277,13 @@ impl Matrix {
     }
 }
 
-/// One side of a product, and whether it lies turned: `[terms, rows]`.
+/// An operand of a product; if `turned`, it is stored as `[terms, rows]`.
 struct Side {
     matrix: Matrix,
     turned: bool,
 }
 
-/// What a product is added to.
+/// What is added to a product.
 #[derive(Default)]
 struct Added {
     bias: Option<WeightId>,
@@ -316,7 +315,7 @@ impl Recorder<'_> {
         self.of.formats[weight.0].ok_or_else(named)
     }
 
-    /// A matrix in the type of activations: it is unpacked unless it has that type.
+    /// A matrix in the type of activations, unpacked if it has another.
     fn matrix(&mut self, weight: WeightId) -> Result<Matrix> {
         let (format, scalar) = (self.format(weight)?, self.of.scalar);
         if format == Format::Dense(scalar) {
@@ -367,7 +366,7 @@ impl Recorder<'_> {
         }
     }
 
-    /// The product of a value with a matrix, or with its transpose if that is `turned`.
+    /// Records the product of a value with a matrix, or with its transpose if `turned`.
     fn linear(
         &mut self,
         x: ValueId,
@@ -382,7 +381,7 @@ impl Recorder<'_> {
         self.product(sizes, x, side, added, self.value(y))
     }
 
-    /// `y[rows, columns] = sum over terms of a(row, term) b(column, term)`, plus what is added.
+    /// Records `y[rows, columns] = sum over terms of a(row, term) b(column, term)`, plus `added`.
     fn product(
         &mut self,
         [rows, columns, terms]: [usize; 3],
@@ -394,7 +393,7 @@ impl Recorder<'_> {
         if self.is_vendors([rows, columns, terms], &a, &b, &added, y.scalar) {
             let mut add = added.matrix;
             if let Some(bias) = added.bias {
-                // Every row begins as the bias.
+                // Every row starts as the bias.
                 let zeros = Slot::Words(self.words.zeros.start..self.words.zeros.start + 4 * rows);
                 let bound = [("tokens", zeros), ("table", Slot::Weight(bias.0)), ("y", y.slot())];
                 let kernel = embed::kernel(Format::Dense(Scalar::F32), y.scalar);
@@ -431,8 +430,7 @@ impl Recorder<'_> {
         self.push(kernel, matmul::numbers([rows, columns, terms]), &bound)
     }
 
-    /// Whether a product is one for the vendor's library: of 16-bit operands, and whole vectors of
-    /// each row that it reads.
+    /// Whether a product suits the vendor's library: 16-bit operands, and rows of whole vectors.
     fn is_vendors(
         &self,
         [rows, columns, terms]: [usize; 3],
@@ -443,7 +441,7 @@ impl Recorder<'_> {
     ) -> bool {
         let half = a.matrix.scalar;
         let types = half != Scalar::F32 && half == b.matrix.scalar;
-        // Elements from row to row.
+        // Stride of each matrix, in elements.
         let strides =
             [if a.turned { rows } else { terms }, if b.turned { columns } else { terms }, columns];
         let whole = strides.iter().all(|stride| stride.is_multiple_of(8));
@@ -451,7 +449,7 @@ impl Recorder<'_> {
         self.of.facts.products.is_some() && types && whole && one && (y == half || y == Scalar::F32)
     }
 
-    /// Whether the matrix units' kernels take an attention.
+    /// Whether the matrix-unit kernels support this attention.
     fn on_tiles(&self, of: &Attention) -> bool {
         self.of.scalar != Scalar::F32 && of.head_dim.is_multiple_of(16) && of.head_dim <= 128
     }
@@ -515,8 +513,8 @@ impl Recorder<'_> {
         self.push(tiles::attend_tile_keys(scalar, form), numbers, &keys)
     }
 
-    /// The gradients of an RMS norm and of its weight, which comes first: the other may take the
-    /// place of what both read.
+    /// Records the gradients of an RMS norm. The weight's gradient comes first, since the input's
+    /// may overwrite what both read.
     fn norm_backward(&mut self, eps: f32, node: &Node) -> Result<()> {
         let value = |v: ValueId| self.value(v).slot();
         let [x, dy, dx, dweight] =
@@ -535,7 +533,7 @@ impl Recorder<'_> {
         self.push(norms::norm_backward(scalar, rms_norm::team(width), false), numbers, &bound)
     }
 
-    /// Losses, some rows at a time: products with the head become their own gradients, and are
+    /// Records losses, some rows at a time: logits are replaced by their gradients, which are
     /// multiplied back.
     fn losses(&mut self, of: &CrossEntropy, node: &Node) -> Result<()> {
         let (x, head, scalar) = (node.inputs[0], node.weights[0], self.of.scalar);

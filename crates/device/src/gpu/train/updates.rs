@@ -1,4 +1,4 @@
-//! What updates of trained weights are made of, and the kernels that make them.
+//! The state of weight updates, and the kernels that apply them.
 
 use std::ops::Range;
 
@@ -16,18 +16,18 @@ use super::GpuTrainer;
 use crate::Kept;
 use crate::gpu::Backend;
 
-/// Sums of gradients and moments, from the first update on. Each is as long as the values of all
+/// Gradient sums and moments, allocated at the first update. Each is as long as the values of all
 /// trained weights.
 pub(super) struct Updates<B: Backend> {
     sums: B::Buffer,
     first: B::Buffer,
     second: B::Buffer,
-    /// Sums of squares of parts of the sums.
+    /// Partial sums of squares of the gradient sums.
     squares: B::Buffer,
 }
 
 impl<B: Backend> GpuTrainer<B> {
-    /// Elements of all trained weights, and of what lies between them.
+    /// Elements of all trained weights, including the padding between them.
     fn elements(&self) -> Result<u32> {
         let more = |_| Error::new("train", "trained weights of 2^32 elements at most", "more");
         u32::try_from(self.ends[1] / 4).map_err(more)
@@ -44,7 +44,7 @@ impl<B: Backend> GpuTrainer<B> {
         self.updates.as_ref().ok_or_else(|| Error::new("train", "sums of gradients", "none"))
     }
 
-    /// Where something that is kept of a trained weight of so many elements lies.
+    /// The buffer of a value that is kept for a trained weight of `elements` elements.
     pub(super) fn place(
         &mut self,
         weight: WeightId,
@@ -67,7 +67,7 @@ impl<B: Backend> GpuTrainer<B> {
         self.backend.part(&of, range)
     }
 
-    /// A kernel bound to buffers.
+    /// Binds a kernel to buffers.
     pub(super) fn bound(
         &mut self,
         recipe: Recipe,
@@ -79,7 +79,7 @@ impl<B: Backend> GpuTrainer<B> {
         self.backend.bind(&self.pipelines[kernel], numbers, buffers)
     }
 
-    /// Launches a kernel by itself.
+    /// Binds and launches a single kernel.
     pub(super) fn launch(
         &mut self,
         recipe: Recipe,
@@ -143,7 +143,7 @@ impl<B: Backend> GpuTrainer<B> {
         self.part_of_update(matrices..end, &Rule { keep: 1.0, ..*rule }, Scalar::F32)
     }
 
-    /// Updates what lies in a range of bytes, whose operands have a type.
+    /// Updates the weights in a byte range, whose operands have this type.
     fn part_of_update(&mut self, range: Range<usize>, rule: &Rule, operand: Scalar) -> Result<()> {
         if range.is_empty() {
             return Ok(());

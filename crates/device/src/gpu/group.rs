@@ -1,5 +1,5 @@
-//! Where simulated ranks add up or gather what each has: they wait for each other, and whoever
-//! comes last joins all of it, in the order of ranks.
+//! All-reduce and all-gather for simulated ranks: the ranks wait for each other, and the last to
+//! arrive combines the contributions in rank order.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -7,71 +7,71 @@ use formats::{Error, Result};
 
 use crate::ranks::{Group, PLACE};
 
-/// Of so many ranks, each a thread of its own.
-pub(crate) struct Meeting {
+/// An in-process all-reduce group of simulated ranks, one thread each.
+pub(crate) struct AllReduceGroup {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// What becomes of what all ranks give.
+/// How the contributions of all ranks are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Joins {
-    /// Their sum.
+pub(crate) enum Combine {
+    /// Elementwise sum.
     Sum,
-    /// One after the other.
+    /// Concatenation in rank order.
     Gather,
 }
 
 struct State {
-    /// What each rank has given, and to what.
-    given: Vec<Option<(Joins, Vec<f32>)>>,
+    /// Each rank's operation and contribution, once it has arrived.
+    given: Vec<Option<(Combine, Vec<f32>)>>,
     joined: Vec<f32>,
-    /// How often all have met.
+    /// Number of completed operations.
     round: u64,
-    /// Ranks that have not yet taken the last one.
+    /// Ranks that have not yet taken the last result.
     leaving: usize,
-    /// Whether a rank has failed, so that nobody is to wait for it.
+    /// Whether a rank has failed, so that waiting is pointless.
     broken: bool,
 }
 
-impl Meeting {
-    /// Of so many ranks.
-    pub(crate) fn new(ranks: usize) -> Meeting {
+impl AllReduceGroup {
+    /// A group of `ranks` ranks.
+    pub(crate) fn new(ranks: usize) -> AllReduceGroup {
         let state =
             State { given: vec![None; ranks], joined: vec![], round: 0, leaving: 0, broken: false };
-        Meeting { state: Mutex::new(state), changed: Condvar::new() }
+        AllReduceGroup { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// What becomes of what all ranks give, once all have come.
+    /// Contributes `values`, waits for all ranks, and returns the combined result.
     ///
     /// # Errors
-    /// If a rank has failed, another has come for something else, or gives more or fewer values to
-    /// a sum.
-    pub(crate) fn join(&self, rank: usize, joins: Joins, values: Vec<f32>) -> Result<Vec<f32>> {
+    /// A rank that failed, ranks that ask for different operations, or summands of different
+    /// lengths.
+    pub(crate) fn join(&self, rank: usize, combine: Combine, values: Vec<f32>) -> Result<Vec<f32>> {
         let failed = || Error::new(PLACE, "all ranks", "one that failed");
         let mut state = self.wait(self.lock(), |state| state.leaving > 0);
         if state.broken {
             return Err(failed());
         }
-        state.given[rank] = Some((joins, values));
+        state.given[rank] = Some((combine, values));
         let round = state.round;
         if state.given.iter().all(Option::is_some) {
             let given = || state.given.iter().flatten();
             let parts: Vec<&[f32]> = given().map(|(_, part)| part.as_slice()).collect();
             let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
             let uneven = lengths.iter().any(|length| *length != lengths[0]);
-            if given().any(|(other, _)| *other != joins) || (joins == Joins::Sum && uneven) {
+            if given().any(|(other, _)| *other != combine) || (combine == Combine::Sum && uneven) {
                 drop(state);
                 self.break_up();
                 return Err(Error::new("sim", "ranks that give alike", format!("{lengths:?}")));
             }
-            let joined = match joins {
-                Joins::Sum => {
+            let joined = match combine {
+                Combine::Sum => {
                     let mut sum = vec![0.0; lengths[0]];
                     ops::all_reduce::reference(&parts, &mut sum);
                     sum
                 }
-                Joins::Gather => parts.concat(),
+                Combine::Gather => parts.concat(),
             };
             state.leaving = state.given.len();
             state.given.iter_mut().for_each(|part| *part = None);
@@ -93,7 +93,7 @@ impl Meeting {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for as long as that holds and no rank has failed.
+    /// Waits while `holds` is true and no rank has failed.
     fn wait<'a>(
         &self,
         state: MutexGuard<'a, State>,
@@ -104,7 +104,7 @@ impl Meeting {
     }
 }
 
-impl Group for Meeting {
+impl Group for AllReduceGroup {
     fn break_up(&self) {
         self.lock().broken = true;
         self.changed.notify_all();
@@ -124,10 +124,10 @@ mod tests {
 
     #[test]
     fn all_ranks_get_every_sum() {
-        let meeting = Meeting::new(3);
+        let group = AllReduceGroup::new(3);
         let sums = |rank: usize| -> Vec<f32> {
             let given = |round: u16| vec![f32::from(round) + rank as f32];
-            let sum = |round| meeting.join(rank, Joins::Sum, given(round)).unwrap()[0];
+            let sum = |round| group.join(rank, Combine::Sum, given(round)).unwrap()[0];
             (0..100).map(sum).collect()
         };
         let all: Vec<Vec<f32>> = std::thread::scope(|scope| {
@@ -140,35 +140,35 @@ mod tests {
 
     #[test]
     fn ranks_gather_in_their_order_and_come_for_the_same() {
-        let meeting = Meeting::new(2);
-        let meet = |joins: [Joins; 2]| {
-            meeting.mend().unwrap();
+        let group = AllReduceGroup::new(2);
+        let meet = |combine: [Combine; 2]| {
+            group.mend().unwrap();
             std::thread::scope(|scope| {
-                let other = scope.spawn(|| meeting.join(1, joins[1], vec![3.0]));
-                [meeting.join(0, joins[0], vec![1.0, 2.0]), other.join().unwrap()]
+                let other = scope.spawn(|| group.join(1, combine[1], vec![3.0]));
+                [group.join(0, combine[0], vec![1.0, 2.0]), other.join().unwrap()]
             })
         };
-        for found in meet([Joins::Gather; 2]) {
+        for found in meet([Combine::Gather; 2]) {
             assert_eq!(found.unwrap(), [1.0, 2.0, 3.0]);
         }
-        assert!(meet([Joins::Sum; 2]).iter().all(Result::is_err), "a sum of unlike lengths");
-        assert!(meet([Joins::Sum, Joins::Gather]).iter().all(Result::is_err));
+        assert!(meet([Combine::Sum; 2]).iter().all(Result::is_err), "a sum of unlike lengths");
+        assert!(meet([Combine::Sum, Combine::Gather]).iter().all(Result::is_err));
     }
 
     #[test]
     fn nobody_waits_for_one_that_failed() {
-        let meeting = Meeting::new(2);
+        let group = AllReduceGroup::new(2);
         let why = std::thread::scope(|scope| {
             let waiting =
-                scope.spawn(|| meeting.join(0, Joins::Sum, vec![1.0]).unwrap_err().to_string());
-            meeting.break_up();
+                scope.spawn(|| group.join(0, Combine::Sum, vec![1.0]).unwrap_err().to_string());
+            group.break_up();
             waiting.join().unwrap()
         });
         assert!(why.contains("one that failed"), "{why}");
-        meeting.mend().unwrap();
+        group.mend().unwrap();
         let other = std::thread::scope(|scope| {
-            let other = scope.spawn(|| meeting.join(1, Joins::Sum, vec![2.0]));
-            let mine = meeting.join(0, Joins::Sum, vec![1.0, 1.0]);
+            let other = scope.spawn(|| group.join(1, Combine::Sum, vec![2.0]));
+            let mine = group.join(0, Combine::Sum, vec![1.0, 1.0]);
             [mine, other.join().unwrap()]
         });
         assert!(other.iter().all(Result::is_err), "{other:?}");
