@@ -476,6 +476,10 @@ pub(crate) struct Run {
     /// --json
     #[arg(long, alias = "stream-json", conflicts_with = "json")]
     pub(crate) json_lines: bool,
+    /// Tell the N likeliest tokens of each position and their log-probabilities, before any sampling
+    /// setting: in the JSON, or on standard error behind the text
+    #[arg(long, aliases = ["logprobs", "n-probs"], value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub(crate) top_logprobs: Option<u8>,
     /// Say what is in effect: the model, the prompt's tokens, the sampling chain
     #[arg(short, long)]
     pub(crate) verbose: bool,
@@ -552,7 +556,7 @@ pub(crate) struct Chat {
     override_usage = "delft batch [OPTIONS] [MODEL] <FILE>",
     after_help = "\
 A line has a prompt (text, or token ids) or messages, and settings under OpenAI's names: max_tokens, temperature, top_p, \
-seed, stop, .. What it does not say is as the flags have it. It may be a line of OpenAI's batch files, with custom_id \
+seed, stop, logprobs, .. What it does not say is as the flags have it. It may be a line of OpenAI's batch files, with custom_id \
 and body, and is then answered in the shape of their results. Many lines are computed at a time, answers keep their order, \
 and a line that cannot be answered is answered with its error.
 

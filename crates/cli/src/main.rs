@@ -13,6 +13,7 @@ mod generate;
 mod grammar;
 mod interrupt;
 mod load;
+mod logprobs;
 mod machine;
 mod markdown;
 mod progress;

@@ -56,7 +56,7 @@ pub use prefix::Miss;
 pub use prepare::Prepared;
 pub use profile::{Profiler, Step};
 pub use prompt::Prompt;
-pub use request::{Generating, Request};
+pub use request::{Generated, Generating, Request};
 pub use resident::peak_rss_bytes;
 pub use saved::CachedLayer;
 pub use session::{Logits, Rows, Session};

@@ -152,6 +152,55 @@ impl Engine {
     }
 }
 
+/// The outcome of one of several requests; see [`Engine::batch_generate`].
+#[derive(Debug, Clone)]
+pub struct Generated {
+    /// The tokens, the model's end token included; where it failed, those before.
+    pub tokens: Vec<Token>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// What it took.
+    pub metrics: Metrics,
+    /// Why it failed; the others go on.
+    pub error: Option<Error>,
+}
+
+impl Generated {
+    /// Its text.
+    pub fn text(&self) -> String {
+        self.tokens.iter().map(|token| token.text.as_str()).collect()
+    }
+
+    fn of(submitted: Result<Generating>) -> Generated {
+        let (mut tokens, mut error) = (Vec::new(), None);
+        let (finish, metrics) = match submitted {
+            Ok(mut generating) => {
+                for token in generating.by_ref() {
+                    match token {
+                        Ok(token) => tokens.push(token),
+                        Err(why) => error = Some(why),
+                    }
+                }
+                (generating.finish().cloned(), generating.metrics())
+            }
+            Err(why) => {
+                error = Some(why);
+                (None, Metrics::default())
+            }
+        };
+        Generated { tokens, finish: finish.unwrap_or(Finish::Failed), metrics, error }
+    }
+}
+
+impl Engine {
+    /// Generates behind several prompts, which are computed together, and waits for all of them:
+    /// their outcomes in the same order. A prompt that fails has its error among them.
+    pub fn batch_generate(&self, requests: impl IntoIterator<Item = Request>) -> Vec<Generated> {
+        let submitted: Vec<_> = requests.into_iter().map(|request| self.submit(request)).collect();
+        submitted.into_iter().map(Generated::of).collect()
+    }
+}
+
 impl Generating {
     /// Why it ended; none while it runs.
     pub fn finish(&self) -> Option<&Finish> {

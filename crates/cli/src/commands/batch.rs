@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use delft::structured::Grammar;
-use delft::{Engine, Error, Finish, GenerateOptions, Generating, Metrics, Prompt, Request};
+use delft::{Engine, Error, Finish, GenerateOptions, Generating, Metrics, Prompt, Request, Token};
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
@@ -20,7 +20,7 @@ use crate::args::{Batch, LoadArgs};
 use crate::grammar::Maker;
 use crate::progress::style;
 use crate::terminal::{Outcome, Stop, aside, line, stderr_is_terminal};
-use crate::{interrupt, load, sampling};
+use crate::{interrupt, load, logprobs, sampling};
 
 /// Requests that are handed to the engine before the first of them is answered.
 const AHEAD: usize = 64;
@@ -122,8 +122,17 @@ impl Lines {
 
 /// The outcome of a request.
 struct Answer {
-    result: Result<(String, Finish), Error>,
+    result: Result<Text, Error>,
     metrics: Metrics,
+}
+
+/// What a request was answered with.
+struct Text {
+    text: String,
+    finish: Finish,
+    /// Its tokens, where their log-probabilities are wanted; an end token, which has no text, is not
+    /// among them.
+    told: Option<Vec<Token>>,
 }
 
 impl Line {
@@ -163,6 +172,11 @@ impl Line {
         format!("line {}", self.number)
     }
 
+    /// Whether it is a conversation that is to be continued.
+    fn chats(&self) -> bool {
+        self.body().is_ok_and(|body| body.contains_key("messages"))
+    }
+
     /// The answer as a line of the results.
     fn shape(&self, engine: &Engine, answer: Answer) -> Value {
         let Answer { result, metrics } = answer;
@@ -171,10 +185,16 @@ impl Line {
             line["custom_id"] = id.clone();
         }
         let error = |error: &Error| json!(error.to_string());
+        let chat = self.chats();
+        let shape = if chat { logprobs::chat } else { logprobs::completion };
+        let told = |tokens: &[Token]| shape(engine.tokenizer(), tokens);
         if !self.is_batch() {
             match result {
-                Ok((text, finish)) => {
+                Ok(Text { text, finish, told: tokens }) => {
                     line["text"] = json!(text);
+                    if let Some(tokens) = tokens {
+                        line["logprobs"] = told(&tokens);
+                    }
                     line["finish"] = json!(finish.name());
                     if finish.closed_early(&metrics) {
                         line["closed_early"] = json!(true);
@@ -187,14 +207,14 @@ impl Line {
         }
         let id = format!("delft-{}", self.number);
         let (status, body) = match result {
-            Ok((text, finish)) => {
+            Ok(Text { text, finish, told: tokens }) => {
                 line["text"] = json!(text);
+                let tokens = tokens.map(|tokens| told(&tokens));
                 let reason = if finish.name() == "stop" { "stop" } else { "length" };
-                let mut choice = json!({ "index": 0, "logprobs": null, "finish_reason": reason });
+                let mut choice = json!({ "index": 0, "logprobs": tokens, "finish_reason": reason });
                 if finish.closed_early(&metrics) {
                     choice["closed_early"] = json!(true);
                 }
-                let chat = self.body().is_ok_and(|body| body.contains_key("messages"));
                 let object = if chat {
                     choice["message"] = json!({ "role": "assistant", "content": text });
                     "chat.completion"
@@ -273,6 +293,8 @@ impl Asker<'_> {
 /// A line whose answer is being computed.
 struct Waiting {
     line: Line,
+    /// Whether log-probabilities are wanted.
+    logprobs: bool,
     generating: Result<Generating, Error>,
 }
 
@@ -283,8 +305,9 @@ impl Waiting {
         let mut options = options.clone();
         options.sampling.seed = options.sampling.seed.wrapping_add(line.number as u64 - 1);
         let request = line.body().and_then(|body| request(&line.place(), body, options));
+        let logprobs = request.as_ref().is_ok_and(|(request, _)| request.options.logprobs);
         let generating = request.and_then(|(request, grammar)| asker.ask(request, grammar));
-        Waiting { line, generating }
+        Waiting { line, logprobs, generating }
     }
 
     /// Waits for the answer, calling `each` after every token.
@@ -296,16 +319,23 @@ impl Waiting {
             }
         };
         let mut text = String::new();
+        let mut told = self.logprobs.then(Vec::new);
         let mut failed = None;
         for token in generating.by_ref() {
             match token {
-                Ok(token) => text += &token.text,
+                Ok(token) => {
+                    text += &token.text;
+                    told.iter_mut().for_each(|told| told.push(token.clone()));
+                }
                 Err(error) => failed = Some(error),
             }
             each(&Metrics::default());
         }
         let finish = generating.finish().cloned().unwrap_or(Finish::Cancelled);
-        let result = failed.map_or(Ok((text, finish)), Err);
+        if let (Some(told), Finish::End(_)) = (&mut told, &finish) {
+            told.pop();
+        }
+        let result = failed.map_or(Ok(Text { text, finish, told }), Err);
         Answer { result, metrics: generating.metrics() }
     }
 }
@@ -359,7 +389,8 @@ fn request(
             }
             "stop" => options.stop = texts(value, &wrong)?,
             "n" if value == 1 => {}
-            "stream" | "logprobs" | "echo" if value == false => {}
+            "stream" | "echo" if value == false => {}
+            "logprobs" | "top_logprobs" => {}
             "response_format" => match (value["type"].as_str(), &value["json_schema"]["schema"]) {
                 (Some("text"), _) => {}
                 (Some("json_object"), _) => grammar = Some(Grammar::Json),
@@ -370,18 +401,63 @@ fn request(
             },
             // The model is the command line's; the others say nothing about the answer.
             "model" | "user" | "metadata" | "store" | "service_tier" | "custom_id" => {}
-            "n" | "stream" | "logprobs" | "echo" => {
+            "n" | "stream" | "echo" => {
                 return Err(wrong("a value that a batch supports, such as the default"));
             }
             _ => return Err(Error::new(place, "settings that a batch supports", key)),
         }
     }
+    let wanted = wanted_logprobs(place, body)?;
+    options.logprobs = wanted.is_some();
+    options.top_logprobs = wanted.unwrap_or(0);
     let missing = || Error::new(place, "prompt or messages", "neither");
     let prompt = match prompt.ok_or_else(missing)? {
         Prompt::Chat { messages, .. } => Prompt::Chat { messages, extra },
         prompt => prompt,
     };
     Ok((Request::new(prompt, options), grammar))
+}
+
+/// Whether log-probabilities are wanted, and of how many of the likeliest tokens: completions say
+/// both as one number, chat completions with two fields.
+fn wanted_logprobs(place: &str, body: &Map<String, Value>) -> Result<Option<usize>, Error> {
+    /// The most that OpenAI gives of either.
+    const MOST: [u64; 2] = [5, 20];
+    let field = |key: &str| body.get(key).filter(|value| !value.is_null());
+    let wrong = |key: &str, expected: &str, value: &Value| {
+        Err(Error::new(format!("{place}: {key}"), expected, value))
+    };
+    let within = |value: &Value, most: u64| {
+        value.as_u64().filter(|count| *count <= most).map(|count| count as usize)
+    };
+    let (asked, top) = (field("logprobs"), field("top_logprobs"));
+    if !body.contains_key("messages") {
+        if let Some(top) = top {
+            return wrong("top_logprobs", "logprobs alone, a number, beside a prompt", top);
+        }
+        return match asked {
+            None | Some(Value::Bool(false)) => Ok(None),
+            Some(count) => match within(count, MOST[0]) {
+                Some(count) => Ok(Some(count)),
+                None => wrong("logprobs", "a whole number from 0 to 5", count),
+            },
+        };
+    }
+    let count = match top.map(|top| (top, within(top, MOST[1]))) {
+        None => 0,
+        Some((_, Some(count))) => count,
+        Some((top, None)) => {
+            return wrong("top_logprobs", "a whole number from 0 to 20", top);
+        }
+    };
+    match (asked, top) {
+        (None | Some(Value::Bool(false)), Some(top)) if count > 0 => {
+            wrong("top_logprobs", "logprobs: true beside it", top)
+        }
+        (None | Some(Value::Bool(false)), _) => Ok(None),
+        (Some(Value::Bool(true)), _) => Ok(Some(count)),
+        (Some(other), _) => wrong("logprobs", "true or false beside messages", other),
+    }
 }
 
 /// A prompt's text, or its tokens.

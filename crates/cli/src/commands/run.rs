@@ -16,7 +16,7 @@ use crate::terminal::{
     Outcome, Page, Stop, aside, print, print_json, print_json_line, printable, stdout_is_terminal,
 };
 use crate::waiting::Waiting;
-use crate::{load, sampling};
+use crate::{load, logprobs, sampling};
 
 /// How the bundled model's stories begin when nobody says otherwise.
 const OPENING: &str = "Once upon a time";
@@ -56,6 +56,8 @@ pub(crate) fn run(args: &Run) -> Outcome {
     let tokenizer = load::need_tokenizer(&engine)?;
     let (_, tokens) = encode(args, &opening, tokenizer, template)?;
     let mut options = sampling::options(&engine, &args.sampling)?;
+    options.logprobs = args.top_logprobs.is_some();
+    options.top_logprobs = args.top_logprobs.map_or(0, usize::from);
     if let Some(grammar) = &grammar {
         let rendered = opening.form == Form::Message;
         options.constraint = Some(Maker::new(&engine, template).make(grammar, &tokens, rendered)?);
@@ -68,19 +70,40 @@ pub(crate) fn run(args: &Run) -> Outcome {
     let given = Prompt::Tokens(tokens);
     let object = |answer: &Answer| object(&engine, &opening, &options, answer, splitter.clone());
     let answer = if args.json {
-        let answer = generate_tokens(&mut session, given, &options, &mut |_| Ok(()))?;
-        print_json(&object(&answer))?;
+        let mut told = Vec::new();
+        let mut note = |token: &Token| {
+            told.extend(options.logprobs.then(|| logprobs::by_id(Some(tokenizer), token)));
+            Ok(())
+        };
+        let answer = generate_tokens(&mut session, given, &options, &mut note)?;
+        let mut object = object(&answer);
+        if options.logprobs {
+            object["logprobs"] = told.into();
+        }
+        print_json(&object)?;
         answer
     } else if args.json_lines {
-        let mut line =
-            |token: &Token| print_json_line(&json!({ "token": token.id, "text": token.text }));
+        let mut line = |token: &Token| {
+            let mut object = match options.logprobs {
+                true => logprobs::by_id(Some(tokenizer), token),
+                false => json!({ "token": token.id }),
+            };
+            object["text"] = json!(token.text);
+            print_json_line(&object)
+        };
         let answer = generate_tokens(&mut session, given, &options, &mut line)?;
         print_json_line(&object(&answer))?;
         answer
     } else {
         let mut writer = Writer::new(args, &opening, splitter.clone());
-        let answer = generate_tokens(&mut session, given, &options, &mut |t| writer.push(&t.text))?;
+        let mut told = Vec::new();
+        let mut push = |token: &Token| {
+            told.extend(options.logprobs.then(|| logprobs::line(Some(tokenizer), token)));
+            writer.push(&token.text)
+        };
+        let answer = generate_tokens(&mut session, given, &options, &mut push)?;
         writer.finish()?;
+        told.iter().for_each(aside);
         if !args.quiet {
             aside(answer.summary(&engine));
         }

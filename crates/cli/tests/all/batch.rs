@@ -84,6 +84,74 @@ fn each_line_has_its_answer_in_its_place() {
     );
 }
 
+/// What OpenAI's two APIs ask for and answer, against what `delft run` tells of the same text.
+#[test]
+fn log_probabilities_have_openais_shapes() {
+    let lines = r#"{"prompt": "The dog", "temperature": 0, "logprobs": 2, "max_tokens": 5}
+{"body": {"prompt": "The dog", "temperature": 0, "logprobs": 0, "max_tokens": 5}}
+{"prompt": "The dog", "logprobs": 6}
+{"prompt": "The dog", "logprobs": true}
+{"prompt": "The dog", "top_logprobs": 1}
+{"messages": [], "logprobs": 2}
+{"messages": [], "top_logprobs": 2}
+{"messages": [], "logprobs": true, "top_logprobs": 21}
+{"prompt": "The dog", "temperature": 0, "logprobs": false, "max_tokens": 1}
+"#;
+    let found = answers(&batch(&["-"], lines));
+    let all = ["run", "--threads", "2", "--ctx", "256", "--raw", "-p", "The dog", "--temp", "0"];
+    let more = ["-n", "5", "--top-logprobs", "2"];
+    let run = |flag: &str| delft().args(all).args(more).arg(flag).output().unwrap();
+    let whole: Value = serde_json::from_slice(&run("--json").stdout).unwrap();
+    let told = whole["logprobs"].as_array().unwrap();
+    assert_eq!(told.len(), 5);
+    for (i, token) in told.iter().enumerate() {
+        assert_eq!(token["token"], whole["tokens"][i]);
+        // The likeliest token was taken.
+        let top = token["top_logprobs"].as_array().unwrap();
+        assert_eq!((top.len(), &top[0]["token"]), (2, &token["token"]));
+        assert_eq!(top[0]["logprob"], token["logprob"]);
+        assert!(top[0]["logprob"].as_f64() >= top[1]["logprob"].as_f64());
+        let own = &found[0]["logprobs"];
+        assert_eq!(
+            (&own["tokens"][i], &own["token_logprobs"][i]),
+            (&token["text"], &token["logprob"])
+        );
+        let second = top[1]["text"].as_str().unwrap();
+        assert_eq!(own["top_logprobs"][i][second], top[1]["logprob"]);
+        let body = &found[1]["response"]["body"]["choices"][0]["logprobs"];
+        assert_eq!(body["token_logprobs"][i], token["logprob"]);
+        assert_eq!(body["top_logprobs"][i], json!({}));
+    }
+    let lines = run("--json-lines");
+    let lines = parsed(&String::from_utf8_lossy(&lines.stdout));
+    for (line, token) in lines.iter().zip(told) {
+        assert_eq!(
+            (&line["token"], &line["top_logprobs"]),
+            (&token["token"], &token["top_logprobs"])
+        );
+    }
+    // People are told on standard error, a line for each token.
+    let said = String::from_utf8_lossy(&run("--no-echo").stderr).into_owned();
+    let first = format!(
+        "{:?} {:.3}: ",
+        told[0]["text"].as_str().unwrap(),
+        told[0]["logprob"].as_f64().unwrap()
+    );
+    assert!(said.contains(&first), "{first} in {said}");
+    for (i, expected) in [
+        (2, "logprobs: expected a whole number from 0 to 5"),
+        (3, "logprobs: expected a whole number from 0 to 5"),
+        (4, "top_logprobs: expected logprobs alone"),
+        (5, "logprobs: expected true or false beside messages"),
+        (6, "top_logprobs: expected logprobs: true beside it"),
+        (7, "top_logprobs: expected a whole number from 0 to 20"),
+    ] {
+        let error = found[i]["error"].as_str().unwrap();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert!(found[8].get("logprobs").is_none() && found[8]["text"].is_string());
+}
+
 /// The lines without the time at which they were made and what was cached then.
 fn lasting(path: &Path) -> Vec<Value> {
     let mut all = parsed(&std::fs::read_to_string(path).unwrap());
