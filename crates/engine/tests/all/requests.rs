@@ -45,11 +45,43 @@ fn alone(engine: &Engine, prompt: &[u32], options: &GenerateOptions) -> Answer {
     answer(engine.session().generate(prompt.to_vec(), options).unwrap())
 }
 
+/// Requests on the CPU get the bits that each gets alone, whatever its matrices are packed as, on
+/// every instruction set of this processor: on each that is not the best one in a process of its
+/// own.
 #[test]
-fn sixty_four_requests_get_what_each_gets_alone() {
-    for (case, sessions) in [("llama-long", 3), ("mistral-long", 2), ("qwen3.5-long", 3)] {
+fn sixty_four_requests_get_the_bits_that_each_gets_alone() {
+    let name = "requests::sixty_four_requests_get_the_bits_that_each_gets_alone";
+    const VARIABLE: &str = "DELFT_ISA";
+    let packed = "llama-k-quants/model.q4_k_m.gguf";
+    if std::env::var_os(VARIABLE).is_some() {
+        return get_the_bits_of_one(&[("llama3", 3), (packed, 2)]);
+    }
+    let sets = delft_engine::survey().processor.sets;
+    let lesser = &sets[..sets.len() - 1];
+    let child = |isa: &&'static str| {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        (*isa, child.args(["--exact", name]).env(VARIABLE, isa).output().unwrap())
+    };
+    std::thread::scope(|scope| {
+        let children = scope.spawn(|| lesser.iter().map(child).collect::<Vec<_>>());
+        get_the_bits_of_one(&[
+            ("llama-long", 3),
+            ("mistral-long", 2),
+            ("qwen3.5-long", 3),
+            (packed, 2),
+        ]);
+        for (isa, child) in children.join().unwrap() {
+            let said = String::from_utf8_lossy(&child.stdout);
+            assert!(child.status.success() && said.contains("1 passed"), "{isa}: {said}");
+        }
+    });
+}
+
+/// The same on the instruction set in use, of models and how many sessions have room for a context.
+fn get_the_bits_of_one(models: &[(&str, usize)]) {
+    for &(case, sessions) in models {
         let (engine, quiet) = (engine(case, sessions, 64), engine(case, 1, 64));
-        let context = engine.info().context;
+        let (context, vocab) = (engine.info().context, engine.info().vocab as u32);
         // Beginnings are shared, and together they are more than the cache has blocks for.
         let begun = Instant::now();
         let requests: Vec<_> = (0..64usize)
@@ -57,6 +89,7 @@ fn sixty_four_requests_get_what_each_gets_alone() {
                 let shared = [0, 100, 300][i % 3].min(context / 2);
                 let own = prompt(1 + i * 29 % (context / 3), i as u32);
                 let tokens = [&prompt(shared, 1000 + i as u32 % 2)[..], &own].concat();
+                let tokens: Vec<u32> = tokens.iter().map(|token| token % vocab).collect();
                 let most = (1 + i * 13 % 60).min(context - tokens.len());
                 (tokens, options(i as u64, most))
             })
@@ -78,14 +111,14 @@ fn sixty_four_requests_get_what_each_gets_alone() {
             let alone = alone(&quiet, tokens, options);
             assert_eq!(together.len(), alone.len(), "{case}, request {i}");
             for (one, other) in together.iter().zip(&alone) {
-                // Steps of few rows compute in another order, which the last bits tell.
-                let near = (one.1.unwrap() - other.1.unwrap()).abs() < 1e-4;
-                assert!(one.0 == other.0 && near, "{case}, request {i}: {one:?} {other:?}");
+                let same = one.1.map(f32::to_bits) == other.1.map(f32::to_bits);
+                assert!(one.0 == other.0 && same, "{case}, request {i}: {one:?} {other:?}");
             }
         }
         // All blocks are free again, or only the tree's: whole contexts fit as often as before.
         for i in 0..2 * sessions {
             let tokens = prompt(context - 2, 5000 + i as u32);
+            let tokens: Vec<u32> = tokens.iter().map(|token| token % vocab).collect();
             assert_eq!(
                 answer(engine.submit(Request::new(tokens, options(0, 2))).unwrap()).len(),
                 2
@@ -211,6 +244,38 @@ fn requests_end_as_generations_do() {
     let error = generating.next().unwrap().unwrap_err().to_string();
     assert!(error.starts_with("sampling: expected a token that may be chosen"), "{error}");
     assert_eq!((generating.next().is_none(), generating.finish()), (true, Some(&Finish::Failed)));
+}
+
+#[test]
+fn a_batch_has_its_outcomes_in_order_and_each_its_own_error() {
+    let engine = engine("llama-long", 3, 64);
+    let asked: Vec<_> =
+        (0..9u32).map(|i| (prompt(1 + 31 * i as usize, i), options(i.into(), 8))).collect();
+    let mut requests: Vec<_> = asked
+        .iter()
+        .map(|(tokens, options)| Request::new(tokens.clone(), options.clone()))
+        .collect();
+    requests[4] = Request::new(vec![1 << 30], options(0, 1));
+    requests[6].options.cancel.cancel();
+    let outcomes = engine.batch_generate(requests);
+    assert_eq!(outcomes.len(), asked.len());
+    for (i, (outcome, (tokens, options))) in outcomes.iter().zip(&asked).enumerate() {
+        let found: Answer = outcome.tokens.iter().map(|token| (token.id, token.logprob)).collect();
+        match i {
+            4 => {
+                let error = outcome.error.as_ref().unwrap().to_string();
+                assert!(error.contains("ids below") && outcome.finish == Finish::Failed, "{error}");
+            }
+            6 => assert_eq!((&outcome.finish, found.len()), (&Finish::Cancelled, 0)),
+            _ => {
+                assert!(outcome.error.is_none() && outcome.finish == Finish::Length);
+                assert_eq!(found, alone(&engine, tokens, options), "request {i}");
+                assert_eq!(outcome.metrics.generated_tokens, 8);
+                let text: String = outcome.tokens.iter().map(|token| token.text.as_str()).collect();
+                assert_eq!(outcome.text(), text);
+            }
+        }
+    }
 }
 
 /// Requests that nobody waits for, more than the engine could hold.
