@@ -1408,6 +1408,10 @@ pub(crate) fn above_zero(text: &str) -> Result<f32, String> {
     number(text, |value| value > 0.0, "a number above 0")
 }
 
+pub(crate) fn below_one(text: &str) -> Result<f32, String> {
+    number(text, |value| (0.0..1.0).contains(&value), "a number from 0 to below 1")
+}
+
 pub(crate) fn probability(text: &str) -> Result<f32, String> {
     number(text, |value| (0.0..=1.0).contains(&value), "a number from 0 to 1")
 }

@@ -7,7 +7,9 @@ use clap::{Args, ValueEnum};
 use delft::Place;
 use delft::train::{Precision, RateSchedule};
 
-use crate::args::{LoadArgs, MOST, ModelArg, above_zero, at_least_zero, positive, whole};
+use crate::args::{
+    LoadArgs, MOST, ModelArg, above_zero, at_least_zero, below_one, positive, whole,
+};
 
 /// `delft tune`.
 #[derive(Debug, Args)]
@@ -69,7 +71,8 @@ pub(crate) struct Tune {
     /// Threads [default: the physical cores]
     #[arg(short, long, value_name = "N", value_parser = whole(1..=1024))]
     pub(crate) threads: Option<u64>,
-    /// Where to compute: cpu, cuda, cuda:N, or auto (a GPU if there is one)
+    /// Where to compute: cpu, cuda, cuda:N, auto (a GPU if there is one), or several GPUs that share
+    /// the examples of each batch: cuda:0,1
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
     pub(crate) device: Place,
     /// Precision of activations; what is trained is f32 always [default: bf16 on a GPU]
@@ -84,6 +87,9 @@ pub(crate) struct Tune {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Adapter")]
 pub(crate) struct LoraArgs {
+    /// Train a LoRA adapter, as is done unless another kind is named
+    #[arg(long, conflicts_with = "full")]
+    pub(crate) lora: bool,
     /// Train all weights of a model folder in 16 or 32 bits in place of an adapter, and write a
     /// model folder
     #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites"])]
@@ -146,6 +152,15 @@ pub(crate) struct UpdateArgs {
     /// Weight decay, of matrices
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = at_least_zero)]
     pub(crate) weight_decay: f32,
+    /// How fast AdamW's running mean of gradients forgets: 0 to 1
+    #[arg(long, value_name = "X", default_value_t = 0.9, value_parser = below_one)]
+    pub(crate) adam_beta1: f32,
+    /// How fast its running mean of their squares forgets: 0 to 1
+    #[arg(long, value_name = "X", default_value_t = 0.999, value_parser = below_one)]
+    pub(crate) adam_beta2: f32,
+    /// Added to the root of that, so that small gradients make small updates
+    #[arg(long, value_name = "X", default_value_t = 1e-8, value_parser = above_zero)]
+    pub(crate) adam_epsilon: f32,
     /// Greatest norm of the gradients, to which longer ones are scaled; 0: none
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = at_least_zero)]
     pub(crate) clip: f32,

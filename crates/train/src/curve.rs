@@ -27,6 +27,24 @@ impl Frame {
     }
 }
 
+/// Losses in one line of so many columns at most, each the mean of neighbouring ones: `█▆▄▃▂▁`.
+pub fn sparks(losses: &[f64], columns: usize) -> String {
+    const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let columns = columns.min(losses.len());
+    let mean = |column: usize| {
+        let [from, to] = [column, column + 1].map(|at| at * losses.len() / columns);
+        losses[from..to].iter().sum::<f64>() / (to - from) as f64
+    };
+    let means: Vec<f64> = (0..columns).map(mean).collect();
+    let least = means.iter().copied().fold(f64::INFINITY, f64::min);
+    let range = means.iter().copied().fold(f64::NEG_INFINITY, f64::max) - least;
+    let height = |mean: &f64| match range > 0.0 {
+        true => HEIGHTS[((mean - least) / range * 7.0).round() as usize],
+        false => HEIGHTS[0],
+    };
+    means.iter().map(height).collect()
+}
+
 impl Curve {
     /// The losses of a log; lines that say something else are passed over.
     pub fn of_log(log: &str) -> Curve {
@@ -165,7 +183,7 @@ fn smooth(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::Curve;
+    use super::{Curve, sparks};
 
     const LOG: &str = "{\"step\":0,\"held_out\":4.0}\n{\"step\":1,\"loss\":3.0}\nnonsense\n\
                        {\"step\":2,\"loss\":2.0}\n{\"step\":2,\"held_out\":2.5}\n";
@@ -183,6 +201,14 @@ mod tests {
         let svg = curve.svg();
         assert!(svg.contains("<polyline points=\"60.0,") && svg.ends_with("</svg>\n"));
         assert_eq!(svg.matches("<circle").count(), 2);
+    }
+
+    #[test]
+    fn a_line_shows_losses_as_they_fall() {
+        assert_eq!(sparks(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0], 8), "█▇▆▅▄▃▂▁");
+        assert_eq!(sparks(&[4.0, 2.0, 1.0, 1.0], 2), "█▁", "means of neighbours");
+        assert_eq!(sparks(&[3.0, 3.0], 16), "▁▁");
+        assert_eq!(sparks(&[], 16), "");
     }
 
     #[test]

@@ -25,7 +25,7 @@ mod runner;
 mod tuned;
 
 pub use adamw::{AdamW, Moments, RateSchedule};
-pub use curve::Curve;
+pub use curve::{Curve, sparks};
 pub use data::{Data, Example, Language, Reader};
 pub use device::{Place, Precision, Usage};
 pub use model::{Batch, Loss, Model, Parameter};

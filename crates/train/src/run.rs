@@ -277,9 +277,7 @@ impl Run<'_> {
         };
         let end = running.go()?;
         running.checkpoint()?;
-        let log = std::fs::read_to_string(self.folder.join(LOG));
-        let curve = Curve::of_log(&log.map_err(|e| Error::io(self.folder.join(LOG).display(), e))?);
-        Aside::whole(&self.folder.join("loss.svg"), curve.svg().as_bytes())?;
+        let curve = self.draw()?;
         let State { step, tokens, best, .. } = running.state;
         let best = best.map(|(step, bits)| (step, f64::from_bits(bits)));
         Ok(Summary { end, step, tokens, best, curve })
@@ -317,6 +315,15 @@ impl Run<'_> {
             }
         };
         checkpoint::read(&path, model.parameters_mut(), moments, &same)
+    }
+
+    /// Writes the curve of the losses so far as a picture.
+    fn draw(&self) -> Result<Curve> {
+        let path = self.folder.join(LOG);
+        let log = std::fs::read_to_string(&path).map_err(|e| Error::io(path.display(), e))?;
+        let curve = Curve::of_log(&log);
+        Aside::whole(&self.folder.join("loss.svg"), curve.svg().as_bytes())?;
+        Ok(curve)
     }
 
     /// The log, with the lines that the checkpoint knows of.

@@ -302,7 +302,12 @@ fn settings(args: &Tune, examples: &Examples, hidden: usize) -> Outcome<Settings
         rate,
         schedule: given.schedule.into(),
         warmup: 0,
-        optimiser: AdamW { decay: exact(given.weight_decay), clip, ..AdamW::default() },
+        optimiser: AdamW {
+            betas: [given.adam_beta1, given.adam_beta2].map(exact),
+            epsilon: exact(given.adam_epsilon),
+            decay: exact(given.weight_decay),
+            clip,
+        },
         evaluate_every: 1,
         patience: given.patience,
     };

@@ -274,6 +274,8 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
         (&["--held-out", "200%"], 2, "expected a share"),
         (&["--steps", "2", "--epochs", "2"], 2, "cannot be used with"),
         (&["--lr", "0"], 2, "expected a number above 0"),
+        (&["--adam-beta2", "1"], 2, "expected a number from 0 to below 1"),
+        (&["--lora", "--full"], 2, "cannot be used with"),
         (&["--schedule", "round"], 2, "possible values"),
         (&["--sample-every", "2"], 2, "--sample"),
     ];

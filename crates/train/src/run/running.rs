@@ -173,6 +173,7 @@ impl Running<'_> {
         let log = self.run.folder.join(LOG);
         self.log.sync_data().map_err(|e| Error::io(log.display(), e))?;
         let path = self.run.folder.join(CHECKPOINT);
+        self.run.draw()?;
         self.model.fetch(Some(&mut self.moments))?;
         checkpoint::write(&path, &self.state, self.model.parameters(), &self.moments)?;
         self.written = now;

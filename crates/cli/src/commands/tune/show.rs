@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use delft::hub::Model;
 use delft::train::run::{Event, Watcher};
-use delft::train::{Language, LoraOptions};
+use delft::train::{Language, LoraOptions, sparks};
 use delft::{
-    AdapterFile, Adapters, Engine, Error, GenerateOptions, LoadOptions, Prompt, Result,
+    AdapterFile, Adapters, Engine, Error, GenerateOptions, LoadOptions, Place, Prompt, Result,
     SamplingOptions,
 };
 use indicatif::ProgressBar;
@@ -19,6 +19,8 @@ use crate::tuning::Tune;
 
 /// Lines about a run where standard error is no terminal.
 const LINES: u64 = 20;
+/// Columns of the curve beside the bar.
+const SPARKS: usize = 16;
 /// Tokens of a sample.
 const SAMPLED: usize = 64;
 
@@ -44,10 +46,9 @@ pub(super) struct Shown {
     began: Instant,
     tokens: u64,
     bar: Option<ProgressBar>,
-    /// Losses since the last line.
+    /// Losses of this process's updates, and how many of them lines have told of.
     losses: Vec<f64>,
-    /// Updates of this process.
-    made: u64,
+    told: usize,
     samples: Option<Samples>,
 }
 
@@ -68,7 +69,7 @@ impl Shown {
             tokens: 0,
             bar: None,
             losses: Vec::new(),
-            made: 0,
+            told: 0,
             samples,
         })
     }
@@ -88,23 +89,27 @@ impl Shown {
     }
 
     fn update(&mut self, step: u64, of: u64, loss: f64, tokens: u64) {
-        self.made += 1;
         self.tokens += tokens;
         self.losses.push(loss);
         let seconds = self.began.elapsed().as_secs_f64();
         let rate = self.tokens as f64 / seconds.max(1e-9);
-        let left = seconds / self.made as f64 * (of - step) as f64;
+        let left = seconds / self.losses.len() as f64 * (of - step) as f64;
         if stderr_is_terminal() {
             let bar = self.bar.get_or_insert_with(|| {
                 let bar = ProgressBar::new(of);
                 bar.set_style(style("[{bar:30}] {pos}/{len}  {msg}"));
                 bar
             });
-            bar.set_message(format!("loss {loss:.4}  {rate:.0} tokens/s  {} left", duration(left)));
+            bar.set_message(format!(
+                "loss {loss:.4} {}  {rate:.0} tokens/s  {} left",
+                sparks(&self.losses, SPARKS),
+                duration(left)
+            ));
             bar.set_position(step);
         } else if step.is_multiple_of((of / LINES).max(1)) || step == of {
-            let mean = self.losses.iter().sum::<f64>() / self.losses.len() as f64;
-            self.losses.clear();
+            let since = &self.losses[self.told..];
+            let mean = since.iter().sum::<f64>() / since.len() as f64;
+            self.told = self.losses.len();
             note(format_args!(
                 "update {step} of {of}: loss {mean:.4}, {rate:.0} tokens/s, {} left",
                 duration(left)
@@ -183,7 +188,13 @@ impl Samples {
             false => Prompt::Text(text.to_owned()),
         };
         let tokens = prompt.encode(Some(&language.tokenizer), language.template.as_ref())?;
+        // Where it is trained; of several devices the first.
+        let device = match args.device {
+            Place::Several(several) => several.places().next().unwrap_or_default(),
+            place => place,
+        };
         let options = LoadOptions {
+            device,
             threads: args.threads.map(|n| n as usize),
             context: Some(tokens.len() + SAMPLED),
             sessions: 1,
