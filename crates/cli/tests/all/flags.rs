@@ -182,7 +182,7 @@ const TABLE: &[(&str, &str, Seen)] = &[
     (
         "serve",
         "--host --port --api-key --api-key-file --insecure-public --embeddings --cors --allow-host --parallel --queue \
-         --timeout --drain --keep-alive --memory --admin-key-file --record --verbose",
+         --timeout --drain --keep-alive --memory --admin-key-file --record --sessions --verbose",
         Elsewhere("serve.rs, and the tests of serve"),
     ),
     ("serve", "--template", Says("", "nowhere")),
@@ -192,10 +192,11 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("ps replay", "--json", Elsewhere("serve.rs")),
     ("list doctor show inspect", "--json", Changes("", "--json")),
     ("inspect", "--ctx", Changes("", "--ctx 99")),
+    ("run", "--top-logprobs", Changes("-n 2", "-n 2 --top-logprobs 3")),
     ("inspect", "--tensors", Changes("", "--tensors")),
     (
         "tune",
-        "--data --out --resume --full --held-out --raw --truncate --dpo --beta --recompute --patience --sample \
+        "--data --out --resume --lora --full --held-out --raw --truncate --dpo --beta --recompute --patience --sample \
          --sample-every --checkpoint-every --device --json",
         Elsewhere("tuning.rs"),
     ),
@@ -212,6 +213,9 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("tune", "--lr", Changes("--steps 2", "--steps 2 --lr 0.1")),
     ("tune", "--schedule", Changes("--steps 3", "--steps 3 --schedule constant")),
     ("tune", "--warmup", Changes("--steps 2", "--steps 2 --warmup 2")),
+    ("tune", "--adam-beta1", Changes("--steps 3", "--steps 3 --adam-beta1 0.1")),
+    ("tune", "--adam-beta2", Changes("--steps 3", "--steps 3 --adam-beta2 0.1")),
+    ("tune", "--adam-epsilon", Changes("--steps 2", "--steps 2 --adam-epsilon 1")),
     ("tune", "--weight-decay", Changes("--steps 2", "--steps 2 --weight-decay 9")),
     ("tune", "--clip", Changes("--steps 3 --clip 0", "--steps 3 --clip 1e-9")),
     ("tune", "--seed", Changes("--steps 2", "--steps 2 --seed 5")),

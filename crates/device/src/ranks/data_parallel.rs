@@ -91,9 +91,10 @@ impl Ranks {
         tensors: &Tensors,
         options: &TrainOptions,
     ) -> Result<DataParallel> {
-        let train = |device: &Box<dyn crate::Device>| device.train(tensors, options.clone());
+        let devices = self.devices.iter();
+        let trainers = devices.map(|device| device.train(tensors, options.clone()));
         Ok(DataParallel {
-            trainers: self.devices.iter().map(train).collect::<Result<_>>()?,
+            trainers: trainers.collect::<Result<_>>()?,
             group: Arc::clone(&self.group),
             losses: options.programs.iter().map(losses).collect(),
             number: 0,
