@@ -1,15 +1,15 @@
-//! Intel's tile unit (AMX): registers of 16 rows of 64 bytes, products of bf16 with sums in f32.
+//! Intel's tile unit (AMX): registers of 16 rows of 64 bytes, and bf16 products with f32 sums.
 //!
-//! The unit takes about what the first-level cache gives, so that products are of two by two tiles:
-//! four for every four that are loaded. An f32 is the sum of two bf16 to 16 bits, an f16 exactly:
-//! products of such sums have nearly the accuracy of f32.
+//! The unit consumes about what the L1 cache delivers, so products are of two by two tiles: four
+//! products for every four tiles loaded. An f32 is the sum of two bf16 to 16 bits, and an f16
+//! exactly: products of such sums are nearly as accurate as in f32.
 //!
 //! ```text
 //! left   a tile of 16 rows:    [16 rows][32 of the depth] bf16
 //! right  a tile of 16 columns: [16 pairs of the depth][16 columns][2] bf16
 //! ```
 //!
-//! Compilers know no tile types on stable Rust, hence the inline assembly.
+//! Stable Rust has no tile types, hence the inline assembly.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -32,7 +32,7 @@ struct Shapes {
     rows: [u8; 16],
 }
 
-/// Makes the tile registers ready: eight tiles of 16 rows of 64 bytes.
+/// Configures the tile registers: eight tiles of 16 rows of 64 bytes.
 ///
 /// # Safety
 /// The processor has the unit.
@@ -46,7 +46,7 @@ pub(super) unsafe fn configure() {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &shapes, options(nostack, readonly)) }
 }
 
-/// Gives them back: released, they cost nothing at a context switch.
+/// Releases the tile registers, which then cost nothing at a context switch.
 ///
 /// # Safety
 /// The processor has the unit.
@@ -55,7 +55,7 @@ pub(super) unsafe fn release() {
     unsafe { asm!("tilerelease", options(nostack, nomem)) }
 }
 
-/// Tiles of one depth after the other, on both sides.
+/// A sequence of left and right tiles along the depth.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Run {
@@ -63,19 +63,19 @@ pub(super) struct Run {
     pub(super) left: [*const u8; 2],
     /// The first tile of both groups of columns.
     pub(super) right: [*const u8; 2],
-    /// Tiles of each that follow each other.
+    /// Number of consecutive tiles in each.
     pub(super) tiles: usize,
 }
 
-/// Sums that are nothing yet.
+/// A `from` that means zero sums.
 pub(super) const NOTHING: (*const u8, usize) = (std::ptr::null(), 0);
 
-/// Asks for a half of the tile behind the one at a pointer, which the next round reads.
+/// Prefetches half of the tile after the one at a pointer, which the next round reads.
 ///
-/// It has two uses, for one of which its place matters. A round reads the second-level cache while
-/// the products of the last one go on. And beside a busy thread of the same core tile instructions
-/// that follow each other closely take twice the time of those with others between them, of
-/// whatever kind: eight behind each are enough.
+/// This has two purposes, and for the second its position matters. It loads the next round from the
+/// L2 cache while the current products run. And when another thread is busy on the same core,
+/// adjacent tile instructions take twice the time of those with other instructions between them;
+/// eight after each are enough.
 macro_rules! fetch {
     ($from:literal, low) => {
         fetch!($from, "0, 64, 128, 192, 256, 320, 384, 448")
@@ -89,11 +89,11 @@ macro_rules! fetch {
 }
 
 /// `to = from + the sum of all runs' left right` for `groups[0]` by `groups[1]` tiles, one or two
-/// of each. Sums are f32: from one tile to the next 64 bytes or 16 rows, and rows are the given
-/// bytes apart. `from` is nothing at [`NOTHING`].
+/// of each. Sums are f32: tiles are 64 bytes or 16 rows apart, and rows the given number of bytes.
+/// With [`NOTHING`], `from` is zero.
 ///
 /// # Safety
-/// The tiles are configured, and there; every run has a tile at least.
+/// The tiles are configured, and all pointers valid; every run has at least one tile.
 #[inline(always)]
 pub(super) unsafe fn multiply(
     runs: &[Run],
@@ -209,7 +209,7 @@ pub(super) unsafe fn multiply(
     }
 }
 
-/// Tiles multiplied by tiles in registers, four sums side by side; returns the operations done.
+/// Multiplies tiles in registers with four independent sums; returns the operations done.
 ///
 /// # Safety
 /// The processor has the unit.
@@ -259,7 +259,7 @@ fn join(low: __m512i, high: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<0xE4>(low, high, _mm512_set1_epi32(0xffff))
 }
 
-/// A number as the sum of two bf16, each in the upper half of its bits; NaN's stay NaN's in the
+/// Splits numbers into sums of two bf16, each in the upper half of its bits; a NaN stays NaN in the
 /// sum.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -268,7 +268,7 @@ fn split(x: __m512) -> [__m512i; 2] {
     [first, nearest(_mm512_sub_ps(x, _mm512_castsi512_ps(first)))]
 }
 
-/// [`pair`] for both parts of numbers that are sums of two.
+/// [`pair`] for both parts of numbers split into two.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn split_pair(low: __m512, high: __m512) -> [__m512i; 2] {
@@ -276,7 +276,7 @@ pub(super) fn split_pair(low: __m512, high: __m512) -> [__m512i; 2] {
     [join(a, c), join(b, d)]
 }
 
-/// 32 numbers in order, as sums of two: a row of a left tile for both parts.
+/// 32 consecutive numbers, split into two: a row of a left tile for each part.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn split_row(first: __m512, second: __m512) -> [__m512i; 2] {

@@ -1,10 +1,10 @@
 //! Attention over a cache in blocks: `softmax(q k^T * scale) v` with a running softmax, so that no
 //! score matrix is ever stored (Dao et al., FlashAttention, 2022; Milakov and Gimelshein, 2018).
-//!
-//! [`run`] is one step of a team's job. A query that decodes reads the cache once, at the speed of
-//! memory: its keys are split into chunks of [`CHUNK`], whose results merge in a fixed order, so
-//! that the numbers depend neither on the number of workers nor on what else is in the batch.
-//! Queries of a prompt are blocked: a tile of keys and values is converted once and multiplied with
+//! [`run`] is one step of a team's job. A decode query reads the cache once, at memory speed: its
+//! keys are split into chunks of [`CHUNK`], whose results are merged in a fixed order, so that the
+//! result depends neither on the number of workers nor on the rest of the batch. Prompt queries are
+//! blocked: a tile of keys and values is converted once and multiplied with all query heads of a
+//! group and a block of tokens. All query heads of a KV head share every read.
 //! all query heads of a group and a block of tokens. All query heads of a KV head share every read.
 
 mod cache;
@@ -22,29 +22,29 @@ use super::math::lanes::WIDEST;
 use super::team::{SharedSlice, Worker};
 use formats::CacheType;
 
-/// Keys that a decode step treats as one piece of work; pieces begin at multiples of it.
+/// Keys that a decode step processes as one work item; items begin at multiples of it.
 pub const CHUNK: usize = 256;
 
 /// Keys whose scores are in flight at once; divides [`CHUNK`].
 const TILE: usize = 64;
 
-/// The same for the tile unit, whose products are better the deeper they are.
+/// The same for the tile unit, which is more efficient with deeper products.
 const DEEP: usize = 2 * TILE;
 
-/// Rows (tokens times heads of a group) of a prefill block, if the group is not larger by itself.
+/// Rows (tokens times heads of a group) of a prefill block, unless one group has more.
 const ROWS: usize = 192;
 
 /// The longest head.
 pub const MAX_HEAD_DIM: usize = 256;
 
-/// Distance between the rows of queries in scratch: not a power of two, which would crowd a few
-/// sets of the cache.
+/// Distance between the rows of queries in scratch: not a power of two, which would map them to few
+/// cache sets.
 const Q_STRIDE: usize = MAX_HEAD_DIM + WIDEST;
 
 /// Distance between the rows of scores in scratch.
 const P_STRIDE: usize = DEEP + WIDEST;
 
-/// What attention computes, whatever it is applied to.
+/// The parameters of attention, independent of its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     /// Query heads: a multiple of `kv_heads`. Query head `h` reads KV head
@@ -65,7 +65,7 @@ pub struct Shape {
     pub chunked: bool,
 }
 
-/// The queries of one sequence: consecutive positions, whose keys and values are in the cache
+/// The queries of one sequence, at consecutive positions. Their keys and values are in the cache
 /// already.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
@@ -120,31 +120,31 @@ impl Shape {
         self.head_dim.next_multiple_of(WIDEST)
     }
 
-    /// Rows of a worker's own scratch: whole pairs of tiles, for processors that have them.
+    /// Rows of a worker's own scratch: whole pairs of tiles for the tile unit.
     fn rows(&self) -> usize {
         (self.block() * self.group()).next_multiple_of(2 * WIDEST)
     }
 
-    /// f32 of a worker's own scratch.
+    /// Floats of a worker's own scratch.
     fn work(&self) -> usize {
         let row = Q_STRIDE + P_STRIDE + DEEP + self.width() + 2;
         let floats = self.rows() * row + DEEP * (self.head_dim + self.width());
         floats.next_multiple_of(2 * WIDEST)
     }
 
-    /// f32 of one chunk's result: sums, maximum and weight of every head in a group.
+    /// Floats of one chunk's result: sums, maximum and weight of every head in a group.
     fn partial(&self) -> usize {
         self.group() * (self.width() + 2)
     }
 
-    /// f32 of scratch that [`run`] needs for a team of `threads`, with at most `decodes` queries
-    /// that decode over at most `keys` keys each.
+    /// Floats of scratch that [`run`] needs for a team of `threads`, with at most `decodes` decode
+    /// queries over at most `keys` keys each.
     pub fn scratch_len(&self, threads: usize, decodes: usize, keys: usize) -> usize {
         let chunks = if keys > 1 { keys.div_ceil(CHUNK) + 1 } else { 0 };
         WIDEST + threads * self.work() + decodes * self.kv_heads * chunks * self.partial()
     }
 
-    /// How many of the first of these sequences `scratch` floats are enough for: at least one.
+    /// How many of these sequences, from the first, fit into `scratch` floats: at least one.
     pub fn fitting(&self, threads: usize, scratch: usize, sequences: &[Sequence<'_>]) -> usize {
         let mut left = scratch.saturating_sub(threads * self.work());
         let fits = |sequence: &&Sequence<'_>| {
@@ -158,7 +158,7 @@ impl Shape {
     }
 }
 
-/// The positions that a query at `position` sees: not empty for a query whose own key is in the
+/// The positions that a query at `position` sees; never empty if the query's own key is in the
 /// cache.
 fn visible(shape: &Shape, sequence: &Sequence<'_>, position: usize) -> std::ops::Range<usize> {
     let first = match shape.window {
@@ -169,8 +169,8 @@ fn visible(shape: &Shape, sequence: &Sequence<'_>, position: usize) -> std::ops:
     first.max(sequence.oldest).min(position)..position + 1
 }
 
-/// Writes the queries of a KV head's group in a row of `q`, times the scale and turned where the
-/// cache's keys are, to `to`, [`Q_STRIDE`] apart.
+/// Writes the queries of a KV head's group from a row of `q` to `to`, [`Q_STRIDE`] apart, scaled,
+/// and rotated if the cache's keys are.
 ///
 /// # Safety
 /// `to` has room for a group.
@@ -203,21 +203,21 @@ struct Work {
     top: *mut f32,
     /// The sum of every row's probabilities so far, relative to `top`.
     weight: *mut f32,
-    /// A tile of keys: `[head_dim][TILE]`, or what the tile unit takes.
+    /// A tile of keys: `[head_dim][TILE]`, or in the tile unit's layout.
     keys: *mut f32,
-    /// A tile of values: `[TILE][width]`, or what the tile unit takes.
+    /// A tile of values: `[TILE][width]`, or in the tile unit's layout.
     values: *mut f32,
     #[cfg(target_arch = "x86_64")]
     tiles: Tiles,
 }
 
-/// What the tile unit needs besides.
+/// Additional scratch of the tile unit.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct Tiles {
     /// Probabilities as it takes them.
     weights: *mut f32,
-    /// Rows that there is room for.
+    /// Number of rows.
     rows: usize,
 }
 
@@ -242,23 +242,23 @@ impl Work {
     }
 }
 
-/// A piece of work.
+/// A work item.
 #[derive(Clone, Copy)]
 enum Unit {
-    /// One chunk of one query's keys: the sequence, the KV head, the chunk counted from the first
-    /// one visible.
+    /// One chunk of one query's keys: the sequence, the KV head, and the chunk counted from the
+    /// first visible one.
     Decode { sequence: usize, kv_head: usize, chunk: usize },
     /// A block of queries: the sequence, the KV head, the block.
     Prefill { sequence: usize, kv_head: usize, block: usize },
 }
 
-/// The chunks that hold what `sequence`'s one query sees.
+/// The chunks that contain the keys visible to `sequence`'s one query.
 fn chunks(shape: &Shape, sequence: &Sequence<'_>) -> std::ops::Range<usize> {
     let visible = visible(shape, sequence, sequence.position);
     visible.start / CHUNK..visible.end.div_ceil(CHUNK)
 }
 
-/// Pieces of work per KV head of a sequence.
+/// Work items per KV head of a sequence.
 fn pieces(shape: &Shape, sequence: &Sequence<'_>) -> usize {
     if sequence.decodes {
         chunks(shape, sequence).len()
@@ -267,17 +267,17 @@ fn pieces(shape: &Shape, sequence: &Sequence<'_>) -> usize {
     }
 }
 
-/// Unit `index` of the batch.
+/// Work item `index` of the batch.
 fn unit(call: &Call<'_>, mut index: usize) -> Unit {
     for (sequence, each) in call.sequences.iter().enumerate() {
         let pieces = pieces(&call.shape, each);
         if index < pieces * call.shape.kv_heads {
-            // Head by head: what the pieces of one head share stays in the caches.
+            // Head by head, so that data shared by the items of a head stays in cache.
             let (kv_head, piece) = (index / pieces, index % pieces);
             return if each.decodes {
                 Unit::Decode { sequence, kv_head, chunk: piece }
             } else {
-                // The last block sees the most keys: begin with it, so that the small ones fill the
+                // The last block sees the most keys: begin with it, so that small ones fill the
                 // gaps at the end.
                 Unit::Prefill { sequence, kv_head, block: pieces - 1 - piece }
             };
@@ -287,26 +287,25 @@ fn unit(call: &Call<'_>, mut index: usize) -> Unit {
     unreachable!("a unit beyond the batch")
 }
 
-/// Where the results of a decode sequence's chunks begin, in chunks: `[kv_head][chunk]` follow each
-/// other.
+/// The index of the first chunk result of a decode sequence; its results are stored as
+/// `[kv_head][chunk]`.
 fn first_partial(call: &Call<'_>, sequence: usize) -> usize {
     let split = call.sequences[..sequence].iter().filter(|each| each.decodes);
     split.map(|each| chunks(&call.shape, each).len() * call.shape.kv_heads).sum()
 }
 
-/// Attention of every query of the batch: `out` row `r` (`heads * head_dim`, rows follow each
-/// other) for row `r` of `q`. Every worker of the team calls it with the same arguments; it begins
-/// with work at once (a barrier between the writing of the cache and this is the caller's) and ends
-/// without a barrier. It uses [`Worker::claim`]. `scratch` holds [`Shape::scratch_len`] floats, of
-/// any content.
+/// Attention of every query of the batch: row `r` of `out` (`heads * head_dim`, contiguous) from
+/// row `r` of `q`. Every worker of the team calls it with the same arguments. It starts without a
+/// barrier, so the caller provides one after writing the cache, and it ends without one. It uses
+/// [`Worker::claim`]. `scratch` holds [`Shape::scratch_len`] floats of any content.
 ///
 /// # Safety
-/// From the first worker's call until a barrier after the last one's return: nobody else uses
-/// `scratch` or the rows of `out` that belong to the batch, and nobody writes the cache's blocks in
-/// the sequences' tables. No claim loop lies between the last barrier and this call.
+/// From the first worker's call until a barrier after the last one's return, no other code accesses
+/// `scratch` or the rows of `out` that belong to the batch, and none writes the cache blocks in the
+/// sequences' tables. No claim loop lies between the last barrier and this call.
 ///
 /// # Panics
-/// When shapes, lengths, or a table's entries do not fit.
+/// If shapes, lengths, or a table's entries do not fit.
 pub unsafe fn run(
     worker: &Worker<'_>,
     isa: Isa,
@@ -336,7 +335,7 @@ pub unsafe fn run(
                 let sequence = &call.sequences[index];
                 let range = chunks(shape, sequence);
                 let part = decode::Part { kv_head, chunk: range.start + chunk };
-                // If all workers are as fast, and there is more.
+                // The likely next item, if all workers are equally fast.
                 let next = match unit(call, (claimed.start + worker.count).min(units - 1)) {
                     Unit::Decode { sequence, kv_head, chunk } if sequence == index => {
                         decode::Part { kv_head, chunk: range.start + chunk }
@@ -377,7 +376,7 @@ pub unsafe fn run(
     }
 }
 
-/// What the kernels rely on, besides the safety conditions of [`run`].
+/// Checks what the kernels rely on, besides the safety conditions of [`run`].
 fn check(call: &Call<'_>, out: &SharedSlice<'_, f32>) {
     let (shape, geometry) = (&call.shape, call.cache.geometry());
     assert!(

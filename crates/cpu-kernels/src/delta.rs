@@ -1,14 +1,14 @@
-//! A head of a gated delta net: a matrix `S` `[key_dim, value_dim]` that each row decays, corrects
-//! and asks.
+//! One head of a gated delta net: a matrix `S` `[key_dim, value_dim]` that each row decays,
+//! corrects and reads.
 //!
 //! ```text
 //! S' = g S,  S = S' + k (beta (v - k S')),  y = q S
 //! g = exp(decay softplus(a + dt)),  beta = sigmoid(b)
 //! ```
 //!
-//! Queries and keys are divided by their lengths, queries by the root of their width too. Columns
-//! of `S` do not touch each other, so that workers share a head by columns, and the rows of a chunk
-//! follow each other while a few columns stay in the first cache. A column's bits follow from its
+//! Queries and keys are normalised to unit length, and queries divided by the root of their width
+//! as well. The columns of `S` are independent, so workers split a head by columns, and all rows of
+//! a chunk are processed while a few columns stay in the L1 cache. A column's bits depend on its
 //! rows alone.
 
 use crate::isa::Isa;
@@ -18,51 +18,51 @@ use std::ops::Range;
 /// The most elements of a query or key.
 pub const MAX_KEY_DIM: usize = 256;
 
-/// Columns that are worth a pass over a chunk's rows.
+/// Fewest columns for which a pass over a chunk's rows pays off.
 pub const COLUMNS: usize = 2 * WIDEST;
 
-/// Added to the square of the length of a query or key.
+/// Added to the squared length of a query or key.
 const LENGTH_EPS: f32 = 1e-6;
 
-/// Where `softplus(x)` is `x` to every digit.
+/// From here on `softplus(x)` rounds to `x`.
 const SOFTPLUS_LINEAR: f32 = 20.0;
 
-/// What one head reads of a chunk's rows.
+/// The inputs of one head for a chunk of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Head<'a> {
     /// Queries, keys and values: `[rows, stride]`.
     pub qkv: &'a [f32],
-    /// Elements from a row to the next.
+    /// Row stride in elements.
     pub stride: usize,
-    /// Where the head's query, key and value begin in a row.
+    /// Offsets of the head's query, key and value in a row.
     pub starts: [usize; 3],
     /// Elements of a query or key: at most [`MAX_KEY_DIM`].
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
-    /// Its number.
+    /// The head's index.
     pub head: usize,
-    /// All heads: the stride of `a` and `b`.
+    /// Number of heads, which is the row stride of `a` and `b`.
     pub heads: usize,
-    /// `[rows, heads]`: how much of the matrix each row forgets, before `dt`.
+    /// `[rows, heads]`: the decay input of each row.
     pub a: &'a [f32],
-    /// `[rows, heads]`: how much of its value each row writes.
+    /// `[rows, heads]`: the write strength input of each row.
     pub b: &'a [f32],
-    /// How fast it forgets: negative.
+    /// The decay rate, negative.
     pub decay: f32,
     /// Added to `a`.
     pub dt: f32,
 }
 
-/// Moves columns of a head's matrix on by some of the rows, and writes those columns of `y`: row
-/// `r` at `out + r * out_stride`.
+/// Advances columns of a head's matrix by some rows, and writes those columns of the output `y`:
+/// row `r` at `out + r * out_stride`.
 ///
 /// # Safety
-/// `state` points to `[key_dim, value_dim]`, `out` to as many rows as the head has, of `value_dim`
-/// elements each; nobody else uses these columns of either.
+/// `state` points to `[key_dim, value_dim]`, and `out` to as many rows as the head has, of
+/// `value_dim` elements each; no other thread accesses these columns of either.
 ///
 /// # Panics
-/// When a row or a column does not exist.
+/// If a row or a column does not exist.
 pub unsafe fn advance(
     isa: Isa,
     head: &Head<'_>,
@@ -121,10 +121,10 @@ unsafe fn advance_kernel<L: Lanes>(
     }
 }
 
-/// One row's step of the `width` columns from `s` on, whose rows are `n` apart: what they answer.
+/// One row's step for the `width` columns at `s`, with row stride `n`; returns their outputs.
 ///
 /// # Safety
-/// The columns exist, and nobody else uses them.
+/// The columns exist, and no other thread accesses them.
 #[inline(always)]
 unsafe fn column_step<L: Lanes>(
     s: *mut f32,
@@ -191,7 +191,8 @@ unsafe fn unit<L: Lanes>(x: *const f32, len: usize, by: f32, to: &mut [f32; MAX_
     }
 }
 
-/// How much of the matrix a row leaves, and how much of its correction it writes.
+/// The factor by which a row decays the matrix, and the strength with which it writes its
+/// correction.
 #[inline(always)]
 fn gates(head: &Head<'_>, row: usize) -> (f32, f32) {
     let at = row * head.heads + head.head;
@@ -209,7 +210,7 @@ unsafe fn get<L: Lanes>(p: *const f32, width: usize) -> L {
 }
 
 /// # Safety
-/// `p` points to `width <= N` elements, which nobody else uses.
+/// `p` points to `width <= N` elements, which no other thread accesses.
 #[inline(always)]
 unsafe fn put<L: Lanes>(x: L, p: *mut f32, width: usize) {
     // SAFETY: the caller's promise.

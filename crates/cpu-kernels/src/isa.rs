@@ -1,10 +1,10 @@
-//! Which vector instructions the kernels use: asked of the processor once, at start.
+//! The instruction set that the kernels use, detected once at start.
 
 use formats::{Error, Result};
 use std::fmt;
 use std::sync::OnceLock;
 
-/// The environment variable that picks a lesser instruction set, for tests: `scalar`; `avx2`,
+/// The environment variable that selects a lesser instruction set, for tests: `scalar`; `avx2`,
 /// `avxvnni`, `avx512`, `amx`; `neon`, `neon-dotprod`, `neon-i8mm`.
 pub const VARIABLE: &str = "DELFT_ISA";
 
@@ -36,17 +36,18 @@ pub enum Isa {
     /// [`Isa::Avx2`] and `avx512f`, `bw`, `dq`, `vl`, `vnni`.
     #[non_exhaustive]
     Avx512,
-    /// [`Isa::Avx512`] and `amx-tile`, `amx-int8`, `amx-bf16`, with the kernel's leave to use the
-    /// tiles.
+    /// [`Isa::Avx512`] and `amx-tile`, `amx-int8`, `amx-bf16`, with the system's permission to use
+    /// the tiles.
     #[non_exhaustive]
     Amx,
 }
 
 impl Isa {
-    /// The best set of this processor, or the one that [`VARIABLE`] names; asked once per process.
+    /// The best set of this processor, or the one named by [`VARIABLE`]; determined once per
+    /// process.
     ///
     /// # Errors
-    /// When the variable names no set, or one that the processor lacks.
+    /// The variable names no set, or one that the processor lacks.
     pub fn detect() -> Result<Isa> {
         static BEST: OnceLock<Result<Isa>> = OnceLock::new();
         BEST.get_or_init(|| match std::env::var(VARIABLE) {
@@ -67,10 +68,10 @@ impl Isa {
         })
     }
 
-    /// The set of that name.
+    /// The set with this name.
     ///
     /// # Errors
-    /// When there is no such set, or the processor lacks it.
+    /// There is no such set, or the processor lacks it.
     pub fn parse(name: &str) -> Result<Isa> {
         Isa::available().iter().copied().find(|isa| isa.name() == name).ok_or_else(|| {
             let names: Vec<&str> = Isa::available().iter().map(|isa| isa.name()).collect();
@@ -79,7 +80,7 @@ impl Isa {
         })
     }
 
-    /// Its name as [`Isa::parse`] reads it.
+    /// Its name, as [`Isa::parse`] reads it.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -122,7 +123,7 @@ fn probe(all: &mut Vec<Isa>) {
         return;
     }
     all.push(Isa::Avx2);
-    // Of its own: some processors with AVX-512 VNNI lack it.
+    // Checked separately: some processors with AVX-512 VNNI lack it.
     if is_x86_feature_detected!("avxvnni") {
         all.push(Isa::AvxVnni);
     }
@@ -167,8 +168,8 @@ fn amx() -> bool {
     }
     let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
     let wanted = 1 << 22 | 1 << 24 | 1 << 25;
-    // The tiles' 8 KiB of state are off until asked for (Linux, Documentation/arch/x86/xstate.rst):
-    // the leave is the process's, so that threads started before and after have it too.
+    // Linux enables the tiles' 8 KiB of state on request (Documentation/arch/x86/xstate.rst). The
+    // permission holds for the whole process, including threads started before and after.
     features & wanted == wanted
         // SAFETY: arch_prctl with these arguments reads and writes no memory of this process.
         && unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) } == 0

@@ -1,5 +1,5 @@
-//! SIMD kernels for CPUs, and the team of threads that runs them. They know bytes and shapes, but
-//! no Program: the CPU device of `delft-device` replays Programs with them.
+//! SIMD kernels for CPUs, and the team of threads that runs them. They know bytes and shapes but no
+//! Program; the CPU device of `delft-device` replays Programs with them.
 //!
 //! - [`isa`]: which instruction sets there are, and which is used.
 //! - [`team`]: pinned threads that work on one job at a time.
@@ -22,7 +22,7 @@ pub mod team;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Asks for a cache line; any address is allowed.
+/// Prefetches a cache line; any address is allowed.
 #[inline(always)]
 fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]

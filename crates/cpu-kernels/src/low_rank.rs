@@ -1,17 +1,17 @@
-//! Low-rank factors beside a product: `t = scale down x`, then `y += up t`, a row at a time.
+//! Low-rank factors of adapters: `t = scale down x`, then `y += up t`, one row at a time.
 //!
-//! Every sum is added up in one order, whatever the instruction set, the share of a worker or the
-//! rows beside: `down` in 32 partial sums that are halved, `up` from the first rank to the last.
-//! Products and sums are rounded one after the other, so that the sets agree to the last bit.
+//! Every sum has one order, whatever the instruction set, the worker's share or the other rows:
+//! `down` in 32 partial sums that are added pairwise, `up` from the first rank to the last.
+//! Products and sums are rounded separately, so that all instruction sets agree to the last bit.
 
 use crate::isa::Isa;
 use formats::{DType, Error, Result};
 use std::ops::Range;
 
-/// Partial sums of a dot product, and outputs that are computed side by side.
+/// Partial sums of a dot product, and outputs computed side by side.
 const LANES: usize = 32;
 
-/// The factors of an adapter at one site, in the order in which they are read.
+/// The low-rank factors of an adapter at one site.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Factors {
     rank: usize,
@@ -66,9 +66,9 @@ impl Element for u16 {
 }
 
 impl Factors {
-    /// Takes `down` `[rank, input]` (or, for a table that tokens pick rows of, `[input, rank]`) and
-    /// `up` `[output, rank]`; `element` is f32, or bf16 if that holds them exactly; `gain`: what
-    /// multiplies outputs, and is added to them then.
+    /// Takes `down` `[rank, input]` (for an embedding table `[input, rank]`) and `up` `[output,
+    /// rank]`. `element` is f32, or bf16 if that holds the values exactly. `gain` holds a factor
+    /// and an offset for each output (DoRA).
     ///
     /// # Errors
     /// Factors of other sizes.
@@ -102,18 +102,18 @@ impl Factors {
         })
     }
 
-    /// Rows of `t`'s space.
+    /// The rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Bytes held.
+    /// Bytes of memory.
     pub fn bytes(&self) -> usize {
         let gain = self.gain.iter().flatten().map(|values| size_of_val(values.as_slice()));
         self.down.bytes() + self.up.bytes() + gain.sum::<usize>()
     }
 
-    /// `t[r] = scale down[r] x` for these `ranks`, which `t` holds.
+    /// `t[r] = scale down[r] x` for the given ranks; `t` holds exactly those.
     pub fn down(&self, isa: Isa, x: &[f32], ranks: Range<usize>, t: &mut [f32]) {
         assert!(x.len() == self.input && t.len() == ranks.len() && ranks.end <= self.rank);
         let range = ranks.start * self.input..ranks.end * self.input;
@@ -124,7 +124,7 @@ impl Factors {
         t.iter_mut().for_each(|t| *t *= self.scale);
     }
 
-    /// `t = scale down[row]` for these `ranks`, of a table.
+    /// `t = scale down[row]` for the given ranks of an embedding table.
     pub fn pick(&self, row: usize, ranks: Range<usize>, t: &mut [f32]) {
         assert!(row < self.input && t.len() == ranks.len() && ranks.end <= self.rank);
         let range = row * self.rank + ranks.start..row * self.rank + ranks.end;
@@ -137,8 +137,8 @@ impl Factors {
         t.iter_mut().for_each(|t| *t *= self.scale);
     }
 
-    /// `y += up t` for these `columns`, which `y` and `residual` hold; with a gain then
-    /// `y = residual + gain (y - residual) + offset`.
+    /// `y += up t` for the given columns, which `y` and `residual` hold; with a gain, `y = residual
+    /// + gain (y - residual) + offset` follows.
     pub fn up(
         &self,
         isa: Isa,
@@ -175,7 +175,7 @@ fn dots<E: Element>(isa: Isa, rows: &[E], x: &[f32], t: &mut [f32]) {
     }
 }
 
-/// `y += up t` from a column on, `rows` being `[rank, width]`.
+/// `y += up t` from column `from` on; `rows` is `[rank, width]`.
 fn add<E: Element>(isa: Isa, rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
     match isa {
         #[cfg(target_arch = "x86_64")]
@@ -212,7 +212,7 @@ unsafe fn add_avx2<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32],
     add_here::<E, 2>(rows, width, from, t, y);
 }
 
-/// `N` rows at a time: the sums of one wait for each other, and `x` is loaded once for all.
+/// `N` rows at a time, so that their sums are independent and `x` is loaded once.
 #[inline(always)]
 fn dots_here<E: Element, const N: usize>(rows: &[E], x: &[f32], t: &mut [f32]) {
     let (groups, rest) = t.as_chunks_mut::<N>();
@@ -254,7 +254,7 @@ fn dots_of<E: Element, const N: usize>(rows: &[E], x: &[f32]) -> [f32; N] {
     sums.map(|sums| sums[0])
 }
 
-/// `N` blocks of columns at a time, whose sums do not wait for each other.
+/// `N` blocks of columns at a time, whose sums are independent.
 #[inline(always)]
 fn add_here<E: Element, const N: usize>(
     rows: &[E],

@@ -1,9 +1,9 @@
 //! The small operations of a model, vectorised: normalisation, activations, softmax, rotary
 //! embedding, conversions.
 //!
-//! Each is a plain function over f32 rows that runs on the calling thread; who splits the rows over
-//! a team is the caller. One source serves every instruction set: see `lanes`. Elementwise
-//! functions are those of [`Unary`] and [`Binary`], whose rows say what each computes.
+//! Each is a plain function over f32 rows that runs on the calling thread; the caller splits rows
+//! over a team. One source serves every instruction set: see `lanes`. Elementwise functions are
+//! those of [`Unary`] and [`Binary`], which define what each computes.
 
 mod functions;
 pub(crate) mod lanes;
@@ -27,7 +27,7 @@ use formats::elementwise::{
 
 use super::isa::Isa;
 
-/// A vector as a number that elementwise functions are applied to.
+/// A vector as the number type of elementwise functions.
 #[derive(Clone, Copy)]
 struct Vector<L>(L);
 
@@ -130,11 +130,11 @@ pub fn gate_in_place(isa: Isa, f: Unary, gate: &mut [f32], up: &[f32]) {
     unsafe { dispatch!(isa, gate_kernel(f: Unary, gate: *mut f32, up: *const f32, n: usize)) }
 }
 
-/// Stores an expression of vectors, each from its array, at every place of `out`; what is left over
-/// as part of a vector.
+/// Stores an expression of vectors, each loaded from its array, to every element of `out`; the
+/// remainder as a partial vector.
 ///
-/// The expression is pasted: of a closure the compiler would make a function of its own, without
-/// the instructions.
+/// The expression is pasted: a closure would become a function of its own, compiled without the
+/// instruction set.
 macro_rules! each {
     ($lanes:ident, $out:expr, $n:expr, [$($v:ident in $x:expr),+] => $body:expr) => {{
         let whole = $n - $n % $lanes::N;
@@ -150,9 +150,9 @@ macro_rules! each {
     }};
 }
 
-/// A loop over `n` elements of `x`, and of `y` where there are two, whose results go to `x`.
+/// A loop over `n` elements of `x`, and of `y` for binary functions, whose results go to `x`.
 ///
-/// Only kernels make one, whose callers promise that the arrays have that many elements.
+/// Only kernels construct one; their callers ensure that the arrays have that many elements.
 struct Loop<L> {
     x: *mut f32,
     y: *const f32,
@@ -183,7 +183,7 @@ impl<L: Lanes> BinaryVisitor for Loop<L> {
     }
 }
 
-/// The same for gates: the function of `x` times `y`.
+/// The same for gates: the function of `x`, times `y`.
 struct Gate<L>(Loop<L>);
 
 impl<L: Lanes> UnaryVisitor for Gate<L> {

@@ -1,4 +1,4 @@
-//! The roof of decoding: how fast memory can be read, measured by reading.
+//! Measures memory read bandwidth, the bound of decoding.
 
 use super::matmul::{Parallel, share};
 use super::{LINE, prefetch};
@@ -20,7 +20,7 @@ pub fn read_rate(workers: &impl Parallel, parts: &[&[u8]], repeats: usize) -> f6
         });
         start.elapsed().as_secs_f64()
     };
-    // The first pass brings in pages and clocks.
+    // The first pass faults in pages and raises clocks.
     pass();
     let mut seconds: Vec<f64> = (0..repeats.max(1)).map(|_| pass()).collect();
     black_box(sum);
@@ -28,8 +28,8 @@ pub fn read_rate(workers: &impl Parallel, parts: &[&[u8]], repeats: usize) -> f6
     bytes as f64 / seconds[seconds.len() / 2].max(1e-9)
 }
 
-/// The exclusive or of all bytes, as fast as one thread can read them: in four streams at once, as
-/// many as a core needs for its share of the memory's bandwidth.
+/// The exclusive or of all bytes, read as fast as one thread can: in four streams, which a core
+/// needs to use its share of the memory bandwidth.
 pub fn read(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 /// How long a waiting thread spins before it sleeps, when every worker has a processor of its own.
 pub const PATIENCE: Duration = Duration::from_micros(100);
 
-/// Yields before a thread sleeps when there are more workers than processors: spinning would only
-/// keep the ones waited for from running.
+/// Yields before a thread sleeps if there are more workers than processors: spinning would only
+/// keep other workers from running.
 const YIELDS: usize = 16;
 
 /// Persistent threads that run one job at a time together. Dropping it joins them.
@@ -38,7 +38,7 @@ pub struct Team {
     caller_cpu: Option<usize>,
 }
 
-/// A worker's view of the job in hand.
+/// A worker's view of the current job.
 pub struct Worker<'a> {
     /// This worker, `0..count`.
     pub index: usize,
@@ -49,14 +49,14 @@ pub struct Worker<'a> {
     stop: &'a AtomicBool,
 }
 
-/// Keeps neighbours off one cache line (two, for the adjacent-line prefetcher).
+/// Pads a value to two cache lines, against false sharing and the adjacent-line prefetcher.
 #[repr(align(128))]
 struct Padded<T>(T);
 
-/// What all workers run together.
+/// A job that all workers run.
 struct Job<'a> {
     f: &'a (dyn Fn(&Worker<'_>) + Sync),
-    /// Set when it is to end early.
+    /// Set to end the job early.
     stop: &'a AtomicBool,
 }
 
@@ -76,8 +76,8 @@ struct Shared {
     generation: Padded<AtomicUsize>,
     arrived: Padded<AtomicUsize>,
     passing: Bell,
-    /// What the last to arrive at a barrier saw of the job's wish to stop: the same for all who
-    /// pass it.
+    /// The stop flag as seen by the last worker to arrive at a barrier; the same for all that pass
+    /// it.
     stopping: AtomicBool,
     /// The next unclaimed item: see [`Worker::claim`].
     ticket: Padded<AtomicUsize>,
@@ -94,7 +94,7 @@ unsafe impl Sync for Shared {}
 // any worker may use them.
 unsafe impl Send for Shared {}
 
-/// What a worker unwinds with when another one panicked: the caller gets the other one's message.
+/// The panic payload of a worker after another one panicked; the caller gets the other's message.
 struct Broken;
 
 thread_local! {
@@ -103,12 +103,12 @@ thread_local! {
 }
 
 impl Team {
-    /// A team of `threads` workers (at least one): the caller of [`Team::run`] and `threads - 1`
-    /// new threads. On Linux each is pinned to a processor of its own from those this process may
-    /// use, whole cores first; nothing is pinned when there are more workers than processors.
+    /// Starts a team of `threads` workers (at least one): the caller of [`Team::run`] and `threads
+    /// - 1` new threads. On Linux each is pinned to its own processor of those that this process
+    /// may use, whole cores first; nothing is pinned if there are more workers than processors.
     ///
     /// # Errors
-    /// When the operating system gives no more threads.
+    /// The operating system refuses more threads.
     pub fn new(threads: usize) -> formats::Result<Team> {
         let count = threads.max(1);
         let cpus = topology::allowed_cpus();
@@ -160,9 +160,8 @@ impl Team {
         self.shared.count
     }
 
-    /// Pins the calling thread to the processor that the team keeps for worker 0 (nothing in a team
-    /// that is not pinned). For a thread whose life is to call [`Team::run`]; others may call it
-    /// unpinned.
+    /// Pins the calling thread to the processor that the team keeps for worker 0; does nothing in
+    /// an unpinned team. For a thread that only calls [`Team::run`]; others may call it unpinned.
     pub fn pin_caller(&self) {
         if let Some(cpu) = self.caller_cpu {
             topology::pin(cpu);
@@ -180,8 +179,8 @@ impl Team {
         self.run_until(&NEVER, f);
     }
 
-    /// [`Team::run`] that ends early once `stop` is set: [`Worker::claim`] finds nothing more, and
-    /// [`Worker::gather`] says so. False if a gathering did.
+    /// [`Team::run`] that ends early once `stop` is set: [`Worker::claim`] then returns nothing and
+    /// [`Worker::gather`] returns false. Returns false if a gather did.
     pub fn run_until(&self, stop: &AtomicBool, f: &(dyn Fn(&Worker<'_>) + Sync)) -> bool {
         let shared: &Shared = &self.shared;
         assert!(
@@ -198,8 +197,8 @@ impl Team {
         // Only the lifetime changes. Below, this call waits until `busy` is 0, after which no
         // worker touches the job; a panic of worker 0 is caught, so that nothing leaves earlier.
         let everlasting = std::ptr::from_ref(&job).cast::<Job<'static>>();
-        // SAFETY: this thread holds the turn and every worker waits for the next epoch: nobody else
-        // has access.
+        // SAFETY: this thread holds the turn and every worker waits for the next epoch, so no other
+        // thread has access.
         unsafe { *shared.job.get() = Some(everlasting) };
         if shared.count > 1 {
             shared.epoch.0.fetch_add(1, Ordering::Release);
@@ -226,7 +225,7 @@ impl Drop for Team {
         self.shared.epoch.0.fetch_add(1, Ordering::Release);
         self.shared.start.ring();
         for thread in self.threads.drain(..) {
-            // A worker catches the panics of jobs, so that there is no error to report here.
+            // A worker catches the panics of jobs, so there is no error to report here.
             let _ = thread.join();
         }
     }
@@ -241,7 +240,7 @@ impl std::fmt::Debug for Team {
     }
 }
 
-/// The life of a worker thread.
+/// The main loop of a worker thread.
 fn serve(shared: &Shared, index: usize) {
     INSIDE.set(shared);
     let mut seen = 0;
@@ -265,8 +264,8 @@ fn serve(shared: &Shared, index: usize) {
     }
 }
 
-/// Runs the job as worker `index`; a panic breaks the barrier, so that nobody waits for this
-/// worker.
+/// Runs the job as worker `index`. A panic breaks the barrier, so that no worker waits for this
+/// one.
 fn work(shared: &Shared, index: usize, job: &Job<'_>) {
     let worker = Worker { index, count: shared.count, shared, stop: job.stop };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.f)(&worker))) {
@@ -279,10 +278,11 @@ fn work(shared: &Shared, index: usize, job: &Job<'_>) {
 }
 
 impl Worker<'_> {
-    /// Waits until every worker of the team is here. What each wrote before, all see after.
+    /// Waits until every worker of the team is here. All writes before it are visible to all
+    /// workers after it.
     ///
-    /// Every worker must call it the same number of times in a job. Also makes [`Worker::claim`]
-    /// start over.
+    /// Every worker must call it the same number of times in a job. Also restarts
+    /// [`Worker::claim`].
     pub fn barrier(&self) {
         let shared = self.shared;
         if self.count == 1 {
@@ -296,8 +296,8 @@ impl Worker<'_> {
         if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
             shared.arrived.0.store(0, Ordering::Relaxed);
             shared.ticket.0.store(0, Ordering::Relaxed);
-            // One worker looks for all: whoever passes reads this before it can arrive at the next
-            // barrier.
+            // One worker reads the flag for all; each reads this copy before it can arrive at the
+            // next barrier.
             shared.stopping.store(self.stop.load(Ordering::Relaxed), Ordering::Relaxed);
             shared.generation.0.store(generation.wrapping_add(1), Ordering::Release);
             shared.passing.ring();
@@ -310,8 +310,8 @@ impl Worker<'_> {
         }
     }
 
-    /// [`Worker::barrier`], and whether the job goes on: false, for every worker alike, once it is
-    /// to stop.
+    /// [`Worker::barrier`] that returns whether the job goes on: false, for every worker alike,
+    /// once it is to stop.
     pub fn gather(&self) -> bool {
         self.barrier();
         !self.shared.stopping.load(Ordering::Relaxed)
@@ -354,11 +354,11 @@ impl Worker<'_> {
         start.min(end)..end
     }
 
-    /// The next `chunk` items of `0..n` that nobody has claimed, or `None` when all are taken: for
-    /// items of uneven cost, or on a busy machine. One such loop at most between two barriers (or a
-    /// barrier and an end of the job), with the same `n` and `chunk` everywhere; no item is handed
-    /// out twice between them. A job that is to stop has no more items: what they would have made
-    /// is missing, which the next [`Worker::gather`] tells all.
+    /// Claims the next `chunk` unclaimed items of `0..n`; `None` once all are taken. For items of
+    /// uneven cost, or on a busy machine. There may be at most one such loop between two barriers
+    /// (or a barrier and the end of the job), with the same `n` and `chunk` in every worker; no
+    /// item is handed out twice. A job that is to stop has no more items: their results are
+    /// missing, which the next [`Worker::gather`] reports to all.
     pub fn claim(&self, n: usize, chunk: usize) -> Option<Range<usize>> {
         // A load first: the counter stops growing once it is past the end, so that it cannot wrap.
         if self.shared.ticket.0.load(Ordering::Relaxed) >= n || self.stop.load(Ordering::Relaxed) {
@@ -377,11 +377,11 @@ fn share(n: usize, index: usize, count: usize) -> Range<usize> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these mutexes guard is whole at every instant: a panic elsewhere does not spoil it.
+    // The guarded data is consistent at every instant, so a panic elsewhere does not matter.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where threads wait for a condition on atomics to become true: spinning first, asleep later.
+/// Waits for a condition on atomics: spinning first, asleep later.
 #[derive(Default)]
 struct Bell {
     sleepers: AtomicUsize,
@@ -390,7 +390,8 @@ struct Bell {
 }
 
 impl Bell {
-    /// Returns once `ready()`; whoever makes it true calls [`Bell::ring`] afterwards.
+    /// Returns once `ready()` is true; the thread that makes it true calls [`Bell::ring`]
+    /// afterwards.
     fn wait(&self, crowded: bool, ready: impl Fn() -> bool) {
         if crowded {
             for _ in 0..YIELDS {
@@ -404,8 +405,8 @@ impl Bell {
         }
         let mut guard = lock(&self.lock);
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        // Pairs with the fence in `ring`: either the ringer sees the sleeper, or this sees what was
-        // rung for.
+        // Pairs with the fence in `ring`: either the ringer sees the sleeper, or this sees the
+        // change.
         fence(Ordering::SeqCst);
         while !ready() {
             guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
@@ -413,7 +414,7 @@ impl Bell {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Wakes those asleep; called after the change that they wait for.
+    /// Wakes sleeping threads; called after the change that they wait for.
     fn ring(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
@@ -425,11 +426,11 @@ impl Bell {
     }
 }
 
-/// Spins until `ready()` or [`PATIENCE`] is over; returns whether it is ready.
+/// Spins until `ready()` or for [`PATIENCE`]; returns whether it is ready.
 fn spin(ready: &impl Fn() -> bool) -> bool {
     let mut began = None;
     loop {
-        // The pauses grow at first, to leave the bus to those who work, but stay short: one costs
+        // The pauses grow at first, to leave the bus to working threads, but stay short: one costs
         // up to 140 cycles.
         for pauses in [1, 1, 2, 2, 4, 4, 4, 4] {
             if ready() {
@@ -478,29 +479,29 @@ impl<'a, T> SharedSlice<'a, T> {
     /// Shares `len` elements at `start` among workers.
     ///
     /// # Safety
-    /// For `'a`, the elements are initialised and used through copies of this slice alone.
+    /// For `'a`, the elements are initialised and accessed through copies of this slice alone.
     pub unsafe fn from_raw(start: *mut T, len: usize) -> Self {
         SharedSlice { start, len, life: PhantomData }
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The part `range`, to write.
+    /// The part `range`, for writing.
     ///
     /// # Safety
-    /// Nobody else may use any element of `range` while the slice lives: another worker's use must
-    /// lie on the other side of a barrier.
+    /// No other worker may access an element of `range` while the slice lives, except on the other
+    /// side of a barrier.
     ///
     /// # Panics
-    /// When `range` is not inside the slice.
+    /// If `range` is not inside the slice.
     pub unsafe fn slice_mut(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -513,13 +514,13 @@ impl<'a, T> SharedSlice<'a, T> {
         }
     }
 
-    /// The part `range`, to read.
+    /// The part `range`, for reading.
     ///
     /// # Safety
-    /// Nobody may write any element of `range` while the slice lives.
+    /// No worker may write an element of `range` while the slice lives.
     ///
     /// # Panics
-    /// When `range` is not inside the slice.
+    /// If `range` is not inside the slice.
     pub unsafe fn slice(&self, range: Range<usize>) -> &'a [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,

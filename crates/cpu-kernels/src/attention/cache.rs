@@ -1,10 +1,11 @@
-//! Keys and values in blocks of memory: one pool for all layers of a kind.
+//! The KV cache: keys and values in blocks, with one memory pool for all layers of one shape.
 //!
-//! A block holds `block_tokens` positions of every layer; within it, layer by layer, head by head:
-//! the keys as `[block_tokens / 16][head_dim][16]` (sixteen keys side by side, so that a vector
-//! holds the same element of sixteen keys and scores need no sums across lanes), then the values as
-//! `[block_tokens][width]` with `width` the head rounded up to whole vectors. Codes are as numbers
-//! are, and behind those of sixteen keys or values lie their scales (`store`). The memory of a
+//! A block holds `block_tokens` positions of every layer. Within it, layer by layer and head by
+//! head, are the keys as `[block_tokens / 16][head_dim][16]` (sixteen keys side by side, so that a
+//! vector holds the same element of sixteen keys, and scores need no horizontal sums), then the
+//! values as `[block_tokens][width]` with `width` the head rounded up to whole vectors. Codes are
+//! stored like numbers; after those of sixteen keys or values follow their scales (`store`). A
+//! block takes no memory until something is written there.
 //! block is the operating system's until something is written there.
 
 use super::TILE;
@@ -61,11 +62,10 @@ impl Geometry {
         self.kv_heads * self.head_bytes()
     }
 
-    /// Bytes that the pool takes when full, or an error when that is no number of bytes, or a field
-    /// makes no sense.
+    /// Bytes of the full pool.
     ///
     /// # Errors
-    /// As said.
+    /// A size that overflows, or a field that makes no sense.
     pub fn bytes(&self, layers: usize) -> Result<usize> {
         let place = "cache";
         self.element.check(self.head_dim)?;
@@ -99,7 +99,7 @@ impl Geometry {
     }
 }
 
-/// The keys and values of one layer: a view of a pool that it shares with the other layers.
+/// The keys and values of one layer: a view of a pool shared by several layers.
 #[derive(Debug, Clone)]
 pub struct LayerCache {
     geometry: Geometry,
@@ -128,7 +128,7 @@ impl LayerCache {
         Ok((0..layers).map(view).collect())
     }
 
-    /// Its shape.
+    /// Its geometry.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -145,7 +145,7 @@ impl LayerCache {
         unsafe { self.pool.start.as_ptr().add(offset) }
     }
 
-    /// The keys of the group that `position` is in, and its values.
+    /// The group of keys that contains `position`, and the group of its values.
     pub(super) fn group(&self, table: &[u32], position: usize, head: usize) -> (*mut u8, *mut u8) {
         let (block, slot) = self.slot(table, position);
         let (keys, values) = self.places(slot / GROUP);
@@ -154,18 +154,18 @@ impl LayerCache {
         (head.wrapping_add(keys), head.wrapping_add(values))
     }
 
-    /// Bytes from a head's first to the keys and to the values of a group.
+    /// Byte offsets in a head of the keys and the values of a group.
     fn places(&self, group: usize) -> (usize, usize) {
         let geometry = &self.geometry;
         let values = geometry.block_tokens / GROUP * geometry.keys_bytes();
         (group * geometry.keys_bytes(), values + group * geometry.values_bytes())
     }
 
-    /// Where the groups of the tile from `position` on are, a multiple of [`GROUP`]: the keys and
-    /// the values of each.
+    /// The groups of the tile that starts at `position`, a multiple of [`GROUP`]: keys and values
+    /// of each.
     ///
-    /// They exist at any position, for a table is a ring; whether they hold anything is the
-    /// caller's to know.
+    /// They exist at any position, since a table is a ring; whether they hold anything is up to the
+    /// caller.
     pub(super) fn tile(&self, table: &[u32], position: usize, head: usize) -> Tile {
         let tokens = self.geometry.block_tokens;
         let (mut block, mut slot) = self.slot(table, position);
@@ -190,18 +190,18 @@ impl LayerCache {
         (table[position / tokens % table.len()] as usize, position % tokens)
     }
 
-    /// Stores the keys and values of `tokens` and `heads` of a batch of rows. Token `t` is at
-    /// `position + t`, and its key of head `h` is `k[t * stride + h * head_dim..][..head_dim]`, its
-    /// value likewise in `v`.
+    /// Stores the keys and values of `tokens` and `heads` of a batch of rows. Token `t` has
+    /// position `position + t`; its key of head `h` is `k[t * stride + h *
+    /// head_dim..][..head_dim]`, and its value likewise in `v`.
     ///
-    /// Workers share a batch best by heads, or by tokens in multiples of 16 positions: neighbours
-    /// share cache lines.
+    /// Workers should split a batch by heads, or by tokens in multiples of 16 positions, since
+    /// neighbours share cache lines.
     ///
     /// # Safety
-    /// Nobody else reads or writes these positions of these heads at the same time.
+    /// No other thread accesses these positions of these heads.
     ///
     /// # Panics
-    /// When a row, a head or a block does not exist.
+    /// If a row, a head or a block does not exist.
     pub unsafe fn write(
         &self,
         isa: Isa,
@@ -228,10 +228,10 @@ impl LayerCache {
         }
     }
 
-    /// Asks for the lines that [`LayerCache::write`] will touch at one position of one head.
+    /// Prefetches the lines that [`LayerCache::write`] will touch at one position of one head.
     ///
     /// # Panics
-    /// When the head or the block does not exist.
+    /// If the head or the block does not exist.
     pub fn fetch(&self, table: &[u32], position: usize, head: usize) {
         let (geometry, (keys, values)) = (&self.geometry, self.group(table, position, head));
         for line in (0..geometry.keys_bytes()).step_by(LINE) {
@@ -249,10 +249,10 @@ impl LayerCache {
     /// prefix.
     ///
     /// # Safety
-    /// Nobody else uses block `to`, and nobody writes block `from`, at the same time.
+    /// No other thread accesses block `to` or writes block `from`.
     ///
     /// # Panics
-    /// When a block does not exist.
+    /// If a block does not exist.
     pub unsafe fn copy_block(&self, from: usize, to: usize) {
         assert!(
             from < self.geometry.blocks && to < self.geometry.blocks,
@@ -266,14 +266,15 @@ impl LayerCache {
     }
 
     /// Appends a block of this layer to `bytes`: its keys `[block_tokens, kv_heads, head_dim]`,
-    /// then its values, each element as it is stored. Of blocks of 32 elements it is the codes,
-    /// then the scales, of each; two codes of four bits share a byte, the first in its lower half.
+    /// then its values, in the stored element type. For quantised types it appends the keys' codes,
+    /// their scales, the values' codes, their scales; two 4-bit codes share a byte, the first in
+    /// its lower half.
     ///
     /// # Safety
-    /// Nobody writes the block at the same time.
+    /// No other thread writes the block.
     ///
     /// # Panics
-    /// When the block does not exist.
+    /// If the block does not exist.
     pub unsafe fn read_block(&self, block: usize, bytes: &mut Vec<u8>) {
         let from = bytes.len();
         bytes.resize(from + self.plain_bytes(), 0);
@@ -289,8 +290,8 @@ impl LayerCache {
         self.each_code(&mut bytes[from..], in_order);
     }
 
-    /// Changes the codes of a block's keys and of its values, as they are read, in a type whose
-    /// codes share bytes.
+    /// Applies `change` to the codes of a block's keys and values, in types whose codes share
+    /// bytes.
     fn each_code(&self, bytes: &mut [u8], change: fn(&mut [u8])) {
         if self.geometry.element.bits() == Some(4) {
             let half = bytes.len() / 2;
@@ -300,13 +301,13 @@ impl LayerCache {
         }
     }
 
-    /// Makes a block of this layer what [`LayerCache::read_block`] gave.
+    /// Overwrites a block of this layer with bytes from [`LayerCache::read_block`].
     ///
     /// # Safety
-    /// Nobody else uses the block at the same time.
+    /// No other thread accesses the block.
     ///
     /// # Panics
-    /// When the block does not exist, or there are too few bytes.
+    /// If the block does not exist, or the length is wrong.
     pub unsafe fn write_block(&self, block: usize, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.plain_bytes(), "cache: bytes of a block");
         let mut bytes = bytes.to_vec();
@@ -322,22 +323,22 @@ impl LayerCache {
         }
     }
 
-    /// Bytes of a block of this layer without what pads values.
+    /// Bytes of a block of this layer as exported, without padding.
     pub fn plain_bytes(&self) -> usize {
         let Geometry { element, block_tokens, kv_heads, head_dim, .. } = self.geometry;
         2 * block_tokens * kv_heads * element.bytes(head_dim)
     }
 
-    /// Bytes of the codes of a block's keys, and of its values, in types that have codes.
+    /// Bytes of the codes of a block's keys, or of its values, in quantised types.
     fn code_bytes(&self) -> usize {
         let Geometry { element, block_tokens, kv_heads, head_dim, .. } = self.geometry;
         element.bits().map_or(0, |bits| block_tokens * kv_heads * head_dim * bits / 8)
     }
 
-    /// Shows `visit` the bytes of a block in the order in which they are read, some at a time.
+    /// Calls `visit` on the bytes of a block, in export order, some at a time.
     ///
     /// # Safety
-    /// Nobody else uses the block at the same time, but to read it where `visit` only reads.
+    /// No other thread accesses the block; others may read it if `visit` only reads.
     unsafe fn each_element(&self, block: usize, mut visit: impl FnMut(&mut [u8])) {
         let Geometry { element, blocks, block_tokens, kv_heads, head_dim } = self.geometry;
         assert!(block < blocks, "cache: block {block}");
@@ -351,8 +352,8 @@ impl LayerCache {
                     for i in 0..part.count {
                         let at = part.row.map_or(i * GROUP + key, |row| key * row + i);
                         let start = head.wrapping_add(group + at * part.bytes);
-                        // SAFETY: it lies inside the head; nobody else uses it, by the caller's
-                        // promise.
+                        // SAFETY: it lies inside the head; no other thread accesses it, by the
+                        // caller's promise.
                         visit(unsafe { std::slice::from_raw_parts_mut(start, part.bytes) });
                     }
                 }
@@ -373,23 +374,22 @@ impl LayerCache {
     }
 }
 
-/// What [`LayerCache::each_element`] shows of each position and head: `count` pieces of `bytes`
-/// bytes.
+/// The bytes of each position and head that [`LayerCache::each_element`] visits: `count` pieces of
+/// `bytes` bytes.
 #[derive(Clone, Copy)]
 struct Part {
-    /// Of keys, or of values.
+    /// Whether they are of keys rather than values.
     of_keys: bool,
-    /// The first byte in a group.
+    /// Byte offset in a group.
     first: usize,
     count: usize,
     bytes: usize,
-    /// Pieces from a position to the next; none where those of a group's positions lie side by
-    /// side.
+    /// Pieces from one position to the next; `None` if the positions of a group are interleaved.
     row: Option<usize>,
 }
 
-/// Puts the codes of blocks of 32 elements, of which byte `j` has elements `j` and `16 + j`, in
-/// their order: byte `j` then has elements `2 j` and `2 j + 1`.
+/// Reorders the codes of blocks of 32 elements: byte `j` holds elements `j` and `16 + j` before,
+/// and elements `2 j` and `2 j + 1` after.
 fn in_order(codes: &mut [u8]) {
     let (blocks, _) = codes.as_chunks_mut::<16>();
     for block in blocks {
@@ -407,12 +407,12 @@ fn in_halves(codes: &mut [u8]) {
     }
 }
 
-/// Where a tile's groups are.
+/// Addresses of a tile's groups.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
-    /// Of every group `[head_dim][GROUP]`.
+    /// Each group is `[head_dim][GROUP]`.
     pub(super) keys: [*const u8; TILE / GROUP],
-    /// Of every group `[GROUP][width]`.
+    /// Each group is `[GROUP][width]`.
     pub(super) values: [*const u8; TILE / GROUP],
 }
 
@@ -446,7 +446,7 @@ unsafe fn write_kernel<L: Lanes, E: Store>(cache: &LayerCache, rows: Rows<'_>) {
     }
 }
 
-/// Zeroed memory of its own.
+/// Zeroed memory pages.
 #[derive(Debug)]
 struct Pages {
     start: NonNull<u8>,
@@ -460,9 +460,9 @@ unsafe impl Sync for Pages {}
 
 #[cfg(unix)]
 impl Pages {
-    /// `bytes` zeros that cost no memory until they are written.
+    /// Maps `bytes` zeros, which take no memory until they are written.
     fn zeroed(bytes: usize) -> Result<Pages> {
-        // An empty mapping is an error to the system, and never read here.
+        // The system refuses an empty mapping.
         let bytes = bytes.max(1);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
         // SAFETY: a new private mapping touches nothing that exists.
@@ -505,7 +505,7 @@ impl Pages {
             .map_err(|error| Error::new("cache", "", error))
     }
 
-    /// `bytes` zeros.
+    /// Allocates `bytes` zeros.
     fn zeroed(bytes: usize) -> Result<Pages> {
         let bytes = bytes.max(1);
         // SAFETY: the size is not 0.

@@ -1,8 +1,8 @@
-//! One query over one chunk of keys: every key and value is read from memory once, for all heads of
-//! the group.
+//! Attention of one query over one chunk of keys: every key and value is read from memory once, for
+//! all heads of the group.
 //!
-//! Tiles of keys and of values take turns, and each is fetched while the one before it is read:
-//! both fit the first cache.
+//! Tiles of keys and values alternate, and each is prefetched while the one before it is read: both
+//! fit the L1 cache.
 
 pub(super) mod blocks;
 
@@ -15,19 +15,19 @@ use crate::{LINE, prefetch};
 use formats::CacheType;
 use std::ops::Range;
 
-/// What is read at once: keys `chunk * CHUNK..`, as far as visible, of a KV head.
+/// A work item: keys `chunk * CHUNK..` of a KV head, as far as visible.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub(super) kv_head: usize,
     pub(super) chunk: usize,
 }
 
-/// Leaves the state of `sequence`'s query over a part of what it sees in the first rows of `work`.
-/// `next` is what this thread will most likely read then.
+/// Computes the partial softmax state of `sequence`'s query over one chunk of keys into the first
+/// rows of `work`. `next` is the item that this thread will probably read next.
 ///
 /// # Safety
-/// `check` holds for the call, `work` is the caller's own, and nobody writes what the sequence
-/// sees.
+/// `check` holds for the call, `work` is the caller's own, and no thread writes the visible keys
+/// and values.
 pub(super) unsafe fn chunk(
     isa: Isa,
     call: &Call<'_>,
@@ -71,7 +71,7 @@ unsafe fn kernel<L: Lanes, E: Store>(
             };
             let from = seen.start.max(start) - start;
             let to = seen.end.min(start + TILE) - start;
-            // Groups in front that are not seen: they exist, and their scores are masked.
+            // Leading groups that are not visible: they exist, and their scores are masked.
             let groups = to.div_ceil(GROUP);
             scores::<L, E>(group, groups, dim, &work, &tile);
             for g in 0..group {
@@ -83,11 +83,11 @@ unsafe fn kernel<L: Lanes, E: Store>(
     }
 }
 
-/// Scores of `rows` queries with the first `groups` groups of a tile's keys, while its values are
-/// fetched.
+/// Computes the scores of `rows` queries with the first `groups` groups of a tile's keys, while
+/// prefetching its values.
 ///
 /// # Safety
-/// `work` has the rows; the groups are there.
+/// `work` has the rows; the groups exist.
 #[inline(always)]
 unsafe fn scores<L: Lanes, E: Store>(
     rows: usize,
@@ -96,8 +96,8 @@ unsafe fn scores<L: Lanes, E: Store>(
     work: &Work,
     tile: &Tile,
 ) {
-    // Rows and groups at a time, so that the sums fill the registers and hide the latency of the
-    // additions. SAFETY: the steps stay inside `rows` and `groups`.
+    // Several rows and groups at a time, so that the sums fill the registers and hide the latency
+    // of the additions. SAFETY: the steps stay inside `rows` and `groups`.
     unsafe {
         let mut row = 0;
         while row < rows {
@@ -163,7 +163,7 @@ unsafe fn each<L: Lanes, E: Store, const ROWS: usize, const VECTORS: usize>(
     }
 }
 
-/// [`Store::score`] of numbers.
+/// [`Store::score`] for caches of floats.
 #[inline(always)]
 pub(super) unsafe fn score<
     L: Lanes,
@@ -211,10 +211,10 @@ pub(super) unsafe fn score<
     }
 }
 
-/// [`Store::sums`] of numbers.
+/// [`Store::sums`] for caches of floats.
 ///
 /// # Safety
-/// As said there.
+/// As for [`Store::sums`].
 #[inline(always)]
 pub(super) unsafe fn sums<L: Lanes, N: Number>(
     rows: usize,
@@ -233,8 +233,7 @@ pub(super) unsafe fn sums<L: Lanes, N: Number>(
             let left = rows - row;
             let mut column = 0;
             while column < vectors {
-                // As many columns as the registers hold next to four rows; a narrow head takes what
-                // there is.
+                // As many columns as fit the registers beside four rows; a narrow head takes fewer.
                 macro_rules! step {
                     ($columns:literal) => {{
                         let (sums, at) = (sums.add(column * L::N), column * L::N);
@@ -260,8 +259,7 @@ pub(super) unsafe fn sums<L: Lanes, N: Number>(
     }
 }
 
-/// Adds to the sums of `ROWS` rows in `COLUMNS` vectors, which begin `first` elements into each
-/// value.
+/// Adds to the sums of `ROWS` rows, in `COLUMNS` vectors starting at element `first` of each value.
 #[inline(always)]
 unsafe fn sum<L: Lanes, N: Number, const ROWS: usize, const COLUMNS: usize>(
     p: *const f32,
@@ -281,8 +279,8 @@ unsafe fn sum<L: Lanes, N: Number, const ROWS: usize, const COLUMNS: usize>(
             }
         }
         for i in 0..TILE {
-            // A value of each group in turn: four streams of cache lines, where one alone is slower
-            // by an eighth.
+            // Take a value of each group in turn: four streams of cache lines are an eighth faster
+            // than one.
             let (k, t) = (i % (TILE / GROUP), i / (TILE / GROUP));
             if !seen.contains(&(k * GROUP + t)) {
                 continue;

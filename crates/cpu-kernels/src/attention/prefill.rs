@@ -1,5 +1,5 @@
-//! A block of queries over all the keys it sees: tiles of keys and values, converted once, times
-//! blocks of rows.
+//! Attention of a block of queries over all visible keys: tiles of keys and values, converted once,
+//! multiplied with blocks of rows.
 
 use super::cache::GROUP;
 use super::store::{Brain, Eighth, Half, Single, Store, Turbo, dispatch_stored};
@@ -18,8 +18,8 @@ const STRIP: usize = 6;
 /// Attention of one block of `sequence`'s queries, for one KV head's group.
 ///
 /// # Safety
-/// `check` holds for the call; `work` and the block's part of `out` are the caller's own; nobody
-/// writes what the sequence sees.
+/// `check` holds for the call; `work` and the block's part of `out` are the caller's own; no thread
+/// writes the visible keys and values.
 pub(super) unsafe fn block(
     isa: Isa,
     call: &Call<'_>,
@@ -73,7 +73,7 @@ unsafe fn kernel<L: Lanes, E: Store>(
         softmax::reset::<L>(&work, rows, width);
         let mut start = lowest / TILE * TILE;
         while start < end {
-            // The part of the tile that the block sees at all.
+            // The part of the tile that is visible to the block.
             let (from, to) = (lowest.max(start) - start, end.min(start + TILE) - start);
             let tile = call.cache.tile(sequence.table, start, kv_head);
             for k in from / GROUP..to.div_ceil(GROUP) {
@@ -91,8 +91,8 @@ unsafe fn kernel<L: Lanes, E: Store>(
                     }
                 }
             }
-            // Keys that the rows from `row` to the end of their strip see: `columns(row)`, in this
-            // tile.
+            // `columns(row)`: the keys of this tile that the rows from `row` to the end of their
+            // strip see.
             let columns = |last: usize| sees(last).end.clamp(start, start + TILE) - start;
             for row in (0..rows).step_by(STRIP) {
                 let count = STRIP.min(rows - row);
@@ -106,7 +106,7 @@ unsafe fn kernel<L: Lanes, E: Store>(
                     softmax::row::<L>(shape, &work, row, columns, seen, width);
                 }
             }
-            // Panel by panel, so that one panel of values stays in the first cache for all rows.
+            // Panel by panel, so that a panel of values stays in the L1 cache for all rows.
             for column in (0..width).step_by(4 * GROUP) {
                 let panel = (width - column).min(4 * GROUP);
                 for row in (0..rows).step_by(STRIP) {

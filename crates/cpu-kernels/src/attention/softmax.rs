@@ -1,7 +1,7 @@
-//! The running softmax: what happens between the two products, and at the end.
+//! The running softmax: the step between the two products of attention, and the final division.
 //!
-//! A row keeps the greatest score so far (`top`), the sum of `e^(score - top)` (`weight`) and that
-//! sum weighted by values (`sums`). A new tile with a greater score scales the latter two by
+//! A row keeps the greatest score so far (`top`), the sum of `e^(score - top)` (`weight`), and the
+//! sum of values weighted by it (`sums`). A greater score in a new tile scales the latter two by
 //! `e^(old top - new top)`.
 
 use super::{Call, P_STRIDE, Shape, Work};
@@ -11,7 +11,7 @@ use crate::team::SharedSlice;
 use formats::CacheType;
 use std::ops::Range;
 
-/// Starts rows `0..rows`: no keys seen.
+/// Starts rows `0..rows`, with no keys seen.
 ///
 /// # Safety
 /// `work` has that many rows.
@@ -65,7 +65,7 @@ pub(super) unsafe fn row<L: Lanes>(
         let greatest = greatest.greatest();
         let top = if greatest > old { greatest } else { old };
         if seen.is_empty() || top == f32::NEG_INFINITY {
-            // Nothing seen here or before: infinity minus infinity must not be asked.
+            // Nothing visible here or before: avoid infinity minus infinity.
             for i in (0..columns).step_by(L::N) {
                 L::splat(0.0).store(p.add(i));
             }
@@ -91,11 +91,12 @@ pub(super) unsafe fn row<L: Lanes>(
     }
 }
 
-/// Writes the result of `tokens` tokens of a KV head's group: sums over weights, sinks included,
-/// turned back where the cache's values are turned.
+/// Writes the result of `tokens` tokens of a KV head's group: sums divided by weights, sinks
+/// included, and rotated back if the cache's values are rotated.
 ///
 /// # Safety
-/// `work` holds `tokens * group` rows; nobody else uses the group's part of those rows of `out`.
+/// `work` holds `tokens * group` rows; no other thread accesses the group's part of those rows of
+/// `out`.
 pub(super) unsafe fn finish(
     call: &Call<'_>,
     first_row: usize,
@@ -126,7 +127,7 @@ pub(super) unsafe fn finish(
                 factor = (top - new).exp();
                 weight = weight * factor + (sinks[head] - new).exp();
             }
-            // No weight: a row that saw no key, whose sums are zeros.
+            // A weight of zero means that the row saw no key; its sums are zeros.
             let scale = if weight == 0.0 { 0.0 } else { factor / weight };
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = sum * scale;
@@ -170,7 +171,8 @@ pub(super) unsafe fn merge(shape: &Shape, partials: &[f32], work: &Work) {
         let mut weight = 0.0;
         for partial in partials.chunks_exact(shape.partial()) {
             let own = partial[group * width + g];
-            // A chunk in which every score is -infinity has no part, and `top` may be that too.
+            // A chunk whose scores are all -infinity contributes nothing; `top` may be -infinity,
+            // too.
             let factor = if own == f32::NEG_INFINITY { 0.0 } else { (own - top).exp() };
             weight += factor * partial[group * width + group + g];
             for (sum, &part) in sums.iter_mut().zip(&partial[g * width..][..width]) {

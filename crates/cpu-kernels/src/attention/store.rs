@@ -1,8 +1,8 @@
-//! How keys and values are stored: as numbers, or as codes of 32 elements that share a scale.
+//! How keys and values are stored: as floats, or as codes in blocks of 32 elements that share a
+//! scale.
 //!
-//! Sixteen positions of a head are a group. Its keys are `[head_dim][16]`, its values
-//! `[16][width]`; codes of blocks are followed by the f16 scales of the group,
-//! `[head_dim / 32][16]`.
+//! Sixteen positions of a head form a group. Its keys are `[head_dim][16]`, its values
+//! `[16][width]`; codes are followed by the f16 scales of the group, `[head_dim / 32][16]`.
 
 use super::cache::{GROUP, Tile};
 use super::{MAX_HEAD_DIM, Work, decode};
@@ -18,24 +18,24 @@ pub(super) const BLOCK: usize = CacheType::BLOCK;
 
 /// How a group of keys and a group of values are stored.
 pub(super) trait Store: 'static {
-    /// Elements `i` of `L::N` of a group's keys, from key `key` on.
+    /// Loads element `i` of `L::N` of a group's keys, from key `key` on.
     ///
     /// # Safety
     /// `group` points to keys of `dim` elements, more than `i`; the keys are below [`GROUP`].
     unsafe fn key<L: Lanes>(group: *const u8, dim: usize, i: usize, key: usize) -> L;
 
-    /// Elements of a group's value `key` from `column` on.
+    /// Loads elements of a group's value `key`, from `column` on.
     ///
     /// # Safety
-    /// `group` points to values of `width` elements, to which the columns belong; `key` is below
+    /// `group` points to values of `width` elements, which include the columns; `key` is below
     /// [`GROUP`].
     unsafe fn value<L: Lanes>(group: *const u8, width: usize, key: usize, column: usize) -> L;
 
-    /// Stores a key and a value of `dim` elements as the group's `key`th.
+    /// Stores a key and a value of `dim` elements as number `key` of the group.
     ///
     /// # Safety
-    /// `k` and `v` have `dim` elements, at most [`MAX_HEAD_DIM`]; the groups are the caller's
-    /// alone.
+    /// `k` and `v` have `dim` elements, at most [`MAX_HEAD_DIM`]; no other thread accesses the
+    /// groups.
     unsafe fn put<L: Lanes>(
         k: *const f32,
         v: *const f32,
@@ -45,8 +45,8 @@ pub(super) trait Store: 'static {
         key: usize,
     );
 
-    /// Scores of `ROWS` queries with `GROUPS` groups of a tile's keys from `first` on, each
-    /// `VECTORS` vectors wide, while the tile's values are fetched.
+    /// Computes scores of `ROWS` queries with `GROUPS` groups of a tile's keys from `first` on,
+    /// each `VECTORS` vectors wide, while prefetching the tile's values.
     ///
     /// # Safety
     /// The queries and keys have `dim` elements; `p` has the room.
@@ -58,8 +58,8 @@ pub(super) trait Store: 'static {
         p: *mut f32,
     );
 
-    /// Adds the tile's values `seen`, times their probabilities, to the sums of `rows` rows, while
-    /// the keys of the tile that is read `then` are fetched.
+    /// Adds the tile's values `seen`, weighted by their probabilities, to the sums of `rows` rows,
+    /// while prefetching the keys of tile `then`, which is read next.
     ///
     /// # Safety
     /// `work` has the rows; the tile has values of `width` elements.
@@ -84,8 +84,8 @@ pub(super) type Eighth = Blocks<Bytes>;
 /// [`CacheType::Turbo`].
 pub(super) type Turbo = Blocks<Nibbles>;
 
-/// Calls a generic kernel, as [`dispatch`](crate::math::lanes::dispatch) does, for the element type
-/// of a cache too.
+/// Calls a generic kernel like [`dispatch`](crate::math::lanes::dispatch), for the element type of
+/// a cache as well.
 macro_rules! dispatch_stored {
     ($element:expr, $isa:expr, $kernel:ident $arguments:tt) => {
         match $element {
@@ -99,7 +99,7 @@ macro_rules! dispatch_stored {
 }
 pub(super) use dispatch_stored;
 
-/// One number after the other.
+/// Storage as plain floats.
 pub(super) struct Numbers<N>(PhantomData<N>);
 
 impl<N: Number> Store for Numbers<N> {
@@ -162,9 +162,9 @@ impl<N: Number> Store for Numbers<N> {
     }
 }
 
-/// A number as it is stored.
+/// A float type of the cache.
 pub(super) trait Number: 'static {
-    /// What one is stored as.
+    /// The stored type.
     type Bits: Copy;
     /// Zero.
     const ZERO: Self::Bits;
@@ -244,8 +244,8 @@ impl Number for f32 {
     }
 }
 
-/// Codes of 32 elements that share a scale: the first 16 elements of a block and the last 16 are
-/// read in pairs.
+/// Storage as codes in blocks of 32 elements with one scale. The first 16 elements of a block and
+/// the last 16 are read in pairs.
 pub(super) struct Blocks<C>(PhantomData<C>);
 
 impl<C: Codes> Blocks<C> {
@@ -254,7 +254,7 @@ impl<C: Codes> Blocks<C> {
         GROUP * dim / BLOCK * (C::BYTES + 2)
     }
 
-    /// The scales of block `block` of a group's keys or values, one for each position.
+    /// The scales of block `block` of a group's keys or values, one per position.
     #[inline(always)]
     pub(super) fn scales(group: *const u8, dim: usize, block: usize) -> *const u16 {
         group.wrapping_add(GROUP * dim / BLOCK * C::BYTES).cast::<u16>().wrapping_add(block * GROUP)
@@ -263,7 +263,7 @@ impl<C: Codes> Blocks<C> {
     /// Codes `i` and `16 + i` of a block of `L::N` of a group's keys, from key `key` on.
     ///
     /// # Safety
-    /// The keys and the block are there; `i` is below 16.
+    /// The keys and the block exist; `i` is below 16.
     #[inline(always)]
     pub(super) unsafe fn keys<L: Lanes>(
         group: *const u8,
@@ -275,11 +275,10 @@ impl<C: Codes> Blocks<C> {
         unsafe { C::pair(group.add((block * C::BYTES + i) * GROUP + key), BLOCK / 2 * GROUP) }
     }
 
-    /// Codes of a block of a group's value `key`: `L::N` from `i` on, and those that are 16
-    /// further.
+    /// Codes of a block of a group's value `key`: `L::N` from `i` on, and those 16 elements later.
     ///
     /// # Safety
-    /// The value and the block are there; the first codes are among the first 16.
+    /// The value and the block exist; the first codes are among the first 16.
     #[inline(always)]
     pub(super) unsafe fn values<L: Lanes>(
         group: *const u8,
@@ -294,32 +293,32 @@ impl<C: Codes> Blocks<C> {
     }
 }
 
-/// The codes of a block: see [`Blocks`].
+/// The code type of [`Blocks`].
 pub(super) trait Codes: 'static {
     /// Bytes of a block's codes.
     const BYTES: usize;
 
-    /// Whether heads are turned by [`CacheType::rotate`] before they are stored.
+    /// Whether heads are rotated by [`CacheType::rotate`] before they are stored.
     const ROTATES: bool;
 
-    /// `L::N` codes, and those that are 16 elements further in their blocks. Bytes `apart` lie
-    /// between neighbours of 16 elements, where these do not share bytes.
+    /// `L::N` codes, and those 16 elements later in their blocks. Neighbouring halves of a block
+    /// lie `apart` bytes apart, unless they share bytes.
     ///
     /// # Safety
-    /// The codes are there.
+    /// The codes exist.
     unsafe fn pair<L: Lanes>(p: *const u8, apart: usize) -> [L; 2];
 
-    /// The codes of a block, and its scale.
+    /// Encodes a block: its codes and its scale.
     fn encode(x: &[f32; BLOCK]) -> ([u8; BLOCK], f16);
 }
 
 /// ggml's q8_0.
 pub(super) struct Bytes;
 
-/// ggml's q4_0, of turned heads: byte `j` holds elements `j` and `16 + j`.
+/// ggml's q4_0 on rotated heads: byte `j` holds elements `j` and `16 + j`.
 pub(super) struct Nibbles;
 
-/// The first element of largest magnitude.
+/// The first element of the largest magnitude.
 #[inline(always)]
 fn peak(x: &[f32; BLOCK]) -> f32 {
     let mut most = 0.0f32;
@@ -333,7 +332,7 @@ fn peak(x: &[f32; BLOCK]) -> f32 {
     peak
 }
 
-/// `1 / d`, and 0 for 0.
+/// `1 / d`, or 0 if `d` is 0.
 #[inline(always)]
 fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
@@ -357,7 +356,7 @@ impl Codes for Bytes {
         for i in 0..BLOCK {
             let x = x[i] * inverse;
             let whole = x as i32;
-            // Ties go away from zero.
+            // Round halves away from zero.
             let rest = x - whole as f32;
             codes[i] = (whole + i32::from(rest >= 0.5) - i32::from(rest <= -0.5)) as i8 as u8;
         }

@@ -1,10 +1,10 @@
-//! [`super::prefill`] on Intel's tile unit, for a cache of f16 or of codes: both products of sums
-//! of two bf16, with nearly f32's accuracy.
+//! [`super::prefill`] on Intel's tile unit, for caches of f16 or of codes: both products on sums of
+//! two bf16, with nearly the accuracy of f32.
 //!
-//! Queries and probabilities are split into two bf16, keys and values too, of which those of f16
-//! are such sums exactly. Of the four products of their parts that of the two small ones, some
-//! `2^-18` of the whole, is left out. Calls that are [`super::Call::rounded`] do with the product
-//! of the greater parts.
+//! Queries, probabilities, keys and values are each split into two bf16; for f16 keys and values
+//! the split is exact. Of the four products of their parts, the one of the two small parts, about
+//! `2^-18` of the whole, is left out. Calls with [`super::Call::rounded`] use only the product of
+//! the large parts.
 
 use super::cache::GROUP;
 use super::store::{Eighth, Half, Store, Turbo};
@@ -18,15 +18,15 @@ use std::ops::Range;
 /// Rows of a product: two tiles.
 pub(super) const ROWS: usize = 2 * SIDE;
 
-/// Whether it has such caches: heads are whole tiles.
+/// Whether the tile unit handles such a cache: heads must be whole tiles.
 pub(super) fn takes(element: CacheType, head_dim: usize) -> bool {
     !matches!(element, CacheType::BF16 | CacheType::F32) && head_dim.is_multiple_of(DEPTH)
 }
 
-/// Tokens `first..first + tokens` of the sequence.
+/// Attention of tokens `first..first + tokens` of the sequence.
 ///
 /// # Safety
-/// The processor has the unit, it [`takes`] the cache, and the promises of
+/// The processor has the unit, [`takes`] holds for the cache, and the conditions of
 /// [`super::prefill::block`] hold.
 pub(super) unsafe fn block(
     call: &Call<'_>,
@@ -48,11 +48,11 @@ pub(super) unsafe fn block(
     unsafe { kernel(call, sequence, kv_head, first, tokens, work) }
 }
 
-/// The kernel: tokens `first..first + tokens` of the sequence. `PARTS`: those that numbers are
-/// split into, 1 or 2.
+/// The kernel behind [`block`]. `PARTS` is the number of bf16 parts that numbers are split into, 1
+/// or 2.
 ///
 /// # Safety
-/// Those of [`block`], of a cache of `E`.
+/// As for [`block`], with a cache of type `E`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn kernel<E: Store, const PARTS: usize>(
     call: &Call<'_>,
@@ -68,7 +68,7 @@ unsafe fn kernel<E: Store, const PARTS: usize>(
     let sees = |row: usize| visible(shape, sequence, sequence.position + first + row / group);
     let (lowest, end) = (sees(0).start, sees(rows - 1).end);
     let products = 2 * PARTS - 1;
-    // Tiles of a head's elements, and of a tile of keys.
+    // Number of tiles in a head's elements, and in a tile of keys.
     let (deep, long) = (dim / DEPTH, KEYS / DEPTH);
     let queries = Split::<PARTS> { start: work.q.cast(), plane: work.tiles.rows * dim * 2 };
     let weights =
@@ -92,7 +92,7 @@ unsafe fn kernel<E: Store, const PARTS: usize>(
         softmax::reset::<Avx512>(&work, rows, dim);
         amx::configure();
         for start in (lowest / KEYS * KEYS..end).step_by(KEYS) {
-            // The part of these keys that the block sees at all.
+            // The part of these keys that is visible to the block.
             let seen = lowest.max(start) - start..end.min(start + KEYS) - start;
             for k in seen.start / GROUP..seen.end.div_ceil(GROUP) {
                 let (from, _) = call.cache.group(sequence.table, start + k * GROUP, kv_head);
@@ -106,7 +106,7 @@ unsafe fn kernel<E: Store, const PARTS: usize>(
                 let from = (group.start < seen.end && seen.start < group.end)
                     .then(|| call.cache.group(sequence.table, start + group.start, kv_head).1);
                 for pair in 0..GROUP / 2 {
-                    // What nobody sees may be anything, and nothing times NaN is NaN.
+                    // Keys that are not visible may hold anything, and zero times NaN is NaN.
                     let of = |key: usize| {
                         let there = seen.contains(&(group.start + key));
                         from.filter(|_| there).map(|from| (from, key))
@@ -168,17 +168,17 @@ unsafe fn kernel<E: Store, const PARTS: usize>(
     }
 }
 
-/// Tiles of the greater parts of numbers, and if there are two parts, as far behind them those of
-/// the smaller.
+/// Tiles of the large parts of numbers, followed at distance `plane` by tiles of the small parts,
+/// if there are two.
 struct Split<const PARTS: usize> {
     start: *mut u8,
-    /// Bytes.
+    /// Distance between the two planes in bytes.
     plane: usize,
 }
 
 impl<const PARTS: usize> Split<PARTS> {
-    /// Writes numbers times `scale` to a row of left tiles, of which each 16 rows have `length`; of
-    /// them those of `tiles`.
+    /// Writes row `row` of left tiles: the elements of `x` in `tiles`, times `scale`, split into
+    /// parts. 16 rows of tiles take `length` bytes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn row(
@@ -191,7 +191,8 @@ impl<const PARTS: usize> Split<PARTS> {
     ) {
         let scale = _mm512_set1_ps(scale);
         for tile in tiles {
-            // SAFETY: the caller has so many numbers, and room for them.
+            // SAFETY: `x` has these elements, and the tiles have room for them, by the caller's
+            // promise.
             unsafe {
                 let x = x.add(tile * DEPTH);
                 let load = |at: usize| _mm512_mul_ps(_mm512_loadu_ps(x.add(at)), scale);
@@ -201,7 +202,7 @@ impl<const PARTS: usize> Split<PARTS> {
         }
     }
 
-    /// Writes a row of a right tile.
+    /// Writes a row of a right tile, for both parts.
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn pair(&self, to: usize, low: __m512, high: __m512) {
@@ -222,8 +223,8 @@ impl<const PARTS: usize> Split<PARTS> {
     }
 }
 
-/// The products that make two by two tiles, three or with one part the first: of `tiles` each,
-/// those of the next 16 rows or columns `length` on.
+/// The products that add up to two by two result tiles: one, or three if numbers have two parts.
+/// Each runs over `tiles` tiles; the next 16 rows or columns lie `length` bytes further.
 fn runs<const PARTS: usize>(
     left: &Split<PARTS>,
     row: usize,

@@ -1,10 +1,10 @@
-//! Vectors of f32: the one abstraction that the kernels are written over, and one implementation
-//! per instruction set.
+//! Vectors of f32: the abstraction that the kernels are written over, with one implementation per
+//! instruction set.
 //!
 //! A kernel is a generic function `fn kernel<L: Lanes>(..)`, `#[inline(always)]` all the way down;
 //! [`dispatch`] instantiates it inside a function that is compiled for the set that an
-//! [`Isa`](super::super::isa::Isa) stands for. The vector types are named there and nowhere else:
-//! that is what makes their methods sound.
+//! [`Isa`](super::super::isa::Isa) represents. The vector types are named only there, which is what
+//! makes their methods sound.
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -18,7 +18,7 @@ pub(crate) use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
 
-/// The most lanes of any implementation, and a multiple of all of them.
+/// The most lanes of any implementation, a multiple of all of them.
 pub(crate) const WIDEST: usize = 16;
 
 /// A vector of `N` f32.

@@ -155,7 +155,7 @@ unsafe fn moment<L: Lanes>(x: *const f32, width: usize, mean: f32, square: bool)
             add!(sums[0], L::load(x.add(i)));
         }
         let mut sum = sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum();
-        // The rest by itself: zeros in its place would deviate from the mean, too.
+        // The remainder is handled separately: zeros in its place would deviate from the mean, too.
         for i in whole..width {
             let x = *x.add(i) - mean;
             sum += if square { x * x } else { x };
@@ -206,11 +206,11 @@ unsafe fn layer_norm_kernel<L: Lanes>(
     }
 }
 
-/// Softmax of every row of `width`, in place: `e^(x - max) / sum`. A row of nothing but -infinity
-/// becomes NaN, as the mathematics has no answer.
+/// Softmax of every row of `width`, in place: `e^(x - max) / sum`. A row of only -infinity becomes
+/// NaN.
 ///
 /// # Panics
-/// When `x` does not hold whole rows.
+/// If `x` does not hold whole rows.
 pub fn softmax(isa: Isa, x: &mut [f32], width: usize) {
     assert!(x.len().is_multiple_of(width.max(1)), "softmax: rows of {width}");
     // SAFETY: the rows cover the slice.
@@ -252,7 +252,7 @@ unsafe fn softmax_kernel<L: Lanes>(x: &mut [f32], width: usize) {
     }
 }
 
-/// The greatest element; NaN never wins, and of nothing it is -infinity.
+/// The greatest element, ignoring NaN; -infinity for an empty slice.
 pub fn max(isa: Isa, x: &[f32]) -> f32 {
     let (x, n) = (x.as_ptr(), x.len());
     // SAFETY: the slice has `n` elements.
@@ -283,8 +283,7 @@ unsafe fn max_kernel<L: Lanes>(x: *const f32, n: usize) -> f32 {
     }
 }
 
-/// The index of the greatest element: the lowest one of equals; NaN never wins. Of nothing but NaN,
-/// or of nothing: 0.
+/// The index of the greatest element, the lowest among equals, ignoring NaN; 0 if there is none.
 pub fn argmax(isa: Isa, x: &[f32]) -> usize {
     let top = max(isa, x);
     // A second scan that stops at the first hit beats carrying indices through the first.
@@ -300,11 +299,11 @@ pub fn argmax(isa: Isa, x: &[f32]) -> usize {
 }
 
 /// Rotary embedding (Su et al., 2021) of one token, in place: the first `2 * cos.len()` elements of
-/// every head of `x` (`[heads][head_dim]`) turn by the angles whose cosines and sines are given;
-/// the rest of a head stays.
+/// every head of `x` (`[heads][head_dim]`) are rotated by the angles with these cosines and sines;
+/// the rest of a head is unchanged.
 ///
 /// # Panics
-/// When `cos` and `sin` differ in length, a head is shorter than `2 * cos.len()`, or `x` does not
+/// If `cos` and `sin` differ in length, a head is shorter than `2 * cos.len()`, or `x` does not
 /// hold whole heads.
 pub fn rope(isa: Isa, x: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32], pairing: Pairing) {
     assert!(

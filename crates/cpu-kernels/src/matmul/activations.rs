@@ -1,13 +1,13 @@
-//! The right-hand side of a product: rows of f32, and the same rows as signed bytes for quantised
-//! weights.
+//! The right-hand side of a product: rows of f32, and the same rows quantised to signed bytes for
+//! quantised weights.
 //!
 //! Each 32 elements of a token become one [`Line`]: codes `q = round(127 x / max|x|)`, the scale
-//! `max|x| / 127`, and the sums that zero points and mins are multiplied with. Scales are exact per
-//! 32 elements, as the weights' are.
+//! `max|x| / 127`, and the sums that zero points and mins are multiplied with. Each block of 32
+//! elements has its own scale, as blocks of weights do.
 //!
-//! Lines are ordered for the kernels: tokens stand together in groups of 16 (fewer when there are
-//! fewer tokens that are read in place), and a group holds its lines block by block, so that one
-//! base address serves a whole tile of tokens.
+//! Lines are ordered for the kernels: tokens are stored in groups of 16 (fewer if fewer tokens are
+//! read in place), and a group holds its lines block by block, so that one base address serves a
+//! whole tile of tokens.
 
 use super::{BLOCK, Isa};
 use std::marker::PhantomData;
@@ -16,13 +16,13 @@ use std::ops::Range;
 /// Tokens per group: the height of a tile.
 pub(super) const TOKENS: usize = 16;
 
-/// How rows are multiplied. The bits of a row's results follow from it, never from how many rows
-/// there are.
+/// How rows are multiplied. The bits of a row's results depend on the path, never on the number of
+/// rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Path {
-    /// Weights are read in place, once for up to eight rows: for rows that are few.
+    /// For few rows: weights are read in place, once for up to eight rows.
     InPlace,
-    /// Panels of weights are expanded first, for tiles of rows: for rows that are many.
+    /// For many rows: panels of weights are expanded first, and multiplied with tiles of rows.
     Expanded,
 }
 
@@ -32,28 +32,27 @@ pub enum Path {
 pub(super) struct Line {
     /// `round(x / scale)`, in `-127..=127`.
     pub(super) codes: [i8; 32],
-    /// f32 per step of the codes.
+    /// The scale: the value of one step of the codes.
     pub(super) scale: f32,
-    /// `-128 * sum(codes)`: where the accumulator of codes with zero point 128 starts.
+    /// `-128 * sum(codes)`: the initial accumulator for weight codes with zero point 128.
     pub(super) bias: i32,
     /// The same for each half.
     pub(super) half_bias: [i32; 2],
-    /// `scale * sum(codes)`: what a min is multiplied with.
+    /// `scale * sum(codes)`, which the weights' mins are multiplied with.
     pub(super) sum: f32,
     /// The same for each half.
     pub(super) half_sum: [f32; 2],
 }
 
-/// What the tile unit reads in place of a [`Line`], of the same size: 32 bf16 (see `amx`). A second
-/// plane, as long as the first, holds what the first rounded away, for weights that are finer than
-/// bf16.
+/// The tile unit's form of a [`Line`], of the same size: 32 bf16 (see `amx`). A second plane of the
+/// same length holds the rounding errors of the first, for weights that are finer than bf16.
 #[cfg(target_arch = "x86_64")]
 pub(super) type Halves = [u16; BLOCK];
 
 /// `tokens` rows of `cols` activations, and storage for their quantised form.
 ///
-/// It allocates nothing: the caller's storage may serve every step. The rows are quantised once and
-/// then multiply any number of matrices.
+/// It allocates nothing, so the caller's storage can be reused by every step. The rows are
+/// quantised once and then multiplied with any number of matrices.
 pub struct Activations<'a> {
     rows: *const f32,
     stride: usize,
@@ -71,24 +70,24 @@ unsafe impl Send for Activations<'_> {}
 unsafe impl Sync for Activations<'_> {}
 
 impl<'a> Activations<'a> {
-    /// Bytes of storage for the quantised form, a multiple of 64; 0 when `cols` is not a multiple
-    /// of 32, as only float weights have such rows.
+    /// Bytes of storage for the quantised form, a multiple of 64; 0 if `cols` is not a multiple of
+    /// 32, which only float weights allow.
     pub fn bytes(path: Path, tokens: usize, cols: usize) -> usize {
         if !cols.is_multiple_of(BLOCK) {
             return 0;
         }
-        // Rows of the tile unit become `Halves`, which have two planes.
+        // The tile unit's `Halves` have two planes.
         let planes = if path == Path::Expanded { 2 } else { 1 };
         planes * tokens.next_multiple_of(group(path, tokens)) * (cols / BLOCK) * size_of::<Line>()
     }
 
-    /// Rows at `rows`, `rows + stride`, ... (in f32), with storage for [`Activations::bytes`],
-    /// aligned to 64. Where no float weights read them, half of that is enough for the expanded
-    /// path, and the rows of a block are read when it is quantised and then no more.
+    /// Rows at `rows`, `rows + stride`, ... (in floats), with storage of [`Activations::bytes`]
+    /// bytes, aligned to 64. If no float weights read them, half of the storage is enough on the
+    /// expanded path, and the rows of a block are not read again after it is quantised.
     ///
     /// # Safety
     /// For `'a`, the rows are readable and the storage is initialised and used by nothing else, as
-    /// far as the above asks for them.
+    /// far as the above needs them.
     pub unsafe fn new(
         path: Path,
         rows: *const f32,
@@ -101,12 +100,12 @@ impl<'a> Activations<'a> {
         Activations { rows, stride, tokens, cols, path, lines: storage.cast(), life: PhantomData }
     }
 
-    /// How they are multiplied.
+    /// How the rows are multiplied.
     pub(super) fn path(&self) -> Path {
         self.path
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -122,7 +121,7 @@ impl<'a> Activations<'a> {
     }
 
     /// Quantises a range of the [`Activations::blocks`] (token after token), which threads may
-    /// split as they like; `float`: float weights read them too, and want what bf16 leaves.
+    /// split as they like. `float`: float weights read the rows, too, and need the second plane.
     ///
     /// # Safety
     /// No other thread works on these blocks at the same time, and products that read them wait
@@ -146,12 +145,11 @@ impl<'a> Activations<'a> {
         }
     }
 
-    /// What a product with weights in blocks (`quantised`) or plain numbers multiplies of a token,
-    /// into `out`, which has `cols` elements: as quantised, rounded to bf16 for the tile unit, or
-    /// as they are.
+    /// Writes the values of a token as a product sees them to `out`, of `cols` elements: quantised
+    /// for weights in blocks (`quantised`), rounded to bf16 on the tile unit, or unchanged.
     ///
     /// # Safety
-    /// The rows are there and, for weights in blocks, [`Activations::quantise`] is done with them.
+    /// The rows exist and, for weights in blocks, [`Activations::quantise`] has been done.
     pub unsafe fn seen(&self, isa: Isa, quantised: bool, token: usize, out: &mut [f32]) {
         assert!(token < self.tokens && out.len() == self.cols);
         // SAFETY: the caller's promise; a row has `cols` elements, and a line for every block of
@@ -174,13 +172,12 @@ impl<'a> Activations<'a> {
         }
     }
 
-    /// Whether `quantise` makes halves of them, 16 bits each, instead of lines of codes: for the
-    /// tile unit.
+    /// Whether `quantise` produces halves of 16 bits for the tile unit instead of lines of codes.
     pub fn halves(&self, isa: Isa) -> bool {
         halves(isa, self.path, self.cols)
     }
 
-    /// Tokens that stand together: a power of two, at most [`TOKENS`].
+    /// Tokens stored together: a power of two, at most [`TOKENS`].
     pub(super) fn group(&self) -> usize {
         group(self.path, self.tokens)
     }
@@ -191,18 +188,18 @@ impl<'a> Activations<'a> {
         self.lines.wrapping_add(token / group * group * (self.cols / BLOCK) + token % group)
     }
 
-    /// Lines of all tokens: how far the second plane of [`Halves`] lies behind the first.
+    /// Lines of all tokens, which is the distance of the second plane of [`Halves`] from the first.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn plane(&self) -> usize {
         self.tokens.next_multiple_of(self.group()) * (self.cols / BLOCK)
     }
 
-    /// A token's f32.
+    /// A token's f32 row.
     pub(super) fn row(&self, token: usize) -> *const f32 {
         self.rows.wrapping_add(token * self.stride)
     }
 
-    /// Where block `i` of all is read, and where its line goes.
+    /// The source of block `i`, and its line.
     fn block(&self, i: usize) -> (*const [f32; BLOCK], *mut Line) {
         let per_row = self.cols / BLOCK;
         let (token, block) = (i / per_row, i % per_row);
@@ -212,7 +209,7 @@ impl<'a> Activations<'a> {
         )
     }
 
-    /// f32 from one row to the next.
+    /// Row stride in floats.
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
@@ -256,7 +253,7 @@ unsafe fn quantise(x: &Activations, blocks: Range<usize>) {
     }
 }
 
-/// The same for [`Halves`]; `rest`: their second plane too.
+/// The same for [`Halves`]; `rest` asks for the second plane, too.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn halve(x: &Activations, blocks: Range<usize>, rest: bool) {
@@ -276,14 +273,14 @@ unsafe fn halve(x: &Activations, blocks: Range<usize>, rest: bool) {
     }
 }
 
-/// One block to one line. The same bits on every processor.
+/// Quantises one block to a line, with the same bits on every processor.
 #[inline(always)]
 fn line(x: &[f32; BLOCK]) -> Line {
-    // Compared as integers, magnitudes order like the floats, with infinity and then NaN above all:
-    // neither is lost.
+    // Compared as integers, magnitudes order like the floats, with infinity and then NaN above all,
+    // so neither is lost.
     let peak = x.iter().fold(0, |peak: u32, x| peak.max(x.to_bits() & 0x7fff_ffff));
     let peak = f32::from_bits(peak);
-    // Below this the inverse overflows; such a block is silence.
+    // Below this the inverse overflows; such a block becomes zeros.
     let inverse = if peak < 1e-30 { 0.0 } else { 127.0 / peak };
     let scale = if peak < 1e-30 { 0.0 } else { peak / 127.0 };
     // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
@@ -308,8 +305,7 @@ fn line(x: &[f32; BLOCK]) -> Line {
     }
 }
 
-/// One block to bf16 (to nearest, ties to even; a NaN stays one), and what that leaves, rounded
-/// likewise.
+/// One block as bf16 (to nearest, ties to even; NaN stays NaN), and its rounding error as bf16.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn split(x: &[f32; BLOCK]) -> (Halves, Halves) {
@@ -317,7 +313,7 @@ fn split(x: &[f32; BLOCK]) -> (Halves, Halves) {
     for i in 0..BLOCK {
         halves[i] = round(x[i]);
         let left = x[i] - f32::from_bits(u32::from(halves[i]) << 16);
-        // Infinity less itself is no number, but infinity is all there is.
+        // Infinity minus itself is NaN, but infinity is exact.
         rest[i] = if left.is_nan() { 0 } else { round(left) };
     }
     (halves, rest)

@@ -22,18 +22,18 @@ use super::{BLOCK, Call, Kernel, ROWS, prefetch, with_panel};
 use formats::{DType, Encoding, quant::Block, with_block};
 use std::arch::x86_64::*;
 
-/// Tiles of weights that are expanded together: 1 MiB, half the second-level cache of every
-/// processor with the unit.
+/// Tiles of weights that are expanded together: 1 MiB, half the L2 cache of every processor with
+/// the unit.
 const WEIGHTS: usize = 1024;
-/// Blocks of a panel that are expanded together, at most. Every pass over the output costs more
-/// than a long stream.
+/// Most blocks of a panel that are expanded together. Another pass over the output costs more than
+/// a long stream.
 const BLOCKS: usize = 64;
 
 /// Bytes of scratch: the slab, 4 tiles of results.
 pub(super) const SCRATCH: usize = SLAB + 4 * TILE;
 const SLAB: usize = WEIGHTS * TILE;
 
-/// The kernel for many tokens, whose activations are bf16; none for types that the vector unit does
+/// The kernel for many tokens with bf16 activations; `None` for types that the vector unit does
 /// better.
 pub(super) fn kernel(encoding: Encoding) -> Option<Kernel> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -158,7 +158,8 @@ impl Tiles {
         }
     }
 
-    /// `to = from + the sum of the passes' x w`, where tokens are the given bytes apart and panels 64.
+    /// `to = from + the sum of the passes' x w`, where tokens are the given number of bytes apart
+    /// and panels 64.
     unsafe fn passes(
         &self,
         call: &Call,
@@ -169,7 +170,8 @@ impl Tiles {
     ) {
         let group = call.cols / BLOCK * TILE;
         let run = |&(x, w): &(usize, usize)| {
-            // Activations have two planes of lines, the slab as many of tiles as the passes name.
+            // Activations have two planes of lines; the slab has as many planes of tiles as the
+            // passes name.
             let lines = x * call.x.plane() + self.block * TOKENS;
             let left = call.x.line(self.token).wrapping_add(lines).cast::<u8>().cast_const();
             let right = weights.wrapping_add(w * self.blocks * TILE);

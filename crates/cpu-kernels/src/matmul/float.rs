@@ -1,5 +1,5 @@
-//! Products with f32, f16 and bf16 weights: exact weights, f32 sums, any number of columns. A
-//! result's terms are added in an order that follows from its path alone.
+//! Products with f32, f16 and bf16 weights: exact weights, f32 sums, any number of columns. The
+//! order in which a result's terms are added depends on its path alone.
 //!
 //! A panel of 16 rows is stored column by column (`[cols][16 rows]`, in the weights' own type), so
 //! that one load and one broadcast activation feed 16 multiply-adds.
@@ -93,11 +93,11 @@ pub(super) fn row<E: Element>(panel: &[u8], r: usize, out: &mut [f32]) {
     }
 }
 
-/// Interleaved sums of each result of weights that are read in place: enough to hide the latency of
-/// the adds.
+/// Interleaved partial sums per result when weights are read in place, which hide the latency of
+/// the additions.
 const CHAINS: usize = 2;
 
-/// Tokens that one pass over a panel in place serves, and panels that further passes find in cache.
+/// Tokens that one pass over a panel in place serves, and panels that later passes find in cache.
 const FEW: usize = 4;
 const BESIDE: usize = 4;
 
@@ -127,7 +127,7 @@ pub(super) unsafe fn product<L: Lanes, E: Element, const P: usize, const N: usiz
     }
 }
 
-/// A few tokens: bandwidth is the limit, and a core needs several streams for its share.
+/// A few tokens: bandwidth is the limit, and a core needs several streams to use its share.
 #[inline(always)]
 unsafe fn in_place<L: Lanes, E: Element>(call: &Call) {
     let together = if call.tokens.len() <= FEW { call.panels.len() } else { BESIDE };
@@ -175,7 +175,7 @@ unsafe fn columns<L: Lanes, E: Element, const P: usize, const N: usize>(
     }
 }
 
-/// `P` panels times all tokens: `N` at a time, then what is left.
+/// `P` panels times all tokens: `N` at a time, then the remainder.
 #[inline(always)]
 unsafe fn strip<L: Lanes, E: Element, const P: usize, const N: usize>(call: &Call, panel: usize) {
     let mut token = call.tokens.start;
@@ -219,7 +219,7 @@ unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: us
         for k in (0..whole).step_by(C) {
             for c in 0..C {
                 let column = (k + c) * ROWS * E::BYTES;
-                // Behind a panel's end comes the panel that is read after these.
+                // After a panel's end, prefetch the panel that is read next.
                 let skip = if column + AHEAD < call.panel_bytes { 0 } else { P - 1 };
                 for p in 0..P {
                     let at = weights[p].add(column);

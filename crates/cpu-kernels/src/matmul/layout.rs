@@ -26,8 +26,8 @@ use std::ops::Range;
 /// Blocks of 32 columns per group.
 pub(super) const GROUP: usize = 8;
 
-/// How far ahead of the reads weights are fetched, in bytes: past what the hardware's prefetcher
-/// does unasked.
+/// How far ahead of the reads weights are prefetched, in bytes: beyond the reach of the hardware
+/// prefetcher.
 pub(super) const AHEAD: usize = 4096;
 
 /// The panel layout of a block format, and the [`Source`] that reads it in place.
@@ -35,9 +35,9 @@ pub(super) struct Packed<B>(PhantomData<B>);
 
 impl<B: Block> Packed<B> {
     const BITS: usize = B::AFFINE.bits as usize;
-    /// Bits of what codes stand for.
+    /// Bits of the values that codes represent.
     const VALUE_BITS: usize = B::AFFINE.value_bits() as usize;
-    /// What codes stand for, as unsigned and as signed bytes.
+    /// The values that codes represent, as unsigned and as signed bytes.
     const TABLES: Option<[[u8; 16]; 2]> = match B::AFFINE.table {
         Some(unsigned) => {
             let (mut signed, mut i) = (unsigned, 0);
@@ -56,7 +56,7 @@ impl<B: Block> Packed<B> {
     const BRAIN: bool = matches!(B::AFFINE.scale, Scale::Brain);
     const MINS: bool = matches!(B::AFFINE.offset, Offset::Min);
     const SUPER: bool = matches!(B::AFFINE.scale, Scale::Super);
-    /// Scales and mins count alike.
+    /// Number of arrays of scales and mins.
     const KINDS: usize = 1 + Self::MINS as usize;
     /// Bytes of a block's codes.
     const CODES: usize = 64 * Self::BITS;
@@ -65,8 +65,8 @@ impl<B: Block> Packed<B> {
         Offset::Zero(zero) => zero,
         Offset::Min => 0,
     };
-    /// What a format must be for this layout; a violation fails the build of the kernels that name
-    /// it.
+    /// Requirements of this layout; a violation fails the build of the kernels that name the
+    /// format.
     pub(super) const VALID: () = {
         assert!(matches!(Self::BITS, 2..=6 | 8) && matches!(Self::SUB, 16 | 32));
         assert!(if Self::SUPER {
@@ -92,9 +92,9 @@ impl<B: Block> Packed<B> {
         Self::head(blocks) + blocks * Self::CODES
     }
 
-    /// From a group of `groups`, which are read one after the other, to the one that is read about
-    /// [`AHEAD`] bytes later: in the same panel or, behind the last group, in the panel `next`
-    /// bytes on. In bytes, and around zero.
+    /// The distance, in bytes and wrapping, from a group of `groups`, which are read in order, to
+    /// the one read about [`AHEAD`] bytes later: in the same panel or, after the last group, in the
+    /// panel `next` bytes further.
     fn ahead(g: usize, groups: &Range<usize>, next: usize) -> usize {
         let bytes = Self::group_bytes(GROUP);
         let distance = ((AHEAD + bytes / 2) / bytes).max(1);
@@ -113,8 +113,8 @@ impl<B: Block> Packed<B> {
         blocks / GROUP * Self::group_bytes(GROUP) + rest
     }
 
-    /// Opens group `g` of a panel of `total` blocks, with its number of blocks, where `groups` of
-    /// this panel are read, and then those of the next.
+    /// Opens group `g` of a panel of `total` blocks; returns it with its number of blocks. `groups`
+    /// is the range of this panel's groups that is read before the next panel's.
     ///
     /// # Safety
     /// The panel holds the group, and the processor has `L`.
@@ -202,8 +202,8 @@ impl<B: Block> Packed<B> {
                 quad[r] = u32::from_le_bytes([codes[0], codes[1], codes[2], codes[3]]);
             }
         }
-        // Bits `from..from + bits` of quads `first, first + step, ...`, the first lowest, to 64
-        // bytes of the planes.
+        // Writes bits `from..from + bits` of quads `first, first + step, ...`, the first lowest, to
+        // 64 bytes of the planes.
         let mut planes = planes.chunks_exact_mut(64);
         let mut put = |first: usize, step: usize, from: usize, bits: usize| {
             let mask = 0x0101_0101 * (0xff >> (8 - bits));
@@ -283,7 +283,7 @@ impl<B: Block> Packed<B> {
     }
 }
 
-/// One group of a panel, opened: where its parts are, and what all its blocks share.
+/// An opened group of a panel: the addresses of its parts, and the values shared by its blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Group<F> {
     head: *const u8,
@@ -356,8 +356,8 @@ impl<L: Lanes, B: Block> Source<L> for Packed<B> {
                 }};
             }
             match Self::BITS {
-                // What is stored has the zero point 128, or gets it: flipping the top bit, by
-                // whichever addition, takes it off.
+                // Stored codes have zero point 128, or get it: flipping the top bit, by addition,
+                // removes it.
                 8 if L::SIGNED => L::add_byte(L::bytes(planes.add(64 * q)), 128),
                 8 => L::bytes(planes.add(64 * q)),
                 6 => {

@@ -23,13 +23,13 @@ unsafe impl Send for Huge {}
 unsafe impl Sync for Huge {}
 
 impl Huge {
-    /// Bytes of a huge page: its addresses are whole ones.
+    /// Bytes of a huge page.
     pub const PAGE: usize = 2 << 20;
 
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     ///
     /// # Errors
-    /// When the system has no such memory.
+    /// The system has too little memory.
     pub fn zeroed(len: usize) -> Result<Huge> {
         let refused = |e: std::io::Error| {
             Error::new("weight memory", format!("{len} bytes"), e)
@@ -56,8 +56,7 @@ impl Huge {
         self.len == 0
     }
 
-    /// The first byte, aligned to 2 MiB. Writing through it while others read is the caller's to
-    /// rule out.
+    /// The first byte, aligned to 2 MiB. The caller must not write through it while others read.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start
     }
@@ -83,7 +82,7 @@ impl std::ops::DerefMut for Huge {
 impl Drop for Huge {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: `zeroed` made this mapping of this size and nobody else frees it.
+            // SAFETY: `zeroed` made this mapping of this size, and only this frees it.
             unsafe { unmap(self.start, self.len) }
         }
     }

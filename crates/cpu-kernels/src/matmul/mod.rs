@@ -37,8 +37,8 @@ pub const ROWS: usize = 16;
 /// Columns per block: the activations' scales are exact per 32.
 pub const BLOCK: usize = 32;
 
-/// Runs an expression with `B` bound to the block type that panels of an encoding hold, or another
-/// expression where they hold numbers.
+/// Runs an expression with `B` bound to the block type of an encoding's panels, or another
+/// expression for panels of floats.
 macro_rules! with_panel {
     ($encoding:expr, $B:ident => $then:expr, else => $else:expr) => {
         match $encoding {
@@ -213,13 +213,13 @@ impl Matrix {
         Ok(matrix)
     }
 
-    /// Bytes that [`Matrix::pack`] takes for such a matrix, of an encoding that it takes, with
-    /// columns in whole blocks.
+    /// Bytes of such a matrix packed by [`Matrix::pack`], for a supported encoding and columns in
+    /// whole blocks.
     pub fn packed_bytes(encoding: Encoding, rows: usize, cols: usize) -> usize {
         rows.div_ceil(ROWS).saturating_mul(panel_bytes(encoding, cols))
     }
 
-    /// The first weight that is not finite, as packing met it.
+    /// The first non-finite weight that packing met.
     pub fn not_finite(&self) -> Option<NotFinite> {
         self.not_finite
     }
@@ -239,7 +239,7 @@ impl Matrix {
         self.encoding
     }
 
-    /// Bytes held, which a pass over all rows reads.
+    /// Bytes of memory, all of which a pass over all rows reads.
     pub fn resident_bytes(&self) -> usize {
         self.data.len()
     }
@@ -254,7 +254,7 @@ impl Matrix {
         self.rows.div_ceil(ROWS)
     }
 
-    /// Decodes row `r` (below `rows`) exactly, `out` having `cols` elements: the gather of an
+    /// Decodes row `r` (below `rows`) exactly into `out` of `cols` elements: the gather of an
     /// embedding table.
     pub fn row(&self, r: usize, out: &mut [f32]) {
         assert!(
@@ -274,7 +274,7 @@ impl Matrix {
     }
 }
 
-/// A row of affine groups as [`with_panel`] keeps them.
+/// A row of affine groups, regrouped as [`with_panel`] stores them.
 fn regrouped(groups: Groups, row: &[u8]) -> Vec<u8> {
     let bits = if groups.bits <= 4 { 4 } else { 8 };
     let kept = if groups.group.is_multiple_of(64) { 64 } else { 32 };
@@ -303,7 +303,7 @@ pub fn share(n: usize, index: usize, count: usize) -> Range<usize> {
     n * index / count..n * (index + 1) / count
 }
 
-/// Where results go: row-major `[tokens][rows]`.
+/// The output of a product, row-major `[tokens][rows]`.
 #[derive(Clone, Copy)]
 pub struct Output {
     /// Token 0, row 0.
@@ -318,7 +318,7 @@ unsafe impl Send for Output {}
 // SAFETY: as above.
 unsafe impl Sync for Output {}
 
-/// What happens to a product on its way to the output.
+/// Operations fused into the output of a product.
 #[derive(Clone, Copy, Default)]
 pub struct Epilogue<'a> {
     /// Add to what is there (a residual) instead of replacing it.
@@ -331,13 +331,13 @@ pub struct Epilogue<'a> {
 pub struct Scratch(Huge);
 
 impl Scratch {
-    /// How much it is.
+    /// Size in bytes.
     #[cfg(target_arch = "x86_64")]
     pub const BYTES: usize = more(product::SCRATCH, amx::SCRATCH);
-    /// How much it is.
+    /// Size in bytes.
     #[cfg(target_arch = "aarch64")]
     pub const BYTES: usize = more(product::SCRATCH, i8mm::SCRATCH);
-    /// How much it is.
+    /// Size in bytes.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub const BYTES: usize = product::SCRATCH;
 
@@ -374,8 +374,8 @@ impl Call<'_> {
         self.weights.wrapping_add(panel * self.panel_bytes)
     }
 
-    /// Writes the results of a panel for tokens from `token`, those of the call; `first` says that
-    /// nothing of this call is there yet.
+    /// Writes the results of a panel for tokens from `token` on, as far as they belong to the call.
+    /// `first`: nothing of this call has been written there yet.
     ///
     /// # Safety
     /// The panel is the call's, and the processor has `L`.
@@ -413,10 +413,10 @@ impl Call<'_> {
 
 /// `out[t][r] (+)= x[t] . w[r] (+ bias[r])` for the rows of the panels and the tokens given.
 ///
-/// `x` must have been quantised, for the same instruction set: it decides the form (bytes, or bf16
-/// for the tile unit). F32 weights do without, as do all float weights where `cols` is no multiple
-/// of 32. A token's results depend neither on how panels are shared out among threads nor on which
-/// and how many other tokens there are.
+/// `x` must have been quantised for the same instruction set, which decides the form (bytes, or
+/// bf16 for the tile unit). F32 weights need no quantisation, nor do float weights if `cols` is no
+/// multiple of 32. A token's results depend neither on how panels are split among threads nor on
+/// the other tokens.
 ///
 /// # Safety
 /// - `out` is writable at every token of the range for the rows of these panels, and no other
@@ -424,7 +424,7 @@ impl Call<'_> {
 /// - The lines of `x` are not written meanwhile.
 ///
 /// # Panics
-/// When shapes or ranges do not fit each other.
+/// If shapes or ranges do not fit each other.
 pub unsafe fn multiply(
     isa: Isa,
     w: &Matrix,
@@ -500,8 +500,8 @@ fn scalar(encoding: Encoding) -> Kernel {
     }
 }
 
-/// Advanced SIMD is part of every aarch64 target, and what is not is assembly: no function enables
-/// anything.
+/// Advanced SIMD is part of every aarch64 target, and anything beyond it is assembly, so no
+/// function has to enable features.
 #[cfg(target_arch = "aarch64")]
 fn neon(isa: Isa, encoding: Encoding) -> Kernel {
     use lanes::neon::Neon;
@@ -509,7 +509,7 @@ fn neon(isa: Isa, encoding: Encoding) -> Kernel {
         (Encoding::Stored(DType::F32), _) => float::product::<Neon<false>, float::F32, 1, 4>,
         (Encoding::Stored(DType::F16), _) => float::product::<Neon<false>, float::F16, 1, 4>,
         (Encoding::Stored(DType::BF16), _) => float::product::<Neon<false>, float::BF16, 1, 4>,
-        // The unit has no start for codes of eight bits without a zero point.
+        // The unit cannot initialise sums for 8-bit codes without a zero point.
         (Encoding::Groups(Groups { bits: 5.., .. }), Isa::NeonI8mm) => {
             neon(Isa::NeonDotprod, encoding)
         }

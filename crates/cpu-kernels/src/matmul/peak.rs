@@ -1,5 +1,5 @@
-//! The most that an instruction set can multiply: its dot products of bytes, its tiles and its
-//! fused multiply-adds, each alone in a loop. What memory holds back, `roof` measures.
+//! Peak throughput of an instruction set: its byte dot products, its tiles and its fused
+//! multiply-adds, each alone in a loop. `roof` measures memory bandwidth.
 
 use super::lanes::Lanes;
 use super::{BLOCK, Isa, Matrix, Parallel, Path, with_panel};
@@ -7,7 +7,7 @@ use formats::{DType, quant::Block, with_block};
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Units of the processor that have peaks of their own.
+/// Execution units with peaks of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Dot products of bytes.
@@ -32,8 +32,8 @@ impl Matrix {
     }
 }
 
-/// Operations per second (a multiplication and an addition are two) of a unit on all workers
-/// together, the best of `repeats`; 0 where the instruction set has no such unit.
+/// Operations per second (a multiply-add counts as two) of a unit on all workers together, the best
+/// of `repeats`; 0 if the instruction set has no such unit.
 pub fn peak(workers: &impl Parallel, isa: Isa, unit: Unit, repeats: usize) -> f64 {
     let kernel = match unit {
         Unit::Bytes => bytes(isa),
@@ -51,7 +51,7 @@ pub fn peak(workers: &impl Parallel, isa: Isa, unit: Unit, repeats: usize) -> f6
         });
         total.into_inner() as f64 / start.elapsed().as_secs_f64().max(1e-9)
     };
-    // A portable loop is a hundred times slower than tiles: as many rounds as take about two
+    // A portable loop is a hundred times slower than tiles: run as many rounds as take about two
     // milliseconds.
     let mut rounds = 1000;
     loop {
@@ -65,7 +65,7 @@ pub fn peak(workers: &impl Parallel, isa: Isa, unit: Unit, repeats: usize) -> f6
     (0..repeats.max(1)).map(|_| pass(rounds)).fold(0.0, f64::max)
 }
 
-/// Runs so many rounds of a loop and returns the operations that it did.
+/// Runs `rounds` rounds of a loop and returns the number of operations.
 type Loop = unsafe fn(rounds: usize) -> usize;
 
 fn bytes(isa: Isa) -> Option<Loop> {
@@ -116,8 +116,8 @@ fn tiles(isa: Isa) -> Option<Loop> {
     None
 }
 
-/// The loops with their instruction sets enabled; sums at a time fill the registers and hide the
-/// latency of adding.
+/// The loops with their instruction sets enabled; as many independent sums as fill the registers
+/// and hide the latency of the additions.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::lanes::{avx2::Avx2, avx512::Avx512};
@@ -154,8 +154,8 @@ mod x86 {
 /// The processor has `L`.
 #[inline(always)]
 unsafe fn dots<L: Lanes, const N: usize, const BITS: usize>(rounds: usize) -> usize {
-    // Codes in memory and activations that change: a compiler that knew either would lift the
-    // products out.
+    // Codes in memory and activations that change: otherwise the compiler would move the products
+    // out of the loop.
     let codes = black_box([[1u8; 64]; 2]);
     let (mut x, step) = (black_box(0x0101_0101), black_box(0x0000_0001));
     const QUADS: usize = BLOCK / 4;

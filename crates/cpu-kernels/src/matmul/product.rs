@@ -18,7 +18,7 @@ use formats::quant::{Block, Offset};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Where [`tile`] reads weights: groups of at most [`GROUP`] blocks of 32 columns by 16 rows.
+/// A source of weights for [`tile`]: groups of at most [`GROUP`] blocks of 32 columns by 16 rows.
 ///
 /// # Safety
 /// Callers pass a panel that holds the group, block and sub-block they name, on a processor that
@@ -38,12 +38,12 @@ pub(super) trait Source<L: Lanes> {
     /// zero point.
     const LOWERED: bool;
 
-    /// From group `g` of a panel of `blocks` blocks to what will be read some time after it, where
-    /// `panels` panels are read side by side: in bytes, and around zero.
+    /// The distance, in bytes and wrapping, from group `g` of a panel of `blocks` blocks to the
+    /// data to prefetch, if `panels` panels are read side by side.
     fn ahead(g: usize, blocks: usize, panels: usize) -> usize;
-    /// Opens group `g`, which has `blocks` blocks; what is fetched meanwhile lies `ahead` of it.
+    /// Opens group `g`, which has `blocks` blocks and prefetches at distance `ahead`.
     unsafe fn group(panel: *const u8, g: usize, blocks: usize, ahead: usize) -> Self::Group;
-    /// Asks for the cache lines ahead of block `b`.
+    /// Prefetches the cache lines ahead of block `b`.
     unsafe fn fetch(group: Self::Group, b: usize);
     /// Quad `q` (columns `4 q..4 q + 4`) of block `b`.
     unsafe fn quad(group: Self::Group, b: usize, q: usize) -> L::Bytes;
@@ -78,8 +78,7 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                     S::fetch(groups[p], b);
                 }
                 let (mut sums, mut runs) = ([[L::ints(0); N]; P], [[L::ints(0); N]; P]);
-                // One after the other in the text, so that where the bits of each quad are is known
-                // when this is compiled.
+                // Unrolled in the source, so that the bit position of each quad is a constant.
                 macro_rules! quads {
                     ($($q:literal)*) => {$({
                         let (h, within, depth) = ($q * 4 / S::SUB, $q % (S::SUB / 4), L::depth(S::BITS));
@@ -117,7 +116,7 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
     }
 }
 
-/// Where the sums of sub-block `h` of the block of lines at `x` start.
+/// The initial sums of sub-block `h` of the block of lines at `x`.
 ///
 /// # Safety
 /// As [`tile`].
@@ -139,7 +138,7 @@ unsafe fn start<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
             }
         }
         if S::ZERO > 0 {
-            // The bias of a line is for 128.
+            // A line's bias is for zero point 128.
             let shift = S::ZERO.leading_zeros();
             for t in 0..N {
                 let line = x.add(t);
@@ -216,18 +215,18 @@ pub(super) unsafe fn product<L: Lanes, B: Block, const P: usize, const N: usize>
 /// Tokens that one pass over the weights in place serves.
 const FEW: usize = 8;
 
-/// Panels that are read side by side, and that further passes find in cache.
+/// Panels that are read side by side, and that later passes find in cache.
 const BESIDE: usize = 4;
 
-/// A few tokens: every panel is read once for up to 8 of them, and several panels side by side: one
-/// stream of cache lines leaves a core's share of the memory's bandwidth a third unused, four come
-/// close to all of it.
+/// A few tokens: every panel is read once for up to 8 of them, several panels side by side. One
+/// stream of cache lines leaves a third of a core's memory bandwidth unused; four come close to all
+/// of it.
 ///
 /// # Safety
 /// As [`product`].
 #[inline(always)]
 pub(super) unsafe fn in_place<L: Lanes, B: Block>(call: &Call) {
-    // Where one pass does not serve all tokens, the weights come from memory once nevertheless.
+    // If one pass does not serve all tokens, the weights still come from memory only once.
     let together = if call.tokens.len() <= FEW { call.panels.len() } else { BESIDE };
     for first in call.panels.clone().step_by(together.max(1)) {
         let panels = first..call.panels.end.min(first + together);
@@ -243,7 +242,7 @@ unsafe fn passes<L: Lanes, B: Block>(call: &Call, panels: Range<usize>) {
     let mut token = call.tokens.start;
     while token < call.tokens.end {
         let (lane, left) = (token % group, call.tokens.end - token);
-        // Round up when the group has lanes to spare: those results are dropped.
+        // Round up if the group has spare lanes; their results are dropped.
         let mut n = left.next_power_of_two().min(FEW);
         while lane + n > group {
             n /= 2;
@@ -254,7 +253,7 @@ unsafe fn passes<L: Lanes, B: Block>(call: &Call, panels: Range<usize>) {
             match n {
                 1 => columns::<L, B, BESIDE, 1>(call, panels, token),
                 2 => columns::<L, B, BESIDE, 2>(call, panels, token),
-                // More sums than these would not stay in registers.
+                // More sums would not fit the registers.
                 4 => columns::<L, B, 2, 4>(call, panels, token),
                 _ => columns::<L, B, 1, 8>(call, panels, token),
             }
@@ -302,11 +301,11 @@ unsafe fn beside<L: Lanes, B: Block, const P: usize, const N: usize>(
     }
 }
 
-/// Panels that are expanded together, and blocks of them: what the second-level cache holds while
-/// tokens pass by.
+/// Panels that are expanded together, and blocks of them: what fits the L2 cache while tokens are
+/// multiplied.
 pub(super) const SLAB_PANELS: usize = 16;
 pub(super) const SLAB_BLOCKS: usize = 16;
-/// Bytes of an expanded block, at most: codes, two scales, two offsets.
+/// Most bytes of an expanded block: codes, two scales, two offsets.
 const EXPANDED: usize = 512 + 4 * 64;
 
 /// Bytes of scratch that [`many`] wants.
@@ -324,8 +323,8 @@ impl<B: Block> Slab<B> {
     /// Bytes per block.
     pub(super) const STEP: usize = 512 + 64 * Self::SUBS * (1 + Self::MINS as usize);
 
-    /// What is added to the codes of formats with a zero point, which becomes 128 where codes are
-    /// unsigned.
+    /// The offset added to the codes of formats with a zero point, which becomes 128 where codes
+    /// are unsigned.
     const fn rebias<L: Lanes>() -> u8 {
         <Self as Source<L>>::ZERO - <Packed<B> as Source<L>>::ZERO
     }
@@ -420,13 +419,13 @@ impl<L: Lanes, B: Block> Source<L> for Slab<B> {
     }
 }
 
-/// What is in the slab.
+/// The contents of the slab.
 struct Expanded {
-    /// Where.
+    /// Its address.
     start: *const u8,
     /// The first panel.
     panel: usize,
-    /// The first block and how many.
+    /// The first block, and the number of blocks.
     block: usize,
     blocks: usize,
 }
@@ -463,7 +462,7 @@ pub(super) unsafe fn many<L: Lanes, B: Block, const P: usize, const N: usize>(ca
     }
 }
 
-/// Tokens of the tiles at the end of a group that is no multiple of wider ones.
+/// Tokens of the tiles at the end of a group whose size is no multiple of wider ones.
 const REST: usize = 4;
 
 /// `P` panels of a slab from `p`, times one group of tokens, `N` at a time.

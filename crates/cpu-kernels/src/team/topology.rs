@@ -1,16 +1,15 @@
-//! Which processors this process may use: affinity, cores and their hyperthreads, and cgroup
+//! The processors that this process may use: affinity, cores and their hyperthreads, and cgroup
 //! quotas.
 
-/// Threads that a team should have: one per physical core this process may run on, no more than its
-/// cgroup's quota of processor time (rounded up), at least one. Hyperthreads do not add: the
-/// kernels fill a core by themselves. On macOS: the performance cores.
+/// The default size of a team: one thread per physical core that this process may run on, at most
+/// its cgroup's processor quota (rounded up), at least one. Hyperthreads do not help, since the
+/// kernels fill a core. On macOS: the performance cores.
 pub fn default_threads() -> usize {
     let cores = cores();
     quota().map_or(cores, |quota| cores.min(quota.ceil().max(1.0) as usize)).max(1)
 }
 
-/// The processors this process may use, one of every core first, then the cores' further
-/// hyperthreads.
+/// The processors that this process may use: one of every core first, then the other hyperthreads.
 #[cfg(target_os = "linux")]
 pub(super) fn allowed_cpus() -> Vec<usize> {
     let mut seen = Vec::new();
@@ -28,7 +27,7 @@ pub(super) fn allowed_cpus() -> Vec<usize> {
     ranked.into_iter().map(|(_, cpu)| cpu).collect()
 }
 
-/// As many as may be used; their names are not known on this system.
+/// Placeholders for the number of usable processors; this system does not name them.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn allowed_cpus() -> Vec<usize> {
     (0..std::thread::available_parallelism().map_or(1, usize::from)).collect()
@@ -49,7 +48,7 @@ fn cores() -> usize {
     cores.len()
 }
 
-/// Performance cores: the efficiency cores would hold back every barrier.
+/// The performance cores: efficiency cores would delay every barrier.
 #[cfg(target_os = "macos")]
 fn cores() -> usize {
     let (mut cores, mut size) = (0i32, size_of::<i32>());
@@ -92,8 +91,7 @@ fn affinity() -> Vec<usize> {
     allowed
 }
 
-/// Pins the calling thread to one processor; an operating system that refuses leaves it where it
-/// was.
+/// Pins the calling thread to one processor; ignored if the operating system refuses.
 #[cfg(target_os = "linux")]
 pub(super) fn pin(cpu: usize) {
     let mut mask = [0u64; 1024];
@@ -161,7 +159,7 @@ pub(super) fn quota_v2(text: &str) -> Option<f64> {
     ratio(fields.next()?, fields.next()?)
 }
 
-/// Quota over period; none for "max", for -1 and for nonsense.
+/// Quota over period; `None` for "max", -1 and malformed values.
 #[cfg(target_os = "linux")]
 pub(super) fn ratio(quota: &str, period: &str) -> Option<f64> {
     let (quota, period): (f64, f64) = (quota.parse().ok()?, period.parse().ok()?);

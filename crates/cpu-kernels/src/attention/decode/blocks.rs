@@ -1,6 +1,5 @@
-//! The products of a query that decodes with codes that share scales: codes are multiplied as they
-//! are, and a block's scales multiply its sums of scores, or the probabilities in front of its
-//! values.
+//! Products of a decode query with a quantised cache. Codes are multiplied directly; a block's
+//! scale multiplies its sum of scores, or the probabilities of its values.
 
 use super::{P_STRIDE, Q_STRIDE, TILE, Tile, Work};
 use crate::attention::cache::GROUP;
@@ -9,7 +8,7 @@ use crate::math::lanes::Lanes;
 use crate::{LINE, prefetch};
 use std::ops::Range;
 
-/// Asks for line `line` of a group of `bytes`, if it has so many.
+/// Prefetches line `line` of a group of `bytes`, if it has that many.
 #[inline(always)]
 fn fetch(group: *const u8, line: usize, bytes: usize) {
     if line * LINE < bytes {
@@ -20,7 +19,7 @@ fn fetch(group: *const u8, line: usize, bytes: usize) {
 /// See [`Store::score`](crate::attention::store::Store::score).
 ///
 /// # Safety
-/// As said there.
+/// As for that method.
 #[inline(always)]
 pub(in crate::attention) unsafe fn score<
     L: Lanes,
@@ -79,7 +78,7 @@ pub(in crate::attention) unsafe fn score<
 /// See [`Store::sums`](crate::attention::store::Store::sums).
 ///
 /// # Safety
-/// As said there.
+/// As for that method.
 #[inline(always)]
 pub(in crate::attention) unsafe fn sums<L: Lanes, C: Codes>(
     rows: usize,
@@ -89,7 +88,7 @@ pub(in crate::attention) unsafe fn sums<L: Lanes, C: Codes>(
     tile: &Tile,
     then: &Tile,
 ) {
-    // Half a block in so many vectors.
+    // Vectors of half a block.
     macro_rules! step {
         ($rows:literal, $row:expr) => {{
             let (p, sums) = (work.p.add($row * P_STRIDE), work.sums.add($row * width));
@@ -144,7 +143,7 @@ unsafe fn sum<L: Lanes, C: Codes, const ROWS: usize, const VECTORS: usize>(
                 }
             }
             for i in 0..TILE {
-                // A value of each group in turn, as with numbers.
+                // Take a value of each group in turn, as for floats.
                 let (k, t) = (i % (TILE / GROUP), i / (TILE / GROUP));
                 if !seen.contains(&(k * GROUP + t)) {
                     continue;
