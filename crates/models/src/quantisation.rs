@@ -11,7 +11,7 @@
 //! A matrix that is left as it was has its tensor of numbers, which goes before the settings.
 
 use crate::keys::{Keys, clipped};
-use formats::{DType, Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
+use formats::{Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
 use std::collections::HashMap;
 
 /// How matrices are quantised.
@@ -147,7 +147,10 @@ impl Settings {
 fn in_order(groups: Tensor<'_>, group: Option<usize>) -> bool {
     let (all, _) = groups.bytes.as_chunks::<4>();
     let plain = |i: usize| group.map_or(0, |group| i / group) as i64;
-    groups.dtype == DType::I32
+    // Words that are no floats: numbers of groups.
+    let words = groups.bytes.len() == 4 * groups.elements();
+    words
+        && groups.check_numbers(String::new).is_err()
         && all.iter().enumerate().all(|(i, n)| i64::from(i32::from_le_bytes(*n)) == plain(i))
 }
 
