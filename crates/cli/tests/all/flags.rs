@@ -190,9 +190,11 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("pull", "--force --quiet", Elsewhere("hub.rs")),
     ("ps stop replay", "--url --api-key-file", Elsewhere("serve.rs")),
     ("ps replay", "--json", Elsewhere("serve.rs")),
-    ("list doctor show inspect", "--json", Changes("", "--json")),
+    ("list show inspect", "--json", Changes("", "--json")),
+    // How much memory is free changes by itself.
+    ("doctor", "--json", Says("--json", "{")),
     ("inspect", "--ctx", Changes("", "--ctx 99")),
-    ("run", "--top-logprobs", Changes("-n 2", "-n 2 --top-logprobs 3")),
+    ("run", "--top-logprobs", Elsewhere("batch.rs")),
     ("inspect", "--tensors", Changes("", "--tensors")),
     (
         "tune",
