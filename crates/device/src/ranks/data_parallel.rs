@@ -322,7 +322,7 @@ mod tests {
         };
         let own = |share: &Share| {
             let own = share.of(&rows);
-            assert_eq!(own.tokens.first().copied().unwrap_or_default(), share.rows.start as u32);
+            assert!(own.tokens.first().is_none_or(|token| *token == share.rows.start as u32));
             assert_eq!(own.picks.len(), share.picks.len());
             (own.tokens.len(), own.first.to_vec(), own.picks.to_vec())
         };
