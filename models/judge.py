@@ -16,7 +16,8 @@ import subprocess
 
 LIMIT = 400
 WORD = re.compile(r"[\w']+")
-FRESH = ["opening|||Once upon a time", "opening|||Once upon a time, a fox and a crow", "request|||Tell me a story about a dragon who loves cooking", "request|||write a story about a shy robot"]
+FRESH = ["opening|||Once upon a time", "opening|||Once upon a time, a fox and a crow", "request|||Tell me a story about a dragon who loves cooking", "request|||write a story about a shy robot",
+         "request|||Tell me a story about a lamp that cannot sleep"]
 
 
 def prompts(path):

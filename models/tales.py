@@ -1,8 +1,8 @@
 """Composes stories about anybody who wants anything anywhere, and the requests they answer.
 
-    python tales.py COUNT [--seed N] [--kind chat|raw]      # prints documents as the model reads them
+    python tales.py COUNT [--seed N]      # prints documents as the model reads them
 
-Where `compose.py` tells whole plots, this crosses tables: who (`world/nouns.txt`), where (`world/realms.txt`), what is loved,
+It crosses tables: who (`world/nouns.txt`), where (`world/realms.txt`), what is loved,
 feared, wished, lost or found (`world/*.txt`), and how it goes (`arcs/*.txt`, the template language of `compose.py`).
 A document is a list of (role, text); it is a function of its number. No document holds a prompt of `visitors.txt`,
 nor puts a visitor's noun beside the word that the file names for it.
@@ -14,12 +14,12 @@ import pathlib
 import random
 import re
 
-from compose import BOYS, GIRLS, HELD_OUT, PRONOUNS, Composer, parse, pieces
+from compose import BOYS, GIRLS, HELD_OUT, PRONOUNS, parse, pieces
 
 FOLDER = pathlib.Path(__file__).parent
 WORLD, ARCS = FOLDER / "world", FOLDER / "arcs"
-UNIQUE = set("moon sun wind sea sky tooth_fairy sandman snow_queen north_wind".replace("_", " ").split(",")) | {
-    "moon", "sun", "wind", "north wind", "tooth fairy", "sandman", "snow queen"}
+MASS = set("snow rain frost thunder moonlight sunshine sand smoke ice mud silence music gold".split())
+UNIQUE = {"moon", "sun", "wind", "sea", "sky", "north wind", "tooth fairy", "sandman", "snow queen", "winter", "summer", "autumn", "spring"} | MASS
 MEN = set("fisherman sailor miller shepherd farmer baker king page jester grandfather policeman postman hermit pedlar prince uncle ringmaster "
           "toymaker knight guard".split()) | {"old sailor", "old fisherman", "old king", "old miller", "stable boy", "new boy", "old man",
           "north wind", "chess king", "tin soldier", "old violinist", "night watchman", "old merchant", "bull", "rooster", "cock", "stag"}
@@ -30,8 +30,10 @@ SMALL_TABLES = dict(love="ing do did tool out good bad others", fear="it when li
                     wish="do ing try try2 way moment after", trait="adj shows trouble good after", loss="n why",
                     find="a special whose came", odd="now past")
 DRIVES = "love fear wish trait loss find plain magic odd pair".split()
-WEIGHTS = [16, 9, 13, 15, 7, 9, 8, 3, 9, 13]
-LEAST, MOST = 95, 270           # words of a story
+WEIGHTS = [16, 9, 13, 15, 7, 9, 8, 3, 9, 16]
+LEAST, MOST = 95, 285           # words of a story
+HELD = 10                       # tries that one plot has, so that long plots are told as often as short ones
+OWN = 2                         # a plot of the drive's own is told so many times as often as one that fits any drive
 WORD = re.compile(r"[a-z0-9']+")
 
 
@@ -62,8 +64,7 @@ class Tables:
                     for d in re.split(r"[, ]+", drives):
                         (shared if d == "any" else self.arcs[d]).append((name, choices(body)))
         self.arcs["odd"] = list(self.arcs["plain"])
-        for d in DRIVES:
-            self.arcs[d] = self.arcs[d] + shared
+        self.shared = shared
         self.rows = {}
         for d, fields in SMALL_TABLES.items():
             fields, rows = fields.split(), []
@@ -231,7 +232,7 @@ class World:
         self.block = rng_choice(r["block"])
         self.fixed["far"] = self.tell(rng_choice(r["far"]), {})
         self.tone, self.siblings = want.get("tone", ""), want.get("siblings")
-        self.closed, self.said = False, {}
+        self.closed, self.said, self.arc, self.tail, self.must = False, {}, want.get("arc"), "", ()
 
     h_realms = ()
 
@@ -298,7 +299,7 @@ class World:
         if rng.random() < 0.42 and noun not in UNIQUE:
             pool = t.names["n"] if kind in ("machine", "thing", "nature", "made-up") or (kind in ("animal", "fantasy") and rng.random() < 0.5) else t.names[sex if sex != "n" else "n"]
             name = rng.choice(pool)
-            if rng.random() < 0.06:
+            if rng.random() < 0.12:
                 name = made_up(rng).capitalize()
         return Being(noun, sex, name, looks, kind)
 
@@ -393,10 +394,13 @@ class World:
         return text
 
     def body(self):
-        arcs = self.t.arcs[self.drive]
+        arcs, shared = self.t.arcs[self.drive], self.t.shared
+        if self.rng.random() * (OWN * len(arcs) + len(shared)) >= OWN * len(arcs):
+            arcs = shared
         if self.tone == "bedtime" and self.drive in ("plain", "odd", "fear") and self.rng.random() < 0.6:
             arcs = [a for a in arcs if a[0] == "the night"] or arcs
-        text = self.tell(self.rng.choice(arcs)[1], {})
+        self.arc = self.arc or self.rng.choice(arcs)
+        text = self.tell(self.arc[1], {})
         if self.tone and not text.rstrip().endswith("asleep."):
             if not self.closed:
                 text += " " + self.tell(self.t.phrases["close." + self.tone], {})
@@ -491,19 +495,22 @@ class Teller:
 
     def __init__(self):
         self.t = Tables()
-        self.old = Composer()
         self.books = json.loads((WORLD / "sentences.json").read_text())
         self.talk = json.loads((WORLD / "smalltalk.json").read_text())
 
     def story(self, rng, want=None, opening=None, tries=60, least=LEAST, most=MOST):
         """(world, text): `opening` replaces the beginning."""
-        for _ in range(tries):
-            world = World(self.t, rng, want)
+        held = {}
+        for i in range(tries):
+            if i % HELD == 0:
+                held = {}
+            world = World(self.t, rng, {**(want or {}), **held})
             start = world.opening() if opening is None else opening(world)
             if start is None:
                 continue
-            text = polish(start + "\n\n" + world.body(), rng, world)
-            nouns = [world.siblings or world.h.noun or world.h.name] + ([world.c.noun or world.c.name] if world.drive == "pair" and not world.siblings else []) + list((want or {}).get("nouns", ()))
+            text = polish(start + "\n\n" + world.body() + " " + world.tail, rng, world)
+            held = dict(drive=world.drive, arc=world.arc)
+            nouns = [*world.must, world.siblings or world.h.noun or world.h.name] + ([world.c.noun or world.c.name] if world.drive == "pair" and not world.siblings else []) + list((want or {}).get("nouns", ()))
             if sound(text, nouns, least, most) and self.t.allowed(text.split("\n\n")[0]):
                 return world, text
         return None, None
@@ -537,6 +544,7 @@ class Teller:
             if d == "pair" or rng.random() < 0.4:
                 return base + rng.choice(("", f" named {h.name} and {world.c.name}", f", {h.name} and {world.c.name}", "", " and their adventure"))
             return base + " " + {"find": f"who find {world.given_row('a')}" if d == "find" else "", "odd": f"and {rng.choice(('their secret', 'a storm'))}", "plain": "who go on a journey"}.get(d, "")
+        mine = " "
         if h.noun in UNIQUE:
             base = "the " + h.noun
         elif not h.noun:
@@ -546,7 +554,10 @@ class Teller:
             if d == "trait" and rng.random() < 0.65:
                 base = f"a {rng.choice(('', '', 'very ', 'little ' if not h.looks else ''))}{row['key']} {h.noun}"
                 return base + (f" {rng.choice(('named', 'called'))} {h.name}" if h.name and rng.random() < 0.7 else "")
-            if h.name and rng.random() < 0.75:
+            if h.name and h.kind != "fantasy" and rng.random() < 0.3:
+                base = rng.choice((f"my {h.noun} {h.name}", f"our {h.noun} {h.name}", f"my {h.noun}, {h.name}", f"{h.name} the {h.noun}", f"my {h.looks} {h.noun} {h.name}", f"{h.name}, my {h.noun}")).replace("  ", " ")
+                mine = rng.choice((", ", ", ", " "))
+            elif h.name and rng.random() < 0.75:
                 base += f" {rng.choice(('named', 'called', 'whose name is'))} {h.name}"
         he, him, his, _ = PRONOUNS[h.sex]
         who = rng.choice(("who", "who", "that"))
@@ -583,7 +594,7 @@ class Teller:
             tail = rng.choice(("with a secret", "with magic powers", f"{who} can do magic", "and a magic secret"))
         else:
             tail = rng.choice(("", "", "and an adventure", "who goes on a journey", "and a stranger", "in a storm"))
-        return f"{base} {tail}".strip()
+        return f"{base}{mine if tail.startswith('who') else ' '}{tail}".strip()
 
     def request(self, world, rng, realm_said=False):
         about = self.subject_phrase(world, rng)
@@ -623,11 +634,20 @@ class Teller:
             else:
                 name = h.name or rng.choice(self.t.names["m" if h.sex == "m" else "f"])
                 he = h.word("he", rng)
-                start = self.say("given", rng=rng, a=h.word("alone", rng), the=h.word("the", rng), n=h.noun or "child", name=name, he=he, his=h.word("his", rng), him=h.word("him", rng),
+                which = "given.mass" if h.noun in MASS and rng.random() < 0.7 else "given.many" if h.noun and h.noun not in UNIQUE and rng.random() < 0.1 else "given"
+                many = plural(h.noun or "child")
+                start = self.say(which, rng=rng, a=h.word("alone", rng), the=h.word("the", rng), n=h.noun or "child", name=name, he=he, his=h.word("his", rng), him=h.word("him", rng),
                                  place=world.tell(world.trees["in"], {}), spot=world.tell(world.trees["spot"], {}), other=f"a {world.c.noun}", thing="a " + world.fixed["thing"],
-                                 ns=plural(h.noun or "child"), far=world.fixed["far"], weather=world.tell(world.trees["weather"], {}), food=world.fixed["food"], year=str(rng.choice((2050, 2080, 2099, 2120, 2200, 2340, 3000, 1850, 1900))),
+                                 ns=many, far=world.fixed["far"], weather=world.tell(world.trees["weather"], {}), food=world.fixed["food"], year=str(rng.choice((2050, 2080, 2099, 2120, 2200, 2340, 3000, 1850, 1900))),
                                  name2=rng.choice(self.t.names["f" if h.sex == "m" else "m"]), made=made_up(rng).capitalize())
-                if h.noun == "" or name in start:
+                if which == "given.many":
+                    world.tail, world.must = self.say("many.end", rng=rng, ns=many, h="the " + (h.noun or "child")), (many,)
+                elif name in start:
+                    h.name, world.must = name, (name,)
+                    if h.noun not in start:         # only a name: the story keeps to it
+                        h.noun, h.looks, h.kind = "", "", "child"
+                        h.sex = "m" if h.sex == "m" else "f"
+                elif h.noun == "":
                     h.name = name
                 start = start[0].upper() + start[1:]
             h.met = True
@@ -677,13 +697,13 @@ class Teller:
 
     def attempt(self, rng):
         x = rng.random()
-        if x < 0.17:                                    # a plain story
+        if x < 0.18:                                    # a plain story
             _, text = self.story(rng, self.pair_of(rng, self.want(rng)) if rng.random() < 0.3 else self.want(rng))
             return text and [("raw", text)]
-        if x < 0.31:                                    # a plain opening, any sentence
+        if x < 0.34:                                    # a plain opening, any sentence
             _, text = self.story(rng, self.want(rng), self.given(rng))
             return text and [("raw", text)]
-        if x < 0.36:                                    # an opening in a conversation: the answer begins with it
+        if x < 0.39:                                    # an opening in a conversation: the answer begins with it
             world, text = self.story(rng, {}, self.given(rng)) if rng.random() < 0.7 else self.story(rng)
             if not text:
                 return None
@@ -694,21 +714,14 @@ class Teller:
                 keep = rng.randrange(4, start.count(" "))
                 start = " ".join(start.split(" ")[:keep])
             return [("user", start), ("teller", text)]
-        if x < 0.41:                                    # a request without the conversation's marks
+        if x < 0.44:                                    # a request without the conversation's marks
             world, text = self.story(rng, self.want(rng))
             return text and [("raw", self.request(world, rng) + "\n\n" + text)]
-        if x < 0.80:
+        if x < 0.83:
             return self.conversation(rng)
-        if x < 0.90:
+        if x < 0.96:
             return self.off_topic(rng)
-        if x < 0.93:
-            return self.greeting(rng)
-        return self.old_plot(rng)
-
-    def old_plot(self, rng):
-        text = self.old.story(rng.getrandbits(48))
-        words = len(WORD.findall(text))
-        return [("raw", text)] if words < 290 and self.t.allowed(text) else None
+        return self.greeting(rng)
 
     def conversation(self, rng):
         want = self.want(rng)
@@ -758,7 +771,7 @@ class Teller:
         if x < 0.13:
             land = rng.choice(("Spain", "Italy", "Norway", "Japan", "Peru", "Egypt", "Kenya", "China", "India", "Brazil", "Canada", "Greece", "Poland", "Turkey", "Chile", "Ireland", "Iceland",
                                "Berlin", "London", "Rome", "Paris", "Tokyo", "Cairo", "Madrid", "Sweden", "Finland", "Cuba", "Mexico", "Austria", "Hungary", "Nepal", "Morocco", "Texas", "Africa", "Asia", "Europe"))
-            world, text = self.story(rng, {"in": parse(f"in {land}"), "nouns": ()}, most=200)
+            world, text = self.story(rng, {"in": parse(f"in {land}"), "nouns": ()}, most=MOST - 25)
             if not text:
                 return None
             tail = self.say("land.end", rng=rng, land=land, h=world.h.word("", rng))
@@ -767,15 +780,15 @@ class Teller:
             if land not in text[:half] or land not in text[half:]:
                 return None
             ask, about = self.say("question.land", rng=rng, land=land), land
-        elif x < 0.23:
-            name = made_up(rng) if rng.random() < 0.4 else rng.choice(("sort", "search", "add", "count", "merge", "factorial", "reverse", "sum", "prime", "parse", "filter", "print", "hello", "main", "test", "greet", "swap", "split", "median", "palindrome"))
-            h = Being(rng.choice(("program", "number", "computer", "letter")), "n", name.capitalize(), rng.choice(("little", "small", "")), "machine")
-            world, text = self.story(rng, dict(h=h), most=200)
-            if not text or h.name not in text[:len(text) // 2] or h.name not in text[len(text) // 2:]:
+        elif x < 0.27:
+            name = made_up(rng) + rng.choice(("", "", "ify", "acci", "oni", "ator", "ize", "elli", "ing", "_" + made_up(rng), "ma")) if rng.random() < 0.65 else rng.choice(("sort", "search", "add", "count", "merge", "factorial", "reverse", "sum", "prime", "parse", "filter", "print", "hello", "main", "test", "greet", "swap", "split", "median", "palindrome"))
+            h = Being(rng.choice(("program", "number", "computer", "letter")), "n", name, rng.choice(("little", "small", "")), "child")
+            world, text = self.story(rng, dict(h=h), most=MOST - 25)
+            if not text or name not in text[:len(text) // 2].lower() or name not in text[len(text) // 2:].lower():
                 return None
             ask, about = self.say("question.code", rng=rng, name=name), h.name
         else:
-            world, text = self.story(rng, most=200)
+            world, text = self.story(rng, most=MOST - 25)
             if not text:
                 return None
             noun = world.h.noun or world.h.name
@@ -787,7 +800,7 @@ class Teller:
                 noun, ask = rng.choice(self.talk)
                 known = self.t.by_noun.get(noun, ("", "n"))[1]
                 h = Being(noun, known if known in ("m", "f") else rng.choice("mfn"))
-                _, text = self.story(rng, dict(h=h), most=200)
+                _, text = self.story(rng, dict(h=h), most=MOST - 25)
                 about = f"a {noun}" if noun not in UNIQUE else f"the {noun}"
                 about = re.sub(r"^a (?=[aeiou])", "an ", about)
                 if not text:

@@ -48,7 +48,7 @@ MIX_FIRST = dict(composed=0.80, modern=0.004, tale=0.076, child=0.10, plain=0.02
 MIX_LAST = dict(composed=0.91, modern=0.004, tale=0.046, child=0.035, plain=0.005)
 ROUNDED = 0.65                  # from this part of training on, weights are rounded as in the file
 SEED = 20261122
-COMPOSERS = max(1, min(12, os.cpu_count() - 3))     # processes that compose
+COMPOSERS = max(1, min(13, os.cpu_count() - 3))     # processes that compose
 AHEAD, COMPOSED_AT_ONCE, REMEMBERED = 4 * COMPOSERS, 100, 60000
 
 
@@ -476,7 +476,7 @@ def train_on(batches, valid, state, step, log, spent, args):
         print(f"going on at step {step}")
     fast = compiled(model.loss)
     quick = {k: quick_rows(v) for k, v in valid.items()}
-    resumed, losses, timed, first_step = time.time(), [], None, step
+    resumed, losses, timed, first_step, spared = time.time(), [], None, step, False
 
     def save():
         torch.save(dict(model=model.state_dict(), adam=adam.state_dict(), muon=muon.momenta, step=step, log=log,
@@ -498,25 +498,41 @@ def train_on(batches, valid, state, step, log, spent, args):
         model.zero_grad(set_to_none=True)
         losses.append(loss.detach())
         last = step + 1 == args.steps or done >= 1
+        if args.spare and not spared and done >= 0.85:
+            spared = True
+            write_weights(model, args.spare)
         if (step + 1) % args.every == 0 or last:
             mean = torch.stack(losses).mean().item()
             losses.clear()
-            figures = {k: quick_loss(model, rows) for k, rows in quick.items()}
+            quickly = {k: quick_loss(model, rows) for k, rows in quick.items()}
             now = spent + time.time() - resumed
             log.append(dict(step=step + 1, tokens=(step + 1) * ROWS * CONFIG["context"], seconds=round(now, 1),
-                            rate=round(factor, 4), train=round(mean, 4), **{k: round(v, 4) for k, v in figures.items()}))
+                            rate=round(factor, 4), train=round(mean, 4), **{k: round(v, 4) for k, v in quickly.items()}))
             print(json.dumps(log[-1]), flush=True)
+            write_log(log, args.spare or args.work)
             if not math.isfinite(mean):
                 raise SystemExit("the loss is not finite")
             if last:
                 break
     step += 1
     save()
-    with open(args.work / "loss.csv", "w", newline="") as f:
+    write_log(log, args.work)
+    print(f"stopped after step {step} of {args.steps}; {spent + time.time() - resumed:.0f} s of training in all")
+
+
+def write_log(log, folder):
+    with open(folder / "loss.csv", "w", newline="") as f:
         writer = csv.DictWriter(f, fieldnames=list(log[0]))
         writer.writeheader()
         writer.writerows(log)
-    print(f"stopped after step {step} of {args.steps}; {spent + time.time() - resumed:.0f} s of training in all")
+
+
+def write_weights(model, folder):
+    """Five files of half precision, each under 16 MiB: 4-bit quantisation hides the rounding."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {k: v.half().cpu().numpy() for k, v in model.state_dict().items()}
+    for part in range(5):
+        np.savez(folder / f"weights-{part}.npz", **{k: weights[k] for k in sorted(weights) if part_of(k) == part})
 
 
 def packed(weights):
@@ -591,6 +607,10 @@ def held_out(model, docs, stride=512):
             tokens += int(score[done:end].sum())
             done = end
         bytes_ += size
+    return figures(nats, tokens, bytes_)
+
+
+def figures(nats, tokens, bytes_):
     return dict(nats=nats, tokens=tokens, bytes=bytes_, per_token=math.exp(nats / tokens), per_byte=math.exp(nats / bytes_),
                 bits_per_byte=nats / bytes_ / math.log(2))
 
@@ -620,16 +640,10 @@ def finish(args):
     model.eval()
     torch.set_float32_matmul_precision("highest")
     tokenizer = Tokenizer.from_file(str(args.data / "tokenizer.json"))
-    args.out.mkdir(parents=True, exist_ok=True)
-    # Five files of half precision, each under 16 MiB: 4-bit quantisation hides the rounding.
-    weights = {k: v.half().cpu().numpy() for k, v in model.state_dict().items()}
-    names = sorted(weights)
-    for part in range(5):
-        np.savez(args.out / f"weights-{part}.npz", **{k: weights[k] for k in names if part_of(k) == part})
+    write_weights(model, args.out)
     report = dict(config=CONFIG, step=state["step"], train_seconds=round(state["spent"], 1),
                   parameters=sum(p.numel() for p in model.parameters()), held_out={k: held_out(model, v) for k, v in valid.items()})
-    everything = [d for v in valid.values() for d in v]
-    report["held_out"]["all"] = held_out(model, everything)
+    report["held_out"]["all"] = figures(*(sum(r[k] for r in report["held_out"].values()) for k in ("nats", "tokens", "bytes")))
     # The greedy text is what another program must reproduce from the exported file.
     report["prompts"], report["sampling"], report["greedy"] = PROMPTS, SAMPLING, []
     for prompt in PROMPTS[:3]:
@@ -688,13 +702,14 @@ if __name__ == "__main__":
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--every", type=int, default=200)
     parser.add_argument("--init", type=pathlib.Path, help="weights to begin with")
+    parser.add_argument("--spare", type=pathlib.Path, help="a folder for the weights near the end, in case that the end is never reached")
     parser.add_argument("--cooldown", type=float, default=COOLDOWN, help="the part of training with a falling rate")
     parser.add_argument("--rounded", type=float, default=ROUNDED, help="the part of training before weights are rounded")
     parser.add_argument("--rate", type=float, default=1.0, help="a factor of the learning rate")
     options = parser.parse_args()
     if options.tiny:
         CONFIG.update(dim=128, layers=2, heads=2, kv_heads=1, ffn=256, context=256)
-        ROWS, BLOCK = 4, 16
+        ROWS, BLOCK, REMEMBERED = 4, 16, 300
     COOLDOWN, ROUNDED = options.cooldown, options.rounded
     options.work.mkdir(parents=True, exist_ok=True)
     dict(check=check, train=train, finish=finish)[options.verb](options)
