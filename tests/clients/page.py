@@ -94,8 +94,7 @@ with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         page.run("document.querySelector('.tokens').focus()")
         page.press("End", number=35)
         page.press("ArrowLeft", number=37)
-        active = page.run("document.querySelector('.tokens').getAttribute('aria-activedescendant')")
-        assert active.endswith(f"-{count - 2}"), active
+        page.until(f"document.querySelector('.tokens').getAttribute('aria-activedescendant').endsWith('-{count - 2}')")
 
         # Settings, models and keys: by their keys, and closed by Escape.
         page.press("s", "KeyS", 83, modifiers=1)

@@ -52,7 +52,13 @@ export function showTokens(tokens, parent) {
     about.style.top = `${span.offsetTop + span.offsetHeight + 4}px`;
   };
   const at = (event) => spans.indexOf(event.target.closest("[role=option]"));
-  list.onpointerover = (event) => show(at(event));
+  // Where nothing but the page has moved under it, the pointer points at nothing new.
+  let pointed = "";
+  list.onpointerover = (event) => {
+    const place = `${event.screenX},${event.screenY}`;
+    if (place !== pointed) show(at(event));
+    pointed = place;
+  };
   list.onpointerleave = () => document.activeElement !== list && show(-1);
   list.onclick = (event) => show(at(event));
   list.onfocus = () => current < 0 && show(0);
