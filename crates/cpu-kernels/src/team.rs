@@ -103,9 +103,10 @@ thread_local! {
 }
 
 impl Team {
-    /// Starts a team of `threads` workers (at least one): the caller of [`Team::run`] and `threads
-    /// - 1` new threads. On Linux each is pinned to its own processor of those that this process
-    /// may use, whole cores first; nothing is pinned if there are more workers than processors.
+    /// Starts a team of `threads` workers (at least one): the caller of [`Team::run`], and one new
+    /// thread for each of the others. On Linux each is pinned to its own processor of those that
+    /// this process may use, whole cores first; nothing is pinned if there are more workers than
+    /// processors.
     ///
     /// # Errors
     /// The operating system refuses more threads.
