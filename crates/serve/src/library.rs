@@ -11,7 +11,7 @@ use delft::{
     Adapter, AdapterFile, Adapters, Engine, Error, ErrorKind, LoadOptions, Location, Memory, Place,
     Plan, Prepared, Tensors,
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::keep::Keep;
 use crate::models::Served;
@@ -90,8 +90,7 @@ impl Library {
     pub(crate) fn lack(&self, prepared: &Prepared, loaded: &[Engine]) -> Option<Error> {
         prepared.plan().iter().zip(prepared.places()).find_map(|(plan, place)| {
             let on_it = || loaded.iter().filter(|engine| engine.places().contains(place));
-            let planned: u64 = on_it().map(planned_bytes).fold(0, u64::saturating_add);
-            let held: u64 = on_it().map(held_bytes).fold(0, u64::saturating_add);
+            let (planned, held) = (planned_bytes(on_it()), held_bytes(on_it()));
             let (needed, owed) = (plan.needed() as u64, planned.saturating_sub(held));
             let limit = self.memory.map(|limit| (needed.saturating_add(planned), planned, limit));
             let free = plan.free.map(|free| (needed.saturating_add(owed), owed, free as u64));
@@ -140,42 +139,56 @@ impl Library {
     }
 }
 
-/// What was planned of memory for a model's engines before they were loaded, and what they hold, in
-/// bytes: together, and by what it is for.
-pub(crate) fn memory_json(engines: &[Engine]) -> Value {
-    let plans = || engines.iter().flat_map(Engine::plan);
-    let planned = |part: fn(&Plan) -> usize| plans().map(part).fold(0, usize::saturating_add);
+/// A part of a model's memory: its name, what was planned for it, and what it holds, where that can
+/// be told.
+pub(crate) type Part = (&'static str, fn(&Plan) -> usize, Option<fn(&Memory) -> usize>);
+
+/// The parts of a model's memory.
+pub(crate) const PARTS: [Part; 4] = [
+    ("weights", |plan| plan.weights, Some(|memory| memory.weights)),
+    ("cache", |plan| plan.cache, Some(|memory| memory.cache)),
+    ("activations", |plan| plan.arena, Some(|memory| memory.arena)),
+    ("working", |plan| plan.working, None),
+];
+
+/// Bytes of a part that were planned for a model's engines.
+pub(crate) fn planned_part(engines: &[Engine], part: fn(&Plan) -> usize) -> usize {
+    engines.iter().flat_map(Engine::plan).map(part).fold(0, usize::saturating_add)
+}
+
+/// Bytes of a part that a model's engines hold.
+pub(crate) fn held_part(memory: &[Memory], part: fn(&Memory) -> usize) -> usize {
+    memory.iter().map(part).fold(0, usize::saturating_add)
+}
+
+/// Tells in an object what was planned of memory for a model's engines before they were loaded, and
+/// what they hold, in bytes: together, and by what it is for.
+pub(crate) fn tell_memory(object: &mut Value, engines: &[Engine]) {
     // An engine that computes tells it between two steps.
     let memory: Vec<Memory> = engines.iter().map(Engine::memory).collect();
-    let held = |part: fn(&Memory) -> usize| memory.iter().map(part).fold(0, usize::saturating_add);
-    json!({
-        "planned_bytes": planned(Plan::needed),
-        "held_bytes": held(|m| m.weights + m.cache + m.arena),
-        "memory": {
-            "planned": {
-                "weights": planned(|plan| plan.weights),
-                "cache": planned(|plan| plan.cache),
-                "activations": planned(|plan| plan.arena),
-                "working": planned(|plan| plan.working),
-            },
-            "held": {
-                "weights": held(|memory| memory.weights),
-                "cache": held(|memory| memory.cache),
-                "activations": held(|memory| memory.arena),
-            },
-        },
-    })
+    object["planned_bytes"] = planned_part(engines, Plan::needed).into();
+    object["held_bytes"] = held_part(&memory, |m| m.weights + m.cache + m.arena).into();
+    for (name, planned, held) in PARTS {
+        object["memory"]["planned"][name] = planned_part(engines, planned).into();
+        if let Some(held) = held {
+            object["memory"]["held"][name] = held_part(&memory, held).into();
+        }
+    }
 }
 
-/// Bytes that were planned for a model.
-pub(crate) fn planned_bytes(engine: &Engine) -> u64 {
-    engine.plan().iter().map(|plan| plan.needed() as u64).fold(0, u64::saturating_add)
+/// Bytes that were planned for some engines.
+pub(crate) fn planned_bytes<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> u64 {
+    let plans = engines.into_iter().flat_map(Engine::plan);
+    plans.map(|plan| plan.needed() as u64).fold(0, u64::saturating_add)
 }
 
-/// Bytes that a model holds.
-pub(crate) fn held_bytes(engine: &Engine) -> u64 {
-    let memory = engine.memory();
-    (memory.weights + memory.cache + memory.arena) as u64
+/// Bytes that some engines hold.
+pub(crate) fn held_bytes<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> u64 {
+    let held = |engine: &Engine| {
+        let memory = engine.memory();
+        (memory.weights + memory.cache + memory.arena) as u64
+    };
+    engines.into_iter().map(held).fold(0, u64::saturating_add)
 }
 
 /// What is told of a model's files.

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use delft::{Engine, Finish, Memory, Metrics, Plan};
+use delft::{Engine, Finish, Memory, Metrics};
 
 use crate::catalogue::Catalogue;
+use crate::library::{PARTS, held_part, planned_part};
 use crate::models::Model;
 use crate::problem::Api;
 
@@ -128,8 +129,8 @@ fn get(counter: &AtomicU64) -> u64 {
 }
 
 impl Texts {
-    /// Counts a text that has ended, or was given up if it has no finish: `queued` is how long it
-    /// waited for its turn, `whole` all that it took, waiting included.
+    /// Counts a text that has ended, or was given up: `queued` is how long it waited for its turn,
+    /// `whole` all that it took, waiting included.
     pub(crate) fn count(
         &self,
         metrics: &Metrics,
@@ -231,22 +232,14 @@ pub(crate) fn text(requests: &Requests, models: &Catalogue) -> String {
             line(&mut out, name, "", &label(model), read(generator.load()));
         }
     }
-    /// Picks what a part of memory was planned to take, and what it takes.
-    type Part = (&'static str, fn(&Plan) -> usize, Option<fn(&Memory) -> usize>);
-    let parts: [Part; 4] = [
-        ("weights", |plan| plan.weights, Some(|memory| memory.weights)),
-        ("cache", |plan| plan.cache, Some(|memory| memory.cache)),
-        ("activations", |plan| plan.arena, Some(|memory| memory.arena)),
-        ("working", |plan| plan.working, None),
-    ];
     // Adapters share their model's memory.
-    let own: Vec<&Model> = residents.iter().map(|resident| &*resident.model).collect();
-    let own: Vec<&Model> = own.into_iter().filter(|model| model.parent.is_none()).collect();
+    let own = residents.iter().map(|resident| &*resident.model);
+    let own: Vec<&Model> = own.filter(|model| model.parent.is_none()).collect();
     let planned = "delft_memory_planned_bytes";
     family(&mut out, planned, "gauge", "Memory planned for a loaded model, before it was loaded.");
     for model in &own {
-        for (part, plan, _) in parts {
-            let bytes: usize = model.engines.iter().flat_map(Engine::plan).map(plan).sum();
+        for (part, plan, _) in PARTS {
+            let bytes = planned_part(&model.engines, plan);
             let labels = format!("{},part=\"{part}\"", label(&model.name));
             line(&mut out, planned, "", &labels, bytes);
         }
@@ -255,10 +248,10 @@ pub(crate) fn text(requests: &Requests, models: &Catalogue) -> String {
     family(&mut out, held, "gauge", "Memory that a loaded model holds.");
     for model in &own {
         let memory: Vec<Memory> = model.engines.iter().map(Engine::memory).collect();
-        for (part, _, read) in parts {
+        for (part, _, read) in PARTS {
             let Some(read) = read else { continue };
             let labels = format!("{},part=\"{part}\"", label(&model.name));
-            line(&mut out, held, "", &labels, memory.iter().map(read).sum::<usize>());
+            line(&mut out, held, "", &labels, held_part(&memory, read));
         }
     }
     /// Picks one of the histograms that are kept.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::catalogue::Known;
 use crate::chat;
 use crate::fields::{Field, Unknown, used, wrong};
-use crate::library::memory_json;
+use crate::library::tell_memory;
 use crate::models::Conversation;
 use crate::router::{Answered, App, Call};
 
@@ -119,11 +119,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
             "running": running,
             "waiting": waiting,
         });
-        if let (Some(told), Value::Object(memory)) =
-            (told.as_object_mut(), memory_json(&model.engines))
-        {
-            told.extend(memory);
-        }
+        tell_memory(&mut told, &model.engines);
         told
     };
     let models: Vec<Value> =

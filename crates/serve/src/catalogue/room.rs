@@ -59,8 +59,7 @@ impl Catalogue {
     pub(super) fn tell_loaded(&self, model: &Model, took: Duration) {
         let Model { name, engines, .. } = model;
         let (context, device) = (model.context(), model.devices());
-        let planned = engines.iter().map(planned_bytes).fold(0, u64::saturating_add);
-        let held = engines.iter().map(held_bytes).fold(0, u64::saturating_add);
+        let (planned, held) = (planned_bytes(engines), held_bytes(engines));
         Line::about("loaded")
             .with("model", name)
             .with("ms", took.as_millis())

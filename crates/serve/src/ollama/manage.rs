@@ -82,8 +82,7 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
             .map(|resident| {
                 let engines = &resident.model.engines;
                 let cpu = |engine: &&Engine| engine.info().device.name == "cpu";
-                let bytes: u64 = engines.iter().map(held_bytes).sum();
-                let on_cpu: u64 = engines.iter().filter(cpu).map(held_bytes).sum();
+                let (bytes, on_cpu) = (held_bytes(engines), held_bytes(engines.iter().filter(cpu)));
                 let known = Known {
                     name: resident.model.name.clone(),
                     parent: resident.model.parent.clone(),
@@ -96,8 +95,7 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
                 object["size_vram"] = bytes.saturating_sub(on_cpu).into();
                 object["context_length"] = resident.model.context().into();
                 object["device"] = resident.model.devices().into();
-                object["planned_bytes"] =
-                    engines.iter().map(planned_bytes).fold(0, u64::saturating_add).into();
+                object["planned_bytes"] = planned_bytes(engines).into();
                 object["held_bytes"] = bytes.into();
                 object["running"] = running.into();
                 object["waiting"] = waiting.into();

@@ -13,17 +13,16 @@ let shown = "";
 
 /** Asks the server what there is. */
 export async function refresh() {
-  const [props, ps, tags] = await Promise.all(["/props", "/api/ps", "/api/tags"].map(async (path) => {
+  const [props, tags] = await Promise.all(["/props", "/api/tags"].map(async (path) => {
     const response = await ask(path);
     return response.ok ? (await response.json()).models : [];
   }));
-  const by = (list) => new Map(list.map((model) => [model.name ?? model.model, model]));
-  const [residents, sizes] = [by(ps), by(tags)];
+  const sizes = new Map(tags.map((model) => [model.name, model.size]));
   known = props.filter((model) => !model.embeds).map((model) => {
     const name = model.model;
     if (model.loaded) loading.delete(name);
     const state = model.loaded ? "loaded" : loading.has(name) ? "loading" : "available";
-    return { ...model, name, state, resident: residents.get(name), size: sizes.get(name)?.size };
+    return { ...model, name, state, size: sizes.get(name) };
   });
   draw();
   changed();
@@ -44,10 +43,10 @@ export function settled(name) {
 }
 
 /** Memory and requests of all loaded models, in a few words. */
-export function summary() {
-  const residents = known.map((model) => model.resident).filter(Boolean);
+function summary() {
+  const residents = known.filter((model) => model.loaded);
   const sum = (read) => residents.reduce((all, one) => all + (read(one) ?? 0), 0);
-  const [held, planned] = [sum((one) => one.held_bytes ?? one.size), sum((one) => one.planned_bytes)];
+  const [held, planned] = [sum((one) => one.held_bytes), sum((one) => one.planned_bytes)];
   const [running, waiting] = [sum((one) => one.running), sum((one) => one.waiting)];
   return { loaded: residents.length, held, planned, running, waiting };
 }
@@ -68,18 +67,17 @@ function draw() {
   const uses = () => [...$("stock").querySelectorAll("button")];
   const at = uses().indexOf(document.activeElement);
   $("stock").replaceChildren(...known.map((model) => {
-    const { name, state, resident } = model;
+    const { name, state, loaded } = model;
     const facts = [model.architecture, model.device, model.context && `${model.context.toLocaleString("en")} tokens of context`,
-      !resident && model.size && bytes(model.size)].filter(Boolean).join(" \u00b7 ");
+      !loaded && model.size && bytes(model.size)].filter(Boolean).join(" \u00b7 ");
     const item = make("li", {}, make("div", { className: "bar" },
       make("strong", { textContent: name }), make("span", { className: `state ${state}`, textContent: STATES[state] }),
       make("span", { className: "space" }), button("Use", () => chosen(name), { className: "plain", ariaLabel: `Use ${name}` })));
     if (facts) item.append(make("small", { textContent: facts }));
-    if (resident) {
-      const has = resident.held_bytes ?? resident.size;
-      const plan = resident.planned_bytes;
+    if (loaded) {
+      const { held_bytes: has, planned_bytes: plan } = model;
       if (plan) item.append(make("meter", { min: 0, max: Math.max(plan, has), value: has, ariaLabel: `Memory of ${name}` }));
-      item.append(make("small", { textContent: `${bytes(has)}${plan ? ` of ${bytes(plan)} planned` : " held"}, ${resident.running} running${resident.waiting ? `, ${resident.waiting} waiting` : ""}` }));
+      item.append(make("small", { textContent: `${bytes(has)}${plan ? ` of ${bytes(plan)} planned` : " held"}, ${model.running} running${model.waiting ? `, ${model.waiting} waiting` : ""}` }));
     }
     return item;
   }));
@@ -90,11 +88,10 @@ function draw() {
 async function pull(name) {
   const bar = make("progress", { ariaLabel: `Download of ${name}` });
   const words = make("span", { textContent: `${name}: asking the hub` });
-  const stop = new AbortController();
   $("coming").replaceChildren(words, bar);
   $("fetch").disabled = true;
   try {
-    const response = await askWith("/api/pull", { model: name }, stop.signal);
+    const response = await askWith("/api/pull", { model: name });
     if (!response.ok) throw new Error(await reason(response));
     for await (const line of lines(response)) {
       const { status, total, completed, error } = JSON.parse(line);
