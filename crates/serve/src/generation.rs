@@ -130,11 +130,10 @@ impl Generator {
         let came = Instant::now();
         let deadline = came + self.limits.time;
         let turn = self.turn(deadline).await?;
+        let (trail, texts) = (trail.clone(), self.texts.clone());
         let mut generating = Generating {
             turn,
-            trail: trail.clone(),
-            came,
-            queued: came.elapsed(),
+            count: Count { trail, texts, came, queued: came.elapsed() },
             running: VecDeque::with_capacity(work.len()),
             later: Vec::new(),
             deadline,
@@ -219,12 +218,27 @@ pub(crate) struct Generating {
     /// Texts that start when another one has begun.
     later: Vec<(usize, Work)>,
     deadline: Instant,
+    count: Count,
+}
+
+/// Counts the texts of a request.
+struct Count {
     /// Of the request, which hears what they took.
     trail: Arc<Trail>,
+    /// Of the model.
+    texts: Arc<Texts>,
     /// When the request came to the queue.
     came: Instant,
     /// How long it waited there.
     queued: Duration,
+}
+
+impl Count {
+    /// Counts a text that has ended, or was given up.
+    fn add(&self, metrics: &Metrics, finish: &Finish) {
+        self.texts.count(metrics, finish, self.queued, self.came.elapsed());
+        self.trail.counts(metrics, finish, self.queued);
+    }
 }
 
 impl Generating {
@@ -261,17 +275,14 @@ impl Generating {
     /// Gives up what is running, and counts it as far as it came.
     fn give_up(&mut self) {
         for (_, text, _) in self.running.drain(..) {
-            let finish = text.finish().cloned().unwrap_or(Finish::Cancelled);
-            let (queued, whole) = (self.queued, self.came.elapsed());
-            self.turn.generator.texts.count(&text.metrics(), &finish, queued, whole);
-            self.trail.counts(&text.metrics(), &finish, queued);
+            self.count.add(&text.metrics(), text.finish().unwrap_or(&Finish::Cancelled));
         }
         self.later.clear();
     }
 
     /// The next event of any text.
     async fn event(&mut self) -> Result<Option<(usize, Event)>, Problem> {
-        let Generating { turn, running, trail, came, queued, .. } = self;
+        let Generating { running, count, .. } = self;
         poll_fn(move |context| {
             for _ in 0..running.len() {
                 let Some((index, mut text, place)) = running.pop_front() else { break };
@@ -285,17 +296,13 @@ impl Generating {
                         Event::Token(token)
                     }
                     Poll::Ready(Some(Err(error))) => {
-                        let metrics = text.metrics();
-                        let texts = &turn.generator.texts;
-                        texts.count(&metrics, &Finish::Failed, *queued, came.elapsed());
-                        trail.counts(&metrics, &Finish::Failed, *queued);
+                        count.add(&text.metrics(), &Finish::Failed);
                         return Poll::Ready(Err(Problem::of_work(&error)));
                     }
                     Poll::Ready(None) => {
                         let metrics = text.metrics();
                         let finish = text.finish().cloned().unwrap_or(Finish::Cancelled);
-                        turn.generator.texts.count(&metrics, &finish, *queued, came.elapsed());
-                        trail.counts(&metrics, &finish, *queued);
+                        count.add(&metrics, &finish);
                         let missed = text.missed().map(|missed| missed.to_string());
                         Event::Done(Done { finish, metrics, missed })
                     }

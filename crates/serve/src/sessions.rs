@@ -189,41 +189,35 @@ pub(crate) async fn fork(call: Call) -> Answered {
 
 /// `POST /sessions/{id}/save`: what is computed of it, in a file.
 pub(crate) async fn save(call: Call) -> Answered {
-    let fields = call.fields(&[FILE], Unknown::Refused).await?;
-    let path = call.app.sessions.file(&fields)?;
-    let taken = call.app.sessions.take(&call.path)?;
-    let model = call.model_named(&taken.model).await?;
-    let save = move |engine: &Engine, taken: &mut Taken, path: &Path| {
+    let save = |engine: &Engine, taken: &mut Taken, path: &Path| {
         engine.save_cached(&taken.tokens, path)?;
         let bytes = std::fs::metadata(path).map_err(|e| Error::io(path.display(), e))?.len();
         let mut told = taken.to_json();
         told["bytes"] = bytes.into();
         Ok(told)
     };
-    filed(model, taken, path, save).await
+    filed(call, save).await
 }
 
 /// `POST /sessions/{id}/restore`: it becomes what was saved.
 pub(crate) async fn restore(call: Call) -> Answered {
-    let fields = call.fields(&[FILE], Unknown::Refused).await?;
-    let path = call.app.sessions.file(&fields)?;
-    let taken = call.app.sessions.take(&call.path)?;
-    let model = call.model_named(&taken.model).await?;
-    let restore = move |engine: &Engine, taken: &mut Taken, path: &Path| {
+    let restore = |engine: &Engine, taken: &mut Taken, path: &Path| {
         *taken.tokens = engine.restore_cached(path)?;
         Ok(taken.to_json())
     };
-    filed(model, taken, path, restore).await
+    filed(call, restore).await
 }
 
-/// Does something with a session's file on a thread that may wait; it goes on if the client goes
-/// away.
+/// Does something with a session and the file that a request names, on a thread that may wait; it
+/// goes on if the client goes away.
 async fn filed(
-    model: Held,
-    mut taken: Taken,
-    path: PathBuf,
+    call: Call,
     work: impl FnOnce(&Engine, &mut Taken, &Path) -> delft::Result<Value> + Send + 'static,
 ) -> Answered {
+    let fields = call.fields(&[FILE], Unknown::Refused).await?;
+    let path = call.app.sessions.file(&fields)?;
+    let mut taken = call.app.sessions.take(&call.path)?;
+    let model = call.model_named(&taken.model).await?;
     if model.parent.is_some() {
         let message = "a session of an adapter cannot be saved or restored";
         return Err(Problem::field("model", message));
@@ -333,11 +327,10 @@ impl Writer {
 
 impl Shape for Writer {
     async fn event(&mut self, sender: &Sender, _: usize, event: Event) -> Result<(), Gone> {
-        let piece = match &event {
+        let mut piece = match &event {
             Event::Token(token) => json!({ "text": token.text, "token": token.id }),
             Event::Done(_) => self.taken.to_json(),
         };
-        let mut piece = piece;
         if let Some(done) = self.take(event) {
             ended(&mut piece, &done);
         }
