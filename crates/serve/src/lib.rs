@@ -19,6 +19,7 @@ mod generation;
 mod keep;
 mod library;
 mod log;
+pub mod logprobs;
 mod metrics;
 mod models;
 mod native;

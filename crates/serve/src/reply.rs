@@ -9,6 +9,7 @@ use delft::{Finish, Metrics, Token};
 use serde_json::{Value, json};
 
 use crate::generation::{Done, Event, Generating};
+use crate::logprobs;
 use crate::models::Model;
 use crate::problem::Problem;
 use crate::settings::random;
@@ -352,18 +353,7 @@ impl Answer {
 
 /// A token with its log-probability, and the likeliest ones in its place.
 pub(crate) fn token_json(model: &Model, token: &Token) -> Value {
-    let tokenizer = model.engine.tokenizer();
-    let object = |id: u32, logprob: Option<f32>| {
-        json!({
-            "token": tokenizer.map(|t| t.token_text(id)),
-            "logprob": logprob,
-            "bytes": tokenizer.map(|t| t.token_bytes(id)),
-        })
-    };
-    let mut told = object(token.id, token.logprob);
-    let top = token.top_logprobs.iter().map(|&(id, logprob)| object(id, Some(logprob)));
-    told["top_logprobs"] = top.collect();
-    told
+    logprobs::of_chat(model.engine.tokenizer(), token)
 }
 
 /// Tokens of prompts and answers together.

@@ -186,7 +186,7 @@ impl Line {
         }
         let error = |error: &Error| json!(error.to_string());
         let chat = self.chats();
-        let shape = if chat { logprobs::chat } else { logprobs::completion };
+        let shape = if chat { logprobs::chat } else { serve::logprobs::of_completion };
         let told = |tokens: &[Token]| shape(engine.tokenizer(), tokens);
         if !self.is_batch() {
             match result {

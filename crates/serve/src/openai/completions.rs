@@ -1,8 +1,7 @@
 //! `/v1/completions`: texts that are continued as they stand.
 
 use axum::response::IntoResponse;
-use delft::Token;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
     EXTENSIONS, Head, collect, finish_reason, stream, streams, tell_cache, usage, variants,
@@ -11,9 +10,10 @@ use crate::catalogue::Held;
 use crate::demand::{Asked, GRAMMARS};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
 use crate::generation::{Done, Event, Work};
+use crate::logprobs::{Lists, of_completion};
 use crate::models::Model;
 use crate::problem::Problem;
-use crate::reply::{Answer, Reply, Usage};
+use crate::reply::{Reply, Usage};
 use crate::router::{Answered, Call, noting, telling};
 use crate::settings;
 use crate::stream::{Framing, Gone, Sender, Shape, response};
@@ -71,7 +71,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let generating = model.generator.start(ask.work, &call.trail).await?;
     if ask.streams {
         let Ask { n, echoes, with_usage, logprobs, .. } = ask;
-        let told = echoes.iter().map(|_| Logprobs::default()).collect();
+        let told = echoes.iter().map(|_| Lists::default()).collect();
         let (total, first) = (Usage::default(), None);
         let writer = Writer { head, model, n, logprobs, told, total, first };
         let streamed = response(Framing::Events, |sender| async move {
@@ -87,7 +87,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     for (index, (answer, echo)) in answers.iter().zip(&ask.echoes).enumerate() {
         total.add(&answer.metrics(), 0, index.is_multiple_of(ask.n));
         let finish = answer.finish().map(finish_reason);
-        let logprobs = ask.logprobs.then(|| logprobs(&model, answer));
+        let logprobs =
+            ask.logprobs.then(|| of_completion(model.engine.tokenizer(), &answer.tokens));
         let mut choice = json!({
             "index": index,
             "text": format!("{echo}{}", answer.content),
@@ -168,54 +169,6 @@ fn prompts(model: &Model, fields: &Fields) -> Result<Vec<(Vec<u32>, String)>, Pr
     }
 }
 
-/// The log-probabilities of a text's tokens.
-fn logprobs(model: &Model, answer: &Answer) -> Value {
-    let mut all = Logprobs::default();
-    for token in &answer.tokens {
-        all.add(model, token);
-    }
-    all.to_json()
-}
-
-/// Lists of equal length, an entry for each token.
-#[derive(Default)]
-struct Logprobs {
-    tokens: Vec<String>,
-    logprobs: Vec<Option<f32>>,
-    top: Vec<Value>,
-    offsets: Vec<usize>,
-    /// Characters of the text so far.
-    length: usize,
-}
-
-impl Logprobs {
-    fn add(&mut self, model: &Model, token: &Token) {
-        let text = |id| model.engine.tokenizer().map(|t| t.token_text(id)).unwrap_or_default();
-        let top = token.top_logprobs.iter().map(|&(id, logprob)| (text(id), logprob.into()));
-        self.tokens.push(text(token.id));
-        self.logprobs.push(token.logprob);
-        self.top.push(Value::Object(top.collect::<Map<_, _>>()));
-        self.offsets.push(self.length);
-        self.length += token.text.chars().count();
-    }
-
-    /// The entries so far, which are then forgotten.
-    fn take(&mut self) -> Value {
-        let object = self.to_json();
-        *self = Logprobs { length: self.length, ..Logprobs::default() };
-        object
-    }
-
-    fn to_json(&self) -> Value {
-        json!({
-            "tokens": self.tokens,
-            "token_logprobs": self.logprobs,
-            "top_logprobs": self.top,
-            "text_offset": self.offsets,
-        })
-    }
-}
-
 /// Writes a stream of chunks.
 struct Writer {
     head: Head,
@@ -223,7 +176,7 @@ struct Writer {
     n: usize,
     logprobs: bool,
     /// The log-probabilities of each text.
-    told: Vec<Logprobs>,
+    told: Vec<Lists>,
     total: Usage,
     /// How the first text ended.
     first: Option<Done>,
@@ -234,7 +187,7 @@ impl Shape for Writer {
         match event {
             Event::Token(token) => {
                 let logprobs = self.logprobs.then(|| {
-                    self.told[index].add(&self.model, &token);
+                    self.told[index].add(self.model.engine.tokenizer(), &token);
                     self.told[index].take()
                 });
                 if token.text.is_empty() && logprobs.is_none() {
