@@ -123,11 +123,9 @@ fn joined(places: &[Place]) -> String {
 /// flags say.
 pub(crate) fn have_effect_later(args: &LoadArgs) -> Outcome {
     // A name that is none is told where it is used.
-    let named = std::env::var("DELFT_DEVICE").ok().and_then(|name| name.parse().ok());
+    let named = delft::named_place().ok().flatten();
     let places = match (args.device, named) {
-        (Place::Auto, None | Some(Place::Auto)) => {
-            delft::survey().preferred.into_iter().take(1).collect()
-        }
+        (Place::Auto, None) => delft::survey().preferred.into_iter().take(1).collect(),
         (Place::Auto, Some(place)) | (place, _) => match place {
             Place::Several(_) => return Ok(()),
             place => vec![place],

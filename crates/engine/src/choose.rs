@@ -56,17 +56,22 @@ pub(crate) fn choose(model: &Recorded<'_>, options: &LoadOptions) -> Result<Chos
     if options.device != Place::Auto {
         return on(model, options, options.device);
     }
-    match std::env::var(VARIABLE) {
-        Ok(name) if !name.is_empty() => {
-            let place =
-                name.parse().map_err(|e: Error| Error { place: VARIABLE.to_owned(), ..e })?;
-            match place {
-                Place::Auto => among(model, options, &device::gpus()),
-                place => on(model, options, place),
-            }
-        }
-        _ => among(model, options, &device::gpus()),
+    match named_place()? {
+        Some(place) => on(model, options, place),
+        None => among(model, options, &device::gpus()),
     }
+}
+
+/// The place that the environment names for [`Place::Auto`], if it names one.
+///
+/// # Errors
+/// A name that is none.
+pub fn named_place() -> Result<Option<Place>> {
+    let Some(name) = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty()) else {
+        return Ok(None);
+    };
+    let place = name.parse().map_err(|e: Error| Error { place: VARIABLE.to_owned(), ..e })?;
+    Ok(Some(place).filter(|place| *place != Place::Auto))
 }
 
 /// The first of these GPUs that the model fits, else the CPU.

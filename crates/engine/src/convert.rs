@@ -9,7 +9,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use formats::gguf::{TensorSpec, Value, Writer};
-use formats::{DType, Encoded, Encoding, Error, Hint, Importance, Result, Source, Tensors};
+use formats::{
+    DType, Encoded, Encoding, Error, Hint, Importance, NotFinite, Result, Source, Tensors,
+};
 use models::{Export, Exported, From};
 
 use crate::CancelToken;
@@ -389,6 +391,12 @@ fn check_importance(jobs: &[Job], file: &str, importance: &Importance) -> Result
 /// Elements that a thread takes at a time.
 const PORTION: usize = 1 << 20;
 
+/// The error of a tensor with an element that is no number.
+fn damaged(tensors: &Tensors, name: &str, found: NotFinite) -> Error {
+    let place = format!("{}: {name}: element {}", tensors.path().display(), found.element);
+    Error::new(place, "numbers", found).hint(Hint::text("the model is damaged"))
+}
+
 /// Writes one tensor; `told` hears how many of its elements are done.
 fn write(
     job: &Job,
@@ -411,9 +419,7 @@ fn write(
     let read = source.read(tensors).map_err(named)?;
     // Also of what stays as it is: it would not be loaded.
     if let Some(found) = read.encoding.not_finite(&read.bytes) {
-        let file = tensors.path().display();
-        let place = format!("{file}: {}: element {}", job.spec.name, found.element);
-        return Err(Error::new(place, "numbers", found).hint(Hint::text("the model is damaged")));
+        return Err(damaged(tensors, &job.spec.name, found));
     }
     if read.encoding == Encoding::Stored(dtype) {
         for bytes in read.bytes.chunks(PORTION) {

@@ -37,6 +37,7 @@ mod together;
 mod worker;
 
 pub use crate::adapters::{Adapter, AdapterFile, Adapters, fuse};
+pub use choose::named_place;
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
     About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,

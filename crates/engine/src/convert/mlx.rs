@@ -16,12 +16,11 @@ use std::path::Path;
 use formats::gguf::TensorSpec;
 use formats::safetensors::Writer;
 use formats::{
-    AsideFolder, DType, Encoding, Error, ErrorKind, Groups, Hint, NotFinite, Result, Source,
-    Tensor, Tensors,
+    AsideFolder, DType, Encoding, Error, ErrorKind, Groups, Result, Source, Tensor, Tensors,
 };
 use serde_json::{Value, json};
 
-use super::{Summary, Written, by_type, portions, threads};
+use super::{Summary, Written, by_type, damaged, portions, threads};
 use crate::CancelToken;
 
 /// What matrices become.
@@ -293,11 +292,7 @@ fn write_tensor(
     told: &mut dyn FnMut(usize) -> Result<()>,
 ) -> Result<()> {
     let tensor = &job.tensor;
-    let damaged = |found: NotFinite| {
-        let file = tensors.path().display();
-        let place = format!("{file}: {}: element {}", tensor.name, found.element);
-        Error::new(place, "numbers", found).hint(Hint::text("the model is damaged"))
-    };
+    let damaged = |found| damaged(tensors, tensor.name, found);
     let Some(encoding) = job.encoding else {
         if let Some(found) = tensor.dtype.not_finite(tensor.bytes) {
             return Err(damaged(found));
