@@ -23,6 +23,12 @@ use crate::{
 /// Where errors are from that another rank's failure causes.
 pub(crate) const PLACE: &str = "all_reduce";
 
+/// The failure to report once another rank has failed, too: a rank that waited for one that failed
+/// does not tell why.
+fn cause(known: Option<Error>, other: &Error) -> Option<Error> {
+    known.filter(|known| known.place != PLACE).or_else(|| Some(other.clone()))
+}
+
 /// What joins ranks.
 pub(crate) trait Group: Send + Sync {
     /// Lets no rank wait for one that has failed, which says so.
@@ -279,12 +285,7 @@ impl RanksExecutor {
         for worker in &self.others {
             let answer = worker.hear();
             let why = answer.as_ref().map_or_else(Some, Answer::failure);
-            // What a rank says that waited for one that failed is not why.
-            if let Some(why) = why
-                && failure.as_ref().is_none_or(|known| known.place == PLACE)
-            {
-                failure = Some(why.clone());
-            }
+            failure = why.into_iter().fold(failure, cause);
             if let (Answer::Waited(Ok(first)), Ok(Answer::Waited(Ok(other)))) = (&own, &answer)
                 && first != other
             {

@@ -40,6 +40,11 @@ enum Spread {
     Share { parts: usize },
 }
 
+/// What helps where ranks cannot share a model.
+fn fewer() -> Hint {
+    Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer")
+}
+
 impl Spread {
     fn is_share(self) -> bool {
         matches!(self, Spread::Share { .. })
@@ -66,9 +71,7 @@ impl Program {
                 if !shared {
                     let expected = format!("{kind} that {ranks} GPUs can share");
                     let error = Error::new(format!("layer {layer}"), expected, heads);
-                    let hint =
-                        Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer");
-                    return Err(error.hint(hint));
+                    return Err(error.hint(fewer()));
                 }
             }
         }
@@ -193,8 +196,7 @@ impl Sharder<'_> {
             let group = weight.shape.last().copied().unwrap_or(1).max(1);
             if !width.is_multiple_of(group) {
                 let expected = format!("norms of heads, that {} GPUs can share", self.ranks);
-                let hint = Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer");
-                return Err(Error::new(&weight.name, expected, group).hint(hint));
+                return Err(Error::new(&weight.name, expected, group).hint(fewer()));
             }
         }
         Ok(())
@@ -366,9 +368,7 @@ impl Sharder<'_> {
                 Cut::Rows { .. } | Cut::Columns => {
                     let expected = format!("{sides} that {} GPUs can share", self.ranks);
                     let error = Error::new(&weight.name, expected, format!("{:?}", weight.shape));
-                    let hint =
-                        Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer");
-                    return Err(error.hint(hint));
+                    return Err(error.hint(fewer()));
                 }
             };
             weight.shape[axis] = part.len();

@@ -73,6 +73,21 @@ fn recurs(lowering: &Lowering, key: &Key) -> bool {
     lowering.narrow(key.kind, key.tokens) || (lowering.batched && key.kind == Kind::Decode)
 }
 
+/// The products of the vendor's library in a class of steps, each with the place of its matrix.
+fn library_products(
+    lowering: &Lowering,
+    key: &Key,
+    known: &mut Kernels,
+) -> Result<Vec<(ProductShape, Slot)>> {
+    let layout = Layout::new(lowering, key.kind, key.tokens, key.outputs);
+    let (steps, ..) = lowering.launches(key, &layout, known)?;
+    let product = |step| match step {
+        lower::Step::Product { shape, w, .. } => Some((shape, w)),
+        _ => None,
+    };
+    Ok(steps.into_iter().filter_map(product).collect())
+}
+
 /// The [`Executor`] of GPUs.
 pub(super) struct GpuExecutor<B: Backend> {
     pub(super) backend: Arc<B>,
@@ -225,10 +240,8 @@ impl<B: Backend> GpuExecutor<B> {
             samples: None,
             adapted: Adapted::No,
         };
-        let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
         let mut tried = Vec::new();
-        for step in self.lowering.launches(&key, &layout, &mut self.kernels)?.0 {
-            let lower::Step::Product { shape, w, .. } = step else { continue };
+        for (shape, w) in library_products(&self.lowering, &key, &mut self.kernels)? {
             if tried.contains(&shape) {
                 continue;
             }
@@ -265,10 +278,8 @@ impl<B: Backend> GpuExecutor<B> {
             samples: None,
             adapted: Adapted::No,
         };
-        let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
         let mut shapes: Vec<(ProductShape, Vec<B::Buffer>)> = Vec::new();
-        for step in self.lowering.launches(&key, &layout, &mut Kernels::default())?.0 {
-            let lower::Step::Product { shape, w, .. } = step else { continue };
+        for (shape, w) in library_products(&self.lowering, &key, &mut Kernels::default())? {
             let w = self.buffer(&w, &key)?;
             match shapes.iter_mut().find(|(known, _)| *known == shape) {
                 Some((_, ws)) if ws.len() < MATRICES => ws.push(w),

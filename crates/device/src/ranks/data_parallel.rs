@@ -13,7 +13,7 @@ use ops::Shape;
 use ops::gradient::adamw::Rule;
 use program::{Program, WeightId};
 
-use super::{Ends, Group, PLACE, Ranks, ended};
+use super::{Ends, Group, Ranks, cause, ended};
 use crate::{Kept, Memory, PackedRows, TrainOptions, Trainer};
 
 /// See [`Trainer`]. The first device works on the caller's thread.
@@ -142,9 +142,7 @@ impl DataParallel {
             });
             std::iter::once(own).chain(others).collect()
         });
-        let why = |done: &Result<T>| done.as_ref().err().cloned();
-        let cause = all.iter().filter_map(why).find(|error| error.place != PLACE);
-        match cause.or_else(|| all.iter().find_map(why)) {
+        match all.iter().filter_map(|done| done.as_ref().err()).fold(None, cause) {
             Some(cause) => Err(cause),
             None => all.into_iter().collect(),
         }
