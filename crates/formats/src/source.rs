@@ -190,38 +190,35 @@ impl Source {
         Source::Columns { of: Box::new(self), start, count }
     }
 
-    /// The names of all tensors that it reads.
-    pub fn tensors(&self) -> Vec<&str> {
+    /// The sources that it is made of.
+    fn parts(&self) -> &[Source] {
         match self {
-            Source::Tensor(name) => vec![name],
-            Source::Rows { of, .. } | Source::Columns { of, .. } => of.tensors(),
+            Source::Rows { of, .. } | Source::Columns { of, .. } => std::slice::from_ref(of),
             Source::Plus(of, _)
             | Source::NegExp(of)
             | Source::Transpose(of)
             | Source::Permute(of, _)
-            | Source::Reshape(of, _) => of.tensors(),
-            Source::Concat(all) | Source::Stack(all) => {
-                all.iter().flat_map(Source::tensors).collect()
-            }
+            | Source::Reshape(of, _) => std::slice::from_ref(of),
+            Source::Concat(all) | Source::Stack(all) => all,
+            Source::Affine { .. } | Source::Quantised(_) => &[],
+            Source::Tensor(_) | Source::Zeros(_) | Source::Normal { .. } => &[],
+        }
+    }
+
+    /// The names of all tensors that it reads.
+    pub fn tensors(&self) -> Vec<&str> {
+        match self {
+            Source::Tensor(name) => vec![name],
             Source::Affine { codes, scales, offsets, .. } => vec![codes, scales, offsets],
             Source::Quantised(of) => of.tensors.iter().map(String::as_str).collect(),
-            Source::Zeros(_) | Source::Normal { .. } => Vec::new(),
+            _ => self.parts().iter().flat_map(Source::tensors).collect(),
         }
     }
 
     /// Whether a part of it is stored as another program quantised it.
     pub fn is_quantised(&self) -> bool {
-        match self {
-            Source::Rows { of, .. } | Source::Columns { of, .. } => of.is_quantised(),
-            Source::Plus(of, _)
-            | Source::NegExp(of)
-            | Source::Transpose(of)
-            | Source::Permute(of, _)
-            | Source::Reshape(of, _) => of.is_quantised(),
-            Source::Concat(all) | Source::Stack(all) => all.iter().any(Source::is_quantised),
-            Source::Affine { .. } | Source::Quantised(_) => true,
-            Source::Tensor(_) | Source::Zeros(_) | Source::Normal { .. } => false,
-        }
+        matches!(self, Source::Affine { .. } | Source::Quantised(_))
+            || self.parts().iter().any(Source::is_quantised)
     }
 
     /// What it gives, without reading anything but headers.

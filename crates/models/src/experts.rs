@@ -9,10 +9,8 @@ use formats::{Error, Result, Source, shape};
 use nn::{Bias, ExpertsOptions, Gate, Odds, Routing, Stored, Unary, Weights};
 use ops::experts::{MOST_EXPERTS, MOST_USED};
 
-/// The names that most mixtures share; experts are stored one by one, or all in one tensor, as GGUF
-/// and MLX have them.
-pub(crate) const NAMES: &[Row] = &[
-    ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", "blk.{}.ffn_gate_inp"),
+/// The names of all experts' matrices in one tensor, as GGUF and MLX have them.
+pub(crate) const SWITCHED: &[Row] = &[
     (
         "blocks.{}.mlp.experts.gate",
         "model.layers.{}.mlp.switch_mlp.gate_proj",
@@ -24,6 +22,11 @@ pub(crate) const NAMES: &[Row] = &[
         "model.layers.{}.mlp.switch_mlp.down_proj",
         "blk.{}.ffn_down_exps",
     ),
+];
+
+/// The names that most mixtures share beside [`SWITCHED`]; experts are stored one by one.
+pub(crate) const NAMES: &[Row] = &[
+    ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", "blk.{}.ffn_gate_inp"),
     (
         "blocks.{}.mlp.experts.{}.gate",
         "model.layers.{}.mlp.experts.{}.gate_proj",
@@ -37,8 +40,8 @@ pub(crate) const NAMES: &[Row] = &[
     ),
 ];
 
-/// The names where all experts' gates and ups may be one tensor, and all downs another; or they are
-/// stored one by one.
+/// The names beside [`SWITCHED`], which they stand before, where all experts' gates and ups may be
+/// one tensor, and all downs another; or they are stored one by one.
 pub(crate) const STACKS: &[Row] = &[
     ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", "blk.{}.ffn_gate_inp"),
     (
@@ -49,17 +52,6 @@ pub(crate) const STACKS: &[Row] = &[
     (
         "blocks.{}.mlp.experts.down",
         "model.layers.{}.mlp.experts.down_proj!",
-        "blk.{}.ffn_down_exps",
-    ),
-    (
-        "blocks.{}.mlp.experts.gate",
-        "model.layers.{}.mlp.switch_mlp.gate_proj",
-        "blk.{}.ffn_gate_exps",
-    ),
-    ("blocks.{}.mlp.experts.up", "model.layers.{}.mlp.switch_mlp.up_proj", "blk.{}.ffn_up_exps"),
-    (
-        "blocks.{}.mlp.experts.down",
-        "model.layers.{}.mlp.switch_mlp.down_proj",
         "blk.{}.ffn_down_exps",
     ),
     ("blocks.{}.mlp.experts.{}.gate", "model.layers.{}.mlp.experts.{}.gate_proj", ""),

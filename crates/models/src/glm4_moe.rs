@@ -44,7 +44,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4_moe",
     gguf: "glm4moe",
     class: "Glm4MoeForCausalLM",
-    names: &[NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES],
+    names: &[NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
     open,

@@ -35,7 +35,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen2_moe",
     gguf: "qwen2moe",
     class: "Qwen2MoeForCausalLM",
-    names: &[llama::NAMES, experts::NAMES, SHARED],
+    names: &[llama::NAMES, experts::NAMES, experts::SWITCHED, SHARED],
     signs: None,
     experts: true,
     open,

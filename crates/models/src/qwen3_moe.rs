@@ -13,7 +13,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3_moe",
     gguf: "qwen3moe",
     class: "Qwen3MoeForCausalLM",
-    names: &[llama::NAMES, qwen3::NORMS, experts::NAMES],
+    names: &[llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
     open,
