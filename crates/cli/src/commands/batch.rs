@@ -126,7 +126,7 @@ struct Answer {
     metrics: Metrics,
 }
 
-/// What a request was answered with.
+/// The answer to a request.
 struct Text {
     text: String,
     finish: Finish,

@@ -164,7 +164,7 @@ const TABLE: &[(&str, &str, Seen)] = &[
          --dry-sequence-breaker --xtc-probability --xtc-threshold --seed --stop --ignore-eos",
         Elsewhere("read by the same code as run's"),
     ),
-    // What each command has for itself.
+    // Flags of single commands.
     (
         "run",
         "--prompt --file --raw --chat --special --show-prompt --template",
@@ -314,7 +314,7 @@ fn every_flag_has_a_row() {
     }
 }
 
-/// What became of a command: status, output, errors, and the files that it wrote.
+/// The outcome of a command: status, output, errors, and the files that it wrote.
 type Outcome = (Option<i32>, String, String, Vec<Vec<u8>>);
 
 /// Runs a command's base with further arguments.

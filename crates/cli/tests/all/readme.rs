@@ -158,7 +158,7 @@ impl Newcomer {
         let bin = home.join("bin");
         std::fs::create_dir(&bin).unwrap();
         copy(env!("CARGO_BIN_EXE_delft"), &bin.join("delft"));
-        // What stands in a pipe before the program; its text is any text.
+        // The program at the beginning of a pipe, which may write any text.
         let git = bin.join("git");
         std::fs::write(&git, "#!/bin/sh\necho 'a line, and another'\n").unwrap();
         assert!(Command::new("chmod").arg("+x").arg(&git).status().unwrap().success());
@@ -311,7 +311,7 @@ fn the_server_answers_what_readme_asks() {
 /// Flags that README and the chapters name are flags of some command, or of another program's.
 #[test]
 fn flags_that_are_told_of_are_there() {
-    // Of cargo, of the tile command, and of what builds Delft.
+    // Flags of cargo, of the tile command, and of builds of Delft.
     const OTHERS: &[&str] = &["--arch", "--no-default-features", "--on", "--platform", "--test"];
     let mut known: BTreeSet<String> = OTHERS.iter().map(|flag| flag.to_string()).collect();
     let flag = |c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');

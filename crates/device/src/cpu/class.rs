@@ -12,8 +12,8 @@ pub(super) const FEW: usize = 4;
 /// Rows up to which each worker gets an equal share of a product's bytes.
 pub(super) const EVEN: usize = 2 * FEW;
 
-/// Panels of a part when more rows than [`EVEN`] are multiplied: at least so many, or another pass
-/// over the rows would not pay.
+/// The least number of panels of a part when more rows than [`EVEN`] are multiplied: with fewer,
+/// another pass over the rows would not pay.
 pub(super) const PART: usize = 16;
 pub(super) const MOST_PART: usize = 2 * PART;
 

@@ -235,7 +235,7 @@ impl Matmul {
             };
             let Some(first) = ws.first().map(bound) else { return Ok(None) };
             y.fill(0)?;
-            // What the library refuses only now, another algorithm does.
+            // The library may refuse an algorithm only when it runs; the next one is tried then.
             if first.enqueue().is_err() {
                 continue;
             }

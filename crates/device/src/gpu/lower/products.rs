@@ -66,8 +66,8 @@ impl Lowering {
         self.program.nodes.iter().filter_map(most).min().unwrap_or(FEW)
     }
 
-    /// Matrices that are multiplied as one where rows that decode go to the vendor's library: those
-    /// of projections of the same rows, and those of gates.
+    /// Groups of matrices that are multiplied as one where rows that decode go to the vendor's
+    /// library: the matrices of projections of the same rows, and the two of each gate.
     pub(super) fn joins(&self) -> Vec<Vec<WeightId>> {
         let mut joined: Vec<Vec<WeightId>> = Vec::new();
         if !self.library {
@@ -310,10 +310,10 @@ impl Recorder<'_> {
         Ok(TypedSlot { slot: to, scalar: wide })
     }
 
-    /// Whether a product is one for the vendor's library: of many rows, so many that packed weights
-    /// are worth unpacking. In steps of many sequences that must not follow from how many rows
-    /// there are: prompts are its own, rows that decode ours, unless the model is loaded for so
-    /// many that it has those of 16-bit matrices too.
+    /// Whether a product goes to the vendor's library: its rows must be many enough that unpacking
+    /// packed weights pays. In loads for many sequences the number of rows must not decide: prompts
+    /// go to the library and decode rows to our kernels, but for 16-bit matrices of loads for so
+    /// many sequences that the library has their decode rows too ([`Lowering::library`]).
     fn is_vendors(&self, matrix: Matrix, rows: usize, width: usize, y: Scalar) -> Result<bool> {
         let (format, out) = self.matrix(matrix.weight)?;
         let Some(unpack) = self.of.facts.products else { return Ok(false) };
