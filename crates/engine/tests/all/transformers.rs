@@ -178,15 +178,12 @@ const REFUSED: &[(&str, &str)] = &[
     ("llama-256", HEADS),
     ("llama-40", HEADS),
     ("llama-96", HEADS),
-    ("llama-k-quants/model.q4_k_m.gguf", HEADS),
+    ("llama-k-quants/model.q4_k_m.gguf", BLOCKS),
     ("llama-linear", HEADS),
     ("llama2", HEADS),
     ("mlx-gpt2/folder", HEADS),
-    ("mlx-qwen2-moe/folder", HEADS),
+    ("mlx-qwen2-moe/folder", BLOCKS),
     ("mlx-qwen3-moe/folder", HEADS),
-    ("mlx-qwen3-next/folder", HEADS),
-    ("mlx-qwen3.5-moe/folder", HEADS),
-    ("mlx-qwen3.5/folder", HEADS),
     ("olmo2", NORMS),
     ("olmo2/model.f32.gguf", NORMS),
     ("qwen2", HEADS),
@@ -195,6 +192,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("qwen3-moe-all", HEADS),
     ("qwen3-moe-all/model.f32.gguf", HEADS),
     ("qwen3/model.q8_0.gguf", BLOCKS),
+    ("qwen3.5-shared/model.q8_0.gguf", BLOCKS),
 ];
 
 /// Every layer shared by two ranks. Heads that two cannot share are refused, and so are blocks that
