@@ -69,18 +69,18 @@ pub struct Shape {
 /// already.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
-    /// Whether it is one query that decodes, whose keys are split.
+    /// Whether this is a single decode query, whose keys are split into chunks.
     pub decodes: bool,
     /// The session's blocks: position `p` is in block `table[(p / block_tokens) % table.len()]`.
     pub table: &'a [u32],
     /// Row of its first query in `q` and `out`.
     pub row: usize,
-    /// Queries.
+    /// Number of queries.
     pub tokens: usize,
     /// Position of the first query.
     pub position: usize,
-    /// The lowest position still in the cache: those below were overwritten by the ring, or never
-    /// kept.
+    /// The lowest position still in the cache: lower ones were overwritten by the ring, or never
+    /// stored.
     pub oldest: usize,
 }
 
@@ -97,10 +97,10 @@ pub struct Call<'a> {
     pub q: &'a [f32],
     /// Distance between rows of `q`.
     pub q_stride: usize,
-    /// A logit per query head that takes part in the softmax and has no value (gpt-oss).
+    /// One more logit per query head in the softmax, without a value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
-    /// Whether products of many queries may round both sides to bf16 where that is faster, as those
-    /// of quantised weights do.
+    /// Whether products of many queries may round both operands to bf16 where that is faster, as
+    /// products with quantised weights do.
     pub rounded: bool,
 }
 
@@ -215,7 +215,7 @@ struct Work {
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct Tiles {
-    /// Probabilities as it takes them.
+    /// Probabilities in the tile unit's layout.
     weights: *mut f32,
     /// Number of rows.
     rows: usize,

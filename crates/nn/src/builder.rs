@@ -1,13 +1,13 @@
-//! Where layers get their weights: canonical names, checked shapes, cache layers.
+//! The builder that gives layers their weights: canonical names, checked shapes, cache layers.
 
 use formats::{Error, Result, Source, shape};
 use program::{CacheLayer, Program, Weight, WeightId};
 use std::cell::RefCell;
 
-/// A weight that files hold, as it is or in parts.
+/// A weight found in the model's files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
-    /// How it is made of their tensors.
+    /// The recipe by which it is made from their tensors.
     pub source: Source,
     /// Row-major shape, outermost first.
     pub shape: Vec<usize>,
@@ -15,14 +15,14 @@ pub struct Stored {
 
 /// Finds weights by canonical name.
 pub trait Weights {
-    /// The weight behind a canonical name such as `blocks.3.attention.q`, if the files have it.
+    /// The weight with a canonical name such as `blocks.3.attention.q`, if the files have it.
     ///
     /// # Errors
-    /// Tensors that cannot be what the name stands for.
+    /// Tensors that do not fit the name.
     fn find(&self, canonical: &str) -> Result<Option<Stored>>;
 
-    /// Where a canonical name's tensor is, or would be, as errors say it: the file, and the name
-    /// there.
+    /// The location of a canonical name's tensor for error messages: the file, and the tensor's
+    /// name there.
     fn place(&self, canonical: &str) -> String {
         canonical.to_owned()
     }
@@ -31,16 +31,16 @@ pub trait Weights {
 /// Whether a linear layer has a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
-    /// The architecture has none.
+    /// Never.
     Never,
-    /// The architecture demands one.
+    /// Always; a missing one is an error.
     Always,
-    /// It has one if the file does.
+    /// If the file has one.
     IfStored,
 }
 
 impl Bias {
-    /// `name.bias` `[width]`, if there is to be one.
+    /// `name.bias` `[width]`, if there is one.
     pub(crate) fn weight(
         self,
         builder: &Builder<'_>,

@@ -1,33 +1,33 @@
-//! A gated delta net (Yang et al. 2024) as Qwen's hybrids have it: a short convolution in front, a
-//! gated norm behind.
+//! A gated delta net (Yang et al. 2024) as in Qwen's hybrids, with a short convolution before it
+//! and a gated norm after it.
 
 use crate::{Bias, Builder, Linear, RmsNorm, Tensor};
 use formats::Result;
 use ops::{Op, ShortConv, Unary};
 use program::{CacheLayer, WeightId};
 
-/// What a gated delta net is made of.
+/// The configuration of a gated delta net.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaNetOptions {
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Heads of values.
+    /// Number of value heads.
     pub heads: usize,
-    /// Heads of queries and keys; divides `heads`.
+    /// Number of query and key heads; divides `heads`.
     pub key_heads: usize,
     /// Elements of a query or key.
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
-    /// Rows that the convolution mixes.
+    /// Number of rows that the convolution mixes.
     pub kernel: usize,
-    /// eps of the norm of what a head gives.
+    /// eps of the norm of a head's output.
     pub norm_eps: f32,
-    /// Which heads share a head of queries and keys: see [`ops::DeltaNet::tiled`].
+    /// Which value heads share a query and key head; see [`ops::DeltaNet::tiled`].
     pub tiled: bool,
 }
 
-/// `[tokens, hidden] -> [tokens, hidden]`, with a state that it carries from token to token.
+/// `[tokens, hidden] -> [tokens, hidden]`, with a recurrent state.
 pub struct DeltaNet {
     qkv: Linear, // [hidden] -> [2 * key_heads * key_dim + heads * value_dim]
     z: Linear,   // [hidden] -> [heads * value_dim]

@@ -1,4 +1,4 @@
-//! A mixture of experts: a router's scores choose the gated feed-forwards that each token goes
+//! A mixture of experts: a router's scores select the gated feed-forwards that each token goes
 //! through.
 
 use crate::{Bias, Builder, Linear, Tensor};
@@ -7,12 +7,12 @@ use ops::experts::{Gate, Routing};
 use ops::{GroupLimit, Op};
 use program::WeightId;
 
-/// What a mixture is made of.
+/// The configuration of a mixture.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertsOptions {
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Experts.
+    /// Number of experts.
     pub experts: usize,
     /// Width of each expert's feed-forward.
     pub feed_forward: usize,
@@ -20,18 +20,17 @@ pub struct ExpertsOptions {
     pub router_bias: Bias,
     /// Whether all matrices of experts have biases.
     pub biases: bool,
-    /// How scores choose.
+    /// How scores select experts.
     pub routing: Routing,
-    /// Which scores stay, if there is a correction of their odds.
+    /// The group limit on experts, if scores have a correction.
     pub limit: Option<GroupLimit>,
-    /// How experts gate.
+    /// The experts' gating function.
     pub gate: Gate,
-    /// Whether a row's weights multiply what its experts read, and not what they give.
+    /// Whether routing weights multiply the experts' input rather than their output.
     pub weighs_inputs: bool,
 }
 
-/// `[tokens, hidden] -> [tokens, hidden]`: the weighted sum of the experts that a token's scores
-/// choose.
+/// `[tokens, hidden] -> [tokens, hidden]`: the weighted sum of the selected experts' outputs.
 pub struct Experts {
     router: Linear, // [hidden] -> [experts]
     limit: Option<(GroupLimit, WeightId)>,
@@ -40,9 +39,9 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Takes `name.router` `[experts, hidden]`; `name.experts.gate` and `.up`
-    /// `[experts * ff, hidden]`, `.down` `[experts * hidden, ff]`; with a limit
-    /// `name.router.correction` `[experts]`; and with biases `name.experts.gate.bias` and so on.
+    /// Takes `name.router` `[experts, hidden]`; `name.experts.gate` and `.up` `[experts * ff,
+    /// hidden]`, `.down` `[experts * hidden, ff]`; with a limit, `name.router.correction`
+    /// `[experts]`; with biases, `name.experts.gate.bias` and so on.
     pub fn new(builder: &Builder<'_>, name: &str, options: &ExpertsOptions) -> Result<Self> {
         let &ExpertsOptions { hidden, experts, feed_forward: ff, .. } = options;
         let router = format!("{name}.router");

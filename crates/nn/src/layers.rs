@@ -18,7 +18,7 @@ impl Embedding {
         Ok(Embedding { table: builder.weight(name, &[vocab, hidden])?, index: Index::Token })
     }
 
-    /// Takes `name`, a table `[positions, hidden]`: a learned embedding of positions.
+    /// Takes `name`, a table `[positions, hidden]` of learned positions.
     pub fn of_positions(
         builder: &Builder<'_>,
         name: &str,
@@ -48,7 +48,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Takes `name` `[out, in]` and, as `bias` says, `name.bias` `[out]`.
+    /// Takes `name` `[out, in]` and, depending on `bias`, `name.bias` `[out]`.
     pub fn new(
         builder: &Builder<'_>,
         name: &str,
@@ -65,7 +65,7 @@ impl Linear {
     }
 }
 
-/// Root-mean-square norm over groups as wide as its weight.
+/// RMS norm over groups as wide as its weight.
 pub struct RmsNorm {
     weight: WeightId,
     eps: f32,
@@ -91,7 +91,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Takes `name` `[width]` and, as `bias` says, `name.bias` `[width]`.
+    /// Takes `name` `[width]` and, depending on `bias`, `name.bias` `[width]`.
     pub fn new(
         builder: &Builder<'_>,
         name: &str,
@@ -113,15 +113,15 @@ impl LayerNorm {
 /// RMS norms of q and k.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum QkNorm {
-    /// None.
+    /// No norm.
     None,
-    /// Of each head by itself, with this eps.
+    /// Each head by itself, with this eps.
     Heads(f32),
-    /// Of all heads together, with this eps.
+    /// All heads together, with this eps.
     Rows(f32),
 }
 
-/// What an attention layer is made of.
+/// The configuration of an attention layer.
 #[derive(Debug, Clone)]
 pub struct AttentionOptions {
     /// Width of the residual stream.
@@ -136,26 +136,26 @@ pub struct AttentionOptions {
     pub qkv_bias: Bias,
     /// Bias of the output projection.
     pub output_bias: Bias,
-    /// Norms of q and k in front of the rotation.
+    /// Norms of q and k, before the rotation.
     pub qk_norm: QkNorm,
-    /// Positions a query sees, itself included.
+    /// Number of positions that a query sees, itself included.
     pub window: Option<usize>,
     /// Whether the window does not slide: a query sees the positions of its own chunk of `window`,
     /// up to itself.
     pub chunked: bool,
-    /// The rotation of q and k; `None`: the layer knows no positions.
+    /// The rotation of q and k; `None` for a layer without positions.
     pub rope: Option<Rope>,
-    /// What multiplies queries, by their positions.
+    /// A factor on queries that depends on their position.
     pub stretch: Option<Stretch>,
-    /// Whether each head has a score, `name.sinks` `[heads]`, that takes its share of the weights
-    /// and adds nothing.
+    /// Whether each head has a sink: a score `name.sinks` `[heads]` that takes part in the softmax
+    /// and has no value.
     pub sinks: bool,
-    /// What multiplies scores; `None`: `1 / sqrt(head_dim)`.
+    /// The factor on scores; `None` means `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
-    /// What bounds the scaled scores: `cap * tanh(score / cap)`.
+    /// Soft cap of the scaled scores: `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
-    /// Whether what is attended is multiplied with `sigmoid(name.gate x)` before it is projected
-    /// back.
+    /// Whether the attention output is multiplied with `sigmoid(name.gate x)` before the output
+    /// projection.
     pub output_gate: bool,
 }
 
@@ -175,8 +175,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Takes `name.q`, `.k`, `.v`, `.o`, with norms `.q_norm` and `.k_norm`, with sinks `.sinks`,
-    /// with an output gate `.gate`; registers a cache layer.
+    /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm` and `.k_norm`, sinks `.sinks`,
+    /// and an output gate `.gate`. Registers a cache layer.
     pub fn new(builder: &Builder<'_>, name: &str, options: AttentionOptions) -> Result<Self> {
         let AttentionOptions { hidden, heads, kv_heads, head_dim, window, .. } = options;
         let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
@@ -256,7 +256,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Takes `name.gate`, `.up` and `.down`; the gate goes through SiLU.
+    /// Takes `name.gate`, `.up` and `.down`, with SiLU on the gate.
     pub fn new(
         builder: &Builder<'_>,
         name: &str,
@@ -267,7 +267,7 @@ impl Mlp {
         Mlp::gated(builder, name, [hidden, ff], bias, Unary::Silu)
     }
 
-    /// The same with a gate that goes through `f`.
+    /// The same with activation `f` on the gate.
     pub fn gated(
         builder: &Builder<'_>,
         name: &str,

@@ -1,4 +1,4 @@
-//! Adapters on a Program: where they can change it, and the Program that has room for them.
+//! Adapters on a Program: the sites that they can change, and the Program with operations for them.
 
 use crate::{Node, Program, ValueId, WeightId};
 use formats::Result;
@@ -7,24 +7,24 @@ use ops::low_rank::Delta;
 use ops::{Binary, Embed, GateUp, LinearAdd, LowRank, Map, Op, Project, RmsNorm, Shape, Zip};
 use std::collections::BTreeMap;
 
-/// A matrix that adapters can change the products of.
+/// A matrix whose products adapters can change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
-    /// The weight's canonical name; `head` for a table of embeddings that is multiplied with.
+    /// The weight's canonical name; `head` for an embedding table used as the head.
     pub name: String,
     /// The matrix.
     pub weight: WeightId,
-    /// The bias that is added to its product.
+    /// The bias that its product has.
     pub bias: Option<WeightId>,
-    /// Columns of the matrix; its rows where it is a table of embeddings.
+    /// Columns of the matrix; rows if it is an embedding table.
     pub input: usize,
-    /// Rows of the matrix; its columns where it is a table of embeddings.
+    /// Rows of the matrix; columns if it is an embedding table.
     pub output: usize,
-    /// Whether it is a table, of which tokens pick rows.
+    /// Whether it is an embedding table, whose rows are picked by tokens.
     pub gathers: bool,
 }
 
-/// What an adapter changes, by the names of [`Site`]s.
+/// An adapter: low-rank factors by the names of [`Site`]s.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Adapter {
     /// The factors at each site that it changes.
@@ -37,7 +37,7 @@ impl Adapter {
         self.deltas.values().map(|delta| delta.rank).max().unwrap_or(0)
     }
 
-    /// What it changes at `sites`.
+    /// The part of the adapter at the given sites.
     pub fn part(&self, sites: &[Site]) -> Adapter {
         let own = sites
             .iter()
@@ -45,10 +45,10 @@ impl Adapter {
         Adapter { deltas: own.collect() }
     }
 
-    /// Checks that each of its factors fits a site of `sites`.
+    /// Checks that each of its factors fits one of the sites.
     ///
     /// # Errors
-    /// A site that there is not, or factors of other sizes.
+    /// A site that does not exist, or factors of other sizes.
     pub fn check(&self, sites: &[Site]) -> Result<()> {
         for (name, delta) in &self.deltas {
             let Some(site) = sites.iter().find(|site| site.name == *name) else {
@@ -86,15 +86,17 @@ impl Program {
         sites
     }
 
-    /// The same Program with every site whose name is `wanted` among its [`sites`](Program::sites).
+    /// A copy of the Program whose [`sites`](Program::sites) are all matrices whose names are
+    /// `wanted`.
     pub fn with_sites(&self, wanted: &dyn Fn(&str) -> bool) -> Program {
         let sites = self.adaptable().into_iter().filter(|site| wanted(&site.name)).collect();
         Program { sites, ..self.clone() }
     }
 
-    /// The same Program with a [`LowRank`] behind the product of every site, for devices that
-    /// compute adapters as operations of their own. It must be [fused](crate::fuse); what was fused
-    /// around a site comes apart, without a change to any bit of the results.
+    /// A copy of the Program with a [`LowRank`] after the product of every site, for devices that
+    /// compute adapters as separate operations. The Program must be [fused](crate::fuse);
+    /// operations fused with a product that has a site are separated again, without changing any
+    /// bit of the results.
     pub fn adapted(&self) -> Program {
         let whole = Program { nodes: Vec::new(), ..self.clone() };
         let mut adapting = Adapting { program: whole };
@@ -106,8 +108,8 @@ impl Program {
 }
 
 impl Node {
-    /// For each matrix that a node multiplies with, or whose rows its tokens pick, which of `sites`
-    /// it is.
+    /// For each matrix that the node multiplies with, or whose rows tokens pick, its index in
+    /// `sites`.
     pub fn sites(&self, sites: &[Site]) -> Vec<Option<usize>> {
         let one = |weight: WeightId, gathers: bool| {
             sites.iter().position(|site| site.weight == weight && site.gathers == gathers)
@@ -122,7 +124,7 @@ impl Node {
     }
 }
 
-/// The table whose rows tokens pick, if a node picks such.
+/// The embedding table from which tokens pick rows, if the node picks rows so.
 fn table(node: &Node) -> Option<WeightId> {
     match node.op {
         Op::Embed(Embed { index: Index::Token }) => node.weights.first().copied(),
@@ -150,8 +152,8 @@ impl Adapting {
         self.program.nodes.push(Node { op: op.into(), inputs, weights, outputs });
     }
 
-    /// A value that a site's product gives in the place of `output`, behind which `others` are what
-    /// the site reads besides.
+    /// Records the adapter of a site: from the product `y` to `output`, with `others` as further
+    /// inputs.
     fn low_rank(&mut self, site: usize, y: ValueId, others: &[ValueId], output: ValueId) {
         let inputs = [&[y], others].concat();
         self.push(LowRank { site }, inputs, Vec::new(), vec![output]);
@@ -174,7 +176,7 @@ impl Adapting {
             x = Some(normed);
         }
         let (inputs, outputs) = (node.inputs.clone(), node.outputs.clone());
-        // The products first, each into a value of its own where a site follows; then the sites.
+        // First the products, each into a new value if a site follows; then the sites.
         let gate = match node.op {
             Op::GateUp(GateUp { act, .. }) => Some(act),
             _ => None,

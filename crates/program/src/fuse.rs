@@ -1,6 +1,6 @@
-//! Fusion: a norm with the projections that share it, SwiGLU's gate, residual additions, and what
-//! happens to q, k and v before attention. Each rule removes passes over activations; none changes
-//! a result beyond rounding.
+//! Fusion: a norm with the projections that share it, SwiGLU's gate, residual additions, and the
+//! norms, rotations and cache write of q, k and v. Each rule removes passes over activations; none
+//! changes a result beyond rounding.
 
 use crate::{Node, Program, ValueId};
 use ops::{Binary, GateUp, KvWrite, LinearAdd, Map, Op, Project, RmsNorm, RopeWrite, Unary, Zip};
@@ -24,7 +24,7 @@ fn rewrite(program: &mut Program, at: usize, node: Node, gone: &[usize]) {
     });
 }
 
-/// The one node that writes `value`, if nothing but one reader needs it.
+/// The node that writes `value`, if it has exactly one reader and is no result.
 fn single(program: &Program, value: ValueId) -> Option<usize> {
     (program.uses()[value.0] == 1).then(|| program.writers()[value.0]).flatten()
 }
@@ -94,7 +94,7 @@ fn gate_up(program: &mut Program) {
     }
 }
 
-/// The projection and the function behind a `mul` at `at`.
+/// The projection and the activation function whose product is the `mul` at `at`.
 fn gate_up_at(program: &Program, at: usize) -> Option<(usize, usize, Unary)> {
     let mul = &program.nodes[at];
     if !matches!(mul.op, Op::Zip(Zip(Binary::Mul))) {
@@ -139,7 +139,7 @@ fn linear_add(program: &mut Program) {
     }
 }
 
-/// One rotated operand: the value in front, the optional norm, and the nodes that go.
+/// A rotated operand: its source value, its optional norm, and the nodes that fusion removes.
 struct Rotated {
     source: ValueId,
     norm: Option<(f32, crate::WeightId)>,
@@ -163,7 +163,7 @@ fn rotated(program: &Program, value: ValueId) -> Option<Rotated> {
     Some(found)
 }
 
-/// q/k norms, rotations and the cache write of one layer.
+/// Fuses the q/k norms, rotations and cache write of one layer.
 fn rope_write(program: &mut Program) {
     let mut at = 0;
     while at < program.nodes.len() {
@@ -186,8 +186,8 @@ fn rope_write_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
         .filter(|&i| i > at)?;
     let turned = program.nodes[attention].inputs[0];
     let (q, k) = (rotated(program, turned)?, rotated(program, write.inputs[0])?);
-    // The fused node stands where the write stood, so the raw q must exist by then; it may
-    // overwrite the raw k.
+    // The fused node takes the position of the write, so q's source must have been written by then;
+    // it may overwrite k's source.
     if q.rope != k.rope || program.writers()[q.source.0]? > at || program.uses()[k.source.0] != 1 {
         return None;
     }

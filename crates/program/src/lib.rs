@@ -1,9 +1,9 @@
-//! Programs: what a model's `forward` records, and the transforms over it.
+//! Programs: recorded by a model's `forward`, and the transforms over them.
 //!
 //! A [`Program`] is a flat, typed list of operations over symbolic rows. It is a value: [`fuse()`]
 //! rewrites it, [`plan_memory`] lays its activations out in one arena, [`mod@reference`] runs it
-//! slowly in plain loops, and a device compiles it once per shape class and replays it with one
-//! small [`Step`] after the other.
+//! slowly in plain loops, and a device compiles it once per shape class and then replays it for one
+//! small [`Step`] after another.
 
 mod adapt;
 mod fuse;
@@ -56,7 +56,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The activation at a place among its inputs or outputs, which it has.
+    /// The activation of an operand, which must exist.
     pub fn value(&self, operand: Operand) -> ValueId {
         match operand {
             Operand::Input(i) => self.inputs[i],
@@ -65,46 +65,46 @@ impl Node {
     }
 }
 
-/// One layer of the cache that a Program reads and writes: keys and values of every position, or a
-/// state that each position replaces.
+/// One cache layer of a Program: keys and values of every position, or a recurrent state that each
+/// position replaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheLayer {
-    /// Key/value heads; 0 of a state.
+    /// Key/value heads; 0 for a state.
     pub kv_heads: usize,
-    /// Elements per head; 0 of a state.
+    /// Elements per head; 0 for a state.
     pub head_dim: usize,
-    /// Positions a query sees, itself included; `None`: all.
+    /// Number of positions that a query sees, itself included; `None` means all.
     pub window: Option<usize>,
-    /// Elements of a state, in f32; 0 of keys and values.
+    /// Elements of a recurrent state, in f32; 0 for keys and values.
     pub state: usize,
 }
 
 impl CacheLayer {
-    /// Keys and values.
+    /// A layer of keys and values.
     pub fn keys_values(kv_heads: usize, head_dim: usize, window: Option<usize>) -> CacheLayer {
         CacheLayer { kv_heads, head_dim, window, state: 0 }
     }
 
-    /// A state of so many elements, which is carried from position to position. A block of cache
-    /// holds the one behind the last of the block's positions that were computed, so that those at
-    /// multiples of [`BLOCK_TOKENS`] stay.
+    /// A layer with a recurrent state of this many elements. A cache block holds the state after
+    /// the last of its positions that was computed, so that the states at multiples of
+    /// [`BLOCK_TOKENS`] are kept.
     pub fn carried(elements: usize) -> CacheLayer {
-        // A position takes up the state behind the one before it.
+        // A position needs the state of the one before it.
         CacheLayer { window: Some(2), state: elements, ..CacheLayer::default() }
     }
 
-    /// Layers of one group share block tables.
+    /// Its group; layers of one group share block tables.
     pub fn group(&self) -> Group {
         Group { window: self.window, carried: self.state > 0 }
     }
 }
 
-/// A kind of cache layers, which share a block table in each sequence.
+/// A kind of cache layers; all layers of a group share one block table per sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Group {
-    /// Positions that one position looks back to, itself included; `None`: all.
+    /// Number of positions that one position looks back on, itself included; `None` means all.
     pub window: Option<usize>,
-    /// Whether a block holds a state, which is written over, and not an entry for each position.
+    /// Whether a block holds a state, which is overwritten, rather than an entry for each position.
     pub carried: bool,
 }
 
@@ -124,15 +124,15 @@ pub struct Program {
     pub weights: Vec<Weight>,
     /// Cache layers, by the `layer` of the operations.
     pub layers: Vec<CacheLayer>,
-    /// Matrices that adapters can change: see [`Program::with_sites`]; by the `site` of the
-    /// operations, once they are [adapted](Program::adapted).
+    /// Matrices that adapters can change ([`Program::with_sites`]), indexed by the `site` of
+    /// operations once the Program is [adapted](Program::adapted).
     pub sites: Vec<Site>,
-    /// A value that every replay is given, of a row per token: what the part before this one
-    /// computed.
+    /// A value that every replay is given, with a row per token: the result of the part before this
+    /// one.
     pub input: Option<ValueId>,
     /// The operations in order.
     pub nodes: Vec<Node>,
-    /// Values that outlive a replay: the logits first, then whatever is traced.
+    /// Values that outlive a replay: the logits first, then traced values.
     pub results: Vec<ValueId>,
     /// Names of traced values, for inspection and tests.
     pub traces: Vec<(String, ValueId)>,
@@ -165,8 +165,8 @@ impl Program {
         groups
     }
 
-    /// Lets no query see more than so many positions, itself included: what a context that forgets
-    /// its oldest tokens is.
+    /// Limits every query to the last `positions` positions, itself included, as in a context that
+    /// forgets its oldest tokens.
     pub fn bound(&mut self, positions: usize) {
         let least = |window: &mut Option<usize>| {
             *window = Some(window.map_or(positions, |w| w.min(positions)));
@@ -184,10 +184,10 @@ impl Program {
         self.layers.iter().map(group).collect()
     }
 
-    /// Bytes of all weights as a model's files store them.
+    /// Bytes of all weights as stored in the model's files.
     ///
     /// # Errors
-    /// If one is missing, or cannot be cut where it is to be.
+    /// A weight that is missing or that cannot be described.
     pub fn stored_bytes(&self, tensors: &Tensors) -> Result<u64> {
         self.weights.iter().map(|weight| weight.stored_bytes(tensors)).sum()
     }
@@ -203,8 +203,8 @@ impl Program {
         ropes
     }
 
-    /// The share of each weight that a token reads: of a table that only embeds it reads a row,
-    /// here nothing; of a mixture the experts that it goes through.
+    /// The share of each weight that one token reads. An embedding table counts 0, since only a row
+    /// is read; a mixture counts the experts that are used.
     pub fn shares_read(&self) -> Vec<f64> {
         let mut shares = vec![0.0_f64; self.weights.len()];
         for node in self.nodes.iter().filter(|node| node.op.gathers().is_none()) {
@@ -216,7 +216,7 @@ impl Program {
         shares
     }
 
-    /// Positions that it has learned embeddings of; usize::MAX if it embeds none.
+    /// Number of learned positions; `usize::MAX` if the model has no learned positions.
     pub fn learned_positions(&self) -> usize {
         let by_position = |node: &&Node| node.op.gathers() == Some(Index::Position);
         let tables = self.nodes.iter().filter(by_position).flat_map(|node| &node.weights);

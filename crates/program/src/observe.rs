@@ -1,42 +1,42 @@
-//! What products multiply with: a Program whose results are the inputs of its products, for
-//! statistics of a text.
+//! Observes the inputs of products: a Program whose results include them, for statistics over a
+//! text.
 
 use crate::{Program, ValueId};
 use ops::experts::Sizes;
 use ops::{Experts, Op, Rows, Shape};
 
-/// An input of products.
+/// An input of one or more products.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Input {
-    /// The canonical names of the matrices that it multiplies.
+    /// The canonical names of the matrices that are multiplied with it.
     pub weights: Vec<String>,
-    /// Which traced value it is.
+    /// Its index among the traced values.
     pub trace: usize,
-    /// How its rows choose experts, where the matrices are those of a mixture.
+    /// How its rows are routed, if the matrices belong to a mixture of experts.
     pub routed: Option<Routed>,
 }
 
-/// How rows choose experts.
+/// The routing of rows to experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routed {
-    /// Which traced value the scores are, `[rows, experts]`.
+    /// Index among the traced values of the scores, `[rows, experts]`.
     pub scores: usize,
-    /// Experts that there are.
+    /// Number of experts.
     pub experts: usize,
-    /// How scores choose.
+    /// The operation, which defines how scores select experts.
     pub op: Experts,
-    /// Whether each of a row's experts has a part of the row to itself, best first; else all read
-    /// the whole row.
+    /// Whether each expert of a row has its own part of the row, best expert first; otherwise all
+    /// read the whole row.
     pub apart: bool,
 }
 
 impl Program {
-    /// The same Program, which traces what its products multiply with, and what each traced value
-    /// is. It must not be [fused](crate::fuse) yet: fusion then leaves those values as they are.
-    /// The head's input, which has rows only where logits are wanted, is left out.
+    /// A copy of the Program that traces the inputs of its products, and the list of those inputs.
+    /// The Program must not be [fused](crate::fuse) yet; fusion then leaves these values alone. The
+    /// head's input is omitted, since it has rows only where logits are requested.
     pub fn observed(&self) -> (Program, Vec<Input>) {
         let mut observed = Program { traces: Vec::new(), ..self.clone() };
-        // Of the results the first is what the model computes.
+        // The first result is the model's own.
         observed.results.truncate(1);
         let mut inputs: Vec<Input> = Vec::new();
         for i in 0..observed.nodes.len() {
@@ -79,7 +79,7 @@ impl Program {
         (observed, inputs)
     }
 
-    /// Which traced value `value` is, under the name that it has or is given.
+    /// The index of `value` among the traced values; it is added under `name` if need be.
     fn traced(&mut self, value: ValueId, name: &str) -> usize {
         let known = self.traces.iter().position(|(_, traced)| *traced == value);
         known.unwrap_or_else(|| {

@@ -1,13 +1,13 @@
-//! Moving some operations of a Program to another device, inside layers: the Program becomes two,
-//! which take turns and hand each other rows at their [exchanges](ops::Exchange).
+//! Moves some operations of a Program to another device, inside layers: the Program becomes two,
+//! which alternate and pass rows to each other at their [exchanges](ops::Exchange).
 //!
 //! ```text
 //! home:  a  b  X0  d  e  X1  g          X0 gives what c reads, and brings what c wrote
 //! away:     X0  c  X1  f  X2            X1 gives what c wrote, and brings what f reads
 //! ```
 //!
-//! Operations that are moved have no cache and no adapters, and look at no tokens, which the other
-//! device need not know.
+//! Moved operations have no cache and no adapters, and read no tokens, so the other device need not
+//! know the tokens.
 
 use formats::{Error, Result};
 use ops::Exchange;
@@ -17,27 +17,28 @@ use crate::{Node, Program, ValueId, WeightId};
 /// The two sides of a Program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Offloaded {
-    /// What stays, with the whole Program's values, cache and results: it is replayed from
-    /// beginning to end, and stops at each exchange until that has brought what it brings.
+    /// The operations that stay, with the whole Program's values, cache and results. It is replayed
+    /// from beginning to end, pausing at each exchange until the values that it brings are there.
     pub home: Program,
-    /// What was moved. Exchange `i` brings what its operations up to exchange `i + 1` read, and
-    /// that one gives what they wrote: the home Program's exchange `i`.
+    /// The moved operations. Exchange `i` brings the inputs of the operations up to exchange `i +
+    /// 1`, which gives their outputs: those are the values that the home Program's exchange `i`
+    /// brings.
     pub away: Program,
 }
 
-/// Moved operations that follow each other.
+/// A run of consecutive moved operations.
 struct Run {
     nodes: std::ops::Range<usize>,
-    /// Values that they read and others wrote, and that they wrote and others read.
+    /// Values that the run reads and others write, and values that it writes and others read.
     reads: Vec<ValueId>,
     writes: Vec<ValueId>,
 }
 
 impl Program {
-    /// Moves the operations of which `moved` says so, by their numbers.
+    /// Moves the operations that `moved` selects by number and node.
     ///
     /// # Errors
-    /// If none is moved, or one that looks at tokens or at the cache, or that adapters change.
+    /// No operation is moved, or one that reads tokens or the cache, or that has an adapter site.
     pub fn offload(&self, moved: &dyn Fn(usize, &Node) -> bool) -> Result<Offloaded> {
         let moved: Vec<bool> = self.nodes.iter().enumerate().map(|(i, n)| moved(i, n)).collect();
         let bound = |node: &Node| {
@@ -78,7 +79,8 @@ impl Program {
         runs
     }
 
-    /// What stays, with an exchange in the place of each run. Values keep their numbers.
+    /// The home side: the remaining operations, with an exchange in place of each run. Values keep
+    /// their numbers.
     fn home(&self, runs: &[Run]) -> Program {
         let mut home = Program { nodes: Vec::new(), weights: Vec::new(), ..self.clone() };
         let mut from = 0;
@@ -99,7 +101,8 @@ impl Program {
         home
     }
 
-    /// What is moved, between exchanges. A value that several runs read is brought to each.
+    /// The away side: the moved runs, between exchanges. A value that several runs read is brought
+    /// to each.
     fn away(&self, runs: &[Run]) -> Program {
         let mut away = Program::default();
         let mut own = Weights { of: self, seen: Vec::new() };
@@ -142,7 +145,7 @@ fn exchange(
     Node { op: Exchange { number, brings }.into(), inputs, weights: vec![], outputs }
 }
 
-/// Weights that one side uses, numbered anew in the order of use.
+/// The weights that one side uses, renumbered in order of use.
 struct Weights<'a> {
     of: &'a Program,
     seen: Vec<WeightId>,

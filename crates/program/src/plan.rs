@@ -7,21 +7,21 @@ use ops::Shape;
 /// Alignment of every activation, a cache line.
 const ALIGN: usize = 64;
 
-/// Where each activation lies, for one shape class.
+/// The offset of each activation, for one shape class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     /// Byte offset of each value.
     pub offsets: Vec<usize>,
     /// Size of the arena in bytes.
     pub bytes: usize,
-    /// For each node, the input whose bytes its first output takes over.
+    /// For each node, the input whose bytes its first output reuses.
     pub in_place: Vec<Option<usize>>,
 }
 
 /// Lays out the activations of `program` for `tokens` rows, of which `outputs` have logits.
 ///
-/// First fit over live intervals, largest values first; an elementwise operation takes over its
-/// dying input.
+/// First fit over live intervals, largest values first; an elementwise operation reuses the bytes
+/// of an input that dies.
 pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
     let size = |v: ValueId| {
         let Shape { rows, width } = program.shape(v);
@@ -30,7 +30,7 @@ pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
     plan_sizes(program, &size)
 }
 
-/// As [`plan_memory`], with values of these sizes in bytes.
+/// As [`plan_memory`], with value sizes in bytes.
 pub fn plan_sizes(program: &Program, bytes: &dyn Fn(ValueId) -> usize) -> Plan {
     let count = program.values.len();
     let mut last = vec![0; count];
@@ -46,8 +46,7 @@ pub fn plan_sizes(program: &Program, bytes: &dyn Fn(ValueId) -> usize) -> Plan {
     for value in &program.results {
         last[value.0] = program.nodes.len();
     }
-    // A chain of in-place operations is one region: `root[v]` is the value whose bytes v takes
-    // over.
+    // A chain of in-place operations is one region: `root[v]` is the value whose bytes `v` reuses.
     let mut root: Vec<usize> = (0..count).collect();
     let mut in_place = vec![None; program.nodes.len()];
     for (i, node) in program.nodes.iter().enumerate() {

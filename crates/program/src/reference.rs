@@ -1,22 +1,22 @@
-//! Runs a Program with the operations' own reference loops: slow, obvious, and what every device is
-//! compared with.
+//! The reference interpreter: runs a Program with the operations' own reference loops. Slow and
+//! obvious; every device is compared with it.
 
 use crate::{Adapter, Node, Offloaded, Program, Sequence, Step, WeightId};
 use formats::{Error, Result};
 use ops::operation::{CachedLayer, Call};
 use ops::{Op, Rows, all_gather, all_reduce};
 
-/// Keys and values of every position, per layer.
+/// The cache of every layer, for all positions.
 #[derive(Debug, Clone, Default)]
 pub struct Cache {
     layers: Vec<CachedLayer>,
 }
 
-/// Replays `program` once, for a step of one sequence. `weight` gives a weight's elements,
+/// Replays `program` once, for a step of one sequence. `weight` returns a weight's elements,
 /// row-major; the result holds every value.
 ///
 /// # Errors
-/// Those of `weight`, and steps of several sequences: `cache` is one's.
+/// Errors of `weight`, and a step of several sequences, since `cache` belongs to one.
 pub fn run(
     program: &Program,
     weight: &dyn Fn(WeightId) -> Result<Vec<f32>>,
@@ -26,7 +26,7 @@ pub fn run(
     adapted(program, weight, None, cache, step)
 }
 
-/// As [`run`], with the adapter of the step's sequence.
+/// As [`run`], with an adapter on the step's sequence.
 ///
 /// # Errors
 /// As [`run`], and an adapter that does not fit the Program's sites.
@@ -44,8 +44,8 @@ pub fn adapted(
     Ok(all.into_iter().flatten().collect())
 }
 
-/// As [`run`], the Programs of all ranks ([`Program::shard`]) together, node by node. `weight` is
-/// told the rank first.
+/// As [`run`], for the Programs of all ranks ([`Program::shard`]) together, node by node. `weight`
+/// gets the rank as well.
 pub fn ranks(
     programs: &[Program],
     weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,
@@ -55,11 +55,12 @@ pub fn ranks(
     together(programs, weight, None, caches, step)
 }
 
-/// As [`run`], the two sides of a Program of which some was [moved](Program::offload), in turns.
-/// `weight` is told the side first. The values are the home side's.
+/// As [`run`], for both sides of a Program from which operations were [moved](Program::offload),
+/// alternating at exchanges. `weight` gets the side as well. The values returned are the home
+/// side's.
 ///
 /// # Errors
-/// As [`run`], and sides whose exchanges are not the same.
+/// As [`run`], and sides whose exchanges differ.
 pub fn offloaded(
     both: &Offloaded,
     weight: &dyn Fn(&Program, WeightId) -> Result<Vec<f32>>,
@@ -114,7 +115,7 @@ fn compute(
     Ok(())
 }
 
-/// What becomes of what all ranks give, in their order.
+/// Combines the contributions of all ranks, in rank order.
 type Joins = fn(&[&[f32]], &mut [f32]);
 
 fn together(
@@ -168,13 +169,13 @@ fn together(
     Ok(all)
 }
 
-/// A step, row by row.
+/// A step with the position of each row.
 struct Rowed<'a> {
     tokens: &'a [u32],
     outputs: &'a [u32],
-    /// Index in the cache, and rotary position.
+    /// Position of each row: its index in the cache, which is also its rotary position.
     positions: Vec<u32>,
-    /// The adapter of all rows.
+    /// The adapter on all rows.
     adapter: Option<&'a Adapter>,
 }
 
@@ -189,7 +190,7 @@ impl<'a> Rowed<'a> {
     }
 }
 
-/// Room for every value, and the input.
+/// Allocates every value, and fills in the input.
 fn values(program: &Program, step: &Step<'_>) -> Vec<Vec<f32>> {
     let rows = |rows: Rows| rows.count(step.tokens.len(), step.outputs.len());
     let mut values: Vec<Vec<f32>> =

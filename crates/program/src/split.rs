@@ -1,28 +1,29 @@
-//! Cutting a Program at layers' boundaries, so that its parts can run on different devices.
+//! Cuts a Program between layers, so that its parts can run on different devices.
 
 use crate::{Node, Program, ValueId, Weight, WeightId};
 use formats::{Error, Result};
 use ops::Rows;
 
-/// A part of a Program: with its own values, weights and cache layers, all numbered anew.
+/// A part of a Program, with its own values, weights and cache layers, all renumbered.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
-    /// What it computes.
+    /// The operations of the part.
     pub program: Program,
-    /// The whole Program's group that each of its cache groups is.
+    /// For each of its cache groups, the index of the whole Program's group.
     pub groups: Vec<usize>,
 }
 
-/// A place to cut: before a node, where one value crosses.
+/// A cut: the node that it comes before, and the one value that crosses it.
 type Cut = (usize, ValueId);
 
 impl Program {
-    /// Cuts before each of these cache layers, in ascending order; as many as there are layers is
-    /// between the last one and the head. Each part's one result is the next one's input.
+    /// Cuts before each of the given cache layers, which ascend; the number of layers as an index
+    /// means between the last layer and the head. Each part's single result is the next part's
+    /// input.
     ///
     /// # Errors
-    /// If there is no such layer, values are traced, or more than one value of a row per token
-    /// crosses a boundary.
+    /// A layer that does not exist, traced values, or a boundary that more than one value with a
+    /// row per token crosses.
     pub fn split(&self, at: &[usize]) -> Result<Vec<Part>> {
         let whole = self.traces.is_empty() && self.input.is_none();
         let ascend = at.windows(2).all(|pair| pair[0] < pair[1]);
@@ -41,12 +42,12 @@ impl Program {
         Ok(parts)
     }
 
-    /// Where to [`split`](Program::split) what comes from layer `from` on into so many parts, so
-    /// that the weights of the largest are as few as can be; from 0, the table of embeddings is
-    /// among them. The head counts as one more layer.
+    /// Where to [`split`](Program::split) the layers from `from` on into `parts` parts, so that the
+    /// largest part has as few bytes of weights as possible. With `from` 0, the embedding table is
+    /// included. The head counts as one more layer.
     ///
     /// # Errors
-    /// If there are more parts than layers and head, or a boundary that cannot be cut.
+    /// More parts than layers and head, or a boundary that cannot be cut.
     pub fn even_cuts(
         &self,
         from: usize,
@@ -64,7 +65,7 @@ impl Program {
         let mut ends = inner.collect::<Result<Vec<usize>>>()?;
         ends.push(self.nodes.len());
         let mut begin = if from == 0 { 0 } else { self.cut(from)?.0 };
-        // Bytes of everything in front of each boundary.
+        // Bytes before each boundary.
         let mut before = vec![0];
         for end in ends {
             let mut used: Vec<WeightId> =
@@ -78,7 +79,8 @@ impl Program {
         Ok(least_largest(&before, parts).into_iter().map(|at| from + at).collect())
     }
 
-    /// Where a boundary is cut: as late as one value of a row per token crosses.
+    /// The cut before a layer: the latest node at which a single value with a row per token
+    /// crosses.
     fn cut(&self, layer: usize) -> Result<Cut> {
         let of = |layer| self.nodes.iter().position(|node| node.op.layer() == Some(layer));
         let first = layer.checked_sub(1).and_then(of).map_or(0, |node| node + 1);
@@ -88,7 +90,7 @@ impl Program {
         cut.ok_or_else(|| Error::new("split", "one value between the layers", "several"))
     }
 
-    /// The one value that is written before node `at` and read from there on.
+    /// The one value that is written before node `at` and read from there on, if there is only one.
     fn bridge(&self, writers: &[Option<usize>], at: usize) -> Option<ValueId> {
         let early = |v: &&ValueId| writers[v.0].is_some_and(|w| w < at);
         let mut crossing = self.nodes[at..]
@@ -105,7 +107,7 @@ impl Program {
     fn part(&self, nodes: &[Node], input: Option<ValueId>, results: &[ValueId]) -> Part {
         let mut part = Program::default();
         let (mut values, mut weights, mut layers) = (vec![], vec![], vec![]);
-        // The number of `old` among those seen so far, which it joins.
+        // The new number of `old`, which is appended if it has not been seen.
         fn renumber(old: usize, seen: &mut Vec<usize>) -> usize {
             seen.iter().position(|s| *s == old).unwrap_or_else(|| {
                 seen.push(old);
@@ -144,12 +146,12 @@ impl Program {
     }
 }
 
-/// Boundaries that cut sizes, given as the sum in front of each boundary, into so many runs of at
-/// least one, so that the largest run is as small as can be.
+/// Cuts sizes, given as prefix sums, into `parts` non-empty runs whose largest is as small as
+/// possible.
 fn least_largest(before: &[u64], parts: usize) -> Vec<usize> {
     let count = before.len() - 1;
-    // `best[p][end]`: the largest of p + 1 runs that end at `end`, and where the last of them
-    // begins.
+    // `best[p][end]`: the smallest largest size of `p + 1` runs that end at `end`, and the start of
+    // the last run.
     let mut best = vec![vec![(u64::MAX, 0); count + 1]; parts];
     for end in 1..=count {
         best[0][end] = (before[end], 0);

@@ -1,8 +1,7 @@
-//! A step: what one replay of a Program is given, and what a device asks of it before it looks at
-//! anything.
+//! A step: the inputs of one replay of a Program, and their validation.
 //!
-//! A step takes rows of one or more sequences, all of one [`Kind`]. Three things about a row are
-//! kept apart: its number in the step, its index in the cache ([`Sequence::start`]) and its rotary
+//! A step consists of rows of one or more sequences, all of one [`Kind`]. Three numbers of a row
+//! are distinct: its index in the step, its index in the cache ([`Sequence::start`]) and its rotary
 //! position ([`Sequence::position`]).
 
 use formats::{Error, Result};
@@ -10,30 +9,29 @@ use ops::sample::Options;
 
 use crate::BLOCK_TOKENS;
 
-/// In the place of a token: the one that this sequence's slot chose last.
+/// Stands in for a token: the token that this sequence's slot chose last.
 pub const CHOSEN: u32 = u32::MAX;
 
-/// How the rows of a step are computed. A row's bits follow from its tokens, its cache and its
-/// kind: never from the step's other rows, from how many there are, or from where a prompt is cut
-/// into steps.
+/// How the rows of a step are computed. A row's bits depend on its tokens, its cache and its kind,
+/// and not on the step's other rows, their number, or where a prompt is cut into steps. (A GPU
+/// guarantees this only if loaded for many sequences.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Tokens that were generated: one row of each sequence, or several to verify drafts or to
-    /// recompute.
+    /// Generated tokens: one row of each sequence, or several to verify drafts or to recompute.
     Decode,
-    /// Tokens of prompts: a chunk of each sequence.
+    /// Prompt tokens: a chunk of each sequence.
     Prompt,
 }
 
-/// Where a sequence's keys and values lie, for the layers of one group.
+/// The block table of a sequence, for the layers of one group.
 ///
-/// Cache index `p` lies in block `blocks[(p / BLOCK_TOKENS) % blocks.len()]`: a table that stopped
-/// growing is a ring.
+/// Cache index `p` lies in block `blocks[(p / BLOCK_TOKENS) % blocks.len()]`: a table that has
+/// stopped growing is a ring.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Table<'a> {
     /// Block numbers in the pool.
     pub blocks: &'a [u32],
-    /// The first cache index that the ring still holds once this step is written.
+    /// The first cache index that the ring still holds after this step.
     pub oldest: u32,
 }
 
@@ -42,50 +40,51 @@ pub struct Table<'a> {
 pub struct Choose<'a> {
     /// The sampling chain.
     pub options: &'a Options,
-    /// All tokens of the sequence up to and with its last row, for penalties. Not looked at where
-    /// that row is [`CHOSEN`]: the slot goes on with its own, to which it has added what it chose.
+    /// All tokens of the sequence up to and including its last row, for penalties. Ignored if that
+    /// row is [`CHOSEN`]: the slot then continues its own history, to which it has added the tokens
+    /// it chose.
     pub history: &'a [u32],
-    /// A bit per token of the vocabulary, the lowest of the first word for token 0: those that may
-    /// be chosen. `None`: all.
+    /// The allowed tokens, one bit each, starting at the lowest bit of the first word; `None`
+    /// allows all.
     pub mask: Option<&'a [u32]>,
-    /// Whether log-probabilities are wanted, which may take another pass over the vocabulary: the
-    /// chosen token's, and those of this many likeliest tokens. They are the model's own: at
-    /// temperature 1, without penalties, biases and mask.
+    /// Requests log-probabilities, which may take another pass over the vocabulary: of the chosen
+    /// token, and of this many most likely tokens. They are the model's own: at temperature 1,
+    /// without penalties, biases or mask.
     pub logprobs: Option<usize>,
 }
 
 impl Choose<'_> {
-    /// Whether it takes more than a chain that every device has: a mask, the likeliest tokens, or a
-    /// sampler that only hosts have.
+    /// Whether it needs more than the sampling chain that every device has: a mask, the most likely
+    /// tokens, or a sampler that only the host has.
     pub fn needs_host(&self) -> bool {
         let likeliest = self.logprobs.is_some_and(|likeliest| likeliest > 0);
         self.mask.is_some() || likeliest || self.options.needs_host()
     }
 }
 
-/// The rows of one sequence in a step: consecutive indices of its cache.
+/// The rows of one sequence in a step, at consecutive cache indices.
 #[derive(Debug, Clone, Copy)]
 pub struct Sequence<'a> {
-    /// How many.
+    /// Number of rows.
     pub rows: u32,
-    /// Cache index of the first.
+    /// Cache index of the first row.
     pub start: u32,
-    /// Rotary position of the first.
+    /// Rotary position of the first row.
     pub position: u32,
     /// Block table of each cache group; see [`Program::groups`](crate::Program::groups).
     pub tables: &'a [Table<'a>],
-    /// Where a device keeps what a sequence carries from step to step, such as the token that it
+    /// The slot in which a device keeps the sequence's state between steps, such as the token it
     /// chose last.
     pub slot: u32,
-    /// The seat of its adapter, from 1 on; 0: none.
+    /// The seat of its adapter, from 1; 0 means none.
     pub adapter: u32,
-    /// How its next token is chosen, if it is.
+    /// How its next token is chosen; `None` if no token is.
     pub choose: Option<&'a Choose<'a>>,
 }
 
 impl<'a> Sequence<'a> {
-    /// Rows from a cache index on, which is also their rotary position; in slot 0, without an
-    /// adapter, and nothing is chosen.
+    /// Rows from a cache index on, which is also their rotary position; in slot 0, without adapter
+    /// or sampling.
     pub fn new(rows: usize, start: usize, tables: &'a [Table<'a>]) -> Self {
         let start = start as u32;
         let (rows, position) = (rows as u32, start);
@@ -97,7 +96,7 @@ impl<'a> Sequence<'a> {
         self.start.saturating_add(self.rows)
     }
 
-    /// Entries of a table that the rows are written to.
+    /// The blocks of a table that the rows are written to.
     fn written(&self, table: &'a Table<'a>) -> impl Iterator<Item = u32> + Clone + use<'a> {
         let (first, last) = (self.start, self.end().saturating_sub(1));
         let blocks = table.blocks;
@@ -106,12 +105,12 @@ impl<'a> Sequence<'a> {
     }
 }
 
-/// A sequence that chooses.
+/// A sequence that chooses its next token.
 #[derive(Debug, Clone, Copy)]
 pub struct Choosing<'a> {
-    /// Its last row.
+    /// The index of its last row.
     pub row: usize,
-    /// That row's place among [`Step::outputs`].
+    /// The index of that row in [`Step::outputs`].
     pub output: usize,
     /// The sequence.
     pub sequence: &'a Sequence<'a>,
@@ -119,46 +118,45 @@ pub struct Choosing<'a> {
     pub choose: &'a Choose<'a>,
 }
 
-/// What one replay is given.
+/// The inputs of one replay.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
     /// How its rows are computed.
     pub kind: Kind,
-    /// Token ids, one per row. The first of a sequence may be [`CHOSEN`], in a step of
+    /// Token ids, one per row. The first of a sequence may be [`CHOSEN`] in a step of
     /// [`Kind::Decode`].
     pub tokens: &'a [u32],
-    /// The sequences, whose rows follow each other and cover all rows. Each occurs once.
+    /// The sequences, each at most once; their rows follow each other and cover the step.
     pub sequences: &'a [Sequence<'a>],
-    /// Row numbers whose logits are wanted, ascending; the last row of each sequence that chooses
-    /// is among them.
+    /// Indices of the rows whose logits are requested, ascending; the last row of each sequence
+    /// that chooses is among them.
     pub outputs: &'a [u32],
-    /// The Program's [`input`](crate::Program::input), `[rows, width]`; empty where it has none.
+    /// The Program's [`input`](crate::Program::input), `[rows, width]`; empty if it has none.
     pub input: &'a [f32],
 }
 
-/// The most that a loaded Program was given room for.
+/// The limits that a loaded Program was allocated for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows of a replay.
+    /// Most rows of a replay.
     pub tokens: usize,
-    /// Rows of them with logits.
+    /// Most rows with logits.
     pub outputs: usize,
-    /// Sequences of a replay.
+    /// Most sequences of a replay.
     pub sequences: usize,
-    /// Slots for sequences between replays.
+    /// Number of slots.
     pub slots: usize,
-    /// Seats for adapters.
+    /// Number of adapter seats.
     pub seats: usize,
-    /// Blocks of each cache group.
+    /// Number of blocks of each cache group.
     pub blocks: Vec<usize>,
     /// The window of each cache group.
     pub windows: Vec<Option<usize>>,
-    /// Width of the Program's input; 0 where it has none.
+    /// Width of the Program's input; 0 if it has none.
     pub input: usize,
-    /// Positions that a token may have: the rows of a table of learned positions; usize::MAX where
-    /// there is none.
+    /// Number of learned positions; `usize::MAX` if there are none.
     pub positions: usize,
-    /// Size of the vocabulary, where its first result is logits.
+    /// Size of the vocabulary, if the first result is logits.
     pub vocab: Option<usize>,
 }
 
@@ -172,7 +170,7 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// The sequences that choose.
+    /// The sequences that choose a token.
     pub fn choosing(&self) -> impl Iterator<Item = Choosing<'a>> + use<'a> {
         let outputs = self.outputs;
         self.placed().filter_map(move |(first, sequence)| {
@@ -182,10 +180,10 @@ impl<'a> Step<'a> {
         })
     }
 
-    /// Checks that a replay is within `limits` and that its parts agree.
+    /// Checks that a step is within `limits` and consistent.
     ///
     /// # Errors
-    /// What is too much, or does not fit.
+    /// The limit that is exceeded, or the parts that do not fit.
     pub fn check(&self, limits: &Limits) -> Result<()> {
         let (rows, outputs, sequences) =
             (self.tokens.len(), self.outputs.len(), self.sequences.len());
@@ -268,7 +266,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// That each sequence occurs once, and that nothing is written to a block that another sequence
+    /// Checks that each sequence occurs once, and that no block is written that another sequence
     /// has.
     fn check_apart(&self) -> Result<()> {
         for (i, one) in self.sequences.iter().enumerate() {
@@ -279,7 +277,7 @@ impl<'a> Step<'a> {
             for (group, table) in one.tables.iter().enumerate() {
                 let others = self.sequences.iter().enumerate().filter(|(j, _)| *j != i);
                 for block in one.written(table) {
-                    // Blocks that others only read are looked through in tests: there are many.
+                    // Debug builds also check blocks that others only read, of which there are many.
                     let taken = |other: &Sequence<'_>| match cfg!(debug_assertions) {
                         true => other.tables[group].blocks.contains(&block),
                         false => other.written(&other.tables[group]).any(|b| b == block),
@@ -297,8 +295,7 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Memory for the parts of a step that borrow, kept from one step to the next so that passing a
-/// step on allocates nothing.
+/// Reusable memory for the borrowed parts of a step, so that passing a step on allocates nothing.
 #[derive(Debug, Default)]
 pub struct StepMemory {
     tables: Vec<Table<'static>>,
@@ -306,16 +303,16 @@ pub struct StepMemory {
     sequences: Vec<Sequence<'static>>,
 }
 
-/// The memory of a vector, for elements of another lifetime: collecting an iterator of the vector's
-/// own elements, none of which is left, takes its place.
+/// Reuses the memory of a vector for elements of another lifetime: collecting the iterator of an
+/// emptied vector reuses its allocation.
 pub fn recycle<A, B>(mut memory: Vec<A>) -> Vec<B> {
     memory.clear();
     memory.into_iter().map(|_| unreachable!("it is empty")).collect()
 }
 
 impl StepMemory {
-    /// Calls `f` with `step` as a part of its Program sees it: with the tables of those `groups`
-    /// alone, and with its own `outputs` and `input`.
+    /// Calls `f` with the step as a part of the Program sees it: with the tables of the given
+    /// `groups` only, and with its own `outputs` and `input`.
     pub fn part<T>(
         &mut self,
         step: &Step<'_>,
@@ -341,15 +338,14 @@ impl StepMemory {
     }
 }
 
-/// A step that owns what it is made of, but for the Program's input, and keeps its memory from one
-/// step to the next.
+/// A step that owns its parts except the Program's input, and reuses its memory.
 #[derive(Debug)]
 pub struct OwnedStep {
     kind: Kind,
     tokens: Vec<u32>,
     outputs: Vec<u32>,
     sequences: Vec<OwnedSequence>,
-    /// How many of the sequences there are; the others are memory.
+    /// Number of valid sequences; further ones are spare memory.
     count: usize,
 }
 
@@ -360,7 +356,7 @@ struct OwnedSequence {
     position: u32,
     slot: u32,
     adapter: u32,
-    /// Blocks and the oldest index of each group, of which there are `groups`.
+    /// Blocks and oldest index of each group; the first `groups` are valid.
     tables: Vec<(Vec<u32>, u32)>,
     groups: usize,
     chooses: bool,
@@ -384,7 +380,7 @@ fn copy(to: &mut Vec<u32>, from: &[u32]) {
 }
 
 impl OwnedStep {
-    /// Becomes a copy of `step`, without its input.
+    /// Copies `step`, without its input.
     pub fn set(&mut self, step: &Step<'_>) {
         self.kind = step.kind;
         copy(&mut self.tokens, step.tokens);

@@ -1,26 +1,25 @@
-//! Weights: by their names in a Program, and how each is made of a file's tensors.
+//! Weights: their names in a Program, and the recipe by which each is made from a file's tensors.
 
 use formats::{Described, Encoded, Error, Result, Source, Tensors, shape};
 
-/// A weight by its canonical name, such as `blocks.3.attention.q`. Two are one weight only if their
-/// recipes are equal.
+/// A weight with its canonical name, such as `blocks.3.attention.q`. Two weights are the same only
+/// if their recipes are equal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Weight {
     /// Canonical name, the same for every file format.
     pub name: String,
     /// Row-major shape, outermost first.
     pub shape: Vec<usize>,
-    /// How it is made of the tensors of a model's files.
+    /// The recipe by which it is made from the tensors of the model's files.
     pub source: Source,
 }
 
 impl Weight {
-    /// What its recipe gives, as headers tell it: the encoding that a device packs, and the bytes
+    /// Describes the weight from headers alone: the encoding that a device packs, and the bytes
     /// that are read for it.
     ///
     /// # Errors
-    /// Tensors that are missing, or that cannot be used as the recipe says; another shape than the
-    /// weight's.
+    /// Tensors that are missing or that the recipe cannot use; a shape other than the weight's.
     pub fn describe(&self, tensors: &Tensors) -> Result<Described> {
         let described = self.source.describe(tensors).map_err(|e| self.named(e))?;
         if described.shape != self.shape {
@@ -37,7 +36,7 @@ impl Weight {
         Ok(self.describe(tensors)?.stored)
     }
 
-    /// The weight, encoded as [`Weight::describe`] says.
+    /// Reads the weight, in the encoding that [`Weight::describe`] names.
     ///
     /// # Errors
     /// As [`Weight::describe`].
@@ -46,7 +45,7 @@ impl Weight {
         self.source.read(tensors).map_err(|e| self.named(e))
     }
 
-    /// An error that begins with its name.
+    /// Puts the weight's name before an error's place.
     pub fn named(&self, error: Error) -> Error {
         Error { place: format!("{}: {}", self.name, error.place), ..error }
     }
