@@ -201,15 +201,23 @@ impl HostSampler {
             return Ok(choice);
         }
         let all = log_sum_exp(logits);
-        let logprob = |token: u32| (f64::from(logits[token as usize]) - all) as f32;
-        greatest(logits, likeliest);
-        likeliest.iter_mut().for_each(|found| found.logprob = logprob(found.token));
-        Ok(Choice { logprob: logprob(choice.token), ..choice })
+        find_likeliest(logits, all, likeliest);
+        let logprob = (f64::from(logits[choice.token as usize]) - all) as f32;
+        Ok(Choice { logprob, ..choice })
     }
 }
 
-/// Finds the tokens of the greatest logits in descending order; of equal logits, the lower token
-/// comes first.
+/// Fills `found` with the most likely tokens and their log-probabilities, in descending order; of
+/// equal logits, the lower token comes first. `all` is the `log_sum_exp` of the logits, of which
+/// there are as many as `found` at least.
+pub fn find_likeliest(logits: &[f32], all: f64, found: &mut [Choice]) {
+    greatest(logits, found);
+    for found in found {
+        found.logprob = (f64::from(found.logprob) - all) as f32;
+    }
+}
+
+/// Finds the tokens of the greatest logits in descending order, each with its logit.
 fn greatest(logits: &[f32], found: &mut [Choice]) {
     let mut count = 0;
     for (token, &logit) in logits.iter().enumerate() {

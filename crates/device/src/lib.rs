@@ -32,7 +32,7 @@ use std::fmt;
 use std::sync::atomic::AtomicBool;
 
 pub use cache::folder_of_user;
-pub use choose::{Outcome, Refusal};
+pub use choose::{Outcome, Refusal, find_likeliest};
 pub use cpu::free_memory;
 pub use formats::CacheType;
 use formats::{Encoding, Error, ErrorKind, Result, Tensors};

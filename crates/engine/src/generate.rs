@@ -118,7 +118,7 @@ impl Finish {
     }
 }
 
-/// One generated token.
+/// One token of a text: generated, or [scored](crate::Engine::score).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     /// Its id.

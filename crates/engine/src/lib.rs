@@ -28,6 +28,7 @@ mod request;
 mod resident;
 mod saved;
 mod schedule;
+mod score;
 mod sequences;
 mod session;
 mod slots;

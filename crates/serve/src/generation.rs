@@ -169,6 +169,24 @@ impl Generator {
         Ok(Turn { generator: self.clone(), _permit: permit })
     }
 
+    /// The tokens of a text with their log-probabilities and the `top` likeliest ones in their
+    /// places, as [`Engine::score`] tells them.
+    ///
+    /// # Errors
+    /// As [`Generator::start`].
+    pub(crate) async fn score(
+        self: &Arc<Self>,
+        text: &[u32],
+        top: usize,
+    ) -> Result<Vec<Token>, Problem> {
+        let _turn = self.turn(Instant::now() + self.limits.time).await?;
+        let (place, text) = (self.place(text), text.to_vec());
+        let score = move || place.engine().score(&[text], top, place.adapter());
+        let scored = tokio::task::spawn_blocking(score).await;
+        let scored = scored.map_err(|_| Problem::failed("a panic ended it"))?;
+        Ok(scored.map_err(|error| Problem::of_work(&error))?.concat())
+    }
+
     /// Waits for its turn.
     async fn queue(&self, deadline: Instant) -> Result<OwnedSemaphorePermit, Problem> {
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);

@@ -32,7 +32,7 @@ pub fn of_completion(tokenizer: Option<&Tokenizer>, tokens: &[Token]) -> Value {
     lists.take()
 }
 
-/// Lists of equal length, an entry for each token.
+/// What completions tell of the tokens of a text: lists of equal length, an entry for each token.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     tokens: Vec<String>,
@@ -47,10 +47,16 @@ impl Lists {
     /// Adds the next token of the text.
     pub(crate) fn add(&mut self, tokenizer: Option<&Tokenizer>, token: &Token) {
         let text = |id| tokenizer.map(|t| t.token_text(id)).unwrap_or_default();
-        let top = token.top_logprobs.iter().map(|&(id, logprob)| (text(id), logprob.into()));
+        let mut top = Map::new();
+        for &(id, logprob) in &token.top_logprobs {
+            // Tokens that are parts of characters share a text, which is the likeliest one's.
+            top.entry(text(id)).or_insert_with(|| logprob.into());
+        }
+        // The first token of a prompt stands behind nothing.
+        let nothing = token.logprob.is_none() && top.is_empty();
         self.tokens.push(text(token.id));
         self.logprobs.push(token.logprob);
-        self.top.push(Value::Object(top.collect::<Map<_, _>>()));
+        self.top.push(if nothing { Value::Null } else { top.into() });
         self.offsets.push(self.length);
         self.length += token.text.chars().count();
     }

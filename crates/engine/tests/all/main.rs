@@ -21,5 +21,6 @@ mod quantised;
 mod real_data;
 mod requests;
 mod saved;
+mod score;
 mod session;
 mod transformers;

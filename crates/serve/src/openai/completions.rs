@@ -10,7 +10,7 @@ use crate::catalogue::Held;
 use crate::demand::{Asked, GRAMMARS};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
 use crate::generation::{Done, Event, Work};
-use crate::logprobs::{Lists, of_completion};
+use crate::logprobs::Lists;
 use crate::models::Model;
 use crate::problem::Problem;
 use crate::reply::{Reply, Usage};
@@ -56,6 +56,9 @@ struct Ask {
     n: usize,
     /// The prompts that are put in front of the texts, if the request asks for that.
     echoes: Vec<String>,
+    /// The likeliest tokens to tell with each token of the prompts; `None` if no log-probabilities
+    /// of those are asked for.
+    scored: Option<usize>,
     streams: bool,
     with_usage: bool,
     logprobs: bool,
@@ -67,13 +70,25 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let ask = call.reading(|| read(&call, fields, model)).await?;
     let model = ask.model.clone();
     let head = Head::new(&call, "cmpl", "text_completion", &model);
+    let mut lists: Vec<Lists> = ask.work.iter().map(|_| Lists::default()).collect();
+    if let Some(top) = ask.scored {
+        let prompts = ask.work.chunks(ask.n).zip(ask.echoes.chunks(ask.n));
+        for (lists, (work, echoes)) in lists.chunks_mut(ask.n).zip(prompts) {
+            let mut tokens = model.generator.score(&work[0].prompt, top).await?;
+            // A token that begins every text is no part of this one.
+            let first = tokens.first_mut().filter(|first| !echoes[0].starts_with(&first.text));
+            first.into_iter().for_each(|first| first.text.clear());
+            for lists in lists {
+                tokens.iter().for_each(|token| lists.add(model.engine.tokenizer(), token));
+            }
+        }
+    }
     let replies: Vec<Reply> = ask.work.iter().map(|_| Reply::plain()).collect();
     let generating = model.generator.start(ask.work, &call.trail).await?;
     if ask.streams {
         let Ask { n, echoes, with_usage, logprobs, .. } = ask;
-        let told = echoes.iter().map(|_| Lists::default()).collect();
         let (total, first) = (Usage::default(), None);
-        let writer = Writer { head, model, n, logprobs, told, total, first };
+        let mut writer = Writer { head, model, n, logprobs, lists, total, first };
         let streamed = response(Framing::Events, |sender| async move {
             writer.begin(&sender, &echoes).await?;
             let usage = |writer: Writer| with_usage.then(|| writer.usage());
@@ -87,8 +102,9 @@ pub(crate) async fn answer(call: Call) -> Answered {
     for (index, (answer, echo)) in answers.iter().zip(&ask.echoes).enumerate() {
         total.add(&answer.metrics(), 0, index.is_multiple_of(ask.n));
         let finish = answer.finish().map(finish_reason);
-        let logprobs =
-            ask.logprobs.then(|| of_completion(model.engine.tokenizer(), &answer.tokens));
+        let lists = &mut lists[index];
+        answer.tokens.iter().for_each(|token| lists.add(model.engine.tokenizer(), token));
+        let logprobs = ask.logprobs.then(|| lists.take());
         let mut choice = json!({
             "index": index,
             "text": format!("{echo}{}", answer.content),
@@ -119,9 +135,7 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let n = n as usize;
     let (streams, with_usage) = streams(&fields)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
-    if echo && options.logprobs {
-        return Err(Problem::field("echo", "not supported beside logprobs"));
-    }
+    let scored = (echo && options.logprobs).then_some(options.top_logprobs);
     let prompts = prompts(&model, &fields)?;
     Asked::completions(&fields)?.constrain(&model, &[], false, &mut options)?;
     if prompts.len() * n > MOST_TEXTS {
@@ -137,7 +151,7 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
         }
     }
     let logprobs = options.logprobs;
-    Ok(Ask { model, fields, work, n, echoes, streams, with_usage, logprobs })
+    Ok(Ask { model, fields, work, n, echoes, scored, streams, with_usage, logprobs })
 }
 
 /// Each prompt's tokens and text: a string, a list of strings, tokens, or a list of lists of
@@ -175,8 +189,8 @@ struct Writer {
     model: Held,
     n: usize,
     logprobs: bool,
-    /// The log-probabilities of each text.
-    told: Vec<Lists>,
+    /// The log-probabilities of each text, as far as they have not been sent.
+    lists: Vec<Lists>,
     total: Usage,
     /// How the first text ended.
     first: Option<Done>,
@@ -187,8 +201,8 @@ impl Shape for Writer {
         match event {
             Event::Token(token) => {
                 let logprobs = self.logprobs.then(|| {
-                    self.told[index].add(self.model.engine.tokenizer(), &token);
-                    self.told[index].take()
+                    self.lists[index].add(self.model.engine.tokenizer(), &token);
+                    self.lists[index].take()
                 });
                 if token.text.is_empty() && logprobs.is_none() {
                     return Ok(());
@@ -212,9 +226,10 @@ impl Shape for Writer {
 
 impl Writer {
     /// Sends the prompts that are put in front.
-    async fn begin(&self, sender: &Sender, echoes: &[String]) -> Result<(), Gone> {
+    async fn begin(&mut self, sender: &Sender, echoes: &[String]) -> Result<(), Gone> {
         for (index, echo) in echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
-            sender.send(&self.chunk(index, echo, None, None)).await?;
+            let logprobs = self.logprobs.then(|| self.lists[index].take());
+            sender.send(&self.chunk(index, echo, logprobs, None)).await?;
         }
         Ok(())
     }

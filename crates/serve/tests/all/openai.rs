@@ -233,6 +233,55 @@ fn completions_continue_texts_as_they_stand() {
     assert_eq!(streamed.events().iter().filter_map(piece).collect::<String>(), story);
 }
 
+/// What programs that evaluate models ask for: the prompt's own log-probabilities, and none or one
+/// token behind it.
+#[test]
+fn a_prompt_that_is_repeated_has_log_probabilities() {
+    let ask = |extra: Value| {
+        let mut body = json!({ "model": "stories", "temperature": 0, "echo": true, "logprobs": 2 });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        post(shared(), "/v1/completions", &body)
+    };
+    let text = |object: &Value| object["choices"][0]["text"].as_str().unwrap().to_string();
+    let ids = engine().encode(&"Once upon a time".into()).unwrap();
+    let rows = engine().session().logits(&ids, delft::Rows::All).unwrap();
+    let told = ask(json!({ "prompt": [ids, ids[..1]], "max_tokens": 1 })).json();
+    let lists = &told["choices"][0]["logprobs"];
+    assert_eq!(lists["tokens"].as_array().unwrap().len(), ids.len() + 1);
+    assert!(lists["token_logprobs"][0].is_null() && lists["top_logprobs"][0].is_null(), "{lists}");
+    for (i, (row, &id)) in rows.rows().zip(&ids[1..]).enumerate() {
+        let expected = f64::from(row[id as usize]) - delft::log_sum_exp(row);
+        let found = lists["token_logprobs"][i + 1].as_f64().unwrap();
+        assert!((found - expected).abs() < 1e-3, "{i}: {found} {expected}");
+        let top = lists["top_logprobs"][i + 1].as_object().unwrap();
+        let best = top.values().filter_map(Value::as_f64).fold(f64::MIN, f64::max);
+        assert!(!top.is_empty() && best >= found, "{i}: {top:?}");
+    }
+    let offsets = lists["text_offset"].as_array().unwrap();
+    let (whole, last) = (text(&told), lists["tokens"][ids.len()].as_str().unwrap());
+    assert_eq!(offsets.last().unwrap(), whole.len() - last.len(), "{whole} {lists}");
+    assert_eq!(told["choices"][1]["logprobs"]["tokens"].as_array().unwrap().len(), 2);
+
+    let prompt = json!({ "prompt": "Once upon a time", "max_tokens": 0 });
+    let alone = ask(prompt).json();
+    assert_eq!(text(&alone), "Once upon a time");
+    // The token that begins every text is no part of it.
+    assert_eq!(alone["choices"][0]["logprobs"]["text_offset"][1], 0);
+    let own = &alone["choices"][0]["logprobs"]["token_logprobs"];
+    assert_eq!(
+        own.as_array().unwrap()[..],
+        lists["token_logprobs"].as_array().unwrap()[..ids.len()]
+    );
+
+    let streamed = ask(json!({ "prompt": "Once upon a time", "max_tokens": 2, "stream": true }));
+    let first = &streamed.events()[0]["choices"][0];
+    assert_eq!(first["text"], "Once upon a time");
+    assert_eq!(first["logprobs"]["token_logprobs"], *own);
+
+    let refused = ask(json!({ "prompt": [[]], "max_tokens": 1 }));
+    assert_eq!(refused.status, 400, "{refused:?}");
+}
+
 #[test]
 fn models_are_listed() {
     let list = get(shared(), "/v1/models").json();
