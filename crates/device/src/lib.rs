@@ -21,6 +21,7 @@ mod plan;
 #[cfg(any(feature = "cuda", feature = "sim"))]
 mod ranks;
 mod split;
+mod store;
 mod survey;
 #[cfg(test)]
 mod tests;
@@ -306,7 +307,8 @@ pub trait Device: Send + Sync {
     /// Names the first operation or form that is missing.
     fn check(&self, program: &Program) -> Result<()>;
 
-    /// Predicts the memory that `program` takes with a full context: one plan for each device, in
+    /// Predicts the memory that `program` takes with a full context, without the weights that the
+    /// device holds already for another Program: one plan for each device, in
     /// order.
     ///
     /// # Errors
@@ -318,7 +320,8 @@ pub trait Device: Send + Sync {
         options: &LoadOptions,
     ) -> Result<Vec<Plan>>;
 
-    /// Reads the weights of `program` from `tensors` and packs them for this device. `progress` is
+    /// Reads the weights of `program` from `tensors` and packs them for this device. Weights of the
+    /// same files that another Program on the device uses are shared with it instead. `progress` is
     /// called with bytes done and bytes in total.
     ///
     /// # Errors
@@ -331,6 +334,10 @@ pub trait Device: Send + Sync {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>>;
+
+    /// Bytes of weights that several executors of this device share, once for each executor beyond
+    /// the first: the sum of their [`Executor::memory`] minus this is what they hold together.
+    fn shared(&self) -> usize;
 
     /// Loads Programs for training.
     ///
@@ -566,6 +573,12 @@ pub trait Executor: Send {
 
     /// The memory it holds.
     fn memory(&self) -> Memory;
+
+    /// Whether its device is broken for good: nothing works on it any more, and the model must be
+    /// loaded on a device that is opened anew.
+    fn lost(&self) -> bool {
+        false
+    }
 
     /// Number of shape classes compiled so far.
     fn compiled(&self) -> usize;

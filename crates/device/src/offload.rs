@@ -81,6 +81,10 @@ impl Device for Offload {
         Ok([home, away].concat())
     }
 
+    fn shared(&self) -> usize {
+        self.home.shared() + self.away.shared()
+    }
+
     fn load(
         &self,
         program: Program,

@@ -9,7 +9,7 @@
 mod data_parallel;
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
 use formats::{Error, Result, Tensors};
@@ -45,12 +45,15 @@ pub(crate) trait Group: Send + Sync {
 pub(crate) struct Ranks {
     devices: Vec<Box<dyn Device>>,
     group: Arc<dyn Group>,
+    /// Held while one Program is asked for something: all-reduces of two Programs that ranks reach
+    /// in different orders would wait for each other.
+    turn: Arc<Mutex<()>>,
 }
 
 impl Ranks {
     /// Of devices that `group` joins, in the order of their ranks.
     pub(crate) fn new(devices: Vec<Box<dyn Device>>, group: Arc<dyn Group>) -> Ranks {
-        Ranks { devices, group }
+        Ranks { devices, group, turn: Arc::default() }
     }
 
     fn shards(&self, program: &Program) -> Result<Vec<Program>> {
@@ -82,6 +85,10 @@ impl Device for Ranks {
         Ok(plans.collect::<Result<Vec<_>>>()?.concat())
     }
 
+    fn shared(&self) -> usize {
+        self.devices.iter().map(|device| device.shared()).sum()
+    }
+
     fn load(
         &self,
         program: Program,
@@ -105,7 +112,8 @@ impl Device for Ranks {
         let start = |executor| Worker::start(executor, Arc::clone(&asked), Arc::clone(&self.group));
         let others = executors.map(start).collect::<Result<_>>()?;
         let (group, memory) = (Arc::clone(&self.group), StepMemory::default());
-        Ok(Box::new(RanksExecutor { first, others, asked, group, memory }))
+        let turn = Arc::clone(&self.turn);
+        Ok(Box::new(RanksExecutor { first, others, asked, group, turn, memory }))
     }
 
     fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {
@@ -123,6 +131,7 @@ enum Order {
     /// Copy the blocks that all are given.
     Copy,
     Memory,
+    Lost,
     Roof,
 }
 
@@ -134,6 +143,7 @@ enum Answer {
     Waited(Result<u64>),
     Copied(Result<()>),
     Memory(Memory),
+    Lost(bool),
     Roof(Roof),
 }
 
@@ -143,7 +153,7 @@ impl Answer {
             Answer::Submitted(done) => done.as_ref().err(),
             Answer::Waited(done) => done.as_ref().err(),
             Answer::Copied(done) => done.as_ref().err(),
-            Answer::Memory(_) | Answer::Roof(_) => None,
+            Answer::Memory(_) | Answer::Lost(_) | Answer::Roof(_) => None,
         }
     }
 }
@@ -167,6 +177,7 @@ impl Asked {
             Order::Wait(ticket) => Answer::Waited(executor.wait(ticket).map(|o| fingerprint(&o))),
             Order::Copy => Answer::Copied(executor.copy_blocks(self.group, &self.blocks)),
             Order::Memory => Answer::Memory(executor.memory()),
+            Order::Lost => Answer::Lost(executor.lost()),
             Order::Roof => Answer::Roof(executor.roof()),
         }
     }
@@ -256,6 +267,7 @@ struct RanksExecutor {
     others: Vec<Worker>,
     asked: Arc<RwLock<Asked>>,
     group: Arc<dyn Group>,
+    turn: Arc<Mutex<()>>,
     memory: StepMemory,
 }
 
@@ -267,6 +279,8 @@ impl RanksExecutor {
 
     /// Has all ranks do something, and says what the first says if none fails.
     fn all(&mut self, order: Order) -> Result<Answer> {
+        let turn = Arc::clone(&self.turn);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.group.mend()?;
         let told = self.others.iter().try_for_each(|worker| worker.tell(order));
         if told.is_err() {
@@ -346,6 +360,11 @@ impl Executor for RanksExecutor {
             _ => None,
         });
         Memory::sum(std::iter::once(self.first.memory()).chain(others))
+    }
+
+    fn lost(&self) -> bool {
+        let lost = |answer| matches!(answer, Answer::Lost(true));
+        self.first.lost() || self.others(Order::Lost).any(lost)
     }
 
     fn compiled(&self) -> usize {

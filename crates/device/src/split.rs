@@ -120,6 +120,10 @@ impl Device for Split {
         Ok(plans.concat())
     }
 
+    fn shared(&self) -> usize {
+        self.devices.iter().map(|device| device.shared()).sum()
+    }
+
     fn load(
         &self,
         program: Program,
@@ -254,6 +258,10 @@ impl Executor for SplitExecutor {
 
     fn memory(&self) -> Memory {
         Memory::sum(self.all().map(Executor::memory))
+    }
+
+    fn lost(&self) -> bool {
+        self.all().any(Executor::lost)
     }
 
     fn compiled(&self) -> usize {

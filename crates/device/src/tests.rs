@@ -2,6 +2,7 @@
 
 mod offload;
 mod operations;
+mod shared;
 pub(crate) mod together;
 
 use std::path::{Path, PathBuf};

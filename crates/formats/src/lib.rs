@@ -40,4 +40,4 @@ pub use pairing::Pairing;
 pub use quantised::{Integers, Quantised, Scheme};
 pub use safetensors::Safetensors;
 pub use source::{Described, Encoded, Origin, Source};
-pub use tensors::{Kind, Tensor, Tensors};
+pub use tensors::{Identity, Kind, Tensor, Tensors};

@@ -19,6 +19,43 @@ pub(crate) struct Map {
     bytes: Bytes,
 }
 
+/// Identity of a mapped file; see [`Map::stamp`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stamp {
+    /// Device, inode, length in bytes, then `mtime` and `ctime`, each in seconds and nanoseconds.
+    #[cfg(unix)]
+    File([i128; 7]),
+    #[cfg(not(unix))]
+    File {
+        path: PathBuf,
+        length: u64,
+        modified: std::time::SystemTime,
+    },
+    Program {
+        address: usize,
+        length: usize,
+    },
+}
+
+impl Stamp {
+    #[cfg(unix)]
+    fn of(file: &File, _: &Path) -> Option<Stamp> {
+        use std::os::unix::fs::MetadataExt;
+        let data = file.metadata().ok()?;
+        let (modified, changed) = (data.mtime(), data.ctime());
+        let times = [modified, data.mtime_nsec(), changed, data.ctime_nsec()].map(i128::from);
+        let [a, b, c, d] = times;
+        Some(Stamp::File([data.dev().into(), data.ino().into(), data.size().into(), a, b, c, d]))
+    }
+
+    #[cfg(not(unix))]
+    fn of(file: &File, path: &Path) -> Option<Stamp> {
+        let data = file.metadata().ok()?;
+        let (path, length) = (path.canonicalize().ok()?, data.len());
+        Some(Stamp::File { path, length, modified: data.modified().ok()? })
+    }
+}
+
 enum Bytes {
     File {
         /// Before the mapping, so that nobody watches over addresses that are free.
@@ -81,6 +118,17 @@ impl Map {
         };
         let error = Error::new(self.path.display(), format!("{size} bytes"), found);
         Err(error.hint("wait until nothing writes to it any more, or download it again"))
+    }
+
+    /// A stamp that differs from every other file's, and from this file's after a change; `None` if
+    /// the system does not provide one.
+    pub(crate) fn stamp(&self) -> Option<Stamp> {
+        match &self.bytes {
+            Bytes::File { file, .. } => Stamp::of(file, &self.path),
+            Bytes::Program { bytes, .. } => {
+                Some(Stamp::Program { address: bytes.as_ptr() as usize, length: bytes.len() })
+            }
+        }
     }
 
     /// The file's path.

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::error::clipped;
 use crate::folder::Folder;
 use crate::gguf::Gguf;
-use crate::map::Map;
+use crate::map::{Map, Stamp};
 use crate::{DType, Error, Location, Result};
 
 /// A view of one tensor in a mapped file.
@@ -71,6 +71,10 @@ impl Tensor<'_> {
 pub struct Tensors {
     source: Source,
 }
+
+/// Identity of a model's files at the time of the call: equal identities mean equal bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity(Vec<Stamp>);
 
 /// Where tensors come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,6 +231,12 @@ impl Tensors {
     /// threads overlap.
     pub fn touch(&self, bytes: &[u8]) {
         self.maps().any(|map| map.touch(bytes));
+    }
+
+    /// Identity of these files, which differs from other files' and from their own after a change;
+    /// `None` if the system does not provide one.
+    pub fn identity(&self) -> Option<Identity> {
+        self.maps().map(Map::stamp).collect::<Option<_>>().map(Identity)
     }
 
     fn maps(&self) -> Box<dyn Iterator<Item = &Map> + '_> {

@@ -36,7 +36,21 @@ pub(super) enum Weight {
     Vector(Vec<f32>),
 }
 
+/// The weights of all Programs on the device. The form of one is the rows of each expert's matrix,
+/// if it stacks several.
+pub(super) type Store = crate::store::Store<Option<usize>, Weight>;
+
+type Wanted<'a> = crate::store::Wanted<'a, Option<usize>, Weight>;
+
 impl Weight {
+    /// Bytes of memory it takes.
+    fn bytes(&self) -> usize {
+        match self {
+            Weight::Matrix(matrix) => matrix.resident_bytes(),
+            Weight::Vector(values) => size_of_val(values.as_slice()),
+        }
+    }
+
     /// Whether it is a matrix of floats rather than of quantised blocks.
     pub(super) fn is_float_matrix(&self) -> bool {
         matches!(self, Weight::Matrix(matrix) if !matrix.encoding().is_quantised())
@@ -48,7 +62,7 @@ pub(super) struct Loaded {
     pub(super) team: Arc<Team>,
     pub(super) isa: Isa,
     pub(super) program: Program,
-    pub(super) weights: Vec<Weight>,
+    pub(super) weights: Vec<Arc<Weight>>,
     /// Distinct rotations; their angles are computed once per step.
     pub(super) ropes: Vec<Rope>,
     /// The cache group of each layer.
@@ -107,13 +121,13 @@ impl CpuExecutor {
         program: Program,
         tensors: &Tensors,
         options: LoadOptions,
+        store: &Store,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
-        let planned = plan(&program, tensors, &options, team.count())?;
-        plan::check("cpu", &options, &planned, &|options| {
-            plan(&program, tensors, options, team.count())
-        })?;
-        let weights = load_weights(&program, tensors, &options, &team, progress)?;
+        let wanted = store.of(tensors, options.allow_nan);
+        let plan = |options: &LoadOptions| plan(&program, tensors, options, team.count(), &wanted);
+        plan::check("cpu", &options, &plan(&options)?, &plan)?;
+        let weights = load_weights(&program, tensors, &wanted, &options, &team, progress)?;
         let ropes = program.ropes();
         let caches = caches(&program, &options)?;
         let partials = partials(&program, &options, team.count());
@@ -180,8 +194,10 @@ pub(super) fn plan(
     tensors: &Tensors,
     options: &LoadOptions,
     threads: usize,
+    wanted: &Wanted<'_>,
 ) -> Result<Plan> {
     let weights = program.weights.iter().zip(experts::rows_of_one(program));
+    let weights = weights.filter(|(weight, each)| wanted.find(weight, each).is_none());
     let weights = weights.map(|(weight, each)| weight_bytes(weight, each, tensors));
     let mut weights = weights.collect::<Result<Vec<usize>>>()?;
     let (cache, reserved) = (
@@ -374,7 +390,7 @@ impl Padded {
 
 /// Values that are kept only in quantised form in steps of many rows: gate outputs whose single
 /// reader is a product with a quantised matrix.
-fn quantised_only(program: &Program, weights: &[Weight]) -> Vec<bool> {
+fn quantised_only(program: &Program, weights: &[Arc<Weight>]) -> Vec<bool> {
     let (uses, writers) = (program.uses(), program.writers());
     let mut quantised_only = vec![false; program.values.len()];
     let product = |node: &Node| node.op.product(node.weights.len());
@@ -392,14 +408,22 @@ fn quantised_only(program: &Program, weights: &[Weight]) -> Vec<bool> {
 fn load_weights(
     program: &Program,
     tensors: &Tensors,
+    wanted: &Wanted<'_>,
     options: &LoadOptions,
     team: &Team,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Vec<Weight>> {
+) -> Result<Vec<Arc<Weight>>> {
+    wanted.prune();
     let total = program.stored_bytes(tensors)?;
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
     for (weight, each) in program.weights.iter().zip(experts::rows_of_one(program)) {
+        if let Some(held) = wanted.find(weight, &each) {
+            weights.push(held);
+            done += weight.stored_bytes(tensors)?;
+            progress(done, total);
+            continue;
+        }
         let read = weight.read(tensors)?;
         let named = |error| weight.named(error);
         let (packed, not_finite) = match *weight.shape.as_slice() {
@@ -445,6 +469,8 @@ fn load_weights(
         if let Some(found) = not_finite.filter(|_| !options.allow_nan) {
             return Err(finite::refusal(weight, tensors, found));
         }
+        let packed = Arc::new(packed);
+        wanted.keep(weight, each, packed.bytes(), &packed);
         weights.push(packed);
         done += weight.stored_bytes(tensors)?;
         progress(done, total);
@@ -781,12 +807,8 @@ impl Executor for CpuExecutor {
     fn memory(&self) -> Memory {
         let seated = self.loaded.seats.iter().flatten().flatten().flatten();
         let adapters: usize = seated.map(Factors::bytes).sum();
-        let weight = |w: &Weight| match w {
-            Weight::Matrix(matrix) => matrix.resident_bytes(),
-            Weight::Vector(values) => size_of_val(values.as_slice()),
-        };
         Memory {
-            weights: self.loaded.weights.iter().map(weight).sum::<usize>() + adapters,
+            weights: self.loaded.weights.iter().map(|w| w.bytes()).sum::<usize>() + adapters,
             cache: self
                 .caches
                 .iter()
@@ -806,7 +828,7 @@ impl Executor for CpuExecutor {
         let loaded = &self.loaded;
         let read = loaded.weights.iter().zip(loaded.program.shares_read());
         let parts: Vec<(&[u8], f64)> = read
-            .filter_map(|(weight, share)| match weight {
+            .filter_map(|(weight, share)| match &**weight {
                 Weight::Matrix(matrix) if share > 0.0 => Some((matrix.bytes(), share)),
                 _ => None,
             })

@@ -27,6 +27,7 @@ use std::sync::Arc;
 pub struct Cpu {
     team: Arc<Team>,
     isa: Isa,
+    store: executor::Store,
 }
 
 impl Cpu {
@@ -37,7 +38,8 @@ impl Cpu {
     /// Zero threads, more than the system allows, or an unknown instruction set in `DELFT_ISA`.
     pub fn new(threads: Option<usize>) -> Result<Self> {
         let threads = threads.unwrap_or_else(team::default_threads);
-        Ok(Cpu { team: Arc::new(Team::new(threads)?), isa: Isa::detect()? })
+        let team = Arc::new(Team::new(threads)?);
+        Ok(Cpu { team, isa: Isa::detect()?, store: executor::Store::default() })
     }
 }
 
@@ -76,7 +78,9 @@ impl Device for Cpu {
         options: &LoadOptions,
     ) -> Result<Vec<Plan>> {
         self.check(program)?;
-        Ok(vec![executor::plan(&program.adapted(), tensors, options, self.team.count())?])
+        let wanted = self.store.of(tensors, options.allow_nan);
+        let program = program.adapted();
+        Ok(vec![executor::plan(&program, tensors, options, self.team.count(), &wanted)?])
     }
 
     fn load(
@@ -93,7 +97,12 @@ impl Device for Cpu {
             program.adapted(),
             tensors,
             options,
+            &self.store,
             progress,
         )?))
+    }
+
+    fn shared(&self) -> usize {
+        self.store.shared()
     }
 }

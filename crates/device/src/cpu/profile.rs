@@ -55,7 +55,7 @@ pub(super) fn profile(
 ) -> Profile {
     let mut operations = Vec::with_capacity(loaded.program.nodes.len());
     let (mut barriers, mut last) = (0.0, None);
-    let matrix = |weight: WeightId, rows| match &loaded.weights[weight.0] {
+    let matrix = |weight: WeightId, rows| match &*loaded.weights[weight.0] {
         Weight::Vector(_) => None,
         Weight::Matrix(matrix) => Some(work::Matrix {
             bytes: matrix.resident_bytes(),
@@ -88,7 +88,7 @@ pub(super) fn profile(
 
 /// The encoding of a node's matrices, if it has any and all are encoded alike.
 fn format(loaded: &Loaded, node: &Node) -> Option<Encoding> {
-    let mut all = node.weights.iter().filter_map(|w| match &loaded.weights[w.0] {
+    let mut all = node.weights.iter().filter_map(|w| match &*loaded.weights[w.0] {
         Weight::Matrix(matrix) => Some(matrix.encoding()),
         Weight::Vector(_) => None,
     });

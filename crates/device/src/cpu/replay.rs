@@ -146,14 +146,14 @@ impl Replay<'_> {
     }
 
     pub(super) fn matrix(&self, weight: WeightId) -> &Matrix {
-        match &self.loaded.weights[weight.0] {
+        match &*self.loaded.weights[weight.0] {
             Weight::Matrix(matrix) => matrix,
             Weight::Vector(_) => unreachable!("the verifier gives matrices rank 2"),
         }
     }
 
     pub(super) fn vector(&self, weight: WeightId) -> &[f32] {
-        match &self.loaded.weights[weight.0] {
+        match &*self.loaded.weights[weight.0] {
             Weight::Vector(values) => values,
             Weight::Matrix(_) => unreachable!("the verifier gives norms and biases rank 1"),
         }

@@ -9,7 +9,9 @@ use crate::tests::together::{Case, SEQUENCES, compare};
 #[test]
 fn sequences_compute_together_what_each_computes_alone() {
     for &isa in Isa::available() {
-        let cpu = |threads| Cpu { team: Arc::new(Team::new(threads).unwrap()), isa };
+        let store = executor::Store::default;
+        let cpu =
+            |threads| Cpu { team: Arc::new(Team::new(threads).unwrap()), isa, store: store() };
         let (one, others) = (cpu(1), [cpu(2), cpu(3)]);
         // Portable code is slow, and has no paths that the others have not.
         let count = if isa == Isa::Scalar { 20 } else { 64 };

@@ -145,14 +145,14 @@ impl<B: Backend> GpuExecutor<B> {
         program: Program,
         tensors: &Tensors,
         options: LoadOptions,
+        store: &weights::Store<B>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
+        let stored = store.of(tensors, options.allow_nan);
         let formats = weights::formats(&program, tensors, &[])?;
         let lowering = Lowering::new(program, backend.facts(), &options, formats)?;
-        let planned = sizes::plan(&*backend, &lowering, &options)?;
-        plan::check(backend.about().name, &options, &planned, &|options| {
-            sizes::plan(&*backend, &lowering, options)
-        })?;
+        let plan = |options: &LoadOptions| sizes::plan(&*backend, &lowering, options, &stored);
+        plan::check(backend.about().name, &options, &plan(&options)?, &plan)?;
         let limits = options.limits(&lowering.program);
         let windows = lowering.program.groups();
         if limits.blocks.len() != windows.len() {
@@ -162,7 +162,8 @@ impl<B: Backend> GpuExecutor<B> {
         let formats = &lowering.formats[..];
         let joined = &lowering.joined[..];
         let wanted = Wanted { formats, trained: &[], joined, allow_nan: options.allow_nan };
-        let weights = weights::load(&*backend, &lowering.program, tensors, &wanted, progress)?;
+        let program = &lowering.program;
+        let weights = weights::load(&*backend, program, tensors, &wanted, &stored, progress)?;
         let floats = |rope: &Rope| -> Vec<u8> {
             rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect()
         };
@@ -939,6 +940,10 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         };
         let partner = self.partner.iter().map(|partner| partner.executor.memory());
         Memory::sum(std::iter::once(own).chain(partner))
+    }
+
+    fn lost(&self) -> bool {
+        self.lost.is_some() || self.partner.iter().any(|partner| partner.executor.lost())
     }
 
     fn compiled(&self) -> usize {

@@ -409,8 +409,9 @@ pub trait Backend: Send + Sync + 'static {
 }
 
 /// The [`Device`] of a [`Backend`].
-pub struct GpuDevice<B> {
+pub struct GpuDevice<B: Backend> {
     backend: Arc<B>,
+    store: weights::Store<B>,
 }
 
 /// How steps are submitted to a GPU. In every mode the kernels of a shape class and their constants
@@ -445,7 +446,7 @@ impl Dispatch {
 impl<B: Backend> GpuDevice<B> {
     /// A device that runs on this backend.
     pub fn new(backend: B) -> Self {
-        GpuDevice { backend: Arc::new(backend) }
+        GpuDevice { backend: Arc::new(backend), store: weights::Store::<B>::default() }
     }
 }
 
@@ -488,7 +489,8 @@ impl<B: Backend> Device for GpuDevice<B> {
         let formats = weights::formats(program, tensors, &[])?;
         let (program, facts) = (program.clone(), self.backend.facts());
         let lowering = lower::Lowering::new(program, facts, options, formats)?;
-        Ok(vec![sizes::plan(&*self.backend, &lowering, options)?])
+        let wanted = self.store.of(tensors, options.allow_nan);
+        Ok(vec![sizes::plan(&*self.backend, &lowering, options, &wanted)?])
     }
 
     fn load(
@@ -500,8 +502,13 @@ impl<B: Backend> Device for GpuDevice<B> {
     ) -> Result<Box<dyn Executor>> {
         self.check(&program)?;
         let backend = Arc::clone(&self.backend);
-        let loaded = executor::GpuExecutor::load(backend, program, tensors, options, progress)?;
+        let loaded =
+            executor::GpuExecutor::load(backend, program, tensors, options, &self.store, progress)?;
         Ok(Box::new(loaded))
+    }
+
+    fn shared(&self) -> usize {
+        self.store.shared()
     }
 
     fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {

@@ -5,6 +5,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -40,6 +41,9 @@ pub struct Sim {
     meter: Arc<Meter>,
     /// The group of ranks that it belongs to, and its rank.
     rank: Option<(Arc<AllReduceGroup>, usize)>,
+    /// Launches left until it breaks for good, if it is to break.
+    left: Mutex<Option<usize>>,
+    broken: AtomicBool,
 }
 
 /// Sources compiled by this process; each takes about a second.
@@ -49,6 +53,14 @@ static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::Program>>>> =
 thread_local! {
     /// Launches of this thread until one fails.
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
+    /// Launches after which the next simulated GPU that this thread opens breaks.
+    static BREAKS: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Fault injection for tests: the next simulated GPU that this thread opens breaks for good after
+/// `launches` launches, as a lost device does. Devices opened after it work.
+pub fn break_next(launches: usize) {
+    BREAKS.set(Some(launches));
 }
 
 /// Fault injection for tests: after `launches` further launches, this thread's next launch on any
@@ -203,12 +215,27 @@ impl Sim {
 
     /// With `memory` bytes of memory.
     pub fn with_memory(engine: Engine, memory: usize) -> Sim {
-        Sim { engine, memory, meter: Arc::default(), rank: None }
+        let (left, broken) = (Mutex::new(BREAKS.take()), AtomicBool::new(false));
+        Sim { engine, memory, meter: Arc::default(), rank: None, left, broken }
     }
 
     /// Makes this device one of the ranks of a group.
     pub(crate) fn group(self, group: &Arc<AllReduceGroup>, rank: usize) -> Sim {
         Sim { rank: Some((Arc::clone(group), rank)), ..self }
+    }
+
+    /// Counts a launch against those that a device made to break has left.
+    fn lasts(&self) -> Result<()> {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *left {
+            None => return Ok(()),
+            Some(0) => self.broken.store(true, Ordering::SeqCst),
+            Some(left) => {
+                *left -= 1;
+                return Ok(());
+            }
+        }
+        Err(Error::new("sim", "a device that works", "one that was made to break"))
     }
 
     /// With as many bytes of memory as `DELFT_SIM_MEMORY` says; unlimited if it is not set.
@@ -390,6 +417,10 @@ impl Backend for Sim {
         self.write(to, &from.to_vec())
     }
 
+    fn lost(&self) -> bool {
+        self.broken.load(Ordering::SeqCst)
+    }
+
     fn has_peer(&self, _: &Sim) -> bool {
         true
     }
@@ -465,6 +496,7 @@ impl Backend for Sim {
     fn submit(&self, launches: &[Launch]) -> Result<()> {
         launches.iter().try_for_each(|launch| {
             counted()?;
+            self.lasts()?;
             match &launch.0 {
                 Work::Kernel(bound) => bound.run()?,
                 Work::Product(product) => product.run(),

@@ -94,6 +94,7 @@ pub(super) fn plan<B: Backend>(
     backend: &B,
     lowering: &Lowering,
     options: &LoadOptions,
+    wanted: &weights::Stored<'_, B>,
 ) -> Result<Plan> {
     let program = &lowering.program;
     let limits = options.limits(program);
@@ -115,7 +116,8 @@ pub(super) fn plan<B: Backend>(
     };
     Ok(Plan {
         host: false,
-        weights: weights::bytes(program, &lowering.formats) + lowering.adapters.bytes(),
+        weights: weights::missing::<B>(program, &lowering.formats, &lowering.joined, wanted)
+            + lowering.adapters.bytes(),
         cache: layers().map(|(i, layer)| block(layer) * blocks(i)).sum(),
         arena: sizes.arena,
         working: sizes.working() + rotations + sampling + copied.max().unwrap_or(0),

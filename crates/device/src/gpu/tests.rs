@@ -17,6 +17,7 @@ use tile::launch::Numbers;
 use super::executor::GpuExecutor;
 use super::group::AllReduceGroup;
 use super::sim::{Buffer, Engine, Launch, Pipeline, Sim};
+use super::weights::Store;
 use super::{Backend, Dispatch, Facts, GpuDevice, ProductShape};
 use crate::ranks::Ranks;
 use crate::tests::recorded;
@@ -297,7 +298,8 @@ fn load(backend: &Arc<Faulty>) -> GpuExecutor<Faulty> {
 fn load_as(backend: &Arc<Faulty>, dispatch: Dispatch) -> GpuExecutor<Faulty> {
     let (program, tensors) = model();
     let options = LoadOptions { dispatch, ..options() };
-    let load = GpuExecutor::load(Arc::clone(backend), program, &tensors, options, &mut |_, _| {});
+    let (backend, store) = (Arc::clone(backend), Store::<Faulty>::default());
+    let load = GpuExecutor::load(backend, program, &tensors, options, &store, &mut |_, _| {});
     load.unwrap()
 }
 
@@ -425,7 +427,8 @@ fn after_a_failure_of_one_rank_all_go_on() {
         let sim = |rank| Faulty::new(Sim::new(Engine::Interpreter).group(&group, rank));
         let backends = [sim(0), sim(1)];
         let device = |backend: &Arc<Faulty>| {
-            Box::new(GpuDevice { backend: Arc::clone(backend) }) as Box<dyn Device>
+            Box::new(GpuDevice { backend: Arc::clone(backend), store: Store::<Faulty>::default() })
+                as Box<dyn Device>
         };
         let group = Ranks::new(backends.iter().map(device).collect(), group.clone());
         let (program, tensors) = model();
@@ -515,8 +518,9 @@ fn a_model_too_large_is_refused_with_figures_before_anything_is_allocated() {
     let (program, tensors) = model();
     let backend = Faulty::new(Sim::with_memory(Engine::Interpreter, 400_000));
     let options = LoadOptions { context: vec![16], ..options() };
+    let store = Store::<Faulty>::default();
     let loaded =
-        GpuExecutor::load(Arc::clone(&backend), program, &tensors, options, &mut |_, _| {});
+        GpuExecutor::load(Arc::clone(&backend), program, &tensors, options, &store, &mut |_, _| {});
     let why = loaded.err().unwrap().to_string();
     assert!(why.contains("weights") && why.contains("MiB free") && why.contains("hint"), "{why}");
     assert_eq!(backend.usage().unwrap().peak, 0);

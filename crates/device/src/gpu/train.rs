@@ -113,7 +113,10 @@ impl<B: Backend> GpuTrainer<B> {
         let rounded = if scalar == Scalar::F32 { 0 } else { matrices / 4 * scalar.bytes() };
         room(&*backend, weights::bytes(whole, &formats) + rounded)?;
         let wanted = Wanted { formats: &formats, trained: &trained, joined: &[], allow_nan: false };
-        let mut loaded = weights::load(&*backend, whole, tensors, &wanted, &mut |_, _| {})?;
+        let store = weights::Store::<B>::default();
+        let stored = store.of(tensors, wanted.allow_nan);
+        let mut loaded =
+            weights::load(&*backend, whole, tensors, &wanted, &stored, &mut |_, _| {})?;
         let master = backend.buffer(end.max(ALIGN))?;
         let operands = backend.buffer(rounded.max(ALIGN))?;
         let inverses = backend.buffer((end - matrices).max(4))?;

@@ -7,6 +7,8 @@
 
 mod packer;
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use formats::{Encoded, Encoding, Error, NotFinite, Result, Tensors};
 use ops::packed::{Format, Layout};
 use program::{Program, WeightId};
@@ -25,8 +27,55 @@ pub(super) struct Weight<B> {
     pub(super) bytes: usize,
     /// Of the file, if it is a matrix.
     pub(super) encoding: Option<Encoding>,
-    /// Of the first of those that are joined: all of them.
+    /// The whole buffer, on the first matrix of a joined group.
     pub(super) joined: Option<B>,
+    /// Keeps the allocation in the device's store: on the first weight of each allocation.
+    stored: Option<Arc<Mutex<B>>>,
+}
+
+/// How an allocation of weights lies on the device.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Form {
+    format: Option<Format>,
+    /// The matrices joined behind the first.
+    joined: Vec<(program::Weight, Option<Format>)>,
+}
+
+/// The weights of all Programs on the device: one entry for each allocation, named by its first
+/// weight.
+pub(super) type Store<B> = crate::store::Store<Form, Mutex<<B as Backend>::Buffer>>;
+
+/// The view that one Program has of a [`Store`].
+pub(super) type Stored<'a, B> = crate::store::Wanted<'a, Form, Mutex<<B as Backend>::Buffer>>;
+
+/// Weights that share a buffer: the groups that are joined, and each other weight alone; in the
+/// order of their first weights.
+fn allocations(program: &Program, joined: &[Vec<WeightId>]) -> Vec<Vec<WeightId>> {
+    let of = |id| match joined.iter().find(|group| group.contains(&id)) {
+        None => Some(vec![id]),
+        Some(group) => (group.iter().min_by_key(|own| own.0) == Some(&id)).then(|| group.clone()),
+    };
+    (0..program.weights.len()).filter_map(|id| of(WeightId(id))).collect()
+}
+
+/// The form of an allocation.
+fn form(program: &Program, formats: &[Option<Format>], group: &[WeightId]) -> Form {
+    let behind = group[1..].iter().map(|id| (program.weights[id.0].clone(), formats[id.0]));
+    Form { format: formats[group[0].0], joined: behind.collect() }
+}
+
+/// Bytes of the weights that are not on the device yet.
+pub(super) fn missing<B: Backend>(
+    program: &Program,
+    formats: &[Option<Format>],
+    joined: &[Vec<WeightId>],
+    stored: &Stored<'_, B>,
+) -> usize {
+    let absent = |group: &Vec<WeightId>| {
+        stored.find(&program.weights[group[0].0], &form(program, formats, group)).is_none()
+    };
+    let missing = allocations(program, joined).into_iter().filter(absent).flatten();
+    missing.map(|id| size(&program.weights[id.0], formats[id.0])).sum()
 }
 
 /// How each matrix will be packed: as its recipe encodes it; none for those that are `trained`.
@@ -104,8 +153,10 @@ pub(super) fn load<B: Backend>(
     program: &Program,
     tensors: &Tensors,
     &Wanted { formats, trained, joined, allow_nan }: &Wanted<'_>,
+    stored: &Stored<'_, B>,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Weight<B::Buffer>>> {
+    stored.prune();
     let total = program.stored_bytes(tensors)?;
     let mut loader = Loader {
         backend,
@@ -114,54 +165,51 @@ pub(super) fn load<B: Backend>(
     };
     let mut done = 0;
     let mut weights = Vec::with_capacity(program.weights.len());
-    // The buffer of each group of which one has come.
-    let mut groups: Vec<Option<B::Buffer>> = vec![None; joined.len()];
-    let of = |id: &WeightId| size(&program.weights[id.0], formats[id.0]);
+    let size = |id: WeightId| size(&program.weights[id.0], formats[id.0]);
     let absent = if trained.is_empty() { None } else { Some(backend.buffer(4)?) };
-    for (id, (weight, format)) in program.weights.iter().zip(formats).enumerate() {
-        if let Some(absent) = absent.as_ref().filter(|_| trained.contains(&WeightId(id))) {
-            let bytes = size(weight, None);
-            let buffer = absent.clone();
-            weights.push(Weight { buffer, bytes, encoding: None, joined: None });
+    for group in allocations(program, joined) {
+        let first = group[0];
+        if let Some(absent) = absent.as_ref().filter(|_| trained.contains(&first)) {
+            let (buffer, bytes) = (absent.clone(), size(first));
+            weights.push((
+                first,
+                Weight { buffer, bytes, encoding: None, joined: None, stored: None },
+            ));
             continue;
         }
-        let read = weight.read(tensors)?;
-        let place = joined.iter().zip(&mut groups).find_map(|(group, whole)| {
-            Some((group, group.iter().position(|other| other.0 == id)?, whole))
-        });
-        let (buffer, all) = match place {
-            None => (backend.buffer(size(weight, *format))?, None),
-            Some((group, at, whole)) => {
-                let all = match whole {
-                    Some(all) => all.clone(),
-                    None => {
-                        let all = backend.buffer(group.iter().map(of).sum())?;
-                        whole.insert(all).clone()
-                    }
-                };
-                let start = group[..at].iter().map(of).sum();
-                let part = backend.part(&all, start..start + size(weight, *format))?;
-                (part, (at == 0).then_some(all))
-            }
+        let form = form(program, formats, &group);
+        let held = stored.find(&program.weights[first.0], &form);
+        let whole = match &held {
+            Some(held) => held.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            None => backend.buffer(group.iter().map(|id| size(*id)).sum())?,
         };
-        let found = match layout(weight, *format) {
-            Some(layout) => loader.matrix(&read, &layout, &buffer),
-            None if weight.shape.len() == 1 => loader.vector(&read, &buffer),
-            None => {
-                let shape = format!("{:?}", weight.shape);
-                return Err(Error::new(&weight.name, "rank 1 or 2", shape));
-            }
-        };
-        if let Some(found) = found.map_err(|e| weight.named(e))? {
-            return Err(finite::refusal(weight, tensors, found));
+        let (mut start, at) = (0, weights.len());
+        for &id in &group {
+            let (weight, bytes) = (&program.weights[id.0], size(id));
+            let buffer = match group.len() {
+                1 => whole.clone(),
+                _ => backend.part(&whole, start..start + bytes)?,
+            };
+            start += bytes;
+            let encoding = match held {
+                Some(_) => weight.describe(tensors)?.encoding,
+                None => loader.weight(weight, formats[id.0], tensors, &buffer)?,
+            };
+            let encoding = formats[id.0].map(|_| encoding);
+            weights.push((id, Weight { buffer, bytes, encoding, joined: None, stored: None }));
+            done += weight.stored_bytes(tensors)?;
+            progress(done, total);
         }
-        let (bytes, encoding) = (size(weight, *format), format.map(|_| read.encoding));
-        weights.push(Weight { buffer, bytes, encoding, joined: all });
-        weight.source.release(tensors);
-        done += weight.stored_bytes(tensors)?;
-        progress(done, total);
+        let held = held.unwrap_or_else(|| {
+            let held = Arc::new(Mutex::new(whole.clone()));
+            stored.keep(&program.weights[first.0], form, start, &held);
+            held
+        });
+        let first = &mut weights[at].1;
+        (first.stored, first.joined) = (Some(held), (group.len() > 1).then_some(whole));
     }
-    Ok(weights)
+    weights.sort_by_key(|(id, _)| id.0);
+    Ok(weights.into_iter().map(|(_, weight)| weight).collect())
 }
 
 /// What takes weights to a device.
@@ -173,6 +221,30 @@ struct Loader<'a, B: Backend> {
 }
 
 impl<B: Backend> Loader<'_, B> {
+    /// Reads a weight and puts it into a buffer. Returns its encoding in the file.
+    fn weight(
+        &mut self,
+        weight: &program::Weight,
+        format: Option<Format>,
+        tensors: &Tensors,
+        to: &B::Buffer,
+    ) -> Result<Encoding> {
+        let read = weight.read(tensors)?;
+        let found = match layout(weight, format) {
+            Some(layout) => self.matrix(&read, &layout, to),
+            None if weight.shape.len() == 1 => self.vector(&read, to),
+            None => {
+                let shape = format!("{:?}", weight.shape);
+                return Err(Error::new(&weight.name, "rank 1 or 2", shape));
+            }
+        };
+        if let Some(found) = found.map_err(|e| weight.named(e))? {
+            return Err(finite::refusal(weight, tensors, found));
+        }
+        weight.source.release(tensors);
+        Ok(read.encoding)
+    }
+
     /// Packs a matrix to a buffer. The first of its weights that is not finite ends it, if they
     /// must be.
     fn matrix(

@@ -115,7 +115,8 @@ fn load_without_experts(
     let away = LoadOptions { blocks: vec![], context: vec![], ..options.clone() };
     let other = other.load(both.away, &tensors, away, &mut |_, _| {}).unwrap();
     let backend = Arc::clone(backend);
-    let home = GpuExecutor::load(backend, both.home, &tensors, options, &mut |_, _| {});
+    let store = Store::<Faulty>::default();
+    let home = GpuExecutor::load(backend, both.home, &tensors, options, &store, &mut |_, _| {});
     let mut home = home.unwrap();
     home.join(other).unwrap();
     home
@@ -260,7 +261,8 @@ fn a_past_that_changed_changes_the_choice() {
 fn load_batched(backend: &Arc<Faulty>, dispatch: Dispatch) -> GpuExecutor<Faulty> {
     let (program, tensors) = model();
     let options = LoadOptions { dispatch, sequences: 4, batched: true, ..options() };
-    let load = GpuExecutor::load(Arc::clone(backend), program, &tensors, options, &mut |_, _| {});
+    let (backend, store) = (Arc::clone(backend), Store::<Faulty>::default());
+    let load = GpuExecutor::load(backend, program, &tensors, options, &store, &mut |_, _| {});
     load.unwrap()
 }
 
