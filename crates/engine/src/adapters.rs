@@ -7,10 +7,10 @@ use crate::fingerprint::fingerprint;
 use crate::load::{Engine, Shared};
 use adapters::{Base, File, MadeFor, shortened};
 use formats::{Error, ErrorKind, Hint, Location, Result, Setting, Tensors};
-use models::Config;
+use models::{Config, Ending};
 use program::Program;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// An adapter and how strongly it is applied.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,7 +40,7 @@ pub struct Adapters {
 pub struct Adapter(Arc<Seated>);
 
 struct Seated {
-    path: PathBuf,
+    file: AdapterFile,
     seat: u32,
     number: u64,
     seats: Seats,
@@ -54,7 +54,7 @@ impl Drop for Seated {
 
 impl std::fmt::Debug for Adapter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Adapter({})", self.0.path.display())
+        write!(f, "Adapter({})", self.0.file.path.display())
     }
 }
 
@@ -67,7 +67,12 @@ impl PartialEq for Adapter {
 impl Adapter {
     /// Its file or folder.
     pub fn path(&self) -> &std::path::Path {
-        &self.0.path
+        &self.0.file.path
+    }
+
+    /// What it was read from.
+    pub(crate) fn file(&self) -> &AdapterFile {
+        &self.0.file
     }
 
     /// Where the device has it.
@@ -96,6 +101,7 @@ struct Free {
     free: Vec<u32>,
     /// Adapters that there were.
     count: u64,
+    seated: Vec<Weak<Seated>>,
 }
 
 /// The seats that are free.
@@ -105,7 +111,7 @@ pub(crate) struct Seats(Arc<Mutex<Free>>);
 impl Seats {
     pub(crate) fn new(count: usize) -> Seats {
         let free = (1..=count as u32).rev().collect();
-        Seats(Arc::new(Mutex::new(Free { free, count: 0 })))
+        Seats(Arc::new(Mutex::new(Free { free, ..Free::default() })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Free> {
@@ -121,14 +127,22 @@ impl Seats {
         }
     }
 
-    fn take(&self, path: PathBuf) -> Result<Adapter> {
+    /// Those that are seated.
+    pub(crate) fn seated(&self) -> Vec<Adapter> {
+        self.lock().seated.iter().filter_map(Weak::upgrade).map(Adapter).collect()
+    }
+
+    fn take(&self, file: AdapterFile) -> Result<Adapter> {
         let mut free = self.lock();
         let seat = free.free.pop().ok_or_else(|| {
-            let error = Error::new(path.display(), "a free seat for an adapter", "none");
+            let error = Error::new(file.path.display(), "a free seat for an adapter", "none");
             error.of(ErrorKind::Busy).hint("drop another adapter, or load the engine for more")
         })?;
         free.count += 1;
-        Ok(Adapter(Arc::new(Seated { path, seat, number: free.count, seats: self.clone() })))
+        let seated = Arc::new(Seated { file, seat, number: free.count, seats: self.clone() });
+        free.seated.retain(|seated| seated.strong_count() > 0);
+        free.seated.push(Arc::downgrade(&seated));
+        Ok(Adapter(seated))
     }
 }
 
@@ -155,7 +169,7 @@ fn open(file: &AdapterFile, tensors: &Tensors) -> Result<File> {
 /// Adapters before their model is loaded.
 pub(crate) struct Opened {
     /// Each with its file.
-    resolved: Vec<(PathBuf, program::Adapter)>,
+    resolved: Vec<(AdapterFile, program::Adapter)>,
     /// Room on the device.
     pub(crate) seats: device::Seats,
     /// A line for each that does not say which model it was made for.
@@ -186,7 +200,7 @@ impl Opened {
                 warnings
                     .push(format!("{path}: does not say which model it was made for, but fits"));
             }
-            Ok((file.path.clone(), shortened(&base, adapter)?))
+            Ok((file.clone(), shortened(&base, adapter)?))
         };
         let resolved = wanted.files.iter().map(resolve).collect::<Result<Vec<_>>>()?;
         let ranks = resolved.iter().map(|(_, adapter)| adapter.rank());
@@ -206,8 +220,8 @@ impl Opened {
         executor: &mut dyn device::Executor,
     ) -> Result<Vec<Adapter>> {
         let mut all = Vec::new();
-        for (path, adapter) in self.resolved {
-            let seated = seats.take(path)?;
+        for (file, adapter) in self.resolved {
+            let seated = seats.take(file)?;
             executor.seat(seated.seat(), Some(&adapter))?;
             all.push(seated);
         }
@@ -230,22 +244,31 @@ impl Engine {
     /// for, or of a greater rank.
     pub fn adapt(&self, file: &AdapterFile) -> Result<Adapter> {
         let shared: &Shared = &self.0;
-        let seated = shared.seats.take(file.path.clone())?;
+        let seated = shared.seats.take(file.clone())?;
         let tensors = Tensors::open(shared.location.clone())?;
-        let ignore_keys = shared.options.ignore_keys.clone();
-        let read = models::Options {
-            ignore_keys,
-            context: Some(shared.info.context),
-            ending: shared.options.ending,
-        };
-        let program = program::fuse(&models::load(&tensors, &read)?.record(false)?);
-        let base = Base { config: &shared.config, program: &program, tensors: &tensors };
-        let adapter = open(file, &tensors)?.resolve(&base, file.scale)?;
-        let adapter = shortened(&base, adapter)?;
-        tensors.whole()?;
-        shared.executor().seat(seated.seat(), Some(&adapter))?;
+        for part in self.enabled() {
+            let adapter = resolve(&part, part.options.ending, &tensors, file)?;
+            tensors.whole()?;
+            part.executor().seat(seated.seat(), Some(&adapter))?;
+        }
         Ok(seated)
     }
+}
+
+/// Reads an adapter for a part of a model.
+pub(crate) fn resolve(
+    shared: &Shared,
+    ending: Ending,
+    tensors: &Tensors,
+    file: &AdapterFile,
+) -> Result<program::Adapter> {
+    let ignore_keys = shared.options.ignore_keys.clone();
+    let context = Some(shared.info.context);
+    let read = models::Options { ignore_keys, context, ending };
+    let program = program::fuse(&models::load(tensors, &read)?.record(false)?);
+    let base = Base { config: &shared.config, program: &program, tensors };
+    let adapter = open(file, tensors)?.resolve(&base, file.scale)?;
+    shortened(&base, adapter)
 }
 
 /// Writes a model with an adapter merged into it: a folder like the model's own, in the types that

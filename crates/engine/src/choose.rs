@@ -11,6 +11,7 @@ use device::{Device, Offload, Place, Plan, Split, SplitMode};
 use formats::{Error, Hint, Result, Setting, Tensors};
 use models::Ending;
 use program::{Group, Program};
+use std::sync::Arc;
 
 /// Names the place that [`Place::Auto`] is.
 const VARIABLE: &str = "DELFT_DEVICE";
@@ -28,6 +29,8 @@ pub(crate) struct Recorded<'a> {
     pub(crate) trained: usize,
     /// Room for adapters on the device.
     pub(crate) seats: device::Seats,
+    /// The device that it is to be on, and each of those that it consists of; else one is opened.
+    pub(crate) kept: Option<(Arc<dyn Device>, Vec<Place>)>,
 }
 
 /// A model's Program on a device that is open, and what it will take there.
@@ -35,7 +38,7 @@ pub(crate) struct Chosen {
     pub(crate) program: Program,
     /// With the place where it runs.
     pub(crate) options: LoadOptions,
-    pub(crate) device: Box<dyn Device>,
+    pub(crate) device: Arc<dyn Device>,
     /// Each device, in the order of the plans.
     pub(crate) places: Vec<Place>,
     pub(crate) load: device::LoadOptions,
@@ -112,7 +115,13 @@ fn lack(plans: &[Plan]) -> String {
 /// is loaded.
 fn on(model: &Recorded<'_>, options: &LoadOptions, place: Place) -> Result<Chosen> {
     let options = LoadOptions { device: place, ..options.clone() };
-    let (device, places) = open(&options, model.program.layers.len())?;
+    let (device, places) = match &model.kept {
+        Some(kept) => kept.clone(),
+        None => {
+            let (device, places) = open(&options, model.program.layers.len())?;
+            (Arc::from(device), places)
+        }
+    };
     let whole = options.context.unwrap_or(model.trained);
     let mut chosen = lay_out(model, options, device, places, whole)?;
     if chosen.fits() || chosen.options.context.is_some() {
@@ -140,7 +149,7 @@ impl Chosen {
 fn lay_out(
     model: &Recorded<'_>,
     options: LoadOptions,
-    device: Box<dyn Device>,
+    device: Arc<dyn Device>,
     places: Vec<Place>,
     context: usize,
 ) -> Result<Chosen> {
@@ -255,7 +264,8 @@ mod tests {
             &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
         );
         let seats = device::Seats::default();
-        test(&Recorded { tensors: &tensors, program: &program, trained, seats })
+        let kept = None;
+        test(&Recorded { tensors: &tensors, program: &program, trained, seats, kept })
     }
 
     fn sim() -> Place {

@@ -2,6 +2,7 @@
 //! a text.
 
 use crate::adapters::Adapter;
+use crate::events::Capability;
 use crate::generate::check_logits;
 use crate::load::{Engine, Shared};
 use crate::session::Session;
@@ -24,7 +25,7 @@ impl Engine {
         labels: &[Vec<u32>],
         adapter: Option<&Adapter>,
     ) -> Result<Vec<Vec<f64>>> {
-        let shared: &Shared = &self.0;
+        let shared: &Shared = &self.part(Capability::Generate);
         if labels.is_empty() || labels.iter().any(Vec::is_empty) {
             let found = if labels.is_empty() { "none" } else { "one without tokens" };
             return Err(Error::new("labels", "labels of at least one token each", found));

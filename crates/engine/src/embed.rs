@@ -5,11 +5,14 @@
 //! GGUF's `pooling_type`, say it.
 
 use crate::adapters::Adapter;
+use crate::events::Capability;
 use crate::load::{Engine, Shared};
+use crate::session::Session;
 use crate::together::{Text, Work, compute};
 use formats::{Error, ErrorKind, Folder, Result, Tensors};
 use serde_json::Value;
 use std::path::{Component, Path};
+use std::sync::Arc;
 
 /// Which hidden states of a text its embedding is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,7 +164,7 @@ pub struct EmbedOptions {
 impl Engine {
     /// How it makes embeddings; `None` unless it was loaded to end in hidden states.
     pub fn embedding_form(&self) -> Option<EmbeddingForm> {
-        self.0.embeds
+        self.part(Capability::Embed).embeds
     }
 
     /// The embeddings of several texts, computed together as far as there is room: of each text's
@@ -172,7 +175,7 @@ impl Engine {
     /// not fit the context, or has tokens outside the vocabulary; more dimensions than the model
     /// has; another engine's adapter; hidden states that are not finite.
     pub fn embed(&self, texts: &[Vec<u32>], options: &EmbedOptions) -> Result<Vec<Vec<f32>>> {
-        let shared: &Shared = &self.0;
+        let shared = self.part(Capability::Embed);
         let form = shared.embeds.ok_or_else(|| {
             Error::new("embeddings", "a model that was loaded for them", "one that generates")
         })?;
@@ -189,8 +192,8 @@ impl Engine {
             shared.check(tokens, 0).map_err(of_text)?;
         }
         let (adapter, sums) = (options.adapter.as_ref(), vec![vec![0.0; dimensions]; texts.len()]);
-        let mut work = Pooled { engine: self, texts, form, adapter, begun: 0, sums };
-        compute(shared, &mut work)?;
+        let mut work = Pooled { shared: &shared, texts, form, adapter, begun: 0, sums };
+        compute(&shared, &mut work)?;
         let finish = |(i, (sum, tokens)): (usize, (Vec<f64>, &Vec<u32>))| {
             if !sum.iter().all(|x| x.is_finite()) {
                 let place = format!("text {i}: hidden states");
@@ -205,7 +208,7 @@ impl Engine {
 
 /// Adds up the hidden states that embeddings are made of.
 struct Pooled<'a> {
-    engine: &'a Engine,
+    shared: &'a Arc<Shared>,
     texts: &'a [Vec<u32>],
     form: EmbeddingForm,
     adapter: Option<&'a Adapter>,
@@ -221,7 +224,7 @@ impl Work for Pooled<'_> {
             return Ok(None);
         };
         self.begun += 1;
-        let mut session = self.engine.session();
+        let mut session = Session::new(self.shared.clone());
         session.set_adapter(self.adapter.cloned())?;
         let wanted = match self.form.pooling {
             Pooling::First => 0..1,

@@ -2,6 +2,7 @@
 
 use crate::constraint::{self, Constrained, ConstraintSource};
 use crate::load::Shared;
+use crate::parts::Inside;
 use crate::peak_rss_bytes;
 use crate::session::Session;
 use crate::text::Text;
@@ -193,6 +194,7 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 pub struct Generation<'a> {
     session: &'a mut Session,
     shared: Arc<Shared>,
+    _inside: Inside,
     options: GenerateOptions,
     constraint: Option<Constrained>,
     /// Prompt and generated tokens: what penalties look back on.
@@ -212,6 +214,8 @@ impl<'a> Generation<'a> {
         options: &GenerateOptions,
     ) -> Result<Self> {
         shared.check_start(&prompt, &options.sampling)?;
+        shared.ready()?;
+        let inside = shared.enter()?;
         let constraint = Constrained::start(options, shared.config.vocab)?;
         let reused = session.reuse(&prompt);
         session.check(&prompt[reused..])?;
@@ -229,6 +233,7 @@ impl<'a> Generation<'a> {
             finish: None,
             session,
             shared,
+            _inside: inside,
         })
     }
 

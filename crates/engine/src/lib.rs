@@ -13,11 +13,13 @@ mod constraint;
 pub mod convert;
 mod defaults;
 mod embed;
+mod events;
 mod fingerprint;
 mod follow;
 mod generate;
 pub mod importance;
 mod load;
+mod parts;
 mod pool;
 mod prefix;
 mod prepare;
@@ -46,6 +48,7 @@ pub use device::{
     share_heaps, survey,
 };
 pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
+pub use events::{Capability, Events, Lifecycle, Stage};
 pub use fingerprint::fingerprint;
 pub use generate::{
     CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token, check_logits,

@@ -2,6 +2,8 @@
 
 use crate::adapters::{self, Adapter, Adapters, Seats};
 use crate::embed::EmbeddingForm;
+use crate::events::{Capability, Events, Stage};
+use crate::parts::{Gate, Home};
 use crate::pool::Pool;
 use crate::prefix::{Key, Prefixes};
 use crate::prepare::Prepared;
@@ -9,11 +11,12 @@ use crate::prompt::Prompt;
 use crate::session::Session;
 use crate::slots::Slots;
 use crate::worker::Inbox;
-use device::{About, CacheType, Dispatch, Executor, Limits, Memory, Place, Plan, Roof, SplitMode};
+use device::{About, CacheType, Dispatch, Executor, Limits, Place, Plan, Roof, SplitMode};
 use formats::{Error, Hint, Location, Result, Setting, Tensors};
 use models::{Config, Ending};
 use ops::sample::Options;
 use program::{CacheLayer, Group};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokens::{ChatTemplate, Tokenizer};
@@ -62,6 +65,8 @@ pub struct LoadOptions {
     pub ignore_keys: Vec<String>,
     /// Adapters on top of the model.
     pub adapters: Adapters,
+    /// Listeners to the stages that it goes through, from its files to its end.
+    pub events: Events,
 }
 
 /// Intermediate values that are kept, for [`Session::traced`].
@@ -97,6 +102,7 @@ impl Default for LoadOptions {
             allow_nan: false,
             ignore_keys: Vec::new(),
             adapters: Adapters::default(),
+            events: Events::default(),
         }
     }
 }
@@ -175,9 +181,9 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) options: LoadOptions,
     pub(crate) info: Info,
-    pub(crate) tokenizer: Option<Tokenizer>,
+    pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     pub(crate) ends: Vec<u32>,
-    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) template: Option<Arc<ChatTemplate>>,
     pub(crate) defaults: Options,
     pub(crate) plan: Vec<Plan>,
     pub(crate) warnings: Vec<String>,
@@ -189,6 +195,15 @@ pub(crate) struct Shared {
     pub(crate) worker: OnceLock<Arc<Inbox>>,
     /// The device of each plan.
     pub(crate) places: Vec<Place>,
+    /// In a model's first part: its other parts.
+    pub(crate) others: Mutex<Vec<Arc<Shared>>>,
+    pub(crate) gate: Arc<Gate>,
+    /// How often its executor was replaced; nothing that was cached before is left.
+    pub(crate) epoch: AtomicU64,
+    /// Whether its device is broken.
+    pub(crate) lost: AtomicBool,
+    /// What all parts of the model have in common.
+    pub(crate) home: Arc<Home>,
     /// Dropped last: whoever sees it gone knows that all else is.
     pub(crate) whole: Arc<()>,
 }
@@ -247,12 +262,12 @@ impl Engine {
 
     /// Its tokenizer, if one came with the weights.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
-        self.0.tokenizer.as_ref()
+        self.0.tokenizer.as_deref()
     }
 
     /// Its chat template, if one came with the weights.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
-        self.0.template.as_ref()
+        self.0.template.as_deref()
     }
 
     /// The tokens of a prompt, as [`Session::generate`] computes them.
@@ -305,6 +320,9 @@ impl Engine {
     pub fn unload(self, time: Duration) -> bool {
         const PAUSE: Duration = Duration::from_millis(2);
         let (whole, start) = (Arc::downgrade(&self.0.whole), Instant::now());
+        let (events, capabilities) = (self.0.options.events.clone(), self.capabilities());
+        let tell = |stage| capabilities.iter().for_each(|of| events.tell(*of, stage, None));
+        tell(Stage::Draining);
         drop(self);
         // The worker may hold the engine for a moment longer than its last request.
         while whole.strong_count() > 0 {
@@ -314,12 +332,8 @@ impl Engine {
             std::thread::sleep(PAUSE);
         }
         device::give_back();
+        tell(Stage::Unloaded);
         true
-    }
-
-    /// Bytes held by weights, cache and activations.
-    pub fn memory(&self) -> Memory {
-        self.0.executor().memory()
     }
 
     /// Measures how fast this device can read the weights: what bounds decoding.
@@ -343,12 +357,13 @@ impl Engine {
         let (adapter, decoded) = (adapters::number(adapter), &vec![false; tokens.len()]);
         let key = Key { adapter, tokens, images: &[], decoded };
         // The last token is computed in any case: its logits are wanted.
-        self.0.prefixes.tree().look(&key, tokens.len().saturating_sub(1), false).len
+        let part = self.part(Capability::Generate);
+        part.prefixes.tree().look(&key, tokens.len().saturating_sub(1), false).len
     }
 
-    /// A new, empty timeline.
+    /// A new, empty timeline, of the part that generates if the model has one.
     pub fn session(&self) -> Session {
-        Session::new(self.0.clone())
+        Session::new(self.part(Capability::Generate))
     }
 }
 
@@ -405,7 +420,7 @@ impl Shared {
     }
 
     pub(crate) fn template(&self) -> Option<&ChatTemplate> {
-        self.template.as_ref()
+        self.template.as_deref()
     }
 }
 

@@ -142,6 +142,11 @@ impl Prefixes {
         })
     }
 
+    /// The tree, if its blocks are of this epoch: see `Shared::executor_of`.
+    pub(crate) fn tree_of(&self, epoch: u64) -> Option<MutexGuard<'_, PrefixTree>> {
+        Some(self.tree()).filter(|tree| tree.epoch == epoch)
+    }
+
     /// Extends a table, giving up what only the tree holds where blocks are wanted.
     ///
     /// # Errors
@@ -174,6 +179,8 @@ pub(crate) struct PrefixTree {
     /// Nodes without children, by their last use; roots are not among them.
     leaves: BTreeSet<(u64, usize)>,
     clock: u64,
+    /// The executor that computed its blocks, by the number of those before it.
+    epoch: u64,
 }
 
 impl PrefixTree {
@@ -186,6 +193,7 @@ impl PrefixTree {
             roots: HashMap::new(),
             leaves: BTreeSet::new(),
             clock: 0,
+            epoch: 0,
         }
     }
 
@@ -432,7 +440,14 @@ impl PrefixTree {
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        *self = PrefixTree { clock: self.clock, ..PrefixTree::new(&self.groups) };
+        let PrefixTree { clock, epoch, .. } = *self;
+        *self = PrefixTree { clock, epoch, ..PrefixTree::new(&self.groups) };
+    }
+
+    /// Forgets everything, and takes only blocks of another executor from now on.
+    pub(crate) fn renew(&mut self, epoch: u64) {
+        self.clear();
+        self.epoch = epoch;
     }
 }
 

@@ -4,8 +4,10 @@ use crate::adapters::{Opened, Seats};
 use crate::choose::{Chosen, Recorded, choose};
 use crate::defaults::{self, Defaults};
 use crate::embed::{EmbeddingForm, read_embedding_form};
+use crate::events::{Capability, Stage};
 use crate::fingerprint::fingerprint;
 use crate::load::{Engine, Info, LoadOptions, Shared, Trace, read_template, read_tokenizer};
+use crate::parts;
 use crate::pool::Pool;
 use crate::prefix::Prefixes;
 use crate::slots::Slots;
@@ -13,12 +15,15 @@ use device::{Place, Plan};
 use formats::{Error, Location, Result, Tensors};
 use models::{Config, Ending};
 use program::{Input, Program};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 use tokens::Tokenizer;
 
 /// A model that is open, with its Program recorded and its device found; see [`Engine::prepare`].
 pub struct Prepared {
+    /// The part of an engine that it is loaded beside, or again in the place of.
+    beside: Option<Arc<Shared>>,
     start: Instant,
     tensors: Tensors,
     traces: Vec<String>,
@@ -30,8 +35,47 @@ pub struct Prepared {
 
 impl Prepared {
     pub(crate) fn new(model: Location, options: &LoadOptions) -> Result<Prepared> {
+        Prepared::open(model, options, None)
+    }
+
+    /// A part with a capability, on the device of another part of its model, if that is open.
+    pub(crate) fn beside(part: &Arc<Shared>, capability: Capability) -> Result<Prepared> {
+        let options = part.options_beside(capability);
+        Prepared::open(part.location.clone(), &options, Some(part.clone()))
+    }
+
+    fn open(
+        model: Location,
+        options: &LoadOptions,
+        beside: Option<Arc<Shared>>,
+    ) -> Result<Prepared> {
+        let (events, capability) = (&options.events, Capability::of(options.ending));
+        events.tell(capability, Stage::Opening, None);
+        let opened = Prepared::read(model, options, beside);
+        match &opened {
+            Ok(_) => events.tell(capability, Stage::Planned, None),
+            Err(why) => events.tell(capability, Stage::Failed, Some(why.to_string())),
+        }
+        opened
+    }
+
+    fn read(
+        model: Location,
+        options: &LoadOptions,
+        beside: Option<Arc<Shared>>,
+    ) -> Result<Prepared> {
         let start = Instant::now();
         let tensors = Tensors::open(model)?;
+        if let Some(part) = beside.as_ref().filter(|part| part.fingerprint != fingerprint(&tensors))
+        {
+            let expected = format!("the model that is loaded, {}", part.info.name);
+            let error = Error::new(tensors.path().display(), expected, "another");
+            return Err(error.hint("unload it, and load what is there now"));
+        }
+        let kept = || {
+            let part = beside.as_ref()?;
+            Some((part.home.device()?, part.places.clone()))
+        };
         let Read { mut config, traces, inputs, mut program } =
             record(&tensors, options, options.context)?;
         let opened = Opened::open(&options.adapters, &config, program, &tensors)?;
@@ -49,8 +93,9 @@ impl Prepared {
             let found = format!("{positions} learned positions");
             return Err(Error::new("rotation", "a model with positions without end", found));
         }
-        let (trained, seats) = (config.context, adapters.seats);
-        let recorded = Recorded { tensors: &tensors, program: &program, trained, seats };
+        let (trained, seats, kept) = (config.context, adapters.seats, kept());
+        let kept_for_it = kept.clone();
+        let recorded = Recorded { tensors: &tensors, program: &program, trained, seats, kept };
         let mut chosen = choose(&recorded, options)?;
         if config.rope_by_context && chosen.context != options.context.unwrap_or(config.context) {
             // Memory is short: the rotation follows the shorter context, and nothing else does.
@@ -58,11 +103,12 @@ impl Prepared {
             Read { config, program, .. } = record(&tensors, options, context)?;
             (adapters, program) = Opened::open(&options.adapters, &config, program, &tensors)?;
             let (trained, seats) = (config.context, adapters.seats);
-            let recorded = Recorded { tensors: &tensors, program: &program, trained, seats };
+            let kept = kept_for_it;
+            let recorded = Recorded { tensors: &tensors, program: &program, trained, seats, kept };
             chosen = choose(&recorded, &LoadOptions { context, ..options.clone() })?;
             chosen.options.context = options.context;
         }
-        Ok(Prepared { start, tensors, traces, inputs, config, chosen, adapters })
+        Ok(Prepared { beside, start, tensors, traces, inputs, config, chosen, adapters })
     }
 
     /// What loading it, and using it with a whole context, will take of the memory of each device.
@@ -95,12 +141,38 @@ impl Prepared {
     /// # Errors
     /// Weights that are missing, damaged, or too large for the device.
     pub fn load(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Engine> {
-        let Prepared { start, mut tensors, traces, inputs, config, chosen, adapters } = self;
+        let options = &self.chosen.options;
+        let (events, capability) = (options.events.clone(), Capability::of(options.ending));
+        events.tell(capability, Stage::Loading, None);
+        let mut before = None;
+        let mut told = |done: u64, all: u64| {
+            let now = if done < all { Stage::Packing } else { Stage::Compiling };
+            if before.replace(now) != Some(now) {
+                events.tell(capability, now, None);
+            }
+            progress(done, all);
+        };
+        let loaded = self.load_telling(&mut told);
+        match &loaded {
+            Ok(_) => events.tell(capability, Stage::Ready, None),
+            Err(why) => events.tell(capability, Stage::Failed, Some(why.to_string())),
+        }
+        loaded
+    }
+
+    fn load_telling(self, progress: &mut dyn FnMut(u64, u64)) -> Result<Engine> {
+        let Prepared { beside, start, mut tensors, traces, inputs, config, chosen, adapters } =
+            self;
         let Chosen { program, options, device, load, plan, places, context, .. } = chosen;
-        let tokenizer = read_tokenizer(&tensors)?;
-        let template = read_template(&tensors)?;
+        let (tokenizer, template) = match &beside {
+            Some(part) => (part.tokenizer.clone(), part.template.clone()),
+            None => {
+                let (tokenizer, template) = (read_tokenizer(&tensors)?, read_template(&tensors)?);
+                (tokenizer.map(Arc::new), template.map(Arc::new))
+            }
+        };
         let Defaults { sampling, ends, warnings } =
-            defaults::read(&tensors, config.vocab, tokenizer.as_ref())?;
+            defaults::read(&tensors, config.vocab, tokenizer.as_deref())?;
         let stated = match (options.ending, options.embeddings) {
             (Ending::Logits, _) => None,
             (Ending::Hidden, None) => read_embedding_form(&tensors)?,
@@ -110,7 +182,7 @@ impl Prepared {
             "no pooling is stated: embeddings are the last token's state, normalised".to_string()
         });
         let embeds = stated.or(assumed.is_some().then_some(EmbeddingForm::ASSUMED));
-        let of_tokenizer = tokenizer.as_ref().map_or(&[][..], Tokenizer::warnings);
+        let of_tokenizer = tokenizer.as_deref().map_or(&[][..], Tokenizer::warnings);
         let warnings = config
             .warnings
             .iter()
@@ -134,8 +206,22 @@ impl Prepared {
         // nonsense.
         tensors.whole()?;
         let mut executor = executor?;
-        let seats = Seats::new(adapters.seats.count);
-        let adapters = adapters.seat(&seats, &mut *executor)?;
+        let (seats, adapters) = match &beside {
+            Some(part) => {
+                parts::seat_again(part, options.ending, &tensors, &mut *executor)?;
+                (part.seats.clone(), part.adapters.clone())
+            }
+            None => {
+                let seats = Seats::new(adapters.seats.count);
+                let adapters = adapters.seat(&seats, &mut *executor)?;
+                (seats, adapters)
+            }
+        };
+        let (home, whole) = match &beside {
+            Some(part) => (part.home.clone(), part.whole.clone()),
+            None => Default::default(),
+        };
+        home.settle(&device);
         let location = tensors.location();
         let info = Info {
             name,
@@ -152,7 +238,7 @@ impl Prepared {
         };
         drop(tensors);
         device::give_back();
-        Ok(Engine(Arc::new(Shared {
+        let shared = Arc::new(Shared {
             prefixes: Prefixes::new(&groups),
             pool,
             slots: Slots::default(),
@@ -178,8 +264,15 @@ impl Prepared {
             together: Mutex::default(),
             worker: OnceLock::new(),
             places,
-            whole: Arc::new(()),
-        })))
+            others: Mutex::default(),
+            gate: Arc::default(),
+            epoch: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            home,
+            whole,
+        });
+        shared.home.join(&shared);
+        Ok(Engine(shared))
     }
 }
 

@@ -3,8 +3,10 @@
 
 use crate::adapters::Adapter;
 use crate::constraint::Constrained;
+use crate::events::Capability;
 use crate::generate::{Finish, GenerateOptions, Metrics, Token};
 use crate::load::{Engine, Shared};
+use crate::parts::Inside;
 use crate::prefix::Miss;
 use crate::prompt::Prompt;
 use crate::text::Text;
@@ -68,6 +70,8 @@ struct Told {
     waker: Option<Waker>,
     metrics: Metrics,
     missed: Option<Miss>,
+    /// Until it has ended.
+    inside: Option<Inside>,
 }
 
 /// Between the worker and a handle.
@@ -80,9 +84,10 @@ pub(crate) struct Outlet {
 }
 
 impl Outlet {
-    /// With room for as many events.
-    fn new(events: usize) -> Outlet {
-        let told = Told { events: VecDeque::with_capacity(events), ..Told::default() };
+    /// With room for as many events, of a request that is in its part.
+    fn new(events: usize, inside: Inside) -> Outlet {
+        let (events, inside) = (VecDeque::with_capacity(events), Some(inside));
+        let told = Told { events, inside, ..Told::default() };
         Outlet { told: Mutex::new(told), ..Outlet::default() }
     }
 
@@ -93,11 +98,14 @@ impl Outlet {
 
     /// Tells the handle an event, and how far the request is.
     pub(crate) fn tell(&self, event: Event, metrics: &Metrics) {
+        let goes_on = matches!(event, Event::Token { last: None, .. });
         let mut told = self.told();
         told.events.push_back(event);
         told.metrics = *metrics;
         let waker = told.waker.take();
+        let left = if goes_on { None } else { told.inside.take() };
         drop(told);
+        drop(left);
         self.ready.notify_one();
         waker.into_iter().for_each(Waker::wake);
     }
@@ -129,7 +137,7 @@ impl Engine {
     /// A prompt that cannot be encoded, is empty or does not fit the context, and options that make
     /// no sense, a constraint that cannot be followed among them.
     pub fn submit(&self, request: Request) -> Result<Generating> {
-        let shared = &self.0;
+        let shared = &self.part(Capability::Generate);
         let prompt = self.encode(&request.prompt)?;
         let Request { options, .. } = &request;
         shared.check_start(&prompt, &options.sampling)?;
@@ -143,8 +151,8 @@ impl Engine {
         }
         // More make room when they come.
         const EVENTS: usize = 256;
-        let outlet =
-            Arc::new(Outlet::new(request.options.max_tokens.map_or(EVENTS, |n| n.min(EVENTS))));
+        let events = request.options.max_tokens.map_or(EVENTS, |n| n.min(EVENTS));
+        let outlet = Arc::new(Outlet::new(events, shared.enter()?));
         let text = Text::new(shared, &request.options);
         let inbox = shared.worker.get_or_init(|| worker::start(shared));
         inbox.send(request, prompt, constraint, outlet.clone());

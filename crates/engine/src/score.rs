@@ -1,6 +1,7 @@
 //! How well a model foresees given texts: the log-probability of each token behind those before it.
 
 use crate::adapters::Adapter;
+use crate::events::Capability;
 use crate::generate::{Token, check_logits};
 use crate::load::{Engine, Shared};
 use crate::together::{Text, Work, compute};
@@ -24,7 +25,7 @@ impl Engine {
         top: usize,
         adapter: Option<&Adapter>,
     ) -> Result<Vec<Vec<Token>>> {
-        let shared: &Shared = &self.0;
+        let shared: &Shared = &self.part(Capability::Generate);
         for (i, text) in texts.iter().enumerate() {
             let of_text = |e: Error| Error { place: format!("text {i}: {}", e.place), ..e };
             shared.check_start(text, &Options::greedy()).map_err(of_text)?;

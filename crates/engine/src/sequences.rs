@@ -141,6 +141,8 @@ impl Sequence {
 pub(crate) struct Sequences {
     pool: Pool,
     prefixes: Prefixes,
+    /// The epoch in which they are computed: see `Shared::executor_of`.
+    epoch: u64,
     /// Of each cache group, the window and the positions that a table is made for.
     groups: Vec<(Group, usize)>,
     /// Rows of a step at most.
@@ -156,12 +158,14 @@ impl Sequences {
     pub(crate) fn new(
         pool: Pool,
         prefixes: Prefixes,
+        epoch: u64,
         groups: &[(Group, usize)],
         chunk: usize,
     ) -> Sequences {
         Sequences {
             pool,
             prefixes,
+            epoch,
             groups: groups.to_vec(),
             chunk,
             sequences: HashMap::new(),
@@ -198,8 +202,9 @@ impl Sequences {
 
     /// Lets others share what a running sequence has computed so far.
     pub(crate) fn keep(&mut self, id: Id) {
-        if let Some(sequence) = self.sequences.get(&id).filter(|sequence| !sequence.spoiled) {
-            self.prefixes.tree().insert(&sequence.cached(), &sequence.tables);
+        let sequence = self.sequences.get(&id).filter(|sequence| !sequence.spoiled);
+        if let Some((sequence, mut tree)) = sequence.zip(self.prefixes.tree_of(self.epoch)) {
+            tree.insert(&sequence.cached(), &sequence.tables);
         }
     }
 
@@ -217,7 +222,9 @@ impl Sequences {
             return;
         }
         (cached.tokens, cached.decoded) = (&cached.tokens[..whole], &cached.decoded[..whole]);
-        self.prefixes.tree().insert(&cached, &sequence.tables);
+        if let Some(mut tree) = self.prefixes.tree_of(self.epoch) {
+            tree.insert(&cached, &sequence.tables);
+        }
     }
 
     /// Extends a running sequence's tables; false, with nothing changed, if there are too few
@@ -265,7 +272,8 @@ impl Cache for Sequences {
         // the bits that it had.
         let most = sequence.tokens.len().saturating_sub(1);
         let exact = sequence.exact || sequence.reused.is_some();
-        let mut tree = self.prefixes.tree();
+        // Work of another epoch fails before it is computed.
+        let Some(mut tree) = self.prefixes.tree_of(self.epoch) else { return };
         let found = tree.find(&key, most, exact);
         tree.adopt(&found, &mut sequence.tables);
         let kinds = tree.decoded(&found);

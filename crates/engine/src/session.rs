@@ -44,6 +44,8 @@ impl Logits {
 /// A mutable timeline: tokens, and their keys and values in the engine's pool.
 pub struct Session {
     shared: Arc<Shared>,
+    /// The epoch in which its tokens were cached: see [`Shared::executor_of`].
+    epoch: u64,
     adapter: Option<Adapter>,
     tokens: Vec<u32>,
     tables: Vec<BlockTable>,
@@ -76,7 +78,20 @@ impl Session {
         let tables = shared.groups.iter().enumerate().map(table).collect();
         let outputs = Vec::with_capacity(OUTPUT_ROWS);
         let (adapter, tokens, slot, ahead, last, copies, likeliest) = Default::default();
-        Session { adapter, tokens, tables, slot, ahead, last, outputs, copies, likeliest, shared }
+        let epoch = shared.epoch();
+        Session {
+            shared,
+            epoch,
+            adapter,
+            tokens,
+            tables,
+            slot,
+            ahead,
+            last,
+            outputs,
+            copies,
+            likeliest,
+        }
     }
 
     /// The adapter that it computes with.
@@ -134,8 +149,34 @@ impl Session {
     /// Goes back to the longest prefix shared with `tokens` and returns its length. At least one
     /// token is left to compute, so that there are logits.
     pub(crate) fn reuse(&mut self, tokens: &[u32]) -> usize {
+        self.renew();
         self.truncate(self.shares(tokens).min(tokens.len().saturating_sub(1)));
         self.tokens.len()
+    }
+
+    /// Forgets everything if the executor was replaced since it was computed. Returns whether it was.
+    fn renew(&mut self) -> bool {
+        let now = self.shared.epoch();
+        let stale = std::mem::replace(&mut self.epoch, now) != now;
+        if stale {
+            (self.last, self.slot) = (None, None);
+            self.clear();
+        }
+        stale
+    }
+
+    /// Checks that what it has cached is still there.
+    ///
+    /// # Errors
+    /// If the executor was replaced since it was computed: the session is empty then.
+    fn current(&mut self) -> Result<()> {
+        let held = self.tokens.len();
+        if self.renew() && held > 0 {
+            let expected = "tokens cached since the model was loaded again";
+            let error = Error::new("session", expected, format!("{held} tokens from before"));
+            return Err(error.hint("give it the whole text anew"));
+        }
+        Ok(())
     }
 
     /// Computes `tokens` after those already here and shows `visit` the logits of each from index
@@ -150,6 +191,8 @@ impl Session {
         from: usize,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<()> {
+        self.shared.ready()?;
+        self.current()?;
         self.check(tokens)?;
         let kind = if tokens.len() == 1 { Kind::Decode } else { Kind::Prompt };
         let width = self.shared.width();
@@ -177,6 +220,7 @@ impl Session {
         fork.tables = self.tables.iter().map(|table| table.fork(self.tokens.len())).collect();
         fork.tokens.clone_from(&self.tokens);
         fork.adapter.clone_from(&self.adapter);
+        fork.epoch = self.epoch;
         fork
     }
 
@@ -186,6 +230,7 @@ impl Session {
 
     /// Takes the blocks of `tokens`, as if they had been computed, in an empty session.
     pub(crate) fn claim(&mut self, tokens: Vec<u32>) -> Result<()> {
+        self.renew();
         let chunk = self.shared.options.chunk();
         while self.tokens.len() < tokens.len() {
             let done = self.tokens.len();
@@ -201,7 +246,7 @@ impl Session {
         let (adapter, decoded) =
             (adapters::number(self.adapter.as_ref()), &vec![false; tokens.len()]);
         let key = Key { adapter, tokens, images: &[], decoded };
-        let mut tree = self.shared.prefixes.tree();
+        let Some(mut tree) = self.shared.prefixes.tree_of(self.epoch) else { return };
         let found = tree.find(&key, tokens.len(), false);
         tree.adopt(&found, &mut self.tables);
         self.tokens.extend(&tokens[..found.len]);
@@ -213,7 +258,9 @@ impl Session {
         let adapter = adapters::number(self.adapter.as_ref());
         let decoded = &vec![true; self.tokens.len()];
         let key = Key { adapter, tokens: &self.tokens, images: &[], decoded };
-        self.shared.prefixes.tree().insert(&key, &self.tables);
+        if let Some(mut tree) = self.shared.prefixes.tree_of(self.epoch) {
+            tree.insert(&key, &self.tables);
+        }
     }
 
     /// Appends block `b` of a cache layer, which is of `group`: see `device::Executor::read_block`.
@@ -225,13 +272,13 @@ impl Session {
         bytes: &mut Vec<u8>,
     ) -> Result<()> {
         let block = self.tables[group].number(b).ok_or_else(|| dropped(b))?;
-        self.shared.executor().read_block(layer, block, bytes)
+        self.shared.executor_of(self.epoch)?.read_block(layer, block, bytes)
     }
 
     /// Replaces block `b` of a cache layer.
     pub(crate) fn write(&self, layer: usize, group: usize, b: usize, bytes: &[u8]) -> Result<()> {
         let block = self.tables[group].number(b).ok_or_else(|| dropped(b))?;
-        self.shared.executor().write_block(layer, block, bytes)
+        self.shared.executor_of(self.epoch)?.write_block(layer, block, bytes)
     }
 
     /// Takes the blocks that positions below `end` need, or none.
@@ -264,6 +311,7 @@ impl Session {
         then: &mut Then<'_>,
     ) -> Result<usize> {
         let shared = self.shared.clone();
+        self.current()?;
         let mut rows = tokens.len().min(shared.options.chunk());
         if from < rows {
             rows = rows.min((from + OUTPUT_ROWS).max(1));
@@ -282,7 +330,7 @@ impl Session {
         let sequences = [Sequence { slot, adapter, choose, ..Sequence::new(rows, start, tables) }];
         let (tokens, outputs) = (&tokens[..rows], &self.outputs[..]);
         let step = Step { kind, tokens, sequences: &sequences, outputs, input: &[] };
-        let mut executor = shared.executor();
+        let mut executor = shared.executor_of(self.epoch)?;
         let submitted = copy(&mut self.copies, &mut **executor);
         let submitted = submitted.and_then(|()| submit(&mut **executor, &step));
         let done = match submitted {
@@ -294,6 +342,9 @@ impl Session {
             Err(why) => Err(why),
         };
         drop(executor);
+        if done.is_err() {
+            shared.failed();
+        }
         match done {
             Ok(rows) if rows > 0 => self.tokens.extend(tokens),
             _ => self.truncate(start),
@@ -317,6 +368,9 @@ impl Session {
             return Ok(());
         };
         let done = Session::submit_prompts(parts, &shared, visit);
+        if done.is_err() {
+            shared.failed();
+        }
         for (session, tokens, _) in parts {
             match done {
                 Ok(()) => {
@@ -336,11 +390,13 @@ impl Session {
         visit: &mut dyn FnMut(&[f32]),
     ) -> Result<()> {
         for (session, tokens, _) in &mut *parts {
+            session.current()?;
             session.ahead = None;
             session.extend(session.tokens.len() + tokens.len())?;
             session.slot()?;
         }
-        let mut executor = shared.executor();
+        let epoch = parts.iter().map(|(session, ..)| session.epoch).min().unwrap_or(0);
+        let mut executor = shared.executor_of(epoch)?;
         for (session, ..) in &mut *parts {
             copy(&mut session.copies, &mut **executor)?;
         }
@@ -422,10 +478,12 @@ impl Session {
         options: &Options,
     ) -> Result<()> {
         for (session, history) in sessions.iter_mut().zip(&*histories) {
+            session.current()?;
             session.ahead = None;
             session.check(&history[history.len() - 1..])?;
             session.slot()?;
         }
+        let epoch = sessions.iter().map(|session| session.epoch).min().unwrap_or(0);
         let ahead = shared.executor().ahead();
         let outputs: Vec<u32> = (0..sessions.len() as u32).collect();
         let mut submitted = VecDeque::new();
@@ -434,7 +492,7 @@ impl Session {
                 for session in &mut *sessions {
                     session.extend(session.tokens.len() + n + 1)?;
                 }
-                let mut executor = shared.executor();
+                let mut executor = shared.executor_of(epoch)?;
                 for session in &mut *sessions {
                     copy(&mut session.copies, &mut **executor)?;
                 }
@@ -471,7 +529,7 @@ impl Session {
                 continue;
             }
             let Some(ticket) = submitted.pop_front() else { break };
-            let mut executor = shared.executor();
+            let mut executor = shared.executor_of(epoch)?;
             let outcome = executor.wait(ticket)?;
             for (i, history) in histories.iter_mut().enumerate() {
                 let choice = outcome.choice(i).map_err(|why| refused(why, history.len() - 1))?;
@@ -513,8 +571,9 @@ impl Session {
         watch: &Watch<'_>,
     ) -> Result<Option<std::result::Result<Choice, Refusal>>> {
         let shared = self.shared.clone();
+        self.current()?;
         let (start, adapter) = (self.tokens.len(), adapters::seat(self.adapter.as_ref()));
-        let mut executor = shared.executor();
+        let mut executor = shared.executor_of(self.epoch)?;
         // A state that has gone on does not come back.
         let stays = shared.groups.iter().all(|group| !group.carried);
         let runs_ahead = stays && executor.ahead() > 0;
@@ -557,6 +616,9 @@ impl Session {
             Ok(Some((outcome.choice(0), ahead)))
         });
         drop(executor);
+        if done.is_err() {
+            shared.failed();
+        }
         match done {
             Ok(Some((choice, ahead))) => {
                 self.tokens.push(token);
@@ -603,7 +665,7 @@ impl Session {
     pub fn traced(&self, index: usize) -> Result<Vec<f32>> {
         let none = || Error::new("a traced value", "a step before", "none");
         let ticket = self.last.ok_or_else(none)?;
-        self.shared.executor().read(ticket, 1 + index).map(<[f32]>::to_vec)
+        self.shared.executor_of(self.epoch)?.read(ticket, 1 + index).map(<[f32]>::to_vec)
     }
 
     /// Continues `prompt`. The prompt is a whole sequence: what it shares with the tokens already
@@ -617,7 +679,7 @@ impl Session {
         options: &GenerateOptions,
     ) -> Result<Generation<'_>> {
         let shared = self.shared.clone();
-        let tokens = prompt.into().encode(shared.tokenizer.as_ref(), shared.template())?;
+        let tokens = prompt.into().encode(shared.tokenizer.as_deref(), shared.template())?;
         Generation::new(self, shared, tokens, options)
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct Text {
 impl Text {
     pub(crate) fn new(shared: &Shared, options: &GenerateOptions) -> Text {
         let stream = |tokenizer| reasoning::stream(tokenizer, &options.show_special);
-        let stream = shared.tokenizer.as_ref().map(stream);
+        let stream = shared.tokenizer.as_deref().map(stream);
         Text { stream, stops: StopStrings::new(&options.stop) }
     }
 

@@ -43,6 +43,8 @@ pub(crate) trait Work {
 /// # Errors
 /// Those of the steps and of the work.
 pub(crate) fn compute(shared: &Shared, work: &mut dyn Work) -> Result<()> {
+    shared.ready()?;
+    let _inside = shared.enter()?;
     let _turn = shared.together.lock().unwrap_or_else(PoisonError::into_inner);
     let chunk = shared.options.chunk();
     let most = shared.options.sessions.clamp(1, chunk);

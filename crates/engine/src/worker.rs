@@ -117,6 +117,8 @@ fn run(inbox: &Inbox, engine: &Weak<Shared>) {
     while inbox.wait() {
         // Requests hold their engine: if it is gone, so are they.
         let Some(shared) = engine.upgrade() else { return };
+        // What an idle worker kept of the cache is gone if the executor was replaced since.
+        worker = worker.filter(|own: &Worker| own.epoch == shared.epoch());
         let own = worker.get_or_insert_with(|| Worker::new(&shared));
         if let Err(words) = caught(|| own.serve(&shared, inbox)) {
             // Nothing of its own can be trusted any more.
@@ -124,6 +126,11 @@ fn run(inbox: &Inbox, engine: &Weak<Shared>) {
             let error = Error::new("worker", "an answer", format!("a panic: {words}"));
             own.fail_all(&error.of(ErrorKind::Internal));
             worker = None;
+        } else if own.is_stale(&shared) {
+            own.fail_all(&shared.reloaded());
+            worker = None;
+            // A model that cannot be loaded again refuses the next request with the reason.
+            let _ = shared.ready();
         }
     }
 }
@@ -194,6 +201,8 @@ struct Memory {
 }
 
 struct Worker {
+    /// The executor's: see [`Shared::executor_of`].
+    epoch: u64,
     scheduler: Scheduler,
     sequences: Sequences,
     jobs: HashMap<Id, Job>,
@@ -228,6 +237,8 @@ impl Worker {
         let groups: Vec<_> =
             shared.groups.iter().map(|&group| shared.options.span(group, context)).collect();
         let sequences = shared.options.sessions.clamp(1, chunk);
+        let (epoch, pool, prefixes) =
+            (shared.epoch(), shared.pool.clone(), shared.prefixes.clone());
         let limits = Limits {
             sequences,
             decode_rows: (sequences + CATCH_UP).min(chunk),
@@ -236,8 +247,9 @@ impl Worker {
             patience: PATIENCE,
         };
         Worker {
+            epoch,
             scheduler: Scheduler::new(limits),
-            sequences: Sequences::new(shared.pool.clone(), shared.prefixes.clone(), &groups, chunk),
+            sequences: Sequences::new(pool, prefixes, epoch, &groups, chunk),
             jobs: HashMap::new(),
             constraints: HashMap::new(),
             followers: Followers::new(),
@@ -269,7 +281,15 @@ impl Worker {
             }
             self.give_up_cancelled();
             self.step(shared);
+            if self.is_stale(shared) {
+                return;
+            }
         }
+    }
+
+    /// Whether its device was lost.
+    fn is_stale(&self, shared: &Shared) -> bool {
+        shared.is_lost() || self.epoch != shared.epoch()
     }
 
     fn receive(&mut self, shared: &Shared, inbox: &Inbox) {
@@ -382,6 +402,7 @@ impl Worker {
             }
         };
         if let Err(error) = done {
+            shared.failed();
             for work in works {
                 self.spoil(work.id, error.clone());
             }
@@ -395,6 +416,7 @@ impl Worker {
         self.recall_forgotten(shared);
         let Some(mut flight) = self.flights.pop_front() else { return };
         if let Err(error) = self.wait(shared, &flight) {
+            shared.failed();
             self.chosen.clear();
             for work in &flight.works {
                 self.spoil(work.id, error.clone());
@@ -430,7 +452,8 @@ impl Worker {
     /// Has computed again what the device has forgotten of the steps under way, since somebody
     /// else's work failed.
     fn recall_forgotten(&mut self, shared: &Shared) {
-        let executor = shared.executor();
+        // Work on an executor that was replaced fails as a whole.
+        let Ok(executor) = shared.executor_of(self.epoch) else { return };
         let Worker { flights, jobs, sequences, .. } = self;
         flights.retain(|flight| {
             let kept = flight.choosing.is_empty() || executor.keeps(flight.ticket);
@@ -454,7 +477,7 @@ impl Worker {
         if flight.choosing.is_empty() {
             return Ok(());
         }
-        let mut executor = shared.executor();
+        let mut executor = shared.executor_of(self.epoch)?;
         let outcome = executor.wait(flight.ticket)?;
         for (i, &(id, position)) in flight.choosing.iter().enumerate() {
             let likeliest = outcome.likeliest(i).iter();
@@ -566,7 +589,8 @@ impl Worker {
 
     fn replay(&mut self, shared: &Shared, works: &[Work], kind: Kind) -> Result<()> {
         works.iter().try_for_each(|work| self.begin(shared, work.id))?;
-        let Worker { sequences, jobs, constraints, memory, chosen, flights, spare, .. } = self;
+        let Worker { sequences, jobs, constraints, memory, chosen, flights, spare, epoch, .. } =
+            self;
         let parts = || {
             works
                 .iter()
@@ -645,7 +669,7 @@ impl Worker {
                 stop.store(true, Ordering::Relaxed);
             }
         };
-        let mut executor = shared.executor();
+        let mut executor = shared.executor_of(*epoch)?;
         let (ahead, submitted) = (executor.ahead() > 0, Instant::now());
         for copy in sequences.copies.iter() {
             executor.copy_blocks(copy.group, &[(copy.from.number(), copy.to)])?;

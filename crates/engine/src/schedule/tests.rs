@@ -323,7 +323,7 @@ fn tokens_do_not_depend_on_neighbours_prefixes_or_preemption() {
         let pool = Pool::new(&vec![blocks; windows.len()]);
         let groups: Vec<_> = kinds.iter().map(|&kind| (kind, context)).collect();
         let prefixes = Prefixes::new(&kinds);
-        let mut sequences = Sequences::new(pool.clone(), prefixes.clone(), &groups, chunk);
+        let mut sequences = Sequences::new(pool.clone(), prefixes.clone(), 0, &groups, chunk);
         let limits = Limits { prompt_rows: chunk, shared_rows: 70, ..LIMITS };
         let mut scheduler = Scheduler::new(limits);
         let memory = vec![vec![[0; BLOCK_TOKENS]; blocks]; windows.len()];

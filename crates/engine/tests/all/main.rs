@@ -17,6 +17,7 @@ mod importance;
 mod memory;
 mod mlx;
 mod not_finite;
+mod parts;
 mod quantised;
 mod real_data;
 mod requests;
