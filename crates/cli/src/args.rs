@@ -628,8 +628,8 @@ pub(crate) struct Serve {
     /// Listen at an address that other machines reach, and answer everyone
     #[arg(long)]
     pub(crate) insecure_public: bool,
-    /// Serve embeddings of every model, also of those whose files do not say that they are made for
-    /// it
+    /// Serve every model for embeddings alone, also those whose files do not say that they are made
+    /// for it
     #[arg(long)]
     pub(crate) embeddings: bool,
     /// An origin, such as https://example.com, whose web pages may ask from browsers

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use delft::hub::Hub;
-use delft::{Adapter, Engine, Error, Location};
+use delft::{Adapter, Capability, Engine, Error, Lifecycle, Location, Stage};
 use hyper::StatusCode;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -151,6 +151,39 @@ pub(crate) struct Resident {
     pub(crate) expires: Option<SystemTime>,
 }
 
+/// Tells each stage of a model's parts at `/events`, and the loss of its device in the log.
+fn follow(events: &Events, model: &str, stages: &delft::Events) {
+    let (events, model) = (events.clone(), model.to_string());
+    let mut lost = Vec::new();
+    stages.listen(move |Lifecycle { stage, capability, why }| {
+        let (capability, stage) = (*capability, *stage);
+        let mut told = json!({ "model": model, "capability": capability.name() });
+        told["stage"] = stage.name().into();
+        if let Some(why) = why {
+            told["why"] = why.as_str().into();
+        }
+        events.tell("model.stage", told);
+        let line =
+            |what| Line::about(what).with("model", &model).with("capability", capability.name());
+        let was_lost = lost.contains(&capability);
+        match stage {
+            Stage::Lost => {
+                line("device lost").with("device", why.as_deref().unwrap_or_default()).write();
+                lost.push(capability);
+            }
+            Stage::Ready if was_lost => line("loaded again").write(),
+            Stage::Failed if was_lost => {
+                line("not loaded again").with("error", why.as_deref().unwrap_or_default()).write();
+            }
+            _ => {}
+        }
+        if matches!(stage, Stage::Ready | Stage::Failed) {
+            lost.retain(|one| *one != capability);
+        }
+        true
+    });
+}
+
 /// A model to load, and which of it and its adapters is meant.
 struct Target {
     named: Named,
@@ -197,6 +230,10 @@ impl Catalogue {
             let own =
                 catalogue.loaded().iter().find(|own| own.id == id).map(|own| own.models[0].clone());
             if let Some(model) = own {
+                model
+                    .engines
+                    .iter()
+                    .for_each(|one| follow(&catalogue.events, &model.name, one.events()));
                 let ms = model.engines.iter().map(|engine| engine.info().load_ms);
                 catalogue.tell_loaded(&model, Duration::from_millis(ms.sum()));
             }
@@ -350,8 +387,7 @@ impl Catalogue {
         if before > self.limits.queue {
             return Err(busy(format!("{before} requests wait for models to be loaded already")));
         }
-        let turn = tokio::time::timeout_at(deadline.into(), self.line.clone().lock_owned()).await;
-        let turn = turn.map_err(|_| self.late("the models before it took too long to load"))?;
+        let turn = self.turn(deadline).await?;
         if let Some(held) = take(&target) {
             return Ok(held);
         }
@@ -373,6 +409,36 @@ impl Catalogue {
         let held = tokio::task::spawn_blocking(load).await;
         drop(waiting);
         held.unwrap_or_else(|_| Err(Problem::failed("a panic ended the loading of the model")))
+    }
+
+    /// Waits until it is the caller's turn to load.
+    async fn turn(&self, deadline: Instant) -> Result<tokio::sync::OwnedMutexGuard<()>, Problem> {
+        let turn = tokio::time::timeout_at(deadline.into(), self.line.clone().lock_owned()).await;
+        turn.map_err(|_| self.late("the models before it took too long to load"))
+    }
+
+    /// Loads a capability of a model that a request holds, unless it has it.
+    ///
+    /// # Errors
+    /// A model that does not fit with it, and as [`Catalogue::hold`].
+    pub(crate) async fn enable(
+        self: &Arc<Self>,
+        held: &Held,
+        capability: Capability,
+    ) -> Result<(), Problem> {
+        if held.has(capability) {
+            return Ok(());
+        }
+        let deadline = Instant::now() + self.limits.time;
+        let turn = self.turn(deadline).await?;
+        let (own, held) = (self.clone(), held.clone());
+        // It goes on if the client goes away: others may wait for the same.
+        let load = move || {
+            let _turn = turn;
+            own.load_beside(&held, capability)
+        };
+        let loaded = tokio::task::spawn_blocking(load).await;
+        loaded.unwrap_or_else(|_| Err(Problem::failed("a panic ended the loading of the model")))
     }
 
     fn late(&self, why: &str) -> Problem {

@@ -4,7 +4,7 @@
 use axum::response::IntoResponse;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use delft::EmbedOptions;
+use delft::{Capability, EmbedOptions};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -55,6 +55,7 @@ struct Ask {
 pub(crate) async fn openai(call: Call) -> Answered {
     let fields = call.fields(&[OPENAI], Unknown::Refused).await?;
     let model = call.model(&fields).await?;
+    enable(&call, &model).await?;
     let read = || {
         let packed = match fields.text("encoding_format")? {
             None | Some("float") => false,
@@ -90,6 +91,7 @@ pub(crate) async fn openai(call: Call) -> Answered {
 pub(crate) async fn ollama(call: Call) -> Answered {
     let fields = call.fields(&[OLLAMA], Unknown::Noted).await?;
     let model = call.model_kept(&fields).await?;
+    enable(&call, &model).await?;
     let ask = call.reading(|| read(model, fields, "input", false)).await?;
     let (tokens, found) = (ask.tokens(), ask.compute().await?);
     let numbers =
@@ -108,6 +110,7 @@ pub(crate) async fn ollama(call: Call) -> Answered {
 pub(crate) async fn ollama_one(call: Call) -> Answered {
     let fields = call.fields(&[OLLAMA_ONE], Unknown::Noted).await?;
     let model = call.model_kept(&fields).await?;
+    enable(&call, &model).await?;
     let read = || {
         fields.text("prompt")?;
         read(model, fields, "prompt", false)
@@ -119,12 +122,12 @@ pub(crate) async fn ollama_one(call: Call) -> Answered {
     Ok(noting(&ask.fields, axum::Json(object).into_response()))
 }
 
+/// Has a model make embeddings beside what it was loaded for.
+async fn enable(call: &Call, model: &Held) -> Result<(), Problem> {
+    call.app.models.enable(model, Capability::Embed).await
+}
+
 fn read(model: Held, fields: Fields, input: &str, packed: bool) -> Result<Ask, Problem> {
-    if model.engine.embedding_form().is_none() {
-        let message = "expected a model that makes embeddings, found one that generates: \
-                       it can be served with --embeddings";
-        return Err(Problem::field("model", message));
-    }
     // They are about generating, or about loading.
     for name in fields.object("options")?.into_iter().flatten().map(|(name, _)| name) {
         fields.note(&format!("options.{}", shown(name)));

@@ -134,6 +134,8 @@ impl Library {
             device,
             ending: if embeds { Ending::Hidden } else { Ending::Logits },
             adapters: Adapters { files, ..self.options.adapters.clone() },
+            // Each model has listeners of its own.
+            events: delft::Events::default(),
             ..self.options.clone()
         })
     }
@@ -153,7 +155,7 @@ pub(crate) const PARTS: [Part; 4] = [
 
 /// Bytes of a part that were planned for a model's engines.
 pub(crate) fn planned_part(engines: &[Engine], part: fn(&Plan) -> usize) -> usize {
-    engines.iter().flat_map(Engine::plan).map(part).fold(0, usize::saturating_add)
+    engines.iter().flat_map(Engine::plans).map(|plan| part(&plan)).fold(0, usize::saturating_add)
 }
 
 /// Bytes of a part that a model's engines hold.
@@ -178,7 +180,7 @@ pub(crate) fn tell_memory(object: &mut Value, engines: &[Engine]) {
 
 /// Bytes that were planned for some engines.
 pub(crate) fn planned_bytes<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> u64 {
-    let plans = engines.into_iter().flat_map(Engine::plan);
+    let plans = engines.into_iter().flat_map(Engine::plans);
     plans.map(|plan| plan.needed() as u64).fold(0, u64::saturating_add)
 }
 

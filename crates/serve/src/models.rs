@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use delft::structured::Grammars;
 use delft::tokens::tools::{Described, Format, describe};
 use delft::tokens::{ChatTemplate, Tokenizer};
-use delft::{Adapter, Engine, Error, Prompt};
+use delft::{Adapter, Capability, Engine, Error, Prompt};
 use serde_json::{Map, Value};
 
 use crate::generation::{Generator, Limits};
@@ -93,6 +93,11 @@ impl Model {
         };
         let adapted: Vec<Model> = adapters.into_iter().map(adapted).collect();
         Ok(std::iter::once(plain).chain(adapted).collect())
+    }
+
+    /// Whether it has a capability now.
+    pub(crate) fn has(&self, capability: Capability) -> bool {
+        self.engines.iter().all(|engine| engine.capabilities().contains(&capability))
     }
 
     /// The devices that it is on.
@@ -279,7 +284,7 @@ impl Model {
     /// # Errors
     /// A prompt that does not fit, or is empty, or has tokens that the model does not.
     pub(crate) fn check(&self, prompt: &[u32]) -> Result<(), Problem> {
-        if self.engine.embedding_form().is_some() {
+        if !self.has(Capability::Generate) {
             let message = "expected a model that generates, found one that makes embeddings";
             return Err(Problem::field("model", message));
         }

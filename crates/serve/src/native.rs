@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use delft::Capability;
 use delft::tokens::Special;
 use serde_json::{Value, json};
 
@@ -108,7 +109,8 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
             "device": model.devices(),
             "chat_template": template.and_then(|template| template.source(None)),
             "thinking_switch": thinks,
-            "embeds": model.engine.embedding_form().is_some(),
+            "embeds": model.has(Capability::Embed),
+            "generates": model.has(Capability::Generate),
             "sampling": {
                 "temperature": short(sampling.temperature),
                 "top_k": sampling.top_k,

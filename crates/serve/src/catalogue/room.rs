@@ -4,13 +4,13 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use delft::{Engine, Error, Place};
+use delft::{Capability, Engine, Error, Prepared};
 use hyper::StatusCode;
 use serde_json::json;
 
-use super::{Catalogue, Held, Loaded, Target};
+use super::{Catalogue, Held, Loaded, Target, follow};
 use crate::keep::Keep;
-use crate::library::{Named, held_bytes, planned_bytes};
+use crate::library::{held_bytes, planned_bytes};
 use crate::log::Line;
 use crate::models::Model;
 use crate::problem::Problem;
@@ -39,7 +39,12 @@ impl Catalogue {
         self.events.tell("model.loading", json!({ "model": name }));
         let mut engines = Vec::new();
         for &device in self.library.devices_of(&target.named) {
-            let prepared = self.make_room(&target.named, device, &engines, deadline)?;
+            let options = self.library.options_of(&target.named, device);
+            let options = options.map_err(|error| refused(&error))?;
+            follow(&self.events, name, &options.events);
+            let prepare = || Engine::prepare(target.named.location().clone(), &options);
+            let fell_back = |prepared: &Prepared| self.fell_back(prepared, &options);
+            let prepared = self.make_room(&prepare, &fell_back, &engines, None, deadline)?;
             engines.push(prepared.load(&mut |_, _| {}).map_err(|error| refused(&error))?);
         }
         for warning in engines.first().map_or(&[][..], Engine::warnings) {
@@ -73,29 +78,49 @@ impl Catalogue {
         self.events.tell("model.loaded", told);
     }
 
-    /// Plans a model for a device, and unloads others until it fits beside what is left and `own`,
-    /// where it is loaded already.
+    /// Loads a capability of a model beside what it has already.
+    pub(super) fn load_beside(&self, held: &Held, capability: Capability) -> Result<(), Problem> {
+        let begun = Instant::now();
+        for engine in held.engines.iter().filter(|own| !own.capabilities().contains(&capability)) {
+            let prepare = || engine.prepare_capability(capability);
+            // A model in use is not waited for: its request may wait for its turn to load.
+            let now = Instant::now();
+            drop(self.make_room(&prepare, &|_| false, &[], Some(held.user.id), now)?);
+            engine.enable(capability, &mut |_, _| {}).map_err(|error| refused(&error))?;
+        }
+        Line::about("enabled")
+            .with("model", &held.name)
+            .with("capability", capability.name())
+            .with("ms", begun.elapsed().as_millis())
+            .with("planned", planned_bytes(&held.engines))
+            .with("held", held_bytes(&held.engines))
+            .write();
+        Ok(())
+    }
+
+    /// Plans what is to be loaded, and unloads models other than `kept` until it fits beside what
+    /// is left and `own`. `fell_back` says whether a plan is for a device that is used for want of
+    /// memory.
     fn make_room(
         &self,
-        named: &Named,
-        device: Place,
+        prepare: &dyn Fn() -> delft::Result<Prepared>,
+        fell_back: &dyn Fn(&Prepared) -> bool,
         own: &[Engine],
+        kept: Option<u64>,
         deadline: Instant,
-    ) -> Result<delft::Prepared, Problem> {
-        let options = self.library.options_of(named, device).map_err(|error| refused(&error))?;
+    ) -> Result<Prepared, Problem> {
         loop {
-            let prepared = Engine::prepare(named.location().clone(), &options);
-            let prepared = prepared.map_err(|error| refused(&error))?;
+            let prepared = prepare().map_err(|error| refused(&error))?;
             let mut engines = own.to_vec();
             self.loaded().iter().for_each(|other| engines.extend_from_slice(&other.engines));
             let lack = self.library.lack(&prepared, &engines);
             // They are given back before any of them is unloaded.
             drop(engines);
             // A shorter context, or another device, is for want of memory, too.
-            if lack.is_none() && !prepared.shortened() && !self.fell_back(&prepared, &options) {
+            if lack.is_none() && !prepared.shortened() && !fell_back(&prepared) {
                 return Ok(prepared);
             }
-            match (self.unload_one(deadline), lack) {
+            match (self.unload_one(kept, deadline), lack) {
                 (Room::Made, _) => {}
                 (Room::Nobody, None) => return Ok(prepared),
                 (Room::Nobody, Some(error)) => return Err(refused(&error)),
@@ -107,18 +132,19 @@ impl Catalogue {
     }
 
     /// Whether a model that could be anywhere is on the CPU while others are on GPUs.
-    fn fell_back(&self, prepared: &delft::Prepared, options: &delft::LoadOptions) -> bool {
+    fn fell_back(&self, prepared: &Prepared, options: &delft::LoadOptions) -> bool {
         let cpu = |places: &[delft::Place]| places == [delft::Place::Cpu];
         options.device == delft::Place::Auto
             && cpu(prepared.places())
             && self.loaded().iter().any(|own| own.engines.iter().any(|own| !cpu(own.places())))
     }
 
-    /// Unloads the model that was unused for longest, which may have to be waited for.
-    fn unload_one(&self, deadline: Instant) -> Room {
+    /// Unloads the model other than `kept` that was unused for longest, which may have to be waited
+    /// for.
+    fn unload_one(&self, kept: Option<u64>, deadline: Instant) -> Room {
         let victim = {
             let loaded = self.loaded();
-            let could = loaded.iter().filter(|own| own.named.is_some());
+            let could = loaded.iter().filter(|own| own.named.is_some() && Some(own.id) != kept);
             could.min_by_key(|own| (own.users > 0, own.last)).map(|own| own.id)
         };
         match victim {

@@ -10,7 +10,7 @@ use delft::formats::gguf;
 use delft::hub::{Hub, Progress};
 use delft::tokens::ChatTemplate;
 use delft::tokens::tools::{Described, Format};
-use delft::{Engine, Error, Tensors, models};
+use delft::{Capability, Engine, Error, Tensors, models};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -187,7 +187,7 @@ fn capabilities(
     template: Option<&ChatTemplate>,
 ) -> Result<Vec<&'static str>, Problem> {
     let embeds = match &known.loaded {
-        Some(model) => model.engine.embedding_form().is_some(),
+        Some(model) => !model.has(Capability::Generate),
         None => delft::read_embedding_form(tensors)?.is_some(),
     };
     if embeds {

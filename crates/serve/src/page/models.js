@@ -18,7 +18,7 @@ export async function refresh() {
     return response.ok ? (await response.json()).models : [];
   }));
   const sizes = new Map(tags.map((model) => [model.name, model.size]));
-  known = props.filter((model) => !model.embeds).map((model) => {
+  known = props.filter((model) => model.generates !== false).map((model) => {
     const name = model.model;
     if (model.loaded) loading.delete(name);
     const state = model.loaded ? "loaded" : loading.has(name) ? "loading" : "available";

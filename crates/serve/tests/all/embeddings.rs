@@ -10,7 +10,7 @@ use delft::{EmbedOptions, Engine, LoadOptions, Prompt};
 use delft_serve::{Access, Served};
 use serde_json::{Value, json};
 
-use crate::common::{bundled, engine, limits, post, serve_all};
+use crate::common::{bundled, engine, get, limits, post, serve_all};
 
 /// The bundled model, loaded for embeddings, for so many tokens.
 fn embeds() -> Engine {
@@ -87,6 +87,42 @@ fn openai_embeddings_are_what_the_engine_makes() {
     assert_eq!(cut, embeds().embed(&tokens[..1], &four).unwrap()[0]);
 }
 
+/// A model that generates makes embeddings over the same weights, and still generates.
+#[test]
+fn a_model_that_generates_makes_embeddings_too() {
+    let (_, expected) = expected();
+    let options = LoadOptions { threads: Some(2), context: Some(64), ..Default::default() };
+    let engine = Engine::load(bundled(), &options).unwrap();
+    let (name, adapters) = ("both".to_string(), Vec::new());
+    let served = Served { name, engines: vec![engine.clone()], templates: None, adapters };
+    let running = serve_all(limits(), Access::default(), vec![served]);
+    let ask = |path: &str, body: Value| {
+        let response = post(running.address(), path, &body);
+        assert_eq!(response.status, 200, "{response:?}");
+        response.json()
+    };
+    let story = || {
+        let body =
+            json!({ "model": "both", "prompt": "An owl", "max_tokens": 8, "temperature": 0 });
+        ask("/v1/completions", body)["choices"][0]["text"].clone()
+    };
+    let (before, weights) = (story(), engine.memory().weights);
+    for _ in 0..2 {
+        let found = ask("/v1/embeddings", json!({ "model": "both", "input": TEXTS }));
+        for (found, expected) in found["data"].as_array().unwrap().iter().zip(&expected) {
+            assert_eq!(numbers(&found["embedding"]), *expected);
+        }
+    }
+    assert_eq!(story(), before);
+    let further = engine.memory().weights - weights;
+    assert!(further < weights / 20, "{further} of {weights}");
+    assert_eq!(ask("/api/show", json!({ "model": "both" }))["capabilities"][0], "completion");
+    let told = &get(running.address(), "/props").json()["models"][0];
+    assert_eq!((&told["embeds"], &told["generates"]), (&json!(true), &json!(true)));
+    assert!(told["planned_bytes"].as_u64() >= told["held_bytes"].as_u64(), "{told}");
+    running.stop().unwrap();
+}
+
 #[test]
 fn ollamas_embeddings_are_the_same() {
     let (tokens, expected) = expected();
@@ -140,10 +176,6 @@ fn what_makes_no_sense_is_refused() {
             format!("dimensions: expected a whole number from 1 to {width}"),
         ),
         (json!({ "temperature": 0 }), "temperature: there is no such field".to_string()),
-        (
-            json!({ "model": "stories" }),
-            "model: expected a model that makes embeddings".to_string(),
-        ),
     ] {
         let found = ask(extra);
         assert!(found.starts_with(&message), "{found}");

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use delft::hub::{Hub, Kind, Model, Source};
 use delft::{AdapterFile, Engine, LoadOptions, Location};
-use delft_serve::{Access, Keep, Library, Limits, Named, Running};
+use delft_serve::{Access, Keep, Library, Limits, Named, Running, Served};
 use serde_json::{Value, json};
 
-use crate::common::{bundled, get, limits, post, receive, send, serve_library};
+use crate::common::{
+    Response, bundled, get, limits, post, receive, send, serve_all, serve_library,
+};
 
 pub(crate) fn reference(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(path)
@@ -290,6 +292,16 @@ fn what_happens_is_told_to_those_who_listen() {
         answer.header("x-request-id").unwrap().to_string()
     };
     let told = until(&mut events, "request.ended");
+    let (stages, told): (Vec<Value>, Vec<Value>) =
+        told.into_iter().partition(|event| event["type"] == "model.stage");
+    let order = ["opening", "planned", "loading", "packing", "compiling", "ready"];
+    assert_eq!(stages.iter().map(|event| &event["stage"]).collect::<Vec<_>>(), order);
+    for event in &stages {
+        assert_eq!(
+            (&event["model"], &event["capability"]),
+            (&json!("stories"), &json!("generate"))
+        );
+    }
     let types: Vec<&str> = told.iter().map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(types, ["request.begun", "model.loading", "model.loaded", "request.ended"]);
     assert_eq!(told[0]["id"], id.as_str());
@@ -310,6 +322,47 @@ fn what_happens_is_told_to_those_who_listen() {
     until(&mut events, "server.stopping");
     stopping.join().unwrap().unwrap();
     assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+/// A device that is lost fails the requests that run, and is opened anew for those that come.
+#[test]
+fn a_lost_device_is_told_of_and_its_models_are_loaded_again() {
+    let place = "sim".parse().unwrap();
+    let load = || {
+        let options = LoadOptions { device: place, batched: true, ..options() };
+        Engine::load(reference("models/llama3"), &options).unwrap()
+    };
+    let served = |engine| {
+        let name = "tiny".to_string();
+        vec![Served { name, engines: vec![engine], templates: None, adapters: Vec::new() }]
+    };
+    let text = |answer: &Response| answer.json()["choices"][0]["text"].clone();
+    let running = serve_all(limits(), Access::default(), served(load()));
+    let expected = text(&post(running.address(), "/v1/completions", &ids("tiny", 4)));
+    running.stop().unwrap();
+
+    device::gpu::sim::break_next(300);
+    let running = serve_all(limits(), Access::default(), served(load()));
+    let address = running.address();
+    let mut events = BufReader::new(send(address, "GET", "/events", &[], ""));
+    until(&mut events, "listening");
+    let failed = loop {
+        let answer = post(address, "/v1/completions", &ids("tiny", 4));
+        if answer.status != 200 {
+            break answer;
+        }
+        assert_eq!(text(&answer), expected);
+    };
+    assert_eq!(failed.status, 500, "{failed:?}");
+    assert!(failed.body.contains("expected a device that works"), "{failed:?}");
+    let again = post(address, "/v1/completions", &ids("tiny", 4));
+    assert_eq!((again.status, text(&again)), (200, expected), "{again:?}");
+    running.stop().unwrap();
+    let told = until(&mut events, "server.stopping");
+    let stages = told.iter().filter(|event| event["type"] == "model.stage");
+    let stages: Vec<_> = stages.map(|event| event["stage"].as_str().unwrap()).collect();
+    let order = ["lost", "opening", "planned", "loading", "packing", "compiling", "ready"];
+    assert!(stages.starts_with(&order), "{stages:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! OpenAI's interface on the wire, with the bundled model.
 
-use crate::common::{engine, get, limits, post, serve, serve_all, shared};
-use delft::{GenerateOptions, Prompt};
+use crate::common::{bundled, engine, get, limits, post, serve, serve_all, shared};
+use delft::{Engine, GenerateOptions, LoadOptions, Prompt};
 use delft_serve::{Access, Served};
 use serde_json::{Value, json};
 
@@ -453,11 +453,16 @@ fn tokens_of_reasoning_are_told_as_such() {
 /// The planner's promise beside what is held, wherever a model is told of.
 #[test]
 fn planned_memory_is_told_beside_what_is_held() {
+    let options = LoadOptions { threads: Some(2), sessions: 4, ..LoadOptions::default() };
+    let engine = Engine::load(bundled(), &options).unwrap();
+    let (name, adapters) = ("stories".to_string(), Vec::new());
+    let served = Served { name, engines: vec![engine.clone()], templates: None, adapters };
+    let running = serve_all(limits(), Access::default(), vec![served]);
+    let address = running.address();
     // So that the cache holds something.
-    assert_eq!(post(shared(), "/v1/chat/completions", &chat(json!({}))).status, 200);
-    let engine = engine();
+    assert_eq!(post(address, "/v1/chat/completions", &chat(json!({}))).status, 200);
     let plan = &engine.plan()[0];
-    let model = &get(shared(), "/props").json()["models"][0];
+    let model = &get(address, "/props").json()["models"][0];
     assert_eq!(model["planned_bytes"], plan.needed());
     let planned = &model["memory"]["planned"];
     assert_eq!(
@@ -470,16 +475,17 @@ fn planned_memory_is_told_beside_what_is_held() {
     assert_eq!(held["weights"], engine.memory().weights);
     assert!(held["cache"].as_u64().unwrap() > 0);
     assert!(model["running"].is_u64() && model["waiting"].is_u64());
-    let resident = &get(shared(), "/api/ps").json()["models"][0];
+    let resident = &get(address, "/api/ps").json()["models"][0];
     assert_eq!(resident["planned_bytes"], model["planned_bytes"]);
     assert!(resident["held_bytes"].as_u64().unwrap() >= engine.memory().weights as u64);
-    let metrics = get(shared(), "/metrics").body;
+    let metrics = get(address, "/metrics").body;
     let line = format!(
         "delft_memory_planned_bytes{{model=\"stories\",part=\"weights\"}} {}\n",
         plan.weights
     );
     assert!(metrics.contains(&line), "{metrics}");
     assert!(metrics.contains("delft_memory_held_bytes{model=\"stories\",part=\"cache\"} "));
+    running.stop().unwrap();
 }
 
 #[test]
