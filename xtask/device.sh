@@ -14,8 +14,8 @@
 #   MODELS          shapes and types for the speed of whole models, as tests/reference/random_gguf.py has them
 #   DISPATCHED      the one of them that is measured in every way of dispatch (default: llama-1b:q4_k)
 #   MANY            shapes and types of the models that many sequences share, as MODELS
-#   BATCHES         how many sequences those are (default: 8,32,128)
-#   TRIED           kernels whose cases are tried first there (default: split_columns gated_columns sample_draw)
+#   BATCHES         how many sequences those are (default: 8,16,32,64,128)
+#   TRIED           kernels whose cases are tried first there (default: stream)
 #   T_TRIED, T_ALIKE    seconds for the cases of each of those, and for the bits of a row with and without the library
 #   SHARED          shape and types of the models that several GPUs share, as MODELS
 #   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_FULL, T_MODELS, T_MANY, T_SEVERAL    seconds for each part
@@ -160,8 +160,8 @@ many() {
         writers="$writers $!"
     done
     wrong=0
-    for kernel in ${TRIED:-split_columns gated_columns sample_draw}; do
-        timeout -k 5 "${T_TRIED:-12}" "$TILE" test "$kernel" --on cuda > "$OUT/$kernel.txt" 2>&1
+    for kernel in ${TRIED:-stream}; do
+        timeout -k 5 "${T_TRIED:-60}" "$TILE" test "$kernel" --on cuda > "$OUT/$kernel.txt" 2>&1
         echo "-- $kernel: exit code $?"
         tail -n 2 "$OUT/$kernel.txt"
     done
@@ -186,7 +186,7 @@ many() {
             # Packed matrices are ours either way.
             [ "${model#*:}" = bf16 ] || [ $how = ours ] || continue
             echo "-- $model, $how"
-            "$DELFT" bench -m "$folder/$model.gguf" --device cuda -p 0 -n 64 -d 512 --batch "${BATCHES:-8,32,128}" -r 1 --json || wrong=1
+            "$DELFT" bench -m "$folder/$model.gguf" --device cuda -p 0 -n 64 -d 512 --batch "${BATCHES:-8,16,32,64,128}" -r 1 --json || wrong=1
             unset DELFT_NO_CUBLAS
         done
     done
@@ -243,7 +243,7 @@ for wanted in ${PARTS:-fixtures greedy memory full models test sanitize bench ri
         memory) part memory "${T_MEMORY:-180}" sh "$0" memory ;;
         full) part full "${T_FULL:-20}" sh "$0" full ;;
         models) part models "${T_MODELS:-150}" sh "$0" models ;;
-        many) part many "${T_MANY:-140}" sh "$0" many ;;
+        many) part many "${T_MANY:-300}" sh "$0" many ;;
         several) part several "${T_SEVERAL:-300}" sh "$0" several ;;
         test) part test "${T_TEST:-150}" "$TILE" test ${FILTER:-} --on cuda ;;
         sanitize)

@@ -1,7 +1,7 @@
 //! Whether the vendor's library gives a row the same bits whatever the number of rows: tried at
 //! load, on the products that a Program has. It promises nothing of the kind, but without sums in
 //! parts it does so wherever that was looked at. Products of rows that decode are tuned besides,
-//! among the ways that give these bits.
+//! among the ways that give these bits; and our own kernel is tried for few rows.
 
 use formats::Result;
 use half::{bf16, f16};
@@ -66,6 +66,33 @@ pub(super) fn rows_are_alike<B: Backend>(
         }
     }
     Ok(true)
+}
+
+/// Whether a kernel, for `rows` rows, has the bits of a product of the vendor's library. It is given
+/// what a product is given.
+///
+/// # Errors
+/// If there is no memory for trying it, or one of the two refuses.
+pub(super) fn has_bits_of<B: Backend>(
+    backend: &B,
+    shape: &ProductShape,
+    w: &B::Buffer,
+    rows: usize,
+    kernel: impl Fn(&B::Buffer, Option<&B::Buffer>, &B::Buffer) -> Result<B::Launch>,
+) -> Result<bool> {
+    let (out, all) = (shape.out as usize, shape.rows as usize);
+    let bytes = out * shape.result.bytes();
+    let x = backend.upload(&noise(shape.operand, all * shape.width as usize))?;
+    let add = shape.adds.then(|| backend.upload(&noise(shape.result, all * out))).transpose()?;
+    let run = |launch: &dyn Fn(&B::Buffer) -> Result<B::Launch>| {
+        let y = backend.buffer(all * bytes)?;
+        backend.submit(&[launch(&y)?])?;
+        let mut found = vec![0; rows.min(all) * bytes];
+        backend.read(&y, &mut found)?;
+        Ok(found)
+    };
+    let theirs = run(&|y| backend.product(shape, &x, w, add.as_ref(), y))?;
+    Ok(run(&|y| kernel(&x, add.as_ref(), y))? == theirs)
 }
 
 /// Finds the fastest way to do products of a shape for each of these numbers of rows, at least

@@ -16,6 +16,7 @@ use super::arena::{Layout, decode_bucket};
 use super::bridge::Bridge;
 use super::exchange::{Exchange, Partner};
 use super::kv::{self, Layer};
+use super::lower::products;
 use super::lower::{self, Adapted, Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
 use super::profile::Timed;
 use super::ring::{self, Ring};
@@ -295,8 +296,28 @@ impl<B: Backend> GpuExecutor<B> {
             .collect();
         rows.sort_unstable();
         rows.dedup();
+        for (shape, ws) in &shapes {
+            if !alike::tune(&*self.backend, shape, ws, &rows)? {
+                return Ok(false);
+            }
+        }
+        self.lowering.chained = self.chains(&shapes)?;
+        Ok(true)
+    }
+
+    /// Whether our kernel has the bits of the vendor's library in products of these shapes.
+    fn chains(&mut self, shapes: &[(ProductShape, Vec<B::Buffer>)]) -> Result<bool> {
+        let facts = self.lowering.facts;
         for (shape, ws) in shapes {
-            if !alike::tune(&*self.backend, &shape, &ws, &rows)? {
+            let chain = products::chain(&mut self.kernels, shape, facts)?;
+            let (Some((kernel, numbers)), Some(w)) = (chain, ws.first()) else { return Ok(false) };
+            self.kernels.load(&*self.backend, &mut self.pipelines)?;
+            let launch = |x: &B::Buffer, add: Option<&B::Buffer>, y: &B::Buffer| {
+                let buffers: Vec<B::Buffer> =
+                    [Some(x), add, Some(y), Some(w)].into_iter().flatten().cloned().collect();
+                self.backend.bind(&self.pipelines[kernel], &numbers, &buffers)
+            };
+            if !alike::has_bits_of(&*self.backend, shape, w, products::CHAINED, launch)? {
                 return Ok(false);
             }
         }

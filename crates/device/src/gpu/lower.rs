@@ -27,7 +27,7 @@ use crate::{CacheType, LoadOptions};
 mod adapters;
 mod attention;
 mod experts;
-mod products;
+pub(super) mod products;
 mod sampling;
 mod states;
 
@@ -289,6 +289,9 @@ pub(super) struct Lowering {
     few: bool,
     /// Whether products of 16-bit matrices are the vendor's there.
     pub(super) library: bool,
+    /// Whether our chains of products have the bits of the vendor's there, so that up to
+    /// [`products::CHAINED`] rows may take the kernel that streams weights.
+    pub(super) chained: bool,
     /// Matrices that lie one behind the other, to be multiplied as one.
     pub(super) joined: Vec<Vec<WeightId>>,
     /// How each matrix is packed.
@@ -313,7 +316,7 @@ pub(super) struct Lowering {
 const FEW_SEQUENCES: [usize; 2] = [4, 8];
 
 /// Sequences from which on rows that decode go to the vendor's library, where matrices have 16 bits:
-/// it takes hardly longer for 128 rows than for 32, and as long for 8.
+/// it takes hardly longer for 128 rows than for 32.
 const LIBRARY_SEQUENCES: usize = 48;
 
 impl Lowering {
@@ -348,6 +351,7 @@ impl Lowering {
             batched,
             few: false,
             library: false,
+            chained: false,
             joined: vec![],
             adapters: adapters::Room::new(&program, options.seats, &formats)?,
             formats,

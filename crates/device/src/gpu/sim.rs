@@ -199,7 +199,15 @@ impl Product {
         let w = side(&self.w, out, self.shape.w_turned);
         let add = self.add.as_ref().map(|add| read(add, result, rows * out));
         let mut y = vec![0.0; rows * out];
-        ops::linear::reference(&x, &w, None, width, &mut y);
+        match operand {
+            Scalar::F32 => ops::linear::reference(&x, &w, None, width, &mut y),
+            // One term after another, as the interpreter's matrix unit adds: kernels whose sums are
+            // chains have the same bits.
+            _ => y.iter_mut().enumerate().for_each(|(i, y)| {
+                let (x, w) = (&x[i / out * width..][..width], &w[i % out * width..][..width]);
+                *y = x.iter().zip(w).fold(0.0, |sum, (x, w)| sum + w * x);
+            }),
+        }
         y.iter_mut().zip(add.iter().flatten()).for_each(|(y, add)| *y += add);
         let bytes = case::Buffer::floats(result, &y).bytes;
         let start = self.y.range.start;

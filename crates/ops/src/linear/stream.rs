@@ -9,195 +9,44 @@
 //! of a `g` have four runs in a row; which terms a product of 16 then adds is a matter of order,
 //! and the activations follow it.
 //!
-//! The simdgroups of a threadgroup share the terms of each sum, step by step, and add up what they
-//! have at the end of a block of matrix rows, in their order. Each copies the activations of its
-//! own terms, so that they meet nowhere else. How terms are shared follows from the format and the
-//! number of columns alone, so a row's bits do not depend on how many rows there are.
+//! The terms of a sum are [`PARTS`] parts, which take turns step by step. Each part is added up by
+//! itself, and the parts are added in their order. Which part a term is in follows from the format
+//! and the number of columns alone, so a row's bits do not depend on how many rows there are, nor
+//! on which of two ways a threadgroup works ([`Share`]):
+//!
+//! - For few rows each simdgroup has one part of every sum, and copies the activations of its own
+//!   terms, so that simdgroups meet only at the end of a block of matrix rows. Many weights are
+//!   then on their way for few sums.
+//! - For many rows each simdgroup has sums of its own, and computes the parts one after another. A
+//!   block has eight times as many matrix rows, all of which read the same activations: so weights
+//!   and activations come from the second-level cache less often, and a weight is converted once
+//!   for up to 128 rows.
+//!
+//! A third way, [`Share::Chain`], has other sums: one chain of products of the matrix unit, of 16
+//! neighbouring terms after 16, for 16-bit matrices. NVIDIA's library adds like this (all its
+//! proposals without split sums, as seen on an H100), so few rows can be computed here and many
+//! there with the same bits, as far as a device is found to do so.
+//!
 //! [`Tiling::stages`] steps are under way, across the ends of blocks too, and the first ask for
 //! their weights before the kernel in front is done. Both operands are copied asynchronously: what
 //! waits in registers is waited for by whoever waits for anything.
 
 mod cases;
+mod tiling;
+
+pub use tiling::{Job, Share, Tiling};
 
 use super::gemv::{Cursor, Place, Span, Sweep, spans};
 use super::holds;
 use crate::low_rank::kernels::{Low, Sites};
-use crate::packed::{Format, Run, Scaled, Weights};
+use crate::packed::{Run, Scaled, Weights};
 use crate::project::Part;
 use crate::{Unary, real};
 use tile::case::Spec;
 use tile::dsl::*;
 use tile::ir::Hint;
 use tile::launch::{Mode, Requirement};
-
-/// Rows of matrices, and of activations, of an operand of the matrix unit.
-const EDGE: u32 = 16;
-/// Activations that are copied together: 16 bytes, four words.
-const UNIT: u32 = 8;
-/// Simdgroups that share a sum.
-const SIMDS: u32 = 8;
-/// Floats between rows of the shared memory where simdgroups add up.
-const SPARE: u32 = EDGE + 4;
-
-/// How such a product divides its work. Every field is free: the same sums are added in the same
-/// order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tiling {
-    /// Tiles of 16 matrix rows that a threadgroup sums together, of each matrix of a pair.
-    pub tiles: u32,
-    /// Rows of activations that a threadgroup takes together: a multiple of 8.
-    pub rows: u32,
-    /// Runs that a lane copies per matrix row and step, at most: 1 or 2. Shorter steps leave room
-    /// for more rows.
-    pub loads: u32,
-    /// Steps in shared memory, one of them in use: at least 2.
-    pub stages: u32,
-}
-
-/// What a tiling is picked for.
-#[derive(Debug, Clone, Copy)]
-pub struct Job<'a> {
-    /// The formats of the matrices, in the order of the launch.
-    pub formats: &'a [Format],
-    /// Rows of all matrices: outputs.
-    pub out: u32,
-    /// Activation rows.
-    pub rows: u32,
-    /// Whether two matrices are read side by side.
-    pub pair: bool,
-    /// Bytes of shared memory that a threadgroup may have.
-    pub shared: u32,
-    /// Multiprocessors.
-    pub processors: u32,
-}
-
-/// Steps in shared memory at most.
-const STAGES: u32 = 6;
-/// Stages of long steps, if not of shorter ones.
-const ENOUGH: u32 = 4;
-/// Tiles of sums at most: of 16 x 16, eight registers each.
-const SUMS: u32 = 16;
-
-impl Job<'_> {
-    /// Matrices that are read side by side.
-    fn matrices(&self) -> u32 {
-        if self.pair { 2 } else { 1 }
-    }
-
-    /// Bytes of shared memory.
-    fn bytes(&self, tiling: &Tiling) -> u32 {
-        let stage = |format: &Format| tiling.stage(*format, self.matrices());
-        let words = self.formats.iter().map(stage).max().unwrap_or(0);
-        4 * SIMDS * (tiling.stages * words + self.matrices() * EDGE * SPARE)
-    }
-
-    /// About how long it takes with so many tiles, in hundredths of a tile's weights: as many
-    /// rounds as the busiest multiprocessor has blocks, each with the activations to be read
-    /// besides. Turns share the multiprocessors.
-    fn cost(&self, tiling: &Tiling) -> u32 {
-        let bits = |f: &Format| 32 * f.words() / f.run();
-        let bits = self.formats.iter().map(bits).min().unwrap_or(16).max(1);
-        let rounds = self.out.div_ceil(EDGE * tiling.tiles).div_ceil(tiling.apart(self));
-        rounds * (100 * tiling.tiles * self.matrices() + 60 * tiling.rows / bits)
-    }
-}
-
-impl Tiling {
-    /// Whether matrices of a format are taken, with activations of a type: 16 bits, and runs of
-    /// whole units.
-    pub fn takes(format: Format, x: Scalar) -> bool {
-        format.run() >= UNIT && matches!(x, Scalar::F16 | Scalar::BF16)
-    }
-
-    /// The best of those measured on an H200, of those that fit; none if none fits.
-    pub fn pick(job: &Job) -> Option<Tiling> {
-        let fits = |tiling: &Tiling| job.bytes(tiling) <= job.shared;
-        let smallest = |rows| Tiling { tiles: 1, rows, loads: 1, stages: 2 };
-        let most = (1..=8).rev().map(|eights| 8 * eights).find(|rows| fits(&smallest(*rows)))?;
-        // As few turns as that allows, each with as few rows.
-        let turns = job.rows.div_ceil(most).max(1);
-        let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
-        // More sums do not fit registers.
-        let few = |t: &Tiling| t.tiles * job.matrices() * t.wide() <= SUMS;
-        let tiling = [1, 2, 4]
-            .map(|tiles| Tiling { tiles, ..smallest(rows) })
-            .into_iter()
-            .filter(|tiling| fits(tiling) && few(tiling))
-            .min_by_key(|tiling| job.cost(tiling))?;
-        let deepest = |loads: u32| {
-            let of = |stages| Tiling { loads, stages, ..tiling };
-            (2..=STAGES).rev().map(of).find(fits)
-        };
-        // Long steps, of which there is room for enough to wait for.
-        deepest(2).filter(|tiling| tiling.stages >= ENOUGH).or_else(|| deepest(1))
-    }
-
-    /// Threads of a group.
-    pub fn threads() -> u32 {
-        32 * SIMDS
-    }
-
-    /// How many groups to launch: as many as are resident, one on each multiprocessor, or as have
-    /// work. Any number is right.
-    pub fn groups(&self, job: &Job) -> u32 {
-        job.out.div_ceil(EDGE * self.tiles).min(self.apart(job)).max(1)
-    }
-
-    /// Multiprocessors that a turn has.
-    fn apart(&self, job: &Job) -> u32 {
-        (job.processors / job.rows.div_ceil(self.rows).max(1)).max(1)
-    }
-
-    /// For a label.
-    pub(crate) fn name(&self) -> String {
-        format!("{}x{}_l{}_s{}", self.tiles, self.rows, self.loads, self.stages)
-    }
-
-    /// Words of a simdgroup's stage: activations, then the words of each half of a tile and matrix
-    /// of a block.
-    fn stage(&self, format: Format, matrices: u32) -> u32 {
-        let halves = 2 * self.tiles * matrices * self.per_step(format);
-        self.rows * self.stride(format) + halves * 32 * format.words()
-    }
-
-    /// Runs of a lane in a step.
-    fn per_step(&self, format: Format) -> u32 {
-        loads(format).min(self.loads)
-    }
-
-    /// Steps in which a simdgroup takes the neighbouring terms that are its own.
-    fn parts(&self, format: Format) -> u32 {
-        loads(format) / self.per_step(format)
-    }
-
-    /// Terms that a simdgroup adds in a step.
-    fn terms(&self, format: Format) -> u32 {
-        4 * format.run() * self.per_step(format)
-    }
-
-    /// Words between rows of activations in shared memory, of which two are one: so much more than
-    /// a row that those of neighbours lie in other banks, as far as whole sectors of 32 bytes
-    /// allow, which are copied at once.
-    fn stride(&self, format: Format) -> u32 {
-        let words = self.terms(format) / 2;
-        let apart = match words {
-            16 => 0,
-            _ if format.run() == UNIT => 16,
-            _ => 8,
-        };
-        words + apart
-    }
-
-    /// Tiles along the rows of activations.
-    fn wide(&self) -> u32 {
-        self.rows.div_ceil(EDGE)
-    }
-}
-
-/// Neighbouring runs of 16 bytes that a lane has of a matrix row: few where runs are long.
-fn loads(format: Format) -> u32 {
-    if format.run() < 32 { 2 } else { 1 }
-}
+use tiling::{EDGE, PARTS, SIMDS, SPARE, UNIT};
 
 /// Types of activations, operands and results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -239,7 +88,7 @@ pub fn stream(
     low: Option<Low>,
 ) {
     let turns = dim("rows").ceil_div(tiling.rows);
-    launch(Mode::Tile, [dim("groups"), turns, fixed(1)], Tiling::threads());
+    launch(Mode::Tile, [dim("groups"), turns, fixed(1)], tiling.threads());
     holds("x", (dim("rows") * dim("width")).ceil_div(2));
     require(Requirement::Aligned("x".into(), 16));
     // Every product of sizes is computed in 32 bits.
@@ -249,9 +98,12 @@ pub fn stream(
         holds("residual", dim("out0") * dim("rows"));
     }
     let gate = matches!(end, End::Gate(_));
-    let declared = declare(matrices, gate, types.y, width, low);
+    // There are fewer rows than that has bits.
+    let zero = rows & 0x8000_0000;
+    let declared = declare(matrices, gate, types.y, (width, zero), low);
     let walk = Walk::new(tiling, types, x, rows, width, &declared.sweeps);
-    walk.product(&declared.sweeps, |total| declared.finish(end, residual, total));
+    let stored = matches!(tiling.share, Share::Chain).then_some(types.y);
+    walk.product(&declared.sweeps, |total| declared.finish(end, residual, stored, total));
 }
 
 /// What a launch has beside its activations.
@@ -265,13 +117,13 @@ struct Declared {
 }
 
 /// Declares matrices, biases and results, and states what they require; `gate`: two matrices have
-/// one result.
+/// one result; `zero`: see [`Weights::with_zero`].
 #[track_caller]
 fn declare(
     matrices: &[Part],
     gate: bool,
     y: Scalar,
-    width: Val<u32>,
+    (width, zero): (Val<u32>, Val<u32>),
     low: Option<Low>,
 ) -> Declared {
     let (sweeps, biases, results) = Default::default();
@@ -290,7 +142,8 @@ fn declare(
         }
         if let Some(sweep) = declared.sweeps.last_mut() {
             outs.push((sweep.out, dim(&out)));
-            sweep.weights.push(Weights::declare(&name("weight"), format, width));
+            let weights = Weights::declare(&name("weight"), format, width);
+            sweep.weights.push(weights.with_zero(zero));
         }
         holds(&name("weight"), format.extent(dim("width")) * dim(&out));
         require(Requirement::Aligned(name("weight"), 16));
@@ -306,9 +159,10 @@ fn declare(
 }
 
 impl Declared {
-    /// Writes one output.
+    /// Writes one output. A gate's sums are rounded to `stored` first, where others do the same
+    /// whose products and gates are launches apart.
     #[track_caller]
-    fn finish(&self, end: End, residual: Option<In>, total: Total) {
+    fn finish(&self, end: End, residual: Option<In>, stored: Option<Scalar>, total: Total) {
         let Total { sweep, output, row, sums } = total;
         let shifted = |m: usize| {
             let bias = self.biases[sweep + m];
@@ -319,13 +173,18 @@ impl Declared {
         let at = output + self.sweeps[sweep].out * row;
         let value = match (end, residual) {
             (End::Gate(act), _) => {
-                let gate = shifted(0);
+                let [gate, up] = [0, 1].map(|m| match stored {
+                    Some(Scalar::F32) | None => shifted(m),
+                    Some(scalar) => {
+                        crate::packed::halves(scalar, shifted(m).pack(0.0.val(), scalar))[0]
+                    }
+                });
                 let gate = match act {
                     // A quotient costs nothing beside a row of weights, and is exact.
-                    Unary::Silu => gate / ((-gate).exp() + 1.0),
+                    Unary::Silu if stored.is_none() => gate / ((-gate).exp() + 1.0),
                     _ => real::unary(act, gate),
                 };
-                gate * shifted(1)
+                gate * up
             }
             (_, Some(residual)) => residual.get_with(at, Hint::Coherent) + shifted(0),
             _ => shifted(0),
@@ -357,12 +216,12 @@ struct Walk {
     width: Val<u32>,
     /// Blocks between two of a group.
     stride: Val<u32>,
-    /// Stages of each simdgroup: see [`Tiling::stage`].
+    /// Stages: see [`Tiling::stage`].
     ring: Shared<u32>,
-    /// The simdgroup's first word there, and the words of a stage.
+    /// The first word there of what the simdgroup reads and writes, and the words between stages.
     own: Val<u32>,
     stage: u32,
-    /// Where simdgroups add up: `[matrices, simdgroups, 16, 16 + 4]`.
+    /// What sums pass through: see [`Tiling::spare`].
     spare: Shared<f32>,
 }
 
@@ -379,9 +238,12 @@ impl Walk {
         let matrices = sweeps.iter().map(|s| s.weights.len()).max().unwrap_or(1) as u32;
         let words = |s: &Sweep| tiling.stage(s.weights[0].format(), s.weights.len() as u32);
         let stage = sweeps.iter().map(words).max().unwrap_or(0);
-        let ring = Shared::<u32>::named("ring", SIMDS * tiling.stages * stage);
-        let spare = Shared::<f32>::named("spare", matrices * SIMDS * EDGE * SPARE);
-        let own = simd_id() * (tiling.stages * stage);
+        let ring = Shared::<u32>::named("ring", tiling.stages * stage);
+        let spare = Shared::<f32>::named("spare", tiling.spare(matrices));
+        let (own, stage) = match tiling.share {
+            Share::Terms => (simd_id() * (tiling.stages * stage / SIMDS), stage / SIMDS),
+            Share::Sums { .. } | Share::Chain => (0u32.val(), stage),
+        };
         let first_row = group_id_of(1) * tiling.rows;
         let stride = groups(0);
         Walk { tiling, types, x, rows, first_row, width, stride, ring, own, stage, spare }
@@ -391,7 +253,9 @@ impl Walk {
     #[track_caller]
     fn product(&self, sweeps: &[Sweep], mut finish: impl FnMut(Total)) {
         grid_trigger();
-        let spans = spans(sweeps, EDGE * self.tiling.tiles, group_id(), self.stride);
+        let matrices = sweeps.first().map_or(1, |sweep| sweep.weights.len() as u32);
+        let block = EDGE * self.tiling.tall(matrices);
+        let spans = spans(sweeps, block, group_id(), self.stride);
         for (sweep, span) in sweeps.iter().zip(&spans) {
             test(span.first).then(|| self.begin(sweep, span)).otherwise(|| {});
         }
@@ -402,7 +266,7 @@ impl Walk {
                 let late = span.trips.gt(0u32) & !span.first;
                 test(late).then(|| self.begin(sweep, span)).otherwise(|| {});
             }
-            let total = span.trips * self.steps(sweep);
+            let total = span.trips * self.all_steps(sweep);
             let first = self.first(span);
             let (here, ahead) = (Cursor::new(first), Cursor::new(first));
             for t in 0..ahead_by {
@@ -413,11 +277,13 @@ impl Walk {
                 ahead.set(self.after(sweep, to));
             }
             let sums = Frags::accumulators(self.sums(sweep), 0.0);
+            let totals =
+                (self.tiling.turns() > 1).then(|| Frags::accumulators(self.sums(sweep), 0.0));
             range(0u32, total).each(|t| {
                 let (at, to) = (here.get(), ahead.get());
                 copy_wait(ahead_by as u8 - 1);
                 // What came is seen, and nobody still reads the stage that is filled next.
-                simd_barrier();
+                self.meet();
                 let more = (t + ahead_by).lt(total);
                 let next = (t + ahead_by) % self.tiling.stages;
                 test(more)
@@ -427,19 +293,51 @@ impl Walk {
                     })
                     .otherwise(|| {});
                 copy_commit();
-                for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
-                    self.sum(sweep, at.step, load, t % self.tiling.stages, sums);
+                let stage = t % self.tiling.stages;
+                match self.tiling.share {
+                    Share::Chain => self.chain(sweep, stage, sums),
+                    Share::Terms | Share::Sums { .. } => {
+                        for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
+                            self.sum(sweep, at.step, load, stage, sums);
+                        }
+                    }
                 }
-                test((at.step + 1u32).eq(self.steps(sweep)))
-                    .then(|| self.finish(sweep, index, at.block, sums, &mut finish))
+                if let Some(totals) = totals {
+                    test(((at.step + 1u32) % self.steps(sweep)).eq(0u32))
+                        .then(|| self.add_up(sweep, sums, totals))
+                        .otherwise(|| {});
+                }
+                test((at.step + 1u32).eq(self.all_steps(sweep)))
+                    .then(|| {
+                        let sums = totals.unwrap_or(sums);
+                        self.finish(sweep, index, at.block, sums, &mut finish);
+                    })
                     .otherwise(|| {});
                 here.set(self.after(sweep, at));
                 ahead.set(self.after(sweep, to));
             });
             copy_wait(0);
             if index + 1 < sweeps.len() {
-                simd_barrier();
+                self.meet();
             }
+        }
+    }
+
+    /// Waits for those that the ring's words are exchanged with.
+    #[track_caller]
+    fn meet(&self) {
+        match self.tiling.share {
+            Share::Terms => simd_barrier(),
+            Share::Sums { .. } | Share::Chain => barrier(),
+        }
+    }
+
+    /// Adds a part to those before, and begins the next.
+    #[track_caller]
+    fn add_up(&self, sweep: &Sweep, sums: Frags, totals: Frags) {
+        for sum in 0..self.sums(sweep) {
+            totals.set(sum, totals.get(sum) + sums.get(sum));
+            sums.set(sum, Frag::filled(0.0));
         }
     }
 
@@ -452,7 +350,7 @@ impl Walk {
     #[track_caller]
     fn after(&self, sweep: &Sweep, at: Place) -> Place {
         let step = at.step + 1u32;
-        let last = step.eq(self.steps(sweep));
+        let last = step.eq(self.all_steps(sweep));
         let block = select(last, at.block + self.stride, at.block);
         Place { block, step: select(last, 0u32, step) }
     }
@@ -460,7 +358,7 @@ impl Walk {
     /// Begins to copy the weights of the first steps.
     #[track_caller]
     fn begin(&self, sweep: &Sweep, span: &Span) {
-        let total = span.trips * self.steps(sweep);
+        let total = span.trips * self.all_steps(sweep);
         let mut at = self.first(span);
         for t in 0..self.tiling.stages - 1 {
             let some = Order::lt(t.val(), total);
@@ -469,9 +367,17 @@ impl Walk {
         }
     }
 
+    /// Matrices that a simdgroup multiplies with.
+    fn matrices(&self, sweep: &Sweep) -> u32 {
+        match self.tiling.share {
+            Share::Terms => sweep.weights.len() as u32,
+            Share::Sums { .. } | Share::Chain => 1,
+        }
+    }
+
     /// Sums in registers for a block: `[tiles, matrices, wide]`.
     fn sums(&self, sweep: &Sweep) -> u32 {
-        self.tiling.tiles * sweep.weights.len() as u32 * self.tiling.wide()
+        self.tiling.tiles * self.matrices(sweep) * self.tiling.wide()
     }
 
     /// Runs of a row.
@@ -480,32 +386,46 @@ impl Walk {
         self.width / sweep.weights[0].format().run()
     }
 
-    /// Steps of a row.
+    /// Steps of a part.
     #[track_caller]
     fn steps(&self, sweep: &Sweep) -> Val<u32> {
         let format = sweep.weights[0].format();
-        let (parts, terms) = (self.tiling.parts(format), SIMDS * self.tiling.terms(format));
-        match parts {
+        let tiling = &self.tiling;
+        let (pieces, terms) = (tiling.pieces(format), tiling.parts() * tiling.terms(format));
+        match pieces {
             1 => (self.width + (terms - 1)) / terms,
-            _ => (self.width + (parts * terms - 1)) / (parts * terms) * parts,
+            _ => (self.width + (pieces * terms - 1)) / (pieces * terms) * pieces,
         }
     }
 
-    /// The place of a step's terms among those of all simdgroups, in steps.
+    /// A simdgroup's steps of a block.
     #[track_caller]
-    fn place_of(&self, format: Format, step: Val<u32>) -> Val<u32> {
-        match self.tiling.parts(format) {
-            1 => step * SIMDS + simd_id(),
-            parts => (step / parts * SIMDS + simd_id()) * parts + step % parts,
+    fn all_steps(&self, sweep: &Sweep) -> Val<u32> {
+        match self.tiling.turns() {
+            1 => self.steps(sweep),
+            turns => self.steps(sweep) * turns,
+        }
+    }
+
+    /// The place of a step's terms among all of a row, in steps.
+    #[track_caller]
+    fn place_of(&self, sweep: &Sweep, step: Val<u32>) -> Val<u32> {
+        let (part, step) = match self.tiling.share {
+            Share::Terms => (simd_id(), step),
+            Share::Sums { .. } => (step / self.steps(sweep), step % self.steps(sweep)),
+            Share::Chain => return step,
+        };
+        match self.tiling.pieces(sweep.weights[0].format()) {
+            1 => step * PARTS + part,
+            pieces => (step / pieces * PARTS + part) * pieces + step % pieces,
         }
     }
 
     /// This lane's run for a load of a step.
     #[track_caller]
     fn run(&self, sweep: &Sweep, step: Val<u32>, load: u32) -> Val<u32> {
-        let format = sweep.weights[0].format();
-        let runs = 4 * self.tiling.per_step(format);
-        self.place_of(format, step) * runs + (lane_id() % 4u32 + 4 * load)
+        let runs = 4 * self.tiling.per_step(sweep.weights[0].format());
+        self.place_of(sweep, step) * runs + (lane_id() % 4u32 + 4 * load)
     }
 
     /// Begins to copy the weights of a step to a stage, for all rows of a block. Rows and runs past
@@ -513,16 +433,61 @@ impl Walk {
     /// these are zeros.
     #[track_caller]
     fn load(&self, sweep: &Sweep, at: Place, stage: Val<u32>) {
-        let format = sweep.weights[0].format();
-        let first = at.block * (EDGE * self.tiling.tiles) + lane_id() / 4u32;
-        for load in 0..self.tiling.per_step(format) {
+        if self.tiling.share == Share::Chain {
+            return self.load_rows(sweep, at, stage);
+        }
+        let matrices = sweep.weights.len() as u32;
+        let (tiles, tall) = (self.tiling.tiles, self.tiling.tall(matrices));
+        let first = at.block * (EDGE * tall) + lane_id() / 4u32;
+        for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
             let run = self.run(sweep, at.step, load).min(self.runs(sweep) - 1u32);
-            for half in 0..2 * self.tiling.tiles {
-                let row = (first + EDGE / 2 * half).min(sweep.out - 1u32);
-                for (m, weights) in sweep.weights.iter().enumerate() {
-                    let to = self.place(sweep, stage, load, half, m as u32);
-                    weights.copy(weights.row(row), run, (self.ring, to));
+            let copy = |m: usize, row: Val<u32>, half: Val<u32>| {
+                let (row, weights) = (row.min(sweep.out - 1u32), &sweep.weights[m]);
+                let to = self.place(sweep, stage, load, half, m as u32);
+                weights.copy(weights.row(row), run, (self.ring, to));
+            };
+            let Share::Sums { across } = self.tiling.share else {
+                for half in 0..2 * tiles {
+                    let row = first + EDGE / 2 * half;
+                    (0..sweep.weights.len()).for_each(|m| copy(m, row, half.val()));
                 }
+                continue;
+            };
+            // Those that have the same matrix rows share the halves of their tiles.
+            let (own, slots) = (2 * tiles / across, SIMDS / (across * matrices));
+            let owner = simd_id() / across;
+            let first = first + owner % slots * (EDGE * tiles);
+            let halves = || (0..own).map(|half| simd_id() % across * own + half);
+            for m in 0..sweep.weights.len() {
+                let all = || halves().for_each(|half| copy(m, first + half * (EDGE / 2), half));
+                match matrices {
+                    1 => all(),
+                    _ => test((owner / slots).eq(m as u32)).then(all).otherwise(|| {}),
+                }
+            }
+        }
+    }
+
+    /// Likewise for a chain: rows of the block, each with its terms in order. Those past the end of
+    /// a row are zeros.
+    #[track_caller]
+    fn load_rows(&self, sweep: &Sweep, at: Place, stage: Val<u32>) {
+        let (format, matrices) = (sweep.weights[0].format(), sweep.weights.len() as u32);
+        let (terms, stride) = (self.tiling.terms(format), self.tiling.stride(format));
+        let tall = EDGE * self.tiling.tall(matrices);
+        let per_row = terms / UNIT;
+        let (unit, row) = (thread_id() % per_row, thread_id() / per_row);
+        let run = at.step * per_row + unit;
+        let inside = Order::lt(run, self.runs(sweep));
+        let run = run.min(self.runs(sweep) - 1u32);
+        let apart = self.tiling.threads() / per_row;
+        for (m, weights) in sweep.weights.iter().enumerate() {
+            for pass in 0..tall / apart {
+                let row = row + pass * apart;
+                let from = weights.row((at.block * tall + row).min(sweep.out - 1u32));
+                let to = row + (self.tiling.rows + m as u32 * tall);
+                let to = self.own + stage * self.stage + to * stride + unit * (UNIT / 2);
+                weights.copy_run(from, run, (self.ring, to), inside);
             }
         }
     }
@@ -530,12 +495,15 @@ impl Walk {
     /// Where the words of a load lie in a stage: of the upper or the lower half of a tile's rows,
     /// and of a matrix.
     #[track_caller]
-    fn place(&self, sweep: &Sweep, stage: Val<u32>, load: u32, half: u32, m: u32) -> Val<u32> {
+    fn place(&self, sweep: &Sweep, stage: Val<u32>, load: u32, half: Val<u32>, m: u32) -> Val<u32> {
         let format = sweep.weights[0].format();
-        let matrices = sweep.weights.len() as u32;
-        let before = (load * 2 * self.tiling.tiles + half) * matrices + m;
+        let before = half + load * 2 * self.tiling.tiles;
+        let before = match self.tiling.share {
+            Share::Sums { across } => before * (SIMDS / across) + simd_id() / across,
+            Share::Terms | Share::Chain => before * sweep.weights.len() as u32 + m,
+        };
         let activations = self.tiling.rows * self.tiling.stride(format);
-        self.own + stage * self.stage + (activations + before * 32 * format.words())
+        self.own + stage * self.stage + (before * (32 * format.words()) + activations)
     }
 
     /// Begins to copy the activations of a step to a stage; zeros past the ends.
@@ -544,16 +512,28 @@ impl Walk {
         let format = sweep.weights[0].format();
         let (terms, stride) = (self.tiling.terms(format), self.tiling.stride(format));
         let per_row = terms / UNIT;
-        let (unit, row) = (lane_id() % per_row, lane_id() / per_row);
-        let column = self.place_of(format, step) * terms + unit * UNIT;
+        // Of a simdgroup's terms its lanes copy all, of those of all simdgroups all threads.
+        let (index, copying) = match self.tiling.share {
+            Share::Terms => (lane_id(), 32),
+            Share::Sums { .. } | Share::Chain => (thread_id(), self.tiling.threads()),
+        };
+        let (unit, row) = (index % per_row, index / per_row);
+        let column = self.place_of(sweep, step) * terms + unit * UNIT;
         let inside = column.lt(self.width);
-        let apart = 32 / per_row;
-        for pass in 0..self.tiling.rows.div_ceil(apart) {
+        let apart = copying / per_row;
+        let rows = self.tiling.rows;
+        for pass in 0..rows.div_ceil(apart) {
             let row = row + pass * apart;
             let from = self.first_row + row;
             let to = self.own + stage * self.stage + row * stride + unit * (UNIT / 2);
             let keep = Some(inside & from.lt(self.rows));
-            copy_async(self.ring, to, self.x, (from * self.width + column) / 2u32, 4, keep);
+            let from = (from * self.width + column) / 2u32;
+            let copy = || copy_async(self.ring, to, self.x, from, 4, keep);
+            if (pass + 1) * apart <= rows {
+                copy();
+            } else {
+                test(row.lt(rows)).then(copy).otherwise(|| {});
+            }
         }
     }
 
@@ -565,9 +545,9 @@ impl Walk {
         // Of each tile and matrix, the runs of the two matrix rows that this lane has.
         let mut tiles = Vec::new();
         for tile in 0..self.tiling.tiles {
-            for (m, weights) in sweep.weights.iter().enumerate() {
+            for (m, weights) in sweep.weights[..self.matrices(sweep) as usize].iter().enumerate() {
                 tiles.push([0, 1].map(|half| {
-                    let from = self.place(sweep, stage, load, 2 * tile + half, m as u32);
+                    let from = self.place(sweep, stage, load, (2 * tile + half).val(), m as u32);
                     let words = weights.copied(self.ring, from);
                     let run = weights.run(&words, run);
                     (run.scaled(), run)
@@ -577,6 +557,12 @@ impl Walk {
         let wide = self.tiling.wide();
         let (stride, units) = (self.tiling.stride(format), format.run() / UNIT);
         let base = self.own + stage * self.stage + lane_id() / 4u32 * stride;
+        let base = match self.tiling.share {
+            Share::Sums { across } if across > 1 => {
+                base + simd_id() % across * (EDGE * wide * stride)
+            }
+            _ => base,
+        };
         for unit in 0..units {
             let at = base + (lane_id() % 4u32 * units + (load * 4 * units + unit)) * (UNIT / 2);
             let read = |eight: u32| -> Vec<Val<u32>> {
@@ -586,28 +572,84 @@ impl Walk {
                 let words = self.ring.get_vec(at + 8 * eight * stride, 4, Hint::None);
                 words.into_iter().map(|word| self.rounded(word)).collect()
             };
-            let right: Vec<Vec<Val<u32>>> = (0..2 * wide).map(read).collect();
             // Four terms of each of four lanes are two words: half of a unit.
-            let rights = [0, 2].map(|first| -> Vec<Frag> {
-                let of = |two: &[Vec<Val<u32>>]| {
-                    let [a, b] = [&two[0], &two[1]];
-                    let words = [a[first], a[first + 1], b[first], b[first + 1]];
-                    Frag::right_of(self.types.operand, words)
-                };
-                right.chunks(2).map(of).collect()
-            });
-            for (i, runs) in tiles.iter().enumerate() {
-                let octet = |(scaled, run): &(Vec<Scaled>, Run)| {
-                    run.octet(scaled, unit, self.types.operand)
-                };
-                let [upper, lower] = runs.each_ref().map(octet);
-                for (first, rights) in [0, 2].into_iter().zip(&rights) {
+            let right = |a: &[Val<u32>], b: &[Val<u32>]| {
+                let of = |first: usize| [a[first], a[first + 1], b[first], b[first + 1]];
+                [0, 2].map(|first| Frag::right_of(self.types.operand, of(first)))
+            };
+            let left = |runs: &[(Vec<Scaled>, Run); 2]| {
+                let [upper, lower] = runs
+                    .each_ref()
+                    .map(|(scaled, run)| run.octet(scaled, unit, self.types.operand));
+                [0, 2].map(|first| {
                     let words = [upper[first], lower[first], upper[first + 1], lower[first + 1]];
-                    let left = Frag::left_of(self.types.operand, words);
-                    for (j, right) in rights.iter().enumerate() {
-                        let sum = i as u32 * wide + j as u32;
-                        sums.set(sum, sums.get(sum).mma(left, *right));
+                    Frag::left_of(self.types.operand, words)
+                })
+            };
+            let multiply = |i: usize, j: u32, left: Frag, right: Frag| {
+                let sum = i as u32 * wide + j;
+                sums.set(sum, sums.get(sum).mma(left, right));
+            };
+            match self.tiling.share {
+                // Few activations: all wait for one tile after another.
+                Share::Terms | Share::Chain => {
+                    let words: Vec<Vec<Val<u32>>> = (0..2 * wide).map(read).collect();
+                    let rights: Vec<[Frag; 2]> =
+                        words.chunks(2).map(|two| right(&two[0], &two[1])).collect();
+                    for (i, runs) in tiles.iter().enumerate() {
+                        let left = left(runs);
+                        for half in 0..2 {
+                            for (j, right) in rights.iter().enumerate() {
+                                multiply(i, j as u32, left[half], right[half]);
+                            }
+                        }
                     }
+                }
+                // Few tiles: all wait for one row of activations after another.
+                Share::Sums { .. } => {
+                    let lefts: Vec<[Frag; 2]> = tiles.iter().map(left).collect();
+                    for j in 0..wide {
+                        let right = right(&read(2 * j), &read(2 * j + 1));
+                        for half in 0..2 {
+                            for (i, left) in lefts.iter().enumerate() {
+                                multiply(i, j, left[half], right[half]);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the products of a step to chains.
+    #[track_caller]
+    fn chain(&self, sweep: &Sweep, stage: Val<u32>, sums: Frags) {
+        let format = sweep.weights[0].format();
+        let (stride, operand) = (self.tiling.stride(format), self.types.operand);
+        let (wide, tiles) = (self.tiling.wide(), self.tiling.tiles);
+        let lane = lane_id() / 4u32 * stride + lane_id() % 4u32;
+        let activations = self.own + stage * self.stage + lane;
+        let weights = activations + (simd_id() * (EDGE * tiles) + self.tiling.rows) * stride;
+        for term in (0..self.tiling.terms(format)).step_by(EDGE as usize) {
+            // Of eight rows, the lane's first and second word of 16 terms.
+            let read = |from: Val<u32>, eight: u32| {
+                [0, 4].map(|word| self.ring.get(from + (8 * eight * stride + term / 2 + word)))
+            };
+            let lefts: Vec<Frag> = (0..tiles)
+                .map(|i| {
+                    let [a, b] = [0, 1].map(|half| read(weights, 2 * i + half));
+                    Frag::left_of(operand, [a[0], b[0], a[1], b[1]])
+                })
+                .collect();
+            for j in 0..wide {
+                let [a, b] = [0, 1].map(|half| match 2 * j + half {
+                    eight if 8 * eight >= self.tiling.rows => [0u32.val(); 2],
+                    eight => read(activations, eight).map(|word| self.rounded(word)),
+                });
+                let right = Frag::right_of(operand, [a[0], a[1], b[0], b[1]]);
+                for (i, left) in lefts.iter().enumerate() {
+                    let sum = i as u32 * wide + j;
+                    sums.set(sum, sums.get(sum).mma(*left, right));
                 }
             }
         }
@@ -623,7 +665,7 @@ impl Walk {
         a.pack(b, self.types.operand)
     }
 
-    /// Adds up the simdgroups' sums, hands them over and clears them.
+    /// Hands over the sums of a block, and clears them.
     #[track_caller]
     fn finish(
         &self,
@@ -634,29 +676,62 @@ impl Walk {
         finish: &mut impl FnMut(Total),
     ) {
         let (wide, matrices) = (self.tiling.wide(), sweep.weights.len() as u32);
+        let (tiles, tall) = (self.tiling.tiles, EDGE * self.tiling.tall(matrices));
         let (row, col) = (thread_id() % EDGE, thread_id() / EDGE);
-        let place = |m: u32, simd: Val<u32>| (simd + m * SIMDS) * (EDGE * SPARE);
-        for i in 0..self.tiling.tiles {
+        let place = |tile: Val<u32>| tile * (EDGE * SPARE);
+        let in_registers = self.matrices(sweep);
+        for i in 0..tiles {
             for j in 0..wide {
-                for m in 0..matrices {
-                    let sum = (i * matrices + m) * wide + j;
-                    sums.get(sum).store(self.spare, place(m, simd_id()), SPARE);
+                for m in 0..in_registers {
+                    let sum = (i * in_registers + m) * wide + j;
+                    sums.get(sum).store(self.spare, place(simd_id() + m * SIMDS), SPARE);
                     sums.set(sum, Frag::filled(0.0));
                 }
                 barrier();
-                let output = block * (EDGE * self.tiling.tiles) + (row + i * EDGE);
-                let own = col + j * EDGE;
-                let to = self.first_row + own;
-                let exists = output.lt(sweep.out) & own.lt(self.tiling.rows) & to.lt(self.rows);
-                test(exists)
-                    .then(|| {
-                        let at = row * SPARE + col;
-                        let part = |m, simd: u32| self.spare.get(at + place(m, simd.val()));
-                        let total = |m| (1..SIMDS).fold(part(m, 0), |sum, s| sum + part(m, s));
-                        let sums = (0..matrices).map(total).collect();
-                        finish(Total { sweep: index, output, row: to, sums });
-                    })
-                    .otherwise(|| {});
+                let mut hand_over =
+                    |output: Val<u32>, own: Val<u32>, sums: &dyn Fn(u32) -> Val<f32>| {
+                        let to = self.first_row + own;
+                        let exists =
+                            output.lt(sweep.out) & own.lt(self.tiling.rows) & to.lt(self.rows);
+                        test(exists)
+                            .then(|| {
+                                let sums = (0..matrices).map(sums).collect();
+                                finish(Total { sweep: index, output, row: to, sums });
+                            })
+                            .otherwise(|| {});
+                    };
+                match self.tiling.share {
+                    Share::Terms => {
+                        let total = |m: u32| {
+                            let at = row * SPARE + col;
+                            let part =
+                                |simd: u32| self.spare.get(at + place((simd + m * SIMDS).val()));
+                            (1..SIMDS).fold(part(0), |sum, simd| sum + part(simd))
+                        };
+                        let output = block * tall + (row + i * EDGE);
+                        hand_over(output, col + j * EDGE, &total);
+                    }
+                    // All threads have a tile of each matrix in hand, one after another.
+                    Share::Sums { .. } | Share::Chain => {
+                        let across = match self.tiling.share {
+                            Share::Sums { across } => across,
+                            _ => 1,
+                        };
+                        let (simds, columns) = (self.tiling.simds, self.tiling.threads() / EDGE);
+                        let apart = simds / matrices;
+                        let passes = EDGE / columns;
+                        range(0u32, apart * passes).each(|turn| {
+                            let (tile, pass) = (turn / passes, turn % passes);
+                            let col = col + pass * columns;
+                            let at = row * SPARE + col;
+                            let total = |m: u32| self.spare.get(at + place(tile + m * apart));
+                            let output =
+                                block * tall + tile / across * (EDGE * tiles) + (row + i * EDGE);
+                            let own = tile % across * (EDGE * wide) + (col + j * EDGE);
+                            hand_over(output, own, &total);
+                        });
+                    }
+                }
                 barrier();
             }
         }
@@ -675,6 +750,8 @@ mod tests {
 
     use super::*;
     use crate::linear::cases::Matrix;
+    use crate::linear::gemm;
+    use crate::packed::Format;
 
     #[test]
     fn cases_hold() {
@@ -702,38 +779,61 @@ mod tests {
                 let [_, y, _] = buffers;
                 y.bytes
             };
-            let alone = run(1, Tiling { tiles: 1, rows: 8, loads: 2, stages: 2 }, 3);
+            let (terms, sums) = (Share::Terms, |across| Share::Sums { across });
+            let simds = SIMDS;
+            let few = Tiling { share: terms, simds, tiles: 1, rows: 8, loads: 2, stages: 2 };
+            let alone = run(1, few, 3);
             // Tilings of few rows and of many, and launches in several turns.
-            for (rows, tiles, together, loads, stages, groups) in [
-                (1, 2, 16, 2, 3, 1),
-                (3, 1, 8, 2, 4, 2),
-                (9, 4, 24, 2, 2, 1),
-                (21, 2, 32, 1, 2, 2),
-                (21, 1, 8, 1, 5, 1),
-                (21, 4, 24, 1, 2, 1),
+            for (rows, share, tiles, together, loads, stages, groups) in [
+                (1, terms, 2, 16, 2, 3, 1),
+                (3, terms, 1, 8, 2, 4, 2),
+                (9, terms, 4, 24, 2, 2, 1),
+                (21, terms, 2, 32, 1, 2, 2),
+                (21, terms, 1, 8, 1, 5, 1),
+                (21, terms, 4, 24, 1, 2, 1),
+                (21, sums(1), 1, 32, 2, 3, 1),
+                (21, sums(1), 2, 16, 1, 2, 1),
+                (21, sums(2), 1, 32, 1, 4, 1),
+                (2, sums(2), 2, 32, 2, 2, 2),
             ] {
-                let all = run(rows, Tiling { tiles, rows: together, loads, stages }, groups);
+                let tiling = Tiling { share, simds, tiles, rows: together, loads, stages };
+                let all = run(rows, tiling, groups);
                 assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
             }
         }
     }
 
+    /// A chain adds as a `gemm` does whose simdgroups share no sums: 16 terms after 16.
     #[test]
-    fn tilings_fit_where_they_are_picked() {
-        let all = Format::all();
-        for formats in all.chunks(1).chain(all.chunks(3)) {
-            for (rows, pair) in [(1, false), (8, true), (24, false), (33, true), (200, false)] {
-                for shared in [163 << 10, 227 << 10] {
-                    let job = Job { formats, out: 4096, rows, pair, shared, processors: 132 };
-                    let tiling = Tiling::pick(&job).expect("eight rows fit");
-                    assert!(job.bytes(&tiling) <= shared, "{job:?}: {tiling:?}");
-                    assert!(tiling.rows.is_multiple_of(8) && tiling.rows <= 64, "{tiling:?}");
-                    let dense = formats.iter().all(|format| format.run() == UNIT);
-                    assert!(!dense || rows != 200 || tiling.rows > 40, "few turns: {tiling:?}");
-                }
-                let job = Job { formats, out: 64, rows, pair, shared: 32 << 10, processors: 8 };
-                assert_eq!(Tiling::pick(&job), None, "little shared memory");
-            }
+    fn chains_have_the_bits_of_products_of_many_rows() {
+        let (out, width, rows, scalar) = (70, 712, 19, Scalar::BF16);
+        let (format, values) = (Format::Dense(scalar), noise(9, rows * width));
+        let matrix = Matrix::new(format, 5, out, width);
+        let numbers = |rows: usize| {
+            Numbers::new().with("rows", rows as u32).with("width", width as u32).with("groups", 2)
+        };
+        let x = Buffer::floats(scalar, &values);
+        let weight = Buffer::raw(scalar, matrix.buffer().bytes);
+        let mut buffers = [x, Buffer::zeros(Scalar::F32, rows * out), weight];
+        let types = gemm::Types { x: scalar, operand: scalar, y: Scalar::F32 };
+        let kernel = gemm::gemm(types, format, false, gemm::Schedule::MEDIUM).record();
+        tile::interp::run(&kernel, &numbers(rows).with("out", out as u32), &mut buffers).unwrap();
+        let [_, all, _] = buffers;
+        for (rows, simds, tiles, together, loads) in
+            [(1, 2, 1, 8, 2), (9, 4, 1, 16, 1), (19, 8, 2, 8, 1), (19, 2, 2, 24, 2)]
+        {
+            let (share, stages) = (Share::Chain, 3);
+            let tiling = Tiling { share, simds, tiles, rows: together, loads, stages };
+            let x = Buffer::floats(scalar, &values[..rows * width]);
+            let y = Buffer::zeros(Scalar::F32, rows * out);
+            let mut buffers = [Buffer::raw(Scalar::U32, x.bytes), y, matrix.buffer()];
+            let types = Types { x: scalar, operand: scalar, y: Scalar::F32 };
+            let part = Part { format, bias: false };
+            let kernel = stream(types, &[part], End::Store, tiling, None).record();
+            let numbers = numbers(rows).with("out0", out as u32);
+            tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
+            let [_, some, _] = buffers;
+            assert!(all.bytes.starts_with(&some.bytes), "{rows} rows, {}", tiling.name());
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::linear::cases::{
     Matrix, PROCESSORS, activations, matrix_bytes, norm_scales, numbers, products,
 };
 use crate::linear::gemm::cases::rounded;
-use crate::linear::stream::{End, Tiling, Types, stream};
+use crate::linear::stream::{End, Share, Tiling, Types, stream};
 use crate::linear::{Schedule, Task, reference};
 use crate::linear_add::linear_add;
 use crate::packed::Format;
@@ -415,7 +415,14 @@ impl WithSites<'_> {
             }
             Kernel::Stream(end) => {
                 let types = Types { x: BF16, operand: BF16, y: F32 };
-                let tiling = Tiling { tiles: 1, rows: 8, loads: 2, stages: 2 };
+                let tiling = Tiling {
+                    share: Share::Terms,
+                    simds: 8,
+                    tiles: 1,
+                    rows: 8,
+                    loads: 2,
+                    stages: 2,
+                };
                 stream(types, &parts, end, tiling, low).record()
             }
         }

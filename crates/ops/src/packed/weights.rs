@@ -19,6 +19,8 @@ pub struct Weights {
     starts: [Val<u32>; 5],
     /// The row that counts as the first.
     first: Option<Val<u32>>,
+    /// See [`Weights::with_zero`].
+    zero: Option<Val<u32>>,
 }
 
 /// What neighbouring elements of a run share: `w = scale * (code - zero) + offset`.
@@ -62,6 +64,7 @@ pub struct Run {
     /// Shifted so that the run's first entry is lowest.
     entries: Vec<Val<u32>>,
     block: Option<Val<u32>>,
+    zero: Option<Val<u32>>,
 }
 
 impl Weights {
@@ -70,7 +73,14 @@ impl Weights {
     #[track_caller]
     pub fn declare(name: &str, format: Format, cols: Val<u32>) -> Weights {
         let starts = format.starts(0u32.val(), cols);
-        Weights { words: In::declare(name), format, starts, first: None }
+        Weights { words: In::declare(name), format, starts, first: None, zero: None }
+    }
+
+    /// Masks of codes are added to `zero`, a number that is 0 without a compiler knowing it. NVIDIA's
+    /// has an instruction that takes a mask and an exponent at once, but of the two only one may be
+    /// a literal: it would move the other to a register for each code that is converted.
+    pub fn with_zero(self, zero: Val<u32>) -> Weights {
+        Weights { zero: Some(zero), ..self }
     }
 
     /// How its elements are stored.
@@ -134,6 +144,19 @@ impl Weights {
         }
     }
 
+    /// Begins to copy the words of a run of a dense matrix to shared memory, in order; zeros unless
+    /// `keep`.
+    #[track_caller]
+    pub fn copy_run(
+        &self,
+        row: Val<u32>,
+        run: Val<u32>,
+        (shared, to): (Shared<u32>, Val<u32>),
+        keep: Val<bool>,
+    ) {
+        copy_async(shared, to, self.words, row + run * 4u32, 4, Some(keep));
+    }
+
     /// What [`Weights::copy`] brought this lane, as [`Weights::load`] would have returned it.
     #[track_caller]
     pub fn copied(&self, shared: Shared<u32>, from: Val<u32>) -> Vec<Val<u32>> {
@@ -166,7 +189,8 @@ impl Weights {
             }
         }
         let block = rest[..block].first().copied();
-        Run { format, base: base.to_vec(), high: high.to_vec(), entries, block }
+        let (base, high) = (base.to_vec(), high.to_vec());
+        Run { format, base, high, entries, block, zero: self.zero }
     }
 
     /// Reads a run and prepares it.
@@ -224,7 +248,7 @@ impl Run {
         let mut codes = Vec::new();
         for word in words {
             let upper = word >> 16u32;
-            (0..fields).for_each(|k| codes.extend(four(&p, [word, upper], k)));
+            (0..fields).for_each(|k| codes.extend(four(&p, [word, upper], k, self.zero)));
         }
         codes
     }
@@ -244,7 +268,7 @@ impl Run {
                     (self.base[i / fields], (i % fields) as u32)
                 }
             };
-            four(&p, [word, word >> 16u32], k)
+            four(&p, [word, word >> 16u32], k, self.zero)
         };
         fours.flat_map(of).collect()
     }
@@ -369,16 +393,23 @@ fn field_bytes(words: &[Val<u32>], bits: u32, i: usize) -> Val<u32> {
 }
 
 /// Four codes less the format's zero: the fields `k` of the bytes of a word, which comes with its
-/// upper half.
+/// upper half. Masks are added to `zero`: see [`Weights::with_zero`].
 #[track_caller]
-fn four(p: &Packing, [word, upper]: [Val<u32>; 2], k: u32) -> [Val<f32>; 4] {
+fn four(
+    p: &Packing,
+    [word, upper]: [Val<u32>; 2],
+    k: u32,
+    zero: Option<Val<u32>>,
+) -> [Val<f32>; 4] {
     [0, 1, 2, 3].map(|i| {
         let at = 8 * i + p.bits * k;
         // In the mantissa of 2^(23 - at) the bit `at` counts 1, so that no conversion is needed;
         // above bit 22 there is no mantissa.
         let (word, at) = if at + p.bits <= 23 { (word, at) } else { (upper, at - 16) };
         let exponent = (127 + 23 - at) << 23;
-        let float = (word & (((1 << p.bits) - 1) << at) | exponent).bits::<f32>();
+        let mask = ((1 << p.bits) - 1) << at;
+        let code = zero.map_or_else(|| word & mask, |zero| word & (zero + mask));
+        let float = (code | exponent).bits::<f32>();
         float - (f32::from_bits(exponent) + p.zero as f32)
     })
 }

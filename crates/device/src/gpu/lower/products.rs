@@ -18,8 +18,40 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::adapters::Sites;
-use super::{FEW, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
+use super::{FEW, Kernels, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
 use crate::gpu::{Facts, ProductShape};
+
+/// Rows up to which products that are the vendor's take our kernel instead, if both have the same
+/// bits: about where the vendor's become as fast.
+pub(in crate::gpu) const CHAINED: usize = 16;
+
+/// A product of the vendor's library by our kernel, for [`CHAINED`] rows: the kernel's number, and
+/// the numbers of its launch. Its buffers: `x`, what is added if anything is, `y`, the matrix. None
+/// if it does not fit the device.
+///
+/// # Errors
+/// A kernel that cannot be lowered.
+pub(in crate::gpu) fn chain(
+    known: &mut Kernels,
+    shape: &ProductShape,
+    facts: Facts,
+) -> Result<Option<(usize, Numbers)>> {
+    let &ProductShape { out, width, operand, result, adds, .. } = shape;
+    let (format, rows) = (Format::Dense(operand), CHAINED as u32);
+    let Facts { shared, processors, .. } = facts;
+    let job = Job { formats: &[format], out, rows, pair: false, chain: true, shared, processors };
+    let Some(tiling) = Tiling::pick(&job) else { return Ok(None) };
+    let numbers = Numbers::new()
+        .with("rows", rows)
+        .with("width", width)
+        .with("groups", tiling.groups(&job))
+        .with("out0", out);
+    let types = Types { x: operand, operand, y: result };
+    let end = if adds { End::Add } else { End::Store };
+    let parts = [Part { format, bias: false }];
+    let (kernel, _) = known.get(stream(types, &parts, end, tiling, None), &numbers, facts)?;
+    Ok(Some((kernel, numbers)))
+}
 
 /// What multiplies: a matrix and its bias, by their numbers.
 #[derive(Clone, Copy)]
@@ -155,10 +187,13 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (format, out) = self.matrix(matrix.weight)?;
         if !precise && self.is_vendors(matrix, rows, width, y.scalar)? {
+            if self.chains(rows) {
+                return self.chain(x, &[matrix], (rows, width), End::Store, None, &[y]);
+            }
             return self.product(x, matrix.weight, rows, width, None, y);
         }
         if !precise && self.streams(&[matrix], width)? {
-            return self.stream(x, &[matrix], (rows, width), End::Store, None, &[y], None);
+            return self.stream(x, &[matrix], (rows, width), End::Store, None, &[y], None, false);
         }
         let mut numbers = Numbers::new().with("width", width as u32).with("out", out);
         let (from, to) = (x.slot.clone(), y.slot.clone());
@@ -199,7 +234,7 @@ impl Recorder<'_> {
         }
         let taken = formats.iter().all(|format| Tiling::takes(*format, self.of.wide));
         // Whether two are read side by side takes more room: what has that has room for either.
-        let job = self.job(&formats, 1, 1, matrices.len() == 2);
+        let job = self.job(&formats, 1, 1, matrices.len() == 2, false);
         Ok(taken && Tiling::pick(&job).is_some())
     }
 
@@ -219,34 +254,61 @@ impl Recorder<'_> {
         Ok(few || (!precise && self.streams(&matrices, self.width(x))?))
     }
 
-    fn job<'f>(&self, formats: &'f [Format], out: u32, rows: u32, pair: bool) -> Job<'f> {
+    fn job<'f>(
+        &self,
+        formats: &'f [Format],
+        out: u32,
+        rows: u32,
+        pair: bool,
+        chain: bool,
+    ) -> Job<'f> {
         let Facts { shared, processors, .. } = self.of.facts;
-        Job { formats, out, rows, pair, shared, processors }
+        Job { formats, out, rows, pair, chain, shared, processors }
     }
 
-    /// Rows that decode times these matrices as one, by the vendor's library, if they are joined:
-    /// the results of a row lie one behind the other, in the arena's scratch.
+    /// Whether so many rows that decode take our kernel where a product is the vendor's.
+    fn chains(&self, rows: usize) -> bool {
+        self.of.chained && self.key.kind == Kind::Decode && rows <= CHAINED
+    }
+
+    /// The first of these matrices, if rows that decode take them as one.
+    fn joins(&self, matrices: &[Matrix]) -> Option<WeightId> {
+        let own = |group: &&Vec<WeightId>| group.iter().eq(matrices.iter().map(|m| &m.weight));
+        let decodes = self.of.library && self.key.kind == Kind::Decode;
+        let group = self.of.joined.iter().find(own).filter(|_| decodes)?;
+        group.first().copied()
+    }
+
+    /// Rows that decode times these matrices as one, by the vendor's library, of which `first` is
+    /// the first: the results of a row lie one behind the other, in the arena's scratch.
     fn joined(
         &mut self,
         x: &TypedSlot,
-        matrices: &[Matrix],
+        (first, matrices): (WeightId, &[Matrix]),
         (rows, width): (usize, usize),
         result: Scalar,
-    ) -> Result<Option<Slot>> {
-        let own = |group: &&Vec<WeightId>| group.iter().eq(matrices.iter().map(|m| &m.weight));
-        let decodes = self.of.library && self.key.kind == Kind::Decode;
-        let first = match self.of.joined.iter().find(own) {
-            Some(group) if decodes => group[0].0,
-            _ => return Ok(None),
-        };
+    ) -> Result<Slot> {
         let outs = matrices.iter().map(|m| Ok(self.matrix(m.weight)?.1));
         let out: u32 = outs.sum::<Result<u32>>()?;
         let start = self.layout.scratch[1].start;
         let bytes = self.room(rows) * out as usize * result.bytes();
         let y = TypedSlot { slot: Slot::Arena(start..start + bytes), scalar: result };
-        let w = Slot::Joined(first);
+        let w = Slot::Joined(first.0);
         self.multiply(x.clone(), (w, out), (rows, width), None, y.clone())?;
-        Ok(Some(y.slot))
+        Ok(y.slot)
+    }
+
+    /// Products that are the vendor's for more rows, with the same bits: see [`Self::chains`].
+    fn chain(
+        &mut self,
+        x: TypedSlot,
+        matrices: &[Matrix],
+        size: (usize, usize),
+        end: End,
+        residual: Option<Slot>,
+        results: &[TypedSlot],
+    ) -> Result<()> {
+        self.stream(x, matrices, size, end, residual, results, None, true)
     }
 
     /// Products of rows that decode together, which read each matrix once for many of them: see
@@ -261,6 +323,7 @@ impl Recorder<'_> {
         residual: Option<Slot>,
         results: &[TypedSlot],
         sites: Option<Sites>,
+        chain: bool,
     ) -> Result<()> {
         let x = match x.scalar {
             Scalar::F16 | Scalar::BF16 => x,
@@ -271,7 +334,7 @@ impl Recorder<'_> {
         let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
         let pair = matches!(end, End::Gate(_));
         let out = if pair { shapes[0].1 } else { shapes.iter().map(|s| s.1).sum() };
-        let job = self.job(&formats, out, rows as u32, pair);
+        let job = self.job(&formats, out, rows as u32, pair, chain);
         let none = || Error::new("gpu", "shared memory for eight rows", job.shared);
         let tiling = Tiling::pick(&job).ok_or_else(none)?;
         let mut numbers = Numbers::new()
@@ -435,13 +498,20 @@ impl Recorder<'_> {
         if !self.narrow(rows) {
             let x = self.normed(norm, x)?;
             let precise = outputs.iter().any(|y| self.of.scores[y.0]);
-            if let Some(all) = self.joined(&x, &matrices, (rows, width), Scalar::F32)? {
+            if let Some(first) = self.joins(&matrices) {
+                let size = (rows, width);
+                if self.chains(rows) {
+                    let results: Vec<TypedSlot> =
+                        outputs.iter().map(|y| self.operand(*y)).collect();
+                    return self.chain(x, &matrices, size, End::Store, None, &results);
+                }
+                let all = self.joined(&x, (first, &matrices), size, Scalar::F32)?;
                 return self.split(all, &matrices, rows, outputs);
             }
             if !precise && self.streams(&matrices, width)? {
                 let results: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
-                return self.stream(x, &matrices, size, End::Store, None, &results, sites);
+                return self.stream(x, &matrices, size, End::Store, None, &results, sites, false);
             }
             for (&matrix, &y) in matrices.iter().zip(outputs) {
                 self.linear(x.clone(), matrix, rows, width, self.of.scores[y.0], self.operand(y))?;
@@ -539,7 +609,11 @@ impl Recorder<'_> {
             let x = self.normed(norm, x)?;
             let both = [gate, up].map(|weight| Matrix { weight, bias: None });
             let to = self.operand(y);
-            if let Some(all) = self.joined(&x, &both, (rows, width), to.scalar)? {
+            if let Some(first) = self.joins(&both) {
+                if self.chains(rows) {
+                    return self.chain(x, &both, (rows, width), End::Gate(op.act), None, &[to]);
+                }
+                let all = self.joined(&x, (first, &both), (rows, width), to.scalar)?;
                 let numbers = Numbers::new().with("rows", rows as u32).with("out", out);
                 let kernel = gated_columns(to.scalar, op.act);
                 return self.push(kernel, numbers, &[("x", all), ("y", to.slot)]);
@@ -547,7 +621,7 @@ impl Recorder<'_> {
             if format == other && self.streams(&both, width)? {
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
                 let (end, to) = (End::Gate(op.act), self.operand(y));
-                return self.stream(x, &both, size, end, None, &[to], sites);
+                return self.stream(x, &both, size, end, None, &[to], sites, false);
             }
             let elements = rows * out as usize;
             // More rows may be computed than there are.
@@ -603,13 +677,16 @@ impl Recorder<'_> {
         if !self.narrow(rows) {
             let to = self.operand(y);
             if self.is_vendors(matrix, rows, width, to.scalar)? {
-                let add = Some(self.value(residual));
-                return self.product(self.operand(x), matrix.weight, rows, width, add, to);
+                let (x, add) = (self.operand(x), Some(self.value(residual)));
+                if self.chains(rows) {
+                    return self.chain(x, &[matrix], (rows, width), End::Add, add, &[to]);
+                }
+                return self.product(x, matrix.weight, rows, width, add, to);
             }
             if self.streams(&[matrix], width)? {
                 let (x, residual) = (self.operand(x), Some(self.value(residual)));
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
-                return self.stream(x, &[matrix], size, End::Add, residual, &[to], sites);
+                return self.stream(x, &[matrix], size, End::Add, residual, &[to], sites, false);
             }
             let start = self.layout.scratch[1].start;
             let slot = Slot::Arena(start..start + 4 * self.room(rows) * out as usize);

@@ -1,6 +1,6 @@
 //! What the products of many sequences are tested and timed with.
 
-use super::{End, Job, Tiling, Types, stream};
+use super::{End, Job, Share, Tiling, Types, stream};
 use crate::Unary;
 use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes, products};
 use crate::linear::gemm::cases::rounded;
@@ -111,6 +111,8 @@ pub(super) fn cases() -> Vec<Case> {
         Types { x: BF16, operand: BF16, y: BF16 },
     ];
     let tiling = |tiles, rows| Tiling {
+        share: Share::Terms,
+        simds: 8,
         tiles,
         rows,
         loads: 1 + tiles % 2,
@@ -147,6 +149,29 @@ pub(super) fn cases() -> Vec<Case> {
         let many = shape(rows, &[70], 768, 2, "many rows, in turns, converted");
         cases.push(case(all[2], &[q4_k], &many, End::Store, tiling(tiles, most.min(32))));
     }
+    let sums =
+        |across, tiles, rows| Tiling { share: Share::Sums { across }, ..tiling(tiles, rows) };
+    for (f, format) in [bf16, q4_k, q6_k, q8_0].into_iter().enumerate() {
+        let width = 768usize.next_multiple_of(format.step() as usize);
+        let own = shape(35, &[150], width, 1, "simdgroups with sums of their own");
+        let end = if f % 2 == 0 { End::Add } else { End::Store };
+        cases.push(case(all[f], &[format], &own, end, sums(1, 1, 48)));
+    }
+    let several = shape(50, &[40, 140, 5], 1280, 2, "sums of their own, of several matrices");
+    cases.push(case(all[0], &[q4_k, q4_k, q6_k], &several, End::Store, sums(1, 2, 32)));
+    cases.push(case(all[0], &[bf16, bf16, bf16], &several, End::Store, sums(2, 1, 64)));
+    let chain = |simds, tiles, rows| Tiling { share: Share::Chain, simds, ..tiling(tiles, rows) };
+    let f16 = Format::Dense(F16);
+    let one = shape(13, &[150], 712, 2, "one chain of all terms");
+    cases.push(case(all[0], &[bf16], &one, End::Add, chain(2, 1, 16)));
+    cases.push(case(all[2], &[bf16], &one, End::Add, chain(4, 1, 16)));
+    cases.push(case(all[1], &[f16], &one, End::Store, chain(8, 1, 8)));
+    cases.push(case(all[0], &[bf16, bf16, bf16], &several, End::Store, chain(4, 2, 24)));
+    let gates = shape(20, &[70, 70], 1280, 1, "matrices of a pair between simdgroups");
+    cases.push(case(all[3], &[bf16; 2], &gates, End::Gate(Unary::Silu), chain(2, 2, 24)));
+    cases.push(case(all[3], &[bf16; 2], &gates, End::Gate(Unary::GeluTanh), chain(8, 1, 8)));
+    cases.push(case(all[3], &[bf16; 2], &gates, End::Gate(Unary::Silu), sums(2, 2, 32)));
+    cases.push(case(all[0], &[q4_k; 2], &gates, End::Gate(Unary::Silu), sums(1, 1, 32)));
     cases
 }
 
@@ -162,14 +187,24 @@ pub(super) fn benches() -> Vec<Bench> {
                 (End::Gate(Unary::Silu), &[14336, 14336], 4096),
                 (End::Add, &[4096], 14336),
             ] {
-                benches.push(bench(format, rows, end, outs, width));
+                benches.push(bench(format, rows, false, end, outs, width));
+                if format == Format::Dense(Scalar::BF16) && rows <= 32 {
+                    benches.push(bench(format, rows, true, end, outs, width));
+                }
             }
         }
     }
     benches
 }
 
-fn bench(format: Format, rows: usize, end: End, outs: &[usize], width: usize) -> Bench {
+fn bench(
+    format: Format,
+    rows: usize,
+    chain: bool,
+    end: End,
+    outs: &[usize],
+    width: usize,
+) -> Bench {
     let gate = matches!(end, End::Gate(_));
     let formats = vec![format; outs.len()];
     let all: usize = outs.iter().sum();
@@ -178,6 +213,7 @@ fn bench(format: Format, rows: usize, end: End, outs: &[usize], width: usize) ->
         out: if gate { outs[0] } else { all } as u32,
         rows: rows as u32,
         pair: gate,
+        chain,
         shared: SHARED,
         processors: PROCESSORS,
     };
@@ -204,7 +240,7 @@ fn bench(format: Format, rows: usize, end: End, outs: &[usize], width: usize) ->
     }
     Bench {
         kernel: stream(types, &parts, end, tiling, None).record(),
-        label: format!("{} {rows} x {width} -> {outs:?}", format.name()),
+        label: format!("{} {rows} x {width} -> {outs:?}, {}", format.name(), tiling.name()),
         numbers,
         buffers,
         bytes: (bytes + 2 * rows * width) as u64,

@@ -1,0 +1,356 @@
+//! [`Tiling`]: how the products of [`super::stream`] divide their work, and which is picked for a
+//! launch.
+
+use crate::packed::Format;
+use tile::types::Scalar;
+
+/// Rows of matrices, and of activations, of an operand of the matrix unit.
+pub(super) const EDGE: u32 = 16;
+/// Activations that are copied together: 16 bytes, four words.
+pub(super) const UNIT: u32 = 8;
+/// Simdgroups of a threadgroup that share terms, and at most.
+pub(super) const SIMDS: u32 = 8;
+/// Parts of each sum, if it is no chain.
+pub(super) const PARTS: u32 = 8;
+/// Terms of the shortest step of a chain.
+pub(super) const CHAINED: u32 = 64;
+/// Floats between rows of the shared memory where simdgroups add up.
+pub(super) const SPARE: u32 = EDGE + 4;
+
+/// How such a product divides its work. Every field is free, but for [`Share::Chain`]: the same
+/// sums are added in the same order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tiling {
+    /// What a simdgroup has for itself.
+    pub share: Share,
+    /// Simdgroups of a threadgroup: 8, or with [`Share::Chain`] 2, 4 or 8.
+    pub simds: u32,
+    /// Tiles of 16 matrix rows that a simdgroup sums together, with [`Share::Terms`] of each matrix
+    /// of a pair.
+    pub tiles: u32,
+    /// Rows of activations that a threadgroup takes together: a multiple of 8, and of 16 for each
+    /// of [`Share::Sums`]'s `across`.
+    pub rows: u32,
+    /// Runs that a lane copies per matrix row and step, at most: 1 or 2. Shorter steps leave room
+    /// for more rows.
+    pub loads: u32,
+    /// Steps in shared memory, one of them in use: at least 2.
+    pub stages: u32,
+}
+
+/// What a simdgroup has for itself, among those of its threadgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Share {
+    /// One part of each sum.
+    Terms,
+    /// Sums: those of its own matrix rows, of one matrix of a pair, with the activations' rows
+    /// between `across` simdgroups that have the same matrix rows.
+    Sums {
+        /// 1 or 2.
+        across: u32,
+    },
+    /// Sums of its own matrix rows, of one matrix of a pair, whose terms are added in one chain.
+    /// Matrices have the type of operands.
+    Chain,
+}
+
+/// What a tiling is picked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    /// The formats of the matrices, in the order of the launch.
+    pub formats: &'a [Format],
+    /// Rows of all matrices: outputs.
+    pub out: u32,
+    /// Activation rows.
+    pub rows: u32,
+    /// Whether two matrices are read side by side.
+    pub pair: bool,
+    /// Whether sums are those of [`Share::Chain`].
+    pub chain: bool,
+    /// Bytes of shared memory that a threadgroup may have.
+    pub shared: u32,
+    /// Multiprocessors.
+    pub processors: u32,
+}
+
+/// Steps in shared memory at most.
+const STAGES: u32 = 6;
+/// Stages of long steps, if not of shorter ones.
+const ENOUGH: u32 = 4;
+/// Tiles of sums of a simdgroup at most: of 16 x 16, eight registers each.
+const SUMS: u32 = 16;
+/// Rows up to which simdgroups share terms, without a look at the other way: as measured.
+const FEW: u32 = 32;
+/// Rows of activations at most, where simdgroups have sums of their own.
+const MANY: u32 = 128;
+
+impl Job<'_> {
+    /// Matrices that are read side by side.
+    fn matrices(&self) -> u32 {
+        if self.pair { 2 } else { 1 }
+    }
+
+    /// Bytes of shared memory.
+    fn bytes(&self, tiling: &Tiling) -> u32 {
+        let stage = |format: &Format| tiling.stage(*format, self.matrices());
+        let words = self.formats.iter().map(stage).max().unwrap_or(0);
+        4 * (tiling.stages * words + tiling.spare(self.matrices()))
+    }
+
+    /// Matrix rows, of each matrix of a pair, in a block.
+    fn block(&self, tiling: &Tiling) -> u32 {
+        EDGE * tiling.tall(self.matrices())
+    }
+
+    /// About how long it takes with so many tiles, in hundredths of a tile's weights: as many
+    /// rounds as the busiest multiprocessor has blocks, each with the activations to be read
+    /// besides. Turns share the multiprocessors.
+    fn cost(&self, tiling: &Tiling) -> u32 {
+        let bits = |f: &Format| 32 * f.words() / f.run();
+        let bits = self.formats.iter().map(bits).min().unwrap_or(16).max(1);
+        let rounds = self.out.div_ceil(self.block(tiling)).div_ceil(tiling.apart(self));
+        rounds * (100 * tiling.tall(self.matrices()) * self.matrices() + 60 * tiling.rows / bits)
+    }
+}
+
+impl Tiling {
+    /// Whether matrices of a format are taken, with activations of a type: 16 bits, and runs of
+    /// whole units.
+    pub fn takes(format: Format, x: Scalar) -> bool {
+        format.run() >= UNIT && matches!(x, Scalar::F16 | Scalar::BF16)
+    }
+
+    /// The best of those measured on an H200, of those that fit; none if none fits.
+    pub fn pick(job: &Job) -> Option<Tiling> {
+        let tiling = if job.chain {
+            Tiling::of_chain(job)?
+        } else {
+            let terms = Tiling::of_terms(job)?;
+            let sums = if job.rows > FEW { Tiling::of_sums(job) } else { None };
+            sums.into_iter().chain([terms]).min_by_key(|tiling| job.cost(tiling))?
+        };
+        let deepest = |loads: u32| {
+            let of = |stages| Tiling { loads, stages, ..tiling };
+            (2..=STAGES).rev().map(of).find(|tiling| tiling.fits(job))
+        };
+        // Long steps, of which there is room for enough to wait for.
+        deepest(2).filter(|tiling| tiling.stages >= ENOUGH).or_else(|| deepest(1))
+    }
+
+    fn fits(&self, job: &Job) -> bool {
+        job.bytes(self) <= job.shared / self.resident()
+    }
+
+    /// Groups that share a multiprocessor's memory: two where they are small.
+    fn resident(&self) -> u32 {
+        if self.simds < SIMDS { 2 } else { 1 }
+    }
+
+    /// The best of those whose simdgroups share terms, with the shortest and fewest steps.
+    fn of_terms(job: &Job) -> Option<Tiling> {
+        let (share, simds) = (Share::Terms, SIMDS);
+        let of = |tiles, rows| Tiling { share, simds, tiles, rows, loads: 1, stages: 2 };
+        let most = (1..=8).rev().map(|eights| 8 * eights).find(|rows| of(1, *rows).fits(job))?;
+        // As few turns as that allows, each with as few rows.
+        let turns = job.rows.div_ceil(most).max(1);
+        let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
+        // More sums do not fit registers.
+        let few = |t: &Tiling| t.tiles * job.matrices() * t.wide() <= SUMS;
+        [1, 2, 4]
+            .map(|tiles| of(tiles, rows))
+            .into_iter()
+            .filter(|tiling| tiling.fits(job) && few(tiling))
+            .min_by_key(|tiling| job.cost(tiling))
+    }
+
+    /// Likewise, of those whose simdgroups have sums of their own. Several simdgroups that have the
+    /// same matrix rows would each convert them.
+    fn of_sums(job: &Job) -> Option<Tiling> {
+        let turns = job.rows.div_ceil(MANY);
+        let dense = job.formats.iter().all(|format| format.packing().is_none());
+        let of = |across: u32, tiles| {
+            let rows = job.rows.div_ceil(turns).next_multiple_of(EDGE * across);
+            let (share, simds) = (Share::Sums { across }, SIMDS);
+            Tiling { share, simds, tiles, rows, loads: 1, stages: 3 }
+        };
+        // Each sum has two registers: a part, and the parts before.
+        let few = |t: &Tiling| 2 * t.tiles * t.wide() <= SUMS;
+        [1, 2]
+            .into_iter()
+            .filter(|across| dense || *across == 1)
+            .flat_map(|across| [1, 2, 4].map(|tiles| of(across, tiles)))
+            .filter(|tiling| tiling.fits(job) && few(tiling))
+            .min_by_key(|tiling| job.cost(tiling))
+    }
+
+    /// Likewise, of those whose sums are chains.
+    fn of_chain(job: &Job) -> Option<Tiling> {
+        let turns = job.rows.div_ceil(MANY / 2);
+        let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
+        let of =
+            |simds, tiles| Tiling { share: Share::Chain, simds, tiles, rows, loads: 1, stages: 3 };
+        let few = |t: &Tiling| t.tiles * t.wide() <= SUMS / 2;
+        [2, 4, 8]
+            .into_iter()
+            .flat_map(|simds| [1, 2].map(|tiles| of(simds, tiles)))
+            .filter(|tiling| tiling.fits(job) && few(tiling))
+            .min_by_key(|tiling| job.cost(tiling))
+    }
+
+    /// Threads of a group.
+    pub fn threads(&self) -> u32 {
+        32 * self.simds
+    }
+
+    /// How many groups to launch: as many as are resident, or as have work. Any number is right.
+    pub fn groups(&self, job: &Job) -> u32 {
+        job.out.div_ceil(job.block(self)).min(self.resident() * self.apart(job)).max(1)
+    }
+
+    /// Multiprocessors that a turn has.
+    fn apart(&self, job: &Job) -> u32 {
+        (job.processors / job.rows.div_ceil(self.rows).max(1)).max(1)
+    }
+
+    /// For a label.
+    pub(crate) fn name(&self) -> String {
+        let share = match self.share {
+            Share::Terms => String::new(),
+            Share::Sums { across } => format!("_sums{across}"),
+            Share::Chain => format!("_chain{}", self.simds),
+        };
+        format!("{}x{}_l{}_s{}{share}", self.tiles, self.rows, self.loads, self.stages)
+    }
+
+    /// Tiles of 16 matrix rows of a block, of each matrix.
+    pub(super) fn tall(&self, matrices: u32) -> u32 {
+        match self.share {
+            Share::Terms => self.tiles,
+            Share::Sums { across } => self.tiles * (self.simds / (across * matrices)),
+            Share::Chain => self.tiles * (self.simds / matrices),
+        }
+    }
+
+    /// Parts of a sum that a simdgroup computes, one after another.
+    pub(super) fn turns(&self) -> u32 {
+        match self.share {
+            Share::Terms | Share::Chain => 1,
+            Share::Sums { .. } => PARTS,
+        }
+    }
+
+    /// Parts whose terms take turns in a row.
+    pub(super) fn parts(&self) -> u32 {
+        match self.share {
+            Share::Terms | Share::Sums { .. } => PARTS,
+            Share::Chain => 1,
+        }
+    }
+
+    /// Words of a stage: with shared terms for each simdgroup, else for all, activations, then the
+    /// words of each half of a tile and matrix of a block.
+    pub(super) fn stage(&self, format: Format, matrices: u32) -> u32 {
+        let tall = self.tall(matrices) * matrices;
+        let halves = 2 * tall * self.per_step(format);
+        let all = self.rows * self.stride(format) + halves * 32 * format.words();
+        match self.share {
+            Share::Terms => SIMDS * all,
+            Share::Sums { .. } => all,
+            Share::Chain => (self.rows + EDGE * tall) * self.stride(format),
+        }
+    }
+
+    /// Floats of the shared memory that sums pass through at the end of a block: a tile for each
+    /// simdgroup, and where they share terms for each matrix.
+    pub(super) fn spare(&self, matrices: u32) -> u32 {
+        let tiles = match self.share {
+            Share::Terms => SIMDS * matrices,
+            Share::Sums { .. } | Share::Chain => self.simds,
+        };
+        tiles * EDGE * SPARE
+    }
+
+    /// Runs of a lane in a step.
+    pub(super) fn per_step(&self, format: Format) -> u32 {
+        loads(format).min(self.loads)
+    }
+
+    /// Steps that take the neighbouring terms of a part.
+    pub(super) fn pieces(&self, format: Format) -> u32 {
+        match self.share {
+            Share::Terms | Share::Sums { .. } => loads(format) / self.per_step(format),
+            Share::Chain => 1,
+        }
+    }
+
+    /// Terms of a step, all of one part.
+    pub(super) fn terms(&self, format: Format) -> u32 {
+        match self.share {
+            Share::Terms | Share::Sums { .. } => 4 * format.run() * self.per_step(format),
+            Share::Chain => CHAINED * self.loads,
+        }
+    }
+
+    /// Words between rows of activations in shared memory, of which two are one: so much more than
+    /// a row that those of neighbours lie in other banks, as far as whole sectors of 32 bytes
+    /// allow, which are copied at once.
+    pub(super) fn stride(&self, format: Format) -> u32 {
+        let words = self.terms(format) / 2;
+        let apart = match words {
+            _ if self.share == Share::Chain => 8,
+            16 => 0,
+            _ if format.run() == UNIT => 16,
+            _ => 8,
+        };
+        words + apart
+    }
+
+    /// A simdgroup's tiles along the rows of activations.
+    pub(super) fn wide(&self) -> u32 {
+        match self.share {
+            Share::Terms | Share::Chain => self.rows.div_ceil(EDGE),
+            Share::Sums { across } => self.rows.div_ceil(EDGE * across),
+        }
+    }
+}
+
+/// Neighbouring runs of 16 bytes that a lane has of a matrix row: few where runs are long.
+fn loads(format: Format) -> u32 {
+    if format.run() < 32 { 2 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tilings_fit_where_they_are_picked() {
+        let (all, chain) = (Format::all(), false);
+        for formats in all.chunks(1).chain(all.chunks(3)) {
+            for (rows, pair) in [(1, false), (8, true), (24, false), (33, true), (200, false)] {
+                for shared in [163 << 10, 227 << 10] {
+                    let job =
+                        Job { formats, out: 4096, rows, pair, chain, shared, processors: 132 };
+                    let tiling = Tiling::pick(&job).expect("eight rows fit");
+                    assert!(job.bytes(&tiling) <= shared, "{job:?}: {tiling:?}");
+                    assert!(tiling.rows.is_multiple_of(8) && tiling.rows <= MANY, "{tiling:?}");
+                    let dense = formats.iter().all(|format| format.run() == UNIT);
+                    assert!(!dense || rows != 200 || tiling.rows > 40, "few turns: {tiling:?}");
+                }
+                let job =
+                    Job { formats, out: 64, rows, pair, chain, shared: 32 << 10, processors: 8 };
+                assert_eq!(Tiling::pick(&job), None, "little shared memory");
+            }
+        }
+        for (rows, pair, out) in [(1, false, 6144), (8, true, 14336), (16, false, 4096)] {
+            let formats = &[Format::Dense(Scalar::BF16)];
+            let (shared, processors) = (227 << 10, 132);
+            let job = Job { formats, out, rows, pair, chain: true, shared, processors };
+            let tiling = Tiling::pick(&job).expect("chains of few rows fit");
+            assert_eq!(tiling.share, Share::Chain);
+            let resident = shared / (job.bytes(&tiling) + 1024);
+            assert!(tiling.groups(&job) <= resident * processors, "{job:?}: {tiling:?}");
+            assert!(tiling.groups(&job) > 90, "most multiprocessors have work: {tiling:?}");
+        }
+    }
+}
