@@ -50,7 +50,7 @@ pub fn fuse(base: &Base<'_>, adapter: &Adapter, to: &Path) -> Result<()> {
     aside.finish()
 }
 
-/// What changes of each tensor.
+/// The parts of each tensor that change.
 fn parts<'a>(
     base: &'a Base<'_>,
     sites: &'a [Site],

@@ -68,7 +68,7 @@ impl Stored {
     }
 }
 
-/// What an adapter says about one matrix of the base.
+/// The change that an adapter makes to one matrix of the base.
 #[derive(Debug, Clone, PartialEq)]
 struct Change {
     /// The matrix, as the base would name it in the adapter's dialect, without `.weight`.
@@ -82,7 +82,7 @@ struct Change {
     gathers: bool,
     /// DoRA's magnitudes.
     magnitude: Option<String>,
-    /// What the product of both is multiplied with.
+    /// The factor on the product of both.
     scale: f64,
 }
 

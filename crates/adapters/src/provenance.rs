@@ -1,5 +1,5 @@
-//! `delft.json`, which `delft tune` writes beside an adapter: what it was made of. Of others'
-//! adapters nobody knows.
+//! `delft.json`, which `delft tune` writes beside an adapter: the base and data it was made with.
+//! Adapters made by other programs have none.
 
 use formats::{Error, Result};
 use serde_json::Value;
@@ -18,7 +18,7 @@ pub struct MadeFor {
     pub fingerprint: String,
 }
 
-/// What the file in an adapter's folder says, if there is one.
+/// The content of the file in an adapter's folder, if there is one.
 pub(crate) fn read(folder: &Path) -> Result<Option<MadeFor>> {
     let file = folder.join(NAME);
     if !file.is_file() {

@@ -50,7 +50,7 @@ struct Target<'a> {
 }
 
 impl File {
-    /// What it changes of a model, `strength` times.
+    /// The adapter's change of a model, `strength` times.
     ///
     /// # Errors
     /// A matrix that the model does not have, factors of other shapes or that are not finite, by
@@ -295,8 +295,8 @@ impl File {
     }
 }
 
-/// The tensor that a weight is some rows of, and which; of a matrix that is stored `[in, out]`,
-/// those of its transpose.
+/// The tensor of which a weight is some rows, and which rows; for a matrix that is stored `[in,
+/// out]`, the rows of its transpose.
 pub fn fused(source: &Source) -> Option<(&str, Range<usize>)> {
     let Source::Rows { of, start, count, stride: 1 } = source else { return None };
     let of = match &**of {
@@ -349,8 +349,8 @@ pub fn lengths(weight: &[f32], input: usize, scale: f32, [down, up]: [&[f32]; 2]
     lengths
 }
 
-/// What DoRA makes of a site's product: each row of the changed matrix, `W + scale up down`, gets
-/// the length `magnitude`.
+/// DoRA's change of a site's product: each row of the changed matrix, `W + scale up down`, gets the
+/// length `magnitude`.
 fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Result<Gain> {
     let numbers = |id: WeightId| base.program.weights[id.0].read(base.tensors)?.to_f32();
     let (weight, bias) = (numbers(site.weight)?, site.bias.map(numbers).transpose()?);

@@ -54,7 +54,7 @@ pub(crate) fn help() -> String {
     format!("Environment variables:\n{}", rows.join("\n"))
 }
 
-/// Those that are set, with their values; a token's is not told.
+/// The variables that are set, with their values; a token's value is left out.
 pub(crate) fn set() -> Vec<(&'static str, String)> {
     let names = VARIABLES.iter().flat_map(|(names, _)| names.split(", "));
     let told = |name: &'static str| {

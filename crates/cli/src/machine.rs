@@ -1,5 +1,5 @@
-//! What the operating system did to this process meanwhile: pages fetched, turns lost to others,
-//! time stolen by a host.
+//! The operating system's counters of this process: pages fetched, turns lost to others, time
+//! stolen by a host.
 //!
 //! Linux tells (proc(5)); elsewhere nothing is known.
 
@@ -41,7 +41,7 @@ impl Counters {
         Some(counters)
     }
 
-    /// What happened since `earlier`.
+    /// The counts since `earlier`.
     pub(crate) fn since(self, earlier: Counters) -> Counters {
         Counters {
             major_faults: self.major_faults.saturating_sub(earlier.major_faults),

@@ -12,7 +12,7 @@ use crate::terminal::Outcome;
 /// Default sequence breakers of DRY, which are llama.cpp's: no repetition is followed over them.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
-/// What a generation shall do: the model's defaults with the flags over them.
+/// The options of a generation: the model's defaults, overridden by the flags.
 pub(crate) fn options(engine: &Engine, args: &SamplingArgs) -> Outcome<GenerateOptions> {
     let mut sampling = engine.sampling_defaults().clone();
     let set = |option: &mut f32, value: Option<f32>| *option = value.unwrap_or(*option);
@@ -87,7 +87,7 @@ fn latest(n: usize) -> String {
     last_n(n).map_or("all".to_string(), |n| n.to_string())
 }
 
-/// A seed that nobody chose, short enough to be typed again.
+/// A random seed, short enough to be typed again.
 pub(crate) fn random_seed() -> u64 {
     // The standard library seeds its hash maps from the operating system.
     std::hash::RandomState::new().build_hasher().finish() >> 40

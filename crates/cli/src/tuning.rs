@@ -215,7 +215,7 @@ impl From<ScheduleArg> for RateSchedule {
     }
 }
 
-/// What is measured and not learned.
+/// The examples that are measured and not learned.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum HeldOut {
     None,

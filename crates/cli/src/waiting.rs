@@ -8,10 +8,10 @@ use indicatif::ProgressBar;
 use crate::progress::style;
 use crate::terminal::stderr_is_terminal;
 
-/// What is over sooner needs no line.
+/// Work that ends sooner shows no line.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The line; nothing where nobody watches stderr.
+/// The line; `None` where stderr is not watched.
 pub(crate) struct Waiting {
     what: &'static str,
     since: Instant,
@@ -25,7 +25,7 @@ impl Waiting {
         Waiting { what, since: Instant::now(), bar: None, watched: stderr_is_terminal() }
     }
 
-    /// So many tokens of so many are done; of how many is not always known.
+    /// Shows that `done` tokens of `all` are done; how many there are is not always known.
     pub(crate) fn at(&mut self, done: usize, all: Option<usize>) {
         if !self.watched || self.since.elapsed() < PATIENCE {
             return;

@@ -87,7 +87,7 @@ pub struct Sequence<'a> {
 /// One attention step of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
-    /// What to compute.
+    /// The geometry.
     pub shape: Shape,
     /// The layer's keys and values.
     pub cache: &'a LayerCache,

@@ -137,8 +137,8 @@ impl Factors {
         t.iter_mut().for_each(|t| *t *= self.scale);
     }
 
-    /// `y += up t` for the given columns, which `y` and `residual` hold; with a gain, `y = residual
-    /// + gain (y - residual) + offset` follows.
+    /// `y += up t` for the given columns, which `y` and `residual` hold. With a gain, `y` then
+    /// becomes `residual + gain (y - residual) + offset`.
     pub fn up(
         &self,
         isa: Isa,

@@ -1,4 +1,4 @@
-//! What keys and values are cached as.
+//! Element types of cached keys and values.
 
 use crate::{Error, Hint, Result, Setting};
 
@@ -23,7 +23,7 @@ impl CacheType {
     /// Elements that share a scale, in types that have scales.
     pub const BLOCK: usize = 32;
 
-    /// What sums of [`CacheType::rotate`] are multiplied with: `1 / sqrt(32)`.
+    /// The factor on sums of [`CacheType::rotate`]: `1 / sqrt(32)`.
     pub const ROTATION: f32 = 0.176_776_7;
 
     /// Bytes that `elements` of a head take.
@@ -64,9 +64,9 @@ impl CacheType {
         self == CacheType::Turbo
     }
 
-    /// Turns each 32 elements of heads by a Hadamard matrix over `sqrt(32)`, which is its own
-    /// inverse: products of two turned heads are those of the heads, and an element far greater
-    /// than its neighbours, which would leave these few of 16 codes, becomes a part of all
+    /// Rotates each 32 elements of heads by a Hadamard matrix over `sqrt(32)`, which is its own
+    /// inverse: products of two rotated heads equal the products of the heads, and an element far
+    /// greater than its neighbours, which would leave these few of 16 codes, becomes a part of all
     /// (Ashkboos et al., QuaRot, 2024).
     #[inline(always)]
     pub fn rotate(heads: &mut [f32]) {

@@ -42,7 +42,7 @@ pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     outcome.map_err(|panic| words_of(&*panic).to_owned())
 }
 
-/// What a panic says.
+/// The message of a panic.
 pub fn words_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or_default()

@@ -139,7 +139,7 @@ macro_rules! with_block {
     };
 }
 
-/// What ggml calls the type ids that Delft does not store; ids that ggml has retired are absent.
+/// ggml's names for the type ids that Delft does not store; ids that ggml has retired are absent.
 const UNSUPPORTED: &[(u32, &str)] = &[
     (9, "Q8_1"),
     (15, "Q8_K"),
@@ -267,7 +267,7 @@ impl DType {
         with_block!(self, B => B::ELEMENTS, else => 1)
     }
 
-    /// Bytes per block: those of one element for plain types.
+    /// Bytes per block; for plain types, bytes per element.
     pub fn block_bytes(self) -> usize {
         match self {
             DType::F64 | DType::I64 | DType::U64 => 8,

@@ -27,7 +27,7 @@ pub struct Groups {
     pub bits: usize,
     /// Elements that share a scale: their codes fill whole bytes.
     pub group: usize,
-    /// Of scales and offsets: f16 or bf16.
+    /// Element type of scales and offsets: f16 or bf16.
     pub scale: DType,
 }
 
@@ -140,7 +140,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of so many elements; none if they are no whole blocks, or too many.
+    /// Bytes of this many elements; `None` if they are no whole blocks, or too many.
     pub fn bytes_for(self, elements: usize) -> Option<usize> {
         let whole = elements.is_multiple_of(self.block_elements());
         whole.then(|| (elements / self.block_elements()).checked_mul(self.block_bytes())).flatten()

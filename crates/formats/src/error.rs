@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// What kind of trouble an error is: what a program decides by, as a server does about its status.
+/// The kind of an error, by which a program decides, as a server does about its status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ErrorKind {
     /// A file, a setting or a request that is wrong.
@@ -85,7 +85,7 @@ enum Piece {
     Setting(Setting, Option<String>),
 }
 
-/// What the reader of an error can do about it: words, and the settings that they name.
+/// Advice for the reader of an error: words, and the settings that they name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hint {
     pieces: Vec<Piece>,
@@ -164,13 +164,13 @@ impl From<String> for Hint {
 pub struct Error {
     /// A file, tensor, key or setting.
     pub place: String,
-    /// What would have been right; empty when only `found` says something.
+    /// The value that would have been right; empty when only `found` says something.
     pub expected: String,
-    /// What was there instead.
+    /// The value that was found instead.
     pub found: String,
-    /// What the reader can do about it.
+    /// Advice for the reader.
     pub hint: Option<Hint>,
-    /// What kind of trouble it is.
+    /// The kind of the error.
     pub kind: ErrorKind,
 }
 

@@ -213,7 +213,7 @@ mod tests {
 
     const PAGE: usize = 64 << 10;
 
-    /// A file of so many pages of ones.
+    /// A file of `count` pages of ones.
     fn pages(count: usize) -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![1; count * PAGE]).unwrap();

@@ -115,7 +115,7 @@ impl Folder {
         self.files[self.by_name[found].0].get(name)
     }
 
-    /// What is in the folder and does not belong to the model, in one line.
+    /// The contents of the folder that do not belong to the model, in one line.
     pub fn remark(&self) -> Option<String> {
         self.file(ADAPTER_WEIGHTS)
             .map(|_| format!("{ADAPTER_WEIGHTS}: the adapter beside the weights is not applied"))

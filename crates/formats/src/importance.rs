@@ -17,7 +17,7 @@ use crate::gguf::{Array, TensorSpec, Value, Writer};
 use crate::map::Map;
 use crate::{DType, Error, Gguf, Result};
 
-/// What a text put into one tensor's products.
+/// The inputs of one tensor's products over a text.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Inputs {
     /// Sums of squares, `[matrices, columns]`.
@@ -55,9 +55,9 @@ impl Inputs {
         squares.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x).powi(2));
     }
 
-    /// The importance of each element of matrices of so many columns, one matrix behind the other,
-    /// 1 on average in each; `None` for matrices of other sizes. Columns of a matrix that
-    /// multiplied nothing matter alike.
+    /// The importance of each element of matrices of `columns` columns, one matrix after the other,
+    /// 1 on average in each; `None` for matrices of other sizes. All columns of a matrix that
+    /// multiplied nothing are equally important.
     pub fn columns(&self, matrices: usize, columns: usize) -> Option<Vec<f32>> {
         if columns == 0 || matrices.checked_mul(columns) != Some(self.squares.len()) {
             return None;

@@ -58,7 +58,8 @@ impl Stamp {
 
 enum Bytes {
     File {
-        /// Before the mapping, so that nobody watches over addresses that are free.
+        /// Stands before the mapping, so that it is dropped first and never guards addresses that
+        /// are free.
         guard: Guard,
         file: File,
         map: Mmap,

@@ -28,17 +28,17 @@ use crate::{DType, Described, Encoding, Error, Groups, Result, Tensor, Tensors, 
 pub enum Scheme {
     /// Four-bit floats in blocks of 32 that share a power of two. Tensors: codes, scales.
     Mxfp4,
-    /// Eight-bit floats (e4m3). Tensors: weights, scales. With scales for blocks of so many rows
-    /// and columns, if stated.
+    /// Eight-bit floats (e4m3). Tensors: weights, scales. With one scale for each block of these
+    /// rows and columns, if stated.
     Fp8 {
         /// Rows and columns of a block.
         block: Option<[usize; 2]>,
     },
     /// GPTQ. Tensors: codes, zeros, scales, and the groups of inputs if there are any.
     Gptq {
-        /// What is common to integers.
+        /// The properties that all integers have.
         integers: Integers,
-        /// What is added to stored zeros: 1 in the first version of the format, 0 in the second.
+        /// Added to stored zeros: 1 in the first version of the format, 0 in the second.
         plus: u8,
     },
     /// AWQ in its matrix form, of 4 bits. Tensors: codes, zeros, scales.
@@ -53,7 +53,7 @@ pub enum Scheme {
     Bytes,
 }
 
-/// What quantised integers have in common.
+/// The properties that quantised integers have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Integers {
     /// Bits per code.
@@ -124,7 +124,7 @@ impl Quantised {
         tensors.get(name).ok_or_else(|| Error::new(name, "a tensor", "none in the file"))
     }
 
-    /// What it gives, from headers alone.
+    /// Describes the weight, from headers alone.
     ///
     /// # Errors
     /// Tensors that are missing or of another shape or type than the scheme's.
@@ -297,7 +297,7 @@ impl Quantised {
 }
 
 impl Parts<'_> {
-    /// What the weights become.
+    /// The encoding of the weights.
     fn encoding(&self) -> Result<Encoding> {
         let Integers { bits, symmetric, ordered, .. } = self.integers;
         let scale = self.scales.dtype;
@@ -462,7 +462,7 @@ impl Parts<'_> {
     }
 }
 
-/// Makes rows of so many bytes on all cores; the first error ends it.
+/// Makes rows of `row_bytes` bytes on all cores; the first error ends it.
 fn rows(
     count: usize,
     row_bytes: usize,

@@ -22,7 +22,7 @@ use crate::{DType, Error, Result};
 /// The longest header the format allows.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// What a safetensors file says before its data.
+/// The part of a safetensors file before its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
     /// The `__metadata__` strings, in file order.

@@ -87,7 +87,7 @@ pub enum Source {
     },
 }
 
-/// What a recipe gives, as headers tell it.
+/// A recipe's result, as headers describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Described {
     /// How its elements are encoded.
@@ -150,7 +150,7 @@ impl Described {
         self.shape.last().copied().unwrap_or(0)
     }
 
-    /// Bytes of so many elements, which are whole blocks.
+    /// Bytes of this many elements, which are whole blocks.
     fn bytes_for(&self, elements: usize, place: &str) -> Result<usize> {
         self.encoding.bytes_for(elements).ok_or_else(|| {
             let block = self.encoding.block_elements();
@@ -166,7 +166,7 @@ impl std::fmt::Display for Described {
     }
 }
 
-/// A part of so many bytes.
+/// The share of `stored` bytes that one part has.
 fn share(stored: u64, part: usize, of: usize) -> u64 {
     (u128::from(stored) * part as u128 / of.max(1) as u128) as u64
 }
@@ -221,7 +221,7 @@ impl Source {
             || self.parts().iter().any(Source::is_quantised)
     }
 
-    /// What it gives, without reading anything but headers.
+    /// Describes the recipe's result, reading only headers.
     ///
     /// # Errors
     /// Tensors that are missing or do not fit the recipe, by name; quantised matrices that it would
@@ -339,7 +339,7 @@ impl Source {
         }
     }
 
-    /// What affine groups give, and the tensors of codes, scales and offsets.
+    /// The description of affine groups, and the tensors of codes, scales and offsets.
     fn affine<'a>(&self, tensors: &'a Tensors) -> Result<(Described, Groups, [Tensor<'a>; 3])> {
         let Source::Affine { codes, scales, offsets, bits, group } = self else {
             return Err(Error::new("a weight", "affine groups", "another recipe"));

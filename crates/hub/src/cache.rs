@@ -31,7 +31,7 @@ pub struct Cached {
     pub files: Vec<CachedFile>,
     /// Bytes on disk, each blob counted once.
     pub bytes: u64,
-    /// Those of `bytes` that no earlier entry of the same repository holds, too.
+    /// The part of `bytes` that no earlier entry of the same repository has as well.
     pub own_bytes: u64,
     /// Bytes of downloads of this repository that have not finished; told with its first entry.
     pub partial_bytes: u64,

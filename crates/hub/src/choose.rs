@@ -15,7 +15,7 @@ pub(crate) struct Choice {
     pub(crate) kind: Kind,
     /// Never empty; for GGUF the first is the one to open.
     pub(crate) files: Vec<String>,
-    /// The GGUF files passed over by a choice that nobody made explicitly.
+    /// The GGUF files that were not chosen, where the user named none.
     pub(crate) others: Vec<String>,
 }
 
@@ -135,8 +135,8 @@ pub(crate) fn sets(names: &[String]) -> Vec<Vec<String>> {
     sets
 }
 
-/// What tells a set from a repository's others: its quantisation, if no other has it, else its
-/// first file's name.
+/// The name that distinguishes a set in its repository: its quantisation, if no other set has it,
+/// else its first file's name.
 pub(crate) fn told_by(set: &[String], names: &[String]) -> String {
     let mut words = set[0].split(|c: char| !c.is_alphanumeric() && c != '_');
     let tag = words.rfind(|word| is_quantisation(word));

@@ -41,7 +41,7 @@ pub use store::Stored;
 pub struct Model {
     /// The GGUF file (the first one of a split set), the folder, or the program.
     pub location: Location,
-    /// What lies there.
+    /// The kind of file found there.
     pub kind: Kind,
     /// Where it came from.
     pub source: Source,
@@ -243,7 +243,7 @@ impl Hub {
         folder.join(path)
     }
 
-    /// Whether the cache holds anything of a repository. Those of the hub's first days have names
+    /// Whether the cache holds anything of a repository. The hub's oldest repositories have names
     /// without a slash.
     fn has(&self, spec: &Spec) -> bool {
         cache::folder(self, &spec.id).is_dir()
@@ -275,9 +275,9 @@ impl Hub {
         self.offer(name, progress)?.fetch(progress)
     }
 
-    /// What removing a model from the cache would take away: all of a repository, with unfinished
-    /// downloads; one revision of it (`org/name@revision`); or one GGUF file (`org/name:TAG`, or a
-    /// short name that stands for one).
+    /// The files that removing a model from the cache would delete: all of a repository, with
+    /// unfinished downloads; one revision of it (`org/name@revision`); or one GGUF file
+    /// (`org/name:TAG`, or a short name that stands for one).
     pub fn removal(&self, name: &str) -> Result<Removal> {
         match self.target(name)? {
             Target::Hub(spec) => Removal::of(self, &spec, name),
@@ -286,7 +286,7 @@ impl Hub {
         }
     }
 
-    /// What lies in the cache, by id and commit. A cache that does not exist is empty.
+    /// The content of the cache, by id and commit. A cache that does not exist is empty.
     pub fn list(&self) -> Result<Vec<Cached>> {
         cache::list(self)
     }

@@ -202,7 +202,7 @@ const STEMS: &[&str] = &[
     "yi",
     "zephyr",
 ];
-/// Those that are words or names in everyday use, too: alone they are a prompt.
+/// Stems that are everyday words or names, too: a name of one such word is taken for a prompt.
 const EVERYDAY_STEMS: &[&str] = &[
     "alpaca", "aya", "bloom", "dolphin", "falcon", "gpt", "granite", "hermes", "phi", "vicuna",
     "yi", "zephyr", "cogito", "glm",

@@ -39,7 +39,7 @@ impl Names {
         Ok(names)
     }
 
-    /// The program's own names, and over them those of a file, if there is one.
+    /// The program's own names, overridden by the names in a file, if there is one.
     pub(crate) fn with(file: Option<&Path>) -> Result<Names> {
         let Some(file) = file else { return Names::built_in() };
         let text =
@@ -47,7 +47,7 @@ impl Names {
         Names::of_text(&text, &file.display().to_string())
     }
 
-    /// The program's own names, and over them those of a file's text.
+    /// The program's own names, overridden by the names in a file's text.
     pub(crate) fn of_text(text: &str, place: &str) -> Result<Names> {
         let mut names = Names::built_in()?;
         names.add(text, place)?;

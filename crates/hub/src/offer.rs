@@ -29,7 +29,7 @@ pub struct Offer<'a> {
     files: Vec<Listed>,
 }
 
-/// What a model says of itself before its weights: see [`Offer::preview`].
+/// A model's description of itself, read before its weights: see [`Offer::preview`].
 #[derive(Debug, Clone)]
 pub enum Preview {
     /// The contents of `config.json`.
@@ -91,8 +91,8 @@ impl<'a> Offer<'a> {
         })
     }
 
-    /// What the model says of itself: its `config.json`, or the beginning of its GGUF file. Nothing
-    /// when it has no `config.json`.
+    /// The model's description of itself: its `config.json`, or the beginning of its GGUF file.
+    /// `None` when it has no `config.json`.
     ///
     /// # Errors
     /// The network's, and a beginning that is no GGUF file's or a configuration that is no JSON.

@@ -13,8 +13,8 @@ use crate::http::{Client, Failure, Part, Steady};
 use crate::offer::{Listed, check_room, room};
 use crate::{Progress, cache};
 
-/// What a file's bytes must hash to. Its hexadecimal digits also name the blob, as they are the
-/// hub's ETag.
+/// The hash that a file's bytes must have. Its hexadecimal digits also name the blob, as they are
+/// the hub's ETag.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Check {
     /// Large files: SHA-256 of the bytes.
@@ -206,7 +206,7 @@ struct Wanted<'a> {
 /// Advice where a download broke.
 const RESUME: &str = "run the same command again: it resumes";
 
-/// What a connection must bring beyond the most that was ever there, so that its breaking is not
+/// The bytes of progress, beyond all earlier connections, after which a broken connection is not
 /// counted.
 const GAIN: u64 = 256 << 10;
 

@@ -9,7 +9,7 @@ use formats::{Error, Result};
 
 use crate::{Hub, Spec, cache, choose};
 
-/// What [`Removal::run`] will take away.
+/// The files that [`Removal::run`] will delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removal {
     /// The repository, `org/name`.
@@ -165,7 +165,7 @@ impl Removal {
         }
     }
 
-    /// Whether nobody writes one of the repository's blobs just now.
+    /// Checks that no process is writing one of the repository's blobs.
     fn check_idle(&self) -> Result<()> {
         for entry in fs::read_dir(&self.locks).into_iter().flatten().flatten() {
             let Ok(file) = fs::File::open(entry.path()) else { continue };
@@ -178,7 +178,7 @@ impl Removal {
     }
 }
 
-/// What is gone already need not be removed.
+/// Treats a file that is already gone as removed.
 fn gone(result: std::io::Result<()>, path: &Path) -> Result<()> {
     match result {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path.display(), error)),

@@ -47,7 +47,7 @@ impl Spec {
     }
 }
 
-/// Whether a name can only be a path: no hub id begins so or has so many parts.
+/// Whether a name can only be a path: no hub id begins like it or has as many parts.
 pub(crate) fn is_surely_path(text: &str) -> bool {
     if text.starts_with("https://") || text.starts_with("hf://") || text.starts_with("hf.co/") {
         return false;

@@ -1,5 +1,4 @@
-//! What a model's configuration says, from `config.json` (both dialects) or GGUF metadata, checked
-//! once.
+//! A model's configuration, from `config.json` (both dialects) or GGUF metadata, checked once.
 
 use crate::files::Files;
 use crate::keys::{Dialect, Key, Keys};
@@ -42,7 +41,7 @@ pub struct Config {
     /// Whether the rotation is another one for another context; see
     /// [`Options::context`](crate::Options::context).
     pub rope_by_context: bool,
-    /// What the file leaves out or says oddly and what was assumed, one line each.
+    /// Assumptions made where the file omits something or is unusual, one line each.
     pub warnings: Vec<String>,
 }
 

@@ -25,11 +25,11 @@ pub(crate) type AttentionOf = Box<dyn Fn(&Config, usize) -> AttentionOptions>;
 /// Makes a norm of the weight of a name.
 pub(crate) type Norm = fn(&Builder<'_>, &str, &Config) -> Result<Layer>;
 
-/// What architectures differ in.
+/// The parts in which architectures differ.
 pub(crate) struct Parts {
     /// The options of each layer's attention.
     pub(crate) attention: AttentionOf,
-    /// What some blocks have in its place.
+    /// The mixer that some blocks have in place of attention.
     pub(crate) mixer: Mixer,
     /// The feed-forward of each block.
     pub(crate) feed_forward: FeedForward,
@@ -41,7 +41,7 @@ pub(crate) struct Parts {
     pub(crate) head_bias: Bias,
     /// Whether a learned embedding of each token's position, `positions`, is added to its own.
     pub(crate) learned_positions: bool,
-    /// What embeddings, the results of sublayers, and logits are multiplied with.
+    /// The factors on embeddings, on the results of sublayers, and on logits.
     pub(crate) multipliers: [f32; 3],
 }
 

@@ -22,11 +22,11 @@ use std::f64::consts::TAU;
 /// A model folder in the terms of GGUF.
 #[derive(Debug)]
 pub struct Export {
-    /// What the architecture says, `general.architecture` first.
+    /// The architecture's metadata, `general.architecture` first.
     pub metadata: Vec<(String, Value)>,
     /// The weights, in the order of a forward pass.
     pub weights: Vec<Exported>,
-    /// What the file leaves out or says oddly, one line each.
+    /// Assumptions made where the file omits something or is unusual, one line each.
     pub warnings: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What an architecture reads: the keys of a model's configuration, and its weights by canonical
+//! The input of an architecture: the keys of a model's configuration, and its weights by canonical
 //! name.
 
 use crate::Architecture;
@@ -40,7 +40,7 @@ impl<'a> Files<'a> {
     }
 }
 
-/// The keys of `config.json` that a decoder is stated by, and those of the whole: multimodal
+/// The keys of `config.json` that describe a decoder, and the keys of the whole: multimodal
 /// configurations keep the decoder's part in an object of its own.
 ///
 /// # Errors

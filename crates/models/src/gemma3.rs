@@ -28,7 +28,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-/// What the published configurations with images leave out of the decoder's part.
+/// Values that the published configurations with images omit in the decoder's part.
 const USUAL: &[(&str, usize)] = &[
     ("head_dim", 256),
     ("max_position_embeddings", 131_072),

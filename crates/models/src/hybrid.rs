@@ -1,5 +1,5 @@
-//! What Qwen's hybrids share: most layers are gated delta nets, the others attention whose result
-//! goes through a gate; norms of `1 + w`, but for those in the nets; a quarter of each head
+//! The parts that Qwen's hybrids share: most layers are gated delta nets, the others attention
+//! whose output goes through a gate; norms of `1 + w`, except in the nets; a quarter of each head
 //! rotated.
 
 use crate::config::{Config, LAYERS, Raw};
@@ -207,7 +207,7 @@ fn nets(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
     list.iter().map(one).collect()
 }
 
-/// A stored weight, which must have so many rows.
+/// A stored weight, which must have `rows` rows.
 fn found(weights: &dyn Weights, name: &str, rows: usize) -> Result<Option<Stored>> {
     let Some(stored) = weights.find(name)? else { return Ok(None) };
     if stored.shape.first() != Some(&rows) {

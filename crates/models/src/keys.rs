@@ -1,6 +1,6 @@
 //! The keys of a configuration, in `config.json` or GGUF metadata: values with the file and the key
-//! that state them, and a note of every key that was asked for. A key that says something and that
-//! nobody asked for may change what the model computes: such a file is refused by that key.
+//! that state them, and a note of every key that was read. A key with a value that no code reads
+//! may change what the model computes, so such a file is refused by that key.
 
 use crate::harmless::{HARMLESS_VALUES, is_causality, is_harmless};
 use crate::stated::Stated;
@@ -36,18 +36,18 @@ enum Values<'a> {
     Gguf(&'a Metadata),
 }
 
-/// What was asked of a configuration.
+/// The keys of a configuration that were read, and values under some of them.
 #[derive(Debug, Default)]
 pub(crate) struct Asked {
     /// The keys, as the file spells them.
     keys: RefCell<HashSet<String>>,
-    /// What `config.json` says under keys that GGUF has too, by their names there.
+    /// The values that `config.json` has under keys that GGUF has too, by their names there.
     stated: RefCell<Vec<(&'static str, Typed)>>,
 }
 
 impl Asked {
-    /// What `config.json` says under keys that GGUF has too, by their names below the prefix there,
-    /// each once.
+    /// The values that `config.json` has under keys that GGUF has too, by their names below the
+    /// prefix there, each once.
     pub(crate) fn stated(&self) -> Vec<(&'static str, Typed)> {
         self.stated.borrow().clone()
     }
@@ -283,8 +283,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Refuses the first key that says something and that nobody asked for, unless it is one of
-    /// `ignored`; gives the positions of those that were passed over.
+    /// Refuses the first key with a value that no code reads, unless it is one of `ignored`;
+    /// returns the positions of the ignored ones.
     ///
     /// # Errors
     /// Such a key.

@@ -112,11 +112,11 @@ pub struct Options {
     /// Positions that sessions are going to have, if known: some rotations follow it. `None`: as
     /// many as the model was trained for.
     pub context: Option<usize>,
-    /// What the model's Program ends in.
+    /// The kind of result that the model's Program ends with.
     pub ending: Ending,
 }
 
-/// What a model's Program ends in, its first result.
+/// The first result of a model's Program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Ending {
     /// Logits `[outputs, vocab]`: what generates.
@@ -231,7 +231,7 @@ fn open<'a>(
     Ok((opened, names))
 }
 
-/// What the architecture's file reads, if it reads all that is there.
+/// The model as its architecture's file reads it, if it reads every key.
 fn read(files: &Files<'_>, options: &Options) -> Result<Opened> {
     if !files.architecture.experts {
         experts::check(&files.outer)?;

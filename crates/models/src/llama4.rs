@@ -61,7 +61,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-/// What GGUF does not state, and all published models have.
+/// The chunk size of all published models, which GGUF does not state.
 const CHUNK: usize = 8192;
 const STRETCH: f64 = 0.1;
 const EVERY: usize = 4;

@@ -32,10 +32,10 @@ pub(crate) struct Group {
     floats: bool,
 }
 
-/// What errors say is expected.
+/// The expected encodings, for errors.
 const EXPECTED: &str = "weights of the type F32, F16 or BF16, MLX's affine groups or mxfp4, gptq, awq, fp8, mxfp4 or \
     compressed-tensors";
-/// What to do about it.
+/// The hint of those errors.
 const HINT: &str = "a GGUF file of this model has quantised weights that run here";
 
 impl Settings {

@@ -53,7 +53,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 /// Which blocks have experts.
 #[derive(Debug)]
 pub(crate) struct Sparse {
-    /// Every so many blocks.
+    /// The number of blocks from one with experts to the next.
     step: usize,
     /// Dense all the same.
     dense: Vec<usize>,

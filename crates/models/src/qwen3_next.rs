@@ -26,7 +26,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-/// What configurations leave out.
+/// Values that configurations omit.
 const USUAL: &[(&str, usize)] = &[("head_dim", 256), ("intermediate_size", 5632)];
 
 pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {

@@ -19,8 +19,8 @@ pub(crate) struct Rotation {
 }
 
 impl Rotation {
-    /// The rotation of heads of `head_dim` elements, which `stated` says, for a context of so many
-    /// positions.
+    /// The rotation of heads of `head_dim` elements that `stated` describes, for a context of
+    /// `context` positions.
     ///
     /// # Errors
     /// A part of the head that is no number of pairs, or what [`frequencies`] refuses, by key.
@@ -84,7 +84,7 @@ pub(crate) enum Scaling {
         long: Vec<f32>,
         /// `original_max_position_embeddings`.
         original: f64,
-        /// What multiplies sines and cosines, up to `original` positions and beyond them.
+        /// The factor on sines and cosines, up to `original` positions and beyond them.
         magnitudes: [f64; 2],
     },
     /// The first pairs of the whole head turn as they would if all did, divided by `factor`; the
@@ -120,7 +120,7 @@ pub(crate) struct Yarn {
     pub(crate) slow: f64,
     /// Whether the interpolated pairs are widened to whole numbers.
     pub(crate) truncate: bool,
-    /// What multiplies sines and cosines.
+    /// The factor on sines and cosines.
     pub(crate) magnitude: f64,
 }
 
@@ -156,7 +156,7 @@ impl Yarn {
 }
 
 impl Scaling {
-    /// What multiplies sines and cosines, for a context of so many positions.
+    /// The factor on sines and cosines, for a context of `context` positions.
     pub(crate) fn magnitude(&self, context: usize) -> f32 {
         match self {
             Scaling::Yarn(yarn) => yarn.magnitude as f32,
@@ -180,7 +180,8 @@ impl Scaling {
         matches!(self, Scaling::Long { .. } | Scaling::Dynamic { .. })
     }
 
-    /// Which frequencies a context of so many positions gets, where that depends on it.
+    /// A remark on the frequencies chosen for a context of `context` positions, where they depend
+    /// on it.
     pub(crate) fn remark(&self, context: usize) -> Option<String> {
         let (original, beyond) = match self {
             Scaling::Long { original, .. } => (*original, "the factors for long contexts"),
@@ -193,7 +194,7 @@ impl Scaling {
 }
 
 /// Radians per position for each of `dims / 2` pairs: `theta^(-2i / dims)`, scaled for a context of
-/// so many positions.
+/// `context` positions.
 ///
 /// # Errors
 /// Factors that are not one positive number for each pair, or frequencies that are no numbers,

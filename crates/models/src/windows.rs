@@ -6,8 +6,8 @@ use crate::keys::{Dialect, Key};
 use crate::stated::Stated;
 use formats::Result;
 
-/// The window of every layer: Mistral's and Phi-3's rule, and that of GGUF where no architecture
-/// says otherwise. Empty: no window.
+/// The window of every layer: the rule of Mistral and Phi-3, and of GGUF files where no
+/// architecture has its own. Empty if there is no window.
 ///
 /// # Errors
 /// A window that is none.

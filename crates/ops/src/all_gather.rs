@@ -1,8 +1,8 @@
-//! What all ranks have, on every rank: each of a group of devices gives its columns of some rows,
-//! and gets those of all, one rank after the other: `y = x_0 ++ x_1 ++ ..`, where `x_r` is
+//! Gathers the columns of all ranks: each of a group of devices gives its columns of some rows and
+//! gets the columns of every rank, one rank after the other: `y = x_0 ++ x_1 ++ ..`, where `x_r` is
 //! `[rows, columns of rank r]`. So `y` has the elements of `[rows, width]` in another order, which
-//! [`join_columns`](crate::join_columns) puts right. A device has no kernel for it: ranks meet in
-//! whatever joins them.
+//! [`join_columns`](crate::join_columns) puts right. A device has no kernel for it: the group that
+//! joins the ranks does the gathering.
 
 use formats::Result;
 
@@ -30,7 +30,7 @@ impl Operation for AllGather {
         Ok(vec![Shape { width: self.partition.width, ..inputs[0] }])
     }
 
-    /// That of a single rank: who runs several joins what all of them have.
+    /// The reference of a single rank. The interpreter of several ranks joins their contributions.
     fn reference(&self, call: &mut Call<'_>) {
         reference(&[call.inputs[0]], &mut call.outputs[0]);
     }

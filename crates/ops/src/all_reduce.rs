@@ -20,7 +20,7 @@ impl Operation for AllReduce {
         Ok(vec![inputs[0]])
     }
 
-    /// That of a single rank: who runs several adds up what all of them have.
+    /// The reference of a single rank. The interpreter of several ranks adds their contributions.
     fn reference(&self, call: &mut Call<'_>) {
         reference(&[call.inputs[0]], &mut call.outputs[0]);
     }

@@ -177,7 +177,7 @@ const COLUMN_LANES: u32 = 32 / KEY_LANES;
 /// The most elements of a query or key: a lane has its share of a column in registers.
 pub const MAX_KEY_DIM: usize = 256;
 
-/// What tells the kernels apart.
+/// The parameters that distinguish the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Form {
     /// Elements of a query or key.
@@ -310,7 +310,7 @@ pub fn delta_net(
     });
 }
 
-/// What a kernel reads of rows.
+/// The buffers of rows that a kernel reads.
 #[derive(Clone, Copy)]
 struct Inputs {
     qkv: In,
@@ -365,7 +365,8 @@ impl Lane {
         found
     }
 
-    /// What it reads of a row: its elements of the query and the key, of the values, `a` and `b`.
+    /// The lane's inputs of a row: its elements of the query, of the key and of the values, then
+    /// `a` and `b`.
     #[track_caller]
     fn row(&self, inputs: Inputs, row: Val<u32>) -> Vec<Val<f32>> {
         let (keys, all) = (self.key_heads * self.form.key_dim, self.heads * self.value_dim);
@@ -414,7 +415,7 @@ impl Lane {
         self.ask(matrix, q).into_iter().map(|answer| answer * scale).collect()
     }
 
-    /// What its columns say of a key, together with the lanes that share them.
+    /// The products of the lane's columns with a key, summed over the lanes that share them.
     #[track_caller]
     fn ask(&self, matrix: Regs, x: &[Val<f32>]) -> Vec<Val<f32>> {
         let wide = u32::from(self.form.columns);

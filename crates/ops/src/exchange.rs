@@ -26,7 +26,7 @@ impl Operation for Exchange {
         Ok(self.brings.clone())
     }
 
-    /// What it brings is there already: whoever runs both sides has put it there.
+    /// Does nothing: the interpreter of both sides has already put the values there.
     fn reference(&self, _: &mut Call<'_>) {}
 
     fn sharding(&self) -> Sharding {
@@ -37,7 +37,7 @@ impl Operation for Exchange {
         false
     }
 
-    /// What goes from one device to another is not rounded on the way.
+    /// Values that go from one device to another are not rounded on the way.
     fn precision(&self) -> Precision {
         Precision::Exact
     }

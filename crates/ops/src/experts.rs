@@ -13,7 +13,7 @@ use crate::{Shape, Unary, arity, expect, gated, moe};
 pub struct Routing {
     /// Experts that each token goes through, at most 32.
     pub used: usize,
-    /// What a score says.
+    /// How a score becomes the weight of an expert.
     pub odds: Odds,
     /// Whether the weights of a token's experts are made to sum to one.
     pub normalised: bool,

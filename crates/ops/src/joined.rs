@@ -1,6 +1,6 @@
-//! Results of matrices that lie one behind the other and are multiplied as one, whose rows then
-//! have the columns of each: [`split_columns`] takes them apart, and [`gated_columns`] makes one
-//! result of those of a gate.
+//! Results of matrices that are stored one after the other and multiplied as one, so that a row has
+//! the columns of each: [`split_columns`] separates them, and [`gated_columns`] combines the
+//! columns of a gate and of its operand into one result.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;

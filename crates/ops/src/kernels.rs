@@ -57,8 +57,7 @@ mod tests {
 
     use tile::Kernel;
 
-    /// What `Recipe`'s name leaves out of a kernel's parameters would show here: as two kernels
-    /// that meet under one name.
+    /// A parameter that `Recipe`'s name leaves out shows here, as two kernels with one name.
     #[test]
     fn no_two_kernels_have_one_name() {
         let mut known: BTreeMap<String, Kernel> = BTreeMap::new();

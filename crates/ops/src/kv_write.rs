@@ -412,7 +412,8 @@ impl Step {
     /// Slots of the pool: one block more than the sequences have.
     pub(crate) const SLOTS: usize = 13 * Step::BLOCK;
 
-    /// So many tokens: prompts across a block's end, past a ring's end, and single tokens.
+    /// A step of `tokens` tokens: prompts across a block's end, past a ring's end, and single
+    /// tokens.
     pub(crate) fn of(tokens: usize) -> Step {
         let all = [(0, 6), (0, 7), (0, 8), (2, 31), (2, 32), (1, 1_000_000), (0, 9), (1, 3)];
         Step {

@@ -91,12 +91,12 @@ pub enum Rows {
     Tokens,
     /// One row for every token whose logits were asked for.
     Outputs,
-    /// So many rows in every step: a value with the shape of a weight.
+    /// A fixed number of rows in every step: a value with the shape of a weight.
     Fixed(usize),
 }
 
 impl Rows {
-    /// Rows in a step of so many tokens and so many rows with logits.
+    /// The number of rows in a step of `tokens` tokens and `outputs` rows with logits.
     pub fn count(self, tokens: usize, outputs: usize) -> usize {
         match self {
             Rows::Tokens => tokens,
@@ -133,8 +133,8 @@ impl Shape {
 /// implements [`Operation`].
 macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident($type:ty),)*) => {
-        /// The closed set of operations. Operands are listed as `inputs; weights -> outputs`. Its
-        /// rules are those of the [`Operation`] that it is, which it dereferences to.
+        /// The closed set of operations. Operands are listed as `inputs; weights -> outputs`. An
+        /// `Op` dereferences to its [`Operation`], which has its rules.
         #[derive(Debug, Clone, PartialEq)]
         pub enum Op {
             $($(#[$doc])* $name($type),)*
@@ -191,8 +191,8 @@ operations! {
     KvWrite(KvWrite),
     /// `q -> y`: reads the layer's cache. See [`attention`].
     Attention(Attention),
-    /// `x; taps[kernel * width] -> y`: mixes each element with those of the positions before it.
-    /// See [`short_conv`].
+    /// `x; taps[kernel * width] -> y`: mixes each element with the same column of earlier
+    /// positions. See [`short_conv`].
     ShortConv(ShortConv),
     /// `qkv, a, b; decay[heads], dt[heads] -> y`: a gated delta net, which carries a matrix for
     /// each head. See [`delta_net`].
@@ -209,14 +209,14 @@ operations! {
     /// `x, scores; gate, up, down, (biases) -> y`: a mixture of experts, chosen by router scores.
     /// See [`experts`].
     Experts(Experts),
-    /// `scores; correction[experts] -> scores`: those of the experts that corrected odds choose.
-    /// See [`group_limit`].
+    /// `scores; correction[experts] -> scores`: keeps the scores of the experts that corrected odds
+    /// choose. See [`group_limit`].
     GroupLimit(GroupLimit),
     /// `y, (x), (residual) -> y + up (down x)`, by each row's adapter. See [`low_rank`].
     LowRank(LowRank),
     /// `x -> sum of x over all ranks`. See [`all_reduce`].
     AllReduce(AllReduce),
-    /// `x[rows, a rank's columns] -> those of all ranks`, one rank after the other. See
+    /// `x[rows, a rank's columns] -> y[rows, all columns]`, one rank after the other. See
     /// [`all_gather`].
     AllGather(AllGather),
     /// `x -> x`, gathered columns in the order of rows. See [`join_columns`].
@@ -226,7 +226,7 @@ operations! {
     /// `q, k, v; (q_norm), (k_norm) -> q`: per-head norms, rotation, cache write. See
     /// [`rope_write`].
     RopeWrite(RopeWrite),
-    /// What Programs in training have besides. See [`gradient`].
+    /// Operations that only Programs in training have. See [`gradient`].
     Gradient(Gradient),
 }
 

@@ -24,7 +24,7 @@ pub struct LowRank {
     pub site: usize,
 }
 
-/// What an adapter changes at one site.
+/// The change that an adapter makes at one site.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delta {
     /// Columns of `up`.
@@ -33,7 +33,7 @@ pub struct Delta {
     pub down: Vec<f32>,
     /// `[out, rank]` row-major.
     pub up: Vec<f32>,
-    /// What multiplies the product of both.
+    /// The factor on the product of both.
     pub scale: f32,
     /// DoRA's.
     pub gain: Option<Gain>,
@@ -41,7 +41,7 @@ pub struct Delta {
     pub element: DType,
 }
 
-/// What DoRA does to each output: `gain * y + offset`.
+/// DoRA's change of each output: `y` becomes `gain * y + offset`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gain {
     /// Magnitude over norm, `[out]`.

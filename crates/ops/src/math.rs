@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    /// What the kernel language computes for each of `xs`.
+    /// The results of the kernel language for each of `xs`.
     fn evaluate(f: fn(Val<f32>) -> Val<f32>, xs: &[f32]) -> Vec<f64> {
         let numbers = Numbers::new().with("n", xs.len() as u32);
         let mut buffers = [Buffer::floats(Scalar::F32, xs), Buffer::zeros(Scalar::F32, xs.len())];

@@ -74,8 +74,8 @@ pub trait Operation: Debug {
         None
     }
 
-    /// If its weights are those of several experts: how many of them a row goes through, and how
-    /// many there are.
+    /// For an operation with the weights of several experts: how many experts a row goes through,
+    /// and how many there are.
     fn experts(&self, _inputs: &[Shape]) -> Option<(usize, usize)> {
         None
     }
@@ -110,8 +110,8 @@ pub trait Operation: Debug {
             .of(ErrorKind::Unsupported))
     }
 
-    /// Records what the tangents of its operands make of those of its outputs: the Jacobian-vector
-    /// product.
+    /// Records the Jacobian-vector product: the tangents of its outputs, from the tangents of its
+    /// operands.
     ///
     /// # Errors
     /// An operation that has no tangent.
@@ -215,7 +215,7 @@ pub(crate) fn launch_flat(
 /// How precise the activations of an operation are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// As precise as those of its neighbours.
+    /// The precision of its neighbours.
     Any,
     /// All operands may have the type of queries.
     Queries,
@@ -311,7 +311,8 @@ pub struct CachedLayer {
     pub keys: Vec<f32>,
     /// Values.
     pub values: Vec<f32>,
-    /// What each part of a state follows from, by its first element: `[positions, any]`.
+    /// The inputs that a state's parts follow from, by the part's first element: `[positions,
+    /// any]`.
     pub parts: BTreeMap<usize, Vec<f32>>,
 }
 
@@ -366,20 +367,20 @@ pub struct Call<'a> {
     pub positions: &'a [u32],
     /// Row numbers whose logits are wanted.
     pub picks: &'a [u32],
-    /// What the adapter of each row of the first output changes at the operation's site.
+    /// The change that the adapter of each row of the first output makes at the operation's site.
     pub deltas: Vec<Option<&'a Delta>>,
     /// All layers of the cache.
     pub cache: &'a mut [CachedLayer],
-    /// What rows are for, in training.
+    /// The packing of rows, in training.
     pub packed: Packed<'a>,
 }
 
-/// What a step in training says of its rows; empty elsewhere.
+/// The packing of a training step's rows; empty elsewhere.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Packed<'a> {
     /// The first row of each row's sequence.
     pub first: &'a [u32],
-    /// What each row is to predict.
+    /// The token that each row is to predict.
     pub targets: &'a [u32],
     /// How much each row's prediction counts.
     pub counts: &'a [f32],

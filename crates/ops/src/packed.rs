@@ -48,12 +48,12 @@ pub enum Format {
         bits: u32,
         /// Elements that share a scale: 32, 64 or 128.
         group: u32,
-        /// Of scales and biases: f16 or bf16.
+        /// Element type of scales and biases: f16 or bf16.
         scale: Scalar,
     },
 }
 
-/// What stands beside the codes of `sub` elements.
+/// The numbers stored beside the codes of `sub` elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Entry {
     /// A scale of a type, f16 or bf16.
@@ -92,14 +92,14 @@ pub struct Packing {
     pub sub: u32,
     /// Elements that share a super; [`Packing::sub`] where there is none.
     pub block: u32,
-    /// What an entry holds.
+    /// The content of an entry.
     pub entry: Entry,
     /// The code of a weight that equals the offset.
     pub zero: u32,
 }
 
 impl Packing {
-    /// Of a block with these properties.
+    /// The packing of a block with these properties.
     fn of(affine: Affine, elements: usize) -> Packing {
         let (zero, min) = match affine.offset {
             Offset::Zero(zero) => (u32::from(zero), false),
@@ -136,8 +136,8 @@ impl Packing {
         self.bits - self.base()
     }
 
-    /// What is taken off a code before it is stored: 128 from codes of 8 bits, so that they are
-    /// signed bytes.
+    /// The number subtracted from a code before it is stored: 128 for codes of 8 bits, so that they
+    /// are signed bytes.
     pub fn bias(&self) -> u32 {
         if self.bits == 8 { 128 } else { 0 }
     }

@@ -102,11 +102,11 @@ pub fn reference(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
 /// The types of a norm's buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Types {
-    /// Of what is normed.
+    /// Element type of the input.
     pub x: Scalar,
-    /// Of the norm's weight.
+    /// Element type of the norm's weight.
     pub weight: Scalar,
-    /// Of the result.
+    /// Element type of the result.
     pub y: Scalar,
 }
 

@@ -1,5 +1,5 @@
-//! What happens to q, k and v between projection and attention, fused: per-head RMS norms of q and
-//! k (where the model has them), rotation of both, and the cache write of k and v. Returns the
+//! The fused work on q, k and v between projection and attention: per-head RMS norms of q and k
+//! (where the model has them), rotation of both, and the cache write of k and v. Returns the
 //! rotated q.
 
 mod fused;
@@ -117,7 +117,7 @@ pub const DECODE: Schedule = Schedule { tokens: 1 };
 /// For prompts.
 pub const PROMPT: Schedule = Schedule { tokens: 4 };
 
-/// What a kernel of this operation is built for.
+/// The parameters of a kernel of this operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Variant {
     /// Which elements turn together.
@@ -133,11 +133,11 @@ pub struct Variant {
 /// The types of the fused step's buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Types {
-    /// Of q, k and v.
+    /// Element type of q, k and v.
     pub x: Scalar,
-    /// Of the rotated q.
+    /// Element type of the rotated q.
     pub y: Scalar,
-    /// Of the norms' weights.
+    /// Element type of the norms' weights.
     pub norm: Scalar,
 }
 
@@ -247,7 +247,7 @@ fn variants() -> impl Iterator<Item = (Shapes, Pairing, Schedule)> {
     })
 }
 
-/// What the two kinds of cases share: the kernel's inputs and what q, k and v become.
+/// The parts that both kinds of cases share: the kernel's inputs, and the expected q, k and v.
 struct Trial {
     variant: Variant,
     label: String,

@@ -84,7 +84,7 @@ impl Operation for ShortConv {
     }
 }
 
-/// What tells the kernels apart.
+/// The parameters that distinguish the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Form {
     /// Elements that a thread has: 4, or 1 where a row or a state is no whole number of vectors.
@@ -103,8 +103,8 @@ impl Form {
 const THREADS: u32 = 128;
 
 /// Convolves the rows `x` `[tokens, width]` of a step, on the device. A group has some columns of a
-/// row. The first row's group computes those rows of its sequence that see the state, and then
-/// replaces it; so nobody else reads or writes it. Idle rows become zeros.
+/// row. The first row's group computes the rows of its sequence that see the state, and then
+/// replaces the state, so no other group reads or writes it. Idle rows become zeros.
 #[kernel]
 pub fn short_conv(
     x: In<f32>,
@@ -165,7 +165,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// Of a row of `x`.
+    /// The lane's columns of a row of `x`.
     #[track_caller]
     fn row(&self, row: Val<u32>) -> Vec<Val<f32>> {
         load(self.x, row * self.width + self.column, self.lanes)

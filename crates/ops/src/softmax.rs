@@ -118,8 +118,8 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// For rows of so many elements of so many bytes, on a device with so much shared memory for a
-    /// group.
+    /// Picks the schedule for rows of `width` elements of `bytes` bytes, on a device with `shared`
+    /// bytes of shared memory per group.
     pub fn pick(width: u32, bytes: u32, shared: u32) -> Schedule {
         // Rows of a few thousand elements are in the caches still; rows of tens of thousands, such
         // as logits, are not.

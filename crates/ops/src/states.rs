@@ -13,7 +13,7 @@ use tile::launch::Numbers;
 
 use crate::sweep::{require_lengths, when};
 
-/// What a kernel that carries a state binds, and the addresses.
+/// The buffers that a kernel with a recurrent state binds, and their addresses.
 #[derive(Clone, Copy)]
 pub(crate) struct States {
     /// `[blocks, size]`.
@@ -108,7 +108,7 @@ impl Trial {
         Trial { rows: rows.to_vec(), batch: Trial::IDLE as usize + 1, block: 16, stride: 4, size }
     }
 
-    /// One sequence: so many rows from a position inside a block on.
+    /// One sequence: `rows` rows, from a position inside a block on.
     pub(crate) fn one(rows: usize, size: usize) -> Trial {
         let first = 100;
         let positions = (first as u32..).take(rows).map(|position| (0, position)).collect();
@@ -150,8 +150,8 @@ impl Trial {
             .with("size", self.size as u32)
     }
 
-    /// What the pool holds after the step, whose rows move a part of it on as `advance` says, and
-    /// what that gives for each row, `width` elements; zeros for idle ones.
+    /// The content of the pool after the step, each row of which updates a part of it by `advance`,
+    /// and the result of that for each row, `width` elements; zeros for idle rows.
     pub(crate) fn walk(
         &self,
         before: &Buffer,

@@ -48,14 +48,14 @@ pub(crate) fn load(x: impl Memory<f32>, index: Val<u32>, lanes: u8) -> Vec<Val<f
     x.get_vec(index, lanes, Hint::None)
 }
 
-/// Requires that buffers hold so many elements.
+/// Requires that buffers hold these numbers of elements.
 pub(crate) fn require_lengths(lengths: &[(&str, Extent)]) {
     for (name, len) in lengths {
         require(Requirement::Length((*name).to_owned(), len.clone()));
     }
 }
 
-/// Requires of each buffer that it holds so many elements and is aligned for 16-byte vectors.
+/// Requires that each buffer holds this number of elements and is aligned for 16-byte vectors.
 pub(crate) fn require_vectors(buffers: &[(&str, Extent)]) {
     for (name, len) in buffers {
         require(Requirement::Length((*name).to_owned(), len.clone()));

@@ -39,7 +39,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The smallest that is quick for so many of the greatest; none beyond 1024.
+    /// The smallest schedule that is fast for the `k` greatest; `None` beyond 1024.
     pub fn of(k: u32) -> Option<Schedule> {
         (k <= 1024).then(|| Schedule { size: (2 * k).next_power_of_two().max(512) })
     }

@@ -1,4 +1,4 @@
-//! What the operations' test cases and benchmarks have in common.
+//! Helpers that the operations' test cases and benchmarks share.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::dsl::Recipe;

@@ -45,7 +45,7 @@ pub struct WeightId(pub usize);
 /// One operation with its operands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// What to compute.
+    /// The operation to compute.
     pub op: Op,
     /// Activations read, in the operation's order.
     pub inputs: Vec<ValueId>,

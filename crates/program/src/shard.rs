@@ -30,7 +30,7 @@ enum Cut {
     Dealt(Partition),
 }
 
-/// What a rank has of a value.
+/// The part of a value that each rank has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Spread {
     /// All of each row.
@@ -40,7 +40,7 @@ enum Spread {
     Share { parts: usize },
 }
 
-/// What helps where ranks cannot share a model.
+/// The hint where ranks cannot share a model.
 fn fewer() -> Hint {
     Hint::text("fewer GPUs, or ").with_value(Setting::SplitMode, "layer")
 }
@@ -52,8 +52,8 @@ impl Spread {
 }
 
 impl Program {
-    /// What rank `rank` of `ranks` computes. Its nodes are those of every other rank, one by one,
-    /// but for the residuals; its results are the whole Program's, on every rank.
+    /// The Program of rank `rank` of `ranks`. Its nodes match every other rank's, one by one,
+    /// except for the residuals; its results are the whole Program's, on every rank.
     ///
     /// # Errors
     /// If heads or a matrix cannot be shared evenly, or it is no Program of blocks as

@@ -29,7 +29,7 @@ const COMPARED: usize = 16;
 pub(crate) struct Signs {
     /// Tokens of single bytes, in the order in which they are tried.
     letters: Vec<u32>,
-    /// What closes an object, a list or a string, and a comma: those that there are.
+    /// The tokens, if they exist, that close an object, a list or a string, and the comma.
     closers: Vec<(u8, u32)>,
     /// A letter that may stand in any text.
     letter: Option<u32>,
@@ -40,7 +40,7 @@ pub(crate) struct Signs {
 }
 
 impl Signs {
-    /// Those of a vocabulary.
+    /// The signs of a vocabulary.
     pub(crate) fn new(trie: &TokTrie) -> Signs {
         let single = |byte: u8| trie.token_id(&[byte]);
         let order = (b'a'..=b'z').rev().chain((b'A'..=b'Z').rev()).chain((b'0'..=b'9').rev());
@@ -147,8 +147,8 @@ impl Planner {
     }
 }
 
-/// Whether these tokens, and those of a plan behind them, lead to the end from where the matcher
-/// is.
+/// Whether these tokens, followed by the tokens of a plan, lead from the matcher's state to the
+/// end.
 fn leads(matcher: &Matcher, first: &[u32], plan: &[u32]) -> bool {
     let tokens: Vec<u32> = first.iter().chain(plan.iter().rev()).copied().collect();
     !matcher.is_stopped() && !plan.is_empty() && follows(&mut matcher.clone(), &tokens)
@@ -159,8 +159,8 @@ fn follows(matcher: &mut Matcher, tokens: &[u32]) -> bool {
     matcher.validate_tokens(tokens).is_ok_and(|valid| valid == tokens.len())
 }
 
-/// Tokens that lead to the end from where the matcher is, the next one last; none if no way is
-/// found by so many steps of regular expressions.
+/// Tokens that lead from the matcher's state to the end, the next one last; `None` if no way is
+/// found within `steps` steps of regular expressions.
 fn walk(matcher: &Matcher, signs: &Signs, steps: u64) -> Option<Vec<u32>> {
     let environment = matcher.tok_env().ok()?;
     let trie = environment.tok_trie();

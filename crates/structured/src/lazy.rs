@@ -13,7 +13,7 @@ use llguidance::toktrie::TokTrie;
 /// A character that stands in any text, and in no JSON, name or mark.
 const PROBE: &[u8] = b"\x01";
 
-/// What is known of one text.
+/// The state of one text whose grammar allows free text.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Lazy {
     /// Whether the last look found any text allowed.

@@ -49,7 +49,7 @@ const LONGEST_KEPT: usize = 32 << 10;
 /// Longest reason that is told, in characters.
 const LONGEST_REASON: usize = 300;
 
-/// What a text must be.
+/// The form that a text must have.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Grammar {
     /// A JSON object.
@@ -281,7 +281,7 @@ impl Grammars {
     }
 }
 
-/// What becomes of texts whose tokens run out, and of what a grammar says of text beside it.
+/// How texts end whose tokens run out, and where a grammar has text beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// They are brought to their end.

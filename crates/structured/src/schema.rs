@@ -319,7 +319,7 @@ impl Rewriter<'_> {
     }
 }
 
-/// What names of properties must be.
+/// A condition on the names of properties.
 enum Names {
     These(Vec<String>),
     Long(u64, Option<u64>),
@@ -327,7 +327,7 @@ enum Names {
 }
 
 impl Names {
-    /// What a schema says of names, if it is one thing.
+    /// The condition that a schema puts on names, if it is a single one.
     fn of(schema: &Value) -> Option<Names> {
         let fields = schema.as_object()?;
         let says = |key: &&String| !NOTES.contains(&key.as_str()) && *key != "type";

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use tokens::tools::{Body, Format, Tool};
 
-/// What is asked of an answer.
+/// The form that an answer must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
     /// It must be a call; else it may be text, and calls behind it.

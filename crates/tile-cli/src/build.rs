@@ -85,7 +85,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
     Ok(true)
 }
 
-/// What to say where nothing compiles Metal text.
+/// The error where nothing compiles Metal text.
 const NO_TOOLS: &str = "metallib: there are none of Apple's tools for every platform (xcrun metal)";
 
 /// The Metal texts of the kernels that Metal takes: schedules with more threadgroup memory, or
@@ -104,7 +104,7 @@ pub(crate) fn text(kernel: &Kernel, dialect: Dialect) -> Result<String, String> 
     emit::text(&[lowered], dialect).map_err(|fault| fault.to_string())
 }
 
-/// What kernels are lowered for before they are printed in a dialect.
+/// The target that kernels are lowered for before they are printed in a dialect.
 pub(crate) fn target(dialect: Dialect) -> Target {
     match dialect {
         Dialect::Metal => Target::Metal,

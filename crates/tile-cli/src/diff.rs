@@ -8,8 +8,8 @@ use tile::manifest::Manifest;
 
 use crate::{Outcome, build, select};
 
-/// What is compared of a kernel: its contract, and its texts by file ending where the build has
-/// them.
+/// The parts of a kernel that are compared: its contract, and its texts by file ending where the
+/// build has them.
 struct Built {
     contract: String,
     texts: BTreeMap<&'static str, String>,

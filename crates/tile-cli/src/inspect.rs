@@ -44,7 +44,8 @@ pub(crate) fn run(name: &str, target: Option<TargetArg>, text_only: bool) -> Out
     Ok(true)
 }
 
-/// What ptxas says of a kernel's registers, spills and shared memory, or why it was not asked.
+/// The registers, spills and shared memory that ptxas reports for a kernel, or why it was not
+/// asked.
 fn registers(kernel: &Kernel) -> Result<String, String> {
     if !kernel.constants.is_empty() {
         return Ok("registers: not known before its constants are".to_owned());

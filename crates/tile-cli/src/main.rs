@@ -114,7 +114,7 @@ enum TargetArg {
     Cuda,
 }
 
-/// What a command returns: whether all went well, or the one line that says what did not.
+/// The result of a command: whether all went well, or one line that names the failure.
 type Outcome = Result<bool, String>;
 
 fn main() -> ExitCode {

@@ -20,7 +20,7 @@ pub(crate) struct Source {
     pub(crate) text: String,
 }
 
-/// What a library is for. One platform refuses another's.
+/// The platform of a library. One platform refuses another's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Platform {
     /// Macs.
@@ -50,7 +50,7 @@ impl Platform {
         }
     }
 
-    /// What `xcrun -sdk` calls it.
+    /// The platform's name for `xcrun -sdk`.
     fn sdk(self) -> &'static str {
         match self {
             Platform::Macos => "macosx",
@@ -217,8 +217,8 @@ mod tests {
         }
     }
 
-    /// What stands for `xcrun`: finds tools for Macs and iPhones, refuses texts with `wrong` in
-    /// them, and links by joining files, behind a line with its arguments.
+    /// A stand-in for `xcrun`: finds tools for Macs and iPhones, refuses texts with `wrong` in
+    /// them, and links by joining files, after a line with its arguments.
     #[cfg(unix)]
     const XCRUN: &str = r#"#!/bin/sh
 case "$*" in

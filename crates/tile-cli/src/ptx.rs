@@ -18,8 +18,8 @@ use crate::select::Instance;
 /// The architecture whose instructions multiply by warpgroups.
 const WARPGROUPS: &str = "90a";
 
-/// What is compiled for without `--arch`: the oldest that all other kernels run on, and that of
-/// products of warpgroups.
+/// The architectures that are compiled for without `--arch`: the oldest that all other kernels run
+/// on, and the one that products of warpgroups need.
 const USUAL: [&str; 2] = ["80", WARPGROUPS];
 
 /// An architecture as `--arch` takes it: `sm_89`, `compute_89` or `89`, to `89`.

@@ -54,7 +54,7 @@ fn attribute(
     expand(item).unwrap_or_else(|error| error.to_compile_error()).into()
 }
 
-/// What a kernel's signature says.
+/// A kernel's signature.
 #[derive(Default)]
 struct Signature {
     /// Statements that declare the kernel's parameters.
@@ -132,7 +132,7 @@ fn expand(mut item: ItemFn) -> Result<proc_macro2::TokenStream> {
     })
 }
 
-/// What a parameter that is bound at launch holds.
+/// The content of a parameter that is bound at launch.
 enum Stored {
     /// A type of the language.
     Typed,

@@ -105,7 +105,7 @@ pub(crate) fn fresh(ty: impl Into<Type>) -> Value {
     with(|b| b.kernel.fresh(ty))
 }
 
-/// What `f` records, as a block.
+/// The block that `f` records.
 pub(crate) fn block(f: impl FnOnce()) -> Block {
     open_block();
     f();

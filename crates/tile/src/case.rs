@@ -1,5 +1,5 @@
-//! What kernels are tested and measured with: buffers, cases with expected results, benchmarks with
-//! their work.
+//! Tests and measurements of kernels: buffers, cases with expected results, benchmarks with their
+//! work.
 
 use half::{bf16, f16};
 
@@ -90,7 +90,7 @@ impl Buffer {
 /// One launch whose result is known.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// What is launched, unspecialised.
+    /// The kernel, unspecialised.
     pub kernel: Kernel,
     /// The shape and why it is worth testing, e.g. `3 x 129, ragged tail`.
     pub label: String,
@@ -98,12 +98,12 @@ pub struct Case {
     pub numbers: Numbers,
     /// The buffers in binding order, as they are before the launch.
     pub buffers: Vec<Buffer>,
-    /// What buffers (by index into `buffers`) must hold afterwards; all others must be unchanged if
+    /// The expected contents of buffers, by index into `buffers`; all others must be unchanged if
     /// they are inputs.
     pub expected: Vec<(usize, Expected)>,
 }
 
-/// What a buffer must hold after a launch.
+/// The expected content of a buffer after a launch.
 #[derive(Debug, Clone)]
 pub enum Expected {
     /// These numbers, from an f64 reference, within a relative error: see [`error`].
@@ -188,7 +188,7 @@ pub enum Roof {
     Matrix,
 }
 
-/// What a buffer of a benchmark is filled with.
+/// The initial content of a benchmark's buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fill {
     /// `len` seeded numbers in -1..1 (floats) or any bits (integers).
@@ -202,7 +202,7 @@ pub enum Fill {
 /// One launch to time.
 #[derive(Debug, Clone)]
 pub struct Bench {
-    /// What is launched, unspecialised.
+    /// The kernel, unspecialised.
     pub kernel: Kernel,
     /// The shape.
     pub label: String,
@@ -214,7 +214,7 @@ pub struct Bench {
     pub bytes: u64,
     /// Floating-point operations, a multiply-add counted as two.
     pub flops: u64,
-    /// What bounds it.
+    /// The resource that bounds it.
     pub roof: Roof,
 }
 

@@ -1,4 +1,4 @@
-//! What a `#[kernel]` function is written with: typed values whose operators record instructions.
+//! The language of `#[kernel]` functions: typed values whose operators record instructions.
 //!
 //! A [`Val<T>`] is one number per thread, a [`Frag`] a matrix tile per simdgroup; [`In`], [`Out`],
 //! [`InOut`] are buffers, [`Shared`] threadgroup memory, [`Var`] and [`Regs`] registers. Rust's own
@@ -213,9 +213,9 @@ pub fn grid_wait() {
     perform(Inst::GridWait);
 }
 
-/// What `for` iterates over: a [`Range`] is recorded, anything else runs while the kernel is built.
+/// The iterables of `for`: a [`Range`] is recorded, anything else runs while the kernel is built.
 pub trait Loop {
-    /// What the body gets.
+    /// The value that the body gets.
     type Item;
     /// Runs or records the body.
     fn run(self, body: impl FnMut(Self::Item));

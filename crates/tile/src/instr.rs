@@ -370,7 +370,7 @@ fn halves(to: Scalar, a: f32, b: f32) -> u32 {
     cast(Scalar::F32, to, a.to_bits()) | cast(Scalar::F32, to, b.to_bits()) << 16
 }
 
-/// The meaning of a cast: register bits of one type to those of another. Storage types keep their
+/// The meaning of a cast: converts register bits from one type to another. Storage types keep their
 /// bits in the low end, signed ones extended.
 #[inline(always)]
 pub fn cast(from: Scalar, to: Scalar, bits: u32) -> u32 {

@@ -34,7 +34,7 @@ pub struct Kernel {
     pub registers: Vec<Array>,
     /// How it is launched.
     pub launch: Launch,
-    /// What every thread executes.
+    /// The instructions of every thread.
     pub body: Block,
     /// The type of every value.
     pub values: Vec<Type>,
@@ -42,7 +42,7 @@ pub struct Kernel {
     pub sources: Vec<String>,
 }
 
-/// What a launch binds.
+/// A parameter that a launch binds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Param {
     /// Its name: a C identifier.
@@ -58,14 +58,14 @@ pub enum ParamKind {
     Buffer {
         /// Element type.
         scalar: Scalar,
-        /// What the kernel does with it.
+        /// The kernel's access.
         access: Access,
     },
     /// One number handed over at launch: `U32`, `I32` or `F32`.
     Argument(Scalar),
 }
 
-/// What a kernel may do with a buffer.
+/// The access of a kernel to a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// Read only.
@@ -117,9 +117,9 @@ pub struct Block(pub Vec<Node>);
 /// An instruction, its result and where it was written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// What to do.
+    /// The instruction.
     pub inst: Inst,
-    /// What it defines, if anything.
+    /// The value that it defines, if any.
     pub result: Option<Value>,
     /// Where it came from.
     pub source: Source,
@@ -186,7 +186,7 @@ pub const fn swizzled(row: u32, col: u32) -> u32 {
     row * ROW + ((col / 8) ^ (row % 8)) * 8 + col % 8
 }
 
-/// What a thread knows about its place. All `U32`.
+/// A thread's place in the launch. All `U32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Builtin {
     /// The threadgroup's index along axis 0, 1 or 2.
@@ -347,7 +347,7 @@ pub enum Inst {
     /// [`swizzled`] says. Until it is waited for, neither blocks nor registers may be touched
     /// otherwise.
     Wgmma { sum: Place, a: Place, a_index: Value, b: Place, b_index: Value },
-    /// What was done to accumulators before it comes before the products that begin after it.
+    /// Orders earlier work on accumulators before the products that begin after it.
     WgmmaFence,
     /// Closes a batch of the warpgroup's products.
     WgmmaCommit,
@@ -371,7 +371,7 @@ pub enum Inst {
 }
 
 impl Inst {
-    /// The values it reads, in text order; those of inner blocks are not among them.
+    /// The values it reads, in text order, without the operands of inner blocks.
     pub fn operands(&self) -> Vec<Value> {
         let mut found = Vec::new();
         let mut copy = self.clone_shallow();
@@ -382,7 +382,7 @@ impl Inst {
         found
     }
 
-    /// Replaces every value it reads, in text order; those of inner blocks stay.
+    /// Replaces every value it reads, in text order; the operands of inner blocks stay.
     pub fn map_operands(&mut self, mut f: impl FnMut(Value) -> Value) {
         let mut each = |values: &mut [&mut Value]| {
             for value in values {

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::ir::{Constant, Kernel, Param, ParamKind};
 use crate::types::Scalar;
 
-/// What one threadgroup computes.
+/// The unit of work of one threadgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Independent elements, some per thread.
@@ -34,13 +34,13 @@ impl Mode {
 /// A kernel's launch contract.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Launch {
-    /// What one threadgroup computes.
+    /// The unit of work of one threadgroup.
     pub mode: Mode,
     /// Threadgroups along each axis.
     pub grid: [Extent; 3],
     /// Threads per threadgroup: a multiple of 32, at most 1024.
     pub threads: u32,
-    /// What must hold at bind time.
+    /// The conditions that must hold at bind time.
     pub requirements: Vec<Requirement>,
 }
 
@@ -65,7 +65,7 @@ pub enum Requirement {
     AtMost(Extent, u32),
     /// A buffer has at least this many elements.
     Length(String, Extent),
-    /// A buffer's address is a multiple of so many bytes.
+    /// A buffer's address is a multiple of this many bytes.
     Aligned(String, u32),
 }
 
@@ -86,7 +86,7 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// Its value, given those of the names; an error says which name is missing or that it
+    /// Its value, given the values of the names; an error says which name is missing or that it
     /// overflows.
     pub fn eval(&self, names: &dyn Fn(&str) -> Option<u32>) -> Result<u32, String> {
         let found = match self {

@@ -36,7 +36,7 @@ pub struct Entry {
     pub name: String,
     /// The operation whose kernels it is one of: `rms_norm`.
     pub family: String,
-    /// What a threadgroup computes: `element`, `row`, `vector` or `tile`.
+    /// The unit of work of a threadgroup: `element`, `row`, `vector` or `tile`.
     pub mode: String,
     /// Buffers and arguments in binding order: Metal's buffer index, CUDA's parameter index.
     pub params: Vec<Param>,
@@ -48,18 +48,18 @@ pub struct Entry {
     pub grid: [String; 3],
     /// Threads of a threadgroup.
     pub threads: u32,
-    /// What must hold at bind time.
+    /// The conditions that must hold at bind time.
     pub requires: Vec<String>,
     /// Bytes of threadgroup memory, declared by the text itself on Metal.
     pub shared_bytes: u32,
-    /// What Metal needs for it; absent where it cannot run there.
+    /// Its needs on Metal; absent where it cannot run there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metal: Option<Metal>,
-    /// What CUDA needs for it.
+    /// Its needs on CUDA.
     pub cuda: Cuda,
 }
 
-/// What Metal needs for a kernel.
+/// The needs of a kernel on Metal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metal {
     /// The version of the language: `[3, 1]`.
@@ -70,7 +70,7 @@ pub struct Metal {
     pub ios: String,
 }
 
-/// What CUDA needs for a kernel.
+/// The needs of a kernel on CUDA.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cuda {
     /// The oldest architecture that runs it, `sm_80`, or the only one: `sm_90a`.
@@ -109,7 +109,7 @@ pub struct Constant {
 }
 
 impl Manifest {
-    /// Of kernels, each with its family.
+    /// The manifest of kernels, each with its family.
     pub fn of<'a>(kernels: impl IntoIterator<Item = (&'a str, &'a Kernel)>) -> Manifest {
         let entry = |(family, kernel)| Entry::of(family, kernel);
         Manifest { version: VERSION, kernels: kernels.into_iter().map(entry).collect() }
@@ -121,7 +121,7 @@ impl Manifest {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
-    /// Of JSON.
+    /// Parses JSON.
     ///
     /// # Errors
     /// One line: where the JSON is no manifest, or that its version is another.
@@ -140,7 +140,7 @@ impl Manifest {
 }
 
 impl Metal {
-    /// Of a kernel that Metal takes.
+    /// The needs of a kernel that Metal takes.
     fn of(kernel: &Kernel) -> Metal {
         let (major, minor) = emit::metal_version(kernel);
         let [macos, ios] =
@@ -159,7 +159,7 @@ fn access_name(access: Access) -> &'static str {
 }
 
 impl Entry {
-    /// Of a kernel of a family.
+    /// The entry of a kernel of a family.
     pub fn of(family: &str, kernel: &Kernel) -> Entry {
         let param = |(index, p): (u32, &crate::ir::Param)| {
             let (kind, scalar, access) = match p.kind {
@@ -264,7 +264,7 @@ mod tests {
         assert!(shell.bind(&numbers, &short).is_err());
     }
 
-    /// What a target cannot run, it is not offered.
+    /// A kernel that a target cannot run has no entry for that target.
     #[test]
     fn an_entry_says_which_targets_have_it() {
         let large = build("large", || {

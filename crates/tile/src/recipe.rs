@@ -24,7 +24,7 @@ pub struct Recipe<'a> {
 pub type Parameter = (&'static str, String);
 
 impl<'a> Recipe<'a> {
-    /// Of the function `stem` in the module `path`; `#[kernel]` writes this call.
+    /// The recipe of the function `stem` in the module `path`; `#[kernel]` writes this call.
     pub fn new(
         path: &'static str,
         stem: &'static str,
@@ -34,8 +34,8 @@ impl<'a> Recipe<'a> {
         Recipe { path, stem, parameters, record }
     }
 
-    /// What equals that of no other kernel: where its function is, and the values of all its
-    /// parameters.
+    /// A key that is different for every kernel: the place of its function, and the values of all
+    /// its parameters.
     pub fn key(&self) -> String {
         let values = self.parameters.iter().map(|(name, value)| format!("{name}: {value}"));
         format!("{}::{}({})", self.path, self.stem, values.collect::<Vec<_>>().join(", "))
@@ -78,7 +78,7 @@ fn digest(text: &str) -> u64 {
 /// is its own word. So is a structure, unless it is called as the parameter is:
 /// `schedule: Schedule { .. }`.
 struct Words<'t, 'w> {
-    /// What is left.
+    /// The rest of the text.
     text: &'t str,
     words: &'w mut Vec<String>,
 }

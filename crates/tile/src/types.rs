@@ -86,7 +86,7 @@ impl Scalar {
     }
 }
 
-/// What a tile is to a matrix product `C += A B`.
+/// The role of a tile in a matrix product `C += A B`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Left operand, `[m, k]`.
@@ -121,7 +121,7 @@ pub struct Tile {
     pub rows: u8,
     /// Columns: as rows, or 1 for [`Role::Row`].
     pub cols: u8,
-    /// What it is to a product.
+    /// Its role in a product.
     pub role: Role,
 }
 

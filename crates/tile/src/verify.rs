@@ -1,5 +1,5 @@
-//! The rules of the representation. Each is stated once, beside its check: the kernel's own in
-//! `contract`, those of instructions in `operands`, uniform control in `uniform`, memory that
+//! The rules of the representation. Each is stated once, beside its check: rules of the whole
+//! kernel in `contract`, of instructions in `operands`, uniform control in `uniform`, memory that
 //! two arrays share in `over`, and here the three that tie values to places:
 //!
 //! - A value is defined once, and before it is used.
@@ -20,7 +20,7 @@ mod operands;
 mod over;
 mod uniform;
 
-/// What is wrong with a kernel, and where.
+/// A fault of a kernel, and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// The kernel's name; empty if a text is at fault before it names one.
@@ -29,7 +29,7 @@ pub struct Fault {
     pub line: usize,
     /// `file:line` of the Rust source it was recorded at; empty if unknown.
     pub source: String,
-    /// What was expected and what was found.
+    /// The expected and the found.
     pub message: String,
 }
 

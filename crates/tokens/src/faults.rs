@@ -1,5 +1,5 @@
-//! What the `tokenizers` crate takes for granted, checked before it is given a file's parts: where
-//! it does not hold, the crate panics. [`caught`] is the last net below these checks.
+//! Checks of the assumptions of the `tokenizers` crate, made before it gets a file's parts: where
+//! one does not hold, the crate panics. [`caught`] is the last net below these checks.
 
 use std::collections::HashSet;
 
@@ -41,8 +41,8 @@ pub(crate) fn check(place: &str, json: &Value) -> Result<()> {
     Ok(())
 }
 
-/// How many times as long a normaliser may make a text. Those of real models write a character for
-/// a character, and tables of normalisations up to 18.
+/// How many times as long a normaliser may make a text. Normalisers of real models write a
+/// character for a character, and tables of normalisations up to 18.
 const GROWTH: usize = 128;
 
 /// Characters that a normaliser writes for each that it reads, at most; 1 where it is no

@@ -74,7 +74,7 @@ pub(crate) fn read_text(path: &Path) -> Result<Option<String>> {
     std::fs::read_to_string(path).map(Some).map_err(|e| Error::io(path.display(), e))
 }
 
-/// What `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` add.
+/// The additions of `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
 #[derive(Debug, Default)]
 pub(crate) struct Config {
     class: Option<String>,

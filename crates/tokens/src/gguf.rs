@@ -116,7 +116,7 @@ pub struct GgufVocabulary {
     pub name: Option<String>,
     /// Where it is from.
     pub origin: Origin,
-    /// What was odd and what was assumed, one line each.
+    /// Oddities and assumptions, one line each.
     pub warnings: Vec<String>,
 }
 

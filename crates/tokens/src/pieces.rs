@@ -1,4 +1,4 @@
-//! What each token says: the bytes of every id in one buffer, and which ids are special.
+//! The text of each token: the bytes of every id in one buffer, and which ids are special.
 
 /// Bytes and kind of every token, by id.
 #[derive(Debug, Default)]
@@ -7,19 +7,19 @@ pub(crate) struct Pieces {
     /// End of each piece in `bytes`.
     ends: Vec<u32>,
     special: Vec<bool>,
-    /// What becomes of the leading space of a whole text.
+    /// The treatment of the leading space of a whole text.
     pub(crate) leading: Leading,
 }
 
-/// What decoding does with spaces at the very start of a text.
+/// How decoding treats spaces at the very start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Leading {
     /// Keeps them.
     #[default]
     Keep,
-    /// Drops up to so many.
+    /// Drops at most this many.
     Drop(usize),
-    /// Drops all those of the first token.
+    /// Drops all spaces that the first token begins with.
     DropOfFirstToken,
 }
 

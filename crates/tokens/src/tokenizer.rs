@@ -56,7 +56,7 @@ pub struct Tokenizer {
     pub(crate) warnings: Vec<String>,
 }
 
-/// What turns a word into ids.
+/// The algorithm that turns a word into ids.
 pub(crate) enum Model {
     Hf(Box<ModelWrapper>),
     Spm(Spm),
@@ -197,8 +197,7 @@ impl Tokenizer {
         Stream::new(self.pieces.clone(), skip_special)
     }
 
-    /// What a token says: bytes, perhaps part of a character. Empty for an id outside the
-    /// vocabulary.
+    /// The bytes of a token, perhaps a part of a character. Empty for an id outside the vocabulary.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.pieces.get(id)
     }
@@ -243,8 +242,8 @@ impl Tokenizer {
         self.pad
     }
 
-    /// Adds ids that end a generation, such as those of `generation_config.json`. Ids outside the
-    /// vocabulary are passed over.
+    /// Adds ids that end a generation, such as the ids in `generation_config.json`. Ids outside the
+    /// vocabulary are ignored.
     pub fn add_eos(&mut self, ids: impl IntoIterator<Item = u32>) {
         let size = self.vocab_size();
         self.end.extend(ids.into_iter().filter(|id| (*id as usize) < size));
@@ -260,7 +259,7 @@ impl Tokenizer {
         self.bos.is_some_and(|bos| self.before.contains(&bos))
     }
 
-    /// What was odd about the vocabulary but could be read, one sentence each.
+    /// Oddities of the vocabulary that did not prevent reading it, one sentence each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

@@ -10,14 +10,15 @@ use crate::Parameter;
 use formats::{Error, Result};
 use ops::gradient::adamw::Rule;
 
-/// What the updates follow from.
+/// The options of the updates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
     /// How fast the running means of gradients and of their squares forget.
     pub betas: [f64; 2],
-    /// What is added to the root of the second moment.
+    /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// What share of a parameter an update at rate 1 takes away; of those alone that decay.
+    /// The share of a parameter that an update at rate 1 takes away, for parameters with weight
+    /// decay.
     pub decay: f64,
     /// The greatest norm of all gradients together; longer ones are scaled to it.
     pub clip: Option<f64>,
@@ -58,9 +59,9 @@ pub(crate) fn unsound(parameter: &Parameter) -> Error {
 /// The running means of gradients and of their squares, a row for each parameter.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Moments {
-    /// Of gradients.
+    /// Moving averages of gradients.
     pub first: Vec<Vec<f32>>,
-    /// Of their squares.
+    /// Moving averages of their squares.
     pub second: Vec<Vec<f32>>,
     /// Updates that were made.
     pub updates: u64,
@@ -70,7 +71,7 @@ pub struct Moments {
 const SHARED: usize = 1 << 20;
 
 impl Moments {
-    /// Those before the first update.
+    /// The moments before the first update.
     pub fn zeros(parameters: &[Parameter]) -> Moments {
         let zeros = || parameters.iter().map(|p| vec![0.0; p.values.len()]).collect();
         Moments { first: zeros(), second: zeros(), updates: 0 }

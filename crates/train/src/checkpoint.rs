@@ -21,10 +21,10 @@ const LONGEST_STATE: u64 = 256 << 20;
 /// Numbers that are turned into bytes at a time.
 const AT_A_TIME: usize = 1 << 16;
 
-/// What a run is of and how far it is.
+/// The identity and progress of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// What the result follows from, each by name.
+    /// The inputs that determine the result, each by name.
     pub(crate) identity: Vec<(String, String)>,
     /// Names and shapes of the parameters.
     pub(crate) parameters: Vec<(String, Vec<usize>)>,
@@ -138,7 +138,7 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// The next so many bytes, which were read before room for more is taken than there are.
+    /// The next `count` bytes. They are read before memory for more than the file has is allocated.
     fn bytes(&mut self, count: usize) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let read = self.from.by_ref().take(count as u64).read_to_end(&mut bytes);

@@ -8,9 +8,9 @@ use std::fmt::Write;
 /// Losses by update: of batches, and of what is held out.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Curve {
-    /// Of batches.
+    /// Losses of batches.
     pub training: Vec<(f64, f64)>,
-    /// Of what is held out.
+    /// Losses of held-out examples.
     pub held_out: Vec<(f64, f64)>,
 }
 
@@ -27,7 +27,7 @@ impl Frame {
     }
 }
 
-/// Losses in one line of so many columns at most, each the mean of neighbouring ones: `█▆▄▃▂▁`.
+/// Losses in one line of at most `columns` columns, each the mean of neighbouring losses: `█▆▄▃▂▁`.
 pub fn sparks(losses: &[f64], columns: usize) -> String {
     const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let columns = columns.min(losses.len());
@@ -77,8 +77,8 @@ impl Curve {
         Some(Frame { x, y })
     }
 
-    /// The curve in Braille, of so many columns and rows with an axis at the left; empty where
-    /// there is nothing to draw.
+    /// The curve in Braille, with `columns` columns and `rows` rows and an axis at the left; empty
+    /// where there is nothing to draw.
     pub fn plot(&self, columns: usize, rows: usize) -> String {
         let Some(frame) = self.frame() else { return String::new() };
         let (wide, high) = (2 * columns.max(2), 4 * rows.max(2));
@@ -171,7 +171,7 @@ impl Curve {
     }
 }
 
-/// Means of runs of points, so many at most.
+/// Means of runs of points, at most `most` of them.
 fn smooth(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
     let run = points.len().div_ceil(most.max(1)).max(1);
     let mean = |run: &[(f64, f64)]| {

@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::path::Path;
 use tokens::{ChatTemplate, Special, Tokenizer};
 
-/// What an example was made of.
+/// The form of the line that an example was made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// A text of which every token counts.
@@ -40,7 +40,7 @@ pub struct Example {
     /// Which of them are to be predicted, each from what precedes it: ranges in ascending order,
     /// none of them empty, none with token 0.
     pub counted: Vec<Range<usize>>,
-    /// What it was made of.
+    /// The form of the line it was made from.
     pub form: Form,
     /// The line of the file that it comes from, from 1; the piece of a plain text. What has one
     /// line in common is held out together.
@@ -73,7 +73,7 @@ impl Example {
 pub struct Data {
     /// In the order of the file.
     pub examples: Vec<Example>,
-    /// What was done to them that their author may not expect, a sentence each.
+    /// Changes to the examples that their author may not expect, a sentence each.
     pub notes: Vec<String>,
     /// SHA-256 of the file, in hexadecimal.
     pub sha256: String,
@@ -157,7 +157,7 @@ pub struct Language {
 }
 
 impl Language {
-    /// Those of a model's files; no weights are read.
+    /// The language of a model's files; no weights are read.
     ///
     /// # Errors
     /// No tokenizer beside the weights; one, or a template, that is damaged.

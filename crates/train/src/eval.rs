@@ -8,7 +8,7 @@ use ops::softmax::log_sum_exp;
 use serde_json::{Map, json};
 use tokens::Special;
 
-/// What was found over examples.
+/// The scores over examples.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Scores {
     /// The loss of tokens that count, in nats.
@@ -19,7 +19,7 @@ pub struct Scores {
     pub foreseen: usize,
     /// Answers of examples that have prompts.
     pub answers: usize,
-    /// Those that greedy decoding gives, to the token that ends them.
+    /// Number of examples that greedy decoding reproduces, up to the token that ends them.
     pub exact: usize,
 }
 
@@ -94,14 +94,14 @@ impl Scores {
     }
 }
 
-/// What was found over pairs of answers.
+/// The scores over pairs of answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Preferred {
     /// Pairs.
     pub pairs: usize,
-    /// Those whose better answer is the likelier.
+    /// Number of pairs whose better answer is the likelier.
     pub likelier: usize,
-    /// Those whose better answer gained more by the adapter.
+    /// Number of pairs whose better answer gained more by the adapter.
     pub gained: usize,
     /// The sum of how much more it gained, in nats.
     pub margins: f64,
@@ -145,14 +145,15 @@ fn judge(logits: &[f32], target: usize) -> (f64, bool) {
     (log_sum_exp(logits) - f64::from(own), likeliest)
 }
 
-/// What was found over questions.
+/// The scores over questions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Chosen {
     /// Questions.
     pub questions: usize,
-    /// Those whose right choice is the likeliest.
+    /// Number of questions whose right choice is the likeliest.
     pub right: usize,
-    /// Those whose right choice is the likeliest for its length: by the log-probability of a byte.
+    /// Number of questions whose right choice is the likeliest for its length: by the
+    /// log-probability per byte.
     pub right_by_length: usize,
 }
 

@@ -31,7 +31,8 @@ fn place(source: &Source) -> Option<Place<'_>> {
     }
 }
 
-/// What a recipe adds to the numbers of the files, such as the 1 that Gemma's norms leave out.
+/// The number that a recipe adds to the numbers of the files, such as the 1 that Gemma's norms
+/// leave out.
 pub(crate) fn added(source: &Source) -> f32 {
     place(source).map_or(0.0, |place| place.plus)
 }

@@ -239,7 +239,7 @@ impl ValueAndGrad {
 /// See [`vjp`].
 #[derive(Debug, Clone)]
 pub struct Vjp {
-    /// Of the value times the cotangents, which are its last argument.
+    /// The gradient of the value times the cotangents, which are its last argument.
     gradient: Program,
     weighted: Function,
     of: Function,
@@ -267,7 +267,7 @@ pub fn vjp(f: &Function, wrt: &[&str]) -> Result<Vjp> {
 }
 
 impl Vjp {
-    /// The value, and the cotangents of the arguments that those of the value make.
+    /// The value, and the cotangents of the arguments for given cotangents of the value.
     ///
     /// # Errors
     /// As [`Function::call`].

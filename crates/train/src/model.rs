@@ -1,4 +1,4 @@
-//! What a run trains, as the loop of a run sees it.
+//! The trained model, as the loop of a run sees it.
 
 use crate::{AdamW, Moments};
 use formats::Result;
@@ -10,7 +10,7 @@ use std::ops::Range;
 pub struct Batch {
     /// Token ids of all sequences.
     pub tokens: Vec<u32>,
-    /// What each token is to predict; of a sequence's last token it is not read.
+    /// The token that each row is to predict; ignored for a sequence's last token.
     pub targets: Vec<u32>,
     /// How much each prediction counts: 0 for a prompt's tokens and a sequence's last, 1 for an
     /// answer's; less than 0 where it is to become less likely.
@@ -55,11 +55,11 @@ pub struct Parameter {
     pub decays: bool,
 }
 
-/// A model in training. Its device may make the updates: then it keeps gradients and moments there,
-/// beside parameters that are newer than those of the host, and rows that updates are given are
-/// left as they are until [`Model::fetch`].
+/// A model in training. Its device may make the updates: it then keeps gradients and moments, and
+/// parameters newer than the host's, and leaves the rows that updates are given as they are until
+/// [`Model::fetch`].
 pub trait Model {
-    /// What is trained, always in the same order: as of the last [`Model::fetch`].
+    /// The trained parameters, always in the same order, as of the last [`Model::fetch`].
     fn parameters(&self) -> &[Parameter];
 
     /// The same, to be changed by the host: a device forgets what it made of them since the last
@@ -79,9 +79,9 @@ pub trait Model {
     /// As [`Model::loss`].
     fn gradients(&mut self, batch: &Batch, gradients: &mut [Vec<f32>]) -> Result<Loss>;
 
-    /// The loss of a batch of an update, whose gradients are added to those of the update's batches
-    /// before it, of which the `first` has none: in `gradients`, rows as [`Model::gradients`] takes
-    /// them, or on the device.
+    /// The loss of one batch of an update. Its gradients are added to the gradients of the update's
+    /// earlier batches, of which the `first` has none: in `gradients`, with rows as in
+    /// [`Model::gradients`], or on the device.
     ///
     /// # Errors
     /// As [`Model::loss`].
@@ -132,8 +132,8 @@ pub trait Model {
         Ok(())
     }
 
-    /// What the parameters make of the model, to be used beside or in place of it: an adapter's
-    /// files, or a model's. Files are named and have their bytes; nothing is written.
+    /// The files of the trained result, to be used beside or in place of the model: an adapter's
+    /// files, or a model's. Returns names and bytes; nothing is written.
     ///
     /// # Errors
     /// Parameters that are not finite, by name.

@@ -6,7 +6,7 @@ use ops::embed::Index;
 use ops::{Gradient, Op};
 use program::Program;
 
-/// What rows of packed sequences know of themselves.
+/// The sequence and position of each packed row.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Packing {
     /// The first row of each row's sequence.

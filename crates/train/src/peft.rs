@@ -31,8 +31,8 @@ fn ends(name: &str, end: &str) -> bool {
 }
 
 /// The matrices whose names end like one of those `wanted`, by their own name or their module's,
-/// with all others of their modules; where none are named, those of the blocks, or in models with
-/// experts of attention. Routers are none of them: PEFT adapts linear layers alone.
+/// with all others of their modules; if none are named, the matrices of the blocks, or in models
+/// with experts of attention. Routers are excluded: PEFT adapts linear layers alone.
 ///
 /// # Errors
 /// A name that no matrix has, with those of the blocks; a matrix that Hugging Face's models have no

@@ -14,8 +14,8 @@ use formats::{Error, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// An adapter in training by preferences. The sequences of its batches are a chosen one and a
-/// rejected one in turn; a loss is that of a pair.
+/// An adapter in training by preferences. The sequences of its batches are a chosen and a rejected
+/// one in turn; a loss is the loss of a pair.
 pub struct Preference {
     model: Tuned,
     beta: f64,
@@ -39,7 +39,7 @@ impl Preference {
         Ok(Preference { model, beta, bases: HashMap::new() })
     }
 
-    /// What is trained.
+    /// The adapter in training.
     pub fn model(&self) -> &Tuned {
         &self.model
     }
@@ -58,8 +58,8 @@ impl Preference {
         Ok(margins)
     }
 
-    /// What a pair's margin is measured from. Each is computed by itself, so that it never follows
-    /// from a batch.
+    /// The base that a pair's margin is measured from. Each is computed by itself, so that it never
+    /// depends on the batch.
     fn base(&mut self, batch: &Batch, [chosen, rejected]: [Range<usize>; 2]) -> Result<f64> {
         let whole = chosen.start..rejected.end;
         let bits = batch.weights[whole.clone()].iter().map(|weight| weight.to_bits());

@@ -24,7 +24,7 @@ pub enum Length {
     Updates(u64),
 }
 
-/// What a run follows from, beside the model and the examples.
+/// The settings that determine a run, besides the model and the examples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// The order of the examples.
@@ -41,7 +41,7 @@ pub struct Settings {
     pub schedule: RateSchedule,
     /// Updates in which it rises from zero.
     pub warmup: u64,
-    /// What makes updates of gradients.
+    /// The optimiser.
     pub optimiser: AdamW,
     /// Updates between two measurements of the held-out loss.
     pub evaluate_every: u64,
@@ -58,16 +58,16 @@ pub struct Intervals {
     pub sample: u64,
 }
 
-/// What happened.
+/// An event of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Event {
-    /// It goes on behind this update, of so many.
+    /// The run continues after this update, of this many.
     Resumed(u64, u64),
     /// An update was made.
     Update {
         /// Its number, from 1.
         step: u64,
-        /// Of how many.
+        /// Number of updates.
         of: u64,
         /// Which pass over the examples, from 1.
         epoch: u32,
@@ -103,7 +103,7 @@ pub trait Watcher {
         false
     }
 
-    /// Given what the parameters make, every so many updates.
+    /// Called at regular numbers of updates, with the files of the parameters.
     ///
     /// # Errors
     /// They end the run.
@@ -124,7 +124,7 @@ pub enum End {
     Cancelled,
 }
 
-/// What became of a run.
+/// The result of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// Why it ended.
@@ -142,15 +142,15 @@ pub struct Summary {
 /// A run before it starts: what it is of, and where it lies.
 #[derive(Debug)]
 pub struct Run<'a> {
-    /// What it follows from.
+    /// The settings of the run.
     pub settings: &'a Settings,
     /// When it writes.
     pub intervals: Intervals,
-    /// What is learned from.
+    /// The examples to learn from.
     pub training: &'a [Example],
-    /// What is only measured; may be empty.
+    /// The examples that are only measured; may be empty.
     pub held_out: &'a [Example],
-    /// What else the result follows from, by name: the model, the data. A run that is resumed must
+    /// Further inputs that determine the result, by name: the model, the data. A resumed run must
     /// have the same.
     pub identity: &'a [(String, String)],
     /// The folder.

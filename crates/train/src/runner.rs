@@ -7,8 +7,8 @@ use formats::{Error, ErrorKind, Result, Tensors};
 use program::{Program, WeightId};
 use std::collections::BTreeMap;
 
-/// What a model is trained on. A number of threads is the CPU with so many; `None` one for each
-/// physical core.
+/// The hardware that a model is trained on. A number of threads means the CPU with that many;
+/// `None` means one for each physical core.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Hardware {
     /// The device; `auto` is a GPU if there is one. Several share the sequences of each batch.
@@ -161,7 +161,7 @@ impl Runner {
         trainer.losses()
     }
 
-    /// What makes updates; the CPU has no such thing.
+    /// The trainer of the device.
     ///
     /// # Errors
     /// If it is the CPU.
@@ -183,8 +183,8 @@ impl Runner {
         matches!(self, Runner::Device { .. })
     }
 
-    /// Bytes that a run of a Program takes beside the weights, for so many tokens of which so many
-    /// are to predict something.
+    /// Bytes that a run of a Program takes beside the weights, for `tokens` tokens of which
+    /// `outputs` are to predict something.
     pub(crate) fn bytes(&self, number: usize, tokens: usize, outputs: usize) -> usize {
         match self {
             Runner::Cpu { programs, .. } => {
@@ -225,7 +225,7 @@ impl Runner {
         }
     }
 
-    /// What the device's own memory holds, and held at its peak.
+    /// Usage of the device's own memory, now and at its peak.
     pub(crate) fn usage(&self) -> Option<device::Usage> {
         match self {
             Runner::Cpu { .. } => None,

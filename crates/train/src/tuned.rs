@@ -24,11 +24,11 @@ pub struct LoraOptions {
     /// Whether the lengths of the changed matrix's rows are trained by themselves (DoRA, Liu et al. 2024).
     pub dora: bool,
     /// The matrices that have factors, by the last part of their names: `q` or `attention.q` as
-    /// Delft names them, `q_proj` as Hugging Face does. Of those that Hugging Face's model keeps in
-    /// one, such as Phi-3's q, k and v, all have them if any has. Empty: every matrix of the
-    /// blocks; of models with experts, those of attention.
+    /// Delft names them, `q_proj` as Hugging Face does. If Hugging Face's model keeps several in
+    /// one matrix, such as Phi-3's q, k and v, all of these have factors if any has. Empty: every
+    /// matrix of the blocks; in models with experts, the matrices of attention.
     pub sites: Vec<String>,
-    /// What the factors begin with follows from it alone.
+    /// Determines the initial factors.
     pub seed: u64,
 }
 
@@ -46,14 +46,14 @@ impl Default for LoraOptions {
 }
 
 impl LoraOptions {
-    /// What multiplies the factors' product.
+    /// The factor on the factors' product.
     pub fn scale(&self) -> f32 {
         let rank = self.rank as f32;
         self.alpha / if self.stabilised { rank.sqrt() } else { rank }
     }
 }
 
-/// What is trained.
+/// The kind of training.
 enum Kind {
     /// Factors beside matrices.
     Lora { options: LoraOptions, sites: Vec<Site>, factors: Vec<Factors> },
@@ -66,19 +66,19 @@ struct Trained {
     weight: WeightId,
     parameter: usize,
     elements: Range<usize>,
-    /// What is added to the elements.
+    /// Added to the elements.
     plus: f32,
-    /// What the elements are divided by.
+    /// The lengths that the elements are divided by.
     lengths: Option<Lengths>,
-    /// What they are where the adapter is left out; none where that does not matter.
+    /// The elements with the adapter left out; `None` where that does not matter.
     without: Option<Without>,
 }
 
-/// What elements are where the adapter is left out.
+/// Elements with the adapter left out.
 enum Without {
     /// All this number.
     All(f32),
-    /// What they were at first.
+    /// Their initial values.
     These(Vec<f32>),
 }
 
@@ -149,7 +149,7 @@ fn trained(factors: &[Factors], options: &LoraOptions) -> Vec<Trained> {
     all
 }
 
-/// Those that are divided by lengths, with the factors that lie in front of each.
+/// The parameters that are divided by lengths, with the factors that stand before each.
 fn divided(trained: &[Trained]) -> Vec<Divided> {
     let mut found = Vec::new();
     for (i, own) in trained.iter().enumerate() {
@@ -268,8 +268,8 @@ impl Tuned {
         &self.config
     }
 
-    /// Bytes of activations and gradients that a batch of so many tokens takes, of which so many
-    /// are to predict something.
+    /// Bytes of activations and gradients that a batch of `tokens` tokens takes, of which
+    /// `predicted` are to predict something.
     pub fn activation_bytes(&self, tokens: usize, predicted: usize) -> usize {
         self.runner.bytes(GRADIENTS, tokens, predicted)
     }
@@ -283,7 +283,7 @@ impl Tuned {
         self.runner.free()
     }
 
-    /// Bytes of the device's own memory that updates take beside the weights; those of the host are
+    /// Bytes of the device's own memory that updates take beside the weights; the host's share is
     /// [`crate::run::memory`].
     pub fn update_bytes(&self) -> usize {
         if self.updates_there() { self.runner.update_bytes() } else { 0 }
@@ -303,7 +303,7 @@ impl Tuned {
         self.runner.time()
     }
 
-    /// What this process takes of the device's own memory; none where it is the machine's.
+    /// This process's usage of the device's own memory; `None` where that is the machine's.
     pub fn memory(&self) -> Option<Usage> {
         self.runner.usage()
     }

@@ -16,7 +16,7 @@ use crate::terminal::{Outcome, aside, bytes, print, print_json, stderr_is_termin
 #[derive(Debug, Default, Clone)]
 struct Runs(Vec<f64>);
 
-/// What was measured so far.
+/// The measurements so far.
 #[derive(Debug, Default, Clone)]
 struct Measured {
     pp: Runs,
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
     report.print(&measured, Some((memory, roof)))
 }
 
-/// What is told of a measurement.
+/// The report of a measurement.
 #[derive(Clone)]
 struct Report {
     args: Bench,
@@ -198,14 +198,15 @@ impl Report {
     }
 }
 
-/// What decoding is measured against: bytes per token over the rate at which this run read them.
+/// The roof that decoding is measured against: bytes per token over the rate at which this run read
+/// them.
 #[derive(Clone, Copy)]
 struct Share {
     /// Weights, and the cached keys and values at the depth half-way through the measurement.
     bytes: f64,
     /// Bytes per second.
     rate: f64,
-    /// Of the roof that decoding reached.
+    /// The share of the roof that decoding reached.
     share: f64,
 }
 
@@ -228,8 +229,8 @@ fn record(runs: &mut Runs, name: &str, round: u64, tokens: usize, seconds: f64) 
     }
 }
 
-/// Fills the cache with so many tokens, and waits until it has them: a device may still be at work
-/// on a step of which nobody has asked for logits.
+/// Fills the cache with these tokens, and waits until it has them: a device may still be at work on
+/// a step whose logits were not requested.
 fn fill(session: &mut Session, tokens: &[u32]) -> Outcome {
     session.clear();
     Ok(session.evaluate(tokens, tokens.len().saturating_sub(1), &mut |_, _| {})?)
@@ -355,7 +356,7 @@ fn to_json(
     head::joined(figures, more)
 }
 
-/// What is planned for all devices with memory of their own together.
+/// The planned memory of all devices with memory of their own together.
 fn peak(plans: &[Plan]) -> Option<usize> {
     let own = || plans.iter().filter(|plan| !plan.host);
     own().next().is_some().then(|| own().map(Plan::peak).sum())

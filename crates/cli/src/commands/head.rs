@@ -1,4 +1,4 @@
-//! What a measurement is of: the model and the device, for people and for machines.
+//! The subject of a measurement: the model and the device, for people and for machines.
 
 use delft::Engine;
 use delft::hub::Model;

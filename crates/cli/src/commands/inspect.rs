@@ -11,7 +11,7 @@ use crate::args::Inspect;
 use crate::load;
 use crate::terminal::{BOLD, Outcome, bytes, count, harmless, print, print_json, table};
 
-/// What a model's tensors add up to.
+/// The sums over a model's tensors.
 #[derive(Default)]
 pub(super) struct Sizes {
     pub(super) parameters: u64,
@@ -44,7 +44,7 @@ struct Report {
     location: Location,
     format: &'static str,
     sizes: Sizes,
-    /// What Delft makes of it, or why it cannot run it.
+    /// The model as Delft reads it, or why it cannot run it.
     model: Result<Model, Error>,
 }
 
@@ -52,7 +52,7 @@ struct Report {
 struct Model {
     config: Config,
     context: usize,
-    /// What each device would take.
+    /// The planned memory of each device.
     plans: Vec<(Place, Plan)>,
 }
 
@@ -224,7 +224,7 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
     out
 }
 
-/// What a device's memory would hold, and what is free there.
+/// The planned contents of a device's memory, and the bytes that are free there.
 fn planned(plan: &Plan) -> Vec<(&'static str, u64)> {
     let parts = [
         ("weights", Some(plan.weights)),

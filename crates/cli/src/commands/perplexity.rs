@@ -39,7 +39,8 @@ impl Score {
     }
 }
 
-/// What is evaluated: windows of `length` tokens every `step`, scored from window index `from` on.
+/// The windows that are evaluated: `length` tokens every `step`, scored from window index `from`
+/// on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Plan {
     length: usize,

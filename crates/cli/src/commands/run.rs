@@ -18,7 +18,7 @@ use crate::terminal::{
 use crate::waiting::Waiting;
 use crate::{load, logprobs, sampling};
 
-/// How the bundled model's stories begin when nobody says otherwise.
+/// How the bundled model's stories begin by default.
 const OPENING: &str = "Once upon a time";
 
 /// A prompt as text, and in the form that the model is given.

@@ -221,7 +221,7 @@ impl Examples {
     }
 }
 
-/// What the model is trained on.
+/// The hardware that the model is trained on.
 fn hardware(args: &Tune) -> Hardware {
     let gpu = args.device != Place::Cpu;
     let usual = if gpu { PrecisionArg::Bf16 } else { PrecisionArg::F32 };
@@ -333,8 +333,8 @@ fn needed(tuned: &Tuned, batch_tokens: usize) -> Outcome<u64> {
     Ok(update_bytes(tuned, there) + batch)
 }
 
-/// Bytes that updates take beside the weights: of the host's memory, or of that of a device that
-/// has its own.
+/// Bytes that updates take beside the weights: of the host's memory, or of a device's own memory if
+/// it has one.
 fn update_bytes(tuned: &Tuned, there: bool) -> u64 {
     if there { tuned.update_bytes() as u64 } else { run::memory(tuned.parameters()) }
 }

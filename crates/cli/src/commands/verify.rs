@@ -1,5 +1,5 @@
-//! `delft verify`: a model's values layer by layer beside those of a reference, which names the
-//! first layer that parts.
+//! `delft verify`: a model's values layer by layer beside those of a reference; names the first
+//! layer that differs.
 //!
 //! A reference is a safetensors file: `input_ids` `[T]` i64, then `[rows, width]` f32 of the last
 //! rows: `embeddings`, `hidden.N` behind layer N, `norm`, `logits`. `--make` writes one; any
@@ -97,7 +97,7 @@ fn make(engine: &Engine, args: &Verify, path: &Path) -> Outcome {
 /// How far the model is from the reference at one place.
 struct Parted {
     name: String,
-    /// Root mean square of the difference, by that of the reference.
+    /// Root mean square of the difference, divided by the root mean square of the reference.
     relative: f64,
     /// The largest difference.
     largest: f64,

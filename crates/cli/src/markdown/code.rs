@@ -18,7 +18,7 @@ const KEYWORD: Style = AnsiColor::Magenta.on_default();
 struct Language {
     /// By these names in a fence.
     names: &'static [&'static str],
-    /// What begins a comment that ends with the line.
+    /// The text that begins a comment up to the end of the line.
     comment: &'static str,
     /// Characters that begin and end a string.
     quotes: &'static str,
@@ -26,8 +26,7 @@ struct Language {
     keywords: bool,
 }
 
-/// What a line of text in these languages looks like; `'` is no quote where it also begins
-/// lifetimes or labels.
+/// The lexical rules of these languages; `'` is no quote where it also begins lifetimes or labels.
 const LANGUAGES: [Language; 9] = [
     Language { names: &["rust", "rs", "zig"], comment: "//", quotes: "\"", keywords: true },
     Language {
@@ -165,7 +164,7 @@ impl Code {
         self.flush()
     }
 
-    /// What was held back.
+    /// The text that was held back.
     pub(super) fn flush(&mut self) -> Vec<Styled> {
         let held = std::mem::take(&mut self.held);
         let keywords = self.language.is_some_and(|language| language.keywords);

@@ -13,7 +13,7 @@ use crate::terminal::DIM;
 pub(super) struct Inline {
     bold: bool,
     italic: bool,
-    /// In code that so many backticks opened.
+    /// The number of backticks that opened the code the text is in.
     code: Option<usize>,
     /// Equal marks, whose meaning depends on what follows them; or a backslash.
     run: String,
@@ -63,7 +63,7 @@ impl Inline {
         rest
     }
 
-    /// What the run of marks means before `next`.
+    /// The meaning of the run of marks before `next`.
     fn resolve(&mut self, next: Option<char>, base: Style) -> Styled {
         let run = std::mem::take(&mut self.run);
         let before = self.before;

@@ -22,7 +22,7 @@ type Styled = (String, Style);
 pub(crate) enum Layout {
     /// Words that may go on in the next line.
     Flowing,
-    /// What stands before an item's text: the lines of the item begin below its end.
+    /// The marker before an item's text: the lines of the item begin below its end.
     Marker,
     /// As it is: code and tables.
     Verbatim,
@@ -53,14 +53,14 @@ enum Block {
     Code { fence: Fence, code: Code, begin: bool },
 }
 
-/// What opened a block of code: the character, and how often.
+/// The fence that opened a block of code: the character, and how often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Fence {
     mark: char,
     len: usize,
 }
 
-/// What the beginning of a line is.
+/// How a line begins.
 #[derive(Debug, PartialEq)]
 enum Opening {
     /// More text is needed to tell.
@@ -70,7 +70,7 @@ enum Opening {
     Row,
     /// The whole line, in the style of marks: a rule.
     Rule,
-    /// So many bytes before an item's text.
+    /// A marker, this many bytes before an item's text.
     Marker(usize),
     Fence(Fence, Code),
 }
@@ -234,7 +234,7 @@ fn add(pieces: &mut Vec<Piece>, more: impl IntoIterator<Item = Styled>, layout: 
     }
 }
 
-/// What begins with `line`, which is all of the line if `complete`.
+/// The opening of `line`, which is all of the line if `complete`.
 fn opening(line: &str, complete: bool) -> Opening {
     let text = line.trim_start_matches([' ', '\t']);
     let indent = line.len() - text.len();

@@ -15,7 +15,7 @@ use super::value::Value;
 use crate::error::{clipped, shape as shape_text};
 use crate::{DType, Error, Result};
 
-/// What a GGUF file says before its data.
+/// The part of a GGUF file before its data.
 #[derive(Debug, Clone)]
 pub struct Header {
     /// Format version: 1, 2 or 3.

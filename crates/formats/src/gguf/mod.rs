@@ -100,7 +100,7 @@ impl Gguf {
         self.shards.iter().map(|shard| shard.map.path())
     }
 
-    /// The (first) file's header; its `tensors` are those of that file alone.
+    /// The (first) file's header; its `tensors` are the tensors of that file alone.
     pub fn header(&self) -> &Header {
         &self.shards[0].header
     }

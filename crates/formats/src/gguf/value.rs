@@ -37,31 +37,31 @@ pub enum Value {
 /// An array of metadata values of one type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Array {
-    /// Of type id 0.
+    /// Type id 0.
     U8(Vec<u8>),
-    /// Of type id 1.
+    /// Type id 1.
     I8(Vec<i8>),
-    /// Of type id 2.
+    /// Type id 2.
     U16(Vec<u16>),
-    /// Of type id 3.
+    /// Type id 3.
     I16(Vec<i16>),
-    /// Of type id 4.
+    /// Type id 4.
     U32(Vec<u32>),
-    /// Of type id 5.
+    /// Type id 5.
     I32(Vec<i32>),
-    /// Of type id 6.
+    /// Type id 6.
     F32(Vec<f32>),
-    /// Of type id 7.
+    /// Type id 7.
     Bool(Vec<bool>),
-    /// Of type id 8, with the same care for bytes that are not UTF-8.
+    /// Type id 8, with the same care for bytes that are not UTF-8.
     String(Vec<String>),
-    /// Of type id 9.
+    /// Type id 9.
     Array(Vec<Array>),
-    /// Of type id 10.
+    /// Type id 10.
     U64(Vec<u64>),
-    /// Of type id 11.
+    /// Type id 11.
     I64(Vec<i64>),
-    /// Of type id 12.
+    /// Type id 12.
     F64(Vec<f64>),
 }
 

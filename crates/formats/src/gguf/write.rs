@@ -9,7 +9,7 @@ use crate::aside::Aside;
 use crate::error::{clipped, shape};
 use crate::{DType, Error, Result};
 
-/// What a tensor to be written is.
+/// A tensor to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Its name.

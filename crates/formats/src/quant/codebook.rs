@@ -6,7 +6,7 @@ use super::{Block, Offset, Parts, Scale};
 
 /// The zero point of [`IQ4`].
 pub(super) const IQ4_ZERO: u8 = 128;
-/// What the codes of IQ4_NL and IQ4_XS stand for, plus 128: closer together around zero, where most
+/// The values of the codes of IQ4_NL and IQ4_XS, plus 128: closer together around zero, where most
 /// weights are.
 pub(super) const IQ4: [u8; 16] =
     [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];

@@ -55,7 +55,7 @@ pub struct Affine {
     pub scale: Scale,
     /// Where the offsets come from.
     pub offset: Offset,
-    /// What codes of 4 bits stand for, if not for themselves.
+    /// The values of 4-bit codes, if they are not the codes themselves.
     pub table: Option<[u8; 16]>,
 }
 
@@ -97,8 +97,8 @@ impl Affine {
         u8::BITS - all.leading_zeros()
     }
 
-    /// What a block's parts mean: weight `e` of sub-block `i` is `s_i * (code_e - zero)`, or
-    /// `s_i * code_e + m_i`. `weights` holds the block's `ELEMENTS`.
+    /// Decodes a block's parts: weight `e` of sub-block `i` is `s_i * (code_e - zero)`, or `s_i *
+    /// code_e + m_i`. `weights` holds the block's `ELEMENTS`.
     pub fn apply(&self, parts: &Parts, weights: &mut [f32]) {
         let number =
             if self.scale == Scale::Brain { plain::bf16_to_f32 } else { plain::f16_to_f32 };
@@ -168,7 +168,7 @@ pub trait Block: 'static {
     fn encode(weights: &[f32], block: &mut [u8]);
 
     /// As [`Block::encode`], where the squared error of each weight counts by its importance
-    /// (`ELEMENTS`, positive). Blocks of so many bits that nothing is gained are the same for every
+    /// (`ELEMENTS`, positive). Blocks with so many bits that this gains nothing ignore the
     /// importance.
     fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
         let _ = importance;

@@ -8,8 +8,8 @@ use formats::gguf::{Array, Value};
 use formats::{Result, Source};
 use program::Weight;
 
-/// What GGUF files of hybrids state that has no key in `config.json`, or another form: `held` are
-/// the model's weights.
+/// Metadata of a hybrid's GGUF file that has no key in `config.json`, or another form there: `held`
+/// are the model's weights.
 ///
 /// # Errors
 /// Values of another type, by key.

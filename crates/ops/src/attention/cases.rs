@@ -1,5 +1,5 @@
-//! What the attention kernels are tested and measured with: sequences in a scattered block pool
-//! whose unused slots are NaN, so that a kernel that mixes in what it should not see is found out.
+//! Cases and benchmarks of the attention kernels: sequences in a scattered block pool whose unused
+//! slots are NaN, so that a kernel that reads a slot it should not see is found out.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::dsl::Recipe;
@@ -198,7 +198,7 @@ impl Scene {
         Buffer::floats(Scalar::F32, &logits)
     }
 
-    /// What each row's queries must give over a cache, `keys` and `values` indexed by
+    /// The expected result of each row's queries over a cache, with `keys` and `values` indexed by
     /// `(slot, head)`.
     pub(super) fn expected(&self, q: &Buffer, stores: &Stores) -> Vec<f64> {
         let (q, sinks, d) = (q.to_f32(), self.sinks().to_f32(), self.head_dim);
@@ -288,7 +288,7 @@ fn staged_scenes(head_dim: usize) -> Vec<(Scene, usize)> {
     ]
 }
 
-/// What decoding is tested on, with the splits of each.
+/// The scenes that decoding is tested on, with the number of splits of each.
 fn decode_scenes() -> Vec<(Scene, usize)> {
     let of = Scene::default;
     let uneven = || vec![(2, 70), (0, 0), (1, 15), (3, 33), (4, u32::MAX)];
@@ -471,15 +471,15 @@ fn decode_q8_0() -> Vec<Case> {
     every_float(of)
 }
 
-/// One row of a sequence: key/value heads, query heads each, elements, keys. A long one, and those
-/// of an 8B, a 1B and a 0.6B model.
+/// One row of a sequence: key/value heads, query heads per key/value head, elements, keys. The
+/// first is long; the others have the geometry of an 8B, a 1B and a 0.6B model.
 const LONG: [(usize, usize, usize, usize); 5] =
     [(8, 4, 128, 32_768), (8, 4, 64, 8192), (8, 4, 128, 4096), (8, 4, 64, 4096), (8, 2, 128, 4096)];
 
 /// Sequences of an 8B model that decode together, and keys of each.
 const MANY: [(usize, usize); 5] = [(1, 544), (8, 544), (32, 544), (128, 544), (8, 4096)];
 
-/// Of an H200.
+/// Multiprocessors of an H200.
 const PROCESSORS: u32 = 132;
 const SHARED: u32 = 227 << 10;
 

@@ -1,5 +1,5 @@
-//! What the prefill kernels are tested and measured with: chunks of consecutive positions in the
-//! scenes of [`super::cases`].
+//! Cases and benchmarks of the prefill kernels: chunks of consecutive positions in the scenes of
+//! [`super::cases`].
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, tolerance};
 use tile::dsl::Recipe;
@@ -11,8 +11,8 @@ use super::prefill::{Layout, Tiling, attention_dense, attention_prefill, attenti
 use super::{Form, Scores};
 use crate::trial::random;
 
-/// The tolerance of kernels that round weights to a type before they meet the values: that of a
-/// result in it, and 1e-3 at least.
+/// The tolerance of kernels that round softmax weights to a type before multiplying them with
+/// values: the tolerance of a result in that type, and at least 1e-3.
 fn flash(scalar: Scalar) -> f64 {
     tolerance(scalar).max(1e-3)
 }
@@ -103,7 +103,7 @@ impl Scene {
     }
 }
 
-/// What chunks are tested on.
+/// The scenes that chunks are tested on, with the tiling of each.
 fn scenes() -> Vec<(Scene, Tiling)> {
     let of = Scene::default;
     let small = Tiling::small;

@@ -58,8 +58,9 @@ pub enum Schedule {
 pub const LARGE: u32 = 99 << 10;
 
 impl Schedule {
-    /// For queries and a cache of these types (i8: q8_0; u32: turbo, in registers alone) and up to
-    /// `length` keys, on a device with so many bytes of shared memory for a group.
+    /// Picks the schedule for queries and a cache of these types (i8: q8_0; u32: turbo, in
+    /// registers alone) and up to `length` keys, on a device with `shared` bytes of shared memory
+    /// per group.
     pub fn pick(
         form: Form,
         query: Scalar,
@@ -104,8 +105,8 @@ impl Schedule {
     }
 
     /// How many groups share the keys of each of `heads` key/value heads (of all rows) on a GPU
-    /// with so many processors, when there are `length` keys: as many as keep all processors busy,
-    /// but none without keys.
+    /// with `processors` multiprocessors, for `length` keys: as many as keep all of them busy, but
+    /// no group without keys.
     pub fn splits(self, processors: u32, heads: u32, length: u32) -> u32 {
         let each = match self {
             Schedule::Lanes { .. } => 2,
@@ -116,8 +117,8 @@ impl Schedule {
         busy.min(length.div_ceil(64)).clamp(1, MOST_SPLITS)
     }
 
-    /// What a group does of a form, over a cache whose elements, as queries, have at most so many
-    /// bytes.
+    /// The work of a group for a form, over a cache whose elements, like those of queries, have at
+    /// most `bytes` bytes.
     fn plan(self, form: Form, bytes: u32) -> Plan {
         let (simds, keys, most) = match self {
             Schedule::Lanes { stages } => lanes::plan(form, bytes, stages),
@@ -134,8 +135,9 @@ pub enum Shares {
     /// All `splits` groups of the launch take as many. What a row's sums are rounded to then
     /// depends on the launch.
     Launched,
-    /// As follows from the row's own keys: at least so many, in at most so many parts. A launch has
-    /// groups for the parts of its longest row, and a row's bits do not depend on the others.
+    /// The row's own number of keys decides: at least `least` keys a part, in at most `parts`
+    /// parts. A launch has groups for the parts of its longest row, and a row's bits do not depend
+    /// on other rows.
     Own {
         /// Keys of a part.
         least: u32,
@@ -145,8 +147,8 @@ pub enum Shares {
 }
 
 impl Shares {
-    /// Of steps of many sequences: the rows alone keep an H200 busy, and fewer keys would cost more
-    /// to merge than they bring.
+    /// The shares for steps of many sequences: the rows alone keep an H200 busy, and smaller parts
+    /// would cost more to merge than they gain.
     pub const MANY: Shares = Shares::Own { least: 192, parts: 16 };
 
     /// The most groups that share a row's keys where there are up to `length`; none where the

@@ -1,5 +1,5 @@
-//! What the attention kernels have in common: the form of a layer, where cached numbers come from,
-//! the softmax's units.
+//! Parts that the attention kernels share: the form of a layer, the source of cached numbers, the
+//! units of the softmax.
 //!
 //! The softmax is computed online (Milakov & Gimelshein 2018) in powers of two: a score's exponent
 //! is `score * log2(e)`, folded into the scale. A masked score is [`MASKED`] and a maximum begins
@@ -16,14 +16,14 @@ pub(super) const MASKED: f32 = -3.0e38;
 /// The maximum over nothing.
 pub(super) const FLOOR: f32 = -1.0e30;
 
-/// What of an attention layer is fixed when its kernels are built.
+/// The properties of an attention layer that are fixed when its kernels are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Form {
     /// Elements per head, a multiple of 16 but among packed rows.
     pub head_dim: u32,
     /// Query heads per key/value head.
     pub group: u32,
-    /// Whether a query sees only so many of the latest keys: the constant `window`.
+    /// Whether a query sees a limited number of the latest keys: the constant `window`.
     pub window: bool,
     /// Whether those are the keys of its own chunk of `window` positions.
     pub chunked: bool,
@@ -57,7 +57,7 @@ impl Form {
     }
 }
 
-/// What only some forms have.
+/// Buffers and constants that only some forms have.
 #[derive(Clone, Copy)]
 pub(crate) struct Extras {
     pub(crate) sinks: Option<In>,
@@ -77,8 +77,8 @@ impl Extras {
         }
     }
 
-    /// What multiplies `q . k`, and what multiplies the result (after the cap, if there is one) to
-    /// make it an exponent of two.
+    /// Two factors: the first on `q . k`; the second on the result (after the cap, if there is
+    /// one), which makes it an exponent of two.
     #[track_caller]
     pub(crate) fn scales(&self, scale: Val<f32>) -> (Val<f32>, Val<f32>) {
         let log2e = std::f32::consts::LOG2_E;
@@ -127,7 +127,7 @@ impl Stored {
         Some((0..count).map(|j| ((word >> (4 * j)) & 15u32).f32() - 8.0).collect())
     }
 
-    /// What multiplies the elements from `at` on in a head.
+    /// The factor on the elements of a head from `at` on; `None` where elements are plain numbers.
     #[track_caller]
     pub(super) fn factor(
         self,

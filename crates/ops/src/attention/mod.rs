@@ -55,8 +55,8 @@ pub struct Attention {
     pub scale: f32,
     /// How many positions a query sees, itself included; `None`: all.
     pub window: Option<usize>,
-    /// Whether the window does not slide: positions lie in chunks of `window`, and a query sees
-    /// those of its own up to itself.
+    /// Whether attention is chunked rather than windowed: positions lie in chunks of `window`, and
+    /// a query sees the positions of its own chunk up to itself.
     pub chunked: bool,
     /// Bounds the scaled scores: `cap * tanh(score / cap)`.
     pub cap: Option<f32>,

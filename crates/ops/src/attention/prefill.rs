@@ -188,7 +188,7 @@ pub fn attention_packed(
     prefill(form, tiling, step, keys, values, packed);
 }
 
-/// What all kernels bind.
+/// The buffers and constants that all prefill kernels bind.
 #[derive(Clone, Copy)]
 struct Step {
     q: In,
@@ -413,9 +413,9 @@ struct Flash {
     tiling: Tiling,
     step: Step,
     extras: Extras,
-    /// Of the chunk.
+    /// The chunk's first row.
     first_row: Val<u32>,
-    /// Of this group's rows in the chunk.
+    /// The first of this group's rows in the chunk.
     offset: Val<u32>,
     /// The chunk's rows from there on.
     left: Val<u32>,

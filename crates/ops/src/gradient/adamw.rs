@@ -16,11 +16,12 @@ use tile::launch::{Mode, Numbers, Requirement};
 /// An update of single numbers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rule {
-    /// What gradients are multiplied with.
+    /// The factor on gradients.
     pub scale: f32,
-    /// What the moments take of a gradient and of its square.
+    /// The shares of a gradient and of its square that the moments take: `1 - beta1` and `1 -
+    /// beta2`.
     pub rest: [f32; 2],
-    /// What the second moment keeps of itself.
+    /// The share that the second moment keeps of itself: `beta2`.
     pub kept: f32,
     /// The learning rate by the first moment's correction.
     pub step: f32,
@@ -28,7 +29,7 @@ pub struct Rule {
     pub root: f32,
     /// Added to the root of the second moment.
     pub epsilon: f32,
-    /// What decay leaves of a parameter.
+    /// The share of a parameter that weight decay leaves.
     pub keep: f32,
 }
 
@@ -50,7 +51,7 @@ impl Rule {
         }
     }
 
-    /// What a launch for `n` elements is given.
+    /// The numbers of a launch for `n` elements.
     pub fn numbers(&self, n: u32) -> Numbers {
         let Rule { scale, rest, kept, step, root, epsilon, keep } = *self;
         let each = [

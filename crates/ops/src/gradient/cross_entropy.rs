@@ -232,8 +232,8 @@ pub fn cross_entropy(
 /// The kernel, its cases and benchmarks.
 pub const KERNELS: &[Spec] = &[Spec { name: "cross_entropy", cases, benches }];
 
-/// The numbers of a launch of `rows` rows from `start` on, of so many with losses, in a step of so
-/// many tokens.
+/// The numbers of a launch for `rows` rows from `start` on, in a step of `tokens` tokens, `outputs`
+/// of which have losses.
 pub fn numbers(
     of: &CrossEntropy,
     vocab: usize,

@@ -1,5 +1,5 @@
-//! Gradients of a mixture of experts whose matrices stay as they are: those of its input and of its
-//! router's scores.
+//! Gradients of a mixture of experts whose matrices are frozen: of its input and of its router's
+//! scores.
 //!
 //! ```text
 //! y = sum_j w_j down_j h_j,  h_j = gate(gate_j x, up_j x)        w_j: the share of expert j, by the scores
@@ -29,13 +29,13 @@ pub struct Shares {
     odds: Vec<f64>,
     /// `[used, experts]`: how they change with each score.
     slopes: Vec<f64>,
-    /// What multiplies odds, and whether they are divided by their sum.
+    /// The factor on odds, and whether they are divided by their sum.
     scale: f64,
     normalised: bool,
 }
 
 impl Shares {
-    /// Those of a row of scores, by which the experts `ids` were chosen in this order.
+    /// The shares of a row of scores, by which the experts `ids` were chosen in this order.
     pub fn new(scores: &[f32], ids: &[u32], routing: &Routing) -> Shares {
         let wide: Vec<f64> = scores.iter().map(|score| f64::from(*score)).collect();
         let top = wide.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -80,8 +80,8 @@ impl Shares {
         if self.normalised { self.odds.iter().sum() } else { 1.0 }
     }
 
-    /// What changes of the odds become for the shares, and the other way round alike: of normalised
-    /// ones each loses what all gain.
+    /// Carries changes of odds over to shares, or back: normalised shares each lose a part of the
+    /// sum that all gain.
     fn normalise(
         &self,
         changes: &[f64],
@@ -97,7 +97,7 @@ impl Shares {
         each.map(|(j, change)| self.scale / total * (change - along * by(j))).collect()
     }
 
-    /// The cotangents of all scores, of those of the shares.
+    /// The cotangents of all scores, from the cotangents of the shares.
     pub fn backward(&self, cotangents: &[f64]) -> Vec<f64> {
         let of_odds = self.normalise(cotangents, |k| self.odds[k], |_| 1.0);
         let experts = self.slopes.len() / self.odds.len();
@@ -108,7 +108,7 @@ impl Shares {
         all
     }
 
-    /// The tangents of the shares, of those of all scores.
+    /// The tangents of the shares, from the tangents of all scores.
     pub fn tangent(&self, tangents: &[f32]) -> Vec<f64> {
         let rows = self.slopes.chunks_exact(tangents.len());
         let of_odds: Vec<f64> = rows

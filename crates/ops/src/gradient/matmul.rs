@@ -17,11 +17,11 @@ use crate::trial::{near, random};
 /// Types of both sides and of the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Types {
-    /// Of `a`.
+    /// Element type of `a`.
     pub a: Scalar,
-    /// Of `b`.
+    /// Element type of `b`.
     pub b: Scalar,
-    /// Of `y`, and of what is added.
+    /// Element type of `y`, and of the matrix that is added.
     pub y: Scalar,
 }
 
@@ -49,7 +49,7 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// For a product of so many rows and columns.
+    /// Picks the tiling for a product of `rows` rows and `columns` columns.
     pub fn pick(rows: usize, columns: usize) -> Tiling {
         let of = |n: usize| if n > 16 { 4 } else { 1 };
         Tiling { tall: of(rows), wide: of(columns) }

@@ -104,7 +104,7 @@ pub trait Reverse: Recorder {
     /// The cotangent of an output; none if no loss depends on it.
     fn cotangent(&self, output: usize) -> Option<Var>;
 
-    /// Whether every element of a value is 1, as those of a loss's own cotangent are.
+    /// Whether every element of a value is 1, as in the cotangent of the loss itself.
     fn is_ones(&self, value: Var) -> bool;
 
     /// Whether the cotangent of an operand is needed.

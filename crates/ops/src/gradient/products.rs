@@ -1,5 +1,4 @@
-//! What gradients of products are made of: `dx = dy W`, `dW = dy' x`, and sums over rows and
-//! columns.
+//! Kernels for gradients of products: `dx = dy W`, `dW = dy' x`, and sums over rows and columns.
 
 use super::{Forward, Reverse, Var as Value, Wrt, give, one, zeros};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
@@ -230,7 +229,7 @@ pub(super) fn sums_of_rows(
     });
 }
 
-/// The numbers of a launch for so many rows of so many elements.
+/// The numbers of a launch for `rows` rows of `width` elements.
 pub fn numbers(rows: usize, width: usize) -> Numbers {
     Numbers::new().with("rows", rows as u32).with("width", width as u32)
 }

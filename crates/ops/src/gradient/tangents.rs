@@ -1,4 +1,5 @@
-//! What forward mode has besides: how norms and attention change along tangents of their operands.
+//! Forward-mode kernels: the tangents of norms and of attention, from the tangents of their
+//! operands.
 //!
 //! Of a norm with `n` the normed row before its weight: `weight (dx - n mean(n dx)) / rms`, of a
 //! layer norm also less the mean of `dx`. Of attention with weights `p`:

@@ -1,5 +1,5 @@
-//! What the matrix-vector kernels are tested and timed with: matrices of every format, and launches
-//! of [`gemv`].
+//! Cases and benchmarks of the matrix-vector kernels: matrices of every format, and launches of
+//! [`gemv`].
 
 use super::{Activations, Schedule, Task, bytes, gemv, reference};
 use crate::packed::{Format, Mlx, Planes, pack, pack_mlx};
@@ -91,7 +91,7 @@ pub(crate) fn activations(
     (x, seen)
 }
 
-/// What a norm multiplies each row of activations with: `1 / sqrt(mean square + eps)`.
+/// The scale by which a norm multiplies each row of activations: `1 / sqrt(mean square + eps)`.
 pub(crate) fn norm_scales(x: &Buffer, width: usize, eps: f32) -> Vec<f64> {
     let mean = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>() / width as f64;
     x.to_f64().chunks(width).map(|row| 1.0 / (mean(row) + f64::from(eps)).sqrt()).collect()

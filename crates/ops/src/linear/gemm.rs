@@ -49,7 +49,7 @@ pub struct Schedule {
     pub warpgroups: bool,
 }
 
-/// What a device offers a matrix product.
+/// The hardware that a schedule of a matrix product is picked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
     /// Bytes of shared memory of a threadgroup.
@@ -62,8 +62,9 @@ pub struct Machine {
     pub small_groups: bool,
 }
 
-/// Candidates for up to so many rows, the larger block first: where weights are copied, and where
-/// they are converted. Measured on an H200 with matrices of 4096 x 14336 and 4096 x 4096.
+/// Candidates for up to this many rows, the larger block first: for weights that are copied, and
+/// for weights that are converted. Measured on an H200 with matrices of 4096 x 14336 and 4096 x
+/// 4096.
 type Candidates = (u32, &'static [Schedule], &'static [Schedule]);
 
 #[rustfmt::skip]
@@ -96,7 +97,7 @@ const fn k(bm: u32, bn: u32) -> Schedule {
     Schedule { bm, bn, bk: 512, simds_m, simds_n, simds_k, stages, warpgroups: false }
 }
 
-/// Candidates of [`Schedule::alike`] for up to so many rows, the larger block first. All add the
+/// Candidates of [`Schedule::alike`] for up to this many rows, the larger block first. All add the
 /// same terms in the same order.
 const ALIKE: [(u32, &[Schedule]); 3] = [
     (16, &[k(16, 64), k(16, 32), Schedule::SHARED]),
@@ -124,9 +125,9 @@ impl Schedule {
     /// Products of f32: 20 KiB.
     pub const EXACT: Schedule = s(64, 64, 16, 2, 2, 2);
 
-    /// For many small groups, each with one step of at least `run` terms in shared memory: 11.5, 12.5
-    /// and 15 KiB, of which results take 5. The third takes the fewest reads of shared memory for a
-    /// product, the first has the fewest rows that nobody wants.
+    /// The schedule for many small groups, each with one step of at least `run` terms in shared
+    /// memory: 11.5, 12.5 and 15 KiB, of which results take 5. The third has the fewest reads of
+    /// shared memory per product; the first computes the fewest unused rows.
     fn small(rows: u32, run: u32) -> Schedule {
         let bk = run.max(32);
         match rows {
@@ -245,11 +246,11 @@ impl Schedule {
 /// Types of activations, operands and results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Types {
-    /// Of activations.
+    /// Element type of activations.
     pub x: Scalar,
-    /// What both operands are rounded to.
+    /// Element type that both operands are rounded to.
     pub operand: Scalar,
-    /// Of results.
+    /// Element type of results.
     pub y: Scalar,
 }
 
@@ -304,7 +305,7 @@ pub fn gemm(
     });
 }
 
-/// What all matrix products require: alignment, and columns in whole copies.
+/// The contract of all matrix products: alignment, and columns in whole copies.
 pub(crate) fn contract(rows: &str, operand: Scalar, format: Format, weight_rows: Extent) {
     for name in ["x", "y", "weight"] {
         require(Requirement::Aligned(name.into(), 16));

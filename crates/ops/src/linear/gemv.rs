@@ -26,14 +26,14 @@ pub struct Schedule {
     /// Groups that share a multiprocessor, as their registers allow; [`u32::MAX`]: as many as have
     /// work.
     pub resident: u32,
-    /// What is done with the activations.
+    /// How the activations are kept.
     pub activations: Activations,
     /// Whether a row is a whole number of steps, so that no lane is ever without work; the launch
     /// contract then says so.
     pub whole: bool,
 }
 
-/// What a schedule is picked for.
+/// The product that a schedule is picked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Task<'a> {
     /// The formats of the matrices, in the order of the launch.
@@ -56,7 +56,7 @@ pub struct Task<'a> {
 }
 
 impl<'a> Task<'a> {
-    /// Of one row in bf16, multiplied as bytes where formats allow it.
+    /// The task of one row in bf16, multiplied as bytes where formats allow it.
     pub fn decode(formats: &'a [Format], cols: u32, out: u32) -> Self {
         let (pair, int8, small_groups) = (false, true, false);
         Task { formats, cols, out, rows: 1, x: Scalar::BF16, pair, int8, small_groups }
@@ -115,9 +115,9 @@ impl Schedule {
         schedule
     }
 
-    /// For many small groups: two simdgroups with a few matrix rows each, and a group for every so
-    /// many rows. Activations are read where they are, since a group would read all of them to
-    /// share them among so few rows.
+    /// The schedule for many small groups: two simdgroups with a few matrix rows each. Activations
+    /// are read in place, since a group would have to read all of them to share them among so few
+    /// rows.
     fn small(task: &Task) -> Schedule {
         let Task { formats, cols, rows, pair, .. } = *task;
         let long = formats.iter().any(|f| f.run() >= 64);
@@ -131,9 +131,9 @@ impl Schedule {
         schedule
     }
 
-    /// Schedules for up to so many rows, a power of two, whose sums have the same bits: of any
-    /// number of rows, a row's terms meet activations that are kept in one way, and are added in
-    /// one order, lane by lane. Returns how many rows may go together on a device with so many
+    /// Schedules for any number of rows up to `most`, a power of two, whose sums have the same
+    /// bits: whatever the number, a row's activations are kept in one way, and its terms are added
+    /// in one order, lane by lane. Returns how many rows may go together on a device with `shared`
     /// bytes of shared memory, with the schedule of `task.rows` of them.
     pub fn alike(task: &Task, most: u32, shared: u32) -> (u32, Schedule) {
         let Task { formats, cols, x, int8, .. } = *task;
@@ -148,14 +148,14 @@ impl Schedule {
         (rows, Schedule { activations, ..Schedule::pick(task) })
     }
 
-    /// How many groups to launch for `out` outputs on a GPU with so many multiprocessors (or
-    /// cores): as many as are resident, or as have work. Any number is right.
+    /// How many groups to launch for `out` outputs on a GPU with this many multiprocessors (or
+    /// cores): as many as are resident, or as have work. Any number gives a correct result.
     pub fn groups(&self, out: u32, processors: u32) -> u32 {
         let work = out.div_ceil(self.outputs * (self.threads / 32).max(1));
         work.min(self.resident.saturating_mul(processors)).max(1)
     }
 
-    /// What the columns are a multiple of.
+    /// The number that columns must be a multiple of.
     fn step(&self, format: Format) -> u32 {
         let whole = if self.whole { 32 * format.run() * self.loads } else { 1 };
         format.step().max(whole)
@@ -228,7 +228,7 @@ pub(crate) fn product(
 pub(crate) enum Finisher {
     /// The first, one after another.
     First,
-    /// Each those of one output and row: where that takes reads that wait for memory.
+    /// Each lane finishes one output of one row, for ends whose reads wait for memory.
     Each,
 }
 
@@ -327,8 +327,8 @@ pub(super) struct Span {
     pub(super) first: Val<bool>,
 }
 
-/// Blocks are numbered through all sweeps and dealt out in turn, so that nobody gets more than one
-/// more than another.
+/// Blocks are numbered through all sweeps and dealt out in turn, so that shares differ by at most
+/// one block.
 #[track_caller]
 pub(super) fn spans(sweeps: &[Sweep], outputs: u32, own: Val<u32>, stride: Val<u32>) -> Vec<Span> {
     let mut begin: Option<Val<u32>> = None;
@@ -557,7 +557,7 @@ mod tests {
 
     use super::*;
 
-    /// What decides in which order terms are added, and what activations are kept as: alike for any
+    /// The order in which terms are added, and the way activations are kept, are the same for any
     /// number of rows.
     #[test]
     fn rows_are_added_alike_however_many_there_are() {

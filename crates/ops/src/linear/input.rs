@@ -18,14 +18,14 @@ use crate::packed::{Format, Run, Scaled, Supers};
 use tile::dsl::*;
 use tile::ir::Hint;
 
-/// What a group does with its activations.
+/// How a group keeps its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activations {
     /// Reads them from memory each time.
     Direct,
-    /// Keeps a copy of up to so many columns.
+    /// Keeps a copy of up to this many columns.
     Staged(u32),
-    /// Keeps them as bytes, up to so many columns. Quantised matrices only.
+    /// Keeps them as bytes, up to this many columns. Quantised matrices only.
     Bytes(u32),
 }
 
@@ -33,14 +33,14 @@ pub enum Activations {
 pub(crate) const LIMIT: u64 = 32 * 1024;
 
 impl Activations {
-    /// What suits rows of a type with `bytes`: kept as bytes if `int8`, as copies if they fit.
+    /// Picks for rows of a type with `bytes` bytes: kept as bytes if `int8`, as copies if they fit.
     pub fn pick(cols: u32, rows: u32, bytes: u32, int8: bool) -> Activations {
         Activations::within(LIMIT, cols, rows, bytes, int8)
     }
 
-    /// How the activations of up to `most` rows, a power of two, are kept in so many bytes of
-    /// shared memory, and of how many rows at a time: in the best way in which one fits, and of as
-    /// many as fit so.
+    /// How the activations of up to `most` rows, a power of two, are kept in `shared` bytes of
+    /// shared memory, and how many rows at a time: in the best way in which one row fits, and as
+    /// many rows as fit that way.
     pub fn together(
         limit: u64,
         cols: u32,
@@ -125,7 +125,7 @@ pub(crate) struct Input {
     store: Store,
     /// The row of `x` that counts as the first.
     first: Option<Val<u32>>,
-    /// What the sums of each row are multiplied with.
+    /// The factor on the sums of each row.
     scales: Vec<Val<f32>>,
     /// The norm's weights of this thread, if few enough to be read ahead.
     weights: Vec<Vec<Val<f32>>>,
@@ -204,7 +204,7 @@ struct Unit {
     /// Whether there is such a unit; if not, this is the last.
     inside: Val<bool>,
     x: Vec<Val<Raw>>,
-    /// Of the norm.
+    /// The norm's weight.
     weight: Option<Vec<Val<f32>>>,
 }
 

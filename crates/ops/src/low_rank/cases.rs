@@ -1,4 +1,4 @@
-//! What the kernels of adapters are tested and timed with.
+//! Cases and benchmarks of the adapters' kernels.
 
 use super::kernels::{Ending, Low, low_rank_down, low_rank_pick, low_rank_up, schedule};
 use crate::Unary;
@@ -433,7 +433,7 @@ impl WithSites<'_> {
         j == 0 && self.gate().is_none()
     }
 
-    /// What the seats of rows make of the sums of each matrix, with the buffers of the sites.
+    /// Applies the seats of rows to the sums of each matrix; returns the buffers of the sites.
     fn changed(&self, sums: &mut [Vec<f64>]) -> Vec<Buffer> {
         let WithSites { rows, outs, low, count, .. } = *self;
         let (places, rank) = (self.places(), low.rank as usize);

@@ -30,7 +30,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "low_rank_sites", cases: cases::sites, benches: cases::site_benches },
 ];
 
-/// What ranks are a multiple of: their elements are read in vectors.
+/// Ranks are padded to a multiple of this: their elements are read in vectors.
 pub const RANKS: usize = 8;
 
 /// Most ranks whose `up` a thread of many rows keeps in registers.
@@ -49,7 +49,7 @@ pub fn schedule(width: u32, ranks: u32, from: Scalar, element: Scalar) -> Schedu
 }
 
 /// `t[r, j] = sum_i down[seat of r, j, i] n[r, i]`; `n = rms_norm(x)` with the f32 weight `norm`,
-/// or `x[rows, width]`. A row without an adapter has the sums of some seat, which nobody reads.
+/// or `x[rows, width]`. A row without an adapter has the sums of some seat, which are not read.
 /// With `keeps`, `kept[rows, outer]` becomes `residual`, which the product may overwrite.
 ///
 /// `t` `[rows, ranks]`, `seats` `[rows]`, `down` `[count, ranks, width]`.
@@ -128,7 +128,7 @@ pub fn low_rank_pick(
     strided(ranks).each(|j| t.set(row * ranks + j, down.get(from + j)));
 }
 
-/// What [`low_rank_up`] does besides `y += scale up t`.
+/// The further work of [`low_rank_up`], besides `y += scale up t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ending {
     /// Nothing.
@@ -206,10 +206,11 @@ pub fn low_rank_up(
     }
 }
 
-/// What a product whose matrices have sites is told, so that it adds `scale up t` to its own sums.
+/// The adapters of a product whose matrices have sites, so that it adds `scale up t` to its own
+/// sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Low {
-    /// What factors are kept as.
+    /// Element type of the factors.
     pub element: Scalar,
     /// Ranks that each site has room for.
     pub rank: u32,
@@ -223,14 +224,14 @@ pub struct Low {
 /// buffers, but for `site_up` and `site_scales`.
 pub(crate) struct Sites {
     changes: Changes,
-    /// For each matrix its site, and the first column of that among those of all.
+    /// For each matrix its site, and the site's first column among the columns of all sites.
     places: Vec<Option<(u32, Val<u32>)>>,
     rank: u32,
 }
 
 impl Sites {
-    /// Declares the buffers; `outs` are the rows of each matrix, as a value and for the contract,
-    /// `rows` those of activations.
+    /// Declares the buffers; `outs` has the number of rows of each matrix, as a value and for the
+    /// contract; `rows` is the number of rows of activations.
     #[track_caller]
     pub(crate) fn declare(low: Low, outs: &[(Val<u32>, Extent)], rows: Extent) -> Sites {
         let (mut places, mut sites, mut end, mut all) = (Vec::new(), 0, None, None);
@@ -258,8 +259,7 @@ impl Sites {
         Sites { changes, places, rank: low.rank }
     }
 
-    /// What the seat of a row makes of a sum `y`, of some row of a matrix, before a residual is
-    /// added.
+    /// Applies the seat of a row to the sum `y` of a matrix row, before a residual is added.
     #[track_caller]
     pub(crate) fn change(
         &self,
@@ -274,7 +274,7 @@ impl Sites {
     }
 }
 
-/// What the buffers that [`Changes`] reads hold.
+/// States the contract of the buffers that [`Changes`] reads.
 #[track_caller]
 fn contract_sites(
     [up, scales]: [&str; 2],
@@ -296,7 +296,7 @@ fn contract_sites(
     }
 }
 
-/// What seats make of the sums of sites.
+/// The changes that seats make to the sums of sites.
 struct Changes {
     factors: Factors,
     scales: In<f32>,
@@ -306,8 +306,8 @@ struct Changes {
 }
 
 impl Changes {
-    /// What the seat of a row makes of `y`, in a column of those of all sites; `base` is what gains
-    /// leave as it is.
+    /// Applies the seat of a row to `y`, in a column among those of all sites; `base` is the part
+    /// of `y` that gains leave unchanged.
     #[track_caller]
     fn of(
         &self,
@@ -346,7 +346,7 @@ impl Changes {
 #[derive(Clone, Copy)]
 struct Site {
     y: InOut,
-    /// Its columns, and the first of them among those of all.
+    /// Number of its columns, and the first of them among the columns of all sites.
     width: Val<u32>,
     first: Val<u32>,
 }
@@ -366,7 +366,7 @@ fn outputs(to: &[Scalar]) -> (Vec<Site>, Val<u32>, Extent) {
     (sites, end, all.unwrap_or(fixed(0)))
 }
 
-/// What `up t` is made of.
+/// The operands of `up t`.
 #[derive(Clone, Copy)]
 struct Factors {
     t: In<f32>,
@@ -381,7 +381,7 @@ struct Factors {
 #[derive(Clone, Copy)]
 struct Held {
     values: Option<Regs<f32>>,
-    /// Whose it is; the greatest number: nobody's.
+    /// The seat that the factors belong to; the greatest number if they belong to none.
     seat: Var<u32>,
 }
 

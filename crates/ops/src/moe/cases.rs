@@ -1,4 +1,4 @@
-//! What the mixture's kernels are tested and timed with.
+//! Cases and benchmarks of the mixture's kernels.
 
 use super::{Routes, combine, group, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route};
 use super::{clamped_gate, moe_bias, product, reference};

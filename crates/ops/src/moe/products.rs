@@ -131,8 +131,8 @@ mod tests {
     use crate::linear::gemm::Types;
     use crate::linear::gemm::cases::bound;
 
-    /// A pair's bits are those that it has alone, whichever pairs have the same expert and whatever
-    /// schedule so many have, but for warpgroups.
+    /// Except for warpgroups, a pair has the same bits alone, among any other pairs of its expert,
+    /// and under any schedule that their number picks.
     #[test]
     fn pairs_have_the_same_bits_among_any_others() {
         let (experts, out, width, most) = (3, 40, 512, 70);

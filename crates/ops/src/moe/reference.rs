@@ -2,7 +2,7 @@
 
 use crate::experts::{Odds, Routing};
 
-/// What the router decides.
+/// The router's decision.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Routes {
     /// `[tokens, k]` experts.

@@ -23,7 +23,8 @@ pub struct Weights {
     zero: Option<Val<u32>>,
 }
 
-/// What neighbouring elements of a run share: `w = scale * (code - zero) + offset`.
+/// The scale, zero and offset of neighbouring elements of a run:
+/// `w = scale * (code - zero) + offset`.
 #[derive(Debug, Clone, Copy)]
 pub struct Scaled {
     /// Multiplies the code.
@@ -43,8 +44,8 @@ impl Scaled {
     }
 }
 
-/// What the [`Scaled`]s of a run are made of where a block has numbers of its own:
-/// `scale = d * byte`, `offset = -min * byte`.
+/// The numbers from which the [`Scaled`]s of a run are computed where a block has numbers of its
+/// own: `scale = d * byte`, `offset = -min * byte`.
 #[derive(Debug, Clone)]
 pub struct Supers {
     /// The block's factor of scales.
@@ -157,7 +158,8 @@ impl Weights {
         copy_async(shared, to, self.words, row + run * 4u32, 4, Some(keep));
     }
 
-    /// What [`Weights::copy`] brought this lane, as [`Weights::load`] would have returned it.
+    /// The words that [`Weights::copy`] brought this lane, as [`Weights::load`] would have returned
+    /// them.
     #[track_caller]
     pub fn copied(&self, shared: Shared<u32>, from: Val<u32>) -> Vec<Val<u32>> {
         let mut words = Vec::new();
@@ -170,7 +172,7 @@ impl Weights {
         words
     }
 
-    /// What [`Weights::load`] returned for run `run`, ready to be taken apart.
+    /// Run `run` of the words that [`Weights::load`] returned, ready to be decoded.
     #[track_caller]
     pub fn run(&self, words: &[Val<u32>], run: impl IntoVal<u32>) -> Run {
         let format = self.format;
@@ -253,7 +255,7 @@ impl Run {
         codes
     }
 
-    /// Those of [`Run::codes`] that stand in some of its groups of four.
+    /// The [`Run::codes`] of some of its groups of four.
     #[track_caller]
     fn codes_of(&self, fours: Range<usize>) -> Vec<Val<f32>> {
         let Some(p) = self.format.packing() else {
@@ -301,7 +303,7 @@ impl Run {
         base.into_iter().zip(high).map(|(low, high)| low | high << p.base()).collect()
     }
 
-    /// What a byte of [`Run::quads`] lacks to its code: 128 or 0.
+    /// The difference between a code and its byte in [`Run::quads`]: 128 or 0.
     pub fn bias(&self) -> i32 {
         self.format.packing().map_or(0, |p| p.bias() as i32)
     }

@@ -20,7 +20,7 @@ const SIMDS: u32 = 8;
 /// Elements of the usual head: four to a lane.
 const USUAL: u32 = 128;
 
-/// What the kernels bind, but for the caches' arrays.
+/// The buffers and constants that the kernels bind, except the caches' arrays.
 #[derive(Clone, Copy)]
 pub(super) struct Fused {
     pub(super) q: In,

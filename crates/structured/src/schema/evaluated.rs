@@ -16,7 +16,7 @@ const MOST_WAYS: usize = 32;
 const CHOICES: [&str; 7] =
     ["anyOf", "dependencies", "dependentSchemas", "else", "if", "oneOf", "then"];
 
-/// What a schema looks at.
+/// The properties and items that a schema evaluates.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     names: Vec<String>,
@@ -165,7 +165,8 @@ fn each(ways: &[Way], others: &[Way]) -> Option<Vec<Way>> {
 }
 
 impl Seen {
-    /// What the keywords of a schema that are no other schemas' look at, in whatever way it is met.
+    /// The properties and items that a schema's own keywords evaluate, without its subschemas,
+    /// however it is met.
     fn always(fields: &Object) -> Seen {
         let mut seen = Seen::default();
         for (key, value) in fields {
@@ -193,7 +194,7 @@ impl Seen {
         self.kinds.extend(other.kinds);
     }
 
-    /// What holds for the other properties; nothing where there are none.
+    /// The schema of the other properties; `None` where there are none.
     fn names(&self, left: &Value) -> Option<Value> {
         let named = |names: &[String]| -> Map<String, Value> {
             names.iter().map(|name| (name.clone(), Value::Bool(true))).collect()
@@ -207,7 +208,7 @@ impl Seen {
         })
     }
 
-    /// What holds for the other items; nothing where there are none.
+    /// The schema of the other items; `None` where there are none.
     fn items(&self, left: &Value) -> Option<Value> {
         let first = vec![true; self.items];
         let any = [&self.kinds[..], std::slice::from_ref(left)].concat();

@@ -1,4 +1,4 @@
-//! What a schema does not allow, as a schema, where that can be said without `not`.
+//! The negation of a schema, as a schema, where that can be said without `not`.
 
 use serde_json::{Map, Value, json};
 
@@ -85,7 +85,7 @@ impl Rewriter<'_> {
         Some(())
     }
 
-    /// What is known of a property.
+    /// The schema that `known` has for a property.
     fn property<'s>(&'s self, known: &'s Value, name: &str) -> Option<&'s Value> {
         self.followed(known).get("properties")?.get(name)
     }

@@ -12,14 +12,14 @@ use tile::passes::{self, Target};
 
 /// Bytes on both sides of each buffer that no kernel may touch.
 const MARGIN: usize = 256;
-/// What they hold: no sensible number in any type.
+/// The byte they are filled with: no sensible number in any type.
 const MARK: u8 = 0xA5;
 
 /// A GPU that runs test cases.
 pub(crate) struct Gpu {
     /// None between losing one and opening the next.
     gpu: Option<cuda::Gpu>,
-    /// What was lowered ahead, by [`key`].
+    /// Forms that were lowered ahead, by [`key`].
     ready: HashMap<String, Vec<Result<Form, String>>>,
 }
 
@@ -88,7 +88,7 @@ fn reopen() -> cuda::Gpu {
 /// A kernel and what was done to its constants.
 type Form = (&'static str, Kernel);
 
-/// What a case's forms depend on.
+/// The properties of a case that its forms depend on.
 fn key(case: &Case) -> String {
     format!("{} {} {:?}", case.kernel.name, case.label, case.numbers)
 }

@@ -15,10 +15,10 @@ const BYTES: usize = 6 << 30;
 /// Elements of noise that are made here; longer buffers repeat them.
 const NOISE: usize = 1 << 20;
 
-/// What was measured of a benchmark.
+/// The measurements of a benchmark.
 pub(super) struct Measured<'a> {
     pub(super) bench: &'a Bench,
-    /// Of one launch: the median.
+    /// Median time of one launch.
     pub(super) seconds: f64,
     /// The shortest.
     pub(super) least: f64,

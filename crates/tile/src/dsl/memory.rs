@@ -19,9 +19,9 @@ pub trait Memory<T: Number>: Copy {
 #[derive(Debug, Clone, Copy)]
 pub struct Raw;
 
-/// What a buffer allows: `In`, `Out` and `InOut` are `Global` with one of these.
+/// The access that a buffer allows: `In`, `Out` and `InOut` are `Global` with one of these.
 pub trait Rights: 'static {
-    /// What the kernel may do.
+    /// The kernel's access.
     const ACCESS: Access;
 }
 
@@ -222,7 +222,7 @@ impl<T: Number> Var<T> {
         Var(Regs::new(1, value))
     }
 
-    /// What it holds now.
+    /// Its current value.
     #[track_caller]
     pub fn get(&self) -> Val<T> {
         self.0.get(0u32)
@@ -408,7 +408,7 @@ pub fn copy_wait(pending: u8) {
 
 /// `array[index]` in a kernel: recorded for the device's arrays, Rust's for vectors and slices.
 pub trait Lookup<I> {
-    /// What is found.
+    /// The type of an element.
     type Found;
     /// The element.
     fn lookup(&self, index: I) -> Self::Found;

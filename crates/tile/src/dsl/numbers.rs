@@ -16,7 +16,7 @@ impl<T> Clone for Val<T> {
 }
 impl<T> Copy for Val<T> {}
 
-/// What can stand where a [`Val`] is wanted: a `Val`, a number, a [`Var`].
+/// A type that can stand where a [`Val`] is wanted: a `Val`, a number, a [`Var`].
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a `Val<{T}>`, a `{T}` or a `Var<{T}>`")]
 pub trait IntoVal<T> {
     /// The value.
@@ -43,7 +43,7 @@ impl<T: Number> IntoVal<T> for &Var<T> {
     }
 }
 
-/// What `if` takes: a `bool` known while building, or a `Val<bool>`.
+/// A condition of `if`: a `bool` known while building, or a `Val<bool>`.
 pub trait Condition {
     /// The truth, or the value to test on the device.
     fn known(self) -> std::result::Result<bool, Val<bool>>;

@@ -320,8 +320,7 @@ impl Frags {
     }
 }
 
-/// What was done to accumulators before it comes before the products of warpgroups that begin after
-/// it.
+/// Orders earlier work on accumulators before the products of warpgroups that begin after it.
 #[track_caller]
 pub fn wgmma_fence() {
     perform(Inst::WgmmaFence);

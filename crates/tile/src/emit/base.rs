@@ -61,7 +61,7 @@ pub(super) fn print(
     Ok(())
 }
 
-/// What a value is written as where it is used.
+/// The text of a value where it is used.
 #[derive(Debug, Clone)]
 struct Written {
     /// One number; of a tile, its element `e`.
@@ -274,7 +274,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    /// What an instruction with a result computes.
+    /// The text of an instruction's result.
     fn value(&self, inst: &Inst, ty: Type) -> Result<Made, Error> {
         let language = self.language;
         let each = |text| Ok(Made::Each(text));
@@ -523,8 +523,8 @@ impl Printer<'_> {
     }
 }
 
-/// What an instruction computes: an expression for one number (of a tile, for element `e`), or for
-/// a whole tile.
+/// The text of an instruction: an expression for one number (of a tile, for element `e`), or for a
+/// whole tile.
 enum Made {
     Each(Text),
     Whole(Text),

@@ -1,6 +1,6 @@
-//! What CUDA C++ says differently. Tiles are 16 x 16: `mma.sync` m16n8k16 twice, so that a lane
-//! holds four 32-bit words of an operand, eight floats of an accumulator (two of a row in each
-//! quadrant) and two of a row tile.
+//! The parts of the text that are particular to CUDA C++. Tiles are 16 x 16: `mma.sync` m16n8k16
+//! twice, so that a lane holds four 32-bit words of an operand, eight floats of an accumulator (two
+//! of a row in each quadrant) and two of a row tile.
 
 use std::fmt::Write;
 
@@ -65,7 +65,7 @@ fn parameter(scalar: Scalar, name: &str) -> String {
     }
 }
 
-/// What shared arrays are aligned to, in bytes.
+/// The alignment of shared arrays, in bytes.
 fn alignment(kernel: &Kernel) -> u32 {
     if kernel.has_wgmma() { 1024 } else { 16 }
 }

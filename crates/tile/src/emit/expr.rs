@@ -59,7 +59,8 @@ pub(super) fn call(name: &str, arguments: &[&Text]) -> Text {
     Text::primary(format!("{name}({})", arguments.join(", ")))
 }
 
-/// What differs between the languages. Messages of errors say what was expected and what was found.
+/// The differences between the languages. Messages of errors say what was expected and what was
+/// found.
 pub(super) trait Language {
     /// Words that nothing may be called.
     fn reserved(&self) -> &'static [&'static str];
@@ -158,7 +159,7 @@ pub(super) struct Access<'a> {
     pub(super) transposed: bool,
     /// Whether it lies in shared memory.
     pub(super) shared: bool,
-    /// What every row's first address is a multiple of, in bytes.
+    /// The alignment of every row's first address, in bytes.
     pub(super) align: u32,
 }
 

@@ -1,5 +1,5 @@
-//! What Metal Shading Language says differently. Tiles are 8 x 8; a lane holds two neighbours of a
-//! row.
+//! The parts of the text that are particular to Metal Shading Language. Tiles are 8 x 8; a lane
+//! holds two neighbours of a row.
 
 use std::fmt::Write;
 

@@ -123,7 +123,7 @@ pub fn cuda_dynamic_shared(kernel: &Kernel) -> u32 {
 }
 
 /// The `extern "C"` entry of a kernel for given constants, as `(symbol, text)`: append the text to
-/// that of [`text`]. A kernel without constants needs none, so the text is empty then.
+/// the kernel's own [`text`]. A kernel without constants needs none, so the text is empty then.
 ///
 /// # Errors
 /// A [`Fault`] if a constant has no value.

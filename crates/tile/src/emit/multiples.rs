@@ -1,6 +1,5 @@
-//! What every index is known to be a multiple of: matrix loads may move several elements at once
-//! only from aligned addresses, and the contract, the literals and the arithmetic say which those
-//! are.
+//! The known divisors of every index: matrix loads may move several elements at once only from
+//! aligned addresses, and the contract, the literals and the arithmetic say which those are.
 
 use crate::instr::Binary;
 use crate::ir::{Inst, Kernel, Literal, ParamKind, Place};
@@ -61,7 +60,7 @@ fn by_contract(kernel: &Kernel, name: &str) -> u32 {
     stated.max().unwrap_or(1)
 }
 
-/// What the address of an array is known to be a multiple of, in bytes.
+/// The known alignment of an array's address, in bytes.
 pub(super) fn alignment(kernel: &Kernel, place: Place) -> u32 {
     let Place::Buffer(i) = place else { return 16 };
     let element = kernel.element(place).scalar().bytes() as u32;

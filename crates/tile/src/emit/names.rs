@@ -3,7 +3,7 @@
 
 use crate::ir::{Kernel, Place};
 
-/// What each thing is called.
+/// The names in a kernel's text.
 pub(super) struct Names {
     pub(super) params: Vec<String>,
     pub(super) constants: Vec<String>,
@@ -32,7 +32,7 @@ const COMMON: &[&str] = &[
 ];
 
 impl Names {
-    /// Chooses names that are distinct, not among `reserved`, and not those of values (`v12`).
+    /// Chooses names that are distinct, not among `reserved`, and not the names of values (`v12`).
     pub(super) fn new(kernel: &Kernel, reserved: &[&str]) -> Self {
         let mut taken: Vec<String> = vec![kernel.name.clone()];
         let mut choose = |name: &str| {

@@ -10,7 +10,7 @@ struct Names {
     /// The operations that mention it first and last.
     first: Vec<usize>,
     last: Vec<usize>,
-    /// What it is renamed to.
+    /// The new number of each.
     given: Vec<usize>,
     free: Vec<usize>,
     count: usize,

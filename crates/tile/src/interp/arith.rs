@@ -189,7 +189,7 @@ pub(super) fn convert(
     }
 }
 
-/// An f16's bits as those of the f32 of equal value, without branches so that it vectorises: the
+/// Converts an f16's bits to the bits of the equal f32, without branches so that it vectorises: the
 /// exponent is moved and then scaled by 2^112, which is exact for subnormals too.
 #[inline(always)]
 pub(super) fn widen_f16(h: u32) -> u32 {

@@ -74,8 +74,8 @@ impl Mask {
         }
     }
 
-    /// Those for which `f` holds and those for which it does not, or nothing if there are none;
-    /// `None` if it holds for all.
+    /// The lanes for which `f` holds and the lanes for which it does not, or `None` where there are
+    /// none; `None` as a whole if it holds for all.
     pub(super) fn split(&self, f: impl Fn(usize) -> bool) -> Option<(Option<Mask>, Option<Mask>)> {
         if self.all_of(&f) {
             return None;

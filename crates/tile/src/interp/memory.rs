@@ -174,7 +174,7 @@ impl<'a> Buffer<'a> {
         Buffer { scalar: buffer.scalar, bytes: &mut buffer.bytes, len, shadow }
     }
 
-    /// What stands for a scalar argument among the parameters.
+    /// A placeholder for a scalar argument among the parameters.
     pub(super) fn none() -> Self {
         Buffer { scalar: Scalar::U32, bytes: &mut [], len: 0, shadow: None }
     }
@@ -295,7 +295,7 @@ impl Shared {
     }
 }
 
-/// What buffers and shared arrays have in common.
+/// The common interface of buffers and shared arrays.
 pub(super) trait Memory {
     fn len(&self) -> usize;
     fn get(&self, i: usize) -> u32;

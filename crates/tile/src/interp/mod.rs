@@ -35,7 +35,7 @@ mod tiles;
 /// Lane instructions after which a launch is taken for a runaway.
 const BUDGET: u64 = 1 << 36;
 
-/// What a launch did.
+/// Statistics of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
     /// Threadgroups.

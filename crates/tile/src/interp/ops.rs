@@ -182,7 +182,7 @@ pub(super) enum Op {
         transposed: bool,
         d: Slot,
     },
-    /// Of four words; tiles of 8 rows have the first alone.
+    /// A tile of four words; tiles of 8 rows have the first alone.
     TileOf {
         tile: Tile,
         words: [Col; 4],
@@ -235,7 +235,7 @@ pub(super) enum Op {
     },
 }
 
-/// What a slot number names.
+/// The thing that a slot number names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Column,

@@ -39,7 +39,7 @@ pub(super) fn thread(record: Record) -> usize {
     (record & THREAD) as usize
 }
 
-/// What one group has made ready for others that touch the same atomic.
+/// The accesses that one group has made visible to others that touch the same atomic.
 #[derive(Debug, Clone, Copy)]
 struct Release {
     /// The group's first stamp.
@@ -57,7 +57,7 @@ struct Release {
 #[derive(Debug, Default)]
 struct Baton {
     releases: Vec<Release>,
-    /// What the releasing groups had seen of other batons.
+    /// The releases that the releasing groups had seen of other batons.
     also: Vec<Seen>,
 }
 
@@ -83,8 +83,8 @@ pub(super) struct Order {
     fenced: Vec<(u64, u64)>,
     names: HashMap<(u32, u32), usize>,
     batons: Vec<Baton>,
-    /// What a thread's atomics have seen; what its fences have made of that since the last barrier,
-    /// and the group's before.
+    /// The releases that a thread's atomics have seen (`seen_by`), that its fences have taken over
+    /// since the last barrier (`taken_by`), and that the group had before it (`taken`).
     seen_by: Vec<(u64, Seen)>,
     taken: Vec<Seen>,
     taken_by: Vec<(u64, Seen)>,
@@ -306,7 +306,7 @@ impl Order {
     }
 }
 
-/// What the ordering rules ask of an access.
+/// The properties of an access that the ordering rules depend on.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Access {
     /// The record it is compared with is of atomics.

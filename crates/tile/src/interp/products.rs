@@ -26,7 +26,7 @@ const ROWS: usize = 16;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Product {
     pub(super) scalar: Scalar,
-    /// A register array of so many tiles.
+    /// A register array of this many tiles.
     pub(super) sum: u32,
     pub(super) tiles: u32,
     /// Shared arrays, and the columns of indices into them.
@@ -39,7 +39,7 @@ pub(super) struct Flight {
     warpgroup: usize,
     batch: u32,
     sum: u32,
-    /// What it reads: a shared array, the first element, how many.
+    /// Its two operands in shared memory: the array, the first element, the number of elements.
     reads: [(u32, usize, usize); 2],
     /// The operation that began it.
     pub(super) at: usize,
@@ -83,7 +83,7 @@ fn warpgroups(mask: &Mask) -> Result<Vec<usize>, Stop> {
     Ok(found)
 }
 
-/// The numbers of a block of so many rows, without the swizzle.
+/// The numbers of a block of `rows` rows, without the swizzle.
 fn numbers(shared: &Shared, first: usize, rows: usize, scalar: Scalar) -> Vec<f32> {
     let number = |i: usize| {
         let (row, col) = ((i / ROW as usize) as u32, (i % ROW as usize) as u32);
@@ -103,7 +103,7 @@ impl State<'_> {
         Ok(())
     }
 
-    /// What the active warpgroups did to their accumulators comes before what follows.
+    /// Orders the active warpgroups' work on their accumulators before the products that follow.
     pub(super) fn wgmma_fence(&mut self, mask: &Mask) -> Result<(), Stop> {
         for warpgroup in warpgroups(mask)? {
             for simd in warpgroup * SIMDS..(warpgroup + 1) * SIMDS {
@@ -206,7 +206,7 @@ impl State<'_> {
     }
 }
 
-/// What the active threads wrote is ready for products behind the next barrier.
+/// Makes the active threads' writes ready for products after the next barrier.
 pub(super) fn async_fence(order: &mut Order, mask: &Mask) {
     let mut threads = vec![];
     let _ = mask.each(|lane| {

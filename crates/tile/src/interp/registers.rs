@@ -37,7 +37,7 @@ impl Registers {
         Registers { len, cells, width, threads, set: vec![0; len * simds], products, touched }
     }
 
-    /// What a new threadgroup finds: nothing.
+    /// Clears the registers for a new threadgroup.
     pub(super) fn clear(&mut self) {
         self.set.fill(0);
         self.products.fill(0);
@@ -123,7 +123,7 @@ impl Registers {
         (0..self.len).find(|element| self.set[element * (self.threads / SIMD) + simd] == 0)
     }
 
-    /// What was done to a simdgroup's tiles comes before the products that follow.
+    /// Orders earlier work on a simdgroup's tiles before the products that follow.
     pub(super) fn fence(&self, simd: usize) {
         self.touched[simd].set(false);
     }

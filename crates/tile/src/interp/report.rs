@@ -1,12 +1,11 @@
-//! What is wrong with an execution, in words: thread, array, numbers, and a hint where one is
-//! known.
+//! Errors of an execution, in words: thread, array, numbers, and a hint where one is known.
 
 use super::lanes::Divergent;
 use crate::ir::{Kernel, Place};
 use crate::text;
 use crate::verify::Fault;
 
-/// What another thread did to an element.
+/// The access of another thread to an element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Did {
     Read,
@@ -33,7 +32,7 @@ pub(super) enum Why {
     Unfenced,
 }
 
-/// What stops an execution.
+/// The reason why an execution stops.
 #[derive(Debug)]
 pub(super) enum Stop {
     /// A thread's access to `place[index]`.

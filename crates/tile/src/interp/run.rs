@@ -389,7 +389,7 @@ impl<'a> State<'a> {
         Err(Stop::Element { thread, verb, place: crate::ir::Place::Register(array), index, why })
     }
 
-    /// What all lanes of a simdgroup agree on.
+    /// The value that all lanes of a simdgroup agree on.
     pub(super) fn uniform(&self, col: Col, simd: usize, what: &str) -> Result<u32, Stop> {
         let lanes = &self.columns.of(col)[simd * SIMD..][..SIMD];
         let first = lanes[0].get();

@@ -1,4 +1,5 @@
-//! What the verifier refuses already, the interpreter finds too: two opinions on the same rules.
+//! Faults that the verifier already refuses are found by the interpreter too: two opinions on the
+//! same rules.
 
 use super::Machine;
 use crate::case::Buffer;

@@ -18,7 +18,7 @@ pub(super) fn const_fold(kernel: &Kernel) -> Kernel {
     rewrite(kernel, &mut Fold)
 }
 
-/// What an instruction turned out to be.
+/// The result of folding an instruction.
 pub(super) enum Folded {
     /// A number.
     Literal(Literal),

@@ -1,5 +1,5 @@
-//! Dead code: values nobody uses, stores to registers nobody reads, blocks without content, arrays
-//! without accesses. What is left is numbered densely, in the order of the text.
+//! Dead code: removes unused values, stores to registers that are never read, empty blocks, and
+//! arrays without accesses. The rest is numbered densely, in the order of the text.
 //!
 //! Limits: stores to buffers and shared arrays always count as used.
 

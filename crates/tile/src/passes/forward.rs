@@ -26,7 +26,7 @@ pub(super) fn forward(kernel: &Kernel) -> Kernel {
     kernel
 }
 
-/// What each register is known to hold.
+/// The known content of each register.
 #[derive(Default)]
 struct Forward {
     held: HashMap<Cell, Value>,
@@ -99,7 +99,7 @@ struct Live {
 }
 
 impl Live {
-    /// What a load or a product reads.
+    /// Notes the registers that a load or a product reads.
     fn read(&mut self, inst: &Inst, numbers: &HashMap<Value, u32>) {
         match inst {
             Inst::Load { place: place @ Place::Register(_), index, .. } => {

@@ -140,8 +140,8 @@ impl Facts<'_> {
             }
     }
 
-    /// What is added to a loop's index to make `value`, if that is all: sorted terms from outside
-    /// the loop. Different trips then have different values.
+    /// The terms added to a loop's index to make `value`, if that is all: sorted, from outside the
+    /// loop. Different trips then have different values.
     pub(super) fn own(
         &self,
         value: Value,

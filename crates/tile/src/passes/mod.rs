@@ -33,7 +33,7 @@ use crate::verify::{self, Fault};
 pub use specialise::specialise;
 pub use tile_lowering::fits;
 
-/// What a kernel is lowered for.
+/// The target that a kernel is lowered for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Target {
     /// The interpreter: 16 x 16 tiles and asynchronous copies stay.
@@ -73,9 +73,9 @@ pub enum Pass {
     ConstFold,
     /// The same value computed once.
     Cse,
-    /// What a loop does not change, computed before it.
+    /// Moves computations that a loop does not change before it.
     Licm,
-    /// What nobody uses, removed.
+    /// Removes unused computations.
     Dce,
     /// Loops that ask for it, written out.
     Unroll,

@@ -1,4 +1,4 @@
-//! What is known of a `U32` value's size: the least and the greatest it can be, from the launch
+//! The known range of each `U32` value: the least and the greatest it can be, from the launch
 //! contract upward through arithmetic. Const-fold decides comparisons, remainders and loops with
 //! it.
 
@@ -26,13 +26,13 @@ impl Range {
         Range { least: 0, most }
     }
 
-    /// Of a loop's index.
+    /// The range of a loop's index.
     pub(crate) fn index(start: Range, end: Range) -> Self {
         let most = end.most.saturating_sub(1);
         Range { least: start.least.min(most), most }
     }
 
-    /// Of an instruction's result, given those of its operands.
+    /// The range of an instruction's result, given the ranges of its operands.
     pub(crate) fn of(kernel: &Kernel, inst: &Inst, of: impl Fn(Value) -> Range) -> Self {
         let launch = &kernel.launch;
         match inst {
@@ -64,7 +64,7 @@ impl Range {
     }
 }
 
-/// What the contract says of a name.
+/// The range that the contract gives a name.
 fn promised(kernel: &Kernel, name: &str) -> Range {
     let rules = kernel.launch.requirements.iter();
     let limits = rules.filter_map(|rule| match rule {

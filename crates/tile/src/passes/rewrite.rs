@@ -1,4 +1,4 @@
-//! What passes share: rebuilding a body with values renamed, and questions about a kernel's values.
+//! Helpers of passes: rebuilding a body with values renamed, and questions about a kernel's values.
 //!
 //! A pass walks the old body in order and emits the new one. [`Rewrite`] holds what is emitted,
 //! which old value each new one replaces, and the instruction behind every new value; [`Visitor`]
@@ -93,7 +93,7 @@ impl Rewrite {
         inner
     }
 
-    /// What `f` emits, as a block.
+    /// The block that `f` emits.
     pub(crate) fn block(&mut self, f: impl FnOnce(&mut Self)) -> Block {
         self.open.push(Block::default());
         f(self);
@@ -184,7 +184,7 @@ impl Rewrite {
     }
 
     /// Emits a copy of an old block with new values for all that it defines. Old values are renamed
-    /// to those of the latest copy, and renamed back by the next.
+    /// to the values of the latest copy, and renamed back by the next.
     pub(crate) fn copy(&mut self, block: &Block) {
         for node in &block.0 {
             self.copy_node(node);
@@ -220,7 +220,7 @@ impl Rewrite {
     }
 }
 
-/// What defines a value.
+/// The definition of a value.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Def<'k> {
     /// An instruction.
@@ -229,7 +229,7 @@ pub(crate) enum Def<'k> {
     Index {
         /// Its first value.
         start: Value,
-        /// What is added each time.
+        /// Added in each trip.
         step: Value,
     },
 }
@@ -264,7 +264,7 @@ impl<'k> Facts<'k> {
         }
     }
 
-    /// What defines a value.
+    /// The definition of a value.
     pub(crate) fn def(&self, value: Value) -> Option<Def<'k>> {
         self.defs.get(value.0 as usize).copied().flatten()
     }
@@ -442,21 +442,21 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    /// Those of one instruction.
+    /// The effects of one instruction.
     pub(crate) fn of(node: &Node) -> Self {
         let mut found = Effects::default();
         found.add(node);
         found
     }
 
-    /// Those of a block.
+    /// The effects of a block.
     pub(crate) fn of_block(block: &Block) -> Self {
         let mut found = Effects::default();
         block.0.iter().for_each(|node| found.add(node));
         found
     }
 
-    /// Adds those of one instruction.
+    /// Adds the effects of one instruction.
     pub(crate) fn add(&mut self, node: &Node) {
         each(node, &mut |node| {
             self.reads.extend(node.inst.reads());

@@ -160,7 +160,7 @@ struct Group {
     /// Where the next goes.
     at: usize,
     count: usize,
-    /// What depends on them.
+    /// The values that depend on them.
     results: HashSet<Value>,
 }
 

@@ -54,7 +54,7 @@ struct Plan {
 /// Loads or a store of a run.
 struct Access {
     place: Place,
-    /// What is added to the loop's index.
+    /// The terms added to the loop's index.
     terms: Vec<Value>,
     /// Elements that one access moves.
     chunk: u8,
@@ -182,7 +182,8 @@ fn alike(facts: &Facts<'_>, one: &Candidate<'_>, other: &Candidate<'_>, place: P
     bounds(one) == bounds(other) && a.is_some() && a == b
 }
 
-/// What is added to the index in all of a loop's accesses to an array, if it is the same in all.
+/// The terms added to the index in all of a loop's accesses to an array, if they are the same in
+/// all.
 fn own_access(facts: &Facts<'_>, c: &Candidate<'_>, place: Place) -> Option<Vec<Value>> {
     let inside = defined(c.node);
     let mut found: Option<Vec<Value>> = None;
@@ -271,7 +272,7 @@ fn registers_may(facts: &Facts<'_>, node: &Node, effects: &Effects) -> bool {
     true
 }
 
-/// The accesses of a loop's body that become vectors when a run has so many elements.
+/// The accesses of a loop's body that become vectors when a run has `lanes` elements.
 fn plan(facts: &Facts<'_>, shape: Loop<'_>, lanes: u8) -> Plan {
     let inside: HashSet<Value> =
         shape.body.0.iter().flat_map(defined).chain([shape.index]).collect();

@@ -11,7 +11,7 @@ use crate::passes::{self, Target};
 
 use super::{Program, ThreadOrder, Unproved};
 
-/// What was proved.
+/// Counts of proved cases.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Counts {
     /// Cases that hold, under every schedule.

@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// What a launch came to.
+/// The outcome of a launch.
 pub(super) enum Answer {
     /// The bytes of every written buffer.
     Done(Vec<Vec<u8>>),

@@ -138,7 +138,8 @@ pub(super) fn compile(text: &str) -> Result<Executable, Unproved> {
     Ok(Executable { path, _scratch: scratch, _shim: shim })
 }
 
-/// Runs a compiler. Its complaints are those of a text that is wrong: the first few lines of them.
+/// Runs a compiler. If it complains, the text is wrong: the error has the first few lines of its
+/// output.
 pub(super) fn run(command: &mut Command) -> Result<(), Unproved> {
     run_for_log(command).map(|_| ())
 }

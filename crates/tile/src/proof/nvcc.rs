@@ -1,4 +1,4 @@
-//! What NVIDIA's compiler makes of CUDA text: that it compiles, and what each kernel costs in
+//! Compiles CUDA text with NVIDIA's compiler: whether it compiles, and what each kernel costs in
 //! registers, shared memory and spills. No GPU is needed for that.
 
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ pub struct Nvcc {
     pub version: String,
 }
 
-/// What a kernel needs on an architecture.
+/// The resources that a kernel needs on an architecture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usage {
     /// The kernel's symbol.

@@ -14,16 +14,16 @@ use crate::emit::Dialect;
 pub(super) struct Entry {
     /// The function's name.
     pub(super) name: String,
-    /// What it is given, in order.
+    /// Its parameters, in order.
     pub(super) parameters: Vec<Parameter>,
     /// Indices of the function constants that its body names.
     pub(super) constants: Vec<usize>,
 }
 
-/// What a kernel's parameter is given.
+/// The argument of a kernel's parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Parameter {
-    /// What is bound at an index: a buffer, or a number.
+    /// The argument bound at an index: a buffer, or a number.
     Bound { name: String, index: usize, pointer: bool },
     /// A position attribute, by name.
     Position(String),

@@ -105,7 +105,7 @@ fn is_type(word: &str) -> bool {
     known.contains(&stem) || word.starts_with("atomic_") && !word.ends_with("explicit")
 }
 
-/// What clang's OpenCL mode lets pass: the first finding.
+/// Faults that clang's OpenCL mode accepts: the first finding.
 fn lint(text: &str, tokens: &[Token<'_>]) -> Option<String> {
     let place = |at: usize| 1 + text[..at].bytes().filter(|b| *b == b'\n').count();
     let mut found = String::new();

@@ -180,7 +180,7 @@ impl<'p, 't> Body<'p, 't> {
         Ok((place, index))
     }
 
-    /// `%1, %2, ..`: so many values.
+    /// `%1, %2, ..`: exactly `N` values.
     fn values<const N: usize>(&mut self, words: &mut Words<'t>) -> Found<[Value; N]> {
         let mut found = [Value(0); N];
         for (i, value) in found.iter_mut().enumerate() {

@@ -13,7 +13,7 @@ use crate::verify::Fault;
 /// Parts of one extent: more than any contract has, and few enough to walk recursively.
 const EXTENT_PARTS: usize = 64;
 
-/// What a name in the body stands for, by index.
+/// The meaning of a name in the body, by index.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Symbol {
     Param(u32),

@@ -14,7 +14,7 @@ pub(super) struct Line<'t> {
     pub(super) source: &'t str,
 }
 
-/// What a parser of a part of a line finds, or what is wrong with the line.
+/// The result of parsing a part of a line, or what is wrong with the line.
 pub(super) type Found<T> = Result<T, String>;
 
 /// Splits a text into lines; an error is a line number and what is wrong there.

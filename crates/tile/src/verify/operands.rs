@@ -8,7 +8,7 @@ use crate::types::{Role, Scalar, Tile, Type};
 mod memory;
 mod tiles;
 
-/// What an instruction computes, `None` for nothing; or the rule it breaks.
+/// The type of an instruction's result, `None` if it has none; or the rule it breaks.
 type Computed = Result<Option<Type>, String>;
 
 /// A kernel and the questions that rules ask of it. Every value asked for is one of the kernel's.
@@ -265,7 +265,7 @@ impl<'k> Operands<'k> {
         Err(format!("{what} is {found}: {wanted} expected"))
     }
 
-    /// What the kernel does with a buffer.
+    /// The kernel's access to a buffer.
     fn access(&self, place: Place) -> Option<Access> {
         let Place::Buffer(index) = place else { return None };
         match self.kernel.params.get(index as usize)?.kind {

@@ -26,7 +26,7 @@ enum Level {
     Group,
     /// All lanes of a simdgroup.
     Simd,
-    /// Nobody.
+    /// One thread alone.
     Thread,
 }
 

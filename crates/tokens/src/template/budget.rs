@@ -1,5 +1,4 @@
-//! What a template may make: a number of bytes in a whole rendering, and a size and a depth for
-//! each value.
+//! The budget of a template: the bytes of a whole rendering, and the size and depth of each value.
 //!
 //! MiniJinja counts steps, but one step may double a text or a list, so that sixty of them fill any
 //! memory. Here each operation that makes a value says what it takes before or as it makes it
@@ -22,7 +21,7 @@ use minijinja::{Error, ErrorKind, Value};
 pub(crate) const MOST: usize = 512 << 20;
 /// Longest text, and largest size of a value, in bytes: some four million tokens.
 pub(crate) const LONGEST: usize = 16 << 20;
-/// What an entry of a list or map takes beside its own content, in bytes.
+/// The overhead of an entry of a list or map beside its own content, in bytes.
 pub(crate) const ENTRY: usize = 32;
 /// Bytes for which looking at a value once is taken: time is limited with memory.
 const LOOK: usize = 8;
@@ -31,7 +30,7 @@ const READ: usize = 8;
 /// Deepest nesting of lists and maps; freeing them recurses.
 const DEEPEST: usize = 200;
 
-/// What is left of [`MOST`].
+/// The rest of [`MOST`].
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: AtomicUsize,
@@ -44,7 +43,7 @@ struct Size {
     depth: usize,
 }
 
-/// A list with its size. Those of MiniJinja are made into these, what is lazy is computed.
+/// A list with its size. MiniJinja's lists are converted to these; lazy ones are computed.
 #[derive(Debug)]
 struct Held {
     items: Vec<Value>,
@@ -172,7 +171,7 @@ impl Budget {
         Ok(Value::from_object(Held { items, repr, size }))
     }
 
-    /// The size of a value inside of so many others.
+    /// The size of a value at nesting depth `level`.
     fn size(&self, value: &Value, level: usize) -> Result<Size, Error> {
         self.take(LOOK)?;
         if let Some(held) = held(value) {
@@ -230,7 +229,7 @@ fn held(value: &Value) -> Option<&Held> {
     value.downcast_object_ref::<Held>()
 }
 
-/// Whether a text or value of so many bytes may be made.
+/// Checks that a text or value of `bytes` bytes may be made.
 pub(crate) fn fits(bytes: usize) -> Result<(), Error> {
     match bytes > LONGEST {
         true => Err(invalid(format!("the template makes a value of more than {LONGEST} bytes"))),

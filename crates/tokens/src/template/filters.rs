@@ -52,7 +52,7 @@ pub(crate) fn install(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     );
 }
 
-/// What `instrument` puts in the place of operators, literals and other syntax.
+/// The filters that `instrument` puts in place of operators, literals and other syntax.
 fn operators(environment: &mut Environment<'_>, budget: &Arc<Budget>) {
     let own = Arc::clone(budget);
     environment.add_filter(PLUS, move |left: &Value, right: &Value| plus(&own, left, right));
@@ -326,8 +326,8 @@ fn plus(budget: &Budget, left: &Value, right: &Value) -> Result<Value, Error> {
     arithmetic("+", (left, right), i128::checked_add, |a, b| a + b)
 }
 
-/// `left * right`: numbers, or a text, list or tuple so many times; none where that is negative, as
-/// in Python.
+/// `left * right`: numbers, or a text, list or tuple repeated; empty where the number is negative,
+/// as in Python.
 fn times(budget: &Budget, left: &Value, right: &Value) -> Result<Value, Error> {
     let repeats = |value: &Value| value.as_str().is_some() || is_list(value);
     let (value, count) = if repeats(left) { (left, right) } else { (right, left) };
@@ -357,12 +357,12 @@ fn times(budget: &Budget, left: &Value, right: &Value) -> Result<Value, Error> {
     }
 }
 
-/// What it takes to look for each character of a text among others.
+/// The cost of looking for each character of a text among others.
 pub(crate) fn searches(text: &str, characters: Option<&str>) -> usize {
     text.len().saturating_mul(characters.map_or(1, str::len)) / 16
 }
 
-/// The items' texts, or those of an attribute, with a mark between them.
+/// The texts of the items, or of an attribute of each, with a mark between them.
 pub(crate) fn join(items: &Value, mark: &str, attribute: Option<&Value>) -> Result<String, Error> {
     let mut joined = String::new();
     for (at, item) in items.try_iter()?.checked().enumerate() {
@@ -379,7 +379,7 @@ pub(crate) fn join(items: &Value, mark: &str, attribute: Option<&Value>) -> Resu
     Ok(joined)
 }
 
-/// A text with one part put for another, at most so many times.
+/// A text in which one part is replaced by another, a limited number of times.
 pub(crate) fn replace(
     text: &str,
     from: &str,
@@ -422,8 +422,8 @@ fn sum(
     Ok(total)
 }
 
-/// `text | indent(width, first, blank)`: all lines but the first, and but empty ones, begin with so
-/// many spaces, or with `width` where that is a text.
+/// `text | indent(width, first, blank)`: all lines but the first, and but empty ones, begin with
+/// `width` spaces, or with `width` itself where that is a text.
 fn indent(text: &str, arguments: &[Value], options: &Kwargs) -> Result<String, Error> {
     let option = |at: usize, name: &str| -> Result<Option<Value>, Error> {
         Ok(match arguments.get(at) {

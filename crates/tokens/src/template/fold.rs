@@ -28,7 +28,7 @@ pub fn fold_system(messages: &[Value]) -> Vec<Value> {
     folded
 }
 
-/// What waits, as a message of the user's.
+/// The waiting messages, folded into one of the user's.
 fn user(waiting: &mut Vec<Value>) -> Option<Value> {
     let content = waiting.drain(..).reduce(join)?;
     let fields = [("role", Value::from("user")), ("content", content)];

@@ -29,17 +29,17 @@ pub(crate) const TIMES: &str = "__times";
 pub(crate) const TILDE: &str = "__tilde";
 /// `value[start:stop:step]`.
 pub(crate) const SLICE: &str = "__slice";
-/// What a loop goes over.
+/// The iterable of a loop.
 pub(crate) const EACH: &str = "__each";
 /// A literal list, tuple or map.
 pub(crate) const MADE: &str = "__made";
-/// What is put into a namespace.
+/// A value that is put into a namespace.
 pub(crate) const PUT: &str = "__put";
 /// `*value` among arguments.
 pub(crate) const SPREAD: &str = "__spread";
-/// What is compared.
+/// An operand of a comparison.
 pub(crate) const COMPARED: &str = "__compared";
-/// What is searched or tested, if it is a text.
+/// An operand that is searched or tested, if it is a text.
 pub(crate) const SCANNED: &str = "__scanned";
 /// Takes the number of bytes that the definition of a macro takes; prints nothing.
 pub(crate) const DEFINE: &str = "__define";
@@ -183,7 +183,7 @@ fn definition<'a>(s: &Spanned<Macro<'a>>) -> Spanned<Macro<'a>> {
     )
 }
 
-/// What is assigned to: names, lists of them, or an attribute. It stays as it is.
+/// The target of an assignment: names, lists of them, or an attribute. It stays as it is.
 fn target<'a>(expr: &Expr<'a>) -> Expr<'a> {
     match expr {
         Expr::List(e) => {

@@ -74,7 +74,7 @@ pub(crate) fn slice(
     }
 }
 
-/// The places that a slice takes of so many, in its order.
+/// The indices that a slice selects from a sequence of this length, in its order.
 fn places(
     length: usize,
     start: Option<i64>,
@@ -93,8 +93,8 @@ fn places(
         .filter_map(|at| usize::try_from(at).ok())
 }
 
-/// What a method of a string gives; not yet taken from the budget, but where it may be much longer
-/// than the string.
+/// The result of a string's method; charged to the budget only where it may be much longer than the
+/// string.
 fn string_method(
     budget: &Budget,
     string: &str,
@@ -208,7 +208,7 @@ fn strings(parts: Vec<&str>) -> Value {
     parts.into_iter().map(Value::from).collect()
 }
 
-/// `split` at runs of white space, at most so many times, from the right if asked.
+/// `split` at runs of white space, at most `most` times, from the right if asked.
 fn split_space(string: &str, most: usize, from_right: bool) -> Vec<&str> {
     let mut parts = Vec::new();
     let trim = |text| if from_right { str::trim_end(text) } else { str::trim_start(text) };

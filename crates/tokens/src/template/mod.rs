@@ -68,7 +68,7 @@ struct Source {
 /// Templates as they are found: by name, the place and the text.
 type Found = BTreeMap<String, (String, String)>;
 
-/// What a template is asked to render.
+/// The input of a rendering.
 #[derive(Debug, Clone, Default)]
 pub struct Request<'a> {
     /// Messages as in the OpenAI API: objects with `role`, `content` (a string or a list of parts),
@@ -86,7 +86,7 @@ pub struct Request<'a> {
     pub bos_token: Option<&'a str>,
     /// The text of the EOS token.
     pub eos_token: Option<&'a str>,
-    /// What `strftime_now` says; the system's clock, in UTC, where `None`.
+    /// The time that `strftime_now` formats; `None` means the system's clock, in UTC.
     pub now: Option<Now>,
     /// Which template, where a model has several by name. Unset, it is `tool_use` when there are
     /// tools and such a template, else the default one.
@@ -359,7 +359,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a template sees of tools and documents that a request does not have.
+/// How a template sees tools and documents that a request does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Absent {
     /// Python's None, as with Transformers.
@@ -403,8 +403,8 @@ fn alias_reasoning(message: &Value) -> Value {
     Value::Object(fields)
 }
 
-/// What went wrong and where: the innermost error, since those around it only say which block it
-/// was in.
+/// Describes a template's error and its place: the innermost one, since the outer ones only name
+/// the block it was in.
 fn describe(error: &minijinja::Error) -> String {
     let mut error = error;
     while let Some(inner) = std::error::Error::source(error).and_then(|inner| inner.downcast_ref())
@@ -426,7 +426,7 @@ fn describe(error: &minijinja::Error) -> String {
     }
 }
 
-/// A template's instructions, and those of its named blocks.
+/// The instructions of a template and of its named blocks.
 struct Code<'a> {
     main: Instructions<'a>,
     blocks: BTreeMap<&'a str, Instructions<'a>>,

@@ -1,4 +1,4 @@
-//! What templates take from Python beyond Jinja: `str` and `repr`, numbers and type tests.
+//! Python semantics that templates use beyond Jinja: `str` and `repr`, numbers and type tests.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What must be done to a template's source before MiniJinja may parse it.
+//! Rewrites a template's source so that MiniJinja may parse it.
 //!
 //! `{% generation %}` blocks, which mark what a model is trained on and say nothing in a prompt,
 //! become `{% with %}` blocks, which are scopes just the same. And as the parser and all that walks

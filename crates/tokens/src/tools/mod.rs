@@ -113,7 +113,7 @@ pub struct Format {
     pub call: (&'static str, &'static str),
     /// Stands between two calls; none where the form has one call only.
     pub between: Option<&'static str>,
-    /// What stands within the marks.
+    /// The content between the marks.
     pub body: Body,
 }
 
@@ -367,7 +367,7 @@ impl Format {
         reads.then(|| FORMATS.iter().find(|format| format.signs.iter().all(has))).flatten()
     }
 
-    /// The form of a model with this template: that of [`describe`] where the template knows no
+    /// The form of a model with this template; the form of [`describe`] where the template knows no
     /// tools, or none of the table's.
     pub fn or_described(template: Option<&ChatTemplate>) -> (&'static Format, Described) {
         match template.and_then(Format::of) {

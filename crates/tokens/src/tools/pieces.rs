@@ -56,7 +56,7 @@ enum Place {
 struct Marks {
     argument: (&'static str, &'static str, &'static str),
     end: &'static str,
-    /// Whether the end is a mark of the arguments' own, and not that of the call.
+    /// Whether the end mark belongs to the arguments rather than to the call.
     own: bool,
 }
 
@@ -112,8 +112,8 @@ impl Begun {
     }
 }
 
-/// What a text adds to the fields of an object at a place, how many of its bytes that takes, and
-/// where they lead; `None` where more of the text must come first.
+/// The fields that a text adds to an object at a place, how many of its bytes they take, and the
+/// place after them; `None` if more of the text is needed.
 fn field(
     text: &str,
     tool: &Tool,

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Messages in which tools, calls and results are text: the tools in the system message, calls in
-/// the assistant's, results in the user's. The form is that of Hermes.
+/// the assistant's, results in the user's. The form is Hermes's.
 pub fn describe(messages: &[Value], tools: &[Value]) -> Vec<Value> {
     let list: String = tools.iter().map(|tool| format!("\n{tool}")).collect();
     let words = format!(

@@ -20,7 +20,7 @@ pub enum Part {
     End,
 }
 
-/// What opens a call that is Python, or any call, in Llama's form.
+/// The mark that opens a call of Python, or any call, in Llama's form.
 const PYTHON: &str = "<|python_tag|>";
 
 /// Where in the answer the reader is.
@@ -42,11 +42,11 @@ pub struct Calls {
     pub(super) format: &'static Format,
     pub(super) tools: Vec<Tool>,
     pub(super) state: State,
-    /// What is not decided yet.
+    /// Text that is not decided yet.
     pub(super) held: String,
     /// White space in front of what opened calls.
     pub(super) gap: String,
-    /// Whether a call came before: white space between calls is nobody's.
+    /// Whether a call came before: white space between calls is dropped.
     pub(super) after_call: bool,
     /// Whether calls are given as they are written.
     pub(super) piecewise: bool,
@@ -190,7 +190,7 @@ impl Calls {
         true
     }
 
-    /// What opened a call opens none: it is text.
+    /// Decides that a mark which seemed to open a call is text.
     fn give_up(&mut self, parts: &mut Vec<Part>) {
         if self.cut(parts) {
             self.state = State::Text;

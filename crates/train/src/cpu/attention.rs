@@ -1,5 +1,6 @@
-//! Attention among packed rows. Each sequence's key/value head is one thread's, a block of queries
-//! at a time: scores of a block are there at once, those of a sequence are not.
+//! Attention among packed rows. Each key/value head of a sequence belongs to one thread, which
+//! computes a block of queries at a time: memory holds the scores of a block, never those of a
+//! sequence.
 
 use super::executor::Run;
 use super::gemm::{Of, To, gemm};
@@ -21,7 +22,7 @@ struct Head {
     index: usize,
 }
 
-/// What is done with a head of a sequence of these rows, with a thread's own memory.
+/// The work on one head of a sequence with these rows, with a thread's own memory.
 type HeadWork<'a> = dyn Fn(Head, Range<usize>, &mut [f32]) + Sync + 'a;
 
 /// A block of queries, and what they see.
@@ -52,8 +53,8 @@ unsafe fn turned(start: *const f32, stride: usize, rows: usize, d: usize, to: &m
 }
 
 impl Run<'_> {
-    /// Calls `f` with every head of every sequence, and with a thread's own memory of so many f32
-    /// for so many rows.
+    /// Calls `f` with every head of every sequence, and with a thread's own memory: `floats` says
+    /// how many f32 a number of rows takes.
     fn heads(&self, of: &Attention, floats: &(dyn Fn(usize) -> usize + Sync), f: &HeadWork<'_>) {
         let sequences = &self.batch.sequences;
         self.each(sequences.len() * of.kv_heads, 1, &|range, scratch| {
@@ -243,7 +244,7 @@ fn softmax(isa: cpu_kernels::isa::Isa, scores: &mut [f32], sink: Option<f32>) ->
     top + sum.ln()
 }
 
-/// Scores `p` become weights, and the weights' gradients `ds` those of `q . k`.
+/// Turns scores `p` into weights, and the weights' gradients `ds` into gradients of `q . k`.
 fn through(
     of: &Attention,
     isa: cpu_kernels::isa::Isa,

@@ -1,4 +1,4 @@
-//! What works element by element or row by row, forward and backward.
+//! Operations that work element by element or row by row, forward and backward.
 
 use super::executor::Run;
 use cpu_kernels::math;
@@ -238,8 +238,8 @@ impl Run<'_> {
         }
     }
 
-    /// The gradients of a norm. Those of its weight are added up by [`ROWS`] rows, then over all of
-    /// these.
+    /// The gradients of a norm. The gradients of its weight are summed over [`ROWS`] rows at a
+    /// time, then over these sums.
     fn norm_backward(&self, index: usize, node: &Node, how: (f32, bool), weight: WeightId) {
         self.copy(index, node, 1);
         let (to, weight) = (node.outputs[0], self.weights.vector(weight));
@@ -275,8 +275,8 @@ impl Run<'_> {
     }
 }
 
-/// A row's gradients: `dy` becomes `dx`; `sums` gets those of the weight, then of the bias, as far
-/// as it has room.
+/// The gradients of one row: `dy` becomes `dx`; the gradients of the weight and then of the bias
+/// are added to `sums`, as far as it has room.
 fn norm_row(
     x: &[f32],
     dy: &mut [f32],

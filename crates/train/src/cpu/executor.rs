@@ -87,8 +87,8 @@ impl Results<'_> {
 }
 
 impl Executor {
-    /// An executor of so many threads; `None`: one for each physical core that this process may
-    /// use.
+    /// An executor with `threads` threads; `None` means one for each physical core that this
+    /// process may use.
     ///
     /// # Errors
     /// More threads than the system gives, or too little memory.
@@ -110,7 +110,7 @@ impl Executor {
         &self.team
     }
 
-    /// Bytes of the values of a Program, for so many rows of which so many are to predict
+    /// Bytes of the values of a Program, for `tokens` rows of which `outputs` are to predict
     /// something.
     pub fn bytes(program: &Program, tokens: usize, outputs: usize) -> usize {
         plan_memory(program, tokens, outputs).bytes

@@ -22,7 +22,7 @@ struct Visited {
 struct Inner {
     gate: Vec<f32>,
     up: Vec<f32>,
-    /// What the gate makes of both.
+    /// The gate's output.
     value: Vec<f32>,
 }
 

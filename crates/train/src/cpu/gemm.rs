@@ -130,7 +130,8 @@ unsafe fn tile<const FMA: bool, const M: usize>(a: Of, b: &[[f32; WIDE]], c: To,
 mod tests {
     use super::*;
 
-    /// Of every instruction set, against sums in f64, with ragged edges and both readings of `a`.
+    /// Products on every instruction set against sums in f64, with ragged edges and both readings
+    /// of `a`.
     #[test]
     fn products_agree_with_sums_in_f64() {
         let number = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 504.5 - 1.0;

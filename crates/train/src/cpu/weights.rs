@@ -29,7 +29,7 @@ struct Loaded {
     forward: Option<Matrix>,
     /// The transpose.
     backward: Option<Matrix>,
-    /// Those of experts.
+    /// The matrices of experts.
     of_experts: Vec<Loaded>,
 }
 

@@ -12,9 +12,9 @@ use std::path::Path;
 /// A question of which one choice is right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// What is asked.
+    /// The question.
     pub question: String,
-    /// What could be answered, two texts or more.
+    /// The possible answers, two texts or more.
     pub choices: Vec<String>,
     /// Which of them is right.
     pub right: usize,

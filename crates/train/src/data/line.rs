@@ -104,7 +104,7 @@ impl Reader<'_> {
     }
 }
 
-/// What a line has for the template beside messages.
+/// The fields of a line, besides messages, for the template.
 fn extra(object: &Map<String, Value>) -> Result<Map<String, Value>> {
     let mut extra = Map::new();
     for key in FOR_TEMPLATES {
@@ -132,7 +132,7 @@ fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value]> {
     value.as_array().map(Vec::as_slice).ok_or_else(|| Error::new(key, "a list", kind(value)))
 }
 
-/// What kind of value JSON has there.
+/// JSON's name for the type of a value.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "nothing",

@@ -1,5 +1,5 @@
 //! Recomputation (Chen et al. 2016): values of the forward pass that only gradients read are
-//! computed again where they are read, so that memory holds those of one segment at a time. The
+//! computed again where they are read, so that memory holds one segment of them at a time. The
 //! results have the same bits.
 
 use program::{Node, Program, ValueId};

@@ -5,9 +5,9 @@ use ops::gradient::{Fill, Recorder, Reverse, Var, Wrt};
 use ops::{Binary, Op, Shape, Zip};
 use program::{Node, Program, ValueId, WeightId};
 
-/// The Program whose first result is that of `program`, and whose others are the derivatives of the
-/// sum of all elements of that result with respect to the weights `wrt`, in their order: each has
-/// the shape of its weight ([`Shape::of_weight`]).
+/// The Program whose first result is `program`'s, and whose further results are the derivatives of
+/// the sum of all elements of that result with respect to the weights `wrt`, in their order: each
+/// has the shape of its weight ([`Shape::of_weight`]).
 ///
 /// ```
 /// use ops::{Embed, Op, Shape, embed::Index};
@@ -99,7 +99,7 @@ struct Cotangents {
     cotangents: Vec<Option<ValueId>>,
     of_weights: Vec<Option<ValueId>>,
     ones: Option<ValueId>,
-    /// What equals the loss, and is computed in its place.
+    /// The value that is computed in place of the loss, which it equals.
     replaced: Option<ValueId>,
 }
 

@@ -6,9 +6,9 @@ use ops::gradient::{Forward, Recorder, Var};
 use ops::{Binary, Op, Shape, Zip};
 use program::{Node, Program, ValueId, Weight, WeightId};
 
-/// The Program whose first result is that of `program`, and whose second is its derivative along a
-/// direction: for each weight of `wrt` there is another behind the program's own, in their order,
-/// of the same shape, which is the direction's part.
+/// The Program whose first result is `program`'s, and whose second is its derivative along a
+/// direction: for each weight of `wrt` there is another after the program's own, in their order, of
+/// the same shape, which is the direction's part.
 ///
 /// ```
 /// use ops::{Embed, Map, Op, Shape, Unary, embed::Index};

@@ -86,8 +86,8 @@ pub struct Part {
     pub rows: usize,
     /// `[rows, rank]`.
     pub up: WeightId,
-    /// What the rows of the changed matrix are multiplied with, `[rows]`: with DoRA the magnitude
-    /// of each by its length.
+    /// The factor on each row of the changed matrix, `[rows]`: with DoRA the row's magnitude
+    /// divided by its length.
     pub gain: Option<WeightId>,
 }
 
@@ -103,7 +103,7 @@ impl Factors {
 pub struct LowRank {
     /// Columns and rows of the factors.
     pub rank: usize,
-    /// What multiplies the factors' product.
+    /// The factor on the factors' product.
     pub scale: f32,
     /// Whether rows have gains (DoRA, Liu et al. 2024).
     pub gains: bool,

@@ -117,8 +117,8 @@ impl Running<'_> {
         self.finite(loss).map(Some)
     }
 
-    /// Notes a held-out loss, and writes the parameters if it is the least; that of the untrained
-    /// model is only noted.
+    /// Notes a held-out loss, and writes the parameters if it is the least so far; the loss of the
+    /// untrained model is only noted.
     fn measured(&mut self, loss: f64) -> Result<()> {
         let step = self.state.step;
         let best = step > 0 && self.state.best.is_none_or(|(_, bits)| loss < f64::from_bits(bits));

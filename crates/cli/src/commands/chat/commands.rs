@@ -16,7 +16,7 @@ pub(super) struct Command {
     run: fn(&mut Talk, Given) -> Outcome<Next>,
 }
 
-/// What follows a command's name.
+/// The argument after a command's name.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Argument {
     None,
@@ -27,7 +27,7 @@ pub(super) enum Argument {
     Words(&'static [&'static str]),
 }
 
-/// What was typed behind a command's name.
+/// The text typed after a command's name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Given<'a> {
     pub(super) text: &'a str,
@@ -174,7 +174,7 @@ pub(super) const COMMANDS: &[Command] = &[
     },
 ];
 
-/// What stands below the list of commands.
+/// The text below the list of commands.
 pub(super) const AFTERWORD: &str = "\
 The beginning of a name will do where it is clear. A line that ends with \\ goes on in the next one; \"\"\" begins and \
 ends a block of lines. Ctrl-C ends an answer, and leaves if it is pressed twice at an empty line.";

@@ -6,10 +6,10 @@ use super::actions::settings;
 use super::commands::{Argument, COMMANDS, Command};
 use super::conversation::path;
 
-/// What is listed, and what replaces the word.
+/// The text that is listed, and the text that replaces the word.
 pub(super) type Candidate = (String, String);
 
-/// What a line that ends at the cursor may go on with, and where in it that begins.
+/// The possible continuations of a line that ends at the cursor, and where in the line they begin.
 pub(super) fn complete(line: &str) -> (usize, Vec<Candidate>) {
     let Some(command) = line.strip_prefix('/') else { return (0, Vec::new()) };
     let Some((name, rest)) = command.split_once(' ') else {
@@ -63,7 +63,7 @@ fn files(typed: &str) -> Vec<Candidate> {
     found
 }
 
-/// What a line would go on with, shown behind the cursor.
+/// The suggested continuation of a line, shown after the cursor.
 #[derive(Debug, PartialEq)]
 pub(super) struct Hint {
     text: String,

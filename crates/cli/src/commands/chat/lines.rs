@@ -27,7 +27,7 @@ pub(super) enum Lines {
     Plain,
 }
 
-/// What came of asking for a line.
+/// The result of asking for a line.
 enum Line {
     Text(String),
     /// Ctrl-C: what was typed is dropped, as shells do.
@@ -140,7 +140,7 @@ impl Lines {
         std::mem::replace(leaving, empty) && empty
     }
 
-    /// Whether the user agrees; None where nobody can be asked.
+    /// Whether the user agrees; `None` where no user can be asked.
     pub(super) fn confirm(&mut self, question: &str) -> Outcome<Option<bool>> {
         let Lines::Edited { .. } = self else { return Ok(None) };
         let agreed = match self.line(&format!("{question} [y/N] "))? {

@@ -16,7 +16,7 @@ use crate::wrap::Wrap;
 /// wiped in any window.
 const ROWS: usize = 6;
 
-/// What becomes of reasoning.
+/// How reasoning is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum View {
     /// Its last lines are shown while it lasts.
@@ -294,7 +294,7 @@ impl Thoughts {
     }
 }
 
-/// Empties so many rows, of which the cursor is in the last, and goes to the first.
+/// Clears `rows` rows, of which the cursor is in the last, and goes to the first.
 fn wipe(rows: usize) -> String {
     let up = if rows > 1 { format!("\x1b[{}A", rows - 1) } else { String::new() };
     format!("\r{up}\x1b[J")

@@ -59,8 +59,8 @@ pub(in crate::commands) fn note(folder: &Path, words: impl Iterator<Item = OsStr
     Ok(Aside::whole(&folder.join(FILE), (flags + "\n").as_bytes())?)
 }
 
-/// What the run in a folder was begun with, where the command line says nothing else; the command
-/// line alone where the folder has no flags.
+/// The flags that the run in a folder was begun with, where the command line says nothing else; the
+/// command line alone where the folder has no flags.
 ///
 /// # Errors
 /// A file that has no flags of this version.

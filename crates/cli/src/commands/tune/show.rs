@@ -209,7 +209,7 @@ impl Samples {
         Ok(Samples { base, options, prompt, shown })
     }
 
-    /// What it writes with these files: an adapter, or a model.
+    /// The text that a model generates with these files: an adapter, or a model.
     fn text(&self, files: &[(String, Vec<u8>)], options: &GenerateOptions) -> Result<String> {
         let io = |e| Error::io("a sample's files", e);
         let folder = tempfile::tempdir().map_err(io)?;

@@ -24,7 +24,7 @@ pub(super) struct Evidence {
     /// The slowest tenth of untimed decode steps against the median one, and that in seconds.
     pub(super) spread: f64,
     pub(super) untimed: f64,
-    /// Of the last minute before the model was loaded.
+    /// The load average of the last minute before the model was loaded.
     pub(super) load_average: Option<f64>,
     pub(super) load_seconds: f64,
     /// While the model was loaded, and from then to the end.
@@ -41,9 +41,9 @@ pub(super) struct Evidence {
 pub(super) struct Verdict {
     /// One word for programs.
     pub(super) cause: &'static str,
-    /// What it is, with the figures that show it.
+    /// The finding, with the figures that show it.
     pub(super) found: String,
-    /// What mends it.
+    /// The remedy.
     pub(super) mend: String,
 }
 
@@ -56,7 +56,7 @@ const BARRIERS: f64 = 0.15;
 const IMBALANCE: f64 = 0.15;
 const ATTENTION: f64 = 0.25;
 const SAMPLING: f64 = 0.10;
-/// Of its roof from which on memory or arithmetic is the limit.
+/// The share of its roof from which on memory or arithmetic is the limit.
 const NEAR: f64 = 0.6;
 /// Page faults that a start causes anyway.
 const FAULTS: u64 = 16;
@@ -404,7 +404,7 @@ impl Evidence {
         })
     }
 
-    /// What to think of a roof that was measured beside other programs, or that was exceeded.
+    /// A caveat for a roof that was measured beside other programs, or that was exceeded.
     fn doubt(&self, reached: f64) -> &'static str {
         match (self.disturbed(), reached > 1.0) {
             (true, true) => " beside other programs, which is too low a figure",

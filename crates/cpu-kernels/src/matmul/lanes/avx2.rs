@@ -136,7 +136,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         }
     }
     /// Without AVX-VNNI, runs of narrow codes are sums of 16 bits, which take half of the
-    /// instructions: `8 * 2 * 15 * 127 < 2^15`, half as many with every bit more. Those of whole
+    /// instructions: `8 * 2 * 15 * 127 < 2^15`, half as many with every bit more. Runs of whole
     /// bytes are sums of 32.
     #[inline(always)]
     fn depth(bits: usize) -> usize {

@@ -49,7 +49,7 @@ pub(super) trait Lanes: 'static {
     /// Wrapping add of the same byte everywhere.
     unsafe fn add_byte(v: Self::Bytes, n: u8) -> Self::Bytes;
 
-    /// `run[r] + sum over e of code[4 r + e] * x[e]`: codes of so many bits, `x` four signed bytes
+    /// `run[r] + sum over e of code[4 r + e] * x[e]`: codes of `bits` bits, `x` four signed bytes
     /// in `-127..=127`. For runs, see [`Lanes::open`].
     unsafe fn dot(bits: usize, run: Self::Ints, codes: Self::Bytes, x: i32) -> Self::Ints;
     /// How many dot products a run adds up, a power of two; 8, a whole block, where the run is
@@ -59,7 +59,7 @@ pub(super) trait Lanes: 'static {
         let _ = bits;
         8
     }
-    /// Begins a run of dot products with codes of so many bits, which will be added to `sum`.
+    /// Begins a run of dot products with codes of `bits` bits, which will be added to `sum`.
     #[inline(always)]
     unsafe fn open(bits: usize, sum: Self::Ints) -> Self::Ints {
         let _ = bits;

@@ -157,7 +157,7 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    /// Of operands of a type.
+    /// Batches of codes that are decoded into operands of a type.
     pub(super) fn new(scalar: Scalar, plan: Plan, stages: u32, stored: [Stored; 2]) -> Self {
         let (row, lots) = (plan.head_dim + PAD, plan.simds * stages * 2);
         let chunks = 32 * Chunks::of(plan, 16).count;

@@ -32,7 +32,7 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// The plan for elements of at most so many bytes, in the cache and in queries.
+    /// The plan for elements of at most `bytes` bytes, in the cache and in queries.
     fn of(form: Form, bytes: u32) -> Lanes {
         let d = form.head_dim;
         // Eight elements or more per lane; fewer than four lanes could not exchange quarters.
@@ -199,8 +199,8 @@ pub(super) fn attend(
     gather(plan, lanes, running)
 }
 
-/// Batches of keys and values on their way to the lanes that asked for them: a lane reads what it
-/// brought itself, so that nobody waits for others.
+/// Batches of keys and values on their way to the lanes that asked for them. A lane reads only what
+/// it brought itself, so no lane waits for another.
 #[derive(Clone, Copy)]
 struct Ring {
     /// `[stages, 2, AHEAD, vectors, THREADS, vector]`.

@@ -1,4 +1,4 @@
-//! What the kernels of attention among packed rows are tested and timed with.
+//! Cases and benchmarks of the kernels of attention among packed rows.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, tolerance};
 use tile::dsl::Scalar;

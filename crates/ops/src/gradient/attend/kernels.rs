@@ -30,7 +30,7 @@ pub fn form(of: &Attention) -> Form {
     }
 }
 
-/// The numbers of a launch for so many tokens.
+/// The numbers of a launch for `tokens` tokens.
 pub fn numbers(of: &Attention, tokens: usize) -> Numbers {
     let mut numbers = Numbers::new()
         .with("tokens", tokens as u32)
@@ -110,7 +110,7 @@ impl Head {
     }
 }
 
-/// What all kernels have in common.
+/// The buffers and constants that all kernels have.
 struct Layer {
     scale: Val<f32>,
     window: Option<Val<u32>>,
@@ -150,7 +150,7 @@ impl Layer {
     }
 }
 
-/// The work of a simdgroup: a row and a head of so many.
+/// The work of a simdgroup: one row and one of its heads.
 struct Own {
     row: Val<u32>,
     head: Val<u32>,

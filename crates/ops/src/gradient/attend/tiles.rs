@@ -50,7 +50,7 @@ pub fn attend_along(
     }
 }
 
-/// What both kernels are given.
+/// The operands of both kernels.
 #[derive(Clone, Copy)]
 struct Operands {
     q: In,

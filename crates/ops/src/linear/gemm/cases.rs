@@ -1,4 +1,4 @@
-//! What the matrix products are tested and timed with.
+//! Cases and benchmarks of the matrix products.
 
 use super::{Machine, Schedule, Types, gemm};
 use crate::linear::cases::{Matrix, matrix_bytes, products};
@@ -13,7 +13,7 @@ pub(crate) const fn all(scalar: Scalar) -> Types {
     Types { x: scalar, operand: scalar, y: scalar }
 }
 
-/// What a matrix product sees of numbers: rounded to its operands' type.
+/// Numbers as a matrix product sees them: rounded to its operands' type.
 pub(crate) fn rounded(values: &[f32], operand: Scalar) -> Vec<f32> {
     Buffer::floats(operand, values).to_f32()
 }

@@ -44,7 +44,7 @@ pub(crate) struct Side {
     count: u32,
     /// Elements that a thread moves together.
     unit: u32,
-    /// Rows between those of a thread.
+    /// Distance in rows between two rows of one thread.
     apart: u32,
     /// This thread's first row.
     first: Val<u32>,

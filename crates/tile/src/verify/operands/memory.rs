@@ -101,7 +101,7 @@ impl Operands<'_> {
     }
 
     /// The element type of an array that the kernel has, at an index of u32. A literal index lies
-    /// in the array, and that of tiles in registers is a literal: which registers hold a tile
+    /// in the array, and an index of tiles in registers is a literal: which registers hold a tile
     /// cannot be computed.
     pub(super) fn element(&self, place: Place, index: Value) -> Result<Type, String> {
         let missing = |what: &str, i: u32| format!("there is no {what} number {i}");

@@ -114,7 +114,7 @@ impl Operands<'_> {
         Ok(None)
     }
 
-    /// A block of so many rows in a shared array: its element type.
+    /// A block of `rows` rows in a shared array: its element type.
     fn block(&self, place: Place, index: Value, rows: u32) -> Result<Scalar, String> {
         let element = self.element(place, index)?;
         let Place::Shared(at) = place else {
