@@ -7,6 +7,7 @@
 mod aside;
 mod cache_type;
 mod caught;
+mod dot;
 mod dtype;
 pub mod elementwise;
 mod encoding;
@@ -28,6 +29,7 @@ mod tensors;
 pub use aside::{Aside, AsideFolder};
 pub use cache_type::CacheType;
 pub use caught::{caught, words_of};
+pub use dot::dot;
 pub use dtype::DType;
 pub use encoding::{Encoding, Groups};
 pub use error::{Error, ErrorKind, Hint, Result, Setting, shape};

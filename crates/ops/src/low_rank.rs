@@ -100,7 +100,7 @@ impl Operation for LowRank {
             let low: Vec<f64> = match call.inputs.get(1) {
                 Some(x) => {
                     let x = &x[t * call.widths[1]..][..call.widths[1]];
-                    let row = |r: &[f32]| dot(r, x);
+                    let row = |r: &[f32]| formats::dot(r, x);
                     delta.down.chunks_exact(x.len()).map(row).collect()
                 }
                 None => {
@@ -138,8 +138,4 @@ impl Operation for LowRank {
     fn precision(&self) -> Precision {
         Precision::Full
     }
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }

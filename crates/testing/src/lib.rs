@@ -45,6 +45,12 @@ pub fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models")
 }
 
+/// Whether tests run all that they can: with `DELFT_ALL_FIXTURES`, which `xtask/proof` sets, those
+/// that multiply fixtures by ways to run them run every product; without it, a sample.
+pub fn all_fixtures() -> bool {
+    std::env::var_os("DELFT_ALL_FIXTURES").is_some()
+}
+
 /// The context with which a fixture's rotation is the one that it expects, where that follows the
 /// context.
 pub fn context(path: &Path) -> Option<usize> {

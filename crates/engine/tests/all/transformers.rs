@@ -108,6 +108,18 @@ fn variants(exact: f32) -> [(CacheType, f32, usize); 3] {
     [(CacheType::F32, exact, 512), (CacheType::F32, exact, 7), (CacheType::F16, rounded, 512)]
 }
 
+/// The variants of a fixture on several devices: each fixture has one of them in its turn, or all
+/// with `DELFT_ALL_FIXTURES` or on a named device. A device alone has them all: [`simulated`].
+fn variants_apart(path: &Path, exact: f32) -> Vec<(CacheType, f32, usize)> {
+    let variants = variants(exact);
+    if testing::all_fixtures() || std::env::var_os("DELFT_TEST_DEVICE").is_some() {
+        return variants.to_vec();
+    }
+    let name = path.strip_prefix(root()).unwrap().as_os_str().as_encoded_bytes();
+    let turn: usize = name.iter().map(|byte| usize::from(*byte)).sum();
+    vec![variants[turn % variants.len()]]
+}
+
 /// The shared GPU lowering, kernel by kernel.
 fn simulated(device: &str, path: &Path) {
     let (truth, exact) = truth(path);
@@ -200,7 +212,7 @@ const REFUSED: &[(&str, &str)] = &[
 fn shared_by_two_on(device: &str, path: &Path) {
     let (truth, exact) = truth(path);
     let refused = REFUSED.iter().find(|(name, _)| path == root().join(name));
-    for (cache_type, bound, chunk) in variants(exact) {
+    for (cache_type, bound, chunk) in variants_apart(path, exact) {
         let on = LoadOptions::on(device.parse().unwrap());
         let split_mode = SplitMode::Tensor;
         let options = LoadOptions { split_mode, cache_type, chunk: Some(chunk), ..on };
@@ -228,7 +240,7 @@ testing::fixtures!(layers_shared_by_two_ranks_agree_with_twins: shared_by_two, t
 
 /// The first layer on the CPU, the last on the GPU: as near as on either alone.
 fn on_two_devices_with(device: &str, case: &Path) {
-    for (cache_type, bound, chunk) in variants(1e-4) {
+    for (cache_type, bound, chunk) in variants_apart(case, 1e-4) {
         let on = LoadOptions::on(device.parse().unwrap());
         let options = LoadOptions { gpu_layers: Some(1), cache_type, chunk: Some(chunk), ..on };
         let worst = worst(case, &expected(case), &options);
@@ -245,8 +257,9 @@ testing::fixtures!(a_model_on_two_devices_agrees: on_two_devices);
 /// may have none.
 fn experts_on_the_cpu_with(device: &str, path: &Path) {
     let (truth, exact) = truth(path);
-    for (cpu_experts, (cache_type, bound, chunk)) in
-        [usize::MAX, 2].into_iter().flat_map(|blocks| variants(exact).map(|v| (blocks, v)))
+    for (cpu_experts, (cache_type, bound, chunk)) in [usize::MAX, 2]
+        .into_iter()
+        .flat_map(|blocks| variants_apart(path, exact).into_iter().map(move |v| (blocks, v)))
     {
         let on = LoadOptions::on(device.parse().unwrap());
         let options = LoadOptions { cpu_experts, cache_type, chunk: Some(chunk), ..on };

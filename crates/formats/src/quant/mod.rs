@@ -183,7 +183,7 @@ pub trait Block: 'static {
     fn dot(block: &[u8], x: &[f32]) -> f64 {
         let mut weights = [0.0; 256];
         Self::decode(block, &mut weights[..Self::ELEMENTS]);
-        weights[..Self::ELEMENTS].iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum()
+        crate::dot(&weights[..Self::ELEMENTS], x)
     }
 }
 

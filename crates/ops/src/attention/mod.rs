@@ -80,8 +80,7 @@ impl Scores {
     /// Zeros if there are none.
     pub fn reference(&self, q: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
         let score = |k: &&[f32]| {
-            let product: f64 = q.iter().zip(*k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-            let scaled = product * f64::from(self.scale);
+            let scaled = formats::dot(q, k) * f64::from(self.scale);
             self.cap.map_or(scaled, |cap| f64::from(cap) * (scaled / f64::from(cap)).tanh())
         };
         let scores: Vec<f64> = keys.iter().map(score).collect();

@@ -14,7 +14,7 @@ mod cases;
 use super::{AttendTangent, Forward, Reverse, Wrt, one, zeros};
 use crate::operation::{Call, Operation, Sharding};
 use crate::{Attention, Op, Rows, Shape, arity, expect};
-use formats::{Error, ErrorKind, Result};
+use formats::{Error, ErrorKind, Result, dot};
 use std::ops::RangeInclusive;
 
 pub use cases::KERNELS;
@@ -36,10 +36,6 @@ pub fn seen(attention: &Attention, first: u32, t: usize) -> RangeInclusive<usize
 /// A head of `x` `[rows, heads * d]` at a row.
 pub(super) fn head(x: &[f32], t: usize, heads: usize, h: usize, d: usize) -> &[f32] {
     &x[(t * heads + h) * d..][..d]
-}
-
-pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
 /// A score, and its derivative with respect to `q . k`.

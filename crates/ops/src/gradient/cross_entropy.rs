@@ -72,8 +72,7 @@ impl Operation for CrossEntropy {
             let row = call.picks[r] as usize;
             let (target, count) = (call.packed.targets[row], f64::from(call.packed.counts[row]));
             let product = |o: usize| {
-                let terms = head[o * width..][..width].iter().zip(x);
-                let sum: f64 = terms.map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                let sum = formats::dot(&head[o * width..][..width], x);
                 sum + call.weights.get(1).map_or(0.0, |bias| f64::from(bias[o]))
             };
             let logits: Vec<(f64, f64)> = (0..vocab).map(|o| self.logit(product(o))).collect();

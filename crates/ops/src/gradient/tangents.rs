@@ -5,10 +5,10 @@
 //! layer norm also less the mean of `dx`. Of attention with weights `p`:
 //! `sum p (ds - mean) v + p dv`, where `ds` are the scores' changes and `mean = sum p ds`.
 
-use super::attend::{dot, head, score, seen};
+use super::attend::{head, score, seen};
 use crate::operation::{Call, Operation, Sharding};
 use crate::{Attention, Shape, arity, expect, rms_norm};
-use formats::Result;
+use formats::{Result, dot};
 
 /// `x, dx; weight[group] -> dy`.
 #[derive(Debug, Clone, Copy, PartialEq)]

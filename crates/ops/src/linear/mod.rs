@@ -125,8 +125,7 @@ pub fn reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, width: usize, 
     for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(out)) {
         for o in 0..out {
             let row = &weight[o * width..][..width];
-            let dot: f64 = row.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum();
-            y[o] = (dot + bias.map_or(0.0, |b| f64::from(b[o]))) as f32;
+            y[o] = (formats::dot(row, x) + bias.map_or(0.0, |b| f64::from(b[o]))) as f32;
         }
     }
 }

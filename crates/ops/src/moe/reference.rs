@@ -83,7 +83,7 @@ pub fn product(
         let x = &x[pair / share * width..][..width];
         for o in 0..out {
             let row = &weight[(*id as usize * out + o) * width..][..width];
-            y.push(row.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum());
+            y.push(formats::dot(row, x));
         }
     }
     y

@@ -119,8 +119,9 @@ impl Run<'_> {
             let below = self.through(turned(2)?, &back, None);
             let (ff, bias) = (value.len() / pairs.len(), self.bias_of(node, 2, expert, width));
             for (row, pair) in pairs.iter().enumerate() {
-                let own = dot(&below[row * ff..][..ff], &value[row * ff..][..ff]);
-                let bias = bias.map_or(0.0, |bias| dot(&back[row * width..][..width], bias));
+                let own = formats::dot(&below[row * ff..][..ff], &value[row * ff..][..ff]);
+                let bias =
+                    bias.map_or(0.0, |bias| formats::dot(&back[row * width..][..width], bias));
                 of_shares[*pair] = own + bias;
             }
             // The halves become their cotangents.
@@ -156,8 +157,4 @@ impl Run<'_> {
         }
         Ok(())
     }
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
