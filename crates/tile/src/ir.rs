@@ -201,6 +201,31 @@ pub enum Builtin {
     Simd,
 }
 
+impl Builtin {
+    /// One of each name.
+    pub(crate) const ALL: [Builtin; 5] =
+        [Builtin::Group(0), Builtin::Groups(0), Builtin::Thread, Builtin::Lane, Builtin::Simd];
+
+    /// Its name in the text form.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Builtin::Group(_) => "group",
+            Builtin::Groups(_) => "groups",
+            Builtin::Thread => "thread",
+            Builtin::Lane => "lane",
+            Builtin::Simd => "simd",
+        }
+    }
+
+    /// The axis of the grid, if it has one.
+    pub(crate) fn axis(&mut self) -> Option<&mut u8> {
+        match self {
+            Builtin::Group(axis) | Builtin::Groups(axis) => Some(axis),
+            Builtin::Thread | Builtin::Lane | Builtin::Simd => None,
+        }
+    }
+}
+
 /// How memory is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Hint {
@@ -226,6 +251,21 @@ pub enum AtomicOp {
     Exchange,
 }
 
+impl AtomicOp {
+    pub(crate) const ALL: [AtomicOp; 4] =
+        [AtomicOp::Add, AtomicOp::Min, AtomicOp::Max, AtomicOp::Exchange];
+
+    /// Its name in the text form.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            AtomicOp::Add => "atomic_add",
+            AtomicOp::Min => "atomic_min",
+            AtomicOp::Max => "atomic_max",
+            AtomicOp::Exchange => "atomic_exchange",
+        }
+    }
+}
+
 /// How values are combined across a simdgroup or along a tile's row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reduce {
@@ -235,6 +275,19 @@ pub enum Reduce {
     Max,
     /// The smallest.
     Min,
+}
+
+impl Reduce {
+    pub(crate) const ALL: [Reduce; 3] = [Reduce::Sum, Reduce::Max, Reduce::Min];
+
+    /// The name in the text form of a reduction of a tile's rows.
+    pub(crate) fn row_name(self) -> &'static str {
+        match self {
+            Reduce::Sum => "row_sum",
+            Reduce::Max => "row_max",
+            Reduce::Min => "row_min",
+        }
+    }
 }
 
 /// Exchanges between the 32 lanes of a simdgroup. Every lane takes part.
@@ -254,6 +307,44 @@ pub enum SimdOp {
     All,
     /// A `U32` whose bit `i` is lane `i`'s `Bool`.
     Ballot,
+}
+
+impl SimdOp {
+    /// One of each name.
+    pub(crate) const ALL: [SimdOp; 9] = [
+        SimdOp::Reduce(Reduce::Sum),
+        SimdOp::Reduce(Reduce::Max),
+        SimdOp::Reduce(Reduce::Min),
+        SimdOp::PrefixSum,
+        SimdOp::Shuffle,
+        SimdOp::ShuffleXor(0),
+        SimdOp::Any,
+        SimdOp::All,
+        SimdOp::Ballot,
+    ];
+
+    /// Its name in the text form.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            SimdOp::Reduce(Reduce::Sum) => "simd_sum",
+            SimdOp::Reduce(Reduce::Max) => "simd_max",
+            SimdOp::Reduce(Reduce::Min) => "simd_min",
+            SimdOp::PrefixSum => "simd_prefix_sum",
+            SimdOp::Shuffle => "shuffle",
+            SimdOp::ShuffleXor(_) => "shuffle_xor",
+            SimdOp::Any => "simd_any",
+            SimdOp::All => "simd_all",
+            SimdOp::Ballot => "ballot",
+        }
+    }
+
+    /// The bits in which lanes differ that exchange values, if it names any.
+    pub(crate) fn mask(&mut self) -> Option<&mut u8> {
+        match self {
+            SimdOp::ShuffleXor(mask) => Some(mask),
+            _ => None,
+        }
+    }
 }
 
 #[allow(missing_docs, reason = "each variant's comment says what its fields are")]
@@ -368,174 +459,6 @@ pub enum Inst {
     For { index: Value, start: Value, end: Value, step: Value, unroll: bool, body: Block },
     /// One block or the other.
     If { cond: Value, then: Block, otherwise: Block },
-}
-
-impl Inst {
-    /// The values it reads, in text order, without the operands of inner blocks.
-    pub fn operands(&self) -> Vec<Value> {
-        let mut found = Vec::new();
-        let mut copy = self.clone_shallow();
-        copy.map_operands(|v| {
-            found.push(v);
-            v
-        });
-        found
-    }
-
-    /// Replaces every value it reads, in text order; the operands of inner blocks stay.
-    pub fn map_operands(&mut self, mut f: impl FnMut(Value) -> Value) {
-        let mut each = |values: &mut [&mut Value]| {
-            for value in values {
-                **value = f(**value);
-            }
-        };
-        match self {
-            Inst::Literal(_)
-            | Inst::Constant(_)
-            | Inst::Argument(_)
-            | Inst::Builtin(_)
-            | Inst::Barrier
-            | Inst::SimdBarrier
-            | Inst::Fence
-            | Inst::CopyCommit
-            | Inst::CopyWait(_)
-            | Inst::GridTrigger
-            | Inst::GridWait
-            | Inst::WgmmaFence
-            | Inst::WgmmaCommit
-            | Inst::WgmmaWait(_)
-            | Inst::AsyncFence
-            | Inst::TileRow(_)
-            | Inst::TileCol(_) => {}
-            Inst::Unary(_, a)
-            | Inst::Cast(_, a)
-            | Inst::Bitcast(_, a)
-            | Inst::Extract(a, _)
-            | Inst::Splat(_, a)
-            | Inst::RowReduce(_, a)
-            | Inst::ToLeft(_, a) => each(&mut [a]),
-            Inst::Binary(_, a, b) => each(&mut [a, b]),
-            Inst::Fma(a, b, c) | Inst::Mma { a, b, c } | Inst::Dot4 { a, b, acc: c } => {
-                each(&mut [a, b, c]);
-            }
-            Inst::Select { cond, yes, no } => each(&mut [cond, yes, no]),
-            Inst::Pack(values) | Inst::TileOf(_, values) => {
-                values.iter_mut().for_each(|v| *v = f(*v))
-            }
-            Inst::Load { index, .. } => each(&mut [index]),
-            Inst::Store { index, value, .. } | Inst::Atomic { index, value, .. } => {
-                each(&mut [index, value]);
-            }
-            Inst::Simd(_, value, lane) => {
-                each(&mut [value]);
-                if let Some(lane) = lane {
-                    *lane = f(*lane);
-                }
-            }
-            Inst::CopyAsync { to_index, from_index, keep, .. } => {
-                each(&mut [to_index, from_index]);
-                if let Some(keep) = keep {
-                    *keep = f(*keep);
-                }
-            }
-            Inst::TileLoad { index, stride, .. } => each(&mut [index, stride]),
-            Inst::Wgmma { a_index, b_index, .. } => each(&mut [a_index, b_index]),
-            Inst::TileStore { index, stride, value, .. } => each(&mut [index, stride, value]),
-            Inst::For { start, end, step, .. } => each(&mut [start, end, step]),
-            Inst::If { cond, .. } => each(&mut [cond]),
-        }
-    }
-
-    /// The blocks inside it.
-    pub fn blocks(&self) -> Vec<&Block> {
-        match self {
-            Inst::For { body, .. } => vec![body],
-            Inst::If { then, otherwise, .. } => vec![then, otherwise],
-            _ => vec![],
-        }
-    }
-
-    /// The blocks inside it, to change.
-    pub fn blocks_mut(&mut self) -> Vec<&mut Block> {
-        match self {
-            Inst::For { body, .. } => vec![body],
-            Inst::If { then, otherwise, .. } => vec![then, otherwise],
-            _ => vec![],
-        }
-    }
-
-    /// Whether it does anything besides defining its result from its operands: such an instruction
-    /// is neither removed, nor repeated, nor moved over another. Loads have no effect but depend on
-    /// stores; see [`Inst::reads`].
-    pub fn has_effect(&self) -> bool {
-        matches!(
-            self,
-            Inst::Store { .. }
-                | Inst::Atomic { .. }
-                | Inst::Barrier
-                | Inst::SimdBarrier
-                | Inst::Fence
-                | Inst::Simd(..)
-                | Inst::CopyAsync { .. }
-                | Inst::CopyCommit
-                | Inst::CopyWait(_)
-                | Inst::GridTrigger
-                | Inst::GridWait
-                | Inst::TileLoad { .. }
-                | Inst::TileOf(..)
-                | Inst::TileStore { .. }
-                | Inst::Mma { .. }
-                | Inst::Wgmma { .. }
-                | Inst::WgmmaFence
-                | Inst::WgmmaCommit
-                | Inst::WgmmaWait(_)
-                | Inst::AsyncFence
-                | Inst::RowReduce(..)
-                | Inst::For { .. }
-                | Inst::If { .. }
-        )
-    }
-
-    /// The arrays it reads. Of what an atomic changes it is not said again.
-    pub fn reads(&self) -> impl Iterator<Item = Place> + use<> {
-        let found = match self {
-            Inst::Load { place, .. } | Inst::TileLoad { place, .. } => [Some(*place), None, None],
-            Inst::CopyAsync { from, .. } => [Some(*from), None, None],
-            Inst::Wgmma { sum, a, b, .. } => [Some(*sum), Some(*a), Some(*b)],
-            _ => [None; 3],
-        };
-        found.into_iter().flatten()
-    }
-
-    /// The array it changes.
-    pub fn writes(&self) -> Option<Place> {
-        match self {
-            Inst::Store { place, .. }
-            | Inst::Atomic { place, .. }
-            | Inst::TileStore { place, .. } => Some(*place),
-            Inst::CopyAsync { to, .. } => Some(*to),
-            Inst::Wgmma { sum, .. } => Some(*sum),
-            _ => None,
-        }
-    }
-
-    /// A copy without the blocks inside it.
-    fn clone_shallow(&self) -> Inst {
-        match self {
-            Inst::For { index, start, end, step, unroll, .. } => Inst::For {
-                index: *index,
-                start: *start,
-                end: *end,
-                step: *step,
-                unroll: *unroll,
-                body: Block::default(),
-            },
-            Inst::If { cond, .. } => {
-                Inst::If { cond: *cond, then: Block::default(), otherwise: Block::default() }
-            }
-            other => other.clone(),
-        }
-    }
 }
 
 impl Kernel {

@@ -18,6 +18,7 @@ pub mod passes;
 #[cfg(feature = "rig")]
 pub mod proof;
 pub mod recipe;
+mod table;
 pub mod text;
 pub mod types;
 pub mod verify;

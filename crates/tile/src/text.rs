@@ -43,7 +43,7 @@ mod header;
 mod lex;
 mod print;
 
-pub(crate) use print::{Part, name, node_lines, part_line};
+pub(crate) use print::{Part, node_lines, part_line};
 
 impl fmt::Display for Kernel {
     /// The text form, without sources.

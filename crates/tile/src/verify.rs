@@ -13,7 +13,7 @@ use std::fmt;
 use crate::ir::{Block, Inst, Kernel, Node, Value};
 use crate::text;
 use crate::types::Scalar;
-use operands::Operands;
+pub(crate) use operands::{Computed, Operands};
 
 mod contract;
 mod operands;
@@ -71,7 +71,7 @@ fn fault(kernel: &Kernel, index: usize, node: &Node, message: String) -> Fault {
         kernel: kernel.name.clone(),
         line: text::node_lines(kernel).get(index).copied().unwrap_or(0),
         source: kernel.source(node.source).to_owned(),
-        message: format!("{}: {message}", text::name(&node.inst)),
+        message: format!("{}: {message}", node.inst.name()),
     }
 }
 

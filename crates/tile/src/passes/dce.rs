@@ -90,30 +90,13 @@ fn drop_arrays(kernel: &mut Kernel) {
     }
     let mut body = std::mem::take(&mut kernel.body);
     change(&mut body, &mut |node| {
-        places(&mut node.inst, |place| {
+        node.inst.map_places(|_, place| {
             if let Some(new) = moved.get(place) {
                 *place = *new;
             }
         });
     });
     kernel.body = body;
-}
-
-/// Calls `f` on the arrays an instruction names.
-fn places(inst: &mut Inst, mut f: impl FnMut(&mut Place)) {
-    match inst {
-        Inst::Load { place, .. }
-        | Inst::Store { place, .. }
-        | Inst::Atomic { place, .. }
-        | Inst::TileLoad { place, .. }
-        | Inst::TileStore { place, .. } => f(place),
-        Inst::CopyAsync { to, from, .. } => {
-            f(to);
-            f(from);
-        }
-        Inst::Wgmma { sum, a, b, .. } => [sum, a, b].into_iter().for_each(f),
-        _ => {}
-    }
 }
 
 /// Calls `f` on every instruction, outer before inner.

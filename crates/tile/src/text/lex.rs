@@ -1,6 +1,5 @@
 //! Lines and words: the lexical half of the parser.
 
-use crate::instr::{Binary, Unary};
 use crate::types::{Role, Scalar, Tile, Type};
 
 /// A line that holds something, without its comment.
@@ -169,16 +168,6 @@ impl<'a> Words<'a> {
 /// The element type of a name.
 pub(super) fn scalar(name: &str) -> Option<Scalar> {
     Scalar::ALL.into_iter().find(|s| s.name() == name)
-}
-
-/// The operation of a name.
-pub(super) fn unary(name: &str) -> Option<Unary> {
-    Unary::ALL.into_iter().find(|u| u.name() == name)
-}
-
-/// The operation of a name.
-pub(super) fn binary(name: &str) -> Option<Binary> {
-    Binary::ALL.into_iter().find(|b| b.name() == name)
 }
 
 pub(super) fn unknown(what: &str, word: &str) -> String {

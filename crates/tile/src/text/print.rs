@@ -2,10 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::ir::{
-    Access, Array, AtomicOp, Block, Builtin, Hint, Inst, Kernel, Literal, Node, ParamKind, Place,
-    Reduce, SimdOp, Value,
-};
+use crate::ir::{Access, Array, Block, Hint, Inst, Kernel, Literal, Node, ParamKind, Place, Value};
+use crate::table::Piece;
 
 /// The kernel's text as far as it is written.
 pub(super) struct Printer<'k> {
@@ -54,76 +52,6 @@ pub(crate) fn part_line(kernel: &Kernel, part: Part) -> usize {
         Part::Constant(i) => constants + i,
         Part::Shared(i) => shared + i,
         Part::Register(i) => registers + i,
-    }
-}
-
-/// The name of an instruction in the text form.
-pub(crate) fn name(inst: &Inst) -> &'static str {
-    match inst {
-        Inst::Literal(_) => "literal",
-        Inst::Constant(_) => "constant",
-        Inst::Argument(_) => "argument",
-        Inst::Builtin(which) => match which {
-            Builtin::Group(_) => "group",
-            Builtin::Groups(_) => "groups",
-            Builtin::Thread => "thread",
-            Builtin::Lane => "lane",
-            Builtin::Simd => "simd",
-        },
-        Inst::Unary(op, _) => op.name(),
-        Inst::Binary(op, ..) => op.name(),
-        Inst::Fma(..) => "fma",
-        Inst::Select { .. } => "select",
-        Inst::Cast(..) => "cast",
-        Inst::Bitcast(..) => "bitcast",
-        Inst::Dot4 { .. } => "dot4",
-        Inst::Pack(_) => "pack",
-        Inst::Extract(..) => "extract",
-        Inst::Load { .. } => "load",
-        Inst::Store { .. } => "store",
-        Inst::Atomic { op, .. } => match op {
-            AtomicOp::Add => "atomic_add",
-            AtomicOp::Min => "atomic_min",
-            AtomicOp::Max => "atomic_max",
-            AtomicOp::Exchange => "atomic_exchange",
-        },
-        Inst::Barrier => "barrier",
-        Inst::SimdBarrier => "simd_barrier",
-        Inst::Fence => "fence",
-        Inst::Simd(op, ..) => match op {
-            SimdOp::Reduce(Reduce::Sum) => "simd_sum",
-            SimdOp::Reduce(Reduce::Max) => "simd_max",
-            SimdOp::Reduce(Reduce::Min) => "simd_min",
-            SimdOp::PrefixSum => "simd_prefix_sum",
-            SimdOp::Shuffle => "shuffle",
-            SimdOp::ShuffleXor(_) => "shuffle_xor",
-            SimdOp::Any => "simd_any",
-            SimdOp::All => "simd_all",
-            SimdOp::Ballot => "ballot",
-        },
-        Inst::CopyAsync { .. } => "copy_async",
-        Inst::CopyCommit => "copy_commit",
-        Inst::CopyWait(_) => "copy_wait",
-        Inst::GridTrigger => "grid_trigger",
-        Inst::GridWait => "grid_wait",
-        Inst::Splat(..) => "splat",
-        Inst::TileLoad { .. } => "tile_load",
-        Inst::TileOf(..) => "tile_of",
-        Inst::TileStore { .. } => "tile_store",
-        Inst::Mma { .. } => "mma",
-        Inst::Wgmma { .. } => "wgmma",
-        Inst::WgmmaFence => "wgmma_fence",
-        Inst::WgmmaCommit => "wgmma_commit",
-        Inst::WgmmaWait(_) => "wgmma_wait",
-        Inst::AsyncFence => "async_fence",
-        Inst::RowReduce(Reduce::Sum, _) => "row_sum",
-        Inst::RowReduce(Reduce::Max, _) => "row_max",
-        Inst::RowReduce(Reduce::Min, _) => "row_min",
-        Inst::TileRow(_) => "tile_row",
-        Inst::TileCol(_) => "tile_col",
-        Inst::ToLeft(..) => "to_left",
-        Inst::For { .. } => "for",
-        Inst::If { .. } => "if",
     }
 }
 
@@ -235,68 +163,53 @@ impl<'k> Printer<'k> {
         name.map_or("?", String::as_str)
     }
 
-    /// `x[%3]`.
-    fn at(&self, place: Place, index: Value) -> String {
-        format!("{}[%{}]", self.array(place), index.0)
-    }
-
     fn inst(&self, inst: &Inst) -> String {
-        let name = name(inst);
+        let mut inst = inst.without_blocks();
+        let mut text = match inst {
+            Inst::Literal(_) => String::new(),
+            _ => inst.name().to_owned(),
+        };
         let kernel = self.kernel;
-        match inst {
-            Inst::Literal(literal) => literal_text(*literal),
-            Inst::Constant(i) => {
-                let found = kernel.constants.get(*i as usize);
-                format!("{name} {}", found.map_or("?", |c| &c.name))
-            }
-            Inst::Argument(i) => {
-                format!("{name} {}", kernel.params.get(*i as usize).map_or("?", |p| &p.name))
-            }
-            Inst::Builtin(Builtin::Group(axis) | Builtin::Groups(axis)) => format!("{name} {axis}"),
-            Inst::Extract(vector, lane) => format!("{name} %{}, {lane}", vector.0),
-            Inst::Load { place, index, lanes, hint } => {
-                let lanes = if *lanes == 1 { String::new() } else { format!(" lanes {lanes}") };
-                format!("{name} {}{lanes}{}", self.at(*place, *index), hint_suffix(*hint))
-            }
-            Inst::Store { place, index, value } => {
-                format!("{name} {} = %{}", self.at(*place, *index), value.0)
-            }
-            Inst::Atomic { place, index, value, .. } => {
-                format!("{name} {}, %{}", self.at(*place, *index), value.0)
-            }
-            Inst::Simd(SimdOp::ShuffleXor(mask), value, None) => {
-                format!("{name} %{}, {mask}", value.0)
-            }
-            Inst::CopyAsync { to, to_index, from, from_index, lanes, keep } => {
-                let (to, from) = (self.at(*to, *to_index), self.at(*from, *from_index));
-                let keep = keep.map_or_else(String::new, |k| format!(" keep %{}", k.0));
-                format!("{name} {to} = {from} lanes {lanes}{keep}")
-            }
-            Inst::CopyWait(pending) | Inst::WgmmaWait(pending) => format!("{name} {pending}"),
-            Inst::Wgmma { sum, a, a_index, b, b_index } => {
-                let (sum, a) = (self.array(*sum), self.at(*a, *a_index));
-                format!("{name} {sum} += {a}, {}", self.at(*b, *b_index))
-            }
-            Inst::TileLoad { place, index, stride, transposed, .. } => {
-                let transposed = if *transposed { " transposed" } else { "" };
-                format!("{name} {} stride %{}{transposed}", self.at(*place, *index), stride.0)
-            }
-            Inst::TileStore { place, index, stride, value } => {
-                format!("{name} {} stride %{} = %{}", self.at(*place, *index), stride.0, value.0)
-            }
-            Inst::For { index, start, end, step, unroll, .. } => {
-                let unroll = if *unroll { " unroll" } else { "" };
-                let (index, start) = (self.typed(*index), start.0);
-                format!("{name} {index} = %{start} to %{} step %{}{unroll} {{", end.0, step.0)
-            }
-            Inst::If { cond, .. } => format!("{name} %{} {{", cond.0),
-            // Everything else is its name and its operands.
-            _ => {
-                let operands: Vec<String> =
-                    inst.operands().iter().map(|v| format!("%{}", v.0)).collect();
-                format!("{name} {}", operands.join(", ")).trim_end().to_owned()
-            }
-        }
+        let mut listed = false;
+        inst.pieces(|piece| {
+            let comma = if listed { "," } else { "" };
+            let lists = piece.is_listed();
+            let piece = match piece {
+                Piece::Value(value) | Piece::Agreed(_, value) => format!("{comma} %{}", value.0),
+                Piece::Values(values) => {
+                    let values: Vec<String> = values.iter().map(|v| format!("%{}", v.0)).collect();
+                    format!("{comma} {}", values.join(", "))
+                }
+                Piece::Optional(",", Some(value)) => format!(", %{}", value.0),
+                Piece::Optional(word, Some(value)) => format!(" {word} %{}", value.0),
+                Piece::Element(_, place, index) | Piece::Tile(_, place, _, index) => {
+                    format!("{comma} {}[%{}]", self.array(*place), index.0)
+                }
+                Piece::Array(_, place) => format!("{comma} {}", self.array(*place)),
+                Piece::Word(word) | Piece::Flag(word, true) => format!(" {word}"),
+                Piece::Number(_, Some(number)) => format!("{comma} {number}"),
+                Piece::Lanes(lanes) if *lanes != 1 => format!(" lanes {lanes}"),
+                Piece::Hint(hint) => hint_suffix(*hint).to_owned(),
+                Piece::Literal(literal) => literal_text(*literal),
+                Piece::Constant(i) => {
+                    format!(" {}", kernel.constants.get(*i as usize).map_or("?", |c| &c.name))
+                }
+                Piece::Argument(i) => {
+                    format!(" {}", kernel.params.get(*i as usize).map_or("?", |p| &p.name))
+                }
+                Piece::Defined(value) => format!(" {}", self.typed(*value)),
+                Piece::Body(_) | Piece::Branches(..) => " {".to_owned(),
+                Piece::Optional(_, None)
+                | Piece::Flag(_, false)
+                | Piece::Number(_, None)
+                | Piece::Lanes(_)
+                | Piece::Result(_)
+                | Piece::Scalar(_) => return,
+            };
+            text += &piece;
+            listed = lists;
+        });
+        text
     }
 }
 

@@ -95,7 +95,7 @@ fn lines_are_those_of_the_text() {
     let text = kernel.to_string();
     let lines: Vec<&str> = text.lines().collect();
     let mut names = Vec::new();
-    kernel.visit(&mut |node| names.push((name(&node.inst), node.result)));
+    kernel.visit(&mut |node| names.push((node.inst.name(), node.result)));
     let numbers = node_lines(&kernel);
     assert_eq!(names.len(), numbers.len());
     for ((name, result), number) in names.into_iter().zip(numbers) {

@@ -9,10 +9,10 @@ mod memory;
 mod tiles;
 
 /// The type of an instruction's result, `None` if it has none; or the rule it breaks.
-type Computed = Result<Option<Type>, String>;
+pub(crate) type Computed = Result<Option<Type>, String>;
 
 /// A kernel and the questions that rules ask of it. Every value asked for is one of the kernel's.
-pub(super) struct Operands<'k> {
+pub(crate) struct Operands<'k> {
     kernel: &'k Kernel,
     /// The values that are u32 literals.
     literals: Vec<Option<u32>>,
@@ -33,71 +33,13 @@ impl<'k> Operands<'k> {
 
     /// The type of what an instruction computes: always one of the language's.
     pub(super) fn result(&self, inst: &Inst) -> Computed {
-        let ty = self.computed(inst)?;
+        let ty = inst.computed(self)?;
         ty.map_or(Ok(()), well_formed)?;
         Ok(ty)
     }
 
-    fn computed(&self, inst: &Inst) -> Computed {
-        match inst {
-            Inst::Literal(literal) => Ok(Some(literal.scalar().into())),
-            Inst::Constant(index) => self.constant(*index),
-            Inst::Argument(index) => self.argument(*index),
-            Inst::Builtin(which) => builtin(*which),
-            Inst::Unary(op, a) => self.unary(*op, *a),
-            Inst::Binary(op, a, b) => self.binary(*op, *a, *b),
-            Inst::Fma(a, b, c) => self.fma(*a, *b, *c),
-            Inst::Select { cond, yes, no } => self.select(*cond, *yes, *no),
-            // Any element type to any other in the same shape, so long as the language has such a
-            // type.
-            Inst::Cast(to, a) => Ok(Some(self.ty(*a).with(*to))),
-            Inst::Bitcast(to, a) => self.bitcast(*to, *a),
-            Inst::Dot4 { a, b, acc } => self.dot4(*a, *b, *acc),
-            Inst::Pack(values) => self.pack(values),
-            Inst::Extract(vector, lane) => self.extract(*vector, *lane),
-            Inst::Load { place, index, lanes, hint } => self.load(*place, *index, *lanes, *hint),
-            Inst::Store { place, index, value } => self.store(*place, *index, *value),
-            Inst::Atomic { op, place, index, value } => self.atomic(*op, *place, *index, *value),
-            Inst::CopyAsync { to, to_index, from, from_index, lanes, keep } => {
-                self.copy((*to, *to_index), (*from, *from_index), *lanes, *keep)
-            }
-            Inst::Barrier
-            | Inst::SimdBarrier
-            | Inst::Fence
-            | Inst::CopyCommit
-            | Inst::CopyWait(_)
-            | Inst::GridTrigger
-            | Inst::GridWait
-            | Inst::WgmmaFence
-            | Inst::WgmmaCommit
-            | Inst::WgmmaWait(_)
-            | Inst::AsyncFence => Ok(None),
-            Inst::Simd(op, value, lane) => self.simd(*op, *value, *lane),
-            Inst::Splat(ty, value) => self.splat(*ty, *value),
-            Inst::TileLoad { ty, place, index, stride, .. } => {
-                self.tile_load(*ty, *place, *index, *stride)
-            }
-            Inst::TileOf(ty, words) => self.tile_of(*ty, words),
-            Inst::TileStore { place, index, stride, value } => {
-                self.tile_store(*place, *index, *stride, *value)
-            }
-            Inst::Mma { a, b, c } => self.mma(*a, *b, *c),
-            Inst::Wgmma { sum, a, a_index, b, b_index } => {
-                self.wgmma(*sum, (*a, *a_index), (*b, *b_index))
-            }
-            Inst::RowReduce(_, value) => self.row_reduce(*value),
-            Inst::TileRow(ty) | Inst::TileCol(ty) => self.positions(*ty),
-            Inst::ToLeft(ty, value) => self.to_left(*ty, *value),
-            Inst::For { start, end, step, .. } => self.bounds(*start, *end, *step),
-            Inst::If { cond, .. } => {
-                self.is("the condition", *cond, Scalar::Bool)?;
-                Ok(None)
-            }
-        }
-    }
-
     /// A constant is one of the kernel's.
-    fn constant(&self, index: u32) -> Computed {
+    pub(crate) fn constant(&self, index: u32) -> Computed {
         match self.kernel.constants.get(index as usize) {
             Some(constant) => Ok(Some(constant.scalar.into())),
             None => Err(format!("there is no constant number {index}")),
@@ -105,7 +47,7 @@ impl<'k> Operands<'k> {
     }
 
     /// An argument is a parameter that is no buffer.
-    fn argument(&self, index: u32) -> Computed {
+    pub(crate) fn argument(&self, index: u32) -> Computed {
         match self.kernel.params.get(index as usize) {
             Some(param) => match param.kind {
                 ParamKind::Argument(scalar) => Ok(Some(scalar.into())),
@@ -115,14 +57,24 @@ impl<'k> Operands<'k> {
         }
     }
 
+    /// A grid has three axes.
+    pub(crate) fn builtin(&self, which: Builtin) -> Computed {
+        match which {
+            Builtin::Group(axis) | Builtin::Groups(axis) if axis > 2 => {
+                Err(format!("axis 0, 1 or 2 expected, found {axis}"))
+            }
+            _ => Ok(Some(Scalar::U32.into())),
+        }
+    }
+
     /// Each operation says which element types it takes; storage types are none of them.
-    fn unary(&self, op: Unary, a: Value) -> Computed {
+    pub(crate) fn unary(&self, op: Unary, a: Value) -> Computed {
         let ty = self.element_wise(a)?;
         if op.takes(ty.scalar()) { Ok(Some(ty)) } else { Err(not_taken(ty)) }
     }
 
     /// Both operands have one type; a comparison's result is bool in their shape.
-    fn binary(&self, op: Binary, a: Value, b: Value) -> Computed {
+    pub(crate) fn binary(&self, op: Binary, a: Value, b: Value) -> Computed {
         let ty = self.element_wise(a)?;
         self.same(a, b)?;
         if op.takes(ty.scalar()) {
@@ -133,7 +85,7 @@ impl<'k> Operands<'k> {
     }
 
     /// All three operands have one type, of f32.
-    fn fma(&self, a: Value, b: Value, c: Value) -> Computed {
+    pub(crate) fn fma(&self, a: Value, b: Value, c: Value) -> Computed {
         let ty = self.element_wise(a)?;
         self.same(a, b)?;
         self.same(a, c)?;
@@ -141,15 +93,20 @@ impl<'k> Operands<'k> {
     }
 
     /// Both choices have one type, and the condition is bool in their shape.
-    fn select(&self, cond: Value, yes: Value, no: Value) -> Computed {
+    pub(crate) fn select(&self, cond: Value, yes: Value, no: Value) -> Computed {
         let ty = self.element_wise(yes)?;
         self.same(yes, no)?;
         self.is("the condition", cond, ty.with(Scalar::Bool))?;
         Ok(Some(ty))
     }
 
+    /// Any element type to any other in the same shape, so long as the language has such a type.
+    pub(crate) fn cast(&self, to: Scalar, a: Value) -> Computed {
+        Ok(Some(self.ty(a).with(to)))
+    }
+
     /// Scalars of one size; a bool has no bits to speak of.
-    fn bitcast(&self, to: Scalar, a: Value) -> Computed {
+    pub(crate) fn bitcast(&self, to: Scalar, a: Value) -> Computed {
         match self.ty(a) {
             Type::Scalar(from)
                 if from.bytes() == to.bytes() && from != Scalar::Bool && to != Scalar::Bool =>
@@ -161,7 +118,7 @@ impl<'k> Operands<'k> {
     }
 
     /// Packed bytes in u32, summed in i32.
-    fn dot4(&self, a: Value, b: Value, acc: Value) -> Computed {
+    pub(crate) fn dot4(&self, a: Value, b: Value, acc: Value) -> Computed {
         self.is("the first operand", a, Scalar::U32)?;
         self.is("the second operand", b, Scalar::U32)?;
         self.is("the sum", acc, Scalar::I32)?;
@@ -169,7 +126,7 @@ impl<'k> Operands<'k> {
     }
 
     /// Scalars of one type, as many as a vector has lanes.
-    fn pack(&self, values: &[Value]) -> Computed {
+    pub(crate) fn pack(&self, values: &[Value]) -> Computed {
         let (first, scalar) = match values.first().map(|v| (*v, self.ty(*v))) {
             Some((first, Type::Scalar(scalar))) => (first, scalar),
             Some((_, other)) => return Err(format!("scalars expected, found {other}")),
@@ -182,7 +139,7 @@ impl<'k> Operands<'k> {
     }
 
     /// A lane that the vector has.
-    fn extract(&self, vector: Value, lane: u8) -> Computed {
+    pub(crate) fn extract(&self, vector: Value, lane: u8) -> Computed {
         match self.ty(vector) {
             Type::Vector(scalar, lanes) if lane < lanes => Ok(Some(scalar.into())),
             Type::Vector(_, lanes) => Err(format!("a lane below {lanes} expected, found {lane}")),
@@ -192,7 +149,7 @@ impl<'k> Operands<'k> {
 
     /// Exchanges take 32-bit numbers, prefix sums whole ones, votes truth values. A shuffle names
     /// the lane it reads and nothing else does; a simdgroup has 32 lanes.
-    fn simd(&self, op: SimdOp, value: Value, lane: Option<Value>) -> Computed {
+    pub(crate) fn simd(&self, op: SimdOp, value: Value, lane: Option<Value>) -> Computed {
         use Scalar::{Bool, F32, I32, U32};
         let ty = self.ty(value);
         let (takes, result): (&[Scalar], Type) = match op {
@@ -217,13 +174,19 @@ impl<'k> Operands<'k> {
     }
 
     /// A loop's bounds are u32 and its step, where it is a literal, positive.
-    fn bounds(&self, start: Value, end: Value, step: Value) -> Computed {
+    pub(crate) fn bounds(&self, start: Value, end: Value, step: Value) -> Computed {
         self.is("the start", start, Scalar::U32)?;
         self.is("the end", end, Scalar::U32)?;
         self.is("the step", step, Scalar::U32)?;
         if self.literal(step) == Some(0) {
             return Err("a positive step expected, found 0".to_owned());
         }
+        Ok(None)
+    }
+
+    /// A condition is one bool.
+    pub(crate) fn condition(&self, cond: Value) -> Computed {
+        self.is("the condition", cond, Scalar::Bool)?;
         Ok(None)
     }
 
@@ -272,16 +235,6 @@ impl<'k> Operands<'k> {
             ParamKind::Buffer { access, .. } => Some(access),
             ParamKind::Argument(_) => None,
         }
-    }
-}
-
-/// A grid has three axes.
-fn builtin(which: Builtin) -> Computed {
-    match which {
-        Builtin::Group(axis) | Builtin::Groups(axis) if axis > 2 => {
-            Err(format!("axis 0, 1 or 2 expected, found {axis}"))
-        }
-        _ => Ok(Some(Scalar::U32.into())),
     }
 }
 

@@ -17,18 +17,8 @@
 
 use super::{Fault, fault};
 use crate::ir::{Access, Block, Builtin, Inst, Kernel, Node, ParamKind, Place, SimdOp, Value};
+use crate::table::Level;
 use crate::text;
-
-/// Who agrees on a value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
-    /// All threads of the group.
-    Group,
-    /// All lanes of a simdgroup.
-    Simd,
-    /// One thread alone.
-    Thread,
-}
 
 /// Checks the rules. The kernel keeps all others.
 pub(super) fn check(kernel: &Kernel) -> Result<(), Fault> {
@@ -182,31 +172,14 @@ impl<'k> Walk<'k> {
         let kernel = self.kernel;
         let tile = |v: Value| kernel.ty(v).tile().is_some();
         let on_tiles = node.result.is_some_and(tile) || node.inst.operands().into_iter().any(tile);
-        let needed = match node.inst {
-            Inst::Barrier | Inst::GridWait | Inst::GridTrigger => Level::Group,
-            // Whether a warpgroup agrees is not followed.
-            Inst::Wgmma { .. } | Inst::WgmmaFence | Inst::WgmmaCommit | Inst::WgmmaWait(_) => {
-                Level::Group
-            }
-            Inst::SimdBarrier | Inst::Simd(..) => Level::Simd,
-            _ if on_tiles => Level::Simd,
-            _ => Level::Thread,
-        };
+        let on_tiles = if on_tiles { Level::Simd } else { Level::Thread };
+        let needed = node.inst.together().min(on_tiles);
         if control.level > needed {
             let who = if needed == Level::Group { "threads of the group" } else { "lanes" };
             return Err(format!("all {who} must reach it together, but {}", self.why(control)));
         }
-        let agreed = match node.inst {
-            Inst::TileLoad { index, stride, .. } | Inst::TileStore { index, stride, .. } => {
-                vec![("the index", index), ("the stride", stride)]
-            }
-            Inst::Splat(_, value) if !tile(value) => vec![("the value", value)],
-            Inst::Wgmma { a_index, b_index, .. } => {
-                vec![("the left index", a_index), ("the right index", b_index)]
-            }
-            _ => vec![],
-        };
-        match agreed.into_iter().find(|(_, v)| self.level(*v) == Level::Thread) {
+        let differs = |(_, v): &(_, Value)| !tile(*v) && self.level(*v) == Level::Thread;
+        match node.inst.agreed().into_iter().find(differs) {
             Some((what, v)) => Err(format!(
                 "{what} %{} differs between lanes: one for the simdgroup expected; hint: simd_id() for thread_id() / 32",
                 v.0

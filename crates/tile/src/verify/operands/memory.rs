@@ -8,7 +8,7 @@ impl Operands<'_> {
     /// From registers one element; from memory a scalar or a vector. Hints are for buffers, and
     /// `stream` only for one that the kernel does not write, since it may be read around the cache
     /// that holds the write.
-    pub(super) fn load(&self, place: Place, index: Value, lanes: u8, hint: Hint) -> Computed {
+    pub(crate) fn load(&self, place: Place, index: Value, lanes: u8, hint: Hint) -> Computed {
         let element = self.element(place, index)?;
         let register = matches!(place, Place::Register(_));
         if register && lanes != 1 {
@@ -27,7 +27,7 @@ impl Operands<'_> {
     }
 
     /// The element's type, or to memory a vector of it; never to a buffer that is `in`.
-    pub(super) fn store(&self, place: Place, index: Value, value: Value) -> Computed {
+    pub(crate) fn store(&self, place: Place, index: Value, value: Value) -> Computed {
         let element = self.element(place, index)?;
         self.writable(place)?;
         match self.ty(value) {
@@ -44,7 +44,7 @@ impl Operands<'_> {
 
     /// u32 and i32 in buffers and shared arrays; f32 is only added, and only in buffers: what every
     /// target has.
-    pub(super) fn atomic(
+    pub(crate) fn atomic(
         &self,
         op: AtomicOp,
         place: Place,
@@ -70,7 +70,7 @@ impl Operands<'_> {
     }
 
     /// From a buffer that is read to a shared array of its type, 4, 8 or 16 bytes.
-    pub(super) fn copy(
+    pub(crate) fn copy(
         &self,
         (to, to_index): (Place, Value),
         (from, from_index): (Place, Value),

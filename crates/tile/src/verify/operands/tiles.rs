@@ -7,7 +7,7 @@ use crate::types::{Role, Scalar, Tile, Type};
 impl Operands<'_> {
     /// An accumulator or a row from one scalar, or an accumulator from the row of its size; of one
     /// element type.
-    pub(super) fn splat(&self, ty: Type, value: Value) -> Computed {
+    pub(crate) fn splat(&self, ty: Type, value: Value) -> Computed {
         let to = role(ty, &[Role::C, Role::Row])?;
         let row = Tile::sized(to.scalar, Role::Row, to.rows);
         match self.ty(value) {
@@ -19,7 +19,7 @@ impl Operands<'_> {
 
     /// An operand of a product, or an f32 accumulator, from a buffer or shared array of its element
     /// type.
-    pub(super) fn tile_load(
+    pub(crate) fn tile_load(
         &self,
         ty: Type,
         place: Place,
@@ -35,7 +35,7 @@ impl Operands<'_> {
     }
 
     /// An f16 or bf16 operand of a product, of four words or, if it has 8 rows, of one.
-    pub(super) fn tile_of(&self, ty: Type, words: &[Value]) -> Computed {
+    pub(crate) fn tile_of(&self, ty: Type, words: &[Value]) -> Computed {
         let to = role(ty, &[Role::A, Role::B])?;
         if !matches!(to.scalar, Scalar::F16 | Scalar::BF16) {
             return Err(format!("an operand of f16 or bf16 expected, found {ty}"));
@@ -51,7 +51,7 @@ impl Operands<'_> {
     }
 
     /// An accumulator to a buffer or shared array of its element type.
-    pub(super) fn tile_store(
+    pub(crate) fn tile_store(
         &self,
         place: Place,
         index: Value,
@@ -65,7 +65,7 @@ impl Operands<'_> {
     }
 
     /// f16 by f16 or bf16 by bf16, summed in f32, all of one size.
-    pub(super) fn mma(&self, a: Value, b: Value, c: Value) -> Computed {
+    pub(crate) fn mma(&self, a: Value, b: Value, c: Value) -> Computed {
         let left = role(self.ty(a), &[Role::A])?;
         let right = role(self.ty(b), &[Role::B])?;
         let sum = role(self.ty(c), &[Role::C])?;
@@ -86,7 +86,7 @@ impl Operands<'_> {
     /// At most sixteen registers of f32 accumulators; f16 by f16 or bf16 by bf16 in shared arrays,
     /// both at multiples of 1024 bytes and of whole kilobytes, the blocks too. Threads in whole
     /// warpgroups.
-    pub(super) fn wgmma(
+    pub(crate) fn wgmma(
         &self,
         sum: Place,
         (a, a_index): (Place, Value),
@@ -142,7 +142,7 @@ impl Operands<'_> {
     }
 
     /// An f32 accumulator to the f32 row of its size.
-    pub(super) fn row_reduce(&self, value: Value) -> Computed {
+    pub(crate) fn row_reduce(&self, value: Value) -> Computed {
         let from = role(self.ty(value), &[Role::C])?;
         if from.scalar != Scalar::F32 {
             return Err(format!("an accumulator of f32 expected, found {}", from.scalar));
@@ -151,7 +151,7 @@ impl Operands<'_> {
     }
 
     /// Row and column numbers are u32 accumulators.
-    pub(super) fn positions(&self, ty: Type) -> Computed {
+    pub(crate) fn positions(&self, ty: Type) -> Computed {
         if role(ty, &[Role::C])?.scalar != Scalar::U32 {
             return Err(format!("an accumulator of u32 expected, found {ty}"));
         }
@@ -159,7 +159,7 @@ impl Operands<'_> {
     }
 
     /// An f32 accumulator to the f16 or bf16 left operand of its size.
-    pub(super) fn to_left(&self, ty: Type, value: Value) -> Computed {
+    pub(crate) fn to_left(&self, ty: Type, value: Value) -> Computed {
         let to = role(ty, &[Role::A])?;
         let from = role(self.ty(value), &[Role::C])?;
         let rounds = matches!(to.scalar, Scalar::F16 | Scalar::BF16);
