@@ -61,14 +61,11 @@ impl File {
             return Err(Error::new(place, "a scale that is finite", strength));
         }
         if let Stored::Gguf(file) = &self.tensors {
-            let own = base.config.architecture;
-            let same = gguf::architecture(file)?
-                .is_none_or(|name| name == own.name || (name == "llama" && own.name == "mistral"));
-            if !same {
-                let found = gguf::architecture(file)?.unwrap_or_default();
-                let found: String = found.chars().take(60).collect();
+            let own = base.config.architecture.gguf;
+            if let Some(name) = gguf::architecture(file)?.filter(|name| *name != own) {
+                let found: String = name.chars().take(60).collect();
                 let place = format!("{}: general.architecture", self.path.display());
-                return Err(Error::new(place, own.name, found));
+                return Err(Error::new(place, own, found));
             }
         }
         let sites = base.program.adaptable();
@@ -259,8 +256,8 @@ impl File {
             (Kind::Gguf, true) => None,
             (Kind::Peft | Kind::Mlx, _) => base.order(site),
             (Kind::Gguf, false) => {
-                let adjacent = ["llama", "mistral"].contains(&base.config.architecture.name);
-                adjacent.then(|| base.of_heads(site, |i, half| i % half * 2 + i / half))?
+                let permuted = base.config.architecture.permutes_heads();
+                permuted.then(|| base.of_heads(site, |i, half| i % half * 2 + i / half))?
             }
         }
     }

@@ -43,6 +43,30 @@ fn one_adapter_in_three_forms_is_the_same() {
     }
 }
 
+/// GGUF calls several architectures `llama`, and has their rows of q and k in another order than
+/// their folders: an adapter of llama.cpp's fits the folder of each.
+#[test]
+fn an_adapter_of_llama_cpp_fits_every_architecture_of_its_name() {
+    let (llama, lora) = (testing::models().join("llama3"), fixtures().join("lora"));
+    let first = read("llama3", &lora, 1.0).unwrap();
+    for (name, class) in [("mistral", "MistralForCausalLM"), ("ministral", "MinistralForCausalLM")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let text = std::fs::read_to_string(llama.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_str(&text).unwrap();
+        config["model_type"] = json!(name);
+        config["architectures"] = json!([class]);
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let weights = "model.safetensors";
+        std::fs::copy(llama.join(weights), folder.path().join(weights)).unwrap();
+        // An absolute path stands for itself.
+        let base = folder.path().to_str().unwrap();
+        for form in ["", "adapter.gguf"] {
+            assert!(read(base, &lora.join(form), 1.0).unwrap() == first, "{name}: {form}");
+        }
+    }
+}
+
 /// What is stored of a tensor.
 struct Stored {
     name: String,

@@ -194,6 +194,49 @@ fn architectures_name_no_device_type_or_adapter() {
     }
 }
 
+/// Crates that know architectures only by what `models` says of them.
+const SHARED: &[&str] = &[
+    "formats",
+    "tile",
+    "tile-cli",
+    "ops",
+    "program",
+    "nn",
+    "cpu-kernels",
+    "device",
+    "adapters",
+    "engine",
+    "structured",
+    "train",
+];
+
+/// An architecture's properties are its own file's: no code elsewhere asks for its name.
+#[test]
+fn shared_code_names_no_architecture() {
+    let field = |text: &str, name: &str| {
+        let rest = text.split_once(" ARCHITECTURE: ")?.1.split_once(&format!("{name}: \""))?.1;
+        Some(rest.split_once('"')?.0.to_owned())
+    };
+    let mut names: Vec<String> = Vec::new();
+    for (_, text) in sources("crates/models/src") {
+        names.extend(["name", "gguf"].iter().filter_map(|name| field(&text, name)));
+    }
+    assert!(names.len() > 20 && names.iter().any(|name| name == "llama"), "{names:?}");
+    for folder in SHARED {
+        for (path, text) in sources(&format!("crates/{folder}/src")) {
+            // Cases of tests are of models' sizes.
+            if path.iter().any(|part| part == "tests" || part == "tests.rs") {
+                continue;
+            }
+            let code = code(&text);
+            let quoted = |name: &&String| code.contains(&format!("\"{name}\""));
+            if let Some(name) = names.iter().filter(|name| !name.is_empty()).find(quoted) {
+                panic!("{} names the architecture {name}", path.display());
+            }
+        }
+    }
+}
+
 #[test]
 fn formats_and_operations_know_no_device() {
     for folder in ["crates/formats/src", "crates/ops/src", "crates/program/src"] {

@@ -13,7 +13,7 @@ use crate::keys::Asked;
 use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
-use crate::{Config, Options, experts, hybrid, scaling};
+use crate::{Architecture, Config, Options, experts, hybrid, scaling};
 use formats::gguf::Value;
 use formats::{Error, ErrorKind, Result, Source, Tensors};
 use program::{Program, Weight};
@@ -53,6 +53,14 @@ pub enum From {
 /// Architectures whose rows of q and k GGUF has in the order in which adjacent elements rotate
 /// together, by their names in config.json.
 const PERMUTED: &[&str] = &["granite", "llama", "ministral", "mistral", "mixtral", "smollm3"];
+
+impl Architecture {
+    /// Whether GGUF has the rows of q and k in the order in which adjacent elements rotate together,
+    /// where its folders have the halves of each head one after the other.
+    pub fn permutes_heads(&self) -> bool {
+        PERMUTED.contains(&self.name)
+    }
+}
 
 /// The folder behind `tensors` in the terms of GGUF, once it has been loaded as
 /// [`load`](crate::load) does.
@@ -352,7 +360,7 @@ fn made(
             Some("k") => config.kv_heads,
             _ => 0,
         };
-        if heads > 0 && PERMUTED.contains(&config.architecture.name) {
+        if heads > 0 && config.architecture.permutes_heads() {
             source = Source::Permute(Box::new(source), [heads, 2, config.head_dim / 2, 1]);
         }
         if stem.contains(".experts.") && experts > 0 {
