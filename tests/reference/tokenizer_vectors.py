@@ -190,4 +190,5 @@ def main():
     sentencepiece_models([line.replace("\n", " ") for line in lines if len(line) < 3000], out)
 
 
-main()
+if __name__ == "__main__":
+    main()

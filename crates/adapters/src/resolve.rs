@@ -1,7 +1,9 @@
 //! From an adapter's file to factors at the sites of a model.
 
 use crate::{Change, File, Kind, Stored, gguf};
-use formats::{DType, Encoding, Error, NotFinite, Pairing, Result, Source, Tensor, Tensors, shape};
+use formats::{
+    DType, Encoding, Error, Folder, NotFinite, Pairing, Result, Source, Tensor, Tensors, shape,
+};
 use models::Config;
 use ops::low_rank::{Delta, Gain};
 use program::{Adapter, Program, Site, WeightId};
@@ -24,12 +26,14 @@ impl Base<'_> {
     }
 
     /// For each row of a site, the row of Hugging Face's form that it is: GGUF files of some
-    /// architectures have the pairs that rotate together side by side, where Hugging Face has them
+    /// architectures, and Mistral's own, have the pairs that rotate together side by side, where Hugging Face has them
     /// half a head apart. None where the order is the same.
     pub fn order(&self, site: &Site) -> Option<Vec<usize>> {
         let rope = self.config.rope.as_ref();
         let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);
-        (self.is_gguf() && adjacent).then(|| self.of_heads(site, |i, half| i % 2 * half + i / 2))?
+        let mistrals = self.tensors.folder().is_some_and(Folder::is_mistrals);
+        ((self.is_gguf() || mistrals) && adjacent)
+            .then(|| self.of_heads(site, |i, half| i % 2 * half + i / 2))?
     }
 
     /// Rows of a site that rotates, each head's in an order that is given half a head.
@@ -257,7 +261,8 @@ impl File {
             (Kind::Peft | Kind::Mlx, _) => base.order(site),
             (Kind::Gguf, false) => {
                 let permuted = base.config.architecture.permutes_heads();
-                permuted.then(|| base.of_heads(site, |i, half| i % half * 2 + i / half))?
+                (permuted && base.order(site).is_none())
+                    .then(|| base.of_heads(site, |i, half| i % half * 2 + i / half))?
             }
         }
     }

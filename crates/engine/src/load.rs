@@ -434,7 +434,8 @@ pub fn read_tokenizer(tensors: &Tensors) -> Result<Option<Tokenizer>> {
         return has.then(|| Tokenizer::from_gguf(file.metadata())).transpose();
     }
     let Some(folder) = tensors.folder() else { return Ok(None) };
-    let has = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.file(name).is_some());
+    let names = ["tokenizer.json", "tekken.json", "vocab.json"];
+    let has = names.iter().any(|name| folder.file(name).is_some());
     has.then(|| Tokenizer::from_folder(folder.path())).transpose()
 }
 

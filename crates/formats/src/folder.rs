@@ -10,12 +10,16 @@ use serde_json::Value;
 
 use crate::error::clipped;
 use crate::map::Map;
+use crate::mistral;
 use crate::safetensors::Safetensors;
 use crate::tensors::{Tensor, sorted_unique};
 use crate::{Error, Result};
 
-/// The index of a sharded model.
+/// The configuration.
+const CONFIG: &str = "config.json";
+/// The index of a sharded model, and Mistral's name for it.
 const INDEX: &str = "model.safetensors.index.json";
+const MISTRALS_INDEX: &str = "consolidated.safetensors.index.json";
 /// JSON files of a folder are read whole: longer ones are not what they claim.
 const MAX_JSON: u64 = 256 << 20;
 
@@ -23,6 +27,8 @@ const MAX_JSON: u64 = 256 << 20;
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
+    /// The file that states `config`.
+    stated_in: PathBuf,
     config: Value,
     generation_config: Option<Value>,
     files: Vec<Safetensors>,
@@ -32,22 +38,33 @@ pub struct Folder {
 
 impl Folder {
     /// Opens a folder: its configuration, and the weights listed in `model.safetensors.index.json`,
-    /// or else `model.safetensors`, or else every `*.safetensors`.
+    /// or else `model.safetensors`, or else every `*.safetensors`. A folder of Mistral's own files
+    /// has `params.json` and `consolidated*.safetensors` in their place.
     ///
-    /// Errors: no `config.json` or weights, a shard that is missing or that the index places
+    /// Errors: no configuration or weights, a shard that is missing or that the index places
     /// outside the folder, a tensor that the index lists and its shard lacks, a name in two files,
     /// or any file that does not parse.
     pub fn open(path: &Path) -> Result<Folder> {
-        let config = read_json(&path.join("config.json"))?.ok_or_else(|| no_config(path))?;
+        let (stated_in, config) = configuration(path)?;
         let generation_config = read_json(&path.join("generation_config.json"))?;
-        let index = path.join(INDEX);
-        let (files, places) = match read_json(&index)? {
-            Some(json) => open_indexed(path, &index, &json)?,
+        let mut indices = [INDEX, MISTRALS_INDEX].iter().map(|name| path.join(name));
+        let (files, places) = match indices.find(|index| index.is_file()) {
+            Some(index) => match read_json(&index)? {
+                Some(json) => open_indexed(path, &index, &json)?,
+                None => open_all(path)?,
+            },
             None => open_all(path)?,
         };
         let name = |(f, t): (usize, usize)| files[f].header().tensors[t].name.as_str();
         let by_name = sorted_unique(places, name, &path.display().to_string())?;
-        Ok(Folder { path: path.to_path_buf(), config, generation_config, files, by_name })
+        Ok(Folder {
+            path: path.to_path_buf(),
+            stated_in,
+            config,
+            generation_config,
+            files,
+            by_name,
+        })
     }
 
     /// The folder's path.
@@ -55,9 +72,20 @@ impl Folder {
         &self.path
     }
 
-    /// `config.json`, an object.
+    /// `config.json`, an object; or what `params.json` says in its terms.
     pub fn config(&self) -> &Value {
         &self.config
+    }
+
+    /// The file that states the configuration.
+    pub fn stated_in(&self) -> &Path {
+        &self.stated_in
+    }
+
+    /// Whether its weights have the names that Mistral gives them, under which rows of queries and
+    /// keys have the elements that rotate together side by side.
+    pub fn is_mistrals(&self) -> bool {
+        self.get(mistral::SIGN).is_some()
     }
 
     /// `generation_config.json`, where there is one.
@@ -72,13 +100,14 @@ impl Folder {
     }
 
     /// The tokenizer's files that exist: `tokenizer.json`, `tokenizer_config.json`,
-    /// `tokenizer.model`, `vocab.json`, `merges.txt`, `special_tokens_map.json`,
+    /// `tokenizer.model`, `tekken.json`, `vocab.json`, `merges.txt`, `special_tokens_map.json`,
     /// `added_tokens.json`, `chat_template.jinja`, `chat_template.json`.
     pub fn tokenizer_files(&self) -> Vec<PathBuf> {
-        const NAMES: [&str; 9] = [
+        const NAMES: [&str; 10] = [
             "tokenizer.json",
             "tokenizer_config.json",
             "tokenizer.model",
+            "tekken.json",
             "vocab.json",
             "merges.txt",
             "special_tokens_map.json",
@@ -160,17 +189,32 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
     Ok(Some(json))
 }
 
+/// A folder's configuration, and the file that states it.
+fn configuration(folder: &Path) -> Result<(PathBuf, Value)> {
+    let path = folder.join(CONFIG);
+    if let Some(config) = read_json(&path)? {
+        return Ok((path, config));
+    }
+    let path = folder.join(mistral::PARAMS);
+    match read_json(&path)? {
+        Some(params) => {
+            let config = mistral::config(&path.display().to_string(), &params)?;
+            Ok((path, config))
+        }
+        None => Err(no_config(folder)),
+    }
+}
+
 fn no_config(path: &Path) -> Error {
     if let Some(error) = adapter_alone(path) {
         return error;
     }
     let first = |extension: &str| files_ending(path, extension).ok()?.into_iter().next();
-    let place = path.join("config.json");
+    let place = path.join(CONFIG);
     let error = |expected: &str| Error::new(place.display(), expected, "no such file");
     match (first("safetensors"), first("gguf")) {
         (Some(weights), _) => {
-            let name = weights.file_name().unwrap_or_default().to_string_lossy();
-            error(&format!("the configuration of the weights in {}", clipped(&name)))
+            error(&format!("the configuration of the weights in {}", clipped(&name_of(&weights))))
                 .hint("fetch the whole model, its config.json among it")
         }
         (None, Some(gguf)) => error("a model's configuration")
@@ -267,7 +311,7 @@ fn open_indexed(folder: &Path, index: &Path, json: &Value) -> Result<Opened> {
                 let path = folder.join(shard);
                 files.push(
                     Safetensors::open(&path)
-                        .map_err(|e| e.hint(format!("{INDEX} lists this file")))?,
+                        .map_err(|e| e.hint(format!("{} lists this file", name_of(index))))?,
                 );
                 numbers.insert(shard, files.len() - 1);
                 files.len() - 1
@@ -291,12 +335,18 @@ fn open_indexed(folder: &Path, index: &Path, json: &Value) -> Result<Opened> {
         match tables[number].get(tensor) {
             Some(&t) => places.push((number, t)),
             None => {
-                let expected = format!("tensor {}, which {INDEX} places here", clipped(tensor));
+                let index = name_of(index);
+                let expected = format!("tensor {}, which {index} places here", clipped(tensor));
                 return Err(Error::new(files[number].path().display(), expected, "no such tensor"));
             }
         }
     }
     Ok((files, places))
+}
+
+/// A file's name.
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// A shard must be a plain file name: an index must not reach outside its folder.

@@ -19,6 +19,7 @@ pub mod gguf;
 mod importance;
 mod location;
 mod map;
+mod mistral;
 mod pairing;
 pub mod quant;
 mod quantised;

@@ -20,6 +20,10 @@ const DERIVED: &[&str] = &[
     // Shapes of packed matrices, and orders of their inputs where these are the plain ones.
     "weight_shape",
     "g_idx",
+    // Scales for programs that round what matrices read, too.
+    "activation_scale",
+    "input_scale",
+    "qscale_act",
 ];
 
 /// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does.

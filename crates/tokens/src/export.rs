@@ -12,9 +12,10 @@ use formats::{Error, ErrorKind, Result};
 use serde_json::Value as Json;
 
 use crate::folder::read_json;
-use crate::gguf::kind;
+use crate::gguf::{GgufVocabulary, kind};
 use crate::pieces::byte_token;
 use crate::pre::{Alphabet, PreTokenizer, TABLE};
+use crate::tekken;
 use crate::template;
 use crate::tokenizer::Tokenizer;
 
@@ -27,6 +28,9 @@ pub fn export(folder: &Path, rows: usize) -> Result<Vec<(String, Value)>> {
     let path = folder.join("tokenizer.json");
     let place = path.display().to_string();
     let Some(json) = read_json(&path)? else {
+        if let Some(vocabulary) = tekken::read(folder)? {
+            return of_vocabulary(folder, vocabulary, rows);
+        }
         if folder.join("vocab.json").is_file() || folder.join("tokenizer.model").is_file() {
             return Err(Error::new(folder.display(), "a tokenizer.json", "another tokenizer")
                 .hint("Transformers' AutoTokenizer writes one: load and save it there"));
@@ -73,6 +77,43 @@ pub fn export(folder: &Path, rows: usize) -> Result<Vec<(String, Value)>> {
     }
     add("add_bos_token", Value::Bool(tokenizer.adds_bos()));
     add("add_eos_token", Value::Bool(!tokenizer.after.is_empty()));
+    all.extend(template::metadata_of(folder)?);
+    Ok(all)
+}
+
+/// The metadata of a vocabulary that is in GGUF's terms.
+///
+/// # Errors
+/// More tokens than rows.
+fn of_vocabulary(
+    folder: &Path,
+    mut vocabulary: GgufVocabulary,
+    rows: usize,
+) -> Result<Vec<(String, Value)>> {
+    let count = vocabulary.tokens.len();
+    if count > rows {
+        let expected = format!("at most {rows} tokens, the rows of the embedding");
+        return Err(Error::new(folder.join(tekken::NAME).display(), expected, count));
+    }
+    vocabulary.tokens.extend((count..rows).map(|id| format!("[PAD{id}]")));
+    vocabulary.token_types.resize(rows, kind::UNUSED);
+    let text = |text: Option<String>| text.map(Value::String);
+    let all = [
+        ("model", Some(Value::String(vocabulary.model))),
+        ("pre", text(vocabulary.pre)),
+        ("merges", Some(Value::Array(Array::String(vocabulary.merges)))),
+        ("tokens", Some(Value::Array(Array::String(vocabulary.tokens)))),
+        ("token_type", Some(Value::Array(Array::I32(vocabulary.token_types)))),
+        ("bos_token_id", vocabulary.bos.map(Value::U32)),
+        ("eos_token_id", vocabulary.eos.map(Value::U32)),
+        ("unknown_token_id", vocabulary.unk.map(Value::U32)),
+        ("padding_token_id", vocabulary.pad.map(Value::U32)),
+        ("add_bos_token", vocabulary.add_bos.map(Value::Bool)),
+        ("add_eos_token", Some(Value::Bool(false))),
+    ];
+    let named =
+        |(name, value): (&str, Option<Value>)| Some((format!("tokenizer.ggml.{name}"), value?));
+    let mut all: Vec<(String, Value)> = all.into_iter().filter_map(named).collect();
     all.extend(template::metadata_of(folder)?);
     Ok(all)
 }

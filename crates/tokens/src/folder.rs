@@ -3,7 +3,8 @@
 //! `tokenizer.json` states the pipeline and, by its post-processor alone, what is put around a
 //! text, as in current Transformers; `tokenizer_config.json` and `special_tokens_map.json` name the
 //! special tokens. Folders of the GPT-2 and Qwen2 classes that hold only `vocab.json` and
-//! `merges.txt` are read as the GGUF vocabulary that says the same.
+//! `merges.txt`, and folders with Mistral's `tekken.json`, are read as the GGUF vocabulary that says
+//! the same.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -19,6 +20,7 @@ use crate::decoder::Decoder;
 use crate::faults::{self, caught};
 use crate::gguf::{GgufVocabulary, Origin, kind};
 use crate::pieces::Pieces;
+use crate::tekken;
 use crate::tokenizer::{Added, Model, Parts, Tokenizer};
 
 /// Larger JSON files than this are no tokenizers.
@@ -44,6 +46,9 @@ pub(crate) fn shortened(mut error: Error) -> Error {
 fn read(folder: &Path, config: &Config) -> Result<Tokenizer> {
     if let Some(json) = read_json(&folder.join("tokenizer.json"))? {
         return from_json(&folder.join("tokenizer.json").display().to_string(), json, config);
+    }
+    if let Some(vocabulary) = tekken::read(folder)? {
+        return Tokenizer::from_vocabulary(vocabulary);
     }
     legacy(folder, config)
 }
@@ -424,7 +429,7 @@ fn legacy(folder: &Path, config: &Config) -> Result<Tokenizer> {
     let path = folder.join("vocab.json");
     let merges = read_text(&folder.join("merges.txt"))?;
     let (Some(Value::Object(vocab)), Some(merges)) = (read_json(&path)?, merges) else {
-        return Err(Error::new(folder.display(), "tokenizer.json, or vocab.json with merges.txt", "neither")
+        return Err(Error::new(folder.display(), "tokenizer.json, tekken.json, or vocab.json with merges.txt", "none of them")
             .hint("a folder with only tokenizer.model must be converted first: save it once with Transformers"));
     };
     let pre = match config.class.as_deref().map(|class| class.trim_end_matches("Fast")) {

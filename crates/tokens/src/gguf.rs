@@ -52,6 +52,8 @@ pub enum Origin {
     Gguf(String),
     /// A folder with `vocab.json` and `merges.txt`.
     Folder(String),
+    /// A file that Mistral calls `tekken.json`.
+    Tekken(String),
 }
 
 impl Origin {
@@ -62,6 +64,7 @@ impl Origin {
             Origin::Gguf(file) => format!("{file}: {PLACE}.{name}"),
             Origin::Folder(folder) if name == "merges" => format!("{folder}/merges.txt"),
             Origin::Folder(folder) => format!("{folder}/vocab.json"),
+            Origin::Tekken(file) => format!("{file}: {name}"),
         }
     }
 
@@ -69,7 +72,7 @@ impl Origin {
     fn file(&self) -> &str {
         match self {
             Origin::Memory => PLACE,
-            Origin::Gguf(file) | Origin::Folder(file) => file,
+            Origin::Gguf(file) | Origin::Folder(file) | Origin::Tekken(file) => file,
         }
     }
 }

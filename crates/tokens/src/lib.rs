@@ -14,6 +14,7 @@ mod pieces;
 pub mod pre;
 pub mod spm;
 mod stream;
+mod tekken;
 pub mod template;
 mod tokenizer;
 pub mod tools;

@@ -120,7 +120,7 @@ pub(crate) fn export(
     };
     let mut files = vec![read(file)?];
     if let Some(folder) = tensors.folder() {
-        let settings = ["config.json", "generation_config.json"];
+        let settings = ["config.json", "params.json", "generation_config.json"];
         let settings = settings.iter().filter_map(|name| folder.file(name));
         for path in settings.chain(folder.tokenizer_files()) {
             files.push(read(path)?);

@@ -138,6 +138,13 @@ pub fn write(
         let error = Error::new(tensors.path().display(), "a model folder", "a GGUF file");
         error.of(ErrorKind::Unsupported).hint("MLX's folders are made of Hugging Face's")
     })?;
+    if folder.is_mistrals() {
+        let place = folder.path().display();
+        let error = Error::new(place, "weights by Hugging Face's names", "Mistral's own names");
+        return Err(error
+            .of(ErrorKind::Unsupported)
+            .hint("take Hugging Face's files of the model"));
+    }
     let quantised = ["quantization", "quantization_config"].map(|key| folder.config().get(key));
     if quantised.iter().flatten().any(|settings| !settings.is_null()) {
         let place = folder.path().join("config.json").display().to_string();

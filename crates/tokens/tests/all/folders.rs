@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use delft_tokens::{GgufVocabulary, Special, Tokenizer};
 use serde_json::Value;
 
+/// A change to a file.
+type Change<'a> = &'a dyn Fn(&mut Value);
+
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
 }
@@ -92,6 +95,67 @@ fn folders_as_in_transformers() {
         );
         assert!(tokenizer.is_special(named("<|end|>")));
     }
+}
+
+/// Mistral's own file, with special tokens listed and without, against mistral-common
+/// (tests/reference/tekken_vectors.py).
+#[test]
+fn tekken_as_in_mistral_common() {
+    let cases = json(&folder("tekken").join("expected.json"));
+    for (name, size) in [("listed", 624), ("unlisted", 720)] {
+        let tokenizer = Tokenizer::from_folder(&folder("tekken").join(name)).unwrap();
+        assert_eq!(tokenizer.vocab_size(), size, "{name}");
+        assert_eq!(tokenizer.warnings(), [] as [String; 0]);
+        assert_eq!((tokenizer.bos(), tokenizer.eos_token()), (Some(1), Some(2)), "{name}");
+        for case in cases[name].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let encode = |add| tokenizer.encode(text, Special { add, parse: false }).unwrap();
+            let expected = ids(&case["ids"]);
+            assert_eq!(encode(false), expected, "{name}: {text:?}");
+            assert_eq!(encode(true), [&[1], &expected[..]].concat(), "{name}: {text:?}");
+            assert_eq!(tokenizer.decode(&expected, false), text);
+            assert_eq!(streamed(&tokenizer, &expected, false), text);
+        }
+        let parsed = Special { add: false, parse: true };
+        assert_eq!(tokenizer.encode("[INST]</s>", parsed).unwrap(), [3, 2], "{name}");
+    }
+}
+
+#[test]
+fn a_tekken_file_that_does_not_fit_is_refused_by_key() {
+    let whole = json(&folder("tekken/listed/tekken.json"));
+    let temporary = std::env::temp_dir().join(format!("delft-tekken-{}", std::process::id()));
+    std::fs::create_dir_all(&temporary).unwrap();
+    let changed = |change: Change| {
+        let mut file = whole.clone();
+        change(&mut file);
+        std::fs::write(temporary.join("tekken.json"), file.to_string()).unwrap();
+        Tokenizer::from_folder(&temporary).unwrap_err().to_string()
+    };
+    let cases: [(Change, &str); 8] = [
+        (&|f| f["config"]["pattern"] = "x+".into(), "config.pattern: expected the pattern"),
+        (&|f| f["config"]["default_vocab_size"] = 9000.into(), "config.default_vocab_size: "),
+        (
+            &|f| f["config"]["default_num_special_tokens"] = 4.into(),
+            "special_tokens: expected ranks below 4",
+        ),
+        (
+            &|f| f["config"]["default_num_special_tokens"] = 700.into(),
+            "config.default_vocab_size: ",
+        ),
+        (&|f| f["vocab"][300]["rank"] = 7.into(), "vocab[300]: expected ranks in order, found 7"),
+        (&|f| f["vocab"][300]["token_bytes"] = "*".into(), "vocab[300]: expected bytes in base64"),
+        (
+            &|f| f["vocab"][300]["token_bytes"] = "AA==".into(),
+            "vocab[300]: expected bytes that no other",
+        ),
+        (&|f| f["vocab"] = 3.into(), "tekken.json: expected a vocabulary in Tekken's form"),
+    ];
+    for (change, expected) in cases {
+        let why = changed(change);
+        assert!(why.contains("tekken.json") && why.contains(expected), "{why}");
+    }
+    std::fs::remove_dir_all(&temporary).unwrap();
 }
 
 #[test]
