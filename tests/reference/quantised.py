@@ -108,6 +108,19 @@ def mxfp4() -> dict:
     return {"blocks": blocks, "scales": exponents, "expected": expected.contiguous()}
 
 
+def packed_mxfp4() -> dict:
+    """As `mxfp4`, in the shape of compressed-tensors, whose arithmetic expects it."""
+    from compressed_tensors.compressors.mx_utils import decompress_mx_scale
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+
+    torch.manual_seed(23)  # of its own: this case was made after the others
+    codes = torch.randint(0, 256, (OUT, IN // 2), dtype=torch.uint8)
+    exponents = torch.randint(110, 135, (OUT, IN // 32), dtype=torch.uint8)
+    factors = decompress_mx_scale(exponents).float().repeat_interleave(32, 1)
+    expected = unpack_fp4_from_uint8(codes, OUT, IN, torch.float32) * factors
+    return {"weight_packed": codes, "weight_scale": exponents, "expected": expected}
+
+
 def mlx_mxfp4() -> dict:
     weights = mx.array(torch.randn(OUT, IN).numpy())
     codes, exponents = mx.quantize(weights, group_size=32, bits=4, mode="mxfp4")
@@ -144,6 +157,7 @@ def main() -> None:
         "fp8-whole": fp8(()),
         "mxfp4": mxfp4(),
         "mlx-mxfp4": mlx_mxfp4(),
+        "packed-mxfp4": packed_mxfp4(),
     }
     tensors = {f"{case}.{name}": x.contiguous() for case, all in cases.items() for name, x in all.items()}
     tensors = {name: x.float() if name.endswith("expected") else x for name, x in tensors.items()}

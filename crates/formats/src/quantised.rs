@@ -2,7 +2,8 @@
 //! devices get of them.
 //!
 //! ```text
-//! MXFP4   codes [.., out, in / 32, 16] u8 or [.., out, in / 8] u32, the first lowest; scales [.., out, in / 32] u8
+//! MXFP4   codes [.., out, in / 32, 16] or [.., out, in / 2] u8 or [.., out, in / 8] u32, the first lowest; scales
+//!         [.., out, in / 32] u8
 //!         -> mxfp4
 //! FP8     weights [out, in] e4m3; scales for the matrix, for a row, or for a block of both axes
 //!         -> bf16, rounded once
@@ -191,6 +192,9 @@ impl Quantised {
             return wrong(&scales, "scales in u8 for blocks of 32 of each row");
         }
         let expected: Vec<usize> = match codes.dtype {
+            DType::U8 if codes.shape.len() == scales.shape.len() => {
+                [outer, &[blocks.saturating_mul(16)]].concat()
+            }
             DType::U8 => [scales.shape, &[16]].concat(),
             _ => [outer, &[blocks.saturating_mul(4)]].concat(),
         };

@@ -111,7 +111,8 @@ impl Settings {
                 }
                 let tensors = match scheme {
                     Scheme::Mxfp4 => named(&["_blocks", "_scales"])
-                        .or_else(|| named(&[".weight_blocks", ".weight_scales"]))?,
+                        .or_else(|| named(&[".weight_blocks", ".weight_scales"]))
+                        .or_else(|| named(&[".weight_packed", ".weight_scale"]))?,
                     Scheme::Gptq { integers, .. } => match integers.ordered {
                         true => named(&[".qweight", ".qzeros", ".scales", ".g_idx"])?,
                         false => named(&[".qweight", ".qzeros", ".scales"])?,
@@ -119,11 +120,12 @@ impl Settings {
                     Scheme::Awq { .. } => named(&[".qweight", ".qzeros", ".scales"])?,
                     Scheme::Fp8 { .. } => {
                         let tensor = tensor.filter(Tensor::holds_eight_bit_floats)?;
-                        let inverse = format!("{stem}.weight_scale_inv");
-                        let scale = match tensors.get(&inverse) {
-                            Some(_) => inverse,
-                            None => format!("{stem}.weight_scale"),
-                        };
+                        // The last is Mistral's own.
+                        let named = ["weight_scale_inv", "weight_scale", "qscale_weight"]
+                            .map(|part| format!("{stem}.{part}"));
+                        let [_, usual, _] = &named;
+                        let held = named.iter().find(|name| tensors.get(name).is_some());
+                        let scale = held.unwrap_or(usual).clone();
                         vec![tensor.name.to_owned(), scale]
                     }
                     Scheme::Packed(integers) => {
@@ -278,6 +280,16 @@ fn compressed(keys: &Keys<'_>) -> Result<Scheme> {
     };
     match keys.text("format")? {
         Some("pack-quantized") => Ok(Scheme::Packed(integers()?)),
+        Some("mxfp4-pack-quantized") => {
+            let found = (weights.needed("num_bits")?.value, group(&weights)?.unwrap_or(32));
+            match found {
+                (4, 32) => Ok(Scheme::Mxfp4),
+                (bits, group) => {
+                    let found = format!("{bits} bits in groups of {group}");
+                    Err(weights.wrong("num_bits", "4 bits in groups of 32", found).hint(HINT))
+                }
+            }
+        }
         Some("int-quantized") if integers()?.symmetric && integers()?.bits == 8 => {
             Ok(Scheme::Bytes)
         }
@@ -293,8 +305,8 @@ fn compressed(keys: &Keys<'_>) -> Result<Scheme> {
             })
         }
         format => {
-            let expected =
-                "pack-quantized, float-quantized of 8 bits, or symmetric int-quantized of 8";
+            let expected = "pack-quantized, mxfp4-pack-quantized, float-quantized of 8 bits, or \
+                symmetric int-quantized of 8";
             let found = clipped(format.unwrap_or("nothing"));
             Err(keys.wrong("format", expected, found).hint(HINT))
         }
@@ -346,6 +358,11 @@ mod tests {
                 json!({ "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups }),
                 Scheme::Packed(integers(4, Some(128), false, true)),
             ),
+            (
+                json!({ "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
+                    "config_groups": { "group_0": { "weights": { "num_bits": 4, "group_size": 32, "type": "float" } } } }),
+                Scheme::Mxfp4,
+            ),
         ];
         for (settings, scheme) in cases {
             let found = read(json!({ "quantization_config": settings })).unwrap();
@@ -382,6 +399,11 @@ mod tests {
                 json!({ "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
                 "config_groups": { "a": four } }),
                 "found nvfp4-pack-quantized",
+            ),
+            (
+                json!({ "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
+                "config_groups": { "a": eight } }),
+                "expected 4 bits in groups of 32, found 8 bits",
             ),
             (
                 json!({ "quant_method": "compressed-tensors", "format": "pack-quantized",

@@ -88,6 +88,7 @@ fn cases() -> Vec<Case> {
         ("fp8-whole", Scheme::Fp8 { block: None }, FP8, DType::BF16.into()),
         ("mxfp4", Scheme::Mxfp4, &["blocks", "scales"], DType::Mxfp4.into()),
         ("mlx-mxfp4", Scheme::Mxfp4, &["codes", "scales"], DType::Mxfp4.into()),
+        ("packed-mxfp4", Scheme::Mxfp4, PACKED, DType::Mxfp4.into()),
     ]
 }
 
