@@ -1110,7 +1110,8 @@ on the reference.
 
 Examples:
   delft compare model-q4_k_m.gguf model-f16.gguf wiki.test.raw
-  delft compare model-q4_k_m.gguf model-f16.gguf wiki.test.raw --chunks 10 --worst 20 --json")]
+  delft compare model-q4_k_m.gguf model-f16.gguf wiki.test.raw --chunks 10 --worst 20 --json
+  delft compare model-q4_k_m.gguf model-f16.gguf wiki.test.raw --svg divergence.svg")]
 pub(crate) struct Compare {
     /// The model that it is compared with, such as the same without quantisation
     #[arg(value_name = "REFERENCE", index = 2)]
@@ -1124,6 +1125,9 @@ pub(crate) struct Compare {
     /// Show the N tokens that are furthest apart
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) worst: u64,
+    /// Draw every scored token's divergence, as an SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

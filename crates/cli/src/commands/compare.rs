@@ -5,6 +5,11 @@
 //! KL(p || q) = sum over the vocabulary of p (ln p - ln q)     p: the reference's probabilities, q: the model's
 //! ```
 
+mod figure;
+
+use std::path::PathBuf;
+
+use delft::formats::Aside;
 use delft::tokens::Special;
 use delft::{Engine, Error, Session, check_logits, log_sum_exp};
 use serde_json::{Value, json};
@@ -69,7 +74,8 @@ pub(crate) fn run(args: &Compare) -> Outcome {
         "ctx": context,
     });
     let shown = Shown { tokens: tokens.clone(), engine: model.clone() };
-    let report = Report { head, json: args.json, worst: args.worst as usize, shown };
+    let (svg, worst) = (args.svg.clone(), args.worst as usize);
+    let report = Report { head, json: args.json, svg, worst, shown };
     let found = SoFar::<Vec<Scored>>::default();
     let words = {
         let (report, found) = (report.clone(), found.clone());
@@ -185,6 +191,8 @@ impl Shown {
 struct Report {
     head: Value,
     json: bool,
+    /// Where the divergences are drawn.
+    svg: Option<PathBuf>,
     worst: usize,
     shown: Shown,
 }
@@ -206,6 +214,12 @@ impl Report {
         let agree = mean(all.iter().map(|s| f64::from(u8::from(s.first[0] == s.first[1]))));
         let perplexity = |i: usize| mean(all.iter().map(|s| s.nll[i])).exp();
         let worst = &sorted[..self.worst.min(sorted.len())];
+        if let Some(path) = &self.svg {
+            let named = |key: &str| self.head[key].as_str().unwrap_or_default().to_owned();
+            let title = format!("{} beside {}", named("model"), named("reference"));
+            let marks = [("mean", average), ("median", quantile(0.5)), ("99%", quantile(0.99))];
+            Aside::whole(path, figure::svg(all, &title, &marks).as_bytes())?;
+        }
         if self.json {
             let one = |s: &&Scored| {
                 json!({ "token": s.at, "kl": s.divergence, "context": self.before(s.at),

@@ -253,6 +253,7 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("perplexity compare imatrix", "--chunks", Changes("--ctx 16", "--ctx 16 --chunks 2")),
     ("perplexity compare imatrix verify", "--json", Elsewhere("models.rs, formats.rs")),
     ("compare", "--worst", Changes("--ctx 16", "--ctx 16 --worst 1")),
+    ("compare", "--svg", Changes("--ctx 16", "--ctx 16 --svg {o}")),
     ("imatrix", "--out --force", Elsewhere("formats.rs")),
     ("verify", "--against --make", Elsewhere("models.rs")),
     ("verify", "--tokens", Says("--tokens 5", "--tokens")),

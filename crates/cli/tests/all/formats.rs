@@ -94,8 +94,14 @@ fn models_are_compared_over_a_text() {
     // The second half of each window but its last token, which has no successor.
     assert_eq!(apart["scored"], 30);
     assert_eq!(apart["worst"].as_array().unwrap().len(), 5);
-    let page = delft().args(["compare", &small, &full, file, "--ctx", "32"]).output().unwrap();
+    let drawn = scratch.path().join("apart.svg");
+    let page = ["compare", &small, &full, file, "--ctx", "32", "--svg", drawn.to_str().unwrap()];
+    let page = delft().args(page).output().unwrap();
     assert!(text(&page.stdout).contains("same likeliest token"));
+    let svg = std::fs::read_to_string(&drawn).unwrap();
+    let scored = text(&page.stdout).split(" tokens scored").next().unwrap().to_owned();
+    let scored: usize = scored.lines().last().unwrap().parse().unwrap();
+    assert_eq!(svg.matches("<circle").count(), scored, "{svg}");
     let short = delft().args(["compare", &small, &full]).output().unwrap();
     assert!(text(&short.stderr).contains("FILE: expected two models and a text"));
 }
