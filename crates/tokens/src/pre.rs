@@ -77,9 +77,12 @@ pub const TABLE: &[PreTokenizer] = &[
         add_bos: true,
         ..PLAIN
     },
+    PreTokenizer { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], splits: &[LLAMA3], ..PLAIN },
     PreTokenizer {
-        names: &["dbrx", "smaug-bpe", "glm4", "chatglm-bpe"],
+        // Made of a tiktoken vocabulary, where whole words go before merges.
+        names: &["glm4", "glm5"],
         splits: &[LLAMA3],
+        ignore_merges: true,
         ..PLAIN
     },
     PreTokenizer { names: &["qwen2"], splits: &[QWEN2], nfc: true, ..PLAIN },
@@ -199,6 +202,22 @@ pub const TABLE: &[PreTokenizer] = &[
         splits: &[
             r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["ufakzeka"],
+        splits: &[
+            r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["youtu"],
+        splits: &[
+            r"[\x{AC00}-\x{D7A3}\x{3131}-\x{318E}]+|[\x{FF01}\x{2026}\x{201C}\x{201D}\x{2018}\x{2019}\x{2014}\x{FF1A}\x{FF1B}\x{FF0C}\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+|[\x{3105}-\x{312F}]+|[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+",
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        ignore_merges: true,
         ..PLAIN
     },
     PreTokenizer { names: &["superbpe"], splits: &[r"\p{N}+", r"(?=(\d{3})+(?!\d))"], ..PLAIN },
