@@ -19,7 +19,7 @@ import models
 
 EXACT = {"f32", "f16", "bf16"}
 HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
-PERMUTED = {"llama", "mistral", "mixtral", "granite", "smollm3"}  # families whose rows of q and k the converter reorders
+PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "ministral3", "smollm3"}  # families whose rows of q and k the converter reorders
 
 
 def tiny_tokenizer(path, vocab_size):
@@ -104,7 +104,10 @@ def read_back(case, path):
             "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
             "smollm3": gguf.MODEL_ARCH.SMOLLM3, "granite": gguf.MODEL_ARCH.GRANITE, "olmo2": gguf.MODEL_ARCH.OLMO2,
             "glm4": gguf.MODEL_ARCH.GLM4, "llama4": gguf.MODEL_ARCH.LLAMA4, "gpt2": gguf.MODEL_ARCH.GPT2, "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
-            "qwen3_5": gguf.MODEL_ARCH.QWEN35, "qwen3_5_moe": gguf.MODEL_ARCH.QWEN35MOE}[case.family]
+            "qwen3_5": gguf.MODEL_ARCH.QWEN35, "qwen3_5_moe": gguf.MODEL_ARCH.QWEN35MOE, "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+            "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE, "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE, "olmo3": gguf.MODEL_ARCH.OLMO2,
+            "exaone4": gguf.MODEL_ARCH.EXAONE4, "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5, "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+            "glm": gguf.MODEL_ARCH.CHATGLM, "dots1": gguf.MODEL_ARCH.DOTS1, "olmoe": gguf.MODEL_ARCH.OLMOE, "gemma": gguf.MODEL_ARCH.GEMMA}[case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
@@ -136,7 +139,15 @@ def read_back(case, path):
                 x = stack(block, "ffn_down", end)
             weights[name] = (x.mT if case.family in ("gpt_oss", "llama4") and end == "weight" else x).reshape(shape).float()
             continue
+        if name.endswith("shared_mlp.input_linear.weight"):
+            block = f"blk.{name.split('.')[2]}"
+            weights[name] = torch.cat([decoded(f"{block}.ffn_{half}_shexp.weight") for half in ("gate", "up")]).float()
+            continue
+        if name.endswith("e_score_correction_bias"):
+            weights[name] = decoded(f"blk.{name.split('.')[2]}.exp_probs_b.bias").float()
+            continue
         tensor = stored.pop(f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith("sinks")
+                            else f"blk.{name.split('.')[2]}.ffn_gate_inp.weight" if name.endswith("router.weight")
                             else names.get_name(name, try_suffixes=(".weight", ".bias")), None)
         if tensor is None:
             assert name == "lm_head.weight" and config.tie_word_embeddings, name
@@ -204,6 +215,15 @@ def write(case, weights, folder, converter, quantize):
             else:
                 tensors, notes = models.expected(case, found)
                 save_file(tensors, folder / f"expected.{kind.lower()}.safetensors", notes)
+        if case.own:
+            # The converter finds the same file in Mistral's own.
+            own = Path(scratch) / "own"
+            shutil.copytree(folder / "folder", own)
+            shutil.copy(source / "tokenizer.model", own)
+            out = Path(scratch) / "own.gguf"
+            run(sys.executable, "-c", CONVERT, converter, own, "--mistral-format", "--outtype", "f32", "--outfile", out)
+            found = read_back(case, out)
+            assert all(torch.equal(found[name], weights[name].float()) for name in weights), "Mistral's own files differ"
     if not case.folder:
         for path in [*folder.glob("*.json"), *folder.glob("model*.safetensors"), folder / "expected.safetensors"]:
             path.unlink()

@@ -59,6 +59,8 @@ class Case:
     context: int | None = None  # positions for which a rotation is made that follows the context
     mlx: dict | None = None  # quantise matrices as mlx-lm does: bits and group_size, and under names of layers their own
     lm: dict | None = None  # a folder that mlx-lm itself writes, quantised so; empty: not quantised
+    images: bool = False  # the class with a tower for images, of which the decoder alone is asked
+    own: bool = False  # the same weights in Mistral's own files, below folder/
 
 
 COMMON = dict(vocab_size=128, num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-6,
@@ -214,6 +216,50 @@ CASES = [
                num_experts_per_tok=2, norm_topk_prob=False, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=9),
     Case("ministral", "ministral", "bfloat16", "windows by a list: the first layer within 8, the second sees everything",
          shape(40, 4, 2, 80, head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"], **rope(10000.0))),
+    Case("ministral3", "ministral3", "bfloat16", "yarn of magnitude 1 by 4 of 16 trained positions, every 16 of which queries grow; 5 heads on 1",
+         shape(40, 5, 1, 56, head_dim=16, vocab_size=109, pad_token_id=0, max_position_embeddings=64,
+               **rope(10000.0, rope_type="yarn", type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,
+                      original_max_position_embeddings=16, max_position_embeddings=64, llama_4_scaling_beta=0.4)),
+         prompt=40, keep=20, gguf=("f32",), own=True),
+    Case("granitemoe", "granitemoe", "bfloat16", "Granite's multipliers; 2 of 5 experts, each one's gate on top of its up in one tensor; tied",
+         shape(48, 6, 2, 40, num_local_experts=5, num_experts_per_tok=2, embedding_multiplier=0.6, attention_multiplier=0.2,
+               residual_multiplier=0.7, logits_scaling=0.5, tie_word_embeddings=True, **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("granitemoeshared", "granitemoeshared", "bfloat16", "all of 3 experts beside one that all tokens share, of another width",
+         shape(32, 4, 1, 24, num_local_experts=3, num_experts_per_tok=3, shared_intermediate_size=40, embedding_multiplier=0.6,
+               attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=0.5, **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("olmo3", "olmo3", "bfloat16", "OLMo 2 with windows of 8 in all layers but the fourth, which alone is stretched by yarn",
+         shape(64, 4, 2, 64, num_hidden_layers=4, pad_token_id=0, sliding_window=8, max_position_embeddings=128,
+               rope_parameters=dict(full_attention=dict(rope_theta=10000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                                                        attention_factor=1.1386294361119891, original_max_position_embeddings=32),
+                                    sliding_attention=dict(rope_theta=10000.0, rope_type="default"))),
+         prompt=40, keep=20, gguf=("f32",)),
+    Case("exaone4", "exaone4", "bfloat16", "norms behind sublayers and of each head; windows of 8, and a fourth layer that sees all and is not rotated",
+         shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=16, sliding_window=8, sliding_window_pattern=4, **rope(10000.0)), gguf=("f32",)),
+    Case("exaone4-full", "exaone4", "bfloat16", "no windows, so that all layers are rotated; llama3 rope scaling; three heads on one, tied",
+         shape(48, 3, 1, 64, sliding_window=None, layer_types=["full_attention"] * 2, tie_word_embeddings=True,
+               **rope(200.0, **LLAMA3_SCALING)), gguf=("f32",)),
+    Case("ernie4_5", "ernie4_5", "bfloat16", "heads rotated in adjacent pairs, biases everywhere; seven heads on one, tied",
+         shape(56, 7, 1, 72, head_dim=16, use_bias=True, tie_word_embeddings=True, vocab_size=101, **rope(500000.0)), gguf=("f32",)),
+    Case("seed_oss", "seed_oss", "bfloat16", "biases on q, k and v, and none on what attention gives; head_dim 16 where hidden / heads is 12",
+         shape(48, 4, 2, 64, head_dim=16, pad_token_id=0, attention_bias=True, **rope(10000.0)), gguf=("f32",)),
+    Case("glm", "glm", "bfloat16", "norms in front alone, half of each head rotated in adjacent pairs, biases on q, k and v",
+         shape(48, 3, 1, 64, head_dim=16, pad_token_id=0, attention_bias=True, rms_norm_eps=1e-5, max_position_embeddings=48,
+               **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), gguf=("f32",)),
+    Case("dots1", "dots1", "bfloat16", "3 of 6 experts by corrected odds beside two that all share, the first layer without; norms of each head",
+         shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=3,
+               n_shared_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5,
+               sliding_window=None, **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("olmoe", "olmoe", "bfloat16", "norms in front, and over whole rows of q and k; 3 of 7 experts by odds among all",
+         shape(64, 4, 2, 40, num_experts=7, num_experts_per_tok=3, norm_topk_prob=False, rms_norm_eps=1e-5, pad_token_id=0, **rope(10000.0)),
+         prompt=9, gguf=("f32",)),
+    Case("gemma", "gemma", "bfloat16", "norms of 1 + w in front alone, a GELU gate, a scaled embedding; one key/value head",
+         shape(48, 3, 1, 64, head_dim=16, pad_token_id=0, tie_word_embeddings=True, **rope(10000.0)), gguf=("f32",)),
+    Case("qwen3-vl", "qwen3_vl", "bfloat16", "a checkpoint with images, as Transformers saves it: Qwen3's decoder, whose positions in three axes a text "
+         "has alike; its tower beside it",
+         shape(48, 3, 1, 64, head_dim=16, tie_word_embeddings=True, **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2],
+                                                                           mrope_interleaved=True)), images=True),
+    Case("qwen2.5-vl", "qwen2_5_vl", "bfloat16", "the same of Qwen2's, whose axes lie in blocks",
+         shape(32, 2, 1, 48, **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2])), images=True),
     Case("gpt2", "gpt2", "float32", "learned positions, layer norms with biases, matrices [in, out], q, k and v in one; tied",
          dict(n_embd=48, n_head=3, n_inner=None, n_ctx=256, tie_word_embeddings=True, vocab_size=127), drop=("rms_norm_eps",), gguf=("f32",)),
     Case("gpt2-scaled", "gpt2", "float16", "scores divided by the layer's number, a feed-forward of a width of its own, exact GELU, untied",
@@ -310,13 +356,20 @@ def widened():
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
             "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
             "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "gpt_oss": "GptOss", "smollm3": "SmolLM3",
-            "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "glm4_moe": "Glm4Moe", "ministral": "Ministral", "gpt2": "GPT2"}
+            "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "glm4_moe": "Glm4Moe", "ministral": "Ministral", "gpt2": "GPT2",
+            "ministral3": "Ministral3", "granitemoe": "GraniteMoe", "granitemoeshared": "GraniteMoeShared", "olmo3": "Olmo3", "exaone4": "Exaone4",
+            "ernie4_5": "Ernie4_5", "seed_oss": "SeedOss", "glm": "Glm", "dots1": "Dots1", "olmoe": "Olmoe", "gemma": "Gemma",
+            "qwen3_vl": "Qwen3VL", "qwen2_5_vl": "Qwen2_5_VL"}
+TOWERS = {"qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
+                           num_position_embeddings=4, deepstack_visual_indexes=[0]),
+          "qwen2_5_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=32,
+                             fullatt_block_indexes=[0])}
 
 
 def model_classes(family):
     stem = FAMILIES[family]
-    config = stem + "Text" if family in ("gemma3", "llama4", "qwen3_5", "qwen3_5_moe") else stem
-    head = "LMHeadModel" if family == "gpt2" else "ForCausalLM"
+    config = stem + "Text" if family in ("gemma3", "llama4", "qwen3_5", "qwen3_5_moe", *TOWERS) else stem
+    head = "LMHeadModel" if family == "gpt2" else "ForConditionalGeneration" if family in TOWERS else "ForCausalLM"
     return getattr(transformers, config + "Config"), getattr(transformers, stem + head)
 
 
@@ -326,7 +379,12 @@ def make_config(case):
 
 def build(case, dtype):
     """An empty model in eager attention, evaluating."""
-    model = model_classes(case.family)[1]._from_config(make_config(case), attn_implementation="eager",
+    config = make_config(case)
+    if case.images:
+        whole = getattr(transformers, FAMILIES[case.family] + "Config")
+        config = whole(text_config=config.to_dict(), vision_config=TOWERS[case.family], tie_word_embeddings=config.tie_word_embeddings,
+                       image_token_id=case.config.get("vocab_size", 128) - 1)
+    model = model_classes(case.family)[1]._from_config(config, attn_implementation="eager",
                                             experts_implementation="eager", dtype=dtype).eval()
     if case.context:
         # The base for that many positions, from the first token on.
@@ -410,6 +468,44 @@ def write_mlx(case, weights, stored, folder):
     save_file({name: x.contiguous() for name, x in stored.items()}, inner / "model.safetensors", {"format": "mlx"})
 
 
+OWN = {"model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output", "input_layernorm": "attention_norm",
+       "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk",
+       "self_attn.v_proj": "attention.wv", "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1",
+       "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2"}
+
+
+def write_own(case, weights, folder):
+    """The weights below `folder` as Mistral publishes its models: params.json and two files of tensors by its own names, in which
+    rows of q and k have the elements that rotate together side by side. `model_twins.py` has llama.cpp's converter read them."""
+    inner, config = folder / "folder", make_config(case)
+    inner.mkdir()
+    rope = config.rope_parameters
+    write_json(inner / "params.json", {
+        "dim": config.hidden_size, "n_layers": config.num_hidden_layers, "head_dim": config.head_dim, "hidden_dim": config.intermediate_size,
+        "n_heads": config.num_attention_heads, "n_kv_heads": config.num_key_value_heads, "rope_theta": rope["rope_theta"],
+        "norm_eps": config.rms_norm_eps, "vocab_size": config.vocab_size, "tied_embeddings": config.tie_word_embeddings,
+        "max_position_embeddings": config.max_position_embeddings, "use_biases": False, "causal": True, "q_lora_rank": None,
+        "llama_4_scaling": {"original_max_position_embeddings": rope["original_max_position_embeddings"], "beta": rope["llama_4_scaling_beta"]},
+        "yarn": {"original_max_position_embeddings": rope["original_max_position_embeddings"], "factor": rope["factor"],
+                 "apply_scale": False, "beta": rope["beta_fast"], "alpha": rope["beta_slow"]},
+    })
+    heads = {"wq": config.num_attention_heads, "wk": config.num_key_value_heads}
+    stored = {}
+    for name, x in weights.items():
+        block = name.removeprefix("model.").split(".")[:2] if name.startswith("model.layers.") else []
+        stem = name.removesuffix(".weight")
+        own = ".".join([*block, OWN[".".join(stem.split(".")[3:]) if block else stem]])
+        if own.split(".")[-1] in heads:
+            x = x.reshape(heads[own.split(".")[-1]], 2, config.head_dim // 2, -1).swapaxes(1, 2).reshape(x.shape)
+        stored[f"{own}.weight"] = x.contiguous()
+    names = sorted(stored)
+    places = {name: f"consolidated-{1 + i * 2 // len(names):05}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in sorted(set(places.values())):
+        save_file({name: stored[name] for name in names if places[name] == file}, inner / file, {"format": "pt"})
+    total = sum(x.numel() * x.element_size() for x in stored.values())
+    write_json(inner / "consolidated.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": places})
+
+
 def with_weights(case, weights, dtype):
     model = build(case, dtype)
     missing, unexpected = model.load_state_dict({k: v.to(dtype) for k, v in weights.items()}, strict=False)
@@ -432,13 +528,14 @@ def record(model, ids):
         seen.setdefault("embeddings", (inputs[0] if inputs else named["hidden_states"])[0])
 
     gpt2 = model.config.model_type == "gpt2"
-    norm, layers = (model.transformer.ln_f, model.transformer.h) if gpt2 else (model.model.norm, model.model.layers)
+    inner = model.transformer if gpt2 else getattr(model.model, "language_model", model.model)
+    norm, layers = (inner.ln_f, inner.h) if gpt2 else (inner.norm, inner.layers)
     parts = {"norm": norm} | {f"hidden.{i}": layer for i, layer in enumerate(layers)}
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
     # What a model multiplies its embeddings with is in the input to the first layer.
     hooks.append(layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
     routed = [1e9]
-    routers = [part for part in model.modules() if type(part).__name__.endswith(("TopKRouter", "Llama4Router"))]
+    routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "llama4router"))]
     # Llama 4's gives its scores behind the odds.
     scores = lambda part, out: out["Llama4" in type(part).__name__]
     watched = [part.register_forward_hook(lambda part, _, out: routed.append(clearance(part, scores(part, out)))) for part in routers]
@@ -495,7 +592,7 @@ def choose_prompt(case, model):
     """The first seeded prompt whose greedy continuation is clear-cut, varied and free of special tokens."""
     for seed in range(1000):
         stream = np.random.Generator(np.random.PCG64([zlib.crc32(case.name.encode()), seed]))
-        ids = torch.from_numpy(stream.integers(SPECIAL + 1, model.config.vocab_size, case.prompt))
+        ids = torch.from_numpy(stream.integers(SPECIAL + 1, model.config.get_text_config().vocab_size, case.prompt))
         seen, routed = record(model, ids)
         tokens = set(seen["decode.tokens"].tolist())
         if margin(seen) >= MARGIN and routed >= ROUTED and len(tokens) >= 4 and min(tokens) > SPECIAL:
@@ -514,7 +611,7 @@ def check_cache(model, ids, seen):
 def check_context(case, weights, model):
     """A text of just so many tokens has the rotation of its own accord."""
     own = with_weights(replace(case, context=None), weights, torch.float64)
-    ids = torch.arange(case.context)[None] % model.config.vocab_size
+    ids = torch.arange(case.context)[None] % model.config.get_text_config().vocab_size
     with torch.no_grad():
         difference = (own(input_ids=ids, use_cache=False).logits - model(input_ids=ids, use_cache=False).logits).abs().max().item()
     # Transformers computes the base in float32 there.
@@ -643,6 +740,8 @@ def main():
             write_mlx(case, weights, stored, folder)
         else:
             write_checkpoint(case, weights, folder)
+        if case.own:
+            write_own(case, weights, folder)
         tensors, notes = expected(case, weights)
         save_file(tensors, folder / "expected.safetensors", notes)
         if case.lm is not None:

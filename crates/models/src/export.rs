@@ -14,8 +14,9 @@ use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{Architecture, Config, Options, experts, hybrid, scaling};
-use formats::gguf::Value;
+use formats::gguf::{Array, Value};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
+use nn::Pairing;
 use program::{Program, Weight};
 use std::f64::consts::TAU;
 
@@ -52,7 +53,20 @@ pub enum From {
 
 /// Architectures whose rows of q and k GGUF has in the order in which adjacent elements rotate
 /// together, by their names in config.json.
-const PERMUTED: &[&str] = &["granite", "llama", "ministral", "mistral", "mixtral", "smollm3"];
+const PERMUTED: &[&str] = &[
+    "granite",
+    "granitemoe",
+    "granitemoeshared",
+    "llama",
+    "ministral",
+    "ministral3",
+    "mistral",
+    "mixtral",
+    "smollm3",
+];
+
+/// Architectures for which GGUF lists the layers that have windows, by their names in config.json.
+const LISTED: &[&str] = &["exaone4", "gemma3", "olmo3"];
 
 impl Architecture {
     /// Whether GGUF has the rows of q and k in the order in which adjacent elements rotate together,
@@ -75,7 +89,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let asked = Asked::default();
     let model = crate::load_asking(tensors, &Options::default(), &asked)?;
     let config = model.config();
-    let place = folder.path().join("config.json").display().to_string();
+    let place = folder.stated_in().display().to_string();
     let architecture = config.architecture;
     if architecture.gguf.is_empty() {
         let expected = "an architecture whose GGUF files are read";
@@ -92,6 +106,10 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let count = experts::count(&files.keys)?;
     let (mut metadata, net) =
         (metadata(config, stated, held, count), hybrid::metadata(&files, held)?);
+    let net = match architecture.name.ends_with("_vl") {
+        true => vec![hybrid::sections(&files)?],
+        false => net,
+    };
     metadata.extend(
         net.into_iter().map(|(key, value)| (format!("{}.{key}", architecture.gguf), value)),
     );
@@ -204,6 +222,10 @@ fn metadata(
         // Whatever else is stated, some layers have windows or none has one.
         ("attention.sliding_window", config.windows.iter().flatten().next().map(|w| size(*w))),
     ];
+    if LISTED.contains(&config.architecture.name) && !config.windows.is_empty() {
+        let local = config.windows.iter().map(Option::is_some).collect();
+        own.push(("attention.sliding_window_pattern", Some(Value::Array(Array::Bool(local)))));
+    }
     if config.rope.is_some() {
         own.push(("attention.key_length", Some(size(config.head_dim))));
         own.push(("attention.value_length", Some(size(config.head_dim))));
@@ -236,6 +258,10 @@ fn rotation(
         None => scaling::read(files, config.head_dim)?,
     };
     let form = config.architecture.gguf;
+    let log_multiplier = metadata.iter().find_map(|(key, value)| match value {
+        Value::F32(log) if key.ends_with(scaling::LOG_MULTIPLIER) => Some(f64::from(*log)),
+        _ => None,
+    });
     let mut add = |key: &str, value: Value| {
         let key = format!("{form}.rope.{key}");
         metadata.retain(|(known, _)| *known != key);
@@ -268,7 +294,7 @@ fn rotation(
             add("scaling.original_context_length", Value::U32(yarn.original as u32));
             add("scaling.yarn_beta_fast", number(yarn.fast));
             add("scaling.yarn_beta_slow", number(yarn.slow));
-            let usual = crate::rope::Yarn::magnitude(yarn.factor, 1.0);
+            let usual = scaling::yarn_magnitude(yarn.factor, log_multiplier.unwrap_or(0.0));
             add("scaling.attn_factor", number(yarn.magnitude / usual));
             Vec::new()
         }
@@ -360,7 +386,9 @@ fn made(
             Some("k") => config.kv_heads,
             _ => 0,
         };
-        if heads > 0 && config.architecture.permutes_heads() {
+        // Mistral's own files have that order.
+        let halves = config.rope.as_ref().is_some_and(|rope| rope.pairing == Pairing::Half);
+        if heads > 0 && halves && config.architecture.permutes_heads() {
             source = Source::Permute(Box::new(source), [heads, 2, config.head_dim / 2, 1]);
         }
         if stem.contains(".experts.") && experts > 0 {

@@ -28,6 +28,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// One layer of so many sees everything.
+const PERIOD: usize = 6;
+
 /// Values that the published configurations with images omit in the decoder's part.
 const USUAL: &[(&str, usize)] = &[
     ("head_dim", 256),
@@ -44,21 +47,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
     keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
-    let every = windows::of_all(files, &raw.layers)?;
-    let spelled = ["sliding_window_pattern", "_sliding_window_pattern"];
-    let mut period = keys.size(Key("", "attention.sliding_window_pattern"))?;
-    for key in spelled {
-        period = keys.size(Key(key, ""))?.or(period);
-    }
-    let listed = keys.dialect() == Dialect::HuggingFace && keys.get("layer_types").is_some();
-    raw.windows = match (listed, period) {
-        (true, _) => every,
-        (false, period) => {
-            let period = period.map_or(Ok(6), |period| period.within(1..=1 << 16))?;
-            let local = |i: usize| !(i + 1).is_multiple_of(period);
-            every.into_iter().enumerate().map(|(i, window)| window.filter(|_| local(i))).collect()
-        }
-    };
+    raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
     let plain = keys.number("rope_theta")?.is_none() && keys.dialect() == Dialect::HuggingFace;
     if let Some(global) = scaling::of_kind(files, "full_attention", width.value)? {

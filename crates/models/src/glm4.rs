@@ -1,5 +1,5 @@
-//! GLM-4 of 2025 (GLM Team 2024): norms in front of and behind each sublayer, a part of each head
-//! rotated in adjacent pairs, gate and up in one matrix, biases on q, k and v.
+//! GLM-4 (GLM Team 2024): a part of each head rotated in adjacent pairs, gate and up in one matrix,
+//! biases on q, k and v; norms in front of each sublayer, and in the models of 2025 behind it too.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
@@ -29,6 +29,33 @@ const NAMES: &[Row] = &[
     ("blocks.{}.after_mlp_norm", "model.layers.{}.post_mlp_layernorm", "blk.{}.post_ffw_norm"),
 ];
 
+/// The names of 2024, when there were norms in front alone, and GGUF had q, k and v in one.
+const FRONT: &[Row] = &[
+    ("embed", "model.embed_tokens", "token_embd"),
+    ("norm", "model.norm", "output_norm"),
+    ("head", "lm_head", "output"),
+    ("blocks.{}.attention_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+    ("blocks.{}.attention.qkv", "", "blk.{}.attn_qkv"),
+    ("blocks.{}.attention.q", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
+    ("blocks.{}.attention.k", "model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
+    ("blocks.{}.attention.v", "model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+    ("blocks.{}.attention.o", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+    ("blocks.{}.mlp_norm", "model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+    ("blocks.{}.mlp.gate_up", "model.layers.{}.mlp.gate_up_proj", "blk.{}.ffn_up"),
+    ("blocks.{}.mlp.down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+];
+
+/// GLM-4 of 2024.
+pub(crate) const GLM: Architecture = Architecture {
+    title: "GLM-4 of 2024",
+    name: "glm",
+    gguf: "chatglm",
+    class: "GlmForCausalLM",
+    names: &[FRONT],
+    open: |files| open_normed(files, false),
+    ..ARCHITECTURE
+};
+
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "GLM-4 of 2025",
     name: "glm4",
@@ -37,10 +64,11 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     names: &[NAMES],
     signs: None,
     experts: false,
-    open,
+    open: |files| open_normed(files, true),
 };
 
-fn open(files: &Files<'_>) -> Result<Opened> {
+/// Opens a model with norms behind sublayers, or without.
+fn open_normed(files: &Files<'_>, behind: bool) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     raw.pairing = Pairing::Adjacent;
@@ -62,6 +90,6 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         ..config.attention(layer)
     };
     let parts =
-        decoder::Parts { normed: (true, true), ..decoder::Parts::new(Bias::Never, attention) };
+        decoder::Parts { normed: (true, behind), ..decoder::Parts::new(Bias::Never, attention) };
     Ok(decoder::open_recipes(config, parts, phi3::part))
 }

@@ -11,12 +11,15 @@ use formats::Result;
 use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, GroupLimit, Mlp, Odds, QkNorm};
 use ops::group_limit::MOST_GROUPS;
 
-const NAMES: &[Row] = &[
-    (
-        "blocks.{}.mlp_norm",
-        "model.layers.{}.post_attention_layernorm",
-        "blk.{}.post_attention_norm",
-    ),
+/// GGUF's other name for the norm in front of the feed-forward.
+pub(crate) const NORMS: &[Row] = &[(
+    "blocks.{}.mlp_norm",
+    "model.layers.{}.post_attention_layernorm",
+    "blk.{}.post_attention_norm",
+)];
+
+/// The correction of the router's odds, and the expert that every token goes through.
+pub(crate) const NAMES: &[Row] = &[
     (
         "blocks.{}.mlp.router.correction",
         "model.layers.{}.mlp.gate.e_score_correction_bias!",
@@ -44,7 +47,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4_moe",
     gguf: "glm4moe",
     class: "Glm4MoeForCausalLM",
-    names: &[NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
+    names: &[NORMS, NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
     open,
@@ -60,16 +63,37 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 2));
     }
     guesses(files, &mut raw)?;
-    let bias = files.bias("attention_bias")?;
     // GGUF does not say it: the norms are there or not.
     let normed = match hugging_face {
         true => keys.flag("use_qk_norm")?.unwrap_or(false),
         false => files.names.find("blocks.0.attention.q_norm")?.is_some(),
     };
+    opened(files, raw, normed, Usual { dense: 1, normalised: true })
+}
+
+/// What configurations leave out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Usual {
+    /// Blocks at the beginning that have no experts.
+    pub(crate) dense: usize,
+    /// Whether the odds of the chosen experts are made to sum to one.
+    pub(crate) normalised: bool,
+}
+
+/// A model of such mixtures behind the first dense blocks, with norms of each head if it is
+/// `normed`.
+///
+/// # Errors
+/// What is of another type or out of range, by key.
+pub(crate) fn opened(files: &Files<'_>, raw: Raw, normed: bool, usual: Usual) -> Result<Opened> {
+    let keys = &files.keys;
+    let bias = files.bias("attention_bias")?;
     let dense = keys.size(Key("first_k_dense_replace", "leading_dense_block_count"))?;
-    let dense = dense.map_or(Ok(usize::from(hugging_face)), |dense| dense.within(0..=LAYERS))?;
+    let unsaid = if keys.dialect() == Dialect::HuggingFace { usual.dense } else { 0 };
+    let dense = dense.map_or(Ok(unsaid), |dense| dense.within(0..=LAYERS))?;
     let config = raw.check()?;
-    let options = limited(files, experts::read(files, config.hidden, config.feed_forward)?)?;
+    let options = experts::read(files, config.hidden, config.feed_forward)?;
+    let options = limited(files, options, usual.normalised)?;
     let shared = keys.size(Key("n_shared_experts", "expert_shared_count"))?;
     let shared = options.feed_forward * shared.map_or(Ok(1), |shared| shared.within(1..=64))?;
     let attention = move |config: &Config, layer| AttentionOptions {
@@ -101,11 +125,15 @@ fn guesses(files: &Files<'_>, raw: &mut Raw) -> Result<()> {
 }
 
 /// A mixture whose experts are chosen by the logistic function of their scores and a correction,
-/// among the experts of the best groups.
+/// among the experts of the best groups; `normalised` where nothing is said.
 ///
 /// # Errors
 /// Groups that the experts do not make, and other odds, by key.
-pub(crate) fn limited(files: &Files<'_>, mut options: ExpertsOptions) -> Result<ExpertsOptions> {
+fn limited(
+    files: &Files<'_>,
+    mut options: ExpertsOptions,
+    normalised: bool,
+) -> Result<ExpertsOptions> {
     const GROUPS: Key = Key("n_group", "expert_group_count");
     let keys = &files.keys;
     let groups = keys.size(GROUPS)?;
@@ -125,7 +153,7 @@ pub(crate) fn limited(files: &Files<'_>, mut options: ExpertsOptions) -> Result<
         return Err(odds.wrong("2, the logistic function", odds.value));
     }
     if keys.dialect() == Dialect::HuggingFace {
-        options.routing.normalised = keys.flag("norm_topk_prob")?.unwrap_or(true);
+        options.routing.normalised = keys.flag("norm_topk_prob")?.unwrap_or(normalised);
     }
     options.routing.odds = Odds::Sigmoid;
     options.routing.scale = scale.positive()? as f32;

@@ -20,8 +20,23 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
+    let Open { config, parts } = read(files, Raw::read(files, &["silu"])?)?;
+    Ok(decoder::open_parts(config, parts))
+}
+
+/// What the family's models share.
+pub(crate) struct Open {
+    pub(crate) config: Config,
+    /// With a dense feed-forward.
+    pub(crate) parts: decoder::Parts,
+}
+
+/// Reads what the family's models share.
+///
+/// # Errors
+/// What is of another type or out of range, by key.
+pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<Open> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
     windows::of_types(files, &raw.layers, None)?;
     if keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;
@@ -40,5 +55,5 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     };
     let multipliers = [embedding, residual, 1.0 / logits];
     let parts = decoder::Parts { multipliers, ..decoder::Parts::new(mlp_bias, attention) };
-    Ok(decoder::open_parts(raw.check()?, parts))
+    Ok(Open { config: raw.check()?, parts })
 }

@@ -197,6 +197,18 @@ impl<'a> Keys<'a> {
         self.read(key, "a list of numbers", |value| value.as_array().and_then(all), |_, _| Ok(None))
     }
 
+    /// A list of GGUF's of true and false; none where it has none, or one value, under the key, and
+    /// in `config.json`.
+    pub(crate) fn gguf_flags(&self, key: Key) -> Result<Option<Vec<bool>>> {
+        let (Values::Gguf(metadata), Some(spelled)) = (self.values, self.ask(key)) else {
+            return Ok(None);
+        };
+        match metadata.get(&spelled) {
+            Some(Typed::Array(_)) => metadata.bools(&spelled),
+            _ => Ok(None),
+        }
+    }
+
     /// A value that stands under `key`, or would.
     pub(crate) fn stated<T>(&self, key: impl Into<Key>, value: T) -> Stated<T> {
         let key = self.spelled(key).unwrap_or_default();

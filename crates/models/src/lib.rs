@@ -9,9 +9,13 @@
 
 mod config;
 mod decoder;
+mod dots1;
+mod ernie4_5;
+mod exaone4;
 mod experts;
 mod export;
 mod files;
+mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
@@ -19,16 +23,19 @@ mod glm4_moe;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod granitemoe;
 mod harmless;
 mod hybrid;
 mod keys;
 mod llama;
 mod llama4;
 mod ministral;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod names;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod phimoe;
 mod quantisation;
@@ -39,8 +46,10 @@ mod qwen3_5;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen_vl;
 mod rope;
 mod scaling;
+mod seed_oss;
 mod smollm3;
 mod stated;
 mod unused;
@@ -79,28 +88,41 @@ pub struct Architecture {
 
 /// Every architecture that Delft runs.
 pub const ARCHITECTURES: &[&Architecture] = &[
+    &dots1::ARCHITECTURE,
+    &ernie4_5::ARCHITECTURE,
+    &exaone4::ARCHITECTURE,
+    &gemma::ARCHITECTURE,
     &gemma2::ARCHITECTURE,
     &gemma3::ARCHITECTURE,
+    &glm4::GLM,
     &glm4::ARCHITECTURE,
     &glm4_moe::ARCHITECTURE,
     &gpt2::ARCHITECTURE,
     &gpt_oss::ARCHITECTURE,
     &granite::ARCHITECTURE,
+    &granitemoe::ARCHITECTURE,
+    &granitemoe::SHARED,
     &llama::ARCHITECTURE,
     &llama4::ARCHITECTURE,
     &ministral::ARCHITECTURE,
+    &ministral3::ARCHITECTURE,
     &mistral::ARCHITECTURE,
     &mixtral::ARCHITECTURE,
     &olmo2::ARCHITECTURE,
+    &olmo2::OLMO3,
+    &olmoe::ARCHITECTURE,
     &phi3::ARCHITECTURE,
     &phimoe::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
+    &qwen_vl::QWEN2_5,
     &qwen2_moe::ARCHITECTURE,
     &qwen3::ARCHITECTURE,
+    &qwen_vl::QWEN3,
     &qwen3_5::ARCHITECTURE,
     &qwen3_5_moe::ARCHITECTURE,
     &qwen3_moe::ARCHITECTURE,
     &qwen3_next::ARCHITECTURE,
+    &seed_oss::ARCHITECTURE,
     &smollm3::ARCHITECTURE,
 ];
 
@@ -212,7 +234,7 @@ fn open<'a>(
     let folder = tensors
         .folder()
         .ok_or_else(|| Error::new(file, "a GGUF file or a model folder", "neither"))?;
-    let place = folder.path().join("config.json").display().to_string();
+    let place = folder.stated_in().display().to_string();
     let (keys, outer) = files::of_json(folder.config(), &place, asked)?;
     let quantised = quantisation::Settings::read(&outer)?.or(quantisation::Settings::read(&keys)?);
     let names = |architecture: &Architecture| {

@@ -191,7 +191,7 @@ fn stretch(files: &Files<'_>) -> Result<Option<Stretch>> {
     // Older files have a number there.
     let on = keys.get("attn_temperature_tuning");
     let on = on.is_none_or(|on| on.as_bool().unwrap_or(on.as_f64() != Some(0.0)));
-    Ok(on.then_some(Stretch { by, step }))
+    Ok(on.then_some(Stretch { by, step, ahead: 1 }))
 }
 
 /// Weights that are made of others: lengths of q and k, which are 1; experts, which Hugging Face

@@ -1,14 +1,18 @@
-//! OLMo 2 (OLMo Team 2024): Llama with norms behind sublayers in place of those in front, and norms
-//! of q and k over all heads together.
+//! OLMo 2 and 3 (OLMo Team 2024, 2025): Llama with norms behind sublayers in place of those in
+//! front, and norms of q and k over all heads together. OLMo 3 has a window in three layers of four,
+//! whose rotation is not stretched. GGUF has it under the name of OLMo 2.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
+use crate::keys::Key;
 use crate::names::Row;
-use crate::{Architecture, Opened, decoder, llama, windows};
+use crate::rope::{Rotation, Scaling};
+use crate::{Architecture, Opened, decoder, llama, scaling, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, QkNorm};
+use nn::{AttentionOptions, Bias, Pairing, QkNorm};
 
-const NORMS: &[Row] = &[
+/// The norms of q and k, and those behind sublayers.
+pub(crate) const NORMS: &[Row] = &[
     ("blocks.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
     ("blocks.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
     (
@@ -34,17 +38,48 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// OLMo 3.
+pub(crate) const OLMO3: Architecture =
+    Architecture { title: "OLMo 3", name: "olmo3", class: "Olmo3ForCausalLM", ..ARCHITECTURE };
+
+/// One layer of so many sees everything.
+const PERIOD: usize = 4;
+
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let raw = Raw::read(files, &["silu"])?;
-    windows::of_types(files, &raw.layers, None)?;
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["silu"])?;
+    raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     let bias = files.bias("attention_bias")?;
-    let attention = move |config: &Config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        qk_norm: QkNorm::Rows(config.norm_eps),
-        ..config.attention(layer)
+    let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
+    if let Some(global) = scaling::of_kind(files, "full_attention", width.value)? {
+        raw.rotation = Some(global);
+    }
+    let base = keys.number(Key("", "rope.freq_base_swa"))?;
+    let local = match scaling::of_kind(files, "sliding_attention", width.value)? {
+        Some(local) => Some(local),
+        None => raw.rotation.as_ref().map(|rotation| Rotation {
+            theta: base.unwrap_or_else(|| rotation.theta.clone()),
+            scaling: keys.stated("rope_scaling", Scaling::None),
+            ..rotation.clone()
+        }),
+    };
+    let loaded = raw.loaded;
+    let config = raw.check()?;
+    let context = loaded.unwrap_or(config.context);
+    let local = local.map(|local| local.rope(config.head_dim, &width, Pairing::Half, context));
+    let local = local.transpose()?;
+    let attention = move |config: &Config, layer| {
+        let options = config.attention(layer);
+        let rope = if options.window.is_some() { local.clone() } else { options.rope };
+        AttentionOptions {
+            qkv_bias: bias,
+            output_bias: bias,
+            qk_norm: QkNorm::Rows(config.norm_eps),
+            rope,
+            ..options
+        }
     };
     let parts =
         decoder::Parts { normed: (false, true), ..decoder::Parts::new(Bias::Never, attention) };
-    Ok(decoder::open_parts(raw.check()?, parts))
+    Ok(decoder::open_parts(config, parts))
 }

@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, windows};
-use formats::{Error, Result, shape};
+use formats::{Error, Result};
 use nn::{Bias, Stored, Weights};
 
 const NAMES: &[Row] = &[
@@ -45,12 +45,16 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(decoder::open_recipes(config, parts, part))
 }
 
-/// The rows of a fused matrix that are the weight `name`: q, k and v one below the other, and gate
-/// and up.
+/// The rows of a fused matrix, or the elements of its bias, that are the weight `name`: q, k and v
+/// one below the other, and gate and up.
 pub(crate) fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
     let (wide, narrow) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
     let ff = config.feed_forward;
-    let Some((stem, part)) = name.rsplit_once('.') else { return Ok(None) };
+    let (matrix, suffix) = match name.strip_suffix(".bias") {
+        Some(matrix) => (matrix, ".bias"),
+        None => (name, ""),
+    };
+    let Some((stem, part)) = matrix.rsplit_once('.') else { return Ok(None) };
     let (fused, start, count, all) = match part {
         "q" => ("qkv", 0, wide, wide + 2 * narrow),
         "k" => ("qkv", wide, narrow, wide + 2 * narrow),
@@ -59,13 +63,28 @@ pub(crate) fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result
         "up" => ("gate_up", ff, ff, 2 * ff),
         _ => return Ok(None),
     };
-    let fused = format!("{stem}.{fused}");
-    let expected = [all, config.hidden];
-    let Some(stored) = weights.find(&fused)? else { return Ok(None) };
-    if stored.shape != expected {
-        let error = Error::new(weights.place(&fused), shape(&expected), shape(&stored.shape));
+    let fused = format!("{stem}.{fused}{suffix}");
+    let expected: &[usize] = if suffix.is_empty() { &[all, config.hidden] } else { &[all] };
+    rows(weights, &fused, expected, start, count)
+}
+
+/// `count` rows of the matrix or bias `fused`, from `start` on, if it is stored.
+///
+/// # Errors
+/// Another shape than `expected`.
+pub(crate) fn rows(
+    weights: &dyn Weights,
+    fused: &str,
+    expected: &[usize],
+    start: usize,
+    count: usize,
+) -> Result<Option<Stored>> {
+    let Some(Stored { source, mut shape }) = weights.find(fused)? else { return Ok(None) };
+    if shape != expected {
+        let error =
+            Error::new(weights.place(fused), formats::shape(expected), formats::shape(&shape));
         return Err(error.hint("the configuration does not fit these weights"));
     }
-    let source = stored.source.rows(start, count);
-    Ok(Some(Stored { source, shape: vec![count, config.hidden] }))
+    shape[0] = count;
+    Ok(Some(Stored { source: source.rows(start, count), shape }))
 }

@@ -18,7 +18,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-fn open(files: &Files<'_>) -> Result<Opened> {
+pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     Ok(decoder::open(raw.check()?, Bias::Never, |config, layer| AttentionOptions {

@@ -90,7 +90,8 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
         None => trained()?.positive(),
     };
     match kind {
-        None | Some("default") => Ok(Scaling::None),
+        // Positions in three axes, which a text has alike.
+        None | Some("default" | "mrope") => Ok(Scaling::None),
         Some("linear") => Ok(Scaling::Linear { factor: need("factor")? }),
         Some("proportional") => Ok(Scaling::Proportional {
             part: 1.0,
@@ -149,7 +150,7 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
                 Ok(rope.number(key)?.map(|scale| scale.value).filter(|scale| *scale != 0.0))
             };
             let (scales, stated) =
-                ((scale("mscale")?, scale("mscale_all_dim")?), rope.number("attention_factor")?);
+                ((scale("mscale")?, scale("mscale_all_dim")?), rope.number(ATTENTION_FACTOR)?);
             let magnitude = match (stated, scales) {
                 (Some(magnitude), _) => magnitude.positive()?,
                 (None, (Some(a), Some(b))) => {
@@ -191,6 +192,17 @@ fn factors(files: &Files<'_>, canonical: &str) -> Result<Option<Vec<f32>>> {
     factors.map(Some).map_err(|e| Error { place: place(), ..e })
 }
 
+/// YaRN's magnitude, where a configuration states it.
+const ATTENTION_FACTOR: Key = Key("attention_factor", "rope.scaling.yarn_attn_factor");
+
+/// GGUF's key for the weight of the logarithm in the magnitude that YaRN's is divided by.
+pub(crate) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+
+/// The magnitude of a context `factor` times as long, as GGUF's readers take it.
+pub(crate) fn yarn_magnitude(factor: f64, log_multiplier: f64) -> f64 {
+    Yarn::magnitude(factor, 1.0) / Yarn::magnitude(factor, log_multiplier)
+}
+
 fn of_gguf(files: &Files<'_>) -> Result<Stated<Scaling>> {
     const KIND: &str = "rope.scaling.type";
     const ORIGINAL: &str = "rope.scaling.original_context_length";
@@ -203,6 +215,9 @@ fn of_gguf(files: &Files<'_>) -> Result<Stated<Scaling>> {
     let [fast, slow] = ["rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"]
         .map(|key| keys.number(Key("", key)));
     let (fast, slow) = (fast?, slow?);
+    let log = keys.number(Key("", LOG_MULTIPLIER))?.map_or(0.0, |log| log.value);
+    // What OLMo 3's files say of the magnitude that the factor gives, too; ggml does not read it.
+    keys.number(ATTENTION_FACTOR)?;
     let or = |number: Option<Stated<f64>>, usual: f64| {
         number.map_or(Ok(usual), |number| number.positive())
     };
@@ -233,7 +248,7 @@ fn of_gguf(files: &Files<'_>) -> Result<Stated<Scaling>> {
                 fast: or(fast, 32.0)?,
                 slow: or(slow, 1.0)?,
                 truncate: true,
-                magnitude: or(magnitude, 1.0)? * Yarn::magnitude(stretched, 1.0),
+                magnitude: or(magnitude, 1.0)? * yarn_magnitude(stretched, log),
             };
             yarn.check(&factor, LIMIT)?;
             Scaling::Yarn(yarn)

@@ -32,6 +32,49 @@ pub(crate) fn alternating(files: &Files<'_>, layers: &Stated<usize>) -> Result<V
     Ok(windows)
 }
 
+/// Windows on all layers but every `period`-th, if the configuration has a window, unless it says
+/// another period, or lists the layers: `layer_types`, or a list of GGUF's.
+///
+/// # Errors
+/// As [`of_all`]; a list of another length.
+pub(crate) fn periodic(
+    files: &Files<'_>,
+    layers: &Stated<usize>,
+    period: usize,
+) -> Result<Vec<Option<usize>>> {
+    const PATTERN: Key = Key("sliding_window_pattern", "attention.sliding_window_pattern");
+    let keys = &files.keys;
+    let mut windows = of_all(files, layers)?;
+    let listed = match keys.dialect() {
+        Dialect::HuggingFace => keys.get(Key("layer_types", "")).is_some(),
+        Dialect::Gguf => false,
+    };
+    if listed || windows.is_empty() {
+        // What a pattern says beside a list, the list says too.
+        for name in [PATTERN.0, "_sliding_window_pattern", PATTERN.1] {
+            keys.note(name);
+        }
+        if windows.is_empty() {
+            of_types(files, layers, None)?;
+        }
+        return Ok(windows);
+    }
+    if let Some(local) = keys.gguf_flags(PATTERN)? {
+        if local.len() != layers.value {
+            let expected = format!("{} entries, as {} says", layers.value, layers.key());
+            return Err(keys.wrong(PATTERN, expected, local.len()));
+        }
+        let windowed = windows.iter_mut().zip(local).filter(|(_, local)| !local);
+        windowed.for_each(|(window, _)| *window = None);
+        return Ok(windows);
+    }
+    let other = keys.size(Key("_sliding_window_pattern", ""))?;
+    let stated = keys.size(PATTERN)?.or(other);
+    let period = stated.map_or(Ok(period), |period| period.within(1..=LAYERS))?;
+    windows.iter_mut().skip(period - 1).step_by(period).for_each(|window| *window = None);
+    Ok(windows)
+}
+
 /// Windows by `layer_types`, if the configuration has such a list: a kind of attention for each
 /// layer.
 ///

@@ -1,6 +1,6 @@
 //! Queries times a number that grows with the logarithm of the position, so that attention over
 //! long contexts stays as peaked as over short ones (Nakanishi, Scalable-Softmax, 2025, as Llama 4
-//! has it): `y[t] = x[t] (1 + by ln(1 + floor((p[t] + 1) / step)))`.
+//! and Ministral 3 have it): `y[t] = x[t] (1 + by ln(1 + floor((p[t] + ahead) / step)))`.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;
@@ -20,6 +20,8 @@ pub struct Stretch {
     pub by: f32,
     /// Positions after which it grows, more than 0.
     pub step: u32,
+    /// Positions by which it grows early: 1 for Llama 4, none for Ministral 3.
+    pub ahead: u32,
 }
 
 impl Operation for Stretch {
@@ -60,7 +62,7 @@ impl Operation for Stretch {
 impl Stretch {
     /// The factor at a position.
     pub fn factor(&self, position: u32) -> f32 {
-        let steps = (u64::from(position) + 1) / u64::from(self.step.max(1));
+        let steps = (u64::from(position) + u64::from(self.ahead)) / u64::from(self.step.max(1));
         ((steps as f64).ln_1p() * f64::from(self.by) + 1.0) as f32
     }
 
@@ -75,11 +77,12 @@ impl Stretch {
             .with("rows", rows as u32)
             .with("width", width as u32)
             .with("step", self.step.max(1))
+            .with("ahead", self.ahead)
             .with_f32("by", self.by)
     }
 }
 
-/// `y[t, i] = x[t, i] (1 + by ln(1 + floor((positions[t] + 1) / step)))`, on the device.
+/// `y[t, i] = x[t, i] (1 + by ln(1 + floor((positions[t] + ahead) / step)))`, on the device.
 #[kernel]
 pub fn stretch(
     x: In<{ scalar }>,
@@ -87,6 +90,7 @@ pub fn stretch(
     y: Out<{ scalar }>,
     width: Const<u32>,
     step: Const<u32>,
+    ahead: Const<u32>,
     by: Const<f32>,
     scalar: Scalar,
 ) {
@@ -96,7 +100,7 @@ pub fn stretch(
     holds("y", dim("rows") * dim("width"));
     begin();
     let row = group_id();
-    let steps = (positions.get(row) + 1u32) / step;
+    let steps = (positions.get(row) + ahead) / step;
     let factor = (steps.f32() + 1.0).ln() * by + 1.0;
     for i in strided(width) {
         y[row * width + i] = (x.get(row * width + i).f32() * factor).cast();
@@ -107,7 +111,7 @@ pub fn stretch(
 pub const KERNELS: &[Spec] = &[Spec { name: "stretch", cases, benches }];
 
 /// Llama 4's.
-const USUAL: Stretch = Stretch { by: 0.1, step: 8192 };
+const USUAL: Stretch = Stretch { by: 0.1, step: 8192, ahead: 1 };
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {
@@ -126,7 +130,7 @@ fn cases() -> Vec<Case> {
                 expected: vec![(2, Expected::Near(want, tolerance(scalar)))],
             }
         };
-        let small = Stretch { by: 0.5, step: 7 };
+        let small = Stretch { by: 0.5, step: 7, ahead: 0 };
         [(small, 5, "a short row"), (USUAL, 600, "rows longer than a group")].map(case).to_vec()
     }
     every_float(of)

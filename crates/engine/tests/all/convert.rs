@@ -45,6 +45,7 @@ fn folders_compute_the_same_as_files() {
     let unsaid = [
         "gemma2-scalar",
         "gemma3-vision",
+        "glm",
         "gpt2-scaled",
         "llama-dynamic-beyond",
         "llama-proportional",
@@ -65,6 +66,16 @@ fn folders_compute_the_same_as_files() {
     assert!(refused.iter().all(said), "{refused:#?}");
 }
 
+/// Whether these are the same numbers but for their last bits.
+fn near(one: &[u8], other: &[u8]) -> bool {
+    let numbers = |bytes: &[u8]| -> Vec<f32> {
+        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    let (one, other) = (numbers(one), numbers(other));
+    one.len() == other.len()
+        && one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= 4.0 * f32::EPSILON * b.abs())
+}
+
 /// What llama.cpp's own converter writes of the same folders: every tensor bit for bit, and every
 /// number of the architecture.
 #[test]
@@ -82,7 +93,9 @@ fn files_are_those_of_the_converter_of_llama_cpp() {
         for tensor in twin.iter() {
             let own = ours.get(tensor.name).unwrap_or_else(|| panic!("{name}: {}", tensor.name));
             assert_eq!(own.shape, tensor.shape, "{name}: {}", tensor.name);
-            assert!(own.bytes == tensor.bytes, "{name}: {}", tensor.name);
+            // The converter computes a rotation's factors in f32.
+            let near = tensor.name == "rope_freqs.weight" && near(own.bytes, tensor.bytes);
+            assert!(own.bytes == tensor.bytes || near, "{name}: {}", tensor.name);
         }
         assert_eq!(ours.iter().count(), twin.iter().count(), "{name}");
         let architecture = twin.metadata().str("general.architecture").unwrap().unwrap();

@@ -160,6 +160,14 @@ impl Metadata {
         })
     }
 
+    /// An array of bools, or of integers that are 0 where they mean false.
+    pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        self.typed(key, "array of bool", |value| match value {
+            Value::Array(Array::Bool(flags)) => Some(flags.clone()),
+            other => integers::<i64>(other).map(|all| all.iter().map(|n| *n != 0).collect()),
+        })
+    }
+
     /// The value of a key through `convert`, whose `None` means the wrong type.
     fn typed<'a, T>(
         &'a self,

@@ -27,15 +27,26 @@ pub(crate) fn metadata(files: &Files<'_>, held: &[Weight]) -> Result<Vec<(&'stat
         ("full_attention_interval", size(interval.map_or(4, |interval| interval.value))),
     ];
     if files.architecture.name != NEXT {
-        // Of a text all positions are one; llama.cpp wants it said.
-        let rope = files.keys.object("rope_parameters")?;
-        let stated = rope.map(|rope| rope.numbers("mrope_section")).transpose()?.flatten();
-        let mut sections = stated.unwrap_or_else(|| vec![11.0, 11.0, 10.0]);
-        sections.resize(4, 0.0);
-        let sections = sections.into_iter().map(|n| n as i32).collect();
-        all.push(("rope.dimension_sections", Value::Array(Array::I32(sections))));
+        all.push(sections(files)?);
     }
     Ok(all)
+}
+
+/// How many pairs turn by each axis of an image's positions. Of a text all positions are one;
+/// llama.cpp wants it said.
+///
+/// # Errors
+/// Something else than numbers.
+pub(crate) fn sections(files: &Files<'_>) -> Result<(&'static str, Value)> {
+    let mut stated = None;
+    for key in ["rope_parameters", "rope_scaling"] {
+        let Some(rope) = files.keys.object(key)? else { continue };
+        stated = stated.or(rope.numbers("mrope_section")?);
+    }
+    let mut sections = stated.unwrap_or_else(|| vec![11.0, 11.0, 10.0]);
+    sections.resize(4, 0.0);
+    let sections = sections.into_iter().map(|n| n as i32).collect();
+    Ok(("rope.dimension_sections", Value::Array(Array::I32(sections))))
 }
 
 /// Two weights that are stored as one, heads by turns: that one.

@@ -1,0 +1,48 @@
+//! Gemma (Gemma Team 2024): Llama with norms of `1 + w`, a GELU gate, and an embedding times the
+//! root of its width.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::{Architecture, Opened, decoder, gemma2, llama};
+use formats::Result;
+use nn::{AttentionOptions, Bias, Mlp, Unary, Weights};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Gemma",
+    name: "gemma",
+    gguf: "gemma",
+    class: "GemmaForCausalLM",
+    names: &[llama::NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    // The first configurations call the approximation by the name of what it approximates.
+    let gelu = ["gelu_pytorch_tanh", "gelu"];
+    let raw = Raw::read(files, &gelu)?;
+    keys.only(Key("hidden_activation", ""), &gelu)?;
+    let bias = files.bias("attention_bias")?;
+    let config = raw.check()?;
+    let attention = move |config: &Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        output_bias: bias,
+        ..config.attention(layer)
+    };
+    let parts = decoder::Parts {
+        feed_forward: Box::new(|builder, config, i| {
+            let (name, shape) = (format!("blocks.{i}.mlp"), [config.hidden, config.feed_forward]);
+            let mlp = Mlp::gated(builder, &name, shape, Bias::Never, Unary::GeluTanh)?;
+            Ok(Box::new(move |x| mlp.forward(x)))
+        }),
+        multipliers: [(config.hidden as f32).sqrt(), 1.0, 1.0],
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
+    let less_one = keys.dialect() == Dialect::HuggingFace;
+    let norm =
+        move |_: &Config, weights: &dyn Weights, name: &str| gemma2::norm(weights, name, less_one);
+    Ok(decoder::open_recipes(config, parts, norm))
+}
