@@ -154,7 +154,8 @@ pub(crate) struct LoadArgs {
     /// Once the context is full, forget the oldest tokens instead of stopping
     #[arg(long)]
     pub(crate) rotate: bool,
-    /// Threads [default: the physical cores]
+    /// Threads [default: the physical cores; fewer write text while other programs use some of
+    /// them]
     #[arg(short, long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u64>,
     /// Where to compute: auto (a GPU that the model fits, else the CPU), cpu, cuda, cuda:N, metal,

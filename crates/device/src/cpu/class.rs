@@ -2,6 +2,7 @@
 
 use super::experts;
 use cpu_kernels::matmul::{Activations, Path, ROWS};
+use cpu_kernels::team::Worker;
 use ops::Rope;
 use program::{Plan, Program, plan_memory};
 
@@ -28,10 +29,10 @@ pub(super) struct Class {
     pub(super) normed: usize,
     /// Quantised rows shared by all workers.
     pub(super) quantised: usize,
-    /// Per-worker scratch for `gate_up`: the `up` columns being computed, then the `gate` columns
-    /// if they are not written in place.
-    pub(super) gate_scratch: usize,
-    pub(super) gate_scratch_bytes: usize,
+    /// Scratch for `gate_up`, which [`Class::gate_scratch`] shares out.
+    gates: usize,
+    /// Rows, and the width of the widest gate.
+    gate: (usize, usize),
     /// Per-worker scratch: normalised rows, then quantised rows, for at most [`FEW`] rows.
     pub(super) workers: usize,
     pub(super) worker_bytes: usize,
@@ -108,11 +109,13 @@ impl Class {
                 (take(bytes), take(bytes))
             })
             .collect();
-        let gate_scratch_bytes = 2 * widest(rows, widths.gate, workers) * float;
-        let (normed, quantised, gate_scratch) = (
+        let gate = (rows, widths.gate);
+        // However many of the workers take part.
+        let most = (1..=workers).map(|count| count * gate_bytes(gate, count)).max().unwrap_or(0);
+        let (normed, quantised, gates) = (
             take(rows * widths.input * float),
             take((widths.quantised)(Path::Expanded, rows)),
-            take(gate_scratch_bytes * workers),
+            take(most),
         );
         let few = rows.min(FEW);
         let worker_quantised = (few * widths.input * float).next_multiple_of(64);
@@ -134,8 +137,8 @@ impl Class {
             angles,
             normed,
             quantised,
-            gate_scratch,
-            gate_scratch_bytes,
+            gates,
+            gate,
             workers: start,
             worker_bytes,
             worker_quantised,
@@ -143,4 +146,15 @@ impl Class {
             bytes: end,
         }
     }
+
+    /// A worker's own scratch for `gate_up`: the `up` columns being computed, then the `gate`
+    /// columns if they are not written in place.
+    pub(super) fn gate_scratch(&self, worker: &Worker<'_>) -> usize {
+        self.gates + worker.index * gate_bytes(self.gate, worker.count)
+    }
+}
+
+/// Bytes of a worker's scratch for a gate of `[rows, width]` on which so many work.
+fn gate_bytes((rows, width): (usize, usize), workers: usize) -> usize {
+    2 * widest(rows, width, workers) * size_of::<f32>()
 }

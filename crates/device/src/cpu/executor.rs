@@ -1,7 +1,9 @@
 //! A Program loaded on the CPU: packed weights, cache pools, the arena, and the shape classes
 //! compiled so far.
 
+use super::Cpu;
 use super::class::Class;
+use super::pace::Pace;
 use super::profile::{Span, Spans, profile};
 use super::replay::{Replay, Row};
 use super::state::{self, Cache, States};
@@ -60,6 +62,8 @@ impl Weight {
 /// State that every replay reads and none changes.
 pub(super) struct Loaded {
     pub(super) team: Arc<Team>,
+    /// On the first of its processors, the largest first: see [`Loaded::team_of`].
+    pub(super) smaller: Arc<[Team]>,
     pub(super) isa: Isa,
     pub(super) program: Program,
     pub(super) weights: Vec<Arc<Weight>>,
@@ -75,6 +79,14 @@ pub(super) struct Loaded {
     pub(super) seats: Vec<Option<Vec<Option<Factors>>>>,
     /// The greatest rank of an adapter.
     pub(super) rank: usize,
+}
+
+impl Loaded {
+    /// The largest team of at most so many workers.
+    fn team_of(&self, workers: usize) -> &Team {
+        let mut all = [&*self.team].into_iter().chain(self.smaller.iter());
+        all.find(|team| team.count() <= workers).unwrap_or(&self.team)
+    }
 }
 
 /// The CPU's [`Executor`].
@@ -93,6 +105,9 @@ pub(super) struct CpuExecutor {
     limits: program::Limits,
     rows: Rowed,
     sampling: Sampling,
+    /// How many workers may decode, and did compute the last step.
+    pace: Pace,
+    workers: usize,
     /// Number of the last ticket.
     tickets: u64,
 }
@@ -116,14 +131,15 @@ struct Sampling {
 
 impl CpuExecutor {
     pub(super) fn load(
-        team: Arc<Team>,
-        isa: Isa,
+        cpu: &Cpu,
+        pace: Pace,
         program: Program,
         tensors: &Tensors,
         options: LoadOptions,
-        store: &Store,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
+        let (team, smaller, isa) = (cpu.team.clone(), cpu.smaller.clone(), cpu.isa);
+        let store = &cpu.store;
         let wanted = store.of(tensors, options.allow_nan);
         let plan = |options: &LoadOptions| plan(&program, tensors, options, team.count(), &wanted);
         plan::check("cpu", &options, &plan(&options)?, &plan)?;
@@ -155,11 +171,14 @@ impl CpuExecutor {
                 slots: Vec::new(),
                 outcomes: Outcomes::new(limits.sequences),
             },
+            pace,
+            workers: team.count(),
             tickets: 0,
             limits,
             caches,
             loaded: Loaded {
                 team,
+                smaller,
                 isa,
                 program,
                 weights,
@@ -589,7 +608,12 @@ impl CpuExecutor {
             watch,
             nodes,
         };
-        let whole = replay.run();
+        let team = match step.kind {
+            Kind::Decode => self.loaded.team_of(self.pace.workers()),
+            Kind::Prompt => &self.loaded.team,
+        };
+        self.workers = team.count();
+        let whole = replay.run(team);
         self.rows.queries = all.into_iter().map(recycle).collect();
         for (group, used) in self.used.iter_mut().enumerate() {
             let blocks = step.sequences.iter().flat_map(|s| s.tables[group].blocks);
@@ -599,7 +623,7 @@ impl CpuExecutor {
     }
 
     /// Chooses tokens for the step's sequences: a single one on this thread, several on all
-    /// workers.
+    /// workers that computed the step.
     fn choose(&mut self, step: &Step<'_>, ticket: Ticket) {
         let logits = self.result(0);
         // SAFETY: the arena is not written before the next replay, and lives as long as this
@@ -639,7 +663,7 @@ impl CpuExecutor {
         if count == 1 {
             step.choosing().for_each(|choosing| one(0, 0, choosing));
         } else if count > 1 {
-            self.loaded.team.run(&|worker| {
+            self.loaded.team_of(self.workers).run(&|worker| {
                 let mine = worker.split(count);
                 let own = step.choosing().enumerate().skip(mine.start).take(mine.len());
                 own.for_each(|(i, choosing)| one(worker.index, i, choosing));
@@ -854,7 +878,7 @@ impl Executor for CpuExecutor {
         let ticket = self.replay(step, &Watch::NONE, Some(&spans))?;
         let seconds = spans.now();
         let blocks: Vec<usize> = self.caches.iter().map(Cache::layer_bytes).collect();
-        let profile = profile(&self.loaded, &blocks, step, &slots, seconds);
+        let profile = profile(&self.loaded, &blocks, step, slots.chunks(self.workers), seconds);
         Ok(ticket.map(|ticket| (ticket, profile)))
     }
 

@@ -6,6 +6,7 @@ mod class;
 mod executor;
 mod experts;
 mod memory;
+mod pace;
 mod profile;
 mod replay;
 mod state;
@@ -26,21 +27,34 @@ use std::sync::Arc;
 /// The CPU of this machine.
 pub struct Cpu {
     team: Arc<Team>,
+    /// Teams of half as many workers, a quarter, down to one, which decode where other programs
+    /// use processors; none if the number of threads was asked for.
+    smaller: Arc<[Team]>,
     isa: Isa,
     store: executor::Store,
 }
 
 impl Cpu {
     /// Starts a team of `threads`; `None` means one for each physical core that this process may
-    /// use.
+    /// use, and that decoding takes fewer where other programs use some.
     ///
     /// # Errors
     /// Zero threads, more than the system allows, or an unknown instruction set in `DELFT_ISA`.
     pub fn new(threads: Option<usize>) -> Result<Self> {
-        let threads = threads.unwrap_or_else(team::default_threads);
-        let team = Arc::new(Team::new(threads)?);
-        Ok(Cpu { team, isa: Isa::detect()?, store: executor::Store::default() })
+        let count = threads.unwrap_or_else(team::default_threads);
+        let team = Arc::new(Team::new(count)?);
+        let most = if threads.is_none() { count / 2 } else { 0 };
+        let (smaller, isa) = (halves(most), Isa::detect()?);
+        Ok(Cpu { team, smaller, isa, store: executor::Store::default() })
     }
+}
+
+/// Teams of so many workers, of half as many, down to one. They sleep until they are needed; where
+/// the system refuses threads there are fewer.
+fn halves(most: usize) -> Arc<[Team]> {
+    let counts = std::iter::successors(Some(most), |count| Some(count / 2));
+    let counts = counts.take_while(|count| *count > 0);
+    counts.map_while(|count| Team::new(count).ok()).collect()
 }
 
 /// Bytes of memory that this process may still take; `None` if unknown.
@@ -92,12 +106,11 @@ impl Device for Cpu {
     ) -> Result<Box<dyn Executor>> {
         self.check(&program)?;
         Ok(Box::new(executor::CpuExecutor::load(
-            self.team.clone(),
-            self.isa,
+            self,
+            pace::Pace::new(self.team.count(), !self.smaller.is_empty()),
             program.adapted(),
             tensors,
             options,
-            &self.store,
             progress,
         )?))
     }

@@ -8,6 +8,7 @@ use cpu_kernels::matmul::ROWS;
 use cpu_kernels::team::{SharedSlice, Worker};
 use formats::Encoding;
 use program::{BLOCK_TOKENS, Node, Step, WeightId};
+use std::slice::Chunks;
 use std::time::Instant;
 
 /// When a worker began and ended a node, in seconds since the start of the replay. An `end` of 0
@@ -44,13 +45,14 @@ impl<'a> Spans<'a> {
     }
 }
 
-/// The profile of a replay that left these spans and took `seconds`. `blocks` holds the bytes of
+/// The profile of a replay that took `seconds` and left these spans of its workers for each node.
+/// `blocks` holds the bytes of
 /// each layer in one cache block.
 pub(super) fn profile(
     loaded: &Loaded,
     blocks: &[usize],
     step: &Step<'_>,
-    spans: &[Span],
+    spans: Chunks<'_, Span>,
     seconds: f64,
 ) -> Profile {
     let mut operations = Vec::with_capacity(loaded.program.nodes.len());
@@ -67,7 +69,7 @@ pub(super) fn profile(
     let position = |layer: usize| blocks[layer] / BLOCK_TOKENS;
     let (program, groups) = (&loaded.program, &loaded.groups[..]);
     let costs = Costs { program, groups, matrix: &matrix, position: &position };
-    for (node, spans) in loaded.program.nodes.iter().zip(spans.chunks(loaded.team.count())) {
+    for (node, spans) in loaded.program.nodes.iter().zip(spans) {
         let begin = spans.iter().map(|s| s.begin).fold(f64::MAX, f64::min);
         let end = spans.iter().map(|s| s.end).fold(0.0, f64::max);
         if end == 0.0 {

@@ -14,7 +14,7 @@ use cpu_kernels::math;
 use cpu_kernels::matmul::{
     Activations, BLOCK, Epilogue, Matrix, Output, Path, ROWS, Scratch, multiply, share,
 };
-use cpu_kernels::team::{SharedSlice, Worker};
+use cpu_kernels::team::{SharedSlice, Team, Worker};
 use ops::embed::Index;
 use ops::{
     Embed, GateUp, LayerNorm, LowRank, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale, Zip,
@@ -79,10 +79,10 @@ pub(super) struct Product<'a> {
 }
 
 impl Replay<'_> {
-    /// Runs the nodes. Returns false if it was stopped.
-    pub(super) fn run(&self) -> bool {
+    /// Runs the nodes on a team, the loaded one or a smaller. Returns false if it was stopped.
+    pub(super) fn run(&self, team: &Team) -> bool {
         let nodes = &self.loaded.program.nodes;
-        self.loaded.team.run_until(self.watch.stop, &|worker| {
+        team.run_until(self.watch.stop, &|worker| {
             self.angles(worker);
             let mut going_on = worker.gather();
             let wanted = nodes.iter().enumerate().take(self.nodes.end).skip(self.nodes.start);
@@ -422,7 +422,7 @@ impl Replay<'_> {
         let both = &node.weights[usize::from(norm.is_some())..];
         let x = self.input(node, norm, worker);
         let (value, width, rows) = (node.outputs[0], self.width(node.outputs[0]), x.tokens());
-        let scratch = self.class.gate_scratch + worker.index * self.class.gate_scratch_bytes;
+        let scratch = self.class.gate_scratch(worker);
         let quantised_only = self.quantised_only(value, rows);
         deal(
             worker,

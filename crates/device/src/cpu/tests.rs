@@ -4,14 +4,63 @@ use super::*;
 use crate::CacheType;
 use crate::tests::together::{Case, SEQUENCES, compare};
 
-/// Also whatever the number of threads is: floats are added in an order that follows from a row's
-/// kind.
+/// A CPU on which only so many workers decode, as where other programs use processors.
+struct Part {
+    cpu: Cpu,
+    workers: usize,
+}
+
+impl Device for Part {
+    fn about(&self) -> About {
+        self.cpu.about()
+    }
+
+    fn check(&self, program: &Program) -> Result<()> {
+        self.cpu.check(program)
+    }
+
+    fn plan(
+        &self,
+        program: &Program,
+        tensors: &Tensors,
+        options: &LoadOptions,
+    ) -> Result<Vec<Plan>> {
+        self.cpu.plan(program, tensors, options)
+    }
+
+    fn load(
+        &self,
+        program: Program,
+        tensors: &Tensors,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn Executor>> {
+        Ok(Box::new(executor::CpuExecutor::load(
+            &self.cpu,
+            pace::Pace::always(self.workers),
+            program.adapted(),
+            tensors,
+            options,
+            progress,
+        )?))
+    }
+
+    fn shared(&self) -> usize {
+        self.cpu.shared()
+    }
+}
+
+/// Also whatever the number of threads is, and of those that decode: floats are added in an order
+/// that follows from a row's kind.
 #[test]
 fn sequences_compute_together_what_each_computes_alone() {
     for &isa in Isa::available() {
-        let store = executor::Store::default;
-        let cpu =
-            |threads| Cpu { team: Arc::new(Team::new(threads).unwrap()), isa, store: store() };
+        let cpu = |threads| {
+            let team = Arc::new(Team::new(threads).unwrap());
+            let store = executor::Store::default();
+            Cpu { team, smaller: halves(threads / 2), isa, store }
+        };
+        let part = Part { cpu: cpu(4), workers: 3 };
         let (one, others) = (cpu(1), [cpu(2), cpu(3)]);
         // Portable code is slow, and has no paths that the others have not.
         let count = if isa == Isa::Scalar { 20 } else { 64 };
@@ -31,7 +80,7 @@ fn sequences_compute_together_what_each_computes_alone() {
             let (batched, sequences) = (false, SEQUENCES);
             let case =
                 Case { model, cache_type, count, longest: 290, batched, sequences, close: 0.0 };
-            compare(case, &one, &[&others[0], &others[1]]);
+            compare(case, &one, &[&others[0], &others[1], &part]);
         }
     }
 }
