@@ -69,10 +69,10 @@ impl Plan {
     }
 }
 
-/// Formats bytes in MiB, or in GiB from 100,000 MiB on.
+/// Formats bytes in MiB, or in GiB where there is a whole one.
 fn size(bytes: usize) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
-    if mib < 1e5 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+    if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
 }
 
 /// Checks that the plan for `options` fits. `plan` computes the plan for other options.
