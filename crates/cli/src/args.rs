@@ -37,7 +37,7 @@ model.
 Examples:
   delft run                                     a story from the bundled model
   delft run \"Once upon a time, a fox\"           continue a text
-  delft run qwen3:0.6b \"Why is the sky blue?\"  ask a model of the hub
+  delft run qwen3:0.6b \"Why is the sky blue?\"   ask a model of the hub
   delft chat Qwen/Qwen3-0.6B                    talk to one
   git diff | delft run model.gguf \"Explain:\"    a prompt, and what it is about
   delft inspect model.gguf --ctx 8192           what it is and the memory it needs";
@@ -61,9 +61,10 @@ pub(crate) enum Command {
     /// Serve models over HTTP: the OpenAI, Anthropic and Ollama interfaces
     Serve(Serve),
     /// Download a model from the Hugging Face hub into the shared cache
+    #[command(alias = "download")]
     Pull(Pull),
     /// List the models on this machine
-    #[command(alias = "ls")]
+    #[command(aliases = ["ls", "models"])]
     List(List),
     /// List the models that a server has loaded
     Ps(Ps),
@@ -74,6 +75,7 @@ pub(crate) enum Command {
     /// Show a model in a few lines
     Show(Show),
     /// Remove models from the cache
+    #[command(aliases = ["remove", "delete"])]
     Rm(Rm),
     /// Show a model's metadata, tensors and memory needs without loading it
     Inspect(Inspect),
@@ -974,7 +976,7 @@ Examples:
   delft logits model.gguf --tokens 1,2,3 --all --generate 8 --json")]
 pub(crate) struct Logits {
     /// Token ids, separated by commas
-    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true, value_parser = token)]
     pub(crate) tokens: Vec<u32>,
     /// Rows for the last N positions [default: 1]
     #[arg(long, value_name = "N", value_parser = positive(), allow_negative_numbers = true, conflicts_with = "all")]
@@ -1156,7 +1158,7 @@ pub(crate) struct Verify {
     pub(crate) make: Option<PathBuf>,
     /// With --make: the token ids to compute, separated by commas [default: those of a short
     /// English text]
-    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "against")]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "against", value_parser = token)]
     pub(crate) tokens: Vec<u32>,
     /// How far values may be from the reference, relative to them
     #[arg(long, value_name = "R", default_value_t = 0.01)]
@@ -1344,6 +1346,10 @@ fn top_k(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "expected a whole number, or -1".to_string())
 }
 
+fn token(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "expected the ids of tokens, as in 1,15043".to_string())
+}
+
 fn some_text(text: &str) -> Result<String, String> {
     let some = (!text.is_empty()).then(|| text.to_string());
     some.ok_or_else(|| "expected some text: nothing would be met at once".to_string())
@@ -1372,7 +1378,42 @@ const ONE_DASH: &[(&str, &str)] = &[
     ("-sys", "--system"),
     ("-hf", "--model"),
     ("-cnv", "--chat"),
+    ("-no-cnv", "--raw"),
+    ("-ub", "--chunk"),
+    ("-fa", "--flash-attn"),
+    ("-co", "--color"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+    ("-mg", "--main-gpu"),
+    ("-ts", "--tensor-split"),
 ];
+
+/// Flags that llama.cpp's users know and Delft has no use for, and what to do instead.
+const ELSEWHERE: &[(&[&str], &str)] = &[
+    (&["-i", "--interactive", "--interactive-first"], "delft chat talks with a model"),
+    (&["--color"], "a terminal has colours by itself, unless NO_COLOR is set"),
+    (&["--jinja"], "a model's chat template is used by itself; --raw goes without"),
+    (&["--chat-template"], "--template takes a file with a chat template"),
+    (&["-e", "--escape"], "the shell reads escapes: $'a\\nb'"),
+    (&["-r"], "--stop ends before a text"),
+    (&["-b"], "--chunk sets how many tokens of a prompt are computed together"),
+    (&["--flash-attn", "--no-warmup"], "there is nothing to choose: leave it out"),
+    (&["--no-mmap", "--mlock"], "weights are read into memory in any case: leave it out"),
+    (&["--cache-type-k", "--cache-type-v"], "--cache-type is for both"),
+    (
+        &["--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"],
+        "the model's file says how positions are scaled",
+    ),
+    (&["--log-disable", "--log-verbosity", "-lv"], "-q leaves out speed and memory, -v tells more"),
+    (&["--main-gpu"], "--device cuda:1 takes the second GPU"),
+    (&["--tensor-split"], "GPUs that share a model have even shares of it"),
+];
+
+/// What to do instead of a flag of llama.cpp's.
+pub(crate) fn elsewhere(flag: &str) -> Option<&'static str> {
+    let name = flag.split('=').next().unwrap_or(flag);
+    ELSEWHERE.iter().find(|(flags, _)| flags.contains(&name)).map(|(_, instead)| *instead)
+}
 
 /// The command line with each of [`ONE_DASH`] as the flag that it means; what stands behind `--` is
 /// left alone.
@@ -1461,7 +1502,21 @@ mod tests {
         let run = known.find_subcommand("run").unwrap();
         for (short, long) in ONE_DASH {
             let name = long.trim_start_matches('-');
-            assert!(run.get_arguments().any(|arg| arg.get_long() == Some(name)), "{short}: {long}");
+            let known = run.get_arguments().any(|arg| arg.get_long() == Some(name));
+            assert!(known || elsewhere(long).is_some(), "{short}: {long}");
+        }
+        // What there is needs no advice, and what is advised is there.
+        for (flags, instead) in ELSEWHERE {
+            for flag in *flags {
+                let long = run.get_arguments().any(|arg| {
+                    arg.get_long().map(|long| format!("--{long}")).as_deref() == Some(flag)
+                        || arg.get_short().map(|short| format!("-{short}")).as_deref() == Some(flag)
+                });
+                assert!(!long, "{flag}");
+            }
+            for word in instead.split([' ', ';', ':']).filter_map(|word| word.strip_prefix("--")) {
+                assert!(run.get_arguments().any(|arg| arg.get_long() == Some(word)), "{instead}");
+            }
         }
     }
 }

@@ -69,7 +69,11 @@ impl Client {
 
     fn read(&self, answer: Result<Response<ureq::Body>, ureq::Error>) -> Outcome<Answer> {
         let wrong = |error: ureq::Error| {
-            let error = Error::new(&self.url, "a server that answers", error);
+            let found = match error {
+                ureq::Error::Io(error) => error.to_string(),
+                error => error.to_string(),
+            };
+            let error = Error::new(&self.url, "a server that answers", found);
             error.hint("delft serve starts one; --url names another address")
         };
         let mut answer = answer.map_err(wrong)?;

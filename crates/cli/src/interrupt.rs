@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use delft::CancelToken;
 
-use crate::terminal::{Outcome, Stop, report};
+use crate::terminal::{Outcome, Stop, line, report};
 
 /// The exit status of a program that SIGINT ended.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -51,7 +51,7 @@ fn interrupted() {
             // to wait.
             let speaker = std::thread::Builder::new().spawn(|| {
                 if let Err(Stop::Error(error)) = words() {
-                    report(&error);
+                    report(&line(&error));
                 }
                 end()
             });

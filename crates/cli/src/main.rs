@@ -53,10 +53,11 @@ fn main() -> ExitCode {
     let arguments = args::spelled(std::env::args_os());
     let mut cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
-        Err(error) => {
+        Err(mut error) => {
+            let hint = words::advice(&mut error, &arguments);
             // Help and version come this way too; whether anybody reads them does not matter.
             let _ = error.print();
-            if let Some(hint) = words::without_command(&arguments).filter(|_| error.use_stderr()) {
+            if let Some(hint) = hint.filter(|_| error.use_stderr()) {
                 terminal::note(hint);
             }
             return ExitCode::from(error.exit_code() as u8);

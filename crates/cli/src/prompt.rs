@@ -65,7 +65,7 @@ pub(crate) fn several(words: &[String], file: Option<&Path>) -> Outcome<Vec<Stri
     };
     match texts.is_empty() {
         false => Ok(texts),
-        true => Err(Error::new("TEXT", "a text", "none").into()),
+        true => Err(Error::new("TEXT", "a text behind the model, or lines of them", "none").into()),
     }
 }
 

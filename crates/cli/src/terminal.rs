@@ -13,6 +13,8 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use anstyle::{AnsiColor, Style};
 use delft::{Error, Setting};
 
+use crate::wrap::laid_out;
+
 /// Why a command ended early.
 #[derive(Debug)]
 pub(crate) enum Stop {
@@ -58,6 +60,15 @@ pub(crate) const BOLD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();
 const RED: Style = AnsiColor::Red.on_default().bold();
 
+/// The error for a text at `place` that is no JSON at all where this was `expected`.
+pub(crate) fn no_json(
+    place: impl fmt::Display,
+    expected: &str,
+    error: &serde_json::Error,
+) -> Error {
+    Error::new(place, expected, format!("no valid JSON: {error}"))
+}
+
 /// The flag by which a setting is given.
 pub(crate) fn flag(setting: Setting) -> &'static str {
     match setting {
@@ -86,12 +97,15 @@ pub(crate) fn note(line: impl fmt::Display) {
 
 /// A line on stderr that can be skipped.
 pub(crate) fn aside(line: impl fmt::Display) {
+    let line = laid_out("", &line.to_string());
     note(format_args!("{DIM}{line}{DIM:#}"));
 }
 
 /// The line by which an error is reported.
 pub(crate) fn report(error: &dyn fmt::Display) {
-    note(format_args!("{RED}delft:{RED:#} {error}"));
+    let line = laid_out("", &format!("delft: {error}"));
+    let line = line.strip_prefix("delft:").unwrap_or_default();
+    note(format_args!("{RED}delft:{RED:#}{line}"));
 }
 
 /// A table or text on stdout, written at once, with colours where that is a terminal.

@@ -9,10 +9,11 @@
 use std::ffi::OsString;
 
 use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue};
 use delft::Error;
 use delft::hub::{self, Likeness};
 
-use crate::args::{Cli, Command, ModelArg};
+use crate::args::{Cli, Command, ModelArg, elsewhere};
 use crate::terminal::{Outcome, Stop, harmless};
 
 /// The model, and the prompt, as far as words name them.
@@ -145,7 +146,11 @@ fn split(
                 [] => "delft list shows the models on this machine".to_string(),
                 names => format!("did you mean {}", names.join(", ")),
             };
-            let error = Error::new(first, "a model or a prompt", "a model's name, but none known");
+            let found = match first.contains(['/', '\\']) || first.contains(".gguf") {
+                true => "nothing there",
+                false => "none of that name",
+            };
+            let error = Error::new(first, "a model", found);
             usage(error.hint(format!("{meant}; if it is the prompt: -p {}", quoted(first))))
         }
         Likeness::Other if rest.is_empty() => {
@@ -162,9 +167,34 @@ fn split(
     }
 }
 
+/// What someone may have meant whose command line makes no sense. Takes away what clap advises
+/// where that misleads: a flag that is not known would become a prompt.
+pub(crate) fn advice(error: &mut clap::Error, arguments: &[OsString]) -> Option<String> {
+    error.remove(ContextKind::Suggested);
+    if let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg)
+        && let Some(instead) = elsewhere(flag)
+    {
+        let line = format!("{}: {instead}", harmless(flag));
+        error.remove(ContextKind::SuggestedArg);
+        return Some(line);
+    }
+    if let Some(ContextValue::String(command)) = error.get(ContextKind::InvalidSubcommand) {
+        let instead = match command.as_str() {
+            "version" => "delft --version tells the version",
+            "login" => {
+                "private and gated models come with the token in HF_TOKEN, or of `hf auth login`"
+            }
+            _ => return without_command(arguments),
+        };
+        error.remove(ContextKind::SuggestedSubcommand);
+        return Some(instead.to_string());
+    }
+    without_command(arguments)
+}
+
 /// What someone meant who named no command: a prompt, a model, or the flags of a program that has
 /// none.
-pub(crate) fn without_command(arguments: &[OsString]) -> Option<String> {
+fn without_command(arguments: &[OsString]) -> Option<String> {
     let first = arguments.get(1)?.to_str()?;
     let known = Cli::command();
     if known.find_subcommand(first).is_some() {

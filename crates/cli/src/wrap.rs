@@ -39,6 +39,19 @@ pub(crate) struct Wrap {
     out: String,
 }
 
+/// A text for stderr beside what it is about, in lines of the window there; as it is where that is
+/// no terminal.
+pub(crate) fn laid_out(about: &str, text: &str) -> String {
+    let width = terminal_size::terminal_size_of(std::io::stderr());
+    let width = width.map(|(width, _)| usize::from(width.0));
+    let mut wrap = Wrap::new(false);
+    let mut lines = String::new();
+    for (layout, text) in [(Layout::Marker, about), (Layout::Flowing, text)] {
+        lines += &wrap.push(&Piece { text: text.into(), style: Style::new(), layout }, width);
+    }
+    lines + &wrap.finish(width)
+}
+
 impl Wrap {
     pub(crate) fn new(colours: bool) -> Self {
         Wrap {

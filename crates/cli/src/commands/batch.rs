@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use crate::args::{Batch, LoadArgs};
 use crate::grammar::Maker;
 use crate::progress::style;
-use crate::terminal::{Outcome, Stop, aside, line, stderr_is_terminal};
+use crate::terminal::{Outcome, Stop, aside, line, no_json, stderr_is_terminal};
 use crate::{interrupt, load, logprobs, sampling};
 
 /// Requests that are handed to the engine before the first of them is answered.
@@ -112,9 +112,9 @@ impl Lines {
             if bytes.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let problem =
-                |e: serde_json::Error| Error::new(format!("line {number}"), "a JSON object", e);
-            let content = serde_json::from_slice(&bytes).map_err(problem);
+            let place = format!("line {number}");
+            let content = serde_json::from_slice(&bytes)
+                .map_err(|error| no_json(place, "a JSON object", &error));
             return Ok(Some(Line { number, content }));
         }
     }
@@ -614,8 +614,9 @@ impl Tally {
             n => format!(", {n} with an error"),
         };
         let (rate, prompts) = (self.tokens as f64 / seconds, self.prompts);
+        let plural = if self.lines == 1 { "" } else { "s" };
         aside(format_args!(
-            "{} lines{errors} in {seconds:.1} s: {prompts} tokens of prompts, {} generated, {rate:.1} tok/s",
+            "{} line{plural}{errors} in {seconds:.1} s: {prompts} tokens of prompts, {} generated, {rate:.1} tok/s",
             self.lines, self.tokens
         ));
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::args::Doctor;
 use crate::environment;
-use crate::terminal::{BOLD, Outcome, bytes, harmless, print, print_json};
+use crate::terminal::{BOLD, Outcome, bytes, harmless, line, print, print_json};
 
 pub(crate) fn run(args: &Doctor) -> Outcome {
     let survey = delft::survey();
@@ -59,7 +59,7 @@ fn processor(processor: &Processor, report: &mut Report) {
         Ok(used) => {
             report.line("processor", format!("{used} is used of {sets}, as DELFT_ISA says"))
         }
-        Err(why) => report.line("processor", format!("cannot be used: {why}")),
+        Err(why) => report.line("processor", format!("cannot be used: {}", line(why))),
     }
     let (threads, all) = (processor.threads, processor.hardware_threads);
     let why = "one for each physical core, as far as the quota goes; --threads sets it";
@@ -96,12 +96,12 @@ fn graphics(gpus: &Gpus, report: &mut Report) {
                 report.line(gpus.kind, format!("{}:{number} is {gpu}", gpus.kind));
             }
         }
-        Err(why) => report.line(gpus.kind, format!("not used: {why}")),
+        Err(why) => report.line(gpus.kind, format!("not used: {}", line(why))),
     }
     for library in &gpus.libraries {
         let state = match &library.found {
             Ok(()) => "found".to_string(),
-            Err(why) => format!("not found: {why}"),
+            Err(why) => format!("not found: {}", line(why)),
         };
         report.line(gpus.kind, format!("{} ({}): {state}", library.name, library.purpose));
     }
@@ -115,8 +115,8 @@ struct Models {
 
 impl Models {
     fn new() -> Models {
-        let cache = hub::Hub::from_env().map(|hub| hub.cache).map_err(|why| why.to_string());
-        Models { cache, found: hub::list().map_err(|why| why.to_string()) }
+        let cache = hub::Hub::from_env().map(|hub| hub.cache).map_err(|why| line(&why));
+        Models { cache, found: hub::list().map_err(|why| line(&why)) }
     }
 
     /// The number of models in the cache, the bundled one not among them, and their bytes.
@@ -149,13 +149,13 @@ fn to_json(survey: &Survey, models: &Models) -> Value {
     let gpus = survey.gpus.iter().map(|gpus| {
         let found = gpus.found.as_ref();
         let libraries = gpus.libraries.iter().map(|library| {
-            let problem = library.found.as_ref().err().map(ToString::to_string);
+            let problem = library.found.as_ref().err().map(line);
             json!({ "name": library.name, "found": problem.is_none(), "problem": problem })
         });
         json!({
             "kind": gpus.kind,
             "gpus": found.ok(),
-            "problem": found.err().map(ToString::to_string),
+            "problem": found.err().map(line),
             "libraries": libraries.collect::<Vec<_>>(),
         })
     });
@@ -168,7 +168,7 @@ fn to_json(survey: &Survey, models: &Models) -> Value {
         "processor": {
             "instruction_sets": sets,
             "used": used.as_ref().ok(),
-            "problem": used.as_ref().err().map(ToString::to_string),
+            "problem": used.as_ref().err().map(line),
             "hardware_threads": hardware_threads,
             "threads": threads,
         },

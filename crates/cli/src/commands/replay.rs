@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::args::Replay;
 use crate::client::Client;
-use crate::terminal::{Outcome, aside, harmless, print, print_json_line};
+use crate::terminal::{Outcome, aside, harmless, no_json, print, print_json_line};
 
 /// Fields of answers that differ from one time to the next: names, times, and what was found in the
 /// cache.
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Replay) -> Outcome {
         let line = line.map_err(|error| Error::io(args.file.display(), error))?;
         let place = format!("{}:{}", args.file.display(), i + 1);
         let record: Value = serde_json::from_str(&line)
-            .map_err(|error| Error::new(&place, "a JSON object", error))?;
+            .map_err(|error| no_json(&place, "a JSON object", &error))?;
         let wrong = |field: &str| Error::new(&place, format!("a request with its {field}"), "none");
         let path = record["path"].as_str().ok_or_else(|| wrong("path"))?;
         let request = record.get("request").ok_or_else(|| wrong("request"))?;

@@ -218,6 +218,9 @@ fn stats_are_true_after_commands_and_failures() {
             "context: 0 of 64 tokens in 0 turns"
         ]
     );
+    // What would begin the next message has no room any more.
+    let (_, stderr) = said(folder.path(), &["--ctx", "6"], "abc\n/stats\n");
+    assert!(stderr.contains("context: 6 of 6 tokens in 2 turns"), "{stderr}");
     let too_long = "x".repeat(70);
     let stderr = refused(folder.path(), &["--ctx", "64"], too_long.as_bytes());
     for word in ["at most 64 tokens", "found 72", "/undo", "/clear", "--ctx", "/rotate on"] {
@@ -391,9 +394,12 @@ mod terminal {
             screen.screen().contents()
         }
 
-        /// Waits until the window shows this text. The prompt's blank is the end of a line.
+        /// Waits until the window shows this text, which may go on in the next line. The prompt's
+        /// blank is the end of a line.
         fn wait(&self, text: &str) -> String {
-            self.until(text, |shown| shown.contains(text.trim_end()))
+            let in_a_row = |text: &str| text.replace('\n', " ");
+            let wanted = in_a_row(text.trim_end());
+            self.until(text, |shown| in_a_row(shown).contains(&wanted))
         }
 
         fn until(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
@@ -478,6 +484,12 @@ mod terminal {
         assert_eq!(window.style("bold"), (true, false));
         assert_eq!(window.style("**"), (false, true), "marks are dimmed");
         assert_eq!(window.style("words"), (false, false));
+        // What the chat itself says, too.
+        window.press("/nonsense\r");
+        let shown = window.wait("an unknown one");
+        let expected =
+            "delft: /nonsense: expected a\ncommand that /help lists,\nfound an unknown one";
+        assert!(shown.contains(expected), "{shown}");
         window.leaves("/bye\r");
     }
 

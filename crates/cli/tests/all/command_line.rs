@@ -56,6 +56,38 @@ fn whoever_names_no_command_is_told_of_run() {
     }
 }
 
+/// What users of other programs type is answered with what it is called here, and nothing is advised
+/// that would make a flag a prompt.
+#[test]
+fn flags_and_commands_of_other_programs_are_answered() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["run", "-i", "hi"], "delft chat talks with a model"),
+        (&["run", "--color", "hi"], "NO_COLOR"),
+        (&["run", "--chat-template", "chatml", "hi"], "--template takes a file"),
+        (&["run", "-fa", "hi"], "leave it out"),
+        (&["run", "-fa", "on", "hi"], "leave it out"),
+        (&["run", "-ctk", "q8_0", "hi"], "--cache-type is for both"),
+        (&["chat", "-r", "User:"], "--stop ends before a text"),
+        (&["run", "--no-mmap=1", "hi"], "leave it out"),
+        (&["run", "--nonsense", "hi"], "unexpected argument"),
+        (&["version"], "delft --version"),
+        (&["login"], "HF_TOKEN"),
+    ];
+    for (args, expected) in cases {
+        let output = delft().args(*args).stdin(Stdio::null()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(status(&output), 2, "{args:?}: {stderr}");
+        assert!(stderr.contains(expected) && !stderr.contains("tip:"), "{args:?}: {stderr}");
+    }
+    for (alias, name) in
+        [("models", "list"), ("download", "pull"), ("remove", "rm"), ("delete", "rm")]
+    {
+        let output = delft().args([alias, "--help"]).output().unwrap();
+        let help = String::from_utf8(output.stdout).unwrap();
+        assert!(help.contains(&format!("Usage: delft {name}")), "{alias}: {help}");
+    }
+}
+
 #[test]
 fn errors_are_one_line_that_tells_where_to_look() {
     let folder = tempfile::tempdir().unwrap();
@@ -208,6 +240,8 @@ fn the_doctor_tells_what_is_used_and_keeps_tokens_to_itself() {
     assert_eq!(status(&output), 0, "what cannot be used is told, not an error");
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("cannot be used") && text.contains("DELFT_ISA=none"), "{text}");
+    // Hints name flags, as everywhere.
+    assert!(!text.contains("hint: device"), "{text}");
 }
 
 #[test]

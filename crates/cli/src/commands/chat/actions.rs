@@ -7,14 +7,13 @@ use super::conversation::{Conversation, Turn, path, read};
 use super::render::View;
 use super::{Next, Talk, first_switch};
 use crate::args::LoadArgs;
-use crate::markdown::{Layout, Piece};
 use crate::terminal::{Outcome, Stop, bytes, count, harmless, note, stdout_is_terminal};
-use crate::wrap::Wrap;
+use crate::wrap::laid_out;
 use crate::{load, sampling};
 
 /// What commands answer goes to stderr: stdout is the model's.
 fn say(text: impl AsRef<str>) -> Outcome<Next> {
-    note(text.as_ref());
+    note(laid_out("", text.as_ref()));
     Ok(Next::Go)
 }
 
@@ -29,18 +28,6 @@ pub(super) fn help(_: &mut Talk, _: Given) -> Outcome<Next> {
         note(laid_out(&format!("{:<20}", format!("/{name} {usage}")), help));
     }
     say(laid_out("", AFTERWORD))
-}
-
-/// A text beside what it is about, wrapped at the window's width.
-fn laid_out(about: &str, text: &str) -> String {
-    let width = terminal_size::terminal_size_of(std::io::stderr());
-    let width = width.map(|(width, _)| usize::from(width.0));
-    let mut wrap = Wrap::new(false);
-    let mut lines = String::new();
-    for (layout, text) in [(Layout::Marker, about), (Layout::Flowing, text)] {
-        lines += &wrap.push(&Piece { text: text.into(), style: Default::default(), layout }, width);
-    }
-    lines + &wrap.finish(width)
 }
 
 pub(super) fn system(talk: &mut Talk, given: Given) -> Outcome<Next> {
@@ -196,9 +183,10 @@ fn show_settings(options: &GenerateOptions, key: &str) -> Outcome<Next> {
 pub(super) fn stats(talk: &mut Talk, _: Given) -> Outcome<Next> {
     let (used, context) = (talk.used()?, talk.engine.info().context);
     let turns = talk.conversation.turns.len();
-    // A context that rotates has forgotten what is beyond it.
-    let held = if talk.rotates { used.min(context) } else { used };
-    note(format_args!("context: {held} of {context} tokens in {turns} turns"));
+    // What the template puts after an answer need not fit, and a context that rotates has forgotten
+    // what is beyond it.
+    let held = used.min(context);
+    say(format!("context: {held} of {context} tokens in {turns} turns"))?;
     match &talk.last {
         Some(answer) => say(format!("last answer: {}", answer.summary(&talk.engine))),
         None => Ok(Next::Go),
@@ -211,18 +199,18 @@ pub(super) fn model(talk: &mut Talk, _: Given) -> Outcome<Next> {
         Some(_) => "has a chat template",
         None => "has no chat template: it continues what you type",
     };
-    note(format_args!(
+    say(format!(
         "{} ({}): {} parameters, {} on {}",
         harmless(&info.name),
         info.architecture,
         count(info.parameters),
         bytes(info.file_bytes),
         info.device
-    ));
-    note(format_args!(
+    ))?;
+    say(format!(
         "context {} of {} trained; vocabulary {}; {form}",
         info.context, info.trained_context, info.vocab
-    ));
+    ))?;
     say(format!("from {}", harmless(&talk.model.location.to_string())))
 }
 

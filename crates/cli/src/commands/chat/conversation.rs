@@ -7,7 +7,7 @@ use delft::Error;
 use serde_json::{Value, json};
 
 use super::super::run::message;
-use crate::terminal::{Outcome, Stop};
+use crate::terminal::{Outcome, Stop, no_json};
 
 /// Largest file that is read, and longest message: far more than any context holds, and little to
 /// hold in memory.
@@ -128,7 +128,7 @@ impl Conversation {
     pub(super) fn load(path: &Path) -> Outcome<Conversation> {
         let place = path.display().to_string();
         let json = serde_json::from_str(&read(path)?)
-            .map_err(|error| Error::new(&place, "a saved conversation", error))?;
+            .map_err(|error| no_json(&place, "a saved conversation", &error))?;
         Ok(Conversation::from_messages(&place, &json)?)
     }
 

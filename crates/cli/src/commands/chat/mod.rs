@@ -22,7 +22,9 @@ use self::render::Screen;
 use crate::args::{Chat, ThinkArg};
 use crate::generate::{Answer, generate_tokens};
 use crate::quiet::Quiet;
-use crate::terminal::{BOLD, Outcome, Stop, aside, harmless, note, report, stdin_is_terminal};
+use crate::terminal::{
+    BOLD, Outcome, Stop, aside, harmless, line, note, report, stdin_is_terminal,
+};
 use crate::{load, sampling};
 
 /// Where a conversation with the bundled model may begin.
@@ -103,7 +105,7 @@ pub(crate) fn run(args: &Chat) -> Outcome {
             Ok(Next::Go) => {}
             Ok(Next::Leave) => break,
             // At a terminal a mistake costs a line, not the conversation.
-            Err(Stop::Error(error)) if interactive => report(&error),
+            Err(Stop::Error(error)) if interactive => report(&line(&error)),
             Err(stop) => return Err(stop),
         }
     }
