@@ -82,6 +82,11 @@ def anthropic_messages(text):
         assert stream.get_final_message().usage.output_tokens == 24
     assert claude.messages.count_tokens(model=MODEL, messages=MESSAGES).input_tokens > 0
     refused(anthropic.NotFoundError, lambda: claude.messages.create(**{**options, "model": "absent"}))
+    listed = [model.id for model in claude.models.list()]
+    own = claude.models.retrieve(MODEL)
+    assert MODEL in listed and (own.id, own.type, own.lifecycle) == (MODEL, "model", "active"), (listed, own)
+    assert own.created_at.year >= 2024, own
+    refused(anthropic.NotFoundError, lambda: claude.models.retrieve("absent"))
 
 
 def ollama_chat(text, story):

@@ -650,6 +650,9 @@ pub(crate) struct Serve {
     /// The longest that a request may take, in seconds, waiting included
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = whole(1..=1_000_000), allow_negative_numbers = true)]
     pub(crate) timeout: u64,
+    /// Tokens that a text may have at most, whatever its request says; it then ends with length
+    #[arg(long, value_name = "N", value_parser = whole(1..=1_000_000_000), allow_negative_numbers = true)]
+    pub(crate) max_tokens: Option<u64>,
     /// How long requests may go on after the first signal to stop, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = whole(0..=1_000_000), allow_negative_numbers = true)]
     pub(crate) drain: u64,

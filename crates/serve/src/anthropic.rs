@@ -1,10 +1,10 @@
 //! Anthropic's interface: messages, and counting their tokens.
 
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use delft::{Finish, Metrics};
 use serde_json::{Value, json};
 
-use crate::catalogue::Held;
+use crate::catalogue::{Held, Known};
 use crate::chat;
 use crate::demand::Asked;
 use crate::fields::{
@@ -12,10 +12,11 @@ use crate::fields::{
     variant, wrong,
 };
 use crate::generation::{Event, Work};
+use crate::log::timestamp_of;
 use crate::models::{Conversation, Model};
 use crate::problem::{Api, Problem};
 use crate::reply::{Answer, Called, Piece, Reply};
-use crate::router::{Answered, Call, noting, telling};
+use crate::router::{Answered, App, Call, noting, telling};
 use crate::settings;
 use crate::stream::{Framing, Gone, Sender, Shape, response};
 
@@ -186,6 +187,27 @@ pub(crate) async fn messages(call: Call) -> Answered {
 /// The block of a tool's call.
 fn block_of(call: &Called, input: Value) -> Value {
     json!({ "type": "tool_use", "id": format!("toolu_{}", call.id), "name": call.name, "input": input })
+}
+
+/// The header that all of Anthropic's clients send: lists of models are in their shape then.
+pub(crate) const VERSION: &str = "anthropic-version";
+
+/// A model of the list.
+pub(crate) fn model_json(app: &App, known: &Known) -> Value {
+    let modified = known.files.modified;
+    let created = timestamp_of(if modified > 0 { modified } else { app.created });
+    json!({ "id": known.name, "type": "model", "display_name": known.name, "created_at": created,
+        "lifecycle": "active",
+        "max_input_tokens": known.loaded.as_ref().map(|model| model.context()) })
+}
+
+/// The list of models, whole.
+pub(crate) fn models(app: &App, known: &[Known]) -> Response {
+    let name = |known: Option<&Known>| known.map(|known| known.name.clone());
+    let (first, last) = (name(known.first()), name(known.last()));
+    let data: Vec<Value> = known.iter().map(|known| model_json(app, known)).collect();
+    let list = json!({ "data": data, "has_more": false, "first_id": first, "last_id": last });
+    axum::Json(list).into_response()
 }
 
 /// What is asked of the answer's form.

@@ -86,6 +86,9 @@ pub struct Limits {
     pub queue: usize,
     /// The longest that a request may take, waiting included.
     pub time: Duration,
+    /// Tokens that a text may have at most, whatever its request says; unset: as many as there is
+    /// room for.
+    pub tokens: Option<usize>,
 }
 
 impl Generator {
@@ -260,7 +263,11 @@ impl Count {
 }
 
 impl Generating {
-    fn submit(&mut self, index: usize, Work { prompt, options }: Work) -> Result<(), Problem> {
+    fn submit(&mut self, index: usize, work: Work) -> Result<(), Problem> {
+        let Work { prompt, mut options } = work;
+        if let Some(most) = self.turn.generator.limits.tokens {
+            options.max_tokens = Some(options.max_tokens.map_or(most, |own| own.min(most)));
+        }
         let place = self.turn.generator.place(&prompt);
         let (engine, adapter) = (place.engine(), place.adapter().cloned());
         let running = engine.submit(Request { adapter, ..Request::new(prompt, options) })?;

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use delft::{Finish, GenerateOptions, Metrics};
+use hyper::HeaderMap;
 use serde_json::{Value, json};
 
+use crate::anthropic;
 use crate::catalogue::Known;
 use crate::fields::{Field, Fields, no_effect, used};
 use crate::generation::Generating;
@@ -164,14 +166,26 @@ fn model_json(app: &App, known: &Known) -> Value {
     })
 }
 
-pub(crate) async fn models(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn models(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     let known = tokio::task::block_in_place(|| app.models.known());
+    if headers.contains_key(anthropic::VERSION) {
+        return anthropic::models(&app, &known);
+    }
     let list: Vec<Value> = known.iter().map(|known| model_json(&app, known)).collect();
     axum::Json(json!({ "object": "list", "data": list })).into_response()
 }
 
-pub(crate) async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
+pub(crate) async fn model(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Response {
+    let of_anthropic = headers.contains_key(anthropic::VERSION);
     match tokio::task::block_in_place(|| app.models.look_up(&name)) {
+        Ok((known, _)) if of_anthropic => {
+            axum::Json(anthropic::model_json(&app, &known)).into_response()
+        }
+        Err(problem) if of_anthropic => problem.response(Api::Anthropic),
         Ok((known, _)) => axum::Json(model_json(&app, &known)).into_response(),
         Err(problem) => problem.response(Api::OpenAi),
     }

@@ -39,6 +39,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
             parallel: args.parallel as usize,
             queue: args.queue as usize,
             time: Duration::from_secs(args.timeout),
+            tokens: args.max_tokens.map(|n| n as usize),
         },
         drain: Duration::from_secs(args.drain),
         library: Library::default(),

@@ -1,6 +1,6 @@
 //! OpenAI's interface on the wire, with the bundled model.
 
-use crate::common::{bundled, engine, get, limits, post, serve, serve_all, shared};
+use crate::common::{bundled, engine, get, limits, post, receive, send, serve, serve_all, shared};
 use delft::{Engine, GenerateOptions, LoadOptions, Prompt};
 use delft_serve::{Access, Served};
 use serde_json::{Value, json};
@@ -287,6 +287,14 @@ fn models_are_listed() {
     let list = get(shared(), "/v1/models").json();
     assert_eq!(list["data"][0]["id"], "stories");
     assert_eq!(get(shared(), "/v1/models/stories").json()["id"], "stories");
+    let versioned = |path: &str| {
+        receive(send(shared(), "GET", path, &[("anthropic-version", "2023-06-01")], "")).json()
+    };
+    let list = versioned("/v1/models");
+    assert_eq!((&list["data"][0]["type"], &list["has_more"]), (&json!("model"), &json!(false)));
+    assert_eq!((&list["first_id"], &list["data"][0]["id"]), (&json!("stories"), &json!("stories")));
+    assert_eq!(versioned("/v1/models/stories")["display_name"], "stories");
+    assert_eq!(versioned("/v1/models/other")["error"]["type"], "not_found_error");
     let absent = get(shared(), "/v1/models/other");
     assert_eq!(absent.status, 404);
     assert_eq!(absent.json()["error"]["message"], "model: expected stories, found \"other\"");

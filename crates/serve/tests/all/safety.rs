@@ -197,6 +197,20 @@ fn a_request_that_takes_too_long_ends_with_an_error() {
 }
 
 #[test]
+fn texts_are_no_longer_than_the_server_allows() {
+    let short = serve(Limits { tokens: Some(7), ..limits() }, Access::default());
+    for asked in [json!(100), json!(null), json!(3)] {
+        let body = json!({ "messages": [{ "role": "user", "content": "Tell me a story" }],
+            "max_tokens": asked, "ignore_eos": true });
+        let answer = post(short.address(), "/v1/chat/completions", &body).json();
+        let most = asked.as_u64().unwrap_or(7).min(7);
+        assert_eq!(answer["usage"]["completion_tokens"], most, "{answer}");
+        assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    }
+    short.stop().unwrap();
+}
+
+#[test]
 fn what_runs_is_finished_before_the_end() {
     let ending = serve(limits(), Access::default());
     let address = ending.address();

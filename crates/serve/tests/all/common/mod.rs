@@ -27,7 +27,7 @@ pub(crate) fn engine() -> Engine {
 
 /// Limits that tests do not meet unless they ask for others.
 pub(crate) fn limits() -> Limits {
-    Limits { parallel: 2, queue: 64, time: Duration::from_secs(120) }
+    Limits { parallel: 2, queue: 64, time: Duration::from_secs(120), tokens: None }
 }
 
 pub(crate) fn serve(limits: Limits, access: Access) -> Running {
