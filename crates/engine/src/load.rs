@@ -255,6 +255,11 @@ impl Engine {
         &self.0.fingerprint
     }
 
+    /// How it was loaded.
+    pub fn options(&self) -> &LoadOptions {
+        &self.0.options
+    }
+
     /// Its hyperparameters.
     pub fn config(&self) -> &Config {
         &self.0.config

@@ -19,6 +19,7 @@ use hyper::StatusCode;
 use serde_json::json;
 use tokio::sync::Notify;
 
+use crate::build::build;
 use crate::events::Events;
 use crate::fields::shown;
 use crate::generation::{Limits, Waiting, busy};
@@ -29,8 +30,6 @@ use crate::metrics::Texts;
 use crate::models::{Model, Served};
 use crate::problem::Problem;
 
-/// What tells this program from others.
-const BUILD: &str = env!("CARGO_PKG_VERSION");
 /// Names that an error tells.
 const TOLD: usize = 20;
 
@@ -317,7 +316,7 @@ impl Catalogue {
     /// Tells if a model computes something else than when it was loaded the last time.
     fn compare(&self, name: &str, engine: &Engine) {
         let Some(folder) = &self.library.canary else { return };
-        let told = engine.canary(folder, BUILD).unwrap_or_else(|error| Some(error.to_string()));
+        let told = engine.canary(folder, build()).unwrap_or_else(|error| Some(error.to_string()));
         if let Some(told) = told {
             Line::about("warning").with("model", name).with("text", &told).write();
             self.events.tell("model.differs", json!({ "model": name, "text": told }));

@@ -29,6 +29,9 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 /// The seed of a request's texts where its interface has no field for one, as a decimal number.
 const SEED: HeaderName = HeaderName::from_static("x-delft-seed");
 
+/// `1`: the answer tells the tokens of its texts.
+const TOKENS: HeaderName = HeaderName::from_static("x-delft-tokens");
+
 /// Where a connection comes from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) IpAddr);
@@ -146,7 +149,8 @@ pub(crate) async fn pass(
 ) -> Response {
     let began = Began::now();
     let seed = request.headers().get(SEED).and_then(|seed| seed.to_str().ok()?.parse().ok());
-    let trail = Arc::new(Trail::new(random(), seed));
+    let tells_tokens = request.headers().get(TOKENS).is_some_and(|value| value == "1");
+    let trail = Arc::new(Trail::new(random(), seed, tells_tokens));
     let (method, path) = (request.method().clone(), request.uri().path().to_string());
     request.extensions_mut().insert(trail.clone());
     let api = Api::of(&path);

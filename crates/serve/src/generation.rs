@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::metrics::Texts;
 use crate::problem::Problem;
 use crate::replicas::{Place, Replicas};
-use crate::watch::Trail;
+use crate::watch::{Trail, Written};
 
 /// A text to write: tokens to continue, and how.
 #[derive(Debug, Clone)]
@@ -45,13 +45,19 @@ pub(crate) struct Done {
     pub(crate) metrics: Metrics,
     /// Why no more of the prompt was found computed.
     pub(crate) missed: Option<String>,
+    /// Its tokens, where the request asks to be told of them.
+    pub(crate) told: Option<Arc<Written>>,
 }
 
 impl Done {
-    /// Tells in an object how many tokens of the prompt were found computed, and why no more.
+    /// Tells in an object how many tokens of the prompt were found computed, and why no more; and
+    /// its tokens, where the request asks for them.
     pub(crate) fn tell_cache(&self, object: &mut Value) {
         let (cached, why) = (self.metrics.reused_tokens, &self.missed);
         object["delft"] = json!({ "cached_tokens": cached, "cache": why });
+        if let Some(written) = &self.told {
+            object["delft"]["text"] = written.to_json();
+        }
     }
 
     /// Says in an object of an answer where a text was brought to its end before a limit.
@@ -234,12 +240,22 @@ impl Drop for Waiting<'_> {
 /// Texts that are being written; dropping it cancels them.
 pub(crate) struct Generating {
     turn: Turn,
-    /// By index of the text; the one that was heard last is the last to be asked.
-    running: VecDeque<(usize, delft::Generating, Place)>,
+    /// The one that was heard last is the last to be asked.
+    running: VecDeque<Text>,
     /// Texts that start when another one has begun.
     later: Vec<(usize, Work)>,
     deadline: Instant,
     count: Count,
+}
+
+/// A text that is being written.
+struct Text {
+    index: usize,
+    running: delft::Generating,
+    /// Counts it among those of its engine.
+    _place: Place,
+    /// Its tokens, where they are recorded or told.
+    written: Option<Written>,
 }
 
 /// Counts the texts of a request.
@@ -260,6 +276,13 @@ impl Count {
         self.texts.count(metrics, finish, self.queued, self.came.elapsed());
         self.trail.counts(metrics, finish, self.queued);
     }
+
+    /// Keeps the tokens of a text that has ended or was given up, where they are recorded, and
+    /// returns them where the answer tells them.
+    fn keep(&self, written: Option<Written>, metrics: &Metrics) -> Option<Arc<Written>> {
+        let written = Written { cached: metrics.reused_tokens, ..written? };
+        self.trail.keep(Arc::new(written))
+    }
 }
 
 impl Generating {
@@ -270,8 +293,15 @@ impl Generating {
         }
         let place = self.turn.generator.place(&prompt);
         let (engine, adapter) = (place.engine(), place.adapter().cloned());
+        let written = self.count.trail.keeps_tokens().then(|| Written {
+            index,
+            seed: options.sampling.seed,
+            prompt: prompt.clone(),
+            tokens: Vec::new(),
+            cached: 0,
+        });
         let running = engine.submit(Request { adapter, ..Request::new(prompt, options) })?;
-        self.running.push_back((index, running, place));
+        self.running.push_back(Text { index, running, _place: place, written });
         Ok(())
     }
 
@@ -299,8 +329,10 @@ impl Generating {
 
     /// Gives up what is running, and counts it as far as it came.
     fn give_up(&mut self) {
-        for (_, text, _) in self.running.drain(..) {
-            self.count.add(&text.metrics(), text.finish().unwrap_or(&Finish::Cancelled));
+        for Text { running, written, .. } in self.running.drain(..) {
+            let metrics = running.metrics();
+            self.count.add(&metrics, running.finish().unwrap_or(&Finish::Cancelled));
+            self.count.keep(written, &metrics);
         }
         self.later.clear();
     }
@@ -310,26 +342,32 @@ impl Generating {
         let Generating { running, count, .. } = self;
         poll_fn(move |context| {
             for _ in 0..running.len() {
-                let Some((index, mut text, place)) = running.pop_front() else { break };
-                let event = match text.poll_next(context) {
+                let Some(mut text) = running.pop_front() else { break };
+                let index = text.index;
+                let event = match text.running.poll_next(context) {
                     Poll::Pending => {
-                        running.push_back((index, text, place));
+                        running.push_back(text);
                         continue;
                     }
                     Poll::Ready(Some(Ok(token))) => {
-                        running.push_back((index, text, place));
+                        text.written.iter_mut().for_each(|own| own.tokens.push(token.id));
+                        running.push_back(text);
                         Event::Token(token)
                     }
                     Poll::Ready(Some(Err(error))) => {
-                        count.add(&text.metrics(), &Finish::Failed);
+                        let metrics = text.running.metrics();
+                        count.add(&metrics, &Finish::Failed);
+                        count.keep(text.written, &metrics);
                         return Poll::Ready(Err(Problem::of_work(&error)));
                     }
                     Poll::Ready(None) => {
-                        let metrics = text.metrics();
-                        let finish = text.finish().cloned().unwrap_or(Finish::Cancelled);
+                        let Text { running, written, .. } = text;
+                        let metrics = running.metrics();
+                        let finish = running.finish().cloned().unwrap_or(Finish::Cancelled);
                         count.add(&metrics, &finish);
-                        let missed = text.missed().map(|missed| missed.to_string());
-                        Event::Done(Done { finish, metrics, missed })
+                        let missed = running.missed().map(|missed| missed.to_string());
+                        let told = count.keep(written, &metrics);
+                        Event::Done(Done { finish, metrics, missed, told })
                     }
                 };
                 return Poll::Ready(Ok(Some((index, event))));

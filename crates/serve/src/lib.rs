@@ -8,6 +8,7 @@
 //! (`sessions.rs`).
 
 mod anthropic;
+mod build;
 mod catalogue;
 mod chat;
 mod demand;

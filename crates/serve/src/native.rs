@@ -8,11 +8,12 @@ use delft::Capability;
 use delft::tokens::Special;
 use serde_json::{Value, json};
 
+use crate::build::build;
 use crate::catalogue::Known;
 use crate::chat;
 use crate::fields::{Field, Unknown, used, wrong};
 use crate::library::tell_memory;
-use crate::models::Conversation;
+use crate::models::{Conversation, Model};
 use crate::router::{Answered, App, Call};
 
 const TOKENIZE: &[Field] = &[
@@ -88,6 +89,23 @@ pub(crate) fn short(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
+/// What a model computes with, and what holds where a request says nothing.
+pub(crate) fn settings(model: &Model) -> Value {
+    let (options, sampling) = (model.engine.options(), model.engine.sampling_defaults());
+    json!({
+        "device": model.devices(),
+        "context": model.context(),
+        "cache_type": format!("{:?}", options.cache_type).to_lowercase(),
+        "sampling": {
+            "temperature": short(sampling.temperature),
+            "top_k": sampling.top_k,
+            "top_p": short(sampling.top_p),
+            "min_p": short(sampling.min_p),
+            "repetition_penalty": short(sampling.repetition_penalty),
+        },
+    })
+}
+
 /// `/props`: what is served, and the settings that apply where a request says nothing. Of models
 /// that are not loaded, the name alone.
 pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
@@ -95,7 +113,7 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
         let Some(model) = known.loaded else {
             return json!({ "model": known.name, "loaded": false });
         };
-        let (info, sampling) = (model.engine.info(), model.engine.sampling_defaults());
+        let info = model.engine.info();
         let template = model.template();
         let thinks = !delft::reasoning::switches(true, template).is_empty();
         let (running, waiting) = model.generator.load();
@@ -104,27 +122,23 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
             "loaded": true,
             "architecture": info.architecture,
             "parameters": info.parameters,
-            "context": info.context,
+            "fingerprint": model.engine.fingerprint(),
             "trained_context": info.trained_context,
-            "device": model.devices(),
             "chat_template": template.and_then(|template| template.source(None)),
             "thinking_switch": thinks,
             "embeds": model.has(Capability::Embed),
             "generates": model.has(Capability::Generate),
-            "sampling": {
-                "temperature": short(sampling.temperature),
-                "top_k": sampling.top_k,
-                "top_p": short(sampling.top_p),
-                "min_p": short(sampling.min_p),
-                "repetition_penalty": short(sampling.repetition_penalty),
-            },
             "running": running,
             "waiting": waiting,
         });
+        if let (Value::Object(told), Value::Object(settings)) = (&mut told, settings(&model)) {
+            told.extend(settings);
+        }
         tell_memory(&mut told, &model.engines);
         told
     };
     let models: Vec<Value> =
         tokio::task::block_in_place(|| app.models.known().into_iter().map(told).collect());
-    axum::Json(json!({ "version": env!("CARGO_PKG_VERSION"), "models": models })).into_response()
+    let version = env!("CARGO_PKG_VERSION");
+    axum::Json(json!({ "version": version, "build": build(), "models": models })).into_response()
 }

@@ -232,7 +232,7 @@ where
             let api = Api::of(&path);
             let trail = request.extensions().get::<Arc<Trail>>().cloned();
             // The gate has named every request.
-            let trail = trail.unwrap_or_else(|| Arc::new(Trail::new(random(), None)));
+            let trail = trail.unwrap_or_else(|| Arc::new(Trail::new(random(), None, false)));
             let (id, began) = (trail.id.clone(), Began::now());
             let answer = match read(request).await {
                 Ok(body) => {

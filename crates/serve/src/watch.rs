@@ -16,8 +16,10 @@ use delft::{Error, Finish, Metrics, Result};
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 
+use crate::build::build;
 use crate::catalogue::Held;
 use crate::log::{Line, timestamp};
+use crate::native::settings;
 use crate::reply::Began;
 use crate::router::App;
 
@@ -31,12 +33,39 @@ pub(crate) struct Trail {
     pub(crate) id: String,
     /// The seed of its texts, unless it gives one.
     pub(crate) seed: u64,
+    /// Whether its answer tells the tokens of its texts.
+    tells_tokens: bool,
     /// Its body, where it is to be recorded.
     body: OnceLock<Bytes>,
     /// The model that answers it.
     model: OnceLock<Answering>,
     /// What its texts took, as far as they have ended.
     took: Mutex<Took>,
+    /// The tokens of those that have ended, where they are recorded.
+    written: Mutex<Vec<Arc<Written>>>,
+}
+
+/// The tokens of a text, and the seed that they were drawn with.
+#[derive(Debug)]
+pub(crate) struct Written {
+    /// Its place among the texts of its request.
+    pub(crate) index: usize,
+    pub(crate) seed: u64,
+    pub(crate) prompt: Vec<u32>,
+    /// Tokens of the prompt that were found computed.
+    pub(crate) cached: usize,
+    /// Those that were generated.
+    pub(crate) tokens: Vec<u32>,
+}
+
+impl Written {
+    /// The text as answers and records tell of it.
+    pub(crate) fn to_json(&self) -> Value {
+        let Written { index, seed, prompt, cached, tokens } = self;
+        // A seed is beyond what numbers of many JSON readers hold.
+        let seed = seed.to_string();
+        json!({ "index": index, "seed": seed, "prompt": prompt, "cached": cached, "tokens": tokens })
+    }
 }
 
 /// What the texts of a request took.
@@ -62,9 +91,25 @@ struct Answering {
 }
 
 impl Trail {
-    pub(crate) fn new(number: u64, seed: Option<u64>) -> Trail {
-        let (body, model, took) = Default::default();
-        Trail { id: format!("{number:016x}"), seed: seed.unwrap_or(number), body, model, took }
+    /// Of a request that may give its texts a seed, and ask for their tokens.
+    pub(crate) fn new(number: u64, seed: Option<u64>, tells_tokens: bool) -> Trail {
+        let (id, seed) = (format!("{number:016x}"), seed.unwrap_or(number));
+        let (body, model, took, written) = Default::default();
+        Trail { id, seed, tells_tokens, body, model, took, written }
+    }
+
+    /// Whether the tokens of its texts are recorded or told.
+    pub(crate) fn keeps_tokens(&self) -> bool {
+        self.tells_tokens || self.body.get().is_some()
+    }
+
+    /// Keeps the tokens of a text where they are recorded, and returns them where they are told.
+    pub(crate) fn keep(&self, written: Arc<Written>) -> Option<Arc<Written>> {
+        if self.body.get().is_some() {
+            let mut all = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+            all.push(written.clone());
+        }
+        self.tells_tokens.then_some(written)
     }
 
     /// Notes the model that answers.
@@ -72,11 +117,7 @@ impl Trail {
         let answering = || Answering {
             name: model.name.clone(),
             fingerprint: model.engine.fingerprint().to_string(),
-            settings: json!({
-                "device": model.devices(),
-                "context": model.context(),
-                "sampling": model.engine.sampling_defaults().describe(),
-            }),
+            settings: settings(model),
         };
         self.model.get_or_init(answering);
     }
@@ -262,9 +303,13 @@ impl Drop for Watched {
             let text = || String::from_utf8_lossy(bytes).into_owned().into();
             serde_json::from_slice(bytes).unwrap_or_else(|_| text())
         };
+        let mut texts =
+            std::mem::take(&mut *trail.written.lock().unwrap_or_else(PoisonError::into_inner));
+        texts.sort_by_key(|text| text.index);
+        let texts: Vec<Value> = texts.iter().map(|text| text.to_json()).collect();
         record.write(&json!({
             "time": timestamp(),
-            "build": env!("CARGO_PKG_VERSION"),
+            "build": build(),
             "id": trail.id,
             "method": method.as_str(),
             "path": path,
@@ -278,6 +323,7 @@ impl Drop for Watched {
             "ms": ms,
             "whole": whole,
             "response": read(text),
+            "texts": texts,
         }));
     }
 }

@@ -46,6 +46,14 @@ fn requests_are_recorded_with_what_answers_them_again() {
     assert_eq!(first["fingerprint"], engine().fingerprint());
     assert_eq!(first["settings"]["context"], engine().info().context);
     assert_eq!((&first["model"], &first["whole"]), (&json!("stories"), &json!(true)));
+    let text = &first["texts"][0];
+    assert_eq!(text["tokens"].as_array().unwrap().len(), 12);
+    assert_eq!(&text["seed"], &first["seed"]);
+    let prompt = engine().encode(&"Once".into()).unwrap();
+    assert_eq!(text["prompt"], json!(prompt));
+    // The tokens of a stream, too; none of what was refused.
+    assert_eq!(lines[1]["texts"].as_array().unwrap().len(), 1);
+    assert_eq!(lines[2]["texts"], json!([]));
     assert_eq!(lines[1]["response"], streamed.body.as_str());
     assert_eq!((&lines[2]["request"], &lines[2]["status"]), (&json!("{"), &json!(400)));
 
@@ -54,6 +62,10 @@ fn requests_are_recorded_with_what_answers_them_again() {
     let seed = first["seed"].as_str().unwrap();
     let again = ask("/v1/completions", &hot, &[("x-delft-seed", seed)]);
     assert_eq!(again.json()["choices"], whole.json()["choices"]);
+    assert!(again.json()["delft"]["text"].is_null());
+    let told = [("x-delft-seed", seed), ("x-delft-tokens", "1")];
+    let told = ask("/v1/completions", &hot, &told).json();
+    assert_eq!(told["delft"]["text"]["tokens"], text["tokens"]);
     let other = ask("/v1/completions", &hot, &[("x-delft-seed", "12345")]);
     assert_ne!(other.json()["choices"], whole.json()["choices"]);
     let seed = lines[1]["seed"].as_str().unwrap();
