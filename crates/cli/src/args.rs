@@ -208,6 +208,9 @@ pub(crate) struct LoadArgs {
     /// Whether the command computes many sequences together, as serve does.
     #[arg(skip)]
     pub(crate) together: bool,
+    /// Adapters that may be added while the model is loaded, and their greatest rank.
+    #[arg(skip)]
+    pub(crate) room: (usize, usize),
     /// The values that are kept, as a command and no flag has it.
     #[arg(skip)]
     pub(crate) trace: delft::Trace,
@@ -678,6 +681,12 @@ pub(crate) struct Serve {
     /// A file with the chat template to use instead of the models' own (Jinja)
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,
+    /// Room in each model for so many adapters that are added while it is served, by POST /adapters
+    #[arg(long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
+    pub(crate) adapter_room: Option<u64>,
+    /// The greatest rank of those adapters [default: 16]
+    #[arg(long, value_name = "R", value_parser = whole(1..=4096), requires = "adapter_room", allow_negative_numbers = true)]
+    pub(crate) adapter_rank: Option<u64>,
     /// Tune an adapter of the model from these examples meanwhile, as delft tune does; it is served
     /// under its folder's name, as it stands
     #[arg(long, value_name = "FILE")]
@@ -751,7 +760,7 @@ Of NAME=MODEL a model has another name; MODEL@cuda:1 is loaded on that device. O
 requests they share.
 Listens at http://127.0.0.1:11435, where a web page to chat on is, with the interfaces of OpenAI (/v1/chat/completions, \
 /v1/responses, /v1/completions, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, /api/generate, /api/tags), and /tokenize, /detokenize, \
-/apply-template, /props, /health, /ready, /metrics and /events. The first Ctrl-C lets requests finish, the second ends at once.
+/apply-template, /props, /adapters, /health, /ready, /metrics and /events. The first Ctrl-C lets requests finish, the second ends at once.
 
 Examples:
   delft serve

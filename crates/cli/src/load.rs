@@ -210,7 +210,8 @@ pub(crate) fn options(
         ignore_keys: args.ignore_key.clone(),
         adapters: Adapters {
             files: args.adapter.iter().map(|arg| adapter(arg, args.any_base)).collect(),
-            ..usual.adapters
+            more: args.room.0,
+            rank: args.room.1,
         },
         chunk: args.chunk.map(|n| n as usize),
         trace: args.trace,

@@ -16,6 +16,9 @@ use delft::hub::{self, Likeness};
 use crate::args::{Cli, Command, ModelArg, elsewhere};
 use crate::terminal::{Outcome, Stop, harmless};
 
+/// The greatest rank of adapters that are added to a server, unless it is told another.
+const ADAPTER_RANK: u64 = 16;
+
 /// The model, and the prompt, as far as words name them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Named {
@@ -47,6 +50,8 @@ impl Command {
                 let named = &mut args.load.model;
                 let models = named.model.take().into_iter().chain(named.named.take());
                 args.models = models.chain(args.models.drain(..)).collect();
+                let rank = args.adapter_rank.unwrap_or(ADAPTER_RANK);
+                args.load.room = (args.adapter_room.unwrap_or(0) as usize, rank as usize);
                 Ok(())
             }
             Command::Inspect(args) => args.model.settle(),

@@ -5,7 +5,10 @@
 //! taken, and those unused for longest give way where memory is short. A model in use gives way
 //! once its requests are answered; those that come meanwhile wait in the same line.
 
+mod added;
 mod room;
+
+pub(crate) use added::Added;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -49,6 +52,8 @@ pub(crate) struct Catalogue {
     /// Whether the server has been told to stop.
     stopping: AtomicBool,
     next: AtomicU64,
+    /// Adapters that were added, of models that are loaded and of others.
+    added: Mutex<Vec<Added>>,
     /// What was counted of each model, loaded or not.
     texts: Mutex<BTreeMap<String, Arc<Texts>>>,
     /// When a model is to be unloaded may have changed.
@@ -213,6 +218,7 @@ impl Catalogue {
             loading: Mutex::default(),
             stopping: AtomicBool::new(false),
             next: AtomicU64::new(0),
+            added: Mutex::default(),
             texts: Mutex::default(),
             due: Notify::new(),
             events: Events::default(),
@@ -501,6 +507,10 @@ impl Catalogue {
             let (wanted, keep) = (name.to_string(), self.library.keep_named);
             return Ok(Target { named, wanted, keep, of_store: false });
         }
+        if let Some(added) = self.added_as(name) {
+            let base = self.find(&added.of)?;
+            return Ok(Target { wanted: added.name, of_store: false, ..base });
+        }
         let Some(hub) = self.hub() else { return Err(self.unknown(name)) };
         let found = match hub.find_stored(name)? {
             Some(model) => model,
@@ -568,6 +578,21 @@ impl Catalogue {
                 loaded: resident.and_then(|own| own.models.first()).cloned(),
                 name: stored.name,
                 parent: None,
+            });
+        }
+        for added in self.added() {
+            if all.iter().any(|known| same(&known.name, &added.name)) {
+                continue;
+            }
+            let files = all.iter().find(|known| same(&known.name, &added.of));
+            let files = files.map(|known| known.files.clone()).unwrap_or_default();
+            let loaded = self.loaded();
+            let resident = loaded.iter().find(|own| same(own.name(), &added.of));
+            all.push(Known {
+                loaded: resident.and_then(|own| own.model(&added.name)).cloned(),
+                name: added.name,
+                parent: Some(added.of),
+                files,
             });
         }
         all

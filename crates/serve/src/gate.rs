@@ -130,7 +130,8 @@ fn manages(path: &str) -> bool {
     let of_session = || {
         path.starts_with("/sessions/") && (path.ends_with("/save") || path.ends_with("/restore"))
     };
-    matches!(path, "/api/pull" | "/api/copy" | "/api/delete") || of_session()
+    let of_adapter = || path == "/adapters" || path.starts_with("/adapters/");
+    matches!(path, "/api/pull" | "/api/copy" | "/api/delete") || of_session() || of_adapter()
 }
 
 /// Whether this is one of some keys, in a time that does not tell which, or how much of it is

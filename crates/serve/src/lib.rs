@@ -7,6 +7,7 @@
 //! (`generation.rs`). There is no state but the models and the sessions that clients open
 //! (`sessions.rs`).
 
+mod adapters;
 mod anthropic;
 mod build;
 mod catalogue;

@@ -28,7 +28,7 @@ use crate::reply::Began;
 use crate::sessions::{self, Sessions};
 use crate::settings::random;
 use crate::watch::{Record, Trail};
-use crate::{anthropic, embeddings, events, gate, metrics, native, ollama, openai, page};
+use crate::{adapters, anthropic, embeddings, events, gate, metrics, native, ollama, openai, page};
 use ollama::manage;
 
 /// Largest body of a request, in bytes: some millions of words.
@@ -167,6 +167,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/sessions/{id}/generate", post(sessions::generate))
         .route("/sessions/{id}/save", post(sessions::save))
         .route("/sessions/{id}/restore", post(sessions::restore))
+        .route("/adapters", get(adapters::list).post(taking(adapters::add)))
+        .route("/adapters/{*name}", axum::routing::delete(taking(adapters::remove)))
         .route("/tokenize", post(native::tokenize))
         .route("/detokenize", post(native::detokenize))
         .route("/apply-template", post(native::apply_template))

@@ -182,7 +182,8 @@ const TABLE: &[(&str, &str, Seen)] = &[
     (
         "serve",
         "--host --port --api-key --api-key-file --insecure-public --embeddings --cors --allow-host --parallel --queue \
-         --timeout --drain --keep-alive --memory --admin-key-file --record --sessions --verbose",
+         --timeout --max-tokens --drain --keep-alive --memory --admin-key-file --record --sessions --adapter-room \
+         --adapter-rank --verbose",
         Elsewhere("serve.rs, and the tests of serve"),
     ),
     ("serve", "--template", Says("", "nowhere")),

@@ -255,6 +255,47 @@ fn what_was_recorded_is_answered_the_same_again() {
         line["difference"].as_str().unwrap().starts_with("choices[0].message.content: "),
         "{line}"
     );
+    assert_eq!((&line["parting"]["of"], &line["parting"]["now"]), (&json!("seed"), &json!(7)));
+    assert_eq!(line["changed"], json!([]));
+    // What has changed is told, and the token from which on an answer is another.
+    let mut other = first;
+    other["build"] = "0.0.1".into();
+    other["settings"]["sampling"]["temperature"] = 0.125.into();
+    other["response"]["choices"][0]["message"]["content"] = "Once".into();
+    let was = other["texts"][0]["tokens"][5].take();
+    other["texts"][0]["tokens"][5] = 3.into();
+    std::fs::write(&copy, format!("{other}\n")).unwrap();
+    let output = serving.run(&["replay", copy.to_str().unwrap()]);
+    assert_eq!(status(&output), 1);
+    let (told, aside) = (output.stdout, String::from_utf8(output.stderr).unwrap());
+    let told = String::from_utf8(told).unwrap();
+    assert!(told.contains(&format!("text 0: token 5 of its answer is 3, now {was}")), "{told}");
+    for words in [": build: \"0.0.1\", now \"0.1.0", ": sampling.temperature: ", "0.125"] {
+        assert!(aside.contains(words), "{words} in {aside}");
+    }
+    assert!(!aside.contains("fingerprint"), "{aside}");
+}
+
+/// Room for adapters is of a rank, and texts are no longer than the server allows.
+#[test]
+fn a_server_has_room_for_adapters_and_a_limit_of_tokens() {
+    let base = format!("base={}", fixture("llama3"));
+    let path = testing::models().join("../adapters/rslora");
+    let asked = json!({ "name": "mine", "path": path }).to_string();
+    let serving = |rank: &str| {
+        let room = ["--adapter-room", "2", "--adapter-rank", rank, "--max-tokens", "5"];
+        Serving::start(&[&[&base[..]], &room[..]].concat())
+    };
+    let refused = serving("4").post("/adapters", &asked);
+    assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("a rank up to 4"), "{refused}");
+    // The greatest of its ranks is 5.
+    let serving = serving("5");
+    let added = serving.post("/adapters", &asked);
+    assert!(added.starts_with("HTTP/1.1 200"), "{added}");
+    let body =
+        json!({ "model": "mine", "prompt": [3, 4, 5], "max_tokens": 50, "ignore_eos": true });
+    let answer = serving.post("/v1/completions", &body.to_string());
+    assert!(answer.contains("\"completion_tokens\":5"), "{answer}");
 }
 
 #[test]

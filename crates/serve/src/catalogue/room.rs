@@ -50,7 +50,8 @@ impl Catalogue {
         for warning in engines.first().map_or(&[][..], Engine::warnings) {
             Line::about("warning").with("model", name).with("text", warning).write();
         }
-        let served = self.library.served(&target.named, engines);
+        let mut served = self.library.served(&target.named, engines);
+        served.adapters.extend(self.seat_added(&served.name, &served.engines));
         let keep = keep.unwrap_or(target.keep);
         let id = self.add(served, Some(target.named.clone()), keep)?;
         let took = begun.elapsed();

@@ -413,6 +413,7 @@ pub(crate) async fn delete(call: Call) -> Answered {
     let (hub, own) = (hub.clone(), bare.to_string());
     let removed = tokio::task::spawn_blocking(move || hub.removal(&own)?.run()).await;
     removed.map_err(|_| Problem::failed("a panic ended the removal"))??;
+    call.app.models.forget_adapters(bare);
     Line::about("deleted").with("model", bare).write();
     Ok(noting(&fields, StatusCode::OK.into_response()))
 }

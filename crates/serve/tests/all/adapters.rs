@@ -1,16 +1,14 @@
 //! Adapters of one engine, each a model of its own name.
 
-use std::path::{Path, PathBuf};
+use std::io::Read;
+use std::net::SocketAddr;
 
 use delft::{AdapterFile, Adapters, Engine, GenerateOptions, LoadOptions};
-use delft_serve::{Access, Served};
+use delft_serve::{Access, Library, Served};
 use serde_json::{Value, json};
 
-use crate::common::{get, limits, post, serve_all};
-
-fn reference(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(path)
-}
+use crate::common::{get, limits, post, receive, send, serve_all, serve_library};
+use crate::library::{loaded, named, options, reference};
 
 #[test]
 fn each_adapter_is_a_model_of_its_name() {
@@ -65,4 +63,136 @@ fn each_adapter_is_a_model_of_its_name() {
         texts.push(expected);
     }
     assert!(texts[0] != texts[1] && texts[1] != texts[2] && texts[0] != texts[2]);
+}
+
+/// The log-probabilities of what a model writes, which has no tokenizer.
+fn told(address: SocketAddr, model: &str) -> Vec<Value> {
+    let prompt: Vec<u32> = (3..20).collect();
+    let body = json!({ "model": model, "prompt": prompt, "max_tokens": 12, "temperature": 0,
+        "ignore_eos": true, "logprobs": 0 });
+    let response = post(address, "/v1/completions", &body);
+    assert_eq!(response.status, 200, "{response:?}");
+    response.json()["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().clone()
+}
+
+/// A server of a model with room for so many adapters.
+fn roomy(more: usize) -> delft_serve::Running {
+    let adapters = Adapters { more, rank: 8, ..Adapters::default() };
+    let options = LoadOptions { adapters, ..options() };
+    let named =
+        vec![named("base", reference("models/llama3")), named("other", reference("models/qwen3"))];
+    serve_library(limits(), Access::default(), Library { named, options, ..Library::default() })
+}
+
+#[test]
+fn adapters_come_and_go_while_others_generate() {
+    let running = roomy(1);
+    let address = running.address();
+    let add = |name: &str, path: &str| {
+        let path = reference(path);
+        post(address, "/adapters", &json!({ "name": name, "model": "base", "path": path }))
+    };
+    let remove =
+        |name: &str| receive(send(address, "DELETE", &format!("/adapters/{name}"), &[], ""));
+    // One that writes meanwhile, and what it writes alone.
+    let long = json!({ "model": "base", "prompt": [3, 4, 5], "max_tokens": 200, "temperature": 0,
+        "ignore_eos": true, "logprobs": 0, "stream": true });
+    let texts = |text: &str| -> Vec<Value> {
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: {"));
+        let events = data.map(|rest| serde_json::from_str::<Value>(&format!("{{{rest}")).unwrap());
+        events.map(|event| event["choices"][0]["logprobs"].clone()).collect()
+    };
+    let alone = post(address, "/v1/completions", &long);
+    let mut stream = send(address, "POST", "/v1/completions", &[], &long.to_string());
+    let mut first = [0; 600];
+    stream.read_exact(&mut first).unwrap();
+
+    let base = told(address, "base");
+    let added = add("mine", "adapters/lora");
+    assert_eq!((added.status, &added.json()["model"]), (200, &json!("base")), "{added:?}");
+    let mine = told(address, "mine");
+    assert_ne!(mine, base);
+    assert_eq!(told(address, "base"), base);
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    let (alone, beside) = (texts(&alone.body), texts(&rest));
+    assert!(beside.len() > 100 && alone.ends_with(&beside), "{beside:?}");
+
+    // As it would be had the model been loaded with it.
+    let file = AdapterFile { path: reference("adapters/lora"), scale: 1.0, any_base: false };
+    let adapters = Adapters { files: vec![file], ..Adapters::default() };
+    let loaded_with = LoadOptions { adapters, ..options() };
+    let engine = Engine::load(reference("models/llama3"), &loaded_with).unwrap();
+    let handles = vec![("given".to_string(), engine.adapters().to_vec())];
+    let (name, engines) = ("base".to_string(), vec![engine]);
+    let served = Served { name, engines, templates: None, adapters: handles };
+    let given = serve_all(limits(), Access::default(), vec![served]);
+    assert_eq!(told(given.address(), "given"), mine);
+
+    // Every list has it.
+    let listed = get(address, "/v1/models").json();
+    let listed = listed["data"].as_array().unwrap().iter();
+    let listed: Vec<(&Value, &Value)> = listed.map(|m| (&m["id"], &m["parent"])).collect();
+    assert_eq!(listed[..1], [(&json!("base"), &Value::Null)]);
+    assert!(listed.contains(&(&json!("mine"), &json!("base"))), "{listed:?}");
+    let tags = get(address, "/api/tags").json();
+    assert!(tags.to_string().contains("\"mine"), "{tags}");
+    assert_eq!(loaded(address), ["base", "mine"]);
+    let own = get(address, "/adapters").json();
+    assert_eq!((&own["adapters"][0]["name"], &own["adapters"][1]), (&json!("mine"), &Value::Null));
+
+    // It is read again with its model.
+    let stop = json!({ "model": "base", "keep_alive": 0 });
+    assert_eq!(post(address, "/api/generate", &stop).json()["done_reason"], "unload");
+    assert!(loaded(address).is_empty());
+    assert_eq!(told(address, "mine"), mine);
+
+    // There is room for one, and for another once it is gone.
+    let full = add("second", "adapters/rslora");
+    assert_eq!((full.status, &full.json()["error"]["code"]), (409, &json!("no_room_for_adapter")));
+    assert!(full.body.contains("--adapter-room"), "{full:?}");
+    assert_eq!(remove("mine").status, 200);
+    assert_eq!(remove("mine").status, 404);
+    let gone = post(address, "/v1/completions", &json!({ "model": "mine", "prompt": [3] }));
+    assert_eq!(gone.status, 404, "{gone:?}");
+    assert_eq!(add("second", "adapters/rslora").status, 200);
+    assert_ne!(told(address, "second"), mine);
+    assert_eq!(told(address, "base"), base);
+    running.stop().unwrap();
+}
+
+#[test]
+fn adapters_that_cannot_be_added_are_refused_by_what_is_wrong() {
+    let running = roomy(2);
+    let address = running.address();
+    let path = reference("adapters/lora");
+    let ask = |body: Value| post(address, "/adapters", &body);
+    assert_eq!(ask(json!({ "name": "mine", "path": path })).status, 200);
+    let cases = [
+        (json!({ "name": "base", "path": path }), "name: expected a name that no model has"),
+        (json!({ "name": "two words", "path": path }), "name: expected ASCII letters"),
+        (json!({ "name": "x", "path": reference("nowhere") }), "nowhere"),
+        (json!({ "name": "x", "path": path, "model": "mine" }), "an adapter of base"),
+        (json!({ "name": "mine", "path": path, "model": "other" }), "that no model has"),
+        (json!({ "name": "x", "path": path, "model": "other" }), "expected"),
+        (json!({ "name": "x", "path": path, "rank": 3 }), "rank"),
+        (json!({ "name": "x" }), "path: expected a value"),
+    ];
+    for (body, words) in cases {
+        let answer = ask(body.clone());
+        assert_eq!(answer.status, 400, "{body}: {answer:?}");
+        assert!(answer.body.contains(words), "{words} in {answer:?}");
+    }
+    // Anew in its own place.
+    assert_eq!(ask(json!({ "name": "mine", "path": path, "scale": 0.5 })).status, 200);
+    let all = get(address, "/adapters").json();
+    assert_eq!(all["adapters"].as_array().unwrap().len(), 1);
+    assert_eq!(all["adapters"][0]["scale"], 0.5);
+    // Whoever is no administrator may not.
+    let access = Access { admin_keys: vec!["k".to_string()], ..Access::default() };
+    let closed = serve_library(limits(), access, Library::default());
+    let refused = post(closed.address(), "/adapters", &json!({ "name": "x", "path": path }));
+    assert_eq!(refused.json()["error"]["code"], "admin_key_needed");
+    assert_eq!(get(closed.address(), "/adapters").status, 403);
+    running.stop().unwrap();
 }

@@ -82,8 +82,8 @@ impl Tuning {
 
     /// Room for it in the model that is served.
     pub(super) fn room(&self, adapters: &mut Adapters) {
-        adapters.more = SEATS;
-        adapters.rank = self.rank;
+        adapters.more += SEATS;
+        adapters.rank = adapters.rank.max(self.rank);
     }
 
     /// The adapter's name in requests.
