@@ -156,6 +156,10 @@ pub struct Metrics {
     /// Of those, tokens with which the constraint brought the text to its end, since the limit was
     /// near; 0 if the text was left to end by itself.
     pub closing_tokens: usize,
+    /// Times that it made room for requests that had come before it, and waited again.
+    pub preemptions: usize,
+    /// Tokens that were computed again since the cache had lost them meanwhile.
+    pub recomputed_tokens: usize,
     /// From the start until the first token was chosen, or until it was clear that there would be
     /// none.
     pub prefill: Duration,

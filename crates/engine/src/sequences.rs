@@ -32,6 +32,9 @@ pub(crate) struct Sequence {
     tables: Vec<BlockTable>,
     /// Positions found in the cache when it was first admitted, and why no more; none before.
     reused: Option<(usize, Option<Miss>)>,
+    /// Positions that it had when it was preempted last, and how many it has lost in all.
+    had: usize,
+    lost: usize,
 }
 
 impl Sequence {
@@ -54,6 +57,8 @@ impl Sequence {
             spoiled: false,
             tables: Vec::new(),
             reused: None,
+            had: 0,
+            lost: 0,
         }
     }
 
@@ -121,6 +126,11 @@ impl Sequence {
     /// One for each cache group; empty unless it runs.
     pub(crate) fn tables(&self) -> &[BlockTable] {
         &self.tables
+    }
+
+    /// Positions that are computed again since the cache has lost them after a preemption.
+    pub(crate) fn recomputed(&self) -> usize {
+        self.lost
     }
 
     /// Positions found in the cache when it was first admitted, and why no more.
@@ -279,6 +289,7 @@ impl Cache for Sequences {
         let kinds = tree.decoded(&found);
         sequence.decoded.iter_mut().zip(kinds).for_each(|(own, kind)| *own = kind);
         (sequence.computed, sequence.submitted) = (found.len, found.len);
+        sequence.lost += std::mem::take(&mut sequence.had).saturating_sub(found.len);
         sequence.reused.get_or_insert((found.len, found.miss));
     }
 
@@ -298,6 +309,7 @@ impl Cache for Sequences {
         self.keep(id);
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         sequence.tables.clear();
+        sequence.had = sequence.submitted;
         (sequence.computed, sequence.submitted) = (0, 0);
     }
 }

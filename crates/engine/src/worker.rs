@@ -355,6 +355,10 @@ impl Worker {
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.next(now, &mut self.sequences);
         self.scheduler.swap(&mut plan);
+        for id in &plan.preempted {
+            let job = self.jobs.get_mut(id);
+            job.into_iter().for_each(|job| job.metrics.preemptions += 1);
+        }
         for id in plan.expired.drain(..) {
             let late = self.jobs.get(&id).and_then(|job| job.deadline).map(|at| at.elapsed());
             let found = format!("none, {:.1} s after it", late.unwrap_or_default().as_secs_f64());
@@ -742,6 +746,7 @@ impl Worker {
         *time += now - std::mem::replace(&mut job.last, now);
         metrics.generated_tokens += 1;
         metrics.closing_tokens += usize::from(closing);
+        metrics.recomputed_tokens = sequence.recomputed();
         sequence.push(token);
         let full = !shared.options.rotate && sequence.known() > shared.info.context;
         let last = if ended {

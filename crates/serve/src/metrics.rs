@@ -45,6 +45,8 @@ pub(crate) struct Texts {
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
     generated_tokens: AtomicU64,
+    preemptions: AtomicU64,
+    recomputed_tokens: AtomicU64,
     finishes: [AtomicU64; FINISHES.len()],
     queue: Times,
     first_token: Times,
@@ -150,6 +152,8 @@ impl Texts {
         add(&self.prompt_tokens, metrics.prompt_tokens);
         add(&self.cached_tokens, metrics.reused_tokens);
         add(&self.generated_tokens, metrics.generated_tokens);
+        add(&self.preemptions, metrics.preemptions);
+        add(&self.recomputed_tokens, metrics.recomputed_tokens);
         if metrics.generated_tokens > 0 {
             self.first_token.add(queued + metrics.prefill, 1);
         }
@@ -185,15 +189,23 @@ pub(crate) fn text(requests: &Requests, models: &Catalogue) -> String {
     }
     type Read = fn(&Texts) -> u64;
     let counters: [(&str, &str, Read); 5] = [
-        ("delft_prefix_cache_queries_total", "Tokens of prompts looked for in the cache.", |t| {
-            get(&t.prompt_tokens)
-        }),
-        ("delft_prefix_cache_hits_total", "Of those, tokens found.", |t| get(&t.cached_tokens)),
         ("delft_prompt_tokens_total", "Tokens of prompts.", |t| get(&t.prompt_tokens)),
-        ("delft_cached_prompt_tokens_total", "Of those, tokens found computed.", |t| {
-            get(&t.cached_tokens)
-        }),
+        (
+            "delft_cached_prompt_tokens_total",
+            "Of those, tokens found computed in the prefix cache.",
+            |t| get(&t.cached_tokens),
+        ),
         ("delft_generated_tokens_total", "Tokens generated.", |t| get(&t.generated_tokens)),
+        (
+            "delft_preemptions_total",
+            "Times that a text made room in the cache for those before it, and waited again.",
+            |t| get(&t.preemptions),
+        ),
+        (
+            "delft_recomputed_tokens_total",
+            "Tokens computed again since the cache had lost them after a preemption.",
+            |t| get(&t.recomputed_tokens),
+        ),
     ];
     let label = |name: &str| format!("model=\"{}\"", escaped(name));
     for (name, help, read) in counters {
@@ -288,6 +300,8 @@ mod tests {
             prompt_tokens: 100,
             reused_tokens: 40,
             generated_tokens: 5,
+            preemptions: 2,
+            recomputed_tokens: 30,
             prefill: Duration::from_millis(500),
             decode: Duration::from_millis(100),
             ..Metrics::default()
@@ -305,6 +319,7 @@ mod tests {
         let lengths = written(&texts.prompt_lengths.0);
         assert!(lengths.contains("le=\"64\"} 0\nx_bucket{m=\"1\",le=\"128\"} 1\n"), "{lengths}");
         assert!(written(&texts.token.0).ends_with("x_sum{m=\"1\"} 0.1\nx_count{m=\"1\"} 4\n"));
+        assert_eq!((get(&texts.preemptions), get(&texts.recomputed_tokens)), (2, 30));
         let ends: Vec<u64> = texts.finishes.iter().map(get).collect();
         assert_eq!(ends, [0, 1, 0, 0, 0]);
     }

@@ -510,8 +510,10 @@ fn text_and_tokens_go_there_and_back() {
     let metrics = get(shared(), "/metrics").body;
     for family in [
         "delft_generated_tokens_total counter",
-        "delft_prefix_cache_queries_total counter",
-        "delft_prefix_cache_hits_total counter",
+        "delft_prompt_tokens_total counter",
+        "delft_cached_prompt_tokens_total counter",
+        "delft_preemptions_total counter",
+        "delft_recomputed_tokens_total counter",
         "delft_request_finished_total counter",
         "delft_request_queue_seconds histogram",
         "delft_request_seconds histogram",
