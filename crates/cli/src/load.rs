@@ -185,6 +185,14 @@ pub(crate) fn found(
     let options = LoadOptions { ending, embeddings, ..options(args, context, sessions) };
     let prepared = Engine::prepare(&model.location, &options)?;
     have_effect(args, prepared.places(), args.together || sessions.is_some())?;
+    if let Some(sessions) = sessions.filter(|_| ending == Ending::Logits) {
+        let (pooled, context) = (prepared.pooled(), prepared.context());
+        if pooled < sessions.saturating_mul(context) {
+            aside(format_args!(
+                "the cache has room for {pooled} tokens: for {sessions} sequences of {context} memory is short"
+            ));
+        }
+    }
     load(args, &model, prepared, verbose)
 }
 
@@ -289,8 +297,12 @@ fn warn(warnings: &[String]) {
 pub(crate) fn planned(plan: &Plan, context: usize) -> String {
     let size = |n: usize| bytes(n as u64);
     let free = plan.free.map_or(String::new(), |free| format!(", {} free", size(free)));
+    let full = match plan.pool {
+        0 => String::new(),
+        _ => format!(", {} once the cache of all sequences is full", size(plan.most())),
+    };
     format!(
-        "{} for weights, {} for a cache of {context} tokens, {} for activations, {} to work with: {} in all{free}",
+        "{} for weights, {} for a cache of {context} tokens, {} for activations, {} to work with: {} in all{full}{free}",
         size(plan.weights),
         size(plan.cache),
         size(plan.arena),

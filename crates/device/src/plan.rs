@@ -15,6 +15,9 @@ pub struct Plan {
     pub weights: usize,
     /// Keys and values of one full context.
     pub cache: usize,
+    /// Keys and values beyond those of one full context that the cache may grow to, for further
+    /// sequences and cached prefixes. Loading does not need them: see [`Plan::most`].
+    pub pool: usize,
     /// Activations.
     pub arena: usize,
     /// Everything else: scratch of attention, sampling and products, and the second copy of the
@@ -27,10 +30,15 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Total bytes to be allocated.
+    /// Bytes that loading and one full context take.
     pub fn needed(&self) -> usize {
         let parts = [self.weights, self.cache, self.arena, self.working];
         parts.into_iter().fold(0, usize::saturating_add)
+    }
+
+    /// Bytes that are held at most, with a cache that is full.
+    pub fn most(&self) -> usize {
+        self.needed().saturating_add(self.pool)
     }
 
     /// The peak of [`Usage`](crate::Usage) to expect once a full context has been used.

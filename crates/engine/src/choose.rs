@@ -172,7 +172,7 @@ fn lay_out(
         Ending::Logits => OUTPUT_ROWS.max(options.sessions).min(chunk),
         Ending::Hidden => chunk,
     };
-    let load = device::LoadOptions {
+    let mut load = device::LoadOptions {
         cache_type: options.cache_type,
         rows: (chunk, outputs),
         sequences: options.sessions.min(chunk),
@@ -183,8 +183,56 @@ fn lay_out(
         batched: options.batched,
         allow_nan: options.allow_nan,
     };
-    let plan = device.plan(&program, model.tensors, &load)?;
+    let plan = bound_pool(&mut load, &|load| device.plan(&program, model.tensors, load))?;
     Ok(Chosen { program, options, device, places, load, plan, context, why: None })
+}
+
+/// Plans a load, and bounds the blocks of its cache so that what they may grow to fits into seven
+/// eighths of the memory that one full context leaves free. The long tables give way first: the
+/// short ones, of layers with a window, are needed by every sequence.
+fn bound_pool(
+    load: &mut device::LoadOptions,
+    plan: &dyn Fn(&device::LoadOptions) -> Result<Vec<Plan>>,
+) -> Result<Vec<Plan>> {
+    let planned = plan(load)?;
+    let room = |plan: &Plan| {
+        let left = plan.free.map(|free| free.saturating_sub(plan.needed()));
+        left.map_or(usize::MAX, |left| left - left / 8)
+    };
+    let bounded = |plans: &[Plan]| plans.iter().all(|plan| plan.pool <= room(plan));
+    let fit = |plans: &[Plan]| plans.iter().all(Plan::fits);
+    if bounded(&planned) && fit(&planned) {
+        return Ok(planned);
+    }
+    let (most, one) = (load.blocks.clone(), load.context.clone());
+    let with = |blocks: Vec<usize>| device::LoadOptions { blocks, ..load.clone() };
+    let alone = plan(&with(one.clone()))?;
+    if !fit(&alone) {
+        return Ok(planned);
+    }
+    let longest = one.iter().copied().max().unwrap_or(1);
+    let long = |(one, most): (&usize, &usize)| if *one == longest { *one } else { *most };
+    let short: Vec<usize> = one.iter().zip(&most).map(long).collect();
+    let mut least = (plan(&with(short.clone()))?, short);
+    if !bounded(&least.0) || !fit(&least.0) {
+        least = (alone, one);
+    }
+    // A cache's bytes are linear in its blocks, but for what is copied as it grows.
+    let shares: Vec<(u128, u128)> = planned
+        .iter()
+        .zip(&least.0)
+        .filter(|(all, least)| all.pool > least.pool)
+        .map(|(all, least)| (room(all).saturating_sub(least.pool), all.pool - least.pool))
+        .map(|(room, more)| (room.min(more) as u128, more as u128))
+        .collect();
+    let between = |(least, most): (&usize, &usize)| {
+        let more = most.saturating_sub(*least);
+        let share = |(room, all): &(u128, u128)| (more as u128 * room / all) as usize;
+        least + shares.iter().map(share).min().unwrap_or(more)
+    };
+    let blocks = least.1.iter().zip(&most).map(between).collect();
+    *load = with(blocks);
+    plan(load)
 }
 
 /// The device, or the CPU and GPUs for the last of so many layers; and each of them.
@@ -305,6 +353,34 @@ mod tests {
         let auto = LoadOptions { cpu_experts: 1, ..auto() };
         let why = with(2048, |model| among(model, &auto, &[sim()])).err().unwrap().to_string();
         assert!(why.contains("a model without experts"), "{why}");
+    }
+
+    #[test]
+    fn the_cache_of_many_sequences_grows_to_what_memory_there_is() {
+        const FREE: usize = 1000;
+        // A long table, and a short one; blocks take 1 and 2 bytes, a full context 14.
+        let plan = |free: usize| {
+            move |load: &device::LoadOptions| {
+                let bytes = |blocks: &[usize]| blocks[0] + 2 * blocks[1];
+                let (cache, all) = (bytes(&load.context), bytes(&load.blocks));
+                Ok(vec![Plan { cache, pool: all - cache, free: Some(free), ..Plan::default() }])
+            }
+        };
+        for (sessions, free, blocks, why) in [
+            (8, FREE, [80, 16], "all fit"),
+            (100, FREE, [477, 200], "the long ones give way"),
+            (1000, FREE, [626, 125], "both give way"),
+            (100, 13, [1000, 200], "what does not fit at all is left to be refused"),
+            (100, 15, [10, 2], "one context alone fits"),
+        ] {
+            let (context, blocks_of_all) = (vec![10, 2], vec![10 * sessions, 2 * sessions]);
+            let usual = device::LoadOptions::default();
+            let mut load = device::LoadOptions { context, blocks: blocks_of_all, ..usual };
+            let planned = bound_pool(&mut load, &plan(free)).unwrap();
+            assert_eq!(load.blocks, blocks, "{why}");
+            assert_eq!(planned, plan(free)(&load).unwrap(), "{why}");
+            assert!(!planned[0].fits() || planned[0].most() <= free, "{why}");
+        }
     }
 
     #[test]

@@ -131,6 +131,13 @@ impl Prepared {
         self.chosen.context
     }
 
+    /// Positions that the cache holds at most for all sequences together; fewer than a context for
+    /// each where memory is short. Layers with a window hold fewer.
+    pub fn pooled(&self) -> usize {
+        let blocks = self.chosen.load.blocks.iter().max().copied().unwrap_or(0);
+        blocks.saturating_mul(program::BLOCK_TOKENS)
+    }
+
     /// Whether the context is shorter than the model's because no more fits in memory.
     pub fn shortened(&self) -> bool {
         self.chosen.options.context.is_none() && self.chosen.context < self.config.context

@@ -90,8 +90,11 @@ impl Library {
     pub(crate) fn lack(&self, prepared: &Prepared, loaded: &[Engine]) -> Option<Error> {
         prepared.plan().iter().zip(prepared.places()).find_map(|(plan, place)| {
             let on_it = || loaded.iter().filter(|engine| engine.places().contains(place));
-            let (planned, held) = (planned_bytes(on_it()), held_bytes(on_it()));
-            let (needed, owed) = (plan.needed() as u64, planned.saturating_sub(held));
+            let held = held_bytes(on_it());
+            // A cache that grows beyond one context does so as long as memory is free.
+            let planned = on_it().flat_map(Engine::plans).map(|plan| plan.needed() as u64);
+            let planned = planned.fold(0, u64::saturating_add).max(held);
+            let (needed, owed) = (plan.needed() as u64, planned - held);
             let limit = self.memory.map(|limit| (needed.saturating_add(planned), planned, limit));
             let free = plan.free.map(|free| (needed.saturating_add(owed), owed, free as u64));
             let (_, others, found) =
@@ -148,7 +151,7 @@ pub(crate) type Part = (&'static str, fn(&Plan) -> usize, Option<fn(&Memory) -> 
 /// The parts of a model's memory.
 pub(crate) const PARTS: [Part; 4] = [
     ("weights", |plan| plan.weights, Some(|memory| memory.weights)),
-    ("cache", |plan| plan.cache, Some(|memory| memory.cache)),
+    ("cache", |plan| plan.cache.saturating_add(plan.pool), Some(|memory| memory.cache)),
     ("activations", |plan| plan.arena, Some(|memory| memory.arena)),
     ("working", |plan| plan.working, None),
 ];
@@ -168,7 +171,7 @@ pub(crate) fn held_part(memory: &[Memory], part: fn(&Memory) -> usize) -> usize 
 pub(crate) fn tell_memory(object: &mut Value, engines: &[Engine]) {
     // An engine that computes tells it between two steps.
     let memory: Vec<Memory> = engines.iter().map(Engine::memory).collect();
-    object["planned_bytes"] = planned_part(engines, Plan::needed).into();
+    object["planned_bytes"] = planned_part(engines, Plan::most).into();
     object["held_bytes"] = held_part(&memory, |m| m.weights + m.cache + m.arena).into();
     for (name, planned, held) in PARTS {
         object["memory"]["planned"][name] = planned_part(engines, planned).into();
@@ -178,10 +181,10 @@ pub(crate) fn tell_memory(object: &mut Value, engines: &[Engine]) {
     }
 }
 
-/// Bytes that were planned for some engines.
+/// Bytes that were planned for some engines, with caches that are full.
 pub(crate) fn planned_bytes<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> u64 {
     let plans = engines.into_iter().flat_map(Engine::plans);
-    plans.map(|plan| plan.needed() as u64).fold(0, u64::saturating_add)
+    plans.map(|plan| plan.most() as u64).fold(0, u64::saturating_add)
 }
 
 /// Bytes that some engines hold.

@@ -242,6 +242,7 @@ pub(super) fn plan(
         host: true,
         weights: weights.into_iter().fold(0, usize::saturating_add),
         cache,
+        pool: reserved.saturating_sub(cache),
         arena,
         working: partials.saturating_add(threads * Scratch::BYTES),
         active: 0,

@@ -52,10 +52,13 @@ pub(super) fn target(needed: usize, context: usize, most: usize) -> usize {
 
 /// Bytes held twice while the last array grows to a full context.
 pub(super) fn copied(kind: CacheType, layer: &CacheLayer, context: usize) -> usize {
-    let before = if context > 1 { (context - 1).next_power_of_two() } else { 0 };
+    let before = match context {
+        0 | 1 => 0,
+        _ => (context - 1).checked_next_power_of_two().unwrap_or(1 << (usize::BITS - 1)),
+    };
     let before = if before >= context { before / 2 } else { before };
     let largest = arrays(kind, layer).into_iter().map(|(_, bytes)| bytes).max();
-    largest.unwrap_or(0) * before
+    largest.unwrap_or(0).saturating_mul(before)
 }
 
 /// An array and its size.

@@ -100,10 +100,24 @@ pub(super) fn plan<B: Backend>(
     let limits = options.limits(program);
     let sizes = Sizes::new(lowering, &limits, options.dispatch);
     let context = |layer: usize| options.context.get(lowering.groups[layer]).copied().unwrap_or(1);
-    let blocks = |layer: usize| context(layer) + lowering.idle_blocks();
+    let idle = lowering.idle_blocks();
+    let blocks = |layer: usize| context(layer) + idle;
+    let most = |layer: usize| {
+        let most = options.blocks.get(lowering.groups[layer]).copied().unwrap_or(1);
+        most.max(context(layer)).saturating_add(idle)
+    };
     let layers = || program.layers.iter().enumerate();
     let block = |layer| kv::block_bytes(options.cache_type, layer);
-    let copied = layers().map(|(i, layer)| kv::copied(options.cache_type, layer, blocks(i)));
+    let copied = |blocks: &dyn Fn(usize) -> usize| {
+        let copied = layers().map(|(i, layer)| kv::copied(options.cache_type, layer, blocks(i)));
+        copied.max().unwrap_or(0)
+    };
+    let cache = |blocks: &dyn Fn(usize) -> usize| {
+        let all = layers().map(|(i, layer)| block(layer).saturating_mul(blocks(i)));
+        all.fold(0, usize::saturating_add)
+    };
+    let one = cache(&blocks).saturating_add(copied(&blocks));
+    let all = cache(&most).saturating_add(copied(&most));
     let rotations: usize = lowering.ropes.iter().map(|rope| 4 * rope.frequencies.len()).sum();
     let sampling: usize = match lowering.chooses() {
         false => 0,
@@ -118,9 +132,10 @@ pub(super) fn plan<B: Backend>(
         host: false,
         weights: weights::missing::<B>(program, &lowering.formats, &lowering.joined, wanted)
             + lowering.adapters.bytes(),
-        cache: layers().map(|(i, layer)| block(layer) * blocks(i)).sum(),
+        cache: cache(&blocks),
+        pool: all.saturating_sub(one),
         arena: sizes.arena,
-        working: sizes.working() + rotations + sampling + copied.max().unwrap_or(0),
+        working: sizes.working() + rotations + sampling + copied(&blocks),
         active: backend.usage().map_or(0, |usage| usage.active),
         free: backend.free()?,
     })

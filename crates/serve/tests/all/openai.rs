@@ -471,11 +471,11 @@ fn planned_memory_is_told_beside_what_is_held() {
     assert_eq!(post(address, "/v1/chat/completions", &chat(json!({}))).status, 200);
     let plan = &engine.plan()[0];
     let model = &get(address, "/props").json()["models"][0];
-    assert_eq!(model["planned_bytes"], plan.needed());
+    assert_eq!(model["planned_bytes"], plan.most());
     let planned = &model["memory"]["planned"];
     assert_eq!(
         (&planned["weights"], &planned["cache"]),
-        (&plan.weights.into(), &plan.cache.into())
+        (&plan.weights.into(), &(plan.cache + plan.pool).into())
     );
     let held = &model["memory"]["held"];
     let sum: u64 = held.as_object().unwrap().values().filter_map(Value::as_u64).sum();
