@@ -303,9 +303,11 @@ mod tests {
 
     use formats::DType;
 
+    use super::super::lower::Lowering;
     use super::super::sim::{Engine, Sim};
     use super::super::stage::Heap;
     use super::*;
+    use crate::{CacheType, LoadOptions};
 
     const COLS: usize = 512;
 
@@ -369,5 +371,60 @@ mod tests {
         let why = load(DType::F32, &bytes, 1, &[4 * COLS - 1]).unwrap_err().to_string();
         assert!(why.contains("rows of the matrix") && !why.contains('\n'), "{why}");
         assert!(load(DType::F32, &bytes, 1, &[]).is_err());
+    }
+
+    #[test]
+    fn joined_matrices_are_one_allocation_that_a_second_program_shares() {
+        let (program, tensors) = crate::tests::recorded("qwen3-untied");
+        let sim = Sim::new(Engine::Interpreter);
+        let formats = formats(&program, &tensors, &[]).unwrap();
+        let options = LoadOptions {
+            cache_type: CacheType::BF16,
+            rows: (48, 48),
+            blocks: vec![48],
+            context: vec![1],
+            sequences: 48,
+            batched: true,
+            ..LoadOptions::default()
+        };
+        let lowering = Lowering::new(program, sim.facts(), &options, formats).unwrap();
+        let store = Store::<Sim>::default();
+        let stored = store.of(&tensors, false);
+        let (program, formats) = (&lowering.program, &lowering.formats[..]);
+        let load = |joined| {
+            let wanted = Wanted { formats, trained: &[], joined, allow_nan: false };
+            super::load(&sim, program, &tensors, &wanted, &stored, &mut |_, _| {}).unwrap()
+        };
+        let active = || sim.usage().unwrap().active;
+        let read = |buffer: &_, bytes| {
+            let mut found = vec![0; bytes];
+            sim.read(buffer, &mut found).unwrap();
+            found
+        };
+        let all = bytes(program, formats);
+        let joined = &lowering.joined[..];
+        assert!(joined.len() >= program.layers.len(), "{joined:?}");
+        let first = load(joined);
+        let held = active();
+        assert_eq!((store.shared(), missing::<Sim>(program, formats, joined, &stored)), (0, 0));
+        let second = load(joined);
+        assert_eq!((store.shared(), active()), (all, held));
+        for group in joined {
+            let parts = || group.iter().map(|id| &second[id.0]);
+            let whole = second[group[0].0].joined.as_ref().unwrap();
+            let parts_read: Vec<u8> = parts().flat_map(|w| read(&w.buffer, w.bytes)).collect();
+            assert_eq!(read(whole, parts().map(|w| w.bytes).sum()), parts_read);
+        }
+        // Matrices that are apart are others, and hold what the joined ones hold.
+        let joined_bytes: usize = joined.iter().flatten().map(|id| first[id.0].bytes).sum();
+        assert_eq!(missing::<Sim>(program, formats, &[], &stored), joined_bytes);
+        let apart = load(&[]);
+        for (a, b) in apart.iter().zip(&first) {
+            assert_eq!(read(&a.buffer, a.bytes), read(&b.buffer, b.bytes));
+        }
+        drop((first, second));
+        assert_eq!(missing::<Sim>(program, formats, joined, &stored), joined_bytes);
+        drop(apart);
+        assert_eq!((store.shared(), active()), (0, 0));
     }
 }
