@@ -85,7 +85,9 @@ impl<'de> Deserialize<'de> for Entries {
                         if entries.metadata.is_some() {
                             return Err(serde::de::Error::custom("__metadata__ twice"));
                         }
-                        entries.metadata = Some(map.next_value()?);
+                        // MLX writes null where there is none.
+                        let pairs: Option<Pairs> = map.next_value()?;
+                        entries.metadata = Some(pairs.unwrap_or(Pairs(Vec::new())));
                     } else {
                         entries.tensors.push((key, map.next_value()?));
                     }

@@ -46,6 +46,12 @@ fn files_agree_with_the_safetensors_crate() {
     assert_eq!(open.get("empty").unwrap().elements(), 0);
     assert_eq!(open.iter().count(), 5);
 
+    // Metadata that are null, as MLX writes where there are none.
+    let header = r#"{"__metadata__":null,"a":{"data_offsets":[0,4],"dtype":"U8","shape":[4]}}"#;
+    fs::write(&path, bytes_of(header, 4)).unwrap();
+    let open = Safetensors::open(&path).unwrap();
+    assert!(open.header().metadata.is_empty() && open.get("a").is_some());
+
     // Theirs to ours.
     use ::safetensors::tensor::{Dtype, TensorView, serialize};
     let views = [
