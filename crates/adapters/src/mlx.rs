@@ -4,8 +4,9 @@
 //! `[tokens, r]` and `[r, width]`. The change is `scale` of their product. DoRA adds `M.m` `[out]`.
 
 use crate::settings::Settings;
-use crate::{Change, File, Kind, Parts, Stored, pairs};
-use formats::{Error, Result, Safetensors};
+use crate::{Base, Change, File, Kind, Parts, Stored, pairs};
+use formats::{AsideFolder, Error, ErrorKind, Result, Safetensors, Tensor, safetensors};
+use serde_json::json;
 use std::path::Path;
 
 const WEIGHTS: &str = "adapters.safetensors";
@@ -64,4 +65,116 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
         return Err(Error::new(adapter.path.display(), "factors of LoRA or DoRA", "none"));
     }
     Ok(adapter)
+}
+
+impl File {
+    /// Writes an adapter of PEFT, `strength` times as strong, as a folder of mlx-lm that gives the
+    /// same logits. `delft.json` comes along.
+    ///
+    /// # Errors
+    /// An adapter that does not fit the base or is no PEFT folder; ranks or scales that differ from
+    /// matrix to matrix, and a table of embeddings that is the head too, which mlx-lm has otherwise; a
+    /// folder that is there, I/O.
+    pub fn write_mlx(&self, base: &Base<'_>, strength: f64, to: &Path) -> Result<()> {
+        let unsupported = |place: &str, expected: &str, found: String| {
+            Err(self.wrong(place, expected, found).of(ErrorKind::Unsupported))
+        };
+        if self.kind != Kind::Peft {
+            return unsupported("kind", "an adapter of PEFT", format!("{:?}", self.kind));
+        }
+        self.resolve(base, strength)?;
+        let sites = base.program.adaptable();
+        let tied = sites
+            .iter()
+            .filter(|site| site.gathers)
+            .any(|table| sites.iter().any(|site| !site.gathers && site.weight == table.weight));
+        let (mut keys, mut stored) = (Vec::new(), Vec::new());
+        let mut all: Option<(usize, f64)> = None;
+        for change in &self.changes {
+            if change.gathers && tied {
+                let expected = "a table of embeddings that is not the head too";
+                return unsupported(
+                    &change.matrix,
+                    expected,
+                    "mlx-lm would change both".to_owned(),
+                );
+            }
+            let get = |name: &str| {
+                let found = self.tensors.get(name);
+                found.ok_or_else(|| self.wrong(name, "a tensor", "none"))
+            };
+            let down = get(&change.down)?;
+            let own = (down.shape.first().copied().unwrap_or(0), change.scale * strength);
+            let (rank, scale) = *all.get_or_insert(own);
+            if own != (rank, scale) {
+                let expected = format!("rank {rank} and scale {scale}, as the matrices before it");
+                let found = format!("rank {} and scale {}; mlx-lm has one of each", own.0, own.1);
+                return unsupported(&change.matrix, &expected, found);
+            }
+            // Within a block, or of the whole model.
+            let key =
+                change.matrix.split_once(".layers.").and_then(|(_, rest)| rest.split_once('.'));
+            let key = key.map_or(change.matrix.as_str(), |(_, key)| key);
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+            for (tensor, end) in [(down, "lora_a"), (get(&change.up)?, "lora_b")] {
+                stored.push(exchanged(&tensor, format!("{}.{end}", change.matrix)));
+            }
+            if let Some(magnitude) = &change.magnitude {
+                let tensor = get(magnitude)?;
+                let length = tensor.shape.iter().product();
+                let name = format!("{}.m", change.matrix);
+                let bytes = tensor.bytes.to_vec();
+                stored.push(Owned { name, dtype: tensor.dtype, shape: vec![length], bytes });
+            }
+        }
+        let (rank, scale) = all.unwrap_or_default();
+        let dora = self.changes.iter().any(|change| change.magnitude.is_some());
+        let settings = json!({
+            "fine_tune_type": if dora { "dora" } else { "lora" },
+            "model": base.tensors.location().to_string(),
+            // All of them.
+            "num_layers": -1,
+            "lora_parameters": { "rank": rank, "scale": scale, "dropout": 0.0, "keys": keys },
+        });
+        let mut text = serde_json::to_vec_pretty(&settings)
+            .map_err(|e| Error::new("adapter_config.json", "settings", e))?;
+        text.push(b'\n');
+        let aside = AsideFolder::create(to)?;
+        let tensors = stored.iter().map(Owned::tensor);
+        safetensors::write(&aside.path().join(WEIGHTS), &[("format", "mlx")], tensors)?;
+        let file = aside.path().join("adapter_config.json");
+        std::fs::write(&file, text).map_err(|e| Error::io(file.display(), e))?;
+        crate::provenance::copy(self.path.parent(), aside.path())?;
+        aside.finish()
+    }
+}
+
+/// A tensor that is to be written.
+struct Owned {
+    name: String,
+    dtype: formats::DType,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Owned {
+    fn tensor(&self) -> Tensor<'_> {
+        let Owned { name, dtype, shape, bytes } = self;
+        Tensor { name, dtype: *dtype, shape, bytes }
+    }
+}
+
+/// A matrix with its axes exchanged.
+fn exchanged(of: &Tensor<'_>, name: String) -> Owned {
+    let columns = of.shape.last().copied().unwrap_or(0);
+    let element = of.dtype.block_bytes();
+    let mut bytes = Vec::with_capacity(of.bytes.len());
+    for column in 0..columns {
+        for row in of.bytes.chunks_exact((columns * element).max(1)) {
+            bytes.extend_from_slice(&row[column * element..][..element]);
+        }
+    }
+    Owned { name, dtype: of.dtype, shape: of.shape.iter().rev().copied().collect(), bytes }
 }

@@ -41,3 +41,12 @@ pub(crate) fn read(folder: &Path) -> Result<Option<MadeFor>> {
     let name = said("model").ok_or_else(|| wrong("model"))?;
     Ok(Some(MadeFor { name: name.to_owned(), fingerprint: fingerprint.to_owned() }))
 }
+
+/// Copies the file of an adapter's folder, if there is one, to another folder.
+pub(crate) fn copy(from: Option<&Path>, to: &Path) -> Result<()> {
+    let Some(file) = from.map(|folder| folder.join(NAME)).filter(|file| file.is_file()) else {
+        return Ok(());
+    };
+    std::fs::copy(&file, to.join(NAME)).map_err(|e| Error::io(file.display(), e))?;
+    Ok(())
+}

@@ -67,6 +67,37 @@ fn an_adapter_of_llama_cpp_fits_every_architecture_of_its_name() {
     }
 }
 
+/// The fixtures of mlx-lm's form have PEFT's numbers, and real mlx-lm loads what is written as it
+/// loads those (`tests/reference/mlx_adapters.py`).
+#[test]
+fn an_adapter_of_peft_becomes_one_of_mlx_lm() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |case: &str, base: &str| {
+        let tensors = Tensors::open(testing::models().join(base))?;
+        let model = models::load(&tensors, &models::Options::default())?;
+        let program = program::fuse(&model.record(false)?);
+        let base = Base { config: model.config(), program: &program, tensors: &tensors };
+        File::open(&fixtures().join(case))?.write_mlx(&base, 1.0, &folder.path().join(case))
+    };
+    for (case, base) in [("lora", "llama3"), ("dora", "llama-bias"), ("fused", "phi3")] {
+        let (from, to) = (fixtures().join(case), folder.path().join(case));
+        write(case, base).unwrap();
+        assert_eq!(File::open(&to).unwrap().kind(), Kind::Mlx);
+        assert!(read(base, &to, 1.0).unwrap() == read(base, &from, 1.0).unwrap(), "{case}");
+        let again = write(case, base).unwrap_err().to_string();
+        assert!(again.contains("is not there yet"), "{again}");
+    }
+    for (case, base, said) in [
+        ("rslora", "llama3", "mlx-lm has one of each"),
+        ("tables", "llama3", "mlx-lm would change both"),
+        ("lora/mlx", "llama3", "an adapter of PEFT"),
+    ] {
+        let error = write(case, base).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+        assert!(!folder.path().join(case).exists());
+    }
+}
+
 /// What is stored of a tensor.
 struct Stored {
     name: String,

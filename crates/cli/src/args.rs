@@ -1215,10 +1215,18 @@ stay as they are stored, but for types that GGUF does not have, which become bf1
 Examples:
   delft convert ./Qwen3-0.6B -o qwen3.gguf
   delft convert org/name --type q4_k_m -o name-q4_k_m.gguf
-  delft convert org/name --type q8_0 --role token_embd=bf16 -o name.gguf")]
+  delft convert org/name --type q8_0 --role token_embd=bf16 -o name.gguf
+  delft convert qwen3:0.6b --adapter my-style -o my-style-mlx")]
 pub(crate) struct Convert {
     #[command(flatten)]
     pub(crate) model: ModelArg,
+    /// Convert this adapter of the model instead, of PEFT's form as delft tune writes it, to a folder
+    /// of mlx-lm; with =SCALE to apply it more or less strongly
+    #[arg(long, alias = "lora", value_name = "PATH[=SCALE]", conflicts_with_all = ["kind", "role", "group_size", "force"])]
+    pub(crate) adapter: Option<AdapterArg>,
+    /// Convert an adapter of delft tune though it was made for another model
+    #[arg(long, requires = "adapter")]
+    pub(crate) any_base: bool,
     /// The type of matrices: f32, f16, bf16, q8_0, q4_k_m, mxfp4 and the like, as delft quantize
     /// has them
     #[arg(long = "type", value_name = "TYPE")]

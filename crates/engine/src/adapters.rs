@@ -271,6 +271,33 @@ pub(crate) fn resolve(
     shortened(&base, adapter)
 }
 
+/// Writes an adapter of PEFT's form, such as those that are tuned here, as a folder of mlx-lm.
+///
+/// # Errors
+/// An adapter that does not fit the model, or has what mlx-lm has otherwise; a folder that is there
+/// already.
+pub fn adapter_to_mlx(
+    model: impl Into<Location>,
+    file: &AdapterFile,
+    to: &std::path::Path,
+) -> Result<()> {
+    let tensors = Tensors::open(model)?;
+    with_base(&tensors, &models::Options::default(), |base| {
+        open(file, &tensors)?.write_mlx(base, file.scale, to)
+    })
+}
+
+/// Calls `f` with a model as adapters see it.
+fn with_base<T>(
+    tensors: &Tensors,
+    options: &models::Options,
+    f: impl FnOnce(&Base<'_>) -> Result<T>,
+) -> Result<T> {
+    let model = models::load(tensors, options)?;
+    let program = program::fuse(&model.record(false)?);
+    f(&Base { config: model.config(), program: &program, tensors })
+}
+
 /// Writes a model with an adapter merged into it: a folder like the model's own, in the types that
 /// it is stored in.
 ///
@@ -285,15 +312,14 @@ pub fn fuse(
 ) -> Result<()> {
     let tensors = Tensors::open(model)?;
     let read = models::Options { ignore_keys: ignore_keys.to_vec(), ..models::Options::default() };
-    let model = models::load(&tensors, &read)?;
-    let program = program::fuse(&model.record(false)?);
-    let base = Base { config: model.config(), program: &program, tensors: &tensors };
-    let adapter = open(file, &tensors)?.resolve(&base, file.scale)?;
-    adapters::fuse(&base, &adapter, to).map_err(|error| match error.kind {
-        // What a site cannot have is the adapter's fault, and is told by the site alone.
-        ErrorKind::Unsupported if adapter.deltas.contains_key(&error.place) => {
-            Error { place: format!("{}: {}", file.path.display(), error.place), ..error }
-        }
-        _ => error,
+    with_base(&tensors, &read, |base| {
+        let adapter = open(file, &tensors)?.resolve(base, file.scale)?;
+        adapters::fuse(base, &adapter, to).map_err(|error| match error.kind {
+            // What a site cannot have is the adapter's fault, and is told by the site alone.
+            ErrorKind::Unsupported if adapter.deltas.contains_key(&error.place) => {
+                Error { place: format!("{}: {}", file.path.display(), error.place), ..error }
+            }
+            _ => error,
+        })
     })
 }

@@ -1,5 +1,5 @@
 //! `delft convert` and `delft quantize`: a model as a GGUF file, or a folder as MLX has it, with
-//! types of choice.
+//! types of choice; an adapter as mlx-lm has it.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -17,10 +17,21 @@ use crate::interrupt::Generating;
 use crate::load;
 use crate::progress::style;
 use crate::terminal::{
-    Outcome, Stop, bytes, count, note, print, print_json, stderr_is_terminal, table,
+    Outcome, Stop, aside, bytes, count, harmless, note, print, print_json, stderr_is_terminal,
+    table,
 };
 
 pub(crate) fn convert_to_gguf(args: &Convert) -> Outcome {
+    if let Some(adapter) = &args.adapter {
+        let (model, out) = (load::find(&args.model)?, &args.output.out);
+        delft::adapter_to_mlx(model.location, &load::adapter(adapter, args.any_base), out)?;
+        let name = out.display().to_string();
+        if args.output.json {
+            return print_json(&json!({ "folder": name }));
+        }
+        aside(format_args!("wrote {}", harmless(&name)));
+        return Ok(());
+    }
     run(&args.model, args.kind.as_deref(), None, &args.output)
 }
 

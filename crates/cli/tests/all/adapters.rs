@@ -60,6 +60,21 @@ fn an_adapter_is_used_and_merged() {
 }
 
 #[test]
+fn an_adapter_becomes_one_of_mlx_lm() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, from) = (fixture("llama3"), adapter("lora"));
+    let out = folder.path().join("mlx");
+    let out = out.to_str().unwrap();
+    let output = delft().args(["convert", &base, "--adapter", &from, "-o", out]).output().unwrap();
+    assert_eq!(status(&output), 0, "{}", String::from_utf8_lossy(&output.stderr));
+    let used = logits("lora", &["-m", &base, "--adapter", out]);
+    assert_close("lora", used, 1e-3);
+    let half = ["convert", &base, "--adapter", &from, "-o", out, "--type", "q8_0"];
+    let output = delft().args(half).output().unwrap();
+    assert_eq!(status(&output), 2);
+}
+
+#[test]
 fn what_cannot_be_merged_or_used_is_refused_in_a_line() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");

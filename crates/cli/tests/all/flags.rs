@@ -117,7 +117,8 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("serve fuse", "--adapter", Elsewhere("adapters.rs")),
     (LOADING, "--any-base", Says("--any-base", "--adapter")),
     ("serve", "--any-base", Says("--any-base", "--adapter")),
-    ("fuse", "--any-base", Elsewhere("adapters.rs")),
+    ("fuse convert", "--any-base", Elsewhere("adapters.rs")),
+    ("convert", "--adapter", Elsewhere("adapters.rs")),
     // Sampling.
     ("run", "--max-tokens", Says("-n 3 -v", "max-tokens 3")),
     ("chat", "--max-tokens", Says("-n 3", "cut after 3 tokens")),
