@@ -108,6 +108,11 @@ impl Prepared {
         Ok(())
     }
 
+    /// The files of what the parameters make before the first update.
+    pub(super) fn made(&mut self) -> Outcome<Vec<(String, Vec<u8>)>> {
+        Ok(self.tuned.export()?)
+    }
+
     /// Trains; tells what the device's own memory held, too.
     pub(super) fn train(
         self,

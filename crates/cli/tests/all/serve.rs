@@ -65,6 +65,10 @@ fn said_while_tuning(model: &str, more: &[&str], flags: &str) -> [String; 2] {
     let (names, url) = line["serving ".len()..].split_once(" at ").unwrap();
     let base = model.split_once('=').unwrap().0;
     assert_eq!(names, format!("{base}, zebras"));
+    // From the first update on it has a name, though it has learned nothing.
+    let first = lines.find(|line| line.starts_with("tuning: update")).unwrap();
+    let models = get(url.trim_start_matches("http://"), "/v1/models", "");
+    assert!(models.contains("\"id\":\"zebras\""), "{first}: {models}");
     let seen: Vec<String> = lines
         .by_ref()
         .take_while(|line| !line.contains("zebras is the finished adapter"))

@@ -126,7 +126,7 @@ fn train(
         prepared.offer()?;
         Ok(prepared)
     });
-    let prepared = match prepared {
+    let mut prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
             // The server, if it still waits, tells why.
@@ -139,7 +139,10 @@ fn train(
     let Ok(offer) = offer.recv() else { return };
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut shown = Shown { offer: &offer, name: &name, stop };
-    let noted = begun::note(folder, words.into_iter());
+    let noted = begun::note(folder, words.into_iter()).and_then(|()| {
+        // Its name is there from the beginning, when it changes nothing yet.
+        Ok(shown.sample(0, &prepared.made()?)?)
+    });
     match noted.and_then(|()| prepared.train(folder, false, &mut shown)) {
         Ok((summary, _)) if summary.end == End::Cancelled => {
             let place = harmless(&folder.display().to_string());
