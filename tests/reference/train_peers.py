@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Compare the speed and the memory of `delft tune` on a CPU with PyTorch's, and print a Markdown table.
+
+Both train LoRA factors at every matrix of the blocks of a model of the same shape: sequences of --length tokens, --tokens an update,
+AdamW. PyTorch goes through Transformers and PEFT, in each type of --types, with random weights; Delft reads a GGUF file of that shape
+(`random_gguf.py qwen3-0.6b bf16 FILE words`). The programs take turns (A B C A B C ...), so that a noisy machine disturbs all
+alike; figures are medians over the rounds, ratios medians of each round's own. The first update is left out of PyTorch's time, not
+of Delft's. Peak memory is the operating system's figure for each process, in which pages of a mapped file count.
+
+    train_peers.py --delft PATH [--rounds 3] [--threads 2] [--tokens 512] [--length 256] [--rank 16] [--updates 3] MODEL.gguf
+
+Needs torch, transformers, peft and gguf. `cpu` is processor seconds for a thousand tokens, loading included: on a machine that
+others use it says more than the clock.
+"""
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+# What PyTorch's process runs.
+PYTORCH = """
+import json, sys, time
+from pathlib import Path
+import torch, transformers
+from peft import LoraConfig, get_peft_model
+file, kind, threads, tokens, length, rank, updates = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+torch.set_num_threads(threads)
+torch.manual_seed(1)
+path = Path(file).resolve()
+config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+torch.set_default_dtype(getattr(torch, kind))
+model = transformers.AutoModelForCausalLM.from_config(config)
+names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM"))
+optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+for update in range(updates + 1):
+    if update == 1:
+        began = time.perf_counter()
+    ids = torch.randint(0, config.vocab_size, (tokens // length, length))
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step(), optimiser.zero_grad()
+print(json.dumps({"tok_s": updates * tokens / (time.perf_counter() - began)}))
+"""
+
+
+def run(command):
+    """The last line of standard output as JSON, with peak resident bytes and processor seconds; errors end the program."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = subprocess.Popen([str(part) for part in command], stdout=out, stderr=err)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0), err.seek(0)
+        if child.returncode:
+            sys.stderr.write(err.read().decode(errors="replace")[-4000:])
+            raise SystemExit(f"exit status {child.returncode}: {' '.join(map(str, command))[:200]}")
+        unit = 1 if sys.platform == "darwin" else 1024  # Linux counts kilobytes
+        found = json.loads(out.read().decode().splitlines()[-1])
+        return {**found, "peak": usage.ru_maxrss * unit, "seconds": usage.ru_utime + usage.ru_stime}
+
+
+def pytorch(args, kind):
+    sizes = [args.threads, args.tokens, args.length, args.rank, args.updates]
+    found = run([sys.executable, "-c", PYTORCH, args.model, kind, *sizes])
+    return {**found, "tokens": (args.updates + 1) * args.tokens}
+
+
+def delft(args, folder, turn):
+    text = folder / "words.txt"
+    if not text.exists():
+        # Words of random_gguf.py's vocabulary, a token each.
+        words = random.Random(1)
+        text.write_text(" ".join(f"w{words.randrange(100_000)}" for _ in range(4 * args.tokens * args.updates)))
+    # --batch-tokens is filled by whole pieces of --context tokens.
+    found = run([args.delft, "tune", args.model, "--data", text, "--raw", "--context", args.length, "--batch-tokens", args.tokens,
+                 "--steps", args.updates, "--rank", args.rank, "--threads", args.threads, "--device", "cpu", "--held-out", "none",
+                 "--checkpoint-every", args.updates + 1, "--json", "--out", folder / f"run{turn}"])
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--delft", required=True)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--types", type=lambda text: text.split(","), default=["float32", "bfloat16"])
+    for name, usual in [("rounds", 3), ("threads", 2), ("tokens", 512), ("length", 256), ("rank", 16), ("updates", 3)]:
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    args = parser.parse_args()
+    rounds = []
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(args.rounds):
+            found = {kind: pytorch(args, kind) for kind in args.types}
+            found["delft"] = delft(args, Path(folder), turn)
+            rounds.append(found)
+            shown = ", ".join(f"{name} {r['tok_s']:.1f} tok/s, {r['peak'] / 1e6:.0f} MB" for name, r in found.items())
+            print(f"round {turn + 1}: {shown}", file=sys.stderr, flush=True)
+    print("| program | tok/s | Delft's ratio | cpu s / 1000 tokens | peak MB | Delft's ratio |\n|---|---:|---:|---:|---:|---:|")
+    for name in rounds[0]:
+        middle = lambda f: median(f(r) for r in rounds)
+        print(f"| {name} | {middle(lambda r: r[name]['tok_s']):.1f} | {middle(lambda r: r['delft']['tok_s'] / r[name]['tok_s']):.2f} "
+              f"| {middle(lambda r: 1e3 * r[name]['seconds'] / r[name]['tokens']):.1f} "
+              f"| {middle(lambda r: r[name]['peak'] / 1e6):.0f} | {middle(lambda r: r['delft']['peak'] / r[name]['peak']):.2f} |")
+
+
+if __name__ == "__main__":
+    main()
