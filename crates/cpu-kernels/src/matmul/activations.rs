@@ -58,6 +58,8 @@ pub struct Activations<'a> {
     stride: usize,
     tokens: usize,
     cols: usize,
+    /// Elements of a whole row, of which `cols` are seen.
+    width: usize,
     path: Path,
     lines: *mut Line,
     life: PhantomData<&'a mut [f32]>,
@@ -97,7 +99,24 @@ impl<'a> Activations<'a> {
         storage: *mut u8,
     ) -> Self {
         debug_assert!(storage.cast::<Line>().is_aligned());
-        Activations { rows, stride, tokens, cols, path, lines: storage.cast(), life: PhantomData }
+        let (width, lines) = (cols, storage.cast());
+        Activations { rows, stride, tokens, cols, width, path, lines, life: PhantomData }
+    }
+
+    /// Some columns of the same rows, with the lines that they have been quantised to; they begin
+    /// with a whole block.
+    ///
+    /// # Panics
+    /// If there are no such columns.
+    pub fn window(&self, columns: Range<usize>) -> Activations<'_> {
+        assert!(columns.start.is_multiple_of(BLOCK) && columns.start <= columns.end);
+        assert!(columns.end <= self.cols);
+        Activations {
+            rows: self.rows.wrapping_add(columns.start),
+            cols: columns.len(),
+            lines: self.lines.wrapping_add(columns.start / BLOCK * self.group()),
+            ..*self
+        }
     }
 
     /// How the rows are multiplied.
@@ -174,7 +193,7 @@ impl<'a> Activations<'a> {
 
     /// Whether `quantise` produces halves of 16 bits for the tile unit instead of lines of codes.
     pub fn halves(&self, isa: Isa) -> bool {
-        halves(isa, self.path, self.cols)
+        halves(isa, self.path, self.width)
     }
 
     /// Tokens stored together: a power of two, at most [`TOKENS`].
@@ -185,13 +204,19 @@ impl<'a> Activations<'a> {
     /// The line of a token's first block; its block `b` is `b * self.group()` lines on.
     pub(super) fn line(&self, token: usize) -> *mut Line {
         let group = self.group();
-        self.lines.wrapping_add(token / group * group * (self.cols / BLOCK) + token % group)
+        self.lines.wrapping_add(token / group * group * (self.width / BLOCK) + token % group)
+    }
+
+    /// Lines of a token.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn lines(&self) -> usize {
+        self.width / BLOCK
     }
 
     /// Lines of all tokens, which is the distance of the second plane of [`Halves`] from the first.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn plane(&self) -> usize {
-        self.tokens.next_multiple_of(self.group()) * (self.cols / BLOCK)
+        self.tokens.next_multiple_of(self.group()) * self.lines()
     }
 
     /// A token's f32 row.

@@ -168,7 +168,7 @@ impl Tiles {
         from: (*const u8, usize),
         to: (*mut u8, usize),
     ) {
-        let group = call.cols / BLOCK * TILE;
+        let group = call.x.lines() * TILE;
         let run = |&(x, w): &(usize, usize)| {
             // Activations have two planes of lines; the slab has as many planes of tiles as the
             // passes name.

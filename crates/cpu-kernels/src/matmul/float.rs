@@ -86,10 +86,11 @@ pub(super) fn pack<const BYTES: usize>(rows: &[&[u8]], panel: &mut [u8]) {
     }
 }
 
-/// Decodes row `r` of a panel.
-pub(super) fn row<E: Element>(panel: &[u8], r: usize, out: &mut [f32]) {
-    for (column, w) in panel.chunks_exact(ROWS * E::BYTES).zip(out) {
-        *w = E::read(&column[r * E::BYTES..]);
+/// Decodes row `r` of a panel from a column on.
+pub(super) fn row<E: Element>(panel: &[u8], r: usize, first: usize, out: &mut [f32]) {
+    let columns = panel[first * ROWS * E::BYTES..].chunks_exact(ROWS * E::BYTES);
+    for (column, w) in columns.zip(out) {
+        *w = E::read(&column[r * E::BYTES..][..E::BYTES]);
     }
 }
 

@@ -234,10 +234,10 @@ impl<B: Block> Packed<B> {
         }
     }
 
-    /// Decodes row `r` of a panel exactly as the source block does; `out` has the row's length.
-    pub(super) fn row(panel: &[u8], r: usize, out: &mut [f32]) {
-        let blocks = out.len() / BLOCK;
-        for (i, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+    /// Decodes blocks of row `r` of a panel of `blocks`, from the `start`-th on, exactly as the source
+    /// block does.
+    pub(super) fn row(panel: &[u8], r: usize, start: usize, blocks: usize, out: &mut [f32]) {
+        for (i, out) in (start..blocks).zip(out.chunks_exact_mut(BLOCK)) {
             let (first, b) = (i / GROUP * GROUP, i % GROUP);
             let n = GROUP.min(blocks - first);
             let group = &panel[i / GROUP * Self::group_bytes(GROUP)..];

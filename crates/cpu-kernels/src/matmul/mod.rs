@@ -17,6 +17,7 @@ mod layout;
 mod memory;
 mod peak;
 mod product;
+mod turned;
 
 pub use super::isa::Isa;
 use super::team::Team;
@@ -24,6 +25,7 @@ use super::{LINE, prefetch};
 pub use activations::{Activations, Path};
 pub use memory::Huge;
 pub use peak::{Unit, peak};
+pub use turned::{Turned, multiply_turned};
 
 use formats::quant::Block;
 use formats::{DType, Encoding, Error, Groups, NotFinite, Result, with_block};
@@ -263,12 +265,20 @@ impl Matrix {
             self.rows,
             self.cols
         );
+        self.part(r, 0, out);
+    }
+
+    /// Decodes as many elements of row `r` as `out` has, from column `first` on, where a block
+    /// begins.
+    fn part(&self, r: usize, first: usize, out: &mut [f32]) {
         let panel = &self.data[r / ROWS * self.panel_bytes..][..self.panel_bytes];
+        let (r, blocks) = (r % ROWS, self.cols / BLOCK);
         match self.encoding {
-            Encoding::Stored(DType::F32) => float::row::<float::F32>(panel, r % ROWS, out),
-            Encoding::Stored(DType::F16) => float::row::<float::F16>(panel, r % ROWS, out),
-            Encoding::Stored(DType::BF16) => float::row::<float::BF16>(panel, r % ROWS, out),
-            block => with_panel!(block, B => layout::Packed::<B>::row(panel, r % ROWS, out),
+            Encoding::Stored(DType::F32) => float::row::<float::F32>(panel, r, first, out),
+            Encoding::Stored(DType::F16) => float::row::<float::F16>(panel, r, first, out),
+            Encoding::Stored(DType::BF16) => float::row::<float::BF16>(panel, r, first, out),
+            block => with_panel!(block, B =>
+                layout::Packed::<B>::row(panel, r, first / BLOCK, blocks, out),
                 else => unreachable!("supported types")),
         }
     }

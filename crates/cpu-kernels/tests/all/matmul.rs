@@ -448,6 +448,49 @@ fn rows_come_back_exactly() {
     }
 }
 
+/// Every type on every instruction set, with ragged panels, parts and tiles, against sums in f64.
+#[test]
+fn products_with_a_transpose_agree_with_sums_in_f64() {
+    let mut noise = Noise(11);
+    // Rows and columns of whole parts, of several and of less than one.
+    for (rows, cols, tokens) in [(256, 64, 16), (290, 96, 21), (64, 256, 3), (37, 33usize, 13)] {
+        for encoding in types().filter(|encoding| cols.is_multiple_of(encoding.block_elements())) {
+            let (w, decoded) = matrix(encoding, rows, cols, &mut noise);
+            let values = noise.row(tokens * rows);
+            for &isa in Isa::available() {
+                let mut storage = Huge::zeroed(0).unwrap();
+                let x = on_path(Path::Expanded, isa, &values, rows, &mut storage);
+                let mut y = vec![f32::NAN; tokens * cols];
+                let out = Output { start: y.as_mut_ptr(), stride: cols };
+                let (mut scratch, mut turned) = (Scratch::new().unwrap(), Turned::new().unwrap());
+                // Two threads' shares.
+                for columns in [0..32, 32..cols] {
+                    // SAFETY: `y` holds all tokens of all columns.
+                    unsafe {
+                        let room = (&mut scratch, &mut turned);
+                        multiply_turned(isa, &w, &x, columns, out, room);
+                    }
+                }
+                // Weights in blocks are rounded to bf16 for the tile unit.
+                let most = match Turned::encoding(isa, encoding) {
+                    part if part == encoding || part == DType::F32.into() => 1e-5,
+                    _ => 3e-3,
+                };
+                for (at, y) in y.iter().enumerate() {
+                    let (t, c) = (at / cols, at % cols);
+                    let term = |r: usize| {
+                        f64::from(values[t * rows + r]) * f64::from(decoded[r * cols + c])
+                    };
+                    let (want, scale) =
+                        (0..rows).map(term).fold((0.0, 0.0), |(a, b), x| (a + x, b + x.abs()));
+                    let error = (f64::from(*y) - want).abs() / scale.max(1e-9);
+                    assert!(error < most, "{encoding} {isa} {rows} {cols}, {t} {c}: {error:.1e}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn infinities_and_nans_are_not_lost() {
     let mut noise = Noise(9);

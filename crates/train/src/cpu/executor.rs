@@ -4,7 +4,7 @@ use super::weights::Weights;
 use crate::Batch;
 use crate::packing::Packing;
 use cpu_kernels::isa::Isa;
-use cpu_kernels::matmul::{Activations, Epilogue, Huge, Path, Scratch as Product};
+use cpu_kernels::matmul::{Activations, Epilogue, Huge, Path, Scratch as Product, Turned};
 use cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::{Error, ErrorKind, Result};
 use ops::gradient::Gradient;
@@ -57,6 +57,7 @@ pub struct Executor {
 /// A thread's own memory.
 pub(super) struct Scratch {
     pub(super) product: Product,
+    pub(super) turned: Turned,
     pub(super) floats: Vec<f32>,
 }
 
@@ -94,7 +95,10 @@ impl Executor {
     /// More threads than the system gives, or too little memory.
     pub fn new(threads: Option<usize>) -> Result<Executor> {
         let team = Team::new(threads.unwrap_or_else(default_threads))?;
-        let scratch = || Ok(Mutex::new(Scratch { product: Product::new()?, floats: Vec::new() }));
+        let scratch = || {
+            let (product, turned) = (Product::new()?, Turned::new()?);
+            Ok(Mutex::new(Scratch { product, turned, floats: Vec::new() }))
+        };
         Ok(Executor {
             isa: Isa::detect()?,
             scratch: (0..team.count()).map(|_| scratch()).collect::<Result<_>>()?,
@@ -267,9 +271,10 @@ impl<'a> Run<'a> {
         let (inputs, outputs) = (&node.inputs, &node.outputs);
         match op {
             Gradient::LinearBackward(_) => {
-                let matrix = self.weights.transposed(node.weights[0])?;
+                let matrix = self.weights.matrix(node.weights[0])?;
+                let [dy, dx] = [inputs[0], outputs[0]].map(|value| self.start(value));
                 // SAFETY: a node's operands.
-                unsafe { self.product(matrix, inputs[0], outputs[0], Epilogue::default()) };
+                unsafe { self.multiply_back(matrix, dy, self.rows(inputs[0]), dx) };
             }
             Gradient::Outer(_) => {
                 let of = |v: ValueId| (self.start(v).cast_const(), self.width(v));

@@ -57,6 +57,15 @@ impl Run<'_> {
         y
     }
 
+    /// `dy W` of rows of one expert.
+    fn back_through(&self, matrix: &Matrix, dy: &[f32]) -> Vec<f32> {
+        let rows = dy.len() / matrix.rows();
+        let mut dx = vec![0.0; rows * matrix.cols()];
+        // SAFETY: both are as long as the matrix asks for, and this call's own.
+        unsafe { self.multiply_back(matrix, dy.as_ptr(), rows, dx.as_mut_ptr()) };
+        dx
+    }
+
     /// The bias of an expert.
     fn bias_of(&self, node: &Node, matrix: usize, expert: usize, rows: usize) -> Option<&[f32]> {
         let id = node.weights.get(3 + matrix)?;
@@ -115,8 +124,8 @@ impl Run<'_> {
         for Visited { expert, pairs } in all {
             let [own, back] = [x, dy].map(|rows| self.gathered(rows, width, &pairs, used));
             let Inner { mut gate, mut up, value } = self.inner(node, op.gate, expert, &own)?;
-            let turned = |i: usize| self.weights.expert_turned(node.weights[i], expert);
-            let below = self.through(turned(2)?, &back, None);
+            let matrix = |i: usize| self.weights.expert(node.weights[i], expert);
+            let below = self.back_through(matrix(2)?, &back);
             let (ff, bias) = (value.len() / pairs.len(), self.bias_of(node, 2, expert, width));
             for (row, pair) in pairs.iter().enumerate() {
                 let own = formats::dot(&below[row * ff..][..ff], &value[row * ff..][..ff]);
@@ -141,7 +150,7 @@ impl Run<'_> {
                 }
             });
             let [of_gate, of_up] =
-                [self.through(turned(0)?, &gate, None), self.through(turned(1)?, &up, None)];
+                [self.back_through(matrix(0)?, &gate), self.back_through(matrix(1)?, &up)];
             for (row, pair) in pairs.iter().enumerate() {
                 let dx = &mut dx[pair / used * width..][..width];
                 let halves = of_gate[row * width..][..width].iter().zip(&of_up[row * width..]);

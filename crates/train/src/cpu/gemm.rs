@@ -82,6 +82,11 @@ unsafe fn blocks<const FMA: bool>([m, n, k]: [usize; 3], a: Of, b: Of, c: To) {
                 let wide = WIDE.min(n - column);
                 for (t, row) in panel[..depth].iter_mut().enumerate() {
                     let from = b.start.add((first + t) * b.row + column);
+                    // Of a known length, so that no function is called for it.
+                    if wide == WIDE {
+                        *row = *from.cast::<[f32; WIDE]>();
+                        continue;
+                    }
                     std::ptr::copy_nonoverlapping(from, row.as_mut_ptr(), wide);
                     row[wide..].fill(0.0);
                 }
@@ -109,19 +114,27 @@ unsafe fn blocks<const FMA: bool>([m, n, k]: [usize; 3], a: Of, b: Of, c: To) {
 unsafe fn tile<const FMA: bool, const M: usize>(a: Of, b: &[[f32; WIDE]], c: To, wide: usize) {
     let mut sums = [[0f32; WIDE]; M];
     for (t, b) in b.iter().enumerate() {
-        for (i, sums) in sums.iter_mut().enumerate() {
+        for i in 0..M {
             // SAFETY: the caller promises `M` rows and as many columns as `b` has rows.
             let a = unsafe { *a.start.add(i * a.row + t * a.column) };
-            for (sum, b) in sums.iter_mut().zip(b) {
-                *sum = if FMA { a.mul_add(*b, *sum) } else { a * b + *sum };
+            // By value, so that sums stay in registers.
+            let mut row = sums[i];
+            for j in 0..WIDE {
+                row[j] = if FMA { a.mul_add(b[j], row[j]) } else { a * b[j] + row[j] };
             }
+            sums[i] = row;
         }
     }
     for (i, sums) in sums.iter().enumerate() {
         // SAFETY: row `i` has `wide` elements to write.
         let row = unsafe { std::slice::from_raw_parts_mut(c.start.add(i * c.row), wide) };
-        for (to, sum) in row.iter_mut().zip(sums) {
-            *to = if c.adds { *to + sum } else { *sum };
+        match row.as_mut_array::<WIDE>() {
+            Some(row) if c.adds => (0..WIDE).for_each(|j| row[j] += sums[j]),
+            Some(row) => *row = *sums,
+            None => row
+                .iter_mut()
+                .zip(sums)
+                .for_each(|(to, sum)| *to = if c.adds { *to + sum } else { *sum }),
         }
     }
 }

@@ -35,9 +35,8 @@ impl Run<'_> {
                 self.multiply(head, x, count, start, epilogue);
                 self.rows_of_logits(of, node, (&mut logits[..count * vocab], vocab), first);
                 if of.hidden {
-                    let back = self.weights.transposed(node.weights[0])?;
                     let dx = self.start(node.outputs[1]).add(first * width);
-                    self.multiply(back, start, count, dx, Epilogue::default());
+                    self.multiply_back(head, start, count, dx);
                 }
                 if of.head {
                     let dhead = self.start(node.outputs[2]);

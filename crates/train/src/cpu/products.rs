@@ -1,13 +1,16 @@
 //! Products with packed matrices, and sums of outer products.
 
-use super::executor::Run;
+use super::executor::{Run, Scratch};
 use super::gemm::{Of, To, gemm};
-use cpu_kernels::matmul::{Activations, Epilogue, Matrix, Output, Path, multiply};
+use cpu_kernels::matmul::{
+    Activations, Epilogue, Matrix, Output, Path, Turned, multiply, multiply_turned,
+};
 use formats::{DType, Encoding};
 use program::ValueId;
+use std::ops::Range;
 use std::sync::PoisonError;
 
-/// Panels of a product that a thread takes at a time.
+/// Panels of a product, or parts of a transposed one, that a thread takes at a time, at most.
 const PANELS: usize = 4;
 /// Rows and columns of a sum of outer products that a thread takes at a time.
 const BLOCK: [usize; 2] = [96, 256];
@@ -26,28 +29,81 @@ impl Run<'_> {
         y: *mut f32,
         epilogue: Epilogue<'_>,
     ) {
-        let (columns, isa) = (matrix.cols(), self.of.isa);
-        let float =
-            matches!(matrix.encoding(), Encoding::Stored(DType::F32 | DType::F16 | DType::BF16));
-        // SAFETY: the caller's promise; the storage has room for the greatest product of the
-        // Program and is this call's.
-        let x = unsafe {
-            Activations::new(Path::Expanded, x, columns, rows, columns, self.of.storage.as_ptr())
-        };
+        let isa = self.of.isa;
+        // SAFETY: the caller's promise.
+        let x = unsafe { self.activations(x, rows, matrix.cols()) };
         let out = Output { start: y, stride: matrix.rows() };
-        let (x, raw) = (&x, matrix.encoding() == Encoding::Stored(DType::F32));
+        self.quantised(&x, matrix.encoding(), matrix.panels(), &|x, panels, scratch| {
+            let scratch = &mut scratch.product;
+            // SAFETY: each worker has its own panels; nobody writes the lines any more.
+            unsafe { multiply(isa, matrix, x, 0..rows, panels, out, epilogue, scratch) };
+        });
+    }
+
+    /// `dx = dy W` of `rows` rows.
+    ///
+    /// # Safety
+    /// As [`Run::multiply`], the other way round.
+    pub(super) unsafe fn multiply_back(
+        &self,
+        matrix: &Matrix,
+        dy: *const f32,
+        rows: usize,
+        dx: *mut f32,
+    ) {
+        let (isa, columns) = (self.of.isa, matrix.cols());
+        // SAFETY: the caller's promise.
+        let dy = unsafe { self.activations(dy, rows, matrix.rows()) };
+        let out = Output { start: dx, stride: columns };
+        let encoding = Turned::encoding(isa, matrix.encoding());
+        let parts = columns.div_ceil(Turned::COLUMNS);
+        self.quantised(&dy, encoding, parts, &|dy, parts, scratch| {
+            let end = columns.min(parts.end * Turned::COLUMNS);
+            let columns = parts.start * Turned::COLUMNS..end;
+            let scratch = (&mut scratch.product, &mut scratch.turned);
+            // SAFETY: each worker has its own columns; nobody writes the lines any more.
+            unsafe { multiply_turned(isa, matrix, dy, columns, out, scratch) };
+        });
+    }
+
+    /// Rows of a product, which lie behind each other.
+    ///
+    /// # Safety
+    /// They are readable, and only one product is in hand.
+    unsafe fn activations(&self, x: *const f32, rows: usize, width: usize) -> Activations<'_> {
+        let storage = self.of.storage.as_ptr();
+        // SAFETY: the caller's promise; the storage has room for the greatest product of the
+        // Program.
+        unsafe { Activations::new(Path::Expanded, x, width, rows, width, storage) }
+    }
+
+    /// Quantises rows as far as weights of a type read them so, and calls `f` with ranges of
+    /// `0..n`, on all threads.
+    fn quantised(
+        &self,
+        x: &Activations<'_>,
+        encoding: Encoding,
+        n: usize,
+        f: &(dyn Fn(&Activations<'_>, Range<usize>, &mut Scratch) + Sync),
+    ) {
+        let isa = self.of.isa;
+        let (float, reads) = match encoding {
+            Encoding::Stored(DType::F32) => (true, false),
+            Encoding::Stored(DType::F16 | DType::BF16) => (true, x.halves(isa)),
+            _ => (false, true),
+        };
+        // Fewer where every thread is to have some.
+        let each = PANELS.min(n / self.of.team.count()).max(1);
         self.of.team.run(&|worker| {
-            if !raw {
+            if reads {
                 // SAFETY: each worker has its own blocks; the barrier is before the first product.
                 unsafe { x.quantise(isa, worker.split(x.blocks()), float) };
                 worker.barrier();
             }
-            let mut scratch =
-                self.of.scratch[worker.index].lock().unwrap_or_else(PoisonError::into_inner);
-            while let Some(panels) = worker.claim(matrix.panels(), PANELS) {
-                let scratch = &mut scratch.product;
-                // SAFETY: each worker has its own panels; nobody writes the lines any more.
-                unsafe { multiply(isa, matrix, x, 0..rows, panels, out, epilogue, scratch) };
+            let scratch = &self.of.scratch[worker.index];
+            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            while let Some(range) = worker.claim(n, each) {
+                f(x, range, &mut scratch);
             }
         });
     }

@@ -1,7 +1,7 @@
 //! The weights of Programs in training: matrices packed once, and again when they were trained.
 
 use cpu_kernels::matmul::Matrix;
-use cpu_kernels::team::{SharedSlice, Team};
+use cpu_kernels::team::Team;
 use formats::{DType, Encoding, Error, Result, Tensors};
 use ops::Op;
 use ops::gradient::Gradient;
@@ -13,24 +13,14 @@ pub struct Weights {
     all: Vec<Loaded>,
 }
 
-/// How a weight is used.
-#[derive(Debug, Clone, Copy, Default)]
-struct Uses {
-    forward: bool,
-    backward: bool,
-    /// Matrices below each other, each packed by itself; 0: one.
-    experts: usize,
-}
-
 #[derive(Default)]
 struct Loaded {
-    uses: Uses,
+    used: bool,
+    /// Matrices below each other, each packed by itself; 0: one.
+    experts: usize,
     vector: Vec<f32>,
-    forward: Option<Matrix>,
-    /// The transpose.
-    backward: Option<Matrix>,
-    /// The matrices of experts.
-    of_experts: Vec<Loaded>,
+    /// One, or those of experts.
+    matrices: Vec<Matrix>,
 }
 
 impl Weights {
@@ -50,23 +40,18 @@ impl Weights {
         let mut weights = Weights::default();
         weights.all.resize_with(program.weights.len(), Loaded::default);
         for node in programs.iter().flat_map(|program| &program.nodes) {
-            let gradient = matches!(&node.op, Op::Gradient(Gradient::LinearBackward(_)));
-            let both = matches!(&node.op, Op::Gradient(Gradient::CrossEntropy(of)) if of.hidden);
             let experts =
                 matches!(&node.op, Op::Experts(_) | Op::Gradient(Gradient::ExpertsBackward(_)));
-            let turned = matches!(&node.op, Op::Gradient(Gradient::ExpertsBackward(_)));
-            for (i, id) in node.weights.iter().enumerate() {
-                let uses = &mut weights.all[id.0].uses;
-                uses.forward |= !gradient;
-                uses.backward |= gradient || (both && i == 0) || turned;
+            for id in &node.weights {
+                let to = &mut weights.all[id.0];
+                to.used = true;
                 if experts {
-                    uses.experts = program.shape(node.inputs[1]).width;
+                    to.experts = program.shape(node.inputs[1]).width;
                 }
             }
         }
         for (id, weight) in program.weights.iter().enumerate() {
-            let uses = weights.all[id].uses;
-            if trained.contains(&WeightId(id)) || !(uses.forward || uses.backward) {
+            if trained.contains(&WeightId(id)) || !weights.all[id].used {
                 continue;
             }
             let encoded = weight.read(tensors)?;
@@ -74,6 +59,8 @@ impl Weights {
             weights
                 .pack(id, encoded.encoding, &weight.shape, &encoded.bytes, team)
                 .map_err(name)?;
+            // Packed, it is not read again.
+            weight.source.release(tensors);
         }
         Ok(weights)
     }
@@ -109,28 +96,20 @@ impl Weights {
             to.vector = vec![0.0; shape.iter().product()];
             return encoding.decode(bytes, &mut to.vector);
         };
-        let each = |all: usize| all.checked_div(to.uses.experts);
-        if let Some((rows, size)) = each(rows).zip(each(bytes.len())) {
-            let uses = Uses { experts: 0, ..to.uses };
-            let mut all = Weights::default();
-            for bytes in bytes.chunks_exact(size.max(1)) {
-                all.all.push(Loaded { uses, ..Loaded::default() });
-                all.pack(all.all.len() - 1, encoding, &[rows, columns], bytes, team)?;
-            }
-            to.of_experts = all.all;
-            return Ok(());
+        let count = to.experts.max(1);
+        if !rows.is_multiple_of(count) || !bytes.len().is_multiple_of(count) {
+            let expected = format!("rows of {count} experts");
+            return Err(Error::new("weights", expected, format!("{rows} rows")));
         }
-        if to.uses.forward {
-            let matrix = Matrix::pack(encoding, rows, columns, bytes, team)?;
+        to.matrices.clear();
+        for (i, bytes) in bytes.chunks_exact((bytes.len() / count).max(1)).enumerate() {
+            let matrix = Matrix::pack(encoding, rows / count, columns, bytes, team)?;
             if let Some(found) = matrix.not_finite() {
-                let found = format!("another at element {}", found.element);
+                let element = i * (rows / count) * columns + found.element;
+                let found = format!("another at element {element}");
                 return Err(Error::new("weights", "numbers that are finite", found));
             }
-            to.forward = Some(matrix);
-        }
-        if to.uses.backward {
-            let (encoding, turned) = turned(encoding, [rows, columns], bytes, team)?;
-            to.backward = Some(Matrix::pack(encoding, columns, rows, &turned, team)?);
+            to.matrices.push(matrix);
         }
         Ok(())
     }
@@ -140,91 +119,12 @@ impl Weights {
     }
 
     pub(super) fn matrix(&self, id: WeightId) -> Result<&Matrix> {
-        self.all[id.0].forward.as_ref().ok_or_else(|| missing("a matrix", id))
-    }
-
-    pub(super) fn transposed(&self, id: WeightId) -> Result<&Matrix> {
-        self.all[id.0].backward.as_ref().ok_or_else(|| missing("a transpose", id))
+        self.expert(id, 0)
     }
 
     /// The matrix of one expert.
     pub(super) fn expert(&self, id: WeightId, expert: usize) -> Result<&Matrix> {
-        let own = self.all[id.0].of_experts.get(expert);
-        own.and_then(|own| own.forward.as_ref()).ok_or_else(|| missing("experts", id))
+        let missing = || Error::new("weights", "a matrix", format!("none as weight {}", id.0));
+        self.all[id.0].matrices.get(expert).ok_or_else(missing)
     }
-
-    /// The transpose of one expert's matrix.
-    pub(super) fn expert_turned(&self, id: WeightId, expert: usize) -> Result<&Matrix> {
-        let own = self.all[id.0].of_experts.get(expert);
-        own.and_then(|own| own.backward.as_ref()).ok_or_else(|| missing("experts' transposes", id))
-    }
-}
-
-fn missing(what: &str, id: WeightId) -> Error {
-    Error::new("weights", what, format!("none as weight {}", id.0))
-}
-
-/// The transpose of a matrix: of numbers as they are, of quantised blocks in bf16.
-fn turned(
-    encoding: Encoding,
-    [rows, columns]: [usize; 2],
-    bytes: &[u8],
-    team: &Team,
-) -> Result<(Encoding, Vec<u8>)> {
-    let element = match encoding {
-        Encoding::Stored(DType::F32) => 4,
-        Encoding::Stored(DType::F16 | DType::BF16) => 2,
-        _ => return turned_blocks(encoding, [rows, columns], bytes, team),
-    };
-    let mut turned = vec![0u8; bytes.len()];
-    let to = SharedSlice::new(&mut turned);
-    team.run(&|worker| {
-        while let Some(range) = worker.claim(columns, 16) {
-            // SAFETY: each range of columns is one worker's, and becomes these rows alone.
-            let to =
-                unsafe { to.slice_mut(range.start * rows * element..range.end * rows * element) };
-            for row in 0..rows {
-                let from =
-                    &bytes[(row * columns + range.start) * element..][..range.len() * element];
-                for (i, from) in from.chunks_exact(element).enumerate() {
-                    to[(i * rows + row) * element..][..element].copy_from_slice(from);
-                }
-            }
-        }
-    });
-    Ok((encoding, turned))
-}
-
-fn turned_blocks(
-    encoding: Encoding,
-    [rows, columns]: [usize; 2],
-    bytes: &[u8],
-    team: &Team,
-) -> Result<(Encoding, Vec<u8>)> {
-    let row_bytes = encoding.bytes_for(columns).ok_or_else(|| {
-        Error::new("weights", format!("rows of whole blocks of {encoding}"), columns)
-    })?;
-    let mut halves = vec![0u8; rows * columns * 2];
-    let to = SharedSlice::new(&mut halves);
-    let failed = std::sync::Mutex::new(None);
-    team.run(&|worker| {
-        let mut values = vec![0f32; columns];
-        while let Some(range) = worker.claim(rows, 16) {
-            for row in range {
-                let from = &bytes[row * row_bytes..][..row_bytes];
-                if let Err(error) = encoding.decode(from, &mut values) {
-                    *failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(error);
-                }
-                // SAFETY: each row is one worker's.
-                let to = unsafe { to.slice_mut(row * columns * 2..(row + 1) * columns * 2) };
-                for (to, value) in to.chunks_exact_mut(2).zip(&values) {
-                    to.copy_from_slice(&half::bf16::from_f32(*value).to_le_bytes());
-                }
-            }
-        }
-    });
-    if let Some(error) = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
-        return Err(error);
-    }
-    turned(Encoding::Stored(DType::BF16), [rows, columns], &halves, team)
 }
