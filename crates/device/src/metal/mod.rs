@@ -61,9 +61,26 @@
 //! | llama.cpp `mul_mm` 64 x 32 x 32, one step | 6 to 8 KiB | 0.75 |
 //! | MLX `qmm` 32 x 32 x 32, steel 64 x 64 x 16, one step | 5 to 10 KiB | 1, 0.5 |
 //!
-//! The next step waits in registers meanwhile. Barriers are of threadgroup memory alone where no
-//! thread reads from device memory what the kernel wrote (`tile::emit`), as MLX's and llama.cpp's
-//! are.
+//! | attention of a prompt, heads of 64, 128 | queries in a group, in a simdgroup | threadgroup memory | loads of 8 x 8 for each product of those |
+//! |---|---|---|---|
+//! | here (`attention::prefill::Tiling::small`): queries stay in registers | 64, 16 | 9, 17 KiB | 0.5 |
+//! | MLX steel: queries are loaded again for each block of keys | 32, 8 | 9.5, 14.5 KiB | 1, and queries' |
+//!
+//! A token's attention has no products of matrices here, as in MLX's `sdpa_vector` and llama.cpp's
+//! `flash_attn_ext_vec`: a multiply-add for each number of a key and of a value and query head, and
+//! the query heads of a group share what is read.
+//!
+//! The matrix units of the M5 and A19 are not used: Metal 4's `matmul2d` keeps its operands and
+//! sums in cooperative tensors whose layout among threads only its own functions know, so that
+//! norms, scales and softmaxes around a product would be written against headers that no compiler
+//! here has. Kernels that nobody could compile would be guesses. Prompts take there what an M4
+//! takes; MLX and llama.cpp read prompts up to four times as fast with those units, and decode no
+//! faster. The place for it is an instruction beside `wgmma` in `tile`, a schedule that a test
+//! compile at [`open`] allows.
+//!
+//! The next step of a product waits in registers meanwhile. Barriers are of threadgroup memory
+//! alone where no thread reads from device memory what the kernel wrote (`tile::emit`), as MLX's
+//! and llama.cpp's are.
 //!
 //! Operands of 16 bits stay bf16 where matrices are not all f16, on GPUs before family 9, too,
 //! which emulate it: that costs rounding, about five operations for each element that is put into
