@@ -83,10 +83,42 @@ fn every_command_has_help_that_needs_nothing() {
     }
 }
 
+/// What follows the program in the page for a Mac and in workflows: behind `cargo run .. --`, or
+/// behind a variable that holds the program. A loop's variable stands for its first word.
+fn examples_elsewhere() -> Vec<Vec<String>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut examples = Vec::new();
+    for page in
+        ["docs/first-hour-on-a-mac.md", ".github/workflows/ci.yml", ".github/workflows/release.yml"]
+    {
+        let text = std::fs::read_to_string(root.join(page)).unwrap().replace("\\\n", " ");
+        let mut set = Vec::new();
+        for line in text.lines() {
+            let mut line = line.to_owned();
+            if let Some((name, list)) = line.split_once("for ").and_then(|l| l.1.split_once(" in "))
+            {
+                set.push((format!("${name}"), list.split([' ', ';']).next().unwrap().to_owned()));
+            }
+            set.iter().for_each(|(name, word)| line = line.replace(name, word));
+            let own = line.split("cargo run ").nth(1).and_then(|rest| rest.split_once("-- "));
+            let own = own.filter(|(before, _)| !before.contains("-p "));
+            let held = ["\"$delft\" ", "\"$program\" "].into_iter().find_map(|program| {
+                line.split_once(program).filter(|(before, _)| !before.trim_end().ends_with("cp"))
+            });
+            let rest = own.or(held).map(|(_, rest)| rest.split([';', '&']).next().unwrap());
+            examples.extend(rest.map(|rest| words(rest.trim_end_matches("2>"))));
+        }
+    }
+    examples
+}
+
 #[test]
 fn every_example_is_understood() {
-    let examples = examples();
+    let mut examples = examples();
     assert!(examples.len() >= 4, "{examples:?}");
+    let elsewhere = examples_elsewhere();
+    assert!(elsewhere.len() >= 10, "{elsewhere:?}");
+    examples.extend(elsewhere);
     for example in examples {
         // With --help at its end a command line is read and nothing is run; a flag that is not
         // there is refused.
