@@ -3,6 +3,9 @@
 //!
 //! `cargo bench -p delft-cpu-kernels --bench matmul [-- [TYPE...] [ISA...] [decode] [prefill]
 //! [pack]]`
+//!
+//! `.. -- blas [TYPE...]` instead compares the products of prompts with those of a BLAS, the
+//! system's or the library that `DELFT_TEST_BLAS` names, for matrices and prompts of many sizes.
 
 use delft_cpu_kernels::matmul::*;
 use delft_cpu_kernels::roof::read;
@@ -77,6 +80,87 @@ fn source(dtype: DType, weights: usize) -> Vec<u8> {
     unit.repeat(weights / row.len())
 }
 
+/// Rows of prompts times float matrices on one thread: by the best instruction set, and by a BLAS.
+fn against_blas(types: &[DType]) {
+    let named = std::env::var("DELFT_TEST_BLAS").ok();
+    let path = named.map(|name| std::ffi::CString::new(name).unwrap());
+    // SAFETY: the library is what its name says.
+    let opened = path.map(|path| unsafe { Blas::open(&path, None) }.unwrap().from_weights(0));
+    let opened: Option<&'static Blas> = opened.map(|blas| &*Box::leak(Box::new(blas)));
+    let Some(blas) = opened.or(Blas::of_system()) else {
+        return println!("no BLAS: the system has none of its own, and DELFT_TEST_BLAS names none");
+    };
+    let isa = *Isa::available().last().unwrap();
+    let mut scratch = Scratch::new().unwrap();
+    for &dtype in types {
+        for side in [64, 128, 256, 512, 1024, 2048] {
+            let bytes = source(dtype, (side * side).max(4096));
+            let size = dtype.bytes_for((side * side) as u64).unwrap() as usize;
+            let pack = || Matrix::pack(dtype, side, side, &bytes[..size], &Alone).unwrap();
+            let matrices = [pack().multiplied_by(None), pack().multiplied_by(Some(blas))];
+            if !matrices[1].has_blas() {
+                println!("{:5} {side} x {side}: the BLAS is not used", dtype.name());
+                continue;
+            }
+            for tokens in [1, 8, 32, 128, 512] {
+                let x: Vec<f32> = (0..tokens * side)
+                    .map(|i| ((i * 40503) % 2003) as f32 / 1000.0 - 1.0)
+                    .collect();
+                let mut y = vec![0f32; tokens * side];
+                let storage =
+                    Huge::zeroed(Activations::bytes(Path::Expanded, tokens, side)).unwrap();
+                // SAFETY: the rows and the storage outlive the activations.
+                let x = unsafe {
+                    Activations::new(
+                        Path::Expanded,
+                        x.as_ptr(),
+                        side,
+                        tokens,
+                        side,
+                        storage.as_ptr(),
+                    )
+                };
+                // SAFETY: one thread.
+                unsafe { x.quantise(isa, 0..x.blocks(), true) };
+                let out = Output { start: y.as_mut_ptr(), stride: side };
+                let [own, library] = [&matrices[0], &matrices[1]].map(|w| {
+                    let rounds = ((1 << 28) / (side * side * tokens)).clamp(1, 1000);
+                    let mut times: Vec<f64> = (0..7)
+                        .map(|_| {
+                            let start = Instant::now();
+                            for _ in 0..rounds {
+                                // SAFETY: `y` holds all tokens of all rows.
+                                unsafe {
+                                    multiply(
+                                        isa,
+                                        w,
+                                        &x,
+                                        0..tokens,
+                                        0..w.panels(),
+                                        out,
+                                        Epilogue::default(),
+                                        &mut scratch,
+                                    )
+                                }
+                            }
+                            start.elapsed().as_secs_f64() / rounds as f64
+                        })
+                        .collect();
+                    times.sort_by(f64::total_cmp);
+                    times[0]
+                });
+                println!(
+                    "{:5} {side} x {side}, {tokens:3} rows: {:9.1} us by {isa}, {:9.1} by the BLAS: {:.2}",
+                    dtype.name(),
+                    own * 1e6,
+                    library * 1e6,
+                    own / library
+                );
+            }
+        }
+    }
+}
+
 fn main() {
     let words: Vec<String> =
         std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
@@ -89,6 +173,11 @@ fn main() {
             .contains(&word)
     };
     let is_part = |word: &str| ["decode", "batch", "prefill", "pack"].contains(&word);
+    if words.iter().any(|word| word == "blas") {
+        let floats = [DType::F32, DType::F16, DType::BF16];
+        let chosen = floats.into_iter().filter(|dtype| wants(&is_type, dtype.name()));
+        return against_blas(&chosen.collect::<Vec<_>>());
+    }
     let threads: Vec<usize> = [1, 2, 4, 8, 16]
         .into_iter()
         .filter(|&n| n <= std::thread::available_parallelism().map_or(1, usize::from))

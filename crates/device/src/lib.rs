@@ -250,7 +250,7 @@ pub struct Peaks {
     pub bytes_dot: f64,
     /// Dot products on 4-bit codes, on hardware where those take fewer instructions.
     pub narrow_dot: f64,
-    /// The matrix (tile) unit, in bf16.
+    /// The matrix (tile) unit: in bf16, or in f32 by Accelerate.
     pub tiles: f64,
     /// Multiply-adds in f32.
     pub floats: f64,

@@ -305,7 +305,12 @@ fn spread(steps: &[f64]) -> f64 {
 fn to_text(evidence: &Evidence, engine: &Engine) -> String {
     let peaks = &evidence.ceilings.limits.used;
     let unit = |name: &str, peak: f64| (peak > 0.0).then(|| format!("{name} {}", rate(peak)));
-    let tiles = if evidence.gpu { "of 16 bits" } else { "bf16 tiles" };
+    let tiles = match evidence.gpu {
+        true => "of 16 bits",
+        // Accelerate's, in f32.
+        false if cfg!(target_vendor = "apple") => "of matrices",
+        false => "bf16 tiles",
+    };
     let units = [
         unit("of bytes", peaks.bytes_dot),
         unit("of narrow codes", peaks.narrow_dot),

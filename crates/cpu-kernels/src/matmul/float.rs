@@ -94,6 +94,24 @@ pub(super) fn row<E: Element>(panel: &[u8], r: usize, first: usize, out: &mut [f
     }
 }
 
+/// Expands columns of a panel to f32: column by column, `width` apart.
+///
+/// # Safety
+/// The panel has the columns, `to` has room for them, and the processor has `L`.
+pub(super) unsafe fn expand<L: Lanes, E: Element>(
+    panel: *const u8,
+    columns: Range<usize>,
+    to: *mut f32,
+    width: usize,
+) {
+    for (i, column) in columns.enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            L::store_f32(to.add(i * width), E::load::<L>(panel.add(column * ROWS * E::BYTES)))
+        };
+    }
+}
+
 /// Interleaved partial sums per result when weights are read in place, which hide the latency of
 /// the additions.
 const CHAINS: usize = 2;

@@ -9,6 +9,7 @@
 mod activations;
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod blas;
 mod float;
 #[cfg(target_arch = "aarch64")]
 mod i8mm;
@@ -23,6 +24,7 @@ pub use super::isa::Isa;
 use super::team::Team;
 use super::{LINE, prefetch};
 pub use activations::{Activations, Path};
+pub use blas::{Blas, Sgemm};
 pub use memory::Huge;
 pub use peak::{Unit, peak};
 pub use turned::{Turned, multiply_turned};
@@ -121,6 +123,9 @@ pub struct Matrix {
     panel_bytes: usize,
     data: Huge,
     not_finite: Option<NotFinite>,
+    /// What multiplies it with the rows of prompts, in place of the vector unit, and the fewest rows
+    /// that are given to it.
+    blas: Option<(&'static Blas, usize)>,
 }
 
 impl Matrix {
@@ -168,7 +173,10 @@ impl Matrix {
         let panel_bytes = panel_bytes(encoding, cols);
         let panels = rows.div_ceil(ROWS);
         let data = Huge::zeroed(panels * panel_bytes)?;
-        let mut matrix = Matrix { encoding, rows, cols, panel_bytes, data, not_finite: None };
+        let blas = Blas::of_system();
+        let matrix =
+            Matrix { encoding, rows, cols, panel_bytes, data, not_finite: None, blas: None };
+        let mut matrix = matrix.multiplied_by(blas);
         let first_odd: Mutex<Option<NotFinite>> = Mutex::new(None);
         let pack: fn(&[&[u8]], &mut [u8]) = match encoding {
             Encoding::Stored(DType::F32) => float::pack::<4>,
@@ -213,6 +221,19 @@ impl Matrix {
         });
         matrix.not_finite = first_odd.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(matrix)
+    }
+
+    /// Has a BLAS multiply it with the rows of prompts, if there is one and it takes this matrix
+    /// ([`Blas::takes`]); else the vector unit does. [`Matrix::pack`] leaves it to the system's.
+    pub fn multiplied_by(self, blas: Option<&'static Blas>) -> Matrix {
+        let takes = |blas: &'static Blas| blas.takes(self.encoding, self.rows, self.cols);
+        let blas = blas.and_then(|blas| Some((blas, takes(blas)?)));
+        Matrix { blas, ..self }
+    }
+
+    /// Whether a BLAS multiplies it with the rows of prompts.
+    pub fn has_blas(&self) -> bool {
+        self.blas.is_some()
     }
 
     /// Bytes of such a matrix packed by [`Matrix::pack`], for a supported encoding and columns in
@@ -343,13 +364,15 @@ pub struct Scratch(Huge);
 impl Scratch {
     /// Size in bytes.
     #[cfg(target_arch = "x86_64")]
-    pub const BYTES: usize = more(product::SCRATCH, amx::SCRATCH);
+    pub const BYTES: usize = more(Scratch::OF_ALL, amx::SCRATCH);
     /// Size in bytes.
     #[cfg(target_arch = "aarch64")]
-    pub const BYTES: usize = more(product::SCRATCH, i8mm::SCRATCH);
+    pub const BYTES: usize = more(Scratch::OF_ALL, i8mm::SCRATCH);
     /// Size in bytes.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    pub const BYTES: usize = product::SCRATCH;
+    pub const BYTES: usize = Scratch::OF_ALL;
+    /// What every processor's kernels need.
+    const OF_ALL: usize = more(product::SCRATCH, blas::SCRATCH);
 
     /// # Errors
     /// When there is no memory.
@@ -359,7 +382,6 @@ impl Scratch {
 }
 
 /// The greater of two, in constants.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const fn more(a: usize, b: usize) -> usize {
     if a > b { a } else { b }
 }
@@ -462,6 +484,10 @@ pub unsafe fn multiply(
         epilogue,
         scratch: scratch.0.as_ptr(),
     };
+    if let Some((blas, fewest)) = w.blas.filter(|_| call.x.path() == Path::Expanded) {
+        // SAFETY: ranges were checked; the rest is the caller's promise.
+        return unsafe { blas.product(&call, w, fewest) };
+    }
     let kernel = kernel(isa, w.encoding, call.x);
     // SAFETY: the ISA value proves the instruction set; ranges were checked; the rest is the
     // caller's promise.

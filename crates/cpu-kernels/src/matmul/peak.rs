@@ -2,7 +2,7 @@
 //! multiply-adds, each alone in a loop. `roof` measures memory bandwidth.
 
 use super::lanes::Lanes;
-use super::{BLOCK, Isa, Matrix, Parallel, Path, with_panel};
+use super::{BLOCK, Blas, Isa, Matrix, Parallel, Path, with_panel};
 use formats::{DType, quant::Block, with_block};
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,7 +14,7 @@ pub enum Unit {
     Bytes,
     /// Dot products of bytes, where codes of fewer than eight bits take fewer instructions.
     Narrow,
-    /// The tile unit, in bf16.
+    /// A unit for matrices: AMX's tiles, in bf16, or what the system's BLAS has, in f32.
     Tiles,
     /// Multiply-adds in f32.
     Floats,
@@ -23,7 +23,9 @@ pub enum Unit {
 impl Matrix {
     /// The unit that multiplies this matrix on a path.
     pub fn unit(&self, isa: Isa, path: Path) -> Unit {
-        if super::tiled(isa, self.encoding, super::activations::halves(isa, path, self.cols)) {
+        let halves = super::activations::halves(isa, path, self.cols);
+        let blas = self.has_blas() && path == Path::Expanded;
+        if blas || super::tiled(isa, self.encoding, halves) {
             return Unit::Tiles;
         }
         let bits =
@@ -113,7 +115,11 @@ fn tiles(isa: Isa) -> Option<Loop> {
         return Some(crate::amx::products);
     }
     let _ = (isa, DType::BF16);
-    None
+    unsafe fn products(rounds: usize) -> usize {
+        // A round of other units is a thousandth of one of these.
+        Blas::of_system().map_or(0, |blas| blas.products(rounds.div_ceil(1000)))
+    }
+    Blas::of_system().map(|_| products as Loop)
 }
 
 /// The loops with their instruction sets enabled; as many independent sums as fill the registers

@@ -31,7 +31,8 @@ impl Turned {
     pub fn new() -> Result<Turned> {
         let data = Huge::zeroed(Turned::ROWS * Turned::COLUMNS * size_of::<f32>())?;
         let (encoding, not_finite) = (Encoding::Stored(DType::F32), None);
-        let part = Matrix { encoding, rows: 0, cols: 0, panel_bytes: 0, data, not_finite };
+        let (rows, cols, panel_bytes, blas) = (0, 0, 0, None);
+        let part = Matrix { encoding, rows, cols, panel_bytes, data, not_finite, blas };
         Ok(Turned { part, values: [0.0; Turned::COLUMNS] })
     }
 

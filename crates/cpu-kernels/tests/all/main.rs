@@ -2,6 +2,7 @@
 //! compile, and tests inside it would compile it a second time.
 
 mod attention;
+mod blas;
 mod isa;
 mod low_rank;
 mod math;

@@ -5,14 +5,14 @@ use formats::{DType, Encoding, Groups};
 use std::ops::Range;
 
 /// Reproducible numbers in -1..1.
-struct Noise(u64);
+pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
     fn next(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
-    fn row(&mut self, n: usize) -> Vec<f32> {
+    pub(crate) fn row(&mut self, n: usize) -> Vec<f32> {
         (0..n).map(|_| self.next()).collect()
     }
 }
@@ -72,7 +72,12 @@ fn matrix(encoding: Encoding, rows: usize, cols: usize, noise: &mut Noise) -> (M
 }
 
 /// A matrix of these weights, and what they decode to.
-fn packed(encoding: Encoding, rows: usize, cols: usize, weights: &[f32]) -> (Matrix, Vec<f32>) {
+pub(crate) fn packed(
+    encoding: Encoding,
+    rows: usize,
+    cols: usize,
+    weights: &[f32],
+) -> (Matrix, Vec<f32>) {
     let mut bytes = vec![0; encoding.bytes_for(rows * cols).unwrap()];
     match encoding {
         Encoding::Stored(dtype) => dtype.encode(weights, &mut bytes).unwrap(),
@@ -90,7 +95,7 @@ fn activations<'a>(isa: Isa, x: &'a [f32], cols: usize, storage: &'a mut Huge) -
     on_path(path, isa, x, cols, storage)
 }
 
-fn on_path<'a>(
+pub(crate) fn on_path<'a>(
     path: Path,
     isa: Isa,
     x: &'a [f32],
