@@ -153,7 +153,7 @@ impl Blas {
         Some(whole?.max(rest?))
     }
 
-    /// The fewest rows of [`ROWS`] with which, and with any more, a result's bits follow from its
+    /// The fewest rows of `ROWS` with which, and with any more, a result's bits follow from its
     /// row and its column alone, whatever the number of columns, `depth` deep; `None` if that holds
     /// of many rows only, or of none. Tried once.
     ///

@@ -9,7 +9,7 @@
 //! of a `g` have four runs in a row; which terms a product of 16 then adds is a matter of order,
 //! and the activations follow it.
 //!
-//! The terms of a sum are [`PARTS`] parts, which take turns step by step. Each part is added up by
+//! The terms of a sum are `PARTS` parts, which take turns step by step. Each part is added up by
 //! itself, and the parts are added in their order. Which part a term is in follows from the format
 //! and the number of columns alone, so a row's bits do not depend on how many rows there are, nor
 //! on which of two ways a threadgroup works ([`Share`]):
