@@ -22,12 +22,12 @@ use engine::{Constraint, ConstraintSource, TokenSet};
 use formats::{Error, ErrorKind, Result, caught};
 use lazy::Lazy;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
-use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokens::{Special, Tokenizer};
+use tokens::Tokenizer;
 
 pub use tools::Demand;
 
@@ -91,7 +91,7 @@ impl Grammars {
     ///
     /// # Errors
     /// A vocabulary that is too large, or a model without an end token.
-    pub fn new(tokenizer: &Arc<Tokenizer>, vocabulary: usize, ends: &[u32]) -> Result<Grammars> {
+    pub fn new(tokenizer: &Tokenizer, vocabulary: usize, ends: &[u32]) -> Result<Grammars> {
         let ends: Vec<u32> =
             ends.iter().copied().filter(|end| (*end as usize) < vocabulary).collect();
         let Some(&first) = ends.first() else {
@@ -117,7 +117,7 @@ impl Grammars {
         }
         let factory = limited("grammar", || {
             let trie = TokTrie::from(&TokRxInfo::new(size, first), &words).with_eos_tokens(&ends);
-            let environment: TokEnv = Arc::new(Words { trie, tokenizer: tokenizer.clone() });
+            let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
             let slices = llguidance::earley::SlicedBiasComputer::general_slices();
             ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)
         });
@@ -281,29 +281,6 @@ impl Grammars {
     }
 }
 
-/// A vocabulary, and how a text becomes tokens of it: text that must come next is written in the
-/// tokens that the model's own tokenizer makes of it.
-struct Words {
-    trie: TokTrie,
-    tokenizer: Arc<Tokenizer>,
-}
-
-impl TokenizerEnv for Words {
-    fn tok_trie(&self) -> &TokTrie {
-        &self.trie
-    }
-
-    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<u32> {
-        self.trie.tokenize_with_greedy_fallback(bytes, |text| {
-            let tokens = self.tokenizer.encode(text, Special::default()).unwrap_or_default();
-            let said = tokens.iter().flat_map(|token| self.tokenizer.token_bytes(*token));
-            // Some tokenizers put a blank in front, or change what they read.
-            let exact = said.eq(text.as_bytes());
-            if exact { tokens } else { self.trie.greedy_tokenize(text.as_bytes()) }
-        })
-    }
-}
-
 /// How texts end whose tokens run out, and where a grammar has text beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -355,24 +332,6 @@ impl Constraint for Follower {
         };
         limited(place, || matcher.consume_token(token))?;
         Ok(token)
-    }
-
-    fn forced(&mut self, most: usize) -> Result<Vec<u32>> {
-        let Follower { matcher, ending, lazy, place } = self;
-        let free = lazy.as_mut().is_some_and(|lazy| lazy.is_free(matcher));
-        if free || ending.as_ref().is_some_and(Planner::is_watching) {
-            return Ok(Vec::new());
-        }
-        let mut tokens = limited(place, || Ok::<_, Reason>(matcher.compute_ff_tokens()))?;
-        // Whether a text ends is for its model to say.
-        if let Ok(environment) = matcher.tok_env() {
-            let ends = environment.tok_trie().eos_tokens();
-            let end = tokens.iter().position(|token| ends.contains(token));
-            tokens.truncate(end.unwrap_or(tokens.len()).min(most));
-        }
-        limited(place, || matcher.consume_tokens(&tokens))?;
-        ending.iter_mut().for_each(|ending| ending.pass(&tokens));
-        Ok(tokens)
     }
 
     fn is_closing(&self) -> bool {

@@ -8,25 +8,24 @@ mod tools;
 
 use delft_structured::Grammars;
 use engine::{ConstraintSource, TokenSet};
-use std::sync::Arc;
 use tokens::Tokenizer;
 
 /// GPT-2's vocabulary, whose one special token ends a text.
-pub(crate) fn gpt2() -> Option<(Arc<Tokenizer>, u32)> {
+pub(crate) fn gpt2() -> Option<(Tokenizer, u32)> {
     let folder = testing::data("tokenizers/gpt-2")?;
     let file = formats::Gguf::open(&folder.join("ggml-vocab-gpt-2.gguf")).unwrap();
-    Some((Arc::new(Tokenizer::from_gguf(file.metadata()).unwrap()), 50256))
+    Some((Tokenizer::from_gguf(file.metadata()).unwrap(), 50256))
 }
 
 /// The grammars of a vocabulary.
-pub(crate) fn grammars((tokenizer, end): &(Arc<Tokenizer>, u32)) -> Grammars {
+pub(crate) fn grammars((tokenizer, end): &(Tokenizer, u32)) -> Grammars {
     Grammars::new(tokenizer, tokenizer.vocab_size(), &[*end]).unwrap()
 }
 
 /// Writes a text that a constraint allows, by a generator of its own; what it says, and whether it
 /// came to its end.
 pub(crate) fn write(
-    (tokenizer, end): &(Arc<Tokenizer>, u32),
+    (tokenizer, end): &(Tokenizer, u32),
     source: &ConstraintSource,
     seed: u64,
 ) -> (String, bool) {
@@ -60,7 +59,7 @@ pub(crate) fn write(
 
 /// Whether a constraint allows a text, token by token, and its end behind it.
 pub(crate) fn takes(
-    (tokenizer, end): &(Arc<Tokenizer>, u32),
+    (tokenizer, end): &(Tokenizer, u32),
     source: &ConstraintSource,
     text: &str,
 ) -> bool {

@@ -2,7 +2,6 @@
 
 use super::{gpt2, grammars, takes, write};
 use delft_structured::Grammar;
-use engine::TokenSet;
 use engine::reasoning::Opening;
 use serde_json::{Value, json};
 
@@ -237,50 +236,4 @@ fn keywords_are_put_into_others() {
         let refused = grammars.compile(&Grammar::Schema(schema), Opening::Answer).unwrap_err();
         assert!(refused.to_string().contains(name), "{refused}");
     }
-}
-
-/// What must come next is known at once, in the tokens that the tokenizer makes of it, as far as it
-/// is asked for.
-#[test]
-fn text_that_must_come_is_known_ahead_in_the_tokenizers_own_tokens() {
-    let Some(own) = gpt2() else { return };
-    let (tokenizer, end) = &own;
-    let schema = json!({
-        "type": "object",
-        "properties": {
-            "kind": { "const": "measurement of a temperature" },
-            "value": { "type": "integer" },
-        },
-        "required": ["kind", "value"],
-        "additionalProperties": false,
-    });
-    let source = grammars(&own).compile(&Grammar::Schema(schema), Opening::Answer).unwrap();
-    let whole = "{\"kind\": \"measurement of a temperature\", \"value\":";
-    let at_once = source.start().unwrap().forced(usize::MAX).unwrap();
-    let text = tokenizer.decode(&at_once, false);
-    // A blank and a digit may be one token: that is the model's choice.
-    assert!(text.starts_with(whole) && text.len() <= whole.len() + 1, "{text:?}");
-    assert_eq!(at_once, tokenizer.encode(&text, tokens::Special::default()).unwrap());
-    // Few at a time it is the same text, and single tokens are allowed alone.
-    let mut constraint = source.start().unwrap();
-    let mut ids = constraint.forced(2).unwrap();
-    assert_eq!(ids.len(), 2);
-    let mut allowed = TokenSet::new(tokenizer.vocab_size());
-    while ids.len() < at_once.len() {
-        allowed.clear();
-        constraint.allow(usize::MAX, &mut allowed).unwrap();
-        assert!(allowed.contains(at_once[ids.len()]) && !allowed.contains(*end));
-        ids.push(constraint.accept(at_once[ids.len()]).unwrap());
-        ids.extend(constraint.forced(1).unwrap());
-    }
-    assert_eq!(tokenizer.decode(&ids, false), text);
-    for id in tokenizer.encode(" 42}", tokens::Special::default()).unwrap() {
-        assert!(constraint.forced(usize::MAX).unwrap().is_empty());
-        allowed.clear();
-        constraint.allow(usize::MAX, &mut allowed).unwrap();
-        assert!(allowed.contains(id), "{}", tokenizer.token_text(id));
-        constraint.accept(id).unwrap();
-    }
-    // Whether it ends is not put there.
-    assert!(constraint.forced(usize::MAX).unwrap().is_empty());
 }
