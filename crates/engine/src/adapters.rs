@@ -247,7 +247,8 @@ impl Engine {
         let seated = shared.seats.take(file.clone())?;
         let tensors = Tensors::open(shared.location.clone())?;
         for part in self.enabled() {
-            let adapter = resolve(&part, part.options.ending, &tensors, file)?;
+            let ending = part.options.ending;
+            let adapter = with_base_of(&part, ending, &tensors, |base| resolve(base, file))?;
             tensors.whole()?;
             part.executor().seat(seated.seat(), Some(&adapter))?;
         }
@@ -255,20 +256,22 @@ impl Engine {
     }
 }
 
-/// Reads an adapter for a part of a model.
-pub(crate) fn resolve(
+/// Reads an adapter for a base.
+pub(crate) fn resolve(base: &Base<'_>, file: &AdapterFile) -> Result<program::Adapter> {
+    let adapter = open(file, base.tensors)?.resolve(base, file.scale)?;
+    shortened(base, adapter)
+}
+
+/// Calls `f` with a part of a loaded model as adapters see it.
+pub(crate) fn with_base_of<T>(
     shared: &Shared,
     ending: Ending,
     tensors: &Tensors,
-    file: &AdapterFile,
-) -> Result<program::Adapter> {
+    f: impl FnOnce(&Base<'_>) -> Result<T>,
+) -> Result<T> {
     let ignore_keys = shared.options.ignore_keys.clone();
     let context = Some(shared.info.context);
-    let read = models::Options { ignore_keys, context, ending };
-    let program = program::fuse(&models::load(tensors, &read)?.record(false)?);
-    let base = Base { config: &shared.config, program: &program, tensors };
-    let adapter = open(file, tensors)?.resolve(&base, file.scale)?;
-    shortened(&base, adapter)
+    with_base(tensors, &models::Options { ignore_keys, context, ending }, f)
 }
 
 /// Writes an adapter of PEFT's form, such as those that are tuned here, as a folder of mlx-lm.

@@ -8,7 +8,6 @@ use crate::load::{Engine, Shared};
 use crate::session::Session;
 use crate::together::{Text, Work, compute};
 use formats::{Error, Result};
-use ops::sample::Options;
 use ops::softmax::log_sum_exp;
 
 impl Engine {
@@ -35,11 +34,7 @@ impl Engine {
             shared.check(label, 0).map_err(of_label)?;
         }
         let longest = labels.iter().map(|label| computed(label).len()).max().unwrap_or(0);
-        for (i, prompt) in prompts.iter().enumerate() {
-            let of_prompt = |e: Error| Error { place: format!("prompt {i}: {}", e.place), ..e };
-            shared.check_start(prompt, &Options::greedy()).map_err(of_prompt)?;
-            shared.check(prompt, longest).map_err(of_prompt)?;
-        }
+        shared.check_all("prompt", prompts, longest)?;
         let scores = vec![vec![0.0; labels.len()]; prompts.len()];
         let judged = vec![None; prompts.len()];
         let mut work = Judging { engine: self, prompts, labels, adapter, begun: 0, judged, scores };

@@ -410,6 +410,17 @@ impl Shared {
         Ok(())
     }
 
+    /// Checks texts that are to be read with at most `further` tokens behind each. Errors name one
+    /// by `what` it is and its index.
+    pub(crate) fn check_all(&self, what: &str, texts: &[Vec<u32>], further: usize) -> Result<()> {
+        for (i, text) in texts.iter().enumerate() {
+            let named = |e: Error| Error { place: format!("{what} {i}: {}", e.place), ..e };
+            self.check_start(text, &Options::greedy()).map_err(named)?;
+            self.check(text, further).map_err(named)?;
+        }
+        Ok(())
+    }
+
     /// Elements in a row of what it ends in.
     pub(crate) fn width(&self) -> usize {
         match self.options.ending {

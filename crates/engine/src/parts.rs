@@ -384,9 +384,13 @@ pub(crate) fn seat_again(
     tensors: &formats::Tensors,
     executor: &mut dyn Executor,
 ) -> Result<()> {
-    for adapter in shared.seats.seated() {
-        let read = adapters::resolve(shared, ending, tensors, adapter.file())?;
-        executor.seat(adapter.seat(), Some(&read))?;
+    let seated = shared.seats.seated();
+    if seated.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    adapters::with_base_of(shared, ending, tensors, |base| {
+        seated.iter().try_for_each(|adapter| {
+            executor.seat(adapter.seat(), Some(&adapters::resolve(base, adapter.file())?))
+        })
+    })
 }

@@ -7,7 +7,7 @@ use crate::load::{Engine, Shared};
 use crate::together::{Text, Work, compute};
 use device::find_likeliest;
 use formats::{Error, Result};
-use ops::sample::{Choice, Options};
+use ops::sample::Choice;
 use ops::softmax::log_sum_exp;
 
 impl Engine {
@@ -26,11 +26,7 @@ impl Engine {
         adapter: Option<&Adapter>,
     ) -> Result<Vec<Vec<Token>>> {
         let shared: &Shared = &self.part(Capability::Generate);
-        for (i, text) in texts.iter().enumerate() {
-            let of_text = |e: Error| Error { place: format!("text {i}: {}", e.place), ..e };
-            shared.check_start(text, &Options::greedy()).map_err(of_text)?;
-            shared.check(text, 0).map_err(of_text)?;
-        }
+        shared.check_all("text", texts, 0)?;
         let scored = texts.iter().map(|text| shared.unscored(text)).collect();
         let found = vec![Choice { token: 0, logprob: 0.0 }; top.min(shared.width())];
         let mut work =
