@@ -194,8 +194,7 @@ pub(crate) const VERSION: &str = "anthropic-version";
 
 /// A model of the list.
 pub(crate) fn model_json(app: &App, known: &Known) -> Value {
-    let modified = known.files.modified;
-    let created = timestamp_of(if modified > 0 { modified } else { app.created });
+    let created = timestamp_of(known.changed(app.created));
     json!({ "id": known.name, "type": "model", "display_name": known.name, "created_at": created,
         "lifecycle": "active",
         "max_input_tokens": known.loaded.as_ref().map(|model| model.context()) })

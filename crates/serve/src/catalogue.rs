@@ -147,12 +147,28 @@ pub(crate) struct Known {
     pub(crate) loaded: Option<Arc<Model>>,
 }
 
+impl Known {
+    /// When its files were last changed, in seconds since 1970; where there are none, when the
+    /// server `began`.
+    pub(crate) fn changed(&self, began: u64) -> u64 {
+        if self.files.modified > 0 { self.files.modified } else { began }
+    }
+}
+
 /// A model that is loaded, as `ps` tells of it.
 pub(crate) struct Resident {
     pub(crate) model: Arc<Model>,
     pub(crate) files: Files,
     /// When it is to be unloaded if nobody asks for it; never, if unset.
     pub(crate) expires: Option<SystemTime>,
+}
+
+/// Loads on a thread that may wait.
+async fn loading<T: Send + 'static>(
+    load: impl FnOnce() -> Result<T, Problem> + Send + 'static,
+) -> Result<T, Problem> {
+    let loaded = tokio::task::spawn_blocking(load).await;
+    loaded.unwrap_or_else(|_| Err(Problem::failed("a panic ended the loading of the model")))
 }
 
 /// Tells each stage of a model's parts at `/events`, and the loss of its device in the log.
@@ -411,9 +427,9 @@ impl Catalogue {
             }
             held
         };
-        let held = tokio::task::spawn_blocking(load).await;
+        let held = loading(load).await;
         drop(waiting);
-        held.unwrap_or_else(|_| Err(Problem::failed("a panic ended the loading of the model")))
+        held
     }
 
     /// Waits until it is the caller's turn to load.
@@ -438,12 +454,11 @@ impl Catalogue {
         let turn = self.turn(deadline).await?;
         let (own, held) = (self.clone(), held.clone());
         // It goes on if the client goes away: others may wait for the same.
-        let load = move || {
+        loading(move || {
             let _turn = turn;
             own.load_beside(&held, capability)
-        };
-        let loaded = tokio::task::spawn_blocking(load).await;
-        loaded.unwrap_or_else(|_| Err(Problem::failed("a panic ended the loading of the model")))
+        })
+        .await
     }
 
     fn late(&self, why: &str) -> Problem {

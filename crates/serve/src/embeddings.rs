@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::catalogue::Held;
 use crate::fields::{Field, Fields, Unknown, no_effect, shown, used, wrong};
+use crate::generation::computed;
 use crate::models::Model;
 use crate::native::short;
 use crate::problem::Problem;
@@ -216,9 +217,7 @@ impl Ask {
                 let options = EmbedOptions { dimensions, adapter: place.adapter().cloned() };
                 place.engine().embed(&texts, &options)
             };
-            let computed = tokio::task::spawn_blocking(embed);
-            let computed = computed.await.map_err(|_| Problem::failed("a panic ended it"))?;
-            all.extend(computed.map_err(|error| Problem::of_work(&error))?);
+            all.extend(computed(embed).await?);
             if Instant::now() > deadline {
                 return Err(Problem::late());
             }

@@ -191,9 +191,7 @@ impl Generator {
         let _turn = self.turn(Instant::now() + self.limits.time).await?;
         let (place, text) = (self.place(text), text.to_vec());
         let score = move || place.engine().score(&[text], top, place.adapter());
-        let scored = tokio::task::spawn_blocking(score).await;
-        let scored = scored.map_err(|_| Problem::failed("a panic ended it"))?;
-        Ok(scored.map_err(|error| Problem::of_work(&error))?.concat())
+        Ok(computed(score).await?.concat())
     }
 
     /// Waits for its turn.
@@ -209,6 +207,15 @@ impl Generator {
             busy(format!("it was nobody's turn to end within {} s", self.limits.time.as_secs()))
         })
     }
+}
+
+/// The result of work of an engine that is waited for as a whole, on a thread that may wait.
+pub(crate) async fn computed<T: Send + 'static>(
+    work: impl FnOnce() -> delft::Result<T> + Send + 'static,
+) -> Result<T, Problem> {
+    let computed = tokio::task::spawn_blocking(work).await;
+    let computed = computed.map_err(|_| Problem::failed("a panic ended it"))?;
+    computed.map_err(|error| Problem::of_work(&error))
 }
 
 pub(crate) fn busy(why: String) -> Problem {

@@ -181,12 +181,6 @@ pub(crate) fn tell_memory(object: &mut Value, engines: &[Engine]) {
     }
 }
 
-/// Bytes that were planned for some engines, with caches that are full.
-pub(crate) fn planned_bytes<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> u64 {
-    let plans = engines.into_iter().flat_map(Engine::plans);
-    plans.map(|plan| plan.most() as u64).fold(0, u64::saturating_add)
-}
-
 /// Bytes that some engines hold.
 pub(crate) fn held_bytes<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> u64 {
     let held = |engine: &Engine| {

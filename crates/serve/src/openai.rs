@@ -159,7 +159,7 @@ fn model_json(app: &App, known: &Known) -> Value {
     json!({
         "id": known.name,
         "object": "model",
-        "created": if known.files.modified > 0 { known.files.modified } else { app.created },
+        "created": known.changed(app.created),
         "owned_by": "delft",
         "max_model_len": known.loaded.as_ref().map(|model| model.context()),
         "parent": known.parent,

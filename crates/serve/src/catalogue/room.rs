@@ -4,13 +4,13 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use delft::{Capability, Engine, Error, Prepared};
+use delft::{Capability, Engine, Error, Plan, Prepared};
 use hyper::StatusCode;
 use serde_json::json;
 
 use super::{Catalogue, Held, Loaded, Target, follow};
 use crate::keep::Keep;
-use crate::library::{held_bytes, planned_bytes};
+use crate::library::{held_bytes, planned_part};
 use crate::log::Line;
 use crate::models::Model;
 use crate::problem::Problem;
@@ -65,7 +65,7 @@ impl Catalogue {
     pub(super) fn tell_loaded(&self, model: &Model, took: Duration) {
         let Model { name, engines, .. } = model;
         let (context, device) = (model.context(), model.devices());
-        let (planned, held) = (planned_bytes(engines), held_bytes(engines));
+        let (planned, held) = (planned_part(engines, Plan::most), held_bytes(engines));
         Line::about("loaded")
             .with("model", name)
             .with("ms", took.as_millis())
@@ -93,7 +93,7 @@ impl Catalogue {
             .with("model", &held.name)
             .with("capability", capability.name())
             .with("ms", begun.elapsed().as_millis())
-            .with("planned", planned_bytes(&held.engines))
+            .with("planned", planned_part(&held.engines, Plan::most))
             .with("held", held_bytes(&held.engines))
             .write();
         Ok(())

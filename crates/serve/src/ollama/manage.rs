@@ -10,14 +10,14 @@ use delft::formats::gguf;
 use delft::hub::{Hub, Progress};
 use delft::tokens::ChatTemplate;
 use delft::tokens::tools::{Described, Format};
-use delft::{Capability, Engine, Error, Tensors, models};
+use delft::{Capability, Engine, Error, Plan, Tensors, models};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use crate::catalogue::{Catalogue, Known};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used};
-use crate::library::{held_bytes, planned_bytes, seconds};
+use crate::library::{held_bytes, planned_part, seconds};
 use crate::log::{Line, timestamp_of};
 use crate::native::short;
 use crate::problem::{Api, Problem};
@@ -48,18 +48,13 @@ fn size(parameters: u64) -> String {
     }
 }
 
-/// When a model's files were last changed, or where there are none the server began.
-fn modified(app: &App, known: &Known) -> String {
-    timestamp_of(if known.files.modified > 0 { known.files.modified } else { app.created })
-}
-
 fn listed(app: &App, known: &Known) -> Value {
     let info = known.loaded.as_ref().map(|model| model.engine.info());
     let family = info.map_or("", |info| info.architecture);
     json!({
         "name": known.name,
         "model": known.name,
-        "modified_at": modified(app, known),
+        "modified_at": timestamp_of(known.changed(app.created)),
         "size": known.files.bytes,
         "digest": known.files.commit,
         "details": details(known, family, info.map(|info| info.parameters)),
@@ -95,7 +90,7 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
                 object["size_vram"] = bytes.saturating_sub(on_cpu).into();
                 object["context_length"] = resident.model.context().into();
                 object["device"] = resident.model.devices().into();
-                object["planned_bytes"] = planned_bytes(engines).into();
+                object["planned_bytes"] = planned_part(engines, Plan::most).into();
                 object["held_bytes"] = bytes.into();
                 object["running"] = running.into();
                 object["waiting"] = waiting.into();
@@ -176,7 +171,7 @@ fn described(
         "model_info": info,
         "tensors": listed,
         "capabilities": capabilities(known, tensors, template)?,
-        "modified_at": modified(app, known),
+        "modified_at": timestamp_of(known.changed(app.created)),
     }))
 }
 
