@@ -681,7 +681,7 @@ pub(crate) struct Serve {
     /// A file with the chat template to use instead of the models' own (Jinja)
     #[arg(long, visible_alias = "chat-template-file", value_name = "FILE")]
     pub(crate) template: Option<PathBuf>,
-    /// Room in each model for so many adapters that are added while it is served, by POST /adapters
+    /// Adapters that each model has room for, to be added while it is served, by POST /adapters
     #[arg(long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
     pub(crate) adapter_room: Option<u64>,
     /// The greatest rank of those adapters [default: 16]
@@ -1429,7 +1429,7 @@ const ELSEWHERE: &[(&[&str], &str)] = &[
     (&["--tensor-split"], "GPUs that share a model have even shares of it"),
 ];
 
-/// What to do instead of a flag of llama.cpp's.
+/// The advice for a flag of llama.cpp's that has no use here.
 pub(crate) fn elsewhere(flag: &str) -> Option<&'static str> {
     let name = flag.split('=').next().unwrap_or(flag);
     ELSEWHERE.iter().find(|(flags, _)| flags.contains(&name)).map(|(_, instead)| *instead)
@@ -1525,7 +1525,7 @@ mod tests {
             let known = run.get_arguments().any(|arg| arg.get_long() == Some(name));
             assert!(known || elsewhere(long).is_some(), "{short}: {long}");
         }
-        // What there is needs no advice, and what is advised is there.
+        // No flag of ours has advice, and advice names flags of ours alone.
         for (flags, instead) in ELSEWHERE {
             for flag in *flags {
                 let long = run.get_arguments().any(|arg| {

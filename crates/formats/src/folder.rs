@@ -48,11 +48,9 @@ impl Folder {
         let (stated_in, config) = configuration(path)?;
         let generation_config = read_json(&path.join("generation_config.json"))?;
         let mut indices = [INDEX, MISTRALS_INDEX].iter().map(|name| path.join(name));
-        let (files, places) = match indices.find(|index| index.is_file()) {
-            Some(index) => match read_json(&index)? {
-                Some(json) => open_indexed(path, &index, &json)?,
-                None => open_all(path)?,
-            },
+        let read = |index: PathBuf| Some(read_json(&index).transpose()?.map(|json| (index, json)));
+        let (files, places) = match indices.find_map(read).transpose()? {
+            Some((index, json)) => open_indexed(path, &index, &json)?,
             None => open_all(path)?,
         };
         let name = |(f, t): (usize, usize)| files[f].header().tensors[t].name.as_str();

@@ -98,13 +98,13 @@ pub(crate) fn run(args: &Replay) -> Outcome {
     Ok(())
 }
 
-/// What came of asking again.
+/// The outcome of asking one request again.
 struct Verdict {
     /// The first place in which the answers differ.
     found: Option<String>,
     /// Where the tokens of a text part.
     parting: Option<Parting>,
-    /// What is another than it was: the build, the model, its settings.
+    /// Differences of the build, the model and its settings, a text each.
     changed: Vec<String>,
 }
 
@@ -135,15 +135,15 @@ fn text<'a>(record: &'a Value, key: &str) -> &'a str {
     record[key].as_str().unwrap_or_default()
 }
 
-/// What answers now, asked for once for each model.
+/// The server that answers now, which is asked once about each model.
 struct Now<'a> {
     client: &'a Client,
-    /// What the server tells of models, by their names.
+    /// The server's description of each model, by name.
     models: BTreeMap<String, Value>,
 }
 
 impl Now<'_> {
-    /// What is another than when the record was made, of the build, the model and its settings.
+    /// Differences of the build, the model and its settings since the record was made.
     fn changed(&mut self, record: &Value) -> Outcome<Vec<String>> {
         let Some(name) = record["model"].as_str() else { return Ok(Vec::new()) };
         if !self.models.contains_key(name) {
@@ -155,7 +155,7 @@ impl Now<'_> {
             self.models.insert(name.to_string(), own);
         }
         let own = &self.models[name];
-        // What the server does not tell of cannot be compared: of a model that it does not have.
+        // A model that the server does not have has no description to compare with.
         let now = |key: &str| own.get(key).filter(|now| !now.is_null());
         let brief = |value: &Value| value.to_string().chars().take(SHOWN).collect::<String>();
         let change = |(key, was): (&str, &Value)| {
@@ -176,7 +176,7 @@ impl Now<'_> {
 /// Where the tokens of a text begin to differ.
 #[derive(Debug, PartialEq)]
 struct Parting {
-    /// The text's place among those of its request.
+    /// The index of the text among the texts of its request.
     text: u64,
     what: Part,
     /// The first that differs, counted from zero.
@@ -221,7 +221,7 @@ impl std::fmt::Display for Parting {
         }
         let (what, was, now) = (what.name(), id(was), id(now));
         write!(f, "text {text}: token {at} of its {what} is {was}, now {now}")?;
-        // What was computed as an earlier answer may differ in its last bits.
+        // Cached tokens of an earlier answer were decoded, and may differ in their last bits.
         if before != after {
             write!(f, " ({before} of its prompt's tokens were found computed, now {after})")?;
         }

@@ -18,7 +18,6 @@ type Backwards = fn(m: usize, n: usize, row: usize, column: usize) -> bool;
 ///
 /// # Safety
 /// As CBLAS.
-#[allow(clippy::many_single_char_names)]
 unsafe fn plain(
     backwards: Backwards,
     [m, n, k]: [c_int; 3],

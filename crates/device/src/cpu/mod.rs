@@ -21,6 +21,7 @@ use cpu_kernels::attention::MAX_HEAD_DIM;
 use cpu_kernels::delta::MAX_KEY_DIM;
 use formats::{Result, Tensors};
 use ops::Op;
+use pace::Pace;
 use program::Program;
 use std::sync::Arc;
 
@@ -46,6 +47,23 @@ impl Cpu {
         let most = if threads.is_none() { count / 2 } else { 0 };
         let (smaller, isa) = (halves(most), Isa::detect()?);
         Ok(Cpu { team, smaller, isa, store: executor::Store::default() })
+    }
+}
+
+impl Cpu {
+    /// As [`Device::load`], with this bound on the workers of steps that decode.
+    fn load_at(
+        &self,
+        pace: Pace,
+        program: Program,
+        tensors: &Tensors,
+        options: LoadOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Box<dyn Executor>> {
+        self.check(&program)?;
+        let program = program.adapted();
+        let load = executor::CpuExecutor::load(self, pace, program, tensors, options, progress);
+        Ok(Box::new(load?))
     }
 }
 
@@ -104,15 +122,8 @@ impl Device for Cpu {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
-        self.check(&program)?;
-        Ok(Box::new(executor::CpuExecutor::load(
-            self,
-            pace::Pace::new(self.team.count(), !self.smaller.is_empty()),
-            program.adapted(),
-            tensors,
-            options,
-            progress,
-        )?))
+        let pace = Pace::new(self.team.count(), !self.smaller.is_empty());
+        self.load_at(pace, program, tensors, options, progress)
     }
 
     fn shared(&self) -> usize {

@@ -35,14 +35,7 @@ impl Device for Part {
         options: LoadOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
-        Ok(Box::new(executor::CpuExecutor::load(
-            &self.cpu,
-            pace::Pace::always(self.workers),
-            program.adapted(),
-            tensors,
-            options,
-            progress,
-        )?))
+        self.cpu.load_at(Pace::always(self.workers), program, tensors, options, progress)
     }
 
     fn shared(&self) -> usize {

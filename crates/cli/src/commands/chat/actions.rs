@@ -183,8 +183,8 @@ fn show_settings(options: &GenerateOptions, key: &str) -> Outcome<Next> {
 pub(super) fn stats(talk: &mut Talk, _: Given) -> Outcome<Next> {
     let (used, context) = (talk.used()?, talk.engine.info().context);
     let turns = talk.conversation.turns.len();
-    // What the template puts after an answer need not fit, and a context that rotates has forgotten
-    // what is beyond it.
+    // The template's end of an answer need not fit, and a context that rotates has forgotten the
+    // tokens beyond it.
     let held = used.min(context);
     say(format!("context: {held} of {context} tokens in {turns} turns"))?;
     match &talk.last {
