@@ -43,10 +43,10 @@ use super::Options;
 use arith::{Wide, key_of};
 
 /// Tokens of a row per group of [`adjust`], which notes the greatest of them.
-pub const PART: u32 = 1024;
+pub const PART: u32 = 2048;
 /// Tokens of a row per group of [`weigh`] and [`draw`], each of which looks through the peaks of
 /// all parts first.
-pub const BLOCK: u32 = 4 * PART;
+pub const BLOCK: u32 = 2 * PART;
 /// Bins of the histogram of [`weigh`], for the upper bits of a key.
 pub const BINS: u32 = 2048;
 /// Numbers per bin: how many tokens, and the upper and lower half of their weight.

@@ -15,8 +15,8 @@ const EACH: u32 = PART / THREADS;
 
 /// From `logits` `[rows, vocab]` to `keys` of the same shape, but for rows that have neither biases
 /// nor a window, whose keys are left alone; with the `peaks` `[rows, ceil(vocab / PART), 2]` (key and
-/// token) of every part. `bins` `[rows, BINS, PER_BIN]` become zero. `biases` holds pairs of a token and the bits of its bias, which apply in their
-/// order; then the tokens of the row's window in `history` are penalised, each once.
+/// token) of every part. `bins` `[rows, BINS, PER_BIN]` become zero. `biases` holds pairs of a token
+/// and the bits of its bias, which apply in their order; then the tokens of the row's window in `history` are penalised, each once.
 #[kernel]
 pub fn adjust(
     logits: In<{ scalar }>,
@@ -50,71 +50,75 @@ pub fn adjust(
         bins[row * zeros + i] = 0;
     }
     let own: Vec<Val<u32>> = (0..EACH).map(|i| i * THREADS + thread_id()).collect();
-    // Beyond the end the last token is read again: its second key changes nothing.
+    // Beyond the end the last token is read again, and does not count.
     let loaded: Vec<Val<f32>> =
         own.iter().map(|i| logits[row * vocab + first + (*i).min(size - 1)].f32()).collect();
-    for (&i, &logit) in own.iter().zip(&loaded) {
-        values[i] = logit;
-        counts[i] = 0;
-    }
-    barrier();
-
-    let [start, number] = settings.biases();
-    for i in strided(number) {
-        let token = biases[(start + i) * 2];
-        if token - first < size {
-            // The first pair of a token applies all of them, in their order.
-            let mut leads = Var::new(true);
-            for j in range(0, i) {
-                leads &= Order::ne(biases.get((start + j) * 2), token);
-            }
-            if leads.get() {
-                let mut sum = Var::new(values[token - first]);
-                for j in range(i, number) {
-                    if biases[(start + j) * 2] == token {
-                        sum += biases.get((start + j) * 2 + 1).bits::<f32>();
-                    }
+    let adjusted: Vec<Var<f32>> = loaded.iter().map(|logit| Var::new(*logit)).collect();
+    // Most rows have nothing to change, and their threads need not meet.
+    if !settings.plain() {
+        for (&i, &logit) in own.iter().zip(&loaded) {
+            values[i] = logit;
+            counts[i] = 0;
+        }
+        barrier();
+        let [start, number] = settings.biases();
+        for i in strided(number) {
+            let token = biases[(start + i) * 2];
+            if token - first < size {
+                // The first pair of a token applies all of them, in their order.
+                let mut leads = Var::new(true);
+                for j in range(0, i) {
+                    leads &= Order::ne(biases.get((start + j) * 2), token);
                 }
-                values[token - first] = sum.get();
+                if leads.get() {
+                    let mut sum = Var::new(values[token - first]);
+                    for j in range(i, number) {
+                        if biases[(start + j) * 2] == token {
+                            sum += biases.get((start + j) * 2 + 1).bits::<f32>();
+                        }
+                    }
+                    values[token - first] = sum.get();
+                }
             }
         }
-    }
 
-    let [start, number] = settings.window();
-    for i in strided(number) {
-        let token = history[start + i];
-        if token - first < size {
-            counts.atomic(AtomicOp::Add, token - first, 1);
+        let [start, number] = settings.window();
+        for i in strided(number) {
+            let token = history[start + i];
+            if token - first < size {
+                counts.atomic(AtomicOp::Add, token - first, 1);
+            }
         }
-    }
-    barrier();
-    for i in strided(number) {
-        let token = history[start + i];
-        if token - first < size {
-            // Taking the count leaves zero: a token that comes again is not penalised again.
-            let count = counts.atomic(AtomicOp::Exchange, token - first, 0);
-            if count > 0 {
-                let logit = values[token - first];
-                let [positive, other] = settings.repetition();
-                let factor = select(Order::gt(logit, 0.0), positive, other);
-                let less = settings.frequency().fma(count.f32(), settings.presence());
-                values[token - first] = logit.fma(factor, -less);
+        barrier();
+        for i in strided(number) {
+            let token = history[start + i];
+            if token - first < size {
+                // Taking the count leaves zero: a token that comes again is not penalised again.
+                let count = counts.atomic(AtomicOp::Exchange, token - first, 0);
+                if count > 0 {
+                    let logit = values[token - first];
+                    let [positive, other] = settings.repetition();
+                    let factor = select(Order::gt(logit, 0.0), positive, other);
+                    let less = settings.frequency().fma(count.f32(), settings.presence());
+                    values[token - first] = logit.fma(factor, -less);
+                }
+            }
+        }
+        barrier();
+        for (&i, logit) in own.iter().zip(&adjusted) {
+            logit.set(values[i]);
+            if i < size {
+                keys[row * vocab + first + i] = key_of(logit.get());
             }
         }
     }
-    barrier();
 
     let (best, whose) = (Var::new(0u32), Var::new(u32::MAX));
-    for i in own {
-        if i < size {
-            let key = key_of(values[i]);
-            if !settings.plain() {
-                keys[row * vocab + first + i] = key;
-            }
-            let (key, token) = peak((best.get(), whose.get()), (key, first + i));
-            best.set(key);
-            whose.set(token);
-        }
+    for (i, logit) in own.into_iter().zip(adjusted) {
+        let key = select(Order::lt(i, size), key_of(logit.get()), 0u32);
+        let (key, token) = peak((best.get(), whose.get()), (key, first + i));
+        best.set(key);
+        whose.set(token);
     }
     let (key, token) = group_peak(best.get(), whose.get());
     if thread_id() == 0 {
