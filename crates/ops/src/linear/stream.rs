@@ -17,10 +17,9 @@
 //! - For few rows each simdgroup has one part of every sum, and copies the activations of its own
 //!   terms, so that simdgroups meet only at the end of a block of matrix rows. Many weights are
 //!   then on their way for few sums.
-//! - For many rows each simdgroup has sums of its own, and computes the parts one after another. A
-//!   block has eight times as many matrix rows, all of which read the same activations: so weights
-//!   and activations come from the second-level cache less often, and a weight is converted once
-//!   for up to 128 rows.
+//! - For many rows of packed matrices each simdgroup has sums of its own, and computes the parts one
+//!   after another. A block has eight times as many matrix rows, all of which read the same
+//!   activations, so a weight is converted once for up to 128 rows.
 //!
 //! A third way, [`Share::Chain`], has other sums: one chain of products of the matrix unit, of 16
 //! neighbouring terms after 16, for 16-bit matrices. NVIDIA's library adds like this (all its
@@ -98,8 +97,8 @@ pub fn stream(
         holds("residual", dim("out0") * dim("rows"));
     }
     let gate = matches!(end, End::Gate(_));
-    // There are fewer rows than that has bits.
-    let zero = rows & 0x8000_0000;
+    // The sign of a number of rows: no bit is set, and none is known not to be.
+    let zero = (rows.bits::<i32>() >> 31i32).bits::<u32>();
     let declared = declare(matrices, gate, types.y, (width, zero), low);
     let walk = Walk::new(tiling, types, x, rows, width, &declared.sweeps);
     let stored = matches!(tiling.share, Share::Chain).then_some(types.y);
@@ -242,7 +241,7 @@ impl Walk {
         let spare = Shared::<f32>::named("spare", tiling.spare(matrices));
         let (own, stage) = match tiling.share {
             Share::Terms => (simd_id() * (tiling.stages * stage / SIMDS), stage / SIMDS),
-            Share::Sums { .. } | Share::Chain => (0u32.val(), stage),
+            Share::Sums | Share::Chain => (0u32.val(), stage),
         };
         let first_row = group_id_of(1) * tiling.rows;
         let stride = groups(0);
@@ -296,7 +295,7 @@ impl Walk {
                 let stage = t % self.tiling.stages;
                 match self.tiling.share {
                     Share::Chain => self.chain(sweep, stage, sums),
-                    Share::Terms | Share::Sums { .. } => {
+                    Share::Terms | Share::Sums => {
                         for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
                             self.sum(sweep, at.step, load, stage, sums);
                         }
@@ -317,9 +316,6 @@ impl Walk {
                 ahead.set(self.after(sweep, to));
             });
             copy_wait(0);
-            if index + 1 < sweeps.len() {
-                self.meet();
-            }
         }
     }
 
@@ -328,7 +324,7 @@ impl Walk {
     fn meet(&self) {
         match self.tiling.share {
             Share::Terms => simd_barrier(),
-            Share::Sums { .. } | Share::Chain => barrier(),
+            Share::Sums | Share::Chain => barrier(),
         }
     }
 
@@ -371,7 +367,7 @@ impl Walk {
     fn matrices(&self, sweep: &Sweep) -> u32 {
         match self.tiling.share {
             Share::Terms => sweep.weights.len() as u32,
-            Share::Sums { .. } | Share::Chain => 1,
+            Share::Sums | Share::Chain => 1,
         }
     }
 
@@ -412,7 +408,7 @@ impl Walk {
     fn place_of(&self, sweep: &Sweep, step: Val<u32>) -> Val<u32> {
         let (part, step) = match self.tiling.share {
             Share::Terms => (simd_id(), step),
-            Share::Sums { .. } => (step / self.steps(sweep), step % self.steps(sweep)),
+            Share::Sums => (step / self.steps(sweep), step % self.steps(sweep)),
             Share::Chain => return step,
         };
         match self.tiling.pieces(sweep.weights[0].format()) {
@@ -446,23 +442,24 @@ impl Walk {
                 let to = self.place(sweep, stage, load, half, m as u32);
                 weights.copy(weights.row(row), run, (self.ring, to));
             };
-            let Share::Sums { across } = self.tiling.share else {
+            if self.tiling.share == Share::Terms {
                 for half in 0..2 * tiles {
                     let row = first + EDGE / 2 * half;
                     (0..sweep.weights.len()).for_each(|m| copy(m, row, half.val()));
                 }
                 continue;
-            };
-            // Those that have the same matrix rows share the halves of their tiles.
-            let (own, slots) = (2 * tiles / across, SIMDS / (across * matrices));
-            let owner = simd_id() / across;
-            let first = first + owner % slots * (EDGE * tiles);
-            let halves = || (0..own).map(|half| simd_id() % across * own + half);
+            }
+            // Each simdgroup copies the rows of its own sums.
+            let slots = SIMDS / matrices;
+            let first = first + simd_id() % slots * (EDGE * tiles);
             for m in 0..sweep.weights.len() {
-                let all = || halves().for_each(|half| copy(m, first + half * (EDGE / 2), half));
+                let halves = 0..2 * tiles;
+                let all = || {
+                    halves.for_each(|half| copy(m, first + half * (EDGE / 2), half.val()));
+                };
                 match matrices {
                     1 => all(),
-                    _ => test((owner / slots).eq(m as u32)).then(all).otherwise(|| {}),
+                    _ => test((simd_id() / slots).eq(m as u32)).then(all).otherwise(|| {}),
                 }
             }
         }
@@ -499,7 +496,7 @@ impl Walk {
         let format = sweep.weights[0].format();
         let before = half + load * 2 * self.tiling.tiles;
         let before = match self.tiling.share {
-            Share::Sums { across } => before * (SIMDS / across) + simd_id() / across,
+            Share::Sums => before * SIMDS + simd_id(),
             Share::Terms | Share::Chain => before * sweep.weights.len() as u32 + m,
         };
         let activations = self.tiling.rows * self.tiling.stride(format);
@@ -515,7 +512,7 @@ impl Walk {
         // Of a simdgroup's terms its lanes copy all, of those of all simdgroups all threads.
         let (index, copying) = match self.tiling.share {
             Share::Terms => (lane_id(), 32),
-            Share::Sums { .. } | Share::Chain => (thread_id(), self.tiling.threads()),
+            Share::Sums | Share::Chain => (thread_id(), self.tiling.threads()),
         };
         let (unit, row) = (index % per_row, index / per_row);
         let column = self.place_of(sweep, step) * terms + unit * UNIT;
@@ -557,12 +554,6 @@ impl Walk {
         let wide = self.tiling.wide();
         let (stride, units) = (self.tiling.stride(format), format.run() / UNIT);
         let base = self.own + stage * self.stage + lane_id() / 4u32 * stride;
-        let base = match self.tiling.share {
-            Share::Sums { across } if across > 1 => {
-                base + simd_id() % across * (EDGE * wide * stride)
-            }
-            _ => base,
-        };
         for unit in 0..units {
             let at = base + (lane_id() % 4u32 * units + (load * 4 * units + unit)) * (UNIT / 2);
             let read = |eight: u32| -> Vec<Val<u32>> {
@@ -606,7 +597,7 @@ impl Walk {
                     }
                 }
                 // Few tiles: all wait for one row of activations after another.
-                Share::Sums { .. } => {
+                Share::Sums => {
                     let lefts: Vec<[Frag; 2]> = tiles.iter().map(left).collect();
                     for j in 0..wide {
                         let right = right(&read(2 * j), &read(2 * j + 1));
@@ -712,11 +703,7 @@ impl Walk {
                         hand_over(output, col + j * EDGE, &total);
                     }
                     // All threads have a tile of each matrix in hand, one after another.
-                    Share::Sums { .. } | Share::Chain => {
-                        let across = match self.tiling.share {
-                            Share::Sums { across } => across,
-                            _ => 1,
-                        };
+                    Share::Sums | Share::Chain => {
                         let (simds, columns) = (self.tiling.simds, self.tiling.threads() / EDGE);
                         let apart = simds / matrices;
                         let passes = EDGE / columns;
@@ -725,10 +712,8 @@ impl Walk {
                             let col = col + pass * columns;
                             let at = row * SPARE + col;
                             let total = |m: u32| self.spare.get(at + place(tile + m * apart));
-                            let output =
-                                block * tall + tile / across * (EDGE * tiles) + (row + i * EDGE);
-                            let own = tile % across * (EDGE * wide) + (col + j * EDGE);
-                            hand_over(output, own, &total);
+                            let output = block * tall + tile * (EDGE * tiles) + (row + i * EDGE);
+                            hand_over(output, col + j * EDGE, &total);
                         });
                     }
                 }
@@ -779,9 +764,11 @@ mod tests {
                 let [_, y, _] = buffers;
                 y.bytes
             };
-            let (terms, sums) = (Share::Terms, |across| Share::Sums { across });
+            let (terms, sums) = (Share::Terms, Share::Sums);
             let simds = SIMDS;
-            let few = Tiling { share: terms, simds, tiles: 1, rows: 8, loads: 2, stages: 2 };
+            let resident = 1;
+            let few =
+                Tiling { share: terms, simds, resident, tiles: 1, rows: 8, loads: 2, stages: 2 };
             let alone = run(1, few, 3);
             // Tilings of few rows and of many, and launches in several turns.
             for (rows, share, tiles, together, loads, stages, groups) in [
@@ -791,12 +778,12 @@ mod tests {
                 (21, terms, 2, 32, 1, 2, 2),
                 (21, terms, 1, 8, 1, 5, 1),
                 (21, terms, 4, 24, 1, 2, 1),
-                (21, sums(1), 1, 32, 2, 3, 1),
-                (21, sums(1), 2, 16, 1, 2, 1),
-                (21, sums(2), 1, 32, 1, 4, 1),
-                (2, sums(2), 2, 32, 2, 2, 2),
+                (21, sums, 1, 32, 2, 3, 1),
+                (21, sums, 2, 16, 1, 2, 1),
+                (2, sums, 2, 32, 2, 2, 2),
             ] {
-                let tiling = Tiling { share, simds, tiles, rows: together, loads, stages };
+                let tiling =
+                    Tiling { share, simds, resident, tiles, rows: together, loads, stages };
                 let all = run(rows, tiling, groups);
                 assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
             }
@@ -823,7 +810,8 @@ mod tests {
             [(1, 2, 1, 8, 2), (9, 4, 1, 16, 1), (19, 8, 2, 8, 1), (19, 2, 2, 24, 2)]
         {
             let (share, stages) = (Share::Chain, 3);
-            let tiling = Tiling { share, simds, tiles, rows: together, loads, stages };
+            let resident = 1;
+            let tiling = Tiling { share, simds, resident, tiles, rows: together, loads, stages };
             let x = Buffer::floats(scalar, &values[..rows * width]);
             let y = Buffer::zeros(Scalar::F32, rows * out);
             let mut buffers = [Buffer::raw(Scalar::U32, x.bytes), y, matrix.buffer()];

@@ -418,6 +418,7 @@ impl WithSites<'_> {
                 let tiling = Tiling {
                     share: Share::Terms,
                     simds: 8,
+                    resident: 1,
                     tiles: 1,
                     rows: 8,
                     loads: 2,

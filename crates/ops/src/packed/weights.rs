@@ -5,8 +5,6 @@
 //! [`Weights::run`] then makes a [`Run`] of them, which yields weights as f32 ([`Run::floats`]) or
 //! bytes for `dot4` with their scales ([`Run::quads`], [`Run::scaled`]).
 
-use std::ops::Range;
-
 use super::{Entry, Format, Packing};
 use tile::dsl::*;
 use tile::ir::Hint;
@@ -77,9 +75,9 @@ impl Weights {
         Weights { words: In::declare(name), format, starts, first: None, zero: None }
     }
 
-    /// Masks of codes are added to `zero`, a number that is 0 without a compiler knowing it. NVIDIA's
-    /// has an instruction that takes a mask and an exponent at once, but of the two only one may be
-    /// a literal: it would move the other to a register for each code that is converted.
+    /// Masks of codes are added to `zero`, a number that is 0 without a compiler knowing it of any
+    /// bit. NVIDIA's has an instruction that takes a mask and an exponent at once, but of the two only
+    /// one may be a literal: it would move the other to a register for each code that is converted.
     pub fn with_zero(self, zero: Val<u32>) -> Weights {
         Weights { zero: Some(zero), ..self }
     }
@@ -230,10 +228,14 @@ impl Run {
             let first = 4 * octet as usize;
             return self.base[first..first + 4].to_vec();
         }
-        let codes = self.codes_of(2 * octet as usize..2 * octet as usize + 2);
-        let part = scaled.get(8 * octet as usize / self.part());
-        let weights: Vec<Val<f32>> =
-            codes.into_iter().map(|code| part.map_or(code, |part| part.weight(code))).collect();
+        let fours = 2 * octet as usize..2 * octet as usize + 2;
+        let weights: Vec<Val<f32>> = match (self.format.packing(), scaled) {
+            (Some(p), [_, ..]) => {
+                let part = &scaled[8 * octet as usize / self.part()];
+                fours.flat_map(|four| self.four_weights(&p, part, four)).collect()
+            }
+            _ => self.dense()[4 * fours.start..4 * fours.end].to_vec(),
+        };
         weights.chunks_exact(2).map(|two| two[0].pack(two[1], scalar)).collect()
     }
 
@@ -255,24 +257,34 @@ impl Run {
         codes
     }
 
-    /// The [`Run::codes`] of some of its groups of four.
+    /// Four weights of a part, each by one multiplication with addition: what makes a number of a
+    /// code is taken back by what is added. Codes are moved up to [`LOWEST`], so that this is off by
+    /// no more than 1/512 of what a code counts.
     #[track_caller]
-    fn codes_of(&self, fours: Range<usize>) -> Vec<Val<f32>> {
-        let Some(p) = self.format.packing() else {
-            return self.dense()[4 * fours.start..4 * fours.end].to_vec();
+    fn four_weights(&self, p: &Packing, part: &Scaled, i: usize) -> [Val<f32>; 4] {
+        let (word, k) = match p.bits {
+            8 => (self.base[i] ^ 0x8080_8080, 0),
+            _ if p.high() > 0 => (self.joined(p, i), 0),
+            bits => {
+                let fields = 8 / bits as usize;
+                (self.base[i / fields], (i % fields) as u32)
+            }
         };
-        let of = |i: usize| {
-            let (word, k) = match p.bits {
-                8 => (self.base[i] ^ 0x8080_8080, 0),
-                _ if p.high() > 0 => (self.joined(&p, i), 0),
-                bits => {
-                    let fields = 8 / bits as usize;
-                    (self.base[i / fields], (i % fields) as u32)
-                }
+        [0, 1, 2, 3].map(|byte| {
+            let (word, at) = match 8 * byte + p.bits * k {
+                at if at < LOWEST => (word << LOWEST, at + LOWEST),
+                at if at + p.bits <= MANTISSA => (word, at),
+                at if at >= LOWEST + 12 => (word >> 12u32, at - 12),
+                at => (word >> 8u32, at - 8),
             };
-            four(&p, [word, word >> 16u32], k, self.zero)
-        };
-        fours.flat_map(of).collect()
+            let (number, more) = numbered(word, at, p.bits, self.zero);
+            let less = -(more + p.zero as f32);
+            let offset = match part.offset {
+                Some(offset) => part.scale.fma(less, offset),
+                None => part.scale * less,
+            };
+            part.scale.fma(number, offset)
+        })
     }
 
     /// Four codes that lie in two planes, a byte each.
@@ -405,15 +417,26 @@ fn four(
 ) -> [Val<f32>; 4] {
     [0, 1, 2, 3].map(|i| {
         let at = 8 * i + p.bits * k;
-        // In the mantissa of 2^(23 - at) the bit `at` counts 1, so that no conversion is needed;
-        // above bit 22 there is no mantissa.
-        let (word, at) = if at + p.bits <= 23 { (word, at) } else { (upper, at - 16) };
-        let exponent = (127 + 23 - at) << 23;
-        let mask = ((1 << p.bits) - 1) << at;
-        let code = zero.map_or_else(|| word & mask, |zero| word & (zero + mask));
-        let float = (code | exponent).bits::<f32>();
-        float - (f32::from_bits(exponent) + p.zero as f32)
+        let (word, at) = if at + p.bits <= MANTISSA { (word, at) } else { (upper, at - 16) };
+        let (number, added) = numbered(word, at, p.bits, zero);
+        number - (added + p.zero as f32)
     })
+}
+
+/// Bits of an f32's mantissa that are stored.
+const MANTISSA: u32 = 23;
+/// From which bit on codes are few enough powers of two apart from what [`numbered`] adds, 2^15
+/// there, for one rounding of both.
+const LOWEST: u32 = 8;
+
+/// The code at bit `at` of a word as a number, more than it is by the number that comes second. In
+/// the mantissa of 2^(23 - at) the bit `at` counts 1, so that no conversion is needed.
+#[track_caller]
+fn numbered(word: Val<u32>, at: u32, bits: u32, zero: Option<Val<u32>>) -> (Val<f32>, f32) {
+    let exponent = (127 + MANTISSA - at) << MANTISSA;
+    let mask = ((1 << bits) - 1) << at;
+    let code = zero.map_or_else(|| word & mask, |zero| word & (zero + mask));
+    ((code | exponent).bits::<f32>(), f32::from_bits(exponent))
 }
 
 /// The lower half of a word as a number.

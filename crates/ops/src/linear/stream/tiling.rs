@@ -25,11 +25,13 @@ pub struct Tiling {
     pub share: Share,
     /// Simdgroups of a threadgroup: 8, or with [`Share::Chain`] 2, 4 or 8.
     pub simds: u32,
+    /// Groups that share a multiprocessor's memory: 1 or 2.
+    pub resident: u32,
     /// Tiles of 16 matrix rows that a simdgroup sums together, with [`Share::Terms`] of each matrix
     /// of a pair.
     pub tiles: u32,
-    /// Rows of activations that a threadgroup takes together: a multiple of 8, and of 16 for each
-    /// of [`Share::Sums`]'s `across`.
+    /// Rows of activations that a threadgroup takes together: a multiple of 8, and with
+    /// [`Share::Sums`] of 16.
     pub rows: u32,
     /// Runs that a lane copies per matrix row and step, at most: 1 or 2. Shorter steps leave room
     /// for more rows.
@@ -43,12 +45,8 @@ pub struct Tiling {
 pub enum Share {
     /// One part of each sum.
     Terms,
-    /// Sums: those of its own matrix rows, of one matrix of a pair, with the activations' rows
-    /// between `across` simdgroups that have the same matrix rows.
-    Sums {
-        /// 1 or 2.
-        across: u32,
-    },
+    /// Sums: those of its own matrix rows, of one matrix of a pair.
+    Sums,
     /// Sums of its own matrix rows, of one matrix of a pair, whose terms are added in one chain.
     /// Matrices have the type of operands.
     Chain,
@@ -73,6 +71,8 @@ pub struct Job<'a> {
     pub processors: u32,
 }
 
+/// Bytes of shared memory that each group takes for the driver.
+const OWN: u32 = 1 << 10;
 /// Steps in shared memory at most.
 const STAGES: u32 = 6;
 /// Stages of long steps, if not of shorter ones.
@@ -102,14 +102,24 @@ impl Job<'_> {
         EDGE * tiling.tall(self.matrices())
     }
 
-    /// About how long it takes with so many tiles, in hundredths of a tile's weights: as many
-    /// rounds as the busiest multiprocessor has blocks, each with the activations to be read
-    /// besides. Turns share the multiprocessors.
+    /// About how long it takes: as many rounds as the busiest multiprocessor has blocks, each of so
+    /// many tiles, with the activations to be read besides. Turns share the multiprocessors. The
+    /// weights are of measurements on an H100 and an H200: 16-bit tiles wait for memory; others are
+    /// converted in every turn, which takes as long as products of 50 rows; and simdgroups with sums
+    /// of their own read the activations once each.
     fn cost(&self, tiling: &Tiling) -> u32 {
-        let bits = |f: &Format| 32 * f.words() / f.run();
-        let bits = self.formats.iter().map(bits).min().unwrap_or(16).max(1);
         let rounds = self.out.div_ceil(self.block(tiling)).div_ceil(tiling.apart(self));
-        rounds * (100 * tiling.tall(self.matrices()) * self.matrices() + 60 * tiling.rows / bits)
+        let (tile, activations) = match tiling.share {
+            Share::Sums => (20 + 4 * tiling.rows, tiling.rows),
+            Share::Terms if self.converts() => (100 + 2 * tiling.rows, tiling.rows),
+            Share::Terms | Share::Chain => (100, 4 * tiling.rows),
+        };
+        rounds * (tile * tiling.tall(self.matrices()) * self.matrices() + activations)
+    }
+
+    /// Whether weights are converted.
+    fn converts(&self) -> bool {
+        self.formats.iter().any(|format| format.packing().is_some())
     }
 }
 
@@ -120,13 +130,22 @@ impl Tiling {
         format.run() >= UNIT && matches!(x, Scalar::F16 | Scalar::BF16)
     }
 
-    /// The best of those measured on an H200, of those that fit; none if none fits.
+    /// The best of those measured on an H100 and an H200, of those that fit; none if none fits. Two
+    /// groups are resident where pairs of matrices are converted for few rows: more simdgroups then
+    /// hide what each waits for.
     pub fn pick(job: &Job) -> Option<Tiling> {
+        let two = job.pair && job.rows <= 8 && job.converts();
+        two.then(|| Tiling::pick_for(job, 2)).flatten().or_else(|| Tiling::pick_for(job, 1))
+    }
+
+    /// Likewise, where so many groups are resident if they share terms.
+    pub(super) fn pick_for(job: &Job, resident: u32) -> Option<Tiling> {
         let tiling = if job.chain {
             Tiling::of_chain(job)?
         } else {
-            let terms = Tiling::of_terms(job)?;
-            let sums = if job.rows > FEW { Tiling::of_sums(job) } else { None };
+            let terms = Tiling::of_terms(job, resident)?;
+            let many = job.rows > FEW && job.converts();
+            let sums = many.then(|| Tiling::of_sums(job)).flatten();
             sums.into_iter().chain([terms]).min_by_key(|tiling| job.cost(tiling))?
         };
         let deepest = |loads: u32| {
@@ -138,24 +157,19 @@ impl Tiling {
     }
 
     fn fits(&self, job: &Job) -> bool {
-        job.bytes(self) <= job.shared / self.resident()
-    }
-
-    /// Groups that share a multiprocessor's memory: two where they are small.
-    fn resident(&self) -> u32 {
-        if self.simds < SIMDS { 2 } else { 1 }
+        job.bytes(self) <= (job.shared + OWN) / self.resident - OWN
     }
 
     /// The best of those whose simdgroups share terms, with the shortest and fewest steps.
-    fn of_terms(job: &Job) -> Option<Tiling> {
+    fn of_terms(job: &Job, resident: u32) -> Option<Tiling> {
         let (share, simds) = (Share::Terms, SIMDS);
-        let of = |tiles, rows| Tiling { share, simds, tiles, rows, loads: 1, stages: 2 };
+        let of = |tiles, rows| Tiling { share, simds, resident, tiles, rows, loads: 1, stages: 2 };
         let most = (1..=8).rev().map(|eights| 8 * eights).find(|rows| of(1, *rows).fits(job))?;
         // As few turns as that allows, each with as few rows.
         let turns = job.rows.div_ceil(most).max(1);
         let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
         // More sums do not fit registers.
-        let few = |t: &Tiling| t.tiles * job.matrices() * t.wide() <= SUMS;
+        let few = |t: &Tiling| t.tiles * job.matrices() * t.wide() <= SUMS / resident.pow(2);
         [1, 2, 4]
             .map(|tiles| of(tiles, rows))
             .into_iter()
@@ -163,22 +177,19 @@ impl Tiling {
             .min_by_key(|tiling| job.cost(tiling))
     }
 
-    /// Likewise, of those whose simdgroups have sums of their own. Several simdgroups that have the
-    /// same matrix rows would each convert them.
+    /// Likewise, of those whose simdgroups have sums of their own.
     fn of_sums(job: &Job) -> Option<Tiling> {
         let turns = job.rows.div_ceil(MANY);
-        let dense = job.formats.iter().all(|format| format.packing().is_none());
-        let of = |across: u32, tiles| {
-            let rows = job.rows.div_ceil(turns).next_multiple_of(EDGE * across);
-            let (share, simds) = (Share::Sums { across }, SIMDS);
-            Tiling { share, simds, tiles, rows, loads: 1, stages: 3 }
+        let rows = job.rows.div_ceil(turns).next_multiple_of(EDGE);
+        let of = |tiles| {
+            let (share, simds, resident) = (Share::Sums, SIMDS, 1);
+            Tiling { share, simds, resident, tiles, rows, loads: 1, stages: 3 }
         };
         // Each sum has two registers: a part, and the parts before.
         let few = |t: &Tiling| 2 * t.tiles * t.wide() <= SUMS;
-        [1, 2]
+        [1, 2, 4]
+            .map(of)
             .into_iter()
-            .filter(|across| dense || *across == 1)
-            .flat_map(|across| [1, 2, 4].map(|tiles| of(across, tiles)))
             .filter(|tiling| tiling.fits(job) && few(tiling))
             .min_by_key(|tiling| job.cost(tiling))
     }
@@ -187,8 +198,11 @@ impl Tiling {
     fn of_chain(job: &Job) -> Option<Tiling> {
         let turns = job.rows.div_ceil(MANY / 2);
         let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
-        let of =
-            |simds, tiles| Tiling { share: Share::Chain, simds, tiles, rows, loads: 1, stages: 3 };
+        let of = |simds, tiles| {
+            // Two groups where they are small.
+            let (share, resident) = (Share::Chain, if simds < SIMDS { 2 } else { 1 });
+            Tiling { share, simds, resident, tiles, rows, loads: 1, stages: 3 }
+        };
         let few = |t: &Tiling| t.tiles * t.wide() <= SUMS / 2;
         [2, 4, 8]
             .into_iter()
@@ -204,7 +218,7 @@ impl Tiling {
 
     /// How many groups to launch: as many as are resident, or as have work. Any number is right.
     pub fn groups(&self, job: &Job) -> u32 {
-        job.out.div_ceil(job.block(self)).min(self.resident() * self.apart(job)).max(1)
+        job.out.div_ceil(job.block(self)).min(self.resident * self.apart(job)).max(1)
     }
 
     /// Multiprocessors that a turn has.
@@ -216,18 +230,19 @@ impl Tiling {
     pub(crate) fn name(&self) -> String {
         let share = match self.share {
             Share::Terms => String::new(),
-            Share::Sums { across } => format!("_sums{across}"),
+            Share::Sums => "_sums".to_owned(),
             Share::Chain => format!("_chain{}", self.simds),
         };
-        format!("{}x{}_l{}_s{}{share}", self.tiles, self.rows, self.loads, self.stages)
+        let resident =
+            if self.resident > 1 { format!("_r{}", self.resident) } else { String::new() };
+        format!("{}x{}_l{}_s{}{resident}{share}", self.tiles, self.rows, self.loads, self.stages)
     }
 
     /// Tiles of 16 matrix rows of a block, of each matrix.
     pub(super) fn tall(&self, matrices: u32) -> u32 {
         match self.share {
             Share::Terms => self.tiles,
-            Share::Sums { across } => self.tiles * (self.simds / (across * matrices)),
-            Share::Chain => self.tiles * (self.simds / matrices),
+            Share::Sums | Share::Chain => self.tiles * (self.simds / matrices),
         }
     }
 
@@ -235,14 +250,14 @@ impl Tiling {
     pub(super) fn turns(&self) -> u32 {
         match self.share {
             Share::Terms | Share::Chain => 1,
-            Share::Sums { .. } => PARTS,
+            Share::Sums => PARTS,
         }
     }
 
     /// Parts whose terms take turns in a row.
     pub(super) fn parts(&self) -> u32 {
         match self.share {
-            Share::Terms | Share::Sums { .. } => PARTS,
+            Share::Terms | Share::Sums => PARTS,
             Share::Chain => 1,
         }
     }
@@ -255,7 +270,7 @@ impl Tiling {
         let all = self.rows * self.stride(format) + halves * 32 * format.words();
         match self.share {
             Share::Terms => SIMDS * all,
-            Share::Sums { .. } => all,
+            Share::Sums => all,
             Share::Chain => (self.rows + EDGE * tall) * self.stride(format),
         }
     }
@@ -265,7 +280,7 @@ impl Tiling {
     pub(super) fn spare(&self, matrices: u32) -> u32 {
         let tiles = match self.share {
             Share::Terms => SIMDS * matrices,
-            Share::Sums { .. } | Share::Chain => self.simds,
+            Share::Sums | Share::Chain => self.simds,
         };
         tiles * EDGE * SPARE
     }
@@ -278,7 +293,7 @@ impl Tiling {
     /// Steps that take the neighbouring terms of a part.
     pub(super) fn pieces(&self, format: Format) -> u32 {
         match self.share {
-            Share::Terms | Share::Sums { .. } => loads(format) / self.per_step(format),
+            Share::Terms | Share::Sums => loads(format) / self.per_step(format),
             Share::Chain => 1,
         }
     }
@@ -286,7 +301,7 @@ impl Tiling {
     /// Terms of a step, all of one part.
     pub(super) fn terms(&self, format: Format) -> u32 {
         match self.share {
-            Share::Terms | Share::Sums { .. } => 4 * format.run() * self.per_step(format),
+            Share::Terms | Share::Sums => 4 * format.run() * self.per_step(format),
             Share::Chain => CHAINED * self.loads,
         }
     }
@@ -307,10 +322,7 @@ impl Tiling {
 
     /// A simdgroup's tiles along the rows of activations.
     pub(super) fn wide(&self) -> u32 {
-        match self.share {
-            Share::Terms | Share::Chain => self.rows.div_ceil(EDGE),
-            Share::Sums { across } => self.rows.div_ceil(EDGE * across),
-        }
+        self.rows.div_ceil(EDGE)
     }
 }
 
