@@ -89,6 +89,18 @@ impl Backend for Cuda {
         Ok(buffer)
     }
 
+    fn page(&self) -> Option<usize> {
+        self.gpu.facts().page
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<Buffer> {
+        self.gpu.reserve(bytes)
+    }
+
+    fn extend(&self, reserved: &Buffer, bytes: usize) -> Result<()> {
+        reserved.extend(bytes)
+    }
+
     fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn Stage<Buffer> + '_>>> {
         // Two: one is copied while the other is filled.
         let stage = |_| Ok(Box::new(self.gpu.pinned(bytes)?) as Box<dyn Stage<Buffer>>);

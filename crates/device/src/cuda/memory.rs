@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{result, sys};
 use formats::{Error, Result};
@@ -23,10 +23,24 @@ pub struct Buffer {
 struct Allocation {
     context: Arc<Context>,
     address: sys::CUdeviceptr,
-    /// Its address in this process, if it is pinned host memory.
-    host: Option<NonNull<c_void>>,
-    /// Counts it as device memory.
-    _taken: Option<Taken>,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Device memory, which this counts.
+    Device { _taken: Taken },
+    /// Pinned host memory, at this address in this process.
+    Host(NonNull<c_void>),
+    /// So many bytes of addresses; the first of them have memory.
+    Reserved { bytes: usize, pieces: Mutex<Pieces> },
+}
+
+/// The pieces of memory of reserved addresses, one behind the other.
+#[derive(Default)]
+struct Pieces {
+    bytes: usize,
+    /// The size of each, with what counts it as device memory.
+    each: Vec<(usize, Taken)>,
 }
 
 // SAFETY: the host address is only used for volatile accesses of single words within bounds, which
@@ -35,19 +49,73 @@ unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
 
+impl Allocation {
+    fn host(&self) -> Option<NonNull<c_void>> {
+        match self.kind {
+            Kind::Host(host) => Some(host),
+            Kind::Device { .. } | Kind::Reserved { .. } => None,
+        }
+    }
+}
+
 impl Drop for Allocation {
     fn drop(&mut self) {
         // A kernel may still be using it.
         drop(self.context.synchronize());
-        // SAFETY: allocated by `cuMemHostAlloc` or `cuMemAlloc`, freed only here, and the only
-        // stream has drained. In a lost context this fails, and the memory goes with the context.
-        let _ = unsafe {
-            match self.host {
-                Some(host) => result::free_host(host.as_ptr()),
-                None => result::free_sync(self.address),
+        // SAFETY: allocated by `cuMemHostAlloc`, `cuMemAlloc` or `cuMemAddressReserve`, freed only
+        // here, and the only stream has drained. Each piece was mapped as a whole, behind those
+        // before it, and its handle is released already. In a lost context this fails, and the
+        // memory goes with the context.
+        unsafe {
+            match &mut self.kind {
+                Kind::Host(host) => drop(result::free_host(host.as_ptr())),
+                Kind::Device { .. } => drop(result::free_sync(self.address)),
+                Kind::Reserved { bytes, pieces } => {
+                    let mut at = self.address;
+                    let pieces = pieces.get_mut().unwrap_or_else(PoisonError::into_inner);
+                    for (piece, _) in &pieces.each {
+                        let _ = sys::cuMemUnmap(at, *piece);
+                        at += *piece as u64;
+                    }
+                    let _ = sys::cuMemAddressFree(self.address, *bytes);
+                }
             }
-        };
+        }
     }
+}
+
+/// The kind of memory that reserved addresses get: of a device, for itself.
+fn properties(device: sys::CUdevice) -> sys::CUmemAllocationProp {
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location(device),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+fn location(device: sys::CUdevice) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+/// The bytes in which reserved addresses get memory; `None` if the device has no such addresses.
+pub(super) fn page(device: sys::CUdevice) -> Option<usize> {
+    use sys::CUdevice_attribute as Attribute;
+    let attribute = Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+    // SAFETY: the device exists.
+    let supported = unsafe { result::device::get_attribute(device, attribute) }.ok()?;
+    let mut bytes = 0;
+    let wanted = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    // SAFETY: writes one number.
+    let found =
+        unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &properties(device), wanted) };
+    (supported == 1 && found.result().is_ok() && bytes > 0).then_some(bytes)
 }
 
 impl Gpu {
@@ -75,10 +143,24 @@ impl Gpu {
         // without meaning.
         let address = unsafe { result::malloc_sync(bytes.max(1)) };
         let address = self.0.check(&format!("cuda: {bytes} bytes of device memory"), address)?;
-        let context = Arc::clone(&self.0);
-        let taken = Some(self.0.meter.take(bytes));
-        let allocation = Arc::new(Allocation { context, address, host: None, _taken: taken });
-        Ok(Buffer { allocation, offset: 0, bytes })
+        let kind = Kind::Device { _taken: self.0.meter.take(bytes) };
+        let allocation = Allocation { context: Arc::clone(&self.0), address, kind };
+        Ok(Buffer { allocation: Arc::new(allocation), offset: 0, bytes })
+    }
+
+    /// Reserves addresses without memory: see [`Buffer::extend`].
+    ///
+    /// # Errors
+    /// No whole number of [`Facts::page`](super::Facts::page)s, or too few addresses.
+    pub fn reserve(&self, bytes: usize) -> Result<Buffer> {
+        self.0.enter()?;
+        let mut address = 0;
+        // SAFETY: writes one address.
+        let found = unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) }.result();
+        self.0.check(&format!("cuda: addresses for {bytes} bytes"), found)?;
+        let kind = Kind::Reserved { bytes, pieces: Mutex::default() };
+        let allocation = Allocation { context: Arc::clone(&self.0), address, kind };
+        Ok(Buffer { allocation: Arc::new(allocation), offset: 0, bytes })
     }
 
     /// Allocates pinned host memory that kernels can access, filled with 0xFF.
@@ -99,8 +181,8 @@ impl Gpu {
             std::ptr::write_bytes(host.as_ptr().cast::<u8>(), 0xFF, bytes.max(8));
             sys::cuMemHostGetDevicePointer_v2(&mut address, host.as_ptr(), 0).result()
         };
-        let context = Arc::clone(&self.0);
-        let allocation = Allocation { context, address, host: Some(host), _taken: None };
+        let allocation =
+            Allocation { context: Arc::clone(&self.0), address, kind: Kind::Host(host) };
         // If there is no address, dropping the allocation frees the memory.
         self.0.check(&place(), found)?;
         Ok(Buffer { allocation: Arc::new(allocation), offset: 0, bytes })
@@ -139,6 +221,57 @@ impl Buffer {
         }
         let allocation = Arc::clone(&self.allocation);
         Ok(Buffer { allocation, offset: self.offset + range.start, bytes: range.len() })
+    }
+
+    /// Gives the first `bytes` of reserved addresses memory, a whole number of
+    /// [`Facts::page`](super::Facts::page)s. What is new is zero for work enqueued afterwards.
+    ///
+    /// # Errors
+    /// Addresses that are not reserved, or too little memory; the buffer is then as it was.
+    pub fn extend(&self, bytes: usize) -> Result<()> {
+        let place = || format!("cuda: {bytes} bytes of reserved addresses");
+        let context = self.context();
+        context.enter()?;
+        let Kind::Reserved { bytes: all, pieces } = &self.allocation.kind else {
+            return Err(Error::new(place(), "addresses that are reserved", "memory"));
+        };
+        if bytes > *all {
+            return Err(Error::new(place(), format!("at most {all}"), bytes));
+        }
+        let mut pieces = pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = bytes.saturating_sub(pieces.bytes);
+        if more == 0 {
+            return Ok(());
+        }
+        let at = self.allocation.address + pieces.bytes as u64;
+        let mut handle = 0;
+        // SAFETY: writes one handle.
+        let made = unsafe { sys::cuMemCreate(&mut handle, more, &properties(context.device), 0) };
+        context.check(&place(), made.result())?;
+        // SAFETY: the addresses are reserved, behind those that have memory. The mapping keeps the
+        // memory, so its handle can go.
+        let mapped = unsafe {
+            let mapped = sys::cuMemMap(at, more, 0, handle, 0).result();
+            let _ = sys::cuMemRelease(handle);
+            mapped
+        };
+        context.check(&place(), mapped)?;
+        let access = sys::CUmemAccessDesc {
+            location: location(context.device),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: these addresses have memory, which nothing uses yet.
+        let usable = unsafe {
+            let usable = sys::cuMemSetAccess(at, more, &access, 1).result();
+            let zeroed = |()| result::memset_d8_async(at, 0, more, context.stream);
+            usable.and_then(zeroed).inspect_err(|_| {
+                let _ = sys::cuMemUnmap(at, more);
+            })
+        };
+        context.check(&place(), usable)?;
+        pieces.bytes += more;
+        pieces.each.push((more, context.meter.take(more)));
+        Ok(())
     }
 
     /// Overwrites all its bytes, after everything enqueued.
@@ -217,7 +350,7 @@ impl Buffer {
         // are freed. Host memory is pinned, so the copy does not block, and Rust holds no reference
         // to it.
         let copied = unsafe {
-            match from.allocation.host {
+            match from.allocation.host() {
                 Some(host) => {
                     let source = host.as_ptr().cast_const().byte_add(from.offset);
                     sys::cuMemcpyHtoDAsync_v2(to, source, bytes, context.stream).result()
@@ -280,7 +413,7 @@ impl Buffer {
             let expected = format!("{bytes} of {} bytes of the host's memory", self.bytes);
             Error::new("cuda buffer", expected, format!("at byte {at}"))
         };
-        let host = self.allocation.host.ok_or_else(outside)?;
+        let host = self.allocation.host().ok_or_else(outside)?;
         let end = at.checked_add(bytes).filter(|end| *end <= self.bytes);
         if end.is_none() || !(self.offset + at).is_multiple_of(align) {
             return Err(outside());

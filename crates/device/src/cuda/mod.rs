@@ -64,6 +64,8 @@ pub struct Facts {
     pub l2: usize,
     /// Most shared memory of a threadgroup, in bytes.
     pub shared: u32,
+    /// The bytes in which reserved addresses get memory; `None` if none can be reserved.
+    pub page: Option<usize>,
     /// The newest CUDA version that its driver supports: `13.0`.
     pub driver: String,
 }
@@ -310,6 +312,7 @@ fn facts(device: sys::CUdevice) -> Outcome<Facts> {
         memory: unsafe { result::device::total_mem(device)? },
         l2: number(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
         shared: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        page: memory::page(device),
         driver: library::shown(driver),
     })
 }

@@ -1,7 +1,8 @@
 //! Whether the vendor's library gives a row the same bits whatever the number of rows: tried at
 //! load, on the products that a Program has. It promises nothing of the kind, but without sums in
 //! parts it does so wherever that was looked at. Products of rows that decode are tuned besides,
-//! among the ways that give these bits; and our own kernel is tried for few rows.
+//! among the ways that give one row the same bits: those of our own kernel, which then computes few
+//! rows, or else those of the library's first way.
 
 use formats::Result;
 use half::{bf16, f16};
@@ -68,36 +69,19 @@ pub(super) fn rows_are_alike<B: Backend>(
     Ok(true)
 }
 
-/// Whether a kernel, for `rows` rows, has the bits of a product of the vendor's library. It is given
-/// what a product is given.
-///
-/// # Errors
-/// If there is no memory for trying it, or one of the two refuses.
-pub(super) fn has_bits_of<B: Backend>(
-    backend: &B,
-    shape: &ProductShape,
-    w: &B::Buffer,
-    rows: usize,
-    kernel: impl Fn(&B::Buffer, Option<&B::Buffer>, &B::Buffer) -> Result<B::Launch>,
-) -> Result<bool> {
-    let (out, all) = (shape.out as usize, shape.rows as usize);
-    let bytes = out * shape.result.bytes();
-    let x = backend.upload(&noise(shape.operand, all * shape.width as usize))?;
-    let add = shape.adds.then(|| backend.upload(&noise(shape.result, all * out))).transpose()?;
-    let run = |launch: &dyn Fn(&B::Buffer) -> Result<B::Launch>| {
-        let y = backend.buffer(all * bytes)?;
-        backend.submit(&[launch(&y)?])?;
-        let mut found = vec![0; rows.min(all) * bytes];
-        backend.read(&y, &mut found)?;
-        Ok(found)
-    };
-    let theirs = run(&|y| backend.product(shape, &x, w, add.as_ref(), y))?;
-    Ok(run(&|y| kernel(&x, add.as_ref(), y))? == theirs)
+/// A kernel for so many rows of a product, given what a product is given: `x`, the matrix, what is
+/// added, `y`.
+pub(super) struct Ours<'a, B: Backend> {
+    pub(super) rows: usize,
+    #[allow(clippy::type_complexity, reason = "the arguments of `Backend::product`")]
+    pub(super) launch:
+        &'a dyn Fn(&B::Buffer, &B::Buffer, Option<&B::Buffer>, &B::Buffer) -> Result<B::Launch>,
 }
 
 /// Finds the fastest way to do products of a shape for each of these numbers of rows, at least
-/// [`LIBRARY_ROWS`], among those that give every row the same bits. `ws` are matrices of the shape.
-/// False if there is none for some number of rows.
+/// [`LIBRARY_ROWS`], among those that give every row the same bits: those of `ours`, or without it
+/// of the library's first way. `ws` are matrices of the shape. False if there is none for some number
+/// of rows.
 ///
 /// # Errors
 /// If there is no memory for trying it, or the library refuses.
@@ -106,15 +90,30 @@ pub(super) fn tune<B: Backend>(
     shape: &ProductShape,
     ws: &[B::Buffer],
     rows: &[usize],
+    ours: Option<&Ours<'_, B>>,
 ) -> Result<bool> {
     let Some(w) = ws.first() else { return Ok(false) };
     let row = shape.out as usize * shape.result.bytes();
     let most = rows.iter().copied().max().unwrap_or(0).max(LIBRARY_ROWS);
+    let most = ours.map_or(most, |ours| most.next_multiple_of(ours.rows));
+    let x_row = shape.width as usize * shape.operand.bytes();
     let x = backend.upload(&noise(shape.operand, most * shape.width as usize))?;
     let y = backend.buffer(most * row)?;
     let add = if shape.adds { Some(backend.buffer(most * row)?) } else { None };
-    let whole = ProductShape { rows: most as u32, tuned: false, ..*shape };
-    backend.submit(&[backend.product(&whole, &x, w, add.as_ref(), &y)?])?;
+    match ours {
+        None => {
+            let whole = ProductShape { rows: most as u32, tuned: false, ..*shape };
+            backend.submit(&[backend.product(&whole, &x, w, add.as_ref(), &y)?])?;
+        }
+        Some(Ours { rows, launch }) => {
+            for first in (0..most).step_by(*rows) {
+                let part =
+                    |of: &B::Buffer, row| backend.part(of, first * row..(first + rows) * row);
+                let add = add.as_ref().map(|add| part(add, row)).transpose()?;
+                backend.submit(&[launch(&part(&x, x_row)?, w, add.as_ref(), &part(&y, row)?)?])?;
+            }
+        }
+    }
     let mut all = vec![0; most * row];
     backend.read(&y, &mut all)?;
     for &rows in rows {

@@ -12,6 +12,7 @@ use program::{Adapter, BLOCK_TOKENS, CacheLayer, Kind, Limits, Program, Step};
 use tile::types::Scalar;
 
 use super::adapters::Adapters;
+use super::alike::{self, Ours};
 use super::arena::{Layout, decode_bucket};
 use super::bridge::Bridge;
 use super::exchange::{Exchange, Partner};
@@ -23,7 +24,7 @@ use super::ring::{self, Ring};
 use super::run::{Chooser, Staged};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Wanted, Weight};
-use super::{Backend, Dispatch, LIBRARY_ROWS, ProductShape, alike};
+use super::{Backend, Dispatch, LIBRARY_ROWS, ProductShape};
 use crate::{Executor, LoadOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
 
 /// Shortest context of a class in steps of many sequences. Threadgroups without keys cost little.
@@ -173,7 +174,8 @@ impl<B: Backend> GpuExecutor<B> {
         let idle = lowering.idle_blocks();
         let blocks: Vec<usize> = limits.blocks.iter().map(|&most| most.min(1) + idle).collect();
         let layer = |(layer, group): (&CacheLayer, &usize)| {
-            Layer::new(&*backend, options.cache_type, layer, blocks[*group])
+            let most = limits.blocks[*group] + idle;
+            Layer::new(&*backend, options.cache_type, layer, blocks[*group], most)
         };
         let layers = lowering.program.layers.iter().zip(&lowering.groups).map(layer);
         let [a, b, c] = sizes.scratch.map(|bytes| backend.buffer(bytes));
@@ -296,28 +298,45 @@ impl<B: Backend> GpuExecutor<B> {
             .collect();
         rows.sort_unstable();
         rows.dedup();
-        for (shape, ws) in &shapes {
-            if !alike::tune(&*self.backend, shape, ws, &rows)? {
-                return Ok(false);
+        for chained in [true, false] {
+            if self.tune_products(&shapes, &rows, chained)? {
+                self.lowering.chained = chained;
+                return Ok(true);
             }
         }
-        self.lowering.chained = self.chains(&shapes)?;
-        Ok(true)
+        Ok(false)
     }
 
-    /// Whether our kernel has the bits of the vendor's library in products of these shapes.
-    fn chains(&mut self, shapes: &[(ProductShape, Vec<B::Buffer>)]) -> Result<bool> {
+    /// Looks for the fastest way to do each of these products for these numbers of rows, with the
+    /// bits of our own kernel if it is to compute few rows; false if there is one without.
+    fn tune_products(
+        &mut self,
+        shapes: &[(ProductShape, Vec<B::Buffer>)],
+        rows: &[usize],
+        chained: bool,
+    ) -> Result<bool> {
         let facts = self.lowering.facts;
         for (shape, ws) in shapes {
-            let chain = products::chain(&mut self.kernels, shape, facts)?;
-            let (Some((kernel, numbers)), Some(w)) = (chain, ws.first()) else { return Ok(false) };
-            self.kernels.load(&*self.backend, &mut self.pipelines)?;
-            let launch = |x: &B::Buffer, add: Option<&B::Buffer>, y: &B::Buffer| {
-                let buffers: Vec<B::Buffer> =
-                    [Some(x), add, Some(y), Some(w)].into_iter().flatten().cloned().collect();
-                self.backend.bind(&self.pipelines[kernel], &numbers, &buffers)
+            let backend = &*self.backend;
+            let found = match chained {
+                false => alike::tune(backend, shape, ws, rows, None)?,
+                true => {
+                    let chain = products::chain(&mut self.kernels, shape, facts)?;
+                    let Some((kernel, numbers)) = chain else { return Ok(false) };
+                    self.kernels.load(backend, &mut self.pipelines)?;
+                    let pipeline = &self.pipelines[kernel];
+                    let launch =
+                        |x: &B::Buffer, w: &B::Buffer, add: Option<&B::Buffer>, y: &B::Buffer| {
+                            let buffers = [Some(x), add, Some(y), Some(w)];
+                            let buffers: Vec<B::Buffer> =
+                                buffers.into_iter().flatten().cloned().collect();
+                            backend.bind(pipeline, &numbers, &buffers)
+                        };
+                    let ours = Ours { rows: products::CHAINED, launch: &launch };
+                    alike::tune(backend, shape, ws, rows, Some(&ours))?
+                }
             };
-            if !alike::has_bits_of(&*self.backend, shape, w, products::CHAINED, launch)? {
+            if !found {
                 return Ok(false);
             }
         }
@@ -378,10 +397,13 @@ impl<B: Backend> GpuExecutor<B> {
         if needed <= self.blocks[group] {
             return Ok(());
         }
-        // Bound launches use the old addresses.
-        self.classes.clear();
+        let mut own = self.layers.iter().zip(&self.lowering.groups).filter(|(_, of)| **of == group);
+        if !own.all(|(layer, _)| layer.stays()) {
+            // Bound launches use the old addresses.
+            self.classes.clear();
+        }
         let most = self.limits.blocks[group] + self.lowering.idle_blocks();
-        // Many sequences soon exceed one context, and each growth binds all classes anew.
+        // Many sequences soon exceed one context.
         let context = self.context.get(group).copied().unwrap_or(1);
         let context = if self.lowering.batched { most } else { context };
         let wanted = kv::target(needed, context, most);

@@ -1,5 +1,9 @@
 //! The cache on a GPU. Each layer has a few arrays, which depend on the element type and grow by
 //! blocks. For a layer with a recurrent state, a block is one state in f32.
+//!
+//! Where a device can reserve addresses, an array that may grow has addresses for all its blocks
+//! from the start and gets memory in whole pages, so that nothing is copied and bound launches stay
+//! valid. Elsewhere it is copied to a larger one.
 
 use formats::{Error, Result};
 use program::{BLOCK_TOKENS, CacheLayer};
@@ -40,6 +44,12 @@ pub(super) fn block_bytes(kind: CacheType, layer: &CacheLayer) -> usize {
     arrays(kind, layer).iter().map(|(_, bytes)| bytes).sum()
 }
 
+/// Bytes of `blocks` blocks over all arrays of a layer, which are in pages of this size.
+pub(super) fn bytes(kind: CacheType, layer: &CacheLayer, blocks: usize, page: usize) -> usize {
+    let array = |each: usize| each.saturating_mul(blocks).div_ceil(page).saturating_mul(page);
+    arrays(kind, layer).into_iter().map(|(_, each)| array(each)).fold(0, usize::saturating_add)
+}
+
 /// Blocks to allocate if `needed` are required: doubling up to a full context of `context` blocks,
 /// then in whole contexts.
 pub(super) fn target(needed: usize, context: usize, most: usize) -> usize {
@@ -61,10 +71,19 @@ pub(super) fn copied(kind: CacheType, layer: &CacheLayer, context: usize) -> usi
     largest.unwrap_or(0).saturating_mul(before)
 }
 
-/// An array and its size.
+/// An array and the bytes that it has memory for.
 struct Array<B> {
     buffer: B,
     bytes: usize,
+    /// The page size, if its addresses are reserved.
+    page: Option<usize>,
+}
+
+impl<B> Array<B> {
+    /// Bytes as memory comes: in whole pages, if addresses are reserved.
+    fn of(&self, bytes: usize) -> usize {
+        bytes.next_multiple_of(self.page.unwrap_or(1))
+    }
 }
 
 /// A layer's cache.
@@ -75,7 +94,7 @@ pub(super) struct Layer<B> {
 }
 
 impl<T: Clone> Layer<T> {
-    /// Allocates `blocks` blocks.
+    /// Allocates `blocks` blocks, which may grow to `most`.
     ///
     /// # Errors
     /// Too little memory.
@@ -84,11 +103,19 @@ impl<T: Clone> Layer<T> {
         kind: CacheType,
         layer: &CacheLayer,
         blocks: usize,
+        most: usize,
     ) -> Result<Self> {
         let each: Vec<usize> = arrays(kind, layer).into_iter().map(|(_, bytes)| bytes).collect();
-        let array = |bytes: &usize| {
-            let bytes = sized(*bytes, blocks)?;
-            Ok(Array { buffer: backend.buffer(bytes)?, bytes })
+        let array = |each: &usize| {
+            let bytes = sized(*each, blocks)?;
+            let Some(page) = backend.page().filter(|_| most > blocks) else {
+                return Ok(Array { buffer: backend.buffer(bytes)?, bytes, page: None });
+            };
+            // What is too large to be used is refused when it is asked for.
+            let all = each.saturating_mul(most).min(LARGEST).next_multiple_of(page);
+            let (buffer, bytes) = (backend.reserve(all)?, bytes.next_multiple_of(page));
+            backend.extend(&buffer, bytes)?;
+            Ok(Array { buffer, bytes, page: Some(page) })
         };
         let arrays = each.iter().map(array).collect::<Result<_>>()?;
         Ok(Layer { blocks: each, arrays })
@@ -105,14 +132,26 @@ impl<T: Clone> Layer<T> {
         blocks: usize,
     ) -> Result<()> {
         for (array, each) in self.arrays.iter_mut().zip(&self.blocks) {
-            let bytes = sized(*each, blocks)?;
-            if bytes > array.bytes {
-                let buffer = backend.buffer(bytes)?;
-                backend.copy(&array.buffer, &buffer)?;
-                *array = Array { buffer, bytes };
+            let bytes = array.of(sized(*each, blocks)?);
+            if bytes <= array.bytes {
+                continue;
             }
+            match array.page {
+                Some(_) => backend.extend(&array.buffer, bytes)?,
+                None => {
+                    let buffer = backend.buffer(bytes)?;
+                    backend.copy(&array.buffer, &buffer)?;
+                    array.buffer = buffer;
+                }
+            }
+            array.bytes = bytes;
         }
         Ok(())
+    }
+
+    /// Whether launches that are bound to its arrays stay valid when it grows.
+    pub(super) fn stays(&self) -> bool {
+        self.arrays.iter().all(|array| array.page.is_some())
     }
 
     /// Bytes that [`grow`](Layer::grow) adds in the end, and the most that it holds twice
@@ -123,9 +162,9 @@ impl<T: Clone> Layer<T> {
     pub(super) fn growth(&self, blocks: usize) -> Result<(usize, usize)> {
         let (mut more, mut twice) = (0, 0);
         for (array, each) in self.arrays.iter().zip(&self.blocks) {
-            let added = sized(*each, blocks)?.saturating_sub(array.bytes);
+            let added = array.of(sized(*each, blocks)?).saturating_sub(array.bytes);
             more += added;
-            twice = if added > 0 { array.bytes.max(twice) } else { twice };
+            twice = if added > 0 && array.page.is_none() { array.bytes.max(twice) } else { twice };
         }
         Ok((more, twice))
     }
@@ -198,10 +237,12 @@ impl<T: Clone> Layer<T> {
     }
 }
 
+/// Fewest bytes that an array cannot have: kernels index elements of the cache with 32 bits.
+const LARGEST: usize = 1 << 33;
+
 /// Bytes of an array of `blocks` blocks.
 fn sized(block: usize, blocks: usize) -> Result<usize> {
-    // Kernels index elements of the cache with 32 bits.
-    let bytes = block.checked_mul(blocks).filter(|bytes| *bytes < 1 << 33);
+    let bytes = block.checked_mul(blocks).filter(|bytes| *bytes < LARGEST);
     bytes.ok_or_else(|| Error::new("cache", "less than 8 GiB a layer", format!("{blocks} blocks")))
 }
 

@@ -161,6 +161,34 @@ pub trait Backend: Send + Sync + 'static {
     /// Too little memory.
     fn buffer(&self, bytes: usize) -> Result<Self::Buffer>;
 
+    /// The bytes in which reserved addresses get memory, or `None` if addresses cannot be reserved.
+    fn page(&self) -> Option<usize> {
+        None
+    }
+
+    /// Reserves addresses for `bytes`, a multiple of [`page`](Backend::page), without any memory.
+    ///
+    /// # Errors
+    /// A device that cannot, or too few addresses.
+    fn reserve(&self, bytes: usize) -> Result<Self::Buffer> {
+        Err(Error::new(
+            self.about().name,
+            "addresses to reserve",
+            format!("none for {bytes} bytes"),
+        ))
+    }
+
+    /// Gives the first `bytes` of a reserved buffer memory, a multiple of [`page`](Backend::page).
+    /// What had memory before keeps its contents, and what is new is zero. Addresses do not change,
+    /// so launches that are bound to the buffer stay valid.
+    ///
+    /// # Errors
+    /// Too little memory; the buffer is then as it was.
+    fn extend(&self, reserved: &Self::Buffer, bytes: usize) -> Result<()> {
+        let _ = reserved;
+        Err(Error::new(self.about().name, "a reserved buffer", format!("{bytes} bytes of another")))
+    }
+
     /// Allocates a buffer with these bytes.
     ///
     /// # Errors

@@ -92,8 +92,9 @@ pub struct Buffer {
 }
 
 struct Held {
+    /// Less than a buffer's range, if that is reserved.
     bytes: Mutex<Vec<u8>>,
-    _taken: Taken,
+    taken: Mutex<Vec<Taken>>,
 }
 
 impl Buffer {
@@ -101,16 +102,24 @@ impl Buffer {
         self.held.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The bytes that it has memory for.
+    fn range(&self) -> Range<usize> {
+        let Range { start, end } = self.range;
+        start..end.min(self.lock().len()).max(start)
+    }
+
     fn to_vec(&self) -> Vec<u8> {
-        self.lock()[self.range.clone()].to_vec()
+        let range = self.range();
+        self.lock()[range].to_vec()
     }
 
     fn first(&self, bytes: usize) -> Result<Range<usize>> {
-        if bytes > self.range.len() {
-            let expected = format!("at most {} bytes", self.range.len());
+        let Range { start, end } = self.range();
+        if bytes > end - start {
+            let expected = format!("at most {} bytes", end - start);
             return Err(Error::new("sim buffer", expected, bytes));
         }
-        Ok(self.range.start..self.range.start + bytes)
+        Ok(start..start + bytes)
     }
 }
 
@@ -329,7 +338,8 @@ impl Bound {
         }
         for (((_, access), buffer), after) in params().zip(&self.buffers).zip(bound) {
             if access != Access::In {
-                buffer.lock()[buffer.range.clone()].copy_from_slice(&after.bytes);
+                let range = buffer.range();
+                buffer.lock()[range].copy_from_slice(&after.bytes);
             }
         }
         Ok(())
@@ -363,13 +373,35 @@ impl Backend for Sim {
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer> {
-        let full = || Error::new("sim", "memory", format!("none for {bytes} bytes"));
-        let taken = self.meter.take_within(bytes, self.memory).ok_or_else(full)?;
-        let mut zeros = Vec::new();
-        zeros.try_reserve_exact(bytes).map_err(|_| full())?;
-        zeros.resize(bytes, 0);
-        let held = Held { bytes: Mutex::new(zeros), _taken: taken };
+        let buffer = self.reserve(bytes)?;
+        self.extend(&buffer, bytes)?;
+        Ok(buffer)
+    }
+
+    fn page(&self) -> Option<usize> {
+        // Small, so that caches of small models have several.
+        Some(1 << 12)
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<Buffer> {
+        let held = Held { bytes: Mutex::default(), taken: Mutex::default() };
         Ok(Buffer { held: Arc::new(held), range: 0..bytes })
+    }
+
+    fn extend(&self, reserved: &Buffer, bytes: usize) -> Result<()> {
+        let full = || Error::new("sim", "memory", format!("none for {bytes} bytes"));
+        if bytes > reserved.range.end {
+            let expected = format!("at most {} bytes", reserved.range.end);
+            return Err(Error::new("sim buffer", expected, bytes));
+        }
+        let mut held = reserved.lock();
+        let more = bytes.saturating_sub(held.len());
+        let taken = self.meter.take_within(more, self.memory).ok_or_else(full)?;
+        held.try_reserve_exact(more).map_err(|_| full())?;
+        let all = held.len() + more;
+        held.resize(all, 0);
+        reserved.held.taken.lock().unwrap_or_else(PoisonError::into_inner).push(taken);
+        Ok(())
     }
 
     fn pinned(&self, words: usize) -> Result<Buffer> {

@@ -107,14 +107,17 @@ pub(super) fn plan<B: Backend>(
         most.max(context(layer)).saturating_add(idle)
     };
     let layers = || program.layers.iter().enumerate();
-    let block = |layer| kv::block_bytes(options.cache_type, layer);
     let copied = |blocks: &dyn Fn(usize) -> usize| {
         let copied = layers().map(|(i, layer)| kv::copied(options.cache_type, layer, blocks(i)));
-        copied.max().unwrap_or(0)
+        copied.max().filter(|_| backend.page().is_none()).unwrap_or(0)
     };
     let cache = |blocks: &dyn Fn(usize) -> usize| {
-        let all = layers().map(|(i, layer)| block(layer).saturating_mul(blocks(i)));
-        all.fold(0, usize::saturating_add)
+        let layer = |(i, layer)| {
+            // One block, and that of rows of no sequence, are there from the start.
+            let page = backend.page().filter(|_| most(i) > 1 + idle).unwrap_or(1);
+            kv::bytes(options.cache_type, layer, blocks(i), page)
+        };
+        layers().map(layer).fold(0, usize::saturating_add)
     };
     let one = cache(&blocks).saturating_add(copied(&blocks));
     let all = cache(&most).saturating_add(copied(&most));

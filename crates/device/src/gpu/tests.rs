@@ -57,13 +57,15 @@ struct Faulty {
     /// Whether the failure breaks the device.
     breaks: AtomicBool,
     broken: AtomicBool,
+    /// Whether addresses can be reserved.
+    pages: AtomicBool,
 }
 
 impl Faulty {
     fn new(sim: Sim) -> Arc<Faulty> {
-        let (fault, calls, breaks, broken, jobs, asked, done) = Default::default();
+        let (fault, calls, breaks, broken, pages, jobs, asked, done) = Default::default();
         let when = Mutex::new(When::Now);
-        Arc::new(Faulty { sim, when, jobs, asked, done, fault, calls, breaks, broken })
+        Arc::new(Faulty { sim, when, jobs, asked, done, fault, calls, breaks, broken, pages })
     }
 
     fn when(&self) -> When {
@@ -157,6 +159,18 @@ impl Backend for Faulty {
 
     fn buffer(&self, bytes: usize) -> Result<Buffer> {
         self.step("buffer").and_then(|()| self.sim.buffer(bytes))
+    }
+
+    fn page(&self) -> Option<usize> {
+        self.sim.page().filter(|_| self.pages.load(Ordering::Relaxed))
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<Buffer> {
+        self.step("reserve").and_then(|()| self.sim.reserve(bytes))
+    }
+
+    fn extend(&self, reserved: &Buffer, bytes: usize) -> Result<()> {
+        self.step("extend").and_then(|()| self.sim.extend(reserved, bytes))
     }
 
     fn pinned(&self, words: usize) -> Result<Buffer> {
@@ -507,6 +521,35 @@ fn a_cache_that_cannot_grow_says_so_and_serves_what_fits() {
     assert_eq!(answers_of_first(&mut executor), wanted);
     assert_eq!(logits(&mut executor, 1, 0, SECOND), logits(&mut sound, 1, 0, SECOND));
     assert!(backend.usage().unwrap().peak <= memory);
+}
+
+/// A cache grows in place where addresses can be reserved: nothing is copied, nothing is bound anew,
+/// and what fails leaves what there was.
+#[test]
+fn a_cache_of_reserved_addresses_grows_where_it_is() {
+    for pages in [false, true] {
+        let backend = Faulty::new(Sim::new(Engine::Interpreter));
+        backend.pages.store(pages, Ordering::Relaxed);
+        let mut executor = load(&backend);
+        // Every class that comes later is bound, once there is room for sampling.
+        logits(&mut executor, 0, 0, FIRST).unwrap();
+        answers_of_first(&mut executor);
+        logits(&mut executor, 0, 0, SECOND).unwrap();
+        logits(&mut executor, 0, 0, FIRST).unwrap();
+        let wanted = answers_of_first(&mut executor);
+        let before = ["bind", "copy"].map(|kind| backend.calls(kind));
+        logits(&mut executor, 7, 0, SECOND).unwrap();
+        assert_eq!(answers_of_first(&mut executor), wanted);
+        let after = ["bind", "copy"].map(|kind| backend.calls(kind));
+        assert_eq!(after == before, pages, "{before:?}, then {after:?}");
+        let growth = if pages { "extend" } else { "buffer" };
+        backend.arm(growth, 1);
+        let why = logits(&mut executor, 15, 0, SECOND).unwrap_err().to_string();
+        assert!(why.contains(&format!("a failed {growth}")), "{why}");
+        assert_eq!(answers_of_first(&mut executor), wanted);
+        logits(&mut executor, 15, 0, SECOND).unwrap();
+        assert_eq!(answers_of_first(&mut executor), wanted);
+    }
 }
 
 fn answers_of_first(executor: &mut dyn Executor) -> (Vec<f32>, [u32; 2]) {
