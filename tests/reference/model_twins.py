@@ -19,7 +19,7 @@ import models
 
 EXACT = {"f32", "f16", "bf16"}
 HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
-PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "ministral3", "smollm3"}  # families whose rows of q and k the converter reorders
+PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "ministral3", "smollm3", "minicpm", "internlm2", "arcee"}  # families whose rows of q and k the converter reorders
 
 
 def tiny_tokenizer(path, vocab_size):
@@ -49,6 +49,13 @@ def with_vocabulary(self):
     self.set_vocab = self._set_vocab_sentencepiece
     write(self)
 ModelBase.write = with_vocabulary
+# Keys that it asks for, and that Transformers 5 has under other names once it has read them.
+load = ModelBase.load_hparams
+def with_all_keys(dir_model, is_mistral_format):
+    import json, pathlib
+    stated = pathlib.Path(dir_model, "config.json")
+    return {**(json.loads(stated.read_text()) if stated.exists() else {}), **load(dir_model, is_mistral_format)}
+ModelBase.load_hparams = staticmethod(with_all_keys)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -107,7 +114,11 @@ def read_back(case, path):
             "qwen3_5": gguf.MODEL_ARCH.QWEN35, "qwen3_5_moe": gguf.MODEL_ARCH.QWEN35MOE, "ministral3": gguf.MODEL_ARCH.MISTRAL3,
             "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE, "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE, "olmo3": gguf.MODEL_ARCH.OLMO2,
             "exaone4": gguf.MODEL_ARCH.EXAONE4, "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5, "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
-            "glm": gguf.MODEL_ARCH.CHATGLM, "dots1": gguf.MODEL_ARCH.DOTS1, "olmoe": gguf.MODEL_ARCH.OLMOE, "gemma": gguf.MODEL_ARCH.GEMMA}[case.family]
+            "glm": gguf.MODEL_ARCH.CHATGLM, "dots1": gguf.MODEL_ARCH.DOTS1, "olmoe": gguf.MODEL_ARCH.OLMOE, "gemma": gguf.MODEL_ARCH.GEMMA,
+            "cohere": gguf.MODEL_ARCH.COMMAND_R, "cohere2": gguf.MODEL_ARCH.COHERE2, "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+            "stablelm": gguf.MODEL_ARCH.STABLELM, "phi": gguf.MODEL_ARCH.PHI2, "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+            "nemotron": gguf.MODEL_ARCH.NEMOTRON, "arcee": gguf.MODEL_ARCH.ARCEE, "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+            "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
@@ -155,9 +166,12 @@ def read_back(case, path):
         x = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
         x = x.mT if case.family == "gpt2" and ".c_" in name and x.ndim == 2 else x.reshape(shape)
         projection = name.split(".")[-2]
-        if case.family in PERMUTED and projection in heads:
+        if (case.disguise or case.family) in PERMUTED and projection in heads:
             x = unpermute(x, heads[projection])
-        if (case.family in HYBRIDS or case.family.startswith("gemma")) and name.endswith("norm.weight"):
+        if case.family == "gpt_neox" and projection == "query_key_value":
+            # One below the other there, by turns for each head here.
+            x = x.reshape(3, config.num_attention_heads, -1).swapaxes(0, 1).reshape(shape)
+        if (case.family in HYBRIDS or case.family.startswith(("gemma", "nemotron"))) and name.endswith("norm.weight"):
             x = x - 1.0  # the converter adds it
         weights[name] = x.float()
     assert set(stored) <= {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, stored.keys()

@@ -61,6 +61,8 @@ class Case:
     lm: dict | None = None  # a folder that mlx-lm itself writes, quantised so; empty: not quantised
     images: bool = False  # the class with a tower for images, of which the decoder alone is asked
     own: bool = False  # the same weights in Mistral's own files, below folder/
+    add: dict | None = None  # fields added to config.json
+    disguise: str | None = None  # the folder is of this model_type, which Transformers has no code of its own for: see DISGUISES
 
 
 COMMON = dict(vocab_size=128, num_hidden_layers=2, max_position_embeddings=256, rms_norm_eps=1e-6,
@@ -260,6 +262,63 @@ CASES = [
                                                                            mrope_interleaved=True)), images=True),
     Case("qwen2.5-vl", "qwen2_5_vl", "bfloat16", "the same of Qwen2's, whose axes lie in blocks",
          shape(32, 2, 1, 48, **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2])), images=True),
+    Case("cohere", "cohere", "bfloat16", "attention and feed-forward side by side behind one layer norm without bias, adjacent pairs, logits by 0.5",
+         shape(48, 4, 2, 64, layer_norm_eps=1e-5, logit_scale=0.5, tie_word_embeddings=True, pad_token_id=0, **rope(10000.0)),
+         drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("cohere2", "cohere2", "bfloat16", "the same with windows of 8 in three layers of four, the fourth not rotated",
+         shape(48, 4, 2, 64, num_hidden_layers=4, layer_norm_eps=1e-5, logit_scale=0.5, sliding_window=8, tie_word_embeddings=True,
+               pad_token_id=0, **rope(10000.0)),
+         drop=("rms_norm_eps",), add=dict(rotary_pct=1.0), gguf=("f32",)),
+    Case("starcoder2", "starcoder2", "bfloat16", "layer norms, a feed-forward without a gate, biases everywhere",
+         shape(48, 4, 1, 80, norm_epsilon=1e-5, use_bias=True, sliding_window=None, tie_word_embeddings=True, **rope(10000.0)),
+         drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("starcoder2-window", "starcoder2", "float16", "a window of 8, no biases",
+         shape(32, 2, 2, 48, norm_epsilon=1e-5, use_bias=False, sliding_window=8, tie_word_embeddings=True, **rope(10000.0)),
+         drop=("rms_norm_eps",)),
+    Case("stablelm", "stablelm", "bfloat16", "layer norms, a quarter of each head rotated, biases on q, k and v",
+         shape(64, 4, 2, 80, layer_norm_eps=1e-5, use_qkv_bias=True, **rope(10000.0, rope_type="default", partial_rotary_factor=0.25)),
+         drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("stablelm-beside", "stablelm", "float16", "attention and feed-forward side by side behind one norm",
+         shape(48, 3, 3, 64, layer_norm_eps=1e-5, use_parallel_residual=True, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)),
+         drop=("rms_norm_eps",)),
+    Case("phi", "phi", "float16", "attention and feed-forward side by side behind one norm, biases everywhere and on the head, half of each head rotated",
+         shape(48, 3, 3, 192, layer_norm_eps=1e-5, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)),
+         drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("gpt-neox", "gpt_neox", "float16", "attention and feed-forward side by side, each behind a norm; q, k and v of each head on top of each other",
+         dict(hidden_size=64, num_attention_heads=4, intermediate_size=96, layer_norm_eps=1e-5, hidden_act="gelu",
+              **rope(10000.0, rope_type="default", partial_rotary_factor=0.25)),
+         drop=("rms_norm_eps",), add=dict(rotary_pct=0.25), gguf=("f32",)),
+    Case("gpt-neox-in-turn", "gpt_neox", "bfloat16", "one after the other",
+         dict(hidden_size=48, num_attention_heads=3, intermediate_size=64, layer_norm_eps=1e-5, use_parallel_residual=False,
+              **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), drop=("rms_norm_eps",)),
+    Case("nemotron", "nemotron", "bfloat16", "layer norms of 1 + w, the square of what is positive, half of each head rotated",
+         shape(64, 4, 2, 80, norm_eps=1e-5, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("arcee", "arcee", "bfloat16", "a feed-forward without a gate, of the square of what is positive",
+         shape(48, 4, 2, 64, rms_norm_eps=1e-5, **rope(10000.0)), gguf=("f32",)),
+    Case("hunyuan", "hunyuan_v1_dense", "bfloat16", "norms of each head behind the rotation; tied",
+         shape(48, 4, 2, 64, head_dim=16, pad_token_id=0, eod_token_id=2, tie_word_embeddings=True, rms_norm_eps=1e-5, **rope(10000.0)), gguf=("f32",)),
+    Case("hunyuan-alpha", "hunyuan_v1_dense", "bfloat16", "a base that is stretched for all contexts",
+         shape(32, 3, 1, 64, head_dim=16, pad_token_id=0, eod_token_id=2, rms_norm_eps=1e-5,
+               **rope(200.0, rope_type="dynamic", alpha=8.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0)), v4={}),
+    Case("minicpm", "granite", "bfloat16", "numbers that embeddings, sublayers and logits are multiplied with, as MiniCPM states them",
+         shape(48, 6, 2, 64, embedding_multiplier=2.0, attention_multiplier=8 ** -0.5, residual_multiplier=1.4 / 2 ** 0.5, logits_scaling=48 / 32,
+               **rope(10000.0)), disguise="minicpm", gguf=("f32",)),
+    Case("internlm2", "llama", "bfloat16", "q, k and v in one matrix, by groups of heads",
+         shape(48, 6, 2, 64, rms_norm_eps=1e-5, **rope(10000.0)), disguise="internlm2", gguf=("f32",)),
+    Case("internlm3", "qwen2", "bfloat16", "biases by a key of its own, a base for a context of 128, six times that of 32 positions",
+         shape(48, 4, 2, 64, max_position_embeddings=32, **rope(200.0, rope_type="dynamic", factor=6.0)), prompt=50, keep=8, context=128,
+         disguise="internlm3"),
+    Case("lfm2", "lfm2", "bfloat16", "convolutions of three rows between two gates, and attention with norms of each head in the second and fourth layer",
+         shape(48, 4, 2, 80, num_hidden_layers=4, norm_eps=1e-5, conv_L_cache=3, block_auto_adjust_ff_dim=False, tie_word_embeddings=True,
+               layer_types=["conv", "full_attention", "conv", "full_attention"], pad_token_id=0, **rope(10000.0)),
+         drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("lfm2-adjusted", "lfm2", "float32", "a feed-forward of two thirds, rounded up; layers by the numbers of those that are attention; 300 tokens",
+         shape(32, 3, 1, 100, head_dim=16, norm_eps=1e-5, conv_L_cache=4, block_multiple_of=32, block_ffn_dim_multiplier=1.0,
+               tie_word_embeddings=True, full_attn_idxs=[1], pad_token_id=0, max_position_embeddings=512, **rope(10000.0)),
+         drop=("rms_norm_eps", "layer_types"), prompt=300, keep=8),
+    Case("qwen3-vl-moe", "qwen3_vl_moe", "bfloat16", "a checkpoint with images, whose decoder is Qwen3-MoE: 2 of 4 experts in stacks",
+         shape(48, 3, 1, 64, head_dim=16, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2,
+               **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2], mrope_interleaved=True)), prompt=9, images=True),
     Case("gpt2", "gpt2", "float32", "learned positions, layer norms with biases, matrices [in, out], q, k and v in one; tied",
          dict(n_embd=48, n_head=3, n_inner=None, n_ctx=256, tie_word_embeddings=True, vocab_size=127), drop=("rms_norm_eps",), gguf=("f32",)),
     Case("gpt2-scaled", "gpt2", "float16", "scores divided by the layer's number, a feed-forward of a width of its own, exact GELU, untied",
@@ -359,8 +418,12 @@ FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
             "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "glm4_moe": "Glm4Moe", "ministral": "Ministral", "gpt2": "GPT2",
             "ministral3": "Ministral3", "granitemoe": "GraniteMoe", "granitemoeshared": "GraniteMoeShared", "olmo3": "Olmo3", "exaone4": "Exaone4",
             "ernie4_5": "Ernie4_5", "seed_oss": "SeedOss", "glm": "Glm", "dots1": "Dots1", "olmoe": "Olmoe", "gemma": "Gemma",
-            "qwen3_vl": "Qwen3VL", "qwen2_5_vl": "Qwen2_5_VL"}
-TOWERS = {"qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
+            "qwen3_vl": "Qwen3VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl_moe": "Qwen3VLMoe", "cohere": "Cohere", "cohere2": "Cohere2",
+            "starcoder2": "Starcoder2", "stablelm": "StableLm", "phi": "Phi", "gpt_neox": "GPTNeoX", "nemotron": "Nemotron", "arcee": "Arcee",
+            "hunyuan_v1_dense": "HunYuanDenseV1", "lfm2": "Lfm2"}
+TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
+                               num_position_embeddings=4, deepstack_visual_indexes=[0]),
+          "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                            num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen2_5_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=32,
                              fullatt_block_indexes=[0])}
@@ -404,7 +467,8 @@ def random_weight(case_name, name, size):
     stream = np.random.Generator(np.random.PCG64([zlib.crc32(case_name.encode()), zlib.crc32(name.encode())]))
     x = stream.standard_normal(size)
     if "norm" in name or ".ln_" in name and name.endswith("weight"):
-        less_one = case_name.removeprefix("mlx-").startswith(("gemma", "qwen3-next", "qwen3.5")) and "linear_attn" not in name
+        less_one = case_name.removeprefix("mlx-").startswith(("gemma", "qwen3-next", "qwen3.5", "nemotron")) and "linear_attn" not in name
+        less_one |= name.endswith("norm.bias")
         return 0.25 * x + (0.0 if less_one else 1.0)
     if name.endswith("A_log"):
         # States that last: most of them stays from token to token.
@@ -413,7 +477,7 @@ def random_weight(case_name, name, size):
         return 0.3 * x
     if name.endswith("sinks"):
         return x
-    if any(table in name for table in ("embed_tokens", "lm_head", "wte", "wpe")):
+    if any(table in name for table in ("embed_tokens", "embed_in", "lm_head", "embed_out", "wte", "wpe")):
         # Gemma multiplies its embedding by sqrt(hidden): more, and every token would be followed by itself.
         return (0.6 if case_name.startswith("gemma") else 2.0) * x / np.sqrt(size[-1])
     if ".c_" in name:
@@ -527,9 +591,11 @@ def record(model, ids):
     def keep_input(_module, inputs, named):
         seen.setdefault("embeddings", (inputs[0] if inputs else named["hidden_states"])[0])
 
-    gpt2 = model.config.model_type == "gpt2"
-    inner = model.transformer if gpt2 else getattr(model.model, "language_model", model.model)
-    norm, layers = (inner.ln_f, inner.h) if gpt2 else (inner.norm, inner.layers)
+    inner = getattr(model, model.base_model_prefix)
+    inner = getattr(inner, "language_model", inner)
+    layers = inner.h if hasattr(inner, "h") else inner.layers
+    norms = [getattr(inner, name) for name in ("ln_f", "norm", "final_layernorm", "final_layer_norm", "embedding_norm") if hasattr(inner, name)]
+    norm, = norms
     parts = {"norm": norm} | {f"hidden.{i}": layer for i, layer in enumerate(layers)}
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
     # What a model multiplies its embeddings with is in the input to the first layer.
@@ -681,6 +747,9 @@ def write_checkpoint(case, weights, folder):
         write_json(folder / "config.v4.json", older_dialect(config, case.v4))
     if case.drop:
         write_json(folder / "config.json", {k: v for k, v in config.items() if k not in case.drop})
+    if case.add:
+        config = json.loads((folder / "config.json").read_text())
+        write_json(folder / "config.json", config | case.add)
     if case.stacked:
         save_file({name: x.contiguous() for name, x in weights.items()}, folder / "model.safetensors", {"format": "pt"})
     if case.prefix:
@@ -694,6 +763,51 @@ def write_checkpoint(case, weights, folder):
         config.pop("architectures")
         write_json(folder / "config.json", outer)
     check_checkpoint(case, weights, folder)
+    if case.disguise:
+        config, weights = DISGUISES[case.disguise](json.loads((folder / "config.json").read_text()), weights)
+        write_json(folder / "config.json", config)
+        save_file({name: x.contiguous() for name, x in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def as_minicpm(config, weights):
+    """Granite is the same model where these numbers are alike."""
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    other = {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": config.pop("embedding_multiplier"),
+             "scale_depth": config.pop("residual_multiplier") * layers ** 0.5, "dim_model_base": round(hidden / config.pop("logits_scaling"))}
+    assert abs(config.pop("attention_multiplier") - (hidden / config["num_attention_heads"]) ** -0.5) < 1e-9
+    return config | other, weights
+
+
+def as_internlm2(config, weights):
+    """Llama is the same model, with other names and with q, k and v of each key/value head in one."""
+    names = {"model.embed_tokens": "model.tok_embeddings", "lm_head": "output", "input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm",
+             "self_attn.o_proj": "attention.wo", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3", "mlp.down_proj": "feed_forward.w2"}
+    groups, stored = config["num_key_value_heads"], {}
+    for name, x in weights.items():
+        part = name.split("self_attn.")[-1].removesuffix(".weight")
+        if part == "q_proj":
+            q, k, v = (weights[name.replace("q_proj", f"{one}_proj")] for one in "qkv")
+            joined = torch.cat([y.reshape(groups, -1, y.shape[-1]) for y in (q, k, v)], 1)
+            stored[name.replace("self_attn.q_proj", "attention.wqkv")] = joined.reshape(-1, x.shape[-1])
+        elif part not in ("k_proj", "v_proj"):
+            for known, own in names.items():
+                name = name.replace(known, own)
+            stored[name] = x
+    config["bias"] = config.pop("attention_bias")
+    del config["mlp_bias"]
+    return config | {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2"}, stored
+
+
+def as_internlm3(config, weights):
+    """Qwen2 is the same model, which has biases on q, k and v and no key for them."""
+    for key in ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"):
+        config.pop(key, None)
+    return config | {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "qkv_bias": True, "bias": False,
+                     "head_dim": config["hidden_size"] // config["num_attention_heads"]}, weights
+
+
+# Models that Transformers runs by code that comes with them: made of one of its own that computes the same.
+DISGUISES = {"minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3}
 
 
 def check_checkpoint(case, weights, folder):

@@ -79,6 +79,16 @@ impl Raw {
     /// # Errors
     /// What is missing, or of another type, by key.
     pub(crate) fn read(files: &Files<'_>, activations: &[&str]) -> Result<Raw> {
+        files.keys.only(Key("hidden_act", ""), activations)?;
+        Raw::read_normed(files, Key("rms_norm_eps", "attention.layer_norm_rms_epsilon"), 1e-6)
+    }
+
+    /// The same, for another key of the number that is added in norms, which is `usual` where
+    /// `config.json` does not say it; the function in feed-forwards is for the architecture to read.
+    ///
+    /// # Errors
+    /// As [`Raw::read`].
+    pub(crate) fn read_normed(files: &Files<'_>, eps: Key, usual_eps: f64) -> Result<Raw> {
         let keys = &files.keys;
         if let Some(metadata) = files.metadata() {
             metadata.check_model()?;
@@ -86,7 +96,6 @@ impl Raw {
         let rows = rows_of_embedding(files)?;
         let layers = keys.needed(Key("num_hidden_layers", "block_count"))?;
         let heads = keys.needed(Key("num_attention_heads", "attention.head_count"))?;
-        keys.only(Key("hidden_act", ""), activations)?;
         let head_dim = head_dim(files, &heads)?;
         let mut warnings = Vec::new();
         const CONTEXT: Key = Key("max_position_embeddings", "context_length");
@@ -101,10 +110,9 @@ impl Raw {
         let width = head_dim.as_ref().map_or_else(usual, |head_dim| head_dim.value);
         let rotation = scaling::read(files, width)?;
         const FEED_FORWARD: Key = Key("intermediate_size", "feed_forward_length");
-        const EPS: Key = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
         let norm_eps = match keys.dialect() {
-            Dialect::Gguf => keys.needed_number(EPS)?,
-            Dialect::HuggingFace => keys.number_or(EPS, 1e-6)?,
+            Dialect::Gguf => keys.needed_number(eps)?,
+            Dialect::HuggingFace => keys.number_or(eps, usual_eps)?,
         };
         Ok(Raw {
             architecture: files.architecture,
@@ -133,6 +141,26 @@ impl Raw {
             warnings,
             loaded: files.context,
         })
+    }
+
+    /// Of each head, the part `usual` is rotated where `config.json` says no other.
+    ///
+    /// # Errors
+    /// A part that is none.
+    pub(crate) fn turns_part(&mut self, files: &Files<'_>, usual: f64) -> Result<()> {
+        let width = self.head_dim.clone().unwrap_or_else(|| {
+            let heads = self.heads.value.max(1);
+            self.hidden.clone().map(|hidden| hidden / heads)
+        });
+        let unsaid = |rotation: &&mut Rotation| rotation.rotary.is_none();
+        let rotation = self.rotation.as_mut().filter(unsaid);
+        if let (Dialect::HuggingFace, Some(rotation)) = (files.keys.dialect(), rotation) {
+            if !(0.0..=1.0).contains(&usual) {
+                return Err(width.wrong("a part from 0 to 1 of each head to be rotated", usual));
+            }
+            rotation.rotary = Some(width.map(|width| (width as f64 * usual) as usize));
+        }
+        Ok(())
     }
 
     /// The configuration, if all numbers are of models and fit each other.
@@ -270,6 +298,7 @@ impl Config {
             qkv_bias: Bias::Never,
             output_bias: Bias::Never,
             qk_norm: QkNorm::None,
+            rotates_first: false,
             window: self.windows.get(layer).copied().flatten(),
             chunked: false,
             rope: self.rope.clone(),

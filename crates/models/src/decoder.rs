@@ -6,8 +6,8 @@ use crate::names::Recipes;
 use crate::{Config, Ending, Layers, Opened};
 use formats::Result;
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, RmsNorm, Step, Stored,
-    Tensor, Weights,
+    Attention, AttentionOptions, Bias, Builder, Embedding, LayerNorm, Linear, Mlp, RmsNorm, Step,
+    Stored, Tensor, Unary, Weights,
 };
 
 /// A layer from the residual stream to itself, or from hidden states to logits.
@@ -25,6 +25,17 @@ pub(crate) type AttentionOf = Box<dyn Fn(&Config, usize) -> AttentionOptions>;
 /// Makes a norm of the weight of a name.
 pub(crate) type Norm = fn(&Builder<'_>, &str, &Config) -> Result<Layer>;
 
+/// How attention and feed-forward follow each other in a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The feed-forward reads what attention leaves in the residual stream.
+    InTurn,
+    /// Both read the block's input, each through a norm of its own.
+    Beside,
+    /// Both read the block's input through attention's norm.
+    BesideOneNorm,
+}
+
 /// The parts in which architectures differ.
 pub(crate) struct Parts {
     /// The options of each layer's attention.
@@ -37,6 +48,8 @@ pub(crate) struct Parts {
     pub(crate) norm: Norm,
     /// Whether sublayers are normed in front, and behind.
     pub(crate) normed: (bool, bool),
+    /// How the sublayers follow each other.
+    pub(crate) order: Order,
     /// Whether the head has a bias.
     pub(crate) head_bias: Bias,
     /// Whether a learned embedding of each token's position, `positions`, is added to its own.
@@ -57,6 +70,7 @@ impl Parts {
             feed_forward: Box::new(move |builder, config, i| gated(builder, config, i, mlp_bias)),
             norm: rms_norm,
             normed: (true, false),
+            order: Order::InTurn,
             head_bias: Bias::Never,
             learned_positions: false,
             multipliers: [1.0; 3],
@@ -72,6 +86,42 @@ pub(crate) fn gated(builder: &Builder<'_>, config: &Config, i: usize, bias: Bias
     let name = format!("blocks.{i}.mlp");
     let mlp = Mlp::new(builder, &name, config.hidden, config.feed_forward, bias)?;
     Ok(Box::new(move |x| mlp.forward(x)))
+}
+
+/// A feed-forward without a gate: `down(f(up(x)))`, where `functions` are applied one after the
+/// other.
+///
+/// # Errors
+/// Weights that are missing, or do not fit the configuration.
+pub(crate) fn ungated(
+    builder: &Builder<'_>,
+    config: &Config,
+    i: usize,
+    functions: &'static [Unary],
+    bias: Bias,
+) -> Result<Layer> {
+    let (hidden, ff) = (config.hidden, config.feed_forward);
+    let linear =
+        |part: &str, shape| Linear::new(builder, &format!("blocks.{i}.mlp.{part}"), shape, bias);
+    let (up, down) = (linear("up", [ff, hidden])?, linear("down", [hidden, ff])?);
+    Ok(Box::new(move |x| {
+        let y = functions.iter().fold(up.forward(x), |y, f| y.map(*f));
+        down.forward(&y)
+    }))
+}
+
+/// A layer norm, with a bias or without.
+///
+/// # Errors
+/// Weights that are missing, or do not fit the configuration.
+pub(crate) fn layer_norm(
+    builder: &Builder<'_>,
+    name: &str,
+    config: &Config,
+    bias: Bias,
+) -> Result<Layer> {
+    let norm = LayerNorm::new(builder, name, config.hidden, config.norm_eps, bias)?;
+    Ok(Box::new(move |x| norm.forward(x)))
 }
 
 fn rms_norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<Layer> {
@@ -155,6 +205,28 @@ struct Decoder {
 struct Block {
     attention: Sublayer,
     mlp: Sublayer,
+    order: Order,
+}
+
+impl Block {
+    /// The residual stream behind the block, which gets `share` of each sublayer's result.
+    fn forward(&self, x: &Tensor, share: f32) -> Tensor {
+        let (attention, mlp) = (&self.attention, &self.mlp);
+        let both = |y: Tensor, z: Tensor| x.add(&scaled(y, share)).add(&scaled(z, share));
+        match self.order {
+            Order::InTurn => {
+                let x = x.add(&scaled(attention.result(&attention.normed(x)), share));
+                x.add(&scaled(mlp.result(&mlp.normed(&x)), share))
+            }
+            Order::Beside => {
+                both(attention.result(&attention.normed(x)), mlp.result(&mlp.normed(x)))
+            }
+            Order::BesideOneNorm => {
+                let normed = attention.normed(x);
+                both(attention.result(&normed), mlp.result(&normed))
+            }
+        }
+    }
 }
 
 /// A layer and its norms.
@@ -165,14 +237,15 @@ struct Sublayer {
 }
 
 impl Sublayer {
-    /// Its result, of which the residual stream gets `share`.
-    fn forward(&self, x: &Tensor, share: f32) -> Tensor {
-        let y = match &self.in_front {
-            Some(norm) => (self.layer)(&norm(x)),
-            None => (self.layer)(x),
-        };
-        let y = self.behind.as_ref().map_or_else(|| y.clone(), |norm| norm(&y));
-        x.add(&scaled(y, share))
+    /// What the layer reads of the residual stream.
+    fn normed(&self, x: &Tensor) -> Tensor {
+        self.in_front.as_ref().map_or_else(|| x.clone(), |norm| norm(x))
+    }
+
+    /// What it adds to the residual stream.
+    fn result(&self, x: &Tensor) -> Tensor {
+        let y = (self.layer)(x);
+        self.behind.as_ref().map_or_else(|| y.clone(), |norm| norm(&y))
     }
 }
 
@@ -201,11 +274,11 @@ impl Decoder {
                 behind: norm(behind, "after_attention_norm")?,
             };
             let mlp = Sublayer {
-                in_front: norm(front, "mlp_norm")?,
+                in_front: norm(front && parts.order != Order::BesideOneNorm, "mlp_norm")?,
                 layer: (parts.feed_forward)(builder, config, i)?,
                 behind: norm(behind, "after_mlp_norm")?,
             };
-            Ok(Block { attention, mlp })
+            Ok(Block { attention, mlp, order: parts.order })
         };
         let blocks = (0..config.layers).map(block).collect::<Result<_>>()?;
         let norm = (parts.norm)(builder, "norm", config)?;
@@ -221,8 +294,7 @@ impl Decoder {
         }
         x = x.trace("embed");
         for (i, block) in self.blocks.iter().enumerate() {
-            x = block.attention.forward(&x, residual);
-            x = block.mlp.forward(&x, residual).trace(format!("blocks.{i}"));
+            x = block.forward(&x, residual).trace(format!("blocks.{i}"));
         }
         (self.norm)(&x.select()).trace("norm")
     }

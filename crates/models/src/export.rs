@@ -13,7 +13,7 @@ use crate::keys::Asked;
 use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
-use crate::{Architecture, Config, Options, experts, hybrid, scaling};
+use crate::{Architecture, Config, Options, experts, hybrid, lfm2, scaling};
 use formats::gguf::{Array, Value};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
 use nn::Pairing;
@@ -54,10 +54,14 @@ pub enum From {
 /// Architectures whose rows of q and k GGUF has in the order in which adjacent elements rotate
 /// together, by their names in config.json.
 const PERMUTED: &[&str] = &[
+    "arcee",
     "granite",
     "granitemoe",
     "granitemoeshared",
+    "internlm2",
+    "internlm3",
     "llama",
+    "minicpm",
     "ministral",
     "ministral3",
     "mistral",
@@ -66,7 +70,11 @@ const PERMUTED: &[&str] = &[
 ];
 
 /// Architectures for which GGUF lists the layers that have windows, by their names in config.json.
-const LISTED: &[&str] = &["exaone4", "gemma3", "olmo3"];
+const LISTED: &[&str] = &["cohere2", "exaone4", "gemma3", "olmo3"];
+
+/// Architectures for which GGUF says that the rotation is not stretched, by their names in
+/// config.json.
+const UNSCALED: &[&str] = &["cohere", "cohere2", "nemotron"];
 
 impl Architecture {
     /// Whether GGUF has the rows of q and k in the order in which adjacent elements rotate together,
@@ -106,12 +114,18 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let count = experts::count(&files.keys)?;
     let (mut metadata, net) =
         (metadata(config, stated, held, count), hybrid::metadata(&files, held)?);
-    let net = match architecture.name.ends_with("_vl") {
+    let net = match ["_vl", "_vl_moe"].iter().any(|end| architecture.name.ends_with(end)) {
         true => vec![hybrid::sections(&files)?],
         false => net,
     };
+    let heads = lfm2::metadata(config, held);
+    metadata.retain(|(key, _)| {
+        !heads.iter().any(|(own, _)| *key == format!("{}.{own}", architecture.gguf))
+    });
     metadata.extend(
-        net.into_iter().map(|(key, value)| (format!("{}.{key}", architecture.gguf), value)),
+        net.into_iter()
+            .chain(heads)
+            .map(|(key, value)| (format!("{}.{key}", architecture.gguf), value)),
     );
     let key_heads = files.keys.size("linear_num_key_heads")?.map(|heads| heads.value);
     let tiled = key_heads.filter(|_| architecture.name != hybrid::NEXT);
@@ -284,7 +298,12 @@ fn rotation(
         add("scaling.factor", number(factor));
     };
     Ok(match scaling.value.clone() {
-        Scaling::None => Vec::new(),
+        Scaling::None => {
+            if UNSCALED.contains(&config.architecture.name) {
+                add("scaling.type", Value::String("none".to_owned()));
+            }
+            Vec::new()
+        }
         Scaling::Linear { factor } => {
             kind("linear", factor);
             Vec::new()
@@ -353,11 +372,17 @@ fn weights(config: &Config, held: &[Weight], [experts, key_heads]: [usize; 2]) -
         for canonical in [canonical.clone(), format!("{canonical}.bias")] {
             let named = candidates(&canonical, Dialect::Gguf, tables);
             let Some(name) = named.into_iter().next() else { continue };
-            let made =
-                match hybrid::exported(held, &canonical, (key_heads > 0).then_some(key_heads)) {
-                    Some(made) => made,
-                    None => made(held, &canonical, config, experts),
-                };
+            // What GGUF has in parts as well as in one: readers take the parts.
+            let apart = canonical.strip_suffix(".qkv").or(canonical.strip_suffix(".qkv.bias"));
+            let apart = apart.map(|block| candidates(&format!("{block}.q"), Dialect::Gguf, tables));
+            if apart.is_some_and(|names| !names.is_empty()) {
+                continue;
+            }
+            let own = hybrid::exported(held, &canonical, (key_heads > 0).then_some(key_heads));
+            let made = match own.or_else(|| lfm2::exported(held, &canonical)) {
+                Some(made) => made,
+                None => made(held, &canonical, config, experts),
+            };
             let Some((source, shape)) = made else { continue };
             if !all.iter().any(|known| known.name == name) {
                 all.push(Exported { name, shape, from: From::Source(source) });

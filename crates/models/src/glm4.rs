@@ -73,11 +73,8 @@ fn open_normed(files: &Files<'_>, behind: bool) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.pairing = Pairing::Adjacent;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
-    let rotation = raw.rotation.as_mut().filter(|rotation| rotation.rotary.is_none());
-    if let (true, Some(rotation), Some(head_dim)) = (hugging_face, rotation, &raw.head_dim) {
-        // Half of each head, where nothing is said.
-        rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 2));
-    }
+    // Half of each head, where nothing is said.
+    raw.turns_part(files, 0.5)?;
     let stated = keys.flag(Key("attention_bias", ""))?;
     let bias = match (hugging_face, stated) {
         (true, Some(false)) => Bias::Never,

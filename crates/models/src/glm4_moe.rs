@@ -57,11 +57,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
-    let rotation = raw.rotation.as_mut().filter(|rotation| rotation.rotary.is_none());
-    if let (true, Some(rotation), Some(head_dim)) = (hugging_face, rotation, &raw.head_dim) {
-        // Half of each head, where nothing is said.
-        rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 2));
-    }
+    // Half of each head, where nothing is said.
+    raw.turns_part(files, 0.5)?;
     guesses(files, &mut raw)?;
     // GGUF does not say it: the norms are there or not.
     let normed = match hugging_face {

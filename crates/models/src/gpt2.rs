@@ -8,7 +8,7 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, phimoe};
 use formats::{Error, Result, Source, shape};
-use nn::{AttentionOptions, Bias, Builder, Linear, Pairing, Stored, Unary, Weights};
+use nn::{AttentionOptions, Bias, Pairing, Stored, Unary, Weights};
 
 const NAMES: &[Row] = &[
     ("embed", "transformer.wte", "token_embd"),
@@ -46,7 +46,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     keys.flag(Key("reorder_and_upcast_attn", ""))?;
     let scaled = keys.flag(Key("scale_attn_weights", ""))?.unwrap_or(true);
     let by_layer = keys.flag(Key("scale_attn_by_inverse_layer_idx", ""))?.unwrap_or(false);
-    let act = activation(files)?;
+    let act = activation(files, "activation_function", &[Unary::GeluTanh])?;
     let config = Raw {
         architecture: files.architecture,
         layers: keys.needed(Key("n_layer", "block_count"))?,
@@ -78,7 +78,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         AttentionOptions { qkv_bias, output_bias, scale, ..config.attention(layer) }
     };
     let parts = decoder::Parts {
-        feed_forward: Box::new(move |builder, config, i| feed_forward(builder, config, i, act)),
+        feed_forward: Box::new(move |builder, config, i| {
+            decoder::ungated(builder, config, i, act, Bias::Always)
+        }),
         norm: phimoe::norm,
         learned_positions: true,
         ..decoder::Parts::new(Bias::Always, attention)
@@ -90,32 +92,31 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(decoder::open_recipes(config, parts, part))
 }
 
-/// The function between the matrices of a feed-forward.
-fn activation(files: &Files<'_>) -> Result<Unary> {
-    const KEY: Key = Key("activation_function", "");
-    const KNOWN: &[&str] = &["gelu_new", "gelu_pytorch_tanh", "gelu", "relu", "silu"];
-    files.keys.only(KEY, KNOWN)?;
-    Ok(match files.keys.text(KEY)? {
-        Some("gelu") => Unary::GeluErf,
-        Some("relu") => Unary::Relu,
-        Some("silu") => Unary::Silu,
-        _ => Unary::GeluTanh,
-    })
-}
-
-/// `down(f(up(x)))`.
-fn feed_forward(
-    builder: &Builder<'_>,
-    config: &Config,
-    i: usize,
-    f: Unary,
-) -> Result<decoder::Layer> {
-    let (hidden, ff) = (config.hidden, config.feed_forward);
-    let linear = |part: &str, shape| {
-        Linear::new(builder, &format!("blocks.{i}.mlp.{part}"), shape, Bias::Always)
-    };
-    let (up, down) = (linear("up", [ff, hidden])?, linear("down", [hidden, ff])?);
-    Ok(Box::new(move |x| down.forward(&up.forward(x).map(f))))
+/// The function between the matrices of a feed-forward, `usual` where nothing is said.
+///
+/// # Errors
+/// Another function, by key.
+pub(crate) fn activation(
+    files: &Files<'_>,
+    key: &'static str,
+    usual: &'static [Unary],
+) -> Result<&'static [Unary]> {
+    const KNOWN: &[(&str, &[Unary])] = &[
+        ("gelu_new", &[Unary::GeluTanh]),
+        ("gelu_pytorch_tanh", &[Unary::GeluTanh]),
+        ("gelu_fast", &[Unary::GeluTanh]),
+        ("gelu", &[Unary::GeluErf]),
+        ("relu", &[Unary::Relu]),
+        ("relu2", &[Unary::Relu, Unary::Square]),
+        ("silu", &[Unary::Silu]),
+    ];
+    let key = Key(key, "");
+    let Some(name) = files.keys.text(key)? else { return Ok(usual) };
+    let found = KNOWN.iter().find(|(known, _)| *known == name);
+    let known = || KNOWN.iter().map(|(known, _)| *known).collect::<Vec<_>>();
+    found
+        .map(|(_, functions)| *functions)
+        .ok_or_else(|| files.keys.wrong(key, known().join(", "), crate::keys::clipped(name)))
 }
 
 /// The weight `name`, if it is not stored as it is: rows of a fused matrix or bias, and matrices

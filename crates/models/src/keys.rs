@@ -157,7 +157,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Notes what a key says that GGUF has too, by a name of its own.
-    fn state(&self, key: Key, value: Option<Typed>) {
+    pub(crate) fn state(&self, key: Key, value: Option<Typed>) {
         const SAME: &[&str] =
             &["attn_logit_softcapping", "final_logit_softcapping", "interleave_moe_layer_step"];
         let named = !key.1.is_empty() && (key.0 != key.1 || SAME.contains(&key.1));
@@ -167,8 +167,16 @@ impl<'a> Keys<'a> {
     }
 
     fn whole(&self, key: impl Into<Key>) -> Result<Option<usize>> {
-        let json = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
-        let gguf = |metadata: &Metadata, key: &str| Ok(metadata.u32(key)?.map(|n| n as usize));
+        // 1e6 is how some write a million.
+        let whole = |n: f64| (n.fract() == 0.0 && (0.0..9e15).contains(&n)).then_some(n as u64);
+        let json = |value: &Value| {
+            let number = value.as_u64().or_else(|| value.as_f64().and_then(whole));
+            number.and_then(|n| usize::try_from(n).ok())
+        };
+        let gguf = |metadata: &Metadata, key: &str| match metadata.get(key) {
+            Some(Typed::Array(_)) => one_for_all(metadata, key),
+            _ => Ok(metadata.u32(key)?.map(|n| n as usize)),
+        };
         let key = key.into();
         let found = self.read(key, "a whole number", json, gguf)?;
         self.state(key, found.and_then(|n| Some(Typed::U32(u32::try_from(n).ok()?))));
@@ -360,6 +368,21 @@ impl<'a> Keys<'a> {
             .and(" loads the model as if it were not there");
         let error = Error::new(place, "settings that this architecture has", clipped(value));
         error.of(ErrorKind::Unsupported).hint(hint)
+    }
+}
+
+/// The number that a list of GGUF's has for every layer; layers with 0 have no such part, as their
+/// weights say again.
+fn one_for_all(metadata: &Metadata, key: &str) -> Result<Option<usize>> {
+    let list = metadata.u32s(key)?.unwrap_or_default();
+    let one = list.iter().copied().find(|n| *n > 0);
+    match list.iter().find(|n| **n > 0 && Some(**n) != one) {
+        Some(other) => {
+            let expected = "the same number for all layers: others are not supported";
+            let found = format!("{} and {other}", one.unwrap_or(0));
+            Err(Error::new(metadata.at(key), expected, found).of(ErrorKind::Unsupported))
+        }
+        None => Ok(one.map(|n| n as usize)),
     }
 }
 

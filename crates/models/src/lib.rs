@@ -7,6 +7,8 @@
 //! `forward` once to record a Program. Nothing here names a device, an element type or a
 //! quantisation of weights, but for the recipe of those that are stored in several tensors.
 
+mod arcee;
+mod cohere;
 mod config;
 mod decoder;
 mod dots1;
@@ -21,21 +23,29 @@ mod gemma3;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
+mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod granitemoe;
 mod harmless;
+mod hunyuan;
 mod hybrid;
+mod internlm2;
 mod keys;
+mod lacking;
+mod lfm2;
 mod llama;
 mod llama4;
+mod minicpm;
 mod ministral;
 mod ministral3;
 mod mistral;
 mod mixtral;
 mod names;
+mod nemotron;
 mod olmo2;
 mod olmoe;
+mod phi;
 mod phi3;
 mod phimoe;
 mod quantisation;
@@ -51,6 +61,8 @@ mod rope;
 mod scaling;
 mod seed_oss;
 mod smollm3;
+mod stablelm;
+mod starcoder2;
 mod stated;
 mod unused;
 mod windows;
@@ -88,6 +100,9 @@ pub struct Architecture {
 
 /// Every architecture that Delft runs.
 pub const ARCHITECTURES: &[&Architecture] = &[
+    &arcee::ARCHITECTURE,
+    &cohere::ARCHITECTURE,
+    &cohere::COHERE2,
     &dots1::ARCHITECTURE,
     &ernie4_5::ARCHITECTURE,
     &exaone4::ARCHITECTURE,
@@ -98,19 +113,27 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &glm4::ARCHITECTURE,
     &glm4_moe::ARCHITECTURE,
     &gpt2::ARCHITECTURE,
+    &gpt_neox::ARCHITECTURE,
     &gpt_oss::ARCHITECTURE,
     &granite::ARCHITECTURE,
     &granitemoe::ARCHITECTURE,
     &granitemoe::SHARED,
+    &hunyuan::ARCHITECTURE,
+    &internlm2::ARCHITECTURE,
+    &internlm2::INTERNLM3,
+    &lfm2::ARCHITECTURE,
     &llama::ARCHITECTURE,
     &llama4::ARCHITECTURE,
+    &minicpm::ARCHITECTURE,
     &ministral::ARCHITECTURE,
     &ministral3::ARCHITECTURE,
     &mistral::ARCHITECTURE,
     &mixtral::ARCHITECTURE,
+    &nemotron::ARCHITECTURE,
     &olmo2::ARCHITECTURE,
     &olmo2::OLMO3,
     &olmoe::ARCHITECTURE,
+    &phi::ARCHITECTURE,
     &phi3::ARCHITECTURE,
     &phimoe::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
@@ -118,12 +141,15 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &qwen2_moe::ARCHITECTURE,
     &qwen3::ARCHITECTURE,
     &qwen_vl::QWEN3,
+    &qwen_vl::QWEN3_MOE,
     &qwen3_5::ARCHITECTURE,
     &qwen3_5_moe::ARCHITECTURE,
     &qwen3_moe::ARCHITECTURE,
     &qwen3_next::ARCHITECTURE,
     &seed_oss::ARCHITECTURE,
     &smollm3::ARCHITECTURE,
+    &stablelm::ARCHITECTURE,
+    &starcoder2::ARCHITECTURE,
 ];
 
 /// How a model is read.
@@ -185,10 +211,12 @@ fn unknown(place: String, name: &str, dialect: Dialect) -> Error {
         ARCHITECTURES.iter().map(spelled).filter(|name| !name.is_empty()).collect();
     known.sort_unstable();
     known.dedup();
+    let hint = match lacking::what(name) {
+        Some(what) => format!("this architecture is not supported: it needs {what}"),
+        None => "this architecture is not supported yet".to_owned(),
+    };
     let name = keys::clipped(name);
-    Error::new(place, known.join(", "), name)
-        .of(ErrorKind::Unsupported)
-        .hint("this architecture is not supported yet")
+    Error::new(place, known.join(", "), name).of(ErrorKind::Unsupported).hint(hint)
 }
 
 /// A model's layers, ready to record.

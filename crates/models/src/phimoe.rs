@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Builder, LayerNorm, Odds};
+use nn::{AttentionOptions, Bias, Builder, Odds};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Phi-3.5-MoE",
@@ -19,7 +19,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-const FACTORS: &[crate::names::Row] = &[
+/// The factors of LongRoPE in GGUF.
+pub(crate) const FACTORS: &[crate::names::Row] = &[
     ("rope_factors_long", "rope_factors_long", "rope_factors_long"),
     ("rope_factors_short", "rope_factors_short", "rope_factors_short"),
 ];
@@ -52,6 +53,5 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 
 /// A layer norm with a bias.
 pub(crate) fn norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<decoder::Layer> {
-    let norm = LayerNorm::new(builder, name, config.hidden, config.norm_eps, Bias::Always)?;
-    Ok(Box::new(move |x| norm.forward(x)))
+    decoder::layer_norm(builder, name, config, Bias::Always)
 }

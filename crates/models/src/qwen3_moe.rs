@@ -1,7 +1,7 @@
 //! Qwen3-MoE (Yang et al. 2025): Qwen3 with a mixture of experts in all blocks but those that the
 //! configuration leaves dense.
 
-use crate::config::{LAYERS, Raw};
+use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3, windows};
@@ -20,6 +20,15 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
+    let (config, parts, experts) = read(files)?;
+    Ok(mixtral::opened(config, parts, experts))
+}
+
+/// The configuration, the decoder's parts and the number of experts.
+///
+/// # Errors
+/// What is missing or out of range, by key.
+pub(crate) fn read(files: &Files<'_>) -> Result<(Config, decoder::Parts, usize)> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     let sparse = Sparse::read(files)?;
@@ -37,7 +46,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
     // GGUF does not say it: all published models have it so.
     options.routing.normalised |= files.keys.dialect() == Dialect::Gguf;
-    let attention = move |config: &crate::Config, layer| AttentionOptions {
+    let attention = move |config: &Config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: bias,
         qk_norm: QkNorm::Heads(config.norm_eps),
@@ -47,7 +56,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         feed_forward: blocks(sparse, mixtral::mixture(options)),
         ..decoder::Parts::new(Bias::Never, attention)
     };
-    Ok(mixtral::opened(config, parts, options.experts))
+    Ok((config, parts, options.experts))
 }
 
 /// Which blocks have experts.

@@ -1,9 +1,11 @@
-//! Qwen2.5-VL and Qwen3-VL (Qwen Team 2025), their decoders of text: Qwen2 and Qwen3, whose positions
-//! in three axes a text has alike.
+//! Qwen2.5-VL and Qwen3-VL (Qwen Team 2025), their decoders of text: Qwen2, Qwen3 and Qwen3-MoE, whose
+//! positions in three axes a text has alike.
 
 use crate::files::Files;
-use crate::{Architecture, Opened, qwen2, qwen3};
-use formats::Result;
+use crate::names::Recipes;
+use crate::{Architecture, Opened, decoder, experts, llama, qwen2, qwen3, qwen3_moe};
+use formats::{Result, Source};
+use nn::{Stored, Weights};
 
 pub(crate) const QWEN2_5: Architecture = Architecture {
     title: "Qwen2.5-VL, its text",
@@ -23,6 +25,17 @@ pub(crate) const QWEN3: Architecture = Architecture {
     signs: None,
     open: |files| open(files, qwen3::open),
     ..qwen3::ARCHITECTURE
+};
+
+pub(crate) const QWEN3_MOE: Architecture = Architecture {
+    title: "Qwen3-VL-MoE, its text",
+    name: "qwen3_vl_moe",
+    gguf: "qwen3vlmoe",
+    class: "Qwen3VLMoeForConditionalGeneration",
+    names: &[llama::NAMES, qwen3::NORMS, experts::STACKS, experts::SWITCHED],
+    signs: None,
+    open: |files| open(files, mixture),
+    ..qwen3_moe::ARCHITECTURE
 };
 
 /// Keys of the tower, which the first configurations have beside the decoder's, and of what GGUF
@@ -46,4 +59,34 @@ fn open(files: &Files<'_>, decoder: fn(&Files<'_>) -> Result<Opened>) -> Result<
         rope.note("mrope_interleaved");
     }
     decoder(files)
+}
+
+/// Qwen3-MoE, whose experts are stacks: published ones hold them as they are multiplied with from
+/// the left.
+fn mixture(files: &Files<'_>) -> Result<Opened> {
+    let (config, parts, count) = qwen3_moe::read(files)?;
+    Ok(decoder::open_recipes(config, parts, move |config, weights, name| {
+        let turned = |weights: &dyn Weights, name: &str| turned(weights, name, config.hidden);
+        experts::stacked(&Recipes { weights, change: turned }, name, count)
+    }))
+}
+
+/// A stack of experts, if its matrices lie the other way round: all of a block do if the downs' rows
+/// are as wide as the residual stream, or, where those tell nothing, the gates' and ups' are not.
+fn turned(weights: &dyn Weights, name: &str, hidden: usize) -> Result<Option<Stored>> {
+    let stack =
+        name.rsplit_once(".experts.").filter(|(_, part)| matches!(*part, "gate_up" | "down"));
+    let Some((block, _)) = stack else { return Ok(None) };
+    let shape = |part: &str| Ok(weights.find(&format!("{block}.experts.{part}"))?.map(|s| s.shape));
+    let (down, both) = (shape("down")?, shape("gate_up")?);
+    let (Some(&[_, rows, columns]), Some(&[_, _, width])) = (down.as_deref(), both.as_deref())
+    else {
+        return Ok(None);
+    };
+    let turns = if rows == columns { width != hidden } else { columns == hidden };
+    let Some(Stored { source, mut shape }) = weights.find(name)?.filter(|_| turns) else {
+        return Ok(None);
+    };
+    shape.swap(1, 2);
+    Ok(Some(Stored { source: Source::Transpose(Box::new(source)), shape }))
 }

@@ -58,7 +58,20 @@ fn of_object(
         Ok(within.or(outside))
     };
     let theta = either("rope_theta")?;
-    let theta = theta.unwrap_or_else(|| keys.stated("rope_theta", 10_000.0));
+    let mut theta = theta.unwrap_or_else(|| keys.stated("rope_theta", 10_000.0));
+    let alpha = rope.map(|rope| rope.number("alpha")).transpose()?.flatten();
+    if let (Some(alpha), Some(rope)) = (alpha, rope) {
+        // Hunyuan's: a base that is stretched for all contexts, called `dynamic` all the same.
+        for kind in ["rope_type", "type"] {
+            rope.only(kind, &["dynamic"])?;
+        }
+        for key in ["factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"] {
+            rope.note(key);
+        }
+        let dims = width.max(3) as f64;
+        theta.value *= alpha.positive()?.powf(dims / (dims - 2.0));
+        return Ok(Rotation { theta, rotary: None, scaling: keys.stated(key, Scaling::None) });
+    }
     let part = either("partial_rotary_factor")?;
     let mut scaling = rope.map_or(Ok(Scaling::None), |rope| of_json(rope, keys))?;
     if let Scaling::Proportional { part: turns, .. } = &mut scaling {

@@ -16,6 +16,7 @@ const DERIVED: &[&str] = &[
     "rope_freqs",
     "rope_factors_",
     "attn.bias",
+    "attention.bias",
     "masked_bias",
     // Shapes of packed matrices, and orders of their inputs where these are the plain ones.
     "weight_shape",

@@ -136,8 +136,10 @@ pub struct AttentionOptions {
     pub qkv_bias: Bias,
     /// Bias of the output projection.
     pub output_bias: Bias,
-    /// Norms of q and k, before the rotation.
+    /// Norms of q and k.
     pub qk_norm: QkNorm,
+    /// Whether these come behind the rotation, not in front of it.
+    pub rotates_first: bool,
     /// Number of positions that a query sees, itself included.
     pub window: Option<usize>,
     /// Whether the window does not slide: a query sees the positions of its own chunk of `window`,
@@ -168,6 +170,7 @@ pub struct Attention {
     o: Linear,            // [heads * head_dim] -> [hidden]
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
+    rotates_first: bool,
     rope: Option<Rope>,
     stretch: Option<Stretch>,
     sinks: Option<WeightId>,
@@ -202,6 +205,7 @@ impl Attention {
             o: linear("o", [hidden, wide], options.output_bias)?,
             q_norm: norm("q_norm", wide)?,
             k_norm: norm("k_norm", narrow)?,
+            rotates_first: options.rotates_first,
             attend: ops::Attention {
                 layer: builder.cache_layer(CacheLayer::keys_values(kv_heads, head_dim, window)),
                 heads,
@@ -238,12 +242,12 @@ impl Attention {
     }
 
     fn turn(&self, norm: &Option<RmsNorm>, x: &Tensor) -> Tensor {
-        let normed = norm.as_ref().map(|norm| norm.forward(x));
-        let x = normed.as_ref().unwrap_or(x);
-        match &self.rope {
+        let normed = |x: &Tensor| norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(x));
+        let turned = |x: &Tensor| match &self.rope {
             Some(rope) => x.apply(Op::Rope(rope.clone()), &[], Vec::new()),
             None => x.clone(),
-        }
+        };
+        if self.rotates_first { normed(&turned(x)) } else { turned(&normed(x)) }
     }
 }
 

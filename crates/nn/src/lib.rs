@@ -7,6 +7,7 @@
 mod builder;
 mod delta_net;
 mod experts;
+mod gated_conv;
 mod layers;
 mod tensor;
 
@@ -14,6 +15,7 @@ pub use builder::{Bias, Builder, Stored, Weights};
 pub use delta_net::{DeltaNet, DeltaNetOptions};
 pub use experts::{Experts, ExpertsOptions};
 pub use formats::Pairing;
+pub use gated_conv::GatedConv;
 pub use layers::{Attention, AttentionOptions, Embedding, LayerNorm, Linear, Mlp, QkNorm, RmsNorm};
 pub use ops::experts::{Gate, Odds, Routing};
 pub use ops::{GroupLimit, Rope, Stretch, Unary};

@@ -73,6 +73,7 @@ fn decoder_of(
             output_gate: false,
             chunked: false,
             stretch: None,
+            rotates_first: false,
         };
         blocks.push((
             RmsNorm::new(&builder, &format!("{i}.attention_norm"), HIDDEN, 1e-5)?,

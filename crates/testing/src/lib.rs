@@ -54,7 +54,7 @@ pub fn all_fixtures() -> bool {
 /// The context with which a fixture's rotation is the one that it expects, where that follows the
 /// context.
 pub fn context(path: &Path) -> Option<usize> {
-    let contexts = [("phi3-short", 32), ("llama-dynamic-beyond", 128)];
+    let contexts = [("phi3-short", 32), ("llama-dynamic-beyond", 128), ("internlm3", 128)];
     let named = |name: &str| path.components().any(|part| part.as_os_str() == name);
     contexts.into_iter().find(|(name, _)| named(name)).map(|(_, context)| context)
 }

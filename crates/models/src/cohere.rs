@@ -1,0 +1,106 @@
+//! Command R (Cohere 2024): attention and feed-forward side by side behind one layer norm without a
+//! bias, heads rotated in adjacent pairs, and logits times a factor. Command R7B (2024) has windows
+//! in three layers of four, which alone are rotated.
+
+use crate::config::{Config, Raw};
+use crate::decoder::{self, Order};
+use crate::files::Files;
+use crate::keys::Key;
+use crate::{Architecture, Opened, llama, windows};
+use formats::{Error, Result};
+use nn::{AttentionOptions, Bias, Pairing};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Command R",
+    name: "cohere",
+    gguf: "command-r",
+    class: "CohereForCausalLM",
+    names: &[llama::NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+/// Command R7B and its successors.
+pub(crate) const COHERE2: Architecture = Architecture {
+    title: "Command R7B and Command A",
+    name: "cohere2",
+    gguf: "cohere2",
+    class: "Cohere2ForCausalLM",
+    open: open_windowed,
+    ..ARCHITECTURE
+};
+
+/// One layer of so many sees everything, and is not rotated.
+const PERIOD: usize = 4;
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let mut raw = read(files)?;
+    // What the first models were trained for in the end.
+    if let Some(context) = files.keys.size(Key("model_max_length", ""))? {
+        raw.context.value = raw.context.value.max(context.value);
+    }
+    // The largest of the first models; such norms have a mean, and weights of each head.
+    if files.keys.flag(Key("use_qk_norm", ""))? == Some(true) {
+        return Err(unsupported(files, "use_qk_norm", "false: layer norms of q and k", true));
+    }
+    opened(files, raw, false)
+}
+
+fn open_windowed(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let mut raw = read(files)?;
+    raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
+    // What these models have, by keys of the first configurations.
+    keys.only(Key("order_of_interleaved_layers", ""), &["local_attn_first"])?;
+    keys.only(Key("position_embedding_type", ""), &["rope_gptj"])?;
+    for key in ["use_embedding_sharing", "use_gated_activation", "use_parallel_block"] {
+        if keys.flag(Key(key, ""))? == Some(false) {
+            return Err(keys.wrong(key, "true, as of this architecture", false));
+        }
+    }
+    for key in ["layer_switch", "use_parallel_embedding"] {
+        keys.note(key);
+    }
+    if let Some(part) = keys.number(Key("rotary_pct", ""))?.filter(|part| part.value != 1.0) {
+        return Err(part.wrong("1, all of each head", part.value));
+    }
+    opened(files, raw, true)
+}
+
+fn unsupported(files: &Files<'_>, key: &'static str, what: &str, found: bool) -> Error {
+    let error = files.keys.wrong(key, format!("{what} are not supported"), found);
+    error.of(formats::ErrorKind::Unsupported)
+}
+
+fn read(files: &Files<'_>) -> Result<Raw> {
+    files.keys.only(Key("hidden_act", ""), &["silu"])?;
+    let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
+    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    raw.pairing = Pairing::Adjacent;
+    Ok(raw)
+}
+
+/// A model whose layers without a window are not rotated, if it is `windowed`.
+fn opened(files: &Files<'_>, raw: Raw, windowed: bool) -> Result<Opened> {
+    let bias = files.bias("attention_bias")?;
+    let logits =
+        files.keys.number_or(Key("logit_scale", "logit_scale"), 0.0625)?.positive()? as f32;
+    let attention = move |config: &Config, layer| {
+        let options = config.attention(layer);
+        let rotated = !windowed || options.window.is_some();
+        AttentionOptions {
+            qkv_bias: bias,
+            output_bias: bias,
+            rope: options.rope.clone().filter(|_| rotated),
+            ..options
+        }
+    };
+    let parts = decoder::Parts {
+        order: Order::BesideOneNorm,
+        norm: |builder, name, config| decoder::layer_norm(builder, name, config, Bias::Never),
+        multipliers: [1.0, 1.0, logits],
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
+    Ok(decoder::open_parts(raw.check()?, parts))
+}

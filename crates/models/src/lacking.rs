@@ -1,0 +1,101 @@
+//! Architectures that people have on disk and Delft does not run, and what it lacks for them.
+
+/// What is missing, and the names of those that need it, in `config.json` and in GGUF.
+const LACKING: &[(&str, &[&str])] = &[
+    (
+        "keys and values that are compressed together (multi-head latent attention)",
+        &[
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "deepseek2",
+            "deepseek32",
+            "deepseek_ocr2",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "glm-dsa",
+            "kimi_k2",
+            "kimi_k25",
+            "longcat_flash",
+            "minicpm3",
+            "mistral4",
+            "plm",
+            "youtu",
+        ],
+    ),
+    (
+        "selective state spaces (Mamba)",
+        &[
+            "bamba",
+            "falcon_h1",
+            "falcon-h1",
+            "falcon_mamba",
+            "granitehybrid",
+            "jamba",
+            "mamba",
+            "mamba2",
+            "nemotron_h",
+            "nemotron_h_moe",
+            "plamo2",
+            "zamba",
+            "zamba2",
+        ],
+    ),
+    ("the recurrence of RWKV", &["rwkv", "rwkv6", "rwkv6qwen2", "rwkv7", "rwkv_hybrid", "arwkv7"]),
+    ("positions as a slope on scores (ALiBi)", &["bloom", "mpt", "jais", "refact", "falcon_rw"]),
+    (
+        "an encoder beside the decoder",
+        &["bart", "mbart", "marian", "pegasus", "t5", "mt5", "umt5", "t5gemma", "whisper"],
+    ),
+    (
+        "an encoder, in which tokens see those behind them",
+        &[
+            "bert",
+            "roberta",
+            "xlm-roberta",
+            "distilbert",
+            "mpnet",
+            "nomic_bert",
+            "nomic-bert",
+            "nomic-bert-moe",
+            "jina-bert-v2",
+            "jina-bert-v3",
+            "modernbert",
+            "modern-bert",
+            "eurobert",
+            "deberta-v2",
+            "neo-bert",
+        ],
+    ),
+    (
+        "embeddings for each layer, and layers that share keys and values",
+        &["gemma3n", "gemma3n_text", "gemma4", "gemma4_text"],
+    ),
+    ("the lightning attention of MiniMax", &["minimax", "minimax-01"]),
+    ("the delta attention of Kimi Linear", &["kimi_linear", "kimi-linear"]),
+    ("the activation xIELU", &["apertus"]),
+    ("denoising in place of one token after the other", &["dream", "llada", "llada-moe"]),
+];
+
+/// What Delft lacks for the architecture `name`, if that is known.
+pub(crate) fn what(name: &str) -> Option<&'static str> {
+    let lacking = LACKING.iter().find(|(_, names)| names.contains(&name));
+    lacking.map(|(what, _)| *what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ARCHITECTURES;
+
+    #[test]
+    fn no_architecture_is_lacking_and_in_the_registry() {
+        for (_, names) in LACKING {
+            for name in *names {
+                let held = ARCHITECTURES.iter().any(|a| a.name == *name || a.gguf == *name);
+                assert!(!held, "{name}");
+            }
+        }
+        assert!(what("mamba").is_some() && what("llama").is_none());
+    }
+}

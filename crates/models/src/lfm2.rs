@@ -1,0 +1,213 @@
+//! LFM2 (Liquid AI 2025): most layers mix a few neighbouring rows by a short convolution between two
+//! gates; the others are attention with norms of each head.
+
+use crate::config::{Config, LAYERS, LIMIT, Raw};
+use crate::decoder::{self, Layer, Mixer};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::Row;
+use crate::stated::Stated;
+use crate::{Architecture, Opened, phi3};
+use formats::gguf::{Array, Value};
+use formats::{Error, Result, Source, shape};
+use nn::{AttentionOptions, Bias, GatedConv, QkNorm, Stored, Weights};
+use program::Weight;
+use std::sync::Arc;
+
+const NAMES: &[Row] = &[
+    ("embed", "model.embed_tokens", "token_embd"),
+    ("norm", "model.embedding_norm", "token_embd_norm"),
+    ("head", "lm_head", "output"),
+    ("blocks.{}.attention_norm", "model.layers.{}.operator_norm", "blk.{}.attn_norm"),
+    ("blocks.{}.attention.q", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
+    ("blocks.{}.attention.k", "model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
+    ("blocks.{}.attention.v", "model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+    ("blocks.{}.attention.o", "model.layers.{}.self_attn.out_proj", "blk.{}.attn_output"),
+    ("blocks.{}.attention.q_norm", "model.layers.{}.self_attn.q_layernorm", "blk.{}.attn_q_norm"),
+    ("blocks.{}.attention.k_norm", "model.layers.{}.self_attn.k_layernorm", "blk.{}.attn_k_norm"),
+    ("blocks.{}.conv.in", "model.layers.{}.conv.in_proj", "blk.{}.shortconv.in_proj"),
+    ("blocks.{}.conv.conv", "model.layers.{}.conv.conv", "blk.{}.shortconv.conv"),
+    ("blocks.{}.conv.o", "model.layers.{}.conv.out_proj", "blk.{}.shortconv.out_proj"),
+    ("blocks.{}.mlp_norm", "model.layers.{}.ffn_norm", "blk.{}.ffn_norm"),
+    ("blocks.{}.mlp.gate", "model.layers.{}.feed_forward.w1", "blk.{}.ffn_gate"),
+    ("blocks.{}.mlp.up", "model.layers.{}.feed_forward.w3", "blk.{}.ffn_up"),
+    ("blocks.{}.mlp.down", "model.layers.{}.feed_forward.w2", "blk.{}.ffn_down"),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "LFM2",
+    name: "lfm2",
+    gguf: "lfm2",
+    class: "Lfm2ForCausalLM",
+    names: &[NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+/// The parts of the matrix in front of a convolution, one below the other.
+const PARTS: [&str; 3] = ["gate", "out_gate", "x"];
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let eps = Key("norm_eps", "attention.layer_norm_rms_epsilon");
+    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    raw.feed_forward = feed_forward(files, raw.feed_forward)?;
+    // The same number by the names of the first configurations.
+    for (key, same) in
+        [("block_dim", &raw.hidden), ("conv_dim", &raw.hidden), ("conv_dim_out", &raw.hidden)]
+    {
+        if let Some(width) = keys.size(Key(key, ""))?.filter(|width| width.value != same.value) {
+            return Err(width.wrong(format!("{}, as {} says", same.value, same.key()), width.value));
+        }
+    }
+    for key in [
+        "block_mlp_init_scale",
+        "block_out_init_scale",
+        "block_norm_eps",
+        "block_use_swiglu",
+        "block_use_xavier_init",
+        "conv_use_xavier_init",
+        "num_heads",
+        "use_pos_enc",
+        "theta",
+    ] {
+        keys.note(key);
+    }
+    if keys.flag(Key("conv_bias", ""))? == Some(true) {
+        return Err(keys.wrong("conv_bias", "false: convolutions without biases", true));
+    }
+    // An older name of `tie_word_embeddings`.
+    raw.tied = keys.flag(Key("tie_embedding", ""))?.unwrap_or(raw.tied);
+    let kernel = keys.needed(Key("conv_L_cache", "shortconv.l_cache"))?.within(2..=1 << 8)?;
+    let convs = convs(files, &raw.layers)?;
+    let config = raw.check()?;
+    let attention = |config: &Config, layer: usize| AttentionOptions {
+        qk_norm: QkNorm::Heads(config.norm_eps),
+        ..config.attention(layer)
+    };
+    let mixer: Mixer = Box::new(move |builder, config, i| {
+        let conv = || GatedConv::new(builder, &format!("blocks.{i}.conv"), config.hidden, kernel);
+        let layer = |conv: GatedConv| Box::new(move |x: &nn::Tensor| conv.forward(x)) as Layer;
+        Ok(convs[i].then(conv).transpose()?.map(layer))
+    });
+    let parts = decoder::Parts { mixer, ..decoder::Parts::new(Bias::Never, attention) };
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| {
+        part(weights, name, config.hidden, kernel)
+    };
+    Ok(decoder::open_recipes(config, parts, stored))
+}
+
+/// The width of the feed-forward: two thirds of what `config.json` states, rounded up, unless it
+/// says that the number is meant as it is.
+fn feed_forward(files: &Files<'_>, stated: Stated<usize>) -> Result<Stated<usize>> {
+    let keys = &files.keys;
+    let block = keys.size(Key("block_ff_dim", ""))?;
+    let by = keys.number(Key("block_ffn_dim_multiplier", ""))?;
+    let multiple = keys.size(Key("block_multiple_of", ""))?;
+    let adjusted = keys.flag(Key("block_auto_adjust_ff_dim", ""))?;
+    if keys.dialect() == Dialect::Gguf {
+        return Ok(stated);
+    }
+    let width = block.unwrap_or(stated);
+    if adjusted == Some(false) {
+        return Ok(width);
+    }
+    let by = by.map_or(Ok(1.0), |by| by.positive())?;
+    let multiple = multiple.map_or(Ok(256), |multiple| multiple.within(1..=LIMIT))?;
+    let wide = width.within(1..=LIMIT)?;
+    let scaled = (by * (2 * wide / 3) as f64) as usize;
+    Ok(width.map(|_| scaled.min(LIMIT).div_ceil(multiple) * multiple))
+}
+
+/// Whether each layer is a convolution: by `layer_types`, or all but those of `full_attn_idxs`; in
+/// GGUF by its weights.
+fn convs(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
+    let (keys, count) = (&files.keys, layers.value.min(LAYERS));
+    if keys.dialect() == Dialect::Gguf {
+        let conv = |i: usize| Ok(files.names.find(&format!("blocks.{i}.conv.in"))?.is_some());
+        return (0..count).map(conv).collect();
+    }
+    let attention = keys.numbers("full_attn_idxs")?;
+    const TYPES: Key = Key("layer_types", "");
+    let Some(types) = keys.get(TYPES) else {
+        let full = attention.unwrap_or_default();
+        // None is listed: all are attention.
+        let conv = |i: usize| !full.is_empty() && !full.contains(&(i as f32));
+        return Ok((0..count).map(conv).collect());
+    };
+    let list = types.as_array().ok_or_else(|| keys.odd(TYPES, "a list", types))?;
+    if list.len() != layers.value {
+        let expected = format!("{} entries, as {} says", layers.value, layers.key());
+        return Err(keys.wrong(TYPES, expected, list.len()));
+    }
+    let one = |kind: &serde_json::Value| match kind.as_str() {
+        Some("conv") => Ok(true),
+        Some("full_attention") => Ok(false),
+        _ => Err(keys.odd(TYPES, "full_attention or conv", kind)),
+    };
+    list.iter().map(one).collect()
+}
+
+/// A weight of a convolution, whose matrices are stored as one and whose taps lie by channel.
+fn part(weights: &dyn Weights, name: &str, hidden: usize, kernel: usize) -> Result<Option<Stored>> {
+    let Some((block, part)) = name.split_once(".conv.") else { return Ok(None) };
+    if let Some(at) = PARTS.iter().position(|one| *one == part) {
+        let joined = format!("{block}.conv.in");
+        return phi3::rows(weights, &joined, &[3 * hidden, hidden], at * hidden, hidden);
+    }
+    if part != "taps" {
+        return Ok(None);
+    }
+    let conv = format!("{block}.conv.conv");
+    let Some(Stored { source, shape: dims }) = weights.find(&conv)? else { return Ok(None) };
+    if dims.first() != Some(&hidden) || dims.iter().product::<usize>() != hidden * kernel {
+        let expected = format!("{hidden} rows of {kernel}");
+        return Err(Error::new(weights.place(&conv), expected, shape(&dims)));
+    }
+    let flat = Source::Reshape(Box::new(source), vec![hidden, kernel]);
+    let turned = Source::Transpose(Box::new(flat));
+    let shape = vec![kernel * hidden];
+    Ok(Some(Stored { source: Source::Reshape(Box::new(turned), shape.clone()), shape }))
+}
+
+/// A weight of a convolution as GGUF has it, and its shape; `None` for another weight.
+pub(crate) fn exported(held: &[Weight], canonical: &str) -> Option<Option<(Source, Vec<usize>)>> {
+    let (block, part) = canonical.split_once(".conv.")?;
+    let find =
+        |part: &str| held.iter().find(|weight| weight.name == format!("{block}.conv.{part}"));
+    match part {
+        "in" => {
+            let parts = PARTS.iter().map(|part| find(part)).collect::<Option<Vec<_>>>();
+            Some(parts.map(|parts| {
+                let mut shape = parts[0].shape.clone();
+                shape[0] *= PARTS.len();
+                (Source::Concat(parts.iter().map(|part| part.source.clone()).collect()), shape)
+            }))
+        }
+        "conv" => Some(find("taps").and_then(|taps| match &taps.source {
+            Source::Reshape(turned, _) => match &**turned {
+                Source::Transpose(flat) => match &**flat {
+                    Source::Reshape(_, shape) => Some(((**flat).clone(), shape.clone())),
+                    _ => None,
+                },
+                _ => None,
+            },
+            _ => None,
+        })),
+        "o" => Some(find("o").map(|weight| (weight.source.clone(), weight.shape.clone()))),
+        _ => None,
+    }
+}
+
+/// What GGUF says of such a model beside what `config.json` says: no key/value heads in layers
+/// that are convolutions.
+pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Option<(&'static str, Value)> {
+    if config.architecture.name != ARCHITECTURE.name {
+        return None;
+    }
+    let conv = |i: usize| held.iter().any(|weight| weight.name == format!("blocks.{i}.conv.taps"));
+    let heads = |i: usize| if conv(i) { 0 } else { config.kv_heads as i32 };
+    let heads = (0..config.layers).map(heads).collect();
+    Some(("attention.head_count_kv", Value::Array(Array::I32(heads))))
+}

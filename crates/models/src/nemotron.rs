@@ -1,0 +1,49 @@
+//! Nemotron-4 and Minitron (NVIDIA 2024): layer norms of `1 + w`, a feed-forward without a gate
+//! whose function is the square of what is positive, and a part of each head rotated.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::{Architecture, Opened, decoder, gemma2, gpt2, llama, phimoe};
+use formats::Result;
+use nn::{AttentionOptions, Unary, Weights};
+
+/// The square of what is positive.
+pub(crate) const SQUARED: &[Unary] = &[Unary::Relu, Unary::Square];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Nemotron-4 and Minitron",
+    name: "nemotron",
+    gguf: "nemotron",
+    class: "NemotronForCausalLM",
+    names: &[llama::NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let eps = Key("norm_eps", "attention.layer_norm_epsilon");
+    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    raw.turns_part(files, 0.5)?;
+    // What GGUF says twice.
+    files.keys.number(Key("norm_eps", "attention.layer_norm_rms_epsilon"))?;
+    let act = gpt2::activation(files, "hidden_act", SQUARED)?;
+    let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
+    let attention = move |config: &Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        output_bias: bias,
+        ..config.attention(layer)
+    };
+    let parts = decoder::Parts {
+        feed_forward: Box::new(move |builder, config, i| {
+            decoder::ungated(builder, config, i, act, mlp_bias)
+        }),
+        norm: phimoe::norm,
+        ..decoder::Parts::new(mlp_bias, attention)
+    };
+    let less_one = files.keys.dialect() == Dialect::HuggingFace;
+    let norm =
+        move |_: &Config, weights: &dyn Weights, name: &str| gemma2::norm(weights, name, less_one);
+    Ok(decoder::open_recipes(raw.check()?, parts, norm))
+}

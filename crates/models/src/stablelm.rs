@@ -1,0 +1,51 @@
+//! StableLM (Bellagente et al. 2024): Llama with layer norms, a quarter of each head rotated, and in
+//! some models attention and feed-forward side by side.
+
+use crate::config::{Config, Raw};
+use crate::decoder::{self, Order};
+use crate::files::Files;
+use crate::keys::Key;
+use crate::{Architecture, Opened, llama, phimoe};
+use formats::{ErrorKind, Result};
+use nn::{AttentionOptions, Bias};
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "StableLM",
+    name: "stablelm",
+    gguf: "stablelm",
+    class: "StableLmForCausalLM",
+    names: &[llama::NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    keys.only(Key("hidden_act", ""), &["silu"])?;
+    let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
+    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    raw.turns_part(files, 0.25)?;
+    if keys.flag(Key("qk_layernorm", ""))? == Some(true) {
+        let expected = "false: layer norms of q and k are not supported";
+        return Err(keys.wrong("qk_layernorm", expected, true).of(ErrorKind::Unsupported));
+    }
+    let beside = keys.flag(Key("use_parallel_residual", "use_parallel_residual"))?;
+    let one_norm = files.names.find("blocks.0.mlp_norm")?.is_none();
+    let beside = match files.metadata() {
+        // The first converted models say that they are side by side, and have both norms.
+        Some(_) => one_norm,
+        None => beside.unwrap_or(false),
+    };
+    let bias = files.bias("use_qkv_bias")?;
+    let attention = move |config: &Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        ..config.attention(layer)
+    };
+    let parts = decoder::Parts {
+        order: if beside { Order::BesideOneNorm } else { Order::InTurn },
+        norm: phimoe::norm,
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
+    Ok(decoder::open_parts(raw.check()?, parts))
+}

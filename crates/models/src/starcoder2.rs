@@ -1,0 +1,55 @@
+//! StarCoder2 (Lozhkov et al. 2024): layer norms, a feed-forward without a gate, biases everywhere,
+//! a window on all layers in some models.
+
+use crate::config::{Config, Raw};
+use crate::files::Files;
+use crate::keys::Key;
+use crate::names::Row;
+use crate::{Architecture, Opened, decoder, gpt2, llama, phimoe, windows};
+use formats::Result;
+use nn::{AttentionOptions, Bias, Unary};
+
+const NAMES: &[Row] = &[
+    ("blocks.{}.mlp.up", "model.layers.{}.mlp.c_fc", "blk.{}.ffn_up"),
+    ("blocks.{}.mlp.down", "model.layers.{}.mlp.c_proj", "blk.{}.ffn_down"),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "StarCoder2",
+    name: "starcoder2",
+    gguf: "starcoder2",
+    class: "Starcoder2ForCausalLM",
+    names: &[NAMES, llama::NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = &files.keys;
+    let eps = Key("norm_epsilon", "attention.layer_norm_epsilon");
+    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    raw.windows = windows::of_all(files, &raw.layers)?;
+    let act = gpt2::activation(files, "hidden_act", &[Unary::GeluTanh])?;
+    // What these models have, by keys of the first configurations.
+    keys.only(Key("mlp_type", ""), &["default"])?;
+    keys.only(Key("norm_type", ""), &["layer_norm"])?;
+    keys.note("residual_dropout");
+    let bias = match keys.flag(Key("use_bias", ""))? {
+        Some(false) => Bias::IfStored,
+        _ => Bias::Always,
+    };
+    let attention = move |config: &Config, layer| AttentionOptions {
+        qkv_bias: bias,
+        output_bias: bias,
+        ..config.attention(layer)
+    };
+    let parts = decoder::Parts {
+        feed_forward: Box::new(move |builder, config, i| {
+            decoder::ungated(builder, config, i, act, bias)
+        }),
+        norm: phimoe::norm,
+        ..decoder::Parts::new(bias, attention)
+    };
+    Ok(decoder::open_parts(raw.check()?, parts))
+}
