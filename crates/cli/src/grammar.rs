@@ -62,7 +62,7 @@ impl<'a> Maker<'a> {
         rendered: bool,
     ) -> Result<ConstraintSource, Error> {
         let name = || Error::new(self.engine.location(), "a tokenizer beside the weights", "none");
-        let tokenizer = self.engine.tokenizer().ok_or_else(name)?;
+        let tokenizer = self.engine.shared_tokenizer().ok_or_else(name)?;
         let made = self.grammars.get_or_init(|| {
             let (vocabulary, ends) = (self.engine.info().vocab, self.engine.end_tokens());
             Grammars::new(tokenizer, vocabulary, ends)

@@ -7,6 +7,7 @@
 use crate::generate::GenerateOptions;
 use formats::{Error, ErrorKind, Result, caught};
 use ops::sample::Choice;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Says which tokens may come next in one generation.
@@ -30,6 +31,17 @@ pub trait Constraint: Send {
     /// # Errors
     /// A token that was not allowed, or the reason why it is impossible to go on.
     fn accept(&mut self, token: u32) -> Result<u32>;
+
+    /// Tokens that come next whatever the model says, `most` at most: the text goes on behind them,
+    /// with one that is chosen. Asked before the first token is chosen, and behind each that was
+    /// chosen and accepted. They are accepted without being told again.
+    ///
+    /// # Errors
+    /// The reason why it is impossible to go on.
+    fn forced(&mut self, most: usize) -> Result<Vec<u32>> {
+        let _ = most;
+        Ok(Vec::new())
+    }
 
     /// Whether the token that was accepted last, or is allowed alone, is there to bring the text to
     /// its end.
@@ -67,6 +79,12 @@ impl std::fmt::Debug for ConstraintSource {
 pub(crate) struct Constrained {
     constraint: Box<dyn Constraint>,
     allowed: TokenSet,
+    /// Tokens that come next and are accepted already, which the text does not have yet.
+    forced: VecDeque<u32>,
+    /// Whether they are chosen one after the other, each as the one that is allowed.
+    singly: bool,
+    /// Whether the text is behind the last of them: the next token is chosen in any case.
+    behind: bool,
     /// Why it is impossible to go on, where that was found ahead of the step.
     failed: Option<Error>,
     /// Tokens for which it is taken for slow, and whether the last one was.
@@ -75,7 +93,8 @@ pub(crate) struct Constrained {
 }
 
 impl Constrained {
-    /// The constraint that these options ask for, for a vocabulary of this size.
+    /// The constraint that these options ask for, for a vocabulary of this size and a text that may
+    /// have at most `room` tokens.
     ///
     /// # Errors
     /// A grammar that cannot be followed, or an end that is to be ignored: a grammar ends with the
@@ -83,6 +102,7 @@ impl Constrained {
     pub(crate) fn start(
         options: &GenerateOptions,
         vocabulary: usize,
+        room: usize,
     ) -> Result<Option<Constrained>> {
         let Some(source) = &options.constraint else { return Ok(None) };
         if options.ignore_end {
@@ -90,22 +110,64 @@ impl Constrained {
             return Err(Error::new("options", "a constrained generation that may end", found));
         }
         let constraint = guarded(|| source.start())?;
-        let allowed = TokenSet::new(vocabulary);
-        Ok(Some(Constrained { constraint, allowed, failed: None, wary: 0, slow: false }))
+        let mut started = Constrained {
+            constraint,
+            allowed: TokenSet::new(vocabulary),
+            forced: VecDeque::new(),
+            // What is chosen has a log-probability.
+            singly: options.logprobs || options.top_logprobs > 0,
+            behind: false,
+            failed: None,
+            wary: 0,
+            slow: false,
+        };
+        started.go_on(options.max_tokens.unwrap_or(usize::MAX).min(room))?;
+        Ok(Some(started))
     }
 
-    /// Finds the tokens that may come next, of which there are at most `left`.
+    /// Finds the tokens that come next whatever the model says, and those that may come behind
+    /// them; the text may have `left` more of both.
+    fn go_on(&mut self, left: usize) -> Result<()> {
+        // One behind them is chosen.
+        let behind = std::mem::take(&mut self.behind);
+        if !behind && self.forced.is_empty() && left > 1 {
+            let forced = guarded(|| self.constraint.forced(left - 1))?;
+            let known = |token: &&u32| (**token as usize) < self.allowed.vocabulary;
+            if let Some(token) = forced.iter().find(|token| !known(token)) {
+                let expected = format!("tokens below {}", self.allowed.vocabulary);
+                return Err(Error::new("constraint", expected, token).of(ErrorKind::Internal));
+            }
+            self.forced = forced.into();
+        }
+        let ahead = if self.singly { 0 } else { self.forced.len() };
+        self.look(left.saturating_sub(ahead))
+    }
+
+    /// Finds the tokens that may be chosen next; the text may have `left` more.
     ///
     /// # Errors
     /// As [`Constraint::allow`]; a panic of the constraint.
-    pub(crate) fn look(&mut self, left: usize) -> Result<()> {
+    fn look(&mut self, left: usize) -> Result<()> {
         self.allowed.clear();
-        guarded(|| self.constraint.allow(left, &mut self.allowed))
+        match self.forced.front().filter(|_| self.singly) {
+            Some(&token) => {
+                self.allowed.insert(token);
+                Ok(())
+            }
+            None => guarded(|| self.constraint.allow(left, &mut self.allowed)),
+        }
     }
 
-    /// The same ahead of the step that chooses; why it cannot go on is kept.
+    /// Goes on ahead of the step that chooses, with at most `left` more tokens; why it cannot is
+    /// kept.
     pub(crate) fn prepare(&mut self, left: usize) {
-        self.failed = self.look(left).err();
+        self.failed = self.go_on(left).err();
+    }
+
+    /// The tokens that the text has next before one is chosen.
+    pub(crate) fn take_forced(&mut self) -> impl Iterator<Item = u32> + use<> {
+        let forced = if self.singly { VecDeque::new() } else { std::mem::take(&mut self.forced) };
+        forced.into_iter()
     }
 
     /// Why the text cannot go on, if it cannot.
@@ -124,6 +186,10 @@ impl Constrained {
     /// # Errors
     /// As [`Constraint::accept`]; a panic of the constraint.
     pub(crate) fn accept(&mut self, token: u32, ends: bool) -> Result<(u32, bool)> {
+        if let Some(forced) = self.forced.pop_front() {
+            self.behind = self.forced.is_empty();
+            return Ok((forced, false));
+        }
         let token = if ends { token } else { guarded(|| self.constraint.accept(token))? };
         Ok((token, self.constraint.is_closing()))
     }

@@ -10,6 +10,7 @@ use device::{Executor, Refusal, Watch};
 use formats::{Error, Result};
 use ops::sample::{Choice, Options, broken};
 use program::{Choose, Kind, Step};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -142,6 +143,22 @@ struct Chosen {
     top_logprobs: Vec<(u32, f32)>,
 }
 
+/// A token on its way to the caller.
+struct Ready {
+    id: u32,
+    logprob: Option<f32>,
+    top_logprobs: Vec<(u32, f32)>,
+    /// Whether it is there to bring the text to its end.
+    closing: bool,
+}
+
+impl Ready {
+    /// One that the constraint put there.
+    fn forced(id: u32) -> Ready {
+        Ready { id, logprob: None, top_logprobs: Vec::new(), closing: false }
+    }
+}
+
 /// What a generation took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Metrics {
@@ -203,6 +220,8 @@ pub struct Generation<'a> {
     constraint: Option<Constrained>,
     /// Prompt and generated tokens: what penalties look back on.
     sequence: Vec<u32>,
+    /// The last of them, which the caller has not been given yet.
+    ready: VecDeque<Ready>,
     text: Text,
     finish: Option<Finish>,
     metrics: Metrics,
@@ -220,7 +239,10 @@ impl<'a> Generation<'a> {
         shared.check_start(&prompt, &options.sampling)?;
         shared.ready()?;
         let inside = shared.enter()?;
-        let constraint = Constrained::start(options, shared.config.vocab)?;
+        let room = shared.room(prompt.len()) + 1;
+        let mut constraint = Constrained::start(options, shared.config.vocab, room)?;
+        let forced = constraint.as_mut().into_iter().flat_map(Constrained::take_forced);
+        let forced: VecDeque<Ready> = forced.map(Ready::forced).collect();
         let reused = session.reuse(&prompt);
         session.check(&prompt[reused..])?;
         Ok(Generation {
@@ -230,10 +252,11 @@ impl<'a> Generation<'a> {
                 ..Metrics::default()
             },
             text: Text::new(&shared, options),
-            constraint,
             progress: options.progress.clone(),
             options: options.clone(),
-            sequence: prompt,
+            sequence: prompt.into_iter().chain(forced.iter().map(|token| token.id)).collect(),
+            ready: forced,
+            constraint,
             finish: None,
             session,
             shared,
@@ -283,28 +306,30 @@ impl<'a> Generation<'a> {
         let (sequence, options) = (&self.sequence, &self.options);
         let likeliest = options.top_logprobs;
         let logprobs = (options.logprobs || likeliest > 0).then_some(likeliest);
-        if let Some(constraint) = &mut self.constraint {
-            let most = options.max_tokens.unwrap_or(usize::MAX) - self.metrics.generated_tokens;
-            constraint.look(most.min(self.shared.room(sequence.len()) + 1))?;
-        }
         let mask = self.constraint.as_ref().and_then(Constrained::mask);
         let choose = Choose { options: &options.sampling, history: sequence, mask, logprobs };
         let here = self.session.tokens().len();
-        let chosen =
-            if let (true, &[token]) = (here >= self.metrics.prompt_tokens, &sequence[here..]) {
-                let limit = options.max_tokens.unwrap_or(usize::MAX);
-                let more = self.metrics.generated_tokens + 1 < limit;
-                let watch = Watch { stop: &options.cancel.0, progress: &|_| {} };
-                self.session.next(token, &choose, more, &watch)?
-            } else {
-                let (done, all) = (self.metrics.computed_tokens, self.metrics.uncached());
-                let tell = |part: f64, rows: usize| {
-                    if let Some(progress) = &self.progress {
-                        progress.tell((done + (rows as f64 * part) as usize).min(all), all);
-                    }
-                };
-                prompt(self.session, &choose, &options.cancel, &tell)?
+        let prompt_tokens = self.metrics.prompt_tokens;
+        let chosen = if let (true, &[token]) = (here >= prompt_tokens, &sequence[here..]) {
+            let limit = options.max_tokens.unwrap_or(usize::MAX);
+            let more = self.metrics.generated_tokens + 1 < limit;
+            let watch = Watch { stop: &options.cancel.0, progress: &|_| {} };
+            self.session.next(token, &choose, more, &watch)?
+        } else if here < prompt_tokens {
+            let (done, all) = (self.metrics.computed_tokens, self.metrics.uncached());
+            let tell = |part: f64, rows: usize| {
+                if let Some(progress) = &self.progress {
+                    progress.tell((done + (rows as f64 * part) as usize).min(all), all);
+                }
             };
+            let rest = &sequence[here..prompt_tokens];
+            chunk(self.session, Kind::Prompt, rest, &choose, &options.cancel, &tell)?
+        } else {
+            // Rows of one sequence: each has the bits that it would have in a step of its own.
+            let rest = &sequence[here..];
+            let rest = &rest[..rest.len().min(RUN)];
+            chunk(self.session, Kind::Decode, rest, &choose, &options.cancel, &|_, _| {})?
+        };
         let choice = match chosen {
             None => return Ok(None),
             Some(Ok(choice)) => choice,
@@ -344,6 +369,15 @@ impl<'a> Generation<'a> {
             self.finish = Some(Finish::Length);
             return Ok(None);
         }
+        // What stands in front of the first choice is given with it.
+        if self.metrics.generated_tokens > 0
+            && let Some(ready) = self.ready.pop_front()
+        {
+            return Ok(Some(self.give(ready)));
+        }
+        if let Some(error) = self.constraint.as_ref().and_then(Constrained::failed) {
+            return Err(error.clone());
+        }
         let start = Instant::now();
         let sampled = self.sample()?;
         let first = self.metrics.generated_tokens == 0;
@@ -358,37 +392,62 @@ impl<'a> Generation<'a> {
             Some(constraint) => constraint.accept(choice.token, is_end(choice.token))?,
             None => (choice.token, false),
         };
-        let ended = is_end(id);
         let logprob = constraint::logprob(id, &choice, &top_logprobs);
         let logprob = logprob.filter(|_| self.options.logprobs);
+        self.sequence.push(id);
+        self.ready.push_back(Ready { id, logprob, top_logprobs, closing });
+        if !is_end(id)
+            && let Some(constraint) = &mut self.constraint
+        {
+            let left = limit - (self.metrics.generated_tokens + self.ready.len());
+            if left > 0 {
+                constraint.prepare(left.min(self.shared.room(self.sequence.len()) + 1));
+                let forced: Vec<u32> = constraint.take_forced().collect();
+                self.sequence.extend(&forced);
+                self.ready.extend(forced.into_iter().map(Ready::forced));
+            }
+        }
+        let first = self.ready.pop_front();
+        Ok(first.map(|ready| self.give(ready)))
+    }
+
+    /// A token as the caller is given it; whether it is the last is decided here.
+    fn give(&mut self, ready: Ready) -> Token {
+        let Ready { id, logprob, top_logprobs, closing } = ready;
+        let limit = self.options.max_tokens.unwrap_or(usize::MAX);
         self.metrics.generated_tokens += 1;
         self.metrics.closing_tokens += usize::from(closing);
-        self.sequence.push(id);
-        if ended {
+        if !self.options.ignore_end && self.shared.ends.contains(&id) {
             let text = self.end(Finish::End(id));
-            return Ok(Some(Token { id, text, logprob, top_logprobs }));
+            return Token { id, text, logprob, top_logprobs };
         }
         let (mut text, met) = self.text.push(id);
         if let Some(stop) = met {
             self.finish = Some(Finish::StopString(stop));
         } else if self.metrics.generated_tokens >= limit {
             text += &self.end(Finish::Length);
-        } else if self.session.room() == 0 {
+        } else if self.ready.is_empty() && self.session.room() == 0 {
             text += &self.end(Finish::ContextFull);
         }
-        Ok(Some(Token { id, text, logprob, top_logprobs }))
+        Token { id, text, logprob, top_logprobs }
     }
 }
 
-/// Computes one chunk of a prompt, which is what is looked back on; what follows it, if that was
-/// the last. `tell` is told which part of so many rows is done.
-fn prompt(
+/// Rows of a decode step in which tokens that a constraint put next are computed together.
+const RUN: usize = 8;
+
+/// Computes one chunk of the tokens at the end of what is looked back on; what follows it, if that
+/// was the end. `tell` is told which part of so many rows is done.
+fn chunk(
     session: &mut Session,
+    kind: Kind,
+    rest: &[u32],
     choose: &Choose<'_>,
     cancel: &CancelToken,
     tell: &(dyn Fn(f64, usize) + Sync),
 ) -> Result<Option<std::result::Result<Choice, Refusal>>> {
-    let rest = &choose.history[session.tokens().len()..];
+    let ends = session.tokens().len() + rest.len() == choose.history.len();
+    let (choose, from) = if ends { (Some(choose), rest.len() - 1) } else { (None, rest.len()) };
     let mut submit = |executor: &mut dyn Executor, step: &Step<'_>| {
         let watch = Watch { stop: &cancel.0, progress: &|part| tell(part, step.tokens.len()) };
         executor.submit_watched(step, &watch)
@@ -402,7 +461,7 @@ fn prompt(
         }
         Ok(())
     };
-    session.step(Kind::Prompt, rest, rest.len() - 1, Some(choose), &mut submit, &mut then)?;
+    session.step(kind, rest, from, choose, &mut submit, &mut then)?;
     session.tell_likeliest(&likeliest);
     Ok(chosen)
 }

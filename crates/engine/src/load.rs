@@ -270,6 +270,11 @@ impl Engine {
         self.0.tokenizer.as_deref()
     }
 
+    /// The same, for what outlives the engine.
+    pub fn shared_tokenizer(&self) -> Option<&Arc<Tokenizer>> {
+        self.0.tokenizer.as_ref()
+    }
+
     /// Its chat template, if one came with the weights.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.0.template.as_deref()

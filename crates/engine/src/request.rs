@@ -64,6 +64,13 @@ pub(crate) enum Event {
     Failed(Error),
 }
 
+impl Event {
+    /// A token that a constraint put there.
+    pub(crate) fn forced(id: u32) -> Event {
+        Event::Token { id, logprob: None, likeliest: Vec::new(), last: None }
+    }
+}
+
 #[derive(Default)]
 struct Told {
     events: VecDeque<Event>,
@@ -143,12 +150,9 @@ impl Engine {
         shared.check_start(&prompt, &options.sampling)?;
         shared.seats.check(request.adapter.as_ref())?;
         shared.check(&prompt, 0)?;
-        let mut constraint = Constrained::start(options, shared.config.vocab)?;
-        if let Some(constraint) = &mut constraint {
-            // The first token's, while others are computed.
-            let most = options.max_tokens.unwrap_or(usize::MAX);
-            constraint.look(most.min(shared.room(prompt.len()) + 1))?;
-        }
+        // What may come first is found while others are computed.
+        let room = shared.room(prompt.len()) + 1;
+        let constraint = Constrained::start(options, shared.config.vocab, room)?;
         // More make room when they come.
         const EVENTS: usize = 256;
         let events = request.options.max_tokens.map_or(EVENTS, |n| n.min(EVENTS));

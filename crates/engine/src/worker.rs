@@ -149,6 +149,9 @@ struct Job {
     adapter: Option<Adapter>,
     /// Tokens that are being chosen.
     awaited: usize,
+    /// Tokens that its constraint put in front of the first that is chosen, with which they are
+    /// told.
+    ahead: Vec<u32>,
 }
 
 /// A step that was submitted and not yet waited for.
@@ -303,13 +306,25 @@ impl Worker {
             let prompt_tokens = prompt.len();
             let room = shared.room(prompt_tokens).min(options.max_tokens.unwrap_or(usize::MAX));
             let own = adapters::number(adapter.as_ref());
-            let sequence = Sequence::new(own, prompt, room, exact_prefix);
+            let mut sequence = Sequence::new(own, prompt, room, exact_prefix);
+            let mut constraint = constraint;
+            let forced = constraint.as_mut().into_iter().flat_map(Constrained::take_forced);
+            let ahead: Vec<u32> = forced.inspect(|token| sequence.push(*token)).collect();
             self.sequences.insert(id, sequence);
             self.scheduler.submit(Arrival { id, caller, priority, deadline: at });
             let metrics = Metrics { prompt_tokens, ..Metrics::default() };
-            let (arrived, last, slot, awaited) = (now, now, None, 0);
-            let job =
-                Job { outlet, options, arrived, deadline, metrics, last, slot, adapter, awaited };
+            let job = Job {
+                outlet,
+                options,
+                arrived: now,
+                deadline,
+                metrics,
+                last: now,
+                slot: None,
+                adapter,
+                awaited: 0,
+                ahead,
+            };
             self.constraints.extend(constraint.map(|constraint| (id, constraint)));
             let nothing = job.options.max_tokens == Some(0);
             self.jobs.insert(id, job);
@@ -525,7 +540,7 @@ impl Worker {
         let (job, sequence) = (self.jobs.get(&id)?, self.sequences.get(id)?);
         let token = chosen.choice.token;
         let most = job.options.max_tokens.unwrap_or(usize::MAX);
-        let most = most.saturating_sub(job.metrics.generated_tokens + 1);
+        let most = most.saturating_sub(job.metrics.generated_tokens + job.ahead.len() + 1);
         let left = most.min(shared.room(sequence.known() + 1) + 1);
         let ends = is_end(shared, job, token);
         Some(Task { id, constrained, token, ends, left, with: chosen })
@@ -535,15 +550,17 @@ impl Worker {
     fn take_followed(&mut self, shared: &Shared) {
         let mut followed = std::mem::take(&mut self.followed);
         self.followers.take(&mut followed);
-        for Followed { id, constrained, accepted, with } in followed.drain(..) {
+        for Followed { id, mut constrained, accepted, with } in followed.drain(..) {
             if !self.jobs.contains_key(&id) {
                 continue;
             }
             match accepted {
                 Ok(accepted) => {
                     let failed = constrained.failed().cloned();
+                    let forced: Vec<u32> = constrained.take_forced().collect();
                     self.constraints.insert(id, constrained);
                     self.take(shared, id, with, Some(accepted));
+                    self.put(id, &forced);
                     if let Some(error) = failed {
                         self.end(id, Event::Failed(error));
                     }
@@ -584,7 +601,8 @@ impl Worker {
         if job.slot.is_none() {
             job.slot = Some(shared.slots.take()?);
             if let Some((reused, missed)) = sequence.reused() {
-                job.metrics.reused_tokens = reused;
+                // Behind the prompt may be tokens that a constraint put there.
+                job.metrics.reused_tokens = reused.min(job.metrics.prompt_tokens);
                 job.outlet.found(&job.metrics, missed);
             }
         }
@@ -744,6 +762,10 @@ impl Worker {
         let now = Instant::now();
         let time = if first { &mut metrics.prefill } else { &mut metrics.decode };
         *time += now - std::mem::replace(&mut job.last, now);
+        for id in job.ahead.drain(..) {
+            metrics.generated_tokens += 1;
+            job.outlet.tell(Event::forced(id), metrics);
+        }
         metrics.generated_tokens += 1;
         metrics.closing_tokens += usize::from(closing);
         metrics.recomputed_tokens = sequence.recomputed();
@@ -765,6 +787,20 @@ impl Worker {
         if first {
             // Others may begin with the same prompt.
             self.sequences.keep(id);
+        }
+    }
+
+    /// Tells a request the tokens that its constraint put behind the last, of which there is room
+    /// for one more: they are computed together with it.
+    fn put(&mut self, id: Id, forced: &[u32]) {
+        let (Some(job), Some(sequence)) = (self.jobs.get_mut(&id), self.sequences.get_mut(id))
+        else {
+            return;
+        };
+        for &token in forced {
+            job.metrics.generated_tokens += 1;
+            sequence.push(token);
+            job.outlet.tell(Event::forced(token), &job.metrics);
         }
     }
 }

@@ -136,9 +136,12 @@ impl Model {
     /// # Errors
     /// A model without a tokenizer, or without an end token.
     pub(crate) fn grammars(&self) -> Result<&Grammars, Problem> {
-        let tokenizer = self.tokenizer()?;
+        self.tokenizer()?;
+        let tokenizer = self.engine.shared_tokenizer();
         let (vocabulary, ends) = (self.engine.info().vocab, self.engine.end_tokens());
-        let made = self.grammars.get_or_init(|| Grammars::new(tokenizer, vocabulary, ends));
+        let none = || Error::new(&self.name, "a tokenizer", "none");
+        let make = || Grammars::new(tokenizer.ok_or_else(none)?, vocabulary, ends);
+        let made = self.grammars.get_or_init(make);
         made.as_ref().map_err(|error| Problem::from(error.clone()))
     }
 

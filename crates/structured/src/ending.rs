@@ -67,6 +67,8 @@ pub(crate) struct Planner {
     /// Tokens that end the text, the next one last: from the present place while every token is
     /// watched, else from an earlier one.
     plan: Vec<u32>,
+    /// Whether the plan is from the present place, which it is at the beginning.
+    fresh: bool,
     watching: bool,
     /// Where not every token is watched: looks again once no more tokens are left.
     check: usize,
@@ -82,7 +84,7 @@ impl Planner {
     pub(crate) fn new(matcher: &Matcher, signs: Arc<Signs>) -> Planner {
         let plan = walk(matcher, &signs, BUILDING).unwrap_or_default();
         let (check, left) = (usize::MAX, usize::MAX);
-        Planner { signs, plan, watching: false, check, left, closing: false }
+        Planner { signs, plan, fresh: true, watching: false, check, left, closing: false }
     }
 
     /// The token that must come next if the text shall end within `left` tokens, its end token
@@ -90,8 +92,7 @@ impl Planner {
     pub(crate) fn next(&mut self, matcher: &Matcher, left: usize) -> Option<u32> {
         self.left = left;
         if !self.watching && left <= self.check {
-            // At the beginning the plan is right as it is.
-            if self.check < usize::MAX && !leads(matcher, &[], &self.plan) {
+            if !self.fresh && !leads(matcher, &[], &self.plan) {
                 self.plan = walk(matcher, &self.signs, STEPS).unwrap_or_default();
             }
             let needed = self.plan.len();
@@ -110,6 +111,7 @@ impl Planner {
 
     /// Told the token that was chosen, returns the one that the text goes on with.
     pub(crate) fn accept(&mut self, matcher: &Matcher, token: u32) -> u32 {
+        self.fresh = false;
         let Some(&planned) = self.plan.last().filter(|_| self.watching) else { return token };
         if token == planned {
             self.plan.pop();
@@ -132,6 +134,22 @@ impl Planner {
             }
         }
         token
+    }
+
+    /// Whether every token is watched: what comes next may be the plan's.
+    pub(crate) fn is_watching(&self) -> bool {
+        self.watching
+    }
+
+    /// Told tokens that come next whatever is planned.
+    pub(crate) fn pass(&mut self, tokens: &[u32]) {
+        for token in tokens {
+            self.fresh &= self.plan.last() == Some(token);
+            if !self.fresh {
+                return;
+            }
+            self.plan.pop();
+        }
     }
 
     /// Looks again later: what the text goes on with may bring its end nearer.

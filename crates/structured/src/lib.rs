@@ -11,6 +11,7 @@
 //! each step may take: whatever goes beyond is an error of that request alone.
 
 mod ending;
+mod forced;
 mod gbnf;
 mod lazy;
 mod schema;
@@ -19,10 +20,13 @@ mod tools;
 use ending::{Planner, Signs};
 use engine::reasoning::Opening;
 use engine::{Constraint, ConstraintSource, TokenSet};
+use forced::Speller;
 use formats::{Error, ErrorKind, Result, caught};
 use lazy::Lazy;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
-use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::toktrie::{
+    ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
+};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -81,6 +85,7 @@ pub struct Grammars {
     /// programs ask with the same few schemas.
     lately: Mutex<Vec<(String, ConstraintSource)>>,
     signs: Arc<Signs>,
+    speller: Arc<Speller>,
     /// The ids of special tokens by their text.
     special: HashMap<String, u32>,
 }
@@ -91,7 +96,7 @@ impl Grammars {
     ///
     /// # Errors
     /// A vocabulary that is too large, or a model without an end token.
-    pub fn new(tokenizer: &Tokenizer, vocabulary: usize, ends: &[u32]) -> Result<Grammars> {
+    pub fn new(tokenizer: &Arc<Tokenizer>, vocabulary: usize, ends: &[u32]) -> Result<Grammars> {
         let ends: Vec<u32> =
             ends.iter().copied().filter(|end| (*end as usize) < vocabulary).collect();
         let Some(&first) = ends.first() else {
@@ -129,8 +134,10 @@ impl Grammars {
         limits.max_lexer_states = STATES;
         limits.verbose_errors = false;
         limits.precompute_large_lexemes = false;
-        let signs = Arc::new(Signs::new(factory.tok_env().tok_trie()));
-        Ok(Grammars { factory, lately: Mutex::default(), signs, special })
+        let trie = factory.tok_env().tok_trie();
+        let signs = Arc::new(Signs::new(trie));
+        let speller = Arc::new(Speller::new(tokenizer.clone(), trie));
+        Ok(Grammars { factory, lately: Mutex::default(), signs, speller, special })
     }
 
     /// Constraints that let a model write what a grammar allows, after what may open its answer.
@@ -271,12 +278,14 @@ impl Grammars {
         })?;
         let planner = || caught(|| Planner::new(&first, self.signs.clone())).ok();
         let ending = (end == End::Whole).then(planner).flatten();
-        let first = Mutex::new(first);
+        let (first, speller) = (Mutex::new(first), self.speller.clone());
         Ok(ConstraintSource::new(move || {
             let matcher = first.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
-            let ending = ending.clone();
             let lazy = (end == End::Lazy).then(Lazy::default);
-            Ok(Box::new(Follower { matcher, ending, lazy, place }) as Box<dyn Constraint>)
+            let (ending, speller) = (ending.clone(), speller.clone());
+            let seen = None;
+            let follower = Follower { matcher, ending, lazy, speller, last: None, seen, place };
+            Ok(Box::new(follower) as Box<dyn Constraint>)
         }))
     }
 }
@@ -298,31 +307,52 @@ struct Follower {
     /// Unset where a text is cut when its tokens run out.
     ending: Option<Planner>,
     lazy: Option<Lazy>,
+    speller: Arc<Speller>,
+    /// The token before the present place, of the text's own.
+    last: Option<u32>,
+    /// What may come next, once it was looked for.
+    seen: Option<Next>,
     place: &'static str,
+}
+
+/// What may come next.
+enum Next {
+    /// Text of any kind: nothing is masked.
+    Any,
+    Masked(SimpleVob),
+}
+
+impl Follower {
+    /// What may come next, whatever is planned.
+    fn next(&mut self) -> Result<&Next> {
+        let Follower { matcher, lazy, seen, place, .. } = self;
+        let next = match seen.take() {
+            Some(next) => next,
+            None if lazy.as_mut().is_some_and(|lazy| lazy.is_free(matcher)) => Next::Any,
+            None => Next::Masked(limited(place, || matcher.compute_mask_or_eos())?),
+        };
+        Ok(seen.insert(next))
+    }
 }
 
 impl Constraint for Follower {
     fn allow(&mut self, left: usize, allowed: &mut TokenSet) -> Result<()> {
-        let Follower { matcher, ending, lazy, .. } = self;
-        if let Some(ending) = ending
-            && let Some(token) = ending.next(matcher, left)
+        if let Some(ending) = &mut self.ending
+            && let Some(token) = ending.next(&self.matcher, left)
         {
             allowed.insert(token);
             return Ok(());
         }
-        if let Some(lazy) = lazy
-            && lazy.is_free(matcher)
-        {
-            allowed.insert_all();
-            return Ok(());
+        match self.next()? {
+            Next::Any => allowed.insert_all(),
+            Next::Masked(mask) => allowed.insert_bits(mask.as_slice()),
         }
-        let mask = limited(self.place, || self.matcher.compute_mask_or_eos())?;
-        allowed.insert_bits(mask.as_slice());
         Ok(())
     }
 
     fn accept(&mut self, token: u32) -> Result<u32> {
-        let Follower { matcher, ending, lazy, place } = self;
+        self.seen = None;
+        let Follower { matcher, ending, lazy, last, place, .. } = self;
         let token = match lazy {
             Some(lazy) => match lazy.fit(matcher, token) {
                 Some(token) => token,
@@ -331,7 +361,25 @@ impl Constraint for Follower {
             None => ending.as_mut().map_or(token, |ending| ending.accept(matcher, token)),
         };
         limited(place, || matcher.consume_token(token))?;
+        *last = Some(token);
         Ok(token)
+    }
+
+    fn forced(&mut self, most: usize) -> Result<Vec<u32>> {
+        if self.ending.as_ref().is_some_and(Planner::is_watching) {
+            return Ok(Vec::new());
+        }
+        self.next()?;
+        let Some(Next::Masked(mask)) = &self.seen else { return Ok(Vec::new()) };
+        let mut tokens = self.speller.look(&self.matcher, mask, self.last);
+        tokens.truncate(most);
+        let mut there = self.matcher.clone();
+        if tokens.is_empty() || there.consume_tokens(&tokens).is_err() {
+            return Ok(Vec::new());
+        }
+        (self.matcher, self.last, self.seen) = (there, tokens.last().copied(), None);
+        self.ending.iter_mut().for_each(|ending| ending.pass(&tokens));
+        Ok(tokens)
     }
 
     fn is_closing(&self) -> bool {

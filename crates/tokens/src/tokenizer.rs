@@ -143,6 +143,21 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Ids of `text` behind the text `before`, without the blank that some tokenizers put in front
+    /// of a text; `None` where no token begins between the two, or the ids do not say exactly the
+    /// text. Special tokens in both are plain text.
+    pub fn encode_behind(&self, before: &str, text: &str) -> Option<Vec<u32>> {
+        let mut ids = self.encode(&format!("{before}{text}"), Special::default()).ok()?;
+        let (mut at, mut left) = (ids.len(), text.len());
+        while left > 0 {
+            at = at.checked_sub(1)?;
+            left = left.checked_sub(self.token_bytes(ids[at]).len())?;
+        }
+        let own = ids.split_off(at);
+        let said = own.iter().flat_map(|id| self.token_bytes(*id));
+        said.eq(text.as_bytes()).then_some(own)
+    }
+
     fn encode_to(&self, text: &str, parse: bool, ids: &mut Vec<u32>) -> Result<()> {
         caught(&self.place, || self.append(text, parse, ids))
     }

@@ -5,6 +5,7 @@ use delft_engine::{
     CacheType, CancelToken, Constraint, ConstraintSource, Engine, Finish, GenerateOptions,
     Generating, LoadOptions, Miss, Place, Progress, Request, SamplingOptions, Token, TokenSet,
 };
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
@@ -471,4 +472,104 @@ fn a_constraint_that_takes_long_holds_nobody_up() {
     told.send(()).unwrap();
     let rest = answer(slow);
     assert!(first.len() == 3 && (1..=6).contains(&rest.len()), "{}", rest.len());
+}
+
+/// Allows anything, and behind every even token three that follow from it; tells of those ahead, or
+/// allows them one after the other.
+struct Leading {
+    ahead: bool,
+    next: VecDeque<u32>,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Constraint for Leading {
+    fn allow(&mut self, _left: usize, allowed: &mut TokenSet) -> formats::Result<()> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        match self.next.front() {
+            Some(&token) => allowed.insert(token),
+            None => (3..120).for_each(|token| allowed.insert(token)),
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> formats::Result<u32> {
+        match self.next.pop_front() {
+            Some(next) => assert_eq!(next, token),
+            None if token.is_multiple_of(2) => {
+                self.next.extend((1..4).map(|i| 3 + (token * 5 + i * 17) % 117));
+            }
+            None => {}
+        }
+        Ok(token)
+    }
+
+    fn forced(&mut self, most: usize) -> formats::Result<Vec<u32>> {
+        let count = if self.ahead { most.min(self.next.len()) } else { 0 };
+        Ok(self.next.drain(..count).collect())
+    }
+}
+
+/// What a constraint puts there is computed in runs and changes no token, whoever runs beside it
+/// and whatever is computed again; and it makes no difference whether log-probabilities are asked
+/// for.
+#[test]
+fn tokens_that_a_constraint_puts_there_are_those_that_it_would_allow_alone() {
+    let context = 600;
+    let load_for = |sessions| {
+        let (cache_type, chunk, context) = (CacheType::F32, Some(64), Some(context));
+        let options = LoadOptions { cache_type, chunk, context, sessions, ..Default::default() };
+        load(&root().join("llama-long"), &options)
+    };
+    let (engine, quiet) = (load_for(3), load_for(1));
+    // Too few blocks are left for three that become long.
+    let mut held = engine.session();
+    answer(held.generate(prompt(context - 20, 77), &options(0, 1)).unwrap()).clear();
+    let led = |ahead: bool, seed: u64, logprobs: bool| {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let start = move || {
+            let next = VecDeque::from([9, 8, 7]);
+            Ok(Box::new(Leading { ahead, next, asked: count.clone() }) as Box<dyn Constraint>)
+        };
+        let constraint = Some(ConstraintSource::new(start));
+        let options = options(seed, 270);
+        (GenerateOptions { constraint, ignore_end: false, logprobs, ..options }, asked)
+    };
+    let submit = |ahead: bool, seed: u64, logprobs: bool| {
+        let (options, asked) = led(ahead, seed, logprobs);
+        let tokens = prompt(250, seed as u32);
+        (engine.submit(Request::new(tokens, options)).unwrap(), asked)
+    };
+    let ids = |answer: Answer| answer.into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+    let (mut preempted, mut recomputed) = (0, 0);
+    for logprobs in [false, true] {
+        let running: Vec<_> = (0..3).map(|seed| submit(true, seed, logprobs)).collect();
+        for (seed, (mut running, asked)) in running.into_iter().enumerate() {
+            let together = answer(running.by_ref());
+            let metrics = running.metrics();
+            preempted += metrics.preemptions;
+            recomputed += metrics.recomputed_tokens;
+            assert_eq!(metrics.generated_tokens, 270);
+            assert_eq!(together[..3].iter().map(|token| token.0).collect::<Vec<_>>(), [9, 8, 7]);
+            assert_eq!(running.finish(), Some(&Finish::Length));
+            assert_eq!(together.iter().all(|token| token.1.is_some()), logprobs);
+            let together = ids(together);
+            for ahead in [false, true] {
+                let (options, asked_alone) = led(ahead, seed as u64, false);
+                assert_eq!(together, ids(alone(&quiet, &prompt(250, seed as u32), &options)));
+                let (many, few) =
+                    (asked_alone.load(Ordering::Relaxed), asked.load(Ordering::Relaxed));
+                assert!(logprobs || ahead || few + 20 < many, "{few} {many}");
+            }
+        }
+    }
+    assert!(preempted > 0 && recomputed > 0, "{preempted} {recomputed}");
+    // A text that is cut among them.
+    for most in 1..6 {
+        let (options, _) = led(true, 2, false);
+        let options = GenerateOptions { max_tokens: Some(most), ..options };
+        let cut = answer(engine.submit(Request::new(prompt(20, 1), options.clone())).unwrap());
+        assert_eq!(cut.len(), most);
+        assert_eq!(ids(cut), ids(alone(&quiet, &prompt(20, 1), &options)));
+    }
 }

@@ -5,12 +5,13 @@ use delft_structured::Grammar;
 use engine::reasoning::Opening;
 use engine::{ConstraintSource, TokenSet};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use tokens::Tokenizer;
 
 /// Writes a text of at most `most` tokens by chance alone; what it says, whether it came to its
 /// end, and whether some of its tokens were there to bring it to it.
 fn write(
-    (tokenizer, end): &(Tokenizer, u32),
+    (tokenizer, end): &(Arc<Tokenizer>, u32),
     source: &ConstraintSource,
     seed: u64,
     most: usize,

@@ -48,6 +48,9 @@ fn hostile_ones_are_bounded() {
         ("none", Grammar::Schema(json!(false))),
         ("wrong", Grammar::Schema(json!({ "type": "wrong" }))),
         ("repeated", Grammar::Regex("((a{1000}){1000}){1000}".to_string())),
+        ("one letter", Grammar::of_text("start: \"a\"{1000000}")),
+        ("one word", Grammar::of_text("start: X\nX: (\"ab\"{30000}){30000}")),
+        ("one rule", Grammar::of_text("root ::= a{60000}\na ::= \"ab\" \"c\"")),
         ("states", Grammar::Regex("(.*a.{12}){12}b".to_string())),
         ("unclosed", Grammar::Regex("(((".to_string())),
         ("left", Grammar::of_text("root ::= root root | root | \"a\"")),
@@ -70,6 +73,9 @@ fn hostile_ones_are_bounded() {
                 let mut steps = 0;
                 let ended = loop {
                     allowed.clear();
+                    if let Err(error) = constraint.forced(usize::MAX) {
+                        break error.to_string();
+                    }
                     if let Err(error) = constraint.allow(usize::MAX, &mut allowed) {
                         break error.to_string();
                     }
@@ -97,4 +103,39 @@ fn hostile_ones_are_bounded() {
     let source = grammars.compile(&Grammar::Json, Opening::Answer).unwrap();
     assert!(takes(&own, &source, "{\"a\": [1, {}]}"));
     assert!(write(&own, &source, 3).0.starts_with('{'));
+}
+
+/// Text without a choice and without an end is found in parts, each of which takes little, and all
+/// of them are right.
+#[test]
+fn forced_text_that_does_not_end_is_found_in_parts() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let cases = [
+        ("a", Grammar::Regex("((a{1000}){1000}){1000}".to_string())),
+        ("no", Grammar::of_text("root ::= (\"no\"){60000} \".\"")),
+        ("\u{1f980} ", Grammar::Regex("(\u{1f980} ){500000}".to_string())),
+    ];
+    for (word, grammar) in cases {
+        let source = match grammars.compile(&grammar, Opening::Answer) {
+            Ok(source) => source,
+            Err(error) => panic!("{word}: {error}"),
+        };
+        let mut constraint = source.start().unwrap();
+        let mut allowed = TokenSet::new(own.0.vocab_size());
+        let (mut text, mut found) = (Vec::new(), 0);
+        for _ in 0..10 {
+            let begun = Instant::now();
+            let mut tokens = constraint.forced(usize::MAX).unwrap();
+            assert!(begun.elapsed() < LONGEST, "{word}: {:?}", begun.elapsed());
+            found += tokens.len();
+            allowed.clear();
+            constraint.allow(usize::MAX, &mut allowed).unwrap();
+            let next = (0..own.1).rev().find(|id| allowed.contains(*id)).unwrap();
+            tokens.push(constraint.accept(next).unwrap());
+            text.extend(tokens.iter().flat_map(|token| own.0.token_bytes(*token)));
+        }
+        assert!(found > 20, "{word}: {found}");
+        assert!(word.repeat(text.len()).as_bytes().starts_with(&text), "{word}");
+    }
 }

@@ -8,24 +8,41 @@ mod tools;
 
 use delft_structured::Grammars;
 use engine::{ConstraintSource, TokenSet};
+use std::sync::Arc;
 use tokens::Tokenizer;
 
 /// GPT-2's vocabulary, whose one special token ends a text.
-pub(crate) fn gpt2() -> Option<(Tokenizer, u32)> {
+pub(crate) fn gpt2() -> Option<(Arc<Tokenizer>, u32)> {
     let folder = testing::data("tokenizers/gpt-2")?;
-    let file = formats::Gguf::open(&folder.join("ggml-vocab-gpt-2.gguf")).unwrap();
-    Some((Tokenizer::from_gguf(file.metadata()).unwrap(), 50256))
+    Some((in_gguf(&folder.join("ggml-vocab-gpt-2.gguf")), 50256))
+}
+
+/// Llama 2's vocabulary, whose tokenizer puts a blank in front of a text.
+pub(crate) fn llama2() -> Option<(Arc<Tokenizer>, u32)> {
+    let folder = testing::data("tokenizers/llama-spm")?;
+    Some((in_gguf(&folder.join("ggml-vocab-llama-spm.gguf")), 2))
+}
+
+/// Qwen2's vocabulary.
+pub(crate) fn qwen2() -> Option<(Arc<Tokenizer>, u32)> {
+    let folder = testing::data("tokenizers/qwen2")?;
+    Some((Arc::new(Tokenizer::from_folder(&folder).unwrap()), 151643))
+}
+
+fn in_gguf(path: &std::path::Path) -> Arc<Tokenizer> {
+    let file = formats::Gguf::open(path).unwrap();
+    Arc::new(Tokenizer::from_gguf(file.metadata()).unwrap())
 }
 
 /// The grammars of a vocabulary.
-pub(crate) fn grammars((tokenizer, end): &(Tokenizer, u32)) -> Grammars {
+pub(crate) fn grammars((tokenizer, end): &(Arc<Tokenizer>, u32)) -> Grammars {
     Grammars::new(tokenizer, tokenizer.vocab_size(), &[*end]).unwrap()
 }
 
 /// Writes a text that a constraint allows, by a generator of its own; what it says, and whether it
 /// came to its end.
 pub(crate) fn write(
-    (tokenizer, end): &(Tokenizer, u32),
+    (tokenizer, end): &(Arc<Tokenizer>, u32),
     source: &ConstraintSource,
     seed: u64,
 ) -> (String, bool) {
@@ -59,7 +76,7 @@ pub(crate) fn write(
 
 /// Whether a constraint allows a text, token by token, and its end behind it.
 pub(crate) fn takes(
-    (tokenizer, end): &(Tokenizer, u32),
+    (tokenizer, end): &(Arc<Tokenizer>, u32),
     source: &ConstraintSource,
     text: &str,
 ) -> bool {

@@ -1,9 +1,11 @@
 //! Schemas, regular expressions and grammars.
 
-use super::{gpt2, grammars, takes, write};
+use super::{gpt2, grammars, llama2, qwen2, takes, write};
 use delft_structured::Grammar;
+use engine::TokenSet;
 use engine::reasoning::Opening;
 use serde_json::{Value, json};
+use tokens::Special;
 
 #[test]
 fn what_is_written_to_its_end_is_json_of_its_schema() {
@@ -235,5 +237,82 @@ fn keywords_are_put_into_others() {
     ] {
         let refused = grammars.compile(&Grammar::Schema(schema), Opening::Answer).unwrap_err();
         assert!(refused.to_string().contains(name), "{refused}");
+    }
+}
+
+/// What must come next is known at once, in the tokens that the tokenizer makes of it, as far as it
+/// is asked for.
+#[test]
+fn text_that_must_come_is_known_ahead_in_the_tokenizers_own_tokens() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "kind": { "const": "measurement of a temperature" },
+            "value": { "type": "integer" },
+        },
+        "required": ["kind", "value"],
+        "additionalProperties": false,
+    });
+    let whole = "{\"kind\": \"measurement of a temperature\", \"value\":";
+    for own in [gpt2(), llama2(), qwen2()].into_iter().flatten() {
+        let (tokenizer, end) = &own;
+        let schema = Grammar::Schema(schema.clone());
+        let source = grammars(&own).compile(&schema, Opening::Answer).unwrap();
+        let at_once = source.start().unwrap().forced(usize::MAX).unwrap();
+        let text = tokenizer.decode(&at_once, false);
+        // A blank and a digit may be one token: that is the model's choice.
+        assert!(text.starts_with(whole) && text.len() <= whole.len() + 1, "{text:?}");
+        // Behind a line's end, where no tokenizer puts a blank in front.
+        let line = format!("\n{text}");
+        assert!(tokenizer.encode(&line, Special::default()).unwrap().ends_with(&at_once));
+        // Few at a time it is the same text, and single tokens are allowed alone.
+        let mut constraint = source.start().unwrap();
+        let mut ids = constraint.forced(2).unwrap();
+        assert_eq!(ids.len(), 2);
+        let mut allowed = TokenSet::new(tokenizer.vocab_size());
+        while ids.len() < at_once.len() {
+            allowed.clear();
+            constraint.allow(usize::MAX, &mut allowed).unwrap();
+            assert!(allowed.contains(at_once[ids.len()]) && !allowed.contains(*end));
+            ids.push(constraint.accept(at_once[ids.len()]).unwrap());
+            ids.extend(constraint.forced(1).unwrap());
+        }
+        assert_eq!(ids, at_once);
+        let rest = if text.len() > whole.len() { "42}" } else { " 42}" };
+        let rest = tokenizer.encode(&format!("\n{text}{rest}"), Special::default()).unwrap();
+        let first = rest.windows(at_once.len()).position(|part| part == at_once).unwrap();
+        for id in &rest[first + at_once.len()..] {
+            assert!(constraint.forced(usize::MAX).unwrap().is_empty());
+            allowed.clear();
+            constraint.allow(usize::MAX, &mut allowed).unwrap();
+            assert!(allowed.contains(*id), "{}", tokenizer.token_text(*id));
+            constraint.accept(*id).unwrap();
+        }
+        // Whether it ends is not put there.
+        assert!(constraint.forced(usize::MAX).unwrap().is_empty());
+    }
+}
+
+/// Where what follows may join what is forced, the model chooses the token; where the whole answer
+/// is forced, all of it is put there; and special tokens are put between texts.
+#[test]
+fn what_may_join_what_follows_is_left_to_the_model() {
+    let Some(own) = qwen2() else { return };
+    let grammars = grammars(&own);
+    let forced = |grammar: &str| {
+        let source = grammars.compile(&Grammar::of_text(grammar), Opening::Answer).unwrap();
+        let tokens = source.start().unwrap().forced(usize::MAX).unwrap();
+        tokens.into_iter().map(|token| own.0.token_text(token)).collect::<Vec<_>>()
+    };
+    let cases = [
+        // " measure" and " measured" are tokens.
+        (r#"start: "to measure" /d|s/ "!""#, vec!["to"]),
+        (r#"start: "to measure" /[0-9]/ "!""#, vec!["to", " measure"]),
+        (r#"start: "to measure it""#, vec!["to", " measure", " it"]),
+        (r#"start: "to" <|im_start|> "measure" /d|s/"#, vec!["to", "<|im_start|>"]),
+        (r#"start: /a|b/ "to measure it""#, vec![]),
+    ];
+    for (grammar, expected) in cases {
+        assert_eq!(forced(grammar), expected, "{grammar}");
     }
 }
