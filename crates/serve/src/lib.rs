@@ -18,6 +18,7 @@ mod events;
 mod fields;
 mod gate;
 mod generation;
+mod infill;
 mod keep;
 mod library;
 mod log;

@@ -7,10 +7,11 @@ use std::sync::{Arc, OnceLock};
 use delft::structured::Grammars;
 use delft::tokens::tools::{Described, Format, describe};
 use delft::tokens::{ChatTemplate, Tokenizer};
-use delft::{Adapter, Capability, Engine, Error, Prompt};
+use delft::{Adapter, Capability, Engine, Error, Prompt, Tensors};
 use serde_json::{Map, Value};
 
 use crate::generation::{Generator, Limits};
+use crate::infill::Infill;
 use crate::metrics::Texts;
 use crate::problem::Problem;
 use crate::reply::call_id;
@@ -45,6 +46,8 @@ pub(crate) struct Model {
     longest: usize,
     /// Its vocabulary for grammars, once one was asked for.
     grammars: OnceLock<delft::Result<Grammars>>,
+    /// The tokens by which it fills a gap, once that was asked for.
+    infill: OnceLock<Option<Infill>>,
 }
 
 /// The code of a prompt that does not fit.
@@ -84,6 +87,7 @@ impl Model {
             template,
             longest,
             grammars: OnceLock::new(),
+            infill: OnceLock::new(),
             engine,
             engines,
         };
@@ -118,6 +122,7 @@ impl Model {
             calls: self.calls,
             longest: self.longest,
             grammars: OnceLock::new(),
+            infill: OnceLock::new(),
         }
     }
 
@@ -143,6 +148,36 @@ impl Model {
         let make = || Grammars::new(tokenizer.ok_or_else(none)?, vocabulary, ends);
         let made = self.grammars.get_or_init(make);
         made.as_ref().map_err(|error| Problem::from(error.clone()))
+    }
+
+    /// The tokens by which it fills a gap in a text, if its vocabulary has any.
+    pub(crate) fn infill_tokens(&self) -> Option<&Infill> {
+        let read = || {
+            // A loaded engine has dropped its file's metadata.
+            let tensors = Tensors::open(self.engine.location().clone()).ok();
+            let file = tensors.as_ref().and_then(Tensors::gguf);
+            Infill::of(self.engine.tokenizer()?, file.map(|file| file.metadata()))
+        };
+        self.infill.get_or_init(read).as_ref()
+    }
+
+    /// The same for a request that asks for it by the field `name`.
+    ///
+    /// # Errors
+    /// A model without such tokens.
+    pub(crate) fn infill(&self, name: &str) -> Result<&Infill, Problem> {
+        self.infill_tokens().ok_or_else(|| {
+            let message = format!(
+                "not supported: {} has no tokens that mark a gap, and continues texts only",
+                self.name
+            );
+            Problem::field(name, message)
+        })
+    }
+
+    /// Tokens for which there is room beside a prompt of so many, and its answer.
+    pub(crate) fn room_beside(&self, prompt: usize, answer: Option<usize>) -> usize {
+        self.context().saturating_sub(self.answer_room(answer) + prompt)
     }
 
     /// Its tokenizer.

@@ -15,6 +15,7 @@ use crate::chat;
 use crate::demand::Asked;
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
 use crate::generation::{Done, Event, Work};
+use crate::infill;
 use crate::keep::Keep;
 use crate::log::timestamp;
 use crate::models::{Conversation, Model};
@@ -46,12 +47,12 @@ pub(crate) const CHAT: &[Field] = &[used("messages"), used("tools")];
 pub(crate) const GENERATE: &[Field] = &[
     used("prompt"),
     used("raw"),
+    used("suffix"),
     used("system"),
     refused("context", "the older form of a conversation: use /api/chat", &[]),
     refused("height", "pictures are not made", &[]),
     refused("images", "models here read text", &[]),
     refused("steps", "pictures are not made", &[]),
-    refused("suffix", "models here continue a text only", &[]),
     refused("template", "the server's own is used", &[]),
     refused("width", "pictures are not made", &[]),
 ];
@@ -159,8 +160,17 @@ pub(crate) async fn generate(call: Call) -> Answered {
         let extra = variables(&model, &fields)?;
         let system = fields.text("system")?.filter(|system| !system.is_empty());
         let raw = fields.flag("raw")?.unwrap_or(false);
-        let asks = model.template().is_some() && !raw;
-        if system.is_some() && !asks {
+        let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+        if raw && suffix.is_some() {
+            // The prompt is all that the model reads.
+            fields.note("suffix");
+        }
+        let suffix = suffix.filter(|_| !raw);
+        let marks = suffix.map(|_| model.infill("suffix")).transpose()?;
+        let asks = model.template().is_some() && !raw && suffix.is_none();
+        if system.is_some() && suffix.is_some() {
+            fields.note("system");
+        } else if system.is_some() && !asks {
             let message = "expected beside a chat template, and without raw";
             return Err(Problem::field("system", message));
         }
@@ -172,6 +182,11 @@ pub(crate) async fn generate(call: Call) -> Answered {
                 let messages = system.into_iter().chain([user]).collect();
                 let conversation = Conversation { messages, extra, ..Conversation::default() };
                 Some(model.encode_chat(&conversation)?)
+            }
+            Some(text) if let (Some(marks), Some(suffix)) = (marks, suffix) => {
+                let before = infill::encode(&model, text, true)?;
+                let after = infill::encode(&model, suffix, false)?;
+                Some(marks.prompt(model.tokenizer()?, &[], &before, &after))
             }
             // Who brings the whole prompt writes its special tokens too.
             Some(text) if raw => Some(model.encode_special(text)?),
@@ -187,7 +202,12 @@ pub(crate) async fn generate(call: Call) -> Answered {
             prompt => prompt,
         };
         let asked = Asked::ollama(&fields, false)?;
-        ask(&call, model.clone(), fields.clone(), asked, prompt, Form::Generate, asks)
+        let mut ask =
+            ask(&call, model.clone(), fields.clone(), asked, prompt, Form::Generate, asks)?;
+        if let (Some(marks), Some(work)) = (marks, &mut ask.work) {
+            marks.bound(&mut work.options);
+        }
+        Ok(ask)
     };
     call.reading(read).await?.answer().await
 }

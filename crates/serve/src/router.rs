@@ -28,7 +28,9 @@ use crate::reply::Began;
 use crate::sessions::{self, Sessions};
 use crate::settings::random;
 use crate::watch::{Record, Trail};
-use crate::{adapters, anthropic, embeddings, events, gate, metrics, native, ollama, openai, page};
+use crate::{
+    adapters, anthropic, embeddings, events, gate, infill, metrics, native, ollama, openai, page,
+};
 use ollama::manage;
 
 /// Largest body of a request, in bytes: some millions of words.
@@ -161,6 +163,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/api/copy", post(manage::copy))
         .route("/api/delete", axum::routing::delete(taking(manage::delete)))
         .route("/api/version", get(ollama::version))
+        .route("/infill", post(infill::answer))
         .route("/sessions", post(sessions::create))
         .route("/sessions/{id}", get(sessions::show).delete(taking(sessions::delete)))
         .route("/sessions/{id}/fork", post(sessions::fork))

@@ -8,8 +8,9 @@ use super::{
 };
 use crate::catalogue::Held;
 use crate::demand::{Asked, GRAMMARS};
-use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
+use crate::fields::{Field, Fields, Unknown, no_effect, used, wrong};
 use crate::generation::{Done, Event, Work};
+use crate::infill;
 use crate::logprobs::Lists;
 use crate::models::Model;
 use crate::problem::Problem;
@@ -34,10 +35,10 @@ pub(crate) const FIELDS: &[Field] = &[
     used("stop"),
     used("stream"),
     used("stream_options"),
+    used("suffix"),
     used("temperature"),
     used("top_p"),
     no_effect("user"),
-    refused("suffix", "models here continue a text only", &[]),
 ];
 
 /// Tokens of a text where the request does not say how many, as OpenAI documents it.
@@ -136,7 +137,19 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let (streams, with_usage) = streams(&fields)?;
     let echo = fields.flag("echo")?.unwrap_or(false);
     let scored = (echo && options.logprobs).then_some(options.top_logprobs);
-    let prompts = prompts(&model, &fields)?;
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+    let mut prompts = prompts(&model, &fields, suffix.is_some())?;
+    if let Some(suffix) = suffix {
+        if echo {
+            return Err(Problem::field("echo", "not supported beside a suffix"));
+        }
+        let (marks, tokenizer) = (model.infill("suffix")?, model.tokenizer()?);
+        let after = infill::encode(&model, suffix, false)?;
+        for (prompt, _) in &mut prompts {
+            *prompt = marks.prompt(tokenizer, &[], prompt, &after);
+        }
+        marks.bound(&mut options);
+    }
     Asked::completions(&fields)?.constrain(&model, &[], false, &mut options)?;
     if prompts.len() * n > MOST_TEXTS {
         let message = format!("expected at most {MOST_TEXTS} texts, found {}", prompts.len() * n);
@@ -155,10 +168,18 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
 }
 
 /// Each prompt's tokens and text: a string, a list of strings, tokens, or a list of lists of
-/// tokens.
-fn prompts(model: &Model, fields: &Fields) -> Result<Vec<(Vec<u32>, String)>, Problem> {
+/// tokens. `marked` texts have marks in front of them, and not what begins a text.
+fn prompts(
+    model: &Model,
+    fields: &Fields,
+    marked: bool,
+) -> Result<Vec<(Vec<u32>, String)>, Problem> {
     let expected = "a string, a list of strings, token ids, or a list of lists of token ids";
-    let of_text = |text: &str| Ok((model.encode_text(text)?, text.to_string()));
+    let of_text = |text: &str| {
+        let encoded =
+            if marked { infill::encode(model, text, true) } else { model.encode_text(text) };
+        Ok((encoded?, text.to_string()))
+    };
     let of_tokens = |list: &[Value]| {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids: Option<Vec<u32>> = list.iter().map(id).collect();

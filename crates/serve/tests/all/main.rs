@@ -4,6 +4,7 @@ mod adapters;
 mod anthropic;
 mod common;
 mod embeddings;
+mod infill;
 mod library;
 mod manage;
 mod ollama;

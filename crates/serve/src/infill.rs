@@ -1,0 +1,389 @@
+//! Filling a gap in a text: the tokens by which a model was taught to, prompts made of them, and
+//! llama-server's `/infill`, which editors ask. OpenAI's and Ollama's `suffix` are the same.
+//!
+//! A prompt is `PREFIX before SUFFIX after MIDDLE`, and the model writes what stands between; the
+//! other order is `SUFFIX after PREFIX before MIDDLE`. Other files stand in front, as
+//! `REPOSITORY name FILE name text` where the vocabulary has such tokens.
+
+use delft::formats::gguf::Metadata;
+use delft::tokens::{Special, Tokenizer};
+use delft::{Finish, GenerateOptions};
+use serde_json::{Map, Value, json};
+
+use crate::catalogue::Held;
+use crate::demand::{Asked, GRAMMARS};
+use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
+use crate::generation::{Done, Event, Work};
+use crate::models::Model;
+use crate::problem::{Api, Problem};
+use crate::reply::{Answer, Reply};
+use crate::router::{Answered, Call, noting, telling};
+use crate::settings;
+use crate::stream::{Framing, Gone, Sender, Shape, response};
+
+/// The tokens by which a model fills a gap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Infill {
+    before: u32,
+    after: u32,
+    /// None where the model writes on behind what stands before the gap.
+    middle: Option<u32>,
+    /// Whether what stands behind the gap comes first.
+    after_first: bool,
+    repository: Option<u32>,
+    file: Option<u32>,
+    /// The texts of all of these, and of the token that fills short rows: a model that writes one
+    /// has filled the gap.
+    ends: Vec<String>,
+}
+
+/// How the tokens are called in a family of models.
+struct Names {
+    before: &'static str,
+    after: &'static str,
+    middle: Option<&'static str>,
+    after_first: bool,
+}
+
+const fn names(before: &'static str, after: &'static str, middle: &'static str) -> Names {
+    Names { before, after, middle: Some(middle), after_first: false }
+}
+
+const NAMES: &[Names] = &[
+    // Qwen2.5-Coder, CodeGemma.
+    names("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    // StarCoder, Granite.
+    names("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    names("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    // DeepSeek-Coder.
+    names("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    // CodeLlama.
+    names("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    names("<PRE>", "<SUF>", "<MID>"),
+    // GLM-4.5.
+    names("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    // Codestral.
+    Names { before: "[PREFIX]", after: "[SUFFIX]", middle: None, after_first: true },
+    // Seed-Coder.
+    Names {
+        before: "<[fim-prefix]>",
+        after: "<[fim-suffix]>",
+        middle: Some("<[fim-middle]>"),
+        after_first: true,
+    },
+];
+
+const REPOSITORIES: &[&str] = &["<|fim_repo|>", "<|repo_name|>", "<repo_name>", "<reponame>"];
+const FILES: &[&str] = &["<|file_sep|>", "<file_sep>"];
+const PADS: &[&str] = &["<|fim_pad|>", "<fim_pad>", "<fim-pad>"];
+
+impl Infill {
+    /// Those of a vocabulary: as the file names them, or else by their texts; none where it has
+    /// none.
+    pub(crate) fn of(tokenizer: &Tokenizer, metadata: Option<&Metadata>) -> Option<Infill> {
+        let key = |name: &str| {
+            let value = metadata?.get(&format!("tokenizer.ggml.{name}_token_id"))?;
+            let id = u32::try_from(value.integer()?).ok()?;
+            ((id as usize) < tokenizer.vocab_size()).then_some(id)
+        };
+        let either = |new: &str, old: &str| key(new).or_else(|| key(old));
+        let named = |names: &[&str]| names.iter().find_map(|name| tokenizer.special_id(name));
+        let of_file =
+            (either("fim_pre", "prefix"), either("fim_suf", "suffix"), either("fim_mid", "middle"));
+        let (before, after, middle, after_first) = match of_file {
+            (Some(before), Some(after), Some(middle)) => (before, after, Some(middle), false),
+            _ => NAMES.iter().find_map(|names| {
+                let middle = names.middle.map(|name| tokenizer.special_id(name));
+                let middle = middle.map_or(Some(None), |found| found.map(Some))?;
+                let before = tokenizer.special_id(names.before)?;
+                Some((before, tokenizer.special_id(names.after)?, middle, names.after_first))
+            })?,
+        };
+        let repository = key("fim_rep").or_else(|| named(REPOSITORIES));
+        let file = key("fim_sep").or_else(|| named(FILES));
+        let pad = key("fim_pad").or_else(|| named(PADS));
+        let ends = [Some(before), Some(after), middle, repository, file, pad];
+        let ends = ends.into_iter().flatten().map(|id| tokenizer.token_text(id)).collect();
+        Some(Infill { before, after, middle, after_first, repository, file, ends })
+    }
+
+    /// A prompt for the text between two others.
+    pub(crate) fn prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        extra: &[u32],
+        before: &[u32],
+        after: &[u32],
+    ) -> Vec<u32> {
+        let mut prompt: Vec<u32> =
+            tokenizer.bos().filter(|_| tokenizer.adds_bos()).into_iter().collect();
+        prompt.extend_from_slice(extra);
+        let mut parts = [(self.before, before), (self.after, after)];
+        if self.after_first {
+            parts.reverse();
+        }
+        for (mark, text) in parts {
+            prompt.push(mark);
+            prompt.extend_from_slice(text);
+        }
+        prompt.extend(self.middle);
+        prompt
+    }
+
+    /// Has a text end where the model writes one of these tokens.
+    pub(crate) fn bound(&self, options: &mut GenerateOptions) {
+        options.show_special.extend_from_slice(&self.ends);
+        options.stop.extend_from_slice(&self.ends);
+    }
+}
+
+/// The tokens of a text around a gap; special tokens in it are plain text. Where a tokenizer puts a
+/// blank in front of a text, one that does not begin it gets none.
+pub(crate) fn encode(model: &Model, text: &str, begins: bool) -> Result<Vec<u32>, Problem> {
+    model.check_length(text)?;
+    let tokenizer = model.tokenizer()?;
+    if !begins && let Some(tokens) = tokenizer.encode_behind("\n", text) {
+        return Ok(tokens);
+    }
+    Ok(tokenizer.encode(text, Special::default())?)
+}
+
+/// llama-server's fields.
+pub(crate) const FIELDS: &[Field] = &[
+    used("model"),
+    used("input_prefix"),
+    used("input_suffix"),
+    used("input_extra"),
+    used("prompt"),
+    used("frequency_penalty"),
+    used("ignore_eos"),
+    used("min_p"),
+    used("n_predict"),
+    used("presence_penalty"),
+    used("repeat_last_n"),
+    used("repeat_penalty"),
+    used("response_fields"),
+    used("seed"),
+    used("stop"),
+    used("stream"),
+    used("temperature"),
+    used("top_k"),
+    used("top_p"),
+    no_effect("cache_prompt"),
+    no_effect("id_slot"),
+    no_effect("n_cache_reuse"),
+    no_effect("n_indent"),
+    no_effect("n_keep"),
+    no_effect("samplers"),
+    no_effect("t_max_predict_ms"),
+    no_effect("t_max_prompt_ms"),
+    no_effect("timings_per_token"),
+    refused("n_probs", "log-probabilities are told by /v1/completions", &["0"]),
+];
+
+/// A file beside the text.
+pub(crate) const EXTRA: &[Field] = &[used("text"), used("filename"), no_effect("time")];
+
+/// A request that is understood.
+struct Ask {
+    model: Held,
+    fields: Fields,
+    work: Work,
+    /// What an answer tells.
+    told: Told,
+    streams: bool,
+}
+
+/// What an answer tells.
+struct Told {
+    model: String,
+    /// The fields that are asked for; none: all.
+    wanted: Option<Vec<String>>,
+    /// Texts of tokens by which the model says that the gap is filled.
+    ends: Vec<String>,
+    /// Whether the prompt is only to be read, for requests to come: what is written is left out.
+    silent: bool,
+    /// Tokens so far.
+    tokens: usize,
+}
+
+/// `/infill`.
+pub(crate) async fn answer(call: Call) -> Answered {
+    let fields = call.fields(&[FIELDS, GRAMMARS], Unknown::Noted).await?;
+    let model = call.model(&fields).await?;
+    let Ask { model, fields, work, mut told, streams } =
+        call.reading(|| read(&call, fields, model)).await?;
+    let generating = model.generator.start(vec![work], &call.trail).await?;
+    if streams {
+        let streamed = response(Framing::Events, |sender| async move {
+            sender.relay(generating, &mut told, Api::OpenAi).await.map(drop)
+        });
+        return Ok(noting(&fields, streamed));
+    }
+    let answer = Answer::of(generating, &mut Reply::plain()).await?;
+    told.tokens = answer.tokens.len();
+    let object = told.object(&answer.content, answer.end.as_ref());
+    Ok(telling(answer.end.as_ref(), noting(&fields, axum::Json(object))))
+}
+
+fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
+    let infill = model.infill("input_suffix")?;
+    let tokenizer = model.tokenizer()?;
+    let mut options = settings::options(&model, &fields, call.seed())?;
+    let most = fields.whole("n_predict", -1..=i64::MAX)?.unwrap_or(-1);
+    // The prompt is read together with the first token.
+    let silent = most == 0;
+    options.max_tokens = usize::try_from(most).ok().map(|most| most.max(1));
+    Asked::completions(&fields)?.constrain(&model, &[], false, &mut options)?;
+    infill.bound(&mut options);
+    let text = |name: &str| Ok::<_, Problem>(fields.text(name)?.unwrap_or_default());
+    let (prefix, suffix) = (text("input_prefix")?, text("input_suffix")?);
+    let mut before = encode(&model, prefix, true)?;
+    before.extend(encode(&model, text("prompt")?, prefix.is_empty())?);
+    let after = encode(&model, suffix, false)?;
+    let bare = infill.prompt(tokenizer, &[], &before, &after);
+    let room = model.room_beside(bare.len(), options.max_tokens);
+    let mut files = Vec::new();
+    for (i, file) in fields.list("input_extra")?.into_iter().flatten().enumerate() {
+        let place = format!("input_extra[{i}]");
+        fields.allow(&place, file, &[EXTRA])?;
+        let own = fields.inner(file);
+        let within = |e: Problem| e.within(&place);
+        let text = |name: &str| own.text(name).map_err(within).map(|text| text.map(str::to_string));
+        files.push((text("filename")?, text("text")?.unwrap_or_default()));
+    }
+    let (extra, left_out) = infill.files(&model, &files, room)?;
+    fields.note_cut(left_out, "files");
+    let prompt = infill.prompt(tokenizer, &extra, &before, &after);
+    model.check(&prompt)?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    let expected = "a list of names of fields";
+    let wanted = fields.list("response_fields")?.map(|list| {
+        let name = |value: &Value| value.as_str().map(str::to_string);
+        let names: Option<Vec<String>> = list.iter().map(name).collect();
+        names.ok_or_else(|| wrong("response_fields", expected, &Value::from(list.to_vec())))
+    });
+    let wanted = wanted.transpose()?.filter(|names| !names.is_empty());
+    let (name, ends) = (model.name.clone(), infill.ends.clone());
+    let told = Told { model: name, wanted, ends, silent, tokens: 0 };
+    Ok(Ask { model, fields, work: Work { prompt, options }, told, streams })
+}
+
+impl Infill {
+    /// Other files in front of a prompt, as llama-server lays them out, in `room` tokens: the first
+    /// are left out until the rest fit. Returns how many.
+    fn files(
+        &self,
+        model: &Model,
+        files: &[(Option<String>, String)],
+        room: usize,
+    ) -> Result<(Vec<u32>, usize), Problem> {
+        let line = |text: &str| encode(model, text, false);
+        let mut head = Vec::new();
+        if let Some(repository) = self.repository {
+            head.push(repository);
+            head.extend(line("myproject\n")?);
+        }
+        let mut last = Vec::new();
+        if let Some(file) = self.file {
+            last.push(file);
+            last.extend(line("filename\n")?);
+        }
+        let mut left = room.saturating_sub(head.len() + last.len());
+        let mut kept = Vec::new();
+        for (name, text) in files.iter().rev() {
+            let mut own = Vec::new();
+            match self.file {
+                Some(file) => {
+                    own.push(file);
+                    let name = name.as_deref().unwrap_or("tmp");
+                    own.extend(line(&format!("{name}\n"))?);
+                }
+                None => own.extend(line("\n\n--- snippet ---\n\n")?),
+            }
+            own.extend(encode(model, text, false)?);
+            if own.len() > left {
+                break;
+            }
+            left -= own.len();
+            kept.push(own);
+        }
+        let left_out = files.len() - kept.len();
+        if kept.is_empty() {
+            return Ok((Vec::new(), left_out));
+        }
+        kept.reverse();
+        Ok(([head, kept.concat(), last].concat(), left_out))
+    }
+}
+
+impl Told {
+    /// A piece of an answer, or its end with why it ended and what it took; in llama-server's
+    /// shape.
+    fn object(&self, content: &str, end: Option<&Done>) -> Value {
+        let (content, tokens) = if self.silent { ("", 0) } else { (content, self.tokens) };
+        let mut object = json!({
+            "index": 0,
+            "content": content,
+            "id_slot": 0,
+            "stop": end.is_some(),
+            "model": self.model,
+            "tokens_predicted": tokens,
+        });
+        let Some(done) = end else { return picked(object, self.wanted.as_deref()) };
+        let metrics = &done.metrics;
+        let (kind, word) = match &done.finish {
+            Finish::StopString(word) if !self.ends.contains(word) => ("word", word.as_str()),
+            Finish::Length | Finish::ContextFull => ("limit", ""),
+            _ => ("eos", ""),
+        };
+        object["stop_type"] = kind.into();
+        object["stopping_word"] = word.into();
+        object["truncated"] = false.into();
+        object["tokens_evaluated"] = metrics.prompt_tokens.into();
+        object["tokens_cached"] = (metrics.prompt_tokens + tokens).into();
+        object["timings"] = json!({ "cache_n": metrics.reused_tokens });
+        let read = metrics.prompt_tokens - metrics.reused_tokens;
+        let parts = [("prompt", read, metrics.prefill), ("predicted", tokens, metrics.decode)];
+        for (name, count, time) in parts {
+            let (count, ms) = (count as f64, time.as_secs_f64() * 1e3);
+            let over = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+            let timings = &mut object["timings"];
+            timings[format!("{name}_n")] = (count as usize).into();
+            timings[format!("{name}_ms")] = ms.into();
+            timings[format!("{name}_per_token_ms")] = over(ms, count).into();
+            timings[format!("{name}_per_second")] = over(1e3 * count, ms).into();
+        }
+        done.note_closing(&mut object);
+        done.tell_cache(&mut object);
+        picked(object, self.wanted.as_deref())
+    }
+}
+
+/// The fields of an answer that are asked for, each under the path by which it is asked for, as in
+/// `timings/prompt_n`; all where none is named.
+fn picked(object: Value, wanted: Option<&[String]>) -> Value {
+    let Some(wanted) = wanted else { return object };
+    let mut picked = Map::new();
+    for path in wanted {
+        let found = path.split('/').try_fold(&object, |inner, name| inner.get(name));
+        found.into_iter().for_each(|value| drop(picked.insert(path.clone(), value.clone())));
+    }
+    picked.into()
+}
+
+impl Shape for Told {
+    async fn event(&mut self, sender: &Sender, _: usize, event: Event) -> Result<(), Gone> {
+        let object = match event {
+            Event::Token(token) => {
+                self.tokens += 1;
+                if token.text.is_empty() || self.silent {
+                    return Ok(());
+                }
+                self.object(&token.text, None)
+            }
+            Event::Done(done) => self.object("", Some(&done)),
+        };
+        sender.send(&object).await
+    }
+}
