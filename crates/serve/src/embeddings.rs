@@ -93,7 +93,17 @@ pub(crate) async fn ollama(call: Call) -> Answered {
     let fields = call.fields(&[OLLAMA], Unknown::Noted).await?;
     let model = call.model_kept(&fields).await?;
     enable(&call, &model).await?;
-    let ask = call.reading(|| read(model, fields, "input", false)).await?;
+    // Clients that only want a model loaded send no text.
+    let empty = match fields.value("input") {
+        Some(Value::String(text)) => text.is_empty(),
+        Some(Value::Array(list)) => list.is_empty(),
+        _ => false,
+    };
+    let ask = if empty {
+        Ask { model, fields, texts: Vec::new(), dimensions: None, packed: false }
+    } else {
+        call.reading(|| read(model, fields, "input", false)).await?
+    };
     let (tokens, found) = (ask.tokens(), ask.compute().await?);
     let numbers =
         |embedding: &Vec<f32>| -> Value { embedding.iter().copied().map(short).collect() };

@@ -107,6 +107,17 @@ impl Infill {
         Some(Infill { before, after, middle, after_first, repository, file, ends })
     }
 
+    /// How a prompt is laid out, in the words of Ollama's templates: by `.Suffix` in a template its
+    /// clients see that a model fills gaps.
+    pub(crate) fn layout(&self, tokenizer: &Tokenizer) -> String {
+        let text = |id| tokenizer.token_text(id);
+        let before = format!("{}{{{{ .Prompt }}}}", text(self.before));
+        let after = format!("{}{{{{ .Suffix }}}}", text(self.after));
+        let middle = self.middle.map(text).unwrap_or_default();
+        let (first, second) = if self.after_first { (after, before) } else { (before, after) };
+        format!("{first}{second}{middle}")
+    }
+
     /// A prompt for the text between two others.
     pub(crate) fn prompt(
         &self,

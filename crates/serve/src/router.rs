@@ -64,6 +64,7 @@ pub(crate) struct App {
     pub(crate) record: Option<Record>,
     pub(crate) requests: Requests,
     pub(crate) sessions: Sessions,
+    pub(crate) summaries: manage::Summaries,
     /// Permits to read parts of bodies: to render, to tokenise and to compile what they ask for.
     pub(crate) parts: Semaphore,
     /// Seconds since 1970 when the server began.

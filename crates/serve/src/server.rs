@@ -4,7 +4,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use delft::{Adapter, Error, Result};
@@ -104,6 +104,7 @@ impl Server {
             requests: Requests::default(),
             sessions: Sessions::begin(sessions)?,
             parts: Semaphore::new(PARTS),
+            summaries: Mutex::default(),
             created: now(),
         };
         Ok(Server { listener, app: Arc::new(app), drain })

@@ -29,8 +29,9 @@ fn row(model: &Value) -> Vec<String> {
     let text = |key: &str| harmless(model[key].as_str().unwrap_or_default());
     let number = |key: &str| model[key].as_u64().unwrap_or_default();
     let until = text("expires_at");
+    let name = text("name");
     vec![
-        text("name"),
+        name.strip_suffix(":latest").unwrap_or(&name).to_string(),
         bytes(number("planned_bytes")),
         bytes(number("held_bytes")),
         text("device"),

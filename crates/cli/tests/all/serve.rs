@@ -203,10 +203,10 @@ fn a_server_is_asked_what_it_has_loaded_and_told_to_unload_it() {
     let told: Value = serde_json::from_str(&told).unwrap();
     assert_eq!(
         (&told["models"][0]["name"], &told["models"][1]["name"]),
-        (&json!("one"), &json!("two"))
+        (&json!("one:latest"), &json!("two:latest"))
     );
     let listed = text(&serving.run(&["ps"]));
-    assert!(listed.starts_with("MODEL") && listed.contains("one"), "{listed}");
+    assert!(listed.starts_with("MODEL") && listed.contains("one "), "{listed}");
     text(&serving.run(&["stop", "one"]));
     let listed = text(&serving.run(&["ps"]));
     assert!(!listed.contains("one ") && listed.contains("two "), "{listed}");

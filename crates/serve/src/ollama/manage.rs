@@ -1,6 +1,6 @@
 //! Ollama's interface to models: what there is, what is loaded, and changes of the store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use delft::formats::gguf;
 use delft::hub::{Hub, Progress};
-use delft::tokens::ChatTemplate;
 use delft::tokens::tools::{Described, Format};
+use delft::tokens::{ChatTemplate, Tokenizer};
 use delft::{Capability, Engine, Error, Plan, Tensors, models};
 use hyper::StatusCode;
 use serde_json::{Value, json};
@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 
 use crate::catalogue::{Catalogue, Known};
 use crate::fields::{Field, Fields, Unknown, no_effect, refused, used};
+use crate::infill::Infill;
 use crate::library::{held_bytes, planned_part, seconds};
 use crate::log::{Line, timestamp_of};
 use crate::native::short;
@@ -27,16 +28,52 @@ use crate::stream::{Framing, response};
 /// How often the progress of a download is told.
 const OFTEN: Duration = Duration::from_millis(100);
 
-/// A model's kind and size, as far as they are known.
-fn details(known: &Known, family: &str, parameters: Option<u64>) -> Value {
-    json!({
-        "parent_model": known.parent.as_deref().unwrap_or_default(),
-        "format": known.files.format,
-        "family": family,
-        "families": if family.is_empty() { vec![] } else { vec![family] },
-        "parameter_size": parameters.map_or(String::new(), size),
-        "quantization_level": "",
-    })
+/// A model's kind and size, as lists tell of them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Summary {
+    family: &'static str,
+    parameters: Option<u64>,
+    level: &'static str,
+}
+
+/// Summaries by names, with when the files were changed.
+pub(crate) type Summaries = Mutex<HashMap<(String, u64), Summary>>;
+
+impl Summary {
+    fn of(tensors: &Tensors) -> delft::Result<Summary> {
+        let config = models::config(tensors, &models::Options::default())?;
+        let parameters = tensors.iter().map(|tensor| tensor.elements() as u64).sum();
+        let family = config.architecture.name;
+        Ok(Summary { family, parameters: Some(parameters), level: main_type(tensors) })
+    }
+
+    /// That of a model, whose files are read once unless they change; an empty one where they
+    /// cannot be read.
+    fn known(app: &App, known: &Known) -> Summary {
+        let summaries = || app.summaries.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (known.name.clone(), known.files.modified);
+        if let Some(found) = summaries().get(&key) {
+            return found.clone();
+        }
+        let location = app.models.look_up(&known.name).map(|(_, location)| location);
+        let tensors = location.ok().and_then(|location| Tensors::open(location).ok());
+        let read = tensors.and_then(|tensors| Summary::of(&tensors).ok()).unwrap_or_default();
+        let mut summaries = summaries();
+        summaries.retain(|(name, _), _| *name != known.name);
+        summaries.insert(key, read.clone());
+        read
+    }
+
+    fn details(&self, known: &Known) -> Value {
+        json!({
+            "parent_model": known.parent.as_deref().unwrap_or_default(),
+            "format": known.files.format,
+            "family": self.family,
+            "families": if self.family.is_empty() { vec![] } else { vec![self.family] },
+            "parameter_size": self.parameters.map_or(String::new(), size),
+            "quantization_level": self.level,
+        })
+    }
 }
 
 /// A count of parameters as Ollama writes it.
@@ -48,24 +85,30 @@ fn size(parameters: u64) -> String {
     }
 }
 
+/// A name with a tag, which all have in Ollama's lists: clients look for names there that they have
+/// added one to.
+fn tagged(name: &str) -> String {
+    let has = name.rsplit('/').next().is_some_and(|last| last.contains(':'));
+    if has { name.to_string() } else { format!("{name}:latest") }
+}
+
 fn listed(app: &App, known: &Known) -> Value {
-    let info = known.loaded.as_ref().map(|model| model.engine.info());
-    let family = info.map_or("", |info| info.architecture);
+    let name = tagged(&known.name);
     json!({
-        "name": known.name,
-        "model": known.name,
+        "name": name,
+        "model": name,
         "modified_at": timestamp_of(known.changed(app.created)),
         "size": known.files.bytes,
         "digest": known.files.commit,
-        "details": details(known, family, info.map(|info| info.parameters)),
+        "details": Summary::known(app, known).details(known),
     })
 }
 
 /// `/api/tags`.
 pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response {
-    let known = tokio::task::block_in_place(|| app.models.known());
-    let list: Vec<Value> = known.iter().map(|known| listed(&app, known)).collect();
-    axum::Json(json!({ "models": list })).into_response()
+    let list =
+        || -> Vec<Value> { app.models.known().iter().map(|known| listed(&app, known)).collect() };
+    axum::Json(json!({ "models": tokio::task::block_in_place(list) })).into_response()
 }
 
 /// `/api/ps`.
@@ -122,10 +165,16 @@ pub(crate) async fn show(call: Call) -> Answered {
         let (known, location) = call.app.models.look_up(name)?;
         let tensors = Tensors::open(location)?;
         match &known.loaded {
-            Some(model) => described(&call.app, &known, &tensors, model.template(), verbose),
+            Some(model) => {
+                let parts = (model.template(), model.engine.tokenizer(), model.infill_tokens());
+                described(&call.app, &known, &tensors, parts, verbose)
+            }
             None => {
                 let template = delft::read_template(&tensors)?;
-                described(&call.app, &known, &tensors, template.as_ref(), verbose)
+                let tokenizer = delft::read_tokenizer(&tensors)?;
+                let infill = tokenizer.as_ref().and_then(|own| Infill::of(own, metadata(&tensors)));
+                let parts = (template.as_ref(), tokenizer.as_ref(), infill.as_ref());
+                described(&call.app, &known, &tensors, parts, verbose)
             }
         }
     };
@@ -133,46 +182,86 @@ pub(crate) async fn show(call: Call) -> Answered {
     Ok(noting(&fields, axum::Json(shown).into_response()))
 }
 
+/// What a model reads text by.
+type Parts<'a> = (Option<&'a ChatTemplate>, Option<&'a Tokenizer>, Option<&'a Infill>);
+
+/// The metadata of a GGUF file.
+fn metadata(tensors: &Tensors) -> Option<&gguf::Metadata> {
+    tensors.gguf().map(|file| file.metadata())
+}
+
 /// All that is told of a model.
 fn described(
     app: &App,
     known: &Known,
     tensors: &Tensors,
-    template: Option<&ChatTemplate>,
+    (template, tokenizer, infill): Parts<'_>,
     verbose: bool,
 ) -> Result<Value, Problem> {
     let config = models::config(tensors, &models::Options::default())?;
-    let parameters: u64 = tensors.iter().map(|tensor| tensor.elements() as u64).sum();
-    let architecture = config.architecture.name;
+    let summary = Summary::of(tensors)?;
+    let architecture = summary.family;
     let mut info = json!({
         "general.architecture": architecture,
-        "general.parameter_count": parameters,
+        "general.parameter_count": summary.parameters,
         format!("{architecture}.context_length"): config.context,
         format!("{architecture}.embedding_length"): config.hidden,
         format!("{architecture}.block_count"): config.layers,
     });
-    let keys = tensors.gguf().into_iter().flat_map(|file| file.metadata().iter());
-    for (key, value) in keys {
-        info[key] = metadata(value, verbose);
+    // The template and the name are told beside them.
+    let keys = metadata(tensors).into_iter().flat_map(|metadata| metadata.iter());
+    let beside = ["general.name", "tokenizer.chat_template"];
+    for (key, value) in keys.filter(|(key, _)| !beside.contains(key)) {
+        info[key] = told(value, verbose);
     }
-    let text = template.and_then(|template| template.source(None)).unwrap_or_default();
-    let sampling = known.loaded.as_ref().map(|model| model.engine.sampling_defaults().describe());
+    let mut text = template.and_then(|template| template.source(None)).unwrap_or_default().into();
+    if let (Some(infill), Some(tokenizer)) = (infill, tokenizer) {
+        // To Jinja it is a comment.
+        text = format!("{{#- {} -#}}{text}", infill.layout(tokenizer));
+    }
+    let parameters = parameters(known, tokenizer);
     let each = |tensor: delft::formats::Tensor<'_>| json!({ "name": tensor.name, "type": tensor.dtype.name(), "shape": tensor.shape });
     let listed: Vec<Value> = if verbose { tensors.iter().map(each).collect() } else { Vec::new() };
-    let mut details = details(known, architecture, Some(parameters));
-    details["quantization_level"] = main_type(tensors).into();
-    let name = &known.name;
+    let stated = |(name, value): &(&str, String)| format!("PARAMETER {name} {value}\n");
+    let modelfile = format!(
+        "# Modelfile of delft serve; the template is Jinja.\nFROM {}\nTEMPLATE \"\"\"{text}\"\"\"\n{}",
+        known.name,
+        parameters.iter().map(stated).collect::<String>()
+    );
+    // Ollama's columns.
+    let aligned = |(name, value): &(&str, String)| format!("{name:<30} {value}");
     Ok(json!({
-        "modelfile": format!("FROM {name}\nTEMPLATE \"\"\"{text}\"\"\"\n"),
-        "parameters": sampling.unwrap_or_default(),
+        "modelfile": modelfile,
+        "parameters": parameters.iter().map(aligned).collect::<Vec<_>>().join("\n"),
         "template": text,
         "license": info["general.license"].as_str().unwrap_or_default(),
-        "details": details,
+        "details": summary.details(known),
         "model_info": info,
         "tensors": listed,
-        "capabilities": capabilities(known, tensors, template)?,
+        "capabilities": capabilities(known, tensors, template, infill.is_some())?,
         "modified_at": timestamp_of(known.changed(app.created)),
     }))
+}
+
+/// The settings that hold where a request says nothing, by the names that Ollama's files give them:
+/// of a model that is not loaded, the tokens that end its texts.
+fn parameters(known: &Known, tokenizer: Option<&Tokenizer>) -> Vec<(&'static str, String)> {
+    let mut all = Vec::new();
+    if let Some(model) = &known.loaded {
+        let sampling = model.engine.sampling_defaults();
+        all.push(("num_ctx", model.context().to_string()));
+        all.push(("temperature", short(sampling.temperature).to_string()));
+        all.push(("top_k", sampling.top_k.to_string()));
+        all.push(("top_p", short(sampling.top_p).to_string()));
+        all.push(("min_p", short(sampling.min_p).to_string()));
+        all.push(("repeat_penalty", short(sampling.repetition_penalty).to_string()));
+    }
+    if let Some(tokenizer) = tokenizer {
+        let texts = tokenizer.eos().iter().map(|id| tokenizer.token_text(*id));
+        let texts = texts.filter(|text| !text.is_empty());
+        all.extend(texts.map(|text| ("stop", Value::from(text).to_string())));
+    }
+    all
 }
 
 /// What a model can do, in Ollama's words.
@@ -180,6 +269,7 @@ fn capabilities(
     known: &Known,
     tensors: &Tensors,
     template: Option<&ChatTemplate>,
+    fills_gaps: bool,
 ) -> Result<Vec<&'static str>, Problem> {
     let embeds = match &known.loaded {
         Some(model) => !model.has(Capability::Generate),
@@ -189,6 +279,9 @@ fn capabilities(
         return Ok(vec!["embedding"]);
     }
     let mut all = vec!["completion"];
+    if fills_gaps {
+        all.push("insert");
+    }
     if Format::or_described(template).1 == Described::ByTemplate {
         all.push("tools");
     }
@@ -207,15 +300,18 @@ fn main_type(tensors: &Tensors) -> &'static str {
     types.into_iter().max_by_key(|(_, elements)| *elements).map_or("", |(name, _)| name)
 }
 
-/// A value of a GGUF file's metadata. Lists, which may be a whole vocabulary, are told of where all
-/// is asked for.
-fn metadata(value: &gguf::Value, verbose: bool) -> Value {
+/// A value of a GGUF file's metadata. Of a long list, which may be a whole vocabulary, nothing is
+/// told unless all is asked for.
+fn told(value: &gguf::Value, verbose: bool) -> Value {
+    /// Longest list that Ollama tells of unasked.
+    const LONGEST: usize = 5;
     match value {
         gguf::Value::Bool(value) => (*value).into(),
         gguf::Value::String(text) => text.as_str().into(),
         gguf::Value::F32(value) => short(*value).into(),
         gguf::Value::F64(value) => (*value).into(),
-        gguf::Value::Array(array) if verbose => match array {
+        gguf::Value::Array(array) if !verbose && array.len() > LONGEST => json!([]),
+        gguf::Value::Array(array) => match array {
             gguf::Array::F32(values) => values.iter().copied().map(short).collect(),
             gguf::Array::F64(values) => values.iter().copied().collect(),
             gguf::Array::Bool(values) => values.iter().copied().collect(),
@@ -223,7 +319,6 @@ fn metadata(value: &gguf::Value, verbose: bool) -> Value {
             gguf::Array::Array(_) => Value::Null,
             whole => whole.integers().into_iter().flatten().map(integer).collect(),
         },
-        gguf::Value::Array(_) => Value::Null,
         whole => whole.integer().map_or(Value::Null, integer),
     }
 }

@@ -17,7 +17,7 @@ export async function refresh() {
     const response = await ask(path);
     return response.ok ? (await response.json()).models : [];
   }));
-  const sizes = new Map(tags.map((model) => [model.name, model.size]));
+  const sizes = new Map(tags.map((model) => [model.name.replace(/:latest$/, ""), model.size]));
   known = props.filter((model) => model.generates !== false).map((model) => {
     const name = model.model;
     if (model.loaded) loading.delete(name);

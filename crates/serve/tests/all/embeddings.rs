@@ -127,6 +127,15 @@ fn a_model_that_generates_makes_embeddings_too() {
 fn ollamas_embeddings_are_the_same() {
     let (tokens, expected) = expected();
     let body = json!({ "model": "embeds", "input": TEXTS, "options": { "num_ctx": 4 } });
+    // One that asks for none only has the model loaded.
+    for none in [json!([]), json!("")] {
+        let nothing = post(server(), "/api/embed", &json!({ "model": "embeds", "input": none }));
+        assert_eq!(
+            (nothing.status, &nothing.json()["embeddings"]),
+            (200, &json!([])),
+            "{nothing:?}"
+        );
+    }
     let response = post(server(), "/api/embed", &body);
     assert_eq!(response.header("x-delft-no-effect"), Some("options.num_ctx"));
     let object = response.json();

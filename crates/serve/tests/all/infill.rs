@@ -135,6 +135,10 @@ fn a_gap_is_marked_as_the_vocabulary_has_it() {
             "input_suffix": AFTER, "n_predict": 4, "temperature": 0 });
         let (tokens, answer) = read(&running, "/infill", &infill);
         assert_eq!((tokens, &answer["content"]), (expected, &text.into()));
+        let shown = post(running.address(), "/api/show", &json!({ "model": "gaps" })).json();
+        let capabilities = shown["capabilities"].as_array().unwrap();
+        assert!(capabilities.contains(&"insert".into()), "{capabilities:?}");
+        assert!(shown["template"].as_str().unwrap().contains("{{ .Suffix }}"));
         running.stop().unwrap();
     }
 }

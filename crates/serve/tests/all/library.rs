@@ -43,9 +43,18 @@ fn serving() -> Running {
 
 /// The names of what is loaded.
 pub(crate) fn loaded(address: SocketAddr) -> Vec<String> {
-    let told = get(address, "/api/ps").json();
-    let names = told["models"].as_array().unwrap().iter();
-    names.map(|model| model["name"].as_str().unwrap().to_string()).collect()
+    listed(address, "/api/ps")
+}
+
+/// The names in one of Ollama's lists, of which each has a tag, without the tag that says nothing.
+pub(crate) fn listed(address: SocketAddr, path: &str) -> Vec<String> {
+    let told = get(address, path).json();
+    let name = |model: &Value| {
+        let name = model["name"].as_str().unwrap();
+        assert!(name.contains(':') && model["model"] == name, "{model}");
+        name.strip_suffix(":latest").unwrap_or(name).to_string()
+    };
+    told["models"].as_array().unwrap().iter().map(name).collect()
 }
 
 fn story(model: &str, tokens: usize) -> Value {

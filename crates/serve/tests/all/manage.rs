@@ -14,7 +14,7 @@ use delft_serve::{Access, Keep, Library, Running};
 use serde_json::{Value, json};
 
 use crate::common::{Response, bundled, get, limits, post, receive, send, serve_library};
-use crate::library::{loaded, options};
+use crate::library::{listed, loaded, options};
 
 const MODEL: &str = "org/name:Q8_0";
 
@@ -55,9 +55,7 @@ fn delete(address: SocketAddr, name: &str) -> Response {
 }
 
 fn names(address: SocketAddr) -> Vec<String> {
-    let tags = get(address, "/api/tags").json();
-    let names = tags["models"].as_array().unwrap().iter();
-    names.map(|model| model["name"].as_str().unwrap().to_string()).collect()
+    listed(address, "/api/tags")
 }
 
 fn say(address: SocketAddr, name: &str) -> Response {
@@ -180,7 +178,10 @@ fn what_is_not_loaded_is_shown_by_its_files() {
     assert_eq!(shown["details"]["family"], "llama");
     assert!(shown["details"]["quantization_level"].is_string());
     assert!(shown["template"].as_str().unwrap().contains("messages"), "{shown}");
-    assert_eq!(shown["model_info"]["tokenizer.ggml.tokens"], Value::Null);
+    assert_eq!(shown["model_info"]["tokenizer.ggml.tokens"], json!([]));
+    assert_eq!(shown["model_info"]["tokenizer.chat_template"], Value::Null);
+    let tagged = get(address, "/api/tags").json();
+    assert_eq!(tagged["models"][0]["details"], shown["details"]);
     assert_eq!(shown["capabilities"][0], "completion");
     say(address, MODEL);
     let after = post(address, "/api/show", &json!({ "model": MODEL })).json();

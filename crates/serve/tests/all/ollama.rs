@@ -68,10 +68,27 @@ fn a_prompt_is_a_message_unless_it_is_raw() {
 #[test]
 fn what_is_served_is_listed() {
     let tags = get(shared(), "/api/tags").json();
-    assert_eq!(tags["models"][0]["name"], "stories");
+    assert_eq!(tags["models"][0]["name"], "stories:latest");
     assert_eq!(get(shared(), "/api/ps").json()["models"][0]["context_length"], 1024);
     let shown = post(shared(), "/api/show", &json!({ "model": "stories" })).json();
     assert_eq!(shown["model_info"]["general.architecture"], "llama");
+    assert_eq!(shown["model_info"]["llama.context_length"], 1024);
+    assert_eq!(tags["models"][0]["details"], shown["details"]);
+    assert_eq!(shown["details"]["parameter_size"], "25.7M");
+    assert!(!shown["details"]["quantization_level"].as_str().unwrap().is_empty());
+    // A name, blanks and a value, as Continue and others read each line.
+    let parameters = shown["parameters"].as_str().unwrap();
+    let expected = "num_ctx                        1024\n\
+                    temperature                    1\n\
+                    top_k                          0\n\
+                    top_p                          0.95\n\
+                    min_p                          0.05\n\
+                    repeat_penalty                 1.05\n\
+                    stop                           \"<|endoftext|>\"";
+    assert_eq!(parameters, expected);
+    let modelfile = shown["modelfile"].as_str().unwrap();
+    assert!(modelfile.contains("FROM stories\nTEMPLATE \"\"\""), "{modelfile}");
+    assert!(modelfile.contains("PARAMETER stop \"<|endoftext|>\"\n"), "{modelfile}");
     assert!(get(shared(), "/api/version").json()["version"].is_string());
     assert_eq!(post(shared(), "/api/show", &json!({ "model": "x" })).status, 404);
 }
