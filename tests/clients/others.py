@@ -3,9 +3,10 @@
     python others.py FILE FOLDER          runs the clients and writes their requests, a JSON object a line
     python others.py FILE ADDRESS MODEL   sends the requests in FILE to a server: none may be refused
 
-Packages: langchain-openai, langchain-anthropic and langchain-ollama of PyPI; in FOLDER's node_modules @continuedev/cli of npm. The
-fixture is crates/serve/tests/others.jsonl, which the tests of `serve` send as well; long texts and lists in it are cut. Open WebUI is not among
-them: its package of PyPI brings PyTorch and several databases, gigabytes for a request's few fields.
+Packages: langchain-openai, langchain-anthropic, langchain-ollama, litellm (by which aider asks) and openai-agents of PyPI; in FOLDER's
+node_modules @continuedev/cli of npm. The fixture is crates/serve/tests/others.jsonl, which the tests of `serve` send as well; long texts and
+lists in it are cut. Programs that cannot be run here, editors and what brings gigabytes of other things, are in WRITTEN: the fields that their
+sources fill in.
 """
 
 import http.server
@@ -43,6 +44,7 @@ ANSWERS = {
     "/v1/messages/count_tokens": {"input_tokens": 1},
     "/api/chat": {"model": "stories", "created_at": "2026-01-01T00:00:00Z", "message": {"role": "assistant", "content": "{\"name\": \"a\", \"age\": 1}"}, "done": True, "done_reason": "stop"},
     "/api/generate": {"model": "stories", "created_at": "2026-01-01T00:00:00Z", "response": "a", "done": True, "done_reason": "stop"},
+    "/api/show": {"template": "", "parameters": "", "details": {}, "model_info": {}, "capabilities": ["completion", "tools"]},
     "/api/embed": {"model": "stories", "embeddings": [[0.0, 1.0]]},
 }
 
@@ -63,6 +65,8 @@ def replay(file, address, model):
         body = {**request["body"], "model": model}
         if request["path"] == "/v1/chat/completions" and "max_completion_tokens" not in body:
             body.setdefault("max_tokens", 8)
+        if request["path"] in ("/api/chat", "/api/generate"):
+            body["options"] = {"num_predict": 8, **(body.get("options") or {})}
         status, answer = send(address, request["path"], body)
         # An embedding is asked of a model that makes none.
         fits = status == 200 or (request["path"] in ("/v1/embeddings", "/api/embed") and "embeddings" in answer)
@@ -71,6 +75,54 @@ def replay(file, address, model):
     print("\n".join(refused) or "every request was answered")
     sys.exit(bool(refused))
 
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "The weather of a city.", "parameters": CITY}}
+TURNS = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": "How is the weather in Rome?"}]
+CALL = {"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Rome\"}"}}
+GIVEN = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+WRITTEN = [
+    # routers/openai.py and utils/payload.py, with what a user may set.
+    ("open-webui: a chat", "/v1/chat/completions", {
+        "stream": True, "model": "stories", "messages": TURNS, "stream_options": {"include_usage": True}, "temperature": 0.8, "top_p": 0.9,
+        "max_tokens": 8, "frequency_penalty": 0.1, "presence_penalty": 0.1, "seed": 1, "stop": ["."], "logit_bias": {"5": 1}, "min_p": 0.05,
+        "reasoning_effort": "low"}),
+    ("open-webui: a title", "/v1/chat/completions", {
+        "model": "stories", "messages": [{"role": "user", "content": "Give it a title."}], "stream": False, "max_completion_tokens": 8}),
+    # routers/ollama.py: it adds the tag itself, and settings that a user may fill in.
+    ("open-webui, ollama: a chat", "/api/chat", {
+        "model": "stories:latest", "messages": [{"role": "user", "content": "Hello"}], "stream": True, "keep_alive": "5m", "format": None,
+        "options": {"temperature": 0.8, "top_p": 0.9, "seed": 1, "mirostat": 0, "mirostat_eta": 0.1, "mirostat_tau": 5, "num_ctx": 2048, "num_batch": 512,
+                    "num_keep": 24, "repeat_last_n": 64, "tfs_z": 1, "top_k": 40, "min_p": 0, "use_mmap": True, "use_mlock": False, "num_thread": 2,
+                    "num_gpu": 1, "num_predict": 8, "repeat_penalty": 1.1, "new_topic_penalty": 0.1}}),
+    ("open-webui, ollama: embeddings", "/api/embed", {"model": "stories", "input": ["a", "b"], "truncate": True}),
+    # crates/open_ai and crates/ollama.
+    ("zed: tools", "/v1/chat/completions", {
+        "model": "stories", "stream": True, "stream_options": {"include_usage": True}, "max_completion_tokens": 8, "temperature": 1.0,
+        "tool_choice": "auto", "parallel_tool_calls": False, "tools": [WEATHER], "prompt_cache_key": "thread", "messages": [
+            *TURNS, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "Sunny.", "tool_call_id": "call00001"},
+            {"role": "user", "content": [{"type": "text", "text": "And"}, {"type": "text", "text": " now?"}]}]}),
+    ("zed: no content", "/v1/chat/completions", {
+        "model": "stories", "stream": True, "max_completion_tokens": 8, "reasoning_effort": "medium", "messages": [
+            *TURNS, {"role": "assistant", "content": [], "tool_calls": [CALL], "reasoning_content": "Rome."},
+            {"role": "tool", "content": [{"type": "text", "text": "Sunny."}], "tool_call_id": "call00001"}]}),
+    ("zed, ollama: tools", "/api/chat", {
+        "model": "stories:latest", "stream": False, "keep_alive": -1, "options": {"num_ctx": 4096, "num_predict": None, "stop": [], "temperature": 1.0, "top_p": None},
+        "tools": [WEATHER], "think": None, "messages": [
+            {"role": "user", "content": "Rome?"}, {"role": "assistant", "content": "", "tool_calls": [GIVEN], "thinking": None},
+            {"role": "tool", "tool_name": "weather", "content": "Sunny."}]}),
+    # src/core/api/providers.
+    ("cline", "/v1/chat/completions", {
+        "model": "stories", "messages": TURNS, "temperature": 0, "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}, "tools": [WEATHER]}),
+    ("cline, ollama", "/api/chat", {"model": "stories", "messages": TURNS, "stream": True, "options": {"num_ctx": 32768, "num_predict": 8}}),
+    # core/llm/llms: chats, and a text that is continued.
+    ("continue, ollama: a chat", "/api/chat", {
+        "model": "stories", "messages": [{"role": "user", "content": "Hello"}], "keep_alive": 1800, "stream": True, "tools": [WEATHER],
+        "options": {"num_predict": 8, "num_ctx": 8192, "stop": ["\n\n"], "temperature": 0.5}}),
+    ("continue, ollama: a text", "/api/generate", {
+        "model": "stories", "prompt": "Once", "raw": True, "keep_alive": 1800, "stream": True,
+        "options": {"num_predict": 8, "num_ctx": 8192, "stop": ["\n\n"], "temperature": 0.01}}),
+]
 
 CHUNK = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "stories"}
 STREAM = [
@@ -177,6 +229,40 @@ def record(file, npm):
     langchain_openai.OpenAIEmbeddings(model="stories", base_url=f"{address}/v1", api_key="none", check_embedding_ctx_length=False).embed_documents(["a", "b"])
     Stub.client = "langchain-ollama: embeddings"
     langchain_ollama.OllamaEmbeddings(model="stories", base_url=address).embed_documents(["a", "b"])
+    # aider/models.py, send_completion.
+    import litellm
+    litellm.suppress_debug_info = True
+    asked = {"messages": TURNS, "temperature": 0, "timeout": 60}
+    function = {"name": "weather", "description": "The weather of a city.", "parameters": CITY}
+    tools = {"tools": [{"type": "function", "function": function}], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    for name, base, more in [
+        ("openai/stories", f"{address}/v1", {}), ("ollama_chat/stories", address, {"num_ctx": 8210}), ("anthropic/stories", address, {"max_tokens": 8}),
+    ]:
+        for use, extra in {"a talk": {"stream": False}, "a stream": {"stream": True}, "a function": {"stream": False, **tools}}.items():
+            Stub.client = f"aider, {name.partition('/')[0]}: {use}"
+            try:
+                list(litellm.completion(model=name, api_base=base, api_key="none", **asked, **more, **extra))
+            except Exception as error:  # As above.
+                print(f"{Stub.client}: {type(error).__name__}: {str(error)[:90]}")
+    # By responses, and by chats.
+    import agents
+    import openai
+    client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    agents.set_tracing_disabled(True)
+
+    @agents.function_tool
+    def forecast(city: str) -> str:
+        """The weather of a city."""
+        return city
+
+    for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
+        Stub.client = f"openai-agents: {kind.__name__}"
+        own = agents.Agent(name="Brief", instructions="You are brief.", model=kind("stories", client), tools=[forecast],
+                           model_settings=agents.ModelSettings(temperature=0.2, max_tokens=8))
+        try:
+            agents.Runner.run_sync(own, "How is the weather in Rome?")
+        except Exception as error:  # As above.
+            print(f"{Stub.client}: {type(error).__name__}: {str(error)[:90]}")
     Stub.client = "@continuedev/cli"
     config = {
         "name": "stories", "version": "0.0.1", "schema": "v1",
@@ -189,8 +275,9 @@ def record(file, npm):
         subprocess.run(["node", program, "-p", "Say hi", "--config", path], cwd=folder, env={**os.environ, "HOME": folder},
                        stdin=subprocess.DEVNULL, timeout=120, check=True)
     assert Stub.noted[-1]["client"] == Stub.client, "Continue asked nothing"
-    file.write_text("\n".join(json.dumps(one) for one in Stub.noted) + "\n")
-    print(f"{len(Stub.noted)} requests in {file}")
+    written = [{"client": client, "path": path, "body": body} for client, path, body in WRITTEN]
+    file.write_text("\n".join(json.dumps(one) for one in [*Stub.noted, *written]) + "\n")
+    print(f"{len(Stub.noted)} recorded and {len(written)} written requests in {file}")
 
 
 if len(sys.argv) == 3:

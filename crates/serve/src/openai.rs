@@ -27,6 +27,7 @@ pub(crate) const EXTENSIONS: &[Field] = &[
     used("top_k"),
     used("min_p"),
     used("repetition_penalty"),
+    used("repeat_penalty"),
     used("repeat_last_n"),
     used("ignore_eos"),
 ];

@@ -1,7 +1,7 @@
 //! Requests of other programs, as `tests/clients/others.py` recorded them: none is refused.
 
 use crate::common::{post, shared};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[test]
 fn what_other_programs_ask_is_answered() {
@@ -16,11 +16,27 @@ fn what_other_programs_ask_is_answered() {
             let fields = body.as_object_mut().unwrap();
             fields.entry("max_tokens").or_insert(8.into());
         }
+        if ["/api/chat", "/api/generate"].contains(&path) {
+            let fields = body.as_object_mut().unwrap();
+            let options = fields.entry("options").or_insert(json!({}));
+            options.as_object_mut().unwrap().entry("num_predict").or_insert(8.into());
+        }
         let response = post(shared(), path, &body);
         assert_eq!(response.status, 200, "{client}: {path}: {response:?}");
         clients.extend(client.split([':', ',']).next().map(str::to_string));
     }
     let clients: Vec<String> = clients.into_iter().collect();
-    let known = ["@continuedev/cli", "langchain-anthropic", "langchain-ollama", "langchain-openai"];
+    let known = [
+        "@continuedev/cli",
+        "aider",
+        "cline",
+        "continue",
+        "langchain-anthropic",
+        "langchain-ollama",
+        "langchain-openai",
+        "open-webui",
+        "openai-agents",
+        "zed",
+    ];
     assert_eq!(clients, known);
 }
