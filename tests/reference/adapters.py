@@ -54,6 +54,9 @@ CASES = [
          "a head of its own, bf16"),
     Case("fused", "phi3", dict(r=4, lora_alpha=4, target_modules=["qkv_proj", "gate_up_proj", "down_proj"]),
          "fused matrices, bf16"),
+    Case("transposed", "gpt2", dict(r=4, lora_alpha=4, fan_in_fan_out=True, target_modules=["c_attn", "c_fc", "attn.c_proj"],
+                                    rank_pattern={r"h\.[01]\.attn\..*": 3}, alpha_pattern={"(c_fc|c_attn)": 7}),
+         "GPT-2, whose files hold matrices [in, out]; patterns that are regular expressions"),
 ]
 
 # Canonical order of GGUF's names.

@@ -1,42 +1,40 @@
-//! PEFT's patterns: values of single modules, by the end of their names.
+//! PEFT's patterns: values of single modules, by regular expressions of their names.
 
 use crate::settings::Settings;
 use formats::Result;
+use regex::{Regex, RegexBuilder};
+
+/// Bytes that a compiled expression may take: far more than one of names does.
+const MOST: usize = 1 << 20;
 
 /// A value for each module whose name matches.
 #[derive(Debug, Default)]
-pub(crate) struct Patterns(Vec<(String, f64)>);
+pub(crate) struct Patterns(Vec<(Regex, f64)>);
 
 impl Patterns {
-    /// Reads `key`: an object of names and numbers. A name stands for all modules that are called
-    /// so or end so behind a dot.
+    /// Reads `key`: an object of expressions and numbers. An expression stands for the modules that
+    /// it matches as a whole, or from a dot on.
     ///
     /// # Errors
-    /// A name that is a regular expression beyond dots and a `^` in front; a value that is no
-    /// number above 0.
+    /// What is no regular expression, or looks around itself; a value that is no number above 0.
     pub(crate) fn read(settings: &Settings, key: &str) -> Result<Patterns> {
         let Some(object) = settings.object(key)? else { return Ok(Patterns::default()) };
         let mut all = Vec::new();
         for (name, _) in object.said() {
-            let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-            if !name.strip_prefix('^').unwrap_or(name).chars().all(plain) {
-                let expected = "names of modules, not regular expressions";
-                return Err(settings.wrong(key, expected, name));
-            }
+            // As PEFT's `get_pattern_key`, whose match begins where the name does.
+            let whole =
+                RegexBuilder::new(&format!(r"^(?:(.*\.)?({name})$)")).size_limit(MOST).build();
+            let whole = whole.map_err(|_| {
+                settings.wrong(key, "regular expressions of names, without looking around", name)
+            })?;
             let value = object.positive(name)?;
-            all.push((name.to_owned(), value.unwrap_or(1.0)));
+            all.push((whole, value.unwrap_or(1.0)));
         }
         Ok(Patterns(all))
     }
 
     /// The value of a module, the first that matches.
     pub(crate) fn of(&self, module: &str) -> Option<f64> {
-        let matches = |name: &str| match name.strip_prefix('^') {
-            Some(whole) => module == whole,
-            None => module
-                .strip_suffix(name)
-                .is_some_and(|front| front.is_empty() || front.ends_with('.')),
-        };
-        self.0.iter().find(|(name, _)| matches(name)).map(|(_, value)| *value)
+        self.0.iter().find(|(name, _)| name.is_match(module)).map(|(_, value)| *value)
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::patterns::Patterns;
 use crate::settings::Settings;
-use crate::{Change, File, Kind, Parts, Stored, pairs};
+use crate::{Change, File, Kind, Pair, Parts, Stored, pairs};
 use formats::{Error, Result, Safetensors};
 use std::path::Path;
 
@@ -56,9 +56,8 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     if settings.text("bias").is_some_and(|bias| bias != "none") {
         return Err(settings.lacks("bias", "none"));
     }
-    if settings.flag("fan_in_fan_out")? {
-        return Err(settings.lacks("fan_in_fan_out", "false"));
-    }
+    // How the base stores its matrices (GPT-2's `[in, out]`); factors lie alike either way.
+    settings.flag("fan_in_fan_out")?;
     if settings.text("init_lora_weights").is_some_and(|way| !PLAIN.contains(&way)) {
         let expected = "a beginning that leaves the model's weights as they are";
         return Err(settings
@@ -83,6 +82,15 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     let table = parts(".lora_embedding_A", ".lora_embedding_B", &[]);
     let (tables, rest) = pairs(&file, &tensors.names(), &table)?;
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let of_table = |pair: &&Pair| {
+        let magnitude = |end: &&str| rest.contains(&format!("{}{end}", pair.stem).as_str());
+        MAGNITUDES.iter().any(magnitude)
+    };
+    if let Some(pair) = tables.iter().find(of_table) {
+        let place = format!("{}: {}", file.display(), pair.stem);
+        let expected = "DoRA of matrices that are multiplied with";
+        return Err(Error::new(place, expected, "of a table of embeddings"));
+    }
     let (linears, rest) = pairs(&file, &rest, &linear)?;
     let mut adapter = File {
         kind: Kind::Peft,

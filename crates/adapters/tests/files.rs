@@ -163,9 +163,9 @@ const REFUSED: &[(&str, Change, &[&str])] = &[
     ("whole modules", |s, _| s["modules_to_save"] = json!(["lm_head"]), &["modules_to_save"]),
     ("an unknown setting", |s, _| s["use_more"] = json!(true), &["use_more", "not supported"]),
     (
-        "an expression",
-        |s, _| s["alpha_pattern"] = json!({"layers.[0-3].q_proj": 2}),
-        &["alpha_pattern", "names of modules"],
+        "an expression that looks around itself",
+        |s, _| s["alpha_pattern"] = json!({"layers.(?=0).q_proj": 2}),
+        &["alpha_pattern", "without looking around", "(?=0)"],
     ),
     ("magnitudes that are missing", |s, _| s["use_dora"] = json!(true), &["use_dora", "none"]),
     (
@@ -301,9 +301,13 @@ fn damaged_files_are_refused_and_never_panic() {
 #[test]
 fn the_reference_interpreter_agrees_with_peft() {
     use program::{Kind, Sequence, Step, Table, WeightId, reference};
-    for (case, base) in
-        [("lora", "llama3"), ("dora", "llama-bias"), ("tables", "llama3"), ("fused", "phi3")]
-    {
+    for (case, base) in [
+        ("lora", "llama3"),
+        ("dora", "llama-bias"),
+        ("tables", "llama3"),
+        ("fused", "phi3"),
+        ("transposed", "gpt2"),
+    ] {
         let tensors = Tensors::open(testing::models().join(base)).unwrap();
         // Phi-3's rotation follows the context, and the prompts fill the shorter one.
         let options = models::Options { context: Some(16), ..models::Options::default() };

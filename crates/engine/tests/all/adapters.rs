@@ -39,6 +39,7 @@ const CASES: &[(&str, &str, &[&str])] = &[
     ("untied", "qwen3-untied", &["untied"]),
     ("fused", "phi3", &["fused"]),
     ("fused", "phi3/model.f32.gguf", &["fused"]),
+    ("transposed", "gpt2", &["transposed"]),
 ];
 
 fn session(engine: &Engine, adapter: Option<usize>) -> Session {
