@@ -1,14 +1,16 @@
 //! Examples to learn from: files of JSON lines or plain text, as tokens of which some are to be
 //! predicted.
 //!
-//! A line is `messages` (as OpenAI's interface has them, through the model's chat template),
-//! `prompt` with `completion` or with `chosen` and `rejected`, or `text`. Of messages the
-//! assistant's answers count, of a prompt with its completion the completion, of a text every
-//! token. What is made of examples, in which order and how many at a time: [`pack`](crate::pack).
+//! A record is `messages` (as OpenAI's interface has them, through the model's chat template),
+//! `prompt` with `completion` or with `chosen` and `rejected`, or `text`; or it is in a form of
+//! another program, which becomes one of these (`forms.rs`). Of messages the assistant's answers
+//! count, of a prompt with its completion the completion, of a text every token. What is made of examples, in which order and how many at a time: [`pack`](crate::pack).
 
 mod chat;
 mod choices;
+mod forms;
 mod line;
+mod records;
 
 pub use choices::{Question, questions};
 
@@ -188,8 +190,9 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The examples of a file: of JSON lines where its name ends in `.jsonl`, `.ndjson` or `.json`,
-    /// else of plain text.
+    /// The examples of a file: of JSON where its name ends in `.jsonl`, `.ndjson` or `.json`, one
+    /// object on each line or all in a list; of a table where it ends in `.csv` or `.tsv`; else of
+    /// plain text.
     ///
     /// # Errors
     /// A file that cannot be read or is no UTF-8; a line that is malformed, by file, line and key;
@@ -200,6 +203,9 @@ impl Reader<'_> {
         }
         let place = path.display().to_string();
         let bytes = std::fs::read(path).map_err(|e| Error::io(&place, e))?;
+        if let Some((found, hint)) = no_text(&bytes) {
+            return Err(Error::new(place, "a text", found).hint(hint));
+        }
         let sha256 = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         let text = std::str::from_utf8(&bytes).map_err(|e| {
             let line = 1 + bytes[..e.valid_up_to()].iter().filter(|b| **b == b'\n').count();
@@ -208,7 +214,7 @@ impl Reader<'_> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut remarks = Remarks::default();
         let examples = match is_lines(path) {
-            true => self.lines(&place, text, &mut remarks)?,
+            true => self.records(path, text, &mut remarks)?,
             false => {
                 let mut pieces = self.text(text, 1, &mut Remarks::default())?;
                 pieces.iter_mut().enumerate().for_each(|(i, piece)| piece.line = i + 1);
@@ -222,17 +228,15 @@ impl Reader<'_> {
         Ok(data)
     }
 
-    fn lines(&self, place: &str, text: &str, remarks: &mut Remarks) -> Result<Vec<Example>> {
+    fn records(&self, path: &Path, text: &str, remarks: &mut Remarks) -> Result<Vec<Example>> {
         let mut examples = Vec::new();
-        for (i, line) in text.lines().enumerate() {
-            if line.trim().is_empty() {
-                continue;
-            }
-            let of_line = |e: Error| Error {
-                place: format!("{place}: line {}{}", i + 1, below(&e.place)),
+        for record in records::records(path, text) {
+            let of_record = |e: Error| Error {
+                place: format!("{}: {}{}", path.display(), record.place, below(&e.place)),
                 ..e
             };
-            examples.extend(self.line(line, i + 1, remarks).map_err(of_line)?);
+            let of = record.object.and_then(|object| self.record(object, record.number, remarks));
+            examples.extend(of.map_err(of_record)?);
         }
         Ok(examples)
     }
@@ -240,7 +244,8 @@ impl Reader<'_> {
     /// The pieces of a text.
     fn text(&self, text: &str, line: usize, remarks: &mut Remarks) -> Result<Vec<Example>> {
         let tokens = self.ended(self.tokenizer.encode(text, Special { add: true, parse: false })?);
-        if tokens.len() < 2 {
+        if tokens.len() < 2 || text.trim().is_empty() {
+            remarks.empty += 1;
             return Ok(Vec::new());
         }
         remarks.split += usize::from(tokens.len() > self.context);
@@ -299,8 +304,32 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a file has an example on each line.
+/// What a file is that holds no text, by its first bytes, and what makes a text of it.
+fn no_text(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
+    const UNPACK: &str = "unpack it first";
+    const TABLE: &str =
+        "save it as JSON lines, as pandas' to_json(PATH, orient=\"records\", lines=True) does";
+    let known: &[(&[u8], &str, &str)] = &[
+        (b"\x1f\x8b", "a gzip archive", UNPACK),
+        (b"\x28\xb5\x2f\xfd", "a Zstandard archive", UNPACK),
+        (b"\xfd7zXZ\0", "an xz archive", UNPACK),
+        (b"PK\x03\x04", "a zip archive", UNPACK),
+        (b"PAR1", "a Parquet file", TABLE),
+        (b"ARROW1", "an Arrow file", TABLE),
+        (b"\xff\xff\xff\xff", "an Arrow file", TABLE),
+        (b"\xff\xfe", "UTF-16", "save it as UTF-8"),
+        (b"\xfe\xff", "UTF-16", "save it as UTF-8"),
+        (b"%PDF-", "a PDF", "save its text by itself"),
+    ];
+    let own = known.iter().find(|(start, ..)| bytes.starts_with(start));
+    own.map(|(_, found, hint)| (*found, *hint))
+}
+
+/// Whether a file has examples by name, and is no text as a whole.
 pub fn is_lines(path: &Path) -> bool {
+    if records::separator(path).is_some() {
+        return true;
+    }
     let end = path.extension().and_then(|end| end.to_str()).unwrap_or_default();
     ["jsonl", "ndjson", "json"].iter().any(|known| end.eq_ignore_ascii_case(known))
 }

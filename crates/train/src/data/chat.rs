@@ -51,7 +51,7 @@ impl Reader<'_> {
         let (mut odd, mut plain) = (false, Vec::with_capacity(messages.len()));
         for (i, message) in messages.iter().enumerate() {
             let (is_answer, weight) = check(message, i)?;
-            plain.push(without_weight(message));
+            plain.push(shown(message, i)?);
             if is_answer {
                 let (mut turn, opens) = self.turn(&plain, extra)?;
                 odd |= !opens;
@@ -149,6 +149,11 @@ fn check(message: &Value, i: usize) -> Result<(bool, bool)> {
         .as_object()
         .ok_or_else(|| Error::new(at(""), "an object with role and content", kind(message)))?;
     let role = string(object, "role").map_err(|e| Error { place: at(".role"), ..e })?;
+    if let Some(other) =
+        [("human", "user"), ("gpt", "assistant")].iter().find(|(own, _)| role == *own)
+    {
+        return Err(Error::new(at(".role"), other.1, other.0));
+    }
     let calls = object.get("tool_calls").is_some_and(|calls| !calls.is_null());
     match object.get("content") {
         Some(Value::String(_) | Value::Array(_)) => {}
@@ -169,10 +174,30 @@ fn check(message: &Value, i: usize) -> Result<(bool, bool)> {
     Ok((role == "assistant", weight))
 }
 
-fn without_weight(message: &Value) -> Value {
+/// A message as templates take it: without its weight, and with a text for a list of parts, which
+/// some would show as a list.
+fn shown(message: &Value, i: usize) -> Result<Value> {
     let mut message = message.clone();
-    if let Some(object) = message.as_object_mut() {
-        object.shift_remove("weight");
+    let Some(object) = message.as_object_mut() else { return Ok(message) };
+    object.shift_remove("weight");
+    if let Some(Value::Array(parts)) = object.get("content") {
+        let mut text = String::new();
+        for (j, part) in parts.iter().enumerate() {
+            let at = |key: &str| format!("messages[{i}].content[{j}]{key}");
+            let part = part
+                .as_object()
+                .ok_or_else(|| Error::new(at(""), "an object with type and text", kind(part)))?;
+            let of = |key: &str| {
+                string(part, key).map_err(|e| Error { place: at(&format!(".{key}")), ..e })
+            };
+            let name = of("type")?;
+            if name != "text" {
+                let found: String = name.chars().take(40).collect();
+                return Err(Error::new(at(".type"), "text, which alone is learned", found));
+            }
+            text += of("text")?;
+        }
+        object.insert("content".to_owned(), text.into());
     }
-    message
+    Ok(message)
 }

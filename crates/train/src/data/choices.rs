@@ -4,6 +4,7 @@
 //! `answerKey`) is one of the texts, a label (A, B, .. where none are given), or a number, from 0.
 
 use super::line::{kind, string};
+use super::records::records;
 use super::{below, is_lines};
 use formats::{Error, Result};
 use serde_json::{Map, Value};
@@ -32,20 +33,18 @@ pub fn questions(path: &Path) -> Result<Option<Vec<Question>>> {
     }
     let place = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(&place, e))?;
-    let filled = || text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let parsed = |line: &str| serde_json::from_str::<Value>(line);
-    let asks =
-        |(_, line): (usize, &str)| parsed(line).is_ok_and(|line| line.get("question").is_some());
-    if !filled().next().is_some_and(asks) {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    let asks = |object: &Map<String, Value>| object.contains_key("question");
+    let first = records(path, text).next();
+    if !first.is_some_and(|first| first.object.as_ref().is_ok_and(asks)) {
         return Ok(None);
     }
-    let each = filled().map(|(i, line)| {
-        let of_line =
-            |e: Error| Error { place: format!("{place}: line {}{}", i + 1, below(&e.place)), ..e };
-        let value = parsed(line).map_err(|e| of_line(Error::new("", "a JSON object", e)))?;
-        let object =
-            value.as_object().ok_or_else(|| of_line(Error::new("", "an object", kind(&value))))?;
-        question(object, i + 1).map_err(of_line)
+    let each = records(path, text).map(|record| {
+        let of_record = |e: Error| Error {
+            place: format!("{place}: {}{}", record.place, below(&e.place)),
+            ..e
+        };
+        record.object.and_then(|object| question(&object, record.number)).map_err(of_record)
     });
     each.collect::<Result<Vec<_>>>().map(Some)
 }

@@ -1,5 +1,6 @@
-//! One JSON line as examples.
+//! One record as examples.
 
+use super::forms::{self, PAIR};
 use super::{Example, Form, Reader, Remarks};
 use formats::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -9,35 +10,20 @@ use tokens::Special;
 const FOR_TEMPLATES: &[&str] = &["tools", "documents", "chat_template_kwargs"];
 
 impl Reader<'_> {
-    /// The examples of a line.
-    pub(super) fn line(
+    /// The examples of a record, which stands on a line of this number.
+    pub(super) fn record(
         &self,
-        line: &str,
+        object: Map<String, Value>,
         number: usize,
         remarks: &mut Remarks,
     ) -> Result<Vec<Example>> {
-        let value: Value = serde_json::from_str(line).map_err(|e| {
-            // The reader's own line is always the first.
-            let found = format!("{} at column {}", category(&e), e.column());
-            let error = Error::new("", "a JSON object", found);
-            match line.trim_start().starts_with('[') {
-                true => error.hint("one object on each line, without a list around them"),
-                false => error,
-            }
-        })?;
-        let object = value.as_object().ok_or_else(|| Error::new("", "an object", kind(&value)))?;
-        let forms = ["messages", "prompt", "text"];
-        let found: Vec<&str> = forms.into_iter().filter(|key| object.contains_key(*key)).collect();
-        match found[..] {
-            ["messages"] => {
-                self.chat(list(&object["messages"], "messages")?, &extra(object)?, number, remarks)
-            }
-            ["prompt"] => self.completion(object, number, remarks),
-            ["text"] => self.text(string(object, "text")?, number, remarks),
-            _ => {
-                let found = if found.is_empty() { "none".to_owned() } else { found.join(" and ") };
-                Err(Error::new("", "one of messages, prompt with completion, or text", found))
-            }
+        let object = forms::settled(object, self.template.is_some() && !self.raw)?;
+        if let Some(messages) = object.get("messages") {
+            return self.chat(list(messages, "messages")?, &extra(&object)?, number, remarks);
+        }
+        match object.contains_key("prompt") {
+            true => self.completion(&object, number, remarks),
+            false => self.text(string(&object, "text")?, number, remarks),
         }
     }
 
@@ -48,15 +34,14 @@ impl Reader<'_> {
         line: usize,
         remarks: &mut Remarks,
     ) -> Result<Vec<Example>> {
-        let pair = ["chosen", "rejected"];
-        if !pair.iter().any(|key| object.contains_key(*key)) {
+        if !PAIR.iter().any(|key| object.contains_key(*key)) {
             return self.followed(object, "completion", line, remarks);
         }
         if object.contains_key("completion") {
             return Err(Error::new("completion", "none beside chosen and rejected", "one"));
         }
         let mut answers = Vec::new();
-        for key in pair {
+        for key in PAIR {
             let mut examples = self.followed(object, key, line, remarks)?;
             if examples.len() > 1 {
                 let found = format!("{} answers", examples.len());
@@ -114,6 +99,13 @@ fn extra(object: &Map<String, Value>) -> Result<Map<String, Value>> {
             ("chat_template_kwargs", Some(other)) => {
                 return Err(Error::new(*key, "an object", kind(other)));
             }
+            // Tables have texts alone, and so have files of those that hold lists of several shapes.
+            (key, Some(Value::String(text))) => {
+                let value: Value = serde_json::from_str(text)
+                    .map_err(|_| Error::new(key, "a list, or JSON of one", "another text"))?;
+                list(&value, key)?;
+                extra.insert(key.to_owned(), value);
+            }
             (key, Some(value)) => {
                 list(value, key)?;
                 extra.insert(key.to_owned(), value.clone());
@@ -128,7 +120,7 @@ pub(super) fn string<'a>(object: &'a Map<String, Value>, key: &str) -> Result<&'
     value.as_str().ok_or_else(|| Error::new(key, "a text", kind(value)))
 }
 
-fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value]> {
+pub(super) fn list<'a>(value: &'a Value, key: &str) -> Result<&'a [Value]> {
     value.as_array().map(Vec::as_slice).ok_or_else(|| Error::new(key, "a list", kind(value)))
 }
 
@@ -144,7 +136,8 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
-fn category(error: &serde_json::Error) -> &'static str {
+/// What is wrong with a text that is no JSON.
+pub(super) fn category(error: &serde_json::Error) -> &'static str {
     match error.classify() {
         serde_json::error::Category::Eof => "one that breaks off",
         _ => "something else",

@@ -187,6 +187,123 @@ fn pairs_are_two_answers_to_one_prompt() {
     assert!(error.to_string().starts_with("line 2: expected chosen and rejected"), "{error}");
 }
 
+/// Each form of another program's is the same tokens as the form of ours beside it.
+#[test]
+fn forms_of_other_programs_are_read_as_ours() {
+    let language = stories();
+    let message =
+        |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
+    let talk = |first: &str| {
+        let messages =
+            [message("system", "Be brief."), message("user", first), message("assistant", "fox")];
+        serde_json::json!({ "messages": messages })
+    };
+    let turns = serde_json::json!([
+        { "from": "system", "value": "Be brief." }, { "from": "human", "value": "owl" },
+        { "from": "gpt", "value": "fox" },
+    ]);
+    let parts =
+        serde_json::json!([{ "type": "text", "text": "o" }, { "type": "text", "text": "wl" }]);
+    let of_parts = [
+        message("system", "Be brief."),
+        serde_json::json!({ "role": "user", "content": parts }),
+        message("assistant", "fox"),
+    ];
+    let pair = |prompt: Value, chosen: Value, rejected: Value| serde_json::json!({ "prompt": prompt, "chosen": chosen, "rejected": rejected });
+    let (asked, answers) =
+        (message("user", "owl"), [message("assistant", "fox"), message("assistant", "cow")]);
+    let whole = |answer: &Value| serde_json::json!([asked, answer]);
+    let ours = pair("owl".into(), "fox".into(), "cow".into());
+    let cases: &[(Value, Value)] = &[
+        (serde_json::json!({ "conversations": turns }), talk("owl")),
+        (
+            serde_json::json!({ "conversations": turns.as_array().unwrap()[1..], "system": "Be brief." }),
+            talk("owl"),
+        ),
+        (serde_json::json!({ "conversations": talk("owl")["messages"] }), talk("owl")),
+        (serde_json::json!({ "messages": of_parts }), talk("owl")),
+        (
+            serde_json::json!({ "instruction": "owl", "input": "cow", "output": "fox", "system": "Be brief." }),
+            talk("owl\ncow"),
+        ),
+        (
+            serde_json::json!({ "instruction": "owl", "input": "", "output": "fox" }),
+            serde_json::json!({ "prompt": "owl", "completion": "fox" }),
+        ),
+        (
+            serde_json::json!({ "instruction": "owl", "chosen": "fox", "rejected": "cow" }),
+            ours.clone(),
+        ),
+        (pair("owl".into(), whole(&answers[0]), whole(&answers[1])), ours.clone()),
+        (
+            serde_json::json!({ "chosen": whole(&answers[0]), "rejected": whole(&answers[1]) }),
+            ours.clone(),
+        ),
+        (
+            pair(
+                serde_json::json!([asked]),
+                serde_json::json!([answers[0]]),
+                serde_json::json!([answers[1]]),
+            ),
+            ours.clone(),
+        ),
+        (
+            serde_json::json!({
+                "conversations": [{ "from": "human", "value": "owl" }],
+                "chosen": { "from": "gpt", "value": "fox" },
+                "rejected": { "from": "gpt", "value": "cow" },
+            }),
+            ours.clone(),
+        ),
+    ];
+    for (theirs, ours) in cases {
+        let [theirs, ours] =
+            [theirs, ours].map(|line| read(&reader(&language), "a.jsonl", line.to_string()));
+        assert_eq!(theirs.unwrap().examples, ours.unwrap().examples);
+    }
+    // Without a template an instruction stands in Stanford's prompt.
+    let raw = Reader { raw: true, ..reader(&language) };
+    let line = serde_json::json!({ "instruction": "Add {input}.", "input": "1", "output": "2" });
+    let data = read(&Reader { context: 512, ..raw }, "a.jsonl", line.to_string()).unwrap();
+    let (all, own) = &shown(&language.tokenizer, &data)[0];
+    assert!(
+        all.contains("### Instruction:\nAdd {input}.\n\n### Input:\n1\n\n### Response:\n2"),
+        "{all}"
+    );
+    assert_eq!(own, &["2<|endoftext|>"]);
+}
+
+/// One object on each line, all of them in a list, and a table are the same examples.
+#[test]
+fn lists_and_tables_are_read_as_lines() {
+    let language = stories();
+    let rows = [("a \"fox\", then\nan owl", "A cow"), ("x", "y")];
+    let objects = rows.map(|(a, b)| serde_json::json!({ "prompt": a, "completion": b }));
+    let lines: String = objects.iter().map(|object| format!("{object}\r\n\r\n")).collect();
+    let lines = read(&reader(&language), "a.jsonl", format!("\u{feff}{lines}")).unwrap();
+    let list = serde_json::to_string_pretty(&objects).unwrap();
+    let cell = |text: &str| match text.contains('"') {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text.to_owned(),
+    };
+    let table = |by: &str, end: &str| -> String {
+        let head = [("prompt", "completion")];
+        let each =
+            head.iter().chain(&rows).map(|(a, b)| format!("{}{by}{}{end}", cell(a), cell(b)));
+        each.collect()
+    };
+    let texts = |data: &Data| shown(&language.tokenizer, data);
+    for (name, text) in [
+        ("a.json", list),
+        ("a.csv", table(",", "\n")),
+        ("a.CSV", table(",", "\r\n")),
+        ("a.tsv", table("\t", "\r\n\r\n").trim_end().to_owned()),
+    ] {
+        let data = read(&reader(&language), name, text).unwrap();
+        assert_eq!(texts(&data), texts(&lines), "{name}");
+    }
+}
+
 #[test]
 fn long_texts_are_cut_so_that_each_token_is_predicted_once() {
     let language = stories();
@@ -235,7 +352,8 @@ fn malformed_lines_are_refused_by_file_line_and_key() {
         ("{\"text\": ".into(), "a JSON object, found one that breaks off at column"),
         ("[{\"text\": \"x\"}]".into(), "an object, found a list"),
         ("[".into(), "one object on each line"),
-        ("{}".into(), "one of messages, prompt with completion, or text, found none"),
+        ("{}".into(), "or instruction with output, found none"),
+        ("{\"question\": 1, \"answer\": 2}".into(), "with output, found question, answer"),
         ("{\"text\": \"x\", \"prompt\": \"y\"}".into(), "found prompt and text"),
         ("{\"text\": 7}".into(), "text: expected a text, found a number"),
         (
@@ -267,6 +385,45 @@ fn malformed_lines_are_refused_by_file_line_and_key() {
             "messages[1].weight: expected 0 or 1, found 2",
         ),
         (format!("{{\"messages\": [{user}], \"tools\": 1}}"), "tools: expected a list"),
+        (
+            format!("{{\"messages\": [{user}], \"tools\": \"x\"}}"),
+            "tools: expected a list, or JSON",
+        ),
+        (format!("{{\"messages\": [{user}], \"functions\": []}}"), "functions: expected tools"),
+        (
+            "{\"messages\": [{\"role\": \"human\", \"content\": \"x\"}]}".into(),
+            "messages[0].role: expected user, found human",
+        ),
+        (
+            "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]}"
+                .into(),
+            "messages[0].content[0].type: expected text, which alone is learned, found image_url",
+        ),
+        (
+            "{\"conversations\": [{\"from\": \"martian\", \"value\": \"x\"}]}".into(),
+            "conversations[0].from: expected human, gpt,",
+        ),
+        (
+            "{\"conversations\": [{\"from\": \"gpt\"}]}".into(),
+            "conversations[0].value: expected a text",
+        ),
+        ("{\"instruction\": \"x\"}".into(), "output: expected beside instruction, found none"),
+        (
+            "{\"instruction\": \"x\", \"output\": 3}".into(),
+            "completion: expected a text, found a number",
+        ),
+        (
+            "{\"instruction\": \"x\", \"history\": [[\"a\", \"b\"]], \"output\": \"y\"}".into(),
+            "history: expected none beside an instruction",
+        ),
+        (
+            "{\"chosen\": \"x\", \"rejected\": \"y\"}".into(),
+            "prompt: expected beside chosen and rejected answers, found none",
+        ),
+        (
+            format!("{{\"chosen\": [{user}], \"rejected\": []}}"),
+            "chosen: expected two conversations that begin alike",
+        ),
     ];
     for (line, expected) in cases {
         let text = format!("{{\"text\": \"A fox.\"}}\n{line}\n");
@@ -280,14 +437,24 @@ fn malformed_lines_are_refused_by_file_line_and_key() {
         format!("{{\"messages\": [{user}, {{\"role\": \"assistant\", \"content\": \"x\"}}]}}");
     let error = read(&bare, "a.jsonl", talk).unwrap_err().to_string();
     assert!(error.contains("a model with a chat template"), "{error}");
-    let error = read(&bare, "a.txt", b"one\ntwo \xff").unwrap_err().to_string();
-    assert_eq!(error, "a.txt: line 2: expected UTF-8, found other bytes");
-    for empty in ["", "\n\n"] {
+    let odd: [(&str, &[u8], &str); 7] = [
+        ("a.txt", b"one\ntwo \xff", "a.txt: line 2: expected UTF-8, found other bytes"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08", "a.jsonl.gz: expected a text, found a gzip archive"),
+        ("a.jsonl", b"\xff\xfe{\0", "a.jsonl: expected a text, found UTF-16"),
+        ("a.parquet", b"PAR1", "a.parquet: expected a text, found a Parquet file"),
+        ("a.json", b"[{\"text\": 1}]", "a.json: item 1: text: expected a text, found a number"),
+        ("a.json", b"[{\n\"text\" 1}]", "a.json: line 2: expected one list of JSON objects"),
+        ("a.csv", b"text,x\n\na,b\nc\n", "a.csv: line 4: expected 2 columns, as the first"),
+    ];
+    for (name, bytes, expected) in odd {
+        let error = read(&bare, name, bytes).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    for (name, empty) in
+        [("a.jsonl", ""), ("a.jsonl", "\n\n"), ("a.txt", ""), ("a.txt", " \n"), ("a.csv", "text\n")]
+    {
         assert!(
-            read(&bare, "a.jsonl", empty)
-                .unwrap_err()
-                .to_string()
-                .contains("something to learn from")
+            read(&bare, name, empty).unwrap_err().to_string().contains("something to learn from")
         );
     }
 }

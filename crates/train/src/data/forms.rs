@@ -1,0 +1,200 @@
+//! The forms that other programs give a line, as those that are read here: ShareGPT's
+//! `conversations`, Alpaca's `instruction`, and pairs of whole conversations.
+
+use super::line::{kind, list, string};
+use formats::{Error, Result};
+use serde_json::{Map, Value, json};
+
+/// Stanford Alpaca's prompts, which models without a chat template are taught by: with an input and
+/// without.
+const ALPACA: [&str; 2] = [
+    "Below is an instruction that describes a task, paired with an input that provides further context. \
+     Write a response that appropriately completes the request.\n\n\
+     ### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
+    "Below is an instruction that describes a task. \
+     Write a response that appropriately completes the request.\n\n\
+     ### Instruction:\n{instruction}\n\n### Response:\n",
+];
+
+/// Keys that hold two answers to one prompt.
+pub(super) const PAIR: [&str; 2] = ["chosen", "rejected"];
+
+/// A line as `messages`, or `prompt` with what follows it; lines that are so already stay as they
+/// are. `chat`: the model has a template for messages.
+pub(super) fn settled(mut object: Map<String, Value>, chat: bool) -> Result<Map<String, Value>> {
+    if object.get("functions").is_some_and(|value| !value.is_null()) {
+        let error =
+            Error::new("functions", "tools, a list of functions as OpenAI has it", "functions");
+        return Err(error.hint("{\"tools\": [{\"type\": \"function\", \"function\": {..}}]}"));
+    }
+    let known = ["messages", "conversations", "prompt", "instruction", "text"];
+    let found: Vec<&str> = known.into_iter().filter(|key| object.contains_key(*key)).collect();
+    let pair = PAIR.iter().any(|key| object.contains_key(*key));
+    match found[..] {
+        ["conversations"] => conversations(&mut object, pair)?,
+        ["instruction"] => instruction(&mut object, pair, chat)?,
+        ["messages" | "prompt" | "text"] => {}
+        [] if pair => {}
+        _ => {
+            let own = || object.keys().take(8).map(String::as_str).collect::<Vec<_>>().join(", ");
+            let found = match found.len() {
+                0 if object.is_empty() => "none".to_owned(),
+                0 => own(),
+                _ => found.join(" and "),
+            };
+            let expected = "one of messages, prompt with completion, text, conversations, or instruction with output";
+            return Err(Error::new("", expected, found));
+        }
+    }
+    if pair {
+        shared_prompt(&mut object)?;
+    }
+    Ok(object)
+}
+
+/// ShareGPT's turns become messages; in front of two answers they are the prompt.
+fn conversations(object: &mut Map<String, Value>, pair: bool) -> Result<()> {
+    let turns = object.shift_remove("conversations").unwrap_or_default();
+    let mut messages = system(object)?;
+    for (i, turn) in list(&turns, "conversations")?.iter().enumerate() {
+        messages.push(message(turn, &format!("conversations[{i}]"))?);
+    }
+    for key in PAIR.into_iter().filter(|_| pair) {
+        if let Some(answer @ Value::Object(_)) = object.get(key) {
+            let answer = message(answer, key)?;
+            object.insert(key.to_owned(), json!([answer]));
+        }
+    }
+    object.insert(if pair { "prompt" } else { "messages" }.to_owned(), Value::Array(messages));
+    Ok(())
+}
+
+/// The message of a system that stands beside a conversation, if it says something.
+fn system(object: &mut Map<String, Value>) -> Result<Vec<Value>> {
+    match object.shift_remove("system") {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::String(text)) if text.is_empty() => Ok(Vec::new()),
+        Some(Value::String(text)) => Ok(vec![json!({ "role": "system", "content": text })]),
+        Some(other) => Err(Error::new("system", "a text", kind(&other))),
+    }
+}
+
+/// A turn of ShareGPT's as a message; one that has a role is a message already.
+fn message(turn: &Value, place: &str) -> Result<Value> {
+    let at = |key: &str| format!("{place}.{key}");
+    let object = turn
+        .as_object()
+        .ok_or_else(|| Error::new(place, "an object with from and value", kind(turn)))?;
+    if object.contains_key("role") {
+        return Ok(turn.clone());
+    }
+    let text = |key: &str| string(object, key).map_err(|e| Error { place: at(key), ..e });
+    let (from, value) = (text("from")?, text("value")?);
+    let role = match from {
+        "human" | "user" => "user",
+        "gpt" | "assistant" | "chatgpt" | "model" => "assistant",
+        "system" => "system",
+        "tool" | "observation" => "tool",
+        "function_call" => {
+            let call: Value = serde_json::from_str(value)
+                .map_err(|_| Error::new(at("value"), "a call as JSON", "something else"))?;
+            let calls = match call {
+                Value::Array(calls) => calls,
+                call => vec![call],
+            };
+            let call = |call| json!({ "type": "function", "function": call });
+            let calls: Vec<Value> = calls.into_iter().map(call).collect();
+            return Ok(json!({ "role": "assistant", "content": "", "tool_calls": calls }));
+        }
+        other => {
+            let expected = "human, gpt, system, tool, function_call or observation";
+            let other: String = other.chars().take(40).collect();
+            return Err(Error::new(at("from"), expected, other));
+        }
+    };
+    let mut message = json!({ "role": role, "content": value });
+    if let Some(weight) = object.get("weight") {
+        message["weight"] = weight.clone();
+    }
+    Ok(message)
+}
+
+/// Alpaca's instruction, with its input on a line below it, becomes a prompt, and its output what
+/// follows. Without a template for messages the prompt is Stanford's.
+fn instruction(object: &mut Map<String, Value>, pair: bool, chat: bool) -> Result<()> {
+    let instruction = string(object, "instruction")?.to_owned();
+    let input = match object.get("input") {
+        None | Some(Value::Null) => String::new(),
+        Some(_) => string(object, "input")?.to_owned(),
+    };
+    if let Some(history) = object.get("history").filter(|history| !is_empty(history)) {
+        let error = Error::new("history", "none beside an instruction", kind(history));
+        return Err(error.hint("whole conversations are messages"));
+    }
+    let before = system(object)?;
+    if !pair {
+        let output = object.shift_remove("output");
+        let output = output.ok_or_else(|| Error::new("output", "beside instruction", "none"))?;
+        object.insert("completion".to_owned(), output);
+    }
+    if !chat {
+        if !before.is_empty() {
+            return Err(Error::new("system", "none, for a model without a chat template", "one"));
+        }
+        let form = if input.is_empty() { ALPACA[1] } else { ALPACA[0] };
+        // The input first, so that nothing that an instruction says is taken for its place.
+        let (front, behind) = form.split_once("{instruction}").unwrap_or((form, ""));
+        let prompt = format!("{front}{instruction}{}", behind.replace("{input}", &input));
+        object.insert("prompt".to_owned(), prompt.into());
+        return Ok(());
+    }
+    let asked = if input.is_empty() { instruction } else { format!("{instruction}\n{input}") };
+    if before.is_empty() {
+        object.insert("prompt".to_owned(), asked.into());
+        return Ok(());
+    }
+    let asked = json!({ "role": "user", "content": asked });
+    object.insert("prompt".to_owned(), before.into_iter().chain([asked]).collect());
+    let keys: &[&str] = if pair { &PAIR } else { &["completion"] };
+    for key in keys {
+        if let Some(Value::String(text)) = object.get(*key) {
+            let answer = json!([{ "role": "assistant", "content": text }]);
+            object.insert((*key).to_owned(), answer);
+        }
+    }
+    Ok(())
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(all) => all.is_empty(),
+        Value::String(text) => text.is_empty(),
+        _ => false,
+    }
+}
+
+/// The messages with which two conversations begin become the prompt, unless that is one by itself
+/// (as TRL's `extract_prompt`).
+fn shared_prompt(object: &mut Map<String, Value>) -> Result<()> {
+    let [chosen, rejected] = PAIR.map(|key| object.get(key).and_then(Value::as_array).cloned());
+    let (Some(chosen), Some(rejected)) = (chosen, rejected) else {
+        if !object.contains_key("prompt") {
+            return Err(Error::new("prompt", "beside chosen and rejected answers", "none"));
+        }
+        return Ok(());
+    };
+    if object.get("prompt").is_some_and(Value::is_array) {
+        return Ok(());
+    }
+    let shared = super::chat::common(&chosen, &rejected);
+    if shared == 0 {
+        let expected = "two conversations that begin alike, or a prompt that is a list of messages";
+        return Err(Error::new("chosen", expected, "two that differ from the first message on"));
+    }
+    // What is the same to the end of either leaves no answer there, which is told by its own place.
+    object.insert("prompt".to_owned(), chosen[..shared].into());
+    object.insert("chosen".to_owned(), chosen[shared..].into());
+    object.insert("rejected".to_owned(), rejected[shared..].into());
+    Ok(())
+}
