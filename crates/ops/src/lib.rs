@@ -44,6 +44,7 @@ pub mod softmax;
 pub mod stretch;
 pub mod sweep;
 pub mod top_k;
+pub mod tuned;
 pub mod zip;
 
 mod real;

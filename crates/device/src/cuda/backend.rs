@@ -13,9 +13,6 @@ use super::{Buffer, CublasLt, Event, Gpu, Graph, Pipeline, Product, Sums, Work, 
 use crate::gpu::{Backend, Facts, ProductShape, Stage};
 use crate::{About, Usage};
 
-/// Rows from which the vendor's product, with unpacking, is faster than our kernels.
-const UNPACK: usize = 256;
-
 /// An NVIDIA GPU, with cuBLASLt if it is installed.
 pub struct Cuda {
     gpu: Gpu,
@@ -74,12 +71,14 @@ impl Backend for Cuda {
 
     fn facts(&self) -> Facts {
         let facts = self.gpu.facts();
+        let tuned = facts.tuned();
         Facts {
             target: Target::Cuda,
             processors: facts.multiprocessors,
             shared: facts.shared,
             wgmma: facts.has_wgmma(),
-            products: self.cublaslt.as_ref().map(|_| UNPACK),
+            products: self.cublaslt.as_ref().map(|_| tuned.thresholds.unpack),
+            tuned,
         }
     }
 

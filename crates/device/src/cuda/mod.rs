@@ -32,6 +32,7 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use formats::{Error, Result};
+use ops::tuned::{Card, Tuned};
 
 use crate::cache::Key;
 use crate::gpu::meter::Meter;
@@ -74,6 +75,12 @@ impl Facts {
     /// Whether it has warpgroup matrix products (`wgmma`), which only one generation has.
     pub fn has_wgmma(&self) -> bool {
         self.capability == (9, 0)
+    }
+
+    /// What was measured on such a GPU.
+    pub fn tuned(&self) -> &'static Tuned {
+        let (major, minor) = self.capability;
+        Tuned::of(Card::Nvidia(major, minor))
     }
 }
 

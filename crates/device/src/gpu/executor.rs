@@ -332,7 +332,7 @@ impl<B: Backend> GpuExecutor<B> {
                                 buffers.into_iter().flatten().cloned().collect();
                             backend.bind(pipeline, &numbers, &buffers)
                         };
-                    let ours = Ours { rows: products::CHAINED, launch: &launch };
+                    let ours = Ours { rows: facts.tuned.thresholds.chained, launch: &launch };
                     alike::tune(backend, shape, ws, rows, Some(&ours))?
                 }
             };

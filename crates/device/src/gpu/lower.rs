@@ -11,6 +11,7 @@ use ops::packed::Format;
 use ops::rms_norm::{self, rms_norm};
 use ops::sample::kernels::SETTINGS;
 use ops::sample::kernels::hand_on::TARGETS;
+use ops::tuned::Thresholds;
 use ops::{Op, Rope, Rows, Shape};
 use program::{Kind, Node, Program, ValueId, WeightId};
 use tile::Kernel;
@@ -290,7 +291,7 @@ pub(super) struct Lowering {
     /// Whether products of 16-bit matrices are the vendor's there.
     pub(super) library: bool,
     /// Whether our chains of products have the bits of the vendor's there, so that up to
-    /// [`products::CHAINED`] rows may take the kernel that streams weights.
+    /// [`Thresholds::chained`] rows may take the kernel that streams weights.
     pub(super) chained: bool,
     /// Matrices that lie one behind the other, to be multiplied as one.
     pub(super) joined: Vec<Vec<WeightId>>,
@@ -308,16 +309,6 @@ pub(super) struct Lowering {
     /// The most elements, and the most rows, of a matrix that is multiplied with many rows.
     pub(super) unpacked: (usize, usize),
 }
-
-/// With up to this many sequences, decode rows take the kernels for few rows although those may
-/// read a matrix more than once: usually fewer sequences are active. The first number is for models
-/// with unpacked matrices, the second for fully packed ones, where unpacking for tiles takes
-/// longer.
-const FEW_SEQUENCES: [usize; 2] = [4, 8];
-
-/// Sequences from which on rows that decode go to the vendor's library, where matrices have 16 bits:
-/// it takes hardly longer for 128 rows than for 32.
-const LIBRARY_SEQUENCES: usize = 48;
 
 impl Lowering {
     /// Prepares the lowering of a Program with matrices in these formats. Queries have the cache's
@@ -362,7 +353,8 @@ impl Lowering {
             program,
         };
         let packed = lowering.formats.iter().flatten().all(|format| format.packing().is_some());
-        let least = FEW_SEQUENCES[usize::from(packed)];
+        let Thresholds { few_sequences, library_sequences, .. } = facts.tuned.thresholds;
+        let least = few_sequences[usize::from(packed)];
         lowering.few = batched && sequences <= lowering.together().max(least);
         // Beside adapters a row's product is the kernel's that adds theirs.
         lowering.library = batched
@@ -370,7 +362,7 @@ impl Lowering {
             && !lowering.exact()
             && lowering.adapters.count == 0
             && facts.products.is_some()
-            && sequences >= LIBRARY_SEQUENCES;
+            && sequences >= library_sequences;
         lowering.joined = lowering.joins();
         Ok(lowering)
     }
@@ -746,8 +738,9 @@ mod tests {
 
     #[test]
     fn a_kernel_that_is_known_is_not_recorded_again() {
-        let facts =
-            Facts { target: Target::Cuda, processors: 1, shared: 0, wgmma: false, products: None };
+        let (target, wgmma, products) = (Target::Cuda, false, None);
+        let tuned = &ops::tuned::NVIDIA;
+        let facts = Facts { target, processors: 1, shared: 0, wgmma, products, tuned };
         let mut kernels = Kernels::default();
         let mut get = |recipe, width: u32| {
             let numbers = Numbers::new().with("width", width);

@@ -46,6 +46,7 @@ use ops::Op;
 use ops::delta_net::MAX_KEY_DIM;
 use ops::linear::gemm::Machine;
 use ops::rope::MOST_PAIRS;
+use ops::tuned::Tuned;
 use program::Program;
 use tile::Kernel;
 use tile::launch::Numbers;
@@ -57,7 +58,7 @@ use crate::{About, Device, Executor, LoadOptions, Plan, TrainOptions, Trainer, U
 pub use stage::Stage;
 
 /// Device properties that the choice of kernels depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Facts {
     /// The instruction set that kernels are lowered to.
     pub target: Target,
@@ -70,30 +71,26 @@ pub struct Facts {
     /// Rows from which unpacking a packed matrix for [`Backend::product`] pays off; `None` without
     /// a vendor library.
     pub products: Option<usize>,
+    /// What was measured on such a device.
+    pub tuned: &'static Tuned,
 }
 
 impl Facts {
-    /// Whether a threadgroup has enough shared memory for the large schedules.
-    pub fn roomy(&self) -> bool {
-        self.shared >= ops::attention::decode::LARGE
-    }
-
     /// Whether a 4-way int8 dot product instruction (`dp4a`) exists. Apple's GPUs have none, and
     /// their integer products are slower than float ones.
     pub fn dot4(&self) -> bool {
         self.target != Target::Metal
     }
 
-    /// Whether latency is hidden by many small threadgroups; see
-    /// [`ops::linear::Task::small_groups`].
+    /// Whether latency is hidden by many small threadgroups; see [`Tuned::small_groups`].
     pub fn small_groups(&self) -> bool {
-        self.target == Target::Metal
+        self.tuned.small_groups.is_some()
     }
 
     /// The properties from which schedules of matrix products are picked.
     pub fn machine(&self) -> Machine {
-        let Facts { shared, processors: parallel, wgmma, .. } = *self;
-        Machine { shared, parallel, wgmma, small_groups: self.small_groups() }
+        let Facts { shared, processors: parallel, wgmma, tuned, .. } = *self;
+        Machine { shared, parallel, wgmma, tuned }
     }
 }
 

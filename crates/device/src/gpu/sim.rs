@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use formats::{Error, Result};
+use ops::tuned::{Card, Tuned};
 use tile::case;
 use tile::emit::{self, Dialect};
 use tile::interp::Machine;
@@ -369,7 +370,8 @@ impl Backend for Sim {
         };
         // Few rows, so that small tests reach the library.
         let products = (self.engine == Engine::Interpreter).then_some(9);
-        Facts { target, processors: 4, shared, wgmma: true, products }
+        let tuned = Tuned::of(Card::Nvidia(9, 0));
+        Facts { target, processors: 4, shared, wgmma: true, products, tuned }
     }
 
     fn buffer(&self, bytes: usize) -> Result<Buffer> {

@@ -45,7 +45,7 @@
 //! | | rows of a matrix in a simdgroup | simdgroups | groups |
 //! |---|---|---|---|
 //! | elsewhere | 1 to 4 | 8 to 16 | 1 or 2 for each processor, which stay |
-//! | here ([`ops::linear::Task::small_groups`]) | 4; 2 of each matrix of a pair | 2 | as many as have work |
+//! | here ([`ops::tuned::SmallGroups`]) | 4; 2 of each matrix of a pair | 2 | as many as have work |
 //! | MLX | 4 | 2 | as many as have work |
 //! | llama.cpp | 2 to 4 | 2 | as many as have work |
 //!
@@ -63,7 +63,7 @@
 //!
 //! | attention of a prompt, heads of 64, 128 | queries in a group, in a simdgroup | threadgroup memory | loads of 8 x 8 for each product of those |
 //! |---|---|---|---|
-//! | here (`attention::prefill::Tiling::small`): queries stay in registers | 64, 16 | 9, 17 KiB | 0.5 |
+//! | here ([`ops::tuned::ForAttention::small`]): queries stay in registers | 64, 16 | 9, 17 KiB | 0.5 |
 //! | MLX steel: queries are loaded again for each block of keys | 32, 8 | 9.5, 14.5 KiB | 1, and queries' |
 //!
 //! A token's attention has no products of matrices here, as in MLX's `sdpa_vector` and llama.cpp's

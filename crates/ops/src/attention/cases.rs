@@ -10,6 +10,7 @@ use super::decode::{Schedule, Shares, attention_decode, attention_decode_codes};
 use super::{Form, Scores};
 use crate::kv_write::{reference_q8_0, reference_turbo, slot};
 use crate::trial::{every_float, random};
+use crate::tuned::{ForAttention, HOPPER};
 
 /// A layer's form and a step: what a case is made from.
 #[derive(Debug, Clone)]
@@ -482,6 +483,8 @@ const MANY: [(usize, usize); 5] = [(1, 544), (8, 544), (32, 544), (128, 544), (8
 /// Multiprocessors of an H200.
 const PROCESSORS: u32 = 132;
 const SHARED: u32 = 227 << 10;
+/// An H200's numbers.
+const TUNED: &ForAttention = &HOPPER.attention;
 
 fn decode_bench(
     query: Scalar,
@@ -531,7 +534,8 @@ pub(super) fn decode_benches() -> Vec<Bench> {
         let bench = |shape: (usize, usize, usize, usize)| {
             let form = Form::plain(shape.2 as u32, shape.1 as u32);
             let (shares, bits) = (Shares::Launched, 8 * query.bytes() as u64);
-            let schedule = Schedule::pick(form, query, query, shape.3 as u32, shares, SHARED);
+            let schedule =
+                Schedule::pick(form, query, query, shape.3 as u32, shares, SHARED, TUNED);
             let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
             let kernel = attention_decode(query, query, form, schedule, shares);
             decode_bench(query, kernel, schedule, shares, 1, stores, bits, shape)
@@ -544,8 +548,8 @@ pub(super) fn decode_benches() -> Vec<Bench> {
 /// As steps of many sequences share keys.
 fn many((rows, keys): (usize, usize)) -> Bench {
     let (query, shape) = (Scalar::BF16, (8, 4, 128, keys));
-    let (form, shares) = (Form::plain(128, 4), Shares::MANY);
-    let schedule = Schedule::pick(form, query, query, u32::MAX, shares, SHARED);
+    let (form, shares) = (Form::plain(128, 4), TUNED.many);
+    let schedule = Schedule::pick(form, query, query, u32::MAX, shares, SHARED, TUNED);
     let kernel = attention_decode(query, query, form, schedule, shares);
     let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
     decode_bench(query, kernel, schedule, shares, rows, stores, 16, shape)
@@ -555,7 +559,7 @@ pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = Form::plain(shape.2 as u32, shape.1 as u32);
         let (query, codes, shares) = (Scalar::BF16, Scalar::I8, Shares::Launched);
-        let schedule = Schedule::pick(form, query, codes, shape.3 as u32, shares, SHARED);
+        let schedule = Schedule::pick(form, query, codes, shape.3 as u32, shares, SHARED, TUNED);
         let kernel = attention_decode_codes(query, codes, form, schedule, shares);
         let stores = |n| {
             let (codes, scales) = (Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32));

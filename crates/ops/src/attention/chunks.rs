@@ -10,6 +10,7 @@ use super::cases::{Scene, Stores};
 use super::prefill::{Layout, Tiling, attention_dense, attention_prefill, attention_prefill_codes};
 use super::{Form, Scores};
 use crate::trial::random;
+use crate::tuned::{HOPPER, NVIDIA};
 
 /// The tolerance of kernels that round softmax weights to a type before multiplying them with
 /// values: the tolerance of a result in that type, and at least 1e-3.
@@ -106,7 +107,7 @@ impl Scene {
 /// The scenes that chunks are tested on, with the tiling of each.
 fn scenes() -> Vec<(Scene, Tiling)> {
     let of = Scene::default;
-    let small = Tiling::small;
+    let small = |head_dim| Tiling::pick(head_dim, 32 << 10, &NVIDIA.attention);
     // Two tiles per simdgroup, in the shared memory that every device has.
     let two = Tiling { simds: 1, tiles: 2, keys: 32 };
     let ragged = || chunks(&[(0, 16, 17)]);
@@ -199,7 +200,8 @@ pub(super) fn dense() -> Vec<Case> {
         ];
         let layouts = [Layout::HeadMajor, Layout::KeyMajor];
         let both = |(scene, length): &(Scene, usize)| {
-            layouts.map(|layout| scene.dense(scalar, layout, *length, Tiling::small(64)))
+            let tiling = Tiling::pick(64, 32 << 10, &NVIDIA.attention);
+            layouts.map(|layout| scene.dense(scalar, layout, *length, tiling))
         };
         scenes.iter().flat_map(both).collect()
     }
@@ -260,7 +262,8 @@ fn bench(
 
 /// The form and tiling of a shape, and how many elements its keys have.
 fn of_shape((kv_heads, group, d, tokens): Shape) -> (Form, Tiling, usize) {
-    (Form::plain(d as u32, group as u32), Tiling::large(d as u32), kv_heads * d * tokens)
+    let tiling = Tiling::pick(d as u32, 227 << 10, &HOPPER.attention);
+    (Form::plain(d as u32, group as u32), tiling, kv_heads * d * tokens)
 }
 
 pub(super) fn prefill_benches() -> Vec<Bench> {

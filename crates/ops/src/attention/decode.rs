@@ -22,6 +22,7 @@ use self::batches::{Codes, Numbers};
 use super::form::{Extras, FLOOR, Form, Stored, ceil_div, require_aligned};
 use crate::kv_write::Cache;
 use crate::sweep::{require_lengths, when};
+use crate::tuned::ForAttention;
 
 /// Elements that a thread merges, and parts that it reads at once.
 const VECTOR: u32 = 4;
@@ -68,12 +69,10 @@ impl Schedule {
         length: u32,
         shares: Shares,
         shared: u32,
+        tuned: &ForAttention,
     ) -> Schedule {
         let d = form.head_dim;
-        // Few keys make few groups, and one that has a processor's shared memory to itself keeps
-        // the next kernels' groups from where they would balance: whole models with such heads lost
-        // an eighth by it, those with smaller ones gained.
-        let crowds = length < 1024 && form.group * d >= 512;
+        let crowds = length < tuned.crowded.0 && form.group * d >= tuned.crowded.1;
         // On devices with less, Apple's, lanes read all at once what they work on.
         let roomy = shared >= LARGE;
         let allowed = match query {
@@ -83,7 +82,7 @@ impl Schedule {
             Scalar::F16 | Scalar::BF16 if cache == Scalar::I8 => d == 64 || d == 128,
             _ => false,
         };
-        let (keys, stages) = (if d <= 64 { 32 } else { 16 }, 2);
+        let (keys, stages) = (tuned.keys[usize::from(d > 64)], 2);
         let after = matrix::softmaxes(d);
         let batches = match cache {
             Scalar::I8 => Codes::bytes(d, keys, stages, after),
@@ -92,12 +91,7 @@ impl Schedule {
         // Merging takes some, too.
         let merging = 4 * (matrix::HEADS * MOST_SPLITS + 16);
         let fits = |simds: &u32| matrix::bytes(d, *simds, batches) + merging <= shared;
-        // Smaller groups, of which a processor has room for three, stream their keys while others
-        // begin or merge; they need many rows, or many keys.
-        let simds = match shares {
-            Shares::Launched => [8, 4],
-            Shares::Own { .. } => [4, 2],
-        };
+        let simds = tuned.simds[usize::from(shares != Shares::Launched)];
         match simds.into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
             Some(simds) => Schedule::Matrix { simds, keys, stages },
             None => Schedule::Lanes { stages: if roomy && cache != Scalar::U32 { 2 } else { 0 } },
@@ -147,10 +141,6 @@ pub enum Shares {
 }
 
 impl Shares {
-    /// The shares for steps of many sequences: the rows alone keep an H200 busy, and smaller parts
-    /// would cost more to merge than they gain.
-    pub const MANY: Shares = Shares::Own { least: 192, parts: 16 };
-
     /// The most groups that share a row's keys where there are up to `length`; none where the
     /// launch decides.
     pub fn splits(self, length: u32) -> Option<u32> {
@@ -544,6 +534,7 @@ fn merge(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tuned::HOPPER;
 
     /// Apple's GPUs, GeForce cards, an A100, an H100.
     const DEVICES: [u32; 4] = [32 << 10, LARGE, 163 << 10, 227 << 10];
@@ -555,8 +546,9 @@ mod tests {
             for (query, shared) in
                 [Scalar::F32, Scalar::BF16].into_iter().flat_map(|q| DEVICES.map(|s| (q, s)))
             {
-                for shares in [Shares::Launched, Shares::MANY] {
-                    let schedule = Schedule::pick(form, query, query, 4096, shares, shared);
+                let tuned = &HOPPER.attention;
+                for shares in [Shares::Launched, tuned.many] {
+                    let schedule = Schedule::pick(form, query, query, 4096, shares, shared, tuned);
                     let kernel = attention_decode(query, query, form, schedule, shares);
                     let bytes = kernel.record().shared_bytes();
                     assert!(

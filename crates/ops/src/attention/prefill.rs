@@ -14,9 +14,11 @@ use tile::instr::Unary;
 use tile::ir::{Hint, Reduce};
 use tile::launch::{Mode, Requirement};
 
+use super::decode::LARGE;
 use super::form::{Extras, FLOOR, Form, MASKED, Stored, require_aligned};
 use crate::kv_write::Cache;
 use crate::sweep::{begin, require_lengths, when};
+use crate::tuned::ForAttention;
 
 /// How a head's work is cut up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,20 +33,11 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// For devices with 32 KiB of threadgroup memory.
-    pub fn small(head_dim: u32) -> Tiling {
-        match head_dim {
-            0..=128 => Tiling { simds: 4, tiles: 1, keys: 32 },
-            _ => Tiling { simds: 2, tiles: 1, keys: 16 },
-        }
-    }
-
-    /// For devices with 99 KiB of shared memory and 64 Ki registers per processor.
-    pub fn large(head_dim: u32) -> Tiling {
-        match head_dim {
-            0..=128 => Tiling { simds: 4, tiles: 2, keys: 64 },
-            _ => Tiling { simds: 4, tiles: 1, keys: 32 },
-        }
+    /// Picks the blocks for heads of `head_dim` elements, on a device with `shared` bytes of shared
+    /// memory per group.
+    pub fn pick(head_dim: u32, shared: u32, tuned: &ForAttention) -> Tiling {
+        let tilings = if shared >= LARGE { tuned.large } else { tuned.small };
+        tilings[usize::from(head_dim > 128)]
     }
 
     /// Query rows per threadgroup.

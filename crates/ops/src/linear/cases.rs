@@ -216,8 +216,8 @@ fn small_groups() -> Vec<Case> {
             let whole = (3 * 32 * format.run() as usize).next_multiple_of(format.step() as usize);
             let width = if ragged { whole - format.step() as usize } else { whole };
             let decode = Task::decode(&formats, width as u32, 19);
-            let x = TYPES[f % TYPES.len()].0;
-            let task = Task { rows: rows as u32, x, int8: false, small_groups: true, ..decode };
+            let (x, tuned) = (TYPES[f % TYPES.len()].0, &crate::tuned::APPLE);
+            let task = Task { rows: rows as u32, x, int8: false, tuned, ..decode };
             let schedule = Schedule::pick(&task);
             let groups = schedule.groups(19, 8);
             let shape = Shape { rows, out: 19, width, groups, why: "many small groups" };

@@ -18,6 +18,7 @@ mod warpgroup;
 
 use super::holds;
 use crate::packed::Format;
+use crate::tuned::{self, ForGemm, SmallGroups, Tuned, k, s, w};
 use multiply::{Results, product, store};
 use stage::{Ring, Rows, Side};
 use tile::case::Spec;
@@ -50,7 +51,7 @@ pub struct Schedule {
 }
 
 /// The hardware that a schedule of a matrix product is picked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Machine {
     /// Bytes of shared memory of a threadgroup.
     pub shared: u32,
@@ -58,52 +59,9 @@ pub struct Machine {
     pub parallel: u32,
     /// Whether four simdgroups can multiply together: `wgmma`, compute capability 9.0.
     pub wgmma: bool,
-    /// Whether it hides latency by many small groups: see [`super::Task::small_groups`].
-    pub small_groups: bool,
+    /// The candidates.
+    pub tuned: &'static Tuned,
 }
-
-/// Candidates for up to this many rows, the larger block first: for weights that are copied, and
-/// for weights that are converted. Measured on an H200 with matrices of 4096 x 14336 and 4096 x
-/// 4096.
-type Candidates = (u32, &'static [Schedule], &'static [Schedule]);
-
-#[rustfmt::skip]
-const CANDIDATES: [Candidates; 4] = [
-    (16, &[s(16, 128, 128, 1, 8, 3), s(16, 64, 128, 1, 4, 4)], &[s(16, 64, 128, 1, 4, 2)]),
-    (32, &[s(32, 128, 64, 1, 4, 4), s(32, 64, 128, 1, 4, 4)], &[s(32, 64, 128, 1, 4, 2)]),
-    (64, &[s(64, 128, 64, 2, 4, 3), s(64, 64, 64, 2, 2, 3)], &[s(64, 128, 128, 2, 4, 2), s(64, 32, 128, 2, 2, 3)]),
-    (u32::MAX, &[Schedule::LARGE, Schedule::MEDIUM, s(64, 64, 64, 2, 2, 3)], &[Schedule::MEDIUM, s(64, 64, 128, 2, 2, 2)]),
-];
-
-/// Candidates for operands that are copied, and the rows from which on four simdgroups multiply
-/// together: the larger block first. Measured on an H200 with 128, 256 and 512 rows and the
-/// matrices above.
-const WARPGROUPS: (u32, &[Schedule]) =
-    (65, &[Schedule::WIDE, Schedule::SQUARE, w(64, 128, 8), w(64, 64, 8)]);
-
-const fn s(bm: u32, bn: u32, bk: u32, simds_m: u32, simds_n: u32, stages: u32) -> Schedule {
-    Schedule { bm, bn, bk, simds_m, simds_n, simds_k: 1, stages, warpgroups: false }
-}
-
-const fn w(bm: u32, bn: u32, stages: u32) -> Schedule {
-    let (simds_m, simds_n, simds_k) = (bm / 16, 1, 1);
-    Schedule { bm, bn, bk: 64, simds_m, simds_n, simds_k, stages, warpgroups: true }
-}
-
-/// A block of long steps, whose sums eight simdgroups share: few groups then have many weights on
-/// their way.
-const fn k(bm: u32, bn: u32) -> Schedule {
-    let (simds_m, simds_n, simds_k, stages) = (1, 1, 8, 2);
-    Schedule { bm, bn, bk: 512, simds_m, simds_n, simds_k, stages, warpgroups: false }
-}
-
-/// Candidates of [`Schedule::alike`] for up to this many rows, the larger block first. All add the
-/// same terms in the same order.
-const ALIKE: [(u32, &[Schedule]); 3] = [
-    (16, &[k(16, 64), k(16, 32), Schedule::SHARED]),
-    (32, &[k(32, 64), k(32, 32), k(32, 16), k(16, 32), Schedule::SHARED]),
-    (u32::MAX, &[k(64, 32), k(64, 16), k(32, 32), k(32, 16), k(16, 32), Schedule::SHARED]),
-];
 
 impl Schedule {
     /// Few rows, within Metal's 32 KiB: 28 KiB.
@@ -126,26 +84,25 @@ impl Schedule {
     pub const EXACT: Schedule = s(64, 64, 16, 2, 2, 2);
 
     /// The schedule for many small groups, each with one step of at least `run` terms in shared
-    /// memory: 11.5, 12.5 and 15 KiB, of which results take 5. The third has the fewest reads of
-    /// shared memory per product; the first computes the fewest unused rows.
-    fn small(rows: u32, run: u32) -> Schedule {
-        let bk = run.max(32);
-        match rows {
-            0..=16 => s(16, 64, bk, 1, 4, 1),
-            17..64 => s(32, 64, bk, 2, 2, 1),
-            _ => s(64, 64, bk, 2, 2, 1),
-        }
+    /// memory.
+    fn small(small: &SmallGroups, rows: u32, run: u32) -> Schedule {
+        let (_, block) = up_to(small.blocks, rows, |(most, _)| *most);
+        Schedule { bk: run.max(block.bk), ..*block }
     }
 
     /// Every schedule that [`Schedule::pick`] takes as it is, each once.
     pub fn all() -> Vec<Schedule> {
         let mut all = vec![Schedule::NARROW, Schedule::SMALL, Schedule::DEEP, Schedule::EXACT];
-        all.extend([16, 32, 64].map(|rows| Schedule::small(rows, 32)));
-        let simds = CANDIDATES.iter().flat_map(|(_, copied, converted)| [copied, converted]);
-        let alike = ALIKE.iter().flat_map(|(_, all)| *all);
-        for schedule in simds.copied().flatten().chain(WARPGROUPS.1).chain(alike) {
-            if !all.contains(schedule) {
-                all.push(*schedule);
+        for Tuned { gemm, small_groups, .. } in [&tuned::APPLE, &tuned::NVIDIA, &tuned::HOPPER] {
+            let small = small_groups.iter().flat_map(|small| small.blocks).map(|(_, block)| block);
+            let simds =
+                gemm.candidates.iter().flat_map(|(_, copied, converted)| [copied, converted]);
+            let alike = gemm.alike.iter().flat_map(|(_, all)| *all);
+            let large = simds.copied().flatten().chain(gemm.warpgroups.1).chain(alike);
+            for schedule in small.chain(large) {
+                if !all.contains(schedule) {
+                    all.push(*schedule);
+                }
             }
         }
         all
@@ -184,14 +141,14 @@ impl Schedule {
             let (bm, bn) = ((1024 / bk).min(64), (2048 / bk).min(64));
             return Schedule { bm, bn, bk, ..Schedule::EXACT };
         }
-        if machine.small_groups {
-            return Schedule::small(rows, format.run());
+        if let Some(small) = &machine.tuned.small_groups {
+            return Schedule::small(small, rows, format.run());
         }
         let blocks = |s: &Schedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
-        let (_, copied, converted) =
-            CANDIDATES.into_iter().find(|(most, ..)| rows <= *most).unwrap_or(CANDIDATES[3]);
+        let ForGemm { candidates, warpgroups, .. } = &machine.tuned.gemm;
+        let (_, copied, converted) = up_to(candidates, rows, |(most, ..)| *most);
         let candidates = match format == Format::Dense(operand) {
-            true if machine.wgmma && rows >= WARPGROUPS.0 => WARPGROUPS.1,
+            true if machine.wgmma && rows >= warpgroups.0 => warpgroups.1,
             true => copied,
             false => converted,
         };
@@ -222,7 +179,7 @@ impl Schedule {
             return Schedule::pick((rows, out), operand, format, machine);
         }
         let blocks = |s: &Schedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
-        let candidates = ALIKE.into_iter().find(|(most, _)| rows <= *most).unwrap_or(ALIKE[2]).1;
+        let (_, candidates) = up_to(machine.tuned.gemm.alike, rows, |(most, _)| *most);
         let mut fitting = candidates.iter().filter(fits);
         let busy = fitting.find(|s| blocks(s) >= machine.parallel / 4 * 3);
         // Fewer rows a block read the weights more often, so that the last with as many as there
@@ -241,6 +198,12 @@ impl Schedule {
             (false, _) => format!("{bm}x{bn}x{bk}_k{simds_k}_s{stages}"),
         }
     }
+}
+
+/// The first entry for at least so many rows, or the last.
+fn up_to<T>(table: &'static [T], rows: u32, most: impl Fn(&T) -> u32) -> &'static T {
+    let fits = table.iter().position(|entry| rows <= most(entry));
+    &table[fits.unwrap_or(table.len() - 1)]
 }
 
 /// Types of activations, operands and results.
@@ -346,13 +309,13 @@ mod tests {
         for format in Format::all() {
             for rows in [1, 16, 17, 128, 4096] {
                 for operand in [Scalar::F16, Scalar::BF16, Scalar::F32] {
-                    let (wgmma, small_groups) = (false, false);
-                    let least = Machine { shared: 32 << 10, parallel: 40, wgmma, small_groups };
-                    let apple = Machine { small_groups: true, ..least };
+                    let (wgmma, tuned) = (false, &tuned::NVIDIA);
+                    let least = Machine { shared: 32 << 10, parallel: 40, wgmma, tuned };
+                    let apple = Machine { tuned: &tuned::APPLE, ..least };
                     let geforce = Machine { shared: 99 << 10, parallel: 128, ..least };
                     let ampere = Machine { shared: 163 << 10, parallel: 108, ..least };
-                    let hopper =
-                        Machine { shared: 227 << 10, parallel: 132, wgmma: true, small_groups };
+                    let (wgmma, tuned) = (true, &tuned::HOPPER);
+                    let hopper = Machine { shared: 227 << 10, parallel: 132, wgmma, tuned };
                     for machine in [least, apple, geforce, ampere, hopper] {
                         let schedule = Schedule::pick((rows, 4096), operand, format, machine);
                         assert!(schedule.shared_bytes(operand) <= machine.shared, "{schedule:?}");
@@ -363,7 +326,8 @@ mod tests {
                         let small =
                             schedule.stages == 1 && (format.run() > 32 || tiles <= 10 << 10);
                         let exact = operand == Scalar::F32;
-                        assert!(exact || small == machine.small_groups, "{format:?}: {schedule:?}");
+                        let small_groups = machine.tuned.small_groups.is_some();
+                        assert!(exact || small == small_groups, "{format:?}: {schedule:?}");
                     }
                 }
             }

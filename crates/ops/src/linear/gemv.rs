@@ -10,6 +10,7 @@
 
 use super::input::{Activations, Input, LIMIT, Slice};
 use crate::packed::{Format, Run, Weights};
+use crate::tuned::{self, SmallGroups, Tuned};
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
 
@@ -50,50 +51,72 @@ pub struct Task<'a> {
     pub pair: bool,
     /// Whether the activations may be multiplied as bytes.
     pub int8: bool,
-    /// Whether the device hides the latency of memory by many small groups that take turns,
-    /// Apple's, rather than by loads that few groups have under way.
-    pub small_groups: bool,
+    /// What is known of the device.
+    pub tuned: &'static Tuned,
+}
+
+/// What the rules of [`crate::tuned::ForGemv`] look at.
+#[derive(Debug, Clone, Copy)]
+pub struct Traits {
+    /// Whether two matrices are read side by side.
+    pub pair: bool,
+    /// Whether there are several matrices.
+    pub several: bool,
+    /// Whether some matrix is packed and activations are multiplied as floats.
+    pub exact: bool,
+    /// Whether some format has runs of at least 64 weights, and not `exact`.
+    pub long: bool,
+    /// Words of a run of the format with the most.
+    pub words: u32,
+    /// Weights of a run of the first format.
+    pub run: u32,
+    /// Columns: inputs.
+    pub cols: u32,
+    /// Rows of all matrices: outputs.
+    pub out: u32,
+}
+
+/// What a simdgroup holds at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Held {
+    /// 16-byte loads that a lane has under way, of all matrix rows.
+    pub loads: u32,
+    /// Threads of a group.
+    pub threads: u32,
+    /// Groups that share a multiprocessor, as their registers allow.
+    pub resident: u32,
+}
+
+impl Held {
+    /// The least.
+    const LEAST: Held = Held { loads: 1, threads: 256, resident: 1 };
 }
 
 impl<'a> Task<'a> {
-    /// The task of one row in bf16, multiplied as bytes where formats allow it.
+    /// The task of one row in bf16 on an H200, multiplied as bytes where formats allow it.
     pub fn decode(formats: &'a [Format], cols: u32, out: u32) -> Self {
-        let (pair, int8, small_groups) = (false, true, false);
-        Task { formats, cols, out, rows: 1, x: Scalar::BF16, pair, int8, small_groups }
+        let (pair, int8, tuned) = (false, true, &tuned::HOPPER);
+        Task { formats, cols, out, rows: 1, x: Scalar::BF16, pair, int8, tuned }
     }
 }
 
 impl Schedule {
-    /// The best of those measured on an H200; `small` where groups are small.
+    /// Picks what the device's numbers say is fastest.
     pub fn pick(task: &Task) -> Schedule {
-        if task.small_groups {
-            return Schedule::small(task);
+        if let Some(small) = &task.tuned.small_groups {
+            return Schedule::small(task, small);
         }
-        let Task { formats, cols, out, rows, x, pair, int8, .. } = *task;
+        let Task { formats, cols, out, rows, x, pair, int8, tuned } = *task;
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         let exact = !int8 && formats.iter().any(|f| f.packing().is_some());
         let words = formats.iter().map(|f| f.words()).max().unwrap_or(4);
-        // Two steps are under way. A thread has 128 registers when 512 threads share a
-        // multiprocessor, 64 when 1024 do: of formats with many words a run, more threads with
-        // smaller steps hold more. Long runs take registers for their activations, too.
         let (several, long) = (formats.len() > 1, !exact && formats.iter().any(|f| f.run() >= 64));
-        let (held, threads, resident) = match pair {
-            true if words > 5 || exact => (2, 256, 2),
-            true => (4, 256, 2),
-            false if exact => (2, 512, 2),
-            false if long && several => (2, 256, 2),
-            false if long && out >= 8192 => (if words > 7 { 2 } else { 4 }, 256, 2),
-            false if long => (2, 512, 1),
-            false if several && words > 4 => (4, 256, 2),
-            false if words > 5 => (2, 512, 2),
-            // Many columns of four bits: more threads have their activations ready sooner.
-            false if words > 4 && formats[0].run() == 32 && cols > 8192 => (2, 512, 2),
-            false => (8, 256, 2),
-        };
+        let run = formats.first().map_or(1, |f| f.run());
+        let traits = Traits { pair, several, exact, long, words, run, cols, out };
+        let rule = tuned.gemv.held.iter().find(|(meets, _)| meets(&traits));
+        let Held { loads: held, threads, resident } = rule.map_or(Held::LEAST, |(_, held)| *held);
         let held = if rows > 2 { (held / 2).max(1) } else { held };
-        // Tall matrices have rows enough for every simdgroup to take several, which then share the
-        // activations.
-        let tall = out >= 8192 && !several && !long;
+        let tall = out >= tuned.gemv.tall && !several && !long;
         let least = if tall {
             held.min(4)
         } else if pair {
@@ -102,7 +125,6 @@ impl Schedule {
             1
         };
         // The loads of a step fill whole steps of a row, of which there are two or more.
-        let run = formats.first().map_or(1, |f| f.run());
         let tiles = cols.div_ceil(32 * run).max(1);
         let idle = |loads: &u32| tiles.next_multiple_of(*loads) - tiles;
         let most = (held / least).min((tiles / 2).max(2)).max(1);
@@ -115,17 +137,16 @@ impl Schedule {
         schedule
     }
 
-    /// The schedule for many small groups: two simdgroups with a few matrix rows each. Activations
-    /// are read in place, since a group would have to read all of them to share them among so few
-    /// rows.
-    fn small(task: &Task) -> Schedule {
+    /// The schedule for many small groups, each simdgroup with a few matrix rows. Activations are
+    /// read in place, since a group would have to read all of them to share them among so few rows.
+    fn small(task: &Task, small: &SmallGroups) -> Schedule {
         let Task { formats, cols, rows, pair, .. } = *task;
         let long = formats.iter().any(|f| f.run() >= 64);
         // What a thread holds: words of all of them, and of the next step, and a run of
         // activations.
         let halves = [rows > 2, pair, long].into_iter().filter(|more| *more).count();
-        let outputs = (4 >> halves).max(1);
-        let (loads, threads, resident, activations) = (1, 64, u32::MAX, Activations::Direct);
+        let (outputs, threads) = ((small.outputs >> halves).max(1), small.threads);
+        let (loads, resident, activations) = (1, u32::MAX, Activations::Direct);
         let mut schedule = Schedule { outputs, loads, threads, resident, activations, whole: true };
         schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
         schedule
@@ -137,9 +158,9 @@ impl Schedule {
     /// bytes of shared memory, with the schedule of `task.rows` of them.
     pub fn alike(task: &Task, most: u32, shared: u32) -> (u32, Schedule) {
         let Task { formats, cols, x, int8, .. } = *task;
-        if task.small_groups {
+        if let Some(small) = &task.tuned.small_groups {
             // Whatever the rows, a lane adds the same terms in one order.
-            return (most, Schedule::small(task));
+            return (most, Schedule::small(task, small));
         }
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         // Two groups share a multiprocessor, each with some that the system takes.
@@ -602,7 +623,8 @@ mod tests {
             let formats = &[format];
             for (rows, pair) in [(1, false), (1, true), (2, false), (4, false), (8, true)] {
                 let decode = Task::decode(formats, 4096, 4096);
-                let task = Task { rows, pair, small_groups: true, int8: false, ..decode };
+                let tuned = &tuned::APPLE;
+                let task = Task { rows, pair, tuned, int8: false, ..decode };
                 let schedule = Schedule::pick(&task);
                 assert_eq!(Schedule::alike(&task, 8, 32 << 10), (8, schedule));
                 assert_eq!(schedule.activations, Activations::Direct);

@@ -17,7 +17,7 @@ use tile::case::Spec;
 use tile::dsl::*;
 
 pub(crate) use gemv::{Finisher, Sums, Sweep, contract, holds, product, product_finished};
-pub use gemv::{Schedule, Task};
+pub use gemv::{Held, Schedule, Task, Traits};
 pub use input::{Activations, bytes};
 pub(crate) use input::{Input, Norm};
 

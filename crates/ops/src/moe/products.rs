@@ -162,8 +162,8 @@ mod tests {
                 y.bytes
             };
             let machine = |shared| {
-                let (parallel, wgmma, small_groups) = (4, false, false);
-                gemm::Machine { shared, parallel, wgmma, small_groups }
+                let (parallel, wgmma, tuned) = (4, false, &crate::tuned::NVIDIA);
+                gemm::Machine { shared, parallel, wgmma, tuned }
             };
             let mut schedules = Vec::new();
             for (pairs, shared) in [(1, 227), (60, 227), (150, 227), (300, 227), (1, 32), (60, 32)]

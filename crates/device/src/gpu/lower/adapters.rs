@@ -467,7 +467,8 @@ impl Recorder<'_> {
     /// depend on the number of rows.
     fn low_schedule(&self, rows: usize) -> gemm::Schedule {
         let machine = self.of.facts.machine();
-        let machine = gemm::Machine { wgmma: false, small_groups: false, ..machine };
+        // The blocks of small groups were not counted for so few columns.
+        let machine = gemm::Machine { wgmma: false, tuned: &ops::tuned::NVIDIA, ..machine };
         let room = &self.of.adapters;
         let exact = self.of.exact();
         let element = if exact { Scalar::F32 } else { Scalar::BF16 };

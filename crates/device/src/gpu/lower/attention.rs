@@ -10,16 +10,12 @@ use program::{BLOCK_TOKENS, Kind, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::{FEW, Lowering, Recorder, Slot, bucket, kv};
+use super::{FEW, Facts, Lowering, Recorder, Slot, bucket, kv};
 use crate::CacheType;
 
 /// Bytes of the three arrays of split attention: partial results, their softmax statistics, and
 /// counters, which are zero between steps.
 pub(in crate::gpu) type Scratch = [usize; 3];
-
-/// Most splits of a row's keys when prompt rows, too, are attended to one by one: each split has
-/// scratch.
-const PARTS_OF_PROMPTS: u32 = 4;
 
 impl Lowering {
     /// Whether prompt rows are attended to in tiles. The matrix units take 16-bit elements, 16 at a
@@ -30,9 +26,10 @@ impl Lowering {
 
     /// How threadgroups split the keys of a row that is attended to by itself.
     fn shares(&self, op: &Attention) -> Shares {
-        match Shares::MANY {
+        let tuned = &self.facts.tuned.attention;
+        match tuned.many {
             Shares::Own { least, .. } if self.batched && !self.tiled(op) => {
-                Shares::Own { least, parts: PARTS_OF_PROMPTS }
+                Shares::Own { least, parts: tuned.prompt_parts }
             }
             many if self.batched => many,
             _ => Shares::Launched,
@@ -192,8 +189,8 @@ impl Recorder<'_> {
         bound.extend(sinks.map(|sinks| ("sinks", self.weight(sinks))));
         if !self.narrow(rows) && self.key.kind == Kind::Prompt && self.of.tiled(op) {
             let head_dim = form.head_dim;
-            let roomy = self.of.facts.roomy();
-            let tiling = if roomy { Tiling::large(head_dim) } else { Tiling::small(head_dim) };
+            let Facts { shared, tuned, .. } = self.of.facts;
+            let tiling = Tiling::pick(head_dim, shared, &tuned.attention);
             let kernel = match self.of.cache {
                 kind if codes(kind).is_some() => {
                     attention_prefill_codes(self.of.half, self.stored(), form, tiling)
@@ -211,8 +208,11 @@ impl Recorder<'_> {
         // With many sequences the schedule must not depend on their lengths.
         let length = if self.of.batched { usize::MAX } else { self.key.length };
         let length = u32::try_from(length).unwrap_or(u32::MAX);
-        let (shares, shared) = (self.of.shares(op), self.of.facts.shared);
-        let schedule = Schedule::pick(form, self.scalar(q), self.stored(), length, shares, shared);
+        let shares = self.of.shares(op);
+        let Facts { shared, tuned, .. } = self.of.facts;
+        let (query, stored) = (self.scalar(q), self.stored());
+        let tuned = &tuned.attention;
+        let schedule = Schedule::pick(form, query, stored, length, shares, shared, tuned);
         let kernel = match self.of.cache {
             kind if codes(kind).is_some() => {
                 attention_decode_codes(self.scalar(q), self.stored(), form, schedule, shares)

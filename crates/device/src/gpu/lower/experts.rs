@@ -125,7 +125,7 @@ impl Recorder<'_> {
                 x: from,
                 pair: false,
                 int8,
-                small_groups: facts.small_groups(),
+                tuned: facts.tuned,
             };
             let schedule = Schedule::pick(&task);
             let groups = schedule.groups(columns, self.of.facts.processors);

@@ -21,12 +21,8 @@ use super::adapters::Sites;
 use super::{FEW, Kernels, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
 use crate::gpu::{Facts, ProductShape};
 
-/// Rows up to which products that are the vendor's take our kernel instead, if both have the same
-/// bits: about where the vendor's become as fast.
-pub(in crate::gpu) const CHAINED: usize = 16;
-
-/// A product of the vendor's library by our kernel, for [`CHAINED`] rows: the kernel's number, and
-/// the numbers of its launch. Its buffers: `x`, what is added if anything is, `y`, the matrix. None
+/// A product of the vendor's library by our kernel, for the most rows that take it
+/// ([`Thresholds::chained`](ops::tuned::Thresholds::chained)): the kernel's number, and the numbers of its launch. Its buffers: `x`, what is added if anything is, `y`, the matrix. None
 /// if it does not fit the device.
 ///
 /// # Errors
@@ -37,9 +33,10 @@ pub(in crate::gpu) fn chain(
     facts: Facts,
 ) -> Result<Option<(usize, Numbers)>> {
     let &ProductShape { out, width, operand, result, adds, .. } = shape;
-    let (format, rows) = (Format::Dense(operand), CHAINED as u32);
-    let Facts { shared, processors, .. } = facts;
-    let job = Job { formats: &[format], out, rows, pair: false, chain: true, shared, processors };
+    let (format, rows) = (Format::Dense(operand), facts.tuned.thresholds.chained as u32);
+    let Facts { shared, processors, tuned, .. } = facts;
+    let (formats, pair, chain) = (&[format], false, true);
+    let job = Job { formats, out, rows, pair, chain, shared, processors, tuned: &tuned.stream };
     let Some(tiling) = Tiling::pick(&job) else { return Ok(None) };
     let numbers = Numbers::new()
         .with("rows", rows)
@@ -140,8 +137,8 @@ impl Lowering {
         pair: bool,
     ) -> (usize, linear::Schedule) {
         let (int8, cols) = (!self.exact() && self.facts.dot4(), width as u32);
-        let small_groups = self.facts.small_groups();
-        let task = Task { formats, cols, out, rows, x, pair, int8, small_groups };
+        let tuned = self.facts.tuned;
+        let task = Task { formats, cols, out, rows, x, pair, int8, tuned };
         let (most, schedule) = linear::Schedule::alike(&task, FEW as u32, self.facts.shared);
         (most as usize, schedule)
     }
@@ -162,8 +159,8 @@ impl Recorder<'_> {
         if !self.of.batched {
             let (cols, rows) = (width as u32, bucket(rows) as u32);
             let int8 = !self.of.exact() && self.of.facts.dot4();
-            let small_groups = self.of.facts.small_groups();
-            let task = Task { formats, cols, out, rows, x, pair, int8, small_groups };
+            let tuned = self.of.facts.tuned;
+            let task = Task { formats, cols, out, rows, x, pair, int8, tuned };
             return vec![Turn { first: 0, rows, schedule: linear::Schedule::pick(&task) }];
         }
         let alike = |rows| self.of.alike(formats, (width, out), rows, x, pair);
@@ -262,13 +259,14 @@ impl Recorder<'_> {
         pair: bool,
         chain: bool,
     ) -> Job<'f> {
-        let Facts { shared, processors, .. } = self.of.facts;
-        Job { formats, out, rows, pair, chain, shared, processors }
+        let Facts { shared, processors, tuned, .. } = self.of.facts;
+        Job { formats, out, rows, pair, chain, shared, processors, tuned: &tuned.stream }
     }
 
     /// Whether so many rows that decode take our kernel where a product is the vendor's.
     fn chains(&self, rows: usize) -> bool {
-        self.of.chained && self.key.kind == Kind::Decode && rows <= CHAINED
+        let most = self.of.facts.tuned.thresholds.chained;
+        self.of.chained && self.key.kind == Kind::Decode && rows <= most
     }
 
     /// The first of these matrices, if rows that decode take them as one.

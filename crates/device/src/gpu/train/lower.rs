@@ -477,10 +477,8 @@ impl Recorder<'_> {
         let Words { positions, starts, .. } = self.words.clone();
         bound.extend([("keys", k), ("values", v)]);
         bound.extend([("positions", Slot::Words(positions)), ("starts", Slot::Words(starts))]);
-        let tiling = match self.of.facts.roomy() {
-            true => Tiling::large(form.head_dim),
-            false => Tiling::small(form.head_dim),
-        };
+        let Facts { shared, tuned, .. } = self.of.facts;
+        let tiling = Tiling::pick(form.head_dim, shared, &tuned.attention);
         self.push(attention_packed(self.of.scalar, form, tiling), numbers, &bound)
     }
 

@@ -11,6 +11,7 @@ use crate::attention::Form;
 use crate::attention::prefill::{Tiling, attention_packed};
 use crate::operation::{Call, Operation, Packed};
 use crate::trial::{near, scaled};
+use crate::tuned::{HOPPER, NVIDIA};
 
 /// The kernels, their cases and benchmarks.
 pub const KERNELS: &[Spec] = &[
@@ -258,7 +259,7 @@ impl Setting {
                 let expected = vec![(5, close(&y)), (6, near(Scalar::F32, &lse))];
                 let tiling = match scalar {
                     Scalar::BF16 if form.head_dim <= 128 => Tiling { simds: 1, tiles: 2, keys: 32 },
-                    _ => Tiling::small(form.head_dim),
+                    _ => Tiling::pick(form.head_dim, 32 << 10, &NVIDIA.attention),
                 };
                 (attention_packed(scalar, form, tiling), buffers, expected)
             }
@@ -312,7 +313,8 @@ fn tile_benches(kernel: usize) -> Vec<Bench> {
             let mut buffers = vec![noise(wide), noise(narrow), noise(narrow)];
             buffers.extend([Fill::These(Buffer::words(&positions)), starts()]);
             buffers.extend([zeros(wide), heads()]);
-            (attention_packed(scalar, form, Tiling::large(64)), buffers, 2)
+            let tiling = Tiling::pick(64, 227 << 10, &HOPPER.attention);
+            (attention_packed(scalar, form, tiling), buffers, 2)
         }
     };
     let numbers = numbers(&of, rows)

@@ -134,6 +134,8 @@ pub(super) fn cases() -> Vec<Case> {
     }
     let q4_k = Format::Block(DType::Q4K);
     let why = "one step in shared memory";
+    let (shared, tuned) = (32 << 10, &crate::tuned::APPLE);
+    let apple = Machine { shared, parallel: 8, wgmma: false, tuned };
     for (types, format, shape) in [
         (all(F16), Format::Dense(F16), shape(17, 200, 256, why)),
         (types[2], Format::Dense(BF16), shape(130, 40, 72, why)),
@@ -141,7 +143,8 @@ pub(super) fn cases() -> Vec<Case> {
         (types[3], Format::Block(DType::Q2K), shape(40, 72, 512, why)),
         (types[2], Format::Block(DType::Q8_0), shape(9, 72, 96, why)),
     ] {
-        let schedule = Schedule::small(shape.rows as u32, format.run());
+        let size = (shape.rows as u32, shape.out as u32);
+        let schedule = Schedule::pick(size, types.operand, format, apple);
         cases.push(case(types, format, shape, shape.rows % 2 == 1, schedule));
     }
     let why = "a whole block and more, converted";
@@ -226,7 +229,8 @@ pub(super) fn benches() -> Vec<Bench> {
         add(mixed, dense, (512, 4096, 14336), schedule);
     }
     let picked = |format: Format, (rows, _, out): (usize, usize, usize)| {
-        let h200 = Machine { shared: 227 << 10, parallel: 132, wgmma: true, small_groups: false };
+        let tuned = &crate::tuned::HOPPER;
+        let h200 = Machine { shared: 227 << 10, parallel: 132, wgmma: true, tuned };
         Schedule::pick((rows as u32, out as u32), Scalar::BF16, format, h200)
     };
     for (rows, out) in [(128, 4096), (128, 14336), (256, 4096), (512, 4096)] {

@@ -224,6 +224,7 @@ fn bench(
         chain,
         shared: SHARED,
         processors: PROCESSORS,
+        tuned: &crate::tuned::HOPPER.stream,
     };
     let tiling = Tiling::pick_for(&job, resident)?;
     let y = if gate { Scalar::BF16 } else { Scalar::F32 };

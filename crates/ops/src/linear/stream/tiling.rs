@@ -2,6 +2,7 @@
 //! launch.
 
 use crate::packed::Format;
+use crate::tuned::{Cost, ForStream};
 use tile::types::Scalar;
 
 /// Rows of matrices, and of activations, of an operand of the matrix unit.
@@ -69,20 +70,12 @@ pub struct Job<'a> {
     pub shared: u32,
     /// Multiprocessors.
     pub processors: u32,
+    /// What was measured.
+    pub tuned: &'static ForStream,
 }
 
 /// Bytes of shared memory that each group takes for the driver.
 const OWN: u32 = 1 << 10;
-/// Steps in shared memory at most.
-const STAGES: u32 = 6;
-/// Stages of long steps, if not of shorter ones.
-const ENOUGH: u32 = 4;
-/// Tiles of sums of a simdgroup at most: of 16 x 16, eight registers each.
-const SUMS: u32 = 16;
-/// Rows up to which simdgroups share terms, without a look at the other way: as measured.
-const FEW: u32 = 32;
-/// Rows of activations at most, where simdgroups have sums of their own.
-const MANY: u32 = 128;
 
 impl Job<'_> {
     /// Matrices that are read side by side.
@@ -103,18 +96,16 @@ impl Job<'_> {
     }
 
     /// About how long it takes: as many rounds as the busiest multiprocessor has blocks, each of so
-    /// many tiles, with the activations to be read besides. Turns share the multiprocessors. The
-    /// weights are of measurements on an H100 and an H200: 16-bit tiles wait for memory; others are
-    /// converted in every turn, which takes as long as products of 50 rows; and simdgroups with sums
-    /// of their own read the activations once each.
+    /// many tiles, with the activations to be read besides. Turns share the multiprocessors.
     fn cost(&self, tiling: &Tiling) -> u32 {
         let rounds = self.out.div_ceil(self.block(tiling)).div_ceil(tiling.apart(self));
-        let (tile, activations) = match tiling.share {
-            Share::Sums => (20 + 4 * tiling.rows, tiling.rows),
-            Share::Terms if self.converts() => (100 + 2 * tiling.rows, tiling.rows),
-            Share::Terms | Share::Chain => (100, 4 * tiling.rows),
+        let Cost { tile, tile_row, row } = match tiling.share {
+            Share::Sums => self.tuned.own,
+            Share::Terms if self.converts() => self.tuned.converted,
+            Share::Terms | Share::Chain => self.tuned.stored,
         };
-        rounds * (tile * tiling.tall(self.matrices()) * self.matrices() + activations)
+        let tiles = tiling.tall(self.matrices()) * self.matrices();
+        rounds * ((tile + tile_row * tiling.rows) * tiles + row * tiling.rows)
     }
 
     /// Whether weights are converted.
@@ -130,30 +121,31 @@ impl Tiling {
         format.run() >= UNIT && matches!(x, Scalar::F16 | Scalar::BF16)
     }
 
-    /// The best of those measured on an H100 and an H200, of those that fit; none if none fits. Two
-    /// groups are resident where pairs of matrices are converted for few rows: more simdgroups then
-    /// hide what each waits for.
+    /// The best by the device's numbers, of those that fit; none if none fits. Two groups are
+    /// resident where pairs of matrices are converted for few rows: more simdgroups then hide what
+    /// each waits for.
     pub fn pick(job: &Job) -> Option<Tiling> {
-        let two = job.pair && job.rows <= 8 && job.converts();
+        let two = job.pair && job.rows <= job.tuned.two && job.converts();
         two.then(|| Tiling::pick_for(job, 2)).flatten().or_else(|| Tiling::pick_for(job, 1))
     }
 
     /// Likewise, where so many groups are resident if they share terms.
     pub(super) fn pick_for(job: &Job, resident: u32) -> Option<Tiling> {
+        let &ForStream { stages, enough, few, .. } = job.tuned;
         let tiling = if job.chain {
             Tiling::of_chain(job)?
         } else {
             let terms = Tiling::of_terms(job, resident)?;
-            let many = job.rows > FEW && job.converts();
+            let many = job.rows > few && job.converts();
             let sums = many.then(|| Tiling::of_sums(job)).flatten();
             sums.into_iter().chain([terms]).min_by_key(|tiling| job.cost(tiling))?
         };
         let deepest = |loads: u32| {
             let of = |stages| Tiling { loads, stages, ..tiling };
-            (2..=STAGES).rev().map(of).find(|tiling| tiling.fits(job))
+            (2..=stages).rev().map(of).find(|tiling| tiling.fits(job))
         };
         // Long steps, of which there is room for enough to wait for.
-        deepest(2).filter(|tiling| tiling.stages >= ENOUGH).or_else(|| deepest(1))
+        deepest(2).filter(|tiling| tiling.stages >= enough).or_else(|| deepest(1))
     }
 
     fn fits(&self, job: &Job) -> bool {
@@ -169,7 +161,8 @@ impl Tiling {
         let turns = job.rows.div_ceil(most).max(1);
         let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
         // More sums do not fit registers.
-        let few = |t: &Tiling| t.tiles * job.matrices() * t.wide() <= SUMS / resident.pow(2);
+        let most = job.tuned.sums / resident.pow(2);
+        let few = |t: &Tiling| t.tiles * job.matrices() * t.wide() <= most;
         [1, 2, 4]
             .map(|tiles| of(tiles, rows))
             .into_iter()
@@ -179,14 +172,14 @@ impl Tiling {
 
     /// Likewise, of those whose simdgroups have sums of their own.
     fn of_sums(job: &Job) -> Option<Tiling> {
-        let turns = job.rows.div_ceil(MANY);
+        let turns = job.rows.div_ceil(job.tuned.many);
         let rows = job.rows.div_ceil(turns).next_multiple_of(EDGE);
         let of = |tiles| {
             let (share, simds, resident) = (Share::Sums, SIMDS, 1);
             Tiling { share, simds, resident, tiles, rows, loads: 1, stages: 3 }
         };
         // Each sum has two registers: a part, and the parts before.
-        let few = |t: &Tiling| 2 * t.tiles * t.wide() <= SUMS;
+        let few = |t: &Tiling| 2 * t.tiles * t.wide() <= job.tuned.sums;
         [1, 2, 4]
             .map(of)
             .into_iter()
@@ -196,14 +189,14 @@ impl Tiling {
 
     /// Likewise, of those whose sums are chains.
     fn of_chain(job: &Job) -> Option<Tiling> {
-        let turns = job.rows.div_ceil(MANY / 2);
+        let turns = job.rows.div_ceil(job.tuned.many / 2);
         let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
         let of = |simds, tiles| {
             // Two groups where they are small.
             let (share, resident) = (Share::Chain, if simds < SIMDS { 2 } else { 1 });
             Tiling { share, simds, resident, tiles, rows, loads: 1, stages: 3 }
         };
-        let few = |t: &Tiling| t.tiles * t.wide() <= SUMS / 2;
+        let few = |t: &Tiling| t.tiles * t.wide() <= job.tuned.sums / 2;
         [2, 4, 8]
             .into_iter()
             .flat_map(|simds| [1, 2].map(|tiles| of(simds, tiles)))
@@ -334,30 +327,34 @@ fn loads(format: Format) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tuned::HOPPER;
 
     #[test]
     fn tilings_fit_where_they_are_picked() {
-        let (all, chain) = (Format::all(), false);
+        let (all, chain, tuned) = (Format::all(), false, &HOPPER.stream);
         for formats in all.chunks(1).chain(all.chunks(3)) {
             for (rows, pair) in [(1, false), (8, true), (24, false), (33, true), (200, false)] {
                 for shared in [163 << 10, 227 << 10] {
-                    let job =
-                        Job { formats, out: 4096, rows, pair, chain, shared, processors: 132 };
+                    let (out, processors) = (4096, 132);
+                    let job = Job { formats, out, rows, pair, chain, shared, processors, tuned };
                     let tiling = Tiling::pick(&job).expect("eight rows fit");
                     assert!(job.bytes(&tiling) <= shared, "{job:?}: {tiling:?}");
-                    assert!(tiling.rows.is_multiple_of(8) && tiling.rows <= MANY, "{tiling:?}");
+                    assert!(
+                        tiling.rows.is_multiple_of(8) && tiling.rows <= tuned.many,
+                        "{tiling:?}"
+                    );
                     let dense = formats.iter().all(|format| format.run() == UNIT);
                     assert!(!dense || rows != 200 || tiling.rows > 40, "few turns: {tiling:?}");
                 }
-                let job =
-                    Job { formats, out: 64, rows, pair, chain, shared: 32 << 10, processors: 8 };
+                let (shared, processors) = (32 << 10, 8);
+                let job = Job { formats, out: 64, rows, pair, chain, shared, processors, tuned };
                 assert_eq!(Tiling::pick(&job), None, "little shared memory");
             }
         }
         for (rows, pair, out) in [(1, false, 6144), (8, true, 14336), (16, false, 4096)] {
             let formats = &[Format::Dense(Scalar::BF16)];
             let (shared, processors) = (227 << 10, 132);
-            let job = Job { formats, out, rows, pair, chain: true, shared, processors };
+            let job = Job { formats, out, rows, pair, chain: true, shared, processors, tuned };
             let tiling = Tiling::pick(&job).expect("chains of few rows fit");
             assert_eq!(tiling.share, Share::Chain);
             let resident = shared / (job.bytes(&tiling) + 1024);

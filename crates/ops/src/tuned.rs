@@ -1,0 +1,337 @@
+//! [`Tuned`]: what was measured on a GPU, or counted for one, and decides which schedule a kernel
+//! gets, and which kernel a product.
+//!
+//! A GPU is known by what it reports ([`Card`]); one that nobody measured has the row of its kind.
+//! Every number suits every GPU: of the schedules named here those are taken that fit its shared
+//! memory, and all give the same results, but for the last bits. What a kernel is made of whatever
+//! the GPU, such as its threads per row, is a constant beside the kernel.
+//!
+//! A row for another GPU: an arm in [`Tuned::of`], and a constant with the numbers that differ,
+//! measured by `tile bench` and `delft bench`.
+
+use crate::attention::decode::Shares;
+use crate::attention::prefill;
+use crate::linear::gemm::Schedule;
+use crate::linear::{Held, Traits};
+
+/// What a GPU reports, as far as its row of numbers follows from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Card {
+    /// An NVIDIA GPU of a compute capability, such as `(9, 0)`.
+    Nvidia(u32, u32),
+    /// An Apple GPU.
+    Apple,
+}
+
+/// The numbers of a kind of GPU.
+#[derive(Debug)]
+pub struct Tuned {
+    /// The GPU, and how its numbers were found.
+    pub found: &'static str,
+    /// Products of few rows: [`crate::linear::Schedule`].
+    pub gemv: ForGemv,
+    /// Products of many rows: [`crate::linear::gemm::Schedule`].
+    pub gemm: ForGemm,
+    /// Products of rows that decode together: [`crate::linear::stream::Tiling`].
+    pub stream: ForStream,
+    /// Attention.
+    pub attention: ForAttention,
+    /// Numbers of rows and of sequences from which another kernel, or the vendor's library, is
+    /// faster.
+    pub thresholds: Thresholds,
+    /// Schedules of many small groups, for GPUs that hide the latency of memory by groups that take
+    /// turns rather than by loads that few groups have under way.
+    pub small_groups: Option<SmallGroups>,
+}
+
+/// A condition on a product, and what it gets.
+pub type Rule<T> = (fn(&Traits) -> bool, T);
+
+/// Products of few rows.
+#[derive(Debug)]
+pub struct ForGemv {
+    /// What a simdgroup holds for one or two rows: the first rule whose condition is met.
+    pub held: &'static [Rule<Held>],
+    /// Matrix rows from which every simdgroup has several, which then share the activations.
+    pub tall: u32,
+}
+
+/// Candidates for up to a number of rows, the larger block first: for weights that are copied, and
+/// for weights that are converted.
+pub type Candidates = (u32, &'static [Schedule], &'static [Schedule]);
+
+/// Products of many rows.
+#[derive(Debug)]
+pub struct ForGemm {
+    /// Candidates by rows; the last for any number.
+    pub candidates: &'static [Candidates],
+    /// Rows from which on four simdgroups multiply together where they can and weights are copied,
+    /// and candidates, the larger block first.
+    pub warpgroups: (u32, &'static [Schedule]),
+    /// Candidates of [`Schedule::alike`] by rows, the last for any number, the larger block first.
+    /// All add the same terms in the same order.
+    pub alike: &'static [(u32, &'static [Schedule])],
+}
+
+/// Products of rows that decode together.
+#[derive(Debug)]
+pub struct ForStream {
+    /// Steps in shared memory at most.
+    pub stages: u32,
+    /// Steps in shared memory of which there must be room for as many if they are long.
+    pub enough: u32,
+    /// Tiles of sums of a simdgroup at most: of 16 x 16, eight registers each.
+    pub sums: u32,
+    /// Rows up to which simdgroups share terms, without a look at the other way.
+    pub few: u32,
+    /// Rows of activations of a group at most, where simdgroups have sums of their own.
+    pub many: u32,
+    /// Rows up to which two groups share a multiprocessor where pairs of matrices are converted.
+    pub two: u32,
+    /// How long 16-bit weights take, which wait for memory.
+    pub stored: Cost,
+    /// How long weights take that are converted, in every turn anew.
+    pub converted: Cost,
+    /// Likewise, where simdgroups have sums of their own, each of which reads all activations.
+    pub own: Cost,
+}
+
+/// About how long a block of a product takes, in hundredths of what a tile of 16 matrix rows takes
+/// for few rows of activations.
+#[derive(Debug, Clone, Copy)]
+pub struct Cost {
+    /// For each tile.
+    pub tile: u32,
+    /// For each tile and row of activations.
+    pub tile_row: u32,
+    /// For each row of activations.
+    pub row: u32,
+}
+
+/// Attention.
+#[derive(Debug)]
+pub struct ForAttention {
+    /// Simdgroups of a group of tokens' attention on the matrix unit, the first that fits: where the
+    /// launch decides how many groups share keys, and where each row does.
+    pub simds: [[u32; 2]; 2],
+    /// Their keys of a batch, for heads of up to 64 elements and for longer ones.
+    pub keys: [u32; 2],
+    /// Fewer keys than the first are left to lanes, if as many query elements as the second share
+    /// them: they make few groups, and one that has a processor's shared memory to itself keeps the
+    /// next kernels' groups from where they would balance.
+    pub crowded: (u32, u32),
+    /// How steps of many sequences share a row's keys.
+    pub many: Shares,
+    /// Groups that share the keys of a prompt's row at most, if it is attended to by itself: each
+    /// has scratch.
+    pub prompt_parts: u32,
+    /// Blocks of prompts' attention for heads of up to 128 elements and for longer ones, with 32 KiB
+    /// of shared memory.
+    pub small: [prefill::Tiling; 2],
+    /// Those with 99 KiB, and 64 Ki registers per processor.
+    pub large: [prefill::Tiling; 2],
+}
+
+/// Numbers of rows and of sequences from which another kernel is faster.
+#[derive(Debug)]
+pub struct Thresholds {
+    /// With up to this many sequences, rows that decode take the kernels for few rows although
+    /// those may read a matrix more than once: usually fewer sequences are active. The first number
+    /// is for models with unpacked matrices, the second for fully packed ones, where unpacking for
+    /// tiles takes longer.
+    pub few_sequences: [usize; 2],
+    /// Sequences from which on rows that decode go to the vendor's library, where matrices have 16
+    /// bits: it takes hardly longer for 128 rows than for 32.
+    pub library_sequences: usize,
+    /// Rows up to which products that are the vendor's take our kernel instead, if both have the
+    /// same bits: about where the vendor's become as fast.
+    pub chained: usize,
+    /// Rows from which the vendor's product, with unpacking, is faster than our kernels.
+    pub unpack: usize,
+}
+
+/// Schedules of many small groups.
+#[derive(Debug)]
+pub struct SmallGroups {
+    /// Matrix rows of a simdgroup in products of few rows; half as many for more than two rows, for
+    /// pairs of matrices and for formats with long runs, each.
+    pub outputs: u32,
+    /// Their threads.
+    pub threads: u32,
+    /// Blocks of products of many rows, by rows, the last for any number: 11.5, 12.5 and 15 KiB, of
+    /// which results take 5. The last has the fewest reads of shared memory per product; the first
+    /// computes the fewest unused rows.
+    pub blocks: &'static [(u32, Schedule)],
+}
+
+impl Tuned {
+    /// The row of a GPU.
+    pub fn of(card: Card) -> &'static Tuned {
+        match card {
+            Card::Nvidia(9, 0) => &HOPPER,
+            Card::Nvidia(..) => &NVIDIA,
+            Card::Apple => &APPLE,
+        }
+    }
+}
+
+/// Compute capability 9.0.
+pub const HOPPER: Tuned = Tuned {
+    found: "measured on an H200: 132 multiprocessors, 227 KiB of shared memory, 4.8 TB/s",
+    gemv: ForGemv {
+        // Two steps are under way. A thread has 128 registers when 512 threads share a
+        // multiprocessor, 64 when 1024 do: of formats with many words a run, more threads with
+        // smaller steps hold more. Long runs take registers for their activations, too.
+        held: &[
+            (|t| t.pair && (t.words > 5 || t.exact), held(2, 256, 2)),
+            (|t| t.pair, held(4, 256, 2)),
+            (|t| t.exact, held(2, 512, 2)),
+            (|t| t.long && t.several, held(2, 256, 2)),
+            (|t| t.long && t.out >= 8192 && t.words > 7, held(2, 256, 2)),
+            (|t| t.long && t.out >= 8192, held(4, 256, 2)),
+            (|t| t.long, held(2, 512, 1)),
+            (|t| t.several && t.words > 4, held(4, 256, 2)),
+            (|t| t.words > 5, held(2, 512, 2)),
+            // Many columns of four bits: more threads have their activations ready sooner.
+            (|t| t.words > 4 && t.run == 32 && t.cols > 8192, held(2, 512, 2)),
+            (|_| true, held(8, 256, 2)),
+        ],
+        tall: 8192,
+    },
+    // With matrices of 4096 x 14336 and 4096 x 4096; warpgroups with 128, 256 and 512 rows of them.
+    gemm: ForGemm {
+        candidates: &[
+            (16, &[s(16, 128, 128, 1, 8, 3), s(16, 64, 128, 1, 4, 4)], &[s(16, 64, 128, 1, 4, 2)]),
+            (32, &[s(32, 128, 64, 1, 4, 4), s(32, 64, 128, 1, 4, 4)], &[s(32, 64, 128, 1, 4, 2)]),
+            (
+                64,
+                &[s(64, 128, 64, 2, 4, 3), s(64, 64, 64, 2, 2, 3)],
+                &[s(64, 128, 128, 2, 4, 2), s(64, 32, 128, 2, 2, 3)],
+            ),
+            (
+                u32::MAX,
+                &[Schedule::LARGE, Schedule::MEDIUM, s(64, 64, 64, 2, 2, 3)],
+                &[Schedule::MEDIUM, s(64, 64, 128, 2, 2, 2)],
+            ),
+        ],
+        warpgroups: (65, &[Schedule::WIDE, Schedule::SQUARE, w(64, 128, 8), w(64, 64, 8)]),
+        alike: &[
+            (16, &[k(16, 64), k(16, 32), Schedule::SHARED]),
+            (32, &[k(32, 64), k(32, 32), k(32, 16), k(16, 32), Schedule::SHARED]),
+            (u32::MAX, &[k(64, 32), k(64, 16), k(32, 32), k(32, 16), k(16, 32), Schedule::SHARED]),
+        ],
+    },
+    // On an H100, too.
+    stream: ForStream {
+        stages: 6,
+        enough: 4,
+        sums: 16,
+        few: 32,
+        many: 128,
+        two: 8,
+        stored: Cost { tile: 100, tile_row: 0, row: 4 },
+        converted: Cost { tile: 100, tile_row: 2, row: 1 },
+        own: Cost { tile: 20, tile_row: 4, row: 1 },
+    },
+    attention: ForAttention {
+        // Smaller groups, of which a processor has room for three, stream their keys while others
+        // begin or merge; they need many rows, or many keys.
+        simds: [[8, 4], [4, 2]],
+        keys: [32, 16],
+        // Whole models with such heads lost an eighth; those with smaller ones gained.
+        crowded: (1024, 512),
+        // The rows alone keep the GPU busy, and smaller parts would cost more to merge than they
+        // gain.
+        many: Shares::Own { least: 192, parts: 16 },
+        prompt_parts: 4,
+        small: [tiling(4, 1, 32), tiling(2, 1, 16)],
+        large: [tiling(4, 2, 64), tiling(4, 1, 32)],
+    },
+    thresholds: Thresholds {
+        few_sequences: [4, 8],
+        library_sequences: 48,
+        chained: 16,
+        unpack: 256,
+    },
+    small_groups: None,
+};
+
+/// Any other NVIDIA GPU.
+pub const NVIDIA: Tuned = Tuned { found: "not measured: an H200's numbers", ..HOPPER };
+
+/// Any Apple GPU.
+pub const APPLE: Tuned = Tuned {
+    found: "not measured: counts of instructions, and what is public of these GPUs",
+    small_groups: Some(SmallGroups {
+        outputs: 4,
+        threads: 64,
+        blocks: &[
+            (16, s(16, 64, 32, 1, 4, 1)),
+            (63, s(32, 64, 32, 2, 2, 1)),
+            (u32::MAX, s(64, 64, 32, 2, 2, 1)),
+        ],
+    }),
+    ..HOPPER
+};
+
+const fn held(words: u32, threads: u32, resident: u32) -> Held {
+    Held { loads: words, threads, resident }
+}
+
+const fn tiling(simds: u32, tiles: u32, keys: u32) -> prefill::Tiling {
+    prefill::Tiling { simds, tiles, keys }
+}
+
+pub(crate) const fn s(
+    bm: u32,
+    bn: u32,
+    bk: u32,
+    simds_m: u32,
+    simds_n: u32,
+    stages: u32,
+) -> Schedule {
+    Schedule { bm, bn, bk, simds_m, simds_n, simds_k: 1, stages, warpgroups: false }
+}
+
+/// A block of four simdgroups that multiply together.
+pub(crate) const fn w(bm: u32, bn: u32, stages: u32) -> Schedule {
+    let (simds_m, simds_n, simds_k) = (bm / 16, 1, 1);
+    Schedule { bm, bn, bk: 64, simds_m, simds_n, simds_k, stages, warpgroups: true }
+}
+
+/// A block of long steps, whose sums eight simdgroups share: few groups then have many weights on
+/// their way.
+pub(crate) const fn k(bm: u32, bn: u32) -> Schedule {
+    let (simds_m, simds_n, simds_k, stages) = (1, 1, 8, 2);
+    Schedule { bm, bn, bk: 512, simds_m, simds_n, simds_k, stages, warpgroups: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_have_an_entry_for_any_number_of_rows() {
+        fn rises(most: impl Iterator<Item = u32>) -> bool {
+            let most: Vec<u32> = most.collect();
+            most.is_sorted_by(|a, b| a < b) && most.last() == Some(&u32::MAX)
+        }
+        for tuned in [Tuned::of(Card::Nvidia(9, 0)), Tuned::of(Card::Nvidia(8, 9)), &APPLE] {
+            assert!(rises(tuned.gemm.candidates.iter().map(|(most, ..)| *most)), "{tuned:?}");
+            assert!(rises(tuned.gemm.alike.iter().map(|(most, _)| *most)), "{tuned:?}");
+            let small = tuned.small_groups.iter().flat_map(|small| small.blocks);
+            assert!(tuned.small_groups.is_none() || rises(small.map(|(most, _)| *most)));
+            let traits = Traits {
+                pair: false,
+                several: false,
+                exact: false,
+                long: false,
+                words: 4,
+                run: 8,
+                cols: 64,
+                out: 64,
+            };
+            assert!(tuned.gemv.held.iter().any(|(meets, _)| meets(&traits)), "{tuned:?}");
+        }
+    }
+}
