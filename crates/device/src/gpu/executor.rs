@@ -1,6 +1,8 @@
 //! A Program loaded on a GPU: weights, cache pools, the arena, and the shape classes compiled so
 //! far.
 
+mod library;
+
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,22 +11,19 @@ use std::sync::atomic::Ordering;
 use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
 use ops::{Rope, Rows};
 use program::{Adapter, BLOCK_TOKENS, CacheLayer, Kind, Limits, Program, Step};
-use tile::types::Scalar;
 
 use super::adapters::Adapters;
-use super::alike::{self, Ours};
 use super::arena::{Layout, decode_bucket};
 use super::bridge::Bridge;
 use super::exchange::{Exchange, Partner};
 use super::kv::{self, Layer};
-use super::lower::products;
 use super::lower::{self, Adapted, Kernels, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
 use super::profile::Timed;
 use super::ring::{self, Ring};
 use super::run::{Chooser, Staged};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Wanted, Weight};
-use super::{Backend, Dispatch, LIBRARY_ROWS, ProductShape};
+use super::{Backend, Dispatch};
 use crate::{Executor, LoadOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
 
 /// Shortest context of a class in steps of many sequences. Threadgroups without keys cost little.
@@ -73,21 +72,6 @@ fn wraps(end: u32, blocks: usize) -> bool {
 /// few classes serve.
 fn recurs(lowering: &Lowering, key: &Key) -> bool {
     lowering.narrow(key.kind, key.tokens) || (lowering.batched && key.kind == Kind::Decode)
-}
-
-/// The products of the vendor's library in a class of steps, each with the place of its matrix.
-fn library_products(
-    lowering: &Lowering,
-    key: &Key,
-    known: &mut Kernels,
-) -> Result<Vec<(ProductShape, Slot)>> {
-    let layout = Layout::new(lowering, key.kind, key.tokens, key.outputs);
-    let (steps, ..) = lowering.launches(key, &layout, known)?;
-    let product = |step| match step {
-        lower::Step::Product { shape, w, .. } => Some((shape, w)),
-        _ => None,
-    };
-    Ok(steps.into_iter().filter_map(product).collect())
 }
 
 /// The [`Executor`] of GPUs.
@@ -229,133 +213,6 @@ impl<B: Backend> GpuExecutor<B> {
             executor.prewarm()?;
         }
         Ok(executor)
-    }
-
-    /// Disables the vendor's library if the bits of its rows depend on the number of rows.
-    fn try_library(&mut self) -> Result<()> {
-        let outputs = usize::from(self.chooses());
-        let key = Key {
-            kind: Kind::Prompt,
-            tokens: LIBRARY_ROWS,
-            outputs,
-            sequences: 1,
-            strides: vec![stride(1, false); self.blocks.len()],
-            length: BLOCK_TOKENS,
-            samples: None,
-            adapted: Adapted::No,
-        };
-        let mut tried = Vec::new();
-        for (shape, w) in library_products(&self.lowering, &key, &mut self.kernels)? {
-            if tried.contains(&shape) {
-                continue;
-            }
-            let w = match w {
-                Slot::Weight(weight) => self.weights[weight].buffer.clone(),
-                _ => self.unpacked_noise(shape.operand)?,
-            };
-            if !alike::rows_are_alike(&*self.backend, &shape, &w)? {
-                self.lowering.facts.products = None;
-                self.lowering.library = false;
-                return Ok(());
-            }
-            tried.push(shape);
-        }
-        if self.lowering.library {
-            self.lowering.library = self.tune_library()?;
-        }
-        Ok(())
-    }
-
-    /// Looks for the fastest way to do each product of the vendor's library in steps that decode,
-    /// for every number of rows that such steps have; whether a row's bits do not depend on that.
-    fn tune_library(&mut self) -> Result<bool> {
-        /// Matrices of a shape that ways are tried on.
-        const MATRICES: usize = 4;
-        let most = sizes::decode_rows(&self.limits);
-        let key = Key {
-            kind: Kind::Decode,
-            tokens: 1,
-            outputs: usize::from(self.chooses()),
-            sequences: 1,
-            strides: vec![stride(1, false); self.blocks.len()],
-            length: LEAST_LENGTH,
-            samples: None,
-            adapted: Adapted::No,
-        };
-        let mut shapes: Vec<(ProductShape, Vec<B::Buffer>)> = Vec::new();
-        for (shape, w) in library_products(&self.lowering, &key, &mut Kernels::default())? {
-            let w = self.buffer(&w, &key)?;
-            match shapes.iter_mut().find(|(known, _)| *known == shape) {
-                Some((_, ws)) if ws.len() < MATRICES => ws.push(w),
-                Some(_) => {}
-                None => shapes.push((shape, vec![w])),
-            }
-        }
-        let classes = (1..=most).map(decode_bucket);
-        let mut rows: Vec<usize> = classes
-            .flat_map(|rows| [rows.min(most), rows.min(self.limits.outputs)])
-            .map(|rows| self.lowering.room(Kind::Decode, rows))
-            .collect();
-        rows.sort_unstable();
-        rows.dedup();
-        for chained in [true, false] {
-            if self.tune_products(&shapes, &rows, chained)? {
-                self.lowering.chained = chained;
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Looks for the fastest way to do each of these products for these numbers of rows, with the
-    /// bits of our own kernel if it is to compute few rows; false if there is one without.
-    fn tune_products(
-        &mut self,
-        shapes: &[(ProductShape, Vec<B::Buffer>)],
-        rows: &[usize],
-        chained: bool,
-    ) -> Result<bool> {
-        let facts = self.lowering.facts;
-        for (shape, ws) in shapes {
-            let backend = &*self.backend;
-            let found = match chained {
-                false => alike::tune(backend, shape, ws, rows, None)?,
-                true => {
-                    let chain = products::chain(&mut self.kernels, shape, facts)?;
-                    let Some((kernel, numbers)) = chain else { return Ok(false) };
-                    self.kernels.load(backend, &mut self.pipelines)?;
-                    let pipeline = &self.pipelines[kernel];
-                    let launch =
-                        |x: &B::Buffer, w: &B::Buffer, add: Option<&B::Buffer>, y: &B::Buffer| {
-                            let buffers = [Some(x), add, Some(y), Some(w)];
-                            let buffers: Vec<B::Buffer> =
-                                buffers.into_iter().flatten().cloned().collect();
-                            backend.bind(pipeline, &numbers, &buffers)
-                        };
-                    let ours = Ours { rows: facts.tuned.thresholds.chained, launch: &launch };
-                    alike::tune(backend, shape, ws, rows, Some(&ours))?
-                }
-            };
-            if !found {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// The buffer that matrices are unpacked to, filled with noise.
-    fn unpacked_noise(&self, scalar: Scalar) -> Result<B::Buffer> {
-        const PIECE: usize = 1 << 20;
-        let bytes = alike::noise(scalar, PIECE.min(self.sizes.unpacked) / scalar.bytes());
-        self.backend.write(&self.unpacked, &bytes)?;
-        let mut full = bytes.len();
-        while full < self.sizes.unpacked {
-            let more = full.min(self.sizes.unpacked - full);
-            let from = self.backend.part(&self.unpacked, 0..more)?;
-            self.backend.copy(&from, &self.backend.part(&self.unpacked, full..full + more)?)?;
-            full += more;
-        }
-        Ok(self.unpacked.clone())
     }
 
     /// Loads the kernels of the usual steps: a full chunk of a prompt, a token, and a token whose
