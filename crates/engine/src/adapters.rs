@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub struct AdapterFile {
     /// A folder of PEFT or mlx-lm, or a GGUF file.
     pub path: PathBuf,
-    /// What its change is multiplied with; 1 as it was trained.
+    /// The factor on its change; 1 as it was trained.
     pub scale: f64,
     /// Whether it may say that it was made for another model.
     pub any_base: bool,
@@ -26,10 +26,10 @@ pub struct AdapterFile {
 /// The adapters that an engine is loaded with, and the room for more.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Adapters {
-    /// Those that are there from the beginning.
+    /// Adapters that are loaded with the model.
     pub files: Vec<AdapterFile>,
-    /// How many more may be added while the engine runs. With any, every matrix of the model can be
-    /// adapted; else those alone that `files` change.
+    /// How many more may be added while the engine runs. If any may, every matrix of the model can
+    /// be adapted; else only the matrices that `files` change.
     pub more: usize,
     /// The greatest rank of those that may be added.
     pub rank: usize,
@@ -70,17 +70,17 @@ impl Adapter {
         &self.0.file.path
     }
 
-    /// What it was read from.
+    /// The file that it was read from.
     pub(crate) fn file(&self) -> &AdapterFile {
         &self.0.file
     }
 
-    /// Where the device has it.
+    /// Its seat on the device.
     pub(crate) fn seat(&self) -> u32 {
         self.0.seat
     }
 
-    /// What tells it from every other adapter that the engine ever had.
+    /// A number that no other adapter of the engine has or had.
     pub(crate) fn number(&self) -> u64 {
         self.0.number
     }
@@ -127,7 +127,7 @@ impl Seats {
         }
     }
 
-    /// Those that are seated.
+    /// The adapters that have a seat on the device.
     pub(crate) fn seated(&self) -> Vec<Adapter> {
         self.lock().seated.iter().filter_map(Weak::upgrade).map(Adapter).collect()
     }
@@ -146,8 +146,8 @@ impl Seats {
     }
 }
 
-/// Opens an adapter. One that says that it was made for another model than that of `tensors` is
-/// refused, unless it may.
+/// Opens an adapter. If it says that it was made for another model than `tensors`, it is refused,
+/// unless [`AdapterFile::any_base`] allows it.
 fn open(file: &AdapterFile, tensors: &Tensors) -> Result<File> {
     let opened = File::open(&file.path)?;
     let Some(MadeFor { name, fingerprint: made_for }) =
@@ -318,7 +318,7 @@ pub fn fuse(
     with_base(&tensors, &read, |base| {
         let adapter = open(file, &tensors)?.resolve(base, file.scale)?;
         adapters::fuse(base, &adapter, to).map_err(|error| match error.kind {
-            // What a site cannot have is the adapter's fault, and is told by the site alone.
+            // The error names the site alone, but the fault is the adapter's.
             ErrorKind::Unsupported if adapter.deltas.contains_key(&error.place) => {
                 Error { place: format!("{}: {}", file.path.display(), error.place), ..error }
             }

@@ -21,7 +21,7 @@ const TOLERANCE: f32 = 1e-3;
 /// Longest file of a last good load, in bytes; it has some thousands.
 const LONGEST: u64 = 1 << 20;
 
-/// What a load was, and what it computed.
+/// A load of a model: what identifies it, and logits that it computed.
 #[derive(Debug, Clone, PartialEq)]
 struct Load {
     fingerprint: String,
@@ -64,7 +64,7 @@ impl Load {
         greatest / (most - least).max(f32::MIN_POSITIVE)
     }
 
-    /// What is different about a later load that computes something else.
+    /// Names what has changed since this load, which may be why `now` computes something else.
     fn changed(&self, now: &Load) -> String {
         if self.fingerprint != now.fingerprint {
             return "the model's file has changed".to_string();
@@ -134,8 +134,8 @@ impl Engine {
         })
     }
 
-    /// Where the last good load is kept: by the model's place, and by all that its numbers follow
-    /// from but its file, driver and build.
+    /// The file that keeps the last good load. Its name follows from the model's path and from
+    /// everything that the logits depend on, except the model's file, the driver and the build.
     fn canary_file(&self, folder: &Path) -> PathBuf {
         let (device, options) = (&self.info().device, &self.0.options);
         let place = format!(

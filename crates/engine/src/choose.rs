@@ -1,7 +1,8 @@
-//! Where a model runs and with how long a context: what its plans say, before anything is loaded.
+//! Chooses the device that a model runs on and the length of its context, from memory plans, before
+//! anything is loaded.
 //!
-//! [`Place::Auto`] becomes the first GPU that the model fits, else the CPU. A context that nobody
-//! asked for gives way to a shorter one where memory is short; one that was asked for does not.
+//! [`Place::Auto`] becomes the first GPU that the model fits, else the CPU. A context length that
+//! the caller left open becomes shorter where memory is short; one that the caller set does not.
 
 use crate::adapters::Adapters;
 use crate::load::{LoadOptions, OUTPUT_ROWS, Trace};
@@ -20,7 +21,7 @@ const VARIABLE: &str = "DELFT_DEVICE";
 /// has begun.
 const SHORTEST: usize = 2048;
 
-/// What is to be loaded, as its files have it.
+/// A model that is about to be loaded, as read from its files.
 pub(crate) struct Recorded<'a> {
     pub(crate) tensors: &'a Tensors,
     /// Its cache not yet bound by a context that rotates.
@@ -101,7 +102,7 @@ fn among(model: &Recorded<'_>, options: &LoadOptions, gpus: &[Place]) -> Result<
     Ok(Chosen { why: against, ..on(model, options, Place::Cpu)? })
 }
 
-/// What the first of some plans lacks that does not fit.
+/// The memory that the first plan that does not fit would take, beside what is free.
 fn lack(plans: &[Plan]) -> String {
     let gib = |bytes: usize| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
     let short = plans.iter().find(|plan| !plan.fits());
@@ -145,7 +146,7 @@ impl Chosen {
     }
 }
 
-/// Plans the model on a device with so many positions.
+/// Plans the model on a device, with a context of `context` positions.
 fn lay_out(
     model: &Recorded<'_>,
     options: LoadOptions,
@@ -235,7 +236,8 @@ fn bound_pool(
     plan(load)
 }
 
-/// The device, or the CPU and GPUs for the last of so many layers; and each of them.
+/// Opens the device, or with `gpu_layers` the CPU and GPUs together, for a model of `layers`
+/// layers; and the place of each.
 fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Place>)> {
     let LoadOptions { device, threads, trace, .. } = *options;
     let trace = trace != Trace::Nothing;
@@ -301,7 +303,7 @@ mod tests {
     /// A context that no machine has memory for, of a model that takes some hundred bytes for each
     /// position.
     const ENDLESS: usize = 1 << 42;
-    /// No machine has so many.
+    /// A GPU that no machine has.
     const ABSENT: Place = Place::Cuda(9999);
 
     fn with<T>(trained: usize, test: impl FnOnce(&Recorded<'_>) -> T) -> T {

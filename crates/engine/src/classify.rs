@@ -11,8 +11,8 @@ use formats::{Error, Result};
 use ops::softmax::log_sum_exp;
 
 impl Engine {
-    /// The log-probability, in nats, of each label behind each prompt: that of all its tokens, one
-    /// after the other. Prompts are computed together, and once however many labels there are.
+    /// The log-probability, in nats, of each label behind each prompt: the sum over its tokens.
+    /// Prompts are computed together, each once, however many labels there are.
     ///
     /// # Errors
     /// An engine that was loaded for embeddings; no labels; a prompt or a label without tokens, or

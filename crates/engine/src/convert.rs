@@ -212,7 +212,7 @@ fn by_type(tensors: impl Iterator<Item = (Encoding, u64)>) -> Vec<(Encoding, usi
     all
 }
 
-/// So many threads, or as many as the machine has.
+/// The number of threads asked for, or with 0 as many as the machine has.
 fn threads(asked: usize) -> usize {
     match asked {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -335,7 +335,7 @@ fn by_mix(mix: Mix, name: &str, metadata: &[(String, Value)]) -> DType {
     if gains && needs { better } else { mix.base }
 }
 
-/// The type asked for, or the nearest whose blocks are whole in rows of so many columns.
+/// The type asked for, or the nearest one whose blocks divide rows of `columns` columns.
 fn fitting(asked: DType, columns: usize) -> DType {
     let fits = |dtype: DType| columns.is_multiple_of(dtype.block_elements());
     let smaller = match asked {

@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-/// Which hidden states of a text its embedding is made of.
+/// The hidden states of a text from which its embedding is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
     /// The first token's.
@@ -28,19 +28,19 @@ pub enum Pooling {
 /// How a model makes embeddings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EmbeddingForm {
-    /// Which hidden states an embedding is made of.
+    /// The hidden states from which an embedding is made.
     pub pooling: Pooling,
     /// Whether it is divided by its length.
     pub normalised: bool,
 }
 
 impl EmbeddingForm {
-    /// What is assumed of a model that says nothing: decoders say most about a text behind its last
-    /// token.
+    /// The form of a model whose files state none: the last token's hidden state is the only one of
+    /// a decoder that depends on the whole text.
     pub(crate) const ASSUMED: EmbeddingForm =
         EmbeddingForm { pooling: Pooling::Last, normalised: true };
 
-    /// The embedding of a text, of which so many hidden states were summed up.
+    /// The embedding of a text, from the sum of its hidden states and their number.
     fn finish(self, sum: &[f64], states: usize) -> Vec<f32> {
         let length = match self.normalised {
             true => sum.iter().map(|x| x * x).sum::<f64>().sqrt(),
@@ -114,7 +114,7 @@ fn of_folder(folder: &Folder) -> Result<Option<EmbeddingForm>> {
     Ok(pooling.map(|pooling| EmbeddingForm { pooling, normalised }))
 }
 
-/// What a pooling module says: one flag for each way, or the name of one.
+/// Reads the settings of a pooling module: one flag for each way, or the name of one.
 fn of_pooling(path: &Path) -> Result<Pooling> {
     let (settings, place) = (read_json(path)?, path.display().to_string());
     let unsupported = |key: &str, found: &str| {

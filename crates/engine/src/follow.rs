@@ -68,7 +68,7 @@ impl<T> Task<T> {
 struct State<T> {
     quick: VecDeque<Task<T>>,
     slow: VecDeque<Task<T>>,
-    /// Quick ones that another thread has in hand.
+    /// Quick tasks that another thread is working on.
     running: usize,
     done: Vec<Followed<T>>,
     closed: bool,
@@ -197,7 +197,7 @@ impl<T: Send + 'static> Followers<T> {
         }
     }
 
-    /// Waits until one of those that are away is done, or until so much time has passed.
+    /// Waits until a task that is away is done, or for `time` at most.
     pub(crate) fn wait(&self, time: Duration) {
         let state = self.shared.state();
         let none = |state: &mut State<T>| state.done.is_empty();

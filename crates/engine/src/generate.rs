@@ -159,19 +159,19 @@ impl Ready {
     }
 }
 
-/// What a generation took.
+/// Token counts and times of a generation.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Metrics {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of those, tokens found in the cache.
+    /// Prompt tokens found in the cache.
     pub reused_tokens: usize,
-    /// Of those, tokens computed: all others, unless the generation was cancelled or failed before.
+    /// Prompt tokens computed: all others, unless the generation was cancelled or failed before.
     pub computed_tokens: usize,
     /// Tokens generated.
     pub generated_tokens: usize,
-    /// Of those, tokens with which the constraint brought the text to its end, since the limit was
-    /// near; 0 if the text was left to end by itself.
+    /// Generated tokens with which the constraint closed the text because the limit was near; 0 if
+    /// the text ended by itself.
     pub closing_tokens: usize,
     /// Times that it made room for requests that had come before it, and waited again.
     pub preemptions: usize,
@@ -210,8 +210,8 @@ fn rate(tokens: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
 }
 
-/// A running generation; see [`Session::generate`]. The text is that of its tokens, one after the
-/// other; the model's end token, if it wrote one, is the last of them.
+/// A running generation, an iterator over its tokens; see [`Session::generate`]. The model's end
+/// token, if it wrote one, is the last of them.
 pub struct Generation<'a> {
     session: &'a mut Session,
     shared: Arc<Shared>,
@@ -335,7 +335,7 @@ impl<'a> Generation<'a> {
             Some(Ok(choice)) => choice,
             Some(Err(refusal)) => {
                 if let Refusal::Broken(_) = refusal {
-                    // What the session cached may be of the same kind: it forgets all.
+                    // Broken logits may come from a broken cache: the session forgets it.
                     self.session.clear();
                 }
                 return Err(refused(refusal, self.sequence.len() - 1));
@@ -436,8 +436,9 @@ impl<'a> Generation<'a> {
 /// Rows of a decode step in which tokens that a constraint put next are computed together.
 const RUN: usize = 8;
 
-/// Computes one chunk of the tokens at the end of what is looked back on; what follows it, if that
-/// was the end. `tell` is told which part of so many rows is done.
+/// Computes one chunk of the tokens at the end of what is looked back on, and returns the token that
+/// follows if it was the last chunk. `tell` is called with the fraction of the chunk that is done and
+/// the number of its rows.
 fn chunk(
     session: &mut Session,
     kind: Kind,

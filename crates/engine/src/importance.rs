@@ -11,7 +11,8 @@ use program::{Input, Routed};
 use crate::session::Session;
 use crate::{Engine, Trace};
 
-/// Tokens that are computed together: all layers' inputs of so many are in memory at once.
+/// Tokens that are computed together: the inputs of all layers for these tokens are in memory at
+/// once.
 pub const CHUNK: usize = 64;
 
 /// Sums over the windows that a session has read.

@@ -30,8 +30,8 @@ pub struct LoadOptions {
     pub split_mode: SplitMode,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
-    /// Layers on GPUs: the last so many, with the head; those before them, with the table of
-    /// embeddings, are on the CPU. `None`, or as many as there are: all of the model.
+    /// Number of layers on GPUs: the last ones, with the head. The layers before them, with the
+    /// embedding table, are on the CPU. `None`, or the model's number of layers: the whole model.
     pub gpu_layers: Option<usize>,
     /// Layers, from the first on, whose experts are on the CPU, with all else on the one GPU.
     pub cpu_experts: usize,

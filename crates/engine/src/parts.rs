@@ -1,6 +1,6 @@
-//! The parts of a loaded model: each [`Capability`] is a Program with its executor and cache, on one
-//! device whose weights they share. Parts come and go while the others compute, and all of them are
-//! loaded again when their device is lost.
+//! The parts of a loaded model: each [`Capability`] is a Program with its executor and cache. They
+//! are on one device and share its weights. Parts come and go while the others compute, and all of
+//! them are loaded again when their device is lost.
 
 use crate::adapters;
 use crate::events::{Capability, Events, Stage};

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 struct State {
     /// Tables and [`Block`]s that refer to it; 0: it is free.
     holders: u32,
-    /// Those of them that are tables, and may want to write.
+    /// Holders that are tables, which may write to it.
     tables: u32,
     /// Its positions that have been claimed for writing: all below this one.
     written: usize,
@@ -108,7 +108,7 @@ impl Pool {
         Pool(Arc::new(limits.iter().map(blocks).collect()))
     }
 
-    /// Blocks of a group that nobody holds.
+    /// Free blocks of a group.
     pub(crate) fn free(&self, group: usize) -> usize {
         self.group(group).free()
     }
@@ -139,7 +139,7 @@ impl Block {
         self.number
     }
 
-    /// Whether nobody else holds it.
+    /// Whether this is its only holder.
     pub(crate) fn is_sole(&self) -> bool {
         self.pool.group(self.group).states[self.number as usize].holders == 1
     }
@@ -164,9 +164,9 @@ impl Drop for Block {
 pub(crate) struct Copy {
     /// The cache group of both blocks.
     pub(crate) group: usize,
-    /// Where the positions are; held, so that nobody writes there before the copy is made.
+    /// The source. It is held, so that it is not given out and overwritten before it is copied.
     pub(crate) from: Block,
-    /// Where they go.
+    /// The destination.
     pub(crate) to: u32,
 }
 

@@ -16,7 +16,7 @@ use std::fmt;
 use std::ops::{Bound, Range};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a position holds besides its place: a token, and of an image's position the image.
+/// The content of a position: its token, and the image if the position is an image's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Item {
     token: u32,
@@ -39,7 +39,7 @@ pub(crate) struct Key<'a> {
 }
 
 impl Key<'_> {
-    /// What some of its positions hold.
+    /// The content of a range of its positions.
     fn items(&self, range: Range<usize>) -> Vec<Item> {
         let image = |i: usize| self.images.get(i).copied().unwrap_or_default();
         range.map(|i| Item { token: self.tokens[i], image: image(i) }).collect()
@@ -328,7 +328,8 @@ impl PrefixTree {
                 at = self.add(Some(at), items, decoded, blocks());
                 continue;
             }
-            // What was computed by steps of another kind is not what these tables go on from.
+            // Later blocks of the sequence were computed from its own rows. This node's rows are of
+            // another kind and have other bits, so that those blocks cannot follow it.
             if node.decoded[..same] != decoded[..same] {
                 return;
             }
@@ -418,7 +419,7 @@ impl PrefixTree {
                 return true;
             }
         }
-        // Where somebody else holds the block too, giving it up frees nothing: such leaves only if
+        // A block that a table holds too is not freed by dropping it here: such leaves go only if
         // there are no others.
         let frees = |id: usize| {
             let node = self.nodes[id].as_ref();

@@ -111,7 +111,7 @@ impl Prepared {
         Ok(Prepared { beside, start, tensors, traces, inputs, config, chosen, adapters })
     }
 
-    /// What loading it, and using it with a whole context, will take of the memory of each device.
+    /// The memory of each device that the model will take with a full context.
     pub fn plan(&self) -> &[Plan] {
         &self.chosen.plan
     }
@@ -283,17 +283,17 @@ impl Prepared {
     }
 }
 
-/// What a model's files say.
+/// A model as read from its files.
 struct Read {
     config: Config,
     /// Names of traced values.
     traces: Vec<String>,
-    /// What those are, where they are the inputs of products.
+    /// The matrices behind those traced values that are inputs of products.
     inputs: Vec<Input>,
     program: Program,
 }
 
-/// Reads a model that is going to have so many positions.
+/// Reads a model and records its Program for a context of `context` positions.
 fn record(tensors: &Tensors, options: &LoadOptions, context: Option<usize>) -> Result<Read> {
     let read = models::Options {
         ignore_keys: options.ignore_keys.clone(),

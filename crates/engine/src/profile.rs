@@ -14,7 +14,7 @@ pub struct Profiler<'a> {
     sampling: Options,
 }
 
-/// What one step took: the computation of its tokens and the choice of the next.
+/// The time of one step: computing its tokens, and choosing the next.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     /// The token that was chosen.

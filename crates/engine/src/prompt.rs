@@ -1,4 +1,4 @@
-//! What generation starts from.
+//! Prompts: text, tokens or chat messages that generation starts from.
 
 use formats::{Error, Result};
 use serde_json::Value;
@@ -96,8 +96,7 @@ impl Prompt {
         template.render(&Request { messages, ..request })
     }
 
-    /// What is done to the prompt so that a template takes it, in one line; `None` if it is taken
-    /// as it is.
+    /// One line on how the prompt is changed to suit a template; `None` if it is not changed.
     pub fn remark(&self, template: Option<&ChatTemplate>) -> Option<&'static str> {
         let Prompt::Chat { messages, extra } = self else { return None };
         folds(messages, template?, &request(extra)).then_some(

@@ -29,7 +29,8 @@ pub struct Span {
     pub text: String,
 }
 
-/// What opens reasoning, and what then closes it. No opening mark is the beginning of another.
+/// Marks that open reasoning, each with the one that closes it. No opening mark is a prefix of
+/// another.
 const PAIRS: [(&str, &str); 8] = [
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
@@ -46,7 +47,7 @@ const PAIRS: [(&str, &str); 8] = [
 const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
 const MESSAGE: &str = "<|message|>";
-/// What ends a message of the harmony form.
+/// Marks that end a message of the harmony form.
 const ENDS: [&str; 5] = ["<|end|>", "<|return|>", "<|call|>", START, CHANNEL];
 /// The harmony channel that holds reasoning.
 const ANALYSIS: &str = "analysis";
@@ -58,7 +59,7 @@ const LONGEST_DOUBT: usize = 256;
 /// Tokens that hold the longest mark and header however they are cut.
 const TAIL: usize = 64;
 
-/// Where in the text the splitter is.
+/// The part of the text that the splitter is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
     /// An answer begins here, unless a mark does. After a mark, white space belongs to it.
@@ -88,7 +89,7 @@ pub fn switches(on: bool, template: Option<&ChatTemplate>) -> serde_json::Map<St
     switches.map(|name| (name.to_string(), on.into())).collect()
 }
 
-/// What may stand before the answer to a prompt.
+/// What may precede the answer to a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opening {
     /// Nothing: the answer begins at once.
@@ -110,7 +111,7 @@ pub enum Opening {
 }
 
 impl Opening {
-    /// What may stand before the answer to these tokens, by this template.
+    /// Finds out what may precede the answer to a prompt's tokens, with the model's template.
     pub fn after_tokens(
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
@@ -127,7 +128,7 @@ impl Opening {
         Opening::after(&tokenizer.decode(tail, false), &sources)
     }
 
-    /// What may stand before the answer to a prompt, by the sources of its template.
+    /// Finds out what may precede the answer to a prompt, from the sources of the template.
     fn after(prompt: &str, sources: &[&str]) -> Opening {
         match state_after(prompt.trim_end()) {
             State::Opened(close) | State::Inside(close) => return Opening::Opened { close },
@@ -158,7 +159,7 @@ pub(crate) fn stream(tokenizer: &Tokenizer, shown: &[String]) -> Stream {
 #[derive(Debug, Clone)]
 pub struct Splitter {
     state: State,
-    /// What might still become a mark.
+    /// Text that may still turn out to be the beginning of a mark.
     held: String,
 }
 
@@ -261,7 +262,7 @@ impl Splitter {
         self.held.len() - self.held.trim_start().len()
     }
 
-    /// Where an answer begins: is it a mark?
+    /// Handles held text at the beginning of an answer, where a mark may stand.
     fn start(&mut self, after_mark: bool, spans: &mut Spans) -> bool {
         let space = self.leading_space();
         let rest = &self.held[space..];

@@ -306,7 +306,7 @@ fn header(shared: &Shared, tokens: usize) -> Value {
     })
 }
 
-/// The number of tokens, if the rest of a header is that of this engine.
+/// The number of tokens that a header states, if the rest of it agrees with this engine.
 fn agree(shared: &Shared, found: &Value) -> Result<usize> {
     let own = header(shared, 0);
     for (key, what) in [

@@ -20,14 +20,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// A request, as long as it waits or runs.
 pub(crate) type Id = u64;
 
-/// What bounds a step.
+/// The limits of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// Requests that run at a time; each may have a row in a decode step.
     pub(crate) sequences: usize,
     /// Rows of a decode step; at least `sequences`.
     pub(crate) decode_rows: usize,
-    /// Rows of a prompt step while nobody decodes.
+    /// Rows of a prompt step while no request decodes.
     pub(crate) prompt_rows: usize,
     /// Rows of a prompt step beside a decode step: the bound on the gap between two tokens.
     pub(crate) shared_rows: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Arrival {
     pub(crate) deadline: Option<u64>,
 }
 
-/// What a request has to compute next.
+/// The rows that a request has to compute next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pending {
     /// Rows of a prompt.

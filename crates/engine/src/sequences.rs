@@ -1,4 +1,4 @@
-//! What requests have while they run: block tables, and what the prefix tree has of their tokens.
+//! The sequences of requests while they run: their block tables, and their part in the prefix tree.
 //!
 //! This is the [`Cache`] that the scheduler asks; it knows no device. A position is computed by a
 //! step of one kind, noted beside its token. What is recomputed after a preemption is computed by
@@ -15,14 +15,14 @@ use std::collections::HashMap;
 #[derive(Debug)]
 pub(crate) struct Sequence {
     adapter: u64,
-    /// The prompt's and those chosen since; behind them [`CHOSEN`] for each that is still being
+    /// The prompt's tokens and those chosen since, then one [`CHOSEN`] for each that is still being
     /// chosen.
     tokens: Vec<u32>,
     /// For each token whether a decode step computes it.
     decoded: Vec<bool>,
     /// Positions whose computation has been claimed.
     computed: usize,
-    /// Those of them that the device was given to compute.
+    /// Positions whose computation was submitted to the device.
     submitted: usize,
     /// Whether cached positions count only where a step of the same kind computed them.
     exact: bool,
@@ -138,7 +138,7 @@ impl Sequence {
         self.reused
     }
 
-    /// What the cache holds of it, for the prefix tree.
+    /// The positions that the cache holds, as a key of the prefix tree.
     fn cached(&self) -> Key<'_> {
         let len = self.submitted.min(self.known());
         let (tokens, decoded) = (&self.tokens[..len], &self.decoded[..len]);
@@ -153,12 +153,12 @@ pub(crate) struct Sequences {
     prefixes: Prefixes,
     /// The epoch in which they are computed: see `Shared::executor_of`.
     epoch: u64,
-    /// Of each cache group, the window and the positions that a table is made for.
+    /// Each cache group, with the number of positions that its tables are made for.
     groups: Vec<(Group, usize)>,
     /// Rows of a step at most.
     chunk: usize,
     sequences: HashMap<Id, Sequence>,
-    /// What the device has to copy before the next step, in this order.
+    /// Copies that the device has to make before the next step, in this order.
     pub(crate) copies: Vec<Copy>,
 }
 

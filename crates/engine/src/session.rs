@@ -253,7 +253,7 @@ impl Session {
     }
 
     /// Lets all requests of the engine share what is here. It counts as computed by decode steps,
-    /// so that nobody takes it for a prompt's exact bits.
+    /// so that it is never taken for a prompt's exact bits.
     pub(crate) fn share(&self) {
         let adapter = adapters::number(self.adapter.as_ref());
         let decoded = &vec![true; self.tokens.len()];
@@ -702,8 +702,8 @@ fn dropped(b: usize) -> Error {
 /// Cache groups that a model may have: one for each kind of window. Models have one or two.
 pub(crate) const GROUPS: usize = 4;
 
-/// The tables as a replay takes them, the first of so many; on the stack, since a replay allocates
-/// nothing.
+/// The tables of a sequence as a replay takes them, one for each cache group; on the stack, since a
+/// replay allocates nothing.
 pub(crate) fn tables(of: &[BlockTable]) -> [Table<'_>; GROUPS] {
     let mut tables = [Table::default(); GROUPS];
     for (table, blocks) in tables.iter_mut().zip(of) {

@@ -30,7 +30,7 @@ impl StopStrings {
         (std::mem::replace(&mut self.held, rest), None)
     }
 
-    /// What was held back, at the end.
+    /// Ends the text and returns what was held back of it.
     pub(crate) fn flush(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -27,7 +27,7 @@ impl Text {
         self.stops.push(&piece)
     }
 
-    /// What was held back, at the end.
+    /// Ends the text and returns what was held back of it.
     pub(crate) fn end(&mut self) -> String {
         let rest = self.stream.as_mut().and_then(Stream::flush).unwrap_or_default();
         let (shown, met) = self.stops.push(&rest);

@@ -10,7 +10,7 @@ use std::sync::PoisonError;
 
 /// A text to compute: all of its tokens, of which the session may hold the first ones already.
 pub(crate) struct Text {
-    /// What the work knows it by.
+    /// Its number among the texts of the work.
     pub(crate) index: usize,
     pub(crate) tokens: Vec<u32>,
     /// The tokens whose results are wanted.
@@ -24,16 +24,16 @@ impl Text {
     }
 }
 
-/// What is computed, and what becomes of it.
+/// A source of texts to compute, and the receiver of their results.
 pub(crate) trait Work {
-    /// Another text, where there is room for it; `None` if there are no more.
+    /// The next text; `None` if there are no more. It is asked for when there is room.
     fn next(&mut self) -> Result<Option<Text>>;
 
-    /// The first result's row of a token that is wanted: the text's index, and the token's in it.
-    /// Each text's come in order.
+    /// Receives the Program's first result at a wanted token: `index` is the text's, `token` its index
+    /// in the text. The rows of a text come in order.
     fn row(&mut self, index: usize, token: usize, row: &[f32]);
 
-    /// A text that is done; what is given back takes its place.
+    /// Receives a text that is done; a text that it returns takes its place.
     fn done(&mut self, text: Text) -> Result<Option<Text>>;
 }
 
@@ -41,7 +41,7 @@ pub(crate) trait Work {
 /// turn: several together would want more of the cache than there is.
 ///
 /// # Errors
-/// Those of the steps and of the work.
+/// Errors of the steps and of the work.
 pub(crate) fn compute(shared: &Shared, work: &mut dyn Work) -> Result<()> {
     shared.ready()?;
     let _inside = shared.enter()?;
@@ -71,7 +71,7 @@ pub(crate) fn compute(shared: &Shared, work: &mut dyn Work) -> Result<()> {
             let first = wanted.start.clamp(start, end);
             let mut last = wanted.end.clamp(first, end);
             if last - first > wanted_rows {
-                // Those behind wait for another step.
+                // The tokens behind these wait for another step.
                 last = first + wanted_rows;
                 end = last;
             }

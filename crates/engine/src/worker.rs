@@ -55,7 +55,7 @@ struct Waiting {
     closed: bool,
 }
 
-/// Where requests wait for the worker to look.
+/// The queue in which requests wait for the worker.
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
@@ -117,7 +117,7 @@ fn run(inbox: &Inbox, engine: &Weak<Shared>) {
     while inbox.wait() {
         // Requests hold their engine: if it is gone, so are they.
         let Some(shared) = engine.upgrade() else { return };
-        // What an idle worker kept of the cache is gone if the executor was replaced since.
+        // If the executor was replaced, the cache that an idle worker kept is gone.
         worker = worker.filter(|own: &Worker| own.epoch == shared.epoch());
         let own = worker.get_or_insert_with(|| Worker::new(&shared));
         if let Err(words) = caught(|| own.serve(&shared, inbox)) {
@@ -190,7 +190,8 @@ fn is_end(shared: &Shared, job: &Job, token: u32) -> bool {
     !job.options.ignore_end && shared.ends.contains(&token)
 }
 
-/// What a step is for, and who chooses in it, behind which position.
+/// The work of a step, and the requests that choose a token in it, each with the position of its
+/// last row.
 type Parts = (Vec<Work>, Vec<(Id, usize)>);
 
 /// Memory for the parts of a step, kept from one to the next.
@@ -209,19 +210,20 @@ struct Worker {
     scheduler: Scheduler,
     sequences: Sequences,
     jobs: HashMap<Id, Job>,
-    /// Of the requests that have one. Apart from the rest, which the threads that compute look at.
+    /// The constraints of requests that have one. They are apart from `jobs`, which the threads
+    /// that compute look at.
     constraints: HashMap<Id, Constrained>,
     followers: Followers<Chosen>,
     followed: Vec<Followed<Chosen>>,
     next: Id,
     start: Instant,
     plan: Plan,
-    /// What a step is made of, kept so that none allocates.
+    /// The parts of a step, kept so that no step allocates.
     memory: Memory,
     /// Steps under way, in their order, and memory for others.
     flights: VecDeque<Flight>,
     spare: Vec<Parts>,
-    /// What the latest step chose.
+    /// The choices of the latest step.
     chosen: Vec<(Id, Result<Chosen>)>,
     cancelled: Vec<Id>,
     chunk: usize,
@@ -529,7 +531,7 @@ impl Worker {
         self.take_followed(shared);
     }
 
-    /// What a request's constraint has to do with the token that was chosen.
+    /// The work of a request's constraint after a token was chosen.
     fn task(
         &self,
         shared: &Shared,

@@ -4,11 +4,11 @@
 //! The first matrices of a block are cut by rows: each rank has some heads, with the key/value
 //! heads that they share, and some columns of the feed-forward. Where there are more ranks than
 //! key/value heads, neighbouring ranks have the same one, each with a cache of its own. The second
-//! matrices, which read what the first made, are cut by columns: each rank's product is a summand of the whole, and an
-//! `all_reduce` adds them up. The residual and the bias are in the summand of rank 0 alone. The
-//! head is cut by rows, too: each rank computes the logits of some of the vocabulary, and an
-//! `all_gather` gives all of them to every rank. Everything else (embedding, norms) is whole on
-//! every rank.
+//! matrices, which read the results of the first, are cut by columns: each rank's product is a
+//! summand of the whole, and an `all_reduce` adds them up. The residual and the bias are in the
+//! summand of rank 0 alone. The head is cut by rows, too: each rank computes the logits of some of
+//! the vocabulary, and an `all_gather` gives all of them to every rank. Everything else (embedding,
+//! norms) is whole on every rank.
 
 use crate::{Node, Program, ValueId, WeightId};
 use formats::{Error, Hint, Result, Setting};
@@ -155,7 +155,7 @@ impl Sharder<'_> {
         }
     }
 
-    /// In how many parts ranks share what an operation on heads reads as input number `input`.
+    /// The number of parts into which ranks cut input number `input` of an operation on heads.
     fn parts_read(&self, node: &Node, input: usize) -> usize {
         match node.op.cache() {
             Some(CacheUse { layer, access: Access::Append { keys } })
@@ -167,9 +167,9 @@ impl Sharder<'_> {
         }
     }
 
-    /// In how many parts ranks share a value, as follows from the first operation on heads that
-    /// reads it, or reads what follows from it alone: keys and values have as many parts as heads,
-    /// if those are fewer than ranks.
+    /// The number of parts into which ranks cut a value. The first operation on heads that reads it,
+    /// or that reads a value computed from it alone, decides: keys and values have one part for each
+    /// head, if there are fewer heads than ranks.
     fn parts(&self, value: ValueId) -> usize {
         let mut value = value;
         loop {
@@ -178,7 +178,7 @@ impl Sharder<'_> {
             let input = reader.inputs.iter().position(|v| *v == value).unwrap_or_default();
             match (reader.op.sharding(), reader.outputs.first()) {
                 (Sharding::Heads { .. }, _) => return self.parts_read(reader, input),
-                // What an operation gives comes after what it reads, so that this ends.
+                // An operation's outputs have higher numbers than its inputs, so that this ends.
                 (Sharding::Alike, Some(&output)) => value = output,
                 _ => return self.ranks,
             }
@@ -269,8 +269,8 @@ impl Sharder<'_> {
     fn rows(&mut self, node: &Node, projections: &[Projection]) -> Result<()> {
         let last =
             |v: &ValueId| self.of.shape(*v).rows == Rows::Outputs || self.of.results.contains(v);
-        // What reads all of each row on every rank: experts read scores so, and every rank has all
-        // experts.
+        // Readers that need whole rows on every rank: experts read scores so, since every rank has
+        // all experts.
         let read_whole = |v: &ValueId| {
             let mut readers = self.of.nodes.iter().filter(|node| node.inputs.contains(v));
             readers.any(|node| node.op.sharding() == Sharding::Whole)
@@ -323,7 +323,7 @@ impl Sharder<'_> {
         self.push(node, &vec![None; node.weights.len()], spread)
     }
 
-    /// A node with these parts of its weights, and outputs of which a rank has so much.
+    /// Adds a node with these parts of its weights. Its outputs all have the given spread.
     fn push(&mut self, node: &Node, cuts: &[Option<Cut>], spread: Spread) -> Result<()> {
         self.push_each(node, cuts, &vec![spread; node.outputs.len()])
     }

@@ -1,5 +1,4 @@
-//! How many workers a step that decodes may have: no more than other programs leave processors
-//! free.
+//! Bounds the number of workers of a decode step by the processors that other programs leave free.
 //!
 //! Workers meet after every operation, so that one whose processor another program uses holds up
 //! all others: on a busy machine, two threads can take ten times as long as one. The system tells
@@ -37,14 +36,14 @@ pub(super) struct Pace {
 struct Ticks {
     /// Of all the processors together.
     all: u64,
-    /// Of those, not idle.
+    /// Ticks in which they were not idle.
     busy: u64,
-    /// Of this process.
+    /// Ticks that this process had.
     own: u64,
 }
 
 impl Pace {
-    /// For so many workers; if they do not `adapt`, all of them work always.
+    /// A bound for `all` workers; unless it is to `adapt`, all of them always work.
     pub(super) fn new(all: usize, adapt: bool) -> Pace {
         let status = || std::fs::read_to_string("/proc/self/status").ok();
         let cpus = if adapt && all > 1 { status().and_then(|text| allowed(&text)) } else { None };
@@ -87,7 +86,7 @@ impl Pace {
         Some(Ticks { all, busy, own })
     }
 
-    /// Always so many workers.
+    /// No bound: this number of workers, always.
     #[cfg(test)]
     pub(super) fn always(workers: usize) -> Pace {
         Pace::new(workers, false)
@@ -107,15 +106,15 @@ fn read<'a>(path: &str, buffer: &'a mut [u8]) -> Option<&'a str> {
     Some(buffer[..length].utf8_chunks().next()?.valid())
 }
 
-/// Of how many processors other programs took the time; `None` if no time has passed.
+/// The processor time that other programs took, in processors; `None` if no time has passed.
 fn taken(last: Ticks, now: Ticks, processors: usize) -> Option<f64> {
     let since = |of: fn(Ticks) -> u64| of(now).saturating_sub(of(last)) as f64;
     let (all, busy, own) = (since(|t| t.all), since(|t| t.busy), since(|t| t.own));
     (all > 0.0).then(|| (busy - own).max(0.0) / all * processors as f64)
 }
 
-/// The workers that have a processor of their own where others take so many, and so many are
-/// `spare` beside those of the workers.
+/// The number of workers that have a processor to themselves, if other programs take `taken`
+/// processors and there are `spare` ones beside those of the workers.
 fn left(workers: usize, spare: usize, taken: f64) -> usize {
     let giving_way = (taken - TOLERATED - spare as f64).ceil().max(0.0) as usize;
     workers.saturating_sub(giving_way).max(1)

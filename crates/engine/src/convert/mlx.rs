@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::{Summary, Written, by_type, damaged, portions, threads};
 use crate::CancelToken;
 
-/// What matrices become.
+/// The quantisation of a folder's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Affine groups.
@@ -38,11 +38,11 @@ pub enum Form {
 }
 
 impl Form {
-    /// The form of that name, `mlx4` or `mlx-mxfp4`, with groups of so many elements; `None` for a
-    /// name that is no form of MLX's.
+    /// The form of a name such as `mlx4` or `mlx-mxfp4`, with `group` elements to a group; `None` for
+    /// a name that is not MLX's.
     ///
     /// # Errors
-    /// A number of bits, or of elements, that MLX has not.
+    /// A number of bits, or of elements, that MLX does not support.
     pub fn named(name: &str, group: Option<usize>) -> Result<Option<Form>> {
         let name = name.to_ascii_lowercase();
         let Some(kind) = name.strip_prefix("mlx") else { return Ok(None) };
@@ -79,8 +79,8 @@ impl Form {
         }
     }
 
-    /// What a matrix of such numbers is encoded as: scales keep its type, and are bf16 where it has
-    /// a wider one.
+    /// The encoding of a matrix whose numbers have type `dtype`: scales keep the type, or are bf16 if
+    /// it is wider.
     fn encoding(self, dtype: DType) -> Option<Encoding> {
         let scale = if dtype == DType::F16 { DType::F16 } else { DType::BF16 };
         match self {
@@ -106,7 +106,7 @@ struct Job<'a> {
     tensor: Tensor<'a>,
     /// The parts that are stored, in order.
     specs: Vec<TensorSpec>,
-    /// What it is encoded as, if it is not left as it is.
+    /// Its encoding; `None` if it is stored as it is.
     encoding: Option<Encoding>,
 }
 
@@ -120,8 +120,7 @@ impl Job<'_> {
 }
 
 /// Writes the folder behind `tensors` to the folder `out`, which is there only once it is whole.
-/// What is held in memory is bounded by the largest tensor, and the same input gives the same
-/// bytes.
+/// The largest tensor bounds the memory in use, and the same input gives the same bytes.
 ///
 /// # Errors
 /// A GGUF file, a folder that does not load or is quantised already, weights that are no numbers, a
@@ -184,7 +183,7 @@ pub fn write(
             };
             write_tensor(job, tensors, threads(asked), &mut writer, &mut told)?;
             done += job.tensor.elements() as u64;
-            // What was beyond a file's end would have been read as zeros.
+            // Bytes beyond the end of a file that shrank meanwhile were read as zeros.
             tensors.whole()?;
         }
         writer.finish()?;
