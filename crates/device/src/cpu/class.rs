@@ -154,7 +154,7 @@ impl Class {
     }
 }
 
-/// Bytes of a worker's scratch for a gate of `[rows, width]` on which so many work.
+/// Bytes of a worker's scratch for a gate of `[rows, width]` that `workers` workers share.
 fn gate_bytes((rows, width): (usize, usize), workers: usize) -> usize {
     2 * widest(rows, width, workers) * size_of::<f32>()
 }

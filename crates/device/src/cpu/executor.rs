@@ -82,7 +82,7 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// The largest team of at most so many workers.
+    /// The largest team of at most `workers` workers.
     fn team_of(&self, workers: usize) -> &Team {
         let mut all = [&*self.team].into_iter().chain(self.smaller.iter());
         all.find(|team| team.count() <= workers).unwrap_or(&self.team)
@@ -105,7 +105,7 @@ pub(super) struct CpuExecutor {
     limits: program::Limits,
     rows: Rowed,
     sampling: Sampling,
-    /// How many workers may decode, and did compute the last step.
+    /// The bound on workers of decode steps, and the number that computed the last step.
     pace: Pace,
     workers: usize,
     /// Number of the last ticket.
@@ -775,7 +775,7 @@ impl Executor for CpuExecutor {
             }
             let layers = self.caches.iter().zip(&self.loaded.groups);
             for (cache, _) in layers.filter(|(_, of)| **of == group) {
-                // SAFETY: no replay goes on, so that nobody else uses the cache.
+                // SAFETY: no replay is under way, so that nothing else uses the cache.
                 unsafe { cache.copy_block(from as usize, to as usize) };
             }
             self.used[group] = self.used[group].max(to as usize + 1);
@@ -785,7 +785,7 @@ impl Executor for CpuExecutor {
 
     fn read_block(&mut self, layer: usize, block: u32, bytes: &mut Vec<u8>) -> Result<()> {
         let (_, cache) = self.block(layer, block)?;
-        // SAFETY: no replay goes on, so that nobody else uses the cache.
+        // SAFETY: no replay is under way, so that nothing else uses the cache.
         unsafe { cache.read_block(block as usize, bytes) };
         Ok(())
     }
@@ -793,7 +793,7 @@ impl Executor for CpuExecutor {
     fn write_block(&mut self, layer: usize, block: u32, bytes: &[u8]) -> Result<()> {
         let (group, cache) = self.block(layer, block)?;
         check_block(cache.plain_bytes(), bytes)?;
-        // SAFETY: no replay goes on, so that nobody else uses the cache.
+        // SAFETY: no replay is under way, so that nothing else uses the cache.
         unsafe { cache.write_block(block as usize, bytes) };
         self.used[group] = self.used[group].max(block as usize + 1);
         Ok(())

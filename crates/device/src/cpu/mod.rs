@@ -67,8 +67,8 @@ impl Cpu {
     }
 }
 
-/// Teams of so many workers, of half as many, down to one. They sleep until they are needed; where
-/// the system refuses threads there are fewer.
+/// Teams of `most` workers, of half as many, and so on down to one. They sleep until they are
+/// needed; if the system refuses threads, there are fewer teams.
 fn halves(most: usize) -> Arc<[Team]> {
     let counts = std::iter::successors(Some(most), |count| Some(count / 2));
     let counts = counts.take_while(|count| *count > 0);

@@ -58,8 +58,8 @@ pub(super) struct Row {
     pub(super) position: u32,
 }
 
-/// The path of products for values with such rows. Few of a prompt's rows have logits, so rows of
-/// outputs take the path for few rows.
+/// The path of products for values with rows of this kind. Few of a prompt's rows have logits, so
+/// rows of outputs take the path for few rows.
 pub(super) fn path(kind: Kind, rows: Rows) -> Path {
     match (kind, rows) {
         (Kind::Prompt, Rows::Tokens) => Path::Expanded,

@@ -1,8 +1,8 @@
-//! Whether the vendor's library gives a row the same bits whatever the number of rows: tried at
-//! load, on the products that a Program has. It promises nothing of the kind, but without sums in
-//! parts it does so wherever that was looked at. Products of rows that decode are tuned besides,
-//! among the ways that give one row the same bits: those of our own kernel, which then computes few
-//! rows, or else those of the library's first way.
+//! Trials, at load, of whether the vendor's library gives a row the same bits whatever the number
+//! of rows, in each product that the Program has. The library promises nothing of the kind; without
+//! split sums it has done so on every GPU where it was tried. For decode rows the fastest of the
+//! library's ways is looked for that give a row the bits of our own kernel, which then computes few
+//! rows; or else those of the library's first way.
 
 use formats::Result;
 use half::{bf16, f16};
@@ -10,17 +10,18 @@ use tile::types::Scalar;
 
 use super::{Backend, LIBRARY_ROWS, ProductShape};
 
-/// Rows of the product that the others are compared with, unless its results would take too much
-/// memory.
+/// Rows of the product that smaller ones are compared with, and the bytes that its results may
+/// take; beyond those it has fewer rows.
 const MOST: usize = 512;
 const MOST_BYTES: usize = 64 << 20;
-/// Rows of the others.
+/// Rows of the smaller products.
 const ROWS: [usize; 5] = [LIBRARY_ROWS, 48, 64, 128, 256];
 
-/// Bytes at either end of results that ways to do a product are compared by.
+/// Bytes at the beginning and at the end of the results by which two ways to do a product are
+/// compared.
 const COMPARED: usize = 1 << 20;
 
-/// Numbers from -1 to 1 of a type, as bytes.
+/// The bytes of `count` pseudorandom numbers from -1 to 1.
 pub(super) fn noise(scalar: Scalar, count: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_u32;
     let mut bytes = Vec::with_capacity(count * scalar.bytes());
@@ -38,7 +39,8 @@ pub(super) fn noise(scalar: Scalar, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Whether products of a shape with a matrix, which may have any finite elements, are.
+/// Whether products of a shape give a row the same bits whatever the number of rows. The matrix `w`
+/// may have any finite elements.
 ///
 /// # Errors
 /// If there is no memory for trying it, or the library refuses.
@@ -69,8 +71,8 @@ pub(super) fn rows_are_alike<B: Backend>(
     Ok(true)
 }
 
-/// A kernel for so many rows of a product, given what a product is given: `x`, the matrix, what is
-/// added, `y`.
+/// Our kernel for `rows` rows of a product. `launch` binds it to `x`, the matrix, what is added if
+/// anything is, and `y`.
 pub(super) struct Ours<'a, B: Backend> {
     pub(super) rows: usize,
     #[allow(clippy::type_complexity, reason = "the arguments of `Backend::product`")]

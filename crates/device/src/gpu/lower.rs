@@ -297,10 +297,11 @@ pub(super) struct Lowering {
     /// Whether, with `batched`, decode rows always take the kernels for few rows, which are faster
     /// for few sequences.
     few: bool,
-    /// Whether products of 16-bit matrices are the vendor's there.
+    /// Whether, with `batched`, decode rows times 16-bit matrices are products of the vendor's
+    /// library.
     pub(super) library: bool,
-    /// Whether our chains of products have the bits of the vendor's there, so that up to
-    /// [`Thresholds::chained`] rows may take the kernel that streams weights.
+    /// Whether our kernel gives the bits of those products of the library, so that up to
+    /// [`Thresholds::chained`] rows may take it.
     pub(super) chained: bool,
     /// Matrices that lie one behind the other, to be multiplied as one.
     pub(super) joined: Vec<Vec<WeightId>>,
@@ -365,7 +366,7 @@ impl Lowering {
         let Thresholds { few_sequences, library_sequences, .. } = facts.tuned.thresholds;
         let least = few_sequences[usize::from(packed)];
         lowering.few = batched && sequences <= lowering.together().max(least);
-        // Beside adapters a row's product is the kernel's that adds theirs.
+        // With adapters, products are our kernel's, which adds the adapters' part.
         lowering.library = batched
             && !lowering.few
             && !lowering.exact()

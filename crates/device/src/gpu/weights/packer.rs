@@ -27,7 +27,7 @@ type Piece<'a> = Mutex<(&'a [u8], &'a mut [u8])>;
 type Ended = (usize, Result<NotFinite>);
 
 impl Packer {
-    /// For so many bytes of weights, which must be finite if it looks.
+    /// A packer of up to this many bytes of weights, which checks that they are finite if asked to.
     ///
     /// # Errors
     /// When the operating system gives no threads.
