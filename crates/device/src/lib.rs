@@ -265,7 +265,7 @@ impl Peaks {
 
 /// Measured compute limits of the machine, to compare with what a run achieves.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Limits {
+pub struct ComputePeaks {
     /// Physical cores that this process may use.
     pub cores: usize,
     /// Peaks with the instruction set in use.
@@ -597,7 +597,7 @@ pub trait Executor: Send {
 
     /// Measures peak compute throughput, in about a tenth of a second; `None` on a device that
     /// cannot.
-    fn limits(&self) -> Option<Limits> {
+    fn limits(&self) -> Option<ComputePeaks> {
         None
     }
 }

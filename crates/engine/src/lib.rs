@@ -43,7 +43,7 @@ pub use crate::adapters::{Adapter, AdapterFile, Adapters, adapter_to_mlx, fuse};
 pub use choose::named_place;
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
-    About, CacheType, Dispatch, Gpus, Library, Limits, Memory, Peaks, Place, Plan, Processor,
+    About, CacheType, ComputePeaks, Dispatch, Gpus, Library, Memory, Peaks, Place, Plan, Processor,
     Profile, Roof, SplitMode, Survey, Timing, Usage, Work, folder_of_user, free_memory,
     share_heaps, survey,
 };
@@ -59,9 +59,9 @@ pub use ops::sample::Options as SamplingOptions;
 pub use ops::softmax::log_sum_exp;
 pub use prefix::Miss;
 pub use prepare::Prepared;
-pub use profile::{Profiler, Step};
+pub use profile::{Profiler, TimedStep};
 pub use prompt::Prompt;
 pub use request::{Generated, Generating, Request};
 pub use resident::peak_rss_bytes;
-pub use saved::CachedLayer;
+pub use saved::SavedLayer;
 pub use session::{Logits, Rows, Session};

@@ -11,7 +11,7 @@ use crate::prompt::Prompt;
 use crate::session::Session;
 use crate::slots::Slots;
 use crate::worker::Inbox;
-use device::{About, CacheType, Dispatch, Executor, Limits, Place, Plan, Roof, SplitMode};
+use device::{About, CacheType, ComputePeaks, Dispatch, Executor, Place, Plan, Roof, SplitMode};
 use formats::{Error, Hint, Location, Result, Setting, Tensors};
 use models::{Config, Ending};
 use ops::sample::Options;
@@ -352,7 +352,7 @@ impl Engine {
     }
 
     /// Measures how fast this device computes; `None` where it cannot tell.
-    pub fn limits(&self) -> Option<Limits> {
+    pub fn limits(&self) -> Option<ComputePeaks> {
         self.0.executor().limits()
     }
 

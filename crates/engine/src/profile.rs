@@ -16,7 +16,7 @@ pub struct Profiler<'a> {
 
 /// The time of one step: computing its tokens, and choosing the next.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Step {
+pub struct TimedStep {
     /// The token that was chosen.
     pub token: u32,
     /// The replays, one for each chunk of tokens.
@@ -38,7 +38,7 @@ impl<'a> Profiler<'a> {
     ///
     /// # Errors
     /// No tokens, one outside the vocabulary, or more than the context has room for.
-    pub fn step(&mut self, tokens: &[u32]) -> Result<Option<Step>> {
+    pub fn step(&mut self, tokens: &[u32]) -> Result<Option<TimedStep>> {
         if tokens.is_empty() {
             return Err(Error::new("a timed step", "at least one token", "none"));
         }
@@ -73,6 +73,6 @@ impl<'a> Profiler<'a> {
             done += self.session.step(kind, rest, from, None, &mut submit, &mut then)?;
         }
         let seconds = start.elapsed().as_secs_f64();
-        Ok((!silent).then_some(Step { token, replays, sampling, seconds }))
+        Ok((!silent).then_some(TimedStep { token, replays, sampling, seconds }))
     }
 }

@@ -30,7 +30,7 @@ const MOST_HEADER: usize = 1 << 20;
 
 /// Keys and values of one layer, as attention reads them: keys are rotated and normed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CachedLayer {
+pub struct SavedLayer {
     /// The position of the first row; later than 0 where a window has dropped what was before.
     pub first: usize,
     /// Key/value heads.
@@ -192,7 +192,7 @@ impl Session {
     /// # Errors
     /// A layer that there is not, or that carries a state; a device that does not give its cache
     /// out.
-    pub fn cached(&self, layer: usize) -> Result<CachedLayer> {
+    pub fn cached(&self, layer: usize) -> Result<SavedLayer> {
         let shared = self.shared();
         let Some(of) = shared.layers.get(layer) else {
             let expected = format!("a layer below {}", shared.layers.len());
@@ -207,7 +207,7 @@ impl Session {
         let blocks = seen(of.window, count);
         let first = blocks.start * BLOCK_TOKENS;
         let width = of.kv_heads * of.head_dim;
-        let mut cached = CachedLayer {
+        let mut cached = SavedLayer {
             first,
             heads: of.kv_heads,
             head_dim: of.head_dim,

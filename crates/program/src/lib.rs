@@ -27,7 +27,7 @@ pub use adapt::{Adapter, Site};
 pub use fuse::fuse;
 pub use observe::{Input, Routed};
 pub use offload::Offloaded;
-pub use plan::{Plan, plan_memory, plan_sizes};
+pub use plan::{ArenaPlan, plan_memory, plan_sizes};
 pub use split::Part;
 pub use step::{
     CHOSEN, Choose, Choosing, Kind, Limits, OwnedStep, Sequence, Step, StepMemory, Table, recycle,

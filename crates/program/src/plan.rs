@@ -9,7 +9,7 @@ const ALIGN: usize = 64;
 
 /// The offset of each activation, for one shape class.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct ArenaPlan {
     /// Byte offset of each value.
     pub offsets: Vec<usize>,
     /// Size of the arena in bytes.
@@ -22,7 +22,7 @@ pub struct Plan {
 ///
 /// First fit over live intervals, largest values first; an elementwise operation reuses the bytes
 /// of an input that dies.
-pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
+pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> ArenaPlan {
     let size = |v: ValueId| {
         let Shape { rows, width } = program.shape(v);
         rows.count(tokens, outputs) * width * size_of::<f32>()
@@ -31,7 +31,7 @@ pub fn plan_memory(program: &Program, tokens: usize, outputs: usize) -> Plan {
 }
 
 /// As [`plan_memory`], with value sizes in bytes.
-pub fn plan_sizes(program: &Program, bytes: &dyn Fn(ValueId) -> usize) -> Plan {
+pub fn plan_sizes(program: &Program, bytes: &dyn Fn(ValueId) -> usize) -> ArenaPlan {
     let count = program.values.len();
     let mut last = vec![0; count];
     let mut first = vec![usize::MAX; count];
@@ -93,5 +93,5 @@ pub fn plan_sizes(program: &Program, bytes: &dyn Fn(ValueId) -> usize) -> Plan {
     for v in 0..count {
         offsets[v] = offsets[root[v]];
     }
-    Plan { offsets, bytes, in_place }
+    ArenaPlan { offsets, bytes, in_place }
 }

@@ -9,7 +9,7 @@ mod verdict;
 
 use std::time::Instant;
 
-use delft::{Engine, Error, Limits, Profiler, Session, Step, Work};
+use delft::{ComputePeaks, Engine, Error, Profiler, Session, TimedStep, Work};
 use serde_json::{Value, json};
 
 use super::head;
@@ -57,7 +57,7 @@ struct Phase {
 impl Phase {
     /// Of steps of so many tokens. A GPU's take the time of its own clock: what the host does
     /// beside them is to place the clocks.
-    fn new(tokens: usize, steps: &[Step], gpu: bool) -> Phase {
+    fn new(tokens: usize, steps: &[TimedStep], gpu: bool) -> Phase {
         let n = steps.len().max(1) as f64;
         let mut phase = Phase { steps: steps.len(), tokens, ..Phase::default() };
         for step in steps {
@@ -110,7 +110,7 @@ impl Phase {
 struct Ceilings {
     /// Bytes per second.
     reads: f64,
-    limits: Limits,
+    limits: ComputePeaks,
 }
 
 /// What bounds an operation, and the seconds it would take there.

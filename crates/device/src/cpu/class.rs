@@ -4,7 +4,7 @@ use super::experts;
 use cpu_kernels::matmul::{Activations, Path, ROWS};
 use cpu_kernels::team::Worker;
 use ops::Rope;
-use program::{Plan, Program, plan_memory};
+use program::{ArenaPlan, Program, plan_memory};
 
 /// Decode rows up to which every worker normalises and quantises all rows for itself, which is
 /// cheaper than a barrier.
@@ -22,7 +22,7 @@ pub(super) const MOST_PART: usize = 2 * PART;
 pub(super) struct Class {
     pub(super) tokens: usize,
     pub(super) outputs: usize,
-    pub(super) plan: Plan,
+    pub(super) plan: ArenaPlan,
     /// Cosines, then sines, of each rotation: `[tokens, pairs]`.
     pub(super) angles: Vec<(usize, usize)>,
     /// Normalised rows shared by all workers: `[rows, width]`.

@@ -10,8 +10,8 @@ use super::state::{self, Cache, States};
 use super::{experts, memory};
 use crate::choose::{Carried, Choices, HostSampler, Outcomes, chosen};
 use crate::{
-    Executor, Limits, LoadOptions, Memory, Outcome, Peaks, Plan, Profile, Roof, Ticket, Watch,
-    finite, plan,
+    ComputePeaks, Executor, LoadOptions, Memory, Outcome, Peaks, Plan, Profile, Roof, Ticket,
+    Watch, finite, plan,
 };
 use crate::{check_block, no_block};
 use cpu_kernels::attention::{Geometry, LayerCache, Sequence, Shape};
@@ -883,7 +883,7 @@ impl Executor for CpuExecutor {
         Ok(ticket.map(|ticket| (ticket, profile)))
     }
 
-    fn limits(&self) -> Option<Limits> {
+    fn limits(&self) -> Option<ComputePeaks> {
         let peaks = |isa: Isa| {
             let [bytes_dot, narrow_dot, tiles, floats] =
                 [Unit::Bytes, Unit::Narrow, Unit::Tiles, Unit::Floats]
@@ -893,6 +893,6 @@ impl Executor for CpuExecutor {
         let used = peaks(self.loaded.isa);
         let best = Isa::available().last().copied().unwrap_or(Isa::Scalar);
         let best = if best == self.loaded.isa { used } else { peaks(best) };
-        Some(Limits { cores: default_threads(), used, best })
+        Some(ComputePeaks { cores: default_threads(), used, best })
     }
 }

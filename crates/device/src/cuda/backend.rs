@@ -10,7 +10,7 @@ use tile::launch::Numbers;
 use tile::passes::Target;
 
 use super::{Buffer, CublasLt, Event, Gpu, Graph, Pipeline, Product, Sums, Work, roof};
-use crate::gpu::{Backend, Facts, ProductShape, Stage};
+use crate::gpu::{Backend, Facts, ProductShape, StagingBuffer};
 use crate::{About, Usage};
 
 /// An NVIDIA GPU, with cuBLASLt if it is installed.
@@ -100,9 +100,9 @@ impl Backend for Cuda {
         reserved.extend(bytes)
     }
 
-    fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn Stage<Buffer> + '_>>> {
+    fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn StagingBuffer<Buffer> + '_>>> {
         // Two: one is copied while the other is filled.
-        let stage = |_| Ok(Box::new(self.gpu.pinned(bytes)?) as Box<dyn Stage<Buffer>>);
+        let stage = |_| Ok(Box::new(self.gpu.pinned(bytes)?) as Box<dyn StagingBuffer<Buffer>>);
         (0..2).map(stage).collect()
     }
 

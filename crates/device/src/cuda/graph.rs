@@ -113,7 +113,7 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver refuses, or a kernel fails.
-    pub fn time(&self, work: Vec<Work>, samples: usize) -> Result<Timing> {
+    pub fn time(&self, work: Vec<Work>, samples: usize) -> Result<Samples> {
         const RUN: f64 = 300e-6;
         let count = work.len().max(1) as f64;
         let mut graph = self.graph(work)?;
@@ -136,7 +136,7 @@ impl Gpu {
             found.push(run(times)? / f64::from(times) / count);
         }
         found.sort_by(f64::total_cmp);
-        Ok(Timing { median: found[found.len() / 2], least: found[0], samples: found.len() })
+        Ok(Samples { median: found[found.len() / 2], least: found[0], samples: found.len() })
     }
 }
 
@@ -163,7 +163,7 @@ impl Drop for Graph {
 
 /// The result of [`Gpu::time`], in seconds per item of work.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Timing {
+pub struct Samples {
     /// The median.
     pub median: f64,
     /// The shortest.

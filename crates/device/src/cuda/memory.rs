@@ -151,7 +151,7 @@ impl Gpu {
     /// Reserves addresses without memory: see [`Buffer::extend`].
     ///
     /// # Errors
-    /// No whole number of [`Facts::page`](super::Facts::page)s, or too few addresses.
+    /// No whole number of [`Properties::page`](super::Properties::page)s, or too few addresses.
     pub fn reserve(&self, bytes: usize) -> Result<Buffer> {
         self.0.enter()?;
         let mut address = 0;
@@ -224,7 +224,7 @@ impl Buffer {
     }
 
     /// Gives the first `bytes` of reserved addresses memory, a whole number of
-    /// [`Facts::page`](super::Facts::page)s. What is new is zero for work enqueued afterwards.
+    /// [`Properties::page`](super::Properties::page)s. What is new is zero for work enqueued afterwards.
     ///
     /// # Errors
     /// Addresses that are not reserved, or too little memory; the buffer is then as it was.

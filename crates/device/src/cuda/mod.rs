@@ -40,7 +40,7 @@ use crate::survey::{Gpus, Library};
 
 pub use backend::Cuda;
 pub use compile::Compiler;
-pub use graph::{Event, Graph, Timing, Work};
+pub use graph::{Event, Graph, Samples, Work};
 pub use library::present;
 pub use matmul::{CublasLt, Matmul, Product};
 pub use memory::Buffer;
@@ -52,7 +52,7 @@ type Outcome<T> = std::result::Result<T, DriverError>;
 
 /// Properties of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Facts {
+pub struct Properties {
     /// Its name: `NVIDIA H200`.
     pub name: String,
     /// Compute capability, such as `(9, 0)`.
@@ -71,7 +71,7 @@ pub struct Facts {
     pub driver: String,
 }
 
-impl Facts {
+impl Properties {
     /// Whether it has warpgroup matrix products (`wgmma`), which only one generation has.
     pub fn has_wgmma(&self) -> bool {
         self.capability == (9, 0)
@@ -84,7 +84,7 @@ impl Facts {
     }
 }
 
-impl std::fmt::Display for Facts {
+impl std::fmt::Display for Properties {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (major, minor) = self.capability;
         write!(
@@ -110,7 +110,7 @@ struct Context {
     /// Whether it is the device's primary context, which other libraries share.
     primary: bool,
     stream: sys::CUstream,
-    facts: Facts,
+    facts: Properties,
     compiler: Compiler,
     modules: Mutex<HashMap<Key, pipeline::Module>>,
     lost: AtomicBool,
@@ -186,7 +186,7 @@ impl Gpu {
     }
 
     /// Its properties.
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &Properties {
         &self.0.facts
     }
 
@@ -300,7 +300,7 @@ fn fault(place: &str, e: DriverError) -> Error {
     Error::new(place, "", said.unwrap_or_else(|_| format!("error {}", e.0 as u32)))
 }
 
-fn facts(device: sys::CUdevice) -> Outcome<Facts> {
+fn facts(device: sys::CUdevice) -> Outcome<Properties> {
     use sys::CUdevice_attribute as Attribute;
     // SAFETY: the device exists.
     let ask = |attribute| unsafe { result::device::get_attribute(device, attribute) };
@@ -308,7 +308,7 @@ fn facts(device: sys::CUdevice) -> Outcome<Facts> {
     let mut driver = 0;
     // SAFETY: writes one number.
     unsafe { sys::cuDriverGetVersion(&mut driver) }.result()?;
-    Ok(Facts {
+    Ok(Properties {
         name: result::device::get_name(device)?,
         capability: (
             number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,

@@ -7,9 +7,9 @@ use cudarc::driver::{result, sys};
 use formats::{Error, Result};
 
 use super::{Buffer, Context, Event, Gpu};
-use crate::gpu::Stage;
+use crate::gpu::StagingBuffer;
 
-/// A pinned staging buffer. The driver reads it only in copies made by [`Stage::send`].
+/// A pinned staging buffer. The driver reads it only in copies made by [`StagingBuffer::send`].
 pub(super) struct Pinned {
     context: Arc<Context>,
     host: NonNull<u8>,
@@ -38,7 +38,7 @@ impl Gpu {
     }
 }
 
-impl Stage<Buffer> for Pinned {
+impl StagingBuffer<Buffer> for Pinned {
     fn bytes(&mut self) -> Result<&mut [u8]> {
         self.copied.wait()?;
         // SAFETY: initialised, of this length, and owned by this value until it is dropped. The

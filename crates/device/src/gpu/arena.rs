@@ -6,7 +6,7 @@ use ops::Shape;
 use ops::experts::Sizes;
 use ops::operation::{Operand, Precision};
 use ops::packed::Format;
-use program::{BLOCK_TOKENS, Kind, Node, Plan, Program, ValueId, plan_memory};
+use program::{ArenaPlan, BLOCK_TOKENS, Kind, Node, Program, ValueId, plan_memory};
 use tile::types::Scalar;
 
 use super::lower::{LOW, Lowering};
@@ -155,7 +155,7 @@ fn mixture(sizes: Sizes, rows: usize) -> [usize; MIXTURE] {
 /// The arena of one shape class; offsets in bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
-    plan: Plan,
+    plan: ArenaPlan,
     rows: RowsOf,
     /// Scratch of products with many rows: normalised rows, and two outputs (the operands of a
     /// gate, or a sum before the residual is added).

@@ -41,7 +41,7 @@ pub(super) struct Class<B: Backend> {
     sequences: usize,
     /// The region of its words.
     region: usize,
-    stages: Vec<Stage<B>>,
+    segments: Vec<Segment<B>>,
     /// The buffers of the results, with their rows and widths.
     results: Vec<(B::Buffer, Rows, usize)>,
     /// The buffer of the Program's input.
@@ -51,7 +51,7 @@ pub(super) struct Class<B: Backend> {
 }
 
 /// Launches up to an exchange, or to the end.
-struct Stage<B: Backend> {
+struct Segment<B: Backend> {
     work: Work<B>,
     exchange: Option<Exchange<B>>,
 }
@@ -403,7 +403,7 @@ impl<B: Backend> GpuExecutor<B> {
         }
         let (steps, _) = self.lowering.launches(key, &layout, &mut self.kernels)?;
         self.kernels.load(&*self.backend, &mut self.pipelines)?;
-        let stages = self.stages(steps, key)?;
+        let segments = self.segments(steps, key)?;
         let program = &self.lowering.program;
         let types = self.lowering.types(key.kind, key.tokens);
         let part = |v| self.backend.part(&self.arena, layout.value(program, types, v));
@@ -415,12 +415,12 @@ impl<B: Backend> GpuExecutor<B> {
         let input = program.input.map(part).transpose()?;
         let (words, region) = (key.words(self.lowering.batched), key.region());
         let (rows, sequences) = (key.tokens, key.sequences);
-        Ok(Class { words, rows, sequences, region, stages, results, input, timed: None })
+        Ok(Class { words, rows, sequences, region, segments, results, input, timed: None })
     }
 
     /// Splits a class's launches at exchanges, in the form in which they are kept.
-    fn stages(&self, steps: Vec<lower::Step>, key: &Key) -> Result<Vec<Stage<B>>> {
-        let mut stages = Vec::new();
+    fn segments(&self, steps: Vec<lower::Step>, key: &Key) -> Result<Vec<Segment<B>>> {
+        let mut segments = Vec::new();
         let mut steps = steps.into_iter().peekable();
         loop {
             let launch = |step: &lower::Step| !matches!(step, lower::Step::Exchange { .. });
@@ -434,11 +434,11 @@ impl<B: Backend> GpuExecutor<B> {
                 Dispatch::Arguments | Dispatch::Graph => Work::Bound(self.bind(&own, key)?),
             };
             let Some(lower::Step::Exchange { number, gives, brings }) = steps.next() else {
-                stages.push(Stage { work, exchange: None });
-                return Ok(stages);
+                segments.push(Segment { work, exchange: None });
+                return Ok(segments);
             };
             let exchange = self.bind_exchange(number, [&gives, &brings], key)?;
-            stages.push(Stage { work, exchange: Some(exchange) });
+            segments.push(Segment { work, exchange: Some(exchange) });
         }
     }
 
@@ -449,8 +449,8 @@ impl<B: Backend> GpuExecutor<B> {
         step: &Step<'_>,
         watch: &Watch<'_>,
     ) -> Result<bool> {
-        let all = class.stages.len() as f64;
-        for (done, Stage { work, exchange }) in class.stages.iter_mut().enumerate() {
+        let all = class.segments.len() as f64;
+        for (done, Segment { work, exchange }) in class.segments.iter_mut().enumerate() {
             match work {
                 Work::Loose { steps, key } => self.backend.submit(&self.bind(steps, key)?)?,
                 Work::Bound(launches) => self.backend.submit(launches)?,
@@ -873,7 +873,7 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         Ok(timed.map(|profile| (ticket, profile)))
     }
 
-    fn limits(&self) -> Option<crate::Limits> {
+    fn limits(&self) -> Option<crate::ComputePeaks> {
         self.peaks().ok()
     }
 }

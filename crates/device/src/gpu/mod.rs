@@ -55,7 +55,7 @@ use tile::types::Scalar;
 
 use crate::{About, Device, Executor, LoadOptions, Plan, TrainOptions, Trainer, Usage};
 
-pub use stage::Stage;
+pub use stage::StagingBuffer;
 
 /// Device properties that the choice of kernels depends on.
 #[derive(Debug, Clone, Copy)]
@@ -201,7 +201,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// Too little memory.
-    fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn Stage<Self::Buffer> + '_>>>
+    fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn StagingBuffer<Self::Buffer> + '_>>>
     where
         Self: Sized,
     {

@@ -16,7 +16,7 @@ use super::lower::Key;
 use super::peaks;
 use super::run::Staged;
 use crate::work::{self, Costs};
-use crate::{Limits, Peaks, Profile, Ticket, Timing};
+use crate::{ComputePeaks, Peaks, Profile, Ticket, Timing};
 
 /// A class's launches, each with the number of its node, or `None`.
 pub(super) struct Timed<B: Backend> {
@@ -57,7 +57,7 @@ impl<B: Backend> GpuExecutor<B> {
     ///
     /// # Errors
     /// As [`peaks::floats`] and [`peaks::products`].
-    pub(super) fn peaks(&self) -> Result<Limits> {
+    pub(super) fn peaks(&self) -> Result<ComputePeaks> {
         let (backend, wide) = (&*self.backend, self.lowering.wide);
         let used = Peaks {
             isa: backend.about().name,
@@ -66,7 +66,7 @@ impl<B: Backend> GpuExecutor<B> {
             tiles: if wide == Scalar::F32 { 0.0 } else { peaks::products(backend, wide)? },
             floats: peaks::floats(backend)?,
         };
-        Ok(Limits { cores: backend.about().threads, used, best: used })
+        Ok(ComputePeaks { cores: backend.about().threads, used, best: used })
     }
 
     /// The launches of a class, bound one by one.

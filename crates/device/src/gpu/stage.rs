@@ -5,7 +5,7 @@ use formats::{Error, Result};
 use super::Backend;
 
 /// A staging buffer in host memory, from which device buffers are written.
-pub trait Stage<B> {
+pub trait StagingBuffer<B> {
     /// All its bytes, once no copy reads them any more.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl<'a, B: Backend> Heap<'a, B> {
     }
 }
 
-impl<B: Backend> Stage<B::Buffer> for Heap<'_, B> {
+impl<B: Backend> StagingBuffer<B::Buffer> for Heap<'_, B> {
     fn bytes(&mut self) -> Result<&mut [u8]> {
         Ok(&mut self.bytes)
     }

@@ -1,9 +1,9 @@
 //! Weights on the device: matrices in planes, vectors in f32.
 //!
-//! Loading is a pipeline. Some rows of a matrix at a time are looked through for what is not finite
-//! and packed by all cores, from the mapped file to a [`Stage`]; that is copied to the device while
-//! the next rows are packed to another. So the host has no more memory for it than the stages, but
-//! for weights whose recipe makes a copy of them.
+//! Loading is a pipeline. Some rows of a matrix at a time are checked for numbers that are not
+//! finite and packed by all cores, from the mapped file to a [`StagingBuffer`]; while that is
+//! copied to the device, the next rows are packed to another. So the host needs no memory but the
+//! staging buffers, unless a weight's recipe makes a copy of it.
 
 mod packer;
 
@@ -13,7 +13,7 @@ use formats::{Encoded, Encoding, Error, NotFinite, Result, Tensors};
 use ops::packed::{Format, Layout};
 use program::{Program, WeightId};
 
-use super::{Backend, Stage};
+use super::{Backend, StagingBuffer};
 use crate::finite;
 use packer::Packer;
 
@@ -216,7 +216,7 @@ pub(super) fn load<B: Backend>(
 struct Loader<'a, B: Backend> {
     backend: &'a B,
     /// They take turns.
-    stages: Vec<Box<dyn Stage<B::Buffer> + 'a>>,
+    stages: Vec<Box<dyn StagingBuffer<B::Buffer> + 'a>>,
     packer: Packer,
 }
 
@@ -291,8 +291,8 @@ impl<B: Backend> Loader<'_, B> {
 
 /// The stage whose turn it is: the one that was used longest ago.
 fn turn<'s, 'a, B>(
-    stages: &'s mut [Box<dyn Stage<B> + 'a>],
-) -> Result<&'s mut (dyn Stage<B> + 'a)> {
+    stages: &'s mut [Box<dyn StagingBuffer<B> + 'a>],
+) -> Result<&'s mut (dyn StagingBuffer<B> + 'a)> {
     stages.rotate_left(1.min(stages.len()));
     stages.last_mut().map(Box::as_mut).ok_or_else(|| Error::new("load", "a stage", "none"))
 }
@@ -311,7 +311,8 @@ mod tests {
 
     const COLS: usize = 512;
 
-    /// Loads a matrix through stages of so many bytes, and reads back what is on the device.
+    /// Loads a matrix through staging buffers of these sizes in bytes, and reads it back from the
+    /// device.
     fn load(
         dtype: DType,
         bytes: &[u8],
@@ -319,7 +320,8 @@ mod tests {
         stages: &[usize],
     ) -> Result<(Option<NotFinite>, Vec<u8>)> {
         let sim = Sim::new(Engine::Interpreter);
-        let heap = |bytes: &usize| Ok(Box::new(Heap::new(&sim, *bytes)?) as Box<dyn Stage<_>>);
+        let heap =
+            |bytes: &usize| Ok(Box::new(Heap::new(&sim, *bytes)?) as Box<dyn StagingBuffer<_>>);
         let mut loader = Loader {
             backend: &sim,
             stages: stages.iter().map(heap).collect::<Result<_>>()?,

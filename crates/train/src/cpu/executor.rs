@@ -9,7 +9,7 @@ use cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::{Error, ErrorKind, Result};
 use ops::gradient::Gradient;
 use ops::{Attention, Binary, Op, Rope, Zip};
-use program::{Node, Plan, Program, ValueId, plan_memory};
+use program::{ArenaPlan, Node, Program, ValueId, plan_memory};
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -68,7 +68,7 @@ pub(super) struct Run<'a> {
     pub(super) weights: &'a Weights,
     pub(super) batch: &'a Batch,
     pub(super) packing: Packing,
-    pub(super) plan: Plan,
+    pub(super) plan: ArenaPlan,
     values: SharedSlice<'a, f32>,
     /// Cosines and sines of every token, for each rotation.
     angles: Vec<(Rope, Vec<f32>, Vec<f32>)>,

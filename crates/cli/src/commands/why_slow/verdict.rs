@@ -460,7 +460,7 @@ fn percent(share: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use delft::{Limits, Peaks, Work};
+    use delft::{ComputePeaks, Peaks, Work};
 
     fn row(name: &str, bytes: u64, floats: u64, seconds: f64) -> Row {
         let work = Work { bytes, floats, ..Work::default() };
@@ -490,7 +490,7 @@ mod tests {
             cache: Some(32 << 20),
             ceilings: Ceilings {
                 reads: 1e10,
-                limits: Limits { cores: 4, used: peaks, best: peaks },
+                limits: ComputePeaks { cores: 4, used: peaks, best: peaks },
             },
             spread: 1.05,
             untimed: 1.0,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ops::gradient::Gradient;
 use ops::{Op, Rows};
-use program::{Plan, Program, ValueId, plan_sizes};
+use program::{ArenaPlan, Program, ValueId, plan_sizes};
 use tile::types::Scalar;
 
 use super::lower::Lowering;
@@ -113,7 +113,7 @@ impl Words {
 /// The arena of a Program for batches of a class. The gradients of trained weights come first, at
 /// the same offsets in all Programs, so that the padding between them is never written.
 pub(super) struct Layout {
-    plan: Plan,
+    plan: ArenaPlan,
     counts: Counts,
     /// Start of the values that are not gradients.
     first: usize,
