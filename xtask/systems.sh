@@ -2,7 +2,7 @@
 # Delft on systems that this machine is not: built for ARM Linux and for Windows, README's first command tells a story
 # under qemu's user emulation and under Wine. Says so and goes on where an emulator, a linker or Rust's target is missing:
 # `apt install qemu-user gcc-aarch64-linux-gnu`, `rustup target add aarch64-unknown-linux-gnu` for the one,
-# `apt install wine64 gcc-mingw-w64-x86-64`, `rustup target add x86_64-pc-windows-gnu` for the other.
+# `apt install wine wine64 gcc-mingw-w64-x86-64`, `rustup target add x86_64-pc-windows-gnu` for the other.
 #
 #   xtask/systems.sh [arm] [windows]    which systems (default: both)
 #   FLAGS                               further arguments of `cargo build`
