@@ -20,15 +20,16 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let (config, parts, experts) = read(files)?;
+    let (config, parts, experts) = read(files, false)?;
     Ok(mixtral::opened(config, parts, experts))
 }
 
-/// The configuration, the decoder's parts and the number of experts.
+/// The configuration, the decoder's parts and the number of experts, whose odds are made to sum to
+/// one if `normalised`, or if the configuration says so.
 ///
 /// # Errors
 /// What is missing or out of range, by key.
-pub(crate) fn read(files: &Files<'_>) -> Result<(Config, decoder::Parts, usize)> {
+pub(crate) fn read(files: &Files<'_>, normalised: bool) -> Result<(Config, decoder::Parts, usize)> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     let sparse = Sparse::read(files)?;
@@ -45,7 +46,7 @@ pub(crate) fn read(files: &Files<'_>) -> Result<(Config, decoder::Parts, usize)>
     let config = raw.check()?;
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
     // GGUF does not say it: all published models have it so.
-    options.routing.normalised |= files.keys.dialect() == Dialect::Gguf;
+    options.routing.normalised |= normalised || files.keys.dialect() == Dialect::Gguf;
     let attention = move |config: &Config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: bias,

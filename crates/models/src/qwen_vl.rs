@@ -64,7 +64,7 @@ fn open(files: &Files<'_>, decoder: fn(&Files<'_>) -> Result<Opened>) -> Result<
 /// Qwen3-MoE, whose experts are stacks: published ones hold them as they are multiplied with from
 /// the left.
 fn mixture(files: &Files<'_>) -> Result<Opened> {
-    let (config, parts, count) = qwen3_moe::read(files)?;
+    let (config, parts, count) = qwen3_moe::read(files, true)?;
     Ok(decoder::open_recipes(config, parts, move |config, weights, name| {
         let turned = |weights: &dyn Weights, name: &str| turned(weights, name, config.hidden);
         experts::stacked(&Recipes { weights, change: turned }, name, count)

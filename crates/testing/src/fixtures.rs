@@ -62,6 +62,7 @@ macro_rules! fixtures {
             llama3_beyond "llama3-beyond",
             llama4 "llama4",
             llama4_chunks "llama4-chunks",
+            minicpm "minicpm",
             ministral "ministral",
             ministral3 "ministral3",
             mistral "mistral",
@@ -85,6 +86,7 @@ macro_rules! fixtures {
             qwen2_yarn_beyond "qwen2-yarn-beyond",
             qwen2_5 "qwen2.5",
             qwen3 "qwen3",
+            qwen3_vl_moe "qwen3-vl-moe",
             qwen3_5 "qwen3.5",
             qwen3_5_long "qwen3.5-long",
             qwen3_5_moe "qwen3.5-moe",
@@ -105,6 +107,7 @@ macro_rules! fixtures {
     };
     ($name:ident: $run:path, twins) => {
         $crate::fixtures!(@tests $name, $run,
+            arcee_f32 "arcee/model.f32.gguf",
             cohere_f32 "cohere/model.f32.gguf",
             cohere2_f32 "cohere2/model.f32.gguf",
             dots1_f32 "dots1/model.f32.gguf",
@@ -130,6 +133,7 @@ macro_rules! fixtures {
             llama3_f32 "llama3/model.f32.gguf",
             llama3_beyond_f16 "llama3-beyond/model.f16.gguf",
             llama4_f32 "llama4/model.f32.gguf",
+            minicpm_f32 "minicpm/model.f32.gguf",
             ministral3_f32 "ministral3/model.f32.gguf",
             ministral3_own "ministral3/folder",
             mistral_f16 "mistral-full/model.f16.gguf",
