@@ -303,20 +303,6 @@ impl Kernel {
         Ok(grid)
     }
 
-    /// Whether it has a buffer of this name.
-    pub fn has_buffer(&self, name: &str) -> bool {
-        let is = |p: &Param| p.name == name && matches!(p.kind, ParamKind::Buffer { .. });
-        self.params.iter().any(is)
-    }
-
-    /// Whether it has a constant, a scalar argument or a free dimension of this name.
-    pub fn has_number(&self, name: &str) -> bool {
-        let argument = |p: &Param| p.name == name && !matches!(p.kind, ParamKind::Buffer { .. });
-        self.constants.iter().any(|c| c.name == name)
-            || self.params.iter().any(argument)
-            || self.dimensions().contains(&name)
-    }
-
     /// The free dimensions: names in the contract that are neither constants nor arguments.
     pub fn dimensions(&self) -> Vec<&str> {
         let mut names = Vec::new();

@@ -229,9 +229,6 @@ impl Kernels {
     }
 
     /// A launch of a kernel with buffers bound by parameter name.
-    ///
-    /// # Errors
-    /// A kernel that cannot be lowered; a buffer or number that it lacks, or that it does not have.
     pub(super) fn step(
         &mut self,
         recipe: Recipe,
@@ -240,12 +237,6 @@ impl Kernels {
         bound: &[(&str, Slot)],
     ) -> Result<Step> {
         let (kernel, source) = self.get(recipe, &numbers, facts)?;
-        let foreign = bound.iter().map(|(name, _)| *name).find(|name| !source.has_buffer(name));
-        let foreign =
-            foreign.or_else(|| numbers.iter().map(|n| n.0).find(|n| !source.has_number(n)));
-        if let Some(name) = foreign {
-            return Err(Error::new(&source.name, "names of its signature", format!("`{name}`")));
-        }
         let buffers = source
             .params
             .iter()
