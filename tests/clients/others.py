@@ -66,7 +66,8 @@ def replay(file, address, model):
         if request["path"] == "/v1/chat/completions" and "max_completion_tokens" not in body:
             body.setdefault("max_tokens", 8)
         if request["path"] in ("/api/chat", "/api/generate"):
-            body["options"] = {"num_predict": 8, **(body.get("options") or {})}
+            options = body.get("options") or {}
+            body["options"] = {**options, "num_predict": options.get("num_predict") or 8}
         status, answer = send(address, request["path"], body)
         # An embedding is asked of a model that makes none.
         fits = status == 200 or (request["path"] in ("/v1/embeddings", "/api/embed") and "embeddings" in answer)
