@@ -158,8 +158,13 @@ impl<'a> Keys<'a> {
 
     /// Notes what a key says that GGUF has too, by a name of its own.
     pub(crate) fn state(&self, key: Key, value: Option<Typed>) {
-        const SAME: &[&str] =
-            &["attn_logit_softcapping", "final_logit_softcapping", "interleave_moe_layer_step"];
+        const SAME: &[&str] = &[
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "interleave_moe_layer_step",
+            "logit_scale",
+            "use_parallel_residual",
+        ];
         let named = !key.1.is_empty() && (key.0 != key.1 || SAME.contains(&key.1));
         if self.dialect() == Dialect::HuggingFace && named {
             self.asked.state(key, value);

@@ -204,19 +204,24 @@ fn by_gguf(name: &str) -> Option<&'static Architecture> {
     all.max_by_key(|a| a.name == name)
 }
 
-/// The error for an architecture that is not in the registry; `place` is the key that names it.
+/// The error for an architecture that is not in the registry; `place` is the key that names it. It
+/// names those that are spelled alike, since all would not fit a line.
 fn unknown(place: String, name: &str, dialect: Dialect) -> Error {
     let spelled = |a: &&Architecture| if dialect == Dialect::Gguf { a.gguf } else { a.name };
     let mut known: Vec<&str> =
         ARCHITECTURES.iter().map(spelled).filter(|name| !name.is_empty()).collect();
     known.sort_unstable();
     known.dedup();
+    let count = known.len();
+    let begin = |a: &str, b: &str| a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
+    known.retain(|known| begin(known, name) >= 3);
+    let alike = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
     let hint = match lacking::what(name) {
         Some(what) => format!("this architecture is not supported: it needs {what}"),
         None => "this architecture is not supported yet".to_owned(),
     };
-    let name = keys::clipped(name);
-    Error::new(place, known.join(", "), name).of(ErrorKind::Unsupported).hint(hint)
+    let expected = format!("one of {count} architectures{alike}");
+    Error::new(place, expected, keys::clipped(name)).of(ErrorKind::Unsupported).hint(hint)
 }
 
 /// A model's layers, ready to record.

@@ -297,7 +297,7 @@ pub(crate) const CASES: &[Case<Model>] = &[
             m.set("model_type", "mamba");
             m.unset("architectures")
         },
-        Refused(&["config.json: model_type", "llama", "mamba"])
+        Refused(&["config.json: model_type", "architectures", "mamba", "state spaces"])
     ),
     case!("model_type missing", |m| m.unset("model_type"), Runs),
     case!(

@@ -258,7 +258,7 @@ pub(crate) const CASES: &[Case<Model>] = &[
     case!(
         "unknown architecture",
         |m| m.set("general.architecture", "mamba"),
-        Refused(&["general.architecture", "llama", "mamba"])
+        Refused(&["general.architecture", "architectures", "mamba", "state spaces"])
     ),
     case!(
         "architecture of another type",
