@@ -143,9 +143,6 @@ pub struct Thresholds {
     /// Sequences from which on rows that decode go to the vendor's library, where matrices have 16
     /// bits: it takes hardly longer for 128 rows than for 32.
     pub library_sequences: usize,
-    /// Rows up to which products that are the vendor's take our kernel instead, if both have the
-    /// same bits: about where the vendor's become as fast.
-    pub chained: usize,
     /// Rows from which the vendor's product, with unpacking, is faster than our kernels.
     pub unpack: usize,
 }
@@ -247,12 +244,7 @@ pub const HOPPER: Tuned = Tuned {
         small: [tiling(4, 1, 32), tiling(2, 1, 16)],
         large: [tiling(4, 2, 64), tiling(4, 1, 32)],
     },
-    thresholds: Thresholds {
-        few_sequences: [4, 8],
-        library_sequences: 48,
-        chained: 16,
-        unpack: 256,
-    },
+    thresholds: Thresholds { few_sequences: [4, 8], library_sequences: 48, unpack: 256 },
     small_groups: None,
 };
 

@@ -1,8 +1,7 @@
 //! Trials, at load, of whether the vendor's library gives a row the same bits whatever the number
 //! of rows, in each product that the Program has. The library promises nothing of the kind; without
 //! split sums it has done so on every GPU where it was tried. For decode rows the fastest of the
-//! library's ways is looked for that give a row the bits of our own kernel, which then computes few
-//! rows; or else those of the library's first way.
+//! library's ways that give these bits is looked for.
 
 use formats::Result;
 use half::{bf16, f16};
@@ -71,19 +70,9 @@ pub(super) fn rows_are_alike<B: Backend>(
     Ok(true)
 }
 
-/// Our kernel for `rows` rows of a product. `launch` binds it to `x`, the matrix, what is added if
-/// anything is, and `y`.
-pub(super) struct Ours<'a, B: Backend> {
-    pub(super) rows: usize,
-    #[allow(clippy::type_complexity, reason = "the arguments of `Backend::product`")]
-    pub(super) launch:
-        &'a dyn Fn(&B::Buffer, &B::Buffer, Option<&B::Buffer>, &B::Buffer) -> Result<B::Launch>,
-}
-
 /// Finds the fastest way to do products of a shape for each of these numbers of rows, at least
-/// [`LIBRARY_ROWS`], among those that give every row the same bits: those of `ours`, or without it
-/// of the library's first way. `ws` are matrices of the shape. False if there is none for some number
-/// of rows.
+/// [`LIBRARY_ROWS`], among those that give every row the same bits. `ws` are matrices of the shape.
+/// False if there is none for some number of rows.
 ///
 /// # Errors
 /// If there is no memory for trying it, or the library refuses.
@@ -92,30 +81,15 @@ pub(super) fn tune<B: Backend>(
     shape: &ProductShape,
     ws: &[B::Buffer],
     rows: &[usize],
-    ours: Option<&Ours<'_, B>>,
 ) -> Result<bool> {
     let Some(w) = ws.first() else { return Ok(false) };
     let row = shape.out as usize * shape.result.bytes();
     let most = rows.iter().copied().max().unwrap_or(0).max(LIBRARY_ROWS);
-    let most = ours.map_or(most, |ours| most.next_multiple_of(ours.rows));
-    let x_row = shape.width as usize * shape.operand.bytes();
     let x = backend.upload(&noise(shape.operand, most * shape.width as usize))?;
     let y = backend.buffer(most * row)?;
     let add = if shape.adds { Some(backend.buffer(most * row)?) } else { None };
-    match ours {
-        None => {
-            let whole = ProductShape { rows: most as u32, tuned: false, ..*shape };
-            backend.submit(&[backend.product(&whole, &x, w, add.as_ref(), &y)?])?;
-        }
-        Some(Ours { rows, launch }) => {
-            for first in (0..most).step_by(*rows) {
-                let part =
-                    |of: &B::Buffer, row| backend.part(of, first * row..(first + rows) * row);
-                let add = add.as_ref().map(|add| part(add, row)).transpose()?;
-                backend.submit(&[launch(&part(&x, x_row)?, w, add.as_ref(), &part(&y, row)?)?])?;
-            }
-        }
-    }
+    let whole = ProductShape { rows: most as u32, tuned: false, ..*shape };
+    backend.submit(&[backend.product(&whole, &x, w, add.as_ref(), &y)?])?;
     let mut all = vec![0; most * row];
     backend.read(&y, &mut all)?;
     for &rows in rows {

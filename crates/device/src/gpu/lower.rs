@@ -291,9 +291,6 @@ pub(super) struct Lowering {
     /// Whether, with `batched`, decode rows times 16-bit matrices are products of the vendor's
     /// library.
     pub(super) library: bool,
-    /// Whether our kernel gives the bits of those products of the library, so that up to
-    /// [`Thresholds::chained`] rows may take it.
-    pub(super) chained: bool,
     /// Matrices that lie one behind the other, to be multiplied as one.
     pub(super) joined: Vec<Vec<WeightId>>,
     /// How each matrix is packed.
@@ -343,7 +340,6 @@ impl Lowering {
             batched,
             few: false,
             library: false,
-            chained: false,
             joined: vec![],
             adapters: adapters::Room::new(&program, options.seats, &formats)?,
             formats,

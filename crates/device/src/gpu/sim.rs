@@ -211,8 +211,7 @@ impl Product {
         let mut y = vec![0.0; rows * out];
         match operand {
             Scalar::F32 => ops::linear::reference(&x, &w, None, width, &mut y),
-            // One term after another, as the interpreter's matrix unit adds: kernels whose sums are
-            // chains have the same bits.
+            // One term after another, as the interpreter's matrix unit adds.
             _ => y.iter_mut().enumerate().for_each(|(i, y)| {
                 let (x, w) = (&x[i / out * width..][..width], &w[i % out * width..][..width]);
                 *y = x.iter().zip(w).fold(0.0, |sum, (x, w)| sum + w * x);

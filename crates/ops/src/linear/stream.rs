@@ -21,11 +21,6 @@
 //!   after another. A block has eight times as many matrix rows, all of which read the same
 //!   activations, so a weight is converted once for up to 128 rows.
 //!
-//! A third way, [`Share::Chain`], has other sums: one chain of products of the matrix unit, of 16
-//! neighbouring terms after 16, for 16-bit matrices. NVIDIA's library adds like this (all its
-//! proposals without split sums, as seen on an H100), so few rows can be computed here and many
-//! there with the same bits, as far as a device is found to do so.
-//!
 //! [`Tiling::stages`] steps are under way, across the ends of blocks too, and the first ask for
 //! their weights before the kernel in front is done. Both operands are copied asynchronously: what
 //! waits in registers is waited for by whoever waits for anything.
@@ -101,8 +96,7 @@ pub fn stream(
     let zero = (rows.bits::<i32>() >> 31i32).bits::<u32>();
     let declared = declare(matrices, gate, types.y, (width, zero), low);
     let walk = Walk::new(tiling, types, x, rows, width, &declared.sweeps);
-    let stored = matches!(tiling.share, Share::Chain).then_some(types.y);
-    walk.product(&declared.sweeps, |total| declared.finish(end, residual, stored, total));
+    walk.product(&declared.sweeps, |total| declared.finish(end, residual, total));
 }
 
 /// What a launch has beside its activations.
@@ -158,10 +152,9 @@ fn declare(
 }
 
 impl Declared {
-    /// Writes one output. A gate's sums are rounded to `stored` first, where others do the same
-    /// whose products and gates are launches apart.
+    /// Writes one output.
     #[track_caller]
-    fn finish(&self, end: End, residual: Option<In>, stored: Option<Scalar>, total: Total) {
+    fn finish(&self, end: End, residual: Option<In>, total: Total) {
         let Total { sweep, output, row, sums } = total;
         let shifted = |m: usize| {
             let bias = self.biases[sweep + m];
@@ -172,15 +165,10 @@ impl Declared {
         let at = output + self.sweeps[sweep].out * row;
         let value = match (end, residual) {
             (End::Gate(act), _) => {
-                let [gate, up] = [0, 1].map(|m| match stored {
-                    Some(Scalar::F32) | None => shifted(m),
-                    Some(scalar) => {
-                        crate::packed::halves(scalar, shifted(m).pack(0.0.val(), scalar))[0]
-                    }
-                });
+                let [gate, up] = [0, 1].map(shifted);
                 let gate = match act {
                     // A quotient costs nothing beside a row of weights, and is exact.
-                    Unary::Silu if stored.is_none() => gate / ((-gate).exp() + 1.0),
+                    Unary::Silu => gate / ((-gate).exp() + 1.0),
                     _ => real::unary(act, gate),
                 };
                 gate * up
@@ -241,7 +229,7 @@ impl Walk {
         let spare = Shared::<f32>::named("spare", tiling.spare(matrices));
         let (own, stage) = match tiling.share {
             Share::Terms => (simd_id() * (tiling.stages * stage / SIMDS), stage / SIMDS),
-            Share::Sums | Share::Chain => (0u32.val(), stage),
+            Share::Sums => (0u32.val(), stage),
         };
         let first_row = group_id_of(1) * tiling.rows;
         let stride = groups(0);
@@ -293,13 +281,8 @@ impl Walk {
                     .otherwise(|| {});
                 copy_commit();
                 let stage = t % self.tiling.stages;
-                match self.tiling.share {
-                    Share::Chain => self.chain(sweep, stage, sums),
-                    Share::Terms | Share::Sums => {
-                        for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
-                            self.sum(sweep, at.step, load, stage, sums);
-                        }
-                    }
+                for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
+                    self.sum(sweep, at.step, load, stage, sums);
                 }
                 if let Some(totals) = totals {
                     test(((at.step + 1u32) % self.steps(sweep)).eq(0u32))
@@ -324,7 +307,7 @@ impl Walk {
     fn meet(&self) {
         match self.tiling.share {
             Share::Terms => simd_barrier(),
-            Share::Sums | Share::Chain => barrier(),
+            Share::Sums => barrier(),
         }
     }
 
@@ -367,7 +350,7 @@ impl Walk {
     fn matrices(&self, sweep: &Sweep) -> u32 {
         match self.tiling.share {
             Share::Terms => sweep.weights.len() as u32,
-            Share::Sums | Share::Chain => 1,
+            Share::Sums => 1,
         }
     }
 
@@ -387,7 +370,7 @@ impl Walk {
     fn steps(&self, sweep: &Sweep) -> Val<u32> {
         let format = sweep.weights[0].format();
         let tiling = &self.tiling;
-        let (pieces, terms) = (tiling.pieces(format), tiling.parts() * tiling.terms(format));
+        let (pieces, terms) = (tiling.pieces(format), PARTS * tiling.terms(format));
         match pieces {
             1 => (self.width + (terms - 1)) / terms,
             _ => (self.width + (pieces * terms - 1)) / (pieces * terms) * pieces,
@@ -409,7 +392,6 @@ impl Walk {
         let (part, step) = match self.tiling.share {
             Share::Terms => (simd_id(), step),
             Share::Sums => (step / self.steps(sweep), step % self.steps(sweep)),
-            Share::Chain => return step,
         };
         match self.tiling.pieces(sweep.weights[0].format()) {
             1 => step * PARTS + part,
@@ -429,9 +411,6 @@ impl Walk {
     /// these are zeros.
     #[track_caller]
     fn load(&self, sweep: &Sweep, at: Place, stage: Val<u32>) {
-        if self.tiling.share == Share::Chain {
-            return self.load_rows(sweep, at, stage);
-        }
         let matrices = sweep.weights.len() as u32;
         let (tiles, tall) = (self.tiling.tiles, self.tiling.tall(matrices));
         let first = at.block * (EDGE * tall) + lane_id() / 4u32;
@@ -465,30 +444,6 @@ impl Walk {
         }
     }
 
-    /// Likewise for a chain: rows of the block, each with its terms in order. Those past the end of
-    /// a row are zeros.
-    #[track_caller]
-    fn load_rows(&self, sweep: &Sweep, at: Place, stage: Val<u32>) {
-        let (format, matrices) = (sweep.weights[0].format(), sweep.weights.len() as u32);
-        let (terms, stride) = (self.tiling.terms(format), self.tiling.stride(format));
-        let tall = EDGE * self.tiling.tall(matrices);
-        let per_row = terms / UNIT;
-        let (unit, row) = (thread_id() % per_row, thread_id() / per_row);
-        let run = at.step * per_row + unit;
-        let inside = Order::lt(run, self.runs(sweep));
-        let run = run.min(self.runs(sweep) - 1u32);
-        let apart = self.tiling.threads() / per_row;
-        for (m, weights) in sweep.weights.iter().enumerate() {
-            for pass in 0..tall / apart {
-                let row = row + pass * apart;
-                let from = weights.row((at.block * tall + row).min(sweep.out - 1u32));
-                let to = row + (self.tiling.rows + m as u32 * tall);
-                let to = self.own + stage * self.stage + to * stride + unit * (UNIT / 2);
-                weights.copy_run(from, run, (self.ring, to), inside);
-            }
-        }
-    }
-
     /// Where the words of a load lie in a stage: of the upper or the lower half of a tile's rows,
     /// and of a matrix.
     #[track_caller]
@@ -497,7 +452,7 @@ impl Walk {
         let before = half + load * 2 * self.tiling.tiles;
         let before = match self.tiling.share {
             Share::Sums => before * SIMDS + simd_id(),
-            Share::Terms | Share::Chain => before * sweep.weights.len() as u32 + m,
+            Share::Terms => before * sweep.weights.len() as u32 + m,
         };
         let activations = self.tiling.rows * self.tiling.stride(format);
         self.own + stage * self.stage + (before * (32 * format.words()) + activations)
@@ -512,7 +467,7 @@ impl Walk {
         // Of a simdgroup's terms its lanes copy all, of those of all simdgroups all threads.
         let (index, copying) = match self.tiling.share {
             Share::Terms => (lane_id(), 32),
-            Share::Sums | Share::Chain => (thread_id(), self.tiling.threads()),
+            Share::Sums => (thread_id(), self.tiling.threads()),
         };
         let (unit, row) = (index % per_row, index / per_row);
         let column = self.place_of(sweep, step) * terms + unit * UNIT;
@@ -583,7 +538,7 @@ impl Walk {
             };
             match self.tiling.share {
                 // Few activations: all wait for one tile after another.
-                Share::Terms | Share::Chain => {
+                Share::Terms => {
                     let words: Vec<Vec<Val<u32>>> = (0..2 * wide).map(read).collect();
                     let rights: Vec<[Frag; 2]> =
                         words.chunks(2).map(|two| right(&two[0], &two[1])).collect();
@@ -607,40 +562,6 @@ impl Walk {
                             }
                         }
                     }
-                }
-            }
-        }
-    }
-
-    /// Adds the products of a step to chains.
-    #[track_caller]
-    fn chain(&self, sweep: &Sweep, stage: Val<u32>, sums: Frags) {
-        let format = sweep.weights[0].format();
-        let (stride, operand) = (self.tiling.stride(format), self.types.operand);
-        let (wide, tiles) = (self.tiling.wide(), self.tiling.tiles);
-        let lane = lane_id() / 4u32 * stride + lane_id() % 4u32;
-        let activations = self.own + stage * self.stage + lane;
-        let weights = activations + (simd_id() * (EDGE * tiles) + self.tiling.rows) * stride;
-        for term in (0..self.tiling.terms(format)).step_by(EDGE as usize) {
-            // Of eight rows, the lane's first and second word of 16 terms.
-            let read = |from: Val<u32>, eight: u32| {
-                [0, 4].map(|word| self.ring.get(from + (8 * eight * stride + term / 2 + word)))
-            };
-            let lefts: Vec<Frag> = (0..tiles)
-                .map(|i| {
-                    let [a, b] = [0, 1].map(|half| read(weights, 2 * i + half));
-                    Frag::left_of(operand, [a[0], b[0], a[1], b[1]])
-                })
-                .collect();
-            for j in 0..wide {
-                let [a, b] = [0, 1].map(|half| match 2 * j + half {
-                    eight if 8 * eight >= self.tiling.rows => [0u32.val(); 2],
-                    eight => read(activations, eight).map(|word| self.rounded(word)),
-                });
-                let right = Frag::right_of(operand, [a[0], a[1], b[0], b[1]]);
-                for (i, left) in lefts.iter().enumerate() {
-                    let sum = i as u32 * wide + j;
-                    sums.set(sum, sums.get(sum).mma(*left, right));
                 }
             }
         }
@@ -703,8 +624,8 @@ impl Walk {
                         hand_over(output, col + j * EDGE, &total);
                     }
                     // All threads have a tile of each matrix in hand, one after another.
-                    Share::Sums | Share::Chain => {
-                        let (simds, columns) = (self.tiling.simds, self.tiling.threads() / EDGE);
+                    Share::Sums => {
+                        let (simds, columns) = (SIMDS, self.tiling.threads() / EDGE);
                         let apart = simds / matrices;
                         let passes = EDGE / columns;
                         range(0u32, apart * passes).each(|turn| {
@@ -735,7 +656,6 @@ mod tests {
 
     use super::*;
     use crate::linear::cases::Matrix;
-    use crate::linear::gemm;
     use crate::packed::Format;
 
     #[test]
@@ -765,10 +685,8 @@ mod tests {
                 y.bytes
             };
             let (terms, sums) = (Share::Terms, Share::Sums);
-            let simds = SIMDS;
             let resident = 1;
-            let few =
-                Tiling { share: terms, simds, resident, tiles: 1, rows: 8, loads: 2, stages: 2 };
+            let few = Tiling { share: terms, resident, tiles: 1, rows: 8, loads: 2, stages: 2 };
             let alone = run(1, few, 3);
             // Tilings of few rows and of many, and launches in several turns.
             for (rows, share, tiles, together, loads, stages, groups) in [
@@ -782,46 +700,10 @@ mod tests {
                 (21, sums, 2, 16, 1, 2, 1),
                 (2, sums, 2, 32, 2, 2, 2),
             ] {
-                let tiling =
-                    Tiling { share, simds, resident, tiles, rows: together, loads, stages };
+                let tiling = Tiling { share, resident, tiles, rows: together, loads, stages };
                 let all = run(rows, tiling, groups);
                 assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
             }
-        }
-    }
-
-    /// A chain adds as a `gemm` does whose simdgroups share no sums: 16 terms after 16.
-    #[test]
-    fn chains_have_the_bits_of_products_of_many_rows() {
-        let (out, width, rows, scalar) = (70, 712, 19, Scalar::BF16);
-        let (format, values) = (Format::Dense(scalar), noise(9, rows * width));
-        let matrix = Matrix::new(format, 5, out, width);
-        let numbers = |rows: usize| {
-            Numbers::new().with("rows", rows as u32).with("width", width as u32).with("groups", 2)
-        };
-        let x = Buffer::floats(scalar, &values);
-        let weight = Buffer::raw(scalar, matrix.buffer().bytes);
-        let mut buffers = [x, Buffer::zeros(Scalar::F32, rows * out), weight];
-        let types = gemm::Types { x: scalar, operand: scalar, y: Scalar::F32 };
-        let kernel = gemm::gemm(types, format, false, gemm::Schedule::MEDIUM).record();
-        tile::interp::run(&kernel, &numbers(rows).with("out", out as u32), &mut buffers).unwrap();
-        let [_, all, _] = buffers;
-        for (rows, simds, tiles, together, loads) in
-            [(1, 2, 1, 8, 2), (9, 4, 1, 16, 1), (19, 8, 2, 8, 1), (19, 2, 2, 24, 2)]
-        {
-            let (share, stages) = (Share::Chain, 3);
-            let resident = 1;
-            let tiling = Tiling { share, simds, resident, tiles, rows: together, loads, stages };
-            let x = Buffer::floats(scalar, &values[..rows * width]);
-            let y = Buffer::zeros(Scalar::F32, rows * out);
-            let mut buffers = [Buffer::raw(Scalar::U32, x.bytes), y, matrix.buffer()];
-            let types = Types { x: scalar, operand: scalar, y: Scalar::F32 };
-            let part = Part { format, bias: false };
-            let kernel = stream(types, &[part], End::Store, tiling, None).record();
-            let numbers = numbers(rows).with("out0", out as u32);
-            tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
-            let [_, some, _] = buffers;
-            assert!(all.bytes.starts_with(&some.bytes), "{rows} rows, {}", tiling.name());
         }
     }
 }

@@ -417,7 +417,6 @@ impl WithSites<'_> {
                 let types = Types { x: BF16, operand: BF16, y: F32 };
                 let tiling = Tiling {
                     share: Share::Terms,
-                    simds: 8,
                     resident: 1,
                     tiles: 1,
                     rows: 8,

@@ -6,11 +6,10 @@ use program::{BLOCK_TOKENS, Kind};
 use tile::types::Scalar;
 
 use super::{GpuExecutor, LEAST_LENGTH};
-use crate::gpu::alike::{self, Ours};
 use crate::gpu::arena::{Layout, decode_bucket};
-use crate::gpu::lower::{self, Adapted, Kernels, Key, Lowering, Slot, products};
+use crate::gpu::lower::{self, Adapted, Kernels, Key, Lowering, Slot};
 use crate::gpu::sizes::{self, stride};
-use crate::gpu::{Backend, LIBRARY_ROWS, ProductShape};
+use crate::gpu::{Backend, LIBRARY_ROWS, ProductShape, alike};
 
 impl<B: Backend> GpuExecutor<B> {
     /// Disables the vendor's library if the bits of its rows depend on the number of rows.
@@ -80,45 +79,8 @@ impl<B: Backend> GpuExecutor<B> {
             .collect();
         rows.sort_unstable();
         rows.dedup();
-        for chained in [true, false] {
-            if self.tune_products(&shapes, &rows, chained)? {
-                self.lowering.chained = chained;
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Looks for the fastest way to do each of these products for these numbers of rows, with the
-    /// bits of our own kernel if it is to compute few rows; false if there is one without.
-    fn tune_products(
-        &mut self,
-        shapes: &[(ProductShape, Vec<B::Buffer>)],
-        rows: &[usize],
-        chained: bool,
-    ) -> Result<bool> {
-        let facts = self.lowering.facts;
-        for (shape, ws) in shapes {
-            let backend = &*self.backend;
-            let found = match chained {
-                false => alike::tune(backend, shape, ws, rows, None)?,
-                true => {
-                    let chain = products::chain(&mut self.kernels, shape, facts)?;
-                    let Some((kernel, numbers)) = chain else { return Ok(false) };
-                    self.kernels.load(backend, &mut self.pipelines)?;
-                    let pipeline = &self.pipelines[kernel];
-                    let launch =
-                        |x: &B::Buffer, w: &B::Buffer, add: Option<&B::Buffer>, y: &B::Buffer| {
-                            let buffers = [Some(x), add, Some(y), Some(w)];
-                            let buffers: Vec<B::Buffer> =
-                                buffers.into_iter().flatten().cloned().collect();
-                            backend.bind(pipeline, &numbers, &buffers)
-                        };
-                    let ours = Ours { rows: facts.tuned.thresholds.chained, launch: &launch };
-                    alike::tune(backend, shape, ws, rows, Some(&ours))?
-                }
-            };
-            if !found {
+        for (shape, ws) in &shapes {
+            if !alike::tune(&*self.backend, shape, ws, &rows)? {
                 return Ok(false);
             }
         }

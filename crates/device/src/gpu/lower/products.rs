@@ -18,37 +18,8 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::adapters::Sites;
-use super::{FEW, Kernels, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
+use super::{FEW, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
 use crate::gpu::{Facts, ProductShape};
-
-/// A product of the vendor's library by our kernel, for the most rows that take it
-/// ([`Thresholds::chained`](ops::tuned::Thresholds::chained)): the kernel's number, and the numbers of its launch. Its buffers: `x`, what is added if anything is, `y`, the matrix. None
-/// if it does not fit the device.
-///
-/// # Errors
-/// A kernel that cannot be lowered.
-pub(in crate::gpu) fn chain(
-    known: &mut Kernels,
-    shape: &ProductShape,
-    facts: Facts,
-) -> Result<Option<(usize, Numbers)>> {
-    let &ProductShape { out, width, operand, result, adds, .. } = shape;
-    let (format, rows) = (Format::Dense(operand), facts.tuned.thresholds.chained as u32);
-    let Facts { shared, processors, tuned, .. } = facts;
-    let (formats, pair, chain) = (&[format], false, true);
-    let job = Job { formats, out, rows, pair, chain, shared, processors, tuned: &tuned.stream };
-    let Some(tiling) = Tiling::pick(&job) else { return Ok(None) };
-    let numbers = Numbers::new()
-        .with("rows", rows)
-        .with("width", width)
-        .with("groups", tiling.groups(&job))
-        .with("out0", out);
-    let types = Types { x: operand, operand, y: result };
-    let end = if adds { End::Add } else { End::Store };
-    let parts = [Part { format, bias: false }];
-    let (kernel, _) = known.get(stream(types, &parts, end, tiling, None), &numbers, facts)?;
-    Ok(Some((kernel, numbers)))
-}
 
 /// What multiplies: a matrix and its bias, by their numbers.
 #[derive(Clone, Copy)]
@@ -184,13 +155,10 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (format, out) = self.matrix(matrix.weight)?;
         if !precise && self.is_vendors(matrix, rows, width, y.scalar)? {
-            if self.chains(rows) {
-                return self.chain(x, &[matrix], (rows, width), End::Store, None, &[y]);
-            }
             return self.product(x, matrix.weight, rows, width, None, y);
         }
         if !precise && self.streams(&[matrix], width)? {
-            return self.stream(x, &[matrix], (rows, width), End::Store, None, &[y], None, false);
+            return self.stream(x, &[matrix], (rows, width), End::Store, None, &[y], None);
         }
         let mut numbers = Numbers::new().with("width", width as u32).with("out", out);
         let (from, to) = (x.slot.clone(), y.slot.clone());
@@ -231,7 +199,7 @@ impl Recorder<'_> {
         }
         let taken = formats.iter().all(|format| Tiling::takes(*format, self.of.wide));
         // Whether two are read side by side takes more room: what has that has room for either.
-        let job = self.job(&formats, 1, 1, matrices.len() == 2, false);
+        let job = self.job(&formats, 1, 1, matrices.len() == 2);
         Ok(taken && Tiling::pick(&job).is_some())
     }
 
@@ -251,22 +219,9 @@ impl Recorder<'_> {
         Ok(few || (!precise && self.streams(&matrices, self.width(x))?))
     }
 
-    fn job<'f>(
-        &self,
-        formats: &'f [Format],
-        out: u32,
-        rows: u32,
-        pair: bool,
-        chain: bool,
-    ) -> Job<'f> {
+    fn job<'f>(&self, formats: &'f [Format], out: u32, rows: u32, pair: bool) -> Job<'f> {
         let Facts { shared, processors, tuned, .. } = self.of.facts;
-        Job { formats, out, rows, pair, chain, shared, processors, tuned: &tuned.stream }
-    }
-
-    /// Whether so many rows that decode take our kernel where a product is the vendor's.
-    fn chains(&self, rows: usize) -> bool {
-        let most = self.of.facts.tuned.thresholds.chained;
-        self.of.chained && self.key.kind == Kind::Decode && rows <= most
+        Job { formats, out, rows, pair, shared, processors, tuned: &tuned.stream }
     }
 
     /// The first of these matrices, if rows that decode take them as one.
@@ -296,19 +251,6 @@ impl Recorder<'_> {
         Ok(y.slot)
     }
 
-    /// Products that are the vendor's for more rows, with the same bits: see [`Self::chains`].
-    fn chain(
-        &mut self,
-        x: TypedSlot,
-        matrices: &[Matrix],
-        size: (usize, usize),
-        end: End,
-        residual: Option<Slot>,
-        results: &[TypedSlot],
-    ) -> Result<()> {
-        self.stream(x, matrices, size, end, residual, results, None, true)
-    }
-
     /// Products of rows that decode together, which read each matrix once for many of them: see
     /// [`stream`].
     #[allow(clippy::too_many_arguments, reason = "what a product is made of")]
@@ -321,7 +263,6 @@ impl Recorder<'_> {
         residual: Option<Slot>,
         results: &[TypedSlot],
         sites: Option<Sites>,
-        chain: bool,
     ) -> Result<()> {
         let x = match x.scalar {
             Scalar::F16 | Scalar::BF16 => x,
@@ -332,7 +273,7 @@ impl Recorder<'_> {
         let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
         let pair = matches!(end, End::Gate(_));
         let out = if pair { shapes[0].1 } else { shapes.iter().map(|s| s.1).sum() };
-        let job = self.job(&formats, out, rows as u32, pair, chain);
+        let job = self.job(&formats, out, rows as u32, pair);
         let none = || Error::new("gpu", "shared memory for eight rows", job.shared);
         let tiling = Tiling::pick(&job).ok_or_else(none)?;
         let mut numbers = Numbers::new()
@@ -497,19 +438,13 @@ impl Recorder<'_> {
             let x = self.normed(norm, x)?;
             let precise = outputs.iter().any(|y| self.of.scores[y.0]);
             if let Some(first) = self.joins(&matrices) {
-                let size = (rows, width);
-                if self.chains(rows) {
-                    let results: Vec<TypedSlot> =
-                        outputs.iter().map(|y| self.operand(*y)).collect();
-                    return self.chain(x, &matrices, size, End::Store, None, &results);
-                }
-                let all = self.joined(&x, (first, &matrices), size, Scalar::F32)?;
+                let all = self.joined(&x, (first, &matrices), (rows, width), Scalar::F32)?;
                 return self.split(all, &matrices, rows, outputs);
             }
             if !precise && self.streams(&matrices, width)? {
                 let results: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
-                return self.stream(x, &matrices, size, End::Store, None, &results, sites, false);
+                return self.stream(x, &matrices, size, End::Store, None, &results, sites);
             }
             for (&matrix, &y) in matrices.iter().zip(outputs) {
                 self.linear(x.clone(), matrix, rows, width, self.of.scores[y.0], self.operand(y))?;
@@ -608,9 +543,6 @@ impl Recorder<'_> {
             let both = [gate, up].map(|weight| Matrix { weight, bias: None });
             let to = self.operand(y);
             if let Some(first) = self.joins(&both) {
-                if self.chains(rows) {
-                    return self.chain(x, &both, (rows, width), End::Gate(op.act), None, &[to]);
-                }
                 let all = self.joined(&x, (first, &both), (rows, width), to.scalar)?;
                 let numbers = Numbers::new().with("rows", rows as u32).with("out", out);
                 let kernel = gated_columns(to.scalar, op.act);
@@ -619,7 +551,7 @@ impl Recorder<'_> {
             if format == other && self.streams(&both, width)? {
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
                 let (end, to) = (End::Gate(op.act), self.operand(y));
-                return self.stream(x, &both, size, end, None, &[to], sites, false);
+                return self.stream(x, &both, size, end, None, &[to], sites);
             }
             let elements = rows * out as usize;
             // More rows may be computed than there are.
@@ -676,15 +608,12 @@ impl Recorder<'_> {
             let to = self.operand(y);
             if self.is_vendors(matrix, rows, width, to.scalar)? {
                 let (x, add) = (self.operand(x), Some(self.value(residual)));
-                if self.chains(rows) {
-                    return self.chain(x, &[matrix], (rows, width), End::Add, add, &[to]);
-                }
                 return self.product(x, matrix.weight, rows, width, add, to);
             }
             if self.streams(&[matrix], width)? {
                 let (x, residual) = (self.operand(x), Some(self.value(residual)));
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
-                return self.stream(x, &[matrix], size, End::Add, residual, &[to], sites, false);
+                return self.stream(x, &[matrix], size, End::Add, residual, &[to], sites);
             }
             let start = self.layout.scratch[1].start;
             let slot = Slot::Arena(start..start + 4 * self.room(rows) * out as usize);

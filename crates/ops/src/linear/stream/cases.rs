@@ -118,7 +118,6 @@ pub(super) fn cases() -> Vec<Case> {
     ];
     let tiling = |tiles, rows| Tiling {
         share: Share::Terms,
-        simds: 8,
         resident: 1,
         tiles,
         rows,
@@ -167,16 +166,7 @@ pub(super) fn cases() -> Vec<Case> {
     let several = shape(50, &[40, 140, 5], 1280, 2, "sums of their own, of several matrices");
     cases.push(case(all[0], &[q4_k, q4_k, q6_k], &several, End::Store, sums(2, 32)));
     cases.push(case(all[0], &[bf16, bf16, bf16], &several, End::Store, sums(1, 64)));
-    let chain = |simds, tiles, rows| Tiling { share: Share::Chain, simds, ..tiling(tiles, rows) };
-    let f16 = Format::Dense(F16);
-    let one = shape(13, &[150], 712, 2, "one chain of all terms");
-    cases.push(case(all[0], &[bf16], &one, End::Add, chain(2, 1, 16)));
-    cases.push(case(all[2], &[bf16], &one, End::Add, chain(4, 1, 16)));
-    cases.push(case(all[1], &[f16], &one, End::Store, chain(8, 1, 8)));
-    cases.push(case(all[0], &[bf16, bf16, bf16], &several, End::Store, chain(4, 2, 24)));
     let gates = shape(20, &[70, 70], 1280, 1, "matrices of a pair between simdgroups");
-    cases.push(case(all[3], &[bf16; 2], &gates, End::Gate(Unary::Silu), chain(2, 2, 24)));
-    cases.push(case(all[3], &[bf16; 2], &gates, End::Gate(Unary::GeluTanh), chain(8, 1, 8)));
     cases.push(case(all[3], &[bf16; 2], &gates, End::Gate(Unary::Silu), sums(2, 32)));
     cases.push(case(all[0], &[q4_k; 2], &gates, End::Gate(Unary::Silu), sums(1, 32)));
     cases
@@ -195,12 +185,9 @@ pub(super) fn benches() -> Vec<Bench> {
                 (End::Add, &[4096], 14336),
             ] {
                 let shape = (rows, end, outs, width);
-                benches.extend(bench(format, shape, (false, 1)));
-                if format == Format::Dense(Scalar::BF16) && rows <= 32 {
-                    benches.extend(bench(format, shape, (true, 1)));
-                }
+                benches.extend(bench(format, shape, 1));
                 if rows == 8 {
-                    benches.extend(bench(format, shape, (false, 2)));
+                    benches.extend(bench(format, shape, 2));
                 }
             }
         }
@@ -211,7 +198,7 @@ pub(super) fn benches() -> Vec<Bench> {
 fn bench(
     format: Format,
     (rows, end, outs, width): (usize, End, &[usize], usize),
-    (chain, resident): (bool, u32),
+    resident: u32,
 ) -> Option<Bench> {
     let gate = matches!(end, End::Gate(_));
     let formats = vec![format; outs.len()];
@@ -221,7 +208,6 @@ fn bench(
         out: if gate { outs[0] } else { all } as u32,
         rows: rows as u32,
         pair: gate,
-        chain,
         shared: SHARED,
         processors: PROCESSORS,
         tuned: &crate::tuned::HOPPER.stream,

@@ -9,23 +9,19 @@ use tile::types::Scalar;
 pub(super) const EDGE: u32 = 16;
 /// Activations that are copied together: 16 bytes, four words.
 pub(super) const UNIT: u32 = 8;
-/// Simdgroups of a threadgroup that share terms, and at most.
+/// Simdgroups of a threadgroup.
 pub(super) const SIMDS: u32 = 8;
-/// Parts of each sum, if it is no chain.
+/// Parts of each sum.
 pub(super) const PARTS: u32 = 8;
-/// Terms of the shortest step of a chain.
-pub(super) const CHAINED: u32 = 64;
 /// Floats between rows of the shared memory where simdgroups add up.
 pub(super) const SPARE: u32 = EDGE + 4;
 
-/// How such a product divides its work. Every field is free, but for [`Share::Chain`]: the same
-/// sums are added in the same order.
+/// How such a product divides its work. Every field is free: the same sums are added in the same
+/// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tiling {
     /// What a simdgroup has for itself.
     pub share: Share,
-    /// Simdgroups of a threadgroup: 8, or with [`Share::Chain`] 2, 4 or 8.
-    pub simds: u32,
     /// Groups that share a multiprocessor's memory: 1 or 2.
     pub resident: u32,
     /// Tiles of 16 matrix rows that a simdgroup sums together, with [`Share::Terms`] of each matrix
@@ -48,9 +44,6 @@ pub enum Share {
     Terms,
     /// Sums: those of its own matrix rows, of one matrix of a pair.
     Sums,
-    /// Sums of its own matrix rows, of one matrix of a pair, whose terms are added in one chain.
-    /// Matrices have the type of operands.
-    Chain,
 }
 
 /// What a tiling is picked for.
@@ -64,8 +57,6 @@ pub struct Job<'a> {
     pub rows: u32,
     /// Whether two matrices are read side by side.
     pub pair: bool,
-    /// Whether sums are those of [`Share::Chain`].
-    pub chain: bool,
     /// Bytes of shared memory that a threadgroup may have.
     pub shared: u32,
     /// Multiprocessors.
@@ -102,7 +93,7 @@ impl Job<'_> {
         let Cost { tile, tile_row, row } = match tiling.share {
             Share::Sums => self.tuned.own,
             Share::Terms if self.converts() => self.tuned.converted,
-            Share::Terms | Share::Chain => self.tuned.stored,
+            Share::Terms => self.tuned.stored,
         };
         let tiles = tiling.tall(self.matrices()) * self.matrices();
         rounds * ((tile + tile_row * tiling.rows) * tiles + row * tiling.rows)
@@ -132,14 +123,10 @@ impl Tiling {
     /// Likewise, where so many groups are resident if they share terms.
     pub(super) fn pick_for(job: &Job, resident: u32) -> Option<Tiling> {
         let &ForStream { stages, enough, few, .. } = job.tuned;
-        let tiling = if job.chain {
-            Tiling::of_chain(job)?
-        } else {
-            let terms = Tiling::of_terms(job, resident)?;
-            let many = job.rows > few && job.converts();
-            let sums = many.then(|| Tiling::of_sums(job)).flatten();
-            sums.into_iter().chain([terms]).min_by_key(|tiling| job.cost(tiling))?
-        };
+        let terms = Tiling::of_terms(job, resident)?;
+        let many = job.rows > few && job.converts();
+        let sums = many.then(|| Tiling::of_sums(job)).flatten();
+        let tiling = sums.into_iter().chain([terms]).min_by_key(|tiling| job.cost(tiling))?;
         let deepest = |loads: u32| {
             let of = |stages| Tiling { loads, stages, ..tiling };
             (2..=stages).rev().map(of).find(|tiling| tiling.fits(job))
@@ -154,8 +141,8 @@ impl Tiling {
 
     /// The best of those whose simdgroups share terms, with the shortest and fewest steps.
     fn of_terms(job: &Job, resident: u32) -> Option<Tiling> {
-        let (share, simds) = (Share::Terms, SIMDS);
-        let of = |tiles, rows| Tiling { share, simds, resident, tiles, rows, loads: 1, stages: 2 };
+        let share = Share::Terms;
+        let of = |tiles, rows| Tiling { share, resident, tiles, rows, loads: 1, stages: 2 };
         let most = (1..=8).rev().map(|eights| 8 * eights).find(|rows| of(1, *rows).fits(job))?;
         // As few turns as that allows, each with as few rows.
         let turns = job.rows.div_ceil(most).max(1);
@@ -174,10 +161,8 @@ impl Tiling {
     fn of_sums(job: &Job) -> Option<Tiling> {
         let turns = job.rows.div_ceil(job.tuned.many);
         let rows = job.rows.div_ceil(turns).next_multiple_of(EDGE);
-        let of = |tiles| {
-            let (share, simds, resident) = (Share::Sums, SIMDS, 1);
-            Tiling { share, simds, resident, tiles, rows, loads: 1, stages: 3 }
-        };
+        let (share, resident) = (Share::Sums, 1);
+        let of = |tiles| Tiling { share, resident, tiles, rows, loads: 1, stages: 3 };
         // Each sum has two registers: a part, and the parts before.
         let few = |t: &Tiling| 2 * t.tiles * t.wide() <= job.tuned.sums;
         [1, 2, 4]
@@ -187,26 +172,9 @@ impl Tiling {
             .min_by_key(|tiling| job.cost(tiling))
     }
 
-    /// Likewise, of those whose sums are chains.
-    fn of_chain(job: &Job) -> Option<Tiling> {
-        let turns = job.rows.div_ceil(job.tuned.many / 2);
-        let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
-        let of = |simds, tiles| {
-            // Two groups where they are small.
-            let (share, resident) = (Share::Chain, if simds < SIMDS { 2 } else { 1 });
-            Tiling { share, simds, resident, tiles, rows, loads: 1, stages: 3 }
-        };
-        let few = |t: &Tiling| t.tiles * t.wide() <= job.tuned.sums / 2;
-        [2, 4, 8]
-            .into_iter()
-            .flat_map(|simds| [1, 2].map(|tiles| of(simds, tiles)))
-            .filter(|tiling| tiling.fits(job) && few(tiling))
-            .min_by_key(|tiling| job.cost(tiling))
-    }
-
     /// Threads of a group.
     pub fn threads(&self) -> u32 {
-        32 * self.simds
+        32 * SIMDS
     }
 
     /// How many groups to launch: as many as are resident, or as have work. Any number is right.
@@ -221,11 +189,7 @@ impl Tiling {
 
     /// For a label.
     pub(crate) fn name(&self) -> String {
-        let share = match self.share {
-            Share::Terms => String::new(),
-            Share::Sums => "_sums".to_owned(),
-            Share::Chain => format!("_chain{}", self.simds),
-        };
+        let share = if self.share == Share::Sums { "_sums" } else { "" };
         let resident =
             if self.resident > 1 { format!("_r{}", self.resident) } else { String::new() };
         format!("{}x{}_l{}_s{}{resident}{share}", self.tiles, self.rows, self.loads, self.stages)
@@ -235,23 +199,15 @@ impl Tiling {
     pub(super) fn tall(&self, matrices: u32) -> u32 {
         match self.share {
             Share::Terms => self.tiles,
-            Share::Sums | Share::Chain => self.tiles * (self.simds / matrices),
+            Share::Sums => self.tiles * (SIMDS / matrices),
         }
     }
 
     /// Parts of a sum that a simdgroup computes, one after another.
     pub(super) fn turns(&self) -> u32 {
         match self.share {
-            Share::Terms | Share::Chain => 1,
+            Share::Terms => 1,
             Share::Sums => PARTS,
-        }
-    }
-
-    /// Parts whose terms take turns in a row.
-    pub(super) fn parts(&self) -> u32 {
-        match self.share {
-            Share::Terms | Share::Sums => PARTS,
-            Share::Chain => 1,
         }
     }
 
@@ -264,7 +220,6 @@ impl Tiling {
         match self.share {
             Share::Terms => SIMDS * all,
             Share::Sums => all,
-            Share::Chain => (self.rows + EDGE * tall) * self.stride(format),
         }
     }
 
@@ -273,7 +228,7 @@ impl Tiling {
     pub(super) fn spare(&self, matrices: u32) -> u32 {
         let tiles = match self.share {
             Share::Terms => SIMDS * matrices,
-            Share::Sums | Share::Chain => self.simds,
+            Share::Sums => SIMDS,
         };
         tiles * EDGE * SPARE
     }
@@ -285,18 +240,12 @@ impl Tiling {
 
     /// Steps that take the neighbouring terms of a part.
     pub(super) fn pieces(&self, format: Format) -> u32 {
-        match self.share {
-            Share::Terms | Share::Sums => loads(format) / self.per_step(format),
-            Share::Chain => 1,
-        }
+        loads(format) / self.per_step(format)
     }
 
     /// Terms of a step, all of one part.
     pub(super) fn terms(&self, format: Format) -> u32 {
-        match self.share {
-            Share::Terms | Share::Sums => 4 * format.run() * self.per_step(format),
-            Share::Chain => CHAINED * self.loads,
-        }
+        4 * format.run() * self.per_step(format)
     }
 
     /// Words between rows of activations in shared memory, of which two are one: so much more than
@@ -305,7 +254,6 @@ impl Tiling {
     pub(super) fn stride(&self, format: Format) -> u32 {
         let words = self.terms(format) / 2;
         let apart = match words {
-            _ if self.share == Share::Chain => 8,
             16 => 0,
             _ if format.run() == UNIT => 16,
             _ => 8,
@@ -331,12 +279,12 @@ mod tests {
 
     #[test]
     fn tilings_fit_where_they_are_picked() {
-        let (all, chain, tuned) = (Format::all(), false, &HOPPER.stream);
+        let (all, tuned) = (Format::all(), &HOPPER.stream);
         for formats in all.chunks(1).chain(all.chunks(3)) {
             for (rows, pair) in [(1, false), (8, true), (24, false), (33, true), (200, false)] {
                 for shared in [163 << 10, 227 << 10] {
                     let (out, processors) = (4096, 132);
-                    let job = Job { formats, out, rows, pair, chain, shared, processors, tuned };
+                    let job = Job { formats, out, rows, pair, shared, processors, tuned };
                     let tiling = Tiling::pick(&job).expect("eight rows fit");
                     assert!(job.bytes(&tiling) <= shared, "{job:?}: {tiling:?}");
                     assert!(
@@ -347,19 +295,9 @@ mod tests {
                     assert!(!dense || rows != 200 || tiling.rows > 40, "few turns: {tiling:?}");
                 }
                 let (shared, processors) = (32 << 10, 8);
-                let job = Job { formats, out: 64, rows, pair, chain, shared, processors, tuned };
+                let job = Job { formats, out: 64, rows, pair, shared, processors, tuned };
                 assert_eq!(Tiling::pick(&job), None, "little shared memory");
             }
-        }
-        for (rows, pair, out) in [(1, false, 6144), (8, true, 14336), (16, false, 4096)] {
-            let formats = &[Format::Dense(Scalar::BF16)];
-            let (shared, processors) = (227 << 10, 132);
-            let job = Job { formats, out, rows, pair, chain: true, shared, processors, tuned };
-            let tiling = Tiling::pick(&job).expect("chains of few rows fit");
-            assert_eq!(tiling.share, Share::Chain);
-            let resident = shared / (job.bytes(&tiling) + 1024);
-            assert!(tiling.groups(&job) <= resident * processors, "{job:?}: {tiling:?}");
-            assert!(tiling.groups(&job) > 90, "most multiprocessors have work: {tiling:?}");
         }
     }
 }
