@@ -4,13 +4,13 @@
 Both train LoRA factors at every matrix of the blocks of a model of the same shape: sequences of --length tokens, --tokens an update,
 AdamW. PyTorch goes through Transformers and PEFT, in each type of --types, with random weights; Delft reads a GGUF file of that shape
 (`random_gguf.py qwen3-0.6b bf16 FILE words`). The programs take turns (A B C A B C ...), so that a noisy machine disturbs all
-alike; figures are medians over the rounds, ratios medians of each round's own. The first update is left out of PyTorch's time, not
-of Delft's. Peak memory is the operating system's figure for each process, in which pages of a mapped file count.
+alike; figures are medians over the rounds, ratios medians of each round's own. The first update and loading are left out of
+PyTorch's time, not of Delft's. Peak memory is the operating system's figure for each process, in which pages of a mapped file count.
 
     train_peers.py --delft PATH [--rounds 3] [--threads 2] [--tokens 512] [--length 256] [--rank 16] [--updates 3] MODEL.gguf
 
-Needs torch, transformers, peft and gguf. `cpu` is processor seconds for a thousand tokens, loading included: on a machine that
-others use it says more than the clock.
+Needs torch, transformers, peft and gguf. `cpu` is processor seconds for a thousand tokens: on a machine that others use it says more
+than the clock. Delft's has its loading in it, too.
 """
 import argparse
 import json
@@ -40,12 +40,13 @@ model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_mod
 optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 for update in range(updates + 1):
     if update == 1:
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
     ids = torch.randint(0, config.vocab_size, (tokens // length, length))
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step(), optimiser.zero_grad()
-print(json.dumps({"tok_s": updates * tokens / (time.perf_counter() - began)}))
+wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
+print(json.dumps({"tok_s": updates * tokens / wall, "cpu": cpu, "tokens": updates * tokens}))
 """
 
 
@@ -61,13 +62,12 @@ def run(command):
             raise SystemExit(f"exit status {child.returncode}: {' '.join(map(str, command))[:200]}")
         unit = 1 if sys.platform == "darwin" else 1024  # Linux counts kilobytes
         found = json.loads(out.read().decode().splitlines()[-1])
-        return {**found, "peak": usage.ru_maxrss * unit, "seconds": usage.ru_utime + usage.ru_stime}
+        return {"cpu": usage.ru_utime + usage.ru_stime, **found, "peak": usage.ru_maxrss * unit}
 
 
 def pytorch(args, kind):
     sizes = [args.threads, args.tokens, args.length, args.rank, args.updates]
-    found = run([sys.executable, "-c", PYTORCH, args.model, kind, *sizes])
-    return {**found, "tokens": (args.updates + 1) * args.tokens}
+    return run([sys.executable, "-c", PYTORCH, args.model, kind, *sizes])
 
 
 def delft(args, folder, turn):
@@ -97,13 +97,14 @@ def main():
             found = {kind: pytorch(args, kind) for kind in args.types}
             found["delft"] = delft(args, Path(folder), turn)
             rounds.append(found)
-            shown = ", ".join(f"{name} {r['tok_s']:.1f} tok/s, {r['peak'] / 1e6:.0f} MB" for name, r in found.items())
+            shown = ", ".join(f"{name} {r['tok_s']:.1f} tok/s, {r['cpu']:.0f} s for {r['tokens']}, {r['peak'] / 1e6:.0f} MB" for name, r in found.items())
             print(f"round {turn + 1}: {shown}", file=sys.stderr, flush=True)
-    print("| program | tok/s | Delft's ratio | cpu s / 1000 tokens | peak MB | Delft's ratio |\n|---|---:|---:|---:|---:|---:|")
+    print("| program | tok/s | Delft's ratio | cpu s / 1000 tokens | Delft's ratio | peak MB | Delft's ratio |\n|---|---:|---:|---:|---:|---:|---:|")
+    cpu = lambda found: 1e3 * found["cpu"] / found["tokens"]
     for name in rounds[0]:
         middle = lambda f: median(f(r) for r in rounds)
         print(f"| {name} | {middle(lambda r: r[name]['tok_s']):.1f} | {middle(lambda r: r['delft']['tok_s'] / r[name]['tok_s']):.2f} "
-              f"| {middle(lambda r: 1e3 * r[name]['seconds'] / r[name]['tokens']):.1f} "
+              f"| {middle(lambda r: cpu(r[name])):.1f} | {middle(lambda r: cpu(r[name]) / cpu(r['delft'])):.2f} "
               f"| {middle(lambda r: r[name]['peak'] / 1e6):.0f} | {middle(lambda r: r['delft']['peak'] / r[name]['peak']):.2f} |")
 
 
