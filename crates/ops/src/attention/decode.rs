@@ -94,7 +94,10 @@ impl Schedule {
         let simds = tuned.simds[usize::from(shares != Shares::Launched)];
         match simds.into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
             Some(simds) => Schedule::Matrix { simds, keys, stages },
-            None => Schedule::Lanes { stages: if roomy && cache != Scalar::U32 { 2 } else { 0 } },
+            None => {
+                let copies = cache != Scalar::U32 && lanes::copies(form, query, cache);
+                Schedule::Lanes { stages: if roomy && copies { 2 } else { 0 } }
+            }
         }
     }
 

@@ -44,6 +44,13 @@ impl Lanes {
     }
 }
 
+/// Whether what a lane reads at once can be copied asynchronously, which takes four bytes: of some
+/// heads, such as those of 12 elements, it is a single one.
+pub(super) fn copies(form: Form, query: Scalar, cache: Scalar) -> bool {
+    let lanes = Lanes::of(form, cache.bytes().max(query.bytes()) as u32);
+    lanes.vector * cache.bytes() as u32 >= 4
+}
+
 /// Simdgroups, keys that each takes at once, and the most heads that a group works for: registers
 /// hold a query and a sum for each head, and the keys, if these do not come through shared memory;
 /// shared memory a sum per simdgroup.
