@@ -391,6 +391,10 @@ impl Sharder<'_> {
     fn is(&self, name: &str, value: ValueId, spread: Spread, expected: &str) -> Result<()> {
         match self.spread[value.0] {
             Some(found) if found == spread => Ok(()),
+            Some(Spread::Share { parts }) => {
+                let found = format!("one of {parts} parts on each GPU");
+                Err(Error::new(name, expected, found).hint(fewer()))
+            }
             found => Err(Error::new(name, expected, format!("%{}: {found:?}", value.0))),
         }
     }

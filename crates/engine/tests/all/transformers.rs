@@ -180,6 +180,7 @@ fn layers_on_devices_that_do_not_reach_each_other_agree() {
 const HEADS: &str = "query heads that 2 GPUs can share";
 const BLOCKS: &str = "parts of whole blocks of";
 const NORMS: &str = "norms of heads, that 2 GPUs can share";
+const WHOLE: &str = "short_conv: expected a whole value";
 
 /// Fixtures that two ranks cannot share, and what the refusal says.
 const REFUSED: &[(&str, &str)] = &[
@@ -197,7 +198,9 @@ const REFUSED: &[(&str, &str)] = &[
     ("gpt2-scaled", HEADS),
     ("gpt2/model.f32.gguf", HEADS),
     ("hunyuan-alpha", HEADS),
+    ("lfm2", WHOLE),
     ("lfm2-adjusted", HEADS),
+    ("lfm2/model.f32.gguf", WHOLE),
     ("llama-256", HEADS),
     ("llama-40", HEADS),
     ("llama-96", HEADS),
