@@ -98,8 +98,8 @@ async function ollama(text) {
   for await (const part of await llama.chat({ model, messages, options, stream: true })) streamed += part.message.content;
   assert.equal(streamed, text);
   painted(JSON.parse((await llama.chat({ model, messages, format: schema, options: { num_predict: 200 } })).message.content));
-  assert.equal((await llama.list()).models[0].model, model);
-  assert.equal((await llama.ps()).models[0].model, model);
+  assert.equal((await llama.list()).models[0].model, `${model}:latest`);
+  assert.equal((await llama.ps()).models[0].model, `${model}:latest`);
   assert.ok((await llama.show({ model })).model_info["general.architecture"]);
   await assert.rejects(llama.chat({ model: "absent", messages }), /absent/);
   // It goes, and comes back with the next request.

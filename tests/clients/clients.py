@@ -98,8 +98,8 @@ def ollama_chat(text, story):
     options = {"num_predict": 16, "temperature": 0}
     raw = llama.generate(model=MODEL, prompt="Once upon a time", raw=True, options=options)
     assert raw.response == story, (raw.response, story)
-    assert llama.list().models[0].model == MODEL
-    assert llama.ps().models[0].model == MODEL
+    assert llama.list().models[0].model == f"{MODEL}:latest"
+    assert llama.ps().models[0].model == f"{MODEL}:latest"
     assert llama.show(MODEL).modelinfo["general.architecture"]
     assert refused(ollama.ResponseError, lambda: llama.chat(model="absent", messages=MESSAGES)).status_code == 404
 
@@ -230,8 +230,9 @@ def embeddings():
         assert abs(sum(x * x for x in a.embedding) - 1) < 1e-5
     cut = open_ai.embeddings.create(**options, dimensions=8).data[0].embedding
     assert len(cut) == 8 and abs(sum(x * x for x in cut) - 1) < 1e-5
-    error = refused(openai.BadRequestError, lambda: open_ai.embeddings.create(model=MODEL, input="x"))
-    assert "embeddings" in str(error), error
+    # A model that generates makes them over the same weights.
+    made = open_ai.embeddings.create(model=MODEL, input="x").data[0].embedding
+    assert abs(sum(x * x for x in made) - 1) < 1e-5, made
     error = refused(ollama.ResponseError, lambda: llama.embed(model="embeds", input="x"))
     assert "token ids" in str(error), error
     assert llama.show("embeds").capabilities == ["embedding"]
