@@ -1,12 +1,12 @@
 //! AFM (Arcee AI 2025): Llama with a feed-forward without a gate, whose function is the square of
 //! what is positive.
 
-use crate::config::{Config, Raw};
+use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, gpt2, llama, nemotron};
 use formats::Result;
-use nn::{AttentionOptions, Pairing};
+use nn::Pairing;
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "AFM",
@@ -27,16 +27,11 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     }
     let act = gpt2::activation(files, "hidden_act", nemotron::SQUARED)?;
     let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
-    let attention = move |config: &Config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        ..config.attention(layer)
-    };
     let parts = decoder::Parts {
         feed_forward: Box::new(move |builder, config, i| {
             decoder::ungated(builder, config, i, act, mlp_bias)
         }),
-        ..decoder::Parts::new(mlp_bias, attention)
+        ..decoder::Parts::new(mlp_bias, decoder::biased(bias))
     };
     Ok(decoder::open_parts(raw.check()?, parts))
 }

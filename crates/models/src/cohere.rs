@@ -7,7 +7,7 @@ use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::{Architecture, Opened, llama, windows};
-use formats::{Error, Result};
+use formats::Result;
 use nn::{AttentionOptions, Bias, Pairing};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
@@ -40,10 +40,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     if let Some(context) = files.keys.size(Key("model_max_length", ""))? {
         raw.context.value = raw.context.value.max(context.value);
     }
-    // The largest of the first models; such norms have a mean, and weights of each head.
-    if files.keys.flag(Key("use_qk_norm", ""))? == Some(true) {
-        return Err(unsupported(files, "use_qk_norm", "false: layer norms of q and k", true));
-    }
+    // The largest of the first models has them.
+    files.keys.without_head_norms("use_qk_norm")?;
     opened(files, raw, false)
 }
 
@@ -66,11 +64,6 @@ fn open_windowed(files: &Files<'_>) -> Result<Opened> {
         return Err(part.wrong("1, all of each head", part.value));
     }
     opened(files, raw, true)
-}
-
-fn unsupported(files: &Files<'_>, key: &'static str, what: &str, found: bool) -> Error {
-    let error = files.keys.wrong(key, format!("{what} are not supported"), found);
-    error.of(formats::ErrorKind::Unsupported)
 }
 
 fn read(files: &Files<'_>) -> Result<Raw> {

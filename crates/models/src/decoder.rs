@@ -88,6 +88,15 @@ pub(crate) fn gated(builder: &Builder<'_>, config: &Config, i: usize, bias: Bias
     Ok(Box::new(move |x| mlp.forward(x)))
 }
 
+/// Attention as the configuration has it, with such biases of q, k and v and of the output.
+pub(crate) fn biased(bias: Bias) -> impl Fn(&Config, usize) -> AttentionOptions {
+    move |config, layer| AttentionOptions {
+        qkv_bias: bias,
+        output_bias: bias,
+        ..config.attention(layer)
+    }
+}
+
 /// A feed-forward without a gate: `down(f(up(x)))`, where `functions` are applied one after the
 /// other.
 ///

@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, gemma2, llama};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Mlp, Unary, Weights};
+use nn::{Bias, Mlp, Unary, Weights};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Gemma",
@@ -27,11 +27,6 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     keys.only(Key("hidden_activation", ""), &gelu)?;
     let bias = files.bias("attention_bias")?;
     let config = raw.check()?;
-    let attention = move |config: &Config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        ..config.attention(layer)
-    };
     let parts = decoder::Parts {
         feed_forward: Box::new(|builder, config, i| {
             let (name, shape) = (format!("blocks.{i}.mlp"), [config.hidden, config.feed_forward]);
@@ -39,7 +34,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
             Ok(Box::new(move |x| mlp.forward(x)))
         }),
         multipliers: [(config.hidden as f32).sqrt(), 1.0, 1.0],
-        ..decoder::Parts::new(Bias::Never, attention)
+        ..decoder::Parts::new(Bias::Never, decoder::biased(bias))
     };
     let less_one = keys.dialect() == Dialect::HuggingFace;
     let norm =

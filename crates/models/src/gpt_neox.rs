@@ -9,7 +9,7 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, gpt2, phi3, phimoe};
 use formats::{Error, Result, Source, shape};
-use nn::{AttentionOptions, Bias, Stored, Unary, Weights};
+use nn::{Bias, Stored, Unary, Weights};
 
 const NAMES: &[Row] = &[
     ("embed", "gpt_neox.embed_in", "token_embd"),
@@ -53,18 +53,13 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     };
     // A dropout of a head that classifies.
     keys.note("classifier_dropout");
-    let attention = move |config: &Config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        ..config.attention(layer)
-    };
     let parts = decoder::Parts {
         order: if beside { Order::Beside } else { Order::InTurn },
         feed_forward: Box::new(move |builder, config, i| {
             decoder::ungated(builder, config, i, act, Bias::Always)
         }),
         norm: phimoe::norm,
-        ..decoder::Parts::new(bias, attention)
+        ..decoder::Parts::new(bias, decoder::biased(bias))
     };
     let config = raw.check()?;
     if config.heads != config.kv_heads {

@@ -296,6 +296,18 @@ impl<'a> Keys<'a> {
         self.number(key)?.ok_or_else(|| self.wrong(key, "a number", "nothing"))
     }
 
+    /// Refuses layer norms of q and k, which have a mean and weights of each head.
+    ///
+    /// # Errors
+    /// A flag that asks for them.
+    pub(crate) fn without_head_norms(&self, key: &'static str) -> Result<()> {
+        if self.flag(Key(key, ""))? != Some(true) {
+            return Ok(());
+        }
+        let expected = "false: layer norms of q and k are not supported";
+        Err(self.wrong(key, expected, true).of(ErrorKind::Unsupported))
+    }
+
     /// Refuses a setting that is there and not the only one that the architecture has.
     ///
     /// # Errors

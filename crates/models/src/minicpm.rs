@@ -1,13 +1,13 @@
 //! MiniCPM (Hu et al. 2024), the first, the second and the fourth: Llama with numbers that
 //! embeddings, the results of sublayers, and logits are multiplied with.
 
-use crate::config::{Config, Raw};
+use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, llama, phimoe, windows};
 use formats::Result;
 use formats::gguf::Value;
-use nn::{AttentionOptions, Pairing};
+use nn::Pairing;
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "MiniCPM 1, 2 and 4",
@@ -50,14 +50,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     // For training.
     keys.note("mup_denominator");
     let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
-    let attention = move |config: &Config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        ..config.attention(layer)
-    };
     let parts = decoder::Parts {
         multipliers: [embedding as f32, residual as f32, (1.0 / logits) as f32],
-        ..decoder::Parts::new(mlp_bias, attention)
+        ..decoder::Parts::new(mlp_bias, decoder::biased(bias))
     };
     Ok(decoder::open_parts(raw.check()?, parts))
 }

@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, gemma2, gpt2, llama, phimoe};
 use formats::Result;
-use nn::{AttentionOptions, Unary, Weights};
+use nn::{Unary, Weights};
 
 /// The square of what is positive.
 pub(crate) const SQUARED: &[Unary] = &[Unary::Relu, Unary::Square];
@@ -30,17 +30,12 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     files.keys.number(Key("norm_eps", "attention.layer_norm_rms_epsilon"))?;
     let act = gpt2::activation(files, "hidden_act", SQUARED)?;
     let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
-    let attention = move |config: &Config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        ..config.attention(layer)
-    };
     let parts = decoder::Parts {
         feed_forward: Box::new(move |builder, config, i| {
             decoder::ungated(builder, config, i, act, mlp_bias)
         }),
         norm: phimoe::norm,
-        ..decoder::Parts::new(mlp_bias, attention)
+        ..decoder::Parts::new(mlp_bias, decoder::biased(bias))
     };
     let less_one = files.keys.dialect() == Dialect::HuggingFace;
     let norm =

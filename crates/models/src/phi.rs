@@ -1,14 +1,14 @@
 //! Phi-1, Phi-1.5 and Phi-2 (Li et al. 2023): attention and feed-forward side by side behind one
 //! layer norm, biases everywhere, half of each head rotated.
 
-use crate::config::{Config, Raw};
+use crate::config::Raw;
 use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::{Architecture, Opened, gpt2, phi3, phimoe};
-use formats::{ErrorKind, Result};
-use nn::{AttentionOptions, Bias, Unary};
+use formats::Result;
+use nn::{Bias, Unary};
 
 const NAMES: &[Row] = &[
     ("embed", "model.embed_tokens", "token_embd"),
@@ -41,16 +41,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read_normed(files, eps, 1e-5)?;
     raw.turns_part(files, 0.5)?;
     let act = gpt2::activation(files, "hidden_act", &[Unary::GeluTanh])?;
-    if keys.flag(Key("qk_layernorm", ""))? == Some(true) {
-        let expected = "false: layer norms of q and k are not supported";
-        return Err(keys.wrong("qk_layernorm", expected, true).of(ErrorKind::Unsupported));
-    }
+    keys.without_head_norms("qk_layernorm")?;
     let bias = Bias::Always;
-    let attention = move |config: &Config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        ..config.attention(layer)
-    };
     let parts = decoder::Parts {
         order: Order::BesideOneNorm,
         feed_forward: Box::new(move |builder, config, i| {
@@ -58,7 +50,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         }),
         norm: phimoe::norm,
         head_bias: bias,
-        ..decoder::Parts::new(bias, attention)
+        ..decoder::Parts::new(bias, decoder::biased(bias))
     };
     Ok(decoder::open_recipes(raw.check()?, parts, phi3::part))
 }

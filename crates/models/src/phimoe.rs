@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Builder, Odds};
+use nn::{Bias, Builder, Odds};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Phi-3.5-MoE",
@@ -37,16 +37,11 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
     options.routing.odds = Odds::Near { jitter };
     options.routing.normalised = false;
-    let attention = move |config: &Config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        ..config.attention(layer)
-    };
     let parts = decoder::Parts {
         feed_forward: mixtral::mixture(options),
         norm,
         head_bias,
-        ..decoder::Parts::new(Bias::Never, attention)
+        ..decoder::Parts::new(Bias::Never, decoder::biased(bias))
     };
     Ok(mixtral::opened(config, parts, options.experts))
 }

@@ -6,7 +6,7 @@ use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::{Architecture, Opened, llama, phimoe};
-use formats::{ErrorKind, Result};
+use formats::Result;
 use nn::{AttentionOptions, Bias};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
@@ -26,10 +26,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
     let mut raw = Raw::read_normed(files, eps, 1e-5)?;
     raw.turns_part(files, 0.25)?;
-    if keys.flag(Key("qk_layernorm", ""))? == Some(true) {
-        let expected = "false: layer norms of q and k are not supported";
-        return Err(keys.wrong("qk_layernorm", expected, true).of(ErrorKind::Unsupported));
-    }
+    keys.without_head_norms("qk_layernorm")?;
     let beside = keys.flag(Key("use_parallel_residual", "use_parallel_residual"))?;
     let one_norm = files.names.find("blocks.0.mlp_norm")?.is_none();
     let beside = match files.metadata() {

@@ -1,13 +1,13 @@
 //! StarCoder2 (Lozhkov et al. 2024): layer norms, a feed-forward without a gate, biases everywhere,
 //! a window on all layers in some models.
 
-use crate::config::{Config, Raw};
+use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, gpt2, llama, phimoe, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Unary};
+use nn::{Bias, Unary};
 
 const NAMES: &[Row] = &[
     ("blocks.{}.mlp.up", "model.layers.{}.mlp.c_fc", "blk.{}.ffn_up"),
@@ -39,17 +39,12 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         Some(false) => Bias::IfStored,
         _ => Bias::Always,
     };
-    let attention = move |config: &Config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        ..config.attention(layer)
-    };
     let parts = decoder::Parts {
         feed_forward: Box::new(move |builder, config, i| {
             decoder::ungated(builder, config, i, act, bias)
         }),
         norm: phimoe::norm,
-        ..decoder::Parts::new(bias, attention)
+        ..decoder::Parts::new(bias, decoder::biased(bias))
     };
     Ok(decoder::open_parts(raw.check()?, parts))
 }
