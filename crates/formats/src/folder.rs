@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::clipped;
+use crate::front::{pointer_hint, unmarked};
 use crate::map::Map;
 use crate::mistral;
 use crate::safetensors::Safetensors;
@@ -17,6 +18,8 @@ use crate::{Error, Result};
 
 /// The configuration.
 const CONFIG: &str = "config.json";
+/// The weights of a model in one file.
+const SINGLE: &str = "model.safetensors";
 /// The index of a sharded model, and Mistral's name for it.
 const INDEX: &str = "model.safetensors.index.json";
 const MISTRALS_INDEX: &str = "consolidated.safetensors.index.json";
@@ -37,8 +40,8 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens a folder: its configuration, and the weights listed in `model.safetensors.index.json`,
-    /// or else `model.safetensors`, or else every `*.safetensors`. A folder of Mistral's own files
+    /// Opens a folder: its configuration, and the weights in `model.safetensors`, or else those
+    /// listed in `model.safetensors.index.json`, or else every `*.safetensors`. A folder of Mistral's own files
     /// has `params.json` and `consolidated*.safetensors` in their place.
     ///
     /// Errors: no configuration or weights, a shard that is missing or that the index places
@@ -49,7 +52,12 @@ impl Folder {
         let generation_config = read_json(&path.join("generation_config.json"))?;
         let mut indices = [INDEX, MISTRALS_INDEX].iter().map(|name| path.join(name));
         let read = |index: PathBuf| Some(read_json(&index).transpose()?.map(|json| (index, json)));
-        let (files, places) = match indices.find_map(read).transpose()? {
+        let index = match path.join(SINGLE).is_file() {
+            // An index beside it is of another form of the same weights.
+            true => None,
+            false => indices.find_map(read).transpose()?,
+        };
+        let (files, places) = match index {
             Some((index, json)) => open_indexed(path, &index, &json)?,
             None => open_all(path)?,
         };
@@ -169,16 +177,16 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
         return Err(Error::new(place, format!("at most {MAX_JSON} bytes of JSON"), size));
     }
     let bytes = fs::read(path).map_err(|e| Error::io(place, e))?;
-    let json: Value = serde_json::from_slice(&bytes).map_err(|e| {
+    let json: Value = serde_json::from_slice(unmarked(&bytes)).map_err(|e| {
         let error =
             Error::new(path.display(), "", format!("no valid JSON: {}", clipped(&e.to_string())));
         let python = ["NaN", "Infinity"]
             .iter()
             .any(|word| bytes.windows(word.len()).any(|part| part == word.as_bytes()));
-        if python {
-            error.hint("NaN and Infinity, which Python writes, are not JSON")
-        } else {
-            error
+        match pointer_hint(&bytes) {
+            Some(hint) => error.hint(hint),
+            None if python => error.hint("NaN and Infinity, which Python writes, are not JSON"),
+            None => error,
         }
     })?;
     if !json.is_object() {
@@ -253,18 +261,29 @@ fn files_ending(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// The first of the folder's weights by name that is a link to nothing.
+fn broken_link(folder: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let weights = |path: &PathBuf| path.extension() == Some(OsStr::new("safetensors"));
+    entries.filter(weights).filter(|path| path.is_symlink() && !path.exists()).min()
+}
+
 /// Files and (file, tensor) places.
 type Opened = (Vec<Safetensors>, Vec<(usize, usize)>);
 
 /// The weights of a folder without an index.
 fn open_all(folder: &Path) -> Result<Opened> {
-    let single = folder.join("model.safetensors");
+    let single = folder.join(SINGLE);
     let mut paths =
         if single.is_file() { vec![single] } else { files_ending(folder, "safetensors")? };
     paths.retain(|path| path.file_name() != Some(OsStr::new(ADAPTER_WEIGHTS)));
     if paths.is_empty() {
         if let Some(error) = adapter_alone(folder) {
             return Err(error);
+        }
+        if let Some(link) = broken_link(folder) {
+            let error = Error::new(link.display(), "weights", "a link to a file that is not there");
+            return Err(error.hint("fetch the model again"));
         }
         let error = Error::new(folder.display(), "weights in *.safetensors", "none");
         let pickled = ["bin", "pt", "pth"]

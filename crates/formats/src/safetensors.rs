@@ -141,7 +141,8 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {
         let expected = format!("a safetensors header of at most {MAX_HEADER} bytes");
-        return Err(Error::new(place, expected, length).hint("this may not be a safetensors file"));
+        let hint = crate::pointer_hint(bytes).unwrap_or("this may not be a safetensors file");
+        return Err(Error::new(place, expected, length).hint(hint));
     }
     let Some((header, data)) = rest.split_at_checked(length as usize) else {
         return Err(Error::new(

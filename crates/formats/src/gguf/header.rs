@@ -122,6 +122,7 @@ fn read_version(cursor: &mut Cursor<'_>, place: &str) -> Result<u32> {
             b"ggml" | b"ggjt" | b"ggmf" | b"lmgg" | b"tjgg" | b"fmgg" => {
                 "a GGML file, GGUF's predecessor".to_string()
             }
+            b"vers" => "\"vers\", as Git LFS's pointers to files begin".to_string(),
             other => format!("{:?}", String::from_utf8_lossy(other)),
         };
         return Err(Error::new(place, "a GGUF file, which begins with \"GGUF\"", found));

@@ -320,3 +320,36 @@ fn broken_folders_are_refused_with_a_reason() {
         assert!(error.contains("inside the folder"), "{shard}: {error:?}");
     }
 }
+
+/// What editors, Git and copied caches leave.
+#[test]
+fn marks_pointers_links_and_stale_indices() {
+    let marked = |text: &[u8]| [b"\xef\xbb\xbf", text].concat();
+    let open = folder(&[
+        ("config.json", marked(CONFIG.1)),
+        ("generation_config.json", marked(b"{}")),
+        ("model.safetensors", shard(&["a"])),
+        // Of the same weights in another form, which is not there.
+        index(r#"{"a":"model-00001-of-00002.safetensors"}"#),
+    ]);
+    let open = Folder::open(open.path()).unwrap();
+    assert_eq!((open.config()["hidden_size"].as_u64(), open.len()), (Some(64), 1));
+
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n".to_vec();
+    for files in [
+        vec![config(), ("model.safetensors", pointer.clone())],
+        vec![("config.json", pointer), ("model.safetensors", shard(&["a"]))],
+    ] {
+        let error = Tensors::open(folder(&files).path()).unwrap_err().to_string();
+        assert!(error.contains("git lfs pull"), "{error}");
+    }
+
+    #[cfg(unix)]
+    {
+        let dir = folder(&[config()]);
+        std::os::unix::fs::symlink("gone", dir.path().join("model.safetensors")).unwrap();
+        let error = Tensors::open(dir.path()).unwrap_err().to_string();
+        let found = "model.safetensors: expected weights, found a link to a file that is not there";
+        assert!(error.contains(found), "{error}");
+    }
+}
