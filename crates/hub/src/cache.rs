@@ -470,6 +470,22 @@ pub(crate) fn write_ref(folder: &Path, revision: &str, commit: &str) -> Result<(
     fs::write(&path, commit).map_err(fail)
 }
 
+/// The snapshot that a model's folder of the cache, `models--org--name`, has: of the branch `main`,
+/// or the only one.
+pub(crate) fn snapshot_in(folder: &Path) -> Option<PathBuf> {
+    let snapshots = folder.join("snapshots");
+    if !folder.join("refs").is_dir() || !snapshots.is_dir() {
+        return None;
+    }
+    let commit = fs::read_to_string(folder.join("refs/main")).ok();
+    let main = commit.map(|commit| snapshots.join(commit.trim())).filter(|path| path.is_dir());
+    main.or_else(|| {
+        let mut all = fs::read_dir(&snapshots).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+        let first = all.next()?;
+        all.next().is_none().then_some(first)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -323,7 +323,7 @@ fn local(path: &Path) -> Result<Model> {
     if !path.is_dir() {
         // One file of a folder stands for the folder: weights without their configuration mean
         // nothing.
-        if path.extension().is_some_and(|e| e == "safetensors") {
+        if path.extension().is_some_and(|e| e == "safetensors") || likeness::names_a_folder(path) {
             let folder = path
                 .parent()
                 .filter(|folder| !folder.as_os_str().is_empty())
@@ -331,6 +331,9 @@ fn local(path: &Path) -> Result<Model> {
             return local(folder);
         }
         return Ok(Model::at(path.to_path_buf(), Kind::GgufFile, Source::Local));
+    }
+    if let Some(snapshot) = cache::snapshot_in(path) {
+        return local(&snapshot);
     }
     let folder = || Model::at(path.to_path_buf(), Kind::Folder, Source::Local);
     if ["config.json", "adapter_config.json"].iter().any(|name| path.join(name).is_file()) {

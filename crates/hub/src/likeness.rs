@@ -222,7 +222,7 @@ fn is_size(part: &str) -> bool {
 pub(crate) fn holds_model(path: &Path) -> bool {
     let Ok(metadata) = fs::metadata(path) else { return false };
     if metadata.is_dir() {
-        let config = path.join("config.json").is_file();
+        let config = path.join("config.json").is_file() || cache::snapshot_in(path).is_some();
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
         return config
             || entries
@@ -230,12 +230,18 @@ pub(crate) fn holds_model(path: &Path) -> bool {
                 .any(|entry| has_weights_name(&entry.file_name().to_string_lossy()));
     }
     // A pipe by the name of a model is one that cannot be read, which opening it says.
-    if has_weights_name(&path.to_string_lossy()) {
+    if has_weights_name(&path.to_string_lossy()) || names_a_folder(path) {
         return true;
     }
     let mut magic = [0; 4];
     let read = |mut file: fs::File| std::io::Read::read_exact(&mut file, &mut magic).is_ok();
     metadata.is_file() && fs::File::open(path).is_ok_and(read) && &magic == b"GGUF"
+}
+
+/// Whether a file of this name stands for the folder that it is in.
+pub(crate) fn names_a_folder(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name == "config.json" || name.ends_with(".safetensors.index.json")
 }
 
 fn has_weights_name(name: &str) -> bool {

@@ -31,7 +31,10 @@ pub fn export(folder: &Path, rows: usize) -> Result<Vec<(String, Value)>> {
         if let Some(vocabulary) = tekken::read(folder)? {
             return of_vocabulary(folder, vocabulary, rows);
         }
-        if folder.join("vocab.json").is_file() || folder.join("tokenizer.model").is_file() {
+        if let Some(vocabulary) = crate::folder::pieces(folder)? {
+            return of_vocabulary(folder, vocabulary, rows);
+        }
+        if folder.join("vocab.json").is_file() {
             return Err(Error::new(folder.display(), "a tokenizer.json", "another tokenizer")
                 .hint("Transformers' AutoTokenizer writes one: load and save it there"));
         }
@@ -93,15 +96,24 @@ fn of_vocabulary(
     let count = vocabulary.tokens.len();
     if count > rows {
         let expected = format!("at most {rows} tokens, the rows of the embedding");
-        return Err(Error::new(folder.join(tekken::NAME).display(), expected, count));
+        return Err(Error::new(vocabulary.origin.file(), expected, count));
+    }
+    if !vocabulary.scores.is_empty() {
+        vocabulary.scores.resize(rows, -1000.0);
     }
     vocabulary.tokens.extend((count..rows).map(|id| format!("[PAD{id}]")));
     vocabulary.token_types.resize(rows, kind::UNUSED);
+    fn list<T>(list: Vec<T>) -> Option<Vec<T>> {
+        (!list.is_empty()).then_some(list)
+    }
     let text = |text: Option<String>| text.map(Value::String);
     let all = [
         ("model", Some(Value::String(vocabulary.model))),
         ("pre", text(vocabulary.pre)),
-        ("merges", Some(Value::Array(Array::String(vocabulary.merges)))),
+        ("merges", list(vocabulary.merges).map(Array::String).map(Value::Array)),
+        ("scores", list(vocabulary.scores).map(Array::F32).map(Value::Array)),
+        ("add_space_prefix", vocabulary.add_space_prefix.map(Value::Bool)),
+        ("remove_extra_whitespaces", vocabulary.remove_extra_whitespaces.map(Value::Bool)),
         ("tokens", Some(Value::Array(Array::String(vocabulary.tokens)))),
         ("token_type", Some(Value::Array(Array::I32(vocabulary.token_types)))),
         ("bos_token_id", vocabulary.bos.map(Value::U32)),
@@ -109,7 +121,7 @@ fn of_vocabulary(
         ("unknown_token_id", vocabulary.unk.map(Value::U32)),
         ("padding_token_id", vocabulary.pad.map(Value::U32)),
         ("add_bos_token", vocabulary.add_bos.map(Value::Bool)),
-        ("add_eos_token", Some(Value::Bool(false))),
+        ("add_eos_token", Some(Value::Bool(vocabulary.add_eos.unwrap_or(false)))),
     ];
     let named =
         |(name, value): (&str, Option<Value>)| Some((format!("tokenizer.ggml.{name}"), value?));

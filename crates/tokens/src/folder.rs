@@ -3,8 +3,8 @@
 //! `tokenizer.json` states the pipeline and, by its post-processor alone, what is put around a
 //! text, as in current Transformers; `tokenizer_config.json` and `special_tokens_map.json` name the
 //! special tokens. Folders of the GPT-2 and Qwen2 classes that hold only `vocab.json` and
-//! `merges.txt`, and folders with Mistral's `tekken.json`, are read as the GGUF vocabulary that says
-//! the same.
+//! `merges.txt`, and folders with Mistral's `tekken.json` or SentencePiece's `tokenizer.model`, are
+//! read as the GGUF vocabulary that says the same.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -20,8 +20,8 @@ use crate::decoder::Decoder;
 use crate::faults::{self, caught};
 use crate::gguf::{GgufVocabulary, Origin, kind};
 use crate::pieces::Pieces;
-use crate::tekken;
 use crate::tokenizer::{Added, Model, Parts, Tokenizer};
+use crate::{sentencepiece, tekken};
 
 /// Larger JSON files than this are no tokenizers.
 const LARGEST_FILE: u64 = 512 << 20;
@@ -50,13 +50,22 @@ fn read(folder: &Path, config: &Config) -> Result<Tokenizer> {
     if let Some(vocabulary) = tekken::read(folder)? {
         return Tokenizer::from_vocabulary(vocabulary);
     }
+    if let Some(vocabulary) = sentencepiece::read(folder)? {
+        return Tokenizer::from_vocabulary(with_added(folder, vocabulary, config)?);
+    }
     legacy(folder, config)
 }
 
 /// A JSON file; `None` where there is none.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
     let Some(text) = read_text(path)? else { return Ok(None) };
-    let value = serde_json::from_str(&text).map_err(|e| no_json(path.display(), &e))?;
+    let value = serde_json::from_str(&text).map_err(|e| {
+        let error = no_json(path.display(), &e);
+        match formats::pointer_hint(text.as_bytes()) {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
+    })?;
     Ok(Some(value))
 }
 
@@ -76,7 +85,12 @@ pub(crate) fn read_text(path: &Path) -> Result<Option<String>> {
         }
         Ok(_) => {}
     }
-    std::fs::read_to_string(path).map(Some).map_err(|e| Error::io(path.display(), e))
+    let mut text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
+    if text.starts_with('\u{feff}') {
+        // The byte order mark that some editors put in front.
+        text.remove(0);
+    }
+    Ok(Some(text))
 }
 
 /// The additions of `tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json`.
@@ -424,13 +438,53 @@ fn around(place: &str, post: &PostProcessorWrapper) -> Result<(Vec<u32>, Vec<u32
     Ok((ids[..at].to_vec(), ids[at + 1..].to_vec()))
 }
 
+/// The vocabulary of SentencePiece's own file, with the tokens that the files beside it add; `None`
+/// where there is none.
+pub(crate) fn pieces(folder: &Path) -> Result<Option<GgufVocabulary>> {
+    let Some(vocabulary) = sentencepiece::read(folder)? else { return Ok(None) };
+    with_added(folder, vocabulary, &Config::read(folder)?).map(Some)
+}
+
+/// A vocabulary with the tokens that the files beside it add.
+fn with_added(folder: &Path, mut v: GgufVocabulary, config: &Config) -> Result<GgufVocabulary> {
+    for (id, token) in &config.added {
+        let id = *id as usize;
+        if id > v.tokens.len() + 65536 {
+            let found = format!("{} tokens with ids up to {id}", v.tokens.len());
+            return Err(Error::new(folder.display(), "ids without large gaps", found));
+        }
+        while v.tokens.len() <= id {
+            v.tokens.push(format!("[PAD{}]", v.tokens.len()));
+            v.scores.push(-1000.0);
+            v.token_types.push(kind::UNUSED);
+        }
+        let special = token.special || config.is_named(&token.content);
+        v.tokens[id].clone_from(&token.content);
+        v.token_types[id] = if special { kind::CONTROL } else { kind::USER_DEFINED };
+    }
+    for (text, own) in v.tokens.iter().zip(&mut v.token_types) {
+        if config.is_named(text) && !matches!(*own, kind::UNKNOWN | kind::BYTE) {
+            *own = kind::CONTROL;
+        }
+    }
+    let find = |name: &str| {
+        let text = config.named.get(name)?;
+        v.tokens.iter().position(|token| token == text).map(|id| id as u32)
+    };
+    (v.bos, v.eos) = (find("bos_token").or(v.bos), find("eos_token").or(v.eos));
+    (v.unk, v.pad) = (find("unk_token").or(v.unk), find("pad_token").or(v.pad));
+    (v.add_bos, v.add_eos) = (config.add_bos.or(v.add_bos), config.add_eos.or(v.add_eos));
+    Ok(v)
+}
+
 /// `vocab.json` and `merges.txt`.
 fn legacy(folder: &Path, config: &Config) -> Result<Tokenizer> {
     let path = folder.join("vocab.json");
     let merges = read_text(&folder.join("merges.txt"))?;
     let (Some(Value::Object(vocab)), Some(merges)) = (read_json(&path)?, merges) else {
-        return Err(Error::new(folder.display(), "tokenizer.json, tekken.json, or vocab.json with merges.txt", "none of them")
-            .hint("a folder with only tokenizer.model must be converted first: save it once with Transformers"));
+        let expected =
+            "tokenizer.json, tokenizer.model, tekken.json, or vocab.json with merges.txt";
+        return Err(Error::new(folder.display(), expected, "none of them"));
     };
     let pre = match config.class.as_deref().map(|class| class.trim_end_matches("Fast")) {
         Some("GPT2Tokenizer") | None => "gpt-2",

@@ -52,8 +52,8 @@ pub enum Origin {
     Gguf(String),
     /// A folder with `vocab.json` and `merges.txt`.
     Folder(String),
-    /// A file that Mistral calls `tekken.json`.
-    Tekken(String),
+    /// A file with keys of its own for these: `tekken.json`, `tokenizer.model`.
+    File(String),
 }
 
 impl Origin {
@@ -64,15 +64,15 @@ impl Origin {
             Origin::Gguf(file) => format!("{file}: {PLACE}.{name}"),
             Origin::Folder(folder) if name == "merges" => format!("{folder}/merges.txt"),
             Origin::Folder(folder) => format!("{folder}/vocab.json"),
-            Origin::Tekken(file) => format!("{file}: {name}"),
+            Origin::File(file) => format!("{file}: {name}"),
         }
     }
 
     /// The file.
-    fn file(&self) -> &str {
+    pub(crate) fn file(&self) -> &str {
         match self {
             Origin::Memory => PLACE,
-            Origin::Gguf(file) | Origin::Folder(file) | Origin::Tekken(file) => file,
+            Origin::Gguf(file) | Origin::Folder(file) | Origin::File(file) => file,
         }
     }
 }

@@ -12,6 +12,7 @@ mod folder;
 pub mod gguf;
 mod pieces;
 pub mod pre;
+mod sentencepiece;
 pub mod spm;
 mod stream;
 mod tekken;

@@ -125,8 +125,11 @@ pub const TABLE: &[PreTokenizer] = &[
             "modern-bert",
             "jina-es",
             "jina-de",
-            "jina-v2-es",
+            "jina-v1-en",
+            "jina-v2-code",
             "jina-v2-de",
+            "jina-v2-es",
+            "roberta-bpe",
         ],
         splits: &[GPT2],
         ..PLAIN
@@ -170,6 +173,26 @@ pub const TABLE: &[PreTokenizer] = &[
     PreTokenizer {
         names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
         splits: &[r"\p{N}{1,3}", KANA_HAN, DEEPSEEK_WORDS],
+        ..PLAIN
+    },
+    PreTokenizer {
+        // Digits in threes from the right; what is written without spaces.
+        names: &["afmoe"],
+        splits: &[
+            r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|\z))",
+            r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{0E40}-\x{0E7F}\x{0E80}-\x{0EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+",
+            DEEPSEEK_WORDS,
+        ],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["spark2_5"],
+        splits: &[
+            r"\p{N}{1,3}",
+            KANA_HAN,
+            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##,
+            r"\p{N}",
+        ],
         ..PLAIN
     },
     PreTokenizer {

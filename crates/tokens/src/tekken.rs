@@ -165,7 +165,7 @@ fn vocabulary(place: String, file: File) -> Result<GgufVocabulary> {
         unk,
         pad,
         add_bos: Some(bos.is_some()),
-        origin: Origin::Tekken(place),
+        origin: Origin::File(place),
         ..GgufVocabulary::default()
     })
 }

@@ -198,6 +198,70 @@ fn vocabularies_as_in_sentencepiece() {
     }
 }
 
+/// A field of a protocol buffer: bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut length = bytes.len();
+    let mut all = vec![number << 3 | 2];
+    while length >= 0x80 {
+        all.push((length & 0x7f) as u8 | 0x80);
+        length >>= 7;
+    }
+    all.push(length as u8);
+    all.extend(bytes);
+    all
+}
+
+/// The same vocabularies in SentencePiece's own file, which a folder may have in place of a
+/// tokenizer.json.
+#[test]
+fn a_model_of_sentencepiece_is_a_tokenizer() {
+    let models = json(&folder("sentencepiece.json"));
+    for (kind, model) in [("bpe", 2), ("unigram", 1)] {
+        let mut file = Vec::new();
+        for row in models[kind]["tokens"].as_array().unwrap() {
+            let mut piece = field(1, row[0].as_str().unwrap().as_bytes());
+            piece.push(2 << 3 | 5);
+            piece.extend((row[1].as_f64().unwrap() as f32).to_le_bytes());
+            piece.extend([3 << 3, row[2].as_i64().unwrap() as u8]);
+            file.extend(field(1, &piece));
+        }
+        file.extend(field(2, &[3 << 3, model]));
+        // A space in front, and no others taken away.
+        file.extend(field(3, &[3 << 3, 1, 4 << 3, 0]));
+        let name = format!("delft-pieces-{kind}-{}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        let write = |bytes: &[u8]| std::fs::write(dir.join("tokenizer.model"), bytes).unwrap();
+        write(&file);
+        let tokenizer = Tokenizer::from_folder(&dir).unwrap();
+        let (mut same, first) = (0, |id: &u32| *id == 1);
+        for case in models[kind]["cases"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            if !text.contains("<extra>") && !text.contains('\n') {
+                let plain = tokenizer.encode(text, Special::default()).unwrap();
+                assert_eq!(plain, ids(&case["ids"]), "{kind}: {text:?}");
+                let added = tokenizer.encode(text, Special { add: true, parse: false }).unwrap();
+                assert!(added.first().is_some_and(first) && added[1..] == plain);
+                same += 1;
+            }
+        }
+        assert!(same > 20, "{same}");
+        // A token that a file beside it adds.
+        let last = tokenizer.vocab_size() as u32;
+        let added = format!(r#"{{"<|tool|>": {last}}}"#);
+        std::fs::write(dir.join("added_tokens.json"), added).unwrap();
+        let tokenizer = Tokenizer::from_folder(&dir).unwrap();
+        let parsed = tokenizer.encode("<|tool|>", Special { add: false, parse: true }).unwrap();
+        assert!(parsed.contains(&last), "{parsed:?}");
+        for cut in [1, 7, file.len() / 2 + 1] {
+            write(&file[..cut]);
+            let error = Tokenizer::from_folder(&dir).unwrap_err().to_string();
+            assert!(error.contains("tokenizer.model"), "{error}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
 /// A small generator of pseudo-random numbers (xorshift), so that failures repeat.
 struct Dice(u64);
 
