@@ -553,10 +553,10 @@ fn neon(isa: Isa, encoding: Encoding) -> Kernel {
             with_panel!(block, B => i8mm::product::<B>, else => unreachable!("packed types"))
         }
         (block, Isa::NeonDotprod) => {
-            with_panel!(block, B => product::product::<Neon<true>, B, 1, 4>, else => unreachable!("packed types"))
+            with_panel!(block, B => product::product::<Neon<true>, B>, else => unreachable!("packed types"))
         }
         (block, _) => {
-            with_panel!(block, B => product::product::<Neon<false>, B, 1, 4>, else => unreachable!("packed types"))
+            with_panel!(block, B => product::product::<Neon<false>, B>, else => unreachable!("packed types"))
         }
     }
 }
@@ -568,20 +568,19 @@ mod x86 {
     use super::{Call, Encoding, Kernel, float, product};
     use formats::{DType, quant::Block, with_block};
 
-    /// A function of the name that picks the kernel: tiles of quantised and of float weights, in
-    /// panels by tokens.
+    /// A function of the name that picks the kernel: tiles of float weights in panels by tokens.
     macro_rules! kernels {
-        ($name:ident, $lanes:ty, $features:literal, $p:literal x $n:literal, $fp:literal x $fn:literal) => {
+        ($name:ident, $lanes:ty, $features:literal, $p:literal x $n:literal) => {
             pub(super) fn $name(encoding: Encoding) -> Kernel {
                 #[target_feature(enable = $features)]
                 unsafe fn quantised<B: Block>(call: &Call) {
                     // SAFETY: passed on.
-                    unsafe { product::product::<$lanes, B, $p, $n>(call) }
+                    unsafe { product::product::<$lanes, B>(call) }
                 }
                 #[target_feature(enable = $features)]
                 unsafe fn plain<E: float::Element>(call: &Call) {
                     // SAFETY: passed on.
-                    unsafe { float::product::<$lanes, E, $fp, $fn>(call) }
+                    unsafe { float::product::<$lanes, E, $p, $n>(call) }
                 }
                 match encoding {
                     Encoding::Stored(DType::F32) => plain::<float::F32>,
@@ -592,7 +591,7 @@ mod x86 {
             }
         };
     }
-    kernels!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 2 x 6, 2 x 12);
-    kernels!(avx2, Avx2<false>, "avx2,fma,f16c", 1 x 4, 1 x 5);
-    kernels!(avx_vnni, Avx2<true>, "avx2,fma,f16c", 1 x 4, 1 x 5);
+    kernels!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", 2 x 12);
+    kernels!(avx2, Avx2<false>, "avx2,fma,f16c", 1 x 5);
+    kernels!(avx_vnni, Avx2<true>, "avx2,fma,f16c", 1 x 5);
 }

@@ -7,8 +7,9 @@
 //! The dot product of a sub-block is exact in integers; the accumulator starts at
 //! `-zero * sum(codes_x)`, which the activations carry. [`tile`] does it for `P` panels by `N`
 //! tokens. It reads the packed weights in place ([`in_place`]), or panels that were first expanded
-//! to bytes and f32 scales in cache ([`many`]), so that every format prefills alike. On either path
-//! each token's sums are one chain, whatever `P` and `N` are. Float weights: `float`.
+//! to bytes and f32 scales in cache ([`many`]), so that every format prefills alike: tiles of slabs
+//! are compiled for each [`Form`], not for each format. On either path each token's sums are one
+//! chain, whatever `P` and `N` are. Float weights: `float`.
 
 use super::activations::{Line, Path, TOKENS};
 use super::lanes::Lanes;
@@ -197,17 +198,17 @@ pub(super) unsafe fn one_by_one<L: Lanes, B: Block>(call: &Call) {
     }
 }
 
-/// The product for any number of tokens: tiles of `P` panels by `N` tokens once there are many.
+/// The product for any number of tokens.
 ///
 /// # Safety
 /// As [`super::multiply`], on a processor that has `L`.
 #[inline(always)]
-pub(super) unsafe fn product<L: Lanes, B: Block, const P: usize, const N: usize>(call: &Call) {
+pub(super) unsafe fn product<L: Lanes, B: Block>(call: &Call) {
     // SAFETY: passed on.
     unsafe {
         match call.x.path() {
             Path::InPlace => in_place::<L, B>(call),
-            Path::Expanded => many::<L, B, P, N>(call),
+            Path::Expanded => many::<L, B>(call),
         }
     }
 }
@@ -311,8 +312,8 @@ const EXPANDED: usize = 512 + 4 * 64;
 /// Bytes of scratch that [`many`] wants.
 pub(super) const SCRATCH: usize = SLAB_PANELS * SLAB_BLOCKS * EXPANDED;
 
-/// Expanded panels: per block of 32 columns 512 code bytes, then f32 scales and offsets of its
-/// sub-blocks.
+/// Expanded panels of a format: per block of 32 columns 512 code bytes, then f32 scales and offsets
+/// of its sub-blocks.
 pub(super) struct Slab<B>(PhantomData<B>);
 
 impl<B: Block> Slab<B> {
@@ -321,12 +322,11 @@ impl<B: Block> Slab<B> {
     /// Whether there are offsets.
     pub(super) const MINS: bool = matches!(B::AFFINE.offset, Offset::Min);
     /// Bytes per block.
-    pub(super) const STEP: usize = 512 + 64 * Self::SUBS * (1 + Self::MINS as usize);
+    pub(super) const STEP: usize = step(Self::SUBS, Self::MINS);
 
-    /// The offset added to the codes of formats with a zero point, which becomes 128 where codes
-    /// are unsigned.
+    /// What is added to codes, which wraps: it leaves the zero point of [`Form`].
     const fn rebias<L: Lanes>() -> u8 {
-        <Self as Source<L>>::ZERO - <Packed<B> as Source<L>>::ZERO
+        zero::<L>(Self::MINS, Self::bits::<L>()).wrapping_sub(<Packed<B> as Source<L>>::ZERO)
     }
 
     /// Writes the scales of block `b` as f32, then its offsets.
@@ -377,19 +377,74 @@ impl<B: Block> Slab<B> {
             }
         }
     }
+
+    /// [`Lanes::tiles`] for the form that this format's slabs have. Units that take all codes as
+    /// unsigned have four forms, others some more, for how many products of narrow codes a run may
+    /// add up (see [`Lanes::depth`]).
+    const fn tiles<L: Lanes>() -> unsafe fn(&Call, &Expanded) {
+        let sub = Packed::<B>::SUB;
+        let lowered = <Packed<B> as Source<L>>::LOWERED;
+        assert!(sub == BLOCK || !lowered);
+        match (sub, Self::MINS, Self::bits::<L>()) {
+            (16, false, 4) => L::tiles::<16, false, 4, false>,
+            (16, false, 6) => L::tiles::<16, false, 6, false>,
+            (16, false, _) => L::tiles::<16, false, 8, false>,
+            (16, true, 4) => L::tiles::<16, true, 4, false>,
+            (16, true, 6) => L::tiles::<16, true, 6, false>,
+            (16, true, _) => L::tiles::<16, true, 8, false>,
+            (_, false, 4) => L::tiles::<32, false, 4, false>,
+            (_, false, 5) => L::tiles::<32, false, 5, false>,
+            (_, false, _) => L::tiles::<32, false, 8, false>,
+            (_, true, 4) => L::tiles::<32, true, 4, false>,
+            (_, true, 5) => L::tiles::<32, true, 5, false>,
+            (_, true, _) if lowered => L::tiles::<32, true, 8, true>,
+            (_, true, _) => L::tiles::<32, true, 8, false>,
+        }
+    }
+
+    /// Bits of a slab's codes: those of the format's, or more.
+    const fn bits<L: Lanes>() -> usize {
+        match (<Packed<B> as Source<L>>::BITS, Packed::<B>::SUB) {
+            _ if !L::SIGNED => 8,
+            (0..=4, _) => 4,
+            (5, 32) => 5,
+            (5..=6, 16) => 6,
+            _ => 8,
+        }
+    }
 }
 
-impl<L: Lanes, B: Block> Source<L> for Slab<B> {
+/// Bytes of an expanded block of `subs` sub-blocks.
+const fn step(subs: usize, mins: bool) -> usize {
+    512 + 64 * subs * (1 + mins as usize)
+}
+
+/// The zero point of the codes of `bits` bits in a slab of a format without offsets: half of their
+/// range, but none of signed bytes.
+const fn zero<L: Lanes>(mins: bool, bits: usize) -> u8 {
+    if mins || (L::SIGNED && bits == 8) { 0 } else { 1 << (bits - 1) }
+}
+
+/// What [`tile`] must know of a slab: the columns of a sub-block, whether there are offsets, the
+/// bits of a code, and [`Source::LOWERED`].
+pub(super) struct Form<const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool>;
+
+impl<const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool>
+    Form<SUB, MINS, BITS, LOWERED>
+{
+    const SUBS: usize = BLOCK / SUB;
+    const STEP: usize = step(Self::SUBS, MINS);
+}
+
+impl<L: Lanes, const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool> Source<L>
+    for Form<SUB, MINS, BITS, LOWERED>
+{
     type Group = *const u8;
-    const SUB: usize = Packed::<B>::SUB;
-    const OFFSETS: bool = Self::MINS;
-    const LOWERED: bool = <Packed<B> as Source<L>>::LOWERED;
-    const ZERO: u8 = match L::SIGNED {
-        true => <Packed<B> as Source<L>>::ZERO,
-        false if Self::MINS => 0,
-        false => 128,
-    };
-    const BITS: usize = if L::SIGNED { <Packed<B> as Source<L>>::BITS } else { 8 };
+    const SUB: usize = SUB;
+    const OFFSETS: bool = MINS;
+    const LOWERED: bool = LOWERED;
+    const ZERO: u8 = zero::<L>(MINS, BITS);
+    const BITS: usize = BITS;
 
     #[inline(always)]
     fn ahead(_: usize, _: usize, _: usize) -> usize {
@@ -420,11 +475,11 @@ impl<L: Lanes, B: Block> Source<L> for Slab<B> {
 }
 
 /// The contents of the slab.
-struct Expanded {
+pub(super) struct Expanded {
     /// Its address.
     start: *const u8,
-    /// The first panel.
-    panel: usize,
+    /// The panels.
+    panels: Range<usize>,
     /// The first block, and the number of blocks.
     block: usize,
     blocks: usize,
@@ -435,28 +490,45 @@ struct Expanded {
 /// # Safety
 /// As [`product`].
 #[inline(always)]
-pub(super) unsafe fn many<L: Lanes, B: Block, const P: usize, const N: usize>(call: &Call) {
+unsafe fn many<L: Lanes, B: Block>(call: &Call) {
     let total = call.cols / BLOCK;
+    let tiles = const { Slab::<B>::tiles::<L>() };
     // SAFETY: panels, tokens and scratch are the call's; the slab is at most `SCRATCH` bytes.
     unsafe {
         for panel in call.panels.clone().step_by(SLAB_PANELS) {
-            let panels = SLAB_PANELS.min(call.panels.end - panel);
+            let panels = panel..call.panels.end.min(panel + SLAB_PANELS);
             for block in (0..total).step_by(SLAB_BLOCKS) {
                 let blocks = SLAB_BLOCKS.min(total - block);
-                for p in 0..panels {
+                for (p, panel) in panels.clone().enumerate() {
                     let to = call.scratch.add(p * blocks * Slab::<B>::STEP);
-                    Slab::<B>::expand::<L>(call.panel(panel + p), total, block, blocks, to);
+                    Slab::<B>::expand::<L>(call.panel(panel), total, block, blocks, to);
                 }
-                let slab = Expanded { start: call.scratch, panel, block, blocks };
-                let first = call.tokens.start / TOKENS * TOKENS;
-                for token in (first..call.tokens.end).step_by(TOKENS) {
-                    for p in (0..panels / P * P).step_by(P) {
-                        slab_tiles::<L, B, P, N>(call, &slab, token, p);
-                    }
-                    for p in panels / P * P..panels {
-                        slab_tiles::<L, B, 1, N>(call, &slab, token, p);
-                    }
-                }
+                let panels = panels.clone();
+                tiles(call, &Expanded { start: call.scratch, panels, block, blocks });
+            }
+        }
+    }
+}
+
+/// All tokens times a slab, in tiles of `P` panels by `N` tokens.
+///
+/// # Safety
+/// As [`product`], with a slab of the form `F` that [`many`] filled.
+#[inline(always)]
+pub(super) unsafe fn tiles<L: Lanes, F: Source<L>, const P: usize, const N: usize>(
+    call: &Call,
+    slab: &Expanded,
+) {
+    let panels = slab.panels.len();
+    let first = call.tokens.start / TOKENS * TOKENS;
+    // SAFETY: passed on.
+    unsafe {
+        for token in (first..call.tokens.end).step_by(TOKENS) {
+            for p in (0..panels / P * P).step_by(P) {
+                slab_tiles::<L, F, P, N>(call, slab, token, p);
+            }
+            for p in panels / P * P..panels {
+                slab_tiles::<L, F, 1, N>(call, slab, token, p);
             }
         }
     }
@@ -467,7 +539,7 @@ const REST: usize = 4;
 
 /// `P` panels of a slab from `p`, times one group of tokens, `N` at a time.
 #[inline(always)]
-unsafe fn slab_tiles<L: Lanes, B: Block, const P: usize, const N: usize>(
+unsafe fn slab_tiles<L: Lanes, F: Source<L>, const P: usize, const N: usize>(
     call: &Call,
     slab: &Expanded,
     token: usize,
@@ -477,14 +549,14 @@ unsafe fn slab_tiles<L: Lanes, B: Block, const P: usize, const N: usize>(
     let whole = TOKENS / N * N;
     // SAFETY: passed on; the lanes are a group's.
     unsafe {
-        slab_lanes::<L, B, P, N>(call, slab, token, 0..whole, p);
-        slab_lanes::<L, B, P, REST>(call, slab, token, whole..TOKENS, p);
+        slab_lanes::<L, F, P, N>(call, slab, token, 0..whole, p);
+        slab_lanes::<L, F, P, REST>(call, slab, token, whole..TOKENS, p);
     }
 }
 
 /// As [`slab_tiles`], of some lanes of the group, a multiple of `N`.
 #[inline(always)]
-unsafe fn slab_lanes<L: Lanes, B: Block, const P: usize, const N: usize>(
+unsafe fn slab_lanes<L: Lanes, F: Source<L>, const P: usize, const N: usize>(
     call: &Call,
     slab: &Expanded,
     token: usize,
@@ -493,7 +565,7 @@ unsafe fn slab_lanes<L: Lanes, B: Block, const P: usize, const N: usize>(
 ) {
     // SAFETY: slab, lines and output are the call's.
     unsafe {
-        let panel_bytes = slab.blocks * Slab::<B>::STEP;
+        let panel_bytes = slab.blocks * step(BLOCK / F::SUB, F::OFFSETS);
         let mut panels = [slab.start.add(p * panel_bytes); P];
         for i in 1..P {
             panels[i] = slab.start.add((p + i) * panel_bytes);
@@ -504,9 +576,9 @@ unsafe fn slab_lanes<L: Lanes, B: Block, const P: usize, const N: usize>(
                 continue;
             }
             let x = call.x.line(token).add(lane + slab.block * TOKENS);
-            let acc = tile::<L, Slab<B>, P, N>(panels, slab.blocks, x, TOKENS);
+            let acc = tile::<L, F, P, N>(panels, slab.blocks, x, TOKENS);
             for i in 0..P {
-                L::write(call, slab.panel + p + i, first, &acc[i], slab.block == 0);
+                L::write(call, slab.panels.start + p + i, first, &acc[i], slab.block == 0);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Sixteen lanes in two AVX2 registers, without a dot product of bytes and with AVX-VNNI's.
 
+use super::super::product::{self, Expanded, Form};
 use super::{Call, Lanes};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -236,5 +237,14 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     unsafe fn write(call: &Call, panel: usize, token: usize, y: &[[__m256; 2]], first: bool) {
         // SAFETY: passed on.
         unsafe { call.write::<Self>(panel, token, y, first) }
+    }
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tiles<const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool>(
+        call: &Call,
+        slab: &Expanded,
+    ) {
+        // SAFETY: passed on.
+        unsafe { product::tiles::<Self, Form<SUB, MINS, BITS, LOWERED>, 1, 4>(call, slab) }
     }
 }

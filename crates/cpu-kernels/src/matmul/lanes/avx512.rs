@@ -1,5 +1,6 @@
 //! Sixteen lanes in one AVX-512 register, with VNNI.
 
+use super::super::product::{self, Expanded, Form};
 use super::{Call, Lanes};
 use std::arch::x86_64::*;
 
@@ -143,5 +144,14 @@ impl Lanes for Avx512 {
     unsafe fn write(call: &Call, panel: usize, token: usize, y: &[__m512], first: bool) {
         // SAFETY: passed on.
         unsafe { call.write::<Self>(panel, token, y, first) }
+    }
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn tiles<const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool>(
+        call: &Call,
+        slab: &Expanded,
+    ) {
+        // SAFETY: passed on.
+        unsafe { product::tiles::<Self, Form<SUB, MINS, BITS, LOWERED>, 2, 6>(call, slab) }
     }
 }

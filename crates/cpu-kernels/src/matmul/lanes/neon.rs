@@ -1,6 +1,7 @@
 //! Sixteen lanes in four aarch64 registers; byte dot products take `sdot` where the processor has
 //! it.
 
+use super::super::product::{self, Expanded, Form};
 use super::{Call, Lanes};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -189,5 +190,13 @@ impl<const DOT: bool> Lanes for Neon<DOT> {
     unsafe fn write(call: &Call, panel: usize, token: usize, y: &[Self::Floats], first: bool) {
         // SAFETY: passed on.
         unsafe { call.write::<Self>(panel, token, y, first) }
+    }
+    #[inline(never)]
+    unsafe fn tiles<const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool>(
+        call: &Call,
+        slab: &Expanded,
+    ) {
+        // SAFETY: passed on.
+        unsafe { product::tiles::<Self, Form<SUB, MINS, BITS, LOWERED>, 1, 4>(call, slab) }
     }
 }

@@ -1,5 +1,6 @@
 //! Sixteen lanes in portable Rust: the reference for the others, and what unknown processors run.
 
+use super::super::product::{self, Expanded, Form};
 use super::{Call, Lanes};
 
 /// Arrays for registers.
@@ -122,5 +123,13 @@ impl Lanes for Scalar {
     unsafe fn write(call: &Call, panel: usize, token: usize, y: &[[f32; 16]], first: bool) {
         // SAFETY: passed on.
         unsafe { call.write::<Self>(panel, token, y, first) }
+    }
+    #[inline(never)]
+    unsafe fn tiles<const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool>(
+        call: &Call,
+        slab: &Expanded,
+    ) {
+        // SAFETY: passed on.
+        unsafe { product::tiles::<Self, Form<SUB, MINS, BITS, LOWERED>, 1, 4>(call, slab) }
     }
 }
