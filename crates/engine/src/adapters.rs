@@ -146,9 +146,12 @@ impl Seats {
     }
 }
 
-/// Opens an adapter. If it says that it was made for another model than `tensors`, it is refused,
-/// unless [`AdapterFile::any_base`] allows it.
-fn open(file: &AdapterFile, tensors: &Tensors) -> Result<File> {
+/// Opens an adapter, whose weights are read when it is resolved.
+///
+/// # Errors
+/// What is missing or contradicts itself; an adapter that says that it was made for another model
+/// than `tensors`, unless [`AdapterFile::any_base`] allows it.
+pub fn open_adapter(file: &AdapterFile, tensors: &Tensors) -> Result<File> {
     let opened = File::open(&file.path)?;
     let Some(MadeFor { name, fingerprint: made_for }) =
         opened.made_for().filter(|_| !file.any_base)
@@ -193,7 +196,7 @@ impl Opened {
         let base = Base { config, program: &program, tensors };
         let mut warnings = Vec::new();
         let resolve = |file: &AdapterFile| {
-            let opened = open(file, tensors)?;
+            let opened = open_adapter(file, tensors)?;
             let adapter = opened.resolve(&base, file.scale)?;
             if opened.made_for().is_none() {
                 let path = file.path.display();
@@ -258,7 +261,7 @@ impl Engine {
 
 /// Reads an adapter for a base.
 pub(crate) fn resolve(base: &Base<'_>, file: &AdapterFile) -> Result<program::Adapter> {
-    let adapter = open(file, base.tensors)?.resolve(base, file.scale)?;
+    let adapter = open_adapter(file, base.tensors)?.resolve(base, file.scale)?;
     shortened(base, adapter)
 }
 
@@ -286,7 +289,7 @@ pub fn adapter_to_mlx(
 ) -> Result<()> {
     let tensors = Tensors::open(model)?;
     with_base(&tensors, &models::Options::default(), |base| {
-        open(file, &tensors)?.write_mlx(base, file.scale, to)
+        open_adapter(file, &tensors)?.write_mlx(base, file.scale, to)
     })
 }
 
@@ -316,7 +319,7 @@ pub fn fuse(
     let tensors = Tensors::open(model)?;
     let read = models::Options { ignore_keys: ignore_keys.to_vec(), ..models::Options::default() };
     with_base(&tensors, &read, |base| {
-        let adapter = open(file, &tensors)?.resolve(base, file.scale)?;
+        let adapter = open_adapter(file, &tensors)?.resolve(base, file.scale)?;
         adapters::fuse(base, &adapter, to).map_err(|error| match error.kind {
             // The error names the site alone, but the fault is the adapter's.
             ErrorKind::Unsupported if adapter.deltas.contains_key(&error.place) => {

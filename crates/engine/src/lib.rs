@@ -39,7 +39,7 @@ mod text;
 mod together;
 mod worker;
 
-pub use crate::adapters::{Adapter, AdapterFile, Adapters, adapter_to_mlx, fuse};
+pub use crate::adapters::{Adapter, AdapterFile, Adapters, adapter_to_mlx, fuse, open_adapter};
 pub use choose::named_place;
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{

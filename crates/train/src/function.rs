@@ -210,6 +210,22 @@ pub struct ValueAndGrad {
 ///
 /// # Errors
 /// A name that no argument has; an operation that has no gradient.
+///
+/// ```
+/// use delft_train::function::{Function, Unary, value_and_grad};
+///
+/// // The squares of a row through a matrix.
+/// let arguments: [(&str, &[usize]); 2] = [("x", &[1, 2]), ("w", &[2, 2])];
+/// let f = Function::record(&arguments, |given| {
+///     Ok(given.linear(&given.rows("x")?, "w", None)?.map(Unary::Square))
+/// })?;
+/// let (x, w) = ([1.0, 2.0], [1.0, 0.0, 0.0, 1.0]);
+/// let (value, gradients) = value_and_grad(&f, &["x", "w"])?.call(&[&x, &w])?;
+/// assert_eq!(value, 1.0 + 4.0);
+/// // 2 w' y and 2 y x', of y = w x.
+/// assert_eq!(gradients, [vec![2.0, 4.0], vec![2.0, 4.0, 4.0, 8.0]]);
+/// # Ok::<(), formats::Error>(())
+/// ```
 pub fn value_and_grad(f: &Function, wrt: &[&str]) -> Result<ValueAndGrad> {
     let gradient = differentiate(&f.program, &f.wrt(wrt)?)?;
     Ok(ValueAndGrad { gradient, of: f.clone() })
@@ -250,6 +266,22 @@ pub struct Vjp {
 ///
 /// # Errors
 /// As [`value_and_grad`].
+///
+/// ```
+/// use delft_train::function::{Function, Unary, vjp};
+///
+/// // The squares of a row through a matrix.
+/// let arguments: [(&str, &[usize]); 2] = [("x", &[1, 2]), ("w", &[2, 2])];
+/// let f = Function::record(&arguments, |given| {
+///     Ok(given.linear(&given.rows("x")?, "w", None)?.map(Unary::Square))
+/// })?;
+/// let (x, w) = ([1.0, 2.0], [1.0, 0.0, 0.0, 1.0]);
+/// // The second square counts twice, the first not at all.
+/// let (value, cotangents) = vjp(&f, &["x"])?.call(&[&x, &w], &[0.0, 2.0])?;
+/// assert_eq!(value, [1.0, 4.0]);
+/// assert_eq!(cotangents, [vec![0.0, 8.0]]);
+/// # Ok::<(), formats::Error>(())
+/// ```
 pub fn vjp(f: &Function, wrt: &[&str]) -> Result<Vjp> {
     let mut program = f.program.clone();
     let value = program.results[0];
@@ -297,6 +329,22 @@ pub struct Jvp {
 /// # Errors
 /// A name that no argument has; an operation that has no tangent; a value that does not depend on
 /// those arguments.
+///
+/// ```
+/// use delft_train::function::{Function, Unary, jvp};
+///
+/// // The squares of a row through a matrix.
+/// let arguments: [(&str, &[usize]); 2] = [("x", &[1, 2]), ("w", &[2, 2])];
+/// let f = Function::record(&arguments, |given| {
+///     Ok(given.linear(&given.rows("x")?, "w", None)?.map(Unary::Square))
+/// })?;
+/// let (x, w) = ([1.0, 2.0], [1.0, 0.0, 0.0, 1.0]);
+/// // As x moves along (0, 1), the second square grows by 2 y.
+/// let (value, tangent) = jvp(&f, &["x"])?.call(&[&x, &w], &[&[0.0, 1.0]])?;
+/// assert_eq!(value, [1.0, 4.0]);
+/// assert_eq!(tangent, [0.0, 4.0]);
+/// # Ok::<(), formats::Error>(())
+/// ```
 pub fn jvp(f: &Function, wrt: &[&str]) -> Result<Jvp> {
     Ok(Jvp { tangent: tangents(&f.program, &f.wrt(wrt)?)?, of: f.clone() })
 }

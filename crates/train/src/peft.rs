@@ -6,7 +6,8 @@ use crate::{LoraOptions, Parameter};
 use adapters::Base;
 use formats::{DType, Error, ErrorKind, Result, Tensor, safetensors};
 use ops::Op;
-use program::Site;
+use ops::low_rank::Delta;
+use program::{Adapter, Site};
 use serde_json::json;
 
 /// A matrix's module in Hugging Face's model, such as `model.layers.0.self_attn.q_proj`; some rows
@@ -30,14 +31,29 @@ fn ends(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|front| front.is_empty() || front.ends_with('.'))
 }
 
-/// The matrices whose names end like one of those `wanted`, by their own name or their module's,
-/// with all others of their modules; if none are named, the matrices of the blocks, or in models
-/// with experts of attention. Routers are excluded: PEFT adapts linear layers alone.
+/// The block of a name such as `blocks.3.mlp.up`.
+fn block(name: &str) -> Option<usize> {
+    name.strip_prefix("blocks.")?.split('.').next()?.parse().ok()
+}
+
+/// The matrices whose names end like one of the `sites` that are wanted, by their own name or their
+/// module's, with all others of their modules; if none are named, the matrices of the blocks, or in
+/// models with experts of attention. Routers are excluded: PEFT adapts linear layers alone. Where
+/// the last blocks alone are wanted, all others have none.
 ///
 /// # Errors
 /// A name that no matrix has, with those of the blocks; a matrix that Hugging Face's models have no
-/// module for.
-pub(crate) fn modules(base: &Base<'_>, wanted: &[String]) -> Result<Vec<(Site, Module)>> {
+/// module for; more blocks than there are.
+pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Site, Module)>> {
+    let (wanted, all) = (&options.sites[..], base.config.layers);
+    if let Some(layers) = options.layers.filter(|layers| *layers == 0 || *layers > all) {
+        return Err(Error::new("layers", format!("1 to {all}, the blocks of the model"), layers));
+    }
+    let first = options.layers.map_or(0, |layers| all - layers);
+    let late = |site: &Site| match options.layers {
+        None => true,
+        Some(_) => block(&site.name).is_some_and(|block| block >= first),
+    };
     let mixed = base.program.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
     let sites = base.program.adaptable().into_iter();
     let sites = sites.filter(|site| !site.gathers && !site.name.ends_with(".router"));
@@ -57,6 +73,7 @@ pub(crate) fn modules(base: &Base<'_>, wanted: &[String]) -> Result<Vec<(Site, M
         return Err(Error::new("sites", format!("some of {}", known.join(", ")), odd));
     }
     let chosen = |site: &(Site, Option<Module>)| match wanted {
+        _ if !late(&site.0) => false,
         [] if mixed => site.0.name.contains(".attention."),
         [] => site.0.name.starts_with("blocks."),
         ends => ends.iter().any(|end| named(site, end)),
@@ -114,6 +131,69 @@ pub(crate) fn parameters(
     Ok(all)
 }
 
+/// The options by which an adapter was made that has one rank, one scale and one kind.
+///
+/// # Errors
+/// One that has several, by the matrix that differs from the first.
+pub(crate) fn options(adapter: &Adapter) -> Result<LoraOptions> {
+    let mut each = adapter.deltas.iter();
+    let (_, first) = each.next().ok_or_else(|| Error::new("factors", "some", "none"))?;
+    let of = |delta: &Delta| (delta.rank, delta.scale, delta.gain.is_some());
+    if let Some((name, odd)) = each.find(|(_, delta)| of(delta) != of(first)) {
+        let told = |delta: &Delta| {
+            let kind = if delta.gain.is_some() { "DoRA" } else { "LoRA" };
+            format!("{kind} of rank {} and scale {}", delta.rank, delta.scale)
+        };
+        let expected = format!("{}, as elsewhere", told(first));
+        return Err(Error::new(name, expected, told(odd)).of(ErrorKind::Unsupported));
+    }
+    Ok(LoraOptions {
+        rank: first.rank,
+        alpha: first.scale * first.rank as f32,
+        dora: first.gain.is_some(),
+        sites: adapter.deltas.keys().cloned().collect(),
+        ..LoraOptions::default()
+    })
+}
+
+/// Has the parameters begin as an adapter's.
+///
+/// # Errors
+/// Matrices of one module of which one is not changed, or by another `down`; with DoRA, matrices
+/// that cannot be read.
+pub(crate) fn begin(
+    base: &Base<'_>,
+    sites: &[Site],
+    factors: &[Factors],
+    parameters: &mut [Parameter],
+    adapter: &Adapter,
+) -> Result<()> {
+    let each = parameters.len() / factors.len().max(1);
+    for (factors, own) in factors.iter().zip(parameters.chunks_exact_mut(each)) {
+        for (i, part) in factors.parts.iter().enumerate() {
+            let site = sites.iter().find(|site| site.weight == part.matrix);
+            let delta = site.and_then(|site| adapter.deltas.get(&site.name));
+            let same = |delta: &&Delta| i == 0 || delta.down == own[0].values;
+            let delta = delta.filter(same).ok_or_else(|| {
+                let expected = "one adapter of all that the module holds";
+                Error::new(&factors.module, expected, "other factors for some of it")
+                    .of(ErrorKind::Unsupported)
+            })?;
+            let rows = |width: usize| part.first_row * width..(part.first_row + part.rows) * width;
+            own[0].values.copy_from_slice(&delta.down);
+            own[1].values[rows(delta.rank)].copy_from_slice(&delta.up);
+            let Some(gain) = &delta.gain else { continue };
+            let matrix = base.program.weights[part.matrix.0].read(base.tensors)?.to_f32()?;
+            let lengths =
+                adapters::lengths(&matrix, factors.input, delta.scale, [&delta.down, &delta.up]);
+            let magnitudes = gain.gain.iter().zip(lengths);
+            let magnitudes = magnitudes.map(|(gain, length)| (f64::from(*gain) * length) as f32);
+            own[2].values[rows(1)].iter_mut().zip(magnitudes).for_each(|(to, own)| *to = own);
+        }
+    }
+    Ok(())
+}
+
 /// Numbers from -1 to 1, by SplitMix64 (Steele, Lea and Flood 2014).
 struct Draws(u64);
 
@@ -148,13 +228,8 @@ pub(crate) fn export(
     parameters: &[Parameter],
     options: &LoraOptions,
 ) -> Result<Vec<(String, Vec<u8>)>> {
-    let mut modules: Vec<&str> = Vec::new();
     let mut stored: Vec<(&Parameter, Vec<u8>)> = Vec::new();
     for (factors, own) in factors.iter().zip(parameters.chunks_exact(count(options))) {
-        let last = factors.module.rsplit('.').next().unwrap_or_default();
-        if !modules.contains(&last) {
-            modules.push(last);
-        }
         stored.push((&own[0], bytes(&own[0].values)));
         // What has a row for each of the matrix's.
         for (parameter, width) in own[1..].iter().zip([options.rank, 1]) {
@@ -188,7 +263,7 @@ pub(crate) fn export(
         "lora_dropout": 0.0,
         "peft_type": "LORA",
         "r": options.rank,
-        "target_modules": modules,
+        "target_modules": targets(base, factors),
         "task_type": "CAUSAL_LM",
         "use_dora": options.dora,
         "use_rslora": options.stabilised,
@@ -200,6 +275,25 @@ pub(crate) fn export(
         ("adapter_config.json".to_owned(), text),
         ("adapter_model.safetensors".to_owned(), weights),
     ])
+}
+
+/// The names by which PEFT finds the modules that have factors: the last parts of their names, or
+/// whole names where other modules that have none end so.
+fn targets<'a>(base: &Base<'_>, factors: &'a [Factors]) -> Vec<&'a str> {
+    let last = |name: &'a str| name.rsplit('.').next().unwrap_or(name);
+    let sites = base.program.adaptable();
+    let all: Vec<String> = sites.iter().filter_map(|site| Some(module(base, site)?.name)).collect();
+    let own = |name: &str| factors.iter().any(|factors| factors.module == name);
+    let mut found: Vec<&str> = Vec::new();
+    for factors in factors {
+        let end = last(&factors.module);
+        let others = all.iter().any(|name| ends(name, end) && !own(name));
+        let name = if others { factors.module.as_str() } else { end };
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found
 }
 
 /// Puts rows of `width` elements into the order of Hugging Face's form: row `i` of the base's is

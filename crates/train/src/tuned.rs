@@ -5,9 +5,11 @@ use crate::gradients::{Factors, LowRank, adapt, checkpoint, differentiate, losse
 use crate::runner::{Hardware, Runner};
 use crate::{AdamW, Batch, Loss, Model, Moments, Parameter, Usage, full, peft};
 use device::{Divided, Kept};
+use engine::AdapterFile;
 use formats::{Error, Location, Result, Tensors};
 use models::Config;
-use program::{Program, Site, Weight, WeightId};
+use program::{Adapter, Program, Site, Weight, WeightId};
+use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,6 +30,8 @@ pub struct LoraOptions {
     /// one matrix, such as Phi-3's q, k and v, all of these have factors if any has. Empty: every
     /// matrix of the blocks; in models with experts, the matrices of attention.
     pub sites: Vec<String>,
+    /// The last blocks of the model, whose matrices alone have factors; `None`: all of them.
+    pub layers: Option<usize>,
     /// Determines the initial factors.
     pub seed: u64,
 }
@@ -40,6 +44,7 @@ impl Default for LoraOptions {
             stabilised: false,
             dora: false,
             sites: Vec::new(),
+            layers: None,
             seed: 0,
         }
     }
@@ -198,27 +203,63 @@ impl Tuned {
         options: &LoraOptions,
         hardware: impl Into<Hardware>,
     ) -> Result<Tuned> {
+        Tuned::low_rank(Tensors::open(model)?, |_| Ok((options.clone(), None)), hardware.into())
+    }
+
+    /// The model in a folder or a GGUF file, with an adapter for it that is trained on. Its rank,
+    /// alpha, kind and matrices are that adapter's.
+    ///
+    /// # Errors
+    /// As [`Tuned::lora`]; an adapter that does not fit the model, was made for another, changes
+    /// the table of embeddings, or has several ranks or scales.
+    pub fn adapter(
+        model: impl Into<Location>,
+        adapter: &AdapterFile,
+        hardware: impl Into<Hardware>,
+    ) -> Result<Tuned> {
+        let tensors = Tensors::open(model)?;
+        let file = engine::open_adapter(adapter, &tensors)?;
+        let options = |base: &adapters::Base<'_>| {
+            let resolved = file.resolve(base, 1.0)?;
+            let options = peft::options(&resolved).map_err(|e| Error {
+                place: format!("{}: {}", file.path().display(), e.place),
+                ..e
+            })?;
+            Ok((options, Some(resolved)))
+        };
+        Tuned::low_rank(tensors, options, hardware.into())
+    }
+
+    /// A model with factors, which begin as those of an adapter, if there is one.
+    fn low_rank(
+        tensors: Tensors,
+        options: impl FnOnce(&adapters::Base<'_>) -> Result<(LoraOptions, Option<Adapter>)>,
+        hardware: Hardware,
+    ) -> Result<Tuned> {
+        let model = models::load(&tensors, &models::Options::default())?;
+        let (config, recorded) = (model.config().clone(), model.record(false)?);
+        let base = adapters::Base { config: &config, program: &recorded, tensors: &tensors };
+        let (options, begun) = options(&base)?;
         let whole = options.alpha.is_finite() && options.alpha > 0.0;
         if options.rank == 0 || options.rank > 4096 || !whole {
             let found = format!("rank {}, alpha {}", options.rank, options.alpha);
             return Err(Error::new("lora", "a rank of 1 to 4096 and alpha above 0", found));
         }
-        let tensors = Tensors::open(model)?;
-        let model = models::load(&tensors, &models::Options::default())?;
-        let (config, recorded) = (model.config().clone(), model.record(false)?);
-        let base = adapters::Base { config: &config, program: &recorded, tensors: &tensors };
-        let modules = peft::modules(&base, &options.sites)?;
+        let modules = peft::modules(&base, &options)?;
         let module = |weight: WeightId| {
             let own = modules.iter().find(|(site, _)| site.weight == weight);
             own.map(|(_, module)| module.clone())
         };
         let how = LowRank { rank: options.rank, scale: options.scale(), gains: options.dora };
         let (adapted, factors) = adapt(&pack(&recorded)?, &module, how)?;
-        let parameters = peft::parameters(&base, &factors, options)?;
-        let trained = trained(&factors, options);
-        let sites = modules.into_iter().map(|(site, _)| site).collect();
-        let kind = Kind::Lora { options: options.clone(), sites, factors };
-        Tuned::new((tensors, config, kind), &adapted, (trained, parameters), hardware.into())
+        let sites: Vec<Site> = modules.into_iter().map(|(site, _)| site).collect();
+        let mut parameters = peft::parameters(&base, &factors, &options)?;
+        if let Some(begun) = begun {
+            peft::begin(&base, &sites, &factors, &mut parameters, &begun)?;
+        }
+        let trained = trained(&factors, &options);
+        let kind = Kind::Lora { options, sites, factors };
+        Tuned::new((tensors, config, kind), &adapted, (trained, parameters), hardware)
     }
 
     /// The model in a folder, all of whose weights are trained. They must be of 16 or 32 bits; what
@@ -322,6 +363,23 @@ impl Tuned {
     /// Whether what is trained is an adapter.
     pub fn is_adapter(&self) -> bool {
         matches!(self.kind, Kind::Lora { .. })
+    }
+
+    /// The options of the adapter that is trained; none where all weights are.
+    pub fn lora_options(&self) -> Option<&LoraOptions> {
+        match &self.kind {
+            Kind::Lora { options, .. } => Some(options),
+            Kind::Full => None,
+        }
+    }
+
+    /// SHA-256 of the parameters as they stand, in hexadecimal.
+    pub fn digest(&self) -> String {
+        let mut digest = Sha256::new();
+        for value in self.parameters.iter().flat_map(|parameter| &parameter.values) {
+            digest.update(value.to_le_bytes());
+        }
+        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The loss of each sequence of a batch.

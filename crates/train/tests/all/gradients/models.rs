@@ -7,8 +7,15 @@ use formats::safetensors::Safetensors;
 use std::path::PathBuf;
 
 /// As the script has them.
-const OPTIONS: LoraOptions =
-    LoraOptions { rank: 3, alpha: 6.0, stabilised: false, dora: false, sites: Vec::new(), seed: 7 };
+const OPTIONS: LoraOptions = LoraOptions {
+    rank: 3,
+    alpha: 6.0,
+    stabilised: false,
+    dora: false,
+    sites: Vec::new(),
+    layers: None,
+    seed: 7,
+};
 
 pub(super) struct Case {
     model: PathBuf,
