@@ -12,11 +12,13 @@ use crate::args::{
 };
 
 /// `delft tune`.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 A .jsonl file has an example on each line: {\"messages\": [...]} as OpenAI's interface has them, {\"prompt\": .., \"completion\": ..}, \
-{\"text\": ..}, or with --dpo {\"prompt\": .., \"chosen\": .., \"rejected\": ..}; any other file is plain text. Of messages the assistant's answers are learned, of a prompt with its completion the \
-completion, of texts every token. An answer of \"weight\": 0 is only read.
+{\"text\": ..}, or with --dpo {\"prompt\": .., \"chosen\": .., \"rejected\": ..}. ShareGPT's conversations, Alpaca's instruction, input and output, and pairs of \
+whole conversations are read, too. A .json file may have all of them in one list, a .csv or .tsv file is a table whose first line names such keys, and any other \
+file is plain text. Of messages the assistant's answers are learned, of a prompt with its completion the \
+completion, of texts every token. An answer of \"weight\": 0 is only read. A folder stands for its train.jsonl, and its valid.jsonl for --held-out.
 
 The folder gets the adapter (as PEFT has it; with --full a model), delft.json, which says what it was made of, loss.jsonl, loss.svg, and a checkpoint, \
 from which --resume goes on after Ctrl-C or a crash, with the same result as if nothing had happened. With examples held out, the \
@@ -30,7 +32,8 @@ Examples:
 pub(crate) struct Tune {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// The examples: a .jsonl file, or plain text
+    /// The examples: a .jsonl, .json, .csv or .tsv file, plain text, or a folder of train.jsonl and
+    /// valid.jsonl
     #[arg(short, long, value_name = "FILE", required_unless_present = "resume")]
     pub(crate) data: Option<PathBuf>,
     /// The folder to write [default: the name of the data with -lora behind it, -tuned with --full]
@@ -84,7 +87,7 @@ pub(crate) struct Tune {
 }
 
 /// The adapter.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Adapter")]
 pub(crate) struct LoraArgs {
     /// Train a LoRA adapter, as is done unless another kind is named
@@ -92,8 +95,12 @@ pub(crate) struct LoraArgs {
     pub(crate) lora: bool,
     /// Train all weights of a model folder in 16 or 32 bits in place of an adapter, and write a
     /// model folder
-    #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites"])]
+    #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers", "from"])]
     pub(crate) full: bool,
+    /// Go on from this adapter, with its rank, matrices and kind, instead of from one that changes
+    /// nothing; not for --dpo, whose answers are compared with the model's
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers", "dpo"])]
+    pub(crate) from: Option<PathBuf>,
     /// Rank of the factors
     #[arg(long, value_name = "R", default_value_t = 8, value_parser = whole(1..=4096))]
     pub(crate) rank: u64,
@@ -110,6 +117,10 @@ pub(crate) struct LoraArgs {
     /// with experts those of attention]
     #[arg(long, alias = "target-modules", value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) sites: Vec<String>,
+    /// Factors beside the matrices of the last N blocks alone, which takes less time and memory
+    /// [default: of all blocks]
+    #[arg(long, alias = "num-layers", value_name = "N", value_parser = positive())]
+    pub(crate) layers: Option<u64>,
     /// Learn from pairs, of which the chosen answer is to gain more than the rejected one (DPO)
     #[arg(long, conflicts_with = "full")]
     pub(crate) dpo: bool,
@@ -119,7 +130,7 @@ pub(crate) struct LoraArgs {
 }
 
 /// How the parameters are updated.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Updates")]
 pub(crate) struct UpdateArgs {
     /// Passes over the examples [default: 3]

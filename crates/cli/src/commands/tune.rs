@@ -11,7 +11,7 @@ use delft::train::{
     AdamW, Data, Example, Hardware, Language, LoraOptions, Model as _, Preference, Reader, Run,
     Settings, Tuned,
 };
-use delft::{Error, ErrorKind, Place, Usage};
+use delft::{AdapterFile, Error, ErrorKind, Place, Usage};
 use serde_json::json;
 
 use super::eval;
@@ -63,6 +63,8 @@ pub(super) struct Prepared {
 impl Prepared {
     /// Reads the model and the examples, and says what is going to be done.
     pub(super) fn new(args: &Tune, folder: &Path) -> Outcome<Prepared> {
+        let split = split(args)?;
+        let args = split.as_ref().unwrap_or(args);
         let data = args.data.as_deref();
         let missing = || Error::new(folder.display(), "--data, the examples", "none");
         let data = data.ok_or_else(missing)?;
@@ -74,12 +76,16 @@ impl Prepared {
         let context = eval::context(&model, args.context, data, &[])?;
         let examples = Examples::read(args, data, &language, context)?;
         examples.tell(data);
-        let lora = lora(args);
         let (location, hardware) = (model.location.clone(), hardware(args));
-        let mut tuned = match &lora {
-            Some(lora) => Tuned::lora(location, lora, hardware)?,
-            None => Tuned::full(location, hardware)?,
+        let mut tuned = match (&args.lora.from, lora(args)) {
+            (Some(path), _) => {
+                let file = AdapterFile { path: path.clone(), scale: 1.0, any_base: false };
+                Tuned::adapter(location, &file, hardware)?
+            }
+            (None, Some(lora)) => Tuned::lora(location, &lora, hardware)?,
+            (None, None) => Tuned::full(location, hardware)?,
         };
+        let lora = tuned.lora_options().cloned();
         let settings = settings(args, &examples, tuned.config().hidden)?;
         let updates = settings.updates(&examples.training.examples)?;
         make_room(&mut tuned, &settings, examples.longest(), args.updates.recompute)?;
@@ -87,6 +93,9 @@ impl Prepared {
         let mut identity = identity(&model, &examples, context)?;
         let trained = lora.as_ref().map_or("all weights".to_owned(), |lora| format!("{lora:?}"));
         identity.push(("trained".to_owned(), trained));
+        if args.lora.from.is_some() {
+            identity.push(("begun from".to_owned(), tuned.digest()));
+        }
         if hardware.place != Place::Cpu {
             let device = format!("{}, {:?}", hardware.place, hardware.precision);
             identity.push(("device".to_owned(), device));
@@ -99,6 +108,11 @@ impl Prepared {
             or_share(args.checkpoint_every, updates, 20).min(args.checkpoint_every.unwrap_or(100));
         let intervals = Intervals { checkpoint, sample };
         Ok(Prepared { model, language, lora, beta, examples, tuned, settings, identity, intervals })
+    }
+
+    /// The rank of the adapter; 0 where all weights are trained.
+    pub(super) fn rank(&self) -> usize {
+        self.lora.as_ref().map_or(0, |lora| lora.rank)
     }
 
     /// Has the watcher given what the parameters make, twenty times in a run.
@@ -138,6 +152,22 @@ impl Prepared {
         let summary = run.train(&mut preference, watcher)?;
         Ok((summary, preference.model().memory()))
     }
+}
+
+/// The flags with the files of a folder of examples, as mlx-lm has them, in the place of the folder;
+/// none where the examples are a file.
+fn split(args: &Tune) -> Outcome<Option<Tune>> {
+    let Some(folder) = args.data.as_deref().filter(|data| data.is_dir()) else { return Ok(None) };
+    let file = |name: &str| Some(folder.join(name)).filter(|file| file.is_file());
+    let missing = || {
+        let error = Error::new(folder.display(), "a file, or a folder with train.jsonl", "neither");
+        error.hint("--data FILE")
+    };
+    let mut args = args.clone();
+    args.data = Some(file("train.jsonl").ok_or_else(missing)?);
+    // `--held-out none` says that nothing is held out.
+    args.held_out = args.held_out.or_else(|| file("valid.jsonl").map(HeldOut::File));
+    Ok(Some(args))
 }
 
 /// The folder of the run.
@@ -265,6 +295,7 @@ fn lora(args: &Tune) -> Option<LoraOptions> {
         stabilised: lora.rslora,
         dora: lora.dora,
         sites: lora.sites.clone(),
+        layers: lora.layers.map(|n| n as usize),
         seed: args.updates.seed,
     })
 }

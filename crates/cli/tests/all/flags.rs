@@ -200,12 +200,13 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("inspect", "--tensors", Changes("", "--tensors")),
     (
         "tune",
-        "--data --out --resume --lora --full --held-out --raw --truncate --dpo --beta --recompute --patience --sample \
+        "--data --out --from --resume --lora --full --held-out --raw --truncate --dpo --beta --recompute --patience --sample \
          --sample-every --checkpoint-every --device --json",
         Elsewhere("tuning.rs"),
     ),
     ("tune", "--context", Changes("--steps 2", "--steps 2 --context 8")),
     ("tune", "--rank", Changes("--steps 2", "--steps 2 --rank 3")),
+    ("tune", "--layers", Changes("--steps 2", "--steps 2 --layers 1")),
     ("tune", "--alpha", Changes("--steps 2", "--steps 2 --alpha 5")),
     ("tune", "--rslora", Changes("--steps 2", "--steps 2 --rslora")),
     ("tune", "--dora", Changes("--steps 2", "--steps 2 --dora")),

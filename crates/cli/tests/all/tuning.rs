@@ -83,6 +83,80 @@ fn examples_and_questions_are_measured() {
     );
 }
 
+/// Questions in a list, as `delft eval` takes examples too.
+#[test]
+fn a_list_of_questions_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let question =
+        "{\"question\": \"Who?\", \"choices\": [\"Once upon a time\", \"Zq 7 #\"], \"answer\": 0}";
+    let list = file(folder.path(), "questions.json", &format!("[{question},\n{question}]"));
+    let found = object(&["eval", "-m", MODEL, "--data", &list, "--json"]);
+    assert_eq!((&found["questions"], &found["right"]), (&2.into(), &2.into()));
+}
+
+/// A folder as mlx-lm has it is learned from, with factors beside the last block alone; then the
+/// adapter is learned on, and begins where it ended.
+#[test]
+fn an_adapter_of_the_last_block_is_learned_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::copy(texts(folder.path()), data.join("train.jsonl")).unwrap();
+    std::fs::copy(data.join("train.jsonl"), data.join("valid.jsonl")).unwrap();
+    let (data, [first, second]) =
+        (data.to_str().unwrap(), ["first", "second"].map(|name| folder.path().join(name)));
+    let few = [
+        "--steps",
+        "2",
+        "--lr",
+        "5e-3",
+        "--batch-tokens",
+        "48",
+        "--schedule",
+        "constant",
+        "--json",
+    ];
+    let tune = |out: &Path, more: &[&str]| {
+        object(
+            &[&["tune", "-m", MODEL, "--data", data, "--out", out.to_str().unwrap()], more, &few]
+                .concat(),
+        )
+    };
+    let begun = tune(&first, &["--num-layers", "1", "--rank", "3", "--alpha", "5", "--dora"]);
+    let settings: Value =
+        serde_json::from_slice(&std::fs::read(first.join("adapter_config.json")).unwrap()).unwrap();
+    let targets = settings["target_modules"].as_array().unwrap();
+    // Whole names, since PEFT would find the modules of the other blocks by shorter ones.
+    assert!(
+        targets.iter().all(|name| name.as_str().unwrap().starts_with("model.layers.")),
+        "{settings}"
+    );
+    let from = first.to_str().unwrap();
+    let gone_on = tune(&second, &["--from", from]);
+    let number = |of: &Value| of.as_f64().unwrap();
+    let [ended, begins] = [&begun["best"]["held_out"], &gone_on["held_out_before"]].map(number);
+    assert!((ended - begins).abs() < 1e-4, "{begun} {gone_on}");
+    assert!(number(&gone_on["best"]["held_out"]) < ended, "{gone_on}");
+    let shape = |folder: &Path| {
+        let file = formats::Safetensors::open(&folder.join("adapter_model.safetensors")).unwrap();
+        file.iter()
+            .map(|tensor| (tensor.name.to_owned(), tensor.shape.to_vec()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(shape(&first), shape(&second));
+    for (more, part) in [
+        (&["--num-layers", "99"][..], "layers: expected 1 to"),
+        (&["--from", from, "--rank", "4"], "cannot be used with"),
+        (&["--from", folder.path().to_str().unwrap()], "adapter_config.json"),
+    ] {
+        let out = folder.path().join("none");
+        let given =
+            [&["tune", "-m", MODEL, "--data", data, "--out", out.to_str().unwrap()], more].concat();
+        let (code, _, stderr) = run(&given);
+        assert!(code > 0 && stderr.contains(part), "{stderr}");
+    }
+}
+
 /// Short texts, one a line.
 fn texts(folder: &Path) -> String {
     let line = |i: usize| format!("{{\"text\": \"The zebra number {i} sings zub zub zub.\"}}\n");

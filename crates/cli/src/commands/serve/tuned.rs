@@ -70,11 +70,11 @@ impl Tuning {
         let (told, heard) = channel();
         let (go, offer) = channel();
         let stop = Arc::new(AtomicBool::new(false));
-        let (rank, stopped, at) = (tune.lora.rank as usize, stop.clone(), folder.clone());
+        let (stopped, at) = (stop.clone(), folder.clone());
         let thread =
             std::thread::spawn(move || train((&tune, words), &at, &told, &offer, &stopped));
         match heard.recv() {
-            Ok(Ok(())) => Ok(Some(Tuning { rank, folder, go, stop, thread })),
+            Ok(Ok(rank)) => Ok(Some(Tuning { rank, folder, go, stop, thread })),
             Ok(Err(stop)) => Err(stop),
             Err(_) => Err(Error::new("--tune", "a run", "a panic that ended it").into()),
         }
@@ -118,7 +118,7 @@ impl Begun {
 fn train(
     (args, words): (&Tune, Vec<OsString>),
     folder: &Path,
-    told: &Sender<Outcome>,
+    told: &Sender<Outcome<usize>>,
     offer: &Receiver<Offer>,
     stop: &AtomicBool,
 ) {
@@ -134,7 +134,7 @@ fn train(
             return;
         }
     };
-    let _ = told.send(Ok(()));
+    let _ = told.send(Ok(prepared.rank()));
     // None comes where the server could not begin.
     let Ok(offer) = offer.recv() else { return };
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
