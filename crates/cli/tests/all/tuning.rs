@@ -118,8 +118,12 @@ fn an_adapter_of_the_last_block_is_learned_on() {
     ];
     let tune = |out: &Path, more: &[&str]| {
         object(
-            &[&["tune", "-m", MODEL, "--data", data, "--out", out.to_str().unwrap()], more, &few]
-                .concat(),
+            &[
+                &["tune", "-m", MODEL, "--data", data, "--out", out.to_str().unwrap()][..],
+                more,
+                &few,
+            ]
+            .concat(),
         )
     };
     let begun = tune(&first, &["--num-layers", "1", "--rank", "3", "--alpha", "5", "--dora"]);
@@ -146,12 +150,13 @@ fn an_adapter_of_the_last_block_is_learned_on() {
     assert_eq!(shape(&first), shape(&second));
     for (more, part) in [
         (&["--num-layers", "99"][..], "layers: expected 1 to"),
-        (&["--from", from, "--rank", "4"], "cannot be used with"),
-        (&["--from", folder.path().to_str().unwrap()], "adapter_config.json"),
+        (&["--from", from, "--rank", "4"][..], "cannot be used with"),
+        (&["--from", folder.path().to_str().unwrap()][..], "adapter_config.json"),
     ] {
         let out = folder.path().join("none");
         let given =
-            [&["tune", "-m", MODEL, "--data", data, "--out", out.to_str().unwrap()], more].concat();
+            [&["tune", "-m", MODEL, "--data", data, "--out", out.to_str().unwrap()][..], more]
+                .concat();
         let (code, _, stderr) = run(&given);
         assert!(code > 0 && stderr.contains(part), "{stderr}");
     }
