@@ -31,7 +31,7 @@ use names::Names;
 pub use bundled::bundled;
 pub use cache::{Cached, CachedFile};
 pub use likeness::{Likeness, recognise};
-pub use offer::{Offer, Preview};
+pub use offer::{Offer, Preview, free_disk};
 pub use remove::Removal;
 pub use spec::Spec;
 pub use store::Stored;

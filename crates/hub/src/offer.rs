@@ -232,15 +232,16 @@ pub(crate) fn check_room(hub: &Hub, missing: u64) -> Result<()> {
 
 /// Bytes free for the cache, where the system can tell.
 pub(crate) fn room(hub: &Hub) -> Option<u64> {
-    let disk = || {
-        // The cache may not exist yet: the folder that it will be made in does.
-        let folder = hub.cache.ancestors().find(|folder| folder.is_dir())?;
-        free_bytes(folder)
-    };
-    match (hub.room, disk()) {
+    match (hub.room, free_disk(&hub.cache)) {
         (Some(limit), Some(free)) => Some(limit.min(free)),
         (limit, free) => limit.or(free),
     }
+}
+
+/// Bytes free on the disk of a folder, which may not exist yet; none where the system does not tell.
+pub fn free_disk(folder: &Path) -> Option<u64> {
+    let folder = std::path::absolute(folder).ok()?;
+    free_bytes(folder.ancestors().find(|folder| folder.is_dir())?)
 }
 
 #[cfg(unix)]

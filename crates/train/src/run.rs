@@ -236,7 +236,17 @@ pub fn memory(parameters: &[Parameter]) -> u64 {
     parameters.iter().map(|p| 16 * p.values.len() as u64).sum()
 }
 
-/// The update that the checkpoint of a folder stands behind, if there is a checkpoint.
+/// Bytes of its folder's disk that a run needs at once: for a checkpoint that is written beside the
+/// former one, and for what the parameters make, in as many bytes for each, beside the former too.
+/// A run that is resumed has the former ones already.
+pub fn disk(parameters: &[Parameter], bytes_each: u64, resumed: bool) -> u64 {
+    let count: u64 = parameters.iter().map(|p| p.values.len() as u64).sum();
+    // A parameter and its two moments in f32.
+    let whole = count * (12 + bytes_each);
+    if resumed { whole } else { 2 * whole }
+}
+
+/// Whether a folder has the checkpoint of a run.
 pub fn checkpointed(folder: &Path) -> bool {
     folder.join(CHECKPOINT).exists()
 }

@@ -89,6 +89,8 @@ impl Prepared {
         let settings = settings(args, &examples, tuned.config().hidden)?;
         let updates = settings.updates(&examples.training.examples)?;
         make_room(&mut tuned, &settings, examples.longest(), args.updates.recompute)?;
+        let wanted = run::disk(tuned.parameters(), if lora.is_some() { 4 } else { 2 }, args.resume);
+        enough_disk(folder, wanted, delft::hub::free_disk(folder))?;
         plan(&tuned, &settings, updates)?;
         let mut identity = identity(&model, &examples, context)?;
         let trained = lora.as_ref().map_or("all weights".to_owned(), |lora| format!("{lora:?}"));
@@ -414,6 +416,20 @@ fn make_room(tuned: &mut Tuned, settings: &Settings, longest: usize, recompute: 
     Err(error.of(ErrorKind::NoMemory).hint(hint).into())
 }
 
+/// Refuses a run whose checkpoints would not fit the disk of its folder, which has so much free
+/// where the system can tell.
+fn enough_disk(folder: &Path, wanted: u64, free: Option<u64>) -> Result<(), Error> {
+    match free {
+        Some(free) if free < wanted => {
+            let place = harmless(&folder.display().to_string());
+            let expected = format!("{} free on its disk, for checkpoints", bytes(wanted));
+            let error = Error::new(place, expected, bytes(free));
+            Err(error.hint("--out names a folder on another disk"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Says what is going to be done, and the memory for it.
 fn plan(tuned: &Tuned, settings: &Settings, updates: u64) -> Outcome {
     let parameters: u64 = tuned.parameters().iter().map(|p| p.values.len() as u64).sum();
@@ -512,12 +528,31 @@ fn report(
 
 #[cfg(test)]
 mod tests {
-    use super::{exact, two_digits};
+    use super::{enough_disk, exact, two_digits};
+    use delft::train::Parameter;
+    use delft::train::run::disk;
+    use std::path::Path;
 
     #[test]
     fn numbers_are_as_they_were_written() {
         assert_eq!(exact(0.1), 0.1);
         assert_eq!(exact(2e-4), 2e-4);
         assert_eq!(two_digits(0.000_565_68), 5.7e-4);
+    }
+
+    #[test]
+    fn a_disk_that_checkpoints_do_not_fit_is_refused() {
+        let values = vec![0.0; 1 << 20];
+        let parameter =
+            Parameter { name: "a".to_owned(), shape: vec![1 << 20], values, decays: true };
+        let wanted = disk(&[parameter.clone()], 4, false);
+        // Two checkpoints of three numbers for each, and two adapters of one.
+        assert_eq!(wanted, 32 << 20);
+        assert_eq!(disk(&[parameter], 4, true), 16 << 20);
+        let folder = Path::new("my-style");
+        assert!(enough_disk(folder, wanted, None).is_ok());
+        assert!(enough_disk(folder, wanted, Some(wanted)).is_ok());
+        let error = enough_disk(folder, wanted, Some(wanted - 1)).unwrap_err().to_string();
+        assert!(error.starts_with("my-style: expected 32.0 MiB free"), "{error}");
     }
 }
