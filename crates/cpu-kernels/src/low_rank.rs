@@ -1,15 +1,23 @@
-//! Low-rank factors of adapters: `t = scale down x`, then `y += up t`, one row at a time.
+//! Low-rank factors of adapters: `t = scale down x`, then `y += up t`.
 //!
-//! Every sum has one order, whatever the instruction set, the worker's share or the other rows:
-//! `down` in 32 partial sums that are added pairwise, `up` from the first rank to the last.
-//! Products and sums are rounded separately, so that all instruction sets agree to the last bit.
+//! Rows that have the same factors go through them several at a time, so that each weight that is
+//! read and decoded serves all of them. On an instruction set every sum has one order, whatever the
+//! worker's share or the other rows: `down` in as many partial sums as a vector has lanes, `up` from
+//! the first rank to the last.
 
 use crate::isa::Isa;
+use crate::math::lanes::{Lanes, WIDEST, dispatch};
 use formats::{DType, Error, Result};
 use std::ops::Range;
 
-/// Partial sums of a dot product, and outputs computed side by side.
-const LANES: usize = 32;
+/// Where rows of f32 are written: the first element, and the distance from one row to the next.
+#[derive(Debug, Clone, Copy)]
+pub struct Out {
+    /// The first element.
+    pub start: *mut f32,
+    /// Elements from one row to the next.
+    pub stride: usize,
+}
 
 /// The low-rank factors of an adapter at one site.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,8 +55,28 @@ impl Numbers {
 }
 
 /// An element of a factor.
-trait Element: Copy {
+trait Element: Copy + Default {
     fn float(self) -> f32;
+
+    /// Reads `L::N` elements.
+    ///
+    /// # Safety
+    /// They are readable, and the processor has `L`.
+    unsafe fn load<L: Lanes>(p: *const Self) -> L;
+
+    /// Reads `n <= L::N` elements; the other lanes are 0.
+    ///
+    /// # Safety
+    /// As [`Element::load`], for `n` elements.
+    #[inline(always)]
+    unsafe fn load_part<L: Lanes>(p: *const Self, n: usize) -> L {
+        let mut whole = [Self::default(); WIDEST];
+        // SAFETY: `n` elements are readable, and there is room for them.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, whole.as_mut_ptr(), n);
+            Self::load(whole.as_ptr())
+        }
+    }
 }
 
 impl Element for f32 {
@@ -56,12 +84,22 @@ impl Element for f32 {
     fn float(self) -> f32 {
         self
     }
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const f32) -> L {
+        // SAFETY: passed on.
+        unsafe { L::load(p) }
+    }
 }
 
 impl Element for u16 {
     #[inline(always)]
     fn float(self) -> f32 {
         f32::from_bits(u32::from(self) << 16)
+    }
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u16) -> L {
+        // SAFETY: passed on.
+        unsafe { L::load_bf16(p) }
     }
 }
 
@@ -113,15 +151,28 @@ impl Factors {
         self.down.bytes() + self.up.bytes() + gain.sum::<usize>()
     }
 
-    /// `t[r] = scale down[r] x` for the given ranks; `t` holds exactly those.
-    pub fn down(&self, isa: Isa, x: &[f32], ranks: Range<usize>, t: &mut [f32]) {
-        assert!(x.len() == self.input && t.len() == ranks.len() && ranks.end <= self.rank);
-        let range = ranks.start * self.input..ranks.end * self.input;
-        match &self.down {
-            Numbers::F32(rows) => dots(isa, &rows[range], x, t),
-            Numbers::BF16(rows) => dots(isa, &rows[range], x, t),
+    /// `t[r] = scale down[r] x` for the given ranks, for each row of `x` `[rows, input]`.
+    ///
+    /// # Safety
+    /// As many rows of `t` have room for those ranks, and nobody else uses it meanwhile.
+    pub unsafe fn down(&self, isa: Isa, x: &[f32], ranks: Range<usize>, t: Out) {
+        assert!(x.len().is_multiple_of(self.input) && ranks.end <= self.rank);
+        let (input, scale) = (self.input, self.scale);
+        let range = ranks.start * input..ranks.end * input;
+        // SAFETY: the value of `isa` is the proof that the processor has these instructions; the
+        // rest is the caller's promise.
+        unsafe {
+            match &self.down {
+                Numbers::F32(rows) => {
+                    let call = &Down { factor: &rows[range], x, input, scale, t };
+                    dispatch!(isa, dots[f32](call: &Down<'_, f32>));
+                }
+                Numbers::BF16(rows) => {
+                    let call = &Down { factor: &rows[range], x, input, scale, t };
+                    dispatch!(isa, dots[u16](call: &Down<'_, u16>));
+                }
+            }
         }
-        t.iter_mut().for_each(|t| *t *= self.scale);
     }
 
     /// `t = scale down[row]` for the given ranks of an embedding table.
@@ -137,173 +188,270 @@ impl Factors {
         t.iter_mut().for_each(|t| *t *= self.scale);
     }
 
-    /// `y += up t` for the given columns, which `y` and `residual` hold. With a gain, `y` then
-    /// becomes `residual + gain (y - residual) + offset`.
-    pub fn up(
+    /// `y += up t` for the given columns, at which rows of `y` begin, for each row of `t` `[rows,
+    /// stride]`, of which the first numbers count. With a gain, `y` then becomes `residual + gain (y
+    /// - residual) + offset`; rows of `residual` are as far apart as those of `y`.
+    ///
+    /// # Safety
+    /// As many rows of `y` have those columns, and nobody else uses them meanwhile.
+    pub unsafe fn up(
         &self,
         isa: Isa,
-        t: &[f32],
+        (t, stride): (&[f32], usize),
         columns: Range<usize>,
         residual: Option<&[f32]>,
-        y: &mut [f32],
+        y: Out,
     ) {
-        assert!(t.len() == self.rank && y.len() == columns.len() && columns.end <= self.output);
-        match &self.up {
-            Numbers::F32(rows) => add(isa, rows, self.output, columns.start, t, y),
-            Numbers::BF16(rows) => add(isa, rows, self.output, columns.start, t, y),
+        assert!(stride >= self.rank && t.len().is_multiple_of(stride));
+        assert!(columns.end <= self.output);
+        let (rank, width, own) = (self.rank, self.output, columns.clone());
+        // SAFETY: as in `down`.
+        unsafe {
+            match &self.up {
+                Numbers::F32(factor) => {
+                    let call = &Up { factor, width, rank, t, stride, columns: own, y };
+                    dispatch!(isa, sums[f32](call: &Up<'_, f32>));
+                }
+                Numbers::BF16(factor) => {
+                    let call = &Up { factor, width, rank, t, stride, columns: own, y };
+                    dispatch!(isa, sums[u16](call: &Up<'_, u16>));
+                }
+            }
         }
-        if let Some([gain, offset]) = &self.gain {
+        let Some(parts) = &self.gain else { return };
+        let [gain, offset] = parts.each_ref().map(|part| &part[columns.clone()]);
+        for row in 0..t.len() / stride {
+            let first = row * y.stride;
+            // SAFETY: the caller's promise.
+            let y = unsafe { std::slice::from_raw_parts_mut(y.start.add(first), columns.len()) };
             for (i, y) in y.iter_mut().enumerate() {
-                let residual = residual.map_or(0.0, |residual| residual[i]);
-                let column = columns.start + i;
-                *y = residual + (gain[column] * (*y - residual) + offset[column]);
+                let residual = residual.map_or(0.0, |residual| residual[first + i]);
+                *y = residual + (gain[i] * (*y - residual) + offset[i]);
             }
         }
     }
 }
 
-/// The dot product of `x` with each row.
-fn dots<E: Element>(isa: Isa, rows: &[E], x: &[f32], t: &mut [f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the value of `isa` is the proof that the processor has these instructions.
-        Isa::Avx512 | Isa::Amx => unsafe { dots_avx512(rows, x, t) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 | Isa::AvxVnni => unsafe { dots_avx2(rows, x, t) },
-        _ => dots_here::<E, 2>(rows, x, t),
-    }
+/// A call of [`Factors::down`]: the ranks' rows of the factor.
+struct Down<'a, E> {
+    factor: &'a [E],
+    x: &'a [f32],
+    input: usize,
+    scale: f32,
+    t: Out,
 }
 
-/// `y += up t` from column `from` on; `rows` is `[rank, width]`.
-fn add<E: Element>(isa: Isa, rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the value of `isa` is the proof that the processor has these instructions.
-        Isa::Avx512 | Isa::Amx => unsafe { add_avx512(rows, width, from, t, y) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx2 | Isa::AvxVnni => unsafe { add_avx2(rows, width, from, t, y) },
-        _ => add_here::<E, 2>(rows, width, from, t, y),
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn dots_avx512<E: Element>(rows: &[E], x: &[f32], t: &mut [f32]) {
-    dots_here::<E, 4>(rows, x, t);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn dots_avx2<E: Element>(rows: &[E], x: &[f32], t: &mut [f32]) {
-    dots_here::<E, 2>(rows, x, t);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn add_avx512<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
-    add_here::<E, 4>(rows, width, from, t, y);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn add_avx2<E: Element>(rows: &[E], width: usize, from: usize, t: &[f32], y: &mut [f32]) {
-    add_here::<E, 2>(rows, width, from, t, y);
-}
-
-/// `N` rows at a time, so that their sums are independent and `x` is loaded once.
-#[inline(always)]
-fn dots_here<E: Element, const N: usize>(rows: &[E], x: &[f32], t: &mut [f32]) {
-    let (groups, rest) = t.as_chunks_mut::<N>();
-    let (front, behind) = rows.split_at(groups.len() * N * x.len());
-    for (rows, t) in front.chunks_exact(N * x.len()).zip(groups) {
-        *t = dots_of(rows, x);
-    }
-    for (row, t) in behind.chunks_exact(x.len()).zip(rest) {
-        [*t] = dots_of(row, x);
-    }
-}
-
-/// The dot products of `x` with `N` rows.
-#[inline(always)]
-fn dots_of<E: Element, const N: usize>(rows: &[E], x: &[f32]) -> [f32; N] {
-    let mut sums = [[0f32; LANES]; N];
-    let (blocks, rest) = x.as_chunks::<LANES>();
-    let rows: [&[E]; N] = std::array::from_fn(|n| &rows[n * x.len()..][..x.len()]);
-    for (b, x) in blocks.iter().enumerate() {
-        for n in 0..N {
-            let row = &rows[n][b * LANES..][..LANES];
-            for i in 0..LANES {
-                sums[n][i] += row[i].float() * x[i];
-            }
-        }
-    }
-    for n in 0..N {
-        for (i, (row, x)) in rows[n][blocks.len() * LANES..].iter().zip(rest).enumerate() {
-            sums[n][i] += row.float() * x;
-        }
-        let mut half = LANES / 2;
-        while half > 0 {
-            for i in 0..half {
-                sums[n][i] += sums[n][i + half];
-            }
-            half /= 2;
-        }
-    }
-    sums.map(|sums| sums[0])
-}
-
-/// `N` blocks of columns at a time, whose sums are independent.
-#[inline(always)]
-fn add_here<E: Element, const N: usize>(
-    rows: &[E],
+/// A call of [`Factors::up`]: the factor is `[rank, width]`.
+struct Up<'a, E> {
+    factor: &'a [E],
     width: usize,
-    from: usize,
-    t: &[f32],
-    y: &mut [f32],
-) {
-    let (blocks, rest) = y.as_chunks_mut::<LANES>();
-    let (groups, blocks) = blocks.as_chunks_mut::<N>();
-    let mut column = from;
-    for y in groups {
-        add_blocks(rows, width, column, t, y);
-        column += N * LANES;
-    }
-    for y in blocks {
-        add_blocks(rows, width, column, t, std::array::from_mut(y));
-        column += LANES;
-    }
-    for y in rest {
-        let mut sum = 0f32;
-        for (r, &t) in t.iter().enumerate() {
-            sum += rows[r * width + column].float() * t;
+    rank: usize,
+    t: &'a [f32],
+    stride: usize,
+    columns: Range<usize>,
+    y: Out,
+}
+
+/// # Safety
+/// As [`Factors::down`], on a processor that has `L`.
+#[inline(always)]
+unsafe fn dots<L: Lanes, E: Element>(call: &Down<'_, E>) {
+    // SAFETY: passed on.
+    unsafe {
+        // As many sums as registers hold beside what is multiplied: AVX2 has sixteen.
+        match L::N {
+            8 => call.tiles::<L, 4>(),
+            _ => call.tiles::<L, 8>(),
         }
-        *y += sum;
-        column += 1;
     }
 }
 
-#[inline(always)]
-fn add_blocks<E: Element, const N: usize>(
-    rows: &[E],
-    width: usize,
-    column: usize,
-    t: &[f32],
-    y: &mut [[f32; LANES]; N],
-) {
-    let mut sums = [[0f32; LANES]; N];
-    for (r, &t) in t.iter().enumerate() {
-        let row = &rows[r * width + column..][..N * LANES];
-        for n in 0..N {
-            for i in 0..LANES {
-                sums[n][i] += row[n * LANES + i].float() * t;
+impl<E: Element> Down<'_, E> {
+    /// `M` rows at a time, then one.
+    ///
+    /// # Safety
+    /// As [`dots`].
+    #[inline(always)]
+    unsafe fn tiles<L: Lanes, const M: usize>(&self) {
+        let (rows, mut row) = (self.x.len() / self.input, 0);
+        // SAFETY: passed on; rows are below `rows`.
+        unsafe {
+            while row + M <= rows {
+                self.ranks::<L, M, 2>(row);
+                row += M;
+            }
+            while row < rows {
+                self.ranks::<L, 1, 8>(row);
+                row += 1;
             }
         }
     }
-    for n in 0..N {
-        for i in 0..LANES {
-            y[n][i] += sums[n][i];
+
+    /// `M` rows, by `N` ranks at a time, whose sums are independent, then by one.
+    ///
+    /// # Safety
+    /// As [`dots`].
+    #[inline(always)]
+    unsafe fn ranks<L: Lanes, const M: usize, const N: usize>(&self, row: usize) {
+        let (ranks, mut rank) = (self.factor.len() / self.input, 0);
+        // SAFETY: passed on; ranks are below `ranks`.
+        unsafe {
+            while rank + N <= ranks {
+                self.tile::<L, M, N>(row, rank);
+                rank += N;
+            }
+            while rank < ranks {
+                self.tile::<L, M, 1>(row, rank);
+                rank += 1;
+            }
+        }
+    }
+
+    /// The dot products of `M` rows with `N` ranks.
+    ///
+    /// # Safety
+    /// As [`dots`]; there are that many of both.
+    #[inline(always)]
+    unsafe fn tile<L: Lanes, const M: usize, const N: usize>(&self, row: usize, rank: usize) {
+        let input = self.input;
+        let (x, factor) = (&self.x[row * input..][..M * input], &self.factor[rank * input..]);
+        let (x, factor) = (x.as_ptr(), factor[..N * input].as_ptr());
+        let mut sums = [[L::splat(0.0); M]; N];
+        let whole = input / L::N * L::N;
+        // SAFETY: rows of both have `input` elements; the caller promises `t`.
+        unsafe {
+            for at in (0..whole).step_by(L::N) {
+                let mut own = [L::splat(0.0); M];
+                for m in 0..M {
+                    own[m] = L::load(x.add(m * input + at));
+                }
+                for n in 0..N {
+                    let w: L = E::load(factor.add(n * input + at));
+                    for m in 0..M {
+                        sums[n][m] = w.fma(own[m], sums[n][m]);
+                    }
+                }
+            }
+            let rest = input - whole;
+            if rest > 0 {
+                for n in 0..N {
+                    let w: L = E::load_part(factor.add(n * input + whole), rest);
+                    for m in 0..M {
+                        let own = L::load_part(x.add(m * input + whole), rest);
+                        sums[n][m] = w.fma(own, sums[n][m]);
+                    }
+                }
+            }
+            for n in 0..N {
+                for m in 0..M {
+                    let to = self.t.start.add((row + m) * self.t.stride + rank + n);
+                    *to = self.scale * sums[n][m].sum();
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Factors::up`], on a processor that has `L`.
+#[inline(always)]
+unsafe fn sums<L: Lanes, E: Element>(call: &Up<'_, E>) {
+    // SAFETY: passed on.
+    unsafe {
+        match L::N {
+            8 => call.tiles::<L, 6>(),
+            _ => call.tiles::<L, 8>(),
+        }
+    }
+}
+
+impl<E: Element> Up<'_, E> {
+    /// `M` rows at a time, then one.
+    ///
+    /// # Safety
+    /// As [`sums`].
+    #[inline(always)]
+    unsafe fn tiles<L: Lanes, const M: usize>(&self) {
+        let (rows, mut row) = (self.t.len() / self.stride, 0);
+        // SAFETY: passed on; rows are below `rows`.
+        unsafe {
+            while row + M <= rows {
+                self.columns::<L, M, 2>(row);
+                row += M;
+            }
+            while row < rows {
+                self.columns::<L, 1, 8>(row);
+                row += 1;
+            }
+        }
+    }
+
+    /// `M` rows, by `N` vectors of columns at a time, whose sums are independent, then by one.
+    ///
+    /// # Safety
+    /// As [`sums`].
+    #[inline(always)]
+    unsafe fn columns<L: Lanes, const M: usize, const N: usize>(&self, row: usize) {
+        let (columns, mut column) = (self.columns.len(), 0);
+        // SAFETY: passed on; columns are below `columns`.
+        unsafe {
+            while column + N * L::N <= columns {
+                self.tile::<L, M, N>(row, column, L::N);
+                column += N * L::N;
+            }
+            while column < columns {
+                self.tile::<L, M, 1>(row, column, L::N.min(columns - column));
+                column += L::N;
+            }
+        }
+    }
+
+    /// `M` rows by `N` vectors of columns, of which `lanes` lanes are there: fewer than all only of
+    /// a single one.
+    ///
+    /// # Safety
+    /// As [`sums`]; there are that many of both.
+    #[inline(always)]
+    unsafe fn tile<L: Lanes, const M: usize, const N: usize>(
+        &self,
+        row: usize,
+        column: usize,
+        lanes: usize,
+    ) {
+        let t = self.t[row * self.stride..][..M * self.stride].as_ptr();
+        let first = self.columns.start + column;
+        let mut sums = [[L::splat(0.0); N]; M];
+        let wide = if lanes < L::N { lanes } else { N * L::N };
+        for rank in 0..self.rank {
+            let factor = self.factor[rank * self.width + first..][..wide].as_ptr();
+            // SAFETY: as many elements are there; `t` has `rank` numbers in each row.
+            unsafe {
+                let mut w = [L::splat(0.0); N];
+                for n in 0..N {
+                    w[n] = match lanes < L::N {
+                        true => E::load_part(factor, lanes),
+                        false => E::load(factor.add(n * L::N)),
+                    };
+                }
+                for m in 0..M {
+                    let t = L::splat(*t.add(m * self.stride + rank));
+                    for n in 0..N {
+                        sums[m][n] = w[n].fma(t, sums[m][n]);
+                    }
+                }
+            }
+        }
+        for m in 0..M {
+            for n in 0..N {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let to = self.y.start.add((row + m) * self.y.stride + column + n * L::N);
+                    match lanes < L::N {
+                        true => L::load_part(to, lanes).add(sums[m][n]).store_part(to, lanes),
+                        false => L::load(to).add(sums[m][n]).store(to),
+                    }
+                }
+            }
         }
     }
 }

@@ -47,6 +47,12 @@ pub(crate) trait Lanes: Copy {
     /// `p` points to `N` readable u16, of any alignment.
     unsafe fn load_f16(p: *const u16) -> Self;
 
+    /// Reads the bits of `N` bf16.
+    ///
+    /// # Safety
+    /// `p` points to `N` readable u16, of any alignment.
+    unsafe fn load_bf16(p: *const u16) -> Self;
+
     /// The f16 whose bits `p` points to, in every lane.
     ///
     /// # Safety

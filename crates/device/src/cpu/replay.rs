@@ -9,7 +9,7 @@ use super::profile::Spans;
 use super::state::Cache;
 use crate::Watch;
 use cpu_kernels::attention::{self, Call, LayerCache, Sequence};
-use cpu_kernels::low_rank::Factors;
+use cpu_kernels::low_rank::{Factors, Out};
 use cpu_kernels::math;
 use cpu_kernels::matmul::{
     Activations, BLOCK, Epilogue, Matrix, Output, Path, ROWS, Scratch, multiply, share,
@@ -307,8 +307,8 @@ impl Replay<'_> {
         self.loaded.seats.get(seat)?.as_ref()?.get(site)?.as_ref()
     }
 
-    /// Adds each row's adapter at a site. With few rows, workers split ranks and then columns; with
-    /// many, rows.
+    /// Adds each row's adapter at a site, in runs of rows that have the same. With few rows, workers
+    /// split ranks and then columns; with many, rows.
     fn low_rank(&self, index: usize, op: &LowRank, node: &Node, worker: &Worker<'_>) {
         let (isa, y, x) = (self.loaded.isa, node.inputs[0], node.inputs.get(1).copied());
         let (rows, width, rank) = (self.rows(node), self.width(y), self.loaded.rank);
@@ -322,41 +322,48 @@ impl Replay<'_> {
         };
         let few = rows <= EVEN;
         let mine = if few { 0..rows } else { worker.split(rows) };
-        for row in mine.clone() {
-            let Some(factors) = factors(row) else { continue };
+        let low: *mut f32 = self.arena.wrapping_add(self.class.low_rank).cast();
+        for (run, factors) in runs(mine.clone(), &factors) {
             let ranks = match few {
                 true => worker.split(factors.rank()),
                 false => 0..factors.rank(),
             };
-            // SAFETY: each worker has its own rows, or its own ranks of each; inputs are only read.
-            let t = unsafe {
-                self.floats(self.class.low_rank, row * rank + ranks.start..row * rank + ranks.end)
-            };
-            match x {
-                Some(x) => {
-                    let wide = self.width(x);
-                    // SAFETY: as above.
-                    let x = unsafe { self.floats(self.offset(x), row * wide..(row + 1) * wide) };
-                    factors.down(isa, x, ranks, t);
+            let Some(x) = x else {
+                for row in run {
+                    let own = row * rank + ranks.start..row * rank + ranks.end;
+                    // SAFETY: each worker has its own rows, or its own ranks of each.
+                    let t = unsafe { self.floats(self.class.low_rank, own) };
+                    factors.pick(self.tokens[row] as usize, ranks.clone(), t);
                 }
-                None => factors.pick(self.tokens[row] as usize, ranks, t),
+                continue;
+            };
+            let wide = self.width(x);
+            // SAFETY: each worker has its own rows, or its own ranks of each; inputs are only read.
+            unsafe {
+                let x = self.floats(self.offset(x), run.start * wide..run.end * wide);
+                let start = low.wrapping_add(run.start * rank + ranks.start);
+                factors.down(isa, x, ranks, Out { start, stride: rank });
             }
         }
         worker.barrier();
         let columns = if few { worker.split_units(width, ROWS) } else { 0..width };
-        for row in mine {
+        for row in mine.clone() {
             let range = row * width + columns.start..row * width + columns.end;
-            self.copy_unless_in_place(index, node, 0, range.clone());
-            let Some(factors) = factors(row) else { continue };
+            self.copy_unless_in_place(index, node, 0, range);
+        }
+        for (run, factors) in runs(mine, &factors).filter(|_| !columns.is_empty()) {
+            let first = run.start * width + columns.start;
+            let end = (run.end - 1) * width + columns.end;
             // SAFETY: each worker has its own rows, or its own columns of each; what was computed
             // before the barrier, and the residual, are only read.
-            let (t, y, residual) = unsafe {
-                let t = self.floats(self.class.low_rank, row * rank..row * rank + factors.rank());
-                let y = self.floats(self.offset(node.outputs[0]), range.clone());
+            unsafe {
+                let t = self.floats(self.class.low_rank, run.start * rank..run.end * rank);
+                let start = self.start(node.outputs[0]).wrapping_add(first);
                 let residual = node.inputs.get(2);
-                (t, y, residual.map(|v| &*self.floats(self.offset(*v), range)))
-            };
-            factors.up(isa, t, columns.clone(), residual, y);
+                let residual = residual.map(|v| &*self.floats(self.offset(*v), first..end));
+                let y = Out { start, stride: width };
+                factors.up(isa, (t, rank), columns.clone(), residual, y);
+            }
         }
     }
 
@@ -753,6 +760,28 @@ impl Replay<'_> {
             }
         }
     }
+}
+
+/// The rows that have factors, as runs of those that have the same.
+fn runs<'a>(
+    rows: Range<usize>,
+    factors: impl Fn(usize) -> Option<&'a Factors>,
+) -> impl Iterator<Item = (Range<usize>, &'a Factors)> {
+    let mut row = rows.start;
+    std::iter::from_fn(move || {
+        while row < rows.end {
+            let (first, own) = (row, factors(row));
+            let same = |row: &usize| match (factors(*row), own) {
+                (Some(a), Some(b)) => std::ptr::eq(a, b),
+                (a, b) => a.is_none() && b.is_none(),
+            };
+            row = (first + 1..rows.end).find(|row| !same(row)).unwrap_or(rows.end);
+            if let Some(own) = own {
+                return Some((first..row, own));
+            }
+        }
+        None
+    })
 }
 
 /// Rows that are normalised and quantised together: as many as a worker's own scratch holds.

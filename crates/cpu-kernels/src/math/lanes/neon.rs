@@ -57,6 +57,11 @@ impl Lanes for Neon {
         unsafe { Self::load_f16([p.read_unaligned(); 4].as_ptr()) }
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Neon(vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p)))) }
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> Self {
         // SAFETY: the caller's promise.
         unsafe {

@@ -50,6 +50,14 @@ impl Lanes for Scalar {
         Scalar([f16::from_bits(unsafe { p.read_unaligned() }).to_f32_const(); 8])
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        Scalar(
+            unsafe { p.cast::<[u16; 8]>().read_unaligned() }
+                .map(formats::quant::plain::bf16_to_f32),
+        )
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> Self {
         // SAFETY: the caller's promise.
         Scalar(unsafe { p.cast::<[i8; 8]>().read() }.map(f32::from))

@@ -65,6 +65,14 @@ impl Lanes for Avx2 {
         unsafe { Avx2(_mm256_cvtph_ps(_mm_set1_epi16(p.cast::<i16>().read_unaligned()))) }
     }
     #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            Avx2(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Avx2(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))) }
@@ -184,6 +192,14 @@ impl Lanes for Avx512 {
     unsafe fn splat_f16(p: *const u16) -> Self {
         // SAFETY: the caller's promise.
         unsafe { Avx512(_mm512_cvtph_ps(_mm256_set1_epi16(p.cast::<i16>().read_unaligned()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)))
+        }
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> Self {
