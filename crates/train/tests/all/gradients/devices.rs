@@ -62,6 +62,9 @@ cases! {
     llama3 lora "llama3" "sim" F32 1e-4,
     llama3_dora lora "llama3-dora" "sim" F32 1e-4,
     llama3_rounded lora "llama3" "sim" BF16 0.2,
+    llama3_in_metals_text lora "llama3" "sim-metal" F32 1e-4,
+    llama3_dora_in_metals_text lora "llama3-dora" "sim-metal" BF16 0.2,
+    full_qwen3_in_metals_text full "qwen3" "sim-metal" F32 1e-4,
     llama3_on_two lora "llama3" "sim,sim" F32 1e-4,
     llama3_dora_on_two lora "llama3-dora" "sim,sim" F32 1e-4,
     // More devices than sequences.
@@ -131,6 +134,12 @@ fn updates_on_a_device() {
 #[test]
 fn updates_of_operands_that_are_rounded() {
     updates(lora, ("llama3", 0.01), "sim", Precision::BF16, 0.02);
+}
+
+/// Through Metal's driver, by the text that its kernels have there.
+#[test]
+fn updates_in_metals_text() {
+    updates(lora, ("llama3", 0.01), "sim-metal", Precision::F32, 1e-4);
 }
 
 /// Each device makes its own updates, by the gradients of all.
