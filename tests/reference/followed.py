@@ -4,9 +4,11 @@
 `delft tune` makes the updates first. Then PyTorch makes the same ones, in float32 through Transformers and PEFT: from the
 factors that Delft began with (those behind one update, whose rate is zero), on the same tokens in the same order (Philox's, as
 `crates/train/src/pack.rs` has it), with torch's AdamW, clipping and schedule. Prints how far each update's loss and norm are
-apart, and both speeds; ends with an error where a loss is further off than `--bound`, relative to it.
+apart, and both speeds; ends with an error where a loss is further off than `--bound`, relative to it, or the mean of the last tenth
+of them than `--final`. PyTorch computes in float32 always, so that `--device cuda --precision bf16 --bound 0.1` tells what 16 bits cost.
+Where PyTorch is not on the machine with the GPU, `--only-delft FOLDER` makes Delft's runs there, and `--made FOLDER` reads them here.
 
-    followed.py --delft PATH MODEL.gguf TEXTS.jsonl [--steps 200] [--bound 1e-4] [--json OUT]
+    followed.py --delft PATH MODEL.gguf TEXTS.jsonl [--steps 200] [--bound 1e-4] [--final 0.01] [--json OUT]
 
 MODEL is a GGUF file whose matrices are f32 or of 16 bits, since quantised products round activations on the CPU. Each line of
 TEXTS is {"text": ..}. Needs torch, transformers, peft, safetensors, gguf.
@@ -17,11 +19,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-
-import torch
-import transformers
-from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
 
 MASK = 0xFFFFFFFF
 WEIGHTS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -64,18 +61,24 @@ def batches(examples, seed, budget, updates):
 
 
 def delft(args, folder, *more):
-    """Tunes; the lines of the log that are of updates, and the seconds that it took."""
+    """Tunes; the seconds that it took."""
     command = [args.delft, "tune", args.model, "--data", args.texts, "--out", folder, "--steps", args.steps]
     command += ["--batch-tokens", args.batch_tokens, "--context", args.context, "--rank", args.rank, "--lr", args.lr]
     command += ["--seed", args.seed, "--held-out", "none", "--weight-decay", args.decay, "--warmup", args.warmup]
-    command += ["--alpha", 2 * args.rank, "--schedule", "cosine", "--clip", 1, "--device", "cpu", *more]
+    command += ["--alpha", 2 * args.rank, "--schedule", "cosine", "--clip", 1, "--device", args.device, *more]
+    if args.precision:
+        command += ["--precision", args.precision]
     if args.threads:
         command += ["--threads", args.threads]
     began = time.time()
     subprocess.run([str(part) for part in command], check=True)
-    seconds = time.time() - began
+    return time.time() - began
+
+
+def losses(folder):
+    """The lines of a run's log that are of updates."""
     lines = [json.loads(line) for line in (folder / "loss.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line], seconds
+    return [line for line in lines if "loss" in line]
 
 
 def tokens_of(args):
@@ -102,16 +105,27 @@ def main():
     parser.add_argument("--decay", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision")
     parser.add_argument("--bound", type=float, default=1e-4)
+    parser.add_argument("--final", type=float, default=0.01)
+    parser.add_argument("--only-delft", type=Path, metavar="FOLDER")
+    parser.add_argument("--made", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     holder = tempfile.TemporaryDirectory()
-    aside = Path(holder.name)
-
-    own, seconds = delft(args, aside / "run")
-    # The first update of those that warm up has a rate of zero.
-    delft(argparse.Namespace(**{**vars(args), "steps": 1}), aside / "begun")
-    begun = load_file(aside / "begun" / "adapter_model.safetensors")
+    aside, seconds = args.made or args.only_delft or Path(holder.name), 0.0
+    if not args.made:
+        seconds = delft(args, aside / "run")
+        # The first update of those that warm up has a rate of zero.
+        delft(argparse.Namespace(**{**vars(args), "steps": 1}), aside / "begun")
+    if args.only_delft:
+        return
+    import torch
+    import transformers
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file
+    own, begun = losses(aside / "run"), load_file(aside / "begun" / "adapter_model.safetensors")
 
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -153,10 +167,15 @@ def main():
     print(f"{args.steps} updates: losses {worst[0]:.1e} apart at most (update {worst[1]}), "
           f"{own[0]['loss']:.4f} to {own[-1]['loss']:.4f}")
     print(f"delft tune {seconds:.1f} s, all of it; PyTorch's loop {theirs:.1f} s, {read / theirs:.0f} tokens/s")
+    last = apart[-max(1, args.steps // 10):]
+    final = sum(line["delft"] for line in last) / sum(line["pytorch"] for line in last) - 1
+    print(f"the mean of the last {len(last)} losses is {final:+.1e} apart")
     if args.json:
         args.json.write_text(json.dumps(apart, indent=1))
     if worst[0] > args.bound:
         raise SystemExit(f"losses are further apart than {args.bound}")
+    if abs(final) > args.final:
+        raise SystemExit(f"the last losses are further apart than {args.final}")
 
 
 if __name__ == "__main__":

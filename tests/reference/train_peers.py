@@ -4,10 +4,13 @@
 Both train LoRA factors at every matrix of the blocks of a model of the same shape: sequences of --length tokens, --tokens an update,
 AdamW. PyTorch goes through Transformers and PEFT, in each type of --types, with random weights; Delft reads a GGUF file of that shape
 (`random_gguf.py qwen3-0.6b bf16 FILE words`). The programs take turns (A B C A B C ...), so that a noisy machine disturbs all
-alike; figures are medians over the rounds, ratios medians of each round's own. The first update and loading are left out of
-PyTorch's time, not of Delft's. Peak memory is the operating system's figure for each process, in which pages of a mapped file count.
+alike; figures are medians over the rounds, ratios medians of each round's own. Loading and a first, small update are left out of
+PyTorch's time, loading not of Delft's. Peak memory is the operating system's figure for each process, in which pages of a mapped file
+count. A round begins only if one as long as the longest so far ends within --minutes, and a PyTorch process makes no further update
+after --seconds, so that a type which a processor has no instructions for (bfloat16 without AVX-512 or AMX) costs one update.
 
-    train_peers.py --delft PATH [--rounds 3] [--threads 2] [--tokens 512] [--length 256] [--rank 16] [--updates 3] MODEL.gguf
+    train_peers.py --delft PATH [--minutes 9] [--seconds 60] [--rounds 3] [--types float32,bfloat16] [--threads 2] [--tokens 512]
+        [--length 256] [--rank 16] [--updates 3] MODEL.gguf
 
 Needs torch, transformers, peft and gguf. `cpu` is processor seconds for a thousand tokens: on a machine that others use it says more
 than the clock. Delft's has its loading in it, too.
@@ -19,6 +22,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 
@@ -28,7 +32,7 @@ import json, sys, time
 from pathlib import Path
 import torch, transformers
 from peft import LoraConfig, get_peft_model
-file, kind, threads, tokens, length, rank, updates = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+file, kind, threads, tokens, length, rank, updates, seconds = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 torch.set_num_threads(threads)
 torch.manual_seed(1)
 path = Path(file).resolve()
@@ -38,15 +42,18 @@ model = transformers.AutoModelForCausalLM.from_config(config)
 names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM"))
 optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-for update in range(updates + 1):
-    if update == 1:
-        began = time.perf_counter(), time.process_time()
-    ids = torch.randint(0, config.vocab_size, (tokens // length, length))
+def update(sequences, length):
+    ids = torch.randint(0, config.vocab_size, (sequences, length))
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step(), optimiser.zero_grad()
+update(1, 16)
+began, made = (time.perf_counter(), time.process_time()), 0
+while made < updates and (made == 0 or time.perf_counter() - began[0] < seconds):
+    update(tokens // length, length)
+    made += 1
 wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-print(json.dumps({"tok_s": updates * tokens / wall, "cpu": cpu, "tokens": updates * tokens}))
+print(json.dumps({"tok_s": made * tokens / wall, "cpu": cpu, "tokens": made * tokens}))
 """
 
 
@@ -66,7 +73,7 @@ def run(command):
 
 
 def pytorch(args, kind):
-    sizes = [args.threads, args.tokens, args.length, args.rank, args.updates]
+    sizes = [args.threads, args.tokens, args.length, args.rank, args.updates, args.seconds]
     return run([sys.executable, "-c", PYTORCH, args.model, kind, *sizes])
 
 
@@ -88,15 +95,20 @@ def main():
     parser.add_argument("--delft", required=True)
     parser.add_argument("model", type=Path)
     parser.add_argument("--types", type=lambda text: text.split(","), default=["float32", "bfloat16"])
-    for name, usual in [("rounds", 3), ("threads", 2), ("tokens", 512), ("length", 256), ("rank", 16), ("updates", 3)]:
+    for name, usual in [("minutes", 9), ("seconds", 60), ("rounds", 3), ("threads", 2), ("tokens", 512), ("length", 256), ("rank", 16), ("updates", 3)]:
         parser.add_argument(f"--{name}", type=int, default=usual)
     args = parser.parse_args()
-    rounds = []
+    rounds, began, longest = [], time.perf_counter(), 0
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(args.rounds):
+            first = time.perf_counter()
+            if first - began + longest > 60 * args.minutes:
+                print(f"{turn} of {args.rounds} rounds within {args.minutes} minutes", file=sys.stderr)
+                break
             found = {kind: pytorch(args, kind) for kind in args.types}
             found["delft"] = delft(args, Path(folder), turn)
             rounds.append(found)
+            longest = max(longest, time.perf_counter() - first)
             shown = ", ".join(f"{name} {r['tok_s']:.1f} tok/s, {r['cpu']:.0f} s for {r['tokens']}, {r['peak'] / 1e6:.0f} MB" for name, r in found.items())
             print(f"round {turn + 1}: {shown}", file=sys.stderr, flush=True)
     print("| program | tok/s | Delft's ratio | cpu s / 1000 tokens | Delft's ratio | peak MB | Delft's ratio |\n|---|---:|---:|---:|---:|---:|---:|")
