@@ -169,7 +169,7 @@ impl Backend for Cuda {
         self.gpu.compiler().ahead(kernels, |kernel| text(kernel).into_iter().collect());
     }
 
-    fn load(&self, kernel: &Kernel) -> Result<Pipeline> {
+    fn load(&self, kernel: &Arc<Kernel>) -> Result<Pipeline> {
         self.gpu.load(kernel, &Numbers::new())
     }
 

@@ -1,8 +1,6 @@
 //! Lowers operations to kernels: which ones, with which constants, on which buffers.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 use formats::{Error, Result};
 use ops::embed;
@@ -14,15 +12,13 @@ use ops::sample::kernels::hand_on::TARGETS;
 use ops::tuned::Thresholds;
 use ops::{Op, Rope, Rows, Shape};
 use program::{Kind, Node, Program, ValueId, WeightId};
-use tile::Kernel;
 use tile::dsl::Recipe;
-use tile::ir::ParamKind;
 use tile::launch::Numbers;
-use tile::passes;
 use tile::types::Scalar;
 
 use super::arena::{self, FEW, Layout, bucket};
-use super::{Backend, Facts, LIBRARY_ROWS, ProductShape, kv};
+use super::kernels::Kernels;
+use super::{Facts, LIBRARY_ROWS, ProductShape, kv};
 use crate::{CacheType, LoadOptions};
 
 mod adapters;
@@ -185,88 +181,6 @@ impl Words {
             },
             bytes: end,
         }
-    }
-}
-
-/// The distinct kernels of a device, each lowered once.
-#[derive(Default)]
-pub(super) struct Kernels {
-    pub(super) all: Vec<Kernel>,
-    /// The recorded kernel before lowering, and the values of its constants.
-    pub(super) sources: Vec<(Arc<Kernel>, Numbers)>,
-    /// Recorded kernels by the key of their recipe.
-    recorded: HashMap<String, Arc<Kernel>>,
-    /// Number by the key of the recipe and the values of the constants.
-    known: HashMap<(String, Vec<u32>), usize>,
-}
-
-impl Kernels {
-    /// The number of the kernel lowered with these constants, and the kernel as it was recorded.
-    pub(super) fn get(
-        &mut self,
-        recipe: Recipe,
-        numbers: &Numbers,
-        facts: Facts,
-    ) -> Result<(usize, Arc<Kernel>)> {
-        // Layers and classes repeat their kernels; record each once.
-        let key = recipe.key();
-        let recorded = self.recorded.entry(key.clone());
-        let source = recorded.or_insert_with(|| Arc::new(recipe.record())).clone();
-        let wrong = |expected: &str, found: &str| Error::new(&source.name, expected, found);
-        let constants = source.constants.iter().map(|c| numbers.get(&c.name));
-        let constants: Option<Vec<u32>> = constants.collect();
-        let constants = constants.ok_or_else(|| wrong("a value for each constant", "fewer"))?;
-        if let Some(&known) = self.known.get(&(key.clone(), constants.clone())) {
-            return Ok((known, source));
-        }
-        let special = passes::specialise(&source, numbers);
-        let lowered =
-            passes::lower(&special, facts.target).map_err(|fault| wrong("", &fault.to_string()))?;
-        self.all.push(lowered);
-        self.sources.push((source.clone(), numbers.clone()));
-        self.known.insert((key, constants), self.all.len() - 1);
-        Ok((self.all.len() - 1, source))
-    }
-
-    /// A launch of a kernel with buffers bound by parameter name.
-    pub(super) fn step(
-        &mut self,
-        recipe: Recipe,
-        numbers: Numbers,
-        facts: Facts,
-        bound: &[(&str, Slot)],
-    ) -> Result<Step> {
-        let (kernel, source) = self.get(recipe, &numbers, facts)?;
-        let buffers = source
-            .params
-            .iter()
-            .filter(|p| matches!(p.kind, ParamKind::Buffer { .. }))
-            .map(|p| {
-                let slot = bound.iter().find(|(name, _)| *name == p.name);
-                let missing = || Error::new(&source.name, format!("a buffer `{}`", p.name), "none");
-                slot.map(|(_, slot)| slot.clone()).ok_or_else(missing)
-            })
-            .collect::<Result<_>>()?;
-        Ok(Step::Kernel { kernel, numbers, buffers })
-    }
-
-    /// Loads the kernels that have no pipeline yet.
-    pub(super) fn load<B: Backend>(
-        &self,
-        backend: &B,
-        pipelines: &mut Vec<B::Pipeline>,
-    ) -> Result<()> {
-        let first = pipelines.len();
-        let sources = self.sources[first..].iter();
-        let built: Vec<_> = sources.map(|(k, numbers)| backend.built(k, numbers)).collect();
-        let new = || self.all[first..].iter().zip(&built);
-        let missing: Vec<&Kernel> =
-            new().filter(|(_, built)| built.is_none()).map(|(kernel, _)| kernel).collect();
-        backend.ahead(&missing);
-        for (kernel, built) in new() {
-            pipelines.push(built.clone().map_or_else(|| backend.load(kernel), Ok)?);
-        }
-        Ok(())
     }
 }
 

@@ -18,6 +18,7 @@ mod exchange;
 mod executor;
 #[cfg(feature = "sim")]
 pub(crate) mod group;
+mod kernels;
 mod kv;
 #[cfg(feature = "sim")]
 mod launches;
@@ -305,7 +306,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// The device cannot run it.
-    fn load(&self, kernel: &Kernel) -> Result<Self::Pipeline>;
+    fn load(&self, kernel: &Arc<Kernel>) -> Result<Self::Pipeline>;
 
     /// Binds buffers, in the kernel's order, and constants.
     ///

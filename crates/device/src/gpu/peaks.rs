@@ -1,5 +1,6 @@
 //! Peak compute throughput of a GPU, measured with the host's clock.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use formats::{Error, Result};
@@ -11,7 +12,7 @@ use tile::launch::{Mode, Numbers, Requirement};
 use tile::passes;
 use tile::types::Scalar;
 
-use super::lower::Kernels;
+use super::kernels::Kernels;
 use super::{Backend, ProductShape, alike};
 
 /// Seconds from which a launch's overhead is negligible.
@@ -61,7 +62,7 @@ pub(super) fn floats<B: Backend>(backend: &B) -> Result<f64> {
     let facts = backend.facts();
     let kernel = passes::lower(&fma_roof(CHAINS, GROUP).record(), facts.target)
         .map_err(|e| Error::new("fma_roof", "", e))?;
-    let pipeline = backend.load(&kernel)?;
+    let pipeline = backend.load(&Arc::new(kernel))?;
     let groups = facts.processors * 8;
     let out = backend.buffer(4 * (groups * GROUP) as usize)?;
     let (mut best, mut turns) = (0.0_f64, 1);

@@ -1,5 +1,6 @@
 //! Measures a GPU's memory read bandwidth with a kernel that only reads.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use formats::{Error, Result};
@@ -55,7 +56,7 @@ pub(crate) fn rate<B: Backend>(backend: &B, bytes: usize) -> Result<f64> {
     for (group, ahead) in [(1024, 4), (512, 8), (256, 16)] {
         let kernel = passes::lower(&read_roof(ahead, group).record(), facts.target)
             .map_err(|e| Error::new("read_roof", "", e))?;
-        let pipeline = backend.load(&kernel)?;
+        let pipeline = backend.load(&Arc::new(kernel))?;
         for each in [1, 4, 8] {
             let groups = facts.processors * each;
             let turn = groups as usize * group as usize * ahead as usize * 16;

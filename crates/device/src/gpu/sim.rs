@@ -51,6 +51,14 @@ pub struct Sim {
 static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::Program>>>> =
     LazyLock::new(Mutex::default);
 
+/// Kernels compiled for the interpreter by this process, by the address of the kernel, which stands
+/// beside it so that no other gets it.
+static MACHINES: LazyLock<Mutex<HashMap<usize, (Arc<Kernel>, Arc<Machine>)>>> =
+    LazyLock::new(Mutex::default);
+
+/// Most of [`MACHINES`].
+const MOST_MACHINES: usize = 1 << 14;
+
 thread_local! {
     /// Launches of this thread until one fails.
     static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
@@ -287,6 +295,25 @@ pub(crate) fn compiled(
     Ok(Arc::clone(known().entry(text.to_owned()).or_insert(Arc::new(program))))
 }
 
+/// A kernel compiled for the interpreter, once per process.
+///
+/// # Errors
+/// What the verifier finds.
+fn machine(kernel: &Arc<Kernel>) -> Result<Arc<Machine>> {
+    let all = || MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let address = Arc::as_ptr(kernel).addr();
+    if let Some((_, known)) = all().get(&address) {
+        return Ok(Arc::clone(known));
+    }
+    let new = Machine::new(kernel).map_err(|fault| Error::new(&kernel.name, "", fault))?;
+    let (new, mut all) = (Arc::new(new), all());
+    if all.len() >= MOST_MACHINES {
+        all.clear();
+    }
+    all.insert(address, (Arc::clone(kernel), Arc::clone(&new)));
+    Ok(new)
+}
+
 /// Refuses a launch whose written buffer overlaps another of its buffers: launches here work on
 /// copies, which would hide the race. Exactly equal ranges of one type are allowed, since kernels
 /// that may alias declare it.
@@ -470,21 +497,17 @@ impl Backend for Sim {
         from.copy(source, to)
     }
 
-    fn load(&self, kernel: &Kernel) -> Result<Pipeline> {
+    fn load(&self, kernel: &Arc<Kernel>) -> Result<Pipeline> {
         let code = match self.engine {
-            Engine::Interpreter => {
-                let machine =
-                    Machine::new(kernel).map_err(|fault| Error::new(&kernel.name, "", fault))?;
-                Code::Machine(Arc::new(machine))
-            }
+            Engine::Interpreter => Code::Machine(machine(kernel)?),
             Engine::Cuda => {
-                let all = std::slice::from_ref(kernel);
+                let all = std::slice::from_ref(&**kernel);
                 let text = emit::text(all, Dialect::Cuda)
                     .map_err(|fault| Error::new(&kernel.name, "", fault))?;
                 Code::Text(compiled(&text, all, Dialect::Cuda, &kernel.name)?)
             }
         };
-        Ok(Pipeline { kernel: Arc::new(kernel.clone()), code })
+        Ok(Pipeline { kernel: Arc::clone(kernel), code })
     }
 
     fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {

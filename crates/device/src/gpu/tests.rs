@@ -230,7 +230,7 @@ impl Backend for Faulty {
         self.step("copy").and_then(|()| self.job(Job::Copy(from.clone(), to.clone())))
     }
 
-    fn load(&self, kernel: &Kernel) -> Result<Pipeline> {
+    fn load(&self, kernel: &Arc<Kernel>) -> Result<Pipeline> {
         self.step("load").and_then(|()| self.sim.load(kernel))
     }
 

@@ -25,7 +25,8 @@ use program::{Program, WeightId};
 use tile::types::Scalar;
 
 use super::Backend;
-use super::lower::{Kernels, Slot, Step};
+use super::kernels::Kernels;
+use super::lower::{Slot, Step};
 use super::weights::{self, Wanted, Weight};
 use crate::{Divided, Kept, Memory, PackedRows, Precision, TrainOptions, Trainer};
 use layout::{Counts, Layout, Words};

@@ -507,7 +507,7 @@ impl<A: Api> Backend for Driver<A> {
         Some(self.keep(key, kernel, pipeline))
     }
 
-    fn load(&self, kernel: &Kernel) -> Result<Pipeline<A>> {
+    fn load(&self, kernel: &Arc<Kernel>) -> Result<Pipeline<A>> {
         if kernel.params.len() > BINDINGS {
             let most = format!("at most {BINDINGS} buffers and arguments");
             return Err(Error::new(&kernel.name, most, kernel.params.len()));

@@ -1,6 +1,8 @@
 //! The driver on the fake: every test runs emitted Metal text, so each needs a C++ compiler and
 //! says so without one.
 
+use std::sync::Arc;
+
 use formats::Result;
 use sha2::{Digest, Sha256};
 use tile::Kernel;
@@ -44,7 +46,7 @@ fn driver() -> Driver<Fake> {
 
 /// Whether texts can be run here.
 fn compiler() -> bool {
-    let found = driver().load(&special(&line("probe"), 0.0));
+    let found = driver().load(&Arc::new(special(&line("probe"), 0.0)));
     if let Err(why) = &found {
         assert!(why.expected.contains("compiler"), "{why}");
         testing::skipped(why);
@@ -70,7 +72,7 @@ const N: usize = 40;
 /// `b = 2 a + 1`, `c = 3 b + 1`, `b = 5 c + 1`: each waits for the one before, for three different
 /// reasons.
 fn chain(driver: &Driver<Fake>, parts: &[Buffer; 3]) -> Vec<Launch<Fake>> {
-    let pipeline = driver.load(&special(&line("line"), 1.0)).unwrap();
+    let pipeline = driver.load(&Arc::new(special(&line("line"), 1.0))).unwrap();
     let numbers = |by| Numbers::new().with_f32("by", by).with("n", N as u32);
     let [a, b, c] = parts;
     [(2.0, a, b), (3.0, b, c), (5.0, c, b)]
@@ -155,7 +157,7 @@ fn a_recording_keeps_what_it_refers_to() {
     let mut recording = {
         let source = driver.buffer(4 * N).unwrap();
         put(&driver, &source, &[3.0; N]);
-        let pipeline = driver.load(&special(&line("line"), 1.0)).unwrap();
+        let pipeline = driver.load(&Arc::new(special(&line("line"), 1.0))).unwrap();
         let numbers = Numbers::new().with_f32("by", 2.0).with("n", N as u32);
         let launch = driver.bind(&pipeline, &numbers, &[source, result.clone()]).unwrap();
         driver.record(&[launch]).unwrap()
@@ -236,7 +238,7 @@ fn a_kernel_that_fails_is_named_when_it_is_waited_for() {
         launch(Mode::Element, [fixed(1), fixed(1), fixed(1)], 32);
         y.set(thread_id(), x.get(thread_id() + 100_000u32));
     });
-    let pipeline = driver.load(&passes::lower(&kernel, Target::Metal).unwrap()).unwrap();
+    let pipeline = driver.load(&Arc::new(passes::lower(&kernel, Target::Metal).unwrap())).unwrap();
     let [x, y] = [4, 128].map(|bytes| driver.buffer(bytes).unwrap());
     driver.submit(&[driver.bind(&pipeline, &Numbers::new(), &[x, y.clone()]).unwrap()]).unwrap();
     let why = driver.read(&y, &mut [0; 4]).unwrap_err().to_string();
@@ -322,13 +324,13 @@ fn pipelines_are_kept_from_run_to_run() {
     let folder = tempfile::tempdir().unwrap();
     let kernels = [1.0, 2.0, 3.0].map(|shift| {
         let name = format!("line{shift}").replace('.', "_");
-        special(&line(&name), shift)
+        Arc::new(special(&line(&name), shift))
     });
     let run = |count: usize| {
         let options = Options { cache: Some(Cache::at(folder.path())), ..Options::default() };
         let driver = Driver::new(Fake::new(), options).unwrap();
-        let chosen: Vec<&Kernel> = kernels[..count].iter().collect();
-        driver.ahead(&chosen);
+        let chosen = &kernels[..count];
+        driver.ahead(&chosen.iter().map(|kernel| &**kernel).collect::<Vec<_>>());
         chosen.iter().for_each(|kernel| drop(driver.load(kernel).unwrap()));
         // Again: from memory.
         chosen.iter().for_each(|kernel| drop(driver.load(kernel).unwrap()));
@@ -454,7 +456,7 @@ fn notes_are_waited_for_one_step_at_a_time() {
     }
     let driver = driver();
     let pinned = driver.pinned(128).unwrap();
-    let pipeline = driver.load(&special(&line("line"), 1.0)).unwrap();
+    let pipeline = driver.load(&Arc::new(special(&line("line"), 1.0))).unwrap();
     let numbers = Numbers::new().with_f32("by", 0.0).with("n", 2);
     let x = driver.buffer(8).unwrap();
     let launch = |at| {

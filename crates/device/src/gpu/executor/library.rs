@@ -7,7 +7,8 @@ use tile::types::Scalar;
 
 use super::{GpuExecutor, LEAST_LENGTH};
 use crate::gpu::arena::{Layout, decode_bucket};
-use crate::gpu::lower::{self, Adapted, Kernels, Key, Lowering, Slot};
+use crate::gpu::kernels::Kernels;
+use crate::gpu::lower::{self, Adapted, Key, Lowering, Slot};
 use crate::gpu::sizes::{self, stride};
 use crate::gpu::{Backend, LIBRARY_ROWS, ProductShape, alike};
 

@@ -22,7 +22,8 @@ use tile::types::Scalar;
 
 use super::ALIGN;
 use super::layout::{Counts, Layout, Words, types};
-use crate::gpu::lower::{Kernels, Slot, Step};
+use crate::gpu::kernels::Kernels;
+use crate::gpu::lower::{Slot, Step};
 use crate::gpu::{Facts, ProductShape};
 
 /// Most logits of the head held at once, and the least and most rows of them.
