@@ -3,10 +3,9 @@
 //! Each adapter has a number that no other ever has, by which sessions and the prefix tree tell
 //! what was computed with which.
 
-use crate::fingerprint::fingerprint;
 use crate::load::{Engine, Shared};
 use adapters::{Base, File, MadeFor, shortened};
-use formats::{Error, ErrorKind, Hint, Location, Result, Setting, Tensors};
+use formats::{Error, ErrorKind, Hint, Location, Result, Setting, Tensors, fingerprint};
 use models::{Config, Ending};
 use program::Program;
 use std::path::PathBuf;

@@ -14,7 +14,6 @@ pub mod convert;
 mod defaults;
 mod embed;
 mod events;
-mod fingerprint;
 mod follow;
 mod generate;
 pub mod importance;
@@ -49,7 +48,7 @@ pub use device::{
 };
 pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
 pub use events::{Capability, Events, Lifecycle, Stage};
-pub use fingerprint::fingerprint;
+pub use formats::fingerprint;
 pub use generate::{
     CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token, check_logits,
 };

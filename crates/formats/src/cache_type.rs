@@ -3,7 +3,9 @@
 use crate::{Error, Hint, Result, Setting};
 
 /// The element type of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
 pub enum CacheType {
     /// Two bytes: what every peer keeps.
     #[default]

@@ -4,7 +4,9 @@
 use std::fmt;
 
 /// The kind of an error, by which a program decides, as a server does about its status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
 pub enum ErrorKind {
     /// A file, a setting or a request that is wrong.
     #[default]
@@ -22,7 +24,7 @@ pub enum ErrorKind {
 }
 
 /// A setting that a hint names. Each face spells it its own way; a command line, as a flag.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Setting {
     /// Positions of a session.
     Context,
@@ -79,14 +81,14 @@ impl Setting {
 }
 
 /// A piece of a [`Hint`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 enum Piece {
     Text(String),
     Setting(Setting, Option<String>),
 }
 
 /// Advice for the reader of an error: words, and the settings that they name.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Hint {
     pieces: Vec<Piece>,
 }
@@ -160,7 +162,7 @@ impl From<String> for Hint {
 }
 
 /// An error that tells the reader where to look. Displays as one line.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Error {
     /// A file, tensor, key or setting.
     pub place: String,

@@ -1,7 +1,7 @@
 //! How files lay out heads for their rotation.
 
 /// Which elements of a head turn together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Pairing {
     /// `(i, i + n)`, n pairs.
     Half,

@@ -25,7 +25,7 @@ use crate::quant::plain;
 use crate::{DType, Described, Encoding, Error, Groups, Result, Tensor, Tensors, shape};
 
 /// How a program stores a quantised matrix.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Scheme {
     /// Four-bit floats in blocks of 32 that share a power of two. Tensors: codes, scales.
     Mxfp4,
@@ -55,7 +55,7 @@ pub enum Scheme {
 }
 
 /// The properties that quantised integers have in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Integers {
     /// Bits per code.
     pub bits: usize,
@@ -68,7 +68,7 @@ pub struct Integers {
 }
 
 /// A quantised matrix: its scheme, and its tensors in the order of the scheme.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Quantised {
     /// How it is stored.
     pub scheme: Scheme,

@@ -17,7 +17,7 @@ use std::borrow::Cow;
 use std::f64::consts::TAU;
 
 /// How a weight is made.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Source {
     /// A tensor as it is stored.
     Tensor(String),

@@ -10,7 +10,7 @@ use crate::operation::{Call, Operation, Precision, Sharding};
 use crate::{Partition, Shape, arity, expect};
 
 /// `x[rows, columns of the rank] -> y[rows, width]`, in the order of ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AllGather {
     /// Which columns each rank gives.
     pub partition: Partition,

@@ -7,7 +7,7 @@ use crate::operation::{Call, Operation, Sharding};
 use crate::{Shape, arity};
 
 /// `x -> y`, of any one shape.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AllReduce;
 
 impl Operation for AllReduce {

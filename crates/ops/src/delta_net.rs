@@ -25,7 +25,7 @@ use crate::{Shape, arity, expect};
 /// `qkv[tokens, 2 * key_heads * key_dim + heads * value_dim], a[tokens, heads], b[tokens, heads];
 /// decay[heads], dt[heads] -> [tokens, heads * value_dim]`. Several heads share a head of `q` and
 /// `k`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DeltaNet {
     /// Index of the cache layer.
     pub layer: usize,

@@ -14,7 +14,7 @@ use crate::trial::{every_float, exact, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 
 /// The numbers that pick rows of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Index {
     /// Token ids.
     Token,
@@ -24,7 +24,7 @@ pub enum Index {
 }
 
 /// `; table[rows, width] -> [tokens, width]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Embed {
     /// The numbers that pick the table's rows.
     pub index: Index,

@@ -8,7 +8,7 @@ use crate::operation::{Call, Operand, Operation, Precision, Sharding};
 use crate::{Shape, arity};
 
 /// `gives.. -> brings..`, of any shapes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Exchange {
     /// Which of the Program's exchanges it is, from 0 on.
     pub number: usize,

@@ -9,7 +9,7 @@ use crate::operation::{Call, Operand, Operation, Precision, Sharding};
 use crate::{Shape, Unary, arity, expect, gated, moe};
 
 /// How router scores become experts and their weights.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Routing {
     /// Experts that each token goes through, at most 32.
     pub used: usize,
@@ -22,7 +22,7 @@ pub struct Routing {
 }
 
 /// The weight of a chosen expert, before it is normalised and scaled.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Odds {
     /// The softmax over all experts' scores. Normalised, it is the softmax over the chosen ones'
     /// alone.
@@ -39,7 +39,7 @@ pub enum Odds {
 }
 
 /// How the two halves of an expert become what its second matrix reads.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Gate {
     /// `f(gate) * up`.
     Plain(Unary),
@@ -73,7 +73,7 @@ impl Gate {
 /// `x[rows, width], scores[rows, experts]; gate[experts * ff, width], up[experts * ff, width],
 /// down[experts * width, ff], (gate bias[experts * ff], up bias[experts * ff], down bias[experts *
 /// width]) -> [rows, width], (inner[rows, used * ff])`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Experts {
     /// How scores are read.
     pub routing: Routing,

@@ -67,7 +67,7 @@ pub(crate) fn gate(act: Unary, x: Val<f32>) -> Val<f32> {
 }
 
 /// `x; (norm), gate[ff, width], up[ff, width] -> [rows, ff]`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct GateUp {
     /// eps of the norm in front, if it was fused.
     pub norm: Option<f32>,

@@ -26,7 +26,7 @@ use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect, math};
 
 /// `scores[rows, experts]; correction[experts] -> [rows, experts]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct GroupLimit {
     /// Experts that stay, at most 32.
     pub used: usize,

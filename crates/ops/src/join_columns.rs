@@ -12,7 +12,7 @@ use crate::{Partition, Shape, arity, expect};
 use formats::Result;
 
 /// `x[rows, width] -> y[rows, width]`, the same elements in the order of rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct JoinColumns {
     /// Which columns each rank gave.
     pub partition: Partition,

@@ -25,7 +25,7 @@ use crate::trial::{every_float, exact, memory, random, scaled};
 use crate::{Shape, alike, arity};
 
 /// `k, v ->` nothing: both `[tokens, kv_heads * head_dim]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KvWrite {
     /// Index of the cache layer.
     pub layer: usize,

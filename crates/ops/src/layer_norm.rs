@@ -16,7 +16,7 @@ use crate::{Op, Shape, arity, expect};
 use formats::Result;
 
 /// `x[rows, width]; weight[width], (bias[width]) -> [rows, width]`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LayerNorm {
     /// Added to the variance.
     pub eps: f32,

@@ -86,7 +86,7 @@ pub use stretch::Stretch;
 pub use zip::{Binary, Zip};
 
 /// How many rows a value has, known only when a Program is replayed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Rows {
     /// One row for every token of the step.
     Tokens,
@@ -108,7 +108,7 @@ impl Rows {
 }
 
 /// The shape of an activation: `[rows, width]`, row-major f32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Shape {
     /// Symbolic number of rows.
     pub rows: Rows,
@@ -136,7 +136,7 @@ macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident($type:ty),)*) => {
         /// The closed set of operations. Operands are listed as `inputs; weights -> outputs`. An
         /// `Op` dereferences to its [`Operation`], which has its rules.
-        #[derive(Debug, Clone, PartialEq)]
+        #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
         pub enum Op {
             $($(#[$doc])* $name($type),)*
         }
@@ -228,6 +228,7 @@ operations! {
     /// [`rope_write`].
     RopeWrite(RopeWrite),
     /// Operations that only Programs in training have. See [`gradient`].
+    #[serde(skip)]
     Gradient(Gradient),
 }
 

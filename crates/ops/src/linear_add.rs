@@ -58,7 +58,7 @@ pub fn linear_add(
 }
 
 /// `x[rows, in], residual[rows, out]; weight[out, in], (bias[out]) -> [rows, out]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LinearAdd;
 
 impl Operation for LinearAdd {

@@ -18,14 +18,14 @@ use crate::{Shape, arity};
 
 /// `y -> y'` at a table of embeddings, `y, x -> y'` behind a product of `x`, or
 /// `y, x, residual -> y'` where `y` is such a product plus `residual`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LowRank {
     /// Index of the site, by which devices find an adapter's factors.
     pub site: usize,
 }
 
 /// The change that an adapter makes at one site.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Delta {
     /// Columns of `up`.
     pub rank: usize,
@@ -42,7 +42,7 @@ pub struct Delta {
 }
 
 /// DoRA's change of each output: `y` becomes `gain * y + offset`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Gain {
     /// Magnitude over norm, `[out]`.
     pub gain: Vec<f32>,

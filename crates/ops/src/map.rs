@@ -17,7 +17,7 @@ use formats::Result;
 pub use formats::elementwise::Unary;
 
 /// `x -> f(x)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Map(pub Unary);
 
 impl Operation for Map {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 /// Columns `0..width`, dealt out in blocks of `block`; the last block may be shorter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Partition {
     /// Columns of all ranks together.
     pub width: usize,

@@ -85,7 +85,7 @@ pub fn project(
 }
 
 /// `x; (norm), weight, (bias), weight, (bias).. -> y, y..`: which operands there are.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Project {
     /// The norm's eps, when a norm comes first.
     pub norm: Option<f32>,

@@ -15,7 +15,7 @@ use crate::{Op, Shape, arity, expect};
 use formats::Result;
 
 /// `x[rows, width]; weight[group] -> [rows, width]`, `group` dividing `width`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RmsNorm {
     /// Added to the mean square.
     pub eps: f32,

@@ -18,7 +18,7 @@ use formats::{Pairing, Result};
 use std::sync::Arc;
 
 /// A rotation of every head of a row: `x[tokens, heads * head_dim] -> same`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Rope {
     /// Elements per head. The first `2 * frequencies.len()` turn; the rest pass through.
     pub head_dim: usize,

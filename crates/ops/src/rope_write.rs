@@ -18,7 +18,7 @@ use crate::trial::{every_float, exact, memory, near, random};
 use crate::{Shape, arity, expect};
 
 /// The constants of the fused step: `q, k, v; (q_norm), (k_norm) -> q`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RopeWrite {
     /// Index of the cache layer.
     pub layer: usize,

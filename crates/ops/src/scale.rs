@@ -12,7 +12,7 @@ use crate::{Shape, arity};
 use formats::Result;
 
 /// `x -> by * x`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Scale {
     /// The factor.
     pub by: f32,

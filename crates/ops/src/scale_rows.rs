@@ -13,7 +13,7 @@ use crate::{Shape, arity, expect};
 use formats::Result;
 
 /// `x[rows, width], s[rows, 1] -> [rows, width]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ScaleRows;
 
 impl Operation for ScaleRows {

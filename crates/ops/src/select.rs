@@ -11,7 +11,7 @@ use crate::{Rows, Shape, arity};
 use formats::{Error, Result};
 
 /// `x[tokens, width] -> [outputs, width]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Select;
 
 impl Operation for Select {

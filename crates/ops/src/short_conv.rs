@@ -15,7 +15,7 @@ use crate::{Shape, arity, expect};
 
 /// `x[tokens, width]; taps[kernel * width] -> [tokens, width]`; the last `width` taps are those of
 /// a row itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShortConv {
     /// Index of the cache layer.
     pub layer: usize,

@@ -14,7 +14,7 @@ use crate::{Shape, arity};
 use formats::Result;
 
 /// `x[tokens, width] -> same`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Stretch {
     /// Multiplies the logarithm.
     pub by: f32,

@@ -14,7 +14,7 @@ use formats::{Error, ErrorKind, Result};
 pub use formats::elementwise::Binary;
 
 /// `a, b -> f(a, b)`, all of one shape.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Zip(pub Binary);
 
 impl Operation for Zip {

@@ -8,7 +8,7 @@ use ops::{Binary, Embed, GateUp, LinearAdd, LowRank, Map, Op, Project, RmsNorm, 
 use std::collections::BTreeMap;
 
 /// A matrix whose products adapters can change.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Site {
     /// The weight's canonical name; `head` for an embedding table used as the head.
     pub name: String,
@@ -25,7 +25,7 @@ pub struct Site {
 }
 
 /// An adapter: low-rank factors by the names of [`Site`]s.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Adapter {
     /// The factors at each site that it changes.
     pub deltas: BTreeMap<String, Delta>,

@@ -35,15 +35,19 @@ pub use step::{
 pub use weight::Weight;
 
 /// An activation of a [`Program`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct ValueId(pub usize);
 
 /// A weight of a [`Program`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct WeightId(pub usize);
 
 /// One operation with its operands.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Node {
     /// The operation to compute.
     pub op: Op,
@@ -67,7 +71,7 @@ impl Node {
 
 /// One cache layer of a Program: keys and values of every position, or a recurrent state that each
 /// position replaces.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct CacheLayer {
     /// Key/value heads; 0 for a state.
     pub kv_heads: usize,
@@ -116,7 +120,7 @@ impl From<Option<usize>> for Group {
 }
 
 /// A recorded computation.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Program {
     /// Shapes of all activations, by [`ValueId`].
     pub values: Vec<Shape>,

@@ -4,6 +4,8 @@
 //! are distinct: its index in the step, its index in the cache ([`Sequence::start`]) and its rotary
 //! position ([`Sequence::position`]).
 
+mod sent;
+
 use formats::{Error, Result};
 use ops::sample::Options;
 
@@ -15,7 +17,7 @@ pub const CHOSEN: u32 = u32::MAX;
 /// How the rows of a step are computed. A row's bits depend on its tokens, its cache and its kind,
 /// and not on the step's other rows, their number, or where a prompt is cut into steps. (A GPU
 /// guarantees this only if loaded for many sequences.)
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Kind {
     /// Generated tokens: one row of each sequence, or several to verify drafts or to recompute.
     Decode,
@@ -339,7 +341,7 @@ impl StepMemory {
 }
 
 /// A step that owns its parts except the Program's input, and reuses its memory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct OwnedStep {
     kind: Kind,
     tokens: Vec<u32>,
@@ -349,7 +351,7 @@ pub struct OwnedStep {
     count: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct OwnedSequence {
     rows: u32,
     start: u32,

@@ -4,7 +4,7 @@ use formats::{Described, Encoded, Error, Result, Source, Tensors, shape};
 
 /// A weight with its canonical name, such as `blocks.3.attention.q`. Two weights are the same only
 /// if their recipes are equal.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Weight {
     /// Canonical name, the same for every file format.
     pub name: String,

@@ -21,7 +21,7 @@ pub trait BinaryVisitor {
 macro_rules! binary {
     ($($(#[$doc:meta])* $variant:ident, $name:literal, |$a:ident, $b:ident| $body:expr;)*) => {
         /// A function of two numbers.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         pub enum Binary {
             $($(#[$doc])* $variant,)*
         }

@@ -24,7 +24,7 @@ macro_rules! unary {
         $variant:ident, $name:literal, $range:literal, |$x:ident| $body:expr;
     )*) => {
         /// A function of one number.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         pub enum Unary {
             $($(#[$doc])* $variant,)*
         }

@@ -41,7 +41,7 @@ pub const KERNELS: &[Spec] = &[
 ];
 
 /// The constants of one attention layer: `q[tokens, heads * head_dim]; (sinks[heads]) -> same`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Attention {
     /// Index of the cache layer.
     pub layer: usize,

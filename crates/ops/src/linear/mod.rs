@@ -54,7 +54,7 @@ pub fn gemv(
 pub const KERNELS: &[Spec] = &[Spec { name: "gemv", cases: cases::cases, benches: cases::benches }];
 
 /// `x[rows, in]; weight[out, in], (bias[out]) -> [rows, out]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Linear;
 
 /// The operands of the one matrix of a product, with or without a bias.

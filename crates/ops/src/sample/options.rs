@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// repeated already.
 ///
 /// p-e-w, "DRY: a modern repetition penalty", text-generation-webui pull request 5677, 2024.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Dry {
     /// The penalty where [`Dry::allowed_length`] tokens are repeated; 0 is off.
     pub multiplier: f32,
@@ -42,7 +42,7 @@ impl Dry {
 ///
 /// p-e-w, "Exclude Top Choices", text-generation-webui pull request 6335, 2024. Probabilities are
 /// those that the filters before it leave, at the temperature in use.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Xtc {
     /// How often; 0 is off.
     pub probability: f32,
@@ -79,7 +79,7 @@ impl Xtc {
 
 /// Options of the sampling chain; the default is plain sampling at temperature 1 with everything
 /// else off.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Options {
     /// Divides the logits; 0 takes the greatest one.
     pub temperature: f32,

@@ -1,7 +1,8 @@
 //! A model's fingerprint, by which its files are told from another model's.
 
-use formats::Tensors;
 use sha2::{Digest, Sha256};
+
+use crate::Tensors;
 
 /// Bytes of each tensor, from its beginning and from its end, that count.
 const SAMPLED: usize = 256;
