@@ -18,7 +18,10 @@ mod metal;
 mod offload;
 mod place;
 mod plan;
-#[cfg(any(feature = "cuda", feature = "sim"))]
+#[cfg_attr(
+    not(any(feature = "cuda", feature = "sim")),
+    allow(dead_code, reason = "a build without GPUs that can be ranks")
+)]
 mod ranks;
 mod split;
 mod store;
@@ -44,6 +47,7 @@ use ops::{Op, Rows};
 pub use place::{Place, Several, Simulator, SplitMode, gpus};
 pub use plan::Plan;
 use program::{Adapter, Program, Step};
+pub use ranks::{Absence, Launch, Processes, follow};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
 pub use train::{Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};
@@ -53,7 +57,7 @@ pub use train::{Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};
 pub const SLOTS: usize = 4096;
 
 /// Options for loading a Program on a device.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
 pub struct LoadOptions {
     /// Element type of the KV cache.
     pub cache_type: CacheType,
@@ -79,7 +83,7 @@ pub struct LoadOptions {
 }
 
 /// Room for adapters. Seats are numbered from 1.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Seats {
     /// Most adapters loaded at a time.
     pub count: usize,
@@ -108,7 +112,7 @@ impl LoadOptions {
 }
 
 /// Bytes held by an executor.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Memory {
     /// Weights, as packed for this device.
     pub weights: usize,
@@ -121,7 +125,7 @@ pub struct Memory {
 }
 
 /// Bytes of a device's own memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Usage {
     /// Total device memory.
     pub limit: usize,
@@ -152,7 +156,7 @@ impl Memory {
 
 /// The memory bandwidth bound of decoding: bytes read for each token, and the measured read
 /// bandwidth.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Roof {
     /// Bytes of weights that a step of one token reads.
     pub token_bytes: usize,
@@ -385,7 +389,9 @@ impl Watch<'_> {
 }
 
 /// Identifies a submitted step. Later steps have greater tickets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct Ticket(u64);
 
 impl Ticket {

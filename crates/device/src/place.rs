@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use formats::{Error, Hint, Result, Setting};
 
-use crate::{Device, Split, cpu, metal};
+use crate::ranks::Candidate;
+use crate::{Device, Launch, Split, cpu, metal};
 
 /// A device spec: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or
 /// several GPUs of one kind: `cuda:0,1`, `sim,sim`.
@@ -213,6 +214,41 @@ impl Place {
         }
     }
 
+    /// The GPU of this process where a launcher has started one for each rank, all with the name of
+    /// this place: `cuda`, the first GPU, stands for the one that has the process's number on its
+    /// machine, if the process may use several. `None` if it names several devices, which are then
+    /// ranks of one process.
+    ///
+    /// # Errors
+    /// A place that cannot be a rank, or no driver.
+    pub fn of_rank(self, launch: &Launch) -> Result<Option<Place>> {
+        match self {
+            Place::Several(_) => Ok(None),
+            Place::Auto | Place::Cuda(0) => {
+                let own = u32::try_from(launch.local_rank).unwrap_or(u32::MAX);
+                Ok(Some(Place::Cuda(if nvidia_gpus()? > 1 { own } else { 0 })))
+            }
+            Place::Cuda(_) | Place::Sim(Simulator::Interpreter | Simulator::Cuda) => Ok(Some(self)),
+            Place::Cpu | Place::Metal | Place::Sim(Simulator::Metal) => Err(no_rank(self)),
+        }
+    }
+
+    /// Opens the device for the rank that this process is to be.
+    ///
+    /// # Errors
+    /// A place that cannot be a rank, or that this machine does not have.
+    pub(crate) fn candidate(self) -> Result<Box<dyn Candidate>> {
+        match self {
+            #[cfg(feature = "sim")]
+            Place::Sim(simulator) if simulator != Simulator::Metal => {
+                Ok(Box::new(simulator_of_rank(simulator)?))
+            }
+            #[cfg(feature = "cuda")]
+            Place::Cuda(number) => Ok(Box::new(crate::cuda::Gpu::open_primary(number)?)),
+            other => Err(no_rank(other)),
+        }
+    }
+
     /// Opens several GPUs as tensor-parallel ranks; see [`SplitMode::Tensor`].
     ///
     /// # Errors
@@ -240,6 +276,35 @@ impl Place {
     }
 }
 
+fn no_rank(place: Place) -> Error {
+    Error::new("split mode tensor", "an NVIDIA GPU for each rank", place)
+}
+
+/// Number of NVIDIA GPUs that this process may use.
+///
+/// # Errors
+/// No driver, or a build without them.
+fn nvidia_gpus() -> Result<u32> {
+    #[cfg(feature = "cuda")]
+    return crate::cuda::count();
+    #[cfg(not(feature = "cuda"))]
+    Err(Error::new("cuda", "a build with the feature `cuda`", "one without"))
+}
+
+/// Opens a simulated GPU that is to be a rank.
+///
+/// # Errors
+/// As [`simulated`].
+#[cfg(feature = "sim")]
+fn simulator_of_rank(simulator: Simulator) -> Result<crate::gpu::sim::Sim> {
+    use crate::gpu::sim::{Engine, Sim};
+
+    Sim::from_env(match simulator {
+        Simulator::Cuda => Engine::Cuda,
+        Simulator::Interpreter | Simulator::Metal => Engine::Interpreter,
+    })
+}
+
 /// Opens a simulated GPU.
 ///
 /// # Errors
@@ -262,15 +327,9 @@ fn simulated(simulator: Simulator) -> Result<Box<dyn Device>> {
 /// As [`simulated`].
 #[cfg(feature = "sim")]
 fn simulated_ranks(simulator: Simulator, count: usize) -> Result<Box<dyn Device>> {
-    use crate::gpu::sim::{Engine, Sim};
-
-    let engine = match simulator {
-        Simulator::Cuda => Engine::Cuda,
-        Simulator::Interpreter | Simulator::Metal => Engine::Interpreter,
-    };
     let group = std::sync::Arc::new(crate::gpu::group::AllReduceGroup::new(count));
     let device = |rank: usize| -> Result<Box<dyn Device>> {
-        let sim = Sim::from_env(engine)?.group(&group, rank);
+        let sim = simulator_of_rank(simulator)?.in_group(group.clone(), rank);
         Ok(Box::new(crate::gpu::GpuDevice::new(sim)))
     };
     let devices = (0..count).map(device).collect::<Result<_>>()?;

@@ -7,7 +7,7 @@ use program::BLOCK_TOKENS;
 use crate::LoadOptions;
 
 /// Bytes of a device's memory that a Program will take, computed before any is allocated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Plan {
     /// Whether this is host memory rather than a GPU's own.
     pub host: bool,

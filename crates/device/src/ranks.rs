@@ -2,23 +2,38 @@
 //! training each has all layers and a share of the sequences: [`data_parallel`].
 //!
 //! Every device loads the Program of its rank ([`Program::shard`]) and is driven by a thread of its
-//! own: all are asked the same at the same time, and meet in each `all_reduce`, which is theirs to
-//! do. The logits are on all of them, so that each chooses the next token by itself, and goes on
-//! from that as a device alone would: the host passes nothing between them.
+//! own, or by a process of its own ([`Processes`]): all are asked the same at the same time, and
+//! meet in each `all_reduce`, which is theirs to do. The logits are on all of them, so that each
+//! chooses the next token by itself, and goes on from that as a device alone would: the host passes
+//! nothing between them.
 
 mod data_parallel;
+mod follow;
+mod launch;
+mod link;
+mod processes;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
-use formats::{Error, Result, Tensors};
+use formats::{Error, ErrorKind, Result, Tensors};
 use program::{OwnedStep, Program, Step, StepMemory};
+use serde::{Deserialize, Serialize};
 
+use crate::gpu::group::HostGroup;
 use crate::{
     About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, TrainOptions,
     Trainer, Watch,
 };
+
+pub use follow::follow;
+pub use launch::Launch;
+pub use processes::{Absence, Processes};
+
+use processes::RemoteDevices;
 
 /// Where errors are from that another rank's failure causes.
 pub(crate) const PLACE: &str = "all_reduce";
@@ -41,9 +56,37 @@ pub(crate) trait Group: Send + Sync {
     fn mend(&self) -> Result<()>;
 }
 
+/// A device that is open and is to be this process's one rank of a group.
+pub(crate) trait Candidate {
+    /// Makes the identity of a group, which rank 0 gives to all.
+    ///
+    /// # Errors
+    /// What joins such devices is missing or fails.
+    fn group(&self) -> Result<Vec<u8>>;
+
+    /// Joins a group as rank `rank` of `ranks`, and waits for the others. `values` combines what
+    /// simulated ranks give. Gives the device, and what joins it with the others if that is not
+    /// `values`.
+    ///
+    /// # Errors
+    /// As [`Candidate::group`].
+    fn join(
+        self: Box<Self>,
+        group: &[u8],
+        rank: usize,
+        ranks: usize,
+        values: Arc<dyn HostGroup>,
+    ) -> Result<Joined>;
+}
+
+/// See [`Candidate::join`].
+pub(crate) type Joined = (Box<dyn Device>, Option<Arc<dyn Group>>);
+
 /// Several devices as one.
 pub(crate) struct Ranks {
+    /// Those of this process: the first, if the others are in other processes.
     devices: Vec<Box<dyn Device>>,
+    remote: Option<RemoteDevices>,
     group: Arc<dyn Group>,
     /// Held while one Program is asked for something: all-reduces of two Programs that ranks reach
     /// in different orders would wait for each other.
@@ -53,11 +96,15 @@ pub(crate) struct Ranks {
 impl Ranks {
     /// Of devices that `group` joins, in the order of their ranks.
     pub(crate) fn new(devices: Vec<Box<dyn Device>>, group: Arc<dyn Group>) -> Ranks {
-        Ranks { devices, group, turn: Arc::default() }
+        Ranks { devices, remote: None, group, turn: Arc::default() }
+    }
+
+    fn count(&self) -> usize {
+        self.devices.len() + self.remote.as_ref().map_or(0, RemoteDevices::count)
     }
 
     fn shards(&self, program: &Program) -> Result<Vec<Program>> {
-        let ranks = self.devices.len();
+        let ranks = self.count();
         (0..ranks).map(|rank| program.shard(rank, ranks)).collect()
     }
 }
@@ -65,7 +112,7 @@ impl Ranks {
 impl Device for Ranks {
     fn about(&self) -> About {
         let first = self.devices.first().map_or_else(About::default, |device| device.about());
-        let isa = format!("{}; {} devices share each layer", first.isa, self.devices.len());
+        let isa = format!("{}; {} devices share each layer", first.isa, self.count());
         About { isa, ..first }
     }
 
@@ -81,12 +128,19 @@ impl Device for Ranks {
         options: &LoadOptions,
     ) -> Result<Vec<Plan>> {
         let shards = self.shards(program)?;
-        let plans = self.devices.iter().zip(&shards).map(|(d, p)| d.plan(p, tensors, options));
-        Ok(plans.collect::<Result<Vec<_>>>()?.concat())
+        let own = || {
+            let plans = self.devices.iter().zip(&shards).map(|(d, p)| d.plan(p, tensors, options));
+            Ok(plans.collect::<Result<Vec<_>>>()?.concat())
+        };
+        match &self.remote {
+            Some(remote) => remote.plan(&shards, tensors, options, own),
+            None => own(),
+        }
     }
 
     fn shared(&self) -> usize {
-        self.devices.iter().map(|device| device.shared()).sum()
+        let own: usize = self.devices.iter().map(|device| device.shared()).sum();
+        own + self.remote.as_ref().map_or(0, RemoteDevices::shared)
     }
 
     fn load(
@@ -97,6 +151,14 @@ impl Device for Ranks {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         let shards = self.shards(&program)?;
+        let asked = Arc::new(RwLock::new(Asked::default()));
+        let (group, memory) = (Arc::clone(&self.group), StepMemory::default());
+        let turn = Arc::clone(&self.turn);
+        if let (Some(remote), [device]) = (&self.remote, &self.devices[..]) {
+            let own = || device.load(shards[0].clone(), tensors, options.clone(), progress);
+            let (first, others) = remote.load(&shards, tensors, &options, own)?;
+            return Ok(Box::new(RanksExecutor { first, others, asked, group, turn, memory }));
+        }
         let bytes = shards.iter().map(|shard| shard.stored_bytes(tensors));
         let bytes = bytes.collect::<Result<Vec<u64>>>()?;
         let (mut before, total) = (0, bytes.iter().sum());
@@ -108,21 +170,24 @@ impl Device for Ranks {
         }
         let mut executors = executors.into_iter();
         let first = executors.next().ok_or_else(|| Error::new("ranks", "a device", "none"))?;
-        let asked = Arc::new(RwLock::new(Asked::default()));
-        let start = |executor| Worker::start(executor, Arc::clone(&asked), Arc::clone(&self.group));
+        let start = |executor| -> Result<Box<dyn Peer>> {
+            Ok(Box::new(Worker::start(executor, Arc::clone(&asked), Arc::clone(&group))?))
+        };
         let others = executors.map(start).collect::<Result<_>>()?;
-        let (group, memory) = (Arc::clone(&self.group), StepMemory::default());
-        let turn = Arc::clone(&self.turn);
         Ok(Box::new(RanksExecutor { first, others, asked, group, turn, memory }))
     }
 
     fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {
+        if self.remote.is_some() {
+            let error = Error::new("train", "devices of one process", "several processes");
+            return Err(error.of(ErrorKind::Unsupported));
+        }
         Ok(Box::new(self.data_parallel(tensors, &options)?))
     }
 }
 
 /// What a rank is to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Order {
     /// Submit the step that all are given.
     Submit,
@@ -136,6 +201,7 @@ enum Order {
 }
 
 /// What it says then.
+#[derive(Serialize, Deserialize)]
 enum Answer {
     /// Its ticket.
     Submitted(Result<Ticket>),
@@ -156,6 +222,40 @@ impl Answer {
             Answer::Memory(_) | Answer::Lost(_) | Answer::Roof(_) => None,
         }
     }
+
+    /// The answer of a rank that could not begin.
+    fn failed(order: Order, why: Error) -> Answer {
+        match order {
+            Order::Submit => Answer::Submitted(Err(why)),
+            Order::Wait(_) => Answer::Waited(Err(why)),
+            Order::Copy => Answer::Copied(Err(why)),
+            Order::Memory => Answer::Memory(Memory::default()),
+            Order::Lost => Answer::Lost(false),
+            Order::Roof => {
+                Answer::Roof(Roof { token_bytes: 0, position_bytes: 0, bytes_per_second: 0.0 })
+            }
+        }
+    }
+
+    fn map_failure(self, f: impl Fn(Error) -> Error) -> Answer {
+        match self {
+            Answer::Submitted(done) => Answer::Submitted(done.map_err(f)),
+            Answer::Waited(done) => Answer::Waited(done.map_err(f)),
+            Answer::Copied(done) => Answer::Copied(done.map_err(f)),
+            other => other,
+        }
+    }
+}
+
+/// Another rank, which is told what to do and heard once it has done it.
+trait Peer: Send {
+    /// # Errors
+    /// If it is gone.
+    fn tell(&self, order: Order, asked: &Asked) -> Result<()>;
+
+    /// # Errors
+    /// If it is gone.
+    fn hear(&self) -> Result<Answer>;
 }
 
 /// What all ranks are given: written while none of them does anything, and into the room that is
@@ -225,8 +325,10 @@ impl Worker {
         let thread = thread.map_err(|why| Error::new("ranks", "a thread", why))?;
         Ok(Worker { orders: Some(orders), answers, thread: Some(thread) })
     }
+}
 
-    fn tell(&self, order: Order) -> Result<()> {
+impl Peer for Worker {
+    fn tell(&self, order: Order, _: &Asked) -> Result<()> {
         let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
         if sent { Ok(()) } else { Err(ended()) }
     }
@@ -264,7 +366,7 @@ impl Drop for Ends {
 /// See [`Ranks`]. The first rank works on the caller's thread.
 struct RanksExecutor {
     first: Box<dyn Executor>,
-    others: Vec<Worker>,
+    others: Vec<Box<dyn Peer>>,
     asked: Arc<RwLock<Asked>>,
     group: Arc<dyn Group>,
     turn: Arc<Mutex<()>>,
@@ -282,12 +384,12 @@ impl RanksExecutor {
         let turn = Arc::clone(&self.turn);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.group.mend()?;
-        let told = self.others.iter().try_for_each(|worker| worker.tell(order));
+        let asked = self.asked.read().unwrap_or_else(PoisonError::into_inner);
+        let told = self.others.iter().try_for_each(|peer| peer.tell(order, &asked));
         if told.is_err() {
             self.group.break_up();
         }
         told?;
-        let asked = self.asked.read().unwrap_or_else(PoisonError::into_inner);
         let own = asked.on(&mut *self.first, order, &mut self.memory);
         drop(asked);
         if own.failure().is_some() {
@@ -296,8 +398,8 @@ impl RanksExecutor {
         let mut failure = own.failure().cloned();
         let mut differs = None;
         // All are heard, whatever one of them says.
-        for worker in &self.others {
-            let answer = worker.hear();
+        for peer in &self.others {
+            let answer = peer.hear();
             let why = answer.as_ref().map_or_else(Some, Answer::failure);
             failure = why.into_iter().fold(failure, cause);
             if let (Answer::Waited(Ok(first)), Ok(Answer::Waited(Ok(other)))) = (&own, &answer)
@@ -310,11 +412,14 @@ impl RanksExecutor {
     }
 
     /// What the other ranks say of themselves.
-    fn others(&self, order: Order) -> impl Iterator<Item = Answer> {
-        self.others.iter().filter_map(move |worker| {
-            worker.tell(order).ok()?;
-            worker.hear().ok()
-        })
+    fn others(&self, order: Order) -> Vec<Answer> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = self.asked.read().unwrap_or_else(PoisonError::into_inner);
+        let said = self.others.iter().filter_map(|peer| {
+            peer.tell(order, &asked).ok()?;
+            peer.hear().ok()
+        });
+        said.collect()
     }
 }
 
@@ -355,7 +460,7 @@ impl Executor for RanksExecutor {
     }
 
     fn memory(&self) -> Memory {
-        let others = self.others(Order::Memory).filter_map(|answer| match answer {
+        let others = self.others(Order::Memory).into_iter().filter_map(|answer| match answer {
             Answer::Memory(memory) => Some(memory),
             _ => None,
         });
@@ -364,7 +469,7 @@ impl Executor for RanksExecutor {
 
     fn lost(&self) -> bool {
         let lost = |answer| matches!(answer, Answer::Lost(true));
-        self.first.lost() || self.others(Order::Lost).any(lost)
+        self.first.lost() || self.others(Order::Lost).into_iter().any(lost)
     }
 
     fn compiled(&self) -> usize {
@@ -373,7 +478,7 @@ impl Executor for RanksExecutor {
 
     /// All read at the same time.
     fn roof(&self) -> Roof {
-        let others = self.others(Order::Roof).filter_map(|answer| match answer {
+        let others = self.others(Order::Roof).into_iter().filter_map(|answer| match answer {
             Answer::Roof(roof) => Some(roof),
             _ => None,
         });

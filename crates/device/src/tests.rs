@@ -34,7 +34,7 @@ pub(crate) fn recorded(name: &str) -> (Program, Tensors) {
 
 /// The largest difference of any logit of a prompt, in chunks, and of ten steps behind it, in the
 /// range of the logits.
-fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f32> {
+pub(crate) fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f32> {
     let expected = Safetensors::open(&case.join("expected.safetensors")).unwrap();
     let floats = |name: &str| expected.get(name).unwrap().to_f32().unwrap();
     let ids = |name: &str| -> Vec<u32> {

@@ -9,8 +9,10 @@ use tile::Kernel;
 use tile::launch::Numbers;
 use tile::passes::Target;
 
-use super::{Buffer, CublasLt, Event, Gpu, Graph, Pipeline, Product, Sums, Work, roof};
-use crate::gpu::{Backend, Facts, ProductShape, StagingBuffer};
+use super::{Buffer, CublasLt, Event, Gpu, Graph, Pipeline, Product, Sums, Work, nccl, roof};
+use crate::gpu::group::HostGroup;
+use crate::gpu::{Backend, Facts, GpuDevice, ProductShape, StagingBuffer};
+use crate::ranks::{Candidate, Joined};
 use crate::{About, Usage};
 
 /// An NVIDIA GPU, with cuBLASLt if it is installed.
@@ -49,6 +51,25 @@ impl Cuda {
         let sums = Sums::new(gpus.clone())?;
         let rank = |(rank, gpu)| Cuda { rank: Some((Arc::clone(&sums), rank)), ..Cuda::new(gpu) };
         Ok((gpus.into_iter().enumerate().map(rank).collect(), sums))
+    }
+}
+
+/// A GPU that is opened in its primary context.
+impl Candidate for Gpu {
+    fn group(&self) -> Result<Vec<u8>> {
+        nccl::group()
+    }
+
+    fn join(
+        self: Box<Self>,
+        group: &[u8],
+        rank: usize,
+        ranks: usize,
+        _: Arc<dyn HostGroup>,
+    ) -> Result<Joined> {
+        let sums = Sums::join(Gpu::clone(&self), group, rank, ranks)?;
+        let cuda = Cuda { rank: Some((Arc::clone(&sums), rank)), ..Cuda::new(*self) };
+        Ok((Box::new(GpuDevice::new(cuda)), Some(Arc::new(sums))))
     }
 }
 

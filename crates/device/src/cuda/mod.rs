@@ -324,6 +324,16 @@ fn facts(device: sys::CUdevice) -> Outcome<Properties> {
     })
 }
 
+/// Number of GPUs that this process may use.
+///
+/// # Errors
+/// No driver.
+pub(crate) fn count() -> Result<u32> {
+    library::driver()?;
+    let count = result::device::get_count().map_err(|e| fault("cuda", e))?;
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
 /// Surveys NVIDIA's driver and libraries without creating a context: it costs only the driver's
 /// start.
 pub(crate) fn survey() -> Gpus {

@@ -1,4 +1,4 @@
-//! All-reduce and all-gather between the GPUs of one machine, by NCCL. Each operation runs in its
+//! All-reduce and all-gather between GPUs of one process, or of several, by NCCL. Each operation runs in its
 //! GPU's stream, so that it can be a node of a graph.
 //!
 //! The library is loaded when several GPUs are to share a model's layers, under its installed name
@@ -26,9 +26,16 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 
+/// What ranks in several processes find each other by: `ncclUniqueId`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct UniqueId([u8; 128]);
+
 /// The NCCL functions that are used.
 struct Nccl {
     init_all: unsafe extern "C" fn(*mut Comm, c_int, *const c_int) -> c_int,
+    unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
+    init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
     all_reduce: unsafe extern "C" fn(
         *const c_void,
         *mut c_void,
@@ -93,6 +100,8 @@ impl Nccl {
         unsafe {
             Some(Nccl {
                 init_all: loaded.symbol(c"ncclCommInitAll")?,
+                unique_id: loaded.symbol(c"ncclGetUniqueId")?,
+                init_rank: loaded.symbol(c"ncclCommInitRank")?,
                 all_reduce: loaded.symbol(c"ncclAllReduce")?,
                 all_gather: loaded.symbol(c"ncclAllGather")?,
                 broadcast: loaded.symbol(c"ncclBroadcast")?,
@@ -115,12 +124,29 @@ impl Nccl {
     }
 }
 
+/// Makes the identity of a group whose ranks are in several processes.
+///
+/// # Errors
+/// NCCL is missing, or finds no network interface.
+pub(super) fn group() -> Result<Vec<u8>> {
+    let nccl = Nccl::get()?;
+    let mut id = UniqueId([0; 128]);
+    // SAFETY: writes one identity.
+    nccl.check("a group", unsafe { (nccl.unique_id)(&mut id) })?;
+    Ok(id.0.to_vec())
+}
+
 /// A group of GPUs with collective operations.
 pub struct Sums {
     nccl: &'static Nccl,
     comms: Vec<Comm>,
-    /// Keeps the contexts alive longer than NCCL's objects in them.
+    /// Those of this process, of successive ranks. Keeps the contexts alive longer than NCCL's
+    /// objects in them.
     gpus: Vec<Gpu>,
+    /// The rank of the first of these.
+    first: usize,
+    /// Number of ranks, in whichever process.
+    ranks: usize,
     /// Number of steps begun so far.
     steps: AtomicU64,
     /// Whether a rank has failed and left others waiting; locked while an operation is enqueued.
@@ -148,16 +174,39 @@ impl Sums {
         let joined = unsafe { (nccl.init_all)(comms.as_mut_ptr(), count, numbers.as_ptr()) };
         nccl.check("joining GPUs", joined)?;
         let (steps, broken) = Default::default();
-        let sums = Arc::new(Sums { nccl, comms, gpus, steps, broken });
-        sums.first()?;
+        let ranks = gpus.len();
+        let sums = Arc::new(Sums { nccl, comms, gpus, first: 0, ranks, steps, broken });
+        sums.try_one()?;
+        Ok(sums)
+    }
+
+    /// Joins this process's GPU, as rank `rank` of `ranks`, with those of the processes that call
+    /// this with the same [`group`]; waits until all have.
+    ///
+    /// # Errors
+    /// As [`Sums::new`].
+    pub(super) fn join(gpu: Gpu, group: &[u8], rank: usize, ranks: usize) -> Result<Arc<Sums>> {
+        let nccl = Nccl::get()?;
+        let wrong = || Error::new("nccl", "an identity of 128 bytes", group.len());
+        let id = UniqueId(group.try_into().map_err(|_| wrong())?);
+        let [own, count] = [rank, ranks].map(|n| c_int::try_from(n).unwrap_or(c_int::MAX));
+        gpu.0.enter()?;
+        let mut comm = std::ptr::null_mut();
+        // SAFETY: writes one handle; the GPU's context, which is current, outlives it.
+        let joined = unsafe { (nccl.init_rank)(&mut comm, count, id, own) };
+        nccl.check("joining GPUs of several processes", joined)?;
+        let (steps, broken) = Default::default();
+        let (comms, gpus) = (vec![comm], vec![gpu]);
+        let sums = Arc::new(Sums { nccl, comms, gpus, first: rank, ranks, steps, broken });
+        sums.try_one()?;
         Ok(sums)
     }
 
     /// Runs one sum to check that all ranks communicate.
-    fn first(self: &Arc<Self>) -> Result<()> {
+    fn try_one(self: &Arc<Self>) -> Result<()> {
         let one = |gpu: &Gpu| gpu.upload(&1.0_f32.to_le_bytes());
         let buffers = self.gpus.iter().map(one).collect::<Result<Vec<_>>>()?;
-        let sums = buffers.iter().enumerate();
+        let sums = (self.first..).zip(&buffers);
         let bind = |(rank, x)| self.all_reduce(rank, x, x, 1);
         let sums: Vec<_> = sums.map(bind).collect::<Result<_>>()?;
         // One thread enqueues for all ranks: without a group, it would wait in the first call.
@@ -170,7 +219,7 @@ impl Sums {
         for buffer in buffers {
             let mut sum = [0; 4];
             buffer.read(&mut sum)?;
-            let (expected, found) = (self.gpus.len() as f32, f32::from_le_bytes(sum));
+            let (expected, found) = (self.ranks as f32, f32::from_le_bytes(sum));
             if found != expected {
                 return Err(Error::new("nccl: a first sum", expected.to_string(), found));
             }
@@ -206,7 +255,7 @@ impl Sums {
         y: &Buffer,
         counts: &[usize],
     ) -> Result<Collective> {
-        let own = counts.get(rank).filter(|_| counts.len() == self.gpus.len());
+        let own = counts.get(rank).filter(|_| counts.len() == self.ranks);
         let wrong = || Error::new("all_gather", "a share of each rank", counts.len());
         let own = *own.ok_or_else(wrong)?;
         let (x, y) = (x.part(0..4 * own)?, y.part(0..4 * counts.iter().sum::<usize>())?);
@@ -221,15 +270,14 @@ impl Sums {
         y: Buffer,
         combine: Combine,
     ) -> Result<Collective> {
-        let own = self
-            .gpus
-            .get(rank)
-            .is_some_and(|gpu| [&x, &y].iter().all(|buffer| Arc::ptr_eq(buffer.context(), &gpu.0)));
-        if !own {
-            let expected = format!("buffers of rank {rank} of {}", self.gpus.len());
+        let here = rank.checked_sub(self.first).and_then(|here| Some((here, self.gpus.get(here)?)));
+        let own = here
+            .filter(|(_, gpu)| [&x, &y].iter().all(|buffer| Arc::ptr_eq(buffer.context(), &gpu.0)));
+        let Some((here, _)) = own else {
+            let expected = format!("buffers of rank {rank} of {}", self.ranks);
             return Err(Error::new(name, expected, "others"));
-        }
-        Ok(Collective { sums: Arc::clone(self), rank, x, y, combine })
+        };
+        Ok(Collective { sums: Arc::clone(self), here, x, y, combine })
     }
 }
 
@@ -248,12 +296,12 @@ impl Sums {
         }
         *broken = true;
         drop(broken);
-        for rank in 0..self.comms.len() {
+        for here in 0..self.comms.len() {
             let sums = Arc::clone(self);
             // Aborting ends waiting kernels at once, but returns only when no graph holds an
             // operation of the rank. SAFETY: no thread is inside the library with this
             // communicator, and `drop` does not touch it from now on.
-            let abort = move || unsafe { (sums.nccl.abort)(sums.comms[rank]) };
+            let abort = move || unsafe { (sums.nccl.abort)(sums.comms[here]) };
             // Without a thread the kernels wait for ever, as they would have.
             drop(std::thread::Builder::new().spawn(abort));
         }
@@ -288,7 +336,7 @@ impl Drop for Sums {
         }
         for (comm, gpu) in self.comms.iter().zip(&self.gpus) {
             drop(gpu.synchronize());
-            // SAFETY: made by `init_all`, destroyed only here; nothing that is bound to it is left,
+            // SAFETY: made by `init_all` or `init_rank`, destroyed only here; nothing that is bound to it is left,
             // since that holds `self`.
             unsafe { (self.nccl.destroy)(*comm) };
         }
@@ -299,7 +347,8 @@ impl Drop for Sums {
 #[derive(Clone)]
 pub struct Collective {
     sums: Arc<Sums>,
-    rank: usize,
+    /// Which of this process's ranks.
+    here: usize,
     x: Buffer,
     y: Buffer,
     combine: Combine,
@@ -329,7 +378,7 @@ impl Collective {
         let context = self.x.context();
         context.enter()?;
         let (x, y) = (self.x.address() as *const c_void, self.y.address() as *mut c_void);
-        let (nccl, comm, stream) = (sums.nccl, sums.comms[self.rank], context.stream.cast());
+        let (nccl, comm, stream) = (sums.nccl, sums.comms[self.here], context.stream.cast());
         let counts = match &self.combine {
             Combine::Sum(count) => {
                 // SAFETY: both are `count` floats on this rank's GPU and wait for the stream before

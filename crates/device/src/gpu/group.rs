@@ -1,5 +1,6 @@
 //! All-reduce and all-gather for simulated ranks: the ranks wait for each other, and the last to
-//! arrive combines the contributions in rank order.
+//! arrive combines the contributions in rank order. Ranks in other processes take part by way of
+//! [`Processes`](crate::Processes).
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -13,8 +14,18 @@ pub(crate) struct AllReduceGroup {
     changed: Condvar,
 }
 
+/// A group whose ranks combine values on the host.
+pub(crate) trait HostGroup: Group {
+    /// Contributes `values`, waits for all ranks, and returns the combined result.
+    ///
+    /// # Errors
+    /// A rank that failed, ranks that ask for different operations, or summands of different
+    /// lengths.
+    fn join(&self, rank: usize, combine: Combine, values: Vec<f32>) -> Result<Vec<f32>>;
+}
+
 /// How the contributions of all ranks are combined.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Combine {
     /// Elementwise sum.
     Sum,
@@ -42,12 +53,23 @@ impl AllReduceGroup {
         AllReduceGroup { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Contributes `values`, waits for all ranks, and returns the combined result.
-    ///
-    /// # Errors
-    /// A rank that failed, ranks that ask for different operations, or summands of different
-    /// lengths.
-    pub(crate) fn join(&self, rank: usize, combine: Combine, values: Vec<f32>) -> Result<Vec<f32>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits while `holds` is true and no rank has failed.
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        mut holds: impl FnMut(&State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        let waiting = self.changed.wait_while(state, |state| !state.broken && holds(state));
+        waiting.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HostGroup for AllReduceGroup {
+    fn join(&self, rank: usize, combine: Combine, values: Vec<f32>) -> Result<Vec<f32>> {
         let failed = || Error::new(PLACE, "all ranks", "one that failed");
         let mut state = self.wait(self.lock(), |state| state.leaving > 0);
         if state.broken {
@@ -87,20 +109,6 @@ impl AllReduceGroup {
         state.leaving -= 1;
         self.changed.notify_all();
         Ok(state.joined.clone())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits while `holds` is true and no rank has failed.
-    fn wait<'a>(
-        &self,
-        state: MutexGuard<'a, State>,
-        mut holds: impl FnMut(&State) -> bool,
-    ) -> MutexGuard<'a, State> {
-        let waiting = self.changed.wait_while(state, |state| !state.broken && holds(state));
-        waiting.unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -16,7 +16,6 @@ mod arena;
 mod bridge;
 mod exchange;
 mod executor;
-#[cfg(feature = "sim")]
 pub(crate) mod group;
 mod kernels;
 mod kv;
@@ -448,7 +447,9 @@ pub struct GpuDevice<B: Backend> {
 /// On Metal a step is one command buffer in every mode. Memory is shared with the CPU and copies
 /// are not ordered with kernels, so [`Arguments`](Dispatch::Arguments) waits there for the step
 /// before, as the other two do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
 pub enum Dispatch {
     /// For debugging: every kernel is bound to its buffers and launched anew in every step, and
     /// words are written once the device is idle.

@@ -20,9 +20,10 @@ use tile::passes::Target;
 use tile::proof::{self, ThreadOrder, Unproved};
 use tile::{Kernel, types::Scalar};
 
-use super::group::{AllReduceGroup, Combine};
+use super::group::{Combine, HostGroup};
 use super::meter::{Meter, Taken};
-use super::{Backend, Facts, ProductShape, launches};
+use super::{Backend, Facts, GpuDevice, ProductShape, launches};
+use crate::ranks::{Candidate, Joined};
 use crate::{About, Usage};
 
 /// How kernels are run.
@@ -41,7 +42,7 @@ pub struct Sim {
     memory: usize,
     meter: Arc<Meter>,
     /// The group of ranks that it belongs to, and its rank.
-    rank: Option<(Arc<AllReduceGroup>, usize)>,
+    rank: Option<(Arc<dyn HostGroup>, usize)>,
     /// Launches left until it breaks for good, if it is to break.
     left: Mutex<Option<usize>>,
     broken: AtomicBool,
@@ -177,7 +178,7 @@ enum Work {
 /// One rank's part in a collective operation.
 #[derive(Clone)]
 struct Collective {
-    group: Arc<AllReduceGroup>,
+    group: Arc<dyn HostGroup>,
     rank: usize,
     combine: Combine,
     x: Buffer,
@@ -245,8 +246,8 @@ impl Sim {
     }
 
     /// Makes this device one of the ranks of a group.
-    pub(crate) fn group(self, group: &Arc<AllReduceGroup>, rank: usize) -> Sim {
-        Sim { rank: Some((Arc::clone(group), rank)), ..self }
+    pub(crate) fn in_group(self, group: Arc<dyn HostGroup>, rank: usize) -> Sim {
+        Sim { rank: Some((group, rank)), ..self }
     }
 
     /// Counts a launch against those that a device made to break has left.
@@ -271,6 +272,22 @@ impl Sim {
         let Ok(said) = std::env::var("DELFT_SIM_MEMORY") else { return Ok(Sim::new(engine)) };
         let wrong = |_| Error::new("DELFT_SIM_MEMORY", "a number of bytes", &said);
         Ok(Sim::with_memory(engine, said.parse().map_err(wrong)?))
+    }
+}
+
+impl Candidate for Sim {
+    fn group(&self) -> Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    fn join(
+        self: Box<Self>,
+        _: &[u8],
+        rank: usize,
+        _: usize,
+        values: Arc<dyn HostGroup>,
+    ) -> Result<Joined> {
+        Ok((Box::new(GpuDevice::new(self.in_group(values, rank))), None))
     }
 }
 

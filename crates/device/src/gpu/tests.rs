@@ -438,7 +438,7 @@ fn after_any_failure_all_sessions_go_on() {
 fn after_a_failure_of_one_rank_all_go_on() {
     let ranks = || {
         let group = Arc::new(AllReduceGroup::new(2));
-        let sim = |rank| Faulty::new(Sim::new(Engine::Interpreter).group(&group, rank));
+        let sim = |rank| Faulty::new(Sim::new(Engine::Interpreter).in_group(group.clone(), rank));
         let backends = [sim(0), sim(1)];
         let device = |backend: &Arc<Faulty>| {
             Box::new(GpuDevice { backend: Arc::clone(backend), store: Store::<Faulty>::default() })
