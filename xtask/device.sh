@@ -8,7 +8,7 @@
 #   FIXTURES        the test program of the engine, to run on the GPU (default: .carry/all)
 #   DELFT_TEST_FIXTURES    only these folders of fixtures, with commas between
 #   PARTS           which parts, in order (default: "fixtures greedy memory full models test sanitize bench rivals"; besides, `many`
-#                   for steps of many sequences, and `several` for machines with 2 or 4 GPUs)
+#                   for steps of many sequences, `several` for machines with 2 or 4 GPUs, and `processes` for 2)
 #   FILTER          only kernels whose name contains this, for the tests and the measurements
 #   SANITIZED       families to run under compute-sanitizer (default: a few, small ones of each kind)
 #   MODELS          shapes and types for the speed of whole models, as tests/reference/random_gguf.py has them
@@ -18,7 +18,7 @@
 #   TRIED           kernels whose cases are tried first there (default: stream)
 #   T_TRIED, T_ALIKE    seconds for the cases of each of those, and for the bits of a row with and without the library
 #   SHARED          shape and types of the models that several GPUs share, as MODELS
-#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_FULL, T_MODELS, T_MANY, T_SEVERAL    seconds for each part
+#   T_TEST, T_SANITIZE, T_BENCH, T_RIVALS, T_FIXTURES, T_GREEDY, T_MEMORY, T_FULL, T_MODELS, T_MANY, T_SEVERAL, T_PROCESSES    seconds for each part
 set -u
 
 OUT=${OUT:-target/device}
@@ -221,9 +221,72 @@ several() {
     rmdir "$folder"
 }
 
+# ranks NUMBER WORDS..: this command for every rank: by torchrun, where there is one, else by a loop.
+ranks() {
+    count=$1
+    shift
+    if python3 -c 'import torch.distributed.run' 2>/dev/null; then
+        python3 -m torch.distributed.run --no-python --nproc-per-node "$count" "$DELFT" "$@"
+    else
+        loop "$count" "$@"
+    fi
+}
+
+# loop NUMBER WORDS..: the same by a loop; ends as rank 0 does.
+loop() {
+    count=$1 rank=1
+    shift
+    while [ "$rank" -lt "$count" ]; do
+        RANK=$rank WORLD_SIZE=$count MASTER_PORT=29600 "$DELFT" "$@" &
+        rank=$((rank + 1))
+    done
+    RANK=0 WORLD_SIZE=$count MASTER_PORT=29600 "$DELFT" "$@"
+    ended=$?
+    wait
+    return $ended
+}
+
+# processes: two GPUs as ranks of one process and of two: the same logits and tokens, a rank that is killed, and how fast both are.
+processes() {
+    chmod +x "$DELFT"
+    [ "$(nvidia-smi -L | grep -c '^GPU')" -ge 2 ] || { echo "processes: expected 2 GPUs"; return 1; }
+    folder=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
+    tensor="--split-mode tensor"
+    for model in llama3 mistral mixtral; do
+        words="logits -m tests/reference/models/$model --tokens 5,6,7,8 --all --generate 16 --json --cache-type f32 $tensor"
+        # shellcheck disable=SC2086
+        "$DELFT" $words --device cuda:0,1 > "$folder/threads" || return
+        # shellcheck disable=SC2086
+        ranks 2 $words --device cuda > "$folder/processes" || return
+        # shellcheck disable=SC2086
+        loop 2 $words --device cuda > "$folder/loop" || return
+        cmp "$folder/threads" "$folder/processes" && cmp "$folder/threads" "$folder/loop" || return
+        echo "-- $model: $(wc -c < "$folder/threads") bytes of logits and tokens, the same three times"
+    done
+    model=${SHARED:-llama-8b:bf16}
+    python3 tests/reference/random_gguf.py "${model%:*}" "${model#*:}" "$folder/model.gguf" || return
+    bench="bench -m $folder/model.gguf $tensor -p 2048 -n 128 -r 3 --sampled --json"
+    for _ in 1 2; do
+        echo "-- $model, ranks as threads, then as processes"
+        # shellcheck disable=SC2086
+        "$DELFT" $bench --device cuda:0,1 || return
+        # shellcheck disable=SC2086
+        ranks 2 $bench --device cuda || return
+    done
+    echo "-- rank 1 is killed while rank 0 generates: one line of each, within seconds"
+    for rank in 0 1; do
+        RANK=$rank WORLD_SIZE=2 "$DELFT" bench -m "$folder/model.gguf" --device cuda --split-mode tensor -p 0 -n 20000 &
+        last=$!
+    done
+    sleep "${T_LOADED:-40}"
+    kill -9 "$last"
+    wait
+    rm -r "$folder"
+}
+
 failed=0
 case ${1:-} in
-    fixtures | memory | full | models | many | several)
+    fixtures | memory | full | models | many | several | processes)
         "$1"
         exit
         ;;
@@ -245,6 +308,7 @@ for wanted in ${PARTS:-fixtures greedy memory full models test sanitize bench ri
         models) part models "${T_MODELS:-150}" sh "$0" models ;;
         many) part many "${T_MANY:-300}" sh "$0" many ;;
         several) part several "${T_SEVERAL:-300}" sh "$0" several ;;
+        processes) part processes "${T_PROCESSES:-300}" sh "$0" processes ;;
         test) part test "${T_TEST:-150}" "$TILE" test ${FILTER:-} --on cuda ;;
         sanitize)
             # shellcheck disable=SC2086 # a list of words

@@ -186,7 +186,8 @@ pub(crate) struct LoadArgs {
     pub(crate) gpu_layers: Option<u64>,
     #[command(flatten)]
     pub(crate) experts: ExpertArgs,
-    /// How several GPUs share the model [default: layer]
+    /// How several GPUs share the model [default: layer]. With tensor and one device, they may be
+    /// those of several processes, which a launcher (torchrun, mpirun, srun) has started
     #[arg(long, value_enum)]
     pub(crate) split_mode: Option<SplitArg>,
     /// How a GPU is given its work [default: graph]
@@ -227,6 +228,9 @@ pub(crate) struct LoadArgs {
     /// Adapters that may be added while the model is loaded, and their greatest rank.
     #[arg(skip)]
     pub(crate) room: (usize, usize),
+    /// The processes that share the model, if a launcher has started several.
+    #[arg(skip)]
+    pub(crate) processes: Option<delft::Processes>,
     /// The values that are kept, as a command and no flag has it.
     #[arg(skip)]
     pub(crate) trace: delft::Trace,

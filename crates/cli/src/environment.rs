@@ -19,6 +19,14 @@ const VARIABLES: &[(&str, &str)] = &[
     ("DELFT_METALLIB", "a library of kernels compiled for Metal"),
     ("DELFT_NO_CUBLAS", "set: products on NVIDIA GPUs are Delft's own, not the vendor's"),
     (
+        "DELFT_RANKS_TOKEN",
+        "the secret of a job whose ranks are several processes (--split-mode tensor, started by a launcher): the same for each, and needed where they are on several machines",
+    ),
+    (
+        "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT",
+        "set by launchers such as torchrun: which of such processes this is, and where the first listens [default: port 29500 of 127.0.0.1]; Open MPI's and Slurm's own are read too",
+    ),
+    (
         "DELFT_SIM_MEMORY, DELFT_SIM_LAUNCHES",
         "for tests: bytes that a simulated GPU has; a file in which its launches are noted",
     ),

@@ -122,6 +122,9 @@ fn joined(places: &[Place]) -> String {
 /// [`have_effect`] for models that are loaded once a request names them, at the place that the
 /// flags say.
 pub(crate) fn have_effect_later(args: &LoadArgs) -> Outcome {
+    if let Some(processes) = &args.processes {
+        return have_effect(args, processes.places(), true);
+    }
     // A name that is none is told where it is used.
     let named = delft::named_place().ok().flatten();
     let places = match (args.device, named) {
@@ -211,6 +214,7 @@ pub(crate) fn options(
         rotate: args.rotate,
         cache_type: args.cache_type.into(),
         split_mode: args.split_mode.map_or(SplitMode::default(), SplitMode::from),
+        processes: args.processes.clone(),
         dispatch: args.dispatch.map_or(Dispatch::default(), Dispatch::from),
         gpu_layers: args.gpu_layers.map(|n| n as usize),
         cpu_experts: args.experts.layers(),

@@ -19,6 +19,7 @@ mod markdown;
 mod progress;
 mod prompt;
 mod quiet;
+mod ranks;
 mod sampling;
 mod terminal;
 mod tuning;
@@ -63,7 +64,7 @@ fn main() -> ExitCode {
             return ExitCode::from(error.exit_code() as u8);
         }
     };
-    match cli.command.settle().and_then(|()| run(cli.command)) {
+    match cli.command.settle().and_then(|()| ranks::run(cli.command, run)) {
         Ok(()) | Err(Stop::Closed) => ExitCode::SUCCESS,
         Err(Stop::Error(error)) => {
             report(&terminal::line(&error));

@@ -57,6 +57,9 @@ impl Chosen {
 
 /// Chooses among what this machine has.
 pub(crate) fn choose(model: &Recorded<'_>, options: &LoadOptions) -> Result<Chosen> {
+    if let Some(own) = options.processes.as_ref().and_then(|all| all.places().first()) {
+        return on(model, options, *own);
+    }
     if options.device != Place::Auto {
         return on(model, options, options.device);
     }
@@ -241,7 +244,7 @@ fn bound_pool(
 fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Place>)> {
     let LoadOptions { device, threads, trace, .. } = *options;
     let trace = trace != Trace::Nothing;
-    let tensor = options.split_mode == SplitMode::Tensor;
+    let tensor = options.split_mode == SplitMode::Tensor || options.processes.is_some();
     if tensor && options.adapters != Adapters::default() {
         let error = Error::new("split mode tensor", "a model without adapters", "adapters");
         return Err(error.hint(Hint::text("use ").with_value(Setting::SplitMode, "layer")));
@@ -269,8 +272,11 @@ fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Pl
             let devices = places.iter().map(|place| place.open(threads)).collect::<Result<_>>()?;
             Ok((Box::new(Split::new(devices, Some(last))), places))
         }
-        _ if trace && device.each().len() > 1 => {
+        _ if trace && (device.each().len() > 1 || options.processes.is_some()) => {
             Err(Error::new("a trace", "a model on one device", device))
+        }
+        _ if let Some(processes) = &options.processes => {
+            Ok((processes.open()?, processes.places().to_vec()))
         }
         _ if tensor => Ok((device.open_ranks()?, device.each())),
         _ => Ok((device.open(threads)?, device.each())),
@@ -282,6 +288,7 @@ fn open_for_experts(options: &LoadOptions) -> Result<(Box<dyn Device>, Vec<Place
     let LoadOptions { device, threads, trace, gpu_layers, cpu_experts, .. } = *options;
     let found = match (device, gpu_layers, trace) {
         (Place::Cpu, ..) => Some("the CPU alone"),
+        _ if options.processes.is_some() => Some("several processes"),
         (Place::Several(_), ..) => Some("several GPUs"),
         (_, Some(_), _) => Some("layers on the CPU, too"),
         (_, None, Trace::Nothing) => None,

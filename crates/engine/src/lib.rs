@@ -42,9 +42,9 @@ pub use crate::adapters::{Adapter, AdapterFile, Adapters, adapter_to_mlx, fuse, 
 pub use choose::named_place;
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
-    About, CacheType, ComputePeaks, Dispatch, Gpus, Library, Memory, Peaks, Place, Plan, Processor,
-    Profile, Roof, SplitMode, Survey, Timing, Usage, Work, folder_of_user, free_memory,
-    share_heaps, survey,
+    About, Absence, CacheType, ComputePeaks, Dispatch, Gpus, Launch, Library, Memory, Peaks, Place,
+    Plan, Processes, Processor, Profile, Roof, SplitMode, Survey, Timing, Usage, Work,
+    folder_of_user, follow, free_memory, share_heaps, survey,
 };
 pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
 pub use events::{Capability, Events, Lifecycle, Stage};

@@ -11,7 +11,9 @@ use crate::prompt::Prompt;
 use crate::session::Session;
 use crate::slots::Slots;
 use crate::worker::Inbox;
-use device::{About, CacheType, ComputePeaks, Dispatch, Executor, Place, Plan, Roof, SplitMode};
+use device::{
+    About, CacheType, ComputePeaks, Dispatch, Executor, Place, Plan, Processes, Roof, SplitMode,
+};
 use formats::{Error, Hint, Location, Result, Setting, Tensors};
 use models::{Config, Ending};
 use ops::sample::Options;
@@ -28,6 +30,9 @@ pub struct LoadOptions {
     pub device: Place,
     /// How several devices share the model.
     pub split_mode: SplitMode,
+    /// The processes whose devices share the model with this one's, by [`SplitMode::Tensor`];
+    /// `None`: all devices are this process's. [`device`](Self::device) is then that of rank 0.
+    pub processes: Option<Processes>,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,
     /// Number of layers on GPUs: the last ones, with the head. The layers before them, with the
@@ -86,6 +91,7 @@ impl Default for LoadOptions {
         LoadOptions {
             device: Place::Cpu,
             split_mode: SplitMode::default(),
+            processes: None,
             dispatch: Dispatch::default(),
             gpu_layers: None,
             cpu_experts: 0,

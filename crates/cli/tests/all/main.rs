@@ -17,6 +17,7 @@ mod interrupt;
 mod models;
 mod packaging;
 mod prompts;
+mod ranks;
 mod readme;
 mod refusals;
 #[cfg(target_os = "linux")]
