@@ -79,6 +79,8 @@ pub(crate) fn flag(setting: Setting) -> &'static str {
         Setting::GpuLayers => "--gpu-layers",
         Setting::CpuMoe => "--cpu-moe",
         Setting::SplitMode => "--split-mode",
+        Setting::Chunk => "--chunk",
+        Setting::Dispatch => "--dispatch",
         Setting::AllowNan => "--allow-nan",
         Setting::IgnoreKey => "--ignore-key",
         Setting::AnyBase => "--any-base",

@@ -40,6 +40,10 @@ pub enum Setting {
     CpuMoe,
     /// How several devices share a model.
     SplitMode,
+    /// The most rows of a prompt in a step.
+    Chunk,
+    /// How a GPU is given a step's launches.
+    Dispatch,
     /// Loading weights that are not finite.
     AllowNan,
     /// Passing over a key of a model's configuration.
@@ -58,6 +62,8 @@ impl Setting {
         Setting::GpuLayers,
         Setting::CpuMoe,
         Setting::SplitMode,
+        Setting::Chunk,
+        Setting::Dispatch,
         Setting::AllowNan,
         Setting::IgnoreKey,
         Setting::AnyBase,
@@ -73,6 +79,8 @@ impl Setting {
             Setting::GpuLayers => "GPU layers",
             Setting::CpuMoe => "experts on the CPU",
             Setting::SplitMode => "split mode",
+            Setting::Chunk => "chunk",
+            Setting::Dispatch => "dispatch",
             Setting::AllowNan => "permission for NaN",
             Setting::IgnoreKey => "ignored key",
             Setting::AnyBase => "permission for adapters of other models",
