@@ -174,7 +174,8 @@ public struct Prepared: @unchecked Sendable {
     public func touch(_ encoder: MTLComputeCommandEncoder) {
         encoder.setComputePipelineState(pipeline)
         let none = MTLSize(width: 0, height: 0, depth: 0)
-        encoder.dispatchThreadgroups(none, threadsPerThreadgroup: none)
+        let one = MTLSize(width: 1, height: 1, depth: 1)
+        encoder.dispatchThreadgroups(none, threadsPerThreadgroup: one)
     }
 }
 
