@@ -1,6 +1,6 @@
 //! Sessions: what is reused, what is refused, what rotates, and what a replay allocates.
 
-use crate::common::{Counting, load, root};
+use crate::common::{Counting, load, root, simulates};
 use delft_engine::{
     CacheType, Constraint, ConstraintSource, Engine, Finish, GenerateOptions, LoadOptions,
     Progress, Rows, SamplingOptions,
@@ -285,7 +285,7 @@ fn ids_outside_the_vocabulary_are_refused() {
 
 #[test]
 fn a_constraint_decides_what_may_come_next() {
-    for place in ["cpu", "sim-cuda"] {
+    for place in ["cpu", "sim-cuda"].into_iter().filter(|place| simulates(place)) {
         let options = LoadOptions::on(place.parse().unwrap());
         let engine = engine("llama3", options);
         let mut session = engine.session();

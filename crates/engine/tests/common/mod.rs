@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use delft_engine::{Constraint, Engine, LoadOptions, TokenSet};
+use delft_engine::{Constraint, Engine, LoadOptions, Rows, TokenSet};
 use formats::safetensors::Safetensors;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,24 @@ pub(crate) fn root() -> PathBuf {
 /// The bundled model.
 pub(crate) fn stories() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/delft-stories.gguf")
+}
+
+/// Whether a device can be simulated on this machine. `sim-metal` and `sim-cuda` run the emitted
+/// text, which takes a C++ compiler on a POSIX system; without, the test is noted as skipped.
+pub(crate) fn simulates(device: &str) -> bool {
+    if !["sim-metal", "sim-cuda"].iter().any(|text| device.contains(text)) {
+        return true;
+    }
+    let options = LoadOptions::on(device.parse().unwrap());
+    let step = |engine: Engine| engine.session().logits(&[1], Rows::Last(1)).map(drop);
+    match Engine::load(root().join("llama3"), &options).and_then(step) {
+        Err(why) if why.expected.contains("C++ compiler") => {
+            testing::skipped(why);
+            false
+        }
+        // Any other error is for the test to find.
+        _ => true,
+    }
 }
 
 /// Allows the tokens that are congruent to how many were accepted, modulo 3, and none once there

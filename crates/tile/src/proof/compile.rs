@@ -93,6 +93,10 @@ pub(super) fn answers(program: &str) -> bool {
 
 /// The C++ compiler: `$CXX` or the first of the usual names.
 fn compiler() -> Result<&'static str, Unproved> {
+    if !cfg!(unix) {
+        let why = "a system without POSIX's memory protection, which running emitted text needs";
+        return Err(Unproved::Skip(why.to_owned()));
+    }
     static FOUND: OnceLock<Option<String>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
         let named = std::env::var("CXX").ok();
