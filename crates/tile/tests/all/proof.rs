@@ -5,6 +5,8 @@
 
 use crate::inventory;
 use crate::language::rms_norm;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex};
 use tile::case::{Buffer, Case, Expected, noise, tolerance};
 use tile::dsl::*;
 use tile::emit::{self, Dialect};
@@ -380,28 +382,53 @@ fn for_metal(cases: &[Case]) -> Vec<Kernel> {
     kernels.into_iter().map(|k| passes::lower(k, Target::Metal).expect("it lowers")).collect()
 }
 
-/// Puts kernels, some to a text, to a check of Metal text.
+/// All kernels of the inventory that a Metal GPU can run, lowered for it.
+fn all_for_metal() -> &'static [Kernel] {
+    static ALL: LazyLock<Vec<Kernel>> = LazyLock::new(|| for_metal(&inventory::cases(true)));
+    &ALL
+}
+
+/// Puts kernels, some to a text, to a check of Metal text, on all cores.
 fn texts_pass(kernels: &[Kernel], check: fn(&str) -> Result<(), Unproved>) {
     assert!(!kernels.is_empty());
-    for some in kernels.chunks(32) {
-        let text = emit::text(some, Dialect::Metal).expect("it can be written");
-        match check(&text) {
-            Ok(()) => {}
-            Err(Unproved::Skip(why)) => return testing::skipped(why),
-            Err(Unproved::Wrong(what)) => panic!("{}..: {what}", some[0].name),
+    let texts: Vec<&[Kernel]> = kernels.chunks(32).collect();
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(vec![]));
+    let work = || {
+        while let Some(some) = texts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let text = emit::text(some, Dialect::Metal).expect("it can be written");
+            if let Err(why) = check(&text) {
+                found.lock().expect("no thread panics with it").push((&some[0].name, why));
+            }
         }
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..cores).for_each(|_| drop(scope.spawn(work))));
+    let (mut wrong, mut skipped) = (String::new(), None);
+    for (name, why) in found.into_inner().expect("no thread panicked") {
+        match why {
+            Unproved::Skip(why) => skipped = Some(why),
+            Unproved::Wrong(what) => wrong += &format!("{name}..: {what}\n"),
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    match skipped {
+        Some(why) => testing::skipped(why),
+        None => println!("{} kernels in {} texts", kernels.len(), texts.len()),
     }
 }
 
 #[test]
 fn address_spaces_of_the_inventory_are_right() {
-    texts_pass(&for_metal(&inventory::cases(true)), proof::address_spaces);
+    texts_pass(all_for_metal(), proof::address_spaces);
 }
 
 /// A few kernels of each family; all of them with DELFT_ALL_KERNELS.
 #[test]
 fn types_of_the_inventory_are_strictly_right() {
-    texts_pass(&for_metal(&inventory::cases(inventory::all())), proof::strict_types);
+    match inventory::all() {
+        true => texts_pass(all_for_metal(), proof::strict_types),
+        false => texts_pass(&for_metal(&inventory::cases(false)), proof::strict_types),
+    }
 }
 
 /// Mistakes of kinds that compilers of C++ let pass: what is found in the text of the kernel, what
@@ -419,19 +446,19 @@ const UNTYPED: &[(&str, &str, &str)] = &[
 ];
 
 /// The kernels of this file, and one that hands over vectors of 16 bits.
-fn strict_cases() -> Vec<Case> {
-    let decode = |case: &Case| {
-        let name = &case.kernel.name;
+fn for_strict_types() -> Vec<Kernel> {
+    let decode = |kernel: &&Kernel| {
+        let name = &kernel.name;
         name.starts_with("attention_decode_bf16_bf16") && name.contains("lanes")
     };
-    let mut all = cases();
-    all.push(inventory::cases(true).into_iter().find(decode).expect("there is one"));
-    all
+    let mut kernels = for_metal(&cases());
+    kernels.push(all_for_metal().iter().find(decode).expect("there is one").clone());
+    kernels
 }
 
 #[test]
 fn strict_types_find_what_cpp_lets_pass() {
-    let kernels = for_metal(&strict_cases());
+    let kernels = for_strict_types();
     let text = emit::text(&kernels, Dialect::Metal).expect("it can be written");
     match proof::strict_types(&text) {
         Ok(()) => {}
