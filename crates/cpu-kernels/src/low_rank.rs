@@ -10,6 +10,9 @@ use crate::math::lanes::{Lanes, WIDEST, dispatch};
 use formats::{DType, Error, Result};
 use std::ops::Range;
 
+/// Outputs of a panel of `up`: a multiple of every vector's lanes.
+const PANEL: usize = WIDEST;
+
 /// Where rows of f32 are written: the first element, and the distance from one row to the next.
 #[derive(Debug, Clone, Copy)]
 pub struct Out {
@@ -27,7 +30,8 @@ pub struct Factors {
     output: usize,
     scale: f32,
     down: Numbers,
-    /// `[rank, output]`.
+    /// Panels of [`PANEL`] outputs, `[rank, PANEL]` each, so that what is read of all ranks is near
+    /// one another; the last is filled up with zeros.
     up: Numbers,
     gain: Option<[Vec<f32>; 2]>,
 }
@@ -128,7 +132,11 @@ impl Factors {
             let expected = format!("factors of rank {rank}, {input} to {output}");
             return Err(Error::new("adapter", expected, found));
         }
-        let turned = (0..rank * output).map(|i| up[i % output * rank + i / output]);
+        let panels = (0..output.next_multiple_of(PANEL)).step_by(PANEL);
+        let turned = panels.flat_map(|first| {
+            let places = (0..rank).flat_map(move |r| (first..first + PANEL).map(move |o| (r, o)));
+            places.map(|(r, o)| if o < output { up[o * rank + r] } else { 0.0 })
+        });
         Ok(Factors {
             rank,
             input,
@@ -189,8 +197,9 @@ impl Factors {
     }
 
     /// `y += up t` for the given columns, at which rows of `y` begin, for each row of `t` `[rows,
-    /// stride]`, of which the first numbers count. With a gain, `y` then becomes `residual + gain (y
-    /// - residual) + offset`; rows of `residual` are as far apart as those of `y`.
+    /// stride]`, of which the first numbers count. Columns begin at a multiple of sixteen. With a
+    /// gain, `y` then becomes `residual + gain (y - residual) + offset`; rows of `residual` are as
+    /// far apart as those of `y`.
     ///
     /// # Safety
     /// As many rows of `y` have those columns, and nobody else uses them meanwhile.
@@ -203,17 +212,17 @@ impl Factors {
         y: Out,
     ) {
         assert!(stride >= self.rank && t.len().is_multiple_of(stride));
-        assert!(columns.end <= self.output);
-        let (rank, width, own) = (self.rank, self.output, columns.clone());
+        assert!(columns.start.is_multiple_of(PANEL) && columns.end <= self.output);
+        let (rank, own) = (self.rank, columns.clone());
         // SAFETY: as in `down`.
         unsafe {
             match &self.up {
                 Numbers::F32(factor) => {
-                    let call = &Up { factor, width, rank, t, stride, columns: own, y };
+                    let call = &Up { factor, rank, t, stride, columns: own, y };
                     dispatch!(isa, sums[f32](call: &Up<'_, f32>));
                 }
                 Numbers::BF16(factor) => {
-                    let call = &Up { factor, width, rank, t, stride, columns: own, y };
+                    let call = &Up { factor, rank, t, stride, columns: own, y };
                     dispatch!(isa, sums[u16](call: &Up<'_, u16>));
                 }
             }
@@ -241,10 +250,9 @@ struct Down<'a, E> {
     t: Out,
 }
 
-/// A call of [`Factors::up`]: the factor is `[rank, width]`.
+/// A call of [`Factors::up`], with the factor's panels.
 struct Up<'a, E> {
     factor: &'a [E],
-    width: usize,
     rank: usize,
     t: &'a [f32],
     stride: usize,
@@ -406,8 +414,8 @@ impl<E: Element> Up<'_, E> {
         }
     }
 
-    /// `M` rows by `N` vectors of columns, of which `lanes` lanes are there: fewer than all only of
-    /// a single one.
+    /// `M` rows by `N` vectors of columns, of which `y` has `lanes` lanes: fewer than all only of a
+    /// single one.
     ///
     /// # Safety
     /// As [`sums`]; there are that many of both.
@@ -419,19 +427,19 @@ impl<E: Element> Up<'_, E> {
         lanes: usize,
     ) {
         let t = self.t[row * self.stride..][..M * self.stride].as_ptr();
-        let first = self.columns.start + column;
         let mut sums = [[L::splat(0.0); N]; M];
-        let wide = if lanes < L::N { lanes } else { N * L::N };
+        let mut panels = [self.factor.as_ptr(); N];
+        for n in 0..N {
+            let first = self.columns.start + column + n * L::N;
+            let panel = &self.factor[first / PANEL * PANEL * self.rank..][..PANEL * self.rank];
+            panels[n] = panel[first % PANEL..].as_ptr();
+        }
         for rank in 0..self.rank {
-            let factor = self.factor[rank * self.width + first..][..wide].as_ptr();
-            // SAFETY: as many elements are there; `t` has `rank` numbers in each row.
+            // SAFETY: a panel has as many elements; `t` has `rank` numbers in each row.
             unsafe {
                 let mut w = [L::splat(0.0); N];
                 for n in 0..N {
-                    w[n] = match lanes < L::N {
-                        true => E::load_part(factor, lanes),
-                        false => E::load(factor.add(n * L::N)),
-                    };
+                    w[n] = E::load(panels[n].add(rank * PANEL));
                 }
                 for m in 0..M {
                     let t = L::splat(*t.add(m * self.stride + rank));

@@ -64,7 +64,7 @@ fn every_share_and_every_company_gives_a_row_the_same_bits_and_the_sum() {
                             unsafe { factors.down(isa, x, ranks, Out { start, stride }) };
                         }
                         let t = &t[row * stride..][..rows * stride];
-                        let cut = cut * output / rank;
+                        let cut = (cut * output / rank) & !15;
                         for columns in [0..cut, cut..output] {
                             let at = row * output + columns.start;
                             let out = Out { start: y[at..].as_mut_ptr(), stride: output };
