@@ -245,7 +245,8 @@ fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Pl
     let LoadOptions { device, threads, trace, .. } = *options;
     let trace = trace != Trace::Nothing;
     let tensor = options.split_mode == SplitMode::Tensor || options.processes.is_some();
-    if tensor && options.adapters != Adapters::default() {
+    let Adapters { files, more, .. } = &options.adapters;
+    if tensor && (!files.is_empty() || *more > 0) {
         let error = Error::new("split mode tensor", "a model without adapters", "adapters");
         return Err(error.hint(Hint::text("use ").with_value(Setting::SplitMode, "layer")));
     }
