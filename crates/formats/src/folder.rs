@@ -37,12 +37,16 @@ pub struct Folder {
     files: Vec<Safetensors>,
     /// (file, tensor in it), ordered by tensor name.
     by_name: Vec<(usize, usize)>,
+    /// An index that is passed over, see [`Folder::open`], and the first file that it lacks.
+    stale: Option<(PathBuf, String)>,
 }
 
 impl Folder {
-    /// Opens a folder: its configuration, and the weights in `model.safetensors`, or else those
-    /// listed in `model.safetensors.index.json`, or else every `*.safetensors`. A folder of Mistral's own files
-    /// has `params.json` and `consolidated*.safetensors` in their place.
+    /// Opens a folder: its configuration, and the weights listed in `model.safetensors.index.json`,
+    /// or else `model.safetensors`, or else every `*.safetensors`. A folder of Mistral's own files
+    /// has `params.json` and `consolidated*.safetensors` in their place. An index whose files are
+    /// not all there is passed over where `model.safetensors` is: it is left from another form of
+    /// the same weights.
     ///
     /// Errors: no configuration or weights, a shard that is missing or that the index places
     /// outside the folder, a tensor that the index lists and its shard lacks, a name in two files,
@@ -52,15 +56,17 @@ impl Folder {
         let generation_config = read_json(&path.join("generation_config.json"))?;
         let mut indices = [INDEX, MISTRALS_INDEX].iter().map(|name| path.join(name));
         let read = |index: PathBuf| Some(read_json(&index).transpose()?.map(|json| (index, json)));
-        let index = match path.join(SINGLE).is_file() {
-            // An index beside it is of another form of the same weights.
-            true => None,
-            false => indices.find_map(read).transpose()?,
-        };
-        let (files, places) = match index {
-            Some((index, json)) => open_indexed(path, &index, &json)?,
-            None => open_all(path)?,
-        };
+        let index = indices.find_map(read).transpose()?;
+        let single = path.join(SINGLE).is_file();
+        let lacks = |json| missing_shard(path, json).filter(|_| single);
+        let (mut stale, mut opened) = (None, None);
+        if let Some((index, json)) = index {
+            match lacks(&json) {
+                Some(shard) => stale = Some((index, shard)),
+                None => opened = Some(open_indexed(path, &index, &json)?),
+            }
+        }
+        let (files, places) = opened.map_or_else(|| open_all(path), Ok)?;
         let name = |(f, t): (usize, usize)| files[f].header().tensors[t].name.as_str();
         let by_name = sorted_unique(places, name, &path.display().to_string())?;
         Ok(Folder {
@@ -70,6 +76,7 @@ impl Folder {
             generation_config,
             files,
             by_name,
+            stale,
         })
     }
 
@@ -150,10 +157,16 @@ impl Folder {
         self.files[self.by_name[found].0].get(name)
     }
 
-    /// The contents of the folder that do not belong to the model, in one line.
-    pub fn remark(&self) -> Option<String> {
-        self.file(ADAPTER_WEIGHTS)
-            .map(|_| format!("{ADAPTER_WEIGHTS}: the adapter beside the weights is not applied"))
+    /// What is in the folder and is not read, a line each.
+    pub fn remarks(&self) -> Vec<String> {
+        let adapter = self
+            .file(ADAPTER_WEIGHTS)
+            .map(|_| format!("{ADAPTER_WEIGHTS}: the adapter beside the weights is not applied"));
+        let stale = self.stale.as_ref().map(|(index, shard)| {
+            let index = name_of(index);
+            format!("{index}: passed over for {SINGLE}, since it lists {shard}, which is not there")
+        });
+        adapter.into_iter().chain(stale).collect()
     }
 
     pub(crate) fn maps(&self) -> impl Iterator<Item = &Map> {
@@ -305,6 +318,14 @@ fn open_all(folder: &Path) -> Result<Opened> {
 }
 
 /// The weights that an index lists. Tensors of a shard that the index does not list are left out.
+/// The first file in an index's order that the index lists within the folder and that is not there.
+fn missing_shard(folder: &Path, index: &Value) -> Option<String> {
+    let shards = index.get("weight_map")?.as_object()?.values().filter_map(Value::as_str);
+    let missing =
+        |shard: &&str| check_shard_name(shard, folder).is_ok() && !folder.join(shard).exists();
+    shards.into_iter().find(missing).map(clipped)
+}
+
 fn open_indexed(folder: &Path, index: &Path, json: &Value) -> Result<Opened> {
     let place = index.display();
     let Some(map) = json.get("weight_map").and_then(Value::as_object) else {

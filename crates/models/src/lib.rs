@@ -282,7 +282,7 @@ fn open<'a>(
     let files = Files { architecture, keys, outer, names: &names, tensors: Some(tensors), context };
     let mut opened = read(&files, options)?;
     opened.config.warnings.splice(0..0, remark);
-    opened.config.warnings.extend(folder.remark());
+    opened.config.warnings.extend(folder.remarks());
     Ok((opened, names))
 }
 

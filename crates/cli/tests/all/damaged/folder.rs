@@ -199,7 +199,7 @@ pub(crate) const CASES: &[Case<Model>] = &[
             INDEX,
             br#"{"weight_map": {"a": "model-00002-of-00002.safetensors"}}"#.to_vec()
         )),
-        Refused(&["model-00002-of-00002.safetensors", INDEX])
+        Warned("lists model-00002-of-00002.safetensors, which is not there")
     ),
     case!(
         "shard outside",
