@@ -545,10 +545,11 @@ mod tests {
         let values = vec![0.0; 1 << 20];
         let parameter =
             Parameter { name: "a".to_owned(), shape: vec![1 << 20], values, decays: true };
-        let wanted = disk(&[parameter.clone()], 4, false);
+        let parameters = std::slice::from_ref(&parameter);
+        let wanted = disk(parameters, 4, false);
         // Two checkpoints of three numbers for each, and two adapters of one.
         assert_eq!(wanted, 32 << 20);
-        assert_eq!(disk(&[parameter], 4, true), 16 << 20);
+        assert_eq!(disk(parameters, 4, true), 16 << 20);
         let folder = Path::new("my-style");
         assert!(enough_disk(folder, wanted, None).is_ok());
         assert!(enough_disk(folder, wanted, Some(wanted)).is_ok());

@@ -14,7 +14,8 @@ fn noise(seed: u32, n: usize) -> Vec<f32> {
     (0..n).map(|_| next()).collect()
 }
 
-/// Rows that all but the last tile have, and sizes with and without a part of a vector at the end.
+/// Eleven rows are whole tiles of each instruction set and a remainder; sizes are with and without
+/// a part of a vector at the end.
 #[test]
 fn every_share_and_every_company_gives_a_row_the_same_bits_and_the_sum() {
     let cases = [

@@ -62,7 +62,6 @@ cases! {
     llama3 lora "llama3" "sim" F32 1e-4,
     llama3_dora lora "llama3-dora" "sim" F32 1e-4,
     llama3_rounded lora "llama3" "sim" BF16 0.2,
-    llama3_in_metals_text lora "llama3" "sim-metal" F32 1e-4,
     llama3_dora_in_metals_text lora "llama3-dora" "sim-metal" BF16 0.2,
     full_qwen3_in_metals_text full "qwen3" "sim-metal" F32 1e-4,
     llama3_on_two lora "llama3" "sim,sim" F32 1e-4,
