@@ -317,7 +317,6 @@ fn open_all(folder: &Path) -> Result<Opened> {
     Ok((files, places))
 }
 
-/// The weights that an index lists. Tensors of a shard that the index does not list are left out.
 /// The first file in an index's order that the index lists within the folder and that is not there.
 fn missing_shard(folder: &Path, index: &Value) -> Option<String> {
     let shards = index.get("weight_map")?.as_object()?.values().filter_map(Value::as_str);
@@ -326,6 +325,7 @@ fn missing_shard(folder: &Path, index: &Value) -> Option<String> {
     shards.into_iter().find(missing).map(clipped)
 }
 
+/// The weights that an index lists. Tensors of a shard that the index does not list are left out.
 fn open_indexed(folder: &Path, index: &Path, json: &Value) -> Result<Opened> {
     let place = index.display();
     let Some(map) = json.get("weight_map").and_then(Value::as_object) else {

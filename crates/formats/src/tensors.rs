@@ -88,7 +88,7 @@ pub enum Kind {
 #[derive(Debug)]
 enum Source {
     Gguf(Gguf),
-    Folder(Folder),
+    Folder(Box<Folder>),
 }
 
 impl Tensors {
@@ -108,7 +108,7 @@ impl Tensors {
 
     fn open_path(path: &Path) -> Result<Tensors> {
         if path.is_dir() {
-            return Ok(Tensors { source: Source::Folder(Folder::open(path)?) });
+            return Ok(Tensors { source: Source::Folder(Box::new(Folder::open(path)?)) });
         }
         if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors")) && path.is_file()
         {
@@ -116,7 +116,7 @@ impl Tensors {
                 Some(parent) if !parent.as_os_str().is_empty() => parent,
                 _ => Path::new("."),
             };
-            return Ok(Tensors { source: Source::Folder(Folder::open(folder)?) });
+            return Ok(Tensors { source: Source::Folder(Box::new(Folder::open(folder)?)) });
         }
         Ok(Tensors { source: Source::Gguf(Gguf::open(path)?) })
     }

@@ -98,6 +98,7 @@ fn a_rank_that_is_gone_ends_the_job() {
     // The other way round.
     let mut ranks = start(2, words);
     let mut lines = BufReader::new(ranks[0].stderr.take().unwrap());
+    line.clear();
     while !line.starts_with("serving ") {
         line.clear();
         assert!(lines.read_line(&mut line).unwrap() > 0, "it serves");

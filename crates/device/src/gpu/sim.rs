@@ -54,8 +54,10 @@ static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::Program>>>> =
 
 /// Kernels compiled for the interpreter by this process, by the address of the kernel, which stands
 /// beside it so that no other gets it.
-static MACHINES: LazyLock<Mutex<HashMap<usize, (Arc<Kernel>, Arc<Machine>)>>> =
-    LazyLock::new(Mutex::default);
+static MACHINES: LazyLock<Mutex<HashMap<usize, Interpreted>>> = LazyLock::new(Mutex::default);
+
+/// A kernel, and what the interpreter made of it.
+type Interpreted = (Arc<Kernel>, Arc<Machine>);
 
 /// Most of [`MACHINES`].
 const MOST_MACHINES: usize = 1 << 14;
