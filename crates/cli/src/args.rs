@@ -186,8 +186,8 @@ pub(crate) struct LoadArgs {
     pub(crate) gpu_layers: Option<u64>,
     #[command(flatten)]
     pub(crate) experts: ExpertArgs,
-    /// How several GPUs share the model [default: layer]. With tensor and one device, they may be
-    /// those of several processes, which a launcher (torchrun, mpirun, srun) has started
+    /// How several GPUs share the model [default: layer]. With tensor and one device, each process
+    /// that a launcher (torchrun, mpirun, srun) starts drives one of them
     #[arg(long, value_enum)]
     pub(crate) split_mode: Option<SplitArg>,
     /// How a GPU is given its work [default: graph]

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use delft::{Absence, Launch, Place, Processes};
+use delft::{Absence, Place, Processes, RankLaunch};
 
 use crate::args::{Command, LoadArgs, SplitArg};
 use crate::terminal::{Outcome, aside, line, report, stderr_is_terminal};
@@ -26,7 +26,7 @@ pub(crate) fn run(mut command: Command, run: fn(Command) -> Outcome) -> Outcome 
     }
 }
 
-/// What this process is in its job.
+/// The part of this process in its job.
 enum Role {
     Alone,
     Leads(Processes),
@@ -38,7 +38,7 @@ enum Role {
 fn join(command: &mut Command) -> Outcome<Role> {
     let tensor = |load: &&mut LoadArgs| load.split_mode == Some(SplitArg::Tensor);
     let Some(load) = command.loading().filter(tensor) else { return Ok(Role::Alone) };
-    let Some(launch) = Launch::from_env()? else { return Ok(Role::Alone) };
+    let Some(launch) = RankLaunch::from_env()? else { return Ok(Role::Alone) };
     let named = delft::named_place()?.filter(|_| load.device == Place::Auto);
     let place = named.unwrap_or(load.device).of_rank(&launch)?;
     let Some(place) = place else { return Ok(Role::Alone) };

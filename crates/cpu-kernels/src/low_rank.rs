@@ -162,7 +162,8 @@ impl Factors {
     /// `t[r] = scale down[r] x` for the given ranks, for each row of `x` `[rows, input]`.
     ///
     /// # Safety
-    /// As many rows of `t` have room for those ranks, and nobody else uses it meanwhile.
+    /// `t` has a row for each row of `x`, with room for those ranks, and is not used elsewhere
+    /// meanwhile.
     pub unsafe fn down(&self, isa: Isa, x: &[f32], ranks: Range<usize>, t: Out) {
         assert!(x.len().is_multiple_of(self.input) && ranks.end <= self.rank);
         let (input, scale) = (self.input, self.scale);
@@ -198,11 +199,12 @@ impl Factors {
 
     /// `y += up t` for the given columns, at which rows of `y` begin, for each row of `t` `[rows,
     /// stride]`, of which the first numbers count. Columns begin at a multiple of sixteen. With a
-    /// gain, `y` then becomes `residual + gain (y - residual) + offset`; rows of `residual` are as
-    /// far apart as those of `y`.
+    /// gain, `y` then becomes `residual + gain (y - residual) + offset`; `residual` has the stride of
+    /// `y`.
     ///
     /// # Safety
-    /// As many rows of `y` have those columns, and nobody else uses them meanwhile.
+    /// `y` has a row for each row of `t`, with those columns, and they are not used elsewhere
+    /// meanwhile.
     pub unsafe fn up(
         &self,
         isa: Isa,

@@ -47,7 +47,7 @@ use ops::{Op, Rows};
 pub use place::{Place, Several, Simulator, SplitMode, gpus};
 pub use plan::Plan;
 use program::{Adapter, Program, Step};
-pub use ranks::{Absence, Launch, Processes, follow};
+pub use ranks::{Absence, Processes, RankLaunch, follow};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
 pub use train::{Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use formats::{Error, Hint, Result, Setting};
 
 use crate::ranks::Candidate;
-use crate::{Device, Launch, Split, cpu, metal};
+use crate::{Device, RankLaunch, Split, cpu, metal};
 
 /// A device spec: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or
 /// several GPUs of one kind: `cuda:0,1`, `sim,sim`.
@@ -221,7 +221,7 @@ impl Place {
     ///
     /// # Errors
     /// A place that cannot be a rank, or no driver.
-    pub fn of_rank(self, launch: &Launch) -> Result<Option<Place>> {
+    pub fn of_rank(self, launch: &RankLaunch) -> Result<Option<Place>> {
         match self {
             Place::Several(_) => Ok(None),
             Place::Auto | Place::Cuda(0) => {
@@ -241,7 +241,7 @@ impl Place {
         match self {
             #[cfg(feature = "sim")]
             Place::Sim(simulator) if simulator != Simulator::Metal => {
-                Ok(Box::new(simulator_of_rank(simulator)?))
+                Ok(Box::new(unranked(simulator)?))
             }
             #[cfg(feature = "cuda")]
             Place::Cuda(number) => Ok(Box::new(crate::cuda::Gpu::open_primary(number)?)),
@@ -291,12 +291,12 @@ fn nvidia_gpus() -> Result<u32> {
     Err(Error::new("cuda", "a build with the feature `cuda`", "one without"))
 }
 
-/// Opens a simulated GPU that is to be a rank.
+/// Opens a simulated GPU that is no rank, or none yet. As ranks, those of Metal are interpreted.
 ///
 /// # Errors
 /// As [`simulated`].
 #[cfg(feature = "sim")]
-fn simulator_of_rank(simulator: Simulator) -> Result<crate::gpu::sim::Sim> {
+fn unranked(simulator: Simulator) -> Result<crate::gpu::sim::Sim> {
     use crate::gpu::sim::{Engine, Sim};
 
     Sim::from_env(match simulator {
@@ -311,14 +311,12 @@ fn simulator_of_rank(simulator: Simulator) -> Result<crate::gpu::sim::Sim> {
 /// A `DELFT_SIM_MEMORY` that cannot be parsed.
 #[cfg(feature = "sim")]
 fn simulated(simulator: Simulator) -> Result<Box<dyn Device>> {
-    use crate::gpu::sim::{Engine, Sim};
-
-    let engine = match simulator {
-        Simulator::Interpreter => Engine::Interpreter,
-        Simulator::Cuda => Engine::Cuda,
-        Simulator::Metal => return metal::simulated(),
-    };
-    Ok(Box::new(crate::gpu::GpuDevice::new(Sim::from_env(engine)?)))
+    match simulator {
+        Simulator::Metal => metal::simulated(),
+        Simulator::Interpreter | Simulator::Cuda => {
+            Ok(Box::new(crate::gpu::GpuDevice::new(unranked(simulator)?)))
+        }
+    }
 }
 
 /// Opens simulated GPUs as tensor-parallel ranks.
@@ -329,7 +327,7 @@ fn simulated(simulator: Simulator) -> Result<Box<dyn Device>> {
 fn simulated_ranks(simulator: Simulator, count: usize) -> Result<Box<dyn Device>> {
     let group = std::sync::Arc::new(crate::gpu::group::AllReduceGroup::new(count));
     let device = |rank: usize| -> Result<Box<dyn Device>> {
-        let sim = simulator_of_rank(simulator)?.in_group(group.clone(), rank);
+        let sim = unranked(simulator)?.in_group(group.clone(), rank);
         Ok(Box::new(crate::gpu::GpuDevice::new(sim)))
     };
     let devices = (0..count).map(device).collect::<Result<_>>()?;

@@ -30,7 +30,7 @@ use crate::{
 };
 
 pub use follow::follow;
-pub use launch::Launch;
+pub use launch::RankLaunch;
 pub use processes::{Absence, Processes};
 
 use processes::RemoteDevices;

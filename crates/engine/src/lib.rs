@@ -42,13 +42,13 @@ pub use crate::adapters::{Adapter, AdapterFile, Adapters, adapter_to_mlx, fuse, 
 pub use choose::named_place;
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
-    About, Absence, CacheType, ComputePeaks, Dispatch, Gpus, Launch, Library, Memory, Peaks, Place,
-    Plan, Processes, Processor, Profile, Roof, SplitMode, Survey, Timing, Usage, Work,
+    About, Absence, CacheType, ComputePeaks, Dispatch, Gpus, Library, Memory, Peaks, Place, Plan,
+    Processes, Processor, Profile, RankLaunch, Roof, SplitMode, Survey, Timing, Usage, Work,
     folder_of_user, follow, free_memory, share_heaps, survey,
 };
 pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
 pub use events::{Capability, Events, Lifecycle, Stage};
-pub use formats::fingerprint;
+pub use formats::{fingerprint, program_digest};
 pub use generate::{
     CancelToken, Finish, GenerateOptions, Generation, Metrics, Progress, Token, check_logits,
 };

@@ -25,7 +25,7 @@ pub struct LowRank {
 }
 
 /// The change that an adapter makes at one site.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Delta {
     /// Columns of `up`.
     pub rank: usize,
@@ -42,7 +42,7 @@ pub struct Delta {
 }
 
 /// DoRA's change of each output: `y` becomes `gain * y + offset`.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Gain {
     /// Magnitude over norm, `[out]`.
     pub gain: Vec<f32>,

@@ -25,7 +25,7 @@ pub struct Site {
 }
 
 /// An adapter: low-rank factors by the names of [`Site`]s.
-#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Adapter {
     /// The factors at each site that it changes.
     pub deltas: BTreeMap<String, Delta>,

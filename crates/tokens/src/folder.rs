@@ -74,16 +74,25 @@ pub(crate) fn no_json(place: impl Display, error: &serde_json::Error) -> Error {
     Error::new(place, "", format!("no valid JSON: {error}"))
 }
 
+/// Whether there is a file.
+///
+/// # Errors
+/// One of more than `most` bytes.
+pub(crate) fn is_there(path: &Path, most: u64) -> Result<bool> {
+    match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(Error::io(path.display(), e)),
+        Ok(metadata) if metadata.len() > most => {
+            Err(Error::new(path.display(), format!("at most {most} bytes"), metadata.len()))
+        }
+        Ok(_) => Ok(true),
+    }
+}
+
 /// A text file; `None` where there is none.
 pub(crate) fn read_text(path: &Path) -> Result<Option<String>> {
-    match std::fs::metadata(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Error::io(path.display(), e)),
-        Ok(metadata) if metadata.len() > LARGEST_FILE => {
-            let expected = format!("at most {LARGEST_FILE} bytes");
-            return Err(Error::new(path.display(), expected, metadata.len()));
-        }
-        Ok(_) => {}
+    if !is_there(path, LARGEST_FILE)? {
+        return Ok(None);
     }
     let mut text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
     if text.starts_with('\u{feff}') {

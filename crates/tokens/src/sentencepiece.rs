@@ -7,6 +7,7 @@ use std::path::Path;
 
 use formats::{Error, Result};
 
+use crate::folder::is_there;
 use crate::gguf::{GgufVocabulary, Origin, kind};
 
 /// The file's name.
@@ -22,13 +23,8 @@ const LARGEST: u64 = 256 << 20;
 pub(crate) fn read(folder: &Path) -> Result<Option<GgufVocabulary>> {
     let path = folder.join(NAME);
     let place = path.display().to_string();
-    match std::fs::metadata(&path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Error::io(place, e)),
-        Ok(metadata) if metadata.len() > LARGEST => {
-            return Err(Error::new(place, format!("at most {LARGEST} bytes"), metadata.len()));
-        }
-        Ok(_) => {}
+    if !is_there(&path, LARGEST)? {
+        return Ok(None);
     }
     let bytes = std::fs::read(&path).map_err(|e| Error::io(&place, e))?;
     vocabulary(place, &bytes).map(Some)

@@ -55,7 +55,7 @@ fn processes_write_what_threads_write() {
     assert!(ranks[1].stdout.is_empty() && ranks[1].stderr.is_empty(), "{:?}", ranks[1]);
 }
 
-/// What rank 0 refuses ends it alone with an error: the others were asked for nothing wrong.
+/// A refusal by rank 0 ends only rank 0 with an error; the other ranks end without one.
 #[test]
 fn what_is_wrong_is_told_once() {
     let words = "logits -m MODEL --tokens 999 --device sim --split-mode tensor";

@@ -324,7 +324,7 @@ impl<B: Block> Slab<B> {
     /// Bytes per block.
     pub(super) const STEP: usize = step(Self::SUBS, Self::MINS);
 
-    /// What is added to codes, which wraps: it leaves the zero point of [`Form`].
+    /// The number added to each code, modulo 256, so that its zero point becomes that of [`Form`].
     const fn rebias<L: Lanes>() -> u8 {
         zero::<L>(Self::MINS, Self::bits::<L>()).wrapping_sub(<Packed<B> as Source<L>>::ZERO)
     }
@@ -402,7 +402,7 @@ impl<B: Block> Slab<B> {
         }
     }
 
-    /// Bits of a slab's codes: those of the format's, or more.
+    /// Bits of a code in a slab: at least the format's.
     const fn bits<L: Lanes>() -> usize {
         match (<Packed<B> as Source<L>>::BITS, Packed::<B>::SUB) {
             _ if !L::SIGNED => 8,
@@ -425,8 +425,8 @@ const fn zero<L: Lanes>(mins: bool, bits: usize) -> u8 {
     if mins || (L::SIGNED && bits == 8) { 0 } else { 1 << (bits - 1) }
 }
 
-/// What [`tile`] must know of a slab: the columns of a sub-block, whether there are offsets, the
-/// bits of a code, and [`Source::LOWERED`].
+/// The parameters of a slab that [`tile`] depends on: the columns of a sub-block, whether there are
+/// offsets, the bits of a code, and [`Source::LOWERED`].
 pub(super) struct Form<const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool>;
 
 impl<const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool>

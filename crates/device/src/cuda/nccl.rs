@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 
-/// What ranks in several processes find each other by: `ncclUniqueId`.
+/// NCCL's identifier of a group (`ncclUniqueId`), the same for all its ranks.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct UniqueId([u8; 128]);
@@ -180,8 +180,8 @@ impl Sums {
         Ok(sums)
     }
 
-    /// Joins this process's GPU, as rank `rank` of `ranks`, with those of the processes that call
-    /// this with the same [`group`]; waits until all have.
+    /// Makes this process's GPU rank `rank` of the `ranks` of a [`group`], and waits until every rank
+    /// has joined.
     ///
     /// # Errors
     /// As [`Sums::new`].

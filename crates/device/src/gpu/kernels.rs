@@ -17,8 +17,8 @@ use super::{Backend, Facts};
 /// GPUs are simulated, one process loads many.
 const MOST: usize = if cfg!(feature = "sim") { 1 << 23 } else { 1 << 18 };
 
-/// What this process has lowered. Parts of an engine, ranks and models that are loaded again have
-/// the same kernels, and lowering them takes longer than a step of a small model.
+/// Cache of lowered kernels, for all devices of this process. Parts of an engine, ranks and models
+/// that are loaded again share kernels, and lowering them takes longer than a step of a small model.
 static LOWERED: LazyLock<Mutex<Lowered>> = LazyLock::new(Mutex::default);
 
 /// See [`LOWERED`].

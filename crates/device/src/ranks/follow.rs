@@ -11,7 +11,7 @@ use program::StepMemory;
 
 use super::link::{Channel, Link, connect, lock};
 use super::processes::{Given, Request, Response, Share, Taken};
-use super::{Answer, Asked, Candidate, Group, Launch, Order, PLACE};
+use super::{Answer, Asked, Candidate, Group, Order, PLACE, RankLaunch};
 use crate::gpu::group::{Combine, HostGroup};
 use crate::{Device, Executor, Place};
 
@@ -20,7 +20,7 @@ use crate::{Device, Executor, Place};
 ///
 /// # Errors
 /// A rank 0 that does not come in time, that refuses this process, or that ends without a word.
-pub fn follow(launch: &Launch, place: Place) -> Result<()> {
+pub fn follow(launch: &RankLaunch, place: Place) -> Result<()> {
     let name = place.to_string();
     let requests = connect(launch, Channel::Requests, &name)?;
     let values = Values::start(connect(launch, Channel::Values, &name)?)?;
@@ -160,8 +160,8 @@ struct FollowerState {
     opened: HashMap<u32, Box<dyn Candidate>>,
     devices: HashMap<u32, (Box<dyn Device>, Arc<Following>)>,
     executors: HashMap<u32, Loaded>,
-    /// The files of the model that is planned or loaded.
-    files: Option<(PathBuf, Tensors)>,
+    /// The files of the model that is planned or loaded, and their fingerprint.
+    files: Option<(PathBuf, Tensors, String)>,
     asked: Asked,
     memory: StepMemory,
 }
@@ -247,15 +247,18 @@ impl FollowerState {
         work: impl FnOnce(&dyn Device, &Tensors) -> Result<T>,
     ) -> Result<T> {
         share.program.verify()?;
-        if self.files.as_ref().is_none_or(|(path, _)| *path != share.files) {
-            self.files = Some((share.files.clone(), Tensors::open(&share.files)?));
+        if self.files.as_ref().is_none_or(|(path, ..)| *path != share.files) {
+            let tensors = Tensors::open(&share.files)?;
+            let found = fingerprint(&tensors);
+            self.files = Some((share.files.clone(), tensors, found));
         }
         let (device, _) = self.devices.get(&device).ok_or_else(|| absent("a device", device))?;
-        let Some((path, tensors)) = &self.files else { return Err(absent("a model's file", 0)) };
-        let found = fingerprint(tensors);
-        if found != share.fingerprint {
+        let Some((path, tensors, found)) = &self.files else {
+            return Err(absent("a model's file", 0));
+        };
+        if *found != share.fingerprint {
             let [wanted, found] =
-                [&share.fingerprint, &found].map(|all| all.get(..12).unwrap_or(all));
+                [&share.fingerprint, found].map(|all| all.get(..12).unwrap_or(all));
             let expected = format!("rank 0's model, fingerprint {wanted}");
             return Err(Error::new(path.display(), expected, found));
         }

@@ -2,12 +2,10 @@
 //! starts: their number, which one this is, and where they meet.
 
 use std::fmt;
-use std::io::{BufRead, BufReader};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use formats::{Error, Result};
-use sha2::{Digest, Sha256};
+use formats::{Error, Result, program_digest};
 
 use crate::Several;
 
@@ -55,7 +53,7 @@ const NAMES: [Names; 3] = [
 
 /// This process's part in a job of several.
 #[derive(Clone)]
-pub struct Launch {
+pub struct RankLaunch {
     pub(super) rank: usize,
     pub(super) count: usize,
     /// Which one of this machine's processes this is.
@@ -72,23 +70,23 @@ pub struct Launch {
 }
 
 /// `rank 0 of 2, at 127.0.0.1:29500`.
-impl fmt::Display for Launch {
+impl fmt::Display for RankLaunch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}, at {}", self.rank, self.count, self.address())
     }
 }
 
-impl Launch {
+impl RankLaunch {
     /// What the environment says; `None` if no launcher started this process, or only one process.
     ///
     /// # Errors
     /// Variables that are incomplete or contradict each other; ranks on other machines without a
     /// token.
-    pub fn from_env() -> Result<Option<Launch>> {
-        Launch::read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+    pub fn from_env() -> Result<Option<RankLaunch>> {
+        RankLaunch::read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    fn read(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
+    fn read(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<RankLaunch>> {
         let number = |name: &str| -> Result<Option<usize>> {
             let Some(said) = variable(name) else { return Ok(None) };
             said.parse().map(Some).map_err(|_| Error::new(name, "a number", format!("{said:?}")))
@@ -128,7 +126,7 @@ impl Launch {
         }
         let local_rank = number(names.local_rank)?.unwrap_or(rank);
         let (patience, build) = (PATIENCE, build()?);
-        Ok(Some(Launch { rank, count, local_rank, host, port, token, patience, build }))
+        Ok(Some(RankLaunch { rank, count, local_rank, host, port, token, patience, build }))
     }
 
     /// Whether this process leads the others.
@@ -149,19 +147,7 @@ fn is_loopback(host: &str) -> bool {
 /// The version, and a digest of the program's file: other builds of one version may have other
 /// messages, and other bits.
 fn build() -> Result<String> {
-    let wrong = |why| Error::io("this program's file", why);
-    let file = std::env::current_exe().and_then(std::fs::File::open).map_err(wrong)?;
-    let (mut file, mut digest) = (BufReader::with_capacity(1 << 20, file), Sha256::new());
-    loop {
-        let bytes = file.fill_buf().map_err(wrong)?;
-        if bytes.is_empty() {
-            break;
-        }
-        digest.update(bytes);
-        let read = bytes.len();
-        file.consume(read);
-    }
-    let digest: String = digest.finalize().iter().take(6).map(|b| format!("{b:02x}")).collect();
+    let digest = program_digest().map_err(|why| Error::io("this program's file", why))?;
     Ok(format!("{} {digest}", env!("CARGO_PKG_VERSION")))
 }
 
@@ -169,9 +155,9 @@ fn build() -> Result<String> {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Option<Launch>> {
+    fn read(variables: &[(&str, &str)]) -> Result<Option<RankLaunch>> {
         let find = |name: &str| variables.iter().find(|(known, _)| *known == name);
-        Launch::read(&|name| find(name).map(|(_, value)| (*value).to_owned()))
+        RankLaunch::read(&|name| find(name).map(|(_, value)| (*value).to_owned()))
     }
 
     #[test]

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-use super::launch::{Launch, TOKEN};
+use super::launch::{RankLaunch, TOKEN};
 
 /// Most bytes of a message. Steps are the largest: a history of a million tokens takes 5 MB.
 const MOST: usize = 1 << 28;
@@ -239,7 +239,7 @@ pub(super) struct Follower {
 /// # Errors
 /// A process that belongs to another job or build, a rank that is there twice, or one that does not
 /// come in time.
-pub(super) fn gather(listener: &TcpListener, launch: &Launch) -> Result<Vec<Follower>> {
+pub(super) fn gather(listener: &TcpListener, launch: &RankLaunch) -> Result<Vec<Follower>> {
     let wrong = |why| Error::io(launch.address(), why);
     listener.set_nonblocking(true).map_err(wrong)?;
     let late = Instant::now() + launch.patience;
@@ -282,7 +282,7 @@ pub(super) fn gather(listener: &TcpListener, launch: &Launch) -> Result<Vec<Foll
 fn admit(
     found: &mut [[Option<(Claim, Link)>; 2]],
     follower: Greeted,
-    launch: &Launch,
+    launch: &RankLaunch,
 ) -> Result<()> {
     let Greeted { claim, link, proof } = follower;
     let place = format!("rank {}", claim.rank);
@@ -315,7 +315,7 @@ fn admit(
 
 fn missing(
     found: &[[Option<(Claim, Link)>; 2]],
-    launch: &Launch,
+    launch: &RankLaunch,
     stranger: Option<Error>,
 ) -> Error {
     let absent = found.iter().enumerate().filter(|(_, both)| both.iter().any(Option::is_none));
@@ -333,7 +333,7 @@ fn missing(
 ///
 /// # Errors
 /// A leader that does not come in time, that is no leader of this job, or that refuses.
-pub(super) fn connect(launch: &Launch, channel: Channel, place: &str) -> Result<Link> {
+pub(super) fn connect(launch: &RankLaunch, channel: Channel, place: &str) -> Result<Link> {
     let late = Instant::now() + launch.patience;
     let stream = loop {
         match TcpStream::connect((launch.host.as_str(), launch.port)) {

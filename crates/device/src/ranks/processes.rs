@@ -16,7 +16,7 @@ use program::{OwnedStep, Program};
 use serde::{Deserialize, Serialize};
 
 use super::link::{Follower, Link, gather, lock};
-use super::{Answer, Asked, Candidate, Group, Launch, Order, PLACE, Peer, Ranks};
+use super::{Answer, Asked, Candidate, Group, Order, PLACE, Peer, RankLaunch, Ranks};
 use crate::gpu::group::{AllReduceGroup, Combine, HostGroup};
 use crate::{Device, LoadOptions, Place, Plan};
 
@@ -217,7 +217,7 @@ impl Processes {
     ///
     /// # Errors
     /// An address that is taken, and processes that do not come in time or do not belong together.
-    pub fn lead(launch: &Launch, place: Place) -> Result<Processes> {
+    pub fn lead(launch: &RankLaunch, place: Place) -> Result<Processes> {
         let listener = TcpListener::bind((launch.host.as_str(), launch.port));
         let listener = listener.map_err(|why| {
             let hint = "MASTER_ADDR names an address of this machine, MASTER_PORT a port";
@@ -228,7 +228,7 @@ impl Processes {
 
     pub(super) fn lead_at(
         listener: &TcpListener,
-        launch: &Launch,
+        launch: &RankLaunch,
         place: Place,
     ) -> Result<Processes> {
         let (mut places, mut requests, mut values) = (vec![place], vec![], vec![]);

@@ -11,13 +11,13 @@ use formats::{Result, Tensors};
 use program::{Kind, Sequence, Step, Table};
 
 use super::link::{Channel, Link, connect, gather};
-use super::{Launch, Processes, follow};
+use super::{Processes, RankLaunch, follow};
 use crate::gpu::sim::fail_after;
 use crate::tests::{recorded, together, worst};
 use crate::{CacheType, Device, Executor, LoadOptions, Place};
 
-fn launch(rank: usize, count: usize, port: u16) -> Launch {
-    Launch {
+fn launch(rank: usize, count: usize, port: u16) -> RankLaunch {
+    RankLaunch {
         rank,
         count,
         local_rank: rank,
@@ -210,16 +210,16 @@ fn whose_other_end_is_gone_says_so() {
 }
 
 /// What a leader and a follower say of each other, if the follower's launch is changed so.
-fn refused(changes: &[fn(&mut Launch)]) -> (String, Vec<String>) {
+fn refused(changes: &[fn(&mut RankLaunch)]) -> (String, Vec<String>) {
     let (listener, port) = listen();
-    let start = |change: &fn(&mut Launch)| {
-        let mut launch = Launch { patience: Duration::from_secs(3), ..launch(1, 3, port) };
+    let start = |change: &fn(&mut RankLaunch)| {
+        let mut launch = RankLaunch { patience: Duration::from_secs(3), ..launch(1, 3, port) };
         change(&mut launch);
         std::thread::spawn(move || follow(&launch, sim()).unwrap_err().to_string())
     };
     let followers: Vec<_> = changes.iter().map(start).collect();
     let patience = Duration::from_millis(1500);
-    let leader = Launch { patience, ..launch(0, 3, port) };
+    let leader = RankLaunch { patience, ..launch(0, 3, port) };
     let why = Processes::lead_at(&listener, &leader, sim()).err().unwrap().to_string();
     drop(listener);
     (why, followers.into_iter().map(|follower| follower.join().unwrap()).collect())
@@ -227,7 +227,7 @@ fn refused(changes: &[fn(&mut Launch)]) -> (String, Vec<String>) {
 
 #[test]
 fn processes_that_do_not_belong_together_are_refused() {
-    type Change = fn(&mut Launch);
+    type Change = fn(&mut RankLaunch);
     let other_build: Change = |launch| launch.build = "another".to_owned();
     let cases: [(Change, &str); 3] = [
         (other_build, "rank 1: expected delft this one, as rank 0 has, found another"),
@@ -258,7 +258,7 @@ fn processes_that_do_not_belong_together_are_refused() {
 #[test]
 fn a_leader_that_does_not_come_or_is_another_program_is_named() {
     let (listener, port) = listen();
-    let hasty = Launch { patience: Duration::from_millis(50), ..launch(1, 2, port) };
+    let hasty = RankLaunch { patience: Duration::from_millis(50), ..launch(1, 2, port) };
     // It says something else, with the length of a message or none.
     let ended = "rank 0: expected a process that goes on, found one that ended";
     for (said, expected) in [
