@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
-"""Compare the speed and the memory of `delft tune` on a CPU with PyTorch's, and print a Markdown table.
+"""Compare the speed and the memory of `delft tune` with PyTorch's, on a CPU or a GPU, and print a Markdown table.
 
 Both train LoRA factors at every matrix of the blocks of a model of the same shape: sequences of --length tokens, --tokens an update,
 AdamW. PyTorch goes through Transformers and PEFT, in each type of --types, with random weights; Delft reads a GGUF file of that shape
-(`random_gguf.py qwen3-0.6b bf16 FILE words`). The programs take turns (A B C A B C ...), so that a noisy machine disturbs all
+(`random_gguf.py qwen3-0.6b bf16 FILE words`). With --device cuda PyTorch's model is compiled (`torch.compile`) and its factors are
+float32, as PEFT makes them. The programs take turns (A B C A B C ...), so that a noisy machine disturbs all
 alike; figures are medians over the rounds, ratios medians of each round's own. Loading and a first, small update are left out of
 PyTorch's time, loading not of Delft's. Peak memory is the operating system's figure for each process, in which pages of a mapped file
-count. A round begins only if one as long as the longest so far ends within --minutes, and a PyTorch process makes no further update
+count; on a GPU what each has allocated there, PyTorch's without what its allocator keeps in reserve. A round begins only if one as long as the longest so far ends within --minutes, and a PyTorch process makes no further update
 after --seconds, so that a type which a processor has no instructions for (bfloat16 without AVX-512 or AMX) costs one update.
 
-    train_peers.py --delft PATH [--minutes 9] [--seconds 60] [--rounds 3] [--types float32,bfloat16] [--threads 2] [--tokens 512]
-        [--length 256] [--rank 16] [--updates 3] MODEL.gguf
+    train_peers.py --delft PATH [--device cpu] [--minutes 9] [--seconds 60] [--rounds 3] [--types float32,bfloat16] [--threads 2]
+        [--tokens 512] [--length 256] [--rank 16] [--updates 3] MODEL.gguf
 
 Needs torch, transformers, peft and gguf. `cpu` is processor seconds for a thousand tokens: on a machine that others use it says more
-than the clock. Delft's has its loading in it, too.
+than the clock. Delft's has its loading in it, too. For a GPU: `--device cuda --types bfloat16 --tokens 4096 --length 1024 --updates 40`.
 """
 import argparse
 import json
@@ -32,28 +33,40 @@ import json, sys, time
 from pathlib import Path
 import torch, transformers
 from peft import LoraConfig, get_peft_model
-file, kind, threads, tokens, length, rank, updates, seconds = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+file, kind, device = sys.argv[1:4]
+threads, tokens, length, rank, updates, seconds = map(int, sys.argv[4:])
 torch.set_num_threads(threads)
 torch.manual_seed(1)
 path = Path(file).resolve()
 config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
 torch.set_default_dtype(getattr(torch, kind))
-model = transformers.AutoModelForCausalLM.from_config(config)
+with torch.device(device):
+    model = transformers.AutoModelForCausalLM.from_config(config)
 names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM"))
+gpu = device != "cpu"
+if gpu:
+    model = torch.compile(model)
 optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 def update(sequences, length):
-    ids = torch.randint(0, config.vocab_size, (sequences, length))
+    ids = torch.randint(0, config.vocab_size, (sequences, length), device=device)
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step(), optimiser.zero_grad()
-update(1, 16)
+# Compiled for the one shape; the second update finds all compiled.
+for _ in range(2 if gpu else 1):
+    update(*(tokens // length, length) if gpu else (1, 16))
+if gpu:
+    torch.cuda.synchronize()
 began, made = (time.perf_counter(), time.process_time()), 0
 while made < updates and (made == 0 or time.perf_counter() - began[0] < seconds):
     update(tokens // length, length)
     made += 1
+if gpu:
+    torch.cuda.synchronize()
 wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
-print(json.dumps({"tok_s": made * tokens / wall, "cpu": cpu, "tokens": made * tokens}))
+peak = {"device_peak_bytes": torch.cuda.max_memory_allocated()} if gpu else {}
+print(json.dumps({"tok_s": made * tokens / wall, "cpu": cpu, "tokens": made * tokens, **peak}))
 """
 
 
@@ -69,12 +82,13 @@ def run(command):
             raise SystemExit(f"exit status {child.returncode}: {' '.join(map(str, command))[:200]}")
         unit = 1 if sys.platform == "darwin" else 1024  # Linux counts kilobytes
         found = json.loads(out.read().decode().splitlines()[-1])
-        return {"cpu": usage.ru_utime + usage.ru_stime, **found, "peak": usage.ru_maxrss * unit}
+        peak = found.get("device_peak_bytes") or usage.ru_maxrss * unit
+        return {"cpu": usage.ru_utime + usage.ru_stime, **found, "peak": peak}
 
 
 def pytorch(args, kind):
     sizes = [args.threads, args.tokens, args.length, args.rank, args.updates, args.seconds]
-    return run([sys.executable, "-c", PYTORCH, args.model, kind, *sizes])
+    return run([sys.executable, "-c", PYTORCH, args.model, kind, args.device, *sizes])
 
 
 def delft(args, folder, turn):
@@ -85,7 +99,7 @@ def delft(args, folder, turn):
         text.write_text(" ".join(f"w{words.randrange(100_000)}" for _ in range(4 * args.tokens * args.updates)))
     # --batch-tokens is filled by whole pieces of --context tokens.
     found = run([args.delft, "tune", args.model, "--data", text, "--raw", "--context", args.length, "--batch-tokens", args.tokens,
-                 "--steps", args.updates, "--rank", args.rank, "--threads", args.threads, "--device", "cpu", "--held-out", "none",
+                 "--steps", args.updates, "--rank", args.rank, "--threads", args.threads, "--device", args.device, "--held-out", "none",
                  "--checkpoint-every", args.updates + 1, "--json", "--out", folder / f"run{turn}"])
     return found
 
@@ -93,6 +107,7 @@ def delft(args, folder, turn):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--delft", required=True)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("model", type=Path)
     parser.add_argument("--types", type=lambda text: text.split(","), default=["float32", "bfloat16"])
     for name, usual in [("minutes", 9), ("seconds", 60), ("rounds", 3), ("threads", 2), ("tokens", 512), ("length", 256), ("rank", 16), ("updates", 3)]:
