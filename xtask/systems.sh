@@ -59,7 +59,13 @@ windows() {
     [ -z "$why" ] || { skip "on Windows: $why"; return 0; }
     printf '\n== Windows, by Wine\n'
     CARGO_TARGET_X86_64_PC_WINDOWS_GNU_LINKER=x86_64-w64-mingw32-gcc build $target
-    WINEDEBUG=-all tell Windows wine "${CARGO_TARGET_DIR:-target}/$target/debug/delft.exe"
+    built="${CARGO_TARGET_DIR:-target}/$target/debug"
+    # Rust's standard library takes random numbers from a library that Windows has from 7 on, and Wine from 8.12 on:
+    # one beside the program does for older ones, which know another name for them.
+    printf '%s\n' '#include <windows.h>' '#include <ntsecapi.h>' \
+        '__declspec(dllexport) BOOL ProcessPrng(PBYTE data, SIZE_T bytes) { return RtlGenRandom(data, (ULONG)bytes); }' |
+        x86_64-w64-mingw32-gcc -shared -x c - -o "$built/bcryptprimitives.dll"
+    WINEDEBUG=-all tell Windows wine "$built/delft.exe"
 }
 
 [ $# -gt 0 ] || set -- arm windows

@@ -23,6 +23,10 @@ pub(crate) struct Guard(&'static Watched);
 /// at it at any time. It takes some 40 bytes for each file ever opened.
 #[derive(Debug)]
 struct Watched {
+    #[cfg_attr(
+        not(any(target_os = "linux", target_vendor = "apple")),
+        expect(dead_code, reason = "no handler looks at it")
+    )]
     range: Range<usize>,
     /// Whether the file is still mapped there.
     live: AtomicBool,

@@ -1,7 +1,9 @@
 //! NVIDIA's libraries, looked for when they are first needed: the same program starts on a machine
 //! that has none.
 
-use std::ffi::{CStr, CString, c_void};
+#[cfg(unix)]
+use std::ffi::CString;
+use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -102,7 +104,9 @@ fn toolkit(name: &str, versions: &[&str]) -> Vec<String> {
 }
 
 /// A library that stays loaded for the life of the process.
-pub(super) struct Loaded(NonNull<c_void>);
+pub(super) struct Loaded(
+    #[cfg_attr(not(unix), expect(dead_code, reason = "nothing is loaded there"))] NonNull<c_void>,
+);
 
 /// Loads a library of one of these versions, from the loader's path or the toolkit's folder.
 pub(super) fn open(name: &str, versions: &[&str]) -> Option<Loaded> {
