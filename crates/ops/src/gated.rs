@@ -5,10 +5,63 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::gradient::{Forward, GatedBackward, Reverse, Wrt, give, one};
 use crate::map::Unary;
-use crate::real;
-use crate::sweep;
+use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
 use crate::trial::{every_float, flat, flat_bench};
+use crate::{Shape, alike, arity, real, sweep};
+use formats::Result;
+
+/// `gate, up -> f(gate) up`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gated(pub Unary);
+
+impl Operation for Gated {
+    fn name(&self) -> &'static str {
+        "gated"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity(self.name(), inputs, 2, weights, &[0])?;
+        alike(self.name(), inputs)?;
+        Ok(vec![inputs[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        reference(self.0, call.inputs[0], call.inputs[1], &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::Alike
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let kernel = gated(to.scalar(X), self.0);
+        launch_flat(to, kernel, Numbers::new(), &["gate", "up"])
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let (gate, up) = (at.input(0), at.input(1));
+        give(at, Wrt::Input(0), |at| one(at, GatedBackward(self.0), &[gate, up, dy], &[]))?;
+        give(at, Wrt::Input(1), |at| one(at, *self, &[gate, dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let (gate, up) = (at.input(0), at.input(1));
+        if let Some(tangent) = at.tangent(0) {
+            let dy = one(at, GatedBackward(self.0), &[gate, up, tangent], &[])?;
+            at.add(0, dy)?;
+        }
+        let Some(tangent) = at.tangent(1) else { return Ok(()) };
+        let dy = one(at, *self, &[gate, tangent], &[])?;
+        at.add(0, dy)
+    }
+}
 
 /// `y = f(gate) * up`, in f64.
 pub fn reference(f: Unary, gate: &[f32], up: &[f32], y: &mut [f32]) {
@@ -31,7 +84,8 @@ pub fn gated(
 }
 
 /// The functions that models have as gates, and operations of an element.
-const GATES: [(Unary, u64); 3] = [(Unary::Silu, 5), (Unary::GeluTanh, 25), (Unary::GeluErf, 25)];
+pub(crate) const GATES: [(Unary, u64); 3] =
+    [(Unary::Silu, 5), (Unary::GeluTanh, 25), (Unary::GeluErf, 25)];
 
 /// The kernel, its cases and benchmarks.
 pub const KERNELS: &[Spec] = &[Spec { name: "gated", cases, benches }];

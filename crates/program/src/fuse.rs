@@ -1,17 +1,52 @@
 //! Fusion: a norm with the projections that share it, SwiGLU's gate, residual additions, and the
-//! norms, rotations and cache write of q, k and v. Each rule removes passes over activations; none
-//! changes a result beyond rounding.
+//! norms, rotations and cache write of q, k and v; for training, gates and sums of products. Each
+//! rule removes passes over activations; none changes a result beyond rounding.
 
 use crate::{Node, Program, ValueId};
+use ops::gradient::{Gated, Gradient, LinearBackwardAdd};
 use ops::{Binary, GateUp, KvWrite, LinearAdd, Map, Op, Project, RmsNorm, RopeWrite, Unary, Zip};
 
 /// Rewrites a Program with fused operations. Values that are results or traced keep their meaning.
 pub fn fuse(program: &Program) -> Program {
     let mut fused = program.clone();
-    for rule in [projections, gate_up, linear_add, rope_write] {
-        rule(&mut fused);
-    }
+    projections(&mut fused);
+    gate_up(&mut fused);
+    sums(&mut fused, |op| matches!(op, Op::Linear(_)).then(|| Op::from(LinearAdd)));
+    rope_write(&mut fused);
     fused
+}
+
+/// Rewrites a Program to be trained with gates as one operation each, so that no activation of a
+/// gate is kept for its gradient.
+pub fn fuse_gates(program: &mut Program) {
+    let mut at = 0;
+    while at < program.nodes.len() {
+        match gated_at(program, at) {
+            Some((map, node)) => rewrite(program, at, node, &[map]),
+            None => at += 1,
+        }
+    }
+}
+
+/// Adds products to the other terms of a value's gradient, which its readers give, as they are made.
+pub fn fuse_gradients(program: &mut Program) {
+    let added = |op: &Op| matches!(op, Op::Gradient(Gradient::LinearBackward(_)));
+    sums(program, |op| added(op).then(|| Op::from(LinearBackwardAdd)));
+}
+
+/// The activation whose product is the `mul` at `at`, and the gate that is both.
+fn gated_at(program: &Program, at: usize) -> Option<(usize, Node)> {
+    let mul = &program.nodes[at];
+    if !matches!(mul.op, Op::Zip(Zip(Binary::Mul))) {
+        return None;
+    }
+    let [a, b] = [mul.inputs[0], mul.inputs[1]];
+    [(a, b), (b, a)].into_iter().find_map(|(value, up)| {
+        let map = single(program, value)?;
+        let Op::Map(Map(act)) = program.nodes[map].op else { return None };
+        let inputs = vec![program.nodes[map].inputs[0], up];
+        Some((map, Node { op: Op::from(Gated(act)), inputs, ..mul.clone() }))
+    })
 }
 
 /// Replaces the node at `at` and drops `gone`.
@@ -111,23 +146,23 @@ fn gate_up_at(program: &Program, at: usize) -> Option<(usize, usize, Unary)> {
     fits.then_some((project, map, act))
 }
 
-/// `add(residual, linear(x))`, either way round.
-fn linear_add(program: &mut Program) {
+/// `add(residual, product(x))`, either way round, for products that `fused` gives another operation
+/// for.
+fn sums(program: &mut Program, fused: impl Fn(&Op) -> Option<Op>) {
     let mut at = 0;
     while at < program.nodes.len() {
         let found = matches!(program.nodes[at].op, Op::Zip(Zip(Binary::Add)))
             .then(|| {
                 let [a, b] = [program.nodes[at].inputs[0], program.nodes[at].inputs[1]];
                 [(a, b), (b, a)].into_iter().find_map(|(residual, value)| {
-                    let linear = single(program, value)
-                        .filter(|&i| matches!(program.nodes[i].op, Op::Linear(_)))?;
-                    Some((residual, linear))
+                    let linear = single(program, value)?;
+                    Some((residual, linear, fused(&program.nodes[linear].op)?))
                 })
             })
             .flatten();
-        if let Some((residual, linear)) = found {
+        if let Some((residual, linear, op)) = found {
             let node = Node {
-                op: Op::from(LinearAdd),
+                op,
                 inputs: vec![program.nodes[linear].inputs[0], residual],
                 weights: program.nodes[linear].weights.clone(),
                 outputs: program.nodes[at].outputs.clone(),

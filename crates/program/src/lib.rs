@@ -24,7 +24,7 @@ use ops::{Op, Rope, Shape};
 use std::fmt;
 
 pub use adapt::{Adapter, Site};
-pub use fuse::fuse;
+pub use fuse::{fuse, fuse_gates, fuse_gradients};
 pub use observe::{Input, Routed};
 pub use offload::Offloaded;
 pub use plan::{ArenaPlan, plan_memory, plan_sizes};

@@ -82,7 +82,7 @@ impl Turned {
     }
 }
 
-/// `out[t][c] = sum over r of x[t][r] w[r][c]` for some columns of the matrix: the product with its
+/// `out[t][c] (+)= sum over r of x[t][r] w[r][c]` for some columns of the matrix: the product with its
 /// transpose. The columns begin with a block, and end with one or with the matrix.
 ///
 /// `x` has been quantised, for floats, unless parts are f32 ([`Turned::encoding`]). A token's
@@ -100,6 +100,7 @@ pub unsafe fn multiply_turned(
     x: &Activations,
     columns: Range<usize>,
     out: Output,
+    accumulate: bool,
     (scratch, turned): (&mut Scratch, &mut Turned),
 ) {
     assert!(x.cols() == w.rows && columns.end <= w.cols && columns.start.is_multiple_of(BLOCK));
@@ -109,7 +110,7 @@ pub unsafe fn multiply_turned(
         for first in (0..w.rows).step_by(Turned::ROWS) {
             let rows = first..w.rows.min(first + Turned::ROWS);
             let (part, x) = (turned.take(isa, w, rows.clone(), columns.clone()), x.window(rows));
-            let epilogue = Epilogue { accumulate: first > 0, bias: None };
+            let epilogue = Epilogue { accumulate: accumulate || first > 0, bias: None };
             let (tokens, panels) = (0..x.tokens(), 0..part.panels());
             // SAFETY: the caller's promise, for these columns.
             unsafe { multiply(isa, part, &x, tokens, panels, out, epilogue, scratch) };

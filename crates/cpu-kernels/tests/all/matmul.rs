@@ -465,15 +465,18 @@ fn products_with_a_transpose_agree_with_sums_in_f64() {
             for &isa in Isa::available() {
                 let mut storage = Huge::zeroed(0).unwrap();
                 let x = on_path(Path::Expanded, isa, &values, rows, &mut storage);
-                let mut y = vec![f32::NAN; tokens * cols];
+                // From this column on, products are added to ones.
+                let added = 32;
+                let before = |c: usize| if c < added { f32::NAN } else { 1.0 };
+                let mut y: Vec<f32> = (0..tokens * cols).map(|at| before(at % cols)).collect();
                 let out = Output { start: y.as_mut_ptr(), stride: cols };
                 let (mut scratch, mut turned) = (Scratch::new().unwrap(), Turned::new().unwrap());
                 // Two threads' shares.
-                for columns in [0..32, 32..cols] {
+                for (columns, adds) in [(0..added, false), (added..cols, true)] {
                     // SAFETY: `y` holds all tokens of all columns.
                     unsafe {
                         let room = (&mut scratch, &mut turned);
-                        multiply_turned(isa, &w, &x, columns, out, room);
+                        multiply_turned(isa, &w, &x, columns, out, adds, room);
                     }
                 }
                 // Weights in blocks are rounded to bf16 for the tile unit.
@@ -486,8 +489,9 @@ fn products_with_a_transpose_agree_with_sums_in_f64() {
                     let term = |r: usize| {
                         f64::from(values[t * rows + r]) * f64::from(decoded[r * cols + c])
                     };
+                    let first = if c < added { 0.0 } else { 1.0 };
                     let (want, scale) =
-                        (0..rows).map(term).fold((0.0, 0.0), |(a, b), x| (a + x, b + x.abs()));
+                        (0..rows).map(term).fold((first, first), |(a, b), x| (a + x, b + x.abs()));
                     let error = (f64::from(*y) - want).abs() / scale.max(1e-9);
                     assert!(error < most, "{encoding} {isa} {rows} {cols}, {t} {c}: {error:.1e}");
                 }

@@ -1,6 +1,7 @@
-//! Gradients of single elements: `dx = f'(x) dy`, and values that are one number.
+//! Gradients of single elements: `dx = f'(x) dy`, those of gates, and values that are one number.
 
 use super::{Forward, Reverse};
+use crate::gated::GATES;
 use crate::operation::{Call, Launches, Operation, Sharding, X, Y, launch_flat};
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, Unary, alike, arity, math, sweep};
@@ -23,6 +24,10 @@ pub struct Fill {
 /// `x, dy -> f'(x) dy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapBackward(pub Unary);
+
+/// `gate, up, dy -> f'(gate) up dy`: the gate's gradient of `f(gate) up`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GatedBackward(pub Unary);
 
 /// `f'(x)`; of `relu` at 0 it is 0.
 pub(super) fn derivative(f: Unary, x: f64) -> f64 {
@@ -119,6 +124,42 @@ fn reference(f: Unary, x: &[f32], dy: &[f32], dx: &mut [f32]) {
     }
 }
 
+impl Operation for GatedBackward {
+    fn name(&self) -> &'static str {
+        "gated_backward"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity(self.name(), inputs, 3, weights, &[0])?;
+        alike(self.name(), inputs)?;
+        Ok(vec![inputs[0]])
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        gated_reference(self.0, [0, 1, 2].map(|i| call.inputs[i]), &mut call.outputs[0]);
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::OfRank
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(2)
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let kernel = gated_backward(to.scalar(X), self.0);
+        launch_flat(to, kernel, Numbers::new(), &["gate", "up", "dy"])
+    }
+}
+
+fn gated_reference(f: Unary, [gate, up, dy]: [&[f32]; 3], dgate: &mut [f32]) {
+    for (i, dgate) in dgate.iter_mut().enumerate() {
+        let slope = derivative(f, f64::from(gate[i]));
+        *dgate = (slope * f64::from(up[i]) * f64::from(dy[i])) as f32;
+    }
+}
+
 /// `f'(x)` on the device, as [`derivative`].
 #[track_caller]
 fn slope(f: Unary, x: Val<f32>) -> Val<f32> {
@@ -168,6 +209,22 @@ pub fn map_backward(
     sweep::map(["x", "dy"], [x, dy], y, n, |[x, dy]| slope(f, x) * dy);
 }
 
+/// `y = f'(gate) up dy`, on the device: `n` elements. `y` may be `dy`.
+#[kernel]
+pub fn gated_backward(
+    gate: In<{ scalar }>,
+    up: In<{ scalar }>,
+    dy: In<{ scalar }>,
+    y: Out<{ scalar }>,
+    n: Arg<u32>,
+    scalar: Scalar,
+    f: Unary,
+) {
+    sweep::map(["gate", "up", "dy"], [gate, up, dy], y, n, |[gate, up, dy]| {
+        slope(f, gate) * up * dy
+    });
+}
+
 /// `n` elements that are one number, on the device.
 #[kernel]
 pub fn fill(y: Out<{ scalar }>, n: Arg<u32>, value: Const<f32>, scalar: Scalar) {
@@ -177,6 +234,7 @@ pub fn fill(y: Out<{ scalar }>, n: Arg<u32>, value: Const<f32>, scalar: Scalar) 
 /// The kernels, their cases and benchmarks.
 pub const KERNELS: &[Spec] = &[
     Spec { name: "fill", cases: fill_cases, benches: fill_benches },
+    Spec { name: "gated_backward", cases: gated_cases, benches: gated_benches },
     Spec { name: "map_backward", cases, benches },
 ];
 
@@ -190,6 +248,25 @@ fn fill_cases() -> Vec<Case> {
 fn fill_benches() -> Vec<Bench> {
     every_float(|scalar| {
         vec![flat_bench(scalar, fill(scalar), Numbers::new().with_f32("value", 0.0), 0, 0)]
+    })
+}
+
+fn gated_cases() -> Vec<Case> {
+    fn of(scalar: Scalar) -> Vec<Case> {
+        let of = |(f, _)| {
+            let kernel = gated_backward(scalar, f);
+            flat(scalar, kernel, &Numbers::new(), 3, 4.0, move |x, dgate| {
+                gated_reference(f, [&x[0], &x[1], &x[2]], dgate);
+            })
+        };
+        GATES.into_iter().flat_map(of).collect()
+    }
+    every_float(of)
+}
+
+fn gated_benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        vec![flat_bench(scalar, gated_backward(scalar, Unary::Silu), Numbers::new(), 3, 9)]
     })
 }
 

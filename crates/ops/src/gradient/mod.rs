@@ -23,12 +23,14 @@ mod tangents;
 pub use attend::{Attend, AttendBackward, seen};
 pub use columns::ScaleColumns;
 pub use cross_entropy::CrossEntropy;
-pub use elements::{Fill, MapBackward};
+pub use elements::{Fill, GatedBackward, MapBackward};
 pub use experts::{ExpertsBackward, ExpertsTangent, Shares};
 pub use norms::{LayerNormBackward, RmsNormBackward};
-pub use products::{LinearBackward, Outer, SumColumns, SumRows};
+pub use products::{LinearBackward, LinearBackwardAdd, Outer, SumColumns, SumRows};
 pub use rows::{Gathered, Spread};
 pub use tangents::{AttendTangent, NormTangent};
+
+pub use crate::gated::Gated;
 
 pub(crate) use products::{linear_jvp, linear_vjp};
 
@@ -201,12 +203,18 @@ gradients! {
     Fill,
     /// `x, dy -> dx` of a function of one element.
     MapBackward,
+    /// `gate, up -> f(gate) up`.
+    Gated,
+    /// `gate, up, dy -> dgate` of [`Gated`].
+    GatedBackward,
     /// `x, dy; weight -> dx, (dweight)`.
     RmsNormBackward,
     /// `x, dy; weight -> dx, (dweight), (dbias)`.
     LayerNormBackward,
     /// `dy; weight[out, in] -> dx`: the product with the other side.
     LinearBackward,
+    /// `dy, added; weight[out, in] -> dx`: the same, added to another value.
+    LinearBackwardAdd,
     /// `dy, x -> dweight[out, in]`: a sum over rows of outer products.
     Outer,
     /// `x -> [1, width]`: a sum over rows.

@@ -4,7 +4,7 @@ use super::{Forward, Reverse, Var as Value, Wrt, give, one, zeros};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
 use crate::sweep::{begin, require_lengths, when};
 use crate::trial::{every_float, memory, near, random, rows_of};
-use crate::{Rows, Shape, arity, expect};
+use crate::{Rows, Shape, alike, arity, expect};
 use formats::{Error, Result};
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
@@ -13,6 +13,11 @@ use tile::launch::{Mode, Numbers};
 /// `dy[rows, out]; weight[out, in] -> [rows, in]`: `dx[t, i] = sum_o dy[t, o] weight[o, i]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinearBackward;
+
+/// `dy[rows, out], added[rows, in]; weight[out, in] -> [rows, in]`: [`LinearBackward`], added to what
+/// other readers of the same value have given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinearBackwardAdd;
 
 /// `dy[rows, out], x[rows, in] -> [out, in]`: `dw[o, i] = sum_t dy[t, o] x[t, i]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,16 +75,7 @@ impl Operation for LinearBackward {
     }
 
     fn reference(&self, call: &mut Call<'_>) {
-        let (out, weight) = (call.widths[0], &call.weights[0]);
-        let width = weight.len() / out;
-        let rows = call.inputs[0].chunks_exact(out).zip(call.outputs[0].chunks_exact_mut(width));
-        for (dy, dx) in rows {
-            for (i, dx) in dx.iter_mut().enumerate() {
-                let terms = dy.iter().enumerate();
-                let terms = terms.map(|(o, dy)| f64::from(*dy) * f64::from(weight[o * width + i]));
-                *dx = terms.sum::<f64>() as f32;
-            }
-        }
+        linear_backward(call, |_| 0.0);
     }
 
     fn sharding(&self) -> Sharding {
@@ -90,6 +86,50 @@ impl Operation for LinearBackward {
         let (Some(ddx), dy) = (at.cotangent(0), at.input(0)) else { return Ok(()) };
         give(at, Wrt::Input(0), |at| one(at, crate::Linear, &[ddx], &[0]))?;
         give(at, Wrt::Weight(0), |at| one(at, Outer, &[dy, ddx], &[]))
+    }
+}
+
+impl Operation for LinearBackwardAdd {
+    fn name(&self) -> &'static str {
+        "linear_backward_add"
+    }
+
+    fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        arity(self.name(), inputs, 2, weights, &[1])?;
+        let dx = LinearBackward.infer(&inputs[..1], weights)?;
+        alike(self.name(), &[dx[0], inputs[1]])?;
+        Ok(dx)
+    }
+
+    fn reference(&self, call: &mut Call<'_>) {
+        let added = call.inputs[1];
+        linear_backward(call, |at| f64::from(added[at]));
+    }
+
+    fn sharding(&self) -> Sharding {
+        Sharding::OfRank
+    }
+
+    fn overwrites(&self) -> Option<usize> {
+        Some(1)
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        LinearBackward.vjp(at)?;
+        let Some(ddx) = at.cotangent(0) else { return Ok(()) };
+        give(at, Wrt::Input(1), |_| Ok(ddx))
+    }
+}
+
+/// `dx[t, i] = before(t, i) + sum_o dy[t, o] weight[o, i]`, in f64.
+fn linear_backward(call: &mut Call<'_>, before: impl Fn(usize) -> f64) {
+    let (out, weight) = (call.widths[0], &call.weights[0]);
+    let width = weight.len() / out;
+    for (at, dx) in call.outputs[0].iter_mut().enumerate() {
+        let (row, i) = (at / width, at % width);
+        let terms = call.inputs[0][row * out..][..out].iter().enumerate();
+        let terms = terms.map(|(o, dy)| f64::from(*dy) * f64::from(weight[o * width + i]));
+        *dx = (before(at) + terms.sum::<f64>()) as f32;
     }
 }
 

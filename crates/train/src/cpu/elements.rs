@@ -4,7 +4,7 @@ use super::executor::Run;
 use cpu_kernels::math;
 use formats::{Error, Result};
 use ops::gradient::Gradient;
-use ops::{Map, Op, Scale, Unary, Zip};
+use ops::{Binary, Map, Op, Scale, Unary, Zip};
 use program::{Node, ValueId, WeightId};
 use std::ops::Range;
 
@@ -136,6 +136,17 @@ impl Run<'_> {
                 // SAFETY: the input is only read.
                 self.map_backward(op.0, unsafe { &self.read(inputs[0])[range] }, dy);
             }),
+            Gradient::Gated(op) => self.pieces(index, node, 0, &|y, range| {
+                math::map_in_place(self.of.isa, op.0, y);
+                // SAFETY: the second operand is only read.
+                self.times(y, unsafe { &self.read(inputs[1])[range] });
+            }),
+            Gradient::GatedBackward(op) => self.pieces(index, node, 2, &|dy, range| {
+                // SAFETY: the other operands are only read.
+                let [gate, up] = [0, 1].map(|i| unsafe { &self.read(inputs[i])[range.clone()] });
+                self.times(dy, up);
+                self.map_backward(op.0, gate, dy);
+            }),
             Gradient::RmsNormBackward(op) => {
                 self.norm_backward(index, node, (op.eps, false), node.weights[0]);
             }
@@ -180,6 +191,11 @@ impl Run<'_> {
             // Those that are products, which the executor runs itself.
             _ => {}
         }
+    }
+
+    /// `y *= by`.
+    fn times(&self, y: &mut [f32], by: &[f32]) {
+        math::zip_in_place(self.of.isa, Binary::Mul, y, by);
     }
 
     /// `dy *= f'(x)`.

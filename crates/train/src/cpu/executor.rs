@@ -270,11 +270,15 @@ impl<'a> Run<'a> {
     fn gradient(&self, index: usize, op: &Gradient, node: &Node) -> Result<()> {
         let (inputs, outputs) = (&node.inputs, &node.outputs);
         match op {
-            Gradient::LinearBackward(_) => {
+            Gradient::LinearBackward(_) | Gradient::LinearBackwardAdd(_) => {
+                let adds = matches!(op, Gradient::LinearBackwardAdd(_));
+                if adds {
+                    self.copy(index, node, 1);
+                }
                 let matrix = self.weights.matrix(node.weights[0])?;
                 let [dy, dx] = [inputs[0], outputs[0]].map(|value| self.start(value));
                 // SAFETY: a node's operands.
-                unsafe { self.multiply_back(matrix, dy, self.rows(inputs[0]), dx) };
+                unsafe { self.multiply_back(matrix, dy, self.rows(inputs[0]), dx, adds) };
             }
             Gradient::Outer(_) => {
                 let of = |v: ValueId| (self.start(v).cast_const(), self.width(v));

@@ -62,7 +62,7 @@ impl Run<'_> {
         let rows = dy.len() / matrix.rows();
         let mut dx = vec![0.0; rows * matrix.cols()];
         // SAFETY: both are as long as the matrix asks for, and this call's own.
-        unsafe { self.multiply_back(matrix, dy.as_ptr(), rows, dx.as_mut_ptr()) };
+        unsafe { self.multiply_back(matrix, dy.as_ptr(), rows, dx.as_mut_ptr(), false) };
         dx
     }
 

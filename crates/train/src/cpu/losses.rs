@@ -36,7 +36,7 @@ impl Run<'_> {
                 self.rows_of_logits(of, node, (&mut logits[..count * vocab], vocab), first);
                 if of.hidden {
                     let dx = self.start(node.outputs[1]).add(first * width);
-                    self.multiply_back(head, start, count, dx);
+                    self.multiply_back(head, start, count, dx, false);
                 }
                 if of.head {
                     let dhead = self.start(node.outputs[2]);

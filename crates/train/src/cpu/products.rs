@@ -40,7 +40,7 @@ impl Run<'_> {
         });
     }
 
-    /// `dx = dy W` of `rows` rows.
+    /// `dx (+)= dy W` of `rows` rows.
     ///
     /// # Safety
     /// As [`Run::multiply`], the other way round.
@@ -50,6 +50,7 @@ impl Run<'_> {
         dy: *const f32,
         rows: usize,
         dx: *mut f32,
+        accumulate: bool,
     ) {
         let (isa, columns) = (self.of.isa, matrix.cols());
         // SAFETY: the caller's promise.
@@ -62,7 +63,7 @@ impl Run<'_> {
             let columns = parts.start * Turned::COLUMNS..end;
             let scratch = (&mut scratch.product, &mut scratch.turned);
             // SAFETY: each worker has its own columns; nobody writes the lines any more.
-            unsafe { multiply_turned(isa, matrix, dy, columns, out, scratch) };
+            unsafe { multiply_turned(isa, matrix, dy, columns, out, accumulate, scratch) };
         });
     }
 

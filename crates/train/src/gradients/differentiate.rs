@@ -70,6 +70,7 @@ pub fn differentiate(program: &Program, wrt: &[WeightId]) -> Result<Program> {
     gradient.results = results;
     gradient.traces.clear();
     sweep(&mut gradient);
+    program::fuse_gradients(&mut gradient);
     gradient.verify()?;
     Ok(gradient)
 }

@@ -242,6 +242,7 @@ pub fn losses(program: &Program) -> Result<Program> {
     of.results = vec![losses];
     of.traces.clear();
     super::differentiate::sweep(&mut of);
+    program::fuse_gates(&mut of);
     of.verify()?;
     Ok(of)
 }

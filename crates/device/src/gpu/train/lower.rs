@@ -63,7 +63,9 @@ fn check(program: &Program) -> Result<()> {
                 // A head with a bias has no kernel.
                 Gradient::CrossEntropy(of) => !(of.head && node.weights.len() > 1),
                 Gradient::Attend(_) | Gradient::Fill(_) | Gradient::MapBackward(_) => true,
-                Gradient::LinearBackward(_) | Gradient::Outer(_) | Gradient::SumRows(_) => true,
+                Gradient::Gated(_) | Gradient::GatedBackward(_) => true,
+                Gradient::LinearBackward(_) | Gradient::LinearBackwardAdd(_) => true,
+                Gradient::Outer(_) | Gradient::SumRows(_) => true,
                 Gradient::Spread(_) | Gradient::ScaleColumns(_) => true,
                 _ => false,
             },
@@ -350,8 +352,10 @@ impl Recorder<'_> {
                 let added = Added { bias: weights.get(1).copied(), matrix };
                 self.linear(inputs[0], weights[0], false, added, outputs[0])
             }
-            Op::Gradient(Gradient::LinearBackward(_)) => {
-                self.linear(inputs[0], weights[0], true, Added::default(), outputs[0])
+            Op::Gradient(Gradient::LinearBackward(_) | Gradient::LinearBackwardAdd(_)) => {
+                let matrix = inputs.get(1).map(|v| self.value(*v).slot());
+                let added = Added { bias: None, matrix };
+                self.linear(inputs[0], weights[0], true, added, outputs[0])
             }
             Op::Gradient(Gradient::Outer(_)) => {
                 let sizes = [self.width(inputs[0]), self.width(inputs[1]), self.count(inputs[0])];

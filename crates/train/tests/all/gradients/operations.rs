@@ -6,7 +6,7 @@ use delft_train::gradients::{differentiate, jvp, reference};
 use formats::{Source, Tensors};
 use ops::embed::Index;
 use ops::experts::{Experts, Gate, Odds, Routing};
-use ops::gradient::{Attend, CrossEntropy, ScaleColumns};
+use ops::gradient::{Attend, CrossEntropy, Gated, ScaleColumns};
 use ops::{
     Attention, Binary, Embed, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm, Rope, Scale,
     ScaleRows, Select, Shape, Unary, Zip,
@@ -236,6 +236,33 @@ fn products() {
     let again = built.weight(&[5, 5]);
     let y = built.push(LinearAdd, &[y, residual], vec![again])[0];
     prove("products", &built.finish(y));
+}
+
+/// Products of one value, whose gradients are added where they are made.
+#[test]
+fn products_of_one_value() {
+    let mut built = Built::new();
+    let x = built.rows(6);
+    let weights = [5, 5, 7].map(|out| built.weight(&[out, 6]));
+    let [a, b, c] = weights.map(|w| built.push(Linear, &[x], vec![w])[0]);
+    let sum = built.push(Zip(Binary::Mul), &[a, b], Vec::new())[0];
+    let narrow = built.weight(&[5, 7]);
+    let y = built.push(LinearAdd, &[c, sum], vec![narrow])[0];
+    let program = built.finish(y);
+    prove("products of one value", &program);
+    let gradient = differentiate(&program, &[WeightId(0)]).unwrap();
+    let names: Vec<&str> = gradient.nodes.iter().map(|node| node.op.name()).collect();
+    assert_eq!(names.iter().filter(|name| **name == "linear_backward_add").count(), 2, "{names:?}");
+}
+
+#[test]
+fn gates() {
+    for act in [Unary::Silu, Unary::GeluTanh, Unary::GeluErf] {
+        let mut built = Built::new();
+        let (gate, up) = (built.rows(6), built.rows(6));
+        let y = built.push(Gated(act), &[gate, up], Vec::new())[0];
+        prove("gated", &built.finish(y));
+    }
 }
 
 #[test]
