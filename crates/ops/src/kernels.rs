@@ -17,6 +17,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::columns::KERNELS,
         crate::gradient::cross_entropy::KERNELS,
         crate::gradient::elements::KERNELS,
+        crate::gradient::experts::KERNELS,
         crate::gradient::gains::KERNELS,
         crate::gradient::matmul::KERNELS,
         crate::gradient::norms::KERNELS,

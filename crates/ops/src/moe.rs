@@ -26,8 +26,8 @@ use crate::experts::{Odds, Routing};
 use crate::linear::holds;
 use crate::{math, sweep};
 pub use group::{moe_group, tiles};
-pub use products::{moe_gemm, moe_gemv, pick_blocks};
-pub use reference::{Groups, Routes, combine, group, product, route};
+pub use products::{moe_gemm, moe_gemm_turned, moe_gemv, pick_blocks, pick_turned};
+pub use reference::{Groups, Routes, combine, group, product, product_turned, route};
 
 /// Tokens that a threadgroup of [`moe_route`] routes: one a simdgroup.
 const TOKENS: u32 = 4;
@@ -205,6 +205,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "moe_group", cases: cases::groups, benches: cases::group_benches },
     Spec { name: "moe_gemv", cases: cases::gemvs, benches: cases::gemv_benches },
     Spec { name: "moe_gemm", cases: cases::gemms, benches: cases::gemm_benches },
+    Spec { name: "moe_gemm_turned", cases: cases::turned, benches: cases::turned_benches },
     Spec { name: "moe_bias", cases: cases::biases, benches: cases::bias_benches },
     Spec { name: "clamped_gate", cases: cases::gates, benches: cases::gate_benches },
     Spec { name: "moe_combine", cases: cases::combines, benches: cases::combine_benches },

@@ -19,6 +19,7 @@ mod weight;
 
 use formats::{Result, Tensors};
 use ops::embed::Index;
+use ops::gradient::Gradient;
 use ops::operation::Operand;
 use ops::{Op, Rope, Shape};
 use std::fmt;
@@ -146,9 +147,13 @@ pub struct Program {
 pub const BLOCK_TOKENS: usize = 256;
 
 impl Program {
-    /// The sizes of a node's mixture of experts, if it is one.
+    /// The sizes of a node's mixture of experts, if it is one or the gradient of one.
     pub fn mixture(&self, node: &Node) -> Option<ops::experts::Sizes> {
-        let Op::Experts(op) = &node.op else { return None };
+        let op = match &node.op {
+            Op::Experts(op) => op,
+            Op::Gradient(Gradient::ExpertsBackward(of)) => &of.0,
+            _ => return None,
+        };
         let gate = &self.weights[node.weights.first()?.0];
         op.sizes([0, 1].map(|i| self.shape(node.inputs[i]).width), &[&gate.shape]).ok()
     }

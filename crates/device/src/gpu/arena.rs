@@ -141,15 +141,25 @@ impl RowsOf {
 /// Number of scratch arrays of a mixture of experts.
 pub(super) const MIXTURE: usize = 9;
 
-/// Words of each scratch array of a mixture for `rows` rows: expert ids and weights of the pairs;
-/// the first pair of each expert, the pairs' order, blocks of pairs; the outputs of gate and up,
-/// and their activated product; the outputs of down.
+/// Words of each scratch array of a mixture for `rows` rows; see [`Array`](super::lower::experts::Array).
 fn mixture(sizes: Sizes, rows: usize) -> [usize; MIXTURE] {
     let Sizes { experts, used, width, ff } = sizes;
     let pairs = rows * used;
     // No block has fewer pairs than one.
     let blocks = 2 * (pairs + experts);
     [pairs, pairs, experts + 1, pairs, blocks, pairs * ff, pairs * ff, pairs * ff, pairs * width]
+}
+
+/// The most words of each scratch array that a Program's mixtures need, which have as many rows as
+/// `rows` says.
+pub(super) fn mixtures(program: &Program, rows: impl Fn(Shape) -> usize) -> [usize; MIXTURE] {
+    let mut most = [0; MIXTURE];
+    for node in &program.nodes {
+        let Some(sizes) = program.mixture(node) else { continue };
+        let needs = mixture(sizes, rows(program.shape(node.inputs[0])));
+        (0..MIXTURE).for_each(|i| most[i] = most[i].max(needs[i]));
+    }
+    most
 }
 
 /// The arena of one shape class; offsets in bytes.
@@ -198,13 +208,7 @@ impl Layout {
             end = start + 4 * elements;
             start..end
         });
-        let mut most = [0; MIXTURE];
-        for node in &program.nodes {
-            let Some(sizes) = program.mixture(node) else { continue };
-            let needs = mixture(sizes, rows.of(program.shape(node.inputs[0])));
-            (0..MIXTURE).for_each(|i| most[i] = most[i].max(needs[i]));
-        }
-        let mixture = most.map(|words| {
+        let mixture = mixtures(program, |shape| rows.of(shape)).map(|words| {
             let start = end.next_multiple_of(256);
             end = start + 4 * words;
             start..end

@@ -23,7 +23,7 @@ use crate::{CacheType, LoadOptions};
 
 mod adapters;
 mod attention;
-mod experts;
+pub(super) mod experts;
 pub(super) mod products;
 mod sampling;
 mod states;
@@ -430,9 +430,9 @@ impl Launches for Operands<'_, '_> {
 
 /// A slot with its element type: an operand that need not be a value of the Program.
 #[derive(Clone)]
-struct TypedSlot {
-    slot: Slot,
-    scalar: Scalar,
+pub(super) struct TypedSlot {
+    pub(super) slot: Slot,
+    pub(super) scalar: Scalar,
 }
 
 impl Recorder<'_> {
@@ -511,7 +511,7 @@ impl Recorder<'_> {
                 let matrix = Matrix { weight: weights[0], bias: weights.get(1).copied() };
                 self.linear_add(inputs[0], inputs[1], matrix, outputs[0])
             }
-            Op::Experts(op) => self.experts(op, node),
+            Op::Experts(op) => self.mixture(op, node),
             Op::RopeWrite(write) => self.rope_write(write, inputs, weights, outputs[0]),
             Op::AllReduce(_) => {
                 if self.scalar(inputs[0]) != Scalar::F32 {

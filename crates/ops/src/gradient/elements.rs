@@ -162,7 +162,7 @@ fn gated_reference(f: Unary, [gate, up, dy]: [&[f32]; 3], dgate: &mut [f32]) {
 
 /// `f'(x)` on the device, as [`derivative`].
 #[track_caller]
-fn slope(f: Unary, x: Val<f32>) -> Val<f32> {
+pub(super) fn slope(f: Unary, x: Val<f32>) -> Val<f32> {
     let root = (2.0 / PI).sqrt() as f32;
     match f {
         Unary::Silu => {

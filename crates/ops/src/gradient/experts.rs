@@ -8,6 +8,12 @@
 //!
 //! Which experts are chosen counts as constant.
 
+pub mod kernels;
+
+mod cases;
+
+pub use cases::KERNELS;
+
 use crate::experts::{Experts, Gate, Odds, Routing, Sizes};
 use crate::gradient::elements::derivative;
 use crate::operation::{Call, Operation, Sharding};

@@ -11,13 +11,13 @@ pub mod attend;
 pub mod columns;
 pub mod cross_entropy;
 pub mod elements;
+pub mod experts;
 pub mod gains;
 pub mod matmul;
 pub mod norms;
 pub mod products;
 pub mod rows;
 
-mod experts;
 mod tangents;
 
 pub use attend::{Attend, AttendBackward, seen};

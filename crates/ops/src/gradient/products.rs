@@ -2,7 +2,7 @@
 
 use super::{Forward, Reverse, Var as Value, Wrt, give, one, zeros};
 use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
-use crate::sweep::{begin, require_lengths, when};
+use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_lengths, require_vectors, when};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Rows, Shape, alike, arity, expect};
 use formats::{Error, Result};
@@ -206,6 +206,13 @@ impl Operation for SumColumns {
         }
     }
 
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let kernel = sum_columns(to.scalar(X), to.scalar(Y));
+        let bound = [("x", Bound::Value(X)), ("y", Bound::Value(Y))];
+        to.push(kernel, numbers(to.rows(X), to.width(X)), &bound)?;
+        Ok(true)
+    }
+
     fn sharding(&self) -> Sharding {
         Sharding::OfRank
     }
@@ -269,13 +276,46 @@ pub(super) fn sums_of_rows(
     });
 }
 
+/// `y[t] = sum_i x[t, i]`, summed in f32, on the device.
+#[kernel]
+pub fn sum_columns(
+    x: In<{ from }>,
+    y: Out<{ to }>,
+    rows: Arg<u32>,
+    width: Const<u32>,
+    from: Scalar,
+    to: Scalar,
+) {
+    let team = Team::Simd;
+    team.launch(256);
+    require_vectors(&[("x", dim("rows") * dim("width"))]);
+    require_lengths(&[("y", dim("rows"))]);
+    begin();
+    let own: Vec<Row> = team.rows(rows, width);
+    let sums: Vec<Var<f32>> = own.iter().map(|_| Var::new(0.0)).collect();
+    team.sweep(width, team.lanes(lanes_of_both(from, Scalar::F32)), |at, lanes| {
+        for (row, sum) in own.iter().zip(&sums) {
+            for x in at.iter().flat_map(|&i| load(x, row.first + i, lanes)) {
+                sum.set(sum.get() + x);
+            }
+        }
+    });
+    for (row, sum) in own.iter().zip(&sums) {
+        let sum = team.sum(sum.get());
+        row.keep(|| when(Order::eq(lane_id(), 0u32), || y.set(row.first / width, sum)));
+    }
+}
+
 /// The numbers of a launch for `rows` rows of `width` elements.
 pub fn numbers(rows: usize, width: usize) -> Numbers {
     Numbers::new().with("rows", rows as u32).with("width", width as u32)
 }
 
-/// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "sum_rows", cases, benches }];
+/// The kernels, their cases and benchmarks.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "sum_rows", cases, benches },
+    Spec { name: "sum_columns", cases: column_cases, benches: column_benches },
+];
 
 fn cases() -> Vec<Case> {
     let case = |scalar: Scalar, (rows, width, why): (usize, usize, &str)| {
@@ -300,6 +340,33 @@ fn benches() -> Vec<Bench> {
         let (rows, width) = (rows_of(scalar, 4096), 4096);
         let buffers = vec![Fill::Noise(scalar, rows * width), Fill::Zeros(Scalar::F32, width)];
         let (kernel, flops) = (sum_rows(scalar, Scalar::F32), (rows * width) as u64);
+        vec![memory(kernel, &format!("{rows} x {width}"), numbers(rows, width), buffers, flops)]
+    })
+}
+
+fn column_cases() -> Vec<Case> {
+    let case = |scalar: Scalar, (rows, width, why): (usize, usize, &str)| {
+        let x = random(scalar, rows as u64 + 5, rows * width);
+        let sum = |row: &[f32]| row.iter().map(|x| f64::from(*x)).sum::<f64>() as f32;
+        let y: Vec<f32> = x.to_f32().chunks_exact(width).map(sum).collect();
+        Case {
+            kernel: sum_columns(scalar, scalar).record(),
+            label: format!("{rows} x {width} {scalar}, {why}"),
+            numbers: numbers(rows, width),
+            buffers: vec![x, Buffer::zeros(scalar, rows)],
+            expected: vec![(1, near(scalar, &y))],
+        }
+    };
+    let shapes =
+        [(1, 1, "one element"), (5, 33, "a width no vector divides"), (129, 264, "a ragged group")];
+    every_float(|scalar| shapes.into_iter().map(|shape| case(scalar, shape)).collect())
+}
+
+fn column_benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let (rows, width) = (rows_of(scalar, 4096), 4096);
+        let buffers = vec![Fill::Noise(scalar, rows * width), Fill::Zeros(scalar, rows)];
+        let (kernel, flops) = (sum_columns(scalar, scalar), (rows * width) as u64);
         vec![memory(kernel, &format!("{rows} x {width}"), numbers(rows, width), buffers, flops)]
     })
 }

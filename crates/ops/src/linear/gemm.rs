@@ -127,6 +127,20 @@ impl Schedule {
         self.bk + if self.warpgroups { 0 } else { 16 / operand.bytes() as u32 }
     }
 
+    /// Elements between terms in shared memory, of a matrix that lies turned: as many more than a
+    /// block has columns as [`Schedule::stride`] has more than a step has terms.
+    pub(crate) fn turned_stride(&self, operand: Scalar) -> u32 {
+        self.bn + 16 / operand.bytes() as u32
+    }
+
+    /// As [`Schedule::shared_bytes`], with a right operand that lies turned.
+    pub(crate) fn turned_bytes(&self, operand: Scalar) -> u32 {
+        let along = self.stages * self.bn * self.stride(operand);
+        let turned = self.stages * self.bk * self.turned_stride(operand);
+        self.shared_bytes(operand) - along * operand.bytes() as u32
+            + turned * operand.bytes() as u32
+    }
+
     /// A schedule for `[rows, width] x [out, width]'` with operands of a type, among those that a
     /// device can run.
     pub fn pick(

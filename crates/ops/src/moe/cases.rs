@@ -1,7 +1,7 @@
 //! Cases and benchmarks of the mixture's kernels.
 
 use super::{Routes, combine, group, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route};
-use super::{clamped_gate, moe_bias, product, reference};
+use super::{clamped_gate, moe_bias, moe_gemm_turned, product, product_turned, reference};
 use crate::experts::{Gate, Odds, Routing};
 use crate::linear::cases::{Matrix, matrix_bytes};
 use crate::linear::gemm::Schedule as Blocks;
@@ -364,6 +364,104 @@ pub(super) fn gemm_benches() -> Vec<Bench> {
         }
     };
     timed.into_iter().map(bench).collect()
+}
+
+/// The product of `x` `[pairs / share, out]` with matrices that lie turned.
+fn turned_case(
+    types: Types,
+    format: Format,
+    shape: Shape,
+    (schedule, adds): (Blocks, bool),
+    why: &str,
+) -> Case {
+    let Shape { pairs, experts, share, width, out } = shape;
+    let x = Buffer::floats(types.x, &noise(7, pairs.div_ceil(share) * out));
+    let matrix = Matrix::new(format, 3, experts * out, width);
+    let ids = chosen(pairs, experts);
+    let seen = rounded(&x.to_f32(), types.operand);
+    let weights = rounded(&matrix.weights, types.operand);
+    let mut want = product_turned(&seen, &weights, &ids, (width, out, share));
+    let groups = group(&ids, experts, schedule.bm as usize);
+    let mut buffers = vec![
+        x,
+        Buffer::zeros(types.y, pairs * width),
+        Buffer::words(&groups.order),
+        Buffer::words(&groups.offsets),
+        Buffer::words(&groups.blocks),
+        matrix.buffer(),
+    ];
+    if adds {
+        let add = Buffer::floats(types.y, &noise(9, pairs * width));
+        want.iter_mut().zip(add.to_f64()).for_each(|(y, add)| *y += add);
+        buffers.insert(5, add);
+    }
+    Case {
+        kernel: moe_gemm_turned(types, format, adds, schedule).record(),
+        label: shape.label(&format!("{}, {why}", format.name())),
+        numbers: shape.numbers(),
+        buffers,
+        expected: vec![(1, Expected::Near(want, tolerance(types.y)))],
+    }
+}
+
+pub(super) fn turned() -> Vec<Case> {
+    use Scalar::{BF16, F16, F32};
+    let shape = |pairs, share, width, out| Shape { pairs, experts: 5, share, width, out };
+    let wide = Types { x: BF16, operand: BF16, y: F32 };
+    let mixed = Types { x: F32, operand: BF16, y: F32 };
+    let exact = Types { x: F32, operand: F32, y: F32 };
+    let half = Types { x: F16, operand: F16, y: F16 };
+    let (narrow, small, plain) = (Blocks::NARROW, Blocks::SMALL, Blocks::EXACT);
+    let single = Blocks { bm: 32, bk: 32, simds_m: 2, simds_n: 2, stages: 1, ..narrow };
+    let dense = Format::Dense;
+    let block = Format::Block;
+    let mlx = Format::Mlx { bits: 4, group: 64, scale: BF16 };
+    vec![
+        turned_case(wide, dense(BF16), shape(60, 4, 72, 40), (narrow, false), "blocks of pairs"),
+        turned_case(mixed, dense(BF16), shape(40, 1, 136, 24), (small, true), "a sum is added"),
+        turned_case(half, dense(F16), shape(150, 2, 40, 72), (small, false), "two steps and more"),
+        turned_case(mixed, dense(F32), shape(33, 1, 72, 96), (narrow, false), "weights rounded"),
+        turned_case(mixed, dense(F16), shape(20, 1, 64, 40), (single, true), "one stage"),
+        turned_case(exact, dense(F32), shape(30, 3, 72, 40), (plain, false), "exact"),
+        turned_case(exact, dense(BF16), shape(30, 1, 48, 64), (plain, true), "exact, widened"),
+        turned_case(exact, block(DType::Q4K), shape(20, 1, 256, 24), (plain, true), "exact"),
+        turned_case(exact, block(DType::Mxfp4), shape(40, 2, 64, 24), (plain, false), "exact"),
+        turned_case(mixed, block(DType::Q4K), shape(40, 1, 256, 40), (narrow, true), "blocks"),
+        turned_case(wide, block(DType::Q8_0), shape(80, 2, 96, 40), (small, false), "blocks"),
+        turned_case(wide, block(DType::Q6K), shape(12, 4, 256, 16), (narrow, false), "blocks"),
+        turned_case(mixed, block(DType::Mxfp4), shape(24, 1, 96, 72), (small, true), "blocks"),
+        turned_case(wide, mlx, shape(24, 2, 128, 24), (narrow, false), "groups of MLX"),
+    ]
+}
+
+pub(super) fn turned_benches() -> Vec<Bench> {
+    let shape = Shape { pairs: 4096 * 8, experts: 128, share: 1, width: 2048, out: 768 };
+    let types = Types { x: Scalar::F32, operand: Scalar::BF16, y: Scalar::F32 };
+    let bench = |format: Format| {
+        let schedule = Blocks::MEDIUM;
+        let ids: Vec<u32> =
+            (0..shape.pairs as u32).map(|i| i.wrapping_mul(0x9E37_79B9) >> 25).collect();
+        let groups = group(&ids, shape.experts, schedule.bm as usize);
+        let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
+        let moved = shape.pairs * (shape.width + shape.out);
+        Bench {
+            kernel: moe_gemm_turned(types, format, false, schedule).record(),
+            label: shape.label(&format!("{}, {}", format.name(), schedule.name())),
+            numbers: shape.numbers(),
+            buffers: vec![
+                Fill::Noise(types.x, shape.pairs * shape.out),
+                Fill::Zeros(types.y, shape.pairs * shape.width),
+                Fill::These(Buffer::words(&groups.order)),
+                Fill::These(Buffer::words(&groups.offsets)),
+                Fill::These(Buffer::words(&groups.blocks)),
+                Fill::Noise(Scalar::U32, bytes / 4),
+            ],
+            bytes: (bytes + 4 * moved) as u64,
+            flops: 2 * (shape.pairs * shape.width * shape.out) as u64,
+            roof: Roof::Matrix,
+        }
+    };
+    [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K)].into_iter().map(bench).collect()
 }
 
 // ---------------------------------------------------------------- sums

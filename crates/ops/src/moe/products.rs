@@ -1,5 +1,6 @@
 //! The experts' products: [`moe_gemv`] pair by pair, [`moe_gemm`] expert by expert. Both give the
-//! same rows in the same order.
+//! same rows in the same order. [`moe_gemm_turned`] is the product with the matrices' other side,
+//! of which gradients are made.
 
 use super::group::tiles;
 use crate::linear::gemm::multiply::{Results, product, store};
@@ -20,6 +21,26 @@ pub fn pick_blocks(
     let experts = experts.max(1);
     let machine = gemm::Machine { parallel: machine.parallel.div_ceil(experts), ..machine };
     gemm::Schedule::pick((pairs.div_ceil(experts), out), operand, format, machine)
+}
+
+/// The schedule of [`moe_gemm_turned`] for `pairs` spread over `experts`, whose results have
+/// `width` columns.
+pub fn pick_turned(
+    (pairs, experts, width): (u32, u32, u32),
+    operand: Scalar,
+    format: Format,
+    machine: gemm::Machine,
+) -> gemm::Schedule {
+    // Weights pass through registers, whatever their format.
+    let converted = if operand == Scalar::F32 { Scalar::BF16 } else { Scalar::F32 };
+    let machine = gemm::Machine { wgmma: false, ..machine };
+    let schedule = pick_blocks((pairs, experts, width), operand, Format::Dense(converted), machine);
+    // A block has whole units of the matrix's rows.
+    let whole = |s: gemm::Schedule| gemm::Schedule { bn: s.bn.max(format.run()), ..s };
+    match whole(schedule) {
+        schedule if schedule.turned_bytes(operand) <= machine.shared => schedule,
+        _ => whole(gemm::Schedule::NARROW),
+    }
 }
 
 /// `y[p, o] = sum_i weight[ids[p], o, i] x[p / share, i]`: a threadgroup stays with one pair.
@@ -119,6 +140,81 @@ pub fn moe_gemm(
     }
 }
 
+/// `y[p, i] = sum_o weight[ids[p], o, i] x[p / share, o] (+ add[p, i])`: as [`moe_gemm`], with each
+/// expert's matrix turned. `adds` says whether there is `add`, which may be `y` itself.
+///
+/// `x` `[pairs / share, out]`, `y` and `add` `[pairs, width]`.
+#[kernel]
+pub fn moe_gemm_turned(
+    x: In<{ types.x }>,
+    y: Out<{ types.y }>,
+    order: In<u32>,
+    offsets: In<u32>,
+    blocks: In<u32>,
+    pairs: Arg<u32>,
+    width: Const<u32>,
+    out: Const<u32>,
+    experts: Const<u32>,
+    share: Const<u32>,
+    types: gemm::Types,
+    format: Format,
+    adds: bool,
+    schedule: gemm::Schedule,
+) {
+    let gemm::Schedule { bm, bn, .. } = schedule;
+    let tiles = tiles(dim("pairs"), dim("experts"), bm);
+    let grid = tiles.clone() * dim("width").ceil_div(bn);
+    launch(Mode::Tile, [grid, fixed(1), fixed(1)], schedule.threads());
+    for name in ["x", "y", "weight"] {
+        require(Requirement::Aligned(name.into(), 16));
+    }
+    require(Requirement::Divisible(dim("width"), format.step().max(8)));
+    require(Requirement::Divisible(dim("out"), 8));
+    holds("weight", format.extent(dim("width")) * dim("out") * dim("experts"));
+    holds("x", dim("pairs").ceil_div(dim("share")) * dim("out"));
+    holds("y", dim("pairs") * dim("width"));
+    holds("order", dim("pairs"));
+    holds("offsets", dim("experts") + 1);
+    holds("blocks", tiles * 2);
+    // Every product of sizes is computed in 32 bits.
+    require(Requirement::AtMost(dim("pairs"), 1 << 24));
+    require(Requirement::AtMost(dim("experts"), 1 << 16));
+    let add = adds.then(|| {
+        holds("add", dim("pairs") * dim("width"));
+        <In>::stored("add", types.y)
+    });
+    grid_trigger();
+    grid_wait();
+    let tiles = (pairs + (bm - 1)) / bm + experts;
+    let (tile, block_n) = block(group_id(), tiles, (width + (bn - 1)) / bn);
+    let expert = blocks.get(tile * 2u32);
+    if expert < experts {
+        let first = blocks.get(tile * 2u32 + 1u32);
+        let end = offsets.get(expert + 1u32);
+        let column = block_n * bn;
+        let operand = types.operand;
+        let rows = Rows::Table(order, first, end, share);
+        let a = Side::activations(operand, x, rows, out, &schedule);
+        let terms = (expert * out, out);
+        let b = Side::turned(operand, ("weight", format), terms, (column, width), &schedule);
+        let ring = Ring { schedule, a, b, width: out };
+        product(&ring, |Results { row, col, values }| {
+            let (place, col) = (first + row, column + col);
+            if place < end && col < width {
+                let pair = order.get(place);
+                // Columns past the end are not written: anything may be added to them.
+                let more = |i: usize| {
+                    let at = pair * width + (col + i as u32).min(width - 1u32);
+                    add.map(|add| add.get(at))
+                };
+                let sum = |(i, value): (usize, Val<f32>)| more(i).map_or(value, |m| value + m);
+                let values: Vec<Val<f32>> = values.into_iter().enumerate().map(sum).collect();
+                store(y, pair, col, width, &values);
+            }
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use formats::DType;
@@ -180,6 +276,28 @@ mod tests {
                 for pairs in [2, most] {
                     let all = run(pairs, schedule);
                     assert_eq!(all[..alone.len()], alone, "{pairs} pairs, {}", schedule.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn schedules_of_turned_matrices_fit_where_they_are_picked() {
+        use crate::tuned::{APPLE, HOPPER, NVIDIA};
+        for format in Format::all() {
+            for (pairs, experts) in [(16, 128), (512, 8), (32768, 32)] {
+                for operand in [Scalar::F32, Scalar::BF16] {
+                    for (shared, tuned) in [(32, &APPLE), (99, &NVIDIA), (227, &HOPPER)] {
+                        let (shared, parallel, wgmma) = (shared << 10, 132, shared > 99);
+                        let machine = gemm::Machine { shared, parallel, wgmma, tuned };
+                        let sizes = (pairs, experts, 2048);
+                        let schedule = pick_turned(sizes, operand, format, machine);
+                        assert!(schedule.turned_bytes(operand) <= shared, "{schedule:?}");
+                        assert_eq!(schedule.bn % format.run(), 0, "{format:?} {schedule:?}");
+                        let across = schedule.bn / format.run();
+                        assert_eq!(schedule.threads() % across, 0, "{format:?} {schedule:?}");
+                        assert!(!schedule.warpgroups);
+                    }
                 }
             }
         }

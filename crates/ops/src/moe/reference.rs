@@ -89,6 +89,24 @@ pub fn product(
     y
 }
 
+/// `[pairs, width]`: row `p` of the result is row `p / share` of `x` `[.., out]` times the other side
+/// of the matrix of expert `ids[p]`, `[out, width]` each in `weight`.
+pub fn product_turned(
+    x: &[f32],
+    weight: &[f32],
+    ids: &[u32],
+    (width, out, share): (usize, usize, usize),
+) -> Vec<f64> {
+    let mut y = vec![0.0; ids.len() * width];
+    for (pair, (id, y)) in ids.iter().zip(y.chunks_exact_mut(width)).enumerate() {
+        for (o, x) in x[pair / share * out..][..out].iter().enumerate() {
+            let row = &weight[(*id as usize * out + o) * width..][..width];
+            y.iter_mut().zip(row).for_each(|(y, w)| *y += f64::from(*x) * f64::from(*w));
+        }
+    }
+    y
+}
+
 /// `[tokens, width]`: the weighted sums of rows `[tokens * k, width]`.
 pub fn combine(y: &[f32], weights: &[f32], k: usize, width: usize) -> Vec<f64> {
     let mut out = vec![0.0; y.len() / k];

@@ -2,82 +2,171 @@
 //! computed one by one; with many, sorted by expert. In either form a pair's bits do not depend on
 //! the other pairs. If the step's kind alone decides the form, as in a lowering for many sequences,
 //! neither does a row's.
+//!
+//! [`Mixtures`] is what a lowering has that computes mixtures: that of steps here, and that of
+//! training, which sorts all pairs.
 
 use formats::{Error, Result};
 use ops::Experts;
 use ops::experts::{Gate, Odds, Routing, Sizes};
 use ops::gated::gated;
-use ops::linear::gemm::{Machine, Types};
+use ops::linear::gemm::{self, Machine, Types};
 use ops::linear::{Schedule, Task};
 use ops::moe::{
     clamped_gate, moe_bias, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route, pick_blocks,
 };
+use ops::packed::Format;
 use ops::scale_rows::scale_rows;
 use program::{Node, WeightId};
+use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::{Recorder, Slot, TypedSlot};
+use crate::gpu::Facts;
+
+/// The scratch arrays of a mixture; their lengths are [`mixture`](crate::gpu::arena::mixture)'s.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::gpu) enum Array {
+    /// The expert of each pair, and its share.
+    Ids,
+    Shares,
+    /// The first pair of each expert, the pairs' order, and blocks of pairs.
+    Offsets,
+    Order,
+    Blocks,
+    /// The two halves of each pair, and what the gate makes of them: `[pairs, ff]`.
+    Gate,
+    Up,
+    Act,
+    /// Results of the experts: `[pairs, width]`.
+    Outer,
+}
+
+/// A mixture and its operands.
+pub(in crate::gpu) struct Mixture<'a> {
+    pub(in crate::gpu) op: &'a Experts,
+    pub(in crate::gpu) sizes: Sizes,
+    /// Tokens.
+    pub(in crate::gpu) rows: usize,
+    pub(in crate::gpu) x: TypedSlot,
+    pub(in crate::gpu) scores: TypedSlot,
+    /// Gate, up and down, then their biases if there are any.
+    pub(in crate::gpu) weights: &'a [WeightId],
+}
 
 /// A product of experts: from rows `x`, each read by `share` pairs, to f32 rows `y`, one for each
 /// pair.
-struct Product {
-    x: TypedSlot,
-    y: Slot,
-    weight: WeightId,
-    bias: Option<WeightId>,
-    width: usize,
-    out: usize,
-    share: usize,
+pub(in crate::gpu) struct Product {
+    pub(in crate::gpu) x: TypedSlot,
+    pub(in crate::gpu) y: Slot,
+    pub(in crate::gpu) weight: WeightId,
+    pub(in crate::gpu) bias: Option<WeightId>,
+    /// Columns and rows of each expert's matrix.
+    pub(in crate::gpu) width: usize,
+    pub(in crate::gpu) out: usize,
+    pub(in crate::gpu) share: usize,
 }
 
-impl Recorder<'_> {
-    /// The first `words` words of one of the mixture's scratch arrays.
-    fn array(&self, i: usize, words: usize) -> Slot {
-        let start = self.layout.mixture[i].start;
-        Slot::Arena(start..start + 4 * words)
+impl Product {
+    /// The numbers of a launch.
+    pub(in crate::gpu) fn numbers(&self, sizes: Sizes, pairs: usize) -> Numbers {
+        Numbers::new()
+            .with("pairs", pairs as u32)
+            .with("width", self.width as u32)
+            .with("out", self.out as u32)
+            .with("experts", sizes.experts as u32)
+            .with("share", self.share as u32)
+    }
+}
+
+impl Mixture<'_> {
+    /// The number of pairs of a token and an expert.
+    pub(in crate::gpu) fn pairs(&self) -> usize {
+        self.rows * self.sizes.used
+    }
+}
+
+/// Records launches of mixtures of experts.
+pub(in crate::gpu) trait Mixtures {
+    /// Records a launch.
+    fn push(&mut self, kernel: Recipe, numbers: Numbers, bound: &[(&str, Slot)]) -> Result<()>;
+
+    /// The first `words` words of a scratch array.
+    fn array(&self, array: Array, words: usize) -> Slot;
+
+    /// The format of a matrix.
+    fn format(&self, weight: WeightId) -> Result<Format>;
+
+    /// The device.
+    fn facts(&self) -> Facts;
+
+    /// The type that operands of sorted pairs are rounded to.
+    fn operand(&self) -> Scalar;
+
+    /// Whether warpgroups, which sum in an order of their own, may multiply.
+    fn warpgroups(&self) -> bool;
+
+    /// Records a product pair by pair, if that suits `pairs` pairs.
+    fn pair_by_pair(&mut self, product: &Product, sizes: Sizes, pairs: usize) -> Result<bool>;
+
+    /// The properties from which the schedule of a product is picked.
+    fn machine(&self) -> Machine {
+        let machine = self.facts().machine();
+        Machine { wgmma: machine.wgmma && self.warpgroups(), ..machine }
     }
 
-    pub(super) fn experts(&mut self, op: &Experts, node: &Node) -> Result<()> {
-        let sizes = self.of.program.mixture(node);
-        let sizes = sizes.ok_or_else(|| Error::new("experts", "a mixture", "other operands"))?;
-        let Sizes { experts, used, width, ff } = sizes;
-        let (rows, scores, y) = (self.rows(node.inputs[0]), node.inputs[1], node.outputs[0]);
-        let pairs = rows * used;
-        let (ids, weights) = (self.array(0, pairs), self.array(1, pairs));
+    /// Records the choice of experts and their shares; see [`Array::Ids`].
+    fn route(&mut self, of: &Mixture<'_>, routing: Routing) -> Result<()> {
+        let (Sizes { experts, used, .. }, pairs) = (of.sizes, of.pairs());
         let numbers = Numbers::new()
-            .with("tokens", rows as u32)
+            .with("tokens", of.rows as u32)
             .with("experts", experts as u32)
             .with("top_k", used as u32);
-        let kernel = |routing| moe_route(self.scalar(scores), experts.div_ceil(32) as u32, routing);
-        let (kernel, added) = (
-            kernel(op.routing),
-            kernel(Routing { odds: Odds::Softmax, normalised: true, scale: 1.0, ..op.routing }),
-        );
-        let bound =
-            [("logits", self.value(scores)), ("ids", ids.clone()), ("weights", weights.clone())];
-        self.push(kernel, numbers.clone(), &bound)?;
-        let mut x = self.operand(node.inputs[0]);
+        let bound = [
+            ("logits", of.scores.slot.clone()),
+            ("ids", self.array(Array::Ids, pairs)),
+            ("weights", self.array(Array::Shares, pairs)),
+        ];
+        let kernel = moe_route(of.scores.scalar, experts.div_ceil(32) as u32, routing);
+        self.push(kernel, numbers, &bound)
+    }
+
+    /// Records the two halves of each pair, from rows `x`; see [`Array::Gate`].
+    fn halves(&mut self, of: &Mixture<'_>, x: &TypedSlot) -> Result<()> {
+        let (Sizes { used, width, ff, .. }, pairs) = (of.sizes, of.pairs());
+        for (i, to) in [(0, Array::Gate), (1, Array::Up)] {
+            let (x, y, bias) =
+                (x.clone(), self.array(to, pairs * ff), of.weights.get(i + 3).copied());
+            let weight = of.weights[i];
+            let product = Product { x, y, weight, bias, width, out: ff, share: used };
+            self.of_experts(&product, of.sizes, pairs)?;
+        }
+        Ok(())
+    }
+
+    /// Records a mixture, to `y`.
+    fn experts(&mut self, of: &Mixture<'_>, y: TypedSlot) -> Result<()> {
+        let (op, sizes, pairs) = (of.op, of.sizes, of.pairs());
+        let Sizes { width, ff, .. } = sizes;
+        self.route(of, op.routing)?;
+        let mut x = of.x.clone();
         if op.weighs_inputs {
             // Each row has one expert, and its own weight. Weighted rows are kept in the buffer of
             // the outputs until they are read. The softmax over a single expert is 1, so its output
             // is added unscaled.
-            let weighed = self.array(8, pairs * width);
-            let sizes = Numbers::new().with("rows", rows as u32).with("width", width as u32);
-            let of = [("x", x.slot), ("s", weights.clone()), ("y", weighed.clone())];
-            self.push(scale_rows(x.scalar, Scalar::F32), sizes, &of)?;
+            let weighed = self.array(Array::Outer, pairs * width);
+            let sizes = Numbers::new().with("rows", of.rows as u32).with("width", width as u32);
+            let shares = self.array(Array::Shares, pairs);
+            let bound = [("x", x.slot), ("s", shares), ("y", weighed.clone())];
+            self.push(scale_rows(x.scalar, Scalar::F32), sizes, &bound)?;
             x = TypedSlot { slot: weighed, scalar: x.scalar };
-            self.push(added, numbers, &bound)?;
+            let added = Routing { odds: Odds::Softmax, normalised: true, scale: 1.0, ..op.routing };
+            self.route(of, added)?;
         }
-
-        let inner = |i: usize| self.array(5 + i, pairs * ff);
-        let (gate, up, act, outer) = (inner(0), inner(1), inner(2), self.array(8, pairs * width));
-        for (i, to) in [(0, &gate), (1, &up)] {
-            let (x, y, bias) = (x.clone(), to.clone(), node.weights.get(i + 3).copied());
-            let weight = node.weights[i];
-            let product = Product { x, y, weight, bias, width, out: ff, share: used };
-            self.of_experts(&product, sizes, pairs)?;
-        }
+        self.halves(of, &x)?;
+        let inner = [Array::Gate, Array::Up, Array::Act].map(|a| self.array(a, pairs * ff));
+        let [gate, up, act] = inner;
         let numbers = Numbers::new().with("n", (pairs * ff) as u32);
         let bound = [("gate", gate), ("up", up), ("y", act.clone())];
         match op.gate {
@@ -88,83 +177,141 @@ impl Recorder<'_> {
             }
         }
         let x = TypedSlot { slot: act, scalar: Scalar::F32 };
-        let (weight, bias) = (node.weights[2], node.weights.get(5).copied());
+        let (weight, bias) = (of.weights[2], of.weights.get(5).copied());
+        let outer = self.array(Array::Outer, pairs * width);
         let product =
             Product { x, y: outer.clone(), weight, bias, width: ff, out: width, share: 1 };
         self.of_experts(&product, sizes, pairs)?;
-        let kernel = moe_combine(Scalar::F32, self.scalar(y), used as u32);
-        let numbers = Numbers::new().with("tokens", rows as u32).with("width", width as u32);
-        self.push(kernel, numbers, &[("y", outer), ("weights", weights), ("out", self.value(y))])
+        self.combine(of, outer, y)
     }
 
-    fn of_experts(&mut self, product: &Product, sizes: Sizes, pairs: usize) -> Result<()> {
-        let &Product { weight, bias, width, out, share, .. } = product;
-        let (experts, columns) = (sizes.experts as u32, out as u32);
-        let format = self.matrix(weight)?.0;
+    /// Records the sums of each token's pairs, `outer`, by their shares.
+    fn combine(&mut self, of: &Mixture<'_>, outer: Slot, y: TypedSlot) -> Result<()> {
+        let Sizes { used, width, .. } = of.sizes;
+        let kernel = moe_combine(Scalar::F32, y.scalar, used as u32);
+        let numbers = Numbers::new().with("tokens", of.rows as u32).with("width", width as u32);
+        let shares = self.array(Array::Shares, of.pairs());
+        self.push(kernel, numbers, &[("y", outer), ("weights", shares), ("out", y.slot)])
+    }
+
+    /// Records the order of pairs by expert, and the table of their blocks for a schedule.
+    fn group(
+        &mut self,
+        sizes: Sizes,
+        pairs: usize,
+        schedule: gemm::Schedule,
+    ) -> Result<[(&'static str, Slot); 3]> {
+        let (experts, rows) = (sizes.experts as u32, schedule.bm);
+        let tiles = pairs.div_ceil(rows as usize) + sizes.experts;
+        let sorted = [
+            ("order", self.array(Array::Order, pairs)),
+            ("offsets", self.array(Array::Offsets, sizes.experts + 1)),
+            ("blocks", self.array(Array::Blocks, 2 * tiles)),
+        ];
         let numbers = Numbers::new()
             .with("pairs", pairs as u32)
-            .with("width", width as u32)
-            .with("out", columns)
             .with("experts", experts)
-            .with("share", share as u32);
-        let ids = self.array(0, pairs);
-        let mut bound = vec![
-            ("x", product.x.slot.clone()),
-            ("y", product.y.clone()),
-            ("weight", self.weight(weight)),
-        ];
-        let from = product.x.scalar;
-        if self.narrow(pairs / sizes.used) {
-            let facts = self.of.facts;
-            let (int8, cols) = (!self.of.exact() && facts.dot4(), width as u32);
-            let task = Task {
-                formats: &[format],
-                cols,
-                out: columns,
-                rows: 1,
-                x: from,
-                pair: false,
-                int8,
-                tuned: facts.tuned,
-            };
-            let schedule = Schedule::pick(&task);
-            let groups = schedule.groups(columns, self.of.facts.processors);
-            bound.push(("ids", ids.clone()));
-            let kernel = moe_gemv(from, Scalar::F32, format, schedule);
-            self.push(kernel, numbers.with("groups", groups), &bound)?;
-        } else {
-            let operand = if self.of.exact() { Scalar::F32 } else { self.of.wide };
-            // Warpgroups sum in an order of their own, which would make the rows of many sequences
-            // depend on whether there are enough of them.
-            let machine = self.of.facts.machine();
-            let wgmma = machine.wgmma && !self.of.batched;
-            let machine = Machine { wgmma, ..machine };
-            let schedule = pick_blocks((pairs as u32, experts, columns), operand, format, machine);
-            let rows = schedule.bm;
-            let tiles = pairs.div_ceil(rows as usize) + sizes.experts;
-            let (offsets, order) = (self.array(2, sizes.experts + 1), self.array(3, pairs));
-            let blocks = self.array(4, 2 * tiles);
-            let grouped = Numbers::new()
-                .with("pairs", pairs as u32)
-                .with("experts", experts)
-                .with("block_rows", rows);
-            let arrays = [
-                ("ids", ids.clone()),
-                ("offsets", offsets.clone()),
-                ("order", order.clone()),
-                ("blocks", blocks.clone()),
+            .with("block_rows", rows);
+        let [order, offsets, blocks] = sorted.clone();
+        let bound = [("ids", self.array(Array::Ids, pairs)), offsets, order, blocks];
+        self.push(moe_group(experts.next_multiple_of(64)), numbers, &bound)?;
+        Ok(sorted)
+    }
+
+    /// Records a product.
+    fn of_experts(&mut self, product: &Product, sizes: Sizes, pairs: usize) -> Result<()> {
+        let (experts, columns) = (sizes.experts as u32, product.out as u32);
+        if !self.pair_by_pair(product, sizes, pairs)? {
+            let (format, operand) = (self.format(product.weight)?, self.operand());
+            let schedule =
+                pick_blocks((pairs as u32, experts, columns), operand, format, self.machine());
+            let mut bound = vec![
+                ("x", product.x.slot.clone()),
+                ("y", product.y.clone()),
+                ("weight", Slot::Weight(product.weight.0)),
             ];
-            self.push(moe_group(experts.next_multiple_of(64)), grouped, &arrays)?;
-            bound.extend([("order", order), ("offsets", offsets), ("blocks", blocks)]);
-            let types = Types { x: from, operand, y: Scalar::F32 };
-            self.push(moe_gemm(types, format, schedule), numbers, &bound)?;
+            bound.extend(self.group(sizes, pairs, schedule)?);
+            let types = Types { x: product.x.scalar, operand, y: Scalar::F32 };
+            let kernel = moe_gemm(types, format, schedule);
+            self.push(kernel, product.numbers(sizes, pairs), &bound)?;
         }
-        let Some(bias) = bias else { return Ok(()) };
+        let Some(bias) = product.bias else { return Ok(()) };
         let numbers = Numbers::new()
             .with("pairs", pairs as u32)
             .with("out", columns)
             .with("experts", experts);
-        let bound = [("ids", ids), ("bias", self.weight(bias)), ("y", product.y.clone())];
+        let ids = self.array(Array::Ids, pairs);
+        let bound = [("ids", ids), ("bias", Slot::Weight(bias.0)), ("y", product.y.clone())];
         self.push(moe_bias(), numbers, &bound)
+    }
+}
+
+impl Mixtures for Recorder<'_> {
+    fn push(&mut self, kernel: Recipe, numbers: Numbers, bound: &[(&str, Slot)]) -> Result<()> {
+        Recorder::push(self, kernel, numbers, bound)
+    }
+
+    fn array(&self, array: Array, words: usize) -> Slot {
+        let start = self.layout.mixture[array as usize].start;
+        Slot::Arena(start..start + 4 * words)
+    }
+
+    fn format(&self, weight: WeightId) -> Result<Format> {
+        Ok(self.matrix(weight)?.0)
+    }
+
+    fn facts(&self) -> Facts {
+        self.of.facts
+    }
+
+    fn operand(&self) -> Scalar {
+        if self.of.exact() { Scalar::F32 } else { self.of.wide }
+    }
+
+    /// The rows of many sequences would depend on whether there are enough of them.
+    fn warpgroups(&self) -> bool {
+        !self.of.batched
+    }
+
+    fn pair_by_pair(&mut self, product: &Product, sizes: Sizes, pairs: usize) -> Result<bool> {
+        if !self.narrow(pairs / sizes.used) {
+            return Ok(false);
+        }
+        let (from, format) = (product.x.scalar, self.matrix(product.weight)?.0);
+        let (facts, columns) = (self.of.facts, product.out as u32);
+        let (int8, cols) = (!self.of.exact() && facts.dot4(), product.width as u32);
+        let task = Task {
+            formats: &[format],
+            cols,
+            out: columns,
+            rows: 1,
+            x: from,
+            pair: false,
+            int8,
+            tuned: facts.tuned,
+        };
+        let schedule = Schedule::pick(&task);
+        let groups = schedule.groups(columns, facts.processors);
+        let bound = [
+            ("x", product.x.slot.clone()),
+            ("y", product.y.clone()),
+            ("weight", self.weight(product.weight)),
+            ("ids", self.array(Array::Ids, pairs)),
+        ];
+        let numbers = product.numbers(sizes, pairs).with("groups", groups);
+        self.push(moe_gemv(from, Scalar::F32, format, schedule), numbers, &bound)?;
+        Ok(true)
+    }
+}
+
+impl Recorder<'_> {
+    /// Records a node that is a mixture.
+    pub(super) fn mixture(&mut self, op: &Experts, node: &Node) -> Result<()> {
+        let sizes = self.of.program.mixture(node);
+        let sizes = sizes.ok_or_else(|| Error::new("experts", "a mixture", "other operands"))?;
+        let (x, scores) = (self.operand(node.inputs[0]), self.operand(node.inputs[1]));
+        let (rows, weights) = (self.rows(node.inputs[0]), &node.weights[..]);
+        let y = self.operand(node.outputs[0]);
+        self.experts(&Mixture { op, sizes, rows, x, scores, weights }, y)
     }
 }

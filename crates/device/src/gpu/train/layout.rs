@@ -8,12 +8,13 @@ use program::{ArenaPlan, Program, ValueId, plan_sizes};
 use tile::types::Scalar;
 
 use super::lower::Lowering;
+use crate::gpu::arena::{MIXTURE, mixtures};
 
 /// Alignment of scratch and of results.
 const ALIGN: usize = 256;
 
-/// The types of all values: that of activations, or f32 for values with a weight's shape and for
-/// one number per row or head.
+/// The types of all values: that of activations, or f32 for values with a weight's shape, for one
+/// number per row or head, and for a router's scores, since rounding could select other experts.
 pub(super) fn types(program: &Program, scalar: Scalar) -> Vec<Scalar> {
     let fixed = |v: &ops::Shape| matches!(v.rows, Rows::Fixed(_));
     let of = |v| if fixed(v) { Scalar::F32 } else { scalar };
@@ -22,10 +23,21 @@ pub(super) fn types(program: &Program, scalar: Scalar) -> Vec<Scalar> {
         match &node.op {
             Op::Gradient(Gradient::Attend(_)) => types[node.outputs[1].0] = Scalar::F32,
             Op::Gradient(Gradient::CrossEntropy(_)) => types[node.outputs[0].0] = Scalar::F32,
+            // Products write any type; what else there may be has one for all its operands.
+            Op::Linear(_) if only_scores(program, node.outputs[0]) => {
+                types[node.outputs[0].0] = Scalar::F32;
+            }
             _ => {}
         }
     }
     types
+}
+
+/// Whether mixtures read a value as their scores, and nothing else does.
+fn only_scores(program: &Program, v: ValueId) -> bool {
+    let mut readers = program.nodes.iter().filter(|node| node.inputs.contains(&v)).peekable();
+    readers.peek().is_some()
+        && readers.all(|node| program.mixture(node).is_some() && node.inputs[1] == v)
 }
 
 /// The key of a class of batches: sizes, all rounded up so that batches share classes.
@@ -124,6 +136,8 @@ pub(super) struct Layout {
     pub(super) products: Range<usize>,
     pub(super) slopes: Range<usize>,
     pub(super) along: Range<usize>,
+    /// Scratch of mixtures of experts; see [`mixtures`].
+    pub(super) mixture: [Range<usize>; MIXTURE],
     pub(super) bytes: usize,
 }
 
@@ -145,9 +159,12 @@ impl Layout {
             start..start + bytes
         };
         let [products, slopes, along] = lowering.scratch(counts).map(&mut take);
+        let words = mixtures(program, |shape| counts.rows(shape.rows));
+        let mixture = words.map(|words| take(4 * words));
         let mut placed = lowering.gradients();
         placed.extend(program.results.first().map(|losses| (*losses, take(size(*losses)).start)));
-        Layout { plan, counts, first, placed, products, slopes, along, bytes: end.max(ALIGN) }
+        let bytes = end.max(ALIGN);
+        Layout { plan, counts, first, placed, products, slopes, along, mixture, bytes }
     }
 
     /// The bytes of a value.

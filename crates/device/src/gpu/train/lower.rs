@@ -4,6 +4,7 @@
 //! vectors; all others go to `matmul`. Matrices that are packed, or of another type than
 //! activations, are unpacked before each product.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use formats::{Error, ErrorKind, Hint, Result, Setting};
@@ -23,7 +24,7 @@ use tile::types::Scalar;
 use super::ALIGN;
 use super::layout::{Counts, Layout, Words, types};
 use crate::gpu::kernels::Kernels;
-use crate::gpu::lower::{Slot, Step};
+use crate::gpu::lower::{Slot, Step, TypedSlot};
 use crate::gpu::{Facts, ProductShape};
 
 /// Most logits of the head held at once, and the least and most rows of them.
@@ -54,6 +55,7 @@ fn check(program: &Program) -> Result<()> {
                 true
             }
             Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Select(_) => true,
+            Op::Experts(experts) => !experts.weighs_inputs,
             Op::Rope(rope) => rope.frequencies.len() <= MOST_PAIRS as usize,
             Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
             Op::Gradient(op) => match op {
@@ -66,7 +68,8 @@ fn check(program: &Program) -> Result<()> {
                 Gradient::Gated(_) | Gradient::GatedBackward(_) => true,
                 Gradient::LinearBackward(_) | Gradient::LinearBackwardAdd(_) => true,
                 Gradient::Outer(_) | Gradient::SumRows(_) => true,
-                Gradient::Spread(_) | Gradient::ScaleColumns(_) => true,
+                Gradient::Spread(_) | Gradient::ScaleColumns(_) | Gradient::SumColumns(_) => true,
+                Gradient::ExpertsBackward(_) => true,
                 _ => false,
             },
             _ => false,
@@ -119,10 +122,18 @@ impl Lowering {
     /// Bytes of the largest matrix to unpack, and most rows of a matrix to unpack or round.
     pub(super) fn unpacked(&self) -> [usize; 2] {
         let mut most = [0; 2];
+        // Experts' matrices are multiplied as they are stored.
+        let mixtures =
+            self.program.nodes.iter().filter(|node| self.program.mixture(node).is_some());
+        let stacked: BTreeSet<usize> =
+            mixtures.flat_map(|node| node.weights.iter().map(|weight| weight.0)).collect();
         for (id, (weight, format)) in self.program.weights.iter().zip(&self.formats).enumerate() {
             let (&[rows, columns], Some(format)) = (weight.shape.as_slice(), format) else {
                 continue;
             };
+            if stacked.contains(&id) {
+                continue;
+            }
             if *format != Format::Dense(self.scalar) {
                 most[0] = most[0].max(rows * columns * self.scalar.bytes());
                 most[1] = most[1].max(rows);
@@ -193,10 +204,10 @@ impl Lowering {
 }
 
 /// The launches of one class, while they are recorded.
-struct Recorder<'a> {
-    of: &'a Lowering,
+pub(super) struct Recorder<'a> {
+    pub(super) of: &'a Lowering,
     counts: Counts,
-    layout: &'a Layout,
+    pub(super) layout: &'a Layout,
     words: Words,
     known: &'a mut Kernels,
     steps: Vec<Step>,
@@ -260,7 +271,7 @@ impl Launches for Operands<'_, '_> {
 
 /// A matrix in the arena or among the weights, with its element type.
 #[derive(Clone)]
-struct Matrix {
+pub(super) struct Matrix {
     /// Exactly the matrix's bytes.
     slot: Slot,
     scalar: Scalar,
@@ -280,6 +291,12 @@ impl Matrix {
     }
 }
 
+impl From<Matrix> for TypedSlot {
+    fn from(Matrix { slot, scalar }: Matrix) -> TypedSlot {
+        TypedSlot { slot, scalar }
+    }
+}
+
 /// An operand of a product; if `turned`, it is stored as `[terms, rows]`.
 struct Side {
     matrix: Matrix,
@@ -294,13 +311,18 @@ struct Added {
 }
 
 impl Recorder<'_> {
-    fn push(&mut self, recipe: Recipe, numbers: Numbers, bound: &[(&str, Slot)]) -> Result<()> {
+    pub(super) fn push(
+        &mut self,
+        recipe: Recipe,
+        numbers: Numbers,
+        bound: &[(&str, Slot)],
+    ) -> Result<()> {
         let step = self.known.step(recipe, numbers, self.of.facts, bound)?;
         self.steps.push(step);
         Ok(())
     }
 
-    fn count(&self, v: ValueId) -> usize {
+    pub(super) fn count(&self, v: ValueId) -> usize {
         self.counts.rows(self.of.program.shape(v).rows)
     }
 
@@ -308,12 +330,12 @@ impl Recorder<'_> {
         self.of.program.shape(v).width
     }
 
-    fn value(&self, v: ValueId) -> Matrix {
+    pub(super) fn value(&self, v: ValueId) -> Matrix {
         let slot = Slot::Arena(self.layout.value(self.of, v));
         Matrix { slot, scalar: self.of.types[v.0] }
     }
 
-    fn format(&self, weight: WeightId) -> Result<Format> {
+    pub(super) fn format(&self, weight: WeightId) -> Result<Format> {
         let named = || Error::new(&self.of.program.weights[weight.0].name, "a matrix", "a vector");
         self.of.formats[weight.0].ok_or_else(named)
     }
@@ -363,6 +385,8 @@ impl Recorder<'_> {
                 let (dy, x) = (turned(self.value(inputs[0])), turned(self.value(inputs[1])));
                 self.product(sizes, dy, x, Added::default(), self.value(outputs[0]))
             }
+            Op::Experts(of) => self.experts_forward(of, node),
+            Op::Gradient(Gradient::ExpertsBackward(of)) => self.experts_backward(&of.0, node),
             Op::Gradient(Gradient::Attend(of)) => self.attend(&of.0, node),
             Op::Gradient(Gradient::AttendBackward(of)) => self.attend_backward(&of.0, node),
             Op::Gradient(Gradient::RmsNormBackward(of)) => self.norm_backward(of.eps, node),
@@ -381,7 +405,14 @@ impl Recorder<'_> {
         y: ValueId,
     ) -> Result<()> {
         let sizes = [self.count(x), self.width(y), self.width(x)];
-        let side = Side { matrix: self.matrix(weight)?, turned };
+        let matrix = match self.format(weight)? {
+            // Rounding a router's matrix could select other experts.
+            Format::Dense(scalar) if !turned && self.of.types[y.0] != self.of.scalar => {
+                Matrix { slot: Slot::Weight(weight.0), scalar }
+            }
+            _ => self.matrix(weight)?,
+        };
+        let side = Side { matrix, turned };
         let x = Side { matrix: self.value(x), turned: false };
         self.product(sizes, x, side, added, self.value(y))
     }

@@ -94,11 +94,11 @@ fn matrix(ring: &Ring, finish: impl FnMut(Results)) {
     let own = (s.simds_k > 1).then(|| simd_id() / (s.simds_m * s.simds_n) * (parts * EDGE));
     let fragments = |stage: Val<u32>, k: u32| {
         let a = stage * (s.bm * stride) + part.row * stride + k * EDGE;
-        let b = stage * (s.bn * stride) + part.col * stride + k * EDGE;
-        let (a, b) = own.map_or((a, b), |own| (a + own, b + own));
+        let b = ring.b.at(stage, part.col, k * EDGE);
+        let (a, b) = own.map_or((a, b), |own| (a + own, b + ring.b.terms(own)));
         let left = |i| Frag::left(ring.a.shared, a + i * EDGE * stride, stride);
-        let right = |j| Frag::right_transposed(ring.b.shared, b + j * EDGE * stride, stride);
         let left: Vec<Frag> = (0..high).map(left).collect();
+        let right = |j| ring.b.right(b, j * EDGE);
         (left, (0..wide).map(right).collect::<Vec<Frag>>())
     };
     let sums = Frags::accumulators(high * wide, 0.0);
@@ -205,13 +205,11 @@ fn plain(ring: &Ring, mut finish: impl FnMut(Results)) {
     range(0u32, ring.steps()).each(|step| {
         let stage = step % s.stages;
         let a = stage * (s.bm * stride) + row * stride;
-        let b = stage * (s.bn * stride) + col * stride;
+        let b = ring.b.at(stage, col, 0);
         range(0u32, s.bk).step(4u32).each(|k| {
-            let read = |from: Shared, at: Val<u32>| from.get_vec(at + k, 4, Hint::None);
-            let right: Vec<_> =
-                (0..wide).map(|j| read(ring.b.shared, b + j * LANES.1 * stride)).collect();
+            let right: Vec<_> = (0..wide).map(|j| ring.b.four(b, j * LANES.1, k)).collect();
             for i in 0..high {
-                let left = read(ring.a.shared, a + i * LANES.0 * stride);
+                let left = ring.a.four(a, i * LANES.0, k);
                 for (j, right) in right.iter().enumerate() {
                     let at = i * wide + j as u32;
                     let terms = left.iter().zip(right);

@@ -34,24 +34,42 @@ struct Line {
     exists: Val<bool>,
 }
 
-/// One operand's block, `[stages, count, stride]` in shared memory. Every thread moves one unit of
-/// each of some rows.
+/// Which of its matrix's rows a thread reads.
+enum Lines {
+    /// Some rows of the block, in every step the same.
+    Fixed(Vec<Line>),
+    /// A row for each term of a step, of a matrix that lies turned.
+    Terms {
+        /// The row of the first term, and how many terms there are.
+        base: Val<u32>,
+        terms: Val<u32>,
+        /// The thread's unit of the matrix's rows.
+        unit: Val<u32>,
+    },
+}
+
+/// One operand's block in shared memory, `[stages, count, stride]`, where a row has a step's terms;
+/// of a matrix that lies turned `[stages, bk, stride]`, where a row is one term of all rows of the
+/// block. Every thread moves one unit of each of some rows.
 pub(crate) struct Side {
     pub(crate) shared: Shared,
     schedule: Schedule,
     source: Source,
-    /// Rows of the block.
+    /// Rows in shared memory.
     count: u32,
+    /// Elements from one to the next.
+    stride: u32,
     /// Elements that a thread moves together.
     unit: u32,
-    /// Distance in rows between two rows of one thread.
+    /// Rows that a thread moves, and the distance between two of them.
+    passes: u32,
     apart: u32,
     /// This thread's first row.
     first: Val<u32>,
     /// Its unit in the row.
     column: Val<u32>,
-    /// Its rows.
-    lines: Vec<Line>,
+    lines: Lines,
+    /// Elements of the matrix's rows.
     width: Val<u32>,
 }
 
@@ -101,6 +119,39 @@ impl Side {
         Side::new(shared, source, schedule.bn, unit, rows, width, schedule)
     }
 
+    /// The right operand's block of a matrix that lies turned, with a row for each term: rows `base`
+    /// on of `terms`, of which the block has the columns from `first` on, a multiple of
+    /// [`Format::run`] as [`Schedule::bn`] is. `width` is the matrix's own.
+    #[track_caller]
+    pub(crate) fn turned(
+        operand: Scalar,
+        (name, format): (&str, Format),
+        (base, terms): (Val<u32>, Val<u32>),
+        (first, width): (Val<u32>, Val<u32>),
+        schedule: &Schedule,
+    ) -> Side {
+        let (unit, stride) = (format.run(), schedule.turned_stride(operand));
+        let shared = Shared::stored(operand, "b", schedule.stages * schedule.bk * stride);
+        let weights = Weights::declare(name, format, width);
+        let (per_row, passes) = (schedule.bn / unit, passes(schedule, schedule.bn, unit));
+        let kept = Regs::uninit(format.words() * passes);
+        let column = thread_id() % per_row;
+        Side {
+            shared,
+            schedule: *schedule,
+            source: Source::Packed(weights, kept),
+            count: schedule.bk,
+            stride,
+            unit,
+            passes,
+            apart: schedule.threads() / per_row,
+            first: thread_id() / per_row,
+            column,
+            lines: Lines::Terms { base, terms, unit: first / unit + column },
+            width,
+        }
+    }
+
     #[track_caller]
     fn new(
         shared: Shared,
@@ -140,9 +191,84 @@ impl Side {
                 }
             }
         };
-        let lines = (0..passes(schedule, count, unit)).map(line).collect();
-        let schedule = *schedule;
-        Side { shared, schedule, source, count, unit, apart, first, column, lines, width }
+        let passes = passes(schedule, count, unit);
+        let lines = Lines::Fixed((0..passes).map(line).collect());
+        let (stride, schedule) = (schedule.stride(shared.scalar()), *schedule);
+        Side {
+            shared,
+            schedule,
+            source,
+            count,
+            stride,
+            unit,
+            passes,
+            apart,
+            first,
+            column,
+            lines,
+            width,
+        }
+    }
+
+    /// Where a column of the block lies in a stage, at a term that both matrices of a product
+    /// count from the step's first.
+    #[track_caller]
+    pub(crate) fn at(&self, stage: Val<u32>, column: Val<u32>, term: u32) -> Val<u32> {
+        let begin = stage * (self.count * self.stride);
+        match self.lines {
+            Lines::Fixed(_) => begin + column * self.stride + term,
+            Lines::Terms { .. } => begin + column + term * self.stride,
+        }
+    }
+
+    /// Elements between a number of terms of one column.
+    #[track_caller]
+    pub(crate) fn terms(&self, number: Val<u32>) -> Val<u32> {
+        match self.lines {
+            Lines::Fixed(_) => number,
+            Lines::Terms { .. } => number * self.stride,
+        }
+    }
+
+    /// A fragment of the right operand `columns` behind a place that [`Side::at`] gave.
+    #[track_caller]
+    pub(crate) fn right(&self, at: Val<u32>, columns: u32) -> Frag {
+        match self.lines {
+            Lines::Fixed(_) => {
+                Frag::right_transposed(self.shared, at + columns * self.stride, self.stride)
+            }
+            Lines::Terms { .. } => Frag::right(self.shared, at + columns, self.stride),
+        }
+    }
+
+    /// Four neighbouring terms of the column `columns` behind a place that [`Side::at`] gave, from
+    /// term `k` on.
+    #[track_caller]
+    pub(crate) fn four(&self, at: Val<u32>, columns: u32, k: Val<u32>) -> Vec<Val<f32>> {
+        match self.lines {
+            Lines::Fixed(_) => self.shared.get_vec(at + columns * self.stride + k, 4, Hint::None),
+            Lines::Terms { .. } => {
+                let term = |i: u32| self.shared.get(at + columns + (k + i) * self.stride);
+                (0..4).map(term).collect()
+            }
+        }
+    }
+
+    /// One of this thread's rows in a step.
+    #[track_caller]
+    fn line(&self, pass: u32, step: Val<u32>) -> Line {
+        match &self.lines {
+            Lines::Fixed(lines) => lines[pass as usize],
+            Lines::Terms { base, terms, .. } => {
+                let term = step * self.schedule.bk + self.first + pass * self.apart;
+                let row = *base + term.min(*terms - 1u32);
+                let at = match &self.source {
+                    Source::Packed(weights, _) => weights.row(row),
+                    _ => row * self.width,
+                };
+                Line { at, exists: term.lt(*terms) }
+            }
+        }
     }
 
     /// Whether blocks are copied: if not, they are fetched and put.
@@ -153,18 +279,17 @@ impl Side {
     /// Runs `f` for each of this thread's rows, with the place in a stage that [`Side::spot`]
     /// takes.
     #[track_caller]
-    fn each(&self, stage: Val<u32>, mut f: impl FnMut(u32, Line, Val<u32>)) {
-        let stride = self.schedule.stride(self.shared.scalar());
+    fn each(&self, stage: Val<u32>, mut f: impl FnMut(u32, Val<u32>)) {
+        let stride = self.stride;
         let row = stage * (self.count * stride) + self.first * stride;
         let base = if self.schedule.warpgroups { row } else { row + self.column * self.unit };
-        for (pass, line) in self.lines.iter().enumerate() {
-            let pass = pass as u32;
+        for pass in 0..self.passes {
             let to = base + pass * self.apart * stride;
             if (pass + 1) * self.apart <= self.count {
-                f(pass, *line, to);
+                f(pass, to);
             } else {
                 let within = (self.first + pass * self.apart).lt(self.count);
-                test(within).then(|| f(pass, *line, to)).otherwise(|| {});
+                test(within).then(|| f(pass, to)).otherwise(|| {});
             }
         }
     }
@@ -184,17 +309,21 @@ impl Side {
 
     /// The unit of a row that is this thread's in a step.
     #[track_caller]
-    fn at(&self, step: Val<u32>) -> Val<u32> {
-        step * (self.schedule.bk / self.unit) + self.column
+    fn own(&self, step: Val<u32>) -> Val<u32> {
+        match self.lines {
+            Lines::Fixed(_) => step * (self.schedule.bk / self.unit) + self.column,
+            Lines::Terms { unit, .. } => unit,
+        }
     }
 
     /// Begins to copy a step to a stage; zeros past the ends.
     #[track_caller]
     pub(crate) fn copy(&self, step: Val<u32>, stage: Val<u32>) {
         let Source::Copied(from) = self.source else { return };
-        let column = self.at(step) * self.unit;
+        let column = self.own(step) * self.unit;
         let inside = column.lt(self.width);
-        self.each(stage, |_, line, to| {
+        self.each(stage, |pass, to| {
+            let line = self.line(pass, step);
             let keep = Some(line.exists & inside);
             let to = self.spot(to, 0);
             copy_async(self.shared, to, from, line.at + column, self.unit as u8, keep);
@@ -205,11 +334,11 @@ impl Side {
     /// it.
     #[track_caller]
     pub(crate) fn fetch(&self, step: Val<u32>) {
-        let unit = self.at(step).min(self.width / self.unit - 1u32);
-        for (pass, line) in self.lines.iter().enumerate() {
+        let unit = self.own(step).min(self.width / self.unit - 1u32);
+        for pass in 0..self.passes {
+            let line = self.line(pass, step);
             // A row that does not exist is replaced by the matrix's first.
             let at = select(line.exists, line.at, 0u32);
-            let pass = pass as u32;
             match &self.source {
                 Source::Copied(_) => {}
                 Source::Cast(x, kept) => {
@@ -237,7 +366,7 @@ impl Side {
         if self.is_copied() {
             return;
         }
-        let unit = self.at(step);
+        let unit = self.own(step);
         let inside = unit.lt(self.width / self.unit);
         let operand = self.shared.scalar();
         let store = |to: Val<u32>, values: &[Val<Raw>]| {
@@ -246,7 +375,8 @@ impl Side {
                 self.shared.set_raw_vec(self.spot(to, i as u32), values);
             }
         };
-        self.each(stage, |pass, line, to| {
+        self.each(stage, |pass, to| {
+            let line = self.line(pass, step);
             let converted = || -> Vec<Val<Raw>> {
                 match &self.source {
                     Source::Copied(_) => vec![],

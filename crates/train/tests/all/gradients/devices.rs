@@ -69,14 +69,27 @@ cases! {
     // More devices than sequences.
     llama3_on_three full "llama3" "sim,sim,sim" F32 1e-4,
     mistral lora "mistral" "sim" F32 1e-4,
+    mixtral lora "mixtral" "sim" F32 1e-4,
+    mixtral_rounded lora "mixtral" "sim" BF16 0.2,
+    mixtral_in_metals_text lora "mixtral" "sim-metal" F32 1e-4,
     olmo2 lora "olmo2" "sim" F32 1e-4,
+    phimoe lora "phimoe" "sim" F32 1e-4,
     qwen2 lora "qwen2" "sim" F32 1e-4,
     qwen2_rounded lora "qwen2" "sim" BF16 0.2,
+    qwen2_moe lora "qwen2-moe" "sim" F32 1e-4,
     qwen3 lora "qwen3" "sim" F32 1e-4,
+    qwen3_moe lora "qwen3-moe" "sim" F32 1e-4,
     full_gemma2 full "gemma2" "sim" F32 1e-4,
     full_llama3 full "llama3" "sim" F32 1e-4,
     full_llama3_rounded full "llama3" "sim" BF16 0.2,
     full_qwen3 full "qwen3" "sim" F32 1e-4,
+}
+
+/// Experts are multiplied from where they are stored, either way.
+#[test]
+fn packed_experts_have_the_gradients_of_what_they_decode_to() {
+    let hardware = hardware("sim", Precision::F32);
+    super::models::is_what_it_decodes_to("mixtral/model.q8_0-split.gguf", hardware, 1e-4);
 }
 
 /// A run in a folder, with checkpoints on the way.
