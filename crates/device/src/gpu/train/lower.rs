@@ -60,8 +60,8 @@ fn check(program: &Program) -> Result<()> {
             Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
             Op::Gradient(op) => match op {
                 Gradient::RmsNormBackward(_) | Gradient::Gathered(_) => true,
+                Gradient::AttendBackward(_) => true,
                 Gradient::LayerNormBackward(norm) => !norm.weight,
-                Gradient::AttendBackward(of) => !of.0.sinks,
                 // A head with a bias has no kernel.
                 Gradient::CrossEntropy(of) => !(of.head && node.weights.len() > 1),
                 Gradient::Attend(_) | Gradient::Fill(_) | Gradient::MapBackward(_) => true,
@@ -524,27 +524,33 @@ impl Recorder<'_> {
         let along = Slot::Arena(start..start + 4 * items);
         let [q, k, v, y, lse, dy] = [0, 1, 2, 3, 4, 5].map(|i| value(node.inputs[i]));
         let [dq, dk, dv] = [0, 1, 2].map(|i| value(node.outputs[i]));
-        let (form, numbers) = (attend::form(of), self.attend_numbers(of));
+        let dsinks = node.outputs.get(3).map(|v| value(*v));
+        let (form, numbers) = (attend::backward_form(of), self.attend_numbers(of));
         let (scalar, words) = (self.of.scalar, self.words.clone());
-        let mut shared = vec![("q", q), ("k", k), ("v", v), ("lse", lse)];
+        let mut shared = vec![("q", q), ("k", k), ("v", v), ("lse", lse.clone())];
         shared.extend([("dy", dy.clone()), ("along", along.clone())]);
-        if !self.on_tiles(of) {
+        if self.on_tiles(of) {
+            let sizes = Numbers::new().with("items", items as u32);
+            let sizes = sizes.with("head_dim", of.head_dim as u32);
+            let bound = [("y", y), ("dy", dy), ("along", along.clone())];
+            self.push(tiles::attend_along(scalar), sizes, &bound)?;
+            shared.push(("starts", Slot::Words(words.starts)));
+            let queries = [&shared[..], &[("dq", dq)]].concat();
+            self.push(tiles::attend_tile_queries(scalar, form), numbers.clone(), &queries)?;
+            let keys = [&shared[..], &[("dk", dk), ("dv", dv)]].concat();
+            self.push(tiles::attend_tile_keys(scalar, form), numbers, &keys)?;
+        } else {
             let first = Slot::Words(words.first);
             let queries = [&shared[..], &[("y", y), ("first", first), ("dq", dq)]].concat();
             self.push(attend::attend_queries(scalar, form), numbers.clone(), &queries)?;
             let ends = Slot::Words(words.ends);
             let keys = [&shared[..], &[("ends", ends), ("dk", dk), ("dv", dv)]].concat();
-            return self.push(attend::attend_keys(scalar, form), numbers, &keys);
+            self.push(attend::attend_keys(scalar, form), numbers, &keys)?;
         }
-        let sizes = Numbers::new().with("items", items as u32);
-        let sizes = sizes.with("head_dim", of.head_dim as u32);
-        let bound = [("y", y), ("dy", dy), ("along", along)];
-        self.push(tiles::attend_along(scalar), sizes, &bound)?;
-        shared.push(("starts", Slot::Words(words.starts)));
-        let queries = [&shared[..], &[("dq", dq)]].concat();
-        self.push(tiles::attend_tile_queries(scalar, form), numbers.clone(), &queries)?;
-        let keys = [&shared[..], &[("dk", dk), ("dv", dv)]].concat();
-        self.push(tiles::attend_tile_keys(scalar, form), numbers, &keys)
+        let (Some(y), Some(sinks)) = (dsinks, node.weights.first()) else { return Ok(()) };
+        let sizes = products::numbers(self.counts.tokens, of.heads);
+        let bound = [("sinks", Slot::Weight(sinks.0)), ("lse", lse), ("along", along), ("y", y)];
+        self.push(attend::attend_sinks(), sizes, &bound)
     }
 
     /// Records the gradients of an RMS norm. The weight's gradient comes first, since the input's

@@ -2,15 +2,17 @@
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, tolerance};
 use tile::dsl::Scalar;
+use tile::launch::Numbers;
 
-use super::kernels::{attend, attend_keys, attend_queries, form, numbers};
+use super::kernels::{
+    attend, attend_keys, attend_queries, attend_sinks, backward_form, form, numbers,
+};
 use super::tiles::{attend_along, attend_tile_keys, attend_tile_queries};
 use super::{Attend, AttendBackward};
 use crate::Attention;
-use crate::attention::Form;
 use crate::attention::prefill::{Tiling, attention_packed};
 use crate::operation::{Call, Operation, Packed};
-use crate::trial::{near, scaled};
+use crate::trial::{memory, near, scaled};
 use crate::tuned::{HOPPER, NVIDIA};
 
 /// The kernels, their cases and benchmarks.
@@ -18,6 +20,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "attend", cases: || cases(0), benches: || benches(0) },
     Spec { name: "attend_queries", cases: || cases(1), benches: || benches(1) },
     Spec { name: "attend_keys", cases: || cases(2), benches: || benches(2) },
+    Spec { name: "attend_sinks", cases: sink_cases, benches: sink_benches },
     Spec { name: "attend_along", cases: || tile_cases(0), benches: || tile_benches(0) },
     Spec { name: "attend_tile_queries", cases: || tile_cases(1), benches: || tile_benches(1) },
     Spec { name: "attend_tile_keys", cases: || tile_cases(2), benches: || tile_benches(2) },
@@ -52,6 +55,7 @@ fn tile_layers() -> Vec<(&'static [usize], Attention, &'static str)> {
         (&[3, 90], Attention { window: Some(20), ..plain([2, 2, 16]) }, "a window"),
         (&[66], Attention { cap: Some(5.0), ..plain([2, 1, 16]) }, "scores that are bounded"),
         (&[40], plain([1, 1, 128]), "large heads"),
+        (&[9, 60], Attention { sinks: true, ..plain([2, 1, 16]) }, "sinks"),
     ]
 }
 
@@ -156,7 +160,7 @@ impl Setting {
     fn case(&self, kernel: usize, why: &str) -> Case {
         let (rows, scalar, of) = (self.rows(), self.scalar, &self.attention);
         let form = form(of);
-        let back = Form { sinks: false, ..form };
+        let back = backward_form(of);
         let clone = |all: &[&Buffer]| all.iter().map(|b| (*b).clone()).collect::<Vec<Buffer>>();
         let (first, ends) = (Buffer::words(&self.first), Buffer::words(&self.ends));
         let along = Buffer::floats(Scalar::F32, &self.along());
@@ -240,14 +244,14 @@ impl Setting {
                 let mut buffers = clone(&shared);
                 buffers.push(self.zeros(&self.q));
                 let expected = vec![(7, close(&self.gradients()[0]))];
-                (attend_tile_queries(scalar, form), buffers, expected)
+                (attend_tile_queries(scalar, backward_form(of)), buffers, expected)
             }
             2 => {
                 let mut buffers = clone(&shared);
                 buffers.extend([self.zeros(&self.k), self.zeros(&self.v)]);
                 let found = self.gradients();
                 let expected = vec![(7, close(&found[1])), (8, close(&found[2]))];
-                (attend_tile_keys(scalar, form), buffers, expected)
+                (attend_tile_keys(scalar, backward_form(of)), buffers, expected)
             }
             _ => {
                 let rows = self.first.iter().zip(0u32..);
@@ -255,6 +259,9 @@ impl Setting {
                 let mut buffers = clone(&[&self.q, &self.k, &self.v]);
                 buffers.extend([Buffer::words(&positions), starts]);
                 buffers.extend([self.zeros(&self.q), Buffer::zeros(Scalar::F32, along.len())]);
+                if of.sinks {
+                    buffers.push(Buffer::floats(Scalar::F32, &self.sinks));
+                }
                 let (y, lse) = (self.y.to_f32(), self.lse.to_f32());
                 let expected = vec![(5, close(&y)), (6, near(Scalar::F32, &lse))];
                 let tiling = match scalar {
@@ -282,6 +289,36 @@ fn tile_cases(kernel: usize) -> Vec<Case> {
         })
     };
     [Scalar::F16, Scalar::BF16].into_iter().flat_map(case).collect()
+}
+
+fn sink_numbers(rows: usize, heads: usize) -> Numbers {
+    Numbers::new().with("rows", rows as u32).with("width", heads as u32)
+}
+
+fn sink_cases() -> Vec<Case> {
+    let case = |(lengths, heads, why): (&[usize], usize, &str)| {
+        let of = Attention { sinks: true, ..plain([heads, 1, 8]) };
+        let setting = Setting::new(lengths, of, Scalar::F32);
+        let along = Buffer::floats(Scalar::F32, &setting.along());
+        let sinks = Buffer::floats(Scalar::F32, &setting.sinks);
+        Case {
+            kernel: attend_sinks().record(),
+            label: format!("{} x {heads}, {why}", setting.rows()),
+            numbers: sink_numbers(setting.rows(), heads),
+            buffers: vec![sinks, setting.lse.clone(), along, Buffer::zeros(Scalar::F32, heads)],
+            expected: vec![(3, near(Scalar::F32, &setting.gradients()[3]))],
+        }
+    };
+    vec![case((&[1], 1, "one row")), case((&[9, 35, 1], 3, "more rows than shares"))]
+}
+
+fn sink_benches() -> Vec<Bench> {
+    let (rows, heads) = (1 << 16, 64);
+    let noise = || Fill::Noise(Scalar::F32, rows * heads);
+    let sinks = Fill::Noise(Scalar::F32, heads);
+    let buffers = vec![sinks, noise(), noise(), Fill::Zeros(Scalar::F32, heads)];
+    let flops = 3 * (rows * heads) as u64;
+    vec![memory(attend_sinks(), "65536 x 64", sink_numbers(rows, heads), buffers, flops)]
 }
 
 fn tile_benches(kernel: usize) -> Vec<Bench> {

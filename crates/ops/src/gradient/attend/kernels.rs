@@ -11,12 +11,18 @@ use tile::launch::{Mode, Numbers};
 
 use crate::Attention;
 use crate::attention::{Extras, Form};
+use crate::gradient::products::sums_of_rows;
 use crate::sweep::{begin, require_lengths, when};
 
 /// Simdgroups of a threadgroup.
 const SIMDS: u32 = 4;
 /// A maximum over nothing: below any score.
 const FLOOR: f32 = -1.0e30;
+
+/// The form of the kernels of an attention's gradients: what a sink takes is in `lse` already.
+pub fn backward_form(of: &Attention) -> Form {
+    Form { sinks: false, ..form(of) }
+}
 
 /// The form of an attention's kernels.
 pub fn form(of: &Attention) -> Form {
@@ -339,4 +345,24 @@ pub fn attend_keys(
         keys.store(dk, own.row, |i| by_key.get(i));
         values.store(dv, own.row, |i| by_value.get(i));
     });
+}
+
+/// The gradient of sinks, `y[h] = -sum_t exp(sinks[h] - lse[t, h]) along[t, h]`, on the device, in an
+/// order that follows from the number of rows alone: `width` heads, `along` as [`attend_queries`]
+/// gives it.
+#[kernel]
+pub fn attend_sinks(
+    sinks: In<f32>,
+    lse: In<f32>,
+    along: In<f32>,
+    y: Out<f32>,
+    rows: Arg<u32>,
+    width: Arg<u32>,
+) {
+    require_lengths(&[("sinks", dim("width"))]);
+    let term = |row: Val<u32>, at: Val<u32>| {
+        let share = (sinks.get(at - row * width) - lse.get(at)).exp();
+        -(share * along.get(at))
+    };
+    sums_of_rows(&["lse", "along"], y, [rows, width], term);
 }

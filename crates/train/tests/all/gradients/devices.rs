@@ -58,6 +58,8 @@ macro_rules! cases {
 cases! {
     gemma2 lora "gemma2" "sim" F32 1e-4,
     gemma3 lora "gemma3" "sim" F32 1e-4,
+    gpt_oss lora "gpt-oss" "sim" F32 1e-4,
+    gpt_oss_rounded lora "gpt-oss" "sim" BF16 0.2,
     granite lora "granite" "sim" F32 1e-4,
     llama3 lora "llama3" "sim" F32 1e-4,
     llama3_dora lora "llama3-dora" "sim" F32 1e-4,
