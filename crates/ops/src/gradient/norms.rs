@@ -146,6 +146,28 @@ fn launch(to: &mut dyn Launches, eps: f32, centred: bool) -> Result<bool> {
     Ok(true)
 }
 
+/// The mean of each row, or 0 where a norm is not `centred`.
+#[track_caller]
+fn means(
+    team: Team,
+    rows: &[Row],
+    x: In,
+    (width, lanes): (Val<u32>, u8),
+    centred: bool,
+) -> Vec<Val<f32>> {
+    let mean = |row: &Row| {
+        let sum = Var::new(0.0);
+        team.sweep(width, lanes, |at, lanes| {
+            for value in at.iter().flat_map(|&i| load(x, row.first + i, lanes)) {
+                sum.set(sum.get() + value);
+            }
+        });
+        team.sum(sum.get()) / width.f32()
+    };
+    let nothing = 0.0f32.val();
+    rows.iter().map(|row| if centred { mean(row) } else { nothing }).collect()
+}
+
 /// `dx` of norms of rows of `width` elements, on the device; `weight` is `[width]`. `dx` may be
 /// `dy`.
 #[kernel]
@@ -172,18 +194,7 @@ pub fn norm_backward(
     begin();
     let lanes = team.lanes(lanes_of_both(scalar, Scalar::F32));
     let own: Vec<Row> = team.rows(rows, width);
-    let mean = |row: &Row| {
-        let sum = Var::new(0.0);
-        team.sweep(width, lanes, |at, lanes| {
-            for value in at.iter().flat_map(|&i| load(x, row.first + i, lanes)) {
-                sum.set(sum.get() + value);
-            }
-        });
-        team.sum(sum.get()) / width.f32()
-    };
-    let nothing = 0.0f32.val();
-    let means: Vec<Val<f32>> =
-        own.iter().map(|row| if centred { mean(row) } else { nothing }).collect();
+    let means = means(team, &own, x, (width, lanes), centred);
     // The row without its mean, and `dy weight`.
     let read = |row: &Row, mean: Val<f32>, i: Val<u32>, lanes: u8| -> Vec<(Val<f32>, Val<f32>)> {
         let (x, dy) = (load(x, row.first + i, lanes), load(dy, row.first + i, lanes));
@@ -207,7 +218,7 @@ pub fn norm_backward(
         .map(|[squares, along, level]| {
             let scale = (team.sum(squares.get()) / width.f32() + eps).rsqrt();
             let along = team.sum(along.get()) * scale * scale / width.f32();
-            let level = if centred { team.sum(level.get()) / width.f32() } else { nothing };
+            let level = if centred { team.sum(level.get()) / width.f32() } else { 0.0.val() };
             [scale, along, level]
         })
         .collect();
@@ -227,7 +238,9 @@ pub fn norm_backward(
     });
 }
 
-/// `1 / rms` of rows of `width` elements, on the device.
+/// The factors of rows of `width` elements, `1 / rms` of what is left without the row's mean, on the
+/// device. Where a norm is not `centred`, its mean is taken to be 0; else a last buffer `means` has
+/// them.
 #[kernel]
 pub fn norm_scales(
     x: In<{ scalar }>,
@@ -236,29 +249,45 @@ pub fn norm_scales(
     width: Const<u32>,
     eps: Const<f32>,
     scalar: Scalar,
+    centred: bool,
 ) {
     let team = Team::Simd;
     team.launch(256);
     require_vectors(&[("x", dim("rows") * dim("width"))]);
     require_lengths(&[("scales", dim("rows"))]);
+    let kept = centred.then(|| {
+        require_lengths(&[("means", dim("rows"))]);
+        <Out>::declare("means")
+    });
     begin();
     let own: Vec<Row> = team.rows(rows, width);
+    let lanes = team.lanes(lanes_of_both(scalar, Scalar::F32));
+    let means = means(team, &own, x, (width, lanes), centred);
     let sums: Vec<Var<f32>> = own.iter().map(|_| Var::new(0.0)).collect();
-    team.sweep(width, team.lanes(lanes_of_both(scalar, Scalar::F32)), |at, lanes| {
-        for (row, sum) in own.iter().zip(&sums) {
+    team.sweep(width, lanes, |at, lanes| {
+        for ((row, mean), sum) in own.iter().zip(&means).zip(&sums) {
             for x in at.iter().flat_map(|&i| load(x, row.first + i, lanes)) {
+                let x = if centred { x - *mean } else { x };
                 sum.set(x.fma(x, sum.get()));
             }
         }
     });
-    for (row, sum) in own.iter().zip(&sums) {
+    for ((row, mean), sum) in own.iter().zip(&means).zip(&sums) {
         let scale = (team.sum(sum.get()) / width.f32() + eps).rsqrt();
-        row.keep(|| when(Order::eq(lane_id(), 0u32), || scales.set(row.first / width, scale)));
+        row.keep(|| {
+            when(Order::eq(lane_id(), 0u32), || {
+                scales.set(row.first / width, scale);
+                if let Some(means) = kept {
+                    means.set(row.first / width, *mean);
+                }
+            });
+        });
     }
 }
 
-/// The gradient of an RMS norm's weight, `y[i] = sum_t dy[t, i] x[t, i] scales[t]`, on the device,
-/// in an order that follows from the number of rows alone.
+/// The gradient of a norm's weight, `y[i] = sum_t dy[t, i] (x[t, i] - means[t]) scales[t]`, on the
+/// device, in an order that follows from the number of rows alone. `means` is a last buffer of norms
+/// that are `centred`; see [`norm_scales`].
 #[kernel]
 pub fn norm_weights(
     x: In<{ scalar }>,
@@ -268,10 +297,19 @@ pub fn norm_weights(
     rows: Arg<u32>,
     width: Arg<u32>,
     scalar: Scalar,
+    centred: bool,
 ) {
     require_lengths(&[("scales", dim("rows"))]);
-    let term = |row, at| dy.get(at) * x.get(at) * scales.get(row);
-    sums_of_rows(&["x", "dy"], y, [rows, width], term);
+    let means = centred.then(|| {
+        require_lengths(&[("means", dim("rows"))]);
+        <In>::declare("means")
+    });
+    let term = |row: Val<u32>, at: Val<u32>| {
+        let x = x.get(at);
+        let x = means.map_or(x, |means| x - means.get(row));
+        dy.get(at) * x * scales.get(row)
+    };
+    sums_of_rows(&["x", "dy"], (y, None), [rows, width], term);
 }
 
 /// The kernels, their cases and benchmarks.
@@ -281,24 +319,44 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "norm_weights", cases: weight_cases, benches: weight_benches },
 ];
 
+/// The mean of a row, or 0, and its factor.
+fn statistics(row: &[f32], (eps, centred): (f32, bool)) -> (f32, f32) {
+    let width = row.len() as f64;
+    let sum: f64 = row.iter().map(|x| f64::from(*x)).sum();
+    let mean = if centred { sum / width } else { 0.0 };
+    let squares: f64 = row.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum();
+    (mean as f32, (1.0 / (squares / width + f64::from(eps)).sqrt()) as f32)
+}
+
 fn scale_cases() -> Vec<Case> {
     const EPS: f32 = 1e-5;
-    let case = |scalar: Scalar, (rows, width, _, why): (usize, usize, Team, &str)| {
+    let case = |scalar: Scalar, (rows, width, _, why): (usize, usize, Team, &str), centred| {
         let x = scaled(scalar, (rows + 37 * width) as u64, rows * width, 3.0);
-        let scale = |row: &[f32]| {
-            let squares: f64 = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-            (1.0 / (squares / width as f64 + f64::from(EPS)).sqrt()) as f32
-        };
-        let scales: Vec<f32> = x.to_f32().chunks_exact(width).map(scale).collect();
+        let each = x.to_f32();
+        let each = each.chunks_exact(width).map(|row| statistics(row, (EPS, centred)));
+        let (means, scales): (Vec<f32>, Vec<f32>) = each.unzip();
+        let zeros = || Buffer::zeros(Scalar::F32, rows);
+        let mut buffers = vec![x, zeros()];
+        let mut expected = vec![(1, near(Scalar::F32, &scales))];
+        if centred {
+            buffers.push(zeros());
+            expected.push((2, near(Scalar::F32, &means)));
+        }
+        let centre = if centred { "centred, " } else { "" };
         Case {
-            kernel: norm_scales(scalar).record(),
-            label: format!("{rows} x {width} {scalar}, {why}"),
+            kernel: norm_scales(scalar, centred).record(),
+            label: format!("{rows} x {width} {scalar}, {centre}{why}"),
             numbers: launch_numbers(rows, width, EPS),
-            buffers: vec![x, Buffer::zeros(Scalar::F32, rows)],
-            expected: vec![(1, near(Scalar::F32, &scales))],
+            buffers,
+            expected,
         }
     };
-    every_float(|scalar| rms_norm::SHAPES.into_iter().map(|shape| case(scalar, shape)).collect())
+    every_float(|scalar| {
+        // A row of one element has nothing left without its mean.
+        let each = rms_norm::SHAPES.into_iter().flat_map(|shape| [(shape, false), (shape, true)]);
+        let each = each.filter(|(shape, centred)| !centred || shape.1 > 1);
+        each.map(|(shape, centred)| case(scalar, shape, centred)).collect()
+    })
 }
 
 fn scale_benches() -> Vec<Bench> {
@@ -307,35 +365,50 @@ fn scale_benches() -> Vec<Bench> {
         let buffers = vec![Fill::Noise(scalar, rows * width), Fill::Zeros(Scalar::F32, rows)];
         let numbers = launch_numbers(rows, width, 1e-5);
         let flops = 2 * (rows * width) as u64;
-        vec![memory(norm_scales(scalar), &format!("{rows} x {width}"), numbers, buffers, flops)]
+        vec![memory(
+            norm_scales(scalar, false),
+            &format!("{rows} x {width}"),
+            numbers,
+            buffers,
+            flops,
+        )]
     })
 }
 
 fn weight_cases() -> Vec<Case> {
     const EPS: f32 = 1e-5;
-    let case = |scalar: Scalar, (rows, width, why): (usize, usize, &str)| {
+    let case = |scalar: Scalar, (rows, width, why): (usize, usize, &str), centred| {
         let x = scaled(scalar, rows as u64 + 3, rows * width, 3.0);
         let dy = random(scalar, width as u64 + 5, rows * width);
         let (all, gradients) = (x.to_f32(), dy.to_f32());
-        let (mut sums, mut rest, mut scales) = (vec![0.0; width], vec![0.0; width], Vec::new());
+        let (mut sums, mut rest) = (vec![0.0; width], vec![0.0; width]);
+        let (mut means, mut scales) = (Vec::new(), Vec::new());
         for (x, dy) in all.chunks_exact(width).zip(gradients.chunks_exact(width)) {
-            row(x, dy, &vec![1.0; width], (EPS, false), [&mut sums, &mut rest]);
-            let squares: f64 = x.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-            scales.push((1.0 / (squares / width as f64 + f64::from(EPS)).sqrt()) as f32);
+            row(x, dy, &vec![1.0; width], (EPS, centred), [&mut sums, &mut rest]);
+            let (mean, scale) = statistics(x, (EPS, centred));
+            means.push(mean);
+            scales.push(scale);
         }
         let sums: Vec<f32> = sums.into_iter().map(|sum| sum as f32).collect();
         let scales = Buffer::floats(Scalar::F32, &scales);
+        let mut buffers = vec![x, dy, scales, Buffer::zeros(Scalar::F32, width)];
+        buffers.extend(centred.then(|| Buffer::floats(Scalar::F32, &means)));
+        let centre = if centred { "centred, " } else { "" };
         Case {
-            kernel: norm_weights(scalar).record(),
-            label: format!("{rows} x {width} {scalar}, {why}"),
+            kernel: norm_weights(scalar, centred).record(),
+            label: format!("{rows} x {width} {scalar}, {centre}{why}"),
             numbers: products::numbers(rows, width),
-            buffers: vec![x, dy, scales, Buffer::zeros(Scalar::F32, width)],
+            buffers,
             expected: vec![(3, near(Scalar::F32, &sums))],
         }
     };
     let shapes =
         [(1, 1, "one element"), (5, 33, "fewer rows than shares"), (129, 64, "a ragged share")];
-    every_float(|scalar| shapes.into_iter().map(|shape| case(scalar, shape)).collect())
+    every_float(|scalar| {
+        let each = shapes.into_iter().flat_map(|shape| [(shape, false), (shape, true)]);
+        let each = each.filter(|(shape, centred)| !centred || shape.1 > 1);
+        each.map(|(shape, centred)| case(scalar, shape, centred)).collect()
+    })
 }
 
 fn weight_benches() -> Vec<Bench> {
@@ -345,7 +418,13 @@ fn weight_benches() -> Vec<Bench> {
         let scales = Fill::Noise(Scalar::F32, rows);
         let buffers = vec![noise(), noise(), scales, Fill::Zeros(Scalar::F32, width)];
         let (numbers, flops) = (products::numbers(rows, width), 3 * (rows * width) as u64);
-        vec![memory(norm_weights(scalar), &format!("{rows} x {width}"), numbers, buffers, flops)]
+        vec![memory(
+            norm_weights(scalar, false),
+            &format!("{rows} x {width}"),
+            numbers,
+            buffers,
+            flops,
+        )]
     })
 }
 

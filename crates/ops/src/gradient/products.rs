@@ -182,7 +182,7 @@ impl Operation for SumRows {
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
-        let kernel = sum_rows(to.scalar(X), to.scalar(Y));
+        let kernel = sum_rows(to.scalar(X), to.scalar(Y), false);
         let bound = [("x", Bound::Value(X)), ("y", Bound::Value(Y))];
         to.push(kernel, numbers(to.rows(X), to.width(X)), &bound)?;
         Ok(true)
@@ -230,8 +230,8 @@ fn sum_of_rows(x: &[f32], y: &mut [f32]) {
 const COLUMNS: u32 = 32;
 const SHARES: u32 = 8;
 
-/// `y[i] = sum_t x[t, i]`, summed in f32 in an order that follows from the number of rows alone, on
-/// the device.
+/// `y[i] = sum_t x[t, i] (+ add[i])`, summed in f32 in an order that follows from the number of rows
+/// alone, on the device. `adds` says whether there is `add`, a last buffer, which may be `y` itself.
 #[kernel]
 pub fn sum_rows(
     x: In<{ from }>,
@@ -240,16 +240,21 @@ pub fn sum_rows(
     width: Arg<u32>,
     from: Scalar,
     to: Scalar,
+    adds: bool,
 ) {
-    sums_of_rows(&["x"], y, [rows, width], |_, at| x.get(at));
+    let add = adds.then(|| {
+        require_lengths(&[("add", dim("width"))]);
+        <In>::stored("add", to)
+    });
+    sums_of_rows(&["x"], (y, add), [rows, width], |_, at| x.get(at));
 }
 
-/// `y[i] = sum_t term(t, t width + i)` of the arguments `rows` and `width`, the whole body of a
-/// kernel. The names are those of buffers of so many elements, for the contract.
+/// `y[i] = sum_t term(t, t width + i) (+ add[i])` of the arguments `rows` and `width`, the whole body of
+/// a kernel. The names are those of buffers of so many elements, for the contract.
 #[track_caller]
 pub(super) fn sums_of_rows(
     names: &[&str],
-    y: Out,
+    (y, add): (Out, Option<In>),
     [rows, width]: [Val<u32>; 2],
     term: impl Fn(Val<u32>, Val<u32>) -> Val<f32>,
 ) {
@@ -271,7 +276,7 @@ pub(super) fn sums_of_rows(
     when(Order::lt(thread_id(), COLUMNS) & Order::lt(column, width), || {
         let each = (0..SHARES).map(|i| shares.get(own + i * COLUMNS));
         if let Some(sum) = each.reduce(|sum, share| sum + share) {
-            y.set(column, sum);
+            y.set(column, add.map_or(sum, |add| sum + add.get(column)));
         }
     });
 }
@@ -322,11 +327,19 @@ fn cases() -> Vec<Case> {
         let x = random(scalar, rows as u64 + 3, rows * width);
         let mut y = vec![0.0; width];
         sum_of_rows(&x.to_f32(), &mut y);
+        let mut buffers = vec![x, Buffer::zeros(Scalar::F32, width)];
+        // Ragged ones are added to others.
+        let adds = width == 33;
+        if adds {
+            let add = random(Scalar::F32, 4, width);
+            y.iter_mut().zip(add.to_f32()).for_each(|(y, add)| *y += add);
+            buffers.push(add);
+        }
         Case {
-            kernel: sum_rows(scalar, Scalar::F32).record(),
+            kernel: sum_rows(scalar, Scalar::F32, adds).record(),
             label: format!("{rows} x {width} {scalar}, {why}"),
             numbers: numbers(rows, width),
-            buffers: vec![x, Buffer::zeros(Scalar::F32, width)],
+            buffers,
             expected: vec![(1, near(Scalar::F32, &y))],
         }
     };
@@ -339,7 +352,7 @@ fn benches() -> Vec<Bench> {
     every_float(|scalar| {
         let (rows, width) = (rows_of(scalar, 4096), 4096);
         let buffers = vec![Fill::Noise(scalar, rows * width), Fill::Zeros(Scalar::F32, width)];
-        let (kernel, flops) = (sum_rows(scalar, Scalar::F32), (rows * width) as u64);
+        let (kernel, flops) = (sum_rows(scalar, Scalar::F32, false), (rows * width) as u64);
         vec![memory(kernel, &format!("{rows} x {width}"), numbers(rows, width), buffers, flops)]
     })
 }

@@ -58,20 +58,11 @@ fn check(program: &Program) -> Result<()> {
             Op::Experts(experts) => !experts.weighs_inputs,
             Op::Rope(rope) => rope.frequencies.len() <= MOST_PAIRS as usize,
             Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
-            Op::Gradient(op) => match op {
-                Gradient::RmsNormBackward(_) | Gradient::Gathered(_) => true,
-                Gradient::AttendBackward(_) => true,
-                Gradient::LayerNormBackward(norm) => !norm.weight,
-                // A head with a bias has no kernel.
-                Gradient::CrossEntropy(of) => !(of.head && node.weights.len() > 1),
-                Gradient::Attend(_) | Gradient::Fill(_) | Gradient::MapBackward(_) => true,
-                Gradient::Gated(_) | Gradient::GatedBackward(_) => true,
-                Gradient::LinearBackward(_) | Gradient::LinearBackwardAdd(_) => true,
-                Gradient::Outer(_) | Gradient::SumRows(_) => true,
-                Gradient::Spread(_) | Gradient::ScaleColumns(_) | Gradient::SumColumns(_) => true,
-                Gradient::ExpertsBackward(_) => true,
-                _ => false,
-            },
+            // Forward mode is for the references alone.
+            Op::Gradient(op) => !matches!(
+                op,
+                Gradient::NormTangent(_) | Gradient::AttendTangent(_) | Gradient::ExpertsTangent(_)
+            ),
             _ => false,
         };
         if !known {
@@ -157,8 +148,13 @@ impl Lowering {
         counts.rows(shape.rows) * (shape.width / width.max(1))
     }
 
+    /// Bytes of one number for each row of a norm.
+    fn statistics(&self, node: &Node, counts: Counts) -> usize {
+        (Scalar::F32.bytes() * self.norm_rows(node, counts)).next_multiple_of(ALIGN)
+    }
+
     /// Bytes of scratch: the head's logits, their gradients, and one number for each head or norm
-    /// of every row.
+    /// of every row, or two for each norm with a mean.
     pub(super) fn scratch(&self, counts: Counts) -> [usize; 3] {
         let mut most = [0; 3];
         for node in &self.program.nodes {
@@ -174,7 +170,10 @@ impl Lowering {
                     most[2] = most[2].max(Scalar::F32.bytes() * counts.tokens * of.0.heads);
                 }
                 Op::Gradient(Gradient::RmsNormBackward(of)) if of.weight => {
-                    most[2] = most[2].max(Scalar::F32.bytes() * self.norm_rows(node, counts));
+                    most[2] = most[2].max(self.statistics(node, counts));
+                }
+                Op::Gradient(Gradient::LayerNormBackward(of)) if of.weight => {
+                    most[2] = most[2].max(2 * self.statistics(node, counts));
                 }
                 _ => {}
             }
@@ -389,7 +388,12 @@ impl Recorder<'_> {
             Op::Gradient(Gradient::ExpertsBackward(of)) => self.experts_backward(&of.0, node),
             Op::Gradient(Gradient::Attend(of)) => self.attend(&of.0, node),
             Op::Gradient(Gradient::AttendBackward(of)) => self.attend_backward(&of.0, node),
-            Op::Gradient(Gradient::RmsNormBackward(of)) => self.norm_backward(of.eps, node),
+            Op::Gradient(Gradient::RmsNormBackward(of)) => {
+                self.norm_backward((of.eps, false), node)
+            }
+            Op::Gradient(Gradient::LayerNormBackward(of)) => {
+                self.norm_backward((of.eps, true), node)
+            }
             Op::Gradient(Gradient::CrossEntropy(of)) => self.losses(of, node),
             _ => Err(Error::new("train", "an operation that GPUs have", op.name())),
         }
@@ -553,24 +557,35 @@ impl Recorder<'_> {
         self.push(attend::attend_sinks(), sizes, &bound)
     }
 
-    /// Records the gradients of an RMS norm. The weight's gradient comes first, since the input's
-    /// may overwrite what both read.
-    fn norm_backward(&mut self, eps: f32, node: &Node) -> Result<()> {
+    /// Records the gradients of a norm with its weight, and its bias if it is `centred`. Those come
+    /// first, since the input's may overwrite what all read.
+    fn norm_backward(&mut self, (eps, centred): (f32, bool), node: &Node) -> Result<()> {
         let value = |v: ValueId| self.value(v).slot();
         let [x, dy, dx, dweight] =
             [node.inputs[0], node.inputs[1], node.outputs[0], node.outputs[1]].map(value);
+        let dbias = node.outputs.get(2).map(|v| value(*v));
         let (weight, scalar) = (node.weights[0], self.of.scalar);
         let width = self.width(node.outputs[1]);
         let rows = self.of.norm_rows(node, self.counts);
-        let start = self.layout.along.start;
-        let scales = Slot::Arena(start..start + 4 * rows);
+        let (start, apart) = (self.layout.along.start, self.of.statistics(node, self.counts));
+        let [scales, means] =
+            [start, start + apart].map(|start| Slot::Arena(start..start + 4 * rows));
+        let means = centred.then_some(("means", means));
         let numbers = rms_norm::launch_numbers(rows, width, eps);
-        let bound = [("x", x.clone()), ("scales", scales.clone())];
-        self.push(norms::norm_scales(scalar), numbers.clone(), &bound)?;
-        let bound = [("x", x.clone()), ("dy", dy.clone()), ("scales", scales), ("y", dweight)];
-        self.push(norms::norm_weights(scalar), products::numbers(rows, width), &bound)?;
+        let mut bound = vec![("x", x.clone()), ("scales", scales.clone())];
+        bound.extend(means.clone());
+        self.push(norms::norm_scales(scalar, centred), numbers.clone(), &bound)?;
+        let mut bound =
+            vec![("x", x.clone()), ("dy", dy.clone()), ("scales", scales), ("y", dweight)];
+        bound.extend(means);
+        let sizes = products::numbers(rows, width);
+        self.push(norms::norm_weights(scalar, centred), sizes.clone(), &bound)?;
+        if let Some(dbias) = dbias {
+            let kernel = products::sum_rows(scalar, Scalar::F32, false);
+            self.push(kernel, sizes, &[("x", dy.clone()), ("y", dbias)])?;
+        }
         let bound = [("x", x), ("dy", dy), ("weight", Slot::Weight(weight.0)), ("dx", dx)];
-        self.push(norms::norm_backward(scalar, rms_norm::team(width), false), numbers, &bound)
+        self.push(norms::norm_backward(scalar, rms_norm::team(width), centred), numbers, &bound)
     }
 
     /// Records losses, some rows at a time: logits are replaced by their gradients, which are
@@ -614,6 +629,13 @@ impl Recorder<'_> {
                 let dx = self.value(node.outputs[1]).part(start * width, count * width);
                 let (left, right) = (side(slopes.clone(), false), side(matrix.clone(), true));
                 self.product([count, width, vocab], left, right, Added::default(), dx)?;
+            }
+            if let Some(dbias) = node.outputs.get(3).filter(|_| of.head) {
+                let dbias = self.value(*dbias).slot();
+                let mut bound = vec![("x", slopes.slot()), ("y", dbias.clone())];
+                bound.extend((start > 0).then_some(("add", dbias)));
+                let kernel = products::sum_rows(scalar, Scalar::F32, start > 0);
+                self.push(kernel, products::numbers(count, vocab), &bound)?;
             }
             if of.head {
                 let dhead = self.value(node.outputs[2]);

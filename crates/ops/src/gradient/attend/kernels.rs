@@ -364,5 +364,5 @@ pub fn attend_sinks(
         let share = (sinks.get(at - row * width) - lse.get(at)).exp();
         -(share * along.get(at))
     };
-    sums_of_rows(&["lse", "along"], y, [rows, width], term);
+    sums_of_rows(&["lse", "along"], (y, None), [rows, width], term);
 }

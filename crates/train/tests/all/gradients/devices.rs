@@ -23,12 +23,15 @@ fn full(case: &Case, hardware: Hardware) -> Tuned {
 
 /// Losses and gradients on a device are those of the CPU within so much.
 fn agrees(make: Make, name: &str, place: &str, precision: Precision, bound: f64) {
-    let case = Case::open(name);
+    agree(make, name, &Case::open(name), (place, precision), bound);
+}
+
+fn agree(make: Make, name: &str, case: &Case, (place, precision): (&str, Precision), bound: f64) {
     let batch = case.batch();
-    let mut cpu = make(&case, Some(1).into());
+    let mut cpu = make(case, Some(1).into());
     let mut want = zeros(&cpu);
     let loss = cpu.gradients(&batch, &mut want).unwrap();
-    let mut gpu = make(&case, hardware(place, precision));
+    let mut gpu = make(case, hardware(place, precision));
     let mut found = zeros(&gpu);
     let own = gpu.gradients(&batch, &mut found).unwrap();
     let off = (own.sum / loss.sum - 1.0).abs();
@@ -81,10 +84,22 @@ cases! {
     qwen2_moe lora "qwen2-moe" "sim" F32 1e-4,
     qwen3 lora "qwen3" "sim" F32 1e-4,
     qwen3_moe lora "qwen3-moe" "sim" F32 1e-4,
+    gpt2 lora "gpt2" "sim" F32 1e-4,
     full_gemma2 full "gemma2" "sim" F32 1e-4,
     full_llama3 full "llama3" "sim" F32 1e-4,
     full_llama3_rounded full "llama3" "sim" BF16 0.2,
     full_qwen3 full "qwen3" "sim" F32 1e-4,
+}
+
+/// Layer norms, a head with a bias, and several kinds of feed-forwards.
+#[test]
+fn full_models_without_files() {
+    for name in ["phi", "starcoder2", "stablelm"] {
+        let case = Case::without_file(name);
+        agree(full, name, &case, ("sim", Precision::F32), 1e-4);
+    }
+    let case = Case::without_file("starcoder2");
+    agree(full, "starcoder2", &case, ("sim", Precision::BF16), 0.2);
 }
 
 /// Experts are multiplied from where they are stored, either way.
@@ -289,13 +304,19 @@ fn the_named_device() {
     for name in [
         "gemma2",
         "gemma3",
+        "gpt-oss",
+        "gpt2",
         "granite",
         "llama3",
         "llama3-dora",
         "mistral",
+        "mixtral",
         "olmo2",
+        "phimoe",
         "qwen2",
+        "qwen2-moe",
         "qwen3",
+        "qwen3-moe",
     ] {
         agrees(lora, name, &place, Precision::F32, 1e-4);
         agrees(lora, name, &place, Precision::BF16, 0.2);
@@ -304,6 +325,11 @@ fn the_named_device() {
         agrees(full, name, &place, Precision::F32, 1e-4);
         agrees(full, name, &place, Precision::BF16, 0.2);
     }
+    for name in ["phi", "stablelm", "starcoder2"] {
+        agree(full, name, &Case::without_file(name), (&place, Precision::F32), 1e-4);
+    }
+    let packed = hardware(&place, Precision::F32);
+    super::models::is_what_it_decodes_to("mixtral/model.q8_0-split.gguf", packed, 1e-4);
     for (make, name, rate) in
         [(lora as Make, "llama3", 0.01), (lora, "llama3-dora", 0.01), (full, "llama3", 1e-3)]
     {

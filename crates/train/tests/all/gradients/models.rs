@@ -24,6 +24,11 @@ pub(super) struct Case {
 }
 
 impl Case {
+    /// A model that has no file of its own, with the batch of another's.
+    pub(super) fn without_file(name: &str) -> Case {
+        Case { model: testing::models().join(name), ..Case::open("llama3") }
+    }
+
     pub(super) fn open(name: &str) -> Case {
         let dora = name.ends_with("-dora");
         let bare = name.trim_end_matches("-dora").trim_end_matches("-dpo");
