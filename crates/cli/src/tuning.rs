@@ -98,8 +98,8 @@ pub(crate) struct LoraArgs {
     #[arg(long, conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers", "from"])]
     pub(crate) full: bool,
     /// Go on from this adapter, with its rank, matrices and kind, instead of from one that changes
-    /// nothing; not for --dpo, whose answers are compared with the model's
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers", "dpo"])]
+    /// nothing; with --dpo, answers are compared with what it makes of them
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["rank", "alpha", "rslora", "dora", "sites", "layers"])]
     pub(crate) from: Option<PathBuf>,
     /// Rank of the factors
     #[arg(long, value_name = "R", default_value_t = 8, value_parser = whole(1..=4096))]
@@ -124,7 +124,7 @@ pub(crate) struct LoraArgs {
     /// Learn from pairs, of which the chosen answer is to gain more than the rejected one (DPO)
     #[arg(long, conflicts_with = "full")]
     pub(crate) dpo: bool,
-    /// With --dpo, how close the adapter stays to the model: more is closer
+    /// With --dpo, how close the adapter stays to the model, or to the one of --from: more is closer
     #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = above_zero, requires = "dpo", conflicts_with = "full")]
     pub(crate) beta: f32,
 }

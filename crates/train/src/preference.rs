@@ -2,11 +2,12 @@
 //! to gain more than the worse.
 //!
 //! ```text
-//! margin = ln p(chosen) - ln p0(chosen) - ln p(rejected) + ln p0(rejected)        p0: the model without its adapter
+//! margin = ln p(chosen) - ln p0(chosen) - ln p(rejected) + ln p0(rejected)        p0: the base
 //! loss   = -ln sigmoid(beta margin)
 //! ```
 //!
-//! Its gradients are those of cross-entropies, in which the tokens of both count
+//! The base is the model without its adapter, or the adapter that was gone on from
+//! ([`Tuned::rebase`]). The gradients are those of cross-entropies, in which the tokens of both count
 //! `beta sigmoid(-beta margin)`, those of the rejected answer less than nothing.
 
 use crate::{AdamW, Batch, Loss, Model, Moments, Parameter, Tuned};
@@ -24,7 +25,7 @@ pub struct Preference {
 }
 
 impl Preference {
-    /// Trains `model`, an adapter; the greater `beta`, the closer it stays to the model without.
+    /// Trains `model`, an adapter; the greater `beta`, the closer it stays to the base.
     ///
     /// # Errors
     /// A model all of whose weights are trained; a `beta` that is not above zero.

@@ -183,8 +183,10 @@ pub struct Tuned {
     runner: Runner,
     trained: Vec<Trained>,
     parameters: Vec<Parameter>,
-    /// Whether the runner was last given the parameters, or what leaves the adapter out; none where
-    /// parameters may have changed.
+    /// The parameters of the base, if it is not the model without the adapter.
+    base: Option<Vec<Parameter>>,
+    /// Whether the runner was last given the parameters, or those of the base; none where parameters
+    /// may have changed.
     given: Option<bool>,
     /// Whether the device has newer parameters and moments: it makes the updates.
     newer: bool,
@@ -301,7 +303,19 @@ impl Tuned {
             let first = parameters[own.parameter].values[own.elements.clone()].to_vec();
             (own.lengths, own.without) = (None, Some(Without::These(first)));
         }
-        Ok(Tuned { tensors, config, kind, runner, trained, parameters, given: None, newer: false })
+        let (base, given, newer) = (None, None, false);
+        Ok(Tuned { tensors, config, kind, runner, trained, parameters, base, given, newer })
+    }
+
+    /// From now on [`Tuned::base_losses`] are those of the adapter as it stands.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn rebase(&mut self) -> Result<()> {
+        self.fetch(None)?;
+        self.base = Some(self.parameters.clone());
+        self.given = None;
+        Ok(())
     }
 
     /// The model's hyperparameters.
@@ -391,7 +405,8 @@ impl Tuned {
         self.each_loss(batch)
     }
 
-    /// The loss that each sequence of a batch has without the adapter.
+    /// The loss that each sequence of a batch has without the adapter, or with what
+    /// [`Tuned::rebase`] kept.
     ///
     /// # Errors
     /// As [`Model::loss`].
@@ -415,20 +430,22 @@ impl Tuned {
         Ok(sequences.collect())
     }
 
-    /// Gives the runner the parameters, or what leaves the adapter out, if it has not got that
-    /// already.
+    /// Gives the runner the parameters, or those of the base, if it has not got them already.
     fn refresh(&mut self, adapted: bool) -> Result<()> {
         if self.given == Some(adapted) {
             return Ok(());
         }
         self.fetch(None)?;
         self.given = None;
+        let base = self.base.as_ref().filter(|_| !adapted);
+        let parameters = base.unwrap_or(&self.parameters);
         for own in &mut self.trained {
             let weights = &self.runner.program(LOSSES).weights;
-            let (parameter, weight) = (&self.parameters[own.parameter], &weights[own.weight.0]);
+            let (parameter, weight) = (&parameters[own.parameter], &weights[own.weight.0]);
             let named = |e: Error| Error { place: format!("{}: {}", parameter.name, e.place), ..e };
             let mut values = Cow::from(&parameter.values[own.elements.clone()]);
-            if let Some(without) = own.without.as_ref().filter(|_| !adapted) {
+            let bare = !adapted && base.is_none();
+            if let Some(without) = own.without.as_ref().filter(|_| bare) {
                 match without {
                     Without::All(number) => values.to_mut().fill(*number),
                     Without::These(first) => values = Cow::from(first),
@@ -442,7 +459,7 @@ impl Tuned {
             }
             if let Some(lengths) = &mut own.lengths {
                 let matrix = &weights[lengths.matrix.0];
-                lengths.refresh(matrix, &self.tensors, &self.parameters, &own.elements)?;
+                lengths.refresh(matrix, &self.tensors, parameters, &own.elements)?;
                 let each = values.to_mut().iter_mut().zip(&lengths.values);
                 each.for_each(|(value, length)| *value = (f64::from(*value) / length) as f32);
             }

@@ -80,7 +80,11 @@ impl Prepared {
         let mut tuned = match (&args.lora.from, lora(args)) {
             (Some(path), _) => {
                 let file = AdapterFile { path: path.clone(), scale: 1.0, any_base: false };
-                Tuned::adapter(location, &file, hardware)?
+                let mut tuned = Tuned::adapter(location, &file, hardware)?;
+                if args.lora.dpo {
+                    tuned.rebase()?;
+                }
+                tuned
             }
             (None, Some(lora)) => Tuned::lora(location, &lora, hardware)?,
             (None, None) => Tuned::full(location, hardware)?,

@@ -265,6 +265,15 @@ fn pairs_teach_which_answer_is_better() {
         let bound = if more.contains(&"--dora") { 0.02 } else { 1e-6 };
         assert!((first["loss"].as_f64().unwrap() - 2f64.ln()).abs() < bound, "{first}");
     }
+    // What has been learned is where the next run begins, and what it compares with.
+    let (from, out) = (folder.path().join("out-1"), folder.path().join("further"));
+    let [from, further] = [&from, &out].map(|path| path.to_str().unwrap());
+    let begin = ["tune", "-m", MODEL, "--data", &data, "--out", further, "--raw", "--steps", "2"];
+    let (code, _, stderr) = run(&[&begin[..], &["--dpo", "--from", from]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let log = std::fs::read_to_string(out.join("loss.jsonl")).unwrap();
+    let first: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+    assert!((first["loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-6, "{first}");
     let texts = texts(folder.path());
     for (args, expected) in [
         (&["--data", &data][..], "--dpo learns from pairs"),

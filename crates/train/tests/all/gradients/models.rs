@@ -190,6 +190,39 @@ fn preferences() {
     assert!(Preference::new(case.lora(Some(1)), 0.0).is_err());
 }
 
+/// Margins are measured from the adapter that was gone on from, which stays as it was.
+#[test]
+fn preferences_over_an_adapter() {
+    for (name, hardware) in [
+        ("llama3-dpo", Hardware::from(Some(1))),
+        ("llama3-dora", Some(1).into()),
+        ("llama3-dora", Hardware { place: "sim".parse().unwrap(), ..Some(1).into() }),
+    ] {
+        let case = Case::open(name);
+        let batch = case.batch();
+        let mut model = case.lora(hardware);
+        let before = model.sequence_losses(&batch).unwrap();
+        model.rebase().unwrap();
+        let mut preference = Preference::new(model, 0.3).unwrap();
+        // Answers are as likely as before.
+        assert!(preference.margins(&batch).unwrap().iter().all(|margin| margin.abs() < 1e-5));
+        for parameter in preference.parameters_mut() {
+            parameter.values.iter_mut().for_each(|value| *value *= 1.5);
+        }
+        let margins = preference.margins(&batch).unwrap();
+        let mut changed = case.lora(hardware);
+        for parameter in changed.parameters_mut() {
+            parameter.values.iter_mut().for_each(|value| *value *= 1.5);
+        }
+        let after = changed.sequence_losses(&batch).unwrap();
+        let pairs = before.chunks_exact(2).zip(after.chunks_exact(2));
+        for (margin, (before, after)) in margins.iter().zip(pairs) {
+            let want = (after[1] - after[0]) - (before[1] - before[0]);
+            assert!((margin - want).abs() < 1e-4 && want.abs() > 1e-3, "{name}: {margin} {want}");
+        }
+    }
+}
+
 #[test]
 fn gradients_of_all_weights() {
     for name in ["llama3", "qwen3", "gemma2"] {
