@@ -130,8 +130,8 @@ CASES = [
     Case("gemma2", "gemma2", "bfloat16", "norms of 1 + w in front and behind, soft caps, GELU gate, scaled embedding, every other layer within 8",
          shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, query_pre_attn_scalar=16, sliding_window=8, pad_token_id=0,
                attn_logit_softcapping=2.0, final_logit_softcapping=6.0, tie_word_embeddings=True, **rope(10000.0)), gguf=("f32",)),
-    Case("gemma2-scalar", "gemma2", "float32", "query_pre_attn_scalar 24 where head_dim is 16; no soft caps",
-         shape(48, 4, 2, 64, head_dim=16, query_pre_attn_scalar=24, sliding_window=8, pad_token_id=0, attn_logit_softcapping=None,
+    Case("gemma2-scalar", "gemma2", "float32", "query_pre_attn_scalar 24 where head_dim is 16; no soft caps; biases of attention",
+         shape(48, 4, 2, 64, head_dim=16, attention_bias=True, query_pre_attn_scalar=24, sliding_window=8, pad_token_id=0, attn_logit_softcapping=None,
                final_logit_softcapping=None, tie_word_embeddings=True, **rope(10000.0))),
     Case("gemma3", "gemma3", "bfloat16", "norms of each head; six layers within 8 by a base of their own, then one that sees all, stretched by 8",
          shape(48, 4, 2, 64, num_hidden_layers=7, head_dim=16, query_pre_attn_scalar=16, sliding_window=8, pad_token_id=0,
@@ -158,6 +158,9 @@ CASES = [
     Case("qwen3-moe-all", "qwen3_moe", "float32", "all of 3 experts, by odds that are not made to sum to one",
          shape(32, 3, 1, 64, head_dim=16, moe_intermediate_size=48, num_experts=3, num_experts_per_tok=3,
                norm_topk_prob=False, **rope(10000.0)), gguf=("f32",)),
+    Case("qwen3-moe-window", "qwen3_moe", "bfloat16", "a switch that has all layers see 8 tokens, whatever max_window_layers says; 1 of 2 experts",
+         shape(32, 3, 1, 64, head_dim=16, moe_intermediate_size=24, num_experts=2, num_experts_per_tok=1, norm_topk_prob=True,
+               use_sliding_window=True, sliding_window=8, max_window_layers=1, **rope(10000.0)), prompt=14),
     Case("qwen3-next", "qwen3_next", "bfloat16", "three gated delta nets and gated attention; 2 of 4 experts and a shared one; values of 24",
          shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=32, moe_intermediate_size=24, shared_expert_intermediate_size=40,
                num_experts=4, num_experts_per_tok=2, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=16,
@@ -251,6 +254,10 @@ CASES = [
          shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=3,
                n_shared_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5,
                sliding_window=None, **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("dots1-bias", "dots1", "float32", "biases of attention, of its output too; 1 of 2 experts in every layer, not made to sum to one",
+         shape(32, 4, 1, 24, head_dim=8, attention_bias=True, moe_intermediate_size=16, n_routed_experts=2, num_experts_per_tok=1,
+               n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=0, norm_topk_prob=False, routed_scaling_factor=1.5,
+               sliding_window=None, **rope(10000.0)), prompt=9),
     Case("olmoe", "olmoe", "bfloat16", "norms in front, and over whole rows of q and k; 3 of 7 experts by odds among all",
          shape(64, 4, 2, 40, num_experts=7, num_experts_per_tok=3, norm_topk_prob=False, rms_norm_eps=1e-5, pad_token_id=0, **rope(10000.0)),
          prompt=9, gguf=("f32",)),
@@ -601,10 +608,7 @@ def record(model, ids):
     # What a model multiplies its embeddings with is in the input to the first layer.
     hooks.append(layers[0].register_forward_pre_hook(keep_input, with_kwargs=True))
     routed = [1e9]
-    routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "llama4router"))]
-    # Llama 4's gives its scores behind the odds.
-    scores = lambda part, out: out["Llama4" in type(part).__name__]
-    watched = [part.register_forward_hook(lambda part, _, out: routed.append(clearance(part, scores(part, out)))) for part in routers]
+    watched = watch_routers(model, routed)
     out = model(input_ids=ids[None], use_cache=True)
     for hook in hooks:
         hook.remove()
@@ -621,6 +625,14 @@ def record(model, ids):
     seen["decode.tokens"] = torch.stack(tokens)
     seen["decode.logits"] = torch.stack(rows)
     return seen, min(routed)
+
+
+def watch_routers(model, seen):
+    """Hooks that note in `seen` how clearly each router of a model chooses."""
+    routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "llama4router"))]
+    # Llama 4's gives its scores behind the odds.
+    scores = lambda part, out: out["Llama4" in type(part).__name__]
+    return [part.register_forward_hook(lambda part, _, out: seen.append(clearance(part, scores(part, out)))) for part in routers]
 
 
 def clearance(router, scores):
@@ -724,6 +736,8 @@ def older_dialect(config, changes):
         config["rope_local_base_freq"] = scaling["sliding_attention"]["rope_theta"]
         scaling = dict(scaling["full_attention"])
     config["rope_theta"] = scaling.pop("rope_theta")
+    if "partial_rotary_factor" in scaling:
+        config["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
     config["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
     if scaling["rope_type"] == "linear":
         config["rope_scaling"] = {"type": "linear", "factor": scaling["factor"]}

@@ -26,5 +26,5 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     // Names of the only rule by which its experts are chosen.
     keys.only(Key("scoring_func", ""), &["sigmoid", "noaux_tc"])?;
     keys.only(Key("topk_method", ""), &["noaux_tc"])?;
-    glm4_moe::opened(files, raw, true, Usual { dense: 0, normalised: false })
+    glm4_moe::opened(files, raw, true, Usual { dense: 0, normalised: false, output_bias: true })
 }

@@ -61,6 +61,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let score_cap = cap(Key("attn_logit_softcapping", "attn_logit_softcapping"))?;
     let logit_cap = cap(Key("final_logit_softcapping", "final_logit_softcapping"))?;
     let scalar = keys.number(Key("query_pre_attn_scalar", ""))?;
+    let bias = files.bias("attention_bias")?;
     let config = raw.check()?;
     let scalar = match scalar {
         Some(scalar) => scalar.positive()? as f32,
@@ -73,7 +74,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let attention = move |config: &Config, layer| AttentionOptions {
         scale: Some(scale),
         cap: score_cap,
-        ..config.attention(layer)
+        ..decoder::biased(bias)(config, layer)
     };
     Ok(opened(files, config, attention, logit_cap))
 }

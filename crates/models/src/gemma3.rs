@@ -7,7 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::rope::{Rotation, Scaling};
-use crate::{Architecture, Opened, gemma2, scaling, windows};
+use crate::{Architecture, Opened, decoder, gemma2, scaling, windows};
 use formats::Result;
 use nn::{AttentionOptions, Pairing, QkNorm};
 
@@ -66,7 +66,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let logit_cap = keys.number(Key("final_logit_softcapping", "final_logit_softcapping"))?;
     let logit_cap = logit_cap.map(|cap| cap.positive()).transpose()?;
     let scalar = keys.size(Key("query_pre_attn_scalar", ""))?;
-    let loaded = raw.loaded;
+    let (bias, loaded) = (files.bias("attention_bias")?, raw.loaded);
     let config = raw.check()?;
     let scalar = match scalar {
         Some(scalar) => scalar.within(1..=1 << 20)?,
@@ -79,7 +79,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let context = loaded.unwrap_or(config.context);
     let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;
     let attention = move |config: &Config, layer| {
-        let options = config.attention(layer);
+        let options = decoder::biased(bias)(config, layer);
         let rope = if options.window.is_some() { Some(local.clone()) } else { options.rope };
         AttentionOptions {
             scale: Some(scale),

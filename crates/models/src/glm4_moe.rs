@@ -8,6 +8,7 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3};
 use formats::Result;
+use formats::gguf::Value;
 use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, GroupLimit, Mlp, Odds, QkNorm};
 use ops::group_limit::MOST_GROUPS;
 
@@ -53,6 +54,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// GGUF's number of the logistic function.
+const LOGISTIC: u32 = 2;
+
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
@@ -65,7 +69,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         true => keys.flag("use_qk_norm")?.unwrap_or(false),
         false => files.names.find("blocks.0.attention.q_norm")?.is_some(),
     };
-    opened(files, raw, normed, Usual { dense: 1, normalised: true })
+    opened(files, raw, normed, Usual { dense: 1, normalised: true, output_bias: false })
 }
 
 /// What configurations leave out.
@@ -75,6 +79,8 @@ pub(crate) struct Usual {
     pub(crate) dense: usize,
     /// Whether the odds of the chosen experts are made to sum to one.
     pub(crate) normalised: bool,
+    /// Whether the output of attention has a bias where q, k and v have some.
+    pub(crate) output_bias: bool,
 }
 
 /// A model of such mixtures behind the first dense blocks, with norms of each head if it is
@@ -95,6 +101,7 @@ pub(crate) fn opened(files: &Files<'_>, raw: Raw, normed: bool, usual: Usual) ->
     let shared = options.feed_forward * shared.map_or(Ok(1), |shared| shared.within(1..=64))?;
     let attention = move |config: &Config, layer| AttentionOptions {
         qkv_bias: bias,
+        output_bias: if usual.output_bias { bias } else { Bias::Never },
         qk_norm: if normed { QkNorm::Heads(config.norm_eps) } else { QkNorm::None },
         ..config.attention(layer)
     };
@@ -145,9 +152,12 @@ fn limited(
     let least = options.routing.used.div_ceil(size);
     let stay = stay.map_or(Ok(count), |stay| stay.within(least..=count))?;
     let scale = keys.number_or(Key("routed_scaling_factor", "expert_weights_scale"), 1.0)?;
-    // GGUF's number of the logistic function.
-    if let Some(odds) = keys.size(Key("", "expert_gating_func"))?.filter(|odds| odds.value != 2) {
-        return Err(odds.wrong("2, the logistic function", odds.value));
+    // llama.cpp ends where a file of some of these models does not state it.
+    const ODDS: Key = Key("", "expert_gating_func");
+    keys.state(ODDS, Some(Value::U32(LOGISTIC)));
+    if let Some(odds) = keys.size(ODDS)?.filter(|odds| odds.value != LOGISTIC as usize) {
+        let expected = format!("{LOGISTIC}, the logistic function");
+        return Err(odds.wrong(expected, odds.value));
     }
     if keys.dialect() == Dialect::HuggingFace {
         options.routing.normalised = keys.flag("norm_topk_prob")?.unwrap_or(normalised);

@@ -37,7 +37,10 @@ fn stretch(files: &Files<'_>) -> Result<Option<Stretch>> {
     const ORIGINAL: Key =
         Key("original_max_position_embeddings", "rope.scaling.original_context_length");
     let keys = match files.keys.dialect() {
-        Dialect::HuggingFace => files.keys.object("rope_parameters")?,
+        Dialect::HuggingFace => match files.keys.object("rope_parameters")? {
+            Some(rope) => Some(rope),
+            None => files.keys.object("rope_scaling")?,
+        },
         Dialect::Gguf => Some(files.keys.clone()),
     };
     let Some(keys) = keys else { return Ok(None) };

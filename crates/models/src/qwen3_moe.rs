@@ -31,7 +31,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 /// What is missing or out of range, by key.
 pub(crate) fn read(files: &Files<'_>, normalised: bool) -> Result<(Config, decoder::Parts, usize)> {
     let mut raw = Raw::read(files, &["silu"])?;
-    raw.windows = windows::of_qwen(files, &raw.layers)?;
+    raw.windows = windows::of_switch(files, &raw.layers)?;
     let sparse = Sparse::read(files)?;
     let bias = files.bias("attention_bias")?;
     // Qwen3-Coder states what all of these models have, and what none has.

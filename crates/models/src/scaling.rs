@@ -57,6 +57,8 @@ fn of_object(
         let outside = keys.number(key)?;
         Ok(within.or(outside))
     };
+    // Where nothing is stretched, it says no more than the context: Phi-3 Mini states it all the same.
+    keys.note("original_max_position_embeddings");
     let theta = either("rope_theta")?;
     let mut theta = theta.unwrap_or_else(|| keys.stated("rope_theta", 10_000.0));
     let alpha = rope.map(|rope| rope.number("alpha")).transpose()?.flatten();

@@ -4,7 +4,7 @@
 use crate::Ending;
 use crate::keys::Dialect;
 use crate::names::{Names, candidates};
-use formats::{Error, Result, Tensors};
+use formats::{Error, ErrorKind, Result, Tensors};
 use program::Program;
 use std::collections::HashSet;
 
@@ -27,8 +27,8 @@ const DERIVED: &[&str] = &[
     "qscale_act",
 ];
 
-/// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does.
-/// Checkpoints of Hugging Face may hold more than the decoder (parts for images, heads for
+/// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does, and
+/// any file with a bias that no layer reads of a matrix that one does. Checkpoints of Hugging Face may hold more than the decoder (parts for images, heads for
 /// training): there, unread tensors of blocks are worth a warning.
 pub(crate) fn check(
     program: &Program,
@@ -42,6 +42,16 @@ pub(crate) fn check(
     let head = |name: &str| heads.iter().flatten().any(|head| head == name);
     let left = |name: &str| ending == Ending::Hidden && head(name);
     let derived = |name: &str| left(name) || DERIVED.iter().any(|part| name.contains(part));
+    // The bias of a matrix that is read is a part of its product.
+    let of_matrix = |name: &&str| {
+        let stem = name.strip_suffix(".bias");
+        stem.is_some_and(|stem| used.contains(format!("{stem}.weight").as_str()))
+    };
+    if let Some(bias) = tensors.names().filter(of_matrix).find(|name| !used.contains(name)) {
+        let place = format!("{}: {}", names.file, bias.chars().take(80).collect::<String>());
+        let expected = "a matrix without a bias, as this architecture has";
+        return Err(Error::new(place, expected, "one").of(ErrorKind::Unsupported));
+    }
     // Where the decoder's blocks are, as the first of them is named.
     let prefix = program
         .weights

@@ -112,12 +112,34 @@ pub(crate) fn of_qwen(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<O
     if keys.dialect() == Dialect::Gguf {
         return of_all(files, layers);
     }
-    let (window, first) = (keys.size("sliding_window")?, keys.size("max_window_layers")?);
-    let used = keys.flag("use_sliding_window")?.unwrap_or(false);
-    let window = window.filter(|_| used).map(|window| window.within(1..=LIMIT)).transpose()?;
+    let (window, first) = (switched(files)?, keys.size("max_window_layers")?);
     let listed = of_types(files, layers, window)?;
     let Some(window) = window else { return Ok(Vec::new()) };
     let full = first.map_or(layers.value, |first| first.value);
     let upper = || (0..layers.value.min(LAYERS)).map(|i| (i >= full).then_some(window)).collect();
     Ok(listed.unwrap_or_else(upper))
+}
+
+/// Qwen3-MoE's rule: the switch turns the window on for all layers, whatever `max_window_layers`
+/// says.
+///
+/// # Errors
+/// As [`of_all`].
+pub(crate) fn of_switch(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Option<usize>>> {
+    if files.keys.dialect() == Dialect::Gguf {
+        return of_all(files, layers);
+    }
+    files.keys.note("max_window_layers");
+    let window = switched(files)?;
+    let listed = of_types(files, layers, window)?;
+    let Some(window) = window else { return Ok(Vec::new()) };
+    Ok(listed.unwrap_or_else(|| vec![Some(window); layers.value.min(LAYERS)]))
+}
+
+/// The window of `config.json`, where `use_sliding_window` turns it on.
+fn switched(files: &Files<'_>) -> Result<Option<usize>> {
+    let keys = &files.keys;
+    let window = keys.size("sliding_window")?;
+    let used = keys.flag("use_sliding_window")?.unwrap_or(false);
+    window.filter(|_| used).map(|window| window.within(1..=LIMIT)).transpose()
 }

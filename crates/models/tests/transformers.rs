@@ -211,6 +211,23 @@ fn the_first_keys_tell_the_architecture() {
     }
 }
 
+/// A bias that nothing adds would leave another model.
+#[test]
+fn a_bias_that_nothing_reads_is_refused() {
+    let (case, aside) = (testing::models().join("qwen2"), tempfile::tempdir().unwrap());
+    std::fs::copy(case.join("config.json"), aside.path().join("config.json")).unwrap();
+    let stored = Safetensors::open(&case.join("model.safetensors")).unwrap();
+    let bias = "model.layers.1.self_attn.o_proj.bias";
+    let q = stored.get("model.layers.1.self_attn.q_proj.bias").unwrap();
+    let more = formats::Tensor { name: bias, ..q };
+    let path = aside.path().join("model.safetensors");
+    formats::safetensors::write(&path, &[], stored.iter().chain([more])).unwrap();
+    let tensors = Tensors::open(aside.path()).unwrap();
+    let error = delft_models::load(&tensors, &options()).err().map(|error| error.to_string());
+    let error = error.unwrap_or_default();
+    assert!(error.contains(&format!("{bias}: expected a matrix without a bias")), "{error}");
+}
+
 /// README's table of models is the registry.
 #[test]
 fn readme_lists_every_architecture() {
@@ -338,7 +355,28 @@ fn published_configurations_are_understood() {
         },
         "vision_config": { "hidden_size": 1408, "model_type": "llama4_vision_model" }
     });
-    let all = [gemma3, qwen3_moe, gpt_oss, qwen3_next, dense, sparse, qwen3_coder, dumped, scout];
+    // The first context is stated though nothing is stretched.
+    let phi3_mini = serde_json::json!({
+        "architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+        "embd_pdrop": 0.0, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192,
+        "max_position_embeddings": 4096, "model_type": "phi3", "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 32,
+        "original_max_position_embeddings": 4096, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5,
+        "rope_scaling": null, "rope_theta": 10_000.0, "sliding_window": 2047,
+        "tie_word_embeddings": false, "vocab_size": 32_064
+    });
+    let all = [
+        gemma3,
+        qwen3_moe,
+        gpt_oss,
+        qwen3_next,
+        dense,
+        sparse,
+        qwen3_coder,
+        dumped,
+        scout,
+        phi3_mini,
+    ];
     for json in all {
         delft_models::check_json(&json, "config.json", &options())
             .unwrap_or_else(|e| panic!("{e}"));

@@ -1,0 +1,531 @@
+#!/usr/bin/env python3
+"""Random small models of every family, as Transformers saves them, and the logits that Delft computes with each.
+
+    fuzzed_models.py --delft target/debug/delft [--draws N] [--seed S] [--only FAMILY ..] [--devices cpu sim] [--gguf] [--keep DIR]
+
+Needs torch, transformers, safetensors. Sizes, options, rotations, dialects of config.json and prompts are drawn from the seed. Delft reads a prompt and
+goes on greedily; Transformers computes the same tokens in float64 (models.py, `widened`). Every logit of the prompt may be BOUND of the range of logits away,
+and every token that follows must be as likely as the likeliest within that. With --gguf the model that `delft convert` makes of the folder is held to the same.
+A refusal counts as a difference, unless REFUSED names it. Prints a line for each model that differs, with what was drawn, and one for each family; ends with an
+error if there was any. --keep leaves the folders of those that differ below DIR.
+"""
+import argparse
+import json
+import shutil
+import subprocess
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+import models
+from models import Case
+
+BOUND = 1e-4  # of the range of a model's logits
+FOLLOWED = 4  # tokens that Delft chooses behind the prompt
+NEAR = 1e-4  # a router's scores nearer than this may choose other experts in float32
+# What Delft may refuse, by a part of its line: GGUF has no words for some settings.
+REFUSED = ("settings that GGUF can say", "a rotation that GGUF can say")
+
+
+class Draw:
+    """Choices from a seed."""
+
+    def __init__(self, *seed):
+        self.stream = np.random.Generator(np.random.PCG64([zlib.crc32(str(part).encode()) for part in seed]))
+
+    def of(self, *choices):
+        return choices[self.stream.integers(len(choices))]
+
+    def flag(self):
+        return bool(self.stream.integers(2))
+
+    def between(self, low, high):
+        return round(float(self.stream.uniform(low, high)), 3)
+
+
+def shape(r, own=True, dims=(8, 16, 24, 40, 64, 80, 96, 128, 192, 256), every_head=False):
+    """Sizes of a decoder; `own`: heads may have a size of their own."""
+    kv = r.of(1, 1, 2, 3, 4)
+    heads = kv if every_head else kv * r.of(1, 2, 3, 5, 7)
+    dim = r.of(*dims)
+    if own and r.flag():
+        hidden = r.of(24, 40, 48, 56, 72, 100, 136)
+    else:
+        dim = min(dim, 64 if heads > 8 else 128)
+        own, hidden = False, heads * dim
+    sizes = dict(hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv, intermediate_size=r.of(24, 40, 52, 64, 100),
+                 num_hidden_layers=r.of(1, 2, 3, 5), vocab_size=r.of(67, 97, 128, 131, 259, 1001), tie_word_embeddings=r.flag(),
+                 max_position_embeddings=256, pad_token_id=0, rms_norm_eps=r.of(1e-5, 1e-6))
+    return sizes | (dict(head_dim=dim) if own else {}), dim
+
+
+def rotation(r, dim, kinds=("default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"), parts=(1.0,)):
+    """rope_parameters, and max_position_embeddings where the kind is one that goes by it."""
+    part = r.of(*[part for part in parts if dim * part >= 2 and int(dim * part) % 2 == 0])
+    kind, original = r.of(*kinds), r.of(8, 16, 32, 64)
+    rope = dict(rope_type=kind, rope_theta=r.of(100.0, 10000.0, 500000.0, 1e6))
+    more = dict(rope_parameters=rope)
+    if len(parts) > 1:
+        rope["partial_rotary_factor"] = part
+    if kind in ("linear", "dynamic", "llama3", "yarn"):
+        rope["factor"] = r.of(2.0, 4.0, 7.5)
+    if kind == "dynamic":
+        more["max_position_embeddings"] = original
+    if kind == "llama3":
+        rope |= dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=original)
+    if kind == "yarn":
+        rope |= dict(original_max_position_embeddings=original) | r.of({}, dict(beta_fast=16.0, beta_slow=2.0), dict(truncate=False))
+        rope |= r.of({}, dict(attention_factor=1.25), dict(mscale=1.5, mscale_all_dim=0.75))
+    if kind == "longrope":
+        pairs = int(dim * part) // 2
+        rope |= dict(original_max_position_embeddings=original, short_factor=[r.between(1, 2) for _ in range(pairs)],
+                     long_factor=[r.between(1, 9) for _ in range(pairs)]) | r.of({}, dict(factor=4.0), dict(attention_factor=1.3))
+        more["original_max_position_embeddings"] = original
+    return more
+
+
+def window(r):
+    return r.of(None, 2, 8, 16, 40)
+
+
+def kinds(r, sizes, *names):
+    return [r.of(*names) for _ in range(sizes["num_hidden_layers"])]
+
+
+def experts(r, count="num_experts"):
+    """Sizes of a mixture: one expert, all experts, and what lies between."""
+    many = r.of(1, 2, 3, 5, 8)
+    return {count: many, "num_experts_per_tok": r.of(1, many, max(1, many // 2))}
+
+
+def llama(r):
+    sizes, dim = shape(r)
+    return sizes | rotation(r, dim) | dict(attention_bias=r.flag(), mlp_bias=r.flag())
+
+
+def mistral(r):
+    sizes, dim = shape(r)
+    return sizes | rotation(r, dim) | dict(sliding_window=window(r))
+
+
+def qwen2(r):
+    sizes, dim = shape(r)
+    return sizes | rotation(r, dim) | dict(use_sliding_window=r.flag(), sliding_window=r.of(2, 8, 40), max_window_layers=r.of(0, 1, 2))
+
+
+def qwen3(r):
+    return qwen2(r) | dict(attention_bias=r.flag())
+
+
+def phi3(r):
+    sizes, dim = shape(r, own=False)
+    return sizes | rotation(r, dim, ("default", "longrope"), (1.0, 0.5, 0.75)) | dict(sliding_window=window(r))
+
+
+def gemma(r):
+    sizes, dim = shape(r)
+    return sizes | dict(head_dim=dim, tie_word_embeddings=True, attention_bias=r.flag()) | rotation(r, dim, ("default",))
+
+
+def gemma2(r):
+    config = gemma(r)
+    return config | dict(query_pre_attn_scalar=r.of(config["head_dim"], 24, 144), sliding_window=r.of(2, 8, 40), layer_types=r.of(
+        None, kinds(r, config, "sliding_attention", "full_attention"))) | r.of(dict(attn_logit_softcapping=None, final_logit_softcapping=None),
+        dict(attn_logit_softcapping=r.between(1, 50), final_logit_softcapping=r.between(3, 30)))
+
+
+def gemma3(r):
+    config = gemma2(r)
+    scaled = r.of(dict(rope_type="default"), dict(rope_type="linear", factor=8.0))
+    return config | dict(attn_logit_softcapping=None, num_hidden_layers=r.of(1, 3, 7), layer_types=None, rope_parameters=dict(
+        full_attention=dict(rope_theta=1000000.0, **scaled), sliding_attention=dict(rope_theta=10000.0, rope_type="default")))
+
+
+def mixtral(r):
+    return mistral(r) | experts(r, "num_local_experts")
+
+
+def qwen2_moe(r):
+    config = qwen2(r)
+    return config | experts(r) | dict(moe_intermediate_size=r.of(16, 24, 40), shared_expert_intermediate_size=r.of(16, 56), norm_topk_prob=r.flag(),
+                                      decoder_sparse_step=r.of(1, 1, 2), mlp_only_layers=r.of([], [], [0]), qkv_bias=True)
+
+
+def qwen3_moe(r):
+    config = qwen2_moe(r) | dict(attention_bias=r.flag())
+    del config["shared_expert_intermediate_size"], config["qkv_bias"]
+    return config
+
+
+def phimoe(r):
+    sizes, dim = shape(r)
+    return sizes | rotation(r, dim, ("default",)) | experts(r, "num_local_experts") | dict(
+        num_local_experts=r.of(2, 3, 5), num_experts_per_tok=2, router_jitter_noise=r.of(0.01, 0.1), attention_bias=r.flag(), lm_head_bias=True,
+        tie_word_embeddings=False, sliding_window=window(r))
+
+
+def delta(r, config):
+    keys = r.of(1, 2, 3)
+    return dict(layer_types=kinds(r, config, "linear_attention", "linear_attention", "full_attention"), linear_num_key_heads=keys,
+                linear_num_value_heads=keys * r.of(1, 2, 3), linear_key_head_dim=r.of(8, 12, 16, 40), linear_value_head_dim=r.of(8, 16, 24, 40),
+                linear_conv_kernel_dim=r.of(2, 3, 4))
+
+
+def qwen3_5(r):
+    sizes, dim = shape(r, dims=(8, 16, 24, 32, 64, 96))
+    return sizes | dict(head_dim=dim) | rotation(r, dim, ("default",), (1.0, 0.5, 0.25)) | delta(r, sizes) | dict(attention_bias=r.flag())
+
+
+def qwen3_next(r):
+    config = qwen3_5(r)
+    return config | experts(r) | dict(moe_intermediate_size=r.of(16, 24), shared_expert_intermediate_size=r.of(16, 40), norm_topk_prob=r.flag(),
+                                      decoder_sparse_step=r.of(1, 2), mlp_only_layers=r.of([], [0]), attention_bias=r.flag())
+
+
+def qwen3_5_moe(r):
+    config = qwen3_5(r) | experts(r) | dict(moe_intermediate_size=r.of(16, 24), shared_expert_intermediate_size=r.of(16, 40))
+    del config["intermediate_size"]
+    return config
+
+
+def gpt_oss(r):
+    sizes, dim = shape(r)
+    return sizes | dict(head_dim=dim, sliding_window=r.of(2, 8, 40), layer_types=kinds(r, sizes, "sliding_attention", "full_attention")) | rotation(
+        r, dim, ("default", "yarn")) | experts(r, "num_local_experts")
+
+
+def smollm3(r):
+    sizes, dim = shape(r)
+    layers = sizes["num_hidden_layers"]
+    return sizes | rotation(r, dim) | dict(attention_bias=r.flag(), mlp_bias=r.flag()) | r.of(
+        {}, dict(no_rope_layer_interval=2), dict(no_rope_layers=[r.of(0, 1) for _ in range(layers)]))
+
+
+def llama4(r):
+    sizes, dim = shape(r)
+    layers = sizes["num_hidden_layers"]
+    return sizes | dict(head_dim=dim) | rotation(r, dim, ("default", "llama3")) | experts(r, "num_local_experts") | dict(
+        intermediate_size_mlp=r.of(24, 48), interleave_moe_layer_step=r.of(1, 2), use_qk_norm=r.flag(), attention_chunk_size=r.of(8, 12, 8192),
+        attn_temperature_tuning=r.flag(), floor_scale=r.of(4, 8192), attn_scale=r.of(0.1, 0.4), attention_bias=False) | r.of(
+        {}, dict(no_rope_layers=[r.of(0, 1) for _ in range(layers)]))
+
+
+def granite(r):
+    return llama(r) | dict(embedding_multiplier=r.between(0.5, 2), attention_multiplier=r.between(0.1, 0.4), residual_multiplier=r.between(0.2, 1),
+                           logits_scaling=r.between(0.5, 4))
+
+
+def granitemoe(r):
+    config = granite(r) | experts(r, "num_local_experts")
+    del config["mlp_bias"]
+    return config
+
+
+def granitemoeshared(r):
+    return granitemoe(r) | dict(shared_intermediate_size=r.of(16, 40))
+
+
+def olmo2(r):
+    sizes, dim = shape(r, own=False)
+    return sizes | rotation(r, dim) | dict(attention_bias=r.flag())
+
+
+def olmo3(r):
+    config = olmo2(r) | dict(sliding_window=r.of(2, 8, 40))
+    config["layer_types"] = kinds(r, config, "sliding_attention", "full_attention")
+    config["rope_parameters"] = dict(full_attention=r.of(dict(rope_type="default", rope_theta=10000.0), dict(
+        rope_type="yarn", rope_theta=10000.0, factor=4.0, attention_factor=1.2, original_max_position_embeddings=32)),
+        sliding_attention=dict(rope_theta=10000.0, rope_type="default"))
+    return config | dict(max_position_embeddings=256)
+
+
+def glm(r):
+    sizes, dim = shape(r)
+    return sizes | dict(head_dim=dim, attention_bias=r.flag()) | rotation(r, dim, ("default", "linear", "yarn"), (1.0, 0.5, 0.25))
+
+
+def routed(r, groups=True):
+    many = r.of(4, 8) if groups else r.of(2, 3, 5)
+    grouped = r.of(dict(n_group=1, topk_group=1), dict(n_group=2, topk_group=1), dict(n_group=2, topk_group=2)) if groups else dict(n_group=1, topk_group=1)
+    return dict(n_routed_experts=many, num_experts_per_tok=r.of(1, 2), n_shared_experts=r.of(1, 2), moe_intermediate_size=r.of(16, 24),
+                norm_topk_prob=r.flag(), routed_scaling_factor=r.of(1.0, 1.5, 2.5), first_k_dense_replace=r.of(0, 1)) | grouped
+
+
+def glm4_moe(r):
+    return glm(r) | routed(r) | dict(use_qk_norm=r.flag())
+
+
+def dots1(r):
+    sizes, dim = shape(r)
+    return sizes | dict(head_dim=dim) | rotation(r, dim) | routed(r) | dict(sliding_window=None, attention_bias=r.flag())
+
+
+def ministral(r):
+    sizes, dim = shape(r)
+    return sizes | rotation(r, dim) | dict(head_dim=dim, sliding_window=r.of(2, 8, 40), layer_types=kinds(r, sizes, "sliding_attention", "full_attention"))
+
+
+def ministral3(r):
+    sizes, dim = shape(r)
+    config = sizes | dict(head_dim=dim) | rotation(r, dim, ("yarn",))
+    config["rope_parameters"] |= dict(llama_4_scaling_beta=r.of(0.1, 0.4))
+    return config
+
+
+def exaone4(r):
+    config = llama(r)
+    del config["mlp_bias"], config["attention_bias"]
+    return config | r.of(dict(sliding_window=None, layer_types=["full_attention"] * config["num_hidden_layers"]), dict(
+        sliding_window=8, layer_types=kinds(r, config, "sliding_attention", "full_attention")))
+
+
+def ernie4_5(r):
+    sizes, dim = shape(r)
+    return sizes | dict(head_dim=dim, use_bias=r.flag()) | rotation(r, dim, ("default", "linear"))
+
+
+def seed_oss(r):
+    sizes, dim = shape(r)
+    return sizes | dict(head_dim=dim) | rotation(r, dim) | dict(attention_bias=r.flag(), attention_out_bias=r.flag(), mlp_bias=r.flag())
+
+
+def olmoe(r):
+    sizes, dim = shape(r, own=False)
+    return sizes | rotation(r, dim) | experts(r) | dict(norm_topk_prob=r.flag(), attention_bias=r.flag())
+
+
+def qwen3_vl(r):
+    sizes, dim = shape(r, dims=(16, 32, 64, 128))
+    return sizes | dict(hidden_size=48, head_dim=dim, attention_bias=r.flag(), rope_parameters=dict(
+        rope_type="default", rope_theta=10000.0, mrope_section=[dim // 4, dim // 8, dim // 8], mrope_interleaved=True))
+
+
+def qwen2_5_vl(r):
+    return dict(hidden_size=32, num_attention_heads=2, num_key_value_heads=r.of(1, 2), intermediate_size=r.of(24, 52), num_hidden_layers=r.of(1, 2, 3),
+                vocab_size=r.of(97, 128, 259), tie_word_embeddings=r.flag(), rope_parameters=dict(
+                    rope_type="default", rope_theta=10000.0, mrope_section=[4, 2, 2]))
+
+
+def qwen3_vl_moe(r):
+    return qwen3_vl(r) | experts(r) | dict(moe_intermediate_size=r.of(16, 24))
+
+
+def normed(config, **eps):
+    """With the norms' number under another key."""
+    del config["rms_norm_eps"]
+    return config | eps
+
+
+def cohere(r):
+    sizes, dim = shape(r, own=False)
+    return normed(sizes, layer_norm_eps=1e-5) | rotation(r, dim, ("default", "linear", "yarn")) | dict(
+        logit_scale=r.of(0.0625, 0.5, 1.0), attention_bias=r.flag(), tie_word_embeddings=True)
+
+
+def cohere2(r):
+    config = cohere(r)
+    return config | dict(sliding_window=r.of(2, 8, 40), layer_types=kinds(r, config, "sliding_attention", "full_attention"))
+
+
+def starcoder2(r):
+    sizes, dim = shape(r, own=False)
+    return normed(sizes, norm_epsilon=1e-5) | rotation(r, dim) | dict(use_bias=r.flag(), sliding_window=window(r))
+
+
+def stablelm(r):
+    sizes, dim = shape(r, own=False)
+    return normed(sizes, layer_norm_eps=1e-5) | rotation(r, dim, ("default", "linear", "dynamic"), (1.0, 0.5, 0.25)) | dict(
+        use_qkv_bias=r.flag(), use_parallel_residual=r.flag())
+
+
+def phi(r):
+    sizes, dim = shape(r, own=False)
+    return normed(sizes, layer_norm_eps=1e-5) | rotation(r, dim, ("default", "linear", "dynamic"), (1.0, 0.5, 0.25)) | dict(tie_word_embeddings=False)
+
+
+def gpt_neox(r):
+    sizes, dim = shape(r, own=False, every_head=True)
+    del sizes["num_key_value_heads"]
+    return normed(sizes, layer_norm_eps=1e-5) | rotation(r, dim, ("default", "linear", "dynamic"), (1.0, 0.5, 0.25)) | dict(
+        use_parallel_residual=r.flag(), hidden_act=r.of("gelu", "gelu_new", "gelu_fast"), attention_bias=r.flag())
+
+
+def nemotron(r):
+    sizes, dim = shape(r)
+    return normed(sizes, norm_eps=1e-5) | dict(head_dim=dim) | rotation(r, dim, ("default",), (1.0, 0.5, 0.25)) | dict(
+        attention_bias=r.flag(), mlp_bias=r.flag())
+
+
+def hunyuan(r):
+    sizes, dim = shape(r)
+    config = sizes | dict(head_dim=dim, eod_token_id=2, attention_bias=r.flag()) | rotation(r, dim, ("default",))
+    if r.flag():
+        config["rope_parameters"] = dict(rope_type="dynamic", rope_theta=10000.0, alpha=r.of(8.0, 1000.0), factor=1.0, beta_fast=32, beta_slow=1,
+                                         mscale=1.0, mscale_all_dim=1.0)
+    return config
+
+
+def lfm2(r):
+    sizes, dim = shape(r)
+    return normed(sizes, norm_eps=1e-5) | rotation(r, dim, ("default",)) | dict(
+        conv_L_cache=r.of(2, 3, 4), conv_bias=False, block_auto_adjust_ff_dim=r.flag(), block_multiple_of=r.of(8, 32), block_ffn_dim_multiplier=r.of(1.0, 1.3),
+        layer_types=kinds(r, sizes, "conv", "full_attention"))
+
+
+def gpt2(r):
+    heads = r.of(1, 3, 5)
+    return dict(n_embd=heads * r.of(8, 16, 40), n_head=heads, n_layer=r.of(1, 3), n_inner=r.of(None, 56), n_positions=256, vocab_size=r.of(97, 127, 259),
+                tie_word_embeddings=r.flag(), activation_function=r.of("gelu_new", "gelu", "relu"), scale_attn_by_inverse_layer_idx=r.flag(),
+                scale_attn_weights=True)
+
+
+FAMILIES = {name: globals().get(name, llama) for name in models.FAMILIES} | {"hunyuan_v1_dense": hunyuan, "glm4": glm}
+
+
+def saved(config):
+    """config.json as it was saved."""
+    return config
+
+
+def older(config):
+    """config.json as Transformers 4 wrote it, but for layers of kinds that no other key tells."""
+    if "rope_parameters" not in config:
+        return config
+    written = models.older_dialect(config, {})
+    written |= {"layer_types": config["layer_types"]} if config.get("layer_types") else {}
+    if config["model_type"] == "olmo3":
+        del written["rope_local_base_freq"]
+    return written
+
+
+def noted(config):
+    """With keys that say nothing."""
+    return config | {"_name_or_path": "somewhere", "attn_implementation": None, "torch_dtype": config.get("dtype"), "quantization_config": None,
+                     "rope_scaling": None, "use_cache": True, "pretraining_tp": 1, "auto_map": {"AutoConfig": "configuration.Config"},
+                     "sliding_window": config.get("sliding_window")}
+
+
+def draw(family, seed, number):
+    """A case of models.py, the length of its prompt, and how config.json is written."""
+    r = Draw(seed, family, number)
+    while True:
+        config = FAMILIES[family](r)
+        drop = ("rms_norm_eps",) if "rms_norm_eps" not in config and family not in models.TOWERS else ()
+        case = Case(f"{family}-{number}", family, r.of("float32", "float32", "bfloat16", "float16"), "", config, drop=drop, images=family in models.TOWERS)
+        try:
+            models.build(case, torch.float32)
+        except Exception:  # Transformers refuses these sizes together
+            continue
+        return case, r.of(1, 3, 21, 33, 70), r.of(saved, older, noted)
+
+
+def run(delft, path, tokens, device):
+    """Delft's logits of the prompt, and what it goes on with; or what it says."""
+    context = len(tokens) + FOLLOWED
+    command = [delft, "logits", path, "--tokens", ",".join(map(str, tokens)), "--all", "--generate", str(FOLLOWED), "--json", "--device", device,
+               "--cache-type", "f32", "--ctx", str(context), "-t", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return None, (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
+    found = json.loads(done.stdout)
+    return np.array(found["logits"], np.float64), found["generated"]
+
+
+@torch.no_grad()
+def truth(case, weights, tokens):
+    """Transformers' logits in float64, and how clearly experts were chosen."""
+    with models.widened():
+        model = models.with_weights(case, weights, torch.float64)
+        clear = []
+        hooks = models.watch_routers(model, clear)
+        logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+        for hook in hooks:
+            hook.remove()
+    return logits, min(clear, default=1.0)
+
+
+def apart(case, weights, tokens, found, generated):
+    """How far Delft's logits and choices are from Transformers', of the range of logits; none if experts were not chosen clearly."""
+    logits, clear = truth(case, weights, tokens + generated)
+    if clear < NEAR:
+        return None
+    span = logits.max() - logits.min()
+    worst = np.abs(logits[:len(tokens)] - found).max()
+    for row, token in zip(logits[len(tokens) - 1:], generated):
+        worst = max(worst, row.max() - row[token])
+    return worst / span
+
+
+def check(args, case, length, write, folder):
+    """Lines on what differs, and the largest difference."""
+    weights = models.make_weights(case)
+    models.write_checkpoint(case, weights, folder)
+    path = folder / "config.json"
+    models.write_json(path, write(json.loads(path.read_text())))
+    lines, worst = [], 0.0
+    places = [(device, folder) for device in args.devices]
+    if args.gguf:
+        file = folder / "model.gguf"
+        done = subprocess.run([args.delft, "convert", folder, "-o", file, "--type", "f32", "--force"], capture_output=True, text=True)
+        line = (done.stderr.strip().splitlines() or [""])[-1]
+        if not done.returncode:
+            places.append((args.devices[0], file))
+        elif not any(part in line for part in REFUSED):
+            lines.append(f"convert: {line}")
+    for device, place in places:
+        for again in range(5):
+            r = Draw(case.name, "prompt", again)
+            tokens = [int(r.stream.integers(3, case.config.get("vocab_size", 128))) for _ in range(length)]
+            found, generated = run(args.delft, place, tokens, device)
+            if found is None:
+                lines.append(f"{device} {place.name}: {generated}")
+                break
+            far = apart(case, weights, tokens, found, generated)
+            if far is not None:
+                worst = max(worst, far)
+                if not far <= BOUND:
+                    lines.append(f"{device} {place.name}: {far:.2g} of the range apart")
+                break
+    return lines, worst
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--delft", required=True)
+    parser.add_argument("--draws", type=int, default=8)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first draw")
+    parser.add_argument("--seed", default="delft")
+    parser.add_argument("--only", nargs="*", choices=FAMILIES)
+    parser.add_argument("--devices", nargs="*", default=["cpu"])
+    parser.add_argument("--gguf", action="store_true")
+    parser.add_argument("--keep", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    wrong = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for family in args.only or FAMILIES:
+            largest = 0.0
+            for number in range(args.first, args.first + args.draws):
+                case, length, write = draw(family, args.seed, number)
+                folder = Path(scratch) / case.name
+                folder.mkdir()
+                lines, worst = check(args, case, length, write, folder)
+                largest = max(largest, worst)
+                wrong += bool(lines)
+                for line in lines:
+                    print(f"{case.name}: {line}\n    {case.storage}, {length} tokens, {write.__name__}: {json.dumps(case.config)}", flush=True)
+                if lines and args.keep:
+                    shutil.copytree(folder, args.keep / case.name, dirs_exist_ok=True)
+                shutil.rmtree(folder)
+            print(f"{family}: at most {largest:.2g} of the range apart", flush=True)
+    raise SystemExit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
