@@ -36,7 +36,9 @@ TEXTS = [
 ]
 # Where the two differ on purpose: llama.cpp does not do what the model's own tokenizer states.
 NO_NORMAL_FORM = "llama.cpp does not bring texts to normal form C"
-EXPECTED = {"qwen2": NO_NORMAL_FORM, "qwen35": NO_NORMAL_FORM}
+# Hugging Face's tokenizers library cuts " iPhone" and " kW" behind their first letters by these models' regexes, and "1990s" behind three digits.
+CASES = "llama.cpp goes on from a small letter to a capital"
+EXPECTED = {"qwen2": NO_NORMAL_FORM, "qwen35": NO_NORMAL_FORM, "tiny_aya": CASES, "cohere2moe": CASES, "kimi-k2": CASES}
 
 
 def names():
