@@ -27,9 +27,10 @@ const DERIVED: &[&str] = &[
     "qscale_act",
 ];
 
-/// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does, and
-/// any file with a bias that no layer reads of a matrix that one does. Checkpoints of Hugging Face may hold more than the decoder (parts for images, heads for
-/// training): there, unread tensors of blocks are worth a warning.
+/// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does,
+/// and any file with a bias that no layer reads of a matrix that one does. Checkpoints of Hugging
+/// Face may hold more than the decoder (parts for images, heads for training): there, unread tensors
+/// of blocks are worth a warning.
 pub(crate) fn check(
     program: &Program,
     tensors: &Tensors,
