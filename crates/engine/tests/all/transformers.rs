@@ -227,6 +227,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("qwen2/model.f16.gguf", HEADS),
     ("qwen3-moe-all", HEADS),
     ("qwen3-moe-all/model.f32.gguf", HEADS),
+    ("qwen3-moe-window", HEADS),
     ("qwen3-untied", HEADS),
     ("qwen3-vl", HEADS),
     ("qwen3-vl-moe", HEADS),
