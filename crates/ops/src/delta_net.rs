@@ -179,7 +179,7 @@ pub const MAX_KEY_DIM: usize = 256;
 
 /// The parameters that distinguish the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Form {
+pub struct DeltaForm {
     /// Elements of a query or key.
     pub key_dim: u32,
     /// Neighbouring elements of a key that a lane has: 4, or 1 where keys are no whole number of
@@ -194,12 +194,12 @@ pub struct Form {
     pub tiled: bool,
 }
 
-impl Form {
+impl DeltaForm {
     /// For `op`, whose layer has states of `size` elements.
     ///
     /// # Errors
     /// Keys that do not fit a simdgroup's registers.
-    pub fn of(op: &DeltaNet, size: usize) -> Result<Form> {
+    pub fn of(op: &DeltaNet, size: usize) -> Result<DeltaForm> {
         if op.key_dim > MAX_KEY_DIM {
             let expected = format!("keys of up to {MAX_KEY_DIM} elements");
             let error = Error::new("delta_net", expected, op.key_dim);
@@ -210,7 +210,7 @@ impl Form {
         let pairs = [op.value_dim, op.start, size, op.width()].iter().all(|n| n.is_multiple_of(2));
         let columns = if pairs { 2 } else { 1 };
         let several = op.value_dim.is_multiple_of(4 * (COLUMN_LANES as usize) * columns);
-        Ok(Form {
+        Ok(DeltaForm {
             key_dim: op.key_dim as u32,
             keys: if fours { 4 } else { 1 },
             columns: columns as u8,
@@ -255,7 +255,7 @@ pub fn delta_net(
     heads: Const<u32>,
     key_heads: Const<u32>,
     value_dim: Const<u32>,
-    form: Form,
+    form: DeltaForm,
 ) {
     let groups = dim("value_dim").ceil_div(form.group());
     launch(Mode::Row, [groups, dim("heads"), dim("batch")], 32 * form.simds);
@@ -327,7 +327,7 @@ fn over_keys(x: Val<f32>) -> Val<f32> {
 /// A lane's part of a head's matrix.
 #[derive(Clone, Copy)]
 struct Lane {
-    form: Form,
+    form: DeltaForm,
     states: States,
     head: Val<u32>,
     key_heads: Val<u32>,
@@ -491,7 +491,7 @@ fn cases() -> Vec<Case> {
         let [heads, key_heads, key_dim, value_dim] = sizes;
         let tiled = heads == 4;
         let op = DeltaNet { layer: 0, start: 6, heads, key_heads, key_dim, value_dim, tiled };
-        let form = Form::of(&op, op.start + op.elements() + 2).expect("keys that fit");
+        let form = DeltaForm::of(&op, op.start + op.elements() + 2).expect("keys that fit");
         let trial = Trial::of(rows, op.start + op.elements() + 2);
         let tokens = rows.len();
         let qkv = random(Scalar::F32, 1, tokens * op.width());
@@ -547,7 +547,7 @@ fn benches() -> Vec<Bench> {
         buffers.extend(trial.buffers().map(Fill::These));
         buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
         buffers.push(Fill::Zeros(Scalar::F32, gates * op.value_dim));
-        let kernel = delta_net(Form::of(&op, op.elements()).expect("keys that fit"));
+        let kernel = delta_net(DeltaForm::of(&op, op.elements()).expect("keys that fit"));
         let flops = 7 * (tokens * op.elements()) as u64;
         let label = format!("{tokens} x 32 of 128 x 128");
         memory(kernel, &label, numbers(&op, trial.numbers()), buffers, flops)

@@ -5,7 +5,7 @@ use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products, shapes,
 };
 use crate::linear::{
-    Finisher, Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product_finished,
+    Finisher, GemvSchedule, Input, Norm, Sums, Sweep, Task, contract, holds, product_finished,
 };
 use crate::low_rank::kernels::{Low, Sites};
 use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
@@ -34,7 +34,7 @@ pub fn gate_up(
     norm: bool,
     act: Unary,
     rows: u32,
-    schedule: Schedule,
+    schedule: GemvSchedule,
     low: Option<Low>,
 ) {
     let norm = norm.then(Norm::declare);
@@ -130,7 +130,7 @@ fn cases() -> Vec<Case> {
             let int8 = f % 3 > 0;
             let decode = Task::decode(&formats, width as u32, out as u32);
             let task = Task { rows: rows as u32, x: types.0, pair: true, int8, ..decode };
-            let mut schedule = Schedule::pick(&task);
+            let mut schedule = GemvSchedule::pick(&task);
             schedule.threads = 64;
             let (gate, up) =
                 (Matrix::new(format, 3, out, width), Matrix::new(format, 4, out, width));
@@ -168,7 +168,7 @@ fn benches() -> Vec<Bench> {
     let bench = |format: Format| {
         let formats = [format];
         let task = Task::decode(&formats, width as u32, out as u32);
-        let schedule = Schedule::pick(&Task { pair: true, x: Scalar::F32, ..task });
+        let schedule = GemvSchedule::pick(&Task { pair: true, x: Scalar::F32, ..task });
         let bytes = cases::matrix_bytes(format, out, width);
         Bench {
             kernel: gate_up(

@@ -5,7 +5,7 @@ use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes,
 };
 use crate::linear::{
-    Finisher, Input, Schedule, Sums, Sweep, Task, contract, holds, product_finished,
+    Finisher, GemvSchedule, Input, Sums, Sweep, Task, contract, holds, product_finished,
 };
 use crate::low_rank::kernels::{Low, Sites};
 use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
@@ -34,7 +34,7 @@ pub fn linear_add(
     format: Format,
     bias: bool,
     rows: u32,
-    schedule: Schedule,
+    schedule: GemvSchedule,
     low: Option<Low>,
 ) {
     let weight = Weights::declare("weight", format, width);
@@ -131,7 +131,7 @@ fn cases() -> Vec<Case> {
             let int8 = f % 3 > 0;
             let decode = Task::decode(&formats, width as u32, out as u32);
             let task = Task { rows: rows as u32, x: types.0, int8, ..decode };
-            let mut schedule = Schedule::pick(&task);
+            let mut schedule = GemvSchedule::pick(&task);
             schedule.threads = 64;
             let matrix = Matrix::new(format, 3, out, width);
             let (x, seen) = activations(types.0, rows * width, None, &schedule);
@@ -159,7 +159,7 @@ fn cases() -> Vec<Case> {
 fn benches() -> Vec<Bench> {
     let (width, out) = (14336, 4096);
     let bench = |format: Format| {
-        let schedule = Schedule::pick(&Task::decode(&[format], width as u32, out as u32));
+        let schedule = GemvSchedule::pick(&Task::decode(&[format], width as u32, out as u32));
         let bytes = cases::matrix_bytes(format, out, width);
         Bench {
             kernel: linear_add(Scalar::BF16, Scalar::F32, format, false, 1, schedule, None)

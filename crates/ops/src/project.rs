@@ -6,7 +6,7 @@ use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products,
 };
 use crate::linear::{
-    Finisher, Input, Norm, Schedule, Sums, Sweep, Task, contract, holds, product_finished,
+    Finisher, GemvSchedule, Input, Norm, Sums, Sweep, Task, contract, holds, product_finished,
 };
 use crate::low_rank::kernels::{Low, Sites};
 use crate::operation::{Call, Operand, Operation, Product, Sharding};
@@ -43,7 +43,7 @@ pub fn project(
     matrices: &[Part],
     norm: bool,
     rows: u32,
-    schedule: Schedule,
+    schedule: GemvSchedule,
     low: Option<Low>,
 ) {
     let norm = norm.then(Norm::declare);
@@ -207,7 +207,7 @@ fn cases() -> Vec<Case> {
             let matrices: Vec<Part> = formats.iter().enumerate().map(part).collect();
             let decode = Task::decode(&formats, width as u32, outs.iter().sum::<usize>() as u32);
             let task = Task { rows: rows as u32, x: types.0, int8, ..decode };
-            let mut schedule = Schedule::pick(&task);
+            let mut schedule = GemvSchedule::pick(&task);
             schedule.threads = 64;
             let weight = noise(13, width);
             let norm = norm.then_some(&weight[..]);
@@ -255,7 +255,7 @@ fn benches() -> Vec<Bench> {
         let rows = outs.iter().sum::<usize>();
         let formats = [format; 3];
         let task = Task::decode(&formats, width as u32, rows as u32);
-        let schedule = Schedule::pick(&Task { x: Scalar::F32, ..task });
+        let schedule = GemvSchedule::pick(&Task { x: Scalar::F32, ..task });
         let mut numbers =
             numbers(schedule.groups(rows as u32, PROCESSORS), width).with_f32("eps", EPS);
         let mut buffers = vec![Fill::Noise(Scalar::F32, width), Fill::Noise(Scalar::F32, width)];

@@ -48,7 +48,7 @@ impl Operation for RmsNorm {
         let width = to.weight(0).map_or(to.width(X), |weight| weight[0]);
         let rows = to.rows(X) * (to.width(X) / width);
         let scalar = to.scalar(X);
-        let types = Types { x: scalar, weight: Scalar::F32, y: scalar };
+        let types = NormTypes { x: scalar, weight: Scalar::F32, y: scalar };
         let bound = [("x", Bound::Value(X)), ("weight", Bound::Weight(0)), ("y", Bound::Value(Y))];
         to.push(rms_norm(types, team(width)), launch_numbers(rows, width, self.eps), &bound)?;
         Ok(true)
@@ -101,7 +101,7 @@ pub fn reference(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
 
 /// The types of a norm's buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Types {
+pub struct NormTypes {
     /// Element type of the input.
     pub x: Scalar,
     /// Element type of the norm's weight.
@@ -130,7 +130,7 @@ pub fn rms_norm(
     rows: Arg<u32>,
     width: Const<u32>,
     eps: Const<f32>,
-    types: Types,
+    types: NormTypes,
     team: Team,
 ) {
     team.launch(256);
@@ -205,7 +205,7 @@ pub(crate) const SHAPES: [(usize, usize, Team, &str); 10] = [
 ];
 
 fn cases() -> Vec<Case> {
-    fn of(types: Types) -> Vec<Case> {
+    fn of(types: NormTypes) -> Vec<Case> {
         let case = |(rows, width, team, why): (usize, usize, Team, &str)| {
             let x = scaled(types.x, rows as u64 * 31 + width as u64, rows * width, 3.0);
             let weight = random(types.weight, width as u64 + 1, width);
@@ -223,11 +223,11 @@ fn cases() -> Vec<Case> {
     }
     fn both(scalar: Scalar) -> Vec<Case> {
         // Weights are f32 in many files whatever the activations are.
-        let same = Types { x: scalar, weight: scalar, y: scalar };
+        let same = NormTypes { x: scalar, weight: scalar, y: scalar };
         let mut all = of(same);
         if scalar != Scalar::F32 {
-            all.extend(of(Types { weight: Scalar::F32, ..same }));
-            let narrowed = Types { x: Scalar::F32, weight: Scalar::F32, y: scalar };
+            all.extend(of(NormTypes { weight: Scalar::F32, ..same }));
+            let narrowed = NormTypes { x: Scalar::F32, weight: Scalar::F32, y: scalar };
             all.extend(of(narrowed).into_iter().step_by(2));
         }
         all
@@ -244,7 +244,7 @@ pub(crate) fn numbers(rows: usize, width: usize) -> Numbers {
 
 fn benches() -> Vec<Bench> {
     fn of(scalar: Scalar) -> Vec<Bench> {
-        let types = Types { x: scalar, weight: scalar, y: scalar };
+        let types = NormTypes { x: scalar, weight: scalar, y: scalar };
         let bench = |rows: usize, width: usize, team: Team| {
             let n = rows * width;
             let buffers =

@@ -107,15 +107,15 @@ pub fn reference(
 /// Tokens that a simdgroup works on at once. For one token more are wasted; for prompts their loads
 /// overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Schedule {
+pub struct RopeSchedule {
     /// How many.
     pub tokens: u32,
 }
 
 /// For steps of a few tokens.
-pub const DECODE: Schedule = Schedule { tokens: 1 };
+pub const DECODE: RopeSchedule = RopeSchedule { tokens: 1 };
 /// For prompts.
-pub const PROMPT: Schedule = Schedule { tokens: 4 };
+pub const PROMPT: RopeSchedule = RopeSchedule { tokens: 4 };
 
 /// The parameters of a kernel of this operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,12 +127,12 @@ pub struct Variant {
     /// Whether k has: `k_norm` and `k_eps`.
     pub k_norm: bool,
     /// How the work is shared.
-    pub schedule: Schedule,
+    pub schedule: RopeSchedule,
 }
 
 /// The types of the fused step's buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Types {
+pub struct RopeTypes {
     /// Element type of q, k and v.
     pub x: Scalar,
     /// Element type of the rotated q.
@@ -163,7 +163,7 @@ pub fn rope_write(
     head_dim: Const<u32>,
     pairs: Const<u32>,
     magnitude: Const<f32>,
-    types: Types,
+    types: RopeTypes,
     stored: Scalar,
     variant: Variant,
 ) {
@@ -199,7 +199,7 @@ pub fn rope_write_codes(
     head_dim: Const<u32>,
     pairs: Const<u32>,
     magnitude: Const<f32>,
-    types: Types,
+    types: RopeTypes,
     codes: Scalar,
     variant: Variant,
 ) {
@@ -233,7 +233,7 @@ const SHAPES: [Shapes; 7] = [
 ];
 
 /// Every shape with both pairings, and the schedule that fits the tokens; one token with both.
-fn variants() -> impl Iterator<Item = (Shapes, Pairing, Schedule)> {
+fn variants() -> impl Iterator<Item = (Shapes, Pairing, RopeSchedule)> {
     let schedules = |tokens: usize| match tokens {
         1 => vec![DECODE, PROMPT],
         2 => vec![DECODE],
@@ -262,7 +262,7 @@ struct Trial {
     v: Vec<f32>,
 }
 
-fn trial(types: Types, shapes: Shapes, pairing: Pairing, schedule: Schedule) -> Trial {
+fn trial(types: RopeTypes, shapes: Shapes, pairing: Pairing, schedule: RopeSchedule) -> Trial {
     let (tokens, heads, kv_heads, head_dim, pairs, q_norm, k_norm, why) = shapes;
     let step = Step::of(tokens);
     let rope = Rope { head_dim, pairing, frequencies: frequencies(pairs), magnitude: 1.25 };
@@ -307,7 +307,7 @@ fn trial(types: Types, shapes: Shapes, pairing: Pairing, schedule: Schedule) -> 
 }
 
 fn cases() -> Vec<Case> {
-    fn of(types: Types, stored: Scalar) -> Vec<Case> {
+    fn of(types: RopeTypes, stored: Scalar) -> Vec<Case> {
         let case = |(shapes, pairing, schedule): (Shapes, _, _)| {
             let trial = trial(types, shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
@@ -331,7 +331,7 @@ fn cases() -> Vec<Case> {
         variants().map(case).collect()
     }
     use Scalar::{BF16, F16, F32};
-    let of = |[x, y, norm, stored]: [Scalar; 4]| of(Types { x, y, norm }, stored);
+    let of = |[x, y, norm, stored]: [Scalar; 4]| of(RopeTypes { x, y, norm }, stored);
     let mut all = of([F32, F32, F32, F16]);
     all.extend(of([F32, F32, F32, F32]));
     all.extend(of([F16, F16, F32, F16]));
@@ -342,10 +342,10 @@ fn cases() -> Vec<Case> {
 }
 
 fn cases_codes() -> Vec<Case> {
-    fn of(types: Types) -> Vec<Case> {
+    fn of(types: RopeTypes) -> Vec<Case> {
         [Scalar::I8, Scalar::U32].into_iter().flat_map(|codes| coded(types, codes)).collect()
     }
-    fn coded(types: Types, codes: Scalar) -> Vec<Case> {
+    fn coded(types: RopeTypes, codes: Scalar) -> Vec<Case> {
         let case = |(shapes, pairing, schedule): (Shapes, _, _)| {
             let trial = trial(types, shapes, pairing, schedule);
             let width = shapes.2 * shapes.3;
@@ -375,7 +375,7 @@ fn cases_codes() -> Vec<Case> {
         variants().filter(|(shapes, ..)| shapes.3 % 32 == 0).map(case).collect()
     }
     use Scalar::{BF16, F16, F32};
-    let of = |[x, y]: [Scalar; 2]| of(Types { x, y, norm: F32 });
+    let of = |[x, y]: [Scalar; 2]| of(RopeTypes { x, y, norm: F32 });
     let mut all = of([F32, F32]);
     all.extend(of([F16, F16]));
     all.extend(of([BF16, BF16]));
@@ -428,7 +428,8 @@ fn benches() -> Vec<Bench> {
             if variant.q_norm {
                 buffers.extend([Fill::Noise(scalar, 128), Fill::Noise(scalar, 128)]);
             }
-            let kernel = rope_write(Types { x: scalar, y: scalar, norm: scalar }, scalar, variant);
+            let kernel =
+                rope_write(RopeTypes { x: scalar, y: scalar, norm: scalar }, scalar, variant);
             memory(kernel, "4096 x 32 + 8 x 128", numbers, buffers, 8 * n as u64)
         };
         VARIANTS.map(bench).to_vec()
@@ -444,8 +445,11 @@ fn benches_codes() -> Vec<Bench> {
             buffers.push(Fill::Zeros(Scalar::I8, n));
             buffers.push(Fill::Zeros(Scalar::F16, n / 32));
         }
-        let kernel =
-            rope_write_codes(Types { x: scalar, y: scalar, norm: scalar }, Scalar::I8, VARIANTS[0]);
+        let kernel = rope_write_codes(
+            RopeTypes { x: scalar, y: scalar, norm: scalar },
+            Scalar::I8,
+            VARIANTS[0],
+        );
         vec![memory(kernel, "4096 x 32 + 8 x 128", numbers, buffers, 8 * n as u64)]
     }
     every_float(of)

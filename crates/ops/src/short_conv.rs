@@ -86,16 +86,16 @@ impl Operation for ShortConv {
 
 /// The parameters that distinguish the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Form {
+pub struct ConvForm {
     /// Elements that a thread has: 4, or 1 where a row or a state is no whole number of vectors.
     pub lanes: u8,
 }
 
-impl Form {
+impl ConvForm {
     /// For rows of `op`, whose layer has states of `size` elements.
-    pub fn of(op: &ShortConv, size: usize) -> Form {
+    pub fn of(op: &ShortConv, size: usize) -> ConvForm {
         let whole = [op.width, op.start, size].iter().all(|n| n.is_multiple_of(4));
-        Form { lanes: if whole { 4 } else { 1 } }
+        ConvForm { lanes: if whole { 4 } else { 1 } }
     }
 }
 
@@ -121,7 +121,7 @@ pub fn short_conv(
     start: Const<u32>,
     width: Const<u32>,
     mixed: Const<u32>,
-    form: Form,
+    form: ConvForm,
 ) {
     let lanes = form.lanes;
     let columns = THREADS * u32::from(lanes);
@@ -258,7 +258,7 @@ fn cases() -> Vec<Case> {
         buffers.extend([states, random(Scalar::F32, 4, rows.len() * width)]);
         let near = |values| Expected::Near(values, tolerance(Scalar::F32));
         Case {
-            kernel: short_conv(Form::of(&op, trial.size)).record(),
+            kernel: short_conv(ConvForm::of(&op, trial.size)).record(),
             label: format!("{} x {width}, {kernel} taps, {why}", rows.len()),
             numbers: numbers(&op, trial.numbers()),
             buffers,
@@ -297,7 +297,7 @@ fn benches() -> Vec<Bench> {
         buffers.extend(trial.buffers().map(Fill::These));
         buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
         buffers.push(Fill::Zeros(Scalar::F32, n));
-        let kernel = short_conv(Form::of(&op, op.elements()));
+        let kernel = short_conv(ConvForm::of(&op, op.elements()));
         let numbers = numbers(&op, trial.numbers());
         memory(kernel, &format!("{tokens} x 8192"), numbers, buffers, 8 * n as u64)
     };

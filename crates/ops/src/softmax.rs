@@ -42,7 +42,7 @@ pub fn softmax(
     width: Const<u32>,
     scale: Arg<f32>,
     scalar: Scalar,
-    schedule: Schedule,
+    schedule: SoftmaxSchedule,
 ) {
     let team = Team::Group;
     team.launch(schedule.threads);
@@ -110,35 +110,38 @@ pub fn softmax(
 
 /// How a row is worked on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Schedule {
+pub struct SoftmaxSchedule {
     /// Threads per row.
     pub threads: u32,
     /// Elements of a row that stay in shared memory between the passes, a multiple of 16.
     pub kept: u32,
 }
 
-impl Schedule {
+impl SoftmaxSchedule {
     /// Picks the schedule for rows of `width` elements of `bytes` bytes, on a device with `shared`
     /// bytes of shared memory per group.
-    pub fn pick(width: u32, bytes: u32, shared: u32) -> Schedule {
+    pub fn pick(width: u32, bytes: u32, shared: u32) -> SoftmaxSchedule {
         // Rows of a few thousand elements are in the caches still; rows of tens of thousands, such
         // as logits, are not.
         match width {
-            0..=32_768 => Schedule { threads: 256, kept: 0 },
-            _ => Schedule { threads: 1024, kept: shared.saturating_sub(1024) / (16 * bytes) * 16 },
+            0..=32_768 => SoftmaxSchedule { threads: 256, kept: 0 },
+            _ => SoftmaxSchedule {
+                threads: 1024,
+                kept: shared.saturating_sub(1024) / (16 * bytes) * 16,
+            },
         }
     }
 }
 
 /// For rows of a few thousand elements.
-const NARROW: Schedule = Schedule { threads: 256, kept: 0 };
+const NARROW: SoftmaxSchedule = SoftmaxSchedule { threads: 256, kept: 0 };
 
 /// The kernel, its cases and benchmarks.
 pub const KERNELS: &[Spec] = &[Spec { name: "softmax", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    const WIDE: Schedule = Schedule { threads: 1024, kept: 0 };
-    const KEPT: Schedule = Schedule { threads: 64, kept: 768 };
+    const WIDE: SoftmaxSchedule = SoftmaxSchedule { threads: 1024, kept: 0 };
+    const KEPT: SoftmaxSchedule = SoftmaxSchedule { threads: 64, kept: 768 };
     fn of(scalar: Scalar) -> Vec<Case> {
         let case = |rows: usize, width: usize, schedule, mask: bool, why: &str| {
             let mut x = scaled(scalar, width as u64 + 3, rows * width, 40.0).to_f32();
@@ -196,7 +199,7 @@ fn benches() -> Vec<Bench> {
                 .with("width", width as u32)
                 .with_f32("scale", 1.0);
             // An H200's shared memory.
-            let schedule = Schedule::pick(width as u32, scalar.bytes() as u32, 227 << 10);
+            let schedule = SoftmaxSchedule::pick(width as u32, scalar.bytes() as u32, 227 << 10);
             let kernel = softmax(scalar, schedule);
             memory(kernel, &format!("{rows} x {width}"), numbers, buffers, 10 * n as u64)
         };

@@ -33,15 +33,15 @@ pub fn reference(x: &[f32], width: usize, k: usize) -> (Vec<f32>, Vec<u32>) {
 
 /// How many elements are sorted at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Schedule {
+pub struct TopKSchedule {
     /// A power of two, at most 2048, at least twice `k`.
     pub size: u32,
 }
 
-impl Schedule {
+impl TopKSchedule {
     /// The smallest schedule that is fast for the `k` greatest; `None` beyond 1024.
-    pub fn of(k: u32) -> Option<Schedule> {
-        (k <= 1024).then(|| Schedule { size: (2 * k).next_power_of_two().max(512) })
+    pub fn of(k: u32) -> Option<TopKSchedule> {
+        (k <= 1024).then(|| TopKSchedule { size: (2 * k).next_power_of_two().max(512) })
     }
 }
 
@@ -59,7 +59,7 @@ pub fn top_k(
     k: Const<u32>,
     slab: Const<u32>,
     scalar: Scalar,
-    schedule: Schedule,
+    schedule: TopKSchedule,
 ) {
     let slabs = Extent::from("width").ceil_div(dim("slab"));
     launch(Mode::Row, [slabs.clone(), dim("rows"), fixed(1)], THREADS);
@@ -82,7 +82,7 @@ pub fn top_k_merge(
     indices: Out<u32>,
     slabs: Const<u32>,
     k: Const<u32>,
-    schedule: Schedule,
+    schedule: TopKSchedule,
 ) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], THREADS);
     let all = dim("rows") * dim("slabs") * dim("k");
@@ -94,7 +94,7 @@ pub fn top_k_merge(
     });
 }
 
-fn contract<const N: usize>(schedule: Schedule, inputs: [(&str, Extent); N], results: Extent) {
+fn contract<const N: usize>(schedule: TopKSchedule, inputs: [(&str, Extent); N], results: Extent) {
     let outputs = [("values", results.clone()), ("indices", results)];
     for (name, size) in inputs.into_iter().chain(outputs) {
         require(Requirement::Length(name.to_owned(), size));
@@ -106,7 +106,7 @@ fn contract<const N: usize>(schedule: Schedule, inputs: [(&str, Extent); N], res
 /// `slot`.
 #[device]
 fn best(
-    schedule: Schedule,
+    schedule: TopKSchedule,
     k: Val<u32>,
     size: Val<u32>,
     values: Out<f32>,
@@ -146,7 +146,7 @@ fn best(
 
 /// Sorts keys downwards, equal ones by index upwards; ends with a barrier.
 #[device]
-fn sort(schedule: Schedule, keys: Shared<u32>, whose: Shared<u32>) {
+fn sort(schedule: TopKSchedule, keys: Shared<u32>, whose: Shared<u32>) {
     for stage in range(0u32, schedule.size.ilog2()) {
         for step in range(0u32, stage + 1u32) {
             let shift = stage - step;
@@ -213,8 +213,8 @@ fn slabs(x: &[f32], width: usize, k: usize, slab: usize) -> (Vec<f32>, Vec<u32>)
     (values, indices)
 }
 
-fn schedule(k: usize) -> Schedule {
-    Schedule::of(k as u32).expect("cases ask for no more than 1024")
+fn schedule(k: usize) -> TopKSchedule {
+    TopKSchedule::of(k as u32).expect("cases ask for no more than 1024")
 }
 
 fn cases() -> Vec<Case> {
@@ -312,9 +312,9 @@ mod tests {
     #[test]
     fn the_most_that_are_sorted_is_known() {
         assert_eq!(
-            [1, 256, 257, 1024].map(|k| Schedule::of(k).map(|s| s.size)),
+            [1, 256, 257, 1024].map(|k| TopKSchedule::of(k).map(|s| s.size)),
             [Some(512), Some(512), Some(1024), Some(2048)]
         );
-        assert_eq!(Schedule::of(1025), None);
+        assert_eq!(TopKSchedule::of(1025), None);
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::attention::decode::Shares;
 use crate::attention::prefill;
-use crate::linear::gemm::Schedule;
+use crate::linear::gemm::GemmSchedule;
 use crate::linear::{Held, Traits};
 
 /// What a GPU reports, as far as its row of numbers follows from it.
@@ -28,11 +28,11 @@ pub enum Card {
 pub struct Tuned {
     /// The GPU, and how its numbers were found.
     pub found: &'static str,
-    /// Products of few rows: [`crate::linear::Schedule`].
+    /// Products of few rows: [`crate::linear::GemvSchedule`].
     pub gemv: ForGemv,
-    /// Products of many rows: [`crate::linear::gemm::Schedule`].
+    /// Products of many rows: [`crate::linear::gemm::GemmSchedule`].
     pub gemm: ForGemm,
-    /// Products of rows that decode together: [`crate::linear::stream::Tiling`].
+    /// Products of rows that decode together: [`crate::linear::stream::StreamTiling`].
     pub stream: ForStream,
     /// Attention.
     pub attention: ForAttention,
@@ -58,7 +58,7 @@ pub struct ForGemv {
 
 /// Candidates for up to a number of rows, the larger block first: for weights that are copied, and
 /// for weights that are converted.
-pub type Candidates = (u32, &'static [Schedule], &'static [Schedule]);
+pub type Candidates = (u32, &'static [GemmSchedule], &'static [GemmSchedule]);
 
 /// Products of many rows.
 #[derive(Debug)]
@@ -67,10 +67,10 @@ pub struct ForGemm {
     pub candidates: &'static [Candidates],
     /// Rows from which on four simdgroups multiply together where they can and weights are copied,
     /// and candidates, the larger block first.
-    pub warpgroups: (u32, &'static [Schedule]),
-    /// Candidates of [`Schedule::alike`] by rows, the last for any number, the larger block first.
+    pub warpgroups: (u32, &'static [GemmSchedule]),
+    /// Candidates of [`GemmSchedule::alike`] by rows, the last for any number, the larger block first.
     /// All add the same terms in the same order.
-    pub alike: &'static [(u32, &'static [Schedule])],
+    pub alike: &'static [(u32, &'static [GemmSchedule])],
 }
 
 /// Products of rows that decode together.
@@ -127,9 +127,9 @@ pub struct ForAttention {
     pub prompt_parts: u32,
     /// Blocks of prompts' attention for heads of up to 128 elements and for longer ones, with 32 KiB
     /// of shared memory.
-    pub small: [prefill::Tiling; 2],
+    pub small: [prefill::PrefillTiling; 2],
     /// Those with 99 KiB, and 64 Ki registers per processor.
-    pub large: [prefill::Tiling; 2],
+    pub large: [prefill::PrefillTiling; 2],
 }
 
 /// Numbers of rows and of sequences from which another kernel is faster.
@@ -158,7 +158,7 @@ pub struct SmallGroups {
     /// Blocks of products of many rows, by rows, the last for any number: 11.5, 12.5 and 15 KiB, of
     /// which results take 5. The last has the fewest reads of shared memory per product; the first
     /// computes the fewest unused rows.
-    pub blocks: &'static [(u32, Schedule)],
+    pub blocks: &'static [(u32, GemmSchedule)],
 }
 
 impl Tuned {
@@ -207,15 +207,18 @@ pub const HOPPER: Tuned = Tuned {
             ),
             (
                 u32::MAX,
-                &[Schedule::LARGE, Schedule::MEDIUM, s(64, 64, 64, 2, 2, 3)],
-                &[Schedule::MEDIUM, s(64, 64, 128, 2, 2, 2)],
+                &[GemmSchedule::LARGE, GemmSchedule::MEDIUM, s(64, 64, 64, 2, 2, 3)],
+                &[GemmSchedule::MEDIUM, s(64, 64, 128, 2, 2, 2)],
             ),
         ],
-        warpgroups: (65, &[Schedule::WIDE, Schedule::SQUARE, w(64, 128, 8), w(64, 64, 8)]),
+        warpgroups: (65, &[GemmSchedule::WIDE, GemmSchedule::SQUARE, w(64, 128, 8), w(64, 64, 8)]),
         alike: &[
-            (16, &[k(16, 64), k(16, 32), Schedule::SHARED]),
-            (32, &[k(32, 64), k(32, 32), k(32, 16), k(16, 32), Schedule::SHARED]),
-            (u32::MAX, &[k(64, 32), k(64, 16), k(32, 32), k(32, 16), k(16, 32), Schedule::SHARED]),
+            (16, &[k(16, 64), k(16, 32), GemmSchedule::SHARED]),
+            (32, &[k(32, 64), k(32, 32), k(32, 16), k(16, 32), GemmSchedule::SHARED]),
+            (
+                u32::MAX,
+                &[k(64, 32), k(64, 16), k(32, 32), k(32, 16), k(16, 32), GemmSchedule::SHARED],
+            ),
         ],
     },
     // On an H100, too.
@@ -270,8 +273,8 @@ const fn held(words: u32, threads: u32, resident: u32) -> Held {
     Held { loads: words, threads, resident }
 }
 
-const fn tiling(simds: u32, tiles: u32, keys: u32) -> prefill::Tiling {
-    prefill::Tiling { simds, tiles, keys }
+const fn tiling(simds: u32, tiles: u32, keys: u32) -> prefill::PrefillTiling {
+    prefill::PrefillTiling { simds, tiles, keys }
 }
 
 pub(crate) const fn s(
@@ -281,21 +284,21 @@ pub(crate) const fn s(
     simds_m: u32,
     simds_n: u32,
     stages: u32,
-) -> Schedule {
-    Schedule { bm, bn, bk, simds_m, simds_n, simds_k: 1, stages, warpgroups: false }
+) -> GemmSchedule {
+    GemmSchedule { bm, bn, bk, simds_m, simds_n, simds_k: 1, stages, warpgroups: false }
 }
 
 /// A block of four simdgroups that multiply together.
-pub(crate) const fn w(bm: u32, bn: u32, stages: u32) -> Schedule {
+pub(crate) const fn w(bm: u32, bn: u32, stages: u32) -> GemmSchedule {
     let (simds_m, simds_n, simds_k) = (bm / 16, 1, 1);
-    Schedule { bm, bn, bk: 64, simds_m, simds_n, simds_k, stages, warpgroups: true }
+    GemmSchedule { bm, bn, bk: 64, simds_m, simds_n, simds_k, stages, warpgroups: true }
 }
 
 /// A block of long steps, whose sums eight simdgroups share: few groups then have many weights on
 /// their way.
-pub(crate) const fn k(bm: u32, bn: u32) -> Schedule {
+pub(crate) const fn k(bm: u32, bn: u32) -> GemmSchedule {
     let (simds_m, simds_n, simds_k, stages) = (1, 1, 8, 2);
-    Schedule { bm, bn, bk: 512, simds_m, simds_n, simds_k, stages, warpgroups: false }
+    GemmSchedule { bm, bn, bk: 512, simds_m, simds_n, simds_k, stages, warpgroups: false }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::time::Instant;
 
-use delft::convert::mlx::{self, Form};
+use delft::convert::mlx::{self, MlxForm};
 use delft::convert::{MIXES, Mix, Summary, Types, Written, convert};
 use delft::formats::Importance;
 use delft::{CancelToken, DType, Error, Tensors};
@@ -71,7 +71,7 @@ fn importance(path: &Path) -> Outcome<(String, Importance)> {
 
 fn run(model: &ModelArg, kind: Option<&str>, imatrix: Option<&Path>, output: &Output) -> Outcome {
     let group = output.group_size.map(|size| size as usize);
-    if let Some(form) = kind.map(|kind| Form::named(kind, group)).transpose()?.flatten() {
+    if let Some(form) = kind.map(|kind| MlxForm::named(kind, group)).transpose()?.flatten() {
         return to_mlx(model, form, imatrix, output);
     }
     if let Some(group) = group {
@@ -95,7 +95,7 @@ fn run(model: &ModelArg, kind: Option<&str>, imatrix: Option<&Path>, output: &Ou
 }
 
 /// Writes a folder as MLX has it.
-fn to_mlx(model: &ModelArg, form: Form, imatrix: Option<&Path>, output: &Output) -> Outcome {
+fn to_mlx(model: &ModelArg, form: MlxForm, imatrix: Option<&Path>, output: &Output) -> Outcome {
     let given = [("--imatrix", imatrix.is_some()), ("--role", !output.role.is_empty())];
     if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
         return Err(Error::new(flag, "a GGUF file to be written", "a folder as MLX has it").into());

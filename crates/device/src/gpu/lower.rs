@@ -569,7 +569,7 @@ impl Recorder<'_> {
         width: usize,
         y: TypedSlot,
     ) -> Result<()> {
-        let types = rms_norm::Types { x: x.scalar, weight: Scalar::F32, y: y.scalar };
+        let types = rms_norm::NormTypes { x: x.scalar, weight: Scalar::F32, y: y.scalar };
         let kernel = rms_norm(types, rms_norm::team(width));
         let numbers = rms_norm::launch_numbers(rows, width, eps);
         self.push(kernel, numbers, &[("x", x.slot), ("weight", self.weight(weight)), ("y", y.slot)])

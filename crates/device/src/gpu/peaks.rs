@@ -109,9 +109,9 @@ fn product<B: Backend>(backend: &B, operand: Scalar, edge: u32) -> Result<(B::La
         return Ok((backend.product(&shape, &x, &w, None, &y)?, y));
     }
     let format = Format::Dense(operand);
-    let schedule = gemm::Schedule::pick((edge, edge), operand, format, facts.machine());
+    let schedule = gemm::GemmSchedule::pick((edge, edge), operand, format, facts.machine());
     let numbers = Numbers::new().with("rows", edge).with("width", edge).with("out", edge);
-    let types = gemm::Types { x: operand, operand, y: operand };
+    let types = gemm::GemmTypes { x: operand, operand, y: operand };
     let mut kernels = Kernels::default();
     let (kernel, source) = kernels.get(gemm(types, format, false, schedule), &numbers, facts)?;
     let buffers = source.params.iter().filter(|p| matches!(p.kind, ParamKind::Buffer { .. }));

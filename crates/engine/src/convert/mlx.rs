@@ -25,7 +25,7 @@ use crate::CancelToken;
 
 /// The quantisation of a folder's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum MlxForm {
     /// Affine groups.
     Affine {
         /// Bits of a code: 2, 3, 4, 5, 6 or 8.
@@ -37,19 +37,19 @@ pub enum Form {
     Mxfp4,
 }
 
-impl Form {
+impl MlxForm {
     /// The form of a name such as `mlx4` or `mlx-mxfp4`, with `group` elements to a group; `None` for
     /// a name that is not MLX's.
     ///
     /// # Errors
     /// A number of bits, or of elements, that MLX does not support.
-    pub fn named(name: &str, group: Option<usize>) -> Result<Option<Form>> {
+    pub fn named(name: &str, group: Option<usize>) -> Result<Option<MlxForm>> {
         let name = name.to_ascii_lowercase();
         let Some(kind) = name.strip_prefix("mlx") else { return Ok(None) };
         if kind == "-mxfp4" {
             let other = group.filter(|group| *group != 32);
             return match other {
-                None => Ok(Some(Form::Mxfp4)),
+                None => Ok(Some(MlxForm::Mxfp4)),
                 Some(other) => Err(Error::new("group size", "32 for mlx-mxfp4", other)),
             };
         }
@@ -61,21 +61,21 @@ impl Form {
         if ![32, 64, 128].contains(&group) {
             return Err(Error::new("group size", "32, 64 or 128", group));
         }
-        Ok(Some(Form::Affine { bits, group }))
+        Ok(Some(MlxForm::Affine { bits, group }))
     }
 
     /// Elements that share a scale.
     fn group(self) -> usize {
         match self {
-            Form::Affine { group, .. } => group,
-            Form::Mxfp4 => 32,
+            MlxForm::Affine { group, .. } => group,
+            MlxForm::Mxfp4 => 32,
         }
     }
 
     fn bits(self) -> usize {
         match self {
-            Form::Affine { bits, .. } => bits,
-            Form::Mxfp4 => 4,
+            MlxForm::Affine { bits, .. } => bits,
+            MlxForm::Mxfp4 => 4,
         }
     }
 
@@ -84,16 +84,18 @@ impl Form {
     fn encoding(self, dtype: DType) -> Option<Encoding> {
         let scale = if dtype == DType::F16 { DType::F16 } else { DType::BF16 };
         match self {
-            Form::Affine { bits, group } => Groups::new(bits, group, scale).map(Encoding::Groups),
-            Form::Mxfp4 => Some(DType::Mxfp4.into()),
+            MlxForm::Affine { bits, group } => {
+                Groups::new(bits, group, scale).map(Encoding::Groups)
+            }
+            MlxForm::Mxfp4 => Some(DType::Mxfp4.into()),
         }
     }
 
     /// As `config.json` states it.
     fn stated(self) -> Value {
         match self {
-            Form::Affine { bits, group } => json!({ "group_size": group, "bits": bits }),
-            Form::Mxfp4 => json!({ "group_size": 32, "bits": 4, "mode": "mxfp4" }),
+            MlxForm::Affine { bits, group } => json!({ "group_size": group, "bits": bits }),
+            MlxForm::Mxfp4 => json!({ "group_size": 32, "bits": 4, "mode": "mxfp4" }),
         }
     }
 }
@@ -128,7 +130,7 @@ impl Job<'_> {
 pub fn write(
     tensors: &Tensors,
     out: &Path,
-    form: Form,
+    form: MlxForm,
     asked: usize,
     cancel: &CancelToken,
     progress: &mut dyn FnMut(Written<'_>),
@@ -244,7 +246,7 @@ fn is_turned(source: &Source) -> bool {
     }
 }
 
-fn job<'a>(tensor: Tensor<'a>, form: Form, matrices: &HashSet<String>) -> Job<'a> {
+fn job<'a>(tensor: Tensor<'a>, form: MlxForm, matrices: &HashSet<String>) -> Job<'a> {
     let spec = |name: &str, dtype: DType, shape: &[usize]| TensorSpec {
         name: name.to_owned(),
         dtype,

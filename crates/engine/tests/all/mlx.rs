@@ -2,16 +2,16 @@
 //! `tests/reference/mlx_folders.py`.
 
 use crate::common::{Expected, error, load};
-use delft_engine::convert::mlx::{Form, write};
+use delft_engine::convert::mlx::{MlxForm, write};
 use delft_engine::{CacheType, CancelToken, LoadOptions, Rows};
 use formats::{Source, Tensors};
 use std::path::{Path, PathBuf};
 
-fn form(name: &str, group: usize) -> Form {
-    Form::named(name, Some(group)).unwrap().unwrap()
+fn form(name: &str, group: usize) -> MlxForm {
+    MlxForm::named(name, Some(group)).unwrap().unwrap()
 }
 
-fn written(from: &Path, to: &Path, form: Form, threads: usize) -> formats::Result<()> {
+fn written(from: &Path, to: &Path, form: MlxForm, threads: usize) -> formats::Result<()> {
     let tensors = Tensors::open(from).unwrap();
     write(&tensors, to, form, threads, &CancelToken::default(), &mut |_| {}).map(|_| ())
 }
@@ -97,7 +97,7 @@ fn the_same_folder_gives_the_same_bytes_and_nothing_is_left_of_one_that_failed()
     let why = written(&case("qwen3"), &scratch.path().join("1"), form("mlx4", 32), 1).unwrap_err();
     assert!(why.to_string().contains("a folder that is not there yet"), "{why}");
     for (name, group) in [("mlx7", None), ("mlx4", Some(48)), ("mlx-mxfp4", Some(64))] {
-        assert!(Form::named(name, group).is_err(), "{name}");
+        assert!(MlxForm::named(name, group).is_err(), "{name}");
     }
-    assert_eq!(Form::named("q4_k_m", None), Ok(None));
+    assert_eq!(MlxForm::named("q4_k_m", None), Ok(None));
 }

@@ -6,8 +6,8 @@ use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::decode::{Schedule, Shares, attention_decode, attention_decode_codes};
-use super::{Form, Scores};
+use super::decode::{DecodeSchedule, Shares, attention_decode, attention_decode_codes};
+use super::{AttentionForm, Scores};
 use crate::kv_write::{reference_q8_0, reference_turbo, slot};
 use crate::trial::{every_float, random};
 use crate::tuned::{ForAttention, HOPPER};
@@ -26,7 +26,7 @@ pub(super) struct Scene {
     /// Slots per block.
     pub(super) block: usize,
     /// How decoding multiplies.
-    pub(super) schedule: Schedule,
+    pub(super) schedule: DecodeSchedule,
     /// How many keys a group takes.
     pub(super) shares: Shares,
     /// Per row: its sequence and its position; `u32::MAX` is an idle row.
@@ -45,7 +45,7 @@ impl Default for Scene {
             cap: None,
             sinks: false,
             block: 16,
-            schedule: Schedule::Lanes { stages: 0 },
+            schedule: DecodeSchedule::Lanes { stages: 0 },
             shares: Shares::Launched,
             rows: vec![(0, 40)],
         }
@@ -60,8 +60,8 @@ pub(super) struct Stores {
 }
 
 impl Scene {
-    pub(super) fn form(&self) -> Form {
-        Form {
+    pub(super) fn form(&self) -> AttentionForm {
+        AttentionForm {
             head_dim: self.head_dim as u32,
             group: self.group as u32,
             window: self.window.is_some(),
@@ -280,7 +280,7 @@ impl Scene {
 
 /// Decoding through shared memory, small enough for devices with 32 KiB of it.
 fn staged_scenes(head_dim: usize) -> Vec<(Scene, usize)> {
-    let schedule = Schedule::Lanes { stages: 2 };
+    let schedule = DecodeSchedule::Lanes { stages: 2 };
     let of = || Scene { head_dim, block: 32, schedule, ..Scene::default() };
     vec![
         (Scene { why: "two stages", rows: vec![(0, 500), (1, 1), (2, 129)], ..of() }, 2),
@@ -339,7 +339,7 @@ fn decode_scenes() -> Vec<(Scene, usize)> {
 /// Decoding by the matrix unit, in schedules small enough for 32 KiB of shared memory.
 fn matrix_scenes() -> Vec<(Scene, usize)> {
     let of = |simds, keys, stages| {
-        let schedule = Schedule::Matrix { simds, keys, stages };
+        let schedule = DecodeSchedule::Matrix { simds, keys, stages };
         Scene { block: keys as usize, schedule, ..Scene::default() }
     };
     let uneven = || vec![(2, 70), (0, 0), (1, 15), (3, 33), (4, u32::MAX)];
@@ -489,7 +489,7 @@ const TUNED: &ForAttention = &HOPPER.attention;
 fn decode_bench(
     query: Scalar,
     kernel: Recipe,
-    schedule: Schedule,
+    schedule: DecodeSchedule,
     shares: Shares,
     rows: usize,
     stores: impl Fn(usize) -> Vec<Fill>,
@@ -532,10 +532,10 @@ fn decode_bench(
 pub(super) fn decode_benches() -> Vec<Bench> {
     fn of(query: Scalar) -> Vec<Bench> {
         let bench = |shape: (usize, usize, usize, usize)| {
-            let form = Form::plain(shape.2 as u32, shape.1 as u32);
+            let form = AttentionForm::plain(shape.2 as u32, shape.1 as u32);
             let (shares, bits) = (Shares::Launched, 8 * query.bytes() as u64);
             let schedule =
-                Schedule::pick(form, query, query, shape.3 as u32, shares, SHARED, TUNED);
+                DecodeSchedule::pick(form, query, query, shape.3 as u32, shares, SHARED, TUNED);
             let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
             let kernel = attention_decode(query, query, form, schedule, shares);
             decode_bench(query, kernel, schedule, shares, 1, stores, bits, shape)
@@ -548,8 +548,8 @@ pub(super) fn decode_benches() -> Vec<Bench> {
 /// As steps of many sequences share keys.
 fn many((rows, keys): (usize, usize)) -> Bench {
     let (query, shape) = (Scalar::BF16, (8, 4, 128, keys));
-    let (form, shares) = (Form::plain(128, 4), TUNED.many);
-    let schedule = Schedule::pick(form, query, query, u32::MAX, shares, SHARED, TUNED);
+    let (form, shares) = (AttentionForm::plain(128, 4), TUNED.many);
+    let schedule = DecodeSchedule::pick(form, query, query, u32::MAX, shares, SHARED, TUNED);
     let kernel = attention_decode(query, query, form, schedule, shares);
     let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
     decode_bench(query, kernel, schedule, shares, rows, stores, 16, shape)
@@ -557,9 +557,10 @@ fn many((rows, keys): (usize, usize)) -> Bench {
 
 pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
-        let form = Form::plain(shape.2 as u32, shape.1 as u32);
+        let form = AttentionForm::plain(shape.2 as u32, shape.1 as u32);
         let (query, codes, shares) = (Scalar::BF16, Scalar::I8, Shares::Launched);
-        let schedule = Schedule::pick(form, query, codes, shape.3 as u32, shares, SHARED, TUNED);
+        let schedule =
+            DecodeSchedule::pick(form, query, codes, shape.3 as u32, shares, SHARED, TUNED);
         let kernel = attention_decode_codes(query, codes, form, schedule, shares);
         let stores = |n| {
             let (codes, scales) = (Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32));

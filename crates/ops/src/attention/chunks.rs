@@ -7,8 +7,10 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::cases::{Scene, Stores};
-use super::prefill::{Layout, Tiling, attention_dense, attention_prefill, attention_prefill_codes};
-use super::{Form, Scores};
+use super::prefill::{
+    Layout, PrefillTiling, attention_dense, attention_prefill, attention_prefill_codes,
+};
+use super::{AttentionForm, Scores};
 use crate::trial::random;
 use crate::tuned::{HOPPER, NVIDIA};
 
@@ -67,7 +69,7 @@ impl Scene {
     }
 
     /// Over arrays of `length` keys per sequence.
-    fn dense(&self, scalar: Scalar, layout: Layout, length: usize, tiling: Tiling) -> Case {
+    fn dense(&self, scalar: Scalar, layout: Layout, length: usize, tiling: PrefillTiling) -> Case {
         let (q, d, sequences) = (self.queries(scalar), self.head_dim, self.lengths().len());
         let at = |sequence: usize, head: usize, p: usize| match layout {
             Layout::HeadMajor => ((sequence * self.kv_heads + head) * length + p) * d,
@@ -105,11 +107,11 @@ impl Scene {
 }
 
 /// The scenes that chunks are tested on, with the tiling of each.
-fn scenes() -> Vec<(Scene, Tiling)> {
+fn scenes() -> Vec<(Scene, PrefillTiling)> {
     let of = Scene::default;
-    let small = |head_dim| Tiling::pick(head_dim, 32 << 10, &NVIDIA.attention);
+    let small = |head_dim| PrefillTiling::pick(head_dim, 32 << 10, &NVIDIA.attention);
     // Two tiles per simdgroup, in the shared memory that every device has.
-    let two = Tiling { simds: 1, tiles: 2, keys: 32 };
+    let two = PrefillTiling { simds: 1, tiles: 2, keys: 32 };
     let ragged = || chunks(&[(0, 16, 17)]);
     let several = || chunks(&[(1, 0, 5), (0, 20, 40), (2, 63, 3)]);
     let one = |group| Scene { rows: ragged(), kv_heads: 1, group, ..of() };
@@ -157,7 +159,7 @@ fn every_half<X>(of: impl Fn(Scalar) -> Vec<X>) -> Vec<X> {
 
 pub(super) fn prefill() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {
-        let case = |(s, tiling): (Scene, Tiling)| {
+        let case = |(s, tiling): (Scene, PrefillTiling)| {
             s.prefill(scalar, attention_prefill(scalar, s.form(), tiling), s.plain(scalar))
         };
         scenes().into_iter().map(case).collect()
@@ -170,7 +172,7 @@ pub(super) fn prefill_codes() -> Vec<Case> {
         [Scalar::I8, Scalar::U32].into_iter().flat_map(|codes| coded(scalar, codes)).collect()
     }
     fn coded(scalar: Scalar, codes: Scalar) -> Vec<Case> {
-        let case = |(s, tiling): (Scene, Tiling)| {
+        let case = |(s, tiling): (Scene, PrefillTiling)| {
             let mut stores = if codes == Scalar::U32 { s.turbo() } else { s.q8_0() };
             // The matrix units take what was decoded in their own type.
             for values in [&mut stores.keys, &mut stores.values] {
@@ -178,12 +180,12 @@ pub(super) fn prefill_codes() -> Vec<Case> {
             }
             s.prefill(scalar, attention_prefill_codes(scalar, codes, s.form(), tiling), stores)
         };
-        let whole = |(s, _): &(Scene, Tiling)| s.head_dim.is_multiple_of(32);
+        let whole = |(s, _): &(Scene, PrefillTiling)| s.head_dim.is_multiple_of(32);
         // Queries do not lie where keys come to, so that nothing else has been there.
         let why = "two tiles each, fewer keys than a block has";
         let rows = chunks(&[(0, 0, 5)]);
         let few = Scene { why, rows, kv_heads: 1, group: 1, ..Scene::default() };
-        let few = (few, Tiling { simds: 1, tiles: 2, keys: 32 });
+        let few = (few, PrefillTiling { simds: 1, tiles: 2, keys: 32 });
         scenes().into_iter().filter(whole).step_by(2).chain([few]).map(case).collect()
     }
     every_half(of)
@@ -200,7 +202,7 @@ pub(super) fn dense() -> Vec<Case> {
         ];
         let layouts = [Layout::HeadMajor, Layout::KeyMajor];
         let both = |(scene, length): &(Scene, usize)| {
-            let tiling = Tiling::pick(64, 32 << 10, &NVIDIA.attention);
+            let tiling = PrefillTiling::pick(64, 32 << 10, &NVIDIA.attention);
             layouts.map(|layout| scene.dense(scalar, layout, *length, tiling))
         };
         scenes.iter().flat_map(both).collect()
@@ -261,9 +263,9 @@ fn bench(
 }
 
 /// The form and tiling of a shape, and how many elements its keys have.
-fn of_shape((kv_heads, group, d, tokens): Shape) -> (Form, Tiling, usize) {
-    let tiling = Tiling::pick(d as u32, 227 << 10, &HOPPER.attention);
-    (Form::plain(d as u32, group as u32), tiling, kv_heads * d * tokens)
+fn of_shape((kv_heads, group, d, tokens): Shape) -> (AttentionForm, PrefillTiling, usize) {
+    let tiling = PrefillTiling::pick(d as u32, 227 << 10, &HOPPER.attention);
+    (AttentionForm::plain(d as u32, group as u32), tiling, kv_heads * d * tokens)
 }
 
 pub(super) fn prefill_benches() -> Vec<Bench> {

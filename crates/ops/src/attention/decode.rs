@@ -7,7 +7,7 @@
 //! group every simdgroup takes batches of keys in turn and has a running softmax of its own;
 //! simdgroups and groups are merged at the end.
 //!
-//! A simdgroup multiplies in one of two ways ([`Schedule`]): `lanes`, which any types and any
+//! A simdgroup multiplies in one of two ways ([`DecodeSchedule`]): `lanes`, which any types and any
 //! target allow, and `matrix`, which makes the query heads of a pack the rows of a tile.
 
 mod batches;
@@ -19,7 +19,7 @@ use tile::ir::{AtomicOp, Hint, Reduce};
 use tile::launch::{Mode, Requirement};
 
 use self::batches::{Codes, Numbers};
-use super::form::{Extras, FLOOR, Form, Stored, ceil_div, require_aligned};
+use super::form::{AttentionForm, Extras, FLOOR, Stored, ceil_div, require_aligned};
 use crate::kv_write::Cache;
 use crate::sweep::{require_lengths, when};
 use crate::tuned::ForAttention;
@@ -32,7 +32,7 @@ pub const MOST_SPLITS: u32 = 128;
 
 /// How a group multiplies. All give the same results but for rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Schedule {
+pub enum DecodeSchedule {
     /// Every lane multiplies the elements that it reads. `stages` is how many batches of keys are
     /// on their way at once through shared memory, 16 KiB each, or 32 for f32; 0: through
     /// registers, one batch.
@@ -58,19 +58,19 @@ pub enum Schedule {
 /// every NVIDIA GPU from compute capability 8.0 on, of which GeForce cards have the least.
 pub const LARGE: u32 = 99 << 10;
 
-impl Schedule {
+impl DecodeSchedule {
     /// Picks the schedule for queries and a cache of these types (i8: q8_0; u32: turbo, in
     /// registers alone) and up to `length` keys, on a device with `shared` bytes of shared memory
     /// per group.
     pub fn pick(
-        form: Form,
+        form: AttentionForm,
         query: Scalar,
         cache: Scalar,
         length: u32,
         shares: Shares,
         shared: u32,
         tuned: &ForAttention,
-    ) -> Schedule {
+    ) -> DecodeSchedule {
         let d = form.head_dim;
         let crowds = length < tuned.crowded.0 && form.group * d >= tuned.crowded.1;
         // On devices with less, Apple's, lanes read all at once what they work on.
@@ -93,10 +93,10 @@ impl Schedule {
         let fits = |simds: &u32| matrix::bytes(d, *simds, batches) + merging <= shared;
         let simds = tuned.simds[usize::from(shares != Shares::Launched)];
         match simds.into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
-            Some(simds) => Schedule::Matrix { simds, keys, stages },
+            Some(simds) => DecodeSchedule::Matrix { simds, keys, stages },
             None => {
                 let copies = cache != Scalar::U32 && lanes::copies(form, query, cache);
-                Schedule::Lanes { stages: if roomy && copies { 2 } else { 0 } }
+                DecodeSchedule::Lanes { stages: if roomy && copies { 2 } else { 0 } }
             }
         }
     }
@@ -106,9 +106,9 @@ impl Schedule {
     /// no group without keys.
     pub fn splits(self, processors: u32, heads: u32, length: u32) -> u32 {
         let each = match self {
-            Schedule::Lanes { .. } => 2,
+            DecodeSchedule::Lanes { .. } => 2,
             // Shared memory has room for one.
-            Schedule::Matrix { simds, .. } => (8 / simds).max(1),
+            DecodeSchedule::Matrix { simds, .. } => (8 / simds).max(1),
         };
         let busy = each * processors / heads.max(1);
         busy.min(length.div_ceil(64)).clamp(1, MOST_SPLITS)
@@ -116,10 +116,10 @@ impl Schedule {
 
     /// The work of a group for a form, over a cache whose elements, like those of queries, have at
     /// most `bytes` bytes.
-    fn plan(self, form: Form, bytes: u32) -> Plan {
+    fn plan(self, form: AttentionForm, bytes: u32) -> Plan {
         let (simds, keys, most) = match self {
-            Schedule::Lanes { stages } => lanes::plan(form, bytes, stages),
-            Schedule::Matrix { simds, keys, .. } => (simds, keys, matrix::HEADS),
+            DecodeSchedule::Lanes { stages } => lanes::plan(form, bytes, stages),
+            DecodeSchedule::Matrix { simds, keys, .. } => (simds, keys, matrix::HEADS),
         };
         let pack = (1..=most).rev().find(|p| form.group.is_multiple_of(*p)).unwrap_or(1);
         Plan { head_dim: form.head_dim, pack, simds, keys }
@@ -178,7 +178,7 @@ struct Plan {
 /// positions: older ones, the positions and the table may be read before it is done.
 ///
 /// # Panics
-/// If the schedule does not suit the types or the form: see [`Schedule`].
+/// If the schedule does not suit the types or the form: see [`DecodeSchedule`].
 #[kernel]
 pub fn attention_decode(
     q: In<{ query }>,
@@ -197,8 +197,8 @@ pub fn attention_decode(
     scale: Const<f32>,
     query: Scalar,
     stored: Scalar,
-    form: Form,
-    schedule: Schedule,
+    form: AttentionForm,
+    schedule: DecodeSchedule,
     shares: Shares,
 ) {
     let head_dim = form.head_dim.val();
@@ -206,11 +206,11 @@ pub fn attention_decode(
     require_aligned(&["keys", "values"]);
     let plan = schedule.plan(form, query.bytes().max(stored.bytes()) as u32);
     let attend = |extras: &Extras, span| match schedule {
-        Schedule::Lanes { stages } => {
+        DecodeSchedule::Lanes { stages } => {
             let [keys, values] = [keys, values].map(Stored::numbers);
             lanes::attend(form, plan, stages, extras, q, keys, values, &cache, scale, span)
         }
-        Schedule::Matrix { stages, .. } => {
+        DecodeSchedule::Matrix { stages, .. } => {
             assert_eq!(query, stored, "the matrix unit takes queries and a cache of one type");
             let batches = Numbers::new(plan, stages, [keys, values]);
             matrix::attend(plan, stages, extras, q, batches, &cache, scale, span)
@@ -241,8 +241,8 @@ pub fn attention_decode_codes(
     scale: Const<f32>,
     query: Scalar,
     codes: Scalar,
-    form: Form,
-    schedule: Schedule,
+    form: AttentionForm,
+    schedule: DecodeSchedule,
     shares: Shares,
 ) {
     let head_dim = form.head_dim.val();
@@ -252,10 +252,10 @@ pub fn attention_decode_codes(
     let values = Stored::codes(value_codes, value_scales);
     let plan = schedule.plan(form, query.bytes() as u32);
     let attend = |extras: &Extras, span| match schedule {
-        Schedule::Lanes { stages } => {
+        DecodeSchedule::Lanes { stages } => {
             lanes::attend(form, plan, stages, extras, q, keys, values, &cache, scale, span)
         }
-        Schedule::Matrix { stages, .. } => {
+        DecodeSchedule::Matrix { stages, .. } => {
             let batches = Codes::new(query, plan, stages, [keys, values]);
             matrix::attend(plan, stages, extras, q, batches, &cache, scale, span)
         }
@@ -287,7 +287,7 @@ struct Span {
 
 /// The body of both kernels; `attend` finds the softmaxes of a group's simdgroups.
 fn decode(
-    form: Form,
+    form: AttentionForm,
     plan: Plan,
     shares: Shares,
     cache: &Cache,
@@ -545,20 +545,21 @@ mod tests {
     #[test]
     fn what_is_picked_fits_the_device() {
         for (d, group) in [(64, 4), (64, 7), (128, 1), (128, 4), (128, 8), (256, 4)] {
-            let form = Form::plain(d, group);
+            let form = AttentionForm::plain(d, group);
             for (query, shared) in
                 [Scalar::F32, Scalar::BF16].into_iter().flat_map(|q| DEVICES.map(|s| (q, s)))
             {
                 let tuned = &HOPPER.attention;
                 for shares in [Shares::Launched, tuned.many] {
-                    let schedule = Schedule::pick(form, query, query, 4096, shares, shared, tuned);
+                    let schedule =
+                        DecodeSchedule::pick(form, query, query, 4096, shares, shared, tuned);
                     let kernel = attention_decode(query, query, form, schedule, shares);
                     let bytes = kernel.record().shared_bytes();
                     assert!(
                         bytes <= shared,
                         "{form:?}, {query}: {schedule:?} takes {bytes} of {shared}"
                     );
-                    let staged = schedule != Schedule::Lanes { stages: 0 };
+                    let staged = schedule != DecodeSchedule::Lanes { stages: 0 };
                     assert_eq!(staged, shared >= LARGE, "{form:?}, {query}: {schedule:?}");
                 }
             }

@@ -18,7 +18,7 @@ pub(super) const FLOOR: f32 = -1.0e30;
 
 /// The properties of an attention layer that are fixed when its kernels are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Form {
+pub struct AttentionForm {
     /// Elements per head, a multiple of 16 but among packed rows.
     pub head_dim: u32,
     /// Query heads per key/value head.
@@ -34,10 +34,17 @@ pub struct Form {
     pub sinks: bool,
 }
 
-impl Form {
+impl AttentionForm {
     /// Full causal attention without extras.
-    pub fn plain(head_dim: u32, group: u32) -> Form {
-        Form { head_dim, group, window: false, chunked: false, softcap: false, sinks: false }
+    pub fn plain(head_dim: u32, group: u32) -> AttentionForm {
+        AttentionForm {
+            head_dim,
+            group,
+            window: false,
+            chunked: false,
+            softcap: false,
+            sinks: false,
+        }
     }
 
     /// Declares what only some forms bind, after all else.

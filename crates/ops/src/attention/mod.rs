@@ -20,7 +20,7 @@ use crate::{Shape, arity, expect};
 use formats::Result;
 use tile::case::Spec;
 
-pub use form::Form;
+pub use form::AttentionForm;
 pub(crate) use form::{Extras, Stored, require_aligned};
 
 /// The kernels, their cases and benchmarks.

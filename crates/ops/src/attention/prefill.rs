@@ -15,14 +15,14 @@ use tile::ir::{Hint, Reduce};
 use tile::launch::{Mode, Requirement};
 
 use super::decode::LARGE;
-use super::form::{Extras, FLOOR, Form, MASKED, Stored, require_aligned};
+use super::form::{AttentionForm, Extras, FLOOR, MASKED, Stored, require_aligned};
 use crate::kv_write::Cache;
 use crate::sweep::{begin, require_lengths, when};
 use crate::tuned::ForAttention;
 
 /// How a head's work is cut up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tiling {
+pub struct PrefillTiling {
     /// Simdgroups per threadgroup.
     pub simds: u32,
     /// Tiles of 16 query rows per simdgroup. With one, queries stay in registers; with more they
@@ -32,10 +32,10 @@ pub struct Tiling {
     pub keys: u32,
 }
 
-impl Tiling {
+impl PrefillTiling {
     /// Picks the blocks for heads of `head_dim` elements, on a device with `shared` bytes of shared
     /// memory per group.
-    pub fn pick(head_dim: u32, shared: u32, tuned: &ForAttention) -> Tiling {
+    pub fn pick(head_dim: u32, shared: u32, tuned: &ForAttention) -> PrefillTiling {
         let tilings = if shared >= LARGE { tuned.large } else { tuned.small };
         tilings[usize::from(head_dim > 128)]
     }
@@ -83,8 +83,8 @@ pub fn attention_prefill(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     scalar: Scalar,
-    form: Form,
-    tiling: Tiling,
+    form: AttentionForm,
+    tiling: PrefillTiling,
 ) {
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
@@ -114,8 +114,8 @@ pub fn attention_prefill_codes(
     scale: Const<f32>,
     scalar: Scalar,
     codes: Scalar,
-    form: Form,
-    tiling: Tiling,
+    form: AttentionForm,
+    tiling: PrefillTiling,
 ) {
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
@@ -140,8 +140,8 @@ pub fn attention_dense(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     scalar: Scalar,
-    form: Form,
-    tiling: Tiling,
+    form: AttentionForm,
+    tiling: PrefillTiling,
     layout: Layout,
 ) {
     require_aligned(&["keys", "values"]);
@@ -168,8 +168,8 @@ pub fn attention_packed(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     scalar: Scalar,
-    form: Form,
-    tiling: Tiling,
+    form: AttentionForm,
+    tiling: PrefillTiling,
 ) {
     require_aligned(&["keys", "values"]);
     let size = dim("tokens") * (dim("kv_heads") * form.head_dim);
@@ -373,7 +373,14 @@ pub(crate) fn bring(
 pub(crate) const PAD: u32 = 8;
 
 /// The body of all kernels.
-fn prefill(form: Form, tiling: Tiling, step: Step, keys: Stored, values: Stored, place: impl Rows) {
+fn prefill(
+    form: AttentionForm,
+    tiling: PrefillTiling,
+    step: Step,
+    keys: Stored,
+    values: Stored,
+    place: impl Rows,
+) {
     let d = form.head_dim;
     let rows = tiling.rows();
     let heads = dim("kv_heads") * form.group;
@@ -402,8 +409,8 @@ fn prefill(form: Form, tiling: Tiling, step: Step, keys: Stored, values: Stored,
 
 /// One threadgroup's work.
 struct Flash {
-    form: Form,
-    tiling: Tiling,
+    form: AttentionForm,
+    tiling: PrefillTiling,
     step: Step,
     extras: Extras,
     /// The chunk's first row.
@@ -416,7 +423,7 @@ struct Flash {
 
 impl Flash {
     fn run(&self, keys: Stored, values: Stored, place: impl Rows) {
-        let Tiling { tiles, keys: step, .. } = self.tiling;
+        let PrefillTiling { tiles, keys: step, .. } = self.tiling;
         let (d, rows) = (self.form.head_dim, self.tiling.rows());
         let (ld, threads_rows) = (d + PAD, self.tiling.own());
         let position = self.step.positions.get(self.first_row) + self.offset;
@@ -515,7 +522,7 @@ impl Flash {
         staging: Shared,
         inner: Val<f32>,
     ) {
-        let Tiling { tiles, keys, .. } = self.tiling;
+        let PrefillTiling { tiles, keys, .. } = self.tiling;
         let ld = self.form.head_dim + PAD;
         let columns = keys / 16;
         let mut scores = vec![Frag::filled(0.0f32); (tiles * columns) as usize];
@@ -538,7 +545,7 @@ impl Flash {
 
     /// Masks what rows do not see of the keys from `key` on, if there is any such.
     fn mask(&self, running: &Running, position: Val<u32>, key: Val<u32>, limit: Option<Val<u32>>) {
-        let Tiling { tiles, keys, .. } = self.tiling;
+        let PrefillTiling { tiles, keys, .. } = self.tiling;
         let own = position + simd_id() * self.tiling.own();
         let mut edge = Order::gt(key + keys, position + 1u32);
         if self.extras.window.is_some() {
@@ -574,7 +581,7 @@ impl Flash {
 
     /// Scores become weights; the maximum, the sum and what is mixed follow.
     fn weigh(&self, running: &Running, outer: Val<f32>) {
-        let Tiling { tiles, keys, .. } = self.tiling;
+        let PrefillTiling { tiles, keys, .. } = self.tiling;
         let columns = keys / 16;
         let (scale, wide) = (Frag::rows(outer), Frag::filled(outer));
         let minus = Frag::rows(-outer);
@@ -610,7 +617,7 @@ impl Flash {
 
     /// `mixed += weights v`.
     fn mix(&self, running: &Running, staging: Shared) {
-        let Tiling { tiles, keys, .. } = self.tiling;
+        let PrefillTiling { tiles, keys, .. } = self.tiling;
         let (ld, columns) = (self.form.head_dim + PAD, self.form.head_dim / 16);
         let count = (tiles * columns) as usize;
         let mut mixed: Vec<Frag> = (0..count as u32).map(|i| running.mixed.get(i)).collect();

@@ -14,9 +14,9 @@ use tile::launch::{Mode, Numbers, Requirement};
 use crate::sweep::{begin, require_lengths, when};
 use crate::trial::{near, random};
 
-/// Types of both sides and of the result.
+/// MatmulTypes of both sides and of the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Types {
+pub struct MatmulTypes {
     /// Element type of `a`.
     pub a: Scalar,
     /// Element type of `b`.
@@ -27,7 +27,7 @@ pub struct Types {
 
 /// How the sides lie, and what is added to the product.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Form {
+pub struct MatmulForm {
     /// Whether `a` is `[terms, rows]`; else `[rows, terms]`.
     pub a_turned: bool,
     /// Whether `b` is `[terms, columns]`; else `[columns, terms]`.
@@ -41,18 +41,18 @@ pub struct Form {
 
 /// Results of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tiling {
+pub struct MatmulTiling {
     /// Rows: a sixteenth of a block's.
     pub tall: u32,
     /// Columns.
     pub wide: u32,
 }
 
-impl Tiling {
+impl MatmulTiling {
     /// Picks the tiling for a product of `rows` rows and `columns` columns.
-    pub fn pick(rows: usize, columns: usize) -> Tiling {
+    pub fn pick(rows: usize, columns: usize) -> MatmulTiling {
         let of = |n: usize| if n > 16 { 4 } else { 1 };
-        Tiling { tall: of(rows), wide: of(columns) }
+        MatmulTiling { tall: of(rows), wide: of(columns) }
     }
 }
 
@@ -105,11 +105,11 @@ pub fn matmul(
     rows: Arg<u32>,
     columns: Arg<u32>,
     terms: Arg<u32>,
-    types: Types,
-    form: Form,
-    tiling: Tiling,
+    types: MatmulTypes,
+    form: MatmulForm,
+    tiling: MatmulTiling,
 ) {
-    let Tiling { tall, wide } = tiling;
+    let MatmulTiling { tall, wide } = tiling;
     let (bm, bn) = (16 * tall, 16 * wide);
     let blocks = dim("rows").ceil_div(bm) * dim("columns").ceil_div(bn);
     launch(Mode::Tile, [blocks, fixed(1), fixed(1)], THREADS);
@@ -174,7 +174,12 @@ pub fn matmul(
 pub const KERNELS: &[Spec] = &[Spec { name: "matmul", cases, benches }];
 
 /// `y` in f64: what the kernel is compared with.
-fn reference(a: &[f32], b: &[f32], [rows, columns, terms]: [usize; 3], form: Form) -> Vec<f64> {
+fn reference(
+    a: &[f32],
+    b: &[f32],
+    [rows, columns, terms]: [usize; 3],
+    form: MatmulForm,
+) -> Vec<f64> {
     let left = |m: usize, k: usize| a[if form.a_turned { k * rows + m } else { m * terms + k }];
     let right = |n: usize, k: usize| b[if form.b_turned { k * columns + n } else { n * terms + k }];
     let sum = |(m, n): (usize, usize)| {
@@ -193,10 +198,10 @@ fn cases() -> Vec<Case> {
         ([65, 130, 40], "blocks with ragged edges"),
     ];
     let all = [
-        Types { a: Scalar::F32, b: Scalar::F32, y: Scalar::F32 },
-        Types { a: Scalar::BF16, b: Scalar::BF16, y: Scalar::BF16 },
-        Types { a: Scalar::BF16, b: Scalar::BF16, y: Scalar::F32 },
-        Types { a: Scalar::F16, b: Scalar::F16, y: Scalar::F16 },
+        MatmulTypes { a: Scalar::F32, b: Scalar::F32, y: Scalar::F32 },
+        MatmulTypes { a: Scalar::BF16, b: Scalar::BF16, y: Scalar::BF16 },
+        MatmulTypes { a: Scalar::BF16, b: Scalar::BF16, y: Scalar::F32 },
+        MatmulTypes { a: Scalar::F16, b: Scalar::F16, y: Scalar::F16 },
     ];
     let mut cases = Vec::new();
     for (number, types) in all.into_iter().enumerate() {
@@ -204,7 +209,7 @@ fn cases() -> Vec<Case> {
             for (j, (a_turned, b_turned)) in sides.into_iter().enumerate() {
                 // Each way of adding meets each way of lying.
                 let kind = (i + j + number) % 4;
-                let form = Form { a_turned, b_turned, bias: kind % 2 == 1, adds: kind > 1 };
+                let form = MatmulForm { a_turned, b_turned, bias: kind % 2 == 1, adds: kind > 1 };
                 cases.push(case(shape, types, form, why));
             }
         }
@@ -212,7 +217,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-fn case(shape: [usize; 3], types: Types, form: Form, why: &str) -> Case {
+fn case(shape: [usize; 3], types: MatmulTypes, form: MatmulForm, why: &str) -> Case {
     let [rows, columns, terms] = shape;
     let a = random(types.a, 7 + terms as u64, rows * terms);
     let b = random(types.b, 11 + columns as u64, columns * terms);
@@ -230,7 +235,7 @@ fn case(shape: [usize; 3], types: Types, form: Form, why: &str) -> Case {
     }
     let want: Vec<f32> = want.into_iter().map(|y| y as f32).collect();
     Case {
-        kernel: matmul(types, form, Tiling::pick(rows, columns)).record(),
+        kernel: matmul(types, form, MatmulTiling::pick(rows, columns)).record(),
         label: format!("{rows} x {columns} x {terms} {} to {}, {why}", types.a, types.y),
         numbers: numbers(shape),
         buffers,
@@ -245,17 +250,17 @@ pub fn numbers([rows, columns, terms]: [usize; 3]) -> Numbers {
 }
 
 fn benches() -> Vec<Bench> {
-    let bench = |shape: [usize; 3], form: Form| {
+    let bench = |shape: [usize; 3], form: MatmulForm| {
         let [rows, columns, terms] = shape;
         let of = Scalar::F32;
-        let types = Types { a: of, b: of, y: of };
+        let types = MatmulTypes { a: of, b: of, y: of };
         let buffers = vec![
             Fill::Noise(of, rows * terms),
             Fill::Noise(of, columns * terms),
             Fill::Zeros(of, rows * columns),
         ];
         Bench {
-            kernel: matmul(types, form, Tiling::pick(rows, columns)).record(),
+            kernel: matmul(types, form, MatmulTiling::pick(rows, columns)).record(),
             label: format!("{rows} x {columns} x {terms}"),
             numbers: numbers(shape),
             buffers,
@@ -264,8 +269,8 @@ fn benches() -> Vec<Bench> {
             roof: Roof::Matrix,
         }
     };
-    let turned = Form { a_turned: true, b_turned: true, ..Form::default() };
-    vec![bench([1024, 2048, 2048], Form::default()), bench([2048, 16, 1024], turned)]
+    let turned = MatmulForm { a_turned: true, b_turned: true, ..MatmulForm::default() };
+    vec![bench([1024, 2048, 2048], MatmulForm::default()), bench([2048, 16, 1024], turned)]
 }
 
 #[cfg(test)]

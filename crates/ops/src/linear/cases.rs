@@ -1,7 +1,7 @@
 //! Cases and benchmarks of the matrix-vector kernels: matrices of every format, and launches of
 //! [`gemv`].
 
-use super::{Activations, Schedule, Task, bytes, gemv, reference};
+use super::{Activations, GemvSchedule, Task, bytes, gemv, reference};
 use crate::packed::{Format, Mlx, Planes, pack, pack_mlx};
 use formats::{DType, quant::plain};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
@@ -74,7 +74,7 @@ pub(crate) fn activations(
     scalar: Scalar,
     len: usize,
     norm: Option<&[f32]>,
-    schedule: &Schedule,
+    schedule: &GemvSchedule,
 ) -> (Buffer, Vec<f32>) {
     let x = Buffer::floats(scalar, &noise(7, len));
     let mut seen = x.to_f32();
@@ -154,7 +154,7 @@ fn case(
     types: (Scalar, Scalar),
     shape: Shape,
     bias: bool,
-    schedule: Schedule,
+    schedule: GemvSchedule,
 ) -> Case {
     let Shape { rows, out, width, groups, why } = shape;
     let matrix = Matrix::new(format, 3, out, width);
@@ -196,7 +196,7 @@ pub(super) fn cases() -> Vec<Case> {
                 let formats = [format];
                 let decode = Task::decode(&formats, shape.width as u32, shape.out as u32);
                 let task = Task { rows: shape.rows as u32, x: types.0, int8, ..decode };
-                let mut schedule = Schedule::pick(&task);
+                let mut schedule = GemvSchedule::pick(&task);
                 schedule.threads = [64, 32, 128][i % 3];
                 cases.push(case(format, types, shape, i % 2 == 1, schedule));
             }
@@ -218,7 +218,7 @@ fn small_groups() -> Vec<Case> {
             let decode = Task::decode(&formats, width as u32, 19);
             let (x, tuned) = (TYPES[f % TYPES.len()].0, &crate::tuned::APPLE);
             let task = Task { rows: rows as u32, x, int8: false, tuned, ..decode };
-            let schedule = Schedule::pick(&task);
+            let schedule = GemvSchedule::pick(&task);
             let groups = schedule.groups(19, 8);
             let shape = Shape { rows, out: 19, width, groups, why: "many small groups" };
             cases.push(case(format, TYPES[f % TYPES.len()], shape, f % 2 == 1, schedule));
@@ -247,7 +247,7 @@ fn wide() -> Vec<Case> {
                     _ => Activations::Staged(width),
                 };
                 let schedule =
-                    Schedule { outputs, loads, threads: 64, resident: 2, activations, whole };
+                    GemvSchedule { outputs, loads, threads: 64, resident: 2, activations, whole };
                 cases.push(case(format, TYPES[0], shape, false, schedule));
             }
         }
@@ -281,7 +281,7 @@ pub(super) fn benches() -> Vec<Bench> {
                 }
                 let formats = [format];
                 let decode = Task::decode(&formats, width as u32, out as u32);
-                let schedule = Schedule::pick(&Task { int8, ..decode });
+                let schedule = GemvSchedule::pick(&Task { int8, ..decode });
                 let bytes = matrix_bytes(format, out, width);
                 let treatment = if int8 { "int8" } else { "float" };
                 benches.push(Bench {

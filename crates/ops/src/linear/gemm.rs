@@ -28,7 +28,7 @@ use tile::launch::{Extent, Mode, Requirement};
 /// How a matrix product divides its work. Sizes are multiples of 16; `bm` and `bn` of 16 times
 /// their simdgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Schedule {
+pub struct GemmSchedule {
     /// Rows of results that a threadgroup computes.
     pub bm: u32,
     /// Columns of results.
@@ -63,36 +63,41 @@ pub struct Machine {
     pub tuned: &'static Tuned,
 }
 
-impl Schedule {
+impl GemmSchedule {
     /// Few rows, within Metal's 32 KiB: 28 KiB.
-    pub const NARROW: Schedule = s(16, 64, 64, 1, 4, 2);
+    pub const NARROW: GemmSchedule = s(16, 64, 64, 1, 4, 2);
     /// Many rows, within Metal's 32 KiB: 25 KiB.
-    pub const SMALL: Schedule = s(64, 64, 32, 2, 2, 2);
+    pub const SMALL: GemmSchedule = s(64, 64, 32, 2, 2, 2);
     /// As many, for formats of which one 16-byte load holds 64 weights: 32 KiB.
-    pub const DEEP: Schedule = s(32, 64, 64, 1, 4, 2);
+    pub const DEEP: GemmSchedule = s(32, 64, 64, 1, 4, 2);
     /// Large products with weights that are converted: 118 KiB.
-    pub const MEDIUM: Schedule = s(128, 128, 64, 2, 4, 3);
+    pub const MEDIUM: GemmSchedule = s(128, 128, 64, 2, 4, 3);
     /// Large products: 172 KiB.
-    pub const LARGE: Schedule = s(128, 256, 64, 2, 4, 3);
+    pub const LARGE: GemmSchedule = s(128, 256, 64, 2, 4, 3);
     /// Large products by warpgroups: 202 KiB.
-    pub const WIDE: Schedule = w(128, 256, 4);
+    pub const WIDE: GemmSchedule = w(128, 256, 4);
     /// Products with fewer blocks, by warpgroups: 202 KiB.
-    pub const SQUARE: Schedule = w(128, 128, 6);
+    pub const SQUARE: GemmSchedule = w(128, 128, 6);
     /// Few rows, each sum shared by eight simdgroups: 75 KiB.
-    pub const SHARED: Schedule = k(16, 16);
+    pub const SHARED: GemmSchedule = k(16, 16);
     /// Products of f32: 20 KiB.
-    pub const EXACT: Schedule = s(64, 64, 16, 2, 2, 2);
+    pub const EXACT: GemmSchedule = s(64, 64, 16, 2, 2, 2);
 
     /// The schedule for many small groups, each with one step of at least `run` terms in shared
     /// memory.
-    fn small(small: &SmallGroups, rows: u32, run: u32) -> Schedule {
+    fn small(small: &SmallGroups, rows: u32, run: u32) -> GemmSchedule {
         let (_, block) = up_to(small.blocks, rows, |(most, _)| *most);
-        Schedule { bk: run.max(block.bk), ..*block }
+        GemmSchedule { bk: run.max(block.bk), ..*block }
     }
 
-    /// Every schedule that [`Schedule::pick`] takes as it is, each once.
-    pub fn all() -> Vec<Schedule> {
-        let mut all = vec![Schedule::NARROW, Schedule::SMALL, Schedule::DEEP, Schedule::EXACT];
+    /// Every schedule that [`GemmSchedule::pick`] takes as it is, each once.
+    pub fn all() -> Vec<GemmSchedule> {
+        let mut all = vec![
+            GemmSchedule::NARROW,
+            GemmSchedule::SMALL,
+            GemmSchedule::DEEP,
+            GemmSchedule::EXACT,
+        ];
         for Tuned { gemm, small_groups, .. } in [&tuned::APPLE, &tuned::NVIDIA, &tuned::HOPPER] {
             let small = small_groups.iter().flat_map(|small| small.blocks).map(|(_, block)| block);
             let simds =
@@ -128,12 +133,12 @@ impl Schedule {
     }
 
     /// Elements between terms in shared memory, of a matrix that lies turned: as many more than a
-    /// block has columns as [`Schedule::stride`] has more than a step has terms.
+    /// block has columns as [`GemmSchedule::stride`] has more than a step has terms.
     pub(crate) fn turned_stride(&self, operand: Scalar) -> u32 {
         self.bn + 16 / operand.bytes() as u32
     }
 
-    /// As [`Schedule::shared_bytes`], with a right operand that lies turned.
+    /// As [`GemmSchedule::shared_bytes`], with a right operand that lies turned.
     pub(crate) fn turned_bytes(&self, operand: Scalar) -> u32 {
         let along = self.stages * self.bn * self.stride(operand);
         let turned = self.stages * self.bk * self.turned_stride(operand);
@@ -148,17 +153,17 @@ impl Schedule {
         operand: Scalar,
         format: Format,
         machine: Machine,
-    ) -> Schedule {
+    ) -> GemmSchedule {
         if operand == Scalar::F32 {
             // Deeper steps, for formats with more weights to a load, leave less room for rows.
             let bk = format.run().max(16);
             let (bm, bn) = ((1024 / bk).min(64), (2048 / bk).min(64));
-            return Schedule { bm, bn, bk, ..Schedule::EXACT };
+            return GemmSchedule { bm, bn, bk, ..GemmSchedule::EXACT };
         }
         if let Some(small) = &machine.tuned.small_groups {
-            return Schedule::small(small, rows, format.run());
+            return GemmSchedule::small(small, rows, format.run());
         }
-        let blocks = |s: &Schedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
+        let blocks = |s: &GemmSchedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
         let ForGemm { candidates, warpgroups, .. } = &machine.tuned.gemm;
         let (_, copied, converted) = up_to(candidates, rows, |(most, ..)| *most);
         let candidates = match format == Format::Dense(operand) {
@@ -166,15 +171,15 @@ impl Schedule {
             true => copied,
             false => converted,
         };
-        let fitting: Vec<&Schedule> =
+        let fitting: Vec<&GemmSchedule> =
             candidates.iter().filter(|s| s.shared_bytes(operand) <= machine.shared).collect();
         // A larger block reads less, if there are enough of them to keep the device busy.
         let busy = fitting.iter().find(|s| blocks(s) >= machine.parallel / 4 * 3);
         match busy.or(fitting.last()) {
             Some(schedule) => **schedule,
-            None if rows <= 16 => Schedule::NARROW,
-            None if format.run() > 32 => Schedule::DEEP,
-            None => Schedule::SMALL,
+            None if rows <= 16 => GemmSchedule::NARROW,
+            None if format.run() > 32 => GemmSchedule::DEEP,
+            None => GemmSchedule::SMALL,
         }
     }
 
@@ -185,14 +190,14 @@ impl Schedule {
         operand: Scalar,
         format: Format,
         machine: Machine,
-    ) -> Schedule {
+    ) -> GemmSchedule {
         let machine = Machine { wgmma: false, ..machine };
-        let fits = |s: &&Schedule| s.shared_bytes(operand) <= machine.shared;
+        let fits = |s: &&GemmSchedule| s.shared_bytes(operand) <= machine.shared;
         // What is picked adds 16 terms after 16, in every schedule but warpgroups'.
-        if operand == Scalar::F32 || !fits(&&Schedule::SHARED) {
-            return Schedule::pick((rows, out), operand, format, machine);
+        if operand == Scalar::F32 || !fits(&&GemmSchedule::SHARED) {
+            return GemmSchedule::pick((rows, out), operand, format, machine);
         }
-        let blocks = |s: &Schedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
+        let blocks = |s: &GemmSchedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
         let (_, candidates) = up_to(machine.tuned.gemm.alike, rows, |(most, _)| *most);
         let mut fitting = candidates.iter().filter(fits);
         let busy = fitting.find(|s| blocks(s) >= machine.parallel / 4 * 3);
@@ -200,12 +205,12 @@ impl Schedule {
         // are is better.
         let most = candidates.iter().filter(fits).map(|s| s.bm).max();
         let last = || candidates.iter().filter(fits).rfind(|s| Some(s.bm) == most);
-        *busy.or_else(last).unwrap_or(&Schedule::SHARED)
+        *busy.or_else(last).unwrap_or(&GemmSchedule::SHARED)
     }
 
     /// For a label.
     pub(crate) fn name(&self) -> String {
-        let Schedule { bm, bn, bk, simds_m, simds_n, simds_k, stages, warpgroups } = self;
+        let GemmSchedule { bm, bn, bk, simds_m, simds_n, simds_k, stages, warpgroups } = self;
         match (warpgroups, simds_k) {
             (true, _) => format!("{bm}x{bn}x{bk}_wg{}_s{stages}", simds_m / 4),
             (false, 1) => format!("{bm}x{bn}x{bk}_{simds_m}x{simds_n}_s{stages}"),
@@ -220,9 +225,9 @@ fn up_to<T>(table: &'static [T], rows: u32, most: impl Fn(&T) -> u32) -> &'stati
     &table[fits.unwrap_or(table.len() - 1)]
 }
 
-/// Types of activations, operands and results.
+/// GemmTypes of activations, operands and results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Types {
+pub struct GemmTypes {
     /// Element type of activations.
     pub x: Scalar,
     /// Element type that both operands are rounded to.
@@ -243,12 +248,12 @@ pub fn gemm(
     rows: Arg<u32>,
     width: Const<u32>,
     out: Const<u32>,
-    types: Types,
+    types: GemmTypes,
     format: Format,
     bias: bool,
-    schedule: Schedule,
+    schedule: GemmSchedule,
 ) {
-    let Schedule { bm, bn, .. } = schedule;
+    let GemmSchedule { bm, bn, .. } = schedule;
     let blocks = dim("rows").ceil_div(bm) * dim("out").ceil_div(bn);
     launch(Mode::Tile, [blocks, fixed(1), fixed(1)], schedule.threads());
     contract("rows", types.operand, format, dim("out"));
@@ -331,7 +336,7 @@ mod tests {
                     let (wgmma, tuned) = (true, &tuned::HOPPER);
                     let hopper = Machine { shared: 227 << 10, parallel: 132, wgmma, tuned };
                     for machine in [least, apple, geforce, ampere, hopper] {
-                        let schedule = Schedule::pick((rows, 4096), operand, format, machine);
+                        let schedule = GemmSchedule::pick((rows, 4096), operand, format, machine);
                         assert!(schedule.shared_bytes(operand) <= machine.shared, "{schedule:?}");
                         assert!(machine.wgmma || !schedule.warpgroups, "{format:?}: {schedule:?}");
                         assert_eq!(schedule.bk % format.run().min(schedule.bk), 0);

@@ -1,9 +1,9 @@
 //! The products of a few activation rows with the rows of packed matrices: what the kernels of
 //! decoding share.
 //!
-//! Threadgroups stay for the whole launch. Every simdgroup takes blocks of [`Schedule::outputs`]
+//! Threadgroups stay for the whole launch. Every simdgroup takes blocks of [`GemvSchedule::outputs`]
 //! matrix rows, `groups * simdgroups` apart, and walks each in steps of 32 lanes x
-//! [`Schedule::loads`] 16-byte loads. Two steps are under way at a time, across the ends of rows
+//! [`GemvSchedule::loads`] 16-byte loads. Two steps are under way at a time, across the ends of rows
 //! too: as soon as words are summed, their registers take those of the step after next. The first
 //! two steps are issued before the previous kernel is waited for, so that memory is busy while the
 //! activations are read, once per group ([`super::input`]).
@@ -17,7 +17,7 @@ use tile::launch::{Extent, Mode, Requirement};
 /// How a matrix-vector kernel divides its work. Every field is free: all give the same sums in some
 /// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Schedule {
+pub struct GemvSchedule {
     /// Matrix rows that a simdgroup sums together, of each matrix of a pair.
     pub outputs: u32,
     /// 16-byte loads that a lane has under way per matrix row.
@@ -100,11 +100,11 @@ impl<'a> Task<'a> {
     }
 }
 
-impl Schedule {
+impl GemvSchedule {
     /// Picks what the device's numbers say is fastest.
-    pub fn pick(task: &Task) -> Schedule {
+    pub fn pick(task: &Task) -> GemvSchedule {
         if let Some(small) = &task.tuned.small_groups {
-            return Schedule::small(task, small);
+            return GemvSchedule::small(task, small);
         }
         let Task { formats, cols, out, rows, x, pair, int8, tuned } = *task;
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
@@ -132,14 +132,15 @@ impl Schedule {
         let loads = (1..=most).rev().min_by_key(idle).unwrap_or(1);
         let outputs = if rows > 2 { 1 } else { (held / loads).clamp(1, 4) };
         let activations = Activations::pick(cols, rows, x.bytes() as u32, int8);
-        let mut schedule = Schedule { outputs, loads, threads, resident, activations, whole: true };
+        let mut schedule =
+            GemvSchedule { outputs, loads, threads, resident, activations, whole: true };
         schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
         schedule
     }
 
     /// The schedule for many small groups, each simdgroup with a few matrix rows. Activations are
     /// read in place, since a group would have to read all of them to share them among so few rows.
-    fn small(task: &Task, small: &SmallGroups) -> Schedule {
+    fn small(task: &Task, small: &SmallGroups) -> GemvSchedule {
         let Task { formats, cols, rows, pair, .. } = *task;
         let long = formats.iter().any(|f| f.run() >= 64);
         // What a thread holds: words of all of them, and of the next step, and a run of
@@ -147,7 +148,8 @@ impl Schedule {
         let halves = [rows > 2, pair, long].into_iter().filter(|more| *more).count();
         let (outputs, threads) = ((small.outputs >> halves).max(1), small.threads);
         let (loads, resident, activations) = (1, u32::MAX, Activations::Direct);
-        let mut schedule = Schedule { outputs, loads, threads, resident, activations, whole: true };
+        let mut schedule =
+            GemvSchedule { outputs, loads, threads, resident, activations, whole: true };
         schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
         schedule
     }
@@ -156,17 +158,17 @@ impl Schedule {
     /// bits: whatever the number, a row's activations are kept in one way, and its terms are added
     /// in one order, lane by lane. Returns how many rows may go together on a device with `shared`
     /// bytes of shared memory, with the schedule of `task.rows` of them.
-    pub fn alike(task: &Task, most: u32, shared: u32) -> (u32, Schedule) {
+    pub fn alike(task: &Task, most: u32, shared: u32) -> (u32, GemvSchedule) {
         let Task { formats, cols, x, int8, .. } = *task;
         if let Some(small) = &task.tuned.small_groups {
             // Whatever the rows, a lane adds the same terms in one order.
-            return (most, Schedule::small(task, small));
+            return (most, GemvSchedule::small(task, small));
         }
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         // Two groups share a multiprocessor, each with some that the system takes.
         let limit = u64::from(shared / 2).saturating_sub(1024).max(LIMIT);
         let (rows, activations) = Activations::together(limit, cols, most, x.bytes() as u32, int8);
-        (rows, Schedule { activations, ..Schedule::pick(task) })
+        (rows, GemvSchedule { activations, ..GemvSchedule::pick(task) })
     }
 
     /// How many groups to launch for `out` outputs on a GPU with this many multiprocessors (or
@@ -184,7 +186,7 @@ impl Schedule {
 
     /// For a label: what tells two schedules apart.
     pub(crate) fn name(&self) -> String {
-        let Schedule { outputs, loads, threads, activations, whole, .. } = self;
+        let GemvSchedule { outputs, loads, threads, activations, whole, .. } = self;
         let rest = if *whole { "" } else { "_ragged" };
         format!("{outputs}x{loads}x{threads}_{}{rest}", activations.name())
     }
@@ -212,7 +214,7 @@ pub(crate) struct Sums {
 
 /// States the contract that all these kernels share: `weights` are names, formats and names of the
 /// numbers of rows.
-pub(crate) fn contract(schedule: &Schedule, rows: u32, weights: &[(&str, Format, &str)]) {
+pub(crate) fn contract(schedule: &GemvSchedule, rows: u32, weights: &[(&str, Format, &str)]) {
     launch(Mode::Vector, [dim("groups"), fixed(1), fixed(1)], schedule.threads);
     holds("x", dim("width") * rows);
     require(Requirement::Aligned("x".into(), 16));
@@ -236,7 +238,7 @@ pub(crate) fn holds(name: &str, length: Extent) {
 /// Records the whole kernel: `finish` writes one output.
 #[track_caller]
 pub(crate) fn product(
-    schedule: &Schedule,
+    schedule: &GemvSchedule,
     input: Input,
     sweeps: &[Sweep],
     finish: impl FnMut(Sums),
@@ -256,7 +258,7 @@ pub(crate) enum Finisher {
 /// As [`product`], with the lanes named that finish.
 #[track_caller]
 pub(crate) fn product_finished(
-    schedule: &Schedule,
+    schedule: &GemvSchedule,
     mut input: Input,
     sweeps: &[Sweep],
     finisher: Finisher,
@@ -375,7 +377,7 @@ pub(super) fn spans(sweeps: &[Sweep], outputs: u32, own: Val<u32>, stride: Val<u
 
 /// How a simdgroup walks through blocks of rows.
 struct Walk {
-    schedule: Schedule,
+    schedule: GemvSchedule,
     cols: Val<u32>,
     lane: Val<u32>,
     /// Blocks between two of a simdgroup.
@@ -449,7 +451,7 @@ impl Walk {
     /// the last: their sums are not used.
     #[track_caller]
     fn load(&self, sweep: &Sweep, at: Place, load: u32, to: Regs<u32>) {
-        let Schedule { outputs, whole, .. } = self.schedule;
+        let GemvSchedule { outputs, whole, .. } = self.schedule;
         let run = self.run(at.step, load);
         let run = if whole { run } else { run.min(self.runs(sweep) - 1u32) };
         let mut slot = load * self.words_per_load(sweep);
@@ -597,10 +599,10 @@ mod tests {
                     let formats = &[format];
                     let decode = Task::decode(formats, cols, 4096);
                     let task = |rows| Task { rows, x, pair, int8, ..decode };
-                    let (most, one) = Schedule::alike(&task(1), 8, shared);
+                    let (most, one) = GemvSchedule::alike(&task(1), 8, shared);
                     assert!(most.is_power_of_two() && most <= 8);
                     for rows in [1, 2, 4, 8].into_iter().filter(|rows| *rows <= most) {
-                        let (again, some) = Schedule::alike(&task(rows), 8, shared);
+                        let (again, some) = GemvSchedule::alike(&task(rows), 8, shared);
                         let here = format!("{} of {cols}, {rows} rows", format.name());
                         assert_eq!(again, most, "{here}");
                         assert_eq!(some.activations, one.activations, "{here}");
@@ -625,8 +627,8 @@ mod tests {
                 let decode = Task::decode(formats, 4096, 4096);
                 let tuned = &tuned::APPLE;
                 let task = Task { rows, pair, tuned, int8: false, ..decode };
-                let schedule = Schedule::pick(&task);
-                assert_eq!(Schedule::alike(&task, 8, 32 << 10), (8, schedule));
+                let schedule = GemvSchedule::pick(&task);
+                assert_eq!(GemvSchedule::alike(&task, 8, 32 << 10), (8, schedule));
                 assert_eq!(schedule.activations, Activations::Direct);
                 let rows_of_a_group = 2 * schedule.outputs;
                 assert_eq!(schedule.groups(4096, 8), 4096 / rows_of_a_group);
@@ -645,7 +647,11 @@ mod tests {
         for (format, cols) in [(DType::BF16, 4096), (DType::Q4K, 4096), (DType::Q6K, 14336)] {
             let formats = &[Format::of(format).unwrap()];
             let task = Task { x: Scalar::F32, ..Task::decode(formats, cols, 4096) };
-            assert_eq!(Schedule::alike(&task, 8, 227 << 10).1, Schedule::pick(&task), "{format}");
+            assert_eq!(
+                GemvSchedule::alike(&task, 8, 227 << 10).1,
+                GemvSchedule::pick(&task),
+                "{format}"
+            );
         }
     }
 }

@@ -17,7 +17,7 @@ use tile::case::Spec;
 use tile::dsl::*;
 
 pub(crate) use gemv::{Finisher, Sums, Sweep, contract, holds, product, product_finished};
-pub use gemv::{Held, Schedule, Task, Traits};
+pub use gemv::{GemvSchedule, Held, Task, Traits};
 pub use input::{Activations, bytes};
 pub(crate) use input::{Input, Norm};
 
@@ -33,7 +33,7 @@ pub fn gemv(
     format: Format,
     bias: bool,
     rows: u32,
-    schedule: Schedule,
+    schedule: GemvSchedule,
 ) {
     let weight = Weights::declare("weight", format, width);
     let bias = bias.then(|| <In>::declare("bias"));

@@ -2,7 +2,7 @@
 //! matrices: `y[r, o] = sum_i x[r, i] weight[o, i]`. For one row to eight: `gemv`; for prompts:
 //! `gemm`.
 //!
-//! Weights are read once for up to [`Tiling::rows`] rows of activations, and are the left operand
+//! Weights are read once for up to [`StreamTiling::rows`] rows of activations, and are the left operand
 //! of the matrix unit: they go from memory, as they are, to places that only one lane reads, which
 //! turns the words of its own runs into operands ([`Frag::left_of`]), whatever their format. A lane
 //! has whole runs of the matrix rows `g` and `g + 8` of a tile (`g = lane / 4`), so the four lanes
@@ -21,14 +21,14 @@
 //!   after another. A block has eight times as many matrix rows, all of which read the same
 //!   activations, so a weight is converted once for up to 128 rows.
 //!
-//! [`Tiling::stages`] steps are under way, across the ends of blocks too, and the first ask for
+//! [`StreamTiling::stages`] steps are under way, across the ends of blocks too, and the first ask for
 //! their weights before the kernel in front is done. Both operands are copied asynchronously: what
 //! waits in registers is waited for by whoever waits for anything.
 
 mod cases;
 mod tiling;
 
-pub use tiling::{Job, Share, Tiling};
+pub use tiling::{Job, Share, StreamTiling};
 
 use super::gemv::{Cursor, Place, Span, Sweep, spans};
 use super::holds;
@@ -42,9 +42,9 @@ use tile::ir::Hint;
 use tile::launch::{Mode, Requirement};
 use tiling::{EDGE, PARTS, SIMDS, SPARE, UNIT};
 
-/// Types of activations, operands and results.
+/// StreamTypes of activations, operands and results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Types {
+pub struct StreamTypes {
     /// Of activations: f16 or bf16.
     pub x: Scalar,
     /// What both operands are rounded to: f16 or bf16.
@@ -75,10 +75,10 @@ pub fn stream(
     x: In<u32>,
     rows: Arg<u32>,
     width: Const<u32>,
-    types: Types,
+    types: StreamTypes,
     matrices: &[Part],
     end: End,
-    tiling: Tiling,
+    tiling: StreamTiling,
     low: Option<Low>,
 ) {
     let turns = dim("rows").ceil_div(tiling.rows);
@@ -194,8 +194,8 @@ struct Total {
 
 /// How a simdgroup walks through blocks of matrix rows.
 struct Walk {
-    tiling: Tiling,
-    types: Types,
+    tiling: StreamTiling,
+    types: StreamTypes,
     x: In<u32>,
     /// Activation rows of the launch, and the first of this group.
     rows: Val<u32>,
@@ -203,20 +203,20 @@ struct Walk {
     width: Val<u32>,
     /// Blocks between two of a group.
     stride: Val<u32>,
-    /// Stages: see [`Tiling::stage`].
+    /// Stages: see [`StreamTiling::stage`].
     ring: Shared<u32>,
     /// The first word there of what the simdgroup reads and writes, and the words between stages.
     own: Val<u32>,
     stage: u32,
-    /// What sums pass through: see [`Tiling::spare`].
+    /// What sums pass through: see [`StreamTiling::spare`].
     spare: Shared<f32>,
 }
 
 impl Walk {
     #[track_caller]
     fn new(
-        tiling: Tiling,
-        types: Types,
+        tiling: StreamTiling,
+        types: StreamTypes,
         x: In<u32>,
         rows: Val<u32>,
         width: Val<u32>,
@@ -671,8 +671,8 @@ mod tests {
         let values = noise(9, most * width);
         for format in [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K)] {
             let matrix = Matrix::new(format, 5, out, width);
-            let types = Types { x: Scalar::BF16, operand: Scalar::BF16, y: Scalar::F32 };
-            let run = |rows: usize, tiling: Tiling, groups: u32| {
+            let types = StreamTypes { x: Scalar::BF16, operand: Scalar::BF16, y: Scalar::F32 };
+            let run = |rows: usize, tiling: StreamTiling, groups: u32| {
                 let x = Buffer::floats(types.x, &values[..rows * width]);
                 let numbers = Numbers::new().with("rows", rows as u32).with("groups", groups);
                 let numbers = numbers.with("width", width as u32).with("out0", out as u32);
@@ -686,7 +686,8 @@ mod tests {
             };
             let (terms, sums) = (Share::Terms, Share::Sums);
             let resident = 1;
-            let few = Tiling { share: terms, resident, tiles: 1, rows: 8, loads: 2, stages: 2 };
+            let few =
+                StreamTiling { share: terms, resident, tiles: 1, rows: 8, loads: 2, stages: 2 };
             let alone = run(1, few, 3);
             // Tilings of few rows and of many, and launches in several turns.
             for (rows, share, tiles, together, loads, stages, groups) in [
@@ -700,7 +701,7 @@ mod tests {
                 (21, sums, 2, 16, 1, 2, 1),
                 (2, sums, 2, 32, 2, 2, 2),
             ] {
-                let tiling = Tiling { share, resident, tiles, rows: together, loads, stages };
+                let tiling = StreamTiling { share, resident, tiles, rows: together, loads, stages };
                 let all = run(rows, tiling, groups);
                 assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
             }

@@ -7,8 +7,8 @@ use crate::linear::cases::{
     Matrix, PROCESSORS, activations, matrix_bytes, norm_scales, numbers, products,
 };
 use crate::linear::gemm::cases::rounded;
-use crate::linear::stream::{End, Share, Tiling, Types, stream};
-use crate::linear::{Schedule, Task, reference};
+use crate::linear::stream::{End, Share, StreamTiling, StreamTypes, stream};
+use crate::linear::{GemvSchedule, Task, reference};
 use crate::linear_add::linear_add;
 use crate::packed::Format;
 use crate::project::{Part, project};
@@ -393,13 +393,13 @@ impl WithSites<'_> {
     }
 
     /// The schedule of a kernel of few rows.
-    fn schedule(&self) -> Schedule {
+    fn schedule(&self) -> GemvSchedule {
         let formats = vec![self.format; self.outs.len()];
         let out = self.outs.iter().sum::<usize>() as u32;
         let decode = Task::decode(&formats, self.width as u32, out);
         let pair = self.gate().is_some();
         let task = Task { rows: self.rows as u32, x: BF16, pair, ..decode };
-        Schedule { threads: 64, ..Schedule::pick(&task) }
+        GemvSchedule { threads: 64, ..GemvSchedule::pick(&task) }
     }
 
     fn recorded(&self) -> tile::Kernel {
@@ -414,8 +414,8 @@ impl WithSites<'_> {
                 gate_up(BF16, F32, format, false, act, rows, schedule, low).record()
             }
             Kernel::Stream(end) => {
-                let types = Types { x: BF16, operand: BF16, y: F32 };
-                let tiling = Tiling {
+                let types = StreamTypes { x: BF16, operand: BF16, y: F32 };
+                let tiling = StreamTiling {
                     share: Share::Terms,
                     resident: 1,
                     tiles: 1,
@@ -588,7 +588,7 @@ pub(super) fn site_benches() -> Vec<Bench> {
     let bench = |format: Format| {
         let formats = [format];
         let task = Task { pair: true, x: F32, ..Task::decode(&formats, width as u32, out as u32) };
-        let (schedule, bytes) = (Schedule::pick(&task), matrix_bytes(format, out, width));
+        let (schedule, bytes) = (GemvSchedule::pick(&task), matrix_bytes(format, out, width));
         let low = Low { element: BF16, rank, gains: false, sites: 0b11 };
         Bench {
             kernel: gate_up(F32, BF16, format, false, Unary::Silu, 1, schedule, Some(low)).record(),

@@ -17,7 +17,7 @@ use tile::launch::{Extent, Mode, Requirement};
 
 use super::cases;
 use crate::linear;
-use crate::linear::{Input, Norm, Schedule, Sums, Sweep, contract, holds, product};
+use crate::linear::{GemvSchedule, Input, Norm, Sums, Sweep, contract, holds, product};
 use crate::packed::{Format, Weights};
 use crate::sweep::{self, when};
 use tile::case::Spec;
@@ -41,11 +41,11 @@ const THREADS: u32 = 128;
 
 /// How few rows of `down` are multiplied: as products of floats are, in small groups, since there
 /// are few sums.
-pub fn schedule(width: u32, ranks: u32, from: Scalar, element: Scalar) -> Schedule {
+pub fn schedule(width: u32, ranks: u32, from: Scalar, element: Scalar) -> GemvSchedule {
     let formats = [Format::Dense(element)];
     let decode = linear::Task::decode(&formats, width, ranks);
     let task = linear::Task { x: from, int8: false, ..decode };
-    Schedule { threads: 128, outputs: 1, ..Schedule::pick(&task) }
+    GemvSchedule { threads: 128, outputs: 1, ..GemvSchedule::pick(&task) }
 }
 
 /// `t[r, j] = sum_i down[seat of r, j, i] n[r, i]`; `n = rms_norm(x)` with the f32 weight `norm`,
@@ -65,7 +65,7 @@ pub fn low_rank_down(
     element: Scalar,
     norm: bool,
     keeps: bool,
-    schedule: Schedule,
+    schedule: GemvSchedule,
 ) {
     let format = Format::Dense(element);
     let norm = norm.then(Norm::declare);

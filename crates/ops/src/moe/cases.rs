@@ -4,10 +4,10 @@ use super::{Routes, combine, group, moe_combine, moe_gemm, moe_gemv, moe_group, 
 use super::{clamped_gate, moe_bias, moe_gemm_turned, product, product_turned, reference};
 use crate::experts::{Gate, Odds, Routing};
 use crate::linear::cases::{Matrix, matrix_bytes};
-use crate::linear::gemm::Schedule as Blocks;
-use crate::linear::gemm::Types;
+use crate::linear::gemm::GemmSchedule;
+use crate::linear::gemm::GemmTypes;
 use crate::linear::gemm::cases::{all, bound, rounded};
-use crate::linear::{Activations, Schedule};
+use crate::linear::{Activations, GemvSchedule};
 use crate::packed::Format;
 use crate::trial::{flat, flat_bench, memory};
 use formats::DType;
@@ -180,7 +180,7 @@ impl Shape {
 
     /// Activations, the experts' matrix, the experts of pairs, and the products of what `operand`
     /// rounds.
-    fn data(&self, types: Types, format: Format) -> (Buffer, Matrix, Vec<u32>, Vec<f64>) {
+    fn data(&self, types: GemmTypes, format: Format) -> (Buffer, Matrix, Vec<u32>, Vec<f64>) {
         let Shape { pairs, experts, share, width, out } = *self;
         let x = Buffer::floats(types.x, &noise(7, pairs.div_ceil(share) * width));
         let matrix = Matrix::new(format, 3, experts * out, width);
@@ -199,12 +199,12 @@ fn gemv_case(
     staged: bool,
     why: &str,
 ) -> Case {
-    let types = Types { x, operand: Scalar::F32, y };
+    let types = GemmTypes { x, operand: Scalar::F32, y };
     let (input, matrix, ids, want) = shape.data(types, format);
     let activations =
         if staged { Activations::Staged(shape.width as u32) } else { Activations::Direct };
     let schedule =
-        Schedule { outputs: 2, loads: 1, threads: 64, resident: 2, activations, whole: false };
+        GemvSchedule { outputs: 2, loads: 1, threads: 64, resident: 2, activations, whole: false };
     Case {
         kernel: moe_gemv(x, y, format, schedule).record(),
         label: shape.label(why),
@@ -248,8 +248,14 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
         [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K), Format::Block(DType::Q8_0)];
     let bench = |format: Format| {
         let activations = Activations::Staged(2048);
-        let schedule =
-            Schedule { outputs: 2, loads: 2, threads: 128, resident: 2, activations, whole: false };
+        let schedule = GemvSchedule {
+            outputs: 2,
+            loads: 2,
+            threads: 128,
+            resident: 2,
+            activations,
+            whole: false,
+        };
         let ids: Vec<u32> = (0..8).map(|i| i * 15).collect();
         let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
         let read = bytes / shape.experts * shape.pairs;
@@ -271,7 +277,13 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
     timed.into_iter().map(bench).collect()
 }
 
-fn gemm_case(types: Types, format: Format, shape: Shape, schedule: Blocks, why: &str) -> Case {
+fn gemm_case(
+    types: GemmTypes,
+    format: Format,
+    shape: Shape,
+    schedule: GemmSchedule,
+    why: &str,
+) -> Case {
     let (x, matrix, ids, want) = shape.data(types, format);
     let groups = group(&ids, shape.experts, schedule.bm as usize);
     Case {
@@ -293,10 +305,10 @@ fn gemm_case(types: Types, format: Format, shape: Shape, schedule: Blocks, why: 
 pub(super) fn gemms() -> Vec<Case> {
     use Scalar::{BF16, F16, F32};
     let shape = |pairs, share, width, out| Shape { pairs, experts: 5, share, width, out };
-    let mixed = Types { x: F32, operand: F16, y: F32 };
-    let exact = Types { x: BF16, operand: F32, y: F32 };
-    let (narrow, small, plain) = (Blocks::NARROW, Blocks::SMALL, Blocks::EXACT);
-    let warpgroup = Blocks { bm: 64, bn: 32, simds_m: 4, stages: 3, ..Blocks::SQUARE };
+    let mixed = GemmTypes { x: F32, operand: F16, y: F32 };
+    let exact = GemmTypes { x: BF16, operand: F32, y: F32 };
+    let (narrow, small, plain) = (GemmSchedule::NARROW, GemmSchedule::SMALL, GemmSchedule::EXACT);
+    let warpgroup = GemmSchedule { bm: 64, bn: 32, simds_m: 4, stages: 3, ..GemmSchedule::SQUARE };
     let (q4_k, q8_0) = (Format::Block(DType::Q4K), Format::Block(DType::Q8_0));
     vec![
         gemm_case(
@@ -331,12 +343,12 @@ pub(super) fn gemm_benches() -> Vec<Bench> {
     let shape = Shape { pairs: 4096 * 8, experts: 128, share: 8, width: 2048, out: 768 };
     let bf16 = all(Scalar::BF16);
     let timed = [
-        (Format::Dense(Scalar::BF16), Blocks::WIDE),
-        (Format::Dense(Scalar::BF16), Blocks::LARGE),
-        (Format::Dense(Scalar::BF16), Blocks::MEDIUM),
-        (Format::Block(DType::Q4K), Blocks::MEDIUM),
+        (Format::Dense(Scalar::BF16), GemmSchedule::WIDE),
+        (Format::Dense(Scalar::BF16), GemmSchedule::LARGE),
+        (Format::Dense(Scalar::BF16), GemmSchedule::MEDIUM),
+        (Format::Block(DType::Q4K), GemmSchedule::MEDIUM),
     ];
-    let bench = |(format, schedule): (Format, Blocks)| {
+    let bench = |(format, schedule): (Format, GemmSchedule)| {
         let ids: Vec<u32> =
             (0..shape.pairs as u32).map(|i| i.wrapping_mul(0x9E37_79B9) >> 25).collect();
         let groups = group(&ids, shape.experts, schedule.bm as usize);
@@ -368,10 +380,10 @@ pub(super) fn gemm_benches() -> Vec<Bench> {
 
 /// The product of `x` `[pairs / share, out]` with matrices that lie turned.
 fn turned_case(
-    types: Types,
+    types: GemmTypes,
     format: Format,
     shape: Shape,
-    (schedule, adds): (Blocks, bool),
+    (schedule, adds): (GemmSchedule, bool),
     why: &str,
 ) -> Case {
     let Shape { pairs, experts, share, width, out } = shape;
@@ -407,12 +419,12 @@ fn turned_case(
 pub(super) fn turned() -> Vec<Case> {
     use Scalar::{BF16, F16, F32};
     let shape = |pairs, share, width, out| Shape { pairs, experts: 5, share, width, out };
-    let wide = Types { x: BF16, operand: BF16, y: F32 };
-    let mixed = Types { x: F32, operand: BF16, y: F32 };
-    let exact = Types { x: F32, operand: F32, y: F32 };
-    let half = Types { x: F16, operand: F16, y: F16 };
-    let (narrow, small, plain) = (Blocks::NARROW, Blocks::SMALL, Blocks::EXACT);
-    let single = Blocks { bm: 32, bk: 32, simds_m: 2, simds_n: 2, stages: 1, ..narrow };
+    let wide = GemmTypes { x: BF16, operand: BF16, y: F32 };
+    let mixed = GemmTypes { x: F32, operand: BF16, y: F32 };
+    let exact = GemmTypes { x: F32, operand: F32, y: F32 };
+    let half = GemmTypes { x: F16, operand: F16, y: F16 };
+    let (narrow, small, plain) = (GemmSchedule::NARROW, GemmSchedule::SMALL, GemmSchedule::EXACT);
+    let single = GemmSchedule { bm: 32, bk: 32, simds_m: 2, simds_n: 2, stages: 1, ..narrow };
     let dense = Format::Dense;
     let block = Format::Block;
     let mlx = Format::Mlx { bits: 4, group: 64, scale: BF16 };
@@ -436,9 +448,9 @@ pub(super) fn turned() -> Vec<Case> {
 
 pub(super) fn turned_benches() -> Vec<Bench> {
     let shape = Shape { pairs: 4096 * 8, experts: 128, share: 1, width: 2048, out: 768 };
-    let types = Types { x: Scalar::F32, operand: Scalar::BF16, y: Scalar::F32 };
+    let types = GemmTypes { x: Scalar::F32, operand: Scalar::BF16, y: Scalar::F32 };
     let bench = |format: Format| {
-        let schedule = Blocks::MEDIUM;
+        let schedule = GemmSchedule::MEDIUM;
         let ids: Vec<u32> =
             (0..shape.pairs as u32).map(|i| i.wrapping_mul(0x9E37_79B9) >> 25).collect();
         let groups = group(&ids, shape.experts, schedule.bm as usize);

@@ -6,21 +6,21 @@ use super::group::tiles;
 use crate::linear::gemm::multiply::{Results, product, store};
 use crate::linear::gemm::stage::{Ring, Rows, Side};
 use crate::linear::gemm::{self, block, contract};
-use crate::linear::{self, Input, Schedule, Sums, Sweep, holds};
+use crate::linear::{self, GemvSchedule, Input, Sums, Sweep, holds};
 use crate::packed::{Format, Weights};
 use tile::dsl::*;
 use tile::launch::{Mode, Requirement};
 
-/// The schedule of [`moe_gemm`] for `pairs` spread over `experts`: see [`gemm::Schedule::pick`].
+/// The schedule of [`moe_gemm`] for `pairs` spread over `experts`: see [`gemm::GemmSchedule::pick`].
 pub fn pick_blocks(
     (pairs, experts, out): (u32, u32, u32),
     operand: Scalar,
     format: Format,
     machine: gemm::Machine,
-) -> gemm::Schedule {
+) -> gemm::GemmSchedule {
     let experts = experts.max(1);
     let machine = gemm::Machine { parallel: machine.parallel.div_ceil(experts), ..machine };
-    gemm::Schedule::pick((pairs.div_ceil(experts), out), operand, format, machine)
+    gemm::GemmSchedule::pick((pairs.div_ceil(experts), out), operand, format, machine)
 }
 
 /// The schedule of [`moe_gemm_turned`] for `pairs` spread over `experts`, whose results have
@@ -30,16 +30,16 @@ pub fn pick_turned(
     operand: Scalar,
     format: Format,
     machine: gemm::Machine,
-) -> gemm::Schedule {
+) -> gemm::GemmSchedule {
     // Weights pass through registers, whatever their format.
     let converted = if operand == Scalar::F32 { Scalar::BF16 } else { Scalar::F32 };
     let machine = gemm::Machine { wgmma: false, ..machine };
     let schedule = pick_blocks((pairs, experts, width), operand, Format::Dense(converted), machine);
     // A block has whole units of the matrix's rows.
-    let whole = |s: gemm::Schedule| gemm::Schedule { bn: s.bn.max(format.run()), ..s };
+    let whole = |s: gemm::GemmSchedule| gemm::GemmSchedule { bn: s.bn.max(format.run()), ..s };
     match whole(schedule) {
         schedule if schedule.turned_bytes(operand) <= machine.shared => schedule,
-        _ => whole(gemm::Schedule::NARROW),
+        _ => whole(gemm::GemmSchedule::NARROW),
     }
 }
 
@@ -60,7 +60,7 @@ pub fn moe_gemv(
     from: Scalar,
     to: Scalar,
     format: Format,
-    schedule: Schedule,
+    schedule: GemvSchedule,
 ) {
     let weight = Weights::declare("weight", format, width);
     linear::contract(&schedule, 1, &[("weight", format, "out")]);
@@ -81,7 +81,7 @@ pub fn moe_gemv(
     });
 }
 
-/// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of [`gemm::Schedule::bm`]:
+/// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of [`gemm::GemmSchedule::bm`]:
 /// a threadgroup computes a block of one expert's rows. Operands are rounded to their type.
 ///
 /// `order` `[pairs]`, `offsets` `[experts + 1]` and `blocks` `[tiles, 2]` are that kernel's.
@@ -97,11 +97,11 @@ pub fn moe_gemm(
     out: Const<u32>,
     experts: Const<u32>,
     share: Const<u32>,
-    types: gemm::Types,
+    types: gemm::GemmTypes,
     format: Format,
-    schedule: gemm::Schedule,
+    schedule: gemm::GemmSchedule,
 ) {
-    let gemm::Schedule { bm, bn, .. } = schedule;
+    let gemm::GemmSchedule { bm, bn, .. } = schedule;
     let tiles = tiles(dim("pairs"), dim("experts"), bm);
     let grid = tiles.clone() * dim("out").ceil_div(bn);
     launch(Mode::Tile, [grid, fixed(1), fixed(1)], schedule.threads());
@@ -156,12 +156,12 @@ pub fn moe_gemm_turned(
     out: Const<u32>,
     experts: Const<u32>,
     share: Const<u32>,
-    types: gemm::Types,
+    types: gemm::GemmTypes,
     format: Format,
     adds: bool,
-    schedule: gemm::Schedule,
+    schedule: gemm::GemmSchedule,
 ) {
-    let gemm::Schedule { bm, bn, .. } = schedule;
+    let gemm::GemmSchedule { bm, bn, .. } = schedule;
     let tiles = tiles(dim("pairs"), dim("experts"), bm);
     let grid = tiles.clone() * dim("width").ceil_div(bn);
     launch(Mode::Tile, [grid, fixed(1), fixed(1)], schedule.threads());
@@ -224,7 +224,7 @@ mod tests {
     use super::super::group;
     use super::*;
     use crate::linear::cases::Matrix;
-    use crate::linear::gemm::Types;
+    use crate::linear::gemm::GemmTypes;
     use crate::linear::gemm::cases::bound;
 
     /// Except for warpgroups, a pair has the same bits alone, among any other pairs of its expert,
@@ -234,10 +234,10 @@ mod tests {
         let (experts, out, width, most) = (3, 40, 512, 70);
         let values = noise(9, most * width);
         let ids: Vec<u32> = (0..most as u32).map(|pair| pair * pair % 7 % 3).collect();
-        let types = Types { x: Scalar::F32, operand: Scalar::BF16, y: Scalar::F32 };
+        let types = GemmTypes { x: Scalar::F32, operand: Scalar::BF16, y: Scalar::F32 };
         for format in [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K)] {
             let matrix = Matrix::new(format, 5, experts * out, width);
-            let run = |pairs: usize, schedule: gemm::Schedule| {
+            let run = |pairs: usize, schedule: gemm::GemmSchedule| {
                 let groups = group(&ids[..pairs], experts, schedule.bm as usize);
                 let sizes = [("pairs", pairs), ("experts", experts), ("share", 1)];
                 let sizes = sizes.into_iter().chain([("width", width), ("out", out)]);

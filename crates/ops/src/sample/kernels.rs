@@ -29,7 +29,7 @@ mod weigh;
 
 pub use adjust::adjust;
 pub use advance::advance;
-pub use cut::{NARROW, Schedule, WIDE, cut};
+pub use cut::{CutSchedule, NARROW, WIDE, cut};
 pub use draw::draw;
 pub use hand_on::{hand_on, take};
 pub use weigh::weigh;

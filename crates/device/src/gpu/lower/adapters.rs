@@ -9,7 +9,7 @@
 //! adapters.
 
 use formats::{Error, Result};
-use ops::linear::gemm::{self, Types};
+use ops::linear::gemm::{self, GemmTypes};
 use ops::low_rank::kernels::{
     Ending, Low, RANKS, low_rank_down, low_rank_pick, low_rank_up, schedule,
 };
@@ -446,7 +446,7 @@ impl Recorder<'_> {
         // All groups use one block size, so that rows are sorted by seat only once.
         let schedule = self.low_schedule(rows);
         let [offsets, order, blocks] = self.by_seat(rows, schedule.bm)?;
-        let types = Types { x: x.scalar, operand, y: Scalar::F32 };
+        let types = GemmTypes { x: x.scalar, operand, y: Scalar::F32 };
         let numbers = numbers
             .with("pairs", rows as u32)
             .with("out", ranks as u32)
@@ -465,7 +465,7 @@ impl Recorder<'_> {
 
     /// The schedule of `down x` for many rows: a row's terms are summed in an order that does not
     /// depend on the number of rows.
-    fn low_schedule(&self, rows: usize) -> gemm::Schedule {
+    fn low_schedule(&self, rows: usize) -> gemm::GemmSchedule {
         let machine = self.of.facts.machine();
         // The blocks of small groups were not counted for so few columns.
         let machine = gemm::Machine { wgmma: false, tuned: &ops::tuned::NVIDIA, ..machine };
@@ -474,7 +474,7 @@ impl Recorder<'_> {
         let element = if exact { Scalar::F32 } else { Scalar::BF16 };
         let ranks = (3 * room.rank) as u32;
         let format = Format::Dense(element);
-        gemm::Schedule::alike((rows as u32, ranks), self.of.low_operand(), format, machine)
+        gemm::GemmSchedule::alike((rows as u32, ranks), self.of.low_operand(), format, machine)
     }
 
     /// Sorts rows by seat, in blocks of `block`: the first row of each seat, the order, the blocks.

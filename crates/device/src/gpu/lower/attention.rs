@@ -1,8 +1,8 @@
 //! Lowering of attention, rotary embedding and cache writes.
 
 use formats::Result;
-use ops::attention::decode::{Schedule, Shares, attention_decode, attention_decode_codes};
-use ops::attention::prefill::{Tiling, attention_prefill, attention_prefill_codes};
+use ops::attention::decode::{DecodeSchedule, Shares, attention_decode, attention_decode_codes};
+use ops::attention::prefill::{PrefillTiling, attention_prefill, attention_prefill_codes};
 use ops::kv_write::{kv_write, kv_write_codes, rotate_blocks};
 use ops::rope_write::{self, Variant, rope_write, rope_write_codes};
 use ops::{Attention, Op, Rope, RopeWrite};
@@ -46,7 +46,7 @@ impl Lowering {
             for rows in 1..=alone {
                 let heads = bucket(rows) * op.heads;
                 // No other schedule splits more.
-                let schedule = Schedule::Lanes { stages: 0 };
+                let schedule = DecodeSchedule::Lanes { stages: 0 };
                 let parts = heads * self.splits(schedule, op, rows, usize::MAX);
                 let needs = [4 * parts * op.head_dim, 8 * parts, 4 * heads];
                 (0..3).for_each(|i| most[i] = most[i].max(needs[i]));
@@ -56,7 +56,13 @@ impl Lowering {
     }
 
     /// Number of threadgroups that split the keys of a head, for a context of `length` positions.
-    fn splits(&self, schedule: Schedule, op: &Attention, rows: usize, length: usize) -> usize {
+    fn splits(
+        &self,
+        schedule: DecodeSchedule,
+        op: &Attention,
+        rows: usize,
+        length: usize,
+    ) -> usize {
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let heads = (op.kv_heads * rows) as u32;
         let launched = || schedule.splits(self.facts.processors, heads, length);
@@ -127,8 +133,11 @@ impl Recorder<'_> {
             k_norm: write.k_norm.is_some(),
             schedule: if prompt { rope_write::PROMPT } else { rope_write::DECODE },
         };
-        let types =
-            rope_write::Types { x: self.scalar(inputs[0]), y: self.scalar(y), norm: Scalar::F32 };
+        let types = rope_write::RopeTypes {
+            x: self.scalar(inputs[0]),
+            y: self.scalar(y),
+            norm: Scalar::F32,
+        };
         let kernel = match self.of.cache {
             kind if codes(kind).is_some() => rope_write_codes(types, self.stored(), variant),
             _ => rope_write(types, self.of.half, variant),
@@ -167,7 +176,7 @@ impl Recorder<'_> {
         sinks: Option<WeightId>,
         y: ValueId,
     ) -> Result<()> {
-        let form = ops::attention::Form {
+        let form = ops::attention::AttentionForm {
             head_dim: op.head_dim as u32,
             group: (op.heads / op.kv_heads) as u32,
             window: op.window.is_some(),
@@ -190,7 +199,7 @@ impl Recorder<'_> {
         if !self.narrow(rows) && self.key.kind == Kind::Prompt && self.of.tiled(op) {
             let head_dim = form.head_dim;
             let Facts { shared, tuned, .. } = self.of.facts;
-            let tiling = Tiling::pick(head_dim, shared, &tuned.attention);
+            let tiling = PrefillTiling::pick(head_dim, shared, &tuned.attention);
             let kernel = match self.of.cache {
                 kind if codes(kind).is_some() => {
                     attention_prefill_codes(self.of.half, self.stored(), form, tiling)
@@ -212,7 +221,7 @@ impl Recorder<'_> {
         let Facts { shared, tuned, .. } = self.of.facts;
         let (query, stored) = (self.scalar(q), self.stored());
         let tuned = &tuned.attention;
-        let schedule = Schedule::pick(form, query, stored, length, shares, shared, tuned);
+        let schedule = DecodeSchedule::pick(form, query, stored, length, shares, shared, tuned);
         let kernel = match self.of.cache {
             kind if codes(kind).is_some() => {
                 attention_decode_codes(self.scalar(q), self.stored(), form, schedule, shares)

@@ -10,8 +10,8 @@ use formats::{Error, Result};
 use ops::Experts;
 use ops::experts::{Gate, Odds, Routing, Sizes};
 use ops::gated::gated;
-use ops::linear::gemm::{self, Machine, Types};
-use ops::linear::{Schedule, Task};
+use ops::linear::gemm::{self, GemmTypes, Machine};
+use ops::linear::{GemvSchedule, Task};
 use ops::moe::{
     clamped_gate, moe_bias, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route, pick_blocks,
 };
@@ -199,7 +199,7 @@ pub(in crate::gpu) trait Mixtures {
         &mut self,
         sizes: Sizes,
         pairs: usize,
-        schedule: gemm::Schedule,
+        schedule: gemm::GemmSchedule,
     ) -> Result<[(&'static str, Slot); 3]> {
         let (experts, rows) = (sizes.experts as u32, schedule.bm);
         let tiles = pairs.div_ceil(rows as usize) + sizes.experts;
@@ -231,7 +231,7 @@ pub(in crate::gpu) trait Mixtures {
                 ("weight", Slot::Weight(product.weight.0)),
             ];
             bound.extend(self.group(sizes, pairs, schedule)?);
-            let types = Types { x: product.x.scalar, operand, y: Scalar::F32 };
+            let types = GemmTypes { x: product.x.scalar, operand, y: Scalar::F32 };
             let kernel = moe_gemm(types, format, schedule);
             self.push(kernel, product.numbers(sizes, pairs), &bound)?;
         }
@@ -290,7 +290,7 @@ impl Mixtures for Recorder<'_> {
             int8,
             tuned: facts.tuned,
         };
-        let schedule = Schedule::pick(&task);
+        let schedule = GemvSchedule::pick(&task);
         let groups = schedule.groups(columns, facts.processors);
         let bound = [
             ("x", product.x.slot.clone()),

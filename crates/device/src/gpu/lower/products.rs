@@ -6,7 +6,7 @@ use formats::{Error, Result};
 use ops::gate_up::gate_up;
 use ops::joined::{gated_columns, split_columns};
 use ops::linear::gemm::{self, gemm};
-use ops::linear::stream::{End, Job, Tiling, Types, stream};
+use ops::linear::stream::{End, Job, StreamTiling, StreamTypes, stream};
 use ops::linear::{self, Task, gemv};
 use ops::linear_add::linear_add;
 use ops::packed::Format;
@@ -32,7 +32,7 @@ pub(super) struct Matrix {
 pub(super) struct Turn {
     first: usize,
     rows: u32,
-    schedule: linear::Schedule,
+    schedule: linear::GemvSchedule,
 }
 
 impl Turn {
@@ -106,11 +106,11 @@ impl Lowering {
         rows: u32,
         x: Scalar,
         pair: bool,
-    ) -> (usize, linear::Schedule) {
+    ) -> (usize, linear::GemvSchedule) {
         let (int8, cols) = (!self.exact() && self.facts.dot4(), width as u32);
         let tuned = self.facts.tuned;
         let task = Task { formats, cols, out, rows, x, pair, int8, tuned };
-        let (most, schedule) = linear::Schedule::alike(&task, FEW as u32, self.facts.shared);
+        let (most, schedule) = linear::GemvSchedule::alike(&task, FEW as u32, self.facts.shared);
         (most as usize, schedule)
     }
 }
@@ -132,7 +132,7 @@ impl Recorder<'_> {
             let int8 = !self.of.exact() && self.of.facts.dot4();
             let tuned = self.of.facts.tuned;
             let task = Task { formats, cols, out, rows, x, pair, int8, tuned };
-            return vec![Turn { first: 0, rows, schedule: linear::Schedule::pick(&task) }];
+            return vec![Turn { first: 0, rows, schedule: linear::GemvSchedule::pick(&task) }];
         }
         let alike = |rows| self.of.alike(formats, (width, out), rows, x, pair);
         let most = alike(1).0;
@@ -176,10 +176,11 @@ impl Recorder<'_> {
         }
         let operand = if self.of.exact() || precise { Scalar::F32 } else { self.of.wide };
         let machine = self.of.facts.machine();
-        let pick = if self.of.batched { gemm::Schedule::alike } else { gemm::Schedule::pick };
+        let pick =
+            if self.of.batched { gemm::GemmSchedule::alike } else { gemm::GemmSchedule::pick };
         let schedule = pick((rows as u32, out), operand, format, machine);
         numbers.set("rows", rows as u32);
-        let types = gemm::Types { x: x.scalar, operand, y: y.scalar };
+        let types = gemm::GemmTypes { x: x.scalar, operand, y: y.scalar };
         self.push(gemm(types, format, bias, schedule), numbers, &bound)
     }
 
@@ -197,10 +198,10 @@ impl Recorder<'_> {
             }
             formats.push(self.matrix(matrix.weight)?.0);
         }
-        let taken = formats.iter().all(|format| Tiling::takes(*format, self.of.wide));
+        let taken = formats.iter().all(|format| StreamTiling::takes(*format, self.of.wide));
         // Whether two are read side by side takes more room: what has that has room for either.
         let job = self.job(&formats, 1, 1, matrices.len() == 2);
-        Ok(taken && Tiling::pick(&job).is_some())
+        Ok(taken && StreamTiling::pick(&job).is_some())
     }
 
     /// Whether the kernel of a product adds what adapters add: one of rows that decode, with a
@@ -275,7 +276,7 @@ impl Recorder<'_> {
         let out = if pair { shapes[0].1 } else { shapes.iter().map(|s| s.1).sum() };
         let job = self.job(&formats, out, rows as u32, pair);
         let none = || Error::new("gpu", "shared memory for eight rows", job.shared);
-        let tiling = Tiling::pick(&job).ok_or_else(none)?;
+        let tiling = StreamTiling::pick(&job).ok_or_else(none)?;
         let mut numbers = Numbers::new()
             .with("rows", rows as u32)
             .with("width", width as u32)
@@ -299,7 +300,7 @@ impl Recorder<'_> {
             sites.bind(None, &mut numbers, &mut bound);
             sites.low
         });
-        let types = Types { x: x.scalar, operand: self.of.wide, y: results[0].scalar };
+        let types = StreamTypes { x: x.scalar, operand: self.of.wide, y: results[0].scalar };
         self.push(stream(types, &parts, end, tiling, low), numbers, &bound)
     }
 

@@ -36,7 +36,7 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (step, mut bound) = self.states(op.layer);
         bound.extend([("x", self.value(x)), ("taps", self.weight(taps)), ("y", self.value(y))]);
-        let form = short_conv::Form::of(op, self.of.program.layers[op.layer].state);
+        let form = short_conv::ConvForm::of(op, self.of.program.layers[op.layer].state);
         self.push(short_conv::short_conv(form), short_conv::numbers(op, step), &bound)
     }
 
@@ -53,7 +53,7 @@ impl Recorder<'_> {
         let vectors = ["decay", "dt"].into_iter().zip(weights);
         bound.extend(vectors.map(|(name, &weight)| (name, self.weight(weight))));
         bound.push(("y", self.value(y)));
-        let form = delta_net::Form::of(op, self.of.program.layers[op.layer].state)?;
+        let form = delta_net::DeltaForm::of(op, self.of.program.layers[op.layer].state)?;
         self.push(delta_net::delta_net(form), delta_net::numbers(op, step), &bound)
     }
 }

@@ -14,7 +14,7 @@
 use formats::{Error, Result};
 use ops::Experts;
 use ops::gradient::experts::kernels::{gate_backward, route_backward};
-use ops::linear::gemm::Types;
+use ops::linear::gemm::GemmTypes;
 use ops::moe::{moe_gemm_turned, pick_turned};
 use ops::packed::Format;
 use program::{Node, WeightId};
@@ -148,7 +148,7 @@ impl Recorder<'_> {
         ];
         bound.extend(adds.then(|| ("add", product.y.clone())));
         bound.extend(self.group(sizes, pairs, schedule)?);
-        let types = Types { x: product.x.scalar, operand, y: Scalar::F32 };
+        let types = GemmTypes { x: product.x.scalar, operand, y: Scalar::F32 };
         let kernel = moe_gemm_turned(types, format, adds, schedule);
         self.push(kernel, product.numbers(sizes, pairs), &bound)
     }

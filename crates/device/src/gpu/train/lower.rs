@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use formats::{Error, ErrorKind, Hint, Result, Setting};
-use ops::attention::prefill::{Tiling, attention_packed};
+use ops::attention::prefill::{PrefillTiling, attention_packed};
 use ops::gradient::attend::{kernels as attend, tiles};
 use ops::gradient::matmul::{self, matmul};
 use ops::gradient::{CrossEntropy, Gradient, cross_entropy, norms, products};
@@ -456,8 +456,8 @@ impl Recorder<'_> {
             self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
             return Ok(());
         }
-        let types = matmul::Types { a: a.matrix.scalar, b: b.matrix.scalar, y: y.scalar };
-        let form = matmul::Form {
+        let types = matmul::MatmulTypes { a: a.matrix.scalar, b: b.matrix.scalar, y: y.scalar };
+        let form = matmul::MatmulForm {
             a_turned: a.turned,
             b_turned: b.turned,
             bias: added.bias.is_some(),
@@ -466,7 +466,7 @@ impl Recorder<'_> {
         let mut bound = vec![("a", a.matrix.slot), ("b", b.matrix.slot), ("y", y.slot)];
         bound.extend(added.bias.map(|bias| ("bias", Slot::Weight(bias.0))));
         bound.extend(added.matrix.map(|matrix| ("add", matrix)));
-        let kernel = matmul(types, form, matmul::Tiling::pick(rows, columns));
+        let kernel = matmul(types, form, matmul::MatmulTiling::pick(rows, columns));
         self.push(kernel, matmul::numbers([rows, columns, terms]), &bound)
     }
 
@@ -518,7 +518,7 @@ impl Recorder<'_> {
         bound.extend([("keys", k), ("values", v)]);
         bound.extend([("positions", Slot::Words(positions)), ("starts", Slot::Words(starts))]);
         let Facts { shared, tuned, .. } = self.of.facts;
-        let tiling = Tiling::pick(form.head_dim, shared, &tuned.attention);
+        let tiling = PrefillTiling::pick(form.head_dim, shared, &tuned.attention);
         self.push(attention_packed(self.of.scalar, form, tiling), numbers, &bound)
     }
 

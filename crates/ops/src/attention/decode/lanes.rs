@@ -10,7 +10,7 @@ use tile::dsl::*;
 use tile::ir::Hint;
 
 use super::{Plan, Softmaxes, Span};
-use crate::attention::form::{Extras, FLOOR, Form, MASKED, Stored};
+use crate::attention::form::{AttentionForm, Extras, FLOOR, MASKED, Stored};
 use crate::kv_write::Cache;
 use crate::sweep::when;
 
@@ -33,7 +33,7 @@ struct Lanes {
 
 impl Lanes {
     /// The plan for elements of at most `bytes` bytes, in the cache and in queries.
-    fn of(form: Form, bytes: u32) -> Lanes {
+    fn of(form: AttentionForm, bytes: u32) -> Lanes {
         let d = form.head_dim;
         // Eight elements or more per lane; fewer than four lanes could not exchange quarters.
         let teams = [32u32, 16, 8].into_iter().find(|t| d.is_multiple_of(*t) && d / t >= 8);
@@ -46,7 +46,7 @@ impl Lanes {
 
 /// Whether what a lane reads at once can be copied asynchronously, which takes four bytes: of some
 /// heads, such as those of 12 elements, it is a single one.
-pub(super) fn copies(form: Form, query: Scalar, cache: Scalar) -> bool {
+pub(super) fn copies(form: AttentionForm, query: Scalar, cache: Scalar) -> bool {
     let lanes = Lanes::of(form, cache.bytes().max(query.bytes()) as u32);
     lanes.vector * cache.bytes() as u32 >= 4
 }
@@ -54,7 +54,7 @@ pub(super) fn copies(form: Form, query: Scalar, cache: Scalar) -> bool {
 /// Simdgroups, keys that each takes at once, and the most heads that a group works for: registers
 /// hold a query and a sum for each head, and the keys, if these do not come through shared memory;
 /// shared memory a sum per simdgroup.
-pub(super) fn plan(form: Form, bytes: u32, stages: u32) -> (u32, u32, u32) {
+pub(super) fn plan(form: AttentionForm, bytes: u32, stages: u32) -> (u32, u32, u32) {
     let keys = AHEAD * 32 / Lanes::of(form, bytes).team;
     let heads = if stages > 0 { 8 } else { 4 };
     (SIMDS, keys, (1024 / form.head_dim).clamp(1, heads))
@@ -71,7 +71,7 @@ struct Running {
 /// The softmaxes of a group's simdgroups over a span of keys: queries `q`, and a layer's keys and
 /// values.
 pub(super) fn attend(
-    form: Form,
+    form: AttentionForm,
     plan: Plan,
     stages: u32,
     extras: &Extras,

@@ -10,7 +10,7 @@ use super::kernels::{
 use super::tiles::{attend_along, attend_tile_keys, attend_tile_queries};
 use super::{Attend, AttendBackward};
 use crate::Attention;
-use crate::attention::prefill::{Tiling, attention_packed};
+use crate::attention::prefill::{PrefillTiling, attention_packed};
 use crate::operation::{Call, Operation, Packed};
 use crate::trial::{memory, near, scaled};
 use crate::tuned::{HOPPER, NVIDIA};
@@ -265,8 +265,10 @@ impl Setting {
                 let (y, lse) = (self.y.to_f32(), self.lse.to_f32());
                 let expected = vec![(5, close(&y)), (6, near(Scalar::F32, &lse))];
                 let tiling = match scalar {
-                    Scalar::BF16 if form.head_dim <= 128 => Tiling { simds: 1, tiles: 2, keys: 32 },
-                    _ => Tiling::pick(form.head_dim, 32 << 10, &NVIDIA.attention),
+                    Scalar::BF16 if form.head_dim <= 128 => {
+                        PrefillTiling { simds: 1, tiles: 2, keys: 32 }
+                    }
+                    _ => PrefillTiling::pick(form.head_dim, 32 << 10, &NVIDIA.attention),
                 };
                 (attention_packed(scalar, form, tiling), buffers, expected)
             }
@@ -350,7 +352,7 @@ fn tile_benches(kernel: usize) -> Vec<Bench> {
             let mut buffers = vec![noise(wide), noise(narrow), noise(narrow)];
             buffers.extend([Fill::These(Buffer::words(&positions)), starts()]);
             buffers.extend([zeros(wide), heads()]);
-            let tiling = Tiling::pick(64, 227 << 10, &HOPPER.attention);
+            let tiling = PrefillTiling::pick(64, 227 << 10, &HOPPER.attention);
             (attention_packed(scalar, form, tiling), buffers, 2)
         }
     };

@@ -10,7 +10,7 @@ use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
 use crate::Attention;
-use crate::attention::{Extras, Form};
+use crate::attention::{AttentionForm, Extras};
 use crate::gradient::products::sums_of_rows;
 use crate::sweep::{begin, require_lengths, when};
 
@@ -20,13 +20,13 @@ const SIMDS: u32 = 4;
 const FLOOR: f32 = -1.0e30;
 
 /// The form of the kernels of an attention's gradients: what a sink takes is in `lse` already.
-pub fn backward_form(of: &Attention) -> Form {
-    Form { sinks: false, ..form(of) }
+pub fn backward_form(of: &Attention) -> AttentionForm {
+    AttentionForm { sinks: false, ..form(of) }
 }
 
 /// The form of an attention's kernels.
-pub fn form(of: &Attention) -> Form {
-    Form {
+pub fn form(of: &Attention) -> AttentionForm {
+    AttentionForm {
         head_dim: of.head_dim as u32,
         group: (of.heads / of.kv_heads) as u32,
         window: of.window.is_some(),
@@ -176,7 +176,7 @@ impl Own {
     }
 }
 
-fn lengths(form: Form, wide: &[&str], narrow: &[&str]) {
+fn lengths(form: AttentionForm, wide: &[&str], narrow: &[&str]) {
     let row = |heads: tile::launch::Extent| dim("tokens") * heads * form.head_dim;
     let heads = || dim("kv_heads") * form.group;
     wide.iter().for_each(|name| require_lengths(&[(*name, row(heads()))]));
@@ -199,7 +199,7 @@ pub fn attend(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     scalar: Scalar,
-    form: Form,
+    form: AttentionForm,
 ) {
     lengths(form, &["q", "y"], &["k", "v"]);
     require_lengths(&[("first", dim("tokens"))]);
@@ -257,7 +257,7 @@ pub fn attend_queries(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     scalar: Scalar,
-    form: Form,
+    form: AttentionForm,
 ) {
     lengths(form, &["q", "y", "dy", "dq"], &["k", "v"]);
     let all = dim("tokens") * dim("kv_heads") * form.group;
@@ -308,7 +308,7 @@ pub fn attend_keys(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     scalar: Scalar,
-    form: Form,
+    form: AttentionForm,
 ) {
     lengths(form, &["q", "dy"], &["k", "v", "dk", "dv"]);
     let all = dim("tokens") * dim("kv_heads") * form.group;

@@ -13,7 +13,7 @@ use tile::instr::Unary;
 use tile::launch::{Mode, Requirement};
 
 use crate::attention::prefill::{PAD, bring};
-use crate::attention::{Extras, Form, Stored, require_aligned};
+use crate::attention::{AttentionForm, Extras, Stored, require_aligned};
 use crate::sweep::{begin, require_lengths, when};
 
 /// Simdgroups of a threadgroup.
@@ -60,7 +60,7 @@ struct Operands {
     dy: In,
     along: In,
     kv_heads: Val<u32>,
-    form: Form,
+    form: AttentionForm,
 }
 
 impl Operands {
@@ -232,7 +232,7 @@ pub fn attend_tile_queries(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     scalar: Scalar,
-    form: Form,
+    form: AttentionForm,
 ) {
     let of = Operands { q, k, v, lse, dy, along, kv_heads, form };
     of.contract(dim("kv_heads") * form.group);
@@ -350,7 +350,7 @@ pub fn attend_tile_keys(
     kv_heads: Const<u32>,
     scale: Const<f32>,
     scalar: Scalar,
-    form: Form,
+    form: AttentionForm,
 ) {
     let of = Operands { q, k, v, lse, dy, along, kv_heads, form };
     of.contract(dim("kv_heads"));

@@ -1,6 +1,6 @@
 //! Cases and benchmarks of the matrix products.
 
-use super::{Machine, Schedule, Types, gemm};
+use super::{GemmSchedule, GemmTypes, Machine, gemm};
 use crate::linear::cases::{Matrix, matrix_bytes, products};
 use crate::packed::Format;
 use formats::DType;
@@ -9,8 +9,8 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 /// The same type for all.
-pub(crate) const fn all(scalar: Scalar) -> Types {
-    Types { x: scalar, operand: scalar, y: scalar }
+pub(crate) const fn all(scalar: Scalar) -> GemmTypes {
+    GemmTypes { x: scalar, operand: scalar, y: scalar }
 }
 
 /// Numbers as a matrix product sees them: rounded to its operands' type.
@@ -33,7 +33,13 @@ struct Shape {
     why: &'static str,
 }
 
-fn case(types: Types, format: Format, shape: Shape, bias: bool, schedule: Schedule) -> Case {
+fn case(
+    types: GemmTypes,
+    format: Format,
+    shape: Shape,
+    bias: bool,
+    schedule: GemmSchedule,
+) -> Case {
     let Shape { rows, out, width, why } = shape;
     let mut matrix = Matrix::new(format, 5, out, width);
     let x = Buffer::floats(types.x, &noise(9, rows * width));
@@ -74,13 +80,13 @@ pub(super) fn cases() -> Vec<Case> {
         shape(64, 16, 320, "whole rows, several steps"),
         shape(130, 40, 72, "a second block of two rows"),
     ];
-    let narrow = [Schedule::NARROW, Schedule::SMALL, Schedule::DEEP];
+    let narrow = [GemmSchedule::NARROW, GemmSchedule::SMALL, GemmSchedule::DEEP];
     let types = [
         all(BF16),
         all(F16),
-        Types { x: F32, operand: BF16, y: F32 },
-        Types { x: F32, operand: F16, y: F16 },
-        Types { x: BF16, operand: F16, y: BF16 },
+        GemmTypes { x: F32, operand: BF16, y: F32 },
+        GemmTypes { x: F32, operand: F16, y: F16 },
+        GemmTypes { x: BF16, operand: F16, y: BF16 },
     ];
     for (i, shape) in shapes.into_iter().enumerate() {
         for (t, types) in types.into_iter().enumerate() {
@@ -88,9 +94,10 @@ pub(super) fn cases() -> Vec<Case> {
             let format = Format::Dense(types.operand);
             cases.push(case(types, format, shape, (i + t) % 2 == 0, schedule));
         }
-        let mixed = Types { x: [F32, BF16, F16][i % 3], operand: F32, y: [F32, F16, BF16][i % 3] };
+        let mixed =
+            GemmTypes { x: [F32, BF16, F16][i % 3], operand: F32, y: [F32, F16, BF16][i % 3] };
         let format = Format::Dense([F32, F16, BF16][i % 3]);
-        cases.push(case(mixed, format, shape, i % 2 == 0, Schedule::EXACT));
+        cases.push(case(mixed, format, shape, i % 2 == 0, GemmSchedule::EXACT));
     }
     let why = "a block and its ragged neighbours";
     cases.push(case(
@@ -98,38 +105,51 @@ pub(super) fn cases() -> Vec<Case> {
         Format::Dense(BF16),
         shape(130, 264, 136, why),
         true,
-        Schedule::LARGE,
+        GemmSchedule::LARGE,
     ));
     cases.push(case(
         all(F16),
         Format::Dense(F16),
         shape(130, 136, 264, why),
         false,
-        Schedule::MEDIUM,
+        GemmSchedule::MEDIUM,
     ));
     let why = "what is picked for batches";
-    for (i, schedule) in Schedule::all().into_iter().enumerate() {
+    for (i, schedule) in GemmSchedule::all().into_iter().enumerate() {
         let rows = schedule.bm as usize + 1;
         let small = shape(rows.min(65), 40, 160, why);
-        if schedule != Schedule::EXACT {
+        if schedule != GemmSchedule::EXACT {
             cases.push(case(all(BF16), Format::Dense(BF16), small, i % 2 == 0, schedule));
         }
     }
     let why = "a band of blocks and part of another";
     let (bm, bn, bk) = (16, 16, 16);
-    let tiny = Schedule { bm, bn, bk, simds_m: 1, simds_n: 1, stages: 4, ..Schedule::SMALL };
+    let tiny =
+        GemmSchedule { bm, bn, bk, simds_m: 1, simds_n: 1, stages: 4, ..GemmSchedule::SMALL };
     cases.push(case(all(F16), Format::Dense(F16), shape(150, 40, 40, why), false, tiny));
     let why = "weights of another type";
-    cases.push(case(all(BF16), Format::Dense(F32), shape(3, 40, 72, why), true, Schedule::SMALL));
-    cases.push(case(all(F16), Format::Dense(BF16), shape(3, 40, 72, why), true, Schedule::NARROW));
+    cases.push(case(
+        all(BF16),
+        Format::Dense(F32),
+        shape(3, 40, 72, why),
+        true,
+        GemmSchedule::SMALL,
+    ));
+    cases.push(case(
+        all(F16),
+        Format::Dense(BF16),
+        shape(3, 40, 72, why),
+        true,
+        GemmSchedule::NARROW,
+    ));
     for (f, format) in Format::all().into_iter().filter(|f| f.packing().is_some()).enumerate() {
         let step = format.step() as usize;
         let (rows, why) =
             [(17, "two steps at least, converted"), (3, "few rows, converted")][f % 2];
         let shape = shape(rows, 40, (step * 2).max(160).next_multiple_of(step), why);
         let types = types[f % types.len()];
-        let packed = if format.run() > 32 { Schedule::DEEP } else { Schedule::SMALL };
-        let schedule = if f % 2 == 1 { Schedule::NARROW } else { packed };
+        let packed = if format.run() > 32 { GemmSchedule::DEEP } else { GemmSchedule::SMALL };
+        let schedule = if f % 2 == 1 { GemmSchedule::NARROW } else { packed };
         cases.push(case(types, format, shape, f % 3 == 0, schedule));
     }
     let q4_k = Format::Block(DType::Q4K);
@@ -144,15 +164,15 @@ pub(super) fn cases() -> Vec<Case> {
         (types[2], Format::Block(DType::Q8_0), shape(9, 72, 96, why)),
     ] {
         let size = (shape.rows as u32, shape.out as u32);
-        let schedule = Schedule::pick(size, types.operand, format, apple);
+        let schedule = GemmSchedule::pick(size, types.operand, format, apple);
         cases.push(case(types, format, shape, shape.rows % 2 == 1, schedule));
     }
     let why = "a whole block and more, converted";
-    cases.push(case(all(BF16), q4_k, shape(130, 136, 512, why), false, Schedule::MEDIUM));
+    cases.push(case(all(BF16), q4_k, shape(130, 136, 512, why), false, GemmSchedule::MEDIUM));
     cases.extend(warpgroups());
     let why = "sums that eight simdgroups share";
-    let small = Schedule { bk: 128, ..Schedule::SHARED };
-    let mixed = Types { x: F32, operand: BF16, y: F32 };
+    let small = GemmSchedule { bk: 128, ..GemmSchedule::SHARED };
+    let mixed = GemmTypes { x: F32, operand: BF16, y: F32 };
     for (types, format, shape) in [
         (all(BF16), Format::Dense(BF16), shape(3, 40, 1096, why)),
         (mixed, Format::Dense(BF16), shape(17, 24, 512, why)),
@@ -161,9 +181,9 @@ pub(super) fn cases() -> Vec<Case> {
         (all(BF16), Format::Block(DType::Q8_0), shape(16, 72, 96, why)),
     ] {
         cases.push(case(types, format, shape, shape.rows % 2 == 1, small));
-        cases.push(case(types, format, shape, shape.rows % 2 == 0, Schedule::SHARED));
+        cases.push(case(types, format, shape, shape.rows % 2 == 0, GemmSchedule::SHARED));
     }
-    let exact = Schedule { bm: 32, bk: 32, ..Schedule::EXACT };
+    let exact = GemmSchedule { bm: 32, bk: 32, ..GemmSchedule::EXACT };
     cases.push(case(all(F32), q4_k, shape(5, 40, 512, "exact weights"), true, exact));
     cases
 }
@@ -172,11 +192,11 @@ pub(super) fn cases() -> Vec<Case> {
 /// stages and more.
 fn warpgroups() -> Vec<Case> {
     use Scalar::{BF16, F16, F32};
-    let small = Schedule { bm: 64, bn: 32, simds_m: 4, stages: 3, ..Schedule::SQUARE };
-    let deep = Schedule { stages: 5, ..small };
+    let small = GemmSchedule { bm: 64, bn: 32, simds_m: 4, stages: 3, ..GemmSchedule::SQUARE };
+    let deep = GemmSchedule { stages: 5, ..small };
     let (q4_k, q8_0) = (Format::Block(DType::Q4K), Format::Block(DType::Q8_0));
     let (bf16, f16) = (Format::Dense(BF16), Format::Dense(F16));
-    let mixed = Types { x: F32, operand: BF16, y: F32 };
+    let mixed = GemmTypes { x: F32, operand: BF16, y: F32 };
     [
         (all(BF16), bf16, shape(3, 40, 72, "one warpgroup, ragged everywhere"), small),
         (all(F16), f16, shape(65, 24, 8, "fewer terms than a row has"), small),
@@ -188,13 +208,13 @@ fn warpgroups() -> Vec<Case> {
             all(BF16),
             bf16,
             shape(130, 264, 136, "a block and its ragged neighbours"),
-            Schedule::WIDE,
+            GemmSchedule::WIDE,
         ),
         (
             all(F16),
             f16,
             shape(130, 136, 264, "a block and its ragged neighbours"),
-            Schedule::SQUARE,
+            GemmSchedule::SQUARE,
         ),
     ]
     .into_iter()
@@ -206,11 +226,12 @@ fn warpgroups() -> Vec<Case> {
 /// Large squares, and the feed-forward shapes of an 8B model in prefill.
 pub(super) fn benches() -> Vec<Bench> {
     let mut benches = Vec::new();
-    let mut add = |types: Types, format: Format, (rows, width, out), schedule: Schedule| {
+    let mut add = |types: GemmTypes, format: Format, (rows, width, out), schedule: GemmSchedule| {
         benches.push(bench(types, format, rows, width, out, schedule));
     };
     let square = (4096, 4096, 4096);
-    let large = [Schedule::WIDE, Schedule::SQUARE, Schedule::LARGE, Schedule::MEDIUM];
+    let large =
+        [GemmSchedule::WIDE, GemmSchedule::SQUARE, GemmSchedule::LARGE, GemmSchedule::MEDIUM];
     for scalar in [Scalar::BF16, Scalar::F16] {
         for schedule in large {
             add(all(scalar), Format::Dense(scalar), square, schedule);
@@ -218,20 +239,20 @@ pub(super) fn benches() -> Vec<Bench> {
     }
     let dense = Format::Dense(Scalar::BF16);
     let bf16 = all(Scalar::BF16);
-    add(bf16, dense, square, Schedule::SMALL);
+    add(bf16, dense, square, GemmSchedule::SMALL);
     for schedule in large {
         add(bf16, dense, (512, 4096, 14336), schedule);
     }
-    add(bf16, dense, (512, 4096, 14336), Schedule::SMALL);
+    add(bf16, dense, (512, 4096, 14336), GemmSchedule::SMALL);
     // As activations come where all of a model's are f32.
-    let mixed = Types { x: Scalar::F32, operand: Scalar::BF16, y: Scalar::F32 };
-    for schedule in [Schedule::WIDE, Schedule::SQUARE, Schedule::LARGE] {
+    let mixed = GemmTypes { x: Scalar::F32, operand: Scalar::BF16, y: Scalar::F32 };
+    for schedule in [GemmSchedule::WIDE, GemmSchedule::SQUARE, GemmSchedule::LARGE] {
         add(mixed, dense, (512, 4096, 14336), schedule);
     }
     let picked = |format: Format, (rows, _, out): (usize, usize, usize)| {
         let tuned = &crate::tuned::HOPPER;
         let h200 = Machine { shared: 227 << 10, parallel: 132, wgmma: true, tuned };
-        Schedule::pick((rows as u32, out as u32), Scalar::BF16, format, h200)
+        GemmSchedule::pick((rows as u32, out as u32), Scalar::BF16, format, h200)
     };
     for (rows, out) in [(128, 4096), (128, 14336), (256, 4096), (512, 4096)] {
         let shape = (rows, 4096, out);
@@ -244,21 +265,21 @@ pub(super) fn benches() -> Vec<Bench> {
             add(bf16, format, shape, picked(format, shape));
         }
     }
-    add(all(Scalar::F32), Format::Dense(Scalar::F32), (1024, 4096, 4096), Schedule::EXACT);
+    add(all(Scalar::F32), Format::Dense(Scalar::F32), (1024, 4096, 4096), GemmSchedule::EXACT);
     for dtype in [DType::Q4K, DType::Q6K, DType::Q8_0, DType::Q4_0] {
-        add(bf16, Format::Block(dtype), (512, 4096, 14336), Schedule::MEDIUM);
+        add(bf16, Format::Block(dtype), (512, 4096, 14336), GemmSchedule::MEDIUM);
     }
-    add(bf16, Format::Block(DType::Q4K), square, Schedule::MEDIUM);
+    add(bf16, Format::Block(DType::Q4K), square, GemmSchedule::MEDIUM);
     benches
 }
 
 fn bench(
-    types: Types,
+    types: GemmTypes,
     format: Format,
     rows: usize,
     width: usize,
     out: usize,
-    schedule: Schedule,
+    schedule: GemmSchedule,
 ) -> Bench {
     let bytes = matrix_bytes(format, out, width);
     let weight = match format == Format::Dense(types.operand) {

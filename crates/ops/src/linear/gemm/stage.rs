@@ -1,10 +1,10 @@
-//! Operands on their way to shared memory: a ring of [`Schedule::stages`] steps.
+//! Operands on their way to shared memory: a ring of [`GemmSchedule::stages`] steps.
 //!
 //! A [`Side`] is the block of `x` or of the weights. What memory holds as the product wants it is
 //! copied asynchronously, 16 bytes at a time. What must be converted goes through registers: read a
 //! step before it is stored, stored two steps before it is multiplied.
 
-use super::Schedule;
+use super::GemmSchedule;
 use crate::packed::{Format, Weights};
 use tile::dsl::*;
 use tile::ir::Hint;
@@ -53,7 +53,7 @@ enum Lines {
 /// block. Every thread moves one unit of each of some rows.
 pub(crate) struct Side {
     pub(crate) shared: Shared,
-    schedule: Schedule,
+    schedule: GemmSchedule,
     source: Source,
     /// Rows in shared memory.
     count: u32,
@@ -81,7 +81,7 @@ impl Side {
         x: In,
         rows: Rows,
         width: Val<u32>,
-        schedule: &Schedule,
+        schedule: &GemmSchedule,
     ) -> Side {
         let size = schedule.stages * schedule.bm * schedule.stride(operand);
         let shared = Shared::stored(operand, "a", size);
@@ -103,7 +103,7 @@ impl Side {
         format: Format,
         rows: Rows,
         width: Val<u32>,
-        schedule: &Schedule,
+        schedule: &GemmSchedule,
     ) -> Side {
         let size = schedule.stages * schedule.bn * schedule.stride(operand);
         let shared = Shared::stored(operand, "b", size);
@@ -121,14 +121,14 @@ impl Side {
 
     /// The right operand's block of a matrix that lies turned, with a row for each term: rows `base`
     /// on of `terms`, of which the block has the columns from `first` on, a multiple of
-    /// [`Format::run`] as [`Schedule::bn`] is. `width` is the matrix's own.
+    /// [`Format::run`] as [`GemmSchedule::bn`] is. `width` is the matrix's own.
     #[track_caller]
     pub(crate) fn turned(
         operand: Scalar,
         (name, format): (&str, Format),
         (base, terms): (Val<u32>, Val<u32>),
         (first, width): (Val<u32>, Val<u32>),
-        schedule: &Schedule,
+        schedule: &GemmSchedule,
     ) -> Side {
         let (unit, stride) = (format.run(), schedule.turned_stride(operand));
         let shared = Shared::stored(operand, "b", schedule.stages * schedule.bk * stride);
@@ -160,7 +160,7 @@ impl Side {
         unit: u32,
         rows: Rows,
         width: Val<u32>,
-        schedule: &Schedule,
+        schedule: &GemmSchedule,
     ) -> Self {
         let per_row = schedule.bk / unit;
         let apart = schedule.threads() / per_row;
@@ -402,13 +402,13 @@ impl Side {
 }
 
 /// How many rows of a block a thread has units of.
-fn passes(schedule: &Schedule, count: u32, unit: u32) -> u32 {
+fn passes(schedule: &GemmSchedule, count: u32, unit: u32) -> u32 {
     (count * schedule.bk / unit).div_ceil(schedule.threads())
 }
 
 /// Both operands of a threadgroup.
 pub(crate) struct Ring {
-    pub(crate) schedule: Schedule,
+    pub(crate) schedule: GemmSchedule,
     pub(crate) a: Side,
     pub(crate) b: Side,
     pub(crate) width: Val<u32>,

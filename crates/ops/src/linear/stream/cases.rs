@@ -1,6 +1,6 @@
 //! What the products of many sequences are tested and timed with.
 
-use super::{End, Job, Share, Tiling, Types, stream};
+use super::{End, Job, Share, StreamTiling, StreamTypes, stream};
 use crate::Unary;
 use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes, products};
 use crate::linear::gemm::cases::rounded;
@@ -38,7 +38,13 @@ const fn shape(
 }
 
 /// Biases stand beside every other matrix.
-fn case(types: Types, formats: &[Format], shape: &Shape, end: End, tiling: Tiling) -> Case {
+fn case(
+    types: StreamTypes,
+    formats: &[Format],
+    shape: &Shape,
+    end: End,
+    tiling: StreamTiling,
+) -> Case {
     let &Shape { rows, outs, width, groups, why } = shape;
     let values = noise(9, rows * width);
     let x = Buffer::floats(types.x, &values);
@@ -111,12 +117,12 @@ fn case(types: Types, formats: &[Format], shape: &Shape, end: End, tiling: Tilin
 pub(super) fn cases() -> Vec<Case> {
     use Scalar::{BF16, F16, F32};
     let all = [
-        Types { x: BF16, operand: BF16, y: F32 },
-        Types { x: F16, operand: F16, y: F16 },
-        Types { x: F16, operand: BF16, y: F32 },
-        Types { x: BF16, operand: BF16, y: BF16 },
+        StreamTypes { x: BF16, operand: BF16, y: F32 },
+        StreamTypes { x: F16, operand: F16, y: F16 },
+        StreamTypes { x: F16, operand: BF16, y: F32 },
+        StreamTypes { x: BF16, operand: BF16, y: BF16 },
     ];
-    let tiling = |tiles, rows| Tiling {
+    let tiling = |tiles, rows| StreamTiling {
         share: Share::Terms,
         resident: 1,
         tiles,
@@ -124,9 +130,11 @@ pub(super) fn cases() -> Vec<Case> {
         loads: 1 + tiles % 2,
         stages: if tiles + rows == 9 { 3 } else { 2 },
     };
-    let two = |tiles, rows| Tiling { resident: 2, ..tiling(tiles, rows) };
+    let two = |tiles, rows| StreamTiling { resident: 2, ..tiling(tiles, rows) };
     let mut cases = Vec::new();
-    for (f, format) in Format::all().into_iter().filter(|f| Tiling::takes(*f, BF16)).enumerate() {
+    for (f, format) in
+        Format::all().into_iter().filter(|f| StreamTiling::takes(*f, BF16)).enumerate()
+    {
         let step = format.step() as usize;
         let width = 320usize.next_multiple_of(step) + step;
         let shapes = [
@@ -156,7 +164,7 @@ pub(super) fn cases() -> Vec<Case> {
         let many = shape(rows, &[70], 768, 2, "many rows, in turns, converted");
         cases.push(case(all[2], &[q4_k], &many, End::Store, tiling(tiles, most.min(32))));
     }
-    let sums = |tiles, rows| Tiling { share: Share::Sums, ..tiling(tiles, rows) };
+    let sums = |tiles, rows| StreamTiling { share: Share::Sums, ..tiling(tiles, rows) };
     for (f, format) in [bf16, q4_k, q6_k, q8_0].into_iter().enumerate() {
         let width = 768usize.next_multiple_of(format.step() as usize);
         let own = shape(35, &[150], width, 1, "simdgroups with sums of their own");
@@ -212,9 +220,9 @@ fn bench(
         processors: PROCESSORS,
         tuned: &crate::tuned::HOPPER.stream,
     };
-    let tiling = Tiling::pick_for(&job, resident)?;
+    let tiling = StreamTiling::pick_for(&job, resident)?;
     let y = if gate { Scalar::BF16 } else { Scalar::F32 };
-    let types = Types { x: Scalar::BF16, operand: Scalar::BF16, y };
+    let types = StreamTypes { x: Scalar::BF16, operand: Scalar::BF16, y };
     let parts = vec![Part { format, bias: false }; outs.len()];
     let mut numbers = Numbers::new()
         .with("rows", rows as u32)

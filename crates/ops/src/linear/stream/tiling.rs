@@ -1,4 +1,4 @@
-//! [`Tiling`]: how the products of [`super::stream`] divide their work, and which is picked for a
+//! [`StreamTiling`]: how the products of [`super::stream`] divide their work, and which is picked for a
 //! launch.
 
 use crate::packed::Format;
@@ -19,7 +19,7 @@ pub(super) const SPARE: u32 = EDGE + 4;
 /// How such a product divides its work. Every field is free: the same sums are added in the same
 /// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tiling {
+pub struct StreamTiling {
     /// What a simdgroup has for itself.
     pub share: Share,
     /// Groups that share a multiprocessor's memory: 1 or 2.
@@ -75,20 +75,20 @@ impl Job<'_> {
     }
 
     /// Bytes of shared memory.
-    fn bytes(&self, tiling: &Tiling) -> u32 {
+    fn bytes(&self, tiling: &StreamTiling) -> u32 {
         let stage = |format: &Format| tiling.stage(*format, self.matrices());
         let words = self.formats.iter().map(stage).max().unwrap_or(0);
         4 * (tiling.stages * words + tiling.spare(self.matrices()))
     }
 
     /// Matrix rows, of each matrix of a pair, in a block.
-    fn block(&self, tiling: &Tiling) -> u32 {
+    fn block(&self, tiling: &StreamTiling) -> u32 {
         EDGE * tiling.tall(self.matrices())
     }
 
     /// About how long it takes: as many rounds as the busiest multiprocessor has blocks, each of so
     /// many tiles, with the activations to be read besides. Turns share the multiprocessors.
-    fn cost(&self, tiling: &Tiling) -> u32 {
+    fn cost(&self, tiling: &StreamTiling) -> u32 {
         let rounds = self.out.div_ceil(self.block(tiling)).div_ceil(tiling.apart(self));
         let Cost { tile, tile_row, row } = match tiling.share {
             Share::Sums => self.tuned.own,
@@ -105,7 +105,7 @@ impl Job<'_> {
     }
 }
 
-impl Tiling {
+impl StreamTiling {
     /// Whether matrices of a format are taken, with activations of a type: 16 bits, and runs of
     /// whole units.
     pub fn takes(format: Format, x: Scalar) -> bool {
@@ -115,20 +115,22 @@ impl Tiling {
     /// The best by the device's numbers, of those that fit; none if none fits. Two groups are
     /// resident where pairs of matrices are converted for few rows: more simdgroups then hide what
     /// each waits for.
-    pub fn pick(job: &Job) -> Option<Tiling> {
+    pub fn pick(job: &Job) -> Option<StreamTiling> {
         let two = job.pair && job.rows <= job.tuned.two && job.converts();
-        two.then(|| Tiling::pick_for(job, 2)).flatten().or_else(|| Tiling::pick_for(job, 1))
+        two.then(|| StreamTiling::pick_for(job, 2))
+            .flatten()
+            .or_else(|| StreamTiling::pick_for(job, 1))
     }
 
     /// Likewise, where so many groups are resident if they share terms.
-    pub(super) fn pick_for(job: &Job, resident: u32) -> Option<Tiling> {
+    pub(super) fn pick_for(job: &Job, resident: u32) -> Option<StreamTiling> {
         let &ForStream { stages, enough, few, .. } = job.tuned;
-        let terms = Tiling::of_terms(job, resident)?;
+        let terms = StreamTiling::of_terms(job, resident)?;
         let many = job.rows > few && job.converts();
-        let sums = many.then(|| Tiling::of_sums(job)).flatten();
+        let sums = many.then(|| StreamTiling::of_sums(job)).flatten();
         let tiling = sums.into_iter().chain([terms]).min_by_key(|tiling| job.cost(tiling))?;
         let deepest = |loads: u32| {
-            let of = |stages| Tiling { loads, stages, ..tiling };
+            let of = |stages| StreamTiling { loads, stages, ..tiling };
             (2..=stages).rev().map(of).find(|tiling| tiling.fits(job))
         };
         // Long steps, of which there is room for enough to wait for.
@@ -140,16 +142,16 @@ impl Tiling {
     }
 
     /// The best of those whose simdgroups share terms, with the shortest and fewest steps.
-    fn of_terms(job: &Job, resident: u32) -> Option<Tiling> {
+    fn of_terms(job: &Job, resident: u32) -> Option<StreamTiling> {
         let share = Share::Terms;
-        let of = |tiles, rows| Tiling { share, resident, tiles, rows, loads: 1, stages: 2 };
+        let of = |tiles, rows| StreamTiling { share, resident, tiles, rows, loads: 1, stages: 2 };
         let most = (1..=8).rev().map(|eights| 8 * eights).find(|rows| of(1, *rows).fits(job))?;
         // As few turns as that allows, each with as few rows.
         let turns = job.rows.div_ceil(most).max(1);
         let rows = job.rows.div_ceil(turns).next_multiple_of(8).max(8);
         // More sums do not fit registers.
         let most = job.tuned.sums / resident.pow(2);
-        let few = |t: &Tiling| t.tiles * job.matrices() * t.wide() <= most;
+        let few = |t: &StreamTiling| t.tiles * job.matrices() * t.wide() <= most;
         [1, 2, 4]
             .map(|tiles| of(tiles, rows))
             .into_iter()
@@ -158,13 +160,13 @@ impl Tiling {
     }
 
     /// Likewise, of those whose simdgroups have sums of their own.
-    fn of_sums(job: &Job) -> Option<Tiling> {
+    fn of_sums(job: &Job) -> Option<StreamTiling> {
         let turns = job.rows.div_ceil(job.tuned.many);
         let rows = job.rows.div_ceil(turns).next_multiple_of(EDGE);
         let (share, resident) = (Share::Sums, 1);
-        let of = |tiles| Tiling { share, resident, tiles, rows, loads: 1, stages: 3 };
+        let of = |tiles| StreamTiling { share, resident, tiles, rows, loads: 1, stages: 3 };
         // Each sum has two registers: a part, and the parts before.
-        let few = |t: &Tiling| 2 * t.tiles * t.wide() <= job.tuned.sums;
+        let few = |t: &StreamTiling| 2 * t.tiles * t.wide() <= job.tuned.sums;
         [1, 2, 4]
             .map(of)
             .into_iter()
@@ -285,7 +287,7 @@ mod tests {
                 for shared in [163 << 10, 227 << 10] {
                     let (out, processors) = (4096, 132);
                     let job = Job { formats, out, rows, pair, shared, processors, tuned };
-                    let tiling = Tiling::pick(&job).expect("eight rows fit");
+                    let tiling = StreamTiling::pick(&job).expect("eight rows fit");
                     assert!(job.bytes(&tiling) <= shared, "{job:?}: {tiling:?}");
                     assert!(
                         tiling.rows.is_multiple_of(8) && tiling.rows <= tuned.many,
@@ -296,7 +298,7 @@ mod tests {
                 }
                 let (shared, processors) = (32 << 10, 8);
                 let job = Job { formats, out: 64, rows, pair, shared, processors, tuned };
-                assert_eq!(Tiling::pick(&job), None, "little shared memory");
+                assert_eq!(StreamTiling::pick(&job), None, "little shared memory");
             }
         }
     }

@@ -6,7 +6,7 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::arith::IMPOSSIBLE;
-use super::{BINS, BLOCK, PART, PER_BIN, Schedule, settings};
+use super::{BINS, BLOCK, CutSchedule, PART, PER_BIN, settings};
 use crate::sample::wide::weight;
 use crate::sample::{Options, Sampler, share_of};
 
@@ -220,7 +220,7 @@ impl Trial {
         self.of_keys(super::weigh(), label, more, vec![(4, &self.bins)])
     }
 
-    pub(super) fn cut(&self, schedule: Schedule, label: &str) -> Case {
+    pub(super) fn cut(&self, schedule: CutSchedule, label: &str) -> Case {
         let scratch = Trial::zeros(2 * self.keys.len());
         let more = vec![Buffer::words(&self.bins), scratch, Trial::zeros(2 * self.rows)];
         self.of_keys(super::cut(schedule), label, more, vec![(6, &self.cuts)])

@@ -12,7 +12,7 @@ use crate::sweep::{begin, require_lengths, when};
 
 /// How a row is worked on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Schedule {
+pub struct CutSchedule {
     /// Threads of the group that has the row: 64 to 1024.
     pub threads: u32,
     /// Keys that each thread loads before it looks at the first.
@@ -20,9 +20,9 @@ pub struct Schedule {
 }
 
 /// For real vocabularies.
-pub const WIDE: Schedule = Schedule { threads: 1024, ahead: 8 };
+pub const WIDE: CutSchedule = CutSchedule { threads: 1024, ahead: 8 };
 /// For a few thousand tokens.
-pub const NARROW: Schedule = Schedule { threads: 256, ahead: 2 };
+pub const NARROW: CutSchedule = CutSchedule { threads: 256, ahead: 2 };
 
 /// Which of a thread's bins lie where among all: the amounts before each, and after the last.
 struct Scanned {
@@ -98,7 +98,7 @@ pub fn cut(
     list: InOut<u32>,
     cuts: Out<u32>,
     vocab: Const<u32>,
-    schedule: Schedule,
+    schedule: CutSchedule,
 ) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], schedule.threads);
     require_lengths(&[
@@ -147,7 +147,7 @@ pub fn cut(
 #[track_caller]
 fn filter(
     team: Team,
-    schedule: Schedule,
+    schedule: CutSchedule,
     settings: Row,
     keys: Keys,
     bins: In<u32>,
@@ -197,7 +197,7 @@ fn remaining(team: Team) -> Val<u32> {
 /// Lists the ranks and ids of the tokens of a bin, in any order; ends with a barrier.
 #[track_caller]
 fn gather(
-    schedule: Schedule,
+    schedule: CutSchedule,
     listed: Shared<u32>,
     list: InOut<u32>,
     keys: Keys,
