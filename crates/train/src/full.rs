@@ -7,24 +7,31 @@ use program::{Program, WeightId};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Where a weight's elements are in a tensor of the files: some rows of it, all of them plus a
-/// number.
+/// Where a weight's elements are in a tensor of the files: that of a row and a column is number
+/// `start + row * strides[0] + column * strides[1]`.
 struct Place<'a> {
     tensor: &'a str,
-    first_row: Option<usize>,
-    plus: f32,
+    start: usize,
+    strides: [usize; 2],
 }
 
-/// The tensor behind a recipe that can be undone; none for others.
-fn place(source: &Source) -> Option<Place<'_>> {
+/// The place of a weight whose recipe can be undone; none for others.
+fn place<'a>(source: &'a Source, tensors: &Tensors) -> Option<Place<'a>> {
     match source {
-        Source::Tensor(tensor) => Some(Place { tensor, first_row: None, plus: 0.0 }),
-        Source::Plus(of, plus) => {
-            let of = place(of)?;
-            Some(Place { plus: of.plus + plus, ..of })
+        Source::Tensor(tensor) => {
+            let width = tensors.get(tensor)?.shape.iter().skip(1).product();
+            Some(Place { tensor, start: 0, strides: [width, 1] })
         }
-        Source::Rows { of, start, stride: 1, .. } => match &**of {
-            Source::Tensor(tensor) => Some(Place { tensor, first_row: Some(*start), plus: 0.0 }),
+        Source::Rows { of, start, stride: 1, .. } => {
+            let of = place(of, tensors)?;
+            Some(Place { start: of.start + start * of.strides[0], ..of })
+        }
+        Source::Transpose(of) => match &**of {
+            Source::Tensor(tensor) if tensors.get(tensor)?.shape.len() == 2 => {
+                let of = place(of, tensors)?;
+                let [row, column] = of.strides;
+                Some(Place { strides: [column, row], ..of })
+            }
             _ => None,
         },
         _ => None,
@@ -34,7 +41,10 @@ fn place(source: &Source) -> Option<Place<'_>> {
 /// The number that a recipe adds to the numbers of the files, such as the 1 that Gemma's norms
 /// leave out.
 pub(crate) fn added(source: &Source) -> f32 {
-    place(source).map_or(0.0, |place| place.plus)
+    match source {
+        Source::Plus(of, plus) => added(of) + plus,
+        _ => 0.0,
+    }
 }
 
 /// The recipe of the files' own numbers.
@@ -66,11 +76,17 @@ pub(crate) fn parameters(
     for id in &used {
         let weight = &program.weights[id.0];
         let encoded = bare(&weight.source).read(tensors).map_err(|e| weight.named(e))?;
-        if encoded.encoding.is_quantised() || place(&weight.source).is_none() {
+        if encoded.encoding.is_quantised() {
             let expected = "weights of 16 or 32 bits, as they are trained";
             return Err(Error::new(&weight.name, expected, encoded.encoding)
                 .of(ErrorKind::Unsupported)
                 .hint("quantised models can be tuned with LoRA"));
+        }
+        if place(bare(&weight.source), tensors).is_none() {
+            let expected = "a matrix or a vector that the files have as it is";
+            return Err(Error::new(&weight.name, expected, "one that is made of theirs")
+                .of(ErrorKind::Unsupported)
+                .hint("such models can be tuned with LoRA"));
         }
         let (name, shape) = (weight.name.clone(), weight.shape.clone());
         let decays = shape.len() > 1;
@@ -92,16 +108,17 @@ pub(crate) fn export(
 ) -> Result<Vec<(String, Vec<u8>)>> {
     let mut changed: BTreeMap<&str, Vec<f32>> = BTreeMap::new();
     for (id, parameter) in trained.iter().zip(parameters) {
-        let Some(place) = place(&program.weights[id.0].source) else { continue };
+        let Some(place) = place(bare(&program.weights[id.0].source), tensors) else { continue };
         let Some(tensor) = tensors.get(place.tensor) else { continue };
         let values = match changed.entry(place.tensor) {
             Entry::Occupied(before) => before.into_mut(),
             Entry::Vacant(none) => none.insert(tensor.to_f32()?),
         };
-        let width: usize = tensor.shape.iter().skip(1).product();
-        let start = place.first_row.unwrap_or(0) * width;
-        let to = &mut values[start..start + parameter.values.len()];
-        to.copy_from_slice(&parameter.values);
+        let width = parameter.shape.iter().skip(1).product::<usize>().max(1);
+        for (at, value) in parameter.values.iter().enumerate() {
+            let (row, column) = (at / width, at % width);
+            values[place.start + row * place.strides[0] + column * place.strides[1]] = *value;
+        }
     }
     let stored: Vec<(Tensor<'_>, Option<Vec<u8>>)> = tensors
         .iter()

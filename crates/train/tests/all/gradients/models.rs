@@ -482,6 +482,38 @@ fn an_export_is_the_adapter_that_was_trained() {
     }
 }
 
+/// All weights go back to where the files have them: whole, as rows of one, turned, or without what
+/// norms add.
+#[test]
+fn an_export_of_all_weights_is_what_was_trained() {
+    for name in ["gpt2", "gpt2-scaled", "gemma2", "phi3", "starcoder2"] {
+        let case = Case::without_file(name);
+        let mut tuned = case.full(Some(1));
+        let aside = tempfile::tempdir().unwrap();
+        let write = |tuned: &mut Tuned| {
+            for (name, bytes) in tuned.export().unwrap() {
+                std::fs::write(aside.path().join(name), bytes).unwrap();
+            }
+        };
+        write(&mut tuned);
+        let file = |folder: &std::path::Path| {
+            Safetensors::open(&folder.join("model.safetensors")).unwrap()
+        };
+        let (before, after) = (file(&case.model), file(aside.path()));
+        for tensor in before.iter() {
+            assert!(after.get(tensor.name).unwrap().bytes == tensor.bytes, "{}", tensor.name);
+        }
+        for (p, parameter) in tuned.parameters_mut().iter_mut().enumerate() {
+            for (i, value) in parameter.values.iter_mut().enumerate() {
+                *value = ((i * 31 + p * 17) % 23) as f32 / 16.0 - 0.5;
+            }
+        }
+        write(&mut tuned);
+        let again = Tuned::full(aside.path().to_path_buf(), Some(1)).unwrap();
+        assert!(again.parameters() == tuned.parameters(), "{name}");
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused() {
     let case = Case::open("llama3");
