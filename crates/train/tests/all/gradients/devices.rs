@@ -305,6 +305,8 @@ fn memory_is_what_was_planned() {
 }
 
 /// The same on the device that `DELFT_TEST_DEVICE` names, such as `cuda`: nothing runs without it.
+/// What shows that kernels are right is f32. Rounded to bf16, gradients that nearly cancel are some
+/// tenths of their largest off, by which depends on the library's order of sums.
 #[test]
 fn the_named_device() {
     let Ok(place) = std::env::var("DELFT_TEST_DEVICE") else {
@@ -328,11 +330,11 @@ fn the_named_device() {
         "qwen3-moe",
     ] {
         agrees(lora, name, &place, Precision::F32, 1e-4);
-        agrees(lora, name, &place, Precision::BF16, 0.2);
+        agrees(lora, name, &place, Precision::BF16, 0.3);
     }
     for name in ["gemma2", "llama3", "qwen3"] {
         agrees(full, name, &place, Precision::F32, 1e-4);
-        agrees(full, name, &place, Precision::BF16, 0.2);
+        agrees(full, name, &place, Precision::BF16, 0.3);
     }
     for name in ["phi", "stablelm", "starcoder2"] {
         agree(full, name, &Case::without_file(name), (&place, Precision::F32), 1e-4);
