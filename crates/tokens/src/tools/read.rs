@@ -103,12 +103,15 @@ impl Calls {
             return parts;
         }
         let rest = std::mem::take(&mut self.held);
+        let opening = self.format.opening();
+        let begun = self.state == State::Calls && !opening.is_empty();
+        if self.after_call && !rest.is_empty() && (begun || opening.starts_with(rest.trim())) {
+            // A further call that was cut: who reads the calls before it is told so by the reason
+            // for which the answer ended.
+            return parts;
+        }
         if self.state == State::Calls && !blank(&rest) {
             text(&mut parts, std::mem::take(&mut self.gap));
-        }
-        if self.after_call && !rest.is_empty() && self.format.opening().starts_with(rest.trim()) {
-            // A further call that was cut before it began.
-            return parts;
         }
         let unread = self.state == State::Calls && !self.format.section.0.is_empty();
         let close = self.format.section.1.trim();

@@ -371,6 +371,20 @@ fn text_around_calls_stays_and_what_is_no_call_is_text() {
         },
         Case {
             format: "hermes",
+            written: "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"a",
+            calls: 1,
+            text: "",
+            why: "cut in another call",
+        },
+        Case {
+            format: "mistral",
+            written: "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {}}, {\"name\": \"a",
+            calls: 1,
+            text: "",
+            why: "cut in another call of a list",
+        },
+        Case {
+            format: "hermes",
             written: "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</to",
             calls: 1,
             text: "",
