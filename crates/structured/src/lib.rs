@@ -149,7 +149,10 @@ impl Grammars {
             Grammar::Json => ("schema", schema(&json!({ "type": "object" }))?),
             Grammar::Schema(value) => ("schema", schema(value)?),
             Grammar::Regex(text) => ("regex", GrammarWithLexer::from_regex(text)),
-            Grammar::Lark(text) => ("grammar", GrammarWithLexer::from_lark(text.clone())),
+            Grammar::Lark(text) => {
+                few_intersections(text)?;
+                ("grammar", GrammarWithLexer::from_lark(text.clone()))
+            }
             Grammar::Gbnf(text) => {
                 short("grammar", text.len())?;
                 ("grammar", GrammarWithLexer::from_lark(gbnf::to_lark(text)?))
@@ -385,6 +388,37 @@ impl Constraint for Follower {
     fn is_closing(&self) -> bool {
         self.ending.as_ref().is_some_and(Planner::is_closing)
     }
+}
+
+/// Refuses a grammar in Lark's syntax whose terminals have too many intersections, for the reason
+/// that patterns of schemas are bounded for, and schemas within it that may have.
+fn few_intersections(text: &str) -> Result<()> {
+    const MOST: usize = 12;
+    let (mut found, mut inside, mut escaped) = (0, None, false);
+    let mut before = '\n';
+    for c in text.chars() {
+        match inside {
+            // A comment lasts to the end of its line, and what else is not closed does as well.
+            Some(_) if c == '\n' => inside = None,
+            Some('#') => {}
+            Some(_) if escaped => escaped = false,
+            Some(_) if c == '\\' => escaped = true,
+            Some('/') if c == '/' && before == '/' => inside = Some('#'),
+            Some(mark) if c == mark => inside = None,
+            Some(_) => {}
+            None if matches!(c, '"' | '/' | '#') => (inside, escaped) = (Some(c), false),
+            None => found += usize::from(c == '&'),
+        }
+        before = c;
+    }
+    if text.contains("\"allOf\"") || text.contains("\"$ref\"") {
+        found += text.matches("\"pattern\"").count();
+    }
+    if found <= MOST {
+        return Ok(());
+    }
+    let expected = format!("at most {MOST} intersections, and patterns of schemas");
+    Err(Error::new("grammar", expected, found).of(ErrorKind::Unsupported))
 }
 
 /// A JSON schema with the layout in which Python writes JSON, so that no model gets lost in white

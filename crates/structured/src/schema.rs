@@ -15,6 +15,7 @@
 mod evaluated;
 mod negation;
 mod references;
+mod together;
 
 use formats::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
@@ -106,6 +107,7 @@ pub(crate) fn plain(schema: &Value) -> Result<Value> {
         let expected = format!("conditions that take at most {most} bytes as alternatives");
         return Err(Error::new("schema", expected, long).of(ErrorKind::Unsupported));
     }
+    together::check(&plain)?;
     Ok(plain)
 }
 

@@ -27,7 +27,22 @@ fn hostile_ones_are_bounded() {
             (format!("d{i}"), json!({ "type": "array", "prefixItems": [next, next] }))
         })
         .collect();
+    let apart = |i: usize| json!({ "type": "string", "pattern": format!("a.{{{i}}}b") });
+    let all = |of: &dyn Fn(usize) -> Value| (0..30).map(of).collect::<Value>();
+    let within = |i| json!({ "properties": { "a": { "items": apart(i) } } });
+    let named = |i| json!({ "$ref": format!("#/$defs/d{i}") });
+    let named_ones: serde_json::Map<String, Value> =
+        (0..30).map(|i| (format!("d{i}"), apart(i))).collect();
+    let terminals: Vec<String> = (0..30).map(|i| format!("/.*a.{{{i}}}b.*/")).collect();
     let cases: Vec<(&str, Grammar)> = vec![
+        ("together", Grammar::Schema(json!({ "allOf": all(&apart) }))),
+        ("together within", Grammar::Schema(json!({ "allOf": all(&within) }))),
+        ("together by name", Grammar::Schema(json!({ "allOf": all(&named), "$defs": named_ones }))),
+        ("together in lark", Grammar::of_text(&format!("start: X\nX: {}", terminals.join(" & ")))),
+        (
+            "together in json",
+            Grammar::of_text(&format!("start: %json {}", json!({ "allOf": all(&apart) }))),
+        ),
         ("deep", Grammar::Schema(deep)),
         ("wide", Grammar::Schema(json!({ "type": "object", "properties": wide }))),
         ("half as wide", Grammar::Schema(json!({ "type": "object", "properties": half }))),
@@ -93,6 +108,9 @@ fn hostile_ones_are_bounded() {
             }
         };
         println!("{name}: {took:?}: {outcome}");
+        if name.starts_with("together") {
+            assert!(outcome.contains("expected at most 12"), "{name}: {outcome}");
+        }
         if ["far", "beyond"].contains(&name) {
             let said = outcome.contains("expected a number from -9007199254740991");
             assert!(said, "{name}: {outcome}");
@@ -103,6 +121,28 @@ fn hostile_ones_are_bounded() {
     let source = grammars.compile(&Grammar::Json, Opening::Answer).unwrap();
     assert!(takes(&own, &source, "{\"a\": [1, {}]}"));
     assert!(write(&own, &source, 3).0.starts_with('{'));
+}
+
+/// Many patterns are no harm where they do not meet in one text.
+#[test]
+fn patterns_that_do_not_meet_are_followed() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let text = |i: usize| json!({ "type": "string", "pattern": format!("^x{i}&?$") });
+    let object = |from: usize| {
+        let properties: serde_json::Map<String, Value> =
+            (from..from + 20).map(|i| (format!("p{i}"), text(i))).collect();
+        json!({ "type": "object", "properties": properties })
+    };
+    let choice: Value = (0..30).map(text).collect();
+    let both = json!({ "allOf": [object(0), object(20)], "additionalProperties": false });
+    let either = json!({ "anyOf": choice });
+    let schema = json!({ "type": "array", "prefixItems": [both, either] });
+    let source = grammars.compile(&Grammar::Schema(schema), Opening::Answer).unwrap();
+    assert!(takes(&own, &source, "[{}, \"x7\"]"));
+    let lark = format!("start: {} // & & &\nA: /a/ & /[a-z]/", "\"&\" /[&]/ ".repeat(20) + "A");
+    let source = grammars.compile(&Grammar::of_text(&lark), Opening::Answer).unwrap();
+    assert!(takes(&own, &source, &("&&".repeat(20) + "a")));
 }
 
 /// Text without a choice and without an end is found in parts, each of which takes little, and all
