@@ -382,10 +382,6 @@ impl Asked {
             let message = format!("expected a tool of this request, found {}", shown(name));
             return Err(Problem::field("tool_choice", message));
         }
-        if self.grammar.is_some() && !self.active().is_empty() {
-            let message = "not supported beside a schema or grammar for the answer's text";
-            return Err(Problem::field("tools", message));
-        }
         Ok(self)
     }
 
@@ -416,11 +412,10 @@ impl Asked {
             let after = || Opening::after_tokens(tokenizer, template, prompt);
             Ok(if splits { after() } else { Opening::Answer })
         };
-        if let Some(grammar) = &self.grammar {
-            let source = model.grammars()?.compile(grammar, opening()?);
-            options.constraint = Some(source?);
-        }
         if self.active().is_empty() {
+            if let Some(grammar) = &self.grammar {
+                options.constraint = Some(model.grammars()?.compile(grammar, opening()?)?);
+            }
             return Ok(());
         }
         let (format, _) = model.calls();
@@ -438,13 +433,14 @@ impl Asked {
         };
         let tools: Vec<Tool> = self.tools.iter().filter(named).cloned().collect();
         let parallel = self.several && !matches!(self.choice, Choice::Named(_));
-        let lazy = !required && !strict && !restricted && self.several;
+        let text = self.grammar.as_ref();
+        let lazy = !required && !strict && !restricted && self.several && text.is_none();
         if lazy && options.ignore_end {
             // Where the end is ignored there is none for a grammar either.
             return Ok(());
         }
         let demand = Demand { required, parallel, lazy };
-        let source = model.grammars()?.tools(format, &tools, demand, opening()?);
+        let source = model.grammars()?.tools(format, &tools, demand, opening()?, text);
         match source {
             Ok(source) => options.constraint = Some(source),
             // Calls that nobody insists on are read as they come.

@@ -145,31 +145,13 @@ impl Grammars {
     /// # Errors
     /// A grammar that is wrong, too large or that asks for what is not supported, with the reason.
     pub fn compile(&self, grammar: &Grammar, opening: Opening) -> Result<ConstraintSource> {
-        let (place, inner) = match grammar {
-            Grammar::Json => ("schema", schema(&json!({ "type": "object" }))?),
-            Grammar::Schema(value) => ("schema", schema(value)?),
-            Grammar::Regex(text) => ("regex", GrammarWithLexer::from_regex(text)),
-            Grammar::Lark(text) => {
-                few_intersections(text)?;
-                ("grammar", GrammarWithLexer::from_lark(text.clone()))
-            }
-            Grammar::Gbnf(text) => {
-                short("grammar", text.len())?;
-                ("grammar", GrammarWithLexer::from_lark(gbnf::to_lark(text)?))
-            }
-        };
-        let source = match grammar {
-            Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
-            _ => 0,
-        };
-        short(place, source)?;
+        let (place, inner) = written(grammar)?;
         let Some(before) = self.before(opening, "final") else {
             return self.constraint(place, TopLevelGrammar::from_grammar(inner), End::Whole);
         };
         let outer = GrammarWithLexer::from_lark(format!("start: before @body\n{before}"));
-        let inner = GrammarWithLexer { name: Some("body".to_string()), ..inner };
         let mut all = TopLevelGrammar::from_grammar(outer);
-        all.grammars.push(inner);
+        all.grammars.push(named(inner));
         self.constraint(place, all, End::Whole)
     }
 
@@ -390,6 +372,28 @@ impl Constraint for Follower {
     }
 }
 
+/// A grammar as llguidance reads it, with its place in errors.
+fn written(grammar: &Grammar) -> Result<(&'static str, GrammarWithLexer)> {
+    let written = match grammar {
+        Grammar::Json => ("schema", schema(&json!({ "type": "object" }))?),
+        Grammar::Schema(value) => ("schema", schema(value)?),
+        Grammar::Regex(text) => {
+            short("regex", text.len())?;
+            ("regex", GrammarWithLexer::from_regex(text))
+        }
+        Grammar::Lark(text) => {
+            short("grammar", text.len())?;
+            few_intersections(text)?;
+            ("grammar", GrammarWithLexer::from_lark(text.clone()))
+        }
+        Grammar::Gbnf(text) => {
+            short("grammar", text.len())?;
+            ("grammar", GrammarWithLexer::from_lark(gbnf::to_lark(text)?))
+        }
+    };
+    Ok(written)
+}
+
 /// Refuses a grammar in Lark's syntax whose terminals have too many intersections, for the reason
 /// that patterns of schemas are bounded for, and schemas within it that may have.
 fn few_intersections(text: &str) -> Result<()> {
@@ -419,6 +423,15 @@ fn few_intersections(text: &str) -> Result<()> {
     }
     let expected = format!("at most {MOST} intersections, and patterns of schemas");
     Err(Error::new("grammar", expected, found).of(ErrorKind::Unsupported))
+}
+
+/// A grammar that another one refers to as `@body`.
+fn body(grammar: &Grammar) -> Result<GrammarWithLexer> {
+    Ok(named(written(grammar)?.1))
+}
+
+fn named(grammar: GrammarWithLexer) -> GrammarWithLexer {
+    GrammarWithLexer { name: Some("body".to_string()), ..grammar }
 }
 
 /// A JSON schema with the layout in which Python writes JSON, so that no model gets lost in white

@@ -1,6 +1,6 @@
 //! Grammars of tool calls, from the same rows that they are read by.
 
-use super::{End, Grammars, laid_out, quoted, short};
+use super::{End, Grammar, Grammars, laid_out, quoted, short};
 use engine::ConstraintSource;
 use engine::reasoning::Opening;
 use formats::{Error, Result};
@@ -29,7 +29,8 @@ const TEXT: &str = "TEXT: /(?s:.*)/\n";
 
 impl Grammars {
     /// Constraints that let a model call tools in its form, with arguments that their schemas
-    /// allow.
+    /// allow. An answer that calls none is a text of the grammar `text`, where there is one, and
+    /// nothing stands beside calls then.
     ///
     /// # Errors
     /// No tools, or a schema that is wrong, too large or asks for what is not supported.
@@ -39,8 +40,10 @@ impl Grammars {
         tools: &[Tool],
         demand: Demand,
         opening: Opening,
+        text: Option<&Grammar>,
     ) -> Result<ConstraintSource> {
-        let found = self.schemas(format, tools, demand, opening);
+        let demand = Demand { lazy: demand.lazy && text.is_none(), ..demand };
+        let found = self.schemas(format, tools, demand, opening, text);
         if !demand.lazy || found.is_ok() {
             return found;
         }
@@ -51,7 +54,7 @@ impl Grammars {
             };
             Tool { parameters, ..tool.clone() }
         };
-        self.schemas(format, &tools.iter().map(loose).collect::<Vec<_>>(), demand, opening)
+        self.schemas(format, &tools.iter().map(loose).collect::<Vec<_>>(), demand, opening, text)
     }
 
     fn schemas(
@@ -60,16 +63,25 @@ impl Grammars {
         tools: &[Tool],
         demand: Demand,
         opening: Opening,
+        text: Option<&Grammar>,
     ) -> Result<ConstraintSource> {
         if tools.is_empty() {
             return Err(Error::new("tools", "at least one tool", "none"));
         }
+        let text = text.filter(|_| !demand.required);
+        // A schema stands among the rules: of calls without marks it is told apart there alone.
+        let (body, apart) = match text {
+            None => (None, None),
+            Some(Grammar::Json) => (Some(json!({ "type": "object" })), None),
+            Some(Grammar::Schema(schema)) => (Some(schema.clone()), None),
+            Some(other) => (None, Some(other)),
+        };
         let mut lark = match format.body {
-            Body::Harmony => self.harmony(tools, demand)?,
+            Body::Harmony => self.harmony(tools, demand, text.is_some())?,
             _ => {
                 let before = self.before(opening, "final");
                 let start = if before.is_some() { "before answer" } else { "answer" };
-                let answer = self.answer(format, tools, demand)?;
+                let answer = self.answer(format, tools, demand, text.is_some())?;
                 format!("start: {start}\n{answer}{}", before.unwrap_or_default())
             }
         };
@@ -81,15 +93,32 @@ impl Grammars {
                 let _ = writeln!(lark, "arguments_{i}: %json {}", arguments(tool)?);
             }
         }
+        if text.is_some() {
+            let _ = match body {
+                Some(schema) => writeln!(lark, "text: %json {}", laid_out(&schema)?),
+                None => writeln!(lark, "text: @body"),
+            };
+        }
         short("tools", lark.len())?;
         // Arguments that were made up to come to an end must not be acted on: a call that is cut
         // says so.
         let end = if demand.lazy { End::Lazy } else { End::Cut };
-        self.constraint("tools", TopLevelGrammar::from_lark(lark), end)
+        let mut all = TopLevelGrammar::from_lark(lark);
+        if let Some(text) = apart {
+            all.grammars.push(super::body(text)?);
+        }
+        self.constraint("tools", all, end)
     }
 
-    /// The rules of an answer with calls that stand between marks.
-    fn answer(&self, format: &Format, tools: &[Tool], demand: Demand) -> Result<String> {
+    /// The rules of an answer with calls that stand between marks, or of the rule `text` if there is
+    /// one.
+    fn answer(
+        &self,
+        format: &Format,
+        tools: &[Tool],
+        demand: Demand,
+        text: bool,
+    ) -> Result<String> {
         let opening = format.opening();
         let between = format.between.filter(|_| demand.parallel);
         let more = between.map_or(String::new(), |between| {
@@ -101,11 +130,19 @@ impl Grammars {
             let names: Vec<String> = (0..tools.len()).map(|i| format!("{rule}_{i}")).collect();
             let _ = writeln!(lark, "{rule}: {}", names.join(" | "));
             for (i, tool) in tools.iter().enumerate() {
-                let _ = writeln!(lark, "{rule}_{i}: {}", self.one(format, i, tool, without)?);
+                let one = match format.body {
+                    Body::Object { name, arguments } if text && opening.is_empty() => {
+                        bare(i, tool, name, arguments)
+                    }
+                    _ => self.one(format, i, tool, without)?,
+                };
+                let _ = writeln!(lark, "{rule}_{i}: {one}");
             }
         }
         if demand.required {
             lark += "answer: calls\n";
+        } else if text {
+            lark += "answer: calls | text\n";
         } else if opening.is_empty() {
             // Text, unless it begins as a call does.
             let Body::Object { name, .. } = format.body else {
@@ -195,12 +232,14 @@ impl Grammars {
 
     /// The rules of an answer in the harmony form: each message has a header, and a call's names
     /// the tool.
-    fn harmony(&self, tools: &[Tool], demand: Demand) -> Result<String> {
+    fn harmony(&self, tools: &[Tool], demand: Demand, text: bool) -> Result<String> {
         let before = self.before(Opening::Harmony, "final").unwrap_or_default();
         let [channel, message, constrain] =
             ["<|channel|>", "<|message|>", "<|constrain|>"].map(|mark| self.text(mark));
         let mut lark = if demand.required {
             "start: analysis* call\n".to_string()
+        } else if text {
+            "start: analysis* call | before text\n".to_string()
         } else {
             "start: analysis* call | before REASONING\n".to_string()
         };
@@ -215,6 +254,13 @@ impl Grammars {
         }
         Ok(lark + &before)
     }
+}
+
+/// A call of one tool as an object without marks, in the pieces of JSON: what begins alike is told
+/// apart from another object piece by piece.
+fn bare(i: usize, tool: &Tool, name: &str, arguments: &str) -> String {
+    let [name, own, arguments] = [name, &tool.name, arguments].map(|text| quoted(&quoted(text)));
+    format!("\"{{\" {name} \": \" {own} \", \" {arguments} \": \" arguments_{i} \"}}\"")
 }
 
 /// A tool's name in a regular expression.

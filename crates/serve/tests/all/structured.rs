@@ -55,6 +55,39 @@ fn good(path: &str, extra: Value) -> Response {
     response
 }
 
+/// Agents ask for both: calls of their schemas, or an answer of its own.
+#[test]
+fn tools_and_a_schema_for_the_answer_go_together() {
+    let answer = json!({
+        "type": "object",
+        "properties": { "done": { "type": "boolean" } },
+        "required": ["done"],
+        "additionalProperties": false,
+    });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": answer } });
+    let told = |text: &str| serde_json::from_str::<Value>(text).unwrap()["done"].is_boolean();
+    for seed in 0..4 {
+        let extra = json!({ "tools": [tool()], "response_format": format, "seed": seed });
+        let choice = &good(CHAT, extra.clone()).json()["choices"][0];
+        match choice["message"]["tool_calls"].as_array() {
+            Some(calls) => {
+                let arguments = calls[0]["function"]["arguments"].as_str().unwrap();
+                assert!(fits(arguments), "{choice}");
+            }
+            None => assert!(told(choice["message"]["content"].as_str().unwrap()), "{choice}"),
+        }
+        let mut none = extra.clone();
+        none["tool_choice"] = "none".into();
+        let choice = &good(CHAT, none).json()["choices"][0];
+        assert!(told(choice["message"]["content"].as_str().unwrap()), "{choice}");
+        let mut required = extra;
+        required["tool_choice"] = "required".into();
+        let choice = &good(CHAT, required).json()["choices"][0];
+        let call = &choice["message"]["tool_calls"][0]["function"];
+        assert!(fits(call["arguments"].as_str().unwrap()), "{choice}");
+    }
+}
+
 /// The text of a stream of chunks.
 fn streamed(response: &Response) -> String {
     let delta = |event: &Value| event["choices"][0]["delta"]["content"].as_str().map(String::from);

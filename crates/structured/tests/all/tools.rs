@@ -1,7 +1,7 @@
 //! Calls that are enforced are the calls that are read, in every form.
 
 use super::{gpt2, grammars, takes, write};
-use delft_structured::Demand;
+use delft_structured::{Demand, Grammar};
 use engine::TokenSet;
 use engine::reasoning::Opening;
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ fn a_required_call_is_one_of_its_schema_in_every_form() {
     for format in FORMATS.iter().filter(|format| format.body != Body::Harmony) {
         for parallel in [false, true] {
             let demand = Demand { required: true, parallel, lazy: false };
-            let source = grammars.tools(format, &tools(), demand, Opening::Answer).unwrap();
+            let source = grammars.tools(format, &tools(), demand, Opening::Answer, None).unwrap();
             let mut ended = 0;
             for seed in 0..8 {
                 let (text, whole) = write(&own, &source, seed);
@@ -81,7 +81,7 @@ fn text_stays_free_where_calls_are_not_required() {
     let call = "{\"name\": \"now\", \"arguments\": {}}";
     let wrong = "{\"name\": \"now\", \"arguments\": {\"x\": 1}}";
     let hermes = |call: &str| format!("Well {{\"a\"}}.\n<tool_call>\n{call}\n</tool_call>");
-    let source = grammars.tools(find("hermes"), &tools(), demand, Opening::Answer).unwrap();
+    let source = grammars.tools(find("hermes"), &tools(), demand, Opening::Answer, None).unwrap();
     for (text, expected) in [
         ("No call at all.".to_string(), true),
         (hermes(call), true),
@@ -90,7 +90,7 @@ fn text_stays_free_where_calls_are_not_required() {
     ] {
         assert_eq!(takes(&own, &source, &text), expected, "{text}");
     }
-    let source = grammars.tools(find("llama"), &tools(), demand, Opening::Answer).unwrap();
+    let source = grammars.tools(find("llama"), &tools(), demand, Opening::Answer, None).unwrap();
     for (text, expected) in [
         ("Just text, {with braces}.", true),
         ("{\"name\": \"now\", \"parameters\": {}}", true),
@@ -98,7 +98,44 @@ fn text_stays_free_where_calls_are_not_required() {
     ] {
         assert_eq!(takes(&own, &source, text), expected, "{text}");
     }
-    assert!(grammars.tools(find("hermes"), &[], demand, Opening::Answer).is_err());
+    assert!(grammars.tools(find("hermes"), &[], demand, Opening::Answer, None).is_err());
+}
+
+/// An answer is calls of their schemas or a text of its own, and nothing else.
+#[test]
+fn a_text_beside_tools_follows_its_schema() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let schema = Grammar::Schema(json!({
+        "type": "object",
+        "properties": { "warm": { "type": "boolean" } },
+        "required": ["warm"],
+        "additionalProperties": false,
+    }));
+    let demand = |required| Demand { required, parallel: true, lazy: true };
+    let text = "{\"warm\": true}";
+    for (format, call) in [
+        ("hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"),
+        ("llama", "{\"name\": \"now\", \"parameters\": {}}"),
+        ("mistral", "[TOOL_CALLS][{\"name\": \"now\", \"arguments\": {}}]"),
+    ] {
+        let format = FORMATS.iter().find(|own| own.name == format).unwrap();
+        let source = |required| {
+            let demand = demand(required);
+            grammars.tools(format, &tools(), demand, Opening::Answer, Some(&schema)).unwrap()
+        };
+        for (answer, either, required) in [
+            (text, true, false),
+            (call, true, true),
+            ("{\"warm\": 1}", false, false),
+            ("It is warm.", false, false),
+            (&format!("{text} {call}"), false, false),
+            (&call.replace("{}", "{\"x\": 1}"), false, false),
+        ] {
+            assert_eq!(takes(&own, &source(false), answer), either, "{}: {answer}", format.name);
+            assert_eq!(takes(&own, &source(true), answer), required, "{}: {answer}", format.name);
+        }
+    }
 }
 
 /// Text is nobody's affair until a call begins; from there on its schema counts.
@@ -108,7 +145,8 @@ fn a_lazy_grammar_leaves_text_alone_and_holds_calls() {
     let (grammars, tokenizer) = (grammars(&own), &own.0);
     let demand = Demand { required: false, parallel: true, lazy: true };
     let find = |name: &str| FORMATS.iter().find(|format| format.name == name).unwrap();
-    let source = |name| grammars.tools(find(name), &tools(), demand, Opening::Answer).unwrap();
+    let source =
+        |name| grammars.tools(find(name), &tools(), demand, Opening::Answer, None).unwrap();
     // The text as it goes on, and how many tokens were masked.
     let write = |source: &engine::ConstraintSource, text: &str| {
         let mut constraint = source.start().unwrap();
@@ -153,8 +191,12 @@ fn a_lazy_grammar_leaves_text_alone_and_holds_calls() {
     let odd = Tool::new("odd", json!({ "properties": { "a": { "$ref": "file:x" } } }), false);
     let odd = [odd.unwrap()];
     let find = find("hermes");
-    assert!(grammars.tools(find, &odd, Demand { lazy: false, ..demand }, Opening::Answer).is_err());
-    let source = grammars.tools(find, &odd, demand, Opening::Answer).unwrap();
+    assert!(
+        grammars
+            .tools(find, &odd, Demand { lazy: false, ..demand }, Opening::Answer, None)
+            .is_err()
+    );
+    let source = grammars.tools(find, &odd, demand, Opening::Answer, None).unwrap();
     let call = call.replace("now", "odd").replace("{}", "{\"a\": 1}");
     assert_eq!(write(&source, &call).0, call);
 }
