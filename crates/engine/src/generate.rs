@@ -7,7 +7,7 @@ use crate::peak_rss_bytes;
 use crate::session::Session;
 use crate::text::Text;
 use device::{Executor, Refusal, Watch};
-use formats::{Error, Result};
+use formats::{Error, ErrorKind, Result};
 use ops::sample::{Choice, Options, broken};
 use program::{Choose, Kind, Step};
 use std::collections::VecDeque;
@@ -481,6 +481,7 @@ pub(crate) fn refused(refusal: Refusal, position: usize) -> Error {
     match refusal {
         Refusal::Broken(value) => no_number(position, value),
         Refusal::Nothing => Error::new("sampling", "a token that may be chosen", "none")
+            .of(ErrorKind::Unsupported)
             .hint("a logit bias or a grammar forbids all of them"),
     }
 }

@@ -84,10 +84,14 @@ impl Problem {
         Problem::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
     }
 
-    /// An error of writing a text whose request was fine.
+    /// An error of writing a text whose request was fine, as far as could be told before: a grammar
+    /// may turn out later to be one that cannot be followed.
     pub(crate) fn of_work(error: &delft::Error) -> Self {
         let message = error.to_string();
         match error.kind {
+            ErrorKind::Unsupported => {
+                Problem { param: Some(error.place.clone()), ..Problem::bad(message) }
+            }
             ErrorKind::NoMemory | ErrorKind::Busy => {
                 let status = StatusCode::SERVICE_UNAVAILABLE;
                 let problem = Problem::new(status, "overloaded", message);

@@ -383,6 +383,20 @@ fn what_cannot_be_followed_is_refused_and_harms_no_other() {
         let message = response.json()["error"]["message"].as_str().unwrap().to_string();
         assert!(message.starts_with(place) && message.len() < 600, "{shown}: {message}");
     }
+    // What turns out later is the request's own as well.
+    let all: serde_json::Map<String, Value> =
+        (0..1500).map(|i| (format!("p{i}"), json!({ "type": "integer" }))).collect();
+    let none: serde_json::Map<String, Value> =
+        (0..6144).map(|id| (id.to_string(), json!(-100))).collect();
+    for extra in [
+        schema_of(json!({ "type": "object", "properties": all, "minProperties": 1 })),
+        json!({ "logit_bias": none }),
+    ] {
+        let response = ask(CHAT, extra);
+        let error = response.json()["error"].clone();
+        assert_eq!((response.status, &error["type"]), (400, &json!("invalid_request_error")));
+        assert!(error["message"].as_str().unwrap().contains("expected"), "{error}");
+    }
     // One that costs much is refused or answered; either way others go on.
     let costly = ask(CHAT, schema_of(json!({ "type": "object", "properties": doubling })));
     assert!([200, 400, 500].contains(&costly.status), "{costly:?}");
