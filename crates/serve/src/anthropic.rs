@@ -42,7 +42,8 @@ pub(crate) const BETA: &[Field] = &[
     no_effect("betas"),
     no_effect("billing_policy"),
     no_effect("fallback_credit_token"),
-    refused("context_management", "the conversation is read as it comes", &[]),
+    // It thins out long conversations: one that does not fit is refused here.
+    no_effect("context_management"),
     refused("compaction", "the conversation is read as it comes", &[]),
     refused("thread", "nothing is stored: send the conversation whole", &[]),
     refused("fallbacks", "one model answers", &[]),

@@ -112,7 +112,10 @@ fn message(fields: &Fields, place: &str, value: &Value) -> Result<Value, Problem
         let place = format!("{place}.{name}");
         match name.as_str() {
             "content" => drop(read.insert("content".to_string(), text(&place, value)?.into())),
-            "name" | "tool_call_id" | "tool_name" => drop(read.insert(name.clone(), value.clone())),
+            "name" | "tool_call_id" | "tool_name" => match value {
+                Value::String(_) => drop(read.insert(name.clone(), value.clone())),
+                other => return Err(wrong(&place, "a string", other)),
+            },
             "reasoning_content" | "reasoning" | "thinking" => {
                 read.insert("reasoning_content".to_string(), text(&place, value)?.into());
             }
@@ -156,9 +159,14 @@ pub(crate) fn text(
                     "refusal" => "refusal",
                     _ => "text",
                 };
-                let missing =
-                    || Problem::field(&format!("{place}.{name}"), "expected a string, found none");
-                all += part[name].as_str().ok_or_else(missing)?;
+                let place = format!("{place}.{name}");
+                all += match &part[name] {
+                    Value::String(text) => text,
+                    Value::Null => {
+                        return Err(Problem::field(&place, "expected a string, found none"));
+                    }
+                    other => return Err(wrong(&place, "a string", other)),
+                };
             }
             Ok(all)
         }
@@ -220,6 +228,23 @@ pub(crate) fn effort(
     }
     let reads = model.template().is_some_and(|template| template.variables().contains(VARIABLE));
     Ok(reads.then(|| (VARIABLE.to_string(), effort.into())))
+}
+
+/// Variables of a request for its template, but for those that say what the conversation is.
+///
+/// # Errors
+/// No object; a variable that other fields of the request make.
+pub(crate) fn template_variables(fields: &Fields) -> Result<Map<String, Value>, Problem> {
+    const NAME: &str = "chat_template_kwargs";
+    let given = fields.object(NAME)?.cloned().unwrap_or_default();
+    match ["messages", "tools"].iter().find(|name| given.contains_key(**name)) {
+        None => Ok(given),
+        Some(name) => {
+            let problem =
+                Problem::field(name, "a field of the request itself, and no variable here");
+            Err(problem.within(NAME))
+        }
+    }
 }
 
 /// Variables of the template that turn reasoning on or off; a field that asks for it has no effect
@@ -298,6 +323,14 @@ mod tests {
                 "messages[0].images: not",
             ),
             (json!([{ "role": "user", "content": "", "colour": 1 }]), "messages[0].colour: there"),
+            (
+                json!([{ "role": "user", "content": "", "name": 5 }]),
+                "messages[0].name: expected a string, found 5",
+            ),
+            (
+                json!([{ "role": "user", "content": [{ "type": "text", "text": 5 }] }]),
+                "messages[0].content[0].text: expected a string, found 5",
+            ),
             (
                 json!([{ "role": "user", "content": [{ "type": "text", "text": "", "size": 1 }] }]),
                 "messages[0].content[0].size: there is no such field",

@@ -100,6 +100,8 @@ impl Fields {
         table: &[&[Field]],
         unknown: Unknown,
     ) -> Result<Fields, Problem> {
+        // Some shells put a mark of the order of bytes in front of what they pipe.
+        let body = body.strip_prefix("\u{feff}".as_bytes()).unwrap_or(body);
         let value: Value = serde_json::from_slice(body)
             .map_err(|e| Problem::bad(format!("the body: expected JSON, found {e}")))?;
         let Value::Object(object) = value else {
@@ -412,7 +414,7 @@ mod tests {
         for body in [r#"{"audio": ["text"]}"#, r#"{"audio": null}"#, r#"{"audio": {}}"#] {
             assert_eq!(read(body).unwrap().noted(), None);
         }
-        assert_eq!(read(r#"{"user": "x"}"#).unwrap().noted().unwrap(), "user");
+        assert_eq!(read("\u{feff}{\"user\": \"x\"}").unwrap().noted().unwrap(), "user");
         let noted = Fields::read(b"{\"x\\n\": 1}", &[TABLE], Unknown::Noted).unwrap();
         assert_eq!(noted.noted().unwrap(), "x?");
         let deep = "[".repeat(100_000);

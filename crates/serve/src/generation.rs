@@ -372,7 +372,10 @@ impl Generating {
                         let metrics = running.metrics();
                         let finish = running.finish().cloned().unwrap_or(Finish::Cancelled);
                         count.add(&metrics, &finish);
-                        let missed = running.missed().map(|missed| missed.to_string());
+                        // What a constraint put behind the prompt is no part of it.
+                        let whole = metrics.reused_tokens >= metrics.prompt_tokens;
+                        let missed = running.missed().filter(|_| !whole);
+                        let missed = missed.map(|missed| missed.to_string());
                         let told = count.keep(written, &metrics);
                         Event::Done(Done { finish, metrics, missed, told })
                     }

@@ -14,12 +14,13 @@ pub fn with_likeliest(token: &Token, object: impl Fn(u32, Option<f32>) -> Value)
     told
 }
 
-/// A token as chat completions have it.
+/// A token as chat completions have it. Where a constraint put it in the place of a likelier one, its
+/// log-probability is what OpenAI documents for tokens that are none of the likeliest.
 pub fn of_chat(tokenizer: Option<&Tokenizer>, token: &Token) -> Value {
     with_likeliest(token, |id, logprob| {
         json!({
             "token": tokenizer.map(|t| t.token_text(id)),
-            "logprob": logprob,
+            "logprob": logprob.unwrap_or(-9999.0),
             "bytes": tokenizer.map(|t| t.token_bytes(id)),
         })
     })

@@ -75,7 +75,7 @@ pub(crate) async fn apply_template(call: Call) -> Answered {
     let fields = call.fields(&[APPLY_TEMPLATE], Unknown::Refused).await?;
     let model = call.model(&fields).await?;
     let read = || {
-        let extra = fields.object("chat_template_kwargs")?.cloned().unwrap_or_default();
+        let extra = chat::template_variables(&fields)?;
         let messages = chat::messages(&fields)?;
         let conversation = Conversation { messages, extra, ..Conversation::default() };
         let prompt = model.render(&conversation)?;

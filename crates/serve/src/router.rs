@@ -10,7 +10,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
-use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::body::Body;
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 use serde_json::json;
 use tokio::sync::Semaphore;
@@ -18,7 +19,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::catalogue::{Catalogue, Held};
-use crate::fields::{Field, Fields, Unknown, wrong};
+use crate::fields::{Field, Fields, Unknown, shown, wrong};
 use crate::gate::{Access, REQUEST_ID};
 use crate::generation::Done;
 use crate::keep::Keep;
@@ -256,13 +257,30 @@ where
 
 /// A request's body.
 async fn read(request: Request) -> Result<Bytes, Problem> {
+    let too_large = || {
+        let message = format!("the body: expected at most {LARGEST_BODY} bytes, found more");
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    };
+    let encoding = request.headers().get(CONTENT_ENCODING).map(|value| value.to_str());
+    if let Some(encoding) = encoding.map(Result::unwrap_or_default)
+        && !encoding.eq_ignore_ascii_case("identity")
+    {
+        let message = format!(
+            "the header Content-Encoding: expected none, found \"{}\": send the body as it is",
+            shown(encoding)
+        );
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        return Err(Problem::new(status, "unsupported_encoding", message));
+    }
+    let body = request.body();
+    // Who asks whether to send it is told before it is sent.
+    if request.headers().contains_key(EXPECT) && body.size_hint().lower() > LARGEST_BODY as u64 {
+        return Err(too_large());
+    }
     let body = Limited::new(request.into_body(), LARGEST_BODY).collect();
     match tokio::time::timeout(BODY_TIME, body).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            let message = format!("the body: expected at most {LARGEST_BODY} bytes, found more");
-            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message))
-        }
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
         Ok(Err(error)) => Err(Problem::bad(format!("the body: {error}"))),
         Err(_) => {
             let message = format!("the body: expected within {} s", BODY_TIME.as_secs());

@@ -62,6 +62,20 @@ pub(crate) fn options(
     Ok(GenerateOptions { sampling, stop, ignore_end, ..GenerateOptions::default() })
 }
 
+/// The tokens that a text may have by a field, `least` at least; none where it is left out, or -1 as
+/// llama.cpp and LM Studio write it: as many as there is room for.
+pub(crate) fn most_tokens(
+    fields: &Fields,
+    name: &str,
+    least: i64,
+) -> Result<Option<usize>, Problem> {
+    if fields.value(name).and_then(Value::as_i64) == Some(-1) {
+        return Ok(None);
+    }
+    let most = fields.whole(name, least..=i64::MAX)?;
+    Ok(most.and_then(|most| usize::try_from(most).ok()))
+}
+
 /// A string or a list of strings that end the text.
 pub(crate) fn stops(fields: &Fields, name: &str) -> Result<Vec<String>, Problem> {
     let expected = format!("up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} bytes");

@@ -120,9 +120,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
 
 fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let mut options = settings::options(&model, &fields, call.seed())?;
-    let most = fields.whole("max_completion_tokens", 1..=i64::MAX)?;
-    let older = fields.whole("max_tokens", 1..=i64::MAX)?;
-    options.max_tokens = most.or(older).and_then(|n| usize::try_from(n).ok());
+    let most = settings::most_tokens(&fields, "max_completion_tokens", 1)?;
+    options.max_tokens = most.or(settings::most_tokens(&fields, "max_tokens", 1)?);
     options.logprobs = fields.flag("logprobs")?.unwrap_or(false);
     if let Some(top) = fields.whole("top_logprobs", 0..=MOST_TOP_LOGPROBS)? {
         if !options.logprobs && top > 0 {
@@ -133,9 +132,7 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let n = fields.whole("n", 1..=MOST_ANSWERS)?.unwrap_or(1) as usize;
     let (streams, with_usage) = streams(&fields)?;
     let mut extra = effort(&model, &fields, "reasoning_effort")?;
-    if let Some(variables) = fields.object("chat_template_kwargs")? {
-        extra.extend(variables.clone());
-    }
+    extra.extend(chat::template_variables(&fields)?);
     let messages = chat::messages(&fields)?;
     let asked = Asked::openai(&fields)?;
     let tools = asked.listed().to_vec();

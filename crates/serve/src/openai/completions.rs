@@ -14,7 +14,7 @@ use crate::infill;
 use crate::logprobs::Lists;
 use crate::models::Model;
 use crate::problem::Problem;
-use crate::reply::{Reply, Usage};
+use crate::reply::{Answer, Reply, Usage};
 use crate::router::{Answered, Call, noting, telling};
 use crate::settings;
 use crate::stream::{Framing, Gone, Sender, Shape, response};
@@ -42,7 +42,7 @@ pub(crate) const FIELDS: &[Field] = &[
 ];
 
 /// Tokens of a text where the request does not say how many, as OpenAI documents it.
-const USUAL_TOKENS: i64 = 16;
+const USUAL_TOKENS: usize = 16;
 /// Most texts of one request.
 const MOST_TEXTS: usize = 128;
 /// Most likeliest tokens that are told with each.
@@ -55,6 +55,8 @@ struct Ask {
     work: Vec<Work>,
     /// Texts of each prompt.
     n: usize,
+    /// Texts of each prompt that are written, of which the `n` likeliest are told.
+    best: usize,
     /// The prompts that are put in front of the texts, if the request asks for that.
     echoes: Vec<String>,
     /// The likeliest tokens to tell with each token of the prompts; `None` if no log-probabilities
@@ -73,8 +75,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let head = Head::new(&call, "cmpl", "text_completion", &model);
     let mut lists: Vec<Lists> = ask.work.iter().map(|_| Lists::default()).collect();
     if let Some(top) = ask.scored {
-        let prompts = ask.work.chunks(ask.n).zip(ask.echoes.chunks(ask.n));
-        for (lists, (work, echoes)) in lists.chunks_mut(ask.n).zip(prompts) {
+        let prompts = ask.work.chunks(ask.best).zip(ask.echoes.chunks(ask.best));
+        for (lists, (work, echoes)) in lists.chunks_mut(ask.best).zip(prompts) {
             let mut tokens = model.generator.score(&work[0].prompt, top).await?;
             // A token that begins every text is no part of this one.
             let first = tokens.first_mut().filter(|first| !echoes[0].starts_with(&first.text));
@@ -97,11 +99,18 @@ pub(crate) async fn answer(call: Call) -> Answered {
         });
         return Ok(noting(&ask.fields, streamed));
     }
-    let answers = collect(generating, replies).await?;
+    let mut answers = collect(generating, replies).await?;
     let mut total = Usage::default();
+    for (index, answer) in answers.iter().enumerate() {
+        total.add(&answer.metrics(), 0, index.is_multiple_of(ask.best));
+    }
+    let mut echoes = ask.echoes;
+    if ask.best > ask.n {
+        let texts = answers.into_iter().zip(lists).zip(echoes).collect();
+        ((answers, lists), echoes) = likeliest(texts, ask.best, ask.n).into_iter().unzip();
+    }
     let mut choices = Vec::new();
-    for (index, (answer, echo)) in answers.iter().zip(&ask.echoes).enumerate() {
-        total.add(&answer.metrics(), 0, index.is_multiple_of(ask.n));
+    for (index, (answer, echo)) in answers.iter().zip(&echoes).enumerate() {
         let finish = answer.finish().map(finish_reason);
         let lists = &mut lists[index];
         answer.tokens.iter().for_each(|token| lists.add(model.engine.tokenizer(), token));
@@ -122,19 +131,46 @@ pub(crate) async fn answer(call: Call) -> Answered {
     Ok(telling(answers.first().and_then(|answer| answer.end.as_ref()), told))
 }
 
+/// Of each `best` texts the `n` whose tokens are likeliest on average, the likeliest first.
+fn likeliest<T>(
+    mut texts: Vec<((Answer, Lists), T)>,
+    best: usize,
+    n: usize,
+) -> Vec<((Answer, Lists), T)> {
+    let average = |answer: &Answer| {
+        let sum: f32 = answer.tokens.iter().filter_map(|token| token.logprob).sum();
+        sum / answer.tokens.len().max(1) as f32
+    };
+    let mut kept = Vec::new();
+    while !texts.is_empty() {
+        let mut own: Vec<_> = texts.drain(..best.min(texts.len())).collect();
+        own.sort_by(|((a, _), _), ((b, _), _)| average(b).total_cmp(&average(a)));
+        own.truncate(n);
+        kept.extend(own);
+    }
+    kept
+}
+
 fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let mut options = settings::options(&model, &fields, call.seed())?;
-    let most = fields.whole("max_tokens", 0..=i64::MAX)?.unwrap_or(USUAL_TOKENS);
-    options.max_tokens = usize::try_from(most).ok();
+    options.max_tokens = match fields.value("max_tokens") {
+        None => Some(USUAL_TOKENS),
+        Some(_) => settings::most_tokens(&fields, "max_tokens", 0)?,
+    };
     if let Some(top) = fields.whole("logprobs", 0..=MOST_LIKELIEST)? {
         (options.logprobs, options.top_logprobs) = (true, top as usize);
     }
     let n = fields.whole("n", 1..=MOST_TEXTS as i64)?.unwrap_or(1);
-    if let Some(best) = fields.whole("best_of", 1..=MOST_TEXTS as i64)?.filter(|best| *best != n) {
-        return Err(wrong("best_of", format!("as many as n, {n}"), &best.into()));
-    }
-    let n = n as usize;
+    let best = fields.whole("best_of", 1..=MOST_TEXTS as i64)?.unwrap_or(n);
     let (streams, with_usage) = streams(&fields)?;
+    if best < n {
+        return Err(wrong("best_of", format!("at least as many as n, {n}"), &best.into()));
+    }
+    if best > n && streams {
+        let message = "not supported beside \"stream\": true: which are best is known at their end";
+        return Err(Problem::field("best_of", message));
+    }
+    let (n, best) = (n as usize, best as usize);
     let echo = fields.flag("echo")?.unwrap_or(false);
     let scored = (echo && options.logprobs).then_some(options.top_logprobs);
     let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
@@ -151,20 +187,22 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
         marks.bound(&mut options);
     }
     Asked::completions(&fields)?.constrain(&model, &[], false, &mut options)?;
-    if prompts.len() * n > MOST_TEXTS {
-        let message = format!("expected at most {MOST_TEXTS} texts, found {}", prompts.len() * n);
+    if prompts.len() * best > MOST_TEXTS {
+        let found = prompts.len() * best;
+        let message = format!("expected at most {MOST_TEXTS} texts, found {found}");
         return Err(Problem::field("prompt", message));
     }
+    let logprobs = options.logprobs;
+    options.logprobs |= best > n;
     let (mut work, mut echoes) = (Vec::new(), Vec::new());
     for (tokens, text) in prompts {
         model.check(&tokens)?;
-        for options in variants(&options, n) {
+        for options in variants(&options, best) {
             work.push(Work { prompt: tokens.clone(), options });
             echoes.push(if echo { text.clone() } else { String::new() });
         }
     }
-    let logprobs = options.logprobs;
-    Ok(Ask { model, fields, work, n, echoes, scored, streams, with_usage, logprobs })
+    Ok(Ask { model, fields, work, n, best, echoes, scored, streams, with_usage, logprobs })
 }
 
 /// Each prompt's tokens and text: a string, a list of strings, tokens, or a list of lists of

@@ -342,6 +342,12 @@ fn what_cannot_be_done_is_refused_by_name() {
             message: "temperature: expected",
         },
         Case {
+            extra: json!({ "chat_template_kwargs": { "messages": [] } }),
+            status: 400,
+            code: "invalid_request",
+            message: "chat_template_kwargs.messages: a field",
+        },
+        Case {
             extra: json!({ "n": 1000 }),
             status: 400,
             code: "invalid_request",
@@ -524,5 +530,52 @@ fn text_and_tokens_go_there_and_back() {
         "delft_build_info gauge",
     ] {
         assert!(metrics.contains(&format!("# TYPE {family}\n")), "{family}: {metrics}");
+    }
+}
+
+/// Of `best_of` texts the likeliest are told, with their own log-probabilities; all are paid for.
+#[test]
+fn the_best_of_several_texts_are_the_likeliest() {
+    let ask = |extra: Value| {
+        let mut body = json!({ "prompt": "Once", "max_tokens": 6, "temperature": 1.3, "seed": 11 });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        post(shared(), "/v1/completions", &body)
+    };
+    let average = |choice: &Value| {
+        let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+        logprobs.iter().map(|one| one.as_f64().unwrap()).sum::<f64>() / logprobs.len() as f64
+    };
+    let all = ask(json!({ "n": 6, "logprobs": 0 })).json();
+    let mut all: Vec<Value> = all["choices"].as_array().unwrap().clone();
+    all.sort_by(|a, b| average(b).total_cmp(&average(a)));
+    let best = ask(json!({ "n": 2, "best_of": 6 })).json();
+    assert_eq!(best["usage"]["completion_tokens"], 36);
+    let told = best["choices"].as_array().unwrap();
+    assert_eq!(told.len(), 2);
+    for (i, choice) in told.iter().enumerate() {
+        assert_eq!((&choice["index"], &choice["text"]), (&json!(i), &all[i]["text"]), "{best}");
+        assert_eq!(choice["logprobs"], Value::Null);
+    }
+    for (extra, message) in [
+        (json!({ "n": 3, "best_of": 2 }), "best_of: expected at least as many as n, 3, found 2"),
+        (json!({ "best_of": 2, "stream": true }), "best_of: not supported beside"),
+    ] {
+        let refused = ask(extra).json();
+        assert!(refused["error"]["message"].as_str().unwrap().starts_with(message), "{refused}");
+    }
+}
+
+/// As llama.cpp and LM Studio write it, -1 tokens are as many as there is room for.
+#[test]
+fn minus_one_token_is_no_limit() {
+    for (path, prompt) in [("/v1/chat/completions", "messages"), ("/v1/completions", "prompt")] {
+        let mut body = chat(json!({ "max_tokens": -1, "stop": ["."] }));
+        if prompt == "prompt" {
+            body.as_object_mut().unwrap().remove("messages");
+            body["prompt"] = "Once upon a time".into();
+        }
+        let answer = post(shared(), path, &body).json();
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+        assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 3, "{answer}");
     }
 }

@@ -32,6 +32,40 @@ fn first_event(stream: &mut TcpStream) {
     }
 }
 
+/// What the heads of requests say of their bodies.
+#[test]
+fn bodies_come_as_their_heads_say() {
+    let body = story(2).to_string();
+    let path = "/v1/chat/completions";
+    let packed = receive(send(shared(), "POST", path, &[("Content-Encoding", "gzip")], &body));
+    let message = packed.json()["error"]["message"].as_str().unwrap().to_string();
+    assert!(packed.status == 415 && message.contains("Content-Encoding"), "{packed:?}");
+    let plain = [("Content-Encoding", "identity")];
+    assert_eq!(receive(send(shared(), "POST", path, &plain, &body)).status, 200);
+    // As a shell of Windows pipes it.
+    let marked = format!("\u{feff}{body}");
+    assert_eq!(receive(send(shared(), "POST", path, &[], &marked)).status, 200);
+
+    let expecting = |length: usize| {
+        let mut stream = TcpStream::connect(shared()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+             Expect: 100-continue\r\nContent-Length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        stream
+    };
+    // One that is far too long is refused before it is sent.
+    assert_eq!(receive(expecting(1 << 40)).status, 413);
+    let mut stream = expecting(body.len());
+    let mut told = [0; 25];
+    stream.read_exact(&mut told).unwrap();
+    assert_eq!(&told, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(body.as_bytes()).unwrap();
+    assert_eq!(receive(stream).status, 200);
+}
+
 #[test]
 fn strangers_are_turned_away() {
     let access = Access { keys: vec!["secret".into()], ..Access::default() };
