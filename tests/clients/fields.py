@@ -13,7 +13,7 @@ from anthropic import types as anthropic
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_create_params
 from openai.types import chat, completion_create_params, embedding_create_params, responses, shared_params
-from openai.types.responses import response_create_params
+from openai.types.responses import input_token_count_params, response_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 def typed(module, base, *streaming):
@@ -104,6 +104,7 @@ print(json.dumps({
     "clients": {name: importlib.metadata.version(name) for name in ("openai", "anthropic", "ollama")},
     "openai_chat": typed(chat_create_params, "CompletionCreateParamsBase", "CompletionCreateParamsStreaming"),
     "openai_responses": typed(response_create_params, "ResponseCreateParamsBase", "ResponseCreateParamsStreaming"),
+    "openai_responses_input_tokens": typed(input_token_count_params, "InputTokenCountParams"),
     "openai_completions": typed(completion_create_params, "CompletionCreateParamsBase", "CompletionCreateParamsStreaming"),
     "anthropic_messages": typed(message_create_params, "MessageCreateParamsBase", "MessageCreateParamsStreaming"),
     "anthropic_beta_messages": typed(beta_create_params, "MessageCreateParamsBase", "MessageCreateParamsStreaming"),

@@ -427,10 +427,11 @@ mod tests {
         use crate::{anthropic, embeddings, ollama, openai};
         let known: Value = serde_json::from_str(include_str!("../tests/fields.json")).unwrap();
         let beta: &[&[Field]] = &[anthropic::MESSAGES, anthropic::PROMPT, anthropic::BETA];
-        let tables: [(&str, &[&[Field]]); 12] = [
+        let tables: [(&str, &[&[Field]]); 13] = [
             ("anthropic_beta_messages", beta),
             ("openai_chat", &[openai::chat::FIELDS]),
             ("openai_responses", &[openai::responses::FIELDS]),
+            ("openai_responses_input_tokens", &[openai::responses::COUNTED]),
             ("openai_completions", &[openai::completions::FIELDS]),
             ("anthropic_messages", &[anthropic::MESSAGES, anthropic::PROMPT]),
             ("anthropic_count_tokens", &[anthropic::PROMPT]),

@@ -3,6 +3,7 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod responses;
+pub(crate) mod stored;
 
 use std::sync::Arc;
 

@@ -33,6 +33,7 @@ use crate::{
     adapters, anthropic, embeddings, events, gate, infill, metrics, native, ollama, openai, page,
 };
 use ollama::manage;
+use openai::stored::Stored;
 
 /// Largest body of a request, in bytes: some millions of words.
 const LARGEST_BODY: usize = 16 << 20;
@@ -65,6 +66,7 @@ pub(crate) struct App {
     pub(crate) record: Option<Record>,
     pub(crate) requests: Requests,
     pub(crate) sessions: Sessions,
+    pub(crate) responses: Stored,
     pub(crate) summaries: manage::Summaries,
     /// Permits to read parts of bodies: to render, to tokenise and to compile what they ask for.
     pub(crate) parts: Semaphore,
@@ -148,6 +150,10 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     let paths = Router::new()
         .route("/v1/chat/completions", post(openai::chat::answer))
         .route("/v1/responses", post(openai::responses::answer))
+        .route("/v1/responses/input_tokens", post(openai::responses::count))
+        .route("/v1/responses/{id}", get(openai::stored::retrieve).delete(openai::stored::delete))
+        .route("/v1/responses/{id}/cancel", axum::routing::post(openai::stored::cancel))
+        .route("/v1/responses/{id}/input_items", get(openai::stored::input_items))
         .route("/v1/completions", post(openai::completions::answer))
         .route("/v1/embeddings", post(embeddings::openai))
         .route("/v1/models", get(openai::models))

@@ -24,6 +24,7 @@ use crate::library::Library;
 use crate::log::Line;
 use crate::metrics::Requests;
 use crate::models::Served;
+use crate::openai::stored::Stored;
 use crate::router::{App, PARTS, router};
 use crate::sessions::Sessions;
 use crate::watch::Record;
@@ -103,6 +104,7 @@ impl Server {
             record,
             requests: Requests::default(),
             sessions: Sessions::begin(sessions)?,
+            responses: Stored::default(),
             parts: Semaphore::new(PARTS),
             summaries: Mutex::default(),
             created: now(),

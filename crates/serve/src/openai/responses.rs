@@ -1,11 +1,14 @@
-//! `/v1/responses`: OpenAI's newer interface, whose answers are lists of items. Nothing is stored
-//! between requests: a conversation comes whole with each of them.
+//! `/v1/responses`: OpenAI's newer interface, whose answers are lists of items. A conversation comes
+//! whole with each request, or goes on from a response that is kept (`stored.rs`).
+
+use std::sync::Arc;
 
 use axum::response::IntoResponse;
 use delft::Finish;
 use serde_json::{Map, Value, json};
 
 use super::chat::{TEMPLATE, effort};
+use super::stored::{Stored, normal};
 use super::{EXTENSIONS, usage_of_responses};
 use crate::catalogue::Held;
 use crate::chat;
@@ -18,7 +21,7 @@ use crate::generation::{Done, Event, Work};
 use crate::models::{Conversation, Model};
 use crate::problem::{Api, Problem};
 use crate::reply::{Answer, Called, Pending, Piece, Reply, token_json};
-use crate::router::{Answered, Call, noting, telling};
+use crate::router::{Answered, App, Call, noting, telling};
 use crate::settings::{self, MOST_TOP_LOGPROBS};
 use crate::stream::{Framing, Gone, Sender, Shape, response};
 
@@ -30,7 +33,9 @@ pub(crate) const FIELDS: &[Field] = &[
     used("max_output_tokens"),
     used("model"),
     used("parallel_tool_calls"),
+    used("previous_response_id"),
     used("reasoning"),
+    used("store"),
     used("stream"),
     used("temperature"),
     used("text"),
@@ -52,12 +57,29 @@ pub(crate) const FIELDS: &[Field] = &[
     refused("background", "requests are answered while their clients wait", &["false"]),
     refused("background_options", "requests are answered while their clients wait", &[]),
     refused("context_management", "the conversation is read as it comes", &[]),
-    refused("conversation", "nothing is stored: send the conversation whole", &[]),
+    refused("conversation", CONVERSATIONS, &[]),
     refused("image", "answers are text", &[]),
     refused("moderation", "answers are not moderated", &[]),
-    refused("previous_response_id", "nothing is stored: send the conversation whole", &[]),
     refused("prompt", "there are no stored prompts", &[]),
-    refused("store", "nothing is stored", &["false"]),
+];
+
+/// Why conversations are refused that have an id of their own.
+const CONVERSATIONS: &str = "go on with previous_response_id, or send the conversation whole";
+
+/// The documented fields of `/v1/responses/input_tokens`.
+pub(crate) const COUNTED: &[Field] = &[
+    used("input"),
+    used("instructions"),
+    used("model"),
+    used("parallel_tool_calls"),
+    used("previous_response_id"),
+    used("reasoning"),
+    used("text"),
+    used("tool_choice"),
+    used("tools"),
+    used("truncation"),
+    refused("conversation", CONVERSATIONS, &[]),
+    refused("personality", "models here have no such setting", &[]),
 ];
 
 /// Settings of chats that this interface has no name for.
@@ -68,6 +90,9 @@ const SAMPLING: &[Field] = &[
     used("seed"),
     used("stop"),
 ];
+
+/// The type of items that are named by their ids.
+const REFERENCE: &str = "item_reference";
 
 /// What of an answer is included where it is asked for.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -132,7 +157,7 @@ pub(crate) const ITEMS: &[Variant] = &[
             no_effect("summary"),
         ],
     ),
-    refused_variant("item_reference", "nothing is stored: send the conversation whole"),
+    variant("item_reference", &[used("type"), used("id")]),
 ];
 
 const TEXT: &[Field] = &[used("type"), used("text"), no_effect("prompt_cache_breakpoint")];
@@ -163,6 +188,29 @@ struct Ask {
     asked: Asked,
     work: Work,
     streams: bool,
+    keeping: Option<Keeping>,
+}
+
+/// What is kept beside a response.
+struct Keeping {
+    app: Arc<App>,
+    /// The response that it goes on from.
+    before: Option<String>,
+    input: Vec<Value>,
+}
+
+impl Keeping {
+    fn keep(self, response: &Value) {
+        self.app.responses.keep(self.before, &self.input, response);
+    }
+}
+
+/// A conversation as it was sent.
+struct Sent {
+    /// As templates read it.
+    messages: Vec<Value>,
+    /// The items of this request alone.
+    input: Vec<Value>,
 }
 
 pub(crate) async fn answer(call: Call) -> Answered {
@@ -170,7 +218,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let fields = call.fields(table, Unknown::Refused).await?;
     let model = call.model(&fields).await?;
     let ask = call.reading(|| read(&call, fields, model)).await?;
-    let Ask { model, fields, asked, work, streams } = ask;
+    let Ask { model, fields, asked, work, streams, keeping } = ask;
     let reply = asked.reply(&model, &work.prompt);
     let mut reply = if streams { reply.piecewise() } else { reply };
     let head = head(&call, &model, &fields);
@@ -189,6 +237,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
             logprobs,
             pending: Pending::default(),
             told,
+            keeping,
         };
         let streamed = response(Framing::NamedEvents, |sender| async move {
             writer.state(&sender, "response.created").await?;
@@ -210,6 +259,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     items.extend(answer.calls.into_iter().map(Item::Call));
     let items = items.iter().enumerate().map(|(i, item)| item.to_json(&call.id, i, "completed"));
     let object = ended(head, items.collect(), answer.end.as_ref(), answer.reasoning_tokens);
+    keeping.into_iter().for_each(|keeping| keeping.keep(&object));
     let told = noting(&fields, axum::Json(object).into_response());
     Ok(telling(answer.end.as_ref(), told))
 }
@@ -233,56 +283,111 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
         }
         options.top_logprobs = top as usize;
     }
+    let asked = Asked::responses(&fields)?;
+    let (prompt, input) = prompt(call, &fields, &model, &asked, options.max_tokens)?;
+    model.check(&prompt)?;
+    asked.constrain(&model, &prompt, true, &mut options)?;
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    let before = fields.text("previous_response_id")?.map(str::to_string);
+    let app = call.app.clone();
+    let keeping = fields.flag("store")?.unwrap_or(true).then_some(Keeping { app, before, input });
+    Ok(Ask { model, fields, asked, work: Work { prompt, options }, streams, keeping })
+}
+
+/// `/v1/responses/input_tokens`: the tokens that the model would read.
+pub(crate) async fn count(call: Call) -> Answered {
+    let table = &[COUNTED, TEMPLATE];
+    let fields = call.fields(table, Unknown::Refused).await?;
+    let model = call.model(&fields).await?;
+    let count = || {
+        let asked = Asked::responses(&fields)?;
+        let (prompt, _) = prompt(&call, &fields, &model, &asked, None)?;
+        let count = json!({ "object": "response.input_tokens", "input_tokens": prompt.len() });
+        Ok(noting(&fields, axum::Json(count)))
+    };
+    call.reading(count).await
+}
+
+/// The tokens that the model reads, and the items of this request as they are kept. The answer may
+/// have so many tokens.
+fn prompt(
+    call: &Call,
+    fields: &Fields,
+    model: &Model,
+    asked: &Asked,
+    answer: Option<usize>,
+) -> Result<(Vec<u32>, Vec<Value>), Problem> {
     let reasoning = fields.within("reasoning", &[REASONING])?;
     let mut extra = match &reasoning {
-        Some(reasoning) => {
-            effort(&model, reasoning, "effort").map_err(|e| e.within("reasoning"))?
-        }
+        Some(reasoning) => effort(model, reasoning, "effort").map_err(|e| e.within("reasoning"))?,
         None => Map::new(),
     };
-    if let Some(variables) = fields.object("chat_template_kwargs")? {
-        extra.extend(variables.clone());
-    }
-    let asked = Asked::responses(&fields)?;
+    extra.extend(chat::template_variables(fields)?);
     let tools = asked.listed().to_vec();
-    let messages = messages(&fields)?;
+    let Sent { messages, input } = sent(fields, &call.app.responses, &call.id)?;
     let conversation = Conversation { messages, extra, tools, ..Conversation::default() };
     let prompt = match fields.text("truncation")? {
         None | Some("disabled") => model.encode_chat(&conversation)?,
         Some("auto") => {
-            let (prompt, dropped) = model.encode_cut(&conversation, options.max_tokens)?;
+            let (prompt, dropped) = model.encode_cut(&conversation, answer)?;
             fields.note_cut(dropped, "messages");
             prompt
         }
         Some(other) => return Err(wrong("truncation", "auto or disabled", &other.into())),
     };
-    model.check(&prompt)?;
-    asked.constrain(&model, &prompt, true, &mut options)?;
-    let streams = fields.flag("stream")?.unwrap_or(false);
-    Ok(Ask { model, fields, asked, work: Work { prompt, options }, streams })
+    Ok((prompt, input))
 }
 
-/// The input's items as the messages that templates read.
-fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
+/// The conversation of a request: its instructions, what came before, and its input. The request's
+/// id is part of those of its items.
+fn sent(fields: &Fields, stored: &Stored, id: &str) -> Result<Sent, Problem> {
     let mut messages = Vec::new();
     if let Some(text) = fields.text("instructions")? {
         messages.push(json!({ "role": "system", "content": text }));
     }
-    let items = match fields.needed("input", fields.value("input"))? {
-        Value::String(text) => {
-            messages.push(json!({ "role": "user", "content": text }));
-            return Ok(messages);
-        }
-        Value::Array(items) if !items.is_empty() && items.len() <= chat::MOST_MESSAGES => items,
+    let before = fields.text("previous_response_id")?.map(|before| stored.conversation(before));
+    let before = before.transpose()?.unwrap_or_default();
+    let of_user = |text: &str| json!({ "role": "user", "content": text });
+    let mut items = match fields.needed("input", fields.value("input"))? {
+        Value::String(text) => vec![of_user(text)],
+        Value::Array(items) if !items.is_empty() => items.clone(),
         other => {
             let message = format!("expected a string or a list of items, found {}", kind(other));
             return Err(Problem::field("input", message));
         }
     };
-    // It belongs to the assistant's message behind it.
-    let mut thought = String::new();
-    for (i, item) in items.iter().enumerate() {
+    if before.len() + items.len() > chat::MOST_MESSAGES {
+        let found = before.len() + items.len();
+        let message = format!("expected at most {} items, found {found}", chat::MOST_MESSAGES);
+        return Err(Problem::field("input", message));
+    }
+    for (i, item) in items.iter_mut().enumerate().filter(|(_, item)| item["type"] == REFERENCE) {
         let place = format!("input[{i}]");
+        fields.variant(&place, item, "an item", &[ITEMS], None)?;
+        *item = item["id"].as_str().and_then(|id| stored.item(id)).ok_or_else(|| {
+            let message = "there is no item of this id: it was not stored, or is forgotten";
+            Problem::field(&format!("{place}.id"), message)
+        })?;
+    }
+    // What is kept was read before: nothing is to be said of it again.
+    let known = Fields::check(Map::new(), &[], Unknown::Noted)?;
+    let mut thought = String::new();
+    read_items(&known, "previous_response_id", &before, &mut messages, &mut thought)?;
+    read_items(fields, "input", &items, &mut messages, &mut thought)?;
+    Ok(Sent { messages, input: normal(id, &items) })
+}
+
+/// Adds items to the messages that templates read. A thought belongs to the assistant's message
+/// behind it.
+fn read_items(
+    fields: &Fields,
+    list: &str,
+    items: &[Value],
+    messages: &mut Vec<Value>,
+    thought: &mut String,
+) -> Result<(), Problem> {
+    for (i, item) in items.iter().enumerate() {
+        let place = format!("{list}[{i}]");
         let text = |name: &str| {
             let found = item[name].as_str();
             found.ok_or_else(|| Problem::field(&format!("{place}.{name}"), "expected a string"))
@@ -302,7 +407,7 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
                 let place = format!("{place}.content");
                 let content = chat::text(fields, &place, &item["content"], parts)?;
                 let mut message = json!({ "role": role, "content": content });
-                let thought = std::mem::take(&mut thought);
+                let thought = std::mem::take(thought);
                 if role == "assistant" && !thought.is_empty() {
                     message["reasoning_content"] = thought.into();
                 }
@@ -330,7 +435,7 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
                         let mut message =
                             json!({ "role": "assistant", "content": "", "tool_calls": [call] });
                         if !thought.is_empty() {
-                            message["reasoning_content"] = std::mem::take(&mut thought).into();
+                            message["reasoning_content"] = std::mem::take(thought).into();
                         }
                         messages.push(message);
                     }
@@ -350,11 +455,11 @@ fn messages(fields: &Fields) -> Result<Vec<Value>, Problem> {
                 let place = format!("{place}.content");
                 let content = Some(&item["content"]).filter(|content| !content.is_null());
                 let text = content.map(|content| chat::text(fields, &place, content, &[THOUGHT]));
-                thought = text.transpose()?.unwrap_or_default();
+                *thought = text.transpose()?.unwrap_or_default();
             }
         }
     }
-    Ok(messages)
+    Ok(())
 }
 
 /// The part of the response that is known before its text.
@@ -374,9 +479,9 @@ fn head(call: &Call, model: &Model, fields: &Fields) -> Value {
         "model": model.name,
         "output": [],
         "parallel_tool_calls": given("parallel_tool_calls", true.into()),
-        "previous_response_id": null,
+        "previous_response_id": given("previous_response_id", Value::Null),
         "reasoning": given("reasoning", json!({ "effort": null, "summary": null })),
-        "store": false,
+        "store": given("store", true.into()),
         "temperature": given("temperature", Value::Null),
         "text": given("text", json!({ "format": { "type": "text" } })),
         "tool_choice": given("tool_choice", "auto".into()),
@@ -466,6 +571,7 @@ struct Writer {
     pending: Pending<Value>,
     /// What is told of those of the next piece.
     told: Vec<Value>,
+    keeping: Option<Keeping>,
 }
 
 impl Shape for Writer {
@@ -494,6 +600,7 @@ impl Shape for Writer {
                 let (items, reasoning) =
                     (std::mem::take(&mut self.items), self.reply.reasoning_tokens());
                 self.head = ended(self.head.take(), items, Some(&done), reasoning);
+                self.keeping.take().into_iter().for_each(|keeping| keeping.keep(&self.head));
                 let cut = self.head["status"] == "incomplete";
                 self.state(sender, if cut { "response.incomplete" } else { "response.completed" })
                     .await
@@ -647,8 +754,8 @@ mod tests {
         let read = |input: Value| {
             let body = json!({ "input": input }).to_string();
             let fields = Fields::read(body.as_bytes(), &[FIELDS], Unknown::Refused).unwrap();
-            let read = messages(&fields);
-            read.map(|read| (read, fields.noted())).map_err(|problem| problem.message)
+            let read = sent(&fields, &Stored::default(), "1");
+            read.map(|read| (read.messages, fields.noted())).map_err(|problem| problem.message)
         };
         let thought = json!({ "type": "reasoning", "id": "rs_1", "summary": [],
             "content": [{ "type": "reasoning_text", "text": "Hm." }] });
@@ -679,7 +786,8 @@ mod tests {
         let noted = noted.unwrap();
         assert_eq!(noted, "input[].id, input[].summary, input[].content[].annotations");
         let cases = [
-            (json!([{ "type": "item_reference", "id": "1" }]), "input[0]: nothing is stored"),
+            (json!([{ "type": "item_reference", "id": "1" }]), "input[0].id: there is no item"),
+            (json!([]), "input: expected a string or"),
             (json!([{ "type": "computer_call" }]), "input[0]: expected an item of type message or"),
             (
                 json!([{ "role": "user", "content": [{ "type": "input_file" }] }]),

@@ -12,6 +12,7 @@ mod openai;
 mod others;
 mod record;
 mod replicas;
+mod responses;
 mod safety;
 mod sessions;
 mod structured;
