@@ -169,6 +169,36 @@ def openai_responses():
     assert after.usage.output_tokens > 0
 
 
+def openai_conversations():
+    """Responses that are kept: gone on with, retrieved, listed and deleted."""
+    options = dict(model=MODEL, max_output_tokens=12, temperature=0)
+    first = open_ai.responses.create(**options, input=QUESTION)
+    turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "Go on"}]
+    whole = open_ai.responses.create(**options, input=turns, store=False)
+    second = open_ai.responses.create(**options, input="Go on", previous_response_id=first.id)
+    assert second.output_text == whole.output_text and second.usage.input_tokens == whole.usage.input_tokens, (second, whole)
+    streamed = list(open_ai.responses.create(**options, input="Go on", previous_response_id=first.id, stream=True))[-1].response
+    assert streamed.output_text == whole.output_text and open_ai.responses.retrieve(streamed.id) == streamed, streamed
+    assert open_ai.responses.retrieve(first.id).output_text == first.output_text
+    items = list(open_ai.responses.input_items.list(second.id, order="asc", limit=1))
+    assert [item.content[0].text for item in items] == [QUESTION, first.output_text, "Go on"], items
+    assert open_ai.responses.input_tokens.count(model=MODEL, input="Go on", previous_response_id=first.id).input_tokens == whole.usage.input_tokens
+    open_ai.responses.delete(first.id)
+    refused(openai.NotFoundError, lambda: open_ai.responses.retrieve(first.id))
+    refused(openai.NotFoundError, lambda: open_ai.responses.retrieve(whole.id))
+    error = refused(openai.BadRequestError, lambda: open_ai.responses.create(**options, input="Go on", previous_response_id=second.id))
+    assert error.code == "previous_response_not_found", error
+
+
+def openai_agent():
+    """Tools and a form for the answer in one request."""
+    for seed in range(4):
+        parsed = open_ai.chat.completions.parse(
+            model=MODEL, messages=MESSAGES, tools=[openai.pydantic_function_tool(Painting, name="paint")], response_format=Painting,
+            max_tokens=300, temperature=1, seed=seed, parallel_tool_calls=False).choices[0].message
+        assert isinstance(parsed.parsed, Painting) or isinstance(parsed.tool_calls[0].function.parsed_arguments, Painting), parsed
+
+
 def anthropic_tools():
     tool = {"name": "paint", "description": "Paints.", "input_schema": SCHEMA}
     options = dict(model=MODEL, messages=MESSAGES, tools=[tool], tool_choice={"type": "any", "disable_parallel_tool_use": True}, max_tokens=400)
@@ -243,6 +273,8 @@ openai_errors()
 openai_structured()
 openai_tools()
 openai_responses()
+openai_conversations()
+openai_agent()
 anthropic_tools()
 ollama_structured()
 embeddings()

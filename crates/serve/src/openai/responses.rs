@@ -347,11 +347,14 @@ fn sent(fields: &Fields, stored: &Stored, id: &str) -> Result<Sent, Problem> {
     }
     let before = fields.text("previous_response_id")?.map(|before| stored.conversation(before));
     let before = before.transpose()?.unwrap_or_default();
-    let of_user = |text: &str| json!({ "role": "user", "content": text });
-    let mut items = match fields.needed("input", fields.value("input"))? {
-        Value::String(text) => vec![of_user(text)],
-        Value::Array(items) if !items.is_empty() => items.clone(),
-        other => {
+    // Who goes on may have nothing to add.
+    let input = fields.value("input").filter(|input| **input != json!([]) || before.is_empty());
+    let mut items = match input {
+        Some(Value::String(text)) => vec![json!({ "role": "user", "content": text })],
+        Some(Value::Array(items)) if !items.is_empty() => items.clone(),
+        None if !before.is_empty() => Vec::new(),
+        None => return fields.needed("input", None),
+        Some(other) => {
             let message = format!("expected a string or a list of items, found {}", kind(other));
             return Err(Problem::field("input", message));
         }

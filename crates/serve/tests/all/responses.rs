@@ -46,6 +46,14 @@ fn a_conversation_goes_on_by_the_id_of_its_last_response() {
     assert_eq!(third.status, 200, "{third:?}");
     assert!(third.header("x-delft-no-effect").is_none(), "{third:?}");
 
+    // Nothing is to be added where there is something to go on from.
+    for body in
+        [json!({ "previous_response_id": id }), json!({ "previous_response_id": id, "input": [] })]
+    {
+        assert_eq!(ask(body.clone()).status, 200, "{body}");
+    }
+    assert_eq!(ask(json!({})).json()["error"]["param"], "input");
+
     // An item by its id.
     let reference = json!({ "type": "item_reference", "id": first["output"][0]["id"] });
     let by_id = json!([turns[0], reference, turns[2]]);
