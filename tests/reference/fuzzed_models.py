@@ -229,6 +229,14 @@ def granitemoeshared(r):
     return granitemoe(r) | dict(shared_intermediate_size=r.of(16, 40))
 
 
+def granitemoehybrid(r):
+    config = granite(r)
+    del config["mlp_bias"]
+    mixed = r.of(dict(num_local_experts=0, num_experts_per_tok=0), experts(r, "num_local_experts"))
+    return config | mixed | dict(shared_intermediate_size=r.of(16, 40, 56), layer_types=["full_attention"] * config["num_hidden_layers"],
+                                 mamba_n_heads=1, position_embedding_type=r.of("rope", "rope", None))
+
+
 def olmo2(r):
     sizes, dim = shape(r, own=False)
     return sizes | rotation(r, dim) | dict(attention_bias=r.flag())
@@ -367,6 +375,11 @@ def hunyuan(r):
         config["rope_parameters"] = dict(rope_type="dynamic", rope_theta=10000.0, alpha=r.of(8.0, 1000.0), factor=1.0, beta_fast=32, beta_slow=1,
                                          mscale=1.0, mscale_all_dim=1.0)
     return config
+
+
+def hunyuan_v1_moe(r):
+    config, many = hunyuan(r), r.of(2, 3, 5)
+    return config | dict(num_experts=many, moe_topk=r.of(1, many))
 
 
 def lfm2(r):

@@ -232,6 +232,14 @@ CASES = [
     Case("granitemoeshared", "granitemoeshared", "bfloat16", "all of 3 experts beside one that all tokens share, of another width",
          shape(32, 4, 1, 24, num_local_experts=3, num_experts_per_tok=3, shared_intermediate_size=40, embedding_multiplier=0.6,
                attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=0.5, **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("granite4", "granitemoehybrid", "bfloat16", "Granite's multipliers; attention in all layers, and a feed-forward whose gate lies on top of its up; tied",
+         shape(48, 6, 2, 40, num_hidden_layers=2, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=64, layer_types=["full_attention"] * 2,
+               position_embedding_type="rope", mamba_n_heads=4, embedding_multiplier=0.6, attention_multiplier=0.2, residual_multiplier=0.7,
+               logits_scaling=0.5, tie_word_embeddings=True, **rope(10000.0))),
+    Case("granite4-moe", "granitemoehybrid", "float32", "2 of 3 experts beside one that all tokens share, and no positions; one key/value head",
+         shape(32, 4, 1, 24, num_hidden_layers=2, num_local_experts=3, num_experts_per_tok=2, shared_intermediate_size=40,
+               layer_types=["full_attention"] * 2, mamba_n_heads=4, embedding_multiplier=0.6, attention_multiplier=0.2, residual_multiplier=0.7,
+               logits_scaling=0.5, **rope(10000.0)), prompt=9),
     Case("olmo3", "olmo3", "bfloat16", "OLMo 2 with windows of 8 in all layers but the fourth, which alone is stretched by yarn",
          shape(64, 4, 2, 64, num_hidden_layers=4, pad_token_id=0, sliding_window=8, max_position_embeddings=128,
                rope_parameters=dict(full_attention=dict(rope_theta=10000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
@@ -307,6 +315,8 @@ CASES = [
     Case("hunyuan-alpha", "hunyuan_v1_dense", "bfloat16", "a base that is stretched for all contexts",
          shape(32, 3, 1, 64, head_dim=16, pad_token_id=0, eod_token_id=2, rms_norm_eps=1e-5,
                **rope(200.0, rope_type="dynamic", alpha=8.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0)), v4={}),
+    Case("hunyuan-moe", "hunyuan_v1_moe", "bfloat16", "2 of 4 experts beside one that all tokens share; norms of each head behind the rotation; three heads on one",
+         shape(48, 3, 1, 40, head_dim=16, pad_token_id=0, eod_token_id=2, num_experts=4, moe_topk=2, rms_norm_eps=1e-5, **rope(10000.0)), prompt=9),
     Case("minicpm", "granite", "bfloat16", "numbers that embeddings, sublayers and logits are multiplied with, as MiniCPM states them",
          shape(48, 6, 2, 64, embedding_multiplier=2.0, attention_multiplier=8 ** -0.5, residual_multiplier=1.4 / 2 ** 0.5, logits_scaling=48 / 32,
                **rope(10000.0)), disguise="minicpm", gguf=("f32",)),
@@ -427,7 +437,7 @@ FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
             "ernie4_5": "Ernie4_5", "seed_oss": "SeedOss", "glm": "Glm", "dots1": "Dots1", "olmoe": "Olmoe", "gemma": "Gemma",
             "qwen3_vl": "Qwen3VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl_moe": "Qwen3VLMoe", "cohere": "Cohere", "cohere2": "Cohere2",
             "starcoder2": "Starcoder2", "stablelm": "StableLm", "phi": "Phi", "gpt_neox": "GPTNeoX", "nemotron": "Nemotron", "arcee": "Arcee",
-            "hunyuan_v1_dense": "HunYuanDenseV1", "lfm2": "Lfm2"}
+            "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2"}
 TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                                num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
@@ -629,7 +639,7 @@ def record(model, ids):
 
 def watch_routers(model, seen):
     """Hooks that note in `seen` how clearly each router of a model chooses."""
-    routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "llama4router"))]
+    routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "llama4router", "v1gate"))]
     # Llama 4's gives its scores behind the odds.
     scores = lambda part, out: out["Llama4" in type(part).__name__]
     return [part.register_forward_hook(lambda part, _, out: seen.append(clearance(part, scores(part, out)))) for part in routers]

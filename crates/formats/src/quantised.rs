@@ -141,7 +141,7 @@ impl Quantised {
             }
             _ => {
                 let parts = self.parts(tensors)?;
-                (parts.encoding()?, vec![parts.out, parts.cols])
+                (parts.encoding(), vec![parts.out, parts.cols])
             }
         };
         Ok(Described { encoding, shape, stored })
@@ -302,26 +302,20 @@ impl Quantised {
 
 impl Parts<'_> {
     /// The encoding of the weights.
-    fn encoding(&self) -> Result<Encoding> {
+    fn encoding(&self) -> Encoding {
         let Integers { bits, symmetric, ordered, .. } = self.integers;
         let scale = self.scales.dtype;
-        if ordered || scale == DType::F32 {
-            return Ok(if scale == DType::F16 { scale } else { DType::BF16 }.into());
-        }
+        // Numbers, where no block has such scales, groups or codes.
+        let numbers = if scale == DType::F16 { scale } else { DType::BF16 }.into();
         let whole = kept(self.group).filter(|kept| self.cols.is_multiple_of(*kept));
-        let Some(kept) = whole else {
-            let expected = "groups of a multiple of 32 inputs, in whole groups";
-            let found = format!("{} inputs in groups of {}", self.cols, self.group);
-            return Err(Error::new(self.codes.name, expected, found));
+        let Some(kept) = whole.filter(|_| !ordered && scale != DType::F32) else {
+            return numbers;
         };
         if !symmetric && bits == 4 && scale == DType::F16 {
-            return Ok(DType::Q5_0.into());
+            return DType::Q5_0.into();
         }
         let bits = bits + usize::from(!symmetric);
-        Groups::new(bits, kept, scale).map(Encoding::Groups).ok_or_else(|| {
-            let expected = "integers of 2, 3 or 4 bits, or symmetric ones of 8";
-            Error::new(self.codes.name, expected, format!("asymmetric ones of {}", bits - 1))
-        })
+        Groups::new(bits, kept, scale).map_or(numbers, Encoding::Groups)
     }
 
     /// Code `c` of output `r`.
@@ -395,7 +389,7 @@ impl Parts<'_> {
     }
 
     fn read(&self) -> Result<Vec<u8>> {
-        let encoding = self.encoding()?;
+        let encoding = self.encoding();
         let order = self.order()?;
         let Integers { bits, symmetric, .. } = self.integers;
         let middle = 1u16 << (bits - 1);

@@ -102,7 +102,7 @@ const SPELLINGS: [Key; 3] = [
 const USED: Key = Key("num_experts_per_tok", "expert_used_count");
 
 /// A number, where it is stated.
-type Count = Option<Stated<usize>>;
+pub(crate) type Count = Option<Stated<usize>>;
 
 /// How many experts a configuration states, if any, and how many a token goes through.
 fn counts(keys: &Keys<'_>) -> Result<(Count, Count)> {
@@ -161,18 +161,32 @@ pub(crate) fn read(
     feed_forward: usize,
 ) -> Result<ExpertsOptions> {
     let keys = &files.keys;
-    let (count, used) = counts(keys)?;
+    let own = keys.size(Key("moe_intermediate_size", "expert_feed_forward_length"))?;
+    let own = own.map(|own| own.within(1..=1 << 20)).transpose()?;
+    read_used(files, hidden, own.unwrap_or(feed_forward), counts(keys)?.1)
+}
+
+/// As [`read`], where experts are `feed_forward` wide and a token goes through `used` of them.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_used(
+    files: &Files<'_>,
+    hidden: usize,
+    feed_forward: usize,
+    used: Count,
+) -> Result<ExpertsOptions> {
+    let keys = &files.keys;
+    let count = counts(keys)?.0;
     let count = count.ok_or_else(|| keys.wrong(SPELLINGS[0], "a number of experts", "nothing"))?;
     let used = used.ok_or_else(|| keys.wrong(USED, "a number of experts", "nothing"))?;
     let experts = count.within(1..=MOST_EXPERTS)?;
     let used = used.within(1..=experts.min(MOST_USED))?;
-    let own = keys.size(Key("moe_intermediate_size", "expert_feed_forward_length"))?;
-    let own = own.map(|own| own.within(1..=1 << 20)).transpose()?;
     let normalised = keys.flag(Key("norm_topk_prob", "expert_weights_norm"))?.unwrap_or(false);
     Ok(ExpertsOptions {
         hidden,
         experts,
-        feed_forward: own.unwrap_or(feed_forward),
+        feed_forward,
         router_bias: Bias::Never,
         biases: false,
         routing: Routing { used, odds: Odds::Softmax, normalised, scale: 1.0 },

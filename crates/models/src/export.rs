@@ -57,6 +57,7 @@ const PERMUTED: &[&str] = &[
     "arcee",
     "granite",
     "granitemoe",
+    "granitemoehybrid",
     "granitemoeshared",
     "internlm2",
     "internlm3",

@@ -20,7 +20,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let Open { config, parts } = read(files, Raw::read(files, &["silu"])?)?;
+    let raw = Raw::read(files, &["silu"])?;
+    windows::of_types(files, &raw.layers, None)?;
+    let Open { config, parts } = read(files, raw)?;
     Ok(decoder::open_parts(config, parts))
 }
 
@@ -37,7 +39,6 @@ pub(crate) struct Open {
 /// What is of another type or out of range, by key.
 pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<Open> {
     let keys = &files.keys;
-    windows::of_types(files, &raw.layers, None)?;
     if keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;
     }

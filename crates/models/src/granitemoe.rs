@@ -5,11 +5,12 @@ use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
-use crate::{Architecture, Opened, decoder, experts, granite, llama, phi3};
+use crate::{Architecture, Opened, decoder, experts, granite, llama, phi3, windows};
 use formats::Result;
 use nn::{Bias, Builder, Experts, ExpertsOptions, Mlp, Stored, Weights};
 
-const NAMES: &[Row] = &[
+/// The router, the stacks of experts, and the expert that every token goes through.
+pub(crate) const NAMES: &[Row] = &[
     (
         "blocks.{}.mlp.router",
         "model.layers.{}.block_sparse_moe.router.layer",
@@ -53,9 +54,21 @@ pub(crate) const SHARED: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     const SHARED: Key = Key("shared_intermediate_size", "expert_shared_feed_forward_length");
     let raw = Raw::read(files, &["silu"])?;
+    windows::of_types(files, &raw.layers, None)?;
     let shared = files.keys.size(SHARED)?.filter(|width| width.value > 0);
     let shared = shared.map(|width| width.within(1..=1 << 20)).transpose()?;
-    let granite::Open { config, parts } = granite::read(files, raw)?;
+    opened(files, granite::read(files, raw)?, shared)
+}
+
+/// A model with a mixture in every block, and the expert of the width `shared` beside it.
+///
+/// # Errors
+/// What is missing or out of range, by key.
+pub(crate) fn opened(
+    files: &Files<'_>,
+    granite::Open { config, parts }: granite::Open,
+    shared: Option<usize>,
+) -> Result<Opened> {
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
     options.routing.normalised = true;
     let parts = decoder::Parts { feed_forward: feed_forward(options, shared), ..parts };

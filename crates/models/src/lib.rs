@@ -26,6 +26,7 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granite4;
 mod granitemoe;
 mod harmless;
 mod hunyuan;
@@ -118,7 +119,9 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &granite::ARCHITECTURE,
     &granitemoe::ARCHITECTURE,
     &granitemoe::SHARED,
+    &granite4::ARCHITECTURE,
     &hunyuan::ARCHITECTURE,
+    &hunyuan::MIXTURE,
     &internlm2::ARCHITECTURE,
     &internlm2::INTERNLM3,
     &lfm2::ARCHITECTURE,

@@ -5,6 +5,7 @@
 //! "quantization_config": { "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": false, "sym": true }
 //! "quantization_config": { "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm" }
 //! "quantization_config": { "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128] }
+//! "quantization_config": { "quant_method": "modelopt", "quant_algo": "FP8" }
 //! "quantization_config": { "quant_method": "mxfp4" }
 //! "quantization_config": { "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": { .. } }
 //! ```
@@ -57,6 +58,13 @@ impl Settings {
                 Some("fbgemm_fp8") => Settings::All(Scheme::Fp8 { block: None }),
                 Some("mxfp4") => Settings::All(Scheme::Mxfp4),
                 Some("compressed-tensors") => Settings::All(compressed(&settings)?),
+                Some("modelopt") => match settings.text("quant_algo")? {
+                    Some("FP8") => Settings::All(Scheme::Fp8 { block: None }),
+                    other => {
+                        let found = clipped(other.unwrap_or("nothing"));
+                        return Err(settings.wrong("quant_algo", "FP8", found).hint(HINT));
+                    }
+                },
                 Some(method) => {
                     return Err(settings
                         .wrong("quant_method", EXPECTED, clipped(method))
@@ -278,7 +286,14 @@ fn compressed(keys: &Keys<'_>) -> Result<Scheme> {
                 .is_some_and(|o| o.as_str() == Some("group") || o.as_bool() == Some(true)),
         })
     };
-    match keys.text("format")? {
+    let floats = weights.text("type")? == Some("float");
+    let format = match keys.text("format")? {
+        // The name of both before they had their own.
+        Some("naive-quantized") if floats => Some("float-quantized"),
+        Some("naive-quantized") => Some("int-quantized"),
+        format => format,
+    };
+    match format {
         Some("pack-quantized") => Ok(Scheme::Packed(integers()?)),
         Some("mxfp4-pack-quantized") => {
             let found = (weights.needed("num_bits")?.value, group(&weights)?.unwrap_or(32));
@@ -353,7 +368,16 @@ mod tests {
                 json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64] }),
                 Scheme::Fp8 { block: Some([128, 64]) },
             ),
+            (
+                json!({ "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"] }),
+                Scheme::Fp8 { block: None },
+            ),
             (json!({ "quant_method": "mxfp4" }), Scheme::Mxfp4),
+            (
+                json!({ "quant_method": "compressed-tensors", "format": "naive-quantized",
+                    "config_groups": { "group_0": { "weights": { "num_bits": 8, "type": "float", "strategy": "tensor" } } } }),
+                Scheme::Fp8 { block: None },
+            ),
             (
                 json!({ "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups }),
                 Scheme::Packed(integers(4, Some(128), false, true)),
@@ -411,6 +435,7 @@ mod tests {
                 "the same settings for all weights",
             ),
             (json!({ "bits": 4, "group_size": 16, "mode": "nvfp4" }), "found nvfp4"),
+            (json!({ "quant_method": "modelopt", "quant_algo": "NVFP4" }), "found NVFP4"),
         ] {
             let why = read(json!({ "quantization_config": settings })).unwrap_err().to_string();
             assert!(why.starts_with("config.json: ") && why.contains(expected), "{why}");

@@ -25,6 +25,11 @@ const DERIVED: &[&str] = &[
     "activation_scale",
     "input_scale",
     "qscale_act",
+    // Scales of caches in eight-bit floats.
+    "k_proj.k_scale",
+    "v_proj.v_scale",
+    "self_attn.k_scale",
+    "self_attn.v_scale",
 ];
 
 /// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does,

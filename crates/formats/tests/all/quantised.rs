@@ -173,7 +173,29 @@ fn what_does_not_fit_is_refused_by_tensor() {
         found.starts_with("fp8-blocks.weight_scale: expected a scale for the matrix"),
         "{found}"
     );
+}
+
+/// Groups of 16 inputs, and asymmetric codes of 8 bits, become numbers.
+#[test]
+fn integers_that_no_block_has_become_numbers() {
+    let (_folder, tensors) = folder(|all| {
+        let (_, dtype, shape, bytes) =
+            all.iter().find(|t| t.0 == "packed4.weight_scale").cloned().unwrap();
+        let bytes = bytes.as_chunks::<2>().0.iter().flat_map(|scale| scale.repeat(4)).collect();
+        all.push(("packed4.scales".to_owned(), dtype, vec![shape[0], 4 * shape[1]], bytes));
+    });
+    let sixteen = Scheme::Packed(integers(4, Some(16), true, false));
     let eight = Scheme::Gptq { integers: integers(8, Some(64), false, false), plus: 1 };
-    let found = refused("gptq8-symmetric", eight, &["qweight", "qzeros", "scales"]);
-    assert!(found.contains("found asymmetric ones of 8"), "{found}");
+    let cases: [(&str, Scheme, &[&str], DType); 2] = [
+        ("packed4", sixteen, &["weight_packed", "scales"], DType::BF16),
+        ("gptq8-symmetric", eight, &["qweight", "qzeros", "scales"], DType::F16),
+    ];
+    for (case, scheme, names, dtype) in cases {
+        let read = source(case, scheme, names).read(&tensors).unwrap();
+        assert_eq!(read.encoding, dtype.into(), "{case}");
+        let expected = tensors.get(&format!("{case}.expected")).unwrap().to_f32().unwrap();
+        let mut bytes = vec![0; 2 * expected.len()];
+        dtype.encode(&expected, &mut bytes).unwrap();
+        assert!(read.bytes == bytes, "{case}");
+    }
 }
