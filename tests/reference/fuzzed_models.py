@@ -318,6 +318,10 @@ def qwen2_5_vl(r):
                     rope_type="default", rope_theta=10000.0, mrope_section=[4, 2, 2]))
 
 
+def qwen2_vl(r):
+    return qwen2_5_vl(r)
+
+
 def qwen3_vl_moe(r):
     return qwen3_vl(r) | experts(r) | dict(moe_intermediate_size=r.of(16, 24))
 

@@ -275,6 +275,8 @@ CASES = [
          "has alike; its tower beside it",
          shape(48, 3, 1, 64, head_dim=16, tie_word_embeddings=True, **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2],
                                                                            mrope_interleaved=True)), images=True),
+    Case("qwen2-vl", "qwen2_vl", "bfloat16", "the same of the first of them; one key/value head, tied",
+         shape(32, 2, 1, 48, tie_word_embeddings=True, **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2])), images=True),
     Case("qwen2.5-vl", "qwen2_5_vl", "bfloat16", "the same of Qwen2's, whose axes lie in blocks",
          shape(32, 2, 1, 48, **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2])), images=True),
     Case("cohere", "cohere", "bfloat16", "attention and feed-forward side by side behind one layer norm without bias, adjacent pairs, logits by 0.5",
@@ -435,13 +437,14 @@ FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
             "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "glm4_moe": "Glm4Moe", "ministral": "Ministral", "gpt2": "GPT2",
             "ministral3": "Ministral3", "granitemoe": "GraniteMoe", "granitemoeshared": "GraniteMoeShared", "olmo3": "Olmo3", "exaone4": "Exaone4",
             "ernie4_5": "Ernie4_5", "seed_oss": "SeedOss", "glm": "Glm", "dots1": "Dots1", "olmoe": "Olmoe", "gemma": "Gemma",
-            "qwen3_vl": "Qwen3VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl_moe": "Qwen3VLMoe", "cohere": "Cohere", "cohere2": "Cohere2",
+            "qwen3_vl": "Qwen3VL", "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl_moe": "Qwen3VLMoe", "cohere": "Cohere", "cohere2": "Cohere2",
             "starcoder2": "Starcoder2", "stablelm": "StableLm", "phi": "Phi", "gpt_neox": "GPTNeoX", "nemotron": "Nemotron", "arcee": "Arcee",
             "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2"}
 TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                                num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                            num_position_embeddings=4, deepstack_visual_indexes=[0]),
+          "qwen2_vl": dict(depth=1, embed_dim=16, hidden_size=32, num_heads=2, patch_size=2, mlp_ratio=2),
           "qwen2_5_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=32,
                              fullatt_block_indexes=[0])}
 

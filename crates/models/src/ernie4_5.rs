@@ -31,6 +31,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     if let (Some(rotation), true) = (&mut raw.rotation, unsaid) {
         rotation.theta.value = THETA;
     }
+    if let Some(by) = keys.number(Key("compression_ratio", ""))?.filter(|by| by.value != 1.0) {
+        return Err(by.wrong("1: positions are not divided", by.value));
+    }
     let bias = files.bias("use_bias")?;
     Ok(decoder::open(raw.check()?, bias, move |config, layer| AttentionOptions {
         qkv_bias: bias,

@@ -57,6 +57,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
     keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
     raw.windows = windows::alternating(files, &raw.layers)?;
+    // The first name of the window, which stands beside the other.
+    keys.note("sliding_window_size");
     let cap = |key| keys.number(key)?.map(|cap| Ok(cap.positive()? as f32)).transpose();
     let score_cap = cap(Key("attn_logit_softcapping", "attn_logit_softcapping"))?;
     let logit_cap = cap(Key("final_logit_softcapping", "final_logit_softcapping"))?;

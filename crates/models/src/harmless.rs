@@ -11,5 +11,10 @@ pub(crate) fn is_causality(key: &str) -> bool {
 }
 
 /// Keys that change nothing while they have this value.
-pub(crate) const HARMLESS_VALUES: &[(&str, u64)] =
-    &[("full_attn_mod", 1), ("interpolate_factor", 1), ("encoder_no_repeat_ngram_size", 0)];
+pub(crate) const HARMLESS_VALUES: &[(&str, u64)] = &[
+    ("full_attn_mod", 1),
+    ("interpolate_factor", 1),
+    ("encoder_no_repeat_ngram_size", 0),
+    ("ep_size", 1),
+    ("moe_layer_freq", 1),
+];

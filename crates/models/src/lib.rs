@@ -140,6 +140,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &phi3::ARCHITECTURE,
     &phimoe::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
+    &qwen_vl::QWEN2,
     &qwen_vl::QWEN2_5,
     &qwen2_moe::ARCHITECTURE,
     &qwen3::ARCHITECTURE,

@@ -26,6 +26,16 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let eps = Key("norm_eps", "attention.layer_norm_epsilon");
     let mut raw = Raw::read_normed(files, eps, 1e-5)?;
     raw.turns_part(files, 0.5)?;
+    // Another name of the part that is rotated.
+    if let Some(part) = files.keys.number(Key("rope_percent", ""))?.filter(|p| p.value != 0.5) {
+        return Err(part.wrong("0.5, as of this architecture", part.value));
+    }
+    // And of the width of heads.
+    let width =
+        raw.head_dim.as_ref().map_or(raw.hidden.value / raw.heads.value.max(1), |d| d.value);
+    if let Some(other) = files.keys.size(Key("kv_channels", ""))?.filter(|n| n.value != width) {
+        return Err(other.wrong(format!("{width}, the width of heads"), other.value));
+    }
     // What GGUF says twice.
     files.keys.number(Key("norm_eps", "attention.layer_norm_rms_epsilon"))?;
     let act = gpt2::activation(files, "hidden_act", SQUARED)?;

@@ -21,6 +21,12 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
+    const CHUNKS: &str = "dual_chunk_attention_config";
+    if files.keys.get(CHUNKS).is_some() {
+        let why = "attention is not in chunks here, as it is not in Transformers: contexts beyond \
+            the trained one are read as they stand";
+        raw.warnings.push(format!("{}: {why}", files.keys.place(CHUNKS)));
+    }
     Ok(decoder::open(raw.check()?, Bias::Never, |config, layer| AttentionOptions {
         qkv_bias: Bias::Always,
         ..config.attention(layer)

@@ -1,4 +1,4 @@
-//! Qwen2.5-VL and Qwen3-VL (Qwen Team 2025), their decoders of text: Qwen2, Qwen3 and Qwen3-MoE, whose
+//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Qwen Team 2024, 2025), their decoders of text: Qwen2, Qwen3 and Qwen3-MoE, whose
 //! positions in three axes a text has alike.
 
 use crate::files::Files;
@@ -15,6 +15,13 @@ pub(crate) const QWEN2_5: Architecture = Architecture {
     signs: None,
     open: |files| open(files, qwen2::open),
     ..qwen2::ARCHITECTURE
+};
+
+pub(crate) const QWEN2: Architecture = Architecture {
+    title: "Qwen2-VL, its text",
+    name: "qwen2_vl",
+    class: "Qwen2VLForConditionalGeneration",
+    ..QWEN2_5
 };
 
 pub(crate) const QWEN3: Architecture = Architecture {

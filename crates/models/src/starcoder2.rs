@@ -34,7 +34,18 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     // What these models have, by keys of the first configurations.
     keys.only(Key("mlp_type", ""), &["default"])?;
     keys.only(Key("norm_type", ""), &["layer_norm"])?;
-    keys.note("residual_dropout");
+    for key in [
+        "activation_function",
+        "attention_softmax_in_fp32",
+        "layer_norm_epsilon",
+        "residual_dropout",
+        "scale_attention_softmax_in_fp32",
+    ] {
+        keys.note(key);
+    }
+    if keys.flag(Key("scale_attn_weights", ""))? == Some(false) {
+        return Err(keys.wrong("scale_attn_weights", "true, as of this architecture", false));
+    }
     let bias = match keys.flag(Key("use_bias", ""))? {
         Some(false) => Bias::IfStored,
         _ => Bias::Always,

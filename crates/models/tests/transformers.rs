@@ -246,6 +246,17 @@ fn readme_lists_every_architecture() {
     assert_eq!(told, rows, "README's table of models should be\n{}", rows.join("\n"));
 }
 
+/// Configurations with the keys that published ones have, one a line: Llama's relatives, and all
+/// families whose first files state more than Transformers reads.
+#[test]
+fn keys_of_published_configurations_are_known() {
+    for line in include_str!("published.jsonl").lines() {
+        let json: serde_json::Value = serde_json::from_str(line).unwrap();
+        delft_models::check_json(&json, "config.json", &options())
+            .unwrap_or_else(|e| panic!("{}: {e}", json["model_type"]));
+    }
+}
+
 /// Configurations as they were published, less what generation and training read: nothing in them
 /// is unknown, and what the architecture takes for granted may be left out.
 #[test]

@@ -85,6 +85,7 @@ macro_rules! fixtures {
             qwen2 "qwen2",
             qwen2_moe "qwen2-moe",
             qwen2_window "qwen2-window",
+            qwen2_vl "qwen2-vl",
             qwen2_5_vl "qwen2.5-vl",
             qwen2_yarn "qwen2-yarn",
             qwen2_yarn_beyond "qwen2-yarn-beyond",

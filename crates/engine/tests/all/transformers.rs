@@ -200,6 +200,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("gpt2-scaled", HEADS),
     ("gpt2/model.f32.gguf", HEADS),
     ("hunyuan-alpha", HEADS),
+    ("hunyuan-moe", HEADS),
     ("lfm2", WHOLE),
     ("lfm2-adjusted", HEADS),
     ("lfm2/model.f32.gguf", WHOLE),
