@@ -1,5 +1,5 @@
-//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Qwen Team 2024, 2025), their decoders of text: Qwen2, Qwen3 and Qwen3-MoE, whose
-//! positions in three axes a text has alike.
+//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL (Qwen Team 2024, 2025), their decoders of text: Qwen2, Qwen3
+//! and Qwen3-MoE, whose positions in three axes a text has alike.
 
 use crate::files::Files;
 use crate::names::Recipes;
