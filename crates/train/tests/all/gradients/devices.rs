@@ -332,7 +332,7 @@ fn the_named_device() {
         agrees(lora, name, &place, Precision::F32, 1e-4);
         agrees(lora, name, &place, Precision::BF16, 0.3);
     }
-    for name in ["gemma2", "llama3", "qwen3"] {
+    for name in ["gemma2", "gpt2", "llama3", "qwen3"] {
         agrees(full, name, &place, Precision::F32, 1e-4);
         agrees(full, name, &place, Precision::BF16, 0.3);
     }
