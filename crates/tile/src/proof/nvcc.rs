@@ -24,7 +24,7 @@ pub struct Usage {
     pub registers: u32,
     /// Bytes of statically declared shared memory.
     pub shared: u32,
-    /// Bytes of registers written to and read from memory for want of room.
+    /// Bytes of registers written to memory for want of room, or read back, whichever are more.
     pub spills: u32,
     /// Bytes of arrays that could not be registers.
     pub stack: u32,
@@ -80,7 +80,7 @@ fn usages(log: &str) -> Vec<Usage> {
             match (before, word) {
                 ([_, n], "registers") => last.registers = number(n),
                 ([n, "bytes"], "smem") => last.shared = number(n),
-                ([n, "bytes"], "spill") => last.spills = last.spills.saturating_add(number(n)),
+                ([n, "bytes"], "spill") => last.spills = last.spills.max(number(n)),
                 ([n, "bytes"], "stack") => last.stack = number(n),
                 _ => {}
             }
@@ -98,7 +98,7 @@ mod tests {
     fn the_report_is_read_entry_by_entry() {
         let log = "ptxas info    : 0 bytes gmem\nptxas info    : Compiling entry function 'norm' for 'sm_80'\nptxas info    : Function properties for norm\n    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\nptxas info    : Used 40 registers, used 1 barriers, 96 bytes smem, 376 bytes cmem[0]\nptxas info    : Compiling entry function 'add' for 'sm_80'\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 10 registers, 360 bytes cmem[0]\n";
         let norm =
-            Usage { kernel: "norm".to_owned(), registers: 40, shared: 96, spills: 12, stack: 16 };
+            Usage { kernel: "norm".to_owned(), registers: 40, shared: 96, spills: 8, stack: 16 };
         let add = Usage { kernel: "add".to_owned(), registers: 10, shared: 0, spills: 0, stack: 0 };
         assert_eq!(usages(log), [norm, add]);
         assert_eq!(usages("Used registers, bytes spill"), []);
