@@ -38,7 +38,9 @@ TEXTS = [
 NO_NORMAL_FORM = "llama.cpp does not bring texts to normal form C"
 # Hugging Face's tokenizers library cuts " iPhone" and " kW" behind their first letters by these models' regexes, and "1990s" behind three digits.
 CASES = "llama.cpp goes on from a small letter to a capital"
-EXPECTED = {"qwen2": NO_NORMAL_FORM, "qwen35": NO_NORMAL_FORM, "tiny_aya": CASES, "cohere2moe": CASES, "kimi-k2": CASES}
+TEXTS_NOT_BYTES = "its vocabularies hold texts, not bytes: --files"
+EXPECTED = {"qwen2": NO_NORMAL_FORM, "qwen35": NO_NORMAL_FORM, "tiny_aya": CASES, "cohere2moe": CASES, "kimi-k2": CASES, "youtu": CASES,
+            "gemma4": TEXTS_NOT_BYTES, "granite-embed-multi-311m": TEXTS_NOT_BYTES, "sarvam-moe": TEXTS_NOT_BYTES}
 
 
 def names():
