@@ -46,6 +46,7 @@ fn folders_compute_the_same_as_files() {
         "gemma2-scalar",
         "gemma3-vision",
         "gpt2-scaled",
+        "granite4-moe",
         "internlm3",
         "llama-dynamic-beyond",
         "llama-proportional",
