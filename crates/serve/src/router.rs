@@ -135,7 +135,12 @@ impl Call {
     /// Reads the body on this thread, as soon as few others read theirs. What reading takes is a
     /// multiple of what was sent, so that a thousand at once would take all memory.
     pub(crate) async fn reading<T>(&self, read: impl FnOnce() -> T) -> T {
-        let parts = (self.body.len() / PART).clamp(LEAST_PARTS, PARTS);
+        self.reading_beside(0, read).await
+    }
+
+    /// The same with so many bytes beside the body.
+    pub(crate) async fn reading_beside<T>(&self, bytes: usize, read: impl FnOnce() -> T) -> T {
+        let parts = ((self.body.len() + bytes) / PART).clamp(LEAST_PARTS, PARTS);
         // The semaphore is never closed.
         let _permit = self.app.parts.acquire_many(parts as u32).await;
         tokio::task::block_in_place(read)

@@ -92,7 +92,7 @@ const SAMPLING: &[Field] = &[
 ];
 
 /// The type of items that are named by their ids.
-const REFERENCE: &str = "item_reference";
+pub(crate) const REFERENCE: &str = "item_reference";
 
 /// What of an answer is included where it is asked for.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -217,7 +217,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let table = &[FIELDS, SAMPLING, EXTENSIONS, GRAMMARS, TEMPLATE];
     let fields = call.fields(table, Unknown::Refused).await?;
     let model = call.model(&fields).await?;
-    let ask = call.reading(|| read(&call, fields, model)).await?;
+    let before = before(&call, &fields)?;
+    let ask = call.reading_beside(before, || read(&call, fields, model)).await?;
     let Ask { model, fields, asked, work, streams, keeping } = ask;
     let reply = asked.reply(&model, &work.prompt);
     let mut reply = if streams { reply.piecewise() } else { reply };
@@ -305,7 +306,13 @@ pub(crate) async fn count(call: Call) -> Answered {
         let count = json!({ "object": "response.input_tokens", "input_tokens": prompt.len() });
         Ok(noting(&fields, axum::Json(count)))
     };
-    call.reading(count).await
+    call.reading_beside(before(&call, &fields)?, count).await
+}
+
+/// The bytes of the conversation that a request goes on from.
+fn before(call: &Call, fields: &Fields) -> Result<usize, Problem> {
+    let id = fields.text("previous_response_id")?;
+    Ok(id.map_or(0, |id| call.app.responses.size(id)))
 }
 
 /// The tokens that the model reads, and the items of this request as they are kept. The answer may
@@ -364,14 +371,11 @@ fn sent(fields: &Fields, stored: &Stored, id: &str) -> Result<Sent, Problem> {
         let message = format!("expected at most {} items, found {found}", chat::MOST_MESSAGES);
         return Err(Problem::field("input", message));
     }
-    for (i, item) in items.iter_mut().enumerate().filter(|(_, item)| item["type"] == REFERENCE) {
-        let place = format!("input[{i}]");
-        fields.variant(&place, item, "an item", &[ITEMS], None)?;
-        *item = item["id"].as_str().and_then(|id| stored.item(id)).ok_or_else(|| {
-            let message = "there is no item of this id: it was not stored, or is forgotten";
-            Problem::field(&format!("{place}.id"), message)
-        })?;
+    let referring = |(_, item): &(usize, &Value)| item["type"] == REFERENCE;
+    for (i, item) in items.iter().enumerate().filter(referring) {
+        fields.variant(&format!("input[{i}]"), item, "an item", &[ITEMS], None)?;
     }
+    stored.refer(&mut items, "input")?;
     // What is kept was read before: nothing is to be said of it again.
     let known = Fields::check(Map::new(), &[], Unknown::Noted)?;
     let mut thought = String::new();

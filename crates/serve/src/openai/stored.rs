@@ -19,12 +19,14 @@ use crate::fields::{Fields, Unknown, shown, wrong};
 use crate::problem::{Api, Problem};
 use crate::router::{Answered, App, noting};
 
+use super::responses::REFERENCE;
+
 /// Most responses that are kept.
 const MOST: usize = 16_384;
 /// Most bytes of them all.
 const MOST_BYTES: usize = 64 << 20;
-/// Most responses of one conversation.
-const LONGEST: usize = 10_000;
+/// Most bytes of what one request goes on from or refers to: what is read takes a multiple of them.
+const MOST_READ: usize = 16 << 20;
 
 /// A response that is kept.
 #[derive(Debug)]
@@ -107,11 +109,12 @@ impl Stored {
         }
     }
 
-    /// The items of a conversation up to the response of an id and its answer, the oldest first.
+    /// The responses of a conversation up to that of an id, the latest first.
     ///
     /// # Errors
-    /// A response that is not kept, or one before it that is not kept any more.
-    pub(crate) fn conversation(&self, id: &str) -> Result<Vec<Value>, Problem> {
+    /// A response that is not kept, or one before it that is not kept any more; a conversation that
+    /// is too long.
+    fn chain(&self, id: &str) -> Result<Vec<Arc<Kept>>, Problem> {
         let missing = |at: &str| {
             let message = if at == id {
                 format!("there is no response {}: it was not stored, or is forgotten", shown(id))
@@ -121,24 +124,69 @@ impl Stored {
             let problem = Problem::field("previous_response_id", message);
             Problem { code: "previous_response_not_found", ..problem }
         };
-        let (mut chain, mut next) = (Vec::new(), Some(id.to_string()));
-        {
-            let mut all = self.all();
-            while let Some(at) = next.filter(|_| chain.len() < LONGEST) {
-                let kept = all.touch(&at).ok_or_else(|| missing(&at))?;
-                next = kept.before.clone();
-                chain.push(kept);
+        let (mut chain, mut next, mut bytes) = (Vec::new(), Some(id.to_string()), 0);
+        let mut all = self.all();
+        while let Some(at) = next {
+            let kept = all.touch(&at).ok_or_else(|| missing(&at))?;
+            bytes += kept.bytes();
+            if bytes > MOST_READ {
+                let message = format!("expected a conversation of at most {MOST_READ} bytes");
+                return Err(Problem::field("previous_response_id", message));
             }
+            next = kept.before.clone();
+            chain.push(kept);
         }
+        Ok(chain)
+    }
+
+    /// The items of a conversation up to the response of an id and its answer, the oldest first.
+    ///
+    /// # Errors
+    /// As [`Stored::chain`].
+    pub(crate) fn conversation(&self, id: &str) -> Result<Vec<Value>, Problem> {
+        let chain = self.chain(id)?;
         Ok(chain.iter().rev().flat_map(|kept| kept.items()).flatten().collect())
     }
 
-    /// The item of an id, which names its response.
-    pub(crate) fn item(&self, id: &str) -> Option<Value> {
-        let (_, rest) = id.split_once('_')?;
-        let (response, _) = rest.rsplit_once('_')?;
-        let kept = self.all().touch(&format!("resp_{response}"))?;
-        kept.items().into_iter().flatten().find(|item| item["id"] == id)
+    /// The bytes of a conversation up to the response of an id; 0 if it cannot be gone on with.
+    pub(crate) fn size(&self, id: &str) -> usize {
+        let bytes = |chain: Vec<Arc<Kept>>| chain.iter().map(|kept| kept.bytes()).sum();
+        self.chain(id).map_or(0, bytes)
+    }
+
+    /// Puts kept items in the place of those that refer to them.
+    ///
+    /// # Errors
+    /// An item that is not kept; references into too much of what is.
+    pub(crate) fn refer(&self, items: &mut [Value], list: &str) -> Result<(), Problem> {
+        let mut read: HashMap<String, [Vec<Value>; 2]> = HashMap::new();
+        let mut bytes = 0;
+        let refer = |item: &Value| item["type"] == REFERENCE;
+        for (i, item) in items.iter_mut().enumerate().filter(|(_, item)| refer(item)) {
+            let place = format!("{list}[{i}].id");
+            let id = item["id"].as_str().unwrap_or_default();
+            let response = id.split_once('_').and_then(|(_, rest)| rest.rsplit_once('_'));
+            let response = response.map(|(response, _)| format!("resp_{response}"));
+            if let Some(name) = response.as_ref().filter(|name| !read.contains_key(*name))
+                && let Some(kept) = self.all().touch(name)
+            {
+                bytes += kept.bytes();
+                if bytes > MOST_READ {
+                    let message =
+                        format!("expected items of at most {MOST_READ} bytes of responses");
+                    return Err(Problem::field(&place, message));
+                }
+                read.insert(name.clone(), kept.items());
+            }
+            let kept = response.and_then(|name| read.get(&name));
+            let mut kept = kept.into_iter().flatten().flatten();
+            let found = kept.find(|item| item["id"] == id).cloned();
+            *item = found.ok_or_else(|| {
+                let message = "there is no item of this id: it was not stored, or is forgotten";
+                Problem::field(&place, message)
+            })?;
+        }
+        Ok(())
     }
 
     /// The response that a path names.
@@ -311,14 +359,34 @@ mod tests {
         let items = stored.conversation("resp_99").unwrap();
         let roles: Vec<_> = items.iter().map(|item| item["role"].as_str().unwrap()).collect();
         assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
-        assert_eq!(stored.item("msg_99_0").unwrap()["role"], "assistant");
-        assert!(stored.item("msg_1_0").is_none() && stored.item("msg").is_none());
+        let refer = |id: &str| {
+            let mut items = [json!({ "type": "item_reference", "id": id }), json!({ "type": "x" })];
+            stored.refer(&mut items, "input").map(|()| items[0]["role"].clone())
+        };
+        assert_eq!(refer("msg_99_0").unwrap(), "assistant");
+        for id in ["msg_1_0", "msg_99_1", "msg", ""] {
+            assert!(refer(id).unwrap_err().message.starts_with("input[0].id: there is no"), "{id}");
+        }
+
+        // What one request reads is bounded as well.
+        assert!(stored.size("resp_99") > length && stored.size("resp_1") == 0);
+        let mut last = "resp_99".to_string();
+        for id in 100..120 {
+            stored.keep(Some(last), &user, &response(id, length));
+            last = format!("resp_{id}");
+        }
+        let long = stored.conversation(&last).unwrap_err();
+        assert!(long.message.contains("at most 16777216 bytes"), "{long:?}");
+        let all_of =
+            (100..120).map(|id| json!({ "type": "item_reference", "id": format!("msg_{id}_0") }));
+        let long = stored.refer(&mut all_of.collect::<Vec<_>>(), "input").unwrap_err();
+        assert!(long.message.contains("at most 16777216 bytes"), "{long:?}");
 
         // What one that is there goes on from may be gone.
         stored.all().remove("resp_0");
         let problem = stored.conversation("resp_99").unwrap_err();
         assert!(problem.message.contains("resp_0, which resp_99 goes on from"), "{problem:?}");
-        for id in 2..100 {
+        for id in 2..120 {
             stored.all().remove(&format!("resp_{id}"));
         }
         let all = stored.all();
