@@ -19,7 +19,7 @@ mod wide;
 
 pub use options::{Dry, Options, Xtc};
 
-use wide::{BLOCK, any_broken, block_sums, prefix_floor, sum_exp, tops, weight};
+use wide::{BLOCK, any_broken, block_sums, forbid, prefix_floor, sum_exp, tops, weigh, weight};
 
 /// A sampled token.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -196,9 +196,7 @@ impl Sampler {
             return Some(self.draw_from_all(logits, greatest, per_temperature, random));
         }
         let total = self.candidates(logits, greatest, per_temperature, options);
-        for candidate in &mut self.candidates {
-            candidate.weight = weight(candidate.logit, greatest, per_temperature);
-        }
+        weigh(&mut self.candidates, greatest, per_temperature);
         self.top_k(options.top_k);
         self.top_p(options.share(), total);
         let least = options.least_weight();
@@ -330,18 +328,6 @@ impl Sampler {
         }
         // The fraction is below the sum.
         0
-    }
-}
-
-/// Makes tokens impossible whose bit is not set.
-fn forbid(logits: &mut [f32], mask: &[u32]) {
-    for (i, logits) in logits.chunks_mut(32).enumerate() {
-        let word = mask.get(i).copied().unwrap_or(0);
-        for (bit, logit) in logits.iter_mut().enumerate() {
-            if word >> bit & 1 == 0 {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
     }
 }
 

@@ -5,6 +5,8 @@
 //! Weights are whole numbers, whose sums do not depend on the order of their terms: a GPU, which
 //! sums in another order, draws the same token.
 
+use super::Candidate;
+
 /// Logits that are scanned as one.
 pub(super) const BLOCK: usize = 64;
 
@@ -93,6 +95,16 @@ widened! {
     /// The greatest number of every [`BLOCK`] of `x`; NaN never wins, and of nothing but NaN it is
     /// -infinity.
     tops = tops_plain(x: &[f32], tops: &mut Vec<f32>)
+}
+
+widened! {
+    /// Gives candidates their [`weight`]s.
+    weigh = weigh_plain(candidates: &mut [Candidate], top: f32, factor: f32)
+}
+
+widened! {
+    /// Makes tokens impossible whose bit is not set.
+    forbid = forbid_plain(logits: &mut [f32], mask: &[u32])
 }
 
 widened! {
@@ -186,6 +198,27 @@ fn prefix_floor_plain(
         }
     }
     (f32::MIN, total)
+}
+
+#[inline(always)]
+fn weigh_plain(candidates: &mut [Candidate], top: f32, factor: f32) {
+    for candidate in candidates {
+        candidate.weight = weight(candidate.logit, top, factor);
+    }
+}
+
+#[inline(always)]
+fn forbid_plain(logits: &mut [f32], mask: &[u32]) {
+    for (i, logits) in logits.chunks_mut(32).enumerate() {
+        let word = mask.get(i).copied().unwrap_or(0);
+        if word == u32::MAX {
+            continue;
+        }
+        // All are written, so that no branch is taken for each.
+        for (bit, logit) in logits.iter_mut().enumerate() {
+            *logit = if word >> bit & 1 == 0 { f32::NEG_INFINITY } else { *logit };
+        }
+    }
 }
 
 #[inline(always)]
