@@ -291,7 +291,7 @@ fn nvidia_gpus() -> Result<u32> {
     Err(Error::new("cuda", "a build with the feature `cuda`", "one without"))
 }
 
-/// Opens a simulated GPU that is no rank, or none yet. As ranks, those of Metal are interpreted.
+/// Opens a simulated GPU, before it may become a rank. Ranks of Metal are interpreted.
 ///
 /// # Errors
 /// As [`simulated`].

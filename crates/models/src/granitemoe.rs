@@ -63,7 +63,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 /// A model with a mixture in every block, and the expert of the width `shared` beside it.
 ///
 /// # Errors
-/// What is missing or out of range, by key.
+/// A key that is missing or out of range.
 pub(crate) fn opened(
     files: &Files<'_>,
     granite::Open { config, parts }: granite::Open,

@@ -150,7 +150,7 @@ fn for_all(keys: &Keys<'_>, key: &'static str) -> Result<Option<Stated<usize>>> 
     }
 }
 
-/// What the family's models share.
+/// Reads the keys that dense models and mixtures share.
 fn read(files: &Files<'_>) -> Result<Raw> {
     let keys = &files.keys;
     let raw = Raw::read(files, &["silu"])?;

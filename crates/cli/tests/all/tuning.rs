@@ -265,7 +265,7 @@ fn pairs_teach_which_answer_is_better() {
         let bound = if more.contains(&"--dora") { 0.02 } else { 1e-6 };
         assert!((first["loss"].as_f64().unwrap() - 2f64.ln()).abs() < bound, "{first}");
     }
-    // What has been learned is where the next run begins, and what it compares with.
+    // The next run begins with the adapter that was learned, and compares with it.
     let (from, out) = (folder.path().join("out-1"), folder.path().join("further"));
     let [from, further] = [&from, &out].map(|path| path.to_str().unwrap());
     let begin = ["tune", "-m", MODEL, "--data", &data, "--out", further, "--raw", "--steps", "2"];

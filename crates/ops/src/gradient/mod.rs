@@ -163,6 +163,21 @@ pub(crate) fn give(
     at.give(of, cotangent)
 }
 
+/// Whether Programs in training may have an operation. Forward mode is for the references alone.
+pub fn trains(op: &Op) -> bool {
+    match op {
+        Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => true,
+        Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => true,
+        Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
+        Op::Experts(experts) => !experts.weighs_inputs,
+        Op::Gradient(op) => !matches!(
+            op,
+            Gradient::NormTangent(_) | Gradient::AttendTangent(_) | Gradient::ExpertsTangent(_)
+        ),
+        _ => false,
+    }
+}
+
 /// Makes [`Gradient`] of a table, as [`Op`] is made.
 macro_rules! gradients {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {

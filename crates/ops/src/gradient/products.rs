@@ -250,7 +250,7 @@ pub fn sum_rows(
 }
 
 /// `y[i] = sum_t term(t, t width + i) (+ add[i])` of the arguments `rows` and `width`, the whole body of
-/// a kernel. The names are those of buffers of so many elements, for the contract.
+/// a kernel. `names` are the buffers of `rows * width` elements, for the contract.
 #[track_caller]
 pub(super) fn sums_of_rows(
     names: &[&str],

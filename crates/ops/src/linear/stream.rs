@@ -208,7 +208,7 @@ struct Walk {
     /// The first word there of what the simdgroup reads and writes, and the words between stages.
     own: Val<u32>,
     stage: u32,
-    /// What sums pass through: see [`StreamTiling::spare`].
+    /// Shared memory that sums pass through: see [`StreamTiling::spare`].
     spare: Shared<f32>,
 }
 

@@ -7,8 +7,8 @@ use cpu_kernels::isa::Isa;
 use cpu_kernels::matmul::{Activations, Epilogue, Huge, Path, Scratch as Product, Turned};
 use cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::{Error, ErrorKind, Result};
-use ops::gradient::Gradient;
-use ops::{Attention, Binary, Op, Rope, Zip};
+use ops::gradient::{Gradient, trains};
+use ops::{Attention, Op, Rope};
 use program::{ArenaPlan, Node, Program, ValueId, plan_memory};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -18,28 +18,13 @@ use std::sync::Mutex;
 /// # Errors
 /// The first operation that it has not, by name.
 pub fn check(program: &Program) -> Result<()> {
-    for node in &program.nodes {
-        match &node.op {
-            Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => {
-            }
-            Op::Experts(experts) if !experts.weighs_inputs => {}
-            Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => {}
-            Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => {}
-            // Forward mode is for the references alone.
-            Op::Gradient(op)
-                if !matches!(
-                    op,
-                    Gradient::NormTangent(_)
-                        | Gradient::AttendTangent(_)
-                        | Gradient::ExpertsTangent(_)
-                ) => {}
-            op => {
-                let expected = "operations that can be trained";
-                return Err(Error::new("train", expected, op.name()).of(ErrorKind::Unsupported));
-            }
+    match program.nodes.iter().find(|node| !trains(&node.op)) {
+        Some(node) => {
+            let expected = "operations that can be trained";
+            Err(Error::new("train", expected, node.op.name()).of(ErrorKind::Unsupported))
         }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// A team of threads and their memory, for any Program.

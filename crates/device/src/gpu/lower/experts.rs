@@ -6,6 +6,8 @@
 //! [`Mixtures`] is what a lowering has that computes mixtures: that of steps here, and that of
 //! training, which sorts all pairs.
 
+use std::ops::Range;
+
 use formats::{Error, Result};
 use ops::Experts;
 use ops::experts::{Gate, Odds, Routing, Sizes};
@@ -17,13 +19,14 @@ use ops::moe::{
 };
 use ops::packed::Format;
 use ops::scale_rows::scale_rows;
-use program::{Node, WeightId};
+use program::{Node, Program, WeightId};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::{Recorder, Slot, TypedSlot};
 use crate::gpu::Facts;
+use crate::gpu::arena::MIXTURE;
 
 /// The scratch arrays of a mixture; their lengths are [`mixture`](crate::gpu::arena::mixture)'s.
 #[derive(Debug, Clone, Copy)]
@@ -80,6 +83,14 @@ impl Product {
     }
 }
 
+/// The sizes of a node that is a mixture.
+///
+/// # Errors
+/// Operands of another node.
+pub(in crate::gpu) fn sizes(program: &Program, node: &Node) -> Result<Sizes> {
+    program.mixture(node).ok_or_else(|| Error::new("experts", "a mixture", "other operands"))
+}
+
 impl Mixture<'_> {
     /// The number of pairs of a token and an expert.
     pub(in crate::gpu) fn pairs(&self) -> usize {
@@ -92,8 +103,8 @@ pub(in crate::gpu) trait Mixtures {
     /// Records a launch.
     fn push(&mut self, kernel: Recipe, numbers: Numbers, bound: &[(&str, Slot)]) -> Result<()>;
 
-    /// The first `words` words of a scratch array.
-    fn array(&self, array: Array, words: usize) -> Slot;
+    /// The scratch arrays, in bytes of the arena.
+    fn scratch(&self) -> &[Range<usize>; MIXTURE];
 
     /// The format of a matrix.
     fn format(&self, weight: WeightId) -> Result<Format>;
@@ -109,6 +120,12 @@ pub(in crate::gpu) trait Mixtures {
 
     /// Records a product pair by pair, if that suits `pairs` pairs.
     fn pair_by_pair(&mut self, product: &Product, sizes: Sizes, pairs: usize) -> Result<bool>;
+
+    /// The first `words` words of a scratch array.
+    fn array(&self, array: Array, words: usize) -> Slot {
+        let start = self.scratch()[array as usize].start;
+        Slot::Arena(start..start + 4 * words)
+    }
 
     /// The properties from which the schedule of a product is picked.
     fn machine(&self) -> Machine {
@@ -251,9 +268,8 @@ impl Mixtures for Recorder<'_> {
         Recorder::push(self, kernel, numbers, bound)
     }
 
-    fn array(&self, array: Array, words: usize) -> Slot {
-        let start = self.layout.mixture[array as usize].start;
-        Slot::Arena(start..start + 4 * words)
+    fn scratch(&self) -> &[Range<usize>; MIXTURE] {
+        &self.layout.mixture
     }
 
     fn format(&self, weight: WeightId) -> Result<Format> {
@@ -307,8 +323,7 @@ impl Mixtures for Recorder<'_> {
 impl Recorder<'_> {
     /// Records a node that is a mixture.
     pub(super) fn mixture(&mut self, op: &Experts, node: &Node) -> Result<()> {
-        let sizes = self.of.program.mixture(node);
-        let sizes = sizes.ok_or_else(|| Error::new("experts", "a mixture", "other operands"))?;
+        let sizes = sizes(&self.of.program, node)?;
         let (x, scores) = (self.operand(node.inputs[0]), self.operand(node.inputs[1]));
         let (rows, weights) = (self.rows(node.inputs[0]), &node.weights[..]);
         let y = self.operand(node.outputs[0]);

@@ -11,7 +11,9 @@
 //!
 //! A pair's share multiplies its gradient at the end, since all between is linear.
 
-use formats::{Error, Result};
+use std::ops::Range;
+
+use formats::Result;
 use ops::Experts;
 use ops::gradient::experts::kernels::{gate_backward, route_backward};
 use ops::linear::gemm::GemmTypes;
@@ -24,7 +26,8 @@ use tile::types::Scalar;
 
 use super::lower::Recorder;
 use crate::gpu::Facts;
-use crate::gpu::lower::experts::{Array, Mixture, Mixtures, Product};
+use crate::gpu::arena::MIXTURE;
+use crate::gpu::lower::experts::{Array, Mixture, Mixtures, Product, sizes};
 use crate::gpu::lower::{Slot, TypedSlot};
 
 impl Mixtures for Recorder<'_> {
@@ -32,9 +35,8 @@ impl Mixtures for Recorder<'_> {
         Recorder::push(self, kernel, numbers, bound)
     }
 
-    fn array(&self, array: Array, words: usize) -> Slot {
-        let start = self.layout.mixture[array as usize].start;
-        Slot::Arena(start..start + 4 * words)
+    fn scratch(&self) -> &[Range<usize>; MIXTURE] {
+        &self.layout.mixture
     }
 
     fn format(&self, weight: WeightId) -> Result<Format> {
@@ -61,8 +63,7 @@ impl Mixtures for Recorder<'_> {
 
 impl Recorder<'_> {
     fn mixture<'a>(&self, op: &'a Experts, node: &'a Node) -> Result<Mixture<'a>> {
-        let sizes = self.of.program.mixture(node);
-        let sizes = sizes.ok_or_else(|| Error::new("experts", "a mixture", "other operands"))?;
+        let sizes = sizes(&self.of.program, node)?;
         let [x, scores] = [0, 1].map(|i| self.value(node.inputs[i]).into());
         let (rows, weights) = (self.count(node.inputs[0]), &node.weights[..]);
         Ok(Mixture { op, sizes, rows, x, scores, weights })
@@ -90,7 +91,7 @@ impl Recorder<'_> {
         let down = product(&dy, &back, weight, ff, width, used);
         self.turned(&down, (sizes, pairs), false)?;
 
-        // The gradients of shares lie where those of pairs come after them.
+        // Gradients of shares take the scratch of the pairs' gradients, which are written later.
         let shares = self.array(Array::Outer, pairs);
         let ids = self.array(Array::Ids, pairs);
         let mut numbers = Numbers::new().with("pairs", pairs as u32).with("ff", ff as u32);

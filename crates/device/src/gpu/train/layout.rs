@@ -13,8 +13,8 @@ use crate::gpu::arena::{MIXTURE, mixtures};
 /// Alignment of scratch and of results.
 const ALIGN: usize = 256;
 
-/// The types of all values: that of activations, or f32 for values with a weight's shape, for one
-/// number per row or head, and for a router's scores, since rounding could select other experts.
+/// Types of all values. Activations have `scalar`; values with a weight's shape, one number per row
+/// or head, and a router's scores, whose rounding could select other experts, are f32.
 pub(super) fn types(program: &Program, scalar: Scalar) -> Vec<Scalar> {
     let fixed = |v: &ops::Shape| matches!(v.rows, Rows::Fixed(_));
     let of = |v| if fixed(v) { Scalar::F32 } else { scalar };

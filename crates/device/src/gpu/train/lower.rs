@@ -11,11 +11,11 @@ use formats::{Error, ErrorKind, Hint, Result, Setting};
 use ops::attention::prefill::{PrefillTiling, attention_packed};
 use ops::gradient::attend::{kernels as attend, tiles};
 use ops::gradient::matmul::{self, matmul};
-use ops::gradient::{CrossEntropy, Gradient, cross_entropy, norms, products};
+use ops::gradient::{CrossEntropy, Gradient, cross_entropy, norms, products, trains};
 use ops::operation::{Bound, Launches, Operand};
 use ops::packed::Format;
 use ops::rope::MOST_PAIRS;
-use ops::{Attention, Binary, Op, Rope, Zip, embed, rms_norm};
+use ops::{Attention, Op, Rope, embed, rms_norm};
 use program::{Node, Program, ValueId, WeightId};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
@@ -50,21 +50,8 @@ pub(super) struct Lowering {
 /// Refuses the first operation that has no training kernels.
 fn check(program: &Program) -> Result<()> {
     for node in &program.nodes {
-        let known = match &node.op {
-            Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => {
-                true
-            }
-            Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Select(_) => true,
-            Op::Experts(experts) => !experts.weighs_inputs,
-            Op::Rope(rope) => rope.frequencies.len() <= MOST_PAIRS as usize,
-            Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
-            // Forward mode is for the references alone.
-            Op::Gradient(op) => !matches!(
-                op,
-                Gradient::NormTangent(_) | Gradient::AttendTangent(_) | Gradient::ExpertsTangent(_)
-            ),
-            _ => false,
-        };
+        let turns = node.op.rope().is_none_or(|rope| rope.frequencies.len() <= MOST_PAIRS as usize);
+        let known = trains(&node.op) && turns;
         if !known {
             let expected = "operations that a GPU has in training";
             let error = Error::new("train", expected, node.op.name()).of(ErrorKind::Unsupported);

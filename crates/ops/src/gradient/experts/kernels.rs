@@ -88,7 +88,7 @@ pub fn gate_backward(
     when(Order::eq(thread_id(), 0u32), || shares.set(pair, sum));
 }
 
-/// The gradients of all scores from those of the shares of each token's experts, as
+/// Gradients of all scores, from the gradients of the shares that each token's experts have, as in
 /// [`Shares::backward`](super::Shares::backward), on the device. A simdgroup has `slots` scores in
 /// each lane, as [`moe_route`](crate::moe::moe_route) has.
 ///
@@ -180,7 +180,7 @@ pub fn route_backward(
     let mean = simd_sum(change * part);
     let excess = if routing.normalised { change - mean } else { change };
     let scale = routing.scale;
-    // What the score of the lane's expert gains by itself.
+    // The gradient of the score of the lane's expert by its own share.
     let gain = match routing.odds {
         Odds::Sigmoid => excess * part * (1.0 - odds) * scale,
         Odds::Softmax | Odds::Near { .. } => excess * part * scale,
@@ -204,7 +204,7 @@ pub fn route_backward(
     });
     for slot in 0..slots {
         let expert = lane + 32 * slot;
-        // Of shares that sum to one, what the others lose cancels.
+        // Normalised shares sum to one, so that the terms of the others cancel.
         let lost = match (routing.odds, routing.normalised) {
             (Odds::Softmax, false) => (scores.get(slot) - top).exp() / total * mean * scale,
             _ => 0f32.val(),
