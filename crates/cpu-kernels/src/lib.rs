@@ -8,6 +8,19 @@
 //!   of adapters; [`math`]: norms, activations, softmax, rotary embedding.
 //! - [`roof`]: how fast memory can be read.
 
+/// Runs an expression for each index below a small constant, in kernels of which there are
+/// hundreds: an iterator over a range does the same, but has five times as much code, which the
+/// compiler takes away again in each of them.
+macro_rules! each {
+    ($i:ident < $n:expr, $body:expr) => {{
+        let mut $i = 0;
+        while $i < $n {
+            $body;
+            $i += 1;
+        }
+    }};
+}
+
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub mod attention;

@@ -332,32 +332,32 @@ impl<E: Element> Down<'_, E> {
         unsafe {
             for at in (0..whole).step_by(L::N) {
                 let mut own = [L::splat(0.0); M];
-                for m in 0..M {
+                each!(m < M, {
                     own[m] = L::load(x.add(m * input + at));
-                }
-                for n in 0..N {
+                });
+                each!(n < N, {
                     let w: L = E::load(factor.add(n * input + at));
-                    for m in 0..M {
+                    each!(m < M, {
                         sums[n][m] = w.fma(own[m], sums[n][m]);
-                    }
-                }
+                    });
+                });
             }
             let rest = input - whole;
             if rest > 0 {
-                for n in 0..N {
+                each!(n < N, {
                     let w: L = E::load_part(factor.add(n * input + whole), rest);
-                    for m in 0..M {
+                    each!(m < M, {
                         let own = L::load_part(x.add(m * input + whole), rest);
                         sums[n][m] = w.fma(own, sums[n][m]);
-                    }
-                }
+                    });
+                });
             }
-            for n in 0..N {
-                for m in 0..M {
+            each!(n < N, {
+                each!(m < M, {
                     let to = self.t.start.add((row + m) * self.t.stride + rank + n);
                     *to = self.scale * sums[n][m].sum();
-                }
-            }
+                });
+            });
         }
     }
 }
@@ -431,28 +431,28 @@ impl<E: Element> Up<'_, E> {
         let t = self.t[row * self.stride..][..M * self.stride].as_ptr();
         let mut sums = [[L::splat(0.0); N]; M];
         let mut panels = [self.factor.as_ptr(); N];
-        for n in 0..N {
+        each!(n < N, {
             let first = self.columns.start + column + n * L::N;
             let panel = &self.factor[first / PANEL * PANEL * self.rank..][..PANEL * self.rank];
             panels[n] = panel[first % PANEL..].as_ptr();
-        }
+        });
         for rank in 0..self.rank {
             // SAFETY: a panel has as many elements; `t` has `rank` numbers in each row.
             unsafe {
                 let mut w = [L::splat(0.0); N];
-                for n in 0..N {
+                each!(n < N, {
                     w[n] = E::load(panels[n].add(rank * PANEL));
-                }
-                for m in 0..M {
+                });
+                each!(m < M, {
                     let t = L::splat(*t.add(m * self.stride + rank));
-                    for n in 0..N {
+                    each!(n < N, {
                         sums[m][n] = w[n].fma(t, sums[m][n]);
-                    }
-                }
+                    });
+                });
             }
         }
-        for m in 0..M {
-            for n in 0..N {
+        each!(m < M, {
+            each!(n < N, {
                 // SAFETY: the caller's promise.
                 unsafe {
                     let to = self.y.start.add((row + m) * self.y.stride + column + n * L::N);
@@ -461,7 +461,7 @@ impl<E: Element> Up<'_, E> {
                         false => L::load(to).add(sums[m][n]).store(to),
                     }
                 }
-            }
-        }
+            });
+        });
     }
 }

@@ -183,31 +183,31 @@ pub(super) unsafe fn score<
     unsafe {
         for i in 0..dim {
             let mut columns = [[L::splat(0.0); VECTORS]; GROUPS];
-            for k in 0..GROUPS {
+            each!(k < GROUPS, {
                 let key = tile.keys[first + k].cast::<N::Bits>().add(i * GROUP);
                 if (i * GROUP).is_multiple_of(LINE / size_of::<N::Bits>()) {
                     prefetch(tile.values[first + k].cast::<N::Bits>().wrapping_add(i * GROUP));
                 }
-                for v in 0..VECTORS {
+                each!(v < VECTORS, {
                     columns[k][v] = N::load::<L>(key.add(v * L::N));
-                }
-            }
-            for r in 0..ROWS {
+                });
+            });
+            each!(r < ROWS, {
                 let q = L::splat(*q.add(r * Q_STRIDE + i));
-                for k in 0..GROUPS {
-                    for v in 0..VECTORS {
+                each!(k < GROUPS, {
+                    each!(v < VECTORS, {
                         sums[r][k][v] = columns[k][v].fma(q, sums[r][k][v]);
-                    }
-                }
-            }
+                    });
+                });
+            });
         }
-        for r in 0..ROWS {
-            for k in 0..GROUPS {
-                for v in 0..VECTORS {
+        each!(r < ROWS, {
+            each!(k < GROUPS, {
+                each!(v < VECTORS, {
                     sums[r][k][v].store(p.add(r * P_STRIDE + (first + k) * GROUP + v * L::N));
-                }
-            }
-        }
+                });
+            });
+        });
     }
 }
 
@@ -273,11 +273,11 @@ unsafe fn sum<L: Lanes, N: Number, const ROWS: usize, const COLUMNS: usize>(
     // SAFETY: values and probabilities exist, and the sums have the room.
     unsafe {
         let mut totals = [[L::splat(0.0); COLUMNS]; ROWS];
-        for r in 0..ROWS {
-            for c in 0..COLUMNS {
+        each!(r < ROWS, {
+            each!(c < COLUMNS, {
                 totals[r][c] = L::load(sums.add(r * width + c * L::N));
-            }
-        }
+            });
+        });
         for i in 0..TILE {
             // Take a value of each group in turn: four streams of cache lines are an eighth faster
             // than one.
@@ -289,23 +289,23 @@ unsafe fn sum<L: Lanes, N: Number, const ROWS: usize, const COLUMNS: usize>(
             let values = tile.values[k].cast::<N::Bits>().add(at);
             let keys = then.keys[k].cast::<N::Bits>();
             let mut value = [L::splat(0.0); COLUMNS];
-            for c in 0..COLUMNS {
+            each!(c < COLUMNS, {
                 if (c * L::N).is_multiple_of(LINE / size_of::<N::Bits>()) {
                     prefetch(keys.wrapping_add(at + c * L::N));
                 }
                 value[c] = N::load::<L>(values.add(c * L::N));
-            }
-            for r in 0..ROWS {
+            });
+            each!(r < ROWS, {
                 let p = L::splat(*p.add(r * P_STRIDE + k * GROUP + t));
-                for c in 0..COLUMNS {
+                each!(c < COLUMNS, {
                     totals[r][c] = value[c].fma(p, totals[r][c]);
-                }
-            }
+                });
+            });
         }
-        for r in 0..ROWS {
-            for c in 0..COLUMNS {
+        each!(r < ROWS, {
+            each!(c < COLUMNS, {
                 totals[r][c].store(sums.add(r * width + c * L::N));
-            }
-        }
+            });
+        });
     }
 }

@@ -207,28 +207,28 @@ unsafe fn tile<L: Lanes, const A: usize, const R: usize, const C: usize>(
     unsafe {
         let mut sums = [[L::splat(0.0); C]; R];
         if add {
-            for r in 0..R {
-                for v in 0..C {
+            each!(r < R, {
+                each!(v < C, {
                     sums[r][v] = L::load(c.add(r * c_stride + v * L::N));
-                }
-            }
+                });
+            });
         }
         for k in 0..depth {
             let mut row = [L::splat(0.0); C];
-            for v in 0..C {
+            each!(v < C, {
                 row[v] = L::load(b.add(k * b_stride + v * L::N));
-            }
-            for r in 0..R {
+            });
+            each!(r < R, {
                 let a = L::splat(*a.add(r * A + k));
-                for v in 0..C {
+                each!(v < C, {
                     sums[r][v] = row[v].fma(a, sums[r][v]);
-                }
-            }
+                });
+            });
         }
-        for r in 0..R {
-            for v in 0..C {
+        each!(r < R, {
+            each!(v < C, {
                 sums[r][v].store(c.add(r * c_stride + v * L::N));
-            }
-        }
+            });
+        });
     }
 }

@@ -236,40 +236,40 @@ unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: us
         let mut acc = [[[L::splat(0.0); C]; N]; P];
         let whole = call.cols / C * C;
         for k in (0..whole).step_by(C) {
-            for c in 0..C {
+            each!(c < C, {
                 let column = (k + c) * ROWS * E::BYTES;
                 // After a panel's end, prefetch the panel that is read next.
                 let skip = if column + AHEAD < call.panel_bytes { 0 } else { P - 1 };
-                for p in 0..P {
+                each!(p < P, {
                     let at = weights[p].add(column);
                     if column.is_multiple_of(LINE) {
                         prefetch(at.wrapping_add(AHEAD + skip * call.panel_bytes));
                     }
                     let w = E::load::<L>(at);
-                    for t in 0..N {
+                    each!(t < N, {
                         acc[p][t][c] =
                             L::fma(w, L::splat(*x.add(t * stride + k + c)), acc[p][t][c]);
-                    }
-                }
-            }
+                    });
+                });
+            });
         }
         for k in whole..call.cols {
-            for p in 0..P {
+            each!(p < P, {
                 let w = E::load::<L>(weights[p].add(k * ROWS * E::BYTES));
-                for t in 0..N {
+                each!(t < N, {
                     acc[p][t][0] = L::fma(w, L::splat(*x.add(t * stride + k)), acc[p][t][0]);
-                }
-            }
+                });
+            });
         }
-        for p in 0..P {
+        each!(p < P, {
             let mut y = [L::splat(0.0); N];
-            for t in 0..N {
+            each!(t < N, {
                 y[t] = acc[p][t][0];
                 for c in 1..C {
                     y[t] = L::add(y[t], acc[p][t][c]);
                 }
-            }
+            });
             L::write(call, panel + p, token, &y, true);
-        }
+        });
     }
 }

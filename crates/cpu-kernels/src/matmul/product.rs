@@ -68,31 +68,32 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
     // SAFETY: the caller's promise covers every block below `blocks` and every lane below `N`.
     unsafe {
         let mut acc = [[L::splat(0.0); N]; P];
-        for g in 0..blocks.div_ceil(GROUP) {
+        let mut g = 0;
+        while g * GROUP < blocks {
             let (n, ahead) = (GROUP.min(blocks - g * GROUP), S::ahead(g, blocks, P));
             let mut groups = [S::group(panels[0], g, n, ahead); P];
-            for p in 1..P {
-                groups[p] = S::group(panels[p], g, n, ahead);
-            }
-            for b in 0..n {
-                for p in 0..P {
-                    S::fetch(groups[p], b);
+            each!(
+                p < P,
+                if p > 0 {
+                    groups[p] = S::group(panels[p], g, n, ahead)
                 }
+            );
+            let mut b = 0;
+            while b < n {
+                each!(p < P, S::fetch(groups[p], b));
                 let (mut sums, mut runs) = ([[L::ints(0); N]; P], [[L::ints(0); N]; P]);
                 // Unrolled in the source, so that the bit position of each quad is a constant.
                 macro_rules! quads {
                     ($($q:literal)*) => {$({
                         let (h, within, depth) = ($q * 4 / S::SUB, $q % (S::SUB / 4), L::depth(S::BITS));
                         if within == 0 {
-                            sums = start::<L, S, P, N>(x, h);
+                            start::<L, S, P, N>(x, h, &mut sums);
                         }
                         let mut codes = [S::quad(groups[0], b, $q); P];
-                        for p in 1..P {
-                            codes[p] = S::quad(groups[p], b, $q);
-                        }
-                        for t in 0..N {
+                        each!(p < P, if p > 0 { codes[p] = S::quad(groups[p], b, $q) });
+                        each!(t < N, {
                             let word = x.add(t).cast::<i32>().add($q).read();
-                            for p in 0..P {
+                            each!(p < P, {
                                 let (sum, mut run) = (sums[p][t], runs[p][t]);
                                 if within % depth == 0 {
                                     run = L::open(S::BITS, sum);
@@ -102,8 +103,8 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                                 if (within + 1) % depth.min(S::SUB / 4) == 0 {
                                     sums[p][t] = L::close(S::BITS, sum, run);
                                 }
-                            }
-                        }
+                            });
+                        });
                         if within + 1 == S::SUB / 4 {
                             scale::<L, S, P, N>(&groups, b, h, x, &sums, &mut acc);
                         }
@@ -111,13 +112,15 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                 }
                 quads!(0 1 2 3 4 5 6 7);
                 x = x.add(step);
+                b += 1;
             }
+            g += 1;
         }
         acc
     }
 }
 
-/// The initial sums of sub-block `h` of the block of lines at `x`.
+/// Writes the initial sums of sub-block `h` of the block of lines at `x`.
 ///
 /// # Safety
 /// As [`tile`].
@@ -125,31 +128,22 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
 unsafe fn start<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
     x: *const Line,
     h: usize,
-) -> [[L::Ints; N]; P] {
+    sums: &mut [[L::Ints; N]; P],
+) {
     // SAFETY: the caller's promise.
     unsafe {
-        let mut sums = [[L::ints(0); N]; P];
-        if S::LOWERED {
-            for t in 0..N {
-                let line = x.add(t);
+        each!(t < N, {
+            let line = x.add(t);
+            let first = if !S::LOWERED && S::ZERO == 0 {
+                0
+            } else {
                 let bias = if S::SUB == BLOCK { (*line).bias } else { (*line).half_bias[h] };
-                for p in 0..P {
-                    sums[p][t] = L::ints(-bias);
-                }
-            }
-        }
-        if S::ZERO > 0 {
-            // A line's bias is for zero point 128.
-            let shift = S::ZERO.leading_zeros();
-            for t in 0..N {
-                let line = x.add(t);
-                let bias = if S::SUB == BLOCK { (*line).bias } else { (*line).half_bias[h] };
-                for p in 0..P {
-                    sums[p][t] = L::ints(bias >> shift);
-                }
-            }
-        }
-        sums
+                // A line's bias is for zero point 128.
+                if S::ZERO > 0 { bias >> S::ZERO.leading_zeros() } else { -bias }
+            };
+            let first = L::ints(first);
+            each!(p < P, sums[p][t] = first);
+        });
     }
 }
 
@@ -168,21 +162,21 @@ unsafe fn scale<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        for p in 0..P {
+        each!(p < P, {
             let scale = S::scale(groups[p], b, h);
-            for t in 0..N {
+            each!(t < N, {
                 let scale = L::mul(scale, L::splat((*x.add(t)).scale));
                 acc[p][t] = L::fma(L::floats(sums[p][t]), scale, acc[p][t]);
-            }
+            });
             if S::OFFSETS {
                 let offset = S::offset(groups[p], b, h);
-                for t in 0..N {
+                each!(t < N, {
                     let line = x.add(t);
                     let sum = if S::SUB == BLOCK { (*line).sum } else { (*line).half_sum[h] };
                     acc[p][t] = L::fma(offset, L::splat(sum), acc[p][t]);
-                }
+                });
             }
-        }
+        });
     }
 }
 
@@ -273,32 +267,35 @@ unsafe fn columns<L: Lanes, B: Block, const P: usize, const N: usize>(
     let mut panel = panels.start;
     // SAFETY: the panels are the matrix's, the tokens are of one group; see `Call`.
     unsafe {
-        while panel + P <= panels.end {
-            beside::<L, B, P, N>(call, panel, token);
+        // The panels that are left over are multiplied one by one if there is one token, and with
+        // the last of them repeated if there are more: a shape less to compile for every format.
+        while panel + P <= panels.end || N > 1 && panel < panels.end {
+            beside::<L, B, P, N>(call, panel..panels.end, token);
             panel += P;
         }
-        while panel < panels.end {
-            beside::<L, B, 1, N>(call, panel, token);
-            panel += 1;
+        if N == 1 {
+            while panel < panels.end {
+                beside::<L, B, 1, 1>(call, panel..panels.end, token);
+                panel += 1;
+            }
         }
     }
 }
 
-/// The `P` panels from `panel` times the `N` tokens from `token`.
+/// The first `P` of the panels, or as many as there are, times the `N` tokens from `token`.
 #[inline(always)]
 unsafe fn beside<L: Lanes, B: Block, const P: usize, const N: usize>(
     call: &Call,
-    panel: usize,
+    panels: Range<usize>,
     token: usize,
 ) {
     // SAFETY: passed on.
     unsafe {
-        let panels = std::array::from_fn(|p| call.panel(panel + p));
+        let mut addresses = [call.panel(panels.start); P];
+        each!(p < P, addresses[p] = call.panel((panels.start + p).min(panels.end - 1)));
         let (x, step) = (call.x.line(token), call.x.group());
-        let acc = tile::<L, Packed<B>, P, N>(panels, call.cols / BLOCK, x, step);
-        for (p, acc) in acc.iter().enumerate() {
-            L::write(call, panel + p, token, acc, true);
-        }
+        let acc = tile::<L, Packed<B>, P, N>(addresses, call.cols / BLOCK, x, step);
+        each!(p < P.min(panels.len()), L::write(call, panels.start + p, token, &acc[p], true));
     }
 }
 

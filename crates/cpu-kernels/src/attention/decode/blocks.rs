@@ -41,36 +41,36 @@ pub(in crate::attention) unsafe fn score<
             let mut sums = [[[L::splat(0.0); VECTORS]; GROUPS]; ROWS];
             for i in 0..BLOCK / 2 {
                 let mut columns = [[[L::splat(0.0); 2]; VECTORS]; GROUPS];
-                for k in 0..GROUPS {
+                each!(k < GROUPS, {
                     let line = block * (BLOCK / 2) + i;
                     fetch(tile.values[first + k], line, Blocks::<C>::bytes(dim));
-                    for v in 0..VECTORS {
+                    each!(v < VECTORS, {
                         let keys = tile.keys[first + k];
                         columns[k][v] = Blocks::<C>::keys(keys, block, i, v * L::N);
-                    }
-                }
-                for r in 0..ROWS {
+                    });
+                });
+                each!(r < ROWS, {
                     let q = q.add(r * Q_STRIDE + block * BLOCK + i);
                     let (low, high) = (L::splat(*q), L::splat(*q.add(BLOCK / 2)));
-                    for k in 0..GROUPS {
-                        for v in 0..VECTORS {
+                    each!(k < GROUPS, {
+                        each!(v < VECTORS, {
                             let [a, b] = columns[k][v];
                             sums[r][k][v] = b.fma(high, a.fma(low, sums[r][k][v]));
-                        }
-                    }
-                }
+                        });
+                    });
+                });
             }
-            for k in 0..GROUPS {
-                for v in 0..VECTORS {
+            each!(k < GROUPS, {
+                each!(v < VECTORS, {
                     let scales = Blocks::<C>::scales(tile.keys[first + k], dim, block);
                     let scales = L::load_f16(scales.add(v * L::N));
-                    for r in 0..ROWS {
+                    each!(r < ROWS, {
                         let p = p.add(r * P_STRIDE + (first + k) * GROUP + v * L::N);
                         let before = if block == 0 { L::splat(0.0) } else { L::load(p) };
                         sums[r][k][v].fma(scales, before).store(p);
-                    }
-                }
-            }
+                    });
+                });
+            });
         }
     }
 }
@@ -129,19 +129,19 @@ unsafe fn sum<L: Lanes, C: Codes, const ROWS: usize, const VECTORS: usize>(
             for at in (0..TILE).step_by(L::N) {
                 let scales = Blocks::<C>::scales(tile.values[at / GROUP], width, block);
                 let scales = L::load_f16(scales.add(at % GROUP));
-                for r in 0..ROWS {
+                each!(r < ROWS, {
                     let p = L::load(p.add(r * P_STRIDE + at));
                     p.mul(scales).store(weights[r].as_mut_ptr().add(at));
-                }
+                });
             }
             let sums = |r: usize, v: usize| sums.add(r * width + block * BLOCK + v * L::N);
             let mut totals = [[[L::splat(0.0); 2]; VECTORS]; ROWS];
-            for r in 0..ROWS {
-                for v in 0..VECTORS {
+            each!(r < ROWS, {
+                each!(v < VECTORS, {
                     let at = sums(r, v);
                     totals[r][v] = [L::load(at), L::load(at.add(BLOCK / 2))];
-                }
-            }
+                });
+            });
             for i in 0..TILE {
                 // Take a value of each group in turn, as for floats.
                 let (k, t) = (i % (TILE / GROUP), i / (TILE / GROUP));
@@ -149,23 +149,23 @@ unsafe fn sum<L: Lanes, C: Codes, const ROWS: usize, const VECTORS: usize>(
                     continue;
                 }
                 fetch(then.keys[k], block * GROUP + t, Blocks::<C>::bytes(width));
-                for v in 0..VECTORS {
+                each!(v < VECTORS, {
                     let [a, b] =
                         Blocks::<C>::values::<L>(tile.values[k], width, t, block, v * L::N);
-                    for r in 0..ROWS {
+                    each!(r < ROWS, {
                         let weight = L::splat(weights[r][k * GROUP + t]);
                         let [low, high] = totals[r][v];
                         totals[r][v] = [a.fma(weight, low), b.fma(weight, high)];
-                    }
-                }
+                    });
+                });
             }
-            for r in 0..ROWS {
-                for v in 0..VECTORS {
+            each!(r < ROWS, {
+                each!(v < VECTORS, {
                     let (at, [low, high]) = (sums(r, v), totals[r][v]);
                     low.store(at);
                     high.store(at.add(BLOCK / 2));
-                }
-            }
+                });
+            });
         }
     }
 }
