@@ -312,7 +312,8 @@ impl<'a> Generation<'a> {
         let prompt_tokens = self.metrics.prompt_tokens;
         let chosen = if let (true, &[token]) = (here >= prompt_tokens, &sequence[here..]) {
             let limit = options.max_tokens.unwrap_or(usize::MAX);
-            let more = self.metrics.generated_tokens + 1 < limit;
+            // A constraint that allows all tokens now may not behind the next one.
+            let more = self.constraint.is_none() && self.metrics.generated_tokens + 1 < limit;
             let watch = Watch { stop: &options.cancel.0, progress: &|_| {} };
             self.session.next(token, &choose, more, &watch)?
         } else if here < prompt_tokens {

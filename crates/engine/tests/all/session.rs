@@ -3,7 +3,7 @@
 use crate::common::{Counting, load, root, simulates};
 use delft_engine::{
     CacheType, Constraint, ConstraintSource, Engine, Finish, GenerateOptions, LoadOptions,
-    Progress, Rows, SamplingOptions,
+    Progress, Rows, SamplingOptions, TokenSet,
 };
 use std::sync::{Arc, Mutex};
 
@@ -317,6 +317,47 @@ fn a_constraint_decides_what_may_come_next() {
         assert!(failed.starts_with("sampling: expected a token that may be chosen"), "{failed}");
         assert_eq!(generation.finish(), Some(&Finish::Failed));
         assert_eq!(session.generate(prompt(9), &greedy(3)).unwrap().count(), 3, "{place}");
+    }
+}
+
+/// Allows everything before its third token, and every third token from then on.
+#[derive(Default)]
+struct Closing(u32);
+
+impl Constraint for Closing {
+    fn allow(&mut self, _: usize, allowed: &mut TokenSet) -> formats::Result<()> {
+        match self.0 {
+            0 | 1 => allowed.insert_all(),
+            _ => (0..1000).filter(|token| token % 3 == 1).for_each(|token| allowed.insert(token)),
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> formats::Result<u32> {
+        assert!(self.0 < 2 || token % 3 == 1, "{token}");
+        self.0 += 1;
+        Ok(token)
+    }
+}
+
+/// A device that runs ahead does not run ahead of a constraint.
+#[test]
+fn a_constraint_that_allows_everything_may_allow_less_later() {
+    for place in ["cpu", "sim"] {
+        let engine = engine("llama3", LoadOptions::on(place.parse().unwrap()));
+        let start = || Ok(Box::new(Closing::default()) as Box<dyn Constraint>);
+        for seed in 0..4 {
+            let constraint = Some(ConstraintSource::new(start));
+            let mut options = GenerateOptions { constraint, ignore_end: false, ..greedy(8) };
+            let ends = engine.end_tokens().iter();
+            options.sampling.logit_bias = ends.map(|end| (*end, f32::NEG_INFINITY)).collect();
+            (options.sampling.temperature, options.sampling.seed) = (2.0, seed);
+            let mut session = engine.session();
+            let tokens: Vec<_> = session.generate(prompt(9), &options).unwrap().collect();
+            let tokens: Vec<_> = tokens.into_iter().map(|token| token.unwrap().id).collect();
+            assert_eq!(tokens.len(), 8, "{place}");
+            assert!(tokens[2..].iter().all(|token| token % 3 == 1), "{place}: {tokens:?}");
+        }
     }
 }
 
