@@ -577,7 +577,9 @@ impl Session {
         // A state that has gone on does not come back.
         let stays = shared.groups.iter().all(|group| !group.carried);
         let runs_ahead = stays && executor.ahead() > 0;
-        let further = usize::from(more && !choose.needs_host() && self.room() > 1 && runs_ahead);
+        // What a mask allows behind the next token is not known before it.
+        let alone = choose.needs_host() || choose.mask.is_some();
+        let further = usize::from(more && !alone && self.room() > 1 && runs_ahead);
         let before = self.ahead.take().filter(|ticket| executor.keeps(*ticket));
         let mut submit = |session: &mut Session, token: u32, start: usize| {
             copy(&mut session.copies, &mut **executor)?;

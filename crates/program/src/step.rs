@@ -56,11 +56,11 @@ pub struct Choose<'a> {
 }
 
 impl Choose<'_> {
-    /// Whether it needs more than the sampling chain that every device has: a mask, the most likely
-    /// tokens, or a sampler that only the host has.
+    /// Whether it needs more than the sampling chain that every device has: the most likely tokens,
+    /// or a sampler that only the host has.
     pub fn needs_host(&self) -> bool {
         let likeliest = self.logprobs.is_some_and(|likeliest| likeliest > 0);
-        self.mask.is_some() || likeliest || self.options.needs_host()
+        likeliest || self.options.needs_host()
     }
 }
 

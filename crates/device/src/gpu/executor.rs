@@ -104,7 +104,7 @@ pub(super) struct GpuExecutor<B: Backend> {
     /// The last step's words, table widths and tokens; the buffers are reused so that a step
     /// allocates nothing.
     pub(super) staged: Vec<u8>,
-    strides: Vec<usize>,
+    pub(super) strides: Vec<usize>,
     pub(super) tokens: Vec<u32>,
     /// The buffers of the last step's results with their sizes in bytes, and the results read from
     /// them.
@@ -166,10 +166,11 @@ impl<B: Backend> GpuExecutor<B> {
         let [a, b, c] = sizes.scratch.map(|bytes| backend.buffer(bytes));
         let words = [sizes.words].into_iter().chain([sizes.seat; SEATS]);
         let ring = match ring::wanted(&lowering, options.dispatch) {
-            true => Ring::new(&*backend, sizes.words)?,
+            true => Ring::new(&*backend, sizes.slot)?,
             false => Ring::none(),
         };
         let room = sizes::room(&lowering, &limits);
+        let chooser = Chooser::new(room, sizes::masks(&lowering, &limits));
         let mut executor = GpuExecutor {
             adapters: Adapters::new(&*backend, &lowering)?,
             frequencies: frequencies.collect::<Result<_>>()?,
@@ -189,7 +190,7 @@ impl<B: Backend> GpuExecutor<B> {
             source: None,
             sink: None,
             partner: None,
-            chooser: Chooser::new(room),
+            chooser,
             staged: Vec::with_capacity(sizes.words),
             strides: Vec::new(),
             tokens: Vec::new(),
@@ -325,7 +326,8 @@ impl<B: Backend> GpuExecutor<B> {
     /// Zeroes the counters that kernels expect to be zero.
     fn clean(&mut self) -> Result<()> {
         self.classes.clear();
-        self.chooser = Chooser::new(sizes::room(&self.lowering, &self.limits));
+        let masks = sizes::masks(&self.lowering, &self.limits);
+        self.chooser = Chooser::new(sizes::room(&self.lowering, &self.limits), masks);
         self.backend.write(&self.scratch[2], &vec![0; self.sizes.scratch[2]])?;
         self.unclean = false;
         Ok(())
@@ -592,7 +594,7 @@ impl<B: Backend> GpuExecutor<B> {
                 put(&at.settings, run.settings);
                 put(&at.span, &[run.span]);
             }
-            Staged::Rows { settings, targets } => {
+            Staged::Rows { settings, targets, .. } => {
                 put(&at.settings, settings);
                 put(&at.targets, targets);
             }
@@ -603,8 +605,16 @@ impl<B: Backend> GpuExecutor<B> {
             Staged::Run(run) => {
                 let history = chooser.buffer(Sampling::History, run.seat)?;
                 let biases = chooser.buffer(Sampling::Biases, run.seat)?;
-                let besides = [words, (&history, run.window), (&biases, run.biases)];
-                ring.send(&**backend, sizes.slot, &besides)?;
+                let masks = chooser.buffer(Sampling::Masks, run.seat)?;
+                let beside = run.beside;
+                let (history, biases) =
+                    ((&history, &beside.window[..]), (&biases, &beside.biases[..]));
+                let pieces = [words, history, biases, (&masks, &beside.mask)];
+                ring.send(&**backend, sizes.slot, &pieces)?;
+            }
+            Staged::Rows { masks, .. } if !masks.is_empty() => {
+                let to = chooser.buffer(Sampling::Masks, 0)?;
+                ring.send(&**backend, sizes.slot, &[words, (&to, masks)])?;
             }
             Staged::Nothing | Staged::Rows { .. } => {
                 ring.send(&**backend, sizes.slot, &[words])?;

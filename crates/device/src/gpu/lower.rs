@@ -30,7 +30,7 @@ mod states;
 
 pub(super) use adapters::{Adapted, Factor, LOW};
 pub(super) use attention::Scratch;
-pub(super) use sampling::{Room, SEATS, Sampling};
+pub(super) use sampling::{Room, SEATS, Sampling, mask_words};
 
 use products::Matrix;
 

@@ -9,7 +9,8 @@
 //!
 //! Histories and biases are divided into as many regions as there are rows. A slot that needs a
 //! region keeps it until it is the least recently used. The host writes a region anew when a
-//! sequence begins or the region is full; in between the device extends it.
+//! sequence begins or the region is full; in between the device extends it. Masks, which change with
+//! every token, are sent with the words of a step, one after the other.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -43,9 +44,10 @@ pub(super) struct Many {
     spare: Vec<Vec<Row>>,
     /// Number of steps that chose tokens so far.
     steps: u64,
-    /// Staging buffers of a step's settings and targets.
+    /// Staging buffers of a step's settings, targets and masks.
     settings: Vec<u32>,
     targets: Vec<u32>,
+    masks: Vec<u8>,
     /// Empty notes for all rows.
     empty: Vec<u8>,
 }
@@ -92,7 +94,8 @@ fn span(options: &Options) -> usize {
 }
 
 impl Many {
-    pub(super) fn new(room: Room) -> Many {
+    /// For steps with at most `masks` bytes of masks.
+    pub(super) fn new(room: Room, masks: usize) -> Many {
         let rows = if room.slots > 0 { room.rows } else { 0 };
         Many {
             on_device: vec![false; room.slots],
@@ -101,6 +104,7 @@ impl Many {
             spare: (0..NOTES).map(|_| Vec::with_capacity(rows)).collect(),
             settings: Vec::with_capacity(rows * SETTINGS as usize),
             targets: Vec::with_capacity(rows * TARGETS as usize),
+            masks: Vec::with_capacity(if room.slots > 0 { masks } else { 0 }),
             empty: EMPTY.to_le_bytes().repeat(2 * rows),
             steps: 0,
         }
@@ -162,6 +166,8 @@ impl<B: Backend> GpuExecutor<B> {
         settings.resize(key.outputs * SETTINGS as usize, 0);
         targets.clear();
         targets.resize(key.outputs * TARGETS as usize, NONE);
+        let mut masks = std::mem::take(&mut self.chooser.many.masks);
+        masks.clear();
         let mut rows = self.chooser.many.spare.pop().unwrap_or_default();
         rows.clear();
         let turn = (self.chooser.many.steps % u64::from(NOTES)) as usize;
@@ -178,7 +184,10 @@ impl<B: Backend> GpuExecutor<B> {
                 self.chooser.many.on_device[slot as usize] = false;
                 continue;
             }
-            let (own, place) = self.place(step, &choosing)?;
+            let first = choose.mask.map(|_| (masks.len() / 4) as u32);
+            let mask = choose.mask.map(|mask| &mask[..self.mask_words()]);
+            masks.extend(mask.unwrap_or_default().iter().flat_map(|word| word.to_le_bytes()));
+            let (own, place) = self.place(step, &choosing, first)?;
             let note = first_note + output;
             settings[output * SETTINGS as usize..][..own.len()].copy_from_slice(&own);
             let target = [slot, place, note as u32];
@@ -192,11 +201,11 @@ impl<B: Backend> GpuExecutor<B> {
             let empty = &self.chooser.many.empty[..8 * key.outputs];
             self.backend.write_pinned(&mail, 2 * first_note, empty)?;
         }
-        let staged = Staged::Rows { settings: &settings, targets: &targets };
+        let staged = Staged::Rows { settings: &settings, targets: &targets, masks: &masks };
         let whole = self.replay_as(key, &Step { tokens: &tokens, ..*step }, staged, watch)?;
         self.tokens = tokens;
         let many = &mut self.chooser.many;
-        (many.settings, many.targets) = (settings, targets);
+        (many.settings, many.targets, many.masks) = (settings, targets, masks);
         if !whole {
             many.spare.push(rows);
             return Ok(false);
@@ -222,12 +231,13 @@ impl<B: Backend> GpuExecutor<B> {
         self.make_room(history, biases)
     }
 
-    /// The settings of a row for which the device chooses, and the index of its token in the
-    /// histories, or `NONE`.
+    /// The settings of a row for which the device chooses, whose mask begins at the word `mask`, and
+    /// the index of its token in the histories, or `NONE`.
     fn place(
         &mut self,
         step: &Step<'_>,
         choosing: &Choosing<'_>,
+        mask: Option<u32>,
     ) -> Result<([u32; SETTINGS as usize], u32)> {
         let Choosing { row, sequence, choose, .. } = *choosing;
         let (slot, options, position) = (sequence.slot, choose.options, u64::from(sequence.end()));
@@ -241,7 +251,7 @@ impl<B: Backend> GpuExecutor<B> {
             self.chooser.slot(slot).begin(choose);
         }
         if span == 0 && pairs == 0 {
-            return Ok((settings(options, position, 0..0, 0..0), NONE));
+            return Ok((settings(options, position, 0..0, 0..0, mask), NONE));
         }
         let Room { history, biases, .. } = self.chooser.room;
         let at = self.chooser.many.region(slot)?;
@@ -252,7 +262,7 @@ impl<B: Backend> GpuExecutor<B> {
         let own_biases = first..first + pairs as u32;
         if span == 0 {
             self.chooser.many.regions[at].window = None;
-            return Ok((settings(options, position, 0..0, own_biases), NONE));
+            return Ok((settings(options, position, 0..0, own_biases, mask), NONE));
         }
         let region = &self.chooser.many.regions[at];
         // The region continues if the token at this position is the one that was chosen for it.
@@ -270,7 +280,7 @@ impl<B: Backend> GpuExecutor<B> {
         let start = at * history;
         let own = (start + window.start) as u32..(start + window.end) as u32;
         let place = own.end;
-        Ok((settings(options, position, own, own_biases), place))
+        Ok((settings(options, position, own, own_biases, mask), place))
     }
 
     /// Writes the history of a slot to its region: the given tokens, or those that it chose itself.

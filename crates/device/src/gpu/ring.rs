@@ -42,9 +42,9 @@ pub(super) fn wanted(lowering: &Lowering, dispatch: Dispatch) -> bool {
     }
 }
 
-/// Size of one slot, for steps with `words` bytes of words.
-pub(super) fn slot(words: usize) -> usize {
-    words.next_multiple_of(ALIGN) + BESIDES
+/// Size of one slot, for steps with `words` bytes of words and `masks` bytes of masks.
+pub(super) fn slot(words: usize, masks: usize) -> usize {
+    words.next_multiple_of(ALIGN) + masks.next_multiple_of(ALIGN) + BESIDES
 }
 
 impl<B: Backend> Ring<B> {
@@ -53,10 +53,10 @@ impl<B: Backend> Ring<B> {
         Ring { slots: vec![], next: 0 }
     }
 
-    /// A ring of three slots for steps with `words` bytes of words.
-    pub(super) fn new(backend: &B, words: usize) -> Result<Ring<B>> {
+    /// A ring of three slots of `room` bytes.
+    pub(super) fn new(backend: &B, room: usize) -> Result<Ring<B>> {
         let slot = |_| {
-            let memory = backend.pinned(slot(words) / 4)?;
+            let memory = backend.pinned(room / 4)?;
             Ok(Slot { memory, copied: backend.event()? })
         };
         Ok(Ring { slots: (0..SLOTS).map(slot).collect::<Result<_>>()?, next: 0 })

@@ -6,6 +6,9 @@
 //! [`CHOSEN`], is then submitted without writing anything: the host need not know the token, and
 //! the device never waits for the host.
 //!
+//! A step with a mask is a run of its own, since the next one's mask is not known yet; its mask is
+//! sent with its words.
+//!
 //! A few runs are kept at a time, each with its own words, history, biases and pinned notes, so
 //! that slots that take turns continue where they were. If all are taken, the least recently used
 //! run ends. A run is staged anew when its block tables or its class change, and whenever the host
@@ -13,9 +16,9 @@
 
 use std::collections::VecDeque;
 
+use ops::sample::Choice;
 use ops::sample::kernels::advance::{EMPTY, NOTES};
 use ops::sample::kernels::settings;
-use ops::sample::{Choice, Options};
 use program::{BLOCK_TOKENS, CHOSEN, Choose, Choosing, Kind, Sequence, Step, Table};
 
 use formats::{Error, Result};
@@ -23,7 +26,7 @@ use formats::{Error, Result};
 use super::Backend;
 use super::exchange::one_row;
 use super::executor::GpuExecutor;
-use super::lower::{Key, Room, SEATS, Samples, Sampling};
+use super::lower::{Key, Room, SEATS, Samples, Sampling, mask_words};
 use super::many::Many;
 use crate::choose::{Carried, HostSampler, Outcomes, Refusal, chosen};
 use crate::{IN_FLIGHT, Ticket, Watch};
@@ -44,6 +47,8 @@ pub(super) struct Chooser<B: Backend> {
     pub(super) slots: Vec<Carried>,
     /// Samples on the host, for rows that need it.
     sampler: HostSampler,
+    /// Memory for the inputs of a run's first step.
+    beside: Beside,
     /// Device-side state of the slots in steps of many sequences.
     pub(super) many: Many,
 }
@@ -56,8 +61,8 @@ pub(super) enum Staged<'a> {
     /// The step is the first of a run.
     Run(&'a Sampled<'a>),
     /// The step chooses for rows of many sequences: their settings, and where their tokens are
-    /// written.
-    Rows { settings: &'a [u32], targets: &'a [u32] },
+    /// written; and the bytes of their masks, one after the other.
+    Rows { settings: &'a [u32], targets: &'a [u32], masks: &'a [u8] },
 }
 
 /// Inputs of the first step of a run.
@@ -66,9 +71,19 @@ pub(super) struct Sampled<'a> {
     pub(super) settings: &'a [u32],
     /// The penalties' look-back, in tokens.
     pub(super) span: u32,
-    /// The tokens looked back on, and pairs of token and bias; words as bytes.
-    pub(super) window: &'a [u8],
-    pub(super) biases: &'a [u8],
+    pub(super) beside: &'a Beside,
+}
+
+/// What the first step of a run has beside its words, as bytes. The memory is kept, so that steps
+/// allocate nothing.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// The tokens looked back on.
+    pub(super) window: Vec<u8>,
+    /// Pairs of token and bias.
+    pub(super) biases: Vec<u8>,
+    /// The mask; empty if there is none.
+    pub(super) mask: Vec<u8>,
 }
 
 /// A chain of steps, each of which chooses the next one's token.
@@ -77,7 +92,8 @@ struct Run {
     /// The seat of the adapter, or 0.
     adapter: u32,
     key: Key,
-    options: Options,
+    /// The look-back of its sampling chain, in tokens.
+    looks_back: usize,
     /// The block table of each group.
     tables: Vec<Vec<u32>>,
     /// The position of the next step's token.
@@ -103,8 +119,8 @@ impl Run {
 }
 
 impl<B: Backend> Chooser<B> {
-    /// Reserves `room` at the first use.
-    pub(super) fn new(room: Room) -> Self {
+    /// Reserves `room` at the first use; a step has at most `masks` bytes of masks.
+    pub(super) fn new(room: Room, masks: usize) -> Self {
         Chooser {
             buffers: Vec::new(),
             room,
@@ -113,7 +129,8 @@ impl<B: Backend> Chooser<B> {
             outcomes: Outcomes::new(room.rows),
             slots: Vec::new(),
             sampler: HostSampler::default(),
-            many: Many::new(room),
+            beside: Beside::default(),
+            many: Many::new(room, masks),
         }
     }
 
@@ -179,8 +196,10 @@ fn note(position: usize) -> usize {
     2 * ((position + 1) % NOTES as usize)
 }
 
-fn bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
-    words.into_iter().flat_map(u32::to_le_bytes).collect()
+/// Fills a buffer with the bytes of words.
+fn put(bytes: &mut Vec<u8>, words: impl Iterator<Item = u32>) {
+    bytes.clear();
+    bytes.extend(words.flat_map(u32::to_le_bytes));
 }
 
 impl<B: Backend> GpuExecutor<B> {
@@ -203,7 +222,9 @@ impl<B: Backend> GpuExecutor<B> {
         let seat = self.chooser.seat(sequence.slot);
         let goes_on = |seat: &usize| {
             let run = self.chooser.seats[*seat].as_ref();
-            step.tokens == [CHOSEN] && run.is_some_and(|run| run.continues(sequence))
+            choose.mask.is_none()
+                && step.tokens == [CHOSEN]
+                && run.is_some_and(|run| run.continues(sequence))
         };
         let seat = match seat.filter(goes_on) {
             Some(seat) => seat,
@@ -239,56 +260,70 @@ impl<B: Backend> GpuExecutor<B> {
         self.prepare(step)?;
         let (options, slot) = (choose.options, sequence.slot);
         let position = sequence.start as usize;
-        let history = std::mem::take(&mut self.chooser.slot(slot).history);
-        let made = self.make_room(history.len() + STEPS + 1, options.logit_bias.len().max(1));
-        let window = bytes(history.iter().copied());
-        let kept = history.len() as u32;
-        self.chooser.slot(slot).history = history;
-        made?;
-        let seat = self.free_seat(slot)?;
+        let kept = self.chooser.slot(slot).history.len();
+        self.make_room(kept + STEPS + 1, options.logit_bias.len().max(1))?;
+        let (seat, before) = self.free_seat(slot)?;
+        let (mut tables, mut under_way) = (Vec::new(), VecDeque::new());
+        let mut strides = Vec::new();
+        if let Some(before) = before {
+            (tables, under_way, strides) = (before.tables, before.under_way, before.key.strides);
+        }
+        let mut beside = std::mem::take(&mut self.chooser.beside);
+        put(&mut beside.window, self.chooser.slot(slot).history.iter().copied());
+        let pairs = options.logit_bias.iter();
+        put(&mut beside.biases, pairs.flat_map(|(token, bias)| [*token, bias.to_bits()]));
+        let mask = choose.mask.map(|mask| &mask[..self.mask_words()]);
+        put(&mut beside.mask, mask.unwrap_or_default().iter().copied());
         // The token to be chosen has the position after this one.
         let biases = 0..options.logit_bias.len() as u32;
-        let settings = settings(options, position as u64 + 1, 0..kept, biases);
+        let window = 0..kept as u32;
+        let settings = settings(options, position as u64 + 1, window, biases, mask.map(|_| 0));
         let span = if options.penalises() { options.last_n.min(u32::MAX as usize) } else { 0 };
-        let biases = options.logit_bias.iter().flat_map(|(token, bias)| [*token, bias.to_bits()]);
-        let sampled = Sampled {
-            seat,
-            settings: &settings,
-            span: span as u32,
-            window: &window,
-            biases: &bytes(biases),
-        };
+        let sampled = Sampled { seat, settings: &settings, span: span as u32, beside: &beside };
         let filters = filters(&settings);
+        // The key keeps its memory.
+        std::mem::swap(&mut self.strides, &mut strides);
         let mut key = self.key(step);
+        self.strides = strides;
         key.samples = Some(Samples { filters, seat: Some(seat) });
         let (known, class) = self.class(&key)?;
         self.stage(&class, step, Staged::Run(&sampled))?;
         self.classes.insert(known, class);
+        self.chooser.beside = beside;
         // A wrapping table has no end; other tables end with their last block. The class ends at
         // its context length.
         let reach = |table: &Table<'_>| {
             let room = table.blocks.len() * BLOCK_TOKENS;
             if position >= room { usize::MAX } else { room }
         };
-        // A step with an input from another device cannot be followed by one of this run.
-        let steps = if self.lowering.program.input.is_some() { 1 } else { STEPS };
+        // A step with an input from another device, or with a mask, cannot be followed by one of
+        // this run.
+        let alone = self.lowering.program.input.is_some() || choose.mask.is_some();
+        let steps = if alone { 1 } else { STEPS };
         let end = sequence.tables.iter().map(reach).min().unwrap_or(usize::MAX);
+        tables.resize_with(sequence.tables.len(), Vec::new);
+        for (kept, table) in tables.iter_mut().zip(sequence.tables) {
+            kept.clear();
+            kept.extend_from_slice(table.blocks);
+        }
+        under_way.reserve(IN_FLIGHT);
         self.chooser.seats[seat] = Some(Run {
             slot,
             adapter: sequence.adapter,
             end: end.min(key.length).min(position + steps),
-            options: options.clone(),
-            tables: sequence.tables.iter().map(|t| t.blocks.to_vec()).collect(),
+            looks_back: options.looks_back(),
+            tables,
             position,
-            under_way: VecDeque::with_capacity(IN_FLIGHT),
+            under_way,
             last: self.chooser.steps,
             key,
         });
         Ok(seat)
     }
 
-    /// The run index that a slot had; else a free one, or that of the least recently used run.
-    fn free_seat(&mut self, slot: u32) -> Result<usize> {
+    /// The run index that a slot had; else a free one, or that of the least recently used run. The run
+    /// that was there ends, and its memory is for the next one.
+    fn free_seat(&mut self, slot: u32) -> Result<(usize, Option<Run>)> {
         let rank = |run: &Option<Run>| match run {
             Some(run) if run.slot == slot => (0, 0),
             None => (1, 0),
@@ -298,8 +333,7 @@ impl<B: Backend> GpuExecutor<B> {
         let seat = (0..SEATS).min_by_key(|seat| rank(&seats[*seat])).unwrap_or(0);
         // Read all notes first: a late one would be taken for a note of the next run.
         self.settle(seat, u64::MAX)?;
-        self.chooser.seats[seat] = None;
-        Ok(seat)
+        Ok((seat, self.chooser.seats[seat].take()))
     }
 
     /// Launches a run's next step.
@@ -340,7 +374,7 @@ impl<B: Backend> GpuExecutor<B> {
             let Some(run) = seats[seat].as_mut() else { return Ok(()) };
             run.under_way.pop_front();
             if let Some(slot) = slots.get_mut(run.slot as usize) {
-                slot.push(found[0], run.options.looks_back());
+                slot.push(found[0], run.looks_back);
             }
             if let Some(chosen) = outcomes.get_mut(number).and_then(|c| c.chosen.first_mut()) {
                 chosen.choice = told(found);
@@ -404,6 +438,11 @@ impl<B: Backend> GpuExecutor<B> {
         self.results[0] = logits;
         self.chooser.sampler = sampler;
         Ok(())
+    }
+
+    /// Words of a row's mask.
+    pub(super) fn mask_words(&self) -> usize {
+        mask_words(self.limits.vocab.unwrap_or(0))
     }
 
     /// Makes room for histories of `history` words and for `biases` pairs of biases.

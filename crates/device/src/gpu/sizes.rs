@@ -7,7 +7,7 @@ use program::{Kind, Limits};
 use tile::types::Scalar;
 
 use super::arena::{Layout, decode_bucket};
-use super::lower::{Lowering, Room, SEATS, Sampling, Scratch, Words};
+use super::lower::{Lowering, Room, SEATS, Sampling, Scratch, Words, mask_words};
 use super::run::STEPS;
 use super::{Backend, Dispatch, kv, ring, weights};
 use crate::{LoadOptions, Plan};
@@ -49,6 +49,16 @@ pub(super) fn room(lowering: &Lowering, limits: &Limits) -> Room {
     }
 }
 
+/// Most bytes of a step's masks.
+pub(super) fn masks(lowering: &Lowering, limits: &Limits) -> usize {
+    let rows = if lowering.batched { limits.outputs } else { 1 };
+    let words = match lowering.chooses() {
+        true => mask_words(lowering.program.shape(lowering.program.results[0]).width),
+        false => 0,
+    };
+    4 * rows * words
+}
+
 impl Sizes {
     pub(super) fn new(lowering: &Lowering, limits: &Limits, dispatch: Dispatch) -> Sizes {
         let arena = |kind, tokens| Layout::new(lowering, kind, tokens, limits.outputs).bytes;
@@ -72,7 +82,10 @@ impl Sizes {
                 true => 4,
                 false => Words::new([false, adapted], 1, 1, 1, tables()).bytes,
             },
-            slot: if ring::wanted(lowering, dispatch) { ring::slot(words) } else { 0 },
+            slot: match ring::wanted(lowering, dispatch) {
+                true => ring::slot(words, masks(lowering, limits)),
+                false => 0,
+            },
             scratch: lowering.scratch(limits.tokens, decode_rows(limits)),
             numbers: rows.max(limits.tokens),
             unpacked: if packed { wide.bytes() * elements } else { 4 },

@@ -31,6 +31,8 @@ const BLOCKS: usize = LONGEST.div_ceil(BLOCK_TOKENS);
 struct Timeline {
     prompt: Vec<u32>,
     options: Options,
+    /// Words of its masks; 0 if all tokens are allowed.
+    masks: usize,
     /// Tokens to choose.
     wanted: usize,
     blocks: Vec<u32>,
@@ -51,6 +53,12 @@ impl Timeline {
             _ => None,
         }
     }
+
+    /// What may be chosen next: every third token, others each time.
+    fn mask(&self) -> Option<Vec<u32>> {
+        let third = 0x4924_9249_u32.rotate_left((self.prompt.len() + self.chosen.len()) as u32);
+        (self.masks > 0).then(|| vec![third; self.masks])
+    }
 }
 
 /// Timelines whose prompts have lengths around what kernels treat as few, a group, a tile and a
@@ -69,8 +77,9 @@ fn timelines(count: usize, vocab: usize, longest: usize) -> Vec<Timeline> {
         };
         let blocks = (0..BLOCKS).map(|block| (i * BLOCKS + block) as u32).collect();
         let wanted = 2 + random.below(8);
+        let masks = if i % 4 == 1 { vocab.div_ceil(32) } else { 0 };
         let (done, chosen, logits) = Default::default();
-        Timeline { prompt, options, wanted, blocks, done, chosen, logits, forced: false }
+        Timeline { prompt, options, masks, wanted, blocks, done, chosen, logits, forced: false }
     };
     (0..count).map(timeline).collect()
 }
@@ -94,12 +103,13 @@ fn step(
         .iter()
         .map(|(i, _)| [&timelines[*i].prompt[..], &timelines[*i].chosen].concat())
         .collect();
+    let masks: Vec<_> = of.iter().map(|(i, _)| timelines[*i].mask()).collect();
     let chooses: Vec<Choose<'_>> = of
         .iter()
-        .zip(&histories)
-        .map(|((i, _), history)| {
+        .zip(histories.iter().zip(&masks))
+        .map(|((i, _), (history, mask))| {
             let options = &timelines[*i].options;
-            Choose { options, history, mask: None, logprobs: None }
+            Choose { options, history, mask: mask.as_deref(), logprobs: None }
         })
         .collect();
     let mut sequences = vec![];

@@ -16,6 +16,13 @@ fn engine(case: &str, sessions: usize, chunk: usize) -> Engine {
     load(&root().join(case), &LoadOptions { cache_type, chunk, sessions, ..Default::default() })
 }
 
+/// An engine for many requests on a simulated GPU.
+fn on_sim(sessions: usize) -> Engine {
+    let (chunk, context, batched) = (Some(64), Some(256), true);
+    let on = LoadOptions::on("sim".parse().unwrap());
+    load(&root().join("llama3"), &LoadOptions { chunk, context, sessions, batched, ..on })
+}
+
 fn options(seed: u64, max_tokens: usize) -> GenerateOptions {
     // Some take the likeliest token, some draw.
     let temperature = [0.0, 0.7, 1.5][seed as usize % 3];
@@ -386,12 +393,23 @@ fn an_engine_is_given_back_with_its_worker() {
 
 #[test]
 fn each_request_has_a_constraint_of_its_own() {
-    let engine = engine("llama-long", 8, 64);
+    have_constraints_of_their_own(&engine("llama-long", 8, 64), 2);
+}
+
+/// A GPU chooses under masks itself, unless it is asked for the likeliest tokens.
+#[test]
+fn each_request_on_a_gpu_has_a_constraint_of_its_own() {
+    for top_logprobs in [0, 2] {
+        have_constraints_of_their_own(&on_sim(8), top_logprobs);
+    }
+}
+
+fn have_constraints_of_their_own(engine: &Engine, top_logprobs: usize) {
     let constrained = |seed: u64, panics_at: u32| {
         let counting = Counting { panics_at, ..Counting::default() };
         let start = move || Ok(Box::new(counting) as Box<dyn Constraint>);
         let constraint = Some(ConstraintSource::new(start));
-        GenerateOptions { constraint, ignore_end: false, top_logprobs: 2, ..options(seed, 12) }
+        GenerateOptions { constraint, ignore_end: false, top_logprobs, ..options(seed, 12) }
     };
     let wanted: Vec<_> = (0..6u64)
         .map(|i| (prompt(20 + 40 * i as usize, i as u32), i))
@@ -412,6 +430,7 @@ fn each_request_has_a_constraint_of_its_own() {
         assert_eq!(together.len(), alone.len(), "request {i}");
         for (at, (one, other)) in together.iter().zip(&alone).enumerate() {
             assert_eq!(one.id, other.id, "request {i}, token {at}");
+            assert_eq!(one.logprob, other.logprob, "request {i}, token {at}");
             assert_eq!(one.top_logprobs.len(), options.top_logprobs);
             let ids =
                 |token: &Token| token.top_logprobs.iter().map(|top| top.0).collect::<Vec<_>>();

@@ -2,7 +2,7 @@
 //!
 //! Three to five kernels a step, since each needs something of the whole row that the one before
 //! finds:
-//! - [`adjust`]: bias and penalties; each logit that may have changed as an ordered key; the
+//! - [`adjust`]: mask, bias and penalties; each logit that may have changed as an ordered key; the
 //!   greatest key of each part of a row;
 //! - [`weigh`]: a histogram of the keys' upper bits, with the weights of each bin: only where rows
 //!   have top-k or top-p;
@@ -52,7 +52,9 @@ pub const BINS: u32 = 2048;
 /// Numbers per bin: how many tokens, and the upper and lower half of their weight.
 pub const PER_BIN: u32 = 3;
 /// Words of a row's settings.
-pub const SETTINGS: u32 = 16;
+pub const SETTINGS: u32 = 17;
+/// In the place of a token: none is possible.
+pub const NOTHING: u32 = u32::MAX;
 /// The largest vocabulary.
 pub const MOST_TOKENS: u32 = 1 << 22;
 
@@ -72,12 +74,14 @@ pub const KERNELS: &[Spec] = &[
 ///
 /// `window` is where the tokens lie that penalties look at (at most `last_n`, the caller has cut
 /// them) in the buffer of histories, `biases` where the row's pairs of token and bias lie, counted
-/// in pairs.
+/// in pairs, `mask` where its mask begins in the buffer of masks, counted in words; none allows all
+/// tokens.
 pub fn settings(
     options: &Options,
     position: u64,
     window: Range<u32>,
     biases: Range<u32>,
+    mask: Option<u32>,
 ) -> [u32; SETTINGS as usize] {
     let repetition = options.repetition_penalty;
     let top_k = u32::try_from(options.top_k).unwrap_or(u32::MAX);
@@ -98,6 +102,8 @@ pub fn settings(
         if options.penalises() { window.end.saturating_sub(window.start) } else { 0 },
         biases.start,
         biases.end.saturating_sub(biases.start),
+        // Rows whose settings are all zero have no mask.
+        mask.map_or(0, |first| first + 1),
     ]
 }
 
@@ -182,10 +188,17 @@ impl Row {
         [self.word(14), self.word(15)]
     }
 
-    /// Whether neither bias nor penalty changes its logits, of which [`adjust`] then writes no keys.
+    /// One more than the index of its mask's first word; 0 where it has none.
+    #[track_caller]
+    fn mask(self) -> Val<u32> {
+        self.word(16)
+    }
+
+    /// Whether neither mask, bias nor penalty changes its logits, of which [`adjust`] then writes no
+    /// keys.
     #[track_caller]
     fn plain(self) -> Val<bool> {
-        Order::eq(self.word(13) | self.word(15), 0u32)
+        Order::eq(self.word(13) | self.word(15) | self.mask(), 0u32)
     }
 
     /// Whether it draws.

@@ -22,6 +22,8 @@ pub(in crate::gpu) const SEATS: usize = 4;
 pub(in crate::gpu) enum Sampling {
     History,
     Biases,
+    /// The masks of a step's rows that have one.
+    Masks,
     Mail,
     Keys,
     Peaks,
@@ -48,11 +50,17 @@ pub(in crate::gpu) struct Room {
     pub(in crate::gpu) biases: usize,
 }
 
+/// Words of a row's mask.
+pub(in crate::gpu) fn mask_words(vocab: usize) -> usize {
+    vocab.div_ceil(32)
+}
+
 impl Sampling {
     /// All buffers, in the order of their numbers.
-    pub(in crate::gpu) const ALL: [Sampling; 13] = [
+    pub(in crate::gpu) const ALL: [Sampling; 14] = [
         Sampling::History,
         Sampling::Biases,
+        Sampling::Masks,
         Sampling::Mail,
         Sampling::Keys,
         Sampling::Peaks,
@@ -81,6 +89,7 @@ impl Sampling {
             Sampling::Latest => return room.slots.max(1),
             Sampling::History => room.history,
             Sampling::Biases => 2 * room.biases,
+            Sampling::Masks => mask_words(vocab),
             Sampling::Picked | Sampling::Arrived => 1,
             Sampling::Keys => vocab,
             Sampling::Peaks => 2 * parts(kernels::PART),
@@ -126,6 +135,7 @@ impl Recorder<'_> {
             settings.clone(),
             history.clone(),
             of("biases", Sampling::Biases),
+            of("masks", Sampling::Masks),
             keys.clone(),
             peaks.clone(),
             bins.clone(),

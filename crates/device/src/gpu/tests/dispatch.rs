@@ -4,7 +4,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use ops::sample::Sampler;
+
 use super::*;
+use crate::Refusal;
 use crate::gpu::lower::SEATS;
 use crate::gpu::ring::SLOTS;
 
@@ -148,7 +151,10 @@ fn steps_allocate_nothing() {
             let choose = Choose { options: &options, history: &[], mask: None, logprobs: None };
             let mut before = None;
             for position in from..to {
-                for block in [0, 3] {
+                for block in [0, 3, 4] {
+                    // The last has a mask, and is staged with each step.
+                    let mask = (block == 4).then_some(&[u32::MAX; 4][..]);
+                    let choose = Choose { mask, ..choose };
                     let token = if position == 0 { 0 } else { CHOSEN };
                     let next = submit(&mut executor, block, position, &[token], Some(&choose));
                     // A step is under way while the one before it, of the other slot, is waited
@@ -284,13 +290,23 @@ fn decode(
     chains: &[Options],
     members: &[(usize, u32, u32, &[u32])],
 ) -> Result<Ticket> {
+    decode_masked(executor, chains, &[], members)
+}
+
+/// As [`decode`], with the masks of the first sessions, where they have one.
+fn decode_masked(
+    executor: &mut GpuExecutor<Faulty>,
+    chains: &[Options],
+    masks: &[Option<&[u32]>],
+    members: &[(usize, u32, u32, &[u32])],
+) -> Result<Ticket> {
     let blocks: Vec<u32> = members.iter().map(|(session, ..)| *session as u32).collect();
     let tables: Vec<[Table<'_>; 1]> =
         blocks.chunks(1).map(|blocks| [Table { blocks, oldest: 0 }]).collect();
     let choose = |&(session, _, _, history): &(usize, u32, u32, _)| Choose {
         options: &chains[session],
         history,
-        mask: None,
+        mask: masks.get(session).copied().flatten(),
         logprobs: Some(0),
     };
     let chooses: Vec<Choose<'_>> = members.iter().map(choose).collect();
@@ -385,7 +401,9 @@ fn steps_of_many_allocate_nothing() {
                         .collect();
                     // What the test itself allocates for a step does not count.
                     let before = COUNT.get();
-                    let submitted = decode(&mut executor, &chains, &members).unwrap();
+                    let masks = [None, Some(&[u32::MAX; 4][..])];
+                    let submitted = decode_masked(&mut executor, &chains, &masks, &members);
+                    let submitted = submitted.unwrap();
                     counted += COUNT.get() - before;
                     *ticket = Some(submitted);
                 }
@@ -403,5 +421,137 @@ fn steps_of_many_allocate_nothing() {
         let bound = backend.calls("bind");
         assert_eq!(steps(8, 30), 22 * own, "{dispatch:?}");
         assert_eq!(backend.calls("bind"), bound, "{dispatch:?}: nothing is bound again");
+    }
+}
+
+/// Masks of three sessions in their `step`-th step: of some tokens; of all in every other step; of one
+/// token, or of none.
+fn masks(step: usize) -> [Option<Vec<u32>>; 3] {
+    let some: Vec<u32> = (0..4).map(|i| 0x9908_b0df_u32.rotate_left(5 * i + step as u32)).collect();
+    let one =
+        |token: usize| (0..4).map(move |i| if i == token / 32 { 1 << (token % 32) } else { 0 });
+    let few = if step == 5 { vec![0; 4] } else { one(17 * step % 128).collect() };
+    [Some(some.clone()), step.is_multiple_of(2).then_some(some), Some(few)]
+}
+
+/// What a device is to choose: what the host does from the same logits.
+fn by_host(
+    logits: &[f32],
+    history: &[u32],
+    options: &Options,
+    mask: Option<&[u32]>,
+) -> std::result::Result<Choice, Refusal> {
+    let position = history.len() as u64;
+    Sampler::new().sample(logits, history, position, options, mask).ok_or(Refusal::Nothing)
+}
+
+/// Compares two choices: tokens as they are, log-probabilities but for what sums in f32 lose.
+fn assert_chose(
+    found: std::result::Result<Choice, Refusal>,
+    wanted: std::result::Result<Choice, Refusal>,
+    what: &str,
+) {
+    let token = |choice: std::result::Result<Choice, Refusal>| choice.map(|choice| choice.token);
+    assert_eq!(token(found), token(wanted), "{what}");
+    if let (Ok(found), Ok(wanted)) = (found, wanted) {
+        assert!((found.logprob - wanted.logprob).abs() < 1e-4, "{what}: {found:?} {wanted:?}");
+    }
+}
+
+#[test]
+fn many_rows_with_and_without_masks_get_what_the_host_chooses() {
+    let chains = chains();
+    let prompts = [FIRST, SECOND, &FIRST[3..9]];
+    for dispatch in Dispatch::ALL {
+        for when in [When::Now, When::Late] {
+            let backend = faulty();
+            let mut executor = load_batched(&backend, dispatch);
+            for (session, prompt) in prompts.iter().enumerate() {
+                logits(&mut executor, session as u32, 0, prompt).unwrap();
+            }
+            *backend.when.lock().unwrap() = when;
+            let mut histories = prompts.map(|prompt| [prompt, &[4]].concat());
+            for step in 0..7 {
+                let masks = masks(step);
+                let masks = [0, 1, 2].map(|session| masks[session].as_deref());
+                let members: Vec<_> = histories
+                    .iter()
+                    .enumerate()
+                    .map(|(session, history)| {
+                        let told = step == 0 || (step + session).is_multiple_of(3);
+                        let last = history[history.len() - 1];
+                        let token = if told || step == 6 { last } else { CHOSEN };
+                        (session, history.len() as u32 - 1, token, &history[..])
+                    })
+                    .collect();
+                let read = backend.calls("read");
+                let ticket = decode_masked(&mut executor, &chains, &masks, &members).unwrap();
+                let outcome = executor.wait(ticket).unwrap();
+                let found = [0, 1, 2].map(|i| outcome.choice(i));
+                assert_eq!(backend.calls("read"), read, "no logits are read");
+                let rows = executor.read(ticket, 0).unwrap().to_vec();
+                for (session, row) in rows.chunks(rows.len() / 3).enumerate() {
+                    let history = &mut histories[session];
+                    let wanted = by_host(row, history, &chains[session], masks[session]);
+                    let what = format!("{dispatch:?} {when:?}, session {session}, step {step}");
+                    assert_chose(found[session], wanted, &what);
+                    assert_eq!(wanted.is_err(), (session, step) == (2, 5), "{what}");
+                    history.push(wanted.map_or(3, |choice| choice.token));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_with_and_without_masks_gets_what_the_host_chooses() {
+    for dispatch in Dispatch::ALL {
+        for when in [When::Now, When::Late] {
+            let backend = faulty();
+            let mut executor = load_as(&backend, dispatch);
+            logits(&mut executor, 0, 0, FIRST).unwrap();
+            *backend.when.lock().unwrap() = when;
+            let mut history = [FIRST, &[4]].concat();
+            let chains = chains();
+            for step in 0..12 {
+                let masks = masks(step % 6);
+                let mask = masks[if step < 5 { 0 } else { 1 + step % 2 }].as_deref();
+                let options = &chains[1 + step / 6];
+                let told = step == 0 || step % 4 == 3 || step == 6;
+                let token = if told { history[history.len() - 1] } else { CHOSEN };
+                let choose = Choose { options, history: &history, mask, logprobs: Some(0) };
+                let at = history.len() as u32 - 1;
+                let read = backend.calls("read");
+                let ticket = submit(&mut executor, 0, at, &[token], Some(&choose)).unwrap();
+                let found = executor.wait(ticket).unwrap().choice(0);
+                assert_eq!(backend.calls("read"), read, "no logits are read");
+                let row = executor.read(ticket, 0).unwrap().to_vec();
+                let wanted = by_host(&row, &history, options, mask);
+                assert_chose(found, wanted, &format!("{dispatch:?} {when:?}, step {step}"));
+                history.push(wanted.map_or(0, |choice| choice.token));
+            }
+        }
+    }
+}
+
+/// Biases that exclude every token leave nothing to choose.
+#[test]
+fn rows_of_which_nothing_is_left_are_refused() {
+    let banned: Vec<(u32, f32)> = (0..128).map(|token| (token, f32::NEG_INFINITY)).collect();
+    let choose =
+        |temperature| Options { logit_bias: banned.clone(), temperature, ..Options::default() };
+    for options in [choose(0.0), choose(1.0)] {
+        let mut executor = load_as(&faulty(), Dispatch::Graph);
+        logits(&mut executor, 0, 0, FIRST).unwrap();
+        let choose = Choose { options: &options, history: FIRST, mask: None, logprobs: None };
+        let ticket = submit(&mut executor, 0, 12, &[4], Some(&choose)).unwrap();
+        assert_eq!(executor.wait(ticket).unwrap().choice(0), Err(Refusal::Nothing));
+        let mut executor = load_batched(&faulty(), Dispatch::Graph);
+        let chains = [options, Options::greedy()];
+        let members: [(usize, u32, u32, &[u32]); 2] = [(0, 0, 5, &[5]), (1, 0, 7, &[7])];
+        let ticket = decode(&mut executor, &chains, &members).unwrap();
+        let outcome = executor.wait(ticket).unwrap();
+        assert_eq!(outcome.choice(0), Err(Refusal::Nothing));
+        assert!(outcome.choice(1).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! Bias and penalties, and what the logits become: keys, with the greatest of each part.
+//! Mask, bias and penalties, and what the logits become: keys, with the greatest of each part.
 
 use tile::dsl::*;
 use tile::ir::AtomicOp;
@@ -13,16 +13,19 @@ const THREADS: u32 = 256;
 /// Tokens of a thread.
 const EACH: u32 = PART / THREADS;
 
-/// From `logits` `[rows, vocab]` to `keys` of the same shape, but for rows that have neither biases
-/// nor a window, whose keys are left alone; with the `peaks` `[rows, ceil(vocab / PART), 2]` (key and
-/// token) of every part. `bins` `[rows, BINS, PER_BIN]` become zero. `biases` holds pairs of a token
-/// and the bits of its bias, which apply in their order; then the tokens of the row's window in `history` are penalised, each once.
+/// From `logits` `[rows, vocab]` to `keys` of the same shape, but for rows that have neither mask,
+/// biases nor a window, whose keys are left alone; with the `peaks` `[rows, ceil(vocab / PART), 2]`
+/// (key and token) of every part. `bins` `[rows, BINS, PER_BIN]` become zero. A row's mask in `masks`
+/// has a bit for each token, the lowest of its first word for token 0: those whose bits are not set
+/// become impossible. `biases` holds pairs of a token and the bits of its bias, which apply in their
+/// order; then the tokens of the row's window in `history` are penalised, each once.
 #[kernel]
 pub fn adjust(
     logits: In<{ scalar }>,
     settings: In<u32>,
     history: In<u32>,
     biases: In<u32>,
+    masks: In<u32>,
     keys: Out<u32>,
     peaks: Out<u32>,
     bins: Out<u32>,
@@ -59,6 +62,15 @@ pub fn adjust(
         for (&i, &logit) in own.iter().zip(&loaded) {
             values[i] = logit;
             counts[i] = 0;
+        }
+        let mask = settings.mask();
+        if mask > 0 {
+            let of = |i: Val<u32>| masks.get(mask - 1 + (first + i.min(size - 1)) / 32u32);
+            let words: Vec<Val<u32>> = own.iter().map(|i| of(*i)).collect();
+            for ((&i, &logit), word) in own.iter().zip(&loaded).zip(words) {
+                let allowed = Order::ne((word >> (i & 31u32)) & 1u32, 0u32);
+                values[i] = select(allowed, logit, f32::NEG_INFINITY);
+            }
         }
         barrier();
         let [start, number] = settings.biases();

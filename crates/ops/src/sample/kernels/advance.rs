@@ -5,7 +5,7 @@ use tile::dsl::*;
 use tile::ir::AtomicOp;
 use tile::launch::{Mode, Numbers, Requirement};
 
-use super::{MOST_TOKENS, SETTINGS};
+use super::{MOST_TOKENS, NOTHING, SETTINGS};
 use crate::sweep::{begin, require_lengths};
 
 /// Threads of a group.
@@ -36,7 +36,8 @@ fn broken(x: Val<f32>) -> Val<bool> {
 /// position in `settings`, and the row's window in `history`, which keeps its latest `spans[row]`
 /// tokens (0: none is kept). For the host: token and the bits of its log-probability under `logits`
 /// `[rows, vocab]` as they came, to `mail` `[rows, NOTES, 2]` at the position modulo [`NOTES`], in
-/// one store; NaN if a logit is NaN or infinity. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is
+/// one store; NaN if a logit is NaN or infinity. [`NOTHING`](super::NOTHING) is handed on as token 0
+/// of log-probability minus infinity. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is
 /// scratch; `arrived` (`[rows]`) is zero before and after.
 #[kernel]
 pub fn advance(
@@ -154,9 +155,11 @@ pub(super) fn tell(picks: Picks, hand_on: impl FnOnce(Val<u32>, Val<u32>, Val<u3
         // Set, and not added, since the factor before it may be zero.
         let all = group_sum(select(Order::gt(spoilt.get(), 0u32), SPOILT, total));
         if thread_id() == 0 {
-            let token = picked[row];
+            let picked = picked[row];
+            let any = Order::ne(picked, NOTHING);
+            let token = select(any, picked, 0u32);
             let logit = logits[row * vocab + token];
-            let possible = Order::gt(logit, LEAST) & Order::gt(highest, LEAST);
+            let possible = any & Order::gt(logit, LEAST) & Order::gt(highest, LEAST);
             // The greatest logit alone weighs 1.
             let logprob = logit - highest - all.max(1.0).ln();
             let logprob = select(possible, logprob, f32::NEG_INFINITY);
@@ -170,6 +173,7 @@ pub(super) fn tell(picks: Picks, hand_on: impl FnOnce(Val<u32>, Val<u32>, Val<u3
 /// What a step hands on, on the CPU: the next words and the note's log-probability.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Next {
+    token: u32,
     settings: Vec<u32>,
     history: Vec<u32>,
     logprob: f64,
@@ -178,12 +182,13 @@ pub(crate) struct Next {
 /// [`advance`] of one row.
 pub(crate) fn reference(
     logits: &[f32],
-    token: u32,
+    picked: u32,
     span: u32,
     settings: &[u32],
     history: &[u32],
 ) -> Next {
     let (mut settings, mut history) = (settings.to_vec(), history.to_vec());
+    let token = if picked == NOTHING { 0 } else { picked };
     let position = (u64::from(settings[10]) << 32 | u64::from(settings[11])) + 1;
     (settings[10], settings[11]) = ((position >> 32) as u32, position as u32);
     if span > 0 {
@@ -200,20 +205,20 @@ pub(crate) fn reference(
     let greatest = possible.clone().map(wide).fold(f64::NEG_INFINITY, f64::max);
     let all: f64 = possible.map(|x| (wide(x) - greatest).exp()).sum();
     let logit = wide(&logits[token as usize]);
-    let known = logit > f64::from(LEAST) && greatest > f64::from(LEAST);
+    let known = picked != NOTHING && logit > f64::from(LEAST) && greatest > f64::from(LEAST);
     let logprob = match crate::sample::broken(logits) {
         Some((_, x)) if x != f32::NEG_INFINITY => f64::NAN,
         _ if known => logit - greatest - all.ln(),
         _ => f64::NEG_INFINITY,
     };
-    Next { settings, history, logprob }
+    Next { token, settings, history, logprob }
 }
 
 /// One row: vocabulary, token, tokens kept and how many there are, the position before, a change,
 /// and why.
 type Row = (usize, u32, u32, u32, u64, fn(&mut [f32]), &'static str);
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 13] = [
     (1, 0, 0, 0, 0, |_| (), "one token"),
     (200, 7, 5, 5, 11, |_| (), "a window that is full"),
     (200, 199, 5, 2, 7, |_| (), "a window that grows"),
@@ -225,27 +230,29 @@ const ROWS: [Row; 11] = [
     (9000, 4, 0, 0, 3, |x| (x[0], x[8000]) = (-f32::NAN, 1e30), "the spoilt part weighs nothing"),
     (300, 0, 0, 0, 5, |x| x[9..].fill(f32::NEG_INFINITY), "most of it ruled out"),
     (300, 0, 0, 0, 5, |x| x.fill(f32::NEG_INFINITY), "nothing possible"),
+    (300, NOTHING, 4, 2, 5, |_| (), "nothing left of what is possible"),
+    (300, NOTHING, 0, 0, 5, |x| x[7] = f32::NAN, "nothing left beside NaN"),
 ];
 
 pub(super) fn cases() -> Vec<Case> {
-    let case = |&(vocab, token, span, kept, position, change, why): &Row| {
+    let case = |&(vocab, picked, span, kept, position, change, why): &Row| {
         let mut logits: Vec<f32> = noise(vocab as u64, vocab).iter().map(|x| x * 12.0).collect();
         change(&mut logits);
         let mut settings = vec![3; SETTINGS as usize];
         (settings[10], settings[11]) = ((position >> 32) as u32, position as u32);
         (settings[12], settings[13]) = (1, kept);
         let history: Vec<u32> = (100..100 + kept + 8).collect();
-        let next = reference(&logits, token, span, &settings, &history);
+        let next = reference(&logits, picked, span, &settings, &history);
         let mut mail = vec![EMPTY; 2 * NOTES as usize];
         let at = 2 * (position as u32 % NOTES) as usize;
-        mail[at] = token;
+        mail[at] = next.token;
         mail[at + 1] = (next.logprob as f32).to_bits();
         let exact = |words: &[u32]| Expected::Exact(Buffer::words(words).to_f64());
         let parts = vocab.div_ceil(SHARE as usize);
         // The bits of a note are numbers near 2^32: this much of them is 1e-5 of a log-probability.
         let note = Buffer::words(&mail).to_f64();
         let expected = vec![
-            (3, exact(&[token])),
+            (3, exact(&[next.token])),
             (4, exact(&[78])),
             (5, exact(&next.settings)),
             (6, exact(&next.history)),
@@ -258,7 +265,7 @@ pub(super) fn cases() -> Vec<Case> {
             numbers: Numbers::new().with("rows", 1).with("vocab", vocab as u32),
             buffers: vec![
                 Buffer::floats(Scalar::F32, &logits),
-                Buffer::words(&[token]),
+                Buffer::words(&[picked]),
                 Buffer::words(&[span]),
                 Buffer::words(&[0]),
                 Buffer::words(&[77]),

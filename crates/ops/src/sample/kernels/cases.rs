@@ -6,8 +6,8 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::arith::IMPOSSIBLE;
-use super::{BINS, BLOCK, CutSchedule, PART, PER_BIN, settings};
-use crate::sample::wide::weight;
+use super::{BINS, BLOCK, CutSchedule, NOTHING, PART, PER_BIN, settings};
+use crate::sample::wide::{forbid, weight};
 use crate::sample::{Options, Sampler, share_of};
 
 /// Rows of logits with the options of each, and what the kernels are to make of them.
@@ -18,6 +18,7 @@ pub(super) struct Trial {
     pub(super) settings: Vec<u32>,
     pub(super) history: Vec<u32>,
     pub(super) biases: Vec<u32>,
+    pub(super) masks: Vec<u32>,
     keys: Vec<u32>,
     peaks: Vec<u32>,
     bins: Vec<u32>,
@@ -78,7 +79,7 @@ fn last_kept(mut tokens: Vec<Ranked>, options: &Options) -> [u32; 2] {
 }
 
 impl Trial {
-    /// Every row with the next of the options, at the next position.
+    /// Every row with the next of the options, at the next position, and no masks.
     pub(super) fn new(
         scalar: Scalar,
         vocab: usize,
@@ -86,6 +87,19 @@ impl Trial {
         history: &[u32],
         all: &[Options],
         position: u64,
+    ) -> Trial {
+        Trial::masked(scalar, vocab, logits, history, all, position, |_| None)
+    }
+
+    /// As [`Trial::new`], with the masks of some rows.
+    fn masked(
+        scalar: Scalar,
+        vocab: usize,
+        logits: &[f32],
+        history: &[u32],
+        all: &[Options],
+        position: u64,
+        mask: impl Fn(usize) -> Option<Vec<u32>>,
     ) -> Trial {
         let logits = Buffer::floats(scalar, logits);
         let values = logits.to_f32();
@@ -97,6 +111,7 @@ impl Trial {
             settings: vec![],
             history: history.to_vec(),
             biases: vec![],
+            masks: vec![],
             keys: vec![],
             peaks: vec![],
             bins: vec![],
@@ -106,33 +121,40 @@ impl Trial {
         let mut sampler = Sampler::new();
         for (row, x) in values.chunks_exact(vocab).enumerate() {
             let options = &all[row % all.len()];
-            let plain =
-                options.logit_bias.is_empty() && (history.is_empty() || !options.penalises());
+            let mask = mask(row);
+            let plain = mask.is_none()
+                && options.logit_bias.is_empty()
+                && (history.is_empty() || !options.penalises());
             let position = position + row as u64;
-            let choice = sampler.sample(x, history, position, options, None);
-            trial.tokens.push(choice.map_or(0, |choice| choice.token));
+            let choice = sampler.sample(x, history, position, options, mask.as_deref());
+            trial.tokens.push(choice.map_or(NOTHING, |choice| choice.token));
             let mut adjusted = x.to_vec();
+            mask.iter().for_each(|mask| forbid(&mut adjusted, mask));
             sampler.adjust(&mut adjusted, history, options);
             let start = (trial.biases.len() / 2) as u32;
             let pairs = options.logit_bias.iter().flat_map(|(t, b)| [*t, b.to_bits()]);
             trial.biases.extend(pairs);
             let end = (trial.biases.len() / 2) as u32;
             let window = history.len().saturating_sub(options.last_n) as u32..history.len() as u32;
-            trial.settings.extend(settings(options, position, window, start..end));
+            let first = mask.as_ref().map(|_| trial.masks.len() as u32);
+            trial.masks.extend(mask.into_iter().flatten());
+            trial.settings.extend(settings(options, position, window, start..end, first));
             trial.take(&adjusted, options, plain);
         }
         // A buffer without elements cannot be bound everywhere.
         if trial.biases.is_empty() {
             trial.biases = vec![0; 2];
         }
-        if trial.history.is_empty() {
-            trial.history = vec![0];
+        for words in [&mut trial.history, &mut trial.masks] {
+            if words.is_empty() {
+                words.push(0);
+            }
         }
         trial
     }
 
-    /// Adds a row's keys, peaks and bins, from its logits after bias and penalties; of a row that is
-    /// `plain`, which has neither, numbers that nobody may read stand in the place of keys.
+    /// Adds a row's keys, peaks and bins, from its logits after mask, bias and penalties; of a row that
+    /// is `plain`, which has none of them, numbers that nobody may read stand in the place of keys.
     fn take(&mut self, adjusted: &[f32], options: &Options, plain: bool) {
         let keys: Vec<u32> = adjusted.iter().map(|&x| key(x)).collect();
         for (part, keys) in keys.chunks(PART as usize).enumerate() {
@@ -181,14 +203,15 @@ impl Trial {
                 Buffer::words(&self.settings),
                 Buffer::words(&self.history),
                 Buffer::words(&self.biases),
+                Buffer::words(&self.masks),
                 Buffer::words(&vec![UNREAD; self.keys.len()]),
                 Trial::zeros(self.peaks.len()),
                 Buffer::words(&vec![7; self.bins.len()]),
             ],
             expected: vec![
-                (4, exact(&self.keys)),
-                (5, exact(&self.peaks)),
-                (6, exact(&vec![0; self.bins.len()])),
+                (5, exact(&self.keys)),
+                (6, exact(&self.peaks)),
+                (7, exact(&vec![0; self.bins.len()])),
             ],
         }
     }
@@ -290,20 +313,43 @@ const CHANGES: [Change; 7] = [
 /// Trials of all options: every kind of row at 31 and 1000 tokens, noise at the sizes between which
 /// kernels change their way.
 fn trials(scalar: Scalar) -> Vec<(Trial, &'static str)> {
-    let trial = |vocab: usize, (change, why): Change| {
+    let trial = |vocab: usize, (change, why): Change, masks: bool| {
         let all = options(vocab);
         let mut logits = noise(vocab as u64, vocab * all.len());
         logits.iter_mut().for_each(|x| *x *= 6.0);
         logits.chunks_exact_mut(vocab).for_each(change);
         // A history in which tokens come again, one of them unknown to the vocabulary.
         let history: Vec<u32> = (0..90).map(|i| (i * i + 3) % 57).collect();
-        (Trial::new(scalar, vocab, &logits, &history, &all, 100), why)
+        let mask = |row| masks.then(|| mask(row, vocab)).flatten();
+        (Trial::masked(scalar, vocab, &logits, &history, &all, 100, mask), why)
     };
-    let mut found: Vec<_> =
-        [1, 2, 1025, 4097].iter().map(|&vocab| trial(vocab, CHANGES[0])).collect();
-    found.extend(CHANGES.iter().map(|&change| trial(31, change)));
-    found.extend(CHANGES[..5].iter().map(|&change| trial(1000, change)));
+    let noise = |&vocab: &usize| trial(vocab, CHANGES[0], false);
+    let mut found: Vec<_> = [1, 2, 1025, 4097].iter().map(noise).collect();
+    found.extend(CHANGES.iter().map(|&change| trial(31, change, false)));
+    found.extend(CHANGES[..5].iter().map(|&change| trial(1000, change, false)));
+    let masked = |vocab| trial(vocab, (CHANGES[0].0, "masks"), true);
+    found.extend([33, 1000, 4097].map(masked));
+    found.push(trial(31, (CHANGES[4].0, "masks beside NaN"), true));
     found
+}
+
+/// The masks of rows: of every other token or so, of a few, of the last alone, of none, of all; and
+/// every sixth row has none.
+fn mask(row: usize, vocab: usize) -> Option<Vec<u32>> {
+    let bits = |allowed: &dyn Fn(usize) -> bool| {
+        let mut words = vec![0; vocab.div_ceil(32)];
+        let tokens = (0..vocab).filter(|token| allowed(*token));
+        tokens.for_each(|token| words[token / 32] |= 1 << (token % 32));
+        words
+    };
+    match row % 6 {
+        0 => Some(bits(&|token| (token * token + row) % 7 < 3)),
+        1 => Some(bits(&|token| (token + 11 * row) % 97 == 5)),
+        2 => Some(bits(&|token| token + 1 == vocab)),
+        3 => Some(bits(&|_| false)),
+        4 => Some(vec![u32::MAX; vocab.div_ceil(32)]),
+        _ => None,
+    }
 }
 
 /// A few rows of a real vocabulary's size.
@@ -363,22 +409,25 @@ pub(super) fn draw() -> Vec<Case> {
 const BENCH: usize = 151_936;
 
 /// A row of logits as models make them, with the filters that most users ask for.
-fn bench() -> [(Trial, &'static str); 3] {
+fn bench() -> [(Trial, &'static str); 4] {
     let base = Options { seed: 1, ..Options::default() };
     [
-        ("plain", base.clone()),
-        ("top-p 0.9", Options { top_p: 0.9, ..base.clone() }),
+        ("plain", base.clone(), false),
+        ("top-p 0.9", Options { top_p: 0.9, ..base.clone() }, false),
         (
             "top-k 40, top-p 0.95",
-            Options { top_k: 40, top_p: 0.95, repetition_penalty: 1.1, ..base },
+            Options { top_k: 40, top_p: 0.95, repetition_penalty: 1.1, ..base.clone() },
+            false,
         ),
+        ("a mask, top-p 0.9", Options { top_p: 0.9, ..base }, true),
     ]
-    .map(|(why, options)| {
+    .map(|(why, options, masked)| {
         // Sums of four are nearly normal.
         let noise = noise(3, 4 * BENCH);
         let logits: Vec<f32> = noise.chunks_exact(4).map(|x| x.iter().sum::<f32>() * 2.5).collect();
         let history: Vec<u32> = (0..64).map(|i| i * 997).collect();
-        (Trial::new(Scalar::F32, BENCH, &logits, &history, &[options], 1), why)
+        let mask = |_| masked.then(|| mask(0, BENCH)).flatten();
+        (Trial::masked(Scalar::F32, BENCH, &logits, &history, &[options], 1, mask), why)
     })
 }
 

@@ -6,11 +6,11 @@ use tile::launch::{Mode, Requirement};
 
 use super::amount::{Amount, Scan};
 use super::arith::{IMPOSSIBLE, Wide, WideVar, weighs, weight_of};
-use super::{BLOCK, Keys, MOST_TOKENS, PART, Row, SETTINGS, THREADS, row_peak};
+use super::{BLOCK, Keys, MOST_TOKENS, NOTHING, PART, Row, SETTINGS, THREADS, row_peak};
 use crate::sweep::{begin, require_lengths, when};
 
 /// The token of every row, from what [`super::adjust`] and, where rows have filters, [`super::cut`]
-/// have left. `totals` `[rows, ceil(vocab / BLOCK), 2]` is scratch; `arrived` (`[rows]`) is zero
+/// have left; [`NOTHING`](super::NOTHING) where none is possible. `totals` `[rows, ceil(vocab / BLOCK), 2]` is scratch; `arrived` (`[rows]`) is zero
 /// before and after.
 ///
 /// Every group sums the weights that are kept in its block. The one that is done last finds the
@@ -50,7 +50,7 @@ pub fn draw(
         if group_id() == 0 {
             let (top, greatest) = row_peak(peaks, row, vocab);
             if thread_id() == 0 {
-                tokens[row] = select(Order::gt(top, IMPOSSIBLE), greatest, 0u32);
+                tokens[row] = select(Order::gt(top, IMPOSSIBLE), greatest, NOTHING);
             }
         }
     } else {
@@ -65,7 +65,7 @@ pub fn draw(
         let top = answer[0u32];
         if top <= IMPOSSIBLE {
             if Order::eq(thread_id(), 0u32) & Order::eq(group_id(), 0u32) {
-                tokens[row] = 0;
+                tokens[row] = NOTHING;
             }
         } else {
             let (rank, token) = (Var::new(u32::MAX), Var::new(u32::MAX));

@@ -5,8 +5,8 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, noise};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers, Requirement};
 
-use super::MOST_TOKENS;
 use super::advance::{EMPTY, Picks, SHARE, tell};
+use super::{MOST_TOKENS, NOTHING};
 use crate::sweep::{begin, require_lengths};
 
 /// Threads of a group of [`take`], one of which has work, and of [`hand_on`].
@@ -37,8 +37,9 @@ pub fn take(slots: In<u32>, latest: In<u32>, tokens: InOut<u32>) {
 /// Hands the `picked` token of every row on, to where `targets` `[rows, TARGETS]` says: to its slot
 /// in `latest`, for the next step's [`take`]; to a place in `history`; and, with the bits of its
 /// log-probability under `logits` `[rows, vocab]` as they came, to a place in `mail` `[notes, 2]`,
-/// in one store. The log-probability is NaN if a logit is NaN or infinity. A target that is
-/// [`NONE`] is left out. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`)
+/// in one store. The log-probability is NaN if a logit is NaN or infinity.
+/// [`NOTHING`](super::NOTHING) is handed on as token 0 of log-probability minus infinity. A target
+/// that is [`NONE`] is left out. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`)
 /// is zero before and after.
 #[kernel]
 pub fn hand_on(
@@ -96,26 +97,28 @@ pub(super) fn take_cases() -> Vec<Case> {
     }]
 }
 
-/// Three rows: one with every target, one with none, one whose logits are spoilt.
+/// Four rows: one with every target, one with none, one whose logits are spoilt, one of which nothing
+/// was possible.
 pub(super) fn cases() -> Vec<Case> {
     let case = |vocab: usize| {
-        let mut logits: Vec<f32> = noise(3, 3 * vocab).iter().map(|x| x * 9.0).collect();
+        let mut logits: Vec<f32> = noise(3, 4 * vocab).iter().map(|x| x * 9.0).collect();
         logits[2 * vocab + 5] = f32::NAN;
-        let picked = [vocab as u32 - 1, 1, 2];
-        let targets = [4, 2, 1, NONE, NONE, NONE, 0, NONE, 3];
+        let picked = [vocab as u32 - 1, 1, 2, NOTHING];
+        let targets = [4, 2, 1, NONE, NONE, NONE, 0, NONE, 3, 1, 1, 2];
         let row: Vec<f64> = logits[..vocab].iter().map(|x| f64::from(*x)).collect();
         let greatest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let all: f64 = row.iter().map(|x| (x - greatest).exp()).sum();
         let logprob = (row[vocab - 1] - greatest - all.ln()) as f32;
         let mut mail = vec![EMPTY; 8];
         mail[2..4].copy_from_slice(&[picked[0], logprob.to_bits()]);
+        mail[4..6].copy_from_slice(&[0, f32::NEG_INFINITY.to_bits()]);
         mail[6..8].copy_from_slice(&[picked[2], f32::NAN.to_bits()]);
         let exact = |words: &[u32]| Expected::Exact(Buffer::words(words).to_f64());
-        let parts = 3 * vocab.div_ceil(SHARE as usize);
+        let parts = 4 * vocab.div_ceil(SHARE as usize);
         Case {
             kernel: hand_on().record(),
-            label: format!("3 rows of {vocab} tokens"),
-            numbers: Numbers::new().with("rows", 3).with("vocab", vocab as u32),
+            label: format!("4 rows of {vocab} tokens"),
+            numbers: Numbers::new().with("rows", 4).with("vocab", vocab as u32),
             buffers: vec![
                 Buffer::floats(Scalar::F32, &logits),
                 Buffer::words(&picked),
@@ -124,14 +127,14 @@ pub(super) fn cases() -> Vec<Case> {
                 Buffer::words(&[60, 61, 62]),
                 Buffer::words(&[EMPTY; 8]),
                 Buffer::zeros(Scalar::F32, 2 * parts),
-                Buffer::words(&[0; 3]),
+                Buffer::words(&[0; 4]),
             ],
             expected: vec![
-                (3, exact(&[picked[2], 51, 52, 53, picked[0]])),
-                (4, exact(&[60, 61, picked[0]])),
+                (3, exact(&[picked[2], 0, 52, 53, picked[0]])),
+                (4, exact(&[60, 0, picked[0]])),
                 // As in `advance`: this much of a note's bits is 1e-5 of a log-probability.
                 (5, Expected::Near(Buffer::words(&mail).to_f64(), 1e-8)),
-                (7, exact(&[0; 3])),
+                (7, exact(&[0; 4])),
             ],
         }
     };

@@ -86,7 +86,7 @@ fn a_thousand_tokens_are_the_cpus() {
             buffers
         };
         let adjusted = keep(trial.adjust(Scalar::F32, ""), &[]);
-        let [keys, peaks, bins] = [4, 5, 6].map(|at: usize| adjusted[at].clone());
+        let [keys, peaks, bins] = [5, 6, 7].map(|at: usize| adjusted[at].clone());
         let row = [(1, keys.clone()), (2, peaks.clone())];
         let weighed = keep(trial.weigh(""), &[row.clone().as_slice(), &[(4, bins)]].concat());
         let before = [row.as_slice(), &[(4, weighed[4].clone())]].concat();
