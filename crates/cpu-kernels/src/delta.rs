@@ -54,6 +54,23 @@ pub struct Head<'a> {
     pub dt: f32,
 }
 
+impl Head<'_> {
+    /// # Panics
+    /// If it has not so many rows.
+    fn check(&self, rows: usize) {
+        let &Head { qkv, stride, starts, key_dim, value_dim, heads, a, b, .. } = self;
+        let ends = [(key_dim, starts[0]), (key_dim, starts[1]), (value_dim, starts[2])];
+        assert!(
+            ends.into_iter().all(|(len, start)| start + len <= stride)
+                && rows * stride <= qkv.len()
+                && rows * heads <= a.len().min(b.len())
+                && self.head < heads
+                && key_dim <= MAX_KEY_DIM,
+            "delta net: rows of a head"
+        );
+    }
+}
+
 /// Advances columns of a head's matrix by some rows, and writes those columns of the output `y`:
 /// row `r` at `out + r * out_stride`.
 ///
@@ -72,17 +89,8 @@ pub unsafe fn advance(
     out: *mut f32,
     out_stride: usize,
 ) {
-    let &Head { qkv, stride, starts, key_dim, value_dim, heads, a, b, .. } = head;
-    let ends = [(key_dim, starts[0]), (key_dim, starts[1]), (value_dim, starts[2])];
-    assert!(
-        ends.into_iter().all(|(len, start)| start + len <= stride)
-            && rows.end * stride <= qkv.len()
-            && rows.end * heads <= a.len().min(b.len())
-            && head.head < heads
-            && key_dim <= MAX_KEY_DIM
-            && columns.end <= value_dim,
-        "delta net: rows of a head"
-    );
+    head.check(rows.end);
+    assert!(columns.end <= head.value_dim, "delta net: columns of a head");
     // SAFETY: the rows and columns exist; the columns are this caller's.
     unsafe {
         dispatch!(isa, advance_kernel(head: &Head<'_>, rows: Range<usize>, columns: Range<usize>, state: *mut f32, out: *mut f32, out_stride: usize));
@@ -109,7 +117,7 @@ unsafe fn advance_kernel<L: Lanes>(
             let x = head.qkv.as_ptr().add(row * head.stride);
             unit::<L>(x.add(head.starts[0]), key_dim, root, &mut q);
             unit::<L>(x.add(head.starts[1]), key_dim, 1.0, &mut k);
-            let (gate, beta) = gates(head, row);
+            let Gates { gate, beta, .. } = gates(head, row);
             for column in columns.clone().step_by(L::N) {
                 let width = L::N.min(columns.end - column);
                 let v = get::<L>(x.add(head.starts[2] + column), width);
@@ -170,12 +178,12 @@ unsafe fn column_step<L: Lanes>(
     y[0].add(y[1]).add(y[2].add(y[3]))
 }
 
-/// `x` divided by its length, times `by`.
+/// `x` divided by its length, times `by`; gives the factor that this is.
 ///
 /// # Safety
 /// `x` points to `len` elements, no more than `to` has.
 #[inline(always)]
-unsafe fn unit<L: Lanes>(x: *const f32, len: usize, by: f32, to: &mut [f32; MAX_KEY_DIM]) {
+unsafe fn unit<L: Lanes>(x: *const f32, len: usize, by: f32, to: &mut [f32; MAX_KEY_DIM]) -> f32 {
     let mut sum = L::splat(0.0);
     // SAFETY: every index is below `len`.
     unsafe {
@@ -183,22 +191,190 @@ unsafe fn unit<L: Lanes>(x: *const f32, len: usize, by: f32, to: &mut [f32; MAX_
             let x = get::<L>(x.add(i), L::N.min(len - i));
             sum = x.fma(x, sum);
         }
-        let scale = L::splat(by / (sum.sum() + LENGTH_EPS).sqrt());
+        let factor = by / (sum.sum() + LENGTH_EPS).sqrt();
+        let scale = L::splat(factor);
         for i in (0..len).step_by(L::N) {
             let width = L::N.min(len - i);
             put(get::<L>(x.add(i), width).mul(scale), to.as_mut_ptr().add(i), width);
         }
+        factor
     }
 }
 
-/// The factor by which a row decays the matrix, and the strength with which it writes its
-/// correction.
+/// A row's numbers.
+struct Gates {
+    /// `a + dt`, and its softplus.
+    shifted: f32,
+    step: f32,
+    /// The factor by which the row decays the matrix.
+    gate: f32,
+    /// The strength with which it writes its correction.
+    beta: f32,
+}
+
 #[inline(always)]
-fn gates(head: &Head<'_>, row: usize) -> (f32, f32) {
+fn gates(head: &Head<'_>, row: usize) -> Gates {
     let at = row * head.heads + head.head;
-    let step = head.a[at] + head.dt;
-    let step = if step > SOFTPLUS_LINEAR { step } else { step.exp().ln_1p() };
-    ((head.decay * step).exp(), 1.0 / (1.0 + (-head.b[at]).exp()))
+    let shifted = head.a[at] + head.dt;
+    let step = if shifted > SOFTPLUS_LINEAR { shifted } else { shifted.exp().ln_1p() };
+    Gates { shifted, step, gate: (head.decay * step).exp(), beta: logistic(head.b[at]) }
+}
+
+fn logistic(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The gradients of a row's `a`, `b` and decay rate. That of `dt` is that of `a`.
+#[derive(Debug, Clone, Copy)]
+pub struct GateSlopes {
+    /// Of `a`.
+    pub a: f32,
+    /// Of `b`.
+    pub b: f32,
+    /// Of the decay rate.
+    pub decay: f32,
+}
+
+/// The matrices of a row in reverse.
+#[derive(Debug, Clone, Copy)]
+pub struct Reversed {
+    /// The matrix in front of the row.
+    pub before: *const f32,
+    /// The matrix behind it.
+    pub after: *const f32,
+    /// The gradient of the matrix behind it, which becomes that of the one in front of it.
+    pub slopes: *mut f32,
+}
+
+/// Carries the gradient of a head's matrix from behind a row to the front of it. Adds the gradients
+/// of the row's query and key to `to`, a row as those of [`Head::qkv`], and writes that of its
+/// value there. `dy` is the gradient of its output; `work` are two rows of values.
+///
+/// ```text
+/// T = g S + k c,  c = beta u,  u = v - g k S,  y = q T
+/// D += q dy,  dq = T dy,  dc = k D,  dbeta = <dc, u>,  dv = beta dc,  dk = D c - g S dv
+/// D -= k dv,  dg = <D, S>,  D = g D
+/// ```
+///
+/// # Safety
+/// The matrices are `[key_dim, value_dim]`, and `to` points to a row of [`Head::stride`] elements;
+/// no other thread accesses the gradient or the parts of `to` that are the head's.
+///
+/// # Panics
+/// If the row does not exist, or operands are of other lengths.
+pub unsafe fn backward(
+    isa: Isa,
+    head: &Head<'_>,
+    row: usize,
+    matrices: Reversed,
+    dy: &[f32],
+    to: *mut f32,
+    work: &mut [f32],
+) -> GateSlopes {
+    head.check(row + 1);
+    assert!(
+        dy.len() == head.value_dim && work.len() == 2 * head.value_dim,
+        "delta net: rows of values"
+    );
+    // SAFETY: the row exists; the rest is the caller's promise.
+    unsafe {
+        dispatch!(isa, backward_kernel(head: &Head<'_>, row: usize, matrices: Reversed, dy: &[f32], to: *mut f32, work: &mut [f32]) -> GateSlopes)
+    }
+}
+
+/// # Safety
+/// As [`backward`], whose checks hold.
+#[inline(always)]
+unsafe fn backward_kernel<L: Lanes>(
+    head: &Head<'_>,
+    row: usize,
+    matrices: Reversed,
+    dy: &[f32],
+    to: *mut f32,
+    work: &mut [f32],
+) -> GateSlopes {
+    let (keys, n) = (head.key_dim, head.value_dim);
+    let Reversed { before, after, slopes } = matrices;
+    let (mut q, mut k) = ([0.0; MAX_KEY_DIM], [0.0; MAX_KEY_DIM]);
+    let (mut dq, mut dk) = ([0.0; MAX_KEY_DIM], [0.0; MAX_KEY_DIM]);
+    let Gates { shifted, step, gate, beta } = gates(head, row);
+    let root = 1.0 / (keys as f32).sqrt();
+    let (g, zero) = (L::splat(gate), L::splat(0.0));
+    let columns = || (0..n).step_by(L::N).map(|j| (j, L::N.min(n - j)));
+    work.fill(0.0);
+    let (said, of_change) = work.split_at_mut(n);
+    let (said, of_change) = (said.as_mut_ptr(), of_change.as_mut_ptr());
+    let (mut of_beta, mut of_gate) = (zero, zero);
+    // SAFETY: columns are below `n`, keys below `keys`, which matrices, arrays and rows have.
+    unsafe {
+        let x = head.qkv.as_ptr().add(row * head.stride);
+        let q_scale = unit::<L>(x.add(head.starts[0]), keys, root, &mut q);
+        let k_scale = unit::<L>(x.add(head.starts[1]), keys, 1.0, &mut k);
+        for i in 0..keys {
+            let (own_q, own_k) = (L::splat(q[i]), L::splat(k[i]));
+            let mut sum = zero;
+            for (j, width) in columns() {
+                let (at, dy) = (i * n + j, get::<L>(dy.as_ptr().add(j), width));
+                let spoken = get::<L>(said.add(j), width);
+                put(get::<L>(before.add(at), width).fma(own_k, spoken), said.add(j), width);
+                let slope = dy.fma(own_q, get::<L>(slopes.add(at), width));
+                put(slope, slopes.add(at), width);
+                let change = of_change.add(j);
+                put(slope.fma(own_k, get::<L>(change, width)), change, width);
+                sum = get::<L>(after.add(at), width).fma(dy, sum);
+            }
+            dq[i] = sum.sum();
+        }
+        // What the row writes takes the place of what was said, the gradient of its value that of
+        // the gradient of what it writes.
+        for (j, width) in columns() {
+            let v = get::<L>(x.add(head.starts[2] + j), width);
+            let miss = v.sub(get::<L>(said.add(j), width).mul(g));
+            let change = get::<L>(of_change.add(j), width);
+            of_beta = change.fma(miss, of_beta);
+            put(miss.mul(L::splat(beta)), said.add(j), width);
+            let dv = change.mul(L::splat(beta));
+            put(dv, of_change.add(j), width);
+            put(dv, to.add(head.starts[2] + j), width);
+        }
+        for i in 0..keys {
+            let (own_k, mut along, mut kept) = (L::splat(k[i]), zero, zero);
+            for (j, width) in columns() {
+                let at = i * n + j;
+                let (dv, s) = (get::<L>(of_change.add(j), width), get::<L>(before.add(at), width));
+                let slope = get::<L>(slopes.add(at), width);
+                along = slope.fma(get::<L>(said.add(j), width), along);
+                kept = s.fma(dv, kept);
+                let slope = slope.sub(own_k.mul(dv));
+                of_gate = slope.fma(s, of_gate);
+                put(slope.mul(g), slopes.add(at), width);
+            }
+            dk[i] = along.sum() - gate * kept.sum();
+        }
+        through(&q[..keys], &dq[..keys], q_scale, root, to.add(head.starts[0]));
+        through(&k[..keys], &dk[..keys], k_scale, 1.0, to.add(head.starts[1]));
+    }
+    let of_step = of_gate.sum() * gate;
+    GateSlopes {
+        a: of_step * head.decay * logistic(shifted),
+        b: of_beta.sum() * beta * (1.0 - beta),
+        decay: of_step * step,
+    }
+}
+
+/// Adds the gradient of a vector to `to`: of one that times `scale` is `unit`, whose length is `by`
+/// and whose gradient is `slope`.
+///
+/// # Safety
+/// `to` points to as many elements, which no other thread accesses.
+#[inline(always)]
+unsafe fn through(unit: &[f32], slope: &[f32], scale: f32, by: f32, to: *mut f32) {
+    let along: f32 = unit.iter().zip(slope).map(|(unit, slope)| unit * slope).sum();
+    let along = along / (by * by);
+    for (i, (unit, slope)) in unit.iter().zip(slope).enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { *to.add(i) += scale * (slope - unit * along) };
+    }
 }
 
 /// # Safety

@@ -65,37 +65,77 @@ impl DeltaNet {
 
     /// Moves the matrices of all heads one position on, and gives a row of `y`; all in f64. `qkv`,
     /// `a` and `b` are the position's, `decay` and `dt` the weights.
-    fn position(&self, states: &mut [f64], [qkv, a, b, decay, dt]: [&[f32]; 5]) -> Vec<f64> {
-        let DeltaNet { key_heads, key_dim, value_dim, .. } = *self;
-        let matrices = states.chunks_exact_mut(key_dim * value_dim).enumerate();
-        let head = |(h, state): (usize, &mut [f64])| {
-            let of = self.key_head(h) * key_dim;
-            let (q, k) = (&qkv[of..][..key_dim], &qkv[key_heads * key_dim + of..][..key_dim]);
-            let v = &qkv[2 * key_heads * key_dim + h * value_dim..][..value_dim];
-            let step = (f64::from(a[h]) + f64::from(dt[h])).exp().ln_1p();
-            let gate = (f64::from(decay[h]) * step).exp();
-            let beta = 1.0 / (1.0 + (-f64::from(b[h])).exp());
-            self.advance(state, [q, k, v], gate, beta)
-        };
+    pub(crate) fn position(&self, states: &mut [f64], operands: [&[f32]; 5]) -> Vec<f64> {
+        let matrices = states.chunks_exact_mut(self.key_dim * self.value_dim).enumerate();
+        let head = |(h, state): (usize, &mut [f64])| self.row(h, operands).advance(state);
         matrices.flat_map(head).collect()
     }
 
-    /// Moves a head's matrix `[key_dim, value_dim]` one position on, and gives `y`; all in f64.
-    fn advance(&self, state: &mut [f64], [q, k, v]: [&[f32]; 3], gate: f64, beta: f64) -> Vec<f64> {
-        let unit = |x: &[f32]| -> Vec<f64> {
-            let square: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    /// Where the query, the key and the value of a head begin in a row.
+    pub fn starts(&self, head: usize) -> [usize; 3] {
+        let (keys, of) = (self.key_heads * self.key_dim, self.key_head(head) * self.key_dim);
+        [of, keys + of, 2 * keys + head * self.value_dim]
+    }
+
+    /// What a head makes of a position's operands.
+    pub(crate) fn row(&self, head: usize, [qkv, a, b, decay, dt]: [&[f32]; 5]) -> HeadRow {
+        let [q, k, v] = self.starts(head);
+        let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|x| f64::from(*x)).collect() };
+        let unit = |x: &[f32]| {
+            let x = wide(x);
+            let square: f64 = x.iter().map(|x| x * x).sum();
             let length = (square + f64::from(LENGTH_EPS)).sqrt();
-            x.iter().map(|&x| f64::from(x) / length).collect()
+            (x.iter().map(|x| x / length).collect(), length)
         };
-        let (q, k) = (unit(q), unit(k));
-        let (n, root) = (self.value_dim, (self.key_dim as f64).sqrt());
-        state.iter_mut().for_each(|s| *s *= gate);
+        let ((q, q_length), (k, k_length)) =
+            (unit(&qkv[q..][..self.key_dim]), unit(&qkv[k..][..self.key_dim]));
+        let shifted = f64::from(a[head]) + f64::from(dt[head]);
+        let (decay, step) = (f64::from(decay[head]), shifted.exp().ln_1p());
+        let logistic = |x: f64| 1.0 / (1.0 + (-x).exp());
+        HeadRow {
+            q,
+            k,
+            v: wide(&qkv[v..][..self.value_dim]),
+            lengths: [q_length, k_length],
+            root: (self.key_dim as f64).sqrt(),
+            step,
+            rate: logistic(shifted),
+            decay,
+            gate: (decay * step).exp(),
+            beta: logistic(f64::from(b[head])),
+        }
+    }
+}
+
+/// A position as one head sees it, in f64.
+pub(crate) struct HeadRow {
+    /// The query and the key, divided by their lengths.
+    pub(crate) q: Vec<f64>,
+    pub(crate) k: Vec<f64>,
+    pub(crate) v: Vec<f64>,
+    /// The lengths of the query and of the key.
+    pub(crate) lengths: [f64; 2],
+    /// What `y` is divided by.
+    pub(crate) root: f64,
+    /// `softplus(a + dt)`, and how it changes with `a`.
+    pub(crate) step: f64,
+    pub(crate) rate: f64,
+    pub(crate) decay: f64,
+    pub(crate) gate: f64,
+    pub(crate) beta: f64,
+}
+
+impl HeadRow {
+    /// Moves the matrix `[key_dim, value_dim]` one position on, and gives `y`.
+    pub(crate) fn advance(&self, state: &mut [f64]) -> Vec<f64> {
+        let (n, keys) = (self.v.len(), self.k.len());
+        state.iter_mut().for_each(|s| *s *= self.gate);
         (0..n)
             .map(|j| {
-                let said: f64 = (0..self.key_dim).map(|i| state[i * n + j] * k[i]).sum();
-                let change = (f64::from(v[j]) - said) * beta;
-                (0..self.key_dim).for_each(|i| state[i * n + j] += k[i] * change);
-                (0..self.key_dim).map(|i| state[i * n + j] * q[i]).sum::<f64>() / root
+                let said: f64 = (0..keys).map(|i| state[i * n + j] * self.k[i]).sum();
+                let change = (self.v[j] - said) * self.beta;
+                (0..keys).for_each(|i| state[i * n + j] += self.k[i] * change);
+                (0..keys).map(|i| state[i * n + j] * self.q[i]).sum::<f64>() / self.root
             })
             .collect()
     }

@@ -15,6 +15,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::adamw::KERNELS,
         crate::gradient::attend::KERNELS,
         crate::gradient::columns::KERNELS,
+        crate::gradient::conv::KERNELS,
         crate::gradient::cross_entropy::KERNELS,
         crate::gradient::elements::KERNELS,
         crate::gradient::experts::KERNELS,

@@ -9,6 +9,7 @@ mod experts;
 mod gemm;
 mod losses;
 mod products;
+mod states;
 mod weights;
 
 pub use executor::{Executor, Results, check};

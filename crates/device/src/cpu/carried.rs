@@ -104,7 +104,7 @@ impl Replay<'_> {
 
     /// Each worker computes some columns of some heads.
     pub(super) fn delta_net(&self, op: &DeltaNet, node: &Node, worker: &Worker<'_>) {
-        let &DeltaNet { heads, key_heads, key_dim, value_dim, layer, start, .. } = op;
+        let &DeltaNet { heads, key_dim, value_dim, layer, start, .. } = op;
         let (rows, width) = (self.step.tokens.len(), op.width());
         let [decay, dt] = [0, 1].map(|i| self.vector(node.weights[i]));
         let out = self.arena.wrapping_add(self.offset(node.outputs[0])).cast::<f32>();
@@ -116,12 +116,10 @@ impl Replay<'_> {
         for item in worker.split(self.step.sequences.len() * heads * parts) {
             let (sequence, h, part) = (item / parts / heads, item / parts % heads, item % parts);
             let columns = part * COLUMNS..value_dim.min((part + 1) * COLUMNS);
-            let of = op.key_head(h) * key_dim;
-            let values = 2 * key_heads * key_dim + h * value_dim;
             let head = Head {
                 qkv,
                 stride: width,
-                starts: [of, key_heads * key_dim + of, values],
+                starts: op.starts(h),
                 key_dim,
                 value_dim,
                 head: h,

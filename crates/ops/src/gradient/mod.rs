@@ -9,7 +9,9 @@
 pub mod adamw;
 pub mod attend;
 pub mod columns;
+pub mod conv;
 pub mod cross_entropy;
+pub mod delta;
 pub mod elements;
 pub mod experts;
 pub mod gains;
@@ -22,7 +24,9 @@ mod tangents;
 
 pub use attend::{Attend, AttendBackward, seen};
 pub use columns::ScaleColumns;
+pub use conv::{ConvBackward, PackedConv};
 pub use cross_entropy::CrossEntropy;
+pub use delta::{DeltaBackward, DeltaTangent, PackedDelta};
 pub use elements::{Fill, GatedBackward, MapBackward};
 pub use experts::{ExpertsBackward, ExpertsTangent, Shares};
 pub use norms::{LayerNormBackward, RmsNormBackward};
@@ -172,7 +176,10 @@ pub fn trains(op: &Op) -> bool {
         Op::Experts(experts) => !experts.weighs_inputs,
         Op::Gradient(op) => !matches!(
             op,
-            Gradient::NormTangent(_) | Gradient::AttendTangent(_) | Gradient::ExpertsTangent(_)
+            Gradient::NormTangent(_)
+                | Gradient::AttendTangent(_)
+                | Gradient::DeltaTangent(_)
+                | Gradient::ExpertsTangent(_)
         ),
         _ => false,
     }
@@ -209,6 +216,14 @@ gradients! {
     Attend,
     /// `q, k, v, y, lse, dy; (sinks) -> dq, dk, dv, (dsinks)`.
     AttendBackward,
+    /// `x; taps -> y`: a short convolution of the rows of each packed sequence.
+    PackedConv,
+    /// `x, dy; taps -> dx, (dtaps)`.
+    ConvBackward,
+    /// `qkv, a, b; decay, dt -> y`: a gated delta net over the rows of each packed sequence.
+    PackedDelta,
+    /// `qkv, a, b, dy; decay, dt -> dqkv, da, db, ddecay, ddt`.
+    DeltaBackward,
     /// `x; head, (bias) -> losses, (dx), (dhead), (dbias)`: the cross-entropy of a linear head, in
     /// chunks of rows.
     CrossEntropy,
@@ -246,6 +261,8 @@ gradients! {
     NormTangent,
     /// `q, k, v, lse, dq, dk, dv; (sinks, dsinks) -> dy`.
     AttendTangent,
+    /// `qkv, a, b, dqkv, da, db; decay, dt, (ddecay, ddt) -> dy`.
+    DeltaTangent,
     /// `x, scores, dx, dscores; gate, up, down, (their biases) -> dy`.
     ExpertsTangent,
 }

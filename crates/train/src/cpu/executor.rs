@@ -3,6 +3,7 @@
 use super::weights::Weights;
 use crate::Batch;
 use crate::packing::Packing;
+use cpu_kernels::delta::MAX_KEY_DIM;
 use cpu_kernels::isa::Isa;
 use cpu_kernels::matmul::{Activations, Epilogue, Huge, Path, Scratch as Product, Turned};
 use cpu_kernels::team::{SharedSlice, Team, default_threads};
@@ -16,8 +17,18 @@ use std::sync::Mutex;
 /// Whether the CPU can run a Program in training.
 ///
 /// # Errors
-/// The first operation that it has not, by name.
+/// The first operation that it has not, by name; keys of a gated delta net that do not fit its
+/// kernels.
 pub fn check(program: &Program) -> Result<()> {
+    for node in &program.nodes {
+        if let Op::Gradient(Gradient::PackedDelta(of)) = &node.op
+            && of.0.key_dim > MAX_KEY_DIM
+        {
+            let expected = format!("keys of up to {MAX_KEY_DIM} elements");
+            let error = Error::new("delta_net", expected, of.0.key_dim);
+            return Err(error.of(ErrorKind::Unsupported));
+        }
+    }
     match program.nodes.iter().find(|node| !trains(&node.op)) {
         Some(node) => {
             let expected = "operations that can be trained";
@@ -278,6 +289,10 @@ impl<'a> Run<'a> {
             }
             Gradient::Attend(of) => self.attend(&of.0, node),
             Gradient::AttendBackward(of) => self.attend_backward(&of.0, node),
+            Gradient::PackedConv(of) => self.convolve(&of.0, node),
+            Gradient::ConvBackward(of) => self.convolve_backward(of, node),
+            Gradient::PackedDelta(of) => self.delta(&of.0, node),
+            Gradient::DeltaBackward(of) => self.delta_backward(&of.0, node),
             Gradient::CrossEntropy(of) => return self.losses(of, node),
             Gradient::ExpertsBackward(of) => return self.experts_backward(&of.0, node),
             _ => self.element_backward(index, op, node),

@@ -2,8 +2,10 @@
 //! beside matrices, and losses in the place of logits.
 
 use formats::{Error, ErrorKind, Result, Source};
-use ops::gradient::{Attend, CrossEntropy, ScaleColumns};
-use ops::{Attention, KvWrite, Linear, LinearAdd, Map, Op, Scale, Shape, Unary};
+use ops::gradient::{Attend, CrossEntropy, PackedConv, PackedDelta, ScaleColumns};
+use ops::{
+    Attention, DeltaNet, KvWrite, Linear, LinearAdd, Map, Op, Scale, Shape, ShortConv, Unary,
+};
 use program::{Node, Program, ValueId, Weight, WeightId};
 
 /// A value of a new shape.
@@ -13,7 +15,7 @@ fn value(program: &mut Program, shape: Shape) -> ValueId {
 }
 
 /// The same Program for whole sequences, packed one behind the other, whose rows see each other
-/// instead of a cache. It must be as it was recorded, before [`program::fuse`].
+/// instead of a cache, and whose states begin with each of them. It must be as it was recorded, before [`program::fuse`].
 ///
 /// # Errors
 /// Attention to a cache that nothing wrote.
@@ -44,6 +46,15 @@ pub fn pack(program: &Program) -> Result<Program> {
                     weights: node.weights.clone(),
                     outputs: vec![node.outputs[0], lse],
                 });
+            }
+            // States begin with each sequence.
+            Op::ShortConv(conv) => {
+                let op = Op::from(PackedConv(ShortConv { layer: 0, start: 0, ..*conv }));
+                packed.nodes.push(Node { op, ..node.clone() });
+            }
+            Op::DeltaNet(net) => {
+                let op = Op::from(PackedDelta(DeltaNet { layer: 0, start: 0, ..*net }));
+                packed.nodes.push(Node { op, ..node.clone() });
             }
             _ => packed.nodes.push(node.clone()),
         }

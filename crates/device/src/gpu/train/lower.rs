@@ -51,7 +51,14 @@ pub(super) struct Lowering {
 fn check(program: &Program) -> Result<()> {
     for node in &program.nodes {
         let turns = node.op.rope().is_none_or(|rope| rope.frequencies.len() <= MOST_PAIRS as usize);
-        let known = trains(&node.op) && turns;
+        let on_cpu_alone = match &node.op {
+            Op::Gradient(Gradient::ConvBackward(of)) => of.taps,
+            Op::Gradient(of) => {
+                matches!(of, Gradient::PackedDelta(_) | Gradient::DeltaBackward(_))
+            }
+            _ => false,
+        };
+        let known = trains(&node.op) && turns && !on_cpu_alone;
         if !known {
             let expected = "operations that a GPU has in training";
             let error = Error::new("train", expected, node.op.name()).of(ErrorKind::Unsupported);

@@ -71,6 +71,8 @@ cases! {
     gpt_oss lora "gpt-oss" "sim" F32 1e-4,
     gpt_oss_rounded lora "gpt-oss" "sim" BF16 0.2,
     granite lora "granite" "sim" F32 1e-4,
+    lfm2 lora "lfm2" "sim" F32 1e-4,
+    lfm2_rounded lora "lfm2" "sim" BF16 0.2,
     llama3 lora "llama3" "sim" F32 1e-4,
     llama3_dora lora "llama3-dora" "sim" F32 1e-4,
     llama3_rounded lora "llama3" "sim" BF16 0.2,
@@ -109,6 +111,15 @@ fn full_models_without_files() {
     }
     let case = Case::without_file("starcoder2");
     agree(full, "starcoder2", &case, ("sim", Precision::BF16), 0.2);
+}
+
+/// Their kernels are the CPU's alone.
+#[test]
+fn gated_delta_nets_are_refused_by_name() {
+    let model = testing::models().join("qwen3.5-shared");
+    let hardware = hardware("sim", Precision::F32);
+    let error = Tuned::lora(model, &delft_train::LoraOptions::default(), hardware).err().unwrap();
+    assert!(error.to_string().contains("packed_delta_net"), "{error}");
 }
 
 /// Experts are multiplied from where they are stored, either way.

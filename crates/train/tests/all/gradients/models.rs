@@ -166,6 +166,7 @@ fn preferences() {
     assert!((loss.sum - want).abs() < 1e-5 * want, "{} {want}", loss.sum);
     assert_eq!((model.loss(&batch).unwrap(), loss.weight), (loss, 2.0));
     compare("gradient", model.parameters(), &gradients, &case);
+    lfm2 "lfm2",
     // Pairs by themselves add up to the same.
     let mut sum = delft_train::Loss::default();
     for rows in [0..32, 32..60] {

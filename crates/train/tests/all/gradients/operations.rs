@@ -6,10 +6,10 @@ use delft_train::gradients::{differentiate, jvp, reference};
 use formats::{Source, Tensors};
 use ops::embed::Index;
 use ops::experts::{Experts, Gate, Odds, Routing};
-use ops::gradient::{Attend, CrossEntropy, Gated, ScaleColumns};
+use ops::gradient::{Attend, CrossEntropy, Gated, PackedConv, PackedDelta, ScaleColumns};
 use ops::{
-    Attention, Binary, Embed, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm, Rope, Scale,
-    ScaleRows, Select, Shape, Unary, Zip,
+    Attention, Binary, DeltaNet, Embed, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm, Rope,
+    Scale, ScaleRows, Select, Shape, ShortConv, Unary, Zip,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -315,6 +315,33 @@ fn attention() {
         let weights = if sinks { vec![built.weight(&[4])] } else { Vec::new() };
         let y = built.push(Attend(attention), &[q, k, v], weights)[0];
         prove("attend", &built.finish(y));
+    }
+}
+
+/// Kernels as long as a sequence and longer, and more columns than a thread takes at a time.
+#[test]
+fn convolutions() {
+    for (width, kernel) in [(6, 2), (70, 4), (5, 6)] {
+        let mut built = Built::new();
+        let (x, taps) = (built.rows(width), built.weight(&[kernel * width]));
+        let conv = ShortConv { layer: 0, start: 0, width, kernel };
+        let y = built.push(PackedConv(conv), &[x], vec![taps])[0];
+        prove("packed_short_conv", &built.finish(y));
+    }
+}
+
+/// Sizes that no vector divides, and heads that share keys, either way.
+#[test]
+fn delta_nets() {
+    for (heads, key_heads, key_dim, value_dim, tiled) in
+        [(2, 2, 4, 3, false), (4, 2, 3, 18, false), (6, 3, 5, 2, true), (1, 1, 33, 35, true)]
+    {
+        let mut built = Built::new();
+        let net = DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled };
+        let (qkv, a, b) = (built.rows(net.width()), built.rows(heads), built.rows(heads));
+        let weights = [0, 1].map(|_| built.weight(&[heads])).to_vec();
+        let y = built.push(PackedDelta(net), &[qkv, a, b], weights)[0];
+        prove(&format!("{net:?}"), &built.finish(y));
     }
 }
 
