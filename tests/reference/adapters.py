@@ -57,6 +57,14 @@ CASES = [
     Case("transposed", "gpt2", dict(r=4, lora_alpha=4, fan_in_fan_out=True, target_modules=["c_attn", "c_fc", "attn.c_proj"],
                                     rank_pattern={r"h\.[01]\.attn\..*": 3}, alpha_pattern={"(c_fc|c_attn)": 7}),
          "GPT-2, whose files hold matrices [in, out]; patterns that are regular expressions"),
+    Case("three", "llama2", dict(r=3, lora_alpha=5, use_dora=True, target_modules=ATTENTION + MLP + ["lm_head"]),
+         "DoRA of a model that three ranks can share"),
+    Case("hybrid", "qwen3.5-shared", dict(r=2, lora_alpha=3, use_dora=True, target_modules="all-linear"),
+         "gated delta nets, and attention whose queries and gates lie by turns in one matrix"),
+    Case("next", "qwen3-next", dict(r=2, lora_alpha=3, target_modules=["q_proj", "in_proj_qkvz", "in_proj_ba"]),
+         "gated delta nets whose matrices lie by heads in two"),
+    Case("neox", "gpt-neox", dict(r=2, lora_alpha=3, target_modules=["query_key_value"]),
+         "queries, keys and values that lie by heads in one matrix"),
 ]
 
 # Canonical order of GGUF's names.
@@ -89,7 +97,7 @@ def write(case):
     folder.mkdir(parents=True)
     noise = seeded(case)
     base = transformers.AutoModelForCausalLM.from_pretrained(HERE / "models" / case.base, dtype=torch.float64,
-                                                             attn_implementation="eager").eval()
+                                                             attn_implementation="eager", experts_implementation="eager").eval()
     vocab = base.config.vocab_size
     tokens = (noise(16) * 1e6).long().abs() % (vocab - 3) + 3
     with widened():

@@ -55,7 +55,9 @@ CASES = [Case("llama3", full=True, steps=True), Case("llama-linear"), Case("qwen
          # Routers and experts are no linear layers, though PEFT takes some of them for such.
          Case("mixtral", targets=ATTENTION), Case("qwen2-moe"), Case("qwen3-moe", targets=ATTENTION),
          Case("phimoe", targets=ATTENTION), Case("gpt-oss", targets=ATTENTION),
-         Case("lfm2"),
+         # Short convolutions, and gated delta nets.
+         Case("lfm2"), Case("qwen3.5-shared"), Case("qwen3.5-shared", dora=True),
+         Case("qwen3-next", targets=ATTENTION + ["in_proj_qkvz", "in_proj_ba", "out_proj"]),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
          Case("llama3", dpo=True, lengths=(19, 13, 11, 17))]
 

@@ -1,7 +1,7 @@
 //! A model with an adapter merged into its matrices: `gain (W + scale up down)`, in the types that
 //! the base's files have.
 
-use crate::Base;
+use crate::{Base, fused};
 use formats::safetensors::{self, Safetensors};
 use formats::{AsideFolder, DType, Error, ErrorKind, Result, Source, Tensor};
 use ops::low_rank::Delta;
@@ -10,9 +10,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A part of a stored tensor that changes: from a row on.
+/// A part of a stored tensor that changes.
 struct Part<'a> {
-    start: usize,
+    /// Which of the tensor's rows each of the site's is.
+    rows: Vec<usize>,
     site: &'a Site,
     delta: &'a Delta,
 }
@@ -66,15 +67,14 @@ fn parts<'a>(
             return Err(Error::new(&site.name, expected, found).of(ErrorKind::Unsupported));
         }
         let weight = &base.program.weights[site.weight.0];
-        let (tensor, start) = match &weight.source {
-            Source::Tensor(name) => (name, 0),
-            Source::Rows { of, start, stride: 1, .. } => match &**of {
-                Source::Tensor(name) => (name, *start),
-                _ => return Err(stored(&site.name)),
-            },
-            _ => return Err(stored(&site.name)),
+        let rows = if site.gathers { site.input } else { site.output };
+        let (tensor, rows) = match &weight.source {
+            Source::Tensor(name) => (name.as_str(), (0..rows).collect()),
+            source => {
+                fused(source, rows).filter(|_| !source.turns()).ok_or_else(|| stored(&site.name))?
+            }
         };
-        parts.entry(tensor).or_default().push(Part { start, site, delta });
+        parts.entry(tensor).or_default().push(Part { rows, site, delta });
     }
     Ok(parts)
 }
@@ -107,12 +107,12 @@ fn merged(tensor: &Tensor<'_>, parts: &[Part<'_>]) -> Result<Vec<u8>> {
         return Err(stored(tensor.name));
     }
     let mut values = tensor.to_f32()?;
-    for Part { start, site, delta } in parts {
+    for Part { rows, site, delta } in parts {
         let columns = if site.gathers { site.output } else { site.input };
-        let rows = if site.gathers { site.input } else { site.output };
-        let own = &mut values[start * columns..(start + rows) * columns];
+        let mut own: Vec<f32> =
+            rows.iter().flat_map(|row| &values[row * columns..][..columns]).copied().collect();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let each = rows.div_ceil(threads).max(1);
+        let each = rows.len().div_ceil(threads).max(1);
         std::thread::scope(|scope| {
             for (part, own) in own.chunks_mut(each * columns).enumerate() {
                 scope.spawn(move || {
@@ -122,6 +122,9 @@ fn merged(tensor: &Tensor<'_>, parts: &[Part<'_>]) -> Result<Vec<u8>> {
                 });
             }
         });
+        for (own, row) in own.chunks_exact(columns).zip(rows) {
+            values[row * columns..][..columns].copy_from_slice(own);
+        }
     }
     let mut bytes = vec![0; tensor.bytes.len()];
     tensor.dtype.encode(&values, &mut bytes)?;

@@ -2,12 +2,14 @@
 
 use crate::{Change, File, Kind, Stored, gguf};
 use formats::{
-    DType, Encoding, Error, Folder, NotFinite, Pairing, Result, Source, Tensor, Tensors, shape,
+    DType, Encoding, Error, ErrorKind, Folder, NotFinite, Pairing, Result, Source, Tensor, Tensors,
+    shape,
 };
 use models::Config;
+use ops::Op;
+use ops::gradient::Gradient;
 use ops::low_rank::{Delta, Gain};
 use program::{Adapter, Program, Site, WeightId};
-use std::ops::Range;
 
 /// The model that an adapter is for.
 #[derive(Clone, Copy)]
@@ -36,6 +38,20 @@ impl Base<'_> {
             .then(|| self.of_heads(site, |i, half| i % 2 * half + i / 2))?
     }
 
+    /// Whether GGUF files have the rows or columns of a site in another order than Hugging Face's
+    /// form, and not for rotations: matrices of gated delta nets whose heads share keys, which
+    /// llama.cpp's converter reorders or takes apart.
+    pub fn reorders(&self, site: &Site) -> bool {
+        let shared = |op: &Op| match op {
+            Op::DeltaNet(net) => net.heads != net.key_heads,
+            Op::Gradient(Gradient::PackedDelta(of)) => of.0.heads != of.0.key_heads,
+            _ => false,
+        };
+        let apart = self.config.architecture.name == "qwen3_next";
+        site.name.contains(".delta.")
+            && (apart || self.program.nodes.iter().any(|node| shared(&node.op)))
+    }
+
     /// Rows of a site that rotates, each head's in an order that is given half a head.
     fn of_heads(&self, site: &Site, order: impl Fn(usize, usize) -> usize) -> Option<Vec<usize>> {
         let rotates = [".attention.q", ".attention.k"].iter().any(|end| site.name.ends_with(end));
@@ -45,10 +61,10 @@ impl Base<'_> {
     }
 }
 
-/// A site that a change goes to, and its rows among the change's.
+/// A site that a change goes to, and for each of its rows which of the change's it is.
 struct Target<'a> {
     site: &'a Site,
-    rows: Range<usize>,
+    rows: Vec<usize>,
     /// Rows of all that the change covers.
     all: usize,
 }
@@ -93,12 +109,12 @@ impl File {
                 let mut delta = Delta {
                     rank,
                     down: down.clone(),
-                    up: up[rows.start * rank..rows.end * rank].to_vec(),
+                    up: reordered(&up, rank, &rows),
                     scale: (change.scale * strength) as f32,
                     gain: None,
                     element: DType::F32,
                 };
-                let mut own = magnitude.as_ref().map(|all| all[rows].to_vec());
+                let mut own = magnitude.as_ref().map(|all| reordered(all, 1, &rows));
                 if let Some(order) = self.order(base, site) {
                     delta.up = reordered(&delta.up, rank, &order);
                     own = own.map(|values| reordered(&values, 1, &order));
@@ -171,27 +187,37 @@ impl File {
         let canonical = architecture.canonical(&change.matrix, gguf).ok_or_else(unknown)?;
         let named = |site: &&Site| site.name == canonical && site.gathers == change.gathers;
         if let Some(site) = sites.iter().find(named) {
-            return Ok(vec![Target { site, rows: 0..site.output, all: site.output }]);
+            self.check_net(base, site)?;
+            let rows = (0..site.output).collect();
+            return Ok(vec![Target { site, rows, all: site.output }]);
         }
         let stored = architecture.stored(&canonical, base.is_gguf());
         let part = |site: &'s Site| {
-            let (tensor, rows) = fused(&base.program.weights[site.weight.0].source)?;
+            let source = &base.program.weights[site.weight.0].source;
+            let (tensor, rows) = fused(source, site.output)?;
             stored.iter().any(|name| name == tensor).then_some((site, rows))
         };
-        let mut parts: Vec<_> = sites.iter().filter_map(part).collect();
-        parts.sort_by_key(|(_, rows)| rows.start);
-        let all = parts.last().map_or(0, |(_, rows)| rows.end);
-        let mut end = 0;
-        for (_, rows) in &parts {
-            if rows.start != end {
-                return Err(unknown());
-            }
-            end = rows.end;
-        }
-        if parts.is_empty() || change.gathers {
+        let parts: Vec<(&Site, Vec<usize>)> = sites.iter().filter_map(part).collect();
+        let mut covered: Vec<usize> = parts.iter().flat_map(|(_, rows)| rows).copied().collect();
+        covered.sort_unstable();
+        let all = covered.len();
+        if parts.is_empty() || change.gathers || covered.into_iter().ne(0..all) {
             return Err(unknown());
         }
+        parts.iter().try_for_each(|(site, _)| self.check_net(base, site))?;
         Ok(parts.into_iter().map(|(site, rows)| Target { site, rows, all }).collect())
+    }
+
+    /// Matrices of gated delta nets whose heads lie otherwise in the base than in the adapter are
+    /// refused.
+    fn check_net(&self, base: &Base<'_>, site: &Site) -> Result<()> {
+        let own = self.kind == Kind::Gguf;
+        if own == base.is_gguf() || !base.reorders(site) {
+            return Ok(());
+        }
+        let expected = "a matrix whose rows lie alike in the adapter and in the model";
+        let error = self.wrong(&site.name, expected, "heads in the order of the other format");
+        Err(error.of(ErrorKind::Unsupported).hint("use the model's folder of safetensors"))
     }
 
     /// The rank and both factors, `[rank, input]` (of a table `[input, rank]`) and
@@ -297,20 +323,15 @@ impl File {
     }
 }
 
-/// The tensor of which a weight is some rows, and which rows; for a matrix that is stored `[in,
-/// out]`, the rows of its transpose.
-pub fn fused(source: &Source) -> Option<(&str, Range<usize>)> {
-    let Source::Rows { of, start, count, stride: 1 } = source else { return None };
-    let of = match &**of {
-        Source::Transpose(of) => of,
-        of => of,
-    };
-    match of {
-        Source::Tensor(name) | Source::Affine { codes: name, .. } => {
-            Some((name, *start..*start + *count))
-        }
-        _ => None,
-    }
+/// The tensor of which a weight of `rows` rows is some, in whatever order, and which of them each
+/// is; for a matrix that is stored `[in, out]`, the rows of its transpose. None for a whole tensor,
+/// and for what is made of several.
+pub fn fused(source: &Source, rows: usize) -> Option<(&str, Vec<usize>)> {
+    let partial = matches!(source, Source::Rows { .. } | Source::Permute(..) | Source::Concat(_));
+    let (tensor, _) = source.stored_row(0).filter(|_| partial)?;
+    let row = |row: usize| source.stored_row(row).filter(|(of, _)| *of == tensor);
+    let all = (0..rows).map(|at| Some(row(at)?.1)).collect::<Option<Vec<usize>>>()?;
+    Some((tensor, all))
 }
 
 /// The rows of `values` in another order.

@@ -205,6 +205,11 @@ impl Source {
         }
     }
 
+    /// Whether what is stored is transposed.
+    pub fn turns(&self) -> bool {
+        matches!(self, Source::Transpose(_)) || self.parts().iter().any(Source::turns)
+    }
+
     /// The names of all tensors that it reads.
     pub fn tensors(&self) -> Vec<&str> {
         match self {
@@ -494,6 +499,32 @@ impl Source {
         }
         let all = self.tensors().into_iter().filter_map(|name| tensors.get(name));
         all.for_each(|tensor| tensors.release(&tensor));
+    }
+
+    /// The tensor whose rows, or columns of a transpose, are this weight's, and which of them `row`
+    /// is; none where rows are made of more than that.
+    pub fn stored_row(&self, row: usize) -> Option<(&str, usize)> {
+        match self {
+            Source::Tensor(name) | Source::Affine { codes: name, .. } => Some((name, row)),
+            Source::Transpose(of) => match &**of {
+                Source::Tensor(name) => Some((name, row)),
+                _ => None,
+            },
+            Source::Rows { of, start, stride, .. } => of.stored_row(start + row * stride),
+            Source::Permute(of, axes) => of.stored_row(permuted_from(row, *axes)),
+            Source::Concat(parts) => {
+                let mut left = row;
+                for part in parts {
+                    let Source::Rows { count, .. } = part else { return None };
+                    match left.checked_sub(*count) {
+                        Some(rest) => left = rest,
+                        None => return part.stored_row(left),
+                    }
+                }
+                None
+            }
+            _ => None,
+        }
     }
 
     /// Where element `element` of the weight comes from; none for one that no tensor holds.

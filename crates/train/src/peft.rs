@@ -13,18 +13,21 @@ use serde_json::json;
 /// A matrix's module in Hugging Face's model, such as `model.layers.0.self_attn.q_proj`; some rows
 /// of one where that model keeps several matrices in one.
 fn module(base: &Base<'_>, site: &Site) -> Option<Module> {
+    let gguf = base.tensors.gguf().is_some();
+    if gguf && base.reorders(site) {
+        return None;
+    }
     let architecture = base.config.architecture;
     let named = |canonical: &str| {
         let stored = architecture.stored(canonical, false).into_iter().next()?;
         stored.strip_suffix(".weight").map(str::to_owned)
     };
-    if let Some(name) = named(&site.name) {
-        return Some(Module { name, first_row: 0 });
-    }
-    let (tensor, rows) = adapters::fused(&base.program.weights[site.weight.0].source)?;
-    let gguf = base.tensors.gguf().is_some();
-    let canonical = architecture.canonical(tensor.strip_suffix(".weight")?, gguf)?;
-    Some(Module { name: named(&canonical)?, first_row: rows.start })
+    let source = &base.program.weights[site.weight.0].source;
+    let fused = adapters::fused(source, site.output).and_then(|(tensor, rows)| {
+        let canonical = architecture.canonical(tensor.strip_suffix(".weight")?, gguf)?;
+        Some(Module { name: named(&canonical)?, rows })
+    });
+    fused.or_else(|| Some(Module { name: named(&site.name)?, rows: (0..site.output).collect() }))
 }
 
 fn ends(name: &str, end: &str) -> bool {
@@ -38,12 +41,13 @@ fn block(name: &str) -> Option<usize> {
 
 /// The matrices whose names end like one of the `sites` that are wanted, by their own name or their
 /// module's, with all others of their modules; if none are named, the matrices of the blocks, or in
-/// models with experts of attention. Routers are excluded: PEFT adapts linear layers alone. Where
-/// the last blocks alone are wanted, all others have none.
+/// models with experts of attention, as far as Hugging Face's model has modules for them. Routers
+/// are excluded: PEFT adapts linear layers alone. Where the last blocks alone are wanted, all others
+/// have none.
 ///
 /// # Errors
-/// A name that no matrix has, with those of the blocks; a matrix that Hugging Face's models have no
-/// module for; more blocks than there are.
+/// A name that no matrix has, with those of the blocks; one of a matrix that Hugging Face's model
+/// has no module for; more blocks than there are.
 pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Site, Module)>> {
     let (wanted, all) = (&options.sites[..], base.config.layers);
     if let Some(layers) = options.layers.filter(|layers| *layers == 0 || *layers > all) {
@@ -74,6 +78,7 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
     }
     let chosen = |site: &(Site, Option<Module>)| match wanted {
         _ if !late(&site.0) => false,
+        [] if site.1.is_none() => false,
         [] if mixed => site.0.name.contains(".attention."),
         [] => site.0.name.starts_with("blocks."),
         ends => ends.iter().any(|end| named(site, end)),
@@ -179,7 +184,8 @@ pub(crate) fn begin(
                 Error::new(&factors.module, expected, "other factors for some of it")
                     .of(ErrorKind::Unsupported)
             })?;
-            let rows = |width: usize| part.first_row * width..(part.first_row + part.rows) * width;
+            let end = part.first_row + part.rows.len();
+            let rows = |width: usize| part.first_row * width..end * width;
             own[0].values.copy_from_slice(&delta.down);
             own[1].values[rows(delta.rank)].copy_from_slice(&delta.up);
             let Some(gain) = &delta.gain else { continue };
@@ -233,11 +239,15 @@ pub(crate) fn export(
         stored.push((&own[0], bytes(&own[0].values)));
         // What has a row for each of the matrix's.
         for (parameter, width) in own[1..].iter().zip([options.rank, 1]) {
-            let mut values = parameter.values.clone();
+            let mut values = vec![0.0; parameter.values.len()];
             for part in &factors.parts {
                 let site = sites.iter().find(|site| site.weight == part.matrix);
-                let rows = part.first_row * width..(part.first_row + part.rows) * width;
-                unorder(&mut values[rows], width, site.and_then(|site| base.order(site)));
+                let end = part.first_row + part.rows.len();
+                let mut own = parameter.values[part.first_row * width..end * width].to_vec();
+                unorder(&mut own, width, site.and_then(|site| base.order(site)));
+                for (own, row) in own.chunks_exact(width).zip(&part.rows) {
+                    values[row * width..][..width].copy_from_slice(own);
+                }
             }
             stored.push((parameter, bytes(&values)));
         }

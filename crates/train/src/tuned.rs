@@ -136,7 +136,7 @@ fn trained(factors: &[Factors], options: &LoraOptions) -> Vec<Trained> {
         let first = module * peft::count(options);
         push(factors.down, first, 0..rank * factors.input, None, None);
         for part in &factors.parts {
-            let rows = part.first_row..part.first_row + part.rows;
+            let rows = part.first_row..part.first_row + part.rows.len();
             push(
                 part.up,
                 first + 1,

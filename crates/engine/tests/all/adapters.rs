@@ -40,6 +40,10 @@ const CASES: &[(&str, &str, &[&str])] = &[
     ("fused", "phi3", &["fused"]),
     ("fused", "phi3/model.f32.gguf", &["fused"]),
     ("transposed", "gpt2", &["transposed"]),
+    ("three", "llama2", &["three"]),
+    ("hybrid", "qwen3.5-shared", &["hybrid"]),
+    ("next", "qwen3-next", &["next"]),
+    ("neox", "gpt-neox", &["neox"]),
 ];
 
 fn session(engine: &Engine, adapter: Option<usize>) -> Session {
@@ -112,6 +116,34 @@ fn logits_on_a_gpu_are_pefts_too() {
         compare("lora", "llama3", &["lora"], &[(None, 1)], on);
         compare("dora", "llama-bias", &["dora"], &[(None, 0)], on);
     }
+}
+
+/// A model of which each device has a share of every layer.
+fn sharing(devices: &str, options: LoadOptions) -> LoadOptions {
+    let device = devices.parse::<Place>().unwrap();
+    LoadOptions { device, split_mode: SplitMode::Tensor, ..options }
+}
+
+/// Each rank has its rows or columns of the factors; sums and logits are all ranks' together.
+#[test]
+fn ranks_share_adapters_with_their_matrices() {
+    let two = |options| sharing("sim,sim", options);
+    for name in ["lora", "dora", "tables", "fused"] {
+        let (case, base, stored) = CASES.iter().find(|(case, ..)| *case == name).unwrap();
+        compare(case, base, &stored[..1], &[(None, 0)], two);
+    }
+    compare("tables", "llama3", &["tables"], &[(Some(7), 1)], two);
+    compare("three", "llama2", &["three"], &[(None, 0)], |options| sharing("sim,sim,sim", options));
+    compare("dora", "llama-bias", &["dora"], &[(None, 1)], |options| LoadOptions {
+        batched: true,
+        sessions: 3,
+        ..sharing("sim,sim", options)
+    });
+}
+
+#[test]
+fn adapters_come_and_go_while_ranks_run() {
+    come_and_go(|options| sharing("sim,sim", options));
 }
 
 #[test]

@@ -69,8 +69,8 @@ pub fn pack(program: &Program) -> Result<Program> {
 pub struct Module {
     /// Its name. Matrices of the same name share one `down`.
     pub name: String,
-    /// Where the matrix's rows begin in it.
-    pub first_row: usize,
+    /// Which of the module's rows each of the matrix's is.
+    pub rows: Vec<usize>,
 }
 
 /// The factors beside one module of [`adapt`]'s Program.
@@ -82,7 +82,7 @@ pub struct Factors {
     pub input: usize,
     /// `[rank, in]`.
     pub down: WeightId,
-    /// The module's matrices, in order of their rows.
+    /// The module's matrices, in order of their first rows.
     pub parts: Vec<Part>,
 }
 
@@ -91,10 +91,10 @@ pub struct Factors {
 pub struct Part {
     /// The matrix, `[rows, in]`.
     pub matrix: WeightId,
-    /// Where its rows begin in the module.
+    /// Where its rows begin if the parts are put one below the other.
     pub first_row: usize,
-    /// How many rows it has.
-    pub rows: usize,
+    /// Which of the module's rows each of its own is.
+    pub rows: Vec<usize>,
     /// `[rows, rank]`.
     pub up: WeightId,
     /// The factor on each row of the changed matrix, `[rows]`: with DoRA the row's magnitude
@@ -105,7 +105,7 @@ pub struct Part {
 impl Factors {
     /// Rows of all matrices of the module.
     pub fn output(&self) -> usize {
-        self.parts.iter().map(|part| part.rows).sum()
+        self.parts.iter().map(|part| part.rows.len()).sum()
     }
 }
 
@@ -141,7 +141,14 @@ pub fn adapt(
         }
     }
     let Adapting { program, mut all, .. } = adapting;
-    all.iter_mut().for_each(|factors| factors.parts.sort_by_key(|part| part.first_row));
+    for factors in &mut all {
+        factors.parts.sort_by_key(|part| part.rows.first().copied());
+        let mut first_row = 0;
+        for part in &mut factors.parts {
+            part.first_row = first_row;
+            first_row += part.rows.len();
+        }
+    }
     program.verify()?;
     Ok((program, all))
 }
@@ -197,7 +204,7 @@ impl Adapting {
             let name = format!("{}.gain", self.program.weights[matrix.0].name);
             self.weight(name, &[rows])
         });
-        self.all[at].parts.push(Part { matrix, first_row: module.first_row, rows, up, gain });
+        self.all[at].parts.push(Part { matrix, first_row: 0, rows: module.rows, up, gain });
         let (own, bias) =
             node.weights.split_at(if gain.is_some() { 1 } else { node.weights.len() });
         let mut push = |op, inputs, weights| super::push(&mut self.program, op, inputs, weights);

@@ -36,6 +36,7 @@ impl Case {
         let file = testing::models().join(format!("../gradients/{name}.safetensors"));
         let sites: &[&str] = match name {
             "qwen2-moe" => &["q", "k", "v", "o", "gate", "up", "down", "shared_gate"],
+            "qwen3-next" => &["q", "k", "v", "o", "qkv", "a"],
             _ => &[],
         };
         let sites = sites.iter().map(|site| (*site).to_owned()).collect();
@@ -45,6 +46,34 @@ impl Case {
 
     fn floats(&self, name: &str) -> Vec<f32> {
         self.file.get(name).unwrap_or_else(|| panic!("{name}")).to_f32().unwrap()
+    }
+
+    /// Values of a parameter as PEFT has them, with its rows in the order of our matrices, where
+    /// one of Hugging Face's holds several by turns.
+    fn values(&self, names: &str, parameter: &Parameter) -> Vec<f32> {
+        let values = self.floats(&format!("{names}.{}", parameter.name));
+        let hybrid = self.model.to_str().unwrap().rsplit('/').next().unwrap().to_owned();
+        // Rows of each head or group of heads, in turn.
+        let turns: &[usize] = match (hybrid.as_str(), parameter.name.as_str()) {
+            (_, name) if name.contains("lora_A") => return values,
+            ("qwen3.5-shared", name) if name.contains("q_proj") => &[16, 16],
+            ("qwen3-next", name) if name.contains("q_proj") => &[32, 32],
+            ("qwen3-next", name) if name.contains("in_proj_qkvz") => &[16, 16, 72, 72],
+            ("qwen3-next", name) if name.contains("in_proj_ba") => &[3, 3],
+            _ => return values,
+        };
+        let width = parameter.shape.get(1).copied().unwrap_or(1);
+        let each: usize = turns.iter().sum::<usize>() * width;
+        let mut parts = vec![Vec::new(); turns.len()];
+        for group in values.chunks_exact(each) {
+            let mut rest = group;
+            for (part, rows) in parts.iter_mut().zip(turns) {
+                let (own, behind) = rest.split_at(rows * width);
+                part.extend_from_slice(own);
+                rest = behind;
+            }
+        }
+        parts.concat()
     }
 
     fn doubles(&self, name: &str) -> Vec<f64> {
@@ -73,7 +102,7 @@ impl Case {
     pub(super) fn lora(&self, hardware: impl Into<Hardware>) -> Tuned {
         let mut model = Tuned::lora(&self.model, &self.options, hardware).unwrap();
         for parameter in model.parameters_mut() {
-            let initial = self.floats(&format!("initial.{}", parameter.name));
+            let initial = self.values("initial", parameter);
             assert_eq!(initial.len(), parameter.values.len(), "{}", parameter.name);
             parameter.values = initial;
         }
@@ -101,7 +130,7 @@ pub(super) fn distance(found: &[f32], want: &[f32]) -> f64 {
 
 fn compare(names: &str, parameters: &[Parameter], gradients: &[Vec<f32>], case: &Case) {
     for (parameter, found) in parameters.iter().zip(gradients) {
-        let want = case.floats(&format!("{names}.{}", parameter.name));
+        let want = case.values(names, parameter);
         let off = distance(found, &want);
         // PyTorch's own gradients in float32 are as far off.
         let bound = case.file.get("float32").map_or(0.0, |_| case.doubles("float32")[0]).max(1e-5);
@@ -137,6 +166,7 @@ cases! {
     gpt2 "gpt2",
     gpt_oss "gpt-oss",
     granite "granite",
+    lfm2 "lfm2",
     llama_linear "llama-linear",
     llama3 "llama3",
     llama3_dora "llama3-dora",
@@ -151,7 +181,10 @@ cases! {
     qwen2_dora "qwen2-dora",
     qwen2_moe "qwen2-moe",
     qwen3 "qwen3",
+    qwen3_5 "qwen3.5-shared",
+    qwen3_5_dora "qwen3.5-shared-dora",
     qwen3_moe "qwen3-moe",
+    qwen3_next "qwen3-next",
     smollm3 "smollm3",
 }
 
@@ -166,7 +199,6 @@ fn preferences() {
     assert!((loss.sum - want).abs() < 1e-5 * want, "{} {want}", loss.sum);
     assert_eq!((model.loss(&batch).unwrap(), loss.weight), (loss, 2.0));
     compare("gradient", model.parameters(), &gradients, &case);
-    lfm2 "lfm2",
     // Pairs by themselves add up to the same.
     let mut sum = delft_train::Loss::default();
     for rows in [0..32, 32..60] {
@@ -315,7 +347,7 @@ fn bits_do_not_follow_from_the_number_of_threads() {
 
 #[test]
 fn what_is_computed_again_has_the_same_bits_in_less_memory() {
-    for name in ["smollm3", "gemma3"] {
+    for name in ["smollm3", "gemma3", "qwen3.5-shared"] {
         let case = Case::open(name);
         let mut model = case.lora(Some(2));
         let [mut once, mut again] = [zeros(&model), zeros(&model)];
@@ -387,7 +419,8 @@ pub(super) fn is_what_it_decodes_to(twin: &str, hardware: Hardware, bound: f64) 
     let blocks = |weight: program::WeightId| {
         let name = packed.weights[weight.0].name.clone();
         let is_site = name.starts_with("blocks.") && !name.ends_with(".router");
-        is_site.then_some(Module { name, first_row: 0 })
+        let rows = (0..packed.weights[weight.0].shape[0]).collect();
+        is_site.then_some(Module { name, rows })
     };
     let how = LowRank { rank: OPTIONS.rank, scale: OPTIONS.scale(), gains: false };
     let (adapted, factors) = adapt(&packed, &blocks, how).unwrap();
@@ -442,7 +475,7 @@ fn an_export_is_the_adapter_that_was_trained() {
         let model = twin.map_or(case.model.clone(), |twin| case.model.join(twin));
         let mut tuned = Tuned::lora(&model, &case.options, Some(1)).unwrap();
         for parameter in tuned.parameters_mut() {
-            parameter.values = case.floats(&format!("initial.{}", parameter.name));
+            parameter.values = case.values("initial", parameter);
         }
         let aside = tempfile::tempdir().unwrap();
         for (name, bytes) in tuned.export().unwrap() {
@@ -480,6 +513,36 @@ fn an_export_is_the_adapter_that_was_trained() {
             }
         }
         assert!(sites.next().is_none());
+    }
+}
+
+/// Rows of matrices that Hugging Face's model has by turns in one are in its order in the file, from
+/// which another run goes on.
+#[test]
+fn an_export_has_the_order_of_pefts() {
+    for name in ["phi3", "lfm2", "qwen3.5-shared", "qwen3.5-shared-dora", "qwen3-next"] {
+        let case = Case::open(name);
+        let mut tuned = case.lora(Some(1));
+        let aside = tempfile::tempdir().unwrap();
+        for (name, bytes) in tuned.export().unwrap() {
+            std::fs::write(aside.path().join(name), bytes).unwrap();
+        }
+        let file = Safetensors::open(&aside.path().join("adapter_model.safetensors")).unwrap();
+        for parameter in tuned.parameters() {
+            let found = file.get(&parameter.name).unwrap().to_f32().unwrap();
+            let want = case.floats(&format!("initial.{}", parameter.name));
+            assert!(found == want, "{name}: {}", parameter.name);
+        }
+        let path = aside.path().to_owned();
+        let from = engine::AdapterFile { path, scale: 1.0, any_base: true };
+        let again = Tuned::adapter(case.model.clone(), &from, Some(1)).unwrap();
+        assert_eq!(tuned.parameters().len(), again.parameters().len());
+        for (one, other) in tuned.parameters().iter().zip(again.parameters()) {
+            assert_eq!(one.name, other.name);
+            // Magnitudes are made of gains and lengths again.
+            let off = distance(&other.values, &one.values);
+            assert!(off < 1e-6, "{name}: {}: {off:e}", one.name);
+        }
     }
 }
 
