@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
 use formats::{Error, ErrorKind, Result, Tensors};
-use program::{OwnedStep, Program, Step, StepMemory};
+use program::{Adapter, OwnedStep, Program, Site, Step, StepMemory};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::group::HostGroup;
@@ -154,10 +154,20 @@ impl Device for Ranks {
         let asked = Arc::new(RwLock::new(Asked::default()));
         let (group, memory) = (Arc::clone(&self.group), StepMemory::default());
         let turn = Arc::clone(&self.turn);
+        let of_ranks = shards.iter().map(|shard| shard.sites.clone()).collect();
+        let sites = Sites { whole: program.sites, of_ranks };
         if let (Some(remote), [device]) = (&self.remote, &self.devices[..]) {
             let own = || device.load(shards[0].clone(), tensors, options.clone(), progress);
             let (first, others) = remote.load(&shards, tensors, &options, own)?;
-            return Ok(Box::new(RanksExecutor { first, others, asked, group, turn, memory }));
+            return Ok(Box::new(RanksExecutor {
+                first,
+                others,
+                sites,
+                asked,
+                group,
+                turn,
+                memory,
+            }));
         }
         let bytes = shards.iter().map(|shard| shard.stored_bytes(tensors));
         let bytes = bytes.collect::<Result<Vec<u64>>>()?;
@@ -170,11 +180,11 @@ impl Device for Ranks {
         }
         let mut executors = executors.into_iter();
         let first = executors.next().ok_or_else(|| Error::new("ranks", "a device", "none"))?;
-        let start = |executor| -> Result<Box<dyn Peer>> {
-            Ok(Box::new(Worker::start(executor, Arc::clone(&asked), Arc::clone(&group))?))
+        let start = |(rank, executor)| -> Result<Box<dyn Peer>> {
+            Ok(Box::new(Worker::start(rank, executor, Arc::clone(&asked), Arc::clone(&group))?))
         };
-        let others = executors.map(start).collect::<Result<_>>()?;
-        Ok(Box::new(RanksExecutor { first, others, asked, group, turn, memory }))
+        let others = (1..).zip(executors).map(start).collect::<Result<_>>()?;
+        Ok(Box::new(RanksExecutor { first, others, sites, asked, group, turn, memory }))
     }
 
     fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {
@@ -195,6 +205,8 @@ enum Order {
     Wait(Ticket),
     /// Copy the blocks that all are given.
     Copy,
+    /// Put the rank's part of the adapter that all are given on a seat.
+    Seat(u32),
     Memory,
     Lost,
     Roof,
@@ -208,6 +220,7 @@ enum Answer {
     /// What each sequence chose, as a number that tells choices apart.
     Waited(Result<u64>),
     Copied(Result<()>),
+    Seated(Result<()>),
     Memory(Memory),
     Lost(bool),
     Roof(Roof),
@@ -218,9 +231,15 @@ impl Answer {
         match self {
             Answer::Submitted(done) => done.as_ref().err(),
             Answer::Waited(done) => done.as_ref().err(),
-            Answer::Copied(done) => done.as_ref().err(),
+            Answer::Copied(done) | Answer::Seated(done) => done.as_ref().err(),
             Answer::Memory(_) | Answer::Lost(_) | Answer::Roof(_) => None,
         }
+    }
+
+    /// Whether it is a failure for which others might wait. No rank waits for another that takes an
+    /// adapter.
+    fn breaks_up(&self) -> bool {
+        self.failure().is_some() && !matches!(self, Answer::Seated(_))
     }
 
     /// The answer of a rank that could not begin.
@@ -229,6 +248,7 @@ impl Answer {
             Order::Submit => Answer::Submitted(Err(why)),
             Order::Wait(_) => Answer::Waited(Err(why)),
             Order::Copy => Answer::Copied(Err(why)),
+            Order::Seat(_) => Answer::Seated(Err(why)),
             Order::Memory => Answer::Memory(Memory::default()),
             Order::Lost => Answer::Lost(false),
             Order::Roof => {
@@ -242,6 +262,7 @@ impl Answer {
             Answer::Submitted(done) => Answer::Submitted(done.map_err(f)),
             Answer::Waited(done) => Answer::Waited(done.map_err(f)),
             Answer::Copied(done) => Answer::Copied(done.map_err(f)),
+            Answer::Seated(done) => Answer::Seated(done.map_err(f)),
             other => other,
         }
     }
@@ -265,17 +286,29 @@ struct Asked {
     step: OwnedStep,
     group: usize,
     blocks: Vec<(u32, u32)>,
+    /// Each rank's part of an adapter; none where a seat is to be empty.
+    adapters: Vec<Option<Adapter>>,
 }
 
 impl Asked {
     /// Does it on a rank.
-    fn on(&self, executor: &mut dyn Executor, order: Order, memory: &mut StepMemory) -> Answer {
+    fn on(
+        &self,
+        rank: usize,
+        executor: &mut dyn Executor,
+        order: Order,
+        memory: &mut StepMemory,
+    ) -> Answer {
         match order {
             Order::Submit => {
                 Answer::Submitted(self.step.with(memory, |step| executor.submit(step)))
             }
             Order::Wait(ticket) => Answer::Waited(executor.wait(ticket).map(|o| fingerprint(&o))),
             Order::Copy => Answer::Copied(executor.copy_blocks(self.group, &self.blocks)),
+            Order::Seat(seat) => {
+                let adapter = self.adapters.get(rank).and_then(Option::as_ref);
+                Answer::Seated(executor.seat(seat, adapter))
+            }
             Order::Memory => Answer::Memory(executor.memory()),
             Order::Lost => Answer::Lost(executor.lost()),
             Order::Roof => Answer::Roof(executor.roof()),
@@ -300,6 +333,7 @@ struct Worker {
 
 impl Worker {
     fn start(
+        rank: usize,
         mut executor: Box<dyn Executor>,
         asked: Arc<RwLock<Asked>>,
         group: Arc<dyn Group>,
@@ -311,9 +345,9 @@ impl Worker {
             let mut memory = StepMemory::default();
             while let Ok(order) = given.recv() {
                 let asked = asked.read().unwrap_or_else(PoisonError::into_inner);
-                let answer = asked.on(&mut *executor, order, &mut memory);
+                let answer = asked.on(rank, &mut *executor, order, &mut memory);
                 drop(asked);
-                if answer.failure().is_some() {
+                if answer.breaks_up() {
                     group.break_up();
                 }
                 if says.send(answer).is_err() {
@@ -363,10 +397,17 @@ impl Drop for Ends {
     }
 }
 
+/// The sites of adapters: of the whole Program, and of each rank's.
+struct Sites {
+    whole: Vec<Site>,
+    of_ranks: Vec<Vec<Site>>,
+}
+
 /// See [`Ranks`]. The first rank works on the caller's thread.
 struct RanksExecutor {
     first: Box<dyn Executor>,
     others: Vec<Box<dyn Peer>>,
+    sites: Sites,
     asked: Arc<RwLock<Asked>>,
     group: Arc<dyn Group>,
     turn: Arc<Mutex<()>>,
@@ -390,9 +431,9 @@ impl RanksExecutor {
             self.group.break_up();
         }
         told?;
-        let own = asked.on(&mut *self.first, order, &mut self.memory);
+        let own = asked.on(0, &mut *self.first, order, &mut self.memory);
         drop(asked);
-        if own.failure().is_some() {
+        if own.breaks_up() {
             self.group.break_up();
         }
         let mut failure = own.failure().cloned();
@@ -457,6 +498,20 @@ impl Executor for RanksExecutor {
         asked.blocks.extend_from_slice(blocks);
         drop(asked);
         self.all(Order::Copy).map(drop)
+    }
+
+    fn seat(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
+        adapter.map_or(Ok(()), |adapter| adapter.check(&self.sites.whole))?;
+        let part = |sites: &Vec<Site>| adapter.map(|adapter| adapter.part(sites));
+        self.asked().adapters = self.sites.of_ranks.iter().map(part).collect();
+        let seated = self.all(Order::Seat(seat)).map(drop);
+        self.asked().adapters.clear();
+        if seated.is_err() {
+            // A partly loaded adapter is of no use: the seat is emptied everywhere. Whoever cannot
+            // do that says so in the next step.
+            let _ = self.all(Order::Seat(seat));
+        }
+        seated
     }
 
     fn memory(&self) -> Memory {

@@ -6,7 +6,7 @@ use crate::quant::{Block, plain};
 use crate::{Error, Result};
 
 /// How a tensor's elements are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum DType {
     /// IEEE single precision.
     F32,

@@ -12,6 +12,7 @@ mod cases;
 pub mod kernels;
 
 use formats::{DType, Error, Result};
+use std::ops::Range;
 
 use crate::operation::{Call, Operation, Precision, Sharding};
 use crate::{Shape, arity};
@@ -25,7 +26,7 @@ pub struct LowRank {
 }
 
 /// The change that an adapter makes at one site.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Delta {
     /// Columns of `up`.
     pub rank: usize,
@@ -42,7 +43,7 @@ pub struct Delta {
 }
 
 /// DoRA's change of each output: `y` becomes `gain * y + offset`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Gain {
     /// Magnitude over norm, `[out]`.
     pub gain: Vec<f32>,
@@ -51,6 +52,35 @@ pub struct Gain {
 }
 
 impl Delta {
+    /// The change of some outputs, for a rank that has these rows of the matrix.
+    pub fn rows(&self, rows: Range<usize>) -> Delta {
+        let own = |values: &[f32]| values[rows.clone()].to_vec();
+        let gain = |of: &Gain| Gain { gain: own(&of.gain), offset: own(&of.offset) };
+        Delta {
+            down: self.down.clone(),
+            up: self.up[rows.start * self.rank..rows.end * self.rank].to_vec(),
+            gain: self.gain.as_ref().map(gain),
+            ..*self
+        }
+    }
+
+    /// A summand of the change, for a rank that has these columns of the matrix. The offset belongs
+    /// to the rank that adds the bias.
+    pub fn columns(&self, columns: Range<usize>, adds_bias: bool) -> Delta {
+        let input = self.down.len() / self.rank.max(1);
+        let down = self.down.chunks_exact(input.max(1));
+        let gain = |of: &Gain| Gain {
+            gain: of.gain.clone(),
+            offset: if adds_bias { of.offset.clone() } else { vec![0.0; of.offset.len()] },
+        };
+        Delta {
+            down: down.flat_map(|row| &row[columns.clone()]).copied().collect(),
+            up: self.up.clone(),
+            gain: self.gain.as_ref().map(gain),
+            ..*self
+        }
+    }
+
     /// Checks that the parts have the sizes that a site of these widths wants.
     ///
     /// # Errors

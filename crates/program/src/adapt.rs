@@ -6,6 +6,7 @@ use ops::embed::Index;
 use ops::low_rank::Delta;
 use ops::{Binary, Embed, GateUp, LinearAdd, LowRank, Map, Op, Project, RmsNorm, Shape, Zip};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// A matrix whose products adapters can change.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -22,10 +23,39 @@ pub struct Site {
     pub output: usize,
     /// Whether it is an embedding table, whose rows are picked by tokens.
     pub gathers: bool,
+    /// The part of the matrix that the Program has, if it is one of several ranks'.
+    pub share: Option<Share>,
+}
+
+/// The part of a matrix that one of several ranks has. Its factors are cut alike.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Share {
+    /// Some rows.
+    Rows(Range<usize>),
+    /// Some columns, whose products all ranks add up.
+    Columns {
+        /// Which.
+        columns: Range<usize>,
+        /// Whether the rank is the one that adds the bias.
+        adds_bias: bool,
+    },
+}
+
+impl Site {
+    /// The part of a change of the whole matrix.
+    fn part(&self, delta: &Delta) -> Delta {
+        match &self.share {
+            None => delta.clone(),
+            Some(Share::Rows(rows)) => delta.rows(rows.clone()),
+            Some(Share::Columns { columns, adds_bias }) => {
+                delta.columns(columns.clone(), *adds_bias)
+            }
+        }
+    }
 }
 
 /// An adapter: low-rank factors by the names of [`Site`]s.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Adapter {
     /// The factors at each site that it changes.
     pub deltas: BTreeMap<String, Delta>,
@@ -37,11 +67,12 @@ impl Adapter {
         self.deltas.values().map(|delta| delta.rank).max().unwrap_or(0)
     }
 
-    /// The part of the adapter at the given sites.
+    /// The part of the adapter at the given sites: those of the Program that it fits, or some of
+    /// them, or a rank's shares of them.
     pub fn part(&self, sites: &[Site]) -> Adapter {
         let own = sites
             .iter()
-            .filter_map(|site| Some((site.name.clone(), self.deltas.get(&site.name)?.clone())));
+            .filter_map(|site| Some((site.name.clone(), site.part(self.deltas.get(&site.name)?))));
         Adapter { deltas: own.collect() }
     }
 
@@ -77,7 +108,8 @@ impl Program {
                 let tied = !gathers && tables.contains(&weight);
                 let name = if tied { "head" } else { &self.weights[weight.0].name };
                 let (input, output) = if gathers { (rows, columns) } else { (columns, rows) };
-                let site = Site { name: name.to_owned(), weight, bias, input, output, gathers };
+                let (name, share) = (name.to_owned(), None);
+                let site = Site { name, weight, bias, input, output, gathers, share };
                 if !sites.iter().any(|other| other.name == site.name) {
                     sites.push(site);
                 }
@@ -125,7 +157,7 @@ impl Node {
 }
 
 /// The embedding table from which tokens pick rows, if the node picks rows so.
-fn table(node: &Node) -> Option<WeightId> {
+pub(crate) fn table(node: &Node) -> Option<WeightId> {
     match node.op {
         Op::Embed(Embed { index: Index::Token }) => node.weights.first().copied(),
         _ => None,

@@ -8,9 +8,11 @@
 //! summand of the whole, and an `all_reduce` adds them up. The residual and the bias are in the
 //! summand of rank 0 alone. The head is cut by rows, too: each rank computes the logits of some of
 //! the vocabulary, and an `all_gather` gives all of them to every rank. Everything else (embedding,
-//! norms) is whole on every rank.
+//! norms) is whole on every rank. The factors of adapters are cut as their matrices are: `up` by
+//! rows, or `down` by columns, whose summand then goes into the sum with the product's.
 
-use crate::{Node, Program, ValueId, WeightId};
+use crate::adapt::{Share, table};
+use crate::{Node, Program, Site, ValueId, WeightId};
 use formats::{Error, Hint, Result, Setting};
 use ops::operation::{Access, CacheUse, Sharding};
 use ops::project::Projection;
@@ -330,10 +332,14 @@ impl Sharder<'_> {
 
     /// As [`Sharder::push`], with a spread for each output.
     fn push_each(&mut self, node: &Node, cuts: &[Option<Cut>], spreads: &[Spread]) -> Result<()> {
-        let mut node = node.clone();
+        let (of, mut node) = (node, node.clone());
+        let mut shares = Vec::with_capacity(cuts.len());
         for (weight, cut) in node.weights.iter_mut().zip(cuts) {
-            *weight = self.weight(*weight, *cut)?;
+            let (own, share) = self.weight(*weight, *cut)?;
+            *weight = own;
+            shares.push(share);
         }
+        self.sites(of, &node, shares);
         for (value, spread) in node.outputs.iter().zip(spreads) {
             self.spread[value.0] = Some(*spread);
             let width = &mut self.part.values[value.0].width;
@@ -349,9 +355,30 @@ impl Sharder<'_> {
         Ok(())
     }
 
-    /// The number of a weight's part among this rank's weights, which it joins.
-    fn weight(&mut self, weight: WeightId, cut: Option<Cut>) -> Result<WeightId> {
+    /// Gives the sites of a whole node to the rank's part of it, which has these parts of the
+    /// matrices.
+    fn sites(&mut self, of: &Node, part: &Node, shares: Vec<Option<Share>>) {
+        let gathers = table(of).is_some();
+        for (i, share) in shares.into_iter().enumerate() {
+            let whole = |site: &&Site| site.weight == of.weights[i] && site.gathers == gathers;
+            let Some(site) = self.of.sites.iter().find(whole) else { continue };
+            let weight = part.weights[i];
+            let [rows, columns] = *self.part.weights[weight.0].shape else { continue };
+            let (input, output) = if gathers { (rows, columns) } else { (columns, rows) };
+            let bias = site.bias.and_then(|bias| of.weights.iter().position(|w| *w == bias));
+            let bias = bias.map(|at| part.weights[at]);
+            let own = Site { weight, bias, input, output, share, ..site.clone() };
+            if !self.part.sites.iter().any(|other| other.name == own.name) {
+                self.part.sites.push(own);
+            }
+        }
+    }
+
+    /// The number of a weight's part among this rank's weights, which it joins, and which part it
+    /// is.
+    fn weight(&mut self, weight: WeightId, cut: Option<Cut>) -> Result<(WeightId, Option<Share>)> {
         let mut weight = self.of.weights[weight.0].clone();
+        let mut share = None;
         if let Some(cut) = cut {
             let (axis, sides, parts) = match cut {
                 Cut::Rows { parts } => (0, "rows", parts),
@@ -372,16 +399,21 @@ impl Sharder<'_> {
                 }
             };
             weight.shape[axis] = part.len();
+            share = Some(match cut {
+                Cut::Rows { .. } | Cut::Dealt(_) => Share::Rows(part.clone()),
+                Cut::Columns => Share::Columns { columns: part.clone(), adds_bias: self.rank == 0 },
+            });
             weight.source = match cut {
                 Cut::Rows { .. } | Cut::Dealt(_) => weight.source.rows(part.start, part.len()),
                 Cut::Columns => weight.source.columns(part.start, part.len()),
             };
         }
         let known = self.part.weights.iter().position(|other| *other == weight);
-        Ok(WeightId(known.unwrap_or_else(|| {
+        let known = known.unwrap_or_else(|| {
             self.part.weights.push(weight);
             self.part.weights.len() - 1
-        })))
+        });
+        Ok((WeightId(known), share))
     }
 
     fn whole(&self, name: &str, value: ValueId) -> Result<()> {

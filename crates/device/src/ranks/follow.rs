@@ -205,6 +205,12 @@ impl FollowerState {
                 (self.asked.group, self.asked.blocks) = (group, blocks.into_owned());
                 self.order(executor, Order::Copy)
             }
+            Request::Seat { executor, seat, adapter } => {
+                self.asked.adapters = vec![adapter.into_owned()];
+                let answer = self.order(executor, Order::Seat(seat));
+                self.asked.adapters.clear();
+                answer
+            }
             Request::Ask { executor, order } => self.order(executor, order),
             Request::Unload { executor } => {
                 self.executors.remove(&executor);
@@ -276,10 +282,10 @@ impl FollowerState {
             return Response::Done(Err(absent("an executor", executor)));
         };
         let answer = match group.mend() {
-            Ok(()) => self.asked.on(&mut **executor, order, &mut self.memory),
+            Ok(()) => self.asked.on(0, &mut **executor, order, &mut self.memory),
             Err(why) => Answer::failed(order, why),
         };
-        if answer.failure().is_some() {
+        if answer.breaks_up() {
             group.break_up();
         }
         Response::Answered(answer)

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use formats::{Error, ErrorKind, Result, Tensors, fingerprint};
-use program::{OwnedStep, Program};
+use program::{Adapter, OwnedStep, Program};
 use serde::{Deserialize, Serialize};
 
 use super::link::{Follower, Link, gather, lock};
@@ -37,6 +37,8 @@ pub(super) enum Request<'a> {
     Submit { executor: u32, step: Cow<'a, OwnedStep> },
     /// Copy blocks of a cache group.
     Copy { executor: u32, group: usize, blocks: Cow<'a, [(u32, u32)]> },
+    /// Put an adapter, the rank's part of it, on a seat, or none.
+    Seat { executor: u32, seat: u32, adapter: Cow<'a, Option<Adapter>> },
     /// Anything else that an executor is asked.
     Ask { executor: u32, order: Order },
     /// Free an executor.
@@ -518,6 +520,11 @@ impl Peer for Remote {
             Order::Copy => {
                 let (group, blocks) = (asked.group, Cow::Borrowed(&asked.blocks[..]));
                 Request::Copy { executor, group, blocks }
+            }
+            Order::Seat(seat) => {
+                let adapter =
+                    asked.adapters.get(self.rank).map_or_else(|| Cow::Owned(None), Cow::Borrowed);
+                Request::Seat { executor, seat, adapter }
             }
             Order::Wait(_) | Order::Memory | Order::Lost | Order::Roof => {
                 Request::Ask { executor, order }

@@ -7,14 +7,15 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use formats::{Result, Tensors};
-use program::{Kind, Sequence, Step, Table};
+use formats::{DType, Result, Tensors};
+use ops::low_rank::Delta;
+use program::{Adapter, Kind, Sequence, Site, Step, Table};
 
 use super::link::{Channel, Link, connect, gather};
 use super::{Processes, RankLaunch, follow};
 use crate::gpu::sim::fail_after;
 use crate::tests::{recorded, together, worst};
-use crate::{CacheType, Device, Executor, LoadOptions, Place};
+use crate::{CacheType, Device, Executor, LoadOptions, Place, Seats};
 
 fn launch(rank: usize, count: usize, port: u16) -> RankLaunch {
     RankLaunch {
@@ -85,8 +86,13 @@ fn load(device: &dyn Device) -> Box<dyn Executor> {
 
 /// The logits of the last row of a prompt in block `block`.
 fn logits(executor: &mut dyn Executor, block: u32) -> Result<Vec<f32>> {
+    logits_with(executor, block, 0)
+}
+
+/// The same with the adapter on a seat.
+fn logits_with(executor: &mut dyn Executor, block: u32, adapter: u32) -> Result<Vec<f32>> {
     let tables = [Table { blocks: &[block], oldest: 0 }];
-    let sequences = &[Sequence::new(9, 0, &tables)];
+    let sequences = &[Sequence { adapter, ..Sequence::new(9, 0, &tables) }];
     let tokens = &[3, 4, 5, 6, 7, 8, 9, 10, 11];
     let step = Step { kind: Kind::Prompt, tokens, sequences, outputs: &[8], input: &[] };
     let ticket = executor.submit(&step)?;
@@ -210,6 +216,51 @@ fn whose_other_end_is_gone_says_so() {
 }
 
 /// What a leader and a follower say of each other, if the follower's launch is changed so.
+/// An adapter reaches every process, and one that is refused stops none.
+#[test]
+fn processes_take_adapters_as_threads_do() {
+    let run = |device: &dyn Device| {
+        let (program, tensors) = recorded("llama3");
+        let program = program.with_sites(&|_| true);
+        let sites = program.sites.clone();
+        let seats = Seats { count: 1, rank: 2 };
+        let options = LoadOptions { seats, ..options(program.groups().len()) };
+        let mut executor = device.load(program, &tensors, options, &mut |_, _| {}).unwrap();
+        let numbers =
+            |count: usize| (0..count).map(|i| ((i * 37 + 5) % 16) as f32 / 64.0).collect();
+        let delta = |site: &Site, rank: usize| Delta {
+            rank,
+            down: numbers(rank * site.input),
+            up: numbers(rank * site.output),
+            scale: 0.5,
+            gain: None,
+            element: DType::F32,
+        };
+        let adapter = |rank| {
+            let deltas = sites.iter().map(|site| (site.name.clone(), delta(site, rank)));
+            Adapter { deltas: deltas.collect() }
+        };
+        let plain = logits(&mut *executor, 0).unwrap();
+        executor.seat(1, Some(&adapter(2))).unwrap();
+        let adapted = logits_with(&mut *executor, 1, 1).unwrap();
+        assert!(adapted != plain && logits(&mut *executor, 2).unwrap() == plain);
+        for (seat, rank, why) in [(1, 99, "a rank up to"), (2, 2, "one of 1 seats")] {
+            let error = executor.seat(seat, Some(&adapter(rank))).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        // What was there before a refusal is gone, and what comes behind it is there.
+        assert!(logits_with(&mut *executor, 3, 1).is_err());
+        executor.seat(1, Some(&adapter(2))).unwrap();
+        assert!(logits_with(&mut *executor, 3, 1).unwrap() == adapted);
+        adapted
+    };
+    let (processes, followers) = job(2);
+    let device = processes.open().unwrap();
+    assert!(run(&*device) == run(&*threads(2)));
+    drop(device);
+    end(processes, followers);
+}
+
 fn refused(changes: &[fn(&mut RankLaunch)]) -> (String, Vec<String>) {
     let (listener, port) = listen();
     let start = |change: &fn(&mut RankLaunch)| {

@@ -4,7 +4,7 @@
 use crate::common::{Expected, error, load, root};
 use delft_engine::{
     AdapterFile, Adapters, CacheType, Engine, GenerateOptions, LoadOptions, Place, Request, Rows,
-    SamplingOptions, Session,
+    SamplingOptions, Session, SplitMode,
 };
 use std::path::{Path, PathBuf};
 
