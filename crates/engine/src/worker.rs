@@ -169,11 +169,11 @@ impl Job {
         self.outlet.cancelled.load(Ordering::Relaxed) || self.options.cancel.is_cancelled()
     }
 
-    /// Gives its place on the device back, then tells of its end: who hears of it may take the
-    /// place at once.
+    /// Gives its place on the device and its adapter back, then tells of its end: who hears of it
+    /// may take the place, or the adapter's seat, at once.
     fn end(self, event: Event) {
-        let Job { outlet, metrics, slot, .. } = self;
-        drop(slot);
+        let Job { outlet, metrics, slot, adapter, .. } = self;
+        drop((slot, adapter));
         outlet.tell(event, &metrics);
     }
 }

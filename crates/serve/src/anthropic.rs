@@ -432,7 +432,8 @@ impl Shape for Writer {
                 let mut end = json!({ "type": "message_delta", "delta": delta, "usage": usage });
                 done.tell_cache(&mut end);
                 sender.send(&end).await?;
-                sender.send(&json!({ "type": "message_stop" })).await
+                sender.end(&json!({ "type": "message_stop" }));
+                Ok(())
             }
         }
     }

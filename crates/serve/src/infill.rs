@@ -393,7 +393,10 @@ impl Shape for Told {
                 }
                 self.object(&token.text, None)
             }
-            Event::Done(done) => self.object("", Some(&done)),
+            Event::Done(done) => {
+                sender.end(&self.object("", Some(&done)));
+                return Ok(());
+            }
         };
         sender.send(&object).await
     }

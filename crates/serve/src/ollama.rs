@@ -445,7 +445,8 @@ impl Shape for Writer {
                 }
                 let mut object = ask.part("", "", true);
                 ask.end(&mut object, &done);
-                sender.send(&object).await
+                sender.end(&object);
+                Ok(())
             }
         }
     }

@@ -152,7 +152,8 @@ async fn stream<S: Shape>(
     {
         sender.send(&object).await?;
     }
-    sender.done().await
+    sender.done();
+    Ok(())
 }
 
 /// A model of the list; how long its context is follows from the memory that there is when it is

@@ -331,9 +331,9 @@ impl Shape for Writer {
             Event::Token(token) => json!({ "text": token.text, "token": token.id }),
             Event::Done(_) => self.taken.to_json(),
         };
-        if let Some(done) = self.take(event) {
-            ended(&mut piece, &done);
-        }
-        sender.send(&piece).await
+        let Some(done) = self.take(event) else { return sender.send(&piece).await };
+        ended(&mut piece, &done);
+        sender.end(&piece);
+        Ok(())
     }
 }

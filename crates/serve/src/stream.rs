@@ -1,11 +1,13 @@
 //! Bodies that come piece by piece: server-sent events, or JSON lines.
 //!
 //! A task writes the pieces; a client that goes away is noticed while it waits, and the task ends,
-//! which cancels what it waited for. Between pieces, comments keep connections open that something
+//! which cancels what it waited for. The last piece is sent once the task has given up what it held,
+//! its model and the model's adapter: whoever has read it may count on that. Between pieces, comments keep connections open that something
 //! in between would close.
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -36,10 +38,24 @@ pub(crate) enum Framing {
     Lines,
 }
 
+impl Framing {
+    fn piece(self, value: &Value) -> String {
+        match self {
+            Framing::Events => format!("data: {value}\n\n"),
+            Framing::NamedEvents => {
+                format!("event: {}\ndata: {value}\n\n", value["type"].as_str().unwrap_or("message"))
+            }
+            Framing::Lines => format!("{value}\n"),
+        }
+    }
+}
+
 /// Where a task writes its pieces.
 pub(crate) struct Sender {
     pieces: mpsc::Sender<Bytes>,
     framing: Framing,
+    /// The piece that ends the stream.
+    last: Arc<OnceLock<Bytes>>,
 }
 
 /// The client has gone away.
@@ -60,19 +76,22 @@ pub(crate) trait Shape: Send {
 impl Sender {
     /// Sends an object.
     pub(crate) async fn send(&self, value: &Value) -> Result<(), Gone> {
-        let piece = match self.framing {
-            Framing::Events => format!("data: {value}\n\n"),
-            Framing::NamedEvents => {
-                format!("event: {}\ndata: {value}\n\n", value["type"].as_str().unwrap_or("message"))
-            }
-            Framing::Lines => format!("{value}\n"),
-        };
-        self.raw(piece).await
+        self.raw(self.framing.piece(value)).await
     }
 
-    /// Sends what ends a stream of OpenAI's.
-    pub(crate) async fn done(&self) -> Result<(), Gone> {
-        self.raw("data: [DONE]\n\n".to_string()).await
+    /// Sends the object that ends a stream, as soon as the task has ended.
+    pub(crate) fn end(&self, value: &Value) {
+        self.end_with(self.framing.piece(value));
+    }
+
+    /// Sends what ends a stream of OpenAI's, as soon as the task has ended.
+    pub(crate) fn done(&self) {
+        self.end_with("data: [DONE]\n\n".to_string());
+    }
+
+    fn end_with(&self, piece: String) {
+        // A stream ends once.
+        let _ = self.last.set(piece.into());
     }
 
     async fn raw(&self, piece: String) -> Result<(), Gone> {
@@ -121,10 +140,14 @@ where
     F: Future<Output = Result<(), Gone>> + Send + 'static,
 {
     let (pieces, receiver) = mpsc::channel(AHEAD);
-    let writing = write(Sender { pieces, framing });
+    let (end, last) = (pieces.clone(), Arc::<OnceLock<Bytes>>::default());
+    let writing = write(Sender { pieces, framing, last: last.clone() });
     tokio::spawn(async move {
         // A client that has gone away needs no end.
-        let _ = writing.await;
+        let written = writing.await;
+        if let (Ok(()), Some(last)) = (written, last.get()) {
+            let _ = end.send(last.clone()).await;
+        }
     });
     let mut response = Response::new(Body::new(Pieces(receiver)));
     let kind = match framing {

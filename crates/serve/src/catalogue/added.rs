@@ -2,7 +2,6 @@
 //! are read again with it.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use delft::{Adapter, AdapterFile, Engine, Error};
 use hyper::StatusCode;
@@ -12,10 +11,6 @@ use super::{Catalogue, Held, same};
 use crate::fields::shown;
 use crate::log::Line;
 use crate::problem::Problem;
-
-/// How long a request may hold a removed adapter after it was answered: its stream ends behind its
-/// last byte.
-const LEFT: Duration = Duration::from_millis(500);
 
 /// An adapter that was added.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,18 +70,7 @@ impl Catalogue {
         }
         let (catalogue, own, model) = (self.clone(), added.clone(), model.clone());
         let put = move || {
-            let began = Instant::now();
-            let seated = loop {
-                match seat(&model.engines, &own.file) {
-                    Err(error)
-                        if error.kind == delft::ErrorKind::Busy && began.elapsed() < LEFT =>
-                    {
-                        std::thread::sleep(LEFT / 10);
-                    }
-                    seated => break seated,
-                }
-            };
-            let adapters = seated.map_err(|error| match error.kind {
+            let adapters = seat(&model.engines, &own.file).map_err(|error| match error.kind {
                 delft::ErrorKind::Busy => no_room(&error),
                 _ => Problem { param: Some("path".to_string()), ..Problem::bad(error.to_string()) },
             })?;
@@ -106,7 +90,7 @@ impl Catalogue {
     }
 
     /// Serves an adapter no more that was added. Its room is free once the requests that have begun
-    /// are answered.
+    /// are answered: whoever has read the end of the last answer finds it free.
     ///
     /// # Errors
     /// A name that no added adapter has.

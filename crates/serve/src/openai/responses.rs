@@ -609,19 +609,26 @@ impl Shape for Writer {
                 self.head = ended(self.head.take(), items, Some(&done), reasoning);
                 self.keeping.take().into_iter().for_each(|keeping| keeping.keep(&self.head));
                 let cut = self.head["status"] == "incomplete";
-                self.state(sender, if cut { "response.incomplete" } else { "response.completed" })
-                    .await
+                let kind = if cut { "response.incomplete" } else { "response.completed" };
+                let event = json!({ "response": self.head });
+                sender.end(&self.numbered(kind, event));
+                Ok(())
             }
         }
     }
 }
 
 impl Writer {
-    /// Sends an event with the next number.
-    async fn send(&mut self, sender: &Sender, kind: &str, mut event: Value) -> Result<(), Gone> {
+    /// An event with the next number.
+    fn numbered(&mut self, kind: &str, mut event: Value) -> Value {
         event["type"] = kind.into();
         event["sequence_number"] = self.sent.into();
         self.sent += 1;
+        event
+    }
+
+    async fn send(&mut self, sender: &Sender, kind: &str, event: Value) -> Result<(), Gone> {
+        let event = self.numbered(kind, event);
         sender.send(&event).await
     }
 

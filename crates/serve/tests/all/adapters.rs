@@ -1,6 +1,6 @@
 //! Adapters of one engine, each a model of its own name.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 
 use delft::{AdapterFile, Adapters, Engine, GenerateOptions, LoadOptions};
@@ -158,6 +158,30 @@ fn adapters_come_and_go_while_others_generate() {
     assert_eq!(add("second", "adapters/rslora").status, 200);
     assert_ne!(told(address, "second"), mine);
     assert_eq!(told(address, "base"), base);
+    running.stop().unwrap();
+}
+
+/// Whoever has read the last line of an answer finds the room of its adapter free, if it was removed
+/// meanwhile.
+#[test]
+fn a_removed_adapters_room_is_free_when_its_last_answer_ends() {
+    let running = roomy(1);
+    let address = running.address();
+    let path = reference("adapters/lora");
+    let add = || {
+        let body = json!({ "name": "mine", "model": "base", "path": path });
+        post(address, "/adapters", &body).status
+    };
+    let ask = json!({ "model": "mine", "prompt": [3, 4, 5], "max_tokens": 40, "temperature": 0,
+        "ignore_eos": true, "stream": true });
+    for turn in 0..20 {
+        assert_eq!(add(), 200, "turn {turn}");
+        let stream = send(address, "POST", "/v1/completions", &[], &ask.to_string());
+        let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.starts_with("data: {")), "turn {turn}");
+        assert_eq!(receive(send(address, "DELETE", "/adapters/mine", &[], "")).status, 200);
+        assert!(lines.any(|line| line == "data: [DONE]"), "turn {turn}");
+    }
     running.stop().unwrap();
 }
 
