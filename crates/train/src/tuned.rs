@@ -51,6 +51,22 @@ impl Default for LoraOptions {
 }
 
 impl LoraOptions {
+    /// What the adapter is, by name, for what is told and compared of a run. The seed is the run's.
+    pub fn identity(&self) -> Vec<(String, String)> {
+        let kind = if self.dora { "DoRA" } else { "LoRA" };
+        let scale = if self.stabilised { "alpha / sqrt(rank)" } else { "alpha / rank" };
+        let sites = if self.sites.is_empty() { "all".to_owned() } else { self.sites.join(", ") };
+        let layers = self.layers.map_or("all".to_owned(), |layers| format!("the last {layers}"));
+        let all = [
+            ("trained", format!("{kind} of scale {scale}")),
+            ("rank", self.rank.to_string()),
+            ("alpha", self.alpha.to_string()),
+            ("matrices", sites),
+            ("layers", layers),
+        ];
+        all.map(|(name, value)| (name.to_owned(), value)).to_vec()
+    }
+
     /// The factor on the factors' product.
     pub fn scale(&self) -> f32 {
         let rank = self.rank as f32;

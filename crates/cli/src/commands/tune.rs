@@ -68,6 +68,11 @@ impl Prepared {
         let data = args.data.as_deref();
         let missing = || Error::new(folder.display(), "--data, the examples", "none");
         let data = data.ok_or_else(missing)?;
+        if folder.exists() && !folder.is_dir() {
+            let place = harmless(&folder.display().to_string());
+            let error = Error::new(place, "a folder, or a name that is free", "a file");
+            return Err(error.hint("--out names another folder").into());
+        }
         let model = load::find(&args.model)?;
         let language = Language {
             tokenizer: load::tokenizer(&model)?,
@@ -97,8 +102,10 @@ impl Prepared {
         enough_disk(folder, wanted, delft::hub::free_disk(folder))?;
         plan(&tuned, &settings, updates)?;
         let mut identity = identity(&model, &examples, context)?;
-        let trained = lora.as_ref().map_or("all weights".to_owned(), |lora| format!("{lora:?}"));
-        identity.push(("trained".to_owned(), trained));
+        identity.extend(match &lora {
+            Some(lora) => lora.identity(),
+            None => vec![("trained".to_owned(), "all weights".to_owned())],
+        });
         if args.lora.from.is_some() {
             identity.push(("begun from".to_owned(), tuned.digest()));
         }

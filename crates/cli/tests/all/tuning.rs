@@ -226,7 +226,7 @@ fn an_adapter_is_made_and_used_at_once() {
     let others: &[(&[&str], &str)] = &[
         (&[], "expected a folder without a run"),
         (&["--resume", "--seed", "1"], "a run is resumed with what it was begun with"),
-        (&["--resume", "--rank", "4"], "a run is resumed with what it was begun with"),
+        (&["--resume", "--rank", "4"], "rank: expected 8, found 4 (hint: a run is resumed with"),
     ];
     for (more, expected) in others {
         let (code, stdout, stderr) = run(&[&begin[..], &FEW, more].concat());
@@ -376,6 +376,8 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
         );
         assert!(!out.exists(), "{args:?}");
     }
+    let (code, _, stderr) = run(&["tune", "-m", MODEL, "--data", &data, "--out", &data]);
+    assert!(code == 1 && stderr.contains("a folder, or a name that is free"), "{stderr}");
 }
 
 /// Ctrl-C leaves a checkpoint, from which the run goes on to the same bytes.
