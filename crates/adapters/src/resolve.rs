@@ -39,17 +39,21 @@ impl Base<'_> {
     }
 
     /// Whether GGUF files have the rows or columns of a site in another order than Hugging Face's
-    /// form, and not for rotations: matrices of gated delta nets whose heads share keys, which
-    /// llama.cpp's converter reorders or takes apart.
+    /// form, and not for rotations: GPT-NeoX's queries, keys and values, which lie by turns there,
+    /// and matrices of gated delta nets whose heads share keys, which llama.cpp's converter reorders
+    /// or takes apart.
     pub fn reorders(&self, site: &Site) -> bool {
+        let name = self.config.architecture.name;
+        if name == "gpt_neox" {
+            return ["q", "k", "v"].iter().any(|end| site.name.rsplit('.').next() == Some(end));
+        }
         let shared = |op: &Op| match op {
             Op::DeltaNet(net) => net.heads != net.key_heads,
             Op::Gradient(Gradient::PackedDelta(of)) => of.0.heads != of.0.key_heads,
             _ => false,
         };
-        let apart = self.config.architecture.name == "qwen3_next";
         site.name.contains(".delta.")
-            && (apart || self.program.nodes.iter().any(|node| shared(&node.op)))
+            && (name == "qwen3_next" || self.program.nodes.iter().any(|node| shared(&node.op)))
     }
 
     /// Rows of a site that rotates, each head's in an order that is given half a head.
@@ -187,7 +191,7 @@ impl File {
         let canonical = architecture.canonical(&change.matrix, gguf).ok_or_else(unknown)?;
         let named = |site: &&Site| site.name == canonical && site.gathers == change.gathers;
         if let Some(site) = sites.iter().find(named) {
-            self.check_net(base, site)?;
+            self.check_order(base, site)?;
             let rows = (0..site.output).collect();
             return Ok(vec![Target { site, rows, all: site.output }]);
         }
@@ -204,13 +208,12 @@ impl File {
         if parts.is_empty() || change.gathers || covered.into_iter().ne(0..all) {
             return Err(unknown());
         }
-        parts.iter().try_for_each(|(site, _)| self.check_net(base, site))?;
+        parts.iter().try_for_each(|(site, _)| self.check_order(base, site))?;
         Ok(parts.into_iter().map(|(site, rows)| Target { site, rows, all }).collect())
     }
 
-    /// Matrices of gated delta nets whose heads lie otherwise in the base than in the adapter are
-    /// refused.
-    fn check_net(&self, base: &Base<'_>, site: &Site) -> Result<()> {
+    /// Matrices whose heads lie otherwise in the base than in the adapter are refused.
+    fn check_order(&self, base: &Base<'_>, site: &Site) -> Result<()> {
         let own = self.kind == Kind::Gguf;
         if own == base.is_gguf() || !base.reorders(site) {
             return Ok(());

@@ -297,6 +297,16 @@ fn come_and_go(on: fn(LoadOptions) -> LoadOptions) {
     assert!(refused.contains("one of this engine"), "{refused}");
 }
 
+/// GGUF files have these heads in another order than PEFT's factors.
+#[test]
+fn matrices_whose_heads_lie_otherwise_are_refused() {
+    for (base, adapter) in [("gpt-neox", "neox"), ("qwen3.5-shared", "hybrid")] {
+        let path = root().join(base).join("model.f32.gguf");
+        let why = Engine::load(path, &options(&[adapter], 0)).err().unwrap().to_string();
+        assert!(why.contains("rows lie alike") && why.contains("safetensors"), "{why}");
+    }
+}
+
 #[test]
 fn a_session_that_changes_its_adapter_begins_anew() {
     let engine = load(&root().join("llama3"), &options(&["lora"], 0));
