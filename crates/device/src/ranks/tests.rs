@@ -215,7 +215,6 @@ fn whose_other_end_is_gone_says_so() {
     assert_eq!(absence.wait(), None);
 }
 
-/// What a leader and a follower say of each other, if the follower's launch is changed so.
 /// An adapter reaches every process, and one that is refused stops none.
 #[test]
 fn processes_take_adapters_as_threads_do() {
@@ -261,6 +260,7 @@ fn processes_take_adapters_as_threads_do() {
     end(processes, followers);
 }
 
+/// What a leader and a follower say of each other, if the follower's launch is changed so.
 fn refused(changes: &[fn(&mut RankLaunch)]) -> (String, Vec<String>) {
     let (listener, port) = listen();
     let start = |change: &fn(&mut RankLaunch)| {
