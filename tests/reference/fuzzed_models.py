@@ -272,6 +272,38 @@ def dots1(r):
     return sizes | dict(head_dim=dim) | rotation(r, dim) | routed(r) | dict(sliding_window=None, attention_bias=r.flag())
 
 
+def latent(r):
+    heads, dim = r.of(1, 2, 3, 5), r.of(8, 16, 24)
+    sizes = dict(hidden_size=heads * r.of(8, 16, 24), num_attention_heads=heads, num_key_value_heads=heads, intermediate_size=r.of(24, 40, 64),
+                 num_hidden_layers=r.of(1, 2, 3), vocab_size=r.of(67, 97, 128, 259, 1001), tie_word_embeddings=r.flag(), pad_token_id=0,
+                 max_position_embeddings=256, rms_norm_eps=r.of(1e-5, 1e-6), attention_bias=r.flag(), q_lora_rank=r.of(None, 16, 24),
+                 kv_lora_rank=r.of(8, 24, 40), qk_nope_head_dim=r.of(8, 16, 40), qk_rope_head_dim=dim, v_head_dim=r.of(8, 12, 24, 64))
+    turned = rotation(r, dim, ("default", "yarn", "llama3"))
+    if turned["rope_parameters"]["rope_type"] == "yarn":
+        for key in ("attention_factor", "mscale", "mscale_all_dim"):
+            turned["rope_parameters"].pop(key, None)
+        turned["rope_parameters"] |= r.of(dict(mscale=0.707, mscale_all_dim=0.707), dict(mscale=1.0, mscale_all_dim=1.0), {})
+    return sizes | turned
+
+
+def deepseek_v2(r):
+    return latent(r) | routed(r) | dict(topk_method=r.of("greedy", "group_limited_greedy"), mlp_bias=False)
+
+
+def deepseek_v3(r):
+    return latent(r) | routed(r) | dict(rope_interleave=r.of(True, True, False), num_mtp_layers=r.of(0, 1))
+
+
+def glm4_moe_lite(r):
+    config = latent(r) | routed(r)
+    del config["first_k_dense_replace"]
+    return config | r.of({}, dict(mlp_layer_types=kinds(r, config, "dense", "sparse")))
+
+
+def youtu(r):
+    return latent(r) | dict(rope_interleave=r.flag())
+
+
 def ministral(r):
     sizes, dim = shape(r)
     return sizes | rotation(r, dim) | dict(head_dim=dim, sliding_window=r.of(2, 8, 40), layer_types=kinds(r, sizes, "sliding_attention", "full_attention"))

@@ -117,7 +117,8 @@ def read_back(case, path):
             "glm": gguf.MODEL_ARCH.CHATGLM, "dots1": gguf.MODEL_ARCH.DOTS1, "olmoe": gguf.MODEL_ARCH.OLMOE, "gemma": gguf.MODEL_ARCH.GEMMA,
             "cohere": gguf.MODEL_ARCH.COMMAND_R, "cohere2": gguf.MODEL_ARCH.COHERE2, "starcoder2": gguf.MODEL_ARCH.STARCODER2,
             "stablelm": gguf.MODEL_ARCH.STABLELM, "phi": gguf.MODEL_ARCH.PHI2, "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
-            "nemotron": gguf.MODEL_ARCH.NEMOTRON, "arcee": gguf.MODEL_ARCH.ARCEE, "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+            "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2, "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2, "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
+            "youtu": gguf.MODEL_ARCH.DEEPSEEK2, "nemotron": gguf.MODEL_ARCH.NEMOTRON, "arcee": gguf.MODEL_ARCH.ARCEE, "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
             "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
@@ -153,6 +154,12 @@ def read_back(case, path):
         if name.endswith("shared_mlp.input_linear.weight"):
             block = f"blk.{name.split('.')[2]}"
             weights[name] = torch.cat([decoded(f"{block}.ffn_{half}_shexp.weight") for half in ("gate", "up")]).float()
+            continue
+        if name.endswith("kv_b_proj.weight"):
+            # Keys and values of each head apart, keys the other way round.
+            block = f"blk.{name.split('.')[2]}"
+            x = torch.cat((decoded(f"{block}.attn_k_b.weight").mT, decoded(f"{block}.attn_v_b.weight")), 1)
+            weights[name] = x.reshape(shape).float()
             continue
         if name.endswith("e_score_correction_bias"):
             weights[name] = decoded(f"blk.{name.split('.')[2]}.exp_probs_b.bias").float()

@@ -408,6 +408,35 @@ CASES = [
                moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=1, topk_group=1,
                routed_scaling_factor=1.5, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=9,
          lm=dict(group_size=32, bits=4)),
+    Case("deepseek2-lite", "deepseek_v2", "bfloat16", "latent attention with keys of 24, of which 8 turn, and values of 12; 2 of 5 experts by odds among all beside "
+         "two that all share, the first layer without; yarn by 4 of 16 trained positions, whose logarithm is in the scores",
+         shape(48, 3, 3, 64, num_hidden_layers=3, q_lora_rank=None, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12,
+               moe_intermediate_size=24, n_routed_experts=5, num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1, topk_method="greedy",
+               n_group=1, topk_group=1, routed_scaling_factor=1.0, max_position_embeddings=64,
+               **rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32, beta_slow=1, mscale=0.707, mscale_all_dim=0.707,
+                      original_max_position_embeddings=16)), prompt=24, keep=12, v4={}, gguf=("f32",)),
+    Case("deepseek2", "deepseek_v2", "float32", "queries through a row of 16, biases; 2 of 6 experts in the 2 of 3 groups with the greatest scores",
+         shape(32, 4, 4, 48, q_lora_rank=16, kv_lora_rank=32, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=16, attention_bias=True,
+               moe_intermediate_size=16, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=0,
+               topk_method="group_limited_greedy", n_group=3, topk_group=2, routed_scaling_factor=3.0, **rope(10000.0)), prompt=9),
+    Case("deepseek3", "deepseek_v3", "bfloat16", "3 of 8 experts by corrected odds in the best 2 of 4 groups, the first layer without; values of 48, wider than keys of 40",
+         shape(64, 4, 4, 64, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=8, v_head_dim=48,
+               moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, first_k_dense_replace=1, n_group=4, topk_group=2,
+               norm_topk_prob=True, routed_scaling_factor=2.5, num_mtp_layers=1, max_position_embeddings=64,
+               **rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0,
+                      original_max_position_embeddings=16)), prompt=6, v4={}, gguf=("f32", "q8_0")),
+    Case("moonlight", "deepseek_v3", "bfloat16", "the same form without a row for queries, in one group: 2 of 4 experts, two that all share",
+         shape(32, 2, 2, 48, q_lora_rank=None, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+               moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1, n_group=1, topk_group=1,
+               norm_topk_prob=True, routed_scaling_factor=2.446, num_mtp_layers=0, **rope(50000.0)), prompt=9),
+    Case("glm4-moe-lite", "glm4_moe_lite", "bfloat16", "keys and values of 32 with norms of two eps, 2 of 4 experts, the layers without them by a list",
+         shape(32, 5, 5, 48, num_hidden_layers=3, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=32,
+               moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, mlp_layer_types=["dense", "dense", "sparse"],
+               n_group=1, topk_group=1, rms_norm_eps=1e-5, routed_scaling_factor=1.8, **rope(1000000.0)), prompt=9,
+         add=dict(first_k_dense_replace=2), gguf=("f32",)),
+    Case("youtu", "youtu", "bfloat16", "latent attention and no experts; rotated elements in halves; tied",
+         shape(32, 3, 3, 64, q_lora_rank=16, kv_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, rope_interleave=False,
+               tie_word_embeddings=True, **rope(10000.0)), gguf=()),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
          shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, **rope(10000.0)),
          keep=8, gguf=("Q4_K_M",), folder=False),
@@ -439,7 +468,7 @@ FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
             "ernie4_5": "Ernie4_5", "seed_oss": "SeedOss", "glm": "Glm", "dots1": "Dots1", "olmoe": "Olmoe", "gemma": "Gemma",
             "qwen3_vl": "Qwen3VL", "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl_moe": "Qwen3VLMoe", "cohere": "Cohere", "cohere2": "Cohere2",
             "starcoder2": "Starcoder2", "stablelm": "StableLm", "phi": "Phi", "gpt_neox": "GPTNeoX", "nemotron": "Nemotron", "arcee": "Arcee",
-            "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2"}
+            "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite", "youtu": "Youtu", "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2"}
 TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                                num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
@@ -652,8 +681,17 @@ def clearance(router, scores):
     """How far a router's scores are from choosing other experts, or from other shares."""
     if hasattr(router, "e_score_correction_bias"):
         return corrected_clearance(router, scores.sigmoid() + router.e_score_correction_bias)
+    far = 1e9
+    if getattr(router, "topk_method", "") == "group_limited_greedy":
+        groups = scores.view(len(scores), router.num_group, -1)
+        greatest = groups.max(dim=-1).values.sort(dim=-1, descending=True)
+        if router.topk_group < router.num_group:
+            far = (greatest.values[:, router.topk_group - 1] - greatest.values[:, router.topk_group]).min().item()
+            out = torch.ones_like(greatest.values, dtype=torch.bool).scatter_(1, greatest.indices[:, :router.topk_group], False)
+            scores = groups.masked_fill(out[..., None], -1e9).flatten(1)
     best = scores.sort(dim=-1, descending=True).values
-    far = (best[:, router.top_k - 1] - best[:, router.top_k]).min().item() if router.top_k < best.shape[-1] else 1e9
+    if router.top_k < best.shape[-1]:
+        far = min(far, (best[:, router.top_k - 1] - best[:, router.top_k]).min().item())
     jitter = getattr(router, "router_jitter_noise", 0.0)
     for j in range(router.top_k if jitter else 0):
         apart = (best[:, j:j + 1] - best[:, j:]) / torch.maximum(best[:, j:].abs(), best[:, j:j + 1])

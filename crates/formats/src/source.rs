@@ -5,7 +5,8 @@
 //! Nothing is decoded for those. What changes numbers goes through f32: [`Source::Plus`] and
 //! [`Source::NegExp`] give f32. A recipe that would have to decode a quantised matrix is refused by
 //! name, since the weight would then take several times the memory that its file promises: a
-//! transpose, a sum, a cut through blocks.
+//! transpose, a sum, a cut through blocks. [`Source::Decoded`] asks for just that, of small matrices
+//! that files have the other way round.
 //!
 //! [`Source::describe`] says from headers alone what a recipe gives; [`Source::read`] gives just
 //! that.
@@ -50,6 +51,8 @@ pub enum Source {
     Plus(Box<Source>, f32),
     /// Minus the exponential of every element: rates whose logarithms are stored.
     NegExp(Box<Source>),
+    /// Every element in f32, whatever its encoding.
+    Decoded(Box<Source>),
     /// Matrices `[b, a]` of matrices `[a, b]`, the two innermost axes.
     Transpose(Box<Source>),
     /// The same elements in the same order, of another shape: a stack of matrices as one. Of
@@ -196,6 +199,7 @@ impl Source {
             Source::Rows { of, .. } | Source::Columns { of, .. } => std::slice::from_ref(of),
             Source::Plus(of, _)
             | Source::NegExp(of)
+            | Source::Decoded(of)
             | Source::Transpose(of)
             | Source::Permute(of, _)
             | Source::Reshape(of, _) => std::slice::from_ref(of),
@@ -224,6 +228,12 @@ impl Source {
     pub fn is_quantised(&self) -> bool {
         matches!(self, Source::Affine { .. } | Source::Quantised(_))
             || self.parts().iter().any(Source::is_quantised)
+    }
+
+    /// Whether a part of it is stored as blocks and decoded, so that the weight and what is stored
+    /// are not of one encoding.
+    pub fn is_decoded(&self) -> bool {
+        matches!(self, Source::Decoded(_)) || self.parts().iter().any(Source::is_decoded)
     }
 
     /// Describes the recipe's result, reading only headers.
@@ -306,6 +316,13 @@ impl Source {
                     return Err(Error::new(place(), "floats, to be computed with", all));
                 }
                 Ok(Described { encoding: DType::F32.into(), ..all })
+            }
+            Source::Decoded(of) => {
+                let all = of.describe(tensors)?;
+                match all.encoding.is_float() {
+                    true => Ok(Described { encoding: DType::F32.into(), ..all }),
+                    false => Err(Error::new(place(), "floats or quantised blocks", all)),
+                }
             }
             Source::Transpose(of) => {
                 let mut all = of.describe(tensors)?;
@@ -439,6 +456,7 @@ impl Source {
                 values.iter_mut().for_each(|value| *value = -f64::from(*value).exp() as f32);
                 Ok(Cow::Owned(f32_bytes(&values)))
             }
+            Source::Decoded(of) => Ok(Cow::Owned(f32_bytes(&of.read(tensors)?.to_f32()?))),
             Source::Transpose(of) => {
                 let all = of.read(tensors)?;
                 let size = all.encoding.block_bytes();
@@ -562,7 +580,9 @@ impl Source {
                 }
                 Ok(None)
             }
-            Source::Plus(of, _) | Source::NegExp(of) => of.origin(tensors, element),
+            Source::Plus(of, _) | Source::NegExp(of) | Source::Decoded(of) => {
+                of.origin(tensors, element)
+            }
             Source::Transpose(of) => {
                 let [.., columns, rows] = shape[..] else { return of.origin(tensors, element) };
                 let (matrix, within) = (element / (rows * columns), element % (rows * columns));

@@ -69,6 +69,8 @@ pub(crate) struct Raw {
 
 /// Larger than any model's, small enough that products of two cannot overflow.
 pub(crate) const LIMIT: usize = 1 << 28;
+/// The number that is added in RMS norms.
+const RMS_EPS: Key = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
 /// More layers than any model has.
 pub(crate) const LAYERS: usize = 4096;
 
@@ -80,7 +82,20 @@ impl Raw {
     /// What is missing, or of another type, by key.
     pub(crate) fn read(files: &Files<'_>, activations: &[&str]) -> Result<Raw> {
         files.keys.only(Key("hidden_act", ""), activations)?;
-        Raw::read_normed(files, Key("rms_norm_eps", "attention.layer_norm_rms_epsilon"), 1e-6)
+        Raw::read_normed(files, RMS_EPS, 1e-6)
+    }
+
+    /// The same for heads of which a part of `turned` elements is rotated, which counts as the head.
+    ///
+    /// # Errors
+    /// As [`Raw::read`].
+    pub(crate) fn read_turned(
+        files: &Files<'_>,
+        activations: &[&str],
+        turned: Stated<usize>,
+    ) -> Result<Raw> {
+        files.keys.only(Key("hidden_act", ""), activations)?;
+        Raw::read_sized(files, RMS_EPS, 1e-6, |_| Ok(Some(turned)))
     }
 
     /// The same, for another key of the number that is added in norms, which is `usual` where
@@ -89,6 +104,16 @@ impl Raw {
     /// # Errors
     /// As [`Raw::read`].
     pub(crate) fn read_normed(files: &Files<'_>, eps: Key, usual_eps: f64) -> Result<Raw> {
+        Raw::read_sized(files, eps, usual_eps, |heads| head_dim(files, heads))
+    }
+
+    /// The same, where `head_dim` gives the size of this many heads, if it is stated.
+    fn read_sized(
+        files: &Files<'_>,
+        eps: Key,
+        usual_eps: f64,
+        head_dim: impl FnOnce(&Stated<usize>) -> Result<Option<Stated<usize>>>,
+    ) -> Result<Raw> {
         let keys = &files.keys;
         if let Some(metadata) = files.metadata() {
             metadata.check_model()?;
@@ -96,7 +121,7 @@ impl Raw {
         let rows = rows_of_embedding(files)?;
         let layers = keys.needed(Key("num_hidden_layers", "block_count"))?;
         let heads = keys.needed(Key("num_attention_heads", "attention.head_count"))?;
-        let head_dim = head_dim(files, &heads)?;
+        let head_dim = head_dim(&heads)?;
         let mut warnings = Vec::new();
         const CONTEXT: Key = Key("max_position_embeddings", "context_length");
         let context = keys.size(CONTEXT)?.unwrap_or_else(|| {

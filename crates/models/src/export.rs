@@ -13,7 +13,7 @@ use crate::keys::Asked;
 use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
-use crate::{Architecture, Config, Options, experts, hybrid, lfm2, scaling};
+use crate::{Architecture, Config, Options, experts, hybrid, latent, lfm2, scaling};
 use formats::gguf::{Array, Value};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
 use nn::Pairing;
@@ -119,7 +119,8 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         true => vec![hybrid::sections(&files)?],
         false => net,
     };
-    let heads = lfm2::metadata(config, held);
+    let mut heads = latent::metadata(&files, architecture.gguf)?;
+    heads.extend(lfm2::metadata(config, held));
     metadata.retain(|(key, _)| {
         !heads.iter().any(|(own, _)| *key == format!("{}.{own}", architecture.gguf))
     });
@@ -315,7 +316,8 @@ fn rotation(
             add("scaling.yarn_beta_fast", number(yarn.fast));
             add("scaling.yarn_beta_slow", number(yarn.slow));
             let usual = scaling::yarn_magnitude(yarn.factor, log_multiplier.unwrap_or(0.0));
-            add("scaling.attn_factor", number(yarn.magnitude / usual));
+            let own = latent::exported_magnitude(form, &yarn, log_multiplier, &scaling)?;
+            add("scaling.attn_factor", number(own.unwrap_or(yarn.magnitude / usual)));
             Vec::new()
         }
         Scaling::Llama3 { factor, low, high, original } => {
@@ -406,6 +408,10 @@ fn made(
     };
     let find = |name: &str| held.iter().find(|weight| weight.name == name);
     if let Some(weight) = find(canonical) {
+        // Zeros in the place of what is not stored.
+        if matches!(weight.source, Source::Zeros(_)) {
+            return None;
+        }
         let (mut source, mut shape) = (weight.source.clone(), weight.shape.clone());
         let heads = match stem.rsplit('.').next() {
             Some("q") => config.heads,

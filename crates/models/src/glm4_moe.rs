@@ -119,7 +119,7 @@ pub(crate) fn opened(files: &Files<'_>, raw: Raw, normed: bool, usual: Usual) ->
 }
 
 /// Further blocks, which guess tokens ahead: GGUF counts theirs among the blocks.
-fn guesses(files: &Files<'_>, raw: &mut Raw) -> Result<()> {
+pub(crate) fn guesses(files: &Files<'_>, raw: &mut Raw) -> Result<()> {
     files.keys.note("num_nextn_predict_layers");
     files.keys.note("num_mtp_layers");
     if let Some(guessing) = files.keys.size(Key("", "nextn_predict_layers"))? {
@@ -133,7 +133,7 @@ fn guesses(files: &Files<'_>, raw: &mut Raw) -> Result<()> {
 ///
 /// # Errors
 /// Groups that the experts do not make, and other odds, by key.
-fn limited(
+pub(crate) fn limited(
     files: &Files<'_>,
     mut options: ExpertsOptions,
     normalised: bool,
@@ -165,6 +165,6 @@ fn limited(
     options.routing.odds = Odds::Sigmoid;
     options.routing.scale = scale.positive()? as f32;
     let used = options.routing.used;
-    options.limit = Some(GroupLimit { used, groups: count, groups_used: stay });
+    options.limit = Some(GroupLimit { used, groups: count, groups_used: stay, softmax: false });
     Ok(options)
 }

@@ -5,22 +5,16 @@ const LACKING: &[(&str, &[&str])] = &[
     (
         "keys and values that are compressed together (multi-head latent attention)",
         &[
-            "deepseek_v2",
-            "deepseek_v3",
             "deepseek_v32",
-            "deepseek2",
             "deepseek32",
             "deepseek_ocr2",
-            "glm4_moe_lite",
             "glm_moe_dsa",
             "glm-dsa",
-            "kimi_k2",
             "kimi_k25",
             "longcat_flash",
             "minicpm3",
             "mistral4",
             "plm",
-            "youtu",
         ],
     ),
     (

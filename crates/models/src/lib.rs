@@ -11,6 +11,7 @@ mod arcee;
 mod cohere;
 mod config;
 mod decoder;
+mod deepseek;
 mod dots1;
 mod ernie4_5;
 mod exaone4;
@@ -34,6 +35,7 @@ mod hybrid;
 mod internlm2;
 mod keys;
 mod lacking;
+mod latent;
 mod lfm2;
 mod llama;
 mod llama4;
@@ -104,6 +106,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &arcee::ARCHITECTURE,
     &cohere::ARCHITECTURE,
     &cohere::COHERE2,
+    &deepseek::V2,
+    &deepseek::V3,
     &dots1::ARCHITECTURE,
     &ernie4_5::ARCHITECTURE,
     &exaone4::ARCHITECTURE,
@@ -113,6 +117,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &glm4::GLM,
     &glm4::ARCHITECTURE,
     &glm4_moe::ARCHITECTURE,
+    &deepseek::GLM,
     &gpt2::ARCHITECTURE,
     &gpt_neox::ARCHITECTURE,
     &gpt_oss::ARCHITECTURE,
@@ -154,6 +159,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &smollm3::ARCHITECTURE,
     &stablelm::ARCHITECTURE,
     &starcoder2::ARCHITECTURE,
+    &deepseek::YOUTU,
 ];
 
 /// How a model is read.

@@ -8,6 +8,7 @@ mod builder;
 mod delta_net;
 mod experts;
 mod gated_conv;
+mod latent;
 mod layers;
 mod tensor;
 
@@ -16,6 +17,7 @@ pub use delta_net::{DeltaNet, DeltaNetOptions};
 pub use experts::{Experts, ExpertsOptions};
 pub use formats::Pairing;
 pub use gated_conv::GatedConv;
+pub use latent::{LatentAttention, LatentOptions};
 pub use layers::{Attention, AttentionOptions, Embedding, LayerNorm, Linear, Mlp, QkNorm, RmsNorm};
 pub use ops::experts::{Gate, Odds, Routing};
 pub use ops::{GroupLimit, Rope, Stretch, Unary};

@@ -1,12 +1,16 @@
-//! Which experts a router's scores leave, where their odds are corrected and experts stand in
-//! groups: group-limited routing (DeepSeek-AI, DeepSeek-V3, 2024) with the correction of balance
-//! without a loss (Wang et al. 2024).
+//! Which experts a router's scores leave, where experts stand in groups: group-limited routing
+//! (DeepSeek-AI, DeepSeek-V2 and V3, 2024), with the correction of balance without a loss (Wang et
+//! al. 2024).
 //!
 //! ```text
-//! c[t, e] = sigmoid(s[t, e]) + correction[e]
-//! g[t, i] = the sum of the two greatest c of the group's experts; the best `groups_used` groups stay
+//! c[t, e] = sigmoid(s[t, e]) + correction[e], or with `softmax` s[t, e] + correction[e]
+//! g[t, i] = the sum of the two greatest c of the group's experts, or with `softmax` the greatest;
+//!           the best `groups_used` groups stay
 //! y[t, e] = s[t, e] if e is among the `used` greatest c of the groups that stay, else -infinity
 //! ```
+//!
+//! With `softmax`, what stays of `s[t, e]` is `s[t, e] - ln(sum of exp(s[t, i]) over i other than e)`,
+//! whose logistic function is the softmax over all experts, those that do not stay included.
 //!
 //! The correction chooses experts and is not part of their weights: [`Experts`](crate::Experts)
 //! makes those of the scores that are left. Ties go to the lower group and the lower expert; a
@@ -34,6 +38,9 @@ pub struct GroupLimit {
     pub groups: usize,
     /// Groups whose experts may stay.
     pub groups_used: usize,
+    /// Whether odds are the softmax over all scores (DeepSeek-V2), and not the logistic function of
+    /// each.
+    pub softmax: bool,
 }
 
 /// Most groups: a lane holds one.
@@ -48,7 +55,7 @@ impl Operation for GroupLimit {
         arity("group_limit", inputs, 1, weights, &[1])?;
         let experts = inputs[0].width;
         expect("group_limit", "correction", weights[0], &[experts])?;
-        let GroupLimit { used, groups, groups_used } = *self;
+        let GroupLimit { used, groups, groups_used, .. } = *self;
         let wrong =
             |expected: String, found: usize| Err(Error::new("group_limit", expected, found));
         if experts == 0 || experts > MOST_EXPERTS {
@@ -60,7 +67,7 @@ impl Operation for GroupLimit {
                 groups,
             );
         }
-        if groups > 1 && experts / groups < 2 {
+        if groups > 1 && experts / groups < 2 && !self.softmax {
             return wrong("groups of two experts or more".to_owned(), experts / groups);
         }
         if groups_used == 0 || groups_used > groups {
@@ -109,13 +116,18 @@ impl GroupLimit {
     pub fn row(&self, scores: &[f32], correction: &[f32], y: &mut [f32]) {
         let size = scores.len() / self.groups;
         for ((y, score), correction) in y.iter_mut().zip(scores).zip(correction) {
-            let choice = 1.0 / (1.0 + (-score).exp()) + correction;
+            let odds = if self.softmax { *score } else { 1.0 / (1.0 + (-score).exp()) };
+            let choice = odds + correction;
             *y = if choice.is_nan() { f32::NEG_INFINITY } else { choice };
         }
         let mut open = [0u32; MOST_EXPERTS / 32];
         for group in best(self.groups_used, self.groups, |group| {
             let [first, second] = greatest(&y[group * size..][..size]);
-            if self.groups > 1 { first + second } else { 0.0 }
+            match self.groups > 1 {
+                true if self.softmax => first,
+                true => first + second,
+                false => 0.0,
+            }
         }) {
             (group * size..(group + 1) * size).for_each(|e| open[e / 32] |= 1 << (e % 32));
         }
@@ -127,9 +139,22 @@ impl GroupLimit {
             let next = (0..scores.len()).filter(left).reduce(better);
             next.into_iter().for_each(|e| stays[e / 32] |= 1 << (e % 32));
         }
+        let number = |score: &f32| if score.is_nan() { f32::NEG_INFINITY } else { *score };
+        let peak = scores.iter().map(number).fold(f32::NEG_INFINITY, f32::max);
+        let all: f32 = match self.softmax {
+            true => scores.iter().map(|score| (number(score) - peak).exp()).sum(),
+            false => 0.0,
+        };
         for (e, (y, score)) in y.iter_mut().zip(scores).enumerate() {
             let stays = stays[e / 32] >> (e % 32) & 1 == 1;
-            *y = if stays { *score } else { f32::NEG_INFINITY };
+            let left = match self.softmax {
+                true => {
+                    let below = number(score) - peak;
+                    below - (all - below.exp()).max(0.0).ln()
+                }
+                false => *score,
+            };
+            *y = if stays { left } else { f32::NEG_INFINITY };
         }
     }
 }
@@ -189,7 +214,8 @@ pub fn group_limit(
             let expert = lane + 32 * slot;
             let (exists, within) = (expert.lt(experts), expert.min(experts - 1u32));
             let score = scores.get(token * experts + within).f32();
-            let choice = math::sigmoid(score) + correction.get(within);
+            let odds = if limit.softmax { score } else { math::sigmoid(score) };
+            let choice = odds + correction.get(within);
             // Not a number is less than every number.
             let choice = select(exists, choice.max(f32::NEG_INFINITY), f32::NEG_INFINITY);
             choices.set(slot, choice);
@@ -205,8 +231,11 @@ pub fn group_limit(
                 let within = Var::new(open.get() & bits.reduce(|a, b| a | b).unwrap_or(0u32.val()));
                 let (first, expert) = take(choices, within.get(), lane);
                 let own = select(lane.eq(expert % 32u32), 1u32.val() << (expert / 32u32), 0u32);
-                let (second, _) = take(choices, within.get() & !own, lane);
-                sums.set(select(lane.eq(group), first + second, sums.get()));
+                let sum = match limit.softmax {
+                    true => first,
+                    false => first + take(choices, within.get() & !own, lane).0,
+                };
+                sums.set(select(lane.eq(group), sum, sums.get()));
             }
             let kept = Var::new(0u32);
             let left = Var::new(select(lane.lt(limit.groups as u32), 1u32, 0u32));
@@ -230,14 +259,51 @@ pub fn group_limit(
             chosen.set(chosen.get() | own);
             open &= !own;
         }
+        let odds =
+            limit.softmax.then(|| Softmax::of(scores, token * experts, experts, slots, lane));
         for slot in 0..slots {
             let expert = lane + 32 * slot;
             if expert < experts {
                 let at = token * experts + expert;
                 let stays = (chosen.get() >> slot & 1u32).ne(0u32);
-                y[at] = select(stays, scores.get(at).f32(), f32::NEG_INFINITY).cast();
+                let score = scores.get(at).f32();
+                let left = odds.map_or(score, |odds| odds.logit(score));
+                y[at] = select(stays, left, f32::NEG_INFINITY).cast();
             }
         }
+    }
+}
+
+/// What the softmax over a row of scores is made of, in every lane.
+#[derive(Clone, Copy)]
+struct Softmax {
+    /// The greatest score.
+    peak: Val<f32>,
+    /// The sum of the exponentials of all scores less that.
+    sum: Val<f32>,
+}
+
+impl Softmax {
+    /// That of `experts` scores from `first` on, of which a lane of the simdgroup has `slots`.
+    #[track_caller]
+    fn of(scores: In, first: Val<u32>, experts: Val<u32>, slots: u32, lane: Val<u32>) -> Softmax {
+        let each = |slot: u32| {
+            let expert = lane + 32 * slot;
+            let score = scores.get(first + expert.min(experts - 1u32)).f32();
+            select(expert.lt(experts), score.max(f32::NEG_INFINITY), f32::NEG_INFINITY)
+        };
+        let greatest = (1..slots).fold(each(0), |greatest, slot| greatest.max(each(slot)));
+        let peak = simd_max(greatest);
+        let own =
+            (1..slots).fold((each(0) - peak).exp(), |sum, slot| sum + (each(slot) - peak).exp());
+        Softmax { peak, sum: simd_sum(own) }
+    }
+
+    /// The number whose logistic function is the softmax of a score.
+    #[track_caller]
+    fn logit(self, score: Val<f32>) -> Val<f32> {
+        let below = score - self.peak;
+        below - (self.sum - below.exp()).max(0.0).ln()
     }
 }
 
@@ -263,7 +329,7 @@ fn cases() -> Vec<Case> {
                 experts: usize,
                 [used, groups, groups_used]: [usize; 3],
                 why: &str| {
-        let limit = GroupLimit { used, groups, groups_used };
+        let limit = GroupLimit { used, groups, groups_used, softmax: false };
         let scores = scaled(Scalar::F32, 5, tokens * experts, 3.0);
         let correction = random(Scalar::F32, 6, experts);
         let mut y = vec![0.0; tokens * experts];
@@ -278,18 +344,47 @@ fn cases() -> Vec<Case> {
             expected: vec![(2, Expected::Exact(y.into_iter().map(f64::from).collect()))],
         }
     };
+    let v2 = GroupLimit { used: 6, groups: 8, groups_used: 3, softmax: true };
+    let small = GroupLimit { used: 2, groups: 3, groups_used: 2, softmax: true };
     vec![
         case(5, 8, [2, 1, 1], "no limit, fewer experts than lanes"),
         case(3, 256, [8, 8, 4], "DeepSeek-V3's"),
         case(4, 60, [3, 10, 2], "groups that lanes share"),
         case(1, 160, [6, 8, 8], "every group"),
         case(2, 6, [6, 3, 3], "every expert"),
+        softmax_case(3, 160, v2, "DeepSeek-V2's"),
+        softmax_case(2, 6, small, "groups of two"),
     ]
+}
+
+/// A case of a limit whose odds are a softmax: what stays is computed in f64.
+fn softmax_case(tokens: usize, experts: usize, limit: GroupLimit, why: &str) -> Case {
+    let scores = scaled(Scalar::F32, 5, tokens * experts, 3.0);
+    let correction = Buffer::zeros(Scalar::F32, experts);
+    let mut y = vec![0.0; tokens * experts];
+    let all = scores.to_f32();
+    let mut want = Vec::new();
+    for (scores, y) in all.chunks_exact(experts).zip(y.chunks_exact_mut(experts)) {
+        limit.row(scores, &vec![0.0; experts], y);
+        let exp = |e: usize| f64::from(scores[e]).exp();
+        want.extend((0..experts).map(|e| {
+            let others: f64 = (0..experts).filter(|i| *i != e).map(exp).sum();
+            let stays = y[e] > f32::NEG_INFINITY;
+            if stays { f64::from(scores[e]) - others.ln() } else { f64::NEG_INFINITY }
+        }));
+    }
+    Case {
+        kernel: group_limit(Scalar::F32, experts.div_ceil(32) as u32, limit).record(),
+        label: format!("{tokens} x {experts}, softmax, {} groups: {why}", limit.groups),
+        numbers: numbers(tokens, experts),
+        buffers: vec![scores, correction, Buffer::zeros(Scalar::F32, tokens * experts)],
+        expected: vec![(2, Expected::Near(want, tile::case::tolerance(Scalar::F32)))],
+    }
 }
 
 fn benches() -> Vec<Bench> {
     let (tokens, experts) = (4096, 256);
-    let limit = GroupLimit { used: 8, groups: 8, groups_used: 4 };
+    let limit = GroupLimit { used: 8, groups: 8, groups_used: 4, softmax: false };
     let buffers = vec![
         Fill::Noise(Scalar::F32, tokens * experts),
         Fill::Noise(Scalar::F32, experts),
@@ -311,7 +406,7 @@ mod tests {
     /// The definition, by sorting.
     #[test]
     fn the_best_of_the_best_groups_stay() {
-        let limit = GroupLimit { used: 3, groups: 4, groups_used: 2 };
+        let limit = GroupLimit { used: 3, groups: 4, groups_used: 2, softmax: false };
         let scores: Vec<f32> = (0..12).map(|i| ((i * 29 + 7) % 31) as f32 / 8.0 - 2.0).collect();
         let correction: Vec<f32> = (0..12).map(|i| ((i * 17 + 3) % 13) as f32 / 16.0).collect();
         let choice = |e: usize| 1.0 / (1.0 + (-scores[e]).exp()) + correction[e];
@@ -334,11 +429,35 @@ mod tests {
         }
     }
 
+    /// DeepSeek-V2's: the groups with the greatest scores stay, and weights are the softmax over
+    /// all.
+    #[test]
+    fn a_softmax_is_over_all_experts() {
+        let limit = GroupLimit { used: 2, groups: 3, groups_used: 2, softmax: true };
+        let scores = [1.0f32, -2.0, 0.5, 0.25, -1.0, 3.0];
+        let mut y = [0.0; 6];
+        limit.row(&scores, &[0.0; 6], &mut y);
+        let all: f64 = scores.iter().map(|s| f64::from(*s).exp()).sum();
+        for (e, y) in y.into_iter().enumerate() {
+            match e {
+                0 | 5 => {
+                    let odds = 1.0 / (1.0 + (-f64::from(y)).exp());
+                    assert!((odds - f64::from(scores[e]).exp() / all).abs() < 1e-6, "{e}: {odds}");
+                }
+                _ => assert_eq!(y, f32::NEG_INFINITY, "{e}"),
+            }
+        }
+        let one = GroupLimit { used: 1, groups: 1, groups_used: 1, softmax: true };
+        let mut y = [0.0];
+        one.row(&[-3.0], &[0.0], &mut y);
+        assert_eq!(y, [f32::INFINITY], "odds of one");
+    }
+
     #[test]
     fn nonsense_is_an_error() {
         let shape = Shape::tokens(12);
         let of = |used, groups, groups_used| {
-            GroupLimit { used, groups, groups_used }.infer(&[shape], &[&[12]])
+            GroupLimit { used, groups, groups_used, softmax: false }.infer(&[shape], &[&[12]])
         };
         assert!(of(3, 4, 2).is_ok() && of(12, 1, 1).is_ok());
         for wrong in [of(0, 1, 1), of(7, 4, 2), of(1, 5, 1), of(1, 12, 1), of(1, 4, 5), of(1, 4, 0)]

@@ -46,6 +46,7 @@ pub fn all() -> Vec<Spec> {
         crate::select::KERNELS,
         crate::short_conv::KERNELS,
         crate::softmax::KERNELS,
+        crate::splice::KERNELS,
         crate::stretch::KERNELS,
         crate::top_k::KERNELS,
         crate::zip::KERNELS,

@@ -41,6 +41,7 @@ pub mod scale_rows;
 pub mod select;
 pub mod short_conv;
 pub mod softmax;
+pub mod splice;
 pub mod stretch;
 pub mod sweep;
 pub mod top_k;
@@ -82,6 +83,7 @@ pub use scale::Scale;
 pub use scale_rows::ScaleRows;
 pub use select::Select;
 pub use short_conv::ShortConv;
+pub use splice::Splice;
 pub use stretch::Stretch;
 pub use zip::{Binary, Zip};
 
@@ -198,6 +200,8 @@ operations! {
     /// `qkv, a, b; decay[heads], dt[heads] -> y`: a gated delta net, which carries a matrix for
     /// each head. See [`delta_net`].
     DeltaNet(DeltaNet),
+    /// `x, (z) -> y`: columns of each head of `x`, then a head of `z`, then zeros. See [`splice`].
+    Splice(Splice),
     /// `x[tokens] -> x[outputs]`. See [`select`].
     Select(Select),
     /// `x; (norm), weight, (bias), weight, (bias).. -> y, y..`: a norm and the projections that

@@ -158,6 +158,9 @@ pub enum Bound {
 
 /// A node in the hands of a device's lowering, which takes the launches that make it up.
 pub trait Launches {
+    /// Inputs of the node.
+    fn inputs(&self) -> usize;
+
     /// Rows of an activation in this step.
     fn rows(&self, operand: Operand) -> usize;
 

@@ -30,6 +30,12 @@ pub struct Routed {
     pub apart: bool,
 }
 
+/// Whether node `i`'s first weight is decoded from blocks and then another matrix than the stored
+/// one.
+fn decoded(program: &Program, i: usize) -> bool {
+    program.weights[program.nodes[i].weights[0].0].source.is_decoded()
+}
+
 impl Program {
     /// A copy of the Program that traces the inputs of its products, and the list of those inputs.
     /// The Program must not be [fused](crate::fuse) yet; fusion then leaves these values alone. The
@@ -47,6 +53,8 @@ impl Program {
             let x = observed.nodes[i].inputs[..].first().copied();
             let Some(x) = x.filter(|x| observed.shape(*x).rows == Rows::Tokens) else { continue };
             match &observed.nodes[i].op {
+                // What is stored has other columns.
+                Op::Linear(_) if decoded(&observed, i) => {}
                 Op::Linear(_) => {
                     let weight = name(0);
                     let trace = observed.traced(x, &weight);

@@ -427,7 +427,10 @@ impl Sharder<'_> {
                 let found = format!("one of {parts} parts on each GPU");
                 Err(Error::new(name, expected, found).hint(fewer()))
             }
-            found => Err(Error::new(name, expected, format!("%{}: {found:?}", value.0))),
+            Some(Spread::Whole) => {
+                Err(Error::new(name, expected, "a whole value on each GPU").hint(fewer()))
+            }
+            None => Err(Error::new(name, expected, format!("%{} before it is written", value.0))),
         }
     }
 }

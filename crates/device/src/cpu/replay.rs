@@ -279,6 +279,19 @@ impl Replay<'_> {
                     limit.row(x, correction, y);
                 }
             }
+            Op::Splice(splice) => {
+                let (x, wide) = (node.inputs[0], self.width(node.outputs[0]));
+                for t in worker.split(rows) {
+                    let row = |v: ValueId| t * self.width(v)..(t + 1) * self.width(v);
+                    // SAFETY: each worker has its own rows; inputs are only read.
+                    unsafe {
+                        let z = node.inputs.get(1).copied();
+                        let z = z.map(|z| &*self.floats(self.offset(z), row(z)));
+                        let y = self.floats(self.offset(node.outputs[0]), t * wide..(t + 1) * wide);
+                        splice.row(self.floats(self.offset(x), row(x)), z, y);
+                    }
+                }
+            }
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
             Op::LowRank(op) => self.low_rank(index, op, node, worker),
             // Runs between two parts of a replay.

@@ -376,6 +376,10 @@ struct Operands<'a, 'b> {
 }
 
 impl Launches for Operands<'_, '_> {
+    fn inputs(&self) -> usize {
+        self.node.inputs.len()
+    }
+
     fn rows(&self, operand: Operand) -> usize {
         self.recorder.rows(self.node.value(operand))
     }

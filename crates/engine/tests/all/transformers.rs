@@ -183,9 +183,16 @@ const HEADS: &str = "query heads that 2 GPUs can share";
 const BLOCKS: &str = "parts of whole blocks of";
 const NORMS: &str = "norms of heads, that 2 GPUs can share";
 const WHOLE: &str = "short_conv: expected a whole value";
+const LATENT: &str = "heads that ranks can share, found a whole value";
 
 /// Fixtures that two ranks cannot share, and what the refusal says.
 const REFUSED: &[(&str, &str)] = &[
+    ("deepseek2", LATENT),
+    ("deepseek2-lite", HEADS),
+    ("deepseek2-lite/model.f32.gguf", HEADS),
+    ("deepseek3", LATENT),
+    ("deepseek3/model.f32.gguf", LATENT),
+    ("deepseek3/model.q8_0.gguf", LATENT),
     ("ernie4_5", HEADS),
     ("ernie4_5/model.f32.gguf", HEADS),
     ("exaone4-full", HEADS),
@@ -195,6 +202,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("gemma3-vision", HEADS),
     ("glm", HEADS),
     ("glm/model.f32.gguf", HEADS),
+    ("glm4-moe-lite", HEADS),
+    ("glm4-moe-lite/model.f32.gguf", HEADS),
     ("gpt-neox-in-turn", HEADS),
     ("gpt2", HEADS),
     ("gpt2-scaled", HEADS),
@@ -214,6 +223,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("ministral3/folder", HEADS),
     ("ministral3/model.f32.gguf", HEADS),
     ("mlx-gpt2/folder", HEADS),
+    ("moonlight", LATENT),
     ("mlx-qwen2-moe/folder", BLOCKS),
     ("mlx-qwen3-moe/folder", HEADS),
     ("olmo2", NORMS),
@@ -235,6 +245,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("qwen3.5-shared/model.q8_0.gguf", BLOCKS),
     ("qwen3/model.q8_0.gguf", BLOCKS),
     ("stablelm-beside", HEADS),
+    ("youtu", HEADS),
 ];
 
 /// Every layer shared by two ranks. Heads that two cannot share are refused, and so are blocks that

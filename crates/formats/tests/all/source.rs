@@ -108,6 +108,13 @@ fn cases() -> Vec<Case> {
             Box::new(|i| -[0.25_f64, -0.25, 0.5, 1.0][i].exp() as f32),
         ),
         (
+            // Four bits, decoded to be turned.
+            Source::Transpose(boxed(Source::Decoded(boxed(affine(3, 32, "w.scales"))))),
+            &[64, 2],
+            float(DType::F32),
+            Box::new(move |i| group(i % 2, i / 2)),
+        ),
+        (
             Source::Transpose(boxed(named("half"))),
             &[4, 2],
             float(DType::F16),

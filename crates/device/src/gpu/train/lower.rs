@@ -213,6 +213,10 @@ struct Operands<'a, 'b> {
 }
 
 impl Launches for Operands<'_, '_> {
+    fn inputs(&self) -> usize {
+        self.node.inputs.len()
+    }
+
     fn rows(&self, operand: Operand) -> usize {
         self.recorder.count(self.node.value(operand))
     }

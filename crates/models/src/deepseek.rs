@@ -1,0 +1,228 @@
+//! DeepSeek-V2 and V3 (DeepSeek-AI 2024), and what has their form: latent attention, and behind the
+//! first dense blocks a mixture beside an expert that every token goes through.
+
+use crate::config::{Config, LAYERS};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::{Architecture, Opened, decoder, experts, glm4_moe, latent, llama};
+use formats::gguf::Value;
+use formats::{Result, Source};
+use nn::{Bias, Experts, ExpertsOptions, GroupLimit, Mlp, Odds, Stored};
+use ops::group_limit::MOST_GROUPS;
+
+pub(crate) const V2: Architecture = Architecture {
+    title: "DeepSeek-V2",
+    name: "deepseek_v2",
+    gguf: latent::GGUF,
+    class: "DeepseekV2ForCausalLM",
+    names: &[latent::NAMES, glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
+    signs: None,
+    experts: true,
+    open: |files| open(files, &[("n_shared_experts", 2), ("moe_intermediate_size", 1407)]),
+};
+
+pub(crate) const V3: Architecture = Architecture {
+    title: "DeepSeek-V3 and R1, Moonlight, Kimi K2",
+    name: "deepseek_v3",
+    class: "DeepseekV3ForCausalLM",
+    open: |files| open(files, &[("first_k_dense_replace", 3), ("n_group", 8), ("topk_group", 4)]),
+    ..V2
+};
+
+pub(crate) const GLM: Architecture = Architecture {
+    title: "GLM-4.7-Flash",
+    name: "glm4_moe_lite",
+    class: "Glm4MoeLiteForCausalLM",
+    open: |files| open(files, &[("first_k_dense_replace", 1)]),
+    ..V2
+};
+
+pub(crate) const YOUTU: Architecture = Architecture {
+    title: "Youtu-LLM",
+    name: "youtu",
+    class: "YoutuForCausalLM",
+    open: |files| open(files, &[]),
+    ..V2
+};
+
+/// GGUF's numbers of the softmax and of the logistic function, which give experts their odds.
+const GATING: Key = Key("", "expert_gating_func");
+const SOFTMAX: u32 = 1;
+
+fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Opened> {
+    let keys = files.keys.clone().with_usual(usual);
+    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let keys = &files.keys;
+    let mut raw = latent::raw(files)?;
+    raw.pairing = latent::pairing(files)?;
+    glm4_moe::guesses(files, &mut raw)?;
+    // How weights are drawn for training.
+    keys.note("embedding_initializer_range");
+    let layers = raw.layers.value;
+    let (config, options) = latent::read(files, raw)?;
+    let mixer = latent::mixer(options);
+    let mlp_bias = files.bias("mlp_bias")?;
+    let Some(mixture) = Mixture::read(files, &config, layers)? else {
+        let parts = decoder::Parts { mixer, ..decoder::Parts::new(mlp_bias, Config::attention) };
+        return Ok(decoder::open_recipes(config, parts, |_, weights, name| {
+            latent::part(weights, name)
+        }));
+    };
+    let Mixture { options, dense, shared, uncorrected } = mixture;
+    let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
+        if dense.get(i).copied().unwrap_or(false) {
+            return decoder::gated(builder, config, i, mlp_bias);
+        }
+        let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
+        let experts = Experts::new(builder, &name, &options)?;
+        if shared == 0 {
+            return Ok(Box::new(move |x| experts.forward(x)));
+        }
+        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, mlp_bias)?;
+        Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
+    });
+    let parts = decoder::Parts {
+        mixer,
+        feed_forward,
+        ..decoder::Parts::new(Bias::Never, Config::attention)
+    };
+    let count = options.experts;
+    Ok(decoder::open_recipes(config, parts, move |_, weights, name| {
+        if uncorrected && name.ends_with(".mlp.router.correction") {
+            let (source, shape) = (Source::Zeros(vec![count]), vec![count]);
+            return Ok(Some(Stored { source, shape }));
+        }
+        match latent::part(weights, name)? {
+            Some(part) => Ok(Some(part)),
+            None => experts::joined(weights, name, count),
+        }
+    }))
+}
+
+/// The mixtures of a model.
+struct Mixture {
+    options: ExpertsOptions,
+    /// Which blocks have none.
+    dense: Vec<bool>,
+    /// Width of the expert that every token goes through; 0: there is none.
+    shared: usize,
+    /// Whether the limit of groups has no correction that is stored.
+    uncorrected: bool,
+}
+
+impl Mixture {
+    /// Reads what is said of experts; none if there are none.
+    fn read(files: &Files<'_>, config: &Config, layers: usize) -> Result<Option<Mixture>> {
+        let keys = &files.keys;
+        let name = config.architecture.name;
+        let hugging_face = keys.dialect() == Dialect::HuggingFace;
+        const DENSE: Key = Key("first_k_dense_replace", "leading_dense_block_count");
+        const SHARED: Key = Key("n_shared_experts", "expert_shared_count");
+        let none = match hugging_face {
+            true => name == YOUTU.name,
+            false => experts::count(keys)? == 0,
+        };
+        if none {
+            // GGUF files of dense models state them all the same.
+            for key in [DENSE, SHARED, Key("", "expert_feed_forward_length")] {
+                if !hugging_face {
+                    keys.size(key)?;
+                }
+            }
+            keys.state(DENSE, Some(Value::U32(layers as u32)));
+            keys.state(SHARED, Some(Value::U32(0)));
+            let width = Value::U32(config.feed_forward as u32);
+            keys.state(Key("", "expert_feed_forward_length"), Some(width));
+            return Ok(None);
+        }
+        let first = keys.size(DENSE)?;
+        let first = first.map_or(Ok(0), |dense| dense.within(0..=LAYERS))?;
+        let dense = match listed(files, layers)? {
+            Some(listed) => listed,
+            None => (0..layers).map(|i| i < first).collect(),
+        };
+        let leading = dense.iter().take_while(|dense| **dense).count();
+        keys.state(DENSE, Some(Value::U32(leading as u32)));
+        let options = experts::read(files, config.hidden, config.feed_forward)?;
+        let shared = keys.size(SHARED)?.map_or(Ok(1), |shared| shared.within(0..=64))?;
+        keys.state(SHARED, Some(Value::U32(shared as u32)));
+        let shared = options.feed_forward * shared;
+        let gating = keys.size(GATING)?.map(|gating| gating.value as u32);
+        let stored = (0..layers)
+            .filter(|i| !dense[*i])
+            .map(|i| files.names.find(&format!("blocks.{i}.mlp.router.correction")));
+        let corrected = stored.take(1).collect::<Result<Vec<_>>>()?.iter().any(Option::is_some);
+        let softmax = match hugging_face {
+            true => name == V2.name,
+            false => gating.map_or(!corrected, |gating| gating == SOFTMAX),
+        };
+        let (options, uncorrected) = match softmax {
+            true => (Self::by_softmax(files, options)?, true),
+            false => {
+                keys.only(Key("scoring_func", ""), &["sigmoid", "noaux_tc"])?;
+                keys.only(Key("topk_method", ""), &["noaux_tc"])?;
+                let options = glm4_moe::limited(files, options, true)?;
+                let normalised = Value::Bool(options.routing.normalised);
+                keys.state(Key("norm_topk_prob", "expert_weights_norm"), Some(normalised));
+                (options, !hugging_face && !corrected)
+            }
+        };
+        Ok(Some(Mixture { options, dense, shared, uncorrected }))
+    }
+
+    /// DeepSeek-V2's: odds are the softmax over all scores, and experts may be those of the groups
+    /// with the greatest.
+    fn by_softmax(files: &Files<'_>, mut options: ExpertsOptions) -> Result<ExpertsOptions> {
+        let keys = &files.keys;
+        keys.only(Key("scoring_func", ""), &["softmax"])?;
+        keys.state(GATING, Some(Value::U32(SOFTMAX)));
+        let scale = keys.number_or(Key("routed_scaling_factor", "expert_weights_scale"), 1.0)?;
+        options.routing.scale = scale.positive()? as f32;
+        let hugging_face = keys.dialect() == Dialect::HuggingFace;
+        if hugging_face {
+            // Its own code never normalises where a factor is stated; Transformers never does.
+            options.routing.normalised = false;
+        }
+        keys.only(Key("topk_method", ""), &["greedy", "group_limited_greedy"])?;
+        let limited = match hugging_face {
+            true => keys.text(Key("topk_method", ""))? == Some("group_limited_greedy"),
+            false => true,
+        };
+        let (groups, used) = (
+            keys.size(Key(if limited { "n_group" } else { "" }, "expert_group_count"))?,
+            keys.size(Key(if limited { "topk_group" } else { "" }, "expert_group_used_count"))?,
+        );
+        if !limited {
+            keys.note("n_group");
+            keys.note("topk_group");
+        }
+        let Some(groups) = groups.filter(|groups| groups.value > 1) else { return Ok(options) };
+        let count = groups.within(2..=MOST_GROUPS)?;
+        if !options.experts.is_multiple_of(count) {
+            let expected = format!("groups that divide {} experts", options.experts);
+            return Err(groups.wrong(expected, count));
+        }
+        let least = options.routing.used.div_ceil(options.experts / count);
+        let stay = used.map_or(Ok(count), |used| used.within(least..=count))?;
+        options.routing.odds = Odds::Sigmoid;
+        let used = options.routing.used;
+        options.limit = Some(GroupLimit { used, groups: count, groups_used: stay, softmax: true });
+        Ok(options)
+    }
+}
+
+/// Which blocks have no experts, where `config.json` lists them.
+fn listed(files: &Files<'_>, layers: usize) -> Result<Option<Vec<bool>>> {
+    const KEY: Key = Key("mlp_layer_types", "");
+    let Some(list) = files.keys.get(KEY) else { return Ok(None) };
+    let kind = |kind: &serde_json::Value| match kind.as_str() {
+        Some("dense") => Some(true),
+        Some("sparse") => Some(false),
+        _ => None,
+    };
+    let dense = list.as_array().and_then(|list| list.iter().map(kind).collect::<Option<Vec<_>>>());
+    match dense.filter(|dense| dense.len() == layers) {
+        Some(dense) => Ok(Some(dense)),
+        None => Err(files.keys.odd(KEY, &format!("dense or sparse for {layers} layers"), list)),
+    }
+}

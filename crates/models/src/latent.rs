@@ -1,0 +1,249 @@
+//! Multi-head latent attention as configurations and files state it.
+//!
+//! GGUF files of today have the matrices of keys and values apart, and those of keys the other way
+//! round, for readers that multiply queries with them; files of before April 2025 have both in one,
+//! as checkpoints do. Newer ones state sizes of the cached latents under the keys of heads, and of
+//! heads under keys of their own.
+
+use crate::config::{Config, Raw};
+use crate::decoder::Mixer;
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::Row;
+use crate::rope::{Scaling, Yarn};
+use crate::scaling::{LOG_MULTIPLIER, yarn_magnitude};
+use crate::stated::Stated;
+use formats::gguf::Value;
+use formats::{ErrorKind, Result, Source};
+use nn::{LatentAttention, LatentOptions, Pairing, Stored, Weights};
+
+pub(crate) const NAMES: &[Row] = &[
+    ("blocks.{}.attention.q_a", "model.layers.{}.self_attn.q_a_proj", "blk.{}.attn_q_a"),
+    (
+        "blocks.{}.attention.q_a_norm",
+        "model.layers.{}.self_attn.q_a_layernorm",
+        "blk.{}.attn_q_a_norm",
+    ),
+    ("blocks.{}.attention.q_b", "model.layers.{}.self_attn.q_b_proj", "blk.{}.attn_q_b"),
+    (
+        "blocks.{}.attention.kv_a",
+        "model.layers.{}.self_attn.kv_a_proj_with_mqa",
+        "blk.{}.attn_kv_a_mqa",
+    ),
+    (
+        "blocks.{}.attention.kv_a_norm",
+        "model.layers.{}.self_attn.kv_a_layernorm",
+        "blk.{}.attn_kv_a_norm",
+    ),
+    ("blocks.{}.attention.kv_b", "model.layers.{}.self_attn.kv_b_proj", "blk.{}.attn_kv_b"),
+    // As mlx-lm has them, too.
+    ("blocks.{}.attention.k_b", "model.layers.{}.self_attn.embed_q", "blk.{}.attn_k_b"),
+    ("blocks.{}.attention.v_b", "model.layers.{}.self_attn.unembed_out", "blk.{}.attn_v_b"),
+];
+
+/// Added in the norms of latents, whatever the other norms add.
+const NORM_EPS: f32 = 1e-6;
+/// Most elements of a part of a head, and of a latent.
+const LIMIT: usize = 1 << 14;
+
+/// Elements of a query or key that turn.
+const TURNED: Key = Key("qk_rope_head_dim", "rope.dimension_count");
+
+/// The numbers of a decoder whose attention is latent, of which the rotated part of a head is the
+/// head for now.
+///
+/// # Errors
+/// As [`Raw::read`].
+pub(crate) fn raw(files: &Files<'_>) -> Result<Raw> {
+    let keys = &files.keys;
+    // Further names of sizes that follow from others.
+    for key in ["head_dim", "qk_head_dim"] {
+        if keys.dialect() == Dialect::HuggingFace {
+            keys.note(key);
+        }
+    }
+    let turned = keys.needed(TURNED)?;
+    let turned_width = turned.within(1..=LIMIT)?;
+    let mut raw = Raw::read_turned(files, &["silu"], turned.map(|_| turned_width))?;
+    if keys.dialect() == Dialect::HuggingFace && raw.kv_heads.value != raw.heads.value {
+        let expected = format!("{}, as many as query heads", raw.heads.value);
+        return Err(raw.kv_heads.wrong(expected, raw.kv_heads.value));
+    }
+    raw.kv_heads = raw.heads.clone();
+    Ok(raw)
+}
+
+/// The configuration of such a decoder, and of its attention.
+///
+/// # Errors
+/// What is missing or out of range, by key.
+pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOptions)> {
+    let keys = &files.keys;
+    let size = |stated: Stated<usize>| stated.within(1..=LIMIT);
+    let turned = size(keys.needed(TURNED)?)?;
+    let (plain, value) = match keys.dialect() {
+        Dialect::HuggingFace => {
+            (size(keys.needed("qk_nope_head_dim")?)?, size(keys.needed("v_head_dim")?)?)
+        }
+        Dialect::Gguf => {
+            let either = |own: &'static str, older: &'static str| {
+                let older = keys.size(Key("", older))?;
+                let missing = || keys.wrong(Key("", own), "a whole number", "nothing");
+                keys.size(Key("", own))?.or(older).ok_or_else(missing)
+            };
+            let key = either("attention.key_length_mla", "attention.key_length")?;
+            let value = either("attention.value_length_mla", "attention.value_length")?;
+            if key.value <= turned {
+                let expected = format!("more than the {turned} elements that turn");
+                return Err(key.wrong(expected, key.value));
+            }
+            (size(key)? - turned, size(value)?)
+        }
+    };
+    let rank = size(keys.needed(Key("kv_lora_rank", "attention.kv_lora_rank"))?)?;
+    let query_rank = keys.size(Key("q_lora_rank", "attention.q_lora_rank"))?;
+    let query_rank = query_rank.filter(|rank| rank.value > 0).map(size).transpose()?;
+    let scale = scale(files, &mut raw, plain + turned)?;
+    let bias = files.bias("attention_bias")?;
+    let whole = files.names.find("blocks.0.attention.kv_b")?.is_some();
+    let apart = !whole && files.names.find("blocks.0.attention.k_b")?.is_some();
+    let width = raw.hidden.clone();
+    let mut config = raw.check()?;
+    config.head_dim = plain + turned;
+    let rope = config.rope.clone();
+    let rope = rope.ok_or_else(|| width.wrong("a rotation", "none"))?;
+    let (hidden, heads) = (config.hidden, config.heads);
+    let options = LatentOptions {
+        hidden,
+        heads,
+        query_rank,
+        rank,
+        plain,
+        turned,
+        value,
+        bias,
+        norm_eps: NORM_EPS,
+        rope,
+        scale,
+        apart,
+    };
+    Ok((config, options))
+}
+
+/// The factor on scores of queries of `width` elements, which a stretched context makes larger.
+/// What GGUF says of it is a tenth of what others of its architectures say under that key, and
+/// leaves sines and cosines as they are.
+fn scale(files: &Files<'_>, raw: &mut Raw, width: usize) -> Result<f32> {
+    let keys = &files.keys;
+    let plain = 1.0 / (width as f64).sqrt();
+    let Some(rotation) = &mut raw.rotation else { return Ok(plain as f32) };
+    let Scaling::Yarn(yarn) = &mut rotation.scaling.value else { return Ok(plain as f32) };
+    let weight = match keys.dialect() {
+        Dialect::Gguf => {
+            let log = keys.number(Key("", LOG_MULTIPLIER))?.map_or(0.0, |log| log.value);
+            let usual = yarn_magnitude(yarn.factor, log);
+            // Written as a multiple of a tenth in f32.
+            let weight = (log * 10.0 * 1e6).round() / 1e6;
+            yarn.magnitude *= usual_magnitude(yarn.factor, weight) / usual;
+            weight
+        }
+        Dialect::HuggingFace => {
+            let rope = match keys.object("rope_parameters")? {
+                Some(rope) => Some(rope),
+                None => keys.object("rope_scaling")?,
+            };
+            let number = |key: &'static str| match &rope {
+                Some(rope) => Ok(rope.number(Key(key, ""))?.map_or(0.0, |number| number.value)),
+                None => Ok(0.0),
+            };
+            let weight = number("mscale_all_dim")?;
+            keys.state(
+                Key("mscale_all_dim", LOG_MULTIPLIER),
+                Some(Value::F32(0.1 * weight as f32)),
+            );
+            weight
+        }
+    };
+    let magnitude = Yarn::magnitude(yarn.factor, weight);
+    Ok((plain * magnitude * magnitude) as f32)
+}
+
+/// The magnitude of sines and cosines that readers of GGUF take where the logarithm has this weight
+/// in the factor on scores.
+fn usual_magnitude(factor: f64, weight: f64) -> f64 {
+    if weight == 0.0 { Yarn::magnitude(factor, 1.0) } else { 1.0 }
+}
+
+/// The factor that a GGUF file states of such a rotation's magnitude; none for other architectures.
+///
+/// # Errors
+/// A magnitude that changes scores, too, for readers of GGUF.
+pub(crate) fn exported_magnitude(
+    gguf: &str,
+    yarn: &Yarn,
+    log_multiplier: Option<f64>,
+    stated: &Stated<Scaling>,
+) -> Result<Option<f64>> {
+    if gguf != GGUF {
+        return Ok(None);
+    }
+    let factor =
+        yarn.magnitude / usual_magnitude(yarn.factor, 10.0 * log_multiplier.unwrap_or(0.0));
+    if (factor - 1.0).abs() > 1e-6 {
+        let expected = "mscale equal to mscale_all_dim, as GGUF has it";
+        return Err(stated.wrong(expected, "another").of(ErrorKind::Unsupported));
+    }
+    Ok(Some(1.0))
+}
+
+/// GGUF's name of the architectures that have it.
+pub(crate) const GGUF: &str = "deepseek2";
+
+/// What GGUF says of heads beside their width.
+pub(crate) fn metadata(
+    files: &Files<'_>,
+    gguf: &str,
+) -> Result<Vec<(&'static str, formats::gguf::Value)>> {
+    if gguf != GGUF {
+        return Ok(Vec::new());
+    }
+    let value = files.keys.needed("v_head_dim")?.within(1..=LIMIT)?;
+    Ok(vec![("attention.value_length", Value::U32(value as u32))])
+}
+
+/// Such attention in every block.
+pub(crate) fn mixer(options: LatentOptions) -> Mixer {
+    Box::new(move |builder, _, i| {
+        let attention = LatentAttention::new(builder, &format!("blocks.{i}.attention"), &options)?;
+        Ok(Some(Box::new(move |x| attention.forward(x))))
+    })
+}
+
+/// How elements turn: side by side, but where `config.json` says that they lie in halves.
+///
+/// # Errors
+/// Something else than true or false.
+pub(crate) fn pairing(files: &Files<'_>) -> Result<Pairing> {
+    let beside = files.keys.flag(Key("rope_interleave", ""))?.unwrap_or(true);
+    Ok(if beside { Pairing::Adjacent } else { Pairing::Half })
+}
+
+/// The matrix of keys or of values that is stored apart, as a stack of those of all heads. Those of
+/// keys are stored the other way round, and so decoded.
+///
+/// # Errors
+/// Tensors that do not fit the name.
+pub(crate) fn part(weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+    let Some((_, part)) = name.rsplit_once(".attention.") else { return Ok(None) };
+    if part != "k_b" && part != "v_b" {
+        return Ok(None);
+    }
+    let Some(Stored { source, shape }) = weights.find(name)? else { return Ok(None) };
+    let [heads, a, b] = shape[..] else { return Ok(Some(Stored { source, shape })) };
+    let (source, rows, columns) = match part {
+        "k_b" => (Source::Transpose(Box::new(Source::Decoded(Box::new(source)))), b, a),
+        _ => (source, a, b),
+    };
+    let shape = vec![heads.saturating_mul(rows), columns];
+    Ok(Some(Stored { source: Source::Reshape(Box::new(source), shape.clone()), shape }))
+}

@@ -1,0 +1,159 @@
+//! Multi-head latent attention (DeepSeek-AI, DeepSeek-V2, 2024): keys and values of all heads are
+//! made of one latent row, and a part of each key, which turns with its position, is the same for
+//! all heads.
+//!
+//! Keys and values are cached as heads read them, not as latents: each head has its own.
+
+use crate::{Bias, Builder, Linear, RmsNorm, Tensor};
+use formats::Result;
+use ops::{Op, Rope, Splice};
+use program::CacheLayer;
+
+/// The configuration of a latent attention layer.
+#[derive(Debug, Clone)]
+pub struct LatentOptions {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Width of the row that queries are made of; `None`: of the residual stream itself.
+    pub query_rank: Option<usize>,
+    /// Width of the row that keys and values are made of.
+    pub rank: usize,
+    /// Elements of a query or key that do not turn.
+    pub plain: usize,
+    /// Elements of a query or key that turn, behind the others.
+    pub turned: usize,
+    /// Elements of a value.
+    pub value: usize,
+    /// Biases of the matrices that read the residual stream, but for whole queries, and of the
+    /// output projection.
+    pub bias: Bias,
+    /// eps of the norms of both rows.
+    pub norm_eps: f32,
+    /// The rotation of `turned` elements.
+    pub rope: Rope,
+    /// The factor on scores.
+    pub scale: f32,
+    /// Whether the matrix of keys and the one of values are apart.
+    pub apart: bool,
+}
+
+/// `[tokens, hidden] -> [tokens, hidden]`.
+pub struct LatentAttention {
+    q: Queries,
+    kv_a: Linear, // [hidden] -> [rank + turned]
+    norm: RmsNorm,
+    kv: KeysValues,
+    o: Linear, // [heads * value] -> [hidden]
+    rope: Rope,
+    sizes: [usize; 4], // plain, turned, value, rank
+    attend: ops::Attention,
+}
+
+enum Queries {
+    /// `[hidden] -> [heads * (plain + turned)]`.
+    Whole(Linear),
+    /// The same through a normed row of less elements.
+    LowRank(Linear, RmsNorm, Linear),
+}
+
+enum KeysValues {
+    /// `[rank] -> [heads * (plain + value)]`.
+    Together(Linear),
+    /// `[rank] -> [heads * plain]` and `[rank] -> [heads * value]`.
+    Apart(Linear, Linear),
+}
+
+impl LatentAttention {
+    /// Takes `name.q`, or `.q_a`, `.q_a_norm` and `.q_b`; `.kv_a`, `.kv_a_norm`; `.kv_b`, or `.k_b`
+    /// and `.v_b`; `.o`. Registers a cache layer.
+    ///
+    /// # Errors
+    /// Weights that are missing, or of another shape.
+    pub fn new(builder: &Builder<'_>, name: &str, options: &LatentOptions) -> Result<Self> {
+        let &LatentOptions { hidden, heads, rank, plain, turned, value, bias, .. } = options;
+        let linear =
+            |part: &str, shape, bias| Linear::new(builder, &format!("{name}.{part}"), shape, bias);
+        let norm = |part: &str, width: usize| {
+            RmsNorm::new(builder, &format!("{name}.{part}"), width, options.norm_eps)
+        };
+        let queries = heads * (plain + turned);
+        let q = match options.query_rank {
+            None => Queries::Whole(linear("q", [queries, hidden], Bias::Never)?),
+            Some(rank) => Queries::LowRank(
+                linear("q_a", [rank, hidden], bias)?,
+                norm("q_a_norm", rank)?,
+                linear("q_b", [queries, rank], Bias::Never)?,
+            ),
+        };
+        let kv_a = linear("kv_a", [rank + turned, hidden], bias)?;
+        let kv_norm = norm("kv_a_norm", rank)?;
+        let kv = match options.apart {
+            false => {
+                KeysValues::Together(linear("kv_b", [heads * (plain + value), rank], Bias::Never)?)
+            }
+            true => KeysValues::Apart(
+                linear("k_b", [heads * plain, rank], Bias::Never)?,
+                linear("v_b", [heads * value, rank], Bias::Never)?,
+            ),
+        };
+        // Keys and values of one width, which vectors divide: zeros behind the shorter ones.
+        let head_dim = (plain + turned).max(value).next_multiple_of(8);
+        Ok(LatentAttention {
+            q,
+            kv_a,
+            norm: kv_norm,
+            kv,
+            o: linear("o", [hidden, heads * value], bias)?,
+            rope: options.rope.clone(),
+            sizes: [plain, turned, value, rank],
+            attend: ops::Attention {
+                layer: builder.cache_layer(CacheLayer::keys_values(heads, head_dim, None)),
+                heads,
+                kv_heads: heads,
+                head_dim,
+                scale: options.scale,
+                window: None,
+                chunked: false,
+                cap: None,
+                sinks: false,
+            },
+        })
+    }
+
+    /// Projects, rotates, caches, attends and projects back.
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        let [plain, turned, value, rank] = self.sizes;
+        let ops::Attention { layer, heads, head_dim: width, .. } = self.attend;
+        let cut = |x: &Tensor, heads, start, count, width| {
+            x.apply(Op::from(Splice { heads, start, count, shared: false, width }), &[], vec![])
+        };
+        let joined = |x: &Tensor, other: &Tensor, shared| {
+            let splice = Splice { heads, start: 0, count: plain, shared, width };
+            x.apply(Op::from(splice), &[other], vec![])
+        };
+        let turn = |x: &Tensor| x.apply(Op::Rope(self.rope.clone()), &[], vec![]);
+        let q = match &self.q {
+            Queries::Whole(q) => q.forward(x),
+            Queries::LowRank(a, norm, b) => b.forward(&norm.forward(&a.forward(x))),
+        };
+        let q = joined(&q, &turn(&cut(&q, heads, plain, turned, turned)), false);
+        let kv = self.kv_a.forward(x);
+        let latent = self.norm.forward(&cut(&kv, 1, 0, rank, rank));
+        let key = turn(&cut(&kv, 1, rank, turned, turned));
+        let (k, v) = match &self.kv {
+            KeysValues::Together(both) => {
+                let both = both.forward(&latent);
+                (joined(&both, &key, true), cut(&both, heads, plain, value, width))
+            }
+            KeysValues::Apart(k, v) => {
+                let (k, v) = (k.forward(&latent), v.forward(&latent));
+                (joined(&k, &key, true), cut(&v, heads, 0, value, width))
+            }
+        };
+        k.sink(Op::from(ops::KvWrite { layer }), &[&v]);
+        let y = q.apply(Op::Attention(self.attend.clone()), &[], vec![]);
+        self.o.forward(&cut(&y, heads, 0, value, value))
+    }
+}
