@@ -4,7 +4,6 @@
 //! [`Place::Auto`] becomes the first GPU that the model fits, else the CPU. A context length that
 //! the caller left open becomes shorter where memory is short; one that the caller set does not.
 
-use crate::adapters::Adapters;
 use crate::load::{LoadOptions, OUTPUT_ROWS, Trace};
 use crate::pool::most;
 use crate::session::GROUPS;
@@ -245,11 +244,6 @@ fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Pl
     let LoadOptions { device, threads, trace, .. } = *options;
     let trace = trace != Trace::Nothing;
     let tensor = options.split_mode == SplitMode::Tensor || options.processes.is_some();
-    let Adapters { files, more, .. } = &options.adapters;
-    if tensor && (!files.is_empty() || *more > 0) {
-        let error = Error::new("split mode tensor", "a model without adapters", "adapters");
-        return Err(error.hint(Hint::text("use ").with_value(Setting::SplitMode, "layer")));
-    }
     if options.cpu_experts > 0 {
         return open_for_experts(options);
     }
