@@ -408,9 +408,9 @@ CASES = [
                moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=1, topk_group=1,
                routed_scaling_factor=1.5, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=9,
          lm=dict(group_size=32, bits=4)),
-    Case("deepseek2-lite", "deepseek_v2", "bfloat16", "latent attention with keys of 24, of which 8 turn, and values of 12; 2 of 5 experts by odds among all beside "
+    Case("deepseek2-lite", "deepseek_v2", "bfloat16", "latent attention with keys of 24, of which 8 turn, and values of 16; 2 of 5 experts by odds among all beside "
          "two that all share, the first layer without; yarn by 4 of 16 trained positions, whose logarithm is in the scores",
-         shape(48, 3, 3, 64, num_hidden_layers=3, q_lora_rank=None, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12,
+         shape(48, 3, 3, 64, num_hidden_layers=3, q_lora_rank=None, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
                moe_intermediate_size=24, n_routed_experts=5, num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1, topk_method="greedy",
                n_group=1, topk_group=1, routed_scaling_factor=1.0, max_position_embeddings=64,
                **rope(10000.0, rope_type="yarn", factor=4.0, beta_fast=32, beta_slow=1, mscale=0.707, mscale_all_dim=0.707,
@@ -431,9 +431,9 @@ CASES = [
                norm_topk_prob=True, routed_scaling_factor=2.446, num_mtp_layers=0, **rope(50000.0)), prompt=9),
     Case("glm4-moe-lite", "glm4_moe_lite", "bfloat16", "keys and values of 32 with norms of two eps, 2 of 4 experts, the layers without them by a list",
          shape(32, 5, 5, 48, num_hidden_layers=3, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=32,
-               moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, mlp_layer_types=["dense", "dense", "sparse"],
+               moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, mlp_layer_types=["dense", "sparse", "sparse"],
                n_group=1, topk_group=1, rms_norm_eps=1e-5, routed_scaling_factor=1.8, **rope(1000000.0)), prompt=9,
-         add=dict(first_k_dense_replace=2), gguf=("f32",)),
+         add=dict(first_k_dense_replace=1), gguf=("f32",)),
     Case("youtu", "youtu", "bfloat16", "latent attention and no experts; rotated elements in halves; tied",
          shape(32, 3, 3, 64, q_lora_rank=16, kv_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, rope_interleave=False,
                tie_word_embeddings=True, **rope(10000.0)), gguf=()),
