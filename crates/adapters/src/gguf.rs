@@ -4,7 +4,7 @@
 //! embeddings `[tokens, r]` and `[width, r]`. The change is `adapter.lora.alpha / r` of their
 //! product, or the product itself where alpha is 0.
 
-use crate::{Change, File, Kind, Parts, Stored, pairs};
+use crate::{AdapterFormat, Change, File, Parts, Stored, pairs};
 use formats::{Error, Gguf, Result};
 use std::path::Path;
 
@@ -27,8 +27,14 @@ pub(crate) fn open(path: &Path) -> Result<File> {
     let parts = Parts { down: ".weight.lora_a", up: ".weight.lora_b", magnitude: &[] };
     let (pairs, rest) = pairs(path, &tensors.names(), &parts)?;
     let (path, copies) = (path.to_owned(), Vec::new());
-    let mut adapter =
-        File { kind: Kind::Gguf, path, tensors, changes: Vec::new(), copies, made_for: None };
+    let mut adapter = File {
+        kind: AdapterFormat::Gguf,
+        path,
+        tensors,
+        changes: Vec::new(),
+        copies,
+        made_for: None,
+    };
     if let Some(name) = rest.first() {
         return Err(adapter.wrong(name, "factors of LoRA", "another tensor"));
     }

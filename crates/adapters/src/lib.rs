@@ -24,7 +24,7 @@ pub use resolve::{Base, fused, lengths, shortened};
 
 /// Who wrote an adapter, which says how tensors are named and turned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum AdapterFormat {
     /// A folder of `adapter_config.json` and `adapter_model.safetensors`.
     Peft,
     /// A folder of `adapter_config.json` and `adapters.safetensors`.
@@ -36,7 +36,7 @@ pub enum Kind {
 /// An adapter's file or folder, open.
 #[derive(Debug)]
 pub struct File {
-    kind: Kind,
+    kind: AdapterFormat,
     path: PathBuf,
     tensors: Stored,
     changes: Vec<Change>,
@@ -112,7 +112,7 @@ impl File {
     }
 
     /// Who wrote it.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> AdapterFormat {
         self.kind
     }
 

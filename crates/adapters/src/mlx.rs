@@ -4,7 +4,7 @@
 //! `[tokens, r]` and `[r, width]`. The change is `scale` of their product. DoRA adds `M.m` `[out]`.
 
 use crate::settings::Settings;
-use crate::{Base, Change, File, Kind, Parts, Stored, pairs};
+use crate::{AdapterFormat, Base, Change, File, Parts, Stored, pairs};
 use formats::{AsideFolder, Error, ErrorKind, Result, Safetensors, Tensor, safetensors};
 use serde_json::json;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     let parts = Parts { down: ".lora_a", up: ".lora_b", magnitude: &[".m"] };
     let (pairs, rest) = pairs(&file, &tensors.names(), &parts)?;
     let mut adapter = File {
-        kind: Kind::Mlx,
+        kind: AdapterFormat::Mlx,
         path: file,
         tensors,
         changes: vec![],
@@ -79,7 +79,7 @@ impl File {
         let unsupported = |place: &str, expected: &str, found: String| {
             Err(self.wrong(place, expected, found).of(ErrorKind::Unsupported))
         };
-        if self.kind != Kind::Peft {
+        if self.kind != AdapterFormat::Peft {
             return unsupported("kind", "an adapter of PEFT", format!("{:?}", self.kind));
         }
         self.resolve(base, strength)?;

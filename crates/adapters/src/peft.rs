@@ -7,7 +7,7 @@
 
 use crate::patterns::Patterns;
 use crate::settings::Settings;
-use crate::{Change, File, Kind, Pair, Parts, Stored, pairs};
+use crate::{AdapterFormat, Change, File, Pair, Parts, Stored, pairs};
 use formats::{Error, Result, Safetensors};
 use std::path::Path;
 
@@ -93,7 +93,7 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     }
     let (linears, rest) = pairs(&file, &rest, &linear)?;
     let mut adapter = File {
-        kind: Kind::Peft,
+        kind: AdapterFormat::Peft,
         path: file,
         tensors,
         changes: vec![],

@@ -1,6 +1,6 @@
 //! From an adapter's file to factors at the sites of a model.
 
-use crate::{Change, File, Kind, Stored, gguf};
+use crate::{AdapterFormat, Change, File, Stored, gguf};
 use formats::{
     DType, Encoding, Error, ErrorKind, Folder, NotFinite, Pairing, Result, Source, Tensor, Tensors,
     shape,
@@ -134,7 +134,7 @@ impl File {
                     return Err(self.wrong(&change.matrix, "each matrix once", "twice"));
                 }
             }
-            if self.kind == Kind::Mlx && change.gathers {
+            if self.kind == AdapterFormat::Mlx && change.gathers {
                 self.tie(base, &sites, change, (rank, &down, &up), strength, &mut adapter)?;
             }
         }
@@ -177,7 +177,7 @@ impl File {
         change: &Change,
     ) -> Result<Vec<Target<'s>>> {
         let architecture = base.config.architecture;
-        let gguf = self.kind == Kind::Gguf;
+        let gguf = self.kind == AdapterFormat::Gguf;
         let unknown = || {
             let known: Vec<String> = sites
                 .iter()
@@ -214,7 +214,7 @@ impl File {
 
     /// Matrices whose heads lie otherwise in the base than in the adapter are refused.
     fn check_order(&self, base: &Base<'_>, site: &Site) -> Result<()> {
-        let own = self.kind == Kind::Gguf;
+        let own = self.kind == AdapterFormat::Gguf;
         if own == base.is_gguf() || !base.reorders(site) {
             return Ok(());
         }
@@ -233,7 +233,7 @@ impl File {
     ) -> Result<(usize, Vec<f32>, Vec<f32>)> {
         let down = self.tensor(&change.down)?;
         // PEFT keeps the table of embeddings' factor as a matrix of columns, the others by token.
-        let by_column = self.kind == Kind::Peft;
+        let by_column = self.kind == AdapterFormat::Peft;
         let columns = if change.gathers { by_column } else { !change.turned };
         let (rank, expected) = match (columns, down.shape) {
             (true, &[rank, _]) => (rank, [rank, input]),
@@ -286,9 +286,9 @@ impl File {
     /// than the adapter's: for each row the adapter's.
     fn order(&self, base: &Base<'_>, site: &Site) -> Option<Vec<usize>> {
         match (self.kind, base.is_gguf()) {
-            (Kind::Gguf, true) => None,
-            (Kind::Peft | Kind::Mlx, _) => base.order(site),
-            (Kind::Gguf, false) => {
+            (AdapterFormat::Gguf, true) => None,
+            (AdapterFormat::Peft | AdapterFormat::Mlx, _) => base.order(site),
+            (AdapterFormat::Gguf, false) => {
                 let permuted = base.config.architecture.permutes_heads();
                 (permuted && base.order(site).is_none())
                     .then(|| base.of_heads(site, |i, half| i % half * 2 + i / half))?

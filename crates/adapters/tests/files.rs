@@ -1,6 +1,6 @@
 //! Adapters' files: what is read from PEFT's, mlx-lm's and llama.cpp's, and what is refused.
 
-use delft_adapters::{Base, File, Kind};
+use delft_adapters::{AdapterFormat, Base, File};
 use formats::safetensors::{self, Safetensors};
 use formats::{DType, Result, Tensor, Tensors};
 use program::Adapter;
@@ -25,7 +25,11 @@ fn read(base: &str, path: &Path, strength: f64) -> Result<Adapter> {
 #[test]
 fn one_adapter_in_three_forms_is_the_same() {
     let lora = fixtures().join("lora");
-    let kinds = [("", Kind::Peft), ("mlx", Kind::Mlx), ("adapter.gguf", Kind::Gguf)];
+    let kinds = [
+        ("", AdapterFormat::Peft),
+        ("mlx", AdapterFormat::Mlx),
+        ("adapter.gguf", AdapterFormat::Gguf),
+    ];
     for base in ["llama3", "llama3/model.f32.gguf"] {
         let first = read(base, &lora, 1.0).unwrap();
         assert_eq!(first.deltas.len(), 14);
@@ -82,7 +86,7 @@ fn an_adapter_of_peft_becomes_one_of_mlx_lm() {
     for (case, base) in [("lora", "llama3"), ("dora", "llama-bias"), ("fused", "phi3")] {
         let (from, to) = (fixtures().join(case), folder.path().join(case));
         write(case, base).unwrap();
-        assert_eq!(File::open(&to).unwrap().kind(), Kind::Mlx);
+        assert_eq!(File::open(&to).unwrap().kind(), AdapterFormat::Mlx);
         assert!(read(base, &to, 1.0).unwrap() == read(base, &from, 1.0).unwrap(), "{case}");
         let again = write(case, base).unwrap_err().to_string();
         assert!(again.contains("is not there yet"), "{again}");
@@ -300,7 +304,7 @@ fn damaged_files_are_refused_and_never_panic() {
 
 #[test]
 fn the_reference_interpreter_agrees_with_peft() {
-    use program::{Kind, Sequence, Step, Table, WeightId, reference};
+    use program::{Sequence, Step, StepKind, Table, WeightId, reference};
     for (case, base) in [
         ("lora", "llama3"),
         ("dora", "llama-bias"),
@@ -328,7 +332,7 @@ fn the_reference_interpreter_agrees_with_peft() {
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
         let tables = [Table::default(); 2];
         let sequences = [Sequence::new(tokens.len(), 0, &tables[..program.groups().len()])];
-        let kind = Kind::Prompt;
+        let kind = StepKind::Prompt;
         let step =
             Step { kind, tokens: &tokens, sequences: &sequences, outputs: &outputs, input: &[] };
         let weight = |id: WeightId| program.weights[id.0].read(&tensors)?.to_f32();

@@ -4,14 +4,14 @@
 use std::io::{BufRead, Write};
 
 use delft::Error;
-use delft::hub::{Hub, Model, Offer, Progress};
+use delft::hub::{Hub, LocalModel, Offer, Progress};
 
 use crate::progress::Downloads;
 use crate::terminal::{Outcome, bytes, harmless, stderr_is_terminal, stdin_is_terminal};
 
 /// Fetches a model that a command needs and that is not here: after a question at a terminal,
 /// without one only with `--yes`. `absent` is the error where it is not fetched.
-pub(crate) fn absent(hub: &Hub, name: &str, yes: bool, absent: Error) -> Outcome<Model> {
+pub(crate) fn absent(hub: &Hub, name: &str, yes: bool, absent: Error) -> Outcome<LocalModel> {
     if hub.offline {
         return Err(absent.hint("HF_HUB_OFFLINE is set: unset it to fetch the model").into());
     }

@@ -1,6 +1,6 @@
 //! From the loading flags to an engine.
 
-use delft::hub::{Found, Hub, Model};
+use delft::hub::{Found, Hub, LocalModel};
 use delft::{
     AdapterFile, Adapters, CacheType, Dispatch, EmbeddingForm, Engine, Error, LoadOptions, Place,
     Plan, Prepared, Session, SplitMode, Tensors, models::Ending,
@@ -45,8 +45,8 @@ impl From<SplitArg> for SplitMode {
 
 /// The model that the command line names: found on this machine, or else fetched, if that is
 /// wanted.
-pub(crate) fn find(args: &ModelArg) -> Outcome<Model> {
-    let Some(name) = args.model.as_deref() else { return Ok(Model::bundled()?) };
+pub(crate) fn find(args: &ModelArg) -> Outcome<LocalModel> {
+    let Some(name) = args.model.as_deref() else { return Ok(LocalModel::bundled()?) };
     let hub = Hub::from_env()?;
     match hub.find(name)? {
         Found::Here(model) => Ok(model),
@@ -73,7 +73,7 @@ pub(crate) fn adapter_name(arg: &AdapterArg) -> String {
 }
 
 /// Finds and loads the model. On a terminal a line tells how far it is, and is wiped when done.
-pub(crate) fn engine(args: &LoadArgs, verbose: bool) -> Outcome<(Engine, Model)> {
+pub(crate) fn engine(args: &LoadArgs, verbose: bool) -> Outcome<(Engine, LocalModel)> {
     let context = args.ctx.map(|n| n as usize);
     let (engine, model) = engine_with(args, context, None, Embeds::Never, verbose)?;
     let info = engine.info();
@@ -164,7 +164,7 @@ pub(crate) fn engine_with(
     sessions: Option<usize>,
     embeds: Embeds,
     verbose: bool,
-) -> Outcome<(Engine, Model)> {
+) -> Outcome<(Engine, LocalModel)> {
     let model = find(&args.model)?;
     Ok((found(args, model.clone(), context, sessions, embeds, verbose)?, model))
 }
@@ -172,7 +172,7 @@ pub(crate) fn engine_with(
 /// [`engine_with`] for a model that was found.
 pub(crate) fn found(
     args: &LoadArgs,
-    model: Model,
+    model: LocalModel,
     context: Option<usize>,
     sessions: Option<usize>,
     embeds: Embeds,
@@ -232,7 +232,7 @@ pub(crate) fn options(
 }
 
 /// Loads what was prepared. On a terminal a line tells how far it is.
-fn load(args: &LoadArgs, model: &Model, prepared: Prepared, verbose: bool) -> Outcome<Engine> {
+fn load(args: &LoadArgs, model: &LocalModel, prepared: Prepared, verbose: bool) -> Outcome<Engine> {
     if prepared.shortened() {
         aside(format_args!(
             "context {} instead of the model's own, for which memory is short (--ctx sets it)",
@@ -316,12 +316,12 @@ pub(crate) fn planned(plan: &Plan, context: usize) -> String {
 }
 
 /// A model's files, mapped but not read.
-pub(crate) fn open(model: &Model) -> Outcome<Tensors> {
+pub(crate) fn open(model: &LocalModel) -> Outcome<Tensors> {
     Ok(Tensors::open(&model.location)?)
 }
 
 /// A model's tokenizer, without its weights.
-pub(crate) fn tokenizer(model: &Model) -> Outcome<Tokenizer> {
+pub(crate) fn tokenizer(model: &LocalModel) -> Outcome<Tokenizer> {
     let found = delft::read_tokenizer(&open(model)?)?;
     let found = found
         .ok_or_else(|| Error::new(&model.location, "a tokenizer beside the weights", "none"))?;

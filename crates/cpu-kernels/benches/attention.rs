@@ -10,13 +10,15 @@
 //!
 //! `[DELFT_ISA=avx2] cargo bench -p delft-cpu-kernels --bench attention [-- THREADS]`
 
-use delft_cpu_kernels::attention::{Call, Geometry, LayerCache, Sequence, Shape, run};
+use delft_cpu_kernels::attention::{
+    AttentionCall, AttentionShape, Geometry, LayerCache, QuerySequence, run,
+};
 use delft_cpu_kernels::isa::Isa;
 use delft_cpu_kernels::team::{SharedSlice, Team, default_threads};
 use formats::CacheType;
 use std::time::Instant;
 
-const SHAPE: Shape = Shape {
+const SHAPE: AttentionShape = AttentionShape {
     heads: 16,
     kv_heads: 8,
     head_dim: 128,
@@ -108,12 +110,12 @@ fn measure(
     let (out, scratch) = (SharedSlice::new(&mut out), SharedSlice::new(&mut scratch));
     let table: Vec<u32> = (0..(position + tokens).div_ceil(BLOCK) as u32).collect();
     let decodes = tokens == 1;
-    let sequences = [Sequence { decodes, table: &table, row: 0, tokens, position, oldest: 0 }];
+    let sequences = [QuerySequence { decodes, table: &table, row: 0, tokens, position, oldest: 0 }];
     let mut times = Vec::new();
     let began = Instant::now();
     while times.len() < 5 || (began.elapsed().as_secs_f64() < 1.0 && times.len() < 2000) {
         let cache = &caches[times.len() % caches.len()];
-        let call = Call {
+        let call = AttentionCall {
             shape: SHAPE,
             cache,
             sequences: &sequences,

@@ -46,7 +46,7 @@ const P_STRIDE: usize = DEEP + WIDEST;
 
 /// The parameters of attention, independent of its operands.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shape {
+pub struct AttentionShape {
     /// Query heads: a multiple of `kv_heads`. Query head `h` reads KV head
     /// `h / (heads / kv_heads)`.
     pub heads: usize,
@@ -68,7 +68,7 @@ pub struct Shape {
 /// The queries of one sequence, at consecutive positions. Their keys and values are in the cache
 /// already.
 #[derive(Debug, Clone, Copy)]
-pub struct Sequence<'a> {
+pub struct QuerySequence<'a> {
     /// Whether this is a single decode query, whose keys are split into chunks.
     pub decodes: bool,
     /// The session's blocks: position `p` is in block `table[(p / block_tokens) % table.len()]`.
@@ -86,13 +86,13 @@ pub struct Sequence<'a> {
 
 /// One attention step of one layer.
 #[derive(Debug, Clone, Copy)]
-pub struct Call<'a> {
+pub struct AttentionCall<'a> {
     /// The geometry.
-    pub shape: Shape,
+    pub shape: AttentionShape,
     /// The layer's keys and values.
     pub cache: &'a LayerCache,
     /// The batch.
-    pub sequences: &'a [Sequence<'a>],
+    pub sequences: &'a [QuerySequence<'a>],
     /// Queries: row `r` is `q[r * q_stride..][..heads * head_dim]`.
     pub q: &'a [f32],
     /// Distance between rows of `q`.
@@ -104,7 +104,7 @@ pub struct Call<'a> {
     pub rounded: bool,
 }
 
-impl Shape {
+impl AttentionShape {
     /// Query heads per KV head.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -145,9 +145,14 @@ impl Shape {
     }
 
     /// How many of these sequences, from the first, fit into `scratch` floats: at least one.
-    pub fn fitting(&self, threads: usize, scratch: usize, sequences: &[Sequence<'_>]) -> usize {
+    pub fn fitting(
+        &self,
+        threads: usize,
+        scratch: usize,
+        sequences: &[QuerySequence<'_>],
+    ) -> usize {
         let mut left = scratch.saturating_sub(threads * self.work());
-        let fits = |sequence: &&Sequence<'_>| {
+        let fits = |sequence: &&QuerySequence<'_>| {
             let chunks = if sequence.decodes { chunks(self, sequence).len() } else { 0 };
             let needed = chunks * self.kv_heads * self.partial();
             let fits = needed <= left;
@@ -160,7 +165,11 @@ impl Shape {
 
 /// The positions that a query at `position` sees; never empty if the query's own key is in the
 /// cache.
-fn visible(shape: &Shape, sequence: &Sequence<'_>, position: usize) -> std::ops::Range<usize> {
+fn visible(
+    shape: &AttentionShape,
+    sequence: &QuerySequence<'_>,
+    position: usize,
+) -> std::ops::Range<usize> {
     let first = match shape.window {
         Some(chunk) if shape.chunked => position / chunk.max(1) * chunk,
         Some(window) => (position + 1).saturating_sub(window),
@@ -175,7 +184,7 @@ fn visible(shape: &Shape, sequence: &Sequence<'_>, position: usize) -> std::ops:
 /// # Safety
 /// `to` has room for a group.
 #[inline(always)]
-unsafe fn queries(call: &Call<'_>, row: usize, kv_head: usize, to: *mut f32) {
+unsafe fn queries(call: &AttentionCall<'_>, row: usize, kv_head: usize, to: *mut f32) {
     let (group, dim) = (call.shape.group(), call.shape.head_dim);
     let q = &call.q[row * call.q_stride + kv_head * group * dim..][..group * dim];
     for g in 0..group {
@@ -222,8 +231,8 @@ struct Tiles {
 }
 
 impl Work {
-    /// Cuts up `scratch` of [`Shape::work`] floats.
-    fn new(shape: &Shape, scratch: &mut [f32]) -> Work {
+    /// Cuts up `scratch` of [`AttentionShape::work`] floats.
+    fn new(shape: &AttentionShape, scratch: &mut [f32]) -> Work {
         let rows = shape.rows();
         let mut rest = scratch;
         let mut take =
@@ -253,13 +262,13 @@ enum Unit {
 }
 
 /// The chunks that contain the keys visible to `sequence`'s one query.
-fn chunks(shape: &Shape, sequence: &Sequence<'_>) -> std::ops::Range<usize> {
+fn chunks(shape: &AttentionShape, sequence: &QuerySequence<'_>) -> std::ops::Range<usize> {
     let visible = visible(shape, sequence, sequence.position);
     visible.start / CHUNK..visible.end.div_ceil(CHUNK)
 }
 
 /// Work items per KV head of a sequence.
-fn pieces(shape: &Shape, sequence: &Sequence<'_>) -> usize {
+fn pieces(shape: &AttentionShape, sequence: &QuerySequence<'_>) -> usize {
     if sequence.decodes {
         chunks(shape, sequence).len()
     } else {
@@ -268,7 +277,7 @@ fn pieces(shape: &Shape, sequence: &Sequence<'_>) -> usize {
 }
 
 /// Work item `index` of the batch.
-fn unit(call: &Call<'_>, mut index: usize) -> Unit {
+fn unit(call: &AttentionCall<'_>, mut index: usize) -> Unit {
     for (sequence, each) in call.sequences.iter().enumerate() {
         let pieces = pieces(&call.shape, each);
         if index < pieces * call.shape.kv_heads {
@@ -289,7 +298,7 @@ fn unit(call: &Call<'_>, mut index: usize) -> Unit {
 
 /// The index of the first chunk result of a decode sequence; its results are stored as
 /// `[kv_head][chunk]`.
-fn first_partial(call: &Call<'_>, sequence: usize) -> usize {
+fn first_partial(call: &AttentionCall<'_>, sequence: usize) -> usize {
     let split = call.sequences[..sequence].iter().filter(|each| each.decodes);
     split.map(|each| chunks(&call.shape, each).len() * call.shape.kv_heads).sum()
 }
@@ -297,7 +306,7 @@ fn first_partial(call: &Call<'_>, sequence: usize) -> usize {
 /// Attention of every query of the batch: row `r` of `out` (`heads * head_dim`, contiguous) from
 /// row `r` of `q`. Every worker of the team calls it with the same arguments. It starts without a
 /// barrier, so the caller provides one after writing the cache, and it ends without one. It uses
-/// [`Worker::claim`]. `scratch` holds [`Shape::scratch_len`] floats of any content.
+/// [`Worker::claim`]. `scratch` holds [`AttentionShape::scratch_len`] floats of any content.
 ///
 /// # Safety
 /// From the first worker's call until a barrier after the last one's return, no other code accesses
@@ -309,7 +318,7 @@ fn first_partial(call: &Call<'_>, sequence: usize) -> usize {
 pub unsafe fn run(
     worker: &Worker<'_>,
     isa: Isa,
-    call: &Call<'_>,
+    call: &AttentionCall<'_>,
     out: SharedSlice<'_, f32>,
     scratch: SharedSlice<'_, f32>,
 ) {
@@ -377,7 +386,7 @@ pub unsafe fn run(
 }
 
 /// Checks what the kernels rely on, besides the safety conditions of [`run`].
-fn check(call: &Call<'_>, out: &SharedSlice<'_, f32>) {
+fn check(call: &AttentionCall<'_>, out: &SharedSlice<'_, f32>) {
     let (shape, geometry) = (&call.shape, call.cache.geometry());
     assert!(
         geometry.kv_heads == shape.kv_heads && geometry.head_dim == shape.head_dim,

@@ -49,7 +49,7 @@ impl Split {
                 return Err(Error::new("split", expected, last));
             }
         };
-        let load = |part: program::Part| {
+        let load = |part: program::ProgramPart| {
             let of = |blocks: &[usize]| part.groups.iter().map(|g| blocks[*g]).collect();
             let options = LoadOptions {
                 blocks: of(&options.blocks),

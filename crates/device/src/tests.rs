@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use formats::safetensors::Safetensors;
 use formats::{Result, Tensors};
-use ops::operation::Access;
-use program::{BLOCK_TOKENS, Kind, Program, Sequence, Step, Table};
+use ops::operation::StateAccess;
+use program::{BLOCK_TOKENS, Program, Sequence, Step, StepKind, Table};
 
 use crate::{CacheType, Device, Executor, LoadOptions, Place};
 
@@ -59,9 +59,9 @@ pub(crate) fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f3
     let all: Vec<u32> = (0..blocks as u32).collect();
     let tables = vec![Table { blocks: &all, oldest: 0 }; groups];
     let mut logits = Vec::new();
-    let prompts = prompt.chunks(chunk).map(|tokens| (Kind::Prompt, tokens));
+    let prompts = prompt.chunks(chunk).map(|tokens| (StepKind::Prompt, tokens));
     let mut start = 0;
-    for (kind, tokens) in prompts.chain(steps.chunks(1).map(|token| (Kind::Decode, token))) {
+    for (kind, tokens) in prompts.chain(steps.chunks(1).map(|token| (StepKind::Decode, token))) {
         let sequences = &[Sequence::new(tokens.len(), start, &tables)];
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
         let step = Step { kind, tokens, sequences, outputs: &outputs, input: &[] };
@@ -199,7 +199,7 @@ fn rows_that_decode_take_turns() {
             let logits = parts.flat_map(|(i, tokens)| {
                 let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
                 let sequences = [Sequence::new(tokens.len(), i * rows, &tables)];
-                let (kind, sequences) = (Kind::Decode, &sequences[..]);
+                let (kind, sequences) = (StepKind::Decode, &sequences[..]);
                 let step = Step { kind, tokens, sequences, outputs: &outputs, input: &[] };
                 let ticket = executor.submit(&step).unwrap();
                 executor.read(ticket, 0).unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
@@ -223,7 +223,7 @@ fn program_of(case: &Path) -> Program {
 fn has_odd_heads(case: &Path) -> bool {
     let program = program_of(case);
     let odd = |node: &program::Node| match node.op.cache().map(|cache| cache.access) {
-        Some(Access::Read { head_dim, .. }) => {
+        Some(StateAccess::Read { head_dim, .. }) => {
             program.shape(node.inputs[0]).width / head_dim % 2 == 1
         }
         _ => false,

@@ -2,7 +2,7 @@
 
 use cpu_kernels::matmul::Unit;
 use ops::Rows;
-use ops::operation::{Access, CacheUse};
+use ops::operation::{CacheUse, StateAccess};
 use program::{Node, Program, Step, WeightId};
 
 use crate::Work;
@@ -72,7 +72,7 @@ impl Costs<'_> {
             } += operations as u64;
         }
         if let Some(CacheUse { layer, access }) = node.op.cache()
-            && !matches!(access, Access::Append { .. })
+            && !matches!(access, StateAccess::Append { .. })
         {
             for sequence in step.sequences {
                 let oldest = sequence.tables[self.groups[layer]].oldest;
@@ -80,7 +80,7 @@ impl Costs<'_> {
                 let cached = node.op.cached_work(&positions, oldest);
                 work.bytes += match access {
                     // A recurrent state is read once, whatever the number of rows.
-                    Access::Carry { elements, .. } => (elements * size_of::<f32>()) as u64,
+                    StateAccess::Carry { elements, .. } => (elements * size_of::<f32>()) as u64,
                     _ => (cached.positions * (self.position)(layer)) as u64,
                 };
                 work.floats += cached.operations;

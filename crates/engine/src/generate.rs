@@ -9,7 +9,7 @@ use crate::text::Text;
 use device::{Executor, Refusal, Watch};
 use formats::{Error, ErrorKind, Result};
 use ops::sample::{Choice, Options, broken};
-use program::{Choose, Kind, Step};
+use program::{Choose, Step, StepKind};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -324,12 +324,12 @@ impl<'a> Generation<'a> {
                 }
             };
             let rest = &sequence[here..prompt_tokens];
-            chunk(self.session, Kind::Prompt, rest, &choose, &options.cancel, &tell)?
+            chunk(self.session, StepKind::Prompt, rest, &choose, &options.cancel, &tell)?
         } else {
             // Rows of one sequence: each has the bits that it would have in a step of its own.
             let rest = &sequence[here..];
             let rest = &rest[..rest.len().min(RUN)];
-            chunk(self.session, Kind::Decode, rest, &choose, &options.cancel, &|_, _| {})?
+            chunk(self.session, StepKind::Decode, rest, &choose, &options.cancel, &|_, _| {})?
         };
         let choice = match chosen {
             None => return Ok(None),
@@ -442,7 +442,7 @@ const RUN: usize = 8;
 /// the number of its rows.
 fn chunk(
     session: &mut Session,
-    kind: Kind,
+    kind: StepKind,
     rest: &[u32],
     choose: &Choose<'_>,
     cancel: &CancelToken,

@@ -4,7 +4,7 @@ use crate::session::Session;
 use device::{Executor, Profile};
 use formats::{Error, Result};
 use ops::sample::{Options, Sampler};
-use program::Kind;
+use program::StepKind;
 use std::time::Instant;
 
 /// Timed steps on a session; see [`Session::profiler`].
@@ -47,7 +47,7 @@ impl<'a> Profiler<'a> {
         let (mut replays, mut silent) = (Vec::new(), false);
         let (mut token, mut sampling, mut done) = (0, 0.0, 0);
         let sequence = [self.session.tokens(), tokens].concat();
-        let kind = if tokens.len() == 1 { Kind::Decode } else { Kind::Prompt };
+        let kind = if tokens.len() == 1 { StepKind::Decode } else { StepKind::Prompt };
         while done < tokens.len() && !silent {
             let mut submit = |executor: &mut dyn Executor, step: &program::Step<'_>| {
                 let timed = executor.submit_timed(step)?;

@@ -11,7 +11,7 @@ use tokens::{ChatTemplate, Stream, Tokenizer};
 
 /// Kinds of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum TextKind {
     /// Meant for the reader.
     Answer,
     /// The way to the answer.
@@ -24,7 +24,7 @@ pub enum Part {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Span {
     /// Its kind.
-    pub part: Part,
+    pub part: TextKind,
     /// The text itself, as the model wrote it.
     pub text: String,
 }
@@ -74,7 +74,7 @@ enum State {
     /// In the name of a harmony channel, which has begun with this.
     Channel(String),
     /// In the text of a harmony message.
-    Message(Part),
+    Message(TextKind),
     /// Between the text of a harmony message and the next channel or message.
     Between,
 }
@@ -183,7 +183,10 @@ impl Splitter {
 
     /// Whether the text so far ends within reasoning.
     pub fn is_reasoning(&self) -> bool {
-        matches!(self.state, State::Opened(_) | State::Inside(_) | State::Message(Part::Reasoning))
+        matches!(
+            self.state,
+            State::Opened(_) | State::Inside(_) | State::Message(TextKind::Reasoning)
+        )
     }
 
     /// Takes the next piece of text; gives the parts that are now certain.
@@ -203,14 +206,14 @@ impl Splitter {
         }
         let part = match &self.state {
             State::Start { after_mark } if self.held.trim_start().is_empty() && *after_mark => {
-                Part::Mark
+                TextKind::Mark
             }
-            State::Start { .. } | State::Answer => Part::Answer,
-            State::Inside(_) => Part::Reasoning,
+            State::Start { .. } | State::Answer => TextKind::Answer,
+            State::Inside(_) => TextKind::Reasoning,
             State::Message(part) => *part,
-            State::Opened(_) | State::Channel(_) | State::Between => Part::Mark,
+            State::Opened(_) | State::Channel(_) | State::Between => TextKind::Mark,
         };
-        if part == Part::Answer
+        if part == TextKind::Answer
             && !self.held.is_empty()
             && matches!(self.state, State::Start { .. })
         {
@@ -221,7 +224,7 @@ impl Splitter {
     }
 
     /// Gives the first `len` bytes held back as one part.
-    fn take(&mut self, len: usize, part: Part, spans: &mut Spans) {
+    fn take(&mut self, len: usize, part: TextKind, spans: &mut Spans) {
         let rest = self.held.split_off(len);
         spans.add(part, std::mem::replace(&mut self.held, rest));
     }
@@ -232,7 +235,7 @@ impl Splitter {
             State::Start { after_mark } => self.start(after_mark, spans),
             State::Opened(close) => {
                 let space = self.leading_space();
-                self.take(space, Part::Mark, spans);
+                self.take(space, TextKind::Mark, spans);
                 let begun = !self.held.is_empty();
                 if begun {
                     self.state = State::Inside(close);
@@ -241,7 +244,7 @@ impl Splitter {
             }
             State::Inside(close) => self.inside(close, spans),
             State::Answer => {
-                self.take(self.held.len(), Part::Answer, spans);
+                self.take(self.held.len(), TextKind::Answer, spans);
                 false
             }
             State::Channel(name) => self.channel(name, spans),
@@ -250,9 +253,9 @@ impl Splitter {
                 Some(end) => self.become_and(end, State::Between, spans),
                 None => false,
             },
-            State::Between => match self.until(&[CHANNEL, MESSAGE], Part::Mark, spans) {
+            State::Between => match self.until(&[CHANNEL, MESSAGE], TextKind::Mark, spans) {
                 Some(CHANNEL) => self.become_and(CHANNEL, State::Channel(String::new()), spans),
-                Some(mark) => self.become_and(mark, State::Message(Part::Answer), spans),
+                Some(mark) => self.become_and(mark, State::Message(TextKind::Answer), spans),
                 None => false,
             },
         }
@@ -270,7 +273,7 @@ impl Splitter {
         let openings = PAIRS.map(|(open, close)| (open, State::Opened(close)));
         for (mark, next) in openings.into_iter().chain(harmony) {
             if rest.starts_with(mark) {
-                self.take(space + mark.len(), Part::Mark, spans);
+                self.take(space + mark.len(), TextKind::Mark, spans);
                 self.state = next;
                 return true;
             }
@@ -278,7 +281,7 @@ impl Splitter {
                 return false;
             }
         }
-        self.take(space, if after_mark { Part::Mark } else { Part::Answer }, spans);
+        self.take(space, if after_mark { TextKind::Mark } else { TextKind::Answer }, spans);
         self.state = State::Answer;
         true
     }
@@ -290,14 +293,14 @@ impl Splitter {
         let words = self.held[..end].trim_end().len();
         match found {
             Some(at) => {
-                self.take(words, Part::Reasoning, spans);
-                self.take(at + close.len() - words, Part::Mark, spans);
+                self.take(words, TextKind::Reasoning, spans);
+                self.take(at + close.len() - words, TextKind::Mark, spans);
                 self.state = State::Start { after_mark: true };
                 true
             }
             None => {
                 let words = if end - words > LONGEST_DOUBT { end } else { words };
-                self.take(words, Part::Reasoning, spans);
+                self.take(words, TextKind::Reasoning, spans);
                 false
             }
         }
@@ -313,7 +316,7 @@ impl Splitter {
             return false;
         };
         let part = part_of(&(name + &self.held[..at]));
-        self.take(at + MESSAGE.len(), Part::Mark, spans);
+        self.take(at + MESSAGE.len(), TextKind::Mark, spans);
         self.state = State::Message(part);
         true
     }
@@ -323,7 +326,7 @@ impl Splitter {
     fn until(
         &mut self,
         marks: &[&'static str],
-        part: Part,
+        part: TextKind,
         spans: &mut Spans,
     ) -> Option<&'static str> {
         let first = marks.iter().filter_map(|mark| Some((self.held.find(mark)?, *mark))).min();
@@ -334,16 +337,16 @@ impl Splitter {
     }
 
     fn become_and(&mut self, mark: &str, next: State, spans: &mut Spans) -> bool {
-        self.take(mark.len(), Part::Mark, spans);
+        self.take(mark.len(), TextKind::Mark, spans);
         self.state = next;
         true
     }
 }
 
 /// The kind of text that a harmony channel holds, by its header.
-fn part_of(header: &str) -> Part {
+fn part_of(header: &str) -> TextKind {
     let name = header.split_whitespace().next();
-    if name == Some(ANALYSIS) { Part::Reasoning } else { Part::Answer }
+    if name == Some(ANALYSIS) { TextKind::Reasoning } else { TextKind::Answer }
 }
 
 /// The state behind a prompt, given without the white space at its end.
@@ -373,7 +376,7 @@ fn state_after(prompt: &str) -> State {
 struct Spans(Vec<Span>);
 
 impl Spans {
-    fn add(&mut self, part: Part, text: String) {
+    fn add(&mut self, part: TextKind, text: String) {
         match self.0.last_mut() {
             _ if text.is_empty() => {}
             Some(last) if last.part == part => last.text += &text,
@@ -384,7 +387,7 @@ impl Spans {
 
 #[cfg(test)]
 mod tests {
-    use super::Part::{Answer, Mark, Reasoning};
+    use super::TextKind::{Answer, Mark, Reasoning};
     use super::*;
 
     #[test]
@@ -405,7 +408,7 @@ mod tests {
 
     struct Case {
         prompt: &'static str,
-        parts: &'static [(Part, &'static str)],
+        parts: &'static [(TextKind, &'static str)],
         why: &'static str,
     }
 

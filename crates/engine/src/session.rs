@@ -11,7 +11,7 @@ use crate::slots::Slot;
 use device::{Executor, Refusal, Ticket, Watch};
 use formats::{Error, ErrorKind, Result};
 use ops::sample::{Choice, Options};
-use program::{CHOSEN, Choose, Group, Kind, Sequence, Step, Table};
+use program::{CHOSEN, Choose, Group, Sequence, Step, StepKind, Table};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -180,7 +180,7 @@ impl Session {
     }
 
     /// Computes `tokens` after those already here and shows `visit` the logits of each from index
-    /// `from` on. One token is a step of decoding, several are a prompt: see [`Kind`].
+    /// `from` on. One token is a step of decoding, several are a prompt: see [`StepKind`].
     ///
     /// # Errors
     /// A token outside the vocabulary, or more tokens than the context has room for: nothing is
@@ -194,7 +194,7 @@ impl Session {
         self.shared.ready()?;
         self.current()?;
         self.check(tokens)?;
-        let kind = if tokens.len() == 1 { Kind::Decode } else { Kind::Prompt };
+        let kind = if tokens.len() == 1 { StepKind::Decode } else { StepKind::Prompt };
         let width = self.shared.width();
         let mut done = 0;
         while done < tokens.len() {
@@ -303,7 +303,7 @@ impl Session {
     /// the length is 0.
     pub(crate) fn step(
         &mut self,
-        kind: Kind,
+        kind: StepKind,
         tokens: &[u32],
         from: usize,
         choose: Option<&Choose<'_>>,
@@ -349,7 +349,7 @@ impl Session {
             Ok(rows) if rows > 0 => self.tokens.extend(tokens),
             _ => self.truncate(start),
         }
-        if kind == Kind::Prompt && last {
+        if kind == StepKind::Prompt && last {
             self.tables.iter_mut().for_each(BlockTable::keep);
         }
         done
@@ -416,7 +416,7 @@ impl Session {
             outputs.extend(wanted.clone().map(|row| (first + row) as u32));
             first += tokens.len();
         }
-        let kind = Kind::Prompt;
+        let kind = StepKind::Prompt;
         let step =
             Step { kind, tokens: &tokens, sequences: &sequences, outputs: &outputs, input: &[] };
         let ticket = executor.submit(&step)?;
@@ -520,7 +520,7 @@ impl Session {
                         )
                     })
                     .collect();
-                let (kind, sequences) = (Kind::Decode, &sequences[..]);
+                let (kind, sequences) = (StepKind::Decode, &sequences[..]);
                 let (tokens, outputs) = (&tokens[..], &outputs[..]);
                 let step = Step { kind, tokens, sequences, outputs, input: &[] };
                 submitted.push_back(executor.submit(&step)?);
@@ -592,7 +592,7 @@ impl Session {
                 choose: Some(choose),
                 ..Sequence::new(1, start, tables)
             }];
-            let (kind, tokens) = (Kind::Decode, &[token]);
+            let (kind, tokens) = (StepKind::Decode, &[token]);
             let step = Step { kind, tokens, sequences: &sequences, outputs: &[0], input: &[] };
             let ticket = executor.submit_watched(&step, watch)?;
             session.last = ticket;

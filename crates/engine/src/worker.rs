@@ -24,7 +24,7 @@ use crate::slots::Slot;
 use device::{Ticket, Watch};
 use formats::{Error, ErrorKind, Result, caught};
 use ops::sample::Choice;
-use program::{Choose, Kind, Sequence as Rows, Step, Table, recycle};
+use program::{Choose, Sequence as Rows, Step, StepKind, Table, recycle};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -158,7 +158,7 @@ struct Job {
 struct Flight {
     ticket: Ticket,
     submitted: Instant,
-    kind: Kind,
+    kind: StepKind,
     works: Vec<Work>,
     /// The requests that choose, in the step's order, with the positions from which they do.
     choosing: Vec<(Id, usize)>,
@@ -390,11 +390,11 @@ impl Worker {
         self.await_followed(shared, &plan);
         let before = self.flights.len();
         let ahead = shared.executor().ahead() > 0;
-        for (works, kind) in [(&plan.decode, Kind::Decode), (&plan.prompt, Kind::Prompt)] {
+        for (works, kind) in [(&plan.decode, StepKind::Decode), (&plan.prompt, StepKind::Prompt)] {
             self.compute(shared, works, kind);
             // The device computes this step while requests are told what the one before it chose.
             let keep = if ahead { self.flights.len().saturating_sub(before) } else { 0 };
-            while (kind == Kind::Prompt || !ahead) && self.flights.len() > keep {
+            while (kind == StepKind::Prompt || !ahead) && self.flights.len() > keep {
                 self.settle(shared);
             }
         }
@@ -411,7 +411,7 @@ impl Worker {
     }
 
     /// Submits a step. If it fails, so do all requests in it.
-    fn compute(&mut self, shared: &Shared, works: &[Work], kind: Kind) {
+    fn compute(&mut self, shared: &Shared, works: &[Work], kind: StepKind) {
         if works.is_empty() {
             return;
         }
@@ -443,7 +443,7 @@ impl Worker {
                 self.spoil(work.id, error.clone());
             }
         }
-        if flight.kind == Kind::Prompt {
+        if flight.kind == StepKind::Prompt {
             self.rows_since += flight.works.iter().map(|work| work.rows).sum::<usize>();
             self.rows_from.get_or_insert(flight.submitted);
         }
@@ -611,7 +611,7 @@ impl Worker {
         Ok(())
     }
 
-    fn replay(&mut self, shared: &Shared, works: &[Work], kind: Kind) -> Result<()> {
+    fn replay(&mut self, shared: &Shared, works: &[Work], kind: StepKind) -> Result<()> {
         works.iter().try_for_each(|work| self.begin(shared, work.id))?;
         let Worker { sequences, jobs, constraints, memory, chosen, flights, spare, epoch, .. } =
             self;
@@ -681,7 +681,7 @@ impl Worker {
             }
         };
         let watch = |part: f64| {
-            if kind == Kind::Prompt {
+            if kind == StepKind::Prompt {
                 for (work, sequence, job) in parts() {
                     let start = sequence.computed() - work.rows;
                     let done = start.saturating_sub(job.metrics.reused_tokens);
@@ -700,7 +700,7 @@ impl Worker {
         }
         let ticket = executor.submit_watched(&step, &Watch { stop: &stop, progress: &watch })?;
         let Some(ticket) = ticket else { return Ok(()) };
-        if kind == Kind::Prompt {
+        if kind == StepKind::Prompt {
             for (work, sequence, job) in parts() {
                 tell(work.id, job, sequence.computed().saturating_sub(job.metrics.reused_tokens));
             }
@@ -722,7 +722,7 @@ impl Worker {
         sequences.copies.clear();
         for Work { id, rows } in works {
             sequences.submitted(*id);
-            if kind == Kind::Prompt {
+            if kind == StepKind::Prompt {
                 sequences.keep_states(*id, *rows);
             }
             let (Some(sequence), Some(job)) = (sequences.get_mut(*id), jobs.get_mut(id)) else {
@@ -737,7 +737,7 @@ impl Worker {
                     sequence.promise();
                 }
             }
-            if kind == Kind::Prompt && sequence.computed() <= job.metrics.prompt_tokens {
+            if kind == StepKind::Prompt && sequence.computed() <= job.metrics.prompt_tokens {
                 let reused = job.metrics.reused_tokens;
                 job.metrics.computed_tokens = sequence.computed().saturating_sub(reused);
                 job.metrics.computing = job.arrived.elapsed();

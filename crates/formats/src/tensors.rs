@@ -78,7 +78,7 @@ pub struct Identity(Vec<Stamp>);
 
 /// Where tensors come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum Container {
     /// A GGUF file or split set.
     Gguf,
     /// A folder with `config.json` and safetensors.
@@ -122,10 +122,10 @@ impl Tensors {
     }
 
     /// Where they come from.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> Container {
         match &self.source {
-            Source::Gguf(_) => Kind::Gguf,
-            Source::Folder(_) => Kind::Folder,
+            Source::Gguf(_) => Container::Gguf,
+            Source::Folder(_) => Container::Folder,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use formats::{Location, Result};
 
-use crate::{Cached, CachedFile, Kind};
+use crate::{Cached, CachedFile, Container};
 
 /// The bundled model's name wherever a path or an id would stand.
 pub(crate) const NAME: &str = "(bundled)";
@@ -37,7 +37,7 @@ pub(crate) fn cached() -> Option<Cached> {
         own_bytes: size,
         partial_bytes: 0,
         modified: None,
-        kind: Some(Kind::GgufFile),
+        kind: Some(Container::Gguf),
         path: None,
     })
 }

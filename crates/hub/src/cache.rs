@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use formats::{Error, Result};
 
-use crate::{Found, Hub, Kind, Model, Source, Spec, choose, spec};
+use crate::{Container, Found, Hub, LocalModel, ModelSource, Spec, choose, spec};
 
 /// One commit of one repository in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct Cached {
     /// When it was fetched, or last completed.
     pub modified: Option<SystemTime>,
     /// How [`Hub::resolve`] would open it; None when it holds no model that it could open.
-    pub kind: Option<Kind>,
+    pub kind: Option<Container>,
     /// The snapshot's folder; None for the bundled model.
     pub path: Option<PathBuf>,
 }
@@ -194,10 +194,10 @@ pub(crate) fn find(hub: &Hub, spec: &Spec, text: &str) -> Result<Found> {
         Err(error) => return Ok(Found::Absent(error.hint(again))),
     };
     let path = match choice.kind {
-        Kind::Folder => snapshot.clone(),
-        Kind::GgufFile => snapshot.join(&choice.files[0]),
+        Container::Folder => snapshot.clone(),
+        Container::Gguf => snapshot.join(&choice.files[0]),
     };
-    if choice.kind == Kind::Folder {
+    if choice.kind == Container::Folder {
         for needed in needed(&snapshot)? {
             if !names.contains(&needed) {
                 let expected = format!("{needed} in the cache");
@@ -206,8 +206,8 @@ pub(crate) fn find(hub: &Hub, spec: &Spec, text: &str) -> Result<Found> {
             }
         }
     }
-    let source = Source::Hub { id: spec.id.clone(), commit };
-    Ok(Found::Here(Model::at(path, choice.kind, source)))
+    let source = ModelSource::Hub { id: spec.id.clone(), commit };
+    Ok(Found::Here(LocalModel::at(path, choice.kind, source)))
 }
 
 /// The files without which a safetensors snapshot cannot be loaded: its config and every shard of
@@ -388,9 +388,9 @@ fn snapshot(
     }
     let has = |end: &str| files.iter().any(|(name, _)| name.ends_with(end));
     let kind = if has(".safetensors") && files.iter().any(|(name, _)| name == "config.json") {
-        Some(Kind::Folder)
+        Some(Container::Folder)
     } else if has(".gguf") {
-        Some(Kind::GgufFile)
+        Some(Container::Gguf)
     } else {
         None
     };

@@ -6,13 +6,13 @@
 
 use formats::{Error, Result};
 
-use crate::Kind;
+use crate::Container;
 use crate::names::is_quantisation;
 
 /// The files of one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Choice {
-    pub(crate) kind: Kind,
+    pub(crate) kind: Container,
     /// Never empty; for GGUF the first is the one to open.
     pub(crate) files: Vec<String>,
     /// The GGUF files that were not chosen, where the user named none.
@@ -35,7 +35,7 @@ pub(crate) fn choose(place: &str, wanted: Option<&str>, names: &[String]) -> Res
         let weights = if standard.is_empty() { weights } else { standard };
         let mut files: Vec<String> = names.iter().filter(|n| is_companion(n)).cloned().collect();
         files.extend(weights.into_iter().cloned());
-        return Ok(Choice { kind: Kind::Folder, files, others: Vec::new() });
+        return Ok(Choice { kind: Container::Folder, files, others: Vec::new() });
     }
     gguf(place, None, names)
 }
@@ -45,7 +45,7 @@ pub(crate) fn choose(place: &str, wanted: Option<&str>, names: &[String]) -> Res
 pub(crate) fn gguf(place: &str, wanted: Option<&str>, names: &[String]) -> Result<Choice> {
     let sets = sets(names);
     let choice =
-        |set: &Vec<String>, others| Choice { kind: Kind::GgufFile, files: set.clone(), others };
+        |set: &Vec<String>, others| Choice { kind: Container::Gguf, files: set.clone(), others };
     if let Some(wanted) = wanted {
         if let Some(set) = sets.iter().find(|set| set.iter().any(|name| name == wanted)) {
             return Ok(choice(set, Vec::new()));
@@ -238,7 +238,7 @@ mod tests {
              2_Dense/model.safetensors",
         );
         let choice = choose("a/b", None, &repo).unwrap();
-        assert_eq!(choice.kind, Kind::Folder);
+        assert_eq!(choice.kind, Container::Folder);
         let expected = names(
             "config.json model.safetensors.index.json tokenizer.json chat_template.jinja generation_config.json \
              modules.json 1_Pooling/config.json model-00001-of-00002.safetensors model-00002-of-00002.safetensors",

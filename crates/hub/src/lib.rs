@@ -30,6 +30,7 @@ use names::Names;
 
 pub use bundled::bundled;
 pub use cache::{Cached, CachedFile};
+pub use formats::Container;
 pub use likeness::{Likeness, recognise};
 pub use offer::{Offer, Preview, free_disk};
 pub use remove::Removal;
@@ -38,24 +39,24 @@ pub use store::Stored;
 
 /// A model that lies on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Model {
+pub struct LocalModel {
     /// The GGUF file (the first one of a split set), the folder, or the program.
     pub location: Location,
     /// The kind of file found there.
-    pub kind: Kind,
+    pub kind: Container,
     /// Where it came from.
-    pub source: Source,
+    pub source: ModelSource,
 }
 
-impl Model {
+impl LocalModel {
     /// A short name for people: the hub id, or the file's or folder's own name.
     pub fn name(&self) -> String {
         match &self.source {
-            Source::Hub { id, .. } => id.clone(),
-            Source::Local | Source::Bundled => {
+            ModelSource::Hub { id, .. } => id.clone(),
+            ModelSource::Local | ModelSource::Bundled => {
                 let name = match self.kind {
-                    Kind::GgufFile => self.path().and_then(Path::file_stem),
-                    Kind::Folder => self.path().and_then(Path::file_name),
+                    Container::Gguf => self.path().and_then(Path::file_stem),
+                    Container::Folder => self.path().and_then(Path::file_name),
                 };
                 name.map_or_else(
                     || self.location.to_string(),
@@ -74,12 +75,12 @@ impl Model {
     ///
     /// # Errors
     /// A program that was built without one.
-    pub fn bundled() -> Result<Model> {
-        Ok(Model { location: bundled()?, kind: Kind::GgufFile, source: Source::Bundled })
+    pub fn bundled() -> Result<LocalModel> {
+        Ok(LocalModel { location: bundled()?, kind: Container::Gguf, source: ModelSource::Bundled })
     }
 
-    fn at(path: PathBuf, kind: Kind, source: Source) -> Model {
-        Model { location: Location::Path(path), kind, source }
+    fn at(path: PathBuf, kind: Container, source: ModelSource) -> LocalModel {
+        LocalModel { location: Location::Path(path), kind, source }
     }
 }
 
@@ -87,7 +88,7 @@ impl Model {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// It is here.
-    Here(Model),
+    Here(LocalModel),
     /// The name of a model on the hub that is not here, or not whole: the error to tell where it
     /// shall not be fetched.
     Absent(Error),
@@ -99,18 +100,9 @@ enum Target {
     Hub(Spec),
 }
 
-/// The two forms in which models are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// One GGUF file, or a split set of them.
-    GgufFile,
-    /// A folder with config.json, safetensors and a tokenizer.
-    Folder,
-}
-
 /// Where a model came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum ModelSource {
     /// It came with the program.
     Bundled,
     /// A path that the user named.
@@ -191,9 +183,9 @@ impl Hub {
 
     /// Finds a model without the network: an existing path first, then short names, then the cache;
     /// nothing named is the bundled model.
-    pub fn resolve(&self, spec: Option<&str>) -> Result<Model> {
+    pub fn resolve(&self, spec: Option<&str>) -> Result<LocalModel> {
         match spec.map(|text| self.find(text)) {
-            None => Model::bundled(),
+            None => LocalModel::bundled(),
             Some(Ok(Found::Here(model))) => Ok(model),
             Some(Ok(Found::Absent(error)) | Err(error)) => Err(error),
         }
@@ -271,7 +263,7 @@ impl Hub {
 
     /// Downloads a model into the cache, or completes it there: [`Hub::offer`], then
     /// [`Offer::fetch`].
-    pub fn pull(&self, name: &str, progress: &dyn Progress) -> Result<Model> {
+    pub fn pull(&self, name: &str, progress: &dyn Progress) -> Result<LocalModel> {
         self.offer(name, progress)?.fetch(progress)
     }
 
@@ -293,16 +285,16 @@ impl Hub {
 }
 
 /// [`Hub::resolve`] with the environment's hub.
-pub fn resolve(spec: Option<&str>) -> Result<Model> {
+pub fn resolve(spec: Option<&str>) -> Result<LocalModel> {
     match spec {
         // It needs no folder of the user's.
-        None => Model::bundled(),
+        None => LocalModel::bundled(),
         spec => Hub::from_env()?.resolve(spec),
     }
 }
 
 /// [`Hub::pull`] with the environment's hub.
-pub fn pull(spec: &str, progress: &dyn Progress) -> Result<Model> {
+pub fn pull(spec: &str, progress: &dyn Progress) -> Result<LocalModel> {
     Hub::from_env()?.pull(spec, progress)
 }
 
@@ -314,7 +306,7 @@ pub fn list() -> Result<Vec<Cached>> {
 }
 
 /// A model at a path that exists.
-fn local(path: &Path) -> Result<Model> {
+fn local(path: &Path) -> Result<LocalModel> {
     if path.exists() && !path.is_dir() && !path.is_file() {
         // To open a pipe would wait for somebody to write to it.
         let found = "a pipe, socket or device";
@@ -330,12 +322,12 @@ fn local(path: &Path) -> Result<Model> {
                 .unwrap_or(Path::new("."));
             return local(folder);
         }
-        return Ok(Model::at(path.to_path_buf(), Kind::GgufFile, Source::Local));
+        return Ok(LocalModel::at(path.to_path_buf(), Container::Gguf, ModelSource::Local));
     }
     if let Some(snapshot) = cache::snapshot_in(path) {
         return local(&snapshot);
     }
-    let folder = || Model::at(path.to_path_buf(), Kind::Folder, Source::Local);
+    let folder = || LocalModel::at(path.to_path_buf(), Container::Folder, ModelSource::Local);
     if ["config.json", "adapter_config.json"].iter().any(|name| path.join(name).is_file()) {
         return Ok(folder());
     }
@@ -346,5 +338,5 @@ fn local(path: &Path) -> Result<Model> {
         return Ok(folder());
     }
     let file = choose::gguf(&path.display().to_string(), None, &names)?;
-    Ok(Model::at(path.join(&file.files[0]), Kind::GgufFile, Source::Local))
+    Ok(LocalModel::at(path.join(&file.files[0]), Container::Gguf, ModelSource::Local))
 }

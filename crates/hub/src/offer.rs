@@ -9,7 +9,7 @@ use formats::{Error, Result};
 use crate::choose::{self, Choice};
 use crate::http::{Client, Part, encode};
 use crate::pull::{self, Check, whole_on_disk};
-use crate::{Hub, Kind, Model, Progress, Source, Spec, cache, spec};
+use crate::{Container, Hub, LocalModel, ModelSource, Progress, Spec, cache, spec};
 
 /// A file as the hub lists it.
 #[derive(Debug, Clone)]
@@ -71,7 +71,7 @@ impl<'a> Offer<'a> {
 
     /// The file that is opened, of a model in GGUF.
     pub fn file(&self) -> Option<&str> {
-        (self.choice.kind == Kind::GgufFile).then(|| self.choice.files[0].as_str())
+        (self.choice.kind == Container::Gguf).then(|| self.choice.files[0].as_str())
     }
 
     /// The cache that the model goes to.
@@ -98,8 +98,8 @@ impl<'a> Offer<'a> {
     /// The network's, and a beginning that is no GGUF file's or a configuration that is no JSON.
     pub fn preview(&self, progress: &dyn Progress) -> Result<Option<Preview>> {
         match self.choice.kind {
-            Kind::Folder => self.config(progress),
-            Kind::GgufFile => self.keys(progress).map(Some),
+            Container::Folder => self.config(progress),
+            Container::Gguf => self.keys(progress).map(Some),
         }
     }
 
@@ -147,7 +147,7 @@ impl<'a> Offer<'a> {
     /// # Errors
     /// The network's and the disk's, and too little room on it, which is told before the first
     /// byte.
-    pub fn fetch(&self, progress: &dyn Progress) -> Result<Model> {
+    pub fn fetch(&self, progress: &dyn Progress) -> Result<LocalModel> {
         self.check_room()?;
         let absent: Vec<&Listed> = self.absent().collect();
         if !absent.is_empty() {
@@ -173,11 +173,11 @@ impl<'a> Offer<'a> {
         cache::write_ref(&folder, &self.spec.revision, &self.commit)?;
         let snapshot = folder.join("snapshots").join(&self.commit);
         let path = match self.choice.kind {
-            Kind::Folder => snapshot,
-            Kind::GgufFile => snapshot.join(&self.choice.files[0]),
+            Container::Folder => snapshot,
+            Container::Gguf => snapshot.join(&self.choice.files[0]),
         };
-        let source = Source::Hub { id: self.spec.id.clone(), commit: self.commit.clone() };
-        Ok(Model::at(path, self.choice.kind, source))
+        let source = ModelSource::Hub { id: self.spec.id.clone(), commit: self.commit.clone() };
+        Ok(LocalModel::at(path, self.choice.kind, source))
     }
 
     /// Whether what is still to come fits the disk, as far as sizes are known.

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use formats::{Error, Result};
 
 use crate::names::Names;
-use crate::{Found, Hub, Kind, Model, Spec, cache, choose, spec};
+use crate::{Container, Found, Hub, LocalModel, Spec, cache, choose, spec};
 
 /// A model of the cache that could be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Stored {
     /// repository.
     pub name: String,
     /// Where it lies.
-    pub model: Model,
+    pub model: LocalModel,
     /// Bytes of its files.
     pub bytes: u64,
     /// When it was fetched.
@@ -73,7 +73,7 @@ impl Hub {
     /// # Errors
     /// A cache or a file of names that cannot be read, and an id that leaves open which file is
     /// meant.
-    pub fn find_stored(&self, name: &str) -> Result<Option<Model>> {
+    pub fn find_stored(&self, name: &str) -> Result<Option<LocalModel>> {
         let target = self.names()?.expand(name);
         let of_user = target.as_deref().is_some_and(spec::is_surely_path);
         if let (true, Some(path)) = (of_user, &target) {
@@ -177,8 +177,8 @@ impl Hub {
                 cached.files.iter().find(|file| file.name == name).map_or(0, |file| file.size)
             };
             let sets = match kind {
-                Kind::Folder => vec![(cached.id.clone(), cached.bytes)],
-                Kind::GgufFile => choose::sets(&files)
+                Container::Folder => vec![(cached.id.clone(), cached.bytes)],
+                Container::Gguf => choose::sets(&files)
                     .iter()
                     .map(|set| {
                         let bytes = set.iter().map(|name| size(name)).sum();

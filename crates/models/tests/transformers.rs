@@ -4,7 +4,7 @@
 
 use formats::safetensors::Safetensors;
 use formats::{Result, Tensors};
-use program::{Kind, Program, Sequence, Step, Table, WeightId, fuse, reference};
+use program::{Program, Sequence, Step, StepKind, Table, WeightId, fuse, reference};
 use std::path::{Path, PathBuf};
 
 fn options() -> delft_models::Options {
@@ -60,7 +60,7 @@ fn check(path: &Path, expected: &Expected, fused: bool, bound: f32) -> Result<()
         let tables = [Table::default(); 2];
         let tables = &tables[..program.groups().len()];
         let sequences = [Sequence::new(tokens.len(), start, tables)];
-        let kind = Kind::Prompt;
+        let kind = StepKind::Prompt;
         let step = Step { kind, tokens, sequences: &sequences, outputs, input: &[] };
         let values = reference::run(&program, &weight, &mut cache, &step)?;
         Ok(program.results.iter().map(|v| values[v.0].clone()).collect())

@@ -7,7 +7,8 @@ use delft_nn::{
 };
 use formats::{Result, Source};
 use program::{
-    Group, Kind, Program, Sequence, Step as Replay, Table, WeightId, fuse, plan_memory, reference,
+    Group, Program, Sequence, Step as Replay, StepKind, Table, WeightId, fuse, plan_memory,
+    reference,
 };
 use std::sync::Arc;
 
@@ -117,7 +118,7 @@ fn run(program: &Program, steps: &[(&[u32], u32)]) -> Vec<Vec<f32>> {
     for (tokens, start) in steps {
         let tables = [Table::default(); 2];
         let step = Replay {
-            kind: Kind::Prompt,
+            kind: StepKind::Prompt,
             tokens,
             sequences: &[Sequence::new(tokens.len(), *start as usize, &tables)],
             outputs: &[tokens.len() as u32 - 1],
@@ -265,7 +266,7 @@ fn ranks_together_are_the_whole() {
             let mut caches = vec![reference::Cache::default(); ranks];
             for (tokens, start) in [(&[3, 1, 4, 1, 5][..], 0), (&[9], 5), (&[2, 6], 6)] {
                 let step = Replay {
-                    kind: Kind::Prompt,
+                    kind: StepKind::Prompt,
                     tokens,
                     sequences: &[Sequence::new(tokens.len(), start, &[])],
                     outputs: &[0],
@@ -325,7 +326,7 @@ fn a_program_can_be_cut_between_layers() {
                 let mut caches = [reference::Cache::default(), reference::Cache::default()];
                 let tokens = [3, 1, 4, 1, 5];
                 let mut step = Replay {
-                    kind: Kind::Prompt,
+                    kind: StepKind::Prompt,
                     tokens: &tokens,
                     sequences: &[Sequence::new(tokens.len(), 0, &[])],
                     outputs: &[2, 4],
@@ -341,7 +342,7 @@ fn a_program_can_be_cut_between_layers() {
                 assert_eq!(found[half.results[0].0], wanted[whole.results[0].0], "at {layer}");
             }
             let parts = whole.split(&[0, 1, 2]).unwrap();
-            let layers = |part: &program::Part| part.program.layers.len();
+            let layers = |part: &program::ProgramPart| part.program.layers.len();
             assert_eq!(parts.iter().map(layers).collect::<Vec<_>>(), [0, 1, 1, 0]);
             for wrong in [&[3][..], &[1, 1], &[2, 1]] {
                 let why = whole.split(wrong).unwrap_err().to_string();
@@ -391,7 +392,7 @@ fn operations_can_be_moved_to_another_device() {
                 let mut caches = [reference::Cache::default(), reference::Cache::default()];
                 for (tokens, start) in [(&[3, 1, 4, 1, 5][..], 0), (&[9], 5)] {
                     let step = Replay {
-                        kind: Kind::Prompt,
+                        kind: StepKind::Prompt,
                         tokens,
                         sequences: &[Sequence::new(tokens.len(), start, &[])],
                         outputs: &[0],

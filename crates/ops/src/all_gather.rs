@@ -6,7 +6,7 @@
 
 use formats::Result;
 
-use crate::operation::{Call, Operation, Precision, Sharding};
+use crate::operation::{Operation, Precision, ReferenceCall, Sharding};
 use crate::{Partition, Shape, arity, expect};
 
 /// `x[rows, columns of the rank] -> y[rows, width]`, in the order of ranks.
@@ -31,7 +31,7 @@ impl Operation for AllGather {
     }
 
     /// The reference of a single rank. The interpreter of several ranks joins their contributions.
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(&[call.inputs[0]], &mut call.outputs[0]);
     }
 

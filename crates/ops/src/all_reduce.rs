@@ -3,7 +3,7 @@
 
 use formats::Result;
 
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{Shape, arity};
 
 /// `x -> y`, of any one shape.
@@ -21,7 +21,7 @@ impl Operation for AllReduce {
     }
 
     /// The reference of a single rank. The interpreter of several ranks adds their contributions.
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(&[call.inputs[0]], &mut call.outputs[0]);
     }
 

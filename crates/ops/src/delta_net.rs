@@ -16,7 +16,9 @@ use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
 use crate::math::{sigmoid, softplus};
-use crate::operation::{Access, CacheUse, CachedWork, Call, Operation, Precision, Sharding};
+use crate::operation::{
+    CacheUse, CachedWork, Operation, Precision, ReferenceCall, Sharding, StateAccess,
+};
 use crate::states::{States, Trial};
 use crate::sweep::{begin, load, require_vectors, when};
 use crate::trial::{memory, random, scaled};
@@ -160,7 +162,7 @@ impl Operation for DeltaNet {
         Ok(vec![Shape { width: self.heads * self.value_dim, ..inputs[0] }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let heads = self.heads;
         // A row of the history: queries, keys and values, then a, then b.
         let (width, tokens) = (self.width(), call.positions.len());
@@ -191,7 +193,7 @@ impl Operation for DeltaNet {
     }
 
     fn cache(&self) -> Option<CacheUse> {
-        let access = Access::Carry { start: self.start, elements: self.elements() };
+        let access = StateAccess::Carry { start: self.start, elements: self.elements() };
         Some(CacheUse { layer: self.layer, access })
     }
 

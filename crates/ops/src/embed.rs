@@ -7,8 +7,10 @@ use tile::ir::Hint;
 use tile::launch::{Mode, Numbers, Requirement};
 
 use crate::gradient::{Forward, Gathered, Reverse, Wrt, give, one};
-use crate::operation::{Bound, Call, Launches, Operand, Operation, Precision, Sharding, Y};
-use crate::packed::{Format, Layout, Mlx, Planes, Weights, pack, pack_mlx};
+use crate::operation::{
+    Bound, Launches, Operand, Operation, Precision, ReferenceCall, Sharding, Y,
+};
+use crate::packed::{Format, Layout, Mlx, PackedWeights, Planes, pack, pack_mlx};
 use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
@@ -44,7 +46,7 @@ impl Operation for Embed {
         Ok(vec![Shape::tokens(weights[0][1])])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let width = call.outputs[0].len() / call.tokens.len();
         let rows = match self.index {
             Index::Token => call.tokens,
@@ -151,7 +153,7 @@ pub(crate) fn gather(
 /// of [`Format::step`].
 #[kernel]
 pub fn embed_packed(tokens: In<u32>, width: Const<u32>, to: Scalar, format: Format) {
-    let table = Weights::declare("table", format, width);
+    let table = PackedWeights::declare("table", format, width);
     let y = <Out>::stored("y", to);
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 128);
     require(Requirement::Length("tokens".to_owned(), dim("rows")));

@@ -4,7 +4,7 @@
 
 use formats::Result;
 
-use crate::operation::{Call, Operand, Operation, Precision, Sharding};
+use crate::operation::{Operand, Operation, Precision, ReferenceCall, Sharding};
 use crate::{Shape, arity};
 
 /// `gives.. -> brings..`, of any shapes.
@@ -27,7 +27,7 @@ impl Operation for Exchange {
     }
 
     /// Does nothing: the interpreter of both sides has already put the values there.
-    fn reference(&self, _: &mut Call<'_>) {}
+    fn reference(&self, _: &mut ReferenceCall<'_>) {}
 
     fn sharding(&self) -> Sharding {
         Sharding::Whole

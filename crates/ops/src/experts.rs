@@ -5,7 +5,7 @@
 use formats::{Error, ErrorKind, Result};
 
 use crate::gradient::{ExpertsBackward, ExpertsTangent, Forward, Reverse, Wrt, zeros};
-use crate::operation::{Call, Operand, Operation, Precision, Sharding};
+use crate::operation::{Operand, Operation, Precision, ReferenceCall, Sharding};
 use crate::{Shape, Unary, arity, expect, gated, moe};
 
 /// How router scores become experts and their weights.
@@ -163,7 +163,7 @@ impl Operation for Experts {
         Ok(if self.inner { vec![inputs[0], inner] } else { vec![inputs[0]] })
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let weights: Vec<&[f32]> = call.weights.iter().map(Vec::as_slice).collect();
         let [width, experts] = [call.widths[0], call.widths[1]];
         let ff = weights[0].len() / (experts * width);

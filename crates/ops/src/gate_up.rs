@@ -8,8 +8,8 @@ use crate::linear::{
     Finisher, GemvSchedule, Input, Norm, Sums, Sweep, Task, contract, holds, product_finished,
 };
 use crate::low_rank::kernels::{Low, Sites};
-use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
-use crate::packed::{Format, Weights};
+use crate::operation::{Operand, Operation, Precision, Product, ReferenceCall, Sharding};
+use crate::packed::{Format, PackedWeights};
 use crate::project::Project;
 use crate::{Shape, Unary, expect, gated, real};
 use formats::Result;
@@ -38,7 +38,7 @@ pub fn gate_up(
     low: Option<Low>,
 ) {
     let norm = norm.then(Norm::declare);
-    let weights = ["gate", "up"].map(|name| Weights::declare(name, format, width)).to_vec();
+    let weights = ["gate", "up"].map(|name| PackedWeights::declare(name, format, width)).to_vec();
     contract(&schedule, rows, &[("gate", format, "out"), ("up", format, "out")]);
     holds("y", dim("out") * rows);
     if norm.is_some() {
@@ -93,7 +93,7 @@ impl Operation for GateUp {
         Ok(vec![shapes[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let both = self.both().outputs(call.inputs[0], call.widths[0], call.weights);
         gated::reference(self.act, &both[0], &both[1], &mut call.outputs[0]);
     }

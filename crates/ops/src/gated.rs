@@ -7,7 +7,7 @@ use tile::launch::Numbers;
 
 use crate::gradient::{Forward, GatedBackward, Reverse, Wrt, give, one};
 use crate::map::Unary;
-use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
+use crate::operation::{Launches, Operation, ReferenceCall, Sharding, X, launch_flat};
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, alike, arity, real, sweep};
 use formats::Result;
@@ -27,7 +27,7 @@ impl Operation for Gated {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(self.0, call.inputs[0], call.inputs[1], &mut call.outputs[0]);
     }
 

@@ -25,7 +25,7 @@ use tile::launch::{Mode, Numbers, Requirement};
 use crate::experts::{MOST_EXPERTS, MOST_USED};
 use crate::linear::holds;
 use crate::moe::{NONE, best_open};
-use crate::operation::{Bound, Call, Launches, Operation, Precision, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operation, Precision, ReferenceCall, Sharding, X, Y};
 use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect, math};
 
@@ -80,7 +80,7 @@ impl Operation for GroupLimit {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let experts = call.widths[0];
         let rows = call.inputs[0].chunks_exact(experts);
         for (scores, y) in rows.zip(call.outputs[0].chunks_exact_mut(experts)) {

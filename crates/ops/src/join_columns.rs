@@ -5,7 +5,7 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-use crate::operation::{Bound, Call, Launches, Operation, Precision, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operation, Precision, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{begin, require_lengths, when};
 use crate::trial::{memory, random};
 use crate::{Partition, Shape, arity, expect};
@@ -29,7 +29,7 @@ impl Operation for JoinColumns {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(call.inputs[0], &self.partition, &mut call.outputs[0]);
     }
 

@@ -19,7 +19,7 @@ use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers, Requirement};
 
 use crate::math::round_away;
-use crate::operation::{Access, CacheUse, Call, Operation, Precision, Sharding};
+use crate::operation::{CacheUse, Operation, Precision, ReferenceCall, Sharding, StateAccess};
 use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, random, scaled};
 use crate::{Shape, alike, arity};
@@ -42,7 +42,7 @@ impl Operation for KvWrite {
         Ok(vec![])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let (keys, values) = (call.inputs[0], call.inputs[1]);
         call.cache[self.layer].write(call.positions, call.widths[0], keys, values);
     }
@@ -52,7 +52,7 @@ impl Operation for KvWrite {
     }
 
     fn cache(&self) -> Option<CacheUse> {
-        Some(CacheUse { layer: self.layer, access: Access::Append { keys: 0 } })
+        Some(CacheUse { layer: self.layer, access: StateAccess::Append { keys: 0 } })
     }
 
     fn set_layer(&mut self, layer: usize) {

@@ -8,7 +8,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::gradient::{Forward, LayerNormBackward, NormTangent, Reverse, Wrt, give, one, zeros};
-use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::rms_norm::{SHAPES, launch_numbers, numbers};
 use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
@@ -35,7 +35,7 @@ impl Operation for LayerNorm {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let bias = call.weights.get(1).map(Vec::as_slice);
         reference(call.inputs[0], &call.weights[0], bias, self.eps, &mut call.outputs[0]);
     }

@@ -8,8 +8,8 @@ use crate::linear::{
     Finisher, GemvSchedule, Input, Sums, Sweep, Task, contract, holds, product_finished,
 };
 use crate::low_rank::kernels::{Low, Sites};
-use crate::operation::{Call, Operand, Operation, Precision, Product, Sharding};
-use crate::packed::{Format, Weights};
+use crate::operation::{Operand, Operation, Precision, Product, ReferenceCall, Sharding};
+use crate::packed::{Format, PackedWeights};
 use crate::zip::{self, Binary};
 use crate::{Shape, arity, linear};
 use formats::{Error, Result};
@@ -37,7 +37,7 @@ pub fn linear_add(
     schedule: GemvSchedule,
     low: Option<Low>,
 ) {
-    let weight = Weights::declare("weight", format, width);
+    let weight = PackedWeights::declare("weight", format, width);
     let bias = bias.then(|| <In>::declare("bias"));
     contract(&schedule, rows, &[("weight", format, "out")]);
     holds("residual", dim("out") * rows);
@@ -78,7 +78,7 @@ impl Operation for LinearAdd {
         Ok(vec![y])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let (bias, mut sum) = (call.weights.get(1).map(Vec::as_slice), call.outputs[0].clone());
         linear::reference(call.inputs[0], &call.weights[0], bias, call.widths[0], &mut sum);
         zip::reference(Binary::Add, call.inputs[1], &sum, &mut call.outputs[0]);

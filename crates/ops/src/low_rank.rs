@@ -14,7 +14,7 @@ pub mod kernels;
 use formats::{DType, Error, Result};
 use std::ops::Range;
 
-use crate::operation::{Call, Operation, Precision, Sharding};
+use crate::operation::{Operation, Precision, ReferenceCall, Sharding};
 use crate::{Shape, arity};
 
 /// `y -> y'` at a table of embeddings, `y, x -> y'` behind a product of `x`, or
@@ -118,7 +118,7 @@ impl Operation for LowRank {
         Ok(vec![y])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let width = call.widths[0];
         for (t, y) in call.outputs[0].chunks_exact_mut(width).enumerate() {
             let base = &call.inputs[0][t * width..][..width];

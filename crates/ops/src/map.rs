@@ -8,7 +8,7 @@ use tile::dsl::*;
 use tile::launch::Numbers;
 
 use crate::gradient::{Forward, MapBackward, Reverse, Wrt, give, one};
-use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
+use crate::operation::{Launches, Operation, ReferenceCall, Sharding, X, launch_flat};
 use crate::sweep;
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, arity, real};
@@ -30,7 +30,7 @@ impl Operation for Map {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(self.0, call.inputs[0], &mut call.outputs[0]);
     }
 

@@ -30,7 +30,7 @@ pub trait Operation: Debug {
 
     /// Computes the outputs in slow, obvious loops: every fast implementation is compared with
     /// them.
-    fn reference(&self, call: &mut Call<'_>);
+    fn reference(&self, call: &mut ReferenceCall<'_>);
 
     /// How tensor parallelism cuts it.
     fn sharding(&self) -> Sharding;
@@ -237,12 +237,12 @@ pub struct CacheUse {
     /// Index of the cache layer.
     pub layer: usize,
     /// How it is accessed.
-    pub access: Access,
+    pub access: StateAccess,
 }
 
 /// How a cache layer is accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum StateAccess {
     /// Appends input number `keys` and the one after it, the values.
     Append {
         /// Index of the input that has the keys.
@@ -355,7 +355,7 @@ fn put(cached: &mut Vec<f32>, positions: &[u32], width: usize, rows: &[f32]) {
 
 /// The operands of one node in one replay, for its reference.
 #[derive(Debug)]
-pub struct Call<'a> {
+pub struct ReferenceCall<'a> {
     /// Elements of each input, row-major.
     pub inputs: Vec<&'a [f32]>,
     /// Elements in a row of each input.

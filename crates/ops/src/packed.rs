@@ -16,7 +16,7 @@
 //! their base plane is all there is.
 //!
 //! Everything follows from [`formats::quant::Block::AFFINE`]: a new block needs no line here. MLX's
-//! affine formats are another source of the same layout. What kernels read it with is [`Weights`].
+//! affine formats are another source of the same layout. What kernels read it with is [`PackedWeights`].
 
 mod pack;
 mod weights;
@@ -33,7 +33,7 @@ use tile::types::Scalar;
 
 pub use pack::{Mlx, pack, pack_into, pack_mlx};
 pub(crate) use weights::halves;
-pub use weights::{Run, Scaled, Supers, Weights};
+pub use weights::{PackedWeights, Run, Scaled, Supers};
 
 /// How the elements of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

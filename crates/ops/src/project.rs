@@ -9,8 +9,8 @@ use crate::linear::{
     Finisher, GemvSchedule, Input, Norm, Sums, Sweep, Task, contract, holds, product_finished,
 };
 use crate::low_rank::kernels::{Low, Sites};
-use crate::operation::{Call, Operand, Operation, Product, Sharding};
-use crate::packed::{Format, Weights};
+use crate::operation::{Operand, Operation, Product, ReferenceCall, Sharding};
+use crate::packed::{Format, PackedWeights};
 use crate::{Shape, arity, linear, rms_norm};
 use formats::{DType, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
@@ -21,7 +21,7 @@ pub const KERNELS: &[Spec] = &[Spec { name: "project", cases, benches }];
 
 /// One matrix of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Part {
+pub struct ProjectedMatrix {
     /// How it is packed.
     pub format: Format,
     /// Whether a bias follows its weight.
@@ -40,7 +40,7 @@ pub fn project(
     width: Const<u32>,
     from: Scalar,
     to: Scalar,
-    matrices: &[Part],
+    matrices: &[ProjectedMatrix],
     norm: bool,
     rows: u32,
     schedule: GemvSchedule,
@@ -49,12 +49,14 @@ pub fn project(
     let norm = norm.then(Norm::declare);
     let mut weights = Vec::new();
     let (mut sweeps, mut ends) = (Vec::new(), Vec::new());
-    for (j, &Part { format, bias }) in matrices.iter().enumerate() {
+    for (j, &ProjectedMatrix { format, bias }) in matrices.iter().enumerate() {
         let (weight, out) = (format!("weight{j}"), format!("out{j}"));
         let rows_of = Const::<u32>::declare(&out);
         let y = <Out>::stored(&format!("y{j}"), to);
-        sweeps
-            .push(Sweep { weights: vec![Weights::declare(&weight, format, width)], out: rows_of });
+        sweeps.push(Sweep {
+            weights: vec![PackedWeights::declare(&weight, format, width)],
+            out: rows_of,
+        });
         let bias = bias.then(|| <In>::declare(&format!("bias{j}")));
         weights.push((weight, format, out));
         ends.push((y, bias, rows_of));
@@ -151,7 +153,7 @@ impl Operation for Project {
             .collect()
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         call.outputs = self.outputs(call.inputs[0], call.widths[0], call.weights);
     }
 
@@ -203,8 +205,9 @@ fn cases() -> Vec<Case> {
             let i = cases.len();
             let (types, norm) = (TYPES[i % TYPES.len()], i % 5 > 0);
             let formats: Vec<Format> = dtypes.iter().filter_map(|d| Format::of(*d)).collect();
-            let part = |(j, f): (usize, &Format)| Part { format: *f, bias: (i + j) % 2 == 0 };
-            let matrices: Vec<Part> = formats.iter().enumerate().map(part).collect();
+            let part =
+                |(j, f): (usize, &Format)| ProjectedMatrix { format: *f, bias: (i + j) % 2 == 0 };
+            let matrices: Vec<ProjectedMatrix> = formats.iter().enumerate().map(part).collect();
             let decode = Task::decode(&formats, width as u32, outs.iter().sum::<usize>() as u32);
             let task = Task { rows: rows as u32, x: types.0, int8, ..decode };
             let mut schedule = GemvSchedule::pick(&task);
@@ -217,7 +220,7 @@ fn cases() -> Vec<Case> {
             buffers.extend(norm.map(|weight| Buffer::floats(Scalar::F32, weight)));
             let mut numbers = numbers(1 + g as u32 % 3, width).with_f32("eps", EPS);
             let mut expected = Vec::new();
-            for (j, &Part { format, bias }) in matrices.iter().enumerate() {
+            for (j, &ProjectedMatrix { format, bias }) in matrices.iter().enumerate() {
                 let matrix = Matrix::new(format, j as u64 + 3, outs[j], width);
                 let biases = noise(11, outs[j]);
                 let bias = bias.then_some(&biases[..]);
@@ -270,7 +273,7 @@ fn benches() -> Vec<Bench> {
             kernel: project(
                 Scalar::F32,
                 Scalar::F16,
-                &[Part { format, bias: false }; 3],
+                &[ProjectedMatrix { format, bias: false }; 3],
                 true,
                 1,
                 schedule,

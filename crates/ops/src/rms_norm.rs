@@ -8,7 +8,7 @@ use tile::dsl::*;
 use tile::launch::Numbers;
 
 use crate::gradient::{Forward, NormTangent, Reverse, RmsNormBackward, Wrt, give, one};
-use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{Row, Team, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Op, Shape, arity, expect};
@@ -32,7 +32,7 @@ impl Operation for RmsNorm {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(call.inputs[0], &call.weights[0], self.eps, &mut call.outputs[0]);
     }
 

@@ -10,7 +10,7 @@ use tile::launch::{Numbers, Requirement};
 
 use crate::gradient::{Forward, Reverse, Wrt, give, linear_in_x, one};
 use crate::math::sin_cos;
-use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{Team, begin, lanes, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
@@ -41,7 +41,7 @@ impl Operation for Rope {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         call.outputs[0].copy_from_slice(call.inputs[0]);
         self.turn(call.positions, call.widths[0], &mut call.outputs[0]);
     }

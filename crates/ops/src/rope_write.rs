@@ -11,7 +11,7 @@ use tile::launch::Numbers;
 
 use self::fused::Fused;
 use crate::kv_write::{Blocks, Cache, KvWrite, Plain, Step, require_blocks};
-use crate::operation::{Access, CacheUse, Call, Operation, Precision, Sharding};
+use crate::operation::{CacheUse, Operation, Precision, ReferenceCall, Sharding, StateAccess};
 use crate::rope::{Rope, frequencies};
 use crate::sweep::require_vectors;
 use crate::trial::{every_float, exact, memory, near, random};
@@ -47,7 +47,7 @@ impl Operation for RopeWrite {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let mut norms = call.weights.iter().map(Vec::as_slice);
         let q_norm = self.q_norm.and_then(|_| norms.next());
         let k_norm = self.k_norm.and_then(|_| norms.next());
@@ -67,7 +67,7 @@ impl Operation for RopeWrite {
     }
 
     fn cache(&self) -> Option<CacheUse> {
-        Some(CacheUse { layer: self.layer, access: Access::Append { keys: 1 } })
+        Some(CacheUse { layer: self.layer, access: StateAccess::Append { keys: 1 } })
     }
 
     fn set_layer(&mut self, layer: usize) {

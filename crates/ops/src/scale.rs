@@ -5,7 +5,7 @@ use tile::dsl::*;
 use tile::launch::Numbers;
 
 use crate::gradient::{Forward, Reverse, Wrt, give, linear_in_x, one};
-use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
+use crate::operation::{Launches, Operation, ReferenceCall, Sharding, X, launch_flat};
 use crate::sweep::map;
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, arity};
@@ -28,7 +28,7 @@ impl Operation for Scale {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(call.inputs[0], self.by, &mut call.outputs[0]);
     }
 

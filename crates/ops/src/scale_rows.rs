@@ -6,7 +6,7 @@ use tile::launch::{Mode, Numbers};
 
 use crate::gradient::{Forward, Reverse, SumColumns, Wrt, give, mul, one};
 use crate::linear::holds;
-use crate::operation::{Bound, Call, Launches, Operand, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
 use crate::trial::{every_float, memory, random};
 use crate::{Shape, arity, expect};
@@ -27,7 +27,7 @@ impl Operation for ScaleRows {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(call.inputs[0], call.inputs[1], call.widths[0], &mut call.outputs[0]);
     }
 

@@ -5,7 +5,7 @@ use tile::dsl::*;
 
 use crate::embed::{PICKS, WIDTHS, gather, numbers};
 use crate::gradient::{Forward, Reverse, Spread, Wrt, give, linear_in_x, one};
-use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::trial::{every_float, exact, memory, random, rows_of};
 use crate::{Rows, Shape, arity};
 use formats::{Error, Result};
@@ -27,7 +27,7 @@ impl Operation for Select {
         Ok(vec![Shape { rows: Rows::Outputs, width: inputs[0].width }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(call.inputs[0], call.picks, call.widths[0], &mut call.outputs[0]);
     }
 

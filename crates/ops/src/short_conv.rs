@@ -7,7 +7,7 @@ use tile::case::{Bench, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-use crate::operation::{Access, CacheUse, Call, Operation, Precision, Sharding};
+use crate::operation::{CacheUse, Operation, Precision, ReferenceCall, Sharding, StateAccess};
 use crate::states::{Chunk, States, Trial};
 use crate::sweep::{begin, load, require_vectors, when};
 use crate::trial::{memory, random};
@@ -50,7 +50,7 @@ impl Operation for ShortConv {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let width = self.width;
         let x = call.cache[self.layer].note(self.start, call.positions, width, call.inputs[0]);
         let taps = &call.weights[0];
@@ -71,7 +71,7 @@ impl Operation for ShortConv {
     }
 
     fn cache(&self) -> Option<CacheUse> {
-        let access = Access::Carry { start: self.start, elements: self.elements() };
+        let access = StateAccess::Carry { start: self.start, elements: self.elements() };
         Some(CacheUse { layer: self.layer, access })
     }
 

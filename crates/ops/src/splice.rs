@@ -13,7 +13,7 @@ use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
 use crate::linear::holds;
-use crate::operation::{Bound, Call, Launches, Operand, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
 use crate::trial::{every_float, exact, memory, random};
 use crate::{Shape, expect};
@@ -75,7 +75,7 @@ impl Operation for Splice {
         Ok(vec![Shape { width, ..inputs[0] }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let (x, z) = (call.inputs[0], call.inputs.get(1).copied());
         let rows = x.chunks_exact(call.widths[0]).enumerate();
         let wide = self.heads * self.width;

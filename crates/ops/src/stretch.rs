@@ -7,7 +7,7 @@ use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
 use crate::linear::holds;
-use crate::operation::{Bound, Call, Launches, Operation, Precision, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operation, Precision, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
 use crate::trial::{every_float, memory, random};
 use crate::{Shape, arity};
@@ -34,7 +34,7 @@ impl Operation for Stretch {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         self.rows(call.positions, call.widths[0], call.inputs[0], &mut call.outputs[0]);
     }
 

@@ -5,7 +5,7 @@ use tile::dsl::*;
 use tile::launch::Numbers;
 
 use crate::gradient::{Forward, Reverse, Wrt, give, mul, one};
-use crate::operation::{Call, Launches, Operation, Sharding, X, launch_flat};
+use crate::operation::{Launches, Operation, ReferenceCall, Sharding, X, launch_flat};
 use crate::sweep;
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Scale, Shape, alike, arity, real};
@@ -28,7 +28,7 @@ impl Operation for Zip {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(self.0, call.inputs[0], call.inputs[1], &mut call.outputs[0]);
     }
 

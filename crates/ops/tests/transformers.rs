@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use delft_ops::operation::{CachedLayer, Call};
+use delft_ops::operation::{CachedLayer, ReferenceCall};
 use delft_ops::{Attention, LayerNorm, Map, Op, Unary};
 use formats::safetensors::Safetensors;
 
@@ -44,7 +44,7 @@ fn reference(
     cache: CachedLayer,
 ) -> Vec<f32> {
     let positions: Vec<u32> = (0..(x.len() / width) as u32).collect();
-    let mut call = Call {
+    let mut call = ReferenceCall {
         inputs: vec![x],
         widths: vec![width],
         weights,

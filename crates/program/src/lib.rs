@@ -29,9 +29,10 @@ pub use fuse::{fuse, fuse_gates, fuse_gradients};
 pub use observe::{Input, Routed};
 pub use offload::Offloaded;
 pub use plan::{ArenaPlan, plan_memory, plan_sizes};
-pub use split::Part;
+pub use split::ProgramPart;
 pub use step::{
-    CHOSEN, Choose, Choosing, Kind, Limits, OwnedStep, Sequence, Step, StepMemory, Table, recycle,
+    CHOSEN, Choose, Choosing, Limits, OwnedStep, Sequence, Step, StepKind, StepMemory, Table,
+    recycle,
 };
 pub use weight::Weight;
 

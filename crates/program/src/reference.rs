@@ -3,7 +3,7 @@
 
 use crate::{Adapter, Node, Offloaded, Program, Sequence, Step, WeightId};
 use formats::{Error, Result};
-use ops::operation::{CachedLayer, Call};
+use ops::operation::{CachedLayer, ReferenceCall};
 use ops::{Op, Rows, all_gather, all_reduce};
 
 /// The cache of every layer, for all positions.
@@ -211,7 +211,7 @@ fn evaluate(
 ) -> Vec<Vec<f32>> {
     let site = node.op.site().and_then(|site| program.sites.get(site));
     let delta = site.zip(step.adapter).and_then(|(site, adapter)| adapter.deltas.get(&site.name));
-    let mut call = Call {
+    let mut call = ReferenceCall {
         inputs: node.inputs.iter().map(|v| values[v.0].as_slice()).collect(),
         widths: node.inputs.iter().map(|v| program.shape(*v).width).collect(),
         weights,

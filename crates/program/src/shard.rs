@@ -14,7 +14,7 @@
 use crate::adapt::{Share, table};
 use crate::{Node, Program, Site, ValueId, WeightId};
 use formats::{Error, Hint, Result, Setting};
-use ops::operation::{Access, CacheUse, Sharding};
+use ops::operation::{CacheUse, Sharding, StateAccess};
 use ops::project::Projection;
 use ops::{Op, Partition, Rows, Shape};
 
@@ -106,7 +106,7 @@ impl Program {
     /// The layer, the query heads and the key/value heads of an operation that attends.
     fn heads(&self, node: &Node) -> Option<(usize, usize, usize)> {
         match node.op.cache()? {
-            CacheUse { layer, access: Access::Read { kv_heads, head_dim, .. } } => {
+            CacheUse { layer, access: StateAccess::Read { kv_heads, head_dim, .. } } => {
                 let queries = self.shape(*node.inputs.first()?).width;
                 Some((layer, queries / head_dim.max(1), kv_heads))
             }
@@ -160,7 +160,7 @@ impl Sharder<'_> {
     /// The number of parts into which ranks cut input number `input` of an operation on heads.
     fn parts_read(&self, node: &Node, input: usize) -> usize {
         match node.op.cache() {
-            Some(CacheUse { layer, access: Access::Append { keys } })
+            Some(CacheUse { layer, access: StateAccess::Append { keys } })
                 if (keys..keys + 2).contains(&input) =>
             {
                 self.of.layers[layer].kv_heads.min(self.ranks)

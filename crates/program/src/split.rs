@@ -6,7 +6,7 @@ use ops::Rows;
 
 /// A part of a Program, with its own values, weights and cache layers, all renumbered.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Part {
+pub struct ProgramPart {
     /// The operations of the part.
     pub program: Program,
     /// For each of its cache groups, the index of the whole Program's group.
@@ -24,7 +24,7 @@ impl Program {
     /// # Errors
     /// A layer that does not exist, traced values, or a boundary that more than one value with a
     /// row per token crosses.
-    pub fn split(&self, at: &[usize]) -> Result<Vec<Part>> {
+    pub fn split(&self, at: &[usize]) -> Result<Vec<ProgramPart>> {
         let whole = self.traces.is_empty() && self.input.is_none();
         let ascend = at.windows(2).all(|pair| pair[0] < pair[1]);
         if !whole || !ascend || at.last().is_some_and(|last| *last > self.layers.len()) {
@@ -104,7 +104,7 @@ impl Program {
     }
 
     /// Some nodes as a Program of their own.
-    fn part(&self, nodes: &[Node], input: Option<ValueId>, results: &[ValueId]) -> Part {
+    fn part(&self, nodes: &[Node], input: Option<ValueId>, results: &[ValueId]) -> ProgramPart {
         let mut part = Program::default();
         let (mut values, mut weights, mut layers) = (vec![], vec![], vec![]);
         // The new number of `old`, which is appended if it has not been seen.
@@ -142,7 +142,7 @@ impl Program {
         let all = self.groups();
         let groups = part.groups();
         let whole = |group| all.iter().position(|g| g == group).unwrap_or(0);
-        Part { groups: groups.iter().map(whole).collect(), program: part }
+        ProgramPart { groups: groups.iter().map(whole).collect(), program: part }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A step: the inputs of one replay of a Program, and their validation.
 //!
-//! A step consists of rows of one or more sequences, all of one [`Kind`]. Three numbers of a row
+//! A step consists of rows of one or more sequences, all of one [`StepKind`]. Three numbers of a row
 //! are distinct: its index in the step, its index in the cache ([`Sequence::start`]) and its rotary
 //! position ([`Sequence::position`]).
 
@@ -18,7 +18,7 @@ pub const CHOSEN: u32 = u32::MAX;
 /// and not on the step's other rows, their number, or where a prompt is cut into steps. (A GPU
 /// guarantees this only if loaded for many sequences.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-pub enum Kind {
+pub enum StepKind {
     /// Generated tokens: one row of each sequence, or several to verify drafts or to recompute.
     Decode,
     /// Prompt tokens: a chunk of each sequence.
@@ -124,9 +124,9 @@ pub struct Choosing<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
     /// How its rows are computed.
-    pub kind: Kind,
+    pub kind: StepKind,
     /// Token ids, one per row. The first of a sequence may be [`CHOSEN`] in a step of
-    /// [`Kind::Decode`].
+    /// [`StepKind::Decode`].
     pub tokens: &'a [u32],
     /// The sequences, each at most once; their rows follow each other and cover the step.
     pub sequences: &'a [Sequence<'a>],
@@ -238,7 +238,7 @@ impl<'a> Step<'a> {
         if last >= limits.positions {
             return wrong(format!("positions below {}", limits.positions), last.to_string());
         }
-        let decodes = self.kind == Kind::Decode;
+        let decodes = self.kind == StepKind::Decode;
         if rows[1..].contains(&CHOSEN) || (rows[0] == CHOSEN && !decodes) {
             let expected = "a chosen token in the first row of a sequence that decodes";
             return wrong(expected.to_owned(), "one elsewhere".to_owned());
@@ -343,7 +343,7 @@ impl StepMemory {
 /// A step that owns its parts except the Program's input, and reuses its memory.
 #[derive(Debug, Clone)]
 pub struct OwnedStep {
-    kind: Kind,
+    kind: StepKind,
     tokens: Vec<u32>,
     outputs: Vec<u32>,
     sequences: Vec<OwnedSequence>,
@@ -372,7 +372,7 @@ struct OwnedSequence {
 impl Default for OwnedStep {
     fn default() -> Self {
         let (tokens, outputs, sequences) = Default::default();
-        OwnedStep { kind: Kind::Decode, tokens, outputs, sequences, count: 0 }
+        OwnedStep { kind: StepKind::Decode, tokens, outputs, sequences, count: 0 }
     }
 }
 
@@ -479,7 +479,7 @@ mod tests {
             Sequence { slot: 1, ..Sequence::new(2, 7, &second) },
         ];
         let mut step = Step {
-            kind: Kind::Decode,
+            kind: StepKind::Decode,
             tokens: &[CHOSEN, 5, 6],
             sequences: &[],
             outputs: &[0, 2],
@@ -502,7 +502,7 @@ mod tests {
             ("among the rows", |step, _| step.outputs = &[3]),
             ("a row of input", |step, _| step.input = &[1.0]),
             ("the first row", |step, _| step.tokens = &[4, 5, CHOSEN]),
-            ("that decodes", |step, _| step.kind = Kind::Prompt),
+            ("that decodes", |step, _| step.kind = StepKind::Prompt),
             ("each slot once", |_, sequences| sequences[0].slot = 1),
             ("slots below 4", |_, sequences| sequences[0].slot = 4),
             ("one of 2 seats", |_, sequences| sequences[0].adapter = 3),
@@ -529,7 +529,8 @@ mod tests {
             Sequence { slot: 1, choose, ..Sequence::new(1, 400, tables) },
         ];
         let tokens = &[1, 2];
-        let step = Step { kind: Kind::Prompt, tokens, sequences: &sequences, outputs, input: &[] };
+        let step =
+            Step { kind: StepKind::Prompt, tokens, sequences: &sequences, outputs, input: &[] };
         step.check(&limits()).err().map(|why| why.to_string()).unwrap_or_default()
     }
 
@@ -564,7 +565,7 @@ mod tests {
             Sequence { position: 5, adapter: 2, ..Sequence::new(2, 7, &second) },
         ];
         let step = Step {
-            kind: Kind::Prompt,
+            kind: StepKind::Prompt,
             tokens: &[1, 2, 3],
             sequences: &sequences,
             outputs: &[0, 2],

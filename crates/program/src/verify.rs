@@ -3,7 +3,7 @@
 use crate::{CacheLayer, Node, Program, ValueId};
 use formats::{Error, Result};
 use ops::Rows;
-use ops::operation::{Access, CacheUse};
+use ops::operation::{CacheUse, StateAccess};
 
 impl Program {
     /// Checks that every value is written once and before it is read, that shapes agree with the
@@ -100,16 +100,17 @@ impl Program {
             ));
         };
         match access {
-            Access::Carry { start, elements } => {
+            StateAccess::Carry { start, elements } => {
                 let end = start.saturating_add(elements);
                 if *layer != CacheLayer::carried(layer.state) || end > layer.state {
                     let expected = format!("a state of {end} elements or more");
                     return Err(Error::new(place, expected, format!("{layer:?}")));
                 }
                 let other = |before: &Node| match before.op.cache() {
-                    Some(CacheUse { layer, access: Access::Carry { start: from, elements } }) => {
-                        layer == index && from < end && start < from.saturating_add(elements)
-                    }
+                    Some(CacheUse {
+                        layer,
+                        access: StateAccess::Carry { start: from, elements },
+                    }) => layer == index && from < end && start < from.saturating_add(elements),
                     _ => false,
                 };
                 if self.nodes[..at].iter().any(other) {
@@ -117,7 +118,7 @@ impl Program {
                 }
                 cached[index] = true;
             }
-            Access::Read { kv_heads, head_dim, window } => {
+            StateAccess::Read { kv_heads, head_dim, window } => {
                 let read = CacheLayer::keys_values(kv_heads, head_dim, window);
                 if read != *layer {
                     return Err(Error::new(place, format!("{layer:?}"), format!("{read:?}")));
@@ -126,7 +127,7 @@ impl Program {
                     return Err(Error::new(place, "the layer's cache written before", "a read"));
                 }
             }
-            Access::Append { keys } => {
+            StateAccess::Append { keys } => {
                 let keys = self.shape(node.inputs[keys]);
                 let width = layer.kv_heads * layer.head_dim;
                 if keys.width != width || layer.state > 0 {

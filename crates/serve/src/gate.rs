@@ -38,7 +38,7 @@ pub(crate) struct Peer(pub(crate) IpAddr);
 
 /// Who may ask.
 #[derive(Clone, Default)]
-pub struct Access {
+pub struct AccessRules {
     /// Keys, one of which every request must have, unless it has one of an administrator; none: no
     /// key is asked for.
     pub keys: Vec<String>,
@@ -52,7 +52,7 @@ pub struct Access {
     pub hosts: Vec<String>,
 }
 
-impl Access {
+impl AccessRules {
     fn check(&self, request: &Request) -> Result<(), Problem> {
         let header = |name| request.headers().get(name).map(HeaderValue::to_str);
         let host = match header(HOST) {
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use axum::body::Body;
 
-    fn asked(access: &Access, path: &str, headers: &[(&str, &str)]) -> u16 {
+    fn asked(access: &AccessRules, path: &str, headers: &[(&str, &str)]) -> u16 {
         let request =
             headers.iter().fold(Request::builder().uri(path), |request, (name, value)| {
                 request.header(*name, *value)
@@ -196,9 +196,10 @@ mod tests {
 
     #[test]
     fn hosts_and_origins_are_checked() {
-        let open = Access { hosts: vec!["box.lan".into()], ..Access::default() };
-        let cors = Access { origins: vec!["https://a.example".into()], ..Access::default() };
-        let cases: &[(&Access, Headers<'_>, u16, &str)] = &[
+        let open = AccessRules { hosts: vec!["box.lan".into()], ..AccessRules::default() };
+        let cors =
+            AccessRules { origins: vec!["https://a.example".into()], ..AccessRules::default() };
+        let cases: &[(&AccessRules, Headers<'_>, u16, &str)] = &[
             (&open, &[("host", "localhost:11435")], 200, "its name"),
             (&open, &[("host", "127.0.0.1:11435")], 200, "an address"),
             (&open, &[("host", "[::1]:11435")], 200, "an address of version 6"),
@@ -229,7 +230,8 @@ mod tests {
 
     #[test]
     fn keys_are_asked_for_everywhere_but_at_the_door() {
-        let access = Access { keys: vec!["one".into(), "two".into()], ..Access::default() };
+        let access =
+            AccessRules { keys: vec!["one".into(), "two".into()], ..AccessRules::default() };
         let host = ("host", "anything.example");
         let cases: &[(&str, Headers<'_>, u16)] = &[
             ("/v1/models", &[host], 401),

@@ -39,7 +39,7 @@ mod settings;
 mod stream;
 mod watch;
 
-pub use gate::Access;
+pub use gate::AccessRules;
 pub use generation::Limits;
 pub use keep::Keep;
 pub use library::{Library, Named};

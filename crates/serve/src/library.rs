@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use delft::hub::{self, Hub, Kind};
+use delft::hub::{self, Container, Hub};
 use delft::models::Ending;
 use delft::{
     Adapter, AdapterFile, Adapters, Engine, Error, ErrorKind, LoadOptions, Location, Memory, Place,
@@ -47,7 +47,7 @@ pub struct Named {
     /// The name that requests give.
     pub name: String,
     /// Where it lies.
-    pub model: hub::Model,
+    pub model: hub::LocalModel,
     /// Where it is loaded: on each of these, which then share its requests; none: as the library's
     /// models are.
     pub devices: Vec<Place>,
@@ -205,7 +205,7 @@ pub(crate) struct Files {
 
 impl Files {
     /// Those of a model by itself.
-    pub(crate) fn of(model: &hub::Model) -> Files {
+    pub(crate) fn of(model: &hub::LocalModel) -> Files {
         let metadata = model.path().and_then(|path| std::fs::metadata(path).ok());
         let bytes = match (&model.location, &metadata) {
             (Location::Program { bytes, .. }, _) => bytes.len() as u64,
@@ -213,7 +213,7 @@ impl Files {
             _ => model.path().map_or(0, bytes_of_weights),
         };
         let commit = match &model.source {
-            hub::Source::Hub { commit, .. } => commit.clone(),
+            hub::ModelSource::Hub { commit, .. } => commit.clone(),
             _ => String::new(),
         };
         let modified = metadata.and_then(|metadata| metadata.modified().ok());
@@ -241,10 +241,10 @@ fn bytes_of_weights(folder: &std::path::Path) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-fn format(kind: Kind) -> &'static str {
+fn format(kind: Container) -> &'static str {
     match kind {
-        Kind::GgufFile => "gguf",
-        Kind::Folder => "safetensors",
+        Container::Gguf => "gguf",
+        Container::Folder => "safetensors",
     }
 }
 

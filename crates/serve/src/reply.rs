@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use delft::reasoning::{Part, Span, Splitter};
+use delft::reasoning::{Span, Splitter, TextKind};
 use delft::tokens::Tokenizer;
 use delft::tokens::tools::{self, Body, Calls, Format, Tool, ToolCall};
 use delft::{Finish, Metrics, Token};
@@ -100,12 +100,12 @@ enum Reader {
 impl Reader {
     fn take(&mut self, span: Span) -> Vec<Piece> {
         match (self, span.part) {
-            (Reader::Marks(calls), Part::Answer) => parts(calls.push(&span.text)),
-            (Reader::Headers { open: Some((_, arguments)), piecewise, .. }, Part::Answer) => {
+            (Reader::Marks(calls), TextKind::Answer) => parts(calls.push(&span.text)),
+            (Reader::Headers { open: Some((_, arguments)), piecewise, .. }, TextKind::Answer) => {
                 *arguments += &span.text;
                 if *piecewise { vec![Piece::Arguments(span.text)] } else { Vec::new() }
             }
-            (Reader::Headers { header, open, piecewise }, Part::Answer) => {
+            (Reader::Headers { header, open, piecewise }, TextKind::Answer) => {
                 match Format::recipient(header) {
                     Some(name) => {
                         let begin = || Called::begun(name.to_string());
@@ -121,20 +121,20 @@ impl Reader {
                     None => vec![Piece::Content(span.text)],
                 }
             }
-            (reader @ Reader::Headers { .. }, Part::Mark) => {
+            (reader @ Reader::Headers { .. }, TextKind::Mark) => {
                 let ended = reader.finish();
                 if let Reader::Headers { header, .. } = reader {
                     *header += &span.text;
                 }
                 ended
             }
-            (reader, Part::Reasoning) => {
+            (reader, TextKind::Reasoning) => {
                 if let Reader::Headers { header, .. } = reader {
                     header.clear();
                 }
                 vec![Piece::Reasoning(span.text)]
             }
-            (_, Part::Mark) => Vec::new(),
+            (_, TextKind::Mark) => Vec::new(),
         }
     }
 
@@ -218,7 +218,7 @@ impl Reply {
                 self.reasoning += usize::from(before || splitter.is_reasoning());
                 spans
             }
-            None => vec![Span { part: Part::Answer, text: text.to_string() }],
+            None => vec![Span { part: TextKind::Answer, text: text.to_string() }],
         };
         self.pieces(spans)
     }
@@ -241,9 +241,9 @@ impl Reply {
         for span in spans.into_iter().filter(|span| !span.text.is_empty()) {
             match (&mut self.calls, span.part) {
                 (Some(reader), _) => pieces.extend(reader.take(span)),
-                (None, Part::Answer) => pieces.push(Piece::Content(span.text)),
-                (None, Part::Reasoning) => pieces.push(Piece::Reasoning(span.text)),
-                (None, Part::Mark) => {}
+                (None, TextKind::Answer) => pieces.push(Piece::Content(span.text)),
+                (None, TextKind::Reasoning) => pieces.push(Piece::Reasoning(span.text)),
+                (None, TextKind::Mark) => {}
             }
         }
         pieces

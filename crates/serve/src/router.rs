@@ -20,7 +20,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::catalogue::{Catalogue, Held};
 use crate::fields::{Field, Fields, Unknown, shown, wrong};
-use crate::gate::{Access, REQUEST_ID};
+use crate::gate::{AccessRules, REQUEST_ID};
 use crate::generation::Done;
 use crate::keep::Keep;
 use crate::metrics::Requests;
@@ -61,7 +61,7 @@ const CACHE: HeaderName = HeaderName::from_static("x-delft-cache");
 /// State that all requests share.
 pub(crate) struct App {
     pub(crate) models: Arc<Catalogue>,
-    pub(crate) access: Access,
+    pub(crate) access: AccessRules,
     /// Where requests and answers are recorded, if they are.
     pub(crate) record: Option<Record>,
     pub(crate) requests: Requests,

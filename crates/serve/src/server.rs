@@ -18,7 +18,7 @@ use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use crate::catalogue::{Catalogue, now};
-use crate::gate::{Access, Peer};
+use crate::gate::{AccessRules, Peer};
 use crate::generation::Limits;
 use crate::library::Library;
 use crate::log::Line;
@@ -45,7 +45,7 @@ pub struct Config {
     /// Address and port; port 0 is one of the system's choosing.
     pub address: SocketAddr,
     /// Who may ask.
-    pub access: Access,
+    pub access: AccessRules,
     /// Allows an address that other machines reach without asking them for a key.
     pub insecure: bool,
     /// Bounds on what runs and waits, for each model.

@@ -8,7 +8,9 @@
 use std::cell::RefCell;
 use std::panic::Location;
 
-use crate::ir::{Array, Block, Constant, Inst, Kernel, Literal, Node, Param, Place, Source, Value};
+use crate::ir::{
+    Array, Block, Constant, Inst, Kernel, Literal, Node, Param, Place, SourceId, Value,
+};
 use crate::types::Type;
 
 /// The kernel under construction and the blocks that are open, outermost first.
@@ -163,6 +165,6 @@ impl Builder {
             self.kernel.sources.len() - 1
         });
         let block = self.open.last_mut().expect("the body is open while `f` runs");
-        block.0.push(Node { inst, result, source: Source(source as u32) });
+        block.0.push(Node { inst, result, source: SourceId(source as u32) });
     }
 }

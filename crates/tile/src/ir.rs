@@ -17,7 +17,7 @@ pub struct Value(pub u32);
 /// Where in the kernel's Rust source an instruction was written. An index into [`Kernel::sources`];
 /// 0 is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Source(pub u32);
+pub struct SourceId(pub u32);
 
 /// A kernel: what is launched, with everything needed to check, run or print it.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,7 +38,7 @@ pub struct Kernel {
     pub body: Block,
     /// The type of every value.
     pub values: Vec<Type>,
-    /// `file:line` of the Rust source, by [`Source`]; the first is empty.
+    /// `file:line` of the Rust source, by [`SourceId`]; the first is empty.
     pub sources: Vec<String>,
 }
 
@@ -122,7 +122,7 @@ pub struct Node {
     /// The value that it defines, if any.
     pub result: Option<Value>,
     /// Where it came from.
-    pub source: Source,
+    pub source: SourceId,
 }
 
 /// A number in the program's text. Floats compare by bits.
@@ -509,7 +509,7 @@ impl Kernel {
     }
 
     /// Where an instruction was written, as `file:line`, or nothing.
-    pub fn source(&self, source: Source) -> &str {
+    pub fn source(&self, source: SourceId) -> &str {
         self.sources.get(source.0 as usize).map_or("", String::as_str)
     }
 

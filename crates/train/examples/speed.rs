@@ -2,7 +2,9 @@
 //! [LENGTH]`, in sequences of 256 unless a length is given; on a GPU in bf16. An update is of one
 //! batch, from its tokens to changed parameters.
 
-use delft_train::{AdamW, Batch, Hardware, LoraOptions, Model, Moments, Place, Precision, Tuned};
+use delft_train::{
+    AdamW, Batch, Hardware, LoraOptions, Moments, Place, Precision, Trainable, Tuned,
+};
 use formats::{Error, Result};
 use std::time::Instant;
 

@@ -13,4 +13,4 @@ mod states;
 mod weights;
 
 pub use executor::{Executor, Results, check};
-pub use weights::Weights;
+pub use weights::FloatWeights;

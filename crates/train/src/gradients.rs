@@ -12,7 +12,7 @@ pub mod reference;
 pub use checkpoint::checkpoint;
 pub use differentiate::differentiate;
 pub use forward::jvp;
-pub use rewrite::{Factors, LowRank, Module, Part, adapt, losses, pack};
+pub use rewrite::{Factors, GradientPart, LowRank, Module, adapt, losses, pack};
 
 use formats::Result;
 use ops::{Op, Shape};

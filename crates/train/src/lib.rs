@@ -1,4 +1,4 @@
-//! Training. A [`Model`] has parameters and gives the gradients of a loss on a [`Batch`]; what
+//! Training. A [`Trainable`] has parameters and gives the gradients of a loss on a [`Batch`]; what
 //! updates them, where the data come from and what is written when, it does not know.
 //!
 //! [`Tuned`] is a model's recorded Program, differentiated ([`gradients`]) and run on the CPU
@@ -28,7 +28,7 @@ pub use adamw::{AdamW, Moments, RateSchedule};
 pub use curve::{Curve, sparks};
 pub use data::{Data, Example, Language, Reader};
 pub use device::{Place, Precision, Usage};
-pub use model::{Batch, Loss, Model, Parameter};
+pub use model::{Batch, Loss, Parameter, Trainable};
 pub use preference::Preference;
 pub use run::{Run, Settings};
 pub use runner::Hardware;

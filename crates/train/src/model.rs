@@ -57,13 +57,13 @@ pub struct Parameter {
 
 /// A model in training. Its device may make the updates: it then keeps gradients and moments, and
 /// parameters newer than the host's, and leaves the rows that updates are given as they are until
-/// [`Model::fetch`].
-pub trait Model {
-    /// The trained parameters, always in the same order, as of the last [`Model::fetch`].
+/// [`Trainable::fetch`].
+pub trait Trainable {
+    /// The trained parameters, always in the same order, as of the last [`Trainable::fetch`].
     fn parameters(&self) -> &[Parameter];
 
     /// The same, to be changed by the host: a device forgets what it made of them since the last
-    /// [`Model::fetch`].
+    /// [`Trainable::fetch`].
     fn parameters_mut(&mut self) -> &mut [Parameter];
 
     /// The loss of a batch.
@@ -76,15 +76,15 @@ pub trait Model {
     /// `gradients`, which has a row of the parameter's length for each.
     ///
     /// # Errors
-    /// As [`Model::loss`].
+    /// As [`Trainable::loss`].
     fn gradients(&mut self, batch: &Batch, gradients: &mut [Vec<f32>]) -> Result<Loss>;
 
     /// The loss of one batch of an update. Its gradients are added to the gradients of the update's
     /// earlier batches, of which the `first` has none: in `gradients`, with rows as in
-    /// [`Model::gradients`], or on the device.
+    /// [`Trainable::gradients`], or on the device.
     ///
     /// # Errors
-    /// As [`Model::loss`].
+    /// As [`Trainable::loss`].
     fn accumulate(
         &mut self,
         batch: &Batch,

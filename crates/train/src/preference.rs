@@ -10,7 +10,7 @@
 //! ([`Tuned::rebase`]). The gradients are those of cross-entropies, in which the tokens of both count
 //! `beta sigmoid(-beta margin)`, those of the rejected answer less than nothing.
 
-use crate::{AdamW, Batch, Loss, Model, Moments, Parameter, Tuned};
+use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Tuned};
 use formats::{Error, Result};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -113,7 +113,7 @@ fn pairs(batch: &Batch) -> Result<Vec<[Range<usize>; 2]>> {
     Ok(pairs.map(|pair| [pair[0].clone(), pair[1].clone()]).collect())
 }
 
-impl Model for Preference {
+impl Trainable for Preference {
     fn parameters(&self) -> &[Parameter] {
         self.model.parameters()
     }

@@ -2,14 +2,14 @@
 //!
 //! Everything that a run computes follows from the model, the examples and [`Settings`], so that
 //! one that was stopped, by whatever, and resumed writes the same bytes as one that was not. A
-//! folder holds the run: `checkpoint.delft`, `loss.jsonl`, `loss.svg`, what [`Model::export`]
+//! folder holds the run: `checkpoint.delft`, `loss.jsonl`, `loss.svg`, what [`Trainable::export`]
 //! gives, and `delft.json`, which says what that was made of.
 
 mod running;
 
 use crate::checkpoint::{self, State};
 use crate::pack::Epoch;
-use crate::{AdamW, Curve, Example, Model, Moments, Parameter, RateSchedule};
+use crate::{AdamW, Curve, Example, Moments, Parameter, RateSchedule, Trainable};
 use formats::{Aside, Error, Result};
 use running::Running;
 use std::fs::File;
@@ -260,7 +260,7 @@ impl Run<'_> {
     /// # Errors
     /// A folder that has a run already where none is resumed, none where one is, or one of
     /// something else; losses or gradients that are not finite; files that cannot be written.
-    pub fn train(&self, model: &mut dyn Model, watcher: &mut dyn Watcher) -> Result<Summary> {
+    pub fn train(&self, model: &mut dyn Trainable, watcher: &mut dyn Watcher) -> Result<Summary> {
         let timeline = self.settings.timeline(self.training)?;
         std::fs::create_dir_all(self.folder).map_err(|e| Error::io(self.folder.display(), e))?;
         let mut moments = Moments::zeros(model.parameters());
@@ -294,7 +294,7 @@ impl Run<'_> {
     }
 
     /// The state that a run goes on from.
-    fn begin(&self, model: &mut dyn Model, moments: &mut Moments) -> Result<State> {
+    fn begin(&self, model: &mut dyn Trainable, moments: &mut Moments) -> Result<State> {
         let path = self.folder.join(CHECKPOINT);
         let mut identity = self.identity.to_vec();
         identity.extend(self.settings.identity());

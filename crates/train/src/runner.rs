@@ -27,7 +27,7 @@ impl From<Option<usize>> for Hardware {
 
 /// Programs of the same weights on a device, by their numbers.
 pub(crate) enum Runner {
-    Cpu { executor: Box<cpu::Executor>, weights: cpu::Weights, programs: Vec<Program> },
+    Cpu { executor: Box<cpu::Executor>, weights: cpu::FloatWeights, programs: Vec<Program> },
     Device { trainer: Box<dyn Trainer>, trained: Vec<WeightId>, programs: Vec<Program> },
 }
 
@@ -86,7 +86,7 @@ impl Runner {
         programs.iter().try_for_each(cpu::check)?;
         let executor = Box::new(cpu::Executor::new(threads)?);
         let read: Vec<&Program> = programs.iter().collect();
-        let weights = cpu::Weights::read(&read, tensors, &trained, executor.team())?;
+        let weights = cpu::FloatWeights::read(&read, tensors, &trained, executor.team())?;
         Ok(Runner::Cpu { executor, weights, programs })
     }
 

@@ -3,7 +3,7 @@
 use crate::adamw::unsound;
 use crate::gradients::{Factors, LowRank, adapt, checkpoint, differentiate, losses, pack};
 use crate::runner::{Hardware, Runner};
-use crate::{AdamW, Batch, Loss, Model, Moments, Parameter, Usage, full, peft};
+use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Usage, full, peft};
 use device::{Divided, Kept};
 use engine::AdapterFile;
 use formats::{Error, Location, Result, Tensors};
@@ -415,7 +415,7 @@ impl Tuned {
     /// The loss of each sequence of a batch.
     ///
     /// # Errors
-    /// As [`Model::loss`].
+    /// As [`Trainable::loss`].
     pub fn sequence_losses(&mut self, batch: &Batch) -> Result<Vec<f64>> {
         self.refresh(true)?;
         self.each_loss(batch)
@@ -425,7 +425,7 @@ impl Tuned {
     /// [`Tuned::rebase`] kept.
     ///
     /// # Errors
-    /// As [`Model::loss`].
+    /// As [`Trainable::loss`].
     pub fn base_losses(&mut self, batch: &Batch) -> Result<Vec<f64>> {
         self.refresh(false)?;
         self.each_loss(batch)
@@ -523,7 +523,7 @@ fn is_idle(batch: &Batch) -> bool {
     batch.weights.iter().all(|weight| *weight == 0.0)
 }
 
-impl Model for Tuned {
+impl Trainable for Tuned {
     fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use delft::hub::Model;
+use delft::hub::LocalModel;
 use delft::{Engine, Error, GenerateOptions, Memory, Plan, SamplingOptions, Session};
 use serde_json::{Value, json};
 
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Bench) -> Outcome {
 struct Report {
     args: Bench,
     engine: Engine,
-    model: Model,
+    model: LocalModel,
 }
 
 impl Report {

@@ -7,7 +7,7 @@
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use delft::hub::Model;
+use delft::hub::LocalModel;
 use delft::{Engine, Error, GenerateOptions, Generating, Request, SamplingOptions};
 use serde_json::{Value, json};
 
@@ -168,7 +168,7 @@ struct Report {
     rate: f64,
     at_a_time: usize,
     engine: Engine,
-    model: Model,
+    model: LocalModel,
 }
 
 /// The median, the parts of ten and of a hundred that are above, and the greatest.

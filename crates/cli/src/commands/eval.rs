@@ -1,7 +1,7 @@
 //! `delft eval`: how well a model foresees examples, or which choices it takes.
 
 use delft::Engine;
-use delft::hub::Model;
+use delft::hub::LocalModel;
 use delft::train::data::{self, Question};
 use delft::train::eval::{Chosen, Preferred, Scores};
 use delft::train::{Data, Reader};
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Eval) -> Outcome {
 
 /// The longest example that a model takes: as the flags say, or as it was trained.
 pub(crate) fn context(
-    model: &Model,
+    model: &LocalModel,
     stated: Option<u64>,
     file: &std::path::Path,
     ignore_keys: &[String],
@@ -137,7 +137,7 @@ struct Report {
 }
 
 impl Report {
-    fn new(args: &Eval, engine: &Engine, model: &Model) -> Report {
+    fn new(args: &Eval, engine: &Engine, model: &LocalModel) -> Report {
         let adapter = args.load.adapter.first().map(|adapter| adapter.path.display().to_string());
         let rest = json!({ "data": args.data.display().to_string(), "adapter": adapter });
         Report { title: title(engine), head: object(engine, model, rest), json: args.json }

@@ -1,7 +1,7 @@
 //! The subject of a measurement: the model and the device, for people and for machines.
 
 use delft::Engine;
-use delft::hub::Model;
+use delft::hub::LocalModel;
 use serde_json::{Map, Value, json};
 
 use crate::terminal::{bytes, count, harmless};
@@ -20,7 +20,7 @@ pub(super) fn title(engine: &Engine) -> String {
 }
 
 /// The same as an object's first entries, with `rest` after them.
-pub(super) fn object(engine: &Engine, model: &Model, rest: Value) -> Value {
+pub(super) fn object(engine: &Engine, model: &LocalModel, rest: Value) -> Value {
     let info = engine.info();
     let head = json!({
         "model": info.name,

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use delft::hub::{self, Cached, Kind};
+use delft::hub::{self, Cached, Container};
 use serde_json::json;
 use time::UtcDateTime;
 
@@ -85,9 +85,9 @@ fn moment(at: SystemTime) -> UtcDateTime {
     whole.replace_nanosecond(0).unwrap_or(whole)
 }
 
-fn kind(kind: Kind) -> &'static str {
+fn kind(kind: Container) -> &'static str {
     match kind {
-        Kind::GgufFile => "gguf",
-        Kind::Folder => "safetensors",
+        Container::Gguf => "gguf",
+        Container::Folder => "safetensors",
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use delft::reasoning::{self, Part, Splitter};
+use delft::reasoning::{self, Splitter, TextKind};
 use delft::tokens::{ChatTemplate, Special, Tokenizer};
 use delft::{Engine, Error, Finish, GenerateOptions, Prompt, Token};
 use serde_json::{Value, json};
@@ -280,7 +280,7 @@ impl<'a> Writer<'a> {
     /// Writes a token's text.
     fn push(&mut self, text: &str) -> Outcome {
         self.begin()?;
-        let Some(splitter) = &mut self.splitter else { return self.write(Part::Answer, text) };
+        let Some(splitter) = &mut self.splitter else { return self.write(TextKind::Answer, text) };
         for span in splitter.push(text) {
             self.write(span.part, &span.text)?;
         }
@@ -304,12 +304,12 @@ impl<'a> Writer<'a> {
         if self.ended { Ok(()) } else { self.page.write("\n") }
     }
 
-    fn write(&mut self, part: Part, text: &str) -> Outcome {
+    fn write(&mut self, part: TextKind, text: &str) -> Outcome {
         if text.is_empty() {
             return Ok(());
         }
         match (part, &mut self.hidden) {
-            (Part::Answer, hidden) => {
+            (TextKind::Answer, hidden) => {
                 if let Some((_, waiting)) = hidden {
                     waiting.end();
                 }
@@ -362,16 +362,16 @@ fn object(
 ) -> Value {
     let mut spans = splitter.push(&answer.text);
     spans.extend(splitter.finish());
-    let of = |part: Part| -> String {
+    let of = |part: TextKind| -> String {
         spans.iter().filter(|span| span.part == part).map(|span| span.text.as_str()).collect()
     };
-    let thinks = spans.iter().any(|span| span.part == Part::Reasoning);
+    let thinks = spans.iter().any(|span| span.part == TextKind::Reasoning);
     json!({
         "model": engine.info().name,
         "prompt": opening.text,
         "text": answer.text,
-        "reasoning": thinks.then(|| of(Part::Reasoning)),
-        "answer": of(Part::Answer),
+        "reasoning": thinks.then(|| of(TextKind::Reasoning)),
+        "answer": of(TextKind::Answer),
         "tokens": answer.tokens,
         "finish": answer.finish.name(),
         "sampling": sampling::to_json(options),

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use delft::hub::{Hub, Model, Source};
+use delft::hub::{Hub, LocalModel, ModelSource};
 use delft::{Engine, Error, Place};
-use serve::{Access, Config, Keep, Library, Limits, Named, Served, Server};
+use serve::{AccessRules, Config, Keep, Library, Limits, Named, Served, Server};
 
 use crate::args::{LoadArgs, ModelArg, Serve};
 use crate::load::{self, Embeds};
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     }
     let config = Config {
         address: (args.host, args.port).into(),
-        access: Access {
+        access: AccessRules {
             keys: keys(args)?,
             admin_keys: keys_of(&args.admin_key_file)?,
             origins: args.cors.clone(),
@@ -90,8 +90,8 @@ fn library(args: &Serve) -> Outcome<Library> {
             load::find(&ModelArg { model: Some(model.clone()), ..args.load.model.clone() })?;
         let own = || match found.source {
             // As it was asked for: clients ask for the same.
-            Source::Hub { .. } => model.clone(),
-            Source::Local | Source::Bundled => found.name(),
+            ModelSource::Hub { .. } => model.clone(),
+            ModelSource::Local | ModelSource::Bundled => found.name(),
         };
         let name = name.unwrap_or_else(own);
         let again = named
@@ -109,7 +109,7 @@ fn library(args: &Serve) -> Outcome<Library> {
     }
     let hub = if args.models.is_empty() { Hub::from_env().ok() } else { None };
     if args.models.is_empty()
-        && let Ok(model) = Model::bundled()
+        && let Ok(model) = LocalModel::bundled()
     {
         let (name, devices) = (BUNDLED.to_string(), Vec::new());
         named.push(Named { name, model, devices, adapters: adapters("") });

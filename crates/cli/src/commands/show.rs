@@ -1,6 +1,6 @@
 //! `delft show`: a model in a few lines, from its headers; all there is to know is in `inspect`.
 
-use delft::hub::{Model, Source};
+use delft::hub::{LocalModel, ModelSource};
 use delft::{Tensors, models};
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ pub(crate) fn run(args: &Show) -> Outcome {
     if args.json { print_json(&facts) } else { print(&text(&facts)) }
 }
 
-fn facts(model: &Model, tensors: &Tensors) -> Value {
+fn facts(model: &LocalModel, tensors: &Tensors) -> Value {
     let sizes = Sizes::of(tensors);
     let stated = tensors.gguf().and_then(|file| file.metadata().str("general.name").ok().flatten());
     let mut facts = json!({
@@ -29,7 +29,7 @@ fn facts(model: &Model, tensors: &Tensors) -> Value {
         "template": delft::read_template(tensors).is_ok_and(|template| template.is_some()),
         "path": model.path().map(|path| path.display().to_string()),
     });
-    if let Source::Hub { id, commit } = &model.source {
+    if let ModelSource::Hub { id, commit } = &model.source {
         facts["id"] = id.as_str().into();
         facts["revision"] = commit.as_str().into();
     }

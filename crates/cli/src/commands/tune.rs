@@ -5,11 +5,11 @@ mod show;
 
 use std::path::{Path, PathBuf};
 
-use delft::hub::Model;
+use delft::hub::LocalModel;
 use delft::train::run::{self, End, Intervals, Length, Summary, Watcher};
 use delft::train::{
-    AdamW, Data, Example, Hardware, Language, LoraOptions, Model as _, Preference, Reader, Run,
-    Settings, Tuned,
+    AdamW, Data, Example, Hardware, Language, LoraOptions, Preference, Reader, Run, Settings,
+    Trainable as _, Tuned,
 };
 use delft::{AdapterFile, Error, ErrorKind, Place, Usage};
 use serde_json::json;
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Tune) -> Outcome {
 
 /// A run that could begin.
 pub(super) struct Prepared {
-    model: Model,
+    model: LocalModel,
     language: Language,
     /// The adapter that is trained; none where all weights are.
     lora: Option<LoraOptions>,
@@ -462,7 +462,11 @@ fn plan(tuned: &Tuned, settings: &Settings, updates: u64) -> Outcome {
 }
 
 /// The model and the data, from which the result follows beside the settings.
-fn identity(model: &Model, examples: &Examples, context: usize) -> Outcome<Vec<(String, String)>> {
+fn identity(
+    model: &LocalModel,
+    examples: &Examples,
+    context: usize,
+) -> Outcome<Vec<(String, String)>> {
     let tensors = load::open(model)?;
     let held_out = examples.held_out.examples.iter().map(|e: &Example| e.line.to_string());
     let held_out: Vec<String> = held_out.collect();

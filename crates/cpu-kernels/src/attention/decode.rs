@@ -8,7 +8,9 @@ pub(super) mod blocks;
 
 use super::cache::{GROUP, Tile};
 use super::store::{Brain, Eighth, Half, Number, Single, Store, Turbo, dispatch_stored};
-use super::{CHUNK, Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, queries, softmax, visible};
+use super::{
+    AttentionCall, CHUNK, P_STRIDE, Q_STRIDE, QuerySequence, TILE, Work, queries, softmax, visible,
+};
 use crate::isa::Isa;
 use crate::math::lanes::{Lanes, dispatch};
 use crate::{LINE, prefetch};
@@ -30,23 +32,23 @@ pub(super) struct Part {
 /// and values.
 pub(super) unsafe fn chunk(
     isa: Isa,
-    call: &Call<'_>,
-    sequence: &Sequence<'_>,
+    call: &AttentionCall<'_>,
+    sequence: &QuerySequence<'_>,
     part: Part,
     next: Part,
     work: Work,
 ) {
     // SAFETY: the caller's promises; the element is the cache's.
     unsafe {
-        dispatch_stored!(call.cache.geometry().element, isa, kernel(call: &Call<'_>, sequence: &Sequence<'_>, part: Part, next: Part, work: Work));
+        dispatch_stored!(call.cache.geometry().element, isa, kernel(call: &AttentionCall<'_>, sequence: &QuerySequence<'_>, part: Part, next: Part, work: Work));
     }
 }
 
 /// The kernel behind [`chunk`].
 #[inline(always)]
 unsafe fn kernel<L: Lanes, E: Store>(
-    call: &Call<'_>,
-    sequence: &Sequence<'_>,
+    call: &AttentionCall<'_>,
+    sequence: &QuerySequence<'_>,
     part: Part,
     next: Part,
     work: Work,

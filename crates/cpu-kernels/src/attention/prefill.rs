@@ -5,7 +5,9 @@ use super::cache::GROUP;
 use super::store::{Brain, Eighth, Half, Single, Store, Turbo, dispatch_stored};
 #[cfg(target_arch = "x86_64")]
 use super::tiles;
-use super::{Call, P_STRIDE, Q_STRIDE, Sequence, TILE, Work, queries, softmax, visible};
+use super::{
+    AttentionCall, P_STRIDE, Q_STRIDE, QuerySequence, TILE, Work, queries, softmax, visible,
+};
 use crate::isa::Isa;
 use crate::math::lanes::{Lanes, dispatch};
 use crate::team::SharedSlice;
@@ -22,8 +24,8 @@ const STRIP: usize = 6;
 /// writes the visible keys and values.
 pub(super) unsafe fn block(
     isa: Isa,
-    call: &Call<'_>,
-    sequence: &Sequence<'_>,
+    call: &AttentionCall<'_>,
+    sequence: &QuerySequence<'_>,
     kv_head: usize,
     block: usize,
     work: Work,
@@ -41,7 +43,7 @@ pub(super) unsafe fn block(
                 tiles::block(call, sequence, kv_head, first, tokens, work);
             }
             element => {
-                dispatch_stored!(element, isa, kernel(call: &Call<'_>, sequence: &Sequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
+                dispatch_stored!(element, isa, kernel(call: &AttentionCall<'_>, sequence: &QuerySequence<'_>, kv_head: usize, first: usize, tokens: usize, work: Work));
             }
         }
         softmax::finish(call, sequence.row + first, tokens, kv_head, &work, out);
@@ -51,8 +53,8 @@ pub(super) unsafe fn block(
 /// The kernel behind [`block`]: tokens `first..first + tokens` of the sequence.
 #[inline(always)]
 unsafe fn kernel<L: Lanes, E: Store>(
-    call: &Call<'_>,
-    sequence: &Sequence<'_>,
+    call: &AttentionCall<'_>,
+    sequence: &QuerySequence<'_>,
     kv_head: usize,
     first: usize,
     tokens: usize,

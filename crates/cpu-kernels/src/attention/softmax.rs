@@ -4,7 +4,7 @@
 //! sum of values weighted by it (`sums`). A greater score in a new tile scales the latter two by
 //! `e^(old top - new top)`.
 
-use super::{Call, P_STRIDE, Shape, Work};
+use super::{AttentionCall, AttentionShape, P_STRIDE, Work};
 use crate::math::lanes::Lanes;
 use crate::math::{exp, tanh};
 use crate::team::SharedSlice;
@@ -39,7 +39,7 @@ pub(super) unsafe fn reset<L: Lanes>(work: &Work, rows: usize, width: usize) {
 /// `work` has that row; `columns` is at most the tile; `seen` lies inside `0..columns`.
 #[inline(always)]
 pub(super) unsafe fn row<L: Lanes>(
-    shape: &Shape,
+    shape: &AttentionShape,
     work: &Work,
     row: usize,
     columns: usize,
@@ -98,7 +98,7 @@ pub(super) unsafe fn row<L: Lanes>(
 /// `work` holds `tokens * group` rows; no other thread accesses the group's part of those rows of
 /// `out`.
 pub(super) unsafe fn finish(
-    call: &Call<'_>,
+    call: &AttentionCall<'_>,
     first_row: usize,
     tokens: usize,
     kv_head: usize,
@@ -143,7 +143,7 @@ pub(super) unsafe fn finish(
 ///
 /// # Safety
 /// `work` holds a group's rows.
-pub(super) unsafe fn save(shape: &Shape, work: &Work, partial: &mut [f32]) {
+pub(super) unsafe fn save(shape: &AttentionShape, work: &Work, partial: &mut [f32]) {
     let (group, width) = (shape.group(), shape.width());
     // SAFETY: the group's rows exist.
     unsafe {
@@ -159,7 +159,7 @@ pub(super) unsafe fn save(shape: &Shape, work: &Work, partial: &mut [f32]) {
 ///
 /// # Safety
 /// `work` has a group's rows.
-pub(super) unsafe fn merge(shape: &Shape, partials: &[f32], work: &Work) {
+pub(super) unsafe fn merge(shape: &AttentionShape, partials: &[f32], work: &Work) {
     let (group, width) = (shape.group(), shape.width());
     for g in 0..group {
         let tops =

@@ -8,7 +8,9 @@
 
 use super::cache::GROUP;
 use super::store::{Eighth, Half, Store, Turbo};
-use super::{Call, DEEP as KEYS, MAX_HEAD_DIM, P_STRIDE, Sequence, Work, softmax, visible};
+use super::{
+    AttentionCall, DEEP as KEYS, MAX_HEAD_DIM, P_STRIDE, QuerySequence, Work, softmax, visible,
+};
 use crate::amx::{self, DEPTH, Run, SIDE, TILE};
 use crate::math::lanes::Avx512;
 use formats::CacheType;
@@ -29,8 +31,8 @@ pub(super) fn takes(element: CacheType, head_dim: usize) -> bool {
 /// The processor has the unit, [`takes`] holds for the cache, and the conditions of
 /// [`super::prefill::block`] hold.
 pub(super) unsafe fn block(
-    call: &Call<'_>,
-    sequence: &Sequence<'_>,
+    call: &AttentionCall<'_>,
+    sequence: &QuerySequence<'_>,
     kv_head: usize,
     first: usize,
     tokens: usize,
@@ -55,8 +57,8 @@ pub(super) unsafe fn block(
 /// As for [`block`], with a cache of type `E`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn kernel<E: Store, const PARTS: usize>(
-    call: &Call<'_>,
-    sequence: &Sequence<'_>,
+    call: &AttentionCall<'_>,
+    sequence: &QuerySequence<'_>,
     kv_head: usize,
     first: usize,
     tokens: usize,

@@ -329,7 +329,7 @@ fn oldest(case: &Case, n: usize) -> usize {
 
 fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
     let case = &setup.case;
-    let shape = Shape {
+    let shape = AttentionShape {
         heads: case.heads,
         kv_heads: case.kv_heads,
         head_dim: case.head_dim,
@@ -341,7 +341,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
     let mut row = 0;
     let mut sequences = Vec::new();
     for (table, &(position, tokens)) in setup.tables.iter().zip(case.sequences) {
-        sequences.push(Sequence {
+        sequences.push(QuerySequence {
             decodes: tokens == 1,
             table,
             row,
@@ -352,7 +352,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
         row += tokens;
     }
     let width = case.heads * case.head_dim;
-    let call = Call {
+    let call = AttentionCall {
         shape,
         cache: &setup.cache,
         sequences: &sequences,

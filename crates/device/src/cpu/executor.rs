@@ -14,7 +14,7 @@ use crate::{
     Watch, finite, plan,
 };
 use crate::{check_block, no_block};
-use cpu_kernels::attention::{Geometry, LayerCache, Sequence, Shape};
+use cpu_kernels::attention::{AttentionShape, Geometry, LayerCache, QuerySequence};
 use cpu_kernels::isa::Isa;
 use cpu_kernels::low_rank::Factors;
 use cpu_kernels::matmul::{Huge, Matrix, ROWS, Scratch, Unit, peak};
@@ -24,7 +24,7 @@ use formats::{Error, NotFinite, Result, Tensors};
 use ops::operation::Product;
 use ops::{Op, Rope};
 use program::{
-    Adapter, BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Kind, Node, Program, Step, ValueId,
+    Adapter, BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Node, Program, Step, StepKind, ValueId,
     recycle,
 };
 use std::ops::Range;
@@ -117,7 +117,7 @@ pub(super) struct CpuExecutor {
 struct Rowed {
     tokens: Vec<u32>,
     rows: Vec<Row>,
-    queries: Vec<Vec<Sequence<'static>>>,
+    queries: Vec<Vec<QuerySequence<'static>>>,
 }
 
 /// State of sampling.
@@ -337,8 +337,8 @@ fn partials(program: &Program, options: &LoadOptions, threads: usize) -> usize {
 }
 
 /// An attention operation as the kernels take it.
-pub(super) fn shape(op: &ops::Attention) -> Shape {
-    Shape {
+pub(super) fn shape(op: &ops::Attention) -> AttentionShape {
+    AttentionShape {
         heads: op.heads,
         kv_heads: op.kv_heads,
         head_dim: op.head_dim,
@@ -523,13 +523,13 @@ impl Rowed {
 
 /// The sequences of a step as attention takes them for a cache group: one entry for each row that
 /// decodes, one for each prompt.
-fn queries<'a>(step: &Step<'a>, group: usize, into: &mut Vec<Sequence<'a>>) {
+fn queries<'a>(step: &Step<'a>, group: usize, into: &mut Vec<QuerySequence<'a>>) {
     for (first, sequence) in step.placed() {
         let table = &sequence.tables[group];
         let (rows, start) = (sequence.rows as usize, sequence.start as usize);
-        let each = if step.kind == Kind::Decode { 1 } else { rows };
-        into.extend((0..rows).step_by(each).map(|row| Sequence {
-            decodes: step.kind == Kind::Decode,
+        let each = if step.kind == StepKind::Decode { 1 } else { rows };
+        into.extend((0..rows).step_by(each).map(|row| QuerySequence {
+            decodes: step.kind == StepKind::Decode,
             table: table.blocks,
             row: first + row,
             tokens: each,
@@ -590,7 +590,7 @@ impl CpuExecutor {
         watch: &Watch<'_>,
         spans: Option<&Spans<'_>>,
     ) -> bool {
-        let mut all: Vec<Vec<Sequence<'_>>> = std::mem::take(&mut self.rows.queries);
+        let mut all: Vec<Vec<QuerySequence<'_>>> = std::mem::take(&mut self.rows.queries);
         for (group, into) in all.iter_mut().enumerate() {
             queries(step, group, into);
         }
@@ -610,8 +610,8 @@ impl CpuExecutor {
             nodes,
         };
         let team = match step.kind {
-            Kind::Decode => self.loaded.team_of(self.pace.workers()),
-            Kind::Prompt => &self.loaded.team,
+            StepKind::Decode => self.loaded.team_of(self.pace.workers()),
+            StepKind::Prompt => &self.loaded.team,
         };
         self.workers = team.count();
         let whole = replay.run(team);

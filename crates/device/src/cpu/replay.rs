@@ -8,7 +8,7 @@ use super::executor::{Loaded, Weight, shape};
 use super::profile::Spans;
 use super::state::Cache;
 use crate::Watch;
-use cpu_kernels::attention::{self, Call, LayerCache, Sequence};
+use cpu_kernels::attention::{self, AttentionCall, LayerCache, QuerySequence};
 use cpu_kernels::low_rank::{Factors, Out};
 use cpu_kernels::math;
 use cpu_kernels::matmul::{
@@ -19,7 +19,7 @@ use ops::embed::Index;
 use ops::{
     Embed, GateUp, LayerNorm, LowRank, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale, Zip,
 };
-use program::{Kind, Node, Step, ValueId, WeightId};
+use program::{Node, Step, StepKind, ValueId, WeightId};
 use std::ops::Range;
 
 pub(super) struct Replay<'a> {
@@ -31,7 +31,7 @@ pub(super) struct Replay<'a> {
     /// The sequence and position of each row.
     pub(super) rows: &'a [Row],
     /// The sequences of each cache group as attention takes them.
-    pub(super) queries: &'a [Vec<Sequence<'a>>],
+    pub(super) queries: &'a [Vec<QuerySequence<'a>>],
     pub(super) arena: *mut u8,
     pub(super) caches: &'a [Cache],
     pub(super) scratch: SharedSlice<'a, Scratch>,
@@ -60,9 +60,9 @@ pub(super) struct Row {
 
 /// The path of products for values with rows of this kind. Few of a prompt's rows have logits, so
 /// rows of outputs take the path for few rows.
-pub(super) fn path(kind: Kind, rows: Rows) -> Path {
+pub(super) fn path(kind: StepKind, rows: Rows) -> Path {
     match (kind, rows) {
-        (Kind::Prompt, Rows::Tokens) => Path::Expanded,
+        (StepKind::Prompt, Rows::Tokens) => Path::Expanded,
         _ => Path::InPlace,
     }
 }
@@ -660,7 +660,7 @@ impl Replay<'_> {
             self.turn(&op.rope, angles, t, start);
         };
         let (tokens, each) = (self.tokens.len(), heads + kv_heads);
-        if tokens <= FEW || self.step.kind == Kind::Decode {
+        if tokens <= FEW || self.step.kind == StepKind::Decode {
             let (queries, keys) = (worker.split(tokens * heads), worker.split(tokens * kv_heads));
             // Prefetch the cache lines to be written while the queries are rotated.
             for item in keys.clone() {
@@ -755,7 +755,7 @@ impl Replay<'_> {
         while !rest.is_empty() {
             let (sequences, behind) =
                 rest.split_at(shape.fitting(worker.count, self.partials.len(), rest));
-            let call = Call {
+            let call = AttentionCall {
                 shape,
                 cache: self.cache(op.layer),
                 sequences,

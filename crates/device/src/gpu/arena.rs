@@ -6,7 +6,7 @@ use ops::Shape;
 use ops::experts::Sizes;
 use ops::operation::{Operand, Precision};
 use ops::packed::Format;
-use program::{ArenaPlan, BLOCK_TOKENS, Kind, Node, Program, ValueId, plan_memory};
+use program::{ArenaPlan, BLOCK_TOKENS, Node, Program, StepKind, ValueId, plan_memory};
 use tile::types::Scalar;
 
 use super::lower::{LOW, Lowering};
@@ -182,7 +182,12 @@ pub(super) struct Layout {
 
 impl Layout {
     /// Lays out `tokens` rows of a step of this kind, `outputs` of them with logits.
-    pub(super) fn new(lowering: &Lowering, kind: Kind, tokens: usize, outputs: usize) -> Layout {
+    pub(super) fn new(
+        lowering: &Lowering,
+        kind: StepKind,
+        tokens: usize,
+        outputs: usize,
+    ) -> Layout {
         let (program, types) = (&lowering.program, lowering.types(kind, tokens));
         let [tokens, outputs] = [tokens, outputs].map(|rows| lowering.room(kind, rows));
         let rows = RowsOf { tokens, outputs };

@@ -3,7 +3,7 @@
 
 use formats::{Error, Result};
 use ops::{Rows, Shape};
-use program::{Kind, Sequence, Step, StepMemory};
+use program::{Sequence, Step, StepKind, StepMemory};
 
 use super::Backend;
 use super::executor::GpuExecutor;
@@ -111,5 +111,5 @@ impl<B: Backend> GpuExecutor<B> {
 /// Calls `f` with a step of one decode row, as far as the partner needs it.
 pub(super) fn one_row<T>(position: usize, f: impl FnOnce(&Step<'_>) -> T) -> T {
     let sequences = &[Sequence::new(1, position, &[])];
-    f(&Step { kind: Kind::Decode, tokens: &[0], sequences, outputs: &[0], input: &[] })
+    f(&Step { kind: StepKind::Decode, tokens: &[0], sequences, outputs: &[0], input: &[] })
 }

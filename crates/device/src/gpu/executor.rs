@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
 use ops::{Rope, Rows};
-use program::{Adapter, BLOCK_TOKENS, CacheLayer, Kind, Limits, Program, Step};
+use program::{Adapter, BLOCK_TOKENS, CacheLayer, Limits, Program, Step, StepKind};
 
 use super::adapters::Adapters;
 use super::arena::{Layout, decode_bucket};
@@ -72,7 +72,7 @@ fn wraps(end: u32, blocks: usize) -> bool {
 /// Whether a class is seen often: classes with few rows, and decode steps of many sequences, which
 /// few classes serve.
 fn recurs(lowering: &Lowering, key: &Key) -> bool {
-    lowering.narrow(key.kind, key.tokens) || (lowering.batched && key.kind == Kind::Decode)
+    lowering.narrow(key.kind, key.tokens) || (lowering.batched && key.kind == StepKind::Decode)
 }
 
 /// The [`Executor`] of GPUs.
@@ -222,12 +222,13 @@ impl<B: Backend> GpuExecutor<B> {
     fn prewarm(&mut self) -> Result<()> {
         let strides = vec![stride(1, false); self.blocks.len()];
         let length = BLOCK_TOKENS;
-        let mut usual = vec![(Kind::Prompt, self.limits.tokens, None), (Kind::Decode, 1, None)];
+        let mut usual =
+            vec![(StepKind::Prompt, self.limits.tokens, None), (StepKind::Decode, 1, None)];
         if self.chooses() {
             self.make_room(0, 0)?;
             let seat = (!self.lowering.batched).then_some(0);
             let samples = |filters| Some(Samples { filters, seat });
-            usual.extend([false, true].map(|filters| (Kind::Decode, 1, samples(filters))));
+            usual.extend([false, true].map(|filters| (StepKind::Decode, 1, samples(filters))));
         }
         let length = if self.lowering.batched { LEAST_LENGTH } else { length };
         // With adapters, too: the first may come while other requests generate.
@@ -247,8 +248,8 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// The kind of a class: where many-row kernels differ only above some number of rows, fewer
     /// rows are all computed as decode rows.
-    fn kind(&self, kind: Kind, rows: usize) -> Kind {
-        if self.lowering.narrow(kind, rows) { Kind::Decode } else { kind }
+    fn kind(&self, kind: StepKind, rows: usize) -> StepKind {
+        if self.lowering.narrow(kind, rows) { StepKind::Decode } else { kind }
     }
 
     /// Grows a group to at least `needed` blocks, and further if memory allows.
@@ -342,7 +343,7 @@ impl<B: Backend> GpuExecutor<B> {
             return Err(error.of(ErrorKind::Unsupported));
         }
         let most = sizes::decode_rows(&self.limits);
-        if self.lowering.batched && step.kind == Kind::Decode && step.tokens.len() > most {
+        if self.lowering.batched && step.kind == StepKind::Decode && step.tokens.len() > most {
             let expected = format!("at most {most} rows that decode");
             return Err(Error::new("step", expected, step.tokens.len()));
         }
@@ -375,7 +376,7 @@ impl<B: Backend> GpuExecutor<B> {
         let (rows, outputs) = (step.tokens.len(), step.outputs.len());
         let length = end.next_power_of_two().max(BLOCK_TOKENS);
         let (kind, adapted) = (self.kind(step.kind, rows), self.adapters.class(step));
-        if !self.lowering.batched || kind != Kind::Decode {
+        if !self.lowering.batched || kind != StepKind::Decode {
             let (sequences, samples) = (step.sequences.len(), None);
             let tokens = rows;
             return Key { kind, tokens, outputs, sequences, strides, length, samples, adapted };

@@ -11,7 +11,7 @@ use ops::sample::kernels::SETTINGS;
 use ops::sample::kernels::hand_on::TARGETS;
 use ops::tuned::Thresholds;
 use ops::{Op, Rope, Rows, Shape};
-use program::{Kind, Node, Program, ValueId, WeightId};
+use program::{Node, Program, StepKind, ValueId, WeightId};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -81,7 +81,7 @@ pub(super) enum Step {
 pub(super) struct Key {
     /// The kind of step, which chooses the kernels when there are more than [`FEW`] rows or the
     /// lowering is for many sequences.
-    pub(super) kind: Kind,
+    pub(super) kind: StepKind,
     pub(super) tokens: usize,
     pub(super) outputs: usize,
     pub(super) sequences: usize,
@@ -291,16 +291,16 @@ impl Lowering {
 
     /// Whether `rows` rows of a step of this kind take the kernels for few rows: products that read
     /// a matrix once for up to [`FEW`] rows, with matching norms and gates.
-    pub(super) fn narrow(&self, kind: Kind, rows: usize) -> bool {
+    pub(super) fn narrow(&self, kind: StepKind, rows: usize) -> bool {
         match self.batched {
-            true => self.few && kind == Kind::Decode,
+            true => self.few && kind == StepKind::Decode,
             false => rows <= FEW,
         }
     }
 
     /// Rows that the values of such a step are allocated for. Products may write the padding rows;
     /// nothing reads them.
-    pub(super) fn room(&self, kind: Kind, rows: usize) -> usize {
+    pub(super) fn room(&self, kind: StepKind, rows: usize) -> usize {
         match (self.batched && rows > 0, self.facts.products) {
             (true, _) if self.narrow(kind, rows) => {
                 bucket(rows).next_multiple_of(FEW.min(bucket(rows)))
@@ -317,7 +317,7 @@ impl Lowering {
     }
 
     /// The types of values in a step of this kind with `tokens` tokens.
-    pub(super) fn types(&self, kind: Kind, tokens: usize) -> &[Scalar] {
+    pub(super) fn types(&self, kind: StepKind, tokens: usize) -> &[Scalar] {
         &self.types[usize::from(!self.narrow(kind, tokens))]
     }
 
@@ -333,7 +333,7 @@ impl Lowering {
         let steps = vec![];
         let mut recorder =
             Recorder { of: self, key, layout, words, known, steps, group: None, sorted: false };
-        if self.batched && self.chooses() && key.kind == Kind::Decode {
+        if self.batched && self.chooses() && key.kind == StepKind::Decode {
             recorder.take_chosen()?;
         }
         let mut nodes = vec![None; recorder.steps.len()];

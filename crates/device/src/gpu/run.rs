@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use ops::sample::Choice;
 use ops::sample::kernels::advance::{EMPTY, NOTES};
 use ops::sample::kernels::settings;
-use program::{BLOCK_TOKENS, CHOSEN, Choose, Choosing, Kind, Sequence, Step, Table};
+use program::{BLOCK_TOKENS, CHOSEN, Choose, Choosing, Sequence, Step, StepKind, Table};
 
 use formats::{Error, Result};
 
@@ -205,7 +205,8 @@ fn put(bytes: &mut Vec<u8>, words: impl Iterator<Item = u32>) {
 impl<B: Backend> GpuExecutor<B> {
     /// The one decode row of a step, if the device can choose its token without the host.
     pub(super) fn fed<'a>(&self, step: &Step<'a>) -> Option<Choosing<'a>> {
-        let one = step.kind == Kind::Decode && step.tokens.len() == 1 && step.outputs.len() == 1;
+        let one =
+            step.kind == StepKind::Decode && step.tokens.len() == 1 && step.outputs.len() == 1;
         let choosing = step.choosing().next().filter(|_| one && self.chooses())?;
         (!choosing.choose.needs_host()).then_some(choosing)
     }

@@ -3,7 +3,7 @@
 
 use formats::Result;
 use ops::packed::Format;
-use program::{Kind, Limits};
+use program::{Limits, StepKind};
 use tile::types::Scalar;
 
 use super::arena::{Layout, decode_bucket};
@@ -76,7 +76,7 @@ impl Sizes {
         let decode = if lowering.batched { decode_rows(limits) } else { 1 };
         let words = words(limits.tokens, limits.sequences).max(words(decode, decode));
         Sizes {
-            arena: arena(Kind::Prompt, limits.tokens).max(arena(Kind::Decode, decode)),
+            arena: arena(StepKind::Prompt, limits.tokens).max(arena(StepKind::Decode, decode)),
             words,
             seat: match lowering.batched {
                 true => 4,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use formats::{Error, Result, Tensors};
 use ops::sample::{Choice, Options};
-use program::{CHOSEN, Choose, Kind, Program, Sequence, Step, Table};
+use program::{CHOSEN, Choose, Program, Sequence, Step, StepKind, Table};
 use tile::Kernel;
 use tile::launch::Numbers;
 
@@ -328,7 +328,7 @@ fn submit(
     let tables = [Table { blocks: &[block], oldest: 0 }];
     let sequence = Sequence::new(tokens.len(), start as usize, &tables);
     executor.submit(&Step {
-        kind: if tokens.len() == 1 { Kind::Decode } else { Kind::Prompt },
+        kind: if tokens.len() == 1 { StepKind::Decode } else { StepKind::Prompt },
         tokens,
         sequences: &[Sequence { slot: block, choose, ..sequence }],
         outputs: &[tokens.len() as u32 - 1],

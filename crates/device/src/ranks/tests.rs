@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use formats::{DType, Result, Tensors};
 use ops::low_rank::Delta;
-use program::{Adapter, Kind, Sequence, Site, Step, Table};
+use program::{Adapter, Sequence, Site, Step, StepKind, Table};
 
 use super::link::{Channel, Link, connect, gather};
 use super::{Processes, RankLaunch, follow};
@@ -94,7 +94,7 @@ fn logits_with(executor: &mut dyn Executor, block: u32, adapter: u32) -> Result<
     let tables = [Table { blocks: &[block], oldest: 0 }];
     let sequences = &[Sequence { adapter, ..Sequence::new(9, 0, &tables) }];
     let tokens = &[3, 4, 5, 6, 7, 8, 9, 10, 11];
-    let step = Step { kind: Kind::Prompt, tokens, sequences, outputs: &[8], input: &[] };
+    let step = Step { kind: StepKind::Prompt, tokens, sequences, outputs: &[8], input: &[] };
     let ticket = executor.submit(&step)?;
     executor.wait(ticket)?;
     Ok(executor.read(ticket, 0)?.to_vec())

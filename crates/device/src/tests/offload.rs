@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use formats::{DType, Tensors};
 use ops::low_rank::Delta;
-use program::{Adapter, Kind, Program, Sequence, Step, Table};
+use program::{Adapter, Program, Sequence, Step, StepKind, Table};
 
 use super::{recorded, together};
 use crate::{CacheType, Device, Executor, LoadOptions, Offload, Place, Seats, Watch};
@@ -55,7 +55,7 @@ fn logits(device: &dyn Device, program: &Program, tensors: &Tensors, adapted: bo
     let tables = [Table { blocks: &[0], oldest: 0 }];
     let mut all = Vec::new();
     for (kind, tokens, start) in
-        [(Kind::Prompt, &[3, 1, 4, 1, 5, 9][..], 0), (Kind::Decode, &[2], 6)]
+        [(StepKind::Prompt, &[3, 1, 4, 1, 5, 9][..], 0), (StepKind::Decode, &[2], 6)]
     {
         let sequence = Sequence::new(tokens.len(), start, &tables);
         let sequences = &[Sequence { adapter: u32::from(adapted), ..sequence }];
@@ -102,7 +102,7 @@ fn a_prompt_can_be_given_up() {
         let (tables, tokens) =
             ([Table { blocks: &[0], oldest: 0 }], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]);
         let sequences = &[Sequence::new(tokens.len(), 0, &tables)];
-        let kind = Kind::Prompt;
+        let kind = StepKind::Prompt;
         let step = Step { kind, tokens: &tokens, sequences, outputs: &[9], input: &[] };
         let logits = |executor: &mut dyn Executor| {
             let ticket = executor.submit(&step).unwrap();

@@ -7,7 +7,7 @@ use ops::map::Unary;
 use ops::zip::Binary;
 use ops::{Attention, Op};
 use program::{
-    BLOCK_TOKENS, CacheLayer, Kind, Program, Sequence, Step as Replay, Table, WeightId, fuse,
+    BLOCK_TOKENS, CacheLayer, Program, Sequence, Step as Replay, StepKind, Table, WeightId, fuse,
     reference,
 };
 
@@ -231,7 +231,7 @@ fn results_of(
         let tokens: Vec<u32> = positions.iter().map(|p| p * 7 % VOCAB as u32).collect();
         let outputs = picks(rows as u32);
         let step = Replay {
-            kind: if rows == 1 { Kind::Decode } else { Kind::Prompt },
+            kind: if rows == 1 { StepKind::Decode } else { StepKind::Prompt },
             tokens: &tokens,
             sequences: &[Sequence::new(rows, start as usize, &tables)],
             outputs: &outputs,
@@ -255,7 +255,7 @@ fn results_of(
     }
     if let Some(executor) = &mut executor {
         let mut at = |position: usize| {
-            let (kind, sequences) = (Kind::Decode, &[Sequence::new(1, position, &tables)]);
+            let (kind, sequences) = (StepKind::Decode, &[Sequence::new(1, position, &tables)]);
             executor.submit(&Replay { kind, tokens: &[1], sequences, outputs: &[], input: &[] })
         };
         at(PLACES - 1).unwrap();

@@ -36,7 +36,7 @@ fn rows(executor: &mut dyn Executor, program: &Program) -> Vec<Vec<f32>> {
         let ticket = executor.submit(&step).unwrap();
         executor.read(ticket, 0).unwrap().to_vec()
     };
-    vec![row(Kind::Prompt, 0..9), row(Kind::Decode, 9..10)]
+    vec![row(StepKind::Prompt, 0..9), row(StepKind::Decode, 9..10)]
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! choose what each does alone: bit for bit.
 
 use ops::sample::Options;
-use program::{BLOCK_TOKENS, CHOSEN, Choose, Kind, Sequence, Step, Table};
+use program::{BLOCK_TOKENS, CHOSEN, Choose, Sequence, Step, StepKind, Table};
 
 use super::recorded;
 use crate::{CacheType, Device, Executor, LoadOptions};
@@ -46,10 +46,10 @@ struct Timeline {
 }
 
 impl Timeline {
-    fn kind(&self) -> Option<Kind> {
+    fn kind(&self) -> Option<StepKind> {
         match self.done {
-            done if done < self.prompt.len() => Some(Kind::Prompt),
-            _ if self.chosen.len() < self.wanted => Some(Kind::Decode),
+            done if done < self.prompt.len() => Some(StepKind::Prompt),
+            _ if self.chosen.len() < self.wanted => Some(StepKind::Decode),
             _ => None,
         }
     }
@@ -88,7 +88,7 @@ fn timelines(count: usize, vocab: usize, longest: usize) -> Vec<Timeline> {
 /// not told, but chosen.
 fn step(
     executor: &mut dyn Executor,
-    kind: Kind,
+    kind: StepKind,
     timelines: &mut [Timeline],
     of: &[(usize, usize)],
     groups: usize,
@@ -116,11 +116,11 @@ fn step(
     for (n, &(i, rows)) in of.iter().enumerate() {
         let timeline = &timelines[i];
         let last = match kind {
-            Kind::Prompt => {
+            StepKind::Prompt => {
                 tokens.extend(&timeline.prompt[timeline.done..][..rows]);
                 timeline.done + rows == timeline.prompt.len()
             }
-            Kind::Decode => {
+            StepKind::Decode => {
                 let told = timeline.forced || (i + timeline.done).is_multiple_of(2);
                 let known = timeline.chosen.last().filter(|_| told);
                 tokens.push(known.copied().unwrap_or(CHOSEN));
@@ -165,7 +165,7 @@ fn alone(executor: &mut dyn Executor, timelines: &mut [Timeline], groups: usize)
     for i in 0..timelines.len() {
         while let Some(kind) = timelines[i].kind() {
             let left = timelines[i].prompt.len().saturating_sub(timelines[i].done);
-            let rows = if kind == Kind::Prompt { left.min(ROWS) } else { 1 };
+            let rows = if kind == StepKind::Prompt { left.min(ROWS) } else { 1 };
             step(executor, kind, timelines, &[(i, rows)], groups);
         }
     }
@@ -180,7 +180,7 @@ fn together(
 ) {
     let mut random = Random(seed);
     while timelines.iter().any(|timeline| timeline.kind().is_some()) {
-        let kind = if random.below(2) == 0 { Kind::Prompt } else { Kind::Decode };
+        let kind = if random.below(2) == 0 { StepKind::Prompt } else { StepKind::Decode };
         let mut ready: Vec<usize> =
             (0..timelines.len()).filter(|i| timelines[*i].kind() == Some(kind)).collect();
         let most = 1 + random.below(sequences);
@@ -188,7 +188,7 @@ fn together(
         while room > 0 && of.len() < most && !ready.is_empty() {
             let i = ready.swap_remove(random.below(ready.len()));
             let left = timelines[i].prompt.len().saturating_sub(timelines[i].done);
-            let rows = if kind == Kind::Prompt { 1 + random.below(left.min(room)) } else { 1 };
+            let rows = if kind == StepKind::Prompt { 1 + random.below(left.min(room)) } else { 1 };
             of.push((i, rows));
             room -= rows;
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use device::{CacheType, Device, LoadOptions, Place};
 use formats::Tensors;
-use program::{Kind, Sequence, Step, Table};
+use program::{Sequence, Step, StepKind, Table};
 
 use crate::common::{error, root};
 
@@ -69,12 +69,12 @@ fn logits(
         let vocab = all.len() / rows;
         all[own * vocab..][..vocab].iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
     };
-    step(Kind::Prompt, 1, 0, 0, &[5, 9, 2, 14, 3, 8, 1]);
+    step(StepKind::Prompt, 1, 0, 0, &[5, 9, 2, 14, 3, 8, 1]);
     let of = |&rows: &usize| {
         let own = rows * 2 / 3;
         let tokens: Vec<u32> =
             (0..rows).map(|row| if row == own { 6 } else { 1 + (row * 7 % 50) as u32 }).collect();
-        (rows, step(Kind::Decode, rows, own, 7, &tokens))
+        (rows, step(StepKind::Decode, rows, own, 7, &tokens))
     };
     numbers.iter().map(of).collect()
 }

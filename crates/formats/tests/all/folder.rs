@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::build::safetensors as bytes_of;
-use delft_formats::{DType, Folder, Kind, Safetensors, Tensor, Tensors, safetensors};
+use delft_formats::{Container, DType, Folder, Safetensors, Tensor, Tensors, safetensors};
 
 fn tensor<'a>(name: &'a str, dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> Tensor<'a> {
     Tensor { name, dtype, shape, bytes }
@@ -226,7 +226,10 @@ fn folders_open_with_and_without_an_index() {
     assert_eq!(names(single.path()), ["a", "b"]);
     assert_eq!(names(&single.path().join("model.safetensors")), ["a", "b"]);
     let open = Tensors::open(single.path()).unwrap();
-    assert_eq!((open.kind(), open.total_bytes(), open.path()), (Kind::Folder, 4, single.path()));
+    assert_eq!(
+        (open.kind(), open.total_bytes(), open.path()),
+        (Container::Folder, 4, single.path())
+    );
     assert_eq!(open.get("a").unwrap().bytes, [2, 3]);
     let inner = open.folder().unwrap();
     assert_eq!(inner.config()["hidden_size"], 64);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::build::GgufBytes;
 use delft_formats::gguf::{self, Array, TensorSpec, Value, Writer};
-use delft_formats::{DType, Gguf, Kind, Location, Tensors};
+use delft_formats::{Container, DType, Gguf, Location, Tensors};
 
 fn sample(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gguf").join(name)
@@ -211,7 +211,7 @@ fn written_files_read_back() {
         data.chunks(piece).for_each(|piece| writer.write(piece).unwrap());
         writer.finish().unwrap();
         let open = Tensors::open(&path).unwrap();
-        assert_eq!((open.kind(), open.len(), open.total_bytes()), (Kind::Gguf, 3, 180));
+        assert_eq!((open.kind(), open.len(), open.total_bytes()), (Container::Gguf, 3, 180));
         let gguf = open.gguf().unwrap();
         assert!(gguf.metadata().iter().eq(metadata.iter().map(|(k, v)| (k.as_str(), v))));
         let mut at = 0;

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use delft_hub::{Found, Hub, Kind};
+use delft_hub::{Container, Found, Hub};
 
 const FIRST: &str = "1111111111111111111111111111111111111111";
 const SECOND: &str = "2222222222222222222222222222222222222222";
@@ -183,7 +183,7 @@ fn shared_bytes_are_counted_once() {
     let listed = hub(cache.path()).list().unwrap();
     let sizes: Vec<_> = listed.iter().map(|m| (m.bytes, m.own_bytes, m.partial_bytes)).collect();
     assert_eq!(sizes, [(1200, 1200, 7), (230, 30, 0)]);
-    assert!(listed.iter().all(|m| m.kind == Some(Kind::GgufFile) && m.modified.is_some()));
+    assert!(listed.iter().all(|m| m.kind == Some(Container::Gguf) && m.modified.is_some()));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::{
     COMMIT, Length, Reply, Request, Server, bare_info, file, info, noise, repository, sha256,
 };
-use delft_hub::{Hub, Kind, Likeness, Preview, Progress, Source};
+use delft_hub::{Container, Hub, Likeness, ModelSource, Preview, Progress};
 
 fn hub(server: &Server, cache: &Path) -> Hub {
     Hub {
@@ -73,10 +73,10 @@ fn a_folder_of_safetensors_arrives_in_the_shared_layout_and_resolves() {
     let model = hub.pull("org/name", &()).unwrap();
     let root = cache.path().join("models--org--name");
     assert_eq!(model.path().unwrap(), root.join("snapshots").join(COMMIT));
-    assert_eq!((model.kind, model.name()), (Kind::Folder, "org/name".to_string()));
+    assert_eq!((model.kind, model.name()), (Container::Folder, "org/name".to_string()));
     assert_eq!(
         model.source,
-        Source::Hub { id: "org/name".to_string(), commit: COMMIT.to_string() }
+        ModelSource::Hub { id: "org/name".to_string(), commit: COMMIT.to_string() }
     );
     for (name, bytes) in &files {
         let path = model.path().unwrap().join(name);
@@ -103,7 +103,7 @@ fn a_folder_of_safetensors_arrives_in_the_shared_layout_and_resolves() {
     let listed = hub.list().unwrap();
     assert_eq!(
         (listed.len(), listed[0].id.as_str(), listed[0].kind),
-        (1, "org/name", Some(Kind::Folder))
+        (1, "org/name", Some(Container::Folder))
     );
     assert_eq!((listed[0].files.len(), listed[0].refs.as_slice()), (6, &["main".to_string()][..]));
     let sizes: u64 = files
@@ -741,7 +741,7 @@ fn local_paths_come_first_and_say_what_is_wrong() {
     std::fs::write(at("hf/model.safetensors"), "").unwrap();
     std::fs::write(at("ggufs/a.gguf"), "").unwrap();
     std::fs::write(at("m.gguf"), "").unwrap();
-    assert_eq!(hub.resolve(Some(&at("hf"))).unwrap().kind, Kind::Folder);
+    assert_eq!(hub.resolve(Some(&at("hf"))).unwrap().kind, Container::Folder);
     assert_eq!(hub.resolve(Some(&at("m.gguf"))).unwrap().name(), "m");
     assert_eq!(
         hub.resolve(Some(&at("ggufs"))).unwrap().path().unwrap(),

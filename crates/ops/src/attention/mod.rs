@@ -14,7 +14,7 @@ mod chunks;
 mod form;
 
 use crate::operation::{
-    Access, CacheUse, CachedLayer, CachedWork, Call, Operation, Precision, Sharding,
+    CacheUse, CachedLayer, CachedWork, Operation, Precision, ReferenceCall, Sharding, StateAccess,
 };
 use crate::{Shape, arity, expect};
 use formats::Result;
@@ -115,7 +115,7 @@ impl Operation for Attention {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let CachedLayer { keys, values, .. } = &call.cache[self.layer];
         let sinks = call.weights.first().map(Vec::as_slice);
         self.attend(call.positions, call.inputs[0], keys, values, sinks, &mut call.outputs[0]);
@@ -127,7 +127,7 @@ impl Operation for Attention {
 
     fn cache(&self) -> Option<CacheUse> {
         let Attention { layer, kv_heads, head_dim, window, .. } = *self;
-        Some(CacheUse { layer, access: Access::Read { kv_heads, head_dim, window } })
+        Some(CacheUse { layer, access: StateAccess::Read { kv_heads, head_dim, window } })
     }
 
     fn set_layer(&mut self, layer: usize) {

@@ -12,7 +12,7 @@ pub mod tiles;
 mod cases;
 
 use super::{AttendTangent, Forward, Reverse, Wrt, one, zeros};
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{Attention, Op, Rows, Shape, arity, expect};
 use formats::{Error, ErrorKind, Result, dot};
 use std::ops::RangeInclusive;
@@ -71,7 +71,7 @@ impl Operation for Attend {
         Ok(vec![inputs[0], Shape { width: self.0.heads, ..inputs[0] }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let Attention { heads, kv_heads, head_dim: d, .. } = self.0;
         let (q, k, v) = (call.inputs[0], call.inputs[1], call.inputs[2]);
         for t in 0..q.len() / (heads * d) {
@@ -156,7 +156,7 @@ impl Operation for AttendBackward {
         Ok(all.chain(self.0.sinks.then_some(sinks)).collect())
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let Attention { heads, kv_heads, head_dim: d, .. } = self.0;
         let [q, k, v, y, lse, dy] = [0, 1, 2, 3, 4, 5].map(|i| call.inputs[i]);
         let mut sums: Vec<Vec<f64>> =

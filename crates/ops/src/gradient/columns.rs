@@ -2,7 +2,7 @@
 //! does so to the products of matrices whose rows it gives other lengths.
 
 use super::{Forward, Reverse, SumRows, Wrt, give, mul, one, zeros};
-use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
@@ -28,7 +28,7 @@ impl Operation for ScaleColumns {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let bias = call.weights.get(1).map(Vec::as_slice);
         reference(call.inputs[0], &call.weights[0], bias, &mut call.outputs[0]);
     }

@@ -7,7 +7,7 @@
 //! ```
 
 use super::{Forward, Reverse, Wrt, one};
-use crate::operation::{Bound, Call, Launches, Operand, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{Team, begin, lanes_of_both, load, require_lengths, require_vectors, when};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Op, Rows, Shape, ShortConv, arity, expect};
@@ -76,7 +76,7 @@ impl Operation for PackedConv {
         self.0.infer(inputs, weights)
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let y = forward(&self.0, call.packed.first, call.inputs[0], &call.weights[0]);
         call.outputs[0] = y;
     }
@@ -129,7 +129,7 @@ impl Operation for ConvBackward {
         Ok(shapes)
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let operands = [call.inputs[0], call.inputs[1], &call.weights[0]];
         let found = backward(&self.of, call.packed.first, operands);
         call.outputs.iter_mut().zip(found).for_each(|(to, found)| *to = found);

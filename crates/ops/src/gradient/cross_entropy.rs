@@ -3,7 +3,7 @@
 //! vocabulary are never there at once: devices work in chunks of rows.
 
 use super::{Forward, Reverse, SumColumns, Wrt, give, mul, one};
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::sweep::{Team, begin, lanes_of_both, load, require_lengths, require_vectors};
 use crate::trial::{memory, near, scaled};
 use crate::{Op, Rows, ScaleRows, Shape, arity, linear};
@@ -63,7 +63,7 @@ impl Operation for CrossEntropy {
         Ok(shapes)
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let (width, head) = (call.widths[0], &call.weights[0]);
         let vocab = head.len() / width;
         let mut sums: Vec<Vec<f64>> =

@@ -12,7 +12,7 @@
 
 use super::{Forward, Reverse, Var, Wrt, one, zeros};
 use crate::delta_net::HeadRow;
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{DeltaNet, Op, Rows, Shape, arity, expect};
 use formats::{Error, ErrorKind, Result};
 
@@ -30,7 +30,7 @@ pub struct DeltaBackward(pub DeltaNet);
 pub struct DeltaTangent(pub DeltaNet);
 
 /// Inputs and weights of a net in the place where a call has them.
-fn row<'a>(net: &DeltaNet, call: &'a Call<'_>, t: usize) -> [&'a [f32]; 5] {
+fn row<'a>(net: &DeltaNet, call: &'a ReferenceCall<'_>, t: usize) -> [&'a [f32]; 5] {
     let input = |i: usize, width: usize| &call.inputs[i][t * width..][..width];
     let [decay, dt] = [0, 1].map(|i| call.weights[i].as_slice());
     [input(0, net.width()), input(1, net.heads), input(2, net.heads), decay, dt]
@@ -45,7 +45,7 @@ impl Operation for PackedDelta {
         self.0.infer(inputs, weights)
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let mut states = vec![0.0; self.0.elements()];
         let width = self.0.heads * self.0.value_dim;
         for (t, first) in call.packed.first.iter().enumerate() {
@@ -199,7 +199,7 @@ impl Operation for DeltaBackward {
         Ok(inputs[..3].iter().copied().chain([vector, vector]).collect())
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let net = &self.0;
         let (width, values) = (net.width(), net.heads * net.value_dim);
         let first = call.packed.first;
@@ -257,7 +257,7 @@ impl Operation for DeltaTangent {
         self.0.infer(&inputs[..3], &weights[..2])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let net = &self.0;
         let (width, values) = (net.width(), net.heads * net.value_dim);
         let of_weight = |i: usize, h: usize| call.weights.get(i).map_or(0.0, |of| f64::from(of[h]));

@@ -2,7 +2,7 @@
 
 use super::{Forward, Reverse};
 use crate::gated::GATES;
-use crate::operation::{Call, Launches, Operation, Sharding, X, Y, launch_flat};
+use crate::operation::{Launches, Operation, ReferenceCall, Sharding, X, Y, launch_flat};
 use crate::trial::{every_float, flat, flat_bench};
 use crate::{Shape, Unary, alike, arity, math, sweep};
 use formats::Result;
@@ -66,7 +66,7 @@ impl Operation for Fill {
         Ok(vec![self.shape])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         call.outputs[0].fill(self.value);
     }
 
@@ -100,7 +100,7 @@ impl Operation for MapBackward {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(self.0, call.inputs[0], call.inputs[1], &mut call.outputs[0]);
     }
 
@@ -135,7 +135,7 @@ impl Operation for GatedBackward {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         gated_reference(self.0, [0, 1, 2].map(|i| call.inputs[i]), &mut call.outputs[0]);
     }
 

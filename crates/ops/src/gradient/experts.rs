@@ -16,7 +16,7 @@ pub use cases::KERNELS;
 
 use crate::experts::{Experts, Gate, Odds, Routing, Sizes};
 use crate::gradient::elements::derivative;
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{Shape, arity, expect, moe};
 use formats::Result;
 
@@ -207,7 +207,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// Calls `f` with each token: its number, its experts and how their shares follow from its scores.
-fn tokens(op: Experts, call: &Call<'_>, mut f: impl FnMut(usize, &[Expert<'_>], &Shares)) {
+fn tokens(op: Experts, call: &ReferenceCall<'_>, mut f: impl FnMut(usize, &[Expert<'_>], &Shares)) {
     let [width, experts] = [call.widths[0], call.widths[1]];
     let sizes = Sizes {
         experts,
@@ -236,7 +236,7 @@ impl Operation for ExpertsBackward {
         Ok(vec![inputs[0], inputs[1]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let [width, experts] = [call.widths[0], call.widths[1]];
         let [mut dx, mut dscores] = [0, 1].map(|i| vec![0f32; call.outputs[i].len()]);
         tokens(self.0, call, |t, chosen, shares| {
@@ -280,7 +280,7 @@ impl Operation for ExpertsTangent {
         self.0.infer(&inputs[..2], weights)
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let [width, experts] = [call.widths[0], call.widths[1]];
         let mut dy = vec![0f32; call.outputs[0].len()];
         tokens(self.0, call, |t, chosen, shares| {

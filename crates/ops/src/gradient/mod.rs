@@ -38,7 +38,7 @@ pub use crate::gated::Gated;
 
 pub(crate) use products::{linear_jvp, linear_vjp};
 
-use crate::operation::{Call, Launches, Operation, Sharding};
+use crate::operation::{Launches, Operation, ReferenceCall, Sharding};
 use crate::{Binary, Op, Shape, Zip};
 use formats::Result;
 
@@ -276,7 +276,7 @@ impl Operation for Gradient {
         self.inner().infer(inputs, weights)
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         self.inner().reference(call);
     }
 

@@ -3,7 +3,7 @@
 //! a layer norm.
 
 use super::products::{self, sums_of_rows};
-use crate::operation::{Bound, Call, Launches, Operand, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::rms_norm::{launch_numbers, team};
 use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_lengths, require_vectors, when};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
@@ -57,7 +57,7 @@ fn row(
     (0..x.len()).map(|i| (dy[i] * weight[i] - level - normed[i] * along) * scale).collect()
 }
 
-fn reference(call: &mut Call<'_>, how: (f32, bool)) {
+fn reference(call: &mut ReferenceCall<'_>, how: (f32, bool)) {
     let weight = &call.weights[0];
     let width = weight.len();
     let (mut dweight, mut dbias) = (vec![0f64; width], vec![0f64; width]);
@@ -84,7 +84,7 @@ impl Operation for RmsNormBackward {
         Ok([inputs[0]].into_iter().chain(self.weight.then_some(dweight)).collect())
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(call, (self.eps, false));
     }
 
@@ -115,7 +115,7 @@ impl Operation for LayerNormBackward {
         Ok([inputs[0]].into_iter().chain(sums).collect())
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         reference(call, (self.eps, true));
     }
 

@@ -1,7 +1,7 @@
 //! Kernels for gradients of products: `dx = dy W`, `dW = dy' x`, and sums over rows and columns.
 
 use super::{Forward, Reverse, Var as Value, Wrt, give, one, zeros};
-use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y};
+use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_lengths, require_vectors, when};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Rows, Shape, alike, arity, expect};
@@ -74,7 +74,7 @@ impl Operation for LinearBackward {
         Ok(vec![Shape { width, ..inputs[0] }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         linear_backward(call, |_| 0.0);
     }
 
@@ -101,7 +101,7 @@ impl Operation for LinearBackwardAdd {
         Ok(dx)
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let added = call.inputs[1];
         linear_backward(call, |at| f64::from(added[at]));
     }
@@ -122,7 +122,7 @@ impl Operation for LinearBackwardAdd {
 }
 
 /// `dx[t, i] = before(t, i) + sum_o dy[t, o] weight[o, i]`, in f64.
-fn linear_backward(call: &mut Call<'_>, before: impl Fn(usize) -> f64) {
+fn linear_backward(call: &mut ReferenceCall<'_>, before: impl Fn(usize) -> f64) {
     let (out, weight) = (call.widths[0], &call.weights[0]);
     let width = weight.len() / out;
     for (at, dx) in call.outputs[0].iter_mut().enumerate() {
@@ -147,7 +147,7 @@ impl Operation for Outer {
         Ok(vec![Shape { rows: Rows::Fixed(inputs[0].width), width: inputs[1].width }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let [out, width] = [call.widths[0], call.widths[1]];
         let (dy, x) = (call.inputs[0], call.inputs[1]);
         for (at, dw) in call.outputs[0].iter_mut().enumerate() {
@@ -173,7 +173,7 @@ impl Operation for SumRows {
         Ok(vec![Shape { rows: Rows::Fixed(1), width: inputs[0].width }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         sum_of_rows(call.inputs[0], &mut call.outputs[0]);
     }
 
@@ -199,7 +199,7 @@ impl Operation for SumColumns {
         Ok(vec![Shape { width: 1, ..inputs[0] }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let rows = call.inputs[0].chunks_exact(call.widths[0]);
         for (x, y) in rows.zip(&mut call.outputs[0]) {
             *y = x.iter().map(|x| f64::from(*x)).sum::<f64>() as f32;

@@ -3,7 +3,7 @@
 use super::elements::fill;
 use super::{Reverse, Wrt, give, one};
 use crate::embed::{Index, PICKS, WIDTHS};
-use crate::operation::{Bound, Call, Launches, Operation, Sharding, X, Y, launch_flat};
+use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y, launch_flat};
 use crate::sweep::{
     Team, begin, lanes, lanes_of_both, load, require_lengths, require_vectors, when,
 };
@@ -38,7 +38,7 @@ impl Operation for Gathered {
         Ok(vec![Shape { rows: Rows::Fixed(self.table), width: inputs[0].width }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let width = call.widths[0];
         let rows = match self.index {
             Index::Token => call.tokens,
@@ -86,7 +86,7 @@ impl Operation for Spread {
         Ok(vec![Shape::tokens(inputs[0].width)])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let width = call.widths[0];
         for (&row, dy) in call.picks.iter().zip(call.inputs[0].chunks_exact(width)) {
             call.outputs[0][row as usize * width..][..width].copy_from_slice(dy);

@@ -6,7 +6,7 @@
 //! `sum p (ds - mean) v + p dv`, where `ds` are the scores' changes and `mean = sum p ds`.
 
 use super::attend::{head, score, seen};
-use crate::operation::{Call, Operation, Sharding};
+use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{Attention, Shape, arity, expect, rms_norm};
 use formats::{Result, dot};
 
@@ -35,7 +35,7 @@ impl Operation for NormTangent {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let weight = &call.weights[0];
         let width = weight.len();
         let mean = |x: &[f64]| x.iter().sum::<f64>() / width as f64;
@@ -75,7 +75,7 @@ impl Operation for AttendTangent {
         Ok(vec![inputs[0]])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let Attention { heads, kv_heads, head_dim: d, .. } = self.0;
         let [q, k, v, lse, dq, dk, dv] = [0, 1, 2, 3, 4, 5, 6].map(|i| call.inputs[i]);
         for t in 0..q.len() / (heads * d) {

@@ -9,7 +9,7 @@
 //! activations are read, once per group ([`super::input`]).
 
 use super::input::{Activations, Input, LIMIT, Slice};
-use crate::packed::{Format, Run, Weights};
+use crate::packed::{Format, PackedWeights, Run};
 use crate::tuned::{self, SmallGroups, Tuned};
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
@@ -195,7 +195,7 @@ impl GemvSchedule {
 /// Matrix rows that are taken one after another: of one matrix, or of two that are read together.
 pub(crate) struct Sweep {
     /// One, or two of one format.
-    pub(crate) weights: Vec<Weights>,
+    pub(crate) weights: Vec<PackedWeights>,
     /// Their rows.
     pub(crate) out: Val<u32>,
 }

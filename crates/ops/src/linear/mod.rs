@@ -8,8 +8,8 @@ mod input;
 pub mod stream;
 
 use crate::gradient::{Forward, Reverse, linear_jvp, linear_vjp};
-use crate::operation::{Call, Operand, Operation, Product, Sharding};
-use crate::packed::{Format, Weights};
+use crate::operation::{Operand, Operation, Product, ReferenceCall, Sharding};
+use crate::packed::{Format, PackedWeights};
 use crate::project::Projection;
 use crate::{Shape, arity, expect};
 use formats::Result;
@@ -35,7 +35,7 @@ pub fn gemv(
     rows: u32,
     schedule: GemvSchedule,
 ) {
-    let weight = Weights::declare("weight", format, width);
+    let weight = PackedWeights::declare("weight", format, width);
     let bias = bias.then(|| <In>::declare("bias"));
     contract(&schedule, rows, &[("weight", format, "out")]);
     holds("y", dim("out") * rows);
@@ -73,7 +73,7 @@ impl Operation for Linear {
         Ok(vec![Shape { width: out, ..inputs[0] }])
     }
 
-    fn reference(&self, call: &mut Call<'_>) {
+    fn reference(&self, call: &mut ReferenceCall<'_>) {
         let bias = call.weights.get(1).map(Vec::as_slice);
         reference(call.inputs[0], &call.weights[0], bias, call.widths[0], &mut call.outputs[0]);
     }

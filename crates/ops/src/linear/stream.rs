@@ -33,8 +33,8 @@ pub use tiling::{Job, Share, StreamTiling};
 use super::gemv::{Cursor, Place, Span, Sweep, spans};
 use super::holds;
 use crate::low_rank::kernels::{Low, Sites};
-use crate::packed::{Run, Scaled, Weights};
-use crate::project::Part;
+use crate::packed::{PackedWeights, Run, Scaled};
+use crate::project::ProjectedMatrix;
 use crate::{Unary, real};
 use tile::case::Spec;
 use tile::dsl::*;
@@ -76,7 +76,7 @@ pub fn stream(
     rows: Arg<u32>,
     width: Const<u32>,
     types: StreamTypes,
-    matrices: &[Part],
+    matrices: &[ProjectedMatrix],
     end: End,
     tiling: StreamTiling,
     low: Option<Low>,
@@ -110,10 +110,10 @@ struct Declared {
 }
 
 /// Declares matrices, biases and results, and states what they require; `gate`: two matrices have
-/// one result; `zero`: see [`Weights::with_zero`].
+/// one result; `zero`: see [`PackedWeights::with_zero`].
 #[track_caller]
 fn declare(
-    matrices: &[Part],
+    matrices: &[ProjectedMatrix],
     gate: bool,
     y: Scalar,
     (width, zero): (Val<u32>, Val<u32>),
@@ -123,7 +123,7 @@ fn declare(
     let mut declared = Declared { sweeps, biases, results, sites: None };
     let mut outs = Vec::new();
     let mut step = UNIT;
-    for (j, &Part { format, bias }) in matrices.iter().enumerate() {
+    for (j, &ProjectedMatrix { format, bias }) in matrices.iter().enumerate() {
         let name = |part: &str| format!("{part}{j}");
         let own = !gate || j == 0;
         let out = if own { name("out") } else { "out0".to_owned() };
@@ -135,7 +135,7 @@ fn declare(
         }
         if let Some(sweep) = declared.sweeps.last_mut() {
             outs.push((sweep.out, dim(&out)));
-            let weights = Weights::declare(&name("weight"), format, width);
+            let weights = PackedWeights::declare(&name("weight"), format, width);
             sweep.weights.push(weights.with_zero(zero));
         }
         holds(&name("weight"), format.extent(dim("width")) * dim(&out));
@@ -678,7 +678,7 @@ mod tests {
                 let numbers = numbers.with("width", width as u32).with("out0", out as u32);
                 let y = Buffer::zeros(types.y, rows * out);
                 let mut buffers = [Buffer::raw(Scalar::U32, x.bytes), y, matrix.buffer()];
-                let part = Part { format, bias: false };
+                let part = ProjectedMatrix { format, bias: false };
                 let kernel = stream(types, &[part], End::Store, tiling, None).record();
                 tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
                 let [_, y, _] = buffers;

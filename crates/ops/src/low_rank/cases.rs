@@ -11,7 +11,7 @@ use crate::linear::stream::{End, Share, StreamTiling, StreamTypes, stream};
 use crate::linear::{GemvSchedule, Task, reference};
 use crate::linear_add::linear_add;
 use crate::packed::Format;
-use crate::project::{Part, project};
+use crate::project::{ProjectedMatrix, project};
 use formats::DType;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::launch::Numbers;
@@ -405,8 +405,9 @@ impl WithSites<'_> {
     fn recorded(&self) -> tile::Kernel {
         let (format, low, rows, schedule) =
             (self.format, Some(self.low), self.rows as u32, self.schedule());
-        let parts: Vec<Part> =
-            (0..self.outs.len()).map(|j| Part { format, bias: self.biased(j) }).collect();
+        let parts: Vec<ProjectedMatrix> = (0..self.outs.len())
+            .map(|j| ProjectedMatrix { format, bias: self.biased(j) })
+            .collect();
         match self.kernel {
             Kernel::Project => project(BF16, F32, &parts, false, rows, schedule, low).record(),
             Kernel::LinearAdd => linear_add(BF16, F32, format, true, rows, schedule, low).record(),

@@ -18,7 +18,7 @@ use tile::launch::{Extent, Mode, Requirement};
 use super::cases;
 use crate::linear;
 use crate::linear::{GemvSchedule, Input, Norm, Sums, Sweep, contract, holds, product};
-use crate::packed::{Format, Weights};
+use crate::packed::{Format, PackedWeights};
 use crate::sweep::{self, when};
 use tile::case::Spec;
 
@@ -69,7 +69,7 @@ pub fn low_rank_down(
 ) {
     let format = Format::Dense(element);
     let norm = norm.then(Norm::declare);
-    let down = Weights::declare("down", format, width);
+    let down = PackedWeights::declare("down", format, width);
     let kept = keeps.then(|| {
         let outer = Const::<u32>::declare("outer");
         (<In>::declare("residual"), <Out>::declare("kept"), outer)

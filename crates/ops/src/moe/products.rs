@@ -7,7 +7,7 @@ use crate::linear::gemm::multiply::{Results, product, store};
 use crate::linear::gemm::stage::{Ring, Rows, Side};
 use crate::linear::gemm::{self, block, contract};
 use crate::linear::{self, GemvSchedule, Input, Sums, Sweep, holds};
-use crate::packed::{Format, Weights};
+use crate::packed::{Format, PackedWeights};
 use tile::dsl::*;
 use tile::launch::{Mode, Requirement};
 
@@ -62,7 +62,7 @@ pub fn moe_gemv(
     format: Format,
     schedule: GemvSchedule,
 ) {
-    let weight = Weights::declare("weight", format, width);
+    let weight = PackedWeights::declare("weight", format, width);
     linear::contract(&schedule, 1, &[("weight", format, "out")]);
     launch(Mode::Vector, [dim("groups"), dim("pairs"), fixed(1)], schedule.threads);
     holds("weight", format.extent(dim("width")) * dim("out") * dim("experts"));

@@ -174,7 +174,7 @@ fn packing_costs_little() {
 /// A matrix as f32: each lane unpacks runs of its own.
 #[kernel]
 fn unpack(y: Out<f32>, width: Const<u32>, format: Format) {
-    let weight = Weights::declare("weight", format, width);
+    let weight = PackedWeights::declare("weight", format, width);
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 32);
     let row = weight.row(group_id());
     for i in strided(width / format.run()) {

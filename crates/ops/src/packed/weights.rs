@@ -1,8 +1,8 @@
-//! [`Weights`]: what kernels read packed and dense matrices with, whatever their format.
+//! [`PackedWeights`]: what kernels read packed and dense matrices with, whatever their format.
 //!
 //! A row is read in runs: what one 16-byte load of its base plane holds. Loading
-//! ([`Weights::load`]) gives raw words, to be kept in registers while other loads are under way;
-//! [`Weights::run`] then makes a [`Run`] of them, which yields weights as f32 ([`Run::floats`]) or
+//! ([`PackedWeights::load`]) gives raw words, to be kept in registers while other loads are under way;
+//! [`PackedWeights::run`] then makes a [`Run`] of them, which yields weights as f32 ([`Run::floats`]) or
 //! bytes for `dot4` with their scales ([`Run::quads`], [`Run::scaled`]).
 
 use super::{Entry, Format, Packing};
@@ -11,13 +11,13 @@ use tile::ir::Hint;
 
 /// A matrix that a kernel reads: one buffer of words, whatever the format.
 #[derive(Debug, Clone, Copy)]
-pub struct Weights {
+pub struct PackedWeights {
     words: In<u32>,
     format: Format,
     starts: [Val<u32>; 5],
     /// The row that counts as the first.
     first: Option<Val<u32>>,
-    /// See [`Weights::with_zero`].
+    /// See [`PackedWeights::with_zero`].
     zero: Option<Val<u32>>,
 }
 
@@ -66,20 +66,20 @@ pub struct Run {
     zero: Option<Val<u32>>,
 }
 
-impl Weights {
+impl PackedWeights {
     /// Declares the buffer, a parameter of the kernel under construction, of a matrix with `cols`
     /// columns.
     #[track_caller]
-    pub fn declare(name: &str, format: Format, cols: Val<u32>) -> Weights {
+    pub fn declare(name: &str, format: Format, cols: Val<u32>) -> PackedWeights {
         let starts = format.starts(0u32.val(), cols);
-        Weights { words: In::declare(name), format, starts, first: None, zero: None }
+        PackedWeights { words: In::declare(name), format, starts, first: None, zero: None }
     }
 
     /// Masks of codes are added to `zero`, a number that is 0 without a compiler knowing it of any
     /// bit. NVIDIA's has an instruction that takes a mask and an exponent at once, but of the two only
     /// one may be a literal: it would move the other to a register for each code that is converted.
-    pub fn with_zero(self, zero: Val<u32>) -> Weights {
-        Weights { zero: Some(zero), ..self }
+    pub fn with_zero(self, zero: Val<u32>) -> PackedWeights {
+        PackedWeights { zero: Some(zero), ..self }
     }
 
     /// How its elements are stored.
@@ -87,7 +87,7 @@ impl Weights {
         self.format
     }
 
-    /// The word at which a row begins: what [`Weights::load`] is given.
+    /// The word at which a row begins: what [`PackedWeights::load`] is given.
     #[track_caller]
     pub fn row(&self, row: impl IntoVal<u32>) -> Val<u32> {
         let row = row.val();
@@ -95,8 +95,8 @@ impl Weights {
     }
 
     /// The rows from one on, as a matrix: one of several that lie one after another.
-    pub fn starting_at(self, first: Val<u32>) -> Weights {
-        Weights { first: Some(first), ..self }
+    pub fn starting_at(self, first: Val<u32>) -> PackedWeights {
+        PackedWeights { first: Some(first), ..self }
     }
 
     /// Reads the [`Format::words`] words of run `run` (elements `run * format.run()` on) of the row
@@ -115,7 +115,7 @@ impl Weights {
         words
     }
 
-    /// Begins to copy what [`Weights::load`] reads to shared memory, where a simdgroup's 32 lanes
+    /// Begins to copy what [`PackedWeights::load`] reads to shared memory, where a simdgroup's 32 lanes
     /// have [`Format::words`] words each from `to` on: plane after plane, lane after lane.
     #[track_caller]
     pub fn copy(
@@ -156,7 +156,7 @@ impl Weights {
         copy_async(shared, to, self.words, row + run * 4u32, 4, Some(keep));
     }
 
-    /// The words that [`Weights::copy`] brought this lane, as [`Weights::load`] would have returned
+    /// The words that [`PackedWeights::copy`] brought this lane, as [`PackedWeights::load`] would have returned
     /// them.
     #[track_caller]
     pub fn copied(&self, shared: Shared<u32>, from: Val<u32>) -> Vec<Val<u32>> {
@@ -170,7 +170,7 @@ impl Weights {
         words
     }
 
-    /// Run `run` of the words that [`Weights::load`] returned, ready to be decoded.
+    /// Run `run` of the words that [`PackedWeights::load`] returned, ready to be decoded.
     #[track_caller]
     pub fn run(&self, words: &[Val<u32>], run: impl IntoVal<u32>) -> Run {
         let format = self.format;
@@ -407,7 +407,7 @@ fn field_bytes(words: &[Val<u32>], bits: u32, i: usize) -> Val<u32> {
 }
 
 /// Four codes less the format's zero: the fields `k` of the bytes of a word, which comes with its
-/// upper half. Masks are added to `zero`: see [`Weights::with_zero`].
+/// upper half. Masks are added to `zero`: see [`PackedWeights::with_zero`].
 #[track_caller]
 fn four(
     p: &Packing,

@@ -6,11 +6,11 @@ use std::borrow::Cow;
 use ops::sample::Options;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Kind, OwnedSequence, OwnedStep};
+use super::{OwnedSequence, OwnedStep, StepKind};
 
 #[derive(Serialize, Deserialize)]
 struct SentStep<'a> {
-    kind: Kind,
+    kind: StepKind,
     tokens: Cow<'a, [u32]>,
     outputs: Cow<'a, [u32]>,
     sequences: Vec<SentSequence<'a>>,
@@ -140,14 +140,14 @@ mod tests {
             Sequence { slot: 1, position: 70_000, ..Sequence::new(2, 7, &tables[1..]) },
         ];
         let long = Step {
-            kind: Kind::Decode,
+            kind: StepKind::Decode,
             tokens: &[CHOSEN, 5, 6],
             sequences: &sequences,
             outputs: &[0, 2],
             input: &[],
         };
         let short = Step {
-            kind: Kind::Prompt,
+            kind: StepKind::Prompt,
             tokens: &[8, 9],
             sequences: &sequences[1..],
             outputs: &[1],

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 
 use delft::{AdapterFile, Adapters, Engine, GenerateOptions, LoadOptions};
-use delft_serve::{Access, Library, Served};
+use delft_serve::{AccessRules, Library, Served};
 use serde_json::{Value, json};
 
 use crate::common::{get, limits, post, receive, send, serve_all, serve_library};
@@ -22,7 +22,7 @@ fn each_adapter_is_a_model_of_its_name() {
     let adapters = names.into_iter().zip(handles).collect();
     let (name, engines) = ("base".to_string(), vec![engine.clone()]);
     let served = Served { name, engines, templates: None, adapters };
-    let running = serve_all(limits(), Access::default(), vec![served]);
+    let running = serve_all(limits(), AccessRules::default(), vec![served]);
     let address = running.address();
 
     let list = get(address, "/v1/models").json();
@@ -81,7 +81,11 @@ fn roomy(more: usize) -> delft_serve::Running {
     let options = LoadOptions { adapters, ..options() };
     let named =
         vec![named("base", reference("models/llama3")), named("other", reference("models/qwen3"))];
-    serve_library(limits(), Access::default(), Library { named, options, ..Library::default() })
+    serve_library(
+        limits(),
+        AccessRules::default(),
+        Library { named, options, ..Library::default() },
+    )
 }
 
 #[test]
@@ -126,7 +130,7 @@ fn adapters_come_and_go_while_others_generate() {
     let handles = vec![("given".to_string(), engine.adapters().to_vec())];
     let (name, engines) = ("base".to_string(), vec![engine]);
     let served = Served { name, engines, templates: None, adapters: handles };
-    let given = serve_all(limits(), Access::default(), vec![served]);
+    let given = serve_all(limits(), AccessRules::default(), vec![served]);
     assert_eq!(told(given.address(), "given"), mine);
 
     // Every list has it.
@@ -213,7 +217,7 @@ fn adapters_that_cannot_be_added_are_refused_by_what_is_wrong() {
     assert_eq!(all["adapters"].as_array().unwrap().len(), 1);
     assert_eq!(all["adapters"][0]["scale"], 0.5);
     // Whoever is no administrator may not.
-    let access = Access { admin_keys: vec!["k".to_string()], ..Access::default() };
+    let access = AccessRules { admin_keys: vec!["k".to_string()], ..AccessRules::default() };
     let closed = serve_library(limits(), access, Library::default());
     let refused = post(closed.address(), "/adapters", &json!({ "name": "x", "path": path }));
     assert_eq!(refused.json()["error"]["code"], "admin_key_needed");

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use delft::models::Ending;
 use delft::{EmbedOptions, Engine, LoadOptions, Prompt};
-use delft_serve::{Access, Served};
+use delft_serve::{AccessRules, Served};
 use serde_json::{Value, json};
 
 use crate::common::{bundled, engine, get, limits, post, serve_all};
@@ -34,7 +34,7 @@ fn server() -> SocketAddr {
             adapters: Vec::new(),
         };
         let models = vec![served("embeds", embeds()), served("stories", engine())];
-        let running = serve_all(limits(), Access::default(), models);
+        let running = serve_all(limits(), AccessRules::default(), models);
         let address = running.address();
         // It runs until the tests end.
         std::mem::forget(running);
@@ -95,7 +95,7 @@ fn a_model_that_generates_makes_embeddings_too() {
     let engine = Engine::load(bundled(), &options).unwrap();
     let (name, adapters) = ("both".to_string(), Vec::new());
     let served = Served { name, engines: vec![engine.clone()], templates: None, adapters };
-    let running = serve_all(limits(), Access::default(), vec![served]);
+    let running = serve_all(limits(), AccessRules::default(), vec![served]);
     let ask = |path: &str, body: Value| {
         let response = post(running.address(), path, &body);
         assert_eq!(response.status, 200, "{response:?}");

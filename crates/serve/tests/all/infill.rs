@@ -6,7 +6,7 @@ use crate::common::{limits, post, receive, send, serve_all, shared};
 use delft::formats::gguf::{Array, TensorSpec, Value as Meta, Writer};
 use delft::formats::{Gguf, Tensor};
 use delft::{Engine, LoadOptions};
-use delft_serve::{Access, Running, Served};
+use delft_serve::{AccessRules, Running, Served};
 use serde_json::{Value, json};
 
 /// The first of the last tokens of the bundled vocabulary, which get other texts.
@@ -56,7 +56,7 @@ fn serving(folder: &Path, texts: &[&str], more: &[(&str, u32)]) -> Running {
     let engines = vec![Engine::load(&path, &options).unwrap()];
     let served =
         Served { name: "gaps".to_string(), engines, templates: None, adapters: Vec::new() };
-    serve_all(limits(), Access::default(), vec![served])
+    serve_all(limits(), AccessRules::default(), vec![served])
 }
 
 /// The tokens that a model reads for a request, and the answer.

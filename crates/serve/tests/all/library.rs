@@ -6,9 +6,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use delft::hub::{Hub, Kind, Model, Source};
+use delft::hub::{Container, Hub, LocalModel, ModelSource};
 use delft::{AdapterFile, Engine, LoadOptions, Location};
-use delft_serve::{Access, Keep, Library, Limits, Named, Running, Served};
+use delft_serve::{AccessRules, Keep, Library, Limits, Named, Running, Served};
 use serde_json::{Value, json};
 
 use crate::common::{
@@ -20,8 +20,8 @@ pub(crate) fn reference(path: &str) -> PathBuf {
 }
 
 pub(crate) fn named(name: &str, path: PathBuf) -> Named {
-    let kind = if path.is_dir() { Kind::Folder } else { Kind::GgufFile };
-    let model = Model { location: Location::Path(path), kind, source: Source::Local };
+    let kind = if path.is_dir() { Container::Folder } else { Container::Gguf };
+    let model = LocalModel { location: Location::Path(path), kind, source: ModelSource::Local };
     Named { name: name.to_string(), model, devices: Vec::new(), adapters: Vec::new() }
 }
 
@@ -38,7 +38,7 @@ fn library() -> Library {
 }
 
 fn serving() -> Running {
-    serve_library(limits(), Access::default(), library())
+    serve_library(limits(), AccessRules::default(), library())
 }
 
 /// The names of what is loaded.
@@ -153,7 +153,7 @@ fn models_give_way_where_memory_is_short() {
     let sizes: Vec<u64> = library.named[..2].iter().map(planned).collect();
     let most = *sizes.iter().max().unwrap();
     let with = |memory: u64| Library { memory: Some(memory), ..library.clone() };
-    let running = serve_library(limits(), Access::default(), with(most + 1024));
+    let running = serve_library(limits(), AccessRules::default(), with(most + 1024));
     let address = running.address();
     assert_eq!(post(address, "/v1/completions", &story("stories", 2)).status, 200);
     assert_eq!(post(address, "/v1/completions", &ids("tiny", 2)).status, 200);
@@ -174,7 +174,7 @@ fn models_give_way_where_memory_is_short() {
 
     // Who waits for one that is in use for too long is told to come again.
     let brief = Limits { time: Duration::from_millis(1500), ..limits() };
-    let running = serve_library(brief, Access::default(), with(most + 1024));
+    let running = serve_library(brief, AccessRules::default(), with(most + 1024));
     let address = running.address();
     let held = post(address, "/v1/completions", &ids("tiny", 2));
     assert_eq!(held.status, 200);
@@ -187,7 +187,7 @@ fn models_give_way_where_memory_is_short() {
     drop(stream);
     running.stop().unwrap();
 
-    let running = serve_library(limits(), Access::default(), with(sizes[0] - 1));
+    let running = serve_library(limits(), AccessRules::default(), with(sizes[0] - 1));
     let refused = post(running.address(), "/v1/completions", &story("stories", 2));
     assert_eq!(
         (refused.status, &refused.json()["error"]["code"]),
@@ -225,7 +225,7 @@ fn those_who_wait_for_a_model_are_answered() {
 #[test]
 fn a_line_that_is_full_refuses() {
     let none = Limits { queue: 0, ..limits() };
-    let running = serve_library(none, Access::default(), library());
+    let running = serve_library(none, AccessRules::default(), library());
     let address = running.address();
     let asked: Vec<_> = (0..6)
         .map(|_| std::thread::spawn(move || post(address, "/v1/completions", &story("stories", 1))))
@@ -243,7 +243,7 @@ fn a_line_that_is_full_refuses() {
 fn a_model_is_kept_as_long_as_is_asked() {
     let running = serve_library(
         limits(),
-        Access::default(),
+        AccessRules::default(),
         Library { keep_named: Keep::For(Duration::from_secs(3600)), ..library() },
     );
     let address = running.address();
@@ -346,12 +346,12 @@ fn a_lost_device_is_told_of_and_its_models_are_loaded_again() {
         vec![Served { name, engines: vec![engine], templates: None, adapters: Vec::new() }]
     };
     let text = |answer: &Response| answer.json()["choices"][0]["text"].clone();
-    let running = serve_all(limits(), Access::default(), served(load()));
+    let running = serve_all(limits(), AccessRules::default(), served(load()));
     let expected = text(&post(running.address(), "/v1/completions", &ids("tiny", 4)));
     running.stop().unwrap();
 
     device::gpu::sim::break_next(300);
-    let running = serve_all(limits(), Access::default(), served(load()));
+    let running = serve_all(limits(), AccessRules::default(), served(load()));
     let address = running.address();
     let mut events = BufReader::new(send(address, "GET", "/events", &[], ""));
     until(&mut events, "listening");
@@ -388,7 +388,7 @@ fn a_server_with_an_empty_store_says_so() {
         room: None,
     };
     let library = Library { hub: Some(hub), options: options(), ..Library::default() };
-    let running = serve_library(limits(), Access::default(), library);
+    let running = serve_library(limits(), AccessRules::default(), library);
     let refused = post(running.address(), "/v1/completions", &json!({ "prompt": "x" }));
     assert!(refused.body.contains("delft pull"), "{refused:?}");
     // A path is no name.

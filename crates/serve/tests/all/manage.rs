@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use delft::hub::Hub;
-use delft_serve::{Access, Keep, Library, Running};
+use delft_serve::{AccessRules, Keep, Library, Running};
 use serde_json::{Value, json};
 
 use crate::common::{Response, bundled, get, limits, post, receive, send, serve_library};
@@ -41,7 +41,7 @@ fn serving(folder: &Path) -> (fake_hub::Server, Running) {
     ];
     let hub = fake_hub::Server::start(move |request| fake_hub::repository(request, &files));
     let library = store(&hub.url, folder);
-    let running = serve_library(limits(), Access::default(), library);
+    let running = serve_library(limits(), AccessRules::default(), library);
     (hub, running)
 }
 
@@ -145,7 +145,7 @@ fn what_cannot_be_pulled_is_told_as_the_stream_goes() {
 #[test]
 fn a_store_is_changed_by_administrators_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let access = Access { admin_keys: vec!["boss".to_string()], ..Access::default() };
+    let access = AccessRules { admin_keys: vec!["boss".to_string()], ..AccessRules::default() };
     let guarded = serve_library(limits(), access, store("http://127.0.0.1:9", folder.path()));
     let ask = |method: &str, path: &str, key: &str| {
         let header = format!("Bearer {key}");
@@ -160,7 +160,7 @@ fn a_store_is_changed_by_administrators_alone() {
     guarded.stop().unwrap();
 
     // Without a store there is nothing to change.
-    let running = serve_library(limits(), Access::default(), Library::default());
+    let running = serve_library(limits(), AccessRules::default(), Library::default());
     let refused = post(running.address(), "/api/pull", &json!({ "model": "org/name" }));
     assert_eq!(refused.status, 403);
     running.stop().unwrap();

@@ -2,7 +2,7 @@
 
 use crate::common::{bundled, engine, get, limits, post, receive, send, serve, serve_all, shared};
 use delft::{Engine, GenerateOptions, LoadOptions, Prompt};
-use delft_serve::{Access, Served};
+use delft_serve::{AccessRules, Served};
 use serde_json::{Value, json};
 
 const QUESTION: &str = "Tell me a story about a lamp that cannot sleep";
@@ -117,7 +117,7 @@ fn settings_change_the_answer() {
 
 #[test]
 fn the_next_turn_finds_the_earlier_ones_computed() {
-    let own = serve(limits(), Access::default());
+    let own = serve(limits(), AccessRules::default());
     let first =
         post(own.address(), "/v1/chat/completions", &chat(json!({ "max_tokens": 12 }))).json();
     let messages = json!([
@@ -135,7 +135,7 @@ fn the_next_turn_finds_the_earlier_ones_computed() {
 
 #[test]
 fn every_answer_tells_why_no_more_of_its_prompt_was_cached() {
-    let own = serve(limits(), Access::default());
+    let own = serve(limits(), AccessRules::default());
     let message = |text: &str| json!([{ "role": "user", "content": text }]);
     let asked = [
         ("/v1/chat/completions", "messages", json!({ "max_tokens": 2 })),
@@ -447,7 +447,7 @@ fn tokens_of_reasoning_are_told_as_such() {
     let templates = Some([("default".to_string(), template.to_string())].into());
     let (name, adapters) = ("thinks".to_string(), Vec::new());
     let served = Served { name, engines: vec![engine()], templates, adapters };
-    let own = serve_all(limits(), Access::default(), vec![served]);
+    let own = serve_all(limits(), AccessRules::default(), vec![served]);
     let messages = json!([{ "role": "user", "content": "Why?" }]);
     let ask = |path: &str, body: Value| post(own.address(), path, &body).json()["usage"].clone();
     let body = json!({ "messages": messages, "max_tokens": 5, "n": 2 });
@@ -471,7 +471,7 @@ fn planned_memory_is_told_beside_what_is_held() {
     let engine = Engine::load(bundled(), &options).unwrap();
     let (name, adapters) = ("stories".to_string(), Vec::new());
     let served = Served { name, engines: vec![engine.clone()], templates: None, adapters };
-    let running = serve_all(limits(), Access::default(), vec![served]);
+    let running = serve_all(limits(), AccessRules::default(), vec![served]);
     let address = running.address();
     // So that the cache holds something.
     assert_eq!(post(address, "/v1/chat/completions", &chat(json!({}))).status, 200);

@@ -1,7 +1,7 @@
 //! Requests and answers in a file: what is in it, what never is, and that the same is answered to
 //! the same again.
 
-use delft_serve::{Access, Config, Served, Server};
+use delft_serve::{AccessRules, Config, Served, Server};
 use serde_json::{Value, json};
 
 use crate::common::{config, engine, limits, receive, send};
@@ -10,7 +10,7 @@ use crate::common::{config, engine, limits, receive, send};
 fn requests_are_recorded_with_what_answers_them_again() {
     let folder = tempfile::tempdir().unwrap();
     let asked = folder.path().join("asked");
-    let access = Access { keys: vec!["k-2718281828".to_string()], ..Access::default() };
+    let access = AccessRules { keys: vec!["k-2718281828".to_string()], ..AccessRules::default() };
     let config = Config { record: Some(asked.clone()), ..config(limits(), access) };
     let served = Served {
         name: "stories".to_string(),

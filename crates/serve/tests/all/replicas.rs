@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 
 use delft::{Engine, GenerateOptions, LoadOptions, SamplingOptions};
-use delft_serve::{Access, Library, Named, Served};
+use delft_serve::{AccessRules, Library, Named, Served};
 use serde_json::{Value, json};
 
 use crate::common::{bundled, get, limits, post, send, serve_all, serve_library};
@@ -24,7 +24,7 @@ fn texts_go_where_least_is_left_to_do_for_them() {
         templates: None,
         adapters: Vec::new(),
     };
-    let running = serve_all(limits(), Access::default(), vec![served]);
+    let running = serve_all(limits(), AccessRules::default(), vec![served]);
     let address = running.address();
     let prompt = |first: u32| -> Vec<u32> { (0..40).map(|i| (first + i * 7) % 120).collect() };
     let cached = |prompt: &[u32]| [0, 1].map(|at: usize| engines[at].cached(prompt, None) > 30);
@@ -65,7 +65,7 @@ fn a_model_is_loaded_on_all_of_its_devices() {
     let canary = Some(folder.path().to_path_buf());
     let options = LoadOptions { threads: Some(1), ..options() };
     let library = Library { named: vec![twins], options, canary, ..Library::default() };
-    let running = serve_library(limits(), Access::default(), library);
+    let running = serve_library(limits(), AccessRules::default(), library);
     let answer = post(running.address(), "/v1/completions", &ask(&[3, 4, 5], 2));
     assert_eq!(answer.status, 200, "{answer:?}");
     let told = get(running.address(), "/api/ps").json();

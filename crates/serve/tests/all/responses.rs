@@ -1,7 +1,7 @@
 //! Responses that are kept: conversations go on by the id of their last one.
 
 use crate::common::{Response, get, limits, post, receive, send, serve, shared};
-use delft_serve::Access;
+use delft_serve::AccessRules;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/responses";
@@ -117,7 +117,7 @@ fn responses_are_retrieved_and_deleted() {
 /// Whoever may not ask hears of no response either.
 #[test]
 fn kept_responses_need_the_key() {
-    let access = Access { keys: vec!["secret".into()], ..Access::default() };
+    let access = AccessRules { keys: vec!["secret".into()], ..AccessRules::default() };
     let guarded = serve(limits(), access);
     let key = [("Authorization", "Bearer secret")];
     let body = json!({ "input": "Hi", "max_output_tokens": 2 }).to_string();

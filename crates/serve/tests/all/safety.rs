@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::common::{config, get, limits, post, receive, send, serve, shared};
-use delft_serve::{Access, Config, Limits, Server};
+use delft_serve::{AccessRules, Config, Limits, Server};
 use serde_json::{Value, json};
 
 fn story(max_tokens: usize) -> Value {
@@ -68,7 +68,7 @@ fn bodies_come_as_their_heads_say() {
 
 #[test]
 fn strangers_are_turned_away() {
-    let access = Access { keys: vec!["secret".into()], ..Access::default() };
+    let access = AccessRules { keys: vec!["secret".into()], ..AccessRules::default() };
     let guarded = serve(limits(), access);
     let ask = |headers: &[(&str, &str)], path: &str| {
         let response = receive(send(guarded.address(), "GET", path, headers, ""));
@@ -91,13 +91,14 @@ fn strangers_are_turned_away() {
 
     // An address that others reach is not taken without a key.
     let config =
-        Config { address: ([0, 0, 0, 0], 0).into(), ..config(limits(), Access::default()) };
+        Config { address: ([0, 0, 0, 0], 0).into(), ..config(limits(), AccessRules::default()) };
     assert!(Server::bind(config, Vec::new()).is_err());
 }
 
 #[test]
 fn pages_that_are_allowed_may_ask() {
-    let access = Access { origins: vec!["https://a.example".into()], ..Access::default() };
+    let access =
+        AccessRules { origins: vec!["https://a.example".into()], ..AccessRules::default() };
     let open = serve(limits(), access);
     let preflight = [
         ("Origin", "https://a.example"),
@@ -174,7 +175,7 @@ fn generated(address: SocketAddr) -> u64 {
 
 #[test]
 fn a_client_that_goes_away_frees_its_session() {
-    let one = serve(Limits { parallel: 1, ..limits() }, Access::default());
+    let one = serve(Limits { parallel: 1, ..limits() }, AccessRules::default());
     let mut before = 0;
     for streamed in [true, false] {
         let mut body = story(900);
@@ -200,7 +201,7 @@ fn a_client_that_goes_away_frees_its_session() {
 
 #[test]
 fn a_full_queue_refuses_and_says_when_to_come_again() {
-    let one = serve(Limits { parallel: 1, queue: 1, ..limits() }, Access::default());
+    let one = serve(Limits { parallel: 1, queue: 1, ..limits() }, AccessRules::default());
     let mut running = begin(one.address(), &story(900));
     first_event(&mut running);
     let waiting = begin(one.address(), &story(2));
@@ -221,7 +222,8 @@ fn a_full_queue_refuses_and_says_when_to_come_again() {
 
 #[test]
 fn a_request_that_takes_too_long_ends_with_an_error() {
-    let brief = serve(Limits { time: Duration::from_millis(300), ..limits() }, Access::default());
+    let brief =
+        serve(Limits { time: Duration::from_millis(300), ..limits() }, AccessRules::default());
     let mut body = story(1000);
     let streamed = receive(begin(brief.address(), &body));
     assert!(streamed.events().iter().any(|event| event["error"]["code"] == "timeout"));
@@ -232,7 +234,7 @@ fn a_request_that_takes_too_long_ends_with_an_error() {
 
 #[test]
 fn texts_are_no_longer_than_the_server_allows() {
-    let short = serve(Limits { tokens: Some(7), ..limits() }, Access::default());
+    let short = serve(Limits { tokens: Some(7), ..limits() }, AccessRules::default());
     for asked in [json!(100), json!(null), json!(3)] {
         let body = json!({ "messages": [{ "role": "user", "content": "Tell me a story" }],
             "max_tokens": asked, "ignore_eos": true });
@@ -246,7 +248,7 @@ fn texts_are_no_longer_than_the_server_allows() {
 
 #[test]
 fn what_runs_is_finished_before_the_end() {
-    let ending = serve(limits(), Access::default());
+    let ending = serve(limits(), AccessRules::default());
     let address = ending.address();
     let mut stream = begin(address, &story(60));
     first_event(&mut stream);
@@ -265,7 +267,7 @@ fn what_runs_is_finished_before_the_end() {
 /// middle of an answer.
 #[test]
 fn a_torture_leaves_it_serving() {
-    let busy = serve(Limits { parallel: 4, queue: 1000, ..limits() }, Access::default());
+    let busy = serve(Limits { parallel: 4, queue: 1000, ..limits() }, AccessRules::default());
     let address = busy.address();
     let clients: Vec<_> = (0..200)
         .map(|i| {

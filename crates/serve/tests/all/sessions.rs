@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use delft_serve::{Access, Config, Served, Server};
+use delft_serve::{AccessRules, Config, Served, Server};
 use serde_json::{Value, json};
 
 use crate::common::{Response, config, engine, get, limits, post, receive, send};
@@ -14,13 +14,13 @@ fn delete(address: SocketAddr, path: &str) -> Response {
 #[test]
 fn sessions_are_continued_forked_saved_and_restored() {
     let folder = tempfile::tempdir().unwrap();
-    let serving = |access: Access, folder: Option<&std::path::Path>| {
+    let serving = |access: AccessRules, folder: Option<&std::path::Path>| {
         let (name, adapters) = ("stories".to_string(), Vec::new());
         let served = Served { name, engines: vec![engine()], templates: None, adapters };
         let config = Config { sessions: folder.map(Into::into), ..config(limits(), access) };
         Server::bind(config, vec![served]).unwrap().spawn().unwrap()
     };
-    let own = serving(Access::default(), Some(&folder.path().join("kept")));
+    let own = serving(AccessRules::default(), Some(&folder.path().join("kept")));
     let address = own.address();
     let made = post(address, "/sessions", &json!({ "prompt": "Once upon a time" })).json();
     let id = made["id"].as_str().unwrap().to_string();
@@ -81,7 +81,7 @@ fn sessions_are_continued_forked_saved_and_restored() {
     own.stop().unwrap();
 
     // Files are an administrator's, and there are none without a folder.
-    let access = Access { admin_keys: vec!["boss".to_string()], ..Access::default() };
+    let access = AccessRules { admin_keys: vec!["boss".to_string()], ..AccessRules::default() };
     let guarded = serving(access, None);
     let id = post(guarded.address(), "/sessions", &json!({})).json();
     let path = at(id["id"].as_str().unwrap(), "save");

@@ -1,6 +1,6 @@
 //! The C-like printer that Metal and CUDA share: blocks, statements, and which values get a name.
 
-use crate::ir::{Block, Builtin, Hint, Inst, Kernel, Literal, Node, Place, Source, Value};
+use crate::ir::{Block, Builtin, Hint, Inst, Kernel, Literal, Node, Place, SourceId, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 use crate::verify::Fault;
 
@@ -53,7 +53,7 @@ pub(super) fn print(
         multiples: multiples::multiples(kernel),
         out,
         indent: 1,
-        last: Source(0),
+        last: SourceId(0),
     };
     printer.arrays().map_err(|message| fault(kernel, "", message))?;
     printer.block(&kernel.body)?;
@@ -79,11 +79,11 @@ struct Printer<'a> {
     multiples: Vec<u32>,
     out: &'a mut String,
     indent: usize,
-    last: Source,
+    last: SourceId,
 }
 
 impl Printer<'_> {
-    fn line(&mut self, text: &str, source: Source) {
+    fn line(&mut self, text: &str, source: SourceId) {
         let indent = "  ".repeat(self.indent);
         self.out.push_str(&indent);
         self.out.push_str(text);
@@ -125,7 +125,7 @@ impl Printer<'_> {
             let name = self.names.place(Place::Shared(i));
             let over = array.over.map(|other| self.names.place(Place::Shared(other)));
             let text = self.language.shared(self.kernel, i, name, &ty, over);
-            self.line(&text, Source(0));
+            self.line(&text, SourceId(0));
         }
         for (i, array) in self.kernel.registers.iter().enumerate() {
             let ty = expr::type_name(self.language, array.ty)?;
@@ -135,7 +135,7 @@ impl Printer<'_> {
                 1 => format!("{ty} {name};"),
                 len => format!("{ty} {name}[{len}];"),
             };
-            self.line(&text, Source(0));
+            self.line(&text, SourceId(0));
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl Printer<'_> {
                 }
                 self.line(&header, node.source);
                 self.nested(body)?;
-                self.line("}", Source(0));
+                self.line("}", SourceId(0));
             }
             (Inst::If { cond, then, otherwise }, _) => {
                 let cond = self.text(*cond).text;
@@ -175,16 +175,16 @@ impl Printer<'_> {
                     (true, false) => {
                         self.line(&format!("if (!({cond})) {{"), node.source);
                         self.nested(otherwise)?;
-                        self.line("}", Source(0));
+                        self.line("}", SourceId(0));
                     }
                     (false, empty) => {
                         self.line(&format!("if ({cond}) {{"), node.source);
                         self.nested(then)?;
                         if !empty {
-                            self.line("} else {", Source(0));
+                            self.line("} else {", SourceId(0));
                             self.nested(otherwise)?;
                         }
-                        self.line("}", Source(0));
+                        self.line("}", SourceId(0));
                     }
                 }
             }
@@ -222,7 +222,7 @@ impl Printer<'_> {
         inst: &Inst,
         value: Value,
         inline: bool,
-        source: Source,
+        source: SourceId,
     ) -> Result<(), Error> {
         let ty = self.ty(value);
         let lanes = match ty.tile() {

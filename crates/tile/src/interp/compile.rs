@@ -25,7 +25,7 @@ enum Home {
 struct Compiler<'a> {
     kernel: &'a Kernel,
     ops: Vec<Op>,
-    places: Vec<(usize, crate::ir::Source)>,
+    places: Vec<(usize, crate::ir::SourceId)>,
     /// Body ranges of loops, inner before outer.
     loops: Vec<(usize, usize)>,
     homes: Vec<Option<Home>>,

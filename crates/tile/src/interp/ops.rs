@@ -5,7 +5,7 @@
 
 use super::products::Product;
 use crate::instr::{Binary, Unary};
-use crate::ir::{AtomicOp, Reduce, SimdOp, Source};
+use crate::ir::{AtomicOp, Reduce, SimdOp, SourceId};
 use crate::types::{Scalar, Tile};
 
 /// A column's number.
@@ -352,7 +352,7 @@ pub(super) struct Program {
     pub(super) ops: Vec<Op>,
     /// For each operation, its instruction's number in the order of `Kernel::visit`, and its Rust
     /// source.
-    pub(super) places: Vec<(usize, Source)>,
+    pub(super) places: Vec<(usize, SourceId)>,
     /// Columns filled in advance; all others come after them.
     pub(super) fixed: Vec<Fixed>,
     /// All columns.

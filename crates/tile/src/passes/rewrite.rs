@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use super::ranges::Range;
-use crate::ir::{Block, Builtin, Inst, Kernel, Literal, Node, Place, Source, Value};
+use crate::ir::{Block, Builtin, Inst, Kernel, Literal, Node, Place, SourceId, Value};
 use crate::launch::{Extent, Requirement};
 use crate::types::{Scalar, Type};
 
@@ -19,7 +19,7 @@ pub(crate) struct Rewrite {
     defs: Vec<Option<Inst>>,
     ranges: Vec<Range>,
     open: Vec<Block>,
-    source: Source,
+    source: SourceId,
 }
 
 /// A pass's decision about each instruction, in order.
@@ -51,7 +51,7 @@ impl Rewrite {
             defs: vec![None; count],
             ranges: vec![Range::ANY; count],
             open: vec![Block::default()],
-            source: Source::default(),
+            source: SourceId::default(),
             kernel,
         };
         (r, body)
@@ -163,7 +163,7 @@ impl Rewrite {
     }
 
     /// Where what is emitted next was written.
-    pub(crate) fn from(&mut self, source: Source) {
+    pub(crate) fn from(&mut self, source: SourceId) {
         self.source = source;
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::header::{Parser, Symbol};
 use super::lex::{Found, Words, unknown};
-use crate::ir::{Block, Hint, Inst, Literal, Node, Place, Source, Value};
+use crate::ir::{Block, Hint, Inst, Literal, Node, Place, SourceId, Value};
 use crate::table::Piece;
 use crate::types::{Scalar, Type};
 
@@ -78,12 +78,12 @@ impl<'p, 't> Body<'p, 't> {
         }
     }
 
-    fn source(&mut self, text: &'t str) -> Source {
+    fn source(&mut self, text: &'t str) -> SourceId {
         if text.is_empty() {
-            return Source(0);
+            return SourceId(0);
         }
         let table = &mut self.parser.kernel.sources;
-        Source(*self.sources.entry(text).or_insert_with(|| {
+        SourceId(*self.sources.entry(text).or_insert_with(|| {
             table.push(text.to_owned());
             table.len() as u32 - 1
         }))

@@ -1,6 +1,6 @@
 //! One replay: the operations of a Program in order, each by all threads.
 
-use super::weights::Weights;
+use super::weights::FloatWeights;
 use crate::Batch;
 use crate::packing::Packing;
 use cpu_kernels::delta::MAX_KEY_DIM;
@@ -61,7 +61,7 @@ pub(super) struct Scratch {
 pub(super) struct Run<'a> {
     pub(super) of: &'a Executor,
     pub(super) program: &'a Program,
-    pub(super) weights: &'a Weights,
+    pub(super) weights: &'a FloatWeights,
     pub(super) batch: &'a Batch,
     pub(super) packing: Packing,
     pub(super) plan: ArenaPlan,
@@ -123,7 +123,7 @@ impl Executor {
     pub fn run<'a>(
         &'a mut self,
         program: &'a Program,
-        weights: &'a Weights,
+        weights: &'a FloatWeights,
         batch: &'a Batch,
     ) -> Result<Results<'a>> {
         let packing = Packing::new(batch)?;

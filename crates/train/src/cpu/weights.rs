@@ -9,7 +9,7 @@ use program::{Program, WeightId};
 
 /// The weights of a Program and of what was made of it, which name them alike.
 #[derive(Default)]
-pub struct Weights {
+pub struct FloatWeights {
     all: Vec<Loaded>,
 }
 
@@ -23,7 +23,7 @@ struct Loaded {
     matrices: Vec<Matrix>,
 }
 
-impl Weights {
+impl FloatWeights {
     /// Reads what the Programs use, but for the weights that are `trained`, which are
     /// [set](Weights::set).
     ///
@@ -35,9 +35,9 @@ impl Weights {
         tensors: &Tensors,
         trained: &[WeightId],
         team: &Team,
-    ) -> Result<Weights> {
-        let Some(program) = programs.last() else { return Ok(Weights::default()) };
-        let mut weights = Weights::default();
+    ) -> Result<FloatWeights> {
+        let Some(program) = programs.last() else { return Ok(FloatWeights::default()) };
+        let mut weights = FloatWeights::default();
         weights.all.resize_with(program.weights.len(), Loaded::default);
         for node in programs.iter().flat_map(|program| &program.nodes) {
             let experts =

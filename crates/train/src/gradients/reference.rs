@@ -4,7 +4,7 @@
 use crate::Batch;
 use crate::packing::Packing;
 use formats::Result;
-use ops::operation::{Call, Packed};
+use ops::operation::{Packed, ReferenceCall};
 use program::{Program, WeightId};
 
 /// Every value of `program` for a batch, by [`program::ValueId`]. `weight` gives a weight's
@@ -24,7 +24,7 @@ pub fn run(
     let mut values: Vec<Vec<f32>> = shapes.map(|s| vec![0.0; rows(s) * s.width]).collect();
     for node in &program.nodes {
         let weights = node.weights.iter().map(|w| weight(*w)).collect::<Result<Vec<_>>>()?;
-        let mut call = Call {
+        let mut call = ReferenceCall {
             inputs: node.inputs.iter().map(|v| values[v.0].as_slice()).collect(),
             widths: node.inputs.iter().map(|v| program.shape(*v).width).collect(),
             weights: &weights,

@@ -83,12 +83,12 @@ pub struct Factors {
     /// `[rank, in]`.
     pub down: WeightId,
     /// The module's matrices, in order of their first rows.
-    pub parts: Vec<Part>,
+    pub parts: Vec<GradientPart>,
 }
 
 /// The factors beside one matrix of a module.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Part {
+pub struct GradientPart {
     /// The matrix, `[rows, in]`.
     pub matrix: WeightId,
     /// Where its rows begin if the parts are put one below the other.
@@ -204,7 +204,7 @@ impl Adapting {
             let name = format!("{}.gain", self.program.weights[matrix.0].name);
             self.weight(name, &[rows])
         });
-        self.all[at].parts.push(Part { matrix, first_row: 0, rows: module.rows, up, gain });
+        self.all[at].parts.push(GradientPart { matrix, first_row: 0, rows: module.rows, up, gain });
         let (own, bias) =
             node.weights.split_at(if gain.is_some() { 1 } else { node.weights.len() });
         let mut push = |op, inputs, weights| super::push(&mut self.program, op, inputs, weights);

@@ -3,7 +3,7 @@
 use super::{CHECKPOINT, End, Event, LOG, Run, Timeline, Watcher};
 use crate::checkpoint::{self, State};
 use crate::pack::{self, Epoch};
-use crate::{Loss, Model, Moments};
+use crate::{Loss, Moments, Trainable};
 use formats::{Aside, Error, Result};
 use serde_json::{Value, json};
 use std::fs::File;
@@ -12,7 +12,7 @@ use std::io::Write;
 /// A run under way.
 pub(super) struct Running<'a> {
     pub(super) run: &'a Run<'a>,
-    pub(super) model: &'a mut dyn Model,
+    pub(super) model: &'a mut dyn Trainable,
     pub(super) watcher: &'a mut dyn Watcher,
     pub(super) timeline: Timeline,
     pub(super) state: State,

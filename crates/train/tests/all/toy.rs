@@ -1,6 +1,6 @@
 //! A model small enough to follow by hand: what comes next follows from a token alone.
 
-use delft_train::{Batch, Example, Loss, Model, Parameter, data::Form};
+use delft_train::{Batch, Example, Loss, Parameter, Trainable, data::Form};
 use formats::Result;
 
 /// Tokens that it knows.
@@ -47,7 +47,7 @@ impl Bigram {
     }
 }
 
-impl Model for Bigram {
+impl Trainable for Bigram {
     fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }

@@ -11,7 +11,7 @@ mod conversation;
 mod lines;
 mod render;
 
-use delft::hub::{Model, Source};
+use delft::hub::{LocalModel, ModelSource};
 use delft::reasoning::{self, Splitter};
 use delft::{Engine, Error, Finish, GenerateOptions, Prompt, Session};
 use serde_json::Value;
@@ -38,7 +38,7 @@ const OPENINGS: [&str; 3] = [
 struct Talk<'a> {
     args: &'a Chat,
     engine: Engine,
-    model: Model,
+    model: LocalModel,
     session: Session,
     options: GenerateOptions,
     conversation: Conversation,
@@ -128,7 +128,7 @@ impl Talk<'_> {
         note(format_args!("{BOLD}{name}{BOLD:#}: /help lists the commands, Ctrl-D leaves"));
         if self.engine.chat_template().is_none() {
             aside("this model has no chat template: it continues what you type");
-        } else if self.model.source == Source::Bundled {
+        } else if self.model.source == ModelSource::Bundled {
             aside("it tells stories. You might begin with:");
             OPENINGS.iter().for_each(|opening| aside(format_args!("  {opening}")));
         }

@@ -4,7 +4,7 @@
 use std::io::{StdoutLock, Write};
 use std::time::{Duration, Instant};
 
-use delft::reasoning::{Part, Span, Splitter};
+use delft::reasoning::{Span, Splitter, TextKind};
 
 use super::conversation::{Role, Turn};
 use crate::args::ThinkArg;
@@ -133,7 +133,7 @@ impl Showing {
     pub(super) fn token(&mut self, text: &str) -> Outcome {
         let spans = match &mut self.splitter {
             Some(splitter) => splitter.push(text),
-            None => vec![Span { part: Part::Answer, text: text.to_string() }],
+            None => vec![Span { part: TextKind::Answer, text: text.to_string() }],
         };
         self.thoughts.tokens +=
             usize::from(self.splitter.as_ref().is_some_and(Splitter::is_reasoning));
@@ -155,24 +155,24 @@ impl Showing {
 
     fn span(&mut self, span: &Span) -> Outcome {
         match span.part {
-            Part::Answer => self.said.text += &span.text,
-            Part::Reasoning => self.said.reasoning += &span.text,
-            Part::Mark => {}
+            TextKind::Answer => self.said.text += &span.text,
+            TextKind::Reasoning => self.said.reasoning += &span.text,
+            TextKind::Mark => {}
         }
         let text = match (self.form, span.part) {
-            (Form::Exact | Form::Plain, Part::Reasoning | Part::Mark)
+            (Form::Exact | Form::Plain, TextKind::Reasoning | TextKind::Mark)
                 if self.thoughts.view == View::Hide =>
             {
                 return Ok(());
             }
             (Form::Exact, _) => span.text.clone(),
             (Form::Plain, _) => printable(&span.text).into_owned(),
-            (Form::Rendered { .. }, Part::Mark) => return self.fold(),
-            (Form::Rendered { wipes, .. }, Part::Reasoning) => {
+            (Form::Rendered { .. }, TextKind::Mark) => return self.fold(),
+            (Form::Rendered { wipes, .. }, TextKind::Reasoning) => {
                 self.end_line()?;
                 self.thoughts.push(&span.text, wipes)
             }
-            (Form::Rendered { .. }, Part::Answer) => {
+            (Form::Rendered { .. }, TextKind::Answer) => {
                 self.fold()?;
                 let pieces = self.markdown.push(&printable(&span.text));
                 pieces.iter().map(|piece| self.wrap.push(piece, width())).collect()

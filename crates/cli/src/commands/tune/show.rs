@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use delft::hub::Model;
+use delft::hub::LocalModel;
 use delft::train::run::{Event, Watcher};
 use delft::train::{Language, LoraOptions, sparks};
 use delft::{
@@ -55,7 +55,7 @@ pub(super) struct Shown {
 impl Shown {
     pub(super) fn new(
         args: &Tune,
-        model: &Model,
+        model: &LocalModel,
         language: &Language,
         lora: Option<&LoraOptions>,
     ) -> Outcome<Shown> {
@@ -176,7 +176,7 @@ impl Samples {
     fn new(
         text: &str,
         args: &Tune,
-        model: &Model,
+        model: &LocalModel,
         language: &Language,
         lora: Option<&LoraOptions>,
     ) -> Outcome<Samples> {

@@ -2,7 +2,7 @@
 //! may do without a row's bits depending on the number of rows, and in which way.
 
 use formats::Result;
-use program::{BLOCK_TOKENS, Kind};
+use program::{BLOCK_TOKENS, StepKind};
 use tile::types::Scalar;
 
 use super::{GpuExecutor, LEAST_LENGTH};
@@ -17,7 +17,7 @@ impl<B: Backend> GpuExecutor<B> {
     pub(super) fn try_library(&mut self) -> Result<()> {
         let outputs = usize::from(self.chooses());
         let key = Key {
-            kind: Kind::Prompt,
+            kind: StepKind::Prompt,
             tokens: LIBRARY_ROWS,
             outputs,
             sequences: 1,
@@ -55,7 +55,7 @@ impl<B: Backend> GpuExecutor<B> {
         const MATRICES: usize = 4;
         let most = sizes::decode_rows(&self.limits);
         let key = Key {
-            kind: Kind::Decode,
+            kind: StepKind::Decode,
             tokens: 1,
             outputs: usize::from(self.chooses()),
             sequences: 1,
@@ -76,7 +76,7 @@ impl<B: Backend> GpuExecutor<B> {
         let classes = (1..=most).map(decode_bucket);
         let mut rows: Vec<usize> = classes
             .flat_map(|rows| [rows.min(most), rows.min(self.limits.outputs)])
-            .map(|rows| self.lowering.room(Kind::Decode, rows))
+            .map(|rows| self.lowering.room(StepKind::Decode, rows))
             .collect();
         rows.sort_unstable();
         rows.dedup();

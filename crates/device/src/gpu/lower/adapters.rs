@@ -16,7 +16,7 @@ use ops::low_rank::kernels::{
 use ops::moe::{moe_gemm, moe_group};
 use ops::packed::Format;
 use ops::{Op, Rows};
-use program::{Kind, Node, Program, ValueId, WeightId};
+use program::{Node, Program, StepKind, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -361,7 +361,7 @@ impl Recorder<'_> {
 
     /// Whether rows of a value are computed one by one: decode rows, and rows with logits.
     fn row_by_row(&self, y: ValueId) -> bool {
-        self.key.kind == Kind::Decode || self.of.program.shape(y).rows == Rows::Outputs
+        self.key.kind == StepKind::Decode || self.of.program.shape(y).rows == Rows::Outputs
     }
 
     /// The seats of a value's rows.

@@ -6,7 +6,7 @@ use ops::attention::prefill::{PrefillTiling, attention_prefill, attention_prefil
 use ops::kv_write::{kv_write, kv_write_codes, rotate_blocks};
 use ops::rope_write::{self, Variant, rope_write, rope_write_codes};
 use ops::{Attention, Op, Rope, RopeWrite};
-use program::{BLOCK_TOKENS, Kind, ValueId, WeightId};
+use program::{BLOCK_TOKENS, StepKind, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -124,7 +124,7 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let rows = self.rows(y);
         let prompt = match self.of.batched {
-            true => self.key.kind == Kind::Prompt,
+            true => self.key.kind == StepKind::Prompt,
             false => rows > FEW,
         };
         let variant = Variant {
@@ -196,7 +196,7 @@ impl Recorder<'_> {
         }
         bound.extend([("q", self.value(q)), ("y", self.value(y))]);
         bound.extend(sinks.map(|sinks| ("sinks", self.weight(sinks))));
-        if !self.narrow(rows) && self.key.kind == Kind::Prompt && self.of.tiled(op) {
+        if !self.narrow(rows) && self.key.kind == StepKind::Prompt && self.of.tiled(op) {
             let head_dim = form.head_dim;
             let Facts { shared, tuned, .. } = self.of.facts;
             let tiling = PrefillTiling::pick(head_dim, shared, &tuned.attention);

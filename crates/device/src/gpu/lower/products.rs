@@ -10,10 +10,10 @@ use ops::linear::stream::{End, Job, StreamTiling, StreamTypes, stream};
 use ops::linear::{self, Task, gemv};
 use ops::linear_add::linear_add;
 use ops::packed::Format;
-use ops::project::{Part, Project, Projection, project};
+use ops::project::{Project, ProjectedMatrix, Projection, project};
 use ops::zip::zip;
 use ops::{Binary, GateUp, Op};
-use program::{Kind, Node, ValueId, WeightId};
+use program::{Node, StepKind, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -186,7 +186,7 @@ impl Recorder<'_> {
 
     /// Whether these matrices go to the kernel of rows that decode together, in one launch.
     fn streams(&self, matrices: &[Matrix], width: usize) -> Result<bool> {
-        let many = self.of.batched && !self.of.few && self.key.kind == Kind::Decode;
+        let many = self.of.batched && !self.of.few && self.key.kind == StepKind::Decode;
         if !many || self.of.exact() {
             return Ok(false);
         }
@@ -228,7 +228,7 @@ impl Recorder<'_> {
     /// The first of these matrices, if rows that decode take them as one.
     fn joins(&self, matrices: &[Matrix]) -> Option<WeightId> {
         let own = |group: &&Vec<WeightId>| group.iter().eq(matrices.iter().map(|m| &m.weight));
-        let decodes = self.of.library && self.key.kind == Kind::Decode;
+        let decodes = self.of.library && self.key.kind == StepKind::Decode;
         let group = self.of.joined.iter().find(own).filter(|_| decodes)?;
         group.first().copied()
     }
@@ -294,7 +294,7 @@ impl Recorder<'_> {
             }
             bound.push((weight, self.weight(matrix.weight)));
             bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
-            parts.push(Part { format: shapes[j].0, bias: matrix.bias.is_some() });
+            parts.push(ProjectedMatrix { format: shapes[j].0, bias: matrix.bias.is_some() });
         }
         let low = sites.map(|sites| {
             sites.bind(None, &mut numbers, &mut bound);
@@ -322,7 +322,7 @@ impl Recorder<'_> {
         let Some(unpack) = self.of.facts.products else { return Ok(false) };
         let packed = format != Format::Dense(self.of.wide);
         let enough = match (self.of.batched, packed) {
-            (true, _) if self.key.kind == Kind::Prompt => true,
+            (true, _) if self.key.kind == StepKind::Prompt => true,
             (true, packed) => self.of.library && !packed,
             (false, true) => rows >= unpack,
             (false, false) => rows > FEW,
@@ -370,7 +370,7 @@ impl Recorder<'_> {
         let shape = ProductShape {
             adds: add.is_some(),
             alike: self.of.batched,
-            tuned: self.of.batched && self.key.kind == Kind::Decode,
+            tuned: self.of.batched && self.key.kind == StepKind::Decode,
             ..ProductShape::plain([all as u32, out, width as u32], wide, y.scalar)
         };
         self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
@@ -517,7 +517,7 @@ impl Recorder<'_> {
             bound.push((y, turn.of(&outputs[j], shapes[j].1 as usize)));
             bound.push((weight, self.weight(matrix.weight)));
             bound.extend(matrix.bias.map(|b| (bias.as_str(), self.weight(b))));
-            parts.push(Part { format: shapes[j].0, bias: matrix.bias.is_some() });
+            parts.push(ProjectedMatrix { format: shapes[j].0, bias: matrix.bias.is_some() });
         }
         let low = sites.map(|sites| {
             sites.bind(Some(turn), &mut numbers, &mut bound);

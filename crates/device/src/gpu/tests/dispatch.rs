@@ -45,7 +45,7 @@ fn rows(executor: &mut GpuExecutor<Faulty>, block: u32, start: u32, tokens: &[u3
     let tables = [Table { blocks: &[block], oldest: 0 }];
     let sequence = Sequence::new(tokens.len(), start as usize, &tables);
     let sequences = &[Sequence { slot: block, ..sequence }];
-    let step = Step { kind: Kind::Prompt, tokens, sequences, outputs: &[], input: &[] };
+    let step = Step { kind: StepKind::Prompt, tokens, sequences, outputs: &[], input: &[] };
     executor.submit(&step).map(drop)
 }
 
@@ -319,7 +319,13 @@ fn decode_masked(
     let tokens: Vec<u32> = members.iter().map(|member| member.2).collect();
     let outputs: Vec<u32> = (0..members.len() as u32).collect();
     let (sequences, outputs) = (&sequences[..], &outputs[..]);
-    executor.submit(&Step { kind: Kind::Decode, tokens: &tokens, sequences, outputs, input: &[] })
+    executor.submit(&Step {
+        kind: StepKind::Decode,
+        tokens: &tokens,
+        sequences,
+        outputs,
+        input: &[],
+    })
 }
 
 /// Who is in each step: sessions come and go while their tokens are still being chosen.

@@ -11,7 +11,7 @@ use super::tiles::{attend_along, attend_tile_keys, attend_tile_queries};
 use super::{Attend, AttendBackward};
 use crate::Attention;
 use crate::attention::prefill::{PrefillTiling, attention_packed};
-use crate::operation::{Call, Operation, Packed};
+use crate::operation::{Operation, Packed, ReferenceCall};
 use crate::trial::{memory, near, scaled};
 use crate::tuned::{HOPPER, NVIDIA};
 
@@ -118,7 +118,7 @@ impl Setting {
         let inputs: Vec<Vec<f32>> = inputs.iter().map(|buffer| buffer.to_f32()).collect();
         let rows = self.rows();
         let weights = if self.sinks.is_empty() { vec![] } else { vec![self.sinks.clone()] };
-        let mut call = Call {
+        let mut call = ReferenceCall {
             widths: inputs.iter().map(|input| input.len() / rows).collect(),
             inputs: inputs.iter().map(Vec::as_slice).collect(),
             weights: &weights,

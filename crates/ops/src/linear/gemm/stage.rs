@@ -5,7 +5,7 @@
 //! step before it is stored, stored two steps before it is multiplied.
 
 use super::GemmSchedule;
-use crate::packed::{Format, Weights};
+use crate::packed::{Format, PackedWeights};
 use tile::dsl::*;
 use tile::ir::Hint;
 
@@ -24,7 +24,7 @@ enum Source {
     /// Numbers of another type, and what a thread keeps of them for a step.
     Cast(In, Regs),
     /// Packed weights, and the words that a thread keeps.
-    Packed(Weights, Regs<u32>),
+    Packed(PackedWeights, Regs<u32>),
 }
 
 /// A row's place in memory, and whether there is such a row.
@@ -112,7 +112,7 @@ impl Side {
             let unit = 16 / operand.bytes() as u32;
             return Side::new(shared, source, schedule.bn, unit, rows, width, schedule);
         }
-        let weights = Weights::declare(name, format, width);
+        let weights = PackedWeights::declare(name, format, width);
         let unit = format.run();
         let kept = Regs::uninit(weights.format().words() * passes(schedule, schedule.bn, unit));
         let source = Source::Packed(weights, kept);
@@ -132,7 +132,7 @@ impl Side {
     ) -> Side {
         let (unit, stride) = (format.run(), schedule.turned_stride(operand));
         let shared = Shared::stored(operand, "b", schedule.stages * schedule.bk * stride);
-        let weights = Weights::declare(name, format, width);
+        let weights = PackedWeights::declare(name, format, width);
         let (per_row, passes) = (schedule.bn / unit, passes(schedule, schedule.bn, unit));
         let kept = Regs::uninit(format.words() * passes);
         let column = thread_id() % per_row;

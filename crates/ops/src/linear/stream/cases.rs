@@ -5,7 +5,7 @@ use crate::Unary;
 use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes, products};
 use crate::linear::gemm::cases::rounded;
 use crate::packed::Format;
-use crate::project::Part;
+use crate::project::ProjectedMatrix;
 use formats::DType;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
 use tile::launch::Numbers;
@@ -63,7 +63,7 @@ fn case(
             weights.push(Buffer::floats(Scalar::F32, &biases));
         }
         sums.push(products(&seen, &matrix, bias.then_some(&biases), &vec![1.0; rows], width));
-        parts.push(Part { format, bias });
+        parts.push(ProjectedMatrix { format, bias });
         if !(gate && j % 2 == 1) {
             numbers.set(&format!("out{j}"), out as u32);
             results.push(Buffer::zeros(types.y, rows * out));
@@ -223,7 +223,7 @@ fn bench(
     let tiling = StreamTiling::pick_for(&job, resident)?;
     let y = if gate { Scalar::BF16 } else { Scalar::F32 };
     let types = StreamTypes { x: Scalar::BF16, operand: Scalar::BF16, y };
-    let parts = vec![Part { format, bias: false }; outs.len()];
+    let parts = vec![ProjectedMatrix { format, bias: false }; outs.len()];
     let mut numbers = Numbers::new()
         .with("rows", rows as u32)
         .with("width", width as u32)

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use delft::{Engine, LoadOptions};
-use delft_serve::{Access, Config, Library, Limits, Running, Served, Server};
+use delft_serve::{AccessRules, Config, Library, Limits, Running, Served, Server};
 use serde_json::Value;
 
 /// The bundled model's file.
@@ -30,24 +30,24 @@ pub(crate) fn limits() -> Limits {
     Limits { parallel: 2, queue: 64, time: Duration::from_secs(120), tokens: None }
 }
 
-pub(crate) fn serve(limits: Limits, access: Access) -> Running {
+pub(crate) fn serve(limits: Limits, access: AccessRules) -> Running {
     let (name, adapters) = ("stories".to_string(), Vec::new());
     let served = Served { name, engines: vec![engine()], templates: None, adapters };
     serve_all(limits, access, vec![served])
 }
 
-pub(crate) fn serve_all(limits: Limits, access: Access, models: Vec<Served>) -> Running {
+pub(crate) fn serve_all(limits: Limits, access: AccessRules, models: Vec<Served>) -> Running {
     Server::bind(config(limits, access), models).unwrap().spawn().unwrap()
 }
 
 /// A server of models that are loaded when a request names them.
-pub(crate) fn serve_library(limits: Limits, access: Access, library: Library) -> Running {
+pub(crate) fn serve_library(limits: Limits, access: AccessRules, library: Library) -> Running {
     let config = Config { library, ..config(limits, access) };
     Server::bind(config, Vec::new()).unwrap().spawn().unwrap()
 }
 
 /// A port of the system's choosing, and nothing to load.
-pub(crate) fn config(limits: Limits, access: Access) -> Config {
+pub(crate) fn config(limits: Limits, access: AccessRules) -> Config {
     Config {
         address: ([127, 0, 0, 1], 0).into(),
         access,
@@ -64,7 +64,7 @@ pub(crate) fn config(limits: Limits, access: Access) -> Config {
 pub(crate) fn shared() -> SocketAddr {
     static SERVER: OnceLock<SocketAddr> = OnceLock::new();
     *SERVER.get_or_init(|| {
-        let running = serve(limits(), Access::default());
+        let running = serve(limits(), AccessRules::default());
         let address = running.address();
         // It runs until the tests end.
         std::mem::forget(running);

@@ -2,7 +2,9 @@
 
 use super::models::{Case, distance, zeros};
 use delft_train::run::{End, Intervals, Length, Summary};
-use delft_train::{AdamW, Hardware, Model, Moments, Precision, Preference, Run, Settings, Tuned};
+use delft_train::{
+    AdamW, Hardware, Moments, Precision, Preference, Run, Settings, Trainable, Tuned,
+};
 use formats::Result;
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 //! `tests/reference/gradients.py`.
 
 use delft_train::gradients::{LowRank, Module, adapt, differentiate, losses, pack, reference};
-use delft_train::{Batch, Hardware, LoraOptions, Model, Parameter, Preference, Tuned};
+use delft_train::{Batch, Hardware, LoraOptions, Parameter, Preference, Trainable, Tuned};
 use formats::safetensors::Safetensors;
 use std::path::PathBuf;
 
@@ -115,7 +115,7 @@ impl Case {
     }
 }
 
-pub(super) fn zeros(model: &dyn Model) -> Vec<Vec<f32>> {
+pub(super) fn zeros(model: &dyn Trainable) -> Vec<Vec<f32>> {
     model.parameters().iter().map(|p| vec![0.0; p.values.len()]).collect()
 }
 
