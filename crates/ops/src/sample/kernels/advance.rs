@@ -36,7 +36,7 @@ fn broken(x: Val<f32>) -> Val<bool> {
 /// position in `settings`, and the row's window in `history`, which keeps its latest `spans[row]`
 /// tokens (0: none is kept). For the host: token and the bits of its log-probability under `logits`
 /// `[rows, vocab]` as they came, to `mail` `[rows, NOTES, 2]` at the position modulo [`NOTES`], in
-/// one store; NaN if a logit is NaN or infinity. [`NOTHING`](super::NOTHING) is handed on as token 0
+/// one store; NaN if a logit is NaN or infinity. [`NOTHING`] is handed on as token 0
 /// of log-probability minus infinity. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is
 /// scratch; `arrived` (`[rows]`) is zero before and after.
 #[kernel]

@@ -38,7 +38,7 @@ pub fn take(slots: In<u32>, latest: In<u32>, tokens: InOut<u32>) {
 /// in `latest`, for the next step's [`take`]; to a place in `history`; and, with the bits of its
 /// log-probability under `logits` `[rows, vocab]` as they came, to a place in `mail` `[notes, 2]`,
 /// in one store. The log-probability is NaN if a logit is NaN or infinity.
-/// [`NOTHING`](super::NOTHING) is handed on as token 0 of log-probability minus infinity. A target
+/// [`NOTHING`] is handed on as token 0 of log-probability minus infinity. A target
 /// that is [`NONE`] is left out. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`)
 /// is zero before and after.
 #[kernel]
