@@ -97,7 +97,7 @@ pub trait Trainable {
         self.gradients(batch, gradients)
     }
 
-    /// Updates the parameters at a learning rate by what was [accumulated](Model::accumulate),
+    /// Updates the parameters at a learning rate by what was [accumulated](Trainable::accumulate),
     /// which is `scale` times too long, and returns the norm of all gradients before clipping,
     /// scaled.
     ///

@@ -25,7 +25,7 @@ struct Loaded {
 
 impl FloatWeights {
     /// Reads what the Programs use, but for the weights that are `trained`, which are
-    /// [set](Weights::set).
+    /// [set](FloatWeights::set).
     ///
     /// # Errors
     /// Weights that are missing, that cannot be packed or are not finite, by name; too little
