@@ -6,8 +6,6 @@ use formats::{
     shape,
 };
 use models::Config;
-use ops::Op;
-use ops::gradient::Gradient;
 use ops::low_rank::{Delta, Gain};
 use program::{Adapter, Program, Site, WeightId};
 
@@ -39,21 +37,9 @@ impl Base<'_> {
     }
 
     /// Whether GGUF files have the rows or columns of a site in another order than Hugging Face's
-    /// form, and not for rotations: GPT-NeoX's queries, keys and values, which lie by turns there,
-    /// and matrices of gated delta nets whose heads share keys, which llama.cpp's converter reorders
-    /// or takes apart.
+    /// form, and not for rotations: see [`Config::gguf_orders`].
     pub fn reorders(&self, site: &Site) -> bool {
-        let name = self.config.architecture.name;
-        if name == "gpt_neox" {
-            return ["q", "k", "v"].iter().any(|end| site.name.rsplit('.').next() == Some(end));
-        }
-        let shared = |op: &Op| match op {
-            Op::DeltaNet(net) => net.heads != net.key_heads,
-            Op::Gradient(Gradient::PackedDelta(of)) => of.0.heads != of.0.key_heads,
-            _ => false,
-        };
-        site.name.contains(".delta.")
-            && (name == "qwen3_next" || self.program.nodes.iter().any(|node| shared(&node.op)))
+        self.config.gguf_orders.iter().any(|part| site.name.contains(part))
     }
 
     /// Rows of a site that rotates, each head's in an order that is given half a head.

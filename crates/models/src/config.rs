@@ -41,6 +41,9 @@ pub struct Config {
     /// Whether the rotation is another one for another context; see
     /// [`Options::context`](crate::Options::context).
     pub rope_by_context: bool,
+    /// Parts of canonical names: matrices that GGUF files have in another order than Hugging Face's
+    /// form, and not for rotations.
+    pub gguf_orders: &'static [&'static str],
     /// Assumptions made where the file omits something or is unusual, one line each.
     pub warnings: Vec<String>,
 }
@@ -237,6 +240,7 @@ impl Raw {
             tied: self.tied,
             rope,
             rope_by_context: scaling.is_some_and(Scaling::by_context),
+            gguf_orders: &[],
             warnings,
         })
     }

@@ -61,7 +61,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         norm: phimoe::norm,
         ..decoder::Parts::new(bias, decoder::biased(bias))
     };
-    let config = raw.check()?;
+    let mut config = raw.check()?;
+    // They lie by turns of heads in Hugging Face's form.
+    config.gguf_orders = &[".attention.q", ".attention.k", ".attention.v"];
     if config.heads != config.kv_heads {
         let expected = format!("{}, as many as query heads", config.heads);
         return Err(keys.wrong(Key("", "attention.head_count_kv"), expected, config.kv_heads));

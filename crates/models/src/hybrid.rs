@@ -107,7 +107,11 @@ impl Hybrid {
         let key_dim = keys.needed(Key("linear_key_head_dim", "ssm.state_size"))?;
         let kernel = keys.needed(Key("linear_conv_kernel_dim", "ssm.conv_kernel"))?;
         let bias = files.bias("attention_bias")?;
-        let config = raw.check()?;
+        let mut config = raw.check()?;
+        // llama.cpp's converter takes them apart, or reorders heads that share keys.
+        if config.architecture.name == NEXT || heads.value != key_heads.value {
+            config.gguf_orders = &[".delta."];
+        }
         let net = DeltaNetOptions {
             hidden: config.hidden,
             heads: heads.value,
