@@ -104,6 +104,12 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         let expected = "an architecture whose GGUF files are read";
         return Err(Error::new(&place, expected, architecture.name).of(ErrorKind::Unsupported));
     }
+    // GGUF has their matrices apart, those of keys turned, and elements that rotate side by side.
+    if architecture.gguf == latent::GGUF {
+        let expected = "keys and values of heads, that GGUF can say";
+        let error = Error::new(&place, expected, "latent ones");
+        return Err(error.of(ErrorKind::Unsupported));
+    }
     let stated = asked.stated();
     let file = tensors.path().display().to_string();
     let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
