@@ -56,7 +56,7 @@ pub struct Head<'a> {
 
 impl Head<'_> {
     /// # Panics
-    /// If it has not so many rows.
+    /// If the head has fewer rows.
     fn check(&self, rows: usize) {
         let &Head { qkv, stride, starts, key_dim, value_dim, heads, a, b, .. } = self;
         let ends = [(key_dim, starts[0]), (key_dim, starts[1]), (value_dim, starts[2])];
@@ -224,14 +224,14 @@ fn logistic(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The gradients of a row's `a`, `b` and decay rate. That of `dt` is that of `a`.
+/// The gradients of a row's `a`, `b` and decay rate; the gradient of `dt` equals the one of `a`.
 #[derive(Debug, Clone, Copy)]
 pub struct GateSlopes {
-    /// Of `a`.
+    /// The gradient of `a`.
     pub a: f32,
-    /// Of `b`.
+    /// The gradient of `b`.
     pub b: f32,
-    /// Of the decay rate.
+    /// The gradient of the decay rate.
     pub decay: f32,
 }
 

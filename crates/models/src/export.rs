@@ -125,8 +125,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         true => vec![hybrid::sections(&files)?],
         false => net,
     };
-    let mut heads = latent::metadata(&files, architecture.gguf)?;
-    heads.extend(lfm2::metadata(config, held));
+    let heads = lfm2::metadata(config, held);
     metadata.retain(|(key, _)| {
         !heads.iter().any(|(own, _)| *key == format!("{}.{own}", architecture.gguf))
     });
@@ -322,8 +321,7 @@ fn rotation(
             add("scaling.yarn_beta_fast", number(yarn.fast));
             add("scaling.yarn_beta_slow", number(yarn.slow));
             let usual = scaling::yarn_magnitude(yarn.factor, log_multiplier.unwrap_or(0.0));
-            let own = latent::exported_magnitude(form, &yarn, log_multiplier, &scaling)?;
-            add("scaling.attn_factor", number(own.unwrap_or(yarn.magnitude / usual)));
+            add("scaling.attn_factor", number(yarn.magnitude / usual));
             Vec::new()
         }
         Scaling::Llama3 { factor, low, high, original } => {

@@ -13,8 +13,7 @@ use crate::names::Row;
 use crate::rope::{Scaling, Yarn};
 use crate::scaling::{LOG_MULTIPLIER, yarn_magnitude};
 use crate::stated::Stated;
-use formats::gguf::Value;
-use formats::{ErrorKind, Result, Source};
+use formats::{Result, Source};
 use nn::{LatentAttention, LatentOptions, Pairing, Stored, Weights};
 
 pub(crate) const NAMES: &[Row] = &[
@@ -156,12 +155,7 @@ fn scale(files: &Files<'_>, raw: &mut Raw, width: usize) -> Result<f32> {
                 Some(rope) => Ok(rope.number(Key(key, ""))?.map_or(0.0, |number| number.value)),
                 None => Ok(0.0),
             };
-            let weight = number("mscale_all_dim")?;
-            keys.state(
-                Key("mscale_all_dim", LOG_MULTIPLIER),
-                Some(Value::F32(0.1 * weight as f32)),
-            );
-            weight
+            number("mscale_all_dim")?
         }
     };
     let magnitude = Yarn::magnitude(yarn.factor, weight);
@@ -174,42 +168,8 @@ fn usual_magnitude(factor: f64, weight: f64) -> f64 {
     if weight == 0.0 { Yarn::magnitude(factor, 1.0) } else { 1.0 }
 }
 
-/// The factor that a GGUF file states of such a rotation's magnitude; none for other architectures.
-///
-/// # Errors
-/// A magnitude that changes scores, too, for readers of GGUF.
-pub(crate) fn exported_magnitude(
-    gguf: &str,
-    yarn: &Yarn,
-    log_multiplier: Option<f64>,
-    stated: &Stated<Scaling>,
-) -> Result<Option<f64>> {
-    if gguf != GGUF {
-        return Ok(None);
-    }
-    let factor =
-        yarn.magnitude / usual_magnitude(yarn.factor, 10.0 * log_multiplier.unwrap_or(0.0));
-    if (factor - 1.0).abs() > 1e-6 {
-        let expected = "mscale equal to mscale_all_dim, as GGUF has it";
-        return Err(stated.wrong(expected, "another").of(ErrorKind::Unsupported));
-    }
-    Ok(Some(1.0))
-}
-
 /// GGUF's name of the architectures that have it.
 pub(crate) const GGUF: &str = "deepseek2";
-
-/// What GGUF says of heads beside their width.
-pub(crate) fn metadata(
-    files: &Files<'_>,
-    gguf: &str,
-) -> Result<Vec<(&'static str, formats::gguf::Value)>> {
-    if gguf != GGUF {
-        return Ok(Vec::new());
-    }
-    let value = files.keys.needed("v_head_dim")?.within(1..=LIMIT)?;
-    Ok(vec![("attention.value_length", Value::U32(value as u32))])
-}
 
 /// Such attention in every block.
 pub(crate) fn mixer(options: LatentOptions) -> Mixer {

@@ -74,7 +74,7 @@ pub(super) struct Sampled<'a> {
     pub(super) beside: &'a Beside,
 }
 
-/// What the first step of a run has beside its words, as bytes. The memory is kept, so that steps
+/// The inputs of a run's first step besides its words, as bytes. The memory is kept, so that steps
 /// allocate nothing.
 #[derive(Default)]
 pub(super) struct Beside {
