@@ -497,9 +497,6 @@ impl<B: Backend> Device for GpuDevice<B> {
                     "several experts that read weighed rows, which the CPU alone has so far";
                 return Some(found.into());
             }
-            if matches!(op, Op::Experts(experts) if experts.inner) {
-                return Some("what lies between experts' matrices, which the CPU alone has".into());
-            }
             let pairs = op.rope().map_or(0, |rope| rope.frequencies.len());
             (pairs > most).then(|| format!("a rotation of {pairs} pairs, more than {most}"))
         });

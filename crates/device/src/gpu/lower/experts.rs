@@ -56,6 +56,9 @@ pub(in crate::gpu) struct Mixture<'a> {
     pub(in crate::gpu) scores: TypedSlot,
     /// Gate, up and down, then their biases if there are any.
     pub(in crate::gpu) weights: &'a [WeightId],
+    /// Where the rows that the second matrices read are kept, `[pairs, ff]` in f32, if something
+    /// else reads them.
+    pub(in crate::gpu) inner: Option<Slot>,
 }
 
 /// A product of experts: from rows `x`, each read by `share` pairs, to f32 rows `y`, one for each
@@ -184,6 +187,7 @@ pub(in crate::gpu) trait Mixtures {
         self.halves(of, &x)?;
         let inner = [Array::Gate, Array::Up, Array::Act].map(|a| self.array(a, pairs * ff));
         let [gate, up, act] = inner;
+        let act = of.inner.clone().unwrap_or(act);
         let numbers = Numbers::new().with("n", (pairs * ff) as u32);
         let bound = [("gate", gate), ("up", up), ("y", act.clone())];
         match op.gate {
@@ -327,6 +331,13 @@ impl Recorder<'_> {
         let (x, scores) = (self.operand(node.inputs[0]), self.operand(node.inputs[1]));
         let (rows, weights) = (self.rows(node.inputs[0]), &node.weights[..]);
         let y = self.operand(node.outputs[0]);
-        self.experts(&Mixture { op, sizes, rows, x, scores, weights }, y)
+        let inner = match node.outputs.get(1).map(|inner| self.operand(*inner)) {
+            Some(inner) if inner.scalar != Scalar::F32 => {
+                let found = format!("{:?}", inner.scalar);
+                return Err(Error::new("experts", "inner rows of f32", found));
+            }
+            inner => inner.map(|inner| inner.slot),
+        };
+        self.experts(&Mixture { op, sizes, rows, x, scores, weights, inner }, y)
     }
 }

@@ -66,7 +66,7 @@ impl Recorder<'_> {
         let sizes = sizes(&self.of.program, node)?;
         let [x, scores] = [0, 1].map(|i| self.value(node.inputs[i]).into());
         let (rows, weights) = (self.count(node.inputs[0]), &node.weights[..]);
-        Ok(Mixture { op, sizes, rows, x, scores, weights })
+        Ok(Mixture { op, sizes, rows, x, scores, weights, inner: None })
     }
 
     pub(super) fn experts_forward(&mut self, op: &Experts, node: &Node) -> Result<()> {
