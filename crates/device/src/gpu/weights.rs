@@ -9,7 +9,7 @@ mod packer;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use formats::{Encoded, Encoding, Error, NotFinite, Result, Tensors};
+use formats::{Encoded, Encoding, Error, Hint, NotFinite, Result, Setting, Tensors};
 use ops::packed::{Format, Layout};
 use program::{Program, WeightId};
 
@@ -20,6 +20,10 @@ use packer::Packer;
 /// Bytes of a stage, unless a row or all weights need another size: enough that a copy takes longer
 /// than to begin one.
 const PORTION: usize = 32 << 20;
+
+/// Columns of matrices come in multiples of this: in f32, which is packed by fours, products of many
+/// rows take them by eights.
+const COLUMNS: usize = 8;
 
 /// A weight on the device.
 pub(super) struct Weight<B> {
@@ -95,7 +99,13 @@ pub(super) fn formats(
         let &[rows, cols] = weight.shape.as_slice() else { return Ok(None) };
         let unknown = || Error::new(&weight.name, "a type of matrices", encoding);
         let format = Format::of(encoding).ok_or_else(unknown)?;
-        Layout::new(format, rows, cols).map_err(|e| weight.named(e))?;
+        let refused = |e: Error| weight.named(e).hint(Hint::set(Setting::Place, "cpu"));
+        Layout::new(format, rows, cols).map_err(refused)?;
+        if !cols.is_multiple_of(COLUMNS) {
+            let place = format!("packed {} [{rows}, {cols}]", format.name());
+            let expected = format!("columns in multiples of {COLUMNS}");
+            return Err(refused(Error::new(place, expected, cols)));
+        }
         Ok(Some(format))
     };
     program.weights.iter().enumerate().map(one).collect()
