@@ -304,6 +304,74 @@ def youtu(r):
     return latent(r) | dict(rope_interleave=r.flag())
 
 
+def minicpm3(r):
+    return latent(r) | dict(scale_emb=r.of(1, 2, 12), scale_depth=r.of(1.4, 0.7), dim_model_base=r.of(8, 32, 256), mlp_bias=r.flag())
+
+
+def ernie4_5_moe(r):
+    sizes, dim = shape(r, own=False)
+    many = r.of(1, 2, 5)
+    return sizes | rotation(r, dim, ("default", "linear")) | dict(
+        use_bias=False, moe_intermediate_size=r.of(16, 24), moe_num_experts=many, moe_k=r.of(1, many), moe_num_shared_experts=r.of(0, 1, 2),
+        moe_layer_start_index=r.of(0, 1), moe_layer_interval=r.of(1, 2), moe_layer_end_index=r.of(-1, 1))
+
+
+def lfm2_moe(r):
+    config = lfm2(r) | experts(r) | dict(moe_intermediate_size=r.of(16, 24), num_dense_layers=r.of(0, 1, 2), norm_topk_prob=r.flag(),
+                                         use_expert_bias=r.flag(), routed_scaling_factor=r.of(1.0, 1.5))
+    for key in ("block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier"):
+        del config[key]
+    return config
+
+
+def minimax_m2(r):
+    sizes, dim = shape(r)
+    return sizes | dict(head_dim=dim) | rotation(r, dim, ("default", "yarn"), (1.0, 0.5)) | experts(r, "num_local_experts")
+
+
+def gptj(r):
+    heads, dim = r.of(1, 3, 5), r.of(8, 16, 40)
+    return dict(n_embd=heads * dim, n_head=heads, n_layer=r.of(1, 3), n_inner=r.of(None, 56), n_positions=256, rotary_dim=r.of(4, 8, dim),
+                vocab_size=r.of(97, 127, 259), activation_function=r.of("gelu_new", "gelu", "relu"))
+
+
+def gpt_neo(r):
+    heads, layers = r.of(1, 3, 5), r.of(1, 2, 4)
+    return dict(hidden_size=heads * r.of(8, 16, 40), num_heads=heads, num_layers=layers, intermediate_size=r.of(None, 56), vocab_size=r.of(97, 127, 259),
+                max_position_embeddings=256, window_size=r.of(2, 8, 40), activation_function=r.of("gelu_new", "gelu", "relu"),
+                attention_types=[[[r.of("global", "local")], layers]] if r.flag() or layers % 2 else [[["global", "local"], layers // 2]],
+                tie_word_embeddings=r.flag())
+
+
+def gpt_bigcode(r):
+    config = gpt2(r) | dict(multi_query=True, activation_function=r.of("gelu_pytorch_tanh", "gelu", "relu"))
+    del config["scale_attn_by_inverse_layer_idx"]
+    return config | dict(scale_attn_weights=r.flag())
+
+
+def opt(r):
+    heads = r.of(1, 3, 5)
+    hidden = heads * r.of(8, 16, 40)
+    return dict(hidden_size=hidden, num_attention_heads=heads, ffn_dim=r.of(24, 56), num_hidden_layers=r.of(1, 2, 3), word_embed_proj_dim=hidden,
+                vocab_size=r.of(97, 128, 259), max_position_embeddings=256, activation_function=r.of("relu", "gelu"), tie_word_embeddings=r.flag(),
+                pad_token_id=0)
+
+
+def falcon(r):
+    kv, newer = r.of(1, 2, 3), r.flag()
+    heads, dim = kv * r.of(1, 2, 3), r.of(8, 16, 40, 64)
+    return dict(hidden_size=heads * dim, num_attention_heads=heads, num_kv_heads=kv, new_decoder_architecture=newer, multi_query=r.flag(), alibi=False,
+                parallel_attn=newer or r.flag(), bias=r.flag(), num_hidden_layers=r.of(1, 2, 3), vocab_size=r.of(97, 128, 259), pad_token_id=0,
+                tie_word_embeddings=r.flag(), ffn_hidden_size=r.of(None, 56), max_position_embeddings=256,
+                num_ln_in_parallel_attn=r.of(None, 1, 2) if newer else None) | rotation(r, dim, ("default", "linear"))
+
+
+def olmo(r):
+    sizes, dim = shape(r, own=False)
+    del sizes["rms_norm_eps"]
+    return sizes | rotation(r, dim) | dict(attention_bias=r.flag())
+
+
 def ministral(r):
     sizes, dim = shape(r)
     return sizes | rotation(r, dim) | dict(head_dim=dim, sliding_window=r.of(2, 8, 40), layer_types=kinds(r, sizes, "sliding_attention", "full_attention"))

@@ -437,6 +437,39 @@ CASES = [
     Case("youtu", "youtu", "bfloat16", "latent attention and no experts; rotated elements in halves; tied",
          shape(32, 3, 3, 64, q_lora_rank=16, kv_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, rope_interleave=False,
                tie_word_embeddings=True, **rope(10000.0)), gguf=()),
+    Case("minicpm3", "minicpm3", "bfloat16", "latent attention whose rotated elements lie in halves, and numbers that embeddings, sublayers and logits are multiplied with; longrope",
+         shape(48, 4, 4, 64, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12, scale_emb=2, scale_depth=1.4,
+               dim_model_base=32, max_position_embeddings=64, original_max_position_embeddings=16,
+               **rope(10000.0, rope_type="longrope", original_max_position_embeddings=16, short_factor=[1.0, 1.25, 1.5, 2.0],
+                      long_factor=[1.5, 3.0, 6.0, 12.0]))),
+    Case("exaone", "llama", "bfloat16", "Llama with names of its own for weights and sizes; llama3 rope scaling",
+         shape(48, 6, 2, 64, rms_norm_eps=1e-5, head_dim=8, **rope(200.0, **LLAMA3_SCALING)), disguise="exaone", gguf=("f32",)),
+    Case("ernie4_5-moe", "ernie4_5_moe", "bfloat16", "2 of 5 experts by the softmax over all scores and a correction, beside two that all share; the first layer without; adjacent pairs, tied",
+         shape(48, 4, 2, 64, num_hidden_layers=3, use_bias=False, moe_intermediate_size=24, moe_k=2, moe_num_experts=5, moe_num_shared_experts=2,
+               moe_layer_start_index=1, tie_word_embeddings=True, **rope(500000.0)), prompt=9),
+    Case("lfm2-moe", "lfm2_moe", "bfloat16", "a convolution and two layers of attention, the first without experts; 2 of 5 by corrected odds",
+         shape(48, 4, 2, 64, num_hidden_layers=3, norm_eps=1e-5, conv_L_cache=3, moe_intermediate_size=24, num_dense_layers=1, num_experts=5, num_experts_per_tok=2,
+               layer_types=["conv", "full_attention", "full_attention"], tie_word_embeddings=True, pad_token_id=0, routed_scaling_factor=1.0, **rope(10000.0)),
+         drop=("rms_norm_eps",), prompt=9),
+    Case("minimax-m2", "minimax_m2", "bfloat16", "norms over whole rows of q and k, half of each head rotated, 2 of 5 experts by corrected odds",
+         shape(48, 4, 2, 24, head_dim=16, num_local_experts=5, num_experts_per_tok=2, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=9),
+    Case("gptj", "gptj", "float16", "attention and feed-forward side by side behind one norm, half of each head rotated in adjacent pairs, a bias on the head",
+         dict(n_embd=48, n_head=3, n_layer=2, n_positions=256, n_inner=None, rotary_dim=8), drop=("rms_norm_eps",)),
+    Case("gpt-neo", "gpt_neo", "bfloat16", "a window of 8 in the second layer, scores that are not scaled, learned positions; tied",
+         dict(hidden_size=48, num_heads=4, num_layers=2, attention_types=[[["global", "local"], 1]], window_size=8, intermediate_size=80,
+              tie_word_embeddings=True), drop=("rms_norm_eps",)),
+    Case("gpt-bigcode", "gpt_bigcode", "bfloat16", "four query heads on one, learned positions",
+         dict(n_embd=48, n_head=4, n_layer=2, n_positions=256, n_inner=None, multi_query=True, tie_word_embeddings=False, vocab_size=131), drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("opt", "opt", "float16", "learned positions behind two more in the table, a feed-forward of what is positive, tied",
+         dict(hidden_size=48, num_attention_heads=3, ffn_dim=80, word_embed_proj_dim=48, tie_word_embeddings=True, pad_token_id=0), drop=("rms_norm_eps",)),
+    Case("falcon", "falcon", "bfloat16", "three query heads on one, attention and feed-forward side by side behind one norm, tied",
+         dict(hidden_size=48, num_attention_heads=3, new_decoder_architecture=False, multi_query=True, parallel_attn=True, bias=False, alibi=False,
+              tie_word_embeddings=True, **rope(10000.0)), drop=("rms_norm_eps",)),
+    Case("falcon-new", "falcon", "bfloat16", "four query heads on two by groups, each sublayer behind a norm of its own, biases",
+         dict(hidden_size=48, num_attention_heads=4, num_kv_heads=2, new_decoder_architecture=True, ffn_hidden_size=80, bias=True, alibi=False,
+              **rope(10000.0)), drop=("rms_norm_eps",)),
+    Case("olmo", "olmo", "bfloat16", "layer norms without weights",
+         shape(48, 4, 2, 64, pad_token_id=0, **rope(10000.0)), drop=("rms_norm_eps",), gguf=("f32",)),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
          shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, **rope(10000.0)),
          keep=8, gguf=("Q4_K_M",), folder=False),
@@ -468,7 +501,7 @@ FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "
             "ernie4_5": "Ernie4_5", "seed_oss": "SeedOss", "glm": "Glm", "dots1": "Dots1", "olmoe": "Olmoe", "gemma": "Gemma",
             "qwen3_vl": "Qwen3VL", "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl_moe": "Qwen3VLMoe", "cohere": "Cohere", "cohere2": "Cohere2",
             "starcoder2": "Starcoder2", "stablelm": "StableLm", "phi": "Phi", "gpt_neox": "GPTNeoX", "nemotron": "Nemotron", "arcee": "Arcee",
-            "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite", "youtu": "Youtu", "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2"}
+            "gptj": "GPTJ", "gpt_neo": "GPTNeo", "gpt_bigcode": "GPTBigCode", "opt": "OPT", "falcon": "Falcon", "olmo": "Olmo", "minicpm3": "MiniCPM3", "ernie4_5_moe": "Ernie4_5_Moe", "lfm2_moe": "Lfm2Moe", "minimax_m2": "MiniMaxM2", "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite", "youtu": "Youtu", "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2"}
 TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                                num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
@@ -526,12 +559,12 @@ def random_weight(case_name, name, size):
         return 0.3 * x
     if name.endswith("sinks"):
         return x
-    if any(table in name for table in ("embed_tokens", "embed_in", "lm_head", "embed_out", "wte", "wpe")):
+    if any(table in name for table in ("embed_tokens", "embed_in", "embed_positions", "word_embeddings", "lm_head", "embed_out", "wte", "wpe")):
         # Gemma multiplies its embedding by sqrt(hidden): more, and every token would be followed by itself.
         return (0.6 if case_name.startswith("gemma") else 2.0) * x / np.sqrt(size[-1])
-    if ".c_" in name:
+    if ".c_" in name and "gpt2" in case_name:
         return x / np.sqrt(size[0])  # GPT-2's matrices are [in, out]
-    gain = 1.6 if "q_proj" in name or "k_proj" in name else 1.0
+    gain = 1.6 if "q_proj" in name or "k_proj" in name or "c_attn" in name else 1.0
     return gain * x / np.sqrt(size[-1])
 
 
@@ -641,7 +674,7 @@ def record(model, ids):
         seen.setdefault("embeddings", (inputs[0] if inputs else named["hidden_states"])[0])
 
     inner = getattr(model, model.base_model_prefix)
-    inner = getattr(inner, "language_model", inner)
+    inner = getattr(inner, "language_model", getattr(inner, "decoder", inner))
     layers = inner.h if hasattr(inner, "h") else inner.layers
     norms = [getattr(inner, name) for name in ("ln_f", "norm", "final_layernorm", "final_layer_norm", "embedding_norm") if hasattr(inner, name)]
     norm, = norms
@@ -672,6 +705,11 @@ def record(model, ids):
 def watch_routers(model, seen):
     """Hooks that note in `seen` how clearly each router of a model chooses."""
     routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "llama4router", "v1gate"))]
+    # Corrections that the block around a router has.
+    for part in model.modules():
+        for name in ("e_score_correction_bias", "expert_bias"):
+            if hasattr(part, "gate") and hasattr(part, name):
+                part.gate.owner = lambda part=part, name=name: getattr(part, name)
     # Llama 4's gives its scores behind the odds.
     scores = lambda part, out: out["Llama4" in type(part).__name__]
     return [part.register_forward_hook(lambda part, _, out: seen.append(clearance(part, scores(part, out)))) for part in routers]
@@ -679,6 +717,11 @@ def watch_routers(model, seen):
 
 def clearance(router, scores):
     """How far a router's scores are from choosing other experts, or from other shares."""
+    if hasattr(router, "moe_statics"):
+        scores = scores.softmax(-1) + router.moe_statics.e_score_correction_bias
+    bias = getattr(router, "owner", None)
+    if bias is not None:
+        scores = scores.sigmoid() + bias()
     if hasattr(router, "e_score_correction_bias"):
         return corrected_clearance(router, scores.sigmoid() + router.e_score_correction_bias)
     far = 1e9
@@ -863,6 +906,21 @@ def as_internlm2(config, weights):
     return config | {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2"}, stored
 
 
+def as_exaone(config, weights):
+    """Llama is the same model, with other names."""
+    names = {"model.embed_tokens": "transformer.wte", "model.layers.": "transformer.h.", "model.norm": "transformer.ln_f", "self_attn.o_proj": "attn.attention.out_proj",
+             "self_attn.": "attn.attention.", "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "mlp.gate_proj": "mlp.c_fc_0",
+             "mlp.up_proj": "mlp.c_fc_1", "mlp.down_proj": "mlp.c_proj"}
+    stored = {}
+    for name, x in weights.items():
+        for known, own in names.items():
+            name = name.replace(known, own)
+        stored[name] = x
+    for known, own in (("num_hidden_layers", "num_layers"), ("rms_norm_eps", "layer_norm_epsilon"), ("hidden_act", "activation_function")):
+        config[own] = config.pop(known)
+    return config | {"architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "embed_dropout": 0.0}, stored
+
+
 def as_internlm3(config, weights):
     """Qwen2 is the same model, which has biases on q, k and v and no key for them."""
     for key in ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"):
@@ -872,7 +930,7 @@ def as_internlm3(config, weights):
 
 
 # Models that Transformers runs by code that comes with them: made of one of its own that computes the same.
-DISGUISES = {"minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3}
+DISGUISES = {"exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3}
 
 
 def check_checkpoint(case, weights, folder):

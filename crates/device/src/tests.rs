@@ -237,11 +237,14 @@ fn layers_shared_by_ranks_are_transformers() {
     let device = "sim,sim".parse::<Place>().unwrap().open_ranks().unwrap();
     // Convolutions, and keys and values that latents are made into.
     let whole = |case: &Path| {
-        ["deepseek2", "deepseek3", "lfm2", "moonlight"].iter().any(|name| case.ends_with(name))
+        ["deepseek2", "deepseek3", "lfm2", "lfm2-moe", "minicpm3", "moonlight"]
+            .iter()
+            .any(|name| case.ends_with(name))
     };
     let mut refused = 0;
     for case in cases() {
-        let norms = ["olmo2", "olmo3", "olmoe"].iter().any(|name| case.ends_with(name));
+        let norms =
+            ["minimax-m2", "olmo2", "olmo3", "olmoe"].iter().any(|name| case.ends_with(name));
         let expected = match (has_odd_heads(&case), norms) {
             (true, _) => Some("query heads that 2 GPUs can share"),
             (false, true) => Some("norms of heads, that 2 GPUs can share"),

@@ -98,7 +98,7 @@ impl Raw {
         turned: Stated<usize>,
     ) -> Result<Raw> {
         files.keys.only(Key("hidden_act", ""), activations)?;
-        Raw::read_sized(files, RMS_EPS, 1e-6, |_| Ok(Some(turned)))
+        Raw::read_sized(files, RMS_EPS, 1e-6, |_| Ok(Some(turned)), 0)
     }
 
     /// The same, for another key of the number that is added in norms, which is `usual` where
@@ -107,15 +107,25 @@ impl Raw {
     /// # Errors
     /// As [`Raw::read`].
     pub(crate) fn read_normed(files: &Files<'_>, eps: Key, usual_eps: f64) -> Result<Raw> {
-        Raw::read_sized(files, eps, usual_eps, |heads| head_dim(files, heads))
+        Raw::read_sized(files, eps, usual_eps, |heads| head_dim(files, heads), 0)
     }
 
-    /// The same, where `head_dim` gives the size of this many heads, if it is stated.
+    /// The same where a feed-forward is four times as wide as the residual stream if nothing is said.
+    ///
+    /// # Errors
+    /// As [`Raw::read`].
+    pub(crate) fn read_quadrupled(files: &Files<'_>, eps: Key, usual_eps: f64) -> Result<Raw> {
+        Raw::read_sized(files, eps, usual_eps, |heads| head_dim(files, heads), 4)
+    }
+
+    /// The same, where `head_dim` gives the size of this many heads, if it is stated, and a
+    /// feed-forward is `times` as wide as the residual stream if nothing is said; 0: it must be.
     fn read_sized(
         files: &Files<'_>,
         eps: Key,
         usual_eps: f64,
         head_dim: impl FnOnce(&Stated<usize>) -> Result<Option<Stated<usize>>>,
+        times: usize,
     ) -> Result<Raw> {
         let keys = &files.keys;
         if let Some(metadata) = files.metadata() {
@@ -142,6 +152,14 @@ impl Raw {
             Dialect::Gguf => keys.needed_number(eps)?,
             Dialect::HuggingFace => keys.number_or(eps, usual_eps)?,
         };
+        let feed_forward = match keys.size(FEED_FORWARD)? {
+            Some(width) => width,
+            // A GGUF file of experts alone states their width.
+            None => keys
+                .size(Key("", "expert_feed_forward_length"))?
+                .or_else(|| (times > 0).then(|| hidden.clone().map(|n| n.saturating_mul(times))))
+                .ok_or_else(|| keys.wrong(FEED_FORWARD, "a whole number", "nothing"))?,
+        };
         Ok(Raw {
             architecture: files.architecture,
             hidden,
@@ -149,13 +167,7 @@ impl Raw {
             kv_heads: kv_heads.unwrap_or_else(|| heads.clone()),
             heads,
             head_dim,
-            feed_forward: match keys.size(FEED_FORWARD)? {
-                Some(width) => width,
-                // A GGUF file of experts alone states their width.
-                None => keys
-                    .size(Key("", "expert_feed_forward_length"))?
-                    .ok_or_else(|| keys.wrong(FEED_FORWARD, "a whole number", "nothing"))?,
-            },
+            feed_forward,
             vocab: match rows {
                 Some(rows) => keys.stated("vocab_size", rows),
                 None => keys.needed("vocab_size")?,

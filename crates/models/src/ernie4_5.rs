@@ -1,11 +1,15 @@
-//! ERNIE 4.5, dense (Baidu 2025): Llama whose heads rotate in adjacent pairs everywhere.
+//! ERNIE 4.5 (Baidu 2025): Llama whose heads rotate in adjacent pairs everywhere; larger models have
+//! a mixture behind the first blocks, whose experts are chosen by the softmax over all scores and a
+//! correction.
 
-use crate::config::Raw;
+use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
-use crate::{Architecture, Opened, decoder, llama};
-use formats::Result;
-use nn::{AttentionOptions, Pairing};
+use crate::names::Row;
+use crate::{Architecture, Opened, decoder, experts, glm4_moe, llama};
+use formats::gguf::Value;
+use formats::{Result, Source};
+use nn::{Bias, Experts, GroupLimit, Mlp, Odds, Pairing, Stored, Weights};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "ERNIE 4.5, dense",
@@ -18,10 +22,36 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// The mixtures.
+pub(crate) const MIXTURE: Architecture = Architecture {
+    title: "ERNIE 4.5, mixtures",
+    name: "ernie4_5_moe",
+    gguf: "ernie4_5-moe",
+    class: "Ernie4_5_MoeForCausalLM",
+    names: &[CORRECTION, glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
+    experts: true,
+    open: open_mixture,
+    ..ARCHITECTURE
+};
+
+/// The corrections of the router's odds, `[1, experts]` in folders.
+const CORRECTION: &[Row] = &[(
+    "blocks.{}.mlp.router.correction",
+    "model.layers.{}.mlp.moe_statics.e_score_correction_bias!",
+    "blk.{}.exp_probs_b.bias!",
+)];
+
 /// The base where nothing is said.
 const THETA: f64 = 500_000.0;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
+    let raw = read(files)?;
+    let bias = files.bias("use_bias")?;
+    Ok(decoder::open(raw.check()?, bias, decoder::biased(bias)))
+}
+
+/// Reads the keys that dense models and mixtures share.
+fn read(files: &Files<'_>) -> Result<Raw> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     raw.pairing = Pairing::Adjacent;
@@ -34,10 +64,80 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     if let Some(by) = keys.number(Key("compression_ratio", ""))?.filter(|by| by.value != 1.0) {
         return Err(by.wrong("1: positions are not divided", by.value));
     }
+    Ok(raw)
+}
+
+/// Names of their own for the numbers of experts.
+const OWN: &[(&str, &str)] =
+    &[("num_experts_per_tok", "moe_k"), ("n_shared_experts", "moe_num_shared_experts")];
+
+fn open_mixture(files: &Files<'_>) -> Result<Opened> {
+    let keys = files.keys.clone().with_names(OWN);
+    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let keys = &files.keys;
+    let raw = read(files)?;
+    // For training, and blocks that guess tokens ahead.
+    for key in
+        ["moe_capacity", "moe_gate", "moe_use_aux_free", "moe_norm_min", "num_nextn_predict_layers"]
+    {
+        keys.note(key);
+    }
     let bias = files.bias("use_bias")?;
-    Ok(decoder::open(raw.check()?, bias, move |config, layer| AttentionOptions {
-        qkv_bias: bias,
-        output_bias: bias,
-        ..config.attention(layer)
-    }))
+    let config = raw.check()?;
+    let hugging_face = keys.dialect() == Dialect::HuggingFace;
+    let layer = |key: Key, unsaid: usize| {
+        keys.size(key)?.map_or(Ok(unsaid), |layer| layer.within(0..=LAYERS))
+    };
+    const FIRST: Key = Key("moe_layer_start_index", "leading_dense_block_count");
+    const STEP: Key = Key("moe_layer_interval", "interleave_moe_layer_step");
+    let first = layer(FIRST, usize::from(hugging_face))?;
+    let step = layer(STEP, 1)?.max(1);
+    keys.state(FIRST, Some(Value::U32(first as u32)));
+    keys.state(STEP, Some(Value::U32(step as u32)));
+    // -1 is the last one, whatever there are.
+    let last = match keys.get(Key("moe_layer_end_index", "")).and_then(serde_json::Value::as_i64) {
+        Some(-1) | None => config.layers,
+        Some(_) => layer(Key("moe_layer_end_index", ""), config.layers)?,
+    };
+    let mut options = experts::read(files, config.hidden, config.feed_forward)?;
+    let count = options.experts;
+    let used = options.routing.used;
+    options.routing.odds = Odds::Sigmoid;
+    options.routing.normalised = true;
+    options.limit = Some(GroupLimit { used, groups: 1, groups_used: 1, softmax: true });
+    const SHARED: Key = Key("n_shared_experts", "expert_shared_count");
+    let shared = keys.size(SHARED)?.map_or(Ok(2), |shared| shared.within(0..=64))?;
+    keys.state(SHARED, Some(Value::U32(shared as u32)));
+    let shared = shared * options.feed_forward;
+    const WIDTH: Key = Key("", "expert_shared_feed_forward_length");
+    keys.state(WIDTH, Some(Value::U32(shared as u32)));
+    keys.size(WIDTH)?;
+    let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
+        if i < first || i > last || !(i + 1).is_multiple_of(step) {
+            return decoder::gated(builder, config, i, bias);
+        }
+        let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
+        let experts = Experts::new(builder, &name, &options)?;
+        if shared == 0 {
+            return Ok(Box::new(move |x| experts.forward(x)));
+        }
+        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, bias)?;
+        Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
+    });
+    let parts =
+        decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, decoder::biased(bias)) };
+    let stored = move |_: &Config, weights: &dyn Weights, name: &str| {
+        if !name.ends_with(".mlp.router.correction") {
+            return experts::joined(weights, name, count);
+        }
+        let flat = |stored: Stored| match stored.shape[..] {
+            [1, columns] => {
+                let shape = vec![columns];
+                Stored { source: Source::Reshape(Box::new(stored.source), shape.clone()), shape }
+            }
+            _ => stored,
+        };
+        Ok(weights.find(name)?.map(flat))
+    };
+    Ok(decoder::open_recipes(config, parts, stored))
 }

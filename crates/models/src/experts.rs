@@ -94,10 +94,11 @@ pub(crate) const SPARSE_BLOCK: &[Row] = &[
     ),
 ];
 
-const SPELLINGS: [Key; 3] = [
+const SPELLINGS: [Key; 4] = [
     Key("num_experts", "expert_count"),
     Key("num_local_experts", "expert_count"),
     Key("n_routed_experts", "expert_count"),
+    Key("moe_num_experts", "expert_count"),
 ];
 const USED: Key = Key("num_experts_per_tok", "expert_used_count");
 

@@ -13,7 +13,7 @@ use crate::keys::Asked;
 use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
-use crate::{Architecture, Config, Options, experts, hybrid, latent, lfm2, scaling};
+use crate::{Architecture, Config, Options, experts, hybrid, latent, lfm2, minicpm, scaling};
 use formats::gguf::{Array, Value};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
 use nn::Pairing;
@@ -67,6 +67,7 @@ const PERMUTED: &[&str] = &[
     "ministral3",
     "mistral",
     "mixtral",
+    "olmo",
     "smollm3",
 ];
 
@@ -105,7 +106,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         return Err(Error::new(&place, expected, architecture.name).of(ErrorKind::Unsupported));
     }
     // GGUF has their matrices apart, those of keys turned, and elements that rotate side by side.
-    if architecture.gguf == latent::GGUF {
+    if [latent::GGUF, minicpm::THIRD.gguf].contains(&architecture.gguf) {
         let expected = "keys and values of heads, that GGUF can say";
         let error = Error::new(&place, expected, "latent ones");
         return Err(error.of(ErrorKind::Unsupported));

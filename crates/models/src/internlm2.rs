@@ -72,7 +72,10 @@ fn open_biased(files: &Files<'_>, qkv_bias: &'static str) -> Result<Opened> {
 }
 
 /// The weight `name`, if it is q, k or v and all groups are stored in one.
-fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+///
+/// # Errors
+/// A matrix or bias of another shape.
+pub(crate) fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
     let (matrix, suffix) = match name.strip_suffix(".bias") {
         Some(matrix) => (matrix, ".bias"),
         None => (name, ""),

@@ -70,12 +70,14 @@ pub(crate) struct Keys<'a> {
     values: Values<'a>,
     asked: &'a Asked,
     usual: &'static [(&'static str, usize)],
+    own: &'static [(&'static str, &'static str)],
 }
 
 impl<'a> Keys<'a> {
     /// The keys of `config.json`.
     pub(crate) fn json(file: &'a str, value: &'a Value, asked: &'a Asked) -> Keys<'a> {
-        Keys { file, prefix: String::new(), values: Values::Json(value), asked, usual: &[] }
+        let (prefix, values) = (String::new(), Values::Json(value));
+        Keys { file, prefix, values, asked, usual: &[], own: &[] }
     }
 
     /// The keys of GGUF metadata below `prefix.`.
@@ -86,13 +88,19 @@ impl<'a> Keys<'a> {
         asked: &'a Asked,
     ) -> Keys<'a> {
         let (prefix, values) = (format!("{prefix}."), Values::Gguf(metadata));
-        Keys { file, prefix, values, asked, usual: &[] }
+        Keys { file, prefix, values, asked, usual: &[], own: &[] }
     }
 
     /// The same keys where `config.json` leaves out whole numbers that the architecture takes for
     /// granted.
     pub(crate) fn with_usual(self, usual: &'static [(&'static str, usize)]) -> Keys<'a> {
         Keys { usual, ..self }
+    }
+
+    /// The same keys where `config.json` may have names of its own for some of them: the usual
+    /// name, and that one.
+    pub(crate) fn with_names(self, own: &'static [(&'static str, &'static str)]) -> Keys<'a> {
+        Keys { own, ..self }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
@@ -105,7 +113,15 @@ impl<'a> Keys<'a> {
     /// A key as this file spells it; none where its dialect has none.
     fn spelled(&self, key: impl Into<Key>) -> Option<String> {
         let Key(json, gguf) = key.into();
-        let name = if self.dialect() == Dialect::Gguf { gguf } else { json };
+        let name = match self.values {
+            Values::Gguf(_) => gguf,
+            Values::Json(object) => {
+                let own = self.own.iter().find(|(usual, own)| {
+                    *usual == json && object.get(own).is_some_and(|value| !value.is_null())
+                });
+                own.map_or(json, |(_, own)| own)
+            }
+        };
         (!name.is_empty()).then(|| format!("{}{name}", self.prefix))
     }
 

@@ -12,7 +12,6 @@ const LACKING: &[(&str, &[&str])] = &[
             "glm-dsa",
             "kimi_k25",
             "longcat_flash",
-            "minicpm3",
             "mistral4",
             "plm",
         ],

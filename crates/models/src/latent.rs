@@ -79,19 +79,27 @@ pub(crate) fn raw(files: &Files<'_>) -> Result<Raw> {
 pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOptions)> {
     let keys = &files.keys;
     let size = |stated: Stated<usize>| stated.within(1..=LIMIT);
+    // MiniCPM 3 leaves values of the usual size out.
+    let usual_value = || match files.architecture.gguf == GGUF {
+        true => None,
+        false => Some(raw.hidden.clone().map(|hidden| hidden / raw.heads.value.max(1))),
+    };
     let turned = size(keys.needed(TURNED)?)?;
     let (plain, value) = match keys.dialect() {
         Dialect::HuggingFace => {
-            (size(keys.needed("qk_nope_head_dim")?)?, size(keys.needed("v_head_dim")?)?)
+            let value = keys.size("v_head_dim")?.or_else(usual_value);
+            let missing = || keys.wrong("v_head_dim", "a whole number", "nothing");
+            (size(keys.needed("qk_nope_head_dim")?)?, size(value.ok_or_else(missing)?)?)
         }
         Dialect::Gguf => {
-            let either = |own: &'static str, older: &'static str| {
-                let older = keys.size(Key("", older))?;
+            let either = |own: &'static str, older: &'static str, usual: Option<Stated<usize>>| {
+                let older = keys.size(Key("", older))?.or(usual);
                 let missing = || keys.wrong(Key("", own), "a whole number", "nothing");
                 keys.size(Key("", own))?.or(older).ok_or_else(missing)
             };
-            let key = either("attention.key_length_mla", "attention.key_length")?;
-            let value = either("attention.value_length_mla", "attention.value_length")?;
+            let key = either("attention.key_length_mla", "attention.key_length", None)?;
+            let usual = usual_value();
+            let value = either("attention.value_length_mla", "attention.value_length", usual)?;
             if key.value <= turned {
                 let expected = format!("more than the {turned} elements that turn");
                 return Err(key.wrong(expected, key.value));

@@ -7,14 +7,14 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::stated::Stated;
-use crate::{Architecture, Opened, phi3};
+use crate::{Architecture, Opened, experts, lfm2_moe, phi3};
 use formats::gguf::{Array, Value};
 use formats::{Error, Result, Source, shape};
-use nn::{AttentionOptions, Bias, GatedConv, QkNorm, Stored, Weights};
+use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, GatedConv, QkNorm, Stored, Weights};
 use program::Weight;
 use std::sync::Arc;
 
-const NAMES: &[Row] = &[
+pub(crate) const NAMES: &[Row] = &[
     ("embed", "model.embed_tokens", "token_embd"),
     ("norm", "model.embedding_norm", "token_embd_norm"),
     ("head", "lm_head", "output"),
@@ -48,11 +48,24 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 /// The parts of the matrix in front of a convolution, one below the other.
 const PARTS: [&str; 3] = ["gate", "out_gate", "x"];
 
+/// Reads the mixture of a configuration, and how many blocks at the beginning have none.
+pub(crate) type Mixture = fn(&Files<'_>, &Config) -> Result<(ExpertsOptions, usize)>;
+
 fn open(files: &Files<'_>) -> Result<Opened> {
+    opened(files, None)
+}
+
+/// Such a model, with the mixture that is read by `mixture`.
+///
+/// # Errors
+/// What is missing or out of range, by key.
+pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Opened> {
     let keys = &files.keys;
     let eps = Key("norm_eps", "attention.layer_norm_rms_epsilon");
     let mut raw = Raw::read_normed(files, eps, 1e-5)?;
-    raw.feed_forward = feed_forward(files, raw.feed_forward)?;
+    if mixture.is_none() {
+        raw.feed_forward = feed_forward(files, raw.feed_forward)?;
+    }
     // The same number by the names of the first configurations.
     for (key, same) in
         [("block_dim", &raw.hidden), ("conv_dim", &raw.hidden), ("conv_dim_out", &raw.hidden)]
@@ -82,6 +95,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let kernel = keys.needed(Key("conv_L_cache", "shortconv.l_cache"))?.within(2..=1 << 8)?;
     let convs = convs(files, &raw.layers)?;
     let config = raw.check()?;
+    let mixture = mixture.map(|read| read(files, &config)).transpose()?;
     let attention = |config: &Config, layer: usize| AttentionOptions {
         qk_norm: QkNorm::Heads(config.norm_eps),
         ..config.attention(layer)
@@ -91,9 +105,25 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         let layer = |conv: GatedConv| Box::new(move |x: &nn::Tensor| conv.forward(x)) as Layer;
         Ok(convs[i].then(conv).transpose()?.map(layer))
     });
-    let parts = decoder::Parts { mixer, ..decoder::Parts::new(Bias::Never, attention) };
-    let stored = move |config: &Config, weights: &dyn Weights, name: &str| {
-        part(weights, name, config.hidden, kernel)
+    let mut parts = decoder::Parts { mixer, ..decoder::Parts::new(Bias::Never, attention) };
+    let count = mixture.map_or(0, |(options, _)| options.experts);
+    if let Some((options, dense)) = mixture {
+        parts.feed_forward = Box::new(move |builder, config, i| {
+            if i < dense {
+                return decoder::gated(builder, config, i, Bias::Never);
+            }
+            let experts = Experts::new(builder, &format!("blocks.{i}.mlp"), &options)?;
+            Ok(Box::new(move |x| experts.forward(x)))
+        });
+    }
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| match part(
+        weights,
+        name,
+        config.hidden,
+        kernel,
+    )? {
+        None if count > 0 => experts::joined(weights, name, count),
+        part => Ok(part),
     };
     Ok(decoder::open_recipes(config, parts, stored))
 }
@@ -203,7 +233,7 @@ pub(crate) fn exported(held: &[Weight], canonical: &str) -> Option<Option<(Sourc
 /// What GGUF says of such a model beside what `config.json` says: no key/value heads in layers
 /// that are convolutions.
 pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Option<(&'static str, Value)> {
-    if config.architecture.name != ARCHITECTURE.name {
+    if ![ARCHITECTURE.name, lfm2_moe::ARCHITECTURE.name].contains(&config.architecture.name) {
         return None;
     }
     let conv = |i: usize| held.iter().any(|weight| weight.name == format!("blocks.{i}.conv.taps"));

@@ -14,9 +14,11 @@ mod decoder;
 mod deepseek;
 mod dots1;
 mod ernie4_5;
+mod exaone;
 mod exaone4;
 mod experts;
 mod export;
+mod falcon;
 mod files;
 mod gemma;
 mod gemma2;
@@ -24,8 +26,11 @@ mod gemma3;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
+mod gpt_bigcode;
+mod gpt_neo;
 mod gpt_neox;
 mod gpt_oss;
+mod gptj;
 mod granite;
 mod granite4;
 mod granitemoe;
@@ -37,17 +42,21 @@ mod keys;
 mod lacking;
 mod latent;
 mod lfm2;
+mod lfm2_moe;
 mod llama;
 mod llama4;
 mod minicpm;
+mod minimax_m2;
 mod ministral;
 mod ministral3;
 mod mistral;
 mod mixtral;
 mod names;
 mod nemotron;
+mod olmo;
 mod olmo2;
 mod olmoe;
+mod opt;
 mod phi;
 mod phi3;
 mod phimoe;
@@ -110,7 +119,10 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &deepseek::V3,
     &dots1::ARCHITECTURE,
     &ernie4_5::ARCHITECTURE,
+    &ernie4_5::MIXTURE,
+    &exaone::ARCHITECTURE,
     &exaone4::ARCHITECTURE,
+    &falcon::ARCHITECTURE,
     &gemma::ARCHITECTURE,
     &gemma2::ARCHITECTURE,
     &gemma3::ARCHITECTURE,
@@ -119,6 +131,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &glm4_moe::ARCHITECTURE,
     &deepseek::GLM,
     &gpt2::ARCHITECTURE,
+    &gptj::ARCHITECTURE,
+    &gpt_neo::ARCHITECTURE,
     &gpt_neox::ARCHITECTURE,
     &gpt_oss::ARCHITECTURE,
     &granite::ARCHITECTURE,
@@ -130,17 +144,22 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &internlm2::ARCHITECTURE,
     &internlm2::INTERNLM3,
     &lfm2::ARCHITECTURE,
+    &lfm2_moe::ARCHITECTURE,
     &llama::ARCHITECTURE,
     &llama4::ARCHITECTURE,
     &minicpm::ARCHITECTURE,
+    &minicpm::THIRD,
+    &minimax_m2::ARCHITECTURE,
     &ministral::ARCHITECTURE,
     &ministral3::ARCHITECTURE,
     &mistral::ARCHITECTURE,
     &mixtral::ARCHITECTURE,
     &nemotron::ARCHITECTURE,
+    &olmo::ARCHITECTURE,
     &olmo2::ARCHITECTURE,
     &olmo2::OLMO3,
     &olmoe::ARCHITECTURE,
+    &opt::ARCHITECTURE,
     &phi::ARCHITECTURE,
     &phi3::ARCHITECTURE,
     &phimoe::ARCHITECTURE,
@@ -158,6 +177,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &seed_oss::ARCHITECTURE,
     &smollm3::ARCHITECTURE,
     &stablelm::ARCHITECTURE,
+    &gpt_bigcode::ARCHITECTURE,
     &starcoder2::ARCHITECTURE,
     &deepseek::YOUTU,
 ];

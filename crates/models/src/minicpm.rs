@@ -1,10 +1,11 @@
 //! MiniCPM (Hu et al. 2024), the first, the second and the fourth: Llama with numbers that
-//! embeddings, the results of sublayers, and logits are multiplied with.
+//! embeddings, the results of sublayers, and logits are multiplied with. The third has latent
+//! attention, too; GGUF takes its numbers for granted.
 
-use crate::config::Raw;
+use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
-use crate::{Architecture, Opened, decoder, llama, phimoe, windows};
+use crate::{Architecture, Opened, decoder, latent, llama, phimoe, windows};
 use formats::Result;
 use formats::gguf::Value;
 use nn::Pairing;
@@ -20,19 +21,59 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// MiniCPM 3.
+pub(crate) const THIRD: Architecture = Architecture {
+    title: "MiniCPM 3",
+    name: "minicpm3",
+    gguf: "minicpm3",
+    class: "MiniCPM3ForCausalLM",
+    names: &[latent::NAMES, llama::NAMES, phimoe::FACTORS],
+    open: open_third,
+    ..ARCHITECTURE
+};
+
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     windows::of_types(files, &raw.layers, None)?;
+    if files.keys.dialect() == Dialect::Gguf {
+        raw.pairing = Pairing::Adjacent;
+    }
+    let multipliers = multipliers(files, &raw, None)?;
+    let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
+    let parts =
+        decoder::Parts { multipliers, ..decoder::Parts::new(mlp_bias, decoder::biased(bias)) };
+    Ok(decoder::open_parts(raw.check()?, parts))
+}
+
+fn open_third(files: &Files<'_>) -> Result<Opened> {
+    let raw = latent::raw(files)?;
+    let third =
+        [12.0, 1.4 / (raw.layers.value.max(1) as f64).sqrt(), raw.hidden.value as f64 / 256.0];
+    let multipliers = multipliers(files, &raw, Some(third))?;
+    let mlp_bias = files.bias("mlp_bias")?;
+    let (config, options) = latent::read(files, raw)?;
+    let parts = decoder::Parts {
+        multipliers,
+        mixer: latent::mixer(options),
+        ..decoder::Parts::new(mlp_bias, Config::attention)
+    };
+    Ok(decoder::open_recipes(config, parts, |_, weights, name| latent::part(weights, name)))
+}
+
+/// The factors on embeddings, on the results of sublayers, and on logits; `granted` are those of
+/// embeddings and sublayers and the divisor of logits where GGUF says nothing.
+fn multipliers(files: &Files<'_>, raw: &Raw, granted: Option<[f64; 3]>) -> Result<[f32; 3]> {
+    let keys = &files.keys;
+    let [usual, usual_residual, usual_logits] = match keys.dialect() {
+        Dialect::Gguf => granted.unwrap_or([1.0; 3]),
+        Dialect::HuggingFace => [1.0; 3],
+    };
     let number = |key: Key, usual: f64| -> Result<f64> { keys.number_or(key, usual)?.positive() };
     const RESIDUAL: Key = Key("scale_depth", "residual_scale");
     const LOGITS: Key = Key("dim_model_base", "logit_scale");
-    let embedding = number(Key("scale_emb", "embedding_scale"), 1.0)?;
+    let embedding = number(Key("scale_emb", "embedding_scale"), usual)?;
     let (residual, logits) = match keys.dialect() {
-        Dialect::Gguf => {
-            raw.pairing = Pairing::Adjacent;
-            (number(RESIDUAL, 1.0)?, number(LOGITS, 1.0)?)
-        }
+        Dialect::Gguf => (number(RESIDUAL, usual_residual)?, number(LOGITS, usual_logits)?),
         // Stated as GGUF has them.
         Dialect::HuggingFace => {
             let layers = raw.layers.value.max(1) as f64;
@@ -49,10 +90,5 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     };
     // For training.
     keys.note("mup_denominator");
-    let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
-    let parts = decoder::Parts {
-        multipliers: [embedding as f32, residual as f32, (1.0 / logits) as f32],
-        ..decoder::Parts::new(mlp_bias, decoder::biased(bias))
-    };
-    Ok(decoder::open_parts(raw.check()?, parts))
+    Ok([embedding as f32, residual as f32, (1.0 / logits) as f32])
 }

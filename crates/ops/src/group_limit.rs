@@ -3,7 +3,7 @@
 //! al. 2024).
 //!
 //! ```text
-//! c[t, e] = sigmoid(s[t, e]) + correction[e], or with `softmax` s[t, e] + correction[e]
+//! c[t, e] = sigmoid(s[t, e]) + correction[e], or with `softmax` softmax(s[t])[e] + correction[e]
 //! g[t, i] = the sum of the two greatest c of the group's experts, or with `softmax` the greatest;
 //!           the best `groups_used` groups stay
 //! y[t, e] = s[t, e] if e is among the `used` greatest c of the groups that stay, else -infinity
@@ -115,8 +115,17 @@ impl GroupLimit {
     /// When lengths differ.
     pub fn row(&self, scores: &[f32], correction: &[f32], y: &mut [f32]) {
         let size = scores.len() / self.groups;
+        let number = |score: &f32| if score.is_nan() { f32::NEG_INFINITY } else { *score };
+        let peak = scores.iter().map(number).fold(f32::NEG_INFINITY, f32::max);
+        let all: f32 = match self.softmax {
+            true => scores.iter().map(|score| (number(score) - peak).exp()).sum(),
+            false => 0.0,
+        };
         for ((y, score), correction) in y.iter_mut().zip(scores).zip(correction) {
-            let odds = if self.softmax { *score } else { 1.0 / (1.0 + (-score).exp()) };
+            let odds = match self.softmax {
+                true => (number(score) - peak).exp() / all,
+                false => 1.0 / (1.0 + (-score).exp()),
+            };
             let choice = odds + correction;
             *y = if choice.is_nan() { f32::NEG_INFINITY } else { choice };
         }
@@ -139,12 +148,6 @@ impl GroupLimit {
             let next = (0..scores.len()).filter(left).reduce(better);
             next.into_iter().for_each(|e| stays[e / 32] |= 1 << (e % 32));
         }
-        let number = |score: &f32| if score.is_nan() { f32::NEG_INFINITY } else { *score };
-        let peak = scores.iter().map(number).fold(f32::NEG_INFINITY, f32::max);
-        let all: f32 = match self.softmax {
-            true => scores.iter().map(|score| (number(score) - peak).exp()).sum(),
-            false => 0.0,
-        };
         for (e, (y, score)) in y.iter_mut().zip(scores).enumerate() {
             let stays = stays[e / 32] >> (e % 32) & 1 == 1;
             let left = match self.softmax {
@@ -207,6 +210,8 @@ pub fn group_limit(
     grid_wait();
     let (token, lane) = (group_id() * TOKENS + simd_id(), lane_id());
     if token < tokens {
+        let odds =
+            limit.softmax.then(|| Softmax::of(scores, token * experts, experts, slots, lane));
         let choices = Regs::<f32>::uninit(slots);
         // A bit for each of the lane's experts that may still be chosen.
         let mut open = Var::new(0u32);
@@ -214,7 +219,7 @@ pub fn group_limit(
             let expert = lane + 32 * slot;
             let (exists, within) = (expert.lt(experts), expert.min(experts - 1u32));
             let score = scores.get(token * experts + within).f32();
-            let odds = if limit.softmax { score } else { math::sigmoid(score) };
+            let odds = odds.map_or_else(|| math::sigmoid(score), |odds| odds.of_score(score));
             let choice = odds + correction.get(within);
             // Not a number is less than every number.
             let choice = select(exists, choice.max(f32::NEG_INFINITY), f32::NEG_INFINITY);
@@ -259,8 +264,6 @@ pub fn group_limit(
             chosen.set(chosen.get() | own);
             open &= !own;
         }
-        let odds =
-            limit.softmax.then(|| Softmax::of(scores, token * experts, experts, slots, lane));
         for slot in 0..slots {
             let expert = lane + 32 * slot;
             if expert < experts {
@@ -297,6 +300,12 @@ impl Softmax {
         let own =
             (1..slots).fold((each(0) - peak).exp(), |sum, slot| sum + (each(slot) - peak).exp());
         Softmax { peak, sum: simd_sum(own) }
+    }
+
+    /// The softmax of a score.
+    #[track_caller]
+    fn of_score(self, score: Val<f32>) -> Val<f32> {
+        (score - self.peak).exp() / self.sum
     }
 
     /// The number whose logistic function is the softmax of a score.
@@ -354,18 +363,19 @@ fn cases() -> Vec<Case> {
         case(2, 6, [6, 3, 3], "every expert"),
         softmax_case(3, 160, v2, "DeepSeek-V2's"),
         softmax_case(2, 6, small, "groups of two"),
+        softmax_case(4, 64, GroupLimit { groups: 1, groups_used: 1, ..v2 }, "one group"),
     ]
 }
 
 /// A case of a limit whose odds are a softmax: what stays is computed in f64.
 fn softmax_case(tokens: usize, experts: usize, limit: GroupLimit, why: &str) -> Case {
     let scores = scaled(Scalar::F32, 5, tokens * experts, 3.0);
-    let correction = Buffer::zeros(Scalar::F32, experts);
+    let correction = scaled(Scalar::F32, 6, experts, 0.01);
     let mut y = vec![0.0; tokens * experts];
     let all = scores.to_f32();
     let mut want = Vec::new();
     for (scores, y) in all.chunks_exact(experts).zip(y.chunks_exact_mut(experts)) {
-        limit.row(scores, &vec![0.0; experts], y);
+        limit.row(scores, &correction.to_f32(), y);
         let exp = |e: usize| f64::from(scores[e]).exp();
         want.extend((0..experts).map(|e| {
             let others: f64 = (0..experts).filter(|i| *i != e).map(exp).sum();

@@ -1,0 +1,74 @@
+//! GPT-J (Wang and Komatsuzaki 2021): attention and feed-forward side by side behind one layer norm,
+//! part of each head rotated in adjacent pairs, biases in the feed-forward and on the head.
+
+use crate::config::Raw;
+use crate::decoder::{self, Order};
+use crate::files::Files;
+use crate::keys::Key;
+use crate::names::Row;
+use crate::{Architecture, Opened, gpt2, phimoe};
+use formats::Result;
+use nn::{Bias, Pairing, Unary};
+
+const NAMES: &[Row] = &[
+    ("embed", "transformer.wte", ""),
+    ("norm", "transformer.ln_f", ""),
+    ("head", "lm_head", ""),
+    ("blocks.{}.attention_norm", "transformer.h.{}.ln_1", ""),
+    ("blocks.{}.attention.q", "transformer.h.{}.attn.q_proj", ""),
+    ("blocks.{}.attention.k", "transformer.h.{}.attn.k_proj", ""),
+    ("blocks.{}.attention.v", "transformer.h.{}.attn.v_proj", ""),
+    ("blocks.{}.attention.o", "transformer.h.{}.attn.out_proj", ""),
+    ("blocks.{}.mlp.up", "transformer.h.{}.mlp.fc_in", ""),
+    ("blocks.{}.mlp.down", "transformer.h.{}.mlp.fc_out", ""),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "GPT-J",
+    name: "gptj",
+    gguf: "",
+    class: "GPTJForCausalLM",
+    names: &[NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+/// Names of GPT-2's for sizes.
+pub(crate) const OWN: &[(&str, &str)] = &[
+    ("hidden_size", "n_embd"),
+    ("num_hidden_layers", "n_layer"),
+    ("num_attention_heads", "n_head"),
+    ("max_position_embeddings", "n_positions"),
+    ("intermediate_size", "n_inner"),
+];
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = files.keys.clone().with_names(OWN);
+    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let keys = &files.keys;
+    let mut raw = Raw::read_quadrupled(files, Key("layer_norm_epsilon", ""), 1e-5)?;
+    // As many as n_positions, by an older name.
+    keys.size(Key("n_ctx", ""))?;
+    for key in ["rotary", "scale_attn_weights"] {
+        if keys.flag(Key(key, ""))? == Some(false) {
+            return Err(keys.wrong(key, "true, as of this architecture", false));
+        }
+    }
+    raw.pairing = Pairing::Adjacent;
+    let rotary = keys.size("rotary_dim")?;
+    if let Some(rotation) = &mut raw.rotation {
+        rotation.rotary = rotary.or_else(|| Some(keys.stated("rotary_dim", 64)));
+    }
+    let act = gpt2::activation(files, "activation_function", &[Unary::GeluTanh])?;
+    let parts = decoder::Parts {
+        order: Order::BesideOneNorm,
+        feed_forward: Box::new(move |builder, config, i| {
+            decoder::ungated(builder, config, i, act, Bias::Always)
+        }),
+        norm: phimoe::norm,
+        head_bias: Bias::IfStored,
+        ..decoder::Parts::new(Bias::Always, decoder::biased(Bias::Never))
+    };
+    Ok(decoder::open_parts(raw.check()?, parts))
+}

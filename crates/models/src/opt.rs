@@ -1,0 +1,81 @@
+//! OPT (Zhang et al. 2022): learned positions, of which the table has two more in front, layer norms,
+//! a feed-forward without a gate, biases everywhere.
+
+use crate::config::{Config, Raw};
+use crate::decoder;
+use crate::files::Files;
+use crate::keys::Key;
+use crate::names::Row;
+use crate::{Architecture, Opened, gpt2, phi3, phimoe};
+use formats::{ErrorKind, Result};
+use nn::{Bias, Unary, Weights};
+
+const NAMES: &[Row] = &[
+    ("embed", "model.decoder.embed_tokens", ""),
+    ("table", "model.decoder.embed_positions", ""),
+    ("norm", "model.decoder.final_layer_norm", ""),
+    ("head", "lm_head", ""),
+    ("blocks.{}.attention_norm", "model.decoder.layers.{}.self_attn_layer_norm", ""),
+    ("blocks.{}.attention.q", "model.decoder.layers.{}.self_attn.q_proj", ""),
+    ("blocks.{}.attention.k", "model.decoder.layers.{}.self_attn.k_proj", ""),
+    ("blocks.{}.attention.v", "model.decoder.layers.{}.self_attn.v_proj", ""),
+    ("blocks.{}.attention.o", "model.decoder.layers.{}.self_attn.out_proj", ""),
+    ("blocks.{}.mlp_norm", "model.decoder.layers.{}.final_layer_norm", ""),
+    ("blocks.{}.mlp.up", "model.decoder.layers.{}.fc1", ""),
+    ("blocks.{}.mlp.down", "model.decoder.layers.{}.fc2", ""),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "OPT",
+    name: "opt",
+    gguf: "",
+    class: "OPTForCausalLM",
+    names: &[NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+/// Positions of the table that no token has.
+const FRONT: usize = 2;
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let keys = files.keys.clone().with_names(&[("intermediate_size", "ffn_dim")]);
+    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let keys = &files.keys;
+    let mut raw = Raw::read_normed(files, Key("layer_norm_eps", ""), 1e-5)?;
+    raw.rotation = None;
+    // For training, and what it was trained for.
+    for key in ["dropout", "layerdrop", "init_std", "output_projection", "prefix"] {
+        keys.note(key);
+    }
+    for key in ["do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"] {
+        if keys.flag(Key(key, ""))? == Some(false) {
+            let error = keys.wrong(key, "true: others are not supported", false);
+            return Err(error.of(ErrorKind::Unsupported));
+        }
+    }
+    if let Some(width) = keys.size("word_embed_proj_dim")?
+        && width.value != raw.hidden.value
+    {
+        let expected = format!("{}, the width of the residual stream", raw.hidden.value);
+        return Err(width.wrong(expected, width.value).of(ErrorKind::Unsupported));
+    }
+    let act = gpt2::activation(files, "activation_function", &[Unary::Relu])?;
+    let parts = decoder::Parts {
+        feed_forward: Box::new(move |builder, config, i| {
+            decoder::ungated(builder, config, i, act, Bias::Always)
+        }),
+        norm: phimoe::norm,
+        learned_positions: true,
+        ..decoder::Parts::new(Bias::Always, decoder::biased(Bias::Always))
+    };
+    let stored = |config: &Config, weights: &dyn Weights, name: &str| {
+        if name != "positions" {
+            return Ok(None);
+        }
+        let all = [FRONT + config.context, config.hidden];
+        phi3::rows(weights, "table", &all, FRONT, config.context)
+    };
+    Ok(decoder::open_recipes(raw.check()?, parts, stored))
+}
