@@ -109,6 +109,12 @@ impl Outcomes {
         self.0.iter_mut().for_each(|(number, _)| *number = 0);
     }
 
+    /// Forgets a step, by the number of its ticket.
+    pub(crate) fn forget_one(&mut self, number: u64) {
+        let (of, _) = &mut self.0[number as usize % REMEMBERED];
+        *of = if *of == number { 0 } else { *of };
+    }
+
     /// The choices of a step, by the number of its ticket.
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Choices> {
         let (of, choices) = &mut self.0[number as usize % REMEMBERED];

@@ -425,6 +425,12 @@ fn exchanges_nothing() -> Error {
     Error::new("exchange", expected, "another").of(ErrorKind::Unsupported)
 }
 
+/// The error of a device that computes a step and chooses its tokens at once.
+pub(crate) fn defers_nothing() -> Error {
+    let expected = "a device that chooses tokens apart from computing logits";
+    Error::new("step", expected, "another").of(ErrorKind::Unsupported)
+}
+
 /// The error for a layer or block that does not exist.
 pub(crate) fn no_block(layer: usize, block: u32) -> Error {
     Error::new("cache", "a block of a layer", format!("block {block} of layer {layer}"))
@@ -474,6 +480,35 @@ pub trait Executor: Send {
     /// # Errors
     /// As [`Executor::submit`].
     fn submit_watched(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<Option<Ticket>>;
+
+    /// Whether a step can be submitted in two parts, by [`Executor::forward`] and
+    /// [`Executor::choose`], which compute what [`Executor::submit`] does: so the device computes
+    /// logits while the host finds out which tokens may be chosen from them.
+    fn defers(&self) -> bool {
+        false
+    }
+
+    /// Submits a step but for its choices, which [`Executor::choose`] is to add. Masks are ignored
+    /// here. The choices of an earlier such step that are not added yet are forgotten, as they are if
+    /// any other step is submitted first; [`Executor::keeps`] tells.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`]; a device that cannot.
+    fn forward(&mut self, step: &Step<'_>) -> Result<Ticket> {
+        let _ = step;
+        Err(defers_nothing())
+    }
+
+    /// Submits the choices of a step. `step` is the one given to [`Executor::forward`], with its
+    /// masks; a sequence whose `choose` is taken out chooses nothing.
+    ///
+    /// # Errors
+    /// As [`Executor::submit`]; a step whose choices were added or forgotten already; a device that
+    /// cannot.
+    fn choose(&mut self, ticket: Ticket, step: &Step<'_>) -> Result<()> {
+        let _ = (ticket, step);
+        Err(defers_nothing())
+    }
 
     /// Waits for the tokens that a step chose. Wait for steps in the order of submission. The step
     /// last waited for may be asked again; steps whose tokens are not needed may be skipped.

@@ -9,11 +9,13 @@ use formats::{Error, ErrorKind, Result, caught};
 use ops::sample::Choice;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Says which tokens may come next in one generation.
 ///
 /// It is asked between the choice of one token and the next: on the thread that generates, or on one
-/// that follows several texts beside it.
+/// that follows several texts beside it; for what is allowed, while a device computes the step that
+/// the next token is chosen from, if it can.
 pub trait Constraint: Send {
     /// Inserts every token that may come next into `allowed`, which is empty. It may be asked
     /// several times before a token is chosen. The model's end tokens belong to it where the text
@@ -85,8 +87,12 @@ pub(crate) struct Constrained {
     singly: bool,
     /// Whether the text is behind the last of them: the next token is chosen in any case.
     behind: bool,
+    /// Where it is still to be found which tokens may come next: how many more the text may have.
+    owed: Option<usize>,
     /// Why it is impossible to go on, where that was found ahead of the step.
     failed: Option<Error>,
+    /// What the token that was chosen last took so far, if not all of it is done.
+    pub(crate) spent: Duration,
     /// Tokens for which it is taken for slow, and whether the last one was.
     pub(crate) wary: u32,
     pub(crate) slow: bool,
@@ -117,16 +123,18 @@ impl Constrained {
             // What is chosen has a log-probability.
             singly: options.logprobs || options.top_logprobs > 0,
             behind: false,
+            owed: None,
             failed: None,
+            spent: Duration::ZERO,
             wary: 0,
             slow: false,
         };
-        started.go_on(options.max_tokens.unwrap_or(usize::MAX).min(room))?;
-        Ok(Some(started))
+        started.prepare(options.max_tokens.unwrap_or(usize::MAX).min(room));
+        started.failed.take().map_or(Ok(Some(started)), Err)
     }
 
-    /// Finds the tokens that come next whatever the model says, and those that may come behind
-    /// them; the text may have `left` more of both.
+    /// Finds the tokens that come next whatever the model says; the text may have `left` more of
+    /// them and of those behind them, which are still to be found.
     fn go_on(&mut self, left: usize) -> Result<()> {
         // One behind them is chosen.
         let behind = std::mem::take(&mut self.behind);
@@ -140,14 +148,15 @@ impl Constrained {
             self.forced = forced.into();
         }
         let ahead = if self.singly { 0 } else { self.forced.len() };
-        self.look(left.saturating_sub(ahead))
+        self.owed = Some(left.saturating_sub(ahead));
+        Ok(())
     }
 
     /// Finds the tokens that may be chosen next; the text may have `left` more.
     ///
     /// # Errors
     /// As [`Constraint::allow`]; a panic of the constraint.
-    fn look(&mut self, left: usize) -> Result<()> {
+    fn find(&mut self, left: usize) -> Result<()> {
         self.allowed.clear();
         match self.forced.front().filter(|_| self.singly) {
             Some(&token) => {
@@ -161,7 +170,26 @@ impl Constrained {
     /// Goes on ahead of the step that chooses, with at most `left` more tokens; why it cannot is
     /// kept.
     pub(crate) fn prepare(&mut self, left: usize) {
+        self.advance(left);
+        self.look();
+    }
+
+    /// As [`Constrained::prepare`], but for what [`Constrained::look`] is to find.
+    pub(crate) fn advance(&mut self, left: usize) {
         self.failed = self.go_on(left).err();
+    }
+
+    /// Finds the tokens that may be chosen next, if they are still to be found; why it cannot is
+    /// kept.
+    pub(crate) fn look(&mut self) {
+        if let Some(left) = self.owed.take() {
+            self.failed = self.find(left).err();
+        }
+    }
+
+    /// Whether the tokens that may be chosen next are still to be found.
+    pub(crate) fn owes(&self) -> bool {
+        self.owed.is_some()
     }
 
     /// The tokens that the text has next before one is chosen.

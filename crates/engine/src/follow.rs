@@ -1,5 +1,6 @@
-//! Constraints beside the worker: each chosen token is given to its text's [`Constraint`], which
-//! then finds what may come behind it, before the next step is planned.
+//! Constraints beside the worker: each chosen token is given to its text's [`Constraint`] before the
+//! next step is planned. What may come behind it is found right then, or, on a device that can wait
+//! for it, while that computes the step.
 //!
 //! Texts know nothing of each other, so several threads do this for several texts. A constraint
 //! that takes long twice in a row is one of a grammar that somebody made so: its text sits out the
@@ -13,6 +14,7 @@ use crate::constraint::Constrained;
 use crate::schedule::Id;
 use formats::Result;
 use std::collections::{HashSet, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,44 +26,70 @@ const SLOW: Duration = Duration::from_millis(4);
 const WARY: u32 = 16;
 /// Texts that the worker follows alone: to wake a thread takes as long.
 const FEW: usize = 3;
-/// Most threads beside the worker.
-const HELPERS: usize = 7;
+/// Threads beside the worker: two at least, so that no text that takes long waits for another one.
+const HELPERS: RangeInclusive<usize> = 2..=7;
 
-/// A token on its way through its text's constraint.
+/// Something that a text's constraint is asked.
 pub(crate) struct Task<T> {
     pub(crate) id: Id,
     pub(crate) constrained: Constrained,
-    /// The token that was chosen, and whether the text ends with it.
-    pub(crate) token: u32,
-    pub(crate) ends: bool,
-    /// Tokens that are left behind it.
-    pub(crate) left: usize,
-    /// Passed on.
-    pub(crate) with: T,
+    pub(crate) job: Job<T>,
+}
+
+pub(crate) enum Job<T> {
+    /// Accept a token.
+    Accept {
+        /// The token that was chosen, and whether the text ends with it.
+        token: u32,
+        ends: bool,
+        /// Tokens that are left behind it.
+        left: usize,
+        /// Whether to find what may come next at once.
+        looks: bool,
+        /// Passed on.
+        with: T,
+    },
+    /// Find what may come next.
+    Look,
 }
 
 /// What became of it.
 pub(crate) struct Followed<T> {
     pub(crate) id: Id,
     pub(crate) constrained: Constrained,
-    /// The token that the text goes on with, and whether it is there to bring it to its end.
-    pub(crate) accepted: Result<(u32, bool)>,
-    pub(crate) with: T,
+    /// If a token was to be accepted: the one that the text goes on with, and whether it is there to
+    /// bring it to its end; and what was passed on.
+    pub(crate) accepted: Option<(Result<(u32, bool)>, T)>,
 }
 
 impl<T> Task<T> {
     fn run(self) -> Followed<T> {
-        let Task { id, mut constrained, token, ends, left, with } = self;
+        let Task { id, mut constrained, job } = self;
         let began = Instant::now();
-        let accepted = constrained.accept(token, ends);
-        if accepted.is_ok() && !ends && left > 0 {
-            constrained.prepare(left);
+        let accepted = match job {
+            Job::Accept { token, ends, left, looks, with } => {
+                let accepted = constrained.accept(token, ends);
+                if accepted.is_ok() && !ends && left > 0 {
+                    constrained.advance(left);
+                    if looks {
+                        constrained.look();
+                    }
+                }
+                Some((accepted, with))
+            }
+            Job::Look => {
+                constrained.look();
+                None
+            }
+        };
+        constrained.spent += began.elapsed();
+        if !constrained.owes() {
+            let slow = std::mem::take(&mut constrained.spent) > SLOW;
+            let again = slow && (constrained.slow || constrained.wary > 0);
+            constrained.wary = if again { WARY } else { constrained.wary.saturating_sub(1) };
+            constrained.slow = slow;
         }
-        let slow = began.elapsed() > SLOW;
-        let again = slow && (constrained.slow || constrained.wary > 0);
-        constrained.wary = if again { WARY } else { constrained.wary.saturating_sub(1) };
-        constrained.slow = slow;
-        Followed { id, constrained, accepted, with }
+        Followed { id, constrained, accepted }
     }
 }
 
@@ -213,7 +241,9 @@ impl<T: Send + 'static> Followers<T> {
                 let thread = std::thread::Builder::new().name("delft-follow".to_owned());
                 thread.spawn(move || shared.help()).is_ok()
             };
-            (0..cores.saturating_sub(1).clamp(1, HELPERS)).filter(|i| start(*i)).count()
+            (0..cores.saturating_sub(1).clamp(*HELPERS.start(), *HELPERS.end()))
+                .filter(|i| start(*i))
+                .count()
         })
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Sequence {
     exact: bool,
     /// Whether its cache may hold what must not be reused.
     spoiled: bool,
+    /// Whether nothing of it is to be computed for now.
+    held: bool,
     /// One for each cache group while it runs; else none.
     tables: Vec<BlockTable>,
     /// Positions found in the cache when it was first admitted, and why no more; none before.
@@ -55,6 +57,7 @@ impl Sequence {
             submitted: 0,
             exact,
             spoiled: false,
+            held: false,
             tables: Vec::new(),
             reused: None,
             had: 0,
@@ -100,6 +103,11 @@ impl Sequence {
             self.tables.iter_mut().for_each(|table| table.truncate(computed));
             (self.computed, self.submitted) = (computed, self.submitted.min(computed));
         }
+    }
+
+    /// Keeps it from being computed, or no longer does.
+    pub(crate) fn hold(&mut self, held: bool) {
+        self.held = held;
     }
 
     /// Keeps its cache from being reused by anybody.
@@ -294,7 +302,8 @@ impl Cache for Sequences {
     }
 
     fn pending(&self, id: Id) -> Pending {
-        let Some(sequence) = self.sequences.get(&id) else { return Pending::Nothing };
+        let sequence = self.sequences.get(&id).filter(|sequence| !sequence.held);
+        let Some(sequence) = sequence else { return Pending::Nothing };
         let rest = sequence.decoded.get(sequence.computed..).unwrap_or_default();
         let Some(&decoded) = rest.first() else { return Pending::Nothing };
         let rows = rest.iter().take_while(|&&kind| kind == decoded).count();

@@ -7,13 +7,26 @@
 //! token; constraints are followed on several threads, and none is waited for longer than others'
 //! tokens may wait ([`follow`](crate::follow)).
 //!
+//! On a device that can choose apart from computing logits ([`Executor::defers`](device::Executor)),
+//! such a request's tokens are made in this order:
+//! 1. Its token is known. Its constraint accepts it, and says what comes behind it in any case.
+//! 2. These are told, and the next step is planned, and submitted without its choices.
+//! 3. While the device computes its logits, the constraints of all requests in it find what they
+//!    allow, which is what takes most of their time.
+//! 4. The step's choices are submitted with that, then a prompt's step, if there is one.
+//!
+//! A constraint that is not done in time is left out of the choices, and the row that was computed
+//! for it is computed again once it is; one that is known to be slow finds what it allows before its
+//! request is in a step at all. If anybody else has a step computed between 2 and 4, the device has
+//! forgotten the choices, and the rows are computed again.
+//!
 //! It starts with the first request and ends with its engine. A panic while a token is chosen, or
 //! of a request's constraint, ends the request that it belongs to; a step that fails, or panics,
 //! ends all requests that are in it.
 
 use crate::adapters::{self, Adapter};
 use crate::constraint::{self, Constrained};
-use crate::follow::{Followed, Followers, Task};
+use crate::follow::{Followed, Followers, Job as Ask, Task};
 use crate::generate::{Finish, GenerateOptions, Metrics, refused};
 use crate::load::Shared;
 use crate::pool::BlockTable;
@@ -164,6 +177,14 @@ struct Flight {
     choosing: Vec<(Id, usize)>,
 }
 
+/// How a step was submitted.
+struct Submitted {
+    ticket: Ticket,
+    at: Instant,
+    /// Whether the device runs ahead.
+    ahead: bool,
+}
+
 impl Job {
     fn is_cancelled(&self) -> bool {
         self.outlet.cancelled.load(Ordering::Relaxed) || self.options.cancel.is_cancelled()
@@ -204,9 +225,95 @@ struct Memory {
     rows: Vec<Rows<'static>>,
 }
 
+/// A step's requests that are still there.
+fn parts<'a, 'b>(
+    works: &'b [Work],
+    sequences: &'a Sequences,
+    jobs: &'a HashMap<Id, Job>,
+) -> impl Iterator<Item = (&'b Work, &'a Sequence, &'a Job)> + use<'a, 'b> {
+    let part = move |work: &'b Work| Some((work, sequences.get(work.id)?, jobs.get(&work.id)?));
+    works.iter().filter_map(part)
+}
+
+/// The requests of which a step is made.
+#[derive(Clone, Copy)]
+struct Requests<'a> {
+    sequences: &'a Sequences,
+    jobs: &'a HashMap<Id, Job>,
+    constraints: &'a HashMap<Id, Constrained>,
+}
+
+impl Requests<'_> {
+    /// Whether a step computes a request's last row, from which a token is chosen.
+    fn ends(self, id: Id) -> bool {
+        let sequence = self.sequences.get(id);
+        sequence.is_some_and(|sequence| sequence.computed() == sequence.tokens().len())
+    }
+
+    /// Whether a token can be chosen from it: the request's constraint, if it has one, is not away,
+    /// and has not failed.
+    fn chooses(self, id: Id) -> bool {
+        let free = self.jobs.get(&id).is_some_and(|job| job.options.constraint.is_none());
+        let constrained = self.constraints.get(&id);
+        free || constrained.is_some_and(|constrained| constrained.failed().is_none())
+    }
+
+    /// Calls `f` with the step.
+    fn step<T>(
+        self,
+        works: &[Work],
+        kind: StepKind,
+        memory: &mut Memory,
+        f: impl FnOnce(&Step<'_>) -> T,
+    ) -> T {
+        let mut tables: Vec<Table<'_>> = recycle(std::mem::take(&mut memory.tables));
+        let mut chooses: Vec<Choose<'_>> = recycle(std::mem::take(&mut memory.chooses));
+        let mut rows: Vec<Rows<'_>> = recycle(std::mem::take(&mut memory.rows));
+        memory.tokens.clear();
+        memory.outputs.clear();
+        for (work, sequence, job) in parts(works, self.sequences, self.jobs) {
+            let end = sequence.computed();
+            memory.tokens.extend(&sequence.tokens()[end - work.rows..end]);
+            tables.extend(sequence.tables().iter().map(BlockTable::table));
+            if self.ends(work.id) {
+                memory.outputs.push(memory.tokens.len() as u32 - 1);
+                let likeliest = job.options.top_logprobs;
+                let logprobs = (job.options.logprobs || likeliest > 0).then_some(likeliest);
+                let mask = self.constraints.get(&work.id).and_then(Constrained::mask);
+                let options = &job.options.sampling;
+                chooses.push(Choose { options, history: sequence.tokens(), mask, logprobs });
+            }
+        }
+        let (mut own_tables, mut own_chooses) = (&tables[..], chooses.iter());
+        for (work, sequence, job) in parts(works, self.sequences, self.jobs) {
+            let (tables, others) = own_tables.split_at(sequence.tables().len());
+            own_tables = others;
+            let start = (sequence.computed() - work.rows) as u32;
+            let choose = if self.ends(work.id) { own_chooses.next() } else { None };
+            rows.push(Rows {
+                rows: work.rows as u32,
+                start,
+                position: start,
+                tables,
+                slot: job.slot.as_ref().map_or(0, |slot| slot.number),
+                adapter: adapters::seat(job.adapter.as_ref()),
+                choose: choose.filter(|_| self.chooses(work.id)),
+            });
+        }
+        let (tokens, outputs) = (&memory.tokens, &memory.outputs);
+        let result = f(&Step { kind, tokens, sequences: &rows, outputs, input: &[] });
+        memory.rows = recycle(rows);
+        memory.chooses = recycle(chooses);
+        memory.tables = recycle(tables);
+        result
+    }
+}
+
 struct Worker {
     /// The executor's: see [`Shared::executor_of`].
     epoch: u64,
+    /// Whether steps are submitted apart from their choices, where constraints take part.
+    defers: bool,
     scheduler: Scheduler,
     sequences: Sequences,
     jobs: HashMap<Id, Job>,
@@ -242,6 +349,8 @@ impl Worker {
         let groups: Vec<_> =
             shared.groups.iter().map(|&group| shared.options.span(group, context)).collect();
         let sequences = shared.options.sessions.clamp(1, chunk);
+        // A state that has gone on does not come back, where a row is to be computed again.
+        let stays = shared.groups.iter().all(|group| !group.carried);
         let (epoch, pool, prefixes) =
             (shared.epoch(), shared.pool.clone(), shared.prefixes.clone());
         let limits = Limits {
@@ -253,6 +362,7 @@ impl Worker {
         };
         Worker {
             epoch,
+            defers: stays && shared.executor().defers(),
             scheduler: Scheduler::new(limits),
             sequences: Sequences::new(pool, prefixes, epoch, &groups, chunk),
             jobs: HashMap::new(),
@@ -545,17 +655,29 @@ impl Worker {
         let most = most.saturating_sub(job.metrics.generated_tokens + job.ahead.len() + 1);
         let left = most.min(shared.room(sequence.known() + 1) + 1);
         let ends = is_end(shared, job, token);
-        Some(Task { id, constrained, token, ends, left, with: chosen })
+        let looks = !self.defers || constrained.wary > 0;
+        let job = Ask::Accept { token, ends, left, looks, with: chosen };
+        Some(Task { id, constrained, job })
     }
 
     /// Tells requests the tokens that their constraints are done with.
     fn take_followed(&mut self, shared: &Shared) {
         let mut followed = std::mem::take(&mut self.followed);
         self.followers.take(&mut followed);
-        for Followed { id, mut constrained, accepted, with } in followed.drain(..) {
+        for Followed { id, mut constrained, accepted } in followed.drain(..) {
             if !self.jobs.contains_key(&id) {
                 continue;
             }
+            let Some((accepted, with)) = accepted else {
+                // It was too late for a step.
+                let failed = constrained.failed().cloned();
+                self.constraints.insert(id, constrained);
+                self.sequences.get_mut(id).into_iter().for_each(|sequence| sequence.hold(false));
+                if let Some(error) = failed {
+                    self.end(id, Event::Failed(error));
+                }
+                continue;
+            };
             match accepted {
                 Ok(accepted) => {
                     let failed = constrained.failed().cloned();
@@ -611,59 +733,19 @@ impl Worker {
         Ok(())
     }
 
+    /// Submits a step, and, if there is a constraint in it that does not know yet what it allows,
+    /// its choices once it does.
     fn replay(&mut self, shared: &Shared, works: &[Work], kind: StepKind) -> Result<()> {
         works.iter().try_for_each(|work| self.begin(shared, work.id))?;
-        let Worker { sequences, jobs, constraints, memory, chosen, flights, spare, epoch, .. } =
-            self;
-        let parts = || {
-            works
-                .iter()
-                .filter_map(|work| Some((work, sequences.get(work.id)?, jobs.get(&work.id)?)))
-        };
-        let mut tables: Vec<Table<'_>> = recycle(std::mem::take(&mut memory.tables));
-        let mut chooses: Vec<Choose<'_>> = recycle(std::mem::take(&mut memory.chooses));
-        let mut rows: Vec<Rows<'_>> = recycle(std::mem::take(&mut memory.rows));
-        memory.tokens.clear();
-        memory.outputs.clear();
-        for (work, sequence, job) in parts() {
-            let end = sequence.computed();
-            memory.tokens.extend(&sequence.tokens()[end - work.rows..end]);
-            tables.extend(sequence.tables().iter().map(BlockTable::table));
-            if end == sequence.tokens().len() {
-                memory.outputs.push(memory.tokens.len() as u32 - 1);
-                let likeliest = job.options.top_logprobs;
-                let logprobs = (job.options.logprobs || likeliest > 0).then_some(likeliest);
-                let mask = constraints.get(&work.id).and_then(Constrained::mask);
-                let options = &job.options.sampling;
-                chooses.push(Choose { options, history: sequence.tokens(), mask, logprobs });
-            }
-        }
-        let (mut own_tables, mut own_chooses) = (&tables[..], chooses.iter());
-        for (work, sequence, job) in parts() {
-            let (tables, others) = own_tables.split_at(sequence.tables().len());
-            own_tables = others;
-            let end = sequence.computed();
-            let start = (end - work.rows) as u32;
-            rows.push(Rows {
-                rows: work.rows as u32,
-                start,
-                position: start,
-                tables,
-                slot: job.slot.as_ref().map_or(0, |slot| slot.number),
-                adapter: adapters::seat(job.adapter.as_ref()),
-                choose: if end == sequence.tokens().len() { own_chooses.next() } else { None },
-            });
-        }
-        if rows.is_empty() {
+        let Worker { sequences, jobs, constraints, memory, chosen, epoch, .. } = self;
+        let of = Requests { sequences, jobs, constraints };
+        let parts = || parts(works, sequences, jobs);
+        if parts().next().is_none() {
             return Ok(());
         }
-        let step = Step {
-            kind,
-            tokens: &memory.tokens,
-            sequences: &rows,
-            outputs: &memory.outputs,
-            input: &[],
-        };
+        let deferred = parts().any(|(work, ..)| {
+            of.ends(work.id) && constraints.get(&work.id).is_some_and(Constrained::owes)
+        });
         let stop = AtomicBool::new(false);
         // A request's own code: a panic of it must not reach the threads that compute, nor the
         // other requests.
@@ -694,11 +776,15 @@ impl Worker {
             }
         };
         let mut executor = shared.executor_of(*epoch)?;
-        let (ahead, submitted) = (executor.ahead() > 0, Instant::now());
+        let (ahead, at) = (executor.ahead() > 0, Instant::now());
         for copy in sequences.copies.iter() {
             executor.copy_blocks(copy.group, &[(copy.from.number(), copy.to)])?;
         }
-        let ticket = executor.submit_watched(&step, &Watch { stop: &stop, progress: &watch })?;
+        let watch = Watch { stop: &stop, progress: &watch };
+        let ticket = of.step(works, kind, memory, |step| match deferred {
+            true => executor.forward(step).map(Some),
+            false => executor.submit_watched(step, &watch),
+        })?;
         let Some(ticket) = ticket else { return Ok(()) };
         if kind == StepKind::Prompt {
             for (work, sequence, job) in parts() {
@@ -706,20 +792,71 @@ impl Worker {
             }
         }
         drop(executor);
-        let (mut own, mut choosing) = spare.pop().unwrap_or_default();
-        own.extend_from_slice(works);
-        let ends =
-            parts().filter(|(_, sequence, _)| sequence.computed() == sequence.tokens().len());
-        choosing.extend(ends.map(|(work, sequence, _)| (work.id, sequence.computed() - 1)));
-        flights.push_back(Flight { ticket, submitted, kind, works: own, choosing });
         if let Some((id, words)) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
             let error = Error::new("progress", "no panic", words).of(ErrorKind::Internal);
             chosen.push((id, Err(error)));
         }
-        memory.rows = recycle(rows);
-        memory.chooses = recycle(chooses);
-        memory.tables = recycle(tables);
         sequences.copies.clear();
+        if deferred {
+            self.look(works);
+            self.choose(shared, works, kind, ticket)?;
+        }
+        self.submitted(shared, works, kind, Submitted { ticket, at, ahead });
+        Ok(())
+    }
+
+    /// Has the constraints of a step that was submitted find what they allow.
+    fn look(&mut self, works: &[Work]) {
+        let mut tasks = Vec::new();
+        for Work { id, .. } in works {
+            if self.constraints.get(id).is_some_and(Constrained::owes)
+                && let Some(constrained) = self.constraints.remove(id)
+            {
+                tasks.push(Task { id: *id, constrained, job: Ask::Look });
+            }
+        }
+        let mut followed = std::mem::take(&mut self.followed);
+        self.followers.follow(tasks.into_iter(), &mut followed);
+        // Others are taken before the next step.
+        let own = |followed: &mut Followed<Chosen>| {
+            followed.accepted.is_none() && works.iter().any(|work| work.id == followed.id)
+        };
+        for Followed { id, constrained, .. } in followed.extract_if(.., own) {
+            self.constraints.insert(id, constrained);
+        }
+        self.followed = followed;
+    }
+
+    /// Submits the choices of the step that was submitted last, unless it has been forgotten.
+    fn choose(
+        &mut self,
+        shared: &Shared,
+        works: &[Work],
+        kind: StepKind,
+        ticket: Ticket,
+    ) -> Result<()> {
+        let Worker { sequences, jobs, constraints, memory, epoch, .. } = self;
+        let mut executor = shared.executor_of(*epoch)?;
+        if !executor.keeps(ticket) {
+            return Ok(());
+        }
+        let of = Requests { sequences, jobs, constraints };
+        of.step(works, kind, memory, |step| executor.choose(ticket, step))
+    }
+
+    /// Notes that a step was submitted with its choices.
+    fn submitted(&mut self, shared: &Shared, works: &[Work], kind: StepKind, step: Submitted) {
+        let Worker { sequences, jobs, constraints, flights, spare, .. } = self;
+        let of = Requests { sequences, jobs, constraints };
+        let (mut own, mut choosing) = spare.pop().unwrap_or_default();
+        own.extend_from_slice(works);
+        let ends = parts(works, sequences, jobs)
+            .filter(|(work, ..)| of.ends(work.id) && of.chooses(work.id));
+        choosing.extend(ends.map(|(work, sequence, _)| (work.id, sequence.computed() - 1)));
+        let late = |work: &&Work| of.ends(work.id) && !of.chooses(work.id);
+        let late: Vec<Id> = works.iter().filter(late).map(|work| work.id).collect();
+        let Submitted { ticket, at, ahead } = step;
+        flights.push_back(Flight { ticket, submitted: at, kind, works: own, choosing });
         for Work { id, rows } in works {
             sequences.submitted(*id);
             if kind == StepKind::Prompt {
@@ -728,12 +865,12 @@ impl Worker {
             let (Some(sequence), Some(job)) = (sequences.get_mut(*id), jobs.get_mut(id)) else {
                 continue;
             };
-            if sequence.computed() == sequence.tokens().len() {
+            if sequence.computed() == sequence.tokens().len() && !late.contains(id) {
                 job.awaited += 1;
                 let tokens = job.metrics.generated_tokens + job.awaited;
                 let room = shared.options.rotate || sequence.tokens().len() < shared.info.context;
                 let more = job.options.max_tokens.is_none_or(|most| tokens < most);
-                if ahead && room && more && !constraints.contains_key(id) {
+                if ahead && room && more && job.options.constraint.is_none() {
                     sequence.promise();
                 }
             }
@@ -743,7 +880,21 @@ impl Worker {
                 job.metrics.computing = job.arrived.elapsed();
             }
         }
-        Ok(())
+        for id in late {
+            self.leave_out(id);
+        }
+    }
+
+    /// Goes on with a request for which the step that was submitted last chooses nothing: its
+    /// constraint cannot go on, or is not done yet, and then its last row is computed again once it
+    /// is.
+    fn leave_out(&mut self, id: Id) {
+        if let Some(error) = self.constraints.get(&id).and_then(Constrained::failed).cloned() {
+            self.end(id, Event::Failed(error));
+        } else if let Some(sequence) = self.sequences.get_mut(id) {
+            sequence.recall();
+            sequence.hold(true);
+        }
     }
 
     /// Tells a request its token, and ends it if that was the last: the one that was chosen, or

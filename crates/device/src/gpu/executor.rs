@@ -5,6 +5,7 @@ mod library;
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -64,6 +65,17 @@ enum Work<B: Backend> {
     Recorded(B::Recording),
 }
 
+impl<B: Backend> Class<B> {
+    /// The buffer of a range of its words.
+    pub(super) fn part(
+        &self,
+        executor: &GpuExecutor<B>,
+        words: &Range<usize>,
+    ) -> Result<B::Buffer> {
+        executor.backend.part(&executor.words[self.region], words.clone())
+    }
+}
+
 /// Whether a table of `blocks` blocks has wrapped before position `end`.
 fn wraps(end: u32, blocks: usize) -> bool {
     end.saturating_sub(1) as usize / BLOCK_TOKENS >= blocks
@@ -87,11 +99,11 @@ pub(super) struct GpuExecutor<B: Backend> {
     /// Allocated blocks of each group, and the blocks of one full context.
     blocks: Vec<usize>,
     context: Vec<usize>,
-    sizes: Sizes,
+    pub(super) sizes: Sizes,
     arena: B::Buffer,
     /// Regions of words; see [`Key::region`].
     words: Vec<B::Buffer>,
-    ring: Ring<B>,
+    pub(super) ring: Ring<B>,
     scratch: [B::Buffer; 3],
     /// The numbers 0, 1, 2, .. and the buffer that matrices are unpacked to, both for products of
     /// the vendor's library.
@@ -108,7 +120,7 @@ pub(super) struct GpuExecutor<B: Backend> {
     pub(super) tokens: Vec<u32>,
     /// The buffers of the last step's results with their sizes in bytes, and the results read from
     /// them.
-    latest: Vec<(B::Buffer, usize)>,
+    pub(super) latest: Vec<(B::Buffer, usize)>,
     pub(super) results: Vec<Vec<f32>>,
     /// Number of the last ticket.
     tickets: u64,
@@ -227,7 +239,7 @@ impl<B: Backend> GpuExecutor<B> {
         if self.chooses() {
             self.make_room(0, 0)?;
             let seat = (!self.lowering.batched).then_some(0);
-            let samples = |filters| Some(Samples { filters, seat });
+            let samples = |filters| Some(Samples { filters, seat, alone: false });
             usual.extend([false, true].map(|filters| (StepKind::Decode, 1, samples(filters))));
         }
         let length = if self.lowering.batched { LEAST_LENGTH } else { length };
@@ -680,6 +692,7 @@ impl<B: Backend> GpuExecutor<B> {
     /// Submits a step; false if it was stopped, which is possible only at an exchange.
     fn enqueue(&mut self, step: &Step<'_>, ticket: Ticket, watch: &Watch<'_>) -> Result<bool> {
         self.latest.clear();
+        self.drop_unchosen();
         if self.chooses_many() {
             return self.submit_many(step, ticket, watch);
         }
@@ -773,6 +786,27 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         self.check(step)?;
         let whole = self.attempt(|executor| executor.enqueue(step, ticket, watch))?;
         Ok(whole.then_some(ticket))
+    }
+
+    fn defers(&self) -> bool {
+        self.chooses_many()
+    }
+
+    fn forward(&mut self, step: &Step<'_>) -> Result<Ticket> {
+        if !self.defers() {
+            return Err(crate::defers_nothing());
+        }
+        let ticket = Ticket::next(&mut self.tickets);
+        self.check(step)?;
+        self.attempt(|executor| executor.forward_many(step, ticket)).map(|()| ticket)
+    }
+
+    fn choose(&mut self, ticket: Ticket, step: &Step<'_>) -> Result<()> {
+        if self.chooser.many.unchosen != Some(ticket.number()) {
+            return Err(ticket.unknown());
+        }
+        self.check(step)?;
+        self.attempt(|executor| executor.choose_many(step, ticket))
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>> {
@@ -881,6 +915,7 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         if self.partner.is_some() {
             return Ok(None);
         }
+        self.drop_unchosen();
         let timed = self.attempt(|executor| executor.replay_timed(step, ticket))?;
         Ok(timed.map(|profile| (ticket, profile)))
     }

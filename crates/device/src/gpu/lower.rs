@@ -103,6 +103,9 @@ pub(super) struct Samples {
     /// The run whose words the step reads and writes, one of [`SEATS`]. `None`: the step chooses
     /// for every row with logits, each for its slot.
     pub(super) seat: Option<usize>,
+    /// Whether it does nothing else: the rows' logits are there, from a step of the same class that
+    /// chose no tokens.
+    pub(super) alone: bool,
 }
 
 impl Key {
@@ -333,11 +336,13 @@ impl Lowering {
         let steps = vec![];
         let mut recorder =
             Recorder { of: self, key, layout, words, known, steps, group: None, sorted: false };
-        if self.batched && self.chooses() && key.kind == StepKind::Decode {
+        let alone = key.samples.is_some_and(|samples| samples.alone);
+        if self.batched && self.chooses() && key.kind == StepKind::Decode && !alone {
             recorder.take_chosen()?;
         }
         let mut nodes = vec![None; recorder.steps.len()];
-        for (number, node) in self.program.nodes.iter().enumerate() {
+        let forward = if alone { &[] } else { &self.program.nodes[..] };
+        for (number, node) in forward.iter().enumerate() {
             let rows = node.outputs.first().or(node.inputs.first());
             if rows.is_some_and(|v| recorder.rows(*v) > 0) {
                 match recorder.group(number) {

@@ -7,6 +7,10 @@
 //! and to pinned memory for the host. So a step can be submitted before the tokens of the step
 //! before it are known, whichever sequences are in either.
 //!
+//! A step may be submitted in two parts: what computes its logits, and behind it, once the masks of
+//! its rows are known, what chooses from them. The second part is a class of its own, with the words
+//! of the first one's class; it must follow before any other step writes over the logits.
+//!
 //! Histories and biases are divided into as many regions as there are rows. A slot that needs a
 //! region keeps it until it is the least recently used. The host writes a region anew when a
 //! sequence begins or the region is full; in between the device extends it. Masks, which change with
@@ -24,7 +28,7 @@ use ops::sample::kernels::settings;
 use program::{CHOSEN, Choose, Choosing, Step};
 
 use super::Backend;
-use super::executor::GpuExecutor;
+use super::executor::{Class, GpuExecutor};
 use super::lower::{Room, Samples, Sampling};
 use super::run::{Staged, filters, told};
 use crate::choose::chosen;
@@ -44,10 +48,10 @@ pub(super) struct Many {
     spare: Vec<Vec<Row>>,
     /// Number of steps that chose tokens so far.
     steps: u64,
-    /// Staging buffers of a step's settings, targets and masks.
-    settings: Vec<u32>,
-    targets: Vec<u32>,
-    masks: Vec<u8>,
+    /// Memory for the inputs of a step's choices.
+    inputs: Inputs,
+    /// The number of the last step's ticket, if its choices are still to be submitted.
+    pub(super) unchosen: Option<u64>,
     /// Empty notes for all rows.
     empty: Vec<u8>,
 }
@@ -67,6 +71,18 @@ struct Region {
     next: u64,
     /// The biases that are there.
     biases: Vec<(u32, f32)>,
+}
+
+/// What a step's choices are made by.
+#[derive(Default)]
+struct Inputs {
+    /// The settings and the targets of every row with logits.
+    settings: Vec<u32>,
+    targets: Vec<u32>,
+    /// The bytes of the masks, one after the other.
+    masks: Vec<u8>,
+    /// The rows for which the device chooses.
+    rows: Vec<Row>,
 }
 
 /// A step whose tokens the host has not yet read.
@@ -102,9 +118,13 @@ impl Many {
             regions: vec![Region::default(); rows],
             pending: VecDeque::with_capacity(NOTES as usize),
             spare: (0..NOTES).map(|_| Vec::with_capacity(rows)).collect(),
-            settings: Vec::with_capacity(rows * SETTINGS as usize),
-            targets: Vec::with_capacity(rows * TARGETS as usize),
-            masks: Vec::with_capacity(if room.slots > 0 { masks } else { 0 }),
+            inputs: Inputs {
+                settings: Vec::with_capacity(rows * SETTINGS as usize),
+                targets: Vec::with_capacity(rows * TARGETS as usize),
+                masks: Vec::with_capacity(if room.slots > 0 { masks } else { 0 }),
+                rows: Vec::new(),
+            },
+            unchosen: None,
             empty: EMPTY.to_le_bytes().repeat(2 * rows),
             steps: 0,
         }
@@ -113,6 +133,7 @@ impl Many {
     /// Forgets the state on the device, and steps in flight.
     pub(super) fn forget(&mut self) {
         self.on_device.fill(false);
+        self.unchosen = None;
         self.regions.fill(Region::default());
         let rows = self.pending.drain(..).map(|pending| pending.rows);
         self.spare.extend(rows);
@@ -143,11 +164,65 @@ impl<B: Backend> GpuExecutor<B> {
         ticket: Ticket,
         watch: &Watch<'_>,
     ) -> Result<bool> {
+        self.find_tokens(step, ticket)?;
+        let mut key = self.key(step);
+        let inputs = self.inputs(step, ticket, key.outputs)?;
+        key.samples = self.samples(&inputs, false);
+        let tokens = std::mem::take(&mut self.tokens);
+        let Inputs { settings, targets, masks, .. } = &inputs;
+        let staged = Staged::Rows { settings, targets, masks };
+        let whole = self.replay_as(key, &Step { tokens: &tokens, ..*step }, staged, watch)?;
+        self.tokens = tokens;
+        self.expect(inputs, ticket, whole);
+        if !whole {
+            return Ok(false);
+        }
+        self.choose_by_host(step, ticket).map(|()| true)
+    }
+
+    /// Submits a step without its choices.
+    pub(super) fn forward_many(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
+        self.drop_unchosen();
+        self.latest.clear();
+        self.find_tokens(step, ticket)?;
+        let key = self.key(step);
+        let tokens = std::mem::take(&mut self.tokens);
+        let given = Step { tokens: &tokens, ..*step };
+        self.replay_as(key, &given, Staged::Nothing, &Watch::NONE)?;
+        self.tokens = tokens;
+        self.chooser.many.unchosen = Some(ticket.number());
+        Ok(())
+    }
+
+    /// Submits the choices of the step that was submitted last, without them.
+    pub(super) fn choose_many(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
+        self.chooser.many.unchosen = None;
+        let mut key = self.key(step);
+        let inputs = self.inputs(step, ticket, key.outputs)?;
+        key.samples = self.samples(&inputs, true);
+        if key.samples.is_some() {
+            let (known, mut class) = self.class(&key)?;
+            self.send_inputs(&class, &inputs)?;
+            self.launch(&mut class, step, &Watch::NONE)?;
+            self.keep(known, class);
+        }
+        self.strides = key.strides;
+        self.expect(inputs, ticket, true);
+        self.choose_by_host(step, ticket)
+    }
+
+    /// Forgets the choices of a step that was submitted without them: another step writes over its
+    /// logits.
+    pub(super) fn drop_unchosen(&mut self) {
+        if let Some(number) = self.chooser.many.unchosen.take() {
+            self.chooser.outcomes.forget_one(number);
+        }
+    }
+
+    /// Makes room for a step, and finds its tokens as far as the device does not have them.
+    fn find_tokens(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
         self.chooser.outcomes.begin(ticket);
         self.make_room_for(step)?;
-        while self.chooser.many.pending.len() >= NOTES as usize {
-            self.settle_first()?;
-        }
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.clear();
         tokens.extend_from_slice(step.tokens);
@@ -158,18 +233,23 @@ impl<B: Backend> GpuExecutor<B> {
                 tokens[first] = chosen(Some(self.chooser.slot(slot)), slot)?;
             }
         }
-        self.prepare(step)?;
-        let mut key = self.key(step);
-        let mut settings = std::mem::take(&mut self.chooser.many.settings);
-        let mut targets = std::mem::take(&mut self.chooser.many.targets);
-        settings.clear();
-        settings.resize(key.outputs * SETTINGS as usize, 0);
-        targets.clear();
-        targets.resize(key.outputs * TARGETS as usize, NONE);
-        let mut masks = std::mem::take(&mut self.chooser.many.masks);
-        masks.clear();
-        let mut rows = self.chooser.many.spare.pop().unwrap_or_default();
-        rows.clear();
+        self.tokens = tokens;
+        self.prepare(step)
+    }
+
+    /// The inputs of a step's choices, which has `outputs` rows of logits.
+    fn inputs(&mut self, step: &Step<'_>, ticket: Ticket, outputs: usize) -> Result<Inputs> {
+        while self.chooser.many.pending.len() >= NOTES as usize {
+            self.settle_first()?;
+        }
+        let mut inputs = std::mem::take(&mut self.chooser.many.inputs);
+        inputs.settings.clear();
+        inputs.settings.resize(outputs * SETTINGS as usize, 0);
+        inputs.targets.clear();
+        inputs.targets.resize(outputs * TARGETS as usize, NONE);
+        inputs.masks.clear();
+        inputs.rows = self.chooser.many.spare.pop().unwrap_or_default();
+        inputs.rows.clear();
         let turn = (self.chooser.many.steps % u64::from(NOTES)) as usize;
         let first_note = turn * self.limits.outputs;
         for (index, choosing) in step.choosing().enumerate() {
@@ -184,40 +264,60 @@ impl<B: Backend> GpuExecutor<B> {
                 self.chooser.many.on_device[slot as usize] = false;
                 continue;
             }
-            let first = choose.mask.map(|_| (masks.len() / 4) as u32);
+            let first = choose.mask.map(|_| (inputs.masks.len() / 4) as u32);
             let mask = choose.mask.map(|mask| &mask[..self.mask_words()]);
-            masks.extend(mask.unwrap_or_default().iter().flat_map(|word| word.to_le_bytes()));
+            let mask = mask.unwrap_or_default().iter();
+            inputs.masks.extend(mask.flat_map(|word| word.to_le_bytes()));
             let (own, place) = self.place(step, &choosing, first)?;
             let note = first_note + output;
-            settings[output * SETTINGS as usize..][..own.len()].copy_from_slice(&own);
+            inputs.settings[output * SETTINGS as usize..][..own.len()].copy_from_slice(&own);
             let target = [slot, place, note as u32];
-            targets[output * TARGETS as usize..][..target.len()].copy_from_slice(&target);
-            rows.push(Row { slot, note: 2 * note, index, looks_back: choose.options.looks_back() });
+            inputs.targets[output * TARGETS as usize..][..target.len()].copy_from_slice(&target);
+            let looks_back = choose.options.looks_back();
+            inputs.rows.push(Row { slot, note: 2 * note, index, looks_back });
         }
-        if !rows.is_empty() {
-            let filters = settings.chunks_exact(SETTINGS as usize).any(filters);
-            key.samples = Some(Samples { filters, seat: None });
+        if !inputs.rows.is_empty() {
             let mail = self.chooser.buffer(Sampling::Mail, 0)?;
-            let empty = &self.chooser.many.empty[..8 * key.outputs];
+            let empty = &self.chooser.many.empty[..8 * outputs];
             self.backend.write_pinned(&mail, 2 * first_note, empty)?;
         }
-        let staged = Staged::Rows { settings: &settings, targets: &targets, masks: &masks };
-        let whole = self.replay_as(key, &Step { tokens: &tokens, ..*step }, staged, watch)?;
-        self.tokens = tokens;
+        Ok(inputs)
+    }
+
+    /// How a step with these inputs chooses, if the device chooses for any of its rows; `alone` if
+    /// its logits are there.
+    fn samples(&self, inputs: &Inputs, alone: bool) -> Option<Samples> {
+        let filters = inputs.settings.chunks_exact(SETTINGS as usize).any(filters);
+        (!inputs.rows.is_empty()).then_some(Samples { filters, seat: None, alone })
+    }
+
+    /// Sends the inputs of choices to a class that does nothing else.
+    fn send_inputs(&mut self, class: &Class<B>, inputs: &Inputs) -> Result<()> {
+        let words = inputs.settings.iter().chain(&inputs.targets);
+        self.staged.clear();
+        self.staged.extend(words.flat_map(|word| word.to_le_bytes()));
+        let (own_settings, own_targets) = self.staged.split_at(4 * inputs.settings.len());
+        let settings = class.part(self, &class.words.settings)?;
+        let targets = class.part(self, &class.words.targets)?;
+        let masks = self.chooser.buffer(Sampling::Masks, 0)?;
+        let pieces =
+            [(&settings, own_settings), (&targets, own_targets), (&masks, &inputs.masks[..])];
+        self.ring.send(&*self.backend, self.sizes.slot, &pieces)
+    }
+
+    /// Expects the notes of a step whose choices were submitted, if it was not stopped, and keeps
+    /// the memory of its inputs.
+    fn expect(&mut self, mut inputs: Inputs, ticket: Ticket, submitted: bool) {
         let many = &mut self.chooser.many;
-        (many.settings, many.targets, many.masks) = (settings, targets, masks);
-        if !whole {
+        let rows = std::mem::take(&mut inputs.rows);
+        many.inputs = inputs;
+        if rows.is_empty() || !submitted {
             many.spare.push(rows);
-            return Ok(false);
+            return;
         }
-        if rows.is_empty() {
-            many.spare.push(rows);
-        } else {
-            rows.iter().for_each(|row| many.on_device[row.slot as usize] = true);
-            many.pending.push_back(Pending { number: ticket.number(), rows });
-            many.steps += 1;
-        }
-        self.choose_by_host(step, ticket).map(|()| true)
+        rows.iter().for_each(|row| many.on_device[row.slot as usize] = true);
+        many.pending.push_back(Pending { number: ticket.number(), rows });
+        many.steps += 1;
     }
 
     /// Makes room for the histories and biases of a step's rows.

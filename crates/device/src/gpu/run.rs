@@ -286,7 +286,7 @@ impl<B: Backend> GpuExecutor<B> {
         std::mem::swap(&mut self.strides, &mut strides);
         let mut key = self.key(step);
         self.strides = strides;
-        key.samples = Some(Samples { filters, seat: Some(seat) });
+        key.samples = Some(Samples { filters, seat: Some(seat), alone: false });
         let (known, class) = self.class(&key)?;
         self.stage(&class, step, Staged::Run(&sampled))?;
         self.classes.insert(known, class);

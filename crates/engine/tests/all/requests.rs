@@ -5,6 +5,7 @@ use delft_engine::{
     CacheType, CancelToken, Constraint, ConstraintSource, Engine, Finish, GenerateOptions,
     Generating, LoadOptions, Miss, Place, Progress, Request, SamplingOptions, Token, TokenSet,
 };
+use device::gpu::sim;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -444,6 +445,161 @@ fn have_constraints_of_their_own(engine: &Engine, top_logprobs: usize) {
     let endless = GenerateOptions { ignore_end: true, ..constrained(0, u32::MAX) };
     let error = engine.submit(Request::new(prompt(3, 0), endless)).err().unwrap().to_string();
     assert!(error.contains("a constrained generation that may end"), "{error}");
+}
+
+/// Options with a constraint, for a text that does not end before its limit.
+fn constrained(
+    engine: &Engine,
+    source: ConstraintSource,
+    options: GenerateOptions,
+) -> GenerateOptions {
+    let ends = engine.end_tokens().iter().map(|end| (*end, f32::NEG_INFINITY));
+    let sampling = SamplingOptions { logit_bias: ends.collect(), ..options.sampling };
+    GenerateOptions { constraint: Some(source), ignore_end: false, sampling, ..options }
+}
+
+/// Counts the launches between being told a token and being asked what may come next, and between
+/// that and being told the token.
+#[derive(Default)]
+struct Watching {
+    counting: Counting,
+    launches: Arc<Mutex<Vec<(usize, usize)>>>,
+    before: usize,
+}
+
+const MANY: usize = 1 << 40;
+
+/// Launches on simulated GPUs by this thread since it was asked last.
+fn launches() -> usize {
+    sim::fail_after(Some(MANY)).map_or(0, |left| MANY - left)
+}
+
+impl Constraint for Watching {
+    fn allow(&mut self, left: usize, allowed: &mut TokenSet) -> formats::Result<()> {
+        self.before = launches();
+        self.counting.allow(left, allowed)
+    }
+
+    fn accept(&mut self, token: u32) -> formats::Result<u32> {
+        let after = launches();
+        self.launches.lock().unwrap().push((self.before, after));
+        self.counting.accept(token)
+    }
+}
+
+/// A constraint is asked what may come next after the logits of that token were submitted, and
+/// before it is chosen from them.
+#[test]
+fn what_a_constraint_allows_is_found_while_the_device_computes() {
+    let engine = on_sim(4);
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let launches = noted.clone();
+    let source = ConstraintSource::new(move || {
+        let watching = Watching { launches: launches.clone(), ..Watching::default() };
+        Ok(Box::new(watching) as Box<dyn Constraint>)
+    });
+    let options = constrained(&engine, source, options(0, 9));
+    let count = engine.submit(Request::new(prompt(20, 1), options)).unwrap().count();
+    let noted = noted.lock().unwrap();
+    assert_eq!((count, noted.len()), (9, 9));
+    // The first token is a prompt's, which is asked for before anything is submitted.
+    for (before, after) in &noted[1..] {
+        assert!(before > after && (3..=5).contains(after), "{noted:?}");
+    }
+}
+
+/// Allows every third token; the first time that it is asked beside the worker, it says so and waits.
+struct Late {
+    counting: Counting,
+    pause: Arc<Mutex<Option<Pause>>>,
+}
+
+/// Where a constraint says that it waits, and what it waits for.
+struct Pause {
+    begun: mpsc::Sender<()>,
+    go: mpsc::Receiver<()>,
+}
+
+impl Constraint for Late {
+    fn allow(&mut self, left: usize, allowed: &mut TokenSet) -> formats::Result<()> {
+        // Long enough that there is something left to do for others.
+        std::thread::sleep(Duration::from_millis(1));
+        let beside = std::thread::current().name() == Some("delft-follow");
+        let pause = if beside { self.pause.lock().unwrap().take() } else { None };
+        if let Some(Pause { begun, go }) = pause {
+            begun.send(()).unwrap();
+            go.recv_timeout(Duration::from_secs(300)).expect("others go on meanwhile");
+        }
+        self.counting.allow(left, allowed)
+    }
+
+    fn accept(&mut self, token: u32) -> formats::Result<u32> {
+        self.counting.accept(token)
+    }
+}
+
+/// A step whose logits are there does not wait for one constraint: its row is computed again.
+#[test]
+fn a_constraint_that_is_late_for_a_step_is_left_out_of_it() {
+    let engine = on_sim(8);
+    let (begun, waits) = mpsc::channel();
+    let (goes, go) = mpsc::channel();
+    let pause = Arc::new(Mutex::new(Some(Pause { begun, go })));
+    let late = |seed: u64, pauses: bool| {
+        let pause = if pauses { pause.clone() } else { Arc::default() };
+        let source = ConstraintSource::new(move || {
+            let (counting, pause) = (Counting::default(), pause.clone());
+            Ok(Box::new(Late { counting, pause }) as Box<dyn Constraint>)
+        });
+        constrained(&engine, source, options(seed, 12))
+    };
+    let submit = |seed: u64| {
+        let request = Request::new(prompt(10, seed as u32), late(seed, true));
+        engine.submit(request).unwrap()
+    };
+    let mut running: Vec<_> = (0..6).map(|seed| (submit(seed), Vec::new(), false)).collect();
+    waits.recv_timeout(Duration::from_secs(300)).expect("one of them is asked beside the worker");
+    let (end, mut ended) = (Instant::now() + Duration::from_secs(300), 0);
+    while ended < 6 {
+        assert!(Instant::now() < end, "{ended} ended");
+        for (running, tokens, done) in &mut running {
+            while !*done && let Poll::Ready(next) = running.try_next() {
+                *done = next.is_none();
+                tokens.extend(next.map(|token| token.unwrap()).map(|t| (t.id, t.logprob)));
+                ended += usize::from(*done);
+            }
+        }
+        if ended == 5 {
+            let _ = goes.send(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for (seed, (_, tokens, _)) in running.into_iter().enumerate() {
+        let seed = seed as u64;
+        assert_eq!(tokens, alone(&engine, &prompt(10, seed as u32), &late(seed, false)), "{seed}");
+    }
+}
+
+/// Sessions that compute beside requests make the device forget choices that are to come.
+#[test]
+fn requests_with_constraints_go_on_beside_sessions() {
+    let engine = on_sim(4);
+    let led = |seed: u64| {
+        let start = || {
+            let (counting, pause) = (Counting::default(), Arc::default());
+            Ok(Box::new(Late { counting, pause }) as Box<dyn Constraint>)
+        };
+        constrained(&engine, ConstraintSource::new(start), options(seed, 20))
+    };
+    let wanted: Vec<_> =
+        (0..2).map(|seed| alone(&engine, &prompt(10, seed as u32), &led(seed))).collect();
+    let submit = |seed: u64| engine.submit(Request::new(prompt(10, seed as u32), led(seed)));
+    let running: Vec<_> = (0..2).map(|seed| submit(seed).unwrap()).collect();
+    let free = alone(&engine, &prompt(12, 5), &options(0, 30));
+    for (running, wanted) in running.into_iter().zip(wanted) {
+        assert_eq!(answer(running), wanted);
+    }
+    assert_eq!(free, alone(&engine, &prompt(12, 5), &options(0, 30)));
 }
 
 /// Allows everything. It takes long over its second and third tokens, and is done with its fourth

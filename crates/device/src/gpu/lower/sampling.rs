@@ -118,7 +118,7 @@ impl Recorder<'_> {
 
     /// Chooses a token from the logits of one row and makes it the next step's input; or, without a
     /// run, chooses for every row and stores the tokens by slot.
-    pub(super) fn sample(&mut self, Samples { filters, seat }: Samples) -> Result<()> {
+    pub(super) fn sample(&mut self, Samples { filters, seat, .. }: Samples) -> Result<()> {
         let logits = self.of.program.results[0];
         let vocab = self.width(logits);
         let rows = if seat.is_some() { 1 } else { self.key.outputs };

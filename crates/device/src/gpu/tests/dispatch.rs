@@ -300,6 +300,16 @@ fn decode_masked(
     masks: &[Option<&[u32]>],
     members: &[(usize, u32, u32, &[u32])],
 ) -> Result<Ticket> {
+    decoding(chains, masks, members, |step| executor.submit(step))
+}
+
+/// Calls `f` with the step of [`decode_masked`].
+fn decoding<T>(
+    chains: &[Options],
+    masks: &[Option<&[u32]>],
+    members: &[(usize, u32, u32, &[u32])],
+    f: impl FnOnce(&Step<'_>) -> T,
+) -> T {
     let blocks: Vec<u32> = members.iter().map(|(session, ..)| *session as u32).collect();
     let tables: Vec<[Table<'_>; 1]> =
         blocks.chunks(1).map(|blocks| [Table { blocks, oldest: 0 }]).collect();
@@ -319,13 +329,7 @@ fn decode_masked(
     let tokens: Vec<u32> = members.iter().map(|member| member.2).collect();
     let outputs: Vec<u32> = (0..members.len() as u32).collect();
     let (sequences, outputs) = (&sequences[..], &outputs[..]);
-    executor.submit(&Step {
-        kind: StepKind::Decode,
-        tokens: &tokens,
-        sequences,
-        outputs,
-        input: &[],
-    })
+    f(&Step { kind: StepKind::Decode, tokens: &tokens, sequences, outputs, input: &[] })
 }
 
 /// Who is in each step: sessions come and go while their tokens are still being chosen.
@@ -389,8 +393,50 @@ fn tokens_go_from_step_to_step_whichever_sessions_are_in_them() {
 }
 
 #[test]
+fn choices_are_forgotten_once_another_step_writes_over_the_logits() {
+    let chains = [Options::greedy(), Options::greedy()];
+    let mut executor = load_batched(&faulty(), Dispatch::Graph);
+    let [one, other] = [(0, 0, 5, &[5][..]), (1, 0, 7, &[7][..])].map(|member| [member]);
+    let forward = |executor: &mut GpuExecutor<Faulty>, member: &[(usize, u32, u32, &[u32])]| {
+        decoding(&chains, &[], member, |step| executor.forward(step)).unwrap()
+    };
+    let first = forward(&mut executor, &one);
+    assert!(executor.keeps(first));
+    let whole = decode(&mut executor, &chains, &other).unwrap();
+    assert!(!executor.keeps(first));
+    let choose =
+        |executor: &mut GpuExecutor<Faulty>, ticket, member: &[(usize, u32, u32, &[u32])]| {
+            decoding(&chains, &[], member, |step| executor.choose(ticket, step))
+        };
+    assert!(choose(&mut executor, first, &one).is_err());
+    // Nothing else is lost by that.
+    let wanted = executor.wait(whole).unwrap().choice(0).unwrap();
+    let (second, third) = (forward(&mut executor, &one), forward(&mut executor, &other));
+    assert!(!executor.keeps(second));
+    choose(&mut executor, third, &other).unwrap();
+    assert!(choose(&mut executor, third, &other).is_err(), "a second time");
+    assert_eq!(executor.wait(third).unwrap().choice(0), Ok(wanted));
+    // Who is left out chooses nothing.
+    let both = [one[0], other[0]];
+    let ticket = forward(&mut executor, &both);
+    let left = |step: &Step<'_>| {
+        let mut sequences = step.sequences.to_vec();
+        sequences[0].choose = None;
+        executor.choose(ticket, &Step { sequences: &sequences, ..*step })
+    };
+    decoding(&chains, &[], &both, left).unwrap();
+    let outcome = executor.wait(ticket).unwrap();
+    assert_eq!((outcome.len(), outcome.choice(0)), (1, Ok(wanted)));
+}
+
+#[test]
 fn steps_of_many_allocate_nothing() {
-    for dispatch in [Dispatch::Arguments, Dispatch::Graph] {
+    for (dispatch, apart) in [
+        (Dispatch::Arguments, false),
+        (Dispatch::Graph, false),
+        (Dispatch::Arguments, true),
+        (Dispatch::Graph, true),
+    ] {
         let backend = faulty();
         let mut executor = load_batched(&backend, dispatch);
         *backend.when.lock().unwrap() = When::Never;
@@ -408,7 +454,15 @@ fn steps_of_many_allocate_nothing() {
                     // What the test itself allocates for a step does not count.
                     let before = COUNT.get();
                     let masks = [None, Some(&[u32::MAX; 4][..])];
-                    let submitted = decode_masked(&mut executor, &chains, &masks, &members);
+                    let submitted = if apart {
+                        let both = |step: &Step<'_>| {
+                            let ticket = executor.forward(step)?;
+                            executor.choose(ticket, step).map(|()| ticket)
+                        };
+                        decoding(&chains, &masks, &members, both)
+                    } else {
+                        decode_masked(&mut executor, &chains, &masks, &members)
+                    };
                     let submitted = submitted.unwrap();
                     counted += COUNT.get() - before;
                     *ticket = Some(submitted);
@@ -425,7 +479,7 @@ fn steps_of_many_allocate_nothing() {
         let own = 6 * MEMBERS.len();
         steps(0, 8);
         let bound = backend.calls("bind");
-        assert_eq!(steps(8, 30), 22 * own, "{dispatch:?}");
+        assert_eq!(steps(8, 30), 22 * own, "{dispatch:?} {apart}");
         assert_eq!(backend.calls("bind"), bound, "{dispatch:?}: nothing is bound again");
     }
 }
@@ -468,8 +522,9 @@ fn assert_chose(
 fn many_rows_with_and_without_masks_get_what_the_host_chooses() {
     let chains = chains();
     let prompts = [FIRST, SECOND, &FIRST[3..9]];
+    let ways = [When::Now, When::Late].into_iter().flat_map(|when| [(when, false), (when, true)]);
     for dispatch in Dispatch::ALL {
-        for when in [When::Now, When::Late] {
+        for (when, apart) in ways.clone() {
             let backend = faulty();
             let mut executor = load_batched(&backend, dispatch);
             for (session, prompt) in prompts.iter().enumerate() {
@@ -491,7 +546,16 @@ fn many_rows_with_and_without_masks_get_what_the_host_chooses() {
                     })
                     .collect();
                 let read = backend.calls("read");
-                let ticket = decode_masked(&mut executor, &chains, &masks, &members).unwrap();
+                // In one part, or in two, of which the first knows no masks.
+                let ticket = if apart {
+                    let forward = |step: &Step<'_>| executor.forward(step);
+                    let ticket = decoding(&chains, &[], &members, forward).unwrap();
+                    let choose = |step: &Step<'_>| executor.choose(ticket, step);
+                    decoding(&chains, &masks, &members, choose).unwrap();
+                    ticket
+                } else {
+                    decode_masked(&mut executor, &chains, &masks, &members).unwrap()
+                };
                 let outcome = executor.wait(ticket).unwrap();
                 let found = [0, 1, 2].map(|i| outcome.choice(i));
                 assert_eq!(backend.calls("read"), read, "no logits are read");
@@ -499,7 +563,7 @@ fn many_rows_with_and_without_masks_get_what_the_host_chooses() {
                 for (session, row) in rows.chunks(rows.len() / 3).enumerate() {
                     let history = &mut histories[session];
                     let wanted = by_host(row, history, &chains[session], masks[session]);
-                    let what = format!("{dispatch:?} {when:?}, session {session}, step {step}");
+                    let what = format!("{dispatch:?} {when:?} {apart}, {session}, step {step}");
                     assert_chose(found[session], wanted, &what);
                     assert_eq!(wanted.is_err(), (session, step) == (2, 5), "{what}");
                     history.push(wanted.map_or(3, |choice| choice.token));
