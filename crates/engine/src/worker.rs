@@ -479,6 +479,7 @@ impl Worker {
         let now = self.start.elapsed().as_millis() as u64;
         self.recall_forgotten(shared);
         self.take_followed(shared);
+        self.gather(shared);
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.next(now, &mut self.sequences);
         self.scheduler.swap(&mut plan);
@@ -509,6 +510,16 @@ impl Worker {
             }
         }
         self.plan = plan;
+    }
+
+    /// Waits for the steps under way that choose for requests with constraints. Such a request is in
+    /// no step before its token is known; those that waited for different steps would never share one
+    /// again, and each half would have all weights read for itself.
+    fn gather(&mut self, shared: &Shared) {
+        let Worker { flights, constraints, .. } = &*self;
+        let led = |(id, _): &(Id, usize)| constraints.get(id).is_some_and(|c| c.wary == 0);
+        let last = flights.iter().rposition(|flight| flight.choosing.iter().any(led));
+        (0..last.map_or(0, |last| last + 1)).for_each(|_| self.settle(shared));
     }
 
     /// Fails a request that the scheduler has given up.

@@ -463,8 +463,21 @@ fn constrained(
 #[derive(Default)]
 struct Watching {
     counting: Counting,
-    launches: Arc<Mutex<Vec<(usize, usize)>>>,
+    launches: Arc<Mutex<Vec<Launches>>>,
+    request: usize,
     before: usize,
+    /// What its second token waits for: requests that there are, and how many there should be.
+    submitted: Arc<AtomicUsize>,
+    awaited: usize,
+    told: usize,
+}
+
+/// Launches that the constraint of a request counted for a token.
+#[derive(Debug, Clone, Copy)]
+struct Launches {
+    request: usize,
+    before: usize,
+    after: usize,
 }
 
 const MANY: usize = 1 << 40;
@@ -481,8 +494,14 @@ impl Constraint for Watching {
     }
 
     fn accept(&mut self, token: u32) -> formats::Result<u32> {
-        let after = launches();
-        self.launches.lock().unwrap().push((self.before, after));
+        self.told += 1;
+        let late = Instant::now() + Duration::from_secs(300);
+        while self.told == 2 && self.submitted.load(Ordering::SeqCst) < self.awaited {
+            assert!(Instant::now() < late, "no other request");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (request, before, after) = (self.request, self.before, launches());
+        self.launches.lock().unwrap().push(Launches { request, before, after });
         self.counting.accept(token)
     }
 }
@@ -503,9 +522,45 @@ fn what_a_constraint_allows_is_found_while_the_device_computes() {
     let noted = noted.lock().unwrap();
     assert_eq!((count, noted.len()), (9, 9));
     // The first token is a prompt's, which is asked for before anything is submitted.
-    for (before, after) in &noted[1..] {
+    for Launches { before, after, .. } in &noted[1..] {
         assert!(before > after && (3..=5).contains(after), "{noted:?}");
     }
+}
+
+/// Requests with constraints share steps, whenever they came.
+#[test]
+fn requests_with_constraints_share_steps() {
+    let engine = on_sim(4);
+    let noted = Arc::new(Mutex::new(Vec::new()));
+    let there = Arc::new(AtomicUsize::new(0));
+    let mut running = Vec::new();
+    for request in 0..3 {
+        let (launches, submitted) = (noted.clone(), there.clone());
+        let awaited = (request + 2).min(3);
+        let source = ConstraintSource::new(move || {
+            let (launches, submitted) = (launches.clone(), submitted.clone());
+            let usual = Watching::default();
+            let watching = Watching { launches, request, submitted, awaited, ..usual };
+            Ok(Box::new(watching) as Box<dyn Constraint>)
+        });
+        let options = constrained(&engine, source, options(request as u64, 30));
+        let mut answer = engine.submit(Request::new(prompt(20, request as u32), options)).unwrap();
+        there.fetch_add(1, Ordering::SeqCst);
+        assert!(answer.next().is_some_and(|token| token.is_ok()));
+        running.push(answer);
+    }
+    assert_eq!(running.into_iter().map(Iterator::count).sum::<usize>(), 3 * 29);
+    // The first token that a step chose is the one with launches in front of it.
+    let noted = noted.lock().unwrap();
+    let steps: Vec<&[Launches]> = noted.chunk_by(|_, next| next.after == 0).collect();
+    let mut told = [0; 3];
+    for step in &steps {
+        let begins = step.iter().any(|token| told[token.request] == 0);
+        let others = told.iter().filter(|told| (1..30).contains(*told)).count();
+        assert!(begins || step.len() == others, "{step:?} of {others}");
+        step.iter().for_each(|token| told[token.request] += 1);
+    }
+    assert!(steps.iter().any(|step| step.len() == 3), "they were there one after another");
 }
 
 /// Allows every third token; the first time that it is asked beside the worker, it says so and waits.
