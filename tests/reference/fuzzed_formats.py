@@ -9,6 +9,7 @@ weights that these stand for in float64. On a simulated GPU logits may be BOUND 
 eight bits, so that ROUNDED is its bound. Prints a line for each folder that differs or is refused, and one for each scheme; ends with an error if there was any.
 """
 import argparse
+import inspect
 import json
 import shutil
 import tempfile
@@ -61,21 +62,58 @@ class Matrix:
         return numbers if rounded is None else numbers.to(torch.float32).to(rounded).double()
 
 
-def gptq(r):
-    bits, dtype = r.of(2, 3, 4, 4, 8), torch.float16
-    symmetric, ordered, group = r.flag(), r.flag(), r.of(16, 32, 64, 128, -1)
-    second = r.flag()
-    settings = dict(quant_method="gptq", bits=bits, group_size=group, sym=symmetric, desc_act=ordered, damp_percent=0.1,
-                    checkpoint_format="gptq_v2" if second else "gptq")
+def gptq_codes(r, settings, second):
+    """A function that packs a matrix by such settings."""
+    bits, symmetric, ordered, group = (settings[key] for key in ("bits", "sym", "desc_act", "group_size"))
 
     def one(w):
-        m = Matrix(r, w, bits, group, symmetric, ordered, dtype, least=1)
+        m = Matrix(r, w, bits, group, symmetric, ordered, torch.float16)
         parts = {"qweight": packed(m.codes.T.reshape(m.cols, m.out).T, bits).T, "scales": m.scales.T,
-                 "qzeros": packed((m.zeros - (0 if second else 1)).T, bits)}
+                 "qzeros": packed(((m.zeros - (0 if second else 1)) % 2 ** bits).T, bits)}
         if ordered or r.flag():
             parts["g_idx"] = torch.from_numpy(m.place.astype(np.int32))
+        if r.flag():
+            # As AutoGPTQ has it of every matrix.
+            parts["bias"] = torch.zeros(m.out, dtype=torch.float16)
         plain = not ordered and m.group % 32 == 0 and (symmetric or bits < 8)
-        return parts, m.decoded(None if plain else dtype)
+        return parts, m.decoded(None if plain else torch.float16)
+    return one
+
+
+def gptq_settings(r):
+    return dict(bits=r.of(2, 3, 4, 4, 8), group_size=r.of(16, 32, 64, 128, -1), sym=r.flag(), desc_act=r.flag())
+
+
+def gptq(r):
+    whole, second = gptq_settings(r), r.flag()
+    settings = dict(quant_method="gptq", damp_percent=0.1, checkpoint_format="gptq_v2" if second else "gptq") | whole
+    if not r.flag():
+        return settings, gptq_codes(r, whole, second)
+    # Another setting for some matrices, and none for others.
+    own = whole | dict(bits=r.of(2, 4, 8), group_size=r.of(32, 64, -1), desc_act=r.flag())
+    settings["dynamic"] = {r"+:.*\.down_proj": {key: own[key] for key in ("bits", "group_size", "desc_act")}, r"-:.*\.o_proj": {}}
+    plain, other = gptq_codes(r, whole, second), gptq_codes(r, own, second)
+
+    def one(w, stem):
+        if stem.endswith(".o_proj"):
+            return {"weight": torch.from_numpy(w)}, torch.from_numpy(w)
+        return (other if stem.endswith(".down_proj") else plain)(w)
+    return settings, one
+
+
+def auto_round(r):
+    whole = dict(bits=r.of(2, 4, 4, 8), group_size=r.of(32, 64, 128), sym=r.flag())
+    form = "auto_round:auto_gptq" if whole["sym"] or r.flag() else r.of("auto_round", "auto_round:gptqmodel")
+    settings = dict(quant_method="auto-round", packing_format=form, data_type="int", autoround_version="0.9.0", iters=200, batch_size=8) | whole
+    own = whole | dict(bits=r.of(4, 8))
+    settings["extra_config"] = {"model.layers.0.mlp.down_proj": dict(bits=own["bits"]), "model.layers.1.self_attn.q_proj": dict(bits=16, data_type="float")}
+    second = form != "auto_round:auto_gptq"
+    plain, other = (gptq_codes(r, one | dict(desc_act=False), second) for one in (whole, own))
+
+    def one(w, stem):
+        if stem == "model.layers.1.self_attn.q_proj":
+            return {"weight": torch.from_numpy(w)}, torch.from_numpy(w)
+        return (other if stem == "model.layers.0.mlp.down_proj" else plain)(w)
     return settings, one
 
 
@@ -98,41 +136,70 @@ def compressed(r, form, weights):
                 kv_cache_scheme=None, config_groups={"group_0": dict(targets=["Linear"], weights=weights, input_activations=None, output_activations=None)})
 
 
-def pack_quantized(r):
-    bits, symmetric, ordered, dtype = r.of(4, 4, 8), r.flag(), r.flag(), r.of(torch.bfloat16, torch.float16)
-    group = r.of(16, 32, 64, 128, None)
-    settings = compressed(r, "pack-quantized", dict(num_bits=bits, group_size=group, symmetric=symmetric, actorder="group" if ordered and group else None,
-                                                    strategy="group" if group else "channel"))
+def compressed_integers(r, form, bits):
+    """Settings of weights, and a function that stores a matrix by them."""
+    symmetric, ordered, dtype = r.flag(), r.flag(), r.of(torch.bfloat16, torch.float16)
+    group, zero_bytes = r.of(16, 32, 64, 128, None), r.flag()
+    ordered = ordered and group is not None
+    weights = dict(num_bits=bits, type="int", group_size=group, symmetric=symmetric, strategy="group" if group else "channel",
+                   actorder=r.of("group", "dynamic", True) if ordered else r.of(None, "weight", "static", False))
+    codes = bits if form == "pack-quantized" else 8
 
     def one(w):
-        m = Matrix(r, w, bits, group, symmetric, ordered and group, dtype)
-        parts = {"weight_packed": packed(m.codes, bits), "weight_scale": m.scales, "weight_shape": torch.tensor(w.shape)}
+        m = Matrix(r, w, bits, group, symmetric, ordered, dtype)
+        low = 2 ** (bits - 1)
+        whole = lambda x: torch.from_numpy((x - low).astype(np.int8))
+        if form == "pack-quantized":
+            parts = {"weight_packed": packed(m.codes, bits), "weight_shape": torch.tensor(w.shape)}
+        else:
+            parts = {"weight": whole(m.codes)}
         if not symmetric:
-            parts["weight_zero_point"] = packed(m.zeros.T, bits).T
-        if ordered and group:
+            parts["weight_zero_point"] = whole(m.zeros) if zero_bytes or form != "pack-quantized" else packed(m.zeros.T, bits).T
+        if ordered:
             parts["weight_g_idx"] = torch.from_numpy(m.place.astype(np.int32))
-        plain = not (ordered and group) and m.group % 32 == 0 and (symmetric or bits < 8)
-        return parts, m.decoded(None if plain else dtype)
-    return settings, one
+        plain = not ordered and m.group % 32 == 0 and (symmetric or codes < 8)
+        return parts | {"weight_scale": m.scales}, m.decoded(None if plain else dtype)
+    return weights, one
+
+
+def pack_quantized(r):
+    weights, one = compressed_integers(r, "pack-quantized", r.of(2, 3, 4, 4, 8))
+    return compressed(r, "pack-quantized", weights), one
 
 
 def int_quantized(r):
-    dtype = r.of(torch.bfloat16, torch.float16)
+    form = r.of("int-quantized", "naive-quantized")
+    weights, one = compressed_integers(r, form, r.of(4, 8, 8))
+    return compressed(r, form, weights), one
 
-    def one(w):
-        m = Matrix(r, w, 8, None, True, False, dtype)
-        return {"weight": torch.from_numpy((m.codes - 128).astype(np.int8)), "weight_scale": m.scales}, m.decoded()
-    return compressed(r, "int-quantized", dict(num_bits=8, group_size=None, symmetric=True, strategy="channel")), one
+
+def mixed_precision(r):
+    """Groups of compressed-tensors that have formats of their own, and one that says nothing of weights."""
+    forms = [("pack-quantized", 4), ("pack-quantized", 8), ("int-quantized", 8)]
+    r.stream.shuffle(forms)
+    made = [(form, *compressed_integers(r, form, bits)) for form, bits in forms[:2]]
+    settings = compressed(r, "mixed-precision", {})
+    targets = [[r"re:.*self_attn\..*"], [r"re:.*mlp.*", r"re:.*block_sparse_moe.*"]]
+    settings["config_groups"] = {f"group_{i}": dict(targets=targets[i], format=form, weights=weights) for i, (form, weights, _) in enumerate(made)}
+    settings["config_groups"]["attention"] = dict(targets=["LlamaAttention"], weights=None, input_activations=dict(num_bits=8, type="float"))
+    return settings, lambda w, stem: made[0 if ".self_attn." in stem else 1][2](w)
 
 
 def eight_bit_floats(r):
-    block, name = r.of((128, 128), (64, 32), "rows", "whole"), r.of("weight_scale_inv", "weight_scale")
+    block, name = r.of((128, 128), (64, 32), (1, 64), "rows", "whole"), r.of("weight_scale_inv", "weight_scale")
     kind = r.of("fp8", "compressed", "modelopt") if isinstance(block, str) else "fp8"
     settings = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3")
-    if not isinstance(block, str):
-        settings["weight_block_size"] = list(block)
+    if block == (1, 64):
+        kind = "compressed"
+    elif not isinstance(block, str):
+        settings["weight_block_size"], kind = list(block), r.of("fp8", "compressed")
     if kind == "compressed":
-        settings, name = compressed(r, r.of("float-quantized", "naive-quantized"), dict(num_bits=8, type="float", strategy="channel", symmetric=True)), "weight_scale"
+        weights = dict(num_bits=8, type="float", strategy="channel", symmetric=True)
+        if block == (1, 64):
+            weights |= dict(strategy="group", group_size=64)
+        elif not isinstance(block, str):
+            weights |= dict(strategy="block", block_structure=r.of(list(block), f"{block[0]}x{block[1]}"))
+        settings, name = compressed(r, r.of("float-quantized", "naive-quantized"), weights), "weight_scale"
     if kind == "modelopt":
         settings, name = dict(quant_method="modelopt", quant_algo="FP8", ignore=["lm_head"], producer=dict(name="modelopt", version="0.29.0")), "weight_scale"
 
@@ -163,17 +230,21 @@ def four_bit_floats(r):
 def mlx(r):
     import mlx.core as mx
     bits, group, dtype = r.of(2, 3, 4, 5, 6, 8), r.of(32, 64, 128), r.of("bfloat16", "float16")
-    floats = r.of(False, False, True)
-    whole = dict(group_size=32, bits=4, mode="mxfp4") if floats else dict(group_size=group, bits=bits) | r.of({}, dict(mode="affine"))
+    floats = r.of(None, None, dict(group_size=32, bits=4, mode="mxfp4"), dict(group_size=32, bits=8, mode="mxfp8"))
+    whole = floats or dict(group_size=group, bits=bits) | r.of({}, dict(mode="affine"))
     settings, single = dict(whole), {}
 
     def one(w, stem):
         own = whole
         if ".experts." not in stem and r.of(False, False, True):
-            own = dict(group_size=r.of(32, 64), bits=r.of(4, 8))
+            own = r.of(False, True, dict(group_size=r.of(32, 64), bits=r.of(4, 8)), dict(group_size=32, bits=8, mode="mxfp8"))
             single[stem] = settings[stem] = own
+        own = whole if own is True else own
         numbers = mx.array(w.astype(np.float32)).astype(getattr(mx, dtype))
-        if own.get("mode") == "mxfp4":
+        if own is False:
+            kept = torch.from_numpy(np.array(numbers.astype(mx.float32))).to(getattr(torch, dtype))
+            return {"weight": kept}, kept.double()
+        if own.get("mode") in ("mxfp4", "mxfp8"):
             codes, scales = mx.quantize(numbers, **own)
             decoded = mx.dequantize(codes, scales, dtype=mx.float32, **own)
             return {"weight": torch.from_numpy(np.array(codes)), "scales": torch.from_numpy(np.array(scales))}, torch.from_numpy(np.array(decoded)).double()
@@ -185,8 +256,8 @@ def mlx(r):
     return settings, one
 
 
-SCHEMES = {"gptq": gptq, "awq": awq, "pack-quantized": pack_quantized, "int-quantized": int_quantized, "fp8": eight_bit_floats, "mxfp4": four_bit_floats,
-           "mlx": mlx}
+SCHEMES = {"gptq": gptq, "auto-round": auto_round, "awq": awq, "pack-quantized": pack_quantized, "int-quantized": int_quantized,
+           "mixed-precision": mixed_precision, "fp8": eight_bit_floats, "mxfp4": four_bit_floats, "mlx": mlx}
 
 
 def dense(r, name):
@@ -235,9 +306,11 @@ def check(args, scheme, number, scratch):
         stored[name] = decoded[name] = x
         if is_quantised(name, x):
             stem = name.removesuffix(".weight")
-            parts, numbers = one(x.double().numpy(), stem) if scheme == "mlx" else one(x.double().numpy())
+            named = "stem" in inspect.signature(one).parameters
+            parts, numbers = one(x.double().numpy(), stem) if named else one(x.double().numpy())
             del stored[name]
-            stored |= {f"{stem}.{part}": value for part, value in parts.items()}
+            # A bias of zeros does not take the place of the model's own.
+            stored |= {f"{stem}.{part}": value for part, value in parts.items() if f"{stem}.{part}" not in weights or part == "weight"}
             decoded[name] = numbers
     save_file({name: x.contiguous() for name, x in decoded.items()}, plain / "model.safetensors", {"format": "pt"})
     folder.mkdir()

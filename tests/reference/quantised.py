@@ -2,7 +2,7 @@
 
     quantised.py OUT --packages FOLDER
 
-FOLDER holds the unpacked wheels of auto_gptq, compressed_tensors and the sources of autoawq, which need not be installed.
+FOLDER holds the unpacked wheels of auto_gptq, compressed_tensors and the sources of autoawq and gptqmodel, which need not be installed.
 Writes OUT (crates/formats/tests/data/quantised.safetensors): for each case its tensors, `CASE.NAME`, and `CASE.expected`, f32
 [out, in] (in f16 and bf16 where the program rounds). Codes, zeros and scales are random: every pattern is fair game.
 """
@@ -121,12 +121,92 @@ def packed_mxfp4() -> dict:
     return {"weight_packed": codes, "weight_scale": exponents, "expected": expected}
 
 
-def mlx_mxfp4() -> dict:
-    weights = mx.array(torch.randn(OUT, IN).numpy())
-    codes, exponents = mx.quantize(weights, group_size=32, bits=4, mode="mxfp4")
-    expected = mx.dequantize(codes, exponents, group_size=32, bits=4, mode="mxfp4", dtype=mx.float32)
+def mlx_floats(bits: int, *shape: int) -> dict:
+    """Blocks of 32 that MLX made of random numbers."""
+    settings = dict(group_size=32, bits=bits, mode=f"mxfp{bits}")
+    codes, exponents = mx.quantize(mx.array(torch.randn(*shape).numpy()), **settings)
+    expected = mx.dequantize(codes, exponents, dtype=mx.float32, **settings)
     tensor = lambda x: torch.from_numpy(np.array(x))
     return {"codes": tensor(codes), "scales": tensor(exponents), "expected": tensor(expected)}
+
+
+def wrapped_zeros(packing, offset) -> dict:
+    """Version 1 with zeros of all codes, which GPTQModel raises by one in their bits: the largest stored one is 0."""
+    layer = {"qweight": words(IN * 4 // 32, OUT), "qzeros": words(IN // 64, OUT * 4 // 32), "scales": scales(IN // 64, OUT)}
+    raised = offset(layer["qzeros"], 4, delta=1)
+    lanes = torch.arange(0, 32, 4)
+    codes = (layer["qweight"][:, None, :] >> lanes[None, :, None]).reshape(IN, OUT) & 15
+    zeros = packing.unpack_cols(raised, 4)
+    repeated = [x.float().repeat_interleave(64, 0) for x in (zeros, layer["scales"])]
+    return layer | {"expected": ((codes.float() - repeated[0]) * repeated[1]).T}
+
+
+def compressed(format: str, shape=(OUT, IN), zeros=None, numbers=torch.bfloat16, **weights) -> dict:
+    """Random weights that compressed-tensors packs by its own observers' ranges, and unpacks again."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    args = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    rows, cols = shape
+    parts = {"tensor": (1,), "channel": (rows, 1), "group": (rows, cols // (args.group_size or cols))}
+    if args.block_structure:
+        parts["block"] = tuple(-(-n // size) for n, size in zip(shape, args.block_structure))
+    state = {"weight": torch.randn(shape).to(numbers), "weight_scale": scales(*parts[args.strategy], dtype=numbers) * 10}
+    if args.type == "int":
+        state["weight_scale"] = state["weight_scale"] * 2.0 ** (7 - args.num_bits)
+    if not args.symmetric:
+        low = -(2 ** (args.num_bits - 1))
+        state["weight_zero_point"] = torch.randint(low, -low, parts[args.strategy], dtype=torch.int8)
+    compressor = BaseCompressor.get_value_from_registry(format)
+    packed = compressor.compress(dict(state), scheme)
+    # In f32, so that what is read is exact.
+    exact = {name: x.float() if x.is_floating_point() and x.element_size() == 2 else x for name, x in packed.items()}
+    expected = compressor.decompress(exact, scheme)["weight"].float()
+    if zeros == "bytes":
+        # As it stored zeros of packed codes before it packed them, too.
+        packed["weight_zero_point"] = state["weight_zero_point"]
+    if args.type == "float":
+        expected = expected.bfloat16()
+    elif not args.symmetric and args.num_bits == 8:
+        expected = expected.to(numbers)
+    return packed | {"expected": expected}
+
+
+def later_cases(packages: Path) -> dict:
+    """Cases that were made after the others, with random numbers of their own."""
+    torch.manual_seed(26)
+    packing = gptq_packing(next(packages.glob("gptqmodel*")) / "gptqmodel/utils/model_dequant.py")
+    group = dict(strategy="group", type="int")
+    return {
+        "mlx-mxfp8": mlx_floats(8, OUT, IN),
+        "mlx-mxfp8-stack": mlx_floats(8, 2, OUT, IN),
+        "gptq4-wrapped": wrapped_zeros(packing, packing._shift_gptq_qzeros),
+        "packed3": compressed("pack-quantized", num_bits=3, group_size=64, symmetric=True, **group),
+        "packed4-zero-bytes": compressed("pack-quantized", zeros="bytes", num_bits=4, group_size=32, symmetric=False, **group),
+        "packed8-asymmetric": compressed("pack-quantized", num_bits=8, group_size=32, symmetric=False, **group),
+        "packed4-channel": compressed("pack-quantized", numbers=torch.float16, num_bits=4, symmetric=False, strategy="channel", type="int"),
+        "bytes-asymmetric": compressed("int-quantized", num_bits=8, symmetric=False, strategy="channel", type="int"),
+        "bytes-groups": compressed("int-quantized", num_bits=4, group_size=32, symmetric=True, **group),
+        "bytes-whole": compressed("naive-quantized", num_bits=8, symmetric=True, strategy="tensor", type="int"),
+        "floats-groups": compressed("float-quantized", num_bits=8, group_size=64, symmetric=True, strategy="group", type="float"),
+        "floats-blocks": compressed("naive-quantized", num_bits=8, block_structure=[24, 48], symmetric=True, strategy="block", type="float"),
+        "packed-mxfp8": compressed("mxfp8-quantized", num_bits=8, group_size=32, symmetric=True, strategy="group", type="float", scale_dtype=torch.uint8),
+    }
+
+
+def gptq_packing(path: Path):
+    """The functions of GPTQModel's `path` that unpack zeros, without the package, which needs a GPU's libraries."""
+    import ast
+    import types
+
+    wanted = ("unpack_cols", "pack_cols", "_shift_gptq_qzeros")
+    tree = ast.parse(path.read_text())
+    tree.body = [node for node in tree.body if getattr(node, "name", "") in wanted]
+    module = types.ModuleType("gptq_packing")
+    module.torch, module.PLANAR_BITS = torch, ()
+    exec(compile("from __future__ import annotations\n" + ast.unparse(tree), str(path), "exec"), module.__dict__)
+    return module
 
 
 def main() -> None:
@@ -156,9 +236,9 @@ def main() -> None:
         "fp8-rows": fp8((OUT, 1)),
         "fp8-whole": fp8(()),
         "mxfp4": mxfp4(),
-        "mlx-mxfp4": mlx_mxfp4(),
+        "mlx-mxfp4": mlx_floats(4, OUT, IN),
         "packed-mxfp4": packed_mxfp4(),
-    }
+    } | later_cases(args.packages)
     tensors = {f"{case}.{name}": x.contiguous() for case, all in cases.items() for name, x in all.items()}
     tensors = {name: x.float() if name.endswith("expected") else x for name, x in tensors.items()}
     save_file(tensors, args.out)

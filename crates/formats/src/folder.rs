@@ -33,6 +33,8 @@ pub struct Folder {
     /// The file that states `config`.
     stated_in: PathBuf,
     config: Value,
+    /// The file beside it that states how weights are quantised, where the configuration does not.
+    beside: Option<&'static str>,
     generation_config: Option<Value>,
     files: Vec<Safetensors>,
     /// (file, tensor in it), ordered by tensor name.
@@ -46,13 +48,15 @@ impl Folder {
     /// or else `model.safetensors`, or else every `*.safetensors`. A folder of Mistral's own files
     /// has `params.json` and `consolidated*.safetensors` in their place. An index whose files are
     /// not all there is passed over where `model.safetensors` is: it is left from another form of
-    /// the same weights.
+    /// the same weights. Where `config.json` does not say how weights are quantised, the file that
+    /// AutoGPTQ, AutoAWQ or NVIDIA's modelopt left beside it does.
     ///
     /// Errors: no configuration or weights, a shard that is missing or that the index places
     /// outside the folder, a tensor that the index lists and its shard lacks, a name in two files,
     /// or any file that does not parse.
     pub fn open(path: &Path) -> Result<Folder> {
-        let (stated_in, config) = configuration(path)?;
+        let (stated_in, mut config) = configuration(path)?;
+        let beside = quantisation_beside(path, &mut config)?;
         let generation_config = read_json(&path.join("generation_config.json"))?;
         let mut indices = [INDEX, MISTRALS_INDEX].iter().map(|name| path.join(name));
         let read = |index: PathBuf| Some(read_json(&index).transpose()?.map(|json| (index, json)));
@@ -73,6 +77,7 @@ impl Folder {
             path: path.to_path_buf(),
             stated_in,
             config,
+            beside,
             generation_config,
             files,
             by_name,
@@ -166,7 +171,10 @@ impl Folder {
             let index = name_of(index);
             format!("{index}: passed over for {SINGLE}, since it lists {shard}, which is not there")
         });
-        adapter.into_iter().chain(stale).collect()
+        let beside = self
+            .beside
+            .map(|name| format!("{name}: read as quantization_config, which {CONFIG} lacks"));
+        adapter.into_iter().chain(stale).chain(beside).collect()
     }
 
     pub(crate) fn maps(&self) -> impl Iterator<Item = &Map> {
@@ -222,6 +230,39 @@ fn configuration(folder: &Path) -> Result<(PathBuf, Value)> {
         }
         None => Err(no_config(folder)),
     }
+}
+
+/// Files in which programs say how they quantised a folder, and the method that each means.
+const BESIDE: [(&str, &str); 3] = [
+    ("quantize_config.json", "gptq"),
+    ("quant_config.json", "awq"),
+    ("hf_quant_config.json", "modelopt"),
+];
+
+/// Adds what one of those files says to a configuration that says nothing of it; gives the file's
+/// name.
+fn quantisation_beside(folder: &Path, config: &mut Value) -> Result<Option<&'static str>> {
+    const KEYS: [&str; 3] = ["quantization_config", "quantization", "compression_config"];
+    let Some(config) = config.as_object_mut() else { return Ok(None) };
+    let stated = |of: Option<&Value>| {
+        KEYS.iter().any(|key| of.and_then(|of| of.get(*key)).is_some_and(|v| !v.is_null()))
+    };
+    let whole = KEYS.iter().any(|key| config.get(*key).is_some_and(|v| !v.is_null()));
+    if whole || stated(config.get("text_config")) {
+        return Ok(None);
+    }
+    for (name, method) in BESIDE {
+        let Some(mut json) = read_json(&folder.join(name))? else { continue };
+        // NVIDIA's has it a level below.
+        if let Some(settings) = json.get_mut("quantization").map(Value::take) {
+            json = settings;
+        }
+        let Some(settings) = json.as_object_mut() else { continue };
+        settings.entry("quant_method").or_insert(method.into());
+        config.insert(KEYS[0].to_owned(), json);
+        return Ok(Some(name));
+    }
+    Ok(None)
 }
 
 fn no_config(path: &Path) -> Error {

@@ -5,14 +5,15 @@
 //! MXFP4   codes [.., out, in / 32, 16] or [.., out, in / 2] u8 or [.., out, in / 8] u32, the first lowest; scales
 //!         [.., out, in / 32] u8
 //!         -> mxfp4
-//! FP8     weights [out, in] e4m3; scales for the matrix, for a row, or for a block of both axes
-//!         -> bf16, rounded once
+//! FP8     weights [.., out, in] e4m3, or [.., out, in / 4] u32, the first lowest; scales for the matrix, for a row, or for a block of
+//!         both axes, floats or exponents u8 -> bf16, rounded once
 //! GPTQ    codes [in b / 32, out] i32, a stream of bits down each column; zeros [groups, out b / 32]; scales [groups, out];
 //!         the group of each input [in] i32
 //! AWQ     codes [in, out / 8] i32, eight outputs a word in the order 0 2 4 6 1 3 5 7; zeros [groups, out / 8], the same way;
 //!         scales [groups, out]
-//! packed  codes [out, in b / 32] i32; scales [out, groups]; zeros [out b / 32, groups]: compressed-tensors
-//! bytes   weights [out, in] i8; scales [out, 1]: compressed-tensors
+//! packed  codes [out, in b / 32] i32; scales [out, groups]; zeros [out b / 32, groups], or bytes [out, groups]; the group of
+//!         each input [in] i32: compressed-tensors
+//! bytes   weights [out, in] i8; scales and zeros [out, groups]; the group of each input [in] i32: compressed-tensors
 //! ```
 //!
 //! A weight of integers is `scale * (code - zero)`. Where all zeros are the middle of the codes, it
@@ -39,7 +40,8 @@ pub enum Scheme {
     Gptq {
         /// The properties that all integers have.
         integers: Integers,
-        /// Added to stored zeros: 1 in the first version of the format, 0 in the second.
+        /// Added to stored zeros, in their bits: 1 in the first version of the format, 0 in the
+        /// second.
         plus: u8,
     },
     /// AWQ in its matrix form, of 4 bits. Tensors: codes, zeros, scales.
@@ -50,8 +52,9 @@ pub enum Scheme {
     /// Packed integers of compressed-tensors. Tensors: codes, scales, then zeros where codes are
     /// asymmetric, then the groups of inputs where they are ordered.
     Packed(Integers),
-    /// Signed bytes with a scale for every row, or one for all. Tensors: weights, scales.
-    Bytes,
+    /// Integers of compressed-tensors in signed bytes, whatever their bits. Tensors: as of packed
+    /// ones.
+    Bytes(Integers),
 }
 
 /// The properties that quantised integers have in common.
@@ -114,6 +117,19 @@ fn stream(bits: usize, i: usize, word: impl Fn(usize) -> u32) -> u8 {
     (code & ((1 << bits) - 1)) as u8
 }
 
+/// Whether scales are exponents of two in a byte each.
+fn is_exponents(scales: &Tensor<'_>) -> bool {
+    matches!(scales.dtype, DType::U8 | DType::F8E8M0)
+}
+
+/// The power of two that a byte is the exponent of; 255 is no number.
+fn power_of_two(exponent: u8) -> f32 {
+    match exponent {
+        255 => f32::NAN,
+        exponent => (f32::from(exponent) - 127.0).exp2(),
+    }
+}
+
 /// The groups that devices keep of `cols` inputs of which `group` share a scale.
 fn kept(group: usize) -> Option<usize> {
     [128, 64, 32].into_iter().find(|kept| group.is_multiple_of(*kept))
@@ -135,10 +151,7 @@ impl Quantised {
         let stored = all?.iter().map(|tensor| tensor.bytes.len() as u64).sum();
         let (encoding, shape) = match self.scheme {
             Scheme::Mxfp4 => (DType::Mxfp4.into(), self.mxfp4(tensors)?.0),
-            Scheme::Fp8 { block } => {
-                let (weights, _, _) = self.fp8(tensors, block)?;
-                (DType::BF16.into(), weights.shape.to_vec())
-            }
+            Scheme::Fp8 { block } => (DType::BF16.into(), self.fp8(tensors, block)?.2),
             _ => {
                 let parts = self.parts(tensors)?;
                 (parts.encoding(), vec![parts.out, parts.cols])
@@ -165,9 +178,14 @@ impl Quantised {
                 Ok(bytes)
             }
             Scheme::Fp8 { block } => {
-                let (weights, scales, block) = self.fp8(tensors, block)?;
-                let (out, cols) = (weights.shape[0], weights.shape[1]);
-                let (factors, across) = (scales.to_f32()?, cols.div_ceil(block[1]));
+                let (weights, scales, shape, block) = self.fp8(tensors, block)?;
+                let cols = shape.last().copied().unwrap_or(0);
+                let out = shape.iter().rev().skip(1).product();
+                let factors = match is_exponents(&scales) {
+                    true => scales.bytes.iter().map(|&e| power_of_two(e)).collect(),
+                    false => scales.to_f32()?,
+                };
+                let across = cols.div_ceil(block[1]);
                 rows(out, 2 * cols, |r, bytes| {
                     let mut values = vec![0.0; cols];
                     plain::decode_f8_e4m3(&weights.bytes[r * cols..][..cols], &mut values);
@@ -188,7 +206,7 @@ impl Quantised {
         let Some((blocks, outer)) = scales.shape.split_last() else {
             return wrong(&scales, "scales for blocks of 32");
         };
-        if !matches!(scales.dtype, DType::U8 | DType::F8E8M0) || outer.is_empty() {
+        if !is_exponents(&scales) || outer.is_empty() {
             return wrong(&scales, "scales in u8 for blocks of 32 of each row");
         }
         let expected: Vec<usize> = match codes.dtype {
@@ -204,31 +222,44 @@ impl Quantised {
         Ok(([outer, &[blocks.saturating_mul(32)]].concat(), codes, scales))
     }
 
-    /// Eight-bit floats, their scales, and the rows and columns that share one.
+    /// Eight-bit floats, their scales, the shape of the weight, and the rows and columns that share
+    /// a scale.
     fn fp8<'a>(
         &self,
         tensors: &'a Tensors,
         block: Option<[usize; 2]>,
-    ) -> Result<(Tensor<'a>, Tensor<'a>, [usize; 2])> {
+    ) -> Result<(Tensor<'a>, Tensor<'a>, Vec<usize>, [usize; 2])> {
         let (weights, scales) = (self.tensor(tensors, 0)?, self.tensor(tensors, 1)?);
-        let (&[out, cols], DType::F8E4M3) = (weights.shape, weights.dtype) else {
-            return wrong(&weights, "a matrix in f8_e4m3");
+        let (outer, cols) = match (weights.shape.split_last(), weights.dtype) {
+            (Some((&cols, outer)), DType::F8E4M3) if !outer.is_empty() => (outer, cols),
+            (Some((&words, outer)), DType::U32) if !outer.is_empty() => {
+                (outer, words.saturating_mul(4))
+            }
+            _ => return wrong(&weights, "a matrix in f8_e4m3"),
         };
-        if !scales.dtype.is_float() || scales.dtype.is_block() {
-            return wrong(&scales, "scales in f32, f16 or bf16");
+        let floats = scales.dtype.is_float() && !scales.dtype.is_block();
+        if !floats && !is_exponents(&scales) {
+            return wrong(&scales, "scales in f32, f16 or bf16, or exponents in u8");
         }
-        let found = match *scales.shape {
-            [] => [1, 1],
-            [rows] => [rows, 1],
-            [rows, across] => [rows, across],
-            _ => return wrong(&scales, "scales for a matrix"),
+        let out: usize = outer.iter().product();
+        let found = match scales.shape.split_last() {
+            None => [1, 1],
+            Some((&rows, [])) => [rows, 1],
+            Some((&across, above)) if above.len() == outer.len() => {
+                [above.iter().product(), across]
+            }
+            Some(_) => return wrong(&scales, "scales for a matrix"),
         };
         let one = |n: usize| n.max(1);
         let mut choices = vec![[one(out), one(cols)], [1, one(cols)]];
-        choices.splice(0..0, block);
+        // In a stack, no block reaches into the next matrix.
+        let apart = |block: &[usize; 2]| {
+            outer.len() == 1 || outer.last().is_some_and(|rows| rows.is_multiple_of(block[0]))
+        };
+        choices.splice(0..0, block.filter(apart));
         let fits = |b: &&[usize; 2]| [out.div_ceil(b[0]), cols.div_ceil(b[1])] == found;
         match choices.iter().find(fits) {
-            Some(block) => Ok((weights, scales, *block)),
+            Some(block) => Ok((weights, scales, [outer, &[cols]].concat(), *block)),
             None => wrong(
                 &scales,
                 format!("a scale for the matrix, for each of {out} rows, or for each block"),
@@ -239,8 +270,7 @@ impl Quantised {
     /// Integer weights, their shapes and types checked.
     fn parts<'a>(&self, tensors: &'a Tensors) -> Result<Parts<'a>> {
         let get = |i| self.tensor(tensors, i);
-        let (codes, all) =
-            (get(0)?, Integers { bits: 8, group: None, symmetric: true, ordered: false });
+        let codes = get(0)?;
         let &[rows, words] = codes.shape else { return wrong(&codes, "a matrix of codes") };
         let is_words = matches!(codes.dtype, DType::I32 | DType::U32);
         // Outputs and inputs, and where scales, zeros and groups are.
@@ -249,12 +279,15 @@ impl Quantised {
             Scheme::Awq { group } => {
                 (Integers { bits: 4, group, symmetric: false, ordered: false }, Some(1), 2, None)
             }
-            Scheme::Packed(integers) => {
+            Scheme::Packed(mut integers) | Scheme::Bytes(mut integers) => {
                 let zeros = (!integers.symmetric).then_some(2);
                 let order = integers.ordered.then_some(2 + usize::from(!integers.symmetric));
+                if let Scheme::Bytes(_) = self.scheme {
+                    integers.bits = 8;
+                }
                 (integers, zeros, 1, order)
             }
-            _ => (all, None, 1, None),
+            Scheme::Mxfp4 | Scheme::Fp8 { .. } => return wrong(&codes, "integers"),
         };
         let Integers { bits, .. } = integers;
         let spread = |words: usize| words.checked_mul(32).map(|all| all / bits);
@@ -265,7 +298,7 @@ impl Quantised {
             _ => (Some(rows), Some(words)),
         };
         let fits = match self.scheme {
-            Scheme::Bytes => codes.dtype == DType::I8,
+            Scheme::Bytes(_) => codes.dtype == DType::I8,
             _ => is_words && matches!(bits, 2 | 3 | 4 | 8),
         };
         let (Some(out), Some(cols), true) = (out, cols, fits) else {
@@ -277,18 +310,27 @@ impl Quantised {
         let order = order.map(get).transpose()?;
         let down = matches!(self.scheme, Scheme::Gptq { .. } | Scheme::Awq { .. });
         let expected = if down { [groups, out] } else { [out, groups] };
-        let flat = groups == 1 && scales.elements() == out
-            || self.scheme == Scheme::Bytes && scales.elements() == 1;
-        if scales.shape != expected && !flat
+        // A vector for rows, or one number for the matrix.
+        let flat = |tensor: &Tensor<'_>| {
+            groups == 1 && (tensor.elements() == out || !down && tensor.elements() == 1)
+        };
+        if scales.shape != expected && !flat(&scales)
             || !matches!(scales.dtype, DType::F16 | DType::BF16 | DType::F32)
         {
             return wrong(&scales, format!("scales {} in f16 or bf16", shape(&expected)));
         }
         if let Some(zeros) = &zeros {
-            let packed = (out * bits).div_ceil(32);
-            let expected = if down { [groups, packed] } else { [packed, groups] };
-            if zeros.shape != expected || !matches!(zeros.dtype, DType::I32 | DType::U32) {
-                return wrong(zeros, format!("zeros {} in i32", shape(&expected)));
+            let packed = out.saturating_mul(bits).div_ceil(32);
+            let in_words = if down { [groups, packed] } else { [packed, groups] };
+            let words = matches!(zeros.dtype, DType::I32 | DType::U32) && zeros.shape == in_words;
+            let bytes = zeros.dtype == DType::I8 && (zeros.shape == expected || flat(zeros));
+            let (fits, named) = match self.scheme {
+                Scheme::Bytes(_) => (bytes, format!("zeros {} in i8", shape(&expected))),
+                Scheme::Packed(_) => (words || bytes, format!("zeros {} in i32", shape(&in_words))),
+                _ => (words, format!("zeros {} in i32", shape(&in_words))),
+            };
+            if !fits {
+                return wrong(zeros, named);
             }
         }
         if let Some(order) = &order
@@ -338,18 +380,22 @@ impl Parts<'_> {
     fn zero(&self, r: usize, g: usize) -> u16 {
         let Integers { bits, .. } = self.integers;
         let Some(zeros) = &self.zeros else { return 1 << (bits - 1) };
+        let groups = self.cols.div_ceil(self.group);
         match self.scheme {
             Scheme::Gptq { plus, .. } => {
                 let row = (self.out * bits).div_ceil(32);
-                u16::from(stream(bits, r, |i| word(zeros, g * row + i))) + u16::from(plus)
+                let stored = u16::from(stream(bits, r, |i| word(zeros, g * row + i)));
+                (stored + u16::from(plus)) & ((1 << bits) - 1)
             }
             Scheme::Awq { .. } => {
                 (word(zeros, g * (self.out / 8) + r / 8) >> (4 * AWQ_ORDER[r % 8]) & 15) as u16
             }
-            _ => {
-                let groups = self.cols.div_ceil(self.group);
-                u16::from(stream(bits, r, |i| word(zeros, i * groups + g)))
+            _ if zeros.dtype == DType::I8 => {
+                let at = if zeros.elements() == 1 { 0 } else { r * groups + g };
+                // A zero below all codes wraps round to one above them.
+                i16::from(zeros.bytes[at] as i8).wrapping_add(1 << (bits - 1)) as u16
             }
+            _ => u16::from(stream(bits, r, |i| word(zeros, i * groups + g))),
         }
     }
 
@@ -395,6 +441,11 @@ impl Parts<'_> {
         let middle = 1u16 << (bits - 1);
         let row_bytes = encoding.bytes_for(self.cols).unwrap_or(0);
         let checked_zero = |r: usize, g: usize| match self.zero(r, g) {
+            zero if zero >> bits != 0 => {
+                let place = self.zeros.map_or(self.codes.name, |zeros| zeros.name);
+                let found = format!("{} for output {r}", zero as i16 - middle as i16);
+                Err(Error::new(place, format!("zeros of {bits} bits"), found))
+            }
             zero if symmetric && zero != middle => {
                 let place = self.zeros.map_or(self.codes.name, |zeros| zeros.name);
                 let expected = format!("{middle} for every zero, as symmetric settings have it");

@@ -299,7 +299,11 @@ fn open<'a>(
         .ok_or_else(|| Error::new(file, "a GGUF file or a model folder", "neither"))?;
     let place = folder.stated_in().display().to_string();
     let (keys, outer) = files::of_json(folder.config(), &place, asked)?;
-    let quantised = quantisation::Settings::read(&outer)?.or(quantisation::Settings::read(&keys)?);
+    let mut said = Vec::new();
+    let quantised = match quantisation::Settings::read(&outer, &mut said)? {
+        Some(settings) => Some(settings),
+        None => quantisation::Settings::read(&keys, &mut said)?,
+    };
     let names = |architecture: &Architecture| {
         let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
         Names { tensors, dialect, file, tables, quantised: quantised.clone() }
@@ -311,7 +315,7 @@ fn open<'a>(
     let names = names(architecture);
     let files = Files { architecture, keys, outer, names: &names, tensors: Some(tensors), context };
     let mut opened = read(&files, options)?;
-    opened.config.warnings.splice(0..0, remark);
+    opened.config.warnings.splice(0..0, remark.into_iter().chain(said));
     opened.config.warnings.extend(folder.remarks());
     Ok((opened, names))
 }
@@ -406,8 +410,9 @@ pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> R
     }
     let asked = Asked::default();
     let (keys, outer) = files::of_json(json, place, &asked)?;
-    quantisation::Settings::read(&outer)?;
-    quantisation::Settings::read(&keys)?;
+    for keys in [&outer, &keys] {
+        quantisation::Settings::read(keys, &mut Vec::new())?;
+    }
     let Some(architecture) = stated(&keys, &outer)? else { return Ok(()) };
     let (names, tensors, context) = (&None, Option::None, options.context);
     read(&Files { architecture, keys, outer, names, tensors, context }, options).map(|_| ())

@@ -3,16 +3,20 @@
 //! ```text
 //! "quantization": { "group_size": 64, "bits": 4, "mode": "affine", "model.layers.0.mlp.down_proj": { "group_size": 32, "bits": 8 } }
 //! "quantization_config": { "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": false, "sym": true }
+//! "quantization_config": { "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": true, "packing_format": "auto_round:auto_gptq" }
 //! "quantization_config": { "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm" }
 //! "quantization_config": { "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128] }
 //! "quantization_config": { "quant_method": "modelopt", "quant_algo": "FP8" }
 //! "quantization_config": { "quant_method": "mxfp4" }
 //! "quantization_config": { "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": { .. } }
 //! ```
-//! A matrix that is left as it was has its tensor of numbers, which goes before the settings.
+//! A matrix that is left as it was has its tensor of numbers, which goes before the settings. Where
+//! settings differ between matrices (GPTQ's `dynamic`, AutoRound's `extra_config`, several groups of
+//! compressed-tensors), names and patterns say which matrix has which; its tensors' shapes and types
+//! say the same, and are what counts here.
 
 use crate::keys::{Keys, clipped};
-use formats::{Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
+use formats::{DType, Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
 use std::collections::HashMap;
 
 /// How matrices are quantised.
@@ -20,8 +24,8 @@ use std::collections::HashMap;
 pub(crate) enum Settings {
     /// MLX's groups, for all matrices and apart for single ones.
     Mlx { whole: Group, single: HashMap<String, Group> },
-    /// By one scheme.
-    All(Scheme),
+    /// By the first of these schemes that has the tensors of a matrix.
+    Schemes(Vec<Scheme>),
 }
 
 /// MLX's groups.
@@ -29,48 +33,77 @@ pub(crate) enum Settings {
 pub(crate) struct Group {
     bits: usize,
     group: usize,
-    /// Four-bit floats instead of affine codes.
-    floats: bool,
+    mode: Mode,
+}
+
+/// What the codes of MLX's groups are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mode {
+    /// Whole numbers, with a scale and an offset for each group.
+    Affine,
+    /// Floats of four bits.
+    Mxfp4,
+    /// Floats of eight bits.
+    Mxfp8,
+}
+
+impl Mode {
+    /// Its name in `config.json`, and the bits and the group that MLX takes where none are stated.
+    const ALL: [(&str, Mode, usize, usize); 3] = [
+        ("affine", Mode::Affine, 4, 64),
+        ("mxfp4", Mode::Mxfp4, 4, 32),
+        ("mxfp8", Mode::Mxfp8, 8, 32),
+    ];
 }
 
 /// The expected encodings, for errors.
-const EXPECTED: &str = "weights of the type F32, F16 or BF16, MLX's affine groups or mxfp4, gptq, awq, fp8, mxfp4 or \
-    compressed-tensors";
+const EXPECTED: &str = "weights of the type F32, F16 or BF16, MLX's affine groups, mxfp4 or mxfp8, gptq, auto-round, awq, fp8, \
+    mxfp4 or compressed-tensors";
 /// The hint of those errors.
 const HINT: &str = "a GGUF file of this model has quantised weights that run here";
 
 impl Settings {
-    /// Reads them; `None` where weights are numbers.
+    /// Reads them; `None` where weights are numbers. What they say of anything else than weights
+    /// becomes lines of `warnings`.
     ///
     /// # Errors
     /// A kind of quantisation that is not known, by key.
-    pub(crate) fn read(keys: &Keys<'_>) -> Result<Option<Settings>> {
+    pub(crate) fn read(keys: &Keys<'_>, warnings: &mut Vec<String>) -> Result<Option<Settings>> {
+        // MLX's own key goes before a copy of it, or of what its weights were made of; the last is
+        // what compressed-tensors had before there was a common one.
         let mut read = None;
-        for key in ["quantization_config", "quantization"] {
+        for key in ["quantization", "quantization_config", "compression_config"] {
+            if read.is_some() {
+                keys.note(key);
+                continue;
+            }
             let Some(settings) = keys.object(key)? else { continue };
             // What they say is checked against the tensors.
             let all = keys.get(key).and_then(|all| all.as_object()).into_iter().flatten();
             all.clone().for_each(|(name, _)| settings.note(name));
-            read = Some(match settings.text("quant_method")? {
-                Some("gptq") => Settings::All(gptq(&settings)?),
-                Some("awq") => Settings::All(awq(&settings)?),
-                Some("fp8") => Settings::All(fp8(&settings)?),
-                Some("fbgemm_fp8") => Settings::All(Scheme::Fp8 { block: None }),
-                Some("mxfp4") => Settings::All(Scheme::Mxfp4),
-                Some("compressed-tensors") => Settings::All(compressed(&settings)?),
-                Some("modelopt") => match settings.text("quant_algo")? {
-                    Some("FP8") => Settings::All(Scheme::Fp8 { block: None }),
-                    other => {
-                        let found = clipped(other.unwrap_or("nothing"));
-                        return Err(settings.wrong("quant_algo", "FP8", found).hint(HINT));
-                    }
-                },
+            for cache in ["kv_cache_scheme", "kv_cache_quant_algo"] {
+                if settings.get(cache).is_some() {
+                    let line = "not used: the cache has the type that it is loaded with";
+                    warnings.push(format!("{}: {line}", settings.place(cache)));
+                }
+            }
+            let eight = Scheme::Fp8 { block: None };
+            let schemes = match settings.text("quant_method")? {
+                Some("gptq") => gptq(&settings)?,
+                Some("auto-round" | "intel/auto-round") => auto_round(&settings)?,
+                Some("awq") => vec![awq(&settings)?],
+                Some("fp8") => vec![fp8(&settings)?],
+                Some("fbgemm_fp8") => vec![eight],
+                Some("mxfp4") => vec![Scheme::Mxfp4],
+                Some("compressed-tensors") => compressed(&settings)?,
+                Some("modelopt") => vec![modelopt(&settings)?],
                 Some(method) => {
                     return Err(settings
                         .wrong("quant_method", EXPECTED, clipped(method))
                         .hint(HINT));
                 }
-                None if settings.get("bits").is_none() => {
+                None if key == "compression_config" => compressed(&settings)?,
+                None if ["bits", "mode"].iter().all(|key| settings.get(*key).is_none()) => {
                     let value = keys.get(key).map_or(String::new(), |value| value.to_string());
                     return Err(keys.wrong(key, EXPECTED, clipped(&value)).hint(HINT));
                 }
@@ -84,9 +117,12 @@ impl Settings {
                             Ok((name.clone(), group))
                         })
                         .collect();
-                    Settings::Mlx { whole: Group::read(&settings)?, single: single? }
+                    let (whole, single) = (Group::read(&settings)?, single?);
+                    read = Some(Settings::Mlx { whole, single });
+                    continue;
                 }
-            });
+            };
+            read = (!schemes.is_empty()).then_some(Settings::Schemes(schemes));
         }
         Ok(read)
     }
@@ -100,57 +136,108 @@ impl Settings {
         tensors: &Tensors,
     ) -> Option<Source> {
         let stem = name.strip_suffix(".weight").unwrap_or(name);
-        let held = |parts: &[String]| tensors.get(parts.first()?).map(|_| parts.to_vec());
-        let named = |suffixes: &[&str]| {
-            held(&suffixes.iter().map(|suffix| format!("{stem}{suffix}")).collect::<Vec<_>>())
-        };
         match self {
             Settings::Mlx { whole, single } => {
                 let tensor = tensor.filter(Tensor::holds_codes)?;
                 let stem = tensor.name.strip_suffix(".weight").unwrap_or(tensor.name);
                 Some(single.get(stem).unwrap_or(whole).source(tensor.name, stem))
             }
-            Settings::All(scheme) => {
-                let mut scheme = *scheme;
-                // Some files state no order and have one.
-                if let Scheme::Gptq { integers, .. } = &mut scheme {
-                    let order = tensors.get(&format!("{stem}.g_idx"));
-                    integers.ordered |= order.is_some_and(|t| !in_order(t, integers.group));
-                }
-                let tensors = match scheme {
-                    Scheme::Mxfp4 => named(&["_blocks", "_scales"])
-                        .or_else(|| named(&[".weight_blocks", ".weight_scales"]))
-                        .or_else(|| named(&[".weight_packed", ".weight_scale"]))?,
-                    Scheme::Gptq { integers, .. } => match integers.ordered {
-                        true => named(&[".qweight", ".qzeros", ".scales", ".g_idx"])?,
-                        false => named(&[".qweight", ".qzeros", ".scales"])?,
-                    },
-                    Scheme::Awq { .. } => named(&[".qweight", ".qzeros", ".scales"])?,
-                    Scheme::Fp8 { .. } => {
-                        let tensor = tensor.filter(Tensor::holds_eight_bit_floats)?;
-                        // The last is Mistral's own.
-                        let named = ["weight_scale_inv", "weight_scale", "qscale_weight"]
-                            .map(|part| format!("{stem}.{part}"));
-                        let [_, usual, _] = &named;
-                        let held = named.iter().find(|name| tensors.get(name).is_some());
-                        let scale = held.unwrap_or(usual).clone();
-                        vec![tensor.name.to_owned(), scale]
-                    }
-                    Scheme::Packed(integers) => {
-                        let mut parts = vec![".weight_packed", ".weight_scale"];
-                        parts.extend((!integers.symmetric).then_some(".weight_zero_point"));
-                        parts.extend(integers.ordered.then_some(".weight_g_idx"));
-                        named(&parts)?
-                    }
-                    Scheme::Bytes => {
-                        let tensor = tensor.filter(Tensor::holds_signed_bytes)?;
-                        vec![tensor.name.to_owned(), format!("{stem}.weight_scale")]
-                    }
-                };
-                Some(Source::Quantised(Quantised { scheme, tensors }))
+            Settings::Schemes(schemes) => {
+                let sources = schemes.iter().filter_map(|s| quantised(*s, stem, tensor, tensors));
+                let mut all: Vec<Quantised> = sources.collect();
+                let fits = |source: &Quantised| fits(source, stem, tensors);
+                // Where none fits, the first one's errors tell.
+                let at = if all.len() > 1 { all.iter().position(fits).unwrap_or(0) } else { 0 };
+                (at < all.len()).then(|| Source::Quantised(all.swap_remove(at)))
             }
         }
     }
+}
+
+/// What the matrix `stem` would be by a scheme, if it has the first of the tensors; `tensor` is
+/// what the file has as `STEM.weight`.
+fn quantised(
+    mut scheme: Scheme,
+    stem: &str,
+    tensor: Option<Tensor<'_>>,
+    tensors: &Tensors,
+) -> Option<Quantised> {
+    let named = |suffixes: &[&str]| {
+        let parts: Vec<String> = suffixes.iter().map(|suffix| format!("{stem}{suffix}")).collect();
+        tensors.get(parts.first()?).map(|_| parts)
+    };
+    // Some files state no order and have one.
+    let order = match &mut scheme {
+        Scheme::Gptq { integers, .. } => Some((integers, ".g_idx")),
+        Scheme::Packed(integers) | Scheme::Bytes(integers) => Some((integers, ".weight_g_idx")),
+        Scheme::Mxfp4 | Scheme::Awq { .. } | Scheme::Fp8 { .. } => None,
+    };
+    if let Some((integers, suffix)) = order {
+        let order = tensors.get(&format!("{stem}{suffix}"));
+        integers.ordered |= order.is_some_and(|t| !in_order(t, integers.group));
+    }
+    // Codes and what belongs to them, as compressed-tensors has it.
+    let parts = |codes: &'static str, integers: Integers| {
+        let mut parts = vec![codes, ".weight_scale"];
+        parts.extend((!integers.symmetric).then_some(".weight_zero_point"));
+        parts.extend(integers.ordered.then_some(".weight_g_idx"));
+        parts
+    };
+    let tensors = match scheme {
+        Scheme::Mxfp4 => named(&["_blocks", "_scales"])
+            .or_else(|| named(&[".weight_blocks", ".weight_scales"]))
+            .or_else(|| named(&[".weight_packed", ".weight_scale"]))?,
+        Scheme::Gptq { integers, .. } => match integers.ordered {
+            true => named(&[".qweight", ".qzeros", ".scales", ".g_idx"])?,
+            false => named(&[".qweight", ".qzeros", ".scales"])?,
+        },
+        Scheme::Awq { .. } => named(&[".qweight", ".qzeros", ".scales"])?,
+        Scheme::Fp8 { .. } => {
+            let tensor = tensor.filter(Tensor::holds_eight_bit_floats)?;
+            // The last is Mistral's own.
+            let named = ["weight_scale_inv", "weight_scale", "qscale_weight"]
+                .map(|part| format!("{stem}.{part}"));
+            let [_, usual, _] = &named;
+            let held = named.iter().find(|name| tensors.get(name).is_some());
+            let scale = held.unwrap_or(usual).clone();
+            vec![tensor.name.to_owned(), scale]
+        }
+        Scheme::Packed(integers) => named(&parts(".weight_packed", integers))?,
+        Scheme::Bytes(integers) => {
+            let tensor = tensor.filter(Tensor::holds_signed_bytes)?;
+            let stem = tensor.name.strip_suffix(".weight").unwrap_or(tensor.name);
+            let parts = parts(".weight", integers).into_iter();
+            parts.map(|suffix| format!("{stem}{suffix}")).collect()
+        }
+    };
+    Some(Quantised { scheme, tensors })
+}
+
+/// Whether a matrix's tensors are those of a scheme, none left over.
+fn fits(source: &Quantised, stem: &str, tensors: &Tensors) -> bool {
+    let Ok(described) = source.describe(tensors) else { return false };
+    let stated = tensors.get(&format!("{stem}.weight_shape")).and_then(|t| numbers(&t));
+    let zeros = tensors.get(&format!("{stem}.weight_zero_point")).is_some();
+    let symmetric = match source.scheme {
+        Scheme::Packed(integers) | Scheme::Bytes(integers) => integers.symmetric != zeros,
+        _ => true,
+    };
+    symmetric && stated.is_none_or(|stated| stated == described.shape)
+}
+
+/// The elements of a tensor of whole numbers; none of another type or below zero.
+fn numbers(tensor: &Tensor<'_>) -> Option<Vec<usize>> {
+    let size = match tensor.dtype {
+        DType::I32 | DType::U32 => 4,
+        DType::I64 | DType::U64 => 8,
+        _ => return None,
+    };
+    let number = |bytes: &[u8]| {
+        let mut whole = [0; 8];
+        whole[..size].copy_from_slice(bytes);
+        usize::try_from(u64::from_le_bytes(whole)).ok()
+    };
+    tensor.bytes.chunks_exact(size).map(number).collect()
 }
 
 /// Whether the groups of inputs are in the order of the inputs.
@@ -166,32 +253,38 @@ fn in_order(groups: Tensor<'_>, group: Option<usize>) -> bool {
 
 impl Group {
     fn read(keys: &Keys<'_>) -> Result<Group> {
-        let (bits, group) = (keys.needed("bits")?, keys.needed("group_size")?);
-        let floats = match keys.text("mode")? {
-            None | Some("affine") => false,
-            Some("mxfp4") => true,
-            Some(mode) => {
-                let expected = "affine groups or mxfp4";
-                return Err(keys.wrong("mode", expected, clipped(mode)).hint(HINT));
-            }
+        let stated = keys.text("mode")?.unwrap_or("affine");
+        let Some(&(name, mode, bits, group)) = Mode::ALL.iter().find(|row| row.0 == stated) else {
+            let expected = Mode::ALL.map(|row| row.0).join(", ");
+            return Err(keys.wrong("mode", expected, clipped(stated)).hint(HINT));
         };
-        let (bits, group) = (bits.within(2..=8)?, group.within(8..=1 << 16)?);
-        if floats && (bits, group) != (4, 32) {
+        let usual = [bits, group];
+        let or = |key: &'static str, usual| {
+            Ok(keys.size(key)?.unwrap_or_else(|| keys.stated(key, usual)))
+        };
+        let bits = or("bits", bits)?.within(2..=8)?;
+        let group = or("group_size", group)?.within(8..=1 << 16)?;
+        if mode != Mode::Affine && [bits, group] != usual {
             let found = format!("{bits} bits in groups of {group}");
-            return Err(keys.wrong("mode", "4 bits in groups of 32 for mxfp4", found));
+            let expected = format!("{} bits in groups of {} for {name}", usual[0], usual[1]);
+            return Err(keys.wrong("mode", expected, found));
         }
-        Ok(Group { bits, group, floats })
+        Ok(Group { bits, group, mode })
     }
 
     /// The recipe of a matrix whose codes are the tensor `codes`.
     fn source(&self, codes: &str, stem: &str) -> Source {
         let (codes, scales) = (codes.to_owned(), format!("{stem}.scales"));
-        if self.floats {
-            let tensors = vec![codes, scales];
-            return Source::Quantised(Quantised { scheme: Scheme::Mxfp4, tensors });
-        }
-        let (offsets, Group { bits, group, .. }) = (format!("{stem}.biases"), *self);
-        Source::Affine { codes, scales, offsets, bits, group }
+        let Group { bits, group, mode } = *self;
+        let scheme = match mode {
+            Mode::Affine => {
+                let offsets = format!("{stem}.biases");
+                return Source::Affine { codes, scales, offsets, bits, group };
+            }
+            Mode::Mxfp4 => Scheme::Mxfp4,
+            Mode::Mxfp8 => Scheme::Fp8 { block: Some([1, group]) },
+        };
+        Source::Quantised(Quantised { scheme, tensors: vec![codes, scales] })
     }
 }
 
@@ -203,31 +296,112 @@ fn group(keys: &Keys<'_>) -> Result<Option<usize>> {
     keys.size("group_size")?.map(|group| group.within(8..=1 << 16)).transpose()
 }
 
-fn gptq(keys: &Keys<'_>) -> Result<Scheme> {
-    keys.only("checkpoint_format", &["gptq", "gptq_v2"])?;
-    // Rules that begin with `-:` name matrices that are left as they were.
-    let left = |rules: &serde_json::Value| {
-        rules.as_object().is_some_and(|rules| rules.keys().all(|rule| rule.starts_with("-:")))
-    };
-    if let Some(rules) = keys.get("dynamic").filter(|rules| !left(rules)) {
-        return Err(keys.odd("dynamic", "the same settings for all matrices", rules).hint(HINT));
-    }
-    let plus = if keys.text("checkpoint_format")? == Some("gptq_v2") { 0 } else { 1 };
-    let integers = Integers {
+/// The settings of GPTQ's codes.
+fn codes(keys: &Keys<'_>) -> Result<Integers> {
+    Ok(Integers {
         bits: keys.needed("bits")?.within(2..=8)?,
         group: group(keys)?,
         symmetric: keys.flag("sym")?.unwrap_or(true),
         ordered: keys.flag("desc_act")?.unwrap_or(false),
+    })
+}
+
+/// The codes `whole`, and those of each object of `key`, which states what is another for some
+/// matrices. Shapes do not tell symmetric ones from others, which are the general case.
+fn codes_of_all(keys: &Keys<'_>, whole: Integers, key: &'static str) -> Result<Vec<Integers>> {
+    let mut all = vec![whole];
+    for (rule, value) in keys.get(key).and_then(|rules| rules.as_object()).into_iter().flatten() {
+        // Matrices that are left as they were.
+        let left =
+            rule.starts_with("-:") || value.get("bits").is_some_and(|n| n.as_u64() > Some(8));
+        if left || value.as_bool() == Some(false) {
+            continue;
+        }
+        let (place, asked) = (format!("{}.{}", keys.place(key), clipped(rule)), Default::default());
+        let own = Keys::json(&place, value, &asked);
+        let bits = own.size("bits")?.map(|bits| bits.within(2..=8)).transpose()?;
+        let codes = Integers {
+            bits: bits.unwrap_or(whole.bits),
+            group: if own.get("group_size").is_some() { group(&own)? } else { whole.group },
+            symmetric: own.flag("sym")?.unwrap_or(whole.symmetric),
+            ordered: own.flag("desc_act")?.unwrap_or(whole.ordered),
+        };
+        if !all.contains(&codes) {
+            all.push(codes);
+        }
+    }
+    let symmetric = all.iter().all(|codes| codes.symmetric);
+    all.iter_mut().for_each(|codes| codes.symmetric = symmetric);
+    Ok(all)
+}
+
+/// Refuses keys of GPTQModel and AutoGPTQ that say that codes are packed in another way.
+fn packed_by_columns(keys: &Keys<'_>) -> Result<()> {
+    keys.only("pack_dtype", &["int32"])?;
+    if let Some(rotation) = keys.get("rotation") {
+        return Err(keys.odd("rotation", "none: rotations are not supported", rotation).hint(HINT));
+    }
+    match keys.flag("is_marlin_format")? {
+        Some(true) => Err(keys.wrong("is_marlin_format", false, true).hint(HINT)),
+        _ => Ok(()),
+    }
+}
+
+fn gptq(keys: &Keys<'_>) -> Result<Vec<Scheme>> {
+    packed_by_columns(keys)?;
+    let mut plus = 1;
+    for key in ["checkpoint_format", "format"] {
+        keys.only(key, &["gptq", "gptq_v2"])?;
+        plus = if keys.text(key)? == Some("gptq_v2") { 0 } else { plus };
+    }
+    let all = codes_of_all(keys, codes(keys)?, "dynamic")?;
+    Ok(all.into_iter().map(|integers| Scheme::Gptq { integers, plus }).collect())
+}
+
+/// AutoRound's, in the forms of others: what stands before the colon, and behind a second one,
+/// names programs that multiply.
+fn auto_round(keys: &Keys<'_>) -> Result<Vec<Scheme>> {
+    packed_by_columns(keys)?;
+    if let Some(other) = keys.text("data_type")?.filter(|data| !data.starts_with("int")) {
+        return Err(keys.wrong("data_type", "int", clipped(other)).hint(HINT));
+    }
+    // Older files state it as the program that multiplies.
+    let key = if keys.get("packing_format").is_some() { "packing_format" } else { "backend" };
+    let form = keys.text(key)?.unwrap_or_default();
+    let plus = match form {
+        "auto_round:auto_awq" | "auto_round:awq" => {
+            four_bits(keys)?;
+            return Ok(vec![Scheme::Awq { group: group(keys)? }]);
+        }
+        "auto_round" | "auto_round:gptqmodel" => 0,
+        _ if form.split(':').any(|part| part == "auto_gptq" || part == "gptq") => 1,
+        _ => {
+            let expected = "auto_round:auto_gptq, auto_round:gptqmodel or auto_round:auto_awq";
+            let found = if form.is_empty() { "nothing".to_owned() } else { clipped(form) };
+            return Err(keys.wrong(key, expected, found).hint(HINT));
+        }
     };
-    Ok(Scheme::Gptq { integers, plus })
+    let all = codes_of_all(keys, codes(keys)?, "extra_config")?;
+    Ok(all.into_iter().map(|integers| Scheme::Gptq { integers, plus }).collect())
+}
+
+/// Refuses other codes of AWQ than those of four bits.
+fn four_bits(keys: &Keys<'_>) -> Result<()> {
+    match keys.size("bits")?.or(keys.size("w_bit")?).filter(|bits| bits.value != 4) {
+        Some(bits) => Err(bits.wrong("4 bits", bits.value)),
+        None => Ok(()),
+    }
 }
 
 fn awq(keys: &Keys<'_>) -> Result<Scheme> {
-    keys.only("version", &["gemm", "GEMM"])?;
-    let bits = keys.size("bits")?.or(keys.size("w_bit")?);
-    if let Some(bits) = bits.filter(|bits| bits.value != 4) {
-        return Err(bits.wrong("4 bits", bits.value));
+    packed_by_columns(keys)?;
+    for key in ["version", "checkpoint_format", "format"] {
+        if let Some(other) = keys.text(key)?.filter(|form| !form.eq_ignore_ascii_case("gemm")) {
+            let expected = "gemm, the form in which it stores columns";
+            return Err(keys.wrong(key, expected, clipped(other)).hint(HINT));
+        }
     }
+    four_bits(keys)?;
     if keys.flag("zero_point")? == Some(false) {
         return Err(keys
             .wrong("zero_point", "zeros, which AWQ's matrix form has", false)
@@ -242,89 +416,137 @@ fn awq(keys: &Keys<'_>) -> Result<Scheme> {
 
 fn fp8(keys: &Keys<'_>) -> Result<Scheme> {
     keys.only("fmt", &["e4m3", "float8_e4m3fn"])?;
-    let Some(block) = keys.numbers("weight_block_size")? else {
-        return Ok(Scheme::Fp8 { block: None });
-    };
-    match block[..] {
-        [rows, cols] if rows >= 1.0 && cols >= 1.0 => {
-            Ok(Scheme::Fp8 { block: Some([rows as usize, cols as usize]) })
+    Ok(Scheme::Fp8 { block: block(keys, "weight_block_size")? })
+}
+
+/// NVIDIA's.
+fn modelopt(keys: &Keys<'_>) -> Result<Scheme> {
+    match keys.text("quant_algo")? {
+        Some("FP8" | "FP8_PER_CHANNEL_PER_TOKEN") => Ok(Scheme::Fp8 { block: None }),
+        Some("MXFP8") => Ok(Scheme::Fp8 { block: Some([1, 32]) }),
+        other => {
+            let found = clipped(other.unwrap_or("nothing"));
+            let expected = "FP8, FP8_PER_CHANNEL_PER_TOKEN or MXFP8";
+            Err(keys.wrong("quant_algo", expected, found).hint(HINT))
         }
-        _ => Err(keys.wrong(
-            "weight_block_size",
-            "rows and columns of a block",
-            format!("{block:?}"),
-        )),
     }
 }
 
-fn compressed(keys: &Keys<'_>) -> Result<Scheme> {
-    let place = || keys.place("config_groups");
+/// The schemes of compressed-tensors' groups, each once; none where weights are numbers that were
+/// only rounded.
+fn compressed(keys: &Keys<'_>) -> Result<Vec<Scheme>> {
+    let place = keys.place("config_groups");
     let groups = keys.get("config_groups").and_then(|groups| groups.as_object());
-    let mut weights = groups.into_iter().flat_map(|groups| groups.values()).map(|g| &g["weights"]);
-    let Some(first) = weights.next() else {
-        return Err(Error::new(place(), "how weights are quantised", "nothing").hint(HINT));
+    let Some(groups) = groups else {
+        return Err(Error::new(place, "how weights are quantised", "nothing").hint(HINT));
     };
-    if let Some(other) = weights.find(|other| *other != first) {
-        let found = clipped(&other.to_string());
-        return Err(Error::new(place(), "the same settings for all weights", found).hint(HINT));
-    }
     if let Some(found) =
         keys.get("transform_config").filter(|t| t.as_object().is_none_or(|t| !t.is_empty()))
     {
         return Err(keys.odd("transform_config", "no transforms", found).hint(HINT));
     }
-    let asked = Default::default();
-    let place = format!("{}.weights", place());
-    let weights = Keys::json(&place, first, &asked);
+    if let Some(sparsity) = keys.object("sparsity_config")?
+        && let Some(form) = sparsity.text("format")?.filter(|form| *form != "dense")
+    {
+        let expected = "dense: sparse weights are not supported";
+        return Err(sparsity.wrong("format", expected, clipped(form)).hint(HINT));
+    }
+    let format = keys.text("format")?;
+    let mut schemes = Vec::new();
+    for (name, group) in groups {
+        let (place, asked) = (format!("{place}.{}", clipped(name)), Default::default());
+        let group = Keys::json(&place, group, &asked);
+        let own = group.text("format")?;
+        let Some(weights) = group.object("weights")? else { continue };
+        let unknown = |expected: &str, found: &str| match own {
+            Some(_) => group.wrong("format", expected, found).hint(HINT),
+            None => keys.wrong("format", expected, found).hint(HINT),
+        };
+        let scheme = compressed_weights(&weights, own.or(format), &unknown)?;
+        schemes.extend(scheme.filter(|scheme| !schemes.contains(scheme)));
+    }
+    Ok(schemes)
+}
+
+/// The scheme of weights that compressed-tensors stores in a format; none where they are numbers.
+/// `unknown` is the error for another format: what was expected, and found.
+fn compressed_weights(
+    weights: &Keys<'_>,
+    format: Option<&str>,
+    unknown: &dyn Fn(&str, &str) -> Error,
+) -> Result<Option<Scheme>> {
+    let floats = weights.text("type")? == Some("float");
     let integers = || -> Result<Integers> {
         let order = weights.get("actorder");
         Ok(Integers {
             bits: weights.needed("num_bits")?.within(2..=8)?,
-            group: group(&weights)?,
+            group: group(weights)?,
             symmetric: weights.flag("symmetric")?.unwrap_or(true),
-            ordered: order
-                .is_some_and(|o| o.as_str() == Some("group") || o.as_bool() == Some(true)),
+            ordered: order.is_some_and(|order| {
+                ["group", "dynamic"].map(Some).contains(&order.as_str())
+                    || order.as_bool() == Some(true)
+            }),
         })
     };
-    let floats = weights.text("type")? == Some("float");
-    let format = match keys.text("format")? {
-        // The name of both before they had their own.
-        Some("naive-quantized") if floats => Some("float-quantized"),
-        Some("naive-quantized") => Some("int-quantized"),
-        format => format,
-    };
-    match format {
-        Some("pack-quantized") => Ok(Scheme::Packed(integers()?)),
-        Some("mxfp4-pack-quantized") => {
-            let found = (weights.needed("num_bits")?.value, group(&weights)?.unwrap_or(32));
-            match found {
-                (4, 32) => Ok(Scheme::Mxfp4),
-                (bits, group) => {
-                    let found = format!("{bits} bits in groups of {group}");
-                    Err(weights.wrong("num_bits", "4 bits in groups of 32", found).hint(HINT))
-                }
+    let only = |bits: usize, group_size: usize| -> Result<()> {
+        let found = (weights.needed("num_bits")?.value, group(weights)?.unwrap_or(group_size));
+        match found == (bits, group_size) {
+            true => Ok(()),
+            false => {
+                let found = format!("{} bits in groups of {}", found.0, found.1);
+                let expected = format!("{bits} bits in groups of {group_size}");
+                Err(weights.wrong("num_bits", expected, found).hint(HINT))
             }
         }
-        Some("int-quantized") if integers()?.symmetric && integers()?.bits == 8 => {
-            Ok(Scheme::Bytes)
+    };
+    Ok(match format {
+        Some("dense") => None,
+        Some("pack-quantized") if !floats => Some(Scheme::Packed(integers()?)),
+        Some("int-quantized" | "naive-quantized") if !floats => Some(Scheme::Bytes(integers()?)),
+        Some("float-quantized" | "naive-quantized") if floats => {
+            if weights.needed("num_bits")?.value != 8 {
+                let bits = weights.needed("num_bits")?;
+                return Err(bits.wrong("floats of 8 bits", bits.value).hint(HINT));
+            }
+            let block = match group(weights)? {
+                Some(group) => Some([1, group]),
+                None => block(weights, "block_structure")?,
+            };
+            Some(Scheme::Fp8 { block })
         }
-        Some("float-quantized") if weights.needed("num_bits")?.value == 8 => {
-            let block = weights.numbers("block_structure")?;
-            Ok(Scheme::Fp8 {
-                block: match block.as_deref() {
-                    Some([rows, cols]) if *rows >= 1.0 && *cols >= 1.0 => {
-                        Some([*rows as usize, *cols as usize])
-                    }
-                    _ => None,
-                },
-            })
+        Some("mxfp4-pack-quantized") => {
+            only(4, 32)?;
+            Some(Scheme::Mxfp4)
+        }
+        Some("mxfp8-quantized") => {
+            only(8, 32)?;
+            Some(Scheme::Fp8 { block: Some([1, 32]) })
         }
         format => {
-            let expected = "pack-quantized, mxfp4-pack-quantized, float-quantized of 8 bits, or \
-                symmetric int-quantized of 8";
-            let found = clipped(format.unwrap_or("nothing"));
-            Err(keys.wrong("format", expected, found).hint(HINT))
+            let expected = if floats {
+                "float-quantized, mxfp4-pack-quantized or mxfp8-quantized, for floats"
+            } else {
+                "pack-quantized or int-quantized, for integers"
+            };
+            return Err(unknown(expected, &clipped(format.unwrap_or("nothing"))));
         }
+    })
+}
+
+/// The rows and columns of a block: a list, or text such as `128x128`; none where nothing is
+/// stated.
+fn block(keys: &Keys<'_>, key: &'static str) -> Result<Option<[usize; 2]>> {
+    let Some(stated) = keys.get(key) else { return Ok(None) };
+    let sizes: Vec<u64> = match (stated.as_array(), stated.as_str()) {
+        (Some(all), _) => all.iter().filter_map(|n| n.as_u64()).collect(),
+        (_, Some(text)) => text.split('x').filter_map(|n| n.parse().ok()).collect(),
+        _ => Vec::new(),
+    };
+    match sizes[..] {
+        [rows @ 1..=0x1000_0000, cols @ 1..=0x1000_0000] => {
+            Ok(Some([rows as usize, cols as usize]))
+        }
+        _ => Err(keys.odd(key, "rows and columns of a block", stated)),
     }
 }
 
@@ -335,110 +557,358 @@ mod tests {
 
     fn read(config: Value) -> Result<Option<Settings>> {
         let asked = Default::default();
-        Settings::read(&Keys::json("config.json", &config, &asked))
+        Settings::read(&Keys::json("config.json", &config, &asked), &mut Vec::new())
+    }
+
+    fn integers(bits: usize, group: Option<usize>, symmetric: bool, ordered: bool) -> Integers {
+        Integers { bits, group, symmetric, ordered }
+    }
+
+    /// The schemes of a `quantization_config`.
+    fn schemes(settings: Value) -> Vec<Scheme> {
+        match read(json!({ "quantization_config": settings })).unwrap() {
+            Some(Settings::Schemes(schemes)) => schemes,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
     fn each_method_has_its_scheme() {
-        let integers =
-            |bits, group, symmetric, ordered| Integers { bits, group, symmetric, ordered };
+        let gptq = |integers, plus| Scheme::Gptq { integers, plus };
+        let compressed = |format: &str, weights: Value| {
+            json!({ "quant_method": "compressed-tensors", "format": format,
+                "config_groups": { "group_0": { "targets": ["Linear"], "weights": weights } } })
+        };
         let weights =
             json!({ "num_bits": 4, "group_size": 128, "symmetric": false, "actorder": "group" });
-        let groups =
-            json!({ "group_0": { "weights": weights }, "group_1": { "weights": weights } });
+        let twice = json!({ "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": { "group_0": { "weights": weights }, "group_1": { "weights": weights },
+                "attention": { "targets": ["LlamaAttention"], "weights": null } } });
+        let eight = Scheme::Fp8 { block: None };
         let cases = [
             (
                 json!({ "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": true, "sym": false }),
-                Scheme::Gptq { integers: integers(4, Some(128), false, true), plus: 1 },
+                gptq(integers(4, Some(128), false, true), 1),
             ),
             (
                 json!({ "quant_method": "gptq", "bits": 4, "group_size": 128,
                     "dynamic": { "-:.*shared_expert.*": {}, "-:.*mtp.*": {} } }),
-                Scheme::Gptq { integers: integers(4, Some(128), true, false), plus: 1 },
+                gptq(integers(4, Some(128), true, false), 1),
             ),
             (
                 json!({ "quant_method": "gptq", "bits": 3, "group_size": -1, "checkpoint_format": "gptq_v2" }),
-                Scheme::Gptq { integers: integers(3, None, true, false), plus: 0 },
+                gptq(integers(3, None, true, false), 0),
+            ),
+            (
+                json!({ "quant_method": "gptq", "method": "gptq", "bits": 4, "group_size": 128,
+                    "format": "gptq_v2", "checkpoint_format": "gptq_v2", "pack_dtype": "int32" }),
+                gptq(integers(4, Some(128), true, false), 0),
+            ),
+            (
+                json!({ "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": true,
+                    "data_type": "int", "packing_format": "auto_round:auto_gptq" }),
+                gptq(integers(4, Some(128), true, false), 1),
+            ),
+            (
+                json!({ "quant_method": "auto-round", "bits": 2, "group_size": 64, "sym": false,
+                    "packing_format": "auto_round:gptqmodel" }),
+                gptq(integers(2, Some(64), false, false), 0),
+            ),
+            (
+                json!({ "quant_method": "intel/auto-round", "bits": 4, "group_size": 128,
+                    "sym": true, "backend": "auto_round:gptq:exllamav2" }),
+                gptq(integers(4, Some(128), true, false), 1),
+            ),
+            (
+                json!({ "quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": false,
+                    "packing_format": "auto_round:auto_awq" }),
+                Scheme::Awq { group: Some(128) },
             ),
             (
                 json!({ "quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": true }),
                 Scheme::Awq { group: Some(64) },
             ),
             (
-                json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64] }),
-                Scheme::Fp8 { block: Some([128, 64]) },
+                json!({ "quant_method": "awq", "w_bit": 4, "q_group_size": 128, "version": "GEMM" }),
+                Scheme::Awq { group: Some(128) },
             ),
             (
+                json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64],
+                    "modules_to_not_convert": ["lm_head"], "scale_fmt": "ue8m0" }),
+                Scheme::Fp8 { block: Some([128, 64]) },
+            ),
+            (json!({ "quant_method": "fp8", "weight_block_size": null }), eight),
+            (
                 json!({ "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"] }),
-                Scheme::Fp8 { block: None },
+                eight,
+            ),
+            (
+                json!({ "quant_method": "modelopt", "quant_algo": "MXFP8" }),
+                Scheme::Fp8 { block: Some([1, 32]) },
             ),
             (json!({ "quant_method": "mxfp4" }), Scheme::Mxfp4),
             (
-                json!({ "quant_method": "compressed-tensors", "format": "naive-quantized",
-                    "config_groups": { "group_0": { "weights": { "num_bits": 8, "type": "float", "strategy": "tensor" } } } }),
-                Scheme::Fp8 { block: None },
+                compressed(
+                    "naive-quantized",
+                    json!({ "num_bits": 8, "type": "float", "strategy": "tensor" }),
+                ),
+                eight,
             ),
             (
-                json!({ "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups }),
-                Scheme::Packed(integers(4, Some(128), false, true)),
+                compressed(
+                    "float-quantized",
+                    json!({ "num_bits": 8, "type": "float",
+                    "strategy": "block", "block_structure": "128x64" }),
+                ),
+                Scheme::Fp8 { block: Some([128, 64]) },
             ),
             (
-                json!({ "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
-                    "config_groups": { "group_0": { "weights": { "num_bits": 4, "group_size": 32, "type": "float" } } } }),
+                compressed(
+                    "float-quantized",
+                    json!({ "num_bits": 8, "type": "float",
+                    "strategy": "group", "group_size": 64 }),
+                ),
+                Scheme::Fp8 { block: Some([1, 64]) },
+            ),
+            (
+                compressed(
+                    "mxfp8-quantized",
+                    json!({ "num_bits": 8, "type": "float",
+                    "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8" }),
+                ),
+                Scheme::Fp8 { block: Some([1, 32]) },
+            ),
+            (twice, Scheme::Packed(integers(4, Some(128), false, true))),
+            (
+                compressed(
+                    "int-quantized",
+                    json!({ "num_bits": 8, "type": "int", "symmetric": false }),
+                ),
+                Scheme::Bytes(integers(8, None, false, false)),
+            ),
+            (
+                compressed(
+                    "naive-quantized",
+                    json!({ "num_bits": 4, "type": "int",
+                    "group_size": 32, "actorder": "weight" }),
+                ),
+                Scheme::Bytes(integers(4, Some(32), true, false)),
+            ),
+            (
+                compressed(
+                    "mxfp4-pack-quantized",
+                    json!({ "num_bits": 4, "group_size": 32, "type": "float" }),
+                ),
                 Scheme::Mxfp4,
             ),
         ];
         for (settings, scheme) in cases {
-            let found = read(json!({ "quantization_config": settings })).unwrap();
-            assert_eq!(found, Some(Settings::All(scheme)));
+            assert_eq!(schemes(settings.clone()), [scheme], "{settings}");
         }
         assert_eq!(read(json!({})).unwrap(), None);
+        // Numbers that were only rounded, a cache alone, and the key that compressed-tensors had first.
+        let config = compressed("dense", json!({ "num_bits": 8 }));
+        assert_eq!(read(json!({ "quantization_config": config })).unwrap(), None);
+        let config = json!({ "quant_method": "compressed-tensors", "config_groups": {},
+            "kv_cache_scheme": { "num_bits": 8, "type": "float" } });
+        assert_eq!(read(json!({ "quantization_config": config })).unwrap(), None);
+        let config = compressed("int-quantized", json!({ "num_bits": 8, "type": "int" }));
+        assert!(read(json!({ "compression_config": config })).unwrap().is_some());
+    }
+
+    #[test]
+    fn settings_of_single_matrices_are_further_schemes() {
+        let gptq = |bits, group, ordered| Scheme::Gptq {
+            integers: integers(bits, group, false, ordered),
+            plus: 1,
+        };
+        let found = schemes(json!({ "quant_method": "gptq", "bits": 4, "group_size": 128,
+            "dynamic": { "+:.*down_proj": { "bits": 8, "group_size": -1 }, "-:.*gate": {},
+                ".*layers\\.0\\..*": { "sym": false, "desc_act": true }, "-:x": { "bits": 2 } } }));
+        // Symmetric codes are not told from others by their shapes.
+        let expected = [gptq(4, Some(128), false), gptq(8, None, false), gptq(4, Some(128), true)];
+        assert_eq!(found, expected);
+        let found = schemes(json!({ "quant_method": "auto-round", "bits": 2, "group_size": 128,
+            "sym": false, "packing_format": "auto_round:auto_gptq",
+            "extra_config": { "model.layers.0.mlp.gate_proj": { "bits": 4 }, "lm_head": { "bits": 16 } } }));
+        assert_eq!(found, [gptq(2, Some(128), false), gptq(4, Some(128), false)]);
+        let found =
+            schemes(json!({ "quant_method": "compressed-tensors", "format": "mixed-precision",
+            "config_groups": {
+                "group_0": { "format": "pack-quantized", "targets": ["re:.*mlp.*"],
+                    "weights": { "num_bits": 4, "group_size": 128 } },
+                "group_1": { "format": "float-quantized", "targets": ["re:.*self_attn.*"],
+                    "weights": { "num_bits": 8, "type": "float", "strategy": "channel" } } } }));
+        let four = Scheme::Packed(integers(4, Some(128), true, false));
+        assert_eq!(found, [four, Scheme::Fp8 { block: None }]);
+    }
+
+    #[test]
+    fn groups_of_mlx_have_its_usual_sizes() {
+        let group = |bits, group, mode| Group { bits, group, mode };
+        let found = read(json!({
+            "quantization": { "mode": "mxfp8", "lm_head": false, "a.q": true,
+                "a.k": { "group_size": 128, "bits": 6 }, "a.v": { "mode": "mxfp4" } },
+            // A copy, or what the weights were made of.
+            "quantization_config": { "quant_method": "bitsandbytes" } }));
+        let Some(Settings::Mlx { whole, single }) = found.unwrap() else { panic!("no groups") };
+        assert_eq!(whole, group(8, 32, Mode::Mxfp8));
+        assert_eq!(single.len(), 2);
+        assert_eq!(single["a.k"], group(6, 128, Mode::Affine));
+        assert_eq!(single["a.v"], group(4, 32, Mode::Mxfp4));
+    }
+
+    #[test]
+    fn what_is_said_of_the_cache_is_a_line() {
+        let config = json!({ "quantization_config": { "quant_method": "fp8",
+            "kv_cache_scheme": { "num_bits": 8, "type": "float" } } });
+        let (asked, mut lines) = (Default::default(), Vec::new());
+        Settings::read(&Keys::json("config.json", &config, &asked), &mut lines).unwrap();
+        let expected = "config.json: quantization_config.kv_cache_scheme: not used";
+        assert!(lines.len() == 1 && lines[0].starts_with(expected), "{lines:?}");
     }
 
     #[test]
     fn what_is_not_known_is_refused_by_key() {
-        let four = json!({ "weights": { "num_bits": 4 } });
-        let eight = json!({ "weights": { "num_bits": 8 } });
+        let group = |format: &str, weights: Value| {
+            json!({ "quant_method": "compressed-tensors", "format": format,
+                "config_groups": { "a": { "weights": weights } } })
+        };
+        let four = json!({ "num_bits": 4 });
+        let eight = json!({ "num_bits": 8 });
         for (settings, expected) in [
             (
                 json!({ "quant_method": "bitsandbytes" }),
                 "quantization_config.quant_method: expected",
             ),
             (
-                json!({ "quant_method": "gptq", "bits": 4, "dynamic": { "+:.*down_proj": { "bits": 8 } } }),
-                "dynamic: expected the same settings for all matrices",
+                json!({ "quant_method": "gptq", "bits": 4, "dynamic": { "+:.*down_proj": { "bits": 1 } } }),
+                "dynamic.+:.*down_proj: bits: expected 2 to 8, found 1",
             ),
             (json!({ "quant_method": "gptq", "bits": 9 }), "bits: expected 2 to 8, found 9"),
             (
                 json!({ "quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin" }),
                 "found marlin",
             ),
+            (
+                json!({ "quant_method": "gptq", "bits": 4, "is_marlin_format": true }),
+                "is_marlin_format: expected false, found true",
+            ),
+            (
+                json!({ "quant_method": "gptq", "bits": 4, "pack_dtype": "int16" }),
+                "pack_dtype: expected int32, found int16",
+            ),
+            (
+                json!({ "quant_method": "gptq", "bits": 4, "rotation": "hadamard" }),
+                "rotation: expected none",
+            ),
+            (
+                json!({ "quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:fp8_static" }),
+                "packing_format: expected auto_round:auto_gptq, auto_round:gptqmodel or",
+            ),
+            (
+                json!({ "quant_method": "auto-round", "bits": 4, "data_type": "mx_fp" }),
+                "data_type: expected int, found mx_fp",
+            ),
             (json!({ "quant_method": "awq", "version": "gemv" }), "found gemv"),
+            (json!({ "quant_method": "awq", "checkpoint_format": "gemv_fast" }), "found gemv_fast"),
+            (json!({ "quant_method": "awq", "bits": 8 }), "bits: expected 4 bits, found 8"),
             (json!({ "quant_method": "fp8", "fmt": "e5m2" }), "found e5m2"),
             (
                 json!({ "quant_method": "fp8", "weight_block_size": [0, 1] }),
                 "rows and columns of a block",
             ),
+            (group("nvfp4-pack-quantized", four.clone()), "found nvfp4-pack-quantized"),
+            (group("marlin-24", four.clone()), "found marlin-24"),
             (
-                json!({ "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
-                "config_groups": { "a": four } }),
-                "found nvfp4-pack-quantized",
+                group("mxfp4-pack-quantized", eight),
+                "config_groups.a: weights.num_bits: expected 4 bits in groups of 32, found 8 bits",
             ),
             (
-                json!({ "quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized",
-                "config_groups": { "a": eight } }),
-                "expected 4 bits in groups of 32, found 8 bits",
+                group("float-quantized", json!({ "num_bits": 4, "type": "float" })),
+                "expected floats of 8 bits, found 4",
+            ),
+            (
+                json!({ "quant_method": "compressed-tensors", "format": "mixed-precision",
+                "config_groups": { "a": { "weights": four, "format": "nvfp4-pack-quantized" } } }),
+                "config_groups.a: format: expected pack-quantized or int-quantized",
             ),
             (
                 json!({ "quant_method": "compressed-tensors", "format": "pack-quantized",
-                "config_groups": { "a": four, "b": eight } }),
-                "the same settings for all weights",
+                "sparsity_config": { "format": "sparse-24-bitmask" }, "config_groups": { "a": { "weights": four } } }),
+                "sparsity_config.format: expected dense",
             ),
             (json!({ "bits": 4, "group_size": 16, "mode": "nvfp4" }), "found nvfp4"),
+            (json!({ "bits": 4, "group_size": 64, "mode": "mxfp8" }), "8 bits in groups of 32"),
             (json!({ "quant_method": "modelopt", "quant_algo": "NVFP4" }), "found NVFP4"),
         ] {
             let why = read(json!({ "quantization_config": settings })).unwrap_err().to_string();
             assert!(why.starts_with("config.json: ") && why.contains(expected), "{why}");
+            assert!(!why.contains('\n'), "{why}");
+        }
+    }
+
+    /// Matrices of a folder whose settings differ, each by its own.
+    #[test]
+    fn the_tensors_of_a_matrix_choose_its_scheme() {
+        let folder = tempfile::tempdir().unwrap();
+        let zeros = [0u8; 4096];
+        let shapes = [64u64, 64].map(u64::to_le_bytes).concat();
+        let tensor = |name, dtype: DType, shape: &'static [usize]| {
+            let count = dtype.bytes_for(shape.iter().product::<usize>() as u64).unwrap();
+            Tensor { name, dtype, shape, bytes: &zeros[..count as usize] }
+        };
+        let (i32, f16) = (DType::I32, DType::F16);
+        let tensors = [
+            // Rows of four bits in one group would be rows of eight, half as long.
+            tensor("a.weight_packed", i32, &[64, 8]),
+            tensor("a.weight_scale", f16, &[64, 1]),
+            Tensor { bytes: &shapes, ..tensor("a.weight_shape", DType::I64, &[2]) },
+            tensor("b.weight_packed", i32, &[64, 16]),
+            tensor("b.weight_scale", f16, &[64, 1]),
+            Tensor { bytes: &shapes, ..tensor("b.weight_shape", DType::I64, &[2]) },
+            tensor("c.weight_packed", i32, &[64, 8]),
+            tensor("c.weight_scale", f16, &[64, 1]),
+            tensor("c.weight_zero_point", i32, &[8, 1]),
+            tensor("d.weight", DType::I8, &[64, 64]),
+            tensor("d.weight_scale", f16, &[64, 1]),
+            tensor("e.weight", DType::F16, &[16, 64]),
+            tensor("f.qweight", i32, &[8, 64]),
+            tensor("f.qzeros", i32, &[2, 8]),
+            tensor("f.scales", f16, &[2, 64]),
+            tensor("g.qweight", i32, &[16, 64]),
+            tensor("g.qzeros", i32, &[1, 16]),
+            tensor("g.scales", f16, &[1, 64]),
+        ];
+        let path = folder.path().join("model.safetensors");
+        formats::safetensors::write(&path, &[], tensors).unwrap();
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        let tensors = Tensors::open(folder.path()).unwrap();
+        let four = |symmetric| Scheme::Packed(integers(4, None, symmetric, false));
+        let eight = Scheme::Packed(integers(8, None, true, false));
+        let bytes = Scheme::Bytes(integers(8, None, true, false));
+        let compressed = Settings::Schemes(vec![eight, four(true), four(false), bytes]);
+        let gptq =
+            |bits, group| Scheme::Gptq { integers: integers(bits, group, true, false), plus: 1 };
+        let dynamic = Settings::Schemes(vec![gptq(4, Some(128)), gptq(4, Some(32)), gptq(8, None)]);
+        let cases = [
+            (&compressed, "a", Some(four(true))),
+            (&compressed, "b", Some(eight)),
+            (&compressed, "c", Some(four(false))),
+            (&compressed, "d", Some(bytes)),
+            (&compressed, "e", None),
+            (&dynamic, "e", None),
+            (&dynamic, "f", Some(gptq(4, Some(32)))),
+            (&dynamic, "g", Some(gptq(8, None))),
+        ];
+        for (settings, stem, scheme) in cases {
+            let name = format!("{stem}.weight");
+            let found = match settings.source(&name, tensors.get(&name), &tensors) {
+                Some(Source::Quantised(quantised)) => Some(quantised.scheme),
+                None => None,
+                Some(other) => panic!("{stem}: {other:?}"),
+            };
+            assert_eq!(found, scheme, "{stem}");
         }
     }
 }

@@ -24,6 +24,8 @@ const DERIVED: &[&str] = &[
     // Scales for programs that round what matrices read, too.
     "activation_scale",
     "input_scale",
+    "input_zero_point",
+    "output_scale",
     "qscale_act",
     // Scales of caches in eight-bit floats.
     "k_proj.k_scale",
@@ -33,9 +35,9 @@ const DERIVED: &[&str] = &[
 ];
 
 /// Refuses a GGUF file with tensors of its blocks that no layer reads, as ggml's own loader does,
-/// and any file with a bias that no layer reads of a matrix that one does. Checkpoints of Hugging
-/// Face may hold more than the decoder (parts for images, heads for training): there, unread tensors
-/// of blocks are worth a warning.
+/// and any file with a bias that no layer reads of a matrix that one does, unless it is zero, as
+/// AutoGPTQ adds to every matrix. Checkpoints of Hugging Face may hold more than the decoder (parts
+/// for images, heads for training): there, unread tensors of blocks are worth a warning.
 pub(crate) fn check(
     program: &Program,
     tensors: &Tensors,
@@ -47,13 +49,18 @@ pub(crate) fn check(
     let heads = ["head", "head.bias"].map(|head| candidates(head, names.dialect, names.tables));
     let head = |name: &str| heads.iter().flatten().any(|head| head == name);
     let left = |name: &str| ending == Ending::Hidden && head(name);
-    let derived = |name: &str| left(name) || DERIVED.iter().any(|part| name.contains(part));
+    let derived = |name: &str| {
+        left(name) || DERIVED.iter().any(|part| name.contains(part)) || is_nothing(name, tensors)
+    };
     // The bias of a matrix that is read is a part of its product.
     let of_matrix = |name: &&str| {
         let stem = name.strip_suffix(".bias");
-        stem.is_some_and(|stem| used.contains(format!("{stem}.weight").as_str()))
+        let held =
+            |part: &&str| stem.is_some_and(|stem| used.contains(format!("{stem}.{part}").as_str()));
+        ["weight", "qweight", "weight_packed"].iter().any(held)
     };
-    if let Some(bias) = tensors.names().filter(of_matrix).find(|name| !used.contains(name)) {
+    let unread = |name: &&str| !used.contains(name) && !is_nothing(name, tensors);
+    if let Some(bias) = tensors.names().filter(of_matrix).find(unread) {
         let place = format!("{}: {}", names.file, bias.chars().take(80).collect::<String>());
         let expected = "a matrix without a bias, as this architecture has";
         return Err(Error::new(place, expected, "one").of(ErrorKind::Unsupported));
@@ -90,4 +97,15 @@ pub(crate) fn check(
     let found = format!("{shown}{more}, which it has no use for");
     Err(Error::new(names.file, "the tensors of its architecture and block_count", found)
         .hint("the metadata may describe another model"))
+}
+
+/// Whether a tensor is a bias, or zeros of codes, that adds nothing.
+fn is_nothing(name: &str, tensors: &Tensors) -> bool {
+    let parts = [".bias", ".weight_zero_point"];
+    let tensor = tensors.get(name).filter(|_| parts.iter().any(|part| name.ends_with(part)));
+    // Vectors are read whole; a matrix is no bias.
+    tensor.filter(|tensor| tensor.elements() <= 1 << 20).is_some_and(|tensor| {
+        let floats = tensor.to_f32().is_ok_and(|all| all.iter().all(|x| *x == 0.0));
+        floats || tensor.bytes.iter().all(|byte| *byte == 0)
+    })
 }

@@ -324,6 +324,39 @@ fn broken_folders_are_refused_with_a_reason() {
     }
 }
 
+/// What quantising programs wrote before `config.json` had a key for it.
+#[test]
+fn quantisation_is_read_from_the_file_beside() {
+    let weights = || ("model.safetensors", shard(&["a"]));
+    let cases = [
+        (
+            "quantize_config.json",
+            r#"{"bits":4,"sym":true}"#,
+            r#"{"bits":4,"sym":true,"quant_method":"gptq"}"#,
+        ),
+        ("quant_config.json", r#"{"w_bit":4}"#, r#"{"w_bit":4,"quant_method":"awq"}"#),
+        (
+            "hf_quant_config.json",
+            r#"{"producer":{"name":"modelopt"},"quantization":{"quant_algo":"FP8"}}"#,
+            r#"{"quant_algo":"FP8","quant_method":"modelopt"}"#,
+        ),
+    ];
+    for (name, text, expected) in cases {
+        let dir = folder(&[config(), (name, text.into()), weights()]);
+        let open = Folder::open(dir.path()).unwrap();
+        let found = open.config()["quantization_config"].clone();
+        assert_eq!(found, serde_json::from_str::<serde_json::Value>(expected).unwrap(), "{name}");
+        assert_eq!(open.remarks().len(), 1);
+        assert!(open.remarks()[0].starts_with(name), "{:?}", open.remarks());
+        // The configuration goes before it.
+        let stated = br#"{"hidden_size":64,"quantization_config":{"quant_method":"fp8"}}"#.to_vec();
+        let dir = folder(&[("config.json", stated), (name, text.into()), weights()]);
+        let open = Folder::open(dir.path()).unwrap();
+        assert_eq!(open.config()["quantization_config"]["quant_method"], "fp8");
+        assert!(open.remarks().is_empty());
+    }
+}
+
 /// What editors, Git and copied caches leave.
 #[test]
 fn marks_pointers_links_and_stale_indices() {

@@ -45,7 +45,11 @@ fn cases() -> Vec<Case> {
     const PACKED: &[&str] = &["weight_packed", "weight_scale"];
     const ZEROS: &[&str] = &["weight_packed", "weight_scale", "weight_zero_point"];
     const FP8: &[&str] = &["weight", "weight_scale"];
+    const BYTES: &[&str] = &["weight", "weight_scale", "weight_zero_point"];
     let gptq = |integers, plus| Scheme::Gptq { integers, plus };
+    let packed = |bits, group, symmetric| Scheme::Packed(integers(bits, group, symmetric, false));
+    let bytes = |bits, group, symmetric| Scheme::Bytes(integers(bits, group, symmetric, false));
+    let exponents = Scheme::Fp8 { block: Some([1, 32]) };
     vec![
         ("gptq4", gptq(integers(4, Some(64), false, false), 1), GPTQ, DType::Q5_0.into()),
         ("gptq4-second", gptq(integers(4, Some(64), false, false), 0), GPTQ, DType::Q5_0.into()),
@@ -89,6 +93,19 @@ fn cases() -> Vec<Case> {
         ("mxfp4", Scheme::Mxfp4, &["blocks", "scales"], DType::Mxfp4.into()),
         ("mlx-mxfp4", Scheme::Mxfp4, &["codes", "scales"], DType::Mxfp4.into()),
         ("packed-mxfp4", Scheme::Mxfp4, PACKED, DType::Mxfp4.into()),
+        ("mlx-mxfp8", exponents, &["codes", "scales"], DType::BF16.into()),
+        ("mlx-mxfp8-stack", exponents, &["codes", "scales"], DType::BF16.into()),
+        ("packed-mxfp8", exponents, FP8, DType::BF16.into()),
+        ("gptq4-wrapped", gptq(integers(4, Some(64), false, false), 1), GPTQ, DType::Q5_0.into()),
+        ("packed3", packed(3, Some(64), true), PACKED, groups(3, 64, DType::BF16)),
+        ("packed4-zero-bytes", packed(4, Some(32), false), ZEROS, groups(5, 32, DType::BF16)),
+        ("packed8-asymmetric", packed(8, Some(32), false), ZEROS, DType::BF16.into()),
+        ("packed4-channel", packed(4, None, false), ZEROS, DType::Q5_0.into()),
+        ("bytes-asymmetric", bytes(8, None, false), BYTES, DType::BF16.into()),
+        ("bytes-groups", bytes(4, Some(32), true), FP8, groups(8, 32, DType::BF16)),
+        ("bytes-whole", bytes(8, None, true), FP8, groups(8, 128, DType::BF16)),
+        ("floats-groups", Scheme::Fp8 { block: Some([1, 64]) }, FP8, DType::BF16.into()),
+        ("floats-blocks", Scheme::Fp8 { block: Some([24, 48]) }, FP8, DType::BF16.into()),
     ]
 }
 
@@ -125,6 +142,11 @@ fn what_does_not_fit_is_refused_by_tensor() {
             match name.as_str() {
                 "gptq4.scales" => *shape = vec![shape[1], shape[0]],
                 "gptq4-ordered.g_idx" => bytes[..4].copy_from_slice(&(-1i32).to_le_bytes()),
+                "packed4-zero-bytes.weight_zero_point" => bytes[1] = 200,
+                "bytes-asymmetric.weight_zero_point" => {
+                    *shape = vec![16];
+                    bytes.truncate(16);
+                }
                 "mxfp4.scales" => {
                     shape[2] = 1;
                     bytes.truncate(2 * 32);
@@ -151,6 +173,15 @@ fn what_does_not_fit_is_refused_by_tensor() {
         error("mxfp4").contains("mxfp4.blocks: expected codes [2, 32, 1, 16]"),
         "{}",
         error("mxfp4")
+    );
+    let zero = error("packed4-zero-bytes");
+    let expected =
+        "packed4-zero-bytes.weight_zero_point: expected zeros of 4 bits, found -56 for output 0";
+    assert!(zero.contains(expected), "{zero}");
+    let zeros = error("bytes-asymmetric");
+    assert!(
+        zeros.contains("weight_zero_point: expected zeros [32, 1] in i8, found [16]"),
+        "{zeros}"
     );
     // Settings that say more than the tensors.
     let refused = |case: &str, scheme, names: &[&str]| {
