@@ -27,7 +27,10 @@ BOUND = 3e-3
 WINDOW, HEADS = "llama.cpp has no window there", "llama.cpp takes sizes for granted that these are not"
 SMALL = "llama.cpp refuses the published sections for such small heads"
 SECTIONS = "llama.cpp does not rotate the pairs behind the sections"
+SIZES = "llama.cpp tells the models without a latent row of queries by their number of layers"
 APART = {
+    "deepseek2": "llama.cpp has no biases there",
+    "deepseek2-lite": SIZES,
     "dots1": HEADS,
     "dots1-bias": HEADS,
     "ernie4_5": "llama.cpp has no biases there",
@@ -38,6 +41,7 @@ APART = {
     "lfm2-adjusted": HEADS,
     "mistral": WINDOW,
     "mistral-long": WINDOW,
+    "moonlight": SIZES,
     "olmoe": HEADS,
     "phi3": WINDOW,
     "phi3-short": "llama.cpp makes a context of 256 of one of 32, and takes the factors for long ones",

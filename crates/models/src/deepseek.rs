@@ -60,12 +60,13 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
     keys.note("embedding_initializer_range");
     let layers = raw.layers.value;
     let (config, options) = latent::read(files, raw)?;
+    let heads = latent::Heads::of(&options);
     let mixer = latent::mixer(options);
     let mlp_bias = files.bias("mlp_bias")?;
     let Some(mixture) = Mixture::read(files, &config, layers)? else {
         let parts = decoder::Parts { mixer, ..decoder::Parts::new(mlp_bias, Config::attention) };
-        return Ok(decoder::open_recipes(config, parts, |_, weights, name| {
-            latent::part(weights, name)
+        return Ok(decoder::open_recipes(config, parts, move |_, weights, name| {
+            latent::part(weights, name, heads)
         }));
     };
     let Mixture { options, dense, shared, uncorrected } = mixture;
@@ -92,7 +93,7 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
             let (source, shape) = (Source::Zeros(vec![count]), vec![count]);
             return Ok(Some(Stored { source, shape }));
         }
-        match latent::part(weights, name)? {
+        match latent::part(weights, name, heads)? {
             Some(part) => Ok(Some(part)),
             None => experts::joined(weights, name, count),
         }
@@ -193,8 +194,13 @@ impl Mixture {
             keys.size(Key(if limited { "topk_group" } else { "" }, "expert_group_used_count"))?,
         );
         if !limited {
-            keys.note("n_group");
-            keys.note("topk_group");
+            for (key, gguf) in
+                [("n_group", "expert_group_count"), ("topk_group", "expert_group_used_count")]
+            {
+                // One group is none.
+                keys.note(key);
+                keys.state(Key("", gguf), hugging_face.then_some(Value::U32(1)));
+            }
         }
         let Some(groups) = groups.filter(|groups| groups.value > 1) else { return Ok(options) };
         let count = groups.within(2..=MOST_GROUPS)?;

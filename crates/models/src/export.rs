@@ -97,7 +97,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         Error::new(tensors.path().display(), "a model folder", "a GGUF file").hint(hint)
     })?;
     let asked = Asked::default();
-    let model = crate::load_asking(tensors, &Options::default(), &asked)?;
+    let model = crate::load_asking(tensors, &Options::default(), &asked, true)?;
     let config = model.config();
     let place = folder.stated_in().display().to_string();
     let architecture = config.architecture;
@@ -105,10 +105,11 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         let expected = "an architecture whose GGUF files are read";
         return Err(Error::new(&place, expected, architecture.name).of(ErrorKind::Unsupported));
     }
-    // GGUF has their matrices apart, those of keys turned, and elements that rotate side by side.
-    if [latent::GGUF, minicpm::THIRD.gguf].contains(&architecture.gguf) {
-        let expected = "keys and values of heads, that GGUF can say";
-        let error = Error::new(&place, expected, "latent ones");
+    // There elements that rotate together lie side by side.
+    let halves = config.rope.as_ref().is_some_and(|rope| rope.pairing == Pairing::Half);
+    if architecture.gguf == latent::GGUF && halves {
+        let place = format!("{place}: rope_interleave");
+        let error = Error::new(place, "settings that GGUF can say", false);
         return Err(error.of(ErrorKind::Unsupported));
     }
     let stated = asked.stated();
@@ -116,8 +117,8 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
     let names = Names { tensors, dialect, file: &file, tables, quantised: None };
     let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
-    let files =
-        Files { architecture, keys, outer, names: &names, tensors: Some(tensors), context: None };
+    let (tensors, context) = (Some(tensors), None);
+    let files = Files { architecture, keys, outer, names: &names, tensors, context, apart: true };
     let held = &model.layers.blank.weights;
     let count = experts::count(&files.keys)?;
     let (mut metadata, net) =
@@ -126,9 +127,13 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         true => vec![hybrid::sections(&files)?],
         false => net,
     };
-    let heads = lfm2::metadata(config, held);
+    let mut heads = latent::metadata(&files, config, held)?;
+    heads.extend(lfm2::metadata(config, held));
     metadata.retain(|(key, _)| {
-        !heads.iter().any(|(own, _)| *key == format!("{}.{own}", architecture.gguf))
+        let own = |own: &str| *key == format!("{}.{own}", architecture.gguf);
+        // Readers take MiniCPM 3's factors for granted.
+        let granted = architecture.gguf == latent::THIRD && minicpm::FACTORS.iter().any(|f| own(f));
+        !granted && !heads.iter().any(|(key, _)| own(key))
     });
     metadata.extend(
         net.into_iter()
@@ -153,7 +158,10 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
 /// The first operation or weight that is another one: settings that GGUF cannot say.
 pub fn check(folder: &Tensors, file: &Tensors) -> Result<()> {
     let options = Options::default();
-    let record = |tensors: &Tensors| crate::load(tensors, &options)?.record(false);
+    let record = |tensors: &Tensors| {
+        let asked = Asked::default();
+        crate::load_asking(tensors, &options, &asked, true)?.record(false)
+    };
     let wanted = record(folder)?;
     let unsaid = |found: String| {
         let place = folder.path().join("config.json").display().to_string();
@@ -321,8 +329,19 @@ fn rotation(
             add("scaling.original_context_length", Value::U32(yarn.original as u32));
             add("scaling.yarn_beta_fast", number(yarn.fast));
             add("scaling.yarn_beta_slow", number(yarn.slow));
-            let usual = scaling::yarn_magnitude(yarn.factor, log_multiplier.unwrap_or(0.0));
-            add("scaling.attn_factor", number(yarn.magnitude / usual));
+            let log = log_multiplier.unwrap_or(0.0);
+            let usual = match form {
+                latent::GGUF => latent::usual_magnitude(yarn.factor, 10.0 * log),
+                _ => scaling::yarn_magnitude(yarn.factor, log),
+            };
+            let magnitude = yarn.magnitude / usual;
+            // Readers would take it for a part of the factor on scores, too.
+            if form == latent::GGUF && (magnitude - 1.0).abs() > 1e-6 {
+                let found = format!("sines and cosines times {magnitude}");
+                let error = scaling.wrong("a rotation that GGUF can say", found);
+                return Err(error.of(ErrorKind::Unsupported));
+            }
+            add("scaling.attn_factor", number(magnitude));
             Vec::new()
         }
         Scaling::Llama3 { factor, low, high, original } => {
@@ -387,6 +406,8 @@ fn weights(config: &Config, held: &[Weight], [experts, key_heads]: [usize; 2]) -
                 continue;
             }
             let own = hybrid::exported(held, &canonical, (key_heads > 0).then_some(key_heads));
+            let latent = || latent::exported(held, &canonical, config.heads).map(Some);
+            let own = own.or_else(latent);
             let made = match own.or_else(|| lfm2::exported(held, &canonical)) {
                 Some(made) => made,
                 None => made(held, &canonical, config, experts),

@@ -13,8 +13,10 @@ use crate::names::Row;
 use crate::rope::{Scaling, Yarn};
 use crate::scaling::{LOG_MULTIPLIER, yarn_magnitude};
 use crate::stated::Stated;
+use formats::gguf::Value;
 use formats::{Result, Source};
 use nn::{LatentAttention, LatentOptions, Pairing, Stored, Weights};
+use program::Weight;
 
 pub(crate) const NAMES: &[Row] = &[
     ("blocks.{}.attention.q_a", "model.layers.{}.self_attn.q_a_proj", "blk.{}.attn_q_a"),
@@ -113,7 +115,8 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
     let scale = scale(files, &mut raw, plain + turned)?;
     let bias = files.bias("attention_bias")?;
     let whole = files.names.find("blocks.0.attention.kv_b")?.is_some();
-    let apart = !whole && files.names.find("blocks.0.attention.k_b")?.is_some();
+    let stored_apart = !whole && files.names.find("blocks.0.attention.k_b")?.is_some();
+    let apart = stored_apart || files.apart && files.architecture.gguf == GGUF;
     let width = raw.hidden.clone();
     let mut config = raw.check()?;
     config.head_dim = plain + turned;
@@ -154,30 +157,33 @@ fn scale(files: &Files<'_>, raw: &mut Raw, width: usize) -> Result<f32> {
             yarn.magnitude *= usual_magnitude(yarn.factor, weight) / usual;
             weight
         }
-        Dialect::HuggingFace => {
-            let rope = match keys.object("rope_parameters")? {
-                Some(rope) => Some(rope),
-                None => keys.object("rope_scaling")?,
-            };
-            let number = |key: &'static str| match &rope {
-                Some(rope) => Ok(rope.number(Key(key, ""))?.map_or(0.0, |number| number.value)),
-                None => Ok(0.0),
-            };
-            number("mscale_all_dim")?
-        }
+        Dialect::HuggingFace => weight_of_logarithm(files)?.unwrap_or(0.0),
     };
     let magnitude = Yarn::magnitude(yarn.factor, weight);
     Ok((plain * magnitude * magnitude) as f32)
 }
 
+/// The weight of the stretched context's logarithm in the factor on scores, as `config.json` says
+/// it; none where it says nothing.
+fn weight_of_logarithm(files: &Files<'_>) -> Result<Option<f64>> {
+    let rope = match files.keys.object("rope_parameters")? {
+        Some(rope) => Some(rope),
+        None => files.keys.object("rope_scaling")?,
+    };
+    let Some(rope) = rope else { return Ok(None) };
+    Ok(rope.number(Key("mscale_all_dim", ""))?.map(|number| number.value))
+}
+
 /// The magnitude of sines and cosines that readers of GGUF take where the logarithm has this weight
 /// in the factor on scores.
-fn usual_magnitude(factor: f64, weight: f64) -> f64 {
+pub(crate) fn usual_magnitude(factor: f64, weight: f64) -> f64 {
     if weight == 0.0 { Yarn::magnitude(factor, 1.0) } else { 1.0 }
 }
 
 /// GGUF's name of the architectures that have it.
 pub(crate) const GGUF: &str = "deepseek2";
+/// GGUF's name of the one that has both matrices in one.
+pub(crate) const THIRD: &str = "minicpm3";
 
 /// Such attention in every block.
 pub(crate) fn mixer(options: LatentOptions) -> Mixer {
@@ -196,17 +202,30 @@ pub(crate) fn pairing(files: &Files<'_>) -> Result<Pairing> {
     Ok(if beside { Pairing::Adjacent } else { Pairing::Half })
 }
 
-/// The matrix of keys or of values that is stored apart, as a stack of those of all heads. Those of
-/// keys are stored the other way round, and so decoded.
+/// The numbers of heads, and of the elements of a key that do not turn and of a value.
+#[derive(Clone, Copy)]
+pub(crate) struct Heads([usize; 3]);
+
+impl Heads {
+    pub(crate) fn of(options: &LatentOptions) -> Heads {
+        Heads([options.heads, options.plain, options.value])
+    }
+}
+
+/// The matrix of keys or of values apart from the other, as a stack of those of all heads. Where it
+/// is stored apart, that of keys is stored the other way round, and so decoded.
 ///
 /// # Errors
 /// Tensors that do not fit the name.
-pub(crate) fn part(weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
-    let Some((_, part)) = name.rsplit_once(".attention.") else { return Ok(None) };
+pub(crate) fn part(weights: &dyn Weights, name: &str, heads: Heads) -> Result<Option<Stored>> {
+    let Some((block, part)) = name.rsplit_once(".attention.") else { return Ok(None) };
     if part != "k_b" && part != "v_b" {
         return Ok(None);
     }
-    let Some(Stored { source, shape }) = weights.find(name)? else { return Ok(None) };
+    let Some(Stored { source, shape }) = weights.find(name)? else {
+        let whole = weights.find(&format!("{block}.attention.kv_b"))?;
+        return Ok(whole.and_then(|whole| taken(whole, part, heads)));
+    };
     let [heads, a, b] = shape[..] else { return Ok(Some(Stored { source, shape })) };
     let (source, rows, columns) = match part {
         "k_b" => (Source::Transpose(Box::new(Source::Decoded(Box::new(source)))), b, a),
@@ -214,4 +233,73 @@ pub(crate) fn part(weights: &dyn Weights, name: &str) -> Result<Option<Stored>> 
     };
     let shape = vec![heads.saturating_mul(rows), columns];
     Ok(Some(Stored { source: Source::Reshape(Box::new(source), shape.clone()), shape }))
+}
+
+/// The rows of keys or of values of a matrix that has those of each head one after the other; none
+/// of another shape.
+fn taken(whole: Stored, part: &str, Heads([heads, plain, value]): Heads) -> Option<Stored> {
+    let [rows, rank] = whole.shape[..] else { return None };
+    if rows != heads.checked_mul(plain + value)? {
+        return None;
+    }
+    let (first, count) = if part == "k_b" { (0, plain) } else { (plain, value) };
+    let of_head = |h: usize| whole.source.clone().rows(h * (plain + value) + first, count);
+    let source = Source::Concat((0..heads).map(of_head).collect());
+    Some(Stored { source, shape: vec![heads * count, rank] })
+}
+
+/// What GGUF says of latent attention besides what `config.json` does: keys and values of heads as
+/// readers see them that multiply queries with the matrix of keys, and as they are, below the
+/// prefix; `held` are the model's weights.
+pub(crate) fn metadata(
+    files: &Files<'_>,
+    config: &Config,
+    held: &[Weight],
+) -> Result<Vec<(&'static str, Value)>> {
+    let architecture = config.architecture.gguf;
+    if architecture != GGUF && architecture != THIRD {
+        return Ok(Vec::new());
+    }
+    let size = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let norm = held.iter().find(|weight| weight.name == "blocks.0.attention.kv_a_norm");
+    let output = held.iter().find(|weight| weight.name == "blocks.0.attention.o");
+    let rank = norm.map_or(0, |norm| norm.shape.iter().product());
+    let value = output.and_then(|o| o.shape.last()).map_or(0, |all| all / config.heads.max(1));
+    let turned = config.rope.as_ref().map_or(0, |rope| 2 * rope.frequencies.len());
+    if architecture == THIRD {
+        return Ok(vec![("attention.value_length", size(value))]);
+    }
+    let mut all = vec![
+        ("attention.head_count_kv", size(1)),
+        ("attention.key_length", size(rank + turned)),
+        ("attention.value_length", size(rank)),
+        ("attention.key_length_mla", size(config.head_dim)),
+        ("attention.value_length_mla", size(value)),
+    ];
+    if let Some(weight) = weight_of_logarithm(files)? {
+        all.push((LOG_MULTIPLIER, Value::F32((0.1 * weight) as f32)));
+    }
+    Ok(all)
+}
+
+/// A weight as GGUF has it: matrices of keys and of values as stacks of those of heads, those of
+/// keys the other way round.
+pub(crate) fn exported(
+    held: &[Weight],
+    canonical: &str,
+    heads: usize,
+) -> Option<(Source, Vec<usize>)> {
+    let part = canonical.rsplit_once(".attention.")?.1;
+    if part != "k_b" && part != "v_b" {
+        return None;
+    }
+    let weight = held.iter().find(|weight| weight.name == canonical)?;
+    let [rows, rank] = weight.shape[..] else { return None };
+    let shape = vec![heads, rows / heads.max(1), rank];
+    let source = Source::Reshape(Box::new(weight.source.clone()), shape.clone());
+    if part == "v_b" {
+        return Some((source, shape));
+    }
+    let source = if source.is_quantised() { Source::Decoded(Box::new(source)) } else { source };
+    Some((Source::Transpose(Box::new(source)), vec![heads, rank, shape[1]]))
 }

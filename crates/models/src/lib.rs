@@ -268,15 +268,17 @@ pub struct Model {
 /// file that holds no model of a known architecture.
 pub fn config(tensors: &Tensors, options: &Options) -> Result<Config> {
     let file = tensors.path().display().to_string();
-    open(tensors, &file, options, &Asked::default()).map(|(opened, _)| opened.config)
+    open(tensors, &file, options, &Asked::default(), false).map(|(opened, _)| opened.config)
 }
 
-/// Reads a configuration; `asked` notes which of its keys, and what they say.
+/// Reads a configuration; `asked` notes which of its keys, and what they say. `apart`:
+/// [`Files::apart`].
 fn open<'a>(
     tensors: &'a Tensors,
     file: &'a str,
     options: &Options,
     asked: &Asked,
+    apart: bool,
 ) -> Result<(Opened, Names<'a>)> {
     let context = options.context;
     if let Some(gguf) = tensors.gguf() {
@@ -290,8 +292,8 @@ fn open<'a>(
         let names = Names { tensors, dialect, file, tables, quantised: None };
         let keys = Keys::gguf(file, architecture.gguf, metadata, asked);
         let (tensors, outer) = (Some(tensors), keys.clone());
-        let opened =
-            read(&Files { architecture, keys, outer, names: &names, tensors, context }, options)?;
+        let files = Files { architecture, keys, outer, names: &names, tensors, context, apart };
+        let opened = read(&files, options)?;
         return Ok((opened, names));
     }
     let folder = tensors
@@ -313,7 +315,8 @@ fn open<'a>(
         None => guessed(&place, |architecture| names(architecture))?,
     };
     let names = names(architecture);
-    let files = Files { architecture, keys, outer, names: &names, tensors: Some(tensors), context };
+    let tensors = Some(tensors);
+    let files = Files { architecture, keys, outer, names: &names, tensors, context, apart };
     let mut opened = read(&files, options)?;
     opened.config.warnings.splice(0..0, remark.into_iter().chain(said));
     opened.config.warnings.extend(folder.remarks());
@@ -414,8 +417,9 @@ pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> R
         quantisation::Settings::read(keys, &mut Vec::new())?;
     }
     let Some(architecture) = stated(&keys, &outer)? else { return Ok(()) };
-    let (names, tensors, context) = (&None, Option::None, options.context);
-    read(&Files { architecture, keys, outer, names, tensors, context }, options).map(|_| ())
+    let (names, tensors, context, apart) = (&None, Option::None, options.context, false);
+    let files = Files { architecture, keys, outer, names, tensors, context, apart };
+    read(&files, options).map(|_| ())
 }
 
 /// Builds the model behind `tensors`: every weight found, every shape and type checked.
@@ -424,13 +428,13 @@ pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> R
 /// Those of [`config()`]; a weight that is missing, of another shape, or of a type that holds no
 /// weights, by file and name; in a GGUF file, tensors that the architecture has no use for.
 pub fn load(tensors: &Tensors, options: &Options) -> Result<Model> {
-    load_asking(tensors, options, &Asked::default())
+    load_asking(tensors, options, &Asked::default(), false)
 }
 
-/// As [`load`]; `asked` notes what the configuration says.
-fn load_asking(tensors: &Tensors, options: &Options, asked: &Asked) -> Result<Model> {
+/// As [`load`]; `asked` notes what the configuration says. `apart`: [`Files::apart`].
+fn load_asking(tensors: &Tensors, options: &Options, asked: &Asked, apart: bool) -> Result<Model> {
     let file = tensors.path().display().to_string();
-    let (Opened { mut config, build }, names) = open(tensors, &file, options, asked)?;
+    let (Opened { mut config, build }, names) = open(tensors, &file, options, asked, apart)?;
     let layers = build(&names, options.ending)?;
     for weight in &layers.blank.weights {
         let named = |e: Error| match e.place.starts_with(&file) {

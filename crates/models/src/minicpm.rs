@@ -25,12 +25,15 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 pub(crate) const THIRD: Architecture = Architecture {
     title: "MiniCPM 3",
     name: "minicpm3",
-    gguf: "minicpm3",
+    gguf: latent::THIRD,
     class: "MiniCPM3ForCausalLM",
     names: &[latent::NAMES, llama::NAMES, phimoe::FACTORS],
     open: open_third,
     ..ARCHITECTURE
 };
+
+/// GGUF's keys of those numbers.
+pub(crate) const FACTORS: &[&str] = &["embedding_scale", "residual_scale", "logit_scale"];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;
@@ -52,12 +55,15 @@ fn open_third(files: &Files<'_>) -> Result<Opened> {
     let multipliers = multipliers(files, &raw, Some(third))?;
     let mlp_bias = files.bias("mlp_bias")?;
     let (config, options) = latent::read(files, raw)?;
+    let heads = latent::Heads::of(&options);
     let parts = decoder::Parts {
         multipliers,
         mixer: latent::mixer(options),
         ..decoder::Parts::new(mlp_bias, Config::attention)
     };
-    Ok(decoder::open_recipes(config, parts, |_, weights, name| latent::part(weights, name)))
+    Ok(decoder::open_recipes(config, parts, move |_, weights, name| {
+        latent::part(weights, name, heads)
+    }))
 }
 
 /// The factors on embeddings, on the results of sublayers, and on logits; `granted` are those of
