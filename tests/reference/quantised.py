@@ -142,7 +142,7 @@ def wrapped_zeros(packing, offset) -> dict:
 
 
 def compressed(format: str, shape=(OUT, IN), zeros=None, numbers=torch.bfloat16, **weights) -> dict:
-    """Random weights that compressed-tensors packs by its own observers' ranges, and unpacks again."""
+    """Random weights that compressed-tensors rounds by random scales and zeros, packs, and unpacks again."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 

@@ -306,6 +306,9 @@ fn open<'a>(
         Some(settings) => Some(settings),
         None => quantisation::Settings::read(&keys, &mut said)?,
     };
+    if quantised.is_none() {
+        quantisation::check_numbers(tensors, &place)?;
+    }
     let names = |architecture: &Architecture| {
         let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
         Names { tensors, dialect, file, tables, quantised: quantised.clone() }

@@ -154,6 +154,29 @@ impl Settings {
     }
 }
 
+/// Refuses parts of quantised matrices where `place`, the configuration, says nothing of them.
+///
+/// # Errors
+/// The first part.
+pub(crate) fn check_numbers(tensors: &Tensors, place: &str) -> Result<()> {
+    let part = |tensor: &Tensor<'_>| {
+        let codes =
+            tensor.holds_codes() || tensor.holds_eight_bit_floats() || tensor.holds_signed_bytes();
+        let named = [".qweight", ".weight_packed", "_blocks"];
+        named.iter().any(|end| tensor.name.ends_with(end))
+            || codes && tensor.name.ends_with(".weight")
+    };
+    match tensors.iter().find(part) {
+        Some(tensor) => {
+            let found = format!("nothing, beside {} of {}", clipped(tensor.name), tensor.dtype);
+            let place = format!("{place}: quantization_config");
+            Err(Error::new(place, "how weights are quantised", found)
+                .hint("the program that quantised them states it in a file beside the weights"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// What the matrix `stem` would be by a scheme, if it has the first of the tensors; `tensor` is
 /// what the file has as `STEM.weight`.
 fn quantised(

@@ -231,6 +231,30 @@ fn a_bias_that_nothing_reads_is_refused() {
     assert_eq!(refused(&vec![0; q.bytes.len()]), None);
 }
 
+/// Codes whose bits and groups nothing states are told as such, not as a weight that is missing.
+#[test]
+fn codes_that_no_settings_explain_are_refused() {
+    let (case, aside) = (testing::models().join("qwen2"), tempfile::tempdir().unwrap());
+    std::fs::copy(case.join("config.json"), aside.path().join("config.json")).unwrap();
+    let stored = Safetensors::open(&case.join("model.safetensors")).unwrap();
+    let q = "model.layers.0.self_attn.q_proj";
+    let codes = format!("{q}.qweight");
+    let codes = formats::Tensor {
+        name: &codes,
+        dtype: formats::DType::I32,
+        shape: &[4, 8],
+        bytes: &[0; 128],
+    };
+    let rest = stored.iter().filter(|tensor| !tensor.name.starts_with(q)).chain([codes]);
+    formats::safetensors::write(&aside.path().join("model.safetensors"), &[], rest).unwrap();
+    let tensors = Tensors::open(aside.path()).unwrap();
+    let error = delft_models::load(&tensors, &options()).err().map(|error| error.to_string());
+    let error = error.unwrap_or_default();
+    let expected = "config.json: quantization_config: expected how weights are quantised, found \
+        nothing, beside model.layers.0.self_attn.q_proj.qweight of i32";
+    assert!(error.contains(expected), "{error}");
+}
+
 /// README's table of models is the registry.
 #[test]
 fn readme_lists_every_architecture() {
