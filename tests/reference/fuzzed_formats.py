@@ -96,7 +96,7 @@ def gptq(r):
 
     def one(w, stem):
         if stem.endswith(".o_proj"):
-            return {"weight": torch.from_numpy(w)}, torch.from_numpy(w)
+            return {"weight": torch.from_numpy(w).float()}, torch.from_numpy(w)
         return (other if stem.endswith(".down_proj") else plain)(w)
     return settings, one
 
@@ -112,7 +112,7 @@ def auto_round(r):
 
     def one(w, stem):
         if stem == "model.layers.1.self_attn.q_proj":
-            return {"weight": torch.from_numpy(w)}, torch.from_numpy(w)
+            return {"weight": torch.from_numpy(w).float()}, torch.from_numpy(w)
         return (other if stem == "model.layers.0.mlp.down_proj" else plain)(w)
     return settings, one
 
