@@ -47,7 +47,7 @@ pub struct DeltaNet {
 }
 
 /// Added to the square of the length of a query or key.
-const LENGTH_EPS: f32 = 1e-6;
+pub(crate) const LENGTH_EPS: f32 = 1e-6;
 
 impl DeltaNet {
     /// Elements in a row of queries, keys and values.
@@ -213,9 +213,9 @@ impl Operation for DeltaNet {
 }
 
 /// Lanes of a simdgroup that share a column, by keys; the others have other columns.
-const KEY_LANES: u32 = 8;
+pub(crate) const KEY_LANES: u32 = 8;
 /// Columns, or pairs of them, that a simdgroup has side by side.
-const COLUMN_LANES: u32 = 32 / KEY_LANES;
+pub(crate) const COLUMN_LANES: u32 = 32 / KEY_LANES;
 /// The most elements of a query or key: a lane has its share of a column in registers.
 pub const MAX_KEY_DIM: usize = 256;
 
@@ -261,9 +261,9 @@ impl DeltaForm {
         })
     }
 
-    /// Elements of a key that a lane has.
-    fn own(self) -> u32 {
-        self.key_dim.div_ceil(KEY_LANES * u32::from(self.keys)) * u32::from(self.keys)
+    /// A lane's share of a query or key.
+    fn share(self) -> Share {
+        Share { len: self.key_dim, run: self.keys }
     }
 
     /// Columns that a group has.
@@ -320,7 +320,7 @@ pub fn delta_net(
     let column = first + lane_id() / KEY_LANES * wide;
     let lane = Lane { form, states, head, key_heads, heads, value_dim, column };
     let chunk = states.chunk(sequence);
-    let matrix = Regs::new(form.own() * wide, 0.0);
+    let matrix = Regs::new(form.share().own() * wide, 0.0);
     // An earlier step wrote it, before the kernel in front: it is asked for before that is done.
     let begins = positions.get(chunk.first.min(tokens - 1u32));
     let before = Order::lt(chunk.first, chunk.end) & Order::gt(begins, 0u32);
@@ -333,7 +333,7 @@ pub fn delta_net(
     when(Order::lt(chunk.first, chunk.end), || {
         let (decay, dt) = (decay.get(head), dt.get(head));
         // A row is asked for before the one in front of it is dealt with.
-        let ahead = Regs::<f32>::uninit(2 * form.own() + wide + 2);
+        let ahead = Regs::<f32>::uninit(2 * form.share().own() + wide + 2);
         let ask = |row| {
             let values = lane.row(Inputs { qkv, a, b }, row);
             (0u32..).zip(values).for_each(|(i, x)| ahead.set(i, x));
@@ -362,8 +362,101 @@ struct Inputs {
 
 /// The sum over the lanes that share a column.
 #[track_caller]
-fn over_keys(x: Val<f32>) -> Val<f32> {
+pub(crate) fn over_keys(x: Val<f32>) -> Val<f32> {
     [1, 2, 4].into_iter().fold(x, |x, mask| x + shuffle_xor(x, mask))
+}
+
+/// A lane's share of a vector that the lanes of a column have together: runs of neighbouring
+/// elements, by turns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Share {
+    /// Elements of the vector.
+    pub(crate) len: u32,
+    /// Elements of a run.
+    pub(crate) run: u8,
+}
+
+impl Share {
+    /// Elements that a lane has.
+    pub(crate) fn own(self) -> u32 {
+        self.len.div_ceil(KEY_LANES * u32::from(self.run)) * u32::from(self.run)
+    }
+
+    /// Calls `f` with the first element of each of the lane's runs, its number in registers, and
+    /// whether it is one.
+    #[track_caller]
+    pub(crate) fn runs(self, mut f: impl FnMut(Val<u32>, u32, Option<Val<bool>>)) {
+        let wide = u32::from(self.run);
+        for run in 0..self.own() / wide {
+            let first = (lane_id() % KEY_LANES + run * KEY_LANES) * wide;
+            let whole = (run + 1) * KEY_LANES * wide <= self.len;
+            f(first, run * wide, (!whole).then(|| Order::lt(first, self.len)));
+        }
+    }
+
+    /// The lane's elements of a vector that begins at `from`; zeros behind the last.
+    #[track_caller]
+    pub(crate) fn load(self, x: In, from: Val<u32>) -> Vec<Val<f32>> {
+        let mut found = Vec::new();
+        self.runs(|first, _, exists| {
+            let first = exists.map_or(first, |exists| select(exists, first, 0u32));
+            let values = load(x, from + first, self.run);
+            let kept = values
+                .into_iter()
+                .map(|value| exists.map_or(value, |exists| select(exists, value, 0.0)));
+            found.extend(kept);
+        });
+        found
+    }
+}
+
+/// The products of the lane's columns of a matrix with a vector, summed over the lanes that share
+/// them: `x` and `matrix` are its shares, `wide` columns side by side.
+#[track_caller]
+pub(crate) fn products(matrix: Regs, x: &[Val<f32>], wide: u32) -> Vec<Val<f32>> {
+    let column = |c: u32| {
+        // Two sums hide the latency of the additions.
+        let mut sums = [0.0f32.val(), 0.0f32.val()];
+        for (i, &x) in (0u32..).zip(x) {
+            let sum = &mut sums[i as usize % 2];
+            *sum = matrix.get(i * wide + c).fma(x, *sum);
+        }
+        over_keys(sums[0] + sums[1])
+    };
+    (0..wide).map(column).collect()
+}
+
+/// What a row does to a head's matrix.
+#[derive(Clone, Copy)]
+pub(crate) struct Correction {
+    /// The factor by which the matrix decays.
+    pub(crate) gate: Val<f32>,
+    /// The decay by what divides the key.
+    pub(crate) left: Val<f32>,
+    /// The strength of the correction, by what divides the key.
+    pub(crate) written: Val<f32>,
+}
+
+impl Correction {
+    /// Corrects what the lane's columns say of the key `k`, of which the lane has a share; gives by
+    /// how much they missed `v`.
+    #[track_caller]
+    pub(crate) fn apply(self, matrix: Regs, k: &[Val<f32>], v: &[Val<f32>]) -> Vec<Val<f32>> {
+        let wide = v.len() as u32;
+        let said = products(matrix, k, wide).into_iter().zip(v);
+        let (misses, changes): (Vec<_>, Vec<_>) = said
+            .map(|(said, &v)| {
+                let miss = v - said * self.left;
+                (miss, miss * self.written)
+            })
+            .unzip();
+        for (i, &k) in (0u32..).zip(k) {
+            for (at, &change) in (i * wide..).zip(&changes) {
+                matrix.set(at, k.fma(change, matrix.get(at) * self.gate));
+            }
+        }
+        misses
+    }
 }
 
 /// A lane's part of a head's matrix.
@@ -380,33 +473,6 @@ struct Lane {
 }
 
 impl Lane {
-    /// Calls `f` with the first of each of its runs of a key's elements, its number in registers,
-    /// and whether it is one.
-    #[track_caller]
-    fn runs(&self, mut f: impl FnMut(Val<u32>, u32, Option<Val<bool>>)) {
-        let keys = u32::from(self.form.keys);
-        for run in 0..self.form.own() / keys {
-            let first = (lane_id() % KEY_LANES + run * KEY_LANES) * keys;
-            let whole = (run + 1) * KEY_LANES * keys <= self.form.key_dim;
-            f(first, run * keys, (!whole).then(|| Order::lt(first, self.form.key_dim)));
-        }
-    }
-
-    /// Its elements of a query or key; zeros behind the last.
-    #[track_caller]
-    fn key(&self, x: In, from: Val<u32>) -> Vec<Val<f32>> {
-        let mut found = Vec::new();
-        self.runs(|first, _, exists| {
-            let first = exists.map_or(first, |exists| select(exists, first, 0u32));
-            let values = load(x, from + first, self.form.keys);
-            let kept = values
-                .into_iter()
-                .map(|value| exists.map_or(value, |exists| select(exists, value, 0.0)));
-            found.extend(kept);
-        });
-        found
-    }
-
     /// The lane's inputs of a row: its elements of the query, of the key and of the values, then
     /// `a` and `b`.
     #[track_caller]
@@ -420,8 +486,9 @@ impl Lane {
         let of = first + of * self.form.key_dim;
         let exists = Order::lt(self.column, self.value_dim);
         let column = self.head * self.value_dim + select(exists, self.column, 0u32);
-        let mut found = self.key(inputs.qkv, of);
-        found.extend(self.key(inputs.qkv, of + keys));
+        let share = self.form.share();
+        let mut found = share.load(inputs.qkv, of);
+        found.extend(share.load(inputs.qkv, of + keys));
         found.extend(load(inputs.qkv, first + keys * 2u32 + column, self.form.columns));
         let gate = row * self.heads + self.head;
         found.extend([inputs.a.get(gate), inputs.b.get(gate)]);
@@ -437,7 +504,7 @@ impl Lane {
         decay: Val<f32>,
         dt: Val<f32>,
     ) -> Vec<Val<f32>> {
-        let (own, wide) = (self.form.own() as usize, u32::from(self.form.columns));
+        let (own, wide) = (self.form.share().own() as usize, u32::from(self.form.columns));
         let ([q, k], rest) = ([&values[..own], &values[own..2 * own]], &values[2 * own..]);
         let (v, a, b) = (&rest[..wide as usize], rest[wide as usize], rest[wide as usize + 1]);
         let gate = (decay * softplus(a + dt)).exp();
@@ -446,31 +513,9 @@ impl Lane {
             (over_keys(square) + LENGTH_EPS).rsqrt()
         });
         let (left, written) = (gate * k_length, sigmoid(b) * k_length);
-        let said = self.ask(matrix, k).into_iter().zip(v);
-        let changes: Vec<Val<f32>> = said.map(|(said, &v)| (v - said * left) * written).collect();
-        for (i, &k) in (0u32..).zip(k) {
-            for (at, &change) in (i * wide..).zip(&changes) {
-                matrix.set(at, k.fma(change, matrix.get(at) * gate));
-            }
-        }
+        Correction { gate, left, written }.apply(matrix, k, v);
         let scale = q_length * (1.0 / (self.form.key_dim as f32).sqrt());
-        self.ask(matrix, q).into_iter().map(|answer| answer * scale).collect()
-    }
-
-    /// The products of the lane's columns with a key, summed over the lanes that share them.
-    #[track_caller]
-    fn ask(&self, matrix: Regs, x: &[Val<f32>]) -> Vec<Val<f32>> {
-        let wide = u32::from(self.form.columns);
-        let column = |c: u32| {
-            // Two sums hide the latency of the additions.
-            let mut sums = [0.0f32.val(), 0.0f32.val()];
-            for (i, &x) in (0u32..).zip(x) {
-                let sum = &mut sums[i as usize % 2];
-                *sum = matrix.get(i * wide + c).fma(x, *sum);
-            }
-            over_keys(sums[0] + sums[1])
-        };
-        (0..wide).map(column).collect()
+        products(matrix, q, wide).into_iter().map(|answer| answer * scale).collect()
     }
 
     /// Calls `f` with the place of each of its vectors of a matrix that is there, and its number in
@@ -479,7 +524,7 @@ impl Lane {
     fn places(&self, state: Val<u32>, f: impl Fn(Val<u32>, u32)) {
         let from = state + self.head * self.form.key_dim * self.value_dim + self.column;
         let column = Order::lt(self.column, self.value_dim);
-        self.runs(|first, number, exists| {
+        self.form.share().runs(|first, number, exists| {
             when(exists.map_or(column, |exists| exists & column), || {
                 for key in 0..u32::from(self.form.keys) {
                     let at = from + (first + key) * self.value_dim;

@@ -17,6 +17,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::columns::KERNELS,
         crate::gradient::conv::KERNELS,
         crate::gradient::cross_entropy::KERNELS,
+        crate::gradient::delta::KERNELS,
         crate::gradient::elements::KERNELS,
         crate::gradient::experts::KERNELS,
         crate::gradient::gains::KERNELS,

@@ -9,6 +9,7 @@
 //! there are any, gradients, gradient sums and moments all have the same offsets, so that an update
 //! takes a launch or two.
 
+mod delta;
 mod experts;
 mod gains;
 mod layout;

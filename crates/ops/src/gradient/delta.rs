@@ -10,6 +10,12 @@
 //! D -= k dv,  dg = <D, S>,  D = g D
 //! ```
 
+pub mod kernels;
+
+mod cases;
+
+pub use cases::KERNELS;
+
 use super::{Forward, Reverse, Var, Wrt, one, zeros};
 use crate::delta_net::HeadRow;
 use crate::operation::{Operation, ReferenceCall, Sharding};

@@ -7,11 +7,17 @@ use ops::{Op, Rows};
 use program::{ArenaPlan, Program, ValueId, plan_sizes};
 use tile::types::Scalar;
 
+use super::delta;
 use super::lower::Lowering;
 use crate::gpu::arena::{MIXTURE, mixtures};
 
 /// Alignment of scratch and of results.
 const ALIGN: usize = 256;
+
+/// The next place for scratch or a result.
+pub(super) fn align(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGN)
+}
 
 /// Types of all values. Activations have `scalar`; values with a weight's shape, one number per row
 /// or head, and a router's scores, whose rounding could select other experts, are f32.
@@ -136,6 +142,8 @@ pub(super) struct Layout {
     pub(super) products: Range<usize>,
     pub(super) slopes: Range<usize>,
     pub(super) along: Range<usize>,
+    /// Scratch of gated delta nets; see [`delta`].
+    pub(super) delta: Range<usize>,
     /// Scratch of mixtures of experts; see [`mixtures`].
     pub(super) mixture: [Range<usize>; MIXTURE],
     pub(super) bytes: usize,
@@ -152,19 +160,20 @@ impl Layout {
         let inside = |v: ValueId| if program.results.contains(&v) { 0 } else { size(v) };
         let plan = plan_sizes(program, &inside);
         let first = lowering.gradient_bytes();
-        let mut end = (first + plan.bytes).next_multiple_of(ALIGN);
+        let mut end = align(first + plan.bytes);
         let mut take = |bytes: usize| {
             let start: usize = end;
-            end = (start + bytes).next_multiple_of(ALIGN);
+            end = align(start + bytes);
             start..start + bytes
         };
         let [products, slopes, along] = lowering.scratch(counts).map(&mut take);
+        let delta = take(delta::bytes(program, counts));
         let words = mixtures(program, |shape| counts.rows(shape.rows));
         let mixture = words.map(|words| take(4 * words));
         let mut placed = lowering.gradients();
         placed.extend(program.results.first().map(|losses| (*losses, take(size(*losses)).start)));
         let bytes = end.max(ALIGN);
-        Layout { plan, counts, first, placed, products, slopes, along, mixture, bytes }
+        Layout { plan, counts, first, placed, products, slopes, along, delta, mixture, bytes }
     }
 
     /// The bytes of a value.

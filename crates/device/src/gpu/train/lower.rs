@@ -22,6 +22,7 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::ALIGN;
+use super::delta;
 use super::layout::{Counts, Layout, Words, types};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::lower::{Slot, Step, TypedSlot};
@@ -51,18 +52,18 @@ pub(super) struct Lowering {
 fn check(program: &Program) -> Result<()> {
     for node in &program.nodes {
         let turns = node.op.rope().is_none_or(|rope| rope.frequencies.len() <= MOST_PAIRS as usize);
-        let on_cpu_alone = match &node.op {
-            Op::Gradient(Gradient::ConvBackward(of)) => of.taps,
-            Op::Gradient(of) => {
-                matches!(of, Gradient::PackedDelta(_) | Gradient::DeltaBackward(_))
-            }
-            _ => false,
-        };
+        let on_cpu_alone = matches!(
+            &node.op,
+            Op::Gradient(Gradient::ConvBackward(of)) if of.taps
+        );
         let known = trains(&node.op) && turns && !on_cpu_alone;
         if !known {
             let expected = "operations that a GPU has in training";
             let error = Error::new("train", expected, node.op.name()).of(ErrorKind::Unsupported);
             return Err(error.hint(Hint::set(Setting::Place, "cpu")));
+        }
+        if let Op::Gradient(Gradient::PackedDelta(of)) = &node.op {
+            delta::check(&of.0)?;
         }
     }
     Ok(())
@@ -199,9 +200,9 @@ impl Lowering {
 /// The launches of one class, while they are recorded.
 pub(super) struct Recorder<'a> {
     pub(super) of: &'a Lowering,
-    counts: Counts,
+    pub(super) counts: Counts,
     pub(super) layout: &'a Layout,
-    words: Words,
+    pub(super) words: Words,
     known: &'a mut Kernels,
     steps: Vec<Step>,
 }
@@ -275,7 +276,7 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    fn slot(&self) -> Slot {
+    pub(super) fn slot(&self) -> Slot {
         self.slot.clone()
     }
 
@@ -386,6 +387,8 @@ impl Recorder<'_> {
             Op::Gradient(Gradient::ExpertsBackward(of)) => self.experts_backward(&of.0, node),
             Op::Gradient(Gradient::Attend(of)) => self.attend(&of.0, node),
             Op::Gradient(Gradient::AttendBackward(of)) => self.attend_backward(&of.0, node),
+            Op::Gradient(Gradient::PackedDelta(of)) => self.delta(&of.0, node),
+            Op::Gradient(Gradient::DeltaBackward(of)) => self.delta_backward(&of.0, node),
             Op::Gradient(Gradient::RmsNormBackward(of)) => {
                 self.norm_backward((of.eps, false), node)
             }

@@ -41,6 +41,7 @@ fn agree(make: Make, name: &str, case: &Case, (place, precision): (&str, Precisi
     assert_eq!(gpu.loss(&batch).unwrap(), own);
     let size = |of: &[f32]| (of.iter().map(|v| v * v).sum::<f32>() / of.len() as f32).sqrt();
     let most = want.iter().map(|want| size(want)).fold(0.0, f32::max);
+    let mut worst = off;
     for ((parameter, found), want) in gpu.parameters().iter().zip(&found).zip(&want) {
         // A bias of keys that do not rotate adds one number to all scores of a query, which changes
         // nothing: its gradient is what rounding leaves.
@@ -49,7 +50,9 @@ fn agree(make: Make, name: &str, case: &Case, (place, precision): (&str, Precisi
             false => distance(found, want),
         };
         assert!(off < bound, "{name}, {place}: {}: {off:e}", parameter.name);
+        worst = worst.max(off);
     }
+    println!("{name}, {place}, {precision:?}: {worst:.1e} off at most");
     // The same bits again.
     let mut again = zeros(&gpu);
     assert_eq!(gpu.gradients(&batch, &mut again).unwrap(), own);
@@ -95,6 +98,12 @@ cases! {
     qwen2_moe lora "qwen2-moe" "sim" F32 1e-4,
     qwen3 lora "qwen3" "sim" F32 1e-4,
     qwen3_moe lora "qwen3-moe" "sim" F32 1e-4,
+    qwen3_5 lora "qwen3.5-shared" "sim" F32 1e-4,
+    qwen3_5_rounded lora "qwen3.5-shared" "sim" BF16 0.2,
+    qwen3_5_in_metals_text lora "qwen3.5-shared" "sim-metal" F32 1e-4,
+    qwen3_5_on_two lora "qwen3.5-shared" "sim,sim" F32 1e-4,
+    qwen3_5_dora lora "qwen3.5-shared-dora" "sim" F32 1e-4,
+    qwen3_next lora "qwen3-next" "sim" F32 1e-4,
     gpt2 lora "gpt2" "sim" F32 1e-4,
     full_gemma2 full "gemma2" "sim" F32 1e-4,
     full_gpt2 full "gpt2" "sim" F32 1e-4,
@@ -113,15 +122,6 @@ fn full_models_without_files() {
     }
     let case = Case::without_file("starcoder2");
     agree(full, "starcoder2", &case, ("sim", Precision::BF16), 0.2);
-}
-
-/// Their kernels are the CPU's alone.
-#[test]
-fn gated_delta_nets_are_refused_by_name() {
-    let model = testing::models().join("qwen3.5-shared");
-    let hardware = hardware("sim", Precision::F32);
-    let error = Tuned::lora(model, &delft_train::LoraOptions::default(), hardware).err().unwrap();
-    assert!(error.to_string().contains("packed_delta_net"), "{error}");
 }
 
 /// Experts are multiplied from where they are stored, either way.
@@ -180,6 +180,14 @@ fn updates(make: Make, (name, rate): (&str, f64), place: &str, precision: Precis
 #[test]
 fn updates_on_a_device() {
     updates(lora, ("llama3", 0.01), "sim", Precision::F32, 1e-4);
+}
+
+/// A hybrid, dense and of experts. An update divides gradients by their own sizes, so that what
+/// rounding leaves of small ones shows in later losses.
+#[test]
+fn updates_of_hybrids() {
+    updates(lora, ("qwen3.5-shared", 0.01), "sim", Precision::F32, 1e-3);
+    updates(lora, ("qwen3-next", 0.01), "sim", Precision::F32, 1e-3);
 }
 
 #[test]
@@ -331,6 +339,7 @@ fn the_named_device() {
         "gpt-oss",
         "gpt2",
         "granite",
+        "lfm2",
         "llama3",
         "llama3-dora",
         "mistral",
@@ -341,10 +350,14 @@ fn the_named_device() {
         "qwen2-moe",
         "qwen3",
         "qwen3-moe",
+        "qwen3.5-shared",
+        "qwen3.5-shared-dora",
     ] {
         agrees(lora, name, &place, Precision::F32, 1e-4);
         agrees(lora, name, &place, Precision::BF16, 0.3);
     }
+    // In bf16 its worst matrix is 0.53 off, and PyTorch's own is 0.38 off the one in f64.
+    agrees(lora, "qwen3-next", &place, Precision::F32, 1e-4);
     for name in ["gemma2", "gpt2", "llama3", "qwen3"] {
         agrees(full, name, &place, Precision::F32, 1e-4);
         agrees(full, name, &place, Precision::BF16, 0.3);

@@ -1,0 +1,176 @@
+//! Gated delta nets in training: the arrays between their kernels, and the launches.
+
+use std::ops::Range;
+
+use formats::{Hint, Result, Setting};
+use ops::gradient::delta::kernels::{
+    PackedForm, delta_gates, delta_operands, delta_rates, delta_slopes, delta_states,
+    delta_weights, numbers, packed_delta,
+};
+use ops::gradient::{Gradient, products};
+use ops::{DeltaNet, Op};
+use program::{Node, Program, ValueId};
+use tile::launch::Numbers;
+use tile::types::Scalar;
+
+use super::layout::{Counts, align};
+use super::lower::Recorder;
+use crate::gpu::lower::Slot;
+
+/// Fewest and most rows of a block: see [`block`].
+const ROWS: [usize; 2] = [16, 128];
+
+/// Rows between matrices that are kept for gradients: about twice the root of the number of all
+/// rows, so that memory holds few of them and many blocks go at once.
+fn block(tokens: usize) -> usize {
+    (2 * tokens.isqrt()).next_power_of_two().clamp(ROWS[0], ROWS[1])
+}
+
+/// An array between the kernels, of f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Array {
+    Rates,
+    Misses,
+    Before,
+    Behind,
+    OfValues,
+    Slopes,
+    Along,
+    Terms,
+}
+
+const ARRAYS: [Array; 8] = [
+    Array::Rates,
+    Array::Misses,
+    Array::Before,
+    Array::Behind,
+    Array::OfValues,
+    Array::Slopes,
+    Array::Along,
+    Array::Terms,
+];
+
+/// Elements of an array.
+fn elements(array: Array, of: &DeltaNet, tokens: usize) -> usize {
+    let (heads, blocks) = (tokens * of.heads, tokens.div_ceil(block(tokens)) * of.heads);
+    match array {
+        Array::Rates => heads * 4,
+        Array::Misses | Array::OfValues => heads * of.value_dim,
+        Array::Before | Array::Behind => blocks * of.key_dim * of.value_dim,
+        Array::Slopes => heads * 2 * of.key_dim,
+        Array::Along => blocks * of.key_dim,
+        Array::Terms => heads,
+    }
+}
+
+/// The bytes of an array, from the beginning of all of them.
+fn place(array: Array, of: &DeltaNet, tokens: usize) -> Range<usize> {
+    let bytes = |array| Scalar::F32.bytes() * elements(array, of, tokens);
+    let before = ARRAYS.iter().take_while(|own| **own != array);
+    let start = before.map(|own| align(bytes(*own))).sum();
+    start..start + bytes(array)
+}
+
+/// Bytes of the arrays of a Program's nets.
+pub(super) fn bytes(program: &Program, counts: Counts) -> usize {
+    let of = |node: &Node| match &node.op {
+        Op::Gradient(Gradient::PackedDelta(of)) => place(Array::Rates, &of.0, counts.tokens).end,
+        Op::Gradient(Gradient::DeltaBackward(of)) => place(Array::Terms, &of.0, counts.tokens).end,
+        _ => 0,
+    };
+    program.nodes.iter().map(of).max().unwrap_or(0)
+}
+
+/// Refuses heads that do not fit a simdgroup's registers.
+pub(super) fn check(of: &DeltaNet) -> Result<()> {
+    let refused = |error: formats::Error| error.hint(Hint::set(Setting::Place, "cpu"));
+    PackedForm::of(of, false).map(|_| ()).map_err(refused)
+}
+
+impl Recorder<'_> {
+    fn delta_array(&self, array: Array, of: &DeltaNet) -> Slot {
+        let own = place(array, of, self.counts.tokens);
+        let start = self.layout.delta.start;
+        Slot::Arena(start + own.start..start + own.end)
+    }
+
+    fn delta_numbers(&self, of: &DeltaNet) -> Numbers {
+        let Counts { tokens, sequences, .. } = self.counts;
+        numbers(of, tokens, sequences, block(tokens))
+    }
+
+    /// Records what the other kernels need of each row, and returns their form.
+    fn delta_rates(&mut self, of: &DeltaNet, node: &Node) -> Result<PackedForm> {
+        let form = PackedForm::of(of, false)?;
+        let [qkv, a, b] = [0, 1, 2].map(|i| self.value(node.inputs[i]).slot());
+        let [decay, dt] = [0, 1].map(|i| Slot::Weight(node.weights[i].0));
+        let rates = self.delta_array(Array::Rates, of);
+        let bound =
+            [("qkv", qkv), ("a", a), ("b", b), ("decay", decay), ("dt", dt), ("rates", rates)];
+        self.push(delta_rates(self.of.scalar, form), self.delta_numbers(of), &bound)?;
+        Ok(form)
+    }
+
+    pub(super) fn delta(&mut self, of: &DeltaNet, node: &Node) -> Result<()> {
+        let (form, scalar) = (self.delta_rates(of, node)?, self.of.scalar);
+        let bound = [
+            ("qkv", self.value(node.inputs[0]).slot()),
+            ("rates", self.delta_array(Array::Rates, of)),
+            ("starts", Slot::Words(self.words.starts.clone())),
+            ("y", self.value(node.outputs[0]).slot()),
+        ];
+        self.push(packed_delta(scalar, form), self.delta_numbers(of), &bound)
+    }
+
+    pub(super) fn delta_backward(&mut self, of: &DeltaNet, node: &Node) -> Result<()> {
+        let (form, scalar) = (self.delta_rates(of, node)?, self.of.scalar);
+        let turned = PackedForm::of(of, true)?;
+        let numbers = self.delta_numbers(of);
+        let words = self.words.clone();
+        let (starts, positions) = (Slot::Words(words.starts), Slot::Words(words.positions));
+        let value = |v: ValueId| self.value(v).slot();
+        let [decay, dt] = [0, 1].map(|i| Slot::Weight(node.weights[i].0));
+        let mut all = vec![
+            ("qkv", value(node.inputs[0])),
+            ("a", value(node.inputs[1])),
+            ("dy", value(node.inputs[3])),
+            ("dqkv", value(node.outputs[0])),
+            ("da", value(node.outputs[1])),
+            ("db", value(node.outputs[2])),
+            ("decay", decay),
+            ("dt", dt),
+            ("starts", starts),
+            ("positions", positions),
+        ];
+        let arrays = ["rates", "misses", "before", "behind", "dv", "slopes", "along", "terms"];
+        let own =
+            arrays.into_iter().zip(ARRAYS).map(|(name, array)| (name, self.delta_array(array, of)));
+        all.extend(own);
+        self.push(delta_states(scalar, form), numbers.clone(), &all)?;
+        self.push(delta_slopes(scalar, turned), numbers.clone(), &all)?;
+        self.push(delta_operands(scalar, form), numbers.clone(), &all)?;
+        self.push(delta_gates(scalar, form.key_dim), numbers, &all)?;
+        let program = &self.of.program;
+        let read = |v: ValueId| {
+            program.results.contains(&v)
+                || program.nodes.iter().any(|node| node.inputs.contains(&v))
+        };
+        let sums: Vec<(bool, Slot)> = [(true, node.outputs[3]), (false, node.outputs[4])]
+            .into_iter()
+            .filter(|(_, v)| read(*v))
+            .map(|(of_decay, v)| (of_decay, self.value(v).slot()))
+            .collect();
+        for (of_decay, y) in sums {
+            let slopes = self.delta_array(Array::Terms, of);
+            let mut bound: Vec<(&str, Slot)> = all
+                .iter()
+                .filter(|(name, _)| ["a", "decay", "dt"].contains(name))
+                .cloned()
+                .collect();
+            bound.extend([("slopes", slopes), ("y", y)]);
+            let sizes = products::numbers(self.counts.tokens, of.heads);
+            self.push(delta_weights(scalar, of_decay), sizes, &bound)?;
+        }
+        Ok(())
+    }
+}

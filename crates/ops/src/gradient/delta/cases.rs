@@ -1,0 +1,450 @@
+//! Cases and benchmarks of the kernels of gated delta nets.
+
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
+use tile::dsl::{Recipe, Scalar};
+
+use super::DeltaBackward;
+use super::kernels::{
+    PackedForm, delta_gates, delta_operands, delta_rates, delta_slopes, delta_states,
+    delta_weights, numbers, packed_delta,
+};
+use crate::DeltaNet;
+use crate::delta_net::HeadRow;
+use crate::operation::{Operation, Packed, ReferenceCall};
+use crate::trial::{memory, near, random, scaled};
+
+/// The kernels, their cases and benchmarks.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "delta_rates", cases: || cases(Which::Rates), benches: || benches(Which::Rates) },
+    Spec {
+        name: "packed_delta",
+        cases: || cases(Which::Output),
+        benches: || benches(Which::Output),
+    },
+    Spec {
+        name: "delta_states",
+        cases: || cases(Which::States),
+        benches: || benches(Which::States),
+    },
+    Spec {
+        name: "delta_slopes",
+        cases: || cases(Which::Slopes),
+        benches: || benches(Which::Slopes),
+    },
+    Spec {
+        name: "delta_operands",
+        cases: || cases(Which::Operands),
+        benches: || benches(Which::Operands),
+    },
+    Spec { name: "delta_gates", cases: || cases(Which::Gates), benches: || benches(Which::Gates) },
+    Spec {
+        name: "delta_weights",
+        cases: || cases(Which::Weights),
+        benches: || benches(Which::Weights),
+    },
+];
+
+/// A kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Which {
+    Rates,
+    Output,
+    States,
+    Slopes,
+    Operands,
+    Gates,
+    Weights,
+}
+
+/// What a case is about.
+struct Setting {
+    lengths: &'static [usize],
+    net: DeltaNet,
+    /// Rows of a block.
+    block: usize,
+    why: &'static str,
+}
+
+fn net([heads, key_heads, key_dim, value_dim]: [usize; 4], tiled: bool) -> DeltaNet {
+    DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled }
+}
+
+fn settings() -> Vec<Setting> {
+    let of = |lengths, net, block, why| Setting { lengths, net, block, why };
+    vec![
+        of(&[1, 2], net([1, 1, 32, 8], false), 2, "a sequence behind a block's beginning"),
+        of(&[5, 1, 9], net([4, 2, 32, 32], true), 4, "a key for two heads, by turns"),
+        of(&[3, 10], net([2, 1, 13, 7], false), 4, "sizes that no vector divides"),
+        of(&[4, 4, 6], net([2, 2, 16, 64], false), 4, "sequences that end with blocks"),
+        of(&[9], net([1, 1, 64, 32], false), 3, "several parts of a key"),
+        of(&[2, 3], net([1, 1, 256, 6], false), 2, "the longest keys"),
+        of(&[3, 1], net([1, 1, 6, 256], false), 2, "the longest values"),
+    ]
+}
+
+/// A net's operands, and what gradients are made of, by the definition in f64.
+struct Worked {
+    net: DeltaNet,
+    scalar: Scalar,
+    first: Vec<u32>,
+    block: usize,
+    /// `qkv`, `a`, `b`, `dy`.
+    inputs: [Buffer; 4],
+    decay: Vec<f32>,
+    dt: Vec<f32>,
+    rates: Vec<f64>,
+    y: Vec<f64>,
+    misses: Vec<f64>,
+    before: Vec<f64>,
+    behind: Vec<f64>,
+    dv: Vec<f64>,
+    slopes: Vec<f64>,
+    along: Vec<f64>,
+    terms: Vec<f64>,
+    of_gates: Vec<f64>,
+    /// `dqkv`, `da`, `db`, `ddecay`, `ddt`, by the operation's reference.
+    gradients: Vec<Vec<f32>>,
+}
+
+impl Worked {
+    fn new(setting: &Setting, scalar: Scalar) -> Worked {
+        let &Setting { lengths, net, block, .. } = setting;
+        let first: Vec<u32> = lengths
+            .iter()
+            .scan(0, |start, &length| {
+                let own = vec![*start as u32; length];
+                *start += length;
+                Some(own)
+            })
+            .flatten()
+            .collect();
+        let (rows, heads, size) = (first.len(), net.heads, net.key_dim * net.value_dim);
+        let values = rows * heads * net.value_dim;
+        let inputs = [
+            random(scalar, 1, rows * net.width()),
+            scaled(scalar, 2, rows * heads, 2.0),
+            scaled(scalar, 3, rows * heads, 2.0),
+            random(scalar, 4, values),
+        ];
+        let matrices = rows.div_ceil(block) * heads * size;
+        let mut worked = Worked {
+            net,
+            scalar,
+            block,
+            decay: (0..heads).map(|h| -0.02 - 0.4 * h as f32).collect(),
+            dt: random(Scalar::F32, 5, heads).to_f32(),
+            rates: vec![0.0; rows * heads * 4],
+            y: vec![0.0; values],
+            misses: vec![0.0; values],
+            before: vec![0.0; matrices],
+            behind: vec![0.0; matrices],
+            dv: vec![0.0; values],
+            slopes: vec![0.0; rows * heads * 2 * net.key_dim],
+            along: vec![0.0; rows.div_ceil(block) * heads * net.key_dim],
+            terms: vec![0.0; rows * heads],
+            of_gates: vec![0.0; rows * heads],
+            gradients: Vec::new(),
+            first,
+            inputs,
+        };
+        (0..heads).for_each(|h| worked.head(h));
+        worked.gradients = worked.reference();
+        worked
+    }
+
+    fn rows(&self) -> usize {
+        self.first.len()
+    }
+
+    /// Whether a row is the last of its sequence.
+    fn is_last(&self, t: usize) -> bool {
+        self.first.get(t + 1) != Some(&self.first[t])
+    }
+
+    fn reference(&self) -> Vec<Vec<f32>> {
+        let inputs = self.inputs.each_ref().map(Buffer::to_f32);
+        let heads = self.net.heads;
+        let mut lengths = vec![inputs[0].len(), inputs[1].len(), inputs[2].len()];
+        lengths.extend([heads, heads]);
+        let mut call = ReferenceCall {
+            widths: inputs.iter().map(|input| input.len() / self.rows()).collect(),
+            inputs: inputs.iter().map(Vec::as_slice).collect(),
+            weights: &[self.decay.clone(), self.dt.clone()],
+            outputs: lengths.into_iter().map(|len| vec![0.0; len]).collect(),
+            tokens: &[],
+            positions: &[],
+            picks: &[],
+            deltas: Vec::new(),
+            cache: &mut [],
+            packed: Packed { first: &self.first, ..Packed::default() },
+        };
+        DeltaBackward(self.net).reference(&mut call);
+        call.outputs
+    }
+
+    /// Works a head's rows out.
+    fn head(&mut self, h: usize) {
+        let net = self.net;
+        let DeltaNet { heads, key_dim, value_dim, .. } = net;
+        let size = key_dim * value_dim;
+        let [qkv, a, b, dy] = self.inputs.each_ref().map(Buffer::to_f32);
+        let rows: Vec<HeadRow> = (0..self.rows())
+            .map(|t| {
+                let of = |x: &'_ [f32], width: usize| x[t * width..][..width].to_vec();
+                let (x, a, b) = (of(&qkv, net.width()), of(&a, heads), of(&b, heads));
+                net.row(h, [&x, &a, &b, &self.decay, &self.dt])
+            })
+            .collect();
+        // The matrix in front of each row, and behind it.
+        let mut state = vec![0.0; size];
+        let mut around = Vec::new();
+        for (t, row) in rows.iter().enumerate() {
+            if self.first[t] as usize == t {
+                state.fill(0.0);
+            } else if t.is_multiple_of(self.block) {
+                let at = (t / self.block * heads + h) * size;
+                self.before[at..at + size].copy_from_slice(&state);
+            }
+            let before = state.clone();
+            let y = row.advance(&mut state);
+            let at = (t * heads + h) * value_dim;
+            for j in 0..value_dim {
+                let said: f64 = (0..key_dim).map(|i| before[i * value_dim + j] * row.k[i]).sum();
+                self.misses[at + j] = row.v[j] - row.gate * said;
+            }
+            self.y[at..at + value_dim].copy_from_slice(&y);
+            let own = [1.0 / (row.lengths[0] * row.root), 1.0 / row.lengths[1], row.gate, row.beta];
+            self.rates[(t * heads + h) * 4..][..4].copy_from_slice(&own);
+            around.push([before, state.clone()]);
+        }
+        let mut change = vec![0.0; size];
+        let mut of_gate = 0.0;
+        for (t, row) in rows.iter().enumerate().rev() {
+            let [before, after] = &around[t];
+            if self.is_last(t) {
+                change.fill(0.0);
+                of_gate = 0.0;
+            } else if (t + 1).is_multiple_of(self.block) {
+                let number = t / self.block;
+                let at = (number * heads + h) * size;
+                self.behind[at..at + size].copy_from_slice(&change);
+                for (at, (s, d)) in after.iter().zip(&change).enumerate() {
+                    self.along[(number * key_dim + at / value_dim) * heads + h] += s * d;
+                }
+            }
+            let at = (t * heads + h) * value_dim;
+            let dy: Vec<f64> = dy[at..at + value_dim].iter().map(|dy| f64::from(*dy)).collect();
+            let misses = &self.misses[at..at + value_dim];
+            for i in 0..key_dim {
+                for j in 0..value_dim {
+                    change[i * value_dim + j] += row.q[i] / row.root * dy[j];
+                }
+            }
+            let dv: Vec<f64> = (0..value_dim)
+                .map(|j| {
+                    let sum: f64 = (0..key_dim).map(|i| change[i * value_dim + j] * row.k[i]).sum();
+                    sum * row.beta
+                })
+                .collect();
+            let to = (t * heads + h) * 2 * key_dim;
+            for i in 0..key_dim {
+                for j in 0..value_dim {
+                    let own = i * value_dim + j;
+                    self.slopes[to + i] += after[own] * dy[j];
+                    self.slopes[to + key_dim + i] +=
+                        change[own] * row.beta * misses[j] - row.gate * before[own] * dv[j];
+                    change[own] = row.gate * (change[own] - row.k[i] * dv[j]);
+                }
+            }
+            let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
+            let term = dot(&self.y[at..at + value_dim], &dy) - dot(&row.v, &dv);
+            of_gate += term;
+            self.terms[t * heads + h] = term;
+            self.of_gates[t * heads + h] = of_gate;
+            self.dv[at..at + value_dim].copy_from_slice(&dv);
+        }
+    }
+
+    /// The case of a kernel.
+    fn case(&self, which: Which, why: &str) -> Case {
+        let (net, scalar, rows) = (self.net, self.scalar, self.rows());
+        let form = |turned| PackedForm::of(&net, turned).expect("keys and values that fit");
+        let exact = |of: &[f64]| {
+            let of: Vec<f32> = of.iter().map(|x| *x as f32).collect();
+            Buffer::floats(Scalar::F32, &of)
+        };
+        let zeros = |scalar, len: usize| Buffer::zeros(scalar, len);
+        let like = |of: &[f64]| zeros(Scalar::F32, of.len());
+        let close = |of: &[f64]| Expected::Near(of.to_vec(), tolerance(Scalar::F32));
+        let of_scalar = |of: &[f32]| near(scalar, of);
+        let mut starts: Vec<u32> = self.first.clone();
+        starts.dedup();
+        let sequences = starts.len();
+        starts.push(rows as u32);
+        let starts = Buffer::words(&starts);
+        let own = (0u32..).zip(&self.first).map(|(t, first)| t - first);
+        let positions = Buffer::words(&own.collect::<Vec<u32>>());
+        let [qkv, a, b, dy] = self.inputs.clone();
+        let [decay, dt] = [&self.decay, &self.dt].map(|x| Buffer::floats(Scalar::F32, x));
+        let mut numbers = numbers(&net, rows, sequences, self.block);
+        let (kernel, buffers, expected): (Recipe<'_>, Vec<Buffer>, Vec<(usize, Expected)>) =
+            match which {
+                Which::Rates => {
+                    let buffers = vec![qkv, a, b, decay, dt, like(&self.rates)];
+                    (delta_rates(scalar, form(false)), buffers, vec![(5, close(&self.rates))])
+                }
+                Which::Output => {
+                    let y = zeros(scalar, self.y.len());
+                    let kernel = packed_delta(scalar, form(false));
+                    let expected = Expected::Near(self.y.clone(), tolerance(scalar));
+                    (kernel, vec![qkv, exact(&self.rates), starts, y], vec![(3, expected)])
+                }
+                Which::States => {
+                    let found = [&self.misses, &self.before, &self.dv, &self.behind];
+                    let mut buffers = vec![qkv, exact(&self.rates), dy, starts];
+                    buffers.extend(found.map(|of| like(of)));
+                    let expected = (4..).zip(found.map(|of| close(of))).collect();
+                    (delta_states(scalar, form(false)), buffers, expected)
+                }
+                Which::Slopes => {
+                    let mut buffers = vec![qkv, exact(&self.rates), exact(&self.misses), dy];
+                    buffers.extend([exact(&self.dv), positions]);
+                    buffers.extend([&self.before, &self.behind].map(|x| exact(x)));
+                    buffers.extend([like(&self.slopes), like(&self.along)]);
+                    let expected = vec![(8, close(&self.slopes)), (9, close(&self.along))];
+                    (delta_slopes(scalar, form(true)), buffers, expected)
+                }
+                Which::Operands => {
+                    let known = [&self.rates, &self.misses, &self.dv, &self.slopes];
+                    let (dqkv, db) = (zeros(scalar, qkv.len()), zeros(scalar, b.len()));
+                    let mut buffers = vec![qkv];
+                    buffers.extend(known.map(|x| exact(x)));
+                    buffers.extend([dqkv, db, like(&self.terms)]);
+                    let expected = vec![
+                        (5, of_scalar(&self.gradients[0])),
+                        (6, of_scalar(&self.gradients[2])),
+                        (7, close(&self.terms)),
+                    ];
+                    (delta_operands(scalar, form(false)), buffers, expected)
+                }
+                Which::Gates => {
+                    let da = zeros(scalar, a.len());
+                    let buffers =
+                        vec![a, decay, dt, exact(&self.along), positions, exact(&self.terms), da];
+                    let expected =
+                        vec![(5, close(&self.of_gates)), (6, of_scalar(&self.gradients[1]))];
+                    (delta_gates(scalar, net.key_dim as u32), buffers, expected)
+                }
+                Which::Weights => {
+                    numbers = crate::gradient::products::numbers(rows, net.heads);
+                    // Cases take turns.
+                    let of_decay = rows.is_multiple_of(2);
+                    let y = zeros(Scalar::F32, net.heads);
+                    let want = &self.gradients[if of_decay { 3 } else { 4 }];
+                    let kernel = delta_weights(scalar, of_decay);
+                    let buffers = vec![exact(&self.of_gates), a, decay, dt, y];
+                    (kernel, buffers, vec![(4, near(Scalar::F32, want))])
+                }
+            };
+        let DeltaNet { heads, key_heads, key_dim, value_dim, .. } = net;
+        let sizes = format!("{rows} x {heads}/{key_heads} of {key_dim} x {value_dim}");
+        Case {
+            kernel: kernel.record(),
+            label: format!("{sizes} {scalar}, blocks of {}, {why}", self.block),
+            numbers,
+            buffers,
+            expected,
+        }
+    }
+}
+
+fn cases(which: Which) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for scalar in [Scalar::F32, Scalar::BF16] {
+        for setting in settings() {
+            cases.push(Worked::new(&setting, scalar).case(which, setting.why));
+        }
+    }
+    cases
+}
+
+/// Four sequences of 1,024 rows, with the heads of Qwen3.5-4B.
+fn benches(which: Which) -> Vec<Bench> {
+    let (net, scalar, block) = (net([32, 16, 128, 128], false), Scalar::BF16, 128);
+    let starts = [0, 1024, 2048, 3072, 4096];
+    let rows = 4096;
+    let positions: Vec<u32> = (0..rows as u32).map(|row| row % 1024).collect();
+    let form = |turned| PackedForm::of(&net, turned).expect("keys and values that fit");
+    let (heads, size) = (rows * net.heads, net.key_dim * net.value_dim);
+    let values = heads * net.value_dim;
+    let noise = |scalar, len| Fill::Noise(scalar, len);
+    let zeros = |scalar, len| Fill::Zeros(scalar, len);
+    let qkv = || noise(scalar, rows * net.width());
+    let gates = || noise(scalar, heads);
+    let vector = || noise(Scalar::F32, net.heads);
+    let rates = || zeros(Scalar::F32, heads * 4);
+    let wide = || zeros(Scalar::F32, values);
+    let matrices = || zeros(Scalar::F32, rows / block * net.heads * size);
+    let slopes = || zeros(Scalar::F32, heads * 2 * net.key_dim);
+    let along = || zeros(Scalar::F32, rows / block * net.heads * net.key_dim);
+    let starts = || Fill::These(Buffer::words(&starts));
+    let positions = || Fill::These(Buffer::words(&positions));
+    let dy = || noise(scalar, values);
+    let numbers = match which {
+        Which::Weights => crate::gradient::products::numbers(rows, net.heads),
+        _ => numbers(&net, rows, 4, block),
+    };
+    let floats = |len| noise(Scalar::F32, len);
+    // Operations for each element of a matrix and row.
+    let (kernel, buffers, each) = match which {
+        Which::Rates => {
+            let buffers = vec![qkv(), gates(), gates(), vector(), vector(), rates()];
+            (delta_rates(scalar, form(false)), buffers, 0)
+        }
+        Which::Output => {
+            let buffers = vec![qkv(), rates(), starts(), zeros(scalar, values)];
+            (packed_delta(scalar, form(false)), buffers, 7)
+        }
+        Which::States => {
+            let mut buffers = vec![qkv(), rates(), dy(), starts()];
+            buffers.extend([wide(), matrices(), wide(), matrices()]);
+            (delta_states(scalar, form(false)), buffers, 12)
+        }
+        Which::Slopes => {
+            let mut buffers = vec![qkv(), rates(), wide(), dy(), wide(), positions()];
+            buffers.extend([matrices(), matrices(), slopes(), along()]);
+            (delta_slopes(scalar, form(true)), buffers, 14)
+        }
+        Which::Operands => {
+            let mut buffers = vec![qkv(), rates(), wide(), wide(), slopes()];
+            buffers.extend([zeros(scalar, rows * net.width()), zeros(scalar, heads)]);
+            buffers.push(zeros(Scalar::F32, heads));
+            (delta_operands(scalar, form(false)), buffers, 0)
+        }
+        Which::Gates => {
+            let mut buffers = vec![gates(), vector(), vector(), along(), positions()];
+            buffers.extend([floats(heads), zeros(scalar, heads)]);
+            (delta_gates(scalar, net.key_dim as u32), buffers, 0)
+        }
+        Which::Weights => {
+            let buffers =
+                vec![floats(heads), gates(), vector(), vector(), zeros(Scalar::F32, net.heads)];
+            (delta_weights(scalar, true), buffers, 0)
+        }
+    };
+    vec![memory(
+        kernel,
+        "4 x 1024 x 32/16 of 128 x 128",
+        numbers,
+        buffers,
+        each * (heads * size) as u64,
+    )]
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
+    }
+}

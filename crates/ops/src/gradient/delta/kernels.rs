@@ -1,0 +1,828 @@
+//! Kernels of gated delta nets over packed sequences, and of their gradients, without atomics.
+//!
+//! With `c = beta u` the changes that a row writes, a head's matrix `S` and the gradient `D` of the
+//! matrix behind a row go from row to row, in the order of rows and in reverse:
+//!
+//! ```text
+//! u = v - g k S,  S := g S + k c          for each column of S by itself
+//! D := D + q dy,  dv = beta k D,  D := g (D - k dv)    for each column of D by itself
+//! ```
+//!
+//! so that columns are spread over lanes and threadgroups, whose sums are over keys alone
+//! ([`delta_states`]). Once all `u` and `dv` are known, neither needs a sum, and the gradients of
+//! queries and keys are sums over columns. [`delta_slopes`] therefore goes the same ways with the
+//! rows of `S` and `D` spread instead, through all blocks of the batch's rows at once: the first
+//! kernel leaves `S` in front of each block and `D` behind it.
+//!
+//! ```text
+//! of q: S dy,  of k: D c - g S dv
+//! ```
+//!
+//! The gradients of gates need no matrices. `S / G`, where `G` is the product of all gates up to a
+//! row, depends on gates through `v / G` alone, so that the gradient of `ln g` is the sum of `y dy -
+//! v dv` over the row and all behind it in the sequence ([`delta_gates`]). What lies behind a block
+//! adds up to `<D, S>` at its end; sums begin there, so that what rounding leaves of terms that
+//! cancel does not grow with the sequence. [`delta_operands`] adds up the heads that share a key,
+//! and goes back through the lengths of queries and keys.
+
+use tile::dsl::*;
+use tile::launch::{Extent, Mode, Numbers};
+
+use crate::delta_net::{
+    COLUMN_LANES, Correction, DeltaNet, KEY_LANES, LENGTH_EPS, MAX_KEY_DIM, Share, over_keys,
+    products,
+};
+use crate::gradient::products::sums_of_rows;
+use crate::math::{sigmoid, softplus};
+use crate::sweep::{begin, load, require_lengths, require_vectors, when};
+use formats::{Error, ErrorKind, Result};
+
+/// Simdgroups of a threadgroup of kernels that have no matrix.
+const SIMDS: u32 = 4;
+/// Threads of a threadgroup of [`delta_gates`], each with a head of a block.
+const GATES: u32 = 64;
+
+/// The parameters that distinguish the kernels of matrices `[key_dim, value_dim]`, and how lanes
+/// share one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackedForm {
+    /// Elements of a query or key.
+    pub key_dim: u32,
+    /// Elements of a value.
+    pub value_dim: u32,
+    /// Whether lanes have rows of the matrix, in parts that several share, instead of columns.
+    pub turned: bool,
+    /// Neighbouring elements of a row or column that a lane has.
+    pub run: u8,
+    /// Neighbouring rows or columns that a lane has a share of.
+    pub wide: u8,
+    /// Simdgroups of a threadgroup, each with rows or columns of its own.
+    pub simds: u32,
+    /// See [`DeltaNet::tiled`].
+    pub tiled: bool,
+}
+
+impl PackedForm {
+    /// The form in which lanes have columns, or rows if `turned`.
+    ///
+    /// # Errors
+    /// Keys or values that do not fit a simdgroup's registers.
+    pub fn of(op: &DeltaNet, turned: bool) -> Result<PackedForm> {
+        let &DeltaNet { key_dim, value_dim, tiled, .. } = op;
+        for (what, len) in [("keys", key_dim), ("values", value_dim)] {
+            if len > MAX_KEY_DIM {
+                let expected = format!("{what} of up to {MAX_KEY_DIM} elements");
+                return Err(Error::new("delta_net", expected, len).of(ErrorKind::Unsupported));
+            }
+        }
+        let (shared, own) = if turned { (value_dim, key_dim) } else { (key_dim, value_dim) };
+        let fours = shared.is_multiple_of(4 * KEY_LANES as usize) && op.width().is_multiple_of(4);
+        let pairs = own.is_multiple_of(2) && op.width().is_multiple_of(2);
+        let wide = if pairs { 2 } else { 1 };
+        let several = own.is_multiple_of(4 * COLUMN_LANES as usize * wide);
+        Ok(PackedForm {
+            key_dim: key_dim as u32,
+            value_dim: value_dim as u32,
+            turned,
+            run: if fours { 4 } else { 1 },
+            wide: wide as u8,
+            simds: if several { 4 } else { 1 },
+            tiled,
+        })
+    }
+
+    /// A lane's share of a row or column.
+    fn share(self) -> Share {
+        Share { len: if self.turned { self.value_dim } else { self.key_dim }, run: self.run }
+    }
+
+    /// Rows, or columns, of the matrix.
+    fn breadth(self) -> u32 {
+        if self.turned { self.key_dim } else { self.value_dim }
+    }
+
+    /// Rows or columns of a threadgroup.
+    fn group(self) -> u32 {
+        self.simds * COLUMN_LANES * u32::from(self.wide)
+    }
+
+    /// Registers of a lane's part of a matrix.
+    fn registers(self) -> u32 {
+        self.share().own() * u32::from(self.wide)
+    }
+
+    /// States the launch, with this many threadgroups along the last axis.
+    fn launch(self, last: Extent) {
+        let groups = fixed(self.breadth().div_ceil(self.group()));
+        launch(Mode::Row, [groups, dim("heads"), last], 32 * self.simds);
+    }
+
+    /// Elements of the queries, keys and values of all rows.
+    fn inputs(self) -> Extent {
+        dim("tokens") * (dim("key_heads") * (2 * self.key_dim) + dim("heads") * self.value_dim)
+    }
+
+    /// Elements of a row of values for each head of every row.
+    fn values(self) -> Extent {
+        heads() * self.value_dim
+    }
+
+    /// Elements of a matrix for each head of every block.
+    fn matrices(self) -> Extent {
+        blocks() * (self.key_dim * self.value_dim)
+    }
+}
+
+/// Heads of all rows.
+fn heads() -> Extent {
+    dim("tokens") * dim("heads")
+}
+
+/// Heads of all blocks.
+fn blocks() -> Extent {
+    dim("tokens").ceil_div(dim("block")) * dim("heads")
+}
+
+/// The numbers of all launches: rows, sequences, and rows of a block.
+pub fn numbers(of: &DeltaNet, tokens: usize, sequences: usize, block: usize) -> Numbers {
+    let counts = [("tokens", tokens), ("batch", sequences), ("block", block)];
+    let sizes = [("heads", of.heads), ("key_heads", of.key_heads)];
+    let all = counts.into_iter().chain(sizes);
+    all.fold(Numbers::new(), |numbers, (name, n)| numbers.with(name, n as u32))
+}
+
+/// The head of queries and keys that a head shares: [`DeltaNet::key_head`].
+#[track_caller]
+fn key_head(tiled: bool, head: Val<u32>, [heads, key_heads]: [Val<u32>; 2]) -> Val<u32> {
+    if tiled { head % key_heads } else { head / (heads / key_heads) }
+}
+
+/// Where a row begins in `qkv`, and its keys and values behind that.
+#[track_caller]
+fn row_starts(
+    [key_dim, value_dim]: [u32; 2],
+    row: Val<u32>,
+    [heads, key_heads]: [Val<u32>; 2],
+) -> [Val<u32>; 3] {
+    let keys = key_heads * key_dim;
+    let first = row * (keys * 2u32 + heads * value_dim);
+    [first, first + keys, first + keys * 2u32]
+}
+
+/// A row's numbers, of one head.
+#[derive(Clone, Copy)]
+struct Rates {
+    /// What a query and a key are multiplied with.
+    q: Val<f32>,
+    k: Val<f32>,
+    /// The factor by which the matrix decays, and the strength of the correction.
+    gate: Val<f32>,
+    beta: Val<f32>,
+}
+
+impl Rates {
+    /// Those of a head of a row: `at = row * heads + head`.
+    #[track_caller]
+    fn get(rates: In, at: Val<u32>) -> Rates {
+        Rates::split(&load(rates, at * 4u32, 4)).0
+    }
+
+    /// Those in front of other values.
+    fn split(values: &[Val<f32>]) -> (Rates, &[Val<f32>]) {
+        let (own, rest) = values.split_at(4);
+        (Rates { q: own[0], k: own[1], gate: own[2], beta: own[3] }, rest)
+    }
+}
+
+/// What all that follow need of a row and a head, `rates[tokens, heads, 4]`: what its query is
+/// multiplied with, its length and the root of its number of elements included; the same of its
+/// key; the factor by which the row decays the matrix; and the strength of its correction.
+#[kernel]
+pub fn delta_rates(
+    qkv: In<{ scalar }>,
+    a: In<{ scalar }>,
+    b: In<{ scalar }>,
+    decay: In<f32>,
+    dt: In<f32>,
+    rates: Out<f32>,
+    tokens: Arg<u32>,
+    heads: Const<u32>,
+    key_heads: Const<u32>,
+    scalar: Scalar,
+    form: PackedForm,
+) {
+    launch(Mode::Row, [self::heads().ceil_div(SIMDS), fixed(1), fixed(1)], 32 * SIMDS);
+    let gates = self::heads();
+    let lengths = [("a", gates.clone()), ("b", gates.clone()), ("decay", dim("heads"))];
+    require_lengths(&lengths);
+    require_lengths(&[("dt", dim("heads"))]);
+    require_vectors(&[("qkv", form.inputs()), ("rates", gates * 4)]);
+    begin();
+    // Past the last they repeat it, and keep nothing.
+    let (item, last) = (group_id() * SIMDS + simd_id(), tokens * heads - 1u32);
+    let (live, item) = (Order::le(item, last), item.min(last));
+    let (row, head, sizes) = (item / heads, item % heads, [heads, key_heads]);
+    let of = key_head(form.tiled, head, sizes) * form.key_dim;
+    let starts = row_starts([form.key_dim, form.value_dim], row, sizes);
+    let [q, k] = [0, 1].map(|part| {
+        let sum = Var::new(0.0);
+        range(lane_id(), form.key_dim).step(32u32).each(|i| {
+            let x = qkv.get(starts[part] + of + i);
+            sum.set(x.fma(x, sum.get()));
+        });
+        (simd_sum(sum.get()) + LENGTH_EPS).rsqrt()
+    });
+    let gate = (decay.get(head) * softplus(a.get(item) + dt.get(head))).exp();
+    let values = [q * (1.0 / (form.key_dim as f32).sqrt()), k, gate, sigmoid(b.get(item))];
+    when(live & Order::eq(lane_id(), 0u32), || rates.set_vec(item * 4u32, &values));
+}
+
+/// A lane's part of a head's matrix.
+#[derive(Clone, Copy)]
+struct Lane {
+    form: PackedForm,
+    heads: Val<u32>,
+    key_heads: Val<u32>,
+    head: Val<u32>,
+    /// Its first column, or row.
+    first: Val<u32>,
+}
+
+impl Lane {
+    #[track_caller]
+    fn new(form: PackedForm, heads: Val<u32>, key_heads: Val<u32>) -> Lane {
+        let wide = u32::from(form.wide);
+        let simd = (group_id() * form.simds + simd_id()) * (COLUMN_LANES * wide);
+        let first = simd + lane_id() / KEY_LANES * wide;
+        Lane { form, heads, key_heads, head: group_id_of(1), first }
+    }
+
+    /// Whether its columns or rows are there; none if all lanes' are.
+    #[track_caller]
+    fn exists(&self) -> Option<Val<bool>> {
+        let whole = self.form.breadth().is_multiple_of(self.form.group());
+        (!whole).then(|| Order::lt(self.first, self.form.breadth()))
+    }
+
+    /// Its first column or row, or another one if it has none.
+    #[track_caller]
+    fn there(&self) -> Val<u32> {
+        self.exists().map_or(self.first, |exists| select(exists, self.first, 0u32))
+    }
+
+    /// The number of the head among those of all rows.
+    #[track_caller]
+    fn item(&self, row: Val<u32>) -> Val<u32> {
+        row * self.heads + self.head
+    }
+
+    /// Where the head's query, key and value begin in `qkv`.
+    #[track_caller]
+    fn starts(&self, row: Val<u32>) -> [Val<u32>; 3] {
+        let sizes = [self.heads, self.key_heads];
+        let [q, k, v] = row_starts([self.form.key_dim, self.form.value_dim], row, sizes);
+        let of = key_head(self.form.tiled, self.head, sizes) * self.form.key_dim;
+        [q + of, k + of, v + self.head * self.form.value_dim]
+    }
+
+    /// The elements of its columns, or rows, of a vector that begins at `from`.
+    #[track_caller]
+    fn own(&self, x: In, from: Val<u32>) -> Vec<Val<f32>> {
+        load(x, from + self.there(), self.form.wide)
+    }
+
+    /// Writes those elements, which the lanes that share them have alike.
+    #[track_caller]
+    fn put(&self, y: impl Memory<f32>, from: Val<u32>, values: &[Val<f32>]) {
+        self.once(|| y.set_vec(from + self.first, values));
+    }
+
+    /// Records what one of the lanes that share columns or rows does, if these are there.
+    #[track_caller]
+    fn once(&self, f: impl FnOnce()) {
+        let one = Order::eq(lane_id() % KEY_LANES, 0u32);
+        when(self.exists().map_or(one, |exists| one & exists), f);
+    }
+
+    /// Calls `f` with the place of each of its vectors of the head's matrix of a block, and the
+    /// registers of its elements.
+    #[track_caller]
+    fn places(&self, block: Val<u32>, f: impl Fn(Val<u32>, &[u32])) {
+        let form = self.form;
+        let (wide, run) = (u32::from(form.wide), u32::from(form.run));
+        let matrix = self.item(block) * (form.key_dim * form.value_dim);
+        form.share().runs(|start, number, exists| {
+            let record = || match form.turned {
+                true => (0..wide).for_each(|own| {
+                    let at = matrix + (self.first + own) * form.value_dim + start;
+                    let registers: Vec<u32> = (0..run).map(|i| (number + i) * wide + own).collect();
+                    f(at, &registers);
+                }),
+                false => (0..run).for_each(|i| {
+                    let at = matrix + (start + i) * form.value_dim + self.first;
+                    let first = (number + i) * wide;
+                    f(at, &(first..first + wide).collect::<Vec<u32>>());
+                }),
+            };
+            match (exists, self.exists()) {
+                (None, None) => record(),
+                (Some(one), None) | (None, Some(one)) => when(one, record),
+                (Some(one), Some(other)) => when(one & other, record),
+            }
+        });
+    }
+
+    /// Reads its part of a block's matrix.
+    #[track_caller]
+    fn take_up(&self, matrix: Regs, from: In, block: Val<u32>) {
+        self.places(block, |at, registers| {
+            let values = load(from, at, registers.len() as u8);
+            registers.iter().zip(values).for_each(|(&i, value)| matrix.set(i, value));
+        });
+    }
+
+    /// Writes its part of a block's matrix.
+    #[track_caller]
+    fn leave(&self, matrix: Regs, to: Out, block: Val<u32>) {
+        self.places(block, |at, registers| {
+            let values: Vec<Val<f32>> = registers.iter().map(|&i| matrix.get(i)).collect();
+            to.set_vec(at, &values);
+        });
+    }
+}
+
+/// The rows of a sequence, as a kernel reads them that has columns of a head's matrix.
+#[derive(Clone, Copy)]
+struct Rows {
+    lane: Lane,
+    qkv: In,
+    rates: In,
+    first: Val<u32>,
+    end: Val<u32>,
+}
+
+/// A row: its numbers, and the lane's elements of its key, of its query if it is read, and of its
+/// value or of the gradient of its output.
+struct Row {
+    rates: Rates,
+    key: Vec<Val<f32>>,
+    query: Vec<Val<f32>>,
+    own: Vec<Val<f32>>,
+}
+
+impl Rows {
+    /// Those of the sequence of this number.
+    #[track_caller]
+    fn new(lane: Lane, [qkv, rates]: [In; 2], starts: In<u32>, sequence: Val<u32>) -> Rows {
+        let (first, end) = (starts.get(sequence), starts.get(sequence + 1u32));
+        Rows { lane, qkv, rates, first, end }
+    }
+
+    /// Calls `body` with each row, the last first if there are gradients of outputs, `dy`. A row is
+    /// asked for before the one in front of it is dealt with.
+    #[track_caller]
+    fn each(&self, queries: bool, dy: Option<In>, body: impl Fn(Val<u32>, Row)) {
+        let &Rows { lane, qkv, rates, first, end } = self;
+        let share = lane.form.share();
+        let (own, wide) = (share.own() as usize, usize::from(lane.form.wide));
+        let read = if queries { own } else { 0 };
+        let ahead = Regs::<f32>::uninit((4 + own + read + wide) as u32);
+        let ask = |row| {
+            let [q, k, v] = lane.starts(row);
+            let mut found = load(rates, lane.item(row) * 4u32, 4);
+            found.extend(share.load(qkv, k));
+            if queries {
+                found.extend(share.load(qkv, q));
+            }
+            found.extend(match dy {
+                Some(dy) => lane.own(dy, lane.item(row) * lane.form.value_dim),
+                None => lane.own(qkv, v),
+            });
+            (0u32..).zip(found).for_each(|(i, x)| ahead.set(i, x));
+        };
+        when(Order::lt(first, end), || {
+            ask(if dy.is_some() { end - 1u32 } else { first });
+            range(first, end).each(|turn| {
+                let row = if dy.is_some() { end - 1u32 - (turn - first) } else { turn };
+                let values: Vec<Val<f32>> = (0..ahead.len()).map(|i| ahead.get(i)).collect();
+                ask(match dy {
+                    Some(_) => row.max(first + 1u32) - 1u32,
+                    None => (row + 1u32).min(end - 1u32),
+                });
+                let (rates, rest) = Rates::split(&values);
+                let (key, rest) = rest.split_at(own);
+                let (query, own) = rest.split_at(read);
+                let [key, query, own] = [key, query, own].map(<[Val<f32>]>::to_vec);
+                body(row, Row { rates, key, query, own });
+            });
+        });
+    }
+
+    /// Writes the lane's columns of a row of values.
+    #[track_caller]
+    fn put(&self, y: impl Memory<f32>, row: Val<u32>, values: &[Val<f32>]) {
+        self.lane.put(y, self.lane.item(row) * self.lane.form.value_dim, values);
+    }
+}
+
+impl Row {
+    /// Moves a head's matrix from in front of the row to behind it; gives by how much it missed the
+    /// row's value.
+    #[track_caller]
+    fn advance(&self, matrix: Regs) -> Vec<Val<f32>> {
+        let Rates { k, gate, beta, .. } = self.rates;
+        let correction = Correction { gate, left: gate * k, written: beta * k };
+        correction.apply(matrix, &self.key, &self.own)
+    }
+
+    /// Moves the gradient of a head's matrix from behind the row to the front of it; gives the
+    /// gradient of the row's value.
+    #[track_caller]
+    fn reverse(&self, slopes: Regs) -> Vec<Val<f32>> {
+        let Rates { q, k, gate, beta } = self.rates;
+        let wide = self.own.len() as u32;
+        let dy: Vec<Val<f32>> = self.own.iter().map(|&dy| dy * q).collect();
+        for (i, &query) in (0u32..).zip(&self.query) {
+            for (at, &dy) in (i * wide..).zip(&dy) {
+                slopes.set(at, query.fma(dy, slopes.get(at)));
+            }
+        }
+        let written = beta * k;
+        let of_value: Vec<Val<f32>> =
+            products(slopes, &self.key, wide).into_iter().map(|of| of * written).collect();
+        for (i, &key) in (0u32..).zip(&self.key) {
+            for (at, &of) in (i * wide..).zip(&of_value) {
+                slopes.set(at, (slopes.get(at) - key * (of * k)) * gate);
+            }
+        }
+        of_value
+    }
+}
+
+/// The gated delta net of each sequence, `qkv[tokens, width] -> y[tokens, heads * value_dim]`;
+/// `rates` as [`delta_rates`] gives them. Sequences begin at `starts[batch + 1]`, whose last is the
+/// end. A threadgroup has some columns of a head's matrix in registers while the rows of a sequence
+/// pass.
+#[kernel]
+pub fn packed_delta(
+    qkv: In<{ scalar }>,
+    rates: In<f32>,
+    starts: In<u32>,
+    y: Out<{ scalar }>,
+    heads: Const<u32>,
+    key_heads: Const<u32>,
+    scalar: Scalar,
+    form: PackedForm,
+) {
+    form.launch(dim("batch"));
+    require_vectors(&[("qkv", form.inputs()), ("rates", self::heads() * 4), ("y", form.values())]);
+    require_lengths(&[("starts", dim("batch") + 1)]);
+    begin();
+    let lane = Lane::new(form, heads, key_heads);
+    let rows = Rows::new(lane, [qkv, rates], starts, group_id_of(2));
+    let matrix = Regs::new(form.registers(), 0.0);
+    rows.each(true, None, |number, row| {
+        row.advance(matrix);
+        let answers = products(matrix, &row.query, u32::from(form.wide)).into_iter();
+        rows.put(y, number, &answers.map(|answer| answer * row.rates.q).collect::<Vec<Val<f32>>>());
+    });
+}
+
+/// Both recurrences of a gradient, side by side: by how much the matrices in front of rows missed
+/// their values, `misses[tokens, heads * value_dim]`, and the gradients of values, `dv`, from those
+/// of outputs, `dy`. Besides, `before[blocks, heads, key_dim, value_dim]` are the matrices in front
+/// of each block of rows that does not begin a sequence, and `behind` the gradients of those behind
+/// each block that does not end one. The rest as in [`packed_delta`].
+#[kernel]
+pub fn delta_states(
+    qkv: In<{ scalar }>,
+    rates: In<f32>,
+    dy: In<{ scalar }>,
+    starts: In<u32>,
+    misses: Out<f32>,
+    before: Out<f32>,
+    dv: Out<f32>,
+    behind: Out<f32>,
+    batch: Arg<u32>,
+    block: Arg<u32>,
+    heads: Const<u32>,
+    key_heads: Const<u32>,
+    scalar: Scalar,
+    form: PackedForm,
+) {
+    form.launch(dim("batch") * 2);
+    require_vectors(&[
+        ("qkv", form.inputs()),
+        ("rates", self::heads() * 4),
+        ("dy", form.values()),
+        ("misses", form.values()),
+        ("before", form.matrices()),
+        ("dv", form.values()),
+        ("behind", form.matrices()),
+    ]);
+    require_lengths(&[("starts", dim("batch") + 1)]);
+    begin();
+    let lane = Lane::new(form, heads, key_heads);
+    let forward = Order::lt(group_id_of(2), batch);
+    let sequence = select(forward, group_id_of(2), group_id_of(2) - batch);
+    let rows = Rows::new(lane, [qkv, rates], starts, sequence);
+    let matrix = Regs::new(form.registers(), 0.0);
+    let there = || {
+        rows.each(false, None, |number, row| {
+            let new = Order::eq(number % block, 0u32) & Order::gt(number, rows.first);
+            when(new, || lane.leave(matrix, before, number / block));
+            rows.put(misses, number, &row.advance(matrix));
+        });
+    };
+    let back = || {
+        rows.each(true, Some(dy), |number, row| {
+            let next = number + 1u32;
+            let last = Order::eq(next % block, 0u32) & Order::lt(next, rows.end);
+            when(last, || lane.leave(matrix, behind, number / block));
+            rows.put(dv, number, &row.reverse(matrix));
+        });
+    };
+    test(forward).then(there).otherwise(back);
+}
+
+/// The gradients of each head's query and key, both as they were multiplied with `rates`,
+/// `slopes[tokens, heads, 2, key_dim]`, and `along[blocks, key_dim, heads]`, the parts of `<D, S>`
+/// behind each block of rows, zeros where a sequence ends there. `misses`, `before`, `dv` and
+/// `behind` are what [`delta_states`] gave. A threadgroup has some rows of a
+/// head's matrices while those of a block pass, there and back. `form` is turned.
+#[kernel]
+pub fn delta_slopes(
+    qkv: In<{ scalar }>,
+    rates: In<f32>,
+    misses: In<f32>,
+    dy: In<{ scalar }>,
+    dv: In<f32>,
+    positions: In<u32>,
+    before: In<f32>,
+    behind: In<f32>,
+    slopes: InOut<f32>,
+    along: Out<f32>,
+    tokens: Arg<u32>,
+    block: Arg<u32>,
+    heads: Const<u32>,
+    key_heads: Const<u32>,
+    scalar: Scalar,
+    form: PackedForm,
+) {
+    form.launch(dim("tokens").ceil_div(dim("block")));
+    require_vectors(&[
+        ("qkv", form.inputs()),
+        ("rates", self::heads() * 4),
+        ("misses", form.values()),
+        ("dy", form.values()),
+        ("dv", form.values()),
+        ("before", form.matrices()),
+        ("behind", form.matrices()),
+        ("slopes", self::heads() * (2 * form.key_dim)),
+    ]);
+    require_lengths(&[("positions", dim("tokens")), ("along", blocks() * form.key_dim)]);
+    begin();
+    let lane = Lane::new(form, heads, key_heads);
+    let (share, wide, number) = (form.share(), u32::from(form.wide), group_id_of(2));
+    let (start, end) = (number * block, (number * block + block).min(tokens));
+    let values = |x: In, row| share.load(x, lane.item(row) * form.value_dim);
+    // A sequence begins with zeros, and the gradient in front of it is nobody's.
+    let gate = |rates: Rates, row| select(Order::eq(positions.get(row), 0u32), 0.0, rates.gate);
+    let place = |row: Val<u32>, part: u32| (lane.item(row) * 2u32 + part) * form.key_dim;
+
+    let matrix = Regs::new(form.registers(), 0.0);
+    when(Order::gt(positions.get(start), 0u32), || lane.take_up(matrix, before, number));
+    range(start, end).each(|row| {
+        let rates = Rates::get(rates, lane.item(row));
+        let keys = lane.own(qkv, lane.starts(row)[1]);
+        let gate = gate(rates, row);
+        (0..matrix.len()).for_each(|i| matrix.set(i, matrix.get(i) * gate));
+        let kept = products(matrix, &values(dv, row), wide);
+        let written = rates.beta * rates.k;
+        for (i, miss) in (0u32..).zip(values(misses, row)) {
+            for (at, &key) in (i * wide..).zip(&keys) {
+                matrix.set(at, miss.fma(key * written, matrix.get(at)));
+            }
+        }
+        let answers = products(matrix, &values(dy, row), wide);
+        lane.put(slopes, place(row, 0), &answers);
+        let kept: Vec<Val<f32>> = kept.into_iter().map(|kept| -kept).collect();
+        lane.put(slopes, place(row, 1), &kept);
+    });
+
+    let change = Regs::new(form.registers(), 0.0);
+    let goes_on = Order::lt(end, tokens) & Order::gt(positions.get(end.min(tokens - 1u32)), 0u32);
+    when(goes_on, || lane.take_up(change, behind, number));
+    let sums: Vec<Val<f32>> = (0..wide)
+        .map(|own| {
+            let each = (0..share.own()).map(|i| i * wide + own);
+            let sum = each.fold(0.0f32.val(), |sum, i| matrix.get(i).fma(change.get(i), sum));
+            over_keys(sum)
+        })
+        .collect();
+    lane.once(|| {
+        for (own, &sum) in (0u32..).zip(&sums) {
+            let key = number * form.key_dim + lane.first + own;
+            along.set(key * heads + lane.head, sum);
+        }
+    });
+    range(start, end).each(|turn| {
+        let row = end - 1u32 - (turn - start);
+        let rates = Rates::get(rates, lane.item(row));
+        let [q, k, _] = lane.starts(row);
+        let (queries, keys) = (lane.own(qkv, q), lane.own(qkv, k));
+        for (i, dy) in (0u32..).zip(values(dy, row)) {
+            for (at, &query) in (i * wide..).zip(&queries) {
+                change.set(at, dy.fma(query * rates.q, change.get(at)));
+            }
+        }
+        let found = products(change, &values(misses, row), wide);
+        let gate = gate(rates, row);
+        for (i, dv) in (0u32..).zip(values(dv, row)) {
+            for (at, &key) in (i * wide..).zip(&keys) {
+                change.set(at, (change.get(at) - dv * (key * rates.k)) * gate);
+            }
+        }
+        lane.once(|| {
+            let at = place(row, 1) + lane.first;
+            let kept = slopes.get_vec(at, form.wide, tile::ir::Hint::None);
+            let all = found.iter().zip(kept).map(|(&found, kept)| found.fma(rates.beta, kept));
+            slopes.set_vec(at, &all.collect::<Vec<Val<f32>>>());
+        });
+    });
+}
+
+/// The gradients of a row's queries, keys and values `dqkv[tokens, width]` and of `b`, and what it
+/// adds to the gradient of its own and all earlier `ln g`, `terms[tokens, heads]`. A simdgroup has
+/// a head of queries and keys of a row, and all heads that share it.
+#[kernel]
+pub fn delta_operands(
+    qkv: In<{ scalar }>,
+    rates: In<f32>,
+    misses: In<f32>,
+    dv: In<f32>,
+    slopes: In<f32>,
+    dqkv: Out<{ scalar }>,
+    db: Out<{ scalar }>,
+    terms: Out<f32>,
+    tokens: Arg<u32>,
+    heads: Const<u32>,
+    key_heads: Const<u32>,
+    scalar: Scalar,
+    form: PackedForm,
+) {
+    let items = dim("tokens") * dim("key_heads");
+    launch(Mode::Row, [items.ceil_div(SIMDS), fixed(1), fixed(1)], 32 * SIMDS);
+    require_vectors(&[
+        ("qkv", form.inputs()),
+        ("rates", self::heads() * 4),
+        ("misses", form.values()),
+        ("dv", form.values()),
+        ("slopes", self::heads() * (2 * form.key_dim)),
+        ("dqkv", form.inputs()),
+    ]);
+    require_lengths(&[("db", self::heads()), ("terms", self::heads())]);
+    begin();
+    // Past the last they repeat it, and keep nothing.
+    let (item, last) = (group_id() * SIMDS + simd_id(), tokens * key_heads - 1u32);
+    let (live, item) = (Order::le(item, last), item.min(last));
+    let (row, own) = (item / key_heads, item % key_heads);
+    let [q, k, v] = row_starts([form.key_dim, form.value_dim], row, [heads, key_heads]);
+    let places = [q, k].map(|start| start + own * form.key_dim);
+    let parts = form.key_dim.div_ceil(32);
+    // A lane's elements of a query or key; zeros behind the last.
+    let lane = |x: In, from: Val<u32>| -> Vec<Val<f32>> {
+        let element = |part: u32| {
+            let i = lane_id() + 32 * part;
+            let value = x.get(from + i.min(form.key_dim - 1));
+            match part < form.key_dim / 32 {
+                true => value,
+                false => select(Order::lt(i, form.key_dim), value, 0.0),
+            }
+        };
+        (0..parts).map(element).collect()
+    };
+    let [query, key] = places.map(|from| lane(qkv, from));
+    let dot = |x: &[Val<f32>], y: &[Val<f32>]| {
+        let sum = x.iter().zip(y).fold(0.0f32.val(), |sum, (&x, &y)| x.fma(y, sum));
+        simd_sum(sum)
+    };
+    let sums = Regs::new(2 * parts, 0.0);
+    let group = heads / key_heads;
+    let member = |m: Val<u32>| match form.tiled {
+        true => own + m * key_heads,
+        false => own * group + m,
+    };
+    range(0u32, group).each(|m| {
+        let head = member(m);
+        let at = row * heads + head;
+        let rates = Rates::get(rates, at);
+        let [of_q, of_k] = [0u32, 1].map(|part| lane(slopes, (at * 2u32 + part) * form.key_dim));
+        for (i, &slope) in (0u32..).zip(of_q.iter().chain(&of_k)) {
+            sums.set(i, sums.get(i) + slope);
+        }
+        let (of_values, of_misses) = (Var::new(0.0), Var::new(0.0));
+        range(lane_id(), form.value_dim).step(32u32).each(|j| {
+            let (place, of) = (v + head * form.value_dim + j, at * form.value_dim + j);
+            let slope = dv.get(of);
+            of_values.set(qkv.get(place).fma(slope, of_values.get()));
+            of_misses.set(misses.get(of).fma(slope, of_misses.get()));
+            when(live, || dqkv.set(place, slope));
+        });
+        let (of_values, of_misses) = (simd_sum(of_values.get()), simd_sum(of_misses.get()));
+        let of_y = dot(&query, &of_q) * rates.q;
+        when(live & Order::eq(lane_id(), 0u32), || {
+            terms.set(at, of_y - of_values);
+            db.set(at, of_misses * (1.0 - rates.beta));
+        });
+    });
+    // All that share a key have what divides it.
+    let rates = Rates::get(rates, row * heads + member(0u32.val()));
+    let all: Vec<Val<f32>> = (0..2 * parts).map(|i| sums.get(i)).collect();
+    let (of_q, of_k) = all.split_at(parts as usize);
+    let scales = [(rates.q, form.key_dim as f32), (rates.k, 1.0)];
+    for (((x, of), from), (scale, square)) in
+        [(&query, of_q), (&key, of_k)].into_iter().zip(places).zip(scales)
+    {
+        let along = dot(x, of) * (scale * scale * square);
+        for (part, (&x, &of)) in (0u32..).zip(x.iter().zip(of)) {
+            let i = lane_id() + 32 * part;
+            when(live & Order::lt(i, form.key_dim), || {
+                dqkv.set(from + i, (of - x * along) * scale);
+            });
+        }
+    }
+}
+
+/// The gradients of `ln g`, which take the place of the `terms[tokens, heads]` that they are sums
+/// of, and of `a`; `along` as [`delta_slopes`] gives it. A thread has a head of a block.
+#[kernel]
+pub fn delta_gates(
+    a: In<{ scalar }>,
+    decay: In<f32>,
+    dt: In<f32>,
+    along: In<f32>,
+    positions: In<u32>,
+    terms: InOut<f32>,
+    da: Out<{ scalar }>,
+    tokens: Arg<u32>,
+    block: Arg<u32>,
+    heads: Const<u32>,
+    scalar: Scalar,
+    key_dim: u32,
+) {
+    launch(Mode::Element, [blocks().ceil_div(GATES), fixed(1), fixed(1)], GATES);
+    for name in ["a", "terms", "da"] {
+        require_lengths(&[(name, self::heads())]);
+    }
+    require_lengths(&[
+        ("decay", dim("heads")),
+        ("dt", dim("heads")),
+        ("along", blocks() * key_dim),
+        ("positions", dim("tokens")),
+    ]);
+    begin();
+    let item = group_id() * GATES + thread_id();
+    let (number, head) = (item / heads, item % heads);
+    let start = number * block;
+    when(Order::lt(start, tokens), || {
+        let end = (start + block).min(tokens);
+        let sum = Var::new(0.0);
+        range(0u32, key_dim).each(|key| {
+            sum.set(sum.get() + along.get((number * key_dim + key) * heads + head));
+        });
+        let (decay, dt) = (decay.get(head), dt.get(head));
+        range(start, end).each(|turn| {
+            let row = end - 1u32 - (turn - start);
+            let at = row * heads + head;
+            sum.set(sum.get() + terms.get(at));
+            terms.set(at, sum.get());
+            da.set(at, sum.get() * decay * sigmoid(a.get(at) + dt));
+            when(Order::eq(positions.get(row), 0u32), || sum.set(0.0));
+        });
+    });
+}
+
+/// The gradient of decay rates, or of `dt`, over all rows: `slopes[rows, width]` are the gradients
+/// of `ln g` of `width` heads.
+#[kernel]
+pub fn delta_weights(
+    slopes: In<f32>,
+    a: In<{ scalar }>,
+    decay: In<f32>,
+    dt: In<f32>,
+    y: Out<f32>,
+    rows: Arg<u32>,
+    width: Arg<u32>,
+    scalar: Scalar,
+    of_decay: bool,
+) {
+    require_lengths(&[("decay", dim("width")), ("dt", dim("width"))]);
+    let term = |row: Val<u32>, at: Val<u32>| {
+        let head = at - row * width;
+        let shifted = a.get(at) + dt.get(head);
+        let by = if of_decay { softplus(shifted) } else { sigmoid(shifted) * decay.get(head) };
+        slopes.get(at) * by
+    };
+    sums_of_rows(&["slopes", "a"], (y, None), [rows, width], term);
+}
