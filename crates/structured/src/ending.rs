@@ -8,6 +8,7 @@
 //! what it finds is an ending, though there may be a shorter one, and where it finds none, the text
 //! goes on as it would without.
 
+use crate::distinct::Reader;
 use crate::{BUILDING, STEPS};
 use llguidance::Matcher;
 use llguidance::toktrie::{SimpleVob, TokTrie};
@@ -81,19 +82,24 @@ pub(crate) struct Planner {
 
 impl Planner {
     /// The planner of texts that begin as the matcher does.
-    pub(crate) fn new(matcher: &Matcher, signs: Arc<Signs>) -> Planner {
-        let plan = walk(matcher, &signs, BUILDING).unwrap_or_default();
+    pub(crate) fn new(matcher: &Matcher, reader: Option<&Reader>, signs: Arc<Signs>) -> Planner {
+        let plan = walk(matcher, reader, &signs, BUILDING).unwrap_or_default();
         let (check, left) = (usize::MAX, usize::MAX);
         Planner { signs, plan, fresh: true, watching: false, check, left, closing: false }
     }
 
     /// The token that must come next if the text shall end within `left` tokens, its end token
     /// included; none while it may go on.
-    pub(crate) fn next(&mut self, matcher: &Matcher, left: usize) -> Option<u32> {
+    pub(crate) fn next(
+        &mut self,
+        matcher: &Matcher,
+        reader: Option<&Reader>,
+        left: usize,
+    ) -> Option<u32> {
         self.left = left;
         if !self.watching && left <= self.check {
-            if !self.fresh && !leads(matcher, &[], &self.plan) {
-                self.plan = walk(matcher, &self.signs, STEPS).unwrap_or_default();
+            if !self.fresh && !leads(matcher, reader, &[], &self.plan) {
+                self.plan = walk(matcher, reader, &self.signs, STEPS).unwrap_or_default();
             }
             let needed = self.plan.len();
             let watched = 2 * needed + WATCHED;
@@ -110,7 +116,7 @@ impl Planner {
     }
 
     /// Told the token that was chosen, returns the one that the text goes on with.
-    pub(crate) fn accept(&mut self, matcher: &Matcher, token: u32) -> u32 {
+    pub(crate) fn accept(&mut self, matcher: &Matcher, reader: Option<&Reader>, token: u32) -> u32 {
         self.fresh = false;
         let Some(&planned) = self.plan.last().filter(|_| self.watching) else { return token };
         if token == planned {
@@ -118,11 +124,14 @@ impl Planner {
             return token;
         }
         let behind = self.left.saturating_sub(1);
-        if self.plan.len() <= behind && leads(matcher, &[token], &self.plan) {
+        if self.plan.len() <= behind && leads(matcher, reader, &[token], &self.plan) {
             return token;
         }
         let mut there = matcher.clone();
-        let plan = there.consume_token(token).ok().and_then(|()| walk(&there, &self.signs, STEPS));
+        let plan = there.consume_token(token).ok().and_then(|()| {
+            let behind = reader.and_then(|reader| read(reader, &there, &[token]));
+            walk(&there, behind.as_ref(), &self.signs, STEPS)
+        });
         match plan {
             Some(plan) if plan.len() <= behind => self.plan = plan,
             // What the text goes on with may be easier to end.
@@ -167,9 +176,19 @@ impl Planner {
 
 /// Whether these tokens, followed by the tokens of a plan, lead from the matcher's state to the
 /// end.
-fn leads(matcher: &Matcher, first: &[u32], plan: &[u32]) -> bool {
+fn leads(matcher: &Matcher, reader: Option<&Reader>, first: &[u32], plan: &[u32]) -> bool {
     let tokens: Vec<u32> = first.iter().chain(plan.iter().rev()).copied().collect();
-    !matcher.is_stopped() && !plan.is_empty() && follows(&mut matcher.clone(), &tokens)
+    !matcher.is_stopped()
+        && !plan.is_empty()
+        && follows(&mut matcher.clone(), &tokens)
+        && reader.is_none_or(|reader| read(reader, matcher, &tokens).is_some())
+}
+
+/// The reader behind these tokens, in which no item ends that is there already.
+fn read(reader: &Reader, matcher: &Matcher, tokens: &[u32]) -> Option<Reader> {
+    let environment = matcher.tok_env().ok()?;
+    let mut reader = reader.clone();
+    tokens.iter().all(|token| reader.read(environment.tok_trie(), *token)).then_some(reader)
 }
 
 /// Whether these tokens may all come next.
@@ -179,17 +198,20 @@ fn follows(matcher: &mut Matcher, tokens: &[u32]) -> bool {
 
 /// Tokens that lead from the matcher's state to the end, the next one last; `None` if no way is
 /// found within `steps` steps of regular expressions.
-fn walk(matcher: &Matcher, signs: &Signs, steps: u64) -> Option<Vec<u32>> {
+fn walk(matcher: &Matcher, reader: Option<&Reader>, signs: &Signs, steps: u64) -> Option<Vec<u32>> {
     let environment = matcher.tok_env().ok()?;
     let trie = environment.tok_trie();
-    let (matcher, path) = (matcher.clone(), Vec::new());
     let mut there = matcher.clone();
-    let mut walker = Walker { matcher, trie, signs, path, blind: 0, steps };
+    let mut walker =
+        Walker { matcher: matcher.clone(), trie, signs, path: Vec::new(), blind: 0, steps };
     walker.run()?;
     let joined = walker.joined();
     let mut tokens = walker.path;
     if joined.len() < tokens.len() && follows(&mut there, &joined) {
         tokens = joined;
+    }
+    if let Some(reader) = reader {
+        read(reader, matcher, &tokens)?;
     }
     tokens.reverse();
     Some(tokens)

@@ -10,6 +10,7 @@
 //! Schemas and grammars are untrusted. Their size is limited, and so is what compiling them and
 //! each step may take: whatever goes beyond is an error of that request alone.
 
+mod distinct;
 mod ending;
 mod forced;
 mod gbnf;
@@ -17,6 +18,7 @@ mod lazy;
 mod schema;
 mod tools;
 
+use distinct::{Places, Reader};
 use ending::{Planner, Signs};
 use engine::reasoning::Opening;
 use engine::{Constraint, ConstraintSource, TokenSet};
@@ -145,14 +147,17 @@ impl Grammars {
     /// # Errors
     /// A grammar that is wrong, too large or that asks for what is not supported, with the reason.
     pub fn compile(&self, grammar: &Grammar, opening: Opening) -> Result<ConstraintSource> {
-        let (place, inner) = written(grammar)?;
+        let mut places = Places::default();
+        let (place, inner) = written(grammar, Some(&mut places))?;
+        let reader = (!places.is_empty()).then(|| Reader::new(places, opening));
         let Some(before) = self.before(opening, "final") else {
-            return self.constraint(place, TopLevelGrammar::from_grammar(inner), End::Whole);
+            let inner = TopLevelGrammar::from_grammar(inner);
+            return self.constraint(place, inner, reader, End::Whole);
         };
         let outer = GrammarWithLexer::from_lark(format!("start: before @body\n{before}"));
         let mut all = TopLevelGrammar::from_grammar(outer);
         all.grammars.push(named(inner));
-        self.constraint(place, all, End::Whole)
+        self.constraint(place, all, reader, End::Whole)
     }
 
     /// The rule `before` of what may open an answer; none where nothing may. Harmony messages are
@@ -225,9 +230,10 @@ impl Grammars {
         &self,
         place: &'static str,
         grammar: TopLevelGrammar,
+        reader: Option<Reader>,
         end: End,
     ) -> Result<ConstraintSource> {
-        let key = serde_json::to_string(&(&grammar, end as u8));
+        let key = serde_json::to_string(&(&grammar, format!("{reader:?}"), end as u8));
         let key = key.ok().filter(|key| key.len() <= LONGEST_KEPT);
         let lately = || self.lately.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(key) = &key {
@@ -237,7 +243,7 @@ impl Grammars {
                 return Ok(lately[lately.len() - 1].1.clone());
             }
         }
-        let source = self.compiled(place, grammar, end)?;
+        let source = self.compiled(place, grammar, reader, end)?;
         if let Some(key) = key {
             let mut lately = lately();
             if lately.len() == KEPT {
@@ -252,6 +258,7 @@ impl Grammars {
         &self,
         place: &'static str,
         grammar: TopLevelGrammar,
+        reader: Option<Reader>,
         end: End,
     ) -> Result<ConstraintSource> {
         let first = limited(place, || -> std::result::Result<Matcher, Reason> {
@@ -261,15 +268,15 @@ impl Grammars {
             matcher.compute_mask()?;
             Ok(matcher)
         })?;
-        let planner = || caught(|| Planner::new(&first, self.signs.clone())).ok();
+        let planner = || caught(|| Planner::new(&first, reader.as_ref(), self.signs.clone())).ok();
         let ending = (end == End::Whole).then(planner).flatten();
         let (first, speller) = (Mutex::new(first), self.speller.clone());
         Ok(ConstraintSource::new(move || {
             let matcher = first.lock().unwrap_or_else(PoisonError::into_inner).deep_clone();
             let lazy = (end == End::Lazy).then(Lazy::default);
-            let (ending, speller) = (ending.clone(), speller.clone());
-            let seen = None;
-            let follower = Follower { matcher, ending, lazy, speller, last: None, seen, place };
+            let (reader, ending, speller) = (reader.clone(), ending.clone(), speller.clone());
+            let (last, seen) = (None, None);
+            let follower = Follower { matcher, reader, ending, lazy, speller, last, seen, place };
             Ok(Box::new(follower) as Box<dyn Constraint>)
         }))
     }
@@ -289,6 +296,8 @@ enum End {
 /// Follows one text.
 struct Follower {
     matcher: Matcher,
+    /// Set where items of arrays must differ.
+    reader: Option<Reader>,
     /// Unset where a text is cut when its tokens run out.
     ending: Option<Planner>,
     lazy: Option<Lazy>,
@@ -310,11 +319,21 @@ enum Next {
 impl Follower {
     /// What may come next, whatever is planned.
     fn next(&mut self) -> Result<&Next> {
-        let Follower { matcher, lazy, seen, place, .. } = self;
+        let Follower { matcher, reader, lazy, seen, place, .. } = self;
         let next = match seen.take() {
             Some(next) => next,
             None if lazy.as_mut().is_some_and(|lazy| lazy.is_free(matcher)) => Next::Any,
-            None => Next::Masked(limited(place, || matcher.compute_mask_or_eos())?),
+            None => {
+                let mut mask = limited(place, || matcher.compute_mask_or_eos())?;
+                if let Some(reader) = reader {
+                    let environment = limited(place, || matcher.tok_env())?;
+                    reader.exclude(environment.tok_trie(), &mut mask);
+                    if mask.is_zero() {
+                        return Err(no_more(place));
+                    }
+                }
+                Next::Masked(mask)
+            }
         };
         Ok(seen.insert(next))
     }
@@ -323,7 +342,7 @@ impl Follower {
 impl Constraint for Follower {
     fn allow(&mut self, left: usize, allowed: &mut TokenSet) -> Result<()> {
         if let Some(ending) = &mut self.ending
-            && let Some(token) = ending.next(&self.matcher, left)
+            && let Some(token) = ending.next(&self.matcher, self.reader.as_ref(), left)
         {
             allowed.insert(token);
             return Ok(());
@@ -337,15 +356,26 @@ impl Constraint for Follower {
 
     fn accept(&mut self, token: u32) -> Result<u32> {
         self.seen = None;
-        let Follower { matcher, ending, lazy, last, place, .. } = self;
+        let Follower { matcher, reader, ending, lazy, last, place, .. } = self;
+        let environment = limited(place, || matcher.tok_env())?;
+        let trie = environment.tok_trie();
+        let token = match reader {
+            Some(reader) => reader.fit(trie, token).ok_or_else(|| no_more(place))?,
+            None => token,
+        };
         let token = match lazy {
             Some(lazy) => match lazy.fit(matcher, token) {
                 Some(token) => token,
                 None => return Ok(token),
             },
-            None => ending.as_mut().map_or(token, |ending| ending.accept(matcher, token)),
+            None => ending
+                .as_mut()
+                .map_or(token, |ending| ending.accept(matcher, reader.as_ref(), token)),
         };
         limited(place, || matcher.consume_token(token))?;
+        if let Some(reader) = reader {
+            reader.read(trie, token);
+        }
         *last = Some(token);
         Ok(token)
     }
@@ -362,6 +392,14 @@ impl Constraint for Follower {
         if tokens.is_empty() || there.consume_tokens(&tokens).is_err() {
             return Ok(Vec::new());
         }
+        if let Some(reader) = &self.reader {
+            let environment = limited(self.place, || there.tok_env())?;
+            let mut behind = reader.clone();
+            if !tokens.iter().all(|token| behind.read(environment.tok_trie(), *token)) {
+                return Ok(Vec::new());
+            }
+            self.reader = Some(behind);
+        }
         (self.matcher, self.last, self.seen) = (there, tokens.last().copied(), None);
         self.ending.iter_mut().for_each(|ending| ending.pass(&tokens));
         Ok(tokens)
@@ -372,11 +410,21 @@ impl Constraint for Follower {
     }
 }
 
-/// A grammar as llguidance reads it, with its place in errors.
-fn written(grammar: &Grammar) -> Result<(&'static str, GrammarWithLexer)> {
+/// An array has all the different items that there are, and must have one more.
+fn no_more(place: &str) -> Error {
+    let expected = "items that may differ from each other (uniqueItems)";
+    Error::new(place, expected, "an array that has all there are, and must have more")
+}
+
+/// A grammar as llguidance reads it, with its place in errors. Where there are `places` to note
+/// them, items that must differ are left to a [`Reader`].
+fn written(
+    grammar: &Grammar,
+    places: Option<&mut Places>,
+) -> Result<(&'static str, GrammarWithLexer)> {
     let written = match grammar {
-        Grammar::Json => ("schema", schema(&json!({ "type": "object" }))?),
-        Grammar::Schema(value) => ("schema", schema(value)?),
+        Grammar::Json => ("schema", schema(&json!({ "type": "object" }), places)?),
+        Grammar::Schema(value) => ("schema", schema(value, places)?),
         Grammar::Regex(text) => {
             short("regex", text.len())?;
             ("regex", GrammarWithLexer::from_regex(text))
@@ -427,7 +475,7 @@ fn few_intersections(text: &str) -> Result<()> {
 
 /// A grammar that another one refers to as `@body`.
 fn body(grammar: &Grammar) -> Result<GrammarWithLexer> {
-    Ok(named(written(grammar)?.1))
+    Ok(named(written(grammar, None)?.1))
 }
 
 fn named(grammar: GrammarWithLexer) -> GrammarWithLexer {
@@ -436,14 +484,14 @@ fn named(grammar: GrammarWithLexer) -> GrammarWithLexer {
 
 /// A JSON schema with the layout in which Python writes JSON, so that no model gets lost in white
 /// space.
-fn schema(value: &Value) -> Result<GrammarWithLexer> {
-    let value = laid_out(value)?;
+fn schema(value: &Value, places: Option<&mut Places>) -> Result<GrammarWithLexer> {
+    let value = laid_out(value, places)?;
     short("schema", value.to_string().len())?;
     Ok(GrammarWithLexer::from_json_schema(value))
 }
 
 /// A schema that says how JSON is laid out.
-fn laid_out(schema: &Value) -> Result<Value> {
+fn laid_out(schema: &Value, places: Option<&mut Places>) -> Result<Value> {
     let mut fields = match schema {
         Value::Object(fields) => fields.clone(),
         Value::Bool(true) => serde_json::Map::new(),
@@ -455,7 +503,7 @@ fn laid_out(schema: &Value) -> Result<Value> {
     if values > MOST_VALUES {
         return Err(Error::new("schema", format!("at most {MOST_VALUES} values"), values));
     }
-    if let Value::Object(plain) = schema::plain(&Value::Object(fields.clone()))? {
+    if let Value::Object(plain) = schema::plain(&Value::Object(fields.clone()), places)? {
         fields = plain;
     }
     fields.insert("x-guidance".to_string(), layout);
@@ -503,8 +551,15 @@ fn limited<T, E: std::fmt::Display>(
     run: impl FnOnce() -> std::result::Result<T, E>,
 ) -> Result<T> {
     let told = |reason: String| {
-        let first = reason.lines().map(str::trim).find(|line| !line.is_empty());
-        first.unwrap_or_default().chars().take(LONGEST_REASON).collect::<String>()
+        let mut lines = reason.lines().map(str::trim).filter(|line| !line.is_empty());
+        let first = lines.next().unwrap_or_default();
+        // An expression stands below, and what is wrong with it behind a line that points there.
+        let rest: Vec<&str> = match first.ends_with(':') {
+            true => lines.filter(|line| !line.trim_matches('^').is_empty()).collect(),
+            false => Vec::new(),
+        };
+        let told = [&[first], &rest[..]].concat().join(" ");
+        told.chars().take(LONGEST_REASON).collect::<String>()
     };
     match caught(run) {
         Ok(Ok(done)) => Ok(done),

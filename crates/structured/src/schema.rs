@@ -5,18 +5,27 @@
 //! - an array of which no more than some items may meet `contains` begins with those that do;
 //! - what `unevaluatedProperties` and `unevaluatedItems` look at is what one branch of `anyOf`
 //!   names, not what all that fit do;
-//! - arrays of different items are those of the few values that a schema lists, in every order;
+//! - arrays of different items of the few values that a schema lists are short, or have them in
+//!   the schema's order;
+//! - of the branches of `oneOf`, one that can be told apart from no other is left out;
+//! - an object that must or may have some number of properties has those that are listed;
 //! - formats of names and addresses in any script are those in ASCII;
 //! - bounds that leave room for numbers beyond [`FURTHEST`] leave none.
 //!
-//! So whatever is written is valid by the schema as it was given. A keyword that can be put into no
+//! So whatever is written is valid by the schema as it was given. A format that is not JSON Schema's
+//! own says nothing, as the standard has it. A keyword that can be put into no
 //! other stays, and llguidance refuses it by its name.
 
+mod counts;
+mod different;
+mod disjoint;
 mod evaluated;
 mod negation;
+mod patterns;
 mod references;
 mod together;
 
+use crate::distinct::Places;
 use formats::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
@@ -29,8 +38,10 @@ const PLACES: usize = 4;
 const MOST_ARRAYS: usize = 400;
 /// Dependencies of one schema, each of which doubles its alternatives.
 const MOST_DEPENDENCIES: usize = 6;
-/// Branches of `oneOf` that are told apart by what the others are not.
-const MOST_BRANCHES: usize = 4;
+/// Branches of `oneOf` that are held against each other.
+const MOST_BRANCHES: usize = 64;
+/// Pairs of them that are told apart by what the other is not.
+const MOST_PAIRS: usize = 16;
 /// How far from zero numbers may be. llguidance reads them as f64, which tells integers apart up to
 /// here, and beyond 64 bits its ranges do not end.
 const FURTHEST: i64 = (1 << 53) - 1;
@@ -77,6 +88,9 @@ const NOTES: [&str; 17] = [
     "writeOnly",
 ];
 
+/// Formats that llguidance follows.
+const FOLLOWED: [&str; 10] =
+    ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
 /// Formats that are not followed, and what is: another, which allows less, or a pattern.
 const FORMATS: [(&str, &str); 5] = [
     ("idn-email", "email"),
@@ -92,16 +106,20 @@ const PATTERNS: [(&str, &str); 4] = [
     ("uri-template", "^[A-Za-z0-9/_.-]*(\\{[A-Za-z0-9_]+\\}[A-Za-z0-9/_.-]*)*$"),
 ];
 
-/// A schema in the keywords that llguidance follows.
+/// A schema in the keywords that llguidance follows. Where there are `places` to note them, arrays
+/// whose items must differ are noted there, and items may be of any kind.
 ///
 /// # Errors
 /// References to what is not part of it; one that would become too long, or that asks for a number
 /// too far from zero.
-pub(crate) fn plain(schema: &Value) -> Result<Value> {
+pub(crate) fn plain(schema: &Value, places: Option<&mut Places>) -> Result<Value> {
     let mut plain = references::resolved(schema)?;
     let whole = plain.clone();
     Rewriter { whole: &whole }.schema(&mut plain);
     near(&mut plain)?;
+    if let Some(places) = places {
+        different::noted(&mut plain, places);
+    }
     let (long, most) = (plain.to_string().len(), schema.to_string().len() * MOST_TIMES + 4096);
     if long > most {
         let expected = format!("conditions that take at most {most} bytes as alternatives");
@@ -179,8 +197,10 @@ impl Rewriter<'_> {
             self.exclusions(fields);
             dependencies(fields);
             self.contained(fields);
-            unique(fields);
+            self.unique(fields);
             self.names(fields);
+            counts::listed(fields);
+            patterns::translated(fields);
             details(fields);
         }
         for part in parts(schema) {
@@ -229,15 +249,26 @@ impl Rewriter<'_> {
         if !(2..=MOST_BRANCHES).contains(&branches.len()) {
             return;
         }
-        let negated: Option<Vec<Value>> =
-            branches.iter().map(|branch| self.negated(branch, Some(&known))).collect();
-        let Some(negated) = negated else { return };
-        let alone = |i: usize| {
-            let others = negated.iter().enumerate().filter(|(j, _)| *j != i).map(|(_, n)| n);
-            let all: Vec<&Value> = std::iter::once(&branches[i]).chain(others).collect();
-            json!({ "allOf": all })
+        let kinds = disjoint::types(fields);
+        let meets =
+            |i: usize, j: usize| i != j && !self.disjoint(&branches[i], &branches[j], kinds);
+        // Those that each branch may be met together with.
+        let met: Vec<Vec<usize>> = (0..branches.len())
+            .map(|i| (0..branches.len()).filter(|j| meets(i, *j)).collect())
+            .collect();
+        if met.iter().map(Vec::len).sum::<usize>() > 2 * MOST_PAIRS {
+            return;
+        }
+        let alone = |(branch, others): (&Value, &Vec<usize>)| {
+            let others = others.iter().map(|j| self.negated(&branches[*j], Some(&known)));
+            let all: Vec<Value> =
+                std::iter::once(Some(branch.clone())).chain(others).collect::<Option<_>>()?;
+            Some(if all.len() == 1 { branch.clone() } else { json!({ "allOf": all }) })
         };
-        let alternatives: Vec<Value> = (0..branches.len()).map(alone).collect();
+        let alternatives: Vec<Value> = branches.iter().zip(&met).filter_map(alone).collect();
+        if alternatives.is_empty() {
+            return;
+        }
         fields.remove("oneOf");
         also(fields, json!({ "anyOf": alternatives }));
     }
@@ -318,6 +349,76 @@ impl Rewriter<'_> {
             fields.insert("additionalProperties".to_string(), Value::Bool(false));
         }
         fields.remove("propertyNames");
+    }
+
+    /// `uniqueItems`, where there are few values that an item may have.
+    fn unique(&self, fields: &mut Object) {
+        if fields.get("uniqueItems") == Some(&Value::Bool(false)) {
+            fields.remove("uniqueItems");
+        }
+        let whole = |key: &str| fields.get(key).map(whole).and_then(|number| number.as_u64());
+        let (least, most) = (whole("minItems").unwrap_or(0), whole("maxItems").unwrap_or(u64::MAX));
+        if fields.get("uniqueItems") != Some(&Value::Bool(true)) || most <= 1 {
+            fields.remove("uniqueItems");
+            return;
+        }
+        let values =
+            |schema: &Value| self.followed(schema).as_object().and_then(negation::possible);
+        let first = fields.get("prefixItems").and_then(Value::as_array);
+        let Some(first) = first.into_iter().flatten().map(values).collect::<Option<Vec<_>>>()
+        else {
+            return;
+        };
+        let rest = match fields.get("items").map(values) {
+            Some(Some(rest)) => rest,
+            // Those behind may be anything, or nothing: they are left out.
+            _ if !first.is_empty() => Vec::new(),
+            _ => return,
+        };
+        // All arrays of different values, by length: in every order, as long as they are few, and then
+        // in the schema's.
+        let (mut all, mut longest): (Vec<Vec<Value>>, Vec<Vec<Value>>) =
+            (Vec::new(), vec![Vec::new()]);
+        let mut in_order = false;
+        for length in 0.. {
+            if length >= least {
+                all.extend(longest.iter().cloned());
+            }
+            let next = first.get(length as usize).unwrap_or(&rest);
+            let longer = |array: &Vec<Value>, in_order: bool| {
+                let last = array.last().filter(|_| in_order);
+                let from = last.and_then(|last| next.iter().position(|value| value == last));
+                let new = next[from.map_or(0, |from| from + 1)..].iter();
+                let new = new.filter(|value| !array.contains(value));
+                new.map(|value| [array, std::slice::from_ref(value)].concat()).collect::<Vec<_>>()
+            };
+            let more = |in_order: bool, from: &[Vec<Value>]| -> Vec<Vec<Value>> {
+                from.iter().flat_map(|array| longer(array, in_order)).collect()
+            };
+            let mut found = more(in_order, &longest);
+            if all.len() + found.len() > MOST_ARRAYS && !in_order && first.is_empty() {
+                in_order = true;
+                let position = |value: &Value| next.iter().position(|other| other == value);
+                longest.retain(|array| array.iter().map(position).is_sorted());
+                found = more(in_order, &longest);
+            }
+            longest = found;
+            if longest.is_empty() || length >= most {
+                break;
+            }
+            if all.len() + longest.len() > MOST_ARRAYS {
+                // Longer ones are left out, unless there are none that are short enough.
+                if all.is_empty() {
+                    return;
+                }
+                break;
+            }
+        }
+        for key in ["items", "maxItems", "minItems", "prefixItems", "uniqueItems"] {
+            fields.remove(key);
+        }
+        let others = ["boolean", "null", "number", "object", "string"];
+        also(fields, json!({ "anyOf": [{ "enum": all }, { "type": others }] }));
     }
 }
 
@@ -416,54 +517,6 @@ fn dependencies(fields: &mut Object) {
     }
 }
 
-/// `uniqueItems`, where there are few values that an item may have.
-fn unique(fields: &mut Object) {
-    if fields.get("uniqueItems") == Some(&Value::Bool(false)) {
-        fields.remove("uniqueItems");
-    }
-    let whole = |key: &str| fields.get(key).map(whole).and_then(|number| number.as_u64());
-    let (least, most) = (whole("minItems").unwrap_or(0), whole("maxItems").unwrap_or(u64::MAX));
-    if fields.get("uniqueItems") != Some(&Value::Bool(true)) || most <= 1 {
-        fields.remove("uniqueItems");
-        return;
-    }
-    let values = |schema: &Value| schema.as_object().and_then(negation::possible);
-    let first = fields.get("prefixItems").and_then(Value::as_array);
-    let Some(first) = first.into_iter().flatten().map(values).collect::<Option<Vec<_>>>() else {
-        return;
-    };
-    let rest = match fields.get("items").map(values) {
-        Some(Some(rest)) => rest,
-        // Those behind may be anything, or nothing: they are left out.
-        _ if !first.is_empty() => Vec::new(),
-        _ => return,
-    };
-    // All arrays of different values, by length.
-    let (mut all, mut longest): (Vec<Vec<Value>>, Vec<Vec<Value>>) = (Vec::new(), vec![Vec::new()]);
-    for length in 0.. {
-        if length >= least {
-            all.extend(longest.iter().cloned());
-        }
-        let next = first.get(length as usize).unwrap_or(&rest);
-        let longer = |array: &Vec<Value>| {
-            let new = next.iter().filter(|value| !array.contains(value));
-            new.map(|value| [array, std::slice::from_ref(value)].concat()).collect::<Vec<_>>()
-        };
-        longest = longest.iter().flat_map(longer).collect();
-        if longest.is_empty() || length >= most {
-            break;
-        }
-        if all.len() + longest.len() > MOST_ARRAYS {
-            return;
-        }
-    }
-    for key in ["items", "maxItems", "minItems", "prefixItems", "uniqueItems"] {
-        fields.remove(key);
-    }
-    let others = ["boolean", "null", "number", "object", "string"];
-    also(fields, json!({ "anyOf": [{ "enum": all }, { "type": others }] }));
-}
-
 /// Draws bounds to within [`FURTHEST`], in a schema and all of its parts, and refuses numbers that
 /// are beyond.
 fn near(schema: &mut Value) -> Result<()> {
@@ -520,6 +573,8 @@ fn details(fields: &mut Object) {
     } else if let Some((_, pattern)) = PATTERNS.iter().find(|(name, _)| *name == format) {
         fields.remove("format");
         also(fields, json!({ "pattern": pattern }));
+    } else if !FOLLOWED.contains(&format) {
+        fields.remove("format");
     }
 }
 

@@ -95,7 +95,7 @@ impl Grammars {
         }
         if text.is_some() {
             let _ = match body {
-                Some(schema) => writeln!(lark, "text: %json {}", laid_out(&schema)?),
+                Some(schema) => writeln!(lark, "text: %json {}", laid_out(&schema, None)?),
                 None => writeln!(lark, "text: @body"),
             };
         }
@@ -107,7 +107,7 @@ impl Grammars {
         if let Some(text) = apart {
             all.grammars.push(super::body(text)?);
         }
-        self.constraint("tools", all, end)
+        self.constraint("tools", all, None, end)
     }
 
     /// The rules of an answer with calls that stand between marks, or of the rule `text` if there is
@@ -276,7 +276,7 @@ fn json(schema: &Value, whole: &Value) -> Result<String> {
             fields.entry(name).or_insert_with(|| shared.clone());
         }
     }
-    Ok(format!("%json {}", laid_out(&schema)?))
+    Ok(format!("%json {}", laid_out(&schema, None)?))
 }
 
 /// The schema of a tool's arguments: an object that has the properties it names and no others,
@@ -300,5 +300,5 @@ fn arguments(tool: &Tool) -> Result<Value> {
             fields.insert("additionalProperties".to_string(), false.into());
         }
     }
-    laid_out(&schema)
+    laid_out(&schema, None)
 }

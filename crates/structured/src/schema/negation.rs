@@ -23,10 +23,13 @@ impl Rewriter<'_> {
             Value::Object(fields) => fields,
             _ => return None,
         };
-        // It is not met where any of its keywords is not.
-        let mut ways = Vec::new();
+        // It is not met where any of its keywords is not, of which one that can be said is enough.
+        let (mut ways, mut said) = (Vec::new(), true);
         for (key, value) in fields.iter().filter(|(key, _)| !NOTES.contains(&key.as_str())) {
-            self.way(key, value, known, deep, &mut ways)?;
+            said &= self.way(key, value, known, deep, &mut ways).is_some();
+        }
+        if ways.is_empty() && !said {
+            return None;
         }
         ways.retain(|way| *way != Value::Bool(false));
         Some(match ways.len() {
@@ -60,7 +63,7 @@ impl Rewriter<'_> {
             ("properties", Value::Object(properties)) => {
                 for (name, schema) in properties {
                     let known = known.and_then(|known| self.property(known, name));
-                    let other = self.without(schema, known, deep)?;
+                    let Some(other) = self.without(schema, known, deep) else { continue };
                     if other != Value::Bool(false) {
                         let properties = json!({ name: other });
                         ways.push(json!({ "type": "object", "required": [name], "properties": properties }));
@@ -71,9 +74,7 @@ impl Rewriter<'_> {
             ("enum", Value::Array(values)) => ways.push(self.others(values, known)),
             ("type", names) => ways.push(other_types(names)?),
             ("allOf", Value::Array(all)) => {
-                for schema in all {
-                    ways.push(self.without(schema, known, deep)?);
-                }
+                ways.extend(all.iter().filter_map(|schema| self.without(schema, known, deep)));
             }
             ("anyOf", Value::Array(any)) => {
                 let none: Option<Vec<Value>> =

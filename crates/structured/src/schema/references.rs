@@ -1,7 +1,7 @@
 //! References to parts of a schema by anchors, by names of their own (`$id`), or by pointers that
 //! need decoding, as plain pointers to definitions.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use formats::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
@@ -20,6 +20,8 @@ struct Index {
     dynamic: HashMap<String, Vec<(String, bool)>>,
     /// The whole schema's name.
     root: String,
+    /// The places of all schemas, those first that are part of others.
+    reached: HashSet<String>,
     /// The schemas that refer to others: where, by which keyword, from within which name, and to
     /// what.
     references: Vec<(String, &'static str, String, String)>,
@@ -33,11 +35,13 @@ pub(super) fn resolved(schema: &Value) -> Result<Value> {
     let mut index = Index::default();
     index.names.insert(String::new(), String::new());
     index.walk(schema, String::new(), String::new());
+    let parts = index.reached.clone();
+    index.walk_targets(schema);
     let named = index.names.len() > 1 || !index.anchors.is_empty() || !index.dynamic.is_empty();
     let is_plain = |(_, key, _, to): &(String, &str, String, String)| {
         let pointer = to.strip_prefix('#');
         let odd = to.contains(['%', '~']) || *key != "$ref";
-        !odd && pointer.is_some_and(|pointer| schema.pointer(pointer).is_some())
+        !odd && pointer.is_some_and(|pointer| parts.contains(pointer))
     };
     if !named && index.references.iter().all(is_plain) {
         return Ok(schema.clone());
@@ -65,14 +69,14 @@ pub(super) fn resolved(schema: &Value) -> Result<Value> {
         }
     }
     anonymous(&mut plain);
-    let parts: Vec<(String, Value)> = targets
+    let moved: Vec<(String, Value)> = targets
         .into_iter()
         .filter_map(|(target, name)| Some((name, plain.pointer(&target)?.clone())))
         .collect();
     if let Value::Object(fields) = &mut plain {
         let all = fields.entry("$defs").or_insert_with(|| json!({}));
         if let Value::Object(all) = all {
-            all.extend(parts);
+            all.extend(moved);
         }
     }
     Ok(plain)
@@ -80,6 +84,9 @@ pub(super) fn resolved(schema: &Value) -> Result<Value> {
 
 impl Index {
     fn walk(&mut self, schema: &Value, at: String, base: String) {
+        if !self.reached.insert(at.clone()) {
+            return;
+        }
         let text = |key: &str| schema.get(key).and_then(Value::as_str);
         let base = match text("$id").or(text("id")) {
             Some(id) => {
@@ -108,6 +115,20 @@ impl Index {
         for part in parts(schema) {
             if let Some(inner) = schema.pointer(&part) {
                 self.walk(inner, format!("{at}{part}"), base.clone());
+            }
+        }
+    }
+
+    /// Walks over what references lead to and is no part of a schema, such as definitions in groups.
+    fn walk_targets(&mut self, schema: &Value) {
+        let mut done = 0;
+        while let Some((_, _, base, to)) = self.references.get(done).cloned() {
+            done += 1;
+            let pointer = to.strip_prefix('#').map(decoded).filter(|to| to.starts_with('/'));
+            if let Some(pointer) = pointer
+                && let Some(target) = schema.pointer(&pointer)
+            {
+                self.walk(target, pointer, base);
             }
         }
     }
@@ -161,6 +182,9 @@ fn joined(base: &str, name: &str) -> String {
     });
     if has_scheme || base.is_empty() {
         return name.to_string();
+    }
+    if name.is_empty() {
+        return base.to_string();
     }
     let authority = base.find("://").map(|at| at + 3);
     let path = match authority {
@@ -225,6 +249,7 @@ mod tests {
             ("http://a.b/c", "//d/e", "http://d/e"),
             ("", "tree", "tree"),
             ("tree", "node", "node"),
+            ("http://a.b/c.json", "", "http://a.b/c.json"),
         ] {
             assert_eq!(joined(base, name), whole, "{base} {name}");
         }

@@ -1,0 +1,268 @@
+//! Items that must differ from each other (`uniqueItems`), which no grammar says: a [`Reader`]
+//! follows the JSON that is written, and knows which tokens would end an item that is there
+//! already.
+
+use engine::reasoning::Opening;
+use llguidance::toktrie::{SimpleVob, TokTrie};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Where a schema asks for items that differ: by the property that holds an array, and by how many
+/// arrays are around it within that property. Arrays of the same place elsewhere in the schema are
+/// held to it as well, which allows less.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Places {
+    /// Properties that the schema lists; the whole text's name is empty.
+    named: BTreeSet<(String, usize)>,
+    /// Properties of any name.
+    any: BTreeSet<usize>,
+}
+
+impl Places {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.named.is_empty() && self.any.is_empty()
+    }
+
+    /// Adds arrays of this depth within a property; of any, without a name.
+    pub(crate) fn add(&mut self, name: Option<&str>, depth: usize) {
+        match name {
+            Some(name) => drop(self.named.insert((name.to_string(), depth))),
+            None => drop(self.any.insert(depth)),
+        }
+    }
+
+    fn holds(&self, name: &str, depth: usize) -> bool {
+        self.any.contains(&depth) || self.named.contains(&(name.to_string(), depth))
+    }
+}
+
+/// Where JSON begins in a text.
+#[derive(Debug, Clone)]
+enum Start {
+    Here,
+    /// Behind this.
+    Behind(Vec<u8>),
+    /// Here, or behind the second where the text begins with the first.
+    Offered(Vec<u8>, Vec<u8>),
+}
+
+/// An array or an object that is open.
+#[derive(Debug, Clone)]
+enum Open {
+    Object {
+        /// The last name, once it was read.
+        name: String,
+        is_name: bool,
+    },
+    Array {
+        /// What its items are, if they must differ.
+        items: Option<Vec<(Vec<u8>, Value)>>,
+        /// Where the present item begins.
+        item: Option<usize>,
+    },
+}
+
+/// Follows one text.
+#[derive(Debug, Clone)]
+pub(crate) struct Reader {
+    places: Arc<Places>,
+    start: Start,
+    /// The text so far, of which JSON is what is behind `from`.
+    text: Vec<u8>,
+    open: Vec<Open>,
+    /// Where the present string begins.
+    string: Option<usize>,
+    is_escaped: bool,
+}
+
+impl Reader {
+    /// The reader of a text in which a schema's JSON stands behind what may open the text.
+    pub(crate) fn new(places: Places, opening: Opening) -> Reader {
+        let start = match opening {
+            Opening::Answer => Start::Here,
+            Opening::Opened { close } => Start::Behind(close.into()),
+            Opening::Offered { open, close } => Start::Offered(open.into(), close.into()),
+            Opening::Harmony => Start::Behind("<|channel|>final<|message|>".into()),
+        };
+        let (text, open) = (Vec::new(), Vec::new());
+        Reader { places: Arc::new(places), start, text, open, string: None, is_escaped: false }
+    }
+
+    /// Reads a token; whether no item ends that is there already.
+    pub(crate) fn read(&mut self, trie: &TokTrie, token: u32) -> bool {
+        let bytes = trie.token(token);
+        let bytes = bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]).unwrap_or(bytes);
+        let is_end = trie.eos_tokens().contains(&token);
+        is_end || bytes.iter().all(|byte| self.read_byte(*byte))
+    }
+
+    /// The longest part of a token in which no item ends that is there already.
+    pub(crate) fn fit(&self, trie: &TokTrie, token: u32) -> Option<u32> {
+        let differs = |token: &u32| self.clone().read(trie, *token);
+        if !self.has_items() || differs(&token) {
+            return Some(token);
+        }
+        let mut parts = trie.all_prefixes(trie.token(token));
+        parts.sort_by_key(|part| trie.token_len(*part));
+        parts.into_iter().rev().find(differs)
+    }
+
+    /// Whether an array is open whose items must differ, and has some.
+    fn has_items(&self) -> bool {
+        let some = |open: &Open| matches!(open, Open::Array { items: Some(items), .. } if !items.is_empty());
+        self.open.iter().any(some)
+    }
+
+    /// Takes the tokens away that end an item which is there already.
+    pub(crate) fn exclude(&self, trie: &TokTrie, mask: &mut SimpleVob) {
+        for open in &self.open {
+            let Open::Array { items: Some(items), item, .. } = open else { continue };
+            // What is written of the present item, or what stands before the next one.
+            let (written, before): (&[u8], &[u8]) = match item {
+                Some(from) => (&self.text[*from..], b""),
+                None => match self.text.last() {
+                    Some(b' ' | b'[') => (b"", b""),
+                    Some(b',') => (b"", b" "),
+                    _ => (b"", b", "),
+                },
+            };
+            let ends = |rest: &[u8], mask: &mut SimpleVob| {
+                for end in [b',', b']'] {
+                    exclude(trie, &[rest, &[end]].concat(), mask);
+                }
+            };
+            let value = value(written).filter(Value::is_number);
+            for (earlier, other) in items {
+                if value.as_ref() == Some(other) {
+                    ends(b"", mask);
+                }
+                let Some(rest) = earlier.strip_prefix(written) else { continue };
+                let rest = [before, rest].concat();
+                match earlier.last() {
+                    Some(b'"' | b'}' | b']') => exclude(trie, &rest, mask),
+                    // What is no text goes on until something follows.
+                    _ => ends(&rest, mask),
+                }
+            }
+        }
+    }
+
+    fn read_byte(&mut self, byte: u8) -> bool {
+        match &self.start {
+            Start::Here => return self.read_json(byte),
+            Start::Behind(close) => {
+                self.text.push(byte);
+                if self.text.ends_with(close) {
+                    (self.start, self.text) = (Start::Here, Vec::new());
+                }
+            }
+            Start::Offered(open, close) => {
+                self.text.push(byte);
+                if self.text == *open {
+                    self.start = Start::Behind(close.clone());
+                } else if !open.starts_with(&self.text) {
+                    self.start = Start::Here;
+                    let text = std::mem::take(&mut self.text);
+                    return text.into_iter().all(|byte| self.read_json(byte));
+                }
+            }
+        }
+        true
+    }
+
+    fn read_json(&mut self, byte: u8) -> bool {
+        let at = self.text.len();
+        self.text.push(byte);
+        if let Some(from) = self.string {
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' => self.is_escaped = true,
+                b'"' => {
+                    self.string = None;
+                    if let Some(Open::Object { name, is_name: true }) = self.open.last_mut() {
+                        *name = serde_json::from_slice(&self.text[from..=at]).unwrap_or_default();
+                    } else {
+                        return self.end_item(at + 1);
+                    }
+                }
+                _ => {}
+            }
+            return true;
+        }
+        if byte.is_ascii_whitespace() {
+            return true;
+        }
+        if !matches!(byte, b',' | b']' | b'}' | b':')
+            && let Some(Open::Array { item: item @ None, .. }) = self.open.last_mut()
+        {
+            *item = Some(at);
+        }
+        match byte {
+            b'"' => self.string = Some(at),
+            b'{' => self.open.push(Open::Object { name: String::new(), is_name: true }),
+            b'[' => {
+                let around = self.open.iter().rev();
+                let depth = around.take_while(|open| matches!(open, Open::Array { .. })).count();
+                let name = match self.open.iter().rev().nth(depth) {
+                    Some(Open::Object { name, .. }) => name,
+                    _ => "",
+                };
+                let items = self.places.holds(name, depth).then(Vec::new);
+                self.open.push(Open::Array { items, item: None });
+            }
+            b':' => self.is_name(false),
+            b',' => {
+                let differs = self.end_item(at);
+                self.is_name(true);
+                return differs;
+            }
+            b']' | b'}' => {
+                // A number may end here.
+                let inner = self.end_item(at);
+                self.open.pop();
+                return self.end_item(at + 1) && inner;
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Says whether a name comes next in the innermost object, where that is what is open.
+    fn is_name(&mut self, next: bool) {
+        if let Some(Open::Object { is_name, .. }) = self.open.last_mut() {
+            *is_name = next;
+        }
+    }
+
+    /// Ends the innermost array's present item; whether none is like it.
+    fn end_item(&mut self, to: usize) -> bool {
+        let Some(Open::Array { items, item, .. }) = self.open.last_mut() else { return true };
+        let (Some(from), Some(items)) = (item.take(), items) else { return true };
+        let written = self.text[from..to].to_vec();
+        let value = value(&written).unwrap_or_default();
+        let differs = items.iter().all(|(_, other)| *other != value);
+        items.push((written, value));
+        differs
+    }
+}
+
+/// What JSON says. Numbers are equal however they are written.
+fn value(written: &[u8]) -> Option<Value> {
+    Some(match serde_json::from_slice(written).ok()? {
+        Value::Number(number) => number.as_f64().map_or(Value::Number(number), Value::from),
+        value => value,
+    })
+}
+
+/// Takes the tokens away that begin with these bytes.
+fn exclude(trie: &TokTrie, bytes: &[u8], mask: &mut SimpleVob) {
+    let Some(node) = trie.child_at_bytes(trie.root(), bytes) else { return };
+    let mut nodes = vec![node];
+    while let Some(node) = nodes.pop() {
+        if let Some(token) = node.token_id() {
+            mask.disallow_token(token);
+        }
+        nodes.extend(trie.node_children(node));
+    }
+}
