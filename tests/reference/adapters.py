@@ -13,7 +13,7 @@ import argparse
 import json
 import shutil
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,7 @@ class Case:
     why: str
     mlx: bool = False
     gguf: str | None = None  # llama.cpp's name of the architecture
-    drop: tuple = field(default=())
+    exact: bool = True  # factors that bf16 holds
 
 
 CASES = [
@@ -65,6 +65,8 @@ CASES = [
          "gated delta nets whose matrices lie by heads in two"),
     Case("neox", "gpt-neox", dict(r=2, lora_alpha=3, target_modules=["query_key_value"]),
          "queries, keys and values that lie by heads in one matrix"),
+    Case("floats", "qwen3", dict(r=8, lora_alpha=16, use_rslora=True, target_modules=ATTENTION + MLP),
+         "factors of f32 beside matrices of bf16", exact=False),
 ]
 
 # Canonical order of GGUF's names.
@@ -77,13 +79,14 @@ def seeded(case):
     return lambda *shape: torch.randn(*shape, generator=generator)
 
 
-def fill(model, noise):
-    """Random factors, exact in bf16, and magnitudes near the norms that they begin with."""
+def fill(model, noise, exact):
+    """Random factors, where `exact` is set those that bf16 holds, and magnitudes near the norms that they begin with."""
     for name, parameter in model.named_parameters():
         if "lora_magnitude_vector" in name:
             parameter.data = (parameter.data * (1 + 0.2 * noise(*parameter.shape))).bfloat16().double()
         elif "lora_" in name:
-            parameter.data = (0.3 * noise(*parameter.shape)).bfloat16().double()
+            factor = 0.3 * noise(*parameter.shape)
+            parameter.data = (factor.bfloat16() if exact else factor).double()
 
 
 def forward(model, tokens):
@@ -103,7 +106,7 @@ def write(case):
     with widened():
         plain = forward(base, tokens)
         model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **case.config), autocast_adapter_dtype=False).eval()
-        fill(model, noise)
+        fill(model, noise, case.exact)
         adapted = forward(model, tokens)
     assert (adapted - plain).abs().max() > 0.5, case.name
     model.to(torch.float32).save_pretrained(folder, save_embedding_layers=False)

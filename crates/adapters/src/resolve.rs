@@ -381,8 +381,8 @@ fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Resul
     Ok(Gain { offset: gains.iter().enumerate().map(offset).collect(), gain: gains })
 }
 
-/// The same adapter in half the memory beside matrices that are not kept in f32 themselves: its
-/// factors are rounded to bf16 there.
+/// The same adapter in half the memory beside quantised matrices: its factors are rounded to bf16
+/// there. Beside other matrices the CPU keeps them in f32, and a GPU rounds them itself.
 ///
 /// # Errors
 /// A matrix that the model's files do not have.
@@ -390,7 +390,8 @@ pub fn shortened(base: &Base<'_>, mut adapter: Adapter) -> Result<Adapter> {
     for site in base.program.adaptable() {
         let Some(delta) = adapter.deltas.get_mut(&site.name) else { continue };
         let weight = &base.program.weights[site.weight.0];
-        if weight.describe(base.tensors)?.encoding == Encoding::Stored(DType::F32) {
+        let encoding = weight.describe(base.tensors)?.encoding;
+        if matches!(encoding, Encoding::Stored(DType::F32 | DType::F16 | DType::BF16)) {
             continue;
         }
         delta.down.iter_mut().chain(&mut delta.up).for_each(|v| *v = rounded(*v));

@@ -73,7 +73,7 @@ pub(in crate::gpu) struct Group {
     outputs: Vec<usize>,
     /// Whether it is an embedding table, whose rows are picked by tokens.
     gathers: bool,
-    /// The type of the factors: f32 beside an f32 matrix, else bf16, which holds them exactly.
+    /// The type of the factors: f32 beside an f32 matrix, else bf16, to which they are rounded.
     element: Scalar,
 }
 
@@ -142,13 +142,19 @@ impl Group {
     }
 }
 
+/// The greatest number of bf16.
+const GREATEST: f32 = f32::from_bits(0x7f7f_0000);
+
 /// Writes numbers as elements of a type, starting at element `from`.
 fn put(to: &mut [u8], scalar: Scalar, from: usize, values: &[f32]) {
     let size = scalar.bytes();
     for (to, value) in to[from * size..].chunks_exact_mut(size).zip(values) {
         match scalar {
-            // The values are exact in bf16: the lower half of each is zero.
-            Scalar::BF16 => to.copy_from_slice(&value.to_le_bytes()[2..]),
+            Scalar::BF16 => {
+                // The greatest stay finite.
+                let value = value.clamp(-GREATEST, GREATEST);
+                to.copy_from_slice(&formats::quant::plain::f32_to_bf16(value).to_le_bytes());
+            }
             _ => to.copy_from_slice(&value.to_le_bytes()),
         }
     }
