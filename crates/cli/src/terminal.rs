@@ -8,7 +8,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 
 use anstyle::{AnsiColor, Style};
 use delft::{Error, Setting};
@@ -204,9 +204,18 @@ pub(crate) fn stdin_is_terminal() -> bool {
     io::stdin().is_terminal()
 }
 
+/// Longest text file, in bytes: devices such as `/dev/zero` have no end.
+const LONGEST: u64 = 1 << 30;
+
 /// A text file as a whole.
 pub(crate) fn read_file(path: &std::path::Path) -> Outcome<String> {
-    std::fs::read_to_string(path).map_err(|error| Error::io(path.display(), error).into())
+    let mut text = String::new();
+    let read =
+        std::fs::File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text));
+    if read.map_err(|error| Error::io(path.display(), error))? as u64 > LONGEST {
+        return Err(Error::new(path.display(), "a text of at most 1 GiB", "a longer one").into());
+    }
+    Ok(text)
 }
 
 /// A byte count for people: `1.2 GiB`.

@@ -46,7 +46,7 @@ pub(crate) struct Serve {
     #[arg(long, alias = "np", value_name = "N", default_value_t = 4, value_parser = whole(1..=256), allow_negative_numbers = true)]
     pub(crate) parallel: u64,
     /// Requests that may wait for their turn; those beyond are refused
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole(0..=100_000), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = whole(0..=100_000), allow_negative_numbers = true)]
     pub(crate) queue: u64,
     /// The longest that a request may take, in seconds, waiting included
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = whole(1..=1_000_000), allow_negative_numbers = true)]
