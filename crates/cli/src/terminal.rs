@@ -314,6 +314,14 @@ pub(crate) fn harmless(text: &str) -> String {
 mod tests {
     use super::*;
 
+    #[cfg(unix)]
+    #[test]
+    fn a_text_without_end_is_refused() {
+        let read = |most| read_up_to(std::path::Path::new("/dev/zero"), most);
+        assert!(matches!(read(4096), Err(Stop::Error(_))));
+        assert_eq!(read_up_to(std::path::Path::new("/dev/null"), 0).ok().as_deref(), Some(""));
+    }
+
     #[test]
     fn numbers_read_well() {
         let cases = [
