@@ -23,6 +23,28 @@ pub struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
+    /// What its elements are, for an error.
+    pub fn element_type(&self) -> impl std::fmt::Display {
+        self.dtype
+    }
+
+    /// Its elements, if they are whole numbers of 32 or 64 bits and none is below zero.
+    pub fn whole_numbers(&self) -> Option<Vec<usize>> {
+        let size = match self.dtype {
+            DType::I32 | DType::U32 => 4,
+            DType::I64 | DType::U64 => 8,
+            _ => return None,
+        };
+        let signed = matches!(self.dtype, DType::I32 | DType::I64);
+        let number = |bytes: &[u8]| {
+            let mut whole = [0; 8];
+            whole[..size].copy_from_slice(bytes);
+            let below = signed && bytes[size - 1] >= 0x80;
+            if below { None } else { usize::try_from(u64::from_le_bytes(whole)).ok() }
+        };
+        self.bytes.chunks_exact(size).map(number).collect()
+    }
+
     /// Number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()

@@ -16,7 +16,7 @@
 //! say the same, and are what counts here.
 
 use crate::keys::{Keys, clipped};
-use formats::{DType, Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
+use formats::{Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
 use std::collections::HashMap;
 
 /// How matrices are quantised.
@@ -168,7 +168,8 @@ pub(crate) fn check_numbers(tensors: &Tensors, place: &str) -> Result<()> {
     };
     match tensors.iter().find(part) {
         Some(tensor) => {
-            let found = format!("nothing, beside {} of {}", clipped(tensor.name), tensor.dtype);
+            let found =
+                format!("nothing, beside {} of {}", clipped(tensor.name), tensor.element_type());
             let place = format!("{place}: quantization_config");
             Err(Error::new(place, "how weights are quantised", found)
                 .hint("the program that quantised them states it in a file beside the weights"))
@@ -239,28 +240,13 @@ fn quantised(
 /// Whether a matrix's tensors are those of a scheme, none left over.
 fn fits(source: &Quantised, stem: &str, tensors: &Tensors) -> bool {
     let Ok(described) = source.describe(tensors) else { return false };
-    let stated = tensors.get(&format!("{stem}.weight_shape")).and_then(|t| numbers(&t));
+    let stated = tensors.get(&format!("{stem}.weight_shape")).and_then(|t| t.whole_numbers());
     let zeros = tensors.get(&format!("{stem}.weight_zero_point")).is_some();
     let symmetric = match source.scheme {
         Scheme::Packed(integers) | Scheme::Bytes(integers) => integers.symmetric != zeros,
         _ => true,
     };
     symmetric && stated.is_none_or(|stated| stated == described.shape)
-}
-
-/// The elements of a tensor of whole numbers; none of another type or below zero.
-fn numbers(tensor: &Tensor<'_>) -> Option<Vec<usize>> {
-    let size = match tensor.dtype {
-        DType::I32 | DType::U32 => 4,
-        DType::I64 | DType::U64 => 8,
-        _ => return None,
-    };
-    let number = |bytes: &[u8]| {
-        let mut whole = [0; 8];
-        whole[..size].copy_from_slice(bytes);
-        usize::try_from(u64::from_le_bytes(whole)).ok()
-    };
-    tensor.bytes.chunks_exact(size).map(number).collect()
 }
 
 /// Whether the groups of inputs are in the order of the inputs.
@@ -576,6 +562,7 @@ fn block(keys: &Keys<'_>, key: &'static str) -> Result<Option<[usize; 2]>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use formats::DType;
     use serde_json::{Value, json};
 
     fn read(config: Value) -> Result<Option<Settings>> {

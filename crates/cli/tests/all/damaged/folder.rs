@@ -341,7 +341,7 @@ pub(crate) const CASES: &[Case<Model>] = &[
     case!(
         "quantised by MLX in another mode",
         |m| m.set("quantization", json!({ "group_size": 16, "bits": 4, "mode": "nvfp4" })),
-        Refused(&["config.json: quantization.mode", "affine groups", "nvfp4"])
+        Refused(&["config.json: quantization.mode", "affine, mxfp4, mxfp8", "nvfp4"])
     ),
     case!(
         "quantised by MLX, with matrices left as they were",
