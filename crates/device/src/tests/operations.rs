@@ -138,7 +138,7 @@ fn everything() -> Result<Program> {
 fn carried() -> Result<Program> {
     let builder = Builder::new(&Any);
     let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);
-    let [heads, key_heads, key_dim, value_dim] = [4, 2, 13, 43];
+    let [heads, key_heads, key_dim, value_dim] = [4, 2, 13, 42];
     let net =
         ops::DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled: true };
     let (width, start) = (net.width(), net.elements());
