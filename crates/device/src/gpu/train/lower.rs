@@ -492,7 +492,7 @@ impl Recorder<'_> {
 
     /// Whether the matrix-unit kernels support this attention.
     fn on_tiles(&self, of: &Attention) -> bool {
-        self.of.scalar != Scalar::F32 && of.head_dim.is_multiple_of(16) && of.head_dim <= 128
+        self.of.scalar != Scalar::F32 && tiles::takes(of.head_dim, self.of.facts.shared)
     }
 
     fn attend_numbers(&self, of: &Attention) -> Numbers {

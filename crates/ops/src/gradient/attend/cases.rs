@@ -55,6 +55,12 @@ fn tile_layers() -> Vec<(&'static [usize], Attention, &'static str)> {
         (&[3, 90], Attention { window: Some(20), ..plain([2, 2, 16]) }, "a window"),
         (&[66], Attention { cap: Some(5.0), ..plain([2, 1, 16]) }, "scores that are bounded"),
         (&[40], plain([1, 1, 128]), "large heads"),
+        (&[70], plain([2, 1, 160]), "heads in halves, two on one"),
+        (
+            &[3, 20],
+            Attention { window: Some(9), ..plain([1, 1, 256]) },
+            "the largest heads, a window",
+        ),
         (&[9, 60], Attention { sinks: true, ..plain([2, 1, 16]) }, "sinks"),
     ]
 }

@@ -1,12 +1,16 @@
 //! Gradients of attention among packed rows on the matrix units (Dao, FlashAttention-2, 2023), for
-//! operands of 16 bits and heads of a multiple of 16 elements. The forward pass is
+//! operands of 16 bits and heads of a multiple of 16 elements, or of 32 if they have more than 128
+//! ([`takes`]). The forward pass is
 //! [`attention_packed`](crate::attention::prefill::attention_packed).
 //!
 //! A threadgroup owns 64 rows of one head of one sequence, a simdgroup 16 of them: query rows for
-//! `dq`, key rows for `dk` and `dv`. Rows of the other side pass through shared memory, `STEP` at a
+//! `dq`, key rows for `dk` and `dv`. Rows of the other side pass through shared memory, a few at a
 //! time; scores are computed again and become weights and slopes in registers, which meet the other
 //! side as they are, rounded to its type. Key rows have the heads of their group one after another,
 //! so that everything is added up by one simdgroup in one order.
+//!
+//! Registers have no room for the rows and the sums of larger heads. Their rows stay in shared memory,
+//! and two threadgroups have half of a row's sums each: both compute its scores.
 
 use tile::dsl::*;
 use tile::instr::Unary;
@@ -20,9 +24,37 @@ use crate::sweep::{begin, require_lengths, when};
 const SIMDS: u32 = 4;
 /// Rows that a threadgroup owns.
 pub const ROWS: u32 = 16 * SIMDS;
-/// Rows of the other side in shared memory.
-const STEP: u32 = 32;
 const THREADS: u32 = 32 * SIMDS;
+/// Elements of the largest heads whose rows and sums registers have room for.
+const WHOLE: u32 = 128;
+
+/// Whether the kernels take heads of this size, on a device with so much shared memory for a
+/// threadgroup, in bytes.
+pub fn takes(head_dim: usize, shared: u32) -> bool {
+    let Ok(d) = u32::try_from(head_dim) else { return false };
+    let fits = d <= WHOLE && d.is_multiple_of(16) || d <= 2 * WHOLE && d.is_multiple_of(32);
+    fits && 2 * staging(d) + 2 * 4 * ROWS <= shared
+}
+
+/// Threadgroups that have parts of a row's sums.
+fn parts(head_dim: u32) -> u32 {
+    if head_dim > WHOLE { 2 } else { 1 }
+}
+
+/// Rows of the other side in shared memory.
+fn step(head_dim: u32) -> u32 {
+    if head_dim > WHOLE { 16 } else { 32 }
+}
+
+/// Rows in shared memory that a threadgroup owns and that stay there.
+fn kept(head_dim: u32) -> u32 {
+    if head_dim > WHOLE { 2 * ROWS } else { 0 }
+}
+
+/// Elements of shared memory for rows.
+fn staging(head_dim: u32) -> u32 {
+    ROWS.max(kept(head_dim) + 2 * step(head_dim)) * (head_dim + PAD)
+}
 
 /// `along[tokens, heads] = dy . y`, a simdgroup for each.
 #[kernel]
@@ -64,9 +96,13 @@ struct Operands {
 }
 
 impl Operands {
-    /// States the contract: `heads` along the first axis.
+    /// States the contract: `heads` along the first axis, of each its parts.
     fn contract(&self, heads: tile::launch::Extent) {
         let blocks = dim("longest").ceil_div(ROWS);
+        let heads = match parts(self.form.head_dim) {
+            1 => heads,
+            parts => heads * parts,
+        };
         launch(Mode::Tile, [heads, blocks, dim("batch")], THREADS);
         let d = self.form.head_dim;
         let narrow = dim("tokens") * (dim("kv_heads") * d);
@@ -82,6 +118,62 @@ impl Operands {
         ]);
         require_aligned(&["q", "dy", "k", "v"]);
         require(Requirement::AtMost(dim("tokens"), 1 << 24));
+    }
+}
+
+impl Operands {
+    /// This threadgroup's head.
+    fn head(&self) -> Val<u32> {
+        match parts(self.form.head_dim) {
+            1 => group_id(),
+            parts => group_id() / parts,
+        }
+    }
+
+    /// The elements of a row whose sums this threadgroup has.
+    fn columns(&self) -> Columns {
+        let d = self.form.head_dim;
+        match parts(d) {
+            1 => Columns { first: None, count: d },
+            parts => {
+                let count = d / parts;
+                Columns { first: Some(group_id() % parts * count), count }
+            }
+        }
+    }
+}
+
+/// Neighbouring elements of a row.
+#[derive(Clone, Copy)]
+struct Columns {
+    /// None is the row's first.
+    first: Option<Val<u32>>,
+    count: u32,
+}
+
+impl Columns {
+    /// An offset from the first of them.
+    fn at(self, offset: u32) -> Val<u32> {
+        self.first.map_or_else(|| offset.val(), |first| first + offset)
+    }
+}
+
+/// A simdgroup's sixteen of a threadgroup's rows, as left operands.
+enum Held {
+    Registers(Vec<Frag>),
+    Shared(Staged),
+}
+
+impl Held {
+    /// Sixteen of their columns.
+    fn left(&self, k: u32) -> Frag {
+        match self {
+            Held::Registers(held) => held[k as usize],
+            Held::Shared(rows) => {
+                let first = simd_id() * (16 * rows.stride()) + (rows.at + 16 * k);
+                Frag::left(rows.rows, first, rows.stride())
+            }
+        }
     }
 }
 
@@ -114,15 +206,19 @@ impl Staged {
         );
     }
 
-    /// This simdgroup's sixteen of a threadgroup's rows, as left operands in registers.
-    fn hold(self, array: In, from: Val<u32>, row: Val<u32>, left: Val<u32>) -> Vec<Frag> {
+    /// This simdgroup's sixteen of a threadgroup's rows: in registers if there is room for them, else
+    /// they stay where they are.
+    fn hold(self, array: In, from: Val<u32>, row: Val<u32>, left: Val<u32>) -> Held {
         self.bring(ROWS, array, from, row, left);
         copy_commit();
         copy_wait(0);
         barrier();
+        if kept(self.head_dim) > 0 {
+            return Held::Shared(self);
+        }
         let held = self.left(simd_id() * 16u32);
         barrier();
-        held
+        Held::Registers(held)
     }
 
     /// Sixteen rows from one on, as left operands.
@@ -134,31 +230,39 @@ impl Staged {
     }
 
     /// `sum += left rows'`: the products of rows with sixteen of these from one on.
-    fn products(self, left: &[Frag], row: u32) -> Frag {
+    fn products(self, left: &Held, row: u32) -> Frag {
         let first = self.at + row * self.stride();
-        let sum = Frag::filled(0.0);
-        (0u32..).zip(left).fold(sum, |sum, (k, left)| {
-            sum.mma(*left, Frag::right_transposed(self.rows, first + 16 * k, self.stride()))
+        (0..self.head_dim / 16).fold(Frag::filled(0.0), |sum, k| {
+            let left = left.left(k);
+            sum.mma(left, Frag::right_transposed(self.rows, first + 16 * k, self.stride()))
         })
     }
 
-    /// `sums += weights rows`, of sixteen rows from one on.
-    fn mix(self, sums: Frags, weights: Frag, row: u32) {
+    /// `sums += weights rows`, of these columns of sixteen rows from one on.
+    fn mix(self, sums: Frags, weights: Frag, row: u32, columns: Columns) {
         let first = self.at + row * self.stride();
-        for i in 0..self.head_dim / 16 {
-            let right = Frag::right(self.rows, first + 16 * i, self.stride());
+        for i in 0..columns.count / 16 {
+            let right = Frag::right(self.rows, columns.at(first + 16 * i), self.stride());
             sums.set(i, sums.get(i).mma(weights, right));
         }
     }
 
-    /// Writes sums over this simdgroup's rows, by way of these rows' place, those below `left`.
-    fn store(self, sums: Frags, to: Out, from: Val<u32>, row: Val<u32>, left: Val<u32>) {
+    /// Writes sums over these columns of this simdgroup's rows, by way of these rows' place, those
+    /// below `left`; `to` has the first element of row 0, and so many to the next.
+    fn store(
+        self,
+        sums: Frags,
+        (to, from, row): (Out, Val<u32>, Val<u32>),
+        left: Val<u32>,
+        columns: Columns,
+    ) {
         let own = simd_id() * 16u32;
-        for i in 0..self.head_dim / 16 {
+        for i in 0..columns.count / 16 {
             sums.get(i).store(self.rows, own * self.stride() + (self.at + 16 * i), self.stride());
         }
         simd_barrier();
-        let per_row = self.head_dim / 8;
+        let from = columns.first.map_or(from, |first| from + first);
+        let per_row = columns.count / 8;
         range(lane_id(), 16 * per_row).step(32u32).each(|i| {
             let (r, element) = (own + i / per_row, i % per_row * 8u32);
             when(Order::lt(r, left), || {
@@ -259,46 +363,57 @@ fn queries(
     let d = of.form.head_dim;
     let (left, heads) = (count - offset, of.kv_heads * of.form.group);
     let (wide, narrow) = (heads * d, of.kv_heads * d);
-    let own = (first + offset) * wide + group_id() * d;
-    let of_group = first * narrow + group_id() / of.form.group * d;
-    let staging = Shared::<f32>::stored(of.q.scalar(), "staging", ROWS.max(2 * STEP) * (d + PAD));
-    let rows = Staged { rows: staging, at: 0, head_dim: d };
+    let own = (first + offset) * wide + of.head() * d;
+    let of_group = first * narrow + of.head() / of.form.group * d;
+    let [rows, others, keys, values] = places(of);
     let query = rows.hold(of.q, own, wide, left);
-    let cotangent = rows.hold(of.dy, own, wide, left);
+    let cotangent = others.hold(of.dy, own, wide, left);
     let marks = Marks::new(ROWS);
-    marks.bring(of, ROWS, (first + offset) * heads + group_id(), heads, left);
+    marks.bring(of, ROWS, (first + offset) * heads + of.head(), heads, left);
     barrier();
     let mine = simd_id() * 16u32;
     let base = marks.down(marks.base, mine);
     let along = marks.down(marks.along, mine);
-    let sums = Frags::accumulators(d / 16, 0.0);
+    let (columns, step) = (of.columns(), step(d));
+    let sums = Frags::accumulators(columns.count / 16, 0.0);
     let last = offset + left.min(ROWS);
     let oldest = match scores.window {
         Some(window) => offset + 1u32 - window.min(offset + 1u32),
         None => 0u32.val(),
     };
-    let keys = Staged { rows: staging, at: 0, head_dim: d };
-    let values = Staged { rows: staging, at: STEP * (d + PAD), head_dim: d };
-    range(oldest / STEP * STEP, last).step(STEP).each(|key| {
+    range(oldest / step * step, last).step(step).each(|key| {
         barrier();
-        keys.bring(STEP, of.k, of_group + key * narrow, narrow, last - key);
-        values.bring(STEP, of.v, of_group + key * narrow, narrow, last - key);
+        keys.bring(step, of.k, of_group + key * narrow, narrow, last - key);
+        values.bring(step, of.v, of_group + key * narrow, narrow, last - key);
         copy_commit();
         copy_wait(0);
         barrier();
-        for j in 0..STEP / 16 {
+        for j in 0..step / 16 {
             let row = Frag::row_numbers() + Frag::filled_u32(offset + mine);
             let column = Frag::col_numbers() + Frag::filled_u32(key + 16 * j);
             let seen = scores.seen(row, column);
             let products = keys.products(&query, 16 * j);
             let (weights, slope) = scores.weights(products, base, seen);
             let change = values.products(&cotangent, 16 * j) - along;
-            let slopes = (weights * change * slope).to_left(staging.scalar());
-            keys.mix(sums, slopes, 16 * j);
+            let slopes = (weights * change * slope).to_left(rows.rows.scalar());
+            keys.mix(sums, slopes, 16 * j, columns);
         }
     });
     barrier();
-    rows.store(sums, dq, own, wide, left);
+    rows.store(sums, (dq, own, wide), left, columns);
+}
+
+/// The places in shared memory of two operands of a threadgroup's rows, and of two of the other
+/// side's. Where the former go to registers, all share their place.
+fn places(of: Operands) -> [Staged; 4] {
+    let d = of.form.head_dim;
+    let rows = Shared::<f32>::stored(of.q.scalar(), "staging", staging(d));
+    let (kept, step) = (kept(d), step(d));
+    [0, kept / 2, kept, kept + step].map(|first| Staged {
+        rows,
+        at: first * (d + PAD),
+        head_dim: d,
+    })
 }
 
 /// `lse`, in powers of two, and `along` of some rows of a head, in shared memory.
@@ -378,32 +493,30 @@ fn keys(
     let d = of.form.head_dim;
     let (left, heads) = (count - offset, of.kv_heads * of.form.group);
     let (wide, narrow) = (heads * d, of.kv_heads * d);
-    let own = (first + offset) * narrow + group_id() * d;
-    let staging = Shared::<f32>::stored(of.q.scalar(), "staging", ROWS.max(2 * STEP) * (d + PAD));
-    let rows = Staged { rows: staging, at: 0, head_dim: d };
+    let own = (first + offset) * narrow + of.head() * d;
+    let [rows, others, queries, cotangents] = places(of);
     let key = rows.hold(of.k, own, narrow, left);
-    let value = rows.hold(of.v, own, narrow, left);
-    let marks = Marks::new(STEP);
+    let value = others.hold(of.v, own, narrow, left);
+    let (columns, step) = (of.columns(), step(d));
+    let marks = Marks::new(step);
     let mine = offset + simd_id() * 16u32;
-    let (by_key, by_value) = (Frags::accumulators(d / 16, 0.0), Frags::accumulators(d / 16, 0.0));
-    let queries = Staged { rows: staging, at: 0, head_dim: d };
-    let cotangents = Staged { rows: staging, at: STEP * (d + PAD), head_dim: d };
+    let [by_key, by_value] = [0, 1].map(|_| Frags::accumulators(columns.count / 16, 0.0));
     let end = match scores.window {
         Some(window) => count.min(offset + ROWS + window.min(1u32 << 30)),
         None => count,
     };
     range(0u32, of.form.group).each(|member| {
-        let head = group_id() * of.form.group + member;
+        let head = of.head() * of.form.group + member;
         let of_head = first * wide + head * d;
-        range(offset / STEP * STEP, end).step(STEP).each(|row| {
+        range(offset / step * step, end).step(step).each(|row| {
             barrier();
-            queries.bring(STEP, of.q, of_head + row * wide, wide, end - row);
-            cotangents.bring(STEP, of.dy, of_head + row * wide, wide, end - row);
+            queries.bring(step, of.q, of_head + row * wide, wide, end - row);
+            cotangents.bring(step, of.dy, of_head + row * wide, wide, end - row);
             copy_commit();
-            marks.bring(of, STEP, (first + row) * heads + head, heads, end - row);
+            marks.bring(of, step, (first + row) * heads + head, heads, end - row);
             copy_wait(0);
             barrier();
-            for j in 0..STEP / 16 {
+            for j in 0..step / 16 {
                 let keys = Frag::row_numbers() + Frag::filled_u32(mine);
                 let column = Frag::col_numbers() + Frag::filled_u32(row + 16 * j);
                 let inside = column.lt(Frag::filled_u32(end));
@@ -413,13 +526,14 @@ fn keys(
                 let products = queries.products(&key, 16 * j);
                 let (weights, slope) = scores.weights(products, base, seen);
                 let change = cotangents.products(&value, 16 * j) - along;
-                let slopes = (weights * change * slope).to_left(staging.scalar());
-                cotangents.mix(by_value, weights.to_left(staging.scalar()), 16 * j);
-                queries.mix(by_key, slopes, 16 * j);
+                let scalar = rows.rows.scalar();
+                let slopes = (weights * change * slope).to_left(scalar);
+                cotangents.mix(by_value, weights.to_left(scalar), 16 * j, columns);
+                queries.mix(by_key, slopes, 16 * j, columns);
             }
         });
     });
     barrier();
-    rows.store(by_key, dk, own, narrow, left);
-    rows.store(by_value, dv, own, narrow, left);
+    rows.store(by_key, (dk, own, narrow), left, columns);
+    rows.store(by_value, (dv, own, narrow), left, columns);
 }
