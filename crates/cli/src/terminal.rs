@@ -209,11 +209,17 @@ const LONGEST: u64 = 1 << 30;
 
 /// A text file as a whole.
 pub(crate) fn read_file(path: &std::path::Path) -> Outcome<String> {
+    read_up_to(path, LONGEST)
+}
+
+/// A text file of at most so many bytes.
+fn read_up_to(path: &std::path::Path, most: u64) -> Outcome<String> {
     let mut text = String::new();
     let read =
-        std::fs::File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text));
-    if read.map_err(|error| Error::io(path.display(), error))? as u64 > LONGEST {
-        return Err(Error::new(path.display(), "a text of at most 1 GiB", "a longer one").into());
+        std::fs::File::open(path).and_then(|file| file.take(most + 1).read_to_string(&mut text));
+    if read.map_err(|error| Error::io(path.display(), error))? as u64 > most {
+        let expected = format!("a text of at most {}", bytes(most));
+        return Err(Error::new(path.display(), expected, "a longer one").into());
     }
     Ok(text)
 }
