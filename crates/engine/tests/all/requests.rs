@@ -542,7 +542,7 @@ fn what_a_constraint_allows_is_found_while_the_device_computes() {
 /// Requests with constraints share steps, whenever they came.
 #[test]
 fn requests_with_constraints_share_steps() {
-    let engine = on_sim(4);
+    let engine = on_sim(8);
     holds_of_quick_ones(|| share_steps(&engine));
 }
 
