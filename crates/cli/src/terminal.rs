@@ -212,7 +212,7 @@ pub(crate) fn read_file(path: &std::path::Path) -> Outcome<String> {
     read_up_to(path, LONGEST)
 }
 
-/// A text file of at most so many bytes.
+/// A text file as a whole, of at most `most` bytes.
 fn read_up_to(path: &std::path::Path, most: u64) -> Outcome<String> {
     let mut text = String::new();
     let read =

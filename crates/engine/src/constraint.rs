@@ -91,7 +91,7 @@ pub(crate) struct Constrained {
     owed: Option<usize>,
     /// Why it is impossible to go on, where that was found ahead of the step.
     failed: Option<Error>,
-    /// What the token that was chosen last took so far, if not all of it is done.
+    /// Time spent on the token that was chosen last, until all of its work is done.
     pub(crate) spent: Duration,
     /// Tokens for which it is taken for slow, and whether the last one was.
     pub(crate) wary: u32,

@@ -23,7 +23,7 @@ pub struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
-    /// What its elements are, for an error.
+    /// The type of its elements, as errors name it.
     pub fn element_type(&self) -> impl std::fmt::Display {
         self.dtype
     }

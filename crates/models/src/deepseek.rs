@@ -50,8 +50,7 @@ const GATING: Key = Key("", "expert_gating_func");
 const SOFTMAX: u32 = 1;
 
 fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Opened> {
-    let keys = files.keys.clone().with_usual(usual);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_usual(usual);
     let keys = &files.keys;
     let mut raw = latent::raw(files)?;
     raw.pairing = latent::pairing(files)?;

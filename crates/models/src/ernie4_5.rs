@@ -72,8 +72,7 @@ const OWN: &[(&str, &str)] =
     &[("num_experts_per_tok", "moe_k"), ("n_shared_experts", "moe_num_shared_experts")];
 
 fn open_mixture(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_names(OWN);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     let raw = read(files)?;
     // For training, and blocks that guess tokens ahead.

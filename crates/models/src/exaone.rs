@@ -41,8 +41,7 @@ const OWN: &[(&str, &str)] = &[
 ];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_names(OWN);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_names(OWN);
     // A dropout, for training.
     files.keys.note("embed_dropout");
     let raw = Raw::read(files, &["silu"])?;

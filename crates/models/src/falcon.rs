@@ -41,8 +41,7 @@ const OWN: &[(&str, &str)] =
     &[("intermediate_size", "ffn_hidden_size"), ("num_key_value_heads", "num_kv_heads")];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_names(OWN);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     let mut raw = Raw::read_quadrupled(files, Key("layer_norm_epsilon", ""), 1e-5)?;
     if keys.flag(Key("alibi", ""))? == Some(true) {

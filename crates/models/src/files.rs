@@ -31,6 +31,20 @@ impl<'a> Files<'a> {
         Some(self.tensors?.gguf()?.metadata())
     }
 
+    /// The same, with keys of names of their own: see [`Keys::with_names`].
+    pub(crate) fn with_names(&self, own: &'static [(&'static str, &'static str)]) -> Files<'a> {
+        self.with_keys(self.keys.clone().with_names(own))
+    }
+
+    /// The same, with whole numbers that `config.json` leaves out: see [`Keys::with_usual`].
+    pub(crate) fn with_usual(&self, usual: &'static [(&'static str, usize)]) -> Files<'a> {
+        self.with_keys(self.keys.clone().with_usual(usual))
+    }
+
+    fn with_keys(&self, keys: Keys<'a>) -> Files<'a> {
+        Files { keys, outer: self.outer.clone(), ..*self }
+    }
+
     /// Whether matrices have biases, as a key of `config.json` says it: where it does not say so,
     /// those that are stored count.
     ///

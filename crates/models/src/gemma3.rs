@@ -42,8 +42,7 @@ const USUAL: &[(&str, usize)] = &[
 ];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_usual(USUAL);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_usual(USUAL);
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
     keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;

@@ -10,7 +10,7 @@ use crate::{Architecture, Opened, decoder, phimoe};
 use formats::{Error, Result, Source, shape};
 use nn::{AttentionOptions, Bias, Pairing, Stored, Unary, Weights};
 
-const NAMES: &[Row] = &[
+pub(crate) const NAMES: &[Row] = &[
     ("embed", "transformer.wte", "token_embd"),
     ("positions", "transformer.wpe", "position_embd"),
     ("norm", "transformer.ln_f", "output_norm"),
@@ -77,19 +77,27 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         let scale = Some(scale / by);
         AttentionOptions { qkv_bias, output_bias, scale, ..config.attention(layer) }
     };
-    let parts = decoder::Parts {
+    let parts = parts(act, attention);
+    let transposed = keys.dialect() == Dialect::HuggingFace;
+    let part = move |config: &Config, weights: &dyn Weights, name: &str| {
+        part(config, weights, name, transposed)
+    };
+    Ok(decoder::open_recipes(config, parts, part))
+}
+
+/// What its kin share: learned positions, layer norms, a feed-forward without a gate, biases.
+pub(crate) fn parts(
+    act: &'static [Unary],
+    attention: impl Fn(&Config, usize) -> AttentionOptions + 'static,
+) -> decoder::Parts {
+    decoder::Parts {
         feed_forward: Box::new(move |builder, config, i| {
             decoder::ungated(builder, config, i, act, Bias::Always)
         }),
         norm: phimoe::norm,
         learned_positions: true,
         ..decoder::Parts::new(Bias::Always, attention)
-    };
-    let transposed = keys.dialect() == Dialect::HuggingFace;
-    let part = move |config: &Config, weights: &dyn Weights, name: &str| {
-        part(config, weights, name, transposed)
-    };
-    Ok(decoder::open_recipes(config, parts, part))
+    }
 }
 
 /// The function between the matrices of a feed-forward, `usual` where nothing is said.

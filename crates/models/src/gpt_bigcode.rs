@@ -5,38 +5,23 @@ use crate::config::{Config, Raw};
 use crate::decoder;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
-use crate::names::Row;
-use crate::{Architecture, Opened, gpt2, gptj, phi3, phimoe};
+use crate::{Architecture, Opened, gpt2, gptj, phi3};
 use formats::{ErrorKind, Result};
 use nn::{AttentionOptions, Bias, Unary};
-
-const NAMES: &[Row] = &[
-    ("embed", "transformer.wte", "token_embd"),
-    ("positions", "transformer.wpe", "position_embd"),
-    ("norm", "transformer.ln_f", "output_norm"),
-    ("head", "lm_head", "output"),
-    ("blocks.{}.attention_norm", "transformer.h.{}.ln_1", "blk.{}.attn_norm"),
-    ("blocks.{}.attention.qkv", "transformer.h.{}.attn.c_attn", "blk.{}.attn_qkv"),
-    ("blocks.{}.attention.o", "transformer.h.{}.attn.c_proj", "blk.{}.attn_output"),
-    ("blocks.{}.mlp_norm", "transformer.h.{}.ln_2", "blk.{}.ffn_norm"),
-    ("blocks.{}.mlp.up", "transformer.h.{}.mlp.c_fc", "blk.{}.ffn_up"),
-    ("blocks.{}.mlp.down", "transformer.h.{}.mlp.c_proj", "blk.{}.ffn_down"),
-];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "StarCoder and SantaCoder",
     name: "gpt_bigcode",
     gguf: "starcoder",
     class: "GPTBigCodeForCausalLM",
-    names: &[NAMES],
+    names: &[gpt2::NAMES],
     signs: None,
     experts: false,
     open,
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_names(gptj::OWN);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_names(gptj::OWN);
     let keys = &files.keys;
     let eps = Key("layer_norm_epsilon", "attention.layer_norm_epsilon");
     let mut raw = Raw::read_quadrupled(files, eps, 1e-5)?;
@@ -67,13 +52,6 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         scale: (!scaled).then_some(1.0),
         ..config.attention(layer)
     };
-    let parts = decoder::Parts {
-        feed_forward: Box::new(move |builder, config, i| {
-            decoder::ungated(builder, config, i, act, Bias::Always)
-        }),
-        norm: phimoe::norm,
-        learned_positions: true,
-        ..decoder::Parts::new(Bias::Always, attention)
-    };
+    let parts = gpt2::parts(act, attention);
     Ok(decoder::open_recipes(raw.check()?, parts, phi3::part))
 }

@@ -7,7 +7,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::stated::Stated;
-use crate::{Architecture, Opened, gpt2, phimoe};
+use crate::{Architecture, Opened, gpt2};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Unary};
 use serde_json::Value;
@@ -43,8 +43,7 @@ const OWN: &[(&str, &str)] =
     &[("num_hidden_layers", "num_layers"), ("num_attention_heads", "num_heads")];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_names(OWN);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     let mut raw = Raw::read_quadrupled(files, Key("layer_norm_epsilon", ""), 1e-5)?;
     raw.rotation = None;
@@ -61,14 +60,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         scale: Some(1.0),
         ..config.attention(layer)
     };
-    let parts = decoder::Parts {
-        feed_forward: Box::new(move |builder, config, i| {
-            decoder::ungated(builder, config, i, act, Bias::Always)
-        }),
-        norm: phimoe::norm,
-        learned_positions: true,
-        ..decoder::Parts::new(Bias::Always, attention)
-    };
+    let parts = gpt2::parts(act, attention);
     Ok(decoder::open_parts(raw.check()?, parts))
 }
 

@@ -44,8 +44,7 @@ pub(crate) const OWN: &[(&str, &str)] = &[
 ];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_names(OWN);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     let mut raw = Raw::read_quadrupled(files, Key("layer_norm_epsilon", ""), 1e-5)?;
     // As many as n_positions, by an older name.

@@ -212,8 +212,9 @@ impl Heads {
     }
 }
 
-/// The matrix of keys or of values apart from the other, as a stack of those of all heads. Where it
-/// is stored apart, that of keys is stored the other way round, and so decoded.
+/// The key matrices (`k_b`) or value matrices (`v_b`) of all heads, one below the other; none for
+/// another name. Key matrices that are stored by themselves are stored transposed, and are decoded
+/// to be turned.
 ///
 /// # Errors
 /// Tensors that do not fit the name.
@@ -235,8 +236,8 @@ pub(crate) fn part(weights: &dyn Weights, name: &str, heads: Heads) -> Result<Op
     Ok(Some(Stored { source: Source::Reshape(Box::new(source), shape.clone()), shape }))
 }
 
-/// The rows of keys or of values of a matrix that has those of each head one after the other; none
-/// of another shape.
+/// The key rows or the value rows of `kv_b`, in which each head has its keys and then its values;
+/// none if its shape is another.
 fn taken(whole: Stored, part: &str, Heads([heads, plain, value]): Heads) -> Option<Stored> {
     let [rows, rank] = whole.shape[..] else { return None };
     if rows != heads.checked_mul(plain + value)? {
@@ -248,9 +249,9 @@ fn taken(whole: Stored, part: &str, Heads([heads, plain, value]): Heads) -> Opti
     Some(Stored { source, shape: vec![heads * count, rank] })
 }
 
-/// What GGUF says of latent attention besides what `config.json` does: keys and values of heads as
-/// readers see them that multiply queries with the matrix of keys, and as they are, below the
-/// prefix; `held` are the model's weights.
+/// GGUF's metadata of latent attention, below the prefix: the lengths of keys and values in the
+/// latent form, in which queries are multiplied with the key matrices, and those of heads; `held`
+/// are the model's weights.
 pub(crate) fn metadata(
     files: &Files<'_>,
     config: &Config,
@@ -282,8 +283,8 @@ pub(crate) fn metadata(
     Ok(all)
 }
 
-/// A weight as GGUF has it: matrices of keys and of values as stacks of those of heads, those of
-/// keys the other way round.
+/// The key matrices or value matrices as GGUF stores them, `[heads, rows, columns]`, key matrices
+/// transposed; none for other weights.
 pub(crate) fn exported(
     held: &[Weight],
     canonical: &str,

@@ -6,7 +6,7 @@ use crate::decoder;
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
-use crate::{Architecture, Opened, gpt2, phi3, phimoe};
+use crate::{Architecture, Opened, gpt2, phi3};
 use formats::{ErrorKind, Result};
 use nn::{Bias, Unary, Weights};
 
@@ -40,8 +40,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const FRONT: usize = 2;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_names(&[("intermediate_size", "ffn_dim")]);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_names(&[("intermediate_size", "ffn_dim")]);
     let keys = &files.keys;
     let mut raw = Raw::read_normed(files, Key("layer_norm_eps", ""), 1e-5)?;
     raw.rotation = None;
@@ -62,14 +61,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         return Err(width.wrong(expected, width.value).of(ErrorKind::Unsupported));
     }
     let act = gpt2::activation(files, "activation_function", &[Unary::Relu])?;
-    let parts = decoder::Parts {
-        feed_forward: Box::new(move |builder, config, i| {
-            decoder::ungated(builder, config, i, act, Bias::Always)
-        }),
-        norm: phimoe::norm,
-        learned_positions: true,
-        ..decoder::Parts::new(Bias::Always, decoder::biased(Bias::Always))
-    };
+    let parts = gpt2::parts(act, decoder::biased(Bias::Always));
     let stored = |config: &Config, weights: &dyn Weights, name: &str| {
         if name != "positions" {
             return Ok(None);

@@ -18,8 +18,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_usual(&[("head_dim", 256)]);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_usual(&[("head_dim", 256)]);
     // A list of blocks without experts: none has them.
     files.keys.note("mlp_only_layers");
     let hybrid = Hybrid::read(files)?;

@@ -30,8 +30,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const USUAL: &[(&str, usize)] = &[("head_dim", 256), ("intermediate_size", 5632)];
 
 pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
-    let keys = files.keys.clone().with_usual(USUAL);
-    let files = &Files { keys, outer: files.outer.clone(), ..*files };
+    let files = &files.with_usual(USUAL);
     let hybrid = Hybrid::read(files)?;
     let (sparse, config) = (Sparse::read(files)?, hybrid.config.clone());
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;

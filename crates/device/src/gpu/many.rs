@@ -73,7 +73,7 @@ struct Region {
     biases: Vec<(u32, f32)>,
 }
 
-/// What a step's choices are made by.
+/// The inputs of the kernels that choose a step's tokens.
 #[derive(Default)]
 struct Inputs {
     /// The settings and the targets of every row with logits.

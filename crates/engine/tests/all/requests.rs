@@ -466,7 +466,7 @@ struct Watching {
     launches: Arc<Mutex<Vec<Launches>>>,
     request: usize,
     before: usize,
-    /// What its second token waits for: requests that there are, and how many there should be.
+    /// Its second token waits until this many requests were submitted.
     submitted: Arc<AtomicUsize>,
     awaited: usize,
     told: usize,

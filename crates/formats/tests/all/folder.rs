@@ -324,7 +324,7 @@ fn broken_folders_are_refused_with_a_reason() {
     }
 }
 
-/// What quantising programs wrote before `config.json` had a key for it.
+/// Files beside `config.json` in which quantising programs state their settings.
 #[test]
 fn quantisation_is_read_from_the_file_beside() {
     let weights = || ("model.safetensors", shard(&["a"]));
