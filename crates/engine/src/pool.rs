@@ -348,9 +348,12 @@ impl BlockTable {
     pub(crate) fn needs(&self, start: usize, end: usize) -> usize {
         let first = self.held.end.max(start / BLOCK_TOKENS);
         let more = end.div_ceil(BLOCK_TOKENS).saturating_sub(first);
-        // A block in which the sequence goes on may have to be copied.
-        let copy = usize::from(!start.is_multiple_of(BLOCK_TOKENS));
-        more.min(self.bound.saturating_sub(self.held.len())) + copy
+        // A block in which the sequence goes on has to be copied, unless it is its own.
+        let (inside, b) = (!start.is_multiple_of(BLOCK_TOKENS), start / BLOCK_TOKENS);
+        let copies = inside
+            && self.held.contains(&b)
+            && !self.may_write(&self.pool.group(self.group), b, start);
+        more.min(self.bound.saturating_sub(self.held.len())) + usize::from(copies)
     }
 
     /// Its cache group.

@@ -69,7 +69,9 @@ fn who_goes_on_in_a_shared_block_copies_what_is_shared() {
     grow(&mut one, 0, 300, 512);
     let (mut two, mut three) = (one.fork(300), one.fork(100));
     assert_eq!(pool.free(0), 6);
+    assert_eq!((two.needs(300, 310), two.needs(300, 600)), (1, 2), "a copy, and a block");
     two.extend(300, 310, &mut copies).unwrap();
+    assert_eq!((two.needs(310, 512), two.needs(310, 513)), (0, 1), "it goes on in its own");
     let [Copy { to: 2, from, .. }] = &copies[..] else { panic!("{copies:?}") };
     assert_eq!((from.number(), two.table().blocks), (1, &[0, 2][..]));
     copies.clear();
@@ -158,7 +160,11 @@ fn whatever_is_shared_each_reads_what_it_wrote() {
                     let rows = (1 + pick % 300).min(2048 - len - ahead);
                     let values: Vec<u64> = (0..rows as u64).map(|r| at << 16 | r).collect();
                     if rows > 0 {
+                        let end = len + rows + ahead;
+                        let (needs, free) = (all[i].table.needs(len, end), pool.free(0));
                         all[i].write(&mut memory, ahead, &values);
+                        let taken = free.saturating_sub(pool.free(0));
+                        assert!(taken <= needs || window.is_some(), "{taken} of {needs}");
                     }
                 }
                 9..=11 => {
