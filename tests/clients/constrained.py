@@ -1,10 +1,10 @@
 """What a JSON schema costs: tokens per second of many streams with and without one.
 
-    python constrained.py ADDRESS [--streams 16,32] [--tokens 128] [--rounds 3] [--temperature 1] [--pid PID]
+    python constrained.py ADDRESS [--streams 16,32] [--tokens 128] [--rounds 3] [--temperature 1] [--schema FILE] [--pid PID]
 
 Both kinds of answers are of the same prompts, seeds and settings and take turns, so that what else the machine does meets them alike.
-The schema allows long texts, so that nearly every answer has as many tokens as the others; what is counted is what the server says
-that it wrote. Prints a row for each number of streams: medians, and the ratio of the two. With the server's process id it tells its
+The schema allows long texts, so that nearly every answer has as many tokens as the others; so shall another one from a file. What is
+counted is what the server says that it wrote. Prints a row for each number of streams: medians, and the ratio of the two. With the server's process id it tells its
 CPU time per token too, which others on the machine change less than they change seconds.
 """
 
@@ -22,6 +22,7 @@ parser.add_argument("--streams", default="16,32")
 parser.add_argument("--tokens", type=int, default=128)
 parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--temperature", type=float, default=1)
+parser.add_argument("--schema", type=argparse.FileType())
 parser.add_argument("--pid", type=int)
 args = parser.parse_args()
 
@@ -36,6 +37,8 @@ SCHEMA = {
     "required": ["name", "age", "story", "tags"],
     "additionalProperties": False,
 }
+if args.schema:
+    SCHEMA = json.load(args.schema)
 FORMAT = {"type": "json_schema", "json_schema": {"name": "story", "schema": SCHEMA}}
 FORMS = {"free": {"ignore_eos": True}, "schema": {"response_format": FORMAT}}
 

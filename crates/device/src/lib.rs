@@ -46,7 +46,7 @@ pub use offload::Offload;
 use ops::{Op, Rows};
 pub use place::{Place, Several, Simulator, SplitMode, gpus};
 pub use plan::Plan;
-use program::{Adapter, Program, Step};
+use program::{Adapter, Choose, Program, Step};
 pub use ranks::{Absence, Processes, RankLaunch, follow};
 pub use split::Split;
 pub use survey::{Gpus, Library, Processor, Survey, survey};
@@ -499,14 +499,15 @@ pub trait Executor: Send {
         Err(defers_nothing())
     }
 
-    /// Submits the choices of a step. `step` is the one given to [`Executor::forward`], with its
-    /// masks; a sequence whose `choose` is taken out chooses nothing.
+    /// Submits the choices of the step that [`Executor::forward`] submitted: for each of its
+    /// sequences, in their order, how it chooses; `None` chooses nothing. The history of a sequence
+    /// counts as it does in a step.
     ///
     /// # Errors
     /// As [`Executor::submit`]; a step whose choices were added or forgotten already; a device that
     /// cannot.
-    fn choose(&mut self, ticket: Ticket, step: &Step<'_>) -> Result<()> {
-        let _ = (ticket, step);
+    fn choose(&mut self, ticket: Ticket, choices: &[Option<Choose<'_>>]) -> Result<()> {
+        let _ = (ticket, choices);
         Err(defers_nothing())
     }
 

@@ -94,10 +94,20 @@ impl Sequence {
     /// Takes back what was promised, and the row from which the first of it was to be chosen: it is
     /// computed again.
     pub(crate) fn recall(&mut self) {
+        self.take_back(self.known().saturating_sub(1));
+    }
+
+    /// Takes back what was promised, and the rows that were computed of it.
+    pub(crate) fn withdraw(&mut self) {
+        self.take_back(self.known());
+    }
+
+    /// Takes back what was promised, and all rows but the first `computed`.
+    fn take_back(&mut self, computed: usize) {
         let known = self.known();
         self.tokens.truncate(known);
         self.decoded.truncate(known);
-        let computed = self.computed.min(known.saturating_sub(1));
+        let computed = self.computed.min(computed);
         if computed < self.computed && !self.tables.is_empty() {
             let computed = returns_to(&self.tables, computed);
             self.tables.iter_mut().for_each(|table| table.truncate(computed));
@@ -342,5 +352,10 @@ mod tests {
         assert_eq!(sequence.tokens(), [1, 2, 3, 7, 8]);
         let decoded = (0..5).map(|position| sequence.is_decoded(position));
         assert!(decoded.eq([false, false, false, true, true]));
+        sequence.promise();
+        sequence.withdraw();
+        assert_eq!((sequence.tokens(), sequence.known()), (&[1, 2, 3, 7, 8][..], 5));
+        sequence.push(9);
+        assert_eq!(sequence.tokens(), [1, 2, 3, 7, 8, 9]);
     }
 }

@@ -3,33 +3,46 @@
 //!
 //! On a device that computes while the host does something else, a step is submitted before it is
 //! known what the one before it chose: a request's next token is then promised to it, and told when
-//! it is known. A request with a constraint waits, since what is allowed next follows from the
-//! token; constraints are followed on several threads, and none is waited for longer than others'
-//! tokens may wait ([`follow`](crate::follow)).
+//! it is known. Constraints, which follow from the tokens, are followed on several threads, and
+//! none is waited for longer than others' tokens may wait ([`follow`](crate::follow)).
 //!
 //! On a device that can choose apart from computing logits ([`Executor::defers`](device::Executor)),
-//! such a request's tokens are made in this order:
-//! 1. Its token is known. Its constraint accepts it, and says what comes behind it in any case.
-//! 2. These are told, and the next step is planned, and submitted without its choices.
-//! 3. While the device computes its logits, the constraints of all requests in it find what they
-//!    allow, which is what takes most of their time.
+//! requests with constraints are in such steps, too:
+//! 1. A step is planned with the tokens that are promised, and submitted without its choices.
+//! 2. The tokens of the step before it are waited for. Constraints accept them, and say what comes
+//!    behind them in any case; requests are told of both.
+//! 3. While the device computes the step's logits, the constraints of all requests in it find what
+//!    they allow, which is what takes most of their time.
 //! 4. The step's choices are submitted with that, then a prompt's step, if there is one.
 //!
-//! A constraint that is not done in time is left out of the choices, and the row that was computed
-//! for it is computed again once it is; one that is known to be slow finds what it allows before its
-//! request is in a step at all. If anybody else has a step computed between 2 and 4, the device has
-//! forgotten the choices, and the rows are computed again.
+//! A step chooses nothing for a request whose constraint went on by more or other tokens than the
+//! one that was chosen, and the request goes on in the next. Where that loses more than is won
+//! ([`Pace`]), 2 goes before 1 and nothing is promised. A constraint that is not done in time is left
+//! out of the choices, and the row that was computed for it is computed again once it is; one that
+//! is known to be slow finds what it allows before its request is in a step at all. If anybody else
+//! has a step computed between 1 and 4, the device has forgotten the choices, and the rows are
+//! computed again.
+//!
+//! On a device that cannot, a request with a constraint waits until its token is known.
 //!
 //! It starts with the first request and ends with its engine. A panic while a token is chosen, or
 //! of a request's constraint, ends the request that it belongs to; a step that fails, or panics,
 //! ends all requests that are in it.
 
+mod inbox;
+mod pace;
+mod rows;
+
+pub(crate) use self::inbox::{Inbox, start};
+
+use self::inbox::Delivery;
+use self::pace::Pace;
+use self::rows::{Memory, Requests, parts};
 use crate::adapters::{self, Adapter};
 use crate::constraint::{self, Constrained};
 use crate::follow::{Followed, Followers, Job as Ask, Task};
 use crate::generate::{Finish, GenerateOptions, Metrics, refused};
 use crate::load::Shared;
-use crate::pool::BlockTable;
 use crate::request::{Event, Outlet, Request};
 use crate::schedule::{Arrival, Id, Limits, Plan, Scheduler, Work};
 use crate::sequences::{Sequence, Sequences};
@@ -37,10 +50,10 @@ use crate::slots::Slot;
 use device::{Ticket, Watch};
 use formats::{Error, ErrorKind, Result, caught};
 use ops::sample::Choice;
-use program::{Choose, Sequence as Rows, Step, StepKind, Table, recycle};
+use program::StepKind;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a prompt's step beside decoding requests shall take: it is what their next tokens wait.
@@ -53,100 +66,6 @@ const CATCH_UP: usize = 8;
 const LOOK: Duration = Duration::from_millis(20);
 /// Steps that a request waits behind others of higher priority.
 const PATIENCE: u64 = 200;
-
-/// A request on its way to the worker.
-struct Delivery {
-    request: Request,
-    prompt: Vec<u32>,
-    constraint: Option<Constrained>,
-    outlet: Arc<Outlet>,
-}
-
-#[derive(Default)]
-struct Waiting {
-    deliveries: Vec<Delivery>,
-    closed: bool,
-}
-
-/// The queue in which requests wait for the worker.
-#[derive(Default)]
-pub(crate) struct Inbox {
-    waiting: Mutex<Waiting>,
-    changed: Condvar,
-}
-
-impl Inbox {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Hands a request over.
-    pub(crate) fn send(
-        &self,
-        request: Request,
-        prompt: Vec<u32>,
-        constraint: Option<Constrained>,
-        outlet: Arc<Outlet>,
-    ) {
-        let mut waiting = self.waiting();
-        if waiting.closed {
-            let error = Error::new("worker", "a thread that computes", "none");
-            let error = error.of(ErrorKind::Internal);
-            return outlet.tell(Event::Failed(error), &Metrics::default());
-        }
-        waiting.deliveries.push(Delivery { request, prompt, constraint, outlet });
-        self.changed.notify_one();
-    }
-
-    /// Ends the worker once it has nothing to do.
-    pub(crate) fn close(&self) {
-        self.waiting().closed = true;
-        self.changed.notify_one();
-    }
-
-    /// Waits for a request; false if there will be none.
-    fn wait(&self) -> bool {
-        let mut waiting = self.waiting();
-        while waiting.deliveries.is_empty() && !waiting.closed {
-            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-        }
-        !waiting.closed
-    }
-}
-
-/// Starts the worker of an engine, and returns where it looks for requests.
-pub(crate) fn start(shared: &Arc<Shared>) -> Arc<Inbox> {
-    let inbox = Arc::new(Inbox::default());
-    let (own, engine) = (inbox.clone(), Arc::downgrade(shared));
-    let thread = std::thread::Builder::new().name("delft-worker".to_owned());
-    if thread.spawn(move || run(&own, &engine)).is_err() {
-        inbox.close();
-    }
-    inbox
-}
-
-fn run(inbox: &Inbox, engine: &Weak<Shared>) {
-    let mut worker = None;
-    while inbox.wait() {
-        // Requests hold their engine: if it is gone, so are they.
-        let Some(shared) = engine.upgrade() else { return };
-        // If the executor was replaced, the cache that an idle worker kept is gone.
-        worker = worker.filter(|own: &Worker| own.epoch == shared.epoch());
-        let own = worker.get_or_insert_with(|| Worker::new(&shared));
-        if let Err(words) = caught(|| own.serve(&shared, inbox)) {
-            // Nothing of its own can be trusted any more.
-            shared.prefixes.tree().clear();
-            let error = Error::new("worker", "an answer", format!("a panic: {words}"));
-            own.fail_all(&error.of(ErrorKind::Internal));
-            worker = None;
-        } else if own.is_stale(&shared) {
-            own.fail_all(&shared.reloaded());
-            worker = None;
-            // A model that cannot be loaded again refuses the next request with the reason.
-            let _ = shared.ready();
-        }
-    }
-}
 
 /// A request in the worker's hands.
 struct Job {
@@ -181,8 +100,11 @@ struct Flight {
 struct Submitted {
     ticket: Ticket,
     at: Instant,
-    /// Whether the device runs ahead.
-    ahead: bool,
+    /// Whether its choices are still to be submitted.
+    deferred: bool,
+    /// Whether it was submitted before the tokens of the step before it are known to its
+    /// constraints.
+    leading: bool,
 }
 
 impl Job {
@@ -215,103 +137,11 @@ fn is_end(shared: &Shared, job: &Job, token: u32) -> bool {
 /// last row.
 type Parts = (Vec<Work>, Vec<(Id, usize)>);
 
-/// Memory for the parts of a step, kept from one to the next.
-#[derive(Default)]
-struct Memory {
-    tokens: Vec<u32>,
-    outputs: Vec<u32>,
-    tables: Vec<Table<'static>>,
-    chooses: Vec<Choose<'static>>,
-    rows: Vec<Rows<'static>>,
-}
-
-/// A step's requests that are still there.
-fn parts<'a, 'b>(
-    works: &'b [Work],
-    sequences: &'a Sequences,
-    jobs: &'a HashMap<Id, Job>,
-) -> impl Iterator<Item = (&'b Work, &'a Sequence, &'a Job)> + use<'a, 'b> {
-    let part = move |work: &'b Work| Some((work, sequences.get(work.id)?, jobs.get(&work.id)?));
-    works.iter().filter_map(part)
-}
-
-/// The requests of which a step is made.
-#[derive(Clone, Copy)]
-struct Requests<'a> {
-    sequences: &'a Sequences,
-    jobs: &'a HashMap<Id, Job>,
-    constraints: &'a HashMap<Id, Constrained>,
-}
-
-impl Requests<'_> {
-    /// Whether a step computes a request's last row, from which a token is chosen.
-    fn ends(self, id: Id) -> bool {
-        let sequence = self.sequences.get(id);
-        sequence.is_some_and(|sequence| sequence.computed() == sequence.tokens().len())
-    }
-
-    /// Whether a token can be chosen from it: the request's constraint, if it has one, is not away,
-    /// and has not failed.
-    fn chooses(self, id: Id) -> bool {
-        let free = self.jobs.get(&id).is_some_and(|job| job.options.constraint.is_none());
-        let constrained = self.constraints.get(&id);
-        free || constrained.is_some_and(|constrained| constrained.failed().is_none())
-    }
-
-    /// Calls `f` with the step.
-    fn step<T>(
-        self,
-        works: &[Work],
-        kind: StepKind,
-        memory: &mut Memory,
-        f: impl FnOnce(&Step<'_>) -> T,
-    ) -> T {
-        let mut tables: Vec<Table<'_>> = recycle(std::mem::take(&mut memory.tables));
-        let mut chooses: Vec<Choose<'_>> = recycle(std::mem::take(&mut memory.chooses));
-        let mut rows: Vec<Rows<'_>> = recycle(std::mem::take(&mut memory.rows));
-        memory.tokens.clear();
-        memory.outputs.clear();
-        for (work, sequence, job) in parts(works, self.sequences, self.jobs) {
-            let end = sequence.computed();
-            memory.tokens.extend(&sequence.tokens()[end - work.rows..end]);
-            tables.extend(sequence.tables().iter().map(BlockTable::table));
-            if self.ends(work.id) {
-                memory.outputs.push(memory.tokens.len() as u32 - 1);
-                let likeliest = job.options.top_logprobs;
-                let logprobs = (job.options.logprobs || likeliest > 0).then_some(likeliest);
-                let mask = self.constraints.get(&work.id).and_then(Constrained::mask);
-                let options = &job.options.sampling;
-                chooses.push(Choose { options, history: sequence.tokens(), mask, logprobs });
-            }
-        }
-        let (mut own_tables, mut own_chooses) = (&tables[..], chooses.iter());
-        for (work, sequence, job) in parts(works, self.sequences, self.jobs) {
-            let (tables, others) = own_tables.split_at(sequence.tables().len());
-            own_tables = others;
-            let start = (sequence.computed() - work.rows) as u32;
-            let choose = if self.ends(work.id) { own_chooses.next() } else { None };
-            rows.push(Rows {
-                rows: work.rows as u32,
-                start,
-                position: start,
-                tables,
-                slot: job.slot.as_ref().map_or(0, |slot| slot.number),
-                adapter: adapters::seat(job.adapter.as_ref()),
-                choose: choose.filter(|_| self.chooses(work.id)),
-            });
-        }
-        let (tokens, outputs) = (&memory.tokens, &memory.outputs);
-        let result = f(&Step { kind, tokens, sequences: &rows, outputs, input: &[] });
-        memory.rows = recycle(rows);
-        memory.chooses = recycle(chooses);
-        memory.tables = recycle(tables);
-        result
-    }
-}
-
 struct Worker {
     /// The executor's: see [`Shared::executor_of`].
     epoch: u64,
+    /// Whether the device computes while the host does something else.
+    ahead: bool,
     /// Whether steps are submitted apart from their choices, where constraints take part.
     defers: bool,
     scheduler: Scheduler,
@@ -322,6 +152,9 @@ struct Worker {
     constraints: HashMap<Id, Constrained>,
     followers: Followers<Chosen>,
     followed: Vec<Followed<Chosen>>,
+    pace: Pace,
+    /// The requests of a step that was submitted without its choices, in its order.
+    placed: Vec<Id>,
     next: Id,
     start: Instant,
     plan: Plan,
@@ -360,15 +193,22 @@ impl Worker {
             shared_rows: chunk,
             patience: PATIENCE,
         };
+        let (ahead, defers) = {
+            let executor = shared.executor();
+            (executor.ahead() > 0, stays && executor.defers())
+        };
         Worker {
             epoch,
-            defers: stays && shared.executor().defers(),
+            ahead,
+            defers,
             scheduler: Scheduler::new(limits),
             sequences: Sequences::new(pool, prefixes, epoch, &groups, chunk),
             jobs: HashMap::new(),
             constraints: HashMap::new(),
             followers: Followers::new(),
             followed: Vec::new(),
+            pace: Pace::default(),
+            placed: Vec::with_capacity(sequences),
             next: 0,
             start: Instant::now(),
             plan: Plan::default(),
@@ -392,6 +232,7 @@ impl Worker {
             if self.jobs.is_empty() {
                 // Nobody is left who wants to know.
                 self.flights.clear();
+                self.pace.pause();
                 return;
             }
             self.give_up_cancelled();
@@ -408,8 +249,7 @@ impl Worker {
     }
 
     fn receive(&mut self, shared: &Shared, inbox: &Inbox) {
-        let deliveries = std::mem::take(&mut inbox.waiting().deliveries);
-        for Delivery { request, prompt, constraint, outlet } in deliveries {
+        for Delivery { request, prompt, constraint, outlet } in inbox.take() {
             let (id, now) = (self.next, Instant::now());
             self.next += 1;
             let Request { options, caller, priority, deadline, exact_prefix, adapter, .. } =
@@ -479,7 +319,9 @@ impl Worker {
         let now = self.start.elapsed().as_millis() as u64;
         self.recall_forgotten(shared);
         self.take_followed(shared);
-        self.gather(shared);
+        if !self.leads() {
+            self.gather(shared);
+        }
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.next(now, &mut self.sequences);
         self.scheduler.swap(&mut plan);
@@ -499,12 +341,12 @@ impl Worker {
             self.forget(id, error.hint("end other sessions, or load the model for more of them"));
         }
         self.await_followed(shared, &plan);
-        let before = self.flights.len();
-        let ahead = shared.executor().ahead() > 0;
+        let ahead = self.ahead;
+        let mut own = 0;
         for (works, kind) in [(&plan.decode, StepKind::Decode), (&plan.prompt, StepKind::Prompt)] {
-            self.compute(shared, works, kind);
+            own += usize::from(self.compute(shared, works, kind));
             // The device computes this step while requests are told what the one before it chose.
-            let keep = if ahead { self.flights.len().saturating_sub(before) } else { 0 };
+            let keep = if ahead { own } else { 0 };
             while (kind == StepKind::Prompt || !ahead) && self.flights.len() > keep {
                 self.settle(shared);
             }
@@ -512,9 +354,15 @@ impl Worker {
         self.plan = plan;
     }
 
-    /// Waits for the steps under way that choose for requests with constraints. Such a request is in
-    /// no step before its token is known; those that waited for different steps would never share one
-    /// again, and each half would have all weights read for itself.
+    /// Whether steps are submitted before the tokens of the step before them are known to
+    /// constraints.
+    fn leads(&self) -> bool {
+        self.defers && self.ahead && self.pace.leads()
+    }
+
+    /// Waits for the steps under way that choose for requests with constraints. Where such a request
+    /// is in no step before its token is known, those that waited for different steps would never
+    /// share one again, and each half would have all weights read for itself.
     fn gather(&mut self, shared: &Shared) {
         let Worker { flights, constraints, .. } = &*self;
         let led = |(id, _): &(Id, usize)| constraints.get(id).is_some_and(|c| c.wary == 0);
@@ -531,25 +379,48 @@ impl Worker {
         }
     }
 
-    /// Submits a step. If it fails, so do all requests in it.
-    fn compute(&mut self, shared: &Shared, works: &[Work], kind: StepKind) {
+    /// Submits a step; whether it is under way. If it fails, so do all requests in it.
+    fn compute(&mut self, shared: &Shared, works: &[Work], kind: StepKind) -> bool {
         if works.is_empty() {
-            return;
+            return false;
         }
-        let done = match caught(|| self.replay(shared, works, kind)) {
-            Ok(done) => done,
-            Err(words) => {
-                let error = Error::new("step", "its results", format!("a panic: {words}"));
-                Err(error.of(ErrorKind::Internal))
+        let mut step = self.attempt(shared, works, |own| own.replay(shared, works, kind)).flatten();
+        if let Some(Submitted { ticket, deferred: true, leading, .. }) = step {
+            while leading && !self.flights.is_empty() {
+                self.settle(shared);
             }
-        };
-        if let Err(error) = done {
-            shared.failed();
-            for work in works {
-                self.spoil(work.id, error.clone());
-            }
+            let choose = |own: &mut Worker| {
+                let began = Instant::now();
+                own.look(works);
+                own.pace.beside(began.elapsed());
+                own.choose(shared, ticket)
+            };
+            step = self.attempt(shared, works, choose).and(step);
+        }
+        let submitted = step.is_some();
+        if let Some(step) = step {
+            self.submitted(shared, works, kind, step);
         }
         self.take_chosen(shared);
+        submitted
+    }
+
+    /// Does something for a step. If it fails, so do all requests in it.
+    fn attempt<T>(
+        &mut self,
+        shared: &Shared,
+        works: &[Work],
+        f: impl FnOnce(&mut Worker) -> Result<T>,
+    ) -> Option<T> {
+        let done = caught(|| f(self)).unwrap_or_else(|words| {
+            let error = Error::new("step", "its results", format!("a panic: {words}"));
+            Err(error.of(ErrorKind::Internal))
+        });
+        done.inspect_err(|error| {
+            shared.failed();
+            works.iter().for_each(|work| self.spoil(work.id, error.clone()));
+        })
+        .ok()
     }
 
     /// Waits for the earliest step under way, and takes what it chose. If it fails, so do all
@@ -569,7 +440,7 @@ impl Worker {
             self.rows_from.get_or_insert(flight.submitted);
         }
         // A device that runs ahead is waited for where something is chosen alone.
-        if !flight.choosing.is_empty() || shared.executor().ahead() == 0 {
+        if !flight.choosing.is_empty() || !self.ahead {
             self.measure();
         }
         flight.works.clear();
@@ -620,7 +491,9 @@ impl Worker {
             return Ok(());
         }
         let mut executor = shared.executor_of(self.epoch)?;
+        let began = Instant::now();
         let outcome = executor.wait(flight.ticket)?;
+        self.pace.beside(began.elapsed());
         for (i, &(id, position)) in flight.choosing.iter().enumerate() {
             let likeliest = outcome.likeliest(i).iter();
             let likeliest = likeliest.map(|found| (found.token, found.logprob)).collect();
@@ -694,6 +567,9 @@ impl Worker {
                     let failed = constrained.failed().cloned();
                     let forced: Vec<u32> = constrained.take_forced().collect();
                     self.constraints.insert(id, constrained);
+                    if !forced.is_empty() || accepted.0 != with.choice.token {
+                        self.pace.missed();
+                    }
                     self.take(shared, id, with, Some(accepted));
                     self.put(id, &forced);
                     if let Some(error) = failed {
@@ -744,19 +620,32 @@ impl Worker {
         Ok(())
     }
 
-    /// Submits a step, and, if there is a constraint in it that does not know yet what it allows,
-    /// its choices once it does.
-    fn replay(&mut self, shared: &Shared, works: &[Work], kind: StepKind) -> Result<()> {
+    /// Submits a step; without its choices if there is a constraint in it that does not know yet what
+    /// it allows.
+    fn replay(
+        &mut self,
+        shared: &Shared,
+        works: &[Work],
+        kind: StepKind,
+    ) -> Result<Option<Submitted>> {
         works.iter().try_for_each(|work| self.begin(shared, work.id))?;
-        let Worker { sequences, jobs, constraints, memory, chosen, epoch, .. } = self;
+        let Worker { sequences, jobs, constraints, memory, chosen, placed, pace, epoch, .. } = self;
         let of = Requests { sequences, jobs, constraints };
         let parts = || parts(works, sequences, jobs);
-        if parts().next().is_none() {
-            return Ok(());
+        let (mut deferred, mut leading, mut led) = (false, false, false);
+        placed.clear();
+        for (work, sequence, _) in parts() {
+            placed.push(work.id);
+            if let Some(constrained) = constraints.get(&work.id).filter(|_| of.ends(work.id)) {
+                let promised = sequence.known() < sequence.tokens().len();
+                deferred |= promised || constrained.owes();
+                leading |= promised;
+                led = true;
+            }
         }
-        let deferred = parts().any(|(work, ..)| {
-            of.ends(work.id) && constraints.get(&work.id).is_some_and(Constrained::owes)
-        });
+        if placed.is_empty() {
+            return Ok(None);
+        }
         let stop = AtomicBool::new(false);
         // A request's own code: a panic of it must not reach the threads that compute, nor the
         // other requests.
@@ -787,7 +676,7 @@ impl Worker {
             }
         };
         let mut executor = shared.executor_of(*epoch)?;
-        let (ahead, at) = (executor.ahead() > 0, Instant::now());
+        let at = Instant::now();
         for copy in sequences.copies.iter() {
             executor.copy_blocks(copy.group, &[(copy.from.number(), copy.to)])?;
         }
@@ -796,7 +685,7 @@ impl Worker {
             true => executor.forward(step).map(Some),
             false => executor.submit_watched(step, &watch),
         })?;
-        let Some(ticket) = ticket else { return Ok(()) };
+        let Some(ticket) = ticket else { return Ok(None) };
         if kind == StepKind::Prompt {
             for (work, sequence, job) in parts() {
                 tell(work.id, job, sequence.computed().saturating_sub(job.metrics.reused_tokens));
@@ -808,12 +697,13 @@ impl Worker {
             chosen.push((id, Err(error)));
         }
         sequences.copies.clear();
-        if deferred {
-            self.look(works);
-            self.choose(shared, works, kind, ticket)?;
+        if kind == StepKind::Decode {
+            match led {
+                true => pace.submitted(placed.len(), Instant::now()),
+                false => pace.pause(),
+            }
         }
-        self.submitted(shared, works, kind, Submitted { ticket, at, ahead });
-        Ok(())
+        Ok(Some(Submitted { ticket, at, deferred, leading }))
     }
 
     /// Has the constraints of a step that was submitted find what they allow.
@@ -839,24 +729,19 @@ impl Worker {
     }
 
     /// Submits the choices of the step that was submitted last, unless it has been forgotten.
-    fn choose(
-        &mut self,
-        shared: &Shared,
-        works: &[Work],
-        kind: StepKind,
-        ticket: Ticket,
-    ) -> Result<()> {
-        let Worker { sequences, jobs, constraints, memory, epoch, .. } = self;
+    fn choose(&mut self, shared: &Shared, ticket: Ticket) -> Result<()> {
+        let Worker { sequences, jobs, constraints, memory, placed, epoch, .. } = self;
         let mut executor = shared.executor_of(*epoch)?;
         if !executor.keeps(ticket) {
             return Ok(());
         }
         let of = Requests { sequences, jobs, constraints };
-        of.step(works, kind, memory, |step| executor.choose(ticket, step))
+        of.choices(placed, memory, |choices| executor.choose(ticket, choices))
     }
 
     /// Notes that a step was submitted with its choices.
     fn submitted(&mut self, shared: &Shared, works: &[Work], kind: StepKind, step: Submitted) {
+        let (ahead, leads) = (self.ahead, self.leads());
         let Worker { sequences, jobs, constraints, flights, spare, .. } = self;
         let of = Requests { sequences, jobs, constraints };
         let (mut own, mut choosing) = spare.pop().unwrap_or_default();
@@ -866,7 +751,7 @@ impl Worker {
         choosing.extend(ends.map(|(work, sequence, _)| (work.id, sequence.computed() - 1)));
         let late = |work: &&Work| of.ends(work.id) && !of.chooses(work.id);
         let late: Vec<Id> = works.iter().filter(late).map(|work| work.id).collect();
-        let Submitted { ticket, at, ahead } = step;
+        let Submitted { ticket, at, .. } = step;
         flights.push_back(Flight { ticket, submitted: at, kind, works: own, choosing });
         for Work { id, rows } in works {
             sequences.submitted(*id);
@@ -881,7 +766,11 @@ impl Worker {
                 let tokens = job.metrics.generated_tokens + job.awaited;
                 let room = shared.options.rotate || sequence.tokens().len() < shared.info.context;
                 let more = job.options.max_tokens.is_none_or(|most| tokens < most);
-                if ahead && room && more && job.options.constraint.is_none() {
+                let follows = match constraints.get(id) {
+                    Some(constrained) => leads && constrained.wary == 0,
+                    None => ahead,
+                };
+                if follows && room && more {
                     sequence.promise();
                 }
             }
@@ -897,14 +786,18 @@ impl Worker {
     }
 
     /// Goes on with a request for which the step that was submitted last chooses nothing: its
-    /// constraint cannot go on, or is not done yet, and then its last row is computed again once it
-    /// is.
+    /// constraint cannot go on, or is not done yet. Then its last row is computed again once it is.
     fn leave_out(&mut self, id: Id) {
         if let Some(error) = self.constraints.get(&id).and_then(Constrained::failed).cloned() {
             self.end(id, Event::Failed(error));
         } else if let Some(sequence) = self.sequences.get_mut(id) {
-            sequence.recall();
-            sequence.hold(true);
+            if sequence.known() < sequence.tokens().len() {
+                // The token that the row was computed of is not accepted yet.
+                sequence.withdraw();
+            } else {
+                sequence.recall();
+                sequence.hold(true);
+            }
         }
     }
 
@@ -933,6 +826,10 @@ impl Worker {
         metrics.generated_tokens += 1;
         metrics.closing_tokens += usize::from(closing);
         metrics.recomputed_tokens = sequence.recomputed();
+        if token != choice.token {
+            // The next row may be under way with the one that was chosen.
+            sequence.withdraw();
+        }
         sequence.push(token);
         let full = !shared.options.rotate && sequence.known() > shared.info.context;
         let last = if ended {

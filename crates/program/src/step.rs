@@ -62,6 +62,20 @@ impl Choose<'_> {
         let likeliest = self.logprobs.is_some_and(|likeliest| likeliest > 0);
         likeliest || self.options.needs_host()
     }
+
+    /// Checks that it is within `limits`.
+    ///
+    /// # Errors
+    /// A mask with fewer bits than the vocabulary has tokens.
+    pub fn check(&self, limits: &Limits) -> Result<()> {
+        match (self.mask, limits.vocab) {
+            (Some(mask), Some(vocab)) if mask.len() < vocab.div_ceil(32) => {
+                let expected = format!("a mask of {vocab} bits");
+                Err(Error::new("step", expected, format!("{} words", mask.len())))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The rows of one sequence in a step, at consecutive cache indices.
@@ -164,7 +178,7 @@ pub struct Limits {
 
 impl<'a> Step<'a> {
     /// Each sequence with the number of its first row.
-    pub fn placed(&self) -> impl Iterator<Item = (usize, &'a Sequence<'a>)> + use<'a> {
+    pub fn placed(&self) -> impl Iterator<Item = (usize, &'a Sequence<'a>)> + Clone + use<'a> {
         self.sequences.iter().scan(0, |next, sequence| {
             let first = *next;
             *next += sequence.rows as usize;
@@ -260,12 +274,7 @@ impl<'a> Step<'a> {
             let expected = "logits of the last row of a sequence that chooses";
             return wrong(expected.to_owned(), "none".to_owned());
         }
-        match (choose.mask, limits.vocab) {
-            (Some(mask), Some(vocab)) if mask.len() < vocab.div_ceil(32) => {
-                wrong(format!("a mask of {vocab} bits"), format!("{} words", mask.len()))
-            }
-            _ => Ok(()),
-        }
+        choose.check(limits)
     }
 
     /// Checks that each sequence occurs once, and that no block is written that another sequence

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
 use ops::{Rope, Rows};
-use program::{Adapter, BLOCK_TOKENS, CacheLayer, Limits, Program, Step, StepKind};
+use program::{Adapter, BLOCK_TOKENS, CacheLayer, Choose, Limits, Program, Step, StepKind};
 
 use super::adapters::Adapters;
 use super::arena::{Layout, decode_bucket};
@@ -20,6 +20,7 @@ use super::exchange::{Exchange, Partner};
 use super::kernels::Kernels;
 use super::kv::{self, Layer};
 use super::lower::{self, Adapted, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
+use super::many::choosing;
 use super::profile::Timed;
 use super::ring::{self, Ring};
 use super::run::{Chooser, Staged};
@@ -715,7 +716,7 @@ impl<B: Backend> GpuExecutor<B> {
         if let Some(choices) = self.chooser.outcomes.get_mut(ticket.number()) {
             step.choosing().for_each(|choosing| choices.push(choosing.choose));
         }
-        self.choose_by_host(step, ticket).map(|()| true)
+        self.choose_by_host(choosing(step), ticket).map(|()| true)
     }
 
     fn replay(&mut self, step: &Step<'_>, watch: &Watch<'_>) -> Result<bool> {
@@ -801,12 +802,9 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         self.attempt(|executor| executor.forward_many(step, ticket)).map(|()| ticket)
     }
 
-    fn choose(&mut self, ticket: Ticket, step: &Step<'_>) -> Result<()> {
-        if self.chooser.many.unchosen != Some(ticket.number()) {
-            return Err(ticket.unknown());
-        }
-        self.check(step)?;
-        self.attempt(|executor| executor.choose_many(step, ticket))
+    fn choose(&mut self, ticket: Ticket, choices: &[Option<Choose<'_>>]) -> Result<()> {
+        self.check_choices(choices, ticket)?;
+        self.attempt(|executor| executor.choose_many(choices, ticket))
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>> {

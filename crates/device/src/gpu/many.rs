@@ -9,7 +9,8 @@
 //!
 //! A step may be submitted in two parts: what computes its logits, and behind it, once the masks of
 //! its rows are known, what chooses from them. The second part is a class of its own, with the words
-//! of the first one's class; it must follow before any other step writes over the logits.
+//! of the first one's class; it must follow before any other step writes over the logits. Its rows
+//! are remembered in between, so that who submits it need not have the step any more.
 //!
 //! Histories and biases are divided into as many regions as there are rows. A slot that needs a
 //! region keeps it until it is the least recently used. The host writes a region anew when a
@@ -25,11 +26,11 @@ use ops::sample::kernels::SETTINGS;
 use ops::sample::kernels::advance::{EMPTY, NOTES};
 use ops::sample::kernels::hand_on::{NONE, TARGETS};
 use ops::sample::kernels::settings;
-use program::{CHOSEN, Choose, Choosing, Step};
+use program::{CHOSEN, Choose, Choosing, Sequence, Step};
 
 use super::Backend;
 use super::executor::{Class, GpuExecutor};
-use super::lower::{Room, Samples, Sampling};
+use super::lower::{Key, Room, Samples, Sampling};
 use super::run::{Staged, filters, told};
 use crate::choose::chosen;
 use crate::{Ticket, Watch};
@@ -50,8 +51,11 @@ pub(super) struct Many {
     steps: u64,
     /// Memory for the inputs of a step's choices.
     inputs: Inputs,
-    /// The number of the last step's ticket, if its choices are still to be submitted.
-    pub(super) unchosen: Option<u64>,
+    /// The last step, if its choices are still to be submitted.
+    unchosen: Option<Unchosen>,
+    /// Memory for the rows of another such step.
+    lasts: Vec<Option<Last>>,
+    strides: Vec<usize>,
     /// Empty notes for all rows.
     empty: Vec<u8>,
 }
@@ -83,6 +87,47 @@ struct Inputs {
     masks: Vec<u8>,
     /// The rows for which the device chooses.
     rows: Vec<Row>,
+}
+
+/// A step that was submitted without its choices.
+struct Unchosen {
+    /// Number of its ticket.
+    number: u64,
+    key: Key,
+    /// The last row of each sequence, if it has logits.
+    lasts: Vec<Option<Last>>,
+}
+
+/// The last row of a sequence, with logits.
+#[derive(Clone, Copy)]
+pub(super) struct Last {
+    /// Its index among the rows with logits.
+    pub(super) output: usize,
+    pub(super) slot: u32,
+    /// One past its cache index.
+    pub(super) end: u32,
+    /// Its token, unless that is what the slot chose last.
+    pub(super) given: Option<u32>,
+}
+
+impl Last {
+    /// The last row of a sequence whose rows in a step begin with `first`.
+    fn of(step: &Step<'_>, first: usize, sequence: &Sequence<'_>) -> Option<Last> {
+        let row = first + sequence.rows as usize - 1;
+        let output = step.outputs.binary_search(&(row as u32)).ok()?;
+        let given = Some(step.tokens[row]).filter(|token| *token != CHOSEN);
+        Some(Last { output, slot: sequence.slot, end: sequence.end(), given })
+    }
+}
+
+/// The rows of a step that choose a token, and how.
+pub(super) fn choosing<'a>(
+    step: &Step<'a>,
+) -> impl Iterator<Item = (Last, &'a Choose<'a>)> + Clone + use<'a> {
+    let step = *step;
+    step.placed().filter_map(move |(first, sequence)| {
+        Some((Last::of(&step, first, sequence)?, sequence.choose?))
+    })
 }
 
 /// A step whose tokens the host has not yet read.
@@ -125,6 +170,8 @@ impl Many {
                 rows: Vec::new(),
             },
             unchosen: None,
+            lasts: Vec::with_capacity(rows),
+            strides: Vec::new(),
             empty: EMPTY.to_le_bytes().repeat(2 * rows),
             steps: 0,
         }
@@ -133,10 +180,17 @@ impl Many {
     /// Forgets the state on the device, and steps in flight.
     pub(super) fn forget(&mut self) {
         self.on_device.fill(false);
-        self.unchosen = None;
+        self.forget_unchosen();
         self.regions.fill(Region::default());
         let rows = self.pending.drain(..).map(|pending| pending.rows);
         self.spare.extend(rows);
+    }
+
+    /// Forgets the step whose choices are still to be submitted; returns its number.
+    fn forget_unchosen(&mut self) -> Option<u64> {
+        let Unchosen { number, key, lasts } = self.unchosen.take()?;
+        (self.lasts, self.strides) = (lasts, key.strides);
+        Some(number)
     }
 
     /// The region of a slot: its own, else a free one, else the least recently used.
@@ -166,7 +220,7 @@ impl<B: Backend> GpuExecutor<B> {
     ) -> Result<bool> {
         self.find_tokens(step, ticket)?;
         let mut key = self.key(step);
-        let inputs = self.inputs(step, ticket, key.outputs)?;
+        let inputs = self.inputs(choosing(step), ticket, key.outputs)?;
         key.samples = self.samples(&inputs, false);
         let tokens = std::mem::take(&mut self.tokens);
         let Inputs { settings, targets, masks, .. } = &inputs;
@@ -177,7 +231,7 @@ impl<B: Backend> GpuExecutor<B> {
         if !whole {
             return Ok(false);
         }
-        self.choose_by_host(step, ticket).map(|()| true)
+        self.choose_by_host(choosing(step), ticket).map(|()| true)
     }
 
     /// Submits a step without its choices.
@@ -186,35 +240,82 @@ impl<B: Backend> GpuExecutor<B> {
         self.latest.clear();
         self.find_tokens(step, ticket)?;
         let key = self.key(step);
+        let many = &mut self.chooser.many;
+        let (mut lasts, mut strides) =
+            (std::mem::take(&mut many.lasts), std::mem::take(&mut many.strides));
+        lasts.clear();
+        lasts.extend(step.placed().map(|(first, sequence)| Last::of(step, first, sequence)));
+        strides.clear();
+        strides.extend(&key.strides);
+        let own = Key { strides, ..key };
         let tokens = std::mem::take(&mut self.tokens);
         let given = Step { tokens: &tokens, ..*step };
         self.replay_as(key, &given, Staged::Nothing, &Watch::NONE)?;
         self.tokens = tokens;
-        self.chooser.many.unchosen = Some(ticket.number());
+        self.chooser.many.unchosen = Some(Unchosen { number: ticket.number(), key: own, lasts });
         Ok(())
     }
 
-    /// Submits the choices of the step that was submitted last, without them.
-    pub(super) fn choose_many(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
-        self.chooser.many.unchosen = None;
-        let mut key = self.key(step);
-        let inputs = self.inputs(step, ticket, key.outputs)?;
+    /// Submits the choices of the step that was submitted last, without them: for each of its
+    /// sequences how it chooses, if it does.
+    pub(super) fn choose_many(
+        &mut self,
+        choices: &[Option<Choose<'_>>],
+        ticket: Ticket,
+    ) -> Result<()> {
+        let Some(unchosen) = self.chooser.many.unchosen.take() else {
+            return Err(ticket.unknown());
+        };
+        let Unchosen { mut key, lasts, .. } = unchosen;
+        let rows = lasts.iter().zip(choices);
+        let rows = rows.filter_map(|(last, choose)| Some(((*last)?, choose.as_ref()?)));
+        let inputs = self.inputs(rows.clone(), ticket, key.outputs)?;
         key.samples = self.samples(&inputs, true);
         if key.samples.is_some() {
             let (known, mut class) = self.class(&key)?;
             self.send_inputs(&class, &inputs)?;
-            self.launch(&mut class, step, &Watch::NONE)?;
+            // It has no exchange with other devices, for which the step would be needed.
+            let nothing =
+                Step { kind: key.kind, tokens: &[], sequences: &[], outputs: &[], input: &[] };
+            self.launch(&mut class, &nothing, &Watch::NONE)?;
             self.keep(known, class);
         }
-        self.strides = key.strides;
         self.expect(inputs, ticket, true);
-        self.choose_by_host(step, ticket)
+        self.choose_by_host(rows, ticket)?;
+        let many = &mut self.chooser.many;
+        (many.lasts, many.strides) = (lasts, key.strides);
+        Ok(())
+    }
+
+    /// Checks the choices of the step that was submitted without them.
+    pub(super) fn check_choices(
+        &self,
+        choices: &[Option<Choose<'_>>],
+        ticket: Ticket,
+    ) -> Result<()> {
+        let own = self.chooser.many.unchosen.as_ref();
+        let own = own.filter(|unchosen| unchosen.number == ticket.number());
+        let lasts = &own.ok_or_else(|| ticket.unknown())?.lasts;
+        let wrong = |expected: &str, found: String| Err(Error::new("step", expected, found));
+        if lasts.len() != choices.len() {
+            let expected = "a choice, or none, for each of its sequences";
+            return wrong(expected, format!("{} for {}", choices.len(), lasts.len()));
+        }
+        for (last, choose) in lasts.iter().zip(choices) {
+            let Some(choose) = choose else { continue };
+            choose.check(&self.limits)?;
+            if last.is_none() {
+                let expected = "logits of the last row of a sequence that chooses";
+                return wrong(expected, "none".to_owned());
+            }
+        }
+        Ok(())
     }
 
     /// Forgets the choices of a step that was submitted without them: another step writes over its
     /// logits.
     pub(super) fn drop_unchosen(&mut self) {
-        if let Some(number) = self.chooser.many.unchosen.take() {
+        if let Some(number) = self.chooser.many.forget_unchosen() {
             self.chooser.outcomes.forget_one(number);
         }
     }
@@ -237,8 +338,13 @@ impl<B: Backend> GpuExecutor<B> {
         self.prepare(step)
     }
 
-    /// The inputs of a step's choices, which has `outputs` rows of logits.
-    fn inputs(&mut self, step: &Step<'_>, ticket: Ticket, outputs: usize) -> Result<Inputs> {
+    /// The inputs of the choices of these rows, of a step that has `outputs` rows of logits.
+    fn inputs<'a>(
+        &mut self,
+        rows: impl Iterator<Item = (Last, &'a Choose<'a>)>,
+        ticket: Ticket,
+        outputs: usize,
+    ) -> Result<Inputs> {
         while self.chooser.many.pending.len() >= NOTES as usize {
             self.settle_first()?;
         }
@@ -252,12 +358,11 @@ impl<B: Backend> GpuExecutor<B> {
         inputs.rows.clear();
         let turn = (self.chooser.many.steps % u64::from(NOTES)) as usize;
         let first_note = turn * self.limits.outputs;
-        for (index, choosing) in step.choosing().enumerate() {
-            let Choosing { output, sequence, choose, .. } = choosing;
+        for (index, (last, choose)) in rows.enumerate() {
+            let Last { output, slot, .. } = last;
             if let Some(choices) = self.chooser.outcomes.get_mut(ticket.number()) {
                 choices.push(choose);
             }
-            let slot = sequence.slot;
             if choose.needs_host() {
                 // The host must know the tokens that it looks back on.
                 self.settle_slot(slot)?;
@@ -268,7 +373,7 @@ impl<B: Backend> GpuExecutor<B> {
             let mask = choose.mask.map(|mask| &mask[..self.mask_words()]);
             let mask = mask.unwrap_or_default().iter();
             inputs.masks.extend(mask.flat_map(|word| word.to_le_bytes()));
-            let (own, place) = self.place(step, &choosing, first)?;
+            let (own, place) = self.place(last, choose, first)?;
             let note = first_note + output;
             inputs.settings[output * SETTINGS as usize..][..own.len()].copy_from_slice(&own);
             let target = [slot, place, note as u32];
@@ -335,14 +440,13 @@ impl<B: Backend> GpuExecutor<B> {
     /// the index of its token in the histories, or `NONE`.
     fn place(
         &mut self,
-        step: &Step<'_>,
-        choosing: &Choosing<'_>,
+        last: Last,
+        choose: &Choose<'_>,
         mask: Option<u32>,
     ) -> Result<([u32; SETTINGS as usize], u32)> {
-        let Choosing { row, sequence, choose, .. } = *choosing;
-        let (slot, options, position) = (sequence.slot, choose.options, u64::from(sequence.end()));
+        let Last { slot, end, given, .. } = last;
+        let (options, position) = (choose.options, u64::from(end));
         let (span, pairs) = (span(options), options.logit_bias.len());
-        let given = Some(step.tokens[row]).filter(|token| *token != CHOSEN);
         if given.is_some() {
             self.settle_slot(slot)?;
         }

@@ -27,7 +27,7 @@ use super::Backend;
 use super::exchange::one_row;
 use super::executor::GpuExecutor;
 use super::lower::{Key, Room, SEATS, Samples, Sampling, mask_words};
-use super::many::Many;
+use super::many::{Last, Many};
 use crate::choose::{Carried, HostSampler, Outcomes, Refusal, chosen};
 use crate::{IN_FLIGHT, Ticket, Watch};
 
@@ -403,22 +403,26 @@ impl<B: Backend> GpuExecutor<B> {
 
     /// Samples on the host from the rows of the last submitted step: all rows, or those that need
     /// it if the device chooses for the others.
-    pub(super) fn choose_by_host(&mut self, step: &Step<'_>, ticket: Ticket) -> Result<()> {
+    pub(super) fn choose_by_host<'a>(
+        &mut self,
+        rows: impl Iterator<Item = (Last, &'a Choose<'a>)> + Clone,
+        ticket: Ticket,
+    ) -> Result<()> {
         let Some(vocab) = self.limits.vocab else { return Ok(()) };
         let all = !self.lowering.batched;
         let hosts = move |choose: &Choose<'_>| all || choose.needs_host();
-        if !step.choosing().any(|choosing| hosts(choosing.choose)) {
+        if !rows.clone().any(|(_, choose)| hosts(choose)) {
             return Ok(());
         }
         self.read_result(0)?;
         let logits = std::mem::take(&mut self.results[0]);
         let mut sampler = std::mem::take(&mut self.chooser.sampler);
-        for (i, Choosing { row, output, sequence, choose }) in step.choosing().enumerate() {
+        for (i, (Last { output, slot: own, end, given }, choose)) in rows.enumerate() {
             if !hosts(choose) {
                 continue;
             }
-            let slot = self.chooser.slot(sequence.slot);
-            if step.tokens[row] != CHOSEN {
+            let slot = self.chooser.slot(own);
+            if given.is_some() {
                 slot.begin(choose);
             }
             let history = std::mem::take(&mut slot.history);
@@ -426,10 +430,9 @@ impl<B: Backend> GpuExecutor<B> {
             let Some(choices) = self.chooser.outcomes.get_mut(ticket.number()) else { continue };
             let chosen = &mut choices.chosen[i];
             let likeliest = &mut choices.likeliest[chosen.range()];
-            let at = u64::from(sequence.end());
-            chosen.choice = sampler.choose(row, &history, at, choose, likeliest);
+            chosen.choice = sampler.choose(row, &history, u64::from(end), choose, likeliest);
             let choice = chosen.choice;
-            let slot = self.chooser.slot(sequence.slot);
+            let slot = self.chooser.slot(own);
             slot.history = history;
             match choice {
                 Ok(choice) => slot.push(choice.token, choose.options.looks_back()),

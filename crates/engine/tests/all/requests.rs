@@ -516,8 +516,8 @@ fn holds_of_quick_ones(check: impl Fn() -> Result<(), String>) {
     found.unwrap();
 }
 
-/// A constraint is asked what may come next after the logits of that token were submitted, and
-/// before it is chosen from them.
+/// The logits of a token are submitted before a constraint is told the token in front of it, and it
+/// is asked what may come next before one is chosen from them.
 #[test]
 fn what_a_constraint_allows_is_found_while_the_device_computes() {
     let engine = on_sim(4);
@@ -532,10 +532,11 @@ fn what_a_constraint_allows_is_found_while_the_device_computes() {
         let count = engine.submit(Request::new(prompt(20, 1), options)).unwrap().count();
         let noted = noted.lock().unwrap();
         assert_eq!((count, noted.len()), (9, 9));
-        // The first token is a prompt's, which is asked for before anything is submitted.
-        let between =
-            |Launches { before, after, .. }: &Launches| before > after && (3..=5).contains(after);
-        if noted[1..].iter().all(between) { Ok(()) } else { Err(format!("{noted:?}")) }
+        // The first token is a prompt's, which is asked for before anything is submitted. What
+        // chooses are few launches, and the last token has nothing behind it.
+        let leads = |noted: &Launches| noted.before == 0 && noted.after > 5;
+        let last = (3..=5).contains(&noted[8].after);
+        if last && noted[1..8].iter().all(leads) { Ok(()) } else { Err(format!("{noted:?}")) }
     });
 }
 
@@ -588,6 +589,21 @@ fn share_steps(engine: &Engine) -> Result<(), String> {
 struct Late {
     counting: Counting,
     pause: Arc<Mutex<Option<Pause>>>,
+    /// Whether it waits where it is told a token, instead of where it is asked.
+    told: bool,
+}
+
+impl Late {
+    fn wait(&self) {
+        // Long enough that there is something left to do for others.
+        std::thread::sleep(Duration::from_millis(1));
+        let beside = std::thread::current().name() == Some("delft-follow");
+        let pause = if beside { self.pause.lock().unwrap().take() } else { None };
+        if let Some(Pause { begun, go }) = pause {
+            begun.send(()).unwrap();
+            go.recv_timeout(Duration::from_secs(300)).expect("others go on meanwhile");
+        }
+    }
 }
 
 /// Where a constraint says that it waits, and what it waits for.
@@ -598,18 +614,16 @@ struct Pause {
 
 impl Constraint for Late {
     fn allow(&mut self, left: usize, allowed: &mut TokenSet) -> formats::Result<()> {
-        // Long enough that there is something left to do for others.
-        std::thread::sleep(Duration::from_millis(1));
-        let beside = std::thread::current().name() == Some("delft-follow");
-        let pause = if beside { self.pause.lock().unwrap().take() } else { None };
-        if let Some(Pause { begun, go }) = pause {
-            begun.send(()).unwrap();
-            go.recv_timeout(Duration::from_secs(300)).expect("others go on meanwhile");
+        if !self.told {
+            self.wait();
         }
         self.counting.allow(left, allowed)
     }
 
     fn accept(&mut self, token: u32) -> formats::Result<u32> {
+        if self.told {
+            self.wait();
+        }
         self.counting.accept(token)
     }
 }
@@ -618,6 +632,10 @@ impl Constraint for Late {
 #[test]
 fn a_constraint_that_is_late_for_a_step_is_left_out_of_it() {
     let engine = on_sim(8);
+    [false, true].iter().for_each(|told| is_left_out(&engine, *told));
+}
+
+fn is_left_out(engine: &Engine, told: bool) {
     let (begun, waits) = mpsc::channel();
     let (goes, go) = mpsc::channel();
     let pause = Arc::new(Mutex::new(Some(Pause { begun, go })));
@@ -625,9 +643,9 @@ fn a_constraint_that_is_late_for_a_step_is_left_out_of_it() {
         let pause = if pauses { pause.clone() } else { Arc::default() };
         let source = ConstraintSource::new(move || {
             let (counting, pause) = (Counting::default(), pause.clone());
-            Ok(Box::new(Late { counting, pause }) as Box<dyn Constraint>)
+            Ok(Box::new(Late { counting, pause, told }) as Box<dyn Constraint>)
         });
-        constrained(&engine, source, options(seed, 12))
+        constrained(engine, source, options(seed, 12))
     };
     let submit = |seed: u64| {
         let request = Request::new(prompt(10, seed as u32), late(seed, true));
@@ -652,7 +670,8 @@ fn a_constraint_that_is_late_for_a_step_is_left_out_of_it() {
     }
     for (seed, (_, tokens, _)) in running.into_iter().enumerate() {
         let seed = seed as u64;
-        assert_eq!(tokens, alone(&engine, &prompt(10, seed as u32), &late(seed, false)), "{seed}");
+        let wanted = alone(engine, &prompt(10, seed as u32), &late(seed, false));
+        assert_eq!(tokens, wanted, "{seed}, {told}");
     }
 }
 
@@ -663,7 +682,7 @@ fn requests_with_constraints_go_on_beside_sessions() {
     let led = |seed: u64| {
         let start = || {
             let (counting, pause) = (Counting::default(), Arc::default());
-            Ok(Box::new(Late { counting, pause }) as Box<dyn Constraint>)
+            Ok(Box::new(Late { counting, pause, told: false }) as Box<dyn Constraint>)
         };
         constrained(&engine, ConstraintSource::new(start), options(seed, 20))
     };
@@ -731,6 +750,8 @@ struct Leading {
     ahead: bool,
     next: VecDeque<u32>,
     asked: Arc<AtomicUsize>,
+    /// Goes on by another token than the one that was chosen, where that is a multiple of this.
+    instead: u32,
 }
 
 impl Constraint for Leading {
@@ -749,6 +770,7 @@ impl Constraint for Leading {
             None if token.is_multiple_of(2) => {
                 self.next.extend((1..4).map(|i| 3 + (token * 5 + i * 17) % 117));
             }
+            None if token.is_multiple_of(self.instead) => return Ok(token - 1),
             None => {}
         }
         Ok(token)
@@ -780,7 +802,8 @@ fn tokens_that_a_constraint_puts_there_are_those_that_it_would_allow_alone() {
         let count = asked.clone();
         let start = move || {
             let next = VecDeque::from([9, 8, 7]);
-            Ok(Box::new(Leading { ahead, next, asked: count.clone() }) as Box<dyn Constraint>)
+            let leading = Leading { ahead, next, asked: count.clone(), instead: u32::MAX };
+            Ok(Box::new(leading) as Box<dyn Constraint>)
         };
         let constraint = Some(ConstraintSource::new(start));
         let options = options(seed, 270);
@@ -822,5 +845,32 @@ fn tokens_that_a_constraint_puts_there_are_those_that_it_would_allow_alone() {
         let cut = answer(engine.submit(Request::new(prompt(20, 1), options.clone())).unwrap());
         assert_eq!(cut.len(), most);
         assert_eq!(ids(cut), ids(alone(&quiet, &prompt(20, 1), &options)));
+    }
+}
+
+/// Rows that are submitted before a constraint knows its token are worth nothing if it goes on by
+/// more or other tokens; nobody's tokens change by that.
+#[test]
+fn requests_on_a_gpu_go_on_by_the_tokens_of_their_constraints() {
+    let engine = on_sim(8);
+    let led = |seed: u64, instead: u32| {
+        let start = move || {
+            let (next, asked) = (VecDeque::new(), Arc::default());
+            Ok(Box::new(Leading { ahead: true, next, asked, instead }) as Box<dyn Constraint>)
+        };
+        let constraint = Some(ConstraintSource::new(start));
+        GenerateOptions { constraint, ignore_end: false, logprobs: false, ..options(seed, 60) }
+    };
+    let of = |seed: u64| match seed % 3 {
+        0 => GenerateOptions { logprobs: false, ..options(seed, 60) },
+        // Every third token is replaced, or every thirteenth.
+        1 => led(seed, 3),
+        _ => led(seed, 13),
+    };
+    let submit = |seed: u64| engine.submit(Request::new(prompt(12, seed as u32), of(seed)));
+    let running: Vec<_> = (0..8).map(|seed| submit(seed).unwrap()).collect();
+    let together: Vec<Answer> = running.into_iter().map(answer).collect();
+    for (seed, together) in together.into_iter().enumerate() {
+        assert_eq!(together, alone(&engine, &prompt(12, seed as u32), &of(seed as u64)), "{seed}");
     }
 }

@@ -332,6 +332,11 @@ fn decoding<T>(
     f(&Step { kind: StepKind::Decode, tokens: &tokens, sequences, outputs, input: &[] })
 }
 
+/// How the sequences of a step choose.
+fn choices<'a>(step: &Step<'a>) -> Vec<Option<Choose<'a>>> {
+    step.sequences.iter().map(|sequence| sequence.choose.copied()).collect()
+}
+
 /// Who is in each step: sessions come and go while their tokens are still being chosen.
 const MEMBERS: [&[usize]; 10] =
     [&[0, 1], &[1, 2], &[0, 1, 2], &[2], &[2, 0], &[1], &[0, 1, 2], &[1, 0], &[1, 2], &[2, 1, 0]];
@@ -353,8 +358,9 @@ fn tokens_go_from_step_to_step_whichever_sessions_are_in_them() {
             alone[session].push(choice);
         }
     }
+    let ways = [When::Now, When::Late].into_iter().flat_map(|when| [(when, false), (when, true)]);
     for dispatch in Dispatch::ALL {
-        for when in [When::Now, When::Late] {
+        for (when, apart) in ways.clone() {
             let backend = faulty();
             let mut executor = load_batched(&backend, dispatch);
             for (session, prompt) in prompts.iter().enumerate() {
@@ -378,7 +384,18 @@ fn tokens_go_from_step_to_step_whichever_sessions_are_in_them() {
                     (session, at, token, &histories[session][..])
                 };
                 let step: Vec<_> = members.iter().map(member).collect();
-                ahead.push_back((decode(&mut executor, &chains, &step).unwrap(), members));
+                // In one part; or in two, between which the host hears of the tokens before.
+                let ticket = if apart {
+                    let forward = |step: &Step<'_>| executor.forward(step);
+                    let ticket = decoding(&chains, &[], &step, forward).unwrap();
+                    ahead.drain(..).for_each(|step| read(&mut executor, step));
+                    let choose = |step: &Step<'_>| executor.choose(ticket, &choices(step));
+                    decoding(&chains, &[], &step, choose).unwrap();
+                    ticket
+                } else {
+                    decode(&mut executor, &chains, &step).unwrap()
+                };
+                ahead.push_back((ticket, members));
                 members.iter().for_each(|session| steps[*session] += 1);
                 if ahead.len() > 2 {
                     read(&mut executor, ahead.pop_front().unwrap());
@@ -386,7 +403,8 @@ fn tokens_go_from_step_to_step_whichever_sessions_are_in_them() {
             }
             ahead.into_iter().for_each(|step| read(&mut executor, step));
             for (session, found) in found.iter().enumerate() {
-                assert_eq!(found[..], alone[session][..found.len()], "{dispatch:?} {session}");
+                let what = format!("{dispatch:?} {apart} {session}");
+                assert_eq!(found[..], alone[session][..found.len()], "{what}");
             }
         }
     }
@@ -406,7 +424,7 @@ fn choices_are_forgotten_once_another_step_writes_over_the_logits() {
     assert!(!executor.keeps(first));
     let choose =
         |executor: &mut GpuExecutor<Faulty>, ticket, member: &[(usize, u32, u32, &[u32])]| {
-            decoding(&chains, &[], member, |step| executor.choose(ticket, step))
+            decoding(&chains, &[], member, |step| executor.choose(ticket, &choices(step)))
         };
     assert!(choose(&mut executor, first, &one).is_err());
     // Nothing else is lost by that.
@@ -419,11 +437,8 @@ fn choices_are_forgotten_once_another_step_writes_over_the_logits() {
     // Who is left out chooses nothing.
     let both = [one[0], other[0]];
     let ticket = forward(&mut executor, &both);
-    let left = |step: &Step<'_>| {
-        let mut sequences = step.sequences.to_vec();
-        sequences[0].choose = None;
-        executor.choose(ticket, &Step { sequences: &sequences, ..*step })
-    };
+    assert!(executor.choose(ticket, &[None]).is_err(), "one for each sequence");
+    let left = |step: &Step<'_>| executor.choose(ticket, &[None, choices(step)[1]]);
     decoding(&chains, &[], &both, left).unwrap();
     let outcome = executor.wait(ticket).unwrap();
     assert_eq!((outcome.len(), outcome.choice(0)), (1, Ok(wanted)));
@@ -457,7 +472,7 @@ fn steps_of_many_allocate_nothing() {
                     let submitted = if apart {
                         let both = |step: &Step<'_>| {
                             let ticket = executor.forward(step)?;
-                            executor.choose(ticket, step).map(|()| ticket)
+                            executor.choose(ticket, &choices(step)).map(|()| ticket)
                         };
                         decoding(&chains, &masks, &members, both)
                     } else {
@@ -475,8 +490,8 @@ fn steps_of_many_allocate_nothing() {
             }
             std::mem::take(&mut counted)
         };
-        // `decode` makes six lists.
-        let own = 6 * MEMBERS.len();
+        // `decode` makes six lists, and choices apart from a step one more.
+        let own = (6 + usize::from(apart)) * MEMBERS.len();
         steps(0, 8);
         let bound = backend.calls("bind");
         assert_eq!(steps(8, 30), 22 * own, "{dispatch:?} {apart}");
@@ -550,7 +565,7 @@ fn many_rows_with_and_without_masks_get_what_the_host_chooses() {
                 let ticket = if apart {
                     let forward = |step: &Step<'_>| executor.forward(step);
                     let ticket = decoding(&chains, &[], &members, forward).unwrap();
-                    let choose = |step: &Step<'_>| executor.choose(ticket, step);
+                    let choose = |step: &Step<'_>| executor.choose(ticket, &choices(step));
                     decoding(&chains, &masks, &members, choose).unwrap();
                     ticket
                 } else {
