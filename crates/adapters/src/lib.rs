@@ -90,8 +90,8 @@ impl File {
     /// Opens a folder of PEFT or mlx-lm, or a GGUF file.
     ///
     /// # Errors
-    /// What is missing, contradicts itself, or asks for something else than LoRA and DoRA, by file
-    /// and key.
+    /// A setting that is missing, contradicts itself, or asks for something else than LoRA and
+    /// DoRA, by file and key.
     pub fn open(path: &Path) -> Result<File> {
         if path.is_dir() {
             let file = match settings::Settings::open(path)? {

@@ -73,8 +73,8 @@ impl File {
     ///
     /// # Errors
     /// An adapter that does not fit the base or is no PEFT folder; ranks or scales that differ from
-    /// matrix to matrix, and a table of embeddings that is the head too, which mlx-lm has otherwise; a
-    /// folder that is there, I/O.
+    /// matrix to matrix, and a table of embeddings that is the head too, which mlx-lm has
+    /// otherwise; a folder that is there, I/O.
     pub fn write_mlx(&self, base: &Base<'_>, strength: f64, to: &Path) -> Result<()> {
         let unsupported = |place: &str, expected: &str, found: String| {
             Err(self.wrong(place, expected, found).of(ErrorKind::Unsupported))

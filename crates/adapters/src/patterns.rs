@@ -16,7 +16,8 @@ impl Patterns {
     /// it matches as a whole, or from a dot on.
     ///
     /// # Errors
-    /// What is no regular expression, or looks around itself; a value that is no number above 0.
+    /// A pattern that is no regular expression, or looks around itself; a value that is no number
+    /// above 0.
     pub(crate) fn read(settings: &Settings, key: &str) -> Result<Patterns> {
         let Some(object) = settings.object(key)? else { return Ok(Patterns::default()) };
         let mut all = Vec::new();

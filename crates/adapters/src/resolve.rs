@@ -26,8 +26,8 @@ impl Base<'_> {
     }
 
     /// For each row of a site, the row of Hugging Face's form that it is: GGUF files of some
-    /// architectures, and Mistral's own, have the pairs that rotate together side by side, where Hugging Face has them
-    /// half a head apart. None where the order is the same.
+    /// architectures, and Mistral's own, have the pairs that rotate together side by side, where
+    /// Hugging Face has them half a head apart. None where the order is the same.
     pub fn order(&self, site: &Site) -> Option<Vec<usize>> {
         let rope = self.config.rope.as_ref();
         let adjacent = rope.is_some_and(|rope| rope.pairing == Pairing::Adjacent);

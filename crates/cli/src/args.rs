@@ -420,7 +420,8 @@ pub(crate) struct SamplingArgs {
     /// the threshold; 0 is off [default: 0]
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub(crate) xtc_probability: Option<f32>,
-    /// XTC: the probability that a token must reach to be taken away; above 0.5 is off [default: 0.1]
+    /// XTC: the probability that a token must reach to be taken away; above 0.5 is off [default:
+    /// 0.1]
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub(crate) xtc_threshold: Option<f32>,
     /// Seed: on the same machine, the same seed with the same settings gives the same text; -1 is a
@@ -435,7 +436,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) ignore_eos: bool,
 }
 
-/// What becomes of a model's reasoning.
+/// The treatment of a model's reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ThinkArg {
     /// The template tells the model to think; at a terminal its thoughts are dimmed

@@ -11,7 +11,7 @@ use delft::{ConstraintSource, Engine, Error};
 
 use crate::terminal::{Outcome, Stop, read_file};
 
-/// What answers must be.
+/// The constraint on answers.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Form")]
 pub(crate) struct GrammarArgs {

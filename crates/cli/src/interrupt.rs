@@ -13,7 +13,7 @@ pub(crate) const INTERRUPTED: u8 = 130;
 static HANDLER: Once = Once::new();
 static RUNNING: Mutex<Running> = Mutex::new(Running::Nothing);
 
-/// What Ctrl-C meets.
+/// The state in which Ctrl-C finds the program.
 enum Running {
     Nothing,
     Generation(CancelToken),
@@ -79,7 +79,7 @@ impl Drop for Generating {
     }
 }
 
-/// What a command has found so far: for itself, and for its last words.
+/// The findings of a command so far: for itself, and for its last words.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct SoFar<T>(Arc<Mutex<T>>);
 

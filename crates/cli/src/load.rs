@@ -199,7 +199,8 @@ pub(crate) fn found(
     load(args, &model, prepared, verbose)
 }
 
-/// What the flags say of loading: with a context and a number of sessions that the caller chooses.
+/// The options of loading that the flags state: with a context and a number of sessions that the
+/// caller chooses.
 pub(crate) fn options(
     args: &LoadArgs,
     context: Option<usize>,

@@ -1,7 +1,7 @@
 //! The `delft` command: parses the command line, runs one command, and turns how it ended into an
 //! exit status.
 //!
-//! 0: done, or nobody reads the output any more. 1: an error, told in one line on stderr. 2: a
+//! 0: done, or the reader of the output has gone. 1: an error, told in one line on stderr. 2: a
 //! command line that makes no sense. 130: interrupted.
 
 mod args;

@@ -14,9 +14,9 @@ use delft::Error;
 
 use crate::terminal::{Outcome, note, stdin_is_terminal};
 
-/// How long standard input that nobody named may stay silent beside a prompt. Programs, `ssh` and
-/// containers often leave one open into which nothing is ever written; to wait for its end would be
-/// to wait for ever.
+/// How long standard input that was not asked for may stay silent beside a prompt. Programs, `ssh`
+/// and containers often leave one open into which nothing is ever written; to wait for its end
+/// would be to wait for ever.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Whether a name means standard input.

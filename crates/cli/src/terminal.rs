@@ -1,4 +1,4 @@
-//! What is written where: results on stdout, everything else on stderr, colours only on a terminal.
+//! Where output goes: results on stdout, everything else on stderr, colours only on a terminal.
 //!
 //! Rust programs ignore SIGPIPE, so a reader that goes away shows as an error of `write`; here it
 //! becomes [`Stop::Closed`], which ends the program quietly.
@@ -20,9 +20,9 @@ use crate::wrap::laid_out;
 pub(crate) enum Stop {
     /// An error for the reader; exit status 1.
     Error(Error),
-    /// What was asked makes no sense on the command line; exit status 2.
+    /// A command line that makes no sense; exit status 2.
     Usage(String),
-    /// Nobody reads our output any more; exit status 0.
+    /// The reader of the output has gone; exit status 0.
     Closed,
     /// Ctrl-C, and what there was until then has been written; exit status 130.
     Interrupted,
@@ -56,7 +56,7 @@ impl From<serde_json::Error> for Stop {
 
 /// Titles and names.
 pub(crate) const BOLD: Style = Style::new().bold();
-/// What can be skipped.
+/// Notes that can be skipped.
 pub(crate) const DIM: Style = Style::new().dimmed();
 const RED: Style = AnsiColor::Red.on_default().bold();
 
@@ -92,7 +92,7 @@ pub(crate) fn line(error: &Error) -> String {
     error.spelled(&flag)
 }
 
-/// A line on stderr, with colours where that is a terminal. A closed stderr is nobody's loss.
+/// A line on stderr, with colours where that is a terminal. A closed stderr is ignored.
 pub(crate) fn note(line: impl fmt::Display) {
     let _ = writeln!(anstream::stderr(), "{line}");
 }

@@ -74,8 +74,8 @@ pub(crate) struct Tune {
     /// Threads [default: the physical cores]
     #[arg(short, long, value_name = "N", value_parser = whole(1..=1024))]
     pub(crate) threads: Option<u64>,
-    /// Where to compute: cpu, cuda, cuda:N, auto (a GPU if there is one), or several GPUs that share
-    /// the examples of each batch: cuda:0,1
+    /// Where to compute: cpu, cuda, cuda:N, auto (a GPU if there is one), or several GPUs that
+    /// share the examples of each batch: cuda:0,1
     #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
     pub(crate) device: Place,
     /// Precision of activations; what is trained is f32 always [default: bf16 on a GPU]
@@ -124,7 +124,8 @@ pub(crate) struct LoraArgs {
     /// Learn from pairs, of which the chosen answer is to gain more than the rejected one (DPO)
     #[arg(long, conflicts_with = "full")]
     pub(crate) dpo: bool,
-    /// With --dpo, how close the adapter stays to the model, or to the one of --from: more is closer
+    /// With --dpo, how close the adapter stays to the model, or to the one of --from: more is
+    /// closer
     #[arg(long, value_name = "X", default_value_t = 0.1, value_parser = above_zero, requires = "dpo", conflicts_with = "full")]
     pub(crate) beta: f32,
 }

@@ -172,7 +172,7 @@ fn split(
     }
 }
 
-/// What someone may have meant whose command line makes no sense. Takes away what clap advises
+/// A guess at the meaning of a command line that makes no sense. Takes away what clap advises
 /// where that misleads: a flag that is not known would become a prompt.
 pub(crate) fn advice(error: &mut clap::Error, arguments: &[OsString]) -> Option<String> {
     error.remove(ContextKind::Suggested);
@@ -197,8 +197,8 @@ pub(crate) fn advice(error: &mut clap::Error, arguments: &[OsString]) -> Option<
     without_command(arguments)
 }
 
-/// What someone meant who named no command: a prompt, a model, or the flags of a program that has
-/// none.
+/// The meaning of a command line that names no command: a prompt, a model, or the flags of a
+/// program that has none.
 fn without_command(arguments: &[OsString]) -> Option<String> {
     let first = arguments.get(1)?.to_str()?;
     let known = Cli::command();

@@ -2,8 +2,8 @@
 //!
 //! Rows that have the same factors go through them several at a time, so that each weight that is
 //! read and decoded serves all of them. On an instruction set every sum has one order, whatever the
-//! worker's share or the other rows: `down` in as many partial sums as a vector has lanes, `up` from
-//! the first rank to the last.
+//! worker's share or the other rows: `down` in as many partial sums as a vector has lanes, `up`
+//! from the first rank to the last.
 
 use crate::isa::Isa;
 use crate::math::lanes::{Lanes, WIDEST, dispatch};
@@ -197,10 +197,10 @@ impl Factors {
         t.iter_mut().for_each(|t| *t *= self.scale);
     }
 
-    /// `y += up t` for the given columns, at which rows of `y` begin, for each row of `t` `[rows,
-    /// stride]`, of which the first numbers count. Columns begin at a multiple of sixteen. With a
-    /// gain, `y` then becomes `residual + gain (y - residual) + offset`; `residual` has the stride of
-    /// `y`.
+    /// `y += up t` for the given columns, at which rows of `y` begin, for each row of `t`
+    /// `[rows, stride]`, of which the first numbers count. Columns begin at a multiple of sixteen.
+    /// With a gain, `y` then becomes `residual + gain (y - residual) + offset`; `residual` has the
+    /// stride of `y`.
     ///
     /// # Safety
     /// `y` has a row for each row of `t`, with those columns, and they are not used elsewhere

@@ -224,8 +224,8 @@ fn shared_code_names_no_architecture() {
     assert!(names.len() > 20 && names.iter().any(|name| name == "llama"), "{names:?}");
     for folder in SHARED {
         for (path, text) in sources(&format!("crates/{folder}/src")) {
-            // Cases of tests are of models' sizes; Mistral's own configuration is said in the terms of
-            // config.json, which names an architecture.
+            // Cases of tests are of models' sizes; Mistral's own configuration is said in the terms
+            // of config.json, which names an architecture.
             let of_tests = path.iter().any(|part| part == "tests" || part == "tests.rs");
             if of_tests || path.ends_with("formats/src/mistral.rs") {
                 continue;

@@ -489,8 +489,8 @@ pub trait Executor: Send {
     }
 
     /// Submits a step but for its choices, which [`Executor::choose`] is to add. Masks are ignored
-    /// here. The choices of an earlier such step that are not added yet are forgotten, as they are if
-    /// any other step is submitted first; [`Executor::keeps`] tells.
+    /// here. The choices of an earlier such step that are not added yet are forgotten, as they are
+    /// if any other step is submitted first; [`Executor::keeps`] tells.
     ///
     /// # Errors
     /// As [`Executor::submit`]; a device that cannot.

@@ -44,7 +44,7 @@ fn cause(known: Option<Error>, other: &Error) -> Option<Error> {
     known.filter(|known| known.place != PLACE).or_else(|| Some(other.clone()))
 }
 
-/// What joins ranks.
+/// The transport that joins ranks.
 pub(crate) trait Group: Send + Sync {
     /// Lets no rank wait for one that has failed, which says so.
     fn break_up(&self);
@@ -61,7 +61,7 @@ pub(crate) trait Candidate {
     /// Makes the identity of a group, which rank 0 gives to all.
     ///
     /// # Errors
-    /// What joins such devices is missing or fails.
+    /// The transport between such devices is missing or fails.
     fn group(&self) -> Result<Vec<u8>>;
 
     /// Joins a group as rank `rank` of `ranks`, and waits for the others. `values` combines what
@@ -94,7 +94,7 @@ pub(crate) struct Ranks {
 }
 
 impl Ranks {
-    /// Of devices that `group` joins, in the order of their ranks.
+    /// Creates the device of `devices` that `group` joins, in the order of their ranks.
     pub(crate) fn new(devices: Vec<Box<dyn Device>>, group: Arc<dyn Group>) -> Ranks {
         Ranks { devices, remote: None, group, turn: Arc::default() }
     }
@@ -196,7 +196,7 @@ impl Device for Ranks {
     }
 }
 
-/// What a rank is to do.
+/// An order to a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Order {
     /// Submit the step that all are given.
@@ -212,12 +212,12 @@ enum Order {
     Roof,
 }
 
-/// What it says then.
+/// A rank's answer to an [`Order`].
 #[derive(Serialize, Deserialize)]
 enum Answer {
     /// Its ticket.
     Submitted(Result<Ticket>),
-    /// What each sequence chose, as a number that tells choices apart.
+    /// A digest of each sequence's choices.
     Waited(Result<u64>),
     Copied(Result<()>),
     Seated(Result<()>),
@@ -279,8 +279,8 @@ trait Peer: Send {
     fn hear(&self) -> Result<Answer>;
 }
 
-/// What all ranks are given: written while none of them does anything, and into the room that is
-/// there.
+/// The step that all ranks are given: written while none of them does anything, and into the room
+/// that is there.
 #[derive(Default)]
 struct Asked {
     step: OwnedStep,
@@ -386,7 +386,7 @@ impl Drop for Worker {
     }
 }
 
-/// Sees to it that nobody waits for a thread that panicked.
+/// Keeps other ranks from waiting for a thread that panicked.
 struct Ends(Arc<dyn Group>);
 
 impl Drop for Ends {
@@ -415,7 +415,7 @@ struct RanksExecutor {
 }
 
 impl RanksExecutor {
-    /// What a step is given; no rank does anything.
+    /// The memory of a step's inputs; no rank does anything.
     fn asked(&self) -> RwLockWriteGuard<'_, Asked> {
         self.asked.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -452,7 +452,7 @@ impl RanksExecutor {
         failure.or(differs).map_or(Ok(own), Err)
     }
 
-    /// What the other ranks say of themselves.
+    /// The answers of the other ranks.
     fn others(&self, order: Order) -> Vec<Answer> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let asked = self.asked.read().unwrap_or_else(PoisonError::into_inner);

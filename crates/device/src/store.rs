@@ -1,6 +1,6 @@
-//! The weights that a device holds, apart from the Programs that use them. A second Program over the
-//! same files finds here what the first has read, so weights are read once and take memory once. A
-//! weight is freed with the last Program that uses it.
+//! The weights that a device holds, apart from the Programs that use them. A second Program over
+//! the same files finds here what the first has read, so weights are read once and take memory
+//! once. A weight is freed with the last Program that uses it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

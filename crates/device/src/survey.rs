@@ -58,7 +58,7 @@ pub struct Gpus {
 pub struct Library {
     /// Its name: `NVRTC`.
     pub name: &'static str,
-    /// What needs it.
+    /// Its user.
     pub purpose: &'static str,
     /// Whether it was found, or why it cannot be used.
     pub found: Result<()>,

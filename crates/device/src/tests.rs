@@ -1,4 +1,4 @@
-//! What Transformers computes, on several simulated devices: by layers, and by ranks.
+//! Transformers' results on several simulated devices: by layers, and by ranks.
 
 mod offload;
 mod operations;

@@ -28,7 +28,7 @@ pub(crate) struct Matrix {
     pub(crate) unit: Unit,
 }
 
-/// What the cost of a node depends on.
+/// The inputs of a node's cost.
 pub(crate) struct Costs<'a> {
     /// The Program that is replayed.
     pub(crate) program: &'a Program,

@@ -148,8 +148,8 @@ impl Seats {
 /// Opens an adapter, whose weights are read when it is resolved.
 ///
 /// # Errors
-/// What is missing or contradicts itself; an adapter that says that it was made for another model
-/// than `tensors`, unless [`AdapterFile::any_base`] allows it.
+/// A setting that is missing or contradicts itself; an adapter that says that it was made for
+/// another model than `tensors`, unless [`AdapterFile::any_base`] allows it.
 pub fn open_adapter(file: &AdapterFile, tensors: &Tensors) -> Result<File> {
     let opened = File::open(&file.path)?;
     let Some(MadeFor { name, fingerprint: made_for }) =

@@ -414,7 +414,7 @@ mod tests {
         }
     }
 
-    /// What the child of [`a_gpu_that_is_too_small_leaves_it_to_the_cpu`] does, whose simulated GPU
+    /// The child of [`a_gpu_that_is_too_small_leaves_it_to_the_cpu`], whose simulated GPU
     /// has little memory.
     #[test]
     fn with_a_small_gpu_in_a_process_of_its_own() {

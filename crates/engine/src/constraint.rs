@@ -13,9 +13,9 @@ use std::time::Duration;
 
 /// Says which tokens may come next in one generation.
 ///
-/// It is asked between the choice of one token and the next: on the thread that generates, or on one
-/// that follows several texts beside it; for what is allowed, while a device computes the step that
-/// the next token is chosen from, if it can.
+/// It is asked between the choice of one token and the next: on the thread that generates, or on
+/// one that follows several texts beside it; for what is allowed, while a device computes the step
+/// that the next token is chosen from, if it can.
 pub trait Constraint: Send {
     /// Inserts every token that may come next into `allowed`, which is empty. It may be asked
     /// several times before a token is chosen. The model's end tokens belong to it where the text

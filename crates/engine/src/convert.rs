@@ -18,12 +18,12 @@ use crate::CancelToken;
 
 pub mod mlx;
 
-/// What tensors become.
+/// The target types of tensors.
 #[derive(Debug, Clone, Default)]
 pub struct Types {
-    /// What most matrices become; none: what they are, or bf16 for what GGUF has no type for.
+    /// The type of most matrices; none: the stored one, or bf16 where GGUF lacks it.
     pub whole: Option<Mix>,
-    /// What tensors become whose names contain a text; the last that fits counts.
+    /// The types of tensors whose names contain a text; the last that fits counts.
     pub roles: Vec<(String, DType)>,
     /// An importance matrix, by which errors of blocks' weights count, and the name of its file.
     pub importance: Option<(String, Importance)>,
@@ -36,11 +36,11 @@ pub struct Types {
 pub struct Mix {
     /// Its name, such as `q4_k_m`.
     pub name: &'static str,
-    /// What most matrices become.
+    /// The type of most matrices.
     pub base: DType,
-    /// What the head becomes (the embedding, where that is the head).
+    /// The type of the head (the embedding, where that is the head).
     pub head: DType,
-    /// What values and the last matrices of feed-forwards become in the layers that need it most.
+    /// The type of values and of feed-forwards' last matrices in the layers that need it most.
     pub better: Option<DType>,
     /// `general.file_type`.
     file_type: u32,
@@ -96,14 +96,14 @@ pub struct Written<'a> {
     pub total: u64,
 }
 
-/// What was written.
+/// The result of a conversion.
 #[derive(Debug, Clone)]
 pub struct Summary {
     /// Bytes of tensors in the source, and in the file.
     pub bytes: [u64; 2],
     /// Tensors and elements by type, most elements first.
     pub types: Vec<(Encoding, usize, u64)>,
-    /// What was assumed or done otherwise than asked, one line each.
+    /// Assumptions, and departures from what was asked, one line each.
     pub warnings: Vec<String>,
 }
 
@@ -311,7 +311,7 @@ fn assign(
     Ok(if job.spec.dtype == asked { Ok(()) } else { Err(asked) })
 }
 
-/// What a mix makes of the matrix of that name.
+/// The type that a mix gives the matrix of that name.
 fn by_mix(mix: Mix, name: &str, metadata: &[(String, Value)]) -> DType {
     let size = |key: &str| {
         let found = metadata.iter().find(|(known, _)| known.ends_with(key));

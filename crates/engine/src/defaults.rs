@@ -6,7 +6,7 @@ use ops::sample::Options;
 use serde_json::Value;
 use tokens::Tokenizer;
 
-/// What a model's makers state of how it is used, and what was odd about that.
+/// The settings that a model's makers recommend, and warnings about them.
 pub(crate) struct Defaults {
     pub(crate) sampling: Options,
     /// Ids that end a generation, all of them tokens of the model.

@@ -1,6 +1,6 @@
-//! Constraints beside the worker: each chosen token is given to its text's [`Constraint`] before the
-//! next step is planned. What may come behind it is found right then, or, on a device that can wait
-//! for it, while that computes the step.
+//! Constraints beside the worker: each chosen token is given to its text's [`Constraint`] before
+//! the next step is planned. What may come behind it is found right then, or, on a device that can
+//! wait for it, while that computes the step.
 //!
 //! Texts know nothing of each other, so several threads do this for several texts. A constraint
 //! that takes long twice in a row is one of a grammar that somebody made so: its text sits out the
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// How long a step waits for constraints that are not known to be slow.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// What a constraint takes that is slow. After two such tokens it is taken for that for [`WARY`]
+/// The time that a slow constraint takes. After two such tokens it is taken for that for [`WARY`]
 /// more.
 const SLOW: Duration = Duration::from_millis(4);
 const WARY: u32 = 16;
@@ -53,12 +53,12 @@ pub(crate) enum Job<T> {
     Look,
 }
 
-/// What became of it.
+/// Its result.
 pub(crate) struct Followed<T> {
     pub(crate) id: Id,
     pub(crate) constrained: Constrained,
-    /// If a token was to be accepted: the one that the text goes on with, and whether it is there to
-    /// bring it to its end; and what was passed on.
+    /// If a token was to be accepted: the one that the text goes on with, and whether it is there
+    /// to bring it to its end; and what was passed on.
     pub(crate) accepted: Option<(Result<(u32, bool)>, T)>,
 }
 
@@ -115,7 +115,7 @@ impl<T> Shared<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a helper does.
+    /// The loop of a helper thread.
     fn help(&self) {
         let mut state = self.state();
         while !state.closed {

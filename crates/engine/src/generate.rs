@@ -437,9 +437,9 @@ impl<'a> Generation<'a> {
 /// Rows of a decode step in which tokens that a constraint put next are computed together.
 const RUN: usize = 8;
 
-/// Computes one chunk of the tokens at the end of what is looked back on, and returns the token that
-/// follows if it was the last chunk. `tell` is called with the fraction of the chunk that is done and
-/// the number of its rows.
+/// Computes one chunk of the tokens at the end of what is looked back on, and returns the token
+/// that follows if it was the last chunk. `tell` is called with the fraction of the chunk that is
+/// done and the number of its rows.
 fn chunk(
     session: &mut Session,
     kind: StepKind,

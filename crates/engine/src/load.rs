@@ -57,7 +57,7 @@ pub struct LoadOptions {
     pub batched: bool,
     /// Tokens computed together in prefill; `None`: as many as keep the device busy.
     pub chunk: Option<usize>,
-    /// What it ends in: logits, which generate, or hidden states, which embeddings are made of.
+    /// Its first result: logits, which generate, or hidden states, which embeddings are made of.
     pub ending: Ending,
     /// How embeddings are made; `None`: as the model's files say.
     pub embeddings: Option<EmbeddingForm>,
@@ -80,9 +80,9 @@ pub enum Trace {
     /// None.
     #[default]
     Nothing,
-    /// What each layer gives, for inspection.
+    /// Each layer's output, for inspection.
     Layers,
-    /// What products multiply with, for an importance matrix; see [`crate::importance`].
+    /// The inputs of products, for an importance matrix; see [`crate::importance`].
     Inputs,
 }
 
@@ -139,7 +139,7 @@ impl LoadOptions {
 /// Rows with logits that one replay computes at most: a bound on the logits held at once.
 pub(crate) const OUTPUT_ROWS: usize = 64;
 
-/// What a loaded model is.
+/// The description of a loaded model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Info {
     /// Its name, from the file's metadata or the path.
@@ -208,7 +208,7 @@ pub(crate) struct Shared {
     pub(crate) epoch: AtomicU64,
     /// Whether its device is broken.
     pub(crate) lost: AtomicBool,
-    /// What all parts of the model have in common.
+    /// The state that all parts of the model share.
     pub(crate) home: Arc<Home>,
     /// Dropped last: whoever sees it gone knows that all else is.
     pub(crate) whole: Arc<()>,
@@ -250,12 +250,12 @@ impl Engine {
         Prepared::new(model.into(), options)
     }
 
-    /// What the model is.
+    /// The model's description.
     pub fn info(&self) -> &Info {
         &self.0.info
     }
 
-    /// What tells it from other models: SHA-256, in hexadecimal, of its tensors' names, types and
+    /// The model's identity: SHA-256, in hexadecimal, of its tensors' names, types and
     /// shapes and some of their bytes. It stays when files are moved or renamed.
     pub fn fingerprint(&self) -> &str {
         &self.0.fingerprint
@@ -305,7 +305,7 @@ impl Engine {
         &self.0.ends
     }
 
-    /// What is odd about the model's files and what was assumed, one short line each: what its user
+    /// Oddities of the model's files, and assumptions, one short line each: what its user
     /// should know before relying on what it says.
     pub fn warnings(&self) -> &[String] {
         &self.0.warnings
@@ -316,7 +316,7 @@ impl Engine {
         &self.0.traces
     }
 
-    /// What was planned of the memory of each device, before anything was loaded.
+    /// The memory plan of each device, made before anything was loaded.
     pub fn plan(&self) -> &[Plan] {
         &self.0.plan
     }

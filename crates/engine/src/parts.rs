@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// What all parts of a model have in common.
+/// The state that all parts of a model share.
 #[derive(Default)]
 pub(crate) struct Home {
     /// `None` while it is opened anew.
@@ -213,7 +213,8 @@ impl Shared {
     /// Loads all parts again, on their device opened anew, if it was lost.
     ///
     /// # Errors
-    /// As [`Engine::load`]. A part that cannot be loaded again answers with that error from then on.
+    /// As [`Engine::load`]. A part that cannot be loaded again answers with that error from then
+    /// on.
     pub(crate) fn ready(&self) -> Result<()> {
         if !self.is_lost() {
             return Ok(());
@@ -263,7 +264,8 @@ impl Shared {
 }
 
 impl Engine {
-    /// The part with a capability; the first part if there is none, which refuses what it cannot do.
+    /// The part with a capability; the first part if there is none, which refuses what it cannot
+    /// do.
     pub(crate) fn part(&self, capability: Capability) -> Arc<Shared> {
         self.find(capability).unwrap_or_else(|| self.0.clone())
     }
@@ -292,9 +294,9 @@ impl Engine {
         self.enabled().iter().map(|part| part.capability()).collect()
     }
 
-    /// Loads a capability while the others go on: a Program on the engine's device, over the weights
-    /// that are there already, with the engine's options and adapters. Nothing changes if it is
-    /// enabled already. `progress` is called with bytes done and bytes in total.
+    /// Loads a capability while the others go on: a Program on the engine's device, over the
+    /// weights that are there already, with the engine's options and adapters. Nothing changes if
+    /// it is enabled already. `progress` is called with bytes done and bytes in total.
     ///
     /// # Errors
     /// As [`Engine::load`]; files that have become another model's.
@@ -334,8 +336,8 @@ impl Engine {
 
     /// Takes no more requests for a capability, waits for at most `time` until the running ones are
     /// done, and frees its memory, except for weights that other capabilities use. Sessions forget
-    /// what they had cached. Returns false, with everything as before, if requests are still running
-    /// after `time`.
+    /// what they had cached. Returns false, with everything as before, if requests are still
+    /// running after `time`.
     pub fn disable(&self, capability: Capability, time: Duration) -> bool {
         let shared = &self.0;
         let _turn = lock(&shared.home.changing);

@@ -302,7 +302,7 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Whether block `b` is held and positions from `start` on may be written to it: nobody else
+    /// Whether block `b` is held and positions from `start` on may be written to it: no other table
     /// holds it; or no other table does, and nobody has written there, or this table was the last
     /// that did.
     fn may_write(&self, blocks: &Blocks, b: usize, start: usize) -> bool {

@@ -112,7 +112,7 @@ fn needed(tokenizer: Option<&Tokenizer>) -> Result<&Tokenizer> {
     })
 }
 
-/// What every chat asks of a template.
+/// The template's input that is the same for every chat.
 fn request(extra: &serde_json::Map<String, Value>) -> Request<'_> {
     Request {
         tools: extra.get("tools"),

@@ -89,7 +89,7 @@ pub fn switches(on: bool, template: Option<&ChatTemplate>) -> serde_json::Map<St
     switches.map(|name| (name.to_string(), on.into())).collect()
 }
 
-/// What may precede the answer to a prompt.
+/// The reasoning that may precede the answer to a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opening {
     /// Nothing: the answer begins at once.

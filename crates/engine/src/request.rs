@@ -18,10 +18,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-/// What is to be generated; see [`Engine::submit`].
+/// A request to generate; see [`Engine::submit`].
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// What the model continues.
+    /// The prompt that the model continues.
     pub prompt: Prompt,
     /// How. Its progress is told on the worker's thread.
     pub options: GenerateOptions,
@@ -54,7 +54,7 @@ impl Request {
     }
 }
 
-/// What the worker tells a request's handle.
+/// A message of the worker to a request's handle.
 pub(crate) enum Event {
     /// A token; with why it is the last, if it is.
     Token { id: u32, logprob: Option<f32>, likeliest: Vec<(u32, f32)>, last: Option<Finish> },
@@ -171,7 +171,7 @@ pub struct Generated {
     pub tokens: Vec<Token>,
     /// Why it ended.
     pub finish: Finish,
-    /// What it took.
+    /// Its time and tokens.
     pub metrics: Metrics,
     /// Why it failed; the others go on.
     pub error: Option<Error>,
@@ -265,7 +265,7 @@ impl Generating {
         Poll::Ready(self.take(event))
     }
 
-    /// What an event means to the caller.
+    /// The caller's view of an event.
     fn take(&mut self, event: Event) -> Option<Result<Token>> {
         let (id, logprob, top_logprobs, last) = match event {
             Event::Token { id, logprob, likeliest, last } => (id, logprob, likeliest, last),

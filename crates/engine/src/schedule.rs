@@ -66,7 +66,7 @@ pub(crate) trait Cache {
     fn fits(&mut self, id: Id) -> bool;
     /// Gives a waiting request what it needs to run, and what the prefix tree has of it.
     fn admit(&mut self, id: Id);
-    /// What a running request has to compute.
+    /// The rows that a running request has to compute.
     fn pending(&self, id: Id) -> Pending;
     /// Takes the blocks for a running request's next rows; false, with nothing changed, if there
     /// are too few.
@@ -82,7 +82,7 @@ pub(crate) struct Work {
     pub(crate) rows: usize,
 }
 
-/// What to do next.
+/// The next steps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Requests whose deadline has passed; they are gone.
@@ -125,7 +125,7 @@ struct Queue {
     served: u64,
 }
 
-/// What a caller has of the device.
+/// A caller's share of the device.
 #[derive(Debug, Default)]
 struct Caller {
     requests: usize,
@@ -282,7 +282,7 @@ impl Scheduler {
         std::mem::swap(&mut self.plan, plan);
     }
 
-    /// What a request has to compute, if it still runs.
+    /// The rows that a request has to compute, if it still runs.
     fn pending(&self, id: Id, cache: &impl Cache) -> Pending {
         let runs = self.requests.get(&id).is_some_and(|request| request.running);
         if runs { cache.pending(id) } else { Pending::Nothing }

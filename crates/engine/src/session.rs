@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// Which rows' logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rows {
-    /// Of the last `n` tokens.
+    /// The rows of the last `n` tokens.
     Last(usize),
-    /// Of every token.
+    /// The rows of every token.
     All,
 }
 
@@ -65,7 +65,7 @@ pub struct Session {
 /// How a step is submitted; no ticket if it was stopped.
 pub(crate) type Submit<'a> = dyn FnMut(&mut dyn Executor, &Step<'_>) -> Result<Option<Ticket>> + 'a;
 
-/// What becomes of a step: it is told the step's ticket and rows with logits.
+/// The callback of a step: it is told the step's ticket and rows with logits.
 pub(crate) type Then<'a> = dyn FnMut(&mut dyn Executor, Ticket, &[u32]) -> Result<()> + 'a;
 
 impl Session {
@@ -154,7 +154,8 @@ impl Session {
         self.tokens.len()
     }
 
-    /// Forgets everything if the executor was replaced since it was computed. Returns whether it was.
+    /// Forgets everything if the executor was replaced since it was computed. Returns whether it
+    /// was.
     fn renew(&mut self) -> bool {
         let now = self.shared.epoch();
         let stale = std::mem::replace(&mut self.epoch, now) != now;

@@ -29,8 +29,8 @@ pub(crate) trait Work {
     /// The next text; `None` if there are no more. It is asked for when there is room.
     fn next(&mut self) -> Result<Option<Text>>;
 
-    /// Receives the Program's first result at a wanted token: `index` is the text's, `token` its index
-    /// in the text. The rows of a text come in order.
+    /// Receives the Program's first result at a wanted token: `index` is the text's, `token` its
+    /// index in the text. The rows of a text come in order.
     fn row(&mut self, index: usize, token: usize, row: &[f32]);
 
     /// Receives a text that is done; a text that it returns takes its place.

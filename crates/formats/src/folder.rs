@@ -162,7 +162,7 @@ impl Folder {
         self.files[self.by_name[found].0].get(name)
     }
 
-    /// What is in the folder and is not read, a line each.
+    /// Files of the folder that are not read, a line each.
     pub fn remarks(&self) -> Vec<String> {
         let adapter = self
             .file(ADAPTER_WEIGHTS)

@@ -78,7 +78,7 @@ impl Importance {
     /// Reads a file of either form.
     ///
     /// # Errors
-    /// What is neither, sums without counts, and sizes that do not agree.
+    /// A file that is neither, sums without counts, and sizes that do not agree.
     pub fn open(path: &Path) -> Result<Importance> {
         let map = Map::open(path)?;
         let found = match map.bytes().starts_with(b"GGUF") {

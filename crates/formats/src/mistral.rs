@@ -37,7 +37,7 @@ const RENAMED: &[(&str, &str)] = &[
 /// Keys that describe what a decoder of text does not have.
 const TOWERS: &[&str] = &["vision_encoder", "multimodal"];
 
-/// What `params.json` says in the terms of `config.json`; `place` is the file.
+/// The settings of `params.json` in the terms of `config.json`; `place` is the file.
 ///
 /// # Errors
 /// Numbers that are missing, or of another type, by key.

@@ -20,7 +20,7 @@
 //! becomes affine groups `scale * code - middle * scale`, whose offset is exact, the middle being a
 //! power of two. Other zeros move into the codes, which take a bit more. Either way no weight
 //! changes. Only inputs whose groups are out of order (GPTQ's `desc_act`) give numbers, rounded to
-//! the type of the scales, since no block has so many scales.
+//! the type of the scales, since no block has that many scales.
 
 use crate::quant::plain;
 use crate::{DType, Described, Encoding, Error, Groups, Result, Tensor, Tensors, shape};

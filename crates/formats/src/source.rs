@@ -5,8 +5,8 @@
 //! Nothing is decoded for those. What changes numbers goes through f32: [`Source::Plus`] and
 //! [`Source::NegExp`] give f32. A recipe that would have to decode a quantised matrix is refused by
 //! name, since the weight would then take several times the memory that its file promises: a
-//! transpose, a sum, a cut through blocks. [`Source::Decoded`] asks for just that, of small matrices
-//! that files have the other way round.
+//! transpose, a sum, a cut through blocks. [`Source::Decoded`] asks for just that, of small
+//! matrices that files have the other way round.
 //!
 //! [`Source::describe`] says from headers alone what a recipe gives; [`Source::read`] gives just
 //! that.

@@ -238,7 +238,8 @@ pub(crate) fn room(hub: &Hub) -> Option<u64> {
     }
 }
 
-/// Bytes free on the disk of a folder, which may not exist yet; none where the system does not tell.
+/// Bytes free on the disk of a folder, which may not exist yet; none where the system does not
+/// tell.
 pub fn free_disk(folder: &Path) -> Option<u64> {
     let folder = std::path::absolute(folder).ok()?;
     free_bytes(folder.ancestors().find(|folder| folder.is_dir())?)

@@ -31,7 +31,7 @@ pub(crate) const COHERE2: Architecture = Architecture {
     ..ARCHITECTURE
 };
 
-/// One layer of so many sees everything, and is not rotated.
+/// One layer of this many sees everything, and is not rotated.
 const PERIOD: usize = 4;
 
 fn open(files: &Files<'_>) -> Result<Opened> {

@@ -82,13 +82,14 @@ impl Raw {
     /// are the gate's that the architecture has.
     ///
     /// # Errors
-    /// What is missing, or of another type, by key.
+    /// A key that is missing or of another type.
     pub(crate) fn read(files: &Files<'_>, activations: &[&str]) -> Result<Raw> {
         files.keys.only(Key("hidden_act", ""), activations)?;
         Raw::read_normed(files, RMS_EPS, 1e-6)
     }
 
-    /// The same for heads of which a part of `turned` elements is rotated, which counts as the head.
+    /// The same for heads of which a part of `turned` elements is rotated, which counts as the
+    /// head.
     ///
     /// # Errors
     /// As [`Raw::read`].
@@ -102,7 +103,8 @@ impl Raw {
     }
 
     /// The same, for another key of the number that is added in norms, which is `usual` where
-    /// `config.json` does not say it; the function in feed-forwards is for the architecture to read.
+    /// `config.json` does not say it; the function in feed-forwards is for the architecture to
+    /// read.
     ///
     /// # Errors
     /// As [`Raw::read`].
@@ -110,7 +112,8 @@ impl Raw {
         Raw::read_sized(files, eps, usual_eps, |heads| head_dim(files, heads), 0)
     }
 
-    /// The same where a feed-forward is four times as wide as the residual stream if nothing is said.
+    /// The same where a feed-forward is four times as wide as the residual stream if nothing is
+    /// said.
     ///
     /// # Errors
     /// As [`Raw::read`].
@@ -183,7 +186,7 @@ impl Raw {
         })
     }
 
-    /// Of each head, the part `usual` is rotated where `config.json` says no other.
+    /// The part `usual` of each head is rotated where `config.json` says no other.
     ///
     /// # Errors
     /// A part that is none.

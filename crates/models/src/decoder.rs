@@ -246,12 +246,12 @@ struct Sublayer {
 }
 
 impl Sublayer {
-    /// What the layer reads of the residual stream.
+    /// The layer's input from the residual stream.
     fn normed(&self, x: &Tensor) -> Tensor {
         self.in_front.as_ref().map_or_else(|| x.clone(), |norm| norm(x))
     }
 
-    /// What it adds to the residual stream.
+    /// The layer's addition to the residual stream.
     fn result(&self, x: &Tensor) -> Tensor {
         let y = (self.layer)(x);
         self.behind.as_ref().map_or_else(|| y.clone(), |norm| norm(&y))

@@ -1,6 +1,6 @@
-//! ERNIE 4.5 (Baidu 2025): Llama whose heads rotate in adjacent pairs everywhere; larger models have
-//! a mixture behind the first blocks, whose experts are chosen by the softmax over all scores and a
-//! correction.
+//! ERNIE 4.5 (Baidu 2025): Llama whose heads rotate in adjacent pairs everywhere; larger models
+//! have a mixture behind the first blocks, whose experts are chosen by the softmax over all scores
+//! and a correction.
 
 use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;

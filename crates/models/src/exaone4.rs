@@ -19,7 +19,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-/// One layer of so many sees everything.
+/// One layer of this many sees everything.
 const PERIOD: usize = 4;
 
 fn open(files: &Files<'_>) -> Result<Opened> {

@@ -155,7 +155,7 @@ pub(crate) fn are_stated(keys: &Keys<'_>) -> Result<bool> {
 /// `norm_topk_prob` says; `feed_forward` is an expert's width where no key of its own states it.
 ///
 /// # Errors
-/// What is missing or out of range, by key.
+/// A key that is missing or out of range.
 pub(crate) fn read(
     files: &Files<'_>,
     hidden: usize,

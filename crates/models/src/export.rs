@@ -79,8 +79,8 @@ const LISTED: &[&str] = &["cohere2", "exaone4", "gemma3", "olmo3"];
 const UNSCALED: &[&str] = &["cohere", "cohere2", "nemotron"];
 
 impl Architecture {
-    /// Whether GGUF has the rows of q and k in the order in which adjacent elements rotate together,
-    /// where its folders have the halves of each head one after the other.
+    /// Whether GGUF has the rows of q and k in the order in which adjacent elements rotate
+    /// together, where its folders have the halves of each head one after the other.
     pub fn permutes_heads(&self) -> bool {
         PERMUTED.contains(&self.name)
     }

@@ -1,6 +1,6 @@
-//! Falcon (Almazrouei et al. 2023): attention and feed-forward side by side, behind one layer norm or
-//! each behind its own; q, k and v in one matrix, in which each key/value head has its query heads,
-//! its key and its value below each other. Those with ALiBi are refused.
+//! Falcon (Almazrouei et al. 2023): attention and feed-forward side by side, behind one layer norm
+//! or each behind its own; q, k and v in one matrix, in which each key/value head has its query
+//! heads, its key and its value below each other. Those with ALiBi are refused.
 
 use crate::config::Raw;
 use crate::decoder::{self, Order};

@@ -28,7 +28,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-/// One layer of so many sees everything.
+/// One layer of this many sees everything.
 const PERIOD: usize = 6;
 
 /// Values that the published configurations with images omit in the decoder's part.

@@ -72,7 +72,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     opened(files, raw, normed, Usual { dense: 1, normalised: true, output_bias: false })
 }
 
-/// What configurations leave out.
+/// Defaults of keys that configurations leave out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usual {
     /// Blocks at the beginning that have no experts.
@@ -87,7 +87,7 @@ pub(crate) struct Usual {
 /// `normed`.
 ///
 /// # Errors
-/// What is of another type or out of range, by key.
+/// A key that is of another type or out of range.
 pub(crate) fn opened(files: &Files<'_>, raw: Raw, normed: bool, usual: Usual) -> Result<Opened> {
     let keys = &files.keys;
     let bias = files.bias("attention_bias")?;

@@ -85,7 +85,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(decoder::open_recipes(config, parts, part))
 }
 
-/// What its kin share: learned positions, layer norms, a feed-forward without a gate, biases.
+/// Parts that its kin share: learned positions, layer norms, a feed-forward without a gate, biases.
 pub(crate) fn parts(
     act: &'static [Unary],
     attention: impl Fn(&Config, usize) -> AttentionOptions + 'static,

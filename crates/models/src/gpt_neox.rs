@@ -1,6 +1,6 @@
-//! GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): attention and feed-forward side by
-//! side, each behind a layer norm, a quarter of each head rotated; q, k and v in one matrix, by turns
-//! for each head.
+//! GPT-NeoX and Pythia (Black et al. 2022; Biderman et al. 2023): attention and feed-forward side
+//! by side, each behind a layer norm, a quarter of each head rotated; q, k and v in one matrix, by
+//! turns for each head.
 
 use crate::config::{Config, Raw};
 use crate::decoder::{self, Order};

@@ -1,5 +1,5 @@
-//! GPT-J (Wang and Komatsuzaki 2021): attention and feed-forward side by side behind one layer norm,
-//! part of each head rotated in adjacent pairs, biases in the feed-forward and on the head.
+//! GPT-J (Wang and Komatsuzaki 2021): attention and feed-forward side by side behind one layer
+//! norm, part of each head rotated in adjacent pairs, biases in the feed-forward and on the head.
 
 use crate::config::Raw;
 use crate::decoder::{self, Order};

@@ -26,7 +26,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(decoder::open_parts(config, parts))
 }
 
-/// What the family's models share.
+/// Parts that the family's models share.
 pub(crate) struct Open {
     pub(crate) config: Config,
     /// With a dense feed-forward.
@@ -36,7 +36,7 @@ pub(crate) struct Open {
 /// Reads what the family's models share.
 ///
 /// # Errors
-/// What is of another type or out of range, by key.
+/// A key that is of another type or out of range.
 pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<Open> {
     let keys = &files.keys;
     if keys.dialect() == Dialect::Gguf {

@@ -1,5 +1,6 @@
 //! Granite 4 without state spaces (IBM 2025): Granite 3 whose feed-forward is the expert that every
-//! token goes through, beside a mixture where there is one. Its models with state spaces are refused.
+//! token goes through, beside a mixture where there is one. Its models with state spaces are
+//! refused.
 
 use crate::config::Raw;
 use crate::files::Files;

@@ -1,6 +1,6 @@
-//! Hunyuan (Tencent 2025): Llama with norms of each head behind the rotation, whose base is stretched
-//! once and for all; or the same with a mixture in every block, normalised among the chosen, beside
-//! an expert that every token goes through.
+//! Hunyuan (Tencent 2025): Llama with norms of each head behind the rotation, whose base is
+//! stretched once and for all; or the same with a mixture in every block, normalised among the
+//! chosen, beside an expert that every token goes through.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;

@@ -59,7 +59,7 @@ impl Hybrid {
     /// Reads all but the feed-forwards.
     ///
     /// # Errors
-    /// What is missing or out of range, by key.
+    /// A key that is missing or out of range.
     pub(crate) fn read(files: &Files<'_>) -> Result<Hybrid> {
         let keys = &files.keys;
         let mut raw = Raw::read(files, &["silu"])?;

@@ -1,6 +1,6 @@
 //! InternLM 2 (Cai et al. 2024): Llama with q, k and v in one matrix, in which each key/value head
-//! has its query heads, its key and its value below each other. InternLM 3 (2025) is Llama with a key
-//! of its own for biases; GGUF has it as such.
+//! has its query heads, its key and its value below each other. InternLM 3 (2025) is Llama with a
+//! key of its own for biases; GGUF has it as such.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;

@@ -1,6 +1,6 @@
 //! Architectures that people have on disk and Delft does not run, and what it lacks for them.
 
-/// What is missing, and the names of those that need it, in `config.json` and in GGUF.
+/// A missing feature, and the architectures that need it, in `config.json` and in GGUF.
 const LACKING: &[(&str, &[&str])] = &[
     (
         "keys and values that are compressed together (multi-head latent attention)",
@@ -70,7 +70,7 @@ const LACKING: &[(&str, &[&str])] = &[
     ("denoising in place of one token after the other", &["dream", "llada", "llada-moe"]),
 ];
 
-/// What Delft lacks for the architecture `name`, if that is known.
+/// The feature that Delft lacks for the architecture `name`, if known.
 pub(crate) fn what(name: &str) -> Option<&'static str> {
     let lacking = LACKING.iter().find(|(_, names)| names.contains(&name));
     lacking.map(|(what, _)| *what)

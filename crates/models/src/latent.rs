@@ -77,7 +77,7 @@ pub(crate) fn raw(files: &Files<'_>) -> Result<Raw> {
 /// The configuration of such a decoder, and of its attention.
 ///
 /// # Errors
-/// What is missing or out of range, by key.
+/// A key that is missing or out of range.
 pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOptions)> {
     let keys = &files.keys;
     let size = |stated: Stated<usize>| stated.within(1..=LIMIT);
@@ -141,7 +141,7 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
 }
 
 /// The factor on scores of queries of `width` elements, which a stretched context makes larger.
-/// What GGUF says of it is a tenth of what others of its architectures say under that key, and
+/// GGUF's number is a tenth of what others of its architectures say under that key, and
 /// leaves sines and cosines as they are.
 fn scale(files: &Files<'_>, raw: &mut Raw, width: usize) -> Result<f32> {
     let keys = &files.keys;

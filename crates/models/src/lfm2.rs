@@ -1,5 +1,5 @@
-//! LFM2 (Liquid AI 2025): most layers mix a few neighbouring rows by a short convolution between two
-//! gates; the others are attention with norms of each head.
+//! LFM2 (Liquid AI 2025): most layers mix a few neighbouring rows by a short convolution between
+//! two gates; the others are attention with norms of each head.
 
 use crate::config::{Config, LAYERS, LIMIT, Raw};
 use crate::decoder::{self, Layer, Mixer};
@@ -58,7 +58,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 /// Such a model, with the mixture that is read by `mixture`.
 ///
 /// # Errors
-/// What is missing or out of range, by key.
+/// A key that is missing or out of range.
 pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Opened> {
     let keys = &files.keys;
     let eps = Key("norm_eps", "attention.layer_norm_rms_epsilon");
@@ -230,7 +230,7 @@ pub(crate) fn exported(held: &[Weight], canonical: &str) -> Option<Option<(Sourc
     }
 }
 
-/// What GGUF says of such a model beside what `config.json` says: no key/value heads in layers
+/// GGUF's settings of such a model beside those of `config.json`: no key/value heads in layers
 /// that are convolutions.
 pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Option<(&'static str, Value)> {
     if ![ARCHITECTURE.name, lfm2_moe::ARCHITECTURE.name].contains(&config.architecture.name) {

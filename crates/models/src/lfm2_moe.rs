@@ -1,5 +1,5 @@
-//! LFM2-MoE (Liquid AI 2025): LFM2 with a mixture behind the first blocks, whose experts are chosen by
-//! corrected odds.
+//! LFM2-MoE (Liquid AI 2025): LFM2 with a mixture behind the first blocks, whose experts are chosen
+//! by corrected odds.
 
 use crate::config::{Config, LAYERS};
 use crate::files::Files;

@@ -264,8 +264,8 @@ pub struct Model {
 /// data.
 ///
 /// # Errors
-/// What is missing, of another type, or out of range, by file and key; a key that no one reads; a
-/// file that holds no model of a known architecture.
+/// A key that is missing, of another type, or out of range, by file and key; a key that no one
+/// reads; a file that holds no model of a known architecture.
 pub fn config(tensors: &Tensors, options: &Options) -> Result<Config> {
     let file = tensors.path().display().to_string();
     open(tensors, &file, options, &Asked::default(), false).map(|(opened, _)| opened.config)

@@ -1,6 +1,6 @@
 //! OLMo 2 and 3 (OLMo Team 2024, 2025): Llama with norms behind sublayers in place of those in
-//! front, and norms of q and k over all heads together. OLMo 3 has a window in three layers of four,
-//! whose rotation is not stretched. GGUF has it under the name of OLMo 2.
+//! front, and norms of q and k over all heads together. OLMo 3 has a window in three layers of
+//! four, whose rotation is not stretched. GGUF has it under the name of OLMo 2.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
@@ -42,7 +42,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 pub(crate) const OLMO3: Architecture =
     Architecture { title: "OLMo 3", name: "olmo3", class: "Olmo3ForCausalLM", ..ARCHITECTURE };
 
-/// One layer of so many sees everything.
+/// One layer of this many sees everything.
 const PERIOD: usize = 4;
 
 fn open(files: &Files<'_>) -> Result<Opened> {

@@ -1,5 +1,5 @@
-//! OPT (Zhang et al. 2022): learned positions, of which the table has two more in front, layer norms,
-//! a feed-forward without a gate, biases everywhere.
+//! OPT (Zhang et al. 2022): learned positions, of which the table has two more in front, layer
+//! norms, a feed-forward without a gate, biases everywhere.
 
 use crate::config::{Config, Raw};
 use crate::decoder;

@@ -11,9 +11,9 @@
 //! "quantization_config": { "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": { .. } }
 //! ```
 //! A matrix that is left as it was has its tensor of numbers, which goes before the settings. Where
-//! settings differ between matrices (GPTQ's `dynamic`, AutoRound's `extra_config`, several groups of
-//! compressed-tensors), names and patterns say which matrix has which; its tensors' shapes and types
-//! say the same, and are what counts here.
+//! settings differ between matrices (GPTQ's `dynamic`, AutoRound's `extra_config`, several groups
+//! of compressed-tensors), names and patterns say which matrix has which; its tensors' shapes and
+//! types say the same, and are what counts here.
 
 use crate::keys::{Keys, clipped};
 use formats::{Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
@@ -36,7 +36,7 @@ pub(crate) struct Group {
     mode: Mode,
 }
 
-/// What the codes of MLX's groups are.
+/// The kind of codes in MLX's groups.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
     /// Whole numbers, with a scale and an offset for each group.
@@ -178,7 +178,7 @@ pub(crate) fn check_numbers(tensors: &Tensors, place: &str) -> Result<()> {
     }
 }
 
-/// What the matrix `stem` would be by a scheme, if it has the first of the tensors; `tensor` is
+/// The matrix `stem` by a scheme, if it has the first of the tensors; `tensor` is
 /// what the file has as `STEM.weight`.
 fn quantised(
     mut scheme: Scheme,
@@ -716,7 +716,8 @@ mod tests {
             assert_eq!(schemes(settings.clone()), [scheme], "{settings}");
         }
         assert_eq!(read(json!({})).unwrap(), None);
-        // Numbers that were only rounded, a cache alone, and the key that compressed-tensors had first.
+        // Numbers that were only rounded, a cache alone, and the key that compressed-tensors had
+        // first.
         let config = compressed("dense", json!({ "num_bits": 8 }));
         assert_eq!(read(json!({ "quantization_config": config })).unwrap(), None);
         let config = json!({ "quant_method": "compressed-tensors", "config_groups": {},

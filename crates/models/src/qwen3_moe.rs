@@ -28,7 +28,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 /// one if `normalised`, or if the configuration says so.
 ///
 /// # Errors
-/// What is missing or out of range, by key.
+/// A key that is missing or out of range.
 pub(crate) fn read(files: &Files<'_>, normalised: bool) -> Result<(Config, decoder::Parts, usize)> {
     let mut raw = Raw::read(files, &["silu"])?;
     raw.windows = windows::of_switch(files, &raw.layers)?;

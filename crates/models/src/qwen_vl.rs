@@ -78,8 +78,9 @@ fn mixture(files: &Files<'_>) -> Result<Opened> {
     }))
 }
 
-/// A stack of experts, if its matrices lie the other way round: all of a block do if the downs' rows
-/// are as wide as the residual stream, or, where those tell nothing, the gates' and ups' are not.
+/// A stack of experts, if its matrices lie the other way round: all of a block do if the downs'
+/// rows are as wide as the residual stream, or, where those tell nothing, the gates' and ups' are
+/// not.
 fn turned(weights: &dyn Weights, name: &str, hidden: usize) -> Result<Option<Stored>> {
     let stack =
         name.rsplit_once(".experts.").filter(|(_, part)| matches!(*part, "gate_up" | "down"));

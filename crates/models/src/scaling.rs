@@ -11,7 +11,7 @@ use formats::{Error, Result, shape};
 /// Reads the rotation of heads of `width` elements.
 ///
 /// # Errors
-/// What is missing, unknown or out of range, by key.
+/// A key that is missing, unknown or out of range.
 pub(crate) fn read(files: &Files<'_>, width: usize) -> Result<Rotation> {
     let keys = &files.keys;
     if keys.dialect() == Dialect::Gguf {
@@ -57,7 +57,8 @@ fn of_object(
         let outside = keys.number(key)?;
         Ok(within.or(outside))
     };
-    // Where nothing is stretched, it says no more than the context: Phi-3 Mini states it all the same.
+    // Where nothing is stretched, it says no more than the context: Phi-3 Mini states it all the
+    // same.
     keys.note("original_max_position_embeddings");
     let theta = either("rope_theta")?;
     let mut theta = theta.unwrap_or_else(|| keys.stated("rope_theta", 10_000.0));

@@ -1,5 +1,5 @@
-//! StableLM (Bellagente et al. 2024): Llama with layer norms, a quarter of each head rotated, and in
-//! some models attention and feed-forward side by side.
+//! StableLM (Bellagente et al. 2024): Llama with layer norms, a quarter of each head rotated, and
+//! in some models attention and feed-forward side by side.
 
 use crate::config::{Config, Raw};
 use crate::decoder::{self, Order};

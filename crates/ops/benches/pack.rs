@@ -17,7 +17,7 @@ const ALL: usize = 8192;
 /// Runs, of which the middle one counts.
 const RUNS: usize = 5;
 
-/// Median GB/s at which `f` goes through so many bytes.
+/// Median GB/s at which `f` goes through `bytes` bytes.
 fn rate(bytes: usize, mut f: impl FnMut()) -> f64 {
     f();
     let mut times: Vec<f64> = (0..RUNS)

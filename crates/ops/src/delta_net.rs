@@ -79,7 +79,7 @@ impl DeltaNet {
         [of, keys + of, 2 * keys + head * self.value_dim]
     }
 
-    /// What a head makes of a position's operands.
+    /// A position's operands as a head uses them.
     pub(crate) fn row(&self, head: usize, [qkv, a, b, decay, dt]: [&[f32]; 5]) -> HeadRow {
         let [q, k, v] = self.starts(head);
         let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|x| f64::from(*x)).collect() };
@@ -117,7 +117,7 @@ pub(crate) struct HeadRow {
     pub(crate) v: Vec<f64>,
     /// The lengths of the query and of the key.
     pub(crate) lengths: [f64; 2],
-    /// What `y` is divided by.
+    /// Divisor of `y`.
     pub(crate) root: f64,
     /// `softplus(a + dt)`, and how it changes with `a`.
     pub(crate) step: f64,
@@ -426,7 +426,7 @@ pub(crate) fn products(matrix: Regs, x: &[Val<f32>], wide: u32) -> Vec<Val<f32>>
     (0..wide).map(column).collect()
 }
 
-/// What a row does to a head's matrix.
+/// The update of a head's matrix by a row.
 #[derive(Clone, Copy)]
 pub(crate) struct Correction {
     /// The factor by which the matrix decays.

@@ -1,6 +1,6 @@
 //! Rows that a Program hands to another device's, and those that it is handed for them: where
-//! operations of a model lie on several devices and take turns. It computes nothing; whoever replays
-//! the Program has the other side compute.
+//! operations of a model lie on several devices and take turns. It computes nothing; whoever
+//! replays the Program has the other side compute.
 
 use formats::Result;
 

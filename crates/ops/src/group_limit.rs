@@ -9,8 +9,9 @@
 //! y[t, e] = s[t, e] if e is among the `used` greatest c of the groups that stay, else -infinity
 //! ```
 //!
-//! With `softmax`, what stays of `s[t, e]` is `s[t, e] - ln(sum of exp(s[t, i]) over i other than e)`,
-//! whose logistic function is the softmax over all experts, those that do not stay included.
+//! With `softmax`, what stays of `s[t, e]` is
+//! `s[t, e] - ln(sum of exp(s[t, i]) over i other than e)`, whose logistic function is the softmax
+//! over all experts, those that do not stay included.
 //!
 //! The correction chooses experts and is not part of their weights: [`Experts`](crate::Experts)
 //! makes those of the scores that are left. Ties go to the lower group and the lower expert; a
@@ -277,7 +278,7 @@ pub fn group_limit(
     }
 }
 
-/// What the softmax over a row of scores is made of, in every lane.
+/// The maximum and the sum of the softmax over a row of scores, in every lane.
 #[derive(Clone, Copy)]
 struct Softmax {
     /// The greatest score.

@@ -68,8 +68,8 @@ const THREADS: u32 = 256;
 /// Elements that each thread loads before it stores the first.
 const EACH: u32 = 8;
 
-/// Puts what ranks gave in the order of rows, on the device. The first `longer` ranks gave one block
-/// of `block` columns more than the `fewest` that each gave.
+/// Puts what ranks gave in the order of rows, on the device. The first `longer` ranks gave one
+/// block of `block` columns more than the `fewest` that each gave.
 #[kernel]
 pub fn join_columns(
     x: In<f32>,

@@ -1,9 +1,10 @@
 //! Low-rank adaptation (LoRA, Hu et al. 2021) beside a product: `y + scale up (down x)`, row by
 //! row.
 //!
-//! Each row has the adapter of its sequence, or none, and then keeps its bits. DoRA (Liu et al. 2024)
-//! also scales what the base matrix and the factors give: `residual + gain (y - residual + scale up
-//! (down x)) + offset`. At a table of embeddings `down x` is the token's row of `down`.
+//! Each row has the adapter of its sequence, or none, and then keeps its bits. DoRA (Liu et al.
+//! 2024) also scales what the base matrix and the factors give:
+//! `residual + gain (y - residual + scale up (down x)) + offset`. At a table of embeddings `down x`
+//! is the token's row of `down`.
 //!
 //! The factors are no weights of a Program: a device keeps them on numbered seats, which change
 //! without a compile.

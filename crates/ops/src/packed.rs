@@ -16,7 +16,8 @@
 //! their base plane is all there is.
 //!
 //! Everything follows from [`formats::quant::Block::AFFINE`]: a new block needs no line here. MLX's
-//! affine formats are another source of the same layout. What kernels read it with is [`PackedWeights`].
+//! affine formats are another source of the same layout. What kernels read it with is
+//! [`PackedWeights`].
 
 mod pack;
 mod weights;

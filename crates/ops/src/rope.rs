@@ -194,7 +194,7 @@ impl Angles {
     }
 }
 
-/// Reads a token's elements from an index on, so many.
+/// Reads some of a token's elements, from an index on.
 type Read<'a> = &'a dyn Fn(u32, Val<u32>, u8) -> Vec<Val<f32>>;
 /// Writes a token's elements from an index on.
 type Write<'a> = &'a dyn Fn(u32, Val<u32>, &[Val<f32>]);

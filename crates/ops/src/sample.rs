@@ -7,7 +7,7 @@
 //!
 //! A draw takes its randomness from a counter generator keyed by (seed, position). A token's weight
 //! is a whole number, `floor(2^31 e^((logit - greatest) / temperature))` by arithmetic that every
-//! machine does alike (`wide`), so that sums are exact and their order is nobody's concern: the
+//! machine does alike (`wide`), so that sums are exact in any order: the
 //! same logits give the same token on every machine, in every batch, and from [`kernels`], the same
 //! chain on a device.
 

@@ -1,6 +1,6 @@
-//! A short causal convolution, each element by itself: `y[p, i] = sum_j taps[j, i] x[p - kernel + 1 +
-//! j, i]`, where `x` is 0 in front of the sequence. What it carries are the last `kernel - 1` rows
-//! of `x`.
+//! A short causal convolution, each element by itself:
+//! `y[p, i] = sum_j taps[j, i] x[p - kernel + 1 + j, i]`, where `x` is 0 in front of the sequence.
+//! What it carries are the last `kernel - 1` rows of `x`.
 
 use formats::{Error, Result};
 use tile::case::{Bench, Case, Expected, Fill, Spec, tolerance};

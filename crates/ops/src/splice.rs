@@ -154,8 +154,8 @@ impl Splice {
     }
 }
 
-/// The columns of each head of `x`, and zeros behind them: `y[t, h, i] = x[t, h, start + i]`, on the
-/// device. `x` `[rows, heads * each]`, `y` `[rows, heads * wide]`.
+/// The columns of each head of `x`, and zeros behind them: `y[t, h, i] = x[t, h, start + i]`, on
+/// the device. `x` `[rows, heads * each]`, `y` `[rows, heads * wide]`.
 #[kernel]
 pub fn cut(
     x: In<{ from }>,

@@ -1,7 +1,7 @@
 //! [`Tuned`]: what was measured on a GPU, or counted for one, and decides which schedule a kernel
 //! gets, and which kernel a product.
 //!
-//! A GPU is known by what it reports ([`Card`]); one that nobody measured has the row of its kind.
+//! A GPU is known by what it reports ([`Card`]); one that was not measured has the row of its kind.
 //! Every number suits every GPU: of the schedules named here those are taken that fit its shared
 //! memory, and all give the same results, but for the last bits. What a kernel is made of whatever
 //! the GPU, such as its threads per row, is a constant beside the kernel.
@@ -14,7 +14,7 @@ use crate::attention::prefill;
 use crate::linear::gemm::GemmSchedule;
 use crate::linear::{Held, Traits};
 
-/// What a GPU reports, as far as its row of numbers follows from it.
+/// The report of a GPU by which its row of numbers is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Card {
     /// An NVIDIA GPU of a compute capability, such as `(9, 0)`.
@@ -50,7 +50,8 @@ pub type Rule<T> = (fn(&Traits) -> bool, T);
 /// Products of few rows.
 #[derive(Debug)]
 pub struct ForGemv {
-    /// What a simdgroup holds for one or two rows: the first rule whose condition is met.
+    /// Loads that a simdgroup holds for one or two rows: the first rule whose condition is
+    /// met.
     pub held: &'static [Rule<Held>],
     /// Matrix rows from which every simdgroup has several, which then share the activations.
     pub tall: u32,
@@ -68,8 +69,8 @@ pub struct ForGemm {
     /// Rows from which on four simdgroups multiply together where they can and weights are copied,
     /// and candidates, the larger block first.
     pub warpgroups: (u32, &'static [GemmSchedule]),
-    /// Candidates of [`GemmSchedule::alike`] by rows, the last for any number, the larger block first.
-    /// All add the same terms in the same order.
+    /// Candidates of [`GemmSchedule::alike`] by rows, the last for any number, the larger block
+    /// first. All add the same terms in the same order.
     pub alike: &'static [(u32, &'static [GemmSchedule])],
 }
 
@@ -111,8 +112,8 @@ pub struct Cost {
 /// Attention.
 #[derive(Debug)]
 pub struct ForAttention {
-    /// Simdgroups of a group of tokens' attention on the matrix unit, the first that fits: where the
-    /// launch decides how many groups share keys, and where each row does.
+    /// Simdgroups of a group of tokens' attention on the matrix unit, the first that fits: where
+    /// the launch decides how many groups share keys, and where each row does.
     pub simds: [[u32; 2]; 2],
     /// Their keys of a batch, for heads of up to 64 elements and for longer ones.
     pub keys: [u32; 2],
@@ -125,8 +126,8 @@ pub struct ForAttention {
     /// Groups that share the keys of a prompt's row at most, if it is attended to by itself: each
     /// has scratch.
     pub prompt_parts: u32,
-    /// Blocks of prompts' attention for heads of up to 128 elements and for longer ones, with 32 KiB
-    /// of shared memory.
+    /// Blocks of prompts' attention for heads of up to 128 elements and for longer ones, with 32
+    /// KiB of shared memory.
     pub small: [prefill::PrefillTiling; 2],
     /// Those with 99 KiB, and 64 Ki registers per processor.
     pub large: [prefill::PrefillTiling; 2],

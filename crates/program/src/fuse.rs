@@ -28,7 +28,8 @@ pub fn fuse_gates(program: &mut Program) {
     }
 }
 
-/// Adds products to the other terms of a value's gradient, which its readers give, as they are made.
+/// Adds products to the other terms of a value's gradient, which its readers give, as they are
+/// made.
 pub fn fuse_gradients(program: &mut Program) {
     let added = |op: &Op| matches!(op, Op::Gradient(Gradient::LinearBackward(_)));
     sums(program, |op| added(op).then(|| Op::from(LinearBackwardAdd)));

@@ -169,9 +169,9 @@ impl Sharder<'_> {
         }
     }
 
-    /// The number of parts into which ranks cut a value. The first operation on heads that reads it,
-    /// or that reads a value computed from it alone, decides: keys and values have one part for each
-    /// head, if there are fewer heads than ranks.
+    /// The number of parts into which ranks cut a value. The first operation on heads that reads
+    /// it, or that reads a value computed from it alone, decides: keys and values have one part for
+    /// each head, if there are fewer heads than ranks.
     fn parts(&self, value: ValueId) -> usize {
         let mut value = value;
         loop {

@@ -1,8 +1,8 @@
 //! A step: the inputs of one replay of a Program, and their validation.
 //!
-//! A step consists of rows of one or more sequences, all of one [`StepKind`]. Three numbers of a row
-//! are distinct: its index in the step, its index in the cache ([`Sequence::start`]) and its rotary
-//! position ([`Sequence::position`]).
+//! A step consists of rows of one or more sequences, all of one [`StepKind`]. Three numbers of a
+//! row are distinct: its index in the step, its index in the cache ([`Sequence::start`]) and its
+//! rotary position ([`Sequence::position`]).
 
 mod sent;
 
@@ -288,7 +288,8 @@ impl<'a> Step<'a> {
             for (group, table) in one.tables.iter().enumerate() {
                 let others = self.sequences.iter().enumerate().filter(|(j, _)| *j != i);
                 for block in one.written(table) {
-                    // Debug builds also check blocks that others only read, of which there are many.
+                    // Debug builds also check blocks that others only read, of which there are
+                    // many.
                     let taken = |other: &Sequence<'_>| match cfg!(debug_assertions) {
                         true => other.tables[group].blocks.contains(&block),
                         false => other.written(&other.tables[group]).any(|b| b == block),

@@ -75,7 +75,7 @@ pub(crate) const MESSAGE: &[Field] = &[used("role"), used("content")];
 
 const CACHED: Field = no_effect("cache_control");
 
-/// What may stand in a system prompt and in a tool's result, and in all turns.
+/// Parts of a system prompt, of a tool's result, and of all turns.
 pub(crate) const TEXTS: &[Variant] = &[
     variant("text", &[used("type"), used("text"), CACHED, no_effect("citations")]),
     refused_variant("image", chat::IMAGES),
@@ -83,7 +83,7 @@ pub(crate) const TEXTS: &[Variant] = &[
     refused_variant("search_result", "search results are not supported: send their text"),
 ];
 
-/// What may stand in turns of the assistant besides.
+/// Further parts of turns of the assistant.
 pub(crate) const SAID: &[Variant] = &[
     variant("thinking", &[used("type"), used("thinking"), no_effect("signature")]),
     // Encrypted for another server: no model here could read it.
@@ -102,7 +102,7 @@ pub(crate) const SAID: &[Variant] = &[
     ),
 ];
 
-/// What may stand in turns of the user besides.
+/// Further parts of turns of the user.
 pub(crate) const BROUGHT: &[Variant] = &[
     variant(
         "tool_result",
@@ -210,7 +210,7 @@ pub(crate) fn models(app: &App, known: &[Known]) -> Response {
     axum::Json(list).into_response()
 }
 
-/// What is asked of the answer's form.
+/// The form asked of the answer.
 fn asked(fields: &Fields) -> Result<Asked, Problem> {
     let output = fields.within("output_config", &[OUTPUT])?;
     Asked::anthropic(fields, output.as_ref())

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use delft::program_digest;
 
-/// What tells this build from others: the version, and where the program's file can be read the
+/// The identity of this build: the version, and where the program's file can be read the
 /// beginning of its SHA-256, as in `0.1.0+3f7a0c12e9d4`.
 pub(crate) fn build() -> &'static str {
     static BUILD: OnceLock<String> = OnceLock::new();

@@ -54,7 +54,7 @@ pub(crate) struct Catalogue {
     next: AtomicU64,
     /// Adapters that were added, of models that are loaded and of others.
     added: Mutex<Vec<Added>>,
-    /// What was counted of each model, loaded or not.
+    /// Counters of each model, loaded or not.
     texts: Mutex<BTreeMap<String, Arc<Texts>>>,
     /// When a model is to be unloaded may have changed.
     due: Notify,
@@ -73,7 +73,7 @@ struct Loaded {
     users: usize,
     last: Instant,
     keep: Keep,
-    /// Whether it is to be unloaded as soon as nobody uses it.
+    /// Whether it is to be unloaded as soon as it is not in use.
     leaving: bool,
 }
 
@@ -86,7 +86,7 @@ impl Loaded {
         self.models.iter().find(|model| same(&model.name, name))
     }
 
-    /// When it is to be unloaded if nobody asks for it.
+    /// When it is to be unloaded if it is not asked for.
     fn expires(&self) -> Option<Instant> {
         match (self.keep, &self.named) {
             (Keep::For(time), Some(_)) => self.last.checked_add(time),
@@ -120,7 +120,7 @@ impl Deref for Held {
 struct User {
     catalogue: Arc<Catalogue>,
     id: u64,
-    /// What loading it took for this request.
+    /// The time that loading it took for this request.
     loading: Duration,
 }
 
@@ -159,7 +159,7 @@ impl Known {
 pub(crate) struct Resident {
     pub(crate) model: Arc<Model>,
     pub(crate) files: Files,
-    /// When it is to be unloaded if nobody asks for it; never, if unset.
+    /// When it is to be unloaded if it is not asked for; never, if unset.
     pub(crate) expires: Option<SystemTime>,
 }
 
@@ -213,7 +213,7 @@ struct Target {
 }
 
 impl Catalogue {
-    /// What is loaded already, and what may be.
+    /// The models that are loaded already, and those that may be.
     ///
     /// # Errors
     /// Two models of one name, and a chat template that cannot be read.
@@ -515,7 +515,7 @@ impl Catalogue {
         self.hub().map_or_else(|| Ok(Vec::new()), |hub| hub.stored())
     }
 
-    /// What a name that is not loaded means.
+    /// The meaning of a name that is not loaded.
     fn find(&self, name: &str) -> Result<Target, Problem> {
         let own = |named: &&Named| named.names().any(|own| same(own, name));
         if let Some(named) = self.library.named.iter().find(own).cloned() {
@@ -541,7 +541,7 @@ impl Catalogue {
         Ok(Target { named, wanted: name, keep: self.library.keep, of_store: true })
     }
 
-    /// The problem of a name that is nobody's, with the names that there are.
+    /// The problem of an unknown name, with the names that there are.
     pub(crate) fn unknown(&self, name: &str) -> Problem {
         let mut names: Vec<String> = self.known().into_iter().map(|known| known.name).collect();
         let more = names.len().saturating_sub(TOLD);
@@ -616,7 +616,7 @@ impl Catalogue {
     /// Where the files of a known model lie, what is told of them, and the model by its own name.
     ///
     /// # Errors
-    /// A name that is nobody's.
+    /// A name that is unknown.
     pub(crate) fn look_up(&self, name: &str) -> Result<(Known, Location), Problem> {
         if let Some(own) = self.loaded().iter().find(|own| own.model(name).is_some())
             && let Some(model) = own.model(name)
@@ -636,7 +636,7 @@ impl Catalogue {
         Ok((known, location))
     }
 
-    /// What is loaded, in the order of loading.
+    /// The loaded models, in the order of loading.
     pub(crate) fn residents(&self) -> Vec<Resident> {
         let (now, clock) = (Instant::now(), SystemTime::now());
         let resident = |own: &Loaded| {
@@ -651,7 +651,7 @@ impl Catalogue {
         self.loaded().iter().flat_map(resident).collect()
     }
 
-    /// What was counted of each model that was ever loaded.
+    /// Counters of each model that was ever loaded.
     pub(crate) fn texts(&self) -> Vec<(String, Arc<Texts>)> {
         let texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
         texts.iter().map(|(name, texts)| (name.clone(), texts.clone())).collect()

@@ -141,8 +141,8 @@ fn message(fields: &Fields, place: &str, value: &Value) -> Result<Value, Problem
     Ok(Value::Object(read))
 }
 
-/// A string, or the text of a list of parts, each of which has it in the field of its type's name or
-/// in `text`.
+/// A string, or the text of a list of parts, each of which has it in the field of its type's name
+/// or in `text`.
 pub(crate) fn text(
     fields: &Fields,
     place: &str,

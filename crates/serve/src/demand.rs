@@ -1,4 +1,4 @@
-//! What a request asks of the form of its answer: tools that may or must be called, or a text of a
+//! The form that a request asks of its answer: tools that may or must be called, or a text of a
 //! schema or grammar.
 
 use delft::GenerateOptions;
@@ -141,7 +141,7 @@ impl Choice {
     }
 }
 
-/// What is asked of an answer.
+/// The demands on an answer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Asked {
     /// The tools as chat templates read them.
@@ -450,7 +450,7 @@ impl Asked {
         Ok(())
     }
 
-    /// What takes the answer to a rendered conversation apart.
+    /// The parser of the answer to a rendered conversation.
     pub(crate) fn reply(&self, model: &Model, prompt: &[u32]) -> Reply {
         let reply = Reply::chat(model.engine.tokenizer(), prompt);
         match self.active() {

@@ -1,4 +1,4 @@
-//! What happens in a server, as it happens: models that are loaded and unloaded, requests that
+//! A server's events, as they happen: models that are loaded and unloaded, requests that
 //! begin and end.
 //!
 //! Whoever listens at `/events` gets server-sent events from then on; one who reads too slowly

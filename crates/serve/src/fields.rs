@@ -86,7 +86,7 @@ pub(crate) struct Fields {
     unknown: Unknown,
     /// Fields that have no effect on the answer.
     without_effect: Arc<Mutex<Vec<String>>>,
-    /// What was left out of the prompt, where the request asks for that.
+    /// The messages left out of the prompt, where the request asks for them.
     cut: Arc<OnceLock<String>>,
 }
 
@@ -224,7 +224,7 @@ impl Fields {
         }
     }
 
-    /// What was left out of the prompt.
+    /// The messages left out of the prompt.
     pub(crate) fn cut(&self) -> Option<&str> {
         self.cut.get().map(String::as_str)
     }

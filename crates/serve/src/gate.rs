@@ -42,8 +42,8 @@ pub struct AccessRules {
     /// Keys, one of which every request must have, unless it has one of an administrator; none: no
     /// key is asked for.
     pub keys: Vec<String>,
-    /// Keys of administrators, who may change the store of models and other files. Without one, only
-    /// programs of this machine may.
+    /// Keys of administrators, who may change the store of models and other files. Without one,
+    /// only programs of this machine may.
     pub admin_keys: Vec<String>,
     /// Origins of web pages, such as `https://example.com`, that may ask from browsers, beside this
     /// server's own page.

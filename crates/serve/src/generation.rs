@@ -267,9 +267,9 @@ struct Text {
 
 /// Counts the texts of a request.
 struct Count {
-    /// Of the request, which hears what they took.
+    /// The request, which is told what they took.
     trail: Arc<Trail>,
-    /// Of the model.
+    /// The counters of the model's texts.
     texts: Arc<Texts>,
     /// When the request came to the queue.
     came: Instant,

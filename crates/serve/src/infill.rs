@@ -200,12 +200,12 @@ struct Ask {
     model: Held,
     fields: Fields,
     work: Work,
-    /// What an answer tells.
+    /// The contents of an answer.
     told: Told,
     streams: bool,
 }
 
-/// What an answer tells.
+/// The contents of an answer.
 struct Told {
     model: String,
     /// The fields that are asked for; none: all.

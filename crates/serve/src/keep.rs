@@ -17,7 +17,7 @@ pub enum Keep {
 }
 
 impl Keep {
-    /// What Ollama keeps models for, unless it is told otherwise.
+    /// Ollama's default for how long models are kept.
     pub const USUAL: Keep = Keep::For(Duration::from_secs(300));
 
     /// Seconds as a number, or a duration as a string; below zero is always.

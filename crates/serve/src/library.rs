@@ -1,5 +1,5 @@
-//! What could be loaded: the models that a server was given by name, and those of the store that
-//! `delft pull` fills.
+//! The models that could be loaded: the models that a server was given by name, and those of the
+//! store that `delft pull` fills.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::keep::Keep;
 use crate::models::Served;
 
-/// What a server loads when a request names it, and how.
+/// The models that a server loads when a request names them, and how.
 #[derive(Clone, Default)]
 pub struct Library {
     /// Models by names of their own, the first of which is meant where a request names none.
@@ -190,7 +190,7 @@ pub(crate) fn held_bytes<'a>(engines: impl IntoIterator<Item = &'a Engine>) -> u
     engines.into_iter().map(held).fold(0, u64::saturating_add)
 }
 
-/// What is told of a model's files.
+/// The description of a model's files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Files {
     /// Bytes of all.

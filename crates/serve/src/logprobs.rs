@@ -14,8 +14,8 @@ pub fn with_likeliest(token: &Token, object: impl Fn(u32, Option<f32>) -> Value)
     told
 }
 
-/// A token as chat completions have it. Where a constraint put it in the place of a likelier one, its
-/// log-probability is what OpenAI documents for tokens that are none of the likeliest.
+/// A token as chat completions have it. Where a constraint put it in the place of a likelier one,
+/// its log-probability is what OpenAI documents for tokens that are none of the likeliest.
 pub fn of_chat(tokenizer: Option<&Tokenizer>, token: &Token) -> Value {
     with_likeliest(token, |id, logprob| {
         json!({
@@ -33,7 +33,8 @@ pub fn of_completion(tokenizer: Option<&Tokenizer>, tokens: &[Token]) -> Value {
     lists.take()
 }
 
-/// What completions tell of the tokens of a text: lists of equal length, an entry for each token.
+/// Log-probabilities of a text's tokens, as completions tell them: lists of equal length, an entry
+/// for each token.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     tokens: Vec<String>,

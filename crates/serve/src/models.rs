@@ -34,7 +34,7 @@ pub(crate) struct Model {
     pub(crate) name: String,
     /// The name of the model that it is an adapter of.
     pub(crate) parent: Option<String>,
-    /// What it is: the first of its engines.
+    /// The first of its engines, by which it is described.
     pub(crate) engine: Engine,
     /// All of them.
     pub(crate) engines: Vec<Engine>,
@@ -175,7 +175,7 @@ impl Model {
         })
     }
 
-    /// Tokens for which there is room beside a prompt of so many, and its answer.
+    /// Tokens for which there is room beside a prompt of that length, and its answer.
     pub(crate) fn room_beside(&self, prompt: usize, answer: Option<usize>) -> usize {
         self.context().saturating_sub(self.answer_room(answer) + prompt)
     }

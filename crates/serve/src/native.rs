@@ -89,7 +89,7 @@ pub(crate) fn short(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// What a model computes with, and what holds where a request says nothing.
+/// A model's device and settings, and the defaults of its requests.
 pub(crate) fn settings(model: &Model) -> Value {
     let (options, sampling) = (model.engine.options(), model.engine.sampling_defaults());
     json!({

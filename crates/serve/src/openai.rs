@@ -33,7 +33,7 @@ pub(crate) const EXTENSIONS: &[Field] = &[
     used("ignore_eos"),
 ];
 
-/// What a stream is asked for.
+/// The options of a stream.
 pub(crate) const STREAM_OPTIONS: &[Field] =
     &[used("include_usage"), no_effect("include_obfuscation")];
 

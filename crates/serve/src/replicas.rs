@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use delft::{Adapter, Engine};
 
-/// What a text under way costs one that comes to the same engine, in tokens of prompt: its steps
-/// take longer by so much.
+/// The cost of a text under way for one that comes to the same engine, in tokens of prompt: its
+/// steps take longer by so much.
 const NEIGHBOUR: usize = 256;
 
 /// A model's engines, and what is under way on each.
@@ -29,7 +29,7 @@ struct Text {
     adapter: Option<PathBuf>,
 }
 
-/// What an engine has to do for a text.
+/// The work of an engine for a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Offer {
     /// Tokens of its prompt that are not there yet.
@@ -53,7 +53,7 @@ fn least(offers: impl Iterator<Item = Offer>, parallel: usize) -> usize {
 }
 
 impl Replicas {
-    /// Of at least one engine.
+    /// Creates the replicas; there is at least one engine.
     pub(crate) fn new(engines: Vec<Engine>, parallel: usize) -> Replicas {
         let under_way = Mutex::new(engines.iter().map(|_| Vec::new()).collect());
         Replicas { engines, parallel, under_way }

@@ -82,7 +82,7 @@ pub(crate) struct Reply {
     reasoning: usize,
 }
 
-/// What finds calls in an answer.
+/// The parser of calls in an answer.
 enum Reader {
     /// By marks in the text.
     Marks(Calls),
@@ -405,7 +405,7 @@ mod tests {
     use super::*;
     use delft::tokens::tools::FORMATS;
 
-    /// What a reply makes of a text, whole and letter by letter.
+    /// A text through a reply, whole and letter by letter.
     fn taken(format: &str, text: &str) -> (String, String, Vec<(String, Value)>) {
         let format = FORMATS.iter().find(|row| row.name == format).unwrap();
         let tools = vec![Tool::new("paint", json!({}), false).unwrap()];

@@ -138,7 +138,7 @@ impl Call {
         self.reading_beside(0, read).await
     }
 
-    /// The same with so many bytes beside the body.
+    /// As `reading`, with `bytes` bytes beside the body.
     pub(crate) async fn reading_beside<T>(&self, bytes: usize, read: impl FnOnce() -> T) -> T {
         let parts = ((self.body.len() + bytes) / PART).clamp(LEAST_PARTS, PARTS);
         // The semaphore is never closed.
@@ -231,7 +231,7 @@ where
     axum::routing::post(taking(handler))
 }
 
-/// What answers a request that has a body.
+/// The handler of a request that has a body.
 fn taking<F, A>(
     handler: F,
 ) -> impl Fn(State<Arc<App>>, Request) -> Pin<Box<dyn Future<Output = Response> + Send>>

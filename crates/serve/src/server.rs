@@ -52,7 +52,7 @@ pub struct Config {
     pub limits: Limits,
     /// How long requests may go on after the first signal to stop.
     pub drain: Duration,
-    /// What is loaded when a request names it.
+    /// The models that are loaded when a request names them.
     pub library: Library,
     /// A folder for files to which requests and answers are added, for `delft replay`.
     pub record: Option<PathBuf>,
@@ -120,7 +120,7 @@ impl Server {
         self.listener.local_addr().map_err(|e| Error::io("the socket", e))
     }
 
-    /// What changes adapters of its models while it serves.
+    /// The handle by which adapters of its models change while it serves.
     pub fn adapted(&self) -> Adapted {
         Adapted(self.app.models.clone())
     }

@@ -4,7 +4,7 @@
 //! A session is its tokens. Their keys and values lie in the engine's prefix tree, as those of all
 //! requests do: a session is continued together with whatever else runs, a fork shares all that is
 //! computed, and what was given up for others meanwhile is computed again. Their number is bounded,
-//! and those that nobody asks for are forgotten.
+//! and those that are not asked for are forgotten.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ use crate::stream::{Framing, Gone, Sender, Shape, response};
 
 /// Most sessions at a time.
 const MOST: usize = 256;
-/// How long a session is kept that nobody asks for.
+/// How long a session is kept that is not asked for.
 const KEPT: Duration = Duration::from_secs(3600);
 
 const CREATE: &[Field] = &[used("model"), used("prompt"), used("tokens")];

@@ -62,8 +62,8 @@ pub(crate) fn options(
     Ok(GenerateOptions { sampling, stop, ignore_end, ..GenerateOptions::default() })
 }
 
-/// The tokens that a text may have by a field, `least` at least; none where it is left out, or -1 as
-/// llama.cpp and LM Studio write it: as many as there is room for.
+/// The tokens that a text may have by a field, `least` at least; none where it is left out, or -1
+/// as llama.cpp and LM Studio write it: as many as there is room for.
 pub(crate) fn most_tokens(
     fields: &Fields,
     name: &str,

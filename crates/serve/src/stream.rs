@@ -1,9 +1,9 @@
 //! Bodies that come piece by piece: server-sent events, or JSON lines.
 //!
 //! A task writes the pieces; a client that goes away is noticed while it waits, and the task ends,
-//! which cancels what it waited for. The last piece is sent once the task has given up what it held,
-//! its model and the model's adapter: whoever has read it may count on that. Between pieces, comments keep connections open that something
-//! in between would close.
+//! which cancels what it waited for. The last piece is sent once the task has given up what it
+//! held, its model and the model's adapter: whoever has read it may count on that. Between pieces,
+//! comments keep connections open that something in between would close.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -62,7 +62,7 @@ pub(crate) struct Sender {
 #[derive(Debug)]
 pub(crate) struct Gone;
 
-/// What gives the events of texts an interface's shape.
+/// Gives the events of texts an interface's shape.
 pub(crate) trait Shape: Send {
     /// Sends what an event of the text with this index becomes.
     fn event(

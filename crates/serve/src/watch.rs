@@ -1,4 +1,4 @@
-//! What follows a request from its head to the last byte of its answer: its name and seed, events
+//! The record of a request from its head to the last byte of its answer: its name and seed, events
 //! of its begin and end, and the record of both for `delft replay`.
 
 use std::fs::File;
@@ -26,7 +26,7 @@ use crate::router::App;
 /// Longest part of an answer that is recorded, in bytes.
 const RECORDED: usize = 16 << 20;
 
-/// What is known of a request on its way.
+/// The state of a request on its way.
 #[derive(Debug)]
 pub(crate) struct Trail {
     /// Its name in log lines, in its response and in records.
@@ -39,7 +39,7 @@ pub(crate) struct Trail {
     body: OnceLock<Bytes>,
     /// The model that answers it.
     model: OnceLock<Answering>,
-    /// What its texts took, as far as they have ended.
+    /// Time and tokens of its texts, as far as they have ended.
     took: Mutex<Took>,
     /// The tokens of those that have ended, where they are recorded.
     written: Mutex<Vec<Arc<Written>>>,
@@ -68,7 +68,7 @@ impl Written {
     }
 }
 
-/// What the texts of a request took.
+/// Time and tokens of a request's texts.
 #[derive(Debug, Default)]
 struct Took {
     prompt: usize,
@@ -86,12 +86,12 @@ struct Took {
 struct Answering {
     name: String,
     fingerprint: String,
-    /// What holds where a request says nothing.
+    /// Defaults where a request says nothing.
     settings: Value,
 }
 
 impl Trail {
-    /// Of a request that may give its texts a seed, and ask for their tokens.
+    /// Watches a request that may give its texts a seed, and ask for their tokens.
     pub(crate) fn new(number: u64, seed: Option<u64>, tells_tokens: bool) -> Trail {
         let (id, seed) = (format!("{number:016x}"), seed.unwrap_or(number));
         let (body, model, took, written) = Default::default();
@@ -215,7 +215,7 @@ struct Watched {
     body: Body,
     asked: Asked,
     status: u16,
-    /// What was sent so far, where it is recorded.
+    /// The bytes sent so far, where they are recorded.
     text: Option<Vec<u8>>,
     /// Whether all of it was sent.
     whole: bool,

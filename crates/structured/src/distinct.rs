@@ -56,7 +56,7 @@ enum Open {
         is_name: bool,
     },
     Array {
-        /// What its items are, if they must differ.
+        /// The state of its items, if they must differ.
         items: Option<Vec<(Vec<u8>, Value)>>,
         /// Where the present item begins.
         item: Option<usize>,
@@ -247,7 +247,7 @@ impl Reader {
     }
 }
 
-/// What JSON says. Numbers are equal however they are written.
+/// A JSON value. Numbers are equal however they are written.
 fn value(written: &[u8]) -> Option<Value> {
     Some(match serde_json::from_slice(written).ok()? {
         Value::Number(number) => number.as_f64().map_or(Value::Number(number), Value::from),

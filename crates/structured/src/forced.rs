@@ -1,9 +1,9 @@
 //! Text that must come next, in the tokens that the model's own tokenizer makes of it.
 //!
 //! A look walks a byte at a time from the mask of the present place over masks whose tokens all
-//! begin alike, or that allow one special token alone. The text that it finds is made into tokens as
-//! the model has learned them, and those at its end that what follows may still join are left for
-//! the model to choose.
+//! begin alike, or that allow one special token alone. The text that it finds is made into tokens
+//! as the model has learned them, and those at its end that what follows may still join are left
+//! for the model to choose.
 //!
 //! llguidance looks for such text as well, within each mask, where a vocabulary says that its
 //! tokens are the tokenizer's own (`TokenizerEnv::tokenize_is_canonical`). That walk goes on, a
@@ -85,8 +85,8 @@ impl Speller {
 
     /// The shortest token of a mask, which is one byte where each has a token, if all others begin
     /// with it; or its one special token. A longer one proves nothing: of `-` and `-1` alone, `-`
-    /// may be followed by other digits, for which there is no such token. No token that ends a text,
-    /// which is for the model to say.
+    /// may be followed by other digits, for which there is no such token. No token that ends a
+    /// text, which is for the model to say.
     fn only(&self, matcher: &Matcher, mask: &SimpleVob) -> Option<u32> {
         // Text that goes on without a choice has no more beginnings than bytes; several tokens may
         // have the same ones.

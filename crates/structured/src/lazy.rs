@@ -1,9 +1,9 @@
 //! Text before a grammar's beginning: left as the model writes it.
 //!
-//! A grammar of tool calls takes any text, and behind it calls. Where any text may go on, nothing is
-//! masked, so that an answer without calls has the tokens that it would have without a grammar, and
-//! costs no more. The matcher reads along; from a call's beginning on, its masks count. A token in
-//! which the text ends and something begins that is no call is cut to what is still right. Text
+//! A grammar of tool calls takes any text, and behind it calls. Where any text may go on, nothing
+//! is masked, so that an answer without calls has the tokens that it would have without a grammar,
+//! and costs no more. The matcher reads along; from a call's beginning on, its masks count. A token
+//! in which the text ends and something begins that is no call is cut to what is still right. Text
 //! that the matcher cannot read, such as special tokens or broken UTF-8, is the model's own affair:
 //! it is not looked at any further.
 

@@ -304,12 +304,12 @@ struct Follower {
     speller: Arc<Speller>,
     /// The token before the present place, of the text's own.
     last: Option<u32>,
-    /// What may come next, once it was looked for.
+    /// The tokens that may come next, once they were looked for.
     seen: Option<Next>,
     place: &'static str,
 }
 
-/// What may come next.
+/// The tokens that may come next.
 enum Next {
     /// Text of any kind: nothing is masked.
     Any,
@@ -317,7 +317,7 @@ enum Next {
 }
 
 impl Follower {
-    /// What may come next, whatever is planned.
+    /// The tokens that may come next, whatever is planned.
     fn next(&mut self) -> Result<&Next> {
         let Follower { matcher, reader, lazy, seen, place, .. } = self;
         let next = match seen.take() {

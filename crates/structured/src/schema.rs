@@ -12,9 +12,9 @@
 //! - formats of names and addresses in any script are those in ASCII;
 //! - bounds that leave room for numbers beyond [`FURTHEST`] leave none.
 //!
-//! So whatever is written is valid by the schema as it was given. A format that is not JSON Schema's
-//! own says nothing, as the standard has it. A keyword that can be put into no
-//! other stays, and llguidance refuses it by its name.
+//! So whatever is written is valid by the schema as it was given. A format that is not JSON
+//! Schema's own says nothing, as the standard has it. A keyword that can be put into no other
+//! stays, and llguidance refuses it by its name.
 
 mod counts;
 mod different;
@@ -375,8 +375,8 @@ impl Rewriter<'_> {
             _ if !first.is_empty() => Vec::new(),
             _ => return,
         };
-        // All arrays of different values, by length: in every order, as long as they are few, and then
-        // in the schema's.
+        // All arrays of different values, by length: in every order, as long as they are few, and
+        // then in the schema's.
         let (mut all, mut longest): (Vec<Vec<Value>>, Vec<Vec<Value>>) =
             (Vec::new(), vec![Vec::new()]);
         let mut in_order = false;

@@ -110,8 +110,8 @@ impl Grammars {
         self.constraint("tools", all, None, end)
     }
 
-    /// The rules of an answer with calls that stand between marks, or of the rule `text` if there is
-    /// one.
+    /// The rules of an answer with calls that stand between marks, or of the rule `text` if there
+    /// is one.
     fn answer(
         &self,
         format: &Format,

@@ -68,7 +68,7 @@ enum Command {
     },
 }
 
-/// What `tile build` writes.
+/// The kinds of files that `tile build` writes.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Emit {
     /// Everything that this machine has the tools for.
@@ -90,7 +90,7 @@ enum Emit {
     Swift,
 }
 
-/// What executes test cases.
+/// The runner of test cases.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Runner {
     /// The interpreter: as written, and lowered for every target.

@@ -77,7 +77,7 @@ impl Platform {
 /// platform.
 ///
 /// # Errors
-/// What the compiler says of each text that it does not take, on every platform, a line each.
+/// The compiler's message for each text that it refuses, on every platform, a line each.
 pub(crate) fn build(
     xcrun: &OsStr,
     sources: &[Source],

@@ -63,7 +63,7 @@ impl Kernel {
 /// Parses a text that holds one kernel.
 ///
 /// # Errors
-/// What was expected and what was found at a line; also if the text holds no kernel or several.
+/// The expected and the found text of a line; also if the text holds no kernel or several.
 pub fn parse(text: &str) -> Result<Kernel, Fault> {
     let mut kernels = parse_all(text)?;
     match (kernels.pop(), kernels.len()) {
@@ -80,7 +80,7 @@ pub fn parse(text: &str) -> Result<Kernel, Fault> {
 /// Parses a text that holds any number of kernels, one after another.
 ///
 /// # Errors
-/// What was expected and what was found at a line of the text.
+/// The expected and the found text of a line.
 pub fn parse_all(text: &str) -> Result<Vec<Kernel>, Fault> {
     header::kernels(text)
 }

@@ -222,7 +222,8 @@ mod tests {
         }
     }
 
-    /// A table that writes "A" for "a": the root's node is 256, the unit of `a` there leads to node 512.
+    /// A table that writes "A" for "a": the root's node is 256, the unit of `a` there leads to node
+    /// 512.
     fn charsmap(change: impl Fn(&mut Vec<u32>, &mut Vec<u8>)) -> Value {
         let mut units = vec![0_u32; 768];
         units[0] = 256 << 10;

@@ -23,7 +23,7 @@ use crate::{char_of, pre};
 /// The file's name.
 pub(crate) const NAME: &str = "tekken.json";
 
-/// What the file says.
+/// The file's contents.
 #[derive(Deserialize)]
 struct File {
     config: Config,

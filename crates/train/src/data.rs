@@ -4,7 +4,8 @@
 //! A record is `messages` (as OpenAI's interface has them, through the model's chat template),
 //! `prompt` with `completion` or with `chosen` and `rejected`, or `text`; or it is in a form of
 //! another program, which becomes one of these (`forms.rs`). Of messages the assistant's answers
-//! count, of a prompt with its completion the completion, of a text every token. What is made of examples, in which order and how many at a time: [`pack`](crate::pack).
+//! count, of a prompt with its completion the completion, of a text every token. What is made of
+//! examples, in which order and how many at a time: [`pack`](crate::pack).
 
 mod chat;
 mod choices;
@@ -304,7 +305,7 @@ impl Reader<'_> {
     }
 }
 
-/// What a file is that holds no text, by its first bytes, and what makes a text of it.
+/// The kind of a file that holds no text, by its first bytes, and a program that converts it.
 fn no_text(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     const UNPACK: &str = "unpack it first";
     const TABLE: &str =

@@ -42,8 +42,8 @@ fn block(name: &str) -> Option<usize> {
 /// The matrices whose names end like one of the `sites` that are wanted, by their own name or their
 /// module's, with all others of their modules; if none are named, the matrices of the blocks, or in
 /// models with experts of attention, as far as Hugging Face's model has modules for them. Routers
-/// are excluded: PEFT adapts linear layers alone. Where the last blocks alone are wanted, all others
-/// have none.
+/// are excluded: PEFT adapts linear layers alone. Where the last blocks alone are wanted, all
+/// others have none.
 ///
 /// # Errors
 /// A name that no matrix has, with those of the blocks; one of a matrix that Hugging Face's model

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The base is the model without its adapter, or the adapter that was gone on from
-//! ([`Tuned::rebase`]). The gradients are those of cross-entropies, in which the tokens of both count
-//! `beta sigmoid(-beta margin)`, those of the rejected answer less than nothing.
+//! ([`Tuned::rebase`]). The gradients are those of cross-entropies, in which the tokens of both
+//! count `beta sigmoid(-beta margin)`, those of the rejected answer less than nothing.
 
 use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Tuned};
 use formats::{Error, Result};

@@ -23,7 +23,8 @@ pub struct LoraOptions {
     pub alpha: f32,
     /// Whether it counts `alpha / sqrt(rank)` (rsLoRA, Kalajdzievski 2023).
     pub stabilised: bool,
-    /// Whether the lengths of the changed matrix's rows are trained by themselves (DoRA, Liu et al. 2024).
+    /// Whether the lengths of the changed matrix's rows are trained by themselves (DoRA, Liu et al.
+    /// 2024).
     pub dora: bool,
     /// The matrices that have factors, by the last part of their names: `q` or `attention.q` as
     /// Delft names them, `q_proj` as Hugging Face does. If Hugging Face's model keeps several in
@@ -51,7 +52,7 @@ impl Default for LoraOptions {
 }
 
 impl LoraOptions {
-    /// What the adapter is, by name, for what is told and compared of a run. The seed is the run's.
+    /// The adapter's settings by name, which a run reports and compares. The seed is the run's.
     pub fn identity(&self) -> Vec<(String, String)> {
         let kind = if self.dora { "DoRA" } else { "LoRA" };
         let scale = if self.stabilised { "alpha / sqrt(rank)" } else { "alpha / rank" };
@@ -201,8 +202,8 @@ pub struct Tuned {
     parameters: Vec<Parameter>,
     /// The parameters of the base, if it is not the model without the adapter.
     base: Option<Vec<Parameter>>,
-    /// Whether the runner was last given the parameters, or those of the base; none where parameters
-    /// may have changed.
+    /// Whether the runner was last given the parameters, or those of the base; none where
+    /// parameters may have changed.
     given: Option<bool>,
     /// Whether the device has newer parameters and moments: it makes the updates.
     newer: bool,

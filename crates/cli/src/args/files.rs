@@ -160,8 +160,8 @@ Examples:
 pub(crate) struct Convert {
     #[command(flatten)]
     pub(crate) model: ModelArg,
-    /// Convert this adapter of the model instead, of PEFT's form as delft tune writes it, to a folder
-    /// of mlx-lm; with =SCALE to apply it more or less strongly
+    /// Convert this adapter of the model instead, of PEFT's form as delft tune writes it, to a
+    /// folder of mlx-lm; with =SCALE to apply it more or less strongly
     #[arg(long, alias = "lora", value_name = "PATH[=SCALE]", conflicts_with_all = ["kind", "role", "group_size", "force"])]
     pub(crate) adapter: Option<AdapterArg>,
     /// Convert an adapter of delft tune though it was made for another model

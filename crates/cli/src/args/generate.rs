@@ -59,8 +59,8 @@ pub(crate) struct Run {
     /// --json
     #[arg(long, alias = "stream-json", conflicts_with = "json")]
     pub(crate) json_lines: bool,
-    /// Tell the N likeliest tokens of each position and their log-probabilities, before any sampling
-    /// setting: in the JSON, or on standard error behind the text
+    /// Tell the N likeliest tokens of each position and their log-probabilities, before any
+    /// sampling setting: in the JSON, or on standard error behind the text
     #[arg(long, aliases = ["logprobs", "n-probs"], value_name = "N", value_parser = clap::value_parser!(u8).range(1..=100))]
     pub(crate) top_logprobs: Option<u8>,
     /// Say what is in effect: the model, the prompt's tokens, the sampling chain

@@ -130,8 +130,8 @@ struct Answer {
 struct Text {
     text: String,
     finish: Finish,
-    /// Its tokens, where their log-probabilities are wanted; an end token, which has no text, is not
-    /// among them.
+    /// Its tokens, where their log-probabilities are wanted; an end token, which has no text, is
+    /// not among them.
     told: Option<Vec<Token>>,
 }
 

@@ -107,7 +107,7 @@ fn graphics(gpus: &Gpus, report: &mut Report) {
     }
 }
 
-/// What the cache holds, and the bundled model.
+/// The contents of the cache, and the bundled model.
 struct Models {
     cache: Result<std::path::PathBuf, String>,
     found: Result<Vec<hub::Cached>, String>,

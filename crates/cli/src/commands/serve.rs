@@ -181,7 +181,7 @@ struct Word {
 }
 
 impl Word {
-    /// What is a file is neither an alias nor on a device, whatever it is called.
+    /// A name that is a file is neither an alias nor a device's.
     fn of(word: &str) -> Word {
         let is_file = |word: &str| Path::new(word).exists();
         let (name, rest) = match word.split_once('=') {

@@ -167,8 +167,8 @@ impl Prepared {
     }
 }
 
-/// The flags with the files of a folder of examples, as mlx-lm has them, in the place of the folder;
-/// none where the examples are a file.
+/// The flags with the files of a folder of examples, as mlx-lm has them, in the place of the
+/// folder; none where the examples are a file.
 fn split(args: &Tune) -> Outcome<Option<Tune>> {
     let Some(folder) = args.data.as_deref().filter(|data| data.is_dir()) else { return Ok(None) };
     let file = |name: &str| Some(folder.join(name)).filter(|file| file.is_file());

@@ -23,13 +23,13 @@ use verdict::Evidence;
 /// Prefills measured; the one in the middle is shown.
 const PREFILLS: usize = 3;
 
-/// What one kind of operation took, on average over the steps of a phase.
+/// The time of one kind of operation, on average over the steps of a phase.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Row {
     name: String,
     /// Operations per step.
     count: f64,
-    /// What they had to do in all steps together.
+    /// Their work in all steps together.
     work: Work,
     /// Seconds per step.
     seconds: f64,
@@ -55,8 +55,8 @@ struct Phase {
 }
 
 impl Phase {
-    /// Of steps of so many tokens. A GPU's take the time of its own clock: what the host does
-    /// beside them is to place the clocks.
+    /// The phase of steps of `tokens` tokens each. A GPU's take its own clock's time: what the host
+    /// does beside them is to place the clocks.
     fn new(tokens: usize, steps: &[TimedStep], gpu: bool) -> Phase {
         let n = steps.len().max(1) as f64;
         let mut phase = Phase { steps: steps.len(), tokens, ..Phase::default() };
@@ -105,7 +105,7 @@ impl Phase {
     }
 }
 
-/// What the machine reaches when it does one thing alone.
+/// The machine's rates when it does one thing alone.
 #[derive(Debug, Clone, PartialEq)]
 struct Ceilings {
     /// Bytes per second.
@@ -113,7 +113,7 @@ struct Ceilings {
     limits: ComputePeaks,
 }
 
-/// What bounds an operation, and the seconds it would take there.
+/// The limit that bounds an operation, and the seconds it would take there.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Bound {
     Memory(f64),
@@ -126,7 +126,7 @@ impl Bound {
         seconds
     }
 
-    /// What it is called where a token's reads come from the caches, or do not.
+    /// Its name where a token's reads come from the caches, or do not.
     fn name(self, cached: bool) -> &'static str {
         match self {
             Bound::Memory(_) if cached => "cache",

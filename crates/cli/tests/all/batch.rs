@@ -84,8 +84,8 @@ fn each_line_has_its_answer_in_its_place() {
     );
 }
 
-/// Log-probabilities in the shapes of OpenAI's two APIs are those that `delft run` tells of the same
-/// text.
+/// Log-probabilities in the shapes of OpenAI's two APIs are those that `delft run` tells of the
+/// same text.
 #[test]
 fn log_probabilities_have_openais_shapes() {
     let lines = r#"{"prompt": "The dog", "temperature": 0, "logprobs": 2, "max_tokens": 5}

@@ -7,8 +7,8 @@
 //!
 //! A BLAS may add in another order for another shape, so it is called with few shapes, of [`ROWS`]
 //! by [`COLUMNS`] by [`DEPTH`], and [`Blas::fewest`] compares them before the first matrix is given
-//! to it: equal rows times equal columns must be equal bits, in every shape and in every place.
-//! What is left over is filled up with zeros to the fewest rows that pass. One that fails with many
+//! to it: equal rows times equal columns must be equal bits, in every shape and in every place. The
+//! remaining rows are filled up with zeros to the fewest rows that pass. One that fails with many
 //! rows is not used: OpenBLAS, for one, whose kernels treat the last rows of a call in another way;
 //! BLIS passes with 128.
 //!
@@ -76,11 +76,11 @@ type SetThreading = unsafe extern "C" fn(c_int) -> c_int;
 /// A library with CBLAS's interface, which computes on the calling thread.
 pub struct Blas {
     sgemm: Sgemm,
-    /// What keeps it on the calling thread, where it has to be told.
+    /// The call that keeps it on the calling thread, where it has one.
     set_threading: Option<SetThreading>,
     /// Weights of the least matrix that it takes.
     least: usize,
-    /// What [`Blas::fewest`] found for each depth.
+    /// Results of [`Blas::fewest`] for each depth.
     trials: Mutex<BTreeMap<usize, Option<usize>>>,
 }
 
@@ -209,7 +209,7 @@ impl Blas {
         fewest.filter(|&rows| rows <= MOST_FILLED)
     }
 
-    /// `out (+)= x w` for rows of `x` and of `out` that are so many f32 apart.
+    /// `out (+)= x w` for rows of `x` and of `out` that are `stride` f32 apart.
     ///
     /// # Safety
     /// The matrices are readable, and `out` is writable, and nobody else's.
@@ -415,7 +415,7 @@ struct Right {
 /// Expands columns of a panel to f32, which are `width` apart.
 type Expand = unsafe fn(panel: *const u8, columns: Range<usize>, to: *mut f32, width: usize);
 
-/// What expands panels of an encoding; `None` for blocks.
+/// The function that expands panels of an encoding; `None` for blocks.
 fn expand(encoding: Encoding) -> Option<Expand> {
     match encoding {
         Encoding::Stored(DType::F32) => Some(float::expand::<Lanes, float::F32>),

@@ -234,8 +234,8 @@ impl<B: Block> Packed<B> {
         }
     }
 
-    /// Decodes blocks of row `r` of a panel of `blocks`, from the `start`-th on, exactly as the source
-    /// block does.
+    /// Decodes blocks of row `r` of a panel of `blocks`, from the `start`-th on, exactly as the
+    /// source block does.
     pub(super) fn row(panel: &[u8], r: usize, start: usize, blocks: usize, out: &mut [f32]) {
         for (i, out) in (start..blocks).zip(out.chunks_exact_mut(BLOCK)) {
             let (first, b) = (i / GROUP * GROUP, i % GROUP);

@@ -123,8 +123,8 @@ pub struct Matrix {
     panel_bytes: usize,
     data: Huge,
     not_finite: Option<NotFinite>,
-    /// What multiplies it with the rows of prompts, in place of the vector unit, and the fewest rows
-    /// that are given to it.
+    /// The unit that multiplies it with the rows of prompts, if not the vector unit, and the fewest
+    /// rows that are given to it.
     blas: Option<(&'static Blas, usize)>,
 }
 
@@ -371,7 +371,7 @@ impl Scratch {
     /// Size in bytes.
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     pub const BYTES: usize = Scratch::OF_ALL;
-    /// What every processor's kernels need.
+    /// Bytes that every processor's kernels need.
     const OF_ALL: usize = more(product::SCRATCH, blas::SCRATCH);
 
     /// # Errors

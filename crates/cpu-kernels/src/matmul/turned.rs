@@ -1,8 +1,8 @@
 //! Parts of a matrix, transposed: what `dx = dy W` multiplies with.
 //!
-//! A packed matrix `[out, in]` serves products along its columns. For those along its rows a part of
-//! it at a time is decoded, transposed and packed again, in cache, so that a matrix in training is in
-//! memory once and in its own type. Many rows of `dy` share the work.
+//! A packed matrix `[out, in]` serves products along its columns. For those along its rows a part
+//! of it at a time is decoded, transposed and packed again, in cache, so that a matrix in training
+//! is in memory once and in its own type. Many rows of `dy` share the work.
 
 use super::{
     Activations, BLOCK, Epilogue, Huge, Isa, Matrix, Output, ROWS, Scratch, float, multiply,
@@ -46,8 +46,8 @@ impl Turned {
         })
     }
 
-    /// The transpose of some columns of some rows of a matrix. Rows begin with a panel, columns with
-    /// a block, and both end with one or with the matrix.
+    /// The transpose of some columns of some rows of a matrix. Rows begin with a panel, columns
+    /// with a block, and both end with one or with the matrix.
     fn take(
         &mut self,
         isa: Isa,
@@ -82,8 +82,8 @@ impl Turned {
     }
 }
 
-/// `out[t][c] (+)= sum over r of x[t][r] w[r][c]` for some columns of the matrix: the product with its
-/// transpose. The columns begin with a block, and end with one or with the matrix.
+/// `out[t][c] (+)= sum over r of x[t][r] w[r][c]` for some columns of the matrix: the product with
+/// its transpose. The columns begin with a block, and end with one or with the matrix.
 ///
 /// `x` has been quantised, for floats, unless parts are f32 ([`Turned::encoding`]). A token's
 /// results depend neither on how columns are split among threads nor on the other tokens.

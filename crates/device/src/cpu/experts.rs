@@ -404,8 +404,8 @@ impl Replay<'_> {
     ) -> Activations<'_> {
         let bounds = [expert, expert + 1].map(|e| all.offsets[e] as usize);
         let count = bounds[1] - bounds[0];
-        // The experts before it take at most what `quantised_bytes` reserves for each, and each begins with a
-        // whole group.
+        // The experts before it take at most what `quantised_bytes` reserves for each, and each
+        // begins with a whole group.
         let before = match path {
             Path::InPlace => 2 * bounds[0],
             Path::Expanded => all

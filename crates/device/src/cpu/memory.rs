@@ -18,7 +18,7 @@ pub(super) struct Free {
     pub(super) addresses: Option<usize>,
 }
 
-/// What is left now.
+/// The memory left now.
 pub(super) fn free() -> Free {
     free_by(&|path| std::fs::read_to_string(path).ok())
 }
@@ -128,7 +128,7 @@ fn left_in(read: Read<'_>, folder: &Path, kind: Kind, swap: usize) -> Option<usi
     Some(limit.saturating_sub(used.saturating_sub(dropped)).saturating_add(swap))
 }
 
-/// What is left of the process's address space and data, if either is limited.
+/// The rest of the process's address space and data, if either is limited.
 fn addresses(read: Read<'_>) -> Option<usize> {
     let limits = read(Path::new("/proc/self/limits"))?;
     let status = read(Path::new("/proc/self/status"))?;

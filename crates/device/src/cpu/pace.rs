@@ -34,7 +34,7 @@ pub(super) struct Pace {
 /// Time spent since the system started, in its ticks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Ticks {
-    /// Of all the processors together.
+    /// The time of all processors together.
     all: u64,
     /// Ticks in which they were not idle.
     busy: u64,

@@ -320,8 +320,8 @@ impl Replay<'_> {
         self.loaded.seats.get(seat)?.as_ref()?.get(site)?.as_ref()
     }
 
-    /// Adds each row's adapter at a site, in runs of rows that have the same. With few rows, workers
-    /// split ranks and then columns; with many, rows.
+    /// Adds each row's adapter at a site, in runs of rows that have the same. With few rows,
+    /// workers split ranks and then columns; with many, rows.
     fn low_rank(&self, index: usize, op: &LowRank, node: &Node, worker: &Worker<'_>) {
         let (isa, y, x) = (self.loaded.isa, node.inputs[0], node.inputs.get(1).copied());
         let (rows, width, rank) = (self.rows(node), self.width(y), self.loaded.rank);

@@ -46,7 +46,7 @@ impl Drop for Handle {
 struct Inner {
     library: CublasLt,
     product: sys::cublasLtMatmulDesc_t,
-    /// Of `w`, `x` and `y`, as the library sees them: column by column.
+    /// The layouts of `w`, `x` and `y` as the library sees them: column by column.
     layouts: Vec<sys::cublasLtMatrixLayout_t>,
     /// Bytes of `x`, `w` and `y`.
     bytes: [usize; 3],
@@ -208,8 +208,8 @@ impl Matmul {
     }
 
     /// It with the fastest of the library's algorithms among those whose results begin and end with
-    /// these bytes, bound to nothing, for [`Product::to`]; none if no algorithm's do. Timed on all of
-    /// the matrices in turn: one alone might stay in a cache.
+    /// these bytes, bound to nothing, for [`Product::to`]; none if no algorithm's do. Timed on all
+    /// of the matrices in turn: one alone might stay in a cache.
     ///
     /// # Errors
     /// If a buffer is too short, or the library does not do this shape.

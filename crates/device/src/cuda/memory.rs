@@ -224,7 +224,8 @@ impl Buffer {
     }
 
     /// Gives the first `bytes` of reserved addresses memory, a whole number of
-    /// [`Properties::page`](super::Properties::page)s. What is new is zero for work enqueued afterwards.
+    /// [`Properties::page`](super::Properties::page)s. What is new is zero for work enqueued
+    /// afterwards.
     ///
     /// # Errors
     /// Addresses that are not reserved, or too little memory; the buffer is then as it was.

@@ -77,7 +77,7 @@ impl Properties {
         self.capability == (9, 0)
     }
 
-    /// What was measured on such a GPU.
+    /// The numbers measured on such a GPU.
     pub fn tuned(&self) -> &'static Tuned {
         let (major, minor) = self.capability;
         Tuned::of(Card::Nvidia(major, minor))

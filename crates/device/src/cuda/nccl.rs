@@ -1,5 +1,5 @@
-//! All-reduce and all-gather between GPUs of one process, or of several, by NCCL. Each operation runs in its
-//! GPU's stream, so that it can be a node of a graph.
+//! All-reduce and all-gather between GPUs of one process, or of several, by NCCL. Each operation
+//! runs in its GPU's stream, so that it can be a node of a graph.
 //!
 //! The library is loaded when several GPUs are to share a model's layers, under its installed name
 //! `libnccl.so.2`; cudarc's bindings ask for `libnccl.so`, which only the development package has.
@@ -180,8 +180,8 @@ impl Sums {
         Ok(sums)
     }
 
-    /// Makes this process's GPU rank `rank` of the `ranks` of a [`group`], and waits until every rank
-    /// has joined.
+    /// Makes this process's GPU rank `rank` of the `ranks` of a [`group`], and waits until every
+    /// rank has joined.
     ///
     /// # Errors
     /// As [`Sums::new`].
@@ -336,8 +336,8 @@ impl Drop for Sums {
         }
         for (comm, gpu) in self.comms.iter().zip(&self.gpus) {
             drop(gpu.synchronize());
-            // SAFETY: made by `init_all` or `init_rank`, destroyed only here; nothing that is bound to it is left,
-            // since that holds `self`.
+            // SAFETY: made by `init_all` or `init_rank`, destroyed only here; nothing that is bound
+            // to it is left, since that holds `self`.
             unsafe { (self.nccl.destroy)(*comm) };
         }
     }

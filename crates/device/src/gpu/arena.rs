@@ -141,7 +141,8 @@ impl RowsOf {
 /// Number of scratch arrays of a mixture of experts.
 pub(super) const MIXTURE: usize = 9;
 
-/// Words of each scratch array of a mixture for `rows` rows; see [`Array`](super::lower::experts::Array).
+/// Words of each scratch array of a mixture for `rows` rows; see
+/// [`Array`](super::lower::experts::Array).
 fn mixture(sizes: Sizes, rows: usize) -> [usize; MIXTURE] {
     let Sizes { experts, used, width, ff } = sizes;
     let pairs = rows * used;

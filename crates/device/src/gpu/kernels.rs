@@ -18,7 +18,8 @@ use super::{Backend, Facts};
 const MOST: usize = if cfg!(feature = "sim") { 1 << 23 } else { 1 << 18 };
 
 /// Cache of lowered kernels, for all devices of this process. Parts of an engine, ranks and models
-/// that are loaded again share kernels, and lowering them takes longer than a step of a small model.
+/// that are loaded again share kernels, and lowering them takes longer than a step of a small
+/// model.
 static LOWERED: LazyLock<Mutex<Lowered>> = LazyLock::new(Mutex::default);
 
 /// See [`LOWERED`].
@@ -33,7 +34,7 @@ struct Lowered {
 /// A recorded kernel, specialised to the values of its constants and lowered for a target.
 ///
 /// # Errors
-/// What the verifier finds, or an instruction that the target lacks.
+/// The verifier's findings, or an instruction that the target lacks.
 fn lowered(
     source: &Kernel,
     key: &str,

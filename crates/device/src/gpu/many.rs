@@ -8,14 +8,14 @@
 //! before it are known, whichever sequences are in either.
 //!
 //! A step may be submitted in two parts: what computes its logits, and behind it, once the masks of
-//! its rows are known, what chooses from them. The second part is a class of its own, with the words
-//! of the first one's class; it must follow before any other step writes over the logits. Its rows
-//! are remembered in between, so that who submits it need not have the step any more.
+//! its rows are known, what chooses from them. The second part is a class of its own, with the
+//! words of the first one's class; it must follow before any other step writes over the logits. Its
+//! rows are remembered in between, so that who submits it need not have the step any more.
 //!
 //! Histories and biases are divided into as many regions as there are rows. A slot that needs a
 //! region keeps it until it is the least recently used. The host writes a region anew when a
-//! sequence begins or the region is full; in between the device extends it. Masks, which change with
-//! every token, are sent with the words of a step, one after the other.
+//! sequence begins or the region is full; in between the device extends it. Masks, which change
+//! with every token, are sent with the words of a step, one after the other.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -436,8 +436,8 @@ impl<B: Backend> GpuExecutor<B> {
         self.make_room(history, biases)
     }
 
-    /// The settings of a row for which the device chooses, whose mask begins at the word `mask`, and
-    /// the index of its token in the histories, or `NONE`.
+    /// The settings of a row for which the device chooses, whose mask begins at the word `mask`,
+    /// and the index of its token in the histories, or `NONE`.
     fn place(
         &mut self,
         last: Last,

@@ -71,7 +71,7 @@ pub struct Facts {
     /// Rows from which unpacking a packed matrix for [`Backend::product`] pays off; `None` without
     /// a vendor library.
     pub products: Option<usize>,
-    /// What was measured on such a device.
+    /// The numbers measured on such a device.
     pub tuned: &'static Tuned,
 }
 
@@ -176,7 +176,7 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Gives the first `bytes` of a reserved buffer memory, a multiple of [`page`](Backend::page).
-    /// What had memory before keeps its contents, and what is new is zero. Addresses do not change,
+    /// Existing contents are kept, and new memory is zero. Addresses do not change,
     /// so launches that are bound to the buffer stay valid.
     ///
     /// # Errors

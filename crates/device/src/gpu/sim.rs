@@ -317,7 +317,7 @@ pub(crate) fn compiled(
 /// A kernel compiled for the interpreter, once per process.
 ///
 /// # Errors
-/// What the verifier finds.
+/// The verifier's findings.
 fn machine(kernel: &Arc<Kernel>) -> Result<Arc<Machine>> {
     let all = || MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
     let address = Arc::as_ptr(kernel).addr();

@@ -30,7 +30,7 @@ enum When {
     Now,
     /// When something is waited for, and no more of it than that.
     Late,
-    /// As [`Late`](When::Late), but nobody waits for a mark: wrong.
+    /// As [`Late`](When::Late), but events are not waited for: wrong.
     Hasty,
     /// Not at all: every note is there, and says 0.
     Never,
@@ -92,7 +92,7 @@ impl Faulty {
         }
     }
 
-    /// Works until so many jobs are done.
+    /// Works until `until` jobs are done.
     fn work(&self, until: usize) -> Result<()> {
         while self.done.load(Ordering::Relaxed) < until {
             let job = self.jobs.lock().unwrap().pop_front().unwrap();
@@ -342,7 +342,7 @@ fn logits(executor: &mut dyn Executor, block: u32, start: u32, tokens: &[u32]) -
     Ok(executor.read(ticket, 0)?.to_vec())
 }
 
-/// What is chosen after a token.
+/// The token that is chosen after a token.
 fn choice(
     executor: &mut dyn Executor,
     block: u32,
@@ -523,8 +523,8 @@ fn a_cache_that_cannot_grow_says_so_and_serves_what_fits() {
     assert!(backend.usage().unwrap().peak <= memory);
 }
 
-/// A cache grows in place where addresses can be reserved: nothing is copied, nothing is bound anew,
-/// and what fails leaves what there was.
+/// A cache grows in place where addresses can be reserved: nothing is copied, nothing is bound
+/// anew, and what fails leaves what there was.
 #[test]
 fn a_cache_of_reserved_addresses_grows_where_it_is() {
     for pages in [false, true] {

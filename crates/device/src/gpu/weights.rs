@@ -21,15 +21,15 @@ use packer::Packer;
 /// than to begin one.
 const PORTION: usize = 32 << 20;
 
-/// Columns of matrices come in multiples of this: in f32, which is packed by fours, products of many
-/// rows take them by eights.
+/// Columns of matrices come in multiples of this: in f32, which is packed by fours, products of
+/// many rows take them by eights.
 const COLUMNS: usize = 8;
 
 /// A weight on the device.
 pub(super) struct Weight<B> {
     pub(super) buffer: B,
     pub(super) bytes: usize,
-    /// Of the file, if it is a matrix.
+    /// The file's encoding, if it is a matrix.
     pub(super) encoding: Option<Encoding>,
     /// The whole buffer, on the first matrix of a joined group.
     pub(super) joined: Option<B>,
@@ -142,7 +142,7 @@ fn portion(program: &Program, formats: &[Option<Format>], trained: &[WeightId]) 
     PORTION.min(whole).max(least.max().unwrap_or(0))
 }
 
-/// What of a Program's weights is loaded, and how.
+/// The weights of a Program that are loaded, and their forms.
 pub(super) struct Wanted<'a> {
     /// How each matrix is packed.
     pub(super) formats: &'a [Option<Format>],
@@ -222,7 +222,7 @@ pub(super) fn load<B: Backend>(
     Ok(weights.into_iter().map(|(_, weight)| weight).collect())
 }
 
-/// What takes weights to a device.
+/// The upload of weights to a device.
 struct Loader<'a, B: Backend> {
     backend: &'a B,
     /// They take turns.

@@ -18,7 +18,7 @@ struct Kind {
     fatal: bool,
 }
 
-/// What a user can try after a failure.
+/// Advice after a failure.
 enum Remedy {
     /// Shorter chunks of prompts, which make shorter work.
     Chunks,

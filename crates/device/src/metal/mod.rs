@@ -32,9 +32,9 @@
 //! Nothing here was measured: schedules follow from counts of instructions, and from what is public
 //! of these GPUs. A core has 128 lanes that do one 32-bit float operation or addition of whole
 //! numbers a cycle; a multiplication of whole numbers takes 2 to 2.3, with an addition 3 to 3.7,
-//! and there is no instruction for four products of bytes (`philipturner/metal-benchmarks`, Apple 7).
-//! Latency is hidden by other threads, 768 to 3,072 of them, as registers and 60 KiB of threadgroup
-//! memory allow.
+//! and there is no instruction for four products of bytes (`philipturner/metal-benchmarks`, Apple
+//! 7). Latency is hidden by other threads, 768 to 3,072 of them, as registers and 60 KiB of
+//! threadgroup memory allow.
 //!
 //! | one row times a matrix of 4 bits in groups | for each weight |
 //! |---|---|
@@ -73,9 +73,9 @@
 //! The matrix units of the M5 and A19 are not used: Metal 4's `matmul2d` keeps its operands and
 //! sums in cooperative tensors whose layout among threads only its own functions know, so that
 //! norms, scales and softmaxes around a product would be written against headers that no compiler
-//! here has. Kernels that nobody could compile would be guesses. Prompts take there what an M4
-//! takes; MLX and llama.cpp read prompts up to four times as fast with those units, and decode no
-//! faster. The place for it is an instruction beside `wgmma` in `tile`, a schedule that a test
+//! here has. Kernels that could not be compiled here would be guesses. Prompts take there what an
+//! M4 takes; MLX and llama.cpp read prompts up to four times as fast with those units, and decode
+//! no faster. The place for it is an instruction beside `wgmma` in `tile`, a schedule that a test
 //! compile at [`open`] allows.
 //!
 //! The next step of a product waits in registers meanwhile. Barriers are of threadgroup memory

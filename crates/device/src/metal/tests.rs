@@ -366,7 +366,7 @@ fn the_places_of_metal_are_named() {
     }
 }
 
-/// What a careless driver does: each case leaves out one thing, and says what comes of it.
+/// Mistakes of a careless driver: each case leaves out one thing, and says what comes of it.
 #[test]
 fn the_fake_finds_what_a_driver_forgets() {
     if !compiler() {

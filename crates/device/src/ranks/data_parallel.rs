@@ -272,7 +272,7 @@ impl Trainer for DataParallel {
         self.first()?.time()
     }
 
-    /// Of a batch whose sequences divide evenly, on each device.
+    /// The memory of a batch whose sequences divide evenly, on each device.
     fn bytes(&self, number: usize, tokens: usize, outputs: usize) -> usize {
         let devices = self.trainers.len().max(1);
         let [tokens, outputs] = [tokens, outputs].map(|rows| rows.div_ceil(devices));
@@ -283,7 +283,7 @@ impl Trainer for DataParallel {
         self.trainers.first().map_or(0, |first| first.update_bytes())
     }
 
-    /// Of the device that has the least.
+    /// The free memory of the device that has the least.
     fn free(&self) -> Result<Option<usize>> {
         let free = self.trainers.iter().map(|trainer| trainer.free());
         let free: Vec<Option<usize>> = free.collect::<Result<_>>()?;

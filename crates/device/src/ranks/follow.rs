@@ -110,7 +110,7 @@ fn listen(link: &Link, groups: &Groups, current: &AtomicU64, says: &Sender<Taken
 /// A group of ranks as a follower has it.
 struct Following {
     device: u32,
-    /// What joins this rank with the others; `None` for simulated GPUs, which give their values to
+    /// The transport to the other ranks; `None` for simulated GPUs, which give their values to
     /// rank 0.
     own: Mutex<Option<Arc<dyn Group>>>,
     values: Arc<Values>,
@@ -127,7 +127,8 @@ impl Group for Following {
         if let Some(own) = self.own() {
             own.break_up();
         }
-        // All know of it before this rank's answer can let them go on. Whoever is gone knows enough.
+        // All know of it before this rank's answer can let them go on. Whoever is gone knows
+        // enough.
         let _ = self.values.ask(&Given::Failed { device: self.device });
     }
 

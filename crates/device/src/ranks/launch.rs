@@ -1,5 +1,5 @@
-//! What a launcher (torchrun, mpirun, srun, a shell loop) tells each of the processes that it
-//! starts: their number, which one this is, and where they meet.
+//! The variables by which a launcher (torchrun, mpirun, srun, a shell loop) tells each process that
+//! it starts: their number, which one this is, and where they meet.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -65,7 +65,7 @@ pub struct RankLaunch {
     pub(super) token: Vec<u8>,
     /// How long the others are waited for.
     pub(super) patience: Duration,
-    /// What tells this build of the program from others.
+    /// The identity of this build of the program.
     pub(super) build: String,
 }
 
@@ -77,7 +77,8 @@ impl fmt::Display for RankLaunch {
 }
 
 impl RankLaunch {
-    /// What the environment says; `None` if no launcher started this process, or only one process.
+    /// The launch that the environment describes; `None` if no launcher started this process, or
+    /// only one process.
     ///
     /// # Errors
     /// Variables that are incomplete or contradict each other; ranks on other machines without a

@@ -4,7 +4,7 @@
 //! Both ends prove at the beginning, without showing it, that they have the job's token: each
 //! answers the other's random number by a digest (HMAC-SHA-256) of that, with the token as its key.
 //! Messages themselves are neither encrypted nor signed, so that ranks on several machines need a
-//! network that nobody else can change.
+//! network that others cannot change.
 
 use std::io::{BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -36,16 +36,16 @@ const MOST_NEW: usize = 64;
 /// How a leader opens.
 const MAGIC: [u8; 8] = *b"delft/rk";
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Channel {
     /// The leader's requests, and answers to each.
     Requests,
-    /// What ranks give and take in a step, and failures, at any time.
+    /// Values exchanged in a step, and failures, at any time.
     Values,
 }
 
-/// What a follower says of itself.
+/// A follower's introduction.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Claim {
     pub(super) rank: usize,
@@ -204,7 +204,7 @@ impl Link {
 struct Greeted {
     claim: Claim,
     link: Link,
-    /// What the leader answers.
+    /// The leader's answer.
     proof: [u8; 32],
 }
 

@@ -20,7 +20,7 @@ use super::{Answer, Asked, Candidate, Group, Order, PLACE, Peer, RankLaunch, Ran
 use crate::gpu::group::{AllReduceGroup, Combine, HostGroup};
 use crate::{Device, LoadOptions, Place, Plan};
 
-/// What a follower is to do. Devices and executors have numbers, which the leader chooses.
+/// A request to a follower. Devices and executors have numbers, which the leader chooses.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Request<'a> {
     /// Open its GPU.
@@ -68,7 +68,7 @@ pub(super) enum Response {
     Answered(Answer),
 }
 
-/// What a follower sends at any time.
+/// A message of a follower, at any time.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Given {
     /// Its part of what the ranks of a device's group combine.
@@ -77,7 +77,7 @@ pub(super) enum Given {
     Failed { device: u32 },
 }
 
-/// What it gets.
+/// The values that it is sent.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Taken {
     /// In answer to values: what all have made of them.
@@ -137,7 +137,7 @@ pub(super) struct Inner {
 /// A group of ranks as the leader has it.
 struct Leading {
     device: u32,
-    /// What joins the leader's own rank with the others: for simulated GPUs, `values`.
+    /// The transport between the leader's own rank and the others: for simulated GPUs, `values`.
     own: Arc<dyn Group>,
     values: Arc<AllReduceGroup>,
     followers: Vec<Arc<Link>>,
@@ -214,8 +214,8 @@ fn attend(rank: usize, link: &Link, groups: &Groups, state: &State) {
 }
 
 impl Processes {
-    /// Waits for the other processes of a job, each of which [follows](super::follow) this one; this
-    /// one's device is at `place`.
+    /// Waits for the other processes of a job, each of which [follows](super::follow) this one;
+    /// this one's device is at `place`.
     ///
     /// # Errors
     /// An address that is taken, and processes that do not come in time or do not belong together.
@@ -265,7 +265,7 @@ impl Processes {
         &self.0.places
     }
 
-    /// What tells when a process is gone.
+    /// The connection that tells when a process is gone.
     pub fn absence(&self) -> Absence {
         Absence(Arc::clone(&self.0.state))
     }

@@ -42,7 +42,7 @@ fn sim() -> Place {
 
 type Followers = Vec<JoinHandle<Result<()>>>;
 
-/// A job of so many ranks, whose followers begin with `first`.
+/// A job of `count` ranks, whose followers begin with `first`.
 fn job_with(count: usize, first: fn()) -> (Processes, Followers) {
     let (listener, port) = listen();
     let start = |rank| {
@@ -260,7 +260,7 @@ fn processes_take_adapters_as_threads_do() {
     end(processes, followers);
 }
 
-/// What a leader and a follower say of each other, if the follower's launch is changed so.
+/// The errors of a leader and a follower, if the follower's launch is changed so.
 fn refused(changes: &[fn(&mut RankLaunch)]) -> (String, Vec<String>) {
     let (listener, port) = listen();
     let start = |change: &fn(&mut RankLaunch)| {

@@ -54,7 +54,7 @@ impl Timeline {
         }
     }
 
-    /// What may be chosen next: every third token, others each time.
+    /// Tokens that may be chosen next: every third token, others each time.
     fn mask(&self) -> Option<Vec<u32>> {
         let third = 0x4924_9249_u32.rotate_left((self.prompt.len() + self.chosen.len()) as u32);
         (self.masks > 0).then(|| vec![third; self.masks])
@@ -198,7 +198,7 @@ fn together(
     }
 }
 
-/// What is compared: so many timelines of a model.
+/// A comparison: some timelines of a model.
 #[derive(Clone, Copy)]
 pub(crate) struct Case<'a> {
     pub(crate) model: &'a str,

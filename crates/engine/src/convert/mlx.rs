@@ -38,8 +38,8 @@ pub enum MlxForm {
 }
 
 impl MlxForm {
-    /// The form of a name such as `mlx4` or `mlx-mxfp4`, with `group` elements to a group; `None` for
-    /// a name that is not MLX's.
+    /// The form of a name such as `mlx4` or `mlx-mxfp4`, with `group` elements to a group; `None`
+    /// for a name that is not MLX's.
     ///
     /// # Errors
     /// A number of bits, or of elements, that MLX does not support.
@@ -79,8 +79,8 @@ impl MlxForm {
         }
     }
 
-    /// The encoding of a matrix whose numbers have type `dtype`: scales keep the type, or are bf16 if
-    /// it is wider.
+    /// The encoding of a matrix whose numbers have type `dtype`: scales keep the type, or are bf16
+    /// if it is wider.
     fn encoding(self, dtype: DType) -> Option<Encoding> {
         let scale = if dtype == DType::F16 { DType::F16 } else { DType::BF16 };
         match self {

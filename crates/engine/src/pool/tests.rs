@@ -100,7 +100,7 @@ struct Sequence {
     content: Vec<u64>,
 }
 
-/// What blocks contain.
+/// The contents of blocks.
 type Memory = Vec<[u64; BLOCK_TOKENS]>;
 
 impl Sequence {

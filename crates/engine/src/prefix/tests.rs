@@ -1,4 +1,4 @@
-//! What is found again, what is not and why, and what goes first.
+//! Prefixes that are found again, those that are not and why, and those that go first.
 
 use super::*;
 use crate::pool::Pool;
@@ -176,7 +176,7 @@ fn a_window_is_found_where_its_blocks_still_are() {
     assert_eq!((found.len, found.miss), (512, Some(Miss::Window { position: 2000 })));
 }
 
-/// Gives up leaves until so many blocks are free.
+/// Gives up leaves until `blocks` blocks are free.
 fn room(f: &mut Fixture, blocks: usize) {
     while f.pool.free(0) < blocks {
         assert!(f.tree.give_up(0));

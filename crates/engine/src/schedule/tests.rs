@@ -229,7 +229,7 @@ fn a_request_that_finds_no_blocks_alone_is_refused() {
     assert_eq!((scheduler.counts(), cache.free), ((0, 0), 3));
 }
 
-/// What the cache holds in each block of each group, where a position's entry follows from its
+/// The cache's contents in each block of each group, where a position's entry follows from its
 /// token, the kind of step that computed it, and what the layers saw: the first and the last
 /// position before it.
 struct Device {
@@ -288,7 +288,7 @@ impl Device {
 
 const VOCABULARY: u64 = 50;
 
-/// What a request generates when it is alone.
+/// The tokens that a request generates when it is alone.
 fn alone(prompt: &[u32], most: usize, windows: &[Option<usize>]) -> Vec<u32> {
     let mut own: Vec<Vec<u64>> = vec![Vec::new(); windows.len()];
     let mut tokens = prompt.to_vec();

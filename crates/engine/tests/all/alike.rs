@@ -9,8 +9,8 @@ use program::{Sequence, Step, StepKind, Table};
 
 use crate::common::{error, root};
 
-/// Files of each kind of product, and for how many sequences they are loaded: for a few, for as many
-/// as have our own kernel of many rows, and for as many as may have the vendor's.
+/// Files of each kind of product, and for how many sequences they are loaded: for a few, for as
+/// many as have our own kernel of many rows, and for as many as may have the vendor's.
 const LOADED: [(&str, usize); 7] = [
     ("qwen3/model.bf16.gguf", 256),
     ("qwen3/model.bf16.gguf", 40),

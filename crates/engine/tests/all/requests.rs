@@ -585,7 +585,8 @@ fn share_steps(engine: &Engine) -> Result<(), String> {
     }
 }
 
-/// Allows every third token; the first time that it is asked beside the worker, it says so and waits.
+/// Allows every third token; the first time that it is asked beside the worker, it says so and
+/// waits.
 struct Late {
     counting: Counting,
     pause: Arc<Mutex<Option<Pause>>>,

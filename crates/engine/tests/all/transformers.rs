@@ -302,8 +302,8 @@ fn on_two_devices(case: &Path) {
 }
 testing::fixtures!(a_model_on_two_devices_agrees: on_two_devices);
 
-/// A mixture's experts on the CPU, all else on the GPU: of all layers, and of the first alone, which
-/// may have none.
+/// A mixture's experts on the CPU, all else on the GPU: of all layers, and of the first alone,
+/// which may have none.
 fn experts_on_the_cpu_with(device: &str, path: &Path) {
     let (truth, exact) = truth(path);
     for (cpu_experts, (cache_type, bound, chunk)) in [usize::MAX, 2]

@@ -96,7 +96,7 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
 /// Reads the keys and values at the beginning of a GGUF file, of which `bytes` hold the first part:
 /// those that fit in it. `place` names the file in errors.
 ///
-/// What a model is comes before its vocabulary, so some hundred kibibytes tell it.
+/// The architecture comes before the vocabulary, so some hundred kibibytes tell it.
 pub fn first_keys(bytes: &[u8], place: &str) -> Result<Metadata> {
     let mut cursor = Cursor::new(bytes, place);
     read_version(&mut cursor, place)?;

@@ -174,7 +174,7 @@ struct Plan {
 /// `rows * kv_heads * group * splits * 2`; `counters` `rows * kv_heads * group` zeros, which are
 /// zeros again afterwards.
 ///
-/// What the kernel in front may write are queries, and keys and values of a sequence's last `rows`
+/// The kernel in front may write queries, and keys and values of a sequence's last `rows`
 /// positions: older ones, the positions and the table may be read before it is done.
 ///
 /// # Panics

@@ -2,8 +2,8 @@
 //! cache: a sequence begins with a matrix of zeros.
 //!
 //! A row makes of the matrix `S` in front of it `T = g S + k c`, where `c = beta u` and
-//! `u = v - g k S`, and `y = q T`. The gradient `D` of the matrix behind the row becomes that of the
-//! one in front of it:
+//! `u = v - g k S`, and `y = q T`. The gradient `D` of the matrix behind the row becomes that of
+//! the one in front of it:
 //!
 //! ```text
 //! D += q dy,  dq = T dy,  dc = k D,  dbeta = <dc, u>,  dv = beta dc,  dk = D c - g S dv

@@ -238,9 +238,9 @@ pub fn norm_backward(
     });
 }
 
-/// The factors of rows of `width` elements, `1 / rms` of what is left without the row's mean, on the
-/// device. Where a norm is not `centred`, its mean is taken to be 0; else a last buffer `means` has
-/// them.
+/// The factors of rows of `width` elements, `1 / rms` of what is left without the row's mean, on
+/// the device. Where a norm is not `centred`, its mean is taken to be 0; else a last buffer `means`
+/// has them.
 #[kernel]
 pub fn norm_scales(
     x: In<{ scalar }>,
@@ -286,8 +286,8 @@ pub fn norm_scales(
 }
 
 /// The gradient of a norm's weight, `y[i] = sum_t dy[t, i] (x[t, i] - means[t]) scales[t]`, on the
-/// device, in an order that follows from the number of rows alone. `means` is a last buffer of norms
-/// that are `centred`; see [`norm_scales`].
+/// device, in an order that follows from the number of rows alone. `means` is a last buffer of
+/// norms that are `centred`; see [`norm_scales`].
 #[kernel]
 pub fn norm_weights(
     x: In<{ scalar }>,

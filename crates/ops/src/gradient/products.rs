@@ -14,8 +14,8 @@ use tile::launch::{Mode, Numbers};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinearBackward;
 
-/// `dy[rows, out], added[rows, in]; weight[out, in] -> [rows, in]`: [`LinearBackward`], added to what
-/// other readers of the same value have given.
+/// `dy[rows, out], added[rows, in]; weight[out, in] -> [rows, in]`: [`LinearBackward`], added to
+/// what other readers of the same value have given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinearBackwardAdd;
 
@@ -230,8 +230,9 @@ fn sum_of_rows(x: &[f32], y: &mut [f32]) {
 const COLUMNS: u32 = 32;
 const SHARES: u32 = 8;
 
-/// `y[i] = sum_t x[t, i] (+ add[i])`, summed in f32 in an order that follows from the number of rows
-/// alone, on the device. `adds` says whether there is `add`, a last buffer, which may be `y` itself.
+/// `y[i] = sum_t x[t, i] (+ add[i])`, summed in f32 in an order that follows from the number of
+/// rows alone, on the device. `adds` says whether there is `add`, a last buffer, which may be `y`
+/// itself.
 #[kernel]
 pub fn sum_rows(
     x: In<{ from }>,
@@ -249,8 +250,8 @@ pub fn sum_rows(
     sums_of_rows(&["x"], (y, add), [rows, width], |_, at| x.get(at));
 }
 
-/// `y[i] = sum_t term(t, t width + i) (+ add[i])` of the arguments `rows` and `width`, the whole body of
-/// a kernel. `names` are the buffers of `rows * width` elements, for the contract.
+/// `y[i] = sum_t term(t, t width + i) (+ add[i])` of the arguments `rows` and `width`, the whole
+/// body of a kernel. `names` are the buffers of `rows * width` elements, for the contract.
 #[track_caller]
 pub(super) fn sums_of_rows(
     names: &[&str],

@@ -1,9 +1,10 @@
 //! Forward-mode kernels: the tangents of norms and of attention, from the tangents of their
 //! operands.
 //!
-//! Of a norm with `n` the normed row before its weight: `weight (dx - n mean(n dx)) / rms`, of a
-//! layer norm also less the mean of `dx`. Of attention with weights `p`:
-//! `sum p (ds - mean) v + p dv`, where `ds` are the scores' changes and `mean = sum p ds`.
+//! The tangent of a norm is `weight (dx - n mean(n dx)) / rms` with `n` the normed row before its
+//! weight; of a layer norm the mean of `dx` is subtracted as well. The tangent of attention with
+//! weights `p` is `sum p (ds - mean) v + p dv`, where `ds` are the scores' changes and
+//! `mean = sum p ds`.
 
 use super::attend::{head, score, seen};
 use crate::operation::{Operation, ReferenceCall, Sharding};

@@ -219,7 +219,7 @@ impl GemmSchedule {
     }
 }
 
-/// The first entry for at least so many rows, or the last.
+/// The first entry for at least `rows` rows, or the last.
 fn up_to<T>(table: &'static [T], rows: u32, most: impl Fn(&T) -> u32) -> &'static T {
     let fits = table.iter().position(|entry| rows <= most(entry));
     &table[fits.unwrap_or(table.len() - 1)]

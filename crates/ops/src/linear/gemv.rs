@@ -1,12 +1,12 @@
 //! The products of a few activation rows with the rows of packed matrices: what the kernels of
 //! decoding share.
 //!
-//! Threadgroups stay for the whole launch. Every simdgroup takes blocks of [`GemvSchedule::outputs`]
-//! matrix rows, `groups * simdgroups` apart, and walks each in steps of 32 lanes x
-//! [`GemvSchedule::loads`] 16-byte loads. Two steps are under way at a time, across the ends of rows
-//! too: as soon as words are summed, their registers take those of the step after next. The first
-//! two steps are issued before the previous kernel is waited for, so that memory is busy while the
-//! activations are read, once per group ([`super::input`]).
+//! Threadgroups stay for the whole launch. Every simdgroup takes blocks of
+//! [`GemvSchedule::outputs`] matrix rows, `groups * simdgroups` apart, and walks each in steps of
+//! 32 lanes x [`GemvSchedule::loads`] 16-byte loads. Two steps are under way at a time, across the
+//! ends of rows too: as soon as words are summed, their registers take those of the step after
+//! next. The first two steps are issued before the previous kernel is waited for, so that memory is
+//! busy while the activations are read, once per group ([`super::input`]).
 
 use super::input::{Activations, Input, LIMIT, Slice};
 use crate::packed::{Format, PackedWeights, Run};
@@ -51,11 +51,11 @@ pub struct Task<'a> {
     pub pair: bool,
     /// Whether the activations may be multiplied as bytes.
     pub int8: bool,
-    /// What is known of the device.
+    /// The device's numbers.
     pub tuned: &'static Tuned,
 }
 
-/// What the rules of [`crate::tuned::ForGemv`] look at.
+/// The properties by which [`crate::tuned::ForGemv`] decides.
 #[derive(Debug, Clone, Copy)]
 pub struct Traits {
     /// Whether two matrices are read side by side.
@@ -76,7 +76,7 @@ pub struct Traits {
     pub out: u32,
 }
 
-/// What a simdgroup holds at once.
+/// The loads that a simdgroup holds at once.
 #[derive(Debug, Clone, Copy)]
 pub struct Held {
     /// 16-byte loads that a lane has under way, of all matrix rows.

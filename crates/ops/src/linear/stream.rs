@@ -2,12 +2,12 @@
 //! matrices: `y[r, o] = sum_i x[r, i] weight[o, i]`. For one row to eight: `gemv`; for prompts:
 //! `gemm`.
 //!
-//! Weights are read once for up to [`StreamTiling::rows`] rows of activations, and are the left operand
-//! of the matrix unit: they go from memory, as they are, to places that only one lane reads, which
-//! turns the words of its own runs into operands ([`Frag::left_of`]), whatever their format. A lane
-//! has whole runs of the matrix rows `g` and `g + 8` of a tile (`g = lane / 4`), so the four lanes
-//! of a `g` have four runs in a row; which terms a product of 16 then adds is a matter of order,
-//! and the activations follow it.
+//! Weights are read once for up to [`StreamTiling::rows`] rows of activations, and are the left
+//! operand of the matrix unit: they go from memory, as they are, to places that only one lane
+//! reads, which turns the words of its own runs into operands ([`Frag::left_of`]), whatever their
+//! format. A lane has whole runs of the matrix rows `g` and `g + 8` of a tile (`g = lane / 4`), so
+//! the four lanes of a `g` have four runs in a row; which terms a product of 16 then adds is a
+//! matter of order, and the activations follow it.
 //!
 //! The terms of a sum are `PARTS` parts, which take turns step by step. Each part is added up by
 //! itself, and the parts are added in their order. Which part a term is in follows from the format
@@ -21,9 +21,9 @@
 //!   after another. A block has eight times as many matrix rows, all of which read the same
 //!   activations, so a weight is converted once for up to 128 rows.
 //!
-//! [`StreamTiling::stages`] steps are under way, across the ends of blocks too, and the first ask for
-//! their weights before the kernel in front is done. Both operands are copied asynchronously: what
-//! waits in registers is waited for by whoever waits for anything.
+//! [`StreamTiling::stages`] steps are under way, across the ends of blocks too, and the first ask
+//! for their weights before the kernel in front is done. Both operands are copied asynchronously:
+//! what waits in registers is waited for by whoever waits for anything.
 
 mod cases;
 mod tiling;
@@ -45,15 +45,15 @@ use tiling::{EDGE, PARTS, SIMDS, SPARE, UNIT};
 /// StreamTypes of activations, operands and results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamTypes {
-    /// Of activations: f16 or bf16.
+    /// Type of activations: f16 or bf16.
     pub x: Scalar,
-    /// What both operands are rounded to: f16 or bf16.
+    /// Type that both operands are rounded to: f16 or bf16.
     pub operand: Scalar,
-    /// Of results.
+    /// Type of results.
     pub y: Scalar,
 }
 
-/// What becomes of sums.
+/// The use of sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {
     /// Each matrix has results of its own.
@@ -99,7 +99,7 @@ pub fn stream(
     walk.product(&declared.sweeps, |total| declared.finish(end, residual, total));
 }
 
-/// What a launch has beside its activations.
+/// Inputs of a launch beside its activations.
 struct Declared {
     sweeps: Vec<Sweep>,
     /// For each matrix.

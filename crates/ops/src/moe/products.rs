@@ -11,7 +11,8 @@ use crate::packed::{Format, PackedWeights};
 use tile::dsl::*;
 use tile::launch::{Mode, Requirement};
 
-/// The schedule of [`moe_gemm`] for `pairs` spread over `experts`: see [`gemm::GemmSchedule::pick`].
+/// The schedule of [`moe_gemm`] for `pairs` spread over `experts`: see
+/// [`gemm::GemmSchedule::pick`].
 pub fn pick_blocks(
     (pairs, experts, out): (u32, u32, u32),
     operand: Scalar,
@@ -81,8 +82,9 @@ pub fn moe_gemv(
     });
 }
 
-/// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of [`gemm::GemmSchedule::bm`]:
-/// a threadgroup computes a block of one expert's rows. Operands are rounded to their type.
+/// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of
+/// [`gemm::GemmSchedule::bm`]: a threadgroup computes a block of one expert's rows. Operands are
+/// rounded to their type.
 ///
 /// `order` `[pairs]`, `offsets` `[experts + 1]` and `blocks` `[tiles, 2]` are that kernel's.
 #[kernel]

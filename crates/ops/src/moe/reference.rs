@@ -89,8 +89,8 @@ pub fn product(
     y
 }
 
-/// `[pairs, width]`: row `p` of the result is row `p / share` of `x` `[.., out]` times the other side
-/// of the matrix of expert `ids[p]`, `[out, width]` each in `weight`.
+/// `[pairs, width]`: row `p` of the result is row `p / share` of `x` `[.., out]` times the other
+/// side of the matrix of expert `ids[p]`, `[out, width]` each in `weight`.
 pub fn product_turned(
     x: &[f32],
     weight: &[f32],

@@ -38,7 +38,7 @@ pub fn pack(
     Ok(Planes { layout, bytes: packed })
 }
 
-/// Refuses bytes that are not those of so many rows.
+/// Refuses bytes that are not those of `rows` rows.
 fn check(encoding: Encoding, bytes: &[u8], rows: usize, cols: usize) -> Result<()> {
     let expected = rows.checked_mul(cols).and_then(|n| encoding.bytes_for(n));
     if expected == Some(bytes.len()) {

@@ -1,9 +1,9 @@
 //! [`PackedWeights`]: what kernels read packed and dense matrices with, whatever their format.
 //!
 //! A row is read in runs: what one 16-byte load of its base plane holds. Loading
-//! ([`PackedWeights::load`]) gives raw words, to be kept in registers while other loads are under way;
-//! [`PackedWeights::run`] then makes a [`Run`] of them, which yields weights as f32 ([`Run::floats`]) or
-//! bytes for `dot4` with their scales ([`Run::quads`], [`Run::scaled`]).
+//! ([`PackedWeights::load`]) gives raw words, to be kept in registers while other loads are under
+//! way; [`PackedWeights::run`] then makes a [`Run`] of them, which yields weights as f32
+//! ([`Run::floats`]) or bytes for `dot4` with their scales ([`Run::quads`], [`Run::scaled`]).
 
 use super::{Entry, Format, Packing};
 use tile::dsl::*;
@@ -76,8 +76,9 @@ impl PackedWeights {
     }
 
     /// Masks of codes are added to `zero`, a number that is 0 without a compiler knowing it of any
-    /// bit. NVIDIA's has an instruction that takes a mask and an exponent at once, but of the two only
-    /// one may be a literal: it would move the other to a register for each code that is converted.
+    /// bit. NVIDIA's has an instruction that takes a mask and an exponent at once, but of the two
+    /// only one may be a literal: it would move the other to a register for each code that is
+    /// converted.
     pub fn with_zero(self, zero: Val<u32>) -> PackedWeights {
         PackedWeights { zero: Some(zero), ..self }
     }
@@ -115,8 +116,8 @@ impl PackedWeights {
         words
     }
 
-    /// Begins to copy what [`PackedWeights::load`] reads to shared memory, where a simdgroup's 32 lanes
-    /// have [`Format::words`] words each from `to` on: plane after plane, lane after lane.
+    /// Begins to copy what [`PackedWeights::load`] reads to shared memory, where a simdgroup's 32
+    /// lanes have [`Format::words`] words each from `to` on: plane after plane, lane after lane.
     #[track_caller]
     pub fn copy(
         &self,
@@ -156,8 +157,8 @@ impl PackedWeights {
         copy_async(shared, to, self.words, row + run * 4u32, 4, Some(keep));
     }
 
-    /// The words that [`PackedWeights::copy`] brought this lane, as [`PackedWeights::load`] would have returned
-    /// them.
+    /// The words that [`PackedWeights::copy`] brought this lane, as [`PackedWeights::load`] would
+    /// have returned them.
     #[track_caller]
     pub fn copied(&self, shared: Shared<u32>, from: Val<u32>) -> Vec<Val<u32>> {
         let mut words = Vec::new();
@@ -258,8 +259,8 @@ impl Run {
     }
 
     /// Four weights of a part, each by one multiplication with addition: what makes a number of a
-    /// code is taken back by what is added. Codes are moved up to [`LOWEST`], so that this is off by
-    /// no more than 1/512 of what a code counts.
+    /// code is taken back by what is added. Codes are moved up to [`LOWEST`], so that this is off
+    /// by no more than 1/512 of what a code counts.
     #[track_caller]
     fn four_weights(&self, p: &Packing, part: &Scaled, i: usize) -> [Val<f32>; 4] {
         let (word, k) = match p.bits {

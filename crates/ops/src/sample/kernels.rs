@@ -107,7 +107,7 @@ pub fn settings(
     ]
 }
 
-/// What a kernel knows of its row: the words of [`settings`], in their order.
+/// A row's settings in a kernel: the words of [`settings`], in their order.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     of: In<u32>,
@@ -153,7 +153,7 @@ impl Row {
         self.word(3)
     }
 
-    /// What multiplies a penalised logit that is positive, and one that is not.
+    /// Factors of a penalised logit that is positive, and of one that is not.
     #[track_caller]
     fn repetition(self) -> [Val<f32>; 2] {
         [self.float(4), self.float(5)]
@@ -194,8 +194,8 @@ impl Row {
         self.word(16)
     }
 
-    /// Whether neither mask, bias nor penalty changes its logits, of which [`adjust`] then writes no
-    /// keys.
+    /// Whether neither mask, bias nor penalty changes its logits, of which [`adjust`] then writes
+    /// no keys.
     #[track_caller]
     fn plain(self) -> Val<bool> {
         Order::eq(self.word(13) | self.word(15) | self.mask(), 0u32)
@@ -241,8 +241,8 @@ impl Keys {
         Keys { logits, written, plain: settings.plain(), first: row * vocab, vocab }
     }
 
-    /// The keys of these tokens, all of which are asked for before the first is looked at; beyond the
-    /// end of the vocabulary that of the last.
+    /// The keys of these tokens, all of which are asked for before the first is looked at; beyond
+    /// the end of the vocabulary that of the last.
     #[track_caller]
     fn of(self, tokens: &[Val<u32>]) -> Vec<Val<u32>> {
         let at: Vec<Val<u32>> =

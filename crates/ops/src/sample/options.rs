@@ -1,4 +1,4 @@
-//! What a caller may ask of the sampler, checked.
+//! Sampling options, checked.
 
 use super::philox;
 use formats::{Error, Result};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct Dry {
     /// The penalty where [`Dry::allowed_length`] tokens are repeated; 0 is off.
     pub multiplier: f32,
-    /// What each further repeated token multiplies the penalty with.
+    /// Factor of the penalty for each further repeated token.
     pub base: f32,
     /// Repeated tokens that are not penalised yet are fewer than these.
     pub allowed_length: usize,
@@ -89,8 +89,8 @@ pub struct Options {
     pub top_p: f32,
     /// Keeps tokens at least this many times as probable as the most probable one; 0 is off.
     pub min_p: f32,
-    /// Divides positive logits of tokens seen before, and multiplies negative ones (Keskar et al., 2019);
-    /// 1 is off.
+    /// Divides positive logits of tokens seen before, and multiplies negative ones (Keskar et al.,
+    /// 2019); 1 is off.
     pub repetition_penalty: f32,
     /// Subtracted from the logit of every token seen before; 0 is off.
     pub presence_penalty: f32,
@@ -133,7 +133,7 @@ impl Options {
         Options { temperature: 0.0, ..Options::default() }
     }
 
-    /// Whether every number is in its range, for a vocabulary of so many tokens.
+    /// Whether every number is in its range, for a vocabulary of `vocabulary` tokens.
     ///
     /// # Errors
     /// The first option that is not, with its range.
@@ -203,7 +203,7 @@ impl Options {
         self.dry.is_on() || (self.xtc.is_on() && self.per_temperature() != 0.0)
     }
 
-    /// What the differences of logits are multiplied with; 0 where the greatest logit is all that
+    /// Factor of the differences of logits; 0 where the greatest logit is all that
     /// is wanted.
     pub(super) fn per_temperature(&self) -> f32 {
         if self.temperature == 0.0 || self.top_k == 1 { 0.0 } else { 1.0 / self.temperature }
@@ -218,7 +218,7 @@ impl Options {
         (f64::from(self.top_p) * (1u64 << 32) as f64).round() as u32
     }
 
-    /// The least weight that min-p keeps, in units of `2^-31`; nobody keeps what weighs nothing.
+    /// The least weight that min-p keeps, in units of `2^-31`; tokens of no weight are never kept.
     pub(super) fn least_weight(&self) -> u32 {
         (f64::from(self.min_p) * f64::from(super::wide::ONE)).ceil().max(1.0) as u32
     }

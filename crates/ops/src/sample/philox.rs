@@ -4,7 +4,7 @@
 
 /// The multipliers of the first and third word.
 pub const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// What each round adds to the key.
+/// Added to the key in each round.
 pub const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 /// Rounds.
 pub const ROUNDS: u32 = 10;

@@ -15,9 +15,9 @@ use crate::log::Line;
 use crate::models::Model;
 use crate::problem::Problem;
 
-/// How long an engine that nobody uses any more may take to be gone.
+/// How long an engine that is no longer in use may take to be gone.
 const GOING: Duration = Duration::from_secs(10);
-/// What came of making room.
+/// The result of making room.
 enum Room {
     Made,
     /// Nothing is loaded that could give way.
@@ -155,7 +155,7 @@ impl Catalogue {
         }
     }
 
-    /// Unloads a model once nobody uses it; false if somebody still did at the deadline.
+    /// Unloads a model once it is not in use; false if it still was at the deadline.
     fn unload(&self, id: u64, why: &str, deadline: Instant) -> bool {
         let mut loaded = self.loaded();
         loop {
@@ -238,7 +238,7 @@ impl Catalogue {
         }
     }
 
-    /// The model that is to be unloaded next, among those that nobody uses.
+    /// The model that is to be unloaded next, among those that are not in use.
     fn expiring(&self) -> Option<(Instant, u64)> {
         let loaded = self.loaded();
         let idle = loaded.iter().filter(|own| own.users == 0 && !own.leaving);

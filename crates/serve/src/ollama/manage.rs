@@ -182,7 +182,7 @@ pub(crate) async fn show(call: Call) -> Answered {
     Ok(noting(&fields, axum::Json(shown).into_response()))
 }
 
-/// What a model reads text by.
+/// The tokenizer of a model, in Ollama's words.
 type Parts<'a> = (Option<&'a ChatTemplate>, Option<&'a Tokenizer>, Option<&'a Infill>);
 
 /// The metadata of a GGUF file.
@@ -264,7 +264,7 @@ fn parameters(known: &Known, tokenizer: Option<&Tokenizer>) -> Vec<(&'static str
     all
 }
 
-/// What a model can do, in Ollama's words.
+/// The capabilities of a model, in Ollama's words.
 fn capabilities(
     known: &Known,
     tensors: &Tensors,

@@ -131,7 +131,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     Ok(telling(answers.first().and_then(|answer| answer.end.as_ref()), told))
 }
 
-/// Of each `best` texts the `n` whose tokens are likeliest on average, the likeliest first.
+/// The `n` texts of each `best` whose tokens are likeliest on average, the likeliest first.
 fn likeliest<T>(
     mut texts: Vec<((Answer, Lists), T)>,
     best: usize,

@@ -1,5 +1,5 @@
-//! `/v1/responses`: OpenAI's newer interface, whose answers are lists of items. A conversation comes
-//! whole with each request, or goes on from a response that is kept (`stored.rs`).
+//! `/v1/responses`: OpenAI's newer interface, whose answers are lists of items. A conversation
+//! comes whole with each request, or goes on from a response that is kept (`stored.rs`).
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ const SAMPLING: &[Field] = &[
 /// The type of items that are named by their ids.
 pub(crate) const REFERENCE: &str = "item_reference";
 
-/// What of an answer is included where it is asked for.
+/// The part of an answer that is included where it is asked for.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// How to reason.
@@ -191,7 +191,7 @@ struct Ask {
     keeping: Option<Keeping>,
 }
 
-/// What is kept beside a response.
+/// The data kept beside a response.
 struct Keeping {
     app: Arc<App>,
     /// The response that it goes on from.
@@ -574,9 +574,9 @@ struct Writer {
     sent: u64,
     model: Held,
     logprobs: bool,
-    /// What is told of tokens whose text is still held back.
+    /// Log-probabilities of tokens whose text is still held back.
     pending: Pending<Value>,
-    /// What is told of those of the next piece.
+    /// Log-probabilities of the next piece's tokens.
     told: Vec<Value>,
     keeping: Option<Keeping>,
 }

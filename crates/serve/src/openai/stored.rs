@@ -3,7 +3,7 @@
 //! `/input_items` and `/cancel`.
 //!
 //! A response keeps the items of its own request and of its answer as JSON text, and the id of the
-//! one before it. Their number and bytes are bounded: those that nobody asked for for longest are
+//! one before it. Their number and bytes are bounded: those that were not asked for for longest are
 //! forgotten, and with the server's end all are.
 
 use std::collections::{BTreeMap, HashMap};

@@ -165,8 +165,8 @@ fn adapters_come_and_go_while_others_generate() {
     running.stop().unwrap();
 }
 
-/// Whoever has read the last line of an answer finds the room of its adapter free, if it was removed
-/// meanwhile.
+/// Whoever has read the last line of an answer finds the room of its adapter free, if it was
+/// removed meanwhile.
 #[test]
 fn a_removed_adapters_room_is_free_when_its_last_answer_ends() {
     let running = roomy(1);

@@ -143,7 +143,8 @@ fn a_gap_is_marked_as_the_vocabulary_has_it() {
     }
 }
 
-/// What editors send: files beside the text, a prompt that is only read, and answers of some fields.
+/// What editors send: files beside the text, a prompt that is only read, and answers of some
+/// fields.
 #[test]
 fn editors_are_answered_as_llama_server_answers_them() {
     let folder = tempfile::tempdir().unwrap();

@@ -137,8 +137,9 @@ fn answers_follow_their_schema_in_every_interface() {
     assert!(["yes", "no \"way\""].contains(&text), "{text}");
 }
 
-/// What has no room for all that a model would write is whole all the same, and says so; a call that
-/// is cut does not pass for one. The greatest token each time: drawn ones may end in time by chance.
+/// What has no room for all that a model would write is whole all the same, and says so; a call
+/// that is cut does not pass for one. The greatest token each time: drawn ones may end in time by
+/// chance.
 #[test]
 fn answers_are_brought_to_their_end_within_their_tokens() {
     let schema = json!({

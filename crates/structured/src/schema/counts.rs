@@ -69,7 +69,7 @@ pub(super) fn listed(fields: &mut Object) {
     }
 }
 
-/// All choices of so many names, if they are few.
+/// All choices of `count` names, if they are few.
 fn chosen(names: &[String], count: usize) -> Option<Vec<Vec<String>>> {
     let mut all: Vec<(Vec<String>, usize)> = vec![(Vec::new(), 0)];
     for _ in 0..count {

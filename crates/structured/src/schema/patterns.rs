@@ -1,5 +1,6 @@
-//! Patterns as JavaScript has them (ECMA-262, which JSON Schema names) in the syntax of llguidance's
-//! regular expressions, Rust's: what differs is written so that it means the same there.
+//! Patterns as JavaScript has them (ECMA-262, which JSON Schema names) in the syntax of
+//! llguidance's regular expressions, Rust's: what differs is written so that it means the same
+//! there.
 
 use serde_json::{Value, json};
 

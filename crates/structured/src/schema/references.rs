@@ -119,7 +119,8 @@ impl Index {
         }
     }
 
-    /// Walks over what references lead to and is no part of a schema, such as definitions in groups.
+    /// Walks over what references lead to and is no part of a schema, such as definitions in
+    /// groups.
     fn walk_targets(&mut self, schema: &Value) {
         let mut done = 0;
         while let Some((_, _, base, to)) = self.references.get(done).cloned() {

@@ -62,7 +62,7 @@ impl Machine {
     /// Verifies and compiles a kernel.
     ///
     /// # Errors
-    /// What the verifier finds, or that it needs more registers or shared memory than any device
+    /// The verifier's findings, or that it needs more registers or shared memory than any device
     /// has.
     pub fn new(kernel: &Kernel) -> Result<Self, Fault> {
         verify::verify(kernel)?;
@@ -99,7 +99,7 @@ impl Machine {
     /// Launches it on `buffers`, the buffer parameters in binding order.
     ///
     /// # Errors
-    /// What breaks the launch contract, or the first thing that goes wrong, with its thread and
+    /// A breach of the launch contract, or the first fault, with its thread and
     /// line. What was written until then stays written.
     pub fn run(&self, numbers: &Numbers, buffers: &mut [Buffer]) -> Result<Stats, Fault> {
         let kernel = &self.kernel;

@@ -7,9 +7,9 @@
 //! breaks a rule is named by the error. [`specialise`] comes before, where the values of constants
 //! are known.
 //!
-//! What "means the same" allows: sums of f32 may be ordered differently (vectorize) and a product
-//! followed by a sum is rounded once (fusion). Every target gets both, so that targets differ among
-//! themselves as little as possible.
+//! "Means the same" allows the following: sums of f32 may be ordered differently (vectorize) and a
+//! product followed by a sum is rounded once (fusion). Every target gets both, so that targets
+//! differ among themselves as little as possible.
 
 mod const_fold;
 mod cse;
@@ -159,7 +159,7 @@ impl Pass {
     /// Applies it to a verified kernel and verifies the result.
     ///
     /// # Errors
-    /// What the verifier finds; after the first pass that is a fault of the pass, and the message
+    /// The verifier's findings; after the first pass they are a fault of the pass, and the message
     /// names it.
     pub fn apply(self, kernel: &Kernel, target: Target) -> Result<Kernel, Fault> {
         let lowered = match self {
@@ -185,7 +185,7 @@ impl Pass {
 /// Lowers a kernel for a target through [`Pass::PIPELINE`].
 ///
 /// # Errors
-/// What the verifier finds in the kernel, or an instruction that the target has no equal of.
+/// The verifier's findings in the kernel, or an instruction that the target lacks.
 pub fn lower(kernel: &Kernel, target: Target) -> Result<Kernel, Fault> {
     Pass::PIPELINE.into_iter().try_fold(kernel.clone(), |kernel, pass| pass.apply(&kernel, target))
 }

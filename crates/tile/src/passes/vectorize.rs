@@ -4,7 +4,7 @@
 //! order, loads at `i` or `base + i` becoming vector loads before them, and stores there vector
 //! stores after them. An access moves at most 16 bytes; the narrowest element decides `v`.
 //!
-//! What must be known: the loop's end and every `base` are divisible by the vector (literals, or
+//! Conditions: the loop's end and every `base` are divisible by the vector (literals, or
 //! the contract's `Divisible` on a constant or argument), and the buffer is aligned to it (the
 //! contract's `Aligned`). Where the end is a number, every thread gets at least one run, so that
 //! none is idle.

@@ -1,7 +1,7 @@
 //! Kernel text made ready for a C++ compiler: arrays of threadgroup memory become calls of the
 //! shim's, and a table of entries is appended. Everything else the shim's headers give a meaning.
 //!
-//! What a launch needs to know is read from the text itself (entries, bindings, function
+//! The facts of a launch are read from the text itself (entries, bindings, function
 //! constants), not from the emitter: a binding that is wrong in the text is wrong here too. Lines
 //! stay where they are, so that messages can name them.
 

@@ -5,9 +5,9 @@
 //! finds them: the shim's are off. Coherent memory is an address space of its own, and a cast that
 //! takes coherence away or changes the space is an error.
 //!
-//! What C++ cannot parse is rewritten first, in place: `float4(a, b, c, d)` becomes a call, as does
-//! a cast between pointers, so that its two types can be compared; arrays of threadgroup memory
-//! become static.
+//! Metal syntax that C++ cannot parse is rewritten first, in place: `float4(a, b, c, d)` becomes a
+//! call, as does a cast between pointers, so that its two types can be compared; arrays of
+//! threadgroup memory become static.
 
 use std::process::Command;
 use std::sync::OnceLock;

@@ -1,6 +1,6 @@
-//! The rule of shared arrays that take over another's memory: that one is not used any more. Between
-//! its last use and the first of the array that follows lies a barrier, outside of loops, past
-//! which every use of the latter is reached; copies to the former have all arrived before it.
+//! The rule of shared arrays that take over another's memory: that one is not used any more.
+//! Between its last use and the first of the array that follows lies a barrier, outside of loops,
+//! past which every use of the latter is reached; copies to the former have all arrived before it.
 
 use super::{Fault, fault};
 use crate::ir::{Block, Inst, Kernel, Node, Place};

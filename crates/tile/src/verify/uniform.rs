@@ -7,13 +7,13 @@
 //!   together.
 //! - All lanes agree on where a tile lies in memory, on its stride, and on a scalar that fills it.
 //!
-//! What threads agree on is found by following values: literals, constants, arguments and the
-//! group's index are the same in all threads; the simdgroup's index, and what a simdgroup
-//! exchanged, in all lanes; the rest differs. A load is the same where its index is, from a buffer
-//! that is only read and from shared memory: what one thread of the group could write there while
-//! another reads is a race, which the interpreter reports. A register array is as its stores: their
-//! values, their indices and the control around them, found by repeating the walk until nothing
-//! changes.
+//! The values on which threads agree are found by following definitions: literals, constants,
+//! arguments and the group's index are the same in all threads; the simdgroup's index, and what a
+//! simdgroup exchanged, in all lanes; the rest differs. A load is the same where its index is, from
+//! a buffer that is only read and from shared memory: what one thread of the group could write
+//! there while another reads is a race, which the interpreter reports. A register array is as its
+//! stores: their values, their indices and the control around them, found by repeating the walk
+//! until nothing changes.
 
 use super::{Fault, fault};
 use crate::ir::{Access, Block, Builtin, Inst, Kernel, Node, ParamKind, Place, SimdOp, Value};

@@ -375,7 +375,7 @@ fn every_step_keeps_the_meaning() {
     }
 }
 
-/// The same passes alone, in an order that nobody chose: each must hold by itself.
+/// The same passes alone, in a random order: each must hold by itself.
 #[test]
 fn passes_hold_in_any_order() {
     let mut state = 7u64;

@@ -259,8 +259,8 @@ impl ChatTemplate {
     /// models' programs set.
     ///
     /// # Errors
-    /// What the template raised, or why it could not be executed, with the line; a limit that was
-    /// passed.
+    /// The error that the template raised, or why it could not be executed, with the line; a limit
+    /// that was passed.
     pub fn render(&self, request: &Request<'_>) -> Result<String> {
         let strict = self.render_with(request, Absent::None);
         let absent = request.tools.is_none() || request.documents.is_none();

@@ -8,7 +8,8 @@
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
-/// Most operators, brackets and dots in one tag. The longest of a hundred published templates has 28.
+/// Most operators, brackets and dots in one tag. The longest of a hundred published templates has
+/// 28.
 const LONGEST_CHAIN: usize = 250;
 /// Most `elif` in a template. Published ones have up to 20.
 const MOST_ELIF: usize = 250;
@@ -16,7 +17,7 @@ const MOST_ELIF: usize = 250;
 /// The source in MiniJinja's terms; what is no token is left for the parser to complain about.
 ///
 /// # Errors
-/// What there is too much of, and the line.
+/// The construct of which there is too much, and the line.
 pub(crate) fn rewrite(source: &str, syntax: &SyntaxConfig) -> Result<String, String> {
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;

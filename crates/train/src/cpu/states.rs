@@ -1,10 +1,10 @@
 //! Operations with a recurrent state, over packed sequences. Each thread has some columns, or the
 //! heads that share keys; a sequence's rows go one after the other.
 //!
-//! For its gradient, a gated delta net goes forward once more and keeps the matrix in front of every
-//! chunk of rows; then, from the last chunk to the first, the matrices of one chunk's rows, which it
-//! goes back through. With chunks of `sqrt(rows)` rows, memory holds twice as many matrices as a
-//! chunk has rows.
+//! For its gradient, a gated delta net goes forward once more and keeps the matrix in front of
+//! every chunk of rows; then, from the last chunk to the first, the matrices of one chunk's rows,
+//! which it goes back through. With chunks of `sqrt(rows)` rows, memory holds twice as many
+//! matrices as a chunk has rows.
 
 use super::executor::Run;
 use cpu_kernels::delta::{self, COLUMNS, Head, Reversed};

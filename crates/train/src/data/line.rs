@@ -99,7 +99,8 @@ fn extra(object: &Map<String, Value>) -> Result<Map<String, Value>> {
             ("chat_template_kwargs", Some(other)) => {
                 return Err(Error::new(*key, "an object", kind(other)));
             }
-            // Tables have texts alone, and so have files of those that hold lists of several shapes.
+            // Tables have texts alone, and so have files of those that hold lists of several
+            // shapes.
             (key, Some(Value::String(text))) => {
                 let value: Value = serde_json::from_str(text)
                     .map_err(|_| Error::new(key, "a list, or JSON of one", "another text"))?;
@@ -136,7 +137,7 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// What is wrong with a text that is no JSON.
+/// The fault of a text that is no JSON.
 pub(super) fn category(error: &serde_json::Error) -> &'static str {
     match error.classify() {
         serde_json::error::Category::Eof => "one that breaks off",

@@ -15,7 +15,8 @@ fn value(program: &mut Program, shape: Shape) -> ValueId {
 }
 
 /// The same Program for whole sequences, packed one behind the other, whose rows see each other
-/// instead of a cache, and whose states begin with each of them. It must be as it was recorded, before [`program::fuse`].
+/// instead of a cache, and whose states begin with each of them. It must be as it was recorded,
+/// before [`program::fuse`].
 ///
 /// # Errors
 /// Attention to a cache that nothing wrote.

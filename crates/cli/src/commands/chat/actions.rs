@@ -1,4 +1,4 @@
-//! What the commands of a chat do.
+//! The commands of a chat.
 
 use delft::{Error, GenerateOptions};
 
@@ -11,7 +11,7 @@ use crate::terminal::{Outcome, Stop, bytes, count, harmless, note, stdout_is_ter
 use crate::wrap::laid_out;
 use crate::{load, sampling};
 
-/// What commands answer goes to stderr: stdout is the model's.
+/// Answers of commands go to stderr: stdout is the model's.
 fn say(text: impl AsRef<str>) -> Outcome<Next> {
     note(laid_out("", text.as_ref()));
     Ok(Next::Go)

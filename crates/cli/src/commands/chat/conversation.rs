@@ -1,4 +1,4 @@
-//! What was said: as chat templates read it, as text to continue, and as a file.
+//! A conversation: as chat templates read it, as text to continue, and as a file.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -13,19 +13,20 @@ use crate::terminal::{Outcome, Stop, no_json};
 /// hold in memory.
 pub(super) const LARGEST: usize = 16 << 20;
 
-/// What the user and the model said. `turns` alternates between user and assistant, from a user on.
+/// The turns of the user and the model. `turns` alternates between user and assistant, from a user
+/// on.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Conversation {
     pub(super) system: Option<String>,
     pub(super) turns: Vec<Turn>,
 }
 
-/// What one of them said at a time.
+/// One turn.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Turn {
     pub(super) role: Role,
     pub(super) text: String,
-    /// What the model thought before it answered; empty for most models, and for users.
+    /// The model's reasoning before its answer; empty for most models, and for users.
     pub(super) reasoning: String,
 }
 

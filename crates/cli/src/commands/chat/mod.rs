@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Chat) -> Outcome {
     Ok(())
 }
 
-/// What the command line tells the template of reasoning.
+/// The command line's settings of reasoning for the template.
 fn first_switch(args: &Chat) -> Option<bool> {
     match args.think? {
         ThinkArg::On => Some(true),
@@ -204,7 +204,7 @@ impl Talk<'_> {
         Ok(())
     }
 
-    /// What the model reads: the conversation as its template has it, or as text.
+    /// The model's input: the conversation as its template has it, or as text.
     fn prompt(&self) -> Prompt {
         if self.engine.chat_template().is_none() {
             return Prompt::Text(self.conversation.text());
@@ -288,6 +288,6 @@ impl Talk<'_> {
     }
 }
 
-/// What helps when the context is full.
+/// Advice for when the context is full.
 const ROOM: &str =
     "/undo or /clear makes room, /rotate on forgets the oldest; delft chat --ctx N holds more";

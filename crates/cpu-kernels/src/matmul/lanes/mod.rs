@@ -99,8 +99,8 @@ pub(super) trait Lanes: 'static {
     /// [`Call::write`], compiled for this unit once rather than into every kernel.
     unsafe fn write(call: &Call, panel: usize, token: usize, y: &[Self::Floats], first: bool);
 
-    /// [`super::product::tiles`] of slabs of a [`super::product::Form`], compiled for this unit once rather than
-    /// for every format.
+    /// [`super::product::tiles`] of slabs of a [`super::product::Form`], compiled for this unit
+    /// once rather than for every format.
     unsafe fn tiles<const SUB: usize, const MINS: bool, const BITS: usize, const LOWERED: bool>(
         call: &Call,
         slab: &Expanded,

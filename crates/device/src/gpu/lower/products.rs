@@ -21,7 +21,7 @@ use super::adapters::Sites;
 use super::{FEW, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
 use crate::gpu::{Facts, ProductShape};
 
-/// What multiplies: a matrix and its bias, by their numbers.
+/// The operands of a product: a matrix and its bias, by their numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix {
     pub(super) weight: WeightId,
@@ -53,7 +53,7 @@ impl Turn {
 
 impl Lowering {
     /// How many rows the kernels of few rows take together, at most [`FEW`]: each product of the
-    /// Program reads its matrices once for so many.
+    /// Program reads its matrices once for this many.
     pub(super) fn together(&self) -> usize {
         let most = |node: &Node| {
             let product = node.op.product(node.weights.len())?;

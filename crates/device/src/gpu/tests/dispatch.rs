@@ -237,7 +237,7 @@ fn sessions_that_take_turns_choose_what_they_choose_alone() {
     }
 }
 
-/// What was chosen ahead from a past that is no more is not told to who gives a token.
+/// A choice made ahead from a past that is no more is not told to who gives a token.
 #[test]
 fn a_past_that_changed_changes_the_choice() {
     let choose = |executor: &mut GpuExecutor<Faulty>, position: u32, token: u32| {
@@ -499,8 +499,8 @@ fn steps_of_many_allocate_nothing() {
     }
 }
 
-/// Masks of three sessions in their `step`-th step: of some tokens; of all in every other step; of one
-/// token, or of none.
+/// Masks of three sessions in their `step`-th step: of some tokens; of all in every other step; of
+/// one token, or of none.
 fn masks(step: usize) -> [Option<Vec<u32>>; 3] {
     let some: Vec<u32> = (0..4).map(|i| 0x9908_b0df_u32.rotate_left(5 * i + step as u32)).collect();
     let one =
@@ -509,7 +509,7 @@ fn masks(step: usize) -> [Option<Vec<u32>>; 3] {
     [Some(some.clone()), step.is_multiple_of(2).then_some(some), Some(few)]
 }
 
-/// What a device is to choose: what the host does from the same logits.
+/// The choices expected of a device: the host's from the same logits.
 fn by_host(
     logits: &[f32],
     history: &[u32],

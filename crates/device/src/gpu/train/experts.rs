@@ -131,8 +131,8 @@ impl Recorder<'_> {
         self.combine(&of, outer, dx)
     }
 
-    /// Records a product with the other side of each expert's matrix, of `product.width` columns; where
-    /// `adds`, to what `y` has.
+    /// Records a product with the other side of each expert's matrix, of `product.width` columns;
+    /// where `adds`, to what `y` has.
     fn turned(
         &mut self,
         product: &Product,

@@ -301,7 +301,7 @@ struct Side {
     turned: bool,
 }
 
-/// What is added to a product.
+/// The addend of a product.
 #[derive(Default)]
 struct Added {
     bias: Option<WeightId>,

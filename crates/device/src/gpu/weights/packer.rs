@@ -37,7 +37,7 @@ impl Packer {
     }
 
     /// Packs whole rows: `bytes` as the file has them to `packed`, which has room for just these.
-    /// What it returns is the first weight that is not finite, counted from the first row's first;
+    /// Returns the first weight that is not finite, counted from the first row's first;
     /// `packed` then holds nothing.
     ///
     /// # Errors

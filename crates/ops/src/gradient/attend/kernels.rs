@@ -347,9 +347,9 @@ pub fn attend_keys(
     });
 }
 
-/// The gradient of sinks, `y[h] = -sum_t exp(sinks[h] - lse[t, h]) along[t, h]`, on the device, in an
-/// order that follows from the number of rows alone: `width` heads, `along` as [`attend_queries`]
-/// gives it.
+/// The gradient of sinks, `y[h] = -sum_t exp(sinks[h] - lse[t, h]) along[t, h]`, on the device, in
+/// an order that follows from the number of rows alone: `width` heads, `along` as
+/// [`attend_queries`] gives it.
 #[kernel]
 pub fn attend_sinks(
     sinks: In<f32>,

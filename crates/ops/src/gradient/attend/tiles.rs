@@ -9,8 +9,8 @@
 //! side as they are, rounded to its type. Key rows have the heads of their group one after another,
 //! so that everything is added up by one simdgroup in one order.
 //!
-//! Registers have no room for the rows and the sums of larger heads. Their rows stay in shared memory,
-//! and two threadgroups have half of a row's sums each: both compute its scores.
+//! Registers have no room for the rows and the sums of larger heads. Their rows stay in shared
+//! memory, and two threadgroups have half of a row's sums each: both compute its scores.
 
 use tile::dsl::*;
 use tile::instr::Unary;
@@ -206,8 +206,8 @@ impl Staged {
         );
     }
 
-    /// This simdgroup's sixteen of a threadgroup's rows: in registers if there is room for them, else
-    /// they stay where they are.
+    /// This simdgroup's sixteen of a threadgroup's rows: in registers if there is room for them,
+    /// else they stay where they are.
     fn hold(self, array: In, from: Val<u32>, row: Val<u32>, left: Val<u32>) -> Held {
         self.bring(ROWS, array, from, row, left);
         copy_commit();

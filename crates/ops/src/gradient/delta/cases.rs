@@ -56,7 +56,7 @@ enum Which {
     Weights,
 }
 
-/// What a case is about.
+/// The setting of a case.
 struct Setting {
     lengths: &'static [usize],
     net: DeltaNet,

@@ -19,11 +19,11 @@
 //! ```
 //!
 //! The gradients of gates need no matrices. `S / G`, where `G` is the product of all gates up to a
-//! row, depends on gates through `v / G` alone, so that the gradient of `ln g` is the sum of `y dy -
-//! v dv` over the row and all behind it in the sequence ([`delta_gates`]). What lies behind a block
-//! adds up to `<D, S>` at its end; sums begin there, so that what rounding leaves of terms that
-//! cancel does not grow with the sequence. [`delta_operands`] adds up the heads that share a key,
-//! and goes back through the lengths of queries and keys.
+//! row, depends on gates through `v / G` alone, so that the gradient of `ln g` is the sum of
+//! `y dy - v dv` over the row and all behind it in the sequence ([`delta_gates`]). What lies behind
+//! a block adds up to `<D, S>` at its end; sums begin there, so that what rounding leaves of terms
+//! that cancel does not grow with the sequence. [`delta_operands`] adds up the heads that share a
+//! key, and goes back through the lengths of queries and keys.
 
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers};
@@ -172,7 +172,7 @@ fn row_starts(
 /// A row's numbers, of one head.
 #[derive(Clone, Copy)]
 struct Rates {
-    /// What a query and a key are multiplied with.
+    /// Factors of a query and a key.
     q: Val<f32>,
     k: Val<f32>,
     /// The factor by which the matrix decays, and the strength of the correction.
@@ -194,8 +194,8 @@ impl Rates {
     }
 }
 
-/// What all that follow need of a row and a head, `rates[tokens, heads, 4]`: what its query is
-/// multiplied with, its length and the root of its number of elements included; the same of its
+/// Numbers of a row and a head that later kernels need, `rates[tokens, heads, 4]`: what its query
+/// is multiplied with, its length and the root of its number of elements included; the same of its
 /// key; the factor by which the row decays the matrix; and the strength of its correction.
 #[kernel]
 pub fn delta_rates(

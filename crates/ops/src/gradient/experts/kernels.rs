@@ -1,6 +1,6 @@
 //! Kernels of a mixture's gradients, between its products (`moe_gemm` and `moe_gemm_turned`, see
-//! [`crate::moe`]): [`gate_backward`] of each pair's gate, [`route_backward`] of each token's shares.
-//! Both add up in one order, without atomics.
+//! [`crate::moe`]): [`gate_backward`] of each pair's gate, [`route_backward`] of each token's
+//! shares. Both add up in one order, without atomics.
 
 use tile::dsl::*;
 use tile::launch::{Mode, Requirement};
@@ -33,9 +33,10 @@ fn gated(of: Gate, gate: Val<f32>, up: Val<f32>) -> (Val<f32>, [Val<f32>; 2]) {
     }
 }
 
-/// The gradients of each pair's gate, in the place of its operands, and of its share, on the device:
-/// with `h` the gate's value and `back` the loss's gradient with respect to it, were its share one,
-/// `gate` becomes `back dh/dgate`, `up` becomes `back dh/dup`, and `shares` is `<back, h>`.
+/// The gradients of each pair's gate, in the place of its operands, and of its share, on the
+/// device: with `h` the gate's value and `back` the loss's gradient with respect to it, were its
+/// share one, `gate` becomes `back dh/dgate`, `up` becomes `back dh/dup`, and `shares` is
+/// `<back, h>`.
 ///
 /// `gate`, `up` and `back` are `[pairs, ff]`, `shares` `[pairs]`. Where `biased`, what the experts
 /// give has a bias: the buffers `ids` `[pairs]`, `dy` `[pairs / share, width]` of that type and

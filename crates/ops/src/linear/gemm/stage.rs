@@ -119,8 +119,8 @@ impl Side {
         Side::new(shared, source, schedule.bn, unit, rows, width, schedule)
     }
 
-    /// The right operand's block of a matrix that lies turned, with a row for each term: rows `base`
-    /// on of `terms`, of which the block has the columns from `first` on, a multiple of
+    /// The right operand's block of a matrix that lies turned, with a row for each term: rows
+    /// `base` on of `terms`, of which the block has the columns from `first` on, a multiple of
     /// [`Format::run`] as [`GemmSchedule::bn`] is. `width` is the matrix's own.
     #[track_caller]
     pub(crate) fn turned(

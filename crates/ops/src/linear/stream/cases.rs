@@ -1,4 +1,4 @@
-//! What the products of many sequences are tested and timed with.
+//! Tests and benchmarks of the products of many sequences.
 
 use super::{End, Job, Share, StreamTiling, StreamTypes, stream};
 use crate::Unary;

@@ -1,5 +1,5 @@
-//! [`StreamTiling`]: how the products of [`super::stream`] divide their work, and which is picked for a
-//! launch.
+//! [`StreamTiling`]: how the products of [`super::stream`] divide their work, and which is picked
+//! for a launch.
 
 use crate::packed::Format;
 use crate::tuned::{Cost, ForStream};
@@ -20,7 +20,7 @@ pub(super) const SPARE: u32 = EDGE + 4;
 /// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamTiling {
-    /// What a simdgroup has for itself.
+    /// The part of the work that a simdgroup has for itself.
     pub share: Share,
     /// Groups that share a multiprocessor's memory: 1 or 2.
     pub resident: u32,
@@ -37,7 +37,7 @@ pub struct StreamTiling {
     pub stages: u32,
 }
 
-/// What a simdgroup has for itself, among those of its threadgroup.
+/// The part of the work that a simdgroup has for itself in its threadgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Share {
     /// One part of each sum.
@@ -46,7 +46,7 @@ pub enum Share {
     Sums,
 }
 
-/// What a tiling is picked for.
+/// The product that a tiling is picked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Job<'a> {
     /// The formats of the matrices, in the order of the launch.
@@ -61,7 +61,7 @@ pub struct Job<'a> {
     pub shared: u32,
     /// Multiprocessors.
     pub processors: u32,
-    /// What was measured.
+    /// Measurements.
     pub tuned: &'static ForStream,
 }
 
@@ -122,7 +122,7 @@ impl StreamTiling {
             .or_else(|| StreamTiling::pick_for(job, 1))
     }
 
-    /// Likewise, where so many groups are resident if they share terms.
+    /// Likewise, where this many groups are resident if they share terms.
     pub(super) fn pick_for(job: &Job, resident: u32) -> Option<StreamTiling> {
         let &ForStream { stages, enough, few, .. } = job.tuned;
         let terms = StreamTiling::of_terms(job, resident)?;

@@ -15,10 +15,10 @@ const EACH: u32 = PART / THREADS;
 
 /// From `logits` `[rows, vocab]` to `keys` of the same shape, but for rows that have neither mask,
 /// biases nor a window, whose keys are left alone; with the `peaks` `[rows, ceil(vocab / PART), 2]`
-/// (key and token) of every part. `bins` `[rows, BINS, PER_BIN]` become zero. A row's mask in `masks`
-/// has a bit for each token, the lowest of its first word for token 0: those whose bits are not set
-/// become impossible. `biases` holds pairs of a token and the bits of its bias, which apply in their
-/// order; then the tokens of the row's window in `history` are penalised, each once.
+/// (key and token) of every part. `bins` `[rows, BINS, PER_BIN]` become zero. A row's mask in
+/// `masks` has a bit for each token, the lowest of its first word for token 0: those whose bits are
+/// not set become impossible. `biases` holds pairs of a token and the bits of its bias, which apply
+/// in their order; then the tokens of the row's window in `history` are penalised, each once.
 #[kernel]
 pub fn adjust(
     logits: In<{ scalar }>,

@@ -1,4 +1,4 @@
-//! What follows a choice: its log-probability, the words of the next step, and a note to the host.
+//! After a choice: its log-probability, the words of the next step, and a note to the host.
 
 use tile::case::{Bench, Buffer, Case, Expected, Fill, noise};
 use tile::dsl::*;
@@ -21,7 +21,7 @@ pub const EMPTY: u32 = u32::MAX;
 
 /// Below every logit, and still a number.
 const LEAST: f32 = -3.0e38;
-/// What a sum of weights, none of which is negative, becomes by a logit that is [`broken`].
+/// Added to a sum of weights, none of which is negative, for a logit that is [`broken`].
 const SPOILT: f32 = -1.0e30;
 
 /// Whether a logit is NaN or infinity: by its bits, since a compiler may take all numbers for
@@ -92,7 +92,7 @@ pub fn advance(
     });
 }
 
-/// What the token of each row is told from: see [`advance`].
+/// The source of each row's token: see [`advance`].
 #[derive(Clone, Copy)]
 pub(super) struct Picks {
     pub(super) logits: In<f32>,
@@ -170,7 +170,7 @@ pub(super) fn tell(picks: Picks, hand_on: impl FnOnce(Val<u32>, Val<u32>, Val<u3
     }
 }
 
-/// What a step hands on, on the CPU: the next words and the note's log-probability.
+/// The values that a step hands on, on the CPU: the next words and the note's log-probability.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Next {
     token: u32,

@@ -76,14 +76,14 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// In a group of so many threads, at most 1024.
+    /// In a group of `threads` threads, at most 1024.
     #[track_caller]
     pub(super) fn new(threads: u32) -> Scan {
         let simds = threads / 32;
         Scan { simds, sums: Shared::named("simds", simds * PER_BIN) }
     }
 
-    /// What the threads before this one have, and what all have. All threads take part, at any
+    /// The amounts of the threads before this one, and of all. All threads take part, at any
     /// time.
     #[track_caller]
     pub(super) fn before(self, own: Amount) -> (Amount, Amount) {

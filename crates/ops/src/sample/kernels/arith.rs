@@ -1,4 +1,4 @@
-//! What the kernels compute with: logits as ordered whole numbers, weights, 64-bit sums, Philox.
+//! The kernels' arithmetic: logits as ordered whole numbers, weights, 64-bit sums, Philox.
 //!
 //! Everything mirrors the chain on the CPU, bit for bit: [`super::super::wide`] and
 //! [`super::super::philox`].

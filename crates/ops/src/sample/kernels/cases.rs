@@ -48,8 +48,8 @@ struct Ranked {
     weight: u64,
 }
 
-/// What top-k and top-p leave last, by sorting: as much of its rank and then of its id as tells it
-/// from all others, digit by digit, and ones; zeros where there are no tokens.
+/// The last token that top-k and top-p leave, by sorting: as much of its rank and then of its id as
+/// tells it from all others, digit by digit, and ones; zeros where there are no tokens.
 fn last_kept(mut tokens: Vec<Ranked>, options: &Options) -> [u32; 2] {
     tokens.sort_by_key(|t| (t.rank, t.token));
     let all = tokens.clone();
@@ -153,8 +153,9 @@ impl Trial {
         trial
     }
 
-    /// Adds a row's keys, peaks and bins, from its logits after mask, bias and penalties; of a row that
-    /// is `plain`, which has none of them, numbers that nobody may read stand in the place of keys.
+    /// Adds a row's keys, peaks and bins, from its logits after mask, bias and penalties; of a row
+    /// that is `plain`, which has none of them, numbers that nobody may read stand in the place of
+    /// keys.
     fn take(&mut self, adjusted: &[f32], options: &Options, plain: bool) {
         let keys: Vec<u32> = adjusted.iter().map(|&x| key(x)).collect();
         for (part, keys) in keys.chunks(PART as usize).enumerate() {
@@ -216,8 +217,8 @@ impl Trial {
         }
     }
 
-    /// A case of a kernel that reads logits or keys, their peaks and the settings, and has these buffers
-    /// besides.
+    /// A case of a kernel that reads logits or keys, their peaks and the settings, and has these
+    /// buffers besides.
     fn of_keys(
         &self,
         kernel: Recipe,
@@ -296,7 +297,7 @@ pub(super) fn options(vocab: usize) -> Vec<Options> {
     all
 }
 
-/// What changes a noisy row, and why.
+/// A change of a noisy row, and its reason.
 type Change = (fn(&mut [f32]), &'static str);
 
 /// Rows whose answers depend on how equals, infinities and NaN are treated.

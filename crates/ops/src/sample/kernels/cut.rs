@@ -32,7 +32,7 @@ struct Scanned {
     total: Amount,
 }
 
-/// What the threads of a row's group share.
+/// Shared state of the threads of a row's group.
 #[derive(Clone, Copy)]
 struct Team {
     threads: u32,

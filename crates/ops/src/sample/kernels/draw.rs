@@ -10,8 +10,8 @@ use super::{BLOCK, Keys, MOST_TOKENS, NOTHING, PART, Row, SETTINGS, THREADS, row
 use crate::sweep::{begin, require_lengths, when};
 
 /// The token of every row, from what [`super::adjust`] and, where rows have filters, [`super::cut`]
-/// have left; [`NOTHING`](super::NOTHING) where none is possible. `totals` `[rows, ceil(vocab / BLOCK), 2]` is scratch; `arrived` (`[rows]`) is zero
-/// before and after.
+/// have left; [`NOTHING`](super::NOTHING) where none is possible. `totals`
+/// `[rows, ceil(vocab / BLOCK), 2]` is scratch; `arrived` (`[rows]`) is zero before and after.
 ///
 /// Every group sums the weights that are kept in its block. The one that is done last finds the
 /// first token, in order of ids, up to which they are more than the random share of their sum: its

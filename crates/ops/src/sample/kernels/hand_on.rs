@@ -37,10 +37,9 @@ pub fn take(slots: In<u32>, latest: In<u32>, tokens: InOut<u32>) {
 /// Hands the `picked` token of every row on, to where `targets` `[rows, TARGETS]` says: to its slot
 /// in `latest`, for the next step's [`take`]; to a place in `history`; and, with the bits of its
 /// log-probability under `logits` `[rows, vocab]` as they came, to a place in `mail` `[notes, 2]`,
-/// in one store. The log-probability is NaN if a logit is NaN or infinity.
-/// [`NOTHING`] is handed on as token 0 of log-probability minus infinity. A target
-/// that is [`NONE`] is left out. `sums` (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`)
-/// is zero before and after.
+/// in one store. The log-probability is NaN if a logit is NaN or infinity. [`NOTHING`] is handed on
+/// as token 0 of log-probability minus infinity. A target that is [`NONE`] is left out. `sums`
+/// (`[rows, ceil(vocab / SHARE), 2]`) is scratch; `arrived` (`[rows]`) is zero before and after.
 #[kernel]
 pub fn hand_on(
     logits: In<f32>,
@@ -97,8 +96,8 @@ pub(super) fn take_cases() -> Vec<Case> {
     }]
 }
 
-/// Four rows: one with every target, one with none, one whose logits are spoilt, one of which nothing
-/// was possible.
+/// Four rows: one with every target, one with none, one whose logits are spoilt, one of which
+/// nothing was possible.
 pub(super) fn cases() -> Vec<Case> {
     let case = |vocab: usize| {
         let mut logits: Vec<f32> = noise(3, 4 * vocab).iter().map(|x| x * 9.0).collect();

@@ -516,8 +516,8 @@ fn an_export_is_the_adapter_that_was_trained() {
     }
 }
 
-/// Rows of matrices that Hugging Face's model has by turns in one are in its order in the file, from
-/// which another run goes on.
+/// Rows of matrices that Hugging Face's model has by turns in one are in its order in the file,
+/// from which another run goes on.
 #[test]
 fn an_export_has_the_order_of_pefts() {
     for name in ["phi3", "lfm2", "qwen3.5-shared", "qwen3.5-shared-dora", "qwen3-next"] {
