@@ -107,7 +107,7 @@ def read_back(case, path):
     config, reader = models.make_config(case), gguf.GGUFReader(path)
     arch = {"llama": gguf.MODEL_ARCH.LLAMA, "mistral": gguf.MODEL_ARCH.LLAMA,
             "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3, "phi3": gguf.MODEL_ARCH.PHI3,
-            "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3, "mixtral": gguf.MODEL_ARCH.LLAMA,
+            "gemma2": gguf.MODEL_ARCH.GEMMA2, "gemma3": gguf.MODEL_ARCH.GEMMA3, "gemma4": gguf.MODEL_ARCH.GEMMA4, "mixtral": gguf.MODEL_ARCH.LLAMA,
             "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE, "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
             "smollm3": gguf.MODEL_ARCH.SMOLLM3, "granite": gguf.MODEL_ARCH.GRANITE, "olmo2": gguf.MODEL_ARCH.OLMO2,
             "glm4": gguf.MODEL_ARCH.GLM4, "llama4": gguf.MODEL_ARCH.LLAMA4, "gpt2": gguf.MODEL_ARCH.GPT2, "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
@@ -122,7 +122,7 @@ def read_back(case, path):
             "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
-    heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": case.config.get("num_key_value_heads", 0)}
     weights = {}
 
     def decoded(name, shape=None):
@@ -166,6 +166,7 @@ def read_back(case, path):
             continue
         tensor = stored.pop(f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith("sinks")
                             else f"blk.{name.split('.')[2]}.ffn_gate_inp.weight" if name.endswith("router.weight")
+                            else f"blk.{name.split('.')[2]}.layer_output_scale.weight" if name.endswith("layer_scalar")
                             else names.get_name(name, try_suffixes=(".weight", ".bias")), None)
         if tensor is None:
             assert name == "lm_head.weight" and config.tie_word_embeddings, name
@@ -178,7 +179,7 @@ def read_back(case, path):
         if case.family == "gpt_neox" and projection == "query_key_value":
             # One below the other there, by turns for each head here.
             x = x.reshape(3, config.num_attention_heads, -1).swapaxes(0, 1).reshape(shape)
-        if (case.family in HYBRIDS or case.family.startswith(("gemma", "nemotron"))) and name.endswith("norm.weight"):
+        if (case.family in HYBRIDS or case.family.startswith(("gemma", "nemotron"))) and case.family != "gemma4" and name.endswith("norm.weight"):
             x = x - 1.0  # the converter adds it
         weights[name] = x.float()
     assert set(stored) <= {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, stored.keys()

@@ -145,6 +145,22 @@ CASES = [
                rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="default"),
                                     sliding_attention=dict(rope_theta=100.0, rope_type="default"))),
          prefix="language_model.", tower=True),
+    Case("gemma4", "gemma4", "bfloat16", "norms of values, scores that are not scaled; a third layer without a window, whose heads of 32 "
+         "elements are rotated in part and whose keys are its values; factors behind layers",
+         shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+               sliding_window=8, pad_token_id=0, hidden_size_per_layer_input=0, vocab_size_per_layer_input=128, final_logit_softcapping=6.0, tie_word_embeddings=True,
+               layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+               rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="proportional", partial_rotary_factor=0.25),
+                                    sliding_attention=dict(rope_theta=100.0, rope_type="default"))), gguf=("f32",),
+         drop=("per_layer_config",), add=dict(global_head_dim=32, num_global_key_value_heads=1)),  # as published
+    Case("gemma4-small", "gemma4", "bfloat16", "inputs of 16 elements in every layer; the last three layers attend to keys and values of "
+         "the second and third, and their feed-forwards are twice as wide",
+         shape(32, 4, 1, 48, num_hidden_layers=6, head_dim=16, global_head_dim=32, sliding_window=8, pad_token_id=0,
+               hidden_size_per_layer_input=16, vocab_size_per_layer_input=128, num_kv_shared_layers=3, use_double_wide_mlp=True,
+               tie_word_embeddings=True, layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+               rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="proportional", partial_rotary_factor=0.5),
+                                    sliding_attention=dict(rope_theta=100.0, rope_type="default"))), gguf=("f32",),
+         add=dict(global_head_dim=32)),
     Case("mixtral", "mixtral", "bfloat16", "2 of 4 experts, their odds made to sum to one",
          shape(64, 4, 2, 96, num_local_experts=4, num_experts_per_tok=2, rms_norm_eps=1e-5, **rope(10000.0)), gguf=("f32", "q8_0-split")),
     Case("mixtral-one", "mixtral", "float16", "1 expert, which every token takes",
@@ -494,7 +510,7 @@ def widened():
 
 
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
-            "gemma3": "Gemma3", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
+            "gemma3": "Gemma3", "gemma4": "Gemma4", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
             "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "gpt_oss": "GptOss", "smollm3": "SmolLM3",
             "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "glm4_moe": "Glm4Moe", "ministral": "Ministral", "gpt2": "GPT2",
             "ministral3": "Ministral3", "granitemoe": "GraniteMoe", "granitemoeshared": "GraniteMoeShared", "olmo3": "Olmo3", "exaone4": "Exaone4",
@@ -513,7 +529,7 @@ TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, nu
 
 def model_classes(family):
     stem = FAMILIES[family]
-    config = stem + "Text" if family in ("gemma3", "llama4", "qwen3_5", "qwen3_5_moe", *TOWERS) else stem
+    config = stem + "Text" if family in ("gemma3", "gemma4", "llama4", "qwen3_5", "qwen3_5_moe", *TOWERS) else stem
     head = "LMHeadModel" if family == "gpt2" else "ForConditionalGeneration" if family in TOWERS else "ForCausalLM"
     return getattr(transformers, config + "Config"), getattr(transformers, stem + head)
 
@@ -548,8 +564,13 @@ def random_weight(case_name, name, size):
     """
     stream = np.random.Generator(np.random.PCG64([zlib.crc32(case_name.encode()), zlib.crc32(name.encode())]))
     x = stream.standard_normal(size)
+    if name.endswith("layer_scalar"):
+        return 0.7 + 0.1 * x
+    if name.endswith("q_norm.weight") and case_name.startswith("gemma4"):
+        return (1.0 + 0.25 * x) / np.sqrt(size[0])  # scores are not scaled otherwise
     if "norm" in name or ".ln_" in name and name.endswith("weight"):
         less_one = case_name.removeprefix("mlx-").startswith(("gemma", "qwen3-next", "qwen3.5", "nemotron")) and "linear_attn" not in name
+        less_one &= not case_name.startswith("gemma4")
         less_one |= name.endswith("norm.bias")
         return 0.25 * x + (0.0 if less_one else 1.0)
     if name.endswith("A_log"):

@@ -35,7 +35,7 @@ const DEEP: usize = 2 * TILE;
 const ROWS: usize = 192;
 
 /// The longest head.
-pub const MAX_HEAD_DIM: usize = 256;
+pub const MAX_HEAD_DIM: usize = 512;
 
 /// Distance between the rows of queries in scratch: not a power of two, which would map them to few
 /// cache sets.

@@ -91,6 +91,12 @@ fn layers_on_several_devices_are_transformers() {
                     assert!(why.contains("one for each layer and the head"), "{why}");
                     continue;
                 }
+                if case.ends_with("gemma4-small") {
+                    // Inputs of all layers are made of the first one's.
+                    let why = worst.unwrap_err().to_string();
+                    assert!(why.contains("one value between the layers"), "{why}");
+                    continue;
+                }
                 let worst = worst.unwrap();
                 println!("{places}: {} in chunks of {chunk}: {worst:e}", case.display());
                 assert!(worst <= 1e-4, "{places}: {}: {worst:e}", case.display());
@@ -249,6 +255,7 @@ fn layers_shared_by_ranks_are_transformers() {
             (true, _) => Some("query heads that 2 GPUs can share"),
             (false, true) => Some("norms of heads, that 2 GPUs can share"),
             (false, false) if whole(&case) => Some("a whole value"),
+            (false, false) if case.ends_with("gemma4-small") => Some("operands shared alike"),
             (false, false) => None,
         };
         for chunk in [512, 7] {

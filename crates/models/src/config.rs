@@ -44,6 +44,8 @@ pub struct Config {
     /// Parts of canonical names: matrices that GGUF files have in another order than Hugging Face's
     /// form, and not for rotations.
     pub gguf_orders: &'static [&'static str],
+    /// Canonical names of weights that files may hold though no layer reads them.
+    pub spare: Vec<String>,
     /// Assumptions made where the file omits something or is unusual, one line each.
     pub warnings: Vec<String>,
 }
@@ -256,6 +258,7 @@ impl Raw {
             rope,
             rope_by_context: scaling.is_some_and(Scaling::by_context),
             gguf_orders: &[],
+            spare: Vec::new(),
             warnings,
         })
     }
@@ -351,6 +354,8 @@ impl Config {
             scale: None,
             cap: None,
             output_gate: false,
+            value_norm: None,
+            shared: None,
         }
     }
 }

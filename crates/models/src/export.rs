@@ -13,7 +13,9 @@ use crate::keys::Asked;
 use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
-use crate::{Architecture, Config, Options, experts, hybrid, latent, lfm2, minicpm, scaling};
+use crate::{
+    Architecture, Config, Options, experts, gemma4, hybrid, latent, lfm2, minicpm, scaling,
+};
 use formats::gguf::{Array, Value};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
 use nn::Pairing;
@@ -104,6 +106,10 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     if architecture.gguf.is_empty() {
         let expected = "an architecture whose GGUF files are read";
         return Err(Error::new(&place, expected, architecture.name).of(ErrorKind::Unsupported));
+    }
+    if architecture.gguf == gemma4::ARCHITECTURE.gguf {
+        let expected = "one size of heads, settings that GGUF can say";
+        return Err(Error::new(&place, expected, "several").of(ErrorKind::Unsupported));
     }
     // There elements that rotate together lie side by side.
     let halves = config.rope.as_ref().is_some_and(|rope| rope.pairing == Pairing::Half);

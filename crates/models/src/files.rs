@@ -41,6 +41,11 @@ impl<'a> Files<'a> {
         self.with_keys(self.keys.clone().with_usual(usual))
     }
 
+    /// The same, with numbers that GGUF lists for each layer: see [`Keys::with_lists`].
+    pub(crate) fn with_lists(&self, by_layer: &'static [&'static str]) -> Files<'a> {
+        self.with_keys(self.keys.clone().with_lists(by_layer))
+    }
+
     fn with_keys(&self, keys: Keys<'a>) -> Files<'a> {
         Files { keys, outer: self.outer.clone(), ..*self }
     }

@@ -164,16 +164,7 @@ fn layers(
         .map(|i| Block::new(builder, config, attention(config, i), i))
         .collect::<Result<_>>()?;
     let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
-    let head = || -> Result<Layer> {
-        let head = decoder::head(builder, config, &embed, Bias::Never)?;
-        Ok(Box::new(move |hidden| {
-            let logits = head.forward(hidden);
-            match logit_cap {
-                Some(cap) => logits.scale(1.0 / cap).map(Unary::Tanh).scale(cap),
-                None => logits,
-            }
-        }))
-    };
+    let head = || head(builder, config, &embed, logit_cap);
     let head = (ending == Ending::Logits).then(head).transpose()?;
     let hidden = move |step: &Step| {
         let mut x = embed.forward(step).scale((hidden as f32).sqrt()).trace("embed");
@@ -183,4 +174,24 @@ fn layers(
         norm.forward(&x.select()).trace("norm")
     };
     Ok(Layers { blank: builder.program(), hidden: Box::new(hidden), head })
+}
+
+/// The product that makes logits of hidden states, within `cap` of zero.
+///
+/// # Errors
+/// A matrix that is missing, or does not fit the configuration.
+pub(crate) fn head(
+    builder: &Builder<'_>,
+    config: &Config,
+    embed: &Embedding,
+    cap: Option<f32>,
+) -> Result<Layer> {
+    let head = decoder::head(builder, config, embed, Bias::Never)?;
+    Ok(Box::new(move |hidden| {
+        let logits = head.forward(hidden);
+        match cap {
+            Some(cap) => logits.scale(1.0 / cap).map(Unary::Tanh).scale(cap),
+            None => logits,
+        }
+    }))
 }

@@ -12,7 +12,7 @@ use formats::Result;
 use nn::{AttentionOptions, Pairing, QkNorm};
 
 /// The norms of each head.
-const NORMS: &[Row] = &[
+pub(crate) const NORMS: &[Row] = &[
     ("blocks.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
     ("blocks.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
 ];

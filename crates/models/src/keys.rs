@@ -71,13 +71,14 @@ pub(crate) struct Keys<'a> {
     asked: &'a Asked,
     usual: &'static [(&'static str, usize)],
     own: &'static [(&'static str, &'static str)],
+    by_layer: &'static [&'static str],
 }
 
 impl<'a> Keys<'a> {
     /// The keys of `config.json`.
     pub(crate) fn json(file: &'a str, value: &'a Value, asked: &'a Asked) -> Keys<'a> {
         let (prefix, values) = (String::new(), Values::Json(value));
-        Keys { file, prefix, values, asked, usual: &[], own: &[] }
+        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[] }
     }
 
     /// The keys of GGUF metadata below `prefix.`.
@@ -88,7 +89,7 @@ impl<'a> Keys<'a> {
         asked: &'a Asked,
     ) -> Keys<'a> {
         let (prefix, values) = (format!("{prefix}."), Values::Gguf(metadata));
-        Keys { file, prefix, values, asked, usual: &[], own: &[] }
+        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[] }
     }
 
     /// The same keys where `config.json` leaves out whole numbers that the architecture takes for
@@ -101,6 +102,12 @@ impl<'a> Keys<'a> {
     /// name, and that one.
     pub(crate) fn with_names(self, own: &'static [(&'static str, &'static str)]) -> Keys<'a> {
         Keys { own, ..self }
+    }
+
+    /// The same keys where GGUF lists numbers that differ between layers: read as one number, they
+    /// are the first layer's; [`Keys::of_layers`] gives all.
+    pub(crate) fn with_lists(self, by_layer: &'static [&'static str]) -> Keys<'a> {
+        Keys { by_layer, ..self }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
@@ -194,11 +201,15 @@ impl<'a> Keys<'a> {
             let number = value.as_u64().or_else(|| value.as_f64().and_then(whole));
             number.and_then(|n| usize::try_from(n).ok())
         };
+        let key = key.into();
+        let listed = self.by_layer.contains(&key.1);
         let gguf = |metadata: &Metadata, key: &str| match metadata.get(key) {
+            Some(Typed::Array(_)) if listed => {
+                Ok(metadata.u32s(key)?.and_then(|list| list.first().map(|n| *n as usize)))
+            }
             Some(Typed::Array(_)) => one_for_all(metadata, key),
             _ => Ok(metadata.u32(key)?.map(|n| n as usize)),
         };
-        let key = key.into();
         let found = self.read(key, "a whole number", json, gguf)?;
         self.state(key, found.and_then(|n| Some(Typed::U32(u32::try_from(n).ok()?))));
         Ok(found)
@@ -236,6 +247,27 @@ impl<'a> Keys<'a> {
             Some(Typed::Array(_)) => metadata.bools(&spelled),
             _ => Ok(None),
         }
+    }
+
+    /// A list of GGUF's with a number for each of `layers` layers; none where it has none, or one
+    /// number, under the key, and in `config.json`.
+    ///
+    /// # Errors
+    /// A list of another length.
+    pub(crate) fn of_layers(&self, key: Key, layers: usize) -> Result<Option<Vec<usize>>> {
+        let (Values::Gguf(metadata), Some(spelled)) = (self.values, self.ask(key)) else {
+            return Ok(None);
+        };
+        let Some(Typed::Array(_)) = metadata.get(&spelled) else { return Ok(None) };
+        let list = metadata.u32s(&spelled)?.unwrap_or_default();
+        if list.len() != layers {
+            return Err(self.wrong(
+                key,
+                format!("{layers} entries, one for each layer"),
+                list.len(),
+            ));
+        }
+        Ok(Some(list.into_iter().map(|n| n as usize).collect()))
     }
 
     /// A value that stands under `key`, or would.

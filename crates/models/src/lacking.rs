@@ -60,10 +60,7 @@ const LACKING: &[(&str, &[&str])] = &[
             "neo-bert",
         ],
     ),
-    (
-        "embeddings for each layer, and layers that share keys and values",
-        &["gemma3n", "gemma3n_text", "gemma4", "gemma4_text"],
-    ),
+    ("several residual streams that predict each other (AltUp)", &["gemma3n", "gemma3n_text"]),
     ("the lightning attention of MiniMax", &["minimax", "minimax-01"]),
     ("the delta attention of Kimi Linear", &["kimi_linear", "kimi-linear"]),
     ("the activation xIELU", &["apertus"]),

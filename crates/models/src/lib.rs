@@ -23,6 +23,7 @@ mod files;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
@@ -126,6 +127,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &gemma::ARCHITECTURE,
     &gemma2::ARCHITECTURE,
     &gemma3::ARCHITECTURE,
+    &gemma4::ARCHITECTURE,
+    &gemma4::UNIFIED,
     &glm4::GLM,
     &glm4::ARCHITECTURE,
     &glm4_moe::ARCHITECTURE,
@@ -450,7 +453,8 @@ fn load_asking(tensors: &Tensors, options: &Options, asked: &Asked, apart: bool)
             return Err(Error::new(names.place(&weight.name), expected, found.encoding));
         }
     }
-    config.warnings.extend(unused::check(&layers.blank, tensors, &names, options.ending)?);
+    let unused = unused::check(&layers.blank, tensors, &names, options.ending, &config.spare)?;
+    config.warnings.extend(unused);
     let quantised = |weight: &program::Weight| weight.source.is_quantised();
     if names.quantised.is_some() && !layers.blank.weights.iter().any(quantised) {
         config.warnings.push(

@@ -18,6 +18,7 @@ const DERIVED: &[&str] = &[
     "attn.bias",
     "attention.bias",
     "masked_bias",
+    "layer_scalar",
     // Shapes of packed matrices, and orders of their inputs where these are the plain ones.
     "weight_shape",
     "g_idx",
@@ -43,6 +44,7 @@ pub(crate) fn check(
     tensors: &Tensors,
     names: &Names<'_>,
     ending: Ending,
+    spare: &[String],
 ) -> Result<Option<String>> {
     let used: HashSet<&str> = program.weights.iter().flat_map(|w| w.source.tensors()).collect();
     // What a model that ends before its head leaves.
@@ -52,6 +54,8 @@ pub(crate) fn check(
     let derived = |name: &str| {
         left(name) || DERIVED.iter().any(|part| name.contains(part)) || is_nothing(name, tensors)
     };
+    let of = |name: &String| candidates(name, names.dialect, names.tables);
+    let spare: HashSet<String> = spare.iter().flat_map(of).collect();
     // The bias of a matrix that is read is a part of its product.
     let of_matrix = |name: &&str| {
         let stem = name.strip_suffix(".bias");
@@ -83,7 +87,11 @@ pub(crate) fn check(
         gguf && block.is_some_and(of)
     };
     let mut unread = tensors.names().filter(|name| {
-        !used.contains(name) && !derived(name) && !guesses(name) && (gguf || of_blocks(name))
+        !used.contains(name)
+            && !derived(name)
+            && !spare.contains(*name)
+            && !guesses(name)
+            && (gguf || of_blocks(name))
     });
     let Some(first) = unread.next() else { return Ok(None) };
     let more = match unread.count() {

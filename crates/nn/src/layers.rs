@@ -42,6 +42,7 @@ impl Embedding {
 }
 
 /// `[rows, in] -> [rows, out]`.
+#[derive(PartialEq, Eq)]
 pub struct Linear {
     weight: WeightId,
     bias: Option<WeightId>,
@@ -159,17 +160,19 @@ pub struct AttentionOptions {
     /// Whether the attention output is multiplied with `sigmoid(name.gate x)` before the output
     /// projection.
     pub output_gate: bool,
+    /// The eps of an RMS norm over each head of the values, if they have one.
+    pub value_norm: Option<f32>,
+    /// The cache layer whose keys and values are attended to; `None`: the layer's own.
+    pub shared: Option<usize>,
 }
 
 /// Causal self-attention with grouped key/value heads: `[tokens, hidden] -> [tokens, hidden]`.
 pub struct Attention {
-    q: Linear,            // [hidden] -> [heads * head_dim]
-    k: Linear,            // [hidden] -> [kv_heads * head_dim]
-    v: Linear,            // [hidden] -> [kv_heads * head_dim]
+    q: Linear, // [hidden] -> [heads * head_dim]
+    own: Option<KeysValues>,
     gate: Option<Linear>, // [hidden] -> [heads * head_dim]
     o: Linear,            // [heads * head_dim] -> [hidden]
     q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
     rotates_first: bool,
     rope: Option<Rope>,
     stretch: Option<Stretch>,
@@ -177,9 +180,29 @@ pub struct Attention {
     attend: ops::Attention,
 }
 
+/// The projections to keys and values of a layer that has some of its own.
+struct KeysValues {
+    k: Linear, // [hidden] -> [kv_heads * head_dim]
+    v: Linear, // [hidden] -> [kv_heads * head_dim]
+    k_norm: Option<RmsNorm>,
+    v_norm: Option<RmsNorm>,
+}
+
+impl KeysValues {
+    /// Keys before their norm, and values.
+    fn project(&self, x: &Tensor) -> (Tensor, Tensor) {
+        let k = self.k.forward(x);
+        // One matrix for both is multiplied once.
+        let v = if self.v == self.k { k.clone() } else { self.v.forward(x) };
+        let v = self.v_norm.as_ref().map_or_else(|| v.clone(), |norm| norm.forward(&v));
+        (k, v)
+    }
+}
+
 impl Attention {
-    /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm` and `.k_norm`, sinks `.sinks`,
-    /// and an output gate `.gate`. Registers a cache layer.
+    /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm`, `.k_norm` and `.v_norm`, sinks
+    /// `.sinks`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
+    /// where another layer's is shared.
     pub fn new(builder: &Builder<'_>, name: &str, options: AttentionOptions) -> Result<Self> {
         let AttentionOptions { hidden, heads, kv_heads, head_dim, window, .. } = options;
         let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
@@ -194,20 +217,31 @@ impl Attention {
             RmsNorm::new(builder, &format!("{name}.{part}"), width, eps).map(Some)
         };
         let sinks = options.sinks.then(|| builder.weight(&format!("{name}.sinks"), &[heads]));
+        let q = linear("q", [wide, hidden], options.qkv_bias)?;
+        let narrow_part = |part: &str| linear(part, [narrow, hidden], options.qkv_bias);
+        let own = match options.shared {
+            None => Some((narrow_part("k")?, narrow_part("v")?)),
+            Some(_) => None,
+        };
+        let gate = || linear("gate", [wide, hidden], options.qkv_bias);
+        let gate = options.output_gate.then(gate).transpose()?;
+        let o = linear("o", [hidden, wide], options.output_bias)?;
+        let q_norm = norm("q_norm", wide)?;
+        let normed = |(k, v)| -> Result<KeysValues> {
+            let v_norm = |eps| RmsNorm::new(builder, &format!("{name}.v_norm"), head_dim, eps);
+            let v_norm = options.value_norm.map(v_norm).transpose()?;
+            Ok(KeysValues { k, v, k_norm: norm("k_norm", narrow)?, v_norm })
+        };
+        let new = || builder.cache_layer(CacheLayer::keys_values(kv_heads, head_dim, window));
         Ok(Attention {
-            q: linear("q", [wide, hidden], options.qkv_bias)?,
-            k: linear("k", [narrow, hidden], options.qkv_bias)?,
-            v: linear("v", [narrow, hidden], options.qkv_bias)?,
-            gate: options
-                .output_gate
-                .then(|| linear("gate", [wide, hidden], options.qkv_bias))
-                .transpose()?,
-            o: linear("o", [hidden, wide], options.output_bias)?,
-            q_norm: norm("q_norm", wide)?,
-            k_norm: norm("k_norm", narrow)?,
+            q,
+            own: own.map(normed).transpose()?,
+            gate,
+            o,
+            q_norm,
             rotates_first: options.rotates_first,
             attend: ops::Attention {
-                layer: builder.cache_layer(CacheLayer::keys_values(kv_heads, head_dim, window)),
+                layer: options.shared.unwrap_or_else(new),
                 heads,
                 kv_heads,
                 head_dim,
@@ -225,14 +259,17 @@ impl Attention {
 
     /// Projects, rotates, caches, attends and projects back.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        let (q, k, v) = (self.q.forward(x), self.k.forward(x), self.v.forward(x));
+        let q = self.q.forward(x);
+        let own = self.own.as_ref().map(|own| (own, own.project(x)));
         let q = self.turn(&self.q_norm, &q);
         let q = match self.stretch {
             Some(stretch) => q.apply(Op::from(stretch), &[], Vec::new()),
             None => q,
         };
-        let k = self.turn(&self.k_norm, &k);
-        k.sink(Op::from(ops::KvWrite { layer: self.attend.layer }), &[&v]);
+        if let Some((own, (k, v))) = own {
+            let k = self.turn(&own.k_norm, &k);
+            k.sink(Op::from(ops::KvWrite { layer: self.attend.layer }), &[&v]);
+        }
         let sinks = self.sinks.into_iter().collect();
         let y = q.apply(Op::Attention(self.attend.clone()), &[], sinks);
         match &self.gate {

@@ -72,6 +72,8 @@ fn decoder_of(
             scale: None,
             cap: None,
             output_gate: false,
+            value_norm: None,
+            shared: None,
             chunked: false,
             stretch: None,
             rotates_first: false,

@@ -47,6 +47,8 @@ fn folders_compute_the_same_as_files() {
         "falcon-new",
         "gemma2-scalar",
         "gemma3-vision",
+        "gemma4",
+        "gemma4-small",
         "gpt-neo",
         "gpt2-scaled",
         "gptj",

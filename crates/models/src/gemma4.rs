@@ -1,0 +1,265 @@
+//! Gemma 4 (Gemma Team 2026), its decoder of text: Gemma 3 with norms of values too, scores that are
+//! not scaled, and layers that see everything with heads of their own size, whose keys may be their
+//! values. The small ones add a part of a second embedding in every layer (Gemma 3n), and their
+//! last layers attend to the keys and values of earlier ones; the mixture has experts beside the
+//! feed-forward.
+
+mod layers;
+
+use crate::config::{LAYERS, LIMIT, Raw};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::{Recipes, Row};
+use crate::rope::{Rotation, Scaling};
+use crate::stated::Stated;
+use crate::{Architecture, Opened, gemma2, gemma3, scaling, windows};
+use formats::{Error, ErrorKind, Result, shape};
+use layers::{Kind, Plan};
+use nn::{Pairing, Weights};
+
+const NAMES: &[Row] = &[
+    ("blocks.{}.scale", "model.layers.{}.layer_scalar!", "blk.{}.layer_output_scale"),
+    ("inputs", "model.embed_tokens_per_layer", "per_layer_token_embd"),
+    ("inputs_projection", "model.per_layer_model_projection", "per_layer_model_proj"),
+    ("inputs_norm", "model.per_layer_projection_norm", "per_layer_proj_norm"),
+    ("blocks.{}.input.gate", "model.layers.{}.per_layer_input_gate", "blk.{}.inp_gate"),
+    ("blocks.{}.input.projection", "model.layers.{}.per_layer_projection", "blk.{}.proj"),
+    ("blocks.{}.after_input_norm", "model.layers.{}.post_per_layer_input_norm", "blk.{}.post_norm"),
+    ("rope_factors", "", "rope_freqs"),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Gemma 4, its text",
+    name: "gemma4",
+    gguf: "gemma4",
+    class: "Gemma4ForCausalLM",
+    names: &[NAMES, gemma2::NAMES, gemma3::NORMS],
+    signs: None,
+    experts: false,
+    open,
+};
+
+/// The one of 12 billion weights, which has no towers.
+pub(crate) const UNIFIED: Architecture = Architecture {
+    title: "Gemma 4 12B, its text",
+    name: "gemma4_unified",
+    class: "Gemma4UnifiedForCausalLM",
+    ..ARCHITECTURE
+};
+
+/// One layer of so many sees everything.
+const PERIOD: usize = 6;
+
+/// Values that configurations may omit.
+const USUAL: &[(&str, usize)] = &[("head_dim", 256), ("global_head_dim", 512)];
+
+const KV_HEADS: Key = Key("num_key_value_heads", "attention.head_count_kv");
+const FEED_FORWARD: Key = Key("intermediate_size", "feed_forward_length");
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let files = &files.with_usual(USUAL).with_lists(&[KV_HEADS.1, FEED_FORWARD.1]);
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
+    keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
+    // Images see what is behind them; texts do not.
+    keys.only(Key("use_bidirectional_attention", ""), &["vision"])?;
+    if keys.flag(Key("enable_moe_block", ""))? == Some(true) {
+        let error = keys.wrong("enable_moe_block", "false: its experts are not supported", true);
+        return Err(error.of(ErrorKind::Unsupported));
+    }
+    let count = raw.layers.within(1..=LAYERS)?;
+    raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
+    // The last layer sees everything, whatever its list says.
+    raw.windows.resize(count, None);
+    raw.windows[count - 1] = None;
+    let sizes = head_sizes(files, &raw)?;
+    let kv_heads = kv_heads(files, &raw)?;
+    let [local, global] = rotations(files, &raw, &sizes)?;
+    let feed_forward = keys.of_layers(FEED_FORWARD, count)?;
+    let width = raw.feed_forward.clone();
+    raw.head_dim = Some(sizes[0].clone());
+    raw.kv_heads = kv_heads[0].clone();
+    raw.rotation = Some(local.clone());
+    let heads = raw.heads.value;
+    let loaded = raw.loaded;
+    let mut config = raw.check()?;
+    let context = loaded.unwrap_or(config.context);
+    let kind = |i: usize, rotation: &Rotation| -> Result<Kind> {
+        let (head_dim, kv_heads) = (sizes[i].within(1..=1 << 14)?, kv_heads[i].clone());
+        if !heads.is_multiple_of(kv_heads.within(1..=1 << 16)?) {
+            let expected = format!("a divisor of the {heads} query heads");
+            return Err(kv_heads.wrong(expected, kv_heads.value));
+        }
+        let rope = rotation.rope(head_dim, &sizes[i], Pairing::Half, context)?;
+        Ok(Kind { head_dim, kv_heads: kv_heads.value, rope })
+    };
+    let kinds = [kind(0, &local)?, kind(1, &global)?];
+    let shared = shared(files, &config.windows)?;
+    // Checkpoints have them, of no use.
+    let layers = shared.iter().enumerate().filter(|(_, shared)| shared.is_some());
+    config.spare = layers
+        .flat_map(|(i, _)| ["k", "v", "k_norm"].map(|part| format!("blocks.{i}.attention.{part}")))
+        .collect();
+    let wide = keys.flag(Key("use_double_wide_mlp", ""))? == Some(true);
+    let feed_forward = feed_forward.unwrap_or_else(|| {
+        let twice = |shared: &Option<usize>| if wide && shared.is_some() { 2 } else { 1 };
+        shared.iter().map(|shared| config.feed_forward * twice(shared)).collect()
+    });
+    if let Some(odd) = feed_forward.iter().find(|width| !(1..=LIMIT).contains(*width)) {
+        return Err(width.wrong(format!("numbers from 1 to {LIMIT}"), odd));
+    }
+    let input = Key("hidden_size_per_layer_input", "embedding_length_per_layer_input");
+    let input = keys.size(input)?.filter(|input| input.value > 0);
+    let input = input.map_or(Ok(0), |input| input.within(1..=1 << 14))?;
+    keys.size(Key("vocab_size_per_layer_input", ""))?;
+    let cap = keys.number(Key("final_logit_softcapping", "final_logit_softcapping"))?;
+    let plan = Plan {
+        kinds,
+        feed_forward,
+        shared,
+        scales: scales(files, count)?,
+        input,
+        logit_cap: cap.map(|cap| cap.positive()).transpose()?.map(|cap| cap as f32),
+        bias: files.bias("attention_bias")?,
+    };
+    let of = config.clone();
+    let build = move |weights: &dyn Weights, ending| {
+        let change = |weights: &dyn Weights, name: &str| layers::values(&plan, weights, name);
+        layers::build(&Recipes { weights, change }, &of, &plan, ending)
+    };
+    Ok(Opened { config, build: Box::new(build) })
+}
+
+/// What `per_layer_config` says of the layers that see everything, as Transformers writes it of late.
+fn of_globals(files: &Files<'_>, raw: &Raw, key: &'static str) -> Result<Option<Stated<usize>>> {
+    const OWN: &str = "per_layer_config";
+    let keys = &files.keys;
+    let Some(layers) = keys.get(OWN).filter(|_| keys.dialect() == Dialect::HuggingFace) else {
+        return Ok(None);
+    };
+    let layers = layers.as_object().ok_or_else(|| keys.odd(OWN, "an object", layers))?;
+    let mut found = None;
+    for (layer, settings) in layers {
+        let window = layer.parse().ok().and_then(|i: usize| raw.windows.get(i));
+        let whole = settings.as_object().is_some_and(|settings| {
+            let known = |(key, value): (&String, &serde_json::Value)| {
+                ["head_dim", "num_key_value_heads"].contains(&key.as_str()) && value.is_u64()
+            };
+            settings.iter().all(known)
+        });
+        let value = settings.get(key).and_then(serde_json::Value::as_u64);
+        if window != Some(&None) || !whole || found.is_some_and(|found| found != value) {
+            let expected =
+                "sizes of heads and counts of keys, alike in all layers without a window";
+            return Err(keys.odd(OWN, expected, settings).of(ErrorKind::Unsupported));
+        }
+        found = Some(value);
+    }
+    Ok(found.flatten().map(|value| keys.stated(OWN, usize::try_from(value).unwrap_or(usize::MAX))))
+}
+
+/// Elements of a head in layers within a window, and in those that see everything.
+fn head_sizes(files: &Files<'_>, raw: &Raw) -> Result<[Stated<usize>; 2]> {
+    let keys = &files.keys;
+    if keys.dialect() == Dialect::HuggingFace {
+        let (local, global) = (keys.needed("head_dim")?, keys.needed("global_head_dim")?);
+        return Ok([local, of_globals(files, raw, "head_dim")?.unwrap_or(global)]);
+    }
+    let local = keys.needed(Key("", "attention.key_length_swa"))?;
+    let values = keys.needed(Key("", "attention.value_length_swa"))?;
+    if values.value != local.value {
+        let expected = format!("{}, as {} says", local.value, local.key());
+        return Err(values.wrong(expected, values.value));
+    }
+    Ok([local, keys.needed(Key("", "attention.key_length"))?])
+}
+
+/// Key/value heads of layers within a window, and of those that see everything.
+fn kv_heads(files: &Files<'_>, raw: &Raw) -> Result<[Stated<usize>; 2]> {
+    let keys = &files.keys;
+    if let Some(list) = keys.of_layers(KV_HEADS, raw.windows.len())? {
+        let of = |local: bool| {
+            let kind = || raw.windows.iter().zip(&list).filter(|(w, _)| w.is_some() == local);
+            let first = kind().next().map_or(raw.kv_heads.value, |(_, n)| *n);
+            match kind().find(|(_, n)| **n != first) {
+                Some((_, other)) => {
+                    let expected = "the same number in all layers of a kind";
+                    Err(keys.wrong(KV_HEADS, expected, format!("{first} and {other}")))
+                }
+                None => Ok(keys.stated(KV_HEADS, first)),
+            }
+        };
+        return Ok([of(true)?, of(false)?]);
+    }
+    let own = keys.size(Key("num_global_key_value_heads", ""))?;
+    let same = keys.flag(Key("attention_k_eq_v", ""))? == Some(true);
+    let own = of_globals(files, raw, "num_key_value_heads")?.or(own.filter(|_| same));
+    Ok([raw.kv_heads.clone(), own.unwrap_or_else(|| raw.kv_heads.clone())])
+}
+
+/// The rotations of layers within a window, and of those that see everything.
+fn rotations(
+    files: &Files<'_>,
+    raw: &Raw,
+    [local_size, global_size]: &[Stated<usize>; 2],
+) -> Result<[Rotation; 2]> {
+    let keys = &files.keys;
+    let plain = |theta, rotary| {
+        let scaling = keys.stated("rope_parameters", Scaling::None);
+        Rotation { theta, rotary, scaling }
+    };
+    if let (Dialect::Gguf, Some(global)) = (keys.dialect(), &raw.rotation) {
+        let theta = keys.number_or(Key("", "rope.freq_base_swa"), 10_000.0)?;
+        let rotary = keys.size(Key("", "rope.dimension_count_swa"))?;
+        return Ok([plain(theta, rotary), global.clone()]);
+    }
+    let of = |kind, size: &Stated<usize>| scaling::of_kind(files, kind, size.value);
+    let usual = |theta: f64| plain(keys.stated("rope_parameters", theta), None);
+    let local = of("sliding_attention", local_size)?.unwrap_or_else(|| usual(10_000.0));
+    let global = of("full_attention", global_size)?.unwrap_or_else(|| {
+        let scaling = Scaling::Proportional { part: 0.25, factor: 1.0 };
+        Rotation { scaling: keys.stated("rope_parameters", scaling), ..usual(1_000_000.0) }
+    });
+    Ok([local, global])
+}
+
+/// For each layer, the earlier one to whose keys and values it attends, if it has none: the last
+/// one of its kind that has.
+fn shared(files: &Files<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usize>>> {
+    let shared = Key("num_kv_shared_layers", "attention.shared_kv_layers");
+    let stated = files.keys.size(shared)?;
+    let own = windows.len() - stated.as_ref().map_or(Ok(0), |n| n.within(0..=windows.len()))?;
+    let of = |(i, window): (usize, &Option<usize>)| {
+        if i < own {
+            return Ok(None);
+        }
+        let alike = |at: &usize| windows[*at].is_some() == window.is_some();
+        let none = || {
+            let expected = "layers of both kinds that have keys of their own";
+            files.keys.wrong(shared, expected, windows.len() - own)
+        };
+        (0..own).rev().find(alike).map(Some).ok_or_else(none)
+    };
+    windows.iter().enumerate().map(of).collect()
+}
+
+/// The factor on the residual stream behind each layer, which the weights say.
+fn scales(files: &Files<'_>, count: usize) -> Result<Vec<f32>> {
+    let one = |i: usize| {
+        let name = format!("blocks.{i}.scale");
+        let (Some(stored), Some(tensors)) = (files.names.find(&name)?, files.tensors) else {
+            return Ok(1.0);
+        };
+        let place = || files.names.place(&name);
+        if stored.shape.iter().product::<usize>() != 1 {
+            return Err(Error::new(place(), "one number", shape(&stored.shape)));
+        }
+        let read = stored.source.read(tensors).and_then(|number| number.to_f32());
+        let number = read.map_err(|e| Error { place: place(), ..e })?[0];
+        match number.is_finite() {
+            true => Ok(number),
+            false => Err(Error::new(place(), "a finite number", number)),
+        }
+    };
+    (0..count).map(one).collect()
+}

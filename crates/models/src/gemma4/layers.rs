@@ -1,0 +1,204 @@
+//! The layers of Gemma 4.
+//!
+//! ```text
+//! x = x + norm(attention(norm(x)))
+//! x = x + norm(mlp(norm(x)))
+//! x = x + norm(projection(gelu(gate(x)) * input_i))      where layers have inputs of their own
+//! x = scale_i * x
+//! inputs = (sqrt(width) table[token] + norm(projection(x_0) / sqrt(hidden))) / sqrt(2)
+//! ```
+
+use crate::decoder::Layer;
+use crate::{Config, Ending, Layers, gemma2};
+use formats::{Result, Source};
+use nn::{
+    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, QkNorm, RmsNorm, Rope,
+    Step, Stored, Tensor, Unary, Weights,
+};
+use ops::{Op, Splice};
+
+/// What layers of one kind have in common.
+#[derive(Debug, Clone)]
+pub(super) struct Kind {
+    pub(super) head_dim: usize,
+    pub(super) kv_heads: usize,
+    pub(super) rope: Rope,
+}
+
+/// The numbers of the layers beside those of [`Config`].
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    /// Layers within a window, and layers that see everything.
+    pub(super) kinds: [Kind; 2],
+    /// The width of each layer's feed-forward.
+    pub(super) feed_forward: Vec<usize>,
+    /// The layer to whose keys and values each layer attends, if not to its own.
+    pub(super) shared: Vec<Option<usize>>,
+    /// The factor on the residual stream behind each layer.
+    pub(super) scales: Vec<f32>,
+    /// The width of the input that each layer has of its own; 0: they have none.
+    pub(super) input: usize,
+    /// The bound on logits.
+    pub(super) logit_cap: Option<f32>,
+    /// Biases of attention.
+    pub(super) bias: Bias,
+}
+
+/// Weights that are not stored: ones for the norms of values, and keys' matrices for values where
+/// these have none.
+pub(super) fn values(plan: &Plan, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+    let Some((block, part)) = name.rsplit_once(".attention.") else { return Ok(None) };
+    if part == "v" && weights.find(name)?.is_none() {
+        return weights.find(&format!("{block}.attention.k"));
+    }
+    let at = block.rsplit('.').next().and_then(|i| i.parse::<usize>().ok());
+    let (Some(_), "v_norm") = (at, part) else { return Ok(None) };
+    let q_norm = weights.find(&format!("{block}.attention.q_norm"))?;
+    let shape = q_norm.map_or_else(|| vec![plan.kinds[0].head_dim], |norm| norm.shape);
+    let source = Source::Plus(Box::new(Source::Zeros(shape.clone())), 1.0);
+    Ok(Some(Stored { source, shape }))
+}
+
+/// The inputs of all layers, one beside the other in each row.
+struct Inputs {
+    table: Embedding,   // [tokens] -> [layers * width]
+    projection: Linear, // [hidden] -> [layers * width]
+    norm: RmsNorm,
+    width: usize,
+    hidden: usize,
+}
+
+impl Inputs {
+    fn new(builder: &Builder<'_>, config: &Config, width: usize) -> Result<Inputs> {
+        let (all, hidden) = (config.layers * width, config.hidden);
+        Ok(Inputs {
+            table: Embedding::new(builder, "inputs", config.vocab, all)?,
+            projection: Linear::new(builder, "inputs_projection", [all, hidden], Bias::Never)?,
+            norm: RmsNorm::new(builder, "inputs_norm", width, config.norm_eps)?,
+            width,
+            hidden,
+        })
+    }
+
+    /// The inputs of the step's tokens, whose embeddings are `x`.
+    fn forward(&self, step: &Step, x: &Tensor) -> Tensor {
+        let projected = self.projection.forward(x).scale(1.0 / (self.hidden as f32).sqrt());
+        let own = self.table.forward(step).scale((self.width as f32).sqrt());
+        self.norm.forward(&projected).add(&own).scale(0.5f32.sqrt())
+    }
+}
+
+/// How a layer takes its input in.
+struct Input {
+    gate: Linear,       // [hidden] -> [width]
+    projection: Linear, // [width] -> [hidden]
+    after: RmsNorm,
+    part: Splice,
+}
+
+impl Input {
+    fn new(builder: &Builder<'_>, config: &Config, width: usize, i: usize) -> Result<Input> {
+        let (name, hidden) = (format!("blocks.{i}.input"), config.hidden);
+        let linear =
+            |part: &str, shape| Linear::new(builder, &format!("{name}.{part}"), shape, Bias::Never);
+        let after = format!("blocks.{i}.after_input_norm");
+        Ok(Input {
+            gate: linear("gate", [width, hidden])?,
+            projection: linear("projection", [hidden, width])?,
+            after: RmsNorm::new(builder, &after, hidden, config.norm_eps)?,
+            part: Splice { heads: 1, start: i * width, count: width, shared: false, width },
+        })
+    }
+
+    fn forward(&self, x: &Tensor, inputs: &Tensor) -> Tensor {
+        let own = inputs.apply(Op::from(self.part), &[], Vec::new());
+        let y = self.gate.forward(x).map(Unary::GeluTanh).mul(&own);
+        x.add(&self.after.forward(&self.projection.forward(&y)))
+    }
+}
+
+struct Block {
+    attention_norm: RmsNorm,
+    attention: Attention,
+    after_attention_norm: RmsNorm,
+    mlp_norm: RmsNorm,
+    mlp: Mlp,
+    after_mlp_norm: RmsNorm,
+    input: Option<Input>,
+    scale: f32,
+}
+
+impl Block {
+    fn new(builder: &Builder<'_>, config: &Config, plan: &Plan, i: usize) -> Result<Block> {
+        let (hidden, eps) = (config.hidden, config.norm_eps);
+        let norm = |name: &str| RmsNorm::new(builder, &format!("blocks.{i}.{name}"), hidden, eps);
+        let options = config.attention(i);
+        let kind = &plan.kinds[usize::from(options.window.is_none())];
+        let options = AttentionOptions {
+            head_dim: kind.head_dim,
+            kv_heads: kind.kv_heads,
+            rope: Some(kind.rope.clone()),
+            scale: Some(1.0),
+            qk_norm: QkNorm::Heads(eps),
+            value_norm: Some(eps),
+            qkv_bias: plan.bias,
+            output_bias: plan.bias,
+            shared: plan.shared[i],
+            ..options
+        };
+        let (sizes, name) = ([hidden, plan.feed_forward[i]], format!("blocks.{i}.mlp"));
+        let input = || Input::new(builder, config, plan.input, i);
+        Ok(Block {
+            attention_norm: norm("attention_norm")?,
+            attention: Attention::new(builder, &format!("blocks.{i}.attention"), options)?,
+            after_attention_norm: norm("after_attention_norm")?,
+            mlp_norm: norm("mlp_norm")?,
+            mlp: Mlp::gated(builder, &name, sizes, Bias::Never, Unary::GeluTanh)?,
+            after_mlp_norm: norm("after_mlp_norm")?,
+            input: (plan.input > 0).then(input).transpose()?,
+            scale: plan.scales[i],
+        })
+    }
+
+    fn forward(&self, x: &Tensor, inputs: Option<&Tensor>) -> Tensor {
+        let y = self.attention.forward(&self.attention_norm.forward(x));
+        let x = x.add(&self.after_attention_norm.forward(&y));
+        let y = self.mlp.forward(&self.mlp_norm.forward(&x));
+        let x = x.add(&self.after_mlp_norm.forward(&y));
+        let x = match (&self.input, inputs) {
+            (Some(input), Some(inputs)) => input.forward(&x, inputs),
+            _ => x,
+        };
+        if self.scale == 1.0 { x } else { x.scale(self.scale) }
+    }
+}
+
+/// The layers of the model that `plan` describes.
+///
+/// # Errors
+/// Weights that are missing, or do not fit the configuration.
+pub(super) fn build(
+    weights: &dyn Weights,
+    config: &Config,
+    plan: &Plan,
+    ending: Ending,
+) -> Result<Layers> {
+    let builder = &Builder::new(weights);
+    let (hidden, cap) = (config.hidden, plan.logit_cap);
+    let embed = Embedding::new(builder, "embed", config.vocab, hidden)?;
+    let inputs = (plan.input > 0).then(|| Inputs::new(builder, config, plan.input)).transpose()?;
+    let blocks: Vec<Block> =
+        (0..config.layers).map(|i| Block::new(builder, config, plan, i)).collect::<Result<_>>()?;
+    let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
+    let head = || -> Result<Layer> { gemma2::head(builder, config, &embed, cap) };
+    let head = (ending == Ending::Logits).then(head).transpose()?;
+    let hidden = move |step: &Step| {
+        let mut x = embed.forward(step).scale((hidden as f32).sqrt()).trace("embed");
+        let inputs = inputs.as_ref().map(|inputs| inputs.forward(step, &x));
+        for (i, block) in blocks.iter().enumerate() {
+            x = block.forward(&x, inputs.as_ref()).trace(format!("blocks.{i}"));
+        }
+        norm.forward(&x.select()).trace("norm")
+    };
+    Ok(Layers { blank: builder.program(), hidden: Box::new(hidden), head })
+}
