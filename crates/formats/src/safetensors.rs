@@ -16,7 +16,7 @@ use crate::aside::Aside;
 use crate::error::{clipped, shape};
 use crate::gguf::TensorSpec;
 use crate::map::Map;
-use crate::tensors::{Tensor, sorted_unique};
+use crate::tensors::{Tensor, TensorInfo, sorted_unique};
 use crate::{DType, Error, Result};
 
 /// The longest header the format allows.
@@ -31,21 +31,6 @@ pub struct Header {
     pub tensors: Vec<TensorInfo>,
     /// Where the data begins, in bytes from the start of the file.
     pub data_start: u64,
-}
-
-/// Where one tensor's data lies, and what it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Its name, e.g. `model.layers.0.self_attn.q_proj.weight`.
-    pub name: String,
-    /// How its elements are stored.
-    pub dtype: DType,
-    /// Row-major, outermost first; empty for a scalar.
-    pub shape: Vec<usize>,
-    /// First byte, from the start of the file.
-    pub start: u64,
-    /// Length in bytes.
-    pub len: u64,
 }
 
 /// One value of the JSON header.
@@ -270,26 +255,18 @@ impl Safetensors {
 
     /// All tensors, in the order of their data.
     pub fn iter(&self) -> impl Iterator<Item = Tensor<'_>> {
-        self.header.tensors.iter().filter_map(|info| self.tensor(info))
+        self.header.tensors.iter().filter_map(|info| info.view(self.map.bytes()))
     }
 
     /// The tensor of that name.
     pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
         let tensors = &self.header.tensors;
         let found = self.by_name.binary_search_by(|&i| tensors[i].name.as_str().cmp(name)).ok()?;
-        self.tensor(&tensors[self.by_name[found]])
+        tensors[self.by_name[found]].view(self.map.bytes())
     }
 
     pub(crate) fn map(&self) -> &Map {
         &self.map
-    }
-
-    /// The view of one tensor. `parse` has checked that its bytes are there.
-    fn tensor<'a>(&'a self, info: &'a TensorInfo) -> Option<Tensor<'a>> {
-        let start = usize::try_from(info.start).ok()?;
-        let end = start.checked_add(usize::try_from(info.len).ok()?)?;
-        let bytes = self.map.bytes().get(start..end)?;
-        Some(Tensor { name: &info.name, dtype: info.dtype, shape: &info.shape, bytes })
     }
 }
 

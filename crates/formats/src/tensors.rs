@@ -9,6 +9,31 @@ use crate::gguf::Gguf;
 use crate::map::{Map, Stamp};
 use crate::{DType, Error, Location, Result};
 
+/// Where one tensor's data lies in a file, and what it is, as the file's header says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name in the file.
+    pub name: String,
+    /// How its elements are stored.
+    pub dtype: DType,
+    /// Row-major, outermost first (GGUF's own order reversed); empty for a scalar.
+    pub shape: Vec<usize>,
+    /// First byte, from the start of the file.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl TensorInfo {
+    /// The view of the tensor in its file, if its bytes are there.
+    pub(crate) fn view<'a>(&'a self, file: &'a [u8]) -> Option<Tensor<'a>> {
+        let start = usize::try_from(self.start).ok()?;
+        let end = start.checked_add(usize::try_from(self.len).ok()?)?;
+        let bytes = file.get(start..end)?;
+        Some(Tensor { name: &self.name, dtype: self.dtype, shape: &self.shape, bytes })
+    }
+}
+
 /// A view of one tensor in a mapped file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Tensor<'a> {

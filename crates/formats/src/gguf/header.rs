@@ -13,7 +13,7 @@ use super::cursor::Cursor;
 use super::metadata::Metadata;
 use super::value::Value;
 use crate::error::{clipped, shape as shape_text};
-use crate::{DType, Error, Result};
+use crate::{DType, Error, Result, TensorInfo};
 
 /// The part of a GGUF file before its data.
 #[derive(Debug, Clone)]
@@ -24,25 +24,11 @@ pub struct Header {
     pub alignment: u64,
     /// Keys and values.
     pub metadata: Metadata,
-    /// Tensors in file order, with distinct names and disjoint data inside the file.
+    /// Tensors in file order, with distinct names and disjoint data inside the file. No dimension
+    /// is 0.
     pub tensors: Vec<TensorInfo>,
     /// Where the data begins, in bytes from the start of the file.
     pub data_start: u64,
-}
-
-/// Where one tensor's data lies, and what it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Its name, e.g. `blk.0.attn_q.weight`.
-    pub name: String,
-    /// How its elements are stored.
-    pub dtype: DType,
-    /// Row-major, outermost dimension first (GGUF's own order reversed); no dimension is 0.
-    pub shape: Vec<usize>,
-    /// First byte, from the start of the file.
-    pub start: u64,
-    /// Length in bytes.
-    pub len: u64,
 }
 
 /// ggml's own limit on dimensions.

@@ -8,7 +8,7 @@ mod write;
 
 use std::path::{Path, PathBuf};
 
-pub use header::{Header, TensorInfo, first_keys, parse};
+pub use header::{Header, first_keys, parse};
 pub use metadata::Metadata;
 pub use value::{Array, Value};
 pub use write::{TensorSpec, Writer};
@@ -128,9 +128,9 @@ impl Gguf {
 
     /// All tensors, in file order.
     pub fn iter(&self) -> impl Iterator<Item = Tensor<'_>> {
-        self.shards
-            .iter()
-            .flat_map(|shard| shard.header.tensors.iter().filter_map(|info| shard.tensor(info)))
+        self.shards.iter().flat_map(|shard| {
+            shard.header.tensors.iter().filter_map(|info| info.view(shard.map.bytes()))
+        })
     }
 
     /// The tensor of that name.
@@ -139,21 +139,11 @@ impl Gguf {
         let found =
             self.by_name.binary_search_by(|place| info(place).name.as_str().cmp(name)).ok()?;
         let place = &self.by_name[found];
-        self.shards[place.0].tensor(info(place))
+        info(place).view(self.shards[place.0].map.bytes())
     }
 
     pub(crate) fn maps(&self) -> impl Iterator<Item = &Map> {
         self.shards.iter().map(|shard| &shard.map)
-    }
-}
-
-impl Shard {
-    /// The view of one of this shard's tensors. `parse` has checked that its bytes are there.
-    fn tensor<'a>(&'a self, info: &'a TensorInfo) -> Option<Tensor<'a>> {
-        let start = usize::try_from(info.start).ok()?;
-        let end = start.checked_add(usize::try_from(info.len).ok()?)?;
-        let bytes = self.map.bytes().get(start..end)?;
-        Some(Tensor { name: &info.name, dtype: info.dtype, shape: &info.shape, bytes })
     }
 }
 
