@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use serde_json::json;
 use tokens::template::Now;
-use tokens::{ChatTemplate, Request};
+use tokens::{ChatTemplate, TemplateInput};
 
 fuzz_target!(|source: &str| {
     let Ok(template) = ChatTemplate::from_source(source) else { return };
@@ -18,14 +18,14 @@ fuzz_target!(|source: &str| {
     ];
     let tools = json!([{"type": "function", "function": {"name": "less", "parameters": {"type": "object", "properties": {}}}}]);
     for tools in [None, Some(&tools)] {
-        let request = Request {
+        let request = TemplateInput {
             messages: &messages,
             tools,
             add_generation_prompt: true,
             bos_token: Some("<s>"),
             eos_token: Some("</s>"),
             now: Some(Now(0)),
-            ..Request::default()
+            ..TemplateInput::default()
         };
         let first = template.render(&request);
         assert_eq!(first, template.render(&request));

@@ -5,7 +5,7 @@ use crate::{Base, fused};
 use formats::safetensors::{self, Safetensors};
 use formats::{AsideFolder, DType, Error, ErrorKind, Result, Source, Tensor};
 use ops::low_rank::Delta;
-use program::{Adapter, Site};
+use program::{AdapterFactors, Site};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ struct Part<'a> {
 /// # Errors
 /// A base that is no folder of floats, a matrix that two layers share and one of them changes, a
 /// folder that is there, I/O.
-pub fn fuse(base: &Base<'_>, adapter: &Adapter, to: &Path) -> Result<()> {
+pub fn fuse(base: &Base<'_>, adapter: &AdapterFactors, to: &Path) -> Result<()> {
     let folder = base.tensors.folder().ok_or_else(|| {
         let error =
             Error::new(base.tensors.path().display(), "a folder of safetensors", "another file");
@@ -55,7 +55,7 @@ pub fn fuse(base: &Base<'_>, adapter: &Adapter, to: &Path) -> Result<()> {
 fn parts<'a>(
     base: &'a Base<'_>,
     sites: &'a [Site],
-    adapter: &'a Adapter,
+    adapter: &'a AdapterFactors,
 ) -> Result<BTreeMap<&'a str, Vec<Part<'a>>>> {
     adapter.check(sites)?;
     let mut parts: BTreeMap<&str, Vec<Part<'_>>> = BTreeMap::new();

@@ -4,7 +4,7 @@
 //! [`File::open`] reads settings and the table of tensors and refuses what it would have to guess.
 //! [`File::resolve`] finds the matrices that the adapter changes by the model's own tables of
 //! names, whichever dialect either of them is in, and makes of the adapter what devices take: a
-//! [`program::Adapter`]. No weight of the model is changed.
+//! [`program::AdapterFactors`]. No weight of the model is changed.
 
 mod fuse;
 mod gguf;

@@ -7,7 +7,7 @@ use formats::{
 };
 use models::Config;
 use ops::low_rank::{Delta, Gain};
-use program::{Adapter, Program, Site, WeightId};
+use program::{AdapterFactors, Program, Site, WeightId};
 
 /// The model that an adapter is for.
 #[derive(Clone, Copy)]
@@ -65,7 +65,7 @@ impl File {
     /// # Errors
     /// A matrix that the model does not have, factors of other shapes or that are not finite, by
     /// file and key.
-    pub fn resolve(&self, base: &Base<'_>, strength: f64) -> Result<Adapter> {
+    pub fn resolve(&self, base: &Base<'_>, strength: f64) -> Result<AdapterFactors> {
         if !strength.is_finite() {
             let place = self.path.display();
             return Err(Error::new(place, "a scale that is finite", strength));
@@ -79,7 +79,7 @@ impl File {
             }
         }
         let sites = base.program.adaptable();
-        let mut adapter = Adapter::default();
+        let mut adapter = AdapterFactors::default();
         for change in &self.changes {
             let targets = self.targets(base, &sites, change)?;
             let [input, output] = match targets.first() {
@@ -137,7 +137,7 @@ impl File {
         change: &Change,
         (rank, down, up): (usize, &[f32], &[f32]),
         strength: f64,
-        adapter: &mut Adapter,
+        adapter: &mut AdapterFactors,
     ) -> Result<()> {
         let Some(head) = sites.iter().find(|s| s.name == "head").filter(|_| base.config.tied)
         else {
@@ -386,7 +386,7 @@ fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Resul
 ///
 /// # Errors
 /// A matrix that the model's files do not have.
-pub fn shortened(base: &Base<'_>, mut adapter: Adapter) -> Result<Adapter> {
+pub fn shortened(base: &Base<'_>, mut adapter: AdapterFactors) -> Result<AdapterFactors> {
     for site in base.program.adaptable() {
         let Some(delta) = adapter.deltas.get_mut(&site.name) else { continue };
         let weight = &base.program.weights[site.weight.0];

@@ -3,7 +3,7 @@
 use delft_adapters::{AdapterFormat, Base, File};
 use formats::safetensors::{self, Safetensors};
 use formats::{DType, Result, Tensor, Tensors};
-use program::Adapter;
+use program::AdapterFactors;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ fn fixtures() -> PathBuf {
 }
 
 /// The adapter behind a path, for a model.
-fn read(base: &str, path: &Path, strength: f64) -> Result<Adapter> {
+fn read(base: &str, path: &Path, strength: f64) -> Result<AdapterFactors> {
     let tensors = Tensors::open(testing::models().join(base))?;
     let model = models::load(&tensors, &models::Options::default())?;
     let program = program::fuse(&model.record(false)?);
@@ -337,7 +337,7 @@ fn the_reference_interpreter_agrees_with_peft() {
             Step { kind, tokens: &tokens, sequences: &sequences, outputs: &outputs, input: &[] };
         let weight = |id: WeightId| program.weights[id.0].read(&tensors)?.to_f32();
         for (adapter, name) in [(Some(&adapter), "logits"), (None, "plain")] {
-            let mut cache = reference::Cache::default();
+            let mut cache = reference::ReferenceCache::default();
             let values = reference::adapted(&program, &weight, adapter, &mut cache, &step).unwrap();
             let want = truth.get(name).unwrap().to_f32().unwrap();
             let worst = values[program.results[0].0]

@@ -14,7 +14,7 @@ mod values;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use delft::Place;
+use delft::DeviceSpec;
 
 use crate::environment;
 use crate::grammar::GrammarArgs;
@@ -178,8 +178,8 @@ pub(crate) struct LoadArgs {
     pub(crate) threads: Option<u64>,
     /// Where to compute: auto (a GPU that the model fits, else the CPU), cpu, cuda, cuda:N, metal,
     /// or several GPUs that share the model: cuda:0,1
-    #[arg(long, value_name = "DEVICE", default_value_t = Place::Auto)]
-    pub(crate) device: Place,
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSpec::Auto)]
+    pub(crate) device: DeviceSpec,
     /// Layers on the GPU, or on all GPUs together: the last N with the model's head; those before
     /// them run on the CPU [default: all]
     #[arg(long, alias = "n-gpu-layers", value_name = "N", value_parser = whole(0..=MOST), allow_negative_numbers = true)]

@@ -4,7 +4,7 @@
 use std::io::{BufRead, Write};
 
 use delft::Error;
-use delft::hub::{Hub, LocalModel, Offer, Progress};
+use delft::hub::{Hub, LocalModel, Offer, PullProgress};
 
 use crate::progress::Downloads;
 use crate::terminal::{Outcome, bytes, harmless, stderr_is_terminal, stdin_is_terminal};
@@ -29,7 +29,7 @@ pub(crate) fn absent(hub: &Hub, name: &str, yes: bool, absent: Error) -> Outcome
 
 /// Refuses a model that Delft cannot run, by its configuration or its first keys, before its
 /// weights come. `force` is the command that fetches it all the same.
-pub(crate) fn check(offer: &Offer<'_>, progress: &dyn Progress, force: &str) -> Outcome {
+pub(crate) fn check(offer: &Offer<'_>, progress: &dyn PullProgress, force: &str) -> Outcome {
     let Some(error) = delft::objection(offer, progress)? else { return Ok(()) };
     let why = error.hint.clone().unwrap_or_else(|| "Delft cannot run it".into());
     Err(error.hint(why.and(format_args!("; {force} fetches it all the same"))).into())

@@ -2,8 +2,8 @@
 
 use delft::hub::{Found, Hub, LocalModel};
 use delft::{
-    AdapterFile, Adapters, CacheType, Dispatch, EmbeddingForm, Engine, Error, LoadOptions, Place,
-    Plan, Prepared, Session, SplitMode, Tensors, models::Ending,
+    AdapterFile, Adapters, CacheType, DeviceSpec, Dispatch, EmbeddingForm, Engine, Error,
+    LoadOptions, Plan, Prepared, Session, SplitMode, Tensors, models::Ending,
 };
 
 use delft::tokens::Tokenizer;
@@ -91,8 +91,8 @@ pub(crate) fn beyond(engine: &Engine, consequence: &str) {
 
 /// Refuses flags that would have no effect at these places; `together` if the command computes
 /// several sequences by itself.
-fn have_effect(args: &LoadArgs, places: &[Place], together: bool) -> Outcome {
-    let gpus = places.iter().filter(|place| **place != Place::Cpu).count();
+fn have_effect(args: &LoadArgs, places: &[DeviceSpec], together: bool) -> Outcome {
+    let gpus = places.iter().filter(|place| **place != DeviceSpec::Cpu).count();
     let found = if gpus == 0 { "the CPU alone".to_owned() } else { joined(places) };
     let refused = |flag: &str, expected: &str, hint: &str| {
         Err(Error::new(flag, expected, &found).hint(hint.to_owned()).into())
@@ -115,8 +115,8 @@ fn have_effect(args: &LoadArgs, places: &[Place], together: bool) -> Outcome {
 }
 
 /// The names of some places.
-fn joined(places: &[Place]) -> String {
-    places.iter().map(Place::to_string).collect::<Vec<_>>().join(", ")
+fn joined(places: &[DeviceSpec]) -> String {
+    places.iter().map(DeviceSpec::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// [`have_effect`] for models that are loaded once a request names them, at the place that the
@@ -128,9 +128,9 @@ pub(crate) fn have_effect_later(args: &LoadArgs) -> Outcome {
     // A name that is none is told where it is used.
     let named = delft::named_place().ok().flatten();
     let places = match (args.device, named) {
-        (Place::Auto, None) => delft::survey().preferred.into_iter().take(1).collect(),
-        (Place::Auto, Some(place)) | (place, _) => match place {
-            Place::Several(_) => return Ok(()),
+        (DeviceSpec::Auto, None) => delft::survey().preferred.into_iter().take(1).collect(),
+        (DeviceSpec::Auto, Some(place)) | (place, _) => match place {
+            DeviceSpec::Several(_) => return Ok(()),
             place => vec![place],
         },
     };

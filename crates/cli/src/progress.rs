@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::Instant;
 
-use delft::hub::Progress;
+use delft::hub::PullProgress;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::terminal::{aside, bytes, note, stderr_is_terminal};
@@ -71,7 +71,7 @@ impl Downloads {
     }
 }
 
-impl Progress for Downloads {
+impl PullProgress for Downloads {
     fn begin(&self, files: usize, size: Option<u64>, have: u64) {
         *self.tally.borrow_mut() = Tally { files, waiting: have, ..Tally::default() };
         if self.terminal {

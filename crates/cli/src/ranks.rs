@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use delft::{Absence, Place, Processes, RankLaunch};
+use delft::{Absence, DeviceSpec, Processes, RankLaunch};
 
 use crate::args::{Command, LoadArgs, SplitArg};
 use crate::terminal::{Outcome, aside, line, report, stderr_is_terminal};
@@ -39,7 +39,7 @@ fn join(command: &mut Command) -> Outcome<Role> {
     let tensor = |load: &&mut LoadArgs| load.split_mode == Some(SplitArg::Tensor);
     let Some(load) = command.loading().filter(tensor) else { return Ok(Role::Alone) };
     let Some(launch) = RankLaunch::from_env()? else { return Ok(Role::Alone) };
-    let named = delft::named_place()?.filter(|_| load.device == Place::Auto);
+    let named = delft::named_place()?.filter(|_| load.device == DeviceSpec::Auto);
     let place = named.unwrap_or(load.device).of_rank(&launch)?;
     let Some(place) = place else { return Ok(Role::Alone) };
     if !launch.leads() {

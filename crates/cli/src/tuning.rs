@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use delft::Place;
+use delft::DeviceSpec;
 use delft::train::{Precision, RateSchedule};
 
 use crate::args::{
@@ -76,8 +76,8 @@ pub(crate) struct Tune {
     pub(crate) threads: Option<u64>,
     /// Where to compute: cpu, cuda, cuda:N, auto (a GPU if there is one), or several GPUs that
     /// share the examples of each batch: cuda:0,1
-    #[arg(long, value_name = "DEVICE", default_value_t = Place::Cpu)]
-    pub(crate) device: Place,
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSpec::Cpu)]
+    pub(crate) device: DeviceSpec,
     /// Precision of activations; what is trained is f32 always [default: bf16 on a GPU]
     #[arg(long, value_enum)]
     pub(crate) precision: Option<PrecisionArg>,

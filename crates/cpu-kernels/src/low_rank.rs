@@ -15,7 +15,7 @@ const PANEL: usize = WIDEST;
 
 /// Where rows of f32 are written: the first element, and the distance from one row to the next.
 #[derive(Debug, Clone, Copy)]
-pub struct Out {
+pub struct OutRows {
     /// The first element.
     pub start: *mut f32,
     /// Elements from one row to the next.
@@ -164,7 +164,7 @@ impl Factors {
     /// # Safety
     /// `t` has a row for each row of `x`, with room for those ranks, and is not used elsewhere
     /// meanwhile.
-    pub unsafe fn down(&self, isa: Isa, x: &[f32], ranks: Range<usize>, t: Out) {
+    pub unsafe fn down(&self, isa: Isa, x: &[f32], ranks: Range<usize>, t: OutRows) {
         assert!(x.len().is_multiple_of(self.input) && ranks.end <= self.rank);
         let (input, scale) = (self.input, self.scale);
         let range = ranks.start * input..ranks.end * input;
@@ -197,10 +197,10 @@ impl Factors {
         t.iter_mut().for_each(|t| *t *= self.scale);
     }
 
-    /// `y += up t` for the given columns, at which rows of `y` begin, for each row of `t`
-    /// `[rows, stride]`, of which the first numbers count. Columns begin at a multiple of sixteen.
-    /// With a gain, `y` then becomes `residual + gain (y - residual) + offset`; `residual` has the
-    /// stride of `y`.
+    /// `y += up t` for the given columns, at which rows of `y` begin, for each row of `t` `[rows,
+    /// stride]`, of which the first numbers count. Columns begin at a multiple of sixteen. With a
+    /// gain, `y` then becomes `residual + gain (y - residual) + offset`; `residual` has the stride
+    /// of `y`.
     ///
     /// # Safety
     /// `y` has a row for each row of `t`, with those columns, and they are not used elsewhere
@@ -211,7 +211,7 @@ impl Factors {
         (t, stride): (&[f32], usize),
         columns: Range<usize>,
         residual: Option<&[f32]>,
-        y: Out,
+        y: OutRows,
     ) {
         assert!(stride >= self.rank && t.len().is_multiple_of(stride));
         assert!(columns.start.is_multiple_of(PANEL) && columns.end <= self.output);
@@ -249,7 +249,7 @@ struct Down<'a, E> {
     x: &'a [f32],
     input: usize,
     scale: f32,
-    t: Out,
+    t: OutRows,
 }
 
 /// A call of [`Factors::up`], with the factor's panels.
@@ -259,7 +259,7 @@ struct Up<'a, E> {
     t: &'a [f32],
     stride: usize,
     columns: Range<usize>,
-    y: Out,
+    y: OutRows,
 }
 
 /// # Safety

@@ -1,14 +1,14 @@
 //! Whether a model that a hub offers is one that could be run, before its weights come.
 
 use formats::{Error, Result};
-use hub::{Offer, Preview, Progress};
+use hub::{Offer, Preview, PullProgress};
 
 /// Why a model could not be run, by its configuration or the first keys of its file; nothing to say
 /// of one that could, or that is here already.
 ///
 /// # Errors
 /// The network's.
-pub fn objection(offer: &Offer<'_>, progress: &dyn Progress) -> Result<Option<Error>> {
+pub fn objection(offer: &Offer<'_>, progress: &dyn PullProgress) -> Result<Option<Error>> {
     if offer.missing() == 0 {
         return Ok(None);
     }

@@ -44,12 +44,12 @@ pub use gpu::Dispatch;
 pub use heap::{give_back, share_heaps};
 pub use offload::Offload;
 use ops::{Op, Rows};
-pub use place::{Place, Several, Simulator, SplitMode, gpus};
+pub use place::{DeviceList, DeviceSpec, Simulator, SplitMode, gpus};
 pub use plan::Plan;
-use program::{Adapter, Choose, Program, Step};
+use program::{AdapterFactors, Choose, Program, Step};
 pub use ranks::{Absence, Processes, RankLaunch, follow};
 pub use split::Split;
-pub use survey::{Gpus, Library, Processor, Survey, survey};
+pub use survey::{Gpus, Processor, RuntimeLibrary, Survey, survey};
 pub use train::{Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};
 
 /// Number of slots of an executor. A slot holds what one sequence carries from step to step, and
@@ -569,7 +569,7 @@ pub trait Executor: Send {
     /// # Errors
     /// A seat that does not exist, an adapter that does not fit the Program's sites or exceeds the
     /// greatest rank, and too little memory. The seat is then unchanged.
-    fn seat(&mut self, seat: u32, _: Option<&Adapter>) -> Result<()> {
+    fn seat(&mut self, seat: u32, _: Option<&AdapterFactors>) -> Result<()> {
         let found = format!("seat {seat}");
         Err(Error::new("adapter", "a device that takes adapters", found).of(ErrorKind::Unsupported))
     }

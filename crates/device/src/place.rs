@@ -11,7 +11,7 @@ use crate::{Device, RankLaunch, Split, cpu, metal};
 /// A device spec: `auto`, `cpu`, `cuda`, `cuda:1`, `metal`, `sim`, `sim-metal`, `sim-cuda`, or
 /// several GPUs of one kind: `cuda:0,1`, `sim,sim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Place {
+pub enum DeviceSpec {
     /// A GPU if one is present and the model fits it, else the CPU.
     Auto,
     /// The CPU.
@@ -24,7 +24,7 @@ pub enum Place {
     /// A GPU simulated on the CPU: slow, for tests. Needs the feature `sim`.
     Sim(Simulator),
     /// Several GPUs that share a model.
-    Several(Several),
+    Several(DeviceList),
 }
 
 /// How GPU kernels are run on the CPU.
@@ -40,10 +40,10 @@ pub enum Simulator {
 
 /// GPUs of one kind that share a model, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Several {
+pub struct DeviceList {
     kind: Kind,
     /// Device numbers, if the kind has them; only the first `count` are used.
-    numbers: [u32; Several::MOST],
+    numbers: [u32; DeviceList::MOST],
     count: usize,
 }
 
@@ -66,56 +66,57 @@ pub enum SplitMode {
     Tensor,
 }
 
-const PLACES: [(&str, Place); 7] = [
-    ("auto", Place::Auto),
-    ("cpu", Place::Cpu),
-    ("cuda", Place::Cuda(0)),
-    ("metal", Place::Metal),
-    ("sim", Place::Sim(Simulator::Interpreter)),
-    ("sim-metal", Place::Sim(Simulator::Metal)),
-    ("sim-cuda", Place::Sim(Simulator::Cuda)),
+const PLACES: [(&str, DeviceSpec); 7] = [
+    ("auto", DeviceSpec::Auto),
+    ("cpu", DeviceSpec::Cpu),
+    ("cuda", DeviceSpec::Cuda(0)),
+    ("metal", DeviceSpec::Metal),
+    ("sim", DeviceSpec::Sim(Simulator::Interpreter)),
+    ("sim-metal", DeviceSpec::Sim(Simulator::Metal)),
+    ("sim-cuda", DeviceSpec::Sim(Simulator::Cuda)),
 ];
 
-impl FromStr for Place {
+impl FromStr for DeviceSpec {
     type Err = Error;
 
-    fn from_str(name: &str) -> Result<Place> {
+    fn from_str(name: &str) -> Result<DeviceSpec> {
         if name.contains(',') {
-            return several(name).map(Place::Several);
+            return several(name).map(DeviceSpec::Several);
         }
         if let Some((_, place)) = PLACES.iter().find(|(known, _)| *known == name) {
             return Ok(*place);
         }
         let number = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
-        number.map(Place::Cuda).ok_or_else(|| {
+        number.map(DeviceSpec::Cuda).ok_or_else(|| {
             Error::new("device", "auto, cpu, cuda, cuda:N, cuda:N,N.. or metal", name)
         })
     }
 }
 
 /// Parses a list whose items are device names or numbers of further NVIDIA GPUs.
-fn several(names: &str) -> Result<Several> {
+fn several(names: &str) -> Result<DeviceList> {
     let wrong = |expected: &str| {
         let hint = Hint::text("the CPU takes layers by ").with(Setting::GpuLayers);
         Error::new("device", expected, names).hint(hint)
     };
-    let mut found: Option<Several> = None;
+    let mut found: Option<DeviceList> = None;
     for name in names.split(',') {
         let further = found.is_some_and(|of| of.kind == Kind::Cuda);
         let place = match name.parse() {
-            Ok(number) if further => Place::Cuda(number),
+            Ok(number) if further => DeviceSpec::Cuda(number),
             _ => name.parse()?,
         };
         let (kind, number) = match place {
-            Place::Cuda(number) => (Kind::Cuda, number),
-            Place::Sim(simulator) => (Kind::Sim(simulator), 0),
-            Place::Auto | Place::Cpu | Place::Metal | Place::Several(_) => {
+            DeviceSpec::Cuda(number) => (Kind::Cuda, number),
+            DeviceSpec::Sim(simulator) => (Kind::Sim(simulator), 0),
+            DeviceSpec::Auto | DeviceSpec::Cpu | DeviceSpec::Metal | DeviceSpec::Several(_) => {
                 return Err(wrong("several NVIDIA GPUs: cuda:0,1"));
             }
         };
-        let list = found.get_or_insert(Several { kind, numbers: [0; Several::MOST], count: 0 });
-        if list.kind != kind || list.count == Several::MOST {
-            return Err(wrong(&format!("at most {} GPUs of one kind", Several::MOST)));
+        let list =
+            found.get_or_insert(DeviceList { kind, numbers: [0; DeviceList::MOST], count: 0 });
+        if list.kind != kind || list.count == DeviceList::MOST {
+            return Err(wrong(&format!("at most {} GPUs of one kind", DeviceList::MOST)));
         }
         list.numbers[list.count] = number;
         list.count += 1;
@@ -123,40 +124,40 @@ fn several(names: &str) -> Result<Several> {
     found.ok_or_else(|| wrong("several GPUs"))
 }
 
-/// The GPUs of this machine that [`Place::Auto`] tries, in order. Without a driver this takes well
-/// under a millisecond. Metal is not among them: the Metal driver has not run on an Apple GPU yet,
-/// so it is used only by name.
-pub fn gpus() -> Vec<Place> {
+/// The GPUs of this machine that [`DeviceSpec::Auto`] tries, in order. Without a driver this takes
+/// well under a millisecond. Metal is not among them: the Metal driver has not run on an Apple GPU
+/// yet, so it is used only by name.
+pub fn gpus() -> Vec<DeviceSpec> {
     #[cfg(feature = "cuda")]
     if crate::cuda::present() {
-        return vec![Place::Cuda(0)];
+        return vec![DeviceSpec::Cuda(0)];
     }
     Vec::new()
 }
 
-impl Several {
+impl DeviceList {
     /// Most GPUs that can share a model.
     pub const MOST: usize = 16;
 
     /// The devices, in order.
-    pub fn places(&self) -> impl Iterator<Item = Place> {
+    pub fn places(&self) -> impl Iterator<Item = DeviceSpec> {
         let kind = self.kind;
         self.numbers.into_iter().take(self.count).map(move |number| match kind {
-            Kind::Cuda => Place::Cuda(number),
-            Kind::Sim(simulator) => Place::Sim(simulator),
+            Kind::Cuda => DeviceSpec::Cuda(number),
+            Kind::Sim(simulator) => DeviceSpec::Sim(simulator),
         })
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (PLACES.iter().find(|(_, place)| place == self), self) {
             (Some((name, _)), _) => f.write_str(name),
-            (None, Place::Cuda(number)) => write!(f, "cuda:{number}"),
-            (None, Place::Several(several)) => {
+            (None, DeviceSpec::Cuda(number)) => write!(f, "cuda:{number}"),
+            (None, DeviceSpec::Several(several)) => {
                 let names = several.places().enumerate().map(|(i, place)| match place {
-                    Place::Cuda(number) if i > 0 => number.to_string(),
-                    Place::Cuda(number) => format!("cuda:{number}"),
+                    DeviceSpec::Cuda(number) if i > 0 => number.to_string(),
+                    DeviceSpec::Cuda(number) => format!("cuda:{number}"),
                     other => other.to_string(),
                 });
                 f.write_str(&names.collect::<Vec<_>>().join(","))
@@ -166,20 +167,20 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {
+impl DeviceSpec {
     /// The default number of prompt tokens that this device computes together.
     pub fn chunk(self) -> usize {
         match self {
-            Place::Cuda(_) => 2048,
-            Place::Auto | Place::Cpu | Place::Metal | Place::Sim(_) => 512,
-            Place::Several(several) => several.places().next().map_or(512, Place::chunk),
+            DeviceSpec::Cuda(_) => 2048,
+            DeviceSpec::Auto | DeviceSpec::Cpu | DeviceSpec::Metal | DeviceSpec::Sim(_) => 512,
+            DeviceSpec::Several(several) => several.places().next().map_or(512, DeviceSpec::chunk),
         }
     }
 
     /// The devices of a list, or the one device.
-    pub fn each(self) -> Vec<Place> {
+    pub fn each(self) -> Vec<DeviceSpec> {
         match self {
-            Place::Several(several) => several.places().collect(),
+            DeviceSpec::Several(several) => several.places().collect(),
             one => vec![one],
         }
     }
@@ -191,23 +192,23 @@ impl Place {
     /// This machine has no such device.
     pub fn open(self, threads: Option<usize>) -> Result<Box<dyn Device>> {
         match self {
-            Place::Auto => {
+            DeviceSpec::Auto => {
                 let gpu = gpus().into_iter().find_map(|gpu| gpu.open(threads).ok());
-                gpu.map_or_else(|| Place::Cpu.open(threads), Ok)
+                gpu.map_or_else(|| DeviceSpec::Cpu.open(threads), Ok)
             }
-            Place::Cpu => Ok(Box::new(cpu::Cpu::new(threads)?)),
+            DeviceSpec::Cpu => Ok(Box::new(cpu::Cpu::new(threads)?)),
             #[cfg(feature = "cuda")]
-            Place::Cuda(number) => {
+            DeviceSpec::Cuda(number) => {
                 let cuda = crate::cuda::Cuda::new(crate::cuda::Gpu::open(number)?);
                 Ok(Box::new(crate::gpu::GpuDevice::new(cuda)))
             }
             #[cfg(not(feature = "cuda"))]
-            Place::Cuda(_) => {
+            DeviceSpec::Cuda(_) => {
                 Err(Error::new("cuda", "a build with the feature `cuda`", "one without"))
             }
-            Place::Metal => metal::open(),
-            Place::Sim(simulator) => simulated(simulator),
-            Place::Several(several) => {
+            DeviceSpec::Metal => metal::open(),
+            DeviceSpec::Sim(simulator) => simulated(simulator),
+            DeviceSpec::Several(several) => {
                 let devices = several.places().map(|place| place.open(threads));
                 Ok(Box::new(Split::new(devices.collect::<Result<_>>()?, None)))
             }
@@ -221,15 +222,19 @@ impl Place {
     ///
     /// # Errors
     /// A place that cannot be a rank, or no driver.
-    pub fn of_rank(self, launch: &RankLaunch) -> Result<Option<Place>> {
+    pub fn of_rank(self, launch: &RankLaunch) -> Result<Option<DeviceSpec>> {
         match self {
-            Place::Several(_) => Ok(None),
-            Place::Auto | Place::Cuda(0) => {
+            DeviceSpec::Several(_) => Ok(None),
+            DeviceSpec::Auto | DeviceSpec::Cuda(0) => {
                 let own = u32::try_from(launch.local_rank).unwrap_or(u32::MAX);
-                Ok(Some(Place::Cuda(if nvidia_gpus()? > 1 { own } else { 0 })))
+                Ok(Some(DeviceSpec::Cuda(if nvidia_gpus()? > 1 { own } else { 0 })))
             }
-            Place::Cuda(_) | Place::Sim(Simulator::Interpreter | Simulator::Cuda) => Ok(Some(self)),
-            Place::Cpu | Place::Metal | Place::Sim(Simulator::Metal) => Err(no_rank(self)),
+            DeviceSpec::Cuda(_) | DeviceSpec::Sim(Simulator::Interpreter | Simulator::Cuda) => {
+                Ok(Some(self))
+            }
+            DeviceSpec::Cpu | DeviceSpec::Metal | DeviceSpec::Sim(Simulator::Metal) => {
+                Err(no_rank(self))
+            }
         }
     }
 
@@ -240,11 +245,11 @@ impl Place {
     pub(crate) fn candidate(self) -> Result<Box<dyn Candidate>> {
         match self {
             #[cfg(feature = "sim")]
-            Place::Sim(simulator) if simulator != Simulator::Metal => {
+            DeviceSpec::Sim(simulator) if simulator != Simulator::Metal => {
                 Ok(Box::new(unranked(simulator)?))
             }
             #[cfg(feature = "cuda")]
-            Place::Cuda(number) => Ok(Box::new(crate::cuda::Gpu::open_primary(number)?)),
+            DeviceSpec::Cuda(number) => Ok(Box::new(crate::cuda::Gpu::open_primary(number)?)),
             other => Err(no_rank(other)),
         }
     }
@@ -258,7 +263,7 @@ impl Place {
         let wrong = |found: String| {
             Err(Error::new("split mode tensor", "several NVIDIA GPUs: cuda:0,1", found))
         };
-        let Place::Several(several) = self else { return wrong(self.to_string()) };
+        let DeviceSpec::Several(several) = self else { return wrong(self.to_string()) };
         match several.kind {
             Kind::Sim(Simulator::Metal) => wrong(self.to_string()),
             Kind::Sim(simulator) => simulated_ranks(simulator, several.count),
@@ -271,12 +276,12 @@ impl Place {
                 Ok(Box::new(crate::ranks::Ranks::new(devices, std::sync::Arc::new(sums))))
             }
             #[cfg(not(feature = "cuda"))]
-            Kind::Cuda => Place::Cuda(0).open(None),
+            Kind::Cuda => DeviceSpec::Cuda(0).open(None),
         }
     }
 }
 
-fn no_rank(place: Place) -> Error {
+fn no_rank(place: DeviceSpec) -> Error {
     Error::new("split mode tensor", "an NVIDIA GPU for each rank", place)
 }
 
@@ -297,11 +302,11 @@ fn nvidia_gpus() -> Result<u32> {
 /// As [`simulated`].
 #[cfg(feature = "sim")]
 fn unranked(simulator: Simulator) -> Result<crate::gpu::sim::Sim> {
-    use crate::gpu::sim::{Engine, Sim};
+    use crate::gpu::sim::{KernelRunner, Sim};
 
     Sim::from_env(match simulator {
-        Simulator::Cuda => Engine::Cuda,
-        Simulator::Interpreter | Simulator::Metal => Engine::Interpreter,
+        Simulator::Cuda => KernelRunner::Cuda,
+        Simulator::Interpreter | Simulator::Metal => KernelRunner::Interpreter,
     })
 }
 
@@ -340,7 +345,7 @@ fn simulated_ranks(simulator: Simulator, count: usize) -> Result<Box<dyn Device>
 /// Always.
 #[cfg(not(feature = "sim"))]
 fn simulated(simulator: Simulator) -> Result<Box<dyn Device>> {
-    let wanted = Place::Sim(simulator).to_string();
+    let wanted = DeviceSpec::Sim(simulator).to_string();
     let error = Error::new(wanted, "a build with the feature `sim`", "one without");
     Err(error.of(formats::ErrorKind::Unsupported))
 }
@@ -363,16 +368,16 @@ mod tests {
             ("sim,sim,sim", "sim,sim,sim"),
             ("sim-metal,sim-metal", "sim-metal,sim-metal"),
         ] {
-            let place: Place = name.parse().unwrap();
+            let place: DeviceSpec = name.parse().unwrap();
             assert_eq!(place.to_string(), shown);
-            assert_eq!(shown.parse::<Place>().unwrap(), place);
+            assert_eq!(shown.parse::<DeviceSpec>().unwrap(), place);
             assert_eq!(place.each().len(), name.split(',').count());
         }
-        let many = vec!["sim"; Several::MOST + 1].join(",");
+        let many = vec!["sim"; DeviceList::MOST + 1].join(",");
         for name in
             ["cuda:0,sim", "cpu,cuda", "auto,cuda", "metal,metal", "sim,1", "cuda:0,", ",", &many]
         {
-            let why = name.parse::<Place>().unwrap_err().to_string();
+            let why = name.parse::<DeviceSpec>().unwrap_err().to_string();
             assert!(why.starts_with("device: expected"), "{name}: {why}");
         }
     }

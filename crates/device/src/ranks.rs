@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
 use formats::{Error, ErrorKind, Result, Tensors};
-use program::{Adapter, OwnedStep, Program, Site, Step, StepMemory};
+use program::{AdapterFactors, OwnedStep, Program, Site, Step, StepMemory};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::group::HostGroup;
@@ -287,7 +287,7 @@ struct Asked {
     group: usize,
     blocks: Vec<(u32, u32)>,
     /// Each rank's part of an adapter; none where a seat is to be empty.
-    adapters: Vec<Option<Adapter>>,
+    adapters: Vec<Option<AdapterFactors>>,
 }
 
 impl Asked {
@@ -500,7 +500,7 @@ impl Executor for RanksExecutor {
         self.all(Order::Copy).map(drop)
     }
 
-    fn seat(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
+    fn seat(&mut self, seat: u32, adapter: Option<&AdapterFactors>) -> Result<()> {
         adapter.map_or(Ok(()), |adapter| adapter.check(&self.sites.whole))?;
         let part = |sites: &Vec<Site>| adapter.map(|adapter| adapter.part(sites));
         self.asked().adapters = self.sites.of_ranks.iter().map(part).collect();

@@ -6,7 +6,7 @@
 //! kind, else through the host. The last device chooses tokens if it can.
 
 use formats::{Error, Result, Tensors};
-use program::{Adapter, CHOSEN, Program, Site, Step, StepMemory};
+use program::{AdapterFactors, CHOSEN, Program, Site, Step, StepMemory};
 
 use crate::{About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, Watch};
 
@@ -241,7 +241,7 @@ impl Executor for SplitExecutor {
         executor.write_block(own, block, bytes)
     }
 
-    fn seat(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
+    fn seat(&mut self, seat: u32, adapter: Option<&AdapterFactors>) -> Result<()> {
         let shares = self.front.iter_mut().chain([&mut self.last]);
         let seated = shares.zip(&self.sites).try_for_each(|(share, sites)| {
             let part = adapter.map(|adapter| adapter.part(sites));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use formats::Result;
 
-use crate::Place;
+use crate::DeviceSpec;
 use cpu_kernels::isa::Isa;
 use cpu_kernels::team;
 
@@ -20,7 +20,7 @@ pub struct Survey {
     pub gpus: Vec<Gpus>,
     /// Where a model is placed automatically if it fits, in order of preference; the CPU comes
     /// last.
-    pub preferred: Vec<Place>,
+    pub preferred: Vec<DeviceSpec>,
     /// The folder of compiled kernels that are kept between runs, if there is one.
     pub kernels: Option<PathBuf>,
 }
@@ -50,12 +50,12 @@ pub struct Gpus {
     /// One line for each GPU, by number; or why none can be used.
     pub found: Result<Vec<String>>,
     /// The vendor libraries, whether each was found, and its purpose.
-    pub libraries: Vec<Library>,
+    pub libraries: Vec<RuntimeLibrary>,
 }
 
 /// A library that is loaded at run time.
 #[derive(Debug, Clone)]
-pub struct Library {
+pub struct RuntimeLibrary {
     /// Its name: `NVRTC`.
     pub name: &'static str,
     /// Its user.

@@ -12,7 +12,7 @@ use formats::{Result, Tensors};
 use ops::operation::StateAccess;
 use program::{BLOCK_TOKENS, Program, Sequence, Step, StepKind, Table};
 
-use crate::{CacheType, Device, Executor, LoadOptions, Place};
+use crate::{CacheType, Device, DeviceSpec, Executor, LoadOptions};
 
 /// Folders of the reference checkpoints.
 fn cases() -> Vec<PathBuf> {
@@ -82,7 +82,7 @@ pub(crate) fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f3
 #[test]
 fn layers_on_several_devices_are_transformers() {
     for places in ["sim,sim", "sim,sim,sim"] {
-        let device = places.parse::<Place>().unwrap().open(None).unwrap();
+        let device = places.parse::<DeviceSpec>().unwrap().open(None).unwrap();
         for case in cases() {
             for chunk in [512, 7] {
                 let worst = worst(&*device, &case, chunk);
@@ -110,8 +110,8 @@ fn layers_on_several_devices_are_transformers() {
 /// logits as far as it does from Transformers'.
 #[test]
 fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
-    let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
-    let ranks = "sim,sim".parse::<Place>().unwrap().open_ranks().unwrap();
+    let sim = "sim".parse::<DeviceSpec>().unwrap().open(None).unwrap();
+    let ranks = "sim,sim".parse::<DeviceSpec>().unwrap().open_ranks().unwrap();
     let case = |model, cache_type, close| together::Case {
         model,
         cache_type,
@@ -131,8 +131,8 @@ fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
 /// so few sequences.
 #[test]
 fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
-    let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
-    let ranks = "sim,sim".parse::<Place>().unwrap().open_ranks().unwrap();
+    let sim = "sim".parse::<DeviceSpec>().unwrap().open(None).unwrap();
+    let ranks = "sim,sim".parse::<DeviceSpec>().unwrap().open_ranks().unwrap();
     let case = |model, cache_type, sequences| together::Case {
         model,
         cache_type,
@@ -157,7 +157,7 @@ fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
 /// Mixtures of experts, too: with biases, beside a state, and of packed matrices.
 #[test]
 fn experts_on_a_batched_gpu_give_a_row_the_same_bits_whatever_is_beside_it() {
-    let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
+    let sim = "sim".parse::<DeviceSpec>().unwrap().open(None).unwrap();
     for (model, cache_type) in [
         ("qwen3-moe", CacheType::F32),
         ("qwen3-moe", CacheType::BF16),
@@ -178,7 +178,7 @@ fn experts_on_a_batched_gpu_give_a_row_the_same_bits_whatever_is_beside_it() {
 /// More rows that decode than kernels of a few take: in turns, with the bits that each has alone.
 #[test]
 fn rows_that_decode_take_turns() {
-    let sim = "sim".parse::<Place>().unwrap().open(None).unwrap();
+    let sim = "sim".parse::<DeviceSpec>().unwrap().open(None).unwrap();
     for (model, cache_type) in [
         ("llama3", CacheType::F32),
         ("llama-k-quants/model.q4_k_m.gguf", CacheType::F16),
@@ -240,7 +240,7 @@ fn has_odd_heads(case: &Path) -> bool {
 /// Two ranks; models whose heads two cannot share say so, and those whose norms are over all heads.
 #[test]
 fn layers_shared_by_ranks_are_transformers() {
-    let device = "sim,sim".parse::<Place>().unwrap().open_ranks().unwrap();
+    let device = "sim,sim".parse::<DeviceSpec>().unwrap().open_ranks().unwrap();
     // Convolutions, and keys and values that latents are made into.
     let whole = |case: &Path| {
         ["deepseek2", "deepseek3", "lfm2", "lfm2-moe", "minicpm3", "moonlight"]

@@ -171,7 +171,7 @@ pub fn open_adapter(file: &AdapterFile, tensors: &Tensors) -> Result<File> {
 /// Adapters before their model is loaded.
 pub(crate) struct Opened {
     /// Each with its file.
-    resolved: Vec<(AdapterFile, program::Adapter)>,
+    resolved: Vec<(AdapterFile, program::AdapterFactors)>,
     /// Room on the device.
     pub(crate) seats: device::Seats,
     /// A line for each that does not say which model it was made for.
@@ -259,7 +259,7 @@ impl Engine {
 }
 
 /// Reads an adapter for a base.
-pub(crate) fn resolve(base: &Base<'_>, file: &AdapterFile) -> Result<program::Adapter> {
+pub(crate) fn resolve(base: &Base<'_>, file: &AdapterFile) -> Result<program::AdapterFactors> {
     let adapter = open_adapter(file, base.tensors)?.resolve(base, file.scale)?;
     shortened(base, adapter)
 }

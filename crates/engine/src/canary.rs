@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::load::Engine;
-use crate::session::Rows;
+use crate::session::LogitRows;
 
 /// Tokens that are computed.
 const TOKENS: u32 = 8;
@@ -119,7 +119,7 @@ impl Engine {
     fn load_now(&self, build: &str) -> Result<Load> {
         let vocab = self.info().vocab.max(1) as u32;
         let tokens: Vec<u32> = (1..=TOKENS).map(|i| (vocab / (TOKENS + 1) * i) % vocab).collect();
-        let logits = self.session().logits(&tokens, Rows::All)?;
+        let logits = self.session().logits(&tokens, LogitRows::All)?;
         let step = logits.vocab.div_ceil(KEPT).max(1);
         let kept: Vec<f32> =
             logits.rows().flat_map(|row| row.iter().step_by(step)).copied().collect();

@@ -1,19 +1,20 @@
 //! Chooses the device that a model runs on and the length of its context, from memory plans, before
 //! anything is loaded.
 //!
-//! [`Place::Auto`] becomes the first GPU that the model fits, else the CPU. A context length that
-//! the caller left open becomes shorter where memory is short; one that the caller set does not.
+//! [`DeviceSpec::Auto`] becomes the first GPU that the model fits, else the CPU. A context length
+//! that the caller left open becomes shorter where memory is short; one that the caller set does
+//! not.
 
 use crate::load::{LoadOptions, OUTPUT_ROWS, Trace};
 use crate::pool::most;
 use crate::session::GROUPS;
-use device::{Device, Offload, Place, Plan, Split, SplitMode};
+use device::{Device, DeviceSpec, Offload, Plan, Split, SplitMode};
 use formats::{Error, Hint, Result, Setting, Tensors};
 use models::Ending;
 use program::{Group, Program};
 use std::sync::Arc;
 
-/// Names the place that [`Place::Auto`] is.
+/// Names the place that [`DeviceSpec::Auto`] is.
 const VARIABLE: &str = "DELFT_DEVICE";
 
 /// The shortest context that is chosen for want of memory: with less, a conversation ends before it
@@ -30,7 +31,7 @@ pub(crate) struct Recorded<'a> {
     /// Room for adapters on the device.
     pub(crate) seats: device::Seats,
     /// The device that it is to be on, and each of those that it consists of; else one is opened.
-    pub(crate) kept: Option<(Arc<dyn Device>, Vec<Place>)>,
+    pub(crate) kept: Option<(Arc<dyn Device>, Vec<DeviceSpec>)>,
 }
 
 /// A model's Program on a device that is open, and what it will take there.
@@ -40,7 +41,7 @@ pub(crate) struct Chosen {
     pub(crate) options: LoadOptions,
     pub(crate) device: Arc<dyn Device>,
     /// Each device, in the order of the plans.
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<DeviceSpec>,
     pub(crate) load: device::LoadOptions,
     pub(crate) plan: Vec<Plan>,
     pub(crate) context: usize,
@@ -59,7 +60,7 @@ pub(crate) fn choose(model: &Recorded<'_>, options: &LoadOptions) -> Result<Chos
     if let Some(own) = options.processes.as_ref().and_then(|all| all.places().first()) {
         return on(model, options, *own);
     }
-    if options.device != Place::Auto {
+    if options.device != DeviceSpec::Auto {
         return on(model, options, options.device);
     }
     match named_place()? {
@@ -68,23 +69,23 @@ pub(crate) fn choose(model: &Recorded<'_>, options: &LoadOptions) -> Result<Chos
     }
 }
 
-/// The place that the environment names for [`Place::Auto`], if it names one.
+/// The place that the environment names for [`DeviceSpec::Auto`], if it names one.
 ///
 /// # Errors
 /// A name that is none.
-pub fn named_place() -> Result<Option<Place>> {
+pub fn named_place() -> Result<Option<DeviceSpec>> {
     let Some(name) = std::env::var(VARIABLE).ok().filter(|name| !name.is_empty()) else {
         return Ok(None);
     };
     let place = name.parse().map_err(|e: Error| Error { place: VARIABLE.to_owned(), ..e })?;
-    Ok(Some(place).filter(|place| *place != Place::Auto))
+    Ok(Some(place).filter(|place| *place != DeviceSpec::Auto))
 }
 
 /// The first of these GPUs that the model fits, else the CPU.
-fn among(model: &Recorded<'_>, options: &LoadOptions, gpus: &[Place]) -> Result<Chosen> {
+fn among(model: &Recorded<'_>, options: &LoadOptions, gpus: &[DeviceSpec]) -> Result<Chosen> {
     let mut against = None;
     if options.gpu_layers == Some(0) {
-        return on(model, &LoadOptions { gpu_layers: None, ..options.clone() }, Place::Cpu);
+        return on(model, &LoadOptions { gpu_layers: None, ..options.clone() }, DeviceSpec::Cpu);
     }
     let asked = options.gpu_layers.is_some() || options.cpu_experts > 0;
     for &place in gpus {
@@ -101,7 +102,7 @@ fn among(model: &Recorded<'_>, options: &LoadOptions, gpus: &[Place]) -> Result<
         };
         against.get_or_insert(format!("the CPU, not {place}: {found}"));
     }
-    Ok(Chosen { why: against, ..on(model, options, Place::Cpu)? })
+    Ok(Chosen { why: against, ..on(model, options, DeviceSpec::Cpu)? })
 }
 
 /// The memory that the first plan that does not fit would take, beside what is free.
@@ -116,7 +117,7 @@ fn lack(plans: &[Plan]) -> String {
 /// The model at one place, with the context asked for; else with the trained one, or the greatest
 /// power of two below it that fits. What fits at no length is left as it is, to be refused when it
 /// is loaded.
-fn on(model: &Recorded<'_>, options: &LoadOptions, place: Place) -> Result<Chosen> {
+fn on(model: &Recorded<'_>, options: &LoadOptions, place: DeviceSpec) -> Result<Chosen> {
     let options = LoadOptions { device: place, ..options.clone() };
     let (device, places) = match &model.kept {
         Some(kept) => kept.clone(),
@@ -153,7 +154,7 @@ fn lay_out(
     model: &Recorded<'_>,
     options: LoadOptions,
     device: Arc<dyn Device>,
-    places: Vec<Place>,
+    places: Vec<DeviceSpec>,
     context: usize,
 ) -> Result<Chosen> {
     let mut program = model.program.clone();
@@ -240,7 +241,7 @@ fn bound_pool(
 
 /// Opens the device, or with `gpu_layers` the CPU and GPUs together, for a model of `layers`
 /// layers; and the place of each.
-fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Place>)> {
+fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<DeviceSpec>)> {
     let LoadOptions { device, threads, trace, .. } = *options;
     let trace = trace != Trace::Nothing;
     let tensor = options.split_mode == SplitMode::Tensor || options.processes.is_some();
@@ -252,18 +253,19 @@ fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Pl
             let found = "some on the CPU";
             Err(Error::new("split mode tensor", "all layers on the GPUs", found))
         }
-        Some(_) if device == Place::Cpu => {
+        Some(_) if device == DeviceSpec::Cpu => {
             let error = Error::new("GPU layers", "a GPU to put layers on", "the CPU alone");
             Err(error.hint(
                 Hint::set(Setting::Place, "cuda").and(" or ").with_value(Setting::Place, "metal"),
             ))
         }
-        Some(0) => Ok((Place::Cpu.open(threads)?, vec![Place::Cpu])),
+        Some(0) => Ok((DeviceSpec::Cpu.open(threads)?, vec![DeviceSpec::Cpu])),
         Some(last) if last < layers => {
             if trace {
                 return Err(Error::new("a trace", "a model on one device", "one on several"));
             }
-            let places: Vec<Place> = [Place::Cpu].into_iter().chain(device.each()).collect();
+            let places: Vec<DeviceSpec> =
+                [DeviceSpec::Cpu].into_iter().chain(device.each()).collect();
             let devices = places.iter().map(|place| place.open(threads)).collect::<Result<_>>()?;
             Ok((Box::new(Split::new(devices, Some(last))), places))
         }
@@ -279,12 +281,12 @@ fn open(options: &LoadOptions, layers: usize) -> Result<(Box<dyn Device>, Vec<Pl
 }
 
 /// A GPU, with the CPU for the experts of some layers; and both.
-fn open_for_experts(options: &LoadOptions) -> Result<(Box<dyn Device>, Vec<Place>)> {
+fn open_for_experts(options: &LoadOptions) -> Result<(Box<dyn Device>, Vec<DeviceSpec>)> {
     let LoadOptions { device, threads, trace, gpu_layers, cpu_experts, .. } = *options;
     let found = match (device, gpu_layers, trace) {
-        (Place::Cpu, ..) => Some("the CPU alone"),
+        (DeviceSpec::Cpu, ..) => Some("the CPU alone"),
         _ if options.processes.is_some() => Some("several processes"),
-        (Place::Several(_), ..) => Some("several GPUs"),
+        (DeviceSpec::Several(_), ..) => Some("several GPUs"),
         (_, Some(_), _) => Some("layers on the CPU, too"),
         (_, None, Trace::Nothing) => None,
         (_, None, _) => Some("a trace, which is of one device"),
@@ -293,8 +295,9 @@ fn open_for_experts(options: &LoadOptions) -> Result<(Box<dyn Device>, Vec<Place
         let error = Error::new("experts on the CPU", "all else on one GPU", found);
         return Err(error.hint(Hint::text("leave out ").with(Setting::CpuMoe)));
     }
-    let offload = Offload::experts(device.open(threads)?, Place::Cpu.open(threads)?, cpu_experts);
-    Ok((Box::new(offload), vec![device, Place::Cpu]))
+    let offload =
+        Offload::experts(device.open(threads)?, DeviceSpec::Cpu.open(threads)?, cpu_experts);
+    Ok((Box::new(offload), vec![device, DeviceSpec::Cpu]))
 }
 
 #[cfg(test)]
@@ -306,7 +309,7 @@ mod tests {
     /// position.
     const ENDLESS: usize = 1 << 42;
     /// A GPU that no machine has.
-    const ABSENT: Place = Place::Cuda(9999);
+    const ABSENT: DeviceSpec = DeviceSpec::Cuda(9999);
 
     fn with<T>(trained: usize, test: impl FnOnce(&Recorded<'_>) -> T) -> T {
         let folder = "../../tests/reference/models/llama3";
@@ -320,12 +323,12 @@ mod tests {
         test(&Recorded { tensors: &tensors, program: &program, trained, seats, kept })
     }
 
-    fn sim() -> Place {
+    fn sim() -> DeviceSpec {
         "sim".parse().unwrap()
     }
 
     fn auto() -> LoadOptions {
-        LoadOptions { threads: Some(1), ..LoadOptions::on(Place::Auto) }
+        LoadOptions { threads: Some(1), ..LoadOptions::on(DeviceSpec::Auto) }
     }
 
     #[test]
@@ -340,7 +343,7 @@ mod tests {
         let layers = LoadOptions { gpu_layers: Some(1), ..options(sim()) };
         let traced = LoadOptions { trace: Trace::Layers, ..options(sim()) };
         for (options, found) in [
-            (options(Place::Cpu), "found the CPU alone (hint: leave out"),
+            (options(DeviceSpec::Cpu), "found the CPU alone (hint: leave out"),
             (options(several), "found several GPUs"),
             (
                 LoadOptions { split_mode: SplitMode::Tensor, ..options(several) },
@@ -391,12 +394,18 @@ mod tests {
     fn the_first_gpu_that_the_model_fits_is_chosen_else_the_cpu() {
         let layers = |gpu_layers| LoadOptions { gpu_layers: Some(gpu_layers), ..auto() };
         let cases = [
-            (vec![], auto(), vec![Place::Cpu], None, "a machine without a GPU"),
+            (vec![], auto(), vec![DeviceSpec::Cpu], None, "a machine without a GPU"),
             (vec![sim()], auto(), vec![sim()], Some("sim: "), "one that fits"),
             (vec![ABSENT, sim()], auto(), vec![sim()], Some("sim: "), "the first does not open"),
-            (vec![ABSENT], auto(), vec![Place::Cpu], Some("the CPU, not cuda:9999: "), "none does"),
-            (vec![sim()], layers(0), vec![Place::Cpu], None, "no layers are wanted there"),
-            (vec![sim()], layers(1), vec![Place::Cpu, sim()], Some("sim: "), "some layers"),
+            (
+                vec![ABSENT],
+                auto(),
+                vec![DeviceSpec::Cpu],
+                Some("the CPU, not cuda:9999: "),
+                "none does",
+            ),
+            (vec![sim()], layers(0), vec![DeviceSpec::Cpu], None, "no layers are wanted there"),
+            (vec![sim()], layers(1), vec![DeviceSpec::Cpu, sim()], Some("sim: "), "some layers"),
             (vec![sim()], layers(99), vec![sim()], Some("sim: "), "all layers"),
         ];
         for (gpus, options, places, said, why) in cases {
@@ -423,7 +432,7 @@ mod tests {
         }
         let chosen = with(2048, |model| among(model, &auto(), &[sim()])).unwrap();
         let why = chosen.why.unwrap_or_default();
-        assert_eq!(chosen.places, [Place::Cpu], "{why}");
+        assert_eq!(chosen.places, [DeviceSpec::Cpu], "{why}");
         assert!(why.starts_with("the CPU, not sim: the model takes 0.0 GiB, 0.0 GiB"), "{why}");
         // Who asks for layers there gets what was asked for, to be refused with figures when it is
         // loaded.
@@ -456,7 +465,7 @@ mod tests {
     fn a_context_that_nobody_asked_for_is_as_long_as_memory_allows() {
         for rotate in [false, true] {
             let options = LoadOptions { rotate, ..LoadOptions::default() };
-            let chosen = with(ENDLESS, |model| on(model, &options, Place::Cpu)).unwrap();
+            let chosen = with(ENDLESS, |model| on(model, &options, DeviceSpec::Cpu)).unwrap();
             if chosen.plan[0].free.is_none() {
                 return testing::skipped("this system does not tell what memory is free");
             }
@@ -471,7 +480,7 @@ mod tests {
             (100, None, 100, "shorter than what memory would shorten to"),
         ] {
             let options = LoadOptions { context: asked, ..LoadOptions::default() };
-            let chosen = with(trained, |model| on(model, &options, Place::Cpu)).unwrap();
+            let chosen = with(trained, |model| on(model, &options, DeviceSpec::Cpu)).unwrap();
             assert_eq!(chosen.context, context, "{why}");
         }
     }

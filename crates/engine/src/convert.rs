@@ -98,7 +98,7 @@ pub struct Written<'a> {
 
 /// The result of a conversion.
 #[derive(Debug, Clone)]
-pub struct Summary {
+pub struct ConvertSummary {
     /// Bytes of tensors in the source, and in the file.
     pub bytes: [u64; 2],
     /// Tensors and elements by type, most elements first.
@@ -124,7 +124,7 @@ pub fn convert(
     types: &Types,
     cancel: &CancelToken,
     progress: &mut dyn FnMut(Written<'_>),
-) -> Result<Summary> {
+) -> Result<ConvertSummary> {
     let same = |path: PathBuf| std::fs::canonicalize(path).ok();
     if same(out.to_path_buf()).is_some_and(|out| Some(out) == same(tensors.path().to_path_buf())) {
         return Err(Error::new(out.display(), "another file than the model's own", "the same"));
@@ -197,7 +197,7 @@ pub fn convert(
     writer.finish()?;
     let types = by_type(jobs.iter().map(|job| (job.spec.dtype.into(), elements(job))));
     let after = jobs.iter().filter_map(|j| j.spec.dtype.bytes_for(elements(j))).sum();
-    Ok(Summary { bytes: [before, after], types, warnings })
+    Ok(ConvertSummary { bytes: [before, after], types, warnings })
 }
 
 /// Tensors and elements by type, most elements first.

@@ -42,9 +42,9 @@ pub use crate::adapters::{Adapter, AdapterFile, Adapters, adapter_to_mlx, fuse, 
 pub use choose::named_place;
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
 pub use device::{
-    About, Absence, CacheType, ComputePeaks, Dispatch, Gpus, Library, Memory, Peaks, Place, Plan,
-    Processes, Processor, Profile, RankLaunch, Roof, SplitMode, Survey, Timing, Usage, Work,
-    folder_of_user, follow, free_memory, share_heaps, survey,
+    About, Absence, CacheType, ComputePeaks, DeviceSpec, Dispatch, Gpus, Memory, Peaks, Plan,
+    Processes, Processor, Profile, RankLaunch, Roof, RuntimeLibrary, SplitMode, Survey, Timing,
+    Usage, Work, folder_of_user, follow, free_memory, share_heaps, survey,
 };
 pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
 pub use events::{Capability, Events, Lifecycle, Stage};
@@ -63,4 +63,4 @@ pub use prompt::Prompt;
 pub use request::{Generated, Generating, Request};
 pub use resident::peak_rss_bytes;
 pub use saved::SavedLayer;
-pub use session::{Logits, Rows, Session};
+pub use session::{LogitRows, Logits, Session};

@@ -12,7 +12,8 @@ use crate::session::Session;
 use crate::slots::Slots;
 use crate::worker::Inbox;
 use device::{
-    About, CacheType, ComputePeaks, Dispatch, Executor, Place, Plan, Processes, Roof, SplitMode,
+    About, CacheType, ComputePeaks, DeviceSpec, Dispatch, Executor, Plan, Processes, Roof,
+    SplitMode,
 };
 use formats::{Error, Hint, Location, Result, Setting, Tensors};
 use models::{Config, Ending};
@@ -27,7 +28,7 @@ use tokens::{ChatTemplate, Tokenizer};
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
     /// Where to compute.
-    pub device: Place,
+    pub device: DeviceSpec,
     /// How several devices share the model.
     pub split_mode: SplitMode,
     /// The processes whose devices share the model with this one's, by [`SplitMode::Tensor`];
@@ -89,7 +90,7 @@ pub enum Trace {
 impl Default for LoadOptions {
     fn default() -> Self {
         LoadOptions {
-            device: Place::Cpu,
+            device: DeviceSpec::Cpu,
             split_mode: SplitMode::default(),
             processes: None,
             dispatch: Dispatch::default(),
@@ -115,7 +116,7 @@ impl Default for LoadOptions {
 
 impl LoadOptions {
     /// The default on a device.
-    pub fn on(device: Place) -> Self {
+    pub fn on(device: DeviceSpec) -> Self {
         LoadOptions { device, ..LoadOptions::default() }
     }
 
@@ -200,7 +201,7 @@ pub(crate) struct Shared {
     /// Where the worker looks for requests, once there was one.
     pub(crate) worker: OnceLock<Arc<Inbox>>,
     /// The device of each plan.
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<DeviceSpec>,
     /// In a model's first part: its other parts.
     pub(crate) others: Mutex<Vec<Arc<Shared>>>,
     pub(crate) gate: Arc<Gate>,
@@ -327,7 +328,7 @@ impl Engine {
     }
 
     /// The device of each of the plans.
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[DeviceSpec] {
         &self.0.places
     }
 

@@ -10,7 +10,7 @@ use crate::parts;
 use crate::pool::Pool;
 use crate::prefix::Prefixes;
 use crate::slots::Slots;
-use device::{Place, Plan};
+use device::{DeviceSpec, Plan};
 use formats::{Error, Location, Result, Tensors, fingerprint};
 use models::{Config, Ending};
 use program::{Input, Program};
@@ -116,11 +116,11 @@ impl Prepared {
     }
 
     /// Each device, in the order of the plans.
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[DeviceSpec] {
         &self.chosen.places
     }
 
-    /// Why it runs where it does, if [`Place::Auto`] had something to choose between.
+    /// Why it runs where it does, if [`DeviceSpec::Auto`] had something to choose between.
     pub fn why(&self) -> Option<&str> {
         self.chosen.why.as_deref()
     }

@@ -3,7 +3,7 @@
 use formats::{Error, Result};
 use serde_json::Value;
 use tokens::template::fold_system;
-use tokens::{ChatTemplate, Request, Special, Tokenizer};
+use tokens::{ChatTemplate, Special, TemplateInput, Tokenizer};
 
 /// A prompt in one of three forms.
 #[derive(Debug, Clone)]
@@ -84,8 +84,11 @@ impl Prompt {
         let tokenizer = needed(tokenizer)?;
         let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
         let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos_token()));
-        let request =
-            Request { bos_token: bos.as_deref(), eos_token: eos.as_deref(), ..request(extra) };
+        let request = TemplateInput {
+            bos_token: bos.as_deref(),
+            eos_token: eos.as_deref(),
+            ..request(extra)
+        };
         let folded;
         let messages = if folds(messages, template, &request) {
             folded = fold_system(messages);
@@ -93,7 +96,7 @@ impl Prompt {
         } else {
             messages
         };
-        template.render(&Request { messages, ..request })
+        template.render(&TemplateInput { messages, ..request })
     }
 
     /// One line on how the prompt is changed to suit a template; `None` if it is not changed.
@@ -113,19 +116,19 @@ fn needed(tokenizer: Option<&Tokenizer>) -> Result<&Tokenizer> {
 }
 
 /// The template's input that is the same for every chat.
-fn request(extra: &serde_json::Map<String, Value>) -> Request<'_> {
-    Request {
+fn request(extra: &serde_json::Map<String, Value>) -> TemplateInput<'_> {
+    TemplateInput {
         tools: extra.get("tools"),
         documents: extra.get("documents"),
         add_generation_prompt: true,
         extra: extra.clone(),
         bos_token: Some(""),
         eos_token: Some(""),
-        ..Request::default()
+        ..TemplateInput::default()
     }
 }
 
 /// Whether the messages have a system message for a template that takes none.
-fn folds(messages: &[Value], template: &ChatTemplate, request: &Request<'_>) -> bool {
+fn folds(messages: &[Value], template: &ChatTemplate, request: &TemplateInput<'_>) -> bool {
     messages.iter().any(|message| message["role"] == "system") && !template.takes_system(request)
 }

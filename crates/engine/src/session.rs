@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Which rows' logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rows {
+pub enum LogitRows {
     /// The rows of the last `n` tokens.
     Last(usize),
     /// The rows of every token.
@@ -637,10 +637,10 @@ impl Session {
 
     /// Logits of `tokens` as one sequence, whatever was here before; a shared prefix outside the
     /// rows asked for is not computed again.
-    pub fn logits(&mut self, tokens: &[u32], rows: Rows) -> Result<Logits> {
+    pub fn logits(&mut self, tokens: &[u32], rows: LogitRows) -> Result<Logits> {
         let first = match rows {
-            Rows::All => 0,
-            Rows::Last(n) => tokens.len().saturating_sub(n),
+            LogitRows::All => 0,
+            LogitRows::Last(n) => tokens.len().saturating_sub(n),
         };
         let reused = self.reuse(&tokens[..tokens.len().min(first + 1)]);
         let vocab = self.shared.width();

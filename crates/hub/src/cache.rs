@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use formats::{Error, Result};
 
-use crate::{Container, Found, Hub, LocalModel, ModelSource, Spec, choose, spec};
+use crate::{Container, Found, Hub, HubName, LocalModel, ModelSource, choose, spec};
 
 /// One commit of one repository in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -175,7 +175,7 @@ pub(crate) fn commit_of(folder: &Path, revision: &str) -> Option<String> {
 }
 
 /// The model that the cache holds under a name that the user spelt as `text`.
-pub(crate) fn find(hub: &Hub, spec: &Spec, text: &str) -> Result<Found> {
+pub(crate) fn find(hub: &Hub, spec: &HubName, text: &str) -> Result<Found> {
     let folder = folder(hub, &spec.id);
     let again = format!("delft pull {text}");
     let commit = commit_of(&folder, &spec.revision);

@@ -8,7 +8,7 @@ use formats::{Error, ErrorKind as Kind, Result};
 use ureq::http::{Response, Uri};
 use ureq::{Agent, Body};
 
-use crate::{Hub, Progress};
+use crate::{Hub, PullProgress};
 
 /// How many times in a row a request may fail before it is given up.
 pub(crate) const ATTEMPTS: u32 = 5;
@@ -179,7 +179,7 @@ impl<'a> Client<'a> {
         place: &str,
         path: &str,
         limit: u64,
-        progress: &dyn Progress,
+        progress: &dyn PullProgress,
     ) -> Result<Vec<u8>> {
         let attempt = || -> std::result::Result<Vec<u8>, Failure> {
             let answer = self.get(place, path, Part::default())?;
@@ -221,7 +221,7 @@ impl<'a> Client<'a> {
         &self,
         failure: Failure,
         failures: &mut u32,
-        progress: &dyn Progress,
+        progress: &dyn PullProgress,
     ) -> Result<()> {
         *failures += 1;
         let Some(asked) = failure.retry.filter(|_| *failures < ATTEMPTS) else {

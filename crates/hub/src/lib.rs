@@ -1,7 +1,7 @@
 //! Finding models: the bundled one, local files and folders, and the Hugging Face hub with its
 //! shared cache.
 //!
-//! A model is named by one string (see [`Spec`]): an existing path, a short name (`qwen3:0.6b`),
+//! A model is named by one string (see [`HubName`]): an existing path, a short name (`qwen3:0.6b`),
 //! `org/name`, `org/name:file.gguf`, `org/name:Q4_K_M`, any of these with `@revision`, or nothing
 //! at all for the bundled model. [`resolve`] turns the name into a path without touching the
 //! network, [`pull`] downloads, [`list`] tells what is there, [`recognise`] tells names from other
@@ -34,8 +34,8 @@ pub use formats::Container;
 pub use likeness::{Likeness, recognise};
 pub use offer::{Offer, Preview, free_disk};
 pub use remove::Removal;
-pub use spec::Spec;
-pub use store::Stored;
+pub use spec::HubName;
+pub use store::StoredModel;
 
 /// A model that lies on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,7 +97,7 @@ pub enum Found {
 /// Where a name leads.
 enum Target {
     Path(PathBuf),
-    Hub(Spec),
+    Hub(HubName),
 }
 
 /// Where a model came from.
@@ -118,7 +118,7 @@ pub enum ModelSource {
 
 /// Hears what a [`pull`] does. Every method has an empty default; calls come from the pulling
 /// thread.
-pub trait Progress {
+pub trait PullProgress {
     /// A pull begins: the number of files that it brings, the bytes of these together where known,
     /// and how many of them earlier downloads left here.
     fn begin(&self, files: usize, bytes: Option<u64>, have: u64) {
@@ -143,7 +143,7 @@ pub trait Progress {
 }
 
 /// No progress report.
-impl Progress for () {}
+impl PullProgress for () {}
 
 /// A hub and its cache: where to download from and where to keep it.
 #[derive(Debug, Clone)]
@@ -214,13 +214,13 @@ impl Hub {
             return if spec::is_surely_path(&target) {
                 Ok(Target::Path(self.own_path(&target)))
             } else {
-                Ok(Target::Hub(Spec::parse(&target)?))
+                Ok(Target::Hub(HubName::parse(&target)?))
             };
         }
         if path.exists() {
             return Ok(Target::Path(path.to_path_buf()));
         }
-        let spec = if spec::is_surely_path(text) { None } else { Some(Spec::parse(text)?) };
+        let spec = if spec::is_surely_path(text) { None } else { Some(HubName::parse(text)?) };
         match spec {
             Some(spec) if spec.id.contains('/') || self.has(&spec) => Ok(Target::Hub(spec)),
             _ => Err(self.nothing_there(text)),
@@ -237,7 +237,7 @@ impl Hub {
 
     /// Whether the cache holds anything of a repository. The hub's oldest repositories have names
     /// without a slash.
-    fn has(&self, spec: &Spec) -> bool {
+    fn has(&self, spec: &HubName) -> bool {
         cache::folder(self, &spec.id).is_dir()
     }
 
@@ -252,7 +252,7 @@ impl Hub {
     }
 
     /// Asks the hub what a model is made of. Nothing is fetched yet but the list of its files.
-    pub fn offer(&self, name: &str, progress: &dyn Progress) -> Result<Offer<'_>> {
+    pub fn offer(&self, name: &str, progress: &dyn PullProgress) -> Result<Offer<'_>> {
         match self.target(name)? {
             Target::Hub(spec) => Offer::ask(self, spec, progress),
             Target::Path(path) => {
@@ -263,7 +263,7 @@ impl Hub {
 
     /// Downloads a model into the cache, or completes it there: [`Hub::offer`], then
     /// [`Offer::fetch`].
-    pub fn pull(&self, name: &str, progress: &dyn Progress) -> Result<LocalModel> {
+    pub fn pull(&self, name: &str, progress: &dyn PullProgress) -> Result<LocalModel> {
         self.offer(name, progress)?.fetch(progress)
     }
 
@@ -294,7 +294,7 @@ pub fn resolve(spec: Option<&str>) -> Result<LocalModel> {
 }
 
 /// [`Hub::pull`] with the environment's hub.
-pub fn pull(spec: &str, progress: &dyn Progress) -> Result<LocalModel> {
+pub fn pull(spec: &str, progress: &dyn PullProgress) -> Result<LocalModel> {
     Hub::from_env()?.pull(spec, progress)
 }
 

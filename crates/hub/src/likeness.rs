@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::names::{Names, is_quantisation};
-use crate::spec::{self, Spec};
+use crate::spec::{self, HubName};
 use crate::{Hub, cache};
 
 /// How much a text is like a model's name; see [`recognise`].
@@ -86,7 +86,7 @@ impl Known {
             let missing = file || is_path_like(text);
             return if missing { Likeness::Resembles(beside(path)) } else { Likeness::Other };
         }
-        match Spec::parse(text) {
+        match HubName::parse(text) {
             Ok(spec) if spec.id.contains('/') => {
                 let said = spec.file.is_some() || spec.revision != "main";
                 let model = said || self.cached.contains(&spec.id) || !is_everyday(&spec.id);

@@ -8,7 +8,7 @@ use formats::{Error, Result};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::spec::{self, Spec};
+use crate::spec::{self, HubName};
 
 /// The program's own table.
 const BUILT_IN: &str = include_str!("models.toml");
@@ -180,7 +180,7 @@ impl Family {
 
 /// The same repository with another file of it named. Safetensors and paths come in one form only.
 fn requantised(target: &str, quantisation: &str) -> Option<String> {
-    let spec = Spec::parse(target).ok()?;
+    let spec = HubName::parse(target).ok()?;
     spec.file.as_ref()?;
     let revision =
         if spec.revision == "main" { String::new() } else { format!("@{}", spec.revision) };
@@ -218,7 +218,7 @@ fn target(value: &Spanned<DeValue<'_>>, at: &dyn Fn(usize) -> String) -> Result<
     match value.get_ref() {
         DeValue::String(text) if spec::is_surely_path(text) => Ok(text.to_string()),
         DeValue::String(text) => {
-            Spec::parse(text).map(|_| text.to_string()).map_err(|error| Error { place, ..error })
+            HubName::parse(text).map(|_| text.to_string()).map_err(|error| Error { place, ..error })
         }
         DeValue::Table(_) => Err(Error::new(place, "a hub id or a path in quotes", "a table")
             .hint("a name with a dot in it is written in quotes: [\"family2.5\"]")),
@@ -236,7 +236,7 @@ mod tests {
         assert!(names.all().len() > 40);
         for name in names.all() {
             let target = names.expand(&name).unwrap_or_else(|| panic!("{name}"));
-            let spec = Spec::parse(&target).unwrap();
+            let spec = HubName::parse(&target).unwrap();
             assert!(spec.id.contains('/'), "{name}: {target}");
             // A repository of GGUF files holds many: the table says which.
             assert_eq!(spec.id.ends_with("-GGUF"), spec.file.is_some(), "{name}: {target}");

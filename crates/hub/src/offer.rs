@@ -9,7 +9,7 @@ use formats::{Error, Result};
 use crate::choose::{self, Choice};
 use crate::http::{Client, Part, encode};
 use crate::pull::{self, Check, whole_on_disk};
-use crate::{Container, Hub, LocalModel, ModelSource, Progress, Spec, cache, spec};
+use crate::{Container, Hub, HubName, LocalModel, ModelSource, PullProgress, cache, spec};
 
 /// A file as the hub lists it.
 #[derive(Debug, Clone)]
@@ -22,7 +22,7 @@ pub(crate) struct Listed {
 /// A model on the hub, asked after but not fetched; see [`Hub::offer`].
 pub struct Offer<'a> {
     client: Client<'a>,
-    spec: Spec,
+    spec: HubName,
     commit: String,
     choice: Choice,
     /// The chosen files, weights last: a fault in the small ones is known early.
@@ -40,7 +40,11 @@ pub enum Preview {
 
 impl<'a> Offer<'a> {
     /// Asks the hub; see [`Hub::offer`].
-    pub(crate) fn ask(hub: &'a Hub, spec: Spec, progress: &dyn Progress) -> Result<Offer<'a>> {
+    pub(crate) fn ask(
+        hub: &'a Hub,
+        spec: HubName,
+        progress: &dyn PullProgress,
+    ) -> Result<Offer<'a>> {
         if hub.offline {
             return Err(
                 Error::new(&spec.id, "the network", "HF_HUB_OFFLINE").hint("unset it to download")
@@ -96,14 +100,14 @@ impl<'a> Offer<'a> {
     ///
     /// # Errors
     /// The network's, and a beginning that is no GGUF file's or a configuration that is no JSON.
-    pub fn preview(&self, progress: &dyn Progress) -> Result<Option<Preview>> {
+    pub fn preview(&self, progress: &dyn PullProgress) -> Result<Option<Preview>> {
         match self.choice.kind {
             Container::Folder => self.config(progress),
             Container::Gguf => self.keys(progress).map(Some),
         }
     }
 
-    fn config(&self, progress: &dyn Progress) -> Result<Option<Preview>> {
+    fn config(&self, progress: &dyn PullProgress) -> Result<Option<Preview>> {
         const LIMIT: u64 = 16 << 20;
         let Some(file) = self.files.iter().find(|file| file.name == "config.json") else {
             return Ok(None);
@@ -115,7 +119,7 @@ impl<'a> Offer<'a> {
         Ok(Some(Preview::Config(json)))
     }
 
-    fn keys(&self, progress: &dyn Progress) -> Result<Preview> {
+    fn keys(&self, progress: &dyn PullProgress) -> Result<Preview> {
         /// The first keys say what a model is. Its vocabulary, which is megabytes, comes after
         /// them.
         const BEGINNING: u64 = 256 << 10;
@@ -147,7 +151,7 @@ impl<'a> Offer<'a> {
     /// # Errors
     /// The network's and the disk's, and too little room on it, which is told before the first
     /// byte.
-    pub fn fetch(&self, progress: &dyn Progress) -> Result<LocalModel> {
+    pub fn fetch(&self, progress: &dyn PullProgress) -> Result<LocalModel> {
         self.check_room()?;
         let absent: Vec<&Listed> = self.absent().collect();
         if !absent.is_empty() {
@@ -270,7 +274,11 @@ fn in_words(bytes: u64) -> String {
 }
 
 /// The commit that the revision stands at, and its files.
-fn info(client: &Client, spec: &Spec, progress: &dyn Progress) -> Result<(String, Vec<Listed>)> {
+fn info(
+    client: &Client,
+    spec: &HubName,
+    progress: &dyn PullProgress,
+) -> Result<(String, Vec<Listed>)> {
     const LIMIT: u64 = 64 << 20;
     let place = if spec.revision == "main" {
         spec.id.clone()

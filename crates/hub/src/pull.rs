@@ -11,7 +11,7 @@ use sha2::Digest;
 
 use crate::http::{Client, Failure, Part, Steady};
 use crate::offer::{Listed, check_room, room};
-use crate::{Progress, cache};
+use crate::{PullProgress, cache};
 
 /// The hash that a file's bytes must have. Its hexadecimal digits also name the blob, as they are
 /// the hub's ETag.
@@ -91,7 +91,7 @@ pub(crate) fn fetch(
     file: &Listed,
     place: &str,
     path: &str,
-    progress: &dyn Progress,
+    progress: &dyn PullProgress,
 ) -> Result<()> {
     let pointer = folder.join("snapshots").join(commit).join(&file.name);
     if file.digest.is_some() && whole_on_disk(&pointer, file.size) {
@@ -130,7 +130,7 @@ fn head(
     place: &str,
     path: &str,
     size: Option<u64>,
-    progress: &dyn Progress,
+    progress: &dyn PullProgress,
 ) -> Result<(Check, Option<u64>)> {
     let mut failures = 0;
     loop {
@@ -171,7 +171,7 @@ fn agreed(
 }
 
 /// The lock of one blob, held until dropped. Python's `filelock` takes the same one.
-fn lock(path: &Path, name: &str, progress: &dyn Progress) -> Result<File> {
+fn lock(path: &Path, name: &str, progress: &dyn PullProgress) -> Result<File> {
     let fail = |error| disk(path, error);
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(fail)?;
@@ -219,7 +219,7 @@ fn download(
     client: &Client,
     wanted: &Wanted<'_>,
     partial: &Path,
-    progress: &dyn Progress,
+    progress: &dyn PullProgress,
 ) -> Result<()> {
     let Wanted { place, name, size, digest, .. } = *wanted;
     let mut file = OpenOptions::new()
@@ -280,7 +280,7 @@ fn receive(
     wanted: &Wanted<'_>,
     file: &mut File,
     partial: &Path,
-    progress: &dyn Progress,
+    progress: &dyn PullProgress,
 ) -> std::result::Result<(), Failure> {
     let Wanted { place, path, name, size, .. } = *wanted;
     let stuck = |error| Failure::from(disk(partial, error));

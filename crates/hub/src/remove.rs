@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use formats::{Error, Result};
 
-use crate::{Hub, Spec, cache, choose};
+use crate::{Hub, HubName, cache, choose};
 
 /// The files that [`Removal::run`] will delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ enum What {
 
 impl Removal {
     /// See [`Hub::removal`].
-    pub(crate) fn of(hub: &Hub, spec: &Spec, text: &str) -> Result<Removal> {
+    pub(crate) fn of(hub: &Hub, spec: &HubName, text: &str) -> Result<Removal> {
         let folder = cache::folder(hub, &spec.id);
         if !folder.is_dir() {
             let found = format!("none in {}", hub.cache.display());

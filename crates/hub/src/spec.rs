@@ -5,7 +5,7 @@ use formats::{Error, Result};
 
 /// A parsed hub name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spec {
+pub struct HubName {
     /// `org/name`, or the bare name of an old repository.
     pub id: String,
     /// A file's name, or the tag of a quantisation such as `Q4_K_M`.
@@ -14,10 +14,10 @@ pub struct Spec {
     pub revision: String,
 }
 
-impl Spec {
+impl HubName {
     /// Parses `org/name`, `org/name:file`, `org/name@revision`, or both suffixes in either order.
     /// The hub's own web address may precede the id.
-    pub fn parse(text: &str) -> Result<Spec> {
+    pub fn parse(text: &str) -> Result<HubName> {
         let prefixes =
             ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "hf://"];
         let name = prefixes.iter().find_map(|prefix| text.strip_prefix(prefix)).unwrap_or(text);
@@ -43,7 +43,7 @@ impl Spec {
             check_relative(text, "a revision", revision)?;
         }
         let revision = revision.unwrap_or("main").to_string();
-        Ok(Spec { id: id.to_string(), file: file.map(str::to_string), revision })
+        Ok(HubName { id: id.to_string(), file: file.map(str::to_string), revision })
     }
 }
 
@@ -109,8 +109,8 @@ mod tests {
         ];
         for (text, (id, file, revision)) in cases {
             let expected =
-                Spec { id: id.into(), file: file.map(Into::into), revision: revision.into() };
-            assert_eq!(Spec::parse(text), Ok(expected), "{text}");
+                HubName { id: id.into(), file: file.map(Into::into), revision: revision.into() };
+            assert_eq!(HubName::parse(text), Ok(expected), "{text}");
         }
     }
 
@@ -140,7 +140,7 @@ mod tests {
             "org/n\u{e9}",
         ];
         for text in cases {
-            assert!(Spec::parse(text).is_err(), "{text:?}");
+            assert!(HubName::parse(text).is_err(), "{text:?}");
         }
     }
 

@@ -9,11 +9,11 @@ use std::time::SystemTime;
 use formats::{Error, Result};
 
 use crate::names::Names;
-use crate::{Container, Found, Hub, LocalModel, Spec, cache, choose, spec};
+use crate::{Container, Found, Hub, HubName, LocalModel, cache, choose, spec};
 
 /// A model of the cache that could be loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredModel {
     /// A short name that leads to it, or its hub id with what tells it from others of the
     /// repository.
     pub name: String,
@@ -33,7 +33,7 @@ impl Hub {
     ///
     /// # Errors
     /// A cache or a file of names that cannot be read.
-    pub fn stored(&self) -> Result<Vec<Stored>> {
+    pub fn stored(&self) -> Result<Vec<StoredModel>> {
         let names = self.names()?;
         let mut short: BTreeMap<PathBuf, Vec<(bool, String)>> = BTreeMap::new();
         let built_in = Names::built_in()?;
@@ -54,7 +54,7 @@ impl Hub {
             let files = fs::metadata(&path).ok();
             let bytes = files.as_ref().map_or(0, fs::Metadata::len);
             let modified = files.and_then(|files| files.modified().ok());
-            let of = |(_, name)| Stored {
+            let of = |(_, name)| StoredModel {
                 name,
                 model: model.clone(),
                 bytes,
@@ -80,7 +80,7 @@ impl Hub {
             return crate::local(&self.own_path(path)).map(Some);
         }
         let text = target.unwrap_or_else(|| name.to_string());
-        let parsed = if spec::is_surely_path(&text) { None } else { Spec::parse(&text).ok() };
+        let parsed = if spec::is_surely_path(&text) { None } else { HubName::parse(&text).ok() };
         let Some(spec) = parsed else { return Ok(None) };
         match cache::find(self, &spec, name)? {
             Found::Here(model) => Ok(Some(model)),
@@ -155,7 +155,7 @@ impl Hub {
             let path = self.own_path(&target);
             return crate::likeness::holds_model(&path).then_some(path);
         }
-        let spec = Spec::parse(&target).ok().filter(|spec| self.has(spec))?;
+        let spec = HubName::parse(&target).ok().filter(|spec| self.has(spec))?;
         match cache::find(self, &spec, name) {
             Ok(Found::Here(model)) => model.path().map(Path::to_path_buf),
             _ => None,
@@ -163,7 +163,7 @@ impl Hub {
     }
 
     /// The whole models of the cache, under their hub ids.
-    fn of_cache(&self) -> Result<Vec<Stored>> {
+    fn of_cache(&self) -> Result<Vec<StoredModel>> {
         let mut all = Vec::new();
         for cached in cache::list(self)? {
             let Some(kind) = cached.kind else { continue };
@@ -188,10 +188,10 @@ impl Hub {
             };
             for (name, bytes) in sets {
                 let name = name + &revision;
-                let found = Spec::parse(&name).and_then(|spec| cache::find(self, &spec, &name));
+                let found = HubName::parse(&name).and_then(|spec| cache::find(self, &spec, &name));
                 if let Ok(Found::Here(model)) = found {
                     let (modified, commit) = (cached.modified, cached.commit.clone());
-                    all.push(Stored { name, model, bytes, modified, commit });
+                    all.push(StoredModel { name, model, bytes, modified, commit });
                 }
             }
         }
@@ -200,12 +200,12 @@ impl Hub {
 }
 
 /// A model under its short names: the first of the program's own, and all that the user gave it.
-fn named(model: Stored, names: Vec<(bool, String)>) -> Vec<Stored> {
+fn named(model: StoredModel, names: Vec<(bool, String)>) -> Vec<StoredModel> {
     let (own, built_in): (Vec<_>, Vec<_>) = names.into_iter().partition(|(own, _)| *own);
     // A family with its tag says more than the family alone.
     let plain = built_in.iter().find(|(_, name)| name.contains(':')).or(built_in.first());
     let plain = plain.map_or(model.name.clone(), |(_, name)| name.clone());
-    let under = |name: String| Stored { name, ..model.clone() };
+    let under = |name: String| StoredModel { name, ..model.clone() };
     let own = own.into_iter().map(|(_, name)| name).filter(|name| *name != plain);
     std::iter::once(plain.clone()).chain(own).map(under).collect()
 }

@@ -6,8 +6,8 @@ use crate::names::Recipes;
 use crate::{Config, Ending, Layers, Opened};
 use formats::Result;
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, LayerNorm, Linear, Mlp, RmsNorm, Step,
-    Stored, Tensor, Unary, Weights,
+    Attention, AttentionOptions, Bias, Builder, Embedding, ForwardPass, LayerNorm, Linear, Mlp,
+    RmsNorm, Stored, Tensor, Unary, Weights,
 };
 
 /// A layer from the residual stream to itself, or from hidden states to logits.
@@ -182,7 +182,7 @@ fn layers(weights: &dyn Weights, config: &Config, parts: &Parts, ending: Ending)
         Ok(Box::new(move |hidden| scaled(head.forward(hidden), logits)))
     };
     let head = (ending == Ending::Logits).then(head).transpose()?;
-    let hidden = Box::new(move |step: &Step| decoder.forward(step));
+    let hidden = Box::new(move |step: &ForwardPass| decoder.forward(step));
     Ok(Layers { blank: builder.program(), hidden, head })
 }
 
@@ -295,7 +295,7 @@ impl Decoder {
     }
 
     /// Hidden states `[outputs, hidden]` of the step's tokens, normed.
-    fn forward(&self, step: &Step) -> Tensor {
+    fn forward(&self, step: &ForwardPass) -> Tensor {
         let [embedding, residual, _] = self.multipliers;
         let mut x = scaled(self.embed.forward(step), embedding);
         if let Some(positions) = &self.positions {

@@ -10,8 +10,8 @@ use crate::names::{Recipes, Row};
 use crate::{Architecture, Ending, Layers, Opened, windows};
 use formats::{Result, Source};
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, Mlp, RmsNorm, Step, Stored, Tensor,
-    Weights,
+    Attention, AttentionOptions, Bias, Builder, Embedding, ForwardPass, Mlp, RmsNorm, Stored,
+    Tensor, Weights,
 };
 use ops::Unary;
 
@@ -166,7 +166,7 @@ fn layers(
     let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
     let head = || head(builder, config, &embed, logit_cap);
     let head = (ending == Ending::Logits).then(head).transpose()?;
-    let hidden = move |step: &Step| {
+    let hidden = move |step: &ForwardPass| {
         let mut x = embed.forward(step).scale((hidden as f32).sqrt()).trace("embed");
         for (i, block) in blocks.iter().enumerate() {
             x = block.forward(&x).trace(format!("blocks.{i}"));

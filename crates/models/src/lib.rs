@@ -84,7 +84,7 @@ use files::Files;
 use formats::{Error, ErrorKind, Result, Tensors};
 use keys::{Asked, Dialect, Keys};
 use names::Names;
-use nn::{Step, Stored, Tensor, Weights};
+use nn::{ForwardPass, Stored, Tensor, Weights};
 use program::Program;
 
 pub use config::Config;
@@ -221,7 +221,7 @@ struct Layers {
     /// A Program of all its weights and cache layers, with nothing recorded yet.
     blank: Program,
     /// Records one pass, and gives its hidden states `[outputs, hidden]` behind the last norm.
-    hidden: Box<dyn Fn(&Step) -> Tensor>,
+    hidden: Box<dyn Fn(&ForwardPass) -> Tensor>,
     /// Their logits `[outputs, vocab]`, if the model ends in them.
     head: Option<decoder::Layer>,
 }
@@ -477,7 +477,7 @@ impl Model {
     /// # Errors
     /// Layers that do not fit together, which is a fault of the architecture, not of a file.
     pub fn record(&self, tracing: bool) -> Result<Program> {
-        let step = Step::new(self.layers.blank.clone(), tracing);
+        let step = ForwardPass::new(self.layers.blank.clone(), tracing);
         let hidden = (self.layers.hidden)(&step);
         let head = self.layers.head.as_ref();
         step.finish(head.map_or_else(|| hidden.clone(), |head| head(&hidden)))

@@ -55,7 +55,7 @@ fn check(path: &Path, expected: &Expected, fused: bool, bound: f32) -> Result<()
     let program = if fused { fuse(&recorded) } else { recorded };
     program.verify()?;
     let weight = |id: WeightId| program.weights[id.0].read(&tensors)?.to_f32();
-    let mut cache = reference::Cache::default();
+    let mut cache = reference::ReferenceCache::default();
     let mut step = |tokens: &[u32], start: usize, outputs: &[u32]| -> Result<Vec<Vec<f32>>> {
         let tables = [Table::default(); 2];
         let tables = &tables[..program.groups().len()];

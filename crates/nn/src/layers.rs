@@ -1,6 +1,6 @@
 //! The layers of a decoder.
 
-use crate::{Bias, Builder, Step, Tensor};
+use crate::{Bias, Builder, ForwardPass, Tensor};
 use formats::Result;
 use ops::embed::Index;
 use ops::{Op, Rope, Stretch, Unary};
@@ -30,7 +30,7 @@ impl Embedding {
     }
 
     /// The rows of the step's tokens, or of their positions.
-    pub fn forward(&self, step: &Step) -> Tensor {
+    pub fn forward(&self, step: &ForwardPass) -> Tensor {
         step.record(Op::from(ops::Embed { index: self.index }), &[], vec![self.table])
             .swap_remove(0)
     }

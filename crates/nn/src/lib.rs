@@ -1,8 +1,9 @@
 //! Layers that record Programs.
 //!
 //! A [`Builder`] hands out weights by canonical name and checks their shapes; layers are built from
-//! it once. A [`Step`] is the recording of one forward pass: [`Tensor`] is a handle to a value in
-//! it, and its methods append operations. Layers know no device, element type or quantisation.
+//! it once. A [`ForwardPass`] is the recording of one forward pass: [`Tensor`] is a handle to a
+//! value in it, and its methods append operations. Layers know no device, element type or
+//! quantisation.
 
 mod builder;
 mod delta_net;
@@ -21,4 +22,4 @@ pub use latent::{LatentAttention, LatentOptions};
 pub use layers::{Attention, AttentionOptions, Embedding, LayerNorm, Linear, Mlp, QkNorm, RmsNorm};
 pub use ops::experts::{Gate, Odds, Routing};
 pub use ops::{GroupLimit, Rope, Stretch, Unary};
-pub use tensor::{Step, Tensor};
+pub use tensor::{ForwardPass, Tensor};

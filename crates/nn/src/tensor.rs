@@ -14,27 +14,27 @@ struct Recording {
 
 /// One forward pass being recorded.
 #[derive(Clone)]
-pub struct Step(Rc<RefCell<Recording>>);
+pub struct ForwardPass(Rc<RefCell<Recording>>);
 
-/// A value of a [`Step`]: `[rows, width]`.
+/// A value of a [`ForwardPass`]: `[rows, width]`.
 #[derive(Clone)]
 pub struct Tensor {
-    step: Step,
+    step: ForwardPass,
     id: ValueId,
     shape: Shape,
 }
 
-impl Step {
+impl ForwardPass {
     /// Starts recording onto `program`, which holds weights and cache layers. `tracing` keeps named
     /// values as results.
     pub fn new(program: Program, tracing: bool) -> Self {
-        Step(Rc::new(RefCell::new(Recording { program, tracing, error: None })))
+        ForwardPass(Rc::new(RefCell::new(Recording { program, tracing, error: None })))
     }
 
     /// Appends an operation without outputs, or returns its outputs.
     ///
-    /// A misfit is remembered and reported by [`Step::finish`], so that `forward` reads like the
-    /// paper.
+    /// A misfit is remembered and reported by [`ForwardPass::finish`], so that `forward` reads like
+    /// the paper.
     pub fn record(&self, op: Op, inputs: &[&Tensor], weights: Vec<WeightId>) -> Vec<Tensor> {
         let mut recording = self.0.borrow_mut();
         let shapes: Vec<Shape> = inputs.iter().map(|t| t.shape).collect();

@@ -2,13 +2,12 @@
 //! the plan never lets two living values share bytes.
 
 use delft_nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, Pairing, QkNorm, RmsNorm,
-    Rope, Step, Stored, Weights,
+    Attention, AttentionOptions, Bias, Builder, Embedding, ForwardPass, Linear, Mlp, Pairing,
+    QkNorm, RmsNorm, Rope, Stored, Weights,
 };
 use formats::{Result, Source};
 use program::{
-    Group, Program, Sequence, Step as Replay, StepKind, Table, WeightId, fuse, plan_memory,
-    reference,
+    Group, Program, Sequence, Step, StepKind, Table, WeightId, fuse, plan_memory, reference,
 };
 use std::sync::Arc;
 
@@ -87,7 +86,7 @@ fn decoder_of(
     }
     let norm = RmsNorm::new(&builder, "norm", HIDDEN, 1e-5)?;
     let head = Linear::new(&builder, "head", [VOCAB, HIDDEN], Bias::Never)?;
-    let step = Step::new(builder.program(), tracing);
+    let step = ForwardPass::new(builder.program(), tracing);
     let mut x = embed.forward(&step);
     for (attention_norm, attention, mlp_norm, mlp) in &blocks {
         x = x.add(&attention.forward(&attention_norm.forward(&x)));
@@ -115,11 +114,11 @@ fn weights(program: &Program) -> impl Fn(WeightId) -> Result<Vec<f32>> + '_ {
 }
 
 fn run(program: &Program, steps: &[(&[u32], u32)]) -> Vec<Vec<f32>> {
-    let mut cache = reference::Cache::default();
+    let mut cache = reference::ReferenceCache::default();
     let mut logits = Vec::new();
     for (tokens, start) in steps {
         let tables = [Table::default(); 2];
-        let step = Replay {
+        let step = Step {
             kind: StepKind::Prompt,
             tokens,
             sequences: &[Sequence::new(tokens.len(), *start as usize, &tables)],
@@ -264,10 +263,10 @@ fn ranks_together_are_the_whole() {
                 let of = whole.weights.iter().position(|w| w.name == part.name).unwrap();
                 Ok(cut(part, weights(&whole)(WeightId(of))?))
             };
-            let mut cache = reference::Cache::default();
-            let mut caches = vec![reference::Cache::default(); ranks];
+            let mut cache = reference::ReferenceCache::default();
+            let mut caches = vec![reference::ReferenceCache::default(); ranks];
             for (tokens, start) in [(&[3, 1, 4, 1, 5][..], 0), (&[9], 5), (&[2, 6], 6)] {
-                let step = Replay {
+                let step = Step {
                     kind: StepKind::Prompt,
                     tokens,
                     sequences: &[Sequence::new(tokens.len(), start, &[])],
@@ -325,16 +324,17 @@ fn a_program_can_be_cut_between_layers() {
                 assert_eq!(front.program.layers, whole.layers[..layer]);
                 assert_eq!(back.program.layers, whole.layers[layer..]);
                 assert_eq!(front.program.nodes.len() + back.program.nodes.len(), whole.nodes.len());
-                let mut caches = [reference::Cache::default(), reference::Cache::default()];
+                let mut caches =
+                    [reference::ReferenceCache::default(), reference::ReferenceCache::default()];
                 let tokens = [3, 1, 4, 1, 5];
-                let mut step = Replay {
+                let mut step = Step {
                     kind: StepKind::Prompt,
                     tokens: &tokens,
                     sequences: &[Sequence::new(tokens.len(), 0, &[])],
                     outputs: &[2, 4],
                     input: &[],
                 };
-                let mut all = reference::Cache::default();
+                let mut all = reference::ReferenceCache::default();
                 let wanted = reference::run(&whole, &weights(&whole), &mut all, &step).unwrap();
                 let half = &front.program;
                 let values = reference::run(half, &weights(half), &mut caches[0], &step).unwrap();
@@ -391,9 +391,10 @@ fn operations_can_be_moved_to_another_device() {
                     let last = used(side).map_or(0, |w| w.0 + 1);
                     assert_eq!(last, side.weights.len(), "no weight of the other side: {side}");
                 }
-                let mut caches = [reference::Cache::default(), reference::Cache::default()];
+                let mut caches =
+                    [reference::ReferenceCache::default(), reference::ReferenceCache::default()];
                 for (tokens, start) in [(&[3, 1, 4, 1, 5][..], 0), (&[9], 5)] {
-                    let step = Replay {
+                    let step = Step {
                         kind: StepKind::Prompt,
                         tokens,
                         sequences: &[Sequence::new(tokens.len(), start, &[])],

@@ -7,7 +7,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::rms_norm::{SHAPES, normalise, numbers};
-use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_vectors};
+use crate::sweep::{Row, RowThreads, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of, scaled};
 
 /// `sum = residual + x`, rounded by `round`; then every row of `weight.len()` elements of it
@@ -41,7 +41,7 @@ pub fn add_norm(
     scalar: Scalar,
     weights: Scalar,
 ) {
-    let team = Team::Group;
+    let team = RowThreads::Group;
     team.launch(256);
     let size = || dim("rows") * dim("width");
     require_vectors(&[
@@ -82,7 +82,7 @@ const EPS: f32 = 1e-5;
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar, weights: Scalar) -> Vec<Case> {
-        let case = |(rows, width, _, why): (usize, usize, Team, &str)| {
+        let case = |(rows, width, _, why): (usize, usize, RowThreads, &str)| {
             let n = rows * width;
             let residual = scaled(scalar, width as u64 + 7, n, 4.0);
             let x = random(scalar, width as u64 + 8, n);
@@ -100,7 +100,7 @@ fn cases() -> Vec<Case> {
                 expected: vec![(3, exact(scalar, &sum)), (4, near(scalar, &y))],
             }
         };
-        SHAPES.into_iter().filter(|shape| shape.2 == Team::Group).map(case).collect()
+        SHAPES.into_iter().filter(|shape| shape.2 == RowThreads::Group).map(case).collect()
     }
     fn both(scalar: Scalar) -> Vec<Case> {
         let mut all = of(scalar, scalar);

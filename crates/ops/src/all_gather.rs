@@ -6,7 +6,7 @@
 
 use formats::Result;
 
-use crate::operation::{Operation, Precision, ReferenceCall, Sharding};
+use crate::operation::{ActivationPrecision, Operation, ReferenceCall, Sharding};
 use crate::{Partition, Shape, arity, expect};
 
 /// `x[rows, columns of the rank] -> y[rows, width]`, in the order of ranks.
@@ -39,8 +39,8 @@ impl Operation for AllGather {
         Sharding::OfRank
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Exact
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Exact
     }
 }
 

@@ -17,7 +17,7 @@ use tile::launch::{Mode, Numbers};
 
 use crate::math::{sigmoid, softplus};
 use crate::operation::{
-    CacheUse, CachedWork, Operation, Precision, ReferenceCall, Sharding, StateAccess,
+    ActivationPrecision, CacheUse, CachedWork, Operation, ReferenceCall, Sharding, StateAccess,
 };
 use crate::states::{States, Trial};
 use crate::sweep::{begin, load, require_vectors, when};
@@ -207,8 +207,8 @@ impl Operation for DeltaNet {
         CachedWork { positions: 0, operations }
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Full
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Full
     }
 }
 

@@ -3,15 +3,15 @@
 use formats::{DType, Result, quant::Block, with_block};
 use tile::case::{Bench, Buffer, Case, Fill, Spec, noise};
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 use tile::launch::{Mode, Numbers, Requirement};
 
 use crate::gradient::{Forward, Gathered, Reverse, Wrt, give, one};
 use crate::operation::{
-    Bound, Launches, Operand, Operation, Precision, ReferenceCall, Sharding, Y,
+    ActivationPrecision, Bound, Launches, Operand, Operation, ReferenceCall, Sharding, Y,
 };
 use crate::packed::{Format, Layout, Mlx, PackedWeights, Planes, pack, pack_mlx};
-use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
+use crate::sweep::{RowThreads, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 
@@ -67,8 +67,8 @@ impl Operation for Embed {
         false
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Full
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Full
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
@@ -141,7 +141,7 @@ pub(crate) fn gather(
     begin();
     let source = rows.get(group_id()) * width;
     let first = group_id() * width;
-    Team::Group.sweep(width, lanes_of_both(from.scalar(), y.scalar()), |at, lanes| {
+    RowThreads::Group.sweep(width, lanes_of_both(from.scalar(), y.scalar()), |at, lanes| {
         let loaded: Vec<_> = at.iter().map(|&i| load(from, source + i, lanes)).collect();
         for (&i, values) in at.iter().zip(loaded) {
             y.set_vec(first + i, &values);
@@ -179,7 +179,7 @@ pub fn embed_packed(tokens: In<u32>, width: Const<u32>, to: Scalar, format: Form
         barrier();
         let filled = (runs - begin).min(threads()) * run;
         for i in range(thread_id() * wide, filled).step(threads() * wide) {
-            let values = staged.get_raw_vec(i, wide as u8, Hint::None);
+            let values = staged.get_raw_vec(i, wide as u8, LoadHint::None);
             y.set_raw_vec(first + begin * run + i, &values);
         }
         barrier();

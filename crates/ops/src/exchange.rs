@@ -4,7 +4,7 @@
 
 use formats::Result;
 
-use crate::operation::{Operand, Operation, Precision, ReferenceCall, Sharding};
+use crate::operation::{ActivationPrecision, Operand, Operation, ReferenceCall, Sharding};
 use crate::{Shape, arity};
 
 /// `gives.. -> brings..`, of any shapes.
@@ -38,8 +38,8 @@ impl Operation for Exchange {
     }
 
     /// Values that go from one device to another are not rounded on the way.
-    fn precision(&self) -> Precision {
-        Precision::Exact
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Exact
     }
 }
 

@@ -5,7 +5,7 @@
 use formats::{Error, ErrorKind, Result};
 
 use crate::gradient::{ExpertsBackward, ExpertsTangent, Forward, Reverse, Wrt, zeros};
-use crate::operation::{Operand, Operation, Precision, ReferenceCall, Sharding};
+use crate::operation::{ActivationPrecision, Operand, Operation, ReferenceCall, Sharding};
 use crate::{Shape, Unary, arity, expect, gated, moe};
 
 /// How router scores become experts and their weights.
@@ -248,8 +248,8 @@ impl Operation for Experts {
         false
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Full
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Full
     }
 
     fn experts(&self, inputs: &[Shape]) -> Option<(usize, usize)> {

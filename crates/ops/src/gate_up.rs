@@ -8,12 +8,12 @@ use crate::linear::{
     Finisher, GemvSchedule, Input, Norm, Sums, Sweep, Task, contract, holds, product_finished,
 };
 use crate::low_rank::kernels::{Low, Sites};
-use crate::operation::{Operand, Operation, Precision, Product, ReferenceCall, Sharding};
+use crate::operation::{ActivationPrecision, Operand, Operation, Product, ReferenceCall, Sharding};
 use crate::packed::{Format, PackedWeights};
 use crate::project::Project;
 use crate::{Shape, Unary, expect, gated, real};
 use formats::Result;
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, Spec, noise, tolerance};
 use tile::dsl::*;
 
 /// Launches to test and to time.
@@ -110,8 +110,8 @@ impl Operation for GateUp {
         false
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Full
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Full
     }
 }
 
@@ -195,7 +195,7 @@ fn benches() -> Vec<Bench> {
             ],
             bytes: (2 * bytes + 8 * width + 2 * out) as u64,
             flops: 4 * (out * width) as u64,
-            roof: Roof::Memory,
+            roof: Bottleneck::Memory,
         }
     };
     cases::timed().into_iter().map(bench).collect()

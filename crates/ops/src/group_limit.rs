@@ -9,9 +9,8 @@
 //! y[t, e] = s[t, e] if e is among the `used` greatest c of the groups that stay, else -infinity
 //! ```
 //!
-//! With `softmax`, what stays of `s[t, e]` is
-//! `s[t, e] - ln(sum of exp(s[t, i]) over i other than e)`, whose logistic function is the softmax
-//! over all experts, those that do not stay included.
+//! With `softmax`, what stays of `s[t, e]` is `s[t, e] - ln(sum of exp(s[t, i]) over i other than
+//! e)`, whose logistic function is the softmax over all experts, those that do not stay included.
 //!
 //! The correction chooses experts and is not part of their weights: [`Experts`](crate::Experts)
 //! makes those of the scores that are left. Ties go to the lower group and the lower expert; a
@@ -26,7 +25,9 @@ use tile::launch::{Mode, Numbers, Requirement};
 use crate::experts::{MOST_EXPERTS, MOST_USED};
 use crate::linear::holds;
 use crate::moe::{NONE, best_open};
-use crate::operation::{Bound, Launches, Operation, Precision, ReferenceCall, Sharding, X, Y};
+use crate::operation::{
+    ActivationPrecision, Bound, Launches, Operation, ReferenceCall, Sharding, X, Y,
+};
 use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect, math};
 
@@ -93,8 +94,8 @@ impl Operation for GroupLimit {
         Sharding::Whole
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Full
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Full
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {

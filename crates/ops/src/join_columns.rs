@@ -5,7 +5,9 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-use crate::operation::{Bound, Launches, Operation, Precision, ReferenceCall, Sharding, X, Y};
+use crate::operation::{
+    ActivationPrecision, Bound, Launches, Operation, ReferenceCall, Sharding, X, Y,
+};
 use crate::sweep::{begin, require_lengths, when};
 use crate::trial::{memory, random};
 use crate::{Partition, Shape, arity, expect};
@@ -37,8 +39,8 @@ impl Operation for JoinColumns {
         Sharding::OfRank
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Exact
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Exact
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {

@@ -19,8 +19,10 @@ use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers, Requirement};
 
 use crate::math::round_away;
-use crate::operation::{CacheUse, Operation, Precision, ReferenceCall, Sharding, StateAccess};
-use crate::sweep::{Team, begin, lanes, lanes_of_both, load, require_vectors};
+use crate::operation::{
+    ActivationPrecision, CacheUse, Operation, ReferenceCall, Sharding, StateAccess,
+};
+use crate::sweep::{RowThreads, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, random, scaled};
 use crate::{Shape, alike, arity};
 
@@ -59,8 +61,8 @@ impl Operation for KvWrite {
         self.layer = layer;
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Queries
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Queries
     }
 }
 
@@ -91,8 +93,8 @@ impl Cache {
         self.slot_at(self.sequences.get(token), self.positions.get(token))
     }
 
-    /// The slot of a position of a sequence: `table[sequence, (position / block) % stride] * block +
-    /// position % block`.
+    /// The slot of a position of a sequence:
+    /// `table[sequence, (position / block) % stride] * block + position % block`.
     #[track_caller]
     pub fn slot_at(&self, sequence: Val<u32>, position: Val<u32>) -> Val<u32> {
         let entry = sequence * self.stride + (position / self.block) % self.stride;
@@ -337,7 +339,7 @@ pub fn kv_write(
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
     let width = kv_heads * head_dim;
     let (from, to) = (group_id() * width, cache.element(cache.slot(group_id()), 0u32));
-    Team::Group.sweep(width, lanes_of_both(k.scalar(), keys.scalar()), |at, lanes| {
+    RowThreads::Group.sweep(width, lanes_of_both(k.scalar(), keys.scalar()), |at, lanes| {
         let read = |&i: &Val<u32>| (load(k, from + i, lanes), load(v, from + i, lanes));
         let loaded: Vec<_> = at.iter().map(read).collect();
         for (&i, (k, v)) in at.iter().zip(loaded) {

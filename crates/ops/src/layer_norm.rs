@@ -10,7 +10,7 @@ use tile::dsl::*;
 use crate::gradient::{Forward, LayerNormBackward, NormTangent, Reverse, Wrt, give, one, zeros};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::rms_norm::{SHAPES, launch_numbers, numbers};
-use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors};
+use crate::sweep::{RowThreads, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Op, Shape, arity, expect};
 use formats::Result;
@@ -119,7 +119,7 @@ pub fn layer_norm(
     weights: Scalar,
     biased: bool,
 ) {
-    let team = Team::Group;
+    let team = RowThreads::Group;
     team.launch(256);
     let size = dim("rows") * dim("width");
     require_vectors(&[("x", size.clone()), ("weight", dim("width")), ("y", size)]);
@@ -170,7 +170,7 @@ pub const KERNELS: &[Spec] = &[Spec { name: "layer_norm", cases, benches }];
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar, weights: Scalar, biased: bool) -> Vec<Case> {
-        let case = |(rows, width, _, why): (usize, usize, Team, &str)| {
+        let case = |(rows, width, _, why): (usize, usize, RowThreads, &str)| {
             let n = rows * width;
             // A mean far from zero: what the second pass is for.
             let shifted: Vec<f32> =
@@ -191,7 +191,7 @@ fn cases() -> Vec<Case> {
                 expected: vec![(2, near(scalar, &y))],
             }
         };
-        SHAPES.into_iter().filter(|shape| shape.2 == Team::Group).map(case).collect()
+        SHAPES.into_iter().filter(|shape| shape.2 == RowThreads::Group).map(case).collect()
     }
     fn all(scalar: Scalar) -> Vec<Case> {
         let mut all = of(scalar, scalar, true);

@@ -8,14 +8,14 @@ use crate::linear::{
     Finisher, GemvSchedule, Input, Sums, Sweep, Task, contract, holds, product_finished,
 };
 use crate::low_rank::kernels::{Low, Sites};
-use crate::operation::{Operand, Operation, Precision, Product, ReferenceCall, Sharding};
+use crate::operation::{ActivationPrecision, Operand, Operation, Product, ReferenceCall, Sharding};
 use crate::packed::{Format, PackedWeights};
 use crate::zip::{self, Binary};
 use crate::{Shape, arity, linear};
 use formats::{Error, Result};
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, Spec, noise, tolerance};
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 
 /// Launches to test and to time.
 pub const KERNELS: &[Spec] = &[Spec { name: "linear_add", cases, benches }];
@@ -53,7 +53,7 @@ pub fn linear_add(
         let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
         let sum = sites.as_ref().map_or(sum, |sites| sites.change(0, output, row, sum));
         let at = output + out * row;
-        y.set(at, residual.get_with(at, Hint::Coherent) + sum);
+        y.set(at, residual.get_with(at, LoadHint::Coherent) + sum);
     });
 }
 
@@ -101,8 +101,8 @@ impl Operation for LinearAdd {
         operand != Operand::Input(0)
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Full
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Full
     }
 
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
@@ -175,7 +175,7 @@ fn benches() -> Vec<Bench> {
             ],
             bytes: (bytes + 2 * width + 8 * out) as u64,
             flops: 2 * (out * width) as u64,
-            roof: Roof::Memory,
+            roof: Bottleneck::Memory,
         }
     };
     cases::timed().into_iter().map(bench).collect()

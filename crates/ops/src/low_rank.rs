@@ -1,8 +1,8 @@
 //! Low-rank adaptation (LoRA, Hu et al. 2021) beside a product: `y + scale up (down x)`, row by
 //! row.
 //!
-//! Each row has the adapter of its sequence, or none, and then keeps its bits. DoRA (Liu et al.
-//! 2024) also scales what the base matrix and the factors give:
+//! Each row has the adapter of its sequence, or none, and then keeps its bits. DoRA (Liu and others
+//! 2024) also scales the result of the base matrix and the factors:
 //! `residual + gain (y - residual + scale up (down x)) + offset`. At a table of embeddings `down x`
 //! is the token's row of `down`.
 //!
@@ -15,7 +15,7 @@ pub mod kernels;
 use formats::{DType, Error, Result};
 use std::ops::Range;
 
-use crate::operation::{Operation, Precision, ReferenceCall, Sharding};
+use crate::operation::{ActivationPrecision, Operation, ReferenceCall, Sharding};
 use crate::{Shape, arity};
 
 /// `y -> y'` at a table of embeddings, `y, x -> y'` behind a product of `x`, or
@@ -166,7 +166,7 @@ impl Operation for LowRank {
         Some(self.site)
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Full
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Full
     }
 }

@@ -27,7 +27,7 @@ use crate::linear::holds;
 use crate::{math, sweep};
 pub use group::{moe_group, tiles};
 pub use products::{moe_gemm, moe_gemm_turned, moe_gemv, pick_blocks, pick_turned};
-pub use reference::{Groups, Routes, combine, group, product, product_turned, route};
+pub use reference::{ExpertPairs, Routes, combine, group, product, product_turned, route};
 
 /// Tokens that a threadgroup of [`moe_route`] routes: one a simdgroup.
 const TOKENS: u32 = 4;

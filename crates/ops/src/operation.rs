@@ -121,8 +121,8 @@ pub trait Operation: Debug {
     }
 
     /// How precise its operands are on a device that keeps some of them in 16 bits.
-    fn precision(&self) -> Precision {
-        Precision::Any
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Any
     }
 }
 
@@ -217,13 +217,13 @@ pub(crate) fn launch_flat(
 
 /// How precise the activations of an operation are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
+pub enum ActivationPrecision {
     /// The precision of its neighbours.
     Any,
     /// All operands may have the type of queries.
     Queries,
-    /// As [`Precision::Queries`], and kernels of many rows take them as products leave them, in
-    /// f32, and round.
+    /// As [`ActivationPrecision::Queries`], and kernels of many rows take them as products leave
+    /// them, in f32, and round.
     Rounds,
     /// The first output is f32.
     Full,

@@ -27,14 +27,14 @@ mod tests;
 
 use std::ops::{Add, Div, Mul};
 
-use formats::quant::{Affine, Block, Offset, Scale, plain};
+use formats::quant::{Affine, Block, Offset, ScaleKind, plain};
 use formats::{DType, Encoding, Error, Groups, Result, with_block};
 use tile::launch::Extent;
 use tile::types::Scalar;
 
 pub use pack::{Mlx, pack, pack_into, pack_mlx};
 pub(crate) use weights::halves;
-pub use weights::{PackedWeights, Run, Scaled, Supers};
+pub use weights::{PackedWeights, Scaled, Supers, WordRun};
 
 /// How the elements of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -107,12 +107,12 @@ impl Packing {
             Offset::Min => (0, true),
         };
         let entry = match (affine.scale, min) {
-            (Scale::Half, false) => Entry::Scale(Scalar::F16),
-            (Scale::Half, true) => Entry::Pair(Scalar::F16),
-            (Scale::Brain, false) => Entry::Scale(Scalar::BF16),
-            (Scale::Brain, true) => Entry::Pair(Scalar::BF16),
-            (Scale::Super, false) => Entry::Byte,
-            (Scale::Super, true) => Entry::Bytes,
+            (ScaleKind::Half, false) => Entry::Scale(Scalar::F16),
+            (ScaleKind::Half, true) => Entry::Pair(Scalar::F16),
+            (ScaleKind::Brain, false) => Entry::Scale(Scalar::BF16),
+            (ScaleKind::Brain, true) => Entry::Pair(Scalar::BF16),
+            (ScaleKind::Super, false) => Entry::Byte,
+            (ScaleKind::Super, true) => Entry::Bytes,
         };
         Packing {
             bits: affine.value_bits(),

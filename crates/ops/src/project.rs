@@ -13,7 +13,7 @@ use crate::operation::{Operand, Operation, Product, ReferenceCall, Sharding};
 use crate::packed::{Format, PackedWeights};
 use crate::{Shape, arity, linear, rms_norm};
 use formats::{DType, Result};
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, Spec, noise, tolerance};
 use tile::dsl::*;
 
 /// Launches to test and to time.
@@ -285,7 +285,7 @@ fn benches() -> Vec<Bench> {
             buffers,
             bytes: bytes as u64,
             flops: 2 * (rows * width) as u64,
-            roof: Roof::Memory,
+            roof: Bottleneck::Memory,
         }
     };
     cases::timed().into_iter().map(bench).collect()

@@ -9,7 +9,7 @@ use tile::launch::Numbers;
 
 use crate::gradient::{Forward, NormTangent, Reverse, RmsNormBackward, Wrt, give, one};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
-use crate::sweep::{Row, Team, begin, lanes, lanes_of_both, load, require_vectors};
+use crate::sweep::{Row, RowThreads, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Op, Shape, arity, expect};
 use formats::Result;
@@ -111,8 +111,8 @@ pub struct NormTypes {
 }
 
 /// The threads that norm a row of `width` elements.
-pub fn team(width: usize) -> Team {
-    if width <= 512 { Team::Simd } else { Team::Group }
+pub fn team(width: usize) -> RowThreads {
+    if width <= 512 { RowThreads::Simd } else { RowThreads::Group }
 }
 
 /// The numbers of a norm's launch.
@@ -131,7 +131,7 @@ pub fn rms_norm(
     width: Const<u32>,
     eps: Const<f32>,
     types: NormTypes,
-    team: Team,
+    team: RowThreads,
 ) {
     team.launch(256);
     let size = dim("rows") * dim("width");
@@ -161,7 +161,7 @@ pub fn rms_norm(
 /// `y = x * scale * weight` along rows, each with its scale.
 #[track_caller]
 pub(crate) fn normalise(
-    team: Team,
+    team: RowThreads,
     width: Val<u32>,
     lanes: u8,
     x: impl Fn(Val<u32>, u8) -> Vec<Val<f32>>,
@@ -191,22 +191,22 @@ pub(crate) fn normalise(
 pub const KERNELS: &[Spec] = &[Spec { name: "rms_norm", cases, benches }];
 
 /// Rows, width, who works on a row, and why.
-pub(crate) const SHAPES: [(usize, usize, Team, &str); 10] = [
-    (1, 1, Team::Group, "one element"),
-    (2, 5, Team::Group, "less than a vector"),
-    (3, 129, Team::Group, "a width no vector divides"),
-    (2, 2048, Team::Group, "a vector or two per thread"),
-    (1, 7176, Team::Group, "several vectors per thread and a remainder"),
-    (1, 7171, Team::Group, "a wide row of single elements"),
-    (1, 128, Team::Simd, "one head, seven idle simdgroups"),
-    (19, 128, Team::Simd, "heads that do not fill the last group"),
-    (9, 100, Team::Simd, "heads that fill neither lanes nor group"),
-    (8, 2, Team::Simd, "the smallest pair"),
+pub(crate) const SHAPES: [(usize, usize, RowThreads, &str); 10] = [
+    (1, 1, RowThreads::Group, "one element"),
+    (2, 5, RowThreads::Group, "less than a vector"),
+    (3, 129, RowThreads::Group, "a width no vector divides"),
+    (2, 2048, RowThreads::Group, "a vector or two per thread"),
+    (1, 7176, RowThreads::Group, "several vectors per thread and a remainder"),
+    (1, 7171, RowThreads::Group, "a wide row of single elements"),
+    (1, 128, RowThreads::Simd, "one head, seven idle simdgroups"),
+    (19, 128, RowThreads::Simd, "heads that do not fill the last group"),
+    (9, 100, RowThreads::Simd, "heads that fill neither lanes nor group"),
+    (8, 2, RowThreads::Simd, "the smallest pair"),
 ];
 
 fn cases() -> Vec<Case> {
     fn of(types: NormTypes) -> Vec<Case> {
-        let case = |(rows, width, team, why): (usize, usize, Team, &str)| {
+        let case = |(rows, width, team, why): (usize, usize, RowThreads, &str)| {
             let x = scaled(types.x, rows as u64 * 31 + width as u64, rows * width, 3.0);
             let weight = random(types.weight, width as u64 + 1, width);
             let mut y = vec![0.0; rows * width];
@@ -245,7 +245,7 @@ pub(crate) fn numbers(rows: usize, width: usize) -> Numbers {
 fn benches() -> Vec<Bench> {
     fn of(scalar: Scalar) -> Vec<Bench> {
         let types = NormTypes { x: scalar, weight: scalar, y: scalar };
-        let bench = |rows: usize, width: usize, team: Team| {
+        let bench = |rows: usize, width: usize, team: RowThreads| {
             let n = rows * width;
             let buffers =
                 vec![Fill::Noise(scalar, n), Fill::Noise(scalar, width), Fill::Zeros(scalar, n)];
@@ -254,8 +254,8 @@ fn benches() -> Vec<Bench> {
             memory(kernel, &label, numbers(rows, width), buffers, 4 * n as u64)
         };
         vec![
-            bench(rows_of(scalar, 4096), 4096, Team::Group),
-            bench(rows_of(scalar, 128), 128, Team::Simd),
+            bench(rows_of(scalar, 4096), 4096, RowThreads::Group),
+            bench(rows_of(scalar, 128), 128, RowThreads::Simd),
         ]
     }
     every_float(of)

@@ -11,7 +11,7 @@ use tile::launch::{Numbers, Requirement};
 use crate::gradient::{Forward, Reverse, Wrt, give, linear_in_x, one};
 use crate::math::sin_cos;
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
-use crate::sweep::{Team, begin, lanes, load, require_vectors};
+use crate::sweep::{RowThreads, begin, lanes, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 use formats::{Pairing, Result};
@@ -218,7 +218,14 @@ impl Heads {
     /// Reads every element once, turns the pairs and writes each where it was: `read` and `write`
     /// may go to the same buffer. Vectors have at most `lanes` elements.
     #[track_caller]
-    pub(crate) fn turn(self, team: Team, lanes: u8, angles: Angles, read: Read, write: Write) {
+    pub(crate) fn turn(
+        self,
+        team: RowThreads,
+        lanes: u8,
+        angles: Angles,
+        read: Read,
+        write: Write,
+    ) {
         let Heads { tokens, heads, head_dim, pairs, pairing } = self;
         // A vector of adjacent pairs has half as many of them.
         let count = if pairing == Pairing::Half { lanes } else { lanes / 2 };
@@ -300,7 +307,7 @@ pub fn rope(
     let heads = Heads { tokens: 1, heads, head_dim, pairs, pairing };
     let read = |_, i: Val<u32>, lanes: u8| load(x, first + i, lanes);
     let write = |_, i: Val<u32>, values: &[Val<f32>]| y.set_vec(first + i, values);
-    heads.turn(Team::Group, lanes(scalar), angles, &read, &write);
+    heads.turn(RowThreads::Group, lanes(scalar), angles, &read, &write);
 }
 
 /// The kernel, its cases and benchmarks.

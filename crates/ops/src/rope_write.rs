@@ -11,7 +11,9 @@ use tile::launch::Numbers;
 
 use self::fused::Fused;
 use crate::kv_write::{Blocks, Cache, KvWrite, Plain, Step, require_blocks};
-use crate::operation::{CacheUse, Operation, Precision, ReferenceCall, Sharding, StateAccess};
+use crate::operation::{
+    ActivationPrecision, CacheUse, Operation, ReferenceCall, Sharding, StateAccess,
+};
 use crate::rope::{Rope, frequencies};
 use crate::sweep::require_vectors;
 use crate::trial::{every_float, exact, memory, near, random};
@@ -78,8 +80,8 @@ impl Operation for RopeWrite {
         Some(&self.rope)
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Rounds
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Rounds
     }
 }
 

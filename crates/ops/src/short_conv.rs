@@ -1,13 +1,15 @@
 //! A short causal convolution, each element by itself:
 //! `y[p, i] = sum_j taps[j, i] x[p - kernel + 1 + j, i]`, where `x` is 0 in front of the sequence.
-//! What it carries are the last `kernel - 1` rows of `x`.
+//! The state that it carries are the last `kernel - 1` rows of `x`.
 
 use formats::{Error, Result};
 use tile::case::{Bench, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-use crate::operation::{CacheUse, Operation, Precision, ReferenceCall, Sharding, StateAccess};
+use crate::operation::{
+    ActivationPrecision, CacheUse, Operation, ReferenceCall, Sharding, StateAccess,
+};
 use crate::states::{Chunk, States, Trial};
 use crate::sweep::{begin, load, require_vectors, when};
 use crate::trial::{memory, random};
@@ -79,8 +81,8 @@ impl Operation for ShortConv {
         self.layer = layer;
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Full
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Full
     }
 }
 

@@ -7,10 +7,10 @@
 
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 use tile::launch::Numbers;
 
-use crate::sweep::{Team, begin, lanes, require_vectors};
+use crate::sweep::{RowThreads, begin, lanes, require_vectors};
 use crate::trial::{every_float, memory, near, rows_of, scaled};
 
 /// `ln(sum(exp(logits)))`, in f64 and shifted by the greatest so that nothing overflows: by it
@@ -44,7 +44,7 @@ pub fn softmax(
     scalar: Scalar,
     schedule: SoftmaxSchedule,
 ) {
-    let team = Team::Group;
+    let team = RowThreads::Group;
     team.launch(schedule.threads);
     let size = dim("rows") * dim("width");
     require_vectors(&[("x", size.clone()), ("y", size)]);
@@ -62,7 +62,7 @@ pub fn softmax(
         values.into_iter().map(|v| v.f32() * scale).collect()
     };
     let read = |at: &[Val<u32>], lanes: u8| -> Vec<Vec<Val<Raw>>> {
-        at.iter().map(|&i| x.get_raw_vec(first + i, lanes, Hint::None)).collect()
+        at.iter().map(|&i| x.get_raw_vec(first + i, lanes, LoadHint::None)).collect()
     };
     // The lowest finite number: from minus infinity the first rescaling would be infinity minus
     // infinity.
@@ -102,7 +102,7 @@ pub fn softmax(
     if let Some(kept) = kept {
         team.sweep(count, lanes, |at, lanes| {
             let loaded: Vec<_> =
-                at.iter().map(|&i| kept.get_raw_vec(i, lanes, Hint::None)).collect();
+                at.iter().map(|&i| kept.get_raw_vec(i, lanes, LoadHint::None)).collect();
             at.iter().zip(loaded).for_each(|(&i, values)| write(i, values));
         });
     }

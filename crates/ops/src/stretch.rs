@@ -7,7 +7,9 @@ use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
 use crate::linear::holds;
-use crate::operation::{Bound, Launches, Operation, Precision, ReferenceCall, Sharding, X, Y};
+use crate::operation::{
+    ActivationPrecision, Bound, Launches, Operation, ReferenceCall, Sharding, X, Y,
+};
 use crate::sweep::begin;
 use crate::trial::{every_float, memory, random};
 use crate::{Shape, arity};
@@ -46,8 +48,8 @@ impl Operation for Stretch {
         Some(0)
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Queries
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Queries
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {

@@ -1,13 +1,13 @@
 //! How threads share arrays: vectors of up to 16 bytes, several loads in flight, single elements
 //! where vectors do not fit.
 //!
-//! A flat array is cut into chunks, one per threadgroup (`map`); a row is shared by a [`Team`],
-//! strided so that neighbours touch neighbouring vectors (`Team::sweep`).
+//! A flat array is cut into chunks, one per threadgroup (`map`); a row is shared by a
+//! [`RowThreads`], strided so that neighbours touch neighbouring vectors (`RowThreads::sweep`).
 
 use std::cell::RefCell;
 
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 use tile::launch::{Extent, Mode, Requirement};
 
 /// Vectors that each thread of a flat kernel loads before it uses the first.
@@ -44,8 +44,8 @@ pub(crate) fn lanes_of_both(a: Scalar, b: Scalar) -> u8 {
 
 /// Elements from `index` on.
 #[track_caller]
-pub(crate) fn load(x: impl Memory<f32>, index: Val<u32>, lanes: u8) -> Vec<Val<f32>> {
-    x.get_vec(index, lanes, Hint::None)
+pub(crate) fn load(x: impl Elements<f32>, index: Val<u32>, lanes: u8) -> Vec<Val<f32>> {
+    x.get_vec(index, lanes, LoadHint::None)
 }
 
 /// Requires that buffers hold these numbers of elements.
@@ -135,33 +135,33 @@ impl Row {
 
 /// The threads that work on one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Team {
+pub enum RowThreads {
     /// A threadgroup, for rows of thousands of elements.
     Group,
     /// A simdgroup, for rows of a few hundred, such as heads.
     Simd,
 }
 
-impl Team {
+impl RowThreads {
     /// States the launch for as many rows as the argument `rows` says.
     pub(crate) fn launch(self, threads: u32) {
         let groups = match self {
-            Team::Group => dim("rows"),
-            Team::Simd => dim("rows").ceil_div(threads / 32 * ROWS),
+            RowThreads::Group => dim("rows"),
+            RowThreads::Simd => dim("rows").ceil_div(threads / 32 * ROWS),
         };
         launch(Mode::Row, [groups, fixed(1), fixed(1)], threads);
     }
 
     /// At most `lanes`, and no more than keep every lane of a simdgroup busy on a head of 128.
     pub(crate) fn lanes(self, lanes: u8) -> u8 {
-        if self == Team::Simd { lanes.min(4) } else { lanes }
+        if self == RowThreads::Simd { lanes.min(4) } else { lanes }
     }
 
     /// The rows this thread works on. A simdgroup has several, whose loads overlap. Past the last
     /// row they repeat it, so that no thread leaves its group early, and keep nothing.
     #[track_caller]
     pub(crate) fn rows(self, rows: Val<u32>, width: Val<u32>) -> Vec<Row> {
-        if self == Team::Group {
+        if self == RowThreads::Group {
             return vec![Row::of_group(width)];
         }
         let simds = threads() / 32;
@@ -177,23 +177,23 @@ impl Team {
     #[track_caller]
     pub(crate) fn sum(self, value: Val<f32>) -> Val<f32> {
         match self {
-            Team::Group => group_sum(value),
-            Team::Simd => simd_sum(value),
+            RowThreads::Group => group_sum(value),
+            RowThreads::Simd => simd_sum(value),
         }
     }
 
     /// Calls `body(elements, lanes)` until the team has seen all of `0..width`: vectors of `lanes`
     /// that start at each of `elements`, or single elements for a width that is no multiple of
-    /// `lanes`. See [`Team::sweep_if`].
+    /// `lanes`. See [`RowThreads::sweep_if`].
     #[track_caller]
     pub(crate) fn sweep(self, width: Val<u32>, lanes: u8, body: impl FnMut(&[Val<u32>], u8)) {
         self.sweep_if(Order::eq(width % u32::from(lanes), 0u32), width, lanes, body);
     }
 
-    /// As [`Team::sweep`], in vectors where `whole` holds, which includes that `lanes` divides
-    /// `width`. The body is recorded several times: with 4, 2 and 1 vectors at once, so that their
-    /// loads overlap, and with single elements. Where `width` is constant, only those it needs
-    /// remain.
+    /// As [`RowThreads::sweep`], in vectors where `whole` holds, which includes that `lanes`
+    /// divides `width`. The body is recorded several times: with 4, 2 and 1 vectors at once, so
+    /// that their loads overlap, and with single elements. Where `width` is constant, only those it
+    /// needs remain.
     #[track_caller]
     pub(crate) fn sweep_if(
         self,
@@ -203,8 +203,8 @@ impl Team {
         body: impl FnMut(&[Val<u32>], u8),
     ) {
         let (member, size) = match self {
-            Team::Group => (thread_id(), threads()),
-            Team::Simd => (lane_id(), 32),
+            RowThreads::Group => (thread_id(), threads()),
+            RowThreads::Simd => (lane_id(), 32),
         };
         let wide = u32::from(lanes);
         let step = size * wide;

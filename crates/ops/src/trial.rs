@@ -1,6 +1,6 @@
 //! Helpers that the operations' test cases and benchmarks share.
 
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -120,7 +120,7 @@ pub(crate) fn memory(
         buffers,
         bytes,
         flops,
-        roof: Roof::Memory,
+        roof: Bottleneck::Memory,
     }
 }
 

@@ -1,15 +1,15 @@
-//! [`Tuned`]: what was measured on a GPU, or counted for one, and decides which schedule a kernel
-//! gets, and which kernel a product.
+//! [`CardNumbers`]: what was measured on a GPU, or counted for one, and decides which schedule a
+//! kernel gets, and which kernel a product.
 //!
 //! A GPU is known by what it reports ([`Card`]); one that was not measured has the row of its kind.
 //! Every number suits every GPU: of the schedules named here those are taken that fit its shared
 //! memory, and all give the same results, but for the last bits. What a kernel is made of whatever
 //! the GPU, such as its threads per row, is a constant beside the kernel.
 //!
-//! A row for another GPU: an arm in [`Tuned::of`], and a constant with the numbers that differ,
-//! measured by `tile bench` and `delft bench`.
+//! A row for another GPU: an arm in [`CardNumbers::of`], and a constant with the numbers that
+//! differ, measured by `tile bench` and `delft bench`.
 
-use crate::attention::decode::Shares;
+use crate::attention::decode::KeyShares;
 use crate::attention::prefill;
 use crate::linear::gemm::GemmSchedule;
 use crate::linear::{Held, Traits};
@@ -25,7 +25,7 @@ pub enum Card {
 
 /// The numbers of a kind of GPU.
 #[derive(Debug)]
-pub struct Tuned {
+pub struct CardNumbers {
     /// The GPU, and how its numbers were found.
     pub found: &'static str,
     /// Products of few rows: [`crate::linear::GemvSchedule`].
@@ -45,14 +45,14 @@ pub struct Tuned {
 }
 
 /// A condition on a product, and what it gets.
-pub type Rule<T> = (fn(&Traits) -> bool, T);
+pub type TunedRule<T> = (fn(&Traits) -> bool, T);
 
 /// Products of few rows.
 #[derive(Debug)]
 pub struct ForGemv {
     /// Loads that a simdgroup holds for one or two rows: the first rule whose condition is
     /// met.
-    pub held: &'static [Rule<Held>],
+    pub held: &'static [TunedRule<Held>],
     /// Matrix rows from which every simdgroup has several, which then share the activations.
     pub tall: u32,
 }
@@ -122,7 +122,7 @@ pub struct ForAttention {
     /// next kernels' groups from where they would balance.
     pub crowded: (u32, u32),
     /// How steps of many sequences share a row's keys.
-    pub many: Shares,
+    pub many: KeyShares,
     /// Groups that share the keys of a prompt's row at most, if it is attended to by itself: each
     /// has scratch.
     pub prompt_parts: u32,
@@ -162,9 +162,9 @@ pub struct SmallGroups {
     pub blocks: &'static [(u32, GemmSchedule)],
 }
 
-impl Tuned {
+impl CardNumbers {
     /// The row of a GPU.
-    pub fn of(card: Card) -> &'static Tuned {
+    pub fn of(card: Card) -> &'static CardNumbers {
         match card {
             Card::Nvidia(9, 0) => &HOPPER,
             Card::Nvidia(..) => &NVIDIA,
@@ -174,7 +174,7 @@ impl Tuned {
 }
 
 /// Compute capability 9.0.
-pub const HOPPER: Tuned = Tuned {
+pub const HOPPER: CardNumbers = CardNumbers {
     found: "measured on an H200: 132 multiprocessors, 227 KiB of shared memory, 4.8 TB/s",
     gemv: ForGemv {
         // Two steps are under way. A thread has 128 registers when 512 threads share a
@@ -243,7 +243,7 @@ pub const HOPPER: Tuned = Tuned {
         crowded: (1024, 512),
         // The rows alone keep the GPU busy, and smaller parts would cost more to merge than they
         // gain.
-        many: Shares::Own { least: 192, parts: 16 },
+        many: KeyShares::Own { least: 192, parts: 16 },
         prompt_parts: 4,
         small: [tiling(4, 1, 32), tiling(2, 1, 16)],
         large: [tiling(4, 2, 64), tiling(4, 1, 32)],
@@ -253,10 +253,10 @@ pub const HOPPER: Tuned = Tuned {
 };
 
 /// Any other NVIDIA GPU.
-pub const NVIDIA: Tuned = Tuned { found: "not measured: an H200's numbers", ..HOPPER };
+pub const NVIDIA: CardNumbers = CardNumbers { found: "not measured: an H200's numbers", ..HOPPER };
 
 /// Any Apple GPU.
-pub const APPLE: Tuned = Tuned {
+pub const APPLE: CardNumbers = CardNumbers {
     found: "not measured: counts of instructions, and what is public of these GPUs",
     small_groups: Some(SmallGroups {
         outputs: 4,
@@ -312,7 +312,9 @@ mod tests {
             let most: Vec<u32> = most.collect();
             most.is_sorted_by(|a, b| a < b) && most.last() == Some(&u32::MAX)
         }
-        for tuned in [Tuned::of(Card::Nvidia(9, 0)), Tuned::of(Card::Nvidia(8, 9)), &APPLE] {
+        for tuned in
+            [CardNumbers::of(Card::Nvidia(9, 0)), CardNumbers::of(Card::Nvidia(8, 9)), &APPLE]
+        {
             assert!(rises(tuned.gemm.candidates.iter().map(|(most, ..)| *most)), "{tuned:?}");
             assert!(rises(tuned.gemm.alike.iter().map(|(most, _)| *most)), "{tuned:?}");
             let small = tuned.small_groups.iter().flat_map(|small| small.blocks);

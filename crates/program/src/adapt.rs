@@ -24,12 +24,12 @@ pub struct Site {
     /// Whether it is an embedding table, whose rows are picked by tokens.
     pub gathers: bool,
     /// The part of the matrix that the Program has, if it is one of several ranks'.
-    pub share: Option<Share>,
+    pub share: Option<RankShare>,
 }
 
 /// The part of a matrix that one of several ranks has. Its factors are cut alike.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Share {
+pub enum RankShare {
     /// Some rows.
     Rows(Range<usize>),
     /// Some columns, whose products all ranks add up.
@@ -46,8 +46,8 @@ impl Site {
     fn part(&self, delta: &Delta) -> Delta {
         match &self.share {
             None => delta.clone(),
-            Some(Share::Rows(rows)) => delta.rows(rows.clone()),
-            Some(Share::Columns { columns, adds_bias }) => {
+            Some(RankShare::Rows(rows)) => delta.rows(rows.clone()),
+            Some(RankShare::Columns { columns, adds_bias }) => {
                 delta.columns(columns.clone(), *adds_bias)
             }
         }
@@ -56,12 +56,12 @@ impl Site {
 
 /// An adapter: low-rank factors by the names of [`Site`]s.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Adapter {
+pub struct AdapterFactors {
     /// The factors at each site that it changes.
     pub deltas: BTreeMap<String, Delta>,
 }
 
-impl Adapter {
+impl AdapterFactors {
     /// The greatest rank.
     pub fn rank(&self) -> usize {
         self.deltas.values().map(|delta| delta.rank).max().unwrap_or(0)
@@ -69,11 +69,11 @@ impl Adapter {
 
     /// The part of the adapter at the given sites: those of the Program that it fits, or some of
     /// them, or a rank's shares of them.
-    pub fn part(&self, sites: &[Site]) -> Adapter {
+    pub fn part(&self, sites: &[Site]) -> AdapterFactors {
         let own = sites
             .iter()
             .filter_map(|site| Some((site.name.clone(), site.part(self.deltas.get(&site.name)?))));
-        Adapter { deltas: own.collect() }
+        AdapterFactors { deltas: own.collect() }
     }
 
     /// Checks that each of its factors fits one of the sites.

@@ -24,7 +24,7 @@ use ops::operation::Operand;
 use ops::{Op, Rope, Shape};
 use std::fmt;
 
-pub use adapt::{Adapter, Share, Site};
+pub use adapt::{AdapterFactors, RankShare, Site};
 pub use fuse::{fuse, fuse_gates, fuse_gradients};
 pub use observe::{Input, Routed};
 pub use offload::Offloaded;

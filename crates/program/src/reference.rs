@@ -1,14 +1,14 @@
 //! The reference interpreter: runs a Program with the operations' own reference loops. Slow and
 //! obvious; every device is compared with it.
 
-use crate::{Adapter, Node, Offloaded, Program, Sequence, Step, WeightId};
+use crate::{AdapterFactors, Node, Offloaded, Program, Sequence, Step, WeightId};
 use formats::{Error, Result};
 use ops::operation::{CachedLayer, ReferenceCall};
 use ops::{Op, Rows, all_gather, all_reduce};
 
 /// The cache of every layer, for all positions.
 #[derive(Debug, Clone, Default)]
-pub struct Cache {
+pub struct ReferenceCache {
     layers: Vec<CachedLayer>,
 }
 
@@ -20,7 +20,7 @@ pub struct Cache {
 pub fn run(
     program: &Program,
     weight: &dyn Fn(WeightId) -> Result<Vec<f32>>,
-    cache: &mut Cache,
+    cache: &mut ReferenceCache,
     step: &Step<'_>,
 ) -> Result<Vec<Vec<f32>>> {
     adapted(program, weight, None, cache, step)
@@ -33,8 +33,8 @@ pub fn run(
 pub fn adapted(
     program: &Program,
     weight: &dyn Fn(WeightId) -> Result<Vec<f32>>,
-    adapter: Option<&Adapter>,
-    cache: &mut Cache,
+    adapter: Option<&AdapterFactors>,
+    cache: &mut ReferenceCache,
     step: &Step<'_>,
 ) -> Result<Vec<Vec<f32>>> {
     adapter.map_or(Ok(()), |adapter| adapter.check(&program.sites))?;
@@ -49,7 +49,7 @@ pub fn adapted(
 pub fn ranks(
     programs: &[Program],
     weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,
-    caches: &mut [Cache],
+    caches: &mut [ReferenceCache],
     step: &Step<'_>,
 ) -> Result<Vec<Vec<Vec<f32>>>> {
     together(programs, weight, None, caches, step)
@@ -64,7 +64,7 @@ pub fn ranks(
 pub fn offloaded(
     both: &Offloaded,
     weight: &dyn Fn(&Program, WeightId) -> Result<Vec<f32>>,
-    cache: &mut Cache,
+    cache: &mut ReferenceCache,
     step: &Step<'_>,
 ) -> Result<Vec<Vec<f32>>> {
     let &[sequence] = step.sequences else {
@@ -75,7 +75,7 @@ pub fn offloaded(
     let rows = Rowed::new(step, &sequence, None)?;
     let [mut here, mut there] = [home, away].map(|program| values(program, step));
     cache.layers.resize(home.layers.len(), Default::default());
-    let mut none = Cache::default();
+    let mut none = ReferenceCache::default();
     let mut moved = away.nodes.iter().peekable();
     for node in &home.nodes {
         if !matches!(node.op, Op::Exchange(_)) {
@@ -104,7 +104,7 @@ fn compute(
     node: &Node,
     weight: &dyn Fn(&Program, WeightId) -> Result<Vec<f32>>,
     values: &mut [Vec<f32>],
-    cache: &mut Cache,
+    cache: &mut ReferenceCache,
     rows: &Rowed<'_>,
 ) -> Result<()> {
     let weights = node.weights.iter().map(|w| weight(program, *w)).collect::<Result<Vec<_>>>()?;
@@ -121,8 +121,8 @@ type Joins = fn(&[&[f32]], &mut [f32]);
 fn together(
     programs: &[Program],
     weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,
-    adapter: Option<&Adapter>,
-    caches: &mut [Cache],
+    adapter: Option<&AdapterFactors>,
+    caches: &mut [ReferenceCache],
     step: &Step<'_>,
 ) -> Result<Vec<Vec<Vec<f32>>>> {
     let &[sequence] = step.sequences else {
@@ -176,11 +176,15 @@ struct Rowed<'a> {
     /// Position of each row: its index in the cache, which is also its rotary position.
     positions: Vec<u32>,
     /// The adapter on all rows.
-    adapter: Option<&'a Adapter>,
+    adapter: Option<&'a AdapterFactors>,
 }
 
 impl<'a> Rowed<'a> {
-    fn new(step: &Step<'a>, sequence: &Sequence<'_>, adapter: Option<&'a Adapter>) -> Result<Self> {
+    fn new(
+        step: &Step<'a>,
+        sequence: &Sequence<'_>,
+        adapter: Option<&'a AdapterFactors>,
+    ) -> Result<Self> {
         if sequence.position != sequence.start {
             let expected = format!("rotary position {}, the index in the cache", sequence.start);
             return Err(Error::new("reference", expected, sequence.position));
@@ -206,7 +210,7 @@ fn evaluate(
     node: &Node,
     values: &[Vec<f32>],
     weights: &[Vec<f32>],
-    cache: &mut Cache,
+    cache: &mut ReferenceCache,
     step: &Rowed<'_>,
 ) -> Vec<Vec<f32>> {
     let site = node.op.site().and_then(|site| program.sites.get(site));

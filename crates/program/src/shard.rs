@@ -11,7 +11,7 @@
 //! norms) is whole on every rank. The factors of adapters are cut as their matrices are: `up` by
 //! rows, or `down` by columns, whose summand then goes into the sum with the product's.
 
-use crate::adapt::{Share, table};
+use crate::adapt::{RankShare, table};
 use crate::{Node, Program, Site, ValueId, WeightId};
 use formats::{Error, Hint, Result, Setting};
 use ops::operation::{CacheUse, Sharding, StateAccess};
@@ -357,7 +357,7 @@ impl Sharder<'_> {
 
     /// Gives the sites of a whole node to the rank's part of it, which has these parts of the
     /// matrices.
-    fn sites(&mut self, of: &Node, part: &Node, shares: Vec<Option<Share>>) {
+    fn sites(&mut self, of: &Node, part: &Node, shares: Vec<Option<RankShare>>) {
         let gathers = table(of).is_some();
         for (i, share) in shares.into_iter().enumerate() {
             let whole = |site: &&Site| site.weight == of.weights[i] && site.gathers == gathers;
@@ -376,7 +376,11 @@ impl Sharder<'_> {
 
     /// The number of a weight's part among this rank's weights, which it joins, and which part it
     /// is.
-    fn weight(&mut self, weight: WeightId, cut: Option<Cut>) -> Result<(WeightId, Option<Share>)> {
+    fn weight(
+        &mut self,
+        weight: WeightId,
+        cut: Option<Cut>,
+    ) -> Result<(WeightId, Option<RankShare>)> {
         let mut weight = self.of.weights[weight.0].clone();
         let mut share = None;
         if let Some(cut) = cut {
@@ -400,8 +404,10 @@ impl Sharder<'_> {
             };
             weight.shape[axis] = part.len();
             share = Some(match cut {
-                Cut::Rows { .. } | Cut::Dealt(_) => Share::Rows(part.clone()),
-                Cut::Columns => Share::Columns { columns: part.clone(), adds_bias: self.rank == 0 },
+                Cut::Rows { .. } | Cut::Dealt(_) => RankShare::Rows(part.clone()),
+                Cut::Columns => {
+                    RankShare::Columns { columns: part.clone(), adds_bias: self.rank == 0 }
+                }
             });
             weight.source = match cut {
                 Cut::Rows { .. } | Cut::Dealt(_) => weight.source.rows(part.start, part.len()),

@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 use crate::build::build;
 use crate::events::Events;
 use crate::fields::shown;
-use crate::generation::{Limits, Waiting, busy};
+use crate::generation::{GenerationLimits, Waiting, busy};
 use crate::keep::Keep;
 use crate::library::{Files, Library, Named, seconds};
 use crate::log::Line;
@@ -40,7 +40,7 @@ const TOLD: usize = 20;
 pub(crate) struct Catalogue {
     library: Library,
     hub: Option<Mutex<Hub>>,
-    limits: Limits,
+    limits: GenerationLimits,
     loaded: Mutex<Vec<Loaded>>,
     /// A model's last request was answered.
     freed: Condvar,
@@ -220,7 +220,7 @@ impl Catalogue {
     pub(crate) fn new(
         library: Library,
         served: Vec<Served>,
-        limits: Limits,
+        limits: GenerationLimits,
     ) -> delft::Result<Catalogue> {
         let mut names: Vec<String> = library.named.iter().flat_map(Named::names).cloned().collect();
         let hub = library.hub.clone().map(Mutex::new);
@@ -511,7 +511,7 @@ impl Catalogue {
         first.map(|stored| stored.name).ok_or_else(|| Problem::failed(none))
     }
 
-    fn stored(&self) -> delft::Result<Vec<delft::hub::Stored>> {
+    fn stored(&self) -> delft::Result<Vec<delft::hub::StoredModel>> {
         self.hub().map_or_else(|| Ok(Vec::new()), |hub| hub.stored())
     }
 

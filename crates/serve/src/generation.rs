@@ -76,7 +76,7 @@ pub(crate) struct Generator {
     adapters: Vec<Adapter>,
     /// Likewise.
     permits: Arc<Semaphore>,
-    limits: Limits,
+    limits: GenerationLimits,
     running: AtomicUsize,
     waiting: AtomicUsize,
     /// Counts of the texts that were written.
@@ -85,7 +85,7 @@ pub(crate) struct Generator {
 
 /// Bounds on what runs and waits.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct GenerationLimits {
     /// Requests that are answered at the same time by each engine of a model.
     pub parallel: usize,
     /// Requests that wait for their turn at most; those beyond are refused.
@@ -98,7 +98,7 @@ pub struct Limits {
 }
 
 impl Generator {
-    pub(crate) fn new(engines: Vec<Engine>, limits: Limits, texts: Arc<Texts>) -> Self {
+    pub(crate) fn new(engines: Vec<Engine>, limits: GenerationLimits, texts: Arc<Texts>) -> Self {
         Generator {
             permits: Arc::new(Semaphore::new(limits.parallel.saturating_mul(engines.len()))),
             replicas: Arc::new(Replicas::new(engines, limits.parallel)),
@@ -161,7 +161,7 @@ impl Generator {
     }
 
     /// Bounds on what runs and waits.
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> GenerationLimits {
         self.limits
     }
 

@@ -40,8 +40,8 @@ mod stream;
 mod watch;
 
 pub use gate::AccessRules;
-pub use generation::Limits;
+pub use generation::GenerationLimits;
 pub use keep::Keep;
 pub use library::{Library, Named};
 pub use models::Served;
-pub use server::{Adapted, Config, Running, Server};
+pub use server::{Adapted, Running, Server, ServerConfig};

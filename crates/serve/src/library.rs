@@ -8,8 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use delft::hub::{self, Container, Hub};
 use delft::models::Ending;
 use delft::{
-    Adapter, AdapterFile, Adapters, Engine, Error, ErrorKind, LoadOptions, Location, Memory, Place,
-    Plan, Prepared, Tensors,
+    Adapter, AdapterFile, Adapters, DeviceSpec, Engine, Error, ErrorKind, LoadOptions, Location,
+    Memory, Plan, Prepared, Tensors,
 };
 use serde_json::Value;
 
@@ -50,7 +50,7 @@ pub struct Named {
     pub model: hub::LocalModel,
     /// Where it is loaded: on each of these, which then share its requests; none: as the library's
     /// models are.
-    pub devices: Vec<Place>,
+    pub devices: Vec<DeviceSpec>,
     /// Adapters of it, each a model of its own name.
     pub adapters: Vec<(String, AdapterFile)>,
 }
@@ -72,14 +72,19 @@ impl Library {
     ///
     /// # Errors
     /// Files that cannot be read, or of a model that cannot be run.
-    pub fn has_room(&self, named: &Named, device: Place, loaded: &[Engine]) -> delft::Result<bool> {
+    pub fn has_room(
+        &self,
+        named: &Named,
+        device: DeviceSpec,
+        loaded: &[Engine],
+    ) -> delft::Result<bool> {
         let options = self.options_of(named, device)?;
         let prepared = Engine::prepare(named.location().clone(), &options)?;
         Ok(!prepared.shortened() && self.lack(&prepared, loaded).is_none())
     }
 
     /// The devices that a model is loaded on, at least one.
-    pub fn devices_of<'a>(&'a self, named: &'a Named) -> &'a [Place] {
+    pub fn devices_of<'a>(&'a self, named: &'a Named) -> &'a [DeviceSpec] {
         let usual = std::slice::from_ref(&self.options.device);
         if named.devices.is_empty() { usual } else { &named.devices }
     }
@@ -126,7 +131,7 @@ impl Library {
     ///
     /// # Errors
     /// Files that cannot be read.
-    pub fn options_of(&self, named: &Named, device: Place) -> delft::Result<LoadOptions> {
+    pub fn options_of(&self, named: &Named, device: DeviceSpec) -> delft::Result<LoadOptions> {
         let made_for_it = || {
             let tensors = Tensors::open(named.location().clone())?;
             Ok::<_, delft::Error>(delft::read_embedding_form(&tensors)?.is_some())
@@ -221,7 +226,7 @@ impl Files {
     }
 
     /// Those of a model of the store.
-    pub(crate) fn of_stored(stored: &hub::Stored) -> Files {
+    pub(crate) fn of_stored(stored: &hub::StoredModel) -> Files {
         Files {
             bytes: stored.bytes,
             modified: stored.modified.map_or(0, seconds),

@@ -5,12 +5,12 @@ use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock};
 
 use delft::structured::Grammars;
-use delft::tokens::tools::{Described, Format, describe};
+use delft::tokens::tools::{CallFormat, ToolNotice, describe};
 use delft::tokens::{ChatTemplate, Tokenizer};
 use delft::{Adapter, Capability, Engine, Error, Prompt, Tensors};
 use serde_json::{Map, Value};
 
-use crate::generation::{Generator, Limits};
+use crate::generation::{GenerationLimits, Generator};
 use crate::infill::Infill;
 use crate::metrics::Texts;
 use crate::problem::Problem;
@@ -41,7 +41,7 @@ pub(crate) struct Model {
     pub(crate) generator: Arc<Generator>,
     template: Option<Arc<ChatTemplate>>,
     /// How it writes calls of tools, and who tells it of them.
-    calls: (&'static Format, Described),
+    calls: (&'static CallFormat, ToolNotice),
     /// Bytes of a text beyond which no prompt can fit the context.
     longest: usize,
     /// Its vocabulary for grammars, once one was asked for.
@@ -70,7 +70,7 @@ impl Model {
     /// A model, and those that its adapters make of it; `counts` has what was counted of each.
     pub(crate) fn all(
         served: Served,
-        limits: Limits,
+        limits: GenerationLimits,
         mut counts: impl FnMut(&str) -> Arc<Texts>,
     ) -> delft::Result<Vec<Model>> {
         let Served { name, engines, templates, adapters } = served;
@@ -82,7 +82,7 @@ impl Model {
         let plain = Model {
             generator: Arc::new(Generator::new(engines.clone(), limits, counts(&name))),
             parent: None,
-            calls: Format::or_described(template.as_deref().or(engine.chat_template())),
+            calls: CallFormat::or_described(template.as_deref().or(engine.chat_template())),
             name,
             template,
             longest,
@@ -132,7 +132,7 @@ impl Model {
     }
 
     /// How it writes calls of tools, and who tells it of them.
-    pub(crate) fn calls(&self) -> (&'static Format, Described) {
+    pub(crate) fn calls(&self) -> (&'static CallFormat, ToolNotice) {
         self.calls
     }
 
@@ -202,7 +202,8 @@ impl Model {
         let (format, described) = self.calls;
         let of_tools =
             |message: &Value| message["role"] == "tool" || !message["tool_calls"].is_null();
-        if described == Described::InWords && (!tools.is_empty() || messages.iter().any(of_tools)) {
+        if described == ToolNotice::InWords && (!tools.is_empty() || messages.iter().any(of_tools))
+        {
             messages = describe(&messages, tools);
         } else if !tools.is_empty() {
             extra.insert("tools".to_string(), tools.as_slice().into());

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use delft::reasoning::{Span, Splitter, TextKind};
 use delft::tokens::Tokenizer;
-use delft::tokens::tools::{self, Body, Calls, Format, Tool, ToolCall};
+use delft::tokens::tools::{self, Body, CallFormat, Calls, Tool, ToolCall};
 use delft::{Finish, Metrics, Token};
 use serde_json::{Value, json};
 
@@ -106,7 +106,7 @@ impl Reader {
                 if *piecewise { vec![Piece::Arguments(span.text)] } else { Vec::new() }
             }
             (Reader::Headers { header, open, piecewise }, TextKind::Answer) => {
-                match Format::recipient(header) {
+                match CallFormat::recipient(header) {
                     Some(name) => {
                         let begin = || Called::begun(name.to_string());
                         let pieces = if *piecewise {
@@ -187,7 +187,7 @@ impl Reply {
     }
 
     /// The same, in which these tools may be called.
-    pub(crate) fn calling(self, format: &'static Format, tools: Vec<Tool>) -> Self {
+    pub(crate) fn calling(self, format: &'static CallFormat, tools: Vec<Tool>) -> Self {
         let reader = match format.body {
             Body::Harmony => {
                 Reader::Headers { header: String::new(), open: None, piecewise: false }

@@ -19,7 +19,7 @@ use tower::ServiceExt;
 
 use crate::catalogue::{Catalogue, now};
 use crate::gate::{AccessRules, Peer};
-use crate::generation::Limits;
+use crate::generation::GenerationLimits;
 use crate::library::Library;
 use crate::log::Line;
 use crate::metrics::Requests;
@@ -41,7 +41,7 @@ const LARGEST_HEAD: usize = 64 << 10;
 
 /// Where and how to serve.
 #[derive(Clone)]
-pub struct Config {
+pub struct ServerConfig {
     /// Address and port; port 0 is one of the system's choosing.
     pub address: SocketAddr,
     /// Who may ask.
@@ -49,7 +49,7 @@ pub struct Config {
     /// Allows an address that other machines reach without asking them for a key.
     pub insecure: bool,
     /// Bounds on what runs and waits, for each model.
-    pub limits: Limits,
+    pub limits: GenerationLimits,
     /// How long requests may go on after the first signal to stop.
     pub drain: Duration,
     /// The models that are loaded when a request names them.
@@ -60,7 +60,7 @@ pub struct Config {
     pub sessions: Option<PathBuf>,
 }
 
-impl Config {
+impl ServerConfig {
     /// Checks what can be checked before models are loaded.
     ///
     /// # Errors
@@ -90,9 +90,9 @@ impl Server {
     /// An address that is in use, or that other machines reach while no key is asked for; two
     /// models of one name; a chat template that cannot be read; a folder for records that cannot be
     /// written to.
-    pub fn bind(config: Config, models: Vec<Served>) -> Result<Server> {
+    pub fn bind(config: ServerConfig, models: Vec<Served>) -> Result<Server> {
         config.check()?;
-        let Config { address, access, limits, drain, library, record, sessions, .. } = config;
+        let ServerConfig { address, access, limits, drain, library, record, sessions, .. } = config;
         let models = Arc::new(Catalogue::new(library, models, limits)?);
         let record = record.as_deref().map(Record::begin).transpose()?;
         let failed = |e| Error::io(address, e).hint("take another port");

@@ -7,7 +7,7 @@ use formats::{Error, Result};
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use tokens::tools::{Body, Format, Tool};
+use tokens::tools::{Body, CallFormat, Tool};
 
 /// The form that an answer must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Grammars {
     /// No tools, or a schema that is wrong, too large or asks for what is not supported.
     pub fn tools(
         &self,
-        format: &Format,
+        format: &CallFormat,
         tools: &[Tool],
         demand: Demand,
         opening: Opening,
@@ -59,7 +59,7 @@ impl Grammars {
 
     fn schemas(
         &self,
-        format: &Format,
+        format: &CallFormat,
         tools: &[Tool],
         demand: Demand,
         opening: Opening,
@@ -114,7 +114,7 @@ impl Grammars {
     /// is one.
     fn answer(
         &self,
-        format: &Format,
+        format: &CallFormat,
         tools: &[Tool],
         demand: Demand,
         text: bool,
@@ -171,7 +171,7 @@ impl Grammars {
     }
 
     /// A call of one tool, without what stands at its beginning already.
-    fn one(&self, format: &Format, i: usize, tool: &Tool, without: &str) -> Result<String> {
+    fn one(&self, format: &CallFormat, i: usize, tool: &Tool, without: &str) -> Result<String> {
         let name = tool.name.as_str();
         let (before, arguments, after) = match format.body {
             Body::Object { name: key, arguments } => (

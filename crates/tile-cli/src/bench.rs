@@ -4,7 +4,7 @@ mod check;
 mod measure;
 
 use device::cuda::{self, roof};
-use tile::case::Roof;
+use tile::case::Bottleneck;
 
 pub(crate) use check::Gpu;
 
@@ -95,8 +95,8 @@ fn print_roofs(gpu: &cuda::Gpu, roofs: &roof::Roofs, json: bool) {
 /// Percent of what bounds a kernel; none if that was not measured.
 fn percent(measured: &Measured, roofs: &roof::Roofs) -> Option<f64> {
     let share = match measured.bench.roof {
-        Roof::Memory => measured.bytes_per_second() / roofs.read,
-        Roof::Matrix => measured.flops_per_second() / roofs.matrix()?,
+        Bottleneck::Memory => measured.bytes_per_second() / roofs.read,
+        Bottleneck::Matrix => measured.flops_per_second() / roofs.matrix()?,
     };
     Some(100.0 * share)
 }
@@ -127,8 +127,8 @@ fn print_row(m: &Measured, roofs: &roof::Roofs, wide: usize) {
 
 fn to_json(family: &str, m: &Measured, roofs: &roof::Roofs) -> String {
     let bound = match m.bench.roof {
-        Roof::Memory => "memory",
-        Roof::Matrix => "matrix",
+        Bottleneck::Memory => "memory",
+        Bottleneck::Matrix => "matrix",
     };
     serde_json::json!({
         "kind": "bench",

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use crate::instr::cast;
 use crate::ir::Kernel;
-use crate::launch::{Bound, Numbers};
+use crate::launch::{BoundBuffer, Numbers};
 use crate::types::Scalar;
 
 /// An array to bind: little-endian elements as they lie in device memory.
@@ -82,8 +82,8 @@ impl Buffer {
     }
 
     /// For [`Kernel::bind`]: allocations are aligned to 256.
-    pub fn bound(&self) -> Bound {
-        Bound { len: self.len(), align: 256 }
+    pub fn bound(&self) -> BoundBuffer {
+        BoundBuffer { len: self.len(), align: 256 }
     }
 }
 
@@ -181,7 +181,7 @@ impl Case {
 
 /// Which of a machine's limits bounds a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Roof {
+pub enum Bottleneck {
     /// Reading and writing device memory.
     Memory,
     /// The matrix units, in f16 or bf16.
@@ -215,7 +215,7 @@ pub struct Bench {
     /// Floating-point operations, a multiply-add counted as two.
     pub flops: u64,
     /// The resource that bounds it.
-    pub roof: Roof,
+    pub roof: Bottleneck,
 }
 
 /// A kernel family as `ops` lists it for the `tile` command.

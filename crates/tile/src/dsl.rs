@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 use crate::build::{self, define, literal, perform};
 use crate::instr::{Binary, Unary};
 use crate::ir::{
-    Access, Array, AtomicOp, Block, Builtin, Constant, Hint, Inst, Literal, Param, ParamKind,
+    Access, Array, AtomicOp, Block, Builtin, Constant, Inst, Literal, LoadHint, Param, ParamKind,
     Place, Reduce, SimdOp, Value,
 };
 use crate::launch::{Extent, Launch, Mode, Requirement};

@@ -8,6 +8,7 @@
 //! `text` prints and parses the form shown in tests.
 
 use crate::launch::Launch;
+pub use crate::table::OperandList;
 use crate::types::{Scalar, Type};
 
 /// One instruction's result. An index into [`Kernel::values`].
@@ -228,7 +229,7 @@ impl Builtin {
 
 /// How memory is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Hint {
+pub enum LoadHint {
     /// Nothing special.
     #[default]
     None,
@@ -379,9 +380,9 @@ pub enum Inst {
     Pack(Vec<Value>),
     /// One element of a vector.
     Extract(Value, u8),
-    /// `lanes` consecutive elements; their index is a multiple of `lanes`. A scalar if `lanes` is 1.
-    /// From registers, one element of the array's type.
-    Load { place: Place, index: Value, lanes: u8, hint: Hint },
+    /// `lanes` consecutive elements; their index is a multiple of `lanes`. A scalar where that
+    /// is 1. From registers, one element of the array's type.
+    Load { place: Place, index: Value, lanes: u8, hint: LoadHint },
     /// A scalar, a vector (its index a multiple of its lanes), or an element of a register array.
     Store { place: Place, index: Value, value: Value },
     /// Returns the old value. `U32` or `I32` of a buffer or shared array; `F32` for `Add` on a

@@ -227,7 +227,7 @@ impl Numbers {
 
 /// A buffer about to be bound: its length and alignment, for the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bound {
+pub struct BoundBuffer {
     /// Elements.
     pub len: usize,
     /// A power of two that divides its address.
@@ -240,7 +240,7 @@ impl Kernel {
     ///
     /// # Errors
     /// One sentence naming the kernel, the rule and the numbers found.
-    pub fn bind(&self, numbers: &Numbers, buffers: &[Bound]) -> Result<[u32; 3], String> {
+    pub fn bind(&self, numbers: &Numbers, buffers: &[BoundBuffer]) -> Result<[u32; 3], String> {
         let fail = |why: String| Err(format!("{}: {why}", self.name));
         let names = |name: &str| numbers.get(name);
         let wanted: Vec<&Param> =

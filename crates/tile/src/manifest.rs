@@ -4,7 +4,7 @@
 //! whose parameters have the wanted types, and whose requirements hold for the sizes at hand;
 //! `Launch.swift` does so ([`crate::wrappers::swift_runtime`]).
 //!
-//! [`Entry::kernel`] turns an entry back into a kernel without a body, whose [`Kernel::bind`]
+//! [`KernelEntry::kernel`] turns an entry back into a kernel without a body, whose [`Kernel::bind`]
 //! checks a launch and gives the grid: whoever holds the manifest and the built text needs nothing
 //! else. Sizes are written as in the text form (`ceil_div(rows * width, 256)`), over constants,
 //! `u32` arguments and the free `dimensions`.
@@ -26,12 +26,12 @@ pub struct Manifest {
     /// [`VERSION`].
     pub version: u32,
     /// In the order they were built.
-    pub kernels: Vec<Entry>,
+    pub kernels: Vec<KernelEntry>,
 }
 
 /// One kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct KernelEntry {
     /// Its name: the Metal function, and the CUDA symbol or template.
     pub name: String,
     /// The operation whose kernels it is one of: `rms_norm`.
@@ -39,9 +39,9 @@ pub struct Entry {
     /// The unit of work of a threadgroup: `element`, `row`, `vector` or `tile`.
     pub mode: String,
     /// Buffers and arguments in binding order: Metal's buffer index, CUDA's parameter index.
-    pub params: Vec<Param>,
+    pub params: Vec<ParamEntry>,
     /// Specialisation constants.
-    pub constants: Vec<Constant>,
+    pub constants: Vec<ConstantEntry>,
     /// Names in `grid` and `requires` that neither constants nor arguments give.
     pub dimensions: Vec<String>,
     /// Threadgroups along each axis.
@@ -56,7 +56,7 @@ pub struct Entry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metal: Option<Metal>,
     /// Its needs on CUDA.
-    pub cuda: Cuda,
+    pub cuda: CudaNeeds,
 }
 
 /// The needs of a kernel on Metal.
@@ -72,7 +72,7 @@ pub struct Metal {
 
 /// The needs of a kernel on CUDA.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Cuda {
+pub struct CudaNeeds {
     /// The oldest architecture that runs it, `sm_80`, or the only one: `sm_90a`.
     pub architecture: String,
     /// Bytes of dynamic shared memory that a launch has to ask for.
@@ -81,7 +81,7 @@ pub struct Cuda {
 
 /// A buffer or a scalar argument.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Param {
+pub struct ParamEntry {
     /// Its name.
     pub name: String,
     /// Metal's buffer index, CUDA's parameter index.
@@ -97,7 +97,7 @@ pub struct Param {
 
 /// A specialisation constant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Constant {
+pub struct ConstantEntry {
     /// Its name.
     pub name: String,
     /// Its type.
@@ -111,7 +111,7 @@ pub struct Constant {
 impl Manifest {
     /// The manifest of kernels, each with its family.
     pub fn of<'a>(kernels: impl IntoIterator<Item = (&'a str, &'a Kernel)>) -> Manifest {
-        let entry = |(family, kernel)| Entry::of(family, kernel);
+        let entry = |(family, kernel)| KernelEntry::of(family, kernel);
         Manifest { version: VERSION, kernels: kernels.into_iter().map(entry).collect() }
     }
 
@@ -134,7 +134,7 @@ impl Manifest {
     }
 
     /// The entry of a kernel.
-    pub fn get(&self, name: &str) -> Option<&Entry> {
+    pub fn get(&self, name: &str) -> Option<&KernelEntry> {
         self.kernels.iter().find(|entry| entry.name == name)
     }
 }
@@ -158,9 +158,9 @@ fn access_name(access: Access) -> &'static str {
     }
 }
 
-impl Entry {
+impl KernelEntry {
     /// The entry of a kernel of a family.
-    pub fn of(family: &str, kernel: &Kernel) -> Entry {
+    pub fn of(family: &str, kernel: &Kernel) -> KernelEntry {
         let param = |(index, p): (u32, &crate::ir::Param)| {
             let (kind, scalar, access) = match p.kind {
                 ParamKind::Buffer { scalar, access } => {
@@ -169,15 +169,15 @@ impl Entry {
                 ParamKind::Argument(scalar) => ("argument", scalar, None),
             };
             let (name, kind) = (p.name.clone(), kind.to_owned());
-            Param { name, index, kind, dtype: scalar.to_string(), access }
+            ParamEntry { name, index, kind, dtype: scalar.to_string(), access }
         };
-        let constant = |(index, c): (u32, &crate::ir::Constant)| Constant {
+        let constant = |(index, c): (u32, &crate::ir::Constant)| ConstantEntry {
             name: c.name.clone(),
             dtype: c.scalar.to_string(),
             metal: emit::metal_constant(kernel, &c.name),
             index,
         };
-        Entry {
+        KernelEntry {
             name: kernel.name.clone(),
             family: family.to_owned(),
             mode: kernel.launch.mode.name().to_owned(),
@@ -189,7 +189,7 @@ impl Entry {
             requires: kernel.launch.requirements.iter().map(ToString::to_string).collect(),
             shared_bytes: kernel.shared_bytes(),
             metal: emit::metal_takes(kernel).then(|| Metal::of(kernel)),
-            cuda: Cuda {
+            cuda: CudaNeeds {
                 architecture: if kernel.has_wgmma() { "sm_90a" } else { "sm_80" }.to_owned(),
                 dynamic_shared_bytes: emit::cuda_dynamic_shared(kernel),
             },
@@ -223,7 +223,7 @@ impl Entry {
 mod tests {
     use super::*;
     use crate::dsl::*;
-    use crate::launch::{Bound, Mode, Numbers, Requirement};
+    use crate::launch::{BoundBuffer, Mode, Numbers, Requirement};
 
     fn sample() -> Kernel {
         build("scaled_rows_f16", || {
@@ -257,10 +257,10 @@ mod tests {
         assert_eq!((&shell.params, &shell.constants), (&kernel.params, &kernel.constants));
         assert_eq!(shell.shared_bytes(), kernel.shared_bytes());
         let numbers = Numbers::new().with("rows", 5).with("width", 16).with_f32("by", 2.0);
-        let buffers = [Bound { len: 96, align: 256 }, Bound { len: 80, align: 256 }];
+        let buffers = [BoundBuffer { len: 96, align: 256 }, BoundBuffer { len: 80, align: 256 }];
         assert_eq!(shell.bind(&numbers, &buffers).unwrap(), [3, 1, 1]);
         assert!(shell.bind(&numbers.clone().with("width", 12), &buffers).is_err());
-        let short = [Bound { len: 95, align: 256 }, buffers[1]];
+        let short = [BoundBuffer { len: 95, align: 256 }, buffers[1]];
         assert!(shell.bind(&numbers, &short).is_err());
     }
 
@@ -274,7 +274,7 @@ mod tests {
             scratch.set(thread_id(), 1.0);
             y.set(thread_id(), scratch.get(thread_id()));
         });
-        let entry = Entry::of("large", &large);
+        let entry = KernelEntry::of("large", &large);
         assert_eq!((entry.metal, &*entry.cuda.architecture), (None, "sm_80"));
     }
 

@@ -8,7 +8,7 @@
 //! reference. What this cannot show: what a vendor's compiler makes of the text, coherence across
 //! threadgroups, speed.
 //!
-//! [`check_all`] is what tests call; [`Program`] runs single launches; [`address_spaces`] and
+//! [`check_all`] is what tests call; [`CompiledText`] runs single launches; [`address_spaces`] and
 //! [`strict_types`] check what the shim is generous with.
 
 mod batch;
@@ -28,7 +28,7 @@ use crate::ir::{Access, Kernel, ParamKind};
 use crate::launch::Numbers;
 
 pub use batch::{Counts, check, check_all};
-pub use nvcc::{Nvcc, Usage};
+pub use nvcc::{Nvcc, Resources};
 pub use spaces::address_spaces;
 pub use strict::strict_types;
 
@@ -82,7 +82,7 @@ impl ThreadOrder {
 }
 
 /// Compiled kernels, and the process that runs them.
-pub struct Program {
+pub struct CompiledText {
     executable: compile::Executable,
     entries: Vec<source::Entry>,
     constants: Vec<String>,
@@ -90,14 +90,18 @@ pub struct Program {
     worker: Mutex<Option<child::Worker>>,
 }
 
-impl Program {
+impl CompiledText {
     /// Compiles a text that holds (at least) these kernels. CUDA kernels with constants need their
     /// instances in the text.
     ///
     /// # Errors
     /// [`Unproved::Skip`] without a C++ compiler; [`Unproved::Wrong`] if the text does not compile
     /// or lacks a kernel.
-    pub fn compile(text: &str, kernels: &[Kernel], dialect: Dialect) -> Result<Program, Unproved> {
+    pub fn compile(
+        text: &str,
+        kernels: &[Kernel],
+        dialect: Dialect,
+    ) -> Result<CompiledText, Unproved> {
         let source = source::prepare(text, dialect).map_err(Unproved::Wrong)?;
         for kernel in kernels {
             let template = dialect == Dialect::Cuda && !kernel.constants.is_empty();
@@ -107,7 +111,7 @@ impl Program {
         }
         let executable = compile::compile(&source.text)?;
         let source::Source { entries, constants, .. } = source;
-        Ok(Program { executable, entries, constants, dialect, worker: Mutex::new(None) })
+        Ok(CompiledText { executable, entries, constants, dialect, worker: Mutex::new(None) })
     }
 
     /// Runs one launch. `buffers` are the kernel's in binding order; those it writes are replaced

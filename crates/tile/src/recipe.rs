@@ -16,19 +16,19 @@ const MOST: usize = 96;
 pub struct Recipe<'a> {
     path: &'static str,
     stem: &'static str,
-    parameters: Vec<Parameter>,
+    parameters: Vec<RecipeParameter>,
     record: Box<dyn FnOnce() + 'a>,
 }
 
 /// A parameter of a kernel's function: its name, and its value as `Debug` prints it.
-pub type Parameter = (&'static str, String);
+pub type RecipeParameter = (&'static str, String);
 
 impl<'a> Recipe<'a> {
     /// The recipe of the function `stem` in the module `path`; `#[kernel]` writes this call.
     pub fn new(
         path: &'static str,
         stem: &'static str,
-        parameters: Vec<Parameter>,
+        parameters: Vec<RecipeParameter>,
         record: Box<dyn FnOnce() + 'a>,
     ) -> Recipe<'a> {
         Recipe { path, stem, parameters, record }

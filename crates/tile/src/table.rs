@@ -4,11 +4,12 @@
 //! uniform control, and purity all follow from it.
 
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
 
 use crate::instr::{Binary, Unary};
 use crate::ir::{
-    Access, AtomicOp, Block, Builtin, Hint, Inst, Literal, Place, Reduce, SimdOp, Value,
+    Access, AtomicOp, Block, Builtin, Inst, Literal, LoadHint, Place, Reduce, SimdOp, Value,
 };
 use crate::types::{Scalar, Type};
 use crate::verify::{Computed, Operands};
@@ -50,7 +51,7 @@ pub(crate) enum Piece<'i> {
     /// `lanes 8`, or nothing for one lane.
     Lanes(&'i mut u8),
     /// `stream`, `coherent` or nothing.
-    Hint(&'i mut Hint),
+    LoadHint(&'i mut LoadHint),
     /// The number itself, in place of the instruction's name; its type is the result's.
     Literal(&'i mut Literal),
     /// The name of a constant.
@@ -139,7 +140,7 @@ macro_rules! blank {
 }
 
 blank!(
-    empty: bool, u8, u32, Hint, Block, Vec<Value>, Option<Value>;
+    empty: bool, u8, u32, LoadHint, Block, Vec<Value>, Option<Value>;
     operations: Unary, Binary, Builtin, AtomicOp, Reduce, SimdOp
 );
 
@@ -231,7 +232,7 @@ instructions! { k:
 
     // Memory. An atomic's old value is not listed as a read: the array is among its writes.
     Load { place, index, lanes, hint } => "load",
-        [Element(Access::In, place, index), Lanes(lanes), Hint(hint)], pure, Thread,
+        [Element(Access::In, place, index), Lanes(lanes), LoadHint(hint)], pure, Thread,
         k.load(*place, *index, *lanes, *hint);
     Store { place, index, value } => "store",
         [Element(Access::Out, place, index), Word("="), Value(value)], effect, Thread,
@@ -305,6 +306,60 @@ instructions! { k:
         k.condition(*cond);
 }
 
+/// The operands of an instruction. Passes ask for them again and again, so that a few, as almost
+/// every instruction has, take no memory of their own.
+#[derive(Debug, Clone)]
+pub struct OperandList {
+    few: [Value; OperandList::FEW],
+    count: usize,
+    /// All of them, once there are more than [`OperandList::FEW`].
+    many: Vec<Value>,
+}
+
+impl OperandList {
+    const FEW: usize = 4;
+
+    fn push(&mut self, value: Value) {
+        if self.count < Self::FEW {
+            self.few[self.count] = value;
+        } else {
+            if self.many.is_empty() {
+                self.many.extend(self.few);
+            }
+            self.many.push(value);
+        }
+        self.count += 1;
+    }
+}
+
+impl Default for OperandList {
+    fn default() -> Self {
+        OperandList { few: [Value(0); Self::FEW], count: 0, many: Vec::new() }
+    }
+}
+
+impl std::ops::Deref for OperandList {
+    type Target = [Value];
+
+    fn deref(&self) -> &[Value] {
+        if self.many.is_empty() { &self.few[..self.count] } else { &self.many }
+    }
+}
+
+impl PartialEq for OperandList {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for OperandList {}
+
+impl Hash for OperandList {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
 impl Inst {
     /// The instruction of a name, with nothing in its fields yet. A literal has no name in the
     /// text.
@@ -313,8 +368,8 @@ impl Inst {
     }
 
     /// The values it reads, in text order, without the operands of inner blocks.
-    pub fn operands(&self) -> Vec<Value> {
-        let mut found = Vec::new();
+    pub fn operands(&self) -> OperandList {
+        let mut found = OperandList::default();
         self.without_blocks().map_operands(|value| {
             found.push(value);
             value
@@ -412,5 +467,21 @@ impl Inst {
             }
             other => other.clone(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_are_listed_however_many_there_are() {
+        for count in [1, 3, 4, 5, 16] {
+            let values: Vec<Value> = (0..count).map(Value).collect();
+            let listed = Inst::Pack(values.clone()).operands();
+            assert_eq!(*listed, values[..]);
+            assert_eq!(listed, Inst::TileOf(Scalar::F32.into(), values).operands());
+        }
+        assert_eq!(*Inst::Barrier.operands(), []);
     }
 }

@@ -131,8 +131,8 @@ impl<'k> Scopes<'k> {
     }
 
     fn node(&mut self, node: &Node) -> Result<(), String> {
-        for value in node.inst.operands() {
-            self.used(value)?;
+        for value in node.inst.operands().iter() {
+            self.used(*value)?;
         }
         let computed = self.operands.result(&node.inst)?;
         match (computed, node.result) {

@@ -18,7 +18,7 @@ use tokenizers::{AddedToken, Encoding, PostProcessor, PostProcessorWrapper, Toke
 
 use crate::decoder::Decoder;
 use crate::faults::{self, caught};
-use crate::gguf::{GgufVocabulary, Origin, kind};
+use crate::gguf::{GgufVocabulary, VocabularyOrigin, kind};
 use crate::pieces::Pieces;
 use crate::tokenizer::{Added, Model, Parts, Tokenizer};
 use crate::{sentencepiece, tekken};
@@ -550,7 +550,7 @@ fn legacy(folder: &Path, config: &Config) -> Result<Tokenizer> {
         tokens,
         token_types,
         merges: lines.map(str::to_string).collect(),
-        origin: Origin::Folder(folder.display().to_string()),
+        origin: VocabularyOrigin::Folder(folder.display().to_string()),
         ..GgufVocabulary::default()
     };
     let mut tokenizer = Tokenizer::from_vocabulary(vocabulary)?;

@@ -44,7 +44,7 @@ pub mod kind {
 
 /// Where a vocabulary is from, which is how errors name its parts.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub enum Origin {
+pub enum VocabularyOrigin {
     /// No file: the keys of GGUF alone.
     #[default]
     Memory,
@@ -56,23 +56,25 @@ pub enum Origin {
     File(String),
 }
 
-impl Origin {
+impl VocabularyOrigin {
     /// The file and its part that says what the key `tokenizer.ggml.NAME` says.
     fn at(&self, name: &str) -> String {
         match self {
-            Origin::Memory => format!("{PLACE}.{name}"),
-            Origin::Gguf(file) => format!("{file}: {PLACE}.{name}"),
-            Origin::Folder(folder) if name == "merges" => format!("{folder}/merges.txt"),
-            Origin::Folder(folder) => format!("{folder}/vocab.json"),
-            Origin::File(file) => format!("{file}: {name}"),
+            VocabularyOrigin::Memory => format!("{PLACE}.{name}"),
+            VocabularyOrigin::Gguf(file) => format!("{file}: {PLACE}.{name}"),
+            VocabularyOrigin::Folder(folder) if name == "merges" => format!("{folder}/merges.txt"),
+            VocabularyOrigin::Folder(folder) => format!("{folder}/vocab.json"),
+            VocabularyOrigin::File(file) => format!("{file}: {name}"),
         }
     }
 
     /// The file.
     pub(crate) fn file(&self) -> &str {
         match self {
-            Origin::Memory => PLACE,
-            Origin::Gguf(file) | Origin::Folder(file) | Origin::File(file) => file,
+            VocabularyOrigin::Memory => PLACE,
+            VocabularyOrigin::Gguf(file)
+            | VocabularyOrigin::Folder(file)
+            | VocabularyOrigin::File(file) => file,
         }
     }
 }
@@ -118,7 +120,7 @@ pub struct GgufVocabulary {
     /// `general.name`, by which a few models' special tokens are known to swallow spaces.
     pub name: Option<String>,
     /// Where it is from.
-    pub origin: Origin,
+    pub origin: VocabularyOrigin,
     /// Oddities and assumptions, one line each.
     pub warnings: Vec<String>,
 }
@@ -199,7 +201,7 @@ impl GgufVocabulary {
                 _ => false,
             },
             name: metadata.str("general.name")?.map(str::to_string),
-            origin: Origin::Gguf(metadata.place().to_string()),
+            origin: VocabularyOrigin::Gguf(metadata.place().to_string()),
             warnings,
         })
     }

@@ -24,5 +24,5 @@ pub use export::export;
 pub use gguf::GgufVocabulary;
 pub use pieces::char_of;
 pub use stream::Stream;
-pub use template::{ChatTemplate, Request};
+pub use template::{ChatTemplate, TemplateInput};
 pub use tokenizer::{Special, Tokenizer};

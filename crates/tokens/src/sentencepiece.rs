@@ -8,7 +8,7 @@ use std::path::Path;
 use formats::{Error, Result};
 
 use crate::folder::is_there;
-use crate::gguf::{GgufVocabulary, Origin, kind};
+use crate::gguf::{GgufVocabulary, VocabularyOrigin, kind};
 
 /// The file's name.
 const NAME: &str = "tokenizer.model";
@@ -101,7 +101,7 @@ fn vocabulary(place: String, bytes: &[u8]) -> Result<GgufVocabulary> {
         }
     };
     let mut v = GgufVocabulary {
-        origin: Origin::File(place.clone()),
+        origin: VocabularyOrigin::File(place.clone()),
         add_space_prefix: Some(true),
         remove_extra_whitespaces: Some(true),
         ..GgufVocabulary::default()

@@ -17,7 +17,7 @@ use formats::{Error, Result};
 use serde::Deserialize;
 
 use crate::folder::read_text;
-use crate::gguf::{GgufVocabulary, Origin, kind};
+use crate::gguf::{GgufVocabulary, VocabularyOrigin, kind};
 use crate::{char_of, pre};
 
 /// The file's name.
@@ -165,7 +165,7 @@ fn vocabulary(place: String, file: File) -> Result<GgufVocabulary> {
         unk,
         pad,
         add_bos: Some(bos.is_some()),
-        origin: Origin::File(place),
+        origin: VocabularyOrigin::File(place),
         ..GgufVocabulary::default()
     })
 }

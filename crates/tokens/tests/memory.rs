@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use delft_tokens::{ChatTemplate, Request};
+use delft_tokens::{ChatTemplate, TemplateInput};
 use serde_json::json;
 
 /// The system's allocator, with what is allocated now and the most there was.
@@ -41,7 +41,8 @@ const MOST: usize = 1 << 30;
 
 fn render(source: &str) -> Result<String, String> {
     let messages = [json!({"role": "user", "content": "Hi", "n": [1, 2, {"a": "b"}]})];
-    let request = Request { messages: &messages, bos_token: Some("<s>"), ..Request::default() };
+    let request =
+        TemplateInput { messages: &messages, bos_token: Some("<s>"), ..TemplateInput::default() };
     ChatTemplate::from_source(source)
         .and_then(|template| template.render(&request))
         .map_err(|e| e.to_string())

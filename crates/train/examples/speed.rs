@@ -3,7 +3,7 @@
 //! batch, from its tokens to changed parameters.
 
 use delft_train::{
-    AdamW, Batch, Hardware, LoraOptions, Moments, Place, Precision, Trainable, Tuned,
+    AdamW, Batch, DeviceSpec, Hardware, LoraOptions, Moments, Precision, Trainable, Tuned,
 };
 use formats::{Error, Result};
 use std::time::Instant;
@@ -20,9 +20,11 @@ fn main() -> Result<()> {
     let hardware = match arguments.get(3).map(|text| (text.parse::<usize>(), text)) {
         None | Some((Ok(0), _)) => Hardware::default(),
         Some((Ok(threads), _)) => Hardware::from(Some(threads)),
-        Some((Err(_), name)) => {
-            Hardware { place: name.parse::<Place>()?, threads: None, precision: Precision::BF16 }
-        }
+        Some((Err(_), name)) => Hardware {
+            place: name.parse::<DeviceSpec>()?,
+            threads: None,
+            precision: Precision::BF16,
+        },
     };
     let lora = LoraOptions { rank: 16, ..LoraOptions::default() };
     let began = Instant::now();

@@ -12,5 +12,5 @@ mod products;
 mod states;
 mod weights;
 
-pub use executor::{Executor, Results, check};
+pub use executor::{CpuExecutor, Results, check};
 pub use weights::FloatWeights;

@@ -10,7 +10,7 @@ use tokens::Special;
 
 /// The scores over examples.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Scores {
+pub struct ExampleScores {
     /// The loss of tokens that count, in nats.
     pub loss: Loss,
     /// The sum of the squares of single tokens' losses.
@@ -23,13 +23,13 @@ pub struct Scores {
     pub exact: usize,
 }
 
-impl Scores {
+impl ExampleScores {
     /// `exp` of the mean loss.
     pub fn perplexity(&self) -> f64 {
         self.loss.mean().exp()
     }
 
-    /// The standard error of [`Scores::perplexity`].
+    /// The standard error of [`ExampleScores::perplexity`].
     pub fn error(&self) -> f64 {
         let (n, mean) = (self.loss.weight, self.loss.mean());
         if n < 2.0 {
@@ -50,7 +50,7 @@ impl Scores {
     pub fn add(&mut self, session: &mut Session, ends: &[u32], example: &Example) -> Result<()> {
         let Some(first) = example.counted.first() else { return Ok(()) };
         let last = example.counted.last().map_or(first.end, |range| range.end);
-        let mut own = Scores::default();
+        let mut own = ExampleScores::default();
         let (mut found, mut right) = (Ok(()), vec![false; last]);
         session.clear();
         // The last token has no successor to be scored by.
@@ -118,7 +118,7 @@ impl Preferred {
             return Err(Error::new(place, "a chosen and a rejected answer", "one answer"));
         };
         let lead = |session: &mut Session| -> Result<f64> {
-            let [mut better, mut worse] = [Scores::default(); 2];
+            let [mut better, mut worse] = [ExampleScores::default(); 2];
             better.add(session, &[], example)?;
             worse.add(session, &[], rejected)?;
             Ok(worse.loss.sum - better.loss.sum)

@@ -31,7 +31,7 @@
 use crate::Batch;
 use crate::gradients::{checkpoint, differentiate, jvp as tangents, reference};
 use formats::{Error, Result, Source};
-use nn::{Builder, Step, Stored, Weights};
+use nn::{Builder, ForwardPass, Stored, Weights};
 use ops::embed::Index;
 use ops::{Embed, Op};
 use program::{Program, WeightId};
@@ -51,7 +51,7 @@ pub struct Function {
 /// The arguments of a function while it is recorded.
 pub struct Arguments<'a> {
     builder: Builder<'a>,
-    step: Step,
+    step: ForwardPass,
     shapes: &'a [(&'a str, &'a [usize])],
 }
 
@@ -128,7 +128,7 @@ impl Function {
             }
             builder.weight(name, shape)?;
         }
-        let step = Step::new(builder.program(), false);
+        let step = ForwardPass::new(builder.program(), false);
         let given = Arguments { builder, step: step.clone(), shapes: arguments };
         let result = f(&given)?;
         let program = step.finish(result)?;

@@ -1,6 +1,6 @@
 //! Gradients of Programs, as functions from Program to Program: [`pack`], then [`losses`], then
 //! [`differentiate`], and [`checkpoint`] where memory is short. What runs them slowly and obviously
-//! is [`mod@reference`]; on the CPU it is an [`Executor`](crate::cpu::Executor).
+//! is [`mod@reference`]; on the CPU it is an [`CpuExecutor`](crate::cpu::Executor).
 
 mod checkpoint;
 mod differentiate;
@@ -12,7 +12,7 @@ pub mod reference;
 pub use checkpoint::checkpoint;
 pub use differentiate::differentiate;
 pub use forward::jvp;
-pub use rewrite::{Factors, GradientPart, LowRank, Module, adapt, losses, pack};
+pub use rewrite::{AdaptedProduct, GradientPart, Module, ModuleFactors, adapt, losses, pack};
 
 use formats::Result;
 use ops::{Op, Shape};

@@ -27,7 +27,7 @@ mod tuned;
 pub use adamw::{AdamW, Moments, RateSchedule};
 pub use curve::{Curve, sparks};
 pub use data::{Data, Example, Language, Reader};
-pub use device::{Place, Precision, Usage};
+pub use device::{DeviceSpec, Precision, Usage};
 pub use model::{Batch, Loss, Parameter, Trainable};
 pub use preference::Preference;
 pub use run::{Run, Settings};

@@ -1,13 +1,13 @@
 //! Factors as PEFT names, begins and stores them: `adapter_config.json` and
 //! `adapter_model.safetensors`.
 
-use crate::gradients::{Factors, Module};
+use crate::gradients::{Module, ModuleFactors};
 use crate::{LoraOptions, Parameter};
 use adapters::Base;
 use formats::{DType, Error, ErrorKind, Result, Tensor, safetensors};
 use ops::Op;
 use ops::low_rank::Delta;
-use program::{Adapter, Site};
+use program::{AdapterFactors, Site};
 use serde_json::json;
 
 /// A matrix's module in Hugging Face's model, such as `model.layers.0.self_attn.q_proj`; some rows
@@ -107,7 +107,7 @@ pub(crate) fn count(options: &LoraOptions) -> usize {
 /// With DoRA, matrices that cannot be read.
 pub(crate) fn parameters(
     base: &Base<'_>,
-    factors: &[Factors],
+    factors: &[ModuleFactors],
     options: &LoraOptions,
 ) -> Result<Vec<Parameter>> {
     let mut all = Vec::new();
@@ -140,7 +140,7 @@ pub(crate) fn parameters(
 ///
 /// # Errors
 /// One that has several, by the matrix that differs from the first.
-pub(crate) fn options(adapter: &Adapter) -> Result<LoraOptions> {
+pub(crate) fn options(adapter: &AdapterFactors) -> Result<LoraOptions> {
     let mut each = adapter.deltas.iter();
     let (_, first) = each.next().ok_or_else(|| Error::new("factors", "some", "none"))?;
     let of = |delta: &Delta| (delta.rank, delta.scale, delta.gain.is_some());
@@ -169,9 +169,9 @@ pub(crate) fn options(adapter: &Adapter) -> Result<LoraOptions> {
 pub(crate) fn begin(
     base: &Base<'_>,
     sites: &[Site],
-    factors: &[Factors],
+    factors: &[ModuleFactors],
     parameters: &mut [Parameter],
-    adapter: &Adapter,
+    adapter: &AdapterFactors,
 ) -> Result<()> {
     let each = parameters.len() / factors.len().max(1);
     for (factors, own) in factors.iter().zip(parameters.chunks_exact_mut(each)) {
@@ -230,7 +230,7 @@ impl Draws {
 pub(crate) fn export(
     base: &Base<'_>,
     sites: &[Site],
-    factors: &[Factors],
+    factors: &[ModuleFactors],
     parameters: &[Parameter],
     options: &LoraOptions,
 ) -> Result<Vec<(String, Vec<u8>)>> {
@@ -289,7 +289,7 @@ pub(crate) fn export(
 
 /// The names by which PEFT finds the modules that have factors: the last parts of their names, or
 /// whole names where other modules that have none end so.
-fn targets<'a>(base: &Base<'_>, factors: &'a [Factors]) -> Vec<&'a str> {
+fn targets<'a>(base: &Base<'_>, factors: &'a [ModuleFactors]) -> Vec<&'a str> {
     let last = |name: &'a str| name.rsplit('.').next().unwrap_or(name);
     let sites = base.program.adaptable();
     let all: Vec<String> = sites.iter().filter_map(|site| Some(module(base, site)?.name)).collect();

@@ -60,7 +60,7 @@ pub struct Intervals {
 
 /// An event of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Event {
+pub enum RunEvent {
     /// The run continues after this update, of this many.
     Resumed(u64, u64),
     /// An update was made.
@@ -96,7 +96,7 @@ pub enum Event {
 /// Whoever started a run.
 pub trait Watcher {
     /// Told what happens.
-    fn event(&mut self, event: &Event);
+    fn event(&mut self, event: &RunEvent);
 
     /// Whether the run shall stop, at its next batch.
     fn cancelled(&self) -> bool {
@@ -115,7 +115,7 @@ pub trait Watcher {
 
 /// Why a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum RunEnd {
     /// All updates were made.
     Done,
     /// The held-out loss fell no more.
@@ -126,9 +126,9 @@ pub enum End {
 
 /// The result of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Summary {
+pub struct RunSummary {
     /// Why it ended.
-    pub end: End,
+    pub end: RunEnd,
     /// Updates that were made, earlier runs included.
     pub step: u64,
     /// Tokens that they read.
@@ -260,7 +260,11 @@ impl Run<'_> {
     /// # Errors
     /// A folder that has a run already where none is resumed, none where one is, or one of
     /// something else; losses or gradients that are not finite; files that cannot be written.
-    pub fn train(&self, model: &mut dyn Trainable, watcher: &mut dyn Watcher) -> Result<Summary> {
+    pub fn train(
+        &self,
+        model: &mut dyn Trainable,
+        watcher: &mut dyn Watcher,
+    ) -> Result<RunSummary> {
         let timeline = self.settings.timeline(self.training)?;
         std::fs::create_dir_all(self.folder).map_err(|e| Error::io(self.folder.display(), e))?;
         let mut moments = Moments::zeros(model.parameters());
@@ -271,7 +275,7 @@ impl Run<'_> {
         let gradients = moments.first.iter().map(|row| vec![0.0; row.len()]).collect();
         let written = self.resume.then_some((state.step, state.evaluated));
         if self.resume {
-            watcher.event(&Event::Resumed(state.step, timeline.all));
+            watcher.event(&RunEvent::Resumed(state.step, timeline.all));
         }
         let mut running = Running {
             run: self,
@@ -290,7 +294,7 @@ impl Run<'_> {
         let curve = self.draw()?;
         let State { step, tokens, best, .. } = running.state;
         let best = best.map(|(step, bits)| (step, f64::from_bits(bits)));
-        Ok(Summary { end, step, tokens, best, curve })
+        Ok(RunSummary { end, step, tokens, best, curve })
     }
 
     /// The state that a run goes on from.

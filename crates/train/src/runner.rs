@@ -2,7 +2,7 @@
 
 use crate::packing::Packing;
 use crate::{Batch, cpu};
-use device::{Divided, Kept, PackedRows, Place, Precision, TrainOptions, Trainer};
+use device::{DeviceSpec, Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};
 use formats::{Error, ErrorKind, Result, Tensors};
 use program::{Program, WeightId};
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Hardware {
     /// The device; `auto` is a GPU if there is one. Several share the sequences of each batch.
-    pub place: Place,
+    pub place: DeviceSpec,
     /// Threads of the CPU.
     pub threads: Option<usize>,
     /// The precision of activations; the CPU has f32 alone.
@@ -27,7 +27,7 @@ impl From<Option<usize>> for Hardware {
 
 /// Programs of the same weights on a device, by their numbers.
 pub(crate) enum Runner {
-    Cpu { executor: Box<cpu::Executor>, weights: cpu::FloatWeights, programs: Vec<Program> },
+    Cpu { executor: Box<cpu::CpuExecutor>, weights: cpu::FloatWeights, programs: Vec<Program> },
     Device { trainer: Box<dyn Trainer>, trained: Vec<WeightId>, programs: Vec<Program> },
 }
 
@@ -62,9 +62,9 @@ impl Runner {
         hardware: Hardware,
     ) -> Result<Runner> {
         let Hardware { place, threads, precision } = hardware;
-        let gpu = || device::gpus().first().copied().unwrap_or(Place::Cpu);
-        let place = if place == Place::Auto { gpu() } else { place };
-        if place != Place::Cpu {
+        let gpu = || device::gpus().first().copied().unwrap_or(DeviceSpec::Cpu);
+        let place = if place == DeviceSpec::Auto { gpu() } else { place };
+        if place != DeviceSpec::Cpu {
             let options = TrainOptions {
                 programs: programs.clone(),
                 trained: trained.clone(),
@@ -72,7 +72,7 @@ impl Runner {
                 precision,
             };
             let device = match place {
-                Place::Several(_) => place.open_ranks()?,
+                DeviceSpec::Several(_) => place.open_ranks()?,
                 _ => place.open(threads)?,
             };
             let trainer = device.train(tensors, options)?;
@@ -84,7 +84,7 @@ impl Runner {
             return Err(error.of(ErrorKind::Unsupported));
         }
         programs.iter().try_for_each(cpu::check)?;
-        let executor = Box::new(cpu::Executor::new(threads)?);
+        let executor = Box::new(cpu::CpuExecutor::new(threads)?);
         let read: Vec<&Program> = programs.iter().collect();
         let weights = cpu::FloatWeights::read(&read, tensors, &trained, executor.team())?;
         Ok(Runner::Cpu { executor, weights, programs })
@@ -188,7 +188,7 @@ impl Runner {
     pub(crate) fn bytes(&self, number: usize, tokens: usize, outputs: usize) -> usize {
         match self {
             Runner::Cpu { programs, .. } => {
-                cpu::Executor::bytes(&programs[number], tokens, outputs)
+                cpu::CpuExecutor::bytes(&programs[number], tokens, outputs)
             }
             Runner::Device { trainer, .. } => trainer.bytes(number, tokens, outputs),
         }

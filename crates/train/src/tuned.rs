@@ -1,14 +1,16 @@
 //! A model that is tuned: its recorded Program, differentiated.
 
 use crate::adamw::unsound;
-use crate::gradients::{Factors, LowRank, adapt, checkpoint, differentiate, losses, pack};
+use crate::gradients::{
+    AdaptedProduct, ModuleFactors, adapt, checkpoint, differentiate, losses, pack,
+};
 use crate::runner::{Hardware, Runner};
 use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Usage, full, peft};
 use device::{Divided, Kept};
 use engine::AdapterFile;
 use formats::{Error, Location, Result, Tensors};
 use models::Config;
-use program::{Adapter, Program, Site, Weight, WeightId};
+use program::{AdapterFactors, Program, Site, Weight, WeightId};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -78,7 +80,7 @@ impl LoraOptions {
 /// The kind of training.
 enum Kind {
     /// Factors beside matrices.
-    Lora { options: LoraOptions, sites: Vec<Site>, factors: Vec<Factors> },
+    Lora { options: LoraOptions, sites: Vec<Site>, factors: Vec<ModuleFactors> },
     /// All weights.
     Full,
 }
@@ -143,7 +145,7 @@ impl Lengths {
 }
 
 /// The weights of factors, whose parameters [`peft::parameters`] has in this order.
-fn trained(factors: &[Factors], options: &LoraOptions) -> Vec<Trained> {
+fn trained(factors: &[ModuleFactors], options: &LoraOptions) -> Vec<Trained> {
     let (rank, scale) = (options.rank, options.scale());
     let mut all = Vec::new();
     let mut push = |weight, parameter, elements, lengths, without| {
@@ -252,7 +254,7 @@ impl Tuned {
     /// A model with factors, which begin as those of an adapter, if there is one.
     fn low_rank(
         tensors: Tensors,
-        options: impl FnOnce(&adapters::Base<'_>) -> Result<(LoraOptions, Option<Adapter>)>,
+        options: impl FnOnce(&adapters::Base<'_>) -> Result<(LoraOptions, Option<AdapterFactors>)>,
         hardware: Hardware,
     ) -> Result<Tuned> {
         let model = models::load(&tensors, &models::Options::default())?;
@@ -269,7 +271,8 @@ impl Tuned {
             let own = modules.iter().find(|(site, _)| site.weight == weight);
             own.map(|(_, module)| module.clone())
         };
-        let how = LowRank { rank: options.rank, scale: options.scale(), gains: options.dora };
+        let how =
+            AdaptedProduct { rank: options.rank, scale: options.scale(), gains: options.dora };
         let (adapted, factors) = adapt(&pack(&recorded)?, &module, how)?;
         let sites: Vec<Site> = modules.into_iter().map(|(site, _)| site).collect();
         let mut parameters = peft::parameters(&base, &factors, &options)?;

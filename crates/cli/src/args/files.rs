@@ -107,8 +107,8 @@ pub(crate) struct Inspect {
     #[arg(short, long, alias = "ctx-size", value_name = "N", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u64>,
     /// Where it would run: tells what it would take there beside what is free
-    #[arg(long, value_name = "DEVICE", default_value_t = Place::Auto)]
-    pub(crate) device: Place,
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceSpec::Auto)]
+    pub(crate) device: DeviceSpec,
     #[command(flatten)]
     pub(crate) experts: ExpertArgs,
     /// Element type of the key/value cache

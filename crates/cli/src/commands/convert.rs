@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use delft::convert::mlx::{self, MlxForm};
-use delft::convert::{MIXES, Mix, Summary, Types, Written, convert};
+use delft::convert::{ConvertSummary, MIXES, Mix, Types, Written, convert};
 use delft::formats::Importance;
 use delft::{CancelToken, DType, Error, Tensors};
 use indicatif::ProgressBar;
@@ -110,7 +110,11 @@ fn to_mlx(model: &ModelArg, form: MlxForm, imatrix: Option<&Path>, output: &Outp
 fn write(
     model: &ModelArg,
     output: &Output,
-    make: impl FnOnce(&Tensors, &CancelToken, &mut dyn FnMut(Written<'_>)) -> delft::Result<Summary>,
+    make: impl FnOnce(
+        &Tensors,
+        &CancelToken,
+        &mut dyn FnMut(Written<'_>),
+    ) -> delft::Result<ConvertSummary>,
 ) -> Outcome {
     let model = load::find(model)?;
     let tensors = Tensors::open(model.location.clone())?;
@@ -144,7 +148,7 @@ fn role(text: &str) -> Outcome<(String, DType)> {
     }
 }
 
-fn report(out: &Path, made: &Summary, seconds: f64, as_json: bool) -> Outcome {
+fn report(out: &Path, made: &ConvertSummary, seconds: f64, as_json: bool) -> Outcome {
     let [before, after] = made.bytes;
     if as_json {
         let types: Vec<_> = made

@@ -3,7 +3,7 @@
 use delft::Engine;
 use delft::hub::LocalModel;
 use delft::train::data::{self, Question};
-use delft::train::eval::{Chosen, Preferred, Scores};
+use delft::train::eval::{Chosen, ExampleScores, Preferred};
 use delft::train::{Data, Reader};
 use serde_json::{Value, json};
 
@@ -71,14 +71,14 @@ fn foresee(args: &Eval, limit: usize) -> Outcome {
     if data.are_pairs()? == Some(true) {
         return prefer(&report, &engine, &data);
     }
-    let found = SoFar::<(usize, Scores)>::default();
+    let found = SoFar::<(usize, ExampleScores)>::default();
     let words = {
         let (report, found) = (report.clone(), found.clone());
         LastWords::prepare(move || report.scores(found.get(), true))
     };
     let mut session = load::session(&engine)?;
     let mut waiting = Waiting::begin("reading");
-    let (mut scores, mut done, all) = (Scores::default(), 0, data.tokens());
+    let (mut scores, mut done, all) = (ExampleScores::default(), 0, data.tokens());
     for (i, example) in data.examples.iter().enumerate() {
         scores.add(&mut session, engine.end_tokens(), example)?;
         done += example.length();
@@ -143,8 +143,8 @@ impl Report {
         Report { title: title(engine), head: object(engine, model, rest), json: args.json }
     }
 
-    fn scores(&self, (examples, scores): (usize, Scores), interrupted: bool) -> Outcome {
-        let Scores { loss, foreseen, answers, exact, .. } = scores;
+    fn scores(&self, (examples, scores): (usize, ExampleScores), interrupted: bool) -> Outcome {
+        let ExampleScores { loss, foreseen, answers, exact, .. } = scores;
         let tokens = loss.weight as usize;
         let exactly = (answers > 0).then(|| exact as f64 / answers as f64);
         if self.json {

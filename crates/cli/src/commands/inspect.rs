@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use delft::formats::gguf::{Array, Value};
 use delft::models::{self, Config};
-use delft::{CacheType, Engine, Error, LoadOptions, Location, Place, Plan, Tensors};
+use delft::{CacheType, DeviceSpec, Engine, Error, LoadOptions, Location, Plan, Tensors};
 use serde_json::{Value as Json, json};
 
 use crate::args::Inspect;
@@ -53,7 +53,7 @@ struct Model {
     config: Config,
     context: usize,
     /// The planned memory of each device.
-    plans: Vec<(Place, Plan)>,
+    plans: Vec<(DeviceSpec, Plan)>,
 }
 
 pub(crate) fn run(args: &Inspect) -> Outcome {
@@ -203,7 +203,7 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
                 "fits": plans.iter().all(|(_, plan)| plan.fits()),
             });
             let part = |(name, value): (&str, u64)| (format!("{name}_bytes"), value.into());
-            let share = |(place, plan): &(Place, Plan)| -> Json {
+            let share = |(place, plan): &(DeviceSpec, Plan)| -> Json {
                 let name = ("device".to_owned(), place.to_string().into());
                 Json::Object(
                     [name].into_iter().chain(planned(plan).into_iter().map(part)).collect(),

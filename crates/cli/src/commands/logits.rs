@@ -4,7 +4,8 @@
 use std::io::{self, Write};
 
 use delft::{
-    Engine, Finish, GenerateOptions, Logits as Found, Prompt, Rows, SamplingOptions, check_logits,
+    Engine, Finish, GenerateOptions, LogitRows, Logits as Found, Prompt, SamplingOptions,
+    check_logits,
 };
 
 use crate::args::Logits;
@@ -16,7 +17,8 @@ use crate::terminal::{Outcome, Stop, aside, harmless, print, table};
 pub(crate) fn run(args: &Logits) -> Outcome {
     let (engine, _) = load::engine(&args.load, false)?;
     let mut session = load::session(&engine)?;
-    let rows = if args.all { Rows::All } else { Rows::Last(args.last.unwrap_or(1) as usize) };
+    let rows =
+        if args.all { LogitRows::All } else { LogitRows::Last(args.last.unwrap_or(1) as usize) };
     let (json, tokens) = (args.json, args.tokens.clone());
     let vocab = engine.info().vocab;
     let words = LastWords::prepare(move || {

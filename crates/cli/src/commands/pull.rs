@@ -1,6 +1,6 @@
 //! `delft pull`: from the hub into the cache.
 
-use delft::hub::{Hub, Progress};
+use delft::hub::{Hub, PullProgress};
 
 use crate::args::Pull;
 use crate::fetch;
@@ -9,7 +9,7 @@ use crate::terminal::{Outcome, print};
 
 pub(crate) fn run(args: &Pull) -> Outcome {
     let downloads = Downloads::new();
-    let progress: &dyn Progress = if args.quiet { &() } else { &downloads };
+    let progress: &dyn PullProgress = if args.quiet { &() } else { &downloads };
     let hub = Hub::from_env()?;
     let offer = hub.offer(&args.model, progress)?;
     if !args.force {

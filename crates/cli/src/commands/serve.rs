@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use delft::hub::{Hub, LocalModel, ModelSource};
-use delft::{Engine, Error, Place};
-use serve::{AccessRules, Config, Keep, Library, Limits, Named, Served, Server};
+use delft::{DeviceSpec, Engine, Error};
+use serve::{AccessRules, GenerationLimits, Keep, Library, Named, Served, Server, ServerConfig};
 
 use crate::args::{LoadArgs, ModelArg, Serve};
 use crate::load::{self, Embeds};
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
         let found = format!("{} models", args.models.len());
         return Err(Error::new("--adapter", "one model, which the adapter is for", found).into());
     }
-    let config = Config {
+    let config = ServerConfig {
         address: (args.host, args.port).into(),
         access: AccessRules {
             keys: keys(args)?,
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
             hosts: args.allow_host.clone(),
         },
         insecure: args.insecure_public,
-        limits: Limits {
+        limits: GenerationLimits {
             parallel: args.parallel as usize,
             queue: args.queue as usize,
             time: Duration::from_secs(args.timeout),
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     if let Some(tuning) = &tuning {
         tuning.room(&mut library.options.adapters);
     }
-    let config = Config { library, ..config };
+    let config = ServerConfig { library, ..config };
     let served = load_named(args, &config.library, tuning.is_some(), Vec::new())?;
     let mut shown: Vec<String> =
         config.library.named.iter().flat_map(Named::names).map(|name| harmless(name)).collect();
@@ -138,7 +138,7 @@ fn load_named(
     let (context, sessions) = (args.load.ctx.map(|n| n as usize), Some(args.parallel as usize));
     let embeds = if args.embeddings { Embeds::Always(None) } else { Embeds::IfStated };
     if let Some(named) = library.named.first().filter(|_| tuned) {
-        let load = |&device: &Place| {
+        let load = |&device: &DeviceSpec| {
             Engine::load(named.model.location.clone(), &library.options_of(named, device)?)
         };
         let engines = library.devices_of(named).iter().map(load).collect::<delft::Result<_>>()?;
@@ -177,7 +177,7 @@ fn load_named(
 struct Word {
     name: Option<String>,
     model: String,
-    device: Option<Place>,
+    device: Option<DeviceSpec>,
 }
 
 impl Word {

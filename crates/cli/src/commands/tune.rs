@@ -6,12 +6,12 @@ mod show;
 use std::path::{Path, PathBuf};
 
 use delft::hub::LocalModel;
-use delft::train::run::{self, End, Intervals, Length, Summary, Watcher};
+use delft::train::run::{self, Intervals, Length, RunEnd, RunSummary, Watcher};
 use delft::train::{
     AdamW, Data, Example, Hardware, Language, LoraOptions, Preference, Reader, Run, Settings,
     Trainable as _, Tuned,
 };
-use delft::{AdapterFile, Error, ErrorKind, Place, Usage};
+use delft::{AdapterFile, DeviceSpec, Error, ErrorKind, Usage};
 use serde_json::json;
 
 use super::eval;
@@ -109,7 +109,7 @@ impl Prepared {
         if args.lora.from.is_some() {
             identity.push(("begun from".to_owned(), tuned.digest()));
         }
-        if hardware.place != Place::Cpu {
+        if hardware.place != DeviceSpec::Cpu {
             let device = format!("{}, {:?}", hardware.place, hardware.precision);
             identity.push(("device".to_owned(), device));
         }
@@ -146,7 +146,7 @@ impl Prepared {
         folder: &Path,
         resume: bool,
         watcher: &mut dyn Watcher,
-    ) -> Outcome<(Summary, Option<Usage>)> {
+    ) -> Outcome<(RunSummary, Option<Usage>)> {
         let run = Run {
             settings: &self.settings,
             intervals: self.intervals,
@@ -271,7 +271,7 @@ impl Examples {
 
 /// The hardware that the model is trained on.
 fn hardware(args: &Tune) -> Hardware {
-    let gpu = args.device != Place::Cpu;
+    let gpu = args.device != DeviceSpec::Cpu;
     let usual = if gpu { PrecisionArg::Bf16 } else { PrecisionArg::F32 };
     Hardware {
         place: args.device,
@@ -484,12 +484,12 @@ fn identity(
 fn report(
     args: &Tune,
     folder: &Path,
-    summary: &Summary,
+    summary: &RunSummary,
     speed: show::Speed,
     device: Option<Usage>,
 ) -> Outcome {
-    let Summary { end, step, tokens, best, curve } = summary;
-    if *end == End::Cancelled {
+    let RunSummary { end, step, tokens, best, curve } = summary;
+    if *end == RunEnd::Cancelled {
         note(format_args!("stopped behind update {step}: --resume goes on from there"));
         return Err(Stop::Interrupted);
     }
@@ -501,7 +501,7 @@ fn report(
     if args.json {
         return print_json(&json!({
             "folder": folder.display().to_string(),
-            "end": if *end == End::Early { "early" } else { "done" },
+            "end": if *end == RunEnd::Early { "early" } else { "done" },
             "updates": step,
             "tokens": tokens,
             "best": best.map(|(step, loss)| json!({ "step": step, "held_out": loss })),
@@ -512,7 +512,7 @@ fn report(
             "device_peak_bytes": device.map(|usage| usage.peak),
         }));
     }
-    if *end == End::Early {
+    if *end == RunEnd::Early {
         aside(format_args!("ended behind update {step}: the held-out loss fell no more"));
     }
     let of = match (best, before) {

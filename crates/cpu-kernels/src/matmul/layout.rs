@@ -4,8 +4,8 @@
 //! ```text
 //! panel   groups of 256 columns (the last may be shorter)
 //! group   head: scales (and mins) of its n blocks of 32 columns, padded to 64 bytes; then the codes of each block
-//! head    Scale::Half:   n x 16 f16 d, then n x 16 f16 min; of blocks of 64 columns half as many, and with Scale::Brain bf16
-//!         Scale::Super:  16 f16 d, 16 f16 min, then per sub-block 16 i8 scales, then per sub-block 16 i8 mins
+//! head    ScaleKind::Half:   n x 16 f16 d, then n x 16 f16 min; of blocks of 64 columns half as many, and with ScaleKind::Brain bf16
+//!         ScaleKind::Super:  16 f16 d, 16 f16 min, then per sub-block 16 i8 scales, then per sub-block 16 i8 mins
 //! codes   64 bytes per bit: a plane of 8 or 4 or 2 bits, then the plane of the bits above
 //! ```
 //!
@@ -19,7 +19,7 @@
 use super::lanes::Lanes;
 use super::product::Source;
 use super::{BLOCK, LINE, ROWS, prefetch};
-use formats::quant::{Block, Offset, Parts, Scale, plain};
+use formats::quant::{Block, Offset, Parts, ScaleKind, plain};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -53,9 +53,9 @@ impl<B: Block> Packed<B> {
     pub(super) const SUB: usize = if B::AFFINE.sub < BLOCK { B::AFFINE.sub } else { BLOCK };
     /// Blocks of 32 that share a scale.
     const SPAN: usize = B::AFFINE.sub / Self::SUB;
-    const BRAIN: bool = matches!(B::AFFINE.scale, Scale::Brain);
+    const BRAIN: bool = matches!(B::AFFINE.scale, ScaleKind::Brain);
     const MINS: bool = matches!(B::AFFINE.offset, Offset::Min);
-    const SUPER: bool = matches!(B::AFFINE.scale, Scale::Super);
+    const SUPER: bool = matches!(B::AFFINE.scale, ScaleKind::Super);
     /// Number of arrays of scales and mins.
     const KINDS: usize = 1 + Self::MINS as usize;
     /// Bytes of a block's codes.

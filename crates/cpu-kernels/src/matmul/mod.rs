@@ -53,35 +53,35 @@ macro_rules! with_panel {
                 let (narrow, brain) = (groups.bits <= 4, groups.scale == formats::DType::BF16);
                 match (narrow, groups.group % 64, groups.group % 32, brain) {
                     (true, 0, _, true) => {
-                        type $B = formats::quant::Group<4, 64, true>;
+                        type $B = formats::quant::GroupBlock<4, 64, true>;
                         $then
                     }
                     (true, 0, _, false) => {
-                        type $B = formats::quant::Group<4, 64, false>;
+                        type $B = formats::quant::GroupBlock<4, 64, false>;
                         $then
                     }
                     (true, _, 0, true) => {
-                        type $B = formats::quant::Group<4, 32, true>;
+                        type $B = formats::quant::GroupBlock<4, 32, true>;
                         $then
                     }
                     (true, _, 0, false) => {
-                        type $B = formats::quant::Group<4, 32, false>;
+                        type $B = formats::quant::GroupBlock<4, 32, false>;
                         $then
                     }
                     (false, 0, _, true) => {
-                        type $B = formats::quant::Group<8, 64, true>;
+                        type $B = formats::quant::GroupBlock<8, 64, true>;
                         $then
                     }
                     (false, 0, _, false) => {
-                        type $B = formats::quant::Group<8, 64, false>;
+                        type $B = formats::quant::GroupBlock<8, 64, false>;
                         $then
                     }
                     (false, _, 0, true) => {
-                        type $B = formats::quant::Group<8, 32, true>;
+                        type $B = formats::quant::GroupBlock<8, 32, true>;
                         $then
                     }
                     (false, _, 0, false) => {
-                        type $B = formats::quant::Group<8, 32, false>;
+                        type $B = formats::quant::GroupBlock<8, 32, false>;
                         $then
                     }
                     _ => $else,

@@ -62,13 +62,13 @@ fn every_share_and_every_company_gives_a_row_the_same_bits_and_the_sum() {
                         for ranks in [0..cut, cut..rank] {
                             let start = t[row * stride + ranks.start..].as_mut_ptr();
                             // SAFETY: `t` has those rows.
-                            unsafe { factors.down(isa, x, ranks, Out { start, stride }) };
+                            unsafe { factors.down(isa, x, ranks, OutRows { start, stride }) };
                         }
                         let t = &t[row * stride..][..rows * stride];
                         let cut = (cut * output / rank) & !15;
                         for columns in [0..cut, cut..output] {
                             let at = row * output + columns.start;
-                            let out = Out { start: y[at..].as_mut_ptr(), stride: output };
+                            let out = OutRows { start: y[at..].as_mut_ptr(), stride: output };
                             let residual = Some(&residual[at..]);
                             // SAFETY: `y` has those rows.
                             unsafe { factors.up(isa, (t, stride), columns, residual, out) };

@@ -24,8 +24,8 @@ use formats::{Error, NotFinite, Result, Tensors};
 use ops::operation::Product;
 use ops::{Op, Rope};
 use program::{
-    Adapter, BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Node, Program, Step, StepKind, ValueId,
-    recycle,
+    AdapterFactors, BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Node, Program, Step, StepKind,
+    ValueId, recycle,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -799,7 +799,7 @@ impl Executor for CpuExecutor {
         Ok(())
     }
 
-    fn seat(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
+    fn seat(&mut self, seat: u32, adapter: Option<&AdapterFactors>) -> Result<()> {
         let count = self.loaded.seats.len();
         let index = (seat as usize).wrapping_sub(1);
         if index >= count {

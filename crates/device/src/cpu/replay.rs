@@ -9,7 +9,7 @@ use super::profile::Spans;
 use super::state::Cache;
 use crate::Watch;
 use cpu_kernels::attention::{self, AttentionCall, LayerCache, QuerySequence};
-use cpu_kernels::low_rank::{Factors, Out};
+use cpu_kernels::low_rank::{Factors, OutRows};
 use cpu_kernels::math;
 use cpu_kernels::matmul::{
     Activations, BLOCK, Epilogue, Matrix, Output, Path, ROWS, Scratch, multiply, share,
@@ -355,7 +355,7 @@ impl Replay<'_> {
             unsafe {
                 let x = self.floats(self.offset(x), run.start * wide..run.end * wide);
                 let start = low.wrapping_add(run.start * rank + ranks.start);
-                factors.down(isa, x, ranks, Out { start, stride: rank });
+                factors.down(isa, x, ranks, OutRows { start, stride: rank });
             }
         }
         worker.barrier();
@@ -374,7 +374,7 @@ impl Replay<'_> {
                 let start = self.start(node.outputs[0]).wrapping_add(first);
                 let residual = node.inputs.get(2);
                 let residual = residual.map(|v| &*self.floats(self.offset(*v), first..end));
-                let y = Out { start, stride: width };
+                let y = OutRows { start, stride: width };
                 factors.up(isa, (t, rank), columns.clone(), residual, y);
             }
         }

@@ -9,7 +9,9 @@ use tile::Kernel;
 use tile::launch::Numbers;
 use tile::passes::Target;
 
-use super::{Buffer, CublasLt, Event, Gpu, Graph, Pipeline, Product, Sums, Work, nccl, roof};
+use super::{
+    BoundProduct, Buffer, CublasLt, Event, Gpu, Graph, GraphWork, Pipeline, Sums, nccl, roof,
+};
 use crate::gpu::group::HostGroup;
 use crate::gpu::{Backend, Facts, GpuDevice, ProductShape, StagingBuffer};
 use crate::ranks::{Candidate, Joined};
@@ -20,7 +22,7 @@ pub struct Cuda {
     gpu: Gpu,
     cublaslt: Option<CublasLt>,
     /// Plans by shape: making one takes longer than running it.
-    products: Mutex<HashMap<ProductShape, Product>>,
+    products: Mutex<HashMap<ProductShape, BoundProduct>>,
     /// The group of GPUs that it belongs to, and its rank.
     rank: Option<(Arc<Sums>, usize)>,
 }
@@ -76,7 +78,7 @@ impl Candidate for Gpu {
 impl Backend for Cuda {
     type Buffer = Buffer;
     type Pipeline = Pipeline;
-    type Launch = Work;
+    type Launch = GraphWork;
     type Recording = Graph;
     type Event = Event;
 
@@ -194,8 +196,13 @@ impl Backend for Cuda {
         self.gpu.load(kernel, &Numbers::new())
     }
 
-    fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Work> {
-        Ok(Work::Launch(pipeline.bind(numbers, buffers)?.overlapping()))
+    fn bind(
+        &self,
+        pipeline: &Pipeline,
+        numbers: &Numbers,
+        buffers: &[Buffer],
+    ) -> Result<GraphWork> {
+        Ok(GraphWork::Launch(pipeline.bind(numbers, buffers)?.overlapping()))
     }
 
     fn product(
@@ -205,16 +212,16 @@ impl Backend for Cuda {
         w: &Buffer,
         add: Option<&Buffer>,
         y: &Buffer,
-    ) -> Result<Work> {
+    ) -> Result<GraphWork> {
         let missing = || Error::new("cuda", "cuBLASLt", "none");
         let library = self.cublaslt.as_ref().ok_or_else(missing)?;
         let mut known = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(product) = known.get(shape) {
-            return Ok(Work::Product(product.to(x, w, add, y)?));
+            return Ok(GraphWork::Product(product.to(x, w, add, y)?));
         }
         let product = library.matmul(shape)?.bind_first(x, w, add, y)?;
         known.insert(*shape, product.clone());
-        Ok(Work::Product(product))
+        Ok(GraphWork::Product(product))
     }
 
     fn tune(
@@ -233,27 +240,27 @@ impl Backend for Cuda {
         Ok(found.map(|product| known.insert(*shape, product)).is_some())
     }
 
-    fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<Work> {
+    fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<GraphWork> {
         let alone = || Error::new("all_reduce", "one of several GPUs", "one alone");
         let (sums, rank) = self.rank.as_ref().ok_or_else(alone)?;
-        Ok(Work::Collective(sums.all_reduce(*rank, x, y, count)?))
+        Ok(GraphWork::Collective(sums.all_reduce(*rank, x, y, count)?))
     }
 
-    fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<Work> {
+    fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<GraphWork> {
         let alone = || Error::new("all_gather", "one of several GPUs", "one alone");
         let (sums, rank) = self.rank.as_ref().ok_or_else(alone)?;
-        Ok(Work::Collective(sums.all_gather(*rank, x, y, counts)?))
+        Ok(GraphWork::Collective(sums.all_gather(*rank, x, y, counts)?))
     }
 
-    fn submit(&self, launches: &[Work]) -> Result<()> {
-        launches.iter().try_for_each(Work::enqueue)
+    fn submit(&self, launches: &[GraphWork]) -> Result<()> {
+        launches.iter().try_for_each(GraphWork::enqueue)
     }
 
-    fn time(&self, launches: &[Work]) -> Result<Option<Vec<f64>>> {
+    fn time(&self, launches: &[GraphWork]) -> Result<Option<Vec<f64>>> {
         self.gpu.time_each(launches.to_vec()).map(Some)
     }
 
-    fn record(&self, launches: &[Work]) -> Result<Graph> {
+    fn record(&self, launches: &[GraphWork]) -> Result<Graph> {
         self.gpu.graph(launches.to_vec())
     }
 

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use formats::{Error, Result};
 
-use super::{Buffer, Collective, Context, Gpu, Launch, Product};
+use super::{BoundProduct, Buffer, Collective, Context, Gpu, Launch};
 
 /// An item of work that can be enqueued or recorded in a [`Graph`].
 #[derive(Clone)]
-pub enum Work {
+pub enum GraphWork {
     /// A kernel.
     Launch(Launch),
     /// A matrix product of cuBLASLt.
-    Product(Product),
+    Product(BoundProduct),
     /// A copy of a whole buffer.
     Copy {
         /// The destination.
@@ -25,17 +25,17 @@ pub enum Work {
     Collective(Collective),
 }
 
-impl Work {
+impl GraphWork {
     /// Enqueues it after all earlier work.
     ///
     /// # Errors
     /// The driver refuses.
     pub fn enqueue(&self) -> Result<()> {
         match self {
-            Work::Launch(launch) => launch.enqueue(),
-            Work::Product(product) => product.enqueue(),
-            Work::Copy { to, from } => to.copy_from(from),
-            Work::Collective(collective) => collective.enqueue(),
+            GraphWork::Launch(launch) => launch.enqueue(),
+            GraphWork::Product(product) => product.enqueue(),
+            GraphWork::Copy { to, from } => to.copy_from(from),
+            GraphWork::Collective(collective) => collective.enqueue(),
         }
     }
 }
@@ -45,7 +45,7 @@ pub struct Graph {
     context: Arc<Context>,
     executable: sys::CUgraphExec,
     /// Keeps alive what the graph refers to.
-    _work: Vec<Work>,
+    _work: Vec<GraphWork>,
 }
 
 // SAFETY: the handle may be used from any one thread at a time while the context lives; `replay`
@@ -57,19 +57,23 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver refuses some of it.
-    pub fn graph(&self, work: Vec<Work>) -> Result<Graph> {
+    pub fn graph(&self, work: Vec<GraphWork>) -> Result<Graph> {
         self.graph_with(work, |_| Ok(()))
     }
 
     /// As [`graph`](Gpu::graph); `before(i)` may enqueue more before item `i` and after the last.
-    fn graph_with(&self, work: Vec<Work>, before: impl Fn(usize) -> Result<()>) -> Result<Graph> {
+    fn graph_with(
+        &self,
+        work: Vec<GraphWork>,
+        before: impl Fn(usize) -> Result<()>,
+    ) -> Result<Graph> {
         let context = &self.0;
         context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the context.
         let begun = unsafe { result::stream::begin_capture(context.stream, mode) };
         context.check("cuda graph", begun)?;
-        let one = |(i, work): (usize, &Work)| before(i).and_then(|()| work.enqueue());
+        let one = |(i, work): (usize, &GraphWork)| before(i).and_then(|()| work.enqueue());
         let recorded = work.iter().enumerate().try_for_each(one).and_then(|()| before(work.len()));
         // SAFETY: as above. Ended whatever happened, or the stream would stay in capture.
         let graph = unsafe { result::stream::end_capture(context.stream) };
@@ -94,11 +98,11 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver refuses, or a kernel fails.
-    pub fn time_each(&self, work: Vec<Work>) -> Result<Vec<f64>> {
+    pub fn time_each(&self, work: Vec<GraphWork>) -> Result<Vec<f64>> {
         let event = |_| Event::new(&self.0, sys::CUevent_flags::CU_EVENT_DEFAULT);
         let events = (0..=work.len()).map(event).collect::<Result<Vec<_>>>()?;
         let apart = |work| match work {
-            Work::Launch(launch) => Work::Launch(launch.apart()),
+            GraphWork::Launch(launch) => GraphWork::Launch(launch.apart()),
             other => other,
         };
         let work = work.into_iter().map(apart).collect();
@@ -113,7 +117,7 @@ impl Gpu {
     ///
     /// # Errors
     /// The driver refuses, or a kernel fails.
-    pub fn time(&self, work: Vec<Work>, samples: usize) -> Result<Samples> {
+    pub fn time(&self, work: Vec<GraphWork>, samples: usize) -> Result<Samples> {
         const RUN: f64 = 300e-6;
         let count = work.len().max(1) as f64;
         let mut graph = self.graph(work)?;

@@ -8,7 +8,7 @@ use cudarc::cublaslt::{result, sys};
 use formats::{Error, Result};
 use tile::types::Scalar;
 
-use super::{Buffer, Context, Gpu, Work, library};
+use super::{Buffer, Context, Gpu, GraphWork, library};
 use crate::gpu::ProductShape;
 
 /// Memory that an algorithm may use: what the vendor recommends for Hopper.
@@ -77,7 +77,7 @@ impl Drop for Inner {
 
 /// A product bound to its matrices.
 #[derive(Clone)]
-pub struct Product {
+pub struct BoundProduct {
     matmul: Matmul,
     algorithm: sys::cublasLtMatmulAlgo_t,
     x: Buffer,
@@ -167,15 +167,15 @@ impl Matmul {
     ///
     /// # Errors
     /// If a buffer is too short, or the library does not do this shape.
-    pub fn bind(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<Product> {
+    pub fn bind(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<BoundProduct> {
         self.fits(x, w, y)?;
         let gpu = Gpu(Arc::clone(&self.0.library.0.context));
-        let mut best: Option<(f64, Product)> = None;
+        let mut best: Option<(f64, BoundProduct)> = None;
         let mut refused = None;
         for algorithm in self.proposals()? {
             let (matmul, x, w, y) = (self.clone(), x.clone(), w.clone(), y.clone());
-            let product = Product { matmul, algorithm, x, w, add: None, y };
-            match gpu.time(vec![Work::Product(product.clone())], 3) {
+            let product = BoundProduct { matmul, algorithm, x, w, add: None, y };
+            match gpu.time(vec![GraphWork::Product(product.clone())], 3) {
                 Ok(took) if best.as_ref().is_none_or(|(least, _)| took.least < *least) => {
                     best = Some((took.least, product));
                 }
@@ -198,18 +198,18 @@ impl Matmul {
         w: &Buffer,
         add: Option<&Buffer>,
         y: &Buffer,
-    ) -> Result<Product> {
+    ) -> Result<BoundProduct> {
         self.fits(x, w, add.unwrap_or(y))?;
         self.fits(x, w, y)?;
         let first = self.proposals()?.into_iter().next();
         let algorithm = first.ok_or_else(|| Error::new("cublaslt", "an algorithm", "none"))?;
         let (matmul, x, w, y) = (self.clone(), x.clone(), w.clone(), y.clone());
-        Ok(Product { matmul, algorithm, x, w, add: add.cloned(), y })
+        Ok(BoundProduct { matmul, algorithm, x, w, add: add.cloned(), y })
     }
 
     /// It with the fastest of the library's algorithms among those whose results begin and end with
-    /// these bytes, bound to nothing, for [`Product::to`]; none if no algorithm's do. Timed on all
-    /// of the matrices in turn: one alone might stay in a cache.
+    /// these bytes, bound to nothing, for [`BoundProduct::to`]; none if no algorithm's do. Timed on
+    /// all of the matrices in turn: one alone might stay in a cache.
     ///
     /// # Errors
     /// If a buffer is too short, or the library does not do this shape.
@@ -220,18 +220,18 @@ impl Matmul {
         add: Option<&Buffer>,
         y: &Buffer,
         expected: [&[u8]; 2],
-    ) -> Result<Option<Product>> {
+    ) -> Result<Option<BoundProduct>> {
         for w in ws {
             self.fits(x, w, add.unwrap_or(y))?;
             self.fits(x, w, y)?;
         }
         let gpu = Gpu(Arc::clone(&self.0.library.0.context));
         let all = self.0.bytes[2];
-        let mut best: Option<(f64, Product)> = None;
+        let mut best: Option<(f64, BoundProduct)> = None;
         for algorithm in self.proposals()? {
             let bound = |w: &Buffer| {
                 let (matmul, x, w, y) = (self.clone(), x.clone(), w.clone(), y.clone());
-                Product { matmul, algorithm, x, w, add: add.cloned(), y }
+                BoundProduct { matmul, algorithm, x, w, add: add.cloned(), y }
             };
             let Some(first) = ws.first().map(bound) else { return Ok(None) };
             y.fill(0)?;
@@ -250,7 +250,7 @@ impl Matmul {
             if !same {
                 continue;
             }
-            let work = ws.iter().map(|w| Work::Product(bound(w))).collect();
+            let work = ws.iter().map(|w| GraphWork::Product(bound(w))).collect();
             let took = gpu.time(work, 1)?.least;
             if best.as_ref().is_none_or(|(least, _)| took < *least) {
                 best = Some((took, first));
@@ -259,7 +259,7 @@ impl Matmul {
         // It must not hold what it was tried on.
         let nothing = self.0.library.0.workspace.part(0..0)?;
         let [x, w, y] = [nothing.clone(), nothing.clone(), nothing];
-        Ok(best.map(|(_, product)| Product { x, w, add: None, y, ..product }))
+        Ok(best.map(|(_, product)| BoundProduct { x, w, add: None, y, ..product }))
     }
 
     fn fits(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<()> {
@@ -322,16 +322,22 @@ impl Matmul {
     }
 }
 
-impl Product {
+impl BoundProduct {
     /// The same product of other matrices; see [`Matmul::bind_first`].
     ///
     /// # Errors
     /// If a buffer is too short.
-    pub fn to(&self, x: &Buffer, w: &Buffer, add: Option<&Buffer>, y: &Buffer) -> Result<Product> {
+    pub fn to(
+        &self,
+        x: &Buffer,
+        w: &Buffer,
+        add: Option<&Buffer>,
+        y: &Buffer,
+    ) -> Result<BoundProduct> {
         self.matmul.fits(x, w, add.unwrap_or(y))?;
         self.matmul.fits(x, w, y)?;
         let (x, w, add, y) = (x.clone(), w.clone(), add.cloned(), y.clone());
-        Ok(Product { x, w, add, y, ..self.clone() })
+        Ok(BoundProduct { x, w, add, y, ..self.clone() })
     }
 
     /// Enqueues it after all earlier work.

@@ -32,17 +32,17 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use formats::{Error, Result};
-use ops::tuned::{Card, Tuned};
+use ops::tuned::{Card, CardNumbers};
 
 use crate::cache::Key;
 use crate::gpu::meter::Meter;
-use crate::survey::{Gpus, Library};
+use crate::survey::{Gpus, RuntimeLibrary};
 
 pub use backend::Cuda;
 pub use compile::Compiler;
-pub use graph::{Event, Graph, Samples, Work};
+pub use graph::{Event, Graph, GraphWork, Samples};
 pub use library::present;
-pub use matmul::{CublasLt, Matmul, Product};
+pub use matmul::{BoundProduct, CublasLt, Matmul};
 pub use memory::Buffer;
 pub use nccl::{Collective, Sums};
 pub use pipeline::{Launch, Pipeline};
@@ -78,9 +78,9 @@ impl Properties {
     }
 
     /// The numbers measured on such a GPU.
-    pub fn tuned(&self) -> &'static Tuned {
+    pub fn tuned(&self) -> &'static CardNumbers {
         let (major, minor) = self.capability;
-        Tuned::of(Card::Nvidia(major, minor))
+        CardNumbers::of(Card::Nvidia(major, minor))
     }
 }
 
@@ -346,7 +346,7 @@ pub(crate) fn survey() -> Gpus {
             some => Ok(some),
         }
     });
-    let library = |name, purpose, found| Library { name, purpose, found };
+    let library = |name, purpose, found| RuntimeLibrary { name, purpose, found };
     let libraries = match found {
         Ok(_) => vec![
             library("NVRTC", "compiles kernels", library::nvrtc()),

@@ -8,7 +8,7 @@ use formats::{Error, Result};
 use tile::Kernel;
 use tile::emit::{self, Dialect};
 use tile::ir::{Inst, ParamKind};
-use tile::launch::{Bound, Numbers};
+use tile::launch::{BoundBuffer, Numbers};
 
 use super::{Buffer, Context, Gpu};
 
@@ -162,7 +162,8 @@ impl Pipeline {
             words.push(match param.kind {
                 ParamKind::Buffer { scalar, .. } => match next.next() {
                     Some(b) => {
-                        bounds.push(Bound { len: b.len() / scalar.bytes(), align: b.align() });
+                        bounds
+                            .push(BoundBuffer { len: b.len() / scalar.bytes(), align: b.align() });
                         b.address()
                     }
                     // `Kernel::bind` reports it below.
@@ -172,7 +173,7 @@ impl Pipeline {
             });
         }
         // Surplus buffers make the count wrong, which the contract reports.
-        bounds.extend(next.map(|b| Bound { len: b.len(), align: b.align() }));
+        bounds.extend(next.map(|b| BoundBuffer { len: b.len(), align: b.align() }));
         let grid = kernel.bind(numbers, &bounds).map_err(|why| Error::new("cuda", "", why))?;
         Ok(Launch {
             pipeline: self.clone(),

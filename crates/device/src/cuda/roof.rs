@@ -5,7 +5,7 @@ use tile::launch::Numbers;
 use tile::passes::{self, Target};
 use tile::types::Scalar;
 
-use super::{Buffer, Gpu, Work};
+use super::{Buffer, Gpu, GraphWork};
 use crate::gpu::read::read_roof;
 
 /// The measured peak rates of a GPU.
@@ -68,7 +68,7 @@ fn read(gpu: &Gpu, data: &Buffer) -> Result<f64> {
             let out = gpu.buffer(groups as usize * group as usize * 4)?;
             let numbers = Numbers::new().with("groups", groups).with("turns", turns as u32);
             let launch = pipeline.bind(&numbers, &[data.clone(), out])?;
-            let took = gpu.time(vec![Work::Launch(launch)], 5)?;
+            let took = gpu.time(vec![GraphWork::Launch(launch)], 5)?;
             best = best.max((turns * turn) as f64 / took.median);
         }
     }
@@ -78,7 +78,7 @@ fn read(gpu: &Gpu, data: &Buffer) -> Result<f64> {
 fn copy(gpu: &Gpu, data: &Buffer) -> Result<f64> {
     let half = data.len() / 2;
     let (from, to) = (data.part(0..half)?, data.part(half..2 * half)?);
-    let took = gpu.time(vec![Work::Copy { to, from }], 5)?;
+    let took = gpu.time(vec![GraphWork::Copy { to, from }], 5)?;
     Ok(2.0 * half as f64 / took.median)
 }
 
@@ -87,7 +87,7 @@ fn matmul(gpu: &Gpu, data: &Buffer, edge: u32) -> Result<f64> {
     let part = |i: usize| data.part(i * bytes..(i + 1) * bytes);
     let y = gpu.buffer(bytes)?;
     let product = gpu.matmul(Scalar::BF16, edge, edge, edge)?.bind(&part(0)?, &part(1)?, &y)?;
-    let took = gpu.time(vec![Work::Product(product)], 20)?;
+    let took = gpu.time(vec![GraphWork::Product(product)], 20)?;
     Ok(2.0 * f64::from(edge).powi(3) / took.median)
 }
 

@@ -2,7 +2,7 @@
 //! launches stay valid when adapters come and go.
 
 use formats::{Error, Result};
-use program::{Adapter, Step};
+use program::{AdapterFactors, Step};
 
 use super::Backend;
 use super::executor::GpuExecutor;
@@ -69,7 +69,11 @@ impl<B: Backend> Adapters<B> {
 impl<B: Backend> GpuExecutor<B> {
     /// See [`Executor::seat`](crate::Executor::seat). A refused adapter leaves steps in flight
     /// untouched.
-    pub(super) fn put_adapter(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
+    pub(super) fn put_adapter(
+        &mut self,
+        seat: u32,
+        adapter: Option<&AdapterFactors>,
+    ) -> Result<()> {
         let room = &self.lowering.adapters;
         let index = (seat as usize).wrapping_sub(1);
         if index >= room.count {
@@ -88,7 +92,7 @@ impl<B: Backend> GpuExecutor<B> {
         self.attempt(|executor| executor.write_adapter(index, adapter))
     }
 
-    fn write_adapter(&mut self, index: usize, adapter: &Adapter) -> Result<()> {
+    fn write_adapter(&mut self, index: usize, adapter: &AdapterFactors) -> Result<()> {
         let (room, sites) = (&self.lowering.adapters, &self.lowering.program.sites);
         let gains = adapter.deltas.values().any(|delta| delta.gain.is_some());
         // The seat is empty while its factors are partly written.

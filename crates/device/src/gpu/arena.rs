@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ops::Shape;
 use ops::experts::Sizes;
-use ops::operation::{Operand, Precision};
+use ops::operation::{ActivationPrecision, Operand};
 use ops::packed::Format;
 use program::{ArenaPlan, BLOCK_TOKENS, Node, Program, StepKind, ValueId, plan_memory};
 use tile::types::Scalar;
@@ -52,12 +52,12 @@ pub(super) fn types(program: &Program, half: Scalar) -> Vec<Scalar> {
             set.iter_mut().filter(|s| **s == from).for_each(|s| *s = to);
         }
         match node.op.precision() {
-            Precision::Any => {}
-            Precision::Queries | Precision::Rounds => {
+            ActivationPrecision::Any => {}
+            ActivationPrecision::Queries | ActivationPrecision::Rounds => {
                 all.iter().for_each(|(_, v)| of_attention[*v] = true);
             }
-            Precision::Full => of_residual[node.outputs[0].0] = true,
-            Precision::Exact => all.iter().for_each(|(_, v)| of_residual[*v] = true),
+            ActivationPrecision::Full => of_residual[node.outputs[0].0] = true,
+            ActivationPrecision::Exact => all.iter().for_each(|(_, v)| of_residual[*v] = true),
         }
     }
     program.results.iter().chain(&program.input).for_each(|v| of_residual[v.0] = true);
@@ -115,7 +115,7 @@ pub(super) fn wide_types(program: &Program, half: Scalar, wide: Scalar) -> Vec<S
     let readers = readers(program);
     for node in &program.nodes {
         let Some(product) = node.op.product(node.weights.len()) else { continue };
-        let rounds = |n: &&Node| n.op.precision() == Precision::Rounds;
+        let rounds = |n: &&Node| n.op.precision() == ActivationPrecision::Rounds;
         if product.gated {
             types[node.outputs[0].0] = wide;
         } else if node.outputs.iter().all(|v| readers[v.0].iter().all(rounds)) {

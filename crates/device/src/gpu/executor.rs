@@ -1,7 +1,9 @@
 //! A Program loaded on a GPU: weights, cache pools, the arena, and the shape classes compiled so
 //! far.
 
+mod cache;
 mod library;
+mod words;
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -9,9 +11,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use formats::{Error, ErrorKind, Hint, Result, Setting, Tensors};
+use formats::{Error, ErrorKind, Result, Tensors};
 use ops::{Rope, Rows};
-use program::{Adapter, BLOCK_TOKENS, CacheLayer, Choose, Limits, Program, Step, StepKind};
+use program::{AdapterFactors, BLOCK_TOKENS, CacheLayer, Choose, Limits, Program, Step, StepKind};
 
 use super::adapters::Adapters;
 use super::arena::{Layout, decode_bucket};
@@ -19,7 +21,7 @@ use super::bridge::Bridge;
 use super::exchange::{Exchange, Partner};
 use super::kernels::Kernels;
 use super::kv::{self, Layer};
-use super::lower::{self, Adapted, Key, Lowering, SEATS, Samples, Sampling, Slot, Words};
+use super::lower::{self, Adapted, Key, Lowering, SEATS, Samples, Slot, Words};
 use super::many::choosing;
 use super::profile::Timed;
 use super::ring::{self, Ring};
@@ -265,53 +267,6 @@ impl<B: Backend> GpuExecutor<B> {
         if self.lowering.narrow(kind, rows) { StepKind::Decode } else { kind }
     }
 
-    /// Grows a group to at least `needed` blocks, and further if memory allows.
-    fn grow(&mut self, group: usize, needed: usize) -> Result<()> {
-        if needed <= self.blocks[group] {
-            return Ok(());
-        }
-        let mut own = self.layers.iter().zip(&self.lowering.groups).filter(|(_, of)| **of == group);
-        if !own.all(|(layer, _)| layer.stays()) {
-            // Bound launches use the old addresses.
-            self.classes.clear();
-        }
-        let most = self.limits.blocks[group] + self.lowering.idle_blocks();
-        // Many sequences soon exceed one context.
-        let context = self.context.get(group).copied().unwrap_or(1);
-        let context = if self.lowering.batched { most } else { context };
-        let wanted = kv::target(needed, context, most);
-        let grown = match self.enlarge(group, wanted) {
-            Err(_) if wanted > needed => self.enlarge(group, needed).map(|()| needed),
-            other => other.map(|()| wanted),
-        };
-        self.blocks[group] = grown.map_err(|why| {
-            let positions = needed * BLOCK_TOKENS;
-            let hint = Hint::text(format_args!("the cache cannot grow to {positions} positions: "))
-                .and("a shorter context, fewer sessions, or ")
-                .with_value(Setting::CacheType, "q8_0");
-            if why.hint.is_some() { why } else { why.hint(hint) }
-        })?;
-        Ok(())
-    }
-
-    /// Grows every layer of a group to `blocks` blocks, or none if memory is short.
-    fn enlarge(&mut self, group: usize, blocks: usize) -> Result<()> {
-        let layers = self.layers.iter_mut().zip(&self.lowering.groups);
-        let mut own: Vec<_> = layers.filter_map(|(l, of)| (*of == group).then_some(l)).collect();
-        let (mut more, mut twice) = (0, 0);
-        for layer in &own {
-            let growth = layer.growth(blocks)?;
-            (more, twice) = (more + growth.0, growth.1.max(twice));
-        }
-        if let Some(free) = self.backend.free()?.filter(|free| more + twice > *free) {
-            let expected = format!("{} bytes of its memory for the cache", more + twice);
-            let name = self.backend.about().name;
-            let error = Error::new(name, expected, format!("{free} free"));
-            return Err(error.of(ErrorKind::NoMemory));
-        }
-        own.iter_mut().try_for_each(|layer| layer.grow(&*self.backend, blocks))
-    }
-
     /// Runs some work, unless the device is lost. If it fails, steps in flight are forgotten; the
     /// cache keeps its contents, and other state is reset before the next work.
     pub(super) fn attempt<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
@@ -531,116 +486,12 @@ impl<B: Backend> GpuExecutor<B> {
         }
     }
 
-    /// Grows the cache as far as a step needs.
-    pub(super) fn prepare(&mut self, step: &Step<'_>) -> Result<()> {
-        for group in 0..self.blocks.len() {
-            let blocks = step.sequences.iter().flat_map(|sequence| sequence.tables[group].blocks);
-            let needed = blocks.max().map_or(0, |block| *block as usize + 1);
-            self.grow(group, needed + self.lowering.idle_blocks())?;
-        }
-        Ok(())
-    }
-
     /// Takes out the class of a key, compiling it at first use. The caller puts it back.
     pub(super) fn class(&mut self, key: &Key) -> Result<(Key, Class<B>)> {
         match self.classes.remove_entry(key) {
             Some(known) => Ok(known),
             None => Ok((key.clone(), self.compile(key)?)),
         }
-    }
-
-    /// Writes the step's words, its input, and the inputs of sampling to the buffers of its class.
-    pub(super) fn stage(
-        &mut self,
-        class: &Class<B>,
-        step: &Step<'_>,
-        choosing: Staged<'_>,
-    ) -> Result<()> {
-        let at = &class.words;
-        self.staged.clear();
-        self.staged.resize(at.bytes, 0);
-        let mut put = |range: &std::ops::Range<usize>, values: &[u32]| {
-            let to = self.staged[range.clone()].chunks_exact_mut(4);
-            to.zip(values).for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes()));
-        };
-        put(&at.tokens, step.tokens);
-        put(&at.outputs, step.outputs);
-        let (idle, rows) = (self.lowering.idle_blocks() as u32, class.rows);
-        let stride = |range: &std::ops::Range<usize>| range.len() / 4 / class.sequences;
-        let word = |range: &std::ops::Range<usize>, i: usize| range.start + 4 * i..range.end;
-        for (number, (first, sequence)) in step.placed().enumerate() {
-            for row in 0..sequence.rows {
-                put(&word(&at.positions, first + row as usize), &[sequence.start + row]);
-                put(&word(&at.sequences, first + row as usize), &[number as u32]);
-                if self.lowering.batched {
-                    put(&word(&at.slots, first + row as usize), &[sequence.slot]);
-                }
-            }
-            if sequence.adapter > 0 {
-                let [rows, outputs, order] = &at.adapters;
-                for row in first..first + sequence.rows as usize {
-                    put(&word(rows, row), &[sequence.adapter]);
-                    put(&word(order, row), &[sequence.adapter - 1]);
-                }
-                let own = first as u32..first as u32 + sequence.rows;
-                for (i, _) in step.outputs.iter().enumerate().filter(|(_, row)| own.contains(*row))
-                {
-                    put(&word(outputs, i), &[sequence.adapter]);
-                }
-            }
-            put(&word(&at.starts, number), &[first as u32, first as u32 + sequence.rows]);
-            for (range, table) in at.tables.iter().zip(sequence.tables) {
-                let entries = number * stride(range)..;
-                for (entry, block) in entries.zip(table.blocks) {
-                    put(&word(range, entry), &[block + idle]);
-                }
-            }
-        }
-        // Idle rows are the first rows of a sequence whose only block, 0, is reserved for them:
-        // they write to places of their own and read few keys.
-        for (position, row) in (step.tokens.len()..rows).enumerate() {
-            put(&word(&at.positions, row), &[position as u32]);
-            put(&word(&at.sequences, row), &[step.sequences.len() as u32]);
-        }
-        match choosing {
-            Staged::Nothing => {}
-            Staged::Run(run) => {
-                put(&at.settings, run.settings);
-                put(&at.span, &[run.span]);
-            }
-            Staged::Rows { settings, targets, .. } => {
-                put(&at.settings, settings);
-                put(&at.targets, targets);
-            }
-        }
-        let GpuExecutor { backend, ring, words, staged, sizes, chooser, .. } = self;
-        let words = (&words[class.region], &staged[..]);
-        match choosing {
-            Staged::Run(run) => {
-                let history = chooser.buffer(Sampling::History, run.seat)?;
-                let biases = chooser.buffer(Sampling::Biases, run.seat)?;
-                let masks = chooser.buffer(Sampling::Masks, run.seat)?;
-                let beside = run.beside;
-                let (history, biases) =
-                    ((&history, &beside.window[..]), (&biases, &beside.biases[..]));
-                let pieces = [words, history, biases, (&masks, &beside.mask)];
-                ring.send(&**backend, sizes.slot, &pieces)?;
-            }
-            Staged::Rows { masks, .. } if !masks.is_empty() => {
-                let to = chooser.buffer(Sampling::Masks, 0)?;
-                ring.send(&**backend, sizes.slot, &[words, (&to, masks)])?;
-            }
-            Staged::Nothing | Staged::Rows { .. } => {
-                ring.send(&**backend, sizes.slot, &[words])?;
-            }
-        }
-        let Some(input) = &class.input else { return Ok(()) };
-        if let Some(source) = &self.source {
-            return source.take(&self.backend, input);
-        }
-        self.staged.clear();
-        self.staged.extend(step.input.iter().flat_map(|x| x.to_le_bytes()));
-        self.backend.write(input, &self.staged)
     }
 
     /// Remembers the result buffers of a launched step, or publishes the result to the next device.
@@ -751,33 +602,6 @@ impl<B: Backend> GpuExecutor<B> {
         }
         self.classes.insert(key, class);
     }
-
-    /// Grows the cache to hold a block of a layer, and returns its index.
-    fn room(&mut self, layer: usize, block: u32) -> Result<usize> {
-        let group = self.lowering.groups.get(layer).copied();
-        let most = |group: &usize| self.limits.blocks.get(*group).copied().unwrap_or(0);
-        let group = group.filter(|group| (block as usize) < most(group));
-        let at = block as usize + self.lowering.idle_blocks();
-        self.grow(group.ok_or_else(|| crate::no_block(layer, block))?, at + 1)?;
-        Ok(at)
-    }
-
-    /// Copies a block of a group to another.
-    fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<()> {
-        let most = self.limits.blocks.get(group).copied().unwrap_or(0);
-        if from as usize >= most || to as usize >= most {
-            let found = format!("{from} to {to} of group {group}");
-            return Err(Error::new("cache", format!("blocks below {most}"), found));
-        }
-        let idle = self.lowering.idle_blocks();
-        let (from, to) = (from as usize + idle, to as usize + idle);
-        self.grow(group, from.max(to) + 1)?;
-        let layers = self.layers.iter().zip(&self.lowering.groups);
-        for (layer, _) in layers.filter(|(_, of)| **of == group) {
-            layer.copy_block(&*self.backend, from, to)?;
-        }
-        Ok(())
-    }
 }
 
 impl<B: Backend> Executor for GpuExecutor<B> {
@@ -847,7 +671,7 @@ impl<B: Backend> Executor for GpuExecutor<B> {
         })
     }
 
-    fn seat(&mut self, seat: u32, adapter: Option<&Adapter>) -> Result<()> {
+    fn seat(&mut self, seat: u32, adapter: Option<&AdapterFactors>) -> Result<()> {
         self.put_adapter(seat, adapter)
     }
 

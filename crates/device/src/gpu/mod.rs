@@ -46,7 +46,7 @@ use ops::Op;
 use ops::delta_net::MAX_KEY_DIM;
 use ops::linear::gemm::Machine;
 use ops::rope::MOST_PAIRS;
-use ops::tuned::Tuned;
+use ops::tuned::CardNumbers;
 use program::Program;
 use tile::Kernel;
 use tile::launch::Numbers;
@@ -72,7 +72,7 @@ pub struct Facts {
     /// a vendor library.
     pub products: Option<usize>,
     /// The numbers measured on such a device.
-    pub tuned: &'static Tuned,
+    pub tuned: &'static CardNumbers,
 }
 
 impl Facts {
@@ -82,7 +82,7 @@ impl Facts {
         self.target != Target::Metal
     }
 
-    /// Whether latency is hidden by many small threadgroups; see [`Tuned::small_groups`].
+    /// Whether latency is hidden by many small threadgroups; see [`CardNumbers::small_groups`].
     pub fn small_groups(&self) -> bool {
         self.tuned.small_groups.is_some()
     }

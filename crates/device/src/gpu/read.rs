@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use formats::{Error, Result};
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 use tile::launch::{Mode, Numbers, Requirement};
 use tile::passes;
 use tile::types::Scalar;
@@ -26,7 +26,7 @@ pub(crate) fn read_roof(x: In<u32>, y: Out<u32>, turns: Arg<u32>, ahead: u32, gr
     range(0, turns).each(|turn| {
         let first = turn * all * ahead + me;
         let vectors: Vec<Vec<Val<u32>>> =
-            (0..ahead).map(|a| x.get_vec((first + all * a) * 4, 4, Hint::Stream)).collect();
+            (0..ahead).map(|a| x.get_vec((first + all * a) * 4, 4, LoadHint::Stream)).collect();
         for value in vectors.into_iter().flatten() {
             folded.set(folded.get() ^ value);
         }

@@ -10,10 +10,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use formats::{Error, Result};
-use ops::tuned::{Card, Tuned};
+use ops::tuned::{Card, CardNumbers};
 use tile::case;
 use tile::emit::{self, Dialect};
-use tile::interp::Machine;
+use tile::interp::CompiledKernel;
 use tile::ir::{Access, ParamKind};
 use tile::launch::Numbers;
 use tile::passes::Target;
@@ -28,7 +28,7 @@ use crate::{About, Usage};
 
 /// How kernels are run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Engine {
+pub enum KernelRunner {
     /// The interpreter, on kernels lowered for a target.
     Interpreter,
     /// The emitted CUDA source.
@@ -37,7 +37,7 @@ pub enum Engine {
 
 /// A simulated GPU.
 pub struct Sim {
-    engine: Engine,
+    engine: KernelRunner,
     /// Bytes of its memory.
     memory: usize,
     meter: Arc<Meter>,
@@ -49,7 +49,7 @@ pub struct Sim {
 }
 
 /// Sources compiled by this process; each takes about a second.
-static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::Program>>>> =
+static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::CompiledText>>>> =
     LazyLock::new(Mutex::default);
 
 /// Kernels compiled for the interpreter by this process, by the address of the kernel, which stands
@@ -57,7 +57,7 @@ static COMPILED: LazyLock<Mutex<HashMap<String, Arc<proof::Program>>>> =
 static MACHINES: LazyLock<Mutex<HashMap<usize, Interpreted>>> = LazyLock::new(Mutex::default);
 
 /// A kernel, and what the interpreter made of it.
-type Interpreted = (Arc<Kernel>, Arc<Machine>);
+type Interpreted = (Arc<Kernel>, Arc<CompiledKernel>);
 
 /// Most of [`MACHINES`].
 const MOST_MACHINES: usize = 1 << 14;
@@ -144,8 +144,8 @@ pub struct Pipeline {
 
 #[derive(Clone)]
 enum Code {
-    Machine(Arc<Machine>),
-    Text(Arc<proof::Program>),
+    Machine(Arc<CompiledKernel>),
+    Text(Arc<proof::CompiledText>),
 }
 
 /// A kernel with its buffers and constants.
@@ -237,12 +237,12 @@ impl Product {
 
 impl Sim {
     /// With unlimited memory.
-    pub fn new(engine: Engine) -> Sim {
+    pub fn new(engine: KernelRunner) -> Sim {
         Sim::with_memory(engine, usize::MAX)
     }
 
     /// With `memory` bytes of memory.
-    pub fn with_memory(engine: Engine, memory: usize) -> Sim {
+    pub fn with_memory(engine: KernelRunner, memory: usize) -> Sim {
         let (left, broken) = (Mutex::new(BREAKS.take()), AtomicBool::new(false));
         Sim { engine, memory, meter: Arc::default(), rank: None, left, broken }
     }
@@ -270,7 +270,7 @@ impl Sim {
     ///
     /// # Errors
     /// A value that is not a number.
-    pub fn from_env(engine: Engine) -> Result<Sim> {
+    pub fn from_env(engine: KernelRunner) -> Result<Sim> {
         let Ok(said) = std::env::var("DELFT_SIM_MEMORY") else { return Ok(Sim::new(engine)) };
         let wrong = |_| Error::new("DELFT_SIM_MEMORY", "a number of bytes", &said);
         Ok(Sim::with_memory(engine, said.parse().map_err(wrong)?))
@@ -302,15 +302,16 @@ pub(crate) fn compiled(
     kernels: &[Kernel],
     dialect: Dialect,
     place: &str,
-) -> Result<Arc<proof::Program>> {
+) -> Result<Arc<proof::CompiledText>> {
     let known = || COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = known().get(text) {
         return Ok(Arc::clone(known));
     }
-    let program = proof::Program::compile(text, kernels, dialect).map_err(|why| match why {
-        Unproved::Skip(why) => Error::new("sim", "a C++ compiler", why),
-        Unproved::Wrong(why) => Error::new(place, "", why),
-    })?;
+    let program =
+        proof::CompiledText::compile(text, kernels, dialect).map_err(|why| match why {
+            Unproved::Skip(why) => Error::new("sim", "a C++ compiler", why),
+            Unproved::Wrong(why) => Error::new(place, "", why),
+        })?;
     Ok(Arc::clone(known().entry(text.to_owned()).or_insert(Arc::new(program))))
 }
 
@@ -318,13 +319,13 @@ pub(crate) fn compiled(
 ///
 /// # Errors
 /// The verifier's findings.
-fn machine(kernel: &Arc<Kernel>) -> Result<Arc<Machine>> {
+fn machine(kernel: &Arc<Kernel>) -> Result<Arc<CompiledKernel>> {
     let all = || MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
     let address = Arc::as_ptr(kernel).addr();
     if let Some((_, known)) = all().get(&address) {
         return Ok(Arc::clone(known));
     }
-    let new = Machine::new(kernel).map_err(|fault| Error::new(&kernel.name, "", fault))?;
+    let new = CompiledKernel::new(kernel).map_err(|fault| Error::new(&kernel.name, "", fault))?;
     let (new, mut all) = (Arc::new(new), all());
     if all.len() >= MOST_MACHINES {
         all.clear();
@@ -402,20 +403,20 @@ impl Backend for Sim {
 
     fn about(&self) -> About {
         let isa = match self.engine {
-            Engine::Interpreter => "interpreter",
-            Engine::Cuda => "CUDA text",
+            KernelRunner::Interpreter => "interpreter",
+            KernelRunner::Cuda => "CUDA text",
         };
         About { name: "sim", threads: 1, isa: isa.to_owned(), driver: String::new() }
     }
 
     fn facts(&self) -> Facts {
         let (target, shared) = match self.engine {
-            Engine::Interpreter => (Target::Interpreter, 227 << 10),
-            Engine::Cuda => (Target::Cuda, 227 << 10),
+            KernelRunner::Interpreter => (Target::Interpreter, 227 << 10),
+            KernelRunner::Cuda => (Target::Cuda, 227 << 10),
         };
         // Few rows, so that small tests reach the library.
-        let products = (self.engine == Engine::Interpreter).then_some(9);
-        let tuned = Tuned::of(Card::Nvidia(9, 0));
+        let products = (self.engine == KernelRunner::Interpreter).then_some(9);
+        let tuned = CardNumbers::of(Card::Nvidia(9, 0));
         Facts { target, processors: 4, shared, wgmma: true, products, tuned }
     }
 
@@ -518,8 +519,8 @@ impl Backend for Sim {
 
     fn load(&self, kernel: &Arc<Kernel>) -> Result<Pipeline> {
         let code = match self.engine {
-            Engine::Interpreter => Code::Machine(machine(kernel)?),
-            Engine::Cuda => {
+            KernelRunner::Interpreter => Code::Machine(machine(kernel)?),
+            KernelRunner::Cuda => {
                 let all = std::slice::from_ref(&**kernel);
                 let text = emit::text(all, Dialect::Cuda)
                     .map_err(|fault| Error::new(&kernel.name, "", fault))?;

@@ -16,7 +16,7 @@ use tile::launch::Numbers;
 
 use super::executor::GpuExecutor;
 use super::group::AllReduceGroup;
-use super::sim::{Buffer, Engine, Launch, Pipeline, Sim};
+use super::sim::{Buffer, KernelRunner, Launch, Pipeline, Sim};
 use super::weights::Store;
 use super::{Backend, Dispatch, Facts, GpuDevice, ProductShape};
 use crate::ranks::Ranks;
@@ -384,7 +384,7 @@ fn answers(executor: &mut dyn Executor) -> Result<(Vec<f32>, Vec<f32>, [u32; 2])
 #[test]
 fn after_any_failure_all_sessions_go_on() {
     let wanted = {
-        let mut sound = load(&Faulty::new(Sim::new(Engine::Interpreter)));
+        let mut sound = load(&Faulty::new(Sim::new(KernelRunner::Interpreter)));
         logits(&mut sound, 0, 0, FIRST).unwrap();
         logits(&mut sound, 1, 0, SECOND).unwrap();
         answers(&mut sound).unwrap()
@@ -408,7 +408,7 @@ fn after_any_failure_all_sessions_go_on() {
     let kinds: Vec<_> = kinds.chain(of_arguments.map(|kind| (Dispatch::Arguments, kind))).collect();
     let mut failures = HashMap::new();
     for &(dispatch, kind) in &kinds {
-        let backend = Faulty::new(Sim::new(Engine::Interpreter));
+        let backend = Faulty::new(Sim::new(KernelRunner::Interpreter));
         let mut executor = load_as(&backend, dispatch);
         logits(&mut executor, 0, 0, FIRST).unwrap();
         logits(&mut executor, 1, 0, SECOND).unwrap();
@@ -438,7 +438,8 @@ fn after_any_failure_all_sessions_go_on() {
 fn after_a_failure_of_one_rank_all_go_on() {
     let ranks = || {
         let group = Arc::new(AllReduceGroup::new(2));
-        let sim = |rank| Faulty::new(Sim::new(Engine::Interpreter).in_group(group.clone(), rank));
+        let sim =
+            |rank| Faulty::new(Sim::new(KernelRunner::Interpreter).in_group(group.clone(), rank));
         let backends = [sim(0), sim(1)];
         let device = |backend: &Arc<Faulty>| {
             Box::new(GpuDevice { backend: Arc::clone(backend), store: Store::<Faulty>::default() })
@@ -478,7 +479,7 @@ fn after_a_failure_of_one_rank_all_go_on() {
 #[test]
 fn a_broken_device_says_so_from_then_on() {
     for kind in ["launch", "peek", "write", "read"] {
-        let backend = Faulty::new(Sim::new(Engine::Interpreter));
+        let backend = Faulty::new(Sim::new(KernelRunner::Interpreter));
         backend.breaks.store(true, Ordering::Relaxed);
         let mut executor = load(&backend);
         logits(&mut executor, 0, 0, FIRST).unwrap();
@@ -504,7 +505,7 @@ fn a_broken_device_says_so_from_then_on() {
 
 #[test]
 fn a_cache_that_cannot_grow_says_so_and_serves_what_fits() {
-    let roomy = Faulty::new(Sim::new(Engine::Interpreter));
+    let roomy = Faulty::new(Sim::new(KernelRunner::Interpreter));
     let mut sound = load(&roomy);
     let peak = |backend: &Faulty| backend.usage().unwrap().peak;
     logits(&mut sound, 0, 0, FIRST).unwrap();
@@ -512,7 +513,7 @@ fn a_cache_that_cannot_grow_says_so_and_serves_what_fits() {
     // Room for a few blocks more than the first.
     let block = 2 * 2 * 256 * 2 * 8 * 2;
     let memory = peak(&roomy) + 3 * block;
-    let backend = Faulty::new(Sim::with_memory(Engine::Interpreter, memory));
+    let backend = Faulty::new(Sim::with_memory(KernelRunner::Interpreter, memory));
     let mut executor = load(&backend);
     logits(&mut executor, 0, 0, FIRST).unwrap();
     let why = logits(&mut executor, 15, 0, SECOND).unwrap_err().to_string();
@@ -528,7 +529,7 @@ fn a_cache_that_cannot_grow_says_so_and_serves_what_fits() {
 #[test]
 fn a_cache_of_reserved_addresses_grows_where_it_is() {
     for pages in [false, true] {
-        let backend = Faulty::new(Sim::new(Engine::Interpreter));
+        let backend = Faulty::new(Sim::new(KernelRunner::Interpreter));
         backend.pages.store(pages, Ordering::Relaxed);
         let mut executor = load(&backend);
         // Every class that comes later is bound, once there is room for sampling.
@@ -559,7 +560,7 @@ fn answers_of_first(executor: &mut dyn Executor) -> (Vec<f32>, [u32; 2]) {
 #[test]
 fn a_model_too_large_is_refused_with_figures_before_anything_is_allocated() {
     let (program, tensors) = model();
-    let backend = Faulty::new(Sim::with_memory(Engine::Interpreter, 400_000));
+    let backend = Faulty::new(Sim::with_memory(KernelRunner::Interpreter, 400_000));
     let options = LoadOptions { context: vec![16], ..options() };
     let store = Store::<Faulty>::default();
     let loaded =

@@ -314,7 +314,7 @@ mod tests {
     use formats::DType;
 
     use super::super::lower::Lowering;
-    use super::super::sim::{Engine, Sim};
+    use super::super::sim::{KernelRunner, Sim};
     use super::super::stage::Heap;
     use super::*;
     use crate::{CacheType, LoadOptions};
@@ -329,7 +329,7 @@ mod tests {
         rows: usize,
         stages: &[usize],
     ) -> Result<(Option<NotFinite>, Vec<u8>)> {
-        let sim = Sim::new(Engine::Interpreter);
+        let sim = Sim::new(KernelRunner::Interpreter);
         let heap =
             |bytes: &usize| Ok(Box::new(Heap::new(&sim, *bytes)?) as Box<dyn StagingBuffer<_>>);
         let mut loader = Loader {
@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn joined_matrices_are_one_allocation_that_a_second_program_shares() {
         let (program, tensors) = crate::tests::recorded("qwen3-untied");
-        let sim = Sim::new(Engine::Interpreter);
+        let sim = Sim::new(KernelRunner::Interpreter);
         let formats = formats(&program, &tensors, &[]).unwrap();
         let options = LoadOptions {
             cache_type: CacheType::BF16,

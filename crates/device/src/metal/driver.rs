@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use formats::{Error, Result};
-use ops::tuned::{Card, Tuned};
+use ops::tuned::{Card, CardNumbers};
 use tile::Kernel;
 use tile::emit::{self, Dialect};
 use tile::launch::Numbers;
@@ -353,7 +353,7 @@ impl<A: Api> Backend for Driver<A> {
         let facts = self.0.api.facts();
         let processors = plan::cores(&facts.name);
         let shared = facts.shared.min(32 << 10);
-        let (target, tuned) = (Target::Metal, Tuned::of(Card::Apple));
+        let (target, tuned) = (Target::Metal, CardNumbers::of(Card::Apple));
         gpu::Facts { target, processors, shared, wgmma: false, products: None, tuned }
     }
 

@@ -56,12 +56,12 @@ pub(crate) struct Memory(Arc<Bytes>);
 /// A compiled source.
 pub(crate) struct Library {
     text: String,
-    program: Arc<proof::Program>,
+    program: Arc<proof::CompiledText>,
 }
 
 /// A function of a source; its kernel has no body.
 #[derive(Clone)]
-pub(crate) struct Pipeline(Arc<(Kernel, Numbers, Arc<proof::Program>)>);
+pub(crate) struct Pipeline(Arc<(Kernel, Numbers, Arc<proof::CompiledText>)>);
 
 /// The identities of stored pipelines.
 pub(crate) struct Archive(Mutex<BTreeSet<String>>);

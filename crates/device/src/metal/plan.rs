@@ -11,7 +11,7 @@ use std::ops::Range;
 use formats::{Error, Result};
 use tile::Kernel;
 use tile::ir::{Access, ParamKind};
-use tile::launch::{Bound, Numbers};
+use tile::launch::{BoundBuffer, Numbers};
 
 use super::api::BINDINGS;
 
@@ -56,7 +56,7 @@ pub(super) fn bind<B: Region + Clone>(
                 // A missing buffer makes the count wrong, which the contract reports.
                 let Some(buffer) = next.next() else { continue };
                 let len = buffer.range().len() / scalar.bytes();
-                bounds.push(Bound { len, align: align(buffer) });
+                bounds.push(BoundBuffer { len, align: align(buffer) });
                 bindings.push(Binding::Buffer(buffer.clone(), access));
             }
             ParamKind::Argument(_) => {
@@ -64,7 +64,7 @@ pub(super) fn bind<B: Region + Clone>(
             }
         }
     }
-    bounds.extend(next.map(|b| Bound { len: b.range().len(), align: align(b) }));
+    bounds.extend(next.map(|b| BoundBuffer { len: b.range().len(), align: align(b) }));
     let grid = kernel.bind(numbers, &bounds).map_err(|why| Error::new("metal", "", why))?;
     Ok((bindings, grid))
 }

@@ -354,14 +354,19 @@ fn pipelines_are_kept_from_run_to_run() {
 
 #[test]
 fn the_places_of_metal_are_named() {
-    use crate::{Place, Simulator};
-    for (name, place) in [("metal", Place::Metal), ("sim-metal", Place::Sim(Simulator::Metal))] {
-        assert_eq!((name.parse::<Place>().unwrap(), place.to_string()), (place, name.to_owned()));
+    use crate::{DeviceSpec, Simulator};
+    for (name, place) in
+        [("metal", DeviceSpec::Metal), ("sim-metal", DeviceSpec::Sim(Simulator::Metal))]
+    {
+        assert_eq!(
+            (name.parse::<DeviceSpec>().unwrap(), place.to_string()),
+            (place, name.to_owned())
+        );
     }
-    assert_eq!(Place::Sim(Simulator::Metal).open(None).unwrap().about().name, "metal");
+    assert_eq!(DeviceSpec::Sim(Simulator::Metal).open(None).unwrap().about().name, "metal");
     #[cfg(not(target_vendor = "apple"))]
     {
-        let why = Place::Metal.open(None).map(drop).unwrap_err().to_string();
+        let why = DeviceSpec::Metal.open(None).map(drop).unwrap_err().to_string();
         assert!(why.starts_with("metal: expected macOS") && why.contains("device cpu"), "{why}");
     }
 }

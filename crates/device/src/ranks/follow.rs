@@ -13,14 +13,14 @@ use super::link::{Channel, Link, connect, lock};
 use super::processes::{Given, Request, Response, Share, Taken};
 use super::{Answer, Asked, Candidate, Group, Order, PLACE, RankLaunch};
 use crate::gpu::group::{Combine, HostGroup};
-use crate::{Device, Executor, Place};
+use crate::{Device, DeviceSpec, Executor};
 
 /// Joins the job of a launch, and does what its rank 0 asks for on the device at `place`, until
 /// that ends.
 ///
 /// # Errors
 /// A rank 0 that does not come in time, that refuses this process, or that ends without a word.
-pub fn follow(launch: &RankLaunch, place: Place) -> Result<()> {
+pub fn follow(launch: &RankLaunch, place: DeviceSpec) -> Result<()> {
     let name = place.to_string();
     let requests = connect(launch, Channel::Requests, &name)?;
     let values = Values::start(connect(launch, Channel::Values, &name)?)?;
@@ -155,7 +155,7 @@ struct Loaded {
 struct FollowerState {
     rank: usize,
     count: usize,
-    place: Place,
+    place: DeviceSpec,
     values: Arc<Values>,
     /// Devices that are open and belong to no group yet.
     opened: HashMap<u32, Box<dyn Candidate>>,

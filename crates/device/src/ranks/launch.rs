@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use formats::{Error, Result, program_digest};
 
-use crate::Several;
+use crate::DeviceList;
 
 /// The secret that processes of one job share.
 pub(super) const TOKEN: &str = "DELFT_RANKS_TOKEN";
@@ -102,8 +102,8 @@ impl RankLaunch {
         if count == 1 && rank == 0 {
             return Ok(None);
         }
-        if count > Several::MOST {
-            let expected = format!("at most {} ranks", Several::MOST);
+        if count > DeviceList::MOST {
+            let expected = format!("at most {} ranks", DeviceList::MOST);
             return Err(Error::new(names.count, expected, count));
         }
         if rank >= count {

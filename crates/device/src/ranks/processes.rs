@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use formats::{Error, ErrorKind, Result, Tensors, fingerprint};
-use program::{Adapter, OwnedStep, Program};
+use program::{AdapterFactors, OwnedStep, Program};
 use serde::{Deserialize, Serialize};
 
 use super::link::{Follower, Link, gather, lock};
 use super::{Answer, Asked, Candidate, Group, Order, PLACE, Peer, RankLaunch, Ranks};
 use crate::gpu::group::{AllReduceGroup, Combine, HostGroup};
-use crate::{Device, LoadOptions, Place, Plan};
+use crate::{Device, DeviceSpec, LoadOptions, Plan};
 
 /// A request to a follower. Devices and executors have numbers, which the leader chooses.
 #[derive(Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub(super) enum Request<'a> {
     /// Copy blocks of a cache group.
     Copy { executor: u32, group: usize, blocks: Cow<'a, [(u32, u32)]> },
     /// Put an adapter, the rank's part of it, on a seat, or none.
-    Seat { executor: u32, seat: u32, adapter: Cow<'a, Option<Adapter>> },
+    Seat { executor: u32, seat: u32, adapter: Cow<'a, Option<AdapterFactors>> },
     /// Anything else that an executor is asked.
     Ask { executor: u32, order: Order },
     /// Free an executor.
@@ -121,7 +121,7 @@ type Groups = Arc<Mutex<HashMap<u32, Arc<Leading>>>>;
 
 pub(super) struct Inner {
     /// The device of every rank.
-    places: Vec<Place>,
+    places: Vec<DeviceSpec>,
     /// The links to ranks 1 and so on.
     requests: Vec<Link>,
     values: Vec<Arc<Link>>,
@@ -219,7 +219,7 @@ impl Processes {
     ///
     /// # Errors
     /// An address that is taken, and processes that do not come in time or do not belong together.
-    pub fn lead(launch: &RankLaunch, place: Place) -> Result<Processes> {
+    pub fn lead(launch: &RankLaunch, place: DeviceSpec) -> Result<Processes> {
         let listener = TcpListener::bind((launch.host.as_str(), launch.port));
         let listener = listener.map_err(|why| {
             let hint = "MASTER_ADDR names an address of this machine, MASTER_PORT a port";
@@ -231,7 +231,7 @@ impl Processes {
     pub(super) fn lead_at(
         listener: &TcpListener,
         launch: &RankLaunch,
-        place: Place,
+        place: DeviceSpec,
     ) -> Result<Processes> {
         let (mut places, mut requests, mut values) = (vec![place], vec![], vec![]);
         for follower in gather(listener, launch)? {
@@ -261,7 +261,7 @@ impl Processes {
     }
 
     /// The device of every rank, in order.
-    pub fn places(&self) -> &[Place] {
+    pub fn places(&self) -> &[DeviceSpec] {
         &self.0.places
     }
 

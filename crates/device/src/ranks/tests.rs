@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use formats::{DType, Result, Tensors};
 use ops::low_rank::Delta;
-use program::{Adapter, Sequence, Site, Step, StepKind, Table};
+use program::{AdapterFactors, Sequence, Site, Step, StepKind, Table};
 
 use super::link::{Channel, Link, connect, gather};
 use super::{Processes, RankLaunch, follow};
 use crate::gpu::sim::fail_after;
 use crate::tests::{recorded, together, worst};
-use crate::{CacheType, Device, Executor, LoadOptions, Place, Seats};
+use crate::{CacheType, Device, DeviceSpec, Executor, LoadOptions, Seats};
 
 fn launch(rank: usize, count: usize, port: u16) -> RankLaunch {
     RankLaunch {
@@ -36,7 +36,7 @@ fn listen() -> (TcpListener, u16) {
     (listener, port)
 }
 
-fn sim() -> Place {
+fn sim() -> DeviceSpec {
     "sim".parse().unwrap()
 }
 
@@ -66,7 +66,7 @@ fn end(processes: Processes, followers: Followers) {
 }
 
 fn threads(count: usize) -> Box<dyn Device> {
-    vec!["sim"; count].join(",").parse::<Place>().unwrap().open_ranks().unwrap()
+    vec!["sim"; count].join(",").parse::<DeviceSpec>().unwrap().open_ranks().unwrap()
 }
 
 fn options(groups: usize) -> LoadOptions {
@@ -237,7 +237,7 @@ fn processes_take_adapters_as_threads_do() {
         };
         let adapter = |rank| {
             let deltas = sites.iter().map(|site| (site.name.clone(), delta(site, rank)));
-            Adapter { deltas: deltas.collect() }
+            AdapterFactors { deltas: deltas.collect() }
         };
         let plain = logits(&mut *executor, 0).unwrap();
         executor.seat(1, Some(&adapter(2))).unwrap();

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use formats::{DType, Tensors};
 use ops::low_rank::Delta;
-use program::{Adapter, Program, Sequence, Step, StepKind, Table};
+use program::{AdapterFactors, Program, Sequence, Step, StepKind, Table};
 
 use super::{recorded, together};
-use crate::{CacheType, Device, Executor, LoadOptions, Offload, Place, Seats, Watch};
+use crate::{CacheType, Device, DeviceSpec, Executor, LoadOptions, Offload, Seats, Watch};
 
 fn open(name: &str) -> Box<dyn Device> {
-    name.parse::<Place>().unwrap().open(Some(2)).unwrap()
+    name.parse::<DeviceSpec>().unwrap().open(Some(2)).unwrap()
 }
 
 /// Where the GPU is for many sequences; else near each other, as without the CPU.
@@ -50,7 +50,7 @@ fn logits(device: &dyn Device, program: &Program, tensors: &Tensors, adapted: bo
         let delta = Delta { rank: 2, down, up, scale: 1.0, gain: None, element: DType::F32 };
         (site.name.clone(), delta)
     };
-    let adapter = Adapter { deltas: program.sites.iter().map(delta).collect() };
+    let adapter = AdapterFactors { deltas: program.sites.iter().map(delta).collect() };
     executor.seat(1, Some(&adapter)).unwrap();
     let tables = [Table { blocks: &[0], oldest: 0 }];
     let mut all = Vec::new();

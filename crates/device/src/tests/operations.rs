@@ -1,17 +1,16 @@
 //! Every operation on every device, against its reference.
 
 use formats::{DType, Pairing, Result, Source, Tensor, Tensors, safetensors};
-use nn::{Builder, Rope, Step, Stored, Weights};
+use nn::{Builder, ForwardPass, Rope, Stored, Weights};
 use ops::embed::Index;
 use ops::map::Unary;
 use ops::zip::Binary;
 use ops::{Attention, Op};
 use program::{
-    BLOCK_TOKENS, CacheLayer, Program, Sequence, Step as Replay, StepKind, Table, WeightId, fuse,
-    reference,
+    BLOCK_TOKENS, CacheLayer, Program, Sequence, Step, StepKind, Table, WeightId, fuse, reference,
 };
 
-use crate::{CacheType, Device, LoadOptions, Place};
+use crate::{CacheType, Device, DeviceSpec, LoadOptions};
 
 const HIDDEN: usize = 24;
 const VOCAB: usize = 40;
@@ -69,7 +68,7 @@ fn everything() -> Result<Program> {
         builder.cache_layer(CacheLayer::keys_values(KV_HEADS, HEAD_DIM, window));
     }
     let places = w("positions", &[PLACES, HIDDEN]);
-    let step = Step::new(builder.program(), true);
+    let step = ForwardPass::new(builder.program(), true);
     let none = Vec::new;
     let mut x =
         step.record(Op::from(ops::Embed { index: Index::Token }), &[], vec![table]).swap_remove(0);
@@ -150,7 +149,7 @@ fn carried() -> Result<Program> {
         .map(|(name, len)| w(name, &[len]));
     let head = w("head", &[VOCAB, net.heads * net.value_dim]);
     builder.cache_layer(CacheLayer::carried(start + conv.elements()));
-    let step = Step::new(builder.program(), true);
+    let step = ForwardPass::new(builder.program(), true);
     let embed =
         |index, table| step.record(Op::from(ops::Embed { index }), &[], vec![table]).swap_remove(0);
     let x = embed(Index::Token, table).add(&embed(Index::Position, places));
@@ -205,7 +204,7 @@ fn results_of(
     device: Option<(&dyn Device, CacheType)>,
     picks: fn(u32) -> Vec<u32>,
 ) -> Vec<(String, Vec<f32>)> {
-    let mut cache = reference::Cache::default();
+    let mut cache = reference::ReferenceCache::default();
     let weight = |id: WeightId| {
         let weight = &program.weights[id.0];
         weight.read(tensors)?.to_f32()
@@ -230,7 +229,7 @@ fn results_of(
         let positions: Vec<u32> = (start..start + rows as u32).collect();
         let tokens: Vec<u32> = positions.iter().map(|p| p * 7 % VOCAB as u32).collect();
         let outputs = picks(rows as u32);
-        let step = Replay {
+        let step = Step {
             kind: if rows == 1 { StepKind::Decode } else { StepKind::Prompt },
             tokens: &tokens,
             sequences: &[Sequence::new(rows, start as usize, &tables)],
@@ -256,7 +255,7 @@ fn results_of(
     if let Some(executor) = &mut executor {
         let mut at = |position: usize| {
             let (kind, sequences) = (StepKind::Decode, &[Sequence::new(1, position, &tables)]);
-            executor.submit(&Replay { kind, tokens: &[1], sequences, outputs: &[], input: &[] })
+            executor.submit(&Step { kind, tokens: &[1], sequences, outputs: &[], input: &[] })
         };
         at(PLACES - 1).unwrap();
         let refusal = at(PLACES).unwrap_err().to_string();
@@ -271,7 +270,7 @@ fn head_alone(vocab: usize) -> Result<Program> {
     let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);
     let (table, places) = (w("table", &[vocab, HIDDEN]), w("positions", &[PLACES, HIDDEN]));
     let (scale, head) = (w("scale", &[HIDDEN]), w("head", &[vocab, HIDDEN]));
-    let step = Step::new(builder.program(), true);
+    let step = ForwardPass::new(builder.program(), true);
     let embed =
         |index, table| step.record(Op::from(ops::Embed { index }), &[], vec![table]).swap_remove(0);
     let x = embed(Index::Token, table).add(&embed(Index::Position, places));
@@ -283,7 +282,7 @@ fn head_alone(vocab: usize) -> Result<Program> {
 /// that one device computes.
 #[test]
 fn gathered_logits_are_those_of_one_device() {
-    let one = "sim".parse::<Place>().unwrap().open(None).unwrap();
+    let one = "sim".parse::<DeviceSpec>().unwrap().open(None).unwrap();
     for (vocab, counts) in
         [(200, [&[128, 72][..], &[96, 64, 40]]), (VOCAB, [&[32, 8], &[14, 13, 13]])]
     {
@@ -297,7 +296,7 @@ fn gathered_logits_are_those_of_one_device() {
             };
             let wanted = all(&*one);
             for (places, counts) in ["sim,sim", "sim,sim,sim"].into_iter().zip(counts) {
-                let ranks = places.parse::<Place>().unwrap().open_ranks().unwrap();
+                let ranks = places.parse::<DeviceSpec>().unwrap().open_ranks().unwrap();
                 assert!(all(&*ranks) == wanted, "{vocab} logits of {places}");
                 for (rank, count) in counts.iter().enumerate() {
                     let part = program.shard(rank, counts.len()).unwrap();
@@ -313,7 +312,7 @@ fn gathered_logits_are_those_of_one_device() {
 #[test]
 fn what_a_device_lacks_is_refused_by_name() {
     let whole = everything().unwrap();
-    let device = |place: &str| place.parse::<Place>().unwrap().open(Some(1)).unwrap();
+    let device = |place: &str| place.parse::<DeviceSpec>().unwrap().open(Some(1)).unwrap();
     let refusal = |place: &str, program: &Program| {
         device(place).check(program).err().map(|error| error.to_string()).unwrap_or_default()
     };
@@ -363,7 +362,7 @@ fn devices_agree_with_the_references() {
         ("sim", CacheType::F32, 1e-5),
         ("sim", CacheType::F16, 2e-2),
     ] {
-        let device = place.parse::<Place>().unwrap().open(Some(2)).unwrap();
+        let device = place.parse::<DeviceSpec>().unwrap().open(Some(2)).unwrap();
         for program in [&plain, &fused] {
             let found = results(program, &tensors, Some((&*device, cache_type)));
             for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
@@ -407,7 +406,7 @@ fn states_agree_with_their_references() {
     let tensors = tensors(&plain, folder.path());
     let wanted = results(&plain, &tensors, None);
     for (place, threads) in [("cpu", 1), ("cpu", 3), ("sim", 1)] {
-        let device = place.parse::<Place>().unwrap().open(Some(threads)).unwrap();
+        let device = place.parse::<DeviceSpec>().unwrap().open(Some(threads)).unwrap();
         for program in [&plain, &fuse(&plain)] {
             let found = results(program, &tensors, Some((&*device, CacheType::F32)));
             for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {

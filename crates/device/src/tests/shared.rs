@@ -41,10 +41,10 @@ fn rows(executor: &mut dyn Executor, program: &Program) -> Vec<Vec<f32>> {
 
 #[test]
 fn weights_of_two_programs_are_read_and_counted_once() {
-    let places = ["cpu", "sim", "sim,sim"].map(|name| name.parse::<Place>().unwrap());
-    let open = |place: Place| place.open(Some(2)).unwrap();
+    let places = ["cpu", "sim", "sim,sim"].map(|name| name.parse::<DeviceSpec>().unwrap());
+    let open = |place: DeviceSpec| place.open(Some(2)).unwrap();
     let mut opened = Vec::from(places.map(|place| (place.to_string(), open(place), open(place))));
-    let several: Place = "sim,sim".parse().unwrap();
+    let several: DeviceSpec = "sim,sim".parse().unwrap();
     let [one, other] = [several, several].map(|place| place.open_ranks().unwrap());
     opened.push((RANKS.to_owned(), one, other));
     opened.push((MANY.to_owned(), open(places[1]), open(places[1])));

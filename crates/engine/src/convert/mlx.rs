@@ -20,7 +20,7 @@ use formats::{
 };
 use serde_json::{Value, json};
 
-use super::{Summary, Written, by_type, damaged, portions, threads};
+use super::{ConvertSummary, Written, by_type, damaged, portions, threads};
 use crate::CancelToken;
 
 /// The quantisation of a folder's matrices.
@@ -134,7 +134,7 @@ pub fn write(
     asked: usize,
     cancel: &CancelToken,
     progress: &mut dyn FnMut(Written<'_>),
-) -> Result<Summary> {
+) -> Result<ConvertSummary> {
     let folder = tensors.folder().ok_or_else(|| {
         let error = Error::new(tensors.path().display(), "a model folder", "a GGUF file");
         error.of(ErrorKind::Unsupported).hint("MLX's folders are made of Hugging Face's")
@@ -213,7 +213,7 @@ pub fn write(
         (job.encoding.unwrap_or(kept), job.tensor.elements() as u64)
     }));
     let before = jobs.iter().map(|job| job.tensor.bytes.len() as u64).sum();
-    Ok(Summary { bytes: [before, after], types, warnings })
+    Ok(ConvertSummary { bytes: [before, after], types, warnings })
 }
 
 /// The tensors whose rows products multiply with, or that hold rows of embeddings; and a warning

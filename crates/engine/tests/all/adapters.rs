@@ -3,8 +3,8 @@
 
 use crate::common::{Expected, error, load, root};
 use delft_engine::{
-    AdapterFile, Adapters, CacheType, Engine, GenerateOptions, LoadOptions, Place, Request, Rows,
-    SamplingOptions, Session, SplitMode,
+    AdapterFile, Adapters, CacheType, DeviceSpec, Engine, GenerateOptions, LoadOptions, LogitRows,
+    Request, SamplingOptions, Session, SplitMode,
 };
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ fn options(files: &[&str], more: usize) -> LoadOptions {
 /// The same on a GPU.
 fn on_a_gpu(options: LoadOptions) -> LoadOptions {
     let device = std::env::var("DELFT_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
-    LoadOptions { device: device.parse::<Place>().unwrap(), ..options }
+    LoadOptions { device: device.parse::<DeviceSpec>().unwrap(), ..options }
 }
 
 /// A case, its base, and the adapter in each form that it is stored in.
@@ -54,7 +54,7 @@ fn session(engine: &Engine, adapter: Option<usize>) -> Session {
 
 /// Logits of a prompt, and of the same tokens one at a time.
 fn both(engine: &Engine, adapter: Option<usize>, tokens: &[u32]) -> [Vec<f32>; 2] {
-    let prompt = session(engine, adapter).logits(tokens, Rows::All).unwrap().data;
+    let prompt = session(engine, adapter).logits(tokens, LogitRows::All).unwrap().data;
     let (mut each, mut decoded) = (session(engine, adapter), Vec::new());
     for token in tokens {
         each.evaluate(&[*token], 0, &mut |_, row| decoded.extend_from_slice(row)).unwrap();
@@ -122,7 +122,7 @@ fn logits_on_a_gpu_are_pefts_too() {
 
 /// A model of which each device has a share of every layer.
 fn sharing(devices: &str, options: LoadOptions) -> LoadOptions {
-    let device = devices.parse::<Place>().unwrap();
+    let device = devices.parse::<DeviceSpec>().unwrap();
     LoadOptions { device, split_mode: SplitMode::Tensor, ..options }
 }
 
@@ -214,7 +214,7 @@ fn mix(options: &LoadOptions, sequences: usize) {
     let adapters = &[None, Some(0), Some(1), Some(0), None][..sequences];
     let mut sessions: Vec<Session> = adapters.iter().map(|a| session(&engine, *a)).collect();
     for session in &mut sessions {
-        session.logits(&prompt, Rows::Last(1)).unwrap();
+        session.logits(&prompt, LogitRows::Last(1)).unwrap();
     }
     let options = SamplingOptions::greedy();
     let chosen =
@@ -222,7 +222,7 @@ fn mix(options: &LoadOptions, sequences: usize) {
     let mut found = Vec::new();
     for ((adapter, together), chosen) in adapters.iter().zip(&mut sessions).zip(&chosen) {
         let mut alone = session(&engine, *adapter);
-        alone.logits(&prompt, Rows::Last(1)).unwrap();
+        alone.logits(&prompt, LogitRows::Last(1)).unwrap();
         let one = Session::generate_together(std::slice::from_mut(&mut alone), &[5], 8, &options);
         assert_eq!(*chosen, one.unwrap()[0], "{adapter:?}");
         let [of_all, of_one] = [together, &mut alone].map(|session| {
@@ -276,7 +276,7 @@ fn come_and_go(on: fn(LoadOptions) -> LoadOptions) {
     let logits = |adapter| {
         let mut session = engine.session();
         session.set_adapter(adapter).unwrap();
-        session.logits(&tokens, Rows::All).unwrap().data
+        session.logits(&tokens, LogitRows::All).unwrap().data
     };
     let compiled = {
         logits(None);
@@ -285,7 +285,7 @@ fn come_and_go(on: fn(LoadOptions) -> LoadOptions) {
     };
     let added = engine.adapt(&file("rslora")).unwrap();
     let fixed = load(&root().join("llama3"), &on(options(&["rslora"], 0)));
-    let want = session(&fixed, Some(0)).logits(&tokens, Rows::All).unwrap().data;
+    let want = session(&fixed, Some(0)).logits(&tokens, LogitRows::All).unwrap().data;
     assert!(logits(Some(added.clone())) == want);
     let full = engine.adapt(&file("tables")).unwrap_err().to_string();
     assert!(full.contains("a free seat"), "{full}");
@@ -314,12 +314,12 @@ fn a_session_that_changes_its_adapter_begins_anew() {
     let engine = load(&root().join("llama3"), &options(&["lora"], 0));
     let tokens: Vec<u32> = (0..9).map(|i| i * 11 + 4).collect();
     let mut one = session(&engine, Some(0));
-    let adapted = one.logits(&tokens, Rows::Last(1)).unwrap().data;
+    let adapted = one.logits(&tokens, LogitRows::Last(1)).unwrap().data;
     one.set_adapter(Some(engine.adapters()[0].clone())).unwrap();
     assert_eq!(one.tokens().len(), 9, "the same adapter changes nothing");
     one.set_adapter(None).unwrap();
     assert!(one.tokens().is_empty());
-    assert!(one.logits(&tokens, Rows::Last(1)).unwrap().data != adapted);
+    assert!(one.logits(&tokens, LogitRows::Last(1)).unwrap().data != adapted);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use device::{CacheType, Device, LoadOptions, Place};
+use device::{CacheType, Device, DeviceSpec, LoadOptions};
 use formats::Tensors;
 use program::{Sequence, Step, StepKind, Table};
 
@@ -102,7 +102,7 @@ fn alike(device: &dyn Device, most: usize, numbers: impl Fn(usize) -> Vec<usize>
 #[test]
 fn a_row_has_its_bits_among_others() {
     let numbers = [1, 3, 9, 33, 50];
-    let place: Place = "sim".parse().unwrap();
+    let place: DeviceSpec = "sim".parse().unwrap();
     let device = place.open(None).unwrap();
     alike(&*device, 50, |most| numbers.into_iter().filter(|rows| *rows <= most).collect());
 }
@@ -114,6 +114,6 @@ fn the_named_device_gives_a_row_its_bits_among_any_others() {
     let Ok(device) = std::env::var("DELFT_TEST_DEVICE") else {
         return testing::skipped("DELFT_TEST_DEVICE is not set");
     };
-    let place: Place = device.parse().unwrap();
+    let place: DeviceSpec = device.parse().unwrap();
     alike(&*place.open(None).unwrap(), usize::MAX, |most| (1..=most).collect());
 }

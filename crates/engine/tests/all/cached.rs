@@ -1,7 +1,7 @@
 //! The cache's contents against Transformers' own; see `tests/reference/cached.py`.
 
 use crate::common::{Expected, error, load, root};
-use delft_engine::{CacheType, LoadOptions, Rows};
+use delft_engine::{CacheType, LoadOptions, LogitRows};
 
 #[test]
 fn keys_and_values_are_those_of_transformers() {
@@ -14,7 +14,7 @@ fn keys_and_values_are_those_of_transformers() {
             let options = LoadOptions { cache_type, device, ..LoadOptions::default() };
             let engine = load(&path, &options);
             let mut session = engine.session();
-            session.logits(&prompt, Rows::Last(1)).unwrap();
+            session.logits(&prompt, LogitRows::Last(1)).unwrap();
             for layer in 0..engine.info().layers {
                 let found = session.cached(layer).unwrap();
                 assert_eq!(found.first, 0);

@@ -2,7 +2,7 @@
 
 use crate::common::{load, root};
 use delft_engine::models::Ending;
-use delft_engine::{CacheType, Engine, LoadOptions, Rows};
+use delft_engine::{CacheType, Engine, LoadOptions, LogitRows};
 
 /// The log-probability of each label behind each prompt, by whole sequences.
 fn expected(engine: &Engine, prompts: &[Vec<u32>], labels: &[Vec<u32>]) -> Vec<Vec<f64>> {
@@ -10,7 +10,7 @@ fn expected(engine: &Engine, prompts: &[Vec<u32>], labels: &[Vec<u32>]) -> Vec<V
     let mut one = |prompt: &Vec<u32>, label: &Vec<u32>| -> f64 {
         let whole = [&prompt[..], label].concat();
         session.clear();
-        let logits = session.logits(&whole, Rows::All).unwrap();
+        let logits = session.logits(&whole, LogitRows::All).unwrap();
         let rows = logits.rows().skip(prompt.len() - 1);
         let judged = rows.zip(label).map(|(row, &id)| {
             let sum: f64 = row.iter().map(|x| f64::from(*x).exp()).sum();

@@ -3,7 +3,7 @@
 
 use crate::common::{Expected, cases, error, load};
 use delft_engine::convert::{Mix, Types, convert};
-use delft_engine::{CacheType, CancelToken, LoadOptions, Rows};
+use delft_engine::{CacheType, CancelToken, LoadOptions, LogitRows};
 use formats::gguf::Value;
 use formats::{DType, Gguf, Tensors};
 use std::path::Path;
@@ -35,7 +35,7 @@ fn folders_compute_the_same_as_files() {
         let context = testing::context(&case);
         let engine = load(&file, &LoadOptions { context, ..options.clone() });
         let rows = want.len() / engine.info().vocab;
-        let got = engine.session().logits(&tokens, Rows::Last(rows)).unwrap();
+        let got = engine.session().logits(&tokens, LogitRows::Last(rows)).unwrap();
         let apart = error(&got.data, &want);
         assert!(apart < 1e-4, "{name}: {apart}");
         converted += 1;

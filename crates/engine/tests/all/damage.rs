@@ -2,7 +2,7 @@
 //! hangs.
 
 use crate::common::root;
-use delft_engine::{Engine, LoadOptions, Rows};
+use delft_engine::{Engine, LoadOptions, LogitRows};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -56,7 +56,7 @@ fn run(path: &Path) -> Option<String> {
     };
     let attempt = || -> formats::Result<()> {
         let engine = Engine::load(path, &options)?;
-        engine.session().logits(&[0, 1, 2], Rows::Last(1))?;
+        engine.session().logits(&[0, 1, 2], LogitRows::Last(1))?;
         Ok(())
     };
     let outcome = catch_unwind(AssertUnwindSafe(attempt));

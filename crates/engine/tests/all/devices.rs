@@ -3,7 +3,8 @@
 
 use crate::common::{cases, load, simulates, wanted};
 use delft_engine::{
-    CacheType, Dispatch, GenerateOptions, LoadOptions, Place, Rows, SamplingOptions, SplitMode,
+    CacheType, DeviceSpec, Dispatch, GenerateOptions, LoadOptions, LogitRows, SamplingOptions,
+    SplitMode,
 };
 use std::path::Path;
 
@@ -26,7 +27,7 @@ fn samplings() -> Vec<SamplingOptions> {
 
 /// Tokens and their log-probabilities.
 fn generate(
-    device: Place,
+    device: DeviceSpec,
     split_mode: SplitMode,
     sampling: &SamplingOptions,
     tokens: usize,
@@ -57,7 +58,7 @@ fn generate(
 #[test]
 fn a_rotating_context_is_the_cpus() {
     let path = cases().into_iter().find(|p| p.ends_with("llama3")).unwrap();
-    let tokens = |device: Place| -> Vec<u32> {
+    let tokens = |device: DeviceSpec| -> Vec<u32> {
         let options = LoadOptions {
             cache_type: CacheType::F32,
             context: Some(100),
@@ -77,7 +78,7 @@ fn a_rotating_context_is_the_cpus() {
         let tokens = session.generate(prompt, &options).unwrap();
         tokens.map(|token| token.unwrap().id).collect()
     };
-    assert_eq!(tokens(Place::Cpu), tokens("sim".parse().unwrap()));
+    assert_eq!(tokens(DeviceSpec::Cpu), tokens("sim".parse().unwrap()));
 }
 
 /// Small caches, for prompts and for single tokens, beside one of f32. The bundled model: its heads
@@ -92,7 +93,7 @@ fn a_small_cache_is_near() {
         };
         let mut session = load(&crate::common::stories(), &options).session();
         let tokens: Vec<u32> = (0..14).map(|i| (i * 611 + 40) % 4000).collect();
-        let mut all = session.logits(&tokens[..12], Rows::Last(1)).unwrap().data;
+        let mut all = session.logits(&tokens[..12], LogitRows::Last(1)).unwrap().data;
         session.evaluate(&tokens[12..13], 0, &mut |_, row| all.extend_from_slice(row)).unwrap();
         session.evaluate(&tokens[13..], 0, &mut |_, row| all.extend_from_slice(row)).unwrap();
         all
@@ -114,7 +115,7 @@ fn all(path: &Path, device: &str, dispatch: Dispatch) -> (Vec<f32>, Vec<u32>) {
     let engine = load(path, &LoadOptions { dispatch, context: Some(60), chunk: Some(9), ..on });
     let tokens: Vec<u32> = (0..33).map(|i| (i * 37 + 11) % 100).collect();
     let (mut one, mut other) = (engine.session(), engine.session());
-    let mut logits = one.logits(&tokens, Rows::Last(3)).unwrap().data;
+    let mut logits = one.logits(&tokens, LogitRows::Last(3)).unwrap().data;
     for token in [3, 14] {
         one.evaluate(&[token], 0, &mut |_, row| logits.extend_from_slice(row)).unwrap();
     }
@@ -222,7 +223,7 @@ fn same_by(device: &str, split_mode: SplitMode, tokens: usize) {
     }
     let mut seen = 0;
     for sampling in samplings() {
-        let wanted = generate(Place::Cpu, SplitMode::Layer, &sampling, tokens);
+        let wanted = generate(DeviceSpec::Cpu, SplitMode::Layer, &sampling, tokens);
         let found = generate(device.parse().unwrap(), split_mode, &sampling, tokens);
         for (i, (a, b)) in wanted.iter().zip(&found).enumerate() {
             assert_eq!(a.0, b.0, "token {i} of {sampling:?}");

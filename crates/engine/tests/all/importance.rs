@@ -3,7 +3,7 @@
 use crate::common::{Expected, load};
 use delft_engine::convert::{Mix, Types, convert};
 use delft_engine::importance::Collector;
-use delft_engine::{CacheType, CancelToken, LoadOptions, Place, Trace};
+use delft_engine::{CacheType, CancelToken, DeviceSpec, LoadOptions, Trace};
 use formats::{Gguf, Importance, Inputs, Tensors};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ fn fixture(name: &str) -> PathBuf {
     testing::models().with_file_name("importance").join(name)
 }
 
-fn collected(case: &str, device: Place) -> Importance {
+fn collected(case: &str, device: DeviceSpec) -> Importance {
     let folder = testing::models().join(case);
     let options =
         LoadOptions { cache_type: CacheType::F32, trace: Trace::Inputs, ..LoadOptions::on(device) };
@@ -39,17 +39,17 @@ fn compare(found: &Importance, expected: &Importance, case: &str, tolerance: f64
 fn importance_is_what_transformers_multiplies_with() {
     for case in ["qwen3", "phi3", "mixtral", "qwen2-moe"] {
         let expected = Importance::open(&fixture(&format!("{case}.gguf"))).unwrap();
-        compare(&collected(case, Place::Cpu), &expected, case, 1e-4);
+        compare(&collected(case, DeviceSpec::Cpu), &expected, case, 1e-4);
     }
 }
 
 #[test]
 fn a_gpu_measures_what_the_cpu_does() {
-    let sim: Place = "sim".parse().unwrap();
-    compare(&collected("qwen3", sim), &collected("qwen3", Place::Cpu), "qwen3", 1e-2);
+    let sim: DeviceSpec = "sim".parse().unwrap();
+    compare(&collected("qwen3", sim), &collected("qwen3", DeviceSpec::Cpu), "qwen3", 1e-2);
     // Each expert of a row has a part of what lies between their matrices.
     for case in ["mixtral", "qwen2-moe", "glm4-moe"] {
-        compare(&collected(case, sim), &collected(case, Place::Cpu), case, 1e-2);
+        compare(&collected(case, sim), &collected(case, DeviceSpec::Cpu), case, 1e-2);
     }
 }
 

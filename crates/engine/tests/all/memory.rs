@@ -2,10 +2,11 @@
 
 use crate::common::{load, root};
 use delft_engine::{
-    CacheType, Engine, GenerateOptions, LoadOptions, Place, Plan, SamplingOptions, SplitMode, Trace,
+    CacheType, DeviceSpec, Engine, GenerateOptions, LoadOptions, Plan, SamplingOptions, SplitMode,
+    Trace,
 };
 
-fn sim() -> Place {
+fn sim() -> DeviceSpec {
     "sim".parse().unwrap()
 }
 
@@ -32,7 +33,7 @@ fn the_plan_is_the_peak() {
         ("llama-long", 600, CacheType::F16, last, "sim,sim"),
         ("llama-long", 600, CacheType::F16, tensor, "sim,sim"),
     ] {
-        let device: Place = device.parse().unwrap();
+        let device: DeviceSpec = device.parse().unwrap();
         let options = share(LoadOptions {
             context: Some(context),
             chunk: Some(64),
@@ -43,10 +44,10 @@ fn the_plan_is_the_peak() {
         let prepared = Engine::prepare(&path, &options).unwrap();
         let planned = prepared.plan().to_vec();
         assert_eq!(planned.len(), prepared.places().len());
-        let gpus = prepared.places().iter().filter(|place| **place != Place::Cpu);
+        let gpus = prepared.places().iter().filter(|place| **place != DeviceSpec::Cpu);
         assert_eq!(gpus.copied().collect::<Vec<_>>(), device.each());
         let shared = options.gpu_layers.is_some() || options.cpu_experts > 0;
-        assert_eq!(prepared.places().contains(&Place::Cpu), shared);
+        assert_eq!(prepared.places().contains(&DeviceSpec::Cpu), shared);
         // What the machine has left changes from one moment to the next.
         let lasting = |plan: &Plan| Plan { free: plan.free.filter(|_| !plan.host), ..*plan };
         let engine = load(&path, &options);

@@ -3,7 +3,7 @@
 
 use crate::common::{Expected, error, load};
 use delft_engine::convert::mlx::{MlxForm, write};
-use delft_engine::{CacheType, CancelToken, LoadOptions, Rows};
+use delft_engine::{CacheType, CancelToken, LoadOptions, LogitRows};
 use formats::{Source, Tensors};
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,7 @@ fn what_is_written_is_read_and_close_to_the_original() {
         let (tokens, want) = (expected.ids("input_ids"), expected.floats("logits").unwrap());
         let engine = load(&out, &options);
         let rows = want.len() / engine.info().vocab;
-        let got = engine.session().logits(&tokens, Rows::Last(rows)).unwrap();
+        let got = engine.session().logits(&tokens, LogitRows::Last(rows)).unwrap();
         let found = error(&got.data, &want);
         let most = if kind.contains('8') { 0.03 } else { 1.0 };
         assert!(found < most, "{name} {kind}: {found}");

@@ -2,7 +2,8 @@
 
 use crate::common::{root, simulates};
 use delft_engine::{
-    Engine, GenerateOptions, LoadOptions, Place, Rows, SamplingOptions, Session, SplitMode,
+    DeviceSpec, Engine, GenerateOptions, LoadOptions, LogitRows, SamplingOptions, Session,
+    SplitMode,
 };
 use std::path::{Path, PathBuf};
 
@@ -148,7 +149,7 @@ fn damaged(file: &str, tensor: &str, at: usize, with: &[u8]) -> (tempfile::TempD
 }
 
 fn options(device: &str) -> LoadOptions {
-    let device: Place = device.parse().unwrap();
+    let device: DeviceSpec = device.parse().unwrap();
     let (threads, context) = (Some(2), Some(64));
     LoadOptions { threads, context, ..LoadOptions::on(device) }
 }
@@ -240,7 +241,7 @@ fn logits_that_are_not_finite_end_a_generation_with_an_error() {
         let place = format!("logits at position {}", prompt.len() + written);
         assert!(error.unwrap_or_default().contains(&place) && finish == "error", "{device}");
         // What it left in the cache is nobody's.
-        let clean = session.logits(&prompt, Rows::Last(1)).unwrap();
+        let clean = session.logits(&prompt, LogitRows::Last(1)).unwrap();
         assert!(clean.data.iter().all(|x| x.is_finite()), "{device}");
     }
 }

@@ -1,7 +1,7 @@
 //! Folders that another program quantised, loaded as they are, beside the same numbers unquantised.
 
 use crate::common::{error, load};
-use delft_engine::{CacheType, LoadOptions, Rows};
+use delft_engine::{CacheType, LoadOptions, LogitRows};
 use formats::{DType, Tensor, Tensors, safetensors};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -53,7 +53,7 @@ fn f32s(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
 fn logits(path: &Path) -> Vec<f32> {
     let options = LoadOptions { cache_type: CacheType::F32, ..LoadOptions::default() };
     let tokens: Vec<u32> = (1..40).collect();
-    load(path, &options).session().logits(&tokens, Rows::All).unwrap().data
+    load(path, &options).session().logits(&tokens, LogitRows::All).unwrap().data
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A trained model of the real world, as GGUF version 1: ids, logits and likelihoods computed
 //! elsewhere in float64.
 
-use delft_engine::{CacheType, Engine, GenerateOptions, LoadOptions, Rows, SamplingOptions};
+use delft_engine::{CacheType, Engine, GenerateOptions, LoadOptions, LogitRows, SamplingOptions};
 use serde_json::Value;
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -37,7 +37,7 @@ fn stories260k_matches_its_golden_file() {
         let (position, want) =
             (row["pos"].as_u64().unwrap() as usize, row["logits"].as_array().unwrap());
         assert_eq!(sequence[position], row["input_token"].as_u64().unwrap() as u32);
-        let got = engine.session().logits(&sequence[..=position], Rows::Last(1)).unwrap();
+        let got = engine.session().logits(&sequence[..=position], LogitRows::Last(1)).unwrap();
         for (got, want) in got.data.iter().zip(want) {
             assert!(
                 (f64::from(*got) - want.as_f64().unwrap()).abs() < 2e-4,

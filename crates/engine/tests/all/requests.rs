@@ -2,8 +2,9 @@
 
 use crate::common::{Counting, load, root};
 use delft_engine::{
-    CacheType, CancelToken, Constraint, ConstraintSource, Engine, Finish, GenerateOptions,
-    Generating, LoadOptions, Miss, Place, Progress, Request, SamplingOptions, Token, TokenSet,
+    CacheType, CancelToken, Constraint, ConstraintSource, DeviceSpec, Engine, Finish,
+    GenerateOptions, Generating, LoadOptions, Miss, Progress, Request, SamplingOptions, Token,
+    TokenSet,
 };
 use device::gpu::sim;
 use std::collections::VecDeque;
@@ -149,7 +150,7 @@ fn sixty_four_requests_on_a_batched_gpu_get_the_bits_that_each_gets_alone() {
 fn get_the_bits_that_each_gets_alone(case: &str, context: usize) {
     let load_for = |sessions| {
         let device = std::env::var("DELFT_TEST_DEVICE").unwrap_or_else(|_| "sim".to_owned());
-        let device: Place = device.parse().unwrap();
+        let device: DeviceSpec = device.parse().unwrap();
         let (context, chunk, batched) = (Some(context), Some(48), true);
         let options = LoadOptions { context, chunk, sessions, batched, ..LoadOptions::on(device) };
         load(&root().join(case), &options)

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use crate::common::{error, load, root, stories};
 use delft_engine::{
-    CacheType, Engine, GenerateOptions, LoadOptions, Place, Request, Rows, Session,
+    CacheType, DeviceSpec, Engine, GenerateOptions, LoadOptions, LogitRows, Request, Session,
 };
 
 fn engine(case: &str, place: &str, cache_type: CacheType) -> Engine {
     // Loaded for many sequences, a GPU has blocks that are nobody's.
     let (place, batched) = place.strip_prefix("batched ").map_or((place, false), |of| (of, true));
-    let device: Place = place.parse().unwrap();
+    let device: DeviceSpec = place.parse().unwrap();
     load(&root().join(case), &LoadOptions { cache_type, batched, ..LoadOptions::on(device) })
 }
 
@@ -103,8 +103,8 @@ fn a_cache_passes_between_devices() {
     for layer in 0..on_cpu.info().layers {
         assert_eq!(session.cached(layer).unwrap(), other.cached(layer).unwrap());
     }
-    let ours = session.logits(&prompt(31), Rows::Last(1)).unwrap().data;
-    let theirs = other.logits(&prompt(31), Rows::Last(1)).unwrap().data;
+    let ours = session.logits(&prompt(31), LogitRows::Last(1)).unwrap().data;
+    let theirs = other.logits(&prompt(31), LogitRows::Last(1)).unwrap().data;
     let range = ours.iter().fold(0.0, |range: f32, x| range.max(x.abs()));
     let worst = ours.iter().zip(&theirs).fold(0.0, |worst: f32, (a, b)| worst.max((a - b).abs()));
     assert!(worst <= 1e-4 * range, "{worst} of {range}");

@@ -2,7 +2,7 @@
 //! other.
 
 use crate::common::{load, root};
-use delft_engine::{CacheType, LoadOptions, Rows, log_sum_exp};
+use delft_engine::{CacheType, LoadOptions, LogitRows, log_sum_exp};
 
 fn texts() -> Vec<Vec<u32>> {
     [2, 1, 60, 9, 100].map(|n| (0..n).map(|i| 3 + (i * 7 + n) % 90).collect()).to_vec()
@@ -26,7 +26,7 @@ fn tokens_have_the_probabilities_of_whole_sequences() {
             for (text, scored) in texts.iter().zip(&scored) {
                 assert!(text.iter().eq(scored.iter().map(|token| &token.id)));
                 assert!(scored[0].logprob.is_none() && scored[0].top_logprobs.is_empty());
-                let logits = engine.session().logits(text, Rows::All).unwrap();
+                let logits = engine.session().logits(text, LogitRows::All).unwrap();
                 for (row, token) in logits.rows().zip(&scored[1..]) {
                     let of = format!("{case} {device} {chunk}: {token:?}");
                     let all = log_sum_exp(row);

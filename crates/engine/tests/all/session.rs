@@ -3,7 +3,7 @@
 use crate::common::{Counting, load, root, simulates};
 use delft_engine::{
     CacheType, Constraint, ConstraintSource, Engine, Finish, GenerateOptions, LoadOptions,
-    Progress, Rows, SamplingOptions, TokenSet,
+    LogitRows, Progress, SamplingOptions, TokenSet,
 };
 use std::sync::{Arc, Mutex};
 
@@ -101,8 +101,8 @@ fn chunked_prefill_equals_whole_and_steps() {
             LoadOptions { cache_type: CacheType::F32, chunk: Some(64), ..Default::default() },
         );
         let tokens = prompt(400);
-        let a = whole.session().logits(&tokens, Rows::Last(3)).unwrap();
-        let b = chunked.session().logits(&tokens, Rows::Last(3)).unwrap();
+        let a = whole.session().logits(&tokens, LogitRows::Last(3)).unwrap();
+        let b = chunked.session().logits(&tokens, LogitRows::Last(3)).unwrap();
         let mut stepped = whole.session();
         let mut c = Vec::new();
         for token in &tokens {
@@ -131,7 +131,7 @@ fn a_rotating_context_goes_on() {
         LoadOptions { context: Some(256), rotate: true, chunk: Some(64), ..Default::default() };
     let engine = engine("llama3", options);
     let mut session = engine.session();
-    session.logits(&prompt(40), Rows::Last(1)).unwrap();
+    session.logits(&prompt(40), LogitRows::Last(1)).unwrap();
     let one_block = engine.memory().cache;
     let mut generation = session.generate(prompt(40), &greedy(1500)).unwrap();
     assert_eq!(generation.by_ref().filter(Result::is_ok).count(), 1500);
@@ -277,7 +277,7 @@ fn seeds_decide_samples_and_nothing_else_does() {
 fn ids_outside_the_vocabulary_are_refused() {
     let engine = engine("llama3", LoadOptions::default());
     let mut session = engine.session();
-    let error = session.logits(&[1, 5000], Rows::All).unwrap_err().to_string();
+    let error = session.logits(&[1, 5000], LogitRows::All).unwrap_err().to_string();
     assert!(error.contains("ids below 128") && error.contains("5000"), "{error}");
     assert!(session.generate(Vec::new(), &greedy(1)).is_err());
     assert!(session.generate("text", &greedy(1)).err().unwrap().to_string().contains("tokenizer"));
@@ -371,7 +371,7 @@ fn the_likeliest_tokens_are_told_with_each() {
         let mut sequence = prompt(9);
         for token in tokens {
             let token = token.unwrap();
-            let logits = engine.session().logits(&sequence, Rows::Last(1)).unwrap().data;
+            let logits = engine.session().logits(&sequence, LogitRows::Last(1)).unwrap().data;
             let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
             assert_eq!(token.top_logprobs.len(), 4);
             assert_eq!(token.top_logprobs[0], (token.id, token.logprob.unwrap()), "greedy");

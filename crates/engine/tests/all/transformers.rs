@@ -2,7 +2,7 @@
 //! per architecture.
 
 use crate::common::{Expected, cases, error, load, root, simulates, twin_truth, twins, wanted};
-use delft_engine::{CacheType, Engine, LoadOptions, Rows, SplitMode};
+use delft_engine::{CacheType, Engine, LoadOptions, LogitRows, SplitMode};
 use std::path::{Path, PathBuf};
 
 /// Runs a case in chunks of `chunk` and returns the worst error relative to the logit range.
@@ -11,7 +11,7 @@ fn worst(path: &Path, expected: &Expected, options: &LoadOptions) -> f32 {
     let mut session = engine.session();
     let prompt = expected.ids("input_ids");
     let first = expected.ids("first_row")[0] as usize;
-    let logits = session.logits(&prompt, Rows::Last(prompt.len() - first)).unwrap();
+    let logits = session.logits(&prompt, LogitRows::Last(prompt.len() - first)).unwrap();
     let mut worst = error(&logits.data, &expected.floats("logits").unwrap());
     let all = expected.floats("decode.logits").unwrap();
     let vocab = engine.info().vocab;
@@ -57,7 +57,7 @@ fn bf16_arithmetic_agrees_to_2e_2() {
         let Some(want) = expected.floats("logits_bf16") else { continue };
         let engine = load(&case, &LoadOptions::default());
         let prompt = expected.ids("input_ids");
-        let got = engine.session().logits(&prompt, Rows::All).unwrap();
+        let got = engine.session().logits(&prompt, LogitRows::All).unwrap();
         let worst = error(&got.data, &want);
         assert!(worst <= 2e-2, "{}: {worst:e}", case.display());
         seen += 1;

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use delft_engine::{Constraint, Engine, LoadOptions, Rows, TokenSet};
+use delft_engine::{Constraint, Engine, LoadOptions, LogitRows, TokenSet};
 use formats::safetensors::Safetensors;
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub(crate) fn simulates(device: &str) -> bool {
         return true;
     }
     let options = LoadOptions::on(device.parse().unwrap());
-    let step = |engine: Engine| engine.session().logits(&[1], Rows::Last(1)).map(drop);
+    let step = |engine: Engine| engine.session().logits(&[1], LogitRows::Last(1)).map(drop);
     match Engine::load(root().join("llama3"), &options).and_then(step) {
         Err(why) if why.expected.contains("C++ compiler") => {
             testing::skipped(why);

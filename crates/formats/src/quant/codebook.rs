@@ -2,7 +2,7 @@
 //! lose least.
 
 use super::plain::{bf16_to_f32, f16_to_f32, f32_to_f16};
-use super::{Block, Offset, Parts, Scale};
+use super::{Block, Offset, Parts, ScaleKind};
 
 /// The zero point of [`IQ4`].
 pub(super) const IQ4_ZERO: u8 = 128;
@@ -28,9 +28,9 @@ pub(super) fn decode<B: Block>(block: &[u8], weights: &mut [f32]) {
     let codes = parts.codes.chunks_exact(32).zip(&parts.scales);
     for (w, (codes, &scale)) in weights.chunks_exact_mut(32).zip(codes) {
         let scale = match B::AFFINE.scale {
-            Scale::Half => f16_to_f32(parts.d),
-            Scale::Brain => bf16_to_f32(parts.d),
-            Scale::Super => f16_to_f32(parts.d) * f32::from(scale),
+            ScaleKind::Half => f16_to_f32(parts.d),
+            ScaleKind::Brain => bf16_to_f32(parts.d),
+            ScaleKind::Super => f16_to_f32(parts.d) * f32::from(scale),
         };
         let codes = codes.iter().map(|code| f32::from(B::AFFINE.value(*code)));
         w.iter_mut().zip(codes).for_each(|(w, code)| *w = scale * (code - zero));

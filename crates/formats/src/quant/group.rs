@@ -8,13 +8,13 @@
 //! ```
 
 use super::plain::{bf16_to_f32, bits_at, f16_to_f32, f32_to_bf16, f32_to_f16, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, range};
+use super::{Affine, Block, Offset, Parts, ScaleKind, range};
 
 /// `ELEMENTS` weights `scale * code + offset` with codes of `BITS` bits; scale and offset in bf16
 /// or in f16.
-pub struct Group<const BITS: usize, const ELEMENTS: usize, const BF16: bool>;
+pub struct GroupBlock<const BITS: usize, const ELEMENTS: usize, const BF16: bool>;
 
-impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> Group<BITS, ELEMENTS, BF16> {
+impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> GroupBlock<BITS, ELEMENTS, BF16> {
     /// Bytes of the codes.
     const CODES: usize = ELEMENTS * BITS / 8;
 
@@ -28,7 +28,7 @@ impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> Group<BITS, ELE
 }
 
 impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> Block
-    for Group<BITS, ELEMENTS, BF16>
+    for GroupBlock<BITS, ELEMENTS, BF16>
 {
     const NAME: &'static str = "affine";
     const ELEMENTS: usize = ELEMENTS;
@@ -36,7 +36,7 @@ impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> Block
     const AFFINE: Affine = Affine {
         bits: BITS as u32,
         sub: ELEMENTS,
-        scale: if BF16 { Scale::Brain } else { Scale::Half },
+        scale: if BF16 { ScaleKind::Brain } else { ScaleKind::Half },
         offset: Offset::Min,
         table: None,
     };

@@ -8,7 +8,7 @@
 
 use super::codebook::{IQ4, IQ4_ZERO};
 use super::plain::{bits_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, codebook, nibbles, search};
+use super::{Affine, Block, Offset, Parts, ScaleKind, codebook, nibbles, search};
 
 /// 32 weights, 4 bits each, one scale; codes index a table.
 pub struct Iq4Nl;
@@ -20,7 +20,7 @@ impl Block for Iq4Nl {
     const AFFINE: Affine = Affine {
         bits: 4,
         sub: 32,
-        scale: Scale::Half,
+        scale: ScaleKind::Half,
         offset: Offset::Zero(IQ4_ZERO),
         table: Some(IQ4),
     };

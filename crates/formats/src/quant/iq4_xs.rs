@@ -10,7 +10,7 @@
 
 use super::codebook::{IQ4, IQ4_ZERO};
 use super::plain::{bits_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, codebook, nibbles, search};
+use super::{Affine, Block, Offset, Parts, ScaleKind, codebook, nibbles, search};
 
 /// 256 weights, 4 bits each, 6-bit scales per 32; codes index a table.
 pub struct Iq4Xs;
@@ -22,7 +22,7 @@ impl Block for Iq4Xs {
     const AFFINE: Affine = Affine {
         bits: 4,
         sub: 32,
-        scale: Scale::Super,
+        scale: ScaleKind::Super,
         offset: Offset::Zero(IQ4_ZERO),
         table: Some(IQ4),
     };

@@ -25,7 +25,7 @@ mod q8_0;
 mod scales;
 pub(crate) mod search;
 
-pub use group::Group;
+pub use group::GroupBlock;
 pub use iq4_nl::Iq4Nl;
 pub use iq4_xs::Iq4Xs;
 pub use mxfp4::Mxfp4;
@@ -52,7 +52,7 @@ pub struct Affine {
     /// Elements that share a scale: 16 or 32; 64 in affine groups.
     pub sub: usize,
     /// Where the scales come from.
-    pub scale: Scale,
+    pub scale: ScaleKind,
     /// Where the offsets come from.
     pub offset: Offset,
     /// The values of 4-bit codes, if they are not the codes themselves.
@@ -61,7 +61,7 @@ pub struct Affine {
 
 /// Where a sub-block's scale comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scale {
+pub enum ScaleKind {
     /// One f16 per sub-block: `s = d`.
     Half,
     /// One bf16 per sub-block: `s = d`.
@@ -75,8 +75,8 @@ pub enum Scale {
 pub enum Offset {
     /// `m = -zero * s`.
     Zero(u8),
-    /// `m = min` (as the scale, one per sub-block) with [`Scale::Half`] and [`Scale::Brain`];
-    /// `m = -min * mins[i]` with [`Scale::Super`].
+    /// `m = min` (as the scale, one per sub-block) with [`ScaleKind::Half`] and
+    /// [`ScaleKind::Brain`]; `m = -min * mins[i]` with [`ScaleKind::Super`].
     Min,
 }
 
@@ -101,19 +101,19 @@ impl Affine {
     /// code_e + m_i`. `weights` holds the block's `ELEMENTS`.
     pub fn apply(&self, parts: &Parts, weights: &mut [f32]) {
         let number =
-            if self.scale == Scale::Brain { plain::bf16_to_f32 } else { plain::f16_to_f32 };
+            if self.scale == ScaleKind::Brain { plain::bf16_to_f32 } else { plain::f16_to_f32 };
         let (d, min) = (number(parts.d), number(parts.min));
         for (i, (w, codes)) in
             weights.chunks_mut(self.sub).zip(parts.codes.chunks(self.sub)).enumerate()
         {
             let s = match self.scale {
-                Scale::Half | Scale::Brain => d,
-                Scale::Super => d * f32::from(parts.scales[i]),
+                ScaleKind::Half | ScaleKind::Brain => d,
+                ScaleKind::Super => d * f32::from(parts.scales[i]),
             };
             let (zero, m) = match (self.offset, self.scale) {
                 (Offset::Zero(zero), _) => (f32::from(zero), 0.0),
-                (Offset::Min, Scale::Half | Scale::Brain) => (0.0, min),
-                (Offset::Min, Scale::Super) => (0.0, -(min * f32::from(parts.mins[i]))),
+                (Offset::Min, ScaleKind::Half | ScaleKind::Brain) => (0.0, min),
+                (Offset::Min, ScaleKind::Super) => (0.0, -(min * f32::from(parts.mins[i]))),
             };
             for (w, &code) in w.iter_mut().zip(codes) {
                 *w = s * (f32::from(self.value(code)) - zero) + m;
@@ -127,13 +127,13 @@ impl Affine {
 pub struct Parts {
     /// Unsigned codes, in element order; the first `ELEMENTS` are meaningful.
     pub codes: [u8; 256],
-    /// Bits of the block's scale `d`: f16, or bf16 with [`Scale::Brain`].
+    /// Bits of the block's scale `d`: f16, or bf16 with [`ScaleKind::Brain`].
     pub d: u16,
     /// Bits of the block's `min` ([`Offset::Min`]): as the scale's.
     pub min: u16,
-    /// Sub-block scales ([`Scale::Super`]).
+    /// Sub-block scales ([`ScaleKind::Super`]).
     pub scales: [i8; 16],
-    /// Sub-block mins ([`Scale::Super`] with [`Offset::Min`]).
+    /// Sub-block mins ([`ScaleKind::Super`] with [`Offset::Min`]).
     pub mins: [i8; 16],
 }
 

@@ -8,7 +8,7 @@
 //! ```
 
 use super::codebook::{E2M1, E2M1_ZERO};
-use super::{Affine, Block, Offset, Parts, Scale, codebook, nibbles, plain};
+use super::{Affine, Block, Offset, Parts, ScaleKind, codebook, nibbles, plain};
 
 /// 32 weights, 4 bits each, one power of two; codes index a table.
 pub struct Mxfp4;
@@ -54,7 +54,7 @@ impl Block for Mxfp4 {
     const AFFINE: Affine = Affine {
         bits: 4,
         sub: 32,
-        scale: Scale::Brain,
+        scale: ScaleKind::Brain,
         offset: Offset::Zero(E2M1_ZERO),
         table: Some(E2M1),
     };

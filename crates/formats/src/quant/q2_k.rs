@@ -8,7 +8,7 @@
 //! ```
 
 use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, nibbles, search};
+use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, search};
 
 /// 256 weights, 2 bits each, 4-bit scales and mins per 16.
 pub struct Q2K;
@@ -18,7 +18,7 @@ impl Block for Q2K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 84;
     const AFFINE: Affine =
-        Affine { bits: 2, sub: 16, scale: Scale::Super, offset: Offset::Min, table: None };
+        Affine { bits: 2, sub: 16, scale: ScaleKind::Super, offset: Offset::Min, table: None };
     const HALVES: &'static [usize] = &[80, 82];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

@@ -10,7 +10,7 @@
 //! ```
 
 use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, nibbles, search};
+use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, search};
 
 /// 256 weights, 3 bits each, signed 6-bit scales per 16.
 pub struct Q3K;
@@ -28,7 +28,7 @@ impl Block for Q3K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 110;
     const AFFINE: Affine =
-        Affine { bits: 3, sub: 16, scale: Scale::Super, offset: Offset::Zero(4), table: None };
+        Affine { bits: 3, sub: 16, scale: ScaleKind::Super, offset: Offset::Zero(4), table: None };
     const HALVES: &'static [usize] = &[108];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

@@ -8,7 +8,7 @@
 //! ```
 
 use super::plain::{half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, nibbles, scales, search};
+use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, scales, search};
 
 /// 256 weights, 4 bits each, 6-bit scales and mins per 32.
 pub struct Q4K;
@@ -18,7 +18,7 @@ impl Block for Q4K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 144;
     const AFFINE: Affine =
-        Affine { bits: 4, sub: 32, scale: Scale::Super, offset: Offset::Min, table: None };
+        Affine { bits: 4, sub: 32, scale: ScaleKind::Super, offset: Offset::Min, table: None };
     const HALVES: &'static [usize] = &[0, 2];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

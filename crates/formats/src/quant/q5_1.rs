@@ -8,7 +8,7 @@
 //! ```
 
 use super::plain::{bits_at, f16_to_f32, f32_to_f16, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, nibbles, search};
+use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, search};
 
 /// 32 weights, 5 bits each, one scale and one min.
 pub struct Q5_1;
@@ -18,7 +18,7 @@ impl Block for Q5_1 {
     const ELEMENTS: usize = 32;
     const BYTES: usize = 24;
     const AFFINE: Affine =
-        Affine { bits: 5, sub: 32, scale: Scale::Half, offset: Offset::Min, table: None };
+        Affine { bits: 5, sub: 32, scale: ScaleKind::Half, offset: Offset::Min, table: None };
     const HALVES: &'static [usize] = &[0, 2];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

@@ -9,7 +9,7 @@
 //! ```
 
 use super::plain::{half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, nibbles, scales, search};
+use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, scales, search};
 
 /// 256 weights, 5 bits each, 6-bit scales and mins per 32.
 pub struct Q5K;
@@ -19,7 +19,7 @@ impl Block for Q5K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 176;
     const AFFINE: Affine =
-        Affine { bits: 5, sub: 32, scale: Scale::Super, offset: Offset::Min, table: None };
+        Affine { bits: 5, sub: 32, scale: ScaleKind::Super, offset: Offset::Min, table: None };
     const HALVES: &'static [usize] = &[0, 2];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

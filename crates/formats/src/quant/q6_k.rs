@@ -10,7 +10,7 @@
 //! ```
 
 use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale, nibbles, search};
+use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, search};
 
 /// 256 weights, 6 bits each, 8-bit scales per 16.
 pub struct Q6K;
@@ -20,7 +20,7 @@ impl Block for Q6K {
     const ELEMENTS: usize = 256;
     const BYTES: usize = 210;
     const AFFINE: Affine =
-        Affine { bits: 6, sub: 16, scale: Scale::Super, offset: Offset::Zero(32), table: None };
+        Affine { bits: 6, sub: 16, scale: ScaleKind::Super, offset: Offset::Zero(32), table: None };
     const HALVES: &'static [usize] = &[208];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

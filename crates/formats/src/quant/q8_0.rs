@@ -6,7 +6,7 @@
 //! ```
 
 use super::plain::{bits_at, f32_to_f16, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, Scale};
+use super::{Affine, Block, Offset, Parts, ScaleKind};
 
 /// 32 weights, 8 bits each, one scale.
 pub struct Q8_0;
@@ -16,7 +16,7 @@ impl Block for Q8_0 {
     const ELEMENTS: usize = 32;
     const BYTES: usize = 34;
     const AFFINE: Affine =
-        Affine { bits: 8, sub: 32, scale: Scale::Half, offset: Offset::Zero(128), table: None };
+        Affine { bits: 8, sub: 32, scale: ScaleKind::Half, offset: Offset::Zero(128), table: None };
     const HALVES: &'static [usize] = &[0];
 
     fn decode(block: &[u8], weights: &mut [f32]) {

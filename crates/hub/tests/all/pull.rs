@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::{
     COMMIT, Length, Reply, Request, Server, bare_info, file, info, noise, repository, sha256,
 };
-use delft_hub::{Container, Hub, Likeness, ModelSource, Preview, Progress};
+use delft_hub::{Container, Hub, Likeness, ModelSource, Preview, PullProgress};
 
 fn hub(server: &Server, cache: &Path) -> Hub {
     Hub {
@@ -36,7 +36,7 @@ fn partial(cache: &Path, bytes: &[u8]) -> PathBuf {
 #[derive(Default)]
 struct Told(Mutex<Vec<String>>);
 
-impl Progress for Told {
+impl PullProgress for Told {
     fn begin(&self, files: usize, bytes: Option<u64>, have: u64) {
         self.0.lock().unwrap().push(format!("begin {files} {bytes:?} {have}"));
     }

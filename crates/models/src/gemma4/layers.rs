@@ -12,8 +12,8 @@ use crate::decoder::Layer;
 use crate::{Config, Ending, Layers, gemma2};
 use formats::{Result, Source};
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, Linear, Mlp, QkNorm, RmsNorm, Rope,
-    Step, Stored, Tensor, Unary, Weights,
+    Attention, AttentionOptions, Bias, Builder, Embedding, ForwardPass, Linear, Mlp, QkNorm,
+    RmsNorm, Rope, Stored, Tensor, Unary, Weights,
 };
 use ops::{Op, Splice};
 
@@ -81,7 +81,7 @@ impl Inputs {
     }
 
     /// The inputs of the step's tokens, whose embeddings are `x`.
-    fn forward(&self, step: &Step, x: &Tensor) -> Tensor {
+    fn forward(&self, step: &ForwardPass, x: &Tensor) -> Tensor {
         let projected = self.projection.forward(x).scale(1.0 / (self.hidden as f32).sqrt());
         let own = self.table.forward(step).scale((self.width as f32).sqrt());
         self.norm.forward(&projected).add(&own).scale(0.5f32.sqrt())
@@ -192,7 +192,7 @@ pub(super) fn build(
     let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
     let head = || -> Result<Layer> { gemma2::head(builder, config, &embed, cap) };
     let head = (ending == Ending::Logits).then(head).transpose()?;
-    let hidden = move |step: &Step| {
+    let hidden = move |step: &ForwardPass| {
         let mut x = embed.forward(step).scale((hidden as f32).sqrt()).trace("embed");
         let inputs = inputs.as_ref().map(|inputs| inputs.forward(step, &x));
         for (i, block) in blocks.iter().enumerate() {

@@ -1,12 +1,12 @@
 //! Cases and benchmarks of the attention kernels: sequences in a scattered block pool whose unused
 //! slots are NaN, so that a kernel that reads a slot it should not see is found out.
 
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::decode::{DecodeSchedule, Shares, attention_decode, attention_decode_codes};
+use super::decode::{DecodeSchedule, KeyShares, attention_decode, attention_decode_codes};
 use super::{AttentionForm, Scores};
 use crate::kv_write::{reference_q8_0, reference_turbo, slot};
 use crate::trial::{every_float, random};
@@ -28,7 +28,7 @@ pub(super) struct Scene {
     /// How decoding multiplies.
     pub(super) schedule: DecodeSchedule,
     /// How many keys a group takes.
-    pub(super) shares: Shares,
+    pub(super) shares: KeyShares,
     /// Per row: its sequence and its position; `u32::MAX` is an idle row.
     pub(super) rows: Vec<(u32, u32)>,
 }
@@ -46,7 +46,7 @@ impl Default for Scene {
             sinks: false,
             block: 16,
             schedule: DecodeSchedule::Lanes { stages: 0 },
-            shares: Shares::Launched,
+            shares: KeyShares::Launched,
             rows: vec![(0, 40)],
         }
     }
@@ -327,7 +327,7 @@ fn decode_scenes() -> Vec<(Scene, usize)> {
         (
             Scene {
                 why: "shares by their own lengths",
-                shares: Shares::Own { least: 100, parts: 3 },
+                shares: KeyShares::Own { least: 100, parts: 3 },
                 rows: vec![(0, 450), (1, 130), (2, 99), (3, u32::MAX), (4, 0)],
                 ..of()
             },
@@ -377,7 +377,7 @@ fn matrix_scenes() -> Vec<(Scene, usize)> {
         (
             Scene {
                 why: "tiles: shares by their own lengths",
-                shares: Shares::Own { least: 40, parts: 4 },
+                shares: KeyShares::Own { least: 40, parts: 4 },
                 rows: vec![(0, 250), (1, 63), (2, 3)],
                 ..of(2, 16, 2)
             },
@@ -490,7 +490,7 @@ fn decode_bench(
     query: Scalar,
     kernel: Recipe,
     schedule: DecodeSchedule,
-    shares: Shares,
+    shares: KeyShares,
     rows: usize,
     stores: impl Fn(usize) -> Vec<Fill>,
     bits: u64,
@@ -525,7 +525,7 @@ fn decode_bench(
         buffers,
         bytes: 2 * read as u64 * bits / 8,
         flops: 4 * (keys * heads * d) as u64,
-        roof: Roof::Memory,
+        roof: Bottleneck::Memory,
     }
 }
 
@@ -533,7 +533,7 @@ pub(super) fn decode_benches() -> Vec<Bench> {
     fn of(query: Scalar) -> Vec<Bench> {
         let bench = |shape: (usize, usize, usize, usize)| {
             let form = AttentionForm::plain(shape.2 as u32, shape.1 as u32);
-            let (shares, bits) = (Shares::Launched, 8 * query.bytes() as u64);
+            let (shares, bits) = (KeyShares::Launched, 8 * query.bytes() as u64);
             let schedule =
                 DecodeSchedule::pick(form, query, query, shape.3 as u32, shares, SHARED, TUNED);
             let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
@@ -558,7 +558,7 @@ fn many((rows, keys): (usize, usize)) -> Bench {
 pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = AttentionForm::plain(shape.2 as u32, shape.1 as u32);
-        let (query, codes, shares) = (Scalar::BF16, Scalar::I8, Shares::Launched);
+        let (query, codes, shares) = (Scalar::BF16, Scalar::I8, KeyShares::Launched);
         let schedule =
             DecodeSchedule::pick(form, query, codes, shape.3 as u32, shares, SHARED, TUNED);
         let kernel = attention_decode_codes(query, codes, form, schedule, shares);

@@ -1,14 +1,14 @@
 //! Cases and benchmarks of the prefill kernels: chunks of consecutive positions in the scenes of
 //! [`super::cases`].
 
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, tolerance};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::cases::{Scene, Stores};
 use super::prefill::{
-    Layout, PrefillTiling, attention_dense, attention_prefill, attention_prefill_codes,
+    PrefillTiling, ValueLayout, attention_dense, attention_prefill, attention_prefill_codes,
 };
 use super::{AttentionForm, Scores};
 use crate::trial::random;
@@ -69,11 +69,17 @@ impl Scene {
     }
 
     /// Over arrays of `length` keys per sequence.
-    fn dense(&self, scalar: Scalar, layout: Layout, length: usize, tiling: PrefillTiling) -> Case {
+    fn dense(
+        &self,
+        scalar: Scalar,
+        layout: ValueLayout,
+        length: usize,
+        tiling: PrefillTiling,
+    ) -> Case {
         let (q, d, sequences) = (self.queries(scalar), self.head_dim, self.lengths().len());
         let at = |sequence: usize, head: usize, p: usize| match layout {
-            Layout::HeadMajor => ((sequence * self.kv_heads + head) * length + p) * d,
-            Layout::KeyMajor => ((sequence * length + p) * self.kv_heads + head) * d,
+            ValueLayout::HeadMajor => ((sequence * self.kv_heads + head) * length + p) * d,
+            ValueLayout::KeyMajor => ((sequence * length + p) * self.kv_heads + head) * d,
         };
         let stores =
             [2, 3].map(|seed| random(scalar, seed, sequences * length * self.kv_heads * d));
@@ -200,7 +206,7 @@ pub(super) fn dense() -> Vec<Case> {
             (Scene { why: "two chunks", rows: two, ..of() }, 25),
             (Scene { why: "rows that see nothing", rows: beyond, window: Some(4), ..of() }, 30),
         ];
-        let layouts = [Layout::HeadMajor, Layout::KeyMajor];
+        let layouts = [ValueLayout::HeadMajor, ValueLayout::KeyMajor];
         let both = |(scene, length): &(Scene, usize)| {
             let tiling = PrefillTiling::pick(64, 32 << 10, &NVIDIA.attention);
             layouts.map(|layout| scene.dense(scalar, layout, *length, tiling))
@@ -258,7 +264,7 @@ fn bench(
         bytes,
         // What a causal mask leaves of both products.
         flops: 4 * (heads * d) as u64 * (tokens * (tokens + 1) / 2) as u64,
-        roof: Roof::Matrix,
+        roof: Bottleneck::Matrix,
     }
 }
 
@@ -294,7 +300,7 @@ pub(super) fn prefill_q8_0_benches() -> Vec<Bench> {
 pub(super) fn dense_benches() -> Vec<Bench> {
     let one = |shape: Shape| {
         let (form, tiling, n) = of_shape(shape);
-        let kernel = attention_dense(Scalar::BF16, form, tiling, Layout::HeadMajor);
+        let kernel = attention_dense(Scalar::BF16, form, tiling, ValueLayout::HeadMajor);
         let stores = vec![Fill::Noise(Scalar::BF16, n); 2];
         bench(Scalar::BF16, kernel, stores, shape, false)
     };

@@ -15,7 +15,7 @@ mod lanes;
 mod matrix;
 
 use tile::dsl::*;
-use tile::ir::{AtomicOp, Hint, Reduce};
+use tile::ir::{AtomicOp, LoadHint, Reduce};
 use tile::launch::{Mode, Requirement};
 
 use self::batches::{Codes, Numbers};
@@ -67,7 +67,7 @@ impl DecodeSchedule {
         query: Scalar,
         cache: Scalar,
         length: u32,
-        shares: Shares,
+        shares: KeyShares,
         shared: u32,
         tuned: &ForAttention,
     ) -> DecodeSchedule {
@@ -91,7 +91,7 @@ impl DecodeSchedule {
         // Merging takes some, too.
         let merging = 4 * (matrix::HEADS * MOST_SPLITS + 16);
         let fits = |simds: &u32| matrix::bytes(d, *simds, batches) + merging <= shared;
-        let simds = tuned.simds[usize::from(shares != Shares::Launched)];
+        let simds = tuned.simds[usize::from(shares != KeyShares::Launched)];
         match simds.into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
             Some(simds) => DecodeSchedule::Matrix { simds, keys, stages },
             None => {
@@ -128,7 +128,7 @@ impl DecodeSchedule {
 
 /// How many keys of a row a group takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Shares {
+pub enum KeyShares {
     /// All `splits` groups of the launch take as many. What a row's sums are rounded to then
     /// depends on the launch.
     Launched,
@@ -143,13 +143,13 @@ pub enum Shares {
     },
 }
 
-impl Shares {
+impl KeyShares {
     /// The most groups that share a row's keys where there are up to `length`; none where the
     /// launch decides.
     pub fn splits(self, length: u32) -> Option<u32> {
         match self {
-            Shares::Launched => None,
-            Shares::Own { least, parts } => Some(length.div_ceil(least).clamp(1, parts)),
+            KeyShares::Launched => None,
+            KeyShares::Own { least, parts } => Some(length.div_ceil(least).clamp(1, parts)),
         }
     }
 }
@@ -199,7 +199,7 @@ pub fn attention_decode(
     stored: Scalar,
     form: AttentionForm,
     schedule: DecodeSchedule,
-    shares: Shares,
+    shares: KeyShares,
 ) {
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
@@ -243,7 +243,7 @@ pub fn attention_decode_codes(
     codes: Scalar,
     form: AttentionForm,
     schedule: DecodeSchedule,
-    shares: Shares,
+    shares: KeyShares,
 ) {
     let head_dim = form.head_dim.val();
     let cache = Cache { table, positions, sequences, block, stride, kv_heads, head_dim };
@@ -289,7 +289,7 @@ struct Span {
 fn decode(
     form: AttentionForm,
     plan: Plan,
-    shares: Shares,
+    shares: KeyShares,
     cache: &Cache,
     y: Out,
     scratch: Scratch,
@@ -324,12 +324,12 @@ fn decode(
     let aligned = first / keys * keys;
     let step = keys * simds;
     let share = match shares {
-        Shares::Launched => ceil_div(ceil_div(end - aligned, groups(0)), step) * step,
-        Shares::Own { parts, .. } => ceil_div(ceil_div(end - aligned, parts), step) * step,
+        KeyShares::Launched => ceil_div(ceil_div(end - aligned, groups(0)), step) * step,
+        KeyShares::Own { parts, .. } => ceil_div(ceil_div(end - aligned, parts), step) * step,
     };
     let share = share.max(match shares {
-        Shares::Launched => step,
-        Shares::Own { least, .. } => least.next_multiple_of(step),
+        KeyShares::Launched => step,
+        KeyShares::Own { least, .. } => least.next_multiple_of(step),
     });
     let used = ceil_div(end - aligned, share).max(1u32);
     let split = group_id();
@@ -476,7 +476,7 @@ fn merge(
         let one = |k: u32| {
             let part = (start + k).min(used - 1u32);
             let at = (first + part * pack + head) * d + element;
-            scratch.partial.get_vec(at, VECTOR as u8, Hint::Coherent)
+            scratch.partial.get_vec(at, VECTOR as u8, LoadHint::Coherent)
         };
         (0..TOGETHER).map(one).collect()
     };
@@ -491,7 +491,7 @@ fn merge(
             .iter()
             .map(|(part, _)| {
                 let at = (first + part.min(used - 1u32) * pack + head) * 2u32;
-                scratch.stats.get_vec(at, 2, Hint::Coherent)
+                scratch.stats.get_vec(at, 2, LoadHint::Coherent)
             })
             .collect();
         let most = stats[1..].iter().fold(stats[0][0], |most, s| most.max(s[0]));
@@ -550,7 +550,7 @@ mod tests {
                 [Scalar::F32, Scalar::BF16].into_iter().flat_map(|q| DEVICES.map(|s| (q, s)))
             {
                 let tuned = &HOPPER.attention;
-                for shares in [Shares::Launched, tuned.many] {
+                for shares in [KeyShares::Launched, tuned.many] {
                     let schedule =
                         DecodeSchedule::pick(form, query, query, 4096, shares, shared, tuned);
                     let kernel = attention_decode(query, query, form, schedule, shares);

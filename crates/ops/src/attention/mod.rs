@@ -14,7 +14,8 @@ mod chunks;
 mod form;
 
 use crate::operation::{
-    CacheUse, CachedLayer, CachedWork, Operation, Precision, ReferenceCall, Sharding, StateAccess,
+    ActivationPrecision, CacheUse, CachedLayer, CachedWork, Operation, ReferenceCall, Sharding,
+    StateAccess,
 };
 use crate::{Shape, arity, expect};
 use formats::Result;
@@ -157,8 +158,8 @@ impl Operation for Attention {
         CachedWork { positions: end - begin, operations }
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Queries
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Queries
     }
 }
 

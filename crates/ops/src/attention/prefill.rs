@@ -11,7 +11,7 @@
 
 use tile::dsl::*;
 use tile::instr::Unary;
-use tile::ir::{Hint, Reduce};
+use tile::ir::{LoadHint, Reduce};
 use tile::launch::{Mode, Requirement};
 
 use super::decode::LARGE;
@@ -57,7 +57,7 @@ impl PrefillTiling {
 
 /// How keys and values lie that are no block pool: of each sequence one array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Layout {
+pub enum ValueLayout {
     /// `[kv_heads, keys, head_dim]`.
     HeadMajor,
     /// `[keys, kv_heads, head_dim]`.
@@ -142,7 +142,7 @@ pub fn attention_dense(
     scalar: Scalar,
     form: AttentionForm,
     tiling: PrefillTiling,
-    layout: Layout,
+    layout: ValueLayout,
 ) {
     require_aligned(&["keys", "values"]);
     let size = dim("batch") * dim("length") * (dim("kv_heads") * form.head_dim);
@@ -257,7 +257,7 @@ impl Rows for Paged {
 /// In one array per chunk.
 #[derive(Clone, Copy)]
 struct Dense {
-    layout: Layout,
+    layout: ValueLayout,
     length: Val<u32>,
     kv_heads: Val<u32>,
     head_dim: u32,
@@ -272,11 +272,11 @@ impl Rows for Dense {
     fn slabs(self, _: Val<u32>, head: Val<u32>, start: Val<u32>, slabs: Regs<u32>) -> Val<u32> {
         let chunk = group_id_of(2);
         let (first, row) = match self.layout {
-            Layout::HeadMajor => {
+            ValueLayout::HeadMajor => {
                 let row = self.head_dim.val();
                 (((chunk * self.kv_heads + head) * self.length + start) * row, row)
             }
-            Layout::KeyMajor => {
+            ValueLayout::KeyMajor => {
                 let row = self.kv_heads * self.head_dim;
                 ((chunk * self.length + start) * row + head * self.head_dim, row)
             }
@@ -327,7 +327,7 @@ fn stage(stored: Stored, to: Shared, at: Val<u32>, from: Val<u32>, keep: Val<boo
                 codes.into_iter().map(|c| (c * scale).to(to.scalar())).collect();
             return to.set_raw_vec(at, &values);
         }
-        let codes = stored.array.get_raw_vec(from, 8, Hint::None);
+        let codes = stored.array.get_raw_vec(from, 8, LoadHint::None);
         let scale = scales.get(from / 32u32);
         let values: Vec<Val<Raw>> =
             codes.iter().map(|c| (c.f32() * scale).to(to.scalar())).collect();
@@ -655,7 +655,7 @@ impl Flash {
         range(lane_id(), self.tiling.own() * per_row).step(32u32).each(|i| {
             let (row, element) = (own + i / per_row, i % per_row * 8u32);
             when(Order::lt(row, self.left), || {
-                let values = through.get_raw_vec(row * ld + element, 8, Hint::None);
+                let values = through.get_raw_vec(row * ld + element, 8, LoadHint::None);
                 let token = self.first_row + self.offset + row;
                 self.step.y.set_raw_vec((token * heads + group_id()) * d + element, &values);
             });

@@ -3,7 +3,7 @@
 
 use super::{Forward, Reverse, SumRows, Wrt, give, mul, one, zeros};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
-use crate::sweep::{Team, begin, lanes_of_both, load, require_vectors};
+use crate::sweep::{RowThreads, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
 use formats::Result;
@@ -109,7 +109,7 @@ pub fn scale_columns(
     });
     begin();
     let first = group_id() * width;
-    Team::Group.sweep(width, lanes_of_both(scalar, Scalar::F32), |at, lanes| {
+    RowThreads::Group.sweep(width, lanes_of_both(scalar, Scalar::F32), |at, lanes| {
         for &i in at {
             let each = load(x, first + i, lanes).into_iter().zip(load(s, i, lanes));
             let products: Vec<Val<f32>> = each.map(|(x, s)| x * s).collect();

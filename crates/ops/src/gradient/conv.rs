@@ -8,7 +8,9 @@
 
 use super::{Forward, Reverse, Wrt, one};
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
-use crate::sweep::{Team, begin, lanes_of_both, load, require_lengths, require_vectors, when};
+use crate::sweep::{
+    RowThreads, begin, lanes_of_both, load, require_lengths, require_vectors, when,
+};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Op, Rows, Shape, ShortConv, arity, expect};
 use formats::Result;
@@ -177,7 +179,7 @@ pub fn packed_conv(
     require_vectors(&[("x", size.clone()), ("taps", dim("mixed") * dim("width")), ("y", size)]);
     begin();
     let row = group_id();
-    Team::Group.sweep(width, lanes_of_both(scalar, Scalar::F32), |at, lanes| {
+    RowThreads::Group.sweep(width, lanes_of_both(scalar, Scalar::F32), |at, lanes| {
         for &i in at {
             let sums = Regs::new(u32::from(lanes), 0.0);
             range(0u32, mixed).unroll().each(|far| {

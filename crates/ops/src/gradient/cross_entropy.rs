@@ -4,7 +4,7 @@
 
 use super::{Forward, Reverse, SumColumns, Wrt, give, mul, one};
 use crate::operation::{Operation, ReferenceCall, Sharding};
-use crate::sweep::{Team, begin, lanes_of_both, load, require_lengths, require_vectors};
+use crate::sweep::{RowThreads, begin, lanes_of_both, load, require_lengths, require_vectors};
 use crate::trial::{memory, near, scaled};
 use crate::{Op, Rows, ScaleRows, Shape, arity, linear};
 use formats::{Error, ErrorKind, Result};
@@ -164,7 +164,7 @@ pub fn cross_entropy(
     gradient: Option<Scalar>,
     bounded: bool,
 ) {
-    let team = Team::Group;
+    let team = RowThreads::Group;
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], THREADS);
     let size = dim("rows") * dim("vocab");
     require_vectors(&[("products", size.clone())]);

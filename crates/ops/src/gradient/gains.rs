@@ -7,7 +7,7 @@
 
 use crate::sweep::{begin, require_lengths, when};
 use crate::trial::{every_float, near, random, scaled};
-use tile::case::{Bench, Buffer, Case, Fill, Roof, Spec};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
@@ -137,7 +137,7 @@ fn benches() -> Vec<Bench> {
             buffers,
             bytes: (scalar.bytes() * rows * width) as u64,
             flops: (2 * rows * width * (rank + 2)) as u64,
-            roof: Roof::Memory,
+            roof: Bottleneck::Memory,
         }]
     })
 }

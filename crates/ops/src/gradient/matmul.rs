@@ -7,7 +7,7 @@
 //! Terms are added in their order, one by one. For products of 16-bit operands whose sizes allow it
 //! devices have faster ones: the vendor's, and [`gemm`](crate::linear::gemm).
 
-use tile::case::{Bench, Buffer, Case, Fill, Roof, Spec};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers, Requirement};
 
@@ -266,7 +266,7 @@ fn benches() -> Vec<Bench> {
             buffers,
             bytes: 4 * (rows * terms + columns * terms + rows * columns) as u64,
             flops: 2 * (rows * columns * terms) as u64,
-            roof: Roof::Matrix,
+            roof: Bottleneck::Matrix,
         }
     };
     let turned = MatmulForm { a_turned: true, b_turned: true, ..MatmulForm::default() };

@@ -5,7 +5,9 @@
 use super::products::{self, sums_of_rows};
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::rms_norm::{launch_numbers, team};
-use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_lengths, require_vectors, when};
+use crate::sweep::{
+    Row, RowThreads, begin, lanes_of_both, load, require_lengths, require_vectors, when,
+};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Rows, Shape, arity, expect, rms_norm};
 use formats::Result;
@@ -149,7 +151,7 @@ fn launch(to: &mut dyn Launches, eps: f32, centred: bool) -> Result<bool> {
 /// The mean of each row, or 0 where a norm is not `centred`.
 #[track_caller]
 fn means(
-    team: Team,
+    team: RowThreads,
     rows: &[Row],
     x: In,
     (width, lanes): (Val<u32>, u8),
@@ -180,7 +182,7 @@ pub fn norm_backward(
     width: Const<u32>,
     eps: Const<f32>,
     scalar: Scalar,
-    team: Team,
+    team: RowThreads,
     centred: bool,
 ) {
     team.launch(256);
@@ -251,7 +253,7 @@ pub fn norm_scales(
     scalar: Scalar,
     centred: bool,
 ) {
-    let team = Team::Simd;
+    let team = RowThreads::Simd;
     team.launch(256);
     require_vectors(&[("x", dim("rows") * dim("width"))]);
     require_lengths(&[("scales", dim("rows"))]);
@@ -330,27 +332,28 @@ fn statistics(row: &[f32], (eps, centred): (f32, bool)) -> (f32, f32) {
 
 fn scale_cases() -> Vec<Case> {
     const EPS: f32 = 1e-5;
-    let case = |scalar: Scalar, (rows, width, _, why): (usize, usize, Team, &str), centred| {
-        let x = scaled(scalar, (rows + 37 * width) as u64, rows * width, 3.0);
-        let each = x.to_f32();
-        let each = each.chunks_exact(width).map(|row| statistics(row, (EPS, centred)));
-        let (means, scales): (Vec<f32>, Vec<f32>) = each.unzip();
-        let zeros = || Buffer::zeros(Scalar::F32, rows);
-        let mut buffers = vec![x, zeros()];
-        let mut expected = vec![(1, near(Scalar::F32, &scales))];
-        if centred {
-            buffers.push(zeros());
-            expected.push((2, near(Scalar::F32, &means)));
-        }
-        let centre = if centred { "centred, " } else { "" };
-        Case {
-            kernel: norm_scales(scalar, centred).record(),
-            label: format!("{rows} x {width} {scalar}, {centre}{why}"),
-            numbers: launch_numbers(rows, width, EPS),
-            buffers,
-            expected,
-        }
-    };
+    let case =
+        |scalar: Scalar, (rows, width, _, why): (usize, usize, RowThreads, &str), centred| {
+            let x = scaled(scalar, (rows + 37 * width) as u64, rows * width, 3.0);
+            let each = x.to_f32();
+            let each = each.chunks_exact(width).map(|row| statistics(row, (EPS, centred)));
+            let (means, scales): (Vec<f32>, Vec<f32>) = each.unzip();
+            let zeros = || Buffer::zeros(Scalar::F32, rows);
+            let mut buffers = vec![x, zeros()];
+            let mut expected = vec![(1, near(Scalar::F32, &scales))];
+            if centred {
+                buffers.push(zeros());
+                expected.push((2, near(Scalar::F32, &means)));
+            }
+            let centre = if centred { "centred, " } else { "" };
+            Case {
+                kernel: norm_scales(scalar, centred).record(),
+                label: format!("{rows} x {width} {scalar}, {centre}{why}"),
+                numbers: launch_numbers(rows, width, EPS),
+                buffers,
+                expected,
+            }
+        };
     every_float(|scalar| {
         // A row of one element has nothing left without its mean.
         let each = rms_norm::SHAPES.into_iter().flat_map(|shape| [(shape, false), (shape, true)]);
@@ -430,27 +433,28 @@ fn weight_benches() -> Vec<Bench> {
 
 fn cases() -> Vec<Case> {
     const EPS: f32 = 1e-5;
-    let case = |scalar: Scalar, (rows, width, team, why): (usize, usize, Team, &str), centred| {
-        let x = scaled(scalar, rows as u64 * 31 + width as u64, rows * width, 3.0);
-        let dy = random(scalar, width as u64 + 7, rows * width);
-        let weight = random(Scalar::F32, width as u64 + 1, width);
-        let (all, gradients, weights) = (x.to_f32(), dy.to_f32(), weight.to_f32());
-        let mut dx = Vec::new();
-        let mut unused = [vec![0.0; width], vec![0.0; width]];
-        for (x, dy) in all.chunks_exact(width).zip(gradients.chunks_exact(width)) {
-            let [a, b] = &mut unused;
-            let found = row(x, dy, &weights, (EPS, centred), [a, b]);
-            dx.extend(found.into_iter().map(|dx| dx as f32));
-        }
-        let centre = if centred { "centred, " } else { "" };
-        Case {
-            kernel: norm_backward(scalar, team, centred).record(),
-            label: format!("{rows} x {width} {scalar}, {centre}{why}"),
-            numbers: launch_numbers(rows, width, EPS),
-            buffers: vec![x, dy, weight, Buffer::zeros(scalar, rows * width)],
-            expected: vec![(3, near(scalar, &dx))],
-        }
-    };
+    let case =
+        |scalar: Scalar, (rows, width, team, why): (usize, usize, RowThreads, &str), centred| {
+            let x = scaled(scalar, rows as u64 * 31 + width as u64, rows * width, 3.0);
+            let dy = random(scalar, width as u64 + 7, rows * width);
+            let weight = random(Scalar::F32, width as u64 + 1, width);
+            let (all, gradients, weights) = (x.to_f32(), dy.to_f32(), weight.to_f32());
+            let mut dx = Vec::new();
+            let mut unused = [vec![0.0; width], vec![0.0; width]];
+            for (x, dy) in all.chunks_exact(width).zip(gradients.chunks_exact(width)) {
+                let [a, b] = &mut unused;
+                let found = row(x, dy, &weights, (EPS, centred), [a, b]);
+                dx.extend(found.into_iter().map(|dx| dx as f32));
+            }
+            let centre = if centred { "centred, " } else { "" };
+            Case {
+                kernel: norm_backward(scalar, team, centred).record(),
+                label: format!("{rows} x {width} {scalar}, {centre}{why}"),
+                numbers: launch_numbers(rows, width, EPS),
+                buffers: vec![x, dy, weight, Buffer::zeros(scalar, rows * width)],
+                expected: vec![(3, near(scalar, &dx))],
+            }
+        };
     let of = |scalar: Scalar| {
         // A row of one element has a gradient of nothing but rounding.
         let shapes = rms_norm::SHAPES.into_iter().skip(1);
@@ -469,7 +473,7 @@ fn benches() -> Vec<Bench> {
         let noise = |n| Fill::Noise(scalar, n);
         let buffers =
             vec![noise(n), noise(n), Fill::Noise(Scalar::F32, width), Fill::Zeros(scalar, n)];
-        let kernel = norm_backward(scalar, Team::Group, false);
+        let kernel = norm_backward(scalar, RowThreads::Group, false);
         let numbers = launch_numbers(rows, width, 1e-5);
         vec![memory(kernel, &format!("{rows} x {width}"), numbers, buffers, 8 * n as u64)]
     })

@@ -2,7 +2,9 @@
 
 use super::{Forward, Reverse, Var as Value, Wrt, give, one, zeros};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
-use crate::sweep::{Row, Team, begin, lanes_of_both, load, require_lengths, require_vectors, when};
+use crate::sweep::{
+    Row, RowThreads, begin, lanes_of_both, load, require_lengths, require_vectors, when,
+};
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Rows, Shape, alike, arity, expect};
 use formats::{Error, Result};
@@ -292,7 +294,7 @@ pub fn sum_columns(
     from: Scalar,
     to: Scalar,
 ) {
-    let team = Team::Simd;
+    let team = RowThreads::Simd;
     team.launch(256);
     require_vectors(&[("x", dim("rows") * dim("width"))]);
     require_lengths(&[("y", dim("rows"))]);

@@ -5,7 +5,7 @@ use super::{Reverse, Wrt, give, one};
 use crate::embed::{Index, PICKS, WIDTHS};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y, launch_flat};
 use crate::sweep::{
-    Team, begin, lanes, lanes_of_both, load, require_lengths, require_vectors, when,
+    RowThreads, begin, lanes, lanes_of_both, load, require_lengths, require_vectors, when,
 };
 use crate::trial::{every_float, exact, memory, near, random, rows_of};
 use crate::{Rows, Select, Shape, arity};
@@ -125,7 +125,7 @@ pub fn spread_rows(
     require_vectors(&[("dy", dim("rows") * dim("width")), ("dx", dim("tokens") * dim("width"))]);
     begin();
     let (from, to) = (group_id() * width, picks.get(group_id()) * width);
-    Team::Group.sweep(width, lanes(scalar), |at, lanes| {
+    RowThreads::Group.sweep(width, lanes(scalar), |at, lanes| {
         let loaded: Vec<_> = at.iter().map(|&i| load(dy, from + i, lanes)).collect();
         for (&i, values) in at.iter().zip(loaded) {
             dx.set_vec(to + i, &values);
@@ -155,7 +155,7 @@ pub fn gathered(
     });
     let earlier = group_max(earlier.get());
     when(Order::eq(earlier, 0u32), || {
-        Team::Group.sweep(width, lanes_of_both(scalar, Scalar::F32), |at, lanes| {
+        RowThreads::Group.sweep(width, lanes_of_both(scalar, Scalar::F32), |at, lanes| {
             let sum = |_: &Val<u32>| (0..lanes).map(|_| Var::new(0.0)).collect::<Vec<_>>();
             let all: Vec<Vec<Var<f32>>> = at.iter().map(sum).collect();
             range(group_id(), rows).each(|t| {

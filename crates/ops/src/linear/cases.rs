@@ -1,10 +1,10 @@
 //! Cases and benchmarks of the matrix-vector kernels: matrices of every format, and launches of
 //! [`gemv`].
 
-use super::{Activations, GemvSchedule, Task, bytes, gemv, reference};
+use super::{ActivationStorage, GemvSchedule, Task, bytes, gemv, reference};
 use crate::packed::{Format, Mlx, Planes, pack, pack_mlx};
 use formats::{DType, quant::plain};
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -80,12 +80,12 @@ pub(crate) fn activations(
     let mut seen = x.to_f32();
     if let Some(norm) = norm {
         seen.iter_mut().zip(norm.iter().cycle()).for_each(|(x, w)| *x *= w);
-        if let Activations::Staged(_) = schedule.activations {
+        if let ActivationStorage::Staged(_) = schedule.activations {
             // A copy is kept in the activations' own type.
             seen = Buffer::floats(scalar, &seen).to_f32();
         }
     }
-    if let Activations::Bytes(_) = schedule.activations {
+    if let ActivationStorage::Bytes(_) = schedule.activations {
         seen = bytes(&seen);
     }
     (x, seen)
@@ -242,9 +242,9 @@ fn wide() -> Vec<Case> {
                 let width = if whole { width } else { width - format.step().max(32) };
                 let shape = Shape { rows: 1, out: 9, width: width as usize, groups: 1, why };
                 let activations = match (packed, outputs) {
-                    (_, 4) => Activations::Direct,
-                    (true, 1) => Activations::Bytes(width),
-                    _ => Activations::Staged(width),
+                    (_, 4) => ActivationStorage::Direct,
+                    (true, 1) => ActivationStorage::Bytes(width),
+                    _ => ActivationStorage::Staged(width),
                 };
                 let schedule =
                     GemvSchedule { outputs, loads, threads: 64, resident: 2, activations, whole };
@@ -296,7 +296,7 @@ pub(super) fn benches() -> Vec<Bench> {
                     ],
                     bytes: (bytes + 2 * (width + out)) as u64,
                     flops: 2 * (out * width) as u64,
-                    roof: Roof::Memory,
+                    roof: Bottleneck::Memory,
                 });
             }
         }

@@ -18,7 +18,7 @@ mod warpgroup;
 
 use super::holds;
 use crate::packed::Format;
-use crate::tuned::{self, ForGemm, SmallGroups, Tuned, k, s, w};
+use crate::tuned::{self, CardNumbers, ForGemm, SmallGroups, k, s, w};
 use multiply::{Results, product, store};
 use stage::{Ring, Rows, Side};
 use tile::case::Spec;
@@ -60,7 +60,7 @@ pub struct Machine {
     /// Whether four simdgroups can multiply together: `wgmma`, compute capability 9.0.
     pub wgmma: bool,
     /// The candidates.
-    pub tuned: &'static Tuned,
+    pub tuned: &'static CardNumbers,
 }
 
 impl GemmSchedule {
@@ -98,7 +98,9 @@ impl GemmSchedule {
             GemmSchedule::DEEP,
             GemmSchedule::EXACT,
         ];
-        for Tuned { gemm, small_groups, .. } in [&tuned::APPLE, &tuned::NVIDIA, &tuned::HOPPER] {
+        for CardNumbers { gemm, small_groups, .. } in
+            [&tuned::APPLE, &tuned::NVIDIA, &tuned::HOPPER]
+        {
             let small = small_groups.iter().flat_map(|small| small.blocks).map(|(_, block)| block);
             let simds =
                 gemm.candidates.iter().flat_map(|(_, copied, converted)| [copied, converted]);

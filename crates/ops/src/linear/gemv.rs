@@ -8,9 +8,9 @@
 //! next. The first two steps are issued before the previous kernel is waited for, so that memory is
 //! busy while the activations are read, once per group ([`super::input`]).
 
-use super::input::{Activations, Input, LIMIT, Slice};
-use crate::packed::{Format, PackedWeights, Run};
-use crate::tuned::{self, SmallGroups, Tuned};
+use super::input::{ActivationStorage, Input, LIMIT, Slice};
+use crate::packed::{Format, PackedWeights, WordRun};
+use crate::tuned::{self, CardNumbers, SmallGroups};
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
 
@@ -28,7 +28,7 @@ pub struct GemvSchedule {
     /// work.
     pub resident: u32,
     /// How the activations are kept.
-    pub activations: Activations,
+    pub activations: ActivationStorage,
     /// Whether a row is a whole number of steps, so that no lane is ever without work; the launch
     /// contract then says so.
     pub whole: bool,
@@ -52,7 +52,7 @@ pub struct Task<'a> {
     /// Whether the activations may be multiplied as bytes.
     pub int8: bool,
     /// The device's numbers.
-    pub tuned: &'static Tuned,
+    pub tuned: &'static CardNumbers,
 }
 
 /// The properties by which [`crate::tuned::ForGemv`] decides.
@@ -131,7 +131,7 @@ impl GemvSchedule {
         let most = if several && words > 6 { most.min(2) } else { most };
         let loads = (1..=most).rev().min_by_key(idle).unwrap_or(1);
         let outputs = if rows > 2 { 1 } else { (held / loads).clamp(1, 4) };
-        let activations = Activations::pick(cols, rows, x.bytes() as u32, int8);
+        let activations = ActivationStorage::pick(cols, rows, x.bytes() as u32, int8);
         let mut schedule =
             GemvSchedule { outputs, loads, threads, resident, activations, whole: true };
         schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
@@ -147,7 +147,7 @@ impl GemvSchedule {
         // activations.
         let halves = [rows > 2, pair, long].into_iter().filter(|more| *more).count();
         let (outputs, threads) = ((small.outputs >> halves).max(1), small.threads);
-        let (loads, resident, activations) = (1, u32::MAX, Activations::Direct);
+        let (loads, resident, activations) = (1, u32::MAX, ActivationStorage::Direct);
         let mut schedule =
             GemvSchedule { outputs, loads, threads, resident, activations, whole: true };
         schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
@@ -167,7 +167,8 @@ impl GemvSchedule {
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         // Two groups share a multiprocessor, each with some that the system takes.
         let limit = u64::from(shared / 2).saturating_sub(1024).max(LIMIT);
-        let (rows, activations) = Activations::together(limit, cols, most, x.bytes() as u32, int8);
+        let (rows, activations) =
+            ActivationStorage::together(limit, cols, most, x.bytes() as u32, int8);
         (rows, GemvSchedule { activations, ..GemvSchedule::pick(task) })
     }
 
@@ -488,7 +489,7 @@ impl Walk {
                 slot = next;
                 sweep.weights[sum as usize % sweep.weights.len()].run(&words, run)
             };
-            let add = |sum: u32, row: u32, slice: &Slice, taken: &Run| {
+            let add = |sum: u32, row: u32, slice: &Slice, taken: &WordRun| {
                 let i = sum * input.rows + row;
                 sums.set(i, slice.dot(taken, sums.get(i)));
             };
@@ -502,7 +503,7 @@ impl Walk {
                     (0..).zip(&kept).for_each(|(row, slice)| add(sum, row, slice, &taken));
                 }
             } else {
-                let taken: Vec<Run> = all.map(take).collect();
+                let taken: Vec<WordRun> = all.map(take).collect();
                 for row in 0..input.rows {
                     let slice = slice(row);
                     (0..).zip(&taken).for_each(|(sum, taken)| add(sum, row, &slice, taken));
@@ -629,7 +630,7 @@ mod tests {
                 let task = Task { rows, pair, tuned, int8: false, ..decode };
                 let schedule = GemvSchedule::pick(&task);
                 assert_eq!(GemvSchedule::alike(&task, 8, 32 << 10), (8, schedule));
-                assert_eq!(schedule.activations, Activations::Direct);
+                assert_eq!(schedule.activations, ActivationStorage::Direct);
                 let rows_of_a_group = 2 * schedule.outputs;
                 assert_eq!(schedule.groups(4096, 8), 4096 / rows_of_a_group);
                 // What a thread holds: words of two steps, and the activations of a run.

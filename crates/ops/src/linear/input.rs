@@ -14,13 +14,13 @@
 //! neighbouring 16 bytes: no two of them meet in a bank.
 
 use super::gemv::pick;
-use crate::packed::{Format, Run, Scaled, Supers};
+use crate::packed::{Format, Scaled, Supers, WordRun};
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 
 /// How a group keeps its activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Activations {
+pub enum ActivationStorage {
     /// Reads them from memory each time.
     Direct,
     /// Keeps a copy of up to this many columns.
@@ -32,10 +32,10 @@ pub enum Activations {
 /// Bytes of shared memory that every target has.
 pub(crate) const LIMIT: u64 = 32 * 1024;
 
-impl Activations {
+impl ActivationStorage {
     /// Picks for rows of a type with `bytes` bytes: kept as bytes if `int8`, as copies if they fit.
-    pub fn pick(cols: u32, rows: u32, bytes: u32, int8: bool) -> Activations {
-        Activations::within(LIMIT, cols, rows, bytes, int8)
+    pub fn pick(cols: u32, rows: u32, bytes: u32, int8: bool) -> ActivationStorage {
+        ActivationStorage::within(LIMIT, cols, rows, bytes, int8)
     }
 
     /// How the activations of up to `most` rows, a power of two, are kept in `shared` bytes of
@@ -47,42 +47,44 @@ impl Activations {
         most: u32,
         bytes: u32,
         int8: bool,
-    ) -> (u32, Activations) {
+    ) -> (u32, ActivationStorage) {
         let fewer = || std::iter::successors(Some(most.max(1)), |n| (*n > 1).then_some(*n / 2));
-        let kept = |rows| (rows, Activations::within(limit, cols, rows, bytes, int8));
+        let kept = |rows| (rows, ActivationStorage::within(limit, cols, rows, bytes, int8));
         let best = std::mem::discriminant(&kept(1).1);
-        let same = |found: &(u32, Activations)| std::mem::discriminant(&found.1) == best;
-        fewer().map(kept).find(same).unwrap_or((most, Activations::Direct))
+        let same = |found: &(u32, ActivationStorage)| std::mem::discriminant(&found.1) == best;
+        fewer().map(kept).find(same).unwrap_or((most, ActivationStorage::Direct))
     }
 
-    fn within(limit: u64, cols: u32, rows: u32, bytes: u32, int8: bool) -> Activations {
+    fn within(limit: u64, cols: u32, rows: u32, bytes: u32, int8: bool) -> ActivationStorage {
         // Few capacities serve all widths: a capacity is a variant of the kernel.
         let capacity = u64::from(cols).next_multiple_of(if cols > 2048 { 2048 } else { 256 });
         // The sums of a norm take some too.
         let fits = |per_row: u64| u64::from(rows) * per_row + 512 <= limit;
         if int8 && fits(capacity + capacity / 32 * 4 + capacity / 16 * 4) {
-            Activations::Bytes(capacity as u32)
+            ActivationStorage::Bytes(capacity as u32)
         } else if fits(capacity * u64::from(bytes)) {
-            Activations::Staged(capacity as u32)
+            ActivationStorage::Staged(capacity as u32)
         } else {
-            Activations::Direct
+            ActivationStorage::Direct
         }
     }
 
     /// The columns that fit; none is any number.
     pub fn capacity(self) -> Option<u32> {
         match self {
-            Activations::Direct => None,
-            Activations::Staged(capacity) | Activations::Bytes(capacity) => Some(capacity),
+            ActivationStorage::Direct => None,
+            ActivationStorage::Staged(capacity) | ActivationStorage::Bytes(capacity) => {
+                Some(capacity)
+            }
         }
     }
 
     /// For a label.
     pub(crate) fn name(self) -> String {
         match self {
-            Activations::Direct => "direct".to_owned(),
-            Activations::Staged(capacity) => format!("staged{capacity}"),
-            Activations::Bytes(capacity) => format!("bytes{capacity}"),
+            ActivationStorage::Direct => "direct".to_owned(),
+            ActivationStorage::Staged(capacity) => format!("staged{capacity}"),
+            ActivationStorage::Bytes(capacity) => format!("bytes{capacity}"),
         }
     }
 }
@@ -100,7 +102,8 @@ fn most_rounds() -> u32 {
     if threads() < 512 { 8 } else { 2 }
 }
 
-/// Activations as the kernels that keep bytes see them: the reference of [`Activations::Bytes`].
+/// Activations as the kernels that keep bytes see them: the reference of
+/// [`ActivationStorage::Bytes`].
 pub fn bytes(x: &[f32]) -> Vec<f32> {
     let mut seen = Vec::with_capacity(x.len());
     for x in x.chunks(32) {
@@ -119,7 +122,7 @@ pub(crate) struct Input {
     /// Columns.
     pub(crate) width: Val<u32>,
     norm: Option<Norm>,
-    activations: Activations,
+    activations: ActivationStorage,
     /// The formats of the matrices: the first decides the planes.
     formats: Vec<Format>,
     store: Store,
@@ -227,21 +230,21 @@ impl Input {
         rows: u32,
         width: Val<u32>,
         norm: Option<Norm>,
-        activations: Activations,
+        activations: ActivationStorage,
         formats: &[Format],
     ) -> Self {
         let run = formats.iter().map(|f| f.run()).min().unwrap_or(1);
         let first = formats.first().map_or(1, |f| f.run());
         let store = match activations {
-            Activations::Direct => Store::None,
-            Activations::Staged(capacity) => {
+            ActivationStorage::Direct => Store::None,
+            ActivationStorage::Staged(capacity) => {
                 let unit = run.min(16 / x.scalar().bytes() as u32);
                 let planes = Planes::new(unit, first, capacity);
                 let size = rows * planes.row * unit;
                 let cells = Shared::stored(x.scalar(), "activations", size);
                 Store::Copy { cells, planes }
             }
-            Activations::Bytes(capacity) => {
+            ActivationStorage::Bytes(capacity) => {
                 let planes = Planes::new(16, first, capacity);
                 let parts = formats.iter().filter_map(|f| f.packing()).map(|p| p.sub);
                 let per_sum = parts.min().unwrap_or(32).min(run).clamp(16, 32);
@@ -294,7 +297,7 @@ impl Input {
         if rounds * unit <= 32 {
             let read = |round: u32| {
                 let (_, column) = self.unit_at(unit, round.val());
-                wide(norm.weight, column, unit, Hint::None)
+                wide(norm.weight, column, unit, LoadHint::None)
             };
             self.weights = (0..rounds).map(read).collect();
         }
@@ -318,7 +321,7 @@ impl Input {
                 self.scales.push((mean + norm.eps).rsqrt());
             }
         }
-        if self.activations != Activations::Direct {
+        if self.activations != ActivationStorage::Direct {
             barrier();
         }
     }
@@ -348,7 +351,7 @@ impl Input {
     fn raw(&self, row: u32, column: Val<u32>, count: u32) -> Vec<Val<Raw>> {
         let start = self.width * row + column;
         let start = self.first.map_or(start, |first| first * self.width + start);
-        wide_raw(self.x, start, count, Hint::Coherent)
+        wide_raw(self.x, start, count, LoadHint::Coherent)
     }
 
     /// The elements from `column` on, times the norm's weight.
@@ -356,7 +359,7 @@ impl Input {
     fn values(&self, row: u32, column: Val<u32>, count: u32) -> Vec<Val<f32>> {
         let x = self.raw(row, column, count).into_iter().map(Val::f32);
         let Some(norm) = self.norm else { return x.collect() };
-        x.zip(wide(norm.weight, column, count, Hint::None)).map(|(x, w)| x * w).collect()
+        x.zip(wide(norm.weight, column, count, LoadHint::None)).map(|(x, w)| x * w).collect()
     }
 
     /// Only the squares, where nothing is kept.
@@ -386,7 +389,7 @@ impl Input {
         let fetch = |round: Val<u32>, known: Option<&Vec<Val<f32>>>| {
             let (at, column) = self.unit_at(unit, round);
             let x = self.raw(row, column, unit);
-            let read = |norm: Norm| wide(norm.weight, column, unit, Hint::None);
+            let read = |norm: Norm| wide(norm.weight, column, unit, LoadHint::None);
             let weight = known.cloned().or_else(|| self.norm.map(read));
             Unit { at, inside: at.lt(self.width / unit), x, weight }
         };
@@ -476,12 +479,12 @@ impl Input {
                 let unit = planes.unit;
                 let places = planes.places(row, run, count / unit);
                 let read =
-                    |place: Val<u32>| cells.get_raw_vec(place * unit, unit as u8, Hint::None);
+                    |place: Val<u32>| cells.get_raw_vec(place * unit, unit as u8, LoadHint::None);
                 numbers(places.into_iter().flat_map(read).map(Val::f32).collect())
             }
             Store::Bytes { quads, planes, scales, sums, per_sum } => {
                 let capacity = self.activations.capacity().unwrap_or(0);
-                let read = |place: Val<u32>| quads.get_vec(place * 4u32, 4, Hint::None);
+                let read = |place: Val<u32>| quads.get_vec(place * 4u32, 4, LoadHint::None);
                 let places = planes.places(row, run, count / 16);
                 // Of `count` elements from the run's first on, `per` share one of an array: where
                 // the first is, and how many.
@@ -492,8 +495,8 @@ impl Input {
                 let ((scale, scale_count), (sum, sum_count)) = (shared(32), shared(per_sum));
                 Slice::Bytes {
                     quads: places.into_iter().flat_map(read).collect(),
-                    scales: wide(scales, scale, scale_count, Hint::None),
-                    sums: wide(sums, sum, sum_count, Hint::None),
+                    scales: wide(scales, scale, scale_count, LoadHint::None),
+                    sums: wide(sums, sum, sum_count, LoadHint::None),
                 }
             }
         }
@@ -511,7 +514,7 @@ pub(crate) enum Slice {
 impl Slice {
     /// `sum` plus the products with a run of a matrix row.
     #[track_caller]
-    pub(crate) fn dot(&self, run: &Run, sum: Val<f32>) -> Val<f32> {
+    pub(crate) fn dot(&self, run: &WordRun, sum: Val<f32>) -> Val<f32> {
         match self {
             Slice::Numbers(x) => float_dot(x, run, sum),
             Slice::Bytes { quads, scales, sums } => byte_dot(quads, scales, sums, run, sum),
@@ -520,7 +523,7 @@ impl Slice {
 }
 
 #[track_caller]
-fn float_dot(x: &[Val<f32>], run: &Run, mut sum: Val<f32>) -> Val<f32> {
+fn float_dot(x: &[Val<f32>], run: &WordRun, mut sum: Val<f32>) -> Val<f32> {
     let (codes, part) = (run.codes(), run.part());
     let scaled = run.scaled();
     for (i, (codes, x)) in codes.chunks(part).zip(x.chunks(part)).enumerate() {
@@ -544,7 +547,7 @@ fn byte_dot(
     x: &[Val<u32>],
     scales: &[Val<f32>],
     sums: &[Val<i32>],
-    run: &Run,
+    run: &WordRun,
     mut sum: Val<f32>,
 ) -> Val<f32> {
     let (quads, quads_per_part) = (run.quads(), run.part() / 4);
@@ -611,17 +614,22 @@ fn join(words: &[Val<u32>]) -> Val<u32> {
 
 /// Consecutive elements in 16-byte reads.
 #[track_caller]
-fn wide<T: Number>(from: impl Memory<T>, start: Val<u32>, count: u32, hint: Hint) -> Vec<Val<T>> {
+fn wide<T: Number>(
+    from: impl Elements<T>,
+    start: Val<u32>,
+    count: u32,
+    hint: LoadHint,
+) -> Vec<Val<T>> {
     wide_raw(from, start, count, hint).into_iter().map(Val::cast).collect()
 }
 
 /// As [`wide`], elements as they are stored.
 #[track_caller]
 fn wide_raw<T: Number>(
-    from: impl Memory<T>,
+    from: impl Elements<T>,
     start: Val<u32>,
     count: u32,
-    hint: Hint,
+    hint: LoadHint,
 ) -> Vec<Val<Raw>> {
     let lanes = (16 / from.scalar().bytes() as u32).min(count);
     let read = |i: u32| from.get_raw_vec(start + i * lanes, lanes as u8, hint);

@@ -18,7 +18,7 @@ use tile::dsl::*;
 
 pub(crate) use gemv::{Finisher, Sums, Sweep, contract, holds, product, product_finished};
 pub use gemv::{GemvSchedule, Held, Task, Traits};
-pub use input::{Activations, bytes};
+pub use input::{ActivationStorage, bytes};
 pub(crate) use input::{Input, Norm};
 
 /// `y[rows, out] = x[rows, width] weight[out, width]' + bias[out]`, summed in f32; the bias is f32.

@@ -17,8 +17,8 @@
 //! - For few rows each simdgroup has one part of every sum, and copies the activations of its own
 //!   terms, so that simdgroups meet only at the end of a block of matrix rows. Many weights are
 //!   then on their way for few sums.
-//! - For many rows of packed matrices each simdgroup has sums of its own, and computes the parts one
-//!   after another. A block has eight times as many matrix rows, all of which read the same
+//! - For many rows of packed matrices each simdgroup has sums of its own, and computes the parts
+//!   one after another. A block has eight times as many matrix rows, all of which read the same
 //!   activations, so a weight is converted once for up to 128 rows.
 //!
 //! [`StreamTiling::stages`] steps are under way, across the ends of blocks too, and the first ask
@@ -33,12 +33,12 @@ pub use tiling::{Job, Share, StreamTiling};
 use super::gemv::{Cursor, Place, Span, Sweep, spans};
 use super::holds;
 use crate::low_rank::kernels::{Low, Sites};
-use crate::packed::{PackedWeights, Run, Scaled};
+use crate::packed::{PackedWeights, Scaled, WordRun};
 use crate::project::ProjectedMatrix;
 use crate::{Unary, real};
 use tile::case::Spec;
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 use tile::launch::{Mode, Requirement};
 use tiling::{EDGE, PARTS, SIMDS, SPARE, UNIT};
 
@@ -173,7 +173,7 @@ impl Declared {
                 };
                 gate * up
             }
-            (_, Some(residual)) => residual.get_with(at, Hint::Coherent) + shifted(0),
+            (_, Some(residual)) => residual.get_with(at, LoadHint::Coherent) + shifted(0),
             _ => shifted(0),
         };
         self.results[sweep].set(at, value);
@@ -515,7 +515,7 @@ impl Walk {
                 if 8 * eight >= self.tiling.rows {
                     return vec![0u32.val(); 4];
                 }
-                let words = self.ring.get_vec(at + 8 * eight * stride, 4, Hint::None);
+                let words = self.ring.get_vec(at + 8 * eight * stride, 4, LoadHint::None);
                 words.into_iter().map(|word| self.rounded(word)).collect()
             };
             // Four terms of each of four lanes are two words: half of a unit.
@@ -523,7 +523,7 @@ impl Walk {
                 let of = |first: usize| [a[first], a[first + 1], b[first], b[first + 1]];
                 [0, 2].map(|first| Frag::right_of(self.types.operand, of(first)))
             };
-            let left = |runs: &[(Vec<Scaled>, Run); 2]| {
+            let left = |runs: &[(Vec<Scaled>, WordRun); 2]| {
                 let [upper, lower] = runs
                     .each_ref()
                     .map(|(scaled, run)| run.octet(scaled, unit, self.types.operand));

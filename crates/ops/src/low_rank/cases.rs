@@ -1,6 +1,6 @@
 //! Cases and benchmarks of the adapters' kernels.
 
-use super::kernels::{Ending, Low, low_rank_down, low_rank_pick, low_rank_up, schedule};
+use super::kernels::{Low, UpEnding, low_rank_down, low_rank_pick, low_rank_up, schedule};
 use crate::Unary;
 use crate::gate_up::gate_up;
 use crate::linear::cases::{
@@ -13,7 +13,7 @@ use crate::linear_add::linear_add;
 use crate::packed::Format;
 use crate::project::{ProjectedMatrix, project};
 use formats::DType;
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -118,7 +118,7 @@ pub(super) fn down_benches() -> Vec<Bench> {
             buffers,
             bytes: (matrix + 4 * rows * width) as u64,
             flops: 2 * (rows * width * ranks) as u64,
-            roof: Roof::Memory,
+            roof: Bottleneck::Memory,
         }
     };
     vec![bench((1, 4096, 48, 1)), bench((8, 4096, 48, 4))]
@@ -174,7 +174,7 @@ pub(super) fn pick_benches() -> Vec<Bench> {
         buffers,
         bytes: (6 * rows * ranks + 8 * rows) as u64,
         flops: 0,
-        roof: Roof::Memory,
+        roof: Bottleneck::Memory,
     }]
 }
 
@@ -187,7 +187,7 @@ struct Up<'a> {
     rank: usize,
     count: usize,
     block: u32,
-    ending: Ending,
+    ending: UpEnding,
     why: &'a str,
 }
 
@@ -227,9 +227,9 @@ impl Up<'_> {
         let ys: Vec<Buffer> = (0..sites)
             .map(|j| Buffer::floats(to[j], &noise(11 + j as u64, rows * outs[j])))
             .collect();
-        let gains = matches!(ending, Ending::Gains { .. }).then(|| noise(23, count * 2 * all));
+        let gains = matches!(ending, UpEnding::Gains { .. }).then(|| noise(23, count * 2 * all));
         let kept =
-            matches!(ending, Ending::Gains { residual: true }).then(|| noise(29, rows * all));
+            matches!(ending, UpEnding::Gains { residual: true }).then(|| noise(29, rows * all));
         let (low, factors) = (t.to_f64(), up.to_f64());
         let mut want: Vec<Vec<f64>> = ys.iter().map(Buffer::to_f64).collect();
         for row in 0..rows {
@@ -292,7 +292,7 @@ impl Up<'_> {
             buffers,
             bytes: (moved + all * rank * self.element.bytes()) as u64,
             flops: 2 * (rows * all * rank) as u64,
-            roof: Roof::Memory,
+            roof: Bottleneck::Memory,
         }
     }
 }
@@ -306,7 +306,7 @@ pub(super) fn ups() -> Vec<Case> {
         rank: 8,
         count: 2,
         block: 1,
-        ending: Ending::Plain,
+        ending: UpEnding::Plain,
         why: "",
     };
     [
@@ -321,12 +321,12 @@ pub(super) fn ups() -> Vec<Case> {
         Up { outs: &[64, 8], to: &[F32, BF16], element: F32, count: 3, why: "unlike types", ..up },
         Up { rows: 37, block: 16, rank: 24, why: "blocks of rows, the last ragged", ..up },
         Up { rows: 6, rank: 72, block: 4, count: 1, why: "more ranks than registers hold", ..up },
-        Up { ending: Ending::Gains { residual: true }, why: "gains around a residual", ..up },
+        Up { ending: UpEnding::Gains { residual: true }, why: "gains around a residual", ..up },
         Up {
             outs: &[20, 30],
             to: &[F32; 2],
             block: 2,
-            ending: Ending::Gains { residual: false },
+            ending: UpEnding::Gains { residual: false },
             why: "gains of two sites",
             ..up
         },
@@ -345,7 +345,7 @@ pub(super) fn up_benches() -> Vec<Bench> {
         rank: 16,
         count: 1,
         block: 1,
-        ending: Ending::Plain,
+        ending: UpEnding::Plain,
         why: "queries, keys and values of an 8B model",
     };
     let many = Up { rows: 2048, outs: &[4096], to: &[F32], block: 16, why: "a prompt", ..up };
@@ -609,7 +609,7 @@ pub(super) fn site_benches() -> Vec<Bench> {
             ],
             bytes: (2 * bytes + 8 * width + 2 * out + 4 * out * rank as usize) as u64,
             flops: 4 * (out * width) as u64,
-            roof: Roof::Memory,
+            roof: Bottleneck::Memory,
         }
     };
     [DType::BF16, DType::Q4K].into_iter().filter_map(Format::of).map(bench).collect()

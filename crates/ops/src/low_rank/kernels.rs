@@ -12,7 +12,7 @@
 //! together: that is [`moe_gemm`](crate::moe::moe_gemm), whose experts are the seats.
 
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 use tile::launch::{Extent, Mode, Requirement};
 
 use super::cases;
@@ -130,7 +130,7 @@ pub fn low_rank_pick(
 
 /// The further work of [`low_rank_up`], besides `y += scale up t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Ending {
+pub enum UpEnding {
     /// Nothing.
     Plain,
     /// DoRA, for seats that have it: `y = kept + gain (y - kept) + offset`, where `kept` is there
@@ -141,13 +141,13 @@ pub enum Ending {
     },
 }
 
-impl Ending {
+impl UpEnding {
     fn gains(self) -> bool {
-        matches!(self, Ending::Gains { .. })
+        matches!(self, UpEnding::Gains { .. })
     }
 
     fn residual(self) -> bool {
-        matches!(self, Ending::Gains { residual: true })
+        matches!(self, UpEnding::Gains { residual: true })
     }
 }
 
@@ -170,7 +170,7 @@ pub fn low_rank_up(
     element: Scalar,
     rank: u32,
     block: u32,
-    ending: Ending,
+    ending: UpEnding,
 ) {
     let sites = to.len() as u32;
     let (outputs, end, all) = outputs(to);
@@ -408,7 +408,7 @@ impl Factors {
         let t = row * (self.sites * self.rank) + site * self.rank;
         let lanes = sweep::lanes(self.up.scalar()).min(8);
         let low = |k: Val<u32>| -> Vec<Val<f32>> {
-            let part = |i: u32| self.t.get_vec(t + k + 4 * i, 4, Hint::None);
+            let part = |i: u32| self.t.get_vec(t + k + 4 * i, 4, LoadHint::None);
             (0..u32::from(lanes) / 4).flat_map(part).collect()
         };
         let sum = Var::new(0.0f32);

@@ -7,11 +7,11 @@ use crate::linear::cases::{Matrix, matrix_bytes};
 use crate::linear::gemm::GemmSchedule;
 use crate::linear::gemm::GemmTypes;
 use crate::linear::gemm::cases::{all, bound, rounded};
-use crate::linear::{Activations, GemvSchedule};
+use crate::linear::{ActivationStorage, GemvSchedule};
 use crate::packed::Format;
 use crate::trial::{flat, flat_bench, memory};
 use formats::DType;
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -201,8 +201,11 @@ fn gemv_case(
 ) -> Case {
     let types = GemmTypes { x, operand: Scalar::F32, y };
     let (input, matrix, ids, want) = shape.data(types, format);
-    let activations =
-        if staged { Activations::Staged(shape.width as u32) } else { Activations::Direct };
+    let activations = if staged {
+        ActivationStorage::Staged(shape.width as u32)
+    } else {
+        ActivationStorage::Direct
+    };
     let schedule =
         GemvSchedule { outputs: 2, loads: 1, threads: 64, resident: 2, activations, whole: false };
     Case {
@@ -247,7 +250,7 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
     let timed =
         [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K), Format::Block(DType::Q8_0)];
     let bench = |format: Format| {
-        let activations = Activations::Staged(2048);
+        let activations = ActivationStorage::Staged(2048);
         let schedule = GemvSchedule {
             outputs: 2,
             loads: 2,
@@ -271,7 +274,7 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
             ],
             bytes: read as u64,
             flops: 2 * (shape.pairs * shape.width * shape.out) as u64,
-            roof: Roof::Memory,
+            roof: Bottleneck::Memory,
         }
     };
     timed.into_iter().map(bench).collect()
@@ -372,7 +375,7 @@ pub(super) fn gemm_benches() -> Vec<Bench> {
             ],
             bytes: (bytes + 2 * moved) as u64,
             flops: 2 * (shape.pairs * shape.width * shape.out) as u64,
-            roof: Roof::Matrix,
+            roof: Bottleneck::Matrix,
         }
     };
     timed.into_iter().map(bench).collect()
@@ -470,7 +473,7 @@ pub(super) fn turned_benches() -> Vec<Bench> {
             ],
             bytes: (bytes + 4 * moved) as u64,
             flops: 2 * (shape.pairs * shape.width * shape.out) as u64,
-            roof: Roof::Matrix,
+            roof: Bottleneck::Matrix,
         }
     };
     [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K)].into_iter().map(bench).collect()

@@ -43,7 +43,7 @@ pub fn route(scores: &[f32], experts: usize, routing: &Routing) -> Routes {
 
 /// Pairs by expert.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Groups {
+pub struct ExpertPairs {
     /// `[experts + 1]`: where each expert's pairs begin.
     pub offsets: Vec<u32>,
     /// `[pairs]`: the numbers of pairs, by expert, then in order.
@@ -54,7 +54,7 @@ pub struct Groups {
 
 /// Sorts pairs by expert and cuts each expert's into blocks of `rows`; the table is as long as it
 /// may ever have to be.
-pub fn group(ids: &[u32], experts: usize, rows: usize) -> Groups {
+pub fn group(ids: &[u32], experts: usize, rows: usize) -> ExpertPairs {
     let mut order: Vec<u32> = (0..ids.len() as u32).collect();
     order.sort_by_key(|pair| ids[*pair as usize]);
     let (mut offsets, mut blocks) = (vec![0], vec![]);
@@ -67,7 +67,7 @@ pub fn group(ids: &[u32], experts: usize, rows: usize) -> Groups {
     while blocks.len() < 2 * (ids.len().div_ceil(rows) + experts) {
         blocks.extend([experts as u32, ids.len() as u32]);
     }
-    Groups { offsets, order, blocks }
+    ExpertPairs { offsets, order, blocks }
 }
 
 /// `[pairs, out]`: row `p` of the result is row `p / share` of `x` `[.., width]` times the matrix

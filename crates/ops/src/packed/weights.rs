@@ -2,12 +2,13 @@
 //!
 //! A row is read in runs: what one 16-byte load of its base plane holds. Loading
 //! ([`PackedWeights::load`]) gives raw words, to be kept in registers while other loads are under
-//! way; [`PackedWeights::run`] then makes a [`Run`] of them, which yields weights as f32
-//! ([`Run::floats`]) or bytes for `dot4` with their scales ([`Run::quads`], [`Run::scaled`]).
+//! way; [`PackedWeights::run`] then makes a [`WordRun`] of them, which yields weights as f32
+//! ([`WordRun::floats`]) or bytes for `dot4` with their scales ([`WordRun::quads`],
+//! [`WordRun::scaled`]).
 
 use super::{Entry, Format, Packing};
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 
 /// A matrix that a kernel reads: one buffer of words, whatever the format.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +57,7 @@ pub struct Supers {
 
 /// The words of one run, ready to be taken apart.
 #[derive(Debug, Clone)]
-pub struct Run {
+pub struct WordRun {
     format: Format,
     base: Vec<Val<u32>>,
     high: Vec<Val<u32>>,
@@ -110,7 +111,7 @@ impl PackedWeights {
         for (plane, count) in self.format.counts().into_iter().enumerate().filter(|(_, n)| *n > 0) {
             let shared = per[plane] / self.format.run();
             let index = if shared > 1 { run / shared } else { run * count };
-            let hint = if plane < 2 { Hint::Stream } else { Hint::None };
+            let hint = if plane < 2 { LoadHint::Stream } else { LoadHint::None };
             words.extend(self.words.get_vec(row + self.starts[plane] + index, count as u8, hint));
         }
         words
@@ -165,7 +166,7 @@ impl PackedWeights {
         let mut before = 0;
         for count in self.format.counts().into_iter().filter(|n| *n > 0) {
             let at = from + lane_id() * count + before;
-            words.extend(shared.get_vec(at, count as u8, Hint::None));
+            words.extend(shared.get_vec(at, count as u8, LoadHint::None));
             before += 32 * count;
         }
         words
@@ -173,7 +174,7 @@ impl PackedWeights {
 
     /// Run `run` of the words that [`PackedWeights::load`] returned, ready to be decoded.
     #[track_caller]
-    pub fn run(&self, words: &[Val<u32>], run: impl IntoVal<u32>) -> Run {
+    pub fn run(&self, words: &[Val<u32>], run: impl IntoVal<u32>) -> WordRun {
         let format = self.format;
         let [base, high, entries, block] = self.format.counts().map(|n| n as usize);
         let (base, rest) = words.split_at(base);
@@ -191,19 +192,19 @@ impl PackedWeights {
         }
         let block = rest[..block].first().copied();
         let (base, high) = (base.to_vec(), high.to_vec());
-        Run { format, base, high, entries, block, zero: self.zero }
+        WordRun { format, base, high, entries, block, zero: self.zero }
     }
 
     /// Reads a run and prepares it.
     #[track_caller]
-    pub fn read(&self, row: Val<u32>, run: impl IntoVal<u32>) -> Run {
+    pub fn read(&self, row: Val<u32>, run: impl IntoVal<u32>) -> WordRun {
         let run = run.val();
         let words = self.load(row, run);
         self.run(&words, run)
     }
 }
 
-impl Run {
+impl WordRun {
     /// Elements that share a [`Scaled`].
     pub fn part(&self) -> usize {
         self.format.packing().map_or(self.format.run(), |p| p.sub.min(self.format.run())) as usize
@@ -221,7 +222,7 @@ impl Run {
     }
 
     /// Eight neighbours rounded to f16 or bf16, two a word, the first in the low half: the weights
-    /// from `8 * octet` on, of a run whose [`Run::scaled`] is `scaled`. So few at a time keep
+    /// from `8 * octet` on, of a run whose [`WordRun::scaled`] is `scaled`. So few at a time keep
     /// registers free for sums.
     #[track_caller]
     pub fn octet(&self, scaled: &[Scaled], octet: u32, scalar: Scalar) -> Vec<Val<u32>> {
@@ -316,7 +317,7 @@ impl Run {
         base.into_iter().zip(high).map(|(low, high)| low | high << p.base()).collect()
     }
 
-    /// The difference between a code and its byte in [`Run::quads`]: 128 or 0.
+    /// The difference between a code and its byte in [`WordRun::quads`]: 128 or 0.
     pub fn bias(&self) -> i32 {
         self.format.packing().map_or(0, |p| p.bias() as i32)
     }
@@ -326,7 +327,7 @@ impl Run {
         self.format.packing().map_or(0, |p| p.zero as i32)
     }
 
-    /// The whole numbers behind [`Run::scaled`], of formats that have them.
+    /// The whole numbers behind [`WordRun::scaled`], of formats that have them.
     #[track_caller]
     pub fn supers(&self) -> Option<Supers> {
         let (p, block) = (self.format.packing()?, self.block?);
@@ -352,7 +353,7 @@ impl Run {
         (self.entries[(part / per_word) as usize], part % per_word * p.entry.bits())
     }
 
-    /// One for each [`Run::part`] of the run; none for dense formats.
+    /// One for each [`WordRun::part`] of the run; none for dense formats.
     #[track_caller]
     pub fn scaled(&self) -> Vec<Scaled> {
         let Some(p) = self.format.packing() else { return vec![] };

@@ -12,7 +12,7 @@ use tile::launch::Mode;
 use super::Variant;
 use crate::kv_write::{Cache, Target, require_step};
 use crate::rope::{Angles, Heads};
-use crate::sweep::{Team, begin, load, require_vectors};
+use crate::sweep::{RowThreads, begin, load, require_vectors};
 use formats::Pairing;
 
 /// Simdgroups of a threadgroup: heads it works on.
@@ -208,7 +208,7 @@ impl Fused {
             tokens.map(|k| Order::lt(turn, heads) & Order::lt(self.turn(k), self.tokens)).collect();
         let scales = |Norm { weight, eps }: Norm| {
             let squares: Vec<Var<f32>> = first.iter().map(|_| Var::new(0.0)).collect();
-            Team::Simd.sweep(head_dim, 4, |at, lanes| {
+            RowThreads::Simd.sweep(head_dim, 4, |at, lanes| {
                 let read = |first: &Val<u32>| -> Vec<Val<f32>> {
                     at.iter().flat_map(|&i| load(x, *first + i, lanes)).collect()
                 };
@@ -243,7 +243,7 @@ impl Fused {
         // Two pairs per lane: the 64 of the usual head at once.
         let lanes = if pairing == Pairing::Half { 2 } else { 4 };
         let read = |token, i, lanes| lot.read(token, i, lanes);
-        heads.turn(Team::Simd, lanes, angles, &read, &write);
+        heads.turn(RowThreads::Simd, lanes, angles, &read, &write);
     }
 
     /// Elements `i` on of a key, turned. Every lane turns what it writes; what does not turn takes

@@ -276,7 +276,7 @@ fn row_peak(peaks: In<u32>, row: Val<u32>, vocab: Val<u32>) -> (Val<u32>, Val<u3
     let parts = (vocab + (PART - 1)) / PART;
     let (best, whose) = (Var::new(0u32), Var::new(u32::MAX));
     strided(parts).each(|i| {
-        let pair = peaks.get_vec((row * parts + i) * 2u32, 2, tile::ir::Hint::None);
+        let pair = peaks.get_vec((row * parts + i) * 2u32, 2, tile::ir::LoadHint::None);
         let (key, token) = arith::peak((best.get(), whose.get()), (pair[0], pair[1]));
         best.set(key);
         whose.set(token);
@@ -286,7 +286,7 @@ fn row_peak(peaks: In<u32>, row: Val<u32>, vocab: Val<u32>) -> (Val<u32>, Val<u3
 
 /// Adds tokens and their weight to a histogram of [`PER_BIN`] words a bin.
 #[track_caller]
-fn add_to(bins: impl Memory<u32>, bin: Val<u32>, count: Val<u32>, weight: Wide) {
+fn add_to(bins: impl Elements<u32>, bin: Val<u32>, count: Val<u32>, weight: Wide) {
     let add =
         |word: u32, by: Val<u32>| bins.atomic(tile::ir::AtomicOp::Add, bin * PER_BIN + word, by);
     add(0, count);

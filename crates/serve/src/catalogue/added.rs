@@ -135,7 +135,7 @@ impl Catalogue {
 /// A model that was not loaded for another adapter.
 fn no_room(error: &Error) -> Problem {
     let message = format!(
-        "{} (hint: delft serve --adapter-room N loads models for more; those that are removed make room)",
+        "{} (hint: a server with more adapter room takes it; an adapter that is removed makes room)",
         Error { hint: None, ..error.clone() }
     );
     Problem::new(StatusCode::CONFLICT, "no_room_for_adapter", message)

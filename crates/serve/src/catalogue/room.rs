@@ -134,8 +134,8 @@ impl Catalogue {
 
     /// Whether a model that could be anywhere is on the CPU while others are on GPUs.
     fn fell_back(&self, prepared: &Prepared, options: &delft::LoadOptions) -> bool {
-        let cpu = |places: &[delft::Place]| places == [delft::Place::Cpu];
-        options.device == delft::Place::Auto
+        let cpu = |places: &[delft::DeviceSpec]| places == [delft::DeviceSpec::Cpu];
+        options.device == delft::DeviceSpec::Auto
             && cpu(prepared.places())
             && self.loaded().iter().any(|own| own.engines.iter().any(|own| !cpu(own.places())))
     }

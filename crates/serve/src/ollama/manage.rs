@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use delft::formats::gguf;
-use delft::hub::{Hub, Progress};
-use delft::tokens::tools::{Described, Format};
+use delft::hub::{Hub, PullProgress};
+use delft::tokens::tools::{CallFormat, ToolNotice};
 use delft::tokens::{ChatTemplate, Tokenizer};
 use delft::{Capability, Engine, Error, Plan, Tensors, models};
 use hyper::StatusCode;
@@ -282,7 +282,7 @@ fn capabilities(
     if fills_gaps {
         all.push("insert");
     }
-    if Format::or_described(template).1 == Described::ByTemplate {
+    if CallFormat::or_described(template).1 == ToolNotice::ByTemplate {
         all.push("tools");
     }
     if !delft::reasoning::switches(true, template).is_empty() {
@@ -399,7 +399,7 @@ fn fetch(hub: &Hub, name: &str, progress: &Told) -> Result<(), Problem> {
         Problem::new(status, "not_pulled", error.to_string())
     };
     // A path is for those who may read this machine's files, and is here already.
-    if delft::hub::Spec::parse(name).is_err() {
+    if delft::hub::HubName::parse(name).is_err() {
         return Err(Problem::field("model", "expected a short name or a hub id, org/name:TAG"));
     }
     let offer = hub.offer(name, progress).map_err(wrong)?;
@@ -439,7 +439,7 @@ impl Told {
     }
 }
 
-impl Progress for Told {
+impl PullProgress for Told {
     fn start(&self, file: &str, size: Option<u64>, have: u64) {
         let total = size.unwrap_or(0);
         *self.current() = Some((total, Instant::now()));

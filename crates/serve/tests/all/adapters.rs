@@ -154,7 +154,7 @@ fn adapters_come_and_go_while_others_generate() {
     // There is room for one, and for another once it is gone.
     let full = add("second", "adapters/rslora");
     assert_eq!((full.status, &full.json()["error"]["code"]), (409, &json!("no_room_for_adapter")));
-    assert!(full.body.contains("--adapter-room"), "{full:?}");
+    assert!(full.body.contains("more adapter room"), "{full:?}");
     assert_eq!(remove("mine").status, 200);
     assert_eq!(remove("mine").status, 404);
     let gone = post(address, "/v1/completions", &json!({ "model": "mine", "prompt": [3] }));

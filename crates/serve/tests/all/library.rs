@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use delft::hub::{Container, Hub, LocalModel, ModelSource};
 use delft::{AdapterFile, Engine, LoadOptions, Location};
-use delft_serve::{AccessRules, Keep, Library, Limits, Named, Running, Served};
+use delft_serve::{AccessRules, GenerationLimits, Keep, Library, Named, Running, Served};
 use serde_json::{Value, json};
 
 use crate::common::{
@@ -173,7 +173,7 @@ fn models_give_way_where_memory_is_short() {
     running.stop().unwrap();
 
     // Who waits for one that is in use for too long is told to come again.
-    let brief = Limits { time: Duration::from_millis(1500), ..limits() };
+    let brief = GenerationLimits { time: Duration::from_millis(1500), ..limits() };
     let running = serve_library(brief, AccessRules::default(), with(most + 1024));
     let address = running.address();
     let held = post(address, "/v1/completions", &ids("tiny", 2));
@@ -224,7 +224,7 @@ fn those_who_wait_for_a_model_are_answered() {
 
 #[test]
 fn a_line_that_is_full_refuses() {
-    let none = Limits { queue: 0, ..limits() };
+    let none = GenerationLimits { queue: 0, ..limits() };
     let running = serve_library(none, AccessRules::default(), library());
     let address = running.address();
     let asked: Vec<_> = (0..6)

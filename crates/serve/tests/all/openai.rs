@@ -244,7 +244,7 @@ fn a_prompt_that_is_repeated_has_log_probabilities() {
     };
     let text = |object: &Value| object["choices"][0]["text"].as_str().unwrap().to_string();
     let ids = engine().encode(&"Once upon a time".into()).unwrap();
-    let rows = engine().session().logits(&ids, delft::Rows::All).unwrap();
+    let rows = engine().session().logits(&ids, delft::LogitRows::All).unwrap();
     let told = ask(json!({ "prompt": [ids, ids[..1]], "max_tokens": 1 })).json();
     let lists = &told["choices"][0]["logprobs"];
     assert_eq!(lists["tokens"].as_array().unwrap().len(), ids.len() + 1);

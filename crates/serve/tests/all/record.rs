@@ -1,7 +1,7 @@
 //! Requests and answers in a file: what is in it, what never is, and that the same is answered to
 //! the same again.
 
-use delft_serve::{AccessRules, Config, Served, Server};
+use delft_serve::{AccessRules, Served, Server, ServerConfig};
 use serde_json::{Value, json};
 
 use crate::common::{config, engine, limits, receive, send};
@@ -11,7 +11,7 @@ fn requests_are_recorded_with_what_answers_them_again() {
     let folder = tempfile::tempdir().unwrap();
     let asked = folder.path().join("asked");
     let access = AccessRules { keys: vec!["k-2718281828".to_string()], ..AccessRules::default() };
-    let config = Config { record: Some(asked.clone()), ..config(limits(), access) };
+    let config = ServerConfig { record: Some(asked.clone()), ..config(limits(), access) };
     let served = Served {
         name: "stories".to_string(),
         engines: vec![engine()],

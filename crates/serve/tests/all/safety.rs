@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use crate::common::{config, get, limits, post, receive, send, serve, shared};
-use delft_serve::{AccessRules, Config, Limits, Server};
+use delft_serve::{AccessRules, GenerationLimits, Server, ServerConfig};
 use serde_json::{Value, json};
 
 fn story(max_tokens: usize) -> Value {
@@ -90,8 +90,10 @@ fn strangers_are_turned_away() {
     assert_eq!(page.header("access-control-allow-origin"), None);
 
     // An address that others reach is not taken without a key.
-    let config =
-        Config { address: ([0, 0, 0, 0], 0).into(), ..config(limits(), AccessRules::default()) };
+    let config = ServerConfig {
+        address: ([0, 0, 0, 0], 0).into(),
+        ..config(limits(), AccessRules::default())
+    };
     assert!(Server::bind(config, Vec::new()).is_err());
 }
 
@@ -175,7 +177,7 @@ fn generated(address: SocketAddr) -> u64 {
 
 #[test]
 fn a_client_that_goes_away_frees_its_session() {
-    let one = serve(Limits { parallel: 1, ..limits() }, AccessRules::default());
+    let one = serve(GenerationLimits { parallel: 1, ..limits() }, AccessRules::default());
     let mut before = 0;
     for streamed in [true, false] {
         let mut body = story(900);
@@ -201,7 +203,7 @@ fn a_client_that_goes_away_frees_its_session() {
 
 #[test]
 fn a_full_queue_refuses_and_says_when_to_come_again() {
-    let one = serve(Limits { parallel: 1, queue: 1, ..limits() }, AccessRules::default());
+    let one = serve(GenerationLimits { parallel: 1, queue: 1, ..limits() }, AccessRules::default());
     let mut running = begin(one.address(), &story(900));
     first_event(&mut running);
     let waiting = begin(one.address(), &story(2));
@@ -222,8 +224,10 @@ fn a_full_queue_refuses_and_says_when_to_come_again() {
 
 #[test]
 fn a_request_that_takes_too_long_ends_with_an_error() {
-    let brief =
-        serve(Limits { time: Duration::from_millis(300), ..limits() }, AccessRules::default());
+    let brief = serve(
+        GenerationLimits { time: Duration::from_millis(300), ..limits() },
+        AccessRules::default(),
+    );
     let mut body = story(1000);
     let streamed = receive(begin(brief.address(), &body));
     assert!(streamed.events().iter().any(|event| event["error"]["code"] == "timeout"));
@@ -234,7 +238,7 @@ fn a_request_that_takes_too_long_ends_with_an_error() {
 
 #[test]
 fn texts_are_no_longer_than_the_server_allows() {
-    let short = serve(Limits { tokens: Some(7), ..limits() }, AccessRules::default());
+    let short = serve(GenerationLimits { tokens: Some(7), ..limits() }, AccessRules::default());
     for asked in [json!(100), json!(null), json!(3)] {
         let body = json!({ "messages": [{ "role": "user", "content": "Tell me a story" }],
             "max_tokens": asked, "ignore_eos": true });
@@ -267,7 +271,8 @@ fn what_runs_is_finished_before_the_end() {
 /// middle of an answer.
 #[test]
 fn a_torture_leaves_it_serving() {
-    let busy = serve(Limits { parallel: 4, queue: 1000, ..limits() }, AccessRules::default());
+    let busy =
+        serve(GenerationLimits { parallel: 4, queue: 1000, ..limits() }, AccessRules::default());
     let address = busy.address();
     let clients: Vec<_> = (0..200)
         .map(|i| {

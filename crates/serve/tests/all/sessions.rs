@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use delft_serve::{AccessRules, Config, Served, Server};
+use delft_serve::{AccessRules, Served, Server, ServerConfig};
 use serde_json::{Value, json};
 
 use crate::common::{Response, config, engine, get, limits, post, receive, send};
@@ -17,7 +17,7 @@ fn sessions_are_continued_forked_saved_and_restored() {
     let serving = |access: AccessRules, folder: Option<&std::path::Path>| {
         let (name, adapters) = ("stories".to_string(), Vec::new());
         let served = Served { name, engines: vec![engine()], templates: None, adapters };
-        let config = Config { sessions: folder.map(Into::into), ..config(limits(), access) };
+        let config = ServerConfig { sessions: folder.map(Into::into), ..config(limits(), access) };
         Server::bind(config, vec![served]).unwrap().spawn().unwrap()
     };
     let own = serving(AccessRules::default(), Some(&folder.path().join("kept")));

@@ -21,7 +21,7 @@ fn tools() -> Vec<Tool> {
     vec![tool("get_weather", weather), tool("now", json!({}))]
 }
 
-fn calls(format: &'static tokens::tools::Format, text: &str) -> (Vec<(String, Value)>, String) {
+fn calls(format: &'static tokens::tools::CallFormat, text: &str) -> (Vec<(String, Value)>, String) {
     let mut reader = Calls::new(format, tools());
     let mut parts = reader.push(text);
     parts.extend(reader.finish());

@@ -1,7 +1,7 @@
 //! The time of one benchmark: its kernel specialised and lowered as the engine runs it, on data
 //! that no cache holds.
 
-use device::cuda::{self, Work};
+use device::cuda::{self, GraphWork};
 use tile::Kernel;
 use tile::case::{self, Bench, Fill};
 use tile::passes::{self, Target};
@@ -60,7 +60,7 @@ pub(super) fn measure<'a>(gpu: &cuda::Gpu, bench: &'a Bench) -> Result<Measured<
     let launches: Result<Vec<Work>, _> = sets
         .sets
         .iter()
-        .map(|set| Ok(Work::Launch(pipeline.bind(&bench.numbers, set)?.overlapping())))
+        .map(|set| Ok(GraphWork::Launch(pipeline.bind(&bench.numbers, set)?.overlapping())))
         .collect();
     let took = gpu.time(launches.map_err(line)?, SAMPLES).map_err(line)?;
     Ok(Measured {
@@ -147,7 +147,7 @@ fn vendor(gpu: &cuda::Gpu, bench: &Bench, sets: &Sets) -> Result<Option<f64>, St
     let find = |set: &[cuda::Buffer], size: usize| set.iter().find(|b| b.len() >= size).cloned();
     let (x_bytes, w_bytes, y_bytes) = (bytes(rows, width), bytes(out, width), bytes(rows, out));
     let line = |e: formats::Error| e.to_string();
-    let mut first: Option<cuda::Product> = None;
+    let mut first: Option<cuda::BoundProduct> = None;
     let mut work = Vec::new();
     for set in &sets.sets {
         let mut rest = set.clone();
@@ -165,7 +165,7 @@ fn vendor(gpu: &cuda::Gpu, bench: &Bench, sets: &Sets) -> Result<Option<f64>, St
             Some(one) => one.to(&x, &w, None, &y).map_err(line)?,
         };
         first.get_or_insert_with(|| product.clone());
-        work.push(Work::Product(product));
+        work.push(GraphWork::Product(product));
     }
     gpu.time(work, SAMPLES).map(|took| Some(took.median)).map_err(line)
 }

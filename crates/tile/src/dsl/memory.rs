@@ -7,7 +7,7 @@
 use super::*;
 
 /// An array that a kernel names, whose elements are computed with as `T`.
-pub trait Memory<T: Number>: Copy {
+pub trait Elements<T: Number>: Copy {
     /// Which one.
     fn place(self) -> Place;
     /// How its elements are stored.
@@ -80,7 +80,7 @@ impl<T: Number, M: Rights> Global<T, M> {
     }
 }
 
-impl<T: Number, M: Rights> Memory<T> for Global<T, M> {
+impl<T: Number, M: Rights> Elements<T> for Global<T, M> {
     fn place(self) -> Place {
         Place::Buffer(self.index)
     }
@@ -135,7 +135,7 @@ impl<T: Number> Shared<T> {
     }
 }
 
-impl<T: Number> Memory<T> for Shared<T> {
+impl<T: Number> Elements<T> for Shared<T> {
     fn place(self) -> Place {
         self.place
     }
@@ -195,7 +195,7 @@ impl<T: Number> Regs<T> {
     }
 }
 
-impl<T: Number> Memory<T> for Regs<T> {
+impl<T: Number> Elements<T> for Regs<T> {
     fn place(self) -> Place {
         self.place
     }
@@ -254,28 +254,28 @@ assign! {
 }
 
 /// Reading and writing an array of `T`.
-pub trait At<T: Number>: Memory<T> {
+pub trait At<T: Number>: Elements<T> {
     /// Element `index`.
     #[track_caller]
     fn get(self, index: impl IntoVal<u32>) -> Val<T> {
-        self.get_with(index, Hint::None)
+        self.get_with(index, LoadHint::None)
     }
 
     /// Element `index`, read with a hint.
     #[track_caller]
-    fn get_with(self, index: impl IntoVal<u32>, hint: Hint) -> Val<T> {
+    fn get_with(self, index: impl IntoVal<u32>, hint: LoadHint) -> Val<T> {
         read(self, index.val(), hint).cast()
     }
 
     /// Element `index` as it is stored.
     #[track_caller]
     fn get_raw(self, index: impl IntoVal<u32>) -> Val<Raw> {
-        read(self, index.val(), Hint::None)
+        read(self, index.val(), LoadHint::None)
     }
 
     /// `lanes` (2, 4, 8 or 16, at most 16 bytes) elements from `index` on, a multiple of `lanes`.
     #[track_caller]
-    fn get_vec(self, index: impl IntoVal<u32>, lanes: u8, hint: Hint) -> Vec<Val<T>> {
+    fn get_vec(self, index: impl IntoVal<u32>, lanes: u8, hint: LoadHint) -> Vec<Val<T>> {
         let mut values = Vec::with_capacity(usize::from(lanes));
         // No closure: it would hide the caller's line.
         for value in self.get_raw_vec(index, lanes, hint) {
@@ -286,7 +286,7 @@ pub trait At<T: Number>: Memory<T> {
 
     /// As [`At::get_vec`], elements as they are stored.
     #[track_caller]
-    fn get_raw_vec(self, index: impl IntoVal<u32>, lanes: u8, hint: Hint) -> Vec<Val<Raw>> {
+    fn get_raw_vec(self, index: impl IntoVal<u32>, lanes: u8, hint: LoadHint) -> Vec<Val<Raw>> {
         read_vec(self, index.val(), lanes, hint)
     }
 
@@ -332,20 +332,20 @@ pub trait At<T: Number>: Memory<T> {
     }
 }
 
-impl<T: Number, M: Memory<T>> At<T> for M {}
+impl<T: Number, M: Elements<T>> At<T> for M {}
 
 #[track_caller]
-fn read<T: Number>(from: impl Memory<T>, index: Val<u32>, hint: Hint) -> Val<Raw> {
+fn read<T: Number>(from: impl Elements<T>, index: Val<u32>, hint: LoadHint) -> Val<Raw> {
     let (place, index) = (from.place(), index.value);
     Val::wrap(define(Inst::Load { place, index, lanes: 1, hint }, from.scalar()))
 }
 
 #[track_caller]
 fn read_vec<T: Number>(
-    from: impl Memory<T>,
+    from: impl Elements<T>,
     index: Val<u32>,
     lanes: u8,
-    hint: Hint,
+    hint: LoadHint,
 ) -> Vec<Val<Raw>> {
     if lanes == 1 {
         return vec![read(from, index, hint)];

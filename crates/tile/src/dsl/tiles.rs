@@ -29,7 +29,7 @@ impl Frag {
     /// A left operand `[16, 16]` from memory: `(r, c)` at `index + r * stride + c`.
     #[track_caller]
     pub fn left(
-        from: impl Memory<f32>,
+        from: impl Elements<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
@@ -40,7 +40,7 @@ impl Frag {
     /// `(k, n)` at `index + n * stride + k`.
     #[track_caller]
     pub fn right_transposed(
-        from: impl Memory<f32>,
+        from: impl Elements<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
@@ -50,7 +50,7 @@ impl Frag {
     /// A right operand `[16, 16]` from memory: `(k, n)` at `index + k * stride + n`.
     #[track_caller]
     pub fn right(
-        from: impl Memory<f32>,
+        from: impl Elements<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
@@ -61,7 +61,7 @@ impl Frag {
     /// stride of 0 all rows are one.
     #[track_caller]
     pub fn accumulator(
-        from: impl Memory<f32>,
+        from: impl Elements<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
@@ -72,7 +72,7 @@ impl Frag {
     /// `index + c * stride + r`. With a stride of 0 all columns are one.
     #[track_caller]
     pub fn accumulator_transposed(
-        from: impl Memory<f32>,
+        from: impl Elements<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
@@ -81,7 +81,7 @@ impl Frag {
 
     #[track_caller]
     fn load(
-        from: impl Memory<f32>,
+        from: impl Elements<f32>,
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
         role: Role,
@@ -160,7 +160,12 @@ impl Frag {
 
     /// Writes an accumulator, rounded as `to` stores it: `(r, c)` to `index + r * stride + c`.
     #[track_caller]
-    pub fn store(self, to: impl Memory<f32>, index: impl IntoVal<u32>, stride: impl IntoVal<u32>) {
+    pub fn store(
+        self,
+        to: impl Elements<f32>,
+        index: impl IntoVal<u32>,
+        stride: impl IntoVal<u32>,
+    ) {
         let value = self.cast(to.scalar()).value;
         let (place, index, stride) = (to.place(), index.val().value, stride.val().value);
         perform(Inst::TileStore { place, index, stride, value });
@@ -299,7 +304,7 @@ impl Frags {
     #[track_caller]
     pub fn get(self, i: u32) -> Frag {
         let index = i.val().value;
-        let (place, hint) = (self.place, Hint::None);
+        let (place, hint) = (self.place, LoadHint::None);
         Frag::define(Inst::Load { place, index, lanes: 1, hint }, self.ty)
     }
 

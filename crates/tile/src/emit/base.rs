@@ -1,6 +1,6 @@
 //! The C-like printer that Metal and CUDA share: blocks, statements, and which values get a name.
 
-use crate::ir::{Block, Builtin, Hint, Inst, Kernel, Literal, Node, Place, SourceId, Value};
+use crate::ir::{Block, Builtin, Inst, Kernel, Literal, LoadHint, Node, Place, SourceId, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 use crate::verify::Fault;
 
@@ -503,14 +503,14 @@ impl Printer<'_> {
         place: Place,
         index: Value,
         lanes: u8,
-        hint: Hint,
+        hint: LoadHint,
         ty: Type,
     ) -> Result<Text, Error> {
         let kind = expr::type_name(self.language, ty)?;
         let vector = lanes > 1 && !matches!(place, Place::Register(_));
         let cast = self.language.pointer(self.kernel, place, &kind, false);
         let at = self.address(place, index);
-        if matches!(place, Place::Buffer(_)) && hint != Hint::None {
+        if matches!(place, Place::Buffer(_)) && hint != LoadHint::None {
             let pointer = if vector { format!("({cast})({at})") } else { at.clone() };
             if let Some(text) = self.language.hinted(hint, &pointer) {
                 return Ok(text);

@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use crate::instr::{Binary, Spelling, Unary};
 use crate::ir::{
-    Access as Rights, AtomicOp, Builtin, Hint, Inst, Kernel, ParamKind, Place, Reduce, SimdOp,
+    Access as Rights, AtomicOp, Builtin, Inst, Kernel, LoadHint, ParamKind, Place, Reduce, SimdOp,
 };
 use crate::types::{Role, Scalar, Tile};
 
@@ -39,7 +39,7 @@ fn letter(i: u8) -> &'static str {
 fn overlaps(kernel: &Kernel) -> bool {
     let mut found = false;
     kernel.visit(&mut |node| {
-        found |= matches!(node.inst, Inst::GridWait | Inst::Load { hint: Hint::Coherent, .. });
+        found |= matches!(node.inst, Inst::GridWait | Inst::Load { hint: LoadHint::Coherent, .. });
     });
     found
 }
@@ -295,11 +295,11 @@ impl Language for Cuda {
         format!("{constness}{ty}*")
     }
 
-    fn hinted(&self, hint: Hint, pointer: &str) -> Option<Text> {
+    fn hinted(&self, hint: LoadHint, pointer: &str) -> Option<Text> {
         match hint {
-            Hint::None => None,
-            Hint::Stream => Some(Text::primary(format!("tk_stream({pointer})"))),
-            Hint::Coherent => Some(Text::primary(format!("tk_coherent({pointer})"))),
+            LoadHint::None => None,
+            LoadHint::Stream => Some(Text::primary(format!("tk_stream({pointer})"))),
+            LoadHint::Coherent => Some(Text::primary(format!("tk_coherent({pointer})"))),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Expressions as C text with their precedence, and the arithmetic that Metal and CUDA write alike.
 
 use crate::instr::{Binary, Spelling, Unary};
-use crate::ir::{AtomicOp, Builtin, Hint, Inst, Kernel, Place, Reduce, SimdOp};
+use crate::ir::{AtomicOp, Builtin, Inst, Kernel, LoadHint, Place, Reduce, SimdOp};
 use crate::types::{Scalar, Tile, Type};
 
 use super::names::Names;
@@ -107,7 +107,7 @@ pub(super) trait Language {
     fn pointer(&self, kernel: &Kernel, place: Place, ty: &str, write: bool) -> String;
     /// A load through a pointer with a hint other than `None`; nothing if the language has no such
     /// load.
-    fn hinted(&self, hint: Hint, pointer: &str) -> Option<Text>;
+    fn hinted(&self, hint: LoadHint, pointer: &str) -> Option<Text>;
     /// A read-modify-write at an address.
     fn atomic(&self, op: AtomicOp, place: Place, scalar: Scalar, at: &str, value: &Text) -> Text;
     /// An exchange between lanes.

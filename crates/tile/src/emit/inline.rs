@@ -13,7 +13,7 @@ pub(super) fn choose(kernel: &Kernel, uses: &[u32], block: &Block) -> Vec<bool> 
     // For each value, the instruction of this block that uses it.
     let mut user = vec![None; kernel.values.len()];
     for (at, node) in nodes.iter().enumerate() {
-        for operand in node.inst.operands() {
+        for operand in node.inst.operands().iter() {
             user[operand.0 as usize] = Some(at);
         }
     }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use crate::instr::{Binary, Spelling, Unary};
 use crate::ir::{
-    Access as Rights, AtomicOp, Builtin, Hint, Inst, Kernel, ParamKind, Place, Reduce, SimdOp,
+    Access as Rights, AtomicOp, Builtin, Inst, Kernel, LoadHint, ParamKind, Place, Reduce, SimdOp,
 };
 use crate::types::{Role, Scalar, Tile};
 
@@ -288,7 +288,7 @@ impl Language for Metal {
         format!("{}{constness}{ty}*", space(kernel, place))
     }
 
-    fn hinted(&self, _: Hint, _: &str) -> Option<Text> {
+    fn hinted(&self, _: LoadHint, _: &str) -> Option<Text> {
         None
     }
 

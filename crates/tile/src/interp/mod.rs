@@ -52,13 +52,13 @@ pub struct Stats {
 
 /// A kernel compiled for the interpreter: made once, run often.
 #[derive(Debug)]
-pub struct Machine {
+pub struct CompiledKernel {
     kernel: Kernel,
     program: ops::Program,
     budget: u64,
 }
 
-impl Machine {
+impl CompiledKernel {
     /// Verifies and compiles a kernel.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Machine {
     /// has.
     pub fn new(kernel: &Kernel) -> Result<Self, Fault> {
         verify::verify(kernel)?;
-        Machine::compiled(kernel)
+        CompiledKernel::compiled(kernel)
     }
 
     /// Compiles a kernel that may break the verifier's rules: what that leads to is found when it
@@ -88,12 +88,12 @@ impl Machine {
             return Err(report::fault(kernel, message));
         }
         let program = compile::compile(kernel)?;
-        Ok(Machine { kernel: kernel.clone(), program, budget: BUDGET })
+        Ok(CompiledKernel { kernel: kernel.clone(), program, budget: BUDGET })
     }
 
     /// With another number of lane instructions after which a launch is taken for a runaway.
     pub fn budget(self, instructions: u64) -> Self {
-        Machine { budget: instructions, ..self }
+        CompiledKernel { budget: instructions, ..self }
     }
 
     /// Launches it on `buffers`, the buffer parameters in binding order.
@@ -152,9 +152,9 @@ impl Machine {
 /// Launches a kernel on `buffers`, its buffer parameters in binding order.
 ///
 /// # Errors
-/// See [`Machine::new`] and [`Machine::run`].
+/// See [`CompiledKernel::new`] and [`CompiledKernel::run`].
 pub fn run(kernel: &Kernel, numbers: &Numbers, buffers: &mut [Buffer]) -> Result<Stats, Fault> {
-    Machine::new(kernel)?.run(numbers, buffers)
+    CompiledKernel::new(kernel)?.run(numbers, buffers)
 }
 
 /// Runs a case as it is written, then specialised and lowered for every target; the largest

@@ -1,7 +1,7 @@
 //! Faults that the verifier already refuses are found by the interpreter too: two opinions on the
 //! same rules.
 
-use super::Machine;
+use super::CompiledKernel;
 use crate::case::Buffer;
 use crate::launch::Numbers;
 use crate::text;
@@ -16,7 +16,7 @@ fn run(body: &str) -> Result<(), String> {
     let kernel = text::parse(&text).map_err(|fault| fault.to_string())?;
     let x: Vec<u32> = (0..256).collect();
     let mut buffers = [Buffer::words(&x), Buffer::zeros(Scalar::U32, 256)];
-    let machine = Machine::compiled(&kernel).map_err(|fault| fault.to_string())?;
+    let machine = CompiledKernel::compiled(&kernel).map_err(|fault| fault.to_string())?;
     let ran = machine.run(&Numbers::new(), &mut buffers);
     ran.map(|_| ()).map_err(|fault| fault.to_string())
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::mem::{Discriminant, discriminant};
 
 use super::rewrite::{Rewrite, Visitor, is_pure, rewrite};
-use crate::ir::{Inst, Kernel, Node, Value};
+use crate::ir::{Inst, Kernel, Node, OperandList, Value};
 
 /// Every pure computation once per scope.
 pub(super) fn cse(kernel: &Kernel) -> Kernel {
@@ -15,7 +15,7 @@ pub(super) fn cse(kernel: &Kernel) -> Kernel {
 }
 
 /// Instructions of one kind on the same operands; immediates are compared after that.
-type Key = (Discriminant<Inst>, Vec<Value>);
+type Key = (Discriminant<Inst>, OperandList);
 
 struct Cse {
     scopes: Vec<HashMap<Key, Vec<(Inst, Value)>>>,

@@ -48,7 +48,7 @@ fn sweep(block: &mut Block, used: &mut [bool], read: &HashSet<Place>) -> bool {
         if dead {
             continue;
         }
-        node.inst.operands().into_iter().for_each(|v| used[v.0 as usize] = true);
+        node.inst.operands().iter().for_each(|v| used[v.0 as usize] = true);
         kept.push(node);
     }
     kept.reverse();

@@ -27,7 +27,7 @@ pub(super) fn fusion(kernel: &Kernel) -> Kernel {
     let merged = Kernel { body, ..kernel.clone() };
     let mut uses = vec![0; merged.values.len()];
     merged.visit(&mut |node| {
-        node.inst.operands().into_iter().for_each(|v| uses[v.0 as usize] += 1);
+        node.inst.operands().iter().for_each(|v| uses[v.0 as usize] += 1);
     });
     let fused = rewrite(&merged, &mut Products { uses, here: vec![HashSet::new()] });
     forward(&fused)

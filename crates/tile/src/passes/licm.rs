@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 
 use super::rewrite::{Effects, Facts, is_pure, is_safe};
-use crate::ir::{Access, Block, Hint, Inst, Kernel, Node, ParamKind, Place, Value};
+use crate::ir::{Access, Block, Inst, Kernel, LoadHint, Node, ParamKind, Place, Value};
 
 /// The kernel with invariant instructions moved out of loops.
 pub(super) fn licm(kernel: &Kernel) -> Kernel {
@@ -49,7 +49,7 @@ fn invariant(
         let fixed = node.inst.operands().iter().all(|v| !inside.contains(v));
         let may = match &node.inst {
             Inst::Load { place, hint, .. } => {
-                let fresh = *hint == Hint::Coherent && !reads_only(kernel, *place);
+                let fresh = *hint == LoadHint::Coherent && !reads_only(kernel, *place);
                 surely && !effects.waits && !effects.writes(*place) && !fresh
             }
             inst => is_pure(inst) && (surely || is_safe(inst, facts)),

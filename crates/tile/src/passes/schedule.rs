@@ -14,7 +14,7 @@ use std::collections::HashSet;
 
 use super::Target;
 use super::rewrite::{Effects, Rewrite, Visitor, is_pure, rewrite};
-use crate::ir::{Block, Hint, Inst, Kernel, Literal, Node, Place, Value};
+use crate::ir::{Block, Inst, Kernel, Literal, LoadHint, Node, Place, Value};
 use crate::types::Type;
 
 /// The most loads under way together.
@@ -50,7 +50,7 @@ impl Visitor for Copies {
                     (ty, lanes) => Type::Vector(ty.scalar(), lanes),
                 };
                 let move_ = |r: &mut Rewrite| {
-                    let hint = Hint::None;
+                    let hint = LoadHint::None;
                     let load = Inst::Load { place: from, index: from_index, lanes, hint };
                     let value = r.define(load, ty);
                     r.push(Inst::Store { place: to, index: to_index, value }, None);
@@ -220,7 +220,7 @@ fn earlier(passed: &[Node], load: &Node, group: &Group) -> Option<Vec<usize>> {
         return None;
     }
     let place = load.inst.reads().next();
-    let mut needed: HashSet<Value> = load.inst.operands().into_iter().collect();
+    let mut needed: HashSet<Value> = load.inst.operands().iter().copied().collect();
     if needed.iter().any(|v| group.results.contains(v)) {
         return None;
     }
@@ -236,7 +236,7 @@ fn earlier(passed: &[Node], load: &Node, group: &Group) -> Option<Vec<usize>> {
         if !is_pure(&node.inst) || operands.iter().any(|v| group.results.contains(v)) {
             return None;
         }
-        needed.extend(operands);
+        needed.extend(operands.iter());
         slice.insert(0, at);
     }
     Some(slice)

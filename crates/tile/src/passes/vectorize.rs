@@ -24,7 +24,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::rewrite::{Effects, Facts, Rewrite, Visitor, defined, each, rewrite, size};
 use crate::instr::Binary;
-use crate::ir::{Block, Builtin, Hint, Inst, Kernel, Literal, Node, Place, Value};
+use crate::ir::{Block, Builtin, Inst, Kernel, Literal, LoadHint, Node, Place, Value};
 use crate::types::{Scalar, Type};
 
 /// The most bytes of an access.
@@ -374,7 +374,7 @@ fn run(r: &mut Rewrite, plan: &Plan, index: Value, body: &Block) {
 }
 
 /// The elements of a run, from vector loads.
-fn load(r: &mut Rewrite, plan: &Plan, index: Value, access: &Access, hint: Hint) -> Vec<Value> {
+fn load(r: &mut Rewrite, plan: &Plan, index: Value, access: &Access, hint: LoadHint) -> Vec<Value> {
     let (place, lanes) = (access.place, access.chunk);
     let scalar = r.kernel.element(place).scalar();
     let mut values = Vec::with_capacity(plan.lanes.into());

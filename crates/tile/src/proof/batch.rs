@@ -9,7 +9,7 @@ use crate::emit::{self, Dialect};
 use crate::ir::Kernel;
 use crate::passes::{self, Target};
 
-use super::{Program, ThreadOrder, Unproved};
+use super::{CompiledText, ThreadOrder, Unproved};
 
 /// Counts of proved cases.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -187,7 +187,7 @@ fn unit(
             }
         }
     }
-    let program = Program::compile(&text, &kernels, dialect)?;
+    let program = CompiledText::compile(&text, &kernels, dialect)?;
     for job in jobs {
         counts.kernels += 1;
         for index in &job.cases {
@@ -206,7 +206,7 @@ fn unit(
 }
 
 /// A case under every schedule.
-fn run(program: &Program, kernel: &Kernel, case: &Case) -> Result<f64, String> {
+fn run(program: &CompiledText, kernel: &Kernel, case: &Case) -> Result<f64, String> {
     let mut worst: f64 = 0.0;
     for schedule in ThreadOrder::ALL {
         let mut buffers = case.buffers.clone();

@@ -17,7 +17,7 @@ pub struct Nvcc {
 
 /// The resources that a kernel needs on an architecture.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Usage {
+pub struct Resources {
     /// The kernel's symbol.
     pub kernel: String,
     /// Registers of a thread.
@@ -53,7 +53,7 @@ impl Nvcc {
     ///
     /// # Errors
     /// [`Unproved::Wrong`] with the compiler's first complaints.
-    pub fn compile(&self, text: &str, architecture: &str) -> Result<Vec<Usage>, Unproved> {
+    pub fn compile(&self, text: &str, architecture: &str) -> Result<Vec<Resources>, Unproved> {
         let scratch = Scratch::new()?;
         let source = scratch.write("kernels.cu", text)?;
         let mut command = Command::new(&self.program);
@@ -64,12 +64,12 @@ impl Nvcc {
 }
 
 /// Reads the report of `ptxas -v`.
-fn usages(log: &str) -> Vec<Usage> {
-    let mut found: Vec<Usage> = Vec::new();
+fn usages(log: &str) -> Vec<Resources> {
+    let mut found: Vec<Resources> = Vec::new();
     for line in log.lines() {
         if let Some(name) = line.split("Compiling entry function '").nth(1) {
             let kernel = name.split('\'').next().unwrap_or_default().to_owned();
-            found.push(Usage { kernel, registers: 0, shared: 0, spills: 0, stack: 0 });
+            found.push(Resources { kernel, registers: 0, shared: 0, spills: 0, stack: 0 });
         }
         let Some(last) = found.last_mut() else { continue };
         // `0 bytes stack frame, 8 bytes spill stores`, `Used 40 registers, used 1 barriers, 16
@@ -97,9 +97,15 @@ mod tests {
     #[test]
     fn the_report_is_read_entry_by_entry() {
         let log = "ptxas info    : 0 bytes gmem\nptxas info    : Compiling entry function 'norm' for 'sm_80'\nptxas info    : Function properties for norm\n    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\nptxas info    : Used 40 registers, used 1 barriers, 96 bytes smem, 376 bytes cmem[0]\nptxas info    : Compiling entry function 'add' for 'sm_80'\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 10 registers, 360 bytes cmem[0]\n";
-        let norm =
-            Usage { kernel: "norm".to_owned(), registers: 40, shared: 96, spills: 8, stack: 16 };
-        let add = Usage { kernel: "add".to_owned(), registers: 10, shared: 0, spills: 0, stack: 0 };
+        let norm = Resources {
+            kernel: "norm".to_owned(),
+            registers: 40,
+            shared: 96,
+            spills: 8,
+            stack: 16,
+        };
+        let add =
+            Resources { kernel: "add".to_owned(), registers: 10, shared: 0, spills: 0, stack: 0 };
         assert_eq!(usages(log), [norm, add]);
         assert_eq!(usages("Used registers, bytes spill"), []);
     }

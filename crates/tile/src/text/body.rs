@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::header::{Parser, Symbol};
 use super::lex::{Found, Words, unknown};
-use crate::ir::{Block, Hint, Inst, Literal, Node, Place, SourceId, Value};
+use crate::ir::{Block, Inst, Literal, LoadHint, Node, Place, SourceId, Value};
 use crate::table::Piece;
 use crate::types::{Scalar, Type};
 
@@ -203,13 +203,13 @@ impl<'p, 't> Body<'p, 't> {
             Piece::Lanes(lanes) => {
                 *lanes = if words.take("lanes") { words.number("a number of lanes")? } else { 1 };
             }
-            Piece::Hint(hint) => {
+            Piece::LoadHint(hint) => {
                 *hint = if words.take("stream") {
-                    Hint::Stream
+                    LoadHint::Stream
                 } else if words.take("coherent") {
-                    Hint::Coherent
+                    LoadHint::Coherent
                 } else {
-                    Hint::None
+                    LoadHint::None
                 };
             }
             // A literal stands in place of a name.

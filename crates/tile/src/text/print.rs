@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::ir::{Access, Array, Block, Hint, Inst, Kernel, Literal, Node, ParamKind, Place, Value};
+use crate::ir::{
+    Access, Array, Block, Inst, Kernel, Literal, LoadHint, Node, ParamKind, Place, Value,
+};
 use crate::table::Piece;
 
 /// The kernel's text as far as it is written.
@@ -189,7 +191,7 @@ impl<'k> Printer<'k> {
                 Piece::Word(word) | Piece::Flag(word, true) => format!(" {word}"),
                 Piece::Number(_, Some(number)) => format!("{comma} {number}"),
                 Piece::Lanes(lanes) if *lanes != 1 => format!(" lanes {lanes}"),
-                Piece::Hint(hint) => hint_suffix(*hint).to_owned(),
+                Piece::LoadHint(hint) => hint_suffix(*hint).to_owned(),
                 Piece::Literal(literal) => literal_text(*literal),
                 Piece::Constant(i) => {
                     format!(" {}", kernel.constants.get(*i as usize).map_or("?", |c| &c.name))
@@ -222,11 +224,11 @@ pub(super) fn access_name(access: Access) -> &'static str {
     }
 }
 
-fn hint_suffix(hint: Hint) -> &'static str {
+fn hint_suffix(hint: LoadHint) -> &'static str {
     match hint {
-        Hint::None => "",
-        Hint::Stream => " stream",
-        Hint::Coherent => " coherent",
+        LoadHint::None => "",
+        LoadHint::Stream => " stream",
+        LoadHint::Coherent => " coherent",
     }
 }
 

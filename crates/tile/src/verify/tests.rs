@@ -19,7 +19,7 @@ fn with(inst: Inst, result: Option<Type>) -> Kernel {
 fn what_the_kernel_does_not_have_is_refused() {
     let (zero, one) = (Value(0), Value(1));
     let (f32, u32) = (Some(Type::from(Scalar::F32)), Some(Type::from(Scalar::U32)));
-    let load = |place| Inst::Load { place, index: zero, lanes: 1, hint: crate::ir::Hint::None };
+    let load = |place| Inst::Load { place, index: zero, lanes: 1, hint: crate::ir::LoadHint::None };
     let shuffle = Inst::Simd(crate::ir::SimdOp::Any, one, Some(zero));
     let sum = Inst::Simd(crate::ir::SimdOp::Reduce(crate::ir::Reduce::Sum), one, Some(zero));
     for (inst, result, wanted) in [

@@ -171,7 +171,8 @@ impl<'k> Walk<'k> {
     fn rules(&self, node: &Node, control: Control<'_>) -> Result<(), String> {
         let kernel = self.kernel;
         let tile = |v: Value| kernel.ty(v).tile().is_some();
-        let on_tiles = node.result.is_some_and(tile) || node.inst.operands().into_iter().any(tile);
+        let on_tiles =
+            node.result.is_some_and(tile) || node.inst.operands().iter().copied().any(tile);
         let on_tiles = if on_tiles { Level::Simd } else { Level::Thread };
         let needed = node.inst.together().min(on_tiles);
         if control.level > needed {

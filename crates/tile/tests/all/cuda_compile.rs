@@ -19,7 +19,7 @@ use tile::emit::{self, Dialect};
 use tile::ir::Kernel;
 use tile::launch::Numbers;
 use tile::passes::{self, Target};
-use tile::proof::{Nvcc, Unproved, Usage};
+use tile::proof::{Nvcc, Resources, Unproved};
 
 /// The GPUs on record, with products of warpgroups and without: A100, H100 and H200.
 const RECORDED: [&str; 2] = ["sm_80", "sm_90a"];
@@ -86,7 +86,7 @@ fn files(kernels: &[(Kernel, Numbers)]) -> Vec<(String, &'static [&'static str])
     files
 }
 
-type Rows = Vec<(&'static str, Usage)>;
+type Rows = Vec<(&'static str, Resources)>;
 
 /// Compiles all files for all architectures, on all cores.
 fn compile(nvcc: &Nvcc, files: &[(String, &'static [&'static str])]) -> Result<Rows, Unproved> {
@@ -130,7 +130,7 @@ fn every_kernel_compiles_for_cuda_and_none_runs_out_of_registers() {
 
     let mut found = format!("nvcc {}\n", nvcc.version);
     for (architecture, usage) in rows.iter().filter(|(a, _)| RECORDED.contains(a)) {
-        let Usage { kernel, registers, shared, stack, spills } = usage;
+        let Resources { kernel, registers, shared, stack, spills } = usage;
         let _ = writeln!(
             found,
             "{kernel} {architecture} registers {registers} shared {shared} stack {stack} spills {spills}"

@@ -9,7 +9,7 @@ use tile::interp;
 use tile::ir::{Access, Kernel, ParamKind};
 use tile::launch::Numbers;
 use tile::passes::{self, Target};
-use tile::proof::{Program, ThreadOrder, Unproved};
+use tile::proof::{CompiledText, ThreadOrder, Unproved};
 use tile::types::Scalar;
 
 #[path = "../emit/kernels.rs"]
@@ -185,7 +185,7 @@ fn lowered(dialect: Dialect) -> (Vec<Kernel>, String) {
 /// makes of the kernel as it was written.
 fn compare(dialect: Dialect) {
     let (lowered, text) = lowered(dialect);
-    let program = match Program::compile(&text, &lowered, dialect) {
+    let program = match CompiledText::compile(&text, &lowered, dialect) {
         Ok(program) => program,
         Err(Unproved::Skip(why)) => return testing::skipped(why),
         Err(wrong) => panic!("{wrong}"),

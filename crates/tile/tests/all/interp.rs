@@ -6,8 +6,8 @@ use half::bf16;
 use tile::case::{Buffer, Case, Expected, noise};
 use tile::dsl::*;
 use tile::instr::Unary;
-use tile::interp::{self, Machine};
-use tile::ir::{AtomicOp, Hint, Kernel, Reduce};
+use tile::interp::{self, CompiledKernel};
+use tile::ir::{AtomicOp, Kernel, LoadHint, Reduce};
 use tile::launch::{Mode, Numbers};
 use tile::types::Scalar;
 
@@ -162,7 +162,7 @@ fn words_are_taken_apart() {
 fn vectors(x: In<{ scalar }>, y: Out<f32>, z: Out<{ scalar }>, scalar: Scalar, lanes: u8) {
     one_group(32);
     let at = lane_id() * u32::from(lanes);
-    let v = x.get_raw_vec(at, lanes, Hint::Stream);
+    let v = x.get_raw_vec(at, lanes, LoadHint::Stream);
     let wide: Vec<Val<f32>> = v.iter().map(|e| e.f32() * 2.0).collect();
     for (part, values) in wide.chunks(4).enumerate() {
         y.set_vec(at + part as u32 * 4, values);
@@ -482,7 +482,7 @@ fn fma_rounds_once_and_stores_round_to_even() {
 
 #[test]
 fn a_machine_counts_what_it_does() {
-    let machine = Machine::new(&rms_norm(Scalar::F32, 64).record()).unwrap();
+    let machine = CompiledKernel::new(&rms_norm(Scalar::F32, 64).record()).unwrap();
     let given = Numbers::new().with("width", 128).with("rows", 2).with_f32("eps", 0.0);
     for _ in 0..2 {
         let mut buffers =
@@ -499,7 +499,7 @@ fn a_machine_counts_what_it_does() {
 #[test]
 #[ignore = "a measurement"]
 fn speed() {
-    let machine = Machine::new(&rms_norm(Scalar::F32, 256).record()).unwrap();
+    let machine = CompiledKernel::new(&rms_norm(Scalar::F32, 256).record()).unwrap();
     let (rows, width) = (64, 4096);
     let x = noise(1, rows * width);
     let mut buffers = [Buffer::floats(Scalar::F32, &x), Buffer::zeros(Scalar::F32, x.len())];

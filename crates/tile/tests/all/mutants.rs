@@ -3,8 +3,8 @@
 
 use tile::case::Buffer;
 use tile::dsl::*;
-use tile::interp::{self, Machine};
-use tile::ir::{AtomicOp, Hint, Inst, Kernel, Place};
+use tile::interp::{self, CompiledKernel};
+use tile::ir::{AtomicOp, Inst, Kernel, LoadHint, Place};
 use tile::launch::{Mode, Numbers, Requirement};
 use tile::types::Scalar;
 
@@ -255,7 +255,7 @@ fn plain(x: In<u32>, y: Out<u32>, z: InOut<u32>, how: Plain) {
     } else if !how.is(Plain::Registers) {
         kept[1u32] = t;
     }
-    let four = x.get_vec(t * 4 + is(Plain::Misaligned) * 2, 4, Hint::None);
+    let four = x.get_vec(t * 4 + is(Plain::Misaligned) * 2, 4, LoadHint::None);
     let parts = four[0] / (t + 1 - is(Plain::DividesByZero)) + (four[1] >> (t + is(Plain::Shifts)));
     let mut sum = Var::new(parts);
     for i in range(t, 40u32).step(x[1u32] - is(Plain::StepZero)) {
@@ -567,7 +567,7 @@ fn endless(y: Out<u32>) {
 
 #[test]
 fn runaway_loops_are_stopped() {
-    let machine = Machine::new(&endless().record()).unwrap().budget(100_000);
+    let machine = CompiledKernel::new(&endless().record()).unwrap().budget(100_000);
     let mut buffers = [Buffer::zeros(Scalar::U32, 32)];
     let fault = machine.run(&Numbers::new(), &mut buffers).unwrap_err();
     assert!(fault.to_string().contains("more than 100000 instructions"), "{fault}");

@@ -7,7 +7,7 @@ use tile::case::{self, Buffer, noise};
 use tile::dsl::*;
 use tile::instr::{Binary, Unary};
 use tile::interp;
-use tile::ir::{AtomicOp, Hint, Inst, Reduce};
+use tile::ir::{AtomicOp, Inst, LoadHint, Reduce};
 use tile::launch::{Mode, Numbers, Requirement};
 use tile::passes::{self, Pass, Target};
 use tile::text;
@@ -190,7 +190,7 @@ fn bytes(x: In<{ Scalar::U8 }>, w: In<u32>, y: Out<i32>, n: Const<u32>) {
     aligned(&["x", "w"]);
     let sum = Var::new(0i32);
     for i in range(lane_id() * 4, n).step(128u32) {
-        let words = w.get_vec(i, 4, Hint::Stream);
+        let words = w.get_vec(i, 4, LoadHint::Stream);
         for (k, word) in words.into_iter().enumerate() {
             let near = x.get_raw(i + k as u32).u32();
             sum.set(word.dot4(near * 0x0101_0101u32, sum.get()));

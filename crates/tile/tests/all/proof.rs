@@ -13,7 +13,7 @@ use tile::emit::{self, Dialect};
 use tile::ir::{AtomicOp, Kernel, ParamKind};
 use tile::launch::{Mode, Numbers};
 use tile::passes::{self, Target};
-use tile::proof::{self, Program, ThreadOrder, Unproved};
+use tile::proof::{self, CompiledText, ThreadOrder, Unproved};
 use tile::types::Scalar;
 
 /// `c = a b^T` in tiles of 32 x 32: a 16 x 16 tile for each of four simdgroups, operands copied
@@ -594,7 +594,7 @@ impl Mutant {
             );
         }
         let text = self.apply(&text, &kernel.name);
-        let program = Program::compile(&text, std::slice::from_ref(&kernel), dialect)?;
+        let program = CompiledText::compile(&text, std::slice::from_ref(&kernel), dialect)?;
         let mut findings = vec![];
         for schedule in ThreadOrder::ALL {
             let mut buffers = case.buffers.clone();

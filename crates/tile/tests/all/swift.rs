@@ -8,7 +8,7 @@ use std::process::Command;
 use tile::dsl::*;
 use tile::emit;
 use tile::ir::Kernel;
-use tile::launch::{Bound, Mode, Numbers, Requirement};
+use tile::launch::{BoundBuffer, Mode, Numbers, Requirement};
 use tile::manifest::Manifest;
 use tile::types::Scalar;
 use tile::wrappers;
@@ -43,7 +43,7 @@ fn large() -> Kernel {
 #[test]
 fn the_launch_that_swift_is_held_to_is_that_of_rust() {
     let numbers = Numbers::new().with("rows", 5).with("width", 16).with_f32("by", 2.0);
-    let buffers = [Bound { len: 96, align: 256 }, Bound { len: 384, align: 256 }];
+    let buffers = [BoundBuffer { len: 96, align: 256 }, BoundBuffer { len: 384, align: 256 }];
     assert_eq!(scaled_rows().bind(&numbers, &buffers).unwrap(), [3, 1, 1]);
 }
 

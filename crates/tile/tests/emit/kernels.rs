@@ -1,7 +1,7 @@
 //! Kernels that between them hold every instruction.
 
 use tile::dsl::*;
-use tile::ir::{AtomicOp, Block, Hint, Inst, Kernel, Reduce};
+use tile::ir::{AtomicOp, Block, Inst, Kernel, LoadHint, Reduce};
 use tile::launch::{Mode, Requirement};
 use tile::types::{Role, Scalar, Tile, Type};
 
@@ -267,30 +267,31 @@ fn vectors(
     }
     let t = thread_id();
     let mut sum = Var::new(0.0);
-    for v in a.get_vec(t * 8, 8, Hint::Stream) {
+    for v in a.get_vec(t * 8, 8, LoadHint::Stream) {
         sum += v;
     }
-    for v in b.get_vec(t * 16, 16, Hint::None) {
+    for v in b.get_vec(t * 16, 16, LoadHint::None) {
         sum += v;
     }
-    for v in c.get_vec(t * 4, 4, Hint::Stream) {
+    for v in c.get_vec(t * 4, 4, LoadHint::Stream) {
         sum += v;
     }
-    for v in d.get_vec(t * 2, 2, Hint::None) {
+    for v in d.get_vec(t * 2, 2, LoadHint::None) {
         sum += v;
     }
-    let floats = e.get_vec(t * 4, 4, Hint::Stream);
+    let floats = e.get_vec(t * 4, 4, LoadHint::Stream);
     for v in &floats {
         sum += *v;
     }
-    for v in d.get_vec(t * 4, 4, Hint::None) {
+    for v in d.get_vec(t * 4, 4, LoadHint::None) {
         sum += v;
     }
-    sum += a.get_with(t, Hint::Stream) + b.get_vec(t * 2, 2, Hint::None)[1];
+    sum += a.get_with(t, LoadHint::Stream) + b.get_vec(t * 2, 2, LoadHint::None)[1];
     y.set_vec(t * 4, &[sum.get(), floats[3], floats[2], floats[1]]);
-    let halves: Vec<Val<Raw>> = a.get_raw_vec(t * 8, 8, Hint::None).into_iter().rev().collect();
+    let halves: Vec<Val<Raw>> = a.get_raw_vec(t * 8, 8, LoadHint::None).into_iter().rev().collect();
     h.set_raw_vec(t * 8, &halves);
-    let bytes: Vec<Val<Raw>> = b.get_raw_vec(t * 16, 16, Hint::None).into_iter().rev().collect();
+    let bytes: Vec<Val<Raw>> =
+        b.get_raw_vec(t * 16, 16, LoadHint::None).into_iter().rev().collect();
     g.set_raw_vec(t * 16, &bytes);
     k.set_vec(t * 2, &[floats[0], floats[1]]);
 }
@@ -366,7 +367,7 @@ fn hand_over(
     grid_trigger();
     grid_wait();
     let at = group_id() * 32 + lane_id();
-    let v = x.get_with(at, Hint::Coherent);
+    let v = x.get_with(at, LoadHint::Coherent);
     let sum = simd_sum(v);
     if lane_id() < 4 {
         counts[lane_id()] = 0;
@@ -388,7 +389,7 @@ fn hand_over(
     if last[0u32] == groups(0) - 1 {
         let mut total = Var::new(0.0);
         for i in range(0u32, groups(0)) {
-            total += partial.get_with(i, Hint::Coherent);
+            total += partial.get_with(i, LoadHint::Coherent);
         }
         if lane_id() == 0 {
             y[0u32] = total.get();
@@ -402,7 +403,7 @@ pub(crate) fn tally(counts: InOut<u32>) {
     launch(Mode::Row, [fixed(2), fixed(1), fixed(1)], 32);
     counts.atomic(AtomicOp::Add, thread_id(), 1u32);
     fence();
-    counts[thread_id() + 32] = counts.get_with(thread_id(), Hint::Coherent);
+    counts[thread_id() + 32] = counts.get_with(thread_id(), LoadHint::Coherent);
 }
 
 /// Asynchronous copies of every size, double-buffered.
@@ -423,7 +424,7 @@ fn copies(x: In<{ Scalar::F16 }>, z: In<f32>, y: Out<f32>, n: Arg<u32>) {
         copy_commit();
         copy_wait(1);
         barrier();
-        for v in wide.get_vec(i % 2 * 512 + (63u32 - t) * 8, 8, Hint::None) {
+        for v in wide.get_vec(i % 2 * 512 + (63u32 - t) * 8, 8, LoadHint::None) {
             sum += v;
         }
         barrier();

@@ -1,7 +1,7 @@
 //! Kernels as the language records them, for the properties that all kernels have.
 
 use tile::dsl::*;
-use tile::ir::{AtomicOp, Hint, Kernel, Reduce};
+use tile::ir::{AtomicOp, Kernel, LoadHint, Reduce};
 use tile::launch::{Mode, Requirement};
 
 /// Rows, reduced by a group: shared memory, barriers, registers.
@@ -45,7 +45,7 @@ fn scores(a: In<{ scalar }>, b: In<{ scalar }>, c: Out<{ scalar }>, k: Const<u32
 #[kernel]
 fn last_adds(x: In<f32>, partial: InOut<f32>, done: InOut<u32>, n: Arg<u32>) {
     launch(Mode::Element, [dim("groups"), fixed(1), fixed(1)], 32);
-    let values = x.get_vec(thread_id() * 4, 4, Hint::Stream);
+    let values = x.get_vec(thread_id() * 4, 4, LoadHint::Stream);
     let sum = simd_sum(values[0] + values[1] + values[2] + values[3]);
     let last = Shared::<u32>::named("last", 1);
     if lane_id() == 0 {
@@ -56,7 +56,7 @@ fn last_adds(x: In<f32>, partial: InOut<f32>, done: InOut<u32>, n: Arg<u32>) {
     barrier();
     if last.get(0u32) == n {
         barrier();
-        partial[0u32] = simd_max(partial.get_with(lane_id(), Hint::Coherent));
+        partial[0u32] = simd_max(partial.get_with(lane_id(), LoadHint::Coherent));
     }
 }
 

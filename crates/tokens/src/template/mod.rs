@@ -70,7 +70,7 @@ type Found = BTreeMap<String, (String, String)>;
 
 /// The input of a rendering.
 #[derive(Debug, Clone, Default)]
-pub struct Request<'a> {
+pub struct TemplateInput<'a> {
     /// Messages as in the OpenAI API: objects with `role`, `content` (a string or a list of parts),
     /// `tool_calls`, ...
     pub messages: &'a [Value],
@@ -261,7 +261,7 @@ impl ChatTemplate {
     /// # Errors
     /// The error that the template raised, or why it could not be executed, with the line; a limit
     /// that was passed.
-    pub fn render(&self, request: &Request<'_>) -> Result<String> {
+    pub fn render(&self, request: &TemplateInput<'_>) -> Result<String> {
         let strict = self.render_with(request, Absent::None);
         let absent = request.tools.is_none() || request.documents.is_none();
         let source = || self.source(request.name).unwrap_or_default();
@@ -276,17 +276,17 @@ impl ChatTemplate {
 
     /// Whether a system message of a conversation reaches the model: some templates refuse it, and
     /// others leave it out.
-    pub fn takes_system(&self, request: &Request<'_>) -> bool {
+    pub fn takes_system(&self, request: &TemplateInput<'_>) -> bool {
         const PROBE: &str = "systemprobe";
         let messages = [
             serde_json::json!({ "role": "system", "content": PROBE }),
             serde_json::json!({ "role": "user", "content": "userprobe" }),
         ];
-        let prompt = self.render(&Request { messages: &messages, ..request.clone() });
+        let prompt = self.render(&TemplateInput { messages: &messages, ..request.clone() });
         prompt.is_ok_and(|prompt| prompt.contains(PROBE))
     }
 
-    fn render_with(&self, request: &Request<'_>, absent: Absent) -> Result<String> {
+    fn render_with(&self, request: &TemplateInput<'_>, absent: Absent) -> Result<String> {
         let name = self.choose(request.name, request.tools.is_some_and(|tools| !is_empty(tools)));
         let source = self.sources.get(name).ok_or_else(|| {
             let names = self.names().collect::<Vec<_>>().join(" or ");

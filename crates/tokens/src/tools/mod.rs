@@ -1,10 +1,11 @@
 //! Calls of tools: how families of models write them, one table from chat templates to parsers.
 //!
 //! A chat template shows the model its tools in the form that it was trained on, and the model
-//! answers in that form. A [`Format`] is what there is to know about one form; [`Format::of`] finds
-//! a template's by texts that stand in it, and [`Calls`] takes the calls out of an answer while it
-//! streams. Grammars are made of the same rows, so that what is enforced is what is read. Templates
-//! that know no tools get them by [`describe`] in words, in the form of Hermes.
+//! answers in that form. A [`CallFormat`] is what there is to know about one form;
+//! [`CallFormat::of`] finds a template's by texts that stand in it, and [`Calls`] takes the calls
+//! out of an answer while it streams. Grammars are made of the same rows, so that what is enforced
+//! is what is read. Templates that know no tools get them by [`describe`] in words, in the form of
+//! Hermes.
 
 mod pieces;
 mod plain;
@@ -102,7 +103,7 @@ pub enum Body {
 
 /// A form of calls.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Format {
+pub struct CallFormat {
     /// The family that it is known by.
     pub name: &'static str,
     /// Texts that all stand in the family's templates.
@@ -121,8 +122,8 @@ const OBJECT: Body = Body::Object { name: "name", arguments: "arguments" };
 
 /// All forms. The first whose signs stand in a template is the template's: those with more to tell
 /// come first.
-pub static FORMATS: [Format; 21] = [
-    Format {
+pub static FORMATS: [CallFormat; 21] = [
+    CallFormat {
         name: "harmony",
         signs: &["<|channel|>commentary", "functions."],
         section: ("", ""),
@@ -130,7 +131,7 @@ pub static FORMATS: [Format; 21] = [
         between: None,
         body: Body::Harmony,
     },
-    Format {
+    CallFormat {
         name: "glm",
         signs: &["<arg_key>", "<arg_value>"],
         section: ("", ""),
@@ -142,7 +143,7 @@ pub static FORMATS: [Format; 21] = [
             end: "",
         },
     },
-    Format {
+    CallFormat {
         name: "minimax",
         signs: &["minimax:tool_call", "<invoke name="],
         section: ("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
@@ -154,7 +155,7 @@ pub static FORMATS: [Format; 21] = [
             end: "</invoke>",
         },
     },
-    Format {
+    CallFormat {
         name: "seed",
         signs: &["<seed:tool_call>"],
         section: ("", ""),
@@ -166,7 +167,7 @@ pub static FORMATS: [Format; 21] = [
             end: "</function>",
         },
     },
-    Format {
+    CallFormat {
         name: "qwen3-coder",
         signs: &["<function=", "<parameter="],
         section: ("", ""),
@@ -178,7 +179,7 @@ pub static FORMATS: [Format; 21] = [
             end: "</function>",
         },
     },
-    Format {
+    CallFormat {
         name: "functionary",
         signs: &["<function=", "</function>"],
         section: ("", ""),
@@ -186,7 +187,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(""),
         body: Body::Named { before: "<function=", after: &[">"], end: "</function>" },
     },
-    Format {
+    CallFormat {
         name: "kimi",
         signs: &["<|tool_calls_section_begin|>"],
         section: ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
@@ -198,7 +199,7 @@ pub static FORMATS: [Format; 21] = [
             end: "",
         },
     },
-    Format {
+    CallFormat {
         name: "deepseek-r1",
         signs: &["<\u{ff5c}tool\u{2581}sep\u{ff5c}>", "```json"],
         section: (
@@ -216,7 +217,7 @@ pub static FORMATS: [Format; 21] = [
             end: "\n```",
         },
     },
-    Format {
+    CallFormat {
         name: "deepseek",
         signs: &["<\u{ff5c}tool\u{2581}sep\u{ff5c}>"],
         section: (
@@ -230,7 +231,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(""),
         body: Body::Named { before: "", after: &["<\u{ff5c}tool\u{2581}sep\u{ff5c}>"], end: "" },
     },
-    Format {
+    CallFormat {
         name: "mistral-v11",
         signs: &["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"],
         section: ("", ""),
@@ -238,7 +239,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(""),
         body: Body::Named { before: "", after: &["[CALL_ID]", "[ARGS]"], end: "" },
     },
-    Format {
+    CallFormat {
         name: "mistral-v13",
         signs: &["[TOOL_CALLS]", "[ARGS]"],
         section: ("", ""),
@@ -246,7 +247,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(""),
         body: Body::Named { before: "", after: &["[ARGS]"], end: "" },
     },
-    Format {
+    CallFormat {
         name: "mistral",
         signs: &["[TOOL_CALLS]"],
         section: ("[TOOL_CALLS][", "]"),
@@ -254,7 +255,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(", "),
         body: OBJECT,
     },
-    Format {
+    CallFormat {
         name: "command-r",
         signs: &["<|START_ACTION|>"],
         section: ("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"),
@@ -262,7 +263,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(",\n    "),
         body: Body::Object { name: "tool_name", arguments: "parameters" },
     },
-    Format {
+    CallFormat {
         name: "nemotron",
         signs: &["<TOOLCALL>"],
         section: ("<TOOLCALL>[", "]</TOOLCALL>"),
@@ -270,7 +271,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(", "),
         body: OBJECT,
     },
-    Format {
+    CallFormat {
         name: "apriel",
         signs: &["<tool_calls>["],
         section: ("<tool_calls>[", "]</tool_calls>"),
@@ -278,7 +279,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(", "),
         body: OBJECT,
     },
-    Format {
+    CallFormat {
         name: "apertus",
         signs: &["<|tools_prefix|>"],
         section: ("<|tools_prefix|>[", "]<|tools_suffix|>"),
@@ -286,7 +287,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(", "),
         body: Body::Keyed,
     },
-    Format {
+    CallFormat {
         name: "phi",
         signs: &["<|/tool|>"],
         section: ("<|tool_call|>[", "]<|/tool_call|>"),
@@ -294,7 +295,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(", "),
         body: OBJECT,
     },
-    Format {
+    CallFormat {
         name: "granite",
         signs: &["<|tool_call|>"],
         section: ("<|tool_call|>[", "]"),
@@ -302,7 +303,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(", "),
         body: OBJECT,
     },
-    Format {
+    CallFormat {
         name: "firefunction",
         signs: &[" functools["],
         section: ("functools[", "]"),
@@ -310,7 +311,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some(", "),
         body: OBJECT,
     },
-    Format {
+    CallFormat {
         name: "hermes",
         signs: &["<tool_call>"],
         section: ("", ""),
@@ -318,7 +319,7 @@ pub static FORMATS: [Format; 21] = [
         between: Some("\n"),
         body: OBJECT,
     },
-    Format {
+    CallFormat {
         name: "llama",
         signs: &["\"parameters\"", "ipython"],
         section: ("", ""),
@@ -354,13 +355,13 @@ fn reads_tools(source: &str) -> bool {
 }
 
 /// The form of templates that know no tools: they are told of it in words.
-fn hermes() -> &'static Format {
+fn hermes() -> &'static CallFormat {
     FORMATS.iter().find(|format| format.name == "hermes").unwrap_or(&FORMATS[0])
 }
 
-impl Format {
+impl CallFormat {
     /// The form in which a template's model writes calls; none for a template that knows no tools.
-    pub fn of(template: &ChatTemplate) -> Option<&'static Format> {
+    pub fn of(template: &ChatTemplate) -> Option<&'static CallFormat> {
         let sources = || template.names().filter_map(|name| template.source(Some(name)));
         let reads = sources().any(reads_tools);
         let has = |sign: &&str| sources().any(|source| source.contains(*sign));
@@ -369,10 +370,10 @@ impl Format {
 
     /// The form of a model with this template; the form of [`describe`] where the template knows no
     /// tools, or none of the table's.
-    pub fn or_described(template: Option<&ChatTemplate>) -> (&'static Format, Described) {
-        match template.and_then(Format::of) {
-            Some(format) => (format, Described::ByTemplate),
-            None => (hermes(), Described::InWords),
+    pub fn or_described(template: Option<&ChatTemplate>) -> (&'static CallFormat, ToolNotice) {
+        match template.and_then(CallFormat::of) {
+            Some(format) => (format, ToolNotice::ByTemplate),
+            None => (hermes(), ToolNotice::InWords),
         }
     }
 
@@ -411,7 +412,7 @@ impl Format {
 
 /// Who tells a model of its tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Described {
+pub enum ToolNotice {
     /// Its chat template, which is given them.
     ByTemplate,
     /// [`describe`].

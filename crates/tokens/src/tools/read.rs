@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::pieces::{Begun, one_line_less};
-use super::{Body, Format, Tool, ToolCall};
+use super::{Body, CallFormat, Tool, ToolCall};
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,7 +39,7 @@ pub(super) enum State {
 /// The reader of one answer.
 #[derive(Debug, Clone)]
 pub struct Calls {
-    pub(super) format: &'static Format,
+    pub(super) format: &'static CallFormat,
     pub(super) tools: Vec<Tool>,
     pub(super) state: State,
     /// Text that is not decided yet.
@@ -66,7 +66,7 @@ pub(super) enum Look<T> {
 
 impl Calls {
     /// Reads calls of these tools in this form.
-    pub fn new(format: &'static Format, tools: Vec<Tool>) -> Calls {
+    pub fn new(format: &'static CallFormat, tools: Vec<Tool>) -> Calls {
         let (held, gap) = (String::new(), String::new());
         let (after_call, piecewise, begun) = (false, false, None);
         Calls { format, tools, state: State::Start, held, gap, after_call, piecewise, begun }
@@ -215,7 +215,7 @@ impl Calls {
 
     /// Reads a call, or the end of all calls.
     fn call(&mut self, last: bool, parts: &mut Vec<Part>) -> bool {
-        let Format { section, call: (open, close), .. } = self.format;
+        let CallFormat { section, call: (open, close), .. } = self.format;
         let separator = |c: char| c.is_whitespace() || c == ',' || c == ';';
         let begin = self.held.trim_start_matches(separator);
         let mut at = self.held.len() - begin.len();
@@ -368,7 +368,7 @@ impl Calls {
     }
 }
 
-impl Format {
+impl CallFormat {
     /// The name of the tool that the header of a harmony message calls: `to=functions.NAME`.
     pub fn recipient(header: &str) -> Option<&str> {
         let (_, rest) = header.rsplit_once("to=functions.")?;

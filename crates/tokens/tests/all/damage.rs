@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use delft_tokens::gguf::GgufVocabulary;
-use delft_tokens::{ChatTemplate, Request, Special, Tokenizer};
+use delft_tokens::{ChatTemplate, Special, TemplateInput, Tokenizer};
 use formats::gguf::Gguf;
 use serde_json::{Map, Value, json};
 
@@ -344,7 +344,7 @@ fn damaged_settings_of_a_folder() {
             match ChatTemplate::from_folder(&path) {
                 Ok(Some(template)) => {
                     let messages = [json!({"role": "user", "content": "Hi"})];
-                    let request = Request { messages: &messages, ..Request::default() };
+                    let request = TemplateInput { messages: &messages, ..TemplateInput::default() };
                     if let Err(error) = template.render(&request) {
                         one_line(&error);
                     }

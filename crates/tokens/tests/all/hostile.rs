@@ -3,13 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use delft_tokens::{ChatTemplate, Request, Special, Tokenizer};
+use delft_tokens::{ChatTemplate, Special, TemplateInput, Tokenizer};
 use serde_json::json;
 
 fn render(source: &str) -> Result<String, String> {
     let messages =
         [json!({"role": "user", "content": "Hi"}), json!({"role": "assistant", "content": null})];
-    let request = Request { messages: &messages, bos_token: Some("<s>"), ..Request::default() };
+    let request =
+        TemplateInput { messages: &messages, bos_token: Some("<s>"), ..TemplateInput::default() };
     ChatTemplate::from_source(source)
         .and_then(|template| template.render(&request))
         .map_err(|e| e.to_string())

@@ -2,7 +2,7 @@
 //! (tests/reference/templates.py).
 
 use delft_tokens::template::{Now, fold_system};
-use delft_tokens::{ChatTemplate, Request};
+use delft_tokens::{ChatTemplate, TemplateInput};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -37,8 +37,8 @@ const FORGIVEN: &[&str] = &[
 /// 2024-02-29 15:04:05, the moment at which the expectations were made.
 const NOW: Now = Now(1_709_219_045);
 
-fn request(value: &Value) -> Request<'_> {
-    Request {
+fn request(value: &Value) -> TemplateInput<'_> {
+    TemplateInput {
         messages: value["messages"].as_array().unwrap(),
         tools: value.get("tools"),
         documents: value.get("documents"),
@@ -122,13 +122,13 @@ fn every_published_template_renders_a_plain_conversation() {
         for (system, count) in [(false, 1), (false, 3), (true, 1), (true, 3)] {
             let system = system.then(|| message("system", "instruction"));
             let messages: Vec<Value> = system.into_iter().chain(turns[..count].to_vec()).collect();
-            let mut request = Request {
+            let mut request = TemplateInput {
                 messages: &messages,
                 add_generation_prompt: true,
                 bos_token: Some("<s>"),
                 eos_token: Some("</s>"),
                 now: Some(NOW),
-                ..Request::default()
+                ..TemplateInput::default()
             };
             let without;
             if !template.takes_system(&request) {
@@ -161,12 +161,12 @@ fn every_published_case_renders_as_in_python() {
         suite["cases"].as_array().unwrap().iter().zip(expected[CASES].as_array().unwrap())
     {
         let prompt = ChatTemplate::from_source(case["template"].as_str().unwrap()).unwrap().render(
-            &Request {
+            &TemplateInput {
                 messages: suite["conversation"].as_array().unwrap(),
                 add_generation_prompt: suite["add_generation_prompt"].as_bool().unwrap(),
                 bos_token: Some(case["bos_token"].as_str().unwrap_or("")),
                 eos_token: Some(case["eos_token"].as_str().unwrap_or("")),
-                ..Request::default()
+                ..TemplateInput::default()
             },
         );
         let text = |name: &str| case[name].as_str().filter(|text| !text.is_empty());
@@ -227,9 +227,10 @@ fn templates_are_found_in_folders_and_metadata() {
     let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     let prompts = |template: &ChatTemplate| {
-        let plain = template.render(&Request::default()).unwrap();
-        let with_tools =
-            template.render(&Request { tools: Some(&tools), ..Request::default() }).unwrap();
+        let plain = template.render(&TemplateInput::default()).unwrap();
+        let with_tools = template
+            .render(&TemplateInput { tools: Some(&tools), ..TemplateInput::default() })
+            .unwrap();
         [plain, with_tools]
     };
     write("tokenizer_config.json", r#"{"chat_template": "one {{ tools is none }}{{ date }}"}"#);
@@ -247,7 +248,7 @@ fn templates_are_found_in_folders_and_metadata() {
     let template = ChatTemplate::from_folder(&folder).unwrap().unwrap();
     assert_eq!(prompts(&template), ["three", "tools"]);
     assert_eq!(template.names().collect::<Vec<_>>(), ["default", "rag", "tool_use"]);
-    let mut named = Request { name: Some("rag"), ..Request::default() };
+    let mut named = TemplateInput { name: Some("rag"), ..TemplateInput::default() };
     named.extra.insert("x".to_string(), json!(["y"]));
     assert_eq!(template.render(&named).unwrap(), "rag ['y']");
     named.name = Some("none");

@@ -1,7 +1,7 @@
 //! Calls of tools: rendered by published templates and read back, whole and letter by letter.
 
-use delft_tokens::tools::{Calls, FORMATS, Format, Part, Tool, ToolCall, describe};
-use delft_tokens::{ChatTemplate, Request};
+use delft_tokens::tools::{CallFormat, Calls, FORMATS, Part, Tool, ToolCall, describe};
+use delft_tokens::{ChatTemplate, TemplateInput};
 use serde_json::{Value, json};
 
 /// Templates by the form that they must be recognised as.
@@ -66,7 +66,10 @@ fn call(name: &str, arguments: Value) -> ToolCall {
 }
 
 /// The calls, and the text beside them.
-fn read(format: &'static Format, pieces: impl Iterator<Item = String>) -> (Vec<ToolCall>, String) {
+fn read(
+    format: &'static CallFormat,
+    pieces: impl Iterator<Item = String>,
+) -> (Vec<ToolCall>, String) {
     let (calls, text, _) = gathered(Calls::new(format, tools().0), pieces);
     (calls, text)
 }
@@ -236,13 +239,13 @@ fn rendered(
         "role": "assistant", "content": "", "reasoning_content": "", "tool_calls": calls,
     });
     let render = |messages: &[Value], add_generation_prompt: bool| {
-        let request = Request {
+        let request = TemplateInput {
             messages,
             tools: Some(listed),
             add_generation_prompt,
             bos_token: Some(""),
             eos_token: Some("<eos>"),
-            ..Request::default()
+            ..TemplateInput::default()
         };
         template.render(&request)
     };
@@ -265,8 +268,9 @@ fn what_templates_write_is_read_back() {
     for (name, expected) in SILENT.iter().chain(TEMPLATES) {
         let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
         let template = ChatTemplate::from_source(&source).unwrap();
-        let Some(format) = Format::of(&template).filter(|format| format.name == *expected) else {
-            problems.push(format!("{name}: not {expected}: {:?}", Format::of(&template)));
+        let Some(format) = CallFormat::of(&template).filter(|format| format.name == *expected)
+        else {
+            problems.push(format!("{name}: not {expected}: {:?}", CallFormat::of(&template)));
             continue;
         };
         if SILENT.contains(&(name, expected)) {
@@ -287,7 +291,7 @@ fn what_templates_write_is_read_back() {
             };
             if format.name == "harmony" {
                 // Its messages are told apart by who splits reasoning from answers.
-                assert_eq!(Format::recipient(&turn), Some("get_weather"), "{turn}");
+                assert_eq!(CallFormat::recipient(&turn), Some("get_weather"), "{turn}");
                 continue;
             }
             let begin = match format.opening() {

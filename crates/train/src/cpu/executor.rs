@@ -39,7 +39,7 @@ pub fn check(program: &Program) -> Result<()> {
 }
 
 /// A team of threads and their memory, for any Program.
-pub struct Executor {
+pub struct CpuExecutor {
     pub(super) isa: Isa,
     pub(super) team: Team,
     pub(super) scratch: Vec<Mutex<Scratch>>,
@@ -59,7 +59,7 @@ pub(super) struct Scratch {
 
 /// A Program's replay: where its values lie, and what its rows are.
 pub(super) struct Run<'a> {
-    pub(super) of: &'a Executor,
+    pub(super) of: &'a CpuExecutor,
     pub(super) program: &'a Program,
     pub(super) weights: &'a FloatWeights,
     pub(super) batch: &'a Batch,
@@ -83,19 +83,19 @@ impl Results<'_> {
     }
 }
 
-impl Executor {
+impl CpuExecutor {
     /// An executor with `threads` threads; `None` means one for each physical core that this
     /// process may use.
     ///
     /// # Errors
     /// More threads than the system gives, or too little memory.
-    pub fn new(threads: Option<usize>) -> Result<Executor> {
+    pub fn new(threads: Option<usize>) -> Result<CpuExecutor> {
         let team = Team::new(threads.unwrap_or_else(default_threads))?;
         let scratch = || {
             let (product, turned) = (Product::new()?, Turned::new()?);
             Ok(Mutex::new(Scratch { product, turned, floats: Vec::new() }))
         };
-        Ok(Executor {
+        Ok(CpuExecutor {
             isa: Isa::detect()?,
             scratch: (0..team.count()).map(|_| scratch()).collect::<Result<_>>()?,
             team,
@@ -142,7 +142,7 @@ impl Executor {
         // SAFETY: the arena is aligned and initialised, and only this run, which borrows the
         // executor alone, uses it.
         let values = unsafe { SharedSlice::from_raw(self.arena.as_ptr().cast::<f32>(), floats) };
-        let of: &'a Executor = self;
+        let of: &'a CpuExecutor = self;
         let angles = program.ropes().into_iter().map(|rope| angles(rope, &packing)).collect();
         let run = Run { of, program, weights, batch, packing, plan, values, angles };
         for (index, node) in program.nodes.iter().enumerate() {

@@ -76,7 +76,7 @@ pub struct Module {
 
 /// The factors beside one module of [`adapt`]'s Program.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Factors {
+pub struct ModuleFactors {
     /// The module's name.
     pub module: String,
     /// Its columns.
@@ -103,7 +103,7 @@ pub struct GradientPart {
     pub gain: Option<WeightId>,
 }
 
-impl Factors {
+impl ModuleFactors {
     /// Rows of all matrices of the module.
     pub fn output(&self) -> usize {
         self.parts.iter().map(|part| part.rows.len()).sum()
@@ -112,7 +112,7 @@ impl Factors {
 
 /// How [`adapt`] changes a product.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LowRank {
+pub struct AdaptedProduct {
     /// Columns and rows of the factors.
     pub rank: usize,
     /// The factor on the factors' product.
@@ -130,8 +130,8 @@ pub struct LowRank {
 pub fn adapt(
     program: &Program,
     module: &dyn Fn(WeightId) -> Option<Module>,
-    how: LowRank,
-) -> Result<(Program, Vec<Factors>)> {
+    how: AdaptedProduct,
+) -> Result<(Program, Vec<ModuleFactors>)> {
     let empty = Program { nodes: Vec::new(), ..program.clone() };
     let mut adapting = Adapting { program: empty, how, all: Vec::new(), low: Vec::new() };
     for node in &program.nodes {
@@ -156,8 +156,8 @@ pub fn adapt(
 
 struct Adapting {
     program: Program,
-    how: LowRank,
-    all: Vec<Factors>,
+    how: AdaptedProduct,
+    all: Vec<ModuleFactors>,
     /// `scale down x`, by `down` and `x`: matrices of one module share it.
     low: Vec<((WeightId, ValueId), ValueId)>,
 }
@@ -175,7 +175,7 @@ impl Adapting {
             return at;
         }
         let down = self.weight(format!("{module}.lora_A"), &[self.how.rank, input]);
-        self.all.push(Factors { module: module.to_owned(), input, down, parts: Vec::new() });
+        self.all.push(ModuleFactors { module: module.to_owned(), input, down, parts: Vec::new() });
         self.all.len() - 1
     }
 

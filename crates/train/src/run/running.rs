@@ -1,6 +1,6 @@
 //! A run under way: one update after the other, and what is due between them.
 
-use super::{CHECKPOINT, End, Event, LOG, Run, Timeline, Watcher};
+use super::{CHECKPOINT, LOG, Run, RunEnd, RunEvent, Timeline, Watcher};
 use crate::checkpoint::{self, State};
 use crate::pack::{self, Epoch};
 use crate::{Loss, Moments, Trainable};
@@ -27,14 +27,14 @@ pub(super) struct Running<'a> {
 
 impl Running<'_> {
     /// Goes on until the run ends, and says why.
-    pub(super) fn go(&mut self) -> Result<End> {
+    pub(super) fn go(&mut self) -> Result<RunEnd> {
         let settings = self.run.settings;
         loop {
             let step = self.state.step;
             let last = step >= self.timeline.all;
             let due = last || step.is_multiple_of(settings.evaluate_every.max(1));
             if due && self.state.evaluated != Some(step) && !self.run.held_out.is_empty() {
-                let Some(loss) = self.held_out()? else { return Ok(End::Cancelled) };
+                let Some(loss) = self.held_out()? else { return Ok(RunEnd::Cancelled) };
                 self.measured(loss)?;
             }
             let early = settings.patience.is_some_and(|most| self.state.waited >= most);
@@ -42,13 +42,13 @@ impl Running<'_> {
                 if self.state.best.is_none() {
                     self.export(None)?;
                 }
-                return Ok(if last { End::Done } else { End::Early });
+                return Ok(if last { RunEnd::Done } else { RunEnd::Early });
             }
             if step > 0 && step.is_multiple_of(self.run.intervals.checkpoint.max(1)) {
                 self.checkpoint()?;
             }
             if !self.update()? {
-                return Ok(End::Cancelled);
+                return Ok(RunEnd::Cancelled);
             }
             let sample = self.run.intervals.sample;
             if sample > 0 && self.state.step.is_multiple_of(sample) {
@@ -89,7 +89,7 @@ impl Running<'_> {
         self.note(&json!({
             "step": step, "epoch": epoch, "loss": mean, "rate": rate, "norm": norm, "tokens": tokens,
         }))?;
-        self.watcher.event(&Event::Update { step, of, epoch, loss: mean, rate, norm, tokens });
+        self.watcher.event(&RunEvent::Update { step, of, epoch, loss: mean, rate, norm, tokens });
         Ok(true)
     }
 
@@ -130,7 +130,7 @@ impl Running<'_> {
         }
         self.state.evaluated = Some(step);
         self.note(&json!({ "step": step, "held_out": loss }))?;
-        self.watcher.event(&Event::HeldOut { step, loss, best });
+        self.watcher.event(&RunEvent::HeldOut { step, loss, best });
         Ok(())
     }
 
@@ -177,7 +177,7 @@ impl Running<'_> {
         self.model.fetch(Some(&mut self.moments))?;
         checkpoint::write(&path, &self.state, self.model.parameters(), &self.moments)?;
         self.written = now;
-        self.watcher.event(&Event::Written(step));
+        self.watcher.event(&RunEvent::Written(step));
         Ok(())
     }
 }

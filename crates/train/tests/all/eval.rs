@@ -3,7 +3,7 @@
 
 use delft_train::Example;
 use delft_train::data::{Form, questions};
-use delft_train::eval::Scores;
+use delft_train::eval::ExampleScores;
 use engine::{CacheType, Engine, LoadOptions};
 use formats::Safetensors;
 
@@ -31,7 +31,7 @@ fn losses_and_exact_answers_are_transformers() {
         }
         let mut session = engine.session();
         let mut add = |example: &Example| {
-            let mut scores = Scores::default();
+            let mut scores = ExampleScores::default();
             scores.add(&mut session, engine.end_tokens(), example).unwrap();
             scores
         };

@@ -2,7 +2,7 @@
 
 use crate::run::{Notes, files, settings, train};
 use delft_train::Settings;
-use delft_train::run::{End, Event};
+use delft_train::run::{RunEnd, RunEvent};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 fn whole(settings: &Settings) -> Vec<(String, Vec<u8>)> {
     let folder = tempfile::tempdir().unwrap();
     let summary = train(settings, folder.path(), false, &mut Notes::default()).unwrap();
-    assert_eq!(summary.end, End::Done);
+    assert_eq!(summary.end, RunEnd::Done);
     files(folder.path())
 }
 
@@ -30,14 +30,14 @@ fn stopped_at_any_batch_and_resumed() {
         let folder = tempfile::tempdir().unwrap();
         let mut notes = Notes { stop_at: Some(stop), ..Notes::default() };
         let first = train(&settings(), folder.path(), false, &mut notes).unwrap();
-        if first.end == End::Done {
+        if first.end == RunEnd::Done {
             break;
         }
         stops += 1;
         let mut notes = Notes::default();
         let rest = train(&settings(), folder.path(), true, &mut notes).unwrap();
-        assert_eq!(rest.end, End::Done);
-        assert!(matches!(notes.events[0], Event::Resumed(step, _) if step == first.step));
+        assert_eq!(rest.end, RunEnd::Done);
+        assert!(matches!(notes.events[0], RunEvent::Resumed(step, _) if step == first.step));
         assert_same(folder.path(), &whole, &format!("stopped at batch {stop}"));
     }
     assert!(stops > 30, "{stops}");

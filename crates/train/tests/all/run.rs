@@ -1,7 +1,7 @@
 //! The loop of a run, with a model small enough to follow.
 
 use crate::toy::{Bigram, examples};
-use delft_train::run::{End, Event, Intervals, Length, Summary, Watcher};
+use delft_train::run::{Intervals, Length, RunEnd, RunEvent, RunSummary, Watcher};
 use delft_train::{AdamW, Example, RateSchedule, Run, Settings};
 use formats::Result;
 use std::cell::Cell;
@@ -10,14 +10,14 @@ use std::path::Path;
 /// Notes what happens, and stops a run at some batch.
 #[derive(Default)]
 pub(crate) struct Notes {
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<RunEvent>,
     pub(crate) samples: Vec<u64>,
     pub(crate) batches: Cell<usize>,
     pub(crate) stop_at: Option<usize>,
 }
 
 impl Watcher for Notes {
-    fn event(&mut self, event: &Event) {
+    fn event(&mut self, event: &RunEvent) {
         self.events.push(*event);
     }
 
@@ -54,7 +54,7 @@ pub(crate) fn train(
     folder: &Path,
     resume: bool,
     notes: &mut Notes,
-) -> Result<Summary> {
+) -> Result<RunSummary> {
     train_on(settings, &examples(30), folder, resume, notes)
 }
 
@@ -64,7 +64,7 @@ fn train_on(
     folder: &Path,
     resume: bool,
     notes: &mut Notes,
-) -> Result<Summary> {
+) -> Result<RunSummary> {
     let (held_out, training) = all.split_at(all.len() / 6);
     let identity = [("model".to_owned(), "a bigram".to_owned())];
     let intervals = Intervals { checkpoint: 5, sample: 10 };
@@ -89,8 +89,8 @@ fn a_run_learns_and_leaves_the_best_it_found() {
     let folder = tempfile::tempdir().unwrap();
     let mut notes = Notes::default();
     let summary = train(&settings(), folder.path(), false, &mut notes).unwrap();
-    assert_eq!(summary.end, End::Done);
-    let steps = notes.events.iter().filter(|e| matches!(e, Event::Update { .. })).count() as u64;
+    assert_eq!(summary.end, RunEnd::Done);
+    let steps = notes.events.iter().filter(|e| matches!(e, RunEvent::Update { .. })).count() as u64;
     assert_eq!(steps, summary.step);
     assert_eq!(steps, settings().updates(&examples(30)[5..]).unwrap());
     assert_eq!(notes.samples, (1..=steps).filter(|s| s % 10 == 0).collect::<Vec<u64>>());
@@ -120,7 +120,7 @@ fn a_run_ends_early_where_the_held_out_loss_falls_no_more() {
     let settings =
         Settings { rate: 3.0, warmup: 0, evaluate_every: 1, patience: Some(2), ..settings() };
     let summary = train(&settings, folder.path(), false, &mut Notes::default()).unwrap();
-    assert_eq!(summary.end, End::Early);
+    assert_eq!(summary.end, RunEnd::Early);
     assert_eq!(summary.step, summary.best.unwrap().0 + 2);
     let steps = Settings { length: Length::Updates(7), ..settings };
     let folder = tempfile::tempdir().unwrap();
@@ -138,7 +138,10 @@ fn folders_and_checkpoints_of_other_runs_are_refused() {
     let none = fails(&settings(), true);
     assert!(none.contains("checkpoint.delft") && none.contains("No such file"), "{none}");
     let mut stopped = Notes { stop_at: Some(30), ..Notes::default() };
-    assert_eq!(train(&settings(), folder.path(), false, &mut stopped).unwrap().end, End::Cancelled);
+    assert_eq!(
+        train(&settings(), folder.path(), false, &mut stopped).unwrap().end,
+        RunEnd::Cancelled
+    );
     assert!(fails(&settings(), false).contains("a folder without a run"));
     let other = fails(&Settings { rate: 0.06, ..settings() }, true);
     assert!(other.contains("learning rate: expected 0.05, found 0.06"), "{other}");

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use clap::Parser;
-use delft::train::run::{self, End, Event, Watcher};
+use delft::train::run::{self, RunEnd, RunEvent, Watcher};
 use delft::{AdapterFile, Adapters, Engine, Error, ErrorKind, Result};
 use serve::Adapted;
 
@@ -144,7 +144,7 @@ fn train(
         Ok(shown.sample(0, &prepared.made()?)?)
     });
     match noted.and_then(|()| prepared.train(folder, false, &mut shown)) {
-        Ok((summary, _)) if summary.end == End::Cancelled => {
+        Ok((summary, _)) if summary.end == RunEnd::Cancelled => {
             let place = harmless(&folder.display().to_string());
             aside(format_args!(
                 "tuning stopped behind update {}: delft tune --resume --out {place} goes on from there",
@@ -177,12 +177,12 @@ impl Shown<'_> {
 }
 
 impl Watcher for Shown<'_> {
-    fn event(&mut self, event: &Event) {
+    fn event(&mut self, event: &RunEvent) {
         match *event {
-            Event::HeldOut { step, loss, .. } => {
+            RunEvent::HeldOut { step, loss, .. } => {
                 note(format_args!("tuning: update {step}: held-out loss {loss:.4}"));
             }
-            Event::Update { step, of, loss, .. } if step.is_multiple_of((of / LINES).max(1)) => {
+            RunEvent::Update { step, of, loss, .. } if step.is_multiple_of((of / LINES).max(1)) => {
                 note(format_args!("tuning: update {step} of {of}: loss {loss:.4}"));
             }
             _ => {}

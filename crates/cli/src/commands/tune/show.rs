@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use delft::hub::LocalModel;
-use delft::train::run::{Event, Watcher};
+use delft::train::run::{RunEvent, Watcher};
 use delft::train::{Language, LoraOptions, sparks};
 use delft::{
-    AdapterFile, Adapters, Engine, Error, GenerateOptions, LoadOptions, Place, Prompt, Result,
+    AdapterFile, Adapters, DeviceSpec, Engine, Error, GenerateOptions, LoadOptions, Prompt, Result,
     SamplingOptions,
 };
 use indicatif::ProgressBar;
@@ -129,18 +129,20 @@ fn duration(seconds: f64) -> String {
 }
 
 impl Watcher for Shown {
-    fn event(&mut self, event: &Event) {
+    fn event(&mut self, event: &RunEvent) {
         match *event {
-            Event::Resumed(step, of) => aside(format_args!("goes on behind update {step} of {of}")),
-            Event::Update { step, of, loss, tokens, .. } => self.update(step, of, loss, tokens),
-            Event::HeldOut { step: 0, loss, .. } => {
+            RunEvent::Resumed(step, of) => {
+                aside(format_args!("goes on behind update {step} of {of}"))
+            }
+            RunEvent::Update { step, of, loss, tokens, .. } => self.update(step, of, loss, tokens),
+            RunEvent::HeldOut { step: 0, loss, .. } => {
                 self.line(|| note(format_args!("held-out loss {loss:.4} before the first update")));
             }
-            Event::HeldOut { step, loss, best } => {
+            RunEvent::HeldOut { step, loss, best } => {
                 let mark = if best { ", the least so far" } else { "" };
                 self.line(|| note(format_args!("update {step}: held-out loss {loss:.4}{mark}")));
             }
-            Event::Written(_) => {}
+            RunEvent::Written(_) => {}
         }
     }
 
@@ -190,7 +192,7 @@ impl Samples {
         let tokens = prompt.encode(Some(&language.tokenizer), language.template.as_ref())?;
         // Where it is trained; of several devices the first.
         let device = match args.device {
-            Place::Several(several) => several.places().next().unwrap_or_default(),
+            DeviceSpec::Several(several) => several.places().next().unwrap_or_default(),
             place => place,
         };
         let options = LoadOptions {

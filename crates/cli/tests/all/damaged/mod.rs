@@ -8,7 +8,7 @@
 pub(crate) mod folder;
 pub(crate) mod gguf;
 
-use delft::{Engine, LoadOptions, Rows};
+use delft::{Engine, LoadOptions, LogitRows};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -45,7 +45,7 @@ fn attempt(path: &Path) -> Result<Vec<String>, String> {
             let special = delft::tokens::Special { add: true, parse: true };
             tokenizer.encode("abc <s> \u{e9}", special)?;
         }
-        engine.session().logits(&[3, 4, 5], Rows::Last(1))?;
+        engine.session().logits(&[3, 4, 5], LogitRows::Last(1))?;
         Ok::<_, delft::Error>(engine.warnings().to_vec())
     };
     run().map_err(|error| error.to_string())

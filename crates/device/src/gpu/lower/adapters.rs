@@ -11,7 +11,7 @@
 use formats::{Error, Result};
 use ops::linear::gemm::{self, GemmTypes};
 use ops::low_rank::kernels::{
-    Ending, Low, RANKS, low_rank_down, low_rank_pick, low_rank_up, schedule,
+    Low, RANKS, UpEnding, low_rank_down, low_rank_pick, low_rank_up, schedule,
 };
 use ops::moe::{moe_gemm, moe_group};
 use ops::packed::Format;
@@ -518,8 +518,8 @@ impl Recorder<'_> {
         let (sites, rank) = (&room.groups[group], room.rank);
         let (rows, element) = (self.rows(y), sites.element);
         let ending = match self.key.adapted {
-            Adapted::Gains => Ending::Gains { residual },
-            _ => Ending::Plain,
+            Adapted::Gains => UpEnding::Gains { residual },
+            _ => UpEnding::Plain,
         };
         let mut numbers = Numbers::new().with("rows", rows as u32).with("count", room.count as u32);
         let names: Vec<[String; 2]> =

@@ -1,7 +1,7 @@
 //! Lowering of attention, rotary embedding and cache writes.
 
 use formats::Result;
-use ops::attention::decode::{DecodeSchedule, Shares, attention_decode, attention_decode_codes};
+use ops::attention::decode::{DecodeSchedule, KeyShares, attention_decode, attention_decode_codes};
 use ops::attention::prefill::{PrefillTiling, attention_prefill, attention_prefill_codes};
 use ops::kv_write::{kv_write, kv_write_codes, rotate_blocks};
 use ops::rope_write::{self, Variant, rope_write, rope_write_codes};
@@ -25,14 +25,14 @@ impl Lowering {
     }
 
     /// How threadgroups split the keys of a row that is attended to by itself.
-    fn shares(&self, op: &Attention) -> Shares {
+    fn shares(&self, op: &Attention) -> KeyShares {
         let tuned = &self.facts.tuned.attention;
         match tuned.many {
-            Shares::Own { least, .. } if self.batched && !self.tiled(op) => {
-                Shares::Own { least, parts: tuned.prompt_parts }
+            KeyShares::Own { least, .. } if self.batched && !self.tiled(op) => {
+                KeyShares::Own { least, parts: tuned.prompt_parts }
             }
             many if self.batched => many,
-            _ => Shares::Launched,
+            _ => KeyShares::Launched,
         }
     }
 

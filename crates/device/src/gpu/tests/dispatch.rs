@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 fn faulty() -> Arc<Faulty> {
-    Faulty::new(Sim::new(Engine::Interpreter))
+    Faulty::new(Sim::new(KernelRunner::Interpreter))
 }
 
 /// Part of a prompt, of which nobody wants logits.
@@ -127,7 +127,7 @@ fn load_without_experts(
 
 #[test]
 fn steps_allocate_nothing() {
-    let cpu = "cpu".parse::<crate::Place>().unwrap().open(Some(2)).unwrap();
+    let cpu = "cpu".parse::<crate::DeviceSpec>().unwrap().open(Some(2)).unwrap();
     for (dispatch, moved) in [
         (Dispatch::Arguments, false),
         (Dispatch::Graph, false),

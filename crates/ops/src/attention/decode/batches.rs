@@ -3,7 +3,7 @@
 //! has come.
 
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 
 use super::Plan;
 use crate::attention::form::Stored;
@@ -222,8 +222,8 @@ impl Batches for Codes {
         let start = simd_id() * (self.plan.keys * self.operands.row);
         for i in 0..chunks.count {
             let ((key, element), chunk) = (chunks.at(i), self.chunk(stage, kind, i));
-            let codes = self.codes.get_raw_vec(chunk * 16u32, 16, Hint::None);
-            let pair = self.scales.get_raw_vec(chunk * 2u32, 2, Hint::None);
+            let codes = self.codes.get_raw_vec(chunk * 16u32, 16, LoadHint::None);
+            let pair = self.scales.get_raw_vec(chunk * 2u32, 2, LoadHint::None);
             let second = Order::ne(element & 32u32, 0u32);
             let scale = select(second, pair[1].f32(), pair[0].f32());
             let to = self.operands.array.scalar();

@@ -7,7 +7,7 @@
 //! the teams of a simdgroup are merged at the end.
 
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 
 use super::{Plan, Softmaxes, Span};
 use crate::attention::form::{AttentionForm, Extras, FLOOR, MASKED, Stored};
@@ -99,7 +99,7 @@ pub(super) fn attend(
     let queries: Vec<Vec<Val<f32>>> = (0..pack)
         .map(|g| {
             let start = ((row * groups(1) + packed) * pack + g) * plan.head_dim;
-            let read = |&e: &Val<u32>| q.get_raw_vec(start + e, vector as u8, Hint::None);
+            let read = |&e: &Val<u32>| q.get_raw_vec(start + e, vector as u8, LoadHint::None);
             elements.iter().flat_map(read).map(|x| x.f32() * inner).collect()
         })
         .collect();
@@ -154,7 +154,7 @@ pub(super) fn attend(
                         Some(ring) => ring.read(turns % stages, kind, u as u32, i as u32),
                         None => {
                             let at = cache.element(slots[u], head) + elements[i];
-                            stored.array.get_raw_vec(at, lanes, Hint::None)
+                            stored.array.get_raw_vec(at, lanes, LoadHint::None)
                         }
                     };
                     let scaled = move |x: Val<Raw>| factor.map_or(x.f32(), |f| x.f32() * f);
@@ -236,7 +236,7 @@ impl Ring {
 
     #[track_caller]
     fn read(&self, stage: Val<u32>, kind: u32, u: u32, i: u32) -> Vec<Val<Raw>> {
-        self.array.get_raw_vec(self.at(stage, kind, u, i), self.lanes.vector as u8, Hint::None)
+        self.array.get_raw_vec(self.at(stage, kind, u, i), self.lanes.vector as u8, LoadHint::None)
     }
 }
 

@@ -8,7 +8,7 @@
 
 use tile::dsl::*;
 use tile::instr::Unary;
-use tile::ir::{Hint, Reduce};
+use tile::ir::{LoadHint, Reduce};
 
 use super::batches::{Batches, Operands, PAD};
 use super::{Plan, Softmaxes, Span};
@@ -82,7 +82,7 @@ pub(super) fn attend<B: Batches>(
         let (g, element) = (chunk / (d / CHUNK), chunk % (d / CHUNK) * CHUNK);
         let bring = || {
             let own = (row * groups(1) + packed) * plan.pack + g.min(plan.pack - 1);
-            let values = q.get_raw_vec(own * d + element, CHUNK as u8, Hint::None);
+            let values = q.get_raw_vec(own * d + element, CHUNK as u8, LoadHint::None);
             let zero = 0.0f32.val().to(q.scalar());
             let live = Order::lt(g, plan.pack);
             let values: Vec<Val<Raw>> = values.into_iter().map(|v| select(live, v, zero)).collect();

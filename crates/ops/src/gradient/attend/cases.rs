@@ -1,6 +1,6 @@
 //! Cases and benchmarks of the kernels of attention among packed rows.
 
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, Spec, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::Scalar;
 use tile::launch::Numbers;
 
@@ -374,7 +374,7 @@ fn tile_benches(kernel: usize) -> Vec<Bench> {
         buffers,
         bytes: 2 * (2 * wide + 2 * narrow) as u64,
         flops: products * (rows * 1024 * 2048) as u64,
-        roof: if products == 0 { Roof::Memory } else { Roof::Matrix },
+        roof: if products == 0 { Bottleneck::Memory } else { Bottleneck::Matrix },
     }]
 }
 
@@ -425,7 +425,7 @@ fn benches(kernel: usize) -> Vec<Bench> {
         bytes: 2 * (2 * wide + 2 * narrow) as u64,
         // A query sees half of the keys on average.
         flops: products * (rows * rows * 2048) as u64,
-        roof: Roof::Matrix,
+        roof: Bottleneck::Matrix,
     }]
 }
 

@@ -267,7 +267,7 @@ impl Staged {
             let (r, element) = (own + i / per_row, i % per_row * 8u32);
             when(Order::lt(r, left), || {
                 let at = r * self.stride() + self.at + element;
-                let values = self.rows.get_raw_vec(at, 8, tile::ir::Hint::None);
+                let values = self.rows.get_raw_vec(at, 8, tile::ir::LoadHint::None);
                 to.set_raw_vec(from + r * row + element, &values);
             });
         });

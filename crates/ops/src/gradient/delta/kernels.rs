@@ -20,8 +20,8 @@
 //!
 //! The gradients of gates need no matrices. `S / G`, where `G` is the product of all gates up to a
 //! row, depends on gates through `v / G` alone, so that the gradient of `ln g` is the sum of
-//! `y dy - v dv` over the row and all behind it in the sequence ([`delta_gates`]). What lies behind
-//! a block adds up to `<D, S>` at its end; sums begin there, so that what rounding leaves of terms
+//! `y dy - v dv` over the row and all behind it in the sequence ([`delta_gates`]). The rows behind
+//! a block add up to `<D, S>` at its end; sums begin there, so that what rounding leaves of terms
 //! that cancel does not grow with the sequence. [`delta_operands`] adds up the heads that share a
 //! key, and goes back through the lengths of queries and keys.
 
@@ -293,7 +293,7 @@ impl Lane {
 
     /// Writes those elements, which the lanes that share them have alike.
     #[track_caller]
-    fn put(&self, y: impl Memory<f32>, from: Val<u32>, values: &[Val<f32>]) {
+    fn put(&self, y: impl Elements<f32>, from: Val<u32>, values: &[Val<f32>]) {
         self.once(|| y.set_vec(from + self.first, values));
     }
 
@@ -420,7 +420,7 @@ impl Rows {
 
     /// Writes the lane's columns of a row of values.
     #[track_caller]
-    fn put(&self, y: impl Memory<f32>, row: Val<u32>, values: &[Val<f32>]) {
+    fn put(&self, y: impl Elements<f32>, row: Val<u32>, values: &[Val<f32>]) {
         self.lane.put(y, self.lane.item(row) * self.lane.form.value_dim, values);
     }
 }
@@ -645,7 +645,7 @@ pub fn delta_slopes(
         }
         lane.once(|| {
             let at = place(row, 1) + lane.first;
-            let kept = slopes.get_vec(at, form.wide, tile::ir::Hint::None);
+            let kept = slopes.get_vec(at, form.wide, tile::ir::LoadHint::None);
             let all = found.iter().zip(kept).map(|(&found, kept)| found.fma(rates.beta, kept));
             slopes.set_vec(at, &all.collect::<Vec<Val<f32>>>());
         });

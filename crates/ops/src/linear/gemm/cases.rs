@@ -4,7 +4,7 @@ use super::{GemmSchedule, GemmTypes, Machine, gemm};
 use crate::linear::cases::{Matrix, matrix_bytes, products};
 use crate::packed::Format;
 use formats::DType;
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -294,6 +294,6 @@ fn bench(
         buffers: vec![Fill::Noise(types.x, rows * width), Fill::Zeros(types.y, rows * out), weight],
         bytes: (bytes + activations) as u64,
         flops: 2 * (rows * width * out) as u64,
-        roof: Roof::Matrix,
+        roof: Bottleneck::Matrix,
     }
 }

@@ -9,7 +9,7 @@ use super::stage::Ring;
 use super::warpgroup;
 use crate::sweep::when;
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 
 /// Neighbouring results of one row, in one thread.
 pub(crate) struct Results {
@@ -167,7 +167,7 @@ pub(super) fn spread(ring: &Ring, sums: Frags, mut finish: impl FnMut(Results)) 
             sync();
             let from = own + row * SPARE + col;
             let read = |from: Val<u32>| -> Vec<Val<f32>> {
-                let half = |half: u32| spare.get_vec(from + 4 * half, 4, Hint::None);
+                let half = |half: u32| spare.get_vec(from + 4 * half, 4, LoadHint::None);
                 (0..2).flat_map(half).collect()
             };
             let mut give = || {

@@ -7,7 +7,7 @@
 use super::GemmSchedule;
 use crate::packed::{Format, PackedWeights};
 use tile::dsl::*;
-use tile::ir::Hint;
+use tile::ir::LoadHint;
 
 /// Which rows of a matrix a block has.
 pub(crate) enum Rows {
@@ -246,7 +246,9 @@ impl Side {
     #[track_caller]
     pub(crate) fn four(&self, at: Val<u32>, columns: u32, k: Val<u32>) -> Vec<Val<f32>> {
         match self.lines {
-            Lines::Fixed(_) => self.shared.get_vec(at + columns * self.stride + k, 4, Hint::None),
+            Lines::Fixed(_) => {
+                self.shared.get_vec(at + columns * self.stride + k, 4, LoadHint::None)
+            }
             Lines::Terms { .. } => {
                 let term = |i: u32| self.shared.get(at + columns + (k + i) * self.stride);
                 (0..4).map(term).collect()
@@ -345,7 +347,7 @@ impl Side {
                     let lanes = (16 / x.scalar().bytes() as u32).min(self.unit);
                     for part in 0..self.unit / lanes {
                         let from = at + unit * self.unit + part * lanes;
-                        let values = x.get_raw_vec(from, lanes as u8, Hint::Coherent);
+                        let values = x.get_raw_vec(from, lanes as u8, LoadHint::Coherent);
                         for (i, value) in values.into_iter().enumerate() {
                             kept.set_raw(pass * self.unit + part * lanes + i as u32, value);
                         }

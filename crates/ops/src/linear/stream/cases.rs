@@ -7,7 +7,7 @@ use crate::linear::gemm::cases::rounded;
 use crate::packed::Format;
 use crate::project::ProjectedMatrix;
 use formats::DType;
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise, tolerance};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -248,6 +248,6 @@ fn bench(
         buffers,
         bytes: (bytes + 2 * rows * width) as u64,
         flops: 2 * (rows * all * width) as u64,
-        roof: Roof::Memory,
+        roof: Bottleneck::Memory,
     })
 }

@@ -20,13 +20,13 @@ impl Amount {
     }
 
     #[track_caller]
-    pub(super) fn read(from: impl Memory<u32>, first: Val<u32>) -> Amount {
+    pub(super) fn read(from: impl Elements<u32>, first: Val<u32>) -> Amount {
         let word = |i: u32| from.get(first + i);
         Amount { count: word(0), weight: Wide { high: word(1), low: word(2) } }
     }
 
     #[track_caller]
-    pub(super) fn write(self, to: impl Memory<u32>, first: Val<u32>) {
+    pub(super) fn write(self, to: impl Elements<u32>, first: Val<u32>) {
         to.set(first, self.count);
         to.set(first + 1u32, self.weight.high);
         to.set(first + 2u32, self.weight.low);

@@ -1,6 +1,6 @@
 //! Logits and options worth testing, with what the chain on the CPU makes of them.
 
-use tile::case::{Bench, Buffer, Case, Expected, Fill, Roof, noise};
+use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -446,7 +446,7 @@ fn timed(case: Case, bytes: usize) -> Vec<Bench> {
             buffers: case.buffers.iter().map(many).collect(),
             bytes: (rows * BENCH * bytes) as u64,
             flops: 0,
-            roof: Roof::Memory,
+            roof: Bottleneck::Memory,
         }
     };
     [1, 128].map(bench).into()

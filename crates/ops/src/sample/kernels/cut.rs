@@ -46,7 +46,7 @@ struct Team {
 impl Team {
     /// Sums the bins from the first on. Every thread has its own consecutive ones.
     #[track_caller]
-    fn scan(self, bins: impl Memory<u32>, start: Val<u32>) -> Scanned {
+    fn scan(self, bins: impl Elements<u32>, start: Val<u32>) -> Scanned {
         let each = BINS / self.threads;
         let first = thread_id() * each;
         let own: Vec<Amount> =
@@ -258,7 +258,7 @@ fn refine(
     barrier();
     let upper = digit.shift + digit.bits;
     strided(number).each(|i| {
-        let pair = list.get_vec((start + i) * 2u32, 2, tile::ir::Hint::None);
+        let pair = list.get_vec((start + i) * 2u32, 2, tile::ir::LoadHint::None);
         // Those that share the digits before; at the first digit of a token there is none.
         let same = match (digit.of_token, digit.shift > 0) {
             (false, _) => Order::eq(pair[0] >> upper, rank >> upper),

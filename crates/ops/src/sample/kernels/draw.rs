@@ -10,8 +10,8 @@ use super::{BLOCK, Keys, MOST_TOKENS, NOTHING, PART, Row, SETTINGS, THREADS, row
 use crate::sweep::{begin, require_lengths, when};
 
 /// The token of every row, from what [`super::adjust`] and, where rows have filters, [`super::cut`]
-/// have left; [`NOTHING`](super::NOTHING) where none is possible. `totals`
-/// `[rows, ceil(vocab / BLOCK), 2]` is scratch; `arrived` (`[rows]`) is zero before and after.
+/// have left; [`NOTHING`](super::NOTHING) where none is possible. `totals` `[rows, ceil(vocab /
+/// BLOCK), 2]` is scratch; `arrived` (`[rows]`) is zero before and after.
 ///
 /// Every group sums the weights that are kept in its block. The one that is done last finds the
 /// first token, in order of ids, up to which they are more than the random share of their sum: its
@@ -70,7 +70,7 @@ pub fn draw(
         } else {
             let (rank, token) = (Var::new(u32::MAX), Var::new(u32::MAX));
             if settings.filters() {
-                let cut = cuts.get_vec(row * 2, 2, tile::ir::Hint::None);
+                let cut = cuts.get_vec(row * 2, 2, tile::ir::LoadHint::None);
                 rank.set(cut[0]);
                 token.set(cut[1]);
             }
@@ -113,7 +113,7 @@ pub fn draw(
                 };
                 let total = |block: Val<u32>| {
                     let pair =
-                        totals.get_vec((row * groups(0) + block) * 2, 2, tile::ir::Hint::None);
+                        totals.get_vec((row * groups(0) + block) * 2, 2, tile::ir::LoadHint::None);
                     Wide { high: pair[0], low: pair[1] }
                 };
                 search.narrow(&total, |all| all.fraction(settings.random()));

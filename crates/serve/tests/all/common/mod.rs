@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use delft::{Engine, LoadOptions};
-use delft_serve::{AccessRules, Config, Library, Limits, Running, Served, Server};
+use delft_serve::{AccessRules, GenerationLimits, Library, Running, Served, Server, ServerConfig};
 use serde_json::Value;
 
 /// The bundled model's file.
@@ -26,29 +26,37 @@ pub(crate) fn engine() -> Engine {
 }
 
 /// Limits that tests do not meet unless they ask for others.
-pub(crate) fn limits() -> Limits {
-    Limits { parallel: 2, queue: 64, time: Duration::from_secs(120), tokens: None }
+pub(crate) fn limits() -> GenerationLimits {
+    GenerationLimits { parallel: 2, queue: 64, time: Duration::from_secs(120), tokens: None }
 }
 
-pub(crate) fn serve(limits: Limits, access: AccessRules) -> Running {
+pub(crate) fn serve(limits: GenerationLimits, access: AccessRules) -> Running {
     let (name, adapters) = ("stories".to_string(), Vec::new());
     let served = Served { name, engines: vec![engine()], templates: None, adapters };
     serve_all(limits, access, vec![served])
 }
 
-pub(crate) fn serve_all(limits: Limits, access: AccessRules, models: Vec<Served>) -> Running {
+pub(crate) fn serve_all(
+    limits: GenerationLimits,
+    access: AccessRules,
+    models: Vec<Served>,
+) -> Running {
     Server::bind(config(limits, access), models).unwrap().spawn().unwrap()
 }
 
 /// A server of models that are loaded when a request names them.
-pub(crate) fn serve_library(limits: Limits, access: AccessRules, library: Library) -> Running {
-    let config = Config { library, ..config(limits, access) };
+pub(crate) fn serve_library(
+    limits: GenerationLimits,
+    access: AccessRules,
+    library: Library,
+) -> Running {
+    let config = ServerConfig { library, ..config(limits, access) };
     Server::bind(config, Vec::new()).unwrap().spawn().unwrap()
 }
 
 /// A port of the system's choosing, and nothing to load.
-pub(crate) fn config(limits: Limits, access: AccessRules) -> Config {
-    Config {
+pub(crate) fn config(limits: GenerationLimits, access: AccessRules) -> ServerConfig {
+    ServerConfig {
         address: ([127, 0, 0, 1], 0).into(),
         access,
         insecure: false,

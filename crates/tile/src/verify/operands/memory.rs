@@ -1,23 +1,25 @@
 //! The rules of instructions that touch arrays.
 
 use super::{Computed, Operands};
-use crate::ir::{Access, Array, AtomicOp, Hint, ParamKind, Place, Value};
+use crate::ir::{Access, Array, AtomicOp, LoadHint, ParamKind, Place, Value};
 use crate::types::{Scalar, Type};
 
 impl Operands<'_> {
     /// From registers one element; from memory a scalar or a vector. Hints are for buffers, and
     /// `stream` only for one that the kernel does not write, since it may be read around the cache
     /// that holds the write.
-    pub(crate) fn load(&self, place: Place, index: Value, lanes: u8, hint: Hint) -> Computed {
+    pub(crate) fn load(&self, place: Place, index: Value, lanes: u8, hint: LoadHint) -> Computed {
         let element = self.element(place, index)?;
         let register = matches!(place, Place::Register(_));
         if register && lanes != 1 {
             return Err(format!("one element of a register array expected, found {lanes}"));
         }
         match (hint, self.access(place)) {
-            (Hint::None, _) | (Hint::Coherent, Some(_)) | (Hint::Stream, Some(Access::In)) => {}
-            (Hint::Stream, _) => return Err("`stream` is for buffers that are `in`".to_owned()),
-            (Hint::Coherent, _) => return Err("`coherent` is for buffers".to_owned()),
+            (LoadHint::None, _)
+            | (LoadHint::Coherent, Some(_))
+            | (LoadHint::Stream, Some(Access::In)) => {}
+            (LoadHint::Stream, _) => return Err("`stream` is for buffers that are `in`".to_owned()),
+            (LoadHint::Coherent, _) => return Err("`coherent` is for buffers".to_owned()),
         }
         if lanes == 1 {
             return Ok(Some(element));

@@ -1,7 +1,7 @@
 //! Models on simulated GPUs against the CPU, which has PyTorch's gradients: `models.rs`.
 
 use super::models::{Case, distance, zeros};
-use delft_train::run::{End, Intervals, Length, Summary};
+use delft_train::run::{Intervals, Length, RunEnd, RunSummary};
 use delft_train::{
     AdamW, Hardware, Moments, Precision, Preference, Run, Settings, Trainable, Tuned,
 };
@@ -137,7 +137,7 @@ fn run(
     folder: &Path,
     (rate, resume): (f64, bool),
     stop_at: Option<usize>,
-) -> Result<Summary> {
+) -> Result<RunSummary> {
     let settings = Settings {
         length: Length::Updates(8),
         rate,
@@ -171,7 +171,7 @@ fn updates(make: Make, (name, rate): (&str, f64), place: &str, precision: Precis
     );
     // In the middle of an update, behind which there is no checkpoint.
     let first = run(&mut model(), stopped.path(), (rate, false), Some(10)).unwrap();
-    assert_eq!(first.end, End::Cancelled);
+    assert_eq!(first.end, RunEnd::Cancelled);
     assert!((2..6).contains(&first.step), "{}", first.step);
     run(&mut model(), stopped.path(), (rate, true), None).unwrap();
     assert!(crate::run::files(stopped.path()) == crate::run::files(whole.path()));

@@ -1,7 +1,9 @@
 //! Whole tiny models against what PyTorch computes through Transformers and PEFT:
 //! `tests/reference/gradients.py`.
 
-use delft_train::gradients::{LowRank, Module, adapt, differentiate, losses, pack, reference};
+use delft_train::gradients::{
+    AdaptedProduct, Module, adapt, differentiate, losses, pack, reference,
+};
 use delft_train::{Batch, Hardware, LoraOptions, Parameter, Preference, Trainable, Tuned};
 use formats::safetensors::Safetensors;
 use std::path::PathBuf;
@@ -422,7 +424,7 @@ pub(super) fn is_what_it_decodes_to(twin: &str, hardware: Hardware, bound: f64) 
         let rows = (0..packed.weights[weight.0].shape[0]).collect();
         is_site.then_some(Module { name, rows })
     };
-    let how = LowRank { rank: OPTIONS.rank, scale: OPTIONS.scale(), gains: false };
+    let how = AdaptedProduct { rank: OPTIONS.rank, scale: OPTIONS.scale(), gains: false };
     let (adapted, factors) = adapt(&packed, &blocks, how).unwrap();
     let trained: Vec<_> = factors.iter().flat_map(|f| [f.down, f.parts[0].up]).collect();
     let program = differentiate(&losses(&adapted).unwrap(), &trained).unwrap();

@@ -1,7 +1,7 @@
 //! Every operation's rule against finite differences, and the CPU against the references.
 
 use delft_train::Batch;
-use delft_train::cpu::{Executor, FloatWeights, check};
+use delft_train::cpu::{CpuExecutor, FloatWeights, check};
 use delft_train::gradients::{differentiate, jvp, reference};
 use formats::{Source, Tensors};
 use ops::embed::Index;
@@ -145,7 +145,7 @@ fn prove_but(name: &str, program: &Program, frozen: &[WeightId]) {
     check(&gradient).unwrap();
     let aside = tempfile::tempdir().unwrap();
     let tensors = no_tensors(aside.path());
-    let mut executor = Executor::new(Some(2)).unwrap();
+    let mut executor = CpuExecutor::new(Some(2)).unwrap();
     let loaded = FloatWeights::read(&[&gradient], &tensors, &[], executor.team()).unwrap();
     let batch = batch();
     let found = executor.run(&gradient, &loaded, &batch).unwrap();
