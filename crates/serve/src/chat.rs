@@ -177,7 +177,8 @@ pub(crate) fn text(
     }
 }
 
-/// Calls that an assistant made, with their arguments as objects, as templates read them.
+/// Calls that an assistant made, with their arguments as objects, as templates read them; those
+/// that are no JSON stay texts.
 fn tool_calls(fields: &Fields, place: &str, value: &Value) -> Result<Value, Problem> {
     let Some(calls) = value.as_array() else {
         return Err(Problem::field(place, format_args!("expected a list, found {}", kind(value))));
@@ -193,10 +194,10 @@ fn tool_calls(fields: &Fields, place: &str, value: &Value) -> Result<Value, Prob
         })?;
         let arguments = match &function["arguments"] {
             Value::String(text) if text.trim().is_empty() => json!({}),
-            Value::String(text) => serde_json::from_str(text).map_err(|e| {
-                let place = format!("{place}[{i}].function.arguments");
-                Problem::field(&place, format_args!("expected JSON, found {e}"))
-            })?,
+            // A call that a model did not write to its end is sent back as it is.
+            Value::String(text) => {
+                serde_json::from_str(text).unwrap_or_else(|_| text.as_str().into())
+            }
             Value::Null => json!({}),
             other => other.clone(),
         };
@@ -285,6 +286,9 @@ mod tests {
             ] },
             { "role": "tool", "tool_call_id": "1", "content": "2" },
             { "role": "assistant", "content": [{ "type": "refusal", "refusal": "No." }] },
+            { "role": "assistant", "tool_calls": [
+                { "type": "function", "function": { "name": "f", "arguments": "{\"x\": " } },
+            ] },
         ]));
         assert_eq!(
             found.unwrap(),
@@ -296,6 +300,9 @@ mod tests {
                 ] }),
                 json!({ "role": "tool", "tool_call_id": "1", "content": "2" }),
                 json!({ "role": "assistant", "content": "No." }),
+                json!({ "role": "assistant", "content": "", "tool_calls": [
+                    { "type": "function", "function": { "name": "f", "arguments": "{\"x\": " } },
+                ] }),
             ]
         );
     }

@@ -304,9 +304,9 @@ impl Model {
             return Ok(());
         }
         let message = format!(
-            "the prompt has {} bytes; the context of {} holds {} tokens, the answer included",
+            "prompt is too long: {} bytes; this model's maximum context length is {} tokens, the \
+             answer included",
             text.len(),
-            self.name,
             self.context()
         );
         Err(Problem { code: TOO_LONG, ..Problem::bad(message) })
@@ -349,10 +349,12 @@ impl Model {
         }
         if prompt.len() + answer > context {
             let included = if answer > 0 { ", the answer included" } else { "" };
+            // In the words of Anthropic and OpenAI, by which programs know that they must shorten.
             let message = format!(
-                "the prompt has {} tokens; the context of {} holds {context}{included}",
+                "prompt is too long: {} tokens > {} maximum; this model's maximum context length is \
+                 {context} tokens{included}",
                 prompt.len(),
-                self.name
+                context - answer.min(context)
             );
             return Err(Problem { code: TOO_LONG, ..Problem::bad(message) });
         }

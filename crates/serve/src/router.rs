@@ -12,9 +12,10 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Body;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
-use hyper::{Method, StatusCode};
+use hyper::{Method, StatusCode, Uri};
 use serde_json::json;
 use tokio::sync::Semaphore;
+use tower::util::MapRequest;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
@@ -200,7 +201,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID, NO_EFFECT, CACHE, CUT]);
-    paths
+    let paths = paths
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(CatchPanicLayer::custom(gate::panicked))
@@ -208,7 +209,28 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         // Outermost, so that pages may read why they are turned away; preflights have no key and
         // end here.
         .layer(cors)
-        .with_state(app)
+        .with_state(app);
+    Router::new().fallback_service(MapRequest::new(paths, without_spare_slashes))
+}
+
+/// The same request, whose path begins with one slash and ends in none, as where a base address
+/// that ends in a slash had a path put behind it.
+fn without_spare_slashes(mut request: Request) -> Request {
+    let path = request.uri().path();
+    let plain = format!("/{}", path.trim_matches('/'));
+    if plain == path {
+        return request;
+    }
+    let plain = match request.uri().query() {
+        Some(query) => format!("{plain}?{query}"),
+        None => plain,
+    };
+    let mut parts = request.uri().clone().into_parts();
+    parts.path_and_query = plain.parse().ok();
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
+    request
 }
 
 /// How long a model is to stay loaded, as Ollama's requests say it.

@@ -327,7 +327,7 @@ fn what_cannot_be_done_is_refused_by_name() {
             extra: json!({ "messages": [{ "role": "user", "content": long }] }),
             status: 400,
             code: "context_length_exceeded",
-            message: "the prompt has ",
+            message: "prompt is too long: ",
         },
         Case {
             extra: json!({ "messages": image }),

@@ -1,6 +1,6 @@
 //! Requests of other programs, as `tests/clients/others.py` recorded them: none is refused.
 
-use crate::common::{post, shared};
+use crate::common::{get, post, shared};
 use serde_json::{Value, json};
 
 #[test]
@@ -42,4 +42,19 @@ fn what_other_programs_ask_is_answered() {
         "zed",
     ];
     assert_eq!(clients, known);
+}
+
+/// Programs put paths behind base addresses that end in a slash.
+#[test]
+fn spare_slashes_of_a_path_are_passed_over() {
+    let body = json!({ "messages": [{ "role": "user", "content": "hi" }], "max_tokens": 1 });
+    for path in ["/v1/chat/completions/", "//v1/chat/completions"] {
+        let response = post(shared(), path, &body);
+        assert_eq!(response.status, 200, "{path}: {response:?}");
+    }
+    for path in ["/v1/models/", "/v1/models/?after=x", "//api/tags/", "/"] {
+        let response = get(shared(), path);
+        assert_eq!(response.status, 200, "{path}: {response:?}");
+    }
+    assert_eq!(get(shared(), "//nothing/here/").status, 404);
 }

@@ -164,7 +164,10 @@ fn a_prompt_that_is_far_too_long_is_refused_before_it_is_made_into_tokens() {
         let error = &answer.json()["error"];
         assert_eq!((answer.status, &error["code"]), (400, &json!("context_length_exceeded")));
         let message = error["message"].as_str().unwrap();
-        assert!(message.contains(" bytes; the context of stories holds 1024 tokens"), "{message}");
+        assert!(
+            message.contains(" bytes; this model's maximum context length is 1024 tokens"),
+            "{message}"
+        );
     }
 }
 
