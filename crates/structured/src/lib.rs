@@ -42,6 +42,14 @@ const LONGEST: usize = 256 << 10;
 /// Most values in a schema, however deep: what compiling takes may grow with the square of their
 /// number.
 const MOST_VALUES: usize = 8192;
+/// Parts of reasons that only llguidance's authors understand, and what they mean.
+const REASONS: [(&str, &str); 2] = [
+    ("NoExtensionBias", "a part that is nothing but itself"),
+    (
+        "Current row has",
+        "too many alternatives at one place, such as a thousand optional properties",
+    ),
+];
 /// Steps of building regular expressions, about 50,000 to a millisecond.
 const BUILDING: u64 = 1_000_000;
 /// Steps of regular expressions for one token, about 14,000 to a millisecond.
@@ -559,6 +567,9 @@ fn limited<T, E: std::fmt::Display>(
             false => Vec::new(),
         };
         let told = [&[first], &rest[..]].concat().join(" ");
+        if let Some((_, plain)) = REASONS.iter().find(|(part, _)| told.contains(part)) {
+            return (*plain).to_string();
+        }
         told.chars().take(LONGEST_REASON).collect::<String>()
     };
     match caught(run) {

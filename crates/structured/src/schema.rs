@@ -99,12 +99,16 @@ const FORMATS: [(&str, &str); 5] = [
     ("iri-reference", "uri"),
     ("uri-reference", "uri"),
 ];
-const PATTERNS: [(&str, &str); 4] = [
+const PATTERNS: [(&str, &str); 7] = [
+    ("base64", BASE64),
+    ("byte", BASE64),
     ("json-pointer", "^(/([^~/]|~[01])*)*$"),
     ("relative-json-pointer", "^(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)$"),
     ("regex", "^[A-Za-z0-9 _-]*$"),
     ("uri-template", "^[A-Za-z0-9/_.-]*(\\{[A-Za-z0-9_]+\\}[A-Za-z0-9/_.-]*)*$"),
+    ("uuid4", "^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$"),
 ];
+const BASE64: &str = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==)?$";
 
 /// A schema in the keywords that llguidance follows. Where there are `places` to note them, arrays
 /// whose items must differ are noted there, and items may be of any kind.

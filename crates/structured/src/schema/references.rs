@@ -20,6 +20,8 @@ struct Index {
     dynamic: HashMap<String, Vec<(String, bool)>>,
     /// The whole schema's name.
     root: String,
+    /// Whether what stands beside a reference counts for nothing, as up to draft 7.
+    alone: bool,
     /// The places of all schemas, those first that are part of others.
     reached: HashSet<String>,
     /// The schemas that refer to others: where, by which keyword, from within which name, and to
@@ -32,7 +34,9 @@ struct Index {
 /// # Errors
 /// References to what is not part of it.
 pub(super) fn resolved(schema: &Value) -> Result<Value> {
-    let mut index = Index::default();
+    let draft = schema.get("$schema").and_then(Value::as_str).unwrap_or_default();
+    let alone = ["draft-03", "draft-04", "draft-06", "draft-07"].iter().any(|d| draft.contains(d));
+    let mut index = Index { alone, ..Index::default() };
     index.names.insert(String::new(), String::new());
     index.walk(schema, String::new(), String::new());
     let parts = index.reached.clone();
@@ -88,9 +92,15 @@ impl Index {
             return;
         }
         let text = |key: &str| schema.get(key).and_then(Value::as_str);
-        let base = match text("$id").or(text("id")) {
+        let id = text("$id").or(text("id"));
+        let base = match id.filter(|_| !self.alone || text("$ref").is_none()) {
             Some(id) => {
-                let name = joined(&base, id.split('#').next().unwrap_or_default());
+                let (name, anchor) = id.split_once('#').unwrap_or((id, ""));
+                let name = joined(&base, name);
+                if !anchor.is_empty() {
+                    // As anchors were written up to draft 7.
+                    self.anchors.insert((name.clone(), anchor.to_string()), at.clone());
+                }
                 self.names.entry(name.clone()).or_insert_with(|| at.clone());
                 name
             }

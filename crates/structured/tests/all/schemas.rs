@@ -283,6 +283,25 @@ fn keywords_are_put_into_others() {
             vec!["\"aws:", "\"A"],
         ),
         (json!({ "type": "string", "format": "json-pointer" }), vec!["\"/a/~0\""], vec!["\"a"]),
+        (
+            // Formats of pydantic and OpenAPI.
+            json!({ "type": "string", "format": "uuid4" }),
+            vec!["\"01234567-89ab-4def-8123-456789abcdef\""],
+            vec!["\"01234567-89ab-1", "\"x"],
+        ),
+        (
+            json!({ "type": "string", "format": "byte" }),
+            vec!["\"\"", "\"aGk=\""],
+            vec!["\"a\"", "\"=="],
+        ),
+        (
+            // Up to draft 7 nothing counts beside a reference, and names may be anchors.
+            json!({ "$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "additionalProperties": false,
+                "definitions": { "a": { "$id": "http://x.org/a", "type": "integer" }, "b": { "$id": "#b", "type": "null" } },
+                "properties": { "p": { "$id": "http://other.org/", "$ref": "#/definitions/a" }, "q": { "$ref": "#b" } } }),
+            vec![r#"{"p": 1}"#, r#"{"q": null}"#],
+            vec![r#"{"p": "x"}"#, r#"{"q": 1"#],
+        ),
         (json!({ "type": "string", "maxLength": 2.0 }), vec!["\"ab\""], vec!["\"abc\""]),
     ];
     for (schema, good, bad) in cases {
@@ -383,5 +402,26 @@ fn what_may_join_what_follows_is_left_to_the_model() {
     ];
     for (grammar, expected) in cases {
         assert_eq!(forced(grammar), expected, "{grammar}");
+    }
+}
+
+/// What llguidance says in words of its own.
+#[test]
+fn reasons_are_told_in_plain_words() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let many: serde_json::Map<String, Value> =
+        (0..1000).map(|i| (format!("k{i}"), json!({ "type": "null" }))).collect();
+    let many = json!({ "type": "object", "properties": many, "additionalProperties": false });
+    for (schema, expected) in
+        [(json!({ "$ref": "#" }), "nothing but itself"), (many, "a thousand optional properties")]
+    {
+        let source = grammars.compile(&Grammar::Schema(schema), Opening::Answer);
+        let tried = source.and_then(|source| {
+            let mut allowed = TokenSet::new(own.0.vocab_size());
+            source.start()?.allow(usize::MAX, &mut allowed)
+        });
+        let refused = tried.unwrap_err().to_string();
+        assert!(refused.contains(expected), "{refused}");
     }
 }
