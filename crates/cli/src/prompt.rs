@@ -54,18 +54,25 @@ pub(crate) fn one(word: Option<&str>, file: Option<&Path>) -> Outcome<String> {
 }
 
 /// The texts of a command that takes several: words, or the lines of a file or of standard input
-/// that are not empty.
+/// (the word `-`, too) that are not empty.
 pub(crate) fn several(words: &[String], file: Option<&Path>) -> Outcome<Vec<String>> {
-    let texts: Vec<String> = match words {
-        [] => {
-            let text = read(file.unwrap_or(Path::new("-")))?;
-            text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
-        }
-        words => words.to_vec(),
+    let lines = |name: &Path| -> Outcome<Vec<String>> {
+        let text = read(name)?;
+        Ok(text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect())
     };
+    let mut texts = Vec::new();
+    for word in words {
+        match is_stdin(Path::new(word)) {
+            true => texts.extend(lines(Path::new(word))?),
+            false => texts.push(word.clone()),
+        }
+    }
+    if words.is_empty() {
+        texts = lines(file.unwrap_or(Path::new("-")))?;
+    }
     match texts.is_empty() {
         false => Ok(texts),
-        true => Err(Error::new("TEXT", "a text behind the model, or lines of them", "none").into()),
+        true => Err(Error::new("TEXT", "a text, or lines of them", "none").into()),
     }
 }
 

@@ -63,8 +63,10 @@ impl Command {
             Command::Bench(args) => args.load.model.settle(),
             Command::WhySlow(args) => args.load.model.settle(),
             Command::Perplexity(args) => args.load.model.settle(),
-            Command::Embed(args) => args.load.model.settle_before(&mut args.texts),
-            Command::Classify(args) => args.load.model.settle_before(&mut args.texts),
+            Command::Embed(args) => args.load.model.settle_before(&mut args.texts, &hub::recognise),
+            Command::Classify(args) => {
+                args.load.model.settle_before(&mut args.texts, &hub::recognise)
+            }
             Command::Compare(args) => {
                 // Behind -m the words are the reference and the text.
                 if args.load.model.model.is_some() && args.file.is_none() {
@@ -91,12 +93,28 @@ impl Command {
 }
 
 impl ModelArg {
-    /// The first word is the model, and others are texts; behind -m every word is a text.
-    fn settle_before(&mut self, texts: &mut Vec<String>) -> Outcome {
-        if self.model.is_some() {
-            texts.splice(0..0, self.named.take());
+    /// The first word is the model if it names one, and others are texts; behind -m every word is a
+    /// text, and so is a first one that stands alone or has blanks.
+    fn settle_before(
+        &mut self,
+        texts: &mut Vec<String>,
+        recognise: &dyn Fn(&str) -> Likeness,
+    ) -> Outcome {
+        let Some(word) = self.named.take() else { return Ok(()) };
+        let behind = "texts of that look stand behind -m MODEL";
+        let text = self.model.is_some() || matches!(word.as_str(), "" | "-");
+        match if text { Likeness::Other } else { recognise(&word) } {
+            Likeness::Model => self.model = Some(word),
+            Likeness::Resembles(names) => return not_there(&word, &names, behind),
+            Likeness::Other if text || texts.is_empty() || word.contains(char::is_whitespace) => {
+                texts.insert(0, word);
+            }
+            Likeness::Other => {
+                let expected = "a model in front of the texts";
+                return usage(Error::new(&word, expected, "no model of that name").hint(behind));
+            }
         }
-        self.settle()
+        Ok(())
     }
 
     /// The first word is the model.
@@ -147,16 +165,7 @@ fn split(
     match likeness {
         Likeness::Model => Ok(Named { model: Some(first.clone()), prompt: joined(rest) }),
         Likeness::Resembles(names) => {
-            let meant = match &names[..] {
-                [] => "delft list shows the models on this machine".to_string(),
-                names => format!("did you mean {}", names.join(", ")),
-            };
-            let found = match first.contains(['/', '\\']) || first.contains(".gguf") {
-                true => "nothing there",
-                false => "none of that name",
-            };
-            let error = Error::new(first, "a model", found);
-            usage(error.hint(format!("{meant}; if it is the prompt: -p {}", quoted(first))))
+            not_there(first, &names, &format!("if it is the prompt: -p {}", quoted(first)))
         }
         Likeness::Other if rest.is_empty() => {
             Ok(Named { model: None, prompt: Some(first.clone()) })
@@ -170,6 +179,21 @@ fn split(
             )
         }
     }
+}
+
+/// Refuses a word that only looks like a model's name; `text` says how it would be a text.
+fn not_there<T>(word: &str, names: &[String], text: &str) -> Outcome<T> {
+    let names: Vec<&str> = names.iter().map(String::as_str).filter(|name| *name != word).collect();
+    let meant = match &names[..] {
+        [] => "delft list shows the models on this machine".to_string(),
+        names => format!("did you mean {}", names.join(", ")),
+    };
+    let found = match word.contains(['/', '\\']) || word.contains(".gguf") {
+        true => "nothing there",
+        false => "none of that name",
+    };
+    let hint = format!("{meant}; {text}");
+    usage(Error::new(word, "a model", found).hint(hint))
 }
 
 /// A guess at the meaning of a command line that makes no sense. Takes away what clap advises
@@ -240,6 +264,40 @@ mod tests {
             "gone.gguf" => Likeness::Resembles(Vec::new()),
             _ => Likeness::Other,
         }
+    }
+
+    #[test]
+    fn texts_need_no_model_in_front() {
+        let settled = |model: Option<&str>, words: &[&str]| {
+            let mut words = words.iter().map(|word| word.to_string());
+            let named = words.next();
+            let model = model.map(str::to_owned);
+            let mut arg = ModelArg { model, named, yes: false };
+            let mut texts: Vec<String> = words.collect();
+            arg.settle_before(&mut texts, &recognise).map(|()| (arg.model, texts))
+        };
+        for (model, words, found) in [
+            (None, &["tiny", "a", "b"][..], (Some("tiny"), &["a", "b"][..])),
+            (None, &["hello there"], (None, &["hello there"])),
+            (None, &["a b", "tiny"], (None, &["a b", "tiny"])),
+            (None, &["-", "tiny"], (None, &["-", "tiny"])),
+            (None, &["-"], (None, &["-"])),
+            (Some("x"), &["tiny", "b"], (Some("x"), &["tiny", "b"])),
+            (None, &[], (None, &[])),
+        ] {
+            let (named, texts) = settled(model, words).unwrap();
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            assert_eq!((named.as_deref(), &texts[..]), found);
+        }
+        let Err(Stop::Usage(said)) = settled(None, &["tinny", "a"]) else { panic!("tinny") };
+        assert!(said.contains("did you mean tiny"), "{said}");
+        let Err(Stop::Usage(said)) = settled(None, &["a", "b"]) else { panic!("a") };
+        assert!(said.contains("no model of that name") && said.contains("-m MODEL"), "{said}");
+        // A link to nothing is near its own name.
+        let Err(Stop::Usage(said)) = not_there::<()>("a.gguf", &["a.gguf".into()], "") else {
+            panic!("a.gguf")
+        };
+        assert!(said.contains("delft list"), "{said}");
     }
 
     #[test]

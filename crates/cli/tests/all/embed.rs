@@ -43,7 +43,7 @@ fn what_is_assumed_is_told_and_what_makes_no_sense_refused() {
     assert_eq!((code, stdout.lines().count()), (0, 1));
     assert!(stderr.contains("warning: no pooling is stated"), "{stderr}");
     for (args, code, expected) in [
-        (&[MODEL][..], 1, "expected a text behind the model, or lines of them, found none"),
+        (&[MODEL][..], 1, "expected a text, or lines of them, found none"),
         (&[MODEL, "x", "--dimensions", "100000"], 1, "dimensions: expected 1 to"),
         (&[MODEL, "x", "--raw"], 2, "--pooling"),
     ] {
