@@ -48,6 +48,7 @@ class Case:
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+LATENT = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 CASES = [Case("llama3", full=True, steps=True), Case("llama-linear"), Case("qwen2"), Case("qwen3", full=True), Case("gemma2", full=True),
          Case("gemma3"), Case("granite"), Case("mistral"), Case("smollm3"), Case("olmo2"), Case("ministral"),
          # Transformers takes Phi-3's long factors for sequences beyond the first 16 positions alone.
@@ -58,6 +59,9 @@ CASES = [Case("llama3", full=True, steps=True), Case("llama-linear"), Case("qwen
          # Short convolutions, and gated delta nets.
          Case("lfm2"), Case("qwen3.5-shared"), Case("qwen3.5-shared", dora=True),
          Case("qwen3-next", targets=ATTENTION + ["in_proj_qkvz", "in_proj_ba", "out_proj"]),
+         # Latent attention, experts in groups by the logistic function and by a softmax, queries that grow with the position.
+         Case("deepseek3", targets=LATENT), Case("deepseek2", targets=LATENT), Case("ernie4_5-moe", targets=ATTENTION),
+         Case("ministral3"), Case("gpt-neox"),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
          Case("llama3", dpo=True, lengths=(19, 13, 11, 17))]
 

@@ -23,6 +23,7 @@ use tile::ir::Reduce;
 use tile::launch::{Mode, Numbers, Requirement};
 
 use crate::experts::{MOST_EXPERTS, MOST_USED};
+use crate::gradient::{Fill as Filled, Forward, LimitSlopes, Reverse, Wrt, give, one};
 use crate::linear::holds;
 use crate::moe::{NONE, best_open};
 use crate::operation::{
@@ -107,6 +108,27 @@ impl Operation for GroupLimit {
             [("scores", Bound::Value(X)), ("correction", Bound::Weight(0)), ("y", Bound::Value(Y))];
         to.push(kernel, numbers, &bound)?;
         Ok(true)
+    }
+
+    /// Which experts stay counts as constant, and so does the correction.
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        if at.wants(Wrt::Weight(0)) {
+            let experts = at.shape(dy).width;
+            let shape = Shape::of_weight(&[experts]);
+            give(at, Wrt::Weight(0), |at| one(at, Filled { shape, value: 0.0 }, &[], &[]))?;
+        }
+        let slopes = LimitSlopes { softmax: self.softmax, tangent: false };
+        let (scores, y) = (at.input(0), at.output(0));
+        give(at, Wrt::Input(0), |at| one(at, slopes, &[scores, y, dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let Some(dx) = at.tangent(0) else { return Ok(()) };
+        let slopes = LimitSlopes { softmax: self.softmax, tangent: true };
+        let (scores, y) = (at.input(0), at.output(0));
+        let dy = one(at, slopes, &[scores, y, dx], &[])?;
+        at.add(0, dy)
     }
 }
 
@@ -281,17 +303,23 @@ pub fn group_limit(
 
 /// The maximum and the sum of the softmax over a row of scores, in every lane.
 #[derive(Clone, Copy)]
-struct Softmax {
+pub(crate) struct Softmax {
     /// The greatest score.
-    peak: Val<f32>,
+    pub(crate) peak: Val<f32>,
     /// The sum of the exponentials of all scores less that.
-    sum: Val<f32>,
+    pub(crate) sum: Val<f32>,
 }
 
 impl Softmax {
     /// That of `experts` scores from `first` on, of which a lane of the simdgroup has `slots`.
     #[track_caller]
-    fn of(scores: In, first: Val<u32>, experts: Val<u32>, slots: u32, lane: Val<u32>) -> Softmax {
+    pub(crate) fn of(
+        scores: In,
+        first: Val<u32>,
+        experts: Val<u32>,
+        slots: u32,
+        lane: Val<u32>,
+    ) -> Softmax {
         let each = |slot: u32| {
             let expert = lane + 32 * slot;
             let score = scores.get(first + expert.min(experts - 1u32)).f32();

@@ -21,6 +21,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::elements::KERNELS,
         crate::gradient::experts::KERNELS,
         crate::gradient::gains::KERNELS,
+        crate::gradient::limits::KERNELS,
         crate::gradient::matmul::KERNELS,
         crate::gradient::norms::KERNELS,
         crate::gradient::products::KERNELS,

@@ -12,11 +12,12 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
+use crate::gradient::{Fill as Filled, Forward, Reverse, Var, Wrt, give, linear_in_x, one, zeros};
 use crate::linear::holds;
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
 use crate::trial::{every_float, exact, memory, random};
-use crate::{Shape, expect};
+use crate::{Binary, Shape, Zip, expect};
 use formats::{Error, Result};
 
 /// `x[rows, heads * any], (z[rows, heads * any or any]) -> [rows, heads * width]`.
@@ -110,6 +111,83 @@ impl Operation for Splice {
             }
         }
         Ok(true)
+    }
+
+    /// Each part goes back to where it was taken from; a head that all share is the sum of theirs.
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        give(at, Wrt::Input(0), |at| {
+            let x = at.shape(at.input(0));
+            let each = x.width / self.heads;
+            if self.start == 0 {
+                return one(at, Splice { width: each, shared: false, ..*self }, &[dy], &[]);
+            }
+            let own = Splice { start: 0, width: self.count, shared: false, ..*self };
+            let own = one(at, own, &[dy], &[])?;
+            let shape = Shape { width: self.heads * self.start, ..x };
+            let front = one(at, Filled { shape, value: 0.0 }, &[], &[])?;
+            let behind = Splice { start: 0, count: self.start, width: each, ..*self };
+            one(at, Splice { shared: false, ..behind }, &[front, own], &[])
+        })?;
+        if !at.wants(Wrt::Input(1)) {
+            return Ok(());
+        }
+        give(at, Wrt::Input(1), |at| {
+            let z = at.shape(at.input(1)).width;
+            let second = if self.shared { z } else { z / self.heads };
+            let (start, count, width) = (self.count, second, second);
+            let joined = Splice { start, count, width, shared: false, ..*self };
+            let joined = one(at, joined, &[dy], &[])?;
+            if self.shared { sum_heads(at, joined, self.heads, second) } else { Ok(joined) }
+        })
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        if !at.has_input(1) {
+            return linear_in_x(at, *self);
+        }
+        let tangents = [at.tangent(0), at.tangent(1)];
+        if tangents.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let mut of = Vec::new();
+        for (i, tangent) in tangents.into_iter().enumerate() {
+            let input = at.input(i);
+            of.push(match tangent {
+                Some(tangent) => tangent,
+                None => zeros(at, input)?,
+            });
+        }
+        let dy = one(at, *self, &of, &[])?;
+        at.add(0, dy)
+    }
+}
+
+/// The sum of the `heads` of each row, which have `width` elements: halves are added until one is
+/// left.
+fn sum_heads(at: &mut dyn Reverse, of: Var, heads: usize, width: usize) -> Result<Var> {
+    let (mut sum, mut left, mut odd) = (of, heads, None);
+    let add = |at: &mut dyn Reverse, a, b| one(at, Zip(Binary::Add), &[a, b], &[]);
+    let part = |at: &mut dyn Reverse, of, first: usize, count: usize| {
+        let (start, count) = (first * width, count * width);
+        let cut = Splice { heads: 1, start, count, shared: false, width: count };
+        one(at, cut, &[of], &[])
+    };
+    while left > 1 {
+        let half = left / 2;
+        if left % 2 == 1 {
+            let last = part(at, sum, left - 1, 1)?;
+            odd = Some(match odd {
+                Some(odd) => add(at, odd, last)?,
+                None => last,
+            });
+        }
+        let (front, behind) = (part(at, sum, 0, half)?, part(at, sum, half, half)?);
+        (sum, left) = (add(at, front, behind)?, half);
+    }
+    match odd {
+        Some(odd) => add(at, sum, odd),
+        None => Ok(sum),
     }
 }
 

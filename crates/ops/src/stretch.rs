@@ -6,6 +6,7 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
+use crate::gradient::{Forward, Reverse, Wrt, give, linear_in_x, one};
 use crate::linear::holds;
 use crate::operation::{
     ActivationPrecision, Bound, Launches, Operation, ReferenceCall, Sharding, X, Y,
@@ -58,6 +59,15 @@ impl Operation for Stretch {
             [("x", Bound::Value(X)), ("positions", Bound::Positions), ("y", Bound::Value(Y))];
         to.push(stretch(to.scalar(X)), numbers, &bound)?;
         Ok(true)
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        give(at, Wrt::Input(0), |at| one(at, *self, &[dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        linear_in_x(at, *self)
     }
 }
 

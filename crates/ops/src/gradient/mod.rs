@@ -15,6 +15,7 @@ pub mod delta;
 pub mod elements;
 pub mod experts;
 pub mod gains;
+pub mod limits;
 pub mod matmul;
 pub mod norms;
 pub mod products;
@@ -29,6 +30,7 @@ pub use cross_entropy::CrossEntropy;
 pub use delta::{DeltaBackward, DeltaTangent, PackedDelta};
 pub use elements::{Fill, GatedBackward, MapBackward};
 pub use experts::{ExpertsBackward, ExpertsTangent, Shares};
+pub use limits::LimitSlopes;
 pub use norms::{LayerNormBackward, RmsNormBackward};
 pub use products::{LinearBackward, LinearBackwardAdd, Outer, SumColumns, SumRows};
 pub use rows::{Gathered, Spread};
@@ -82,6 +84,9 @@ pub trait Forward: Recorder {
     /// The place of a weight's tangent, for [`Recorder::record`]; none if it does not change or
     /// there is no such weight.
     fn weight_tangent(&self, weight: usize) -> Option<usize>;
+
+    /// Whether the node has such an input.
+    fn has_input(&self, index: usize) -> bool;
 
     /// Whether the node has such a weight.
     fn has_weight(&self, index: usize) -> bool;
@@ -172,6 +177,7 @@ pub fn trains(op: &Op) -> bool {
     match op {
         Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => true,
         Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => true,
+        Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) => true,
         Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
         Op::Experts(experts) => !experts.weighs_inputs,
         Op::Gradient(op) => !matches!(
@@ -180,6 +186,7 @@ pub fn trains(op: &Op) -> bool {
                 | Gradient::AttendTangent(_)
                 | Gradient::DeltaTangent(_)
                 | Gradient::ExpertsTangent(_)
+                | Gradient::LimitSlopes(LimitSlopes { tangent: true, .. })
         ),
         _ => false,
     }
@@ -253,6 +260,9 @@ gradients! {
     SumColumns,
     /// `x, scores, dy; gate, up, down, (their biases) -> dx, dscores`.
     ExpertsBackward,
+    /// `scores, y, d -> d`: changes of what a [`GroupLimit`](crate::GroupLimit) leaves, or its
+    /// cotangents.
+    LimitSlopes,
     /// `dy -> dtable`: rows added up where tokens picked them.
     Gathered,
     /// `dy[outputs] -> dx[tokens]`: rows that were not selected are zeros.

@@ -110,6 +110,34 @@ impl Run<'_> {
                     y.copy_from_slice(&x[*row as usize * width..][..width]);
                 }
             }),
+            Op::Stretch(op) => {
+                self.copy(index, node, 0);
+                self.by_rows(to, &|y, rows| {
+                    let positions = &self.packing.positions[rows];
+                    for (y, position) in y.chunks_exact_mut(width).zip(positions) {
+                        math::scale_in_place(isa, op.factor(*position), y);
+                    }
+                });
+            }
+            Op::Splice(op) => self.by_rows(to, &|y, rows| {
+                let row = |input: ValueId, t: usize| {
+                    let width = self.width(input);
+                    // SAFETY: the inputs are only read.
+                    unsafe { &self.read(input)[t * width..][..width] }
+                };
+                let z = node.inputs.get(1);
+                for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
+                    op.row(row(node.inputs[0], t), z.map(|z| row(*z, t)), y);
+                }
+            }),
+            Op::GroupLimit(op) => self.by_rows(to, &|y, rows| {
+                // SAFETY: the input is only read.
+                let x = unsafe { self.read(node.inputs[0]) };
+                let correction = self.weights.vector(node.weights[0]);
+                for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
+                    op.row(&x[t * width..][..width], correction, y);
+                }
+            }),
             op => return Err(Error::new("train", "operations that can be trained", op.name())),
         }
         Ok(())
@@ -132,6 +160,14 @@ impl Run<'_> {
                 });
             }
             Gradient::Fill(op) => self.by_rows(to, &|y, _| y.fill(op.value)),
+            Gradient::LimitSlopes(op) => self.by_rows(to, &|y, rows| {
+                // SAFETY: the inputs are only read.
+                let [scores, left, d] = [0, 1, 2].map(|i| unsafe { self.read(inputs[i]) });
+                for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
+                    let row = t * width..(t + 1) * width;
+                    op.row(&scores[row.clone()], &left[row.clone()], &d[row], y);
+                }
+            }),
             Gradient::MapBackward(op) => self.pieces(index, node, 1, &|dy, range| {
                 // SAFETY: the input is only read.
                 self.map_backward(op.0, unsafe { &self.read(inputs[0])[range] }, dy);

@@ -140,6 +140,10 @@ impl Forward for Tangents {
         self.of_weights[id.0].map(|_| self.weights().len() + weight)
     }
 
+    fn has_input(&self, index: usize) -> bool {
+        index < self.inputs().len()
+    }
+
     fn has_weight(&self, index: usize) -> bool {
         index < self.weights().len()
     }

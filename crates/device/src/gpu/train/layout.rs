@@ -33,17 +33,22 @@ pub(super) fn types(program: &Program, scalar: Scalar) -> Vec<Scalar> {
             Op::Linear(_) if only_scores(program, node.outputs[0]) => {
                 types[node.outputs[0].0] = Scalar::F32;
             }
+            Op::GroupLimit(_) => types[node.outputs[0].0] = types[node.inputs[0].0],
             _ => {}
         }
     }
     types
 }
 
-/// Whether mixtures read a value as their scores, and nothing else does.
+/// Whether mixtures, and what limits their experts, read a value as scores, and nothing else does.
 fn only_scores(program: &Program, v: ValueId) -> bool {
     let mut readers = program.nodes.iter().filter(|node| node.inputs.contains(&v)).peekable();
     readers.peek().is_some()
-        && readers.all(|node| program.mixture(node).is_some() && node.inputs[1] == v)
+        && readers.all(|node| match &node.op {
+            Op::GroupLimit(_) => only_scores(program, node.outputs[0]),
+            Op::Gradient(Gradient::LimitSlopes(_)) => node.inputs[2] != v,
+            _ => program.mixture(node).is_some() && node.inputs[1] == v,
+        })
 }
 
 /// The key of a class of batches: sizes, all rounded up so that batches share classes.

@@ -71,6 +71,11 @@ macro_rules! cases {
 }
 
 cases! {
+    deepseek2 lora "deepseek2" "sim" F32 1e-4,
+    deepseek2_rounded lora "deepseek2" "sim" BF16 0.2,
+    deepseek3 lora "deepseek3" "sim" F32 1e-4,
+    deepseek3_rounded lora "deepseek3" "sim" BF16 0.2,
+    ernie4_5_moe lora "ernie4_5-moe" "sim" F32 1e-4,
     gemma2 lora "gemma2" "sim" F32 1e-4,
     gemma3 lora "gemma3" "sim" F32 1e-4,
     gpt_oss lora "gpt-oss" "sim" F32 1e-4,
@@ -87,6 +92,7 @@ cases! {
     llama3_dora_on_two lora "llama3-dora" "sim,sim" F32 1e-4,
     // More devices than sequences.
     llama3_on_three full "llama3" "sim,sim,sim" F32 1e-4,
+    ministral3 lora "ministral3" "sim" F32 1e-4,
     mistral lora "mistral" "sim" F32 1e-4,
     mixtral lora "mixtral" "sim" F32 1e-4,
     mixtral_rounded lora "mixtral" "sim" BF16 0.2,

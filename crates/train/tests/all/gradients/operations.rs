@@ -8,8 +8,8 @@ use ops::embed::Index;
 use ops::experts::{Experts, Gate, Odds, Routing};
 use ops::gradient::{Attend, CrossEntropy, Gated, PackedConv, PackedDelta, ScaleColumns};
 use ops::{
-    Attention, Binary, DeltaNet, Embed, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm, Rope,
-    Scale, ScaleRows, Select, Shape, ShortConv, Unary, Zip,
+    Attention, Binary, DeltaNet, Embed, GroupLimit, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm,
+    Rope, Scale, ScaleRows, Select, Shape, ShortConv, Splice, Stretch, Unary, Zip,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -211,6 +211,7 @@ fn rows_and_scales() {
     let (x, s) = (built.rows(6), built.rows(1));
     let y = built.push(ScaleRows, &[x, s], Vec::new())[0];
     let y = built.push(Scale { by: -1.5 }, &[y], Vec::new())[0];
+    let y = built.push(Stretch { by: 0.7, step: 2, ahead: 1 }, &[y], Vec::new())[0];
     let y = built.push(Select, &[y], Vec::new())[0];
     prove("rows", &built.finish(y));
 }
@@ -368,6 +369,51 @@ fn experts() {
             frozen.clone(),
         )[0];
         prove_but(&format!("{routing:?} {gate:?}"), &built.finish(y), &frozen);
+    }
+}
+
+/// Heads cut at either end or within, with zeros behind them, and joined with heads of their own or
+/// with one that all share.
+#[test]
+fn heads_of_parts() {
+    for (heads, each, start, count, second, shared, width) in [
+        (3, 4, 0, 4, 0, false, 4),
+        (3, 5, 1, 3, 0, false, 6),
+        (1, 5, 2, 3, 0, false, 3),
+        (3, 5, 0, 2, 2, false, 5),
+        (4, 5, 2, 3, 2, true, 5),
+        (7, 3, 1, 1, 3, true, 6),
+        (1, 3, 0, 3, 2, true, 5),
+    ] {
+        let mut built = Built::new();
+        let mut inputs = vec![built.rows(heads * each)];
+        if second > 0 {
+            inputs.push(built.rows(if shared { second } else { heads * second }));
+        }
+        let op = Splice { heads, start, count, shared, width };
+        let y = built.push(op, &inputs, Vec::new())[0];
+        prove(&format!("{op:?}"), &built.finish(y));
+    }
+}
+
+/// Experts by scores of which a limit by groups leaves some.
+#[test]
+fn limits_of_groups() {
+    for (groups, groups_used, softmax, normalised) in
+        [(1, 1, false, true), (3, 2, false, true), (3, 2, true, false), (1, 1, true, true)]
+    {
+        let mut built = Built::new();
+        let (x, scores) = (built.rows(6), built.rows(6));
+        let limit = GroupLimit { used: 2, groups, groups_used, softmax };
+        let correction = built.weight(&[6]);
+        let left = built.push(limit, &[scores], vec![correction])[0];
+        let experts = [[24, 6], [24, 6], [36, 4]].map(|shape| built.weight(&shape));
+        let routing = Routing { used: 2, odds: Odds::Sigmoid, normalised, scale: 1.5 };
+        let gate = Gate::Plain(Unary::Silu);
+        let op = Experts { routing, gate, weighs_inputs: false, inner: false };
+        let y = built.push(op, &[x, left], experts.to_vec())[0];
+        let frozen = [&experts[..], &[correction]].concat();
+        prove_but(&format!("{limit:?}"), &built.finish(y), &frozen);
     }
 }
 
