@@ -114,7 +114,7 @@ pub(crate) struct LoraArgs {
     #[arg(long)]
     pub(crate) dora: bool,
     /// The matrices that have factors, such as q,v or q_proj,v_proj [default: all of the blocks,
-    /// with experts those of attention]
+    /// with experts all but those of feed-forwards]
     #[arg(long, alias = "target-modules", value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) sites: Vec<String>,
     /// Factors beside the matrices of the last N blocks alone, which takes less time and memory
@@ -266,7 +266,7 @@ Examples:
   delft eval qwen3:0.6b --data talks.jsonl --adapter my-style
   delft eval model.gguf --data questions.jsonl --json")]
 pub(crate) struct Eval {
-    /// The examples: a .jsonl file, or plain text
+    /// The examples: a .jsonl, .json, .csv or .tsv file, plain text, or a folder of test.jsonl
     #[arg(short, long, value_name = "FILE")]
     pub(crate) data: PathBuf,
     /// Measure the first N examples alone

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::aside::Aside;
-use crate::error::{clipped, shape};
+use crate::error::clipped;
 use crate::gguf::TensorSpec;
 use crate::map::Map;
 use crate::tensors::{Tensor, TensorInfo, sorted_unique};
@@ -279,22 +279,79 @@ pub fn write<'a>(
     tensors: impl IntoIterator<Item = Tensor<'a>>,
 ) -> Result<()> {
     let tensors: Vec<Tensor<'a>> = tensors.into_iter().collect();
-    let spec = |tensor: &Tensor<'_>| TensorSpec {
-        name: tensor.name.to_owned(),
-        dtype: tensor.dtype,
-        shape: tensor.shape.to_vec(),
-    };
-    let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
-    for (tensor, spec) in tensors.iter().zip(&specs) {
-        if byte_len(spec) != Some(tensor.bytes.len() as u64) {
-            let place = format!("{}: tensor {}", path.display(), clipped(tensor.name));
-            let expected = format!("the bytes of {} {}", tensor.dtype, shape(tensor.shape));
-            return Err(Error::new(place, expected, format!("{} bytes", tensor.bytes.len())));
-        }
-    }
+    let specs = specs(&path.display().to_string(), &tensors)?;
     let mut writer = Writer::create(path, metadata, &specs)?;
     tensors.iter().try_for_each(|tensor| writer.write(tensor.bytes))?;
     writer.finish()
+}
+
+/// The bytes that [`write`] would write to a file of this name.
+///
+/// # Errors
+/// As [`write`], but for I/O.
+pub fn encode<'a>(
+    name: &str,
+    metadata: &[(&str, &str)],
+    tensors: impl IntoIterator<Item = Tensor<'a>>,
+) -> Result<Vec<u8>> {
+    let tensors: Vec<Tensor<'a>> = tensors.into_iter().collect();
+    let (header, data) = header(name, metadata, &specs(name, &tensors)?)?;
+    let mut bytes = Vec::with_capacity(8 + header.len() + data as usize);
+    bytes.extend((header.len() as u64).to_le_bytes());
+    bytes.extend(header);
+    tensors.iter().for_each(|tensor| bytes.extend_from_slice(tensor.bytes));
+    Ok(bytes)
+}
+
+/// What headers tell of tensors, whose bytes must match their shapes.
+fn specs(place: &str, tensors: &[Tensor<'_>]) -> Result<Vec<TensorSpec>> {
+    let spec = |tensor: &Tensor<'_>| {
+        let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
+        let spec = TensorSpec { name, dtype: tensor.dtype, shape };
+        if byte_len(&spec) != Some(tensor.bytes.len() as u64) {
+            let place = format!("{place}: tensor {}", clipped(tensor.name));
+            let expected = format!("the bytes of {} {}", tensor.dtype, crate::shape(tensor.shape));
+            return Err(Error::new(place, expected, format!("{} bytes", tensor.bytes.len())));
+        }
+        Ok(spec)
+    };
+    tensors.iter().map(spec).collect()
+}
+
+/// The header of a file of these tensors, padded, and the bytes of data behind it.
+fn header(
+    place: &str,
+    metadata: &[(&str, &str)],
+    tensors: &[TensorSpec],
+) -> Result<(Vec<u8>, u64)> {
+    sorted_unique(tensors.iter().collect(), |tensor: &TensorSpec| tensor.name.as_str(), place)?;
+    let mut header = serde_json::Map::new();
+    if !metadata.is_empty() {
+        let pairs: serde_json::Map<_, _> =
+            metadata.iter().map(|&(k, v)| (k.to_string(), v.into())).collect();
+        header.insert("__metadata__".to_string(), pairs.into());
+    }
+    let mut end = 0u64;
+    for tensor in tensors {
+        let at = || format!("{place}: tensor {}", clipped(&tensor.name));
+        if tensor.dtype.is_block() || tensor.name == "__metadata__" {
+            let expected = "a name and a type that safetensors has";
+            return Err(Error::new(at(), expected, tensor.dtype));
+        }
+        let begin = end;
+        let after = byte_len(tensor).and_then(|len| begin.checked_add(len));
+        end = after.ok_or_else(|| Error::new(at(), "a size that fits 64 bits", "a larger one"))?;
+        let dtype = tensor.dtype.name().to_ascii_uppercase();
+        let entry = serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [begin, end] });
+        header.insert(tensor.name.clone(), entry);
+    }
+    let mut header = serde_json::Value::Object(header).to_string().into_bytes();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() as u64 > MAX_HEADER {
+        let expected = format!("a header of at most {MAX_HEADER} bytes");
+        return Err(Error::new(place, expected, header.len()));
+    }
+    Ok((header, end))
 }
 
 /// Bytes of a tensor; none if they do not fit 64 bits, or are no whole blocks.
@@ -324,38 +381,7 @@ impl Writer {
         tensors: &[TensorSpec],
     ) -> Result<Writer> {
         let place = path.display().to_string();
-        sorted_unique(
-            tensors.iter().collect(),
-            |tensor: &TensorSpec| tensor.name.as_str(),
-            &place,
-        )?;
-        let mut header = serde_json::Map::new();
-        if !metadata.is_empty() {
-            let pairs: serde_json::Map<_, _> =
-                metadata.iter().map(|&(k, v)| (k.to_string(), v.into())).collect();
-            header.insert("__metadata__".to_string(), pairs.into());
-        }
-        let mut end = 0u64;
-        for tensor in tensors {
-            let at = || format!("{place}: tensor {}", clipped(&tensor.name));
-            if tensor.dtype.is_block() || tensor.name == "__metadata__" {
-                let expected = "a name and a type that safetensors has";
-                return Err(Error::new(at(), expected, tensor.dtype));
-            }
-            let begin = end;
-            let after = byte_len(tensor).and_then(|len| begin.checked_add(len));
-            end = after
-                .ok_or_else(|| Error::new(at(), "a size that fits 64 bits", "a larger one"))?;
-            let dtype = tensor.dtype.name().to_ascii_uppercase();
-            let entry = serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [begin, end] });
-            header.insert(tensor.name.clone(), entry);
-        }
-        let mut header = serde_json::Value::Object(header).to_string().into_bytes();
-        header.resize(header.len().next_multiple_of(8), b' ');
-        if header.len() as u64 > MAX_HEADER {
-            let expected = format!("a header of at most {MAX_HEADER} bytes");
-            return Err(Error::new(&place, expected, header.len()));
-        }
+        let (header, end) = header(&place, metadata, tensors)?;
         let mut out = Aside::create(path)?;
         out.write(&(header.len() as u64).to_le_bytes())?;
         out.write(&header)?;

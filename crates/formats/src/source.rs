@@ -209,6 +209,16 @@ impl Source {
         }
     }
 
+    /// Whether its elements are those of tensors, in whatever order and shape.
+    pub fn rearranges(&self) -> bool {
+        match self {
+            Source::Plus(..) | Source::NegExp(_) | Source::Decoded(_) => false,
+            Source::Affine { .. } | Source::Quantised(_) => false,
+            Source::Zeros(_) | Source::Normal { .. } => false,
+            _ => self.parts().iter().all(Source::rearranges),
+        }
+    }
+
     /// Whether what is stored is transposed.
     pub fn turns(&self) -> bool {
         matches!(self, Source::Transpose(_)) || self.parts().iter().any(Source::turns)

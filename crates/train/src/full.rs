@@ -3,66 +3,105 @@
 use crate::Parameter;
 use formats::{DType, Error, ErrorKind, Result, Source, Tensor, Tensors, safetensors};
 use half::{bf16, f16};
-use program::{Program, WeightId};
+use program::{Program, Weight, WeightId};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Where a weight's elements are in a tensor of the files: that of a row and a column is number
-/// `start + row * strides[0] + column * strides[1]`.
-struct Place<'a> {
+/// Elements of a weight in a tensor of the files: `count` of them from number `start` on, each
+/// `step` behind the one before.
+#[derive(Debug, Clone, Copy)]
+struct Run<'a> {
     tensor: &'a str,
     start: usize,
-    strides: [usize; 2],
+    step: usize,
+    count: usize,
 }
 
-/// The place of a weight whose recipe can be undone; none for others.
-fn place<'a>(source: &'a Source, tensors: &Tensors) -> Option<Place<'a>> {
+/// Elements of a recipe that is neither a tensor nor rows of some: it is asked for each of them.
+const ASKED: usize = 1 << 20;
+
+/// Where a weight's elements are in the files, one behind the other; none if some are in no tensor,
+/// or not as they are.
+fn runs<'a>(weight: &'a Weight, tensors: &'a Tensors) -> Result<Option<Vec<Run<'a>>>> {
+    let (_, source) = made(&weight.source);
+    let rows = weight.shape.first().copied().unwrap_or(1);
+    let width: usize = weight.shape.iter().skip(1).product();
+    let turned = source.turns();
+    let row = |at: usize| {
+        let (name, row) = source.stored_row(at)?;
+        let tensor = tensors.get(name)?;
+        let stored: usize = tensor.shape.iter().skip(1).product();
+        let (start, step, fits) = match turned {
+            true => (row, stored, tensor.shape == [width, stored]),
+            false => (row * stored, 1, stored == width),
+        };
+        fits.then_some(Run { tensor: tensor.name, start, step, count: width })
+    };
+    let whole: Option<Vec<Run<'a>>> = (0..rows).map(row).collect();
+    if whole.is_some() || rows * width > ASKED || !source.rearranges() {
+        return Ok(whole);
+    }
+    let mut all: Vec<Run<'a>> = Vec::new();
+    for element in 0..rows * width {
+        let Some(origin) = source.origin(tensors, element)? else { return Ok(None) };
+        let Some(tensor) = tensors.get(&origin.tensor) else { return Ok(None) };
+        let start = origin.element;
+        all.push(Run { tensor: tensor.name, start, step: 1, count: 1 });
+    }
+    Ok(Some(all))
+}
+
+/// How a weight is made of the numbers of the files, which are trained.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Made {
+    /// It is they.
+    AsStored,
+    /// They plus a number, such as the 1 that Gemma's norms leave out.
+    Plus(f32),
+    /// Minus their exponentials: rates whose logarithms are stored.
+    NegExp,
+}
+
+impl Made {
+    /// The weight's elements, of the files' numbers.
+    pub(crate) fn apply(self, values: &mut [f32]) {
+        match self {
+            Made::AsStored => {}
+            Made::Plus(plus) => values.iter_mut().for_each(|value| *value += plus),
+            Made::NegExp => values.iter_mut().for_each(|value| *value = -value.exp()),
+        }
+    }
+
+    /// How an element changes with its number.
+    pub(crate) fn slope(self, value: f32) -> f32 {
+        match self {
+            Made::AsStored | Made::Plus(_) => 1.0,
+            Made::NegExp => -value.exp(),
+        }
+    }
+}
+
+/// How a recipe makes its weight, and the recipe of the files' own numbers.
+fn made(source: &Source) -> (Made, &Source) {
     match source {
-        Source::Tensor(tensor) => {
-            let width = tensors.get(tensor)?.shape.iter().skip(1).product();
-            Some(Place { tensor, start: 0, strides: [width, 1] })
-        }
-        Source::Rows { of, start, stride: 1, .. } => {
-            let of = place(of, tensors)?;
-            Some(Place { start: of.start + start * of.strides[0], ..of })
-        }
-        Source::Transpose(of) => match &**of {
-            Source::Tensor(tensor) if tensors.get(tensor)?.shape.len() == 2 => {
-                let of = place(of, tensors)?;
-                let [row, column] = of.strides;
-                Some(Place { strides: [column, row], ..of })
-            }
-            _ => None,
+        Source::Plus(of, plus) => match made(of) {
+            (Made::AsStored, of) => (Made::Plus(*plus), of),
+            (Made::Plus(more), of) => (Made::Plus(plus + more), of),
+            (Made::NegExp, _) => (Made::AsStored, source),
         },
-        _ => None,
+        Source::NegExp(of) => (Made::NegExp, of),
+        source => (Made::AsStored, source),
     }
 }
 
-/// The number that a recipe adds to the numbers of the files, such as the 1 that Gemma's norms
-/// leave out.
-pub(crate) fn added(source: &Source) -> f32 {
-    match source {
-        Source::Plus(of, plus) => added(of) + plus,
-        _ => 0.0,
-    }
-}
-
-/// The recipe of the files' own numbers.
-fn bare(source: &Source) -> &Source {
-    match source {
-        Source::Plus(of, _) => bare(of),
-        source => source,
-    }
-}
-
-/// Every weight that a Program reads, in order, as the files have it.
+/// Every weight of the files that a Program reads, in order, as they have it, and how it is made.
 ///
 /// # Errors
-/// A GGUF file, quantised weights, or weights that are made of several tensors, by name.
+/// A GGUF file, quantised weights, or weights that are not elements of the files, by name.
 pub(crate) fn parameters(
     program: &Program,
     tensors: &Tensors,
-) -> Result<(Vec<WeightId>, Vec<Parameter>)> {
+) -> Result<(Vec<(WeightId, Made)>, Vec<Parameter>)> {
     if tensors.folder().is_none() {
         let found = tensors.path().display().to_string();
         return Err(Error::new("full tuning", "a model folder", found)
@@ -72,34 +111,39 @@ pub(crate) fn parameters(
     let mut used: Vec<WeightId> = program.nodes.iter().flat_map(|n| n.weights.clone()).collect();
     used.sort_unstable();
     used.dedup();
-    let mut all = Vec::new();
-    for id in &used {
+    let (mut trained, mut all) = (Vec::new(), Vec::new());
+    for id in used {
         let weight = &program.weights[id.0];
-        let encoded = bare(&weight.source).read(tensors).map_err(|e| weight.named(e))?;
-        if encoded.encoding.is_quantised() {
+        let (made, source) = made(&weight.source);
+        if matches!(source, Source::Zeros(_)) {
+            continue;
+        }
+        let encoded = source.read(tensors).map_err(|e| weight.named(e))?;
+        if encoded.encoding.is_quantised() || source.is_decoded() || source.is_quantised() {
             let expected = "weights of 16 or 32 bits, as they are trained";
             return Err(Error::new(&weight.name, expected, encoded.encoding)
                 .of(ErrorKind::Unsupported)
                 .hint("quantised models can be tuned with LoRA"));
         }
-        if place(bare(&weight.source), tensors).is_none() {
-            let expected = "a matrix or a vector that the files have as it is";
-            return Err(Error::new(&weight.name, expected, "one that is made of theirs")
+        if runs(weight, tensors)?.is_none() {
+            let expected = "a matrix or a vector of the files' own numbers";
+            return Err(Error::new(&weight.name, expected, "one that is made of them")
                 .of(ErrorKind::Unsupported)
                 .hint("such models can be tuned with LoRA"));
         }
         let (name, shape) = (weight.name.clone(), weight.shape.clone());
         let decays = shape.len() > 1;
+        trained.push((id, made));
         all.push(Parameter { name, shape, values: encoded.to_f32()?, decays });
     }
-    Ok((used, all))
+    Ok((trained, all))
 }
 
 /// The model's folder with these parameters in the place of its weights: one file of weights, each
 /// in the type that it had, the configuration and the tokenizer.
 ///
 /// # Errors
-/// A file that cannot be read, or a temporary one that cannot be written.
+/// A file that cannot be read.
 pub(crate) fn export(
     program: &Program,
     tensors: &Tensors,
@@ -108,16 +152,18 @@ pub(crate) fn export(
 ) -> Result<Vec<(String, Vec<u8>)>> {
     let mut changed: BTreeMap<&str, Vec<f32>> = BTreeMap::new();
     for (id, parameter) in trained.iter().zip(parameters) {
-        let Some(place) = place(bare(&program.weights[id.0].source), tensors) else { continue };
-        let Some(tensor) = tensors.get(place.tensor) else { continue };
-        let values = match changed.entry(place.tensor) {
-            Entry::Occupied(before) => before.into_mut(),
-            Entry::Vacant(none) => none.insert(tensor.to_f32()?),
-        };
-        let width = parameter.shape.iter().skip(1).product::<usize>().max(1);
-        for (at, value) in parameter.values.iter().enumerate() {
-            let (row, column) = (at / width, at % width);
-            values[place.start + row * place.strides[0] + column * place.strides[1]] = *value;
+        let mut values = parameter.values.iter();
+        for run in runs(&program.weights[id.0], tensors)?.unwrap_or_default() {
+            let to = match changed.entry(run.tensor) {
+                Entry::Occupied(before) => before.into_mut(),
+                Entry::Vacant(none) => {
+                    let stored = tensors.get(run.tensor);
+                    none.insert(stored.map_or(Ok(Vec::new()), |stored| stored.to_f32())?)
+                }
+            };
+            for (i, value) in values.by_ref().take(run.count).enumerate() {
+                to[run.start + i * run.step] = *value;
+            }
         }
     }
     let stored: Vec<(Tensor<'_>, Option<Vec<u8>>)> = tensors
@@ -128,14 +174,12 @@ pub(crate) fn export(
         Some(bytes) => Tensor { bytes, ..*tensor },
         None => *tensor,
     });
-    let aside = tempfile::tempdir().map_err(|e| Error::io("a temporary folder", e))?;
-    let file = aside.path().join("model.safetensors");
-    safetensors::write(&file, &[("format", "pt")], all)?;
+    let name = "model.safetensors";
+    let mut files = vec![(name.to_owned(), safetensors::encode(name, &[("format", "pt")], all)?)];
     let read = |path: std::path::PathBuf| -> Result<(String, Vec<u8>)> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         Ok((name, std::fs::read(&path).map_err(|e| Error::io(path.display(), e))?))
     };
-    let mut files = vec![read(file)?];
     if let Some(folder) = tensors.folder() {
         let settings = ["config.json", "params.json", "generation_config.json"];
         let settings = settings.iter().filter_map(|name| folder.file(name));

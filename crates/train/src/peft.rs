@@ -41,13 +41,13 @@ fn block(name: &str) -> Option<usize> {
 
 /// The matrices whose names end like one of the `sites` that are wanted, by their own name or their
 /// module's, with all others of their modules; if none are named, the matrices of the blocks, or in
-/// models with experts of attention, as far as Hugging Face's model has modules for them. Routers
-/// are excluded: PEFT adapts linear layers alone. Where the last blocks alone are wanted, all
-/// others have none.
+/// models with experts those that are not of feed-forwards, as far as Hugging Face's model has
+/// modules for them. Routers are excluded: PEFT adapts linear layers alone. Where the last blocks
+/// alone are wanted, all others have none.
 ///
 /// # Errors
-/// A name that no matrix has, with those of the blocks; one of a matrix that Hugging Face's model
-/// has no module for; more blocks than there are.
+/// A name that no matrix has, with those of the blocks; the head; one of a matrix that Hugging
+/// Face's model has no module for; more blocks than there are; blocks that have none of the names.
 pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Site, Module)>> {
     let (wanted, all) = (&options.sites[..], base.config.layers);
     if let Some(layers) = options.layers.filter(|layers| *layers == 0 || *layers > all) {
@@ -76,10 +76,16 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
         }
         return Err(Error::new("sites", format!("some of {}", known.join(", ")), odd));
     }
+    if let Some((head, _)) = sites.iter().find(|site| {
+        !site.0.name.starts_with("blocks.") && wanted.iter().any(|end| named(site, end))
+    }) {
+        let error = Error::new("sites", "matrices of the blocks", &head.name);
+        return Err(error.of(ErrorKind::Unsupported));
+    }
     let chosen = |site: &(Site, Option<Module>)| match wanted {
         _ if !late(&site.0) => false,
         [] if site.1.is_none() => false,
-        [] if mixed => site.0.name.contains(".attention."),
+        [] if mixed => site.0.name.starts_with("blocks.") && !site.0.name.contains(".mlp."),
         [] => site.0.name.starts_with("blocks."),
         ends => ends.iter().any(|end| named(site, end)),
     };
@@ -90,6 +96,11 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
             Error::new(&site.name, expected, "none").of(ErrorKind::Unsupported)
         })?;
         names.push(module.name.clone());
+    }
+    if names.is_empty() {
+        let named = if wanted.is_empty() { "any".to_owned() } else { wanted.join(", ") };
+        let place = if options.layers.is_some() { "layers" } else { "sites" };
+        return Err(Error::new(place, format!("blocks with matrices: {named}"), "none of them"));
     }
     let kept = |(site, module): (Site, Option<Module>)| Some((site, module?));
     Ok(sites.into_iter().filter_map(kept).filter(|(_, m)| names.contains(&m.name)).collect())
@@ -226,7 +237,7 @@ impl Draws {
 /// The files of an adapter.
 ///
 /// # Errors
-/// A temporary file that cannot be written.
+/// A header that is too large.
 pub(crate) fn export(
     base: &Base<'_>,
     sites: &[Site],
@@ -258,11 +269,8 @@ pub(crate) fn export(
         shape: &parameter.shape,
         bytes,
     });
-    let io = |e| Error::io("a temporary folder", e);
-    let folder = tempfile::tempdir().map_err(io)?;
-    let file = folder.path().join("adapter_model.safetensors");
-    safetensors::write(&file, &[("format", "pt")], tensors)?;
-    let weights = std::fs::read(&file).map_err(|e| Error::io(file.display(), e))?;
+    let name = "adapter_model.safetensors";
+    let weights = safetensors::encode(name, &[("format", "pt")], tensors)?;
     let settings = json!({
         "base_model_name_or_path": base.tensors.location().to_string(),
         "bias": "none",
@@ -281,10 +289,7 @@ pub(crate) fn export(
     let mut text = serde_json::to_vec_pretty(&settings)
         .map_err(|e| Error::new("adapter_config.json", "settings", e))?;
     text.push(b'\n');
-    Ok(vec![
-        ("adapter_config.json".to_owned(), text),
-        ("adapter_model.safetensors".to_owned(), weights),
-    ])
+    Ok(vec![("adapter_config.json".to_owned(), text), (name.to_owned(), weights)])
 }
 
 /// The names by which PEFT finds the modules that have factors: the last parts of their names, or

@@ -1,11 +1,12 @@
 //! A model that is tuned: its recorded Program, differentiated.
 
 use crate::adamw::unsound;
+use crate::full::{self, Made};
 use crate::gradients::{
     AdaptedProduct, ModuleFactors, adapt, checkpoint, differentiate, losses, pack,
 };
 use crate::runner::{Hardware, Runner};
-use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Usage, full, peft};
+use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Usage, peft};
 use device::{Divided, Kept};
 use engine::AdapterFile;
 use formats::{Error, Location, Result, Tensors};
@@ -31,7 +32,7 @@ pub struct LoraOptions {
     /// The matrices that have factors, by the last part of their names: `q` or `attention.q` as
     /// Delft names them, `q_proj` as Hugging Face does. If Hugging Face's model keeps several in
     /// one matrix, such as Phi-3's q, k and v, all of these have factors if any has. Empty: every
-    /// matrix of the blocks; in models with experts, the matrices of attention.
+    /// matrix of the blocks; in models with experts, all but those of feed-forwards.
     pub sites: Vec<String>,
     /// The last blocks of the model, whose matrices alone have factors; `None`: all of them.
     pub layers: Option<usize>,
@@ -90,8 +91,8 @@ struct Trained {
     weight: WeightId,
     parameter: usize,
     elements: Range<usize>,
-    /// Added to the elements.
-    plus: f32,
+    /// How the weight is made of the elements.
+    made: Made,
     /// The lengths that the elements are divided by.
     lengths: Option<Lengths>,
     /// The elements with the adapter left out; `None` where that does not matter.
@@ -149,7 +150,7 @@ fn trained(factors: &[ModuleFactors], options: &LoraOptions) -> Vec<Trained> {
     let (rank, scale) = (options.rank, options.scale());
     let mut all = Vec::new();
     let mut push = |weight, parameter, elements, lengths, without| {
-        all.push(Trained { weight, parameter, elements, plus: 0.0, lengths, without });
+        all.push(Trained { weight, parameter, elements, made: Made::AsStored, lengths, without });
     };
     for (module, factors) in factors.iter().enumerate() {
         let first = module * peft::count(options);
@@ -295,11 +296,10 @@ impl Tuned {
         let model = models::load(&tensors, &models::Options::default())?;
         let packed = pack(&model.record(false)?)?;
         let (weights, parameters) = full::parameters(&packed, &tensors)?;
-        let whole = |(parameter, weight): (usize, WeightId)| {
+        let whole = |(parameter, (weight, made)): (usize, (WeightId, Made))| {
             let parameters: &[Parameter] = &parameters;
             let elements = 0..parameters[parameter].values.len();
-            let plus = full::added(&packed.weights[weight.0].source);
-            Trained { weight, parameter, elements, plus, lengths: None, without: None }
+            Trained { weight, parameter, elements, made, lengths: None, without: None }
         };
         let trained = weights.into_iter().enumerate().map(whole).collect();
         let config = model.config().clone();
@@ -366,7 +366,7 @@ impl Tuned {
 
     /// Whether the device makes the updates: of parameters that are its weights as they are.
     fn updates_there(&self) -> bool {
-        let bare = |own: &Trained| own.lengths.is_none() && own.plus == 0.0;
+        let bare = |own: &Trained| own.lengths.is_none() && own.made == Made::AsStored;
         self.runner.is_device() && self.trained.iter().all(bare)
     }
 
@@ -474,8 +474,8 @@ impl Tuned {
                 self.runner.set(own.weight, &shape, &values).map_err(named)?;
                 continue;
             }
-            if own.plus != 0.0 {
-                values.to_mut().iter_mut().for_each(|value| *value += own.plus);
+            if own.made != Made::AsStored {
+                own.made.apply(values.to_mut());
             }
             if let Some(lengths) = &mut own.lengths {
                 let matrix = &weights[lengths.matrix.0];
@@ -562,7 +562,13 @@ impl Trainable for Tuned {
         for (i, own) in self.trained.iter().enumerate() {
             let sums = &mut gradients[own.parameter][own.elements.clone()];
             let each = sums.iter_mut().zip(results.get(i + 1));
+            let values = &self.parameters[own.parameter].values[own.elements.clone()];
             match &own.lengths {
+                None if own.made == Made::NegExp => {
+                    each.zip(values).for_each(|((sum, more), a)| {
+                        *sum += more * own.made.slope(*a);
+                    })
+                }
                 None => each.for_each(|(sum, more)| *sum += more),
                 Some(lengths) => each.zip(&lengths.values).for_each(|((sum, more), length)| {
                     *sum += (f64::from(*more) / length) as f32;

@@ -59,6 +59,9 @@ impl Case {
         let turns: &[usize] = match (hybrid.as_str(), parameter.name.as_str()) {
             (_, name) if name.contains("lora_A") => return values,
             ("qwen3.5-shared", name) if name.contains("q_proj") => &[16, 16],
+            ("deepseek2", name) if name.contains("kv_b_proj") => &[8, 16],
+            ("deepseek3", name) if name.contains("kv_b_proj") => &[32, 48],
+            ("gpt-neox", name) if name.contains("query_key_value") => &[16, 16, 16],
             ("qwen3-next", name) if name.contains("q_proj") => &[32, 32],
             ("qwen3-next", name) if name.contains("in_proj_qkvz") => &[16, 16, 72, 72],
             ("qwen3-next", name) if name.contains("in_proj_ba") => &[3, 3],
@@ -130,12 +133,22 @@ pub(super) fn distance(found: &[f32], want: &[f32]) -> f64 {
     (gap / length).sqrt()
 }
 
+/// How far what the CPU computes may be off. On the tile unit an activation beside a matrix of 16
+/// bits counts as the sum of two numbers of 16 bits, which is nearly f32.
+fn bound() -> f64 {
+    match cpu_kernels::isa::Isa::detect().unwrap().name() {
+        "amx" => 2e-4,
+        _ => 1e-5,
+    }
+}
+
 fn compare(names: &str, parameters: &[Parameter], gradients: &[Vec<f32>], case: &Case) {
     for (parameter, found) in parameters.iter().zip(gradients) {
         let want = case.values(names, parameter);
         let off = distance(found, &want);
         // PyTorch's own gradients in float32 are as far off.
-        let bound = case.file.get("float32").map_or(0.0, |_| case.doubles("float32")[0]).max(1e-5);
+        let bound =
+            case.file.get("float32").map_or(0.0, |_| case.doubles("float32")[0]).max(bound());
         assert!(off < bound, "{}: {off:e} of {bound:e}", parameter.name);
     }
 }
@@ -147,7 +160,7 @@ fn agrees(name: &str) {
     let mut gradients = zeros(&model);
     let loss = model.gradients(&batch, &mut gradients).unwrap();
     let want = case.doubles("loss")[0];
-    assert!((loss.sum - want).abs() < 1e-5 * want, "{} {want}", loss.sum);
+    assert!((loss.sum - want).abs() < bound() * want, "{} {want}", loss.sum);
     assert_eq!(model.loss(&batch).unwrap().sum, loss.sum);
     compare("gradient", model.parameters(), &gradients, &case);
 }
@@ -162,6 +175,7 @@ macro_rules! cases {
 }
 
 cases! {
+    ernie4_5_moe "ernie4_5-moe",
     gemma2 "gemma2",
     gemma3 "gemma3",
     glm4 "glm4",
@@ -172,7 +186,9 @@ cases! {
     llama_linear "llama-linear",
     llama3 "llama3",
     llama3_dora "llama3-dora",
+    gpt_neox "gpt-neox",
     ministral "ministral",
+    ministral3 "ministral3",
     mistral "mistral",
     mixtral "mixtral",
     olmo2 "olmo2",
@@ -198,7 +214,7 @@ fn preferences() {
     let mut gradients = zeros(&model);
     let loss = model.gradients(&batch, &mut gradients).unwrap();
     let want = case.doubles("loss")[0];
-    assert!((loss.sum - want).abs() < 1e-5 * want, "{} {want}", loss.sum);
+    assert!((loss.sum - want).abs() < bound() * want, "{} {want}", loss.sum);
     assert_eq!((model.loss(&batch).unwrap(), loss.weight), (loss, 2.0));
     compare("gradient", model.parameters(), &gradients, &case);
     // Pairs by themselves add up to the same.
@@ -269,12 +285,12 @@ fn gradients_of_all_weights() {
         let mut gradients = zeros(&model);
         let loss = model.gradients(&case.batch(), &mut gradients).unwrap();
         let want = case.doubles("full")[0];
-        assert!((loss.sum - want).abs() < 1e-5 * want, "{} {want}", loss.sum);
+        assert!((loss.sum - want).abs() < bound() * want, "{} {want}", loss.sum);
         for (parameter, found) in model.parameters().iter().zip(&gradients) {
             let stored = architecture.stored(&parameter.name, false);
             let want = case.floats(&format!("full.{}", stored[0]));
             let off = distance(found, &want);
-            assert!(off < 1e-5, "{name}: {}: {off:e}", parameter.name);
+            assert!(off < bound(), "{name}: {}: {off:e}", parameter.name);
         }
     }
 }
@@ -552,7 +568,18 @@ fn an_export_has_the_order_of_pefts() {
 /// norms add.
 #[test]
 fn an_export_of_all_weights_is_what_was_trained() {
-    for name in ["gpt2", "gpt2-scaled", "gemma2", "phi3", "starcoder2"] {
+    for name in [
+        "gpt2",
+        "gpt2-scaled",
+        "gemma2",
+        "phi3",
+        "starcoder2",
+        "gpt-neox",
+        "internlm2",
+        "lfm2",
+        "qwen3.5",
+        "youtu",
+    ] {
         let case = Case::without_file(name);
         let mut tuned = case.full(Some(1));
         let aside = tempfile::tempdir().unwrap();
