@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 
 /// A part of a stored tensor that changes.
 struct Part<'a> {
-    /// Which of the tensor's rows each of the site's is.
+    /// Which of the tensor's rows each of the site's is; of its columns, if `turned`.
     rows: Vec<usize>,
+    /// Whether the tensor is stored `[in, out]`.
+    turned: bool,
     site: &'a Site,
     delta: &'a Delta,
 }
@@ -68,13 +70,16 @@ fn parts<'a>(
         }
         let weight = &base.program.weights[site.weight.0];
         let rows = if site.gathers { site.input } else { site.output };
-        let (tensor, rows) = match &weight.source {
-            Source::Tensor(name) => (name.as_str(), (0..rows).collect()),
-            source => {
-                fused(source, rows).filter(|_| !source.turns()).ok_or_else(|| stored(&site.name))?
-            }
+        let turned = weight.source.turns();
+        let bare = match &weight.source {
+            Source::Transpose(of) if matches!(**of, Source::Tensor(_)) => &**of,
+            source => source,
         };
-        parts.entry(tensor).or_default().push(Part { rows, site, delta });
+        let (tensor, rows) = match bare {
+            Source::Tensor(name) => (name.as_str(), (0..rows).collect()),
+            source => fused(source, rows).ok_or_else(|| stored(&site.name))?,
+        };
+        parts.entry(tensor).or_default().push(Part { rows, turned, site, delta });
     }
     Ok(parts)
 }
@@ -107,10 +112,15 @@ fn merged(tensor: &Tensor<'_>, parts: &[Part<'_>]) -> Result<Vec<u8>> {
         return Err(stored(tensor.name));
     }
     let mut values = tensor.to_f32()?;
-    for Part { rows, site, delta } in parts {
+    let width: usize = tensor.shape.iter().skip(1).product();
+    for Part { rows, turned, site, delta } in parts {
         let columns = if site.gathers { site.output } else { site.input };
-        let mut own: Vec<f32> =
-            rows.iter().flat_map(|row| &values[row * columns..][..columns]).copied().collect();
+        let at = |row: usize, column: usize| match turned {
+            true => column * width + row,
+            false => row * width + column,
+        };
+        let places = || rows.iter().flat_map(|row| (0..columns).map(|column| at(*row, column)));
+        let mut own: Vec<f32> = places().map(|place| values[place]).collect();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let each = rows.len().div_ceil(threads).max(1);
         std::thread::scope(|scope| {
@@ -122,9 +132,7 @@ fn merged(tensor: &Tensor<'_>, parts: &[Part<'_>]) -> Result<Vec<u8>> {
                 });
             }
         });
-        for (own, row) in own.chunks_exact(columns).zip(rows) {
-            values[row * columns..][..columns].copy_from_slice(own);
-        }
+        places().zip(own).for_each(|(place, own)| values[place] = own);
     }
     let mut bytes = vec![0; tensor.bytes.len()];
     tensor.dtype.encode(&values, &mut bytes)?;

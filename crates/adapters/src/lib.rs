@@ -100,7 +100,9 @@ impl File {
             };
             return Ok(File { made_for: provenance::read(path)?, ..file? });
         }
-        if path.extension().is_some_and(|e| e == "safetensors") && path.is_file() {
+        // A file of a folder stands for the folder.
+        let own = |end: &std::ffi::OsStr| end == "safetensors" || end == "json";
+        if path.extension().is_some_and(own) && path.is_file() {
             let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
             return File::open(folder.unwrap_or(Path::new(".")));
         }

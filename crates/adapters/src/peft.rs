@@ -51,7 +51,8 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
         return Err(settings.lacks("peft_type", "LORA"));
     }
     if let Some((key, _)) = settings.said().find(|(key, _)| !KNOWN.contains(key)) {
-        return Err(settings.lacks(key, "null: this setting is not supported"));
+        let error = settings.lacks(key, "null: this setting is not supported");
+        return Err(error.hint("merge it into the model with PEFT, and load that"));
     }
     if settings.text("bias").is_some_and(|bias| bias != "none") {
         return Err(settings.lacks("bias", "none"));

@@ -224,7 +224,11 @@ impl Reader<'_> {
         };
         let data = Data { examples, notes: remarks.sentences(self.context), sha256 };
         if data.answer_tokens() == 0 {
-            return Err(Error::new(place, "something to learn from", "no token that counts"));
+            let error = Error::new(place, "something to learn from", "no token that counts");
+            return Err(match remarks.truncated {
+                0 => error,
+                _ => error.hint("what would count is behind the tokens that were kept"),
+            });
         }
         Ok(data)
     }

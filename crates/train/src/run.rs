@@ -98,6 +98,15 @@ pub trait Watcher {
     /// Told what happens.
     fn event(&mut self, event: &RunEvent);
 
+    /// Called when a run that is not resumed has its folder to itself, before it computes anything.
+    ///
+    /// # Errors
+    /// They end the run.
+    fn begun(&mut self, folder: &Path) -> Result<()> {
+        let _ = folder;
+        Ok(())
+    }
+
     /// Whether the run shall stop, at its next batch.
     fn cancelled(&self) -> bool {
         false
@@ -268,10 +277,14 @@ impl Run<'_> {
         let timeline = self.settings.timeline(self.training)?;
         std::fs::create_dir_all(self.folder).map_err(|e| Error::io(self.folder.display(), e))?;
         let mut moments = Moments::zeros(model.parameters());
+        let log = self.open_log()?;
         let state = self.begin(model, &mut moments)?;
         model.go_on_from(&moments)?;
-        let log = self.open_log(state.log)?;
+        self.cut_log(&log, state.log)?;
         remove_unfinished(self.folder)?;
+        if !self.resume {
+            watcher.begun(self.folder)?;
+        }
         let gradients = moments.first.iter().map(|row| vec![0.0; row.len()]).collect();
         let written = self.resume.then_some((state.step, state.evaluated));
         if self.resume {
@@ -340,8 +353,13 @@ impl Run<'_> {
         Ok(curve)
     }
 
-    /// The log, with the lines that the checkpoint knows of.
-    fn open_log(&self, bytes: u64) -> Result<File> {
+    /// The log, which is this run's alone as long as it is open.
+    fn open_log(&self) -> Result<File> {
+        // Nothing is made where there is nothing to go on with.
+        if self.resume {
+            let path = self.folder.join(CHECKPOINT);
+            std::fs::metadata(&path).map_err(|e| Error::io(path.display(), e))?;
+        }
         let path = self.folder.join(LOG);
         let io = |e| Error::io(path.display(), e);
         let file = File::options().create(true).append(true).open(&path).map_err(io)?;
@@ -350,13 +368,19 @@ impl Run<'_> {
                 Error::new(self.folder.display(), "a folder of one run", "one that is under way");
             error.of(formats::ErrorKind::Busy)
         })?;
+        Ok(file)
+    }
+
+    /// Leaves the log the lines that the checkpoint knows of.
+    fn cut_log(&self, file: &File, bytes: u64) -> Result<()> {
+        let path = self.folder.join(LOG);
+        let io = |e| Error::io(path.display(), e);
         let found = file.metadata().map_err(io)?.len();
         if found < bytes {
             let expected = format!("{bytes} bytes at least, as the checkpoint says");
             return Err(Error::new(path.display(), expected, found));
         }
-        file.set_len(bytes).map_err(io)?;
-        Ok(file)
+        file.set_len(bytes).map_err(io)
     }
 }
 

@@ -1,10 +1,13 @@
 //! `delft eval`: how well a model foresees examples, or which choices it takes.
 
-use delft::Engine;
+use std::borrow::Cow;
+use std::path::Path;
+
 use delft::hub::LocalModel;
 use delft::train::data::{self, Question};
 use delft::train::eval::{Chosen, ExampleScores, Preferred};
 use delft::train::{Data, Reader};
+use delft::{Engine, Error};
 use serde_json::{Value, json};
 
 use super::head::{joined, object, title};
@@ -20,20 +23,34 @@ pub(crate) const OF_TEXT: usize = 1024;
 pub(crate) fn run(args: &Eval) -> Outcome {
     load::never_full(&args.load, "eval")?;
     let limit = args.limit.map_or(usize::MAX, |n| n as usize);
-    match data::questions(&args.data)? {
+    let file = examples(&args.data)?;
+    match data::questions(&file)? {
         Some(mut questions) => {
             questions.truncate(limit);
             choose(args, &questions)
         }
-        None => foresee(args, limit),
+        None => foresee(args, &file, limit),
     }
+}
+
+/// The file of examples; of a folder as mlx-lm has it, those that are for this.
+fn examples(data: &Path) -> Outcome<Cow<'_, Path>> {
+    if !data.is_dir() {
+        return Ok(Cow::from(data));
+    }
+    let known = ["test.jsonl", "valid.jsonl"].map(|name| data.join(name));
+    let found = known.into_iter().find(|file| file.is_file());
+    Ok(Cow::from(found.ok_or_else(|| {
+        let expected = "a file, or a folder with test.jsonl or valid.jsonl";
+        Error::new(harmless(&data.display().to_string()), expected, "neither")
+    })?))
 }
 
 /// The longest example that a model takes: as the flags say, or as it was trained.
 pub(crate) fn context(
     model: &LocalModel,
     stated: Option<u64>,
-    file: &std::path::Path,
+    file: &Path,
     ignore_keys: &[String],
 ) -> Outcome<usize> {
     if let Some(stated) = stated {
@@ -44,15 +61,15 @@ pub(crate) fn context(
 }
 
 /// Says what was done to the examples of a file.
-pub(crate) fn tell(data: &Data, file: &std::path::Path) {
+pub(crate) fn tell(data: &Data, file: &Path) {
     for note in &data.notes {
         aside(format_args!("{}: {note}", harmless(&file.display().to_string())));
     }
 }
 
-fn foresee(args: &Eval, limit: usize) -> Outcome {
+fn foresee(args: &Eval, file: &Path, limit: usize) -> Outcome {
     let model = load::find(&args.load.model)?;
-    let context = context(&model, args.load.ctx, &args.data, &args.load.ignore_key)?;
+    let context = context(&model, args.load.ctx, file, &args.load.ignore_key)?;
     let tokenizer = load::tokenizer(&model)?;
     let template = delft::read_template(&load::open(&model)?)?;
     let reader = Reader {
@@ -62,13 +79,17 @@ fn foresee(args: &Eval, limit: usize) -> Outcome {
         context,
         truncate: false,
     };
-    let mut data = reader.read(&args.data)?;
+    let mut data = reader.read(file)?;
     data.examples.truncate(limit);
-    tell(&data, &args.data);
+    let pairs = data.are_pairs().map_err(|e| {
+        let place = format!("{}: {}", harmless(&file.display().to_string()), e.place);
+        Error { place, ..e }
+    })?;
+    tell(&data, file);
     let (engine, model) =
         load::engine_with(&args.load, Some(data.longest()), None, Embeds::Never, false)?;
     let report = Report::new(args, &engine, &model);
-    if data.are_pairs()? == Some(true) {
+    if pairs == Some(true) {
         return prefer(&report, &engine, &data);
     }
     let found = SoFar::<(usize, ExampleScores)>::default();

@@ -37,9 +37,6 @@ pub(crate) fn run(args: &Tune) -> Outcome {
     let prepared = Prepared::new(args, &folder)?;
     let (model, language) = (&prepared.model, &prepared.language);
     let mut shown = show::Shown::new(args, model, language, prepared.lora.as_ref())?;
-    if !args.resume {
-        begun::note(&folder, std::env::args_os())?;
-    }
     let (summary, memory) = prepared.train(&folder, args.resume, &mut shown)?;
     let speed = shown.end();
     report(args, &folder, &summary, speed, memory)
@@ -307,7 +304,8 @@ fn lora(args: &Tune) -> Option<LoraOptions> {
         alpha: lora.alpha.unwrap_or(2.0 * lora.rank as f32),
         stabilised: lora.rslora,
         dora: lora.dora,
-        sites: lora.sites.clone(),
+        // What PEFT calls all of them.
+        sites: if lora.sites == ["all-linear"] { Vec::new() } else { lora.sites.clone() },
         layers: lora.layers.map(|n| n as usize),
         seed: args.updates.seed,
     })

@@ -7,7 +7,7 @@
 use super::line::{kind, string};
 use super::{Example, Form, Reader, Remarks};
 use formats::{Error, Result};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::ops::Range;
 
 /// The end of the beginning that two sequences have in common.
@@ -111,8 +111,12 @@ impl Reader<'_> {
         };
         let shared = common(opened.as_bytes(), closed.as_bytes());
         let shared = (0..=shared).rev().find(|at| closed.is_char_boundary(*at)).unwrap_or(0);
-        let tokens = self.tokenizer.encode_chat(&closed)?;
+        let mut tokens = self.tokenizer.encode_chat(&closed)?;
         let start = self.token_at(&closed, &tokens, shared)?;
+        let said = last["content"].as_str().map(str::trim_end).unwrap_or_default();
+        if !said.is_empty() && closed.trim_end().ends_with(said) {
+            tokens = self.answered(messages, extra, (&closed, tokens), start);
+        }
         let answer = start..tokens.len();
         // Reasoning and calls of tools are shown in the template's own way.
         let content = last["content"].as_str().map(str::trim).unwrap_or_default();
@@ -122,6 +126,38 @@ impl Reader<'_> {
             return Err(Error::new("messages", "answers that the chat template shows", found));
         }
         Ok((Turn { tokens, answer, counts: true }, shared == opened.len()))
+    }
+
+    /// The tokens of a conversation whose template writes nothing behind its last answer (GLM-4.5's,
+    /// Apertus'), with one that ends it, which would not be learned otherwise: what stands there
+    /// once the user goes on, if that ends a generation, else the token that ends a text.
+    fn answered(
+        &self,
+        messages: &[Value],
+        extra: &Map<String, Value>,
+        (closed, mut tokens): (&str, Vec<u32>),
+        start: usize,
+    ) -> Vec<u32> {
+        let ends = |id: &u32| self.tokenizer.eos().contains(id);
+        if tokens[start.min(tokens.len())..].iter().any(ends) {
+            return tokens;
+        }
+        let further = json!({ "role": "user", "content": "x" });
+        let further: Vec<Value> = messages.iter().cloned().chain([further]).collect();
+        // A template may refuse it.
+        let further = self.render(&further, extra, false).unwrap_or_default();
+        let further = match further.starts_with(closed) {
+            true => self.tokenizer.encode_chat(&further).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let next = further.get(tokens.len()).filter(|_| further.starts_with(&tokens));
+        match next.filter(|next| ends(next)) {
+            Some(next) => {
+                tokens.push(*next);
+                tokens
+            }
+            None => self.ended(tokens),
+        }
     }
 
     /// The token of a text that holds the byte `at`, or begins there.

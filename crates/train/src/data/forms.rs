@@ -19,6 +19,9 @@ const ALPACA: [&str; 2] = [
 /// Keys that hold two answers to one prompt.
 pub(super) const PAIR: [&str; 2] = ["chosen", "rejected"];
 
+/// Keys by which the form of a line is known.
+const KEYS: [&str; 5] = ["messages", "conversations", "prompt", "instruction", "text"];
+
 /// A line as `messages`, or `prompt` with what follows it; lines that are so already stay as they
 /// are. `chat`: the model has a template for messages.
 pub(super) fn settled(mut object: Map<String, Value>, chat: bool) -> Result<Map<String, Value>> {
@@ -27,8 +30,18 @@ pub(super) fn settled(mut object: Map<String, Value>, chat: bool) -> Result<Map<
             Error::new("functions", "tools, a list of functions as OpenAI has it", "functions");
         return Err(error.hint("{\"tools\": [{\"type\": \"function\", \"function\": {..}}]}"));
     }
-    let known = ["messages", "conversations", "prompt", "instruction", "text"];
-    let found: Vec<&str> = known.into_iter().filter(|key| object.contains_key(*key)).collect();
+    // Lines of several forms that went through one table have nulls for each other's keys.
+    let named = |key: &str| {
+        KEYS.contains(&key) || PAIR.contains(&key) || ["completion", "output"].contains(&key)
+    };
+    if KEYS.iter().any(|key| object.get(*key).is_some_and(|value| !value.is_null())) {
+        object.retain(|key, value| !(value.is_null() && named(key)));
+    }
+    if let (Some(Value::Bool(_)), true) = (object.get("label"), object.contains_key("completion")) {
+        let error = Error::new("label", "none beside a completion, which is learned", "a boolean");
+        return Err(error.hint("keep the lines whose label is true, without it"));
+    }
+    let found: Vec<&str> = KEYS.into_iter().filter(|key| object.contains_key(*key)).collect();
     let pair = PAIR.iter().any(|key| object.contains_key(*key));
     match found[..] {
         ["conversations"] => conversations(&mut object, pair)?,

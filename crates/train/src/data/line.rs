@@ -137,10 +137,12 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The fault of a text that is no JSON.
-pub(super) fn category(error: &serde_json::Error) -> &'static str {
+/// The fault of a text that is no JSON, in the words of its reader but for the place.
+pub(super) fn category(error: &serde_json::Error) -> String {
+    let words = error.to_string();
+    let words = words.rsplit_once(" at line ").map_or(&*words, |(words, _)| words);
     match error.classify() {
-        serde_json::error::Category::Eof => "one that breaks off",
-        _ => "something else",
+        serde_json::error::Category::Eof => "one that breaks off".to_owned(),
+        _ => format!("another text ({words})"),
     }
 }

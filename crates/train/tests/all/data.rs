@@ -82,6 +82,49 @@ fn answers_are_those_of_trls_masks() {
     }
 }
 
+/// A template that writes nothing behind an answer leaves the end of the last one to be added.
+#[test]
+fn answers_end_though_the_template_does_not_say_so() {
+    let language = stories();
+    let tokenizer = &language.tokenizer;
+    let end = tokenizer.eos_token().unwrap();
+    let talk = r#"{"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A fox."},
+        {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "It ran."}]}"#;
+    let talk = talk.replace('\n', " ");
+    let open = "{% for m in messages %} {{ m.role }}: {{ m.content }}{% endfor %}\
+        {% if add_generation_prompt %} assistant:{% endif %}";
+    // What the user's turn begins with ends a generation, as GLM's does.
+    let mark = tokenizer.token_text(end).to_string();
+    let marked = open.replace(
+        " {{ m.role }}",
+        &format!("{{% if m.role == 'user' %}}{mark}{{% endif %}} {{{{ m.role }}}}"),
+    );
+    for (source, ends) in [(open.to_owned(), [false, true]), (marked, [true, true])] {
+        let template = ChatTemplate::from_source(&source).unwrap();
+        let reader = Reader { template: Some(&template), ..reader(&language) };
+        let data = read(&reader, "a.jsonl", &talk).unwrap();
+        assert_eq!(data.examples.len(), 1, "{source}");
+        let example = &data.examples[0];
+        let last = |range: &std::ops::Range<usize>| example.tokens[range.end - 1] == end;
+        let found: Vec<bool> = example.counted.iter().map(last).collect();
+        assert_eq!(found, ends, "{source}");
+        assert_eq!(example.tokens.last(), Some(&end));
+    }
+}
+
+/// Lines of several forms that went through one table have nulls for each other's keys.
+#[test]
+fn nulls_of_other_forms_are_passed_over() {
+    let language = stories();
+    let reader = Reader { raw: true, ..reader(&language) };
+    let line = |form: &str| read(&reader, "a.jsonl", form).unwrap().examples;
+    let bare = line(r#"{"prompt": "Once", "completion": " upon"}"#);
+    let filled = r#"{"messages": null, "text": null, "prompt": "Once", "completion": " upon", "chosen": null, "rejected": null}"#;
+    assert_eq!(line(filled), bare);
+    let text = line(r#"{"text": "Once upon a time"}"#);
+    assert_eq!(line(r#"{"text": "Once upon a time", "prompt": null, "completion": null}"#), text);
+}
+
 /// A template as Qwen3's: once the conversation has gone on, what was thought is shown no more.
 const FORGETFUL: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}\
@@ -339,7 +382,8 @@ fn long_texts_are_cut_so_that_each_token_is_predicted_once() {
     let gone = read(&Reader { truncate: true, ..reader(&language) }, "a.jsonl", &gone).unwrap_err();
     assert_eq!(
         gone.to_string(),
-        "a.jsonl: expected something to learn from, found no token that counts"
+        "a.jsonl: expected something to learn from, found no token that counts \
+         (hint: what would count is behind the tokens that were kept)"
     );
 }
 
@@ -368,9 +412,15 @@ fn malformed_lines_are_refused_by_file_line_and_key() {
         ("{\"prompt\": \"x\"}".into(), "completion: expected beside prompt, found none"),
         (
             "{\"prompt\": \"x\", \"completion\": null}".into(),
-            "completion: expected a text, found nothing",
+            "completion: expected beside prompt, found none",
         ),
         ("{\"messages\": {}}".into(), "messages: expected a list, found an object"),
+        ("{\"text\": \"x\\ud800\"}".into(), "(unexpected end of hex escape) at column 18"),
+        ("{\"text\": NaN}".into(), "expected a JSON object, found another text (expected value)"),
+        (
+            "{\"prompt\": \"x\", \"completion\": \"y\", \"label\": false}".into(),
+            "label: expected none beside a completion, which is learned, found a boolean",
+        ),
         ("{\"messages\": [7]}".into(), "messages[0]: expected an object with role"),
         ("{\"messages\": [{\"content\": \"x\"}]}".into(), "messages[0].role: expected a text"),
         (format!("{{\"messages\": [{user}, {{\"role\": \"assistant\"}}]}}"), "messages[1].content"),

@@ -53,7 +53,7 @@ pub(crate) fn train(
     settings: &Settings,
     folder: &Path,
     resume: bool,
-    notes: &mut Notes,
+    notes: &mut dyn Watcher,
 ) -> Result<RunSummary> {
     train_on(settings, &examples(30), folder, resume, notes)
 }
@@ -63,7 +63,7 @@ fn train_on(
     all: &[Example],
     folder: &Path,
     resume: bool,
-    notes: &mut Notes,
+    notes: &mut dyn Watcher,
 ) -> Result<RunSummary> {
     let (held_out, training) = all.split_at(all.len() / 6);
     let identity = [("model".to_owned(), "a bigram".to_owned())];
@@ -82,6 +82,30 @@ pub(crate) fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
         .collect();
     files.sort();
     files
+}
+
+/// A run that begins in the folder of one under way is refused before it has written anything.
+#[test]
+fn a_folder_has_one_run_at_a_time() {
+    #[derive(Default)]
+    struct Second(Vec<String>);
+    impl Watcher for Second {
+        fn event(&mut self, _: &Event) {}
+
+        fn begun(&mut self, folder: &Path) -> Result<()> {
+            std::fs::write(folder.join("1.tmp"), "").unwrap();
+            let before = files(folder);
+            let error = train(&settings(), folder, false, &mut Second::default()).unwrap_err();
+            assert!(files(folder) == before);
+            self.0.push(error.to_string());
+            Ok(())
+        }
+    }
+    let (folder, mut second) = (tempfile::tempdir().unwrap(), Second::default());
+    train(&settings(), folder.path(), false, &mut second).unwrap();
+    train(&settings(), folder.path(), true, &mut second).unwrap();
+    assert_eq!(second.0.len(), 1, "{:?}", second.0);
+    assert!(second.0[0].contains("a folder of one run"), "{:?}", second.0);
 }
 
 #[test]

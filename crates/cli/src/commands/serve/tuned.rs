@@ -13,7 +13,8 @@ use delft::{AdapterFile, Adapters, Engine, Error, ErrorKind, Result};
 use serve::Adapted;
 
 use crate::args::{Cli, Command, Serve};
-use crate::commands::tune::{self, Prepared, begun};
+use crate::commands::tune::begun::Noted;
+use crate::commands::tune::{self, Prepared};
 use crate::terminal::{Outcome, Stop, aside, harmless, line, note};
 use crate::tuning::Tune;
 
@@ -138,20 +139,22 @@ fn train(
     // None comes where the server could not begin.
     let Ok(offer) = offer.recv() else { return };
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut shown = Shown { offer: &offer, name: &name, stop };
-    let noted = begun::note(folder, words.into_iter()).and_then(|()| {
+    let trained = Noted::new(words.into_iter()).and_then(|noted| {
+        let mut shown = Shown { offer: &offer, name: &name, stop, noted };
         // Its name is there from the beginning, when it changes nothing yet.
-        Ok(shown.sample(0, &prepared.made()?)?)
+        shown.sample(0, &prepared.made()?)?;
+        let (summary, _) = prepared.train(folder, false, &mut shown)?;
+        Ok((summary, shown))
     });
-    match noted.and_then(|()| prepared.train(folder, false, &mut shown)) {
-        Ok((summary, _)) if summary.end == RunEnd::Cancelled => {
+    match trained {
+        Ok((summary, ..)) if summary.end == RunEnd::Cancelled => {
             let place = harmless(&folder.display().to_string());
             aside(format_args!(
                 "tuning stopped behind update {}: delft tune --resume --out {place} goes on from there",
                 summary.step
             ));
         }
-        Ok(_) => match shown.seat(folder) {
+        Ok((_, shown)) => match shown.seat(folder) {
             Ok(()) => aside(format_args!("tuned: {} is the finished adapter", harmless(&name))),
             Err(error) => note(format_args!("tuning: {}", line(&error))),
         },
@@ -165,6 +168,7 @@ struct Shown<'a> {
     offer: &'a Offer,
     name: &'a str,
     stop: &'a AtomicBool,
+    noted: Noted,
 }
 
 impl Shown<'_> {
@@ -177,6 +181,10 @@ impl Shown<'_> {
 }
 
 impl Watcher for Shown<'_> {
+    fn begun(&mut self, folder: &Path) -> Result<()> {
+        self.noted.write(folder)
+    }
+
     fn event(&mut self, event: &RunEvent) {
         match *event {
             RunEvent::HeldOut { step, loss, .. } => {

@@ -50,13 +50,20 @@ fn flags(command: &str, matches: &ArgMatches) -> Outcome<Flags> {
     Ok(flags)
 }
 
-/// Writes the flags of a run that begins, by its command line.
-pub(in crate::commands) fn note(folder: &Path, words: impl Iterator<Item = OsString>) -> Outcome {
-    let io = |e| Error::io(folder.join(FILE).display(), e);
-    std::fs::create_dir_all(folder).map_err(io)?;
-    let flags =
-        serde_json::to_string_pretty(&given(words)?).map_err(|e| Error::new(FILE, "flags", e))?;
-    Ok(Aside::whole(&folder.join(FILE), (flags + "\n").as_bytes())?)
+/// The flags of a run that begins, as its folder keeps them.
+pub(in crate::commands) struct Noted(String);
+
+impl Noted {
+    /// Those of a command line.
+    pub(in crate::commands) fn new(words: impl Iterator<Item = OsString>) -> Outcome<Noted> {
+        let flags = serde_json::to_string_pretty(&given(words)?);
+        Ok(Noted(flags.map_err(|e| Error::new(FILE, "flags", e))? + "\n"))
+    }
+
+    /// Writes them to the folder of the run.
+    pub(in crate::commands) fn write(&self, folder: &Path) -> Result<(), Error> {
+        Aside::whole(&folder.join(FILE), self.0.as_bytes())
+    }
 }
 
 /// The flags that the run in a folder was begun with, where the command line says nothing else; the

@@ -1,5 +1,6 @@
 //! A run as it goes: a bar at a terminal, lines elsewhere, and samples of what it has learned.
 
+use std::path::Path;
 use std::time::Instant;
 
 use delft::hub::LocalModel;
@@ -12,6 +13,7 @@ use delft::{
 use indicatif::ProgressBar;
 use serde_json::{Map, json};
 
+use super::begun::Noted;
 use crate::interrupt::Generating;
 use crate::progress::style;
 use crate::terminal::{Outcome, aside, harmless, note, printable, stderr_is_terminal};
@@ -50,6 +52,7 @@ pub(super) struct Shown {
     losses: Vec<f64>,
     told: usize,
     samples: Option<Samples>,
+    noted: Noted,
 }
 
 impl Shown {
@@ -71,6 +74,7 @@ impl Shown {
             losses: Vec::new(),
             told: 0,
             samples,
+            noted: Noted::new(std::env::args_os())?,
         })
     }
 
@@ -129,6 +133,10 @@ fn duration(seconds: f64) -> String {
 }
 
 impl Watcher for Shown {
+    fn begun(&mut self, folder: &Path) -> Result<()> {
+        self.noted.write(folder)
+    }
+
     fn event(&mut self, event: &RunEvent) {
         match *event {
             RunEvent::Resumed(step, of) => {
