@@ -17,7 +17,7 @@
 use crate::group_limit::Softmax;
 use crate::linear::holds;
 use crate::operation::{
-    Bound, Launches, Operand, Operation, Precision, ReferenceCall, Sharding, X, Y,
+    ActivationPrecision, Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y,
 };
 use crate::trial::{memory, near, random, scaled};
 use crate::{Shape, alike, arity};
@@ -62,8 +62,8 @@ impl Operation for LimitSlopes {
         Sharding::Whole
     }
 
-    fn precision(&self) -> Precision {
-        Precision::Full
+    fn precision(&self) -> ActivationPrecision {
+        ActivationPrecision::Full
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {

@@ -57,7 +57,7 @@ pub(super) fn measure<'a>(gpu: &cuda::Gpu, bench: &'a Bench) -> Result<Measured<
     let line = |e: formats::Error| e.to_string();
     let pipeline = gpu.load(&special(bench)?, &bench.numbers).map_err(line)?;
     let sets = Sets::make(gpu, &bench.buffers).map_err(line)?;
-    let launches: Result<Vec<Work>, _> = sets
+    let launches: Result<Vec<GraphWork>, _> = sets
         .sets
         .iter()
         .map(|set| Ok(GraphWork::Launch(pipeline.bind(&bench.numbers, set)?.overlapping())))

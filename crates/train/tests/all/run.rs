@@ -90,7 +90,7 @@ fn a_folder_has_one_run_at_a_time() {
     #[derive(Default)]
     struct Second(Vec<String>);
     impl Watcher for Second {
-        fn event(&mut self, _: &Event) {}
+        fn event(&mut self, _: &RunEvent) {}
 
         fn begun(&mut self, folder: &Path) -> Result<()> {
             std::fs::write(folder.join("1.tmp"), "").unwrap();
