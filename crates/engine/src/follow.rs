@@ -27,7 +27,7 @@ const WARY: u32 = 16;
 /// Texts that the worker follows alone: to wake a thread takes as long.
 const FEW: usize = 3;
 /// Threads beside the worker: two at least, so that no text that takes long waits for another one.
-const HELPERS: RangeInclusive<usize> = 2..=7;
+const HELPERS: RangeInclusive<usize> = 2..=15;
 
 /// Something that a text's constraint is asked.
 pub(crate) struct Task<T> {

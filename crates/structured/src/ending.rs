@@ -17,8 +17,10 @@ use std::sync::Arc;
 /// Tokens from the limit, beside twice the ending, within which an ending is known at each token:
 /// a single token may open what takes many to close.
 const WATCHED: usize = 96;
-/// Places that one walk looks at.
+/// Places that one walk looks at: at most so many, and no more for each token that is left, since
+/// what takes more bytes than that fits into no tokens.
 const PLACES: usize = 192;
+const PLACES_OF_TOKEN: usize = 6;
 /// Letters in a row that are written without a sign that they lead on, as the least length of a
 /// string has it.
 const BLIND: usize = 4;
@@ -83,7 +85,7 @@ pub(crate) struct Planner {
 impl Planner {
     /// The planner of texts that begin as the matcher does.
     pub(crate) fn new(matcher: &Matcher, reader: Option<&Reader>, signs: Arc<Signs>) -> Planner {
-        let plan = walk(matcher, reader, &signs, BUILDING).unwrap_or_default();
+        let plan = walk(matcher, reader, &signs, BUILDING, PLACES).unwrap_or_default();
         let (check, left) = (usize::MAX, usize::MAX);
         Planner { signs, plan, fresh: true, watching: false, check, left, closing: false }
     }
@@ -99,7 +101,8 @@ impl Planner {
         self.left = left;
         if !self.watching && left <= self.check {
             if !self.fresh && !leads(matcher, reader, &[], &self.plan) {
-                self.plan = walk(matcher, reader, &self.signs, STEPS).unwrap_or_default();
+                let plan = walk(matcher, reader, &self.signs, STEPS, left);
+                self.plan = plan.unwrap_or_default();
             }
             let needed = self.plan.len();
             let watched = 2 * needed + WATCHED;
@@ -130,7 +133,7 @@ impl Planner {
         let mut there = matcher.clone();
         let plan = there.consume_token(token).ok().and_then(|()| {
             let behind = reader.and_then(|reader| read(reader, &there, &[token]));
-            walk(&there, behind.as_ref(), &self.signs, STEPS)
+            walk(&there, behind.as_ref(), &self.signs, STEPS, self.left)
         });
         match plan {
             Some(plan) if plan.len() <= behind => self.plan = plan,
@@ -197,14 +200,21 @@ fn follows(matcher: &mut Matcher, tokens: &[u32]) -> bool {
 }
 
 /// Tokens that lead from the matcher's state to the end, the next one last; `None` if no way is
-/// found within `steps` steps of regular expressions.
-fn walk(matcher: &Matcher, reader: Option<&Reader>, signs: &Signs, steps: u64) -> Option<Vec<u32>> {
+/// found within `steps` steps of regular expressions. One of more than `most` tokens may not be
+/// looked for.
+fn walk(
+    matcher: &Matcher,
+    reader: Option<&Reader>,
+    signs: &Signs,
+    steps: u64,
+    most: usize,
+) -> Option<Vec<u32>> {
     let environment = matcher.tok_env().ok()?;
     let trie = environment.tok_trie();
     let mut there = matcher.clone();
     let mut walker =
         Walker { matcher: matcher.clone(), trie, signs, path: Vec::new(), blind: 0, steps };
-    walker.run()?;
+    walker.run(PLACES.min(most.saturating_mul(PLACES_OF_TOKEN)))?;
     let joined = walker.joined();
     let mut tokens = walker.path;
     if joined.len() < tokens.len() && follows(&mut there, &joined) {
@@ -230,9 +240,9 @@ struct Walker<'a> {
 }
 
 impl Walker<'_> {
-    /// Walks to the end, and adds the end token; none if that is too far.
-    fn run(&mut self) -> Option<()> {
-        for _ in 0..PLACES {
+    /// Walks to the end, and adds the end token; none if that is further than so many places.
+    fn run(&mut self, places: usize) -> Option<()> {
+        for _ in 0..places {
             if self.matcher.is_stopped() || self.matcher.is_accepting().ok()? {
                 self.path.push(self.trie.eos_token());
                 return Some(());
