@@ -62,6 +62,9 @@ pub(crate) enum Made {
     NegExp,
 }
 
+/// A weight, and how it is made.
+pub(crate) type MadeWeight = (WeightId, Made);
+
 impl Made {
     /// The weight's elements, of the files' numbers.
     pub(crate) fn apply(self, values: &mut [f32]) {
@@ -101,7 +104,7 @@ fn made(source: &Source) -> (Made, &Source) {
 pub(crate) fn parameters(
     program: &Program,
     tensors: &Tensors,
-) -> Result<(Vec<(WeightId, Made)>, Vec<Parameter>)> {
+) -> Result<(Vec<MadeWeight>, Vec<Parameter>)> {
     if tensors.folder().is_none() {
         let found = tensors.path().display().to_string();
         return Err(Error::new("full tuning", "a model folder", found)

@@ -1,7 +1,7 @@
 //! What a schema costs: microseconds of each token of random texts that follow it.
 //!
 //! ```sh
-//! cargo run --release -p delft-structured --example speed -- FOLDER SCHEMA.json [TOKENS] [TEXTS]
+//! cargo run --release -p delft-structured --example cost -- FOLDER SCHEMA.json [TOKENS] [TEXTS]
 //! ```
 //!
 //! FOLDER has a tokenizer. Prints for each question of a [`Constraint`](engine::Constraint) what it
