@@ -1,6 +1,6 @@
 //! Gradients of Programs, as functions from Program to Program: [`pack`], then [`losses`], then
 //! [`differentiate`], and [`checkpoint`] where memory is short. What runs them slowly and obviously
-//! is [`mod@reference`]; on the CPU it is an [`CpuExecutor`](crate::cpu::Executor).
+//! is [`mod@reference`]; on the CPU it is a [`CpuExecutor`](crate::cpu::CpuExecutor).
 
 mod checkpoint;
 mod differentiate;
