@@ -5,17 +5,18 @@
 //! feed-forward.
 
 mod layers;
+mod sizes;
 
 use crate::config::{LAYERS, LIMIT, Raw};
 use crate::files::Files;
-use crate::keys::{Dialect, Key};
+use crate::keys::Key;
 use crate::names::{Recipes, Row};
-use crate::rope::{Rotation, Scaling};
-use crate::stated::Stated;
-use crate::{Architecture, Opened, gemma2, gemma3, scaling, windows};
+use crate::rope::Rotation;
+use crate::{Architecture, Opened, gemma2, gemma3, windows};
 use formats::{Error, ErrorKind, Result, shape};
 use layers::{Kind, Plan};
 use nn::{Pairing, Weights};
+use sizes::{head_sizes, kv_heads, rotations};
 
 const NAMES: &[Row] = &[
     ("blocks.{}.scale", "model.layers.{}.layer_scalar!", "blk.{}.layer_output_scale"),
@@ -128,99 +129,6 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         layers::build(&Recipes { weights, change }, &of, &plan, ending)
     };
     Ok(Opened { config, build: Box::new(build) })
-}
-
-/// What `per_layer_config` says of the layers that see everything, as Transformers writes it of late.
-fn of_globals(files: &Files<'_>, raw: &Raw, key: &'static str) -> Result<Option<Stated<usize>>> {
-    const OWN: &str = "per_layer_config";
-    let keys = &files.keys;
-    let Some(layers) = keys.get(OWN).filter(|_| keys.dialect() == Dialect::HuggingFace) else {
-        return Ok(None);
-    };
-    let layers = layers.as_object().ok_or_else(|| keys.odd(OWN, "an object", layers))?;
-    let mut found = None;
-    for (layer, settings) in layers {
-        let window = layer.parse().ok().and_then(|i: usize| raw.windows.get(i));
-        let whole = settings.as_object().is_some_and(|settings| {
-            let known = |(key, value): (&String, &serde_json::Value)| {
-                ["head_dim", "num_key_value_heads"].contains(&key.as_str()) && value.is_u64()
-            };
-            settings.iter().all(known)
-        });
-        let value = settings.get(key).and_then(serde_json::Value::as_u64);
-        if window != Some(&None) || !whole || found.is_some_and(|found| found != value) {
-            let expected =
-                "sizes of heads and counts of keys, alike in all layers without a window";
-            return Err(keys.odd(OWN, expected, settings).of(ErrorKind::Unsupported));
-        }
-        found = Some(value);
-    }
-    Ok(found.flatten().map(|value| keys.stated(OWN, usize::try_from(value).unwrap_or(usize::MAX))))
-}
-
-/// Elements of a head in layers within a window, and in those that see everything.
-fn head_sizes(files: &Files<'_>, raw: &Raw) -> Result<[Stated<usize>; 2]> {
-    let keys = &files.keys;
-    if keys.dialect() == Dialect::HuggingFace {
-        let (local, global) = (keys.needed("head_dim")?, keys.needed("global_head_dim")?);
-        return Ok([local, of_globals(files, raw, "head_dim")?.unwrap_or(global)]);
-    }
-    let local = keys.needed(Key("", "attention.key_length_swa"))?;
-    let values = keys.needed(Key("", "attention.value_length_swa"))?;
-    if values.value != local.value {
-        let expected = format!("{}, as {} says", local.value, local.key());
-        return Err(values.wrong(expected, values.value));
-    }
-    Ok([local, keys.needed(Key("", "attention.key_length"))?])
-}
-
-/// Key/value heads of layers within a window, and of those that see everything.
-fn kv_heads(files: &Files<'_>, raw: &Raw) -> Result<[Stated<usize>; 2]> {
-    let keys = &files.keys;
-    if let Some(list) = keys.of_layers(KV_HEADS, raw.windows.len())? {
-        let of = |local: bool| {
-            let kind = || raw.windows.iter().zip(&list).filter(|(w, _)| w.is_some() == local);
-            let first = kind().next().map_or(raw.kv_heads.value, |(_, n)| *n);
-            match kind().find(|(_, n)| **n != first) {
-                Some((_, other)) => {
-                    let expected = "the same number in all layers of a kind";
-                    Err(keys.wrong(KV_HEADS, expected, format!("{first} and {other}")))
-                }
-                None => Ok(keys.stated(KV_HEADS, first)),
-            }
-        };
-        return Ok([of(true)?, of(false)?]);
-    }
-    let own = keys.size(Key("num_global_key_value_heads", ""))?;
-    let same = keys.flag(Key("attention_k_eq_v", ""))? == Some(true);
-    let own = of_globals(files, raw, "num_key_value_heads")?.or(own.filter(|_| same));
-    Ok([raw.kv_heads.clone(), own.unwrap_or_else(|| raw.kv_heads.clone())])
-}
-
-/// The rotations of layers within a window, and of those that see everything.
-fn rotations(
-    files: &Files<'_>,
-    raw: &Raw,
-    [local_size, global_size]: &[Stated<usize>; 2],
-) -> Result<[Rotation; 2]> {
-    let keys = &files.keys;
-    let plain = |theta, rotary| {
-        let scaling = keys.stated("rope_parameters", Scaling::None);
-        Rotation { theta, rotary, scaling }
-    };
-    if let (Dialect::Gguf, Some(global)) = (keys.dialect(), &raw.rotation) {
-        let theta = keys.number_or(Key("", "rope.freq_base_swa"), 10_000.0)?;
-        let rotary = keys.size(Key("", "rope.dimension_count_swa"))?;
-        return Ok([plain(theta, rotary), global.clone()]);
-    }
-    let of = |kind, size: &Stated<usize>| scaling::of_kind(files, kind, size.value);
-    let usual = |theta: f64| plain(keys.stated("rope_parameters", theta), None);
-    let local = of("sliding_attention", local_size)?.unwrap_or_else(|| usual(10_000.0));
-    let global = of("full_attention", global_size)?.unwrap_or_else(|| {
-        let scaling = Scaling::Proportional { part: 0.25, factor: 1.0 };
-        Rotation { scaling: keys.stated("rope_parameters", scaling), ..usual(1_000_000.0) }
-    });
-    Ok([local, global])
 }
 
 /// For each layer, the earlier one to whose keys and values it attends, if it has none: the last
