@@ -510,7 +510,7 @@ fn blocks_copy_and_nonsense_is_an_error() {
     for wrong in [
         Geometry { block_tokens: 24, ..geometry },
         Geometry { block_tokens: 0, ..geometry },
-        Geometry { head_dim: 257, ..geometry },
+        Geometry { head_dim: MAX_HEAD_DIM + 1, ..geometry },
         Geometry { head_dim: 0, ..geometry },
         Geometry { kv_heads: 0, ..geometry },
         Geometry { blocks: usize::MAX / 2, ..geometry },
