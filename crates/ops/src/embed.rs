@@ -10,7 +10,7 @@ use crate::gradient::{Forward, Gathered, Reverse, Wrt, give, one};
 use crate::operation::{
     ActivationPrecision, Bound, Launches, Operand, Operation, ReferenceCall, Sharding, Y,
 };
-use crate::packed::{Format, Layout, Mlx, PackedWeights, Planes, pack, pack_mlx};
+use crate::packed::{Format, Layout, Mlx, PackedWeights, Planes, pack_as, pack_mlx};
 use crate::sweep::{RowThreads, begin, lanes, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, exact, memory, near, random, rows_of};
 use crate::{Shape, arity, expect};
@@ -265,7 +265,7 @@ fn table(format: Format, rows: usize, cols: usize) -> Option<Planes> {
     let source = noise(cols as u64, rows * cols);
     match format {
         Format::Dense(_) => None,
-        Format::Block(dtype) => {
+        Format::Block(dtype) | Format::Tiles(dtype) => {
             let bytes: Vec<u8> = with_block!(dtype, B => {
                 source
                     .chunks_exact(B::ELEMENTS)
@@ -276,7 +276,7 @@ fn table(format: Format, rows: usize, cols: usize) -> Option<Planes> {
                     })
                     .collect()
             }, else => return None);
-            pack(dtype, &bytes, rows, cols).ok()
+            pack_as(format, dtype.into(), &bytes, rows, cols).ok()
         }
         Format::Mlx { bits, group, scale } => {
             let groups = rows * cols / group as usize;
@@ -296,15 +296,16 @@ fn table(format: Format, rows: usize, cols: usize) -> Option<Planes> {
 fn cases_packed() -> Vec<Case> {
     fn of(to: Scalar, format: Format, blocks: usize, why: &str) -> Option<Case> {
         let width = blocks * format.step() as usize;
-        let table = table(format, 5, width)?;
-        let mut weights = vec![0.0; 5 * width];
+        let rows = 5usize.next_multiple_of(format.together());
+        let table = table(format, rows, width)?;
+        let mut weights = vec![0.0; rows * width];
         weights.chunks_exact_mut(width).enumerate().for_each(|(r, row)| table.row(r, row));
         let n = PICKS.len() * width;
         let mut y = vec![0.0; n];
         reference(&PICKS, &weights, width, &mut y);
         Some(Case {
             kernel: embed_packed(to, format).record(),
-            label: format!("4 of 5 x {width} {} to {}, {why}", format.name(), to),
+            label: format!("4 of {rows} x {width} {} to {}, {why}", format.name(), to),
             numbers: numbers(PICKS.len(), width),
             buffers: vec![
                 Buffer::words(&PICKS),
@@ -322,7 +323,10 @@ fn cases_packed() -> Vec<Case> {
         ]
     };
     let long = of(Scalar::F16, Format::Block(DType::Q8_0), 80, "more than a group stages at once");
-    Format::all().into_iter().flat_map(each).chain([long]).flatten().collect()
+    let tiles = [DType::Q4K, DType::Q3K].map(Format::Tiles).into_iter();
+    let tiles = tiles.filter_map(|format| of(Scalar::BF16, format, 2, "in tiles"));
+    let all = Format::all().into_iter().flat_map(each).chain([long]).flatten();
+    all.chain(tiles).collect()
 }
 
 fn benches_packed() -> Vec<Bench> {

@@ -15,11 +15,15 @@
 //! a table are stored as what they stand for. Dense matrices (f32, f16, bf16) keep their bytes:
 //! their base plane is all there is.
 //!
+//! Blocks may also lie in tiles of eight rows, which have the same words in another order:
+//! [`Format::tiled`].
+//!
 //! Everything follows from [`formats::quant::Block::AFFINE`]: a new block needs no line here. MLX's
 //! affine formats are another source of the same layout. What kernels read it with is
 //! [`PackedWeights`].
 
 mod pack;
+mod tiles;
 mod weights;
 
 #[cfg(test)]
@@ -31,8 +35,9 @@ use formats::quant::{Affine, Block, Offset, ScaleKind, plain};
 use formats::{DType, Encoding, Error, Groups, Result, with_block};
 use tile::launch::Extent;
 use tile::types::Scalar;
+use tiles::Tile;
 
-pub use pack::{Mlx, pack, pack_into, pack_mlx};
+pub use pack::{Mlx, pack, pack_as, pack_into, pack_mlx};
 pub(crate) use weights::halves;
 pub use weights::{PackedWeights, Scaled, Supers, WordRun};
 
@@ -43,6 +48,8 @@ pub enum Format {
     Dense(Scalar),
     /// One of ggml's blocks.
     Block(DType),
+    /// One of ggml's blocks, in tiles: see [`Format::tiled`].
+    Tiles(DType),
     /// MLX's affine quantisation: `w = scale * code + bias` in groups.
     Mlx {
         /// 4 or 8.
@@ -171,7 +178,30 @@ impl Format {
         }
     }
 
-    /// Every format there is.
+    /// The format whose matrices have the same words in tiles of eight rows by four runs, each in
+    /// one piece of memory, so that simdgroups copy them in few and long pieces. Their rows are a
+    /// multiple of [`Format::together`].
+    pub fn tiled(self) -> Option<Format> {
+        match self {
+            Format::Block(dtype) => Some(Format::Tiles(dtype)),
+            _ => None,
+        }
+    }
+
+    /// The format whose matrices have the same words in rows.
+    pub fn in_rows(self) -> Format {
+        match self {
+            Format::Tiles(dtype) => Format::Block(dtype),
+            rows => rows,
+        }
+    }
+
+    /// Rows that lie together: matrices have a multiple of this, and are packed by as many.
+    pub fn together(self) -> usize {
+        if matches!(self, Format::Tiles(_)) { tiles::ROWS as usize } else { 1 }
+    }
+
+    /// Every format there is, in rows.
     pub fn all() -> Vec<Format> {
         let mut all: Vec<Format> = Vec::new();
         for format in DType::ALL.into_iter().filter_map(Format::of) {
@@ -194,6 +224,7 @@ impl Format {
         match self {
             Format::Dense(scalar) => scalar.name().to_owned(),
             Format::Block(dtype) => dtype.name().to_owned(),
+            Format::Tiles(dtype) => format!("{}_tiles", dtype.name()),
             Format::Mlx { bits, group, scale } => format!("mlx{bits}_{group}_{scale}"),
         }
     }
@@ -202,7 +233,7 @@ impl Format {
     pub fn packing(self) -> Option<Packing> {
         match self {
             Format::Dense(_) => None,
-            Format::Block(dtype) => with_block!(dtype, B => {
+            Format::Block(dtype) | Format::Tiles(dtype) => with_block!(dtype, B => {
                 Some(Packing::of(B::AFFINE, B::ELEMENTS))
             }, else => None),
             Format::Mlx { bits, group, scale } => {
@@ -221,6 +252,11 @@ impl Format {
         self.counts().iter().sum()
     }
 
+    /// Words of shared memory that a simdgroup copies a run for each lane to.
+    pub fn copied(self) -> u32 {
+        Tile::of(self).map_or(32 * self.words(), |tile| tile.words())
+    }
+
     /// Words per run of each plane; neighbouring runs may share one.
     fn counts(self) -> [u32; 4] {
         self.per_word().map(|per| self.run().checked_div(per).map_or(0, |count| count.max(1)))
@@ -228,11 +264,15 @@ impl Format {
 
     /// A row's columns are a multiple of this.
     pub fn step(self) -> u32 {
-        self.packing().map_or(self.run(), |p| p.block.max(self.run()))
+        let runs = if self.together() > 1 { tiles::RUNS } else { 1 };
+        self.packing().map_or(self.run(), |p| p.block.max(runs * self.run()))
     }
 
     /// Words of a row, in a launch contract.
     pub fn extent(self, cols: Extent) -> Extent {
+        if let Some(tile) = Tile::of(self) {
+            return cols.ceil_div(tiles::RUNS * self.run()) * (tile.words() / tiles::ROWS);
+        }
         let planes = self.per_word().into_iter().filter(|per| *per > 0);
         let words = planes.map(|per| cols.clone().ceil_div(4 * per) * 4);
         words.reduce(|sum, plane| sum + plane).unwrap_or(Extent::Literal(0))
@@ -249,7 +289,7 @@ impl Format {
     }
 
     /// The word of a row at which each plane starts, and last the row's size: on the CPU and in
-    /// kernels.
+    /// kernels. Tiles have planes of their own, and rows no more than a size.
     fn starts<N>(self, zero: N, cols: N) -> [N; 5]
     where
         N: Copy + Add<u32, Output = N> + Add<N, Output = N>,
@@ -257,6 +297,10 @@ impl Format {
     {
         let mut end = zero;
         let mut starts = [zero; 5];
+        if let Some(tile) = Tile::of(self) {
+            starts[4] = cols / (tiles::RUNS * self.run()) * (tile.words() / tiles::ROWS);
+            return starts;
+        }
         for (start, per) in starts[1..].iter_mut().zip(self.per_word()) {
             if per > 0 {
                 end = end + (cols + (4 * per - 1)) / (4 * per) * 4;
@@ -279,13 +323,17 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Errors: columns that are no whole number of blocks (or 16-byte loads), or a matrix of 16 GiB
-    /// and more.
+    /// Errors: columns that are no whole number of blocks (or 16-byte loads), rows that do not lie
+    /// together, or a matrix of 16 GiB and more.
     pub fn new(format: Format, rows: usize, cols: usize) -> Result<Layout> {
         let place = || format!("packed {} [{rows}, {cols}]", format.name());
         let step = format.step() as usize;
         if cols == 0 || !cols.is_multiple_of(step) {
             return Err(Error::new(place(), format!("columns in multiples of {step}"), cols));
+        }
+        let together = format.together();
+        if !rows.is_multiple_of(together) {
+            return Err(Error::new(place(), format!("rows in multiples of {together}"), rows));
         }
         // Words are numbered in 32 bits; a row's sizes are computed in them too.
         let layout = Layout { format, rows, cols };
@@ -296,7 +344,7 @@ impl Layout {
         }
     }
 
-    /// Words of a row: a multiple of 4.
+    /// Words of a row: a multiple of 4, but in tiles.
     pub fn row_words(&self) -> usize {
         self.format.starts(0, self.cols as u32)[4] as usize
     }
@@ -317,7 +365,7 @@ impl Layout {
 pub struct Planes {
     /// Its sizes.
     pub layout: Layout,
-    /// Its words, little-endian, row after row.
+    /// Its words, little-endian, row after row, or tile after tile.
     pub bytes: Vec<u8>,
 }
 
@@ -335,10 +383,14 @@ impl Planes {
     pub fn row(&self, r: usize, weights: &mut [f32]) {
         let layout = &self.layout;
         assert!(r < layout.rows && weights.len() == layout.cols, "row {r} of {layout:?}");
-        let words: Vec<u32> = self.bytes[4 * layout.row_words() * r..][..4 * layout.row_words()]
-            .chunks_exact(4)
-            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect();
+        let (together, per_row) = (layout.format.together(), layout.row_words());
+        let own = &self.bytes.as_chunks::<4>().0[r / together * together * per_row..];
+        let own = &own[..together * per_row];
+        let own = match Tile::of(layout.format) {
+            Some(tile) => &tile.row(layout, own, r % together)[..],
+            None => own,
+        };
+        let words: Vec<u32> = own.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let half = |scalar: Scalar, bits: u32| match scalar {
             Scalar::BF16 => plain::bf16_to_f32(bits as u16),
             _ => plain::f16_to_f32(bits as u16),
@@ -353,7 +405,8 @@ impl Planes {
             }
             return;
         };
-        let (per, starts) = (layout.format.per_word(), layout.format.starts(0, layout.cols as u32));
+        let rows = layout.format.in_rows();
+        let (per, starts) = (rows.per_word(), rows.starts(0, layout.cols as u32));
         let word = |plane: usize, e: usize| words[starts[plane] as usize + e / per[plane] as usize];
         for (e, w) in weights.iter_mut().enumerate() {
             let mut code = word(0, e) >> field(e, p.base()) & ((1 << p.base()) - 1);

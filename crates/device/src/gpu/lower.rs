@@ -278,6 +278,7 @@ impl Lowering {
             && facts.products.is_some()
             && sequences >= library_sequences;
         lowering.joined = lowering.joins();
+        lowering.lay_in_tiles();
         Ok(lowering)
     }
 

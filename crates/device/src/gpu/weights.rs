@@ -82,7 +82,7 @@ pub(super) fn missing<B: Backend>(
     missing.map(|id| size(&program.weights[id.0], formats[id.0])).sum()
 }
 
-/// How each matrix will be packed: as its recipe encodes it; none for those that are `trained`.
+/// How each matrix will be packed, in rows: as its recipe encodes it; none for those that are `trained`.
 ///
 /// # Errors
 /// If a weight is missing, or is a matrix of an encoding or shape that cannot be packed.
@@ -128,7 +128,8 @@ pub(super) fn bytes(program: &Program, formats: &[Option<Format>]) -> usize {
     program.weights.iter().zip(formats).map(|(weight, format)| size(weight, *format)).sum()
 }
 
-/// Bytes of a stage for the weights that are read: each row, and each vector, fits.
+/// Bytes of a stage for the weights that are read: each row, or rows that lie together, and each
+/// vector fits.
 fn portion(program: &Program, formats: &[Option<Format>], trained: &[WeightId]) -> usize {
     let all = || {
         let each = program.weights.iter().zip(formats).enumerate();
@@ -136,7 +137,7 @@ fn portion(program: &Program, formats: &[Option<Format>], trained: &[WeightId]) 
     };
     let whole = all().map(|(weight, format)| size(weight, *format)).max().unwrap_or(0);
     let least = all().map(|(weight, format)| match layout(weight, *format) {
-        Some(layout) => 4 * layout.row_words(),
+        Some(layout) => 4 * layout.row_words() * layout.format.together(),
         None => size(weight, *format),
     });
     PORTION.min(whole).max(least.max().unwrap_or(0))
@@ -268,7 +269,9 @@ impl<B: Backend> Loader<'_, B> {
         while first < layout.rows {
             let stage = turn(&mut self.stages)?;
             let bytes = stage.bytes()?;
-            let count = (bytes.len() / per_row).clamp(1, layout.rows - first);
+            let together = layout.format.together();
+            let count = bytes.len() / per_row / together * together;
+            let count = count.clamp(together, layout.rows - first);
             let missing = || Error::new("load", "rows of the matrix", from.bytes.len());
             let rows = from.bytes.get(first * source..(first + count) * source);
             let (rows, packed) = rows.zip(bytes.get_mut(..count * per_row)).ok_or_else(missing)?;
@@ -312,6 +315,8 @@ mod tests {
     use std::borrow::Cow;
 
     use formats::DType;
+    use ops::packed::pack_as;
+    use tile::types::Scalar;
 
     use super::super::lower::Lowering;
     use super::super::sim::{KernelRunner, Sim};
@@ -324,7 +329,7 @@ mod tests {
     /// Loads a matrix through staging buffers of these sizes in bytes, and reads it back from the
     /// device.
     fn load(
-        dtype: DType,
+        (format, dtype): (Format, DType),
         bytes: &[u8],
         rows: usize,
         stages: &[usize],
@@ -337,7 +342,7 @@ mod tests {
             stages: stages.iter().map(heap).collect::<Result<_>>()?,
             packer: Packer::new(1, true)?,
         };
-        let layout = Layout::new(Format::of(dtype).unwrap(), rows, COLS)?;
+        let layout = Layout::new(format, rows, COLS)?;
         let buffer = sim.buffer(layout.bytes())?;
         let from = Encoded {
             encoding: dtype.into(),
@@ -352,15 +357,20 @@ mod tests {
 
     #[test]
     fn portions_come_together_whatever_their_size() {
-        for dtype in [DType::Q4K, DType::Q8_0, DType::BF16, DType::F32] {
-            let rows = 37;
+        let of = |dtype| Format::of(dtype).unwrap();
+        let in_rows = [DType::Q4K, DType::Q8_0, DType::BF16, DType::F32].map(|d| (of(d), d));
+        let in_tiles = [DType::Q4K, DType::Q8_0].map(|d| (of(d).tiled().unwrap(), d));
+        for (format, dtype) in in_rows.into_iter().chain(in_tiles) {
+            let together = format.together();
+            let rows = 37usize.next_multiple_of(together);
             let size = formats::Encoding::Stored(dtype).bytes_for(rows * COLS).unwrap();
             let bytes: Vec<u8> = (0..size).map(|i| (i * 37 % 59) as u8).collect();
-            let want = ops::packed::pack(dtype, &bytes, rows, COLS).unwrap();
-            let row = 4 * want.layout.row_words();
+            let want = pack_as(format, dtype.into(), &bytes, rows, COLS).unwrap();
+            let row = 4 * want.layout.row_words() * together;
             for stages in [&[row][..], &[3 * row + 5, row], &[37 * row, 37 * row], &[1 << 20]] {
-                let (found, packed) = load(dtype, &bytes, rows, stages).unwrap();
-                assert!(found.is_none() && packed == want.bytes, "{dtype} by {stages:?}");
+                let (found, packed) = load((format, dtype), &bytes, rows, stages).unwrap();
+                let name = format.name();
+                assert!(found.is_none() && packed == want.bytes, "{name} by {stages:?}");
             }
         }
     }
@@ -368,10 +378,11 @@ mod tests {
     #[test]
     fn a_weight_that_is_not_finite_is_counted_from_the_matrix_on() {
         let rows = 20;
+        let f16 = (Format::Dense(Scalar::F16), DType::F16);
         let mut bytes = vec![0; 2 * rows * COLS];
         for at in [COLS * 17 + 3, COLS * 11 + 500] {
             bytes[2 * at..][..2].copy_from_slice(&[0, 0x7c]);
-            let (found, _) = load(DType::F16, &bytes, rows, &[4 * 2 * COLS; 2]).unwrap();
+            let (found, _) = load(f16, &bytes, rows, &[4 * 2 * COLS; 2]).unwrap();
             let expected = NotFinite { element: at, shared: 1, value: f32::INFINITY };
             assert_eq!(found, Some(expected));
         }
@@ -380,9 +391,49 @@ mod tests {
     #[test]
     fn a_stage_too_small_for_a_row_is_refused() {
         let bytes = vec![0; 4 * COLS];
-        let why = load(DType::F32, &bytes, 1, &[4 * COLS - 1]).unwrap_err().to_string();
+        let f32 = (Format::Dense(Scalar::F32), DType::F32);
+        let why = load(f32, &bytes, 1, &[4 * COLS - 1]).unwrap_err().to_string();
         assert!(why.contains("rows of the matrix") && !why.contains('\n'), "{why}");
-        assert!(load(DType::F32, &bytes, 1, &[]).is_err());
+        assert!(load(f32, &bytes, 1, &[]).is_err());
+    }
+
+    /// Of loads for many sequences the blocks of products are in tiles, and others in rows.
+    #[test]
+    fn loads_for_many_sequences_have_blocks_in_tiles() {
+        for (sequences, batched) in [(48, true), (2, true), (48, false)] {
+            let (program, tensors) = crate::tests::recorded("llama-k-quants/model.q4_k_m.gguf");
+            let in_rows = formats(&program, &tensors, &[]).unwrap();
+            let options = LoadOptions {
+                cache_type: CacheType::BF16,
+                rows: (48, 48),
+                blocks: vec![48],
+                context: vec![1],
+                sequences,
+                batched,
+                ..LoadOptions::default()
+            };
+            let facts = Sim::new(Engine::Interpreter).facts();
+            let lowering = Lowering::new(program, facts, &options, in_rows.clone()).unwrap();
+            let many = batched && sequences == 48;
+            let of_products = lowering.program.nodes.iter().flat_map(|node| {
+                let product = node.op.product(node.weights.len()).into_iter();
+                product.flat_map(|p| p.projections).map(|p| node.weights[p.weight].0)
+            });
+            let mut found = 0;
+            for id in of_products {
+                let (format, rows) = (lowering.formats[id].unwrap(), in_rows[id].unwrap());
+                let expected = rows.tiled().filter(|_| many).unwrap_or(rows);
+                assert_eq!(
+                    format, expected,
+                    "{} of {sequences}",
+                    lowering.program.weights[id].name
+                );
+                found += usize::from(format != rows);
+            }
+            assert_eq!(found > 0, many);
+            let same = lowering.formats.iter().zip(&in_rows);
+            same.for_each(|(format, rows)| assert_eq!(format.map(Format::in_rows), *rows));
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! [`gemv`].
 
 use super::{ActivationStorage, GemvSchedule, Task, bytes, gemv, reference};
-use crate::packed::{Format, Mlx, Planes, pack, pack_mlx};
+use crate::packed::{Format, Mlx, Planes, pack_as, pack_mlx};
 use formats::{DType, quant::plain};
 use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
 use tile::launch::Numbers;
@@ -26,7 +26,7 @@ impl Matrix {
             Format::Dense(Scalar::F16) => DType::F16,
             Format::Dense(Scalar::BF16) => DType::BF16,
             Format::Dense(_) => DType::F32,
-            Format::Block(dtype) => dtype,
+            Format::Block(dtype) | Format::Tiles(dtype) => dtype,
             Format::Mlx { .. } => DType::F32,
         };
         let planes = match format {
@@ -51,7 +51,7 @@ impl Matrix {
                 let size = dtype.bytes_for(values.len() as u64).unwrap_or(0) as usize;
                 let mut source = vec![0; size];
                 dtype.encode(&values, &mut source).expect("the sizes are a whole number of blocks");
-                pack(dtype, &source, out, width)
+                pack_as(format, dtype.into(), &source, out, width)
             }
         };
         let planes = planes.expect("cases are of shapes that the format has");
@@ -259,7 +259,7 @@ fn wide() -> Vec<Case> {
 pub(crate) fn timed() -> Vec<Format> {
     let usual = |f: &Format| match f {
         Format::Dense(scalar) => *scalar != Scalar::F32,
-        Format::Block(_) => true,
+        Format::Block(_) | Format::Tiles(_) => true,
         Format::Mlx { group, scale, .. } => *group == 64 && *scale == Scalar::BF16,
     };
     Format::all().into_iter().filter(usual).collect()

@@ -33,7 +33,7 @@ pub use tiling::{Job, Share, StreamTiling};
 use super::gemv::{Cursor, Place, Span, Sweep, spans};
 use super::holds;
 use crate::low_rank::kernels::{Low, Sites};
-use crate::packed::{PackedWeights, Scaled, WordRun};
+use crate::packed::{Format, PackedWeights, Scaled, WordRun};
 use crate::project::ProjectedMatrix;
 use crate::{Unary, real};
 use tile::case::Spec;
@@ -455,7 +455,7 @@ impl Walk {
             Share::Terms => before * sweep.weights.len() as u32 + m,
         };
         let activations = self.tiling.rows * self.tiling.stride(format);
-        self.own + stage * self.stage + (before * (32 * format.words()) + activations)
+        self.own + stage * self.stage + (before * format.copied() + activations)
     }
 
     /// Begins to copy the activations of a step to a stage; zeros past the ends.
@@ -477,7 +477,8 @@ impl Walk {
         for pass in 0..rows.div_ceil(apart) {
             let row = row + pass * apart;
             let from = self.first_row + row;
-            let to = self.own + stage * self.stage + row * stride + unit * (UNIT / 2);
+            let place = unit ^ self.swapped(format, unit, row);
+            let to = self.own + stage * self.stage + row * stride + place * (UNIT / 2);
             let keep = Some(inside & from.lt(self.rows));
             let from = (from * self.width + column) / 2u32;
             let copy = || copy_async(self.ring, to, self.x, from, 4, keep);
@@ -487,6 +488,23 @@ impl Walk {
                 test(row.lt(rows)).then(copy).otherwise(|| {});
             }
         }
+    }
+
+    /// The bits in which the place of a unit in a row of activations differs from its number: the
+    /// eight lanes that read 16 bytes at once, four of each of two rows, then use all banks.
+    #[track_caller]
+    fn swapped(&self, format: Format, unit: Val<u32>, row: Val<u32>) -> Val<u32> {
+        // A run has 1, 2, 4 or 8 units, and a lane's first is a multiple of that: the bits that make
+        // it 8 or more go to the low ones, which are free, and the row's to another.
+        let (apart, by_row) = match format.run() / UNIT {
+            1 if self.tiling.terms(format) < 8 * UNIT => return 0u32.val(),
+            1 => (0, 4),
+            2 => (0, 1),
+            4 => (1, 2),
+            _ => (3, 4),
+        };
+        let by_row = row % 2u32 * by_row;
+        if apart == 0 { by_row } else { by_row ^ ((unit / 8u32) & apart) }
     }
 
     /// Adds the products of a load of a step to the sums.
@@ -508,9 +526,11 @@ impl Walk {
         }
         let wide = self.tiling.wide();
         let (stride, units) = (self.tiling.stride(format), format.run() / UNIT);
-        let base = self.own + stage * self.stage + lane_id() / 4u32 * stride;
+        let (row, first) = (lane_id() / 4u32, lane_id() % 4u32 * units);
+        let base = self.own + stage * self.stage + row * stride;
+        let first = first ^ self.swapped(format, first, row);
         for unit in 0..units {
-            let at = base + (lane_id() % 4u32 * units + (load * 4 * units + unit)) * (UNIT / 2);
+            let at = base + (first ^ (load * 4 * units + unit)) * (UNIT / 2);
             let read = |eight: u32| -> Vec<Val<u32>> {
                 if 8 * eight >= self.tiling.rows {
                     return vec![0u32.val(); 4];
@@ -656,23 +676,23 @@ mod tests {
 
     use super::*;
     use crate::linear::cases::Matrix;
-    use crate::packed::Format;
 
     #[test]
     fn cases_hold() {
         crate::linear::cases::prove(KERNELS);
     }
 
-    /// A row's bits are those that it has alone, whatever a group takes together, and however many
-    /// groups there are.
+    /// A row's bits are those that it has alone, whatever a group takes together, however many
+    /// groups there are, and whether the matrix lies in rows or in tiles.
     #[test]
     fn rows_have_the_same_bits_among_any_others() {
         let (out, width, most) = (40, 1280, 21);
         let values = noise(9, most * width);
-        for format in [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K)] {
-            let matrix = Matrix::new(format, 5, out, width);
+        let [q4_k, q5_k] = [DType::Q4K, DType::Q5K].map(Format::Block);
+        for format in [Format::Dense(Scalar::BF16), q4_k, q5_k] {
             let types = StreamTypes { x: Scalar::BF16, operand: Scalar::BF16, y: Scalar::F32 };
-            let run = |rows: usize, tiling: StreamTiling, groups: u32| {
+            let run_in = |format, rows: usize, tiling: StreamTiling, groups: u32| {
+                let matrix = Matrix::new(format, 5, out, width);
                 let x = Buffer::floats(types.x, &values[..rows * width]);
                 let numbers = Numbers::new().with("rows", rows as u32).with("groups", groups);
                 let numbers = numbers.with("width", width as u32).with("out0", out as u32);
@@ -684,6 +704,7 @@ mod tests {
                 let [_, y, _] = buffers;
                 y.bytes
             };
+            let run = |rows, tiling, groups| run_in(format, rows, tiling, groups);
             let (terms, sums) = (Share::Terms, Share::Sums);
             let resident = 1;
             let few =
@@ -704,6 +725,9 @@ mod tests {
                 let tiling = StreamTiling { share, resident, tiles, rows: together, loads, stages };
                 let all = run(rows, tiling, groups);
                 assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
+                if let Some(tiles) = format.tiled() {
+                    assert_eq!(run_in(tiles, rows, tiling, groups), all, "{}", tiles.name());
+                }
             }
         }
     }

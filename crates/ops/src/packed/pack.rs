@@ -14,6 +14,7 @@ use formats::quant::{Block, Parts};
 use formats::{DType, Encoding, Error, Groups, Result, with_block};
 use tile::types::Scalar;
 
+use super::tiles::Tile;
 use super::{Entry, Format, Layout, Packing, Planes};
 
 /// Packs a matrix of numbers, blocks or affine groups.
@@ -31,6 +32,20 @@ pub fn pack(
         let place = format!("packed {encoding} [{rows}, {cols}]");
         Error::new(place, "a float or block type", encoding)
     })?;
+    pack_as(format, encoding, bytes, rows, cols)
+}
+
+/// Likewise, in rows or in tiles.
+///
+/// # Errors
+/// As [`pack`], and a format of another encoding.
+pub fn pack_as(
+    format: Format,
+    encoding: Encoding,
+    bytes: &[u8],
+    rows: usize,
+    cols: usize,
+) -> Result<Planes> {
     let layout = Layout::new(format, rows, cols)?;
     check(encoding, bytes, rows, cols)?;
     let mut packed = vec![0; layout.bytes()];
@@ -50,7 +65,8 @@ fn check(encoding: Encoding, bytes: &[u8], rows: usize, cols: usize) -> Result<(
 }
 
 /// Packs some whole rows of a matrix of this layout: as many as `packed` has room for,
-/// [`Layout::row_words`] words each. Every byte of `packed` is written.
+/// [`Layout::row_words`] words each, a multiple of [`Format::together`]. Every byte of `packed` is
+/// written.
 ///
 /// # Errors
 /// An encoding of another format, or bytes that are not those of as many whole rows.
@@ -62,15 +78,29 @@ pub fn pack_into(
 ) -> Result<()> {
     let (per_row, cols) = (4 * layout.row_words(), layout.cols);
     let place = || format!("packed {encoding} of {cols} columns");
-    if Format::of(encoding) != Some(layout.format) {
+    if Format::of(encoding) != Some(layout.format.in_rows()) {
         return Err(Error::new(place(), layout.format.name(), encoding));
     }
-    if !packed.len().is_multiple_of(per_row) {
-        let expected = format!("room for rows of {per_row} bytes");
+    let together = layout.format.together();
+    if !packed.len().is_multiple_of(together * per_row) {
+        let expected = match together {
+            1 => format!("room for rows of {per_row} bytes"),
+            _ => format!("room for {together} rows of {per_row} bytes at a time"),
+        };
         return Err(Error::new(place(), expected, packed.len()));
     }
     let rows = packed.len() / per_row;
     check(encoding, bytes, rows, cols)?;
+    if let Some(tile) = Tile::of(layout.format) {
+        let in_rows = Layout { format: layout.format.in_rows(), ..*layout };
+        let mut eight = vec![0; together * 4 * in_rows.row_words()];
+        let source = bytes.chunks_exact((bytes.len() / rows.max(1) * together).max(1));
+        for (source, tiles) in source.zip(packed.chunks_exact_mut(together * per_row)) {
+            pack_into(encoding, source, &in_rows, &mut eight)?;
+            tile.fill(&in_rows, eight.as_chunks().0, tiles.as_chunks_mut().0);
+        }
+        return Ok(());
+    }
     let Some(packing) = layout.format.packing() else {
         packed.copy_from_slice(bytes);
         return Ok(());

@@ -92,6 +92,43 @@ fn whole_blocks_pack_as_their_elements_do() {
 }
 
 #[test]
+fn tiles_hold_the_words_of_rows() {
+    for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_block()) {
+        let Some(format) = Format::of(dtype).and_then(Format::tiled) else { continue };
+        let step = format.step() as usize;
+        for (rows, cols) in [(8, step), (24, 3 * step), (16, 9 * step)] {
+            let size = dtype.bytes_for((rows * cols) as u64).unwrap() as usize;
+            let source = bytes(cols as u64, size);
+            let in_rows = pack(dtype, &source, rows, cols).unwrap();
+            let tiles = pack_as(format, dtype.into(), &source, rows, cols).unwrap();
+            assert_eq!(tiles.bytes.len(), tiles.layout.bytes());
+            let (mut got, mut want) = (vec![0.0; cols], vec![0.0; cols]);
+            for r in 0..rows {
+                tiles.row(r, &mut got);
+                in_rows.row(r, &mut want);
+                assert!(same(&got, &want), "{}: row {r} of [{rows}, {cols}]", format.name());
+            }
+            // Eight rows at a time, to memory that holds something else.
+            let mut packed = bytes(3, tiles.bytes.len());
+            let parts = packed.chunks_mut(tiles.bytes.len() / rows * 8);
+            for (source, part) in source.chunks(size / rows * 8).zip(parts) {
+                pack_into(dtype.into(), source, &tiles.layout, part).unwrap();
+            }
+            assert!(packed == tiles.bytes, "{}: [{rows}, {cols}]", format.name());
+        }
+    }
+    let format = Format::Tiles(DType::Q4K);
+    let refused = |rows, cols| Layout::new(format, rows, cols).unwrap_err().to_string();
+    assert!(refused(12, 256).contains("rows in multiples of 8, found 12"));
+    assert!(refused(8, 128).contains("columns in multiples of 256, found 128"));
+    let layout = Layout::new(format, 16, 256).unwrap();
+    let source = vec![0; 144 * 16];
+    let short = &mut vec![0; layout.bytes() / 4];
+    let why = pack_into(DType::Q4K.into(), &source, &layout, short).unwrap_err().to_string();
+    assert!(why.contains("room for 8 rows of 152 bytes at a time"), "{why}");
+}
+
+#[test]
 fn mlx_groups_unpack_to_scale_times_code_plus_bias() {
     for format in Format::all() {
         let Format::Mlx { bits, group, scale } = format else { continue };
@@ -188,8 +225,11 @@ fn unpack(y: Out<f32>, width: Const<u32>, format: Format) {
 /// Every format, each at the fewest columns and at some that fill no simdgroup.
 fn unpackings() -> Vec<Case> {
     let mut cases = Vec::new();
-    for format in Format::all() {
-        for (rows, steps) in [(2, 1), (1, 11)] {
+    let all = Format::all();
+    let tiled: Vec<Format> = all.iter().copied().filter_map(Format::tiled).collect();
+    for format in all.into_iter().chain(tiled) {
+        let shapes = if format.together() > 1 { [(8, 1), (16, 11)] } else { [(2, 1), (1, 11)] };
+        for (rows, steps) in shapes {
             let width = steps * format.step() as usize;
             let matrix = Matrix::new(format, 5, rows, width);
             let want = matrix.weights.iter().map(|w| f64::from(*w)).collect();

@@ -6,6 +6,7 @@
 //! ([`WordRun::floats`]) or bytes for `dot4` with their scales ([`WordRun::quads`],
 //! [`WordRun::scaled`]).
 
+use super::tiles::{ROWS, RUNS, Tile};
 use super::{Entry, Format, Packing};
 use tile::dsl::*;
 use tile::ir::LoadHint;
@@ -89,11 +90,19 @@ impl PackedWeights {
         self.format
     }
 
-    /// The word at which a row begins: what [`PackedWeights::load`] is given.
+    /// The word at which a row begins, or of a matrix in tiles the row's number: what
+    /// [`PackedWeights::load`] is given. That of a sum of rows is the sum of theirs.
     #[track_caller]
     pub fn row(&self, row: impl IntoVal<u32>) -> Val<u32> {
         let row = row.val();
-        self.first.map_or(row, |first| first + row) * self.starts[4]
+        let row = self.first.map_or(row, |first| first + row);
+        if self.format.together() > 1 { row } else { row * self.starts[4] }
+    }
+
+    /// The first word of the tile in which a run of a row lies.
+    #[track_caller]
+    fn tile(&self, tile: &Tile, row: Val<u32>, run: Val<u32>) -> Val<u32> {
+        row / ROWS * (self.starts[4] * ROWS) + run / RUNS * tile.words()
     }
 
     /// The rows from one on, as a matrix: one of several that lie one after another.
@@ -106,6 +115,12 @@ impl PackedWeights {
     #[track_caller]
     pub fn load(&self, row: Val<u32>, run: impl IntoVal<u32>) -> Vec<Val<u32>> {
         let run = run.val();
+        if let Some(tile) = Tile::of(self.format) {
+            let first = self.tile(&tile, row, run);
+            let (row, run) = (row % ROWS, run % RUNS);
+            let get = |at: Val<u32>, count, hint| self.words.get_vec(first + at, count, hint);
+            return in_tile(&tile, row, run, get);
+        }
         let per = self.format.per_word();
         let mut words = Vec::new();
         for (plane, count) in self.format.counts().into_iter().enumerate().filter(|(_, n)| *n > 0) {
@@ -118,7 +133,8 @@ impl PackedWeights {
     }
 
     /// Begins to copy what [`PackedWeights::load`] reads to shared memory, where a simdgroup's 32
-    /// lanes have [`Format::words`] words each from `to` on: plane after plane, lane after lane.
+    /// lanes have [`Format::words`] words each from `to` on: plane after plane, lane after lane. Of
+    /// a matrix in tiles they have a tile there: its rows and runs in the order of lanes.
     #[track_caller]
     pub fn copy(
         &self,
@@ -127,6 +143,18 @@ impl PackedWeights {
         (shared, to): (Shared<u32>, Val<u32>),
     ) {
         let run = run.val();
+        if let Some(tile) = Tile::of(self.format) {
+            let first = self.tile(&tile, row, run);
+            for begin in (0..tile.words()).step_by(128) {
+                let at = lane_id() * 4u32 + begin;
+                let copy = || copy_async(shared, to + at, self.words, first + at, 4, None);
+                match (tile.words() - begin) / 4 {
+                    32.. => copy(),
+                    lanes => test(lane_id().lt(lanes)).then(copy).otherwise(|| {}),
+                }
+            }
+            return;
+        }
         let per = self.format.per_word();
         let mut before = 0;
         for (plane, count) in self.format.counts().into_iter().enumerate().filter(|(_, n)| *n > 0) {
@@ -162,6 +190,10 @@ impl PackedWeights {
     /// have returned them.
     #[track_caller]
     pub fn copied(&self, shared: Shared<u32>, from: Val<u32>) -> Vec<Val<u32>> {
+        if let Some(tile) = Tile::of(self.format) {
+            let get = |at: Val<u32>, count, _| shared.get_vec(from + at, count, Hint::None);
+            return in_tile(&tile, lane_id() / RUNS, lane_id() % RUNS, get);
+        }
         let mut words = Vec::new();
         let mut before = 0;
         for count in self.format.counts().into_iter().filter(|n| *n > 0) {
@@ -202,6 +234,34 @@ impl PackedWeights {
         let words = self.load(row, run);
         self.run(&words, run)
     }
+}
+
+/// The words of a run of a row of a tile, as [`PackedWeights::load`] returns them; `get` reads some
+/// from one of the tile's on.
+#[track_caller]
+fn in_tile(
+    tile: &Tile,
+    row: Val<u32>,
+    run: Val<u32>,
+    get: impl Fn(Val<u32>, u8, LoadHint) -> Vec<Val<u32>>,
+) -> Vec<Val<u32>> {
+    let mut words = Vec::new();
+    for (plane, count) in tile.per_run.into_iter().enumerate().filter(|(_, n)| *n > 0) {
+        let of = tile.plane(plane);
+        let begin = row * of.row + of.start;
+        if plane < 2 {
+            words.extend(get(begin + run * of.run, count as u8, LoadHint::Stream));
+            continue;
+        }
+        let at = match of.sharing {
+            1 => begin + run * of.run,
+            sharing if sharing >= RUNS => begin,
+            sharing => begin + run / sharing,
+        };
+        // Not aligned to more than a word.
+        (0..count).for_each(|i| words.extend(get(at + i, 1, LoadHint::None)));
+    }
+    words
 }
 
 impl WordRun {

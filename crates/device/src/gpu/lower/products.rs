@@ -9,7 +9,7 @@ use ops::linear::gemm::{self, gemm};
 use ops::linear::stream::{End, Job, StreamTiling, StreamTypes, stream};
 use ops::linear::{self, Task, gemv};
 use ops::linear_add::linear_add;
-use ops::packed::Format;
+use ops::packed::{Format, Layout};
 use ops::project::{Project, ProjectedMatrix, Projection, project};
 use ops::zip::zip;
 use ops::{Binary, GateUp, Op};
@@ -64,6 +64,63 @@ impl Lowering {
             Some(self.alike(&formats, (width, 1), 1, x, product.gated).0)
         };
         self.program.nodes.iter().filter_map(most).min().unwrap_or(FEW)
+    }
+
+    /// Puts matrices in tiles where rows that decode are multiplied by the kernel that reads tiles:
+    /// all that only products and gathers of rows read, which take either form.
+    pub(super) fn lay_in_tiles(&mut self) {
+        if !self.batched || self.few || self.exact() {
+            return;
+        }
+        let mut apart = vec![false; self.formats.len()];
+        let mut tiled: Vec<Option<Format>> = vec![None; self.formats.len()];
+        // The two of a gate are of one format.
+        let mut gates = Vec::new();
+        for node in &self.program.nodes {
+            let product = node.op.product(node.weights.len());
+            let own: Vec<WeightId> = match &product {
+                Some(p) => p.projections.iter().map(|p| node.weights[p.weight]).collect(),
+                None => vec![],
+            };
+            let formats: Vec<Format> = own.iter().filter_map(|w| self.formats[w.0]).collect();
+            let streams = !node.outputs.iter().any(|y| self.scores[y.0])
+                && formats.iter().all(|format| StreamTiling::takes(*format, self.wide))
+                && StreamTiling::pick(&self.job(&formats, 1, 1, own.len() == 2)).is_some();
+            for weight in &node.weights {
+                if own.contains(weight) && streams {
+                    tiled[weight.0] = self.in_tiles(*weight);
+                } else if node.op.gathers().is_none() {
+                    apart[weight.0] = true;
+                }
+            }
+            if product.is_some_and(|product| product.gated) {
+                gates.push(own);
+            }
+        }
+        for gate in gates {
+            if gate.iter().any(|w| apart[w.0] || tiled[w.0].is_none()) {
+                gate.iter().for_each(|w| apart[w.0] = true);
+            }
+        }
+        for ((format, tiled), apart) in self.formats.iter_mut().zip(tiled).zip(apart) {
+            if let Some(tiled) = tiled.filter(|_| !apart) {
+                *format = Some(tiled);
+            }
+        }
+    }
+
+    /// The format of a matrix in tiles, if it is of blocks and has as many rows and columns as
+    /// tiles need.
+    fn in_tiles(&self, weight: WeightId) -> Option<Format> {
+        let tiled = self.formats[weight.0]?.tiled()?;
+        let &[rows, cols] = self.program.weights[weight.0].shape.as_slice() else { return None };
+        Layout::new(tiled, rows, cols).is_ok().then_some(tiled)
+    }
+
+    /// The job of the kernel of rows that decode together.
+    fn job<'f>(&self, formats: &'f [Format], out: u32, rows: u32, pair: bool) -> Job<'f> {
+        let Facts { shared, processors, tuned, .. } = self.facts;
+        Job { formats, out, rows, pair, shared, processors, tuned: &tuned.stream }
     }
 
     /// Groups of matrices that are multiplied as one where rows that decode go to the vendor's
@@ -200,7 +257,7 @@ impl Recorder<'_> {
         }
         let taken = formats.iter().all(|format| StreamTiling::takes(*format, self.of.wide));
         // Whether two are read side by side takes more room: what has that has room for either.
-        let job = self.job(&formats, 1, 1, matrices.len() == 2);
+        let job = self.of.job(&formats, 1, 1, matrices.len() == 2);
         Ok(taken && StreamTiling::pick(&job).is_some())
     }
 
@@ -218,11 +275,6 @@ impl Recorder<'_> {
         let precise = node.outputs.iter().any(|y| self.of.scores[y.0]);
         let few = self.narrow(self.rows(x));
         Ok(few || (!precise && self.streams(&matrices, self.width(x))?))
-    }
-
-    fn job<'f>(&self, formats: &'f [Format], out: u32, rows: u32, pair: bool) -> Job<'f> {
-        let Facts { shared, processors, tuned, .. } = self.of.facts;
-        Job { formats, out, rows, pair, shared, processors, tuned: &tuned.stream }
     }
 
     /// The first of these matrices, if rows that decode take them as one.
@@ -274,7 +326,7 @@ impl Recorder<'_> {
         let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
         let pair = matches!(end, End::Gate(_));
         let out = if pair { shapes[0].1 } else { shapes.iter().map(|s| s.1).sum() };
-        let job = self.job(&formats, out, rows as u32, pair);
+        let job = self.of.job(&formats, out, rows as u32, pair);
         let none = || Error::new("gpu", "shared memory for eight rows", job.shared);
         let tiling = StreamTiling::pick(&job).ok_or_else(none)?;
         let mut numbers = Numbers::new()

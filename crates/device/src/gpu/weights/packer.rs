@@ -51,7 +51,7 @@ impl Packer {
     ) -> Result<Option<NotFinite>> {
         let per_row = 4 * layout.row_words();
         let source = bytes.len() / (packed.len() / per_row).max(1);
-        let rows = (PIECE / source.max(1)).max(1);
+        let rows = (PIECE / source.max(1)).max(1).next_multiple_of(layout.format.together());
         let parts = bytes.chunks((rows * source).max(1)).zip(packed.chunks_mut(rows * per_row));
         let pieces: Vec<Piece<'_>> = parts.map(Mutex::new).collect();
         let ended: Mutex<Option<Ended>> = Mutex::new(None);
@@ -94,36 +94,43 @@ mod tests {
     use super::*;
     use formats::DType;
     use ops::packed::Format;
+    use tile::types::Scalar;
 
     /// Rows of several pieces.
     const ROWS: usize = 400;
     const COLS: usize = 4096;
 
     /// A matrix whose halves are finite.
-    fn matrix(dtype: DType) -> (Layout, Vec<u8>) {
-        let layout = Layout::new(Format::of(dtype).unwrap(), ROWS, COLS).unwrap();
+    fn matrix(format: Format, dtype: DType) -> (Layout, Vec<u8>) {
+        let layout = Layout::new(format, ROWS, COLS).unwrap();
         let size = Encoding::Stored(dtype).bytes_for(ROWS * COLS).unwrap();
         (layout, (0..size).map(|i| (i * 37 % 59) as u8).collect())
     }
 
     #[test]
     fn all_pieces_together_are_the_matrix() {
-        for dtype in [DType::Q4K, DType::Q6K, DType::Q8_0, DType::BF16] {
-            let (layout, bytes) = matrix(dtype);
+        let all = [DType::Q4K, DType::Q6K, DType::Q8_0, DType::BF16];
+        let both = |dtype| {
+            let rows = Format::of(dtype).unwrap();
+            [Some(rows), rows.tiled()].into_iter().flatten().map(move |format| (format, dtype))
+        };
+        for (format, dtype) in all.into_iter().flat_map(both) {
+            let (layout, bytes) = matrix(format, dtype);
             assert!(bytes.len() > 2 * PIECE);
-            let want = packed::pack(dtype, &bytes, ROWS, COLS).unwrap().bytes;
+            let want = packed::pack_as(format, dtype.into(), &bytes, ROWS, COLS).unwrap().bytes;
             for threads in [1, 3] {
                 let packer = Packer { team: Team::new(threads).unwrap(), looks: true };
                 let mut packed = vec![7; want.len()];
                 let found = packer.pack(dtype.into(), &bytes, &layout, &mut packed).unwrap();
-                assert!(found.is_none() && packed == want, "{dtype}, {threads} threads");
+                let name = format.name();
+                assert!(found.is_none() && packed == want, "{name}, {threads} threads");
             }
         }
     }
 
     #[test]
     fn the_first_weight_that_is_not_finite_is_found() {
-        let (layout, mut bytes) = matrix(DType::BF16);
+        let (layout, mut bytes) = matrix(Format::Dense(Scalar::BF16), DType::BF16);
         for (row, column) in [(399, 4095), (250, 17), (30, 0)] {
             let at = row * COLS + column;
             bytes[2 * at..2 * at + 2].copy_from_slice(&[0x80, 0xff]);

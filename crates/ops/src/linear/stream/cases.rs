@@ -177,6 +177,39 @@ pub(super) fn cases() -> Vec<Case> {
     let gates = shape(20, &[70, 70], 1280, 1, "matrices of a pair between simdgroups");
     cases.push(case(all[3], &[bf16; 2], &gates, End::Gate(Unary::Silu), sums(2, 32)));
     cases.push(case(all[0], &[q4_k; 2], &gates, End::Gate(Unary::Silu), sums(1, 32)));
+    cases.extend(in_tiles(&all));
+    cases
+}
+
+/// Matrices in tiles: every format that has them, in tilings of both kinds, side by side, and
+/// beside others in rows.
+fn in_tiles(all: &[StreamTypes; 4]) -> Vec<Case> {
+    let taken = Format::all().into_iter().filter(|f| StreamTiling::takes(*f, Scalar::BF16));
+    let formats: Vec<Format> = taken.filter_map(Format::tiled).collect();
+    let tiling = |share, tiles, rows| {
+        let (resident, loads) = (1, 1 + tiles % 2);
+        StreamTiling { share, resident, tiles, rows, loads, stages: 2 }
+    };
+    let [terms, sums] = [Share::Terms, Share::Sums];
+    let mut cases = Vec::new();
+    for (f, format) in formats.iter().enumerate() {
+        let step = format.step() as usize;
+        let width = 320usize.next_multiple_of(step) + step;
+        let shape = shape(5, &[40], width, 2, "in tiles");
+        let end = if f % 2 == 0 { End::Store } else { End::Add };
+        let (one, other) = (1 + f as u32 % 2, 2 - f as u32 % 2);
+        cases.push(case(all[f % 4], &[*format], &shape, end, tiling(terms, one, 8)));
+        cases.push(case(all[f % 4], &[*format], &shape, end, tiling(sums, other, 16)));
+    }
+    let [q4_k, q6_k] = [DType::Q4K, DType::Q6K].map(Format::Tiles);
+    let gates = shape(20, &[72, 72], 1280, 2, "two matrices in tiles, side by side");
+    for share in [terms, sums] {
+        let end = End::Gate(Unary::Silu);
+        cases.push(case(all[3], &[q4_k; 2], &gates, end, tiling(share, 1, 32)));
+    }
+    let several = shape(9, &[40, 16, 5], 2304, 2, "matrices in tiles and in rows");
+    let formats = [q4_k, q6_k, Format::Block(DType::Q6K)];
+    cases.push(case(all[0], &formats, &several, End::Store, tiling(terms, 2, 16)));
     cases
 }
 
@@ -184,7 +217,8 @@ pub(super) fn cases() -> Vec<Case> {
 pub(super) fn benches() -> Vec<Bench> {
     let mut benches = Vec::new();
     let usual = [DType::BF16, DType::Q8_0, DType::Q6K, DType::Q4K].map(Format::of);
-    for format in usual.into_iter().flatten() {
+    let usual = usual.into_iter().flatten();
+    for format in usual.flat_map(|format| [Some(format), format.tiled()]).flatten() {
         for rows in [8, 32, 64, 128] {
             for (end, outs, width) in [
                 (End::Store, &[4096, 1024, 1024][..], 4096),

@@ -218,7 +218,7 @@ impl StreamTiling {
     pub(super) fn stage(&self, format: Format, matrices: u32) -> u32 {
         let tall = self.tall(matrices) * matrices;
         let halves = 2 * tall * self.per_step(format);
-        let all = self.rows * self.stride(format) + halves * 32 * format.words();
+        let all = self.rows * self.stride(format) + halves * format.copied();
         match self.share {
             Share::Terms => SIMDS * all,
             Share::Sums => all,
@@ -250,17 +250,9 @@ impl StreamTiling {
         4 * format.run() * self.per_step(format)
     }
 
-    /// Words between rows of activations in shared memory, of which two are one: so much more than
-    /// a row that those of neighbours lie in other banks, as far as whole sectors of 32 bytes
-    /// allow, which are copied at once.
+    /// Words between rows of activations in shared memory, of which two are one.
     pub(super) fn stride(&self, format: Format) -> u32 {
-        let words = self.terms(format) / 2;
-        let apart = match words {
-            16 => 0,
-            _ if format.run() == UNIT => 16,
-            _ => 8,
-        };
-        words + apart
+        self.terms(format) / 2
     }
 
     /// A simdgroup's tiles along the rows of activations.
@@ -281,7 +273,9 @@ mod tests {
 
     #[test]
     fn tilings_fit_where_they_are_picked() {
-        let (all, tuned) = (Format::all(), &HOPPER.stream);
+        let (mut all, tuned) = (Format::all(), &HOPPER.stream);
+        all.retain(|format| StreamTiling::takes(*format, Scalar::BF16));
+        all.extend(all.clone().into_iter().filter_map(Format::tiled));
         for formats in all.chunks(1).chain(all.chunks(3)) {
             for (rows, pair) in [(1, false), (8, true), (24, false), (33, true), (200, false)] {
                 for shared in [163 << 10, 227 << 10] {
