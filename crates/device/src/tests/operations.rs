@@ -332,11 +332,11 @@ fn what_a_device_lacks_is_refused_by_name() {
     let mut long = whole;
     for node in &mut long.nodes {
         if let Op::Attention(attention) = &mut node.op {
-            attention.head_dim = 512;
+            attention.head_dim = 1024;
         }
     }
     let said = refusal("cpu", &long);
-    assert!(said.contains("attention: ") && said.contains("512 elements"), "{said}");
+    assert!(said.contains("attention: ") && said.contains("1024 elements"), "{said}");
 }
 
 /// The largest difference of two lists of numbers, in the range of the second.

@@ -191,7 +191,7 @@ impl PackedWeights {
     #[track_caller]
     pub fn copied(&self, shared: Shared<u32>, from: Val<u32>) -> Vec<Val<u32>> {
         if let Some(tile) = Tile::of(self.format) {
-            let get = |at: Val<u32>, count, _| shared.get_vec(from + at, count, Hint::None);
+            let get = |at: Val<u32>, count, _| shared.get_vec(from + at, count, LoadHint::None);
             return in_tile(&tile, lane_id() / RUNS, lane_id() % RUNS, get);
         }
         let mut words = Vec::new();
