@@ -412,7 +412,7 @@ mod tests {
                 batched,
                 ..LoadOptions::default()
             };
-            let facts = Sim::new(Engine::Interpreter).facts();
+            let facts = Sim::new(KernelRunner::Interpreter).facts();
             let lowering = Lowering::new(program, facts, &options, in_rows.clone()).unwrap();
             let many = batched && sequences == 48;
             let of_products = lowering.program.nodes.iter().flat_map(|node| {
