@@ -137,7 +137,7 @@ pub(super) fn distance(found: &[f32], want: &[f32]) -> f64 {
 /// bits counts as the sum of two numbers of 16 bits, which is nearly f32.
 fn bound() -> f64 {
     match cpu_kernels::isa::Isa::detect().unwrap().name() {
-        "amx" => 1e-4,
+        "amx" => 2e-4,
         _ => 1e-5,
     }
 }
