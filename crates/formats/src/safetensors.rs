@@ -285,10 +285,10 @@ pub fn write<'a>(
     writer.finish()
 }
 
-/// The bytes that [`write`] would write to a file of this name.
+/// The bytes that [`write()`] would write to a file of this name.
 ///
 /// # Errors
-/// As [`write`], but for I/O.
+/// As [`write()`], but for I/O.
 pub fn encode<'a>(
     name: &str,
     metadata: &[(&str, &str)],
