@@ -303,7 +303,7 @@ pub fn encode<'a>(
     Ok(bytes)
 }
 
-/// What headers tell of tensors, whose bytes must match their shapes.
+/// The header entries of tensors, whose bytes must match their shapes.
 fn specs(place: &str, tensors: &[Tensor<'_>]) -> Result<Vec<TensorSpec>> {
     let spec = |tensor: &Tensor<'_>| {
         let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());

@@ -209,7 +209,7 @@ impl Source {
         }
     }
 
-    /// Whether its elements are those of tensors, in whatever order and shape.
+    /// Whether each element is one of a stored tensor, unchanged, though order and shape may differ.
     pub fn rearranges(&self) -> bool {
         match self {
             Source::Plus(..) | Source::NegExp(_) | Source::Decoded(_) => false,

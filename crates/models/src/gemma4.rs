@@ -48,7 +48,7 @@ pub(crate) const UNIFIED: Architecture = Architecture {
     ..ARCHITECTURE
 };
 
-/// One layer of so many sees everything.
+/// Every sixth layer sees all positions; the others have a window.
 const PERIOD: usize = 6;
 
 /// Values that configurations may omit.

@@ -304,7 +304,7 @@ fn lora(args: &Tune) -> Option<LoraOptions> {
         alpha: lora.alpha.unwrap_or(2.0 * lora.rank as f32),
         stabilised: lora.rslora,
         dora: lora.dora,
-        // What PEFT calls all of them.
+        // PEFT's word for the default.
         sites: if lora.sites == ["all-linear"] { Vec::new() } else { lora.sites.clone() },
         layers: lora.layers.map(|n| n as usize),
         seed: args.updates.seed,

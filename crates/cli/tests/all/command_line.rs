@@ -56,8 +56,8 @@ fn whoever_names_no_command_is_told_of_run() {
     }
 }
 
-/// What users of other programs type is answered with what it is called here, and nothing is
-/// advised that would make a flag a prompt.
+/// Flags and commands of other programs are answered with their names here, and no advice would
+/// make a flag a prompt.
 #[test]
 fn flags_and_commands_of_other_programs_are_answered() {
     let cases: &[(&[&str], &str)] = &[

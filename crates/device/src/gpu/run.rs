@@ -322,8 +322,8 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(seat)
     }
 
-    /// The run index that a slot had; else a free one, or that of the least recently used run. The
-    /// run that was there ends, and its memory is for the next one.
+    /// The index of a slot's run: the one that it had, else a free one, else the least recently
+    /// used run's. The run that was there ends, and its memory is for the next one.
     fn free_seat(&mut self, slot: u32) -> Result<(usize, Option<Run>)> {
         let rank = |run: &Option<Run>| match run {
             Some(run) if run.slot == slot => (0, 0),

@@ -82,7 +82,8 @@ pub(super) fn missing<B: Backend>(
     missing.map(|id| size(&program.weights[id.0], formats[id.0])).sum()
 }
 
-/// How each matrix will be packed, in rows: as its recipe encodes it; none for those that are `trained`.
+/// How each matrix will be packed, in rows: as its recipe encodes it; none for those that are
+/// `trained`.
 ///
 /// # Errors
 /// If a weight is missing, or is a matrix of an encoding or shape that cannot be packed.
@@ -397,7 +398,8 @@ mod tests {
         assert!(load(f32, &bytes, 1, &[]).is_err());
     }
 
-    /// Of loads for many sequences the blocks of products are in tiles, and others in rows.
+    /// Quantised matrices of products are packed in tiles when a model is loaded for many sequences,
+    /// and in rows otherwise.
     #[test]
     fn loads_for_many_sequences_have_blocks_in_tiles() {
         for (sequences, batched) in [(48, true), (2, true), (48, false)] {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// The weight of the latest step in what is measured.
 const WEIGHT: f64 = 0.1;
 
-/// What is won and lost, of a step in which constraints take part.
+/// The gain and the loss of submitting steps ahead, measured on steps with constraints.
 #[derive(Default)]
 pub(super) struct Pace {
     /// When the last such step was submitted.
@@ -21,9 +21,10 @@ pub(super) struct Pace {
     beside: Duration,
     /// Requests since then whose constraints went on by more or other tokens than were chosen.
     missed: usize,
-    /// What the host does while the device has nothing to do, or would have, as a part of a step.
+    /// The share of a step's time in which the device waits for the host, or would if steps were not
+    /// submitted ahead.
     host: f64,
-    /// Rows that choose nothing, or would if steps were submitted ahead, as a part of all.
+    /// The share of rows that choose nothing, or would if steps were submitted ahead.
     lost: f64,
     measured: bool,
 }
@@ -44,7 +45,7 @@ impl Pace {
         self.missed += 1;
     }
 
-    /// Notes that a step of so many rows, in which constraints take part, was submitted.
+    /// Notes that a step of `rows` rows, with constraints among them, was submitted.
     pub(super) fn submitted(&mut self, rows: usize, now: Instant) {
         let leading = self.leads();
         let beside = std::mem::take(&mut self.beside);

@@ -850,8 +850,8 @@ fn tokens_that_a_constraint_puts_there_are_those_that_it_would_allow_alone() {
     }
 }
 
-/// Rows that are submitted before a constraint knows its token are worth nothing if it goes on by
-/// more or other tokens; nobody's tokens change by that.
+/// Rows that are submitted before a constraint knows its token choose nothing if it adds tokens or
+/// replaces the chosen one, and every request gets the tokens that it gets alone.
 #[test]
 fn requests_on_a_gpu_go_on_by_the_tokens_of_their_constraints() {
     let engine = on_sim(8);
