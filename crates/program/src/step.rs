@@ -186,12 +186,18 @@ impl<'a> Step<'a> {
         })
     }
 
+    /// The row of a sequence that is its last, and the row's index in [`Step::outputs`]; none if its
+    /// logits are not requested. `first` is the sequence's first row.
+    pub fn last(&self, first: usize, sequence: &Sequence<'_>) -> Option<(usize, usize)> {
+        let row = first + sequence.rows as usize - 1;
+        Some((row, self.outputs.binary_search(&(row as u32)).ok()?))
+    }
+
     /// The sequences that choose a token.
-    pub fn choosing(&self) -> impl Iterator<Item = Choosing<'a>> + use<'a> {
-        let outputs = self.outputs;
+    pub fn choosing(&self) -> impl Iterator<Item = Choosing<'a>> + Clone + use<'a> {
+        let step = *self;
         self.placed().filter_map(move |(first, sequence)| {
-            let row = first + sequence.rows as usize - 1;
-            let output = outputs.binary_search(&(row as u32)).ok()?;
+            let (row, output) = step.last(first, sequence)?;
             Some(Choosing { row, output, sequence, choose: sequence.choose? })
         })
     }

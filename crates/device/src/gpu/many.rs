@@ -111,12 +111,10 @@ pub(super) struct Last {
 }
 
 impl Last {
-    /// The last row of a sequence whose rows in a step begin with `first`.
-    fn of(step: &Step<'_>, first: usize, sequence: &Sequence<'_>) -> Option<Last> {
-        let row = first + sequence.rows as usize - 1;
-        let output = step.outputs.binary_search(&(row as u32)).ok()?;
+    /// A sequence's last row and its index among the rows with logits: see [`Step::last`].
+    fn new(step: &Step<'_>, sequence: &Sequence<'_>, (row, output): (usize, usize)) -> Last {
         let given = Some(step.tokens[row]).filter(|token| *token != CHOSEN);
-        Some(Last { output, slot: sequence.slot, end: sequence.end(), given })
+        Last { output, slot: sequence.slot, end: sequence.end(), given }
     }
 }
 
@@ -125,8 +123,8 @@ pub(super) fn choosing<'a>(
     step: &Step<'a>,
 ) -> impl Iterator<Item = (Last, &'a Choose<'a>)> + Clone + use<'a> {
     let step = *step;
-    step.placed().filter_map(move |(first, sequence)| {
-        Some((Last::of(&step, first, sequence)?, sequence.choose?))
+    step.choosing().map(move |Choosing { row, output, sequence, choose }| {
+        (Last::new(&step, sequence, (row, output)), choose)
     })
 }
 
@@ -244,7 +242,9 @@ impl<B: Backend> GpuExecutor<B> {
         let (mut lasts, mut strides) =
             (std::mem::take(&mut many.lasts), std::mem::take(&mut many.strides));
         lasts.clear();
-        lasts.extend(step.placed().map(|(first, sequence)| Last::of(step, first, sequence)));
+        lasts.extend(step.placed().map(|(first, sequence)| {
+            step.last(first, sequence).map(|last| Last::new(step, sequence, last))
+        }));
         strides.clear();
         strides.extend(&key.strides);
         let own = Key { strides, ..key };
