@@ -73,7 +73,10 @@ fn operators_record_typed_instructions_with_their_lines() {
     kernel.visit(&mut |node| {
         assert!(kernel.source(node.source).contains(".rs:"), "{node:?}");
         if let Inst::Load { place: Place::Buffer(0), .. } = node.inst {
-            assert!(kernel.source(node.source).contains("language.rs:"), "{node:?}");
+            let (_, line) = kernel.source(node.source).split_once("language.rs:").expect("a line");
+            let line: usize = line.parse().expect("a number");
+            let text = include_str!("language.rs").lines().nth(line - 1);
+            assert!(text.is_some_and(|t| t.contains("x[row + i]")), "{node:?}: {text:?}");
         }
     });
 }

@@ -20,22 +20,22 @@ kernel void rms_norm_f16_group256(
   const float eps = rms_norm_f16_group256_eps;
   alignas(16) threadgroup float shared0[8];
   float r0;
-  uint v3 = group.x * width;  // kernels.rs:87
-  r0 = 0.0f;  // kernels.rs:88
-  for (uint v9 = tid; v9 < width; v9 += 256u) {  // kernels.rs:89
-    float v12 = float(x[v3 + v9]);  // kernels.rs:90
-    r0 = r0 + v12 * v12;  // kernels.rs:91
+  uint v3 = group.x * width;  // kernels.rs
+  r0 = 0.0f;  // kernels.rs
+  for (uint v9 = tid; v9 < width; v9 += 256u) {  // kernels.rs
+    float v12 = float(x[v3 + v9]);  // kernels.rs
+    r0 = r0 + v12 * v12;  // kernels.rs
   }
-  float v20 = simd_sum(r0);  // kernels.rs:93
+  float v20 = simd_sum(r0);  // kernels.rs
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (lane == 0u) {
     shared0[simd] = v20;  // dsl.rs
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs:93
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs
   float v41 = shared0[0u] + shared0[1u] + shared0[2u] + shared0[3u] + shared0[4u] + shared0[5u];
   float v51 = precise::rsqrt((v41 + shared0[6u] + shared0[7u]) / float(width) + eps);
-  for (uint v55 = tid; v55 < width; v55 += 256u) {  // kernels.rs:94
-    y[v3 + v55] = half(float(x[v3 + v55]) * v51 * float(weight[v55]));  // kernels.rs:95
+  for (uint v55 = tid; v55 < width; v55 += 256u) {  // kernels.rs
+    y[v3 + v55] = half(float(x[v3 + v55]) * v51 * float(weight[v55]));  // kernels.rs
   }
 }
 
@@ -59,10 +59,10 @@ kernel void numbers(
     constant float& by [[buffer(6)]],
     constant int& shift [[buffer(7)]],
     uint tid [[thread_index_in_threadgroup]]) {
-  float v3 = a[tid];  // kernels.rs:113
+  float v3 = a[tid];  // kernels.rs
   float v6 = a[tid + 32u];
-  float v9 = fabs(v3) + 0.5f;  // kernels.rs:114
-  y[tid + 0u] = -v3;  // kernels.rs:147
+  float v9 = fabs(v3) + 0.5f;  // kernels.rs
+  y[tid + 0u] = -v3;  // kernels.rs
   y[tid + 32u] = v9;
   y[tid + 64u] = precise::exp(v3);
   y[tid + 96u] = precise::exp2(v3);
@@ -91,10 +91,10 @@ kernel void numbers(
   y[tid + 832u] = v3 < v6 ? v3 : v6;
   y[tid + 864u] = v3 == v6 ? 1.0f : -1.5e-7f;
   y[tid + 896u] = v3 - -v6;
-  int v110 = b[tid];  // kernels.rs:149
+  int v110 = b[tid];  // kernels.rs
   int v113 = b[tid + 32u];
-  int v117 = (v113 & 15) | 1;  // kernels.rs:150
-  z[tid + 0u] = int(0u - uint(v110));  // kernels.rs:172
+  int v117 = (v113 & 15) | 1;  // kernels.rs
+  z[tid + 0u] = int(0u - uint(v110));  // kernels.rs
   z[tid + 32u] = v110 ^ -1;
   z[tid + 64u] = int(uint(v110) + uint(v113));
   z[tid + 96u] = int(uint(v110) - uint(v113));
@@ -112,10 +112,10 @@ kernel void numbers(
   z[tid + 480u] = int(uint(int(uint(v110) + uint(v113))) * 5u);
   z[tid + 512u] = v110 < v113 ? v110 : (-2147483647 - 1);
   z[tid + 544u] = v110 >= v113 ? v113 : -1;
-  uint v183 = c[tid];  // kernels.rs:174
+  uint v183 = c[tid];  // kernels.rs
   uint v186 = c[tid + 32u];
-  uint v190 = (v186 & 15u) | 1u;  // kernels.rs:175
-  w[tid + 0u] = ~v183;  // kernels.rs:203
+  uint v190 = (v186 & 15u) | 1u;  // kernels.rs
+  w[tid + 0u] = ~v183;  // kernels.rs
   w[tid + 32u] = uint(popcount(v183));
   w[tid + 64u] = uint(clz(v183));
   w[tid + 96u] = v183 + v186;
@@ -139,7 +139,7 @@ kernel void numbers(
   w[tid + 672u] = (uint(popcount(v183)) - uint(popcount(v186))) >> 1u;
   w[tid + 704u] = (v183 <= v186 && v3 < v6) || !(v110 == v113) ? 1u : 0u;
   w[tid + 736u] = (v183 < v186) != (v3 > v6) ? 1u : 0u;
-  z[tid + 576u] = tk_dot4(v183, v186, v110);  // kernels.rs:205
+  z[tid + 576u] = tk_dot4(v183, v186, v110);  // kernels.rs
 }
 
 // casts: mode element, grid [1, 1, 1], 32 threads
@@ -166,30 +166,30 @@ kernel void casts(
     device uint* w [[buffer(8)]],
     device float* f [[buffer(9)]],
     uint tid [[thread_index_in_threadgroup]]) {
-  float v1 = x[tid];  // kernels.rs:224
-  h[tid] = half(v1);  // kernels.rs:225
-  r[tid] = bfloat(v1);  // kernels.rs:226
-  s[tid] = tk_i8(v1);  // kernels.rs:227
-  u[tid] = tk_u8(v1);  // kernels.rs:228
-  m[tid] = tk_i16(v1);  // kernels.rs:229
-  n[tid] = tk_u16(v1);  // kernels.rs:230
-  i[tid] = tk_i32(v1);  // kernels.rs:231
-  w[tid] = tk_u32(v1);  // kernels.rs:232
-  float v23 = float(h[tid]) + float(r[tid]) + float(s[tid]) + float(u[tid]) + float(m[tid]);  // kernels.rs:234
-  f[tid] = v23 + float(n[tid]);  // kernels.rs:235
-  f[tid + 32u] = float(i[tid]) + float(w[tid]);  // kernels.rs:236
-  int v43 = int(uint(int(uint(int(s[tid])) + uint(int(m[tid])))) + uint(int(u[tid])));  // kernels.rs:237
+  float v1 = x[tid];  // kernels.rs
+  h[tid] = half(v1);  // kernels.rs
+  r[tid] = bfloat(v1);  // kernels.rs
+  s[tid] = tk_i8(v1);  // kernels.rs
+  u[tid] = tk_u8(v1);  // kernels.rs
+  m[tid] = tk_i16(v1);  // kernels.rs
+  n[tid] = tk_u16(v1);  // kernels.rs
+  i[tid] = tk_i32(v1);  // kernels.rs
+  w[tid] = tk_u32(v1);  // kernels.rs
+  float v23 = float(h[tid]) + float(r[tid]) + float(s[tid]) + float(u[tid]) + float(m[tid]);  // kernels.rs
+  f[tid] = v23 + float(n[tid]);  // kernels.rs
+  f[tid + 32u] = float(i[tid]) + float(w[tid]);  // kernels.rs
+  int v43 = int(uint(int(uint(int(s[tid])) + uint(int(m[tid])))) + uint(int(u[tid])));  // kernels.rs
   i[tid + 32u] = int(uint(v43) + uint(int(n[tid])));
-  uint v60 = (uint(s[tid]) ^ uint(as_type<ushort>(h[tid]))) ^ (uint(as_type<ushort>(r[tid])) << 16u);  // kernels.rs:238
+  uint v60 = (uint(s[tid]) ^ uint(as_type<ushort>(h[tid]))) ^ (uint(as_type<ushort>(r[tid])) << 16u);  // kernels.rs
   w[tid + 32u] = v60;
-  h[tid + 32u] = half(float(i[tid]));  // kernels.rs:241
-  s[tid + 32u] = char(i[tid]);  // kernels.rs:242
-  u[tid + 32u] = uchar(w[tid]);  // kernels.rs:243
-  m[tid + 32u] = short(i[tid]);  // kernels.rs:244
-  n[tid + 32u] = ushort(w[tid]);  // kernels.rs:245
-  r[tid + 32u] = bfloat(float(h[tid]));  // kernels.rs:246
-  w[tid + 64u] = (as_type<uint>(v1) ^ as_type<uint>(i[tid])) ^ uint(v1 != 0.0f);  // kernels.rs:247
-  f[tid + 64u] = float(as_type<int>(w[tid + 64u]) != 0);  // kernels.rs:248
+  h[tid + 32u] = half(float(i[tid]));  // kernels.rs
+  s[tid + 32u] = char(i[tid]);  // kernels.rs
+  u[tid + 32u] = uchar(w[tid]);  // kernels.rs
+  m[tid + 32u] = short(i[tid]);  // kernels.rs
+  n[tid + 32u] = ushort(w[tid]);  // kernels.rs
+  r[tid + 32u] = bfloat(float(h[tid]));  // kernels.rs
+  w[tid + 64u] = (as_type<uint>(v1) ^ as_type<uint>(i[tid])) ^ uint(v1 != 0.0f);  // kernels.rs
+  f[tid + 64u] = float(as_type<int>(w[tid + 64u]) != 0);  // kernels.rs
 }
 
 // vectors: mode element, grid [1, 1, 1], 32 threads
@@ -224,9 +224,9 @@ kernel void vectors(
     device bfloat* k [[buffer(8)]],
     uint tid [[thread_index_in_threadgroup]]) {
   float r0;
-  r0 = 0.0f;  // kernels.rs:269
-  uint4 v5 = *(device const uint4*)(a + tid * 8u);  // kernels.rs:270
-  r0 = r0 + float(as_type<half2>(v5.x).x);  // kernels.rs:271
+  r0 = 0.0f;  // kernels.rs
+  uint4 v5 = *(device const uint4*)(a + tid * 8u);  // kernels.rs
+  r0 = r0 + float(as_type<half2>(v5.x).x);  // kernels.rs
   r0 = r0 + float(as_type<half2>(v5.x).y);
   r0 = r0 + float(as_type<half2>(v5.y).x);
   r0 = r0 + float(as_type<half2>(v5.y).y);
@@ -234,8 +234,8 @@ kernel void vectors(
   r0 = r0 + float(as_type<half2>(v5.z).y);
   r0 = r0 + float(as_type<half2>(v5.w).x);
   r0 = r0 + float(as_type<half2>(v5.w).y);
-  uint4 v56 = *(device const uint4*)(b + tid * 16u);  // kernels.rs:273
-  r0 = r0 + float(as_type<char4>(v56.x).x);  // kernels.rs:274
+  uint4 v56 = *(device const uint4*)(b + tid * 16u);  // kernels.rs
+  r0 = r0 + float(as_type<char4>(v56.x).x);  // kernels.rs
   r0 = r0 + float(as_type<char4>(v56.x).y);
   r0 = r0 + float(as_type<char4>(v56.x).z);
   r0 = r0 + float(as_type<char4>(v56.x).w);
@@ -251,34 +251,34 @@ kernel void vectors(
   r0 = r0 + float(as_type<char4>(v56.w).y);
   r0 = r0 + float(as_type<char4>(v56.w).z);
   r0 = r0 + float(as_type<char4>(v56.w).w);
-  uchar4 v155 = *(device const uchar4*)(c + tid * 4u);  // kernels.rs:276
-  r0 = r0 + float(v155.x);  // kernels.rs:277
+  uchar4 v155 = *(device const uchar4*)(c + tid * 4u);  // kernels.rs
+  r0 = r0 + float(v155.x);  // kernels.rs
   r0 = r0 + float(v155.y);
   r0 = r0 + float(v155.z);
   r0 = r0 + float(v155.w);
-  bfloat2 v182 = *(device const bfloat2*)(d + tid * 2u);  // kernels.rs:279
-  r0 = r0 + float(v182.x);  // kernels.rs:280
+  bfloat2 v182 = *(device const bfloat2*)(d + tid * 2u);  // kernels.rs
+  r0 = r0 + float(v182.x);  // kernels.rs
   r0 = r0 + float(v182.y);
-  float4 v197 = *(device const float4*)(e_ + tid * 4u);  // kernels.rs:282
-  r0 = r0 + v197.x;  // kernels.rs:284
+  float4 v197 = *(device const float4*)(e_ + tid * 4u);  // kernels.rs
+  r0 = r0 + v197.x;  // kernels.rs
   r0 = r0 + v197.y;
   r0 = r0 + v197.z;
   r0 = r0 + v197.w;
-  bfloat4 v220 = *(device const bfloat4*)(d + tid * 4u);  // kernels.rs:286
-  r0 = r0 + float(v220.x);  // kernels.rs:287
+  bfloat4 v220 = *(device const bfloat4*)(d + tid * 4u);  // kernels.rs
+  r0 = r0 + float(v220.x);  // kernels.rs
   r0 = r0 + float(v220.y);
   r0 = r0 + float(v220.z);
   r0 = r0 + float(v220.w);
-  char2 v249 = *(device const char2*)(b + tid * 2u);  // kernels.rs:289
+  char2 v249 = *(device const char2*)(b + tid * 2u);  // kernels.rs
   r0 = r0 + (float(a[tid]) + float(v249.y));
-  *(device float4*)(y + tid * 4u) = float4(r0, v197.w, v197.z, v197.y);  // kernels.rs:290
-  uint4 v266 = *(device const uint4*)(a + tid * 8u);  // kernels.rs:291
-  uint4 v277 = uint4(as_type<uint>(half2(as_type<half2>(v266.w).y, as_type<half2>(v266.w).x)), as_type<uint>(half2(as_type<half2>(v266.z).y, as_type<half2>(v266.z).x)), as_type<uint>(half2(as_type<half2>(v266.y).y, as_type<half2>(v266.y).x)), as_type<uint>(half2(as_type<half2>(v266.x).y, as_type<half2>(v266.x).x)));  // kernels.rs:292
+  *(device float4*)(y + tid * 4u) = float4(r0, v197.w, v197.z, v197.y);  // kernels.rs
+  uint4 v266 = *(device const uint4*)(a + tid * 8u);  // kernels.rs
+  uint4 v277 = uint4(as_type<uint>(half2(as_type<half2>(v266.w).y, as_type<half2>(v266.w).x)), as_type<uint>(half2(as_type<half2>(v266.z).y, as_type<half2>(v266.z).x)), as_type<uint>(half2(as_type<half2>(v266.y).y, as_type<half2>(v266.y).x)), as_type<uint>(half2(as_type<half2>(v266.x).y, as_type<half2>(v266.x).x)));  // kernels.rs
   *(device uint4*)(h + tid * 8u) = v277;
-  uint4 v280 = *(device const uint4*)(b + tid * 16u);  // kernels.rs:293
-  uint4 v299 = uint4(as_type<uint>(char4(as_type<char4>(v280.w).w, as_type<char4>(v280.w).z, as_type<char4>(v280.w).y, as_type<char4>(v280.w).x)), as_type<uint>(char4(as_type<char4>(v280.z).w, as_type<char4>(v280.z).z, as_type<char4>(v280.z).y, as_type<char4>(v280.z).x)), as_type<uint>(char4(as_type<char4>(v280.y).w, as_type<char4>(v280.y).z, as_type<char4>(v280.y).y, as_type<char4>(v280.y).x)), as_type<uint>(char4(as_type<char4>(v280.x).w, as_type<char4>(v280.x).z, as_type<char4>(v280.x).y, as_type<char4>(v280.x).x)));  // kernels.rs:294
+  uint4 v280 = *(device const uint4*)(b + tid * 16u);  // kernels.rs
+  uint4 v299 = uint4(as_type<uint>(char4(as_type<char4>(v280.w).w, as_type<char4>(v280.w).z, as_type<char4>(v280.w).y, as_type<char4>(v280.w).x)), as_type<uint>(char4(as_type<char4>(v280.z).w, as_type<char4>(v280.z).z, as_type<char4>(v280.z).y, as_type<char4>(v280.z).x)), as_type<uint>(char4(as_type<char4>(v280.y).w, as_type<char4>(v280.y).z, as_type<char4>(v280.y).y, as_type<char4>(v280.y).x)), as_type<uint>(char4(as_type<char4>(v280.x).w, as_type<char4>(v280.x).z, as_type<char4>(v280.x).y, as_type<char4>(v280.x).x)));  // kernels.rs
   *(device uint4*)(g + tid * 16u) = v299;
-  *(device bfloat2*)(k + tid * 2u) = bfloat2(bfloat(v197.x), bfloat(v197.y));  // kernels.rs:295
+  *(device bfloat2*)(k + tid * 2u) = bfloat2(bfloat(v197.x), bfloat(v197.y));  // kernels.rs
 }
 
 // lanes: mode element, grid [2, 1, 1], 64 threads
@@ -299,37 +299,37 @@ kernel void lanes(
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]]) {
-  uint v4 = group.x * 64u + tid;  // kernels.rs:302
-  float v5 = x[v4];  // kernels.rs:303
+  uint v4 = group.x * 64u + tid;  // kernels.rs
+  float v5 = x[v4];  // kernels.rs
   uint v6 = n[v4];
-  float v7 = simd_sum(v5);  // kernels.rs:304
+  float v7 = simd_sum(v5);  // kernels.rs
   y[v4] = v7;
-  float v10 = simd_max(v5);  // kernels.rs:305
+  float v10 = simd_max(v5);  // kernels.rs
   y[v4 + 128u] = v10;
-  float v13 = simd_min(v5);  // kernels.rs:306
+  float v13 = simd_min(v5);  // kernels.rs
   y[v4 + 256u] = v13;
-  float v19 = simd_shuffle(v5, ushort(lane ^ 5u));  // kernels.rs:307
+  float v19 = simd_shuffle(v5, ushort(lane ^ 5u));  // kernels.rs
   y[v4 + 384u] = v19;
-  float v22 = simd_shuffle_xor(v5, ushort(16));  // kernels.rs:308
+  float v22 = simd_shuffle_xor(v5, ushort(16));  // kernels.rs
   y[v4 + 512u] = v22;
-  uint v23 = simd_sum(v6);  // kernels.rs:309
+  uint v23 = simd_sum(v6);  // kernels.rs
   m[v4] = v23;
-  uint v26 = simd_max(v6);  // kernels.rs:310
+  uint v26 = simd_max(v6);  // kernels.rs
   m[v4 + 128u] = v26;
-  uint v29 = simd_prefix_exclusive_sum(v6);  // kernels.rs:311
+  uint v29 = simd_prefix_exclusive_sum(v6);  // kernels.rs
   m[v4 + 256u] = v29;
-  uint v34 = tk_ballot(v5 > 0.0f);  // kernels.rs:312
+  uint v34 = tk_ballot(v5 > 0.0f);  // kernels.rs
   m[v4 + 384u] = v34;
-  bool v39 = simd_any(v5 > 0.9f);  // kernels.rs:314
+  bool v39 = simd_any(v5 > 0.9f);  // kernels.rs
   bool v45 = simd_all(v5 > -0.9f);
-  m[v4 + 512u] = (v39 ? 1u : 0u) + (v45 ? 2u : 0u);  // kernels.rs:313
-  m[v4 + 640u] = groups.x * simd;  // kernels.rs:315
-  int v55 = as_type<int>(v6);  // kernels.rs:316
-  int v56 = int(simd_sum(uint(v55)));  // kernels.rs:317
+  m[v4 + 512u] = (v39 ? 1u : 0u) + (v45 ? 2u : 0u);  // kernels.rs
+  m[v4 + 640u] = groups.x * simd;  // kernels.rs
+  int v55 = as_type<int>(v6);  // kernels.rs
+  int v56 = int(simd_sum(uint(v55)));  // kernels.rs
   s[v4] = v56;
-  int v59 = simd_min(v55);  // kernels.rs:318
+  int v59 = simd_min(v55);  // kernels.rs
   s[v4 + 128u] = v59;
-  int v62 = int(simd_prefix_exclusive_sum(uint(v55)));  // kernels.rs:319
+  int v62 = int(simd_prefix_exclusive_sum(uint(v55)));  // kernels.rs
   s[v4 + 256u] = v62;
 }
 
@@ -344,36 +344,36 @@ kernel void control(
   alignas(16) threadgroup float held[64];
   float r0[4];
   float r1;
-  r0[0u] = 0.0f;  // kernels.rs:328
+  r0[0u] = 0.0f;  // kernels.rs
   r0[1u] = 0.0f;
   r0[2u] = 0.0f;
   r0[3u] = 0.0f;
-  TK_UNROLL  // kernels.rs:329
+  TK_UNROLL  // kernels.rs
   for (uint v10 = 0u; v10 < 4u; ++v10) {
-    r0[v10] = x[tid + v10 * 64u] * 2.0f;  // kernels.rs:330
+    r0[v10] = x[tid + v10 * 64u] * 2.0f;  // kernels.rs
   }
-  held[tid] = r0[3u] + r0[0u];  // kernels.rs:332
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:333
-  r1 = -INFINITY;  // kernels.rs:334
-  for (uint v28 = tid % 4u; v28 < n; v28 += 2u) {  // kernels.rs:335
-    float v29 = held[v28];  // kernels.rs:336
-    if (v29 > r1) {  // kernels.rs:337
-      r1 = v29;  // kernels.rs:338
+  held[tid] = r0[3u] + r0[0u];  // kernels.rs
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs
+  r1 = -INFINITY;  // kernels.rs
+  for (uint v28 = tid % 4u; v28 < n; v28 += 2u) {  // kernels.rs
+    float v29 = held[v28];  // kernels.rs
+    if (v29 > r1) {  // kernels.rs
+      r1 = v29;  // kernels.rs
     } else {
-      if (v29 < -1.0f) {  // kernels.rs:339
-        r1 = r1 + 0.25f;  // kernels.rs:340
+      if (v29 < -1.0f) {  // kernels.rs
+        r1 = r1 + 0.25f;  // kernels.rs
       } else {
-        r0[1u] = v29;  // kernels.rs:342
+        r0[1u] = v29;  // kernels.rs
       }
     }
   }
-  simdgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs:345
-  float v43 = r1;  // kernels.rs:346
-  r1 = 3.0f;  // kernels.rs:347
-  if (v43 == -INFINITY) {  // kernels.rs:348
-    r1 = 0.0f;  // kernels.rs:349
+  simdgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs
+  float v43 = r1;  // kernels.rs
+  r1 = 3.0f;  // kernels.rs
+  if (v43 == -INFINITY) {  // kernels.rs
+    r1 = 0.0f;  // kernels.rs
   }
-  x[tid] = r1 + max(v43, -100.0f) + r0[1u] + held[63u - tid];  // kernels.rs:351
+  x[tid] = r1 + max(v43, -100.0f) + r0[1u] + held[63u - tid];  // kernels.rs
 }
 
 // hand_over: mode row, grid [groups, 1, 1], 32 threads, 32 bytes shared
@@ -395,32 +395,32 @@ kernel void hand_over(
   alignas(16) threadgroup uint last[1];
   alignas(16) threadgroup uint counts[4];
   float r0;
-  float v6 = simd_sum(x[group.x * 32u + lane]);  // kernels.rs:370
-  if (lane < 4u) {  // kernels.rs:371
-    counts[lane] = 0u;  // kernels.rs:372
+  float v6 = simd_sum(x[group.x * 32u + lane]);  // kernels.rs
+  if (lane < 4u) {  // kernels.rs
+    counts[lane] = 0u;  // kernels.rs
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:374
-  atomic_fetch_add_explicit((threadgroup atomic_uint*)(counts + lane % 4u), 1u, memory_order_relaxed);  // kernels.rs:375
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:376
-  if (lane == 0u) {  // kernels.rs:377
-    partial[group.x] = v6;  // kernels.rs:378
-    atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);  // kernels.rs:379
-    uint v23 = atomic_fetch_add_explicit((device atomic_uint*)(arrived), 1u, memory_order_relaxed);  // kernels.rs:380
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs
+  atomic_fetch_add_explicit((threadgroup atomic_uint*)(counts + lane % 4u), 1u, memory_order_relaxed);  // kernels.rs
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs
+  if (lane == 0u) {  // kernels.rs
+    partial[group.x] = v6;  // kernels.rs
+    atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);  // kernels.rs
+    uint v23 = atomic_fetch_add_explicit((device atomic_uint*)(arrived), 1u, memory_order_relaxed);  // kernels.rs
     last[0u] = v23;
-    atomic_fetch_max_explicit((device atomic_int*)(extremes), tk_i32(v6 * 100.0f), memory_order_relaxed);  // kernels.rs:381
-    atomic_fetch_min_explicit((device atomic_int*)(extremes + 1u), tk_i32(v6 * 100.0f), memory_order_relaxed);  // kernels.rs:382
-    atomic_exchange_explicit((device atomic_uint*)(arrived + 1u), counts[3u], memory_order_relaxed);  // kernels.rs:383
-    atomic_fetch_add_explicit((device atomic_float*)(y + 1u), v6, memory_order_relaxed);  // kernels.rs:384
-    atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);  // kernels.rs:385
+    atomic_fetch_max_explicit((device atomic_int*)(extremes), tk_i32(v6 * 100.0f), memory_order_relaxed);  // kernels.rs
+    atomic_fetch_min_explicit((device atomic_int*)(extremes + 1u), tk_i32(v6 * 100.0f), memory_order_relaxed);  // kernels.rs
+    atomic_exchange_explicit((device atomic_uint*)(arrived + 1u), counts[3u], memory_order_relaxed);  // kernels.rs
+    atomic_fetch_add_explicit((device atomic_float*)(y + 1u), v6, memory_order_relaxed);  // kernels.rs
+    atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device);  // kernels.rs
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:387
-  if (last[0u] == groups.x - 1u) {  // kernels.rs:388
-    r0 = 0.0f;  // kernels.rs:389
-    for (uint v52 = 0u; v52 < groups.x; ++v52) {  // kernels.rs:390
-      r0 = r0 + partial[v52];  // kernels.rs:391
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs
+  if (last[0u] == groups.x - 1u) {  // kernels.rs
+    r0 = 0.0f;  // kernels.rs
+    for (uint v52 = 0u; v52 < groups.x; ++v52) {  // kernels.rs
+      r0 = r0 + partial[v52];  // kernels.rs
     }
-    if (lane == 0u) {  // kernels.rs:393
-      y[0u] = r0;  // kernels.rs:394
+    if (lane == 0u) {  // kernels.rs
+      y[0u] = r0;  // kernels.rs
     }
   }
 }
@@ -440,16 +440,16 @@ kernel void copies(
   alignas(16) threadgroup half wide[1024];
   alignas(16) threadgroup float small[192];
   float r0;
-  r0 = 0.0f;  // kernels.rs:415
-  tk_copy((threadgroup uint4*)(wide + tid * 8u), (device const uint4*)(x + tid * 8u), true);  // kernels.rs:416
-  tk_copy((threadgroup uint*)(small + tid), (device const uint*)(z + tid), true);  // kernels.rs:417
-  tk_copy((threadgroup uint2*)(small + (tid * 2u + 64u)), (device const uint2*)(z + tid * 2u), tid < n);  // kernels.rs:418
-  for (uint v18 = 0u; v18 < 4u; ++v18) {  // kernels.rs:420
-    uint v20 = v18 + 1u;  // kernels.rs:421
-    tk_copy((threadgroup uint4*)(wide + (v20 % 2u * 512u + tid * 8u)), (device const uint4*)(x + (v20 * 512u + tid * 8u)), v20 < 4u);  // kernels.rs:422
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs:425
-    uint4 v44 = *(threadgroup const uint4*)(wide + (v18 % 2u * 512u + (63u - tid) * 8u));  // kernels.rs:426
-    r0 = r0 + float(as_type<half2>(v44.x).x);  // kernels.rs:427
+  r0 = 0.0f;  // kernels.rs
+  tk_copy((threadgroup uint4*)(wide + tid * 8u), (device const uint4*)(x + tid * 8u), true);  // kernels.rs
+  tk_copy((threadgroup uint*)(small + tid), (device const uint*)(z + tid), true);  // kernels.rs
+  tk_copy((threadgroup uint2*)(small + (tid * 2u + 64u)), (device const uint2*)(z + tid * 2u), tid < n);  // kernels.rs
+  for (uint v18 = 0u; v18 < 4u; ++v18) {  // kernels.rs
+    uint v20 = v18 + 1u;  // kernels.rs
+    tk_copy((threadgroup uint4*)(wide + (v20 % 2u * 512u + tid * 8u)), (device const uint4*)(x + (v20 * 512u + tid * 8u)), v20 < 4u);  // kernels.rs
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs
+    uint4 v44 = *(threadgroup const uint4*)(wide + (v18 % 2u * 512u + (63u - tid) * 8u));  // kernels.rs
+    r0 = r0 + float(as_type<half2>(v44.x).x);  // kernels.rs
     r0 = r0 + float(as_type<half2>(v44.x).y);
     r0 = r0 + float(as_type<half2>(v44.y).x);
     r0 = r0 + float(as_type<half2>(v44.y).y);
@@ -457,10 +457,10 @@ kernel void copies(
     r0 = r0 + float(as_type<half2>(v44.z).y);
     r0 = r0 + float(as_type<half2>(v44.w).x);
     r0 = r0 + float(as_type<half2>(v44.w).y);
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs:429
+    threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs:432
-  y[tid] = r0 + small[63u - tid] + small[191u - tid];  // kernels.rs:433
+  threadgroup_barrier(mem_flags::mem_threadgroup);  // kernels.rs
+  y[tid] = r0 + small[63u - tid] + small[191u - tid];  // kernels.rs
 }
 
 // product_bf16: mode tile, grid [1, 1, 1], 32 threads, 1536 bytes shared
@@ -486,34 +486,34 @@ kernel void product_bf16(
   alignas(16) threadgroup bfloat left[384];
   alignas(16) threadgroup bfloat right[384];
   float2 r0[2];
-  float2 v2; TK_EACH(2) v2[e] = 0.0f;  // kernels.rs:498
+  float2 v2; TK_EACH(2) v2[e] = 0.0f;  // kernels.rs
   r0[0u] = v2;
   r0[1u] = v2;
-  float2 v6; TK_EACH(2) v6[e] = 1.0f;  // kernels.rs:499
+  float2 v6; TK_EACH(2) v6[e] = 1.0f;  // kernels.rs
   r0[1u] = v6;
-  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs:501
-    TK_UNROLL  // kernels.rs:502
+  for (uint v12 = 0u; v12 < depth; v12 += 16u) {  // kernels.rs
+    TK_UNROLL  // kernels.rs
     for (uint v16 = 0u; v16 < 8u; ++v16) {
-      uint v19 = v16 * 32u + lane;  // kernels.rs:503
-      uint v21 = v19 / 16u;  // kernels.rs:504
+      uint v19 = v16 * 32u + lane;  // kernels.rs
+      uint v21 = v19 / 16u;  // kernels.rs
       uint v23 = v19 % 16u;
-      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs:505
-      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs:506
+      left[v21 * 24u + v23] = a[v21 * depth + v12 + v23];  // kernels.rs
+      right[v23 * 24u + v21] = b[v21 * depth + v12 + v23];  // kernels.rs
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:508
-    bfloat2 v40 = tk_tile_load<bfloat>(left, 24u);  // kernels.rs:509
-    bfloat2 v43 = tk_tile_load_t<bfloat>(b + v12, depth);  // kernels.rs:510
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs
+    bfloat2 v40 = tk_tile_load<bfloat>(left, 24u);  // kernels.rs
+    bfloat2 v43 = tk_tile_load_t<bfloat>(b + v12, depth);  // kernels.rs
     r0[0u] = tk_mma(v40, v43, r0[0u]);
-    bfloat2 v50 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:511
+    bfloat2 v50 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs
     r0[1u] = tk_mma(v40, v50, r0[1u]);
-    bfloat2 v53 = tk_tile_load<bfloat>(a + v12, depth);  // kernels.rs:513
-    bfloat2 v56 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs:514
-    r0[1u] = tk_mma(v53, v56, r0[1u]);  // kernels.rs:515
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:516
+    bfloat2 v53 = tk_tile_load<bfloat>(a + v12, depth);  // kernels.rs
+    bfloat2 v56 = tk_tile_load<bfloat>(right, 24u);  // kernels.rs
+    r0[1u] = tk_mma(v53, v56, r0[1u]);  // kernels.rs
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs
   }
-  bfloat2 v63; TK_EACH(2) v63[e] = bfloat(r0[0u][e]);  // kernels.rs:518
+  bfloat2 v63; TK_EACH(2) v63[e] = bfloat(r0[0u][e]);  // kernels.rs
   tk_tile_store(y, 16u, v63);
-  float2 v70 = tk_tile_load<float>(c, 16u);  // kernels.rs:519
+  float2 v70 = tk_tile_load<float>(c, 16u);  // kernels.rs
   float2 v71; TK_EACH(2) v71[e] = r0[1u][e] + v70[e];
   tk_tile_store(z, 16u, v71);
 }
@@ -536,28 +536,28 @@ kernel void attention_f16(
     uint lane [[thread_index_in_simdgroup]]) {
   alignas(16) threadgroup half values[256];
   float r0;
-  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs:535
-    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs:536
+  for (uint v5 = 0u; v5 < 8u; ++v5) {  // kernels.rs
+    values[v5 * 32u + lane] = v[v5 * 32u + lane];  // kernels.rs
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs:538
-  float2 v16; TK_EACH(2) v16[e] = 0.0f;  // kernels.rs:540
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // kernels.rs
+  float2 v16; TK_EACH(2) v16[e] = 0.0f;  // kernels.rs
   half2 v19 = tk_tile_load<half>(q, 16u);
   half2 v22 = tk_tile_load_t<half>(k, 16u);
   float2 v23 = tk_mma(v19, v22, v16);
-  uint2 v25; TK_EACH(2) v25[e] = tk_tile_col(lane) + e;  // kernels.rs:541
-  float2 v34; TK_EACH(2) v34[e] = v25[e] <= tk_tile_row(lane) && v25[e] < limit ? v23[e] * scale : -INFINITY;  // kernels.rs:543
-  float v36 = -1e30f;  // kernels.rs:544
+  uint2 v25; TK_EACH(2) v25[e] = tk_tile_col(lane) + e;  // kernels.rs
+  float2 v34; TK_EACH(2) v34[e] = v25[e] <= tk_tile_row(lane) && v25[e] < limit ? v23[e] * scale : -INFINITY;  // kernels.rs
+  float v36 = -1e30f;  // kernels.rs
   r0 = v36;
-  float v40 = tk_row_max(v34);  // kernels.rs:545
+  float v40 = tk_row_max(v34);  // kernels.rs
   float v41 = max(r0, v40);
-  r0 = v41;  // kernels.rs:546
-  float2 v45; TK_EACH(2) v45[e] = precise::exp(v34[e] - v41);  // kernels.rs:547
-  float v46 = tk_row_sum(v45);  // kernels.rs:548
-  float2 v48; TK_EACH(2) v48[e] = 0.0f;  // kernels.rs:549
+  r0 = v41;  // kernels.rs
+  float2 v45; TK_EACH(2) v45[e] = precise::exp(v34[e] - v41);  // kernels.rs
+  float v46 = tk_row_sum(v45);  // kernels.rs
+  float2 v48; TK_EACH(2) v48[e] = 0.0f;  // kernels.rs
   half2 v49 = half2(half(v45.x), half(v45.y));
   half2 v52 = tk_tile_load<half>(values, 16u);
   float2 v53 = tk_mma(v49, v52, v48);
-  float2 v55; TK_EACH(2) v55[e] = v53[e] / v46;  // kernels.rs:550
+  float2 v55; TK_EACH(2) v55[e] = v53[e] / v46;  // kernels.rs
   tk_tile_store(y, 16u, v55);
 }
 
@@ -569,17 +569,17 @@ kernel void words_f16(
     device const float* x [[buffer(0)]],
     device float* y [[buffer(1)]],
     uint lane [[thread_index_in_simdgroup]]) {
-  uint v4 = 0u + lane * 2u;  // kernels.rs:558
+  uint v4 = 0u + lane * 2u;  // kernels.rs
   uint v14 = 64u + lane * 2u;
   uint v24 = 128u + lane * 2u;
   uint v34 = 192u + lane * 2u;
-  half2 v40 = tk_left_of<half>(tk_f16x2_from(x[v4], x[v4 + 1u]), lane);  // kernels.rs:561
-  uint v45 = 256u + lane * 2u;  // kernels.rs:558
+  half2 v40 = tk_left_of<half>(tk_f16x2_from(x[v4], x[v4 + 1u]), lane);  // kernels.rs
+  uint v45 = 256u + lane * 2u;  // kernels.rs
   uint v55 = 320u + lane * 2u;
   uint v65 = 384u + lane * 2u;
   uint v75 = 448u + lane * 2u;
-  half2 v81 = tk_right_of<half>(tk_f16x2_from(x[v45], x[v45 + 1u]), lane);  // kernels.rs:562
-  float2 v83; TK_EACH(2) v83[e] = 0.0f;  // kernels.rs:563
+  half2 v81 = tk_right_of<half>(tk_f16x2_from(x[v45], x[v45 + 1u]), lane);  // kernels.rs
+  float2 v83; TK_EACH(2) v83[e] = 0.0f;  // kernels.rs
   float2 v84 = tk_mma(v40, v81, v83);
   tk_tile_store(y, 16u, v84);
 }
@@ -592,17 +592,17 @@ kernel void words_bf16(
     device const float* x [[buffer(0)]],
     device float* y [[buffer(1)]],
     uint lane [[thread_index_in_simdgroup]]) {
-  uint v4 = 0u + lane * 2u;  // kernels.rs:558
+  uint v4 = 0u + lane * 2u;  // kernels.rs
   uint v14 = 64u + lane * 2u;
   uint v24 = 128u + lane * 2u;
   uint v34 = 192u + lane * 2u;
-  bfloat2 v40 = tk_left_of<bfloat>(tk_bf16x2_from(x[v4], x[v4 + 1u]), lane);  // kernels.rs:561
-  uint v45 = 256u + lane * 2u;  // kernels.rs:558
+  bfloat2 v40 = tk_left_of<bfloat>(tk_bf16x2_from(x[v4], x[v4 + 1u]), lane);  // kernels.rs
+  uint v45 = 256u + lane * 2u;  // kernels.rs
   uint v55 = 320u + lane * 2u;
   uint v65 = 384u + lane * 2u;
   uint v75 = 448u + lane * 2u;
-  bfloat2 v81 = tk_right_of<bfloat>(tk_bf16x2_from(x[v45], x[v45 + 1u]), lane);  // kernels.rs:562
-  float2 v83; TK_EACH(2) v83[e] = 0.0f;  // kernels.rs:563
+  bfloat2 v81 = tk_right_of<bfloat>(tk_bf16x2_from(x[v45], x[v45 + 1u]), lane);  // kernels.rs
+  float2 v83; TK_EACH(2) v83[e] = 0.0f;  // kernels.rs
   float2 v84 = tk_mma(v40, v81, v83);
   tk_tile_store(y, 16u, v84);
 }
