@@ -5,7 +5,7 @@ use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products, shapes,
 };
 use crate::linear::{
-    Finisher, GemvSchedule, Input, Norm, Sums, Sweep, Task, contract, holds, product_finished,
+    GemvSchedule, Input, Norm, Sums, Sweep, Task, contract, holds, product_overlapping,
 };
 use crate::low_rank::kernels::{Low, Sites};
 use crate::operation::{ActivationPrecision, Operand, Operation, Product, ReferenceCall, Sharding};
@@ -48,12 +48,19 @@ pub fn gate_up(
     let sites = low.map(|low| Sites::declare(low, &outs, fixed(rows)));
     let input = Input::new(x, rows, width, norm, schedule.activations, &[format]);
     let sweep = Sweep { weights, out };
-    let finisher = if sites.is_some() { Finisher::Each } else { Finisher::First };
-    product_finished(&schedule, input, &[sweep], finisher, |Sums { output, row, sums, .. }| {
-        let changed = |sites: &Sites| [0, 1].map(|m| sites.change(m, output, row, sums[m]));
-        let [a, b] = sites.as_ref().map_or([sums[0], sums[1]], changed);
-        y.set(output + out * row, gate(act, a) * b);
-    });
+    let (overlap, finisher) = Low::ends(low);
+    product_overlapping(
+        &schedule,
+        input,
+        &[sweep],
+        overlap,
+        finisher,
+        |Sums { output, row, sums, .. }| {
+            let changed = |sites: &Sites| [0, 1].map(|m| sites.change(m, output, row, sums[m]));
+            let [a, b] = sites.as_ref().map_or([sums[0], sums[1]], changed);
+            y.set(output + out * row, gate(act, a) * b);
+        },
+    );
 }
 
 /// The gate of what its matrix gives.

@@ -4,9 +4,7 @@ use crate::gradient::{Forward, Reverse, Wrt, give, linear_jvp, linear_vjp};
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes,
 };
-use crate::linear::{
-    Finisher, GemvSchedule, Input, Sums, Sweep, Task, contract, holds, product_finished,
-};
+use crate::linear::{GemvSchedule, Input, Sums, Sweep, Task, contract, holds, product_overlapping};
 use crate::low_rank::kernels::{Low, Sites};
 use crate::operation::{ActivationPrecision, Operand, Operation, Product, ReferenceCall, Sharding};
 use crate::packed::{Format, PackedWeights};
@@ -48,13 +46,20 @@ pub fn linear_add(
     let sites = low.map(|low| Sites::declare(low, &[(out, dim("out"))], fixed(rows)));
     let input = Input::new(x, rows, width, None, schedule.activations, &[format]);
     let sweep = Sweep { weights: vec![weight], out };
-    let finisher = if sites.is_some() { Finisher::Each } else { Finisher::First };
-    product_finished(&schedule, input, &[sweep], finisher, |Sums { output, row, sums, .. }| {
-        let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
-        let sum = sites.as_ref().map_or(sum, |sites| sites.change(0, output, row, sum));
-        let at = output + out * row;
-        y.set(at, residual.get_with(at, LoadHint::Coherent) + sum);
-    });
+    let (overlap, finisher) = Low::ends(low);
+    product_overlapping(
+        &schedule,
+        input,
+        &[sweep],
+        overlap,
+        finisher,
+        |Sums { output, row, sums, .. }| {
+            let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
+            let sum = sites.as_ref().map_or(sum, |sites| sites.change(0, output, row, sum));
+            let at = output + out * row;
+            y.set(at, residual.get_with(at, LoadHint::Coherent) + sum);
+        },
+    );
 }
 
 /// `x[rows, in], residual[rows, out]; weight[out, in], (bias[out]) -> [rows, out]`.

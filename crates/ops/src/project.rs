@@ -6,7 +6,7 @@ use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, norm_scales, numbers, products,
 };
 use crate::linear::{
-    Finisher, GemvSchedule, Input, Norm, Sums, Sweep, Task, contract, holds, product_finished,
+    GemvSchedule, Input, Norm, Sums, Sweep, Task, contract, holds, product_overlapping,
 };
 use crate::low_rank::kernels::{Low, Sites};
 use crate::operation::{Operand, Operation, Product, ReferenceCall, Sharding};
@@ -77,13 +77,20 @@ pub fn project(
     let sites = low.map(|low| Sites::declare(low, &outs, fixed(rows)));
     let formats: Vec<Format> = matrices.iter().map(|m| m.format).collect();
     let input = Input::new(x, rows, width, norm, schedule.activations, &formats);
-    let finisher = if sites.is_some() { Finisher::Each } else { Finisher::First };
-    product_finished(&schedule, input, &sweeps, finisher, |Sums { sweep, output, row, sums }| {
-        let (y, bias, out) = ends[sweep];
-        let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
-        let changed = |sites: &Sites| sites.change(sweep, output, row, sum);
-        y.set(output + out * row, sites.as_ref().map_or(sum, changed));
-    });
+    let (overlap, finisher) = Low::ends(low);
+    product_overlapping(
+        &schedule,
+        input,
+        &sweeps,
+        overlap,
+        finisher,
+        |Sums { sweep, output, row, sums }| {
+            let (y, bias, out) = ends[sweep];
+            let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
+            let changed = |sites: &Sites| sites.change(sweep, output, row, sum);
+            y.set(output + out * row, sites.as_ref().map_or(sum, changed));
+        },
+    );
 }
 
 /// `x; (norm), weight, (bias), weight, (bias).. -> y, y..`: which operands there are.

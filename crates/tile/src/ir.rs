@@ -414,7 +414,8 @@ pub enum Inst {
     CopyWait(u8),
     /// Lets the next kernel of the stream start early.
     GridTrigger,
-    /// Waits for the kernel before: nothing that it writes may be read earlier.
+    /// Waits for the kernel before: nothing that it writes may be read earlier. Each
+    /// simdgroup waits for itself, as often as it likes.
     GridWait,
     /// A tile with the same value everywhere, from a scalar; or from a row tile, each row with its
     /// value.

@@ -255,7 +255,7 @@ instructions! { k:
     SimdBarrier => "simd_barrier", [], effect, Simd, Ok(None);
     Fence => "fence", [], effect, Thread, Ok(None);
     GridTrigger => "grid_trigger", [], effect, Group, Ok(None);
-    GridWait => "grid_wait", [], effect, Group, Ok(None);
+    GridWait => "grid_wait", [], effect, Simd, Ok(None);
 
     // Lanes and tiles.
     Simd(op, value, lane) => op.name(),

@@ -244,7 +244,20 @@ pub(crate) fn product(
     sweeps: &[Sweep],
     finish: impl FnMut(Sums),
 ) {
-    product_finished(schedule, input, sweeps, Finisher::First, finish);
+    product_overlapping(schedule, input, sweeps, Overlap::Any, Finisher::First, finish);
+}
+
+/// When a product waits for the kernel in front, and lets the one behind start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Overlap {
+    /// It waits before it reads activations, and lets the one behind start at once.
+    Any,
+    /// It waits before it reads activations, and then lets the one behind start, which finds all
+    /// that this one reads.
+    Leads,
+    /// The one in front [`Leads`](Overlap::Leads) and reads the same activations: it is waited for
+    /// where sums are finished, which is the first that reads its results, or writes.
+    Follows,
 }
 
 /// Which lanes finish the sums of a block.
@@ -256,29 +269,38 @@ pub(crate) enum Finisher {
     Each,
 }
 
-/// As [`product`], with the lanes named that finish.
+/// As [`product`], with its overlap and the lanes named that finish.
 #[track_caller]
-pub(crate) fn product_finished(
+pub(crate) fn product_overlapping(
     schedule: &GemvSchedule,
     mut input: Input,
     sweeps: &[Sweep],
+    overlap: Overlap,
     finisher: Finisher,
     mut finish: impl FnMut(Sums),
 ) {
-    grid_trigger();
+    if overlap != Overlap::Leads {
+        grid_trigger();
+    }
     // Neighbouring groups take neighbouring blocks: the last, partial round is spread over all
     // multiprocessors.
     let own = simd_id() * groups(0) + group_id();
     let stride = groups(0) * (schedule.threads / 32);
     let spans = spans(sweeps, schedule.outputs, own, stride);
-    let walk = Walk { schedule: *schedule, cols: input.width, lane: lane_id(), stride, finisher };
+    let (cols, lane) = (input.width, lane_id());
+    let walk = Walk { schedule: *schedule, cols, lane, stride, overlap, finisher };
     let words = sweeps.iter().map(|sweep| walk.words(sweep)).max().unwrap_or(0);
     let held = [Regs::<u32>::uninit(words), Regs::<u32>::uninit(words)];
     input.prefetch();
     for (sweep, span) in sweeps.iter().zip(&spans) {
         test(span.first).then(|| walk.begin(sweep, span, held)).otherwise(|| {});
     }
-    grid_wait();
+    if overlap != Overlap::Follows {
+        grid_wait();
+    }
+    if overlap == Overlap::Leads {
+        grid_trigger();
+    }
     input.stage();
     for (index, (sweep, span)) in sweeps.iter().zip(&spans).enumerate() {
         if index > 0 {
@@ -383,6 +405,7 @@ struct Walk {
     lane: Val<u32>,
     /// Blocks between two of a simdgroup.
     stride: Val<u32>,
+    overlap: Overlap,
     finisher: Finisher,
 }
 
@@ -530,6 +553,9 @@ impl Walk {
     ) {
         let totals: Vec<Val<f32>> = (0..sums.len()).map(|i| simd_sum(sums.get(i))).collect();
         (0..sums.len()).for_each(|i| sums.set(i, 0.0));
+        if self.overlap == Overlap::Follows {
+            grid_wait();
+        }
         let matrices = sweep.weights.len();
         let at = |o: u32, m: usize, row: u32| {
             (o as usize * matrices + m) * input.rows as usize + row as usize

@@ -16,7 +16,9 @@ use formats::Result;
 use tile::case::Spec;
 use tile::dsl::*;
 
-pub(crate) use gemv::{Finisher, Sums, Sweep, contract, holds, product, product_finished};
+pub(crate) use gemv::{
+    Finisher, Overlap, Sums, Sweep, contract, holds, product, product_overlapping,
+};
 pub use gemv::{GemvSchedule, Held, Task, Traits};
 pub use input::{ActivationStorage, bytes};
 pub(crate) use input::{Input, Norm};

@@ -527,7 +527,7 @@ impl WithSites<'_> {
 
 pub(super) fn sites() -> Vec<Case> {
     let [bf16, q8_0] = [Format::Dense(BF16), Format::Block(DType::Q8_0)];
-    let low = Low { element: BF16, rank: 8, gains: false, sites: 1 };
+    let low = Low { element: BF16, rank: 8, gains: false, sites: 1, beside: true };
     let gained = Low { gains: true, ..low };
     let one = WithSites {
         kernel: Kernel::LinearAdd,
@@ -554,8 +554,10 @@ pub(super) fn sites() -> Vec<Case> {
         ..one
     };
     let stream = |end| Kernel::Stream(end);
+    let apart = |low: Low| Low { beside: false, ..low };
     [
         one,
+        WithSites { low: apart(low), why: "`t` from any launch", ..one },
         WithSites { rows: 8, low: gained, format: q8_0, why: "gains under a residual", ..one },
         WithSites { rows: 2, low: Low { element: F32, rank: 72, ..low }, why: "many ranks", ..one },
         three,
@@ -568,13 +570,13 @@ pub(super) fn sites() -> Vec<Case> {
             format: q8_0,
             ..gate
         },
-        WithSites { kernel: stream(End::Store), rows: 11, ..three },
-        WithSites { kernel: stream(End::Add), rows: 9, low: gained, format: q8_0, ..one },
-        WithSites { kernel: stream(End::Gate(Unary::Silu)), rows: 5, ..gate },
+        WithSites { kernel: stream(End::Store), rows: 11, low: apart(three.low), ..three },
+        WithSites { kernel: stream(End::Add), rows: 9, low: apart(gained), format: q8_0, ..one },
+        WithSites { kernel: stream(End::Gate(Unary::Silu)), rows: 5, low: apart(gate.low), ..gate },
         WithSites {
             kernel: stream(End::Gate(Unary::Silu)),
             rows: 5,
-            low: Low { gains: true, ..gate.low },
+            low: apart(Low { gains: true, ..gate.low }),
             ..gate
         },
     ]
@@ -590,7 +592,7 @@ pub(super) fn site_benches() -> Vec<Bench> {
         let formats = [format];
         let task = Task { pair: true, x: F32, ..Task::decode(&formats, width as u32, out as u32) };
         let (schedule, bytes) = (GemvSchedule::pick(&task), matrix_bytes(format, out, width));
-        let low = Low { element: BF16, rank, gains: false, sites: 0b11 };
+        let low = Low { element: BF16, rank, gains: false, sites: 0b11, beside: true };
         Bench {
             kernel: gate_up(F32, BF16, format, false, Unary::Silu, 1, schedule, Some(low)).record(),
             label: format!("{} {width} -> 2 x {out}, rank {rank}", format.name()),

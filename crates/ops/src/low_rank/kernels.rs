@@ -17,7 +17,9 @@ use tile::launch::{Extent, Mode, Requirement};
 
 use super::cases;
 use crate::linear;
-use crate::linear::{GemvSchedule, Input, Norm, Sums, Sweep, contract, holds, product};
+use crate::linear::{
+    Finisher, GemvSchedule, Input, Norm, Overlap, Sums, Sweep, contract, holds, product_overlapping,
+};
 use crate::packed::{Format, PackedWeights};
 use crate::sweep::{self, when};
 use tile::case::Spec;
@@ -91,9 +93,17 @@ pub fn low_rank_down(
     let seat = seats.get(row).max(1u32).min(count) - 1u32;
     let input = Input::new(x, 1, width, norm, schedule.activations, &[format]).starting_at(row);
     let sweep = Sweep { weights: vec![down.starting_at(seat * ranks)], out: ranks };
-    product(&schedule, input, &[sweep], |Sums { output, sums, .. }| {
-        t.set(row * ranks + output, sums[0]);
-    });
+    let (overlap, finisher) = (Overlap::Leads, Finisher::First);
+    product_overlapping(
+        &schedule,
+        input,
+        &[sweep],
+        overlap,
+        finisher,
+        |Sums { output, sums, .. }| {
+            t.set(row * ranks + output, sums[0]);
+        },
+    );
     if let Some((residual, kept, outer)) = kept {
         let own = group_id() * schedule.threads + thread_id();
         range(own, outer).step(groups(0) * schedule.threads).each(|i| {
@@ -218,6 +228,20 @@ pub struct Low {
     pub gains: bool,
     /// The matrices that have sites: bit `j` is the `j`-th of the launch.
     pub sites: u32,
+    /// Whether the launch in front is [`low_rank_down`] of the same activations, which then
+    /// computes `t` beside the product's sums.
+    pub beside: bool,
+}
+
+impl Low {
+    /// The overlap of a product with the launch in front, and the lanes that finish its sums.
+    pub(crate) fn ends(low: Option<Low>) -> (Overlap, Finisher) {
+        match low {
+            Some(Low { beside: true, .. }) => (Overlap::Follows, Finisher::Each),
+            Some(_) => (Overlap::Any, Finisher::Each),
+            None => (Overlap::Any, Finisher::First),
+        }
+    }
 }
 
 /// The sites of a product that adds `scale up t` to its own sums: as [`low_rank_up`] has its

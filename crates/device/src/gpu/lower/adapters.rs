@@ -357,7 +357,8 @@ impl Recorder<'_> {
         let (ranks, rank, count) = (of.ranks(room.rank), room.rank as u32, room.count as u32);
         let bits = of.matrices.iter().map(|(place, _)| 1 << place);
         let gains = self.key.adapted == Adapted::Gains;
-        let low = Low { element: of.element, rank, gains, sites: bits.sum() };
+        let beside = self.row_by_row(y) && self.narrow(self.rows(y));
+        let low = Low { element: of.element, rank, gains, sites: bits.sum(), beside };
         let rows = self.rows(y);
         let scalar = Scalar::F32;
         let t = (TypedSlot { slot: self.low(0, rows * ranks), scalar }, ranks);
