@@ -26,7 +26,7 @@ use crate::experts::{Odds, Routing};
 use crate::linear::holds;
 use crate::{math, sweep};
 pub use group::{moe_group, tiles};
-pub use products::{moe_gemm, moe_gemm_turned, moe_gemv, pick_blocks, pick_turned};
+pub use products::{moe_gate_up, moe_gemm, moe_gemm_turned, moe_gemv, pick_blocks, pick_turned};
 pub use reference::{ExpertPairs, Routes, combine, group, product, product_turned, route};
 
 /// Tokens that a threadgroup of [`moe_route`] routes: one a simdgroup.
@@ -163,10 +163,14 @@ pub fn clamped_gate(
     limit: Arg<f32>,
     alpha: Arg<f32>,
 ) {
-    sweep::map(["gate", "up"], [gate, up], y, n, |[gate, up]| {
-        let (gate, up) = (gate.min(limit), up.min(limit).max(-limit));
-        (up + 1.0) * gate * math::sigmoid(gate * alpha)
-    });
+    sweep::map(["gate", "up"], [gate, up], y, n, |[gate, up]| clamped(gate, up, limit, alpha));
+}
+
+/// [`Gate::Clamped`](crate::experts::Gate) of two halves.
+#[track_caller]
+fn clamped(gate: Val<f32>, up: Val<f32>, limit: Val<f32>, alpha: Val<f32>) -> Val<f32> {
+    let (gate, up) = (gate.min(limit), up.min(limit).max(-limit));
+    (up + 1.0) * gate * math::sigmoid(gate * alpha)
 }
 
 /// The weighted sum of each token's experts: `out[t] = sum_j weights[t, j] y[t k + j]`, `y`
@@ -204,6 +208,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "moe_route", cases: cases::routes, benches: cases::route_benches },
     Spec { name: "moe_group", cases: cases::groups, benches: cases::group_benches },
     Spec { name: "moe_gemv", cases: cases::gemvs, benches: cases::gemv_benches },
+    Spec { name: "moe_gate_up", cases: cases::gate_ups, benches: cases::gate_up_benches },
     Spec { name: "moe_gemm", cases: cases::gemms, benches: cases::gemm_benches },
     Spec { name: "moe_gemm_turned", cases: cases::turned, benches: cases::turned_benches },
     Spec { name: "moe_bias", cases: cases::biases, benches: cases::bias_benches },

@@ -1,13 +1,17 @@
 //! Cases and benchmarks of the mixture's kernels.
 
-use super::{Routes, combine, group, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route};
-use super::{clamped_gate, moe_bias, moe_gemm_turned, product, product_turned, reference};
+use super::{Routes, combine, group, moe_combine, moe_gate_up, moe_gemm, moe_gemv};
+use super::{
+    clamped_gate, moe_bias, moe_gemm_turned, moe_group, moe_route, product, product_turned,
+    reference,
+};
 use crate::experts::{Gate, Odds, Routing};
-use crate::linear::cases::{Matrix, matrix_bytes};
+use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes};
 use crate::linear::gemm::GemmSchedule;
 use crate::linear::gemm::GemmTypes;
 use crate::linear::gemm::cases::{all, bound, rounded};
-use crate::linear::{ActivationStorage, GemvSchedule};
+use crate::linear::{ActivationStorage, GemvSchedule, Task};
+use crate::map::Unary;
 use crate::packed::Format;
 use crate::trial::{flat, flat_bench, memory};
 use formats::DType;
@@ -178,6 +182,18 @@ impl Shape {
         format!("{pairs} pairs, {experts} experts, {share} a row, {width} -> {out}: {why}")
     }
 
+    /// A bias for each output of each expert.
+    fn bias(&self, seed: u64) -> Vec<f32> {
+        noise(seed, self.experts * self.out)
+    }
+
+    /// Sums of pairs with the biases of their experts.
+    fn shifted(&self, sums: Vec<f64>, ids: &[u32], bias: Option<&[f32]>) -> Vec<f64> {
+        let Some(bias) = bias else { return sums };
+        let at = |i: usize| ids[i / self.out] as usize * self.out + i % self.out;
+        sums.iter().enumerate().map(|(i, sum)| sum + f64::from(bias[at(i)])).collect()
+    }
+
     /// Activations, the experts' matrix, the experts of pairs, and the products of what `operand`
     /// rounds.
     fn data(&self, types: GemmTypes, format: Format) -> (Buffer, Matrix, Vec<u32>, Vec<f64>) {
@@ -206,20 +222,95 @@ fn gemv_case(
     } else {
         ActivationStorage::Direct
     };
-    let schedule =
-        GemvSchedule { outputs: 2, loads: 1, threads: 64, resident: 2, activations, whole: false };
+    let schedule = few(activations);
+    // Some have biases: those whose activations are staged.
+    let bias = staged.then(|| shape.bias(5));
+    let want = shape.shifted(want, &ids, bias.as_deref());
+    let mut buffers = vec![
+        input,
+        Buffer::zeros(y, shape.pairs * shape.out),
+        Buffer::words(&ids),
+        matrix.buffer(),
+    ];
+    buffers.extend(bias.as_ref().map(|bias| Buffer::floats(Scalar::F32, bias)));
     Case {
-        kernel: moe_gemv(x, y, format, schedule).record(),
+        kernel: moe_gemv(x, y, format, bias.is_some(), schedule).record(),
         label: shape.label(why),
         numbers: shape.numbers().with("groups", 2),
-        buffers: vec![
-            input,
-            Buffer::zeros(y, shape.pairs * shape.out),
-            Buffer::words(&ids),
-            matrix.buffer(),
-        ],
+        buffers,
         expected: vec![(1, Expected::Near(want, tolerance(y)))],
     }
+}
+
+/// A schedule for small cases.
+fn few(activations: ActivationStorage) -> GemvSchedule {
+    GemvSchedule { outputs: 2, loads: 1, threads: 64, resident: 2, activations, whole: false }
+}
+
+fn gate_up_case(
+    x: Scalar,
+    format: Format,
+    shape: Shape,
+    gate: Gate,
+    biased: bool,
+    why: &str,
+) -> Case {
+    let types = GemmTypes { x, operand: Scalar::F32, y: Scalar::F32 };
+    let (input, first, ids, a) = shape.data(types, format);
+    let second = Matrix::new(format, 4, shape.experts * shape.out, shape.width);
+    let b = product(&input.to_f32(), &second.weights, &ids, (shape.width, shape.out, shape.share));
+    let biases = [5, 6].map(|seed| biased.then(|| shape.bias(seed)));
+    let halves = [(a, &biases[0]), (b, &biases[1])].map(|(sums, bias)| -> Vec<f32> {
+        let sums = shape.shifted(sums, &ids, bias.as_deref());
+        sums.into_iter().map(|sum| sum as f32).collect()
+    });
+    let mut want = vec![0.0; shape.pairs * shape.out];
+    gate.apply(&halves[0], &halves[1], &mut want);
+    let numbers = shape.numbers().with("groups", 2);
+    let (act, numbers) = match gate {
+        Gate::Plain(act) => (Some(act), numbers),
+        Gate::Clamped { limit, alpha } => {
+            (None, numbers.with_f32("limit", limit).with_f32("alpha", alpha))
+        }
+    };
+    let schedule = few(ActivationStorage::Staged(shape.width as u32));
+    let mut buffers = vec![
+        input,
+        Buffer::zeros(Scalar::F32, shape.pairs * shape.out),
+        Buffer::words(&ids),
+        first.buffer(),
+        second.buffer(),
+    ];
+    buffers.extend(biases.iter().flatten().map(|bias| Buffer::floats(Scalar::F32, bias)));
+    let want = want.into_iter().map(f64::from).collect();
+    Case {
+        kernel: moe_gate_up(x, format, act, biased, schedule).record(),
+        label: shape.label(why),
+        numbers,
+        buffers,
+        expected: vec![(1, Expected::Near(want, tolerance(Scalar::F32)))],
+    }
+}
+
+pub(super) fn gate_ups() -> Vec<Case> {
+    use Scalar::{BF16, F16, F32};
+    let shape = |pairs, share, width, out| Shape { pairs, experts: 5, share, width, out };
+    let (q4_k, silu) = (Format::Block(DType::Q4K), Gate::Plain(Unary::Silu));
+    let clamped = Gate::Clamped { limit: 0.5, alpha: 1.702 };
+    let mxfp4 = Format::Block(DType::Mxfp4);
+    vec![
+        gate_up_case(F32, Format::Dense(F32), shape(4, 2, 72, 10), silu, false, "SiLU"),
+        gate_up_case(BF16, q4_k, shape(4, 2, 256, 9), silu, false, "blocks"),
+        gate_up_case(F32, mxfp4, shape(3, 1, 96, 9), clamped, true, "clamped, with biases"),
+        gate_up_case(
+            F16,
+            Format::Dense(F16),
+            shape(6, 3, 40, 7),
+            Gate::Plain(Unary::GeluTanh),
+            true,
+            "GELU, with biases",
+        ),
+    ]
 }
 
 pub(super) fn gemvs() -> Vec<Case> {
@@ -249,35 +340,48 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
     let shape = Shape { pairs: 8, experts: 128, share: 8, width: 2048, out: 768 };
     let timed =
         [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K), Format::Block(DType::Q8_0)];
-    let bench = |format: Format| {
-        let activations = ActivationStorage::Staged(2048);
-        let schedule = GemvSchedule {
-            outputs: 2,
-            loads: 2,
-            threads: 128,
-            resident: 2,
-            activations,
-            whole: false,
-        };
-        let ids: Vec<u32> = (0..8).map(|i| i * 15).collect();
-        let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
-        let read = bytes / shape.experts * shape.pairs;
-        Bench {
-            kernel: moe_gemv(Scalar::BF16, Scalar::BF16, format, schedule).record(),
-            label: shape.label(&format.name()),
-            numbers: shape.numbers().with("groups", 48),
-            buffers: vec![
-                Fill::Noise(Scalar::BF16, shape.width),
-                Fill::Zeros(Scalar::BF16, shape.pairs * shape.out),
-                Fill::These(Buffer::words(&ids)),
-                Fill::Noise(Scalar::U32, bytes / 4),
-            ],
-            bytes: read as u64,
-            flops: 2 * (shape.pairs * shape.width * shape.out) as u64,
-            roof: Bottleneck::Memory,
-        }
+    timed.into_iter().map(|format| pairs_bench(shape, format, false)).collect()
+}
+
+pub(super) fn gate_up_benches() -> Vec<Bench> {
+    let qwen = Shape { pairs: 8, experts: 128, share: 8, width: 2048, out: 768 };
+    let gpt_oss = Shape { pairs: 4, experts: 32, share: 4, width: 2880, out: 2880 };
+    vec![
+        pairs_bench(qwen, Format::Block(DType::Q4K), true),
+        pairs_bench(qwen, Format::Dense(Scalar::BF16), true),
+        pairs_bench(gpt_oss, Format::Block(DType::Mxfp4), true),
+    ]
+}
+
+/// A token's experts, or both halves of them.
+fn pairs_bench(shape: Shape, format: Format, halves: bool) -> Bench {
+    let formats = [format];
+    let (cols, out) = (shape.width as u32, shape.out as u32);
+    let task = Task { pair: halves, x: Scalar::BF16, ..Task::decode(&formats, cols, out) };
+    let schedule = GemvSchedule::pick(&task);
+    let ids: Vec<u32> =
+        (0..shape.pairs).map(|i| (i * shape.experts / shape.pairs) as u32).collect();
+    let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
+    let matrices = if halves { 2 } else { 1 };
+    let kernel = match halves {
+        true => moe_gate_up(Scalar::BF16, format, Some(Unary::Silu), false, schedule),
+        false => moe_gemv(Scalar::BF16, Scalar::F32, format, false, schedule),
     };
-    timed.into_iter().map(bench).collect()
+    let mut buffers = vec![
+        Fill::Noise(Scalar::BF16, shape.width),
+        Fill::Zeros(Scalar::F32, shape.pairs * shape.out),
+        Fill::These(Buffer::words(&ids)),
+    ];
+    buffers.extend((0..matrices).map(|_| Fill::Noise(Scalar::U32, bytes / 4)));
+    Bench {
+        kernel: kernel.record(),
+        label: shape.label(&format.name()),
+        numbers: shape.numbers().with("groups", schedule.groups(out, PROCESSORS)),
+        buffers,
+        bytes: (matrices * bytes / shape.experts * shape.pairs) as u64,
+        flops: 2 * (matrices * shape.pairs * shape.width * shape.out) as u64,
+        roof: Bottleneck::Memory,
+    }
 }
 
 fn gemm_case(

@@ -1,5 +1,5 @@
 //! The experts' products: [`moe_gemv`] pair by pair, [`moe_gemm`] expert by expert. Both give the
-//! same rows in the same order. [`moe_gemm_turned`] is the product with the matrices' other side,
+//! same rows in the same order. [`moe_gate_up`] makes both halves of each pair and gates them. [`moe_gemm_turned`] is the product with the matrices' other side,
 //! of which gradients are made.
 
 use super::group::tiles;
@@ -7,7 +7,9 @@ use crate::linear::gemm::multiply::{Results, product, store};
 use crate::linear::gemm::stage::{Ring, Rows, Side};
 use crate::linear::gemm::{self, block, contract};
 use crate::linear::{self, GemvSchedule, Input, Sums, Sweep, holds};
+use crate::map::Unary;
 use crate::packed::{Format, PackedWeights};
+use crate::real;
 use tile::dsl::*;
 use tile::launch::{Mode, Requirement};
 
@@ -44,11 +46,12 @@ pub fn pick_turned(
     }
 }
 
-/// `y[p, o] = sum_i weight[ids[p], o, i] x[p / share, i]`: a threadgroup stays with one pair.
-/// `share` is how many pairs read the same row of `x`: `top_k` where tokens enter, 1 after.
+/// `y[p, o] = sum_i weight[ids[p], o, i] x[p / share, i] + bias[ids[p], o]`: a threadgroup stays
+/// with one pair. `share` is how many pairs read the same row of `x`: `top_k` where tokens enter, 1
+/// after.
 ///
 /// `x` `[pairs / share, width]`, `y` `[pairs, out]`, `weight` `[experts * out, width]`, `ids`
-/// `[pairs]`.
+/// `[pairs]`, `bias` `[experts, out]` in f32.
 #[kernel]
 pub fn moe_gemv(
     x: In<{ from }>,
@@ -61,15 +64,20 @@ pub fn moe_gemv(
     from: Scalar,
     to: Scalar,
     format: Format,
+    bias: bool,
     schedule: GemvSchedule,
 ) {
     let weight = PackedWeights::declare("weight", format, width);
+    let bias = bias.then(|| <In>::declare("bias"));
     linear::contract(&schedule, 1, &[("weight", format, "out")]);
     launch(Mode::Vector, [dim("groups"), dim("pairs"), fixed(1)], schedule.threads);
     holds("weight", format.extent(dim("width")) * dim("out") * dim("experts"));
     holds("x", dim("pairs").ceil_div(dim("share")) * dim("width"));
     holds("y", dim("pairs") * dim("out"));
     holds("ids", dim("pairs"));
+    if bias.is_some() {
+        holds("bias", dim("experts") * dim("out"));
+    }
     // Which weights are read is the previous kernels' result: nothing can be read early.
     grid_wait();
     let pair = group_id_of(1);
@@ -78,8 +86,70 @@ pub fn moe_gemv(
     let input = input.starting_at(pair / share);
     let sweep = Sweep { weights: vec![weight.starting_at(expert * out)], out };
     linear::product(&schedule, input, &[sweep], |Sums { output, sums, .. }| {
-        y.set(pair * out + output, sums[0]);
+        let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(expert * out + output));
+        y.set(pair * out + output, sum);
     });
+}
+
+/// `y[p, o] = act(g) u`: `g` and `u` are the products of [`moe_gemv`] by the matrices `gate` and
+/// `up`, with their biases, summed side by side. Without `act` they are clamped and gated as
+/// [`Gate::Clamped`](crate::experts::Gate) says, with its `limit` and `alpha`.
+///
+/// `x` `[pairs / share, width]`, `y` `[pairs, out]`, `gate` and `up` `[experts * out, width]`,
+/// `ids` `[pairs]`, `gate_bias` and `up_bias` `[experts, out]` in f32.
+#[kernel]
+pub fn moe_gate_up(
+    x: In<{ from }>,
+    y: Out<f32>,
+    ids: In<u32>,
+    width: Const<u32>,
+    out: Const<u32>,
+    experts: Const<u32>,
+    share: Const<u32>,
+    from: Scalar,
+    format: Format,
+    act: Option<Unary>,
+    bias: bool,
+    schedule: GemvSchedule,
+) {
+    let halves = ["gate", "up"];
+    let weights = halves.map(|name| PackedWeights::declare(name, format, width));
+    let biases = bias.then(|| ["gate_bias", "up_bias"].map(<In>::declare));
+    let clamp = act.is_none().then(|| ["limit", "alpha"].map(Const::<f32>::declare));
+    linear::contract(&schedule, 1, &halves.map(|name| (name, format, "out")));
+    launch(Mode::Vector, [dim("groups"), dim("pairs"), fixed(1)], schedule.threads);
+    for name in halves {
+        holds(name, format.extent(dim("width")) * dim("out") * dim("experts"));
+    }
+    holds("x", dim("pairs").ceil_div(dim("share")) * dim("width"));
+    holds("y", dim("pairs") * dim("out"));
+    holds("ids", dim("pairs"));
+    for name in biases.iter().flat_map(|_| ["gate_bias", "up_bias"]) {
+        holds(name, dim("experts") * dim("out"));
+    }
+    grid_wait();
+    let pair = group_id_of(1);
+    let expert = ids.get(pair).min(experts - 1u32);
+    let input = Input::new(x, 1, width, None, schedule.activations, &[format]);
+    let input = input.starting_at(pair / share);
+    let weights = weights.map(|weights| weights.starting_at(expert * out)).to_vec();
+    linear::product(
+        &schedule,
+        input,
+        &[Sweep { weights, out }],
+        |Sums { output, sums, .. }| {
+            let half = |i: usize| {
+                biases.map_or(sums[i], |biases| sums[i] + biases[i].get(expert * out + output))
+            };
+            let (gate, up) = (half(0), half(1));
+            let gated = match (act, clamp) {
+                (_, Some([limit, alpha])) => super::clamped(gate, up, limit, alpha),
+                (Some(act), _) => real::unary(act, gate) * up,
+                (None, None) => up,
+            };
+            y.set(pair * out + output, gated);
+        },
+    );
 }
 
 /// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of

@@ -15,7 +15,8 @@ use ops::gated::gated;
 use ops::linear::gemm::{self, GemmTypes, Machine};
 use ops::linear::{GemvSchedule, Task};
 use ops::moe::{
-    clamped_gate, moe_bias, moe_combine, moe_gemm, moe_gemv, moe_group, moe_route, pick_blocks,
+    clamped_gate, moe_bias, moe_combine, moe_gate_up, moe_gemm, moe_gemv, moe_group, moe_route,
+    pick_blocks,
 };
 use ops::packed::Format;
 use ops::scale_rows::scale_rows;
@@ -121,7 +122,7 @@ pub(in crate::gpu) trait Mixtures {
     /// Whether warpgroups, which sum in an order of their own, may multiply.
     fn warpgroups(&self) -> bool;
 
-    /// Records a product pair by pair, if that suits `pairs` pairs.
+    /// Records a product pair by pair, with its bias, if that suits `pairs` pairs.
     fn pair_by_pair(&mut self, product: &Product, sizes: Sizes, pairs: usize) -> Result<bool>;
 
     /// The first `words` words of a scratch array.
@@ -134,6 +135,12 @@ pub(in crate::gpu) trait Mixtures {
     fn machine(&self) -> Machine {
         let machine = self.facts().machine();
         Machine { wgmma: machine.wgmma && self.warpgroups(), ..machine }
+    }
+
+    /// Records both halves of each pair and their gate, from rows `x` to `act`, pair by pair, if
+    /// that suits them.
+    fn gated_pairs(&mut self, _: &Mixture<'_>, _x: &TypedSlot, _act: &Slot) -> Result<bool> {
+        Ok(false)
     }
 
     /// Records the choice of experts and their shares; see [`Array::Ids`].
@@ -184,17 +191,19 @@ pub(in crate::gpu) trait Mixtures {
             let added = Routing { odds: Odds::Softmax, normalised: true, scale: 1.0, ..op.routing };
             self.route(of, added)?;
         }
-        self.halves(of, &x)?;
         let inner = [Array::Gate, Array::Up, Array::Act].map(|a| self.array(a, pairs * ff));
         let [gate, up, act] = inner;
         let act = of.inner.clone().unwrap_or(act);
-        let numbers = Numbers::new().with("n", (pairs * ff) as u32);
-        let bound = [("gate", gate), ("up", up), ("y", act.clone())];
-        match op.gate {
-            Gate::Plain(f) => self.push(gated(Scalar::F32, f), numbers, &bound)?,
-            Gate::Clamped { limit, alpha } => {
-                let numbers = numbers.with_f32("limit", limit).with_f32("alpha", alpha);
-                self.push(clamped_gate(), numbers, &bound)?;
+        if !self.gated_pairs(of, &x, &act)? {
+            self.halves(of, &x)?;
+            let numbers = Numbers::new().with("n", (pairs * ff) as u32);
+            let bound = [("gate", gate), ("up", up), ("y", act.clone())];
+            match op.gate {
+                Gate::Plain(f) => self.push(gated(Scalar::F32, f), numbers, &bound)?,
+                Gate::Clamped { limit, alpha } => {
+                    let numbers = numbers.with_f32("limit", limit).with_f32("alpha", alpha);
+                    self.push(clamped_gate(), numbers, &bound)?;
+                }
             }
         }
         let x = TypedSlot { slot: act, scalar: Scalar::F32 };
@@ -241,21 +250,22 @@ pub(in crate::gpu) trait Mixtures {
 
     /// Records a product.
     fn of_experts(&mut self, product: &Product, sizes: Sizes, pairs: usize) -> Result<()> {
-        let (experts, columns) = (sizes.experts as u32, product.out as u32);
-        if !self.pair_by_pair(product, sizes, pairs)? {
-            let (format, operand) = (self.format(product.weight)?, self.operand());
-            let schedule =
-                pick_blocks((pairs as u32, experts, columns), operand, format, self.machine());
-            let mut bound = vec![
-                ("x", product.x.slot.clone()),
-                ("y", product.y.clone()),
-                ("weight", Slot::Weight(product.weight.0)),
-            ];
-            bound.extend(self.group(sizes, pairs, schedule)?);
-            let types = GemmTypes { x: product.x.scalar, operand, y: Scalar::F32 };
-            let kernel = moe_gemm(types, format, schedule);
-            self.push(kernel, product.numbers(sizes, pairs), &bound)?;
+        if self.pair_by_pair(product, sizes, pairs)? {
+            return Ok(());
         }
+        let (experts, columns) = (sizes.experts as u32, product.out as u32);
+        let (format, operand) = (self.format(product.weight)?, self.operand());
+        let schedule =
+            pick_blocks((pairs as u32, experts, columns), operand, format, self.machine());
+        let mut bound = vec![
+            ("x", product.x.slot.clone()),
+            ("y", product.y.clone()),
+            ("weight", Slot::Weight(product.weight.0)),
+        ];
+        bound.extend(self.group(sizes, pairs, schedule)?);
+        let types = GemmTypes { x: product.x.scalar, operand, y: Scalar::F32 };
+        let kernel = moe_gemm(types, format, schedule);
+        self.push(kernel, product.numbers(sizes, pairs), &bound)?;
         let Some(bias) = product.bias else { return Ok(()) };
         let numbers = Numbers::new()
             .with("pairs", pairs as u32)
@@ -298,33 +308,66 @@ impl Mixtures for Recorder<'_> {
             return Ok(false);
         }
         let (from, format) = (product.x.scalar, self.matrix(product.weight)?.0);
-        let (facts, columns) = (self.of.facts, product.out as u32);
-        let (int8, cols) = (!self.of.exact() && facts.dot4(), product.width as u32);
-        let task = Task {
-            formats: &[format],
-            cols,
-            out: columns,
-            rows: 1,
-            x: from,
-            pair: false,
-            int8,
-            tuned: facts.tuned,
-        };
-        let schedule = GemvSchedule::pick(&task);
-        let groups = schedule.groups(columns, facts.processors);
-        let bound = [
+        let (schedule, groups) = self.of_pairs(product, format, false);
+        let mut bound = vec![
             ("x", product.x.slot.clone()),
             ("y", product.y.clone()),
             ("weight", self.weight(product.weight)),
             ("ids", self.array(Array::Ids, pairs)),
         ];
+        bound.extend(product.bias.map(|bias| ("bias", self.weight(bias))));
         let numbers = product.numbers(sizes, pairs).with("groups", groups);
-        self.push(moe_gemv(from, Scalar::F32, format, schedule), numbers, &bound)?;
+        let kernel = moe_gemv(from, Scalar::F32, format, product.bias.is_some(), schedule);
+        self.push(kernel, numbers, &bound)?;
+        Ok(true)
+    }
+
+    fn gated_pairs(&mut self, of: &Mixture<'_>, x: &TypedSlot, act: &Slot) -> Result<bool> {
+        let (Sizes { used, width, ff, .. }, pairs) = (of.sizes, of.pairs());
+        let [gate, up] = [of.weights[0], of.weights[1]];
+        let (format, other) = (self.matrix(gate)?.0, self.matrix(up)?.0);
+        if !self.narrow(of.rows) || format != other {
+            return Ok(false);
+        }
+        let (x, y, bias) = (x.clone(), act.clone(), of.weights.get(3).copied());
+        let product = Product { x, y, weight: gate, bias, width, out: ff, share: used };
+        let (schedule, groups) = self.of_pairs(&product, format, true);
+        let mut bound = vec![
+            ("x", product.x.slot.clone()),
+            ("y", product.y.clone()),
+            ("gate", self.weight(gate)),
+            ("up", self.weight(up)),
+            ("ids", self.array(Array::Ids, pairs)),
+        ];
+        for (name, at) in [("gate_bias", 3), ("up_bias", 4)] {
+            bound.extend(of.weights.get(at).map(|bias| (name, self.weight(*bias))));
+        }
+        let numbers = product.numbers(of.sizes, pairs).with("groups", groups);
+        let (act, numbers) = match of.op.gate {
+            Gate::Plain(act) => (Some(act), numbers),
+            Gate::Clamped { limit, alpha } => {
+                (None, numbers.with_f32("limit", limit).with_f32("alpha", alpha))
+            }
+        };
+        let kernel = moe_gate_up(product.x.scalar, format, act, bias.is_some(), schedule);
+        self.push(kernel, numbers, &bound)?;
         Ok(true)
     }
 }
 
 impl Recorder<'_> {
+    /// The schedule of a product of experts pair by pair, or of two of them side by side (`pair`),
+    /// and its threadgroups for each pair.
+    fn of_pairs(&self, product: &Product, format: Format, pair: bool) -> (GemvSchedule, u32) {
+        let (facts, out) = (self.of.facts, product.out as u32);
+        let (int8, cols) = (!self.of.exact() && facts.dot4(), product.width as u32);
+        let formats = &[format];
+        let (x, tuned) = (product.x.scalar, facts.tuned);
+        let task = Task { formats, cols, out, rows: 1, x, pair, int8, tuned };
+        let schedule = GemvSchedule::pick(&task);
+        (schedule, schedule.groups(out, facts.processors))
+    }
+
     /// Records a node that is a mixture.
     pub(super) fn mixture(&mut self, op: &Experts, node: &Node) -> Result<()> {
         let sizes = sizes(&self.of.program, node)?;
