@@ -24,6 +24,9 @@ pub enum Path {
     InPlace,
     /// For many rows: panels of weights are expanded first, and multiplied with tiles of rows.
     Expanded,
+    /// The same for training: beside float weights all bits of an activation count, where
+    /// [`Path::Expanded`] lets the tile unit round it to 16.
+    Exact,
 }
 
 /// 32 quantised elements of one token, in one cache line.
@@ -44,8 +47,9 @@ pub(super) struct Line {
     pub(super) half_sum: [f32; 2],
 }
 
-/// The tile unit's form of a [`Line`], of the same size: 32 bf16 (see `amx`). A second plane of the
-/// same length holds the rounding errors of the first, for weights that are finer than bf16.
+/// The tile unit's form of a [`Line`], of the same size: 32 bf16 (see `amx`). For float weights a
+/// second plane of the same length holds the rounding errors of the first, and on [`Path::Exact`] a
+/// third those of the second, so that the three add up to the activation.
 #[cfg(target_arch = "x86_64")]
 pub(super) type Halves = [u16; BLOCK];
 
@@ -78,14 +82,15 @@ impl<'a> Activations<'a> {
         if !cols.is_multiple_of(BLOCK) {
             return 0;
         }
-        // The tile unit's `Halves` have two planes.
-        let planes = if path == Path::Expanded { 2 } else { 1 };
-        planes * tokens.next_multiple_of(group(path, tokens)) * (cols / BLOCK) * size_of::<Line>()
+        planes(path)
+            * tokens.next_multiple_of(group(path, tokens))
+            * (cols / BLOCK)
+            * size_of::<Line>()
     }
 
     /// Rows at `rows`, `rows + stride`, ... (in floats), with storage of [`Activations::bytes`]
-    /// bytes, aligned to 64. If no float weights read them, half of the storage is enough on the
-    /// expanded path, and the rows of a block are not read again after it is quantised.
+    /// bytes, aligned to 64. If no float weights read them, half of the storage is enough on
+    /// [`Path::Expanded`], and the rows of a block are not read again after it is quantised.
     ///
     /// # Safety
     /// For `'a`, the rows are readable and the storage is initialised and used by nothing else, as
@@ -140,7 +145,7 @@ impl<'a> Activations<'a> {
     }
 
     /// Quantises a range of the [`Activations::blocks`] (token after token), which threads may
-    /// split as they like. `float`: float weights read the rows, too, and need the second plane.
+    /// split as they like. `float`: float weights read the rows, too, and need all planes.
     ///
     /// # Safety
     /// No other thread works on these blocks at the same time, and products that read them wait
@@ -154,7 +159,9 @@ impl<'a> Activations<'a> {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Amx if self.halves(isa) => halve(self, blocks, float),
+                Isa::Amx if self.halves(isa) => {
+                    halve(self, blocks, if float { planes(self.path) } else { 1 });
+                }
                 #[cfg(target_arch = "x86_64")]
                 Isa::Amx | Isa::Avx512 => quantise_avx512(self, blocks),
                 #[cfg(target_arch = "x86_64")]
@@ -213,7 +220,7 @@ impl<'a> Activations<'a> {
         self.width / BLOCK
     }
 
-    /// Lines of all tokens, which is the distance of the second plane of [`Halves`] from the first.
+    /// Lines of all tokens, which is the distance of one plane of [`Halves`] from the next.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn plane(&self) -> usize {
         self.tokens.next_multiple_of(self.group()) * self.lines()
@@ -242,13 +249,22 @@ impl<'a> Activations<'a> {
 
 /// Whether rows are [`Halves`]; see [`Activations::halves`].
 pub(super) fn halves(isa: Isa, path: Path, cols: usize) -> bool {
-    isa == Isa::Amx && path == Path::Expanded && cols.is_multiple_of(BLOCK)
+    isa == Isa::Amx && path != Path::InPlace && cols.is_multiple_of(BLOCK)
+}
+
+/// Planes of lines: as many as the tile unit's [`Halves`] have at most.
+fn planes(path: Path) -> usize {
+    match path {
+        Path::InPlace => 1,
+        Path::Expanded => 2,
+        Path::Exact => 3,
+    }
 }
 
 fn group(path: Path, tokens: usize) -> usize {
     match path {
         Path::InPlace => tokens.next_power_of_two().min(TOKENS),
-        Path::Expanded => TOKENS,
+        Path::Expanded | Path::Exact => TOKENS,
     }
 }
 
@@ -278,21 +294,22 @@ unsafe fn quantise(x: &Activations, blocks: Range<usize>) {
     }
 }
 
-/// The same for [`Halves`]; `rest` asks for the second plane, too.
+/// The same for [`Halves`], of one to three planes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn halve(x: &Activations, blocks: Range<usize>, rest: bool) {
+unsafe fn halve(x: &Activations, blocks: Range<usize>, planes: usize) {
     for i in blocks {
-        // SAFETY: as above; the storage has both planes.
+        // SAFETY: as above; the storage has the planes.
         unsafe {
             let (from, to) = x.block(i);
             let to = to.cast::<Halves>();
-            if rest {
-                let (halves, rest) = split(&*from);
-                to.write(halves);
-                to.add(x.plane()).write(rest);
-            } else {
-                to.write((*from).map(round));
+            let mut left = *from;
+            for plane in 0..planes {
+                let halves = left.map(round);
+                to.add(plane * x.plane()).write(halves);
+                if plane + 1 < planes {
+                    left = rest(&left, &halves);
+                }
             }
         }
     }
@@ -330,20 +347,20 @@ fn line(x: &[f32; BLOCK]) -> Line {
     }
 }
 
-/// One block as bf16 (to nearest, ties to even; NaN stays NaN), and its rounding error as bf16.
+/// What rounding took from a block, exactly.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn split(x: &[f32; BLOCK]) -> (Halves, Halves) {
-    let (mut halves, mut rest) = ([0; BLOCK], [0; BLOCK]);
+fn rest(x: &[f32; BLOCK], halves: &Halves) -> [f32; BLOCK] {
+    let mut rest = [0.0; BLOCK];
     for i in 0..BLOCK {
-        halves[i] = round(x[i]);
         let left = x[i] - f32::from_bits(u32::from(halves[i]) << 16);
         // Infinity minus itself is NaN, but infinity is exact.
-        rest[i] = if left.is_nan() { 0 } else { round(left) };
+        rest[i] = if left.is_nan() { 0.0 } else { left };
     }
-    (halves, rest)
+    rest
 }
 
+/// The nearest bf16, ties to even; NaN stays NaN.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn round(x: f32) -> u16 {

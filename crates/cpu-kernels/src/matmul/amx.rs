@@ -6,9 +6,10 @@
 //! number: the error is a quarter of that of activations in bytes with one scale per 32, so nothing
 //! is given up. Panels are expanded to bf16 in cache, several at a time.
 //!
-//! Float weights ask for more. An f32 activation is the sum of two bf16 to 16 bits, an f16 weight
-//! is exactly one, so that two products (bf16 weights) or three (f16) have nearly the accuracy of
-//! f32. F32 weights stay in the vector unit.
+//! Float weights ask for more. An f32 activation is the sum of two bf16 to 16 bits and of three
+//! exactly; an f16 weight is exactly the sum of two. So two products (bf16 weights) or three (f16)
+//! have nearly the accuracy of f32, and three or five, in training, have it. F32 weights stay in the
+//! vector unit.
 //!
 //! Tokens are the rows of left tiles, a panel's rows the columns of right ones: see
 //! [`super::super::amx`].
@@ -33,9 +34,9 @@ const BLOCKS: usize = 64;
 pub(super) const SCRATCH: usize = SLAB + 4 * TILE;
 const SLAB: usize = WEIGHTS * TILE;
 
-/// The kernel for many tokens with bf16 activations; `None` for types that the vector unit does
-/// better.
-pub(super) fn kernel(encoding: Encoding) -> Option<Kernel> {
+/// The kernel for many tokens with bf16 activations, beside floats with all of their planes if
+/// `exact`; `None` for types that the vector unit does better.
+pub(super) fn kernel(encoding: Encoding, exact: bool) -> Option<Kernel> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn quantised<B: Block>(call: &Call) {
         // SAFETY: passed on.
@@ -49,9 +50,17 @@ pub(super) fn kernel(encoding: Encoding) -> Option<Kernel> {
         // SAFETY: passed on.
         unsafe { product(call, expand_f16, &[(0, 0), (1, 0), (0, 1)]) }
     }
+    unsafe fn exact_bf16(call: &Call) {
+        // SAFETY: passed on.
+        unsafe { product(call, expand_bf16, &[(0, 0), (1, 0), (2, 0)]) }
+    }
+    unsafe fn exact_f16(call: &Call) {
+        // SAFETY: passed on.
+        unsafe { product(call, expand_f16, &[(0, 0), (1, 0), (0, 1), (2, 0), (1, 1)]) }
+    }
     match encoding {
-        Encoding::Stored(DType::BF16) => Some(bf16),
-        Encoding::Stored(DType::F16) => Some(f16),
+        Encoding::Stored(DType::BF16) => Some(if exact { exact_bf16 } else { bf16 }),
+        Encoding::Stored(DType::F16) => Some(if exact { exact_f16 } else { f16 }),
         block => with_panel!(block, B => Some(quantised::<B>), else => None),
     }
 }
@@ -170,8 +179,7 @@ impl Tiles {
     ) {
         let group = call.x.lines() * TILE;
         let run = |&(x, w): &(usize, usize)| {
-            // Activations have two planes of lines; the slab has as many planes of tiles as the
-            // passes name.
+            // Activations and the slab have the planes of lines and of tiles that the passes name.
             let lines = x * call.x.plane() + self.block * TOKENS;
             let left = call.x.line(self.token).wrapping_add(lines).cast::<u8>().cast_const();
             let right = weights.wrapping_add(w * self.blocks * TILE);
@@ -181,7 +189,7 @@ impl Tiles {
                 tiles: self.blocks,
             }
         };
-        let mut runs = [run(&passes[0]); 3];
+        let mut runs = [run(&passes[0]); 5];
         runs.iter_mut().zip(passes).for_each(|(to, pass)| *to = run(pass));
         // SAFETY: the caller's promises: the tiles are there, and so are the sums.
         unsafe { amx::multiply(&runs[..passes.len()], [self.groups, self.panels], from, to) }

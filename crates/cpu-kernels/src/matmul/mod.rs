@@ -484,7 +484,7 @@ pub unsafe fn multiply(
         epilogue,
         scratch: scratch.0.as_ptr(),
     };
-    if let Some((blas, fewest)) = w.blas.filter(|_| call.x.path() == Path::Expanded) {
+    if let Some((blas, fewest)) = w.blas.filter(|_| call.x.path() != Path::InPlace) {
         // SAFETY: ranges were checked; the rest is the caller's promise.
         return unsafe { blas.product(&call, w, fewest) };
     }
@@ -499,7 +499,7 @@ type Kernel = unsafe fn(&Call);
 /// Whether weights of a type go to the tile unit; `halves`: whether the activations are bf16.
 fn tiled(isa: Isa, encoding: Encoding, halves: bool) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return isa == Isa::Amx && halves && amx::kernel(encoding).is_some();
+    return isa == Isa::Amx && halves && amx::kernel(encoding, false).is_some();
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = (isa, encoding, halves);
@@ -515,7 +515,9 @@ fn kernel(isa: Isa, encoding: Encoding, x: &Activations) -> Kernel {
         #[cfg(target_arch = "x86_64")]
         (Isa::AvxVnni, _) => x86::avx_vnni(encoding),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Amx, true) => amx::kernel(encoding).unwrap_or_else(|| x86::avx512(encoding)),
+        (Isa::Amx, true) => {
+            amx::kernel(encoding, x.path() == Path::Exact).unwrap_or_else(|| x86::avx512(encoding))
+        }
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512 | Isa::Amx, _) => x86::avx512(encoding),
         #[cfg(target_arch = "aarch64")]

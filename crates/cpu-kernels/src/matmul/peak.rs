@@ -24,7 +24,7 @@ impl Matrix {
     /// The unit that multiplies this matrix on a path.
     pub fn unit(&self, isa: Isa, path: Path) -> Unit {
         let halves = super::activations::halves(isa, path, self.cols);
-        let blas = self.has_blas() && path == Path::Expanded;
+        let blas = self.has_blas() && path != Path::InPlace;
         if blas || super::tiled(isa, self.encoding, halves) {
             return Unit::Tiles;
         }

@@ -160,7 +160,7 @@ fn storage(program: &Program, [tokens, outputs]: [usize; 2]) -> usize {
         };
         let x = program.shape(*node.inputs.first()?);
         let count = x.rows.count(tokens, outputs);
-        let bytes = |width| Activations::bytes(Path::Expanded, count, width);
+        let bytes = |width| Activations::bytes(Path::Exact, count, width);
         Some(bytes(rows).max(bytes(columns)))
     });
     each.max().unwrap_or(0)

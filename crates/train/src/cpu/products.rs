@@ -75,7 +75,7 @@ impl Run<'_> {
         let storage = self.of.storage.as_ptr();
         // SAFETY: the caller's promise; the storage has room for the greatest product of the
         // Program.
-        unsafe { Activations::new(Path::Expanded, x, width, rows, width, storage) }
+        unsafe { Activations::new(Path::Exact, x, width, rows, width, storage) }
     }
 
     /// Quantises rows as far as weights of a type read them so, and calls `f` with ranges of
