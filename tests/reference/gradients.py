@@ -2,14 +2,16 @@
 """Write the reference fixtures for training: losses and gradients that PyTorch computes through Transformers and PEFT.
 
 For every case below, which is of a checkpoint of `models/`, this writes `gradients/CASE.safetensors`: a batch of two sequences,
-PEFT's factors beside linear layers, with DoRA their magnitudes, the sum of the weighted cross-entropies, and its gradients. The
-arithmetic is float64 throughout.
+PEFT's factors beside linear layers, with DoRA their magnitudes, the sum of the weighted cross-entropies, and its gradients; or, for
+all weights, `CASE-full.safetensors`, whose gradients have the names and shapes of the checkpoint's tensors. The arithmetic is float64
+throughout.
 
     gradients.py [--only NAME ...]
 
 Needs torch, transformers, peft, trl, datasets, safetensors.
 """
 import argparse
+import json
 import tempfile
 import zlib
 from dataclasses import dataclass
@@ -21,9 +23,9 @@ import torch
 import transformers
 import trl
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from models import widened
+from models import DISGUISES, widened
 
 HERE = Path(__file__).parent
 STEPS = 100  # of AdamW
@@ -36,6 +38,8 @@ OPTIMISER = dict(lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 class Case:
     model: str
     full: bool = False  # also the gradients of all weights
+    only_full: bool = False  # those and no others
+    disguise: str = ""  # the checkpoint is one that Transformers computes as Llama
     steps: bool = False  # also the losses of steps of AdamW
     dora: bool = False
     dpo: bool = False  # TRL's loss of preferences in the place of the cross-entropies
@@ -44,7 +48,7 @@ class Case:
 
     @property
     def name(self):
-        return self.model + ("-dora" if self.dora else "") + ("-dpo" if self.dpo else "")
+        return self.model + ("-dora" if self.dora else "") + ("-dpo" if self.dpo else "") + ("-full" if self.only_full else "")
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -63,7 +67,11 @@ CASES = [Case("llama3", full=True, steps=True), Case("llama-linear"), Case("qwen
          Case("deepseek3", targets=LATENT), Case("deepseek2", targets=LATENT), Case("ernie4_5-moe", targets=ATTENTION),
          Case("ministral3"), Case("gpt-neox"),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
-         Case("llama3", dpo=True, lengths=(19, 13, 11, 17))]
+         Case("llama3", dpo=True, lengths=(19, 13, 11, 17)),
+         # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
+         # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one.
+         *(Case(name, only_full=True) for name in ("falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared")),
+         Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2")]
 
 
 def saved_name(name):
@@ -126,10 +134,43 @@ def single(model, sequences, weights, out):
     return worst
 
 
+def revealed(path):
+    """The Llama that an InternLM2 checkpoint is, by the inverse of `models.as_internlm2`."""
+    config, stored, weights = json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors"), {}
+    config["attention_bias"] = config["mlp_bias"] = config.pop("bias")
+    config = transformers.LlamaConfig(**{key: value for key, value in config.items() if key not in ("architectures", "model_type")})
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager", dtype=torch.float64)
+    groups, head = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    names = {"model.tok_embeddings": "model.embed_tokens", "output.": "lm_head.", "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+             "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj", "feed_forward.w3": "mlp.up_proj", "feed_forward.w2": "mlp.down_proj"}
+    for name, x in stored.items():
+        if "wqkv" in name:
+            joined = x.reshape(groups, -1, x.shape[-1])
+            for one, part in zip("qkv", joined.split([joined.shape[1] - 2 * head, head, head], 1)):
+                weights[name.replace("attention.wqkv", f"self_attn.{one}_proj")] = part.reshape(-1, x.shape[-1])
+            continue
+        for own, known in names.items():
+            name = name.replace(own, known)
+        weights[name] = x
+    model.load_state_dict(weights)
+    return model
+
+
+def as_stored(model, disguise, gradients):
+    """Gradients under the names and in the shapes that a checkpoint has its weights."""
+    if disguise:
+        return DISGUISES[disguise](model.config.to_dict(), gradients)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, state_dict=gradients)
+        return load_file(Path(folder) / "model.safetensors")
+
+
 def write(case):
     generator = torch.Generator().manual_seed(zlib.crc32(b"gradients " + case.name.encode()))
     plain = dict(attn_implementation="eager", experts_implementation="eager")
-    base = transformers.AutoModelForCausalLM.from_pretrained(HERE / "models" / case.model, dtype=torch.float64, **plain).eval()
+    path = HERE / "models" / case.model
+    base = revealed(path) if case.disguise else transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64, **plain)
+    base = base.eval()
     sequences = [torch.randint(3, base.config.vocab_size, (n,), generator=generator) for n in case.lengths]
     weights = [torch.rand(n, generator=generator).float().double() for n in case.lengths]
     for weight in weights:
@@ -138,12 +179,15 @@ def write(case):
         if case.dpo:
             weight[:] = weight != 0
     out = {"tokens": torch.cat(sequences), "weights": torch.cat(weights).float(), "lengths": torch.tensor(case.lengths)}
-    if case.full:
+    if case.full or case.only_full:
         loss = loss_of(base, sequences, weights)
         loss.backward()
         out["full"] = loss.detach()[None]
-        out |= {f"full.{name}": p.grad.float() for name, p in base.named_parameters()}
+        gradients = {name: p.grad.clone() for name, p in base.named_parameters()}
+        out |= {f"full.{name}": gradient.float() for name, gradient in as_stored(base, case.disguise, gradients).items()}
         base.zero_grad()
+    if case.only_full:
+        return save(case, out)
     config = LoraConfig(task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, target_modules=case.targets, use_dora=case.dora)
     model = get_peft_model(base, config, autocast_adapter_dtype=False).eval()
     trained = {saved_name(name): p for name, p in model.named_parameters() if p.requires_grad}
@@ -168,10 +212,15 @@ def write(case):
             losses.append(loss.detach())
             optimiser.step()
         out["losses"] = torch.stack(losses)
+    save(case, out)
+
+
+def save(case, out):
     (HERE / "gradients").mkdir(exist_ok=True)
     path = HERE / "gradients" / f"{case.name}.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in out.items()}, path)
-    print(case.name, len(trained), f"{out['loss'].item():.6f} {out.get('float32', torch.zeros(1)).item():.1e}", path.stat().st_size)
+    loss = out["full" if case.only_full else "loss"].item()
+    print(case.name, len(out), f"{loss:.6f} {out.get('float32', torch.zeros(1)).item():.1e}", path.stat().st_size)
 
 
 def main():

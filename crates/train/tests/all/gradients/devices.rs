@@ -1,6 +1,6 @@
 //! Models on simulated GPUs against the CPU, which has PyTorch's gradients: `models.rs`.
 
-use super::models::{Case, distance, zeros};
+use super::models::{Case, distance, size, zeros};
 use delft_train::run::{Intervals, Length, RunEnd, RunSummary};
 use delft_train::{
     AdamW, Hardware, Moments, Precision, Preference, Run, Settings, Trainable, Tuned,
@@ -39,7 +39,6 @@ fn agree(make: Make, name: &str, case: &Case, (place, precision): (&str, Precisi
     let off = (own.sum / loss.sum - 1.0).abs();
     assert!(off < bound && own.weight == loss.weight, "{name}, {place}: losses {off:e}");
     assert_eq!(gpu.loss(&batch).unwrap(), own);
-    let size = |of: &[f32]| (of.iter().map(|v| v * v).sum::<f32>() / of.len() as f32).sqrt();
     let most = want.iter().map(|want| size(want)).fold(0.0, f32::max);
     let mut worst = off;
     for ((parameter, found), want) in gpu.parameters().iter().zip(&found).zip(&want) {
