@@ -3,7 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use crate::fields::{
-    Field, Fields, Variant, kind, no_effect, refused, refused_variant, shown, used, variant, wrong,
+    Field, Fields, Unknown, Variant, kind, no_effect, refused, refused_variant, shown, used,
+    variant, wrong,
 };
 use crate::models::Model;
 use crate::problem::Problem;
@@ -64,6 +65,17 @@ pub(crate) const CALLED: &[Field] = &[used("name"), used("arguments"), no_effect
 
 /// Why tools are refused that take a text of no schema.
 pub(crate) const CUSTOM: &str = "custom tools are not supported: use a function";
+
+/// Messages of OpenAI's kind, as chat templates read them: a list of objects with `role` and
+/// `content`, whose parts of text become one.
+///
+/// # Errors
+/// What is no such message or cannot be read, by its place.
+pub fn messages_of(list: &Value) -> Result<Vec<Value>, String> {
+    let body = Map::from_iter([("messages".to_string(), list.clone())]);
+    let fields = Fields::check(body, &[&[used("messages")]], Unknown::Refused);
+    fields.and_then(|fields| messages(&fields)).map_err(|problem| problem.message)
+}
 
 /// Messages of OpenAI's and Ollama's kind: objects with `role` and `content`, the latter a string
 /// or a list of parts, of which only text is read.

@@ -39,6 +39,7 @@ mod settings;
 mod stream;
 mod watch;
 
+pub use chat::messages_of;
 pub use gate::AccessRules;
 pub use generation::GenerationLimits;
 pub use keep::Keep;

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use crate::args::{Batch, LoadArgs};
 use crate::grammar::Maker;
 use crate::progress::style;
-use crate::terminal::{Outcome, Stop, aside, line, no_json, stderr_is_terminal};
+use crate::terminal::{Outcome, Stop, aside, line, stderr_is_terminal};
 use crate::{interrupt, load, logprobs, sampling};
 
 /// Requests that are handed to the engine before the first of them is answered.
@@ -112,17 +112,34 @@ impl Lines {
             if bytes.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let place = format!("line {number}");
-            let content = serde_json::from_slice(&bytes)
-                .map_err(|error| no_json(place, "a JSON object", &error));
+            // Some programs begin files with a mark of the order of bytes.
+            let mark = "\u{feff}".as_bytes();
+            let text =
+                bytes.strip_prefix(mark).filter(|_| number == 1).unwrap_or(&bytes).trim_ascii_end();
+            let content = serde_json::from_slice(text).map_err(|error| {
+                let (said, column) = (error.to_string(), error.column());
+                let (said, _) = said.rsplit_once(" at line ").unwrap_or((&said, ""));
+                let found = format!("no valid JSON: {said} at column {column}");
+                Error::new(format!("line {number}"), "a JSON object", found)
+            });
             return Ok(Some(Line { number, content }));
         }
     }
 }
 
+/// Why a line is not answered.
+#[derive(Debug, Clone)]
+struct Refusal(String);
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal(error.to_string())
+    }
+}
+
 /// The outcome of a request.
 struct Answer {
-    result: Result<Text, Error>,
+    result: Result<Text, Refusal>,
     metrics: Metrics,
 }
 
@@ -184,7 +201,6 @@ impl Line {
         if let Some(id) = self.id() {
             line["custom_id"] = id.clone();
         }
-        let error = |error: &Error| json!(error.to_string());
         let chat = self.chats();
         let shape = if chat { logprobs::chat } else { serve::logprobs::of_completion };
         let told = |tokens: &[Token]| shape(engine.tokenizer(), tokens);
@@ -201,7 +217,7 @@ impl Line {
                     }
                     line["usage"] = usage(&metrics);
                 }
-                Err(e) => line["error"] = error(&e),
+                Err(Refusal(why)) => line["error"] = json!(why),
             }
             return line;
         }
@@ -233,8 +249,8 @@ impl Line {
                 });
                 (200, body)
             }
-            Err(e) => {
-                let error = json!({ "message": error(&e), "type": "invalid_request_error" });
+            Err(Refusal(why)) => {
+                let error = json!({ "message": why, "type": "invalid_request_error" });
                 (400, json!({ "error": error }))
             }
         };
@@ -295,7 +311,7 @@ struct Waiting {
     line: Line,
     /// Whether log-probabilities are wanted.
     logprobs: bool,
-    generating: Result<Generating, Error>,
+    generating: Result<Generating, Refusal>,
 }
 
 impl Waiting {
@@ -304,9 +320,10 @@ impl Waiting {
         // --seed.
         let mut options = options.clone();
         options.sampling.seed = options.sampling.seed.wrapping_add(line.number as u64 - 1);
-        let request = line.body().and_then(|body| request(&line.place(), body, options));
+        let body = line.body().map_err(Refusal::from);
+        let request = body.and_then(|body| request(&line.place(), body, options));
         let logprobs = request.as_ref().is_ok_and(|(request, _)| request.options.logprobs);
-        let generating = request.and_then(|(request, grammar)| asker.ask(request, grammar));
+        let generating = request.and_then(|(request, grammar)| Ok(asker.ask(request, grammar)?));
         Waiting { line, logprobs, generating }
     }
 
@@ -335,7 +352,7 @@ impl Waiting {
         if let (Some(told), Finish::End(_)) = (&mut told, &finish) {
             told.pop();
         }
-        let result = failed.map_or(Ok(Text { text, finish, told }), Err);
+        let result = failed.map_or(Ok(Text { text, finish, told }), |error| Err(error.into()));
         Answer { result, metrics: generating.metrics() }
     }
 }
@@ -346,14 +363,15 @@ fn request(
     place: &str,
     body: &Map<String, Value>,
     mut options: GenerateOptions,
-) -> Result<(Request, Option<Grammar>), Error> {
+) -> Result<(Request, Option<Grammar>), Refusal> {
     let mut prompt = None;
     let mut grammar = None;
     let mut extra = Map::new();
     for (key, value) in body {
         let wrong = |expected: &str| Error::new(format!("{place}: {key}"), expected, value);
         let number = || value.as_f64().ok_or_else(|| wrong("a number")).map(|x| x as f32);
-        let count = || value.as_u64().ok_or_else(|| wrong("a whole number"));
+        let whole = || whole(value).ok_or_else(|| wrong("a whole number"));
+        let count = || Ok::<_, Error>(usize::try_from(whole()?).unwrap_or(usize::MAX));
         let sampling = &mut options.sampling;
         // Nothing was asked for.
         if value.is_null() {
@@ -362,15 +380,17 @@ fn request(
         match key.as_str() {
             "prompt" if prompt.is_none() => prompt = Some(text_or_tokens(value, &wrong)?),
             "messages" if prompt.is_none() => {
-                let messages = value.as_array().ok_or_else(|| wrong("an array"))?.clone();
+                let messages = serve::messages_of(value);
+                let messages = messages.map_err(|why| Refusal(format!("{place}: {why}")))?;
                 prompt = Some(Prompt::Chat { messages, extra: Map::new() });
             }
-            "prompt" | "messages" => return Err(wrong("prompt or messages, not both")),
+            "prompt" | "messages" => return Err(wrong("prompt or messages, not both").into()),
             "chat_template_kwargs" => {
                 extra = value.as_object().ok_or_else(|| wrong("an object"))?.clone();
             }
             "max_tokens" | "max_completion_tokens" => {
-                options.max_tokens = Some(usize::try_from(count()?).unwrap_or(usize::MAX));
+                // No limit, as in llama.cpp.
+                options.max_tokens = if value == -1 { None } else { Some(count()?) };
             }
             "seed" => {
                 let seed = value.as_u64().or(value.as_i64().map(|seed| seed as u64));
@@ -378,7 +398,7 @@ fn request(
             }
             "temperature" => sampling.temperature = number()?,
             "top_p" => sampling.top_p = number()?,
-            "top_k" => sampling.top_k = usize::try_from(count()?).unwrap_or(usize::MAX),
+            "top_k" => sampling.top_k = count()?,
             "min_p" => sampling.min_p = number()?,
             "presence_penalty" => sampling.presence_penalty = number()?,
             "frequency_penalty" => sampling.frequency_penalty = number()?,
@@ -397,14 +417,14 @@ fn request(
                 (Some("json_schema"), schema @ Value::Object(_)) => {
                     grammar = Some(Grammar::Schema(schema.clone()));
                 }
-                _ => return Err(wrong("text, json_object, or json_schema with its schema")),
+                _ => return Err(wrong("text, json_object, or json_schema with its schema").into()),
             },
             // The model is the command line's; the others say nothing about the answer.
             "model" | "user" | "metadata" | "store" | "service_tier" | "custom_id" => {}
             "n" | "stream" | "echo" => {
-                return Err(wrong("a value that a batch supports, such as the default"));
+                return Err(wrong("a value that a batch supports, such as the default").into());
             }
-            _ => return Err(Error::new(place, "settings that a batch supports", key)),
+            _ => return Err(Error::new(place, "settings that a batch supports", key).into()),
         }
     }
     let wanted = wanted_logprobs(place, body)?;
@@ -416,6 +436,12 @@ fn request(
         prompt => prompt,
     };
     Ok((Request::new(prompt, options), grammar))
+}
+
+/// A number from 0 on without a fraction, which some programs write all the same (`16.0`).
+fn whole(value: &Value) -> Option<u64> {
+    let fraction = || value.as_f64().filter(|n| n.fract() == 0.0 && (0.0..9e15).contains(n));
+    value.as_u64().or_else(|| fraction().map(|n| n as u64))
 }
 
 /// Whether log-probabilities are wanted, and of how many of the likeliest tokens: completions say

@@ -76,12 +76,61 @@ fn each_line_has_its_answer_in_its_place() {
     let text = found[6]["text"].as_str().unwrap();
     assert!(found[6]["finish"] != "stop" || !text.contains('.'), "{}", found[6]);
     let message = found[7]["response"]["body"]["error"]["message"].as_str().unwrap();
-    assert!(message.contains("line 9: messages: expected an array"), "{message}");
+    assert!(message.contains("line 9: messages: expected a list"), "{message}");
     assert!(error(8).contains("line 10: expected a JSON object, found an array"), "{}", error(8));
     assert_eq!(
         (&found[9]["custom_id"], &found[9]["usage"]["completion_tokens"]),
         (&json!("d"), &json!(12))
     );
+}
+
+/// Messages are read as the server reads them: parts of text become one, and what is no text or has
+/// no role is refused by its place.
+#[test]
+fn messages_are_what_the_server_reads() {
+    let of = |messages: Value| json!({ "messages": messages, "temperature": 0, "max_tokens": 6 });
+    let parts =
+        json!([{ "type": "text", "text": "Tell of " }, { "type": "text", "text": "a fox" }]);
+    let image = json!([{ "type": "image_url", "image_url": { "url": "x" } }]);
+    let lines: Vec<String> = [
+        of(json!([{ "role": "user", "content": "Tell of a fox" }])),
+        of(json!([{ "role": "user", "content": parts }])),
+        of(json!([{ "role": "user", "content": image }])),
+        of(json!([])),
+        of(json!([{ "role": "user" }])),
+        of(json!([{ "role": "stranger", "content": "a" }])),
+    ]
+    .map(|line| line.to_string())
+    .into();
+    let text = format!("\u{feff}{}\n", lines.join("\n"));
+    let found = answers(&batch(&["-"], &text));
+    assert_eq!(found[0]["text"], found[1]["text"]);
+    assert_eq!(found[0]["usage"]["prompt_tokens"], found[1]["usage"]["prompt_tokens"]);
+    for (answer, why) in found[2..].iter().zip([
+        "line 3: messages[0].content[0]: images are not supported",
+        "line 4: messages: expected 1 to",
+        "line 5: messages[0].content: expected a string, found none",
+        "line 6: messages[0].role: expected system",
+    ]) {
+        let error = answer["error"].as_str().unwrap();
+        assert!(error.starts_with(why), "{error}");
+    }
+}
+
+/// -1 is no limit, and a fraction of nothing none.
+#[test]
+fn numbers_of_tokens_are_those_of_other_programs() {
+    let line = |most: &str| {
+        format!(
+            "{{\"prompt\": \"Lily\", \"temperature\": 0, \"stop\": [\".\"], \"max_tokens\": {most}}}\n"
+        )
+    };
+    let found = answers(&batch(&["-"], &["-1", "6.0", "-2", "2.5"].map(line).concat()));
+    assert_eq!(found[0]["finish"], "stop");
+    assert_eq!(found[1]["usage"]["completion_tokens"], 6);
+    for answer in &found[2..] {
+        assert!(answer["error"].as_str().unwrap().contains("a whole number"), "{answer}");
+    }
 }
 
 /// Log-probabilities in the shapes of OpenAI's two APIs are those that `delft run` tells of the
@@ -93,9 +142,9 @@ fn log_probabilities_have_openais_shapes() {
 {"prompt": "The dog", "logprobs": 6}
 {"prompt": "The dog", "logprobs": true}
 {"prompt": "The dog", "top_logprobs": 1}
-{"messages": [], "logprobs": 2}
-{"messages": [], "top_logprobs": 2}
-{"messages": [], "logprobs": true, "top_logprobs": 21}
+{"messages": [{"role": "user", "content": "a"}], "logprobs": 2}
+{"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}
+{"messages": [{"role": "user", "content": "a"}], "logprobs": true, "top_logprobs": 21}
 {"prompt": "The dog", "temperature": 0, "logprobs": false, "max_tokens": 1}
 "#;
     let found = answers(&batch(&["-"], lines));
