@@ -101,6 +101,42 @@ fn an_adapter_is_tuned_and_served_at_once() {
     }
 }
 
+/// A server that was killed while it tuned, and started again with the same words, serves what there
+/// was and goes on, to the bytes that it would have had.
+#[test]
+fn a_server_that_is_started_again_goes_on_tuning() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("texts.jsonl");
+    let line = |i: usize| format!("{{\"text\": \"The zebra number {i} sings zub zub zub.\"}}\n");
+    std::fs::write(&data, (0..8).map(line).collect::<String>()).unwrap();
+    let start = |out: &Path| {
+        let model = testing::models().join("llama3/model.f32.gguf");
+        let mut command = delft();
+        command.args(["serve", "--port", "0", "--parallel", "2", "-m", model.to_str().unwrap()]);
+        command.args(["--tune", data.to_str().unwrap(), "--tune-out", out.to_str().unwrap()]);
+        command.args(["--tune-flags", "--batch-tokens 60 --held-out none --steps 300"]);
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        (child, lines)
+    };
+    let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
+    let (mut child, mut lines) = start(&parts);
+    lines.find(|line| line.contains("tuning: update 60 of 300")).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for (out, again) in [(&parts, true), (&whole, false)] {
+        let (mut child, mut lines) = start(out);
+        let said: Vec<String> =
+            lines.by_ref().take_while(|line| !line.contains("is the finished adapter")).collect();
+        let goes_on = said.iter().any(|line| line.contains("tuning goes on behind update"));
+        assert_eq!(goes_on, again, "{said:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let adapter = |out: &Path| std::fs::read(out.join("adapter_model.safetensors")).unwrap();
+    assert!(adapter(&parts) == adapter(&whole));
+}
+
 /// The same on a simulated GPU, which serves and tunes.
 #[test]
 fn an_adapter_is_tuned_and_served_on_a_gpu() {

@@ -61,13 +61,20 @@ impl Tuning {
         words.extend(more.split_whitespace().map(OsString::from));
         let mut cli = Cli::try_parse_from(&words).map_err(|e| Stop::Usage(e.to_string()))?;
         cli.command.settle()?;
-        let Command::Tune(tune) = cli.command else { return Ok(None) };
+        let Command::Tune(mut tune) = cli.command else { return Ok(None) };
         let folder = tune::folder(&tune)?;
-        if tune.lora.full || tune.resume || tune.sample.is_some() || run::checkpointed(&folder) {
-            let expected =
-                "an adapter in a folder without a run, and no --full, --resume or --sample";
-            return Err(Error::new("--tune", expected, folder.display()).into());
+        let refused = [
+            ("--full", tune.lora.full),
+            ("--resume", tune.resume),
+            ("--sample", tune.sample.is_some()),
+        ];
+        if let Some((flag, _)) = refused.iter().find(|(_, given)| *given) {
+            let error = Error::new("--tune-flags", "flags of an adapter in training", *flag);
+            let why = "a run that is there is gone on with by itself, and requests are the samples";
+            return Err(error.hint(why).into());
         }
+        // A server that is started again goes on.
+        tune.resume = run::checkpointed(&folder);
         let (told, heard) = channel();
         let (go, offer) = channel();
         let stop = Arc::new(AtomicBool::new(false));
@@ -141,16 +148,21 @@ fn train(
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let trained = Noted::new(words.into_iter()).and_then(|noted| {
         let mut shown = Shown { offer: &offer, name: &name, stop, noted };
-        // Its name is there from the beginning, when it changes nothing yet.
-        shown.sample(0, &prepared.made()?)?;
-        let (summary, _) = prepared.train(folder, false, &mut shown)?;
+        // Its name is there from the beginning, when it changes nothing yet, or what it did when
+        // its run was stopped.
+        match args.resume && folder.join("adapter_config.json").exists() {
+            true => shown.seat(folder)?,
+            false => shown.sample(0, &prepared.made()?)?,
+        }
+        let (summary, _) = prepared.train(folder, args.resume, &mut shown)?;
         Ok((summary, shown))
     });
     match trained {
         Ok((summary, ..)) if summary.end == RunEnd::Cancelled => {
             let place = harmless(&folder.display().to_string());
             aside(format_args!(
-                "tuning stopped behind update {}: delft tune --resume --out {place} goes on from there",
+                "tuning stopped behind update {}: the same command goes on from there, and so does \
+                 delft tune --resume --out {place}",
                 summary.step
             ));
         }
@@ -187,6 +199,9 @@ impl Watcher for Shown<'_> {
 
     fn event(&mut self, event: &RunEvent) {
         match *event {
+            RunEvent::Resumed(step, of) => {
+                note(format_args!("tuning goes on behind update {step} of {of}"));
+            }
             RunEvent::HeldOut { step, loss, .. } => {
                 note(format_args!("tuning: update {step}: held-out loss {loss:.4}"));
             }
