@@ -101,6 +101,14 @@ with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         page.until("!document.getElementById('settings').hidden && document.activeElement.id === 'system'")
         page.judge("settings")
         page.picture("settings.png")
+        # Any number within bounds counts, and one that is not is shown as wrong and left out.
+        page.run("{ const input = document.getElementById('set-temperature'); input.value = '0.72'; input.oninput(); }")
+        assert page.run("JSON.parse(localStorage['delft.settings']).temperature") == 0.72
+        page.run("{ const input = document.getElementById('set-temperature'); input.value = '9'; input.oninput(); }")
+        assert page.run("document.getElementById('set-temperature').ariaInvalid") == "true"
+        assert page.run("JSON.parse(localStorage['delft.settings']).temperature") is None
+        page.judge("a wrong setting")
+        page.run("document.getElementById('defaults').click()")
         page.press("s", "KeyS", 83, modifiers=1)
         page.press("m", "KeyM", 77, modifiers=1)
         page.until("document.getElementById('models').open && document.querySelectorAll('#stock li').length > 0")
@@ -131,13 +139,29 @@ with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         wanted = {"new", "model", "shelf", "theme", "help", "tune", "talk", "text", "send", "Copy", "Again", "Tokens", "Edit"}
         assert wanted <= reached, wanted - reached
 
-        # Stopped in the middle, kept by the browser.
+        # A button says whether it could copy.
+        page.run("[...document.querySelectorAll('.assistant .tools button')].find((one) => one.textContent === 'Copy').click()")
+        page.until("['Copied', 'The browser forbids it'].includes(document.getElementById('live').textContent)")
+
+        # What another window keeps meanwhile is kept.
+        page.run("{ const all = JSON.parse(localStorage['delft.conversations']); all.push({ id: 'other', messages: [{ role: 'user', content: 'from elsewhere' }] });"
+                 " localStorage['delft.conversations'] = JSON.stringify(all); dispatchEvent(new StorageEvent('storage', { key: 'delft.conversations' })); }")
+        page.until("document.getElementById('list').textContent.includes('from elsewhere')")
+
+        # Stopped in the middle, by Escape where no dialog takes it, kept by the browser.
         page.type("another one")
         page.until("document.querySelectorAll('.assistant').length === 2 && document.querySelectorAll('.assistant .body')[1].textContent.length > 30")
+        page.run("document.getElementById('help').click()")
+        page.press("Escape", number=27)
+        page.until("!document.getElementById('keys').open")
+        stopped = "document.querySelectorAll('.assistant .body')[1].textContent.length"
+        before = page.run(stopped)
+        page.until(f"{stopped} > {before} || document.getElementById('send').textContent === 'Send'")
         page.press("Escape", number=27)
         page.until("document.getElementById('send').textContent === 'Send'")
         page.call("Page.reload")
         page.until("document.querySelectorAll('.assistant').length === 2")
+        assert "from elsewhere" in page.run("document.getElementById('list').textContent")
 
         # A phone: the list slides in, nothing is wider than the screen.
         page.call("Emulation.setDeviceMetricsOverride", width=375, height=700, deviceScaleFactor=2, mobile=True)

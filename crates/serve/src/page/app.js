@@ -1,6 +1,6 @@
 // The page: conversations in this browser's storage, answers from this server's /v1/chat/completions.
 
-import { $, askWith, button, events, make, reason } from "./make.js";
+import { $, askWith, button, copy, events, make, reason } from "./make.js";
 import { show } from "./markdown.js";
 import * as models from "./models.js";
 import { showTokens } from "./tokens.js";
@@ -39,6 +39,8 @@ let current = null;
 const written = new WeakMap();
 /** Answers that are shown as tokens. */
 const asTokens = new WeakSet();
+/** Answers whose reasoning is open. */
+const opened = new WeakSet();
 /** How many of the likeliest tokens are asked for. */
 const LIKELIEST = 5;
 const STARTERS = ["Tell me a story about a lamp that cannot sleep", "Explain recursion in three sentences", "Write a table of five rivers and their lengths"];
@@ -51,6 +53,18 @@ const save = () => {
   conversations = conversations.filter((one) => one.messages.length);
   store("conversations", conversations);
 };
+
+// Another window of this browser has changed the conversations: the one that is being answered here stays as it is here.
+addEventListener("storage", ({ key }) => {
+  if (key !== "delft.conversations") return;
+  const there = stored("conversations", []);
+  conversations = there.map((one) => (one.id === current.id && running ? current : one));
+  if (!running && current.messages.length) {
+    current = conversations.find((one) => one.id === current.id) ?? { id: newId(), messages: [] };
+    drawTalk();
+  } else if (running && !conversations.includes(current)) conversations.unshift(current);
+  drawList();
+});
 
 function note(text) {
   $("talk").append(make("p", { className: "error", textContent: text }));
@@ -70,9 +84,11 @@ function drawList() {
   }));
 }
 
+const newId = () => crypto.randomUUID?.() ?? String(Date.now());
+
 function select(one) {
   running?.abort();
-  current = one ?? { id: crypto.randomUUID?.() ?? String(Date.now()), messages: [] };
+  current = one ?? { id: newId(), messages: [] };
   slide(false);
   drawList();
   drawTalk();
@@ -99,7 +115,10 @@ function drawTalk() {
 function drawMessage(message, index) {
   const article = make("article", { className: message.role });
   if (message.reasoning) {
-    article.append(make("details", {}, make("summary", { textContent: "Reasoning" }), message.reasoning));
+    // The answer is drawn anew as it comes: what the reader opened stays open.
+    const details = make("details", { open: opened.has(message) }, make("summary", { textContent: "Reasoning" }), message.reasoning);
+    details.ontoggle = () => (details.open ? opened.add(message) : opened.delete(message));
+    article.append(details);
   }
   const body = make("div", { className: "body" });
   article.ariaLabel = message.role === "user" ? "You" : "The model";
@@ -110,7 +129,7 @@ function drawMessage(message, index) {
   if (message === waiting) body.append(make("p", { className: "waiting", textContent: words() }));
   article.append(body);
   if (message.error) article.append(make("p", { className: "error", textContent: message.error }));
-  const tools = make("div", { className: "tools" }, button("Copy", () => copy(message.content)));
+  const tools = make("div", { className: "tools" }, button("Copy", (event) => copy(message.content, event.currentTarget)));
   if (message.role === "user") tools.append(button("Edit", () => edit(article, message, index)));
   else {
     tools.append(button("Again", () => again(index)));
@@ -126,11 +145,6 @@ function drawMessage(message, index) {
   }
   article.append(tools);
   return article;
-}
-
-async function copy(text) {
-  await navigator.clipboard?.writeText(text);
-  $("live").textContent = "Copied.";
 }
 
 /** What is waited for before an answer begins. */
@@ -258,7 +272,11 @@ function drawSettings() {
   $("sampling").replaceChildren(...SETTINGS.map(([name, label, meaning, bounds]) => {
     const input = make("input", { type: "number", id: `set-${name}`, ...bounds, value: settings[name] ?? "", placeholder: own[name] ?? "" });
     input.oninput = () => {
-      if (input.value === "" || !input.checkValidity()) delete settings[name];
+      // Steps are for the arrows: whatever lies between them is as good, but for whole numbers.
+      const { badInput, rangeUnderflow, rangeOverflow, stepMismatch } = input.validity;
+      const wrong = badInput || rangeUnderflow || rangeOverflow || (stepMismatch && bounds.step === 1);
+      input.ariaInvalid = String(wrong);
+      if (input.value === "" || wrong) delete settings[name];
       else settings[name] = Number(input.value);
       store("settings", settings);
     };
@@ -305,6 +323,7 @@ $("text").addEventListener("keydown", (event) => {
 });
 const KEYS = { KeyN: () => select(null), KeyM: () => $("shelf").click(), KeyS: () => $("tune").click(), KeyL: () => $("theme").click() };
 document.addEventListener("keydown", (event) => {
+  if (document.querySelector("dialog[open]")) return;
   if (event.key === "Escape") {
     running?.abort();
     if ($("sidebar").classList.contains("open")) {
@@ -312,7 +331,6 @@ document.addEventListener("keydown", (event) => {
       $("menu").focus();
     }
   }
-  if (document.querySelector("dialog[open]")) return;
   if (event.altKey && !event.ctrlKey && !event.metaKey && KEYS[event.code]) {
     event.preventDefault();
     KEYS[event.code]();

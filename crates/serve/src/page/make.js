@@ -11,6 +11,25 @@ export function make(name, properties = {}, ...children) {
 export const button = (label, action, properties = {}) =>
   make("button", { className: "quiet", type: "button", textContent: label, onclick: action, ...properties });
 
+/** Puts a text on the clipboard, which browsers keep from pages that came without encryption from another machine: there by selecting
+ * it. The button that asked for it says what came of it. */
+export async function copy(text, from) {
+  let done = false;
+  try {
+    await navigator.clipboard.writeText(text);
+    done = true;
+  } catch {
+    const field = make("textarea", { value: text, className: "hidden" });
+    document.body.append(field);
+    field.select();
+    done = document.execCommand("copy");
+    field.remove();
+  }
+  const label = from.textContent;
+  $("live").textContent = from.textContent = done ? "Copied" : "The browser forbids it";
+  setTimeout(() => (from.textContent = label), 1500);
+}
+
 /** Asks the server; with a key, for which it asks the user where the server wants one. */
 export async function ask(path, options = {}) {
   const key = sessionStorage.getItem("delft.key");

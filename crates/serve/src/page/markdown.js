@@ -1,6 +1,8 @@
 // Markdown as elements. A model's text is a stranger's: it only ever becomes text nodes in elements that are made here, links go to
 // web and mail addresses alone, and nothing is loaded by being shown.
 
+import { copy as put } from "./make.js";
+
 /** Shows `text` in `parent`, in place of what is there. */
 export function show(text, parent) {
   parent.replaceChildren(...blocks(text.split("\n")));
@@ -75,7 +77,7 @@ function blocks(lines, depth = 0) {
 function codeBlock(text) {
   const copy = make("button", "Copy");
   copy.type = "button";
-  copy.addEventListener("click", () => navigator.clipboard?.writeText(text));
+  copy.addEventListener("click", () => put(text, copy));
   return make("pre", make("code", text), copy);
 }
 
