@@ -42,8 +42,8 @@ pub(crate) struct Tune {
     /// Go on with the run in that folder, with the flags that it was begun with
     #[arg(long)]
     pub(crate) resume: bool,
-    /// What is only measured: a share of the examples (5%), a file of its own, or none [default: 5%
-    /// of twenty examples or more]
+    /// The examples to measure by and not learn from: a share of the examples (5%), a file of its
+    /// own, or none [default: 5% of twenty examples or more]
     #[arg(long, value_name = "SHARE or FILE")]
     pub(crate) held_out: Option<HeldOut>,
     /// Prompts and completions are text to continue, though the model has a chat template

@@ -1,8 +1,8 @@
 //! Lines that end where the window does, between words, while the text streams.
 //!
 //! A word waits until its end is known or it fills a line. Lines that a wrap begins are indented
-//! like the item or the line that they continue. Widths are those of terminals: two columns for
-//! ideographs, none for combining marks. The window may change its width at any time.
+//! like the item or the line that they continue. Widths are counted as terminals do: two columns
+//! for ideographs, none for combining marks. The window may change its width at any time.
 
 use anstyle::Style;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};

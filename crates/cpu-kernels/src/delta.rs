@@ -242,13 +242,14 @@ pub struct Reversed {
     pub before: *const f32,
     /// The matrix behind it.
     pub after: *const f32,
-    /// The gradient of the matrix behind it, which becomes that of the one in front of it.
+    /// On entry the gradient of the matrix after the row, on return the gradient of the matrix
+    /// before it.
     pub slopes: *mut f32,
 }
 
 /// Carries the gradient of a head's matrix from behind a row to the front of it. Adds the gradients
-/// of the row's query and key to `to`, a row as those of [`Head::qkv`], and writes that of its
-/// value there. `dy` is the gradient of its output; `work` are two rows of values.
+/// of the row's query and key to `to`, laid out as a row of [`Head::qkv`], and writes the gradient
+/// of its value there. `dy` is the gradient of its output; `work` are two rows of values.
 ///
 /// ```text
 /// T = g S + k c,  c = beta u,  u = v - g k S,  y = q T

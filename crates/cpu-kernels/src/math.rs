@@ -2,8 +2,8 @@
 //! embedding, conversions.
 //!
 //! Each is a plain function over f32 rows that runs on the calling thread; the caller splits rows
-//! over a team. One source serves every instruction set: see `lanes`. Elementwise functions are
-//! those of [`Unary`] and [`Binary`], which define what each computes.
+//! over a team. One source serves every instruction set: see `lanes`. [`Unary`] and
+//! [`Binary`] list the elementwise functions, and define each.
 
 mod functions;
 pub(crate) mod lanes;

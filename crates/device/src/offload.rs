@@ -3,7 +3,7 @@
 //!
 //! Each device loads its side of the Program ([`Program::offload`]); memory is planned for both. In
 //! every replay the GPU pauses at each mixture, the CPU gets its rows and scores, and the result
-//! goes back. The bits of a row are those of the device that computes it.
+//! goes back. A row has the bits of the device that computes it.
 
 use formats::{Error, Result, Tensors};
 use program::{Node, Offloaded, Program};

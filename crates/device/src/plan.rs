@@ -15,8 +15,8 @@ pub struct Plan {
     pub weights: usize,
     /// Keys and values of one full context.
     pub cache: usize,
-    /// Keys and values beyond those of one full context that the cache may grow to, for further
-    /// sequences and cached prefixes. Loading does not need them: see [`Plan::most`].
+    /// Bytes by which the cache may grow beyond one full context, for further sequences and cached
+    /// prefixes. Loading does not need them: see [`Plan::most`].
     pub pool: usize,
     /// Activations.
     pub arena: usize,

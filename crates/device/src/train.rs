@@ -23,7 +23,7 @@ pub enum Precision {
 /// Options for loading Programs for training.
 #[derive(Debug, Clone)]
 pub struct TrainOptions {
-    /// Programs over the same weights; the last Program's weights include those of all others. The
+    /// Programs over the same weights; the last Program has every weight of the others. The
     /// results of each are losses, optionally followed by the gradients of all trained weights in
     /// order.
     pub programs: Vec<Program>,

@@ -1,4 +1,4 @@
-//! A few tokens' logits, held against those of the last good load of the same model in the same
+//! The logits of a few tokens, compared with the last good load of the same model in the same
 //! place: a file, a driver or a build that makes something else of a model is noticed before
 //! anybody relies on it.
 
@@ -82,10 +82,10 @@ impl Load {
 }
 
 impl Engine {
-    /// Computes a few tokens, and compares their logits with those of the last good load of this
-    /// model on the same device, which `folder` keeps: a line if they differ by more than 1e-3 of
-    /// their range. A load that differs is a good one from then on if the model's file has changed,
-    /// else not. `build` is what tells this program from others.
+    /// Computes a few tokens, and compares their logits with the last good load of this model on
+    /// the same device, which `folder` keeps: a line if they differ by more than 1e-3 of their
+    /// range. A load that differs is a good one from then on if the model's file has changed, else
+    /// not. `build` is what tells this program from others.
     ///
     /// # Errors
     /// If the device fails. A folder that cannot be read or written has no last good load.

@@ -32,7 +32,7 @@ pub struct LoadOptions {
     /// How several devices share the model.
     pub split_mode: SplitMode,
     /// The processes whose devices share the model with this one's, by [`SplitMode::Tensor`];
-    /// `None`: all devices are this process's. [`device`](Self::device) is then that of rank 0.
+    /// `None`: all devices are this process's. [`device`](Self::device) is then rank 0's.
     pub processes: Option<Processes>,
     /// How a GPU is given its work.
     pub dispatch: Dispatch,

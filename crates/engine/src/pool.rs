@@ -444,8 +444,8 @@ impl BlockTable {
         self.fill();
     }
 
-    /// Makes entries whose block is not held those of one that is: a table shows no block that
-    /// others may write to.
+    /// Points entries without a held block at one that is held: a table names no block that others
+    /// may write to.
     fn fill(&mut self) {
         let stride = self.entries.len();
         for b in self.held.end..self.held.start + stride {

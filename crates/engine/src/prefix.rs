@@ -286,7 +286,7 @@ impl PrefixTree {
         }
     }
 
-    /// Makes empty tables, one for each group, those of a cached beginning.
+    /// Fills empty tables, one for each group, with the blocks of a cached prefix.
     pub(crate) fn adopt(&self, found: &Found, tables: &mut [BlockTable]) {
         for (group, table) in tables.iter_mut().enumerate() {
             let first = first_seen(self.groups[group].window, found.len) / BLOCK_TOKENS;

@@ -82,7 +82,7 @@ enum State {
 /// Names that templates give their switch for reasoning.
 const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
-/// The variables that turn reasoning on or off, those of the usual names that the template reads.
+/// The variables that turn reasoning on or off: the usual names, as far as the template reads them.
 pub fn switches(on: bool, template: Option<&ChatTemplate>) -> serde_json::Map<String, Value> {
     let read = template.map(ChatTemplate::variables).unwrap_or_default();
     let switches = SWITCHES.iter().filter(|name| read.contains(**name));

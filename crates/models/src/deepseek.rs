@@ -170,8 +170,8 @@ impl Mixture {
         Ok(Some(Mixture { options, dense, shared, uncorrected }))
     }
 
-    /// DeepSeek-V2's: odds are the softmax over all scores, and experts may be those of the groups
-    /// with the greatest.
+    /// DeepSeek-V2's: odds are the softmax over all scores, and experts may be limited to the
+    /// groups with the greatest.
     fn by_softmax(files: &Files<'_>, mut options: ExpertsOptions) -> Result<ExpertsOptions> {
         let keys = &files.keys;
         keys.only(Key("scoring_func", ""), &["softmax"])?;

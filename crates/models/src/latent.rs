@@ -1,8 +1,8 @@
 //! Multi-head latent attention as configurations and files state it.
 //!
-//! GGUF files of today have the matrices of keys and values apart, and those of keys the other way
-//! round, for readers that multiply queries with them; files of before April 2025 have both in one,
-//! as checkpoints do. Newer ones state sizes of the cached latents under the keys of heads, and of
+//! GGUF files of today have the matrices of keys and of values apart, the key matrices transposed
+//! for readers that multiply queries with them; files from before April 2025 have both in one, as
+//! checkpoints do. Newer ones state sizes of the cached latents under the keys of heads, and of
 //! heads under keys of their own.
 
 use crate::config::{Config, Raw};
@@ -249,9 +249,9 @@ fn taken(whole: Stored, part: &str, Heads([heads, plain, value]): Heads) -> Opti
     Some(Stored { source, shape: vec![heads * count, rank] })
 }
 
-/// GGUF's metadata of latent attention, below the prefix: the lengths of keys and values in the
-/// latent form, in which queries are multiplied with the key matrices, and those of heads; `held`
-/// are the model's weights.
+/// GGUF's metadata of latent attention, below the prefix: the lengths of keys and values, both in
+/// the latent form, in which queries are multiplied with the key matrices, and of single heads;
+/// `held` are the model's weights.
 pub(crate) fn metadata(
     files: &Files<'_>,
     config: &Config,

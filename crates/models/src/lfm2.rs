@@ -150,8 +150,8 @@ fn feed_forward(files: &Files<'_>, stated: Stated<usize>) -> Result<Stated<usize
     Ok(width.map(|_| scaled.min(LIMIT).div_ceil(multiple) * multiple))
 }
 
-/// Whether each layer is a convolution: by `layer_types`, or all but those of `full_attn_idxs`; in
-/// GGUF by its weights.
+/// Whether each layer is a convolution: by `layer_types`, or every layer outside
+/// `full_attn_idxs`; in GGUF by its weights.
 fn convs(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
     let (keys, count) = (&files.keys, layers.value.min(LAYERS));
     if keys.dialect() == Dialect::Gguf {
@@ -230,8 +230,7 @@ pub(crate) fn exported(held: &[Weight], canonical: &str) -> Option<Option<(Sourc
     }
 }
 
-/// GGUF's settings of such a model beside those of `config.json`: no key/value heads in layers
-/// that are convolutions.
+/// GGUF's settings that `config.json` lacks: layers that are convolutions have no key/value heads.
 pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Option<(&'static str, Value)> {
     if ![ARCHITECTURE.name, lfm2_moe::ARCHITECTURE.name].contains(&config.architecture.name) {
         return None;

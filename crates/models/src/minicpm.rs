@@ -66,8 +66,8 @@ fn open_third(files: &Files<'_>) -> Result<Opened> {
     }))
 }
 
-/// The factors on embeddings, on the results of sublayers, and on logits; `granted` are those of
-/// embeddings and sublayers and the divisor of logits where GGUF says nothing.
+/// The factors on embeddings, on the results of sublayers, and on logits; `granted` are the
+/// factors of embeddings and sublayers, and the divisor of logits, where GGUF says nothing.
 fn multipliers(files: &Files<'_>, raw: &Raw, granted: Option<[f64; 3]>) -> Result<[f32; 3]> {
     let keys = &files.keys;
     let [usual, usual_residual, usual_logits] = match keys.dialect() {

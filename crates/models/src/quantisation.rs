@@ -237,7 +237,7 @@ fn quantised(
     Some(Quantised { scheme, tensors })
 }
 
-/// Whether a matrix's tensors are those of a scheme, none left over.
+/// Whether a matrix has the tensors of a scheme and no others.
 fn fits(source: &Quantised, stem: &str, tensors: &Tensors) -> bool {
     let Ok(described) = source.describe(tensors) else { return false };
     let stated = tensors.get(&format!("{stem}.weight_shape")).and_then(|t| t.whole_numbers());
@@ -315,8 +315,8 @@ fn codes(keys: &Keys<'_>) -> Result<Integers> {
     })
 }
 
-/// The codes `whole`, and those of each object of `key`, which states what is another for some
-/// matrices. Shapes do not tell symmetric ones from others, which are the general case.
+/// The codes `whole`, and the codes of each object of `key`, which states how some matrices differ.
+/// Shapes do not tell symmetric ones from others, which are the general case.
 fn codes_of_all(keys: &Keys<'_>, whole: Integers, key: &'static str) -> Result<Vec<Integers>> {
     let mut all = vec![whole];
     for (rule, value) in keys.get(key).and_then(|rules| rules.as_object()).into_iter().flatten() {
@@ -394,7 +394,7 @@ fn auto_round(keys: &Keys<'_>) -> Result<Vec<Scheme>> {
     Ok(all.into_iter().map(|integers| Scheme::Gptq { integers, plus }).collect())
 }
 
-/// Refuses other codes of AWQ than those of four bits.
+/// Refuses AWQ codes that do not have four bits.
 fn four_bits(keys: &Keys<'_>) -> Result<()> {
     match keys.size("bits")?.or(keys.size("w_bit")?).filter(|bits| bits.value != 4) {
         Some(bits) => Err(bits.wrong("4 bits", bits.value)),

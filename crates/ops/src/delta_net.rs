@@ -565,7 +565,7 @@ impl Lane {
 /// The kernel, its cases and benchmarks.
 pub const KERNELS: &[Spec] = &[Spec { name: "delta_net", cases, benches }];
 
-/// The numbers of a launch, with those of its step.
+/// The numbers of a launch; `step` has the numbers of its step.
 pub fn numbers(op: &DeltaNet, step: Numbers) -> Numbers {
     step.with("start", op.start as u32)
         .with("heads", op.heads as u32)

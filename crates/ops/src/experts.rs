@@ -109,7 +109,7 @@ impl Experts {
     /// The sizes that operands of these shapes have.
     ///
     /// # Errors
-    /// Operands that are not those of one mixture.
+    /// Operands that do not belong to one mixture.
     pub fn sizes(&self, widths: [usize; 2], weights: &[&[usize]]) -> Result<Sizes> {
         let ([width, experts], used) = (widths, self.routing.used);
         if experts == 0 || experts > MOST_EXPERTS {

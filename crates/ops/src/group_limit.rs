@@ -13,8 +13,8 @@
 //! e)`, whose logistic function is the softmax over all experts, those that do not stay included.
 //!
 //! The correction chooses experts and is not part of their weights: [`Experts`](crate::Experts)
-//! makes those of the scores that are left. Ties go to the lower group and the lower expert; a
-//! score that is no number counts as minus infinity.
+//! makes the weights of the scores that are left. Ties go to the lower group and the lower expert;
+//! a score that is no number counts as minus infinity.
 
 use formats::{Error, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};

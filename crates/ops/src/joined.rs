@@ -54,8 +54,8 @@ pub fn split_columns(x: In<f32>, width: Const<u32>, count: u32) {
     }
 }
 
-/// `y[rows, out] = f(gate) * up`, where a row of `x` has the `out` columns of the gate and then
-/// those of `up`.
+/// `y[rows, out] = f(gate) * up`, where a row of `x` has the `out` columns of the gate, then
+/// the `out` columns of `up`.
 #[kernel]
 pub fn gated_columns(
     x: In<{ scalar }>,

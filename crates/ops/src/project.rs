@@ -32,8 +32,8 @@ pub struct ProjectedMatrix {
 /// `n = rms_norm(x)` with the f32 weight `norm`, or `x[rows, width]`.
 ///
 /// Buffers: `x`, (`norm`), then for each matrix `yJ`, `weightJ`, (`biasJ`). The matrices' blocks of
-/// rows are numbered through, so that a launch is as even as that of one matrix with all rows. With
-/// `low`, what adapters add is added.
+/// rows are numbered through, so that a launch is spread as evenly as the launch of one matrix with
+/// all rows. With `low`, what adapters add is added.
 #[kernel]
 pub fn project(
     x: In<{ from }>,

@@ -281,8 +281,8 @@ impl Heads {
     }
 }
 
-/// Turns every head of `x` `[tokens, heads * head_dim]`, on the device. `frequencies` are those of
-/// [`Rope`], `[pairs]`; `positions` `[tokens]`. `y` may be the same buffer as `x`.
+/// Turns every head of `x` `[tokens, heads * head_dim]`, on the device. `frequencies` are
+/// [`Rope`]'s, `[pairs]`; `positions` `[tokens]`. `y` may be the same buffer as `x`.
 #[kernel]
 pub fn rope(
     x: In<{ scalar }>,

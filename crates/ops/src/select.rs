@@ -57,7 +57,7 @@ pub fn reference(x: &[f32], rows: &[u32], width: usize, y: &mut [f32]) {
     crate::embed::reference(rows, x, width, y);
 }
 
-/// `y[i] = x[picks[i]]`, on the device. The numbers must be below those of `x`.
+/// `y[i] = x[picks[i]]`, on the device. `picks` are row numbers of `x`.
 #[kernel]
 pub fn select_rows(
     picks: In<u32>,

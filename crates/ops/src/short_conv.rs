@@ -15,8 +15,8 @@ use crate::sweep::{begin, load, require_vectors, when};
 use crate::trial::{memory, random};
 use crate::{Shape, arity, expect};
 
-/// `x[tokens, width]; taps[kernel * width] -> [tokens, width]`; the last `width` taps are those of
-/// a row itself.
+/// `x[tokens, width]; taps[kernel * width] -> [tokens, width]`; the last `width` taps weigh
+/// the row itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShortConv {
     /// Index of the cache layer.
@@ -283,7 +283,7 @@ fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// The numbers of a launch, with those of its step.
+/// The numbers of a launch; `step` has the numbers of its step.
 pub fn numbers(op: &ShortConv, step: Numbers) -> Numbers {
     step.with("start", op.start as u32)
         .with("width", op.width as u32)

@@ -20,7 +20,7 @@ pub(crate) struct States {
     pub(crate) states: InOut,
     /// `[tokens]`: the position of each row in its sequence.
     pub(crate) positions: In<u32>,
-    /// `[tokens]`: the sequence of each row. Sequences that have no rows are those of idle rows.
+    /// `[tokens]`: the sequence of each row. Idle rows name sequences that have no rows.
     pub(crate) sequences: In<u32>,
     /// `[batch + 1]`: the first row of each sequence.
     pub(crate) starts: In<u32>,

@@ -67,8 +67,8 @@ impl AdapterFactors {
         self.deltas.values().map(|delta| delta.rank).max().unwrap_or(0)
     }
 
-    /// The part of the adapter at the given sites: those of the Program that it fits, or some of
-    /// them, or a rank's shares of them.
+    /// The part of the adapter at the given sites: the sites of the Program that it fits, or
+    /// some of them, or a rank's shares of them.
     pub fn part(&self, sites: &[Site]) -> AdapterFactors {
         let own = sites
             .iter()

@@ -259,7 +259,7 @@ pub(crate) struct Generating {
 struct Text {
     index: usize,
     running: delft::Generating,
-    /// Counts it among those of its engine.
+    /// Counts it among its engine's texts.
     _place: Place,
     /// Its tokens, where they are recorded or told.
     written: Option<Written>,

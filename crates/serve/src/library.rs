@@ -1,5 +1,5 @@
-//! The models that could be loaded: the models that a server was given by name, and those of the
-//! store that `delft pull` fills.
+//! The models that a server may load: models that it was given by name, and the store that
+//! `delft pull` fills.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ pub struct Library {
     pub canary: Option<PathBuf>,
     /// How long the named ones stay loaded.
     pub keep_named: Keep,
-    /// How long those of the store stay loaded.
+    /// How long models of the store stay loaded.
     pub keep: Keep,
 }
 
@@ -56,7 +56,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// Its own name and those of its adapters.
+    /// Its own name and its adapters' names.
     pub fn names(&self) -> impl Iterator<Item = &String> {
         std::iter::once(&self.name).chain(self.adapters.iter().map(|(name, _)| name))
     }

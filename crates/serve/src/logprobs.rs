@@ -5,8 +5,8 @@ use delft::Token;
 use delft::tokens::Tokenizer;
 use serde_json::{Map, Value, json};
 
-/// A token's object, which `object` makes of an id and a log-probability, with those of the
-/// likeliest ones in its place.
+/// A token's object, which `object` makes of an id and a log-probability, and the objects of the
+/// likeliest tokens at its place.
 pub fn with_likeliest(token: &Token, object: impl Fn(u32, Option<f32>) -> Value) -> Value {
     let mut told = object(token.id, token.logprob);
     let top = token.top_logprobs.iter().map(|&(id, logprob)| object(id, Some(logprob)));

@@ -2,8 +2,8 @@
 //!
 //! Each engine keeps what it computed, so that a conversation does best where its earlier turns
 //! are; but an engine that has much to do is worth leaving. Both are counted in tokens of prompt:
-//! those of the text that the engine would compute itself, and [`NEIGHBOUR`] for each text that is
-//! under way there. SGLang's and vLLM's routers weigh the same two.
+//! the part of the prompt that the engine would have to compute, and [`NEIGHBOUR`] for each text
+//! that is under way there. SGLang's and vLLM's routers weigh the same two.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,8 +1,8 @@
 //! Sessions: timelines of tokens that the server keeps between requests, to be continued, forked,
 //! saved to a file and restored.
 //!
-//! A session is its tokens. Their keys and values lie in the engine's prefix tree, as those of all
-//! requests do: a session is continued together with whatever else runs, a fork shares all that is
+//! A session is its tokens. Their keys and values lie in the engine's prefix tree, as for all
+//! requests: a session is continued together with whatever else runs, a fork shares all that is
 //! computed, and what was given up for others meanwhile is computed again. Their number is bounded,
 //! and those that are not asked for are forgotten.
 

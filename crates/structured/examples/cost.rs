@@ -1,4 +1,4 @@
-//! What a schema costs: microseconds of each token of random texts that follow it.
+//! The cost of a schema: microseconds of each token of random texts that follow it.
 //!
 //! ```sh
 //! cargo run --release -p delft-structured --example cost -- FOLDER SCHEMA.json [TOKENS] [TEXTS]

@@ -19,7 +19,7 @@ use tokens::Tokenizer;
 
 /// Bytes and special tokens that one look walks over.
 const PLACES: usize = 64;
-/// Steps of regular expressions that one look takes, beside those of its last mask.
+/// Steps of regular expressions that one look takes, its last mask not counted.
 const WALKING: u64 = STEPS / 4;
 
 /// Writes forced text in a model's tokens.

@@ -14,7 +14,7 @@ use crate::{Emit, Outcome, ptx, select};
 /// Where `tile build` writes to, and for what.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What to write.
+    /// The form to write.
     #[arg(long, value_enum, default_value = "all", value_delimiter = ',')]
     emit: Vec<Emit>,
     /// NVIDIA architectures that PTX is for, such as sm_89 [default: sm_80, and sm_90a].

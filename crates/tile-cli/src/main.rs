@@ -30,7 +30,7 @@ enum Command {
     Test {
         /// Only kernels whose name or family contains this.
         filter: Option<String>,
-        /// What executes them.
+        /// The device that executes them.
         #[arg(long, value_enum, default_value = "interp")]
         on: Runner,
     },
@@ -54,7 +54,7 @@ enum Command {
         text: bool,
     },
     /// List every case, and every kernel with digests of its texts in which its own name does not
-    /// count, and those of what stands before all kernels.
+    /// count, and digests of what stands before all kernels.
     List {
         /// Only kernels whose name or family contains this.
         filter: Option<String>,

@@ -131,7 +131,7 @@ impl Tokenizer {
     /// The tokenizer of a GGUF file.
     ///
     /// # Errors
-    /// Keys that are absent or of another type, and those of [`Tokenizer::from_vocabulary`].
+    /// Keys that are absent or of another type, and the errors of [`Tokenizer::from_vocabulary`].
     pub fn from_gguf(metadata: &Metadata) -> Result<Self> {
         Self::from_vocabulary(GgufVocabulary::from_metadata(metadata)?)
     }

@@ -46,8 +46,9 @@ fn block(name: &str) -> Option<usize> {
 /// alone are wanted, all others have none.
 ///
 /// # Errors
-/// A name that no matrix has, with those of the blocks; the head; one of a matrix that Hugging
-/// Face's model has no module for; more blocks than there are; blocks that have none of the names.
+/// A name that no matrix has, listing the names of the blocks; the head; one of a matrix that
+/// Hugging Face's model has no module for; more blocks than there are; blocks that have none of the
+/// names.
 pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Site, Module)>> {
     let (wanted, all) = (&options.sites[..], base.config.layers);
     if let Some(layers) = options.layers.filter(|layers| *layers == 0 || *layers > all) {

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The base is the model without its adapter, or the adapter that was gone on from
-//! ([`Tuned::rebase`]). The gradients are those of cross-entropies, in which the tokens of both
-//! count `beta sigmoid(-beta margin)`, those of the rejected answer less than nothing.
+//! ([`Tuned::rebase`]). The gradients are weighted gradients of cross-entropies: the tokens of the
+//! chosen answer count `beta sigmoid(-beta margin)`, the tokens of the rejected one minus that.
 
 use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Tuned};
 use formats::{Error, Result};

@@ -32,7 +32,7 @@ pub struct LoraOptions {
     /// The matrices that have factors, by the last part of their names: `q` or `attention.q` as
     /// Delft names them, `q_proj` as Hugging Face does. If Hugging Face's model keeps several in
     /// one matrix, such as Phi-3's q, k and v, all of these have factors if any has. Empty: every
-    /// matrix of the blocks; in models with experts, all but those of feed-forwards.
+    /// matrix of the blocks; in models with experts, all but the feed-forwards.
     pub sites: Vec<String>,
     /// The last blocks of the model, whose matrices alone have factors; `None`: all of them.
     pub layers: Option<usize>,
@@ -205,8 +205,8 @@ pub struct Tuned {
     parameters: Vec<Parameter>,
     /// The parameters of the base, if it is not the model without the adapter.
     base: Option<Vec<Parameter>>,
-    /// Whether the runner was last given the parameters, or those of the base; none where
-    /// parameters may have changed.
+    /// Whether the runner was last given the parameters (true) or the base's; none where parameters
+    /// may have changed.
     given: Option<bool>,
     /// Whether the device has newer parameters and moments: it makes the updates.
     newer: bool,
@@ -252,7 +252,7 @@ impl Tuned {
         Tuned::low_rank(tensors, options, hardware.into())
     }
 
-    /// A model with factors, which begin as those of an adapter, if there is one.
+    /// A model with factors, which begin as an adapter's, if there is one.
     fn low_rank(
         tensors: Tensors,
         options: impl FnOnce(&adapters::Base<'_>) -> Result<(LoraOptions, Option<AdapterFactors>)>,
@@ -327,7 +327,7 @@ impl Tuned {
         Ok(Tuned { tensors, config, kind, runner, trained, parameters, base, given, newer })
     }
 
-    /// From now on [`Tuned::base_losses`] are those of the adapter as it stands.
+    /// From now on [`Tuned::base_losses`] are the losses of the adapter as it stands.
     ///
     /// # Errors
     /// If the device fails.
@@ -450,7 +450,7 @@ impl Tuned {
         Ok(sequences.collect())
     }
 
-    /// Gives the runner the parameters, or those of the base, if it has not got them already.
+    /// Gives the runner the parameters, or the base's, if it has not got them already.
     fn refresh(&mut self, adapted: bool) -> Result<()> {
         if self.given == Some(adapted) {
             return Ok(());

@@ -94,7 +94,7 @@ pub(crate) struct Classify {
     /// The labels, as the model would write them
     #[arg(short, long, value_name = "LABEL,..", value_delimiter = ',', required = true)]
     pub(crate) labels: Vec<String>,
-    /// What the model is asked, with {} in the place of the text
+    /// The question to the model, with {} in the place of the text
     #[arg(short, long, value_name = "PROMPT", default_value = "{}")]
     pub(crate) prompt: String,
     /// Continue the prompt as it stands, without the model's chat template
@@ -306,8 +306,8 @@ pub(crate) struct Verify {
     /// Write this model's values as a reference instead
     #[arg(long, value_name = "FILE")]
     pub(crate) make: Option<PathBuf>,
-    /// With --make: the token ids to compute, separated by commas [default: those of a short
-    /// English text]
+    /// With --make: the token ids to compute, separated by commas [default: a short English
+    /// text]
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "against", value_parser = token)]
     pub(crate) tokens: Vec<u32>,
     /// How far values may be from the reference, relative to them

@@ -357,8 +357,8 @@ impl Waiting {
     }
 }
 
-/// The request of a body, and what its answer must be. Settings that it does not name are those of
-/// `options`.
+/// The request of a body, and the grammar of its answer. A setting that the body does not name is
+/// taken from `options`.
 fn request(
     place: &str,
     body: &Map<String, Value>,

@@ -1,4 +1,4 @@
-//! `delft verify`: a model's values layer by layer beside those of a reference; names the first
+//! `delft verify`: compares a model's values with a reference, layer by layer, and names the first
 //! layer that differs.
 //!
 //! A reference is a safetensors file: `input_ids` `[T]` i64, then `[rows, width]` f32 of the last

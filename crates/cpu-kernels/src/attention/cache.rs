@@ -4,7 +4,7 @@
 //! head, are the keys as `[block_tokens / 16][head_dim][16]` (sixteen keys side by side, so that a
 //! vector holds the same element of sixteen keys, and scores need no horizontal sums), then the
 //! values as `[block_tokens][width]` with `width` the head rounded up to whole vectors. Codes are
-//! stored like numbers; after those of sixteen keys or values follow their scales (`store`). A
+//! stored like numbers; the scales follow the codes of sixteen keys or values (`store`). A
 //! block takes no memory until something is written there.
 //! block is the operating system's until something is written there.
 

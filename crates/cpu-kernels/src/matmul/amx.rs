@@ -3,8 +3,8 @@
 //! The unit multiplies bytes at twice the rate of bf16, but byte products must leave it after every
 //! 32 columns to be scaled, which costs more than the products. In bf16 the scales are part of the
 //! weights and the sums stay in the tiles. Both sides are rounded to 8 bits, relative to each
-//! number: the error is a quarter of that of activations in bytes with one scale per 32, so nothing
-//! is given up. Panels are expanded to bf16 in cache, several at a time.
+//! number: the error is a quarter of the error of 8-bit activations with one scale per 32, so no
+//! accuracy is lost. Panels are expanded to bf16 in cache, several at a time.
 //!
 //! Float weights ask for more. An f32 activation is the sum of two bf16 to 16 bits and of three
 //! exactly; an f16 weight is exactly the sum of two. So two products (bf16 weights) or three (f16)

@@ -302,7 +302,7 @@ impl Blas {
     }
 
     /// Multiplies `rows` rows from `token` on, or what the call has of them, by a slab of weights,
-    /// whose columns begin at `first`, and adds the results to those of the panels from `panel` on.
+    /// whose columns begin at `first`, and adds the results to the panels from `panel` on.
     ///
     /// # Safety
     /// As [`super::multiply`]; `w` is the call's slab of these panels.

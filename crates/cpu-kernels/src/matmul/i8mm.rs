@@ -9,7 +9,7 @@
 //! in cache as for the other sets (`product::many`), into the order of these pairs, with zero
 //! points taken off; tokens are brought into the same order, a group at a time, for all panels of
 //! the slab. Integers are exact, and f32 are scaled, fused and added in the order of
-//! `product::tile` over slabs as deep, so that results have the bits of those of `sdot`. A few
+//! `product::tile` over slabs as deep, so that results equal `sdot`'s to the bit. A few
 //! tokens are bound by memory and stay with `sdot`; float weights multiply in f32 (`float`).
 
 use super::activations::{Line, TOKENS};

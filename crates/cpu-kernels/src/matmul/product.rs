@@ -321,7 +321,7 @@ impl<B: Block> Slab<B> {
     /// Bytes per block.
     pub(super) const STEP: usize = step(Self::SUBS, Self::MINS);
 
-    /// The number added to each code, modulo 256, so that its zero point becomes that of [`Form`].
+    /// The number added to each code, modulo 256, to move its zero point to the one of [`Form`].
     const fn rebias<L: Lanes>() -> u8 {
         zero::<L>(Self::MINS, Self::bits::<L>()).wrapping_sub(<Packed<B> as Source<L>>::ZERO)
     }

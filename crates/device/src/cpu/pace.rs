@@ -114,7 +114,7 @@ fn taken(last: Ticks, now: Ticks, processors: usize) -> Option<f64> {
 }
 
 /// The number of workers that have a processor to themselves, if other programs take `taken`
-/// processors and there are `spare` ones beside those of the workers.
+/// processors and the machine has `spare` processors more than there are workers.
 fn left(workers: usize, spare: usize, taken: f64) -> usize {
     let giving_way = (taken - TOLERATED - spare as f64).ceil().max(0.0) as usize;
     workers.saturating_sub(giving_way).max(1)

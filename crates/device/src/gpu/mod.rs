@@ -458,7 +458,7 @@ pub enum Dispatch {
     /// Words rotate through three slots, so that nothing waits for the step before; see `ring`.
     /// Launches are submitted one by one, and each may let the next one start early.
     Arguments,
-    /// Launches are bound once, and those of few rows are recorded as one submission (a CUDA
+    /// Launches are bound once, and launches of few rows are recorded as one submission (a CUDA
     /// graph). Words are written once the device is idle. It mostly is: either the host has waited
     /// for the last step's logits, or the device chooses tokens and writes the next words itself.
     #[default]

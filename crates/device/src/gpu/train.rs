@@ -36,8 +36,8 @@ use lower::Lowering;
 use ops::gradient::adamw::Rule;
 use updates::Updates;
 
-/// Alignment of a trained weight in bytes: twice that of a buffer, so that 16-bit operands at half
-/// the offset are aligned, too.
+/// Alignment of a trained weight in bytes: twice a buffer's, so that 16-bit operands at half the
+/// offset are aligned, too.
 const ALIGN: usize = 512;
 
 /// Number of classes that are kept bound; the batches of a training run are mostly of a few.

@@ -18,8 +18,8 @@
 //! another within a launch, for which the language has `coherent(device)` from version 3.2 on.
 //! Kernels without such a hand-over ask for 3.1.
 //!
-//! The order of such a hand-over is that of the language's memory model, not of what hardware is
-//! seen to do: all threads write, a barrier, then one thread fences, counts its threadgroup in with
+//! Such a hand-over is ordered as the language's memory model asks for, not as hardware is seen to
+//! behave: all threads write, a barrier, then one thread fences, counts its threadgroup in with
 //! a relaxed atomic, and fences again, then a barrier, and the threads of the last threadgroup
 //! read. What is handed over is `coherent(device)`; what only atomics touch is plain device memory,
 //! since no cast may take the qualifier away (`tile`'s emitter and its strict check see to both).

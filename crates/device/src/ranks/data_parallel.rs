@@ -1,8 +1,8 @@
 //! Data parallelism: every device trains the same weights on its share of each batch's sequences.
 //!
 //! Gradients are added up over all devices once an update, by an all-reduce of their sums; each
-//! device then makes the same update by itself. Losses and gradients are those of the whole batch,
-//! since what a row's prediction counts was fixed before the batch was cut.
+//! device then makes the same update by itself. Losses and gradients are the whole batch's,
+//! since the weight of each row's prediction was fixed before the batch was cut.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,14 +27,14 @@ pub(super) struct DataParallel {
     shares: Vec<Share>,
     /// The losses of the last batch, once they were asked for.
     joined: Vec<f32>,
-    /// Whether the sums of gradients are those of all devices already.
+    /// Whether the sums of gradients have been added up over all devices.
     reduced: bool,
 }
 
 /// The sequences of a batch that one device computes.
 #[derive(Debug, Clone, PartialEq)]
 struct Share {
-    /// Its rows, and those of them that predict something by their place in [`PackedRows::picks`].
+    /// Its rows, and the range of [`PackedRows::picks`] that lists which of them predict something.
     rows: Range<usize>,
     picks: Range<usize>,
     /// [`PackedRows::first`] and [`PackedRows::picks`], counted from the share's first row.

@@ -12,15 +12,15 @@ use crate::DeviceList;
 /// The secret that processes of one job share.
 pub(super) const TOKEN: &str = "DELFT_RANKS_TOKEN";
 
-/// The port if none is named: that of torchrun.
+/// The port if none is named: torchrun's.
 const PORT: u16 = 29_500;
 
 /// How long processes wait for each other: launchers start them within seconds, clusters within a
 /// minute.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The names that a launcher gives its variables: of the rank, the number of ranks, and both among
-/// those of this machine.
+/// The names that a launcher gives its variables: rank and number of ranks, in the whole run and
+/// on this machine.
 struct Names {
     rank: &'static str,
     count: &'static str,

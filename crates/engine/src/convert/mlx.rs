@@ -234,8 +234,7 @@ fn matrices(tensors: &Tensors) -> Result<(HashSet<String>, Vec<String>)> {
     Ok((found, turned.map(said).into_iter().collect()))
 }
 
-/// Whether a recipe turns matrices on their side, so that rows of the tensor are not those of the
-/// weight.
+/// Whether a recipe transposes matrices, so that a row of the tensor is not a row of the weight.
 fn is_turned(source: &Source) -> bool {
     match source {
         Source::Transpose(_) | Source::Columns { .. } => true,

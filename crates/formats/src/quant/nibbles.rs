@@ -41,8 +41,8 @@ pub(super) fn field(bytes: &[u8], shift: usize, mask: u8, codes: &mut [u8]) {
     }
 }
 
-/// 32 codes out of two planes of 32 bytes: `low_mask` bits of one, below those of `high_mask` of
-/// the other, which move up by `up`.
+/// 32 codes out of two planes of 32 bytes: the bits `low_mask` of one plane, below the bits
+/// `high_mask` of the other, which move up by `up`.
 pub(super) fn fields(
     (low, low_shift, low_mask): (&[u8], usize, u8),
     (high, high_shift, high_mask): (&[u8], usize, u8),

@@ -17,7 +17,7 @@ use nn::{
 };
 use ops::{Op, Splice};
 
-/// What layers of one kind have in common.
+/// The sizes that layers of one kind have in common.
 #[derive(Debug, Clone)]
 pub(super) struct Kind {
     pub(super) head_dim: usize,
@@ -25,7 +25,7 @@ pub(super) struct Kind {
     pub(super) rope: Rope,
 }
 
-/// The numbers of the layers beside those of [`Config`].
+/// The sizes of the layers that [`Config`] does not have.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     /// Layers within a window, and layers that see everything.

@@ -10,7 +10,7 @@ use crate::scaling;
 use crate::stated::Stated;
 use formats::{ErrorKind, Result};
 
-/// What `per_layer_config` says of the layers that see everything, as Transformers writes it of late.
+/// The settings of full-attention layers in `per_layer_config`, as recent Transformers writes it.
 fn of_globals(files: &Files<'_>, raw: &Raw, key: &'static str) -> Result<Option<Stated<usize>>> {
     const OWN: &str = "per_layer_config";
     let keys = &files.keys;

@@ -114,8 +114,8 @@ impl DecodeSchedule {
         busy.min(length.div_ceil(64)).clamp(1, MOST_SPLITS)
     }
 
-    /// The work of a group for a form, over a cache whose elements, like those of queries, have at
-    /// most `bytes` bytes.
+    /// The work of a group for a form, over a cache; elements of the cache and of queries have
+    /// at most `bytes` bytes.
     fn plan(self, form: AttentionForm, bytes: u32) -> Plan {
         let (simds, keys, most) = match self {
             DecodeSchedule::Lanes { stages } => lanes::plan(form, bytes, stages),

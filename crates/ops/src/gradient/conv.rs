@@ -159,8 +159,9 @@ fn launch_conv(to: &mut dyn Launches, of: &ShortConv, turned: bool) -> Result<bo
 }
 
 /// The convolution of the rows of each sequence, on the device; if `turned`, the gradient of its
-/// input from that of its output: the rows behind, weighed by the taps in the other order. A row is
-/// in the sequence of the row so far in front of it if it stands so far from its sequence's first.
+/// input from its output's gradient: the rows behind, weighed by the taps in reverse order. A row
+/// is in the sequence of the row so far in front of it if it stands so far from its sequence's
+/// first.
 #[kernel]
 pub fn packed_conv(
     positions: In<u32>,

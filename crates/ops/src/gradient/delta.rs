@@ -2,8 +2,8 @@
 //! cache: a sequence begins with a matrix of zeros.
 //!
 //! A row makes of the matrix `S` in front of it `T = g S + k c`, where `c = beta u` and
-//! `u = v - g k S`, and `y = q T`. The gradient `D` of the matrix behind the row becomes that of
-//! the one in front of it:
+//! `u = v - g k S`, and `y = q T`. From the gradient `D` of the matrix after the row
+//! follows the gradient of the matrix before it:
 //!
 //! ```text
 //! D += q dy,  dq = T dy,  dc = k D,  dbeta = <dc, u>,  dv = beta dc,  dk = D c - g S dv
@@ -114,8 +114,8 @@ struct Slopes {
 }
 
 impl HeadRow {
-    /// The gradients of the row's operands, from that of its `y` and of the matrix behind it, which
-    /// becomes that of the matrix in front of it, `before`.
+    /// The gradients of the row's operands, from the gradients of its `y` and of the matrix after
+    /// it; `slopes` then holds the gradient of the matrix before it, `before`.
     fn backward(&self, before: &[f64], slopes: &mut [f64], dy: &[f32]) -> Slopes {
         let (n, keys) = (self.v.len(), self.k.len());
         let dy: Vec<f64> = dy.iter().map(|dy| f64::from(*dy) / self.root).collect();
@@ -185,8 +185,8 @@ impl HeadRow {
     }
 }
 
-/// The change of a vector of this length, from that of the vector divided by it, `unit`; or the
-/// other way round.
+/// The change of a vector of this length, from the change of its unit vector `unit`; or the other
+/// way round.
 fn along(change: &[f64], unit: &[f64], length: f64) -> Vec<f64> {
     let along: f64 = change.iter().zip(unit).map(|(change, unit)| change * unit).sum();
     change.iter().zip(unit).map(|(change, unit)| (change - unit * along) / length).collect()

@@ -1,4 +1,5 @@
-//! Gradients of single elements: `dx = f'(x) dy`, those of gates, and values that are one number.
+//! Gradients of elementwise functions, `dx = f'(x) dy`, and of gates; and values that are one
+//! number.
 
 use super::{Forward, Reverse};
 use crate::gated::GATES;

@@ -1,8 +1,8 @@
-//! What routing in groups leaves of a router's scores, differentiated ([`GroupLimit`]): which
-//! experts stay counts as constant.
+//! The derivative of routing in groups ([`GroupLimit`]), which leaves a part of a router's scores:
+//! which experts stay counts as constant.
 //!
 //! Without a softmax the scores that stay are themselves. With `softmax`, `p` being the softmax of
-//! all scores, `y_e = ln(p_e / (1 - p_e))`, so that of the experts `e` that stay
+//! all scores, `y_e = ln(p_e / (1 - p_e))`, so that for the experts `e` that stay
 //!
 //! ```text
 //! dy_e = (ds_e - sum_i p_i ds_i) / (1 - p_e)

@@ -3,8 +3,8 @@
 //!
 //! Each operation's rule, [`Operation::vjp`], stands in its own file. It asks a [`Reverse`] for the
 //! cotangents of its outputs (the derivatives of a loss with respect to them) and records
-//! operations that make those of its inputs and weights. A value with the shape of a weight has
-//! [`Rows::Fixed`](crate::Rows::Fixed); a vector is one row.
+//! operations that make the cotangents of its inputs and weights. A value with the shape of a
+//! weight has [`Rows::Fixed`](crate::Rows::Fixed); a vector is one row.
 
 pub mod adamw;
 pub mod attend;

@@ -32,7 +32,7 @@ pub struct LayerNormBackward {
     pub weight: bool,
 }
 
-/// Adds a row's gradients to those of the weight and the bias, and gives `dx`, all in f64. Where a
+/// Adds a row's part to the gradients of weight and bias, and gives `dx`, all in f64. Where a
 /// norm is not `centred`, its mean is taken to be 0.
 fn row(
     x: &[f32],

@@ -4,7 +4,7 @@
 //! Threadgroups stay for the whole launch. Every simdgroup takes blocks of
 //! [`GemvSchedule::outputs`] matrix rows, `groups * simdgroups` apart, and walks each in steps of
 //! 32 lanes x [`GemvSchedule::loads`] 16-byte loads. Two steps are under way at a time, across the
-//! ends of rows too: as soon as words are summed, their registers take those of the step after
+//! ends of rows too: as soon as words are summed, their registers take the words of the step after
 //! next. The first two steps are issued before the previous kernel is waited for, so that memory is
 //! busy while the activations are read, once per group ([`super::input`]).
 

@@ -224,7 +224,7 @@ impl Unit {
 }
 
 impl Input {
-    /// Declares the shared memory. `x` is `[rows, width]`; `formats` are those of the matrices.
+    /// Declares the shared memory. `x` is `[rows, width]`; `formats` are the matrices' formats.
     pub(crate) fn new(
         x: In,
         rows: u32,

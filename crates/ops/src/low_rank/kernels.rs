@@ -3,13 +3,14 @@
 //! behind other products it is a launch, [`low_rank_up`].
 //!
 //! The sites that read one input are computed together. All seats' factors lie one after another:
-//! of a seat, `down` has the ranks of its first site, then those of its next, so that it is one
-//! matrix; `up` has the outputs of its first site, then those of its next. Every site has room for
+//! of a seat, `down` has the ranks of its sites one site after another, so that it is one matrix;
+//! `up` has the outputs of its sites likewise. Every site has room for
 //! as many ranks, those that a seat does not use being zeros. A seat is a row's `seats` less one; a
 //! row whose `seats` is 0 keeps what the product gave it, to the bit.
 //!
-//! [`low_rank_down`] computes few rows, each by itself. Of many, those of a seat are multiplied
-//! together: that is [`moe_gemm`](crate::moe::moe_gemm), whose experts are the seats.
+//! [`low_rank_down`] computes few rows, each by itself. Where there are many, the rows of a seat
+//! are multiplied together: that is [`moe_gemm`](crate::moe::moe_gemm), whose experts are the
+//! seats.
 
 use tile::dsl::*;
 use tile::ir::LoadHint;
@@ -330,7 +331,7 @@ struct Changes {
 }
 
 impl Changes {
-    /// Applies the seat of a row to `y`, in a column among those of all sites; `base` is the part
+    /// Applies the seat of a row to `y`, in a column counted over all sites; `base` is the part
     /// of `y` that gains leave unchanged.
     #[track_caller]
     fn of(

@@ -1,8 +1,8 @@
 //! `moe_group`: pairs by expert, and the blocks of rows that [`super::moe_gemm`] computes.
 //!
 //! A threadgroup for each expert. All count the pairs of every expert, so that none waits for
-//! another; then each finds its own pairs in order and writes them behind those of the experts
-//! before it. The order is that of a stable sort.
+//! another; then each finds its own pairs in order and writes them behind the pairs of the
+//! experts before it, as a stable sort does.
 
 use crate::linear::holds;
 use tile::dsl::*;

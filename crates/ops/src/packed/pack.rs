@@ -1,7 +1,7 @@
 //! Packing: rows of a file's blocks and affine groups to the words of [`super`]'s planes.
 //!
 //! A block's codes are first bytes in the order of its elements; a plane of `b` bits then takes
-//! those of four neighbours at a time, which its words hold as they lie:
+//! the bits of four neighbours at a time, which its words hold as they lie:
 //!
 //! ```text
 //! word = sum over k < 8 / b of (codes[4 k .. 4 k + 4] as u32 >> shift & mask) << (b k)
@@ -53,7 +53,7 @@ pub fn pack_as(
     Ok(Planes { layout, bytes: packed })
 }
 
-/// Refuses bytes that are not those of `rows` rows.
+/// Refuses bytes that do not hold exactly `rows` rows.
 fn check(encoding: Encoding, bytes: &[u8], rows: usize, cols: usize) -> Result<()> {
     let expected = rows.checked_mul(cols).and_then(|n| encoding.bytes_for(n));
     if expected == Some(bytes.len()) {
@@ -69,7 +69,7 @@ fn check(encoding: Encoding, bytes: &[u8], rows: usize, cols: usize) -> Result<(
 /// written.
 ///
 /// # Errors
-/// An encoding of another format, or bytes that are not those of as many whole rows.
+/// An encoding of another format, or bytes that do not hold that number of whole rows.
 pub fn pack_into(
     encoding: Encoding,
     bytes: &[u8],
@@ -248,7 +248,8 @@ impl<'a> Row<'a> {
     }
 }
 
-/// `BITS` bits of each code, from `shift` on: each word has those of `FOURS` times four neighbours.
+/// `BITS` bits of each code, from `shift` on: each word has the bits of `FOURS` times four
+/// neighbours.
 fn put<const BITS: u32, const FOURS: usize>(codes: &[[u8; 4]], shift: u32, to: &mut [[u8; 4]]) {
     let mask = 0x0101_0101 * ((1 << BITS) - 1);
     for (word, fours) in to.iter_mut().zip(codes.as_chunks::<FOURS>().0) {

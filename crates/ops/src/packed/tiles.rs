@@ -5,11 +5,11 @@
 //! and copying them takes longer than computing with them.
 //!
 //! ```text
-//! matrix  the tiles of the first eight rows from left to right, then those of the next eight
+//! matrix  the tiles of the first eight rows from left to right, then of the next eight
 //! tile    base [8][4][4] | high [8][4][n] | [8] { entries, supers }       in words
 //! ```
 //!
-//! The words are those of a matrix in rows. A word of entries or of supers that several tiles of a
+//! A matrix in rows has the same words. A word of entries or of supers that several tiles of a
 //! row share is in each of them.
 
 use super::{Format, Layout};
@@ -19,12 +19,12 @@ pub(super) const ROWS: u32 = 8;
 /// Runs of each of its rows.
 pub(super) const RUNS: u32 = 4;
 
-/// What a tile of a format consists of, in words.
+/// The parts of a tile of a format, in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tile {
-    /// Of each row, in each plane.
+    /// Words of each row, in each plane.
     counts: [u32; 4],
-    /// Of each run, in each plane.
+    /// Words of each run, in each plane.
     pub(super) per_run: [u32; 4],
     /// Neighbouring runs that have the same words of a plane.
     sharing: [u32; 4],

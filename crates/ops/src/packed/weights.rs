@@ -455,7 +455,7 @@ fn spread(words: &[Val<u32>], bits: u32) -> Vec<Val<u32>> {
     (0..words.len() * (8 / bits) as usize).map(|i| field_bytes(words, bits, i)).collect()
 }
 
-/// The fields of four neighbours, as bytes: group `i` of those of a plane.
+/// The fields of four neighbours, as bytes: group `i` of a plane's groups.
 #[track_caller]
 fn field_bytes(words: &[Val<u32>], bits: u32, i: usize) -> Val<u32> {
     let fields = (8 / bits) as usize;

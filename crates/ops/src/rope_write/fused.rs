@@ -195,7 +195,7 @@ impl Fused {
         group_id() * self.variant.schedule.tokens + k.val()
     }
 
-    /// The head of this simdgroup among those of a group of heads, with the scales of its norm.
+    /// The index of this simdgroup's head in its group of heads, with the scales of its norm.
     #[track_caller]
     fn lot(&self, x: In, group: Val<u32>, heads: Val<u32>, norm: Option<Norm>) -> Lot {
         let head_dim = self.cache.head_dim;

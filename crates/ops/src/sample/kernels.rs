@@ -242,7 +242,7 @@ impl Keys {
     }
 
     /// The keys of these tokens, all of which are asked for before the first is looked at; beyond
-    /// the end of the vocabulary that of the last.
+    /// the end of the vocabulary, the key of the last token.
     #[track_caller]
     fn of(self, tokens: &[Val<u32>]) -> Vec<Val<u32>> {
         let at: Vec<Val<u32>> =

@@ -32,8 +32,7 @@ pub fn bits(seed: u64, position: u64) -> u64 {
     stream(seed, position, 0)
 }
 
-/// As [`bits`], of one of several streams that have nothing to do with each other; 0 is that of
-/// [`bits`].
+/// As [`bits`], from one of several independent streams; stream 0 is [`bits`] itself.
 pub fn stream(seed: u64, position: u64, number: u32) -> u64 {
     let [a, b, ..] = philox(
         [position as u32, (position >> 32) as u32, number, 0],

@@ -113,8 +113,8 @@ widened! {
 }
 
 widened! {
-    /// A number such that those of `x` above it have at least `wanted(total)` of all [`weight`]s,
-    /// and hardly more; and that total. By a histogram: `top` is finite.
+    /// A number such that the elements of `x` above it have at least `wanted(total)` of all
+    /// [`weight`]s, and hardly more; and that total. By a histogram: `top` is finite.
     prefix_floor = prefix_floor_plain(
         x: &[f32],
         top: f32,

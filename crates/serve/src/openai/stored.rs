@@ -44,7 +44,7 @@ impl Kept {
         self.input.len() + self.response.len()
     }
 
-    /// The items of its request, and those of its answer.
+    /// The items of its request, and the items of its answer.
     fn items(&self) -> [Vec<Value>; 2] {
         let read = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
         let list = |value: Value| if let Value::Array(list) = value { list } else { Vec::new() };
@@ -109,7 +109,7 @@ impl Stored {
         }
     }
 
-    /// The responses of a conversation up to that of an id, the latest first.
+    /// The responses of a conversation up to the one with an id, the latest first.
     ///
     /// # Errors
     /// A response that is not kept, or one before it that is not kept any more; a conversation that

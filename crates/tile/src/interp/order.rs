@@ -46,7 +46,7 @@ struct Release {
     born: u64,
     /// All its accesses before this stamp.
     upto: u64,
-    /// And those of this thread before `own`.
+    /// The same for this thread's accesses before `own`.
     thread: u64,
     own: u64,
     /// When the atomic was executed.
@@ -164,7 +164,8 @@ impl Order {
         }
     }
 
-    /// A barrier of one simdgroup; `tick` must be called once before those of an instruction.
+    /// A barrier of one simdgroup; `tick` must be called once before the barriers of an
+    /// instruction.
     pub(super) fn simd_barrier(&mut self, simd: usize) {
         self.simds[simd] = self.now;
     }
@@ -238,13 +239,13 @@ impl Order {
         }
     }
 
-    /// Whether an access now is unordered with that of a record of shared memory.
+    /// Whether an access now is unordered with the recorded access to shared memory.
     #[inline(always)]
     pub(super) fn clashes_shared(&self, record: Record, who: u64) -> bool {
         stamp(record) >= self.barrier && self.clashes::<true>(record, who)
     }
 
-    /// Whether an access now is unordered with that of a record of a buffer.
+    /// Whether an access now is unordered with the recorded access to a buffer.
     #[inline(always)]
     pub(super) fn clashes_global(&self, record: Record, who: u64, access: Access) -> bool {
         let stamp = stamp(record);

@@ -1,6 +1,6 @@
 //! Attention among packed rows. Each key/value head of a sequence belongs to one thread, which
-//! computes a block of queries at a time: memory holds the scores of a block, never those of a
-//! sequence.
+//! computes a block of queries at a time: memory holds the scores of a block, never of a
+//! whole sequence.
 
 use super::executor::Run;
 use super::gemm::{Of, To, gemm};

@@ -19,7 +19,7 @@ struct Loaded {
     /// Matrices below each other, each packed by itself; 0: one.
     experts: usize,
     vector: Vec<f32>,
-    /// One, or those of experts.
+    /// One matrix, or one for each expert.
     matrices: Vec<Matrix>,
 }
 

@@ -1,6 +1,6 @@
 //! A mixture's work for a single decode row. Each selected expert has this one row, so that nothing
 //! is sorted or gathered; every worker routes and quantises for itself. Two barriers remain, one
-//! after each product. The row's bits are those of any other step.
+//! after each product. The row has the same bits as in any other step.
 
 use cpu_kernels::matmul::{Activations, Path, ROWS};
 use cpu_kernels::team::Worker;

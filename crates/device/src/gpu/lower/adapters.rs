@@ -64,7 +64,7 @@ impl Factor {
 /// The sites of a node. Their factors are stored together and multiplied together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::gpu) struct Group {
-    /// Places of the matrices among those of the node, with their sites. Of a gate both are here,
+    /// Indices of the matrices in the node, with their sites. A gate has both of its matrices here,
     /// with a site or without.
     matrices: Vec<(usize, Option<usize>)>,
     /// Columns of each matrix; rows of a table.

@@ -3,8 +3,8 @@
 //! the other pairs. If the step's kind alone decides the form, as in a lowering for many sequences,
 //! neither does a row's.
 //!
-//! [`Mixtures`] is what a lowering has that computes mixtures: that of steps here, and that of
-//! training, which sorts all pairs.
+//! Two lowerings implement [`Mixtures`]: the one of steps, here, and the one of training, which
+//! sorts all pairs.
 
 use std::ops::Range;
 

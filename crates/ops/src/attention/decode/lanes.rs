@@ -44,8 +44,8 @@ impl Lanes {
     }
 }
 
-/// Whether what a lane reads at once can be copied asynchronously, which takes four bytes: of some
-/// heads, such as those of 12 elements, it is a single one.
+/// Whether what a lane reads at once can be copied asynchronously, which takes four bytes: in
+/// some heads, such as heads of 12 elements, a lane reads a single one.
 pub(super) fn copies(form: AttentionForm, query: Scalar, cache: Scalar) -> bool {
     let lanes = Lanes::of(form, cache.bytes().max(query.bytes()) as u32);
     lanes.vector * cache.bytes() as u32 >= 4

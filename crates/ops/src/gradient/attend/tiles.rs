@@ -428,7 +428,8 @@ impl Marks {
         Marks { base: Shared::named("row_base", count), along: Shared::named("row_along", count) }
     }
 
-    /// Brings those of `count` rows from one on; zeros from `left` on.
+    /// Copies the marks of `count` rows, `row` elements apart, from element `from` on; zeros from row
+    /// `left` on.
     fn bring(self, of: Operands, count: u32, from: Val<u32>, row: Val<u32>, left: Val<u32>) {
         range(thread_id(), count).step(THREADS).each(|r| {
             let inside = Order::lt(r, left);

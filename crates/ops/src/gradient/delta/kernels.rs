@@ -270,7 +270,7 @@ impl Lane {
         self.exists().map_or(self.first, |exists| select(exists, self.first, 0u32))
     }
 
-    /// The number of the head among those of all rows.
+    /// The index of the head, counted over all rows.
     #[track_caller]
     fn item(&self, row: Val<u32>) -> Val<u32> {
         row * self.heads + self.head
@@ -548,8 +548,8 @@ pub fn delta_states(
 /// The gradients of each head's query and key, both as they were multiplied with `rates`,
 /// `slopes[tokens, heads, 2, key_dim]`, and `along[blocks, key_dim, heads]`, the parts of `<D, S>`
 /// behind each block of rows, zeros where a sequence ends there. `misses`, `before`, `dv` and
-/// `behind` are what [`delta_states`] gave. A threadgroup has some rows of a
-/// head's matrices while those of a block pass, there and back. `form` is turned.
+/// `behind` are what [`delta_states`] gave. A threadgroup keeps some
+/// rows of a head's matrices while the rows of a block pass, forward and back. `form` is turned.
 #[kernel]
 pub fn delta_slopes(
     qkv: In<{ scalar }>,

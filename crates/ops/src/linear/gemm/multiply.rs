@@ -1,7 +1,7 @@
 //! Products of blocks in shared memory: with the matrix unit for operands of 16 bits, by fused
 //! multiply-adds for f32.
 //!
-//! Fragments of the next 16 terms are loaded while those of the present are multiplied, across the
+//! Fragments of the next 16 terms are loaded while the present ones are multiplied, across the
 //! ends of steps too: a step's last fragments are in registers before its stage is given back, so
 //! that one barrier a step is enough. With one stage there are two, and other groups hide them.
 

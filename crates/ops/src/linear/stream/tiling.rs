@@ -42,7 +42,7 @@ pub struct StreamTiling {
 pub enum Share {
     /// One part of each sum.
     Terms,
-    /// Sums: those of its own matrix rows, of one matrix of a pair.
+    /// The sums of its own matrix rows, for one matrix of a pair.
     Sums,
 }
 

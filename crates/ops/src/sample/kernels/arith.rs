@@ -27,7 +27,7 @@ pub(crate) fn logit_of(key: Val<u32>) -> Val<f32> {
     select(Order::eq(key >> 31u32, 1u32), key & 0x7fff_ffffu32, !key).bits()
 }
 
-/// The logarithm of a key's weight, that of the greatest being 0.
+/// The logarithm of a key's weight; the greatest key has 0.
 #[track_caller]
 fn exponent(key: Val<u32>, top: Val<u32>, factor: Val<f32>) -> Val<f32> {
     (logit_of(key) - logit_of(top)) * factor

@@ -12,7 +12,7 @@ use crate::sweep::{begin, require_lengths};
 /// Threads of a group of [`take`], one of which has work, and of [`hand_on`].
 const FEW_THREADS: u32 = 32;
 const THREADS: u32 = 256;
-/// Words of a row's targets: its slot, the place in the histories and that of the note.
+/// Words of a row's targets: its slot, its place in the histories, and the place of its note.
 pub const TARGETS: u32 = 3;
 /// In the place of a target: there is none.
 pub const NONE: u32 = u32::MAX;
