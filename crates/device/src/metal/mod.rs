@@ -87,6 +87,26 @@
 //! threadgroup memory and none in products, and f16 would turn activations beyond 65,504 into
 //! infinities.
 //!
+//! # What was weighed
+//!
+//! - Contraction is off in all texts, and functions are precise whether a text is compiled ahead or
+//!   when it is loaded, as in the interpreter. `simd_sum` adds in an order of its own, and these
+//!   GPUs are said to flush subnormal numbers, so results have other bits than elsewhere.
+//! - Each kernel is a library of its own, up to eight of which are compiled at once: joined ones
+//!   would parse the prelude once, and be compiled again whenever one of their texts changes. An
+//!   archive of pipelines, or a metallib beside the program, spares all starts but the first.
+//! - Weights are copied, since kernels read them packed; the file's pages are given back meanwhile
+//!   (`gpu::weights`), so that loading takes no second copy. What is free follows from the system's
+//!   own count of the process's memory.
+//! - Indirect commands bind parts that begin below 4 GiB, since an offset beyond is known to lose
+//!   its upper bits: a recording of others is refused, and `--dispatch arguments` runs them.
+//! - Work that failed may not have updated its fence, for which the next would wait for ever: it
+//!   gets a new one. Failures of a layer below Metal are known by their words (`failure`).
+//! - The number of cores is estimated from the chip's name. The system knows it outside of Metal
+//!   alone, and only how attention's keys are split follows from it.
+//! - Virtual machines have a GPU below family 7, which is refused in one line; all texts are
+//!   compiled there all the same (`.github/workflows/ci.yml`).
+//!
 //! `--dispatch graph` is the indirect command buffer; `eager` and `arguments` encode a step's
 //! launches, which `eager` binds anew each time. `arguments` has no overlap of a step with the
 //! host's writing here: copies into words wait for the GPU.

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use formats::{Error, Result};
+use formats::{Error, Hint, Result, Setting};
 use tile::Kernel;
 use tile::ir::{Access, ParamKind};
 use tile::launch::{BoundBuffer, Numbers};
@@ -115,7 +115,8 @@ pub(super) fn offset(range: &Range<usize>) -> Result<()> {
     }
     let expected = "parts of buffers that begin below 4 GiB in a recording";
     let error = Error::new("metal", expected, format!("one at {}", range.start));
-    Err(error.hint("launches that are given one by one have no such limit"))
+    let hint = Hint::set(Setting::Dispatch, "arguments");
+    Err(error.hint(hint.and(" has no such limit")))
 }
 
 /// Distance between arguments of a recording: the alignment of the constant address space on every
