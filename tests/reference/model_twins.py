@@ -119,7 +119,7 @@ def read_back(case, path):
             "stablelm": gguf.MODEL_ARCH.STABLELM, "phi": gguf.MODEL_ARCH.PHI2, "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
             "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2, "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2, "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
             "youtu": gguf.MODEL_ARCH.DEEPSEEK2, "exaone": gguf.MODEL_ARCH.EXAONE, "gpt_bigcode": gguf.MODEL_ARCH.STARCODER, "olmo": gguf.MODEL_ARCH.OLMO, "nemotron": gguf.MODEL_ARCH.NEMOTRON, "arcee": gguf.MODEL_ARCH.ARCEE, "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
-            "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2}[case.disguise or case.family]
+            "apertus": gguf.MODEL_ARCH.APERTUS, "falcon": gguf.MODEL_ARCH.FALCON, "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": config.num_attention_heads, "k_proj": case.config.get("num_key_value_heads", 0)}
@@ -143,13 +143,19 @@ def read_back(case, path):
             continue
         if ".experts." in name:
             block, part, end = f"blk.{name.split('.')[2]}", name.split(".")[-1], "bias" if name.endswith("bias") else "weight"
-            if part.startswith("gate_up_proj"):
+            if f"{block}.ffn_gate_up_exps.{end}" in stored and part == "gate_up_proj":
+                x = decoded(f"{block}.ffn_gate_up_exps.{end}")
+            elif part.startswith("gate_up_proj"):
                 gate, up = (stack(block, f"ffn_{half}", end) for half in ("gate", "up"))
                 # gpt-oss has the rows of both by turns.
                 x = torch.stack((gate, up), 2).flatten(1, 2) if case.family == "gpt_oss" else torch.cat((gate, up), 1)
             else:
                 x = stack(block, "ffn_down", end)
             weights[name] = (x.mT if case.family in ("gpt_oss", "llama4") and end == "weight" else x).reshape(shape).float()
+            continue
+        if ".act_fn." in name:
+            numbers = reader.get_field(f"xielu.{name.rsplit('.', 1)[1]}").contents()
+            weights[name] = torch.tensor(numbers[int(name.split(".")[2])]).reshape(shape)
             continue
         if name.endswith("shared_mlp.input_linear.weight"):
             block = f"blk.{name.split('.')[2]}"
@@ -160,6 +166,10 @@ def read_back(case, path):
             block = f"blk.{name.split('.')[2]}"
             x = torch.cat((decoded(f"{block}.attn_k_b.weight").mT, decoded(f"{block}.attn_v_b.weight")), 1)
             weights[name] = x.reshape(shape).float()
+            continue
+        if name.endswith(("router.scale", "per_expert_scale")):
+            part = "ffn_gate_inp" if name.endswith("router.scale") else "ffn_down_exps"
+            weights[name] = decoded(f"blk.{name.split('.')[2]}.{part}.scale", shape).float()
             continue
         if name.endswith("e_score_correction_bias"):
             weights[name] = decoded(f"blk.{name.split('.')[2]}.exp_probs_b.bias").float()
@@ -176,6 +186,9 @@ def read_back(case, path):
         projection = name.split(".")[-2]
         if (case.disguise or case.family) in PERMUTED and projection in heads:
             x = unpermute(x, heads[projection])
+        if case.family == "falcon" and projection == "query_key_value":
+            # All queries are in front of all keys there; one key serves all here.
+            assert config.multi_query and not config.new_decoder_architecture
         if case.family == "gpt_neox" and projection == "query_key_value":
             # One below the other there, by turns for each head here.
             x = x.reshape(3, config.num_attention_heads, -1).swapaxes(0, 1).reshape(shape)

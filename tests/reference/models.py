@@ -161,6 +161,15 @@ CASES = [
                rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="proportional", partial_rotary_factor=0.5),
                                     sliding_attention=dict(rope_theta=100.0, rope_type="default"))), gguf=("f32",),
          add=dict(global_head_dim=32)),
+    Case("gemma4-moe", "gemma4", "bfloat16", "2 of 5 experts beside the feed-forward, chosen by what stands in front of both, each with a factor "
+         "behind its odds; keys that are values",
+         shape(48, 4, 2, 48, num_hidden_layers=3, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+               sliding_window=8, pad_token_id=0, hidden_size_per_layer_input=0, vocab_size_per_layer_input=128, final_logit_softcapping=6.0,
+               tie_word_embeddings=True, enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=24,
+               layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+               rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="proportional", partial_rotary_factor=0.25),
+                                    sliding_attention=dict(rope_theta=100.0, rope_type="default"))), gguf=("f32",),
+         drop=("per_layer_config",), add=dict(global_head_dim=32, num_global_key_value_heads=1)),
     Case("mixtral", "mixtral", "bfloat16", "2 of 4 experts, their odds made to sum to one",
          shape(64, 4, 2, 96, num_local_experts=4, num_experts_per_tok=2, rms_norm_eps=1e-5, **rope(10000.0)), gguf=("f32", "q8_0-split")),
     Case("mixtral-one", "mixtral", "float16", "1 expert, which every token takes",
@@ -480,10 +489,14 @@ CASES = [
          dict(hidden_size=48, num_attention_heads=3, ffn_dim=80, word_embed_proj_dim=48, tie_word_embeddings=True, pad_token_id=0), drop=("rms_norm_eps",)),
     Case("falcon", "falcon", "bfloat16", "three query heads on one, attention and feed-forward side by side behind one norm, tied",
          dict(hidden_size=48, num_attention_heads=3, new_decoder_architecture=False, multi_query=True, parallel_attn=True, bias=False, alibi=False,
-              tie_word_embeddings=True, **rope(10000.0)), drop=("rms_norm_eps",)),
+              tie_word_embeddings=True, **rope(10000.0)), drop=("rms_norm_eps",), add=dict(num_kv_heads=1), gguf=("f32",)),
     Case("falcon-new", "falcon", "bfloat16", "four query heads on two by groups, each sublayer behind a norm of its own, biases",
          dict(hidden_size=48, num_attention_heads=4, num_kv_heads=2, new_decoder_architecture=True, ffn_hidden_size=80, bias=True, alibi=False,
               **rope(10000.0)), drop=("rms_norm_eps",)),
+    Case("apertus", "apertus", "bfloat16", "a function with numbers of each layer in a feed-forward without a gate; norms of each head; llama3 rope",
+         shape(48, 4, 2, 80, pad_token_id=0, rms_norm_eps=1e-5,
+               **rope(10000.0, rope_type="llama3", factor=4.0, original_max_position_embeddings=32, low_freq_factor=1.0, high_freq_factor=4.0)),
+         gguf=("f32",)),
     Case("olmo", "olmo", "bfloat16", "layer norms without weights",
          shape(48, 4, 2, 64, pad_token_id=0, **rope(10000.0)), drop=("rms_norm_eps",), gguf=("f32",)),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
@@ -509,7 +522,7 @@ def widened():
         torch.Tensor.float = cast
 
 
-FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
+FAMILIES = {"llama": "Llama", "apertus": "Apertus", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
             "gemma3": "Gemma3", "gemma4": "Gemma4", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
             "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "gpt_oss": "GptOss", "smollm3": "SmolLM3",
             "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "glm4_moe": "Glm4Moe", "ministral": "Ministral", "gpt2": "GPT2",
@@ -566,6 +579,16 @@ def random_weight(case_name, name, size):
     x = stream.standard_normal(size)
     if name.endswith("layer_scalar"):
         return 0.7 + 0.1 * x
+    if name.endswith("act_fn.beta"):
+        return np.asarray(0.5 + 0.1 * x)
+    if name.endswith("act_fn.eps"):
+        return np.asarray(-1e-6)
+    if ".act_fn." in name:
+        return 0.5 * x
+    if name.endswith("router.scale"):
+        return (1.5 + 0.25 * x) * np.sqrt(size[0])  # scores are divided by it
+    if name.endswith("per_expert_scale"):
+        return 1.0 + 0.4 * x
     if name.endswith("q_norm.weight") and case_name.startswith("gemma4"):
         return (1.0 + 0.25 * x) / np.sqrt(size[0])  # scores are not scaled otherwise
     if "norm" in name or ".ln_" in name and name.endswith("weight"):
@@ -725,14 +748,14 @@ def record(model, ids):
 
 def watch_routers(model, seen):
     """Hooks that note in `seen` how clearly each router of a model chooses."""
-    routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "llama4router", "v1gate"))]
+    routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "llama4router", "gemma4textrouter", "v1gate"))]
     # Corrections that the block around a router has.
     for part in model.modules():
         for name in ("e_score_correction_bias", "expert_bias"):
             if hasattr(part, "gate") and hasattr(part, name):
                 part.gate.owner = lambda part=part, name=name: getattr(part, name)
-    # Llama 4's gives its scores behind the odds.
-    scores = lambda part, out: out["Llama4" in type(part).__name__]
+    # Llama 4's gives its scores behind the odds, Gemma 4's its odds alone.
+    scores = lambda part, out: out[0].log() if "Gemma4" in type(part).__name__ else out["Llama4" in type(part).__name__]
     return [part.register_forward_hook(lambda part, _, out: seen.append(clearance(part, scores(part, out)))) for part in routers]
 
 
@@ -754,10 +777,11 @@ def clearance(router, scores):
             out = torch.ones_like(greatest.values, dtype=torch.bool).scatter_(1, greatest.indices[:, :router.topk_group], False)
             scores = groups.masked_fill(out[..., None], -1e9).flatten(1)
     best = scores.sort(dim=-1, descending=True).values
-    if router.top_k < best.shape[-1]:
-        far = min(far, (best[:, router.top_k - 1] - best[:, router.top_k]).min().item())
+    used = router.top_k if hasattr(router, "top_k") else router.config.top_k_experts
+    if used < best.shape[-1]:
+        far = min(far, (best[:, used - 1] - best[:, used]).min().item())
     jitter = getattr(router, "router_jitter_noise", 0.0)
-    for j in range(router.top_k if jitter else 0):
+    for j in range(used if jitter else 0):
         apart = (best[:, j:j + 1] - best[:, j:]) / torch.maximum(best[:, j:].abs(), best[:, j:j + 1])
         far = min(far, 2 * (apart - 2 * jitter).abs().min().item())
     return far

@@ -194,6 +194,7 @@ pub(crate) fn read_used(
         limit: None,
         gate: Gate::Plain(Unary::Silu),
         weighs_inputs: false,
+        factors: false,
     })
 }
 

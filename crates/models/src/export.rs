@@ -14,7 +14,8 @@ use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
-    Architecture, Config, Options, experts, gemma4, hybrid, latent, lfm2, minicpm, scaling,
+    Architecture, Config, Options, apertus, experts, falcon, gemma4, hybrid, latent, lfm2, minicpm,
+    scaling,
 };
 use formats::gguf::{Array, Value};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -74,7 +75,7 @@ const PERMUTED: &[&str] = &[
 ];
 
 /// Architectures for which GGUF lists the layers that have windows, by their names in config.json.
-const LISTED: &[&str] = &["cohere2", "exaone4", "gemma3", "olmo3"];
+const LISTED: &[&str] = &["cohere2", "exaone4", "gemma3", "gemma4", "gemma4_unified", "olmo3"];
 
 /// Architectures for which GGUF says that the rotation is not stretched, by their names in
 /// config.json.
@@ -107,17 +108,6 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         let expected = "an architecture whose GGUF files are read";
         return Err(Error::new(&place, expected, architecture.name).of(ErrorKind::Unsupported));
     }
-    if architecture.gguf == gemma4::ARCHITECTURE.gguf {
-        let expected = "one size of heads, settings that GGUF can say";
-        return Err(Error::new(&place, expected, "several").of(ErrorKind::Unsupported));
-    }
-    // There elements that rotate together lie side by side.
-    let halves = config.rope.as_ref().is_some_and(|rope| rope.pairing == Pairing::Half);
-    if architecture.gguf == latent::GGUF && halves {
-        let place = format!("{place}: rope_interleave");
-        let error = Error::new(place, "settings that GGUF can say", false);
-        return Err(error.of(ErrorKind::Unsupported));
-    }
     let stated = asked.stated();
     let file = tensors.path().display().to_string();
     let (dialect, tables) = (Dialect::HuggingFace, architecture.names);
@@ -135,6 +125,8 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     };
     let mut heads = latent::metadata(&files, config, held)?;
     heads.extend(lfm2::metadata(config, held));
+    heads.extend(falcon::metadata(config));
+    heads.extend(gemma4::metadata(&files)?);
     metadata.retain(|(key, _)| {
         let own = |own: &str| *key == format!("{}.{own}", architecture.gguf);
         // Readers take MiniCPM 3's factors for granted.
@@ -146,12 +138,14 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
             .chain(heads)
             .map(|(key, value)| (format!("{}.{key}", architecture.gguf), value)),
     );
+    metadata.extend(apertus::metadata(&files, config.layers)?);
     let key_heads = files.keys.size("linear_num_key_heads")?.map(|heads| heads.value);
     let tiled = key_heads.filter(|_| architecture.name != hybrid::NEXT);
     let mut weights = weights(config, held, [count, tiled.unwrap_or(0)]);
-    let rotated = match config.rope {
-        Some(_) => rotation(&files, config, &mut metadata)?,
-        None => Vec::new(),
+    let rotated = match (gemma4::tensors(&files)?, &config.rope) {
+        (Some(tensors), _) => tensors,
+        (None, Some(_)) => rotation(&files, config, &mut metadata)?,
+        (None, None) => Vec::new(),
     };
     weights.splice(0..0, rotated);
     Ok(Export { metadata, weights, warnings: config.warnings.clone() })
@@ -231,8 +225,9 @@ fn alike(a: &str, b: &str) -> bool {
         text.split(apart).map(str::to_owned).collect()
     };
     let (a, b) = (words(a), words(b));
+    // Pairs that do not turn have a frequency of nearly nothing there.
     let near = |(a, b): (&String, &String)| match (a.parse::<f64>(), b.parse::<f64>()) {
-        (Ok(a), Ok(b)) => (a - b).abs() <= 1e-5 * a.abs().max(b.abs()),
+        (Ok(a), Ok(b)) => (a - b).abs() <= (1e-5 * a.abs().max(b.abs())).max(1e-25),
         _ => a == b,
     };
     a.len() == b.len() && a.iter().zip(&b).all(near)
@@ -405,6 +400,7 @@ fn weights(config: &Config, held: &[Weight], [experts, key_heads]: [usize; 2]) -
         for canonical in [canonical.clone(), format!("{canonical}.bias")] {
             let named = candidates(&canonical, Dialect::Gguf, tables);
             let Some(name) = named.into_iter().next() else { continue };
+            let name = falcon::name_in_gguf(config.architecture.gguf, held, name);
             // What GGUF has in parts as well as in one: readers take the parts.
             let apart = canonical.strip_suffix(".qkv").or(canonical.strip_suffix(".qkv.bias"));
             let apart = apart.map(|block| candidates(&format!("{block}.q"), Dialect::Gguf, tables));
@@ -412,8 +408,8 @@ fn weights(config: &Config, held: &[Weight], [experts, key_heads]: [usize; 2]) -
                 continue;
             }
             let own = hybrid::exported(held, &canonical, (key_heads > 0).then_some(key_heads));
-            let latent = || latent::exported(held, &canonical, config.heads).map(Some);
-            let own = own.or_else(latent);
+            let latent = || latent::exported(held, &canonical, config).map(Some);
+            let own = own.or_else(latent).or_else(|| gemma4::exported(held, &canonical, experts));
             let made = match own.or_else(|| lfm2::exported(held, &canonical)) {
                 Some(made) => made,
                 None => made(held, &canonical, config, experts),

@@ -1,40 +1,47 @@
 //! Falcon (Almazrouei et al. 2023): attention and feed-forward side by side, behind one layer norm
 //! or each behind its own; q, k and v in one matrix, in which each key/value head has its query
-//! heads, its key and its value below each other. Those with ALiBi are refused.
+//! heads, its key and its value below each other; in GGUF all queries are in front of all keys.
+//! Those with ALiBi are refused.
 
-use crate::config::Raw;
+use crate::config::{Config, Raw};
 use crate::decoder::{self, Order};
 use crate::files::Files;
-use crate::keys::Key;
+use crate::keys::{Dialect, Key};
 use crate::names::Row;
-use crate::{Architecture, Opened, gpt2, internlm2, phimoe};
+use crate::{Architecture, Opened, gpt2, internlm2, phi3, phimoe};
+use formats::gguf::Value;
 use formats::{ErrorKind, Result};
-use nn::Unary;
+use nn::{Stored, Unary, Weights};
+use program::Weight;
 
 const NAMES: &[Row] = &[
-    ("embed", "transformer.word_embeddings", ""),
-    ("norm", "transformer.ln_f", ""),
-    ("head", "lm_head", ""),
-    ("blocks.{}.attention_norm", "transformer.h.{}.ln_attn", ""),
+    ("embed", "transformer.word_embeddings", "token_embd"),
+    ("norm", "transformer.ln_f", "output_norm"),
+    ("head", "lm_head", "output"),
+    ("blocks.{}.attention_norm", "transformer.h.{}.ln_attn", "blk.{}.attn_norm_2"),
     ("blocks.{}.attention_norm", "transformer.h.{}.input_layernorm", ""),
     ("blocks.{}.attention.groups", "transformer.h.{}.self_attention.query_key_value", ""),
-    ("blocks.{}.attention.o", "transformer.h.{}.self_attention.dense", ""),
-    ("blocks.{}.mlp_norm", "transformer.h.{}.ln_mlp", ""),
+    ("blocks.{}.attention.qkv", "", "blk.{}.attn_qkv"),
+    ("blocks.{}.attention.o", "transformer.h.{}.self_attention.dense", "blk.{}.attn_output"),
+    ("blocks.{}.mlp_norm", "transformer.h.{}.ln_mlp", "blk.{}.attn_norm"),
     ("blocks.{}.mlp_norm", "transformer.h.{}.post_attention_layernorm", ""),
-    ("blocks.{}.mlp.up", "transformer.h.{}.mlp.dense_h_to_4h", ""),
-    ("blocks.{}.mlp.down", "transformer.h.{}.mlp.dense_4h_to_h", ""),
+    ("blocks.{}.mlp.up", "transformer.h.{}.mlp.dense_h_to_4h", "blk.{}.ffn_up"),
+    ("blocks.{}.mlp.down", "transformer.h.{}.mlp.dense_4h_to_h", "blk.{}.ffn_down"),
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Falcon",
     name: "falcon",
-    gguf: "",
+    gguf: "falcon",
     class: "FalconForCausalLM",
     names: &[NAMES],
     signs: None,
     experts: false,
     open,
 };
+
+/// The order of rows of q, k and v in GGUF, after who wrote the first reader of it.
+const LAYOUT: &str = "jploski";
 
 /// Names of its own for sizes.
 const OWN: &[(&str, &str)] =
@@ -43,22 +50,32 @@ const OWN: &[(&str, &str)] =
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
-    let mut raw = Raw::read_quadrupled(files, Key("layer_norm_epsilon", ""), 1e-5)?;
+    let mut raw = Raw::read_quadrupled(
+        files,
+        Key("layer_norm_epsilon", "attention.layer_norm_epsilon"),
+        1e-5,
+    )?;
     if keys.flag(Key("alibi", ""))? == Some(true) {
         let error = keys.wrong("alibi", "false: slopes on scores are not supported", true);
         return Err(error.of(ErrorKind::Unsupported));
     }
     // For training.
     keys.note("hidden_dropout");
+    keys.only(Key("", "tensor_data_layout"), &[LAYOUT])?;
+    let gguf = keys.dialect() == Dialect::Gguf;
     let newer = keys.flag(Key("new_decoder_architecture", ""))?.unwrap_or(false);
     let one = keys.flag(Key("multi_query", ""))?.unwrap_or(true);
     let beside = keys.flag(Key("parallel_attn", ""))?.unwrap_or(true);
     let norms =
         keys.size("num_ln_in_parallel_attn")?.map(|norms| norms.within(1..=2)).transpose()?;
-    if !newer {
+    if !newer && !gguf {
         raw.kv_heads = if one { raw.heads.clone().map(|_| 1) } else { raw.heads.clone() };
     }
-    let order = match (beside, newer && norms.unwrap_or(2) == 2) {
+    let two = match gguf {
+        true => files.names.find("blocks.0.attention_norm")?.is_some(),
+        false => newer && norms.unwrap_or(2) == 2,
+    };
+    let order = match (beside, two) {
         (false, _) if newer => {
             return Err(keys.wrong("parallel_attn", "true with new_decoder_architecture", false));
         }
@@ -76,5 +93,36 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         norm: phimoe::norm,
         ..decoder::Parts::new(bias, decoder::biased(bias))
     };
-    Ok(decoder::open_recipes(raw.check()?, parts, internlm2::part))
+    let mut config = raw.check()?;
+    config.gguf_orders = &[".attention.q", ".attention.k", ".attention.v"];
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| match gguf {
+        true => in_gguf(config, weights, name),
+        false => internlm2::part(config, weights, name),
+    };
+    Ok(decoder::open_recipes(config, parts, stored))
+}
+
+/// The weight `name` of a GGUF file, in which the one norm of a block, or that of its feed-forward,
+/// has the name that is not numbered.
+fn in_gguf(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+    let norm = name.replace(".attention_norm", ".mlp_norm");
+    match norm != name && weights.find(name)?.is_none() {
+        true => weights.find(&norm),
+        false => phi3::part(config, weights, name),
+    }
+}
+
+/// What GGUF says of the order of rows of q, k and v; nothing for other architectures.
+pub(crate) fn metadata(config: &Config) -> Option<(&'static str, Value)> {
+    let ours = config.architecture.name == ARCHITECTURE.name;
+    ours.then(|| ("tensor_data_layout", Value::String(LAYOUT.to_owned())))
+}
+
+/// The name in GGUF of a weight that is otherwise called `name` there: that of a block's one norm.
+pub(crate) fn name_in_gguf(architecture: &str, held: &[Weight], name: String) -> String {
+    let two = held.iter().any(|weight| weight.name == "blocks.0.mlp_norm");
+    match architecture == ARCHITECTURE.gguf && !two {
+        true => name.replace(".attn_norm_2.", ".attn_norm."),
+        false => name,
+    }
 }

@@ -4,7 +4,7 @@
 use crate::Architecture;
 use crate::keys::{Asked, Key, Keys};
 use formats::gguf::Metadata;
-use formats::{Result, Tensors};
+use formats::{Error, Result, Tensors, shape};
 use nn::{Bias, Weights};
 
 /// The files of one model, as the file of its architecture sees them.
@@ -48,6 +48,26 @@ impl<'a> Files<'a> {
 
     fn with_keys(&self, keys: Keys<'a>) -> Files<'a> {
         Files { keys, outer: self.outer.clone(), ..*self }
+    }
+
+    /// The one number that the weight `name` is, if it is stored.
+    ///
+    /// # Errors
+    /// A tensor of more, or of none that is finite, by name.
+    pub(crate) fn number(&self, name: &str) -> Result<Option<f32>> {
+        let (Some(stored), Some(tensors)) = (self.names.find(name)?, self.tensors) else {
+            return Ok(None);
+        };
+        let place = || self.names.place(name);
+        if stored.shape.iter().product::<usize>() != 1 {
+            return Err(Error::new(place(), "one number", shape(&stored.shape)));
+        }
+        let read = stored.source.read(tensors).and_then(|number| number.to_f32());
+        let number = read.map_err(|e| Error { place: place(), ..e })?[0];
+        match number.is_finite() {
+            true => Ok(Some(number)),
+            false => Err(Error::new(place(), "a finite number", number)),
+        }
     }
 
     /// Whether matrices have biases, as a key of `config.json` says it: where it does not say so,

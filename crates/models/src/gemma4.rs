@@ -4,7 +4,9 @@
 //! last layers attend to the keys and values of earlier ones; the mixture has experts beside the
 //! feed-forward.
 
+mod export;
 mod layers;
+mod mixture;
 mod sizes;
 
 use crate::config::{LAYERS, LIMIT, Raw};
@@ -12,8 +14,9 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::names::{Recipes, Row};
 use crate::rope::Rotation;
-use crate::{Architecture, Opened, gemma2, gemma3, windows};
-use formats::{Error, ErrorKind, Result, shape};
+use crate::{Architecture, Config, Opened, gemma2, gemma3, windows};
+pub(crate) use export::{exported, metadata, tensors};
+use formats::Result;
 use layers::{Kind, Plan};
 use nn::{Pairing, Weights};
 use sizes::{head_sizes, kv_heads, rotations};
@@ -27,6 +30,41 @@ const NAMES: &[Row] = &[
     ("blocks.{}.input.projection", "model.layers.{}.per_layer_projection", "blk.{}.proj"),
     ("blocks.{}.after_input_norm", "model.layers.{}.post_per_layer_input_norm", "blk.{}.post_norm"),
     ("rope_factors", "", "rope_freqs"),
+    ("blocks.{}.moe.router", "model.layers.{}.router.proj", "blk.{}.ffn_gate_inp"),
+    ("blocks.{}.moe.router_norm", "model.layers.{}.router.scale!", "blk.{}.ffn_gate_inp.scale!"),
+    (
+        "blocks.{}.moe.experts.gate_up",
+        "model.layers.{}.experts.gate_up_proj!",
+        "blk.{}.ffn_gate_up_exps",
+    ),
+    (
+        "blocks.{}.moe.experts.gate",
+        "model.layers.{}.experts.switch_glu.gate_proj",
+        "blk.{}.ffn_gate_exps",
+    ),
+    (
+        "blocks.{}.moe.experts.up",
+        "model.layers.{}.experts.switch_glu.up_proj",
+        "blk.{}.ffn_up_exps",
+    ),
+    ("blocks.{}.moe.experts.down", "model.layers.{}.experts.down_proj!", "blk.{}.ffn_down_exps"),
+    ("blocks.{}.moe.experts.down", "model.layers.{}.experts.switch_glu.down_proj", ""),
+    (
+        "blocks.{}.moe.router.factors",
+        "model.layers.{}.router.per_expert_scale!",
+        "blk.{}.ffn_down_exps.scale!",
+    ),
+    ("blocks.{}.moe_norm", "model.layers.{}.pre_feedforward_layernorm_2", "blk.{}.pre_ffw_norm_2"),
+    (
+        "blocks.{}.after_moe_norm",
+        "model.layers.{}.post_feedforward_layernorm_2",
+        "blk.{}.post_ffw_norm_2",
+    ),
+    (
+        "blocks.{}.after_dense_norm",
+        "model.layers.{}.post_feedforward_layernorm_1",
+        "blk.{}.post_ffw_norm_1",
+    ),
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
@@ -36,7 +74,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     class: "Gemma4ForCausalLM",
     names: &[NAMES, gemma2::NAMES, gemma3::NORMS],
     signs: None,
-    experts: false,
+    experts: true,
     open,
 };
 
@@ -58,16 +96,24 @@ const KV_HEADS: Key = Key("num_key_value_heads", "attention.head_count_kv");
 const FEED_FORWARD: Key = Key("intermediate_size", "feed_forward_length");
 
 fn open(files: &Files<'_>) -> Result<Opened> {
+    let (config, plan, _) = read(files)?;
+    let of = config.clone();
+    let build = move |weights: &dyn Weights, ending| {
+        let change = |weights: &dyn Weights, name: &str| layers::values(&plan, weights, name);
+        layers::build(&Recipes { weights, change }, &of, &plan, ending)
+    };
+    Ok(Opened { config, build: Box::new(build) })
+}
+
+/// The numbers of a model, and the rotations of layers within a window and of those that see
+/// everything.
+fn read(files: &Files<'_>) -> Result<(Config, Plan, [Rotation; 2])> {
     let files = &files.with_usual(USUAL).with_lists(&[KV_HEADS.1, FEED_FORWARD.1]);
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
     keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
     // Images see what is behind them; texts do not.
     keys.only(Key("use_bidirectional_attention", ""), &["vision"])?;
-    if keys.flag(Key("enable_moe_block", ""))? == Some(true) {
-        let error = keys.wrong("enable_moe_block", "false: its experts are not supported", true);
-        return Err(error.of(ErrorKind::Unsupported));
-    }
     let count = raw.layers.within(1..=LAYERS)?;
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     // The last layer sees everything, whatever its list says.
@@ -122,13 +168,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         input,
         logit_cap: cap.map(|cap| cap.positive()).transpose()?.map(|cap| cap as f32),
         bias: files.bias("attention_bias")?,
+        mixture: mixture::read(files, config.hidden)?,
     };
-    let of = config.clone();
-    let build = move |weights: &dyn Weights, ending| {
-        let change = |weights: &dyn Weights, name: &str| layers::values(&plan, weights, name);
-        layers::build(&Recipes { weights, change }, &of, &plan, ending)
-    };
-    Ok(Opened { config, build: Box::new(build) })
+    Ok((config, plan, [local, global]))
 }
 
 /// For each layer, the earlier one to whose keys and values it attends, if it has none: the last
@@ -153,21 +195,6 @@ fn shared(files: &Files<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usi
 
 /// The factor on the residual stream behind each layer, which the weights say.
 fn scales(files: &Files<'_>, count: usize) -> Result<Vec<f32>> {
-    let one = |i: usize| {
-        let name = format!("blocks.{i}.scale");
-        let (Some(stored), Some(tensors)) = (files.names.find(&name)?, files.tensors) else {
-            return Ok(1.0);
-        };
-        let place = || files.names.place(&name);
-        if stored.shape.iter().product::<usize>() != 1 {
-            return Err(Error::new(place(), "one number", shape(&stored.shape)));
-        }
-        let read = stored.source.read(tensors).and_then(|number| number.to_f32());
-        let number = read.map_err(|e| Error { place: place(), ..e })?[0];
-        match number.is_finite() {
-            true => Ok(number),
-            false => Err(Error::new(place(), "a finite number", number)),
-        }
-    };
+    let one = |i: usize| Ok(files.number(&format!("blocks.{i}.scale"))?.unwrap_or(1.0));
     (0..count).map(one).collect()
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 mod export;
 
-pub(crate) use export::{exported, metadata, sections};
+pub(crate) use export::{exported, metadata, sections, together};
 
 /// The names of the nets, of attention's joined matrix, and of what GGUF calls otherwise here.
 pub(crate) const NAMES: &[Row] = &[

@@ -63,7 +63,6 @@ const LACKING: &[(&str, &[&str])] = &[
     ("several residual streams that predict each other (AltUp)", &["gemma3n", "gemma3n_text"]),
     ("the lightning attention of MiniMax", &["minimax", "minimax-01"]),
     ("the delta attention of Kimi Linear", &["kimi_linear", "kimi-linear"]),
-    ("the activation xIELU", &["apertus"]),
     ("denoising in place of one token after the other", &["dream", "llada", "llada-moe"]),
 ];
 

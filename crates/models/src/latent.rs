@@ -283,18 +283,29 @@ pub(crate) fn metadata(
     Ok(all)
 }
 
-/// The key matrices or value matrices as GGUF stores them, `[heads, rows, columns]`, key matrices
-/// transposed; none for other weights.
+/// A matrix as GGUF stores it, and its shape: key matrices or value matrices, `[heads, rows,
+/// columns]`, key matrices transposed; queries and latents with the rows that turn together next to
+/// each other, where the model has halves. None for other weights.
 pub(crate) fn exported(
     held: &[Weight],
     canonical: &str,
-    heads: usize,
+    config: &Config,
 ) -> Option<(Source, Vec<usize>)> {
     let part = canonical.rsplit_once(".attention.")?.1;
-    if part != "k_b" && part != "v_b" {
-        return None;
-    }
     let weight = held.iter().find(|weight| weight.name == canonical)?;
+    let rope = config.rope.as_ref().filter(|rope| rope.pairing == Pairing::Half);
+    let halves = rope.filter(|_| config.architecture.gguf == GGUF);
+    let turned = halves.map(|rope| 2 * rope.frequencies.len());
+    match (part.trim_end_matches(".bias"), turned) {
+        ("k_b" | "v_b", _) => apart(weight, part, config.heads),
+        ("q" | "q_b", Some(turned)) => beside(weight, config.head_dim, turned),
+        ("kv_a", Some(turned)) => beside(weight, weight.shape[0], turned),
+        _ => None,
+    }
+}
+
+/// The key matrices or value matrices of each head.
+fn apart(weight: &Weight, part: &str, heads: usize) -> Option<(Source, Vec<usize>)> {
     let [rows, rank] = weight.shape[..] else { return None };
     let shape = vec![heads, rows / heads.max(1), rank];
     let source = Source::Reshape(Box::new(weight.source.clone()), shape.clone());
@@ -303,4 +314,17 @@ pub(crate) fn exported(
     }
     let source = if source.is_quantised() { Source::Decoded(Box::new(source)) } else { source };
     Some((Source::Transpose(Box::new(source)), vec![heads, rank, shape[1]]))
+}
+
+/// A weight of which the last `turned` rows of each `size` turn, one half of them with the other:
+/// these by turns.
+fn beside(weight: &Weight, size: usize, turned: usize) -> Option<(Source, Vec<usize>)> {
+    let plain = size.checked_sub(turned)?;
+    let rows = |start: usize, count: usize| weight.source.clone().rows(start, count);
+    let of_head = |start: usize| {
+        let halves = Box::new(rows(start + plain, turned));
+        [rows(start, plain), Source::Permute(halves, [1, 2, turned / 2, 1])]
+    };
+    let parts = (0..weight.shape[0]).step_by(size.max(1)).flat_map(of_head);
+    Some((Source::Concat(parts.collect()), weight.shape.clone()))
 }

@@ -7,6 +7,7 @@
 //! `forward` once to record a Program. Nothing here names a device, an element type or a
 //! quantisation of weights, but for the recipe of those that are stored in several tensors.
 
+mod apertus;
 mod arcee;
 mod cohere;
 mod config;
@@ -113,6 +114,7 @@ pub struct Architecture {
 
 /// Every architecture that Delft runs.
 pub const ARCHITECTURES: &[&Architecture] = &[
+    &apertus::ARCHITECTURE,
     &arcee::ARCHITECTURE,
     &cohere::ARCHITECTURE,
     &cohere::COHERE2,

@@ -19,6 +19,7 @@ const DERIVED: &[&str] = &[
     "attention.bias",
     "masked_bias",
     "layer_scalar",
+    "mlp.act_fn.",
     // Shapes of packed matrices, and orders of their inputs where these are the plain ones.
     "weight_shape",
     "g_idx",

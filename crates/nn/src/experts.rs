@@ -28,6 +28,8 @@ pub struct ExpertsOptions {
     pub gate: Gate,
     /// Whether routing weights multiply the experts' input rather than their output.
     pub weighs_inputs: bool,
+    /// Whether each expert's routing weight has a factor.
+    pub factors: bool,
 }
 
 /// `[tokens, hidden] -> [tokens, hidden]`: the weighted sum of the selected experts' outputs.
@@ -41,7 +43,8 @@ pub struct Experts {
 impl Experts {
     /// Takes `name.router` `[experts, hidden]`; `name.experts.gate` and `.up` `[experts * ff,
     /// hidden]`, `.down` `[experts * hidden, ff]`; with a limit, `name.router.correction`
-    /// `[experts]`; with biases, `name.experts.gate.bias` and so on.
+    /// `[experts]`; with biases, `name.experts.gate.bias` and so on; with factors,
+    /// `name.router.factors` `[experts]`.
     pub fn new(builder: &Builder<'_>, name: &str, options: &ExpertsOptions) -> Result<Self> {
         let &ExpertsOptions { hidden, experts, feed_forward: ff, .. } = options;
         let router = format!("{name}.router");
@@ -58,6 +61,9 @@ impl Experts {
             let name = format!("{name}.experts.{part}.bias");
             weights.push(builder.weight(&name, &[experts * out])?);
         }
+        if options.factors {
+            weights.push(builder.weight(&format!("{name}.router.factors"), &[experts])?);
+        }
         let ExpertsOptions { routing, gate, weighs_inputs, .. } = *options;
         let op = ops::Experts { routing, gate, weighs_inputs, inner: false };
         Ok(Experts { router, limit, weights, op })
@@ -65,7 +71,12 @@ impl Experts {
 
     /// The weighted sum of each row's experts.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        let mut scores = self.router.forward(x);
+        self.forward_routed(x, x)
+    }
+
+    /// The weighted sum of each row's experts, which its row of `router` selects.
+    pub fn forward_routed(&self, x: &Tensor, router: &Tensor) -> Tensor {
+        let mut scores = self.router.forward(router);
         if let Some((limit, correction)) = self.limit {
             scores = scores.apply(Op::from(limit), &[], vec![correction]);
         }

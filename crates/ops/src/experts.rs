@@ -72,7 +72,8 @@ impl Gate {
 
 /// `x[rows, width], scores[rows, experts]; gate[experts * ff, width], up[experts * ff, width],
 /// down[experts * width, ff], (gate bias[experts * ff], up bias[experts * ff], down bias[experts *
-/// width]) -> [rows, width], (inner[rows, used * ff])`.
+/// width]), (factors[experts]) -> [rows, width], (inner[rows, used * ff])`. Factors multiply the
+/// weights of chosen experts, after these are normalised.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Experts {
     /// How scores are read.
@@ -106,6 +107,16 @@ pub const MOST_EXPERTS: usize = 1024;
 pub const MOST_USED: usize = 32;
 
 impl Experts {
+    /// The bias of one of the three matrices, of the operation's weights.
+    pub fn bias<T>(weights: &[T], matrix: usize) -> Option<&T> {
+        weights.get(3 + matrix).filter(|_| weights.len() >= 6)
+    }
+
+    /// The factors of experts, of the operation's weights.
+    pub fn factors<T>(weights: &[T]) -> Option<&T> {
+        weights.last().filter(|_| matches!(weights.len(), 4 | 7))
+    }
+
     /// The sizes that operands of these shapes have.
     ///
     /// # Errors
@@ -138,26 +149,31 @@ fn weighed() -> Error {
     Error::new("experts", expected, "some that read weighed rows").of(ErrorKind::Unsupported)
 }
 
+/// Why a mixture has no gradient whose experts have factors.
+fn factored() -> Error {
+    let expected = "experts that are weighed by their scores alone";
+    Error::new("experts", expected, "some with factors of their own").of(ErrorKind::Unsupported)
+}
+
 impl Operation for Experts {
     fn name(&self) -> &'static str {
         "experts"
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("experts", inputs, 2, weights, &[3, 6])?;
+        arity("experts", inputs, 2, weights, &[3, 4, 6, 7])?;
         let Sizes { experts, width, ff, .. } =
             self.sizes([inputs[0].width, inputs[1].width], weights)?;
         for (operand, weight, shape) in [
-            ("gate", 0, vec![experts * ff, width]),
-            ("up", 1, vec![experts * ff, width]),
-            ("down", 2, vec![experts * width, ff]),
-            ("bias of gate", 3, vec![experts * ff]),
-            ("bias of up", 4, vec![experts * ff]),
-            ("bias of down", 5, vec![experts * width]),
+            ("gate", weights.first(), vec![experts * ff, width]),
+            ("up", weights.get(1), vec![experts * ff, width]),
+            ("down", weights.get(2), vec![experts * width, ff]),
+            ("bias of gate", Experts::bias(weights, 0), vec![experts * ff]),
+            ("bias of up", Experts::bias(weights, 1), vec![experts * ff]),
+            ("bias of down", Experts::bias(weights, 2), vec![experts * width]),
+            ("factors", Experts::factors(weights), vec![experts]),
         ] {
-            weights
-                .get(weight)
-                .map_or(Ok(()), |found| expect("experts", operand, found, &shape))?;
+            weight.map_or(Ok(()), |found| expect("experts", operand, found, &shape))?;
         }
         let inner = Shape { width: self.routing.used * ff, ..inputs[0] };
         Ok(if self.inner { vec![inputs[0], inner] } else { vec![inputs[0]] })
@@ -167,7 +183,8 @@ impl Operation for Experts {
         let weights: Vec<&[f32]> = call.weights.iter().map(Vec::as_slice).collect();
         let [width, experts] = [call.widths[0], call.widths[1]];
         let ff = weights[0].len() / (experts * width);
-        let mut routes = moe::route(call.inputs[1], experts, &self.routing);
+        let factors = Experts::factors(&weights).copied();
+        let mut routes = moe::route(call.inputs[1], experts, &self.routing).factored(factors);
         let (mut x, mut share) = (call.inputs[0].to_vec(), self.routing.used);
         if self.weighs_inputs {
             // Each expert has a row of its own, and what it gives is added as it is.
@@ -180,7 +197,7 @@ impl Operation for Experts {
         }
         let product = |x: &[f32], weight: usize, (width, out, share): (usize, usize, usize)| {
             let y = moe::product(x, weights[weight], &routes.ids, (width, out, share));
-            let bias = weights.get(weight + 3);
+            let bias = Experts::bias(&weights, weight);
             let add = |(i, y): (usize, f64)| {
                 let expert = routes.ids[i / out] as usize;
                 (y + bias.map_or(0.0, |bias| f64::from(bias[expert * out + i % out]))) as f32
@@ -205,7 +222,10 @@ impl Operation for Experts {
         if self.weighs_inputs {
             return Err(weighed());
         }
-        let weights: Vec<usize> = (0..6).filter(|i| at.weight(*i).is_some()).collect();
+        let weights: Vec<usize> = (0..7).filter(|i| at.weight(*i).is_some()).collect();
+        if Experts::factors(&weights).is_some() {
+            return Err(factored());
+        }
         if weights.iter().any(|i| at.wants(Wrt::Weight(*i))) {
             return Err(trained());
         }
@@ -223,7 +243,10 @@ impl Operation for Experts {
         if self.weighs_inputs {
             return Err(weighed());
         }
-        let weights: Vec<usize> = (0..6).filter(|i| at.has_weight(*i)).collect();
+        let weights: Vec<usize> = (0..7).filter(|i| at.has_weight(*i)).collect();
+        if Experts::factors(&weights).is_some() {
+            return Err(factored());
+        }
         if weights.iter().any(|i| at.weight_tangent(*i).is_some()) {
             return Err(trained());
         }
@@ -282,5 +305,9 @@ mod tests {
             assert!(error.contains(expected), "{error}");
         }
         assert!(op.infer(&inputs(4), &fine[..2]).is_err());
+        let factored = |count: &'static [usize]| [fine[0], fine[1], fine[2], count];
+        assert!(op.infer(&inputs(4), &factored(&[4])).is_ok());
+        let error = op.infer(&inputs(4), &factored(&[3])).unwrap_err().to_string();
+        assert!(error.contains("experts: factors"), "{error}");
     }
 }

@@ -1,6 +1,6 @@
 //! Every kernel family, for the `tile` command and the devices.
 
-use tile::case::Spec;
+use tile::case::{Case, Spec};
 
 /// All families, in the order of the modules' names.
 pub fn all() -> Vec<Spec> {
@@ -51,9 +51,16 @@ pub fn all() -> Vec<Spec> {
         crate::splice::KERNELS,
         crate::stretch::KERNELS,
         crate::top_k::KERNELS,
+        crate::xielu::KERNELS,
         crate::zip::KERNELS,
     ]
     .concat()
+}
+
+/// Those cases of all families whose schedules only Apple's GPUs have: matrix-vector products in
+/// many small groups ([`crate::tuned::SmallGroups`]).
+pub fn only_apple() -> Vec<Case> {
+    crate::linear::cases::small_groups()
 }
 
 #[cfg(test)]

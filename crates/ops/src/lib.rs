@@ -46,6 +46,7 @@ pub mod stretch;
 pub mod sweep;
 pub mod top_k;
 pub mod tuned;
+pub mod xielu;
 pub mod zip;
 
 mod real;
@@ -85,6 +86,7 @@ pub use select::Select;
 pub use short_conv::ShortConv;
 pub use splice::Splice;
 pub use stretch::Stretch;
+pub use xielu::Xielu;
 pub use zip::{Binary, Zip};
 
 /// How many rows a value has, known only when a Program is replayed.
@@ -184,6 +186,8 @@ operations! {
     Zip(Zip),
     /// `x -> by * x`. See [`scale`].
     Scale(Scale),
+    /// `x -> xielu(x)`, element by element. See [`xielu`].
+    Xielu(Xielu),
     /// `x, s -> x * s`, a number for each row. See [`scale_rows`].
     ScaleRows(ScaleRows),
     /// `x -> rotated x`. See [`rope`].

@@ -153,6 +153,27 @@ pub fn moe_bias(ids: In<u32>, bias: In<f32>, y: InOut<f32>, out: Const<u32>, exp
     }
 }
 
+/// Multiplies each pair's weight with its expert's factor: `weights[p] *= factors[ids[p]]`.
+#[kernel]
+pub fn moe_factors(
+    ids: In<u32>,
+    factors: In<f32>,
+    weights: InOut<f32>,
+    pairs: Arg<u32>,
+    experts: Const<u32>,
+) {
+    launch(Mode::Element, [dim("pairs").ceil_div(256u32), fixed(1), fixed(1)], 256);
+    holds("ids", dim("pairs") + 0u32);
+    holds("factors", dim("experts") + 0u32);
+    holds("weights", dim("pairs") + 0u32);
+    sweep::begin();
+    let pair = group_id() * 256u32 + thread_id();
+    if pair < pairs {
+        let expert = ids.get(pair).min(experts - 1u32);
+        weights[pair] = weights.get(pair) * factors.get(expert);
+    }
+}
+
 /// gpt-oss's gate of experts, [`Gate::Clamped`](crate::experts::Gate): `n` elements.
 #[kernel]
 pub fn clamped_gate(
@@ -212,6 +233,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "moe_gemm", cases: cases::gemms, benches: cases::gemm_benches },
     Spec { name: "moe_gemm_turned", cases: cases::turned, benches: cases::turned_benches },
     Spec { name: "moe_bias", cases: cases::biases, benches: cases::bias_benches },
+    Spec { name: "moe_factors", cases: cases::factors, benches: cases::factor_benches },
     Spec { name: "clamped_gate", cases: cases::gates, benches: cases::gate_benches },
     Spec { name: "moe_combine", cases: cases::combines, benches: cases::combine_benches },
 ];

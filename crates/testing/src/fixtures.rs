@@ -14,6 +14,7 @@
 macro_rules! fixtures {
     ($name:ident: $run:path) => {
         $crate::fixtures!(@tests $name, $run,
+            apertus "apertus",
             arcee "arcee",
             cohere "cohere",
             cohere2 "cohere2",
@@ -35,6 +36,7 @@ macro_rules! fixtures {
             gemma3 "gemma3",
             gemma3_vision "gemma3-vision",
             gemma4 "gemma4",
+            gemma4_moe "gemma4-moe",
             gemma4_small "gemma4-small",
             glm "glm",
             glm4 "glm4",
@@ -133,6 +135,7 @@ macro_rules! fixtures {
     };
     ($name:ident: $run:path, twins) => {
         $crate::fixtures!(@tests $name, $run,
+            apertus_f32 "apertus/model.f32.gguf",
             arcee_f32 "arcee/model.f32.gguf",
             cohere_f32 "cohere/model.f32.gguf",
             cohere2_f32 "cohere2/model.f32.gguf",
@@ -144,9 +147,11 @@ macro_rules! fixtures {
             exaone_f32 "exaone/model.f32.gguf",
             exaone4_f32 "exaone4/model.f32.gguf",
             exaone4_full_f32 "exaone4-full/model.f32.gguf",
+            falcon_f32 "falcon/model.f32.gguf",
             gemma2_f32 "gemma2/model.f32.gguf",
             gemma3_f32 "gemma3/model.f32.gguf",
             gemma4_f32 "gemma4/model.f32.gguf",
+            gemma4_moe_f32 "gemma4-moe/model.f32.gguf",
             gemma4_small_f32 "gemma4-small/model.f32.gguf",
             gemma_f32 "gemma/model.f32.gguf",
             glm4_f32 "glm4/model.f32.gguf",

@@ -117,8 +117,11 @@ pub(super) fn rows_of_one(program: &Program) -> Vec<Option<usize>> {
     let mut rows = vec![None; program.weights.len()];
     for node in &program.nodes {
         let Some(Sizes { width, ff, .. }) = program.mixture(node) else { continue };
-        for (weight, out) in node.weights.iter().zip([ff, ff, width, ff, ff, width]) {
-            rows[weight.0] = Some(out);
+        for (i, out) in [ff, ff, width].into_iter().enumerate() {
+            rows[node.weights[i].0] = Some(out);
+            if let Some(bias) = Experts::bias(&node.weights, i) {
+                rows[bias.0] = Some(out);
+            }
         }
     }
     rows
@@ -218,6 +221,22 @@ impl Replay<'_> {
         }
     }
 
+    /// Selects the experts of one token and computes their weights.
+    fn route(
+        &self,
+        op: &Experts,
+        node: &Node,
+        scores: &[f32],
+        (ids, weights): (&mut [u32], &mut [f32]),
+    ) {
+        route(scores, &op.routing, ids, weights);
+        if let Some(&factors) = Experts::factors(&node.weights) {
+            let factors = self.vector(factors);
+            let each = weights.iter_mut().zip(ids);
+            each.for_each(|(weight, id)| *weight *= factors[*id as usize]);
+        }
+    }
+
     /// Routes the tokens and computes their experts.
     pub(super) fn experts(&self, op: &Experts, node: &Node, worker: &Worker<'_>) {
         let program = &self.loaded.program;
@@ -246,7 +265,7 @@ impl Replay<'_> {
                     self.floats(at + place.weights, of),
                 )
             };
-            route(scores, &op.routing, ids, weights);
+            self.route(op, node, scores, (ids, weights));
         }
         if !few {
             worker.barrier();
@@ -461,7 +480,7 @@ impl Replay<'_> {
         worker: &Worker<'_>,
     ) {
         let matrix = self.matrix(node.weights[i]);
-        let bias = node.weights.get(i + 3).map(|&bias| self.vector(bias));
+        let bias = Experts::bias(&node.weights, i).map(|&bias| self.vector(bias));
         let first = expert * to.stride / ROWS;
         // `multiply` counts columns from the whole matrix's first.
         let out = self.arena.wrapping_add(to.start).cast::<f32>();

@@ -17,7 +17,8 @@ use cpu_kernels::matmul::{
 use cpu_kernels::team::{SharedSlice, Team, Worker};
 use ops::embed::Index;
 use ops::{
-    Embed, GateUp, LayerNorm, LowRank, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale, Zip,
+    Embed, GateUp, LayerNorm, LowRank, Map, Op, Project, RmsNorm, Rope, RopeWrite, Rows, Scale,
+    Unary, Zip,
 };
 use program::{Node, Step, StepKind, ValueId, WeightId};
 use std::ops::Range;
@@ -209,6 +210,15 @@ impl Replay<'_> {
                 math::zip_in_place(isa, *f, y, b);
             }
             Op::Map(Map(f)) => math::map_in_place(isa, *f, self.own(index, node, rows, worker)),
+            Op::Xielu(op) => {
+                let mut powers = [0.0; 1024];
+                for y in self.own(index, node, rows, worker).chunks_mut(powers.len()) {
+                    let powers = &mut powers[..y.len()];
+                    powers.iter_mut().zip(&*y).for_each(|(to, x)| *to = x.min(ops::xielu::BOUND));
+                    math::map_in_place(isa, Unary::Exp, powers);
+                    y.iter_mut().zip(powers).for_each(|(y, power)| *y = op.of(*y, *power));
+                }
+            }
             Op::Scale(Scale { by }) => {
                 math::scale_in_place(isa, *by, self.own(index, node, rows, worker));
             }

@@ -43,12 +43,8 @@ fn folders_compute_the_same_as_files() {
     assert!(converted >= 20, "{refused:?}");
     // Settings that GGUF cannot say.
     let unsaid = [
-        "falcon",
-        "falcon-new",
         "gemma2-scalar",
         "gemma3-vision",
-        "gemma4",
-        "gemma4-small",
         "gpt-neo",
         "gpt2-scaled",
         "gptj",
@@ -65,7 +61,6 @@ fn folders_compute_the_same_as_files() {
         "qwen3-moe",
         "qwen3-moe-all",
         "starcoder2-window",
-        "youtu",
     ];
     let why: Vec<&str> = refused.iter().map(|why| why.split(':').next().unwrap()).collect();
     assert_eq!(why, unsaid, "{refused:#?}");
@@ -112,6 +107,10 @@ fn files_are_those_of_the_converter_of_llama_cpp() {
         let architecture = twin.metadata().str("general.architecture").unwrap().unwrap();
         for (key, value) in twin.metadata().iter().filter(|(key, _)| key.starts_with(architecture))
         {
+            // The converter takes Falcon's context for granted.
+            if key == "falcon.context_length" {
+                continue;
+            }
             // No window, by a number.
             let none = *value == Value::U32(0);
             let own = ours.metadata().iter().find(|(own, _)| *own == key).map(|(_, value)| value);

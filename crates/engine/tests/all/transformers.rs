@@ -201,6 +201,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("exaone4-full", HEADS),
     ("exaone4-full/model.f32.gguf", HEADS),
     ("falcon", HEADS),
+    ("falcon/model.f32.gguf", HEADS),
     ("gemma", HEADS),
     ("gemma/model.f32.gguf", HEADS),
     ("gemma3-vision", HEADS),

@@ -2,18 +2,19 @@
 //!
 //! ```text
 //! x = x + norm(attention(norm(x)))
-//! x = x + norm(mlp(norm(x)))
+//! x = x + norm(mlp(norm(x)))                              and experts beside it: see `mixture`
 //! x = x + norm(projection(gelu(gate(x)) * input_i))      where layers have inputs of their own
 //! x = scale_i * x
 //! inputs = (sqrt(width) table[token] + norm(projection(x_0) / sqrt(hidden))) / sqrt(2)
 //! ```
 
+use super::mixture::Mixture;
 use crate::decoder::Layer;
-use crate::{Config, Ending, Layers, gemma2};
+use crate::{Config, Ending, Layers, experts, gemma2};
 use formats::{Result, Source};
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, ForwardPass, Linear, Mlp, QkNorm,
-    RmsNorm, Rope, Stored, Tensor, Unary, Weights,
+    Attention, AttentionOptions, Bias, Builder, Embedding, ExpertsOptions, ForwardPass, Linear,
+    Mlp, QkNorm, RmsNorm, Rope, Stored, Tensor, Unary, Weights,
 };
 use ops::{Op, Splice};
 
@@ -42,11 +43,16 @@ pub(super) struct Plan {
     pub(super) logit_cap: Option<f32>,
     /// Biases of attention.
     pub(super) bias: Bias,
+    /// The experts beside each feed-forward, if there are some.
+    pub(super) mixture: Option<ExpertsOptions>,
 }
 
-/// Weights that are not stored: ones for the norms of values, and keys' matrices for values where
-/// these have none.
+/// Weights that are not stored as they are used: experts' matrices, ones for the norms of values,
+/// and keys' matrices for values where these have none.
 pub(super) fn values(plan: &Plan, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+    if let Some(mixture) = plan.mixture.as_ref().filter(|_| name.contains(".moe.experts.")) {
+        return experts::stacked(weights, name, mixture.experts);
+    }
     let Some((block, part)) = name.rsplit_once(".attention.") else { return Ok(None) };
     if part == "v" && weights.find(name)?.is_none() {
         return weights.find(&format!("{block}.attention.k"));
@@ -123,6 +129,7 @@ struct Block {
     after_attention_norm: RmsNorm,
     mlp_norm: RmsNorm,
     mlp: Mlp,
+    mixture: Option<Mixture>,
     after_mlp_norm: RmsNorm,
     input: Option<Input>,
     scale: f32,
@@ -147,6 +154,8 @@ impl Block {
             ..options
         };
         let (sizes, name) = ([hidden, plan.feed_forward[i]], format!("blocks.{i}.mlp"));
+        let mixture =
+            |options: &ExpertsOptions| Mixture::new(builder, &format!("blocks.{i}"), options, eps);
         let input = || Input::new(builder, config, plan.input, i);
         Ok(Block {
             attention_norm: norm("attention_norm")?,
@@ -154,6 +163,7 @@ impl Block {
             after_attention_norm: norm("after_attention_norm")?,
             mlp_norm: norm("mlp_norm")?,
             mlp: Mlp::gated(builder, &name, sizes, Bias::Never, Unary::GeluTanh)?,
+            mixture: plan.mixture.as_ref().map(mixture).transpose()?,
             after_mlp_norm: norm("after_mlp_norm")?,
             input: (plan.input > 0).then(input).transpose()?,
             scale: plan.scales[i],
@@ -164,6 +174,7 @@ impl Block {
         let y = self.attention.forward(&self.attention_norm.forward(x));
         let x = x.add(&self.after_attention_norm.forward(&y));
         let y = self.mlp.forward(&self.mlp_norm.forward(&x));
+        let y = self.mixture.as_ref().map_or(y.clone(), |mixture| mixture.forward(&x, &y));
         let x = x.add(&self.after_mlp_norm.forward(&y));
         let x = match (&self.input, inputs) {
             (Some(input), Some(inputs)) => input.forward(&x, inputs),

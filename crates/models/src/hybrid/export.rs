@@ -50,7 +50,7 @@ pub(crate) fn sections(files: &Files<'_>) -> Result<(&'static str, Value)> {
 }
 
 /// Two weights that are stored as one, heads by turns: that one.
-fn together(source: &Source) -> Option<&Source> {
+pub(crate) fn together(source: &Source) -> Option<&Source> {
     let Source::Rows { of, .. } = source else { return None };
     match &**of {
         Source::Permute(both, [1, _, 2, _]) => Some(both),

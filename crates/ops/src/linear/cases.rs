@@ -208,7 +208,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// Every kind of format in many small groups: whole and ragged rows of several steps.
-fn small_groups() -> Vec<Case> {
+pub(crate) fn small_groups() -> Vec<Case> {
     let mut cases = Vec::new();
     for (f, format) in timed().into_iter().enumerate() {
         let formats = [format];

@@ -1,10 +1,10 @@
 //! Cases and benchmarks of the mixture's kernels.
 
-use super::{Routes, combine, group, moe_combine, moe_gate_up, moe_gemm, moe_gemv};
 use super::{
-    clamped_gate, moe_bias, moe_gemm_turned, moe_group, moe_route, product, product_turned,
-    reference,
+    Routes, combine, group, moe_combine, moe_factors, moe_gate_up, moe_gemm, moe_gemv, moe_group,
+    moe_route,
 };
+use super::{clamped_gate, moe_bias, moe_gemm_turned, product, product_turned, reference};
 use crate::experts::{Gate, Odds, Routing};
 use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes};
 use crate::linear::gemm::GemmSchedule;
@@ -649,6 +649,43 @@ pub(super) fn biases() -> Vec<Case> {
         }
     };
     vec![case(1, 4, 7, "one short row"), case(9, 5, 300, "rows longer than a group")]
+}
+
+pub(super) fn factors() -> Vec<Case> {
+    let case = |pairs: usize, experts: usize, why: &str| {
+        let (ids, weights, factors) = (chosen(pairs, experts), noise(7, pairs), noise(8, experts));
+        let product =
+            |(id, weight): (&u32, &f32)| f64::from(*weight) * f64::from(factors[*id as usize]);
+        let want = ids.iter().zip(&weights).map(product).collect();
+        Case {
+            kernel: moe_factors().record(),
+            label: format!("{pairs} pairs, {experts} experts: {why}"),
+            numbers: factor_numbers(pairs, experts),
+            buffers: vec![
+                Buffer::words(&ids),
+                Buffer::floats(Scalar::F32, &factors),
+                Buffer::floats(Scalar::F32, &weights),
+            ],
+            expected: vec![(2, Expected::Near(want, tolerance(Scalar::F32)))],
+        }
+    };
+    vec![case(2, 3, "part of a group"), case(600, 8, "groups, the last of them in part")]
+}
+
+fn factor_numbers(pairs: usize, experts: usize) -> Numbers {
+    Numbers::new().with("pairs", pairs as u32).with("experts", experts as u32)
+}
+
+pub(super) fn factor_benches() -> Vec<Bench> {
+    let (pairs, experts) = (4096 * 8, 128);
+    let ids: Vec<u32> = (0..pairs as u32).map(|i| i.wrapping_mul(0x9E37_79B9) >> 25).collect();
+    let buffers = vec![
+        Fill::These(Buffer::words(&ids)),
+        Fill::Noise(Scalar::F32, experts),
+        Fill::Noise(Scalar::F32, pairs),
+    ];
+    let numbers = factor_numbers(pairs, experts);
+    vec![memory(moe_factors(), "4096 tokens, 8 of 128", numbers, buffers, pairs as u64)]
 }
 
 fn bias_numbers(pairs: usize, experts: usize, out: usize) -> Numbers {

@@ -11,6 +11,17 @@ pub struct Routes {
     pub weights: Vec<f64>,
 }
 
+impl Routes {
+    /// Multiplies each weight with its expert's factor, if experts have some.
+    pub fn factored(mut self, factors: Option<&[f32]>) -> Routes {
+        if let Some(factors) = factors {
+            let each = self.weights.iter_mut().zip(&self.ids);
+            each.for_each(|(weight, id)| *weight *= f64::from(factors[*id as usize]));
+        }
+        self
+    }
+}
+
 /// The experts with each token's highest scores, larger first, ties to the lower, and their
 /// weights.
 pub fn route(scores: &[f32], experts: usize, routing: &Routing) -> Routes {

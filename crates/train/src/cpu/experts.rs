@@ -31,7 +31,8 @@ impl Run<'_> {
         // SAFETY: the input is only read.
         let scores = unsafe { self.read(node.inputs[1]) };
         let experts = self.width(node.inputs[1]);
-        let routes = moe::route(scores, experts, &op.routing);
+        let factors = Experts::factors(&node.weights).map(|id| self.weights.vector(*id));
+        let routes = moe::route(scores, experts, &op.routing).factored(factors);
         let mut visited: Vec<Visited> =
             (0..experts).map(|expert| Visited { expert, pairs: Vec::new() }).collect();
         for (pair, id) in routes.ids.iter().enumerate() {
@@ -68,7 +69,7 @@ impl Run<'_> {
 
     /// The bias of an expert.
     fn bias_of(&self, node: &Node, matrix: usize, expert: usize, rows: usize) -> Option<&[f32]> {
-        let id = node.weights.get(3 + matrix)?;
+        let id = Experts::bias(&node.weights, matrix)?;
         Some(&self.weights.vector(*id)[expert * rows..][..rows])
     }
 

@@ -8,7 +8,7 @@ use ops::Experts;
 use ops::experts::{MOST_USED, Sizes};
 use program::Node;
 
-use super::{parts, route};
+use super::parts;
 use crate::cpu::replay::Replay;
 
 impl Replay<'_> {
@@ -25,7 +25,7 @@ impl Replay<'_> {
         let (ids, weights) = (&mut ids[..used], &mut weights[..used]);
         // SAFETY: scores are only read.
         let scores = unsafe { self.floats(self.offset(node.inputs[1]), 0..experts) };
-        route(scores, &op.routing, ids, weights);
+        self.route(op, node, scores, (&mut *ids, &mut *weights));
 
         let [gate, _, y] = self.pair_rows(sizes);
         let panels = |i: usize| self.matrix(node.weights[i]).panels() / experts;

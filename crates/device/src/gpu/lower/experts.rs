@@ -15,8 +15,8 @@ use ops::gated::gated;
 use ops::linear::gemm::{self, GemmTypes, Machine};
 use ops::linear::{GemvSchedule, Task};
 use ops::moe::{
-    clamped_gate, moe_bias, moe_combine, moe_gate_up, moe_gemm, moe_gemv, moe_group, moe_route,
-    pick_blocks,
+    clamped_gate, moe_bias, moe_combine, moe_factors, moe_gate_up, moe_gemm, moe_gemv, moe_group,
+    moe_route, pick_blocks,
 };
 use ops::packed::Format;
 use ops::scale_rows::scale_rows;
@@ -55,7 +55,7 @@ pub(in crate::gpu) struct Mixture<'a> {
     pub(in crate::gpu) rows: usize,
     pub(in crate::gpu) x: TypedSlot,
     pub(in crate::gpu) scores: TypedSlot,
-    /// Gate, up and down, then their biases if there are any.
+    /// Gate, up and down, then their biases if there are any, then factors likewise.
     pub(in crate::gpu) weights: &'a [WeightId],
     /// Where the rows that the second matrices read are kept, `[pairs, ff]` in f32, if something
     /// else reads them.
@@ -159,12 +159,26 @@ pub(in crate::gpu) trait Mixtures {
         self.push(kernel, numbers, &bound)
     }
 
+    /// Records the products of shares with their experts' factors, if experts have some.
+    fn factored(&mut self, of: &Mixture<'_>) -> Result<()> {
+        let Some(factors) = Experts::factors(of.weights) else { return Ok(()) };
+        let pairs = of.pairs();
+        let numbers =
+            Numbers::new().with("pairs", pairs as u32).with("experts", of.sizes.experts as u32);
+        let bound = [
+            ("ids", self.array(Array::Ids, pairs)),
+            ("factors", Slot::Weight(factors.0)),
+            ("weights", self.array(Array::Shares, pairs)),
+        ];
+        self.push(moe_factors(), numbers, &bound)
+    }
+
     /// Records the two halves of each pair, from rows `x`; see [`Array::Gate`].
     fn halves(&mut self, of: &Mixture<'_>, x: &TypedSlot) -> Result<()> {
         let (Sizes { used, width, ff, .. }, pairs) = (of.sizes, of.pairs());
         for (i, to) in [(0, Array::Gate), (1, Array::Up)] {
             let (x, y, bias) =
-                (x.clone(), self.array(to, pairs * ff), of.weights.get(i + 3).copied());
+                (x.clone(), self.array(to, pairs * ff), Experts::bias(of.weights, i).copied());
             let weight = of.weights[i];
             let product = Product { x, y, weight, bias, width, out: ff, share: used };
             self.of_experts(&product, of.sizes, pairs)?;
@@ -177,6 +191,7 @@ pub(in crate::gpu) trait Mixtures {
         let (op, sizes, pairs) = (of.op, of.sizes, of.pairs());
         let Sizes { width, ff, .. } = sizes;
         self.route(of, op.routing)?;
+        self.factored(of)?;
         let mut x = of.x.clone();
         if op.weighs_inputs {
             // Each row has one expert, and its own weight. Weighted rows are kept in the buffer of
@@ -207,7 +222,7 @@ pub(in crate::gpu) trait Mixtures {
             }
         }
         let x = TypedSlot { slot: act, scalar: Scalar::F32 };
-        let (weight, bias) = (of.weights[2], of.weights.get(5).copied());
+        let (weight, bias) = (of.weights[2], Experts::bias(of.weights, 2).copied());
         let outer = self.array(Array::Outer, pairs * width);
         let product =
             Product { x, y: outer.clone(), weight, bias, width: ff, out: width, share: 1 };
@@ -329,7 +344,7 @@ impl Mixtures for Recorder<'_> {
         if !self.narrow(of.rows) || format != other {
             return Ok(false);
         }
-        let (x, y, bias) = (x.clone(), act.clone(), of.weights.get(3).copied());
+        let (x, y, bias) = (x.clone(), act.clone(), Experts::bias(of.weights, 0).copied());
         let product = Product { x, y, weight: gate, bias, width, out: ff, share: used };
         let (schedule, groups) = self.of_pairs(&product, format, true);
         let mut bound = vec![
@@ -339,8 +354,9 @@ impl Mixtures for Recorder<'_> {
             ("up", self.weight(up)),
             ("ids", self.array(Array::Ids, pairs)),
         ];
-        for (name, at) in [("gate_bias", 3), ("up_bias", 4)] {
-            bound.extend(of.weights.get(at).map(|bias| (name, self.weight(*bias))));
+        for (name, matrix) in [("gate_bias", 0), ("up_bias", 1)] {
+            let bias = Experts::bias(of.weights, matrix);
+            bound.extend(bias.map(|bias| (name, self.weight(*bias))));
         }
         let numbers = product.numbers(of.sizes, pairs).with("groups", groups);
         let (act, numbers) = match of.op.gate {
