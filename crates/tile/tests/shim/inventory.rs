@@ -19,10 +19,18 @@ fn size(kernel: &Kernel) -> usize {
 
 /// The cases of the kernels taken, family by family; those of one kernel are neighbours.
 pub(crate) fn cases(all: bool) -> Vec<Case> {
+    cases_without(&[], all)
+}
+
+/// As [`cases`], of all kernels but those of some cases.
+pub(crate) fn cases_without(others: &[Case], all: bool) -> Vec<Case> {
     let mut taken = Vec::new();
     for spec in ops::kernels::all() {
         let mut family: Vec<(usize, Vec<Case>)> = Vec::new();
         for case in (spec.cases)() {
+            if others.iter().any(|other| other.kernel == case.kernel) {
+                continue;
+            }
             match family.iter_mut().find(|(_, cases)| cases[0].kernel == case.kernel) {
                 Some((_, cases)) => cases.push(case),
                 None => family.push((size(&case.kernel), vec![case])),
