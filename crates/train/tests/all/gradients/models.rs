@@ -60,6 +60,9 @@ impl Case {
         let turns: &[usize] = match (hybrid.as_str(), parameter.name.as_str()) {
             (_, name) if name.contains("lora_A") => return values,
             ("qwen3.5-shared", name) if name.contains("q_proj") => &[16, 16],
+            // Other factors than PEFT's, on which devices are compared: see `latent_attention`.
+            ("deepseek2", name) if name.contains("kv_b_proj") => &[8, 16],
+            ("deepseek3", name) if name.contains("kv_b_proj") => &[32, 48],
             ("gpt-neox", name) if name.contains("query_key_value") => &[16, 16, 16],
             ("qwen3-next", name) if name.contains("q_proj") => &[32, 32],
             ("qwen3-next", name) if name.contains("in_proj_qkvz") => &[16, 16, 72, 72],
