@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use models::Options;
+use models::ReadOptions;
 
 fuzz_target!(|bytes: &[u8]| {
     let Ok(json) = serde_json::from_slice(bytes) else { return };

@@ -14,7 +14,7 @@ fn fixtures() -> PathBuf {
 /// The adapter behind a path, for a model.
 fn read(base: &str, path: &Path, strength: f64) -> Result<AdapterFactors> {
     let tensors = Tensors::open(testing::models().join(base))?;
-    let model = models::load(&tensors, &models::Options::default())?;
+    let model = models::load(&tensors, &models::ReadOptions::default())?;
     let program = program::fuse(&model.record(false)?);
     let base = Base { config: model.config(), program: &program, tensors: &tensors };
     let adapter = File::open(path)?.resolve(&base, strength)?;
@@ -78,7 +78,7 @@ fn an_adapter_of_peft_becomes_one_of_mlx_lm() {
     let folder = tempfile::tempdir().unwrap();
     let write = |case: &str, base: &str| {
         let tensors = Tensors::open(testing::models().join(base))?;
-        let model = models::load(&tensors, &models::Options::default())?;
+        let model = models::load(&tensors, &models::ReadOptions::default())?;
         let program = program::fuse(&model.record(false)?);
         let base = Base { config: model.config(), program: &program, tensors: &tensors };
         File::open(&fixtures().join(case))?.write_mlx(&base, 1.0, &folder.path().join(case))
@@ -314,7 +314,7 @@ fn the_reference_interpreter_agrees_with_peft() {
     ] {
         let tensors = Tensors::open(testing::models().join(base)).unwrap();
         // Phi-3's rotation follows the context, and the prompts fill the shorter one.
-        let options = models::Options { context: Some(16), ..models::Options::default() };
+        let options = models::ReadOptions { context: Some(16), ..models::ReadOptions::default() };
         let model = models::load(&tensors, &options).unwrap();
         let fused = program::fuse(&model.record(false).unwrap());
         let read = Base { config: model.config(), program: &fused, tensors: &tensors };

@@ -16,7 +16,7 @@ pub fn objection(offer: &Offer<'_>, progress: &dyn PullProgress) -> Result<Optio
     let place = format!("{}: {file}", offer.id());
     let verdict = match offer.preview(progress)? {
         Some(Preview::Config(json)) => {
-            let options = engine::models::Options::default();
+            let options = engine::models::ReadOptions::default();
             engine::models::check_json(&json, &place, &options)
         }
         Some(Preview::Gguf(keys)) => engine::models::check_gguf(&keys, &place),

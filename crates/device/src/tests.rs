@@ -28,7 +28,7 @@ fn cases() -> Vec<PathBuf> {
 pub(crate) fn recorded(name: &str) -> (Program, Tensors) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/models");
     let tensors = Tensors::open(root.join(name)).unwrap();
-    let model = models::load(&tensors, &models::Options::default()).unwrap();
+    let model = models::load(&tensors, &models::ReadOptions::default()).unwrap();
     (program::fuse(&model.record(false).unwrap()), tensors)
 }
 
@@ -42,7 +42,7 @@ pub(crate) fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f3
         bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
     };
     let tensors = Tensors::open(case).unwrap();
-    let options = models::Options { context: testing::context(case), ..Default::default() };
+    let options = models::ReadOptions { context: testing::context(case), ..Default::default() };
     let program = program::fuse(&models::load(&tensors, &options).unwrap().record(false).unwrap());
     let (prompt, steps) = (ids("input_ids"), ids("decode.tokens"));
     let blocks = (prompt.len() + steps.len()).div_ceil(BLOCK_TOKENS);
@@ -222,7 +222,7 @@ fn rows_that_decode_take_turns() {
 /// The Program of a fixture.
 fn program_of(case: &Path) -> Program {
     let tensors = Tensors::open(case).unwrap();
-    models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap()
+    models::load(&tensors, &models::ReadOptions::default()).unwrap().record(false).unwrap()
 }
 
 /// Whether a fixture has an odd number of query heads.

@@ -273,7 +273,7 @@ pub(crate) fn with_base_of<T>(
 ) -> Result<T> {
     let ignore_keys = shared.options.ignore_keys.clone();
     let context = Some(shared.info.context);
-    with_base(tensors, &models::Options { ignore_keys, context, ending }, f)
+    with_base(tensors, &models::ReadOptions { ignore_keys, context, ending }, f)
 }
 
 /// Writes an adapter of PEFT's form, such as those that are tuned here, as a folder of mlx-lm.
@@ -287,7 +287,7 @@ pub fn adapter_to_mlx(
     to: &std::path::Path,
 ) -> Result<()> {
     let tensors = Tensors::open(model)?;
-    with_base(&tensors, &models::Options::default(), |base| {
+    with_base(&tensors, &models::ReadOptions::default(), |base| {
         open_adapter(file, &tensors)?.write_mlx(base, file.scale, to)
     })
 }
@@ -295,7 +295,7 @@ pub fn adapter_to_mlx(
 /// Calls `f` with a model as adapters see it.
 fn with_base<T>(
     tensors: &Tensors,
-    options: &models::Options,
+    options: &models::ReadOptions,
     f: impl FnOnce(&Base<'_>) -> Result<T>,
 ) -> Result<T> {
     let model = models::load(tensors, options)?;
@@ -316,7 +316,8 @@ pub fn fuse(
     to: &std::path::Path,
 ) -> Result<()> {
     let tensors = Tensors::open(model)?;
-    let read = models::Options { ignore_keys: ignore_keys.to_vec(), ..models::Options::default() };
+    let read =
+        models::ReadOptions { ignore_keys: ignore_keys.to_vec(), ..models::ReadOptions::default() };
     with_base(&tensors, &read, |base| {
         let adapter = open_adapter(file, &tensors)?.resolve(base, file.scale)?;
         adapters::fuse(base, &adapter, to).map_err(|error| match error.kind {

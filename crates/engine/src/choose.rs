@@ -316,7 +316,10 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
         let tensors = Tensors::open(&folder).unwrap();
         let program = program::fuse(
-            &models::load(&tensors, &models::Options::default()).unwrap().record(false).unwrap(),
+            &models::load(&tensors, &models::ReadOptions::default())
+                .unwrap()
+                .record(false)
+                .unwrap(),
         );
         let seats = device::Seats::default();
         let kept = None;

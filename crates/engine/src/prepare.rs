@@ -294,7 +294,7 @@ struct Read {
 
 /// Reads a model and records its Program for a context of `context` positions.
 fn record(tensors: &Tensors, options: &LoadOptions, context: Option<usize>) -> Result<Read> {
-    let read = models::Options {
+    let read = models::ReadOptions {
         ignore_keys: options.ignore_keys.clone(),
         context,
         ending: options.ending,

@@ -7,7 +7,7 @@ fn main() -> Result<(), formats::Error> {
     for path in std::env::args_os().skip(1) {
         let tensors = formats::Tensors::open(&path)?;
         let program =
-            program::fuse(&models::load(&tensors, &models::Options::default())?.record(false)?);
+            program::fuse(&models::load(&tensors, &models::ReadOptions::default())?.record(false)?);
         println!("{}", path.display());
         print!("{program}");
     }

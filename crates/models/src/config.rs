@@ -39,7 +39,7 @@ pub struct Config {
     /// The rotation of q and k; none where positions are learned.
     pub rope: Option<Rope>,
     /// Whether the rotation is another one for another context; see
-    /// [`Options::context`](crate::Options::context).
+    /// [`ReadOptions::context`](crate::ReadOptions::context).
     pub rope_by_context: bool,
     /// Parts of canonical names: matrices that GGUF files have in another order than Hugging Face's
     /// form, and not for rotations.

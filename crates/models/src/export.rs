@@ -14,8 +14,8 @@ use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
-    Architecture, Config, Options, apertus, experts, falcon, gemma4, hybrid, latent, lfm2, minicpm,
-    scaling,
+    Architecture, Config, ReadOptions, apertus, experts, falcon, gemma4, hybrid, latent, lfm2,
+    minicpm, scaling,
 };
 use formats::gguf::{Array, Value};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -100,7 +100,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
         Error::new(tensors.path().display(), "a model folder", "a GGUF file").hint(hint)
     })?;
     let asked = Asked::default();
-    let model = crate::load_asking(tensors, &Options::default(), &asked, true)?;
+    let model = crate::load_asking(tensors, &ReadOptions::default(), &asked, true)?;
     let config = model.config();
     let place = folder.stated_in().display().to_string();
     let architecture = config.architecture;
@@ -157,7 +157,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
 /// # Errors
 /// The first operation or weight that is another one: settings that GGUF cannot say.
 pub fn check(folder: &Tensors, file: &Tensors) -> Result<()> {
-    let options = Options::default();
+    let options = ReadOptions::default();
     let record = |tensors: &Tensors| {
         let asked = Asked::default();
         crate::load_asking(tensors, &options, &asked, true)?.record(false)

@@ -189,7 +189,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
 
 /// How a model is read.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct ReadOptions {
     /// Keys of the configuration that are passed over though no one reads them.
     pub ignore_keys: Vec<String>,
     /// Positions that sessions are going to have, if known: some rotations follow it. `None`: as
@@ -271,7 +271,7 @@ pub struct Model {
 /// # Errors
 /// A key that is missing, of another type, or out of range, by file and key; a key that no one
 /// reads; a file that holds no model of a known architecture.
-pub fn config(tensors: &Tensors, options: &Options) -> Result<Config> {
+pub fn config(tensors: &Tensors, options: &ReadOptions) -> Result<Config> {
     let file = tensors.path().display().to_string();
     open(tensors, &file, options, &Asked::default(), false).map(|(opened, _)| opened.config)
 }
@@ -281,7 +281,7 @@ pub fn config(tensors: &Tensors, options: &Options) -> Result<Config> {
 fn open<'a>(
     tensors: &'a Tensors,
     file: &'a str,
-    options: &Options,
+    options: &ReadOptions,
     asked: &Asked,
     apart: bool,
 ) -> Result<(Opened, Names<'a>)> {
@@ -332,7 +332,7 @@ fn open<'a>(
 }
 
 /// The model as its architecture's file reads it, if it reads every key.
-fn read(files: &Files<'_>, options: &Options) -> Result<Opened> {
+fn read(files: &Files<'_>, options: &ReadOptions) -> Result<Opened> {
     if !files.architecture.experts {
         experts::check(&files.outer)?;
         experts::check(&files.keys)?;
@@ -412,7 +412,7 @@ pub fn check_gguf(metadata: &formats::gguf::Metadata, place: &str) -> Result<()>
 ///
 /// # Errors
 /// As [`config()`].
-pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> Result<()> {
+pub fn check_json(json: &serde_json::Value, place: &str, options: &ReadOptions) -> Result<()> {
     struct None;
     impl Weights for None {
         fn find(&self, _: &str) -> Result<Option<Stored>> {
@@ -435,12 +435,17 @@ pub fn check_json(json: &serde_json::Value, place: &str, options: &Options) -> R
 /// # Errors
 /// Those of [`config()`]; a weight that is missing, of another shape, or of a type that holds no
 /// weights, by file and name; in a GGUF file, tensors that the architecture has no use for.
-pub fn load(tensors: &Tensors, options: &Options) -> Result<Model> {
+pub fn load(tensors: &Tensors, options: &ReadOptions) -> Result<Model> {
     load_asking(tensors, options, &Asked::default(), false)
 }
 
 /// As [`load`]; `asked` notes what the configuration says. `apart`: [`Files::apart`].
-fn load_asking(tensors: &Tensors, options: &Options, asked: &Asked, apart: bool) -> Result<Model> {
+fn load_asking(
+    tensors: &Tensors,
+    options: &ReadOptions,
+    asked: &Asked,
+    apart: bool,
+) -> Result<Model> {
     let file = tensors.path().display().to_string();
     let (Opened { mut config, build }, names) = open(tensors, &file, options, asked, apart)?;
     let layers = build(&names, options.ending)?;

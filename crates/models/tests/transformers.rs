@@ -7,14 +7,14 @@ use formats::{Result, Tensors};
 use program::{Program, Sequence, Step, StepKind, Table, WeightId, fuse, reference};
 use std::path::{Path, PathBuf};
 
-fn options() -> delft_models::Options {
-    delft_models::Options::default()
+fn options() -> delft_models::ReadOptions {
+    delft_models::ReadOptions::default()
 }
 
 /// With the context for which a fixture's rotation is the one that it expects, where that follows
 /// the context.
-fn options_of(path: &Path) -> delft_models::Options {
-    delft_models::Options { context: testing::context(path), ..options() }
+fn options_of(path: &Path) -> delft_models::ReadOptions {
+    delft_models::ReadOptions { context: testing::context(path), ..options() }
 }
 
 fn cases() -> Vec<PathBuf> {
@@ -178,11 +178,11 @@ fn a_key_that_nothing_reads_is_refused_unless_it_is_ignored() {
         let inner = json.get("text_config").is_some();
         let keys = if inner { &mut json["text_config"] } else { &mut json };
         keys["attention_temperature"] = 50.0.into();
-        let judge = |options: &delft_models::Options| {
+        let judge = |options: &delft_models::ReadOptions| {
             delft_models::check_json(&json, "config.json", options)
         };
         let ignore_keys = vec!["attention_temperature".to_owned()];
-        let ignoring = delft_models::Options { ignore_keys, ..options() };
+        let ignoring = delft_models::ReadOptions { ignore_keys, ..options() };
         judge(&ignoring).unwrap_or_else(|e| panic!("{}: {e}", case.display()));
         // One that names no architecture is judged when its weights are there.
         if json.get("model_type").is_some() {

@@ -23,7 +23,7 @@ use tile::ir::Reduce;
 use tile::launch::{Mode, Numbers, Requirement};
 
 use crate::experts::{MOST_EXPERTS, MOST_USED};
-use crate::gradient::{Fill as Filled, Forward, LimitSlopes, Reverse, Wrt, give, one};
+use crate::gradient::{Filled, Forward, LimitSlopes, Reverse, Wrt, give, one};
 use crate::linear::holds;
 use crate::moe::{NONE, best_open};
 use crate::operation::{

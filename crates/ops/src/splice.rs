@@ -12,7 +12,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-use crate::gradient::{Fill as Filled, Forward, Reverse, Var, Wrt, give, linear_in_x, one, zeros};
+use crate::gradient::{Filled, Forward, Reverse, RuleValue, Wrt, give, linear_in_x, one, zeros};
 use crate::linear::holds;
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
@@ -165,7 +165,7 @@ impl Operation for Splice {
 
 /// The sum of the `heads` of each row, which have `width` elements: halves are added until one is
 /// left.
-fn sum_heads(at: &mut dyn Reverse, of: Var, heads: usize, width: usize) -> Result<Var> {
+fn sum_heads(at: &mut dyn Reverse, of: RuleValue, heads: usize, width: usize) -> Result<RuleValue> {
     let (mut sum, mut left, mut odd) = (of, heads, None);
     let add = |at: &mut dyn Reverse, a, b| one(at, Zip(Binary::Add), &[a, b], &[]);
     let part = |at: &mut dyn Reverse, of, first: usize, count: usize| {

@@ -384,6 +384,7 @@ impl Remarks {
 /// A configuration that cannot be read.
 pub fn trained_context(location: impl Into<Location>, ignore_keys: &[String]) -> Result<usize> {
     let tensors = Tensors::open(location)?;
-    let read = models::Options { ignore_keys: ignore_keys.to_vec(), ..models::Options::default() };
+    let read =
+        models::ReadOptions { ignore_keys: ignore_keys.to_vec(), ..models::ReadOptions::default() };
     Ok(models::load(&tensors, &read)?.config().context)
 }

@@ -258,7 +258,7 @@ impl Tuned {
         options: impl FnOnce(&adapters::Base<'_>) -> Result<(LoraOptions, Option<AdapterFactors>)>,
         hardware: Hardware,
     ) -> Result<Tuned> {
-        let model = models::load(&tensors, &models::Options::default())?;
+        let model = models::load(&tensors, &models::ReadOptions::default())?;
         let (config, recorded) = (model.config().clone(), model.record(false)?);
         let base = adapters::Base { config: &config, program: &recorded, tensors: &tensors };
         let (options, begun) = options(&base)?;
@@ -293,7 +293,7 @@ impl Tuned {
     /// device; too little memory.
     pub fn full(model: impl Into<Location>, hardware: impl Into<Hardware>) -> Result<Tuned> {
         let tensors = Tensors::open(model)?;
-        let model = models::load(&tensors, &models::Options::default())?;
+        let model = models::load(&tensors, &models::ReadOptions::default())?;
         let packed = pack(&model.record(false)?)?;
         let (weights, parameters) = full::parameters(&packed, &tensors)?;
         let whole = |(parameter, (weight, made)): (usize, (WeightId, Made))| {

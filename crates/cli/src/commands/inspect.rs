@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Inspect) -> Outcome {
 }
 
 fn report(tensors: &Tensors, args: &Inspect) -> Report {
-    let model = models::config(tensors, &models::Options::default()).and_then(|config| {
+    let model = models::config(tensors, &models::ReadOptions::default()).and_then(|config| {
         let context = args.ctx.map_or(config.context, |n| n as usize);
         let cache_type = CacheType::from(args.cache_type);
         let on = LoadOptions::on(args.device);

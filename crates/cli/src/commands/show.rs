@@ -33,7 +33,7 @@ fn facts(model: &LocalModel, tensors: &Tensors) -> Value {
         facts["id"] = id.as_str().into();
         facts["revision"] = commit.as_str().into();
     }
-    match models::config(tensors, &models::Options::default()) {
+    match models::config(tensors, &models::ReadOptions::default()) {
         Ok(config) => {
             facts["architecture"] = config.architecture.name.into();
             facts["context"] = config.context.into();

@@ -5,7 +5,7 @@ use models::Ending;
 use super::*;
 
 fn program(tensors: &Tensors, ending: Ending) -> Program {
-    let options = models::Options { ending, ..models::Options::default() };
+    let options = models::ReadOptions { ending, ..models::ReadOptions::default() };
     program::fuse(&models::load(tensors, &options).unwrap().record(false).unwrap())
 }
 

@@ -219,7 +219,7 @@ pub fn write(
 /// The tensors whose rows products multiply with, or that hold rows of embeddings; and a warning
 /// where some would have to be turned.
 fn matrices(tensors: &Tensors) -> Result<(HashSet<String>, Vec<String>)> {
-    let program = models::load(tensors, &models::Options::default())?.record(false)?;
+    let program = models::load(tensors, &models::ReadOptions::default())?.record(false)?;
     let (mut found, mut turned) = (HashSet::new(), None);
     for weight in program.weights.iter().filter(|weight| weight.shape.len() == 2) {
         if weight.name.ends_with(".router") {

@@ -29,7 +29,7 @@ fn logits(
     numbers: &[usize],
 ) -> Vec<(usize, Vec<u32>)> {
     let tensors = Tensors::open(path).unwrap();
-    let model = models::load(&tensors, &models::Options::default()).unwrap();
+    let model = models::load(&tensors, &models::ReadOptions::default()).unwrap();
     let program = program::fuse(&model.record(false).unwrap());
     let groups = program.groups().len();
     let options = LoadOptions {

@@ -16,7 +16,7 @@ mod cases;
 
 pub use cases::KERNELS;
 
-use super::{Forward, Reverse, Var, Wrt, one, zeros};
+use super::{Forward, Reverse, RuleValue, Wrt, one, zeros};
 use crate::delta_net::HeadRow;
 use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{DeltaNet, Op, Rows, Shape, arity, expect};
@@ -82,7 +82,7 @@ impl Operation for PackedDelta {
     }
 
     fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
-        let mut operands: Vec<Var> = (0..3).map(|i| at.input(i)).collect();
+        let mut operands: Vec<RuleValue> = (0..3).map(|i| at.input(i)).collect();
         for i in 0..3 {
             let (x, tangent) = (at.input(i), at.tangent(i));
             operands.push(match tangent {

@@ -15,7 +15,7 @@ use tile::launch::Numbers;
 
 /// A value of this shape, all of whose elements are `value`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Fill {
+pub struct Filled {
     /// Its shape.
     pub shape: Shape,
     /// The number.
@@ -57,7 +57,7 @@ pub(super) fn derivative(f: Unary, x: f64) -> f64 {
     }
 }
 
-impl Operation for Fill {
+impl Operation for Filled {
     fn name(&self) -> &'static str {
         "fill"
     }

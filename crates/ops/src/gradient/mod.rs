@@ -28,7 +28,7 @@ pub use columns::ScaleColumns;
 pub use conv::{ConvBackward, PackedConv};
 pub use cross_entropy::CrossEntropy;
 pub use delta::{DeltaBackward, DeltaTangent, PackedDelta};
-pub use elements::{Fill, GatedBackward, MapBackward};
+pub use elements::{Filled, GatedBackward, MapBackward};
 pub use experts::{ExpertsBackward, ExpertsTangent, Shares};
 pub use limits::LimitSlopes;
 pub use norms::{LayerNormBackward, RmsNormBackward};
@@ -46,7 +46,7 @@ use formats::Result;
 
 /// A value in the hands of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Var(pub usize);
+pub struct RuleValue(pub usize);
 
 /// An operand that has a cotangent, by its place among the node's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,22 +64,23 @@ pub trait Recorder {
     ///
     /// # Errors
     /// Operands that do not fit.
-    fn record(&mut self, op: Op, inputs: &[Var], weights: &[usize]) -> Result<Vec<Var>>;
+    fn record(&mut self, op: Op, inputs: &[RuleValue], weights: &[usize])
+    -> Result<Vec<RuleValue>>;
 }
 
 /// A node whose tangents are asked for: how its outputs change along a direction of its operands.
 pub trait Forward: Recorder {
     /// An input of the node.
-    fn input(&self, index: usize) -> Var;
+    fn input(&self, index: usize) -> RuleValue;
 
     /// An output of the node.
-    fn output(&self, index: usize) -> Var;
+    fn output(&self, index: usize) -> RuleValue;
 
     /// Shape of a value.
-    fn shape(&self, value: Var) -> Shape;
+    fn shape(&self, value: RuleValue) -> Shape;
 
     /// The tangent of an input; none if it does not change.
-    fn tangent(&self, input: usize) -> Option<Var>;
+    fn tangent(&self, input: usize) -> Option<RuleValue>;
 
     /// The place of a weight's tangent, for [`Recorder::record`]; none if it does not change or
     /// there is no such weight.
@@ -95,28 +96,28 @@ pub trait Forward: Recorder {
     ///
     /// # Errors
     /// A tangent of another shape than the output's.
-    fn add(&mut self, output: usize, tangent: Var) -> Result<()>;
+    fn add(&mut self, output: usize, tangent: RuleValue) -> Result<()>;
 }
 
 /// A node in reverse: what its rule asks, and where it records.
 pub trait Reverse: Recorder {
     /// An input of the node.
-    fn input(&self, index: usize) -> Var;
+    fn input(&self, index: usize) -> RuleValue;
 
     /// An output of the node.
-    fn output(&self, index: usize) -> Var;
+    fn output(&self, index: usize) -> RuleValue;
 
     /// Shape of a value.
-    fn shape(&self, value: Var) -> Shape;
+    fn shape(&self, value: RuleValue) -> Shape;
 
     /// Shape of a weight of the node; none if it has no such.
     fn weight(&self, index: usize) -> Option<&[usize]>;
 
     /// The cotangent of an output; none if no loss depends on it.
-    fn cotangent(&self, output: usize) -> Option<Var>;
+    fn cotangent(&self, output: usize) -> Option<RuleValue>;
 
     /// Whether every element of a value is 1, as in the cotangent of the loss itself.
-    fn is_ones(&self, value: Var) -> bool;
+    fn is_ones(&self, value: RuleValue) -> bool;
 
     /// Whether the cotangent of an operand is needed.
     fn wants(&self, of: Wrt) -> bool;
@@ -125,24 +126,24 @@ pub trait Reverse: Recorder {
     ///
     /// # Errors
     /// A cotangent of another shape than the operand's.
-    fn give(&mut self, of: Wrt, cotangent: Var) -> Result<()>;
+    fn give(&mut self, of: Wrt, cotangent: RuleValue) -> Result<()>;
 
     /// Says that a recorded value equals an output, which is read in its place.
-    fn replace(&mut self, output: usize, by: Var);
+    fn replace(&mut self, output: usize, by: RuleValue);
 }
 
 /// Records an operation of one output.
 pub(crate) fn one(
     at: &mut dyn Recorder,
     op: impl Into<Op>,
-    inputs: &[Var],
+    inputs: &[RuleValue],
     weights: &[usize],
-) -> Result<Var> {
+) -> Result<RuleValue> {
     Ok(at.record(op.into(), inputs, weights)?.swap_remove(0))
 }
 
 /// Records `a * b`.
-pub(crate) fn mul(at: &mut dyn Recorder, a: Var, b: Var) -> Result<Var> {
+pub(crate) fn mul(at: &mut dyn Recorder, a: RuleValue, b: RuleValue) -> Result<RuleValue> {
     one(at, Zip(Binary::Mul), &[a, b], &[])
 }
 
@@ -154,16 +155,16 @@ pub(crate) fn linear_in_x(at: &mut dyn Forward, op: impl Into<Op>) -> Result<()>
 }
 
 /// Zeros like a value.
-pub(crate) fn zeros(at: &mut dyn Forward, like: Var) -> Result<Var> {
+pub(crate) fn zeros(at: &mut dyn Forward, like: RuleValue) -> Result<RuleValue> {
     let shape = at.shape(like);
-    one(at, Fill { shape, value: 0.0 }, &[], &[])
+    one(at, Filled { shape, value: 0.0 }, &[], &[])
 }
 
 /// Gives an input a cotangent that `make` records, if it is needed.
 pub(crate) fn give(
     at: &mut dyn Reverse,
     of: Wrt,
-    make: impl FnOnce(&mut dyn Reverse) -> Result<Var>,
+    make: impl FnOnce(&mut dyn Reverse) -> Result<RuleValue>,
 ) -> Result<()> {
     if !at.wants(of) {
         return Ok(());
@@ -237,7 +238,7 @@ gradients! {
     /// `x; s[width], (b[width]) -> y`: each column times a number of its own, plus another.
     ScaleColumns,
     /// `-> a value, all of whose elements are one number`.
-    Fill,
+    Filled,
     /// `x, dy -> dx` of a function of one element.
     MapBackward,
     /// `gate, up -> f(gate) up`.

@@ -1,6 +1,6 @@
 //! Kernels for gradients of products: `dx = dy W`, `dW = dy' x`, and sums over rows and columns.
 
-use super::{Forward, Reverse, Var as Value, Wrt, give, one, zeros};
+use super::{Forward, Reverse, RuleValue as Value, Wrt, give, one, zeros};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{
     Row, RowThreads, begin, lanes_of_both, load, require_lengths, require_vectors, when,

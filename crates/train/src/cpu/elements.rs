@@ -159,7 +159,7 @@ impl Run<'_> {
                     }
                 });
             }
-            Gradient::Fill(op) => self.by_rows(to, &|y, _| y.fill(op.value)),
+            Gradient::Filled(op) => self.by_rows(to, &|y, _| y.fill(op.value)),
             Gradient::LimitSlopes(op) => self.by_rows(to, &|y, rows| {
                 // SAFETY: the inputs are only read.
                 let [scores, left, d] = [0, 1, 2].map(|i| unsafe { self.read(inputs[i]) });

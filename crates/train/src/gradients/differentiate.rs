@@ -1,7 +1,7 @@
 //! Reverse mode: from a Program of a loss to one of the loss and its gradients.
 
 use formats::{Error, Result};
-use ops::gradient::{Fill, Recorder, Reverse, Var, Wrt};
+use ops::gradient::{Filled, Recorder, Reverse, RuleValue, Wrt};
 use ops::{Binary, Op, Shape, Zip};
 use program::{Node, Program, ValueId, WeightId};
 
@@ -135,7 +135,7 @@ impl Cotangents {
     }
 
     fn fill(&mut self, shape: Shape, value: f32) -> Result<ValueId> {
-        let op = Op::from(Fill { shape, value });
+        let op = Op::from(Filled { shape, value });
         Ok(self.push(op, Vec::new(), Vec::new())?.swap_remove(0))
     }
 
@@ -152,23 +152,28 @@ impl Cotangents {
 }
 
 impl Recorder for Cotangents {
-    fn record(&mut self, op: Op, inputs: &[Var], weights: &[usize]) -> Result<Vec<Var>> {
+    fn record(
+        &mut self,
+        op: Op,
+        inputs: &[RuleValue],
+        weights: &[usize],
+    ) -> Result<Vec<RuleValue>> {
         let inputs = inputs.iter().map(|v| ValueId(v.0)).collect();
         let weights = weights.iter().map(|i| self.node.weights[*i]).collect();
-        Ok(self.push(op, inputs, weights)?.into_iter().map(|v| Var(v.0)).collect())
+        Ok(self.push(op, inputs, weights)?.into_iter().map(|v| RuleValue(v.0)).collect())
     }
 }
 
 impl Reverse for Cotangents {
-    fn input(&self, index: usize) -> Var {
-        Var(self.node.inputs[index].0)
+    fn input(&self, index: usize) -> RuleValue {
+        RuleValue(self.node.inputs[index].0)
     }
 
-    fn output(&self, index: usize) -> Var {
-        Var(self.node.outputs[index].0)
+    fn output(&self, index: usize) -> RuleValue {
+        RuleValue(self.node.outputs[index].0)
     }
 
-    fn shape(&self, value: Var) -> Shape {
+    fn shape(&self, value: RuleValue) -> Shape {
         self.program.values[value.0]
     }
 
@@ -176,11 +181,11 @@ impl Reverse for Cotangents {
         self.node.weights.get(index).map(|w| self.program.weights[w.0].shape.as_slice())
     }
 
-    fn cotangent(&self, output: usize) -> Option<Var> {
-        self.cotangents[self.node.outputs[output].0].map(|v| Var(v.0))
+    fn cotangent(&self, output: usize) -> Option<RuleValue> {
+        self.cotangents[self.node.outputs[output].0].map(|v| RuleValue(v.0))
     }
 
-    fn is_ones(&self, value: Var) -> bool {
+    fn is_ones(&self, value: RuleValue) -> bool {
         self.ones == Some(ValueId(value.0))
     }
 
@@ -191,7 +196,7 @@ impl Reverse for Cotangents {
         }
     }
 
-    fn give(&mut self, of: Wrt, cotangent: Var) -> Result<()> {
+    fn give(&mut self, of: Wrt, cotangent: RuleValue) -> Result<()> {
         let cotangent = ValueId(cotangent.0);
         let (shape, before) = match of {
             Wrt::Input(i) => {
@@ -223,7 +228,7 @@ impl Reverse for Cotangents {
         Ok(())
     }
 
-    fn replace(&mut self, output: usize, by: Var) {
+    fn replace(&mut self, output: usize, by: RuleValue) {
         if self.program.results.first() == self.node.outputs.get(output) {
             self.replaced = Some(ValueId(by.0));
         }

@@ -2,7 +2,7 @@
 //! weights.
 
 use formats::{Error, Result, Source};
-use ops::gradient::{Forward, Recorder, Var};
+use ops::gradient::{Forward, Recorder, RuleValue};
 use ops::{Binary, Op, Shape, Zip};
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -103,7 +103,12 @@ impl Tangents {
 }
 
 impl Recorder for Tangents {
-    fn record(&mut self, op: Op, inputs: &[Var], weights: &[usize]) -> Result<Vec<Var>> {
+    fn record(
+        &mut self,
+        op: Op,
+        inputs: &[RuleValue],
+        weights: &[usize],
+    ) -> Result<Vec<RuleValue>> {
         let inputs: Vec<ValueId> = inputs.iter().map(|v| ValueId(v.0)).collect();
         // Tangents have the places behind the node's own weights.
         let (own, count) = (self.weights(), self.weights().len());
@@ -114,25 +119,25 @@ impl Recorder for Tangents {
         let weights: Vec<WeightId> = weights.collect();
         let outputs = super::push(&mut self.program, op, inputs, weights)?;
         self.of_values.resize(self.program.values.len(), None);
-        Ok(outputs.into_iter().map(|v| Var(v.0)).collect())
+        Ok(outputs.into_iter().map(|v| RuleValue(v.0)).collect())
     }
 }
 
 impl Forward for Tangents {
-    fn input(&self, index: usize) -> Var {
-        Var(self.inputs()[index].0)
+    fn input(&self, index: usize) -> RuleValue {
+        RuleValue(self.inputs()[index].0)
     }
 
-    fn output(&self, index: usize) -> Var {
-        Var(self.outputs()[index].0)
+    fn output(&self, index: usize) -> RuleValue {
+        RuleValue(self.outputs()[index].0)
     }
 
-    fn shape(&self, value: Var) -> Shape {
+    fn shape(&self, value: RuleValue) -> Shape {
         self.program.values[value.0]
     }
 
-    fn tangent(&self, input: usize) -> Option<Var> {
-        self.of_values[self.inputs()[input].0].map(|v| Var(v.0))
+    fn tangent(&self, input: usize) -> Option<RuleValue> {
+        self.of_values[self.inputs()[input].0].map(|v| RuleValue(v.0))
     }
 
     fn weight_tangent(&self, weight: usize) -> Option<usize> {
@@ -148,7 +153,7 @@ impl Forward for Tangents {
         index < self.weights().len()
     }
 
-    fn add(&mut self, output: usize, tangent: Var) -> Result<()> {
+    fn add(&mut self, output: usize, tangent: RuleValue) -> Result<()> {
         let value = self.outputs()[output];
         let (shape, found) = (self.program.shape(value), self.shape(tangent));
         if shape != found {
@@ -156,7 +161,7 @@ impl Forward for Tangents {
         }
         let sum = match self.of_values[value.0] {
             Some(before) => {
-                let both = [Var(before.0), tangent];
+                let both = [RuleValue(before.0), tangent];
                 self.record(Op::from(Zip(Binary::Add)), &both, &[])?.swap_remove(0)
             }
             None => tangent,

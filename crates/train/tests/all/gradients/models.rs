@@ -510,7 +510,7 @@ pub(super) fn is_what_it_decodes_to(twin: &str, hardware: Hardware, bound: f64) 
     let loss = tuned.gradients(&batch, &mut gradients).unwrap();
 
     let tensors = formats::Tensors::open(&path).unwrap();
-    let model = models::load(&tensors, &models::Options::default()).unwrap();
+    let model = models::load(&tensors, &models::ReadOptions::default()).unwrap();
     let packed = pack(&model.record(false).unwrap()).unwrap();
     let blocks = |weight: program::WeightId| {
         let name = packed.weights[weight.0].name.clone();
@@ -578,7 +578,7 @@ fn an_export_is_the_adapter_that_was_trained() {
             std::fs::write(aside.path().join(name), bytes).unwrap();
         }
         let tensors = formats::Tensors::open(&model).unwrap();
-        let loaded = models::load(&tensors, &models::Options::default()).unwrap();
+        let loaded = models::load(&tensors, &models::ReadOptions::default()).unwrap();
         let program = loaded.record(false).unwrap();
         let base = adapters::Base { config: loaded.config(), program: &program, tensors: &tensors };
         let file = adapters::File::open(aside.path()).unwrap();
