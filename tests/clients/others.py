@@ -1,10 +1,11 @@
-"""Requests of other programs, recorded: what LangChain and Continue ask of a server, against a stub that notes it.
+"""Requests of other programs, recorded: what LangChain, Continue and others ask of a server, against a stub that notes it.
 
     python others.py FILE FOLDER          runs the clients and writes their requests, a JSON object a line
     python others.py FILE ADDRESS MODEL   sends the requests in FILE to a server: none may be refused
 
-Packages: langchain-openai, langchain-anthropic, langchain-ollama, litellm (by which aider asks) and openai-agents of PyPI; in FOLDER's
-node_modules @continuedev/cli of npm. The fixture is crates/serve/tests/others.jsonl, which the tests of `serve` send as well; long texts and
+Packages: langchain-openai, langchain-anthropic, langchain-ollama, litellm (by which aider asks), openai-agents, instructor, pydantic-ai-slim
+(openai, anthropic), llama-index-llms-openai-like, llama-index-llms-ollama and smolagents of PyPI; in FOLDER's node_modules @continuedev/cli,
+ai, @ai-sdk/openai-compatible and @ai-sdk/anthropic of npm. The fixture is crates/serve/tests/others.jsonl, which the tests of `serve` send as well; long texts and
 lists in it are cut. Programs that cannot be run here, editors and what brings gigabytes of other things, are in WRITTEN: the fields that their
 sources fill in.
 """
@@ -166,6 +167,80 @@ class Stub(http.server.BaseHTTPRequestHandler):
         self.wfile.write((text + "\n").encode())
 
 
+# A text, a stream, an object and a tool, by two interfaces.
+VERCEL = """
+import { generateObject, generateText, jsonSchema, streamText, tool } from "ai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { createAnthropic } from "@ai-sdk/anthropic";
+const address = `${process.argv[2]}/v1`;
+const schema = jsonSchema({ type: "object", properties: { city: { type: "string" } }, required: ["city"], additionalProperties: false });
+const asked = { prompt: "How is the weather in Rome?", maxOutputTokens: 8, maxRetries: 0 };
+const tools = { weather: tool({ description: "The weather of a city.", inputSchema: schema }) };
+const models = [
+  createOpenAICompatible({ name: "delft", baseURL: address, supportsStructuredOutputs: true, includeUsage: true })("stories"),
+  createAnthropic({ baseURL: address, apiKey: "none" })("stories"),
+];
+for (const model of models) {
+  // The stub's answer is none that every use takes.
+  await generateText({ ...asked, model, temperature: 0.2, topP: 0.9, stopSequences: ["."] }).catch(() => {});
+  await streamText({ ...asked, model, onError: () => {} }).consumeStream().catch(() => {});
+  await generateObject({ ...asked, model, schema }).catch(() => {});
+  await generateText({ ...asked, model, tools, toolChoice: "required" }).catch(() => {});
+}
+"""
+
+
+def frameworks(address, person, weather):
+    """What frameworks ask through the official clients, by their names."""
+    import anthropic
+    import instructor
+    import openai
+    import smolagents
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.ollama import Ollama
+    from llama_index.llms.openai_like import OpenAILike
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    v1 = f"{address}/v1"
+    asks = {}
+    whole = dict(model="stories", messages=TURNS, response_model=person, max_retries=0)
+    for mode in ("TOOLS", "JSON", "JSON_SCHEMA", "MD_JSON"):
+        client = instructor.from_openai(openai.OpenAI(base_url=v1, api_key="none", max_retries=0), mode=instructor.Mode[mode])
+        asks[f"instructor: {mode}"] = lambda client=client: client.chat.completions.create(**whole, max_tokens=8)
+    claude = instructor.from_anthropic(anthropic.Anthropic(base_url=address, api_key="none", max_retries=0))
+    asks["instructor, anthropic"] = lambda: claude.messages.create(**whole, max_tokens=8)
+    settings = dict(max_tokens=8, temperature=0.2)
+    provider = OpenAIProvider(base_url=v1, api_key="none")
+    for name, model in {
+        "chats": OpenAIChatModel("stories", provider=provider),
+        "responses": OpenAIResponsesModel("stories", provider=provider),
+        "anthropic": AnthropicModel("stories", provider=AnthropicProvider(base_url=address, api_key="none")),
+    }.items():
+        agent = Agent(model, instructions="You are brief.", model_settings=settings, tools=[weather], retries=0)
+        asks[f"pydantic-ai, {name}: tools"] = lambda agent=agent: agent.run_sync("How is the weather in Rome?")
+        agent = Agent(model, output_type=person, model_settings=settings, retries=0)
+        asks[f"pydantic-ai, {name}: a tool for the answer"] = lambda agent=agent: agent.run_sync("Who is Ada?")
+        if name != "anthropic":
+            agent = Agent(model, output_type=NativeOutput(person), model_settings=settings, retries=0)
+            asks[f"pydantic-ai, {name}: a form"] = lambda agent=agent: agent.run_sync("Who is Ada?")
+    like = OpenAILike(model="stories", api_base=v1, api_key="none", is_chat_model=True, is_function_calling_model=True, max_tokens=8, max_retries=0)
+    llama = Ollama(model="stories", base_url=address, context_window=512, additional_kwargs={"num_predict": 8})
+    hello = [ChatMessage(role="user", content="Hello")]
+    asks["llama-index: a talk"] = lambda: like.chat(hello)
+    asks["llama-index: a stream"] = lambda: list(like.stream_chat(hello))
+    asks["llama-index: a form"] = lambda: like.as_structured_llm(person).complete("Who is Ada?")
+    asks["llama-index, ollama: a talk"] = lambda: llama.chat(hello)
+    asks["llama-index, ollama: a form"] = lambda: llama.as_structured_llm(person).complete("Who is Ada?")
+    small = smolagents.OpenAIServerModel(model_id="stories", api_base=v1, api_key="none", max_tokens=8)
+    said = [smolagents.ChatMessage(role="user", content=[{"type": "text", "text": "Hello"}])]
+    asks["smolagents"] = lambda: small.generate(said, stop_sequences=["Observation:"])
+    return asks
+
+
 def record(file, npm):
     import langchain_anthropic
     import langchain_ollama
@@ -264,6 +339,25 @@ def record(file, npm):
             agents.Runner.run_sync(own, "How is the weather in Rome?")
         except Exception as error:  # As above.
             print(f"{Stub.client}: {type(error).__name__}: {str(error)[:90]}")
+    for client, ask in frameworks(address, Person, weather.func).items():
+        Stub.client = client
+        before = len(Stub.noted)
+        try:
+            ask()
+        except Exception as error:  # As above.
+            print(f"{client}: {type(error).__name__}: {str(error)[:90]}")
+        # What the stub answers may be asked about again.
+        assert len(Stub.noted) > before, f"{client}: nothing was asked"
+        del Stub.noted[before + 1:]
+    Stub.client = "ai (Vercel)"
+    before = len(Stub.noted)
+    with tempfile.NamedTemporaryFile("w", suffix=".mjs", dir=npm, delete=False) as script:
+        script.write(VERCEL)
+    try:
+        subprocess.run(["node", script.name, address], timeout=120, check=True)
+    finally:
+        os.unlink(script.name)
+    assert len(Stub.noted) > before, "ai asked nothing"
     Stub.client = "@continuedev/cli"
     config = {
         "name": "stories", "version": "0.0.1", "schema": "v1",

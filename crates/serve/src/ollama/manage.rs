@@ -41,7 +41,7 @@ pub(crate) type Summaries = Mutex<HashMap<(String, u64), Summary>>;
 
 impl Summary {
     fn of(tensors: &Tensors) -> delft::Result<Summary> {
-        let config = models::config(tensors, &models::Options::default())?;
+        let config = models::config(tensors, &models::ReadOptions::default())?;
         let parameters = tensors.iter().map(|tensor| tensor.elements() as u64).sum();
         let family = config.architecture.name;
         Ok(Summary { family, parameters: Some(parameters), level: main_type(tensors) })
@@ -198,7 +198,7 @@ fn described(
     (template, tokenizer, infill): Parts<'_>,
     verbose: bool,
 ) -> Result<Value, Problem> {
-    let config = models::config(tensors, &models::Options::default())?;
+    let config = models::config(tensors, &models::ReadOptions::default())?;
     let summary = Summary::of(tensors)?;
     let architecture = summary.family;
     let mut info = json!({

@@ -83,10 +83,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let model = call.model(&fields).await?;
     let ask = call.reading(|| read(&call, fields, model)).await?;
     let model = ask.model.clone();
-    let reply = |work: &Work| {
-        let reply = ask.asked.reply(&model, &work.prompt);
-        if ask.streams { reply.piecewise() } else { reply }
-    };
+    // A call that is cut is told as far as it came, in a stream and in a whole answer.
+    let reply = |work: &Work| ask.asked.reply(&model, &work.prompt).piecewise();
     let replies: Vec<Reply> = ask.work.iter().map(reply).collect();
     let generating = model.generator.start(ask.work, &call.trail).await?;
     if ask.streams {

@@ -220,8 +220,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let before = before(&call, &fields)?;
     let ask = call.reading_beside(before, || read(&call, fields, model)).await?;
     let Ask { model, fields, asked, work, streams, keeping } = ask;
-    let reply = asked.reply(&model, &work.prompt);
-    let mut reply = if streams { reply.piecewise() } else { reply };
+    let mut reply = asked.reply(&model, &work.prompt).piecewise();
     let head = head(&call, &model, &fields);
     let logprobs = work.options.logprobs;
     let generating = model.generator.start(vec![work], &call.trail).await?;
@@ -345,8 +344,8 @@ fn prompt(
     Ok((prompt, input))
 }
 
-/// The conversation of a request: its instructions, what came before, and its input. The request's
-/// id is part of those of its items.
+/// The conversation of a request: its instructions, what came before, and its input. The ids of
+/// items contain the request's id.
 fn sent(fields: &Fields, stored: &Stored, id: &str) -> Result<Sent, Problem> {
     let mut messages = Vec::new();
     if let Some(text) = fields.text("instructions")? {
@@ -547,11 +546,17 @@ impl Item {
                 "id": id, "type": "message", "status": status, "role": "assistant",
                 "content": [text_part(text, told)],
             }),
-            Item::Call(call) => json!({
-                "id": id, "type": "function_call", "status": status,
-                "call_id": format!("call_{}", call.id),
-                "name": call.name, "arguments": call.arguments_text(),
-            }),
+            Item::Call(call) => {
+                let arguments = call.arguments_text();
+                let cut =
+                    status == "completed" && serde_json::from_str::<Value>(&arguments).is_err();
+                json!({
+                    "id": id, "type": "function_call",
+                    "status": if cut { "incomplete" } else { status },
+                    "call_id": format!("call_{}", call.id),
+                    "name": call.name, "arguments": arguments,
+                })
+            }
         }
     }
 }

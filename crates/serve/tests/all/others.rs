@@ -31,14 +31,19 @@ fn what_other_programs_ask_is_answered() {
     let clients: Vec<String> = clients.into_iter().collect();
     let known = [
         "@continuedev/cli",
+        "ai (Vercel)",
         "aider",
         "cline",
         "continue",
+        "instructor",
         "langchain-anthropic",
         "langchain-ollama",
         "langchain-openai",
+        "llama-index",
         "open-webui",
         "openai-agents",
+        "pydantic-ai",
+        "smolagents",
         "zed",
     ];
     assert_eq!(clients, known);
