@@ -6,7 +6,7 @@
 
 use formats::{Error, Result};
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 /// Deepest nesting of parentheses.
@@ -41,13 +41,7 @@ pub(crate) fn to_lark(text: &str) -> Result<String> {
         defined.push(rule.ok_or_else(missing)?);
     }
     let root = *names.get("root").ok_or_else(|| Error::new("grammar", "a rule root", "none"))?;
-    let mut terminal = vec![false; defined.len()];
-    // Each round finds rules all of whose parts are known to be terminals.
-    while let Some(more) =
-        (0..defined.len()).find(|&i| !terminal[i] && is_regular(&defined[i], &terminal))
-    {
-        terminal[more] = true;
-    }
+    let terminal = terminals(&defined);
     let mut lark = String::new();
     let name = |i: usize| if terminal[i] { format!("R{i}") } else { format!("r{i}") };
     // Writing to a string cannot fail.
@@ -60,14 +54,42 @@ pub(crate) fn to_lark(text: &str) -> Result<String> {
     Ok(lark)
 }
 
-fn is_regular(node: &Node, terminal: &[bool]) -> bool {
-    match node {
-        Node::Text(_) | Node::Class(_) => true,
-        Node::Rule(i) => terminal[*i],
-        Node::Sequence(nodes) | Node::Choice(nodes) => {
-            nodes.iter().all(|node| is_regular(node, terminal))
+/// Which rules are terminals: those in which nothing but terminals stands.
+fn terminals(rules: &[Node]) -> Vec<bool> {
+    // For each rule, the rules that it stands in, and how many in it are not known to be terminals.
+    let mut users = vec![Vec::new(); rules.len()];
+    let mut open = vec![0; rules.len()];
+    for (i, rule) in rules.iter().enumerate() {
+        let mut parts = HashSet::new();
+        rules_in(rule, &mut parts);
+        open[i] = parts.len();
+        parts.into_iter().for_each(|part| users[part].push(i));
+    }
+    let mut terminal = vec![false; rules.len()];
+    let mut found: Vec<usize> = (0..rules.len()).filter(|i| open[*i] == 0).collect();
+    while let Some(i) = found.pop() {
+        terminal[i] = true;
+        for user in &users[i] {
+            open[*user] -= 1;
+            if open[*user] == 0 {
+                found.push(*user);
+            }
         }
-        Node::Repeat(node, _) => is_regular(node, terminal),
+    }
+    terminal
+}
+
+/// Adds the rules that stand in an expression.
+fn rules_in(node: &Node, found: &mut HashSet<usize>) {
+    match node {
+        Node::Text(_) | Node::Class(_) => {}
+        Node::Rule(i) => {
+            found.insert(*i);
+        }
+        Node::Sequence(nodes) | Node::Choice(nodes) => {
+            nodes.iter().for_each(|node| rules_in(node, found));
+        }
+        Node::Repeat(node, _) => rules_in(node, found),
     }
 }
 
@@ -239,7 +261,7 @@ impl<'a> Parser<'a> {
 
     fn repeated(&mut self, node: Node) -> Result<Node> {
         let mut node = node;
-        loop {
+        for _ in 0..DEEPEST {
             let times = match self.peek() {
                 Some(c @ ('?' | '*' | '+')) => {
                     self.at += 1;
@@ -261,6 +283,7 @@ impl<'a> Parser<'a> {
             };
             node = Node::Repeat(Box::new(node), times);
         }
+        Err(self.wrong("fewer repetitions of a repetition"))
     }
 
     fn string(&mut self) -> Result<Node> {
@@ -373,5 +396,7 @@ mod tests {
         }
         let deep = format!("root ::= {}\"a\"{}", "(".repeat(1000), ")".repeat(1000));
         assert!(to_lark(&deep).unwrap_err().to_string().contains("less deep"));
+        let starred = format!("root ::= \"a\"{}", "*".repeat(100_000));
+        assert!(to_lark(&starred).unwrap_err().to_string().contains("fewer repetitions"));
     }
 }

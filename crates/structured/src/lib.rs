@@ -37,23 +37,30 @@ use tokens::Tokenizer;
 
 pub use tools::Demand;
 
-/// Longest schema or grammar, in bytes of its text.
+/// Longest grammar or regular expression, in bytes of its text.
 const LONGEST: usize = 256 << 10;
+/// Longest schema.
+const LONGEST_SCHEMA: usize = 1 << 20;
 /// Most values in a schema, however deep: what compiling takes may grow with the square of their
 /// number.
 const MOST_VALUES: usize = 8192;
+/// Strings, numbers and the like in an `enum` that count as one of them: together they are one
+/// expression.
+const LISTED: usize = 8;
 /// Parts of reasons that only llguidance's authors understand, and what they mean.
-const REASONS: [(&str, &str); 2] = [
+const REASONS: [(&str, &str); 3] = [
     ("NoExtensionBias", "a part that is nothing but itself"),
-    (
-        "Current row has",
-        "too many alternatives at one place, such as a thousand optional properties",
-    ),
+    ("coerce_one_of", "oneOf, whose branches cannot be told apart"),
+    ("Current row has", "too many alternatives at one place"),
 ];
 /// Steps of building regular expressions, about 50,000 to a millisecond.
 const BUILDING: u64 = 1_000_000;
 /// Steps of regular expressions for one token, about 14,000 to a millisecond.
 const STEPS: u64 = 200_000;
+/// Bytes of stack for compiling, of which those that are touched take memory.
+const STACK: usize = 512 << 20;
+/// Alternatives at one place, some 20,000 to a millisecond.
+const ROW: usize = 12_000;
 /// States of regular expressions of one generation, each up to 2 KiB.
 const STATES: usize = 50_000;
 /// Compiled grammars that are kept.
@@ -142,6 +149,7 @@ impl Grammars {
         limits.initial_lexer_fuel = BUILDING;
         limits.step_lexer_fuel = STEPS;
         limits.max_lexer_states = STATES;
+        limits.max_items_in_row = ROW;
         limits.verbose_errors = false;
         limits.precompute_large_lexemes = false;
         let trie = factory.tok_env().tok_trie();
@@ -155,6 +163,10 @@ impl Grammars {
     /// # Errors
     /// A grammar that is wrong, too large or that asks for what is not supported, with the reason.
     pub fn compile(&self, grammar: &Grammar, opening: Opening) -> Result<ConstraintSource> {
+        with_room(|| self.compile_here(grammar, opening))
+    }
+
+    fn compile_here(&self, grammar: &Grammar, opening: Opening) -> Result<ConstraintSource> {
         let mut places = Places::default();
         let (place, inner) = written(grammar, Some(&mut places))?;
         let reader = (!places.is_empty()).then(|| Reader::new(places, opening));
@@ -494,7 +506,10 @@ fn named(grammar: GrammarWithLexer) -> GrammarWithLexer {
 /// space.
 fn schema(value: &Value, places: Option<&mut Places>) -> Result<GrammarWithLexer> {
     let value = laid_out(value, places)?;
-    short("schema", value.to_string().len())?;
+    let length = value.to_string().len();
+    if length > LONGEST_SCHEMA {
+        return Err(Error::new("schema", format!("at most {LONGEST_SCHEMA} bytes"), length));
+    }
     Ok(GrammarWithLexer::from_json_schema(value))
 }
 
@@ -507,7 +522,7 @@ fn laid_out(schema: &Value, places: Option<&mut Places>) -> Result<Value> {
     };
     let layout =
         json!({ "item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false });
-    let values = fields.values().map(values).sum::<usize>();
+    let values = values(schema);
     if values > MOST_VALUES {
         return Err(Error::new("schema", format!("at most {MOST_VALUES} values"), values));
     }
@@ -520,9 +535,17 @@ fn laid_out(schema: &Value, places: Option<&mut Places>) -> Result<Value> {
 
 /// How many values a value is made of.
 fn values(value: &Value) -> usize {
+    let named = |(key, value): (&String, &Value)| match value {
+        Value::Array(list) if key == "enum" => {
+            let plain = list.iter().filter(|one| !one.is_array() && !one.is_object()).count();
+            let others = list.iter().filter(|one| one.is_array() || one.is_object());
+            1 + plain.div_ceil(LISTED) + others.map(values).sum::<usize>()
+        }
+        value => values(value),
+    };
     1 + match value {
         Value::Array(list) => list.iter().map(values).sum(),
-        Value::Object(fields) => fields.values().map(values).sum(),
+        Value::Object(fields) => fields.iter().map(named).sum(),
         _ => 0,
     }
 }
@@ -548,6 +571,18 @@ fn short(place: &str, length: usize) -> Result<()> {
 /// A string as Lark writes it.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
+}
+
+/// Runs what follows a schema or a grammar as deep as its references and rules lead, on a thread
+/// whose stack has room for the deepest that its length allows: a stack that overflows ends the
+/// process.
+fn with_room<T: Send>(run: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("delft-grammar".to_string());
+        let thread = builder.stack_size(STACK).spawn_scoped(scope, run);
+        let thread = thread.map_err(|e| Error::io("a thread to read a grammar", e))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// Why a grammar cannot be followed.

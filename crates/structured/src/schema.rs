@@ -7,6 +7,7 @@
 //!   names, not what all that fit do;
 //! - arrays of different items of the few values that a schema lists are short, or have them in
 //!   the schema's order;
+//! - what is no multiple of a number lies in one of the gaps between multiples next to zero;
 //! - of the branches of `oneOf`, one that can be told apart from no other is left out;
 //! - an object that must or may have some number of properties has those that are listed;
 //! - formats of names and addresses in any script are those in ASCII;
@@ -36,6 +37,8 @@ type Object = Map<String, Value>;
 const PLACES: usize = 4;
 /// Arrays that are listed in place of `uniqueItems`.
 const MOST_ARRAYS: usize = 400;
+/// Arrays that are made to find out which of them are listed.
+const MOST_TRIED: usize = 16 * MOST_ARRAYS;
 /// Dependencies of one schema, each of which doubles its alternatives.
 const MOST_DEPENDENCIES: usize = 6;
 /// Branches of `oneOf` that are held against each other.
@@ -47,6 +50,8 @@ const MOST_PAIRS: usize = 16;
 const FURTHEST: i64 = (1 << 53) - 1;
 /// By how many times a schema may become longer.
 const MOST_TIMES: usize = 8;
+/// Bytes by which it may become longer beside that.
+const MOST_MORE: usize = 16 << 10;
 
 /// Keywords whose value is a schema, a list of schemas, and schemas by names.
 const ONE: [&str; 12] = [
@@ -124,12 +129,13 @@ pub(crate) fn plain(schema: &Value, places: Option<&mut Places>) -> Result<Value
     if let Some(places) = places {
         different::noted(&mut plain, places);
     }
-    let (long, most) = (plain.to_string().len(), schema.to_string().len() * MOST_TIMES + 4096);
+    let (long, most) = (plain.to_string().len(), schema.to_string().len() * MOST_TIMES + MOST_MORE);
     if long > most {
         let expected = format!("conditions that take at most {most} bytes as alternatives");
         return Err(Error::new("schema", expected, long).of(ErrorKind::Unsupported));
     }
     together::check(&plain)?;
+    together::check_properties(&plain)?;
     Ok(plain)
 }
 
@@ -264,9 +270,11 @@ impl Rewriter<'_> {
             return;
         }
         let alone = |(branch, others): (&Value, &Vec<usize>)| {
-            let others = others.iter().map(|j| self.negated(&branches[*j], Some(&known)));
-            let all: Vec<Value> =
-                std::iter::once(Some(branch.clone())).chain(others).collect::<Option<_>>()?;
+            let mut all = vec![branch.clone()];
+            for other in others.iter().map(|j| self.negated(&branches[*j], Some(&known))) {
+                // What is left of the others' complement may be none of this branch's values.
+                all.push(other.filter(|other| !self.disjoint(branch, other, kinds))?);
+            }
             Some(if all.len() == 1 { branch.clone() } else { json!({ "allOf": all }) })
         };
         let alternatives: Vec<Value> = branches.iter().zip(&met).filter_map(alone).collect();
@@ -389,6 +397,12 @@ impl Rewriter<'_> {
                 all.extend(longest.iter().cloned());
             }
             let next = first.get(length as usize).unwrap_or(&rest);
+            if longest.len() * next.len() > MOST_TRIED {
+                if all.iter().all(Vec::is_empty) {
+                    return;
+                }
+                break;
+            }
             let longer = |array: &Vec<Value>, in_order: bool| {
                 let last = array.last().filter(|_| in_order);
                 let from = last.and_then(|last| next.iter().position(|value| value == last));
@@ -411,8 +425,8 @@ impl Rewriter<'_> {
                 break;
             }
             if all.len() + longest.len() > MOST_ARRAYS {
-                // Longer ones are left out, unless there are none that are short enough.
-                if all.is_empty() {
+                // Longer ones are left out, unless none with items is short enough.
+                if all.iter().all(Vec::is_empty) {
                     return;
                 }
                 break;
@@ -553,12 +567,37 @@ fn near(schema: &mut Value) -> Result<()> {
             _ => {}
         }
     }
+    if let Value::Object(fields) = schema {
+        beside_whole(fields);
+    }
     for part in parts(schema) {
         if let Some(part) = schema.pointer_mut(&part) {
             near(part)?;
         }
     }
     Ok(())
+}
+
+/// Draws a bound that is a whole number and not allowed itself nearer to the other one, if no whole
+/// number lies between them: llguidance takes it for allowed there.
+fn beside_whole(fields: &mut Object) {
+    let number = |key: &str| fields.get(key).and_then(Value::as_f64);
+    let (least, most) = (number("exclusiveMinimum"), number("exclusiveMaximum"));
+    let lower = least.into_iter().chain(number("minimum")).reduce(f64::max);
+    let upper = most.into_iter().chain(number("maximum")).reduce(f64::min);
+    let (Some(lower), Some(upper)) = (lower, upper) else { return };
+    if upper <= lower || upper - lower > 1.0 {
+        return;
+    }
+    let part = (upper - lower) / 1024.0;
+    if least == Some(lower) && lower.fract() == 0.0 && lower + part > lower {
+        fields.remove("exclusiveMinimum");
+        fields.insert("minimum".to_string(), (lower + part).into());
+    }
+    if most == Some(upper) && upper.fract() == 0.0 && upper - part < upper {
+        fields.remove("exclusiveMaximum");
+        fields.insert("maximum".to_string(), (upper - part).into());
+    }
 }
 
 /// Whole numbers that are written as fractions, and formats.

@@ -1,6 +1,6 @@
 //! Grammars of tool calls, from the same rows that they are read by.
 
-use super::{End, Grammar, Grammars, laid_out, quoted, short};
+use super::{End, Grammar, Grammars, laid_out, quoted, short, with_room};
 use engine::ConstraintSource;
 use engine::reasoning::Opening;
 use formats::{Error, Result};
@@ -35,6 +35,17 @@ impl Grammars {
     /// # Errors
     /// No tools, or a schema that is wrong, too large or asks for what is not supported.
     pub fn tools(
+        &self,
+        format: &CallFormat,
+        tools: &[Tool],
+        demand: Demand,
+        opening: Opening,
+        text: Option<&Grammar>,
+    ) -> Result<ConstraintSource> {
+        with_room(|| self.tools_here(format, tools, demand, opening, text))
+    }
+
+    fn tools_here(
         &self,
         format: &CallFormat,
         tools: &[Tool],

@@ -1,5 +1,7 @@
 //! Whether no value meets two schemas, as far as that can be told.
 
+use std::collections::HashSet;
+
 use serde_json::Value;
 
 use super::{Object, Rewriter, negation};
@@ -87,9 +89,8 @@ impl Rewriter<'_> {
             (Some(some), Some(others))
                 if kinds & !BOOLEAN & !NULL == 0 || listed(one) && listed(other) =>
             {
-                let equal =
-                    |a: &Value, b: &Value| a == b || a.is_number() && a.as_f64() == b.as_f64();
-                if !some.iter().any(|value| others.iter().any(|other| equal(value, other))) {
+                let others: HashSet<String> = others.iter().map(written).collect();
+                if !some.iter().any(|value| others.contains(&written(value))) {
                     return true;
                 }
             }
@@ -120,6 +121,14 @@ impl Rewriter<'_> {
 
     fn target(&self, to: &Value) -> Option<&Value> {
         self.whole.pointer(to.as_str()?.strip_prefix('#')?)
+    }
+}
+
+/// A value as text that is the same for equal ones, however a number is written.
+pub(super) fn written(value: &Value) -> String {
+    match value.as_f64() {
+        Some(number) => number.to_string(),
+        None => value.to_string(),
     }
 }
 

@@ -1,11 +1,16 @@
 //! The negation of a schema, as a schema, where that can be said without `not`.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
-use super::{NOTES, Object, Rewriter, whole};
+use super::disjoint::written;
+use super::{FURTHEST, NOTES, Object, Rewriter, whole};
 
 /// References that are followed.
 const DEEPEST: usize = 16;
+/// Gaps between multiples of a step, on either side of zero.
+const GAPS: i64 = 32;
 
 const TYPES: [&str; 6] = ["array", "boolean", "null", "number", "object", "string"];
 
@@ -70,6 +75,7 @@ impl Rewriter<'_> {
                     }
                 }
             }
+            ("multipleOf", step) => ways.extend(between_multiples(step)?),
             ("const", value) => ways.push(self.others(std::slice::from_ref(value), known)),
             ("enum", Value::Array(values)) => ways.push(self.others(values, known)),
             ("type", names) => ways.push(other_types(names)?),
@@ -96,8 +102,9 @@ impl Rewriter<'_> {
     fn others(&self, values: &[Value], known: Option<&Value>) -> Value {
         let known = known.and_then(|known| self.followed(known).as_object());
         let Some(possible) = known.and_then(possible) else { return unlike(values) };
+        let values: HashSet<String> = values.iter().map(written).collect();
         let rest: Vec<Value> =
-            possible.into_iter().filter(|value| !values.contains(value)).collect();
+            possible.into_iter().filter(|value| !values.contains(&written(value))).collect();
         if rest.is_empty() { Value::Bool(false) } else { json!({ "enum": rest }) }
     }
 }
@@ -170,6 +177,26 @@ fn other_types(names: &Value) -> Option<Value> {
     let is = |kind: &str| names.contains(&kind) || kind == "number" && names.contains(&"integer");
     let rest: Vec<&str> = TYPES.into_iter().filter(|kind| !is(kind)).collect();
     Some(if rest.is_empty() { Value::Bool(false) } else { json!({ "type": rest }) })
+}
+
+/// Numbers between two neighbouring multiples of a step, in the gaps nearest to zero.
+fn between_multiples(step: &Value) -> Option<impl Iterator<Item = Value>> {
+    // Multiples are counted in decimals, in which they are exact.
+    let text = step.as_number()?.to_string();
+    let (digits, exponent) = text.split_once(['e', 'E']).unwrap_or((&text, "0"));
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
+    let units: i64 = format!("{whole}{fraction}").parse().ok().filter(|units| *units > 0)?;
+    let exponent: i64 = exponent.parse().ok()?;
+    let exponent = exponent.checked_sub(i64::try_from(fraction.len()).ok()?)?;
+    units.checked_mul(GAPS)?;
+    let multiple = move |times: i64| format!("{}e{exponent}", times * units).parse::<f64>().ok();
+    multiple(GAPS).filter(|furthest| furthest.abs() < FURTHEST as f64)?;
+    let gap = move |low: i64| {
+        let (low, high) = (multiple(low)?, multiple(low + 1)?);
+        (low < high)
+            .then(|| json!({ "type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high }))
+    };
+    Some((-GAPS..GAPS).filter_map(gap))
 }
 
 /// Values beyond a bound.

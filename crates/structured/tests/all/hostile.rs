@@ -33,6 +33,27 @@ fn hostile_ones_are_bounded() {
     let named = |i| json!({ "$ref": format!("#/$defs/d{i}") });
     let named_ones: serde_json::Map<String, Value> =
         (0..30).map(|i| (format!("d{i}"), apart(i))).collect();
+    let truths: serde_json::Map<String, Value> =
+        (0..8000).map(|i| (format!("k{i}"), json!(true))).collect();
+    let halves: Value = (0..6)
+        .map(|part| {
+            let named = (0..600).map(|i| (format!("k{part}_{i}"), json!(true)));
+            json!({ "properties": named.collect::<serde_json::Map<_, _>>() })
+        })
+        .collect();
+    let chained = |of: &dyn Fn(Value) -> Value, many: usize| {
+        let mut defined: serde_json::Map<String, Value> = (0..many)
+            .map(|i| (format!("d{i}"), of(json!({ "$ref": format!("#/$defs/d{}", i + 1) }))))
+            .collect();
+        defined.insert(format!("d{many}"), json!({ "type": "null" }));
+        Grammar::Schema(json!({ "$ref": "#/$defs/d0", "$defs": defined }))
+    };
+    let rules = |line: &dyn Fn(usize) -> String, many: usize| {
+        (0..many).map(line).collect::<Vec<_>>().join("\n")
+    };
+    let listed = |from: usize| json!({ "enum": (from..from + 25_000).collect::<Vec<_>>() });
+    let different = json!({ "type": "array", "uniqueItems": true, "items": false,
+        "prefixItems": [{ "enum": (0..300).collect::<Vec<_>>() }, listed(0)] });
     let terminals: Vec<String> = (0..30).map(|i| format!("/.*a.{{{i}}}b.*/")).collect();
     let cases: Vec<(&str, Grammar)> = vec![
         ("together", Grammar::Schema(json!({ "allOf": all(&apart) }))),
@@ -46,6 +67,44 @@ fn hostile_ones_are_bounded() {
         ("deep", Grammar::Schema(deep)),
         ("wide", Grammar::Schema(json!({ "type": "object", "properties": wide }))),
         ("half as wide", Grammar::Schema(json!({ "type": "object", "properties": half }))),
+        // What leads deep, each link from the one before it.
+        ("any properties", Grammar::Schema(json!({ "type": "object", "properties": truths }))),
+        ("properties of all", Grammar::Schema(json!({ "allOf": halves }))),
+        ("names", chained(&|next| next, 4000)),
+        ("lists", chained(&|next| json!({ "type": "array", "items": next }), 2000)),
+        ("all of", chained(&|next| json!({ "allOf": [next] }), 2000)),
+        ("not", chained(&|next| json!({ "not": next }), 2600)),
+        (
+            "rules",
+            Grammar::of_text(&format!(
+                "start: r0\n{}\nr4a38: \"a\"",
+                rules(&|i| format!("r{i:x}: r{:x}", i + 1), 19_000)
+            )),
+        ),
+        (
+            "terminals",
+            Grammar::of_text(&format!(
+                "start: R0\n{}\nR38A4: \"a\"",
+                rules(&|i| format!("R{i:X}: \"a\" R{:X}", i + 1), 14_500)
+            )),
+        ),
+        (
+            "rules of llama.cpp",
+            Grammar::of_text(&format!(
+                "root ::= r0\n{}\nr3e80 ::= \"a\"",
+                rules(&|i| format!("r{i:x} ::= r{:x}", i + 1), 16_000)
+            )),
+        ),
+        ("stars", Grammar::of_text(&format!("root ::= \"a\"{}", "*".repeat(100_000)))),
+        // Many values.
+        (
+            "listed",
+            Grammar::Schema(
+                json!({ "enum": (0..60_000).map(|i| format!("value {i}")).collect::<Vec<_>>() }),
+            ),
+        ),
+        ("listed twice", Grammar::Schema(json!({ "oneOf": [listed(0), listed(24_990)] }))),
+        ("different", Grammar::Schema(different)),
         ("choices", Grammar::Schema(twice)),
         ("itself", Grammar::Schema(json!({ "$ref": "#" }))),
         ("doubling", Grammar::Schema(json!({ "$ref": "#/$defs/d0", "$defs": doubling }))),
@@ -110,6 +169,9 @@ fn hostile_ones_are_bounded() {
         println!("{name}: {took:?}: {outcome}");
         if name.starts_with("together") {
             assert!(outcome.contains("expected at most 12"), "{name}: {outcome}");
+        }
+        if name.contains("properties") {
+            assert!(outcome.contains("at most 3000 properties"), "{name}: {outcome}");
         }
         if ["far", "beyond"].contains(&name) {
             let said = outcome.contains("expected a number from -9007199254740991");

@@ -203,6 +203,38 @@ fn keywords_are_put_into_others() {
             vec!["7", "30"],
         ),
         (
+            // The example of JSON Schema's own guide.
+            json!({ "oneOf": [{ "type": "number", "multipleOf": 5 }, { "type": "number", "multipleOf": 3 }] }),
+            vec!["10", "9", "-3", "-20"],
+            vec!["15", "0", "2", "-30"],
+        ),
+        (
+            json!({ "type": "integer", "minimum": 0, "oneOf": [{ "multipleOf": 4 }, { "multipleOf": 6 }] }),
+            vec!["4", "6", "8", "18", "100"],
+            vec!["12", "24", "5", "-4"],
+        ),
+        (
+            json!({ "type": "object", "required": ["a"], "properties": { "a": {
+                "oneOf": [{ "type": "integer", "multipleOf": 2 }, { "type": "integer", "multipleOf": 4 }] } } }),
+            vec![r#"{"a": 6}"#],
+            vec![r#"{"a": 8"#, r#"{"a": 3"#],
+        ),
+        (
+            json!({ "type": "number", "not": { "multipleOf": 0.1 } }),
+            vec!["0.25", "-1.01"],
+            vec!["0.3", "0", "-1.0"],
+        ),
+        (
+            json!({ "type": "number", "exclusiveMinimum": 1, "maximum": 1.5 }),
+            vec!["1.25", "1.5"],
+            vec!["1", "1.0", "1.6"],
+        ),
+        (
+            json!({ "type": "number", "minimum": -2.5, "exclusiveMaximum": -2 }),
+            vec!["-2.25", "-2.5"],
+            vec!["-2", "-2.0", "-1"],
+        ),
+        (
             json!({ "$id": "http://a.b/c", "$defs": { "n": { "$anchor": "number", "type": "integer" },
                 "m": { "$id": "d", "$defs": { "o~p": { "type": "null" } }, "$ref": "#/$defs/o~0p" } },
                 "type": "array", "prefixItems": [{ "$ref": "#number" }, { "$ref": "d" }], "items": false }),
@@ -405,17 +437,44 @@ fn what_may_join_what_follows_is_left_to_the_model() {
     }
 }
 
+/// A thousand optional properties, and an enumeration of many thousand values, as published schemas
+/// have them.
+#[test]
+fn much_is_followed() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let many: serde_json::Map<String, Value> =
+        (0..1000).map(|i| (format!("k{i}"), json!({ "type": "null" }))).collect();
+    let listed: Vec<String> = (0..20_000).map(|i| format!("value {i}")).collect();
+    let cases = [
+        (
+            json!({ "type": "object", "properties": many, "additionalProperties": false }),
+            vec!["{}", r#"{"k7": null, "k123": null, "k999": null}"#],
+            r#"{"k1000"#,
+        ),
+        (json!({ "enum": listed }), vec!["\"value 7\"", "\"value 19999\""], "\"value 20000"),
+    ];
+    for (schema, good, bad) in cases {
+        let source = grammars.compile(&Grammar::Schema(schema), Opening::Answer).unwrap();
+        assert!(good.iter().all(|text| takes(&own, &source, text)));
+        assert!(!takes(&own, &source, bad));
+    }
+}
+
 /// What llguidance says in words of its own.
 #[test]
 fn reasons_are_told_in_plain_words() {
     let Some(own) = gpt2() else { return };
     let grammars = grammars(&own);
     let many: serde_json::Map<String, Value> =
-        (0..1000).map(|i| (format!("k{i}"), json!({ "type": "null" }))).collect();
+        (0..3100).map(|i| (format!("k{i}"), json!(true))).collect();
     let many = json!({ "type": "object", "properties": many, "additionalProperties": false });
-    for (schema, expected) in
-        [(json!({ "$ref": "#" }), "nothing but itself"), (many, "a thousand optional properties")]
-    {
+    let alike = json!({ "oneOf": [{ "type": "string", "pattern": "a" }, { "type": "string", "pattern": "b" }] });
+    for (schema, expected) in [
+        (json!({ "$ref": "#" }), "nothing but itself"),
+        (many, "at most 3000 properties of one object"),
+        (alike, "oneOf, whose branches cannot be told apart"),
+    ] {
         let source = grammars.compile(&Grammar::Schema(schema), Opening::Answer);
         let tried = source.and_then(|source| {
             let (mut text, size) = (source.start()?, own.0.vocab_size());
