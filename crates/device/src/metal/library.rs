@@ -50,7 +50,7 @@ impl<L> Prebuilt<L> {
         let text = std::fs::read_to_string(&list).map_err(|e| Error::io(list.display(), e))?;
         let hashes = hashes(&text).ok_or_else(|| {
             Error::new(list.display(), "lines of sha256sum", "others")
-                .hint("the build that writes the library writes it, too")
+                .hint("tile build writes it beside the library")
         })?;
         Ok(Prebuilt { library: api.open(path)?, hashes })
     }
