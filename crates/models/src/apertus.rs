@@ -11,8 +11,8 @@ use formats::{Error, Result};
 use nn::{AttentionOptions, Bias, Linear, QkNorm};
 use ops::{Op, Xielu, xielu};
 
-/// What the function is made of, as it is stored: `positive` and `negative - linear` are the
-/// softplus of the first two.
+/// The stored numbers of the function, of which `positive` and `negative - linear` are the softplus
+/// of the first two.
 const NUMBERS: [(&str, &str, Option<f32>); 4] = [
     ("positive", "xielu.alpha_p", None),
     ("negative", "xielu.alpha_n", None),
@@ -52,7 +52,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     }
     let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
     let config = raw.check()?;
-    // What weights say is judged where layers are built, since they need not be there yet.
+    // Errors are reported where layers are built: before that, weights may be missing.
     let functions = functions(files, config.layers);
     let attention = move |config: &crate::Config, layer| AttentionOptions {
         qkv_bias: bias,

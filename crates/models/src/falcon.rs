@@ -102,8 +102,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     Ok(decoder::open_recipes(config, parts, stored))
 }
 
-/// The weight `name` of a GGUF file, in which the one norm of a block, or that of its feed-forward,
-/// has the name that is not numbered.
+/// The weight `name` of a GGUF file. The norm that it names without a number is the block's only
+/// one, or else the feed-forward's.
 fn in_gguf(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
     let norm = name.replace(".attention_norm", ".mlp_norm");
     match norm != name && weights.find(name)?.is_none() {
@@ -112,13 +112,14 @@ fn in_gguf(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<
     }
 }
 
-/// What GGUF says of the order of rows of q, k and v; nothing for other architectures.
+/// GGUF's key for the order of rows of q, k and v; none for other architectures.
 pub(crate) fn metadata(config: &Config) -> Option<(&'static str, Value)> {
     let ours = config.architecture.name == ARCHITECTURE.name;
     ours.then(|| ("tensor_data_layout", Value::String(LAYOUT.to_owned())))
 }
 
-/// The name in GGUF of a weight that is otherwise called `name` there: that of a block's one norm.
+/// The name of a weight in GGUF, where most architectures call it `name`: a block's only norm has
+/// another.
 pub(crate) fn name_in_gguf(architecture: &str, held: &[Weight], name: String) -> String {
     let two = held.iter().any(|weight| weight.name == "blocks.0.mlp_norm");
     match architecture == ARCHITECTURE.gguf && !two {

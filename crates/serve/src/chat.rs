@@ -70,7 +70,7 @@ pub(crate) const CUSTOM: &str = "custom tools are not supported: use a function"
 /// `content`, whose parts of text become one.
 ///
 /// # Errors
-/// What is no such message or cannot be read, by its place.
+/// The place of a message of another form, or of a part that cannot be read.
 pub fn messages_of(list: &Value) -> Result<Vec<Value>, String> {
     let body = Map::from_iter([("messages".to_string(), list.clone())]);
     let fields = Fields::check(body, &[&[used("messages")]], Unknown::Refused);

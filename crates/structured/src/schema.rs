@@ -272,7 +272,7 @@ impl Rewriter<'_> {
         let alone = |(branch, others): (&Value, &Vec<usize>)| {
             let mut all = vec![branch.clone()];
             for other in others.iter().map(|j| self.negated(&branches[*j], Some(&known))) {
-                // What is left of the others' complement may be none of this branch's values.
+                // The rest of the others' complement may have none of this branch's values.
                 all.push(other.filter(|other| !self.disjoint(branch, other, kinds))?);
             }
             Some(if all.len() == 1 { branch.clone() } else { json!({ "allOf": all }) })

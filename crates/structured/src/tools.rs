@@ -42,30 +42,27 @@ impl Grammars {
         opening: Opening,
         text: Option<&Grammar>,
     ) -> Result<ConstraintSource> {
-        with_room(|| self.tools_here(format, tools, demand, opening, text))
-    }
-
-    fn tools_here(
-        &self,
-        format: &CallFormat,
-        tools: &[Tool],
-        demand: Demand,
-        opening: Opening,
-        text: Option<&Grammar>,
-    ) -> Result<ConstraintSource> {
-        let demand = Demand { lazy: demand.lazy && text.is_none(), ..demand };
-        let found = self.schemas(format, tools, demand, opening, text);
-        if !demand.lazy || found.is_ok() {
-            return found;
-        }
-        let loose = |tool: &Tool| {
-            let parameters = match tool.strict {
-                true => tool.parameters.clone(),
-                false => json!({ "type": "object", "additionalProperties": true }),
+        with_room(|| {
+            let demand = Demand { lazy: demand.lazy && text.is_none(), ..demand };
+            let found = self.schemas(format, tools, demand, opening, text);
+            if !demand.lazy || found.is_ok() {
+                return found;
+            }
+            let loose = |tool: &Tool| {
+                let parameters = match tool.strict {
+                    true => tool.parameters.clone(),
+                    false => json!({ "type": "object", "additionalProperties": true }),
+                };
+                Tool { parameters, ..tool.clone() }
             };
-            Tool { parameters, ..tool.clone() }
-        };
-        self.schemas(format, &tools.iter().map(loose).collect::<Vec<_>>(), demand, opening, text)
+            self.schemas(
+                format,
+                &tools.iter().map(loose).collect::<Vec<_>>(),
+                demand,
+                opening,
+                text,
+            )
+        })
     }
 
     fn schemas(

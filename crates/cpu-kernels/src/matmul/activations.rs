@@ -48,8 +48,8 @@ pub(super) struct Line {
 }
 
 /// The tile unit's form of a [`Line`], of the same size: 32 bf16 (see `amx`). For float weights a
-/// second plane of the same length holds the rounding errors of the first, and on [`Path::Exact`] a
-/// third those of the second, so that the three add up to the activation.
+/// second plane of the same length holds the rounding errors of the first; on [`Path::Exact`] a third
+/// holds the errors of the second. The three then add up to the activation.
 #[cfg(target_arch = "x86_64")]
 pub(super) type Halves = [u16; BLOCK];
 
@@ -347,7 +347,7 @@ fn line(x: &[f32; BLOCK]) -> Line {
     }
 }
 
-/// What rounding took from a block, exactly.
+/// The rounding errors of a block, exactly.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn rest(x: &[f32; BLOCK], halves: &Halves) -> [f32; BLOCK] {

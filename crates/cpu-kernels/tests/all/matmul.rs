@@ -323,8 +323,8 @@ fn every_neon_set_gives_the_same_bits() {
     }
 }
 
-/// A token's results have the same bits alone and among any others, on every path, whoever computes
-/// which panels.
+/// On every path a token's results have the same bits alone and among any others, and however the
+/// panels are shared out.
 #[test]
 fn results_depend_on_the_path_alone() {
     let (rows, cols, most) = (7 * ROWS - 3, 1120usize, 37);

@@ -51,7 +51,7 @@ pub(super) struct Mixture {
 }
 
 impl Mixture {
-    /// That of the layer `name`, whose norms add `eps`.
+    /// The mixture of the layer `name`, whose norms add `eps`.
     ///
     /// # Errors
     /// Weights that are missing, or do not fit the configuration.
@@ -73,7 +73,7 @@ impl Mixture {
         })
     }
 
-    /// What the experts make of `x`, added to what the feed-forward made of it, `dense`.
+    /// The experts' results for `x`, added to the feed-forward's, `dense`.
     pub(super) fn forward(&self, x: &Tensor, dense: &Tensor) -> Tensor {
         let router = self.router_norm.forward(x).scale(1.0 / (self.hidden as f32).sqrt());
         let y = self.experts.forward_routed(&self.norm.forward(x), &router);

@@ -69,19 +69,8 @@ pub fn moe_gemv(
 ) {
     let weight = PackedWeights::declare("weight", format, width);
     let bias = bias.then(|| <In>::declare("bias"));
-    linear::contract(&schedule, 1, &[("weight", format, "out")]);
-    launch(Mode::Vector, [dim("groups"), dim("pairs"), fixed(1)], schedule.threads);
-    holds("weight", format.extent(dim("width")) * dim("out") * dim("experts"));
-    holds("x", dim("pairs").ceil_div(dim("share")) * dim("width"));
-    holds("y", dim("pairs") * dim("out"));
-    holds("ids", dim("pairs"));
-    if bias.is_some() {
-        holds("bias", dim("experts") * dim("out"));
-    }
-    // Which weights are read is the previous kernels' result: nothing can be read early.
-    grid_wait();
-    let pair = group_id_of(1);
-    let expert = ids.get(pair).min(experts - 1u32);
+    begin(&schedule, format, &["weight"], if bias.is_some() { &["bias"] } else { &[] });
+    let (pair, expert) = own_pair(ids, experts);
     let input = Input::new(x, 1, width, None, schedule.activations, &[format]);
     let input = input.starting_at(pair / share);
     let sweep = Sweep { weights: vec![weight.starting_at(expert * out)], out };
@@ -90,6 +79,9 @@ pub fn moe_gemv(
         y.set(pair * out + output, sum);
     });
 }
+
+/// The value that the two halves of a pair become.
+type HalvesGate = dyn Fn(Val<f32>, Val<f32>) -> Val<f32>;
 
 /// `y[p, o] = act(g) u`: `g` and `u` are the products of [`moe_gemv`] by the matrices `gate` and
 /// `up`, with their biases, summed side by side. Without `act` they are clamped and gated as
@@ -115,41 +107,53 @@ pub fn moe_gate_up(
     let halves = ["gate", "up"];
     let weights = halves.map(|name| PackedWeights::declare(name, format, width));
     let biases = bias.then(|| ["gate_bias", "up_bias"].map(<In>::declare));
-    let clamp = act.is_none().then(|| ["limit", "alpha"].map(Const::<f32>::declare));
-    linear::contract(&schedule, 1, &halves.map(|name| (name, format, "out")));
+    let gated: Box<HalvesGate> = match act {
+        Some(act) => Box::new(move |gate, up| real::unary(act, gate) * up),
+        None => {
+            let [limit, alpha] = ["limit", "alpha"].map(Const::<f32>::declare);
+            Box::new(move |gate, up| super::clamped(gate, up, limit, alpha))
+        }
+    };
+    begin(&schedule, format, &halves, if bias { &["gate_bias", "up_bias"] } else { &[] });
+    let (pair, expert) = own_pair(ids, experts);
+    let input = Input::new(x, 1, width, None, schedule.activations, &[format]);
+    let input = input.starting_at(pair / share);
+    let weights = weights.map(|weights| weights.starting_at(expert * out)).to_vec();
+    let sweep = Sweep { weights, out };
+    linear::product(&schedule, input, &[sweep], |Sums { output, sums, .. }| {
+        let half = |i: usize| {
+            biases.map_or(sums[i], |biases| sums[i] + biases[i].get(expert * out + output))
+        };
+        let gated = gated(half(0), half(1));
+        y.set(pair * out + output, gated);
+    });
+}
+
+/// States the launch of a product pair by pair and the lengths of its buffers, of which `matrices`
+/// and `biases` are the experts', and waits: which weights are read is the previous kernels' result,
+/// so that nothing can be read early.
+#[track_caller]
+fn begin(schedule: &GemvSchedule, format: Format, matrices: &[&str], biases: &[&str]) {
+    let named: Vec<_> = matrices.iter().map(|name| (*name, format, "out")).collect();
+    linear::contract(schedule, 1, &named);
     launch(Mode::Vector, [dim("groups"), dim("pairs"), fixed(1)], schedule.threads);
-    for name in halves {
+    for name in matrices {
         holds(name, format.extent(dim("width")) * dim("out") * dim("experts"));
     }
     holds("x", dim("pairs").ceil_div(dim("share")) * dim("width"));
     holds("y", dim("pairs") * dim("out"));
     holds("ids", dim("pairs"));
-    for name in biases.iter().flat_map(|_| ["gate_bias", "up_bias"]) {
+    for name in biases {
         holds(name, dim("experts") * dim("out"));
     }
     grid_wait();
+}
+
+/// A threadgroup's pair, and its expert.
+#[track_caller]
+fn own_pair(ids: In<u32>, experts: Val<u32>) -> (Val<u32>, Val<u32>) {
     let pair = group_id_of(1);
-    let expert = ids.get(pair).min(experts - 1u32);
-    let input = Input::new(x, 1, width, None, schedule.activations, &[format]);
-    let input = input.starting_at(pair / share);
-    let weights = weights.map(|weights| weights.starting_at(expert * out)).to_vec();
-    linear::product(
-        &schedule,
-        input,
-        &[Sweep { weights, out }],
-        |Sums { output, sums, .. }| {
-            let half = |i: usize| {
-                biases.map_or(sums[i], |biases| sums[i] + biases[i].get(expert * out + output))
-            };
-            let (gate, up) = (half(0), half(1));
-            let gated = match (act, clamp) {
-                (_, Some([limit, alpha])) => super::clamped(gate, up, limit, alpha),
-                (Some(act), _) => real::unary(act, gate) * up,
-                (None, None) => up,
-            };
-            y.set(pair * out + output, gated);
-        },
-    );
+    (pair, ids.get(pair).min(experts - 1u32))
 }
 
 /// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of

@@ -67,7 +67,7 @@ fn hostile_ones_are_bounded() {
         ("deep", Grammar::Schema(deep)),
         ("wide", Grammar::Schema(json!({ "type": "object", "properties": wide }))),
         ("half as wide", Grammar::Schema(json!({ "type": "object", "properties": half }))),
-        // What leads deep, each link from the one before it.
+        // Chains, each of whose links leads to the next.
         ("any properties", Grammar::Schema(json!({ "type": "object", "properties": truths }))),
         ("properties of all", Grammar::Schema(json!({ "allOf": halves }))),
         ("names", chained(&|next| next, 4000)),
