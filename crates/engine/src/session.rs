@@ -443,13 +443,10 @@ impl Session {
         count: usize,
         options: &Options,
     ) -> Result<Vec<Vec<u32>>> {
-        let Some(shared) = sessions.first().map(|session| session.shared.clone()) else {
-            return Ok(Vec::new());
-        };
-        let of_one = sessions.iter().all(|session| Arc::ptr_eq(&session.shared, &shared));
-        if !of_one || sessions.len() != tokens.len() {
+        let Some(shared) = of_one_engine(sessions)? else { return Ok(Vec::new()) };
+        if sessions.len() != tokens.len() {
             let found = format!("{} sessions, {} tokens", sessions.len(), tokens.len());
-            return Err(Error::new("step", "sessions of one engine and a token for each", found));
+            return Err(Error::new("step", "a token for each session", found));
         }
         let mut histories: Vec<Vec<u32>> = sessions
             .iter()
@@ -479,58 +476,30 @@ impl Session {
         options: &Options,
     ) -> Result<()> {
         for (session, history) in sessions.iter_mut().zip(&*histories) {
-            session.current()?;
-            session.ahead = None;
-            session.check(&history[history.len() - 1..])?;
-            session.slot()?;
+            session.begin_together(history[history.len() - 1])?;
         }
-        let epoch = sessions.iter().map(|session| session.epoch).min().unwrap_or(0);
         let ahead = shared.executor().ahead();
-        let outputs: Vec<u32> = (0..sessions.len() as u32).collect();
         let mut submitted = VecDeque::new();
         for n in 0..count + ahead {
             if n < count {
-                for session in &mut *sessions {
-                    session.extend(session.tokens.len() + n + 1)?;
-                }
-                let mut executor = shared.executor_of(epoch)?;
-                for session in &mut *sessions {
-                    copy(&mut session.copies, &mut **executor)?;
-                }
                 let choose = |history| Choose { options, history, mask: None, logprobs: None };
                 let chooses: Vec<Choose<'_>> =
                     histories.iter().map(Vec::as_slice).map(choose).collect();
-                let tables: Vec<_> =
-                    sessions.iter().map(|session| tables(&session.tables)).collect();
                 let known = histories.iter().zip(&*sessions);
                 let token = |(history, session): (&Vec<u32>, &Session)| {
                     history.get(session.tokens.len() + n).copied().unwrap_or(CHOSEN)
                 };
                 let tokens: Vec<u32> = known.map(token).collect();
-                let sequences: Vec<Sequence<'_>> = sessions
-                    .iter()
-                    .zip(tables.iter().zip(&chooses))
-                    .map(|(session, (tables, choose))| Sequence {
-                        slot: session.slot.as_ref().map_or(0, |slot| slot.number),
-                        adapter: adapters::seat(session.adapter.as_ref()),
-                        choose: Some(choose),
-                        ..Sequence::new(
-                            1,
-                            session.tokens.len() + n,
-                            &tables[..session.tables.len()],
-                        )
-                    })
-                    .collect();
-                let (kind, sequences) = (StepKind::Decode, &sequences[..]);
-                let (tokens, outputs) = (&tokens[..], &outputs[..]);
-                let step = Step { kind, tokens, sequences, outputs, input: &[] };
-                submitted.push_back(executor.submit(&step)?);
+                let submit = |executor: &mut dyn Executor, step: &Step<'_>| executor.submit(step);
+                let wanted: Vec<Option<&Choose<'_>>> = chooses.iter().map(Some).collect();
+                let ticket = Session::submit_together(sessions, &tokens, n, &wanted, submit)?;
+                submitted.push_back(ticket);
             }
             if n < ahead {
                 continue;
             }
             let Some(ticket) = submitted.pop_front() else { break };
-            let mut executor = shared.executor_of(epoch)?;
+            let mut executor = shared.executor_of(epoch(sessions))?;
             let outcome = executor.wait(ticket)?;
             for (i, history) in histories.iter_mut().enumerate() {
                 let choice = outcome.choice(i).map_err(|why| refused(why, history.len() - 1))?;
@@ -538,6 +507,57 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Makes ready for `token` in a step with other sessions.
+    pub(crate) fn begin_together(&mut self, token: u32) -> Result<()> {
+        self.current()?;
+        self.ahead = None;
+        self.check(&[token])?;
+        self.slot().map(drop)
+    }
+
+    /// Submits a token of each session, `behind` tokens behind what it holds, with what is to be
+    /// chosen behind it.
+    pub(crate) fn submit_together<T>(
+        sessions: &mut [Session],
+        tokens: &[u32],
+        behind: usize,
+        chooses: &[Option<&Choose<'_>>],
+        submit: impl FnOnce(&mut dyn Executor, &Step<'_>) -> Result<T>,
+    ) -> Result<T> {
+        for session in &mut *sessions {
+            session.extend(session.tokens.len() + behind + 1)?;
+        }
+        let Some(shared) = sessions.first().map(|session| session.shared.clone()) else {
+            return Err(Error::new("step", "at least one session", "none"));
+        };
+        let mut executor = shared.executor_of(epoch(sessions))?;
+        for session in &mut *sessions {
+            copy(&mut session.copies, &mut **executor)?;
+        }
+        let tables: Vec<_> = sessions.iter().map(|session| tables(&session.tables)).collect();
+        let sequences: Vec<Sequence<'_>> = sessions
+            .iter()
+            .zip(tables.iter().zip(chooses))
+            .map(|(session, (tables, choose))| Sequence {
+                slot: session.slot.as_ref().map_or(0, |slot| slot.number),
+                adapter: adapters::seat(session.adapter.as_ref()),
+                choose: *choose,
+                ..Sequence::new(1, session.tokens.len() + behind, &tables[..session.tables.len()])
+            })
+            .collect();
+        let outputs: Vec<u32> = (0..sessions.len() as u32).collect();
+        let (kind, sequences, outputs) = (StepKind::Decode, &sequences[..], &outputs[..]);
+        submit(&mut **executor, &Step { kind, tokens, sequences, outputs, input: &[] })
+    }
+
+    /// Notes that a step with other sessions computed `token`, or takes back what it was to have.
+    pub(crate) fn end_together(&mut self, token: Option<u32>) {
+        match token {
+            Some(token) => self.tokens.push(token),
+            None => self.truncate(self.tokens.len()),
+        }
     }
 
     /// This session's slot.
@@ -658,7 +678,21 @@ impl Session {
     /// Settings that make no sense, such as a negative temperature.
     pub fn profiler(&mut self, sampling: &Options) -> Result<Profiler<'_>> {
         sampling.validate(self.shared.config.vocab)?;
-        Ok(Profiler::new(self, sampling.clone()))
+        Ok(Profiler::new(std::slice::from_mut(self), sampling.clone()))
+    }
+
+    /// As [`Session::profiler`], for steps of a token of each of these sessions.
+    ///
+    /// # Errors
+    /// None or those of several engines, and as [`Session::profiler`].
+    pub fn profiler_together<'a>(
+        sessions: &'a mut [Session],
+        sampling: &Options,
+    ) -> Result<Profiler<'a>> {
+        let shared = of_one_engine(sessions)?
+            .ok_or_else(|| Error::new("a timed step", "at least one session", "none"))?;
+        sampling.validate(shared.config.vocab)?;
+        Ok(Profiler::new(sessions, sampling.clone()))
     }
 
     /// Traced value `index` of the last step: `[rows, width]`. See [`crate::LoadOptions::trace`].
@@ -685,6 +719,22 @@ impl Session {
         let tokens = prompt.into().encode(shared.tokenizer.as_deref(), shared.template())?;
         Generation::new(self, shared, tokens, options)
     }
+}
+
+/// What the sessions of one engine share; `None` of none.
+fn of_one_engine(sessions: &[Session]) -> Result<Option<Arc<Shared>>> {
+    let Some(shared) = sessions.first().map(|session| session.shared.clone()) else {
+        return Ok(None);
+    };
+    if sessions.iter().all(|session| Arc::ptr_eq(&session.shared, &shared)) {
+        return Ok(Some(shared));
+    }
+    Err(Error::new("step", "sessions of one engine", "several engines' sessions"))
+}
+
+/// The earliest load of the model that one of these sessions belongs to.
+fn epoch(sessions: &[Session]) -> u64 {
+    sessions.iter().map(|session| session.epoch).min().unwrap_or(0)
 }
 
 /// Makes the copies of shared blocks that are due.

@@ -207,6 +207,7 @@ holds the model back, with the figure that shows it, and what mends it.
 Examples:
   delft why-slow
   delft why-slow model.gguf -p 4096 -n 64
+  delft why-slow model.gguf --batch 8
   delft why-slow model.gguf --threads 8 --json")]
 pub(crate) struct WhySlow {
     /// Prompt tokens
@@ -215,6 +216,9 @@ pub(crate) struct WhySlow {
     /// Generated tokens
     #[arg(short = 'n', long, value_name = "N", default_value_t = 32, value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) generate: u64,
+    /// Time steps of a token of each of B sequences, each behind a prompt of its own
+    #[arg(long, value_name = "B", value_parser = whole(1..=256), allow_negative_numbers = true)]
+    pub(crate) batch: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,5 +1,5 @@
-//! `delft why-slow`: where a prefill's and a decode's time goes, beside what the machine could do,
-//! and what holds it back.
+//! `delft why-slow`: where a prefill's and a decode's time goes, of one sequence or of many together,
+//! beside what the machine could do, and what holds it back.
 //!
 //! An operation's roof is the longer of two times: its bytes at the rate at which this run read the
 //! weights, and its operations at the peaks that this run measured. What is concluded from the
@@ -9,7 +9,7 @@ mod verdict;
 
 use std::time::Instant;
 
-use delft::{ComputePeaks, Engine, Error, Profiler, Session, TimedStep, Work};
+use delft::{ComputePeaks, Engine, Error, SamplingOptions, Session, TimedStep, Work};
 use serde_json::{Value, json};
 
 use super::head;
@@ -167,8 +167,14 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
         return Err(Error::new("--ctx", expected, context).into());
     }
     let (load_average, before) = (load_average(), Counters::now());
-    let (engine, model) =
-        load::engine_with(&args.load, Some(context), None, load::Embeds::Never, false)?;
+    let together = args.batch.map(|n| n as usize);
+    let (engine, model) = load::engine_with(
+        &args.load,
+        Some(context),
+        together.map(|n| n + 1),
+        load::Embeds::Never,
+        false,
+    )?;
     let loaded = Counters::now();
     if needed > engine.info().trained_context {
         load::beyond(&engine, "speed is all that this measures");
@@ -190,9 +196,16 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
     };
     let limits = engine.limits().ok_or_else(cannot)?;
     let before_steps = reads(&engine);
-    let steps = evaluate(&mut session, &tokens, generate)?;
-    let (prefill, decode) =
-        measure(&mut session, &engine, &tokens, generate)?.ok_or_else(cannot)?;
+    let prefill = prefill(&mut session, &engine, &tokens)?.ok_or_else(cannot)?;
+    let (steps, decode) = match together {
+        None => (evaluate(&mut session, &tokens, generate)?, vec![session]),
+        Some(sequences) => {
+            let (steps, sessions) = generate_together(&engine, &tokens, sequences, generate)?;
+            drop(session);
+            (steps, sessions)
+        }
+    };
+    let decode = measure(decode, &engine, &tokens, generate)?.ok_or_else(cannot)?;
     let reads = before_steps.max(reads(&engine));
     let gpu = on_gpu(&engine);
     let evidence = Evidence {
@@ -251,37 +264,61 @@ fn evaluate(session: &mut Session, tokens: &[u32], steps: usize) -> Outcome<Vec<
     Ok(seconds)
 }
 
-/// The timed prefill in the middle of three, and the timed steps behind it.
-fn measure(
-    session: &mut Session,
+/// Sessions of a prompt each, and the seconds of steps in which they all choose a token, on average.
+fn generate_together(
     engine: &Engine,
     tokens: &[u32],
-    generate: usize,
-) -> Outcome<Option<(Phase, Phase)>> {
+    sequences: usize,
+    steps: usize,
+) -> Outcome<(Vec<f64>, Vec<Session>)> {
+    let sessions = (0..sequences).map(|_| load::session(engine));
+    let mut sessions = sessions.collect::<Outcome<Vec<Session>>>()?;
+    for session in &mut sessions {
+        session.evaluate(tokens, tokens.len() - 1, &mut |_, _| {})?;
+    }
+    let (first, greedy) = (vec![tokens[0]; sequences], SamplingOptions::greedy());
+    let start = Instant::now();
+    Session::generate_together(&mut sessions, &first, steps, &greedy)?;
+    Ok((vec![start.elapsed().as_secs_f64() / steps.max(1) as f64], sessions))
+}
+
+/// The timed prefill in the middle of three.
+fn prefill(session: &mut Session, engine: &Engine, tokens: &[u32]) -> Outcome<Option<Phase>> {
     let mut prefills = Vec::new();
     for _ in 0..PREFILLS {
         session.clear();
-        let mut profiler = session.profiler(engine.sampling_defaults())?;
-        match profiler.step(tokens)? {
+        match session.profiler(engine.sampling_defaults())?.step(tokens)? {
             Some(step) => prefills.push(step),
             None => return Ok(None),
         }
     }
-    let mut next = prefills[PREFILLS - 1].token;
     prefills.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    let mut steps = Vec::with_capacity(generate);
-    let mut profiler: Profiler<'_> = session.profiler(engine.sampling_defaults())?;
+    Ok(Some(Phase::new(tokens.len(), &prefills[PREFILLS / 2..=PREFILLS / 2], on_gpu(engine))))
+}
+
+/// Timed steps of a token of each session behind a prompt.
+fn measure(
+    mut sessions: Vec<Session>,
+    engine: &Engine,
+    tokens: &[u32],
+    generate: usize,
+) -> Outcome<Option<Phase>> {
+    for session in &mut sessions {
+        session.clear();
+        session.evaluate(tokens, tokens.len() - 1, &mut |_, _| {})?;
+    }
+    let (sequences, mut steps) = (sessions.len(), Vec::with_capacity(generate));
+    let mut next = vec![tokens[0]; sequences];
+    let mut profiler = Session::profiler_together(&mut sessions, engine.sampling_defaults())?;
     // The sampler's first choice makes its tables.
     for measured in std::iter::once(false).chain(std::iter::repeat_n(true, generate)) {
-        let Some(step) = profiler.step(&[next])? else { return Ok(None) };
-        next = step.token;
+        let Some(step) = profiler.together(&next)? else { return Ok(None) };
+        next.clone_from(&step.tokens);
         if measured {
             steps.push(step);
         }
     }
-    let gpu = on_gpu(engine);
-    let prefill = Phase::new(tokens.len(), &prefills[PREFILLS / 2..=PREFILLS / 2], gpu);
-    Ok(Some((prefill, Phase::new(1, &steps, gpu))))
+    Ok(Some(Phase::new(sequences, &steps, on_gpu(engine))))
 }
 
 /// The one in the middle; 0 of none.
@@ -330,6 +367,7 @@ fn to_text(evidence: &Evidence, engine: &Engine) -> String {
         "  ",
     );
     let (prefill, decode) = (&evidence.prefill, &evidence.decode);
+    let together = decode.tokens;
     text += &format!(
         "\n{BOLD}prefill of {} tokens{BOLD:#}: {:.2} ms, {:.1} tok/s\n",
         prefill.tokens,
@@ -338,9 +376,11 @@ fn to_text(evidence: &Evidence, engine: &Engine) -> String {
     );
     text += &phase_table(prefill, evidence);
     text += &format!(
-        "\n{BOLD}decode at depth {}{BOLD:#}, mean of {} tokens: {:.3} ms, {:.1} tok/s\n",
+        "\n{BOLD}decode{} at depth {}{BOLD:#}, mean of {} {}: {:.3} ms, {:.1} tok/s\n",
+        if together == 1 { String::new() } else { format!(" of {together} sequences") },
         evidence.depth,
         decode.steps,
+        if together == 1 { "tokens" } else { "steps" },
         decode.seconds * 1e3,
         decode.rate()
     );
@@ -350,7 +390,7 @@ fn to_text(evidence: &Evidence, engine: &Engine) -> String {
         text += &format!(
             "without a clock at each operation: {:.3} ms, {:.1} tok/s\n",
             evidence.untimed * 1e3,
-            1.0 / evidence.untimed.max(1e-12)
+            together as f64 / evidence.untimed.max(1e-12)
         );
     }
     text += &format!("\n{BOLD}what holds it back{BOLD:#}\n");
@@ -479,7 +519,7 @@ fn to_json(evidence: &Evidence) -> Value {
     })
 }
 
-/// Figures of a whole prefill, or of one token of a decode.
+/// Figures of a whole prefill, or of one step of a decode.
 fn phase_json(phase: &Phase, evidence: &Evidence) -> Value {
     let ceilings = &evidence.ceilings;
     let steps = phase.steps.max(1) as f64;

@@ -143,6 +143,28 @@ fn a_gpu_times_its_operations() {
 }
 
 #[test]
+fn a_step_of_several_sequences_reads_its_weights_once() {
+    let model = fixture("llama3");
+    for device in ["cpu", "sim"] {
+        let run = |more: &[&str]| {
+            let flags = ["-p", "12", "-n", "2", "--json", "--device", device];
+            json(delft().args(["why-slow", "-m", &model]).args(flags).args(more))
+        };
+        let (one, three) = (run(&[]), run(&["--batch", "3"]));
+        let [one, three] = [&one["decode"], &three["decode"]];
+        assert_eq!((&one["tokens"], &three["tokens"]), (&1.into(), &3.into()));
+        let rate = number(three, "tok_s") * number(three, "seconds");
+        assert!((rate - 3.0).abs() < 1e-6, "{device}: {three}");
+        for name in ["project", "gate_up", "linear_add", "head", "attention"] {
+            let figure = |phase: &Value, key: &str| number(named(phase, name), key);
+            assert_eq!(figure(three, "operations"), 3.0 * figure(one, "operations"), "{name}");
+            let times = if name == "attention" { 3.0 } else { 1.0 };
+            assert_eq!(figure(three, "bytes"), times * figure(one, "bytes"), "{device}: {name}");
+        }
+    }
+}
+
+#[test]
 fn a_hobbled_run_is_told_why() {
     let causes = |found: &Value| -> Vec<String> {
         let verdicts = found["verdicts"].as_array().unwrap();
