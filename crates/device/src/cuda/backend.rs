@@ -243,7 +243,7 @@ impl Backend for Cuda {
     fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<GraphWork> {
         let alone = || Error::new("all_reduce", "one of several GPUs", "one alone");
         let (sums, rank) = self.rank.as_ref().ok_or_else(alone)?;
-        Ok(GraphWork::Collective(sums.all_reduce(*rank, x, y, count)?))
+        Ok(GraphWork::Collective(sums.all_reduce(*rank, x, y, count)?.overlapping()))
     }
 
     fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<GraphWork> {

@@ -103,6 +103,7 @@ impl Gpu {
         let events = (0..=work.len()).map(event).collect::<Result<Vec<_>>>()?;
         let apart = |work| match work {
             GraphWork::Launch(launch) => GraphWork::Launch(launch.apart()),
+            GraphWork::Collective(sum) => GraphWork::Collective(sum.apart()),
             other => other,
         };
         let work = work.into_iter().map(apart).collect();

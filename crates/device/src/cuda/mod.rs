@@ -21,6 +21,7 @@ mod matmul;
 mod memory;
 mod nccl;
 mod peer;
+mod peer_sum;
 mod pipeline;
 pub mod roof;
 mod stage;

@@ -1,5 +1,6 @@
-//! All-reduce and all-gather between GPUs of one process, or of several, by NCCL. Each operation
-//! runs in its GPU's stream, so that it can be a node of a graph.
+//! All-reduce and all-gather between GPUs of one process, or of several, by NCCL; small sums by
+//! [`peer_sum`] where GPUs reach each other's memory. Each operation runs in its GPU's stream, so that it can be a node of
+//! a graph.
 //!
 //! The library is loaded when several GPUs are to share a model's layers, under its installed name
 //! `libnccl.so.2`; cudarc's bindings ask for `libnccl.so`, which only the development package has.
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use formats::{Error, Hint, Result, Setting};
 
+use super::peer_sum::{self, Exchange, HANDLE, PeerSums};
 use super::{Buffer, Gpu, library};
 use crate::ranks::Group;
 
@@ -140,6 +142,8 @@ pub(super) fn group() -> Result<Vec<u8>> {
 pub struct Sums {
     nccl: &'static Nccl,
     comms: Vec<Comm>,
+    /// For small sums, where all ranks reach each other's memory.
+    peers: Option<PeerSums>,
     /// Those of this process, of successive ranks. Keeps the contexts alive longer than NCCL's
     /// objects in them.
     gpus: Vec<Gpu>,
@@ -174,9 +178,9 @@ impl Sums {
         let joined = unsafe { (nccl.init_all)(comms.as_mut_ptr(), count, numbers.as_ptr()) };
         nccl.check("joining GPUs", joined)?;
         let (steps, broken) = Default::default();
-        let ranks = gpus.len();
-        let sums = Arc::new(Sums { nccl, comms, gpus, first: 0, ranks, steps, broken });
-        sums.try_one()?;
+        let (peers, ranks) = (PeerSums::new(&gpus)?, gpus.len());
+        let sums = Arc::new(Sums { nccl, comms, peers, gpus, first: 0, ranks, steps, broken });
+        sums.try_some()?;
         Ok(sums)
     }
 
@@ -196,18 +200,33 @@ impl Sums {
         let joined = unsafe { (nccl.init_rank)(&mut comm, count, id, own) };
         nccl.check("joining GPUs of several processes", joined)?;
         let (steps, broken) = Default::default();
-        let (comms, gpus) = (vec![comm], vec![gpu]);
-        let sums = Arc::new(Sums { nccl, comms, gpus, first: rank, ranks, steps, broken });
-        sums.try_one()?;
+        let (comms, gpus) = (vec![comm], vec![gpu.clone()]);
+        let joined = Sums { nccl, comms, peers: None, gpus, first: rank, ranks, steps, broken };
+        let mut sums = Arc::new(joined);
+        let peers = PeerSums::across(&gpu, rank, ranks, &sums)?;
+        if let Some(sums) = Arc::get_mut(&mut sums) {
+            sums.peers = peers;
+        }
+        sums.try_some()?;
         Ok(sums)
     }
 
-    /// Runs one sum to check that all ranks communicate.
-    fn try_one(self: &Arc<Self>) -> Result<()> {
-        let one = |gpu: &Gpu| gpu.upload(&1.0_f32.to_le_bytes());
-        let buffers = self.gpus.iter().map(one).collect::<Result<Vec<_>>>()?;
+    /// Checks that all ranks communicate, by sums of few values and of more than [`PeerSums`] adds.
+    fn try_some(self: &Arc<Self>) -> Result<()> {
+        for count in [1, 1000, peer_sum::MOST + 1] {
+            self.try_one(count)?;
+        }
+        Ok(())
+    }
+
+    /// Runs one sum, to which each rank gives its number and one more.
+    fn try_one(self: &Arc<Self>, count: usize) -> Result<()> {
+        let one = |(rank, gpu): (usize, &Gpu)| {
+            gpu.upload(&((rank + 1) as f32).to_le_bytes().repeat(count))
+        };
+        let buffers = (self.first..).zip(&self.gpus).map(one).collect::<Result<Vec<_>>>()?;
         let sums = (self.first..).zip(&buffers);
-        let bind = |(rank, x)| self.all_reduce(rank, x, x, 1);
+        let bind = |(rank, x)| self.all_reduce(rank, x, x, count);
         let sums: Vec<_> = sums.map(bind).collect::<Result<_>>()?;
         // One thread enqueues for all ranks: without a group, it would wait in the first call.
         // SAFETY: begins a group on this thread, which `group_end` ends.
@@ -216,12 +235,14 @@ impl Sums {
         // SAFETY: as above.
         let ended = self.nccl.check("a first sum", unsafe { (self.nccl.group_end)() });
         enqueued.and(ended)?;
+        let expected = (self.ranks * (self.ranks + 1) / 2) as f32;
         for buffer in buffers {
-            let mut sum = [0; 4];
+            let mut sum = vec![0; 4 * count];
             buffer.read(&mut sum)?;
-            let (expected, found) = (self.ranks as f32, f32::from_le_bytes(sum));
-            if found != expected {
-                return Err(Error::new("nccl: a first sum", expected.to_string(), found));
+            let (found, _) = sum.as_chunks::<4>();
+            let found = found.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            if let Some(wrong) = found.into_iter().find(|found| *found != expected) {
+                return Err(Error::new("cuda: a first sum", expected.to_string(), wrong));
             }
         }
         Ok(())
@@ -277,7 +298,7 @@ impl Sums {
             let expected = format!("buffers of rank {rank} of {}", self.ranks);
             return Err(Error::new(name, expected, "others"));
         };
-        Ok(Collective { sums: Arc::clone(self), here, x, y, combine })
+        Ok(Collective { sums: Arc::clone(self), here, x, y, combine, overlap: false })
     }
 }
 
@@ -296,6 +317,7 @@ impl Sums {
         }
         *broken = true;
         drop(broken);
+        self.peers.iter().for_each(PeerSums::stop);
         for here in 0..self.comms.len() {
             let sums = Arc::clone(self);
             // Aborting ends waiting kernels at once, but returns only when no graph holds an
@@ -305,6 +327,25 @@ impl Sums {
             // Without a thread the kernels wait for ever, as they would have.
             drop(std::thread::Builder::new().spawn(abort));
         }
+    }
+}
+
+impl Exchange for Arc<Sums> {
+    fn gather(&self, own: &[u8; HANDLE]) -> Result<Vec<[u8; HANDLE]>> {
+        let gpu = &self.gpus[0];
+        let (x, y) = (gpu.upload(own)?, gpu.buffer(HANDLE * self.ranks)?);
+        self.all_gather(self.first, &x, &y, &vec![HANDLE / 4; self.ranks])?.enqueue()?;
+        let mut all = vec![0; HANDLE * self.ranks];
+        y.read(&mut all)?;
+        Ok(all.as_chunks().0.to_vec())
+    }
+
+    fn agree(&self, own: bool) -> Result<bool> {
+        let x = self.gpus[0].upload(&f32::from(u8::from(own)).to_le_bytes())?;
+        self.all_reduce(self.first, &x, &x, 1)?.enqueue()?;
+        let mut sum = [0; 4];
+        x.read(&mut sum)?;
+        Ok(f32::from_le_bytes(sum) == self.ranks as f32)
     }
 }
 
@@ -331,11 +372,12 @@ impl Group for Arc<Sums> {
 
 impl Drop for Sums {
     fn drop(&mut self) {
+        // No rank writes into another's mailbox any more.
+        self.gpus.iter().for_each(|gpu| drop(gpu.synchronize()));
         if self.broken() {
             return;
         }
-        for (comm, gpu) in self.comms.iter().zip(&self.gpus) {
-            drop(gpu.synchronize());
+        for comm in &self.comms {
             // SAFETY: made by `init_all` or `init_rank`, destroyed only here; nothing that is bound
             // to it is left, since that holds `self`.
             unsafe { (self.nccl.destroy)(*comm) };
@@ -352,6 +394,7 @@ pub struct Collective {
     x: Buffer,
     y: Buffer,
     combine: Combine,
+    overlap: bool,
 }
 
 /// How the contributions of all ranks are combined.
@@ -364,6 +407,18 @@ enum Combine {
 }
 
 impl Collective {
+    /// Lets it start while the work before it finishes, if it is a kernel that waits by itself.
+    pub fn overlapping(mut self) -> Collective {
+        self.overlap = true;
+        self
+    }
+
+    /// Makes it start only when the work before it is done.
+    pub fn apart(mut self) -> Collective {
+        self.overlap = false;
+        self
+    }
+
     /// Enqueues it after all earlier work of this rank. It completes when all ranks have reached
     /// theirs.
     ///
@@ -374,6 +429,11 @@ impl Collective {
         let broken = sums.broken.read().unwrap_or_else(PoisonError::into_inner);
         if *broken {
             return Err(Error::new(crate::ranks::PLACE, "all ranks", "one that failed"));
+        }
+        if let (Some(peers), Combine::Sum(count)) = (&sums.peers, &self.combine)
+            && *count <= peer_sum::MOST
+        {
+            return peers.enqueue(self.here, &self.x, &self.y, *count, self.overlap);
         }
         let context = self.x.context();
         context.enter()?;

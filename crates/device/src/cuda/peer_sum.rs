@@ -1,0 +1,344 @@
+//! Sums over GPUs that reach each other's memory, of one process or of several, for as few values as
+//! a step of few rows has: NCCL takes 15 us for them, two times a layer.
+//!
+//! Every rank writes its values into a mailbox of each other rank, each value in one word of 64 bits
+//! with the number of the round, and waits until its own mailboxes have the words of this round:
+//! one way over the link, and no other message. (NCCL's documents call such words "LL".) Values are
+//! added in the order of the ranks, so that all have the same bits.
+//!
+//! A mailbox has two halves that take turns. A rank writes round `n + 2` only once it has
+//! everybody's values of `n + 1`, which they send once they are done with round `n`.
+
+use std::ffi::{CString, c_void};
+
+use cudarc::driver::{result, sys};
+use formats::{Error, Result};
+
+use super::{Buffer, Gpu};
+
+/// The most values of a sum: more are the business of NCCL, which sends each value once.
+pub(super) const MOST: usize = 1 << 17;
+
+/// Threads of a block, each of which adds one value.
+const THREADS: usize = 256;
+
+const SOURCE: &str = r#"
+typedef unsigned long long word;
+
+__device__ __forceinline__ void post(word* at, word value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" :: "l"(at), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ word look(const word* at) {
+    word value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) peer_sum(
+    const float* x, float* y, unsigned count, unsigned rank, unsigned ranks,
+    word* const* boxes, unsigned* rounds, const volatile unsigned* stop
+) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+    const unsigned round = rounds[blockIdx.x] + 1;
+    const unsigned i = blockIdx.x * THREADS + threadIdx.x;
+    if (i < count) {
+        const float own = x[i];
+        const word sent = ((word)round << 32) | __float_as_uint(own);
+        const size_t half = (size_t)(round & 1) * ranks;
+        for (unsigned to = 0; to < ranks; to++) {
+            if (to != rank) post(boxes[to] + (half + rank) * MOST + i, sent);
+        }
+        float sum = 0.0f;
+        for (unsigned from = 0; from < ranks; from++) {
+            float value = own;
+            if (from != rank) {
+                const word* at = boxes[rank] + (half + from) * MOST + i;
+                word found = look(at);
+                for (unsigned spins = 1; (unsigned)(found >> 32) != round; spins++) {
+                    if (spins % 4096 == 0 && *stop == 0) break;
+                    found = look(at);
+                }
+                value = __uint_as_float((unsigned)found);
+            }
+            sum = from == 0 ? value : sum + value;
+        }
+        y[i] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) rounds[blockIdx.x] = round;
+}
+"#;
+
+/// What the ranks of a process need for their sums.
+pub(super) struct PeerSums {
+    /// Those of this process, of successive ranks.
+    own: Vec<Rank>,
+    /// The rank of the first of these.
+    first: usize,
+    /// Number of ranks, in whichever process.
+    ranks: usize,
+    /// The host's word that ends all waiting of this process once it is 0.
+    stop: Buffer,
+    /// Mailboxes of other processes.
+    _others: Vec<Opened>,
+}
+
+/// One rank's part.
+struct Rank {
+    function: sys::CUfunction,
+    /// `[2][ranks][MOST]` words that others write.
+    mailbox: Buffer,
+    /// The addresses of all ranks' mailboxes.
+    boxes: Buffer,
+    /// The last round of each block.
+    rounds: Buffer,
+    /// Whether the kernel waits by itself for the one before.
+    waits: bool,
+}
+
+// SAFETY: a function handle names loaded code and is valid on any thread while its context lives,
+// which the buffers ensure.
+unsafe impl Send for PeerSums {}
+// SAFETY: as above; nothing changes after construction but the memory that buffers refer to.
+unsafe impl Sync for PeerSums {}
+
+/// What ranks of several processes tell each other to find their mailboxes.
+pub(super) trait Exchange {
+    /// Every rank's bytes, in rank order.
+    ///
+    /// # Errors
+    /// A rank that does not answer.
+    fn gather(&self, own: &[u8; HANDLE]) -> Result<Vec<[u8; HANDLE]>>;
+
+    /// Whether all ranks say yes.
+    ///
+    /// # Errors
+    /// As [`Exchange::gather`].
+    fn agree(&self, own: bool) -> Result<bool>;
+}
+
+/// Bytes of the driver's name for memory that another process may open.
+pub(super) const HANDLE: usize = 64;
+
+/// Memory of another process.
+struct Opened {
+    gpu: Gpu,
+    address: sys::CUdeviceptr,
+}
+
+impl Opened {
+    fn new(gpu: &Gpu, handle: &[u8; HANDLE]) -> Result<Opened> {
+        gpu.0.enter()?;
+        let reserved = handle.map(|byte| byte as std::ffi::c_char);
+        let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let mut address = 0;
+        // SAFETY: writes one address; a handle that names nothing is refused.
+        let opened = unsafe {
+            sys::cuIpcOpenMemHandle_v2(&mut address, sys::CUipcMemHandle { reserved }, flags)
+        };
+        gpu.0.check("cuda: memory of another process", opened.result())?;
+        Ok(Opened { gpu: gpu.clone(), address })
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if self.gpu.0.enter().is_ok() {
+            // SAFETY: opened in this context and closed only here; `Sums` waits for its GPUs
+            // before it drops this.
+            let _ = unsafe { sys::cuIpcCloseMemHandle(self.address) };
+        }
+    }
+}
+
+impl PeerSums {
+    /// For the GPUs of one process in rank order; `None` if some of them do not reach each other's
+    /// memory.
+    ///
+    /// # Errors
+    /// Too little memory, or a driver that refuses.
+    pub(super) fn new(gpus: &[Gpu]) -> Result<Option<PeerSums>> {
+        let reach = |to: &Gpu| gpus.iter().all(|from| to.has_peer(from));
+        let Some(one) = gpus.first().filter(|_| gpus.iter().all(reach)) else { return Ok(None) };
+        let mailboxes = gpus.iter().map(|gpu| mailbox(gpu, gpus.len()));
+        let mailboxes = mailboxes.collect::<Result<Vec<Buffer>>>()?;
+        let addresses: Vec<_> = mailboxes.iter().map(Buffer::address).collect();
+        let own = gpus.iter().zip(mailboxes);
+        let own = own.map(|(gpu, mailbox)| Rank::new(gpu, mailbox, &addresses));
+        let (own, ranks) = (own.collect::<Result<_>>()?, gpus.len());
+        // The host's memory has one address for all contexts.
+        let stop = one.host_buffer(4)?;
+        Ok(Some(PeerSums { own, first: 0, ranks, stop, _others: Vec::new() }))
+    }
+
+    /// For rank `rank` of `ranks`, whose others are in other processes; `None` if some of them do
+    /// not reach each other's memory, as when they run on several machines.
+    ///
+    /// # Errors
+    /// As [`PeerSums::new`], and a rank that does not answer.
+    pub(super) fn across(
+        gpu: &Gpu,
+        rank: usize,
+        ranks: usize,
+        exchange: &dyn Exchange,
+    ) -> Result<Option<PeerSums>> {
+        let mailbox = mailbox(gpu, ranks)?;
+        let handles = exchange.gather(&handle(gpu, &mailbox).unwrap_or([0; HANDLE]))?;
+        let mut others = Vec::new();
+        let mut address = |(other, handle): (usize, &[u8; HANDLE])| {
+            if other == rank {
+                return Ok(mailbox.address());
+            }
+            let opened = Opened::new(gpu, handle)?;
+            let address = opened.address;
+            others.push(opened);
+            Ok(address)
+        };
+        let addresses = handles.iter().enumerate().map(&mut address).collect::<Result<Vec<_>>>();
+        // Memory is not freed before all know that nobody wants it.
+        if !exchange.agree(addresses.is_ok())? {
+            return Ok(None);
+        }
+        let own = vec![Rank::new(gpu, mailbox, &addresses?)?];
+        let stop = gpu.host_buffer(4)?;
+        Ok(Some(PeerSums { own, first: rank, ranks, stop, _others: others }))
+    }
+
+    /// Enqueues the sum of all ranks' `x`, which goes to every rank's `y`; both have `count` floats,
+    /// at most [`MOST`], of this process's rank `here`, and may be the same. With `overlap`, it may
+    /// start while the work before it ends.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub(super) fn enqueue(
+        &self,
+        here: usize,
+        x: &Buffer,
+        y: &Buffer,
+        count: usize,
+        overlap: bool,
+    ) -> Result<()> {
+        let own = &self.own[here];
+        let context = own.mailbox.context();
+        context.enter()?;
+        let pointers = [x.address(), y.address(), own.boxes.address(), own.rounds.address()];
+        let numbers =
+            [count, self.first + here, self.ranks].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        let stop = self.stop.address();
+        let mut parameters: [*mut c_void; 8] = [
+            (&raw const pointers[0]).cast_mut().cast(),
+            (&raw const pointers[1]).cast_mut().cast(),
+            (&raw const numbers[0]).cast_mut().cast(),
+            (&raw const numbers[1]).cast_mut().cast(),
+            (&raw const numbers[2]).cast_mut().cast(),
+            (&raw const pointers[2]).cast_mut().cast(),
+            (&raw const pointers[3]).cast_mut().cast(),
+            (&raw const stop).cast_mut().cast(),
+        ];
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: u32::try_from(count.div_ceil(THREADS)).unwrap_or(u32::MAX),
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: THREADS as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: context.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(overlap && own.waits),
+        };
+        // SAFETY: the context is current; there is a pointer to a word for each of the kernel's
+        // parameters, which the driver copies. `x` and `y` have `count` floats (`bind` cut them), a
+        // mailbox has room for `MOST` words of every rank in both halves and `rounds` a number for
+        // each block of so many. Who holds a collective keeps all of them alive, and `Sums` frees
+        // mailboxes only once the streams of all its GPUs have drained.
+        let launched = unsafe {
+            let pointers = parameters.as_mut_ptr();
+            sys::cuLaunchKernelEx(&config, own.function, pointers, std::ptr::null_mut())
+        };
+        context.check("cuda: a sum of several GPUs", launched.result())
+    }
+
+    /// Ends all waiting, now and later: what is added up has no meaning from then on.
+    pub(super) fn stop(&self) {
+        // A word of four bytes is inside the buffer, and no other error is possible.
+        drop(self.stop.put(0, &[0; 4]));
+    }
+}
+
+impl Rank {
+    fn new(gpu: &Gpu, mailbox: Buffer, addresses: &[sys::CUdeviceptr]) -> Result<Rank> {
+        let addresses: Vec<u8> = addresses.iter().flat_map(|at| at.to_le_bytes()).collect();
+        Ok(Rank {
+            function: load(gpu)?,
+            mailbox,
+            boxes: gpu.upload(&addresses)?,
+            rounds: gpu.upload(&vec![0; 4 * MOST / THREADS])?,
+            waits: gpu.facts().capability.0 >= 9,
+        })
+    }
+}
+
+/// An empty mailbox of a rank.
+fn mailbox(gpu: &Gpu, ranks: usize) -> Result<Buffer> {
+    gpu.upload(&vec![0; 8 * 2 * ranks * MOST])
+}
+
+/// The driver's name for a buffer by which other processes open it.
+fn handle(gpu: &Gpu, of: &Buffer) -> Result<[u8; HANDLE]> {
+    gpu.0.enter()?;
+    let mut handle = sys::CUipcMemHandle { reserved: [0; HANDLE] };
+    // SAFETY: writes one handle; the buffer is a whole allocation.
+    let got = unsafe { sys::cuIpcGetMemHandle(&mut handle, of.address()) };
+    gpu.0.check("cuda: memory for another process", got.result())?;
+    Ok(handle.reserved.map(|byte| byte as u8))
+}
+
+/// Compiles the kernel for a GPU and loads it.
+fn load(gpu: &Gpu) -> Result<sys::CUfunction> {
+    let context = &gpu.0;
+    let text = source();
+    let (_, image) = context.compiler.image(&text)?;
+    context.enter()?;
+    let image = [&image[..], &[0]].concat();
+    let name = CString::new("peer_sum").map_err(|_| Error::new("cuda", "a name", "none"))?;
+    // SAFETY: the context is current, and the image is what NVRTC made, whole. The module stays for
+    // the life of the context.
+    unsafe {
+        let module = result::module::load_data(image.as_ptr().cast());
+        context.check("peer_sum", module).and_then(|module| {
+            context.check("peer_sum", result::module::get_function(module, name))
+        })
+    }
+}
+
+/// The kernel's text.
+fn source() -> String {
+    let [threads, most] = [("THREADS", THREADS), ("MOST", MOST)]
+        .map(|(name, value)| format!("#define {name} {value}\n"));
+    threads + &most + SOURCE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::Compiler;
+
+    #[test]
+    fn the_kernel_compiles_where_there_is_a_compiler() {
+        for capability in [(8, 0), (9, 0)] {
+            // NVRTC, which needs no GPU.
+            let Ok(compiler) = Compiler::new(capability) else { return };
+            compiler.image(&source()).unwrap();
+        }
+    }
+}
