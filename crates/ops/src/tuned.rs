@@ -55,6 +55,8 @@ pub struct ForGemv {
     pub held: &'static [TunedRule<Held>],
     /// Matrix rows from which every simdgroup has several, which then share the activations.
     pub tall: u32,
+    /// Rows of one matrix up to which each has a simdgroup of its own, as a router's of experts.
+    pub short: u32,
 }
 
 /// Candidates for up to a number of rows, the larger block first: for weights that are copied, and
@@ -195,6 +197,7 @@ pub const HOPPER: CardNumbers = CardNumbers {
             (|_| true, held(8, 256, 2)),
         ],
         tall: 8192,
+        short: 512,
     },
     // With matrices of 4096 x 14336 and 4096 x 4096; warpgroups with 128, 256 and 512 rows of them.
     gemm: ForGemm {

@@ -204,6 +204,24 @@ pub(super) fn cases() -> Vec<Case> {
     }
     cases.extend(wide());
     cases.extend(small_groups());
+    cases.extend(short());
+    cases
+}
+
+/// A router's rows, whole and ragged, as many as experts.
+fn short() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (format, width) in [(Format::Dense(Scalar::F32), 2880), (Format::Dense(Scalar::BF16), 2048)]
+    {
+        for rows in [1, 3] {
+            let formats = [format];
+            let decode = Task::decode(&formats, width as u32, 32);
+            let schedule = GemvSchedule::pick(&Task { rows: rows as u32, ..decode });
+            let groups = schedule.groups(32, PROCESSORS);
+            let shape = Shape { rows, out: 32, width, groups, why: "a router" };
+            cases.push(case(format, TYPES[0], shape, rows == 1, schedule));
+        }
+    }
     cases
 }
 
@@ -270,38 +288,44 @@ pub(crate) fn matrix_bytes(format: Format, out: usize, width: usize) -> usize {
     crate::packed::Layout::new(format, out, width).map_or(0, |layout| layout.bytes())
 }
 
-/// Two shapes of an 8B model, in and out of its feed-forward network, one row, activations in bf16.
+/// Two shapes of an 8B model, in and out of its feed-forward network, and the routers of two mixtures,
+/// one row, activations in bf16.
 pub(super) fn benches() -> Vec<Bench> {
     let mut benches = Vec::new();
     for format in timed() {
         for (out, width) in [(4096, 14336), (14336, 4096)] {
             for int8 in [false, true] {
-                if int8 && format.packing().is_none() {
-                    continue;
+                if !int8 || format.packing().is_some() {
+                    benches.push(bench(format, out, width, int8));
                 }
-                let formats = [format];
-                let decode = Task::decode(&formats, width as u32, out as u32);
-                let schedule = GemvSchedule::pick(&Task { int8, ..decode });
-                let bytes = matrix_bytes(format, out, width);
-                let treatment = if int8 { "int8" } else { "float" };
-                benches.push(Bench {
-                    kernel: gemv(Scalar::BF16, Scalar::BF16, format, false, 1, schedule).record(),
-                    label: format!("{} {width} -> {out}, {treatment}", format.name()),
-                    numbers: numbers(schedule.groups(out as u32, PROCESSORS), width)
-                        .with("out", out as u32),
-                    buffers: vec![
-                        Fill::Noise(Scalar::BF16, width),
-                        Fill::Zeros(Scalar::BF16, out),
-                        Fill::Noise(Scalar::U32, bytes / 4),
-                    ],
-                    bytes: (bytes + 2 * (width + out)) as u64,
-                    flops: 2 * (out * width) as u64,
-                    roof: Bottleneck::Memory,
-                });
             }
         }
     }
+    for (out, width) in [(128, 2048), (32, 2880)] {
+        benches.push(bench(Format::Dense(Scalar::F32), out, width, false));
+    }
     benches
+}
+
+fn bench(format: Format, out: usize, width: usize, int8: bool) -> Bench {
+    let formats = [format];
+    let decode = Task::decode(&formats, width as u32, out as u32);
+    let schedule = GemvSchedule::pick(&Task { int8, ..decode });
+    let bytes = matrix_bytes(format, out, width);
+    let treatment = if int8 { "int8" } else { "float" };
+    Bench {
+        kernel: gemv(Scalar::BF16, Scalar::BF16, format, false, 1, schedule).record(),
+        label: format!("{} {width} -> {out}, {treatment}", format.name()),
+        numbers: numbers(schedule.groups(out as u32, PROCESSORS), width).with("out", out as u32),
+        buffers: vec![
+            Fill::Noise(Scalar::BF16, width),
+            Fill::Zeros(Scalar::BF16, out),
+            Fill::Noise(Scalar::U32, bytes / 4),
+        ],
+        bytes: (bytes + 2 * (width + out)) as u64,
+        flops: 2 * (out * width) as u64,
+        roof: Bottleneck::Memory,
+    }
 }
 
 /// Proves every case of some kernels on the interpreter and prints how many there are.

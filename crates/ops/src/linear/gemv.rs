@@ -34,6 +34,9 @@ pub struct GemvSchedule {
     pub whole: bool,
 }
 
+/// Columns from which on a matrix of few rows is worth a schedule of its own.
+const SHORT_COLS: u32 = 1024;
+
 /// The product that a schedule is picked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Task<'a> {
@@ -131,6 +134,13 @@ impl GemvSchedule {
         let most = if several && words > 6 { most.min(2) } else { most };
         let loads = (1..=most).rev().min_by_key(idle).unwrap_or(1);
         let outputs = if rows > 2 { 1 } else { (held / loads).clamp(1, 4) };
+        // So few matrix rows take no longer than one of them does: as many groups as possible,
+        // each with as much under way as it can.
+        let short = out <= tuned.gemv.short && cols >= SHORT_COLS && !several && !pair;
+        let (outputs, loads, threads, resident) = match short {
+            true => (1, most.min(4), 64, u32::MAX),
+            false => (outputs, loads, threads, resident),
+        };
         let activations = ActivationStorage::pick(cols, rows, x.bytes() as u32, int8);
         let mut schedule =
             GemvSchedule { outputs, loads, threads, resident, activations, whole: true };
