@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use formats::gguf::{TensorSpec, Value, Writer};
 use formats::{
@@ -388,8 +389,11 @@ fn check_importance(jobs: &[Job], file: &str, importance: &Importance) -> Result
     Ok(unknown.first().map(said))
 }
 
-/// Elements that a thread takes at a time.
-const PORTION: usize = 1 << 20;
+/// Elements that a thread takes at a time: small, so that all threads have some to the end.
+const PORTION: usize = 1 << 16;
+
+/// Portions that a thread has room for.
+const ROOM: usize = 16;
 
 /// The error of a tensor with an element that is no number.
 fn damaged(tensors: &Tensors, name: &str, found: NotFinite) -> Error {
@@ -469,30 +473,32 @@ fn portions(
     // Portions are whole blocks of both types.
     let block = read.encoding.block_elements().max(to.block_elements());
     let portion = PORTION.next_multiple_of(block);
-    let step = read.encoding.bytes_for(portion).unwrap_or(0).max(1);
+    let size = |encoding: Encoding, elements| encoding.bytes_for(elements).unwrap_or(0).max(1);
+    let (step, encoded_step) = (size(read.encoding, portion), size(to, portion));
     let mut done = 0;
-    for round in read.bytes.chunks(step * threads) {
-        let one = |(i, bytes): (usize, &[u8])| -> Result<(usize, Vec<u8>)> {
-            let elements =
-                bytes.len() / read.encoding.block_bytes() * read.encoding.block_elements();
-            let mut values = vec![0.0; elements];
-            read.encoding.decode(bytes, &mut values)?;
-            let mut encoded = vec![0; to.bytes_for(elements).unwrap_or(0)];
-            encode(done + i * portion, &values, &mut encoded)?;
-            Ok((elements, encoded))
+    for round in read.bytes.chunks(step * threads * ROOM) {
+        let elements = round.len() / read.encoding.block_bytes() * read.encoding.block_elements();
+        let mut encoded = vec![0; to.bytes_for(elements).unwrap_or(0)];
+        let pieces = round.chunks(step).zip(encoded.chunks_mut(encoded_step)).enumerate();
+        let pieces = Mutex::new(pieces);
+        let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || -> Result<()> {
+            let mut values = vec![0.0; portion];
+            while let Some((i, (from, to))) = next() {
+                let blocks = from.len() / read.encoding.block_bytes();
+                let values = &mut values[..blocks * read.encoding.block_elements()];
+                read.encoding.decode(from, values)?;
+                encode(done + i * portion, values, to)?;
+            }
+            Ok(())
         };
-        let one = &one;
-        let parts: Vec<Result<(usize, Vec<u8>)>> = std::thread::scope(|scope| {
-            let pieces = round.chunks(step).enumerate();
-            let all: Vec<_> = pieces.map(|piece| scope.spawn(move || one(piece))).collect();
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             let lost = || Error::new("quantise", "a portion", "a thread that ended early");
-            all.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost()))).collect()
-        });
-        for part in parts {
-            let (elements, bytes) = part?;
-            take(elements, &bytes)?;
-            done += elements;
-        }
+            all.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| Err(lost())))
+        })?;
+        take(elements, &encoded)?;
+        done += elements;
     }
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! Codes that index a table of sixteen numbers: the tables, and the search for scales by which they
 //! lose least.
 
-use super::plain::{bf16_to_f32, f16_to_f32, f32_to_f16};
+use super::lanes::{Lanes, widest};
+use super::plain::{bf16_to_f32, f16_to_f32};
+use super::search::{self, Subs, Turned};
 use super::{Block, Offset, Parts, ScaleKind};
 
 /// The zero point of [`IQ4`].
@@ -38,70 +40,105 @@ pub(super) fn decode<B: Block>(block: &[u8], weights: &mut [f32]) {
 }
 
 /// Number `code` of [`IQ4`].
-fn number(code: u8) -> f32 {
-    f32::from(IQ4[usize::from(code & 15)]) - f32::from(IQ4_ZERO)
+const fn number(code: usize) -> f32 {
+    IQ4[code] as f32 - IQ4_ZERO as f32
 }
 
-/// The code of [`IQ4`] whose number is nearest; a NaN gives 0.
-fn nearest(x: f32) -> u8 {
-    // Half way between neighbours: as many as are below `x` is its place in the sorted table.
-    const MIDDLES: [f32; 15] = {
-        let mut middles = [0.0; 15];
-        let mut i = 0;
-        while i < 15 {
-            middles[i] = (IQ4[i] as f32 + IQ4[i + 1] as f32) / 2.0 - IQ4_ZERO as f32;
-            i += 1;
-        }
-        middles
-    };
-    MIDDLES.iter().map(|middle| u8::from(x > *middle)).sum()
-}
-
-/// The weights of a block with NaN as zero and the absurd held, so that sums of squares stay
-/// finite.
-fn clean(weights: &[f32]) -> [f32; 256] {
-    let mut clean = [0.0; 256];
-    for (to, &w) in clean.iter_mut().zip(weights) {
-        *to = if w.is_nan() { 0.0 } else { w.clamp(-1e9, 1e9) };
+/// Half way from each number of [`IQ4`] to the next: as many as are below a weight is the place of
+/// the nearest number.
+const MIDDLES: [f32; 15] = {
+    let mut middles = [0.0; 15];
+    let mut i = 0;
+    while i < 15 {
+        middles[i] = (number(i) + number(i + 1)) / 2.0;
+        i += 1;
     }
-    clean
+    middles
+};
+
+/// The numbers of [`IQ4`] that are nearest; a NaN gives the first.
+#[inline(always)]
+fn nearest<V: Lanes>(x: V) -> V {
+    steps(x, V::all(number(0)), |i| number(i + 1) - number(i))
 }
 
-/// f16 bits of a number, held inside the finite range.
-fn finite_f16(x: f32) -> u16 {
-    f32_to_f16(x.clamp(-65504.0, 65504.0))
+/// The codes of those.
+#[inline(always)]
+fn code<V: Lanes>(x: V) -> V {
+    steps(x, V::all(0.0), |_| 1.0)
 }
 
-/// Squared error of `x ~ s * number(code)` with the nearest codes, each weight's times its
-/// importance.
-fn error(x: &[f32], importance: &[f32], s: f32) -> f32 {
-    let inverse = super::inverse(s);
-    let of = |(&x, by): (&f32, &f32)| by * (s * number(nearest(x * inverse)) - x).powi(2);
-    x.iter().zip(importance).map(of).sum()
+/// `from`, and a step for each of [`MIDDLES`] that is below.
+#[inline(always)]
+fn steps<V: Lanes>(x: V, from: V, step: impl Fn(usize) -> f32) -> V {
+    let mut sum = from;
+    for (i, middle) in MIDDLES.iter().enumerate() {
+        sum = sum.add(V::all(*middle).less(x, V::all(step(i)), V::all(0.0)));
+    }
+    sum
 }
 
-/// The best real `s`, of either sign, for `x ~ s * number(code)`: the largest weight goes near
-/// either end of the table.
-fn fit(x: &[f32], importance: &[f32]) -> f32 {
-    let peak = super::peak(x);
+/// Squared errors of `x ~ s * number` with the nearest numbers, each weight's times its importance.
+#[inline(always)]
+fn error<V: Lanes>(subs: Subs<'_, V>, s: V) -> V {
+    let (inverse, mut sum) = (s.reciprocal(), V::all(0.0));
+    for (&x, &by) in subs.x.iter().zip(subs.by) {
+        let e = s.mul(nearest(x.mul(inverse))).sub(x);
+        sum = sum.add(by.mul(e.mul(e)));
+    }
+    sum
+}
+
+/// How far beyond the ends of the table the largest weight is tried, and how near.
+const REACH: i32 = 7;
+
+/// The best real `s`, of either sign, for `x ~ s * number`, and by how much each lowers the squared
+/// error, with the codes that `inverse` gives. With codes held, `s = sum xq / sum qq` lowers it from
+/// `sum xx` by `(sum xq)^2 / sum qq`.
+#[inline(always)]
+fn fit_by<V: Lanes>(subs: Subs<'_, V>, inverse: V) -> (V, V) {
+    let (mut sum_xq, mut sum_qq) = (V::all(0.0), V::all(0.0));
+    for (&x, &by) in subs.x.iter().zip(subs.by) {
+        let q = nearest(x.mul(inverse));
+        let counted = by.mul(q);
+        sum_xq = sum_xq.add(counted.mul(x));
+        sum_qq = sum_qq.add(counted.mul(q));
+    }
+    let s = sum_xq.mul(sum_qq.reciprocal());
+    (s, s.mul(sum_xq))
+}
+
+/// The best of all: the largest weight goes near either end of the table.
+#[inline(always)]
+fn fit<V: Lanes>(subs: Subs<'_, V>) -> V {
+    let (peak, zero) = (search::peak(subs.x), V::all(0.0));
+    let (mut best, mut most) = (zero, zero);
+    for end in [number(0), number(15)] {
+        for step in -REACH..=REACH {
+            let (s, gain) = fit_by(subs, V::all(end + step as f32).div(peak));
+            best = most.less(gain, s, best);
+            most = most.less(gain, gain, most);
+        }
+    }
+    zero.less(peak.abs(), best, zero)
+}
+
+/// The same for one sub-block, which all lanes hold: each tries another place for the largest weight.
+#[inline(always)]
+fn fit_one<V: Lanes>(subs: Subs<'_, V>) -> f32 {
+    let peak = search::peak(subs.x);
     let (mut best, mut most) = (0.0, 0.0);
-    if peak == 0.0 {
+    if peak.array()[0] == 0.0 {
         return best;
     }
     for end in [number(0), number(15)] {
-        for step in -7..=7 {
-            let inverse = (end + step as f32) / peak;
-            // With codes held, s = sum xq / sum qq lowers the squared error from sum xx by (sum
-            // xq)^2 / sum qq.
-            let (mut sum_xq, mut sum_qq) = (0.0, 0.0);
-            for (&x, by) in x.iter().zip(importance) {
-                let q = number(nearest(x * inverse));
-                sum_xq += by * (x * q);
-                sum_qq += by * (q * q);
-            }
-            let gain = sum_xq * sum_xq * super::inverse(sum_qq);
-            if gain > most {
-                (best, most) = (sum_xq / sum_qq, gain);
+        for first in [-REACH, 1] {
+            let places = std::array::from_fn(|lane| end + (first + lane as i32) as f32);
+            let (s, gain) = fit_by(subs, V::new(places).div(peak));
+            for (s, gain) in s.array().into_iter().zip(gain.array()) {
+                if gain > most {
+                    (best, most) = (s, gain);
+                }
             }
         }
     }
@@ -110,45 +147,59 @@ fn fit(x: &[f32], importance: &[f32]) -> f32 {
 
 /// `d` and codes for 32 weights `w = d * number(code)`.
 pub(super) fn alone(weights: &[f32], importance: &[f32]) -> Parts {
-    let x = &clean(weights)[..32];
-    let mut parts = Parts { d: finite_f16(fit(x, importance)), ..Parts::default() };
-    let inverse = super::inverse(f16_to_f32(parts.d));
-    parts.codes.iter_mut().zip(x).for_each(|(code, x)| *code = nearest(x * inverse));
+    widest!(alone_of(weights: &[f32], importance: &[f32]) -> Parts)
+}
+
+#[inline(always)]
+fn alone_of<V: Lanes>(weights: &[f32], importance: &[f32]) -> Parts {
+    let (mut x, by) = (search::alone::<V>(&weights[..32]), search::alone(&importance[..32]));
+    x.iter_mut().for_each(|x| *x = search::clean(*x));
+    let d = fit_one(Subs { x: &x, by: &by, count: 1 });
+    let mut parts = Parts { d: search::finite_f16(d), ..Parts::default() };
+    let inverse = V::all(f16_to_f32(parts.d)).reciprocal();
+    for (to, x) in parts.codes.iter_mut().zip(&x) {
+        *to = code(x.mul(inverse)).array()[0] as u8;
+    }
     parts
 }
 
 /// `d`, scales (-32 to 31) and codes for 256 weights in sub-blocks of 32: `w = d * scale *
 /// number(code)`.
 pub(super) fn together(weights: &[f32], importance: &[f32]) -> Parts {
-    let x = clean(weights);
-    let subs = || x.chunks_exact(32).zip(importance.chunks_exact(32));
-    let mut fits = [0.0; 8];
-    fits.iter_mut().zip(subs()).for_each(|(fit, (x, by))| *fit = self::fit(x, by));
-    let largest = super::peak(&fits);
+    widest!(together_of(weights: &[f32], importance: &[f32]) -> Parts)
+}
+
+#[inline(always)]
+fn together_of<V: Lanes>(weights: &[f32], importance: &[f32]) -> Parts {
+    let x = Turned::<V>::new(weights, importance, 32);
+    let Some(subs) = x.eights().next() else { return Parts::default() };
+    let fits = fit(subs);
+    let largest = super::peak(&fits.array());
     // The largest scale becomes -32, the integer furthest from zero, or one beside it, since `d` is
     // rounded.
-    let choices = (0..3).map(|below| {
-        let d = finite_f16(largest / (below as f32 - 32.0));
-        let (mut scales, mut sum) = ([0i8; 16], 0.0);
-        let (step, inverse) = (f16_to_f32(d), super::inverse(f16_to_f32(d)));
-        for (((x, by), &fit), scale) in subs().zip(&fits).zip(&mut scales) {
-            let centre = (fit * inverse).round();
-            let near = [0.0, -1.0, 1.0].map(|by| (centre + by).clamp(-32.0, 31.0));
-            let errors = near.map(|scale| (error(x, by, step * scale), scale));
-            let least = errors.into_iter().reduce(|a, b| if b.0 < a.0 { b } else { a });
-            let (error, nearest) = least.unwrap_or_default();
-            *scale = nearest as i8;
-            sum += error;
+    let mut best = (f32::INFINITY, 0, V::all(0.0));
+    for below in 0..3 {
+        let bits = search::finite_f16(largest / (below as f32 - 32.0));
+        let d = V::all(f16_to_f32(bits));
+        let centre = fits.mul(d.reciprocal()).nearest(-32.0, 31.0);
+        let (mut least, mut scales) = (V::all(f32::INFINITY), V::all(0.0));
+        for step in [0.0, -1.0, 1.0] {
+            let scale = centre.add(V::all(step)).nearest(-32.0, 31.0);
+            let e = error(subs, d.mul(scale));
+            scales = e.less(least, scale, scales);
+            least = e.at_most(least);
         }
-        (sum, d, scales)
-    });
-    let best = choices.reduce(|a, b| if b.0 < a.0 { b } else { a });
-    let (_, d, scales) = best.unwrap_or_default();
-    let mut parts = Parts { d, scales, ..Parts::default() };
-    let step = f16_to_f32(d);
-    for (i, (codes, x)) in parts.codes.chunks_exact_mut(32).zip(x.chunks_exact(32)).enumerate() {
-        let inverse = super::inverse(step * f32::from(scales[i]));
-        codes.iter_mut().zip(x).for_each(|(code, x)| *code = nearest(x * inverse));
+        let sum = least.total(8);
+        if sum < best.0 {
+            best = (sum, bits, scales);
+        }
     }
+    let (_, d, scales) = best;
+    let mut parts = Parts { d, ..Parts::default() };
+    for (to, scale) in parts.scales.iter_mut().zip(scales.array()) {
+        *to = scale as i8;
+    }
+    let inverse = V::all(f16_to_f32(d)).mul(scales).reciprocal();
+    x.codes(&mut parts.codes, |_, x| code(x.mul(inverse)));
     parts
 }

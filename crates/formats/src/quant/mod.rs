@@ -9,6 +9,7 @@ mod codebook;
 mod group;
 mod iq4_nl;
 mod iq4_xs;
+mod lanes;
 mod mxfp4;
 mod nibbles;
 pub mod plain;

@@ -38,13 +38,13 @@ fn distance(w: f32, code: u8, power: f32) -> f32 {
     (power * number - w).abs()
 }
 
-/// The first of the nearest codes, so that half way goes to the smaller, and zero to the code
-/// without a sign.
+/// The nearest code; half way goes to the one of smaller size, and zero to the code without a sign.
 fn nearest(w: f32, power: f32) -> u8 {
-    (1..16).fold(0, |best, code| match distance(w, code, power) < distance(w, best, power) {
-        true => code,
-        false => best,
-    })
+    // Half way from each size to the next, in halves of the smallest.
+    const MIDDLES: [f32; 7] = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0];
+    let size = w.abs();
+    let code: u8 = MIDDLES.iter().map(|middle| u8::from(size > power * middle)).sum();
+    if w < 0.0 && code > 0 { code | 8 } else { code }
 }
 
 impl Block for Mxfp4 {
