@@ -44,7 +44,7 @@ pub(crate) enum Runner {
 
 /// The results of a run.
 pub(crate) enum Results<'a> {
-    Cpu(cpu::Results<'a>),
+    Cpu(Box<cpu::Results<'a>>),
     Device { losses: &'a [f32], gradients: Vec<Vec<f32>> },
 }
 
@@ -137,7 +137,7 @@ impl Runner {
     pub(crate) fn run<'a>(&'a mut self, number: usize, batch: &'a Batch) -> Result<Results<'a>> {
         match self {
             Runner::Cpu { executor, weights, programs } => {
-                Ok(Results::Cpu(executor.run(&programs[number], weights, batch)?))
+                Ok(Results::Cpu(Box::new(executor.run(&programs[number], weights, batch)?)))
             }
             Runner::Device { trainer, trained, programs } => {
                 run(&mut **trainer, number, &programs[number], batch)?;

@@ -29,20 +29,28 @@ pub(super) struct Operand {
     pub(super) value: Option<ValueId>,
 }
 
-/// The values whose quantised rows are in either storage, with or without all planes, and the
-/// storage that was used last.
+/// The values whose quantised rows are in either storage.
 #[derive(Default)]
-pub(super) struct Quantised(Mutex<([Option<(ValueId, bool)>; 2], usize)>);
+pub(super) struct Quantised(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    /// With or without all planes.
+    values: [Option<(ValueId, bool)>; 2],
+    /// The storage that was used last.
+    last: usize,
+}
 
 impl Quantised {
     /// The storage for a value, and whether its rows are there already.
     fn place(&self, value: Option<ValueId>, float: bool) -> (usize, bool) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = value.map(|value| (value, float));
-        let found = kept.0.iter().position(|kept| key.is_some() && *kept == key);
-        let at = found.unwrap_or(1 - kept.1);
-        (kept.0[at], kept.1) = (key, at);
-        (at, found.is_some())
+        let found = kept.values.iter().position(|kept| key.is_some() && *kept == key);
+        kept.last = found.unwrap_or(1 - kept.last);
+        let last = kept.last;
+        kept.values[last] = key;
+        (last, found.is_some())
     }
 }
 

@@ -38,6 +38,9 @@ impl Room {
     }
 }
 
+/// The work on one head of a sequence with these rows, in a thread's own memory.
+type HeadWork<'a> = dyn Fn(Head, Range<usize>, Room, &mut Scratch) + Sync + 'a;
+
 /// A block of queries, the keys that they see among those of whole tiles, and where in the sequence
 /// these begin.
 struct Block {
@@ -86,7 +89,7 @@ impl Run<'_> {
         &self,
         of: &Attention,
         sizes: &(dyn Fn(usize) -> (Vec<[usize; 2]>, usize) + Sync),
-        f: &(dyn Fn(Head, Range<usize>, Room, &mut Scratch) + Sync),
+        f: &HeadWork<'_>,
     ) {
         let sequences = &self.batch.sequences;
         self.each_with(sequences.len() * of.kv_heads, 1, &|range, scratch| {
