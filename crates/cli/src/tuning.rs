@@ -78,7 +78,8 @@ pub(crate) struct Tune {
     /// share the examples of each batch: cuda:0,1
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceSpec::Cpu)]
     pub(crate) device: DeviceSpec,
-    /// Precision of activations; what is trained is f32 always [default: bf16 on a GPU]
+    /// Precision of activations; what is trained is f32 always [default: that of the model, bf16
+    /// if it is quantised]
     #[arg(long, value_enum)]
     pub(crate) precision: Option<PrecisionArg>,
     /// Print one JSON object at the end
@@ -191,9 +192,10 @@ pub(crate) struct UpdateArgs {
 /// A precision by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PrecisionArg {
-    /// Nothing is rounded: the CPU has this alone
+    /// Nothing is rounded
     F32,
-    /// Activations and operands of products have 16 bits, sums and losses 32
+    /// Activations and operands of products have 16 bits, sums and losses 32; on a CPU in the
+    /// products of its tile unit (AMX) alone
     Bf16,
 }
 

@@ -259,6 +259,30 @@ fn join(low: __m512i, high: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<0xE4>(low, high, _mm512_set1_epi32(0xffff))
 }
 
+/// 32 consecutive numbers rounded to bf16: a row of a left tile.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn row(first: __m512, second: __m512) -> __m512i {
+    upper_halves(nearest(first), nearest(second))
+}
+
+/// The upper halves of the words of two vectors.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn upper_halves(first: __m512i, second: __m512i) -> __m512i {
+    _mm512_permutex2var_epi16(first, upper(), second)
+}
+
+/// The places of the upper halves of the words of two vectors.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn upper() -> __m512i {
+    _mm512_set_epi16(
+        63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19,
+        17, 15, 13, 11, 9, 7, 5, 3, 1,
+    )
+}
+
 /// Splits numbers into sums of two bf16, each in the upper half of its bits; a NaN stays NaN in the
 /// sum.
 #[inline]
@@ -280,10 +304,6 @@ pub(super) fn split_pair(low: __m512, high: __m512) -> [__m512i; 2] {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn split_row(first: __m512, second: __m512) -> [__m512i; 2] {
-    let upper = _mm512_set_epi16(
-        63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19,
-        17, 15, 13, 11, 9, 7, 5, 3, 1,
-    );
     let ([a, b], [c, d]) = (split(first), split(second));
-    [_mm512_permutex2var_epi16(a, upper, c), _mm512_permutex2var_epi16(b, upper, d)]
+    [upper_halves(a, c), upper_halves(b, d)]
 }

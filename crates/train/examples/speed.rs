@@ -1,11 +1,11 @@
 //! Tokens a second of losses, and of updates: `speed MODEL [lora|full] [TOKENS] [THREADS|DEVICE]
-//! [LENGTH]`, in sequences of 256 unless a length is given; on a GPU in bf16. An update is of one
-//! batch, from its tokens to changed parameters.
+//! [LENGTH]`, in sequences of 256 unless a length is given, in the precision that suits the model.
+//! An update is of one batch, from its tokens to changed parameters.
 
 use delft_train::{
-    AdamW, Batch, DeviceSpec, Hardware, LoraOptions, Moments, Precision, Trainable, Tuned,
+    AdamW, Batch, DeviceSpec, Hardware, LoraOptions, Moments, Trainable, Tuned, usual_precision,
 };
-use formats::{Error, Result};
+use formats::{Error, Result, Tensors};
 use std::time::Instant;
 
 fn main() -> Result<()> {
@@ -20,12 +20,12 @@ fn main() -> Result<()> {
     let hardware = match arguments.get(3).map(|text| (text.parse::<usize>(), text)) {
         None | Some((Ok(0), _)) => Hardware::default(),
         Some((Ok(threads), _)) => Hardware::from(Some(threads)),
-        Some((Err(_), name)) => Hardware {
-            place: name.parse::<DeviceSpec>()?,
-            threads: None,
-            precision: Precision::BF16,
-        },
+        Some((Err(_), name)) => {
+            Hardware { place: name.parse::<DeviceSpec>()?, ..Hardware::default() }
+        }
     };
+    let precision = usual_precision(&Tensors::open(model.as_str())?);
+    let hardware = Hardware { precision, ..hardware };
     let lora = LoraOptions { rank: 16, ..LoraOptions::default() };
     let began = Instant::now();
     let mut tuned = match arguments.get(1).map_or("lora", String::as_str) {

@@ -67,8 +67,9 @@ pub struct Moments {
     pub updates: u64,
 }
 
-/// Elements from which on a parameter is shared out among threads.
+/// Elements from which on an update is shared out among threads, and those of a part.
 const SHARED: usize = 1 << 20;
+const PART: usize = 1 << 16;
 
 impl Moments {
     /// The moments before the first update.
@@ -92,7 +93,7 @@ impl Moments {
     ) -> Result<f64> {
         let mut squares = 0.0;
         for (parameter, gradient) in parameters.iter().zip(gradients) {
-            let own: f64 = gradient.iter().map(|&g| f64::from(g) * f64::from(g)).sum();
+            let own = squared(gradient);
             if !own.is_finite() {
                 return Err(unsound(parameter));
             }
@@ -102,29 +103,61 @@ impl Moments {
         self.updates += 1;
         let rule = options.rule(self.updates, norm, rate, scale);
         let moments = self.first.iter_mut().zip(&mut self.second);
-        for ((parameter, gradient), (first, second)) in
-            parameters.iter_mut().zip(gradients).zip(moments)
-        {
+        let all = parameters.iter_mut().zip(gradients).zip(moments);
+        let parts = all.flat_map(|((parameter, gradient), (first, second))| {
             let keep = if parameter.decays { rule.keep } else { 1.0 };
             let rule = Rule { keep, ..rule };
-            apply(rule, [&mut parameter.values, first, second], gradient);
-        }
+            let moments = first.chunks_mut(PART).zip(second.chunks_mut(PART));
+            let values = parameter.values.chunks_mut(PART).zip(gradient.chunks(PART));
+            values.zip(moments).map(move |((values, gradient), (first, second))| Part {
+                rule,
+                values,
+                gradient,
+                first,
+                second,
+            })
+        });
+        apply(parts.collect());
         Ok(norm)
     }
 }
 
+/// The sum of squares in f64, in parts, which are then added up.
+fn squared(gradient: &[f32]) -> f64 {
+    const PARTS: usize = 16;
+    let mut sums = [0f64; PARTS];
+    let (parts, rest) = gradient.as_chunks::<PARTS>();
+    for part in parts {
+        (0..PARTS).for_each(|i| sums[i] += f64::from(part[i]) * f64::from(part[i]));
+    }
+    sums.iter_mut().zip(rest).for_each(|(sum, g)| *sum += f64::from(*g) * f64::from(*g));
+    sums.iter().sum()
+}
+
+/// Elements of a parameter in an update.
+struct Part<'a> {
+    rule: Rule,
+    values: &'a mut [f32],
+    gradient: &'a [f32],
+    first: &'a mut [f32],
+    second: &'a mut [f32],
+}
+
 /// Updates values and their moments. Every element goes by itself, so that threads change no bit.
-fn apply(rule: Rule, [values, first, second]: [&mut [f32]; 3], gradient: &[f32]) {
-    let threads = match values.len() {
+fn apply(mut parts: Vec<Part<'_>>) {
+    let elements: usize = parts.iter().map(|part| part.values.len()).sum();
+    let threads = match elements {
         n if n < SHARED => 1,
         _ => std::thread::available_parallelism().map_or(1, usize::from),
     };
-    let part = values.len().div_ceil(threads).max(1);
+    let each = parts.len().div_ceil(threads).max(1);
     std::thread::scope(|scope| {
-        let rows = first.chunks_mut(part).zip(second.chunks_mut(part));
-        let rows = values.chunks_mut(part).zip(gradient.chunks(part)).zip(rows);
-        for ((values, gradient), (first, second)) in rows {
-            let mut work = move || rule.apply(values, gradient, first, second);
+        for parts in parts.chunks_mut(each) {
+            let work = move || {
+                for Part { rule, values, gradient, first, second } in parts {
+                    rule.apply(values, gradient, first, second);
+                }
+            };
             if threads == 1 { work() } else { drop(scope.spawn(work)) }
         }
     });

@@ -10,6 +10,8 @@ mod gemm;
 mod losses;
 mod products;
 mod states;
+mod tiles;
+mod vectorised;
 mod weights;
 
 pub use executor::{CpuExecutor, Results, check};

@@ -31,5 +31,5 @@ pub use device::{DeviceSpec, Precision, Usage};
 pub use model::{Batch, Loss, Parameter, Trainable};
 pub use preference::Preference;
 pub use run::{Run, Settings};
-pub use runner::Hardware;
+pub use runner::{Hardware, usual_precision};
 pub use tuned::{LoraOptions, Tuned};

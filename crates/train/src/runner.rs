@@ -3,7 +3,7 @@
 use crate::packing::Packing;
 use crate::{Batch, cpu};
 use device::{DeviceSpec, Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};
-use formats::{Error, ErrorKind, Result, Tensors};
+use formats::{DType, Error, Result, Tensors};
 use program::{Program, WeightId};
 use std::collections::BTreeMap;
 
@@ -15,8 +15,19 @@ pub struct Hardware {
     pub place: DeviceSpec,
     /// Threads of the CPU.
     pub threads: Option<usize>,
-    /// The precision of activations; the CPU has f32 alone.
+    /// The precision of activations. With [`Precision::BF16`] the CPU's tile unit rounds them in
+    /// products; what else a CPU computes is f32 in any case.
     pub precision: Precision,
+}
+
+/// The precision that suits a model: f32 where most of its matrices' bytes are f32, else bf16.
+pub fn usual_precision(tensors: &Tensors) -> Precision {
+    let [mut whole, mut all] = [0u64; 2];
+    for tensor in tensors.iter().filter(|tensor| tensor.shape.len() > 1) {
+        all += tensor.bytes.len() as u64;
+        whole += if tensor.dtype == DType::F32 { tensor.bytes.len() as u64 } else { 0 };
+    }
+    if whole > all / 2 { Precision::F32 } else { Precision::BF16 }
 }
 
 impl From<Option<usize>> for Hardware {
@@ -33,7 +44,7 @@ pub(crate) enum Runner {
 
 /// The results of a run.
 pub(crate) enum Results<'a> {
-    Cpu(cpu::Results<'a>),
+    Cpu(Box<cpu::Results<'a>>),
     Device { losses: &'a [f32], gradients: Vec<Vec<f32>> },
 }
 
@@ -78,13 +89,8 @@ impl Runner {
             let trainer = device.train(tensors, options)?;
             return Ok(Runner::Device { trainer, trained, programs });
         }
-        if precision != Precision::F32 {
-            let expected = "activations of f32, which are all that the CPU has";
-            let error = Error::new("train", expected, "bf16");
-            return Err(error.of(ErrorKind::Unsupported));
-        }
         programs.iter().try_for_each(cpu::check)?;
-        let executor = Box::new(cpu::CpuExecutor::new(threads)?);
+        let executor = Box::new(cpu::CpuExecutor::new(threads, precision)?);
         let read: Vec<&Program> = programs.iter().collect();
         let weights = cpu::FloatWeights::read(&read, tensors, &trained, executor.team())?;
         Ok(Runner::Cpu { executor, weights, programs })
@@ -119,9 +125,7 @@ impl Runner {
     /// Too little memory.
     pub(crate) fn set(&mut self, id: WeightId, shape: &[usize], values: &[f32]) -> Result<()> {
         match self {
-            Runner::Cpu { executor, weights, .. } => {
-                weights.set(id, shape, values, executor.team())
-            }
+            Runner::Cpu { executor, weights, .. } => weights.set(id, shape, values, executor),
             Runner::Device { trainer, .. } => trainer.write(id, Kept::Values, values),
         }
     }
@@ -133,7 +137,7 @@ impl Runner {
     pub(crate) fn run<'a>(&'a mut self, number: usize, batch: &'a Batch) -> Result<Results<'a>> {
         match self {
             Runner::Cpu { executor, weights, programs } => {
-                Ok(Results::Cpu(executor.run(&programs[number], weights, batch)?))
+                Ok(Results::Cpu(Box::new(executor.run(&programs[number], weights, batch)?)))
             }
             Runner::Device { trainer, trained, programs } => {
                 run(&mut **trainer, number, &programs[number], batch)?;
@@ -214,13 +218,13 @@ impl Runner {
         }
     }
 
-    /// The seconds that each operation of the last run takes; none where that cannot be told.
+    /// The seconds that each operation of the last run took; none where that cannot be told.
     ///
     /// # Errors
     /// If the device fails.
     pub(crate) fn time(&mut self) -> Result<Option<BTreeMap<&'static str, f64>>> {
         match self {
-            Runner::Cpu { .. } => Ok(None),
+            Runner::Cpu { executor, .. } => Ok(Some(executor.time())),
             Runner::Device { trainer, .. } => trainer.time(),
         }
     }

@@ -370,7 +370,7 @@ impl Tuned {
         self.runner.is_device() && self.trained.iter().all(bare)
     }
 
-    /// The seconds that each operation of the last batch takes, by name; none on the CPU.
+    /// The seconds that each operation of the last batch takes, by name, if the device can tell.
     ///
     /// # Errors
     /// If the device fails.

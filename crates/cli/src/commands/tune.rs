@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use delft::hub::LocalModel;
 use delft::train::run::{self, Intervals, Length, RunEnd, RunSummary, Watcher};
 use delft::train::{
-    AdamW, Data, Example, Hardware, Language, LoraOptions, Preference, Reader, Run, Settings,
-    Trainable as _, Tuned,
+    AdamW, Data, Example, Hardware, Language, LoraOptions, Precision, Preference, Reader, Run,
+    Settings, Trainable as _, Tuned, usual_precision,
 };
-use delft::{AdapterFile, DeviceSpec, Error, ErrorKind, Usage};
+use delft::{AdapterFile, DeviceSpec, Error, ErrorKind, Tensors, Usage};
 use serde_json::json;
 
 use super::eval;
@@ -19,7 +19,7 @@ use crate::load;
 use crate::terminal::{
     Outcome, Stop, aside, bytes, count, harmless, note, print, print_json, stderr_is_terminal,
 };
-use crate::tuning::{HeldOut, PrecisionArg, Tune};
+use crate::tuning::{HeldOut, Tune};
 
 /// Tokens of a batch unless said otherwise, at most.
 const BATCH: usize = 2048;
@@ -71,14 +71,16 @@ impl Prepared {
             return Err(error.hint("--out names another folder").into());
         }
         let model = load::find(&args.model)?;
+        let tensors = load::open(&model)?;
         let language = Language {
             tokenizer: load::tokenizer(&model)?,
-            template: delft::read_template(&load::open(&model)?)?,
+            template: delft::read_template(&tensors)?,
         };
         let context = eval::context(&model, args.context, data, &[])?;
         let examples = Examples::read(args, data, &language, context)?;
         examples.tell(data);
-        let (location, hardware) = (model.location.clone(), hardware(args));
+        let (location, hardware) = (model.location.clone(), hardware(args, &tensors));
+        drop(tensors);
         let mut tuned = match (&args.lora.from, lora(args)) {
             (Some(path), _) => {
                 let file = AdapterFile { path: path.clone(), scale: 1.0, any_base: false };
@@ -106,9 +108,13 @@ impl Prepared {
         if args.lora.from.is_some() {
             identity.push(("begun from".to_owned(), tuned.digest()));
         }
+        let precision = match hardware.precision {
+            Precision::F32 => "f32",
+            Precision::BF16 => "bf16",
+        };
+        identity.push(("precision".to_owned(), precision.to_owned()));
         if hardware.place != DeviceSpec::Cpu {
-            let device = format!("{}, {:?}", hardware.place, hardware.precision);
-            identity.push(("device".to_owned(), device));
+            identity.push(("device".to_owned(), hardware.place.to_string()));
         }
         let beta = args.lora.dpo.then(|| exact(args.lora.beta));
         identity.extend(beta.map(|beta| ("objective".to_owned(), format!("DPO, beta {beta}"))));
@@ -267,13 +273,12 @@ impl Examples {
 }
 
 /// The hardware that the model is trained on.
-fn hardware(args: &Tune) -> Hardware {
-    let gpu = args.device != DeviceSpec::Cpu;
-    let usual = if gpu { PrecisionArg::Bf16 } else { PrecisionArg::F32 };
+fn hardware(args: &Tune, tensors: &Tensors) -> Hardware {
+    let usual = || usual_precision(tensors);
     Hardware {
         place: args.device,
         threads: args.threads.map(|n| n as usize),
-        precision: args.precision.unwrap_or(usual).into(),
+        precision: args.precision.map_or_else(usual, Precision::from),
     }
 }
 

@@ -225,7 +225,7 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("tune", "--clip", Changes("--steps 3 --clip 0", "--steps 3 --clip 1e-9")),
     ("tune", "--seed", Changes("--steps 2", "--steps 2 --seed 5")),
     ("tune", "--evaluate-every", Says("--steps 2 --evaluate-every 1", "--evaluate-every: ")),
-    ("tune", "--precision", Says("--steps 2 --precision bf16", "bf16")),
+    ("tune", "--precision", Elsewhere("tuning.rs")),
     ("eval", "--data --limit --raw --json", Elsewhere("tuning.rs")),
     ("fuse", "--output", Elsewhere("adapters.rs")),
     ("embed", "--file", Elsewhere("embed.rs")),

@@ -9,7 +9,11 @@
 //! read in place), and a group holds its lines block by block, so that one base address serves a
 //! whole tile of tokens.
 
+#[cfg(target_arch = "x86_64")]
+use super::super::amx;
 use super::{BLOCK, Isa};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -27,6 +31,8 @@ pub enum Path {
     /// The same for training: beside float weights all bits of an activation count, where
     /// [`Path::Expanded`] lets the tile unit round it to 16.
     Exact,
+    /// The same for training in 16 bits: the tile unit rounds every activation to one bf16.
+    Rounded,
 }
 
 /// 32 quantised elements of one token, in one cache line.
@@ -77,14 +83,11 @@ unsafe impl Sync for Activations<'_> {}
 
 impl<'a> Activations<'a> {
     /// Bytes of storage for the quantised form, a multiple of 64; 0 if `cols` is not a multiple of
-    /// 32, which only float weights allow.
+    /// 32, which only float weights allow, but on [`Path::Rounded`], which fills the last block.
     pub fn bytes(path: Path, tokens: usize, cols: usize) -> usize {
-        if !cols.is_multiple_of(BLOCK) {
-            return 0;
-        }
         planes(path)
             * tokens.next_multiple_of(group(path, tokens))
-            * (cols / BLOCK)
+            * lines(path, cols)
             * size_of::<Line>()
     }
 
@@ -139,9 +142,10 @@ impl<'a> Activations<'a> {
         self.cols
     }
 
-    /// Blocks of 32 to quantise over all tokens; 0 when `cols` is not a multiple of 32.
+    /// Blocks of 32 to quantise over all tokens; 0 where `cols` are not whole ones, unless the last
+    /// is filled.
     pub fn blocks(&self) -> usize {
-        if self.cols.is_multiple_of(BLOCK) { self.tokens * (self.cols / BLOCK) } else { 0 }
+        self.tokens * lines(self.path, self.cols)
     }
 
     /// Quantises a range of the [`Activations::blocks`] (token after token), which threads may
@@ -152,6 +156,10 @@ impl<'a> Activations<'a> {
     /// until it is done.
     pub unsafe fn quantise(&self, isa: Isa, blocks: Range<usize>, float: bool) {
         assert!(blocks.end <= self.blocks());
+        if !self.cols.is_multiple_of(BLOCK) && !self.halves(isa) {
+            // Read as they are.
+            return;
+        }
         // No other processor has the tile unit.
         #[cfg(not(target_arch = "x86_64"))]
         let _ = float;
@@ -211,13 +219,12 @@ impl<'a> Activations<'a> {
     /// The line of a token's first block; its block `b` is `b * self.group()` lines on.
     pub(super) fn line(&self, token: usize) -> *mut Line {
         let group = self.group();
-        self.lines.wrapping_add(token / group * group * (self.width / BLOCK) + token % group)
+        self.lines.wrapping_add(token / group * group * self.lines() + token % group)
     }
 
     /// Lines of a token.
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn lines(&self) -> usize {
-        self.width / BLOCK
+        lines(self.path, self.width)
     }
 
     /// Lines of all tokens, which is the distance of one plane of [`Halves`] from the next.
@@ -233,7 +240,7 @@ impl<'a> Activations<'a> {
 
     /// The source of block `i`, and its line.
     fn block(&self, i: usize) -> (*const [f32; BLOCK], *mut Line) {
-        let per_row = self.cols / BLOCK;
+        let per_row = lines(self.path, self.cols);
         let (token, block) = (i / per_row, i % per_row);
         (
             self.row(token).wrapping_add(block * BLOCK).cast(),
@@ -249,13 +256,22 @@ impl<'a> Activations<'a> {
 
 /// Whether rows are [`Halves`]; see [`Activations::halves`].
 pub(super) fn halves(isa: Isa, path: Path, cols: usize) -> bool {
-    isa == Isa::Amx && path != Path::InPlace && cols.is_multiple_of(BLOCK)
+    isa == Isa::Amx && path != Path::InPlace && lines(path, cols) > 0
+}
+
+/// Lines of so many columns: none where the last one is not whole, unless zeros may fill it.
+fn lines(path: Path, cols: usize) -> usize {
+    match path {
+        Path::Rounded => cols.div_ceil(BLOCK),
+        _ if cols.is_multiple_of(BLOCK) => cols / BLOCK,
+        _ => 0,
+    }
 }
 
 /// Planes of lines: as many as the tile unit's [`Halves`] have at most.
 fn planes(path: Path) -> usize {
     match path {
-        Path::InPlace => 1,
+        Path::InPlace | Path::Rounded => 1,
         Path::Expanded => 2,
         Path::Exact => 3,
     }
@@ -264,7 +280,7 @@ fn planes(path: Path) -> usize {
 fn group(path: Path, tokens: usize) -> usize {
     match path {
         Path::InPlace => tokens.next_power_of_two().min(TOKENS),
-        Path::Expanded | Path::Exact => TOKENS,
+        Path::Expanded | Path::Exact | Path::Rounded => TOKENS,
     }
 }
 
@@ -298,21 +314,67 @@ unsafe fn quantise(x: &Activations, blocks: Range<usize>) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn halve(x: &Activations, blocks: Range<usize>, planes: usize) {
-    for i in blocks {
-        // SAFETY: as above; the storage has the planes.
-        unsafe {
-            let (from, to) = x.block(i);
-            let to = to.cast::<Halves>();
-            let mut left = *from;
-            for plane in 0..planes {
-                let halves = left.map(round);
-                to.add(plane * x.plane()).write(halves);
-                if plane + 1 < planes {
-                    left = rest(&left, &halves);
+    let (per_row, group, plane) = (lines(x.path, x.cols), x.group(), x.plane());
+    let mut next = blocks.start;
+    while next < blocks.end {
+        // As far as the row goes.
+        let first = next % per_row;
+        let count = (per_row - first).min(blocks.end - next);
+        let (from, to) = x.block(next);
+        let to = to.cast::<Halves>();
+        for i in 0..count {
+            // SAFETY: as above, and lanes outside of the row are not read; the storage has the
+            // planes.
+            unsafe {
+                let (from, to) = (from.add(i).cast::<f32>(), to.add(i * group));
+                let mut left = load(from, x.cols - (first + i) * BLOCK);
+                for p in 0..planes {
+                    let (halves, rest) = nearest(left);
+                    _mm512_storeu_si512(to.add(p * plane).cast(), halves);
+                    left = rest;
                 }
             }
         }
+        next += count;
     }
+}
+
+/// A block of a row that has so many more elements, and zeros behind them.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn load(from: *const f32, left: usize) -> [__m512; 2] {
+    // SAFETY: masked lanes are not read; the others are the caller's.
+    unsafe {
+        if left >= BLOCK {
+            return [_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16))];
+        }
+        let mask = (1u32 << left) - 1;
+        [0, 16].map(|i| _mm512_maskz_loadu_ps((mask >> i) as u16, from.wrapping_add(i)))
+    }
+}
+
+/// The bf16 nearest to 32 numbers, ties to even, and what they are off, exactly; NaN stays NaN, and
+/// infinity is exact.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn nearest(x: [__m512; 2]) -> (__m512i, [__m512; 2]) {
+    let upper = _mm512_set1_epi32(0xffff_0000u32 as i32);
+    let rounded = x.map(|x| {
+        let bits = _mm512_castps_si512(x);
+        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+        let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+        _mm512_and_si512(_mm512_mask_mov_epi32(nearest, nan, quiet), upper)
+    });
+    let rest = [0, 1].map(|i| {
+        let rest = _mm512_sub_ps(x[i], _mm512_castsi512_ps(rounded[i]));
+        let number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(rest, rest);
+        _mm512_maskz_mov_ps(number, rest)
+    });
+    (amx::upper_halves(rounded[0], rounded[1]), rest)
 }
 
 /// Quantises one block to a line, with the same bits on every processor.
@@ -345,26 +407,4 @@ fn line(x: &[f32; BLOCK]) -> Line {
         sum: scale * sum as f32,
         half_sum: half_sum.map(|sum| scale * sum as f32),
     }
-}
-
-/// The rounding errors of a block, exactly.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn rest(x: &[f32; BLOCK], halves: &Halves) -> [f32; BLOCK] {
-    let mut rest = [0.0; BLOCK];
-    for i in 0..BLOCK {
-        let left = x[i] - f32::from_bits(u32::from(halves[i]) << 16);
-        // Infinity minus itself is NaN, but infinity is exact.
-        rest[i] = if left.is_nan() { 0.0 } else { left };
-    }
-    rest
-}
-
-/// The nearest bf16, ties to even; NaN stays NaN.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn round(x: f32) -> u16 {
-    let bits = x.to_bits();
-    let nearest = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
-    if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { nearest }
 }

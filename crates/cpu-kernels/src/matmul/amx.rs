@@ -8,8 +8,8 @@
 //!
 //! Float weights ask for more. An f32 activation is the sum of two bf16 to 16 bits and of three
 //! exactly; an f16 weight is exactly the sum of two. So two products (bf16 weights) or three (f16)
-//! have nearly the accuracy of f32, and three or five, in training, have it. F32 weights stay in the
-//! vector unit.
+//! have nearly the accuracy of f32, and three or five, in training, have it. Training in 16 bits has
+//! one (or two) instead. F32 weights stay in the vector unit.
 //!
 //! Tokens are the rows of left tiles, a panel's rows the columns of right ones: see
 //! [`super::super::amx`].
@@ -19,9 +19,10 @@ use super::activations::TOKENS;
 use super::lanes::{Lanes, avx512::Avx512};
 use super::layout::{AHEAD, GROUP, Packed};
 use super::product::Source;
-use super::{BLOCK, Call, Kernel, ROWS, prefetch, with_panel};
+use super::{BLOCK, Call, Kernel, Path, ROWS, prefetch, with_panel};
 use formats::{DType, Encoding, quant::Block, with_block};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// Tiles of weights that are expanded together: 1 MiB, half the L2 cache of every processor with
 /// the unit.
@@ -32,49 +33,119 @@ const BLOCKS: usize = 64;
 
 /// Bytes of scratch: the slab, 4 tiles of results.
 pub(super) const SCRATCH: usize = SLAB + 4 * TILE;
-const SLAB: usize = WEIGHTS * TILE;
+/// Bytes of the slab, behind which the results lie.
+pub(super) const SLAB: usize = WEIGHTS * TILE;
 
-/// The kernel for many tokens with bf16 activations, beside floats with all of their planes if
-/// `exact`; `None` for types that the vector unit does better.
-pub(super) fn kernel(encoding: Encoding, exact: bool) -> Option<Kernel> {
+/// The kernel for many tokens with bf16 activations, of which floats are multiplied with as many
+/// planes as their path has; `None` for types that the vector unit does better.
+pub(super) fn kernel(encoding: Encoding) -> Option<Kernel> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn quantised<B: Block>(call: &Call) {
         // SAFETY: passed on.
-        unsafe { product(call, expand::<B>, &[(0, 0)]) }
+        unsafe { product(call, &|slab| panels(call, slab, expand::<B>), &[(0, 0)]) }
     }
     unsafe fn bf16(call: &Call) {
         // SAFETY: passed on.
-        unsafe { product(call, expand_bf16, &[(0, 0), (1, 0)]) }
+        unsafe {
+            let expand = |slab| panels(call, slab, expand_bf16);
+            product(call, &expand, passes_bf16(call.x.path()))
+        }
     }
     unsafe fn f16(call: &Call) {
         // SAFETY: passed on.
-        unsafe { product(call, expand_f16, &[(0, 0), (1, 0), (0, 1)]) }
-    }
-    unsafe fn exact_bf16(call: &Call) {
-        // SAFETY: passed on.
-        unsafe { product(call, expand_bf16, &[(0, 0), (1, 0), (2, 0)]) }
-    }
-    unsafe fn exact_f16(call: &Call) {
-        // SAFETY: passed on.
-        unsafe { product(call, expand_f16, &[(0, 0), (1, 0), (0, 1), (2, 0), (1, 1)]) }
+        unsafe {
+            let expand = |slab| panels(call, slab, expand_f16);
+            product(call, &expand, passes_f16(call.x.path()))
+        }
     }
     match encoding {
-        Encoding::Stored(DType::BF16) => Some(if exact { exact_bf16 } else { bf16 }),
-        Encoding::Stored(DType::F16) => Some(if exact { exact_f16 } else { f16 }),
+        Encoding::Stored(DType::BF16) => Some(bf16),
+        Encoding::Stored(DType::F16) => Some(f16),
         block => with_panel!(block, B => Some(quantised::<B>), else => None),
+    }
+}
+
+/// The kernel for the product with the transpose of a matrix (see [`super::multiply_turned`]):
+/// `call.rows` are the matrix's columns, `call.cols` its rows and `call.panels` each 16 of the
+/// columns. `None` for types that are not read so.
+pub(super) fn turned(encoding: Encoding) -> Option<Kernel> {
+    unsafe fn bf16(call: &Call) {
+        // SAFETY: passed on.
+        unsafe {
+            let expand = |slab| turn(call, slab, store_bf16);
+            product(call, &expand, passes_bf16(call.x.path()))
+        }
+    }
+    unsafe fn f16(call: &Call) {
+        // SAFETY: passed on.
+        unsafe {
+            let expand = |slab| turn(call, slab, store_f16);
+            product(call, &expand, passes_f16(call.x.path()))
+        }
+    }
+    match encoding {
+        Encoding::Stored(DType::BF16) => Some(bf16),
+        Encoding::Stored(DType::F16) => Some(f16),
+        _ => None,
+    }
+}
+
+fn passes_bf16(path: Path) -> &'static Passes {
+    match path {
+        Path::Exact => &BF16_EXACT,
+        Path::Rounded => &BF16[..1],
+        Path::InPlace | Path::Expanded => &BF16,
+    }
+}
+
+fn passes_f16(path: Path) -> &'static Passes {
+    match path {
+        Path::Exact => &F16_EXACT,
+        Path::Rounded => &F16_ROUNDED,
+        Path::InPlace | Path::Expanded => &F16,
     }
 }
 
 /// Which planes of the activations and of the weights are multiplied.
 type Passes = [(usize, usize)];
 
-/// Expands blocks `first..first + blocks` (`first` starts a group) of a panel of `total` blocks to
-/// one or two planes of bf16, one behind the other.
-type Expand = unsafe fn(panel: *const u8, total: usize, first: usize, blocks: usize, to: *mut u8);
+/// As many as an activation has planes.
+const BF16: [(usize, usize); 2] = [(0, 0), (1, 0)];
+/// For activations of two planes.
+const F16: [(usize, usize); 3] = [(0, 0), (1, 0), (0, 1)];
+/// For activations of three. What is small is added up first, so that it is rounded as little.
+const BF16_EXACT: [(usize, usize); 3] = [(2, 0), (1, 0), (0, 0)];
+/// The same.
+const F16_EXACT: [(usize, usize); 5] = [(2, 0), (1, 1), (1, 0), (0, 1), (0, 0)];
+/// For activations of one.
+const F16_ROUNDED: [(usize, usize); 2] = [(0, 0), (0, 1)];
+
+/// Panels and blocks that are expanded together, to one or two planes of bf16, one behind the other.
+struct Slab {
+    panels: Range<usize>,
+    blocks: Range<usize>,
+    to: *mut u8,
+    /// Bytes from one panel to the next.
+    step: usize,
+}
+
+/// Expands blocks `first..first + blocks` (`first` starts a group) of a panel to one or two planes
+/// of bf16, one behind the other. Columns that the panel has not are zeros.
+type Expand = unsafe fn(panel: *const u8, columns: usize, first: usize, blocks: usize, to: *mut u8);
+
+/// Expands a slab panel by panel.
+unsafe fn panels(call: &Call, slab: Slab, expand: Expand) {
+    let (columns, blocks) = (call.cols, slab.blocks.len());
+    for (p, panel) in slab.panels.enumerate() {
+        let to = slab.to.wrapping_add(p * slab.step);
+        // SAFETY: panels and blocks are the call's, and the slab has room for them.
+        unsafe { expand(call.panel(panel), columns, slab.blocks.start, blocks, to) };
+    }
+}
 
 /// The product of the call.
-unsafe fn product(call: &Call, expand: Expand, passes: &Passes) {
-    let total = call.cols / BLOCK;
+unsafe fn product(call: &Call, expand: &dyn Fn(Slab), passes: &Passes) {
+    let total = call.cols.div_ceil(BLOCK);
     let planes = 1 + passes.iter().map(|pass| pass.1).max().unwrap_or(0);
     let most = WEIGHTS / (planes * BLOCKS.min(total).max(1));
     // SAFETY: the processor has the tiles (`Isa::Amx`), and the shapes are within palette 1;
@@ -87,9 +158,12 @@ unsafe fn product(call: &Call, expand: Expand, passes: &Passes) {
             for block in (0..total).step_by(BLOCKS) {
                 let blocks = BLOCKS.min(total - block);
                 let step = planes * blocks * TILE;
-                for p in 0..panels {
-                    expand(call.panel(panel + p), total, block, blocks, call.scratch.add(p * step));
-                }
+                expand(Slab {
+                    panels: panel..panel + panels,
+                    blocks: block..block + blocks,
+                    to: call.scratch,
+                    step,
+                });
                 let mut token = call.tokens.start / TOKENS * TOKENS;
                 while token < call.tokens.end {
                     let groups = if token + TOKENS < call.tokens.end { 2 } else { 1 };
@@ -200,11 +274,12 @@ impl Tiles {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn expand<B: Block>(
     panel: *const u8,
-    total: usize,
+    columns: usize,
     first: usize,
     blocks: usize,
     mut to: *mut u8,
 ) {
+    let total = columns / BLOCK;
     // Code `e` of each row's quad, as f32.
     macro_rules! codes {
         ($quad:expr, $e:literal) => {
@@ -251,36 +326,144 @@ unsafe fn expand<B: Block>(
     }
 }
 
+/// A pair of columns of 16-bit floats of a panel, zeros where it has not so many.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn columns_of(panel: *const u8, columns: usize, first: usize) -> [__m256i; 2] {
+    [first, first + 1].map(|column| {
+        if column >= columns {
+            return _mm256_setzero_si256();
+        }
+        // SAFETY: the panel has the column, of 32 bytes.
+        unsafe { _mm256_loadu_si256(panel.add(column * 2 * ROWS).cast()) }
+    })
+}
+
 /// [`Expand`] for bf16: columns pair up.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn expand_bf16(panel: *const u8, _: usize, first: usize, blocks: usize, to: *mut u8) {
+unsafe fn expand_bf16(panel: *const u8, columns: usize, first: usize, blocks: usize, to: *mut u8) {
     for i in 0..blocks * BLOCK / 2 {
-        // SAFETY: the panel has the columns, 32 bytes each; `to` has room for them.
+        // SAFETY: `to` has room for the columns.
         unsafe {
-            let at = panel.add((first * BLOCK + 2 * i) * 2 * ROWS);
-            let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
-            let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.add(32).cast()));
+            let column = first * BLOCK + 2 * i;
+            let [low, high] = columns_of(panel, columns, column).map(|x| _mm512_cvtepu16_epi32(x));
             Avx512::store_bytes(
                 to.add(64 * i),
                 _mm512_or_si512(low, _mm512_slli_epi32::<16>(high)),
             );
-            prefetch(at.wrapping_add(AHEAD));
+            prefetch(panel.wrapping_add(column * 2 * ROWS + AHEAD));
         }
     }
 }
 
 /// [`Expand`] for f16, whose 11 bits are the sum of two bf16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn expand_f16(panel: *const u8, _: usize, first: usize, blocks: usize, to: *mut u8) {
+unsafe fn expand_f16(panel: *const u8, columns: usize, first: usize, blocks: usize, to: *mut u8) {
     for i in 0..blocks * BLOCK / 2 {
         // SAFETY: as `expand_bf16`, with room for two planes.
         unsafe {
-            let at = panel.add((first * BLOCK + 2 * i) * 2 * ROWS);
-            let (low, high) = (Avx512::load_f16(at.cast()), Avx512::load_f16(at.add(32).cast()));
+            let column = first * BLOCK + 2 * i;
+            let [low, high] = columns_of(panel, columns, column).map(|x| _mm512_cvtph_ps(x));
             let [sum, rest] = amx::split_pair(low, high);
             Avx512::store_bytes(to.add(64 * i), sum);
             Avx512::store_bytes(to.add(blocks * TILE + 64 * i), rest);
-            prefetch(at.wrapping_add(AHEAD));
+            prefetch(panel.wrapping_add(column * 2 * ROWS + AHEAD));
         }
+    }
+}
+
+/// Writes 16 rows' pairs of 16-bit numbers, as they are stored, to a tile row, and its other plane
+/// the given number of bytes on.
+type StorePairs = unsafe fn(pairs: __m512i, to: *mut u8, plane: usize);
+
+/// Expands the transpose of a slab: its panels are each 16 columns of the matrix, its blocks each
+/// two of the matrix's panels. The matrix is read in the order of memory.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn turn(call: &Call, slab: Slab, store: StorePairs) {
+    const COLUMN: usize = 2 * ROWS;
+    let (plane, sources) = (slab.blocks.len() * TILE, call.cols.div_ceil(ROWS));
+    for source in 2 * slab.blocks.start..2 * slab.blocks.end {
+        let place = source - 2 * slab.blocks.start;
+        for (p, panel) in slab.panels.clone().enumerate() {
+            let first = panel * ROWS;
+            let there = if source < sources { ROWS } else { 0 };
+            let columns = there.min(call.rows - first);
+            let mut part = [0u8; ROWS * COLUMN];
+            // SAFETY: the matrix has the columns in each of its panels; the slab has room for its
+            // tiles, of which each panel fills half.
+            unsafe {
+                let mut from = call.panel(source).wrapping_add(first * COLUMN);
+                for line in (0..ROWS * COLUMN).step_by(64) {
+                    prefetch(from.wrapping_add(call.panel_bytes + line));
+                }
+                if columns < ROWS {
+                    if columns > 0 {
+                        from.copy_to_nonoverlapping(part.as_mut_ptr(), columns * COLUMN);
+                    }
+                    from = part.as_ptr();
+                }
+                let to = slab.to.add(p * slab.step + place * TILE / 2);
+                for (i, pairs) in transposed(from).into_iter().enumerate() {
+                    store(pairs, to.add(64 * i), plane);
+                }
+            }
+        }
+    }
+}
+
+/// The transpose of 16 rows of 8 words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn transposed(from: *const u8) -> [__m512i; 8] {
+    let mut rows = [_mm512_setzero_si512(); 8];
+    for (i, row) in rows.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = _mm256_loadu_si256(from.add(32 * i).cast());
+            let high = _mm256_loadu_si256(from.add(32 * (i + 8)).cast());
+            *row = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+        }
+    }
+    // Within each half: pairs of words, then pairs of pairs, then quarters.
+    let mut pairs = rows;
+    for i in 0..4 {
+        pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+    }
+    let mut quads = pairs;
+    for i in 0..2 {
+        for j in 0..2 {
+            let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
+            quads[4 * i + 2 * j] = _mm512_unpacklo_epi64(a, b);
+            quads[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a, b);
+        }
+    }
+    let low = _mm512_set_epi64(13, 12, 5, 4, 9, 8, 1, 0);
+    let high = _mm512_set_epi64(15, 14, 7, 6, 11, 10, 3, 2);
+    let mut all = quads;
+    for i in 0..4 {
+        all[i] = _mm512_permutex2var_epi64(quads[i], low, quads[i + 4]);
+        all[i + 4] = _mm512_permutex2var_epi64(quads[i], high, quads[i + 4]);
+    }
+    all
+}
+
+/// See [`StorePairs`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn store_bf16(pairs: __m512i, to: *mut u8, _: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { Avx512::store_bytes(to, pairs) }
+}
+
+/// See [`StorePairs`]: f16 are sums of two bf16.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn store_f16(pairs: __m512i, to: *mut u8, plane: usize) {
+    let low = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(pairs));
+    let high = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(pairs)));
+    let [sum, rest] = amx::split_pair(low, high);
+    // SAFETY: the caller's promise.
+    unsafe {
+        Avx512::store_bytes(to, sum);
+        Avx512::store_bytes(to.add(plane), rest);
     }
 }

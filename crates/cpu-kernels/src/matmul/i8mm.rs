@@ -48,7 +48,7 @@ pub(super) unsafe fn product<B: Block>(call: &Call) {
     unsafe {
         match call.x.path() {
             Path::InPlace => product::in_place::<Neon<true>, B>(call),
-            Path::Expanded | Path::Exact => many::<B>(call),
+            Path::Expanded | Path::Exact | Path::Rounded => many::<B>(call),
         }
     }
 }

@@ -18,6 +18,7 @@ mod layout;
 mod memory;
 mod peak;
 mod product;
+mod tiled;
 mod turned;
 
 pub use super::isa::Isa;
@@ -27,6 +28,7 @@ pub use activations::{Activations, Path};
 pub use blas::{Blas, Sgemm};
 pub use memory::Huge;
 pub use peak::{Unit, peak};
+pub use tiled::{Packed as PackedSide, Rows, Side, multiply_packed, outer, pack, tiles_halves};
 pub use turned::{Turned, multiply_turned};
 
 use formats::quant::Block;
@@ -499,7 +501,7 @@ type Kernel = unsafe fn(&Call);
 /// Whether weights of a type go to the tile unit; `halves`: whether the activations are bf16.
 fn tiled(isa: Isa, encoding: Encoding, halves: bool) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return isa == Isa::Amx && halves && amx::kernel(encoding, false).is_some();
+    return isa == Isa::Amx && halves && amx::kernel(encoding).is_some();
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = (isa, encoding, halves);
@@ -515,9 +517,7 @@ fn kernel(isa: Isa, encoding: Encoding, x: &Activations) -> Kernel {
         #[cfg(target_arch = "x86_64")]
         (Isa::AvxVnni, _) => x86::avx_vnni(encoding),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Amx, true) => {
-            amx::kernel(encoding, x.path() == Path::Exact).unwrap_or_else(|| x86::avx512(encoding))
-        }
+        (Isa::Amx, true) => amx::kernel(encoding).unwrap_or_else(|| x86::avx512(encoding)),
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512 | Isa::Amx, _) => x86::avx512(encoding),
         #[cfg(target_arch = "aarch64")]

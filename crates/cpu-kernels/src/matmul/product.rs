@@ -202,7 +202,7 @@ pub(super) unsafe fn product<L: Lanes, B: Block>(call: &Call) {
     unsafe {
         match call.x.path() {
             Path::InPlace => in_place::<L, B>(call),
-            Path::Expanded | Path::Exact => many::<L, B>(call),
+            Path::Expanded | Path::Exact | Path::Rounded => many::<L, B>(call),
         }
     }
 }

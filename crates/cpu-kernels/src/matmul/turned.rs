@@ -2,11 +2,14 @@
 //!
 //! A packed matrix `[out, in]` serves products along its columns. For those along its rows a part
 //! of it at a time is decoded, transposed and packed again, in cache, so that a matrix in training
-//! is in memory once and in its own type. Many rows of `dy` share the work.
+//! is in memory once and in its own type. Many rows of `dy` share the work. The tile unit's tiles
+//! are made of 16-bit floats as they lie (`amx`).
 
 use super::{
     Activations, BLOCK, Epilogue, Huge, Isa, Matrix, Output, ROWS, Scratch, float, multiply,
 };
+#[cfg(target_arch = "x86_64")]
+use super::{Call, amx};
 use formats::quant::plain;
 use formats::{DType, Encoding, Result};
 use std::ops::Range;
@@ -82,14 +85,14 @@ impl Turned {
     }
 }
 
-/// `out[t][c] (+)= sum over r of x[t][r] w[r][c]` for some columns of the matrix: the product with
-/// its transpose. The columns begin with a block, and end with one or with the matrix.
+/// `out[t][c] (+)= sum over r of x[t][r] w[r][c]` for some tokens and some columns of the matrix:
+/// the product with its transpose. The columns begin with a block, and end with one or with the matrix.
 ///
 /// `x` has been quantised, for floats, unless parts are f32 ([`Turned::encoding`]). A token's
 /// results depend neither on how columns are split among threads nor on the other tokens.
 ///
 /// # Safety
-/// - `out` is writable at every token for these columns, and no other thread uses them.
+/// - `out` is writable at these tokens for these columns, and no other thread uses them.
 /// - The rows and lines of `x` are not written meanwhile.
 ///
 /// # Panics
@@ -98,12 +101,38 @@ pub unsafe fn multiply_turned(
     isa: Isa,
     w: &Matrix,
     x: &Activations,
+    tokens: Range<usize>,
     columns: Range<usize>,
     out: Output,
     accumulate: bool,
     (scratch, turned): (&mut Scratch, &mut Turned),
 ) {
     assert!(x.cols() == w.rows && columns.end <= w.cols && columns.start.is_multiple_of(BLOCK));
+    assert!(tokens.end <= x.tokens());
+    if tokens.is_empty() || columns.is_empty() {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if x.halves(isa)
+        && let Some(kernel) = amx::turned(w.encoding)
+    {
+        assert!(columns.end.is_multiple_of(ROWS) || columns.end == w.cols);
+        let call = Call {
+            weights: w.data.as_ptr(),
+            panel_bytes: w.panel_bytes,
+            rows: w.cols,
+            cols: w.rows,
+            x,
+            tokens,
+            panels: columns.start / ROWS..columns.end.div_ceil(ROWS),
+            out,
+            epilogue: Epilogue { accumulate, bias: None },
+            scratch: scratch.0.as_ptr(),
+        };
+        // SAFETY: halves prove the unit; ranges were checked, and whole blocks of `x` are whole
+        // pairs of panels; the rest is the caller's promise.
+        return unsafe { kernel(&call) };
+    }
     for first in columns.clone().step_by(Turned::COLUMNS) {
         let columns = first..columns.end.min(first + Turned::COLUMNS);
         let out = Output { start: out.start.wrapping_add(first), ..out };
@@ -111,7 +140,7 @@ pub unsafe fn multiply_turned(
             let rows = first..w.rows.min(first + Turned::ROWS);
             let (part, x) = (turned.take(isa, w, rows.clone(), columns.clone()), x.window(rows));
             let epilogue = Epilogue { accumulate: accumulate || first > 0, bias: None };
-            let (tokens, panels) = (0..x.tokens(), 0..part.panels());
+            let (tokens, panels) = (tokens.clone(), 0..part.panels());
             // SAFETY: the caller's promise, for these columns.
             unsafe { multiply(isa, part, &x, tokens, panels, out, epilogue, scratch) };
         }

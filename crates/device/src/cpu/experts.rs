@@ -51,7 +51,7 @@ fn quantised_bytes(path: Path, pairs: usize, experts: usize, width: usize) -> us
     // An expert's rows are rounded up to a group of 16, or to a power of two if fewer.
     let rounded = match path {
         Path::InPlace => 2 * pairs,
-        Path::Expanded | Path::Exact => pairs + 15 * experts.min(pairs),
+        Path::Expanded | Path::Exact | Path::Rounded => pairs + 15 * experts.min(pairs),
     };
     Activations::bytes(path, rounded.next_multiple_of(16), width)
 }
@@ -439,7 +439,7 @@ impl Replay<'_> {
         // begins with a whole group.
         let before = match path {
             Path::InPlace => 2 * bounds[0],
-            Path::Expanded | Path::Exact => all
+            Path::Expanded | Path::Exact | Path::Rounded => all
                 .each()
                 .take_while(|(e, _)| *e < expert)
                 .fold(0, |sum, (_, p)| sum + p.len().next_multiple_of(16)),

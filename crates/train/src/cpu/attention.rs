@@ -4,9 +4,11 @@
 
 use super::executor::Run;
 use super::gemm::{Of, To, gemm};
+use super::vectorised::{total, vectorised};
+use cpu_kernels::isa::Isa;
 use cpu_kernels::math;
 use ops::gradient::seen;
-use ops::{Attention, Unary};
+use ops::{Attention, Binary, Unary};
 use program::Node;
 use std::ops::Range;
 
@@ -15,11 +17,11 @@ const QUERIES: usize = 48;
 
 /// One head of keys or values, and the query heads that share it.
 #[derive(Clone, Copy)]
-struct Head {
+pub(super) struct Head {
     /// The sequence, among the batch's.
-    sequence: usize,
+    pub(super) sequence: usize,
     /// The key/value head.
-    index: usize,
+    pub(super) index: usize,
 }
 
 /// The work on one head of a sequence with these rows, with a thread's own memory.
@@ -91,18 +93,13 @@ impl Run<'_> {
         let b = Of { start: from.as_ptr(), row: rows.len(), column: 1 };
         // SAFETY: the caller's promise; scores have `m` rows of `n`.
         unsafe { gemm(isa, [m, n, d], a, b, To { start: to.as_mut_ptr(), row: n, adds: false }) };
-        let scores = &mut to[..m * n];
-        match of.cap {
-            Some(cap) => {
-                math::scale_in_place(isa, of.scale / cap, scores);
-                math::map_in_place(isa, Unary::Tanh, scores);
-                math::scale_in_place(isa, cap, scores);
-            }
-            None => math::scale_in_place(isa, of.scale, scores),
-        }
+        bounded(of, isa, &mut to[..m * n]);
     }
 
     pub(super) fn attend(&self, of: &Attention, node: &Node) {
+        if self.attends_in_tiles(of) {
+            return self.attend_in_tiles(of, node);
+        }
         let Attention { heads, kv_heads, head_dim: d, .. } = *of;
         let [q, k, v] = [0, 1, 2].map(|i| self.start(node.inputs[i]) as usize);
         let [y, lse] = [0, 1].map(|i| self.start(node.outputs[i]) as usize);
@@ -143,6 +140,9 @@ impl Run<'_> {
     }
 
     pub(super) fn attend_backward(&self, of: &Attention, node: &Node) {
+        if self.attends_in_tiles(of) {
+            return self.attend_backward_in_tiles(of, node);
+        }
         let Attention { heads, kv_heads, head_dim: d, .. } = *of;
         let [q, k, v, y, lse, dy] = [0, 1, 2, 3, 4, 5].map(|i| self.start(node.inputs[i]) as usize);
         let [dq, dk, dv] = [0, 1, 2].map(|i| self.start(node.outputs[i]) as usize);
@@ -191,6 +191,7 @@ impl Run<'_> {
                                 seen.start() - block.keys.start..seen.end() + 1 - block.keys.start;
                             let lse = *(lse as *const f32).add(t * heads + h);
                             let along = dot(
+                                isa,
                                 std::slice::from_raw_parts(head_of(dy, t, h), d),
                                 std::slice::from_raw_parts(head_of(y, t, h), d),
                             );
@@ -224,30 +225,48 @@ impl Run<'_> {
                 }
             }
         });
-        if sinks.is_some() {
+        self.add_sinks(of, node, &of_sinks);
+    }
+
+    /// The gradients of the sinks, of those of each sequence.
+    pub(super) fn add_sinks(&self, of: &Attention, node: &Node, each: &[f64]) {
+        if of.sinks {
             // SAFETY: a node's operands.
             let to = unsafe { self.write(node.outputs[3]) };
             for (h, to) in to.iter_mut().enumerate() {
-                *to = of_sinks.iter().skip(h).step_by(heads).sum::<f64>() as f32;
+                *to = each.iter().skip(h).step_by(of.heads).sum::<f64>() as f32;
             }
         }
     }
 }
 
+/// Products of queries and keys become scores, scaled and bounded.
+pub(super) fn bounded(of: &Attention, isa: Isa, scores: &mut [f32]) {
+    match of.cap {
+        Some(cap) => {
+            math::scale_in_place(isa, of.scale / cap, scores);
+            math::map_in_place(isa, Unary::Tanh, scores);
+            math::scale_in_place(isa, cap, scores);
+        }
+        None => math::scale_in_place(isa, of.scale, scores),
+    }
+}
+
 /// Scores become weights; gives the logarithm of their denominator.
-fn softmax(isa: cpu_kernels::isa::Isa, scores: &mut [f32], sink: Option<f32>) -> f32 {
+pub(super) fn softmax(isa: Isa, scores: &mut [f32], sink: Option<f32>) -> f32 {
     let top = math::max(isa, scores).max(sink.unwrap_or(f32::NEG_INFINITY));
-    scores.iter_mut().for_each(|score| *score -= top);
+    vectorised(isa, || scores.iter_mut().for_each(|score| *score -= top));
     math::map_in_place(isa, Unary::Exp, scores);
-    let sum = total(scores) + sink.map_or(0.0, |sink| (sink - top).exp());
-    math::scale_in_place(isa, 1.0 / sum, scores);
-    top + sum.ln()
+    let sum = vectorised(isa, || total(scores, scores, |p, _| p));
+    let sum = sum + sink.map_or(0.0, |sink| f64::from(sink - top).exp());
+    math::scale_in_place(isa, (1.0 / sum) as f32, scores);
+    (f64::from(top) + sum.ln()) as f32
 }
 
 /// Turns scores `p` into weights, and the weights' gradients `ds` into gradients of `q . k`.
-fn through(
+pub(super) fn through(
     of: &Attention,
-    isa: cpu_kernels::isa::Isa,
+    isa: Isa,
     p: &mut [f32],
     ds: &mut [f32],
     (lse, along): (f32, f32),
@@ -259,26 +278,14 @@ fn through(
                 *ds = (*ds - along) * of.scale * (1.0 - tanh * tanh);
             }
         }
-        None => ds.iter_mut().for_each(|ds| *ds = (*ds - along) * of.scale),
+        None => vectorised(isa, || ds.iter_mut().for_each(|ds| *ds = (*ds - along) * of.scale)),
     }
-    p.iter_mut().for_each(|score| *score -= lse);
+    vectorised(isa, || p.iter_mut().for_each(|score| *score -= lse));
     math::map_in_place(isa, Unary::Exp, p);
-    ds.iter_mut().zip(&*p).for_each(|(ds, p)| *ds *= p);
+    math::zip_in_place(isa, Binary::Mul, ds, p);
 }
 
-/// A sum in eight parts, which are then added up.
-fn total(x: &[f32]) -> f32 {
-    let mut sums = [0f32; 8];
-    for part in x.chunks(8) {
-        sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x);
-    }
-    sums.iter().sum()
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0f32; 8];
-    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
-        sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
-    }
-    sums.iter().sum()
+/// The product of two rows, summed in f64.
+pub(super) fn dot(isa: Isa, a: &[f32], b: &[f32]) -> f32 {
+    vectorised(isa, || total(a, b, |a, b| a * b)) as f32
 }

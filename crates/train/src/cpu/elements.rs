@@ -1,6 +1,8 @@
 //! Operations that work element by element or row by row, forward and backward.
 
 use super::executor::Run;
+use super::vectorised::{total, vectorised};
+use cpu_kernels::isa::Isa;
 use cpu_kernels::math;
 use formats::{Error, Result};
 use ops::gradient::Gradient;
@@ -35,11 +37,41 @@ impl Run<'_> {
         input: usize,
         f: &(dyn Fn(&mut [f32], Range<usize>) + Sync),
     ) {
-        self.copy(index, node, input);
-        let to = node.outputs[0];
+        let (from, to) = (self.source(index, node, input), node.outputs[0]);
         self.each(self.rows(to) * self.width(to), PIECE, &|range, _| {
-            // SAFETY: ranges are disjoint.
-            f(unsafe { self.part(to, range.clone()) }, range);
+            // SAFETY: ranges are disjoint; the input is only read.
+            let y = unsafe { self.part(to, range.clone()) };
+            if let Some(from) = from {
+                // SAFETY: as above.
+                y.copy_from_slice(unsafe { &self.read(from)[range.clone()] });
+            }
+            f(y, range);
+        });
+    }
+
+    /// The input that the first output begins as, unless it is there.
+    fn source(&self, index: usize, node: &Node, input: usize) -> Option<ValueId> {
+        let is_there = self.plan.in_place[index] == Some(input);
+        (!is_there).then(|| node.inputs[input])
+    }
+
+    /// Calls `f` with whole rows of the first output, to which the input's were copied, and which.
+    fn rows_of(
+        &self,
+        index: usize,
+        node: &Node,
+        input: usize,
+        f: &(dyn Fn(&mut [f32], Range<usize>) + Sync),
+    ) {
+        let (from, to) = (self.source(index, node, input), node.outputs[0]);
+        let width = self.width(to);
+        self.by_rows(to, &|y, rows| {
+            if let Some(from) = from {
+                // SAFETY: the input is only read.
+                let x = unsafe { self.read(from) };
+                y.copy_from_slice(&x[rows.start * width..rows.end * width]);
+            }
+            f(y, rows);
         });
     }
 
@@ -66,14 +98,16 @@ impl Run<'_> {
             }
             Op::RmsNorm(op) => {
                 let weight = self.weights.vector(node.weights[0]);
-                self.copy(index, node, 0);
-                self.by_rows(to, &|y, _| math::rms_norm_in_place(isa, y, weight, op.eps));
+                self.rows_of(index, node, 0, &|y, _| {
+                    math::rms_norm_in_place(isa, y, weight, op.eps)
+                });
             }
             Op::LayerNorm(op) => {
                 let weight = self.weights.vector(node.weights[0]);
                 let bias = node.weights.get(1).map(|id| self.weights.vector(*id));
-                self.copy(index, node, 0);
-                self.by_rows(to, &|y, _| math::layer_norm_in_place(isa, y, weight, bias, op.eps));
+                self.rows_of(index, node, 0, &|y, _| {
+                    math::layer_norm_in_place(isa, y, weight, bias, op.eps)
+                });
             }
             Op::Map(Map(f)) => self.pieces(index, node, 0, &|y, _| math::map_in_place(isa, *f, y)),
             Op::Scale(Scale { by }) => {
@@ -84,8 +118,7 @@ impl Run<'_> {
                 math::zip_in_place(isa, *f, y, unsafe { &self.read(node.inputs[1])[range] });
             }),
             Op::ScaleRows(_) => {
-                self.copy(index, node, 0);
-                self.by_rows(to, &|y, rows| {
+                self.rows_of(index, node, 0, &|y, rows| {
                     // SAFETY: the factors are only read.
                     let by = unsafe { &self.read(node.inputs[1])[rows] };
                     for (y, by) in y.chunks_exact_mut(width).zip(by) {
@@ -95,8 +128,7 @@ impl Run<'_> {
             }
             Op::Rope(rope) => {
                 let ((cos, sin), pairs) = (self.angles(rope)?, rope.frequencies.len());
-                self.copy(index, node, 0);
-                self.by_rows(to, &|y, rows| {
+                self.rows_of(index, node, 0, &|y, rows| {
                     for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
                         let (cos, sin) = (&cos[t * pairs..][..pairs], &sin[t * pairs..][..pairs]);
                         math::rope(isa, y, rope.head_dim, cos, sin, rope.pairing);
@@ -111,8 +143,7 @@ impl Run<'_> {
                 }
             }),
             Op::Stretch(op) => {
-                self.copy(index, node, 0);
-                self.by_rows(to, &|y, rows| {
+                self.rows_of(index, node, 0, &|y, rows| {
                     let positions = &self.packing.positions[rows];
                     for (y, position) in y.chunks_exact_mut(width).zip(positions) {
                         math::scale_in_place(isa, op.factor(*position), y);
@@ -150,8 +181,7 @@ impl Run<'_> {
             Gradient::ScaleColumns(_) => {
                 let by = self.weights.vector(node.weights[0]);
                 let bias = node.weights.get(1).map(|id| self.weights.vector(*id));
-                self.copy(index, node, 0);
-                self.by_rows(to, &|y, _| {
+                self.rows_of(index, node, 0, &|y, _| {
                     for y in y.chunks_exact_mut(width) {
                         y.iter_mut().zip(by).for_each(|(y, by)| *y *= by);
                         let bias = bias.unwrap_or_default();
@@ -263,29 +293,31 @@ impl Run<'_> {
                 erf[..x.len()].copy_from_slice(x);
                 math::map_in_place(isa, Unary::GeluErf, &mut erf[..x.len()]);
             }
-            for (i, dy) in dy.iter_mut().enumerate() {
-                let (x, s) = (x[i], s[i]);
-                *dy *= match f {
-                    Unary::Silu => s * (1.0 + x * (1.0 - s)),
-                    Unary::GeluTanh => {
-                        let inner = root * (1.0 + 3.0 * 0.044715 * x * x);
-                        0.5 * (1.0 + s) + 0.5 * x * (1.0 - s * s) * inner
-                    }
-                    Unary::GeluErf => {
-                        let below = if x.abs() < 1e-3 {
-                            0.5 + x * std::f32::consts::FRAC_2_SQRT_PI * 0.353_553_4
-                        } else {
-                            erf[i] / x
-                        };
-                        below + x * s * 0.398_942_3
-                    }
-                    Unary::QuickGelu => s + 1.702 * x * s * (1.0 - s),
-                    Unary::Tanh => 1.0 - s * s,
-                    Unary::Sigmoid => s * (1.0 - s),
-                    Unary::Exp => s,
-                    Unary::Relu => f32::from(u8::from(x > 0.0)),
-                    Unary::Square => 2.0 * x,
-                };
+            let (s, e) = (&*s, &erf[..x.len()]);
+            match f {
+                Unary::Silu => slopes(isa, dy, [x, s, e], |x, s, _| s * (1.0 + x * (1.0 - s))),
+                Unary::GeluTanh => slopes(isa, dy, [x, s, e], |x, s, _| {
+                    let inner = root * (1.0 + 3.0 * 0.044715 * x * x);
+                    0.5 * (1.0 + s) + 0.5 * x * (1.0 - s * s) * inner
+                }),
+                Unary::GeluErf => slopes(isa, dy, [x, s, e], |x, s, e| {
+                    let below = if x.abs() < 1e-3 {
+                        0.5 + x * std::f32::consts::FRAC_2_SQRT_PI * 0.353_553_4
+                    } else {
+                        e / x
+                    };
+                    below + x * s * 0.398_942_3
+                }),
+                Unary::QuickGelu => {
+                    slopes(isa, dy, [x, s, e], |x, s, _| s + 1.702 * x * s * (1.0 - s));
+                }
+                Unary::Tanh => slopes(isa, dy, [x, s, e], |_, s, _| 1.0 - s * s),
+                Unary::Sigmoid => slopes(isa, dy, [x, s, e], |_, s, _| s * (1.0 - s)),
+                Unary::Exp => slopes(isa, dy, [x, s, e], |_, s, _| s),
+                Unary::Relu => {
+                    slopes(isa, dy, [x, s, e], |x, _, _| if x > 0.0 { 1.0 } else { 0.0 });
+                }
+                Unary::Square => slopes(isa, dy, [x, s, e], |x, _, _| 2.0 * x),
             }
         }
     }
@@ -293,8 +325,8 @@ impl Run<'_> {
     /// The gradients of a norm. The gradients of its weight are summed over [`ROWS`] rows at a
     /// time, then over these sums.
     fn norm_backward(&self, index: usize, node: &Node, how: (f32, bool), weight: WeightId) {
-        self.copy(index, node, 1);
         let (to, weight) = (node.outputs[0], self.weights.vector(weight));
+        let from = self.source(index, node, 1);
         let width = weight.len();
         let rows = self.rows(to) * self.width(to) / width;
         let wanted = node.outputs.len() - 1;
@@ -310,8 +342,13 @@ impl Run<'_> {
                     let sums = shared.slice_mut(block * each..(block + 1) * each);
                     (&self.read(node.inputs[0])[own.clone()], self.part(to, own), sums)
                 };
+                if let Some(from) = from {
+                    // SAFETY: the input is only read.
+                    let from = unsafe { self.read(from) };
+                    dy.copy_from_slice(&from[range.start * width..range.end * width]);
+                }
                 for (x, dy) in x.chunks_exact(width).zip(dy.chunks_exact_mut(width)) {
-                    norm_row(x, dy, weight, how, sums);
+                    vectorised(self.of.isa, || norm_row(x, dy, weight, how, sums));
                 }
             }
         });
@@ -327,8 +364,17 @@ impl Run<'_> {
     }
 }
 
+/// `dy *= f(x, s, e)`.
+fn slopes(isa: Isa, dy: &mut [f32], [x, s, e]: [&[f32]; 3], f: impl Fn(f32, f32, f32) -> f32) {
+    vectorised(isa, || {
+        let each = dy.iter_mut().zip(x).zip(s).zip(e);
+        each.for_each(|(((dy, x), s), e)| *dy *= f(*x, *s, *e));
+    });
+}
+
 /// The gradients of one row: `dy` becomes `dx`; the gradients of the weight and then of the bias
 /// are added to `sums`, as far as it has room.
+#[inline(always)]
 fn norm_row(
     x: &[f32],
     dy: &mut [f32],
@@ -338,26 +384,18 @@ fn norm_row(
 ) {
     let width = x.len();
     let n = width as f64;
-    let mean = if centred { sum(x.iter().copied()) / n } else { 0.0 };
-    let square = sum(x.iter().map(|x| (x - mean as f32) * (x - mean as f32))) / n;
+    let mean = if centred { (total(x, x, |x, _| x) / n) as f32 } else { 0.0 };
+    let square = total(x, x, |x, _| (x - mean) * (x - mean)) / n;
     let scale = (1.0 / (square + f64::from(eps)).sqrt()) as f32;
-    let mean = mean as f32;
     for (part, sums) in sums.chunks_exact_mut(width).enumerate() {
-        for i in 0..width {
-            sums[i] += if part == 0 { dy[i] * (x[i] - mean) * scale } else { dy[i] };
+        let each = sums.iter_mut().zip(&*dy).zip(x);
+        match part {
+            0 => each.for_each(|((sum, dy), x)| *sum += dy * (x - mean) * scale),
+            _ => each.for_each(|((sum, dy), _)| *sum += dy),
         }
     }
-    for i in 0..width {
-        dy[i] *= weight[i];
-    }
-    let along = (sum((0..width).map(|i| dy[i] * (x[i] - mean))) / n) as f32 * scale * scale;
-    let level = if centred { (sum(dy.iter().copied()) / n) as f32 } else { 0.0 };
-    for i in 0..width {
-        dy[i] = (dy[i] - level - (x[i] - mean) * along) * scale;
-    }
-}
-
-/// A sum in f64.
-fn sum(values: impl Iterator<Item = f32>) -> f64 {
-    values.map(f64::from).sum()
+    dy.iter_mut().zip(weight).for_each(|(dy, weight)| *dy *= weight);
+    let along = (total(dy, x, |dy, x| dy * (x - mean)) / n) as f32 * scale * scale;
+    let level = if centred { (total(dy, dy, |dy, _| dy) / n) as f32 } else { 0.0 };
+    dy.iter_mut().zip(x).for_each(|(dy, x)| *dy = (*dy - level - (x - mean) * along) * scale);
 }

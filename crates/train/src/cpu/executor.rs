@@ -1,18 +1,22 @@
 //! One replay: the operations of a Program in order, each by all threads.
 
+use super::products::Quantised;
 use super::weights::FloatWeights;
 use crate::Batch;
 use crate::packing::Packing;
 use cpu_kernels::delta::MAX_KEY_DIM;
 use cpu_kernels::isa::Isa;
-use cpu_kernels::matmul::{Activations, Epilogue, Huge, Path, Scratch as Product, Turned};
+use cpu_kernels::matmul::{Activations, Epilogue, Huge, Scratch as Product, Turned};
 use cpu_kernels::team::{SharedSlice, Team, default_threads};
-use formats::{Error, ErrorKind, Result};
+use device::Precision;
+use formats::{DType, Error, ErrorKind, Result};
 use ops::gradient::{Gradient, trains};
 use ops::{Attention, Op, Rope};
 use program::{ArenaPlan, Node, Program, ValueId, plan_memory};
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// Whether the CPU can run a Program in training.
 ///
@@ -43,11 +47,14 @@ pub struct CpuExecutor {
     pub(super) isa: Isa,
     pub(super) team: Team,
     pub(super) scratch: Vec<Mutex<Scratch>>,
+    pub(super) precision: Precision,
     arena: Huge,
-    /// Quantised rows of a product in hand.
-    pub(super) storage: Huge,
+    /// Quantised rows of the last two values that were multiplied.
+    pub(super) storage: [Huge; 2],
     /// Rows of logits in hand.
     pub(super) logits: Mutex<Vec<f32>>,
+    /// The seconds that each operation of the last run took.
+    seconds: Mutex<BTreeMap<&'static str, f64>>,
 }
 
 /// A thread's own memory.
@@ -65,6 +72,7 @@ pub(super) struct Run<'a> {
     pub(super) batch: &'a Batch,
     pub(super) packing: Packing,
     pub(super) plan: ArenaPlan,
+    pub(super) quantised: Quantised,
     values: SharedSlice<'a, f32>,
     /// Cosines and sines of every token, for each rotation.
     angles: Vec<(Rope, Vec<f32>, Vec<f32>)>,
@@ -85,11 +93,12 @@ impl Results<'_> {
 
 impl CpuExecutor {
     /// An executor with `threads` threads; `None` means one for each physical core that this
-    /// process may use.
+    /// process may use. With [`Precision::BF16`] the tile unit rounds activations to bf16 in
+    /// products; other units have f32 in any case.
     ///
     /// # Errors
     /// More threads than the system gives, or too little memory.
-    pub fn new(threads: Option<usize>) -> Result<CpuExecutor> {
+    pub fn new(threads: Option<usize>, precision: Precision) -> Result<CpuExecutor> {
         let team = Team::new(threads.unwrap_or_else(default_threads))?;
         let scratch = || {
             let (product, turned) = (Product::new()?, Turned::new()?);
@@ -99,10 +108,23 @@ impl CpuExecutor {
             isa: Isa::detect()?,
             scratch: (0..team.count()).map(|_| scratch()).collect::<Result<_>>()?,
             team,
+            precision,
             arena: Huge::zeroed(0)?,
-            storage: Huge::zeroed(0)?,
+            storage: [Huge::zeroed(0)?, Huge::zeroed(0)?],
             logits: Mutex::new(Vec::new()),
+            seconds: Mutex::new(BTreeMap::new()),
         })
+    }
+
+    /// The type that matrices are packed in that are set in f32: what their products read.
+    pub fn operands(&self) -> DType {
+        let halves = matches!(self.isa, Isa::Amx { .. }) && self.precision == Precision::BF16;
+        if halves { DType::BF16 } else { DType::F32 }
+    }
+
+    /// The seconds that each operation of the last run took, by name.
+    pub fn time(&self) -> BTreeMap<&'static str, f64> {
+        self.seconds.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Its threads.
@@ -134,9 +156,9 @@ impl CpuExecutor {
             self.arena = Huge::zeroed(0)?;
             self.arena = Huge::zeroed(plan.bytes)?;
         }
-        let storage = storage(program, rows);
-        if self.storage.len() < storage {
-            self.storage = Huge::zeroed(storage)?;
+        let bytes = storage(self.precision, program, rows);
+        for storage in self.storage.iter_mut().filter(|storage| storage.len() < bytes) {
+            *storage = Huge::zeroed(bytes)?;
         }
         let floats = self.arena.len() / size_of::<f32>();
         // SAFETY: the arena is aligned and initialised, and only this run, which borrows the
@@ -144,23 +166,30 @@ impl CpuExecutor {
         let values = unsafe { SharedSlice::from_raw(self.arena.as_ptr().cast::<f32>(), floats) };
         let of: &'a CpuExecutor = self;
         let angles = program.ropes().into_iter().map(|rope| angles(rope, &packing)).collect();
-        let run = Run { of, program, weights, batch, packing, plan, values, angles };
+        let quantised = Quantised::default();
+        let run = Run { of, program, weights, batch, packing, plan, quantised, values, angles };
+        let mut seconds = BTreeMap::new();
+        let mut began = Instant::now();
         for (index, node) in program.nodes.iter().enumerate() {
             run.node(index, node)?;
+            let ended = Instant::now();
+            *seconds.entry(node.op.name()).or_default() += (ended - began).as_secs_f64();
+            began = ended;
         }
+        *of.seconds.lock().unwrap_or_else(PoisonError::into_inner) = seconds;
         Ok(Results { run })
     }
 }
 
 /// Bytes of quantised rows of the hungriest product.
-fn storage(program: &Program, [tokens, outputs]: [usize; 2]) -> usize {
+fn storage(precision: Precision, program: &Program, [tokens, outputs]: [usize; 2]) -> usize {
     let each = program.nodes.iter().filter_map(|node| {
         let &[rows, columns] = program.weights[node.weights.first()?.0].shape.as_slice() else {
             return None;
         };
         let x = program.shape(*node.inputs.first()?);
         let count = x.rows.count(tokens, outputs);
-        let bytes = |width| Activations::bytes(Path::Exact, count, width);
+        let bytes = |width| Activations::bytes(Run::path(precision), count, width);
         Some(bytes(rows).max(bytes(columns)))
     });
     each.max().unwrap_or(0)
@@ -272,9 +301,9 @@ impl<'a> Run<'a> {
                     self.copy(index, node, 1);
                 }
                 let matrix = self.weights.matrix(node.weights[0])?;
-                let [dy, dx] = [inputs[0], outputs[0]].map(|value| self.start(value));
+                let (dy, dx) = (self.operand(inputs[0]), self.start(outputs[0]));
                 // SAFETY: a node's operands.
-                unsafe { self.multiply_back(matrix, dy, self.rows(inputs[0]), dx, adds) };
+                unsafe { self.multiply_back(matrix, dy, dx, adds) };
             }
             Gradient::Outer(_) => {
                 let of = |v: ValueId| (self.start(v).cast_const(), self.width(v));
@@ -307,11 +336,21 @@ impl<'a> Run<'a> {
         each: usize,
         f: &(dyn Fn(Range<usize>, &mut Vec<f32>) + Sync),
     ) {
+        self.each_with(n, each, &|range, scratch| f(range, &mut scratch.floats));
+    }
+
+    /// The same with all memory of the thread.
+    pub(super) fn each_with(
+        &self,
+        n: usize,
+        each: usize,
+        f: &(dyn Fn(Range<usize>, &mut Scratch) + Sync),
+    ) {
         self.of.team.run(&|worker| {
             let scratch = &self.of.scratch[worker.index];
-            let mut scratch = scratch.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
             while let Some(range) = worker.claim(n, each) {
-                f(range, &mut scratch.floats);
+                f(range, &mut scratch);
             }
         });
     }

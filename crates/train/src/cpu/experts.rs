@@ -2,6 +2,7 @@
 //! its matrices together.
 
 use super::executor::Run;
+use super::products::Operand;
 use cpu_kernels::math;
 use cpu_kernels::matmul::{Epilogue, Matrix};
 use cpu_kernels::team::SharedSlice;
@@ -54,7 +55,10 @@ impl Run<'_> {
         let mut y = vec![0.0; rows * matrix.rows()];
         let epilogue = Epilogue { bias, ..Epilogue::default() };
         // SAFETY: both are as long as the matrix asks for, and this call's own.
-        unsafe { self.multiply(matrix, x.as_ptr(), rows, y.as_mut_ptr(), epilogue) };
+        unsafe {
+            let x = Operand { start: x.as_ptr(), rows, value: None };
+            self.multiply(matrix, x, y.as_mut_ptr(), epilogue);
+        }
         y
     }
 
@@ -63,7 +67,10 @@ impl Run<'_> {
         let rows = dy.len() / matrix.rows();
         let mut dx = vec![0.0; rows * matrix.cols()];
         // SAFETY: both are as long as the matrix asks for, and this call's own.
-        unsafe { self.multiply_back(matrix, dy.as_ptr(), rows, dx.as_mut_ptr(), false) };
+        unsafe {
+            let dy = Operand { start: dy.as_ptr(), rows, value: None };
+            self.multiply_back(matrix, dy, dx.as_mut_ptr(), false);
+        }
         dx
     }
 

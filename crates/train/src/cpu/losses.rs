@@ -2,6 +2,8 @@
 //! gradients, and are multiplied back.
 
 use super::executor::Run;
+use super::products::Operand;
+use super::vectorised::{total, vectorised};
 use cpu_kernels::math;
 use cpu_kernels::matmul::Epilogue;
 use cpu_kernels::team::SharedSlice;
@@ -12,9 +14,11 @@ use program::Node;
 use std::sync::PoisonError;
 
 /// Logits that are in memory at once.
-const LOGITS: usize = 1 << 24;
-/// Rows of them.
-const ROWS: [usize; 2] = [16, 256];
+const LOGITS: usize = 5 << 23;
+/// Rows of them, in whole tiles.
+const ROWS: [usize; 3] = [16, 256, 32];
+/// Logits whose exponentials are added up in one go.
+const PIECE: usize = 4096;
 
 impl Run<'_> {
     pub(super) fn losses(&self, of: &CrossEntropy, node: &Node) -> Result<()> {
@@ -22,7 +26,8 @@ impl Run<'_> {
         let head = self.weights.matrix(node.weights[0])?;
         let bias = node.weights.get(1).map(|id| self.weights.vector(*id));
         let (rows, vocab) = (self.rows(x), head.rows());
-        let each = (LOGITS / vocab).clamp(ROWS[0], ROWS[1]);
+        let most = (LOGITS / vocab).clamp(ROWS[0], ROWS[1]);
+        let each = rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(ROWS[2]).max(1);
         let mut logits = self.of.logits.lock().unwrap_or_else(PoisonError::into_inner);
         logits.resize(each.min(rows) * vocab, 0.0);
         let start = logits.as_mut_ptr();
@@ -31,12 +36,13 @@ impl Run<'_> {
             // SAFETY: rows of the node's operands, and logits that only this call has.
             unsafe {
                 let x = self.start(x).cast_const().add(first * width);
+                let part = |start| Operand { start, rows: count, value: None };
                 let epilogue = Epilogue { bias, ..Epilogue::default() };
-                self.multiply(head, x, count, start, epilogue);
+                self.multiply(head, part(x), start, epilogue);
                 self.rows_of_logits(of, node, (&mut logits[..count * vocab], vocab), first);
                 if of.hidden {
                     let dx = self.start(node.outputs[1]).add(first * width);
-                    self.multiply_back(head, start, count, dx, false);
+                    self.multiply_back(head, part(start), dx, false);
                 }
                 if of.head {
                     let dhead = self.start(node.outputs[2]);
@@ -82,9 +88,12 @@ impl Run<'_> {
                     None => {}
                 }
                 let (top, own) = (math::max(isa, logits), logits[target]);
-                logits.iter_mut().for_each(|logit| *logit -= top);
-                math::map_in_place(isa, Unary::Exp, logits);
-                let sum = logits.iter().map(|p| f64::from(*p)).sum::<f64>();
+                let mut sum = 0.0;
+                for logits in logits.chunks_mut(PIECE) {
+                    vectorised(isa, || logits.iter_mut().for_each(|logit| *logit -= top));
+                    math::map_in_place(isa, Unary::Exp, logits);
+                    sum += vectorised(isa, || total(logits, logits, |p, _| p));
+                }
                 loss[0] = (f64::from(weight) * (f64::from(top) - f64::from(own) + sum.ln())) as f32;
                 if !of.hidden {
                     continue;

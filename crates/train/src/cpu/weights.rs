@@ -1,8 +1,11 @@
 //! The weights of Programs in training: matrices packed once, and again when they were trained.
 
+use super::executor::CpuExecutor;
+use cpu_kernels::math;
 use cpu_kernels::matmul::Matrix;
 use cpu_kernels::team::Team;
 use formats::{DType, Encoding, Error, Result, Tensors};
+use half::bf16;
 use ops::Op;
 use ops::gradient::Gradient;
 use program::{Program, WeightId};
@@ -65,7 +68,8 @@ impl FloatWeights {
         Ok(weights)
     }
 
-    /// Gives a trained weight its values, row-major.
+    /// Gives a trained weight its values, row-major. A matrix is rounded to the type that the
+    /// executor's products read.
     ///
     /// # Errors
     /// Too little memory.
@@ -74,13 +78,15 @@ impl FloatWeights {
         id: WeightId,
         shape: &[usize],
         values: &[f32],
-        team: &Team,
+        executor: &CpuExecutor,
     ) -> Result<()> {
-        // SAFETY: f32 have no padding, and bytes no alignment.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values))
-        };
-        self.pack(id.0, Encoding::Stored(DType::F32), shape, bytes, team)
+        let (operands, team) = (executor.operands(), executor.team());
+        if operands == DType::BF16 && shape.len() == 2 {
+            let mut rounded = vec![bf16::ZERO; values.len()];
+            math::to_bf16(executor.isa, values, &mut rounded);
+            return self.pack(id.0, Encoding::Stored(operands), shape, bytes_of(&rounded), team);
+        }
+        self.pack(id.0, Encoding::Stored(DType::F32), shape, bytes_of(values), team)
     }
 
     fn pack(
@@ -128,3 +134,14 @@ impl FloatWeights {
         self.all[id.0].matrices.get(expert).ok_or_else(missing)
     }
 }
+
+/// Numbers as bytes.
+fn bytes_of<T: Number>(values: &[T]) -> &[u8] {
+    // SAFETY: numbers have no padding, and bytes no alignment.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
+}
+
+/// A type without padding.
+trait Number {}
+impl Number for f32 {}
+impl Number for bf16 {}

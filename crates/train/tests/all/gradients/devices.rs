@@ -110,6 +110,17 @@ cases! {
     qwen3_5_dora lora "qwen3.5-shared-dora" "sim" F32 1e-4,
     qwen3_next lora "qwen3-next" "sim" F32 1e-4,
     gpt2 lora "gpt2" "sim" F32 1e-4,
+    // Whose tile unit rounds, if it has one; else nothing is rounded.
+    deepseek3_on_the_cpu lora "deepseek3" "cpu" BF16 0.2,
+    gemma2_on_the_cpu lora "gemma2" "cpu" BF16 0.1,
+    gpt_oss_on_the_cpu lora "gpt-oss" "cpu" BF16 0.2,
+    llama3_on_the_cpu lora "llama3" "cpu" BF16 0.1,
+    llama3_dora_on_the_cpu lora "llama3-dora" "cpu" BF16 0.1,
+    mixtral_on_the_cpu lora "mixtral" "cpu" BF16 0.2,
+    qwen3_on_the_cpu lora "qwen3" "cpu" BF16 0.1,
+    qwen3_5_on_the_cpu lora "qwen3.5-shared" "cpu" BF16 0.2,
+    full_llama3_on_the_cpu full "llama3" "cpu" BF16 0.1,
+    full_qwen3_on_the_cpu full "qwen3" "cpu" BF16 0.1,
     full_gemma2 full "gemma2" "sim" F32 1e-4,
     full_gpt2 full "gpt2" "sim" F32 1e-4,
     full_gpt2_rounded full "gpt2" "sim" BF16 0.2,
@@ -198,6 +209,40 @@ fn updates_of_hybrids() {
 #[test]
 fn updates_of_operands_that_are_rounded() {
     updates(lora, ("llama3", 0.01), "sim", Precision::BF16, 0.02);
+}
+
+#[test]
+fn updates_on_the_cpu_that_are_rounded() {
+    updates(lora, ("llama3", 0.01), "cpu", Precision::BF16, 0.02);
+    updates(full, ("qwen3", 1e-3), "cpu", Precision::BF16, 0.02);
+}
+
+/// Two hundred updates of operands that the CPU rounds end where those of all bits do, which
+/// follow PyTorch's.
+#[test]
+fn two_hundred_updates_that_are_rounded() {
+    for name in ["llama3", "qwen3"] {
+        let case = Case::open(name);
+        let batch = case.batch();
+        let losses = |precision: Precision| -> Vec<f64> {
+            let mut model = case.lora(hardware("cpu", precision));
+            let mut moments = Moments::zeros(model.parameters());
+            let mut gradients = zeros(&model);
+            let mut update = || {
+                let loss = model.accumulate(&batch, true, &mut gradients).unwrap();
+                let by = [5e-5, loss.weight];
+                model.update(&AdamW::default(), by, &gradients, &mut moments).unwrap();
+                loss.mean()
+            };
+            (0..200).map(|_| update()).collect()
+        };
+        let (want, found) = (losses(Precision::F32), losses(Precision::BF16));
+        let last = |losses: &[f64]| losses[180..].iter().sum::<f64>() / 20.0;
+        assert!(last(&want) < 0.95 * want[0], "{name}: {} {}", want[0], last(&want));
+        let off = (last(&found) / last(&want) - 1.0).abs();
+        println!("{name}: {} to {}, {off:.1e} off", want[0], last(&want));
+        assert!(off < 0.01, "{name}: {off:.1e}");
+    }
 }
 
 /// Through Metal's driver, by the text that its kernels have there.

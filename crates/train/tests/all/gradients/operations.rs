@@ -1,8 +1,8 @@
 //! Every operation's rule against finite differences, and the CPU against the references.
 
-use delft_train::Batch;
 use delft_train::cpu::{CpuExecutor, FloatWeights, check};
 use delft_train::gradients::{differentiate, jvp, reference};
+use delft_train::{Batch, Precision};
 use formats::{Source, Tensors};
 use ops::embed::Index;
 use ops::experts::{Experts, Gate, Odds, Routing};
@@ -28,11 +28,13 @@ fn batch() -> Batch {
 /// A Program whose inputs are rows of tables by position, which are weights like all others.
 struct Built {
     program: Program,
+    /// Positions that tables have.
+    positions: usize,
 }
 
 impl Built {
     fn new() -> Built {
-        Built { program: Program::default() }
+        Built { program: Program::default(), positions: ROWS }
     }
 
     fn weight(&mut self, shape: &[usize]) -> WeightId {
@@ -66,7 +68,7 @@ impl Built {
 
     /// Rows that differ in each position of a sequence, and by token.
     fn rows(&mut self, width: usize) -> ValueId {
-        let positions = self.weight(&[ROWS, width]);
+        let positions = self.weight(&[self.positions, width]);
         let tokens = self.weight(&[5, width]);
         let a = self.push(Embed { index: Index::Position }, &[], vec![positions])[0];
         let b = self.push(Embed { index: Index::Token }, &[], vec![tokens])[0];
@@ -145,7 +147,7 @@ fn prove_but(name: &str, program: &Program, frozen: &[WeightId]) {
     check(&gradient).unwrap();
     let aside = tempfile::tempdir().unwrap();
     let tensors = no_tensors(aside.path());
-    let mut executor = CpuExecutor::new(Some(2)).unwrap();
+    let mut executor = CpuExecutor::new(Some(2), Precision::F32).unwrap();
     let loaded = FloatWeights::read(&[&gradient], &tensors, &[], executor.team()).unwrap();
     let batch = batch();
     let found = executor.run(&gradient, &loaded, &batch).unwrap();
@@ -428,5 +430,62 @@ fn cross_entropies() {
         let loss = built.push(CrossEntropy::new(scale, cap), &[x], weights)[0];
         built.program.results = vec![loss];
         prove("cross_entropy", &built.program);
+    }
+}
+
+/// Several blocks of queries and a short sequence, with windows, bounds and sinks: what the tile
+/// unit rounds to bf16 is near to what nothing rounds, of any number of threads.
+#[test]
+fn attention_of_rounded_operands() {
+    let cases = [(None, None, false), (Some(70), None, true), (Some(33), Some(8.0), false)];
+    for (window, cap, sinks) in cases {
+        let (heads, kv_heads, head_dim) = (4, 2, 64);
+        let mut built = Built { positions: 150, ..Built::new() };
+        let q = built.rows(heads * head_dim);
+        let [k, v] = [0, 1].map(|_| built.rows(kv_heads * head_dim));
+        let scale = 0.1;
+        let attention = Attention {
+            layer: 0,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            window,
+            chunked: false,
+            cap,
+            sinks,
+        };
+        let weights = if sinks { vec![built.weight(&[heads])] } else { Vec::new() };
+        let y = built.push(Attend(attention), &[q, k, v], weights)[0];
+        let down = built.weight(&[70, heads * head_dim]);
+        let y = built.push(Linear, &[y], vec![down])[0];
+        let program = built.finish(y);
+        let all: Vec<WeightId> = (0..program.weights.len()).map(WeightId).collect();
+        let gradient = differentiate(&program, &all).unwrap();
+        let token = |i: usize| (i * 7 % 5) as u32;
+        let rows = 181;
+        let counts = |i: usize| if [149, 180].contains(&i) { 0.0 } else { 1.0 };
+        let batch = Batch {
+            tokens: (0..rows).map(token).collect(),
+            targets: (1..=rows).map(token).collect(),
+            weights: (0..rows).map(counts).collect(),
+            sequences: vec![0..150, 150..rows],
+        };
+        let aside = tempfile::tempdir().unwrap();
+        let tensors = no_tensors(aside.path());
+        let run = |threads: usize, precision: Precision| -> Vec<Vec<f32>> {
+            let mut executor = CpuExecutor::new(Some(threads), precision).unwrap();
+            let loaded = FloatWeights::read(&[&gradient], &tensors, &[], executor.team()).unwrap();
+            let found = executor.run(&gradient, &loaded, &batch).unwrap();
+            (0..gradient.results.len()).map(|i| found.get(i).to_vec()).collect()
+        };
+        let (want, found) = (run(1, Precision::F32), run(1, Precision::BF16));
+        assert!(run(3, Precision::BF16) == found, "of any number of threads");
+        for (i, (found, want)) in found.iter().zip(&want).enumerate() {
+            let size = |x: &mut dyn Iterator<Item = f32>| x.map(|x| x * x).sum::<f32>().sqrt();
+            let off = size(&mut found.iter().zip(want).map(|(a, b)| a - b));
+            let off = off / size(&mut want.iter().copied());
+            assert!(off < 0.02, "{window:?} {cap:?}: result {i} is {off:.1e} off");
+        }
     }
 }
