@@ -10,6 +10,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 cargo_home="${CARGO_HOME:-$HOME/.cargo}"
+# The registry's folder is looked for below: on a new machine the sources make it.
+cargo fetch --locked
 sysroot="$(rustc --print sysroot)"
 # In this order: rustc takes the last one that fits.
 remap=(

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use tempfile::NamedTempFile;
 use tile::Kernel;
 use tile::emit::{self, Dialect};
 use tile::passes::{self, Target};
@@ -112,12 +113,35 @@ pub(crate) fn target(dialect: Dialect) -> Target {
     }
 }
 
+/// A file that is to be renamed, readable by whom the process's mask lets read.
+pub(crate) fn aside(folder: &Path, suffix: &str) -> std::io::Result<NamedTempFile> {
+    let mut file = tempfile::Builder::new();
+    #[cfg(unix)]
+    file.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    file.suffix(suffix).tempfile_in(folder)
+}
+
 /// Writes a file aside, then renames it: a reader sees the old or the new, whole.
 fn write(path: &Path, text: &str) -> Result<(), String> {
     let fail = |e: std::io::Error| format!("{}: {e}", path.display());
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut aside = tempfile::NamedTempFile::new_in(folder).map_err(fail)?;
+    let mut aside = aside(path.parent().unwrap_or(Path::new(".")), "").map_err(fail)?;
     aside.write_all(text.as_bytes()).map_err(fail)?;
     aside.persist(path).map_err(|e| fail(e.error))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    /// Not for its writer alone, as temporary files are.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_written_has_the_mode_of_any_new_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let mode =
+            |name: &str| std::fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
+        std::fs::write(folder.path().join("any"), "text").unwrap();
+        super::write(&folder.path().join("built"), "text").unwrap();
+        assert_eq!(mode("built"), mode("any"));
+    }
 }

@@ -104,10 +104,8 @@ fn one(
     let fail = |why: String| format!("{} for sm_{architecture}: {why}", kernel.name);
     let mut text = build::text(kernel, Dialect::Cuda).map_err(fail)?;
     text.push_str(&emit::cuda_instance(kernel, numbers).map_err(|e| fail(e.to_string()))?.1);
-    let temporary = |suffix: &str, folder: &Path| {
-        let file = tempfile::Builder::new().suffix(suffix).tempfile_in(folder);
-        file.map_err(|e| fail(e.to_string()))
-    };
+    let temporary =
+        |suffix: &str, folder: &Path| build::aside(folder, suffix).map_err(|e| fail(e.to_string()));
     let source = temporary(".cu", &std::env::temp_dir())?;
     std::fs::write(source.path(), text).map_err(|e| fail(e.to_string()))?;
     let built = temporary(".ptx", out)?;

@@ -1,5 +1,7 @@
 //! Which kernels and cases a filter names.
 
+use std::collections::HashSet;
+
 use ops::kernels;
 use tile::Kernel;
 use tile::case::{Bench, Case, Spec};
@@ -34,9 +36,17 @@ pub(crate) struct Instance {
     pub(crate) numbers: Numbers,
 }
 
-/// The manifest of kernels.
+/// The manifest of kernels, in their order.
 pub(crate) fn manifest(instances: &[Instance]) -> Manifest {
-    Manifest::of(instances.iter().map(|i| (i.family, &i.kernel)))
+    let mut manifest = Manifest::of(instances.iter().map(|i| (i.family, &i.kernel)));
+    let apple: HashSet<String> =
+        kernels::only_apple().into_iter().map(|case| case.kernel.name).collect();
+    for entry in &mut manifest.kernels {
+        if let Some(metal) = &mut entry.metal {
+            metal.preferred = apple.contains(&entry.name);
+        }
+    }
+    manifest
 }
 
 /// Every distinct kernel of the cases and benchmarks that a filter names, by name.
@@ -86,4 +96,45 @@ fn some<T>(found: Vec<T>, filter: Option<&str>) -> Result<Vec<T>, String> {
         return Err(format!("no kernel's name contains `{filter}` (hint: {})", names.join(", ")));
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Kernels that agree in everything that the rule for choosing asks for compute the same, so
+    /// that their contracts bind the same buffers.
+    #[test]
+    fn settings_tell_what_a_kernel_computes() {
+        let manifest = manifest(&instances(None).unwrap());
+        let mut alike: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (at, entry) in manifest.kernels.iter().enumerate() {
+            assert_eq!(
+                entry.settings.get("function").map(|f| entry.name.starts_with(f)),
+                Some(true)
+            );
+            let params: Vec<_> = entry.params.iter().map(|p| (&p.name, &p.dtype)).collect();
+            let key = format!("{} {:?} {params:?}", entry.family, entry.settings);
+            alike.entry(key).or_default().push(at);
+        }
+        for group in alike.values() {
+            let mut schedules: Vec<_> =
+                group.iter().map(|at| &manifest.kernels[*at].schedule).collect();
+            schedules.sort();
+            schedules.dedup();
+            let names: Vec<_> = group.iter().map(|at| &manifest.kernels[*at].name).collect();
+            assert_eq!(schedules.len(), group.len(), "{names:?}");
+        }
+        let formats = |family: &str| {
+            let of = manifest.kernels.iter().filter(|entry| entry.family == family);
+            of.filter_map(|entry| entry.settings.get("format").map(String::as_str)).collect()
+        };
+        let packed: std::collections::BTreeSet<&str> = formats("embed_packed");
+        assert!(packed.contains("block_q4_k") && packed.contains("block_iq4_xs"), "{packed:?}");
+        let preferred =
+            |e: &tile::manifest::KernelEntry| e.metal.as_ref().is_some_and(|m| m.preferred);
+        assert!(manifest.kernels.iter().any(|e| e.family == "gemv" && preferred(e)));
+    }
 }

@@ -25,6 +25,9 @@ pub struct SourceId(pub u32);
 pub struct Kernel {
     /// Its name: a C identifier, unique among the kernels of a build.
     pub name: String,
+    /// The values that its function was recorded with, the function's name before them; empty if
+    /// no recipe recorded it.
+    pub settings: Vec<Setting>,
     /// Buffers and scalar arguments, in binding order.
     pub params: Vec<Param>,
     /// Specialisation constants, in declaration order.
@@ -41,6 +44,15 @@ pub struct Kernel {
     pub values: Vec<Type>,
     /// `file:line` of the Rust source, by [`SourceId`]; the first is empty.
     pub sources: Vec<String>,
+}
+
+/// A value that the function of a kernel was recorded with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// The function's parameter; `function` for its name.
+    pub name: String,
+    /// The value in lower-case words with underscores between: `block_q4_k`, `true`, `none`.
+    pub value: String,
 }
 
 /// A parameter that a launch binds.
@@ -468,6 +480,7 @@ impl Kernel {
     pub(crate) fn empty(name: &str) -> Kernel {
         Kernel {
             name: name.to_owned(),
+            settings: vec![],
             params: vec![],
             constants: vec![],
             shared: vec![],

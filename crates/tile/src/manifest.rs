@@ -1,13 +1,18 @@
 //! The manifest of a build: per kernel all that a launch needs to know, as JSON.
 //!
-//! A program that has no chooser of its own takes the first kernel of a family that its target has,
-//! whose parameters have the wanted types, and whose requirements hold for the sizes at hand;
-//! `Launch.swift` does so ([`crate::wrappers::swift_runtime`]).
+//! A program that has no chooser of its own takes a kernel of a family that its target has, whose
+//! parameters have the wanted types, whose settings have the wanted values, and whose requirements
+//! hold for the sizes at hand. Where several are left they must agree in all settings, since a
+//! setting decides what a kernel computes (`format: block_q4_k`); then each computes it, in its own
+//! schedule, and the first that [`Metal::preferred`] marks is taken, else the first. `Launch.swift`
+//! does so ([`crate::wrappers::swift_runtime`]).
 //!
 //! [`KernelEntry::kernel`] turns an entry back into a kernel without a body, whose [`Kernel::bind`]
 //! checks a launch and gives the grid: whoever holds the manifest and the built text needs nothing
 //! else. Sizes are written as in the text form (`ceil_div(rows * width, 256)`), over constants,
 //! `u32` arguments and the free `dimensions`.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +23,11 @@ use crate::types::Scalar;
 use crate::verify::Fault;
 
 /// The version of the format, raised when a reader of the old one would be misled.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
+
+/// The settings that decide how fast a kernel is, and in which order it adds, but not what it
+/// computes.
+const SCHEDULES: [&str; 5] = ["schedule", "tiling", "shares", "team", "block"];
 
 /// Every kernel of a build.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,6 +45,11 @@ pub struct KernelEntry {
     pub name: String,
     /// The operation whose kernels it is one of: `rms_norm`.
     pub family: String,
+    /// The values that decide what it computes, by name: `"format": "block_q4_k"`; `function` is
+    /// the name of the Rust function that recorded it. Empty if no recipe did.
+    pub settings: BTreeMap<String, String>,
+    /// The values that decide only how it does so.
+    pub schedule: BTreeMap<String, String>,
     /// The unit of work of a threadgroup: `element`, `row`, `vector` or `tile`.
     pub mode: String,
     /// Buffers and arguments in binding order: Metal's buffer index, CUDA's parameter index.
@@ -68,6 +82,9 @@ pub struct Metal {
     pub macos: String,
     /// The first iOS that has it: `17.0`.
     pub ios: String,
+    /// Whether its schedule is one for Apple's GPUs, and so goes before others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub preferred: bool,
 }
 
 /// The needs of a kernel on CUDA.
@@ -145,7 +162,7 @@ impl Metal {
         let (major, minor) = emit::metal_version(kernel);
         let [macos, ios] =
             emit::metal_systems((major, minor)).map(|version| format!("{version}.0"));
-        Metal { language: [major, minor], macos, ios }
+        Metal { language: [major, minor], macos, ios, preferred: false }
     }
 }
 
@@ -177,9 +194,14 @@ impl KernelEntry {
             metal: emit::metal_constant(kernel, &c.name),
             index,
         };
+        let settings = kernel.settings.iter().map(|s| (s.name.clone(), s.value.clone()));
+        let (schedule, settings) =
+            settings.partition(|(name, _)| SCHEDULES.contains(&name.as_str()));
         KernelEntry {
             name: kernel.name.clone(),
             family: family.to_owned(),
+            settings,
+            schedule,
             mode: kernel.launch.mode.name().to_owned(),
             params: (0..).zip(&kernel.params).map(param).collect(),
             constants: (0..).zip(&kernel.constants).map(constant).collect(),
@@ -264,6 +286,23 @@ mod tests {
         assert!(shell.bind(&numbers, &short).is_err());
     }
 
+    #[test]
+    fn an_entry_tells_what_computes_from_how() {
+        let setting = |(name, value): (&str, &str)| crate::ir::Setting {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        };
+        let of = [("function", "gemv"), ("format", "block_q4_k"), ("schedule", "threads64")];
+        let kernel = Kernel { settings: of.map(setting).to_vec(), ..sample() };
+        let json = Manifest::of([("scaled_rows", &kernel)]).to_json();
+        let entry = &Manifest::parse(&json).unwrap().kernels[0];
+        let words = |map: &BTreeMap<String, String>| {
+            map.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>()
+        };
+        assert_eq!(words(&entry.settings), ["format block_q4_k", "function gemv"]);
+        assert_eq!(words(&entry.schedule), ["schedule threads64"]);
+    }
+
     /// A kernel that a target cannot run has no entry for that target.
     #[test]
     fn an_entry_says_which_targets_have_it() {
@@ -282,7 +321,7 @@ mod tests {
     fn damage_is_named() {
         let json = Manifest::of([("scaled_rows", &sample())]).to_json();
         for (from, to, says) in [
-            ("\"version\": 2", "\"version\": 9", "version"),
+            ("\"version\": 3", "\"version\": 9", "version"),
             ("\"threads\": 64", "\"threads\": \"x\"", "line"),
             ("ceil_div(rows, 2)", "ceil_div(rows,", "expected"),
             ("\"dtype\": \"f16\"", "\"dtype\": \"f17\"", "f17"),

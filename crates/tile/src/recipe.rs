@@ -6,7 +6,7 @@
 //! can be left out of it.
 
 use crate::build;
-use crate::ir::Kernel;
+use crate::ir::{Kernel, Setting};
 
 /// Characters of a name that holds everything. Of a longer one the first are kept, with a digest of
 /// all.
@@ -58,10 +58,30 @@ impl<'a> Recipe<'a> {
         }
     }
 
+    /// The values of the parameters, a word or several for each, behind the function's name.
+    fn settings(&self) -> Vec<Setting> {
+        let function = Setting { name: "function".to_owned(), value: self.stem.to_owned() };
+        let parameters = self.parameters.iter().map(|(name, value)| {
+            let value = match value.as_str() {
+                "None" => "none".to_owned(),
+                text if text.parse::<bool>().is_ok() || text.parse::<f64>().is_ok() => {
+                    text.to_owned()
+                }
+                text => {
+                    let mut words = vec![];
+                    Words { text, words: &mut words }.value(name);
+                    if words.is_empty() { "none".to_owned() } else { words.join("_") }
+                }
+            };
+            Setting { name: (*name).to_owned(), value }
+        });
+        std::iter::once(function).chain(parameters).collect()
+    }
+
     /// Records the kernel.
     pub fn record(self) -> Kernel {
-        let name = self.name();
-        build::build(&name, self.record)
+        let (name, settings) = (self.name(), self.settings());
+        Kernel { settings, ..build::build(&name, self.record) }
     }
 }
 
@@ -243,6 +263,40 @@ mod tests {
         ] {
             assert_eq!(found, expected);
         }
+    }
+
+    #[test]
+    fn a_kernel_keeps_the_values_it_was_recorded_with() {
+        let schedule = Schedule { rows: 8, whole: true, way: Way::Lanes { stages: 2 } };
+        let parameters: [(&'static str, &dyn std::fmt::Debug); 7] = [
+            ("scalar", &Scalar::BF16),
+            ("bias", &false),
+            ("rows", &3u32),
+            ("by", &-1.5f32),
+            ("window", &None::<u32>),
+            ("cap", &Some(4u32)),
+            ("schedule", &schedule),
+        ];
+        let parameters = parameters.map(|(name, value)| (name, format!("{value:?}")));
+        let recipe = Recipe::new("a", "gemv", parameters.to_vec(), Box::new(|| {}));
+        let kernel = recipe.record();
+        let found = kernel.settings.iter().map(|s| format!("{} {}", s.name, s.value));
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [
+                "function gemv",
+                "scalar bf16",
+                "bias false",
+                "rows 3",
+                "by -1.5",
+                "window none",
+                "cap cap4",
+                "schedule rows8_whole_lanes_stages2",
+            ]
+        );
+        let text = kernel.to_text(true);
+        assert_eq!(crate::text::parse(&text), Ok(kernel.clone()), "{text}");
+        assert!(!kernel.to_text(false).contains("setting"), "{kernel}");
     }
 
     #[test]

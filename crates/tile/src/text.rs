@@ -24,6 +24,9 @@
 //! }
 //! ```
 //!
+//! Where the kernel was written is told on request: by a comment behind each instruction, and behind
+//! the body by `setting format: block_q4_k` for each value that its function was recorded with.
+//!
 //! One instruction a line. `;` begins a comment; after an instruction, a comment that ends in `:`
 //! and a number is where the instruction was written. A float is decimal if it is finite, else `0x`
 //! and its bits. What the launch contract leaves out is as in
@@ -54,7 +57,7 @@ impl fmt::Display for Kernel {
 
 impl Kernel {
     /// The text form; with `sources`, each instruction is followed by the place in the Rust source
-    /// it was written at.
+    /// it was written at, and the body by the kernel's settings.
     pub fn to_text(&self, sources: bool) -> String {
         print::Printer::new(self, sources).print()
     }

@@ -15,6 +15,7 @@ mod hub;
 #[cfg(target_os = "linux")]
 mod interrupt;
 mod models;
+#[cfg(unix)]
 mod packaging;
 mod prompts;
 mod ranks;

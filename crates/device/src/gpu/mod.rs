@@ -444,9 +444,8 @@ pub struct GpuDevice<B: Backend> {
 /// sampler state) are words in device memory that kernels read. Steps whose tokens the device
 /// chooses write these words for the next step themselves.
 ///
-/// On Metal a step is one command buffer in every mode. Memory is shared with the CPU and copies
-/// are not ordered with kernels, so [`Arguments`](Dispatch::Arguments) waits there for the step
-/// before, as the other two do.
+/// On Metal memory is shared with the CPU and copies are not ordered with kernels, so
+/// [`Arguments`](Dispatch::Arguments) waits there for the step before, as the other two do.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, Default, serde::Serialize, serde::Deserialize,
 )]

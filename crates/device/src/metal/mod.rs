@@ -5,14 +5,12 @@
 //! itself, through its Objective-C interface; `fake` runs the same texts on this CPU, and is how
 //! the driver is tested where there is no Metal.
 //!
-//! A step is one command buffer with one compute encoder whose dispatches may overlap; a barrier
-//! stands before each that touches what an earlier one writes. A step that is repeated is an
-//! indirect command buffer, encoded once. Memory is shared with the CPU, which waits for the GPU
-//! before it reads or writes.
-//!
-//! A step of many launches is several command buffers, whose length follows what launches take
-//! (`pace`), since the system ends those that keep the display waiting. Between steps memory is
-//! kept where the GPU reaches it (`keep`).
+//! A step is a command buffer with one compute encoder whose dispatches may overlap; a barrier
+//! stands before each that touches what an earlier one writes. One of many launches is several such
+//! command buffers, whose length follows what launches take (`pace`), since the system ends those
+//! that keep the display waiting. A step that is repeated is an indirect command buffer, encoded
+//! once. Memory is shared with the CPU, which waits for the GPU before it reads or writes; between
+//! steps it is kept where the GPU reaches it (`keep`).
 //!
 //! macOS 15 (iOS 18) is needed: the attention of every model hands results from one threadgroup to
 //! another within a launch, for which the language has `coherent(device)` from version 3.2 on.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::body::Body;
 use super::lex::{self, Found, Line, Words, scalar, unknown};
 use super::print::access_name;
-use crate::ir::{Access, Array, Constant, Kernel, Param, ParamKind};
+use crate::ir::{Access, Array, Constant, Kernel, Param, ParamKind, Setting};
 use crate::launch::{Extent, Mode, Requirement};
 use crate::types::Scalar;
 use crate::verify::Fault;
@@ -97,9 +97,18 @@ impl<'t> Parser<'t> {
             words.end()?;
         }
         self.kernel.body = Body::new(self).parse()?;
-        let (_, mut words) = self.next("`}` of the kernel")?;
-        words.expect("}")?;
-        words.end()
+        loop {
+            let (_, mut words) = self.next("a setting or `}` of the kernel")?;
+            if !words.take("setting") {
+                words.expect("}")?;
+                return words.end();
+            }
+            let name = words.name("a setting's name")?.to_owned();
+            words.expect(":")?;
+            let value = words.next("a setting's value")?.to_owned();
+            words.end()?;
+            self.kernel.settings.push(Setting { name, value });
+        }
     }
 
     fn declaration(&mut self, keyword: &str, words: &mut Words<'t>) -> Found<()> {

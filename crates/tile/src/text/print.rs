@@ -110,6 +110,11 @@ impl<'k> Printer<'k> {
         self.line(1, "body {");
         self.block(&kernel.body, 2);
         self.line(1, "}");
+        // Last, so that lines have one number with sources and without.
+        let settings = if self.sources { &kernel.settings[..] } else { &[] };
+        for setting in settings {
+            self.line(1, &format!("setting {}: {}", setting.name, setting.value));
+        }
         self.line(0, "}");
     }
 

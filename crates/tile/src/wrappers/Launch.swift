@@ -82,6 +82,10 @@ public struct Manifest: Decodable, Sendable {
     public struct Entry: Decodable, Sendable {
         public let name: String
         public let family: String
+        /// What decides what it computes, by name.
+        public let settings: [String: String]
+        /// What decides only how it does so.
+        public let schedule: [String: String]
         public let params: [Param]
         public let constants: [Constant]
         public let dimensions: [String]
@@ -108,10 +112,12 @@ public struct Manifest: Decodable, Sendable {
         public let language: [Int]
         public let macos: String
         public let ios: String
+        /// Whether its schedule is one for Apple's GPUs.
+        public let preferred: Bool?
     }
 
     /// The version of the format that this file reads.
-    static let version = 2
+    static let version = 3
 }
 
 /// A launch whose contract holds: a pipeline, what is bound to it, and the grid.
@@ -222,21 +228,37 @@ public final class Kernels: @unchecked Sendable {
         try self.init(library: library, manifest: manifest)
     }
 
-    /// The first kernel of a family whose parameters have these types, by name, and whose contract
-    /// these numbers meet: the manifest's rule for choosing.
+    /// The kernel of a family whose parameters have these types, by name, whose settings have these
+    /// values, and whose contract these numbers meet. Of several that differ in their schedules alone
+    /// one for Apple's GPUs goes first; those that compute different things are told apart by what the
+    /// error asks for.
     public func choose(
-        family: String, types: [String: String] = [:], numbers: [String: Number] = [:]
+        family: String, types: [String: String] = [:], settings: [String: String] = [:],
+        numbers: [String: Number] = [:]
     ) throws -> Manifest.Entry {
         let sizes = numbers.mapValues { Int($0.bits) }
-        for entry in manifest.kernels where entry.family == family && entry.metal != nil {
-            let fits = types.allSatisfy { name, dtype in
+        let fitting = try manifest.kernels.filter { entry in
+            let typed = types.allSatisfy { name, dtype in
                 entry.params.contains { $0.name == name && $0.dtype == dtype }
             }
-            if fits, try entry.requires.allSatisfy({ try Rule($0, entry.name).admits(sizes) }) {
-                return entry
+            let set = settings.allSatisfy { name, value in entry.settings[name] == value }
+            guard entry.family == family, entry.metal != nil, typed, set else { return false }
+            return try entry.requires.allSatisfy { try Rule($0, entry.name).admits(sizes) }
+        }
+        guard let first = fitting.first else {
+            throw KernelError(
+                family, expected: "a kernel of these types, settings and sizes", found: "none")
+        }
+        let names = Set(fitting.flatMap { $0.settings.keys })
+        // The function first: other settings are its own.
+        for name in names.sorted(by: { $0 == "function" || ($1 != "function" && $0 < $1) }) {
+            let values = Set(fitting.map { $0.settings[name] ?? "none" })
+            guard values.count == 1 else {
+                let list = values.sorted().joined(separator: ", ")
+                throw KernelError(family, expected: "one value of `\(name)`", found: list)
             }
         }
-        throw KernelError(family, expected: "a kernel of these types and sizes", found: "none")
+        return fitting.first { $0.metal?.preferred == true } ?? first
     }
 
     /// Checks a launch, and finds or makes its pipeline.

@@ -9,12 +9,12 @@
 //! the test is skipped.
 
 use crate::inventory;
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tile::case::Case;
 use tile::emit::{self, Dialect};
 use tile::ir::Kernel;
 use tile::launch::Numbers;
@@ -45,12 +45,17 @@ fn compiler() -> Result<Nvcc, Unproved> {
 }
 
 /// The kernels taken of those that CUDA devices launch, lowered, with the constants of the first
-/// case that launches them.
+/// case that launches them, or benchmark where no case does.
 fn kernels() -> Vec<(Kernel, Numbers)> {
-    let mut cases = inventory::cases_without(&ops::kernels::only_apple(), inventory::all());
-    cases.dedup_by(|next, case| next.kernel == case.kernel);
-    let lower = |case: &Case| passes::lower(&case.kernel, Target::Cuda).expect("it lowers");
-    cases.into_iter().map(|case| (lower(&case), case.numbers)).collect()
+    let apple = ops::kernels::only_apple();
+    let cases = inventory::cases_without(&apple, inventory::all());
+    let cases = cases.into_iter().map(|case| (case.kernel, case.numbers));
+    let benches = if inventory::all() { inventory::benches() } else { vec![] };
+    let benches = benches.into_iter().map(|bench| (bench.kernel, bench.numbers));
+    let mut names: HashSet<String> = apple.into_iter().map(|case| case.kernel.name).collect();
+    let taken = cases.chain(benches).filter(|(kernel, _)| names.insert(kernel.name.clone()));
+    let lower = |kernel: &Kernel| passes::lower(kernel, Target::Cuda).expect("it lowers");
+    taken.map(|(kernel, numbers)| (lower(&kernel), numbers)).collect()
 }
 
 /// One file for some kernels.

@@ -5,6 +5,7 @@
 
 use crate::inventory;
 use crate::language::rms_norm;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 use tile::case::{Buffer, Case, Expected, noise, tolerance};
@@ -374,17 +375,24 @@ fn cuda_text_of_the_inventory_computes_what_it_should() {
     every_case_holds(&inventory::cases(inventory::all()), Dialect::Cuda);
 }
 
-/// Kernels that a Metal GPU can run, lowered for it.
+/// Kernels that a Metal GPU can run, each once, lowered for it.
 fn for_metal(cases: &[Case]) -> Vec<Kernel> {
-    let mut kernels: Vec<&Kernel> = cases.iter().map(|case| &case.kernel).collect();
-    kernels.dedup();
-    kernels.retain(|kernel| emit::metal_takes(kernel));
-    kernels.into_iter().map(|k| passes::lower(k, Target::Metal).expect("it lowers")).collect()
+    lowered_for_metal(cases.iter().map(|case| &case.kernel))
 }
 
-/// All kernels of the inventory that a Metal GPU can run, lowered for it.
+fn lowered_for_metal<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> Vec<Kernel> {
+    let mut names = HashSet::new();
+    let taken = kernels.filter(|kernel| emit::metal_takes(kernel) && names.insert(&kernel.name));
+    taken.map(|k| passes::lower(k, Target::Metal).expect("it lowers")).collect()
+}
+
+/// All kernels that a Metal GPU can run and `tile build` writes, lowered for it.
 fn all_for_metal() -> &'static [Kernel] {
-    static ALL: LazyLock<Vec<Kernel>> = LazyLock::new(|| for_metal(&inventory::cases(true)));
+    static ALL: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
+        let (cases, benches) = (inventory::cases(true), inventory::benches());
+        let benches = benches.iter().map(|bench| &bench.kernel);
+        lowered_for_metal(cases.iter().map(|case| &case.kernel).chain(benches))
+    });
     &ALL
 }
 

@@ -39,6 +39,13 @@ fn large() -> Kernel {
     })
 }
 
+/// A kernel that is recorded with a function and a schedule.
+#[kernel]
+fn picked(y: Out<f32>, f: &str, schedule: u32) {
+    launch(Mode::Element, [fixed(1), fixed(1), fixed(1)], 32);
+    y.set(thread_id(), f.len() as f32 + schedule as f32);
+}
+
 /// What `main.swift` expects is what binding in Rust gives.
 #[test]
 fn the_launch_that_swift_is_held_to_is_that_of_rust() {
@@ -52,13 +59,25 @@ fn swift_launches_by_the_manifest() {
     if !Command::new("swiftc").arg("--version").output().is_ok_and(|o| o.status.success()) {
         return testing::skipped("Swift is not compiled: there is no swiftc on PATH");
     }
-    let kernels = [scaled_rows(), large()];
+    let recorded = [("gelu", 1), ("silu", 1), ("silu", 2)].map(|(f, s)| picked(f, s).record());
+    let [gelu, silu, mut fast] = recorded;
+    fast.name = "picked_silu_fast".to_owned();
+    let gelu = Kernel { name: "picked_gelu".to_owned(), ..gelu };
+    let kernels = [scaled_rows(), large(), gelu, silu, fast];
     let folder = tempfile::tempdir().unwrap();
     let put = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     put("Launch.swift", wrappers::swift_runtime());
     put("Kernels.swift", &wrappers::swift(&kernels));
-    let families = kernels.iter().map(|k| (k.name.trim_end_matches("_f16"), k));
-    put("manifest.json", &Manifest::of(families).to_json());
+    let family = |kernel: &Kernel| {
+        let picked = kernel.name.starts_with("picked").then_some("picked");
+        picked.map_or_else(|| kernel.name.trim_end_matches("_f16").to_owned(), str::to_owned)
+    };
+    let families: Vec<String> = kernels.iter().map(family).collect();
+    let mut manifest = Manifest::of(families.iter().map(String::as_str).zip(&kernels));
+    for entry in manifest.kernels.iter_mut().filter(|entry| entry.name == "picked_silu_fast") {
+        entry.metal.as_mut().unwrap().preferred = true;
+    }
+    put("manifest.json", &manifest.to_json());
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/swift");
     for name in ["Metal.swift", "main.swift"] {
         std::fs::copy(here.join(name), folder.path().join(name)).unwrap();

@@ -1,6 +1,6 @@
 //! The kernels that a decoder needs, as the proofs take them: a few of each family, or all.
 
-use tile::case::Case;
+use tile::case::{Bench, Case};
 use tile::ir::Kernel;
 
 /// How many kernels of a family are taken, from its smallest to its largest.
@@ -20,6 +20,11 @@ fn size(kernel: &Kernel) -> usize {
 /// The cases of the kernels taken, family by family; those of one kernel are neighbours.
 pub(crate) fn cases(all: bool) -> Vec<Case> {
     cases_without(&[], all)
+}
+
+/// The benchmarks of all families.
+pub(crate) fn benches() -> Vec<Bench> {
+    ops::kernels::all().into_iter().flat_map(|spec| (spec.benches)()).collect()
 }
 
 /// As [`cases`], of all kernels but those of some cases.

@@ -108,6 +108,18 @@ let chosen = try kernels.choose(
     family: "scaled_rows", types: ["x": "f16"], numbers: ["width": .uint(8)])
 expect(chosen.name, "scaled_rows_f16", "the choice")
 
+/// The name of the kernel of the family `picked` with these settings, or the error's line.
+func picked(_ settings: [String: String]) -> String {
+    do {
+        return try kernels.choose(family: "picked", settings: settings).name
+    } catch { return "\(error)" }
+}
+expect(picked(["f": "silu"]), "picked_silu_fast", "of two schedules the one for Apple's GPUs")
+expect(picked(["f": "gelu"]), "picked_gelu", "the only one of its setting")
+expect(picked(["f": "relu"]).contains("found none"), true, "a setting that no kernel has")
+expect(
+    picked([:]), "picked: expected one value of `f`, found gelu, silu", "kernels that differ in more")
+
 /// The line that a change of the launch above is refused with.
 func refused(_ change: (inout Launch) -> Void) -> String {
     var launch = launch
