@@ -4,7 +4,7 @@
 
 use formats::{Error, ErrorKind, Result};
 
-use crate::gradient::{ExpertsBackward, ExpertsTangent, Forward, Reverse, Wrt, zeros};
+use crate::gradient::{ExpertsBackward, ExpertsTangent, Forward, Reverse, Wrt, give, zeros};
 use crate::operation::{ActivationPrecision, Operand, Operation, ReferenceCall, Sharding};
 use crate::{Shape, Unary, arity, expect, gated, moe};
 
@@ -70,10 +70,11 @@ impl Gate {
     }
 }
 
-/// `x[rows, width], scores[rows, experts]; gate[experts * ff, width], up[experts * ff, width],
-/// down[experts * width, ff], (gate bias[experts * ff], up bias[experts * ff], down bias[experts *
-/// width]), (factors[experts]) -> [rows, width], (inner[rows, used * ff])`. Factors multiply the
-/// weights of chosen experts, after these are normalised.
+/// `x[rows, width], scores[rows, experts], (residual[rows, width]); gate[experts * ff, width],
+/// up[experts * ff, width], down[experts * width, ff], (gate bias[experts * ff], up bias[experts *
+/// ff], down bias[experts * width]), (factors[experts]) -> [rows, width], (inner[rows, used *
+/// ff])`. Factors multiply the weights of chosen experts, after these are normalised; the residual
+/// is added to the sum of experts.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Experts {
     /// How scores are read.
@@ -161,7 +162,7 @@ impl Operation for Experts {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("experts", inputs, 2, weights, &[3, 4, 6, 7])?;
+        arity("experts", inputs, 2 + usize::from(inputs.len() > 2), weights, &[3, 4, 6, 7])?;
         let Sizes { experts, width, ff, .. } =
             self.sizes([inputs[0].width, inputs[1].width], weights)?;
         for (operand, weight, shape) in [
@@ -174,6 +175,10 @@ impl Operation for Experts {
             ("factors", Experts::factors(weights), vec![experts]),
         ] {
             weight.map_or(Ok(()), |found| expect("experts", operand, found, &shape))?;
+        }
+        if let Some(residual) = inputs.get(2).filter(|residual| **residual != inputs[0]) {
+            let [expected, found] = [&inputs[0], residual].map(|shape| format!("{shape:?}"));
+            return Err(Error::new("experts: residual", expected, found));
         }
         let inner = Shape { width: self.routing.used * ff, ..inputs[0] };
         Ok(if self.inner { vec![inputs[0], inner] } else { vec![inputs[0]] })
@@ -214,6 +219,9 @@ impl Operation for Experts {
         let shares: Vec<f32> = routes.weights.iter().map(|w| *w as f32).collect();
         let y = moe::combine(&outer, &shares, self.routing.used, width);
         call.outputs[0].iter_mut().zip(y).for_each(|(to, y)| *to = y as f32);
+        if let Some(residual) = call.inputs.get(2) {
+            call.outputs[0].iter_mut().zip(*residual).for_each(|(to, more)| *to += more);
+        }
     }
 
     /// The matrices stay as they are; scores and the input have gradients.
@@ -229,6 +237,7 @@ impl Operation for Experts {
         if weights.iter().any(|i| at.wants(Wrt::Weight(*i))) {
             return Err(trained());
         }
+        give(at, Wrt::Input(2), |_| Ok(dy))?;
         let inputs = [at.input(0), at.input(1), dy];
         let cotangents = at.record(ExpertsBackward(*self).into(), &inputs, &weights)?;
         for (i, cotangent) in cotangents.into_iter().enumerate() {
@@ -259,7 +268,11 @@ impl Operation for Experts {
             });
         }
         let dy = at.record(ExpertsTangent(*self).into(), &operands, &weights)?[0];
-        at.add(0, dy)
+        at.add(0, dy)?;
+        match at.has_input(2).then(|| at.tangent(2)).flatten() {
+            Some(residual) => at.add(0, residual),
+            None => Ok(()),
+        }
     }
 
     /// Every rank computes all experts: their rows could only be shared inside each expert.
@@ -267,8 +280,8 @@ impl Operation for Experts {
         Sharding::Whole
     }
 
-    fn shares_type(&self, _: Operand) -> bool {
-        false
+    fn shares_type(&self, operand: Operand) -> bool {
+        matches!(operand, Operand::Input(2) | Operand::Output(0))
     }
 
     fn precision(&self) -> ActivationPrecision {

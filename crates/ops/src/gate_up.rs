@@ -47,7 +47,7 @@ pub fn gate_up(
     let outs = [(out, dim("out")), (out, dim("out"))];
     let sites = low.map(|low| Sites::declare(low, &outs, fixed(rows)));
     let input = Input::new(x, rows, width, norm, schedule.activations, &[format]);
-    let sweep = Sweep { weights, out };
+    let sweep = Sweep::new(weights, out);
     let (overlap, finisher) = Low::ends(low);
     product_overlapping(
         &schedule,

@@ -45,7 +45,7 @@ pub fn linear_add(
     }
     let sites = low.map(|low| Sites::declare(low, &[(out, dim("out"))], fixed(rows)));
     let input = Input::new(x, rows, width, None, schedule.activations, &[format]);
-    let sweep = Sweep { weights: vec![weight], out };
+    let sweep = Sweep::new(vec![weight], out);
     let (overlap, finisher) = Low::ends(low);
     product_overlapping(
         &schedule,

@@ -9,10 +9,12 @@
 //!
 //! A *pair* is a token and one of its experts: pair `t k + j`. Rows of what experts read and write
 //! are in the order of pairs, whatever computes them: [`moe_gemv`] takes pairs one by one, for few
-//! tokens; [`moe_gemm`] takes them by expert, in the order that [`moe_group`] found, for many. The
-//! weights of all experts are one matrix `[experts * out, width]`.
+//! tokens, whose results [`moe_down`] adds up as it makes them; [`moe_gemm`] takes them by expert, in
+//! the order that [`moe_group`] found, for many. The weights of all experts are one matrix
+//! `[experts * out, width]`.
 
 mod cases;
+mod down;
 mod group;
 mod products;
 mod reference;
@@ -25,6 +27,7 @@ use tile::launch::{Mode, Requirement};
 use crate::experts::{Odds, Routing};
 use crate::linear::holds;
 use crate::{math, sweep};
+pub use down::{DownParts, moe_down, pick_down};
 pub use group::{moe_group, tiles};
 pub use products::{moe_gate_up, moe_gemm, moe_gemm_turned, moe_gemv, pick_blocks, pick_turned};
 pub use reference::{ExpertPairs, Routes, combine, group, product, product_turned, route};
@@ -195,7 +198,7 @@ fn clamped(gate: Val<f32>, up: Val<f32>, limit: Val<f32>, alpha: Val<f32>) -> Va
 }
 
 /// The weighted sum of each token's experts: `out[t] = sum_j weights[t, j] y[t k + j]`, `y`
-/// `[tokens * k, width]`.
+/// `[tokens * k, width]`. If it `adds`, `residual` `[tokens, width]` is added, which may be `out`.
 #[kernel]
 pub fn moe_combine(
     y: In<{ scalar }>,
@@ -205,6 +208,7 @@ pub fn moe_combine(
     scalar: Scalar,
     to: Scalar,
     k: u32,
+    adds: bool,
 ) {
     launch(Mode::Row, [dim("tokens"), fixed(1), fixed(1)], 256);
     for name in ["y", "out"] {
@@ -213,6 +217,10 @@ pub fn moe_combine(
     holds("y", dim("tokens") * k * dim("width"));
     holds("weights", dim("tokens") * k);
     holds("out", dim("tokens") * dim("width"));
+    let residual = adds.then(|| {
+        holds("residual", dim("tokens") * dim("width"));
+        <In>::stored("residual", to)
+    });
     grid_trigger();
     grid_wait();
     let token = group_id();
@@ -220,7 +228,8 @@ pub fn moe_combine(
     for i in strided(width) {
         let row = |j: usize| y.get((token * k + j as u32) * width + i).f32();
         let sum = (0..shares.len()).fold(0f32.val(), |sum, j| row(j).fma(shares[j], sum));
-        out[token * width + i] = sum.cast();
+        let more = residual.map(|residual| residual.get(token * width + i).f32());
+        out[token * width + i] = more.map_or(sum, |more| more + sum).cast();
     }
 }
 
@@ -230,6 +239,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "moe_group", cases: cases::groups, benches: cases::group_benches },
     Spec { name: "moe_gemv", cases: cases::gemvs, benches: cases::gemv_benches },
     Spec { name: "moe_gate_up", cases: cases::gate_ups, benches: cases::gate_up_benches },
+    Spec { name: "moe_down", cases: down::cases, benches: down::benches },
     Spec { name: "moe_gemm", cases: cases::gemms, benches: cases::gemm_benches },
     Spec { name: "moe_gemm_turned", cases: cases::turned, benches: cases::turned_benches },
     Spec { name: "moe_bias", cases: cases::biases, benches: cases::bias_benches },

@@ -53,10 +53,8 @@ pub fn project(
         let (weight, out) = (format!("weight{j}"), format!("out{j}"));
         let rows_of = Const::<u32>::declare(&out);
         let y = <Out>::stored(&format!("y{j}"), to);
-        sweeps.push(Sweep {
-            weights: vec![PackedWeights::declare(&weight, format, width)],
-            out: rows_of,
-        });
+        let declared = PackedWeights::declare(&weight, format, width);
+        sweeps.push(Sweep::new(vec![declared], rows_of));
         let bias = bias.then(|| <In>::declare(&format!("bias{j}")));
         weights.push((weight, format, out));
         ends.push((y, bias, rows_of));

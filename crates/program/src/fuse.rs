@@ -1,6 +1,7 @@
 //! Fusion: a norm with the projections that share it, SwiGLU's gate, residual additions, and the
-//! norms, rotations and cache write of q, k and v; for training, gates and sums of products. Each
-//! rule removes passes over activations; none changes a result beyond rounding.
+//! norms, rotations and cache write of q, k and v; for GPUs, experts with what is added to them; for
+//! training, gates and sums of products. Each rule removes passes over activations; none changes a
+//! result beyond rounding.
 
 use crate::{Node, Program, ValueId};
 use ops::gradient::{Gated, Gradient, LinearBackwardAdd};
@@ -11,7 +12,7 @@ pub fn fuse(program: &Program) -> Program {
     let mut fused = program.clone();
     projections(&mut fused);
     gate_up(&mut fused);
-    sums(&mut fused, |op| matches!(op, Op::Linear(_)).then(|| Op::from(LinearAdd)));
+    sums(&mut fused, |node| matches!(node.op, Op::Linear(_)).then(|| Op::from(LinearAdd)));
     rope_write(&mut fused);
     fused
 }
@@ -31,8 +32,54 @@ pub fn fuse_gates(program: &mut Program) {
 /// Adds products to the other terms of a value's gradient, which its readers give, as they are
 /// made.
 pub fn fuse_gradients(program: &mut Program) {
-    let added = |op: &Op| matches!(op, Op::Gradient(Gradient::LinearBackward(_)));
-    sums(program, |op| added(op).then(|| Op::from(LinearBackwardAdd)));
+    let added = |node: &Node| matches!(node.op, Op::Gradient(Gradient::LinearBackward(_)));
+    sums(program, |node| added(node).then(|| Op::from(LinearBackwardAdd)));
+}
+
+/// Adds residuals in mixtures of experts, for devices that add as they sum experts.
+pub fn fuse_mixtures(program: &mut Program) {
+    residuals_first(program);
+    sums(program, |node| plain_mixture(node).then(|| node.op.clone()));
+}
+
+/// Whether a node is a mixture without a residual.
+fn plain_mixture(node: &Node) -> bool {
+    matches!(node.op, Op::Experts(_)) && node.inputs.len() == 2
+}
+
+/// `add(x, linear_add(shared, experts))` becomes `linear_add(shared, add(x, experts))`, the sum in
+/// the mixture itself: experts beside a shared one.
+fn residuals_first(program: &mut Program) {
+    let mut at = 0;
+    while at < program.nodes.len() {
+        match residual_first_at(program, at) {
+            Some((mixture, linear, x)) => {
+                program.nodes[mixture].inputs.push(x);
+                let outputs = program.nodes[at].outputs.clone();
+                program.nodes[linear].outputs = outputs;
+                program.nodes.remove(at);
+            }
+            None => at += 1,
+        }
+    }
+}
+
+/// The mixture, the product and the residual of the sum at `at`.
+fn residual_first_at(program: &Program, at: usize) -> Option<(usize, usize, ValueId)> {
+    let add = &program.nodes[at];
+    if !matches!(add.op, Op::Zip(Zip(Binary::Add))) {
+        return None;
+    }
+    let [a, b] = [add.inputs[0], add.inputs[1]];
+    [(a, b), (b, a)].into_iter().find_map(|(x, sum)| {
+        let linear = single(program, sum)?;
+        let mixture = single(program, *program.nodes[linear].inputs.get(1)?)?;
+        let fits = matches!(program.nodes[linear].op, Op::LinearAdd(_))
+            && plain_mixture(&program.nodes[mixture])
+            && program.nodes[linear].inputs[1] == program.nodes[mixture].outputs[0]
+            && program.writers()[x.0].map_or(program.input == Some(x), |i| i < mixture);
+        fits.then_some((mixture, linear, x))
+    })
 }
 
 /// The activation whose product is the `mul` at `at`, and the gate that is both.
@@ -149,7 +196,7 @@ fn gate_up_at(program: &Program, at: usize) -> Option<(usize, usize, Unary)> {
 
 /// `add(residual, product(x))`, either way round, for products that `fused` gives another operation
 /// for.
-fn sums(program: &mut Program, fused: impl Fn(&Op) -> Option<Op>) {
+fn sums(program: &mut Program, fused: impl Fn(&Node) -> Option<Op>) {
     let mut at = 0;
     while at < program.nodes.len() {
         let found = matches!(program.nodes[at].op, Op::Zip(Zip(Binary::Add)))
@@ -157,17 +204,16 @@ fn sums(program: &mut Program, fused: impl Fn(&Op) -> Option<Op>) {
                 let [a, b] = [program.nodes[at].inputs[0], program.nodes[at].inputs[1]];
                 [(a, b), (b, a)].into_iter().find_map(|(residual, value)| {
                     let linear = single(program, value)?;
-                    Some((residual, linear, fused(&program.nodes[linear].op)?))
+                    let node = &program.nodes[linear];
+                    let op = fused(node).filter(|_| node.outputs[0] == value)?;
+                    Some((residual, linear, op))
                 })
             })
             .flatten();
         if let Some((residual, linear, op)) = found {
-            let node = Node {
-                op,
-                inputs: vec![program.nodes[linear].inputs[0], residual],
-                weights: program.nodes[linear].weights.clone(),
-                outputs: program.nodes[at].outputs.clone(),
-            };
+            let mut node = Node { op, ..program.nodes[linear].clone() };
+            node.inputs.push(residual);
+            node.outputs[0] = program.nodes[at].outputs[0];
             rewrite(program, at, node, &[linear]);
         } else {
             at += 1;

@@ -25,7 +25,7 @@ use ops::{Op, Rope, Shape};
 use std::fmt;
 
 pub use adapt::{AdapterFactors, RankShare, Site};
-pub use fuse::{fuse, fuse_gates, fuse_gradients};
+pub use fuse::{fuse, fuse_gates, fuse_gradients, fuse_mixtures};
 pub use observe::{Input, Routed};
 pub use offload::Offloaded;
 pub use plan::{ArenaPlan, plan_memory, plan_sizes};

@@ -158,11 +158,19 @@ fn route(scores: &[f32], routing: &Routing, ids: &mut [u32], weights: &mut [f32]
     weights.iter_mut().for_each(|weight| *weight *= routing.scale / total);
 }
 
-/// Sums the outputs of a token's experts times their weights, in the order of selection.
-fn combine<'a>(to: &mut [f32], results: impl Iterator<Item = (f32, &'a [f32])>) {
+/// Sums the outputs of a token's experts times their weights, in the order of selection, and adds
+/// the residual.
+fn combine<'a>(
+    to: &mut [f32],
+    results: impl Iterator<Item = (f32, &'a [f32])>,
+    residual: Option<&[f32]>,
+) {
     to.fill(0.0);
     for (weight, from) in results {
         to.iter_mut().zip(from).for_each(|(to, y)| *to += weight * *y);
+    }
+    if let Some(residual) = residual {
+        to.iter_mut().zip(residual).for_each(|(to, more)| *to += more);
     }
 }
 
@@ -361,7 +369,11 @@ impl Replay<'_> {
                 // SAFETY: as above.
                 (weight, unsafe { &*self.floats(y.start, at..at + width) })
             });
-            combine(to, results);
+            // SAFETY: the residual is only read.
+            let residual = node.inputs.get(2).map(|residual| unsafe {
+                &*self.floats(self.offset(*residual), t * width..(t + 1) * width)
+            });
+            combine(to, results, residual);
         }
     }
 

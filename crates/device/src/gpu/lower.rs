@@ -232,11 +232,12 @@ impl Lowering {
     /// # Errors
     /// Heads that do not fit the cache's type.
     pub(super) fn new(
-        program: Program,
+        mut program: Program,
         facts: Facts,
         options: &LoadOptions,
         formats: Vec<Option<Format>>,
     ) -> Result<Lowering> {
+        program::fuse_mixtures(&mut program);
         let &LoadOptions { cache_type: cache, batched, sequences, .. } = options;
         kv::check(cache, &program.layers)?;
         let half = match cache {

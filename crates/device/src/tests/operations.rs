@@ -3,11 +3,13 @@
 use formats::{DType, Pairing, Result, Source, Tensor, Tensors, safetensors};
 use nn::{Builder, ForwardPass, Rope, Stored, Weights};
 use ops::embed::Index;
+use ops::experts::{Gate, Odds, Routing};
 use ops::map::Unary;
 use ops::zip::Binary;
 use ops::{Attention, Op};
 use program::{
-    BLOCK_TOKENS, CacheLayer, Program, Sequence, Step, StepKind, Table, WeightId, fuse, reference,
+    BLOCK_TOKENS, CacheLayer, Node, Program, Sequence, Step, StepKind, Table, WeightId, fuse,
+    fuse_mixtures, reference,
 };
 
 use crate::{CacheType, Device, DeviceSpec, LoadOptions};
@@ -158,6 +160,43 @@ fn carried() -> Result<Program> {
     let (a, b) = (linear(a), linear(b));
     let y = mixed.apply(Op::from(net), &[&a, &b], vec![decay, dt]).trace("delta_net");
     step.finish(y.select().apply(Op::from(ops::Linear), &[], vec![head]))
+}
+
+/// A Program of mixtures of experts: one whose sum is added to its layer's input, and one beside an
+/// expert that all tokens have.
+fn mixtures() -> Result<Program> {
+    let builder = Builder::new(&Any);
+    let (experts, ff) = (6, 40);
+    let w = |name: String, shape: &[usize]| weight(&builder, &name, shape);
+    let table = w("table".into(), &[VOCAB, HIDDEN]);
+    let (scale, head) = (w("scale".into(), &[HIDDEN]), w("head".into(), &[VOCAB, HIDDEN]));
+    let gated = |count: usize, i: usize| {
+        let parts = [("gate", [ff, HIDDEN]), ("up", [ff, HIDDEN]), ("down", [HIDDEN, ff])];
+        parts.map(|(part, [out, cols])| w(format!("{part}{count}.{i}"), &[count * out, cols]))
+    };
+    let layers = [2, 3].map(|used| {
+        (used, w(format!("router{used}"), &[experts, HIDDEN]), gated(experts, used), gated(1, used))
+    });
+    let places = w("positions".into(), &[PLACES, HIDDEN]);
+    let step = ForwardPass::new(builder.program(), true);
+    let embed =
+        |index, table| step.record(Op::from(ops::Embed { index }), &[], vec![table]).swap_remove(0);
+    let mut x = embed(Index::Token, table).add(&embed(Index::Position, places));
+    for (used, router, all, shared) in layers {
+        let n = x.apply(Op::from(ops::RmsNorm { eps: 1e-5 }), &[], vec![scale]);
+        let linear = |w| n.apply(Op::from(ops::Linear), &[], vec![w]);
+        let routing = Routing { used, odds: Odds::Softmax, normalised: true, scale: 1.5 };
+        let (gate, weighs_inputs, inner) = (Gate::Plain(Unary::Silu), false, false);
+        let op = ops::Experts { routing, gate, weighs_inputs, inner };
+        let mut y = n.apply(Op::from(op), &[&linear(router)], all.to_vec());
+        if used == 3 {
+            let [gate, up, down] = shared;
+            let inner = linear(gate).map(Unary::Silu).mul(&linear(up));
+            y = y.add(&inner.apply(Op::from(ops::Linear), &[], vec![down]));
+        }
+        x = x.add(&y).trace(format!("mixture of {used}"));
+    }
+    step.finish(x.select().apply(Op::from(ops::Linear), &[], vec![head]))
 }
 
 /// A file of seeded weights.
@@ -396,6 +435,39 @@ fn caps_and_sinks_matter() {
         let worst =
             layers.map(|((_, found), (_, wanted))| worst(found, wanted)).fold(0.0, f32::max);
         assert!(worst > 0.05, "{removed}: {worst}");
+    }
+}
+
+/// With what is added to them, too.
+#[test]
+fn mixtures_agree_with_their_references() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = mixtures().unwrap();
+    let tensors = tensors(&plain, folder.path());
+    let wanted = results(&plain, &tensors, None);
+    let fused = fuse(&plain);
+    let mut added = fused.clone();
+    fuse_mixtures(&mut added);
+    added.verify().unwrap();
+    // Only positions are added by themselves.
+    let sums = |program: &Program| {
+        let adds = |node: &&Node| matches!(node.op, Op::Zip(ops::Zip(Binary::Add)));
+        program.nodes.iter().filter(adds).count()
+    };
+    assert_eq!([&fused, &added].map(sums), [3, 1]);
+    let found = results(&added, &tensors, None);
+    for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
+        assert!(worst(found, wanted) <= 1e-6, "the reference: {name}");
+    }
+    for (place, threads) in [("cpu", 1), ("cpu", 3), ("sim", 1)] {
+        let device = place.parse::<DeviceSpec>().unwrap().open(Some(threads)).unwrap();
+        for program in [&plain, &fused, &added] {
+            let found = results(program, &tensors, Some((&*device, CacheType::F32)));
+            for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
+                let worst = worst(found, wanted);
+                assert!(worst <= 1e-5, "{place}, {threads} threads: {name}: {worst:e}");
+            }
+        }
     }
 }
 

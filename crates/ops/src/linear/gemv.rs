@@ -180,7 +180,7 @@ impl GemvSchedule {
     }
 
     /// The number that columns must be a multiple of.
-    fn step(&self, format: Format) -> u32 {
+    pub(crate) fn step(&self, format: Format) -> u32 {
         let whole = if self.whole { 32 * format.run() * self.loads } else { 1 };
         format.step().max(whole)
     }
@@ -199,6 +199,39 @@ pub(crate) struct Sweep {
     pub(crate) weights: Vec<PackedWeights>,
     /// Their rows.
     pub(crate) out: Val<u32>,
+    /// If rows are weighted sums of several matrices' rows: which.
+    pub(crate) mixed: Option<Mixed>,
+}
+
+impl Sweep {
+    /// The rows of these matrices, as they are.
+    pub(crate) fn new(weights: Vec<PackedWeights>, out: Val<u32>) -> Sweep {
+        Sweep { weights, out, mixed: None }
+    }
+}
+
+/// Several matrices of one buffer whose products, each with columns of its own, are weighted and
+/// added up: the columns of the first, then those of the next. Lane `j` knows of matrix `j`.
+pub(crate) struct Mixed {
+    /// How many, at most 32.
+    pub(crate) count: u32,
+    /// Columns of each.
+    pub(crate) width: Val<u32>,
+    /// The first row of the lane's matrix.
+    pub(crate) first: Val<u32>,
+    /// The factor on its products.
+    pub(crate) factor: Val<f32>,
+    /// A number for each row of the buffer, added to its products before the factor.
+    pub(crate) bias: Option<In>,
+}
+
+impl Mixed {
+    /// The matrix of a run of all columns, and the number of this run there.
+    #[track_caller]
+    fn place(&self, run: Val<u32>, format: Format) -> (Val<u32>, Val<u32>) {
+        let runs = self.width / format.run();
+        (run / runs, run % runs)
+    }
 }
 
 /// Sums that are complete: in lane 0, or each in a lane of its own.
@@ -479,8 +512,16 @@ impl Walk {
         let run = self.run(at.step, load);
         let run = if whole { run } else { run.min(self.runs(sweep) - 1u32) };
         let mut slot = load * self.words_per_load(sweep);
+        let (first, run) = match &sweep.mixed {
+            Some(mixed) => {
+                let (matrix, run) = mixed.place(run, sweep.weights[0].format());
+                (Some(shuffle(mixed.first, matrix)), run)
+            }
+            None => (None, run),
+        };
         for output in 0..outputs {
             let row = (at.block * outputs + output).min(sweep.out - 1u32);
+            let row = first.map_or(row, |first| first + row);
             for weights in &sweep.weights {
                 for word in weights.load(weights.row(row), run) {
                     to.set(slot, word);
@@ -502,19 +543,34 @@ impl Walk {
         sums: Regs<f32>,
     ) {
         let run = self.run(step, load);
+        let format = sweep.weights[0].format();
+        // The run's number in its matrix. All lanes take part, those without a run, too.
+        let (factor, own) = match &sweep.mixed {
+            Some(mixed) => {
+                let run = if self.schedule.whole { run } else { run.min(self.runs(sweep) - 1u32) };
+                let (matrix, own) = mixed.place(run, format);
+                (Some(shuffle(mixed.factor, matrix)), own)
+            }
+            None => (None, run),
+        };
         let body = || {
-            let format = sweep.weights[0].format();
             let slice = |row| input.slice(row, run, format);
             let mut slot = load * self.words_per_load(sweep);
             let mut take = |sum: u32| {
                 let next = slot + format.words();
                 let words: Vec<Val<u32>> = (slot..next).map(|i| from.get(i)).collect();
                 slot = next;
-                sweep.weights[sum as usize % sweep.weights.len()].run(&words, run)
+                sweep.weights[sum as usize % sweep.weights.len()].run(&words, own)
             };
             let add = |sum: u32, row: u32, slice: &Slice, taken: &WordRun| {
-                let i = sum * input.rows + row;
-                sums.set(i, slice.dot(taken, sums.get(i)));
+                let (i, before) = (sum * input.rows + row, sums.get(sum * input.rows + row));
+                sums.set(
+                    i,
+                    match factor {
+                        Some(factor) => slice.dot(taken, 0f32.val()).fma(factor, before),
+                        None => slice.dot(taken, before),
+                    },
+                );
             };
             let all = 0..self.schedule.outputs * sweep.weights.len() as u32;
             // Registers hold either the activations of all rows or the weights of all matrix rows,
@@ -551,7 +607,15 @@ impl Walk {
         sums: Regs<f32>,
         finish: &mut impl FnMut(Sums),
     ) {
-        let totals: Vec<Val<f32>> = (0..sums.len()).map(|i| simd_sum(sums.get(i))).collect();
+        let own = |i: u32| {
+            let Some(Mixed { count, first, factor, bias: Some(bias), .. }) = sweep.mixed else {
+                return sums.get(i);
+            };
+            let row = (block * self.schedule.outputs + i / input.rows).min(sweep.out - 1u32);
+            let own = bias.get(first + row) * factor;
+            sums.get(i) + select(self.lane.lt(count), own, 0.0)
+        };
+        let totals: Vec<Val<f32>> = (0..sums.len()).map(|i| simd_sum(own(i))).collect();
         (0..sums.len()).for_each(|i| sums.set(i, 0.0));
         if self.overlap == Overlap::Follows {
             grid_wait();

@@ -17,7 +17,7 @@ use tile::case::Spec;
 use tile::dsl::*;
 
 pub(crate) use gemv::{
-    Finisher, Overlap, Sums, Sweep, contract, holds, product, product_overlapping,
+    Finisher, Mixed, Overlap, Sums, Sweep, contract, holds, product, product_overlapping,
 };
 pub use gemv::{GemvSchedule, Held, Task, Traits};
 pub use input::{ActivationStorage, bytes};
@@ -45,7 +45,7 @@ pub fn gemv(
         holds("bias", dim("out"));
     }
     let input = Input::new(x, rows, width, None, schedule.activations, &[format]);
-    let sweep = Sweep { weights: vec![weight], out };
+    let sweep = Sweep::new(vec![weight], out);
     product(&schedule, input, &[sweep], |Sums { output, row, sums, .. }| {
         let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(output));
         y.set(output + out * row, sum);

@@ -128,7 +128,7 @@ fn declare(
         let own = !gate || j == 0;
         let out = if own { name("out") } else { "out0".to_owned() };
         if own {
-            let sweep = Sweep { weights: vec![], out: Const::<u32>::declare(&out) };
+            let sweep = Sweep::new(vec![], Const::<u32>::declare(&out));
             declared.sweeps.push(sweep);
             declared.results.push(<Out>::stored(&name("y"), y));
             holds(&name("y"), dim(&out) * dim("rows"));

@@ -93,7 +93,7 @@ pub fn low_rank_down(
     let row = group_id_of(1);
     let seat = seats.get(row).max(1u32).min(count) - 1u32;
     let input = Input::new(x, 1, width, norm, schedule.activations, &[format]).starting_at(row);
-    let sweep = Sweep { weights: vec![down.starting_at(seat * ranks)], out: ranks };
+    let sweep = Sweep::new(vec![down.starting_at(seat * ranks)], ranks);
     let (overlap, finisher) = (Overlap::Leads, Finisher::First);
     product_overlapping(
         &schedule,

@@ -591,25 +591,33 @@ fn combine_case(
     tokens: usize,
     k: usize,
     width: usize,
+    adds: bool,
     why: &str,
 ) -> Case {
     let y = Buffer::floats(scalar, &noise(5, tokens * k * width));
     let weights: Vec<f32> = noise(6, tokens * k).into_iter().map(f32::abs).collect();
-    let want = combine(&y.to_f32(), &weights, k, width);
+    let mut want = combine(&y.to_f32(), &weights, k, width);
+    let mut buffers =
+        vec![y, Buffer::floats(Scalar::F32, &weights), Buffer::zeros(to, tokens * width)];
+    if adds {
+        let residual = Buffer::floats(to, &noise(8, tokens * width));
+        want.iter_mut().zip(residual.to_f64()).for_each(|(y, more)| *y += more);
+        buffers.push(residual);
+    }
     Case {
-        kernel: moe_combine(scalar, to, k as u32).record(),
+        kernel: moe_combine(scalar, to, k as u32, adds).record(),
         label: format!("{tokens} tokens of {k} x {width}, {} to {}: {why}", scalar, to),
         numbers: Numbers::new().with("tokens", tokens as u32).with("width", width as u32),
-        buffers: vec![y, Buffer::floats(Scalar::F32, &weights), Buffer::zeros(to, tokens * width)],
+        buffers,
         expected: vec![(2, Expected::Near(want, tolerance(to)))],
     }
 }
 
 pub(super) fn combines() -> Vec<Case> {
     vec![
-        combine_case(Scalar::F32, Scalar::F32, 3, 8, 320, "rows longer than a group"),
-        combine_case(Scalar::BF16, Scalar::BF16, 2, 2, 72, "short rows"),
-        combine_case(Scalar::F16, Scalar::F32, 1, 6, 1025, "an odd row"),
+        combine_case(Scalar::F32, Scalar::F32, 3, 8, 320, true, "rows longer than a group"),
+        combine_case(Scalar::BF16, Scalar::BF16, 2, 2, 72, true, "short rows"),
+        combine_case(Scalar::F16, Scalar::F32, 1, 6, 1025, false, "an odd row"),
     ]
 }
 
@@ -622,7 +630,7 @@ pub(super) fn combine_benches() -> Vec<Bench> {
     ];
     let numbers = Numbers::new().with("tokens", tokens as u32).with("width", width as u32);
     let flops = 2 * (tokens * k * width) as u64;
-    let kernel = moe_combine(Scalar::BF16, Scalar::BF16, k as u32);
+    let kernel = moe_combine(Scalar::BF16, Scalar::BF16, k as u32, false);
     vec![memory(kernel, "4096 x 8 x 2048", numbers, buffers, flops)]
 }
 

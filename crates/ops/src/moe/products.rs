@@ -73,7 +73,7 @@ pub fn moe_gemv(
     let (pair, expert) = own_pair(ids, experts);
     let input = Input::new(x, 1, width, None, schedule.activations, &[format]);
     let input = input.starting_at(pair / share);
-    let sweep = Sweep { weights: vec![weight.starting_at(expert * out)], out };
+    let sweep = Sweep::new(vec![weight.starting_at(expert * out)], out);
     linear::product(&schedule, input, &[sweep], |Sums { output, sums, .. }| {
         let sum = bias.map_or(sums[0], |bias| sums[0] + bias.get(expert * out + output));
         y.set(pair * out + output, sum);
@@ -119,7 +119,7 @@ pub fn moe_gate_up(
     let input = Input::new(x, 1, width, None, schedule.activations, &[format]);
     let input = input.starting_at(pair / share);
     let weights = weights.map(|weights| weights.starting_at(expert * out)).to_vec();
-    let sweep = Sweep { weights, out };
+    let sweep = Sweep::new(weights, out);
     linear::product(&schedule, input, &[sweep], |Sums { output, sums, .. }| {
         let half = |i: usize| {
             biases.map_or(sums[i], |biases| sums[i] + biases[i].get(expert * out + output))

@@ -97,7 +97,11 @@ impl Run<'_> {
         let (routes, all) = self.experts_visited(op, node);
         // SAFETY: a node's operands.
         let (x, y) = unsafe { (self.read(node.inputs[0]), self.write(to)) };
-        y.fill(0.0);
+        match node.inputs.get(2) {
+            // SAFETY: a node's operand.
+            Some(residual) => y.copy_from_slice(unsafe { self.read(*residual) }),
+            None => y.fill(0.0),
+        }
         for Visited { expert, pairs } in all {
             let inner =
                 self.inner(node, op.gate, expert, &self.gathered(x, width, &pairs, used))?;

@@ -50,7 +50,13 @@ impl Replay<'_> {
             // SAFETY: as above.
             unsafe { self.floats(y.start, row) }
         };
-        super::combine(to, weights.iter().enumerate().map(|(pair, weight)| (*weight, &*row(pair))));
+        let results = weights.iter().enumerate().map(|(pair, weight)| (*weight, &*row(pair)));
+        // SAFETY: the residual is only read.
+        let residual = node
+            .inputs
+            .get(2)
+            .map(|residual| unsafe { &*self.floats(self.offset(*residual), columns.clone()) });
+        super::combine(to, results, residual);
     }
 
     /// A row at an offset of the arena, quantised by this worker into its own scratch for one of

@@ -15,8 +15,8 @@ use ops::gated::gated;
 use ops::linear::gemm::{self, GemmTypes, Machine};
 use ops::linear::{GemvSchedule, Task};
 use ops::moe::{
-    clamped_gate, moe_bias, moe_combine, moe_factors, moe_gate_up, moe_gemm, moe_gemv, moe_group,
-    moe_route, pick_blocks,
+    DownParts, clamped_gate, moe_bias, moe_combine, moe_down, moe_factors, moe_gate_up, moe_gemm,
+    moe_gemv, moe_group, moe_route, pick_blocks, pick_down,
 };
 use ops::packed::Format;
 use ops::scale_rows::scale_rows;
@@ -60,6 +60,8 @@ pub(in crate::gpu) struct Mixture<'a> {
     /// Where the rows that the second matrices read are kept, `[pairs, ff]` in f32, if something
     /// else reads them.
     pub(in crate::gpu) inner: Option<Slot>,
+    /// Rows that are added to the experts' sums, of the results' type.
+    pub(in crate::gpu) residual: Option<Slot>,
 }
 
 /// A product of experts: from rows `x`, each read by `share` pairs, to f32 rows `y`, one for each
@@ -143,6 +145,13 @@ pub(in crate::gpu) trait Mixtures {
         Ok(false)
     }
 
+    /// Records the second products of a token's experts and their sum, from rows `x` of the pairs
+    /// to `y`, if that suits as few tokens as there are. `early`: the halves of each pair are
+    /// [`Mixtures::gated_pairs`].
+    fn summed(&mut self, _: &Mixture<'_>, _x: &Slot, _y: &TypedSlot, _early: bool) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Records the choice of experts and their shares; see [`Array::Ids`].
     fn route(&mut self, of: &Mixture<'_>, routing: Routing) -> Result<()> {
         let (Sizes { experts, used, .. }, pairs) = (of.sizes, of.pairs());
@@ -209,7 +218,8 @@ pub(in crate::gpu) trait Mixtures {
         let inner = [Array::Gate, Array::Up, Array::Act].map(|a| self.array(a, pairs * ff));
         let [gate, up, act] = inner;
         let act = of.inner.clone().unwrap_or(act);
-        if !self.gated_pairs(of, &x, &act)? {
+        let early = self.gated_pairs(of, &x, &act)?;
+        if !early {
             self.halves(of, &x)?;
             let numbers = Numbers::new().with("n", (pairs * ff) as u32);
             let bound = [("gate", gate), ("up", up), ("y", act.clone())];
@@ -220,6 +230,9 @@ pub(in crate::gpu) trait Mixtures {
                     self.push(clamped_gate(), numbers, &bound)?;
                 }
             }
+        }
+        if self.summed(of, &act, &y, early)? {
+            return Ok(());
         }
         let x = TypedSlot { slot: act, scalar: Scalar::F32 };
         let (weight, bias) = (of.weights[2], Experts::bias(of.weights, 2).copied());
@@ -233,10 +246,12 @@ pub(in crate::gpu) trait Mixtures {
     /// Records the sums of each token's pairs, `outer`, by their shares.
     fn combine(&mut self, of: &Mixture<'_>, outer: Slot, y: TypedSlot) -> Result<()> {
         let Sizes { used, width, .. } = of.sizes;
-        let kernel = moe_combine(Scalar::F32, y.scalar, used as u32);
+        let kernel = moe_combine(Scalar::F32, y.scalar, used as u32, of.residual.is_some());
         let numbers = Numbers::new().with("tokens", of.rows as u32).with("width", width as u32);
         let shares = self.array(Array::Shares, of.pairs());
-        self.push(kernel, numbers, &[("y", outer), ("weights", shares), ("out", y.slot)])
+        let mut bound = vec![("y", outer), ("weights", shares), ("out", y.slot)];
+        bound.extend(of.residual.clone().map(|residual| ("residual", residual)));
+        self.push(kernel, numbers, &bound)
     }
 
     /// Records the order of pairs by expert, and the table of their blocks for a schedule.
@@ -369,6 +384,40 @@ impl Mixtures for Recorder<'_> {
         self.push(kernel, numbers, &bound)?;
         Ok(true)
     }
+
+    fn summed(&mut self, of: &Mixture<'_>, x: &Slot, y: &TypedSlot, early: bool) -> Result<bool> {
+        if !self.narrow(of.rows) {
+            return Ok(false);
+        }
+        let Sizes { experts, used, width, ff } = of.sizes;
+        let (weight, pairs, facts) = (of.weights[2], of.pairs(), self.of.facts);
+        let format = self.matrix(weight)?.0;
+        let (int8, tuned) = (!self.of.exact() && facts.dot4(), facts.tuned);
+        let (cols, out, formats) = (ff as u32, width as u32, &[format]);
+        let task = Task { formats, cols, out, rows: 1, x: Scalar::F32, pair: false, int8, tuned };
+        let schedule = pick_down(&task, used as u32, facts.shared);
+        let mut bound = vec![
+            ("x", x.clone()),
+            ("y", y.slot.clone()),
+            ("ids", self.array(Array::Ids, pairs)),
+            ("shares", self.array(Array::Shares, pairs)),
+            ("weight", self.weight(weight)),
+        ];
+        let bias = Experts::bias(of.weights, 2);
+        bound.extend(bias.map(|bias| ("bias", self.weight(*bias))));
+        bound.extend(of.residual.clone().map(|residual| ("residual", residual)));
+        let numbers = Numbers::new()
+            .with("tokens", of.rows as u32)
+            .with("experts", experts as u32)
+            .with("width", cols)
+            .with("out", out)
+            .with("groups", schedule.groups(out, facts.processors));
+        let (bias, adds) = (bias.is_some(), of.residual.is_some());
+        let parts = DownParts { used: used as u32, bias, adds, early };
+        let kernel = moe_down(Scalar::F32, y.scalar, format, parts, schedule);
+        self.push(kernel, numbers, &bound)?;
+        Ok(true)
+    }
 }
 
 impl Recorder<'_> {
@@ -397,6 +446,7 @@ impl Recorder<'_> {
             }
             inner => inner.map(|inner| inner.slot),
         };
-        self.experts(&Mixture { op, sizes, rows, x, scores, weights, inner }, y)
+        let residual = node.inputs.get(2).map(|v| self.value(*v));
+        self.experts(&Mixture { op, sizes, rows, x, scores, weights, inner, residual }, y)
     }
 }

@@ -66,12 +66,13 @@ impl Recorder<'_> {
         let sizes = sizes(&self.of.program, node)?;
         let [x, scores] = [0, 1].map(|i| self.value(node.inputs[i]).into());
         let (rows, weights) = (self.count(node.inputs[0]), &node.weights[..]);
-        Ok(Mixture { op, sizes, rows, x, scores, weights, inner: None })
+        Ok(Mixture { op, sizes, rows, x, scores, weights, inner: None, residual: None })
     }
 
     pub(super) fn experts_forward(&mut self, op: &Experts, node: &Node) -> Result<()> {
         let y = self.value(node.outputs[0]).into();
-        self.experts(&self.mixture(op, node)?, y)
+        let residual = node.inputs.get(2).map(|v| self.value(*v).slot());
+        self.experts(&Mixture { residual, ..self.mixture(op, node)? }, y)
     }
 
     pub(super) fn experts_backward(&mut self, op: &Experts, node: &Node) -> Result<()> {
