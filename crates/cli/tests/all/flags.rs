@@ -252,6 +252,7 @@ const TABLE: &[(&str, &str, Seen)] = &[
     ("bench", "--batch", Says("--batch 2", "tg2")),
     ("bench", "--shared", Says("--shared 2", "--shared: ")),
     ("why-slow", "--prompt --generate --json", Elsewhere("why_slow.rs")),
+    ("why-slow", "--batch", Says("--batch 2", "decode of 2 sequences")),
     ("perplexity", "--stride", Changes("--ctx 16", "--ctx 16 --stride 4")),
     ("perplexity compare imatrix", "--chunks", Changes("--ctx 16", "--ctx 16 --chunks 2")),
     ("perplexity compare imatrix verify", "--json", Elsewhere("models.rs, formats.rs")),

@@ -14,7 +14,7 @@ use std::ffi::{CString, c_void};
 use cudarc::driver::{result, sys};
 use formats::{Error, Result};
 
-use super::{Buffer, Gpu};
+use super::{Buffer, Gpu, pipeline};
 
 /// The most values of a sum: more are the business of NCCL, which sends each value once.
 pub(super) const MOST: usize = 1 << 17;
@@ -224,7 +224,6 @@ impl PeerSums {
     ) -> Result<()> {
         let own = &self.own[here];
         let context = own.mailbox.context();
-        context.enter()?;
         let pointers = [x.address(), y.address(), own.boxes.address(), own.rounds.address()];
         let numbers =
             [count, self.first + here, self.ranks].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
@@ -239,32 +238,16 @@ impl PeerSums {
             (&raw const pointers[3]).cast_mut().cast(),
             (&raw const stop).cast_mut().cast(),
         ];
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
-        let config = sys::CUlaunchConfig {
-            gridDimX: u32::try_from(count.div_ceil(THREADS)).unwrap_or(u32::MAX),
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: THREADS as u32,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            hStream: context.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(overlap && own.waits),
-        };
-        // SAFETY: the context is current; there is a pointer to a word for each of the kernel's
-        // parameters, which the driver copies. `x` and `y` have `count` floats (`bind` cut them), a
-        // mailbox has room for `MOST` words of every rank in both halves and `rounds` a number for
-        // each block of so many. Who holds a collective keeps all of them alive, and `Sums` frees
-        // mailboxes only once the streams of all its GPUs have drained.
+        let groups = u32::try_from(count.div_ceil(THREADS)).unwrap_or(u32::MAX);
+        let (shape, overlap) = ([groups, 1, 1, THREADS as u32, 0], overlap && own.waits);
+        // SAFETY: there is a pointer to a word for each of the kernel's parameters. `x` and `y`
+        // have `count` floats (`bind` cut them), a mailbox has room for `MOST` words of every rank
+        // in both halves and `rounds` a number for each block of so many. Who holds a collective
+        // keeps all of them alive, and `Sums` frees mailboxes only once the streams of all its GPUs
+        // have drained.
         let launched = unsafe {
-            let pointers = parameters.as_mut_ptr();
-            sys::cuLaunchKernelEx(&config, own.function, pointers, std::ptr::null_mut())
-        };
+            pipeline::launch(context, own.function, shape, overlap, parameters.as_mut_ptr())
+        }?;
         context.check("cuda: a sum of several GPUs", launched.result())
     }
 

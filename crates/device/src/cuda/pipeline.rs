@@ -247,34 +247,51 @@ impl Launch {
     /// The driver refuses. Failures of the kernel itself show at [`Gpu::synchronize`].
     pub fn enqueue(&self) -> Result<()> {
         let Inner { context, kernel, function, dynamic, .. } = &*self.pipeline.0;
-        context.enter()?;
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-        };
-        let [x, y, z] = self.grid;
-        let config = sys::CUlaunchConfig {
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: kernel.launch.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: *dynamic,
-            hStream: context.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.overlap),
-        };
         let pointers = self.parameters.pointers.as_ptr().cast_mut();
-        // SAFETY: the context is current; function and stream live as long as it. There is a
-        // pointer for each parameter of the kernel, to a word that holds an address or a 32-bit
-        // number as the emitted signature has it; the driver writes to neither, and copies the
-        // words before it returns. Buffers are alive (`_buffers`) and free themselves only once the
-        // stream has drained. They are long enough by the kernel's contract, and Rust holds no
+        let [x, y, z] = self.grid;
+        let shape = [x, y, z, kernel.launch.threads, *dynamic];
+        // SAFETY: function and stream live as long as the context. There is a pointer for each
+        // parameter of the kernel, to a word that holds an address or a 32-bit number as the
+        // emitted signature has it. Buffers are alive (`_buffers`) and free themselves only once
+        // the stream has drained. They are long enough by the kernel's contract, and Rust holds no
         // reference to their bytes.
-        let launched =
-            unsafe { sys::cuLaunchKernelEx(&config, *function, pointers, std::ptr::null_mut()) };
+        let launched = unsafe { launch(context, *function, shape, self.overlap, pointers) }?;
         context.check(&kernel.name, launched.result())
     }
+}
+
+/// Enqueues a kernel: `[grid x, y, z, threads, bytes of dynamic shared memory]`. With `overlap`, it
+/// may start while the work before it finishes.
+///
+/// # Safety
+/// The function is of this context. There is a pointer for each of its parameters, to a value of the
+/// parameter's type; the driver writes to none and copies them before it returns. What the kernel
+/// reads and writes is there until the stream has drained.
+pub(super) unsafe fn launch(
+    context: &Context,
+    function: sys::CUfunction,
+    [x, y, z, threads, dynamic]: [u32; 5],
+    overlap: bool,
+    pointers: *mut *mut c_void,
+) -> Result<sys::CUresult> {
+    context.enter()?;
+    let mut attribute = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: dynamic,
+        hStream: context.stream,
+        attrs: &mut attribute,
+        numAttrs: u32::from(overlap),
+    };
+    // SAFETY: the context is current; the rest is the caller's promise.
+    Ok(unsafe { sys::cuLaunchKernelEx(&config, function, pointers, std::ptr::null_mut()) })
 }
