@@ -33,7 +33,7 @@ impl Compiler {
         Compiler::keeping(capability, Cache::of_user())
     }
 
-    fn keeping(capability: (u32, u32), disk: Option<Cache>) -> Result<Compiler> {
+    pub(super) fn keeping(capability: (u32, u32), disk: Option<Cache>) -> Result<Compiler> {
         library::nvrtc()?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: writes two numbers.
