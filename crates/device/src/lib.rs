@@ -23,6 +23,7 @@ mod plan;
     allow(dead_code, reason = "a build without GPUs that can be ranks")
 )]
 mod ranks;
+mod resident;
 mod split;
 mod store;
 mod survey;
@@ -48,6 +49,7 @@ pub use place::{DeviceList, DeviceSpec, Simulator, SplitMode, gpus};
 pub use plan::Plan;
 use program::{AdapterFactors, Choose, Program, Step};
 pub use ranks::{Absence, Processes, RankLaunch, follow};
+pub use resident::peak_rss_bytes;
 pub use split::Split;
 pub use survey::{Gpus, Processor, RuntimeLibrary, Survey, survey};
 pub use train::{Divided, Kept, PackedRows, Precision, TrainOptions, Trainer};

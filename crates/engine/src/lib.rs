@@ -26,7 +26,6 @@ mod profile;
 mod prompt;
 pub mod reasoning;
 mod request;
-mod resident;
 mod saved;
 mod schedule;
 mod score;
@@ -41,6 +40,7 @@ mod worker;
 pub use crate::adapters::{Adapter, AdapterFile, Adapters, adapter_to_mlx, fuse, open_adapter};
 pub use choose::named_place;
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
+pub use device::peak_rss_bytes;
 pub use device::{
     About, Absence, CacheType, ComputePeaks, DeviceSpec, Dispatch, Gpus, Memory, Peaks, Plan,
     Processes, Processor, Profile, RankLaunch, Roof, RuntimeLibrary, SplitMode, Survey, Timing,
@@ -61,6 +61,5 @@ pub use prepare::Prepared;
 pub use profile::{Profiler, TimedStep};
 pub use prompt::Prompt;
 pub use request::{Generated, Generating, Request};
-pub use resident::peak_rss_bytes;
 pub use saved::SavedLayer;
 pub use session::{LogitRows, Logits, Session};
