@@ -14,7 +14,6 @@
 //! `[experts * out, width]`.
 
 mod cases;
-mod choose;
 mod down;
 mod group;
 mod products;
@@ -22,17 +21,15 @@ mod reference;
 
 use tile::case::Spec;
 use tile::dsl::*;
+use tile::ir::Reduce;
 use tile::launch::{Mode, Requirement};
 
-use crate::experts::Routing;
+use crate::experts::{Odds, Routing};
 use crate::linear::holds;
 use crate::{math, sweep};
-use choose::{Scores, choose};
 pub use down::{DownParts, moe_down, pick_down};
 pub use group::{moe_group, tiles};
-pub use products::{
-    Halves, moe_gate_up, moe_gemm, moe_gemm_turned, moe_gemv, pick_blocks, pick_turned,
-};
+pub use products::{moe_gate_up, moe_gemm, moe_gemm_turned, moe_gemv, pick_blocks, pick_turned};
 pub use reference::{ExpertPairs, Routes, combine, group, product, product_turned, route};
 
 /// Tokens that a threadgroup of [`moe_route`] routes: one a simdgroup.
@@ -40,13 +37,12 @@ const TOKENS: u32 = 4;
 /// No expert.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The experts of each token and their weights, for the kernels that do not choose themselves. A
-/// simdgroup holds `slots` scores in each lane: there are at most `32 slots` experts, and `slots` at
-/// most 32. Scores that are no number come last. With `factors`, each weight is multiplied with its
-/// expert's.
+/// The experts of each token and their weights. A simdgroup holds `slots` scores in each lane:
+/// there are at most `32 slots` experts, and `slots` at most 32. Scores that are no number come
+/// last.
 ///
-/// `logits` `[tokens, experts]`, `factors` `[experts]`; `ids` and `weights` `[tokens, used]`, as
-/// many as `routing` says, at most 32 and at most `experts`.
+/// `logits` `[tokens, experts]`; `ids` and `weights` `[tokens, top_k]`, `top_k` at most 32 and at
+/// most `experts`.
 #[kernel]
 pub fn moe_route(
     logits: In<{ scalar }>,
@@ -54,32 +50,82 @@ pub fn moe_route(
     weights: Out<f32>,
     tokens: Arg<u32>,
     experts: Const<u32>,
+    top_k: Const<u32>,
     scalar: Scalar,
     slots: u32,
     routing: Routing,
-    factors: bool,
 ) {
-    let used = routing.used as u32;
-    let factors = factors.then(|| <In>::declare("factors"));
     launch(Mode::Row, [dim("tokens").ceil_div(TOKENS), fixed(1), fixed(1)], 32 * TOKENS);
     require(Requirement::AtMost(dim("experts"), 32 * slots));
+    require(Requirement::AtMost(dim("top_k"), 32));
     holds("logits", dim("tokens") * dim("experts"));
-    holds("ids", dim("tokens") * used);
-    holds("weights", dim("tokens") * used);
-    if factors.is_some() {
-        holds("factors", dim("experts") + 0u32);
-    }
+    holds("ids", dim("tokens") * dim("top_k"));
+    holds("weights", dim("tokens") * dim("top_k"));
     grid_trigger();
     grid_wait();
     let (token, lane) = (group_id() * TOKENS + simd_id(), lane_id());
     if token < tokens {
-        let scores = Scores { logits, experts, slots, routing, factors };
-        let chosen = choose(scores, token, used.val());
-        if lane < used {
-            ids[token * used + lane] = chosen.expert;
-            weights[token * used + lane] = chosen.share;
+        let scores = Regs::<f32>::uninit(slots);
+        // A bit for each of the lane's experts that may still be chosen.
+        let mut open = Var::new(0u32);
+        let best = Var::new(f32::NEG_INFINITY);
+        for slot in 0..slots {
+            let expert = lane + 32 * slot;
+            let exists = expert.lt(experts);
+            let score = logits.get(token * experts + expert.min(experts - 1u32)).f32();
+            // Not a number is less than every number.
+            let score = select(exists, score.max(f32::NEG_INFINITY), f32::NEG_INFINITY);
+            scores.set(slot, score);
+            open |= select(exists, 1u32 << slot, 0u32);
+            best.set(best.get().max(score));
+        }
+        let top = simd_max(best.get());
+        let sum_of = |f: &dyn Fn(u32) -> Val<f32>| {
+            simd_sum((0..slots).map(f).reduce(|a, b| a + b).unwrap_or(0f32.val()))
+        };
+        // Of weights that are made to sum to one, the sum over all experts would cancel.
+        let all = match (routing.odds, routing.normalised) {
+            (Odds::Softmax, false) => sum_of(&|slot| (scores.get(slot) - top).exp()),
+            _ => 1f32.val(),
+        };
+        let (chosen, share, mut sum) = (Var::new(0u32), Var::new(0.0f32), Var::new(0.0f32));
+        for j in range(0u32, top_k) {
+            let (score, expert) = best_open(scores, open.get(), lane);
+            let peak = simd_max(score);
+            let own = select(score.eq(peak), expert, NONE);
+            // Bounded whatever `top_k` is: the experts' products are indexed with it.
+            let expert = simd_reduce(Reduce::Min, own).min(experts - 1u32);
+            let weight = match routing.odds {
+                Odds::Softmax => (peak - top).exp(),
+                Odds::Sigmoid => math::sigmoid(peak),
+                Odds::Near { jitter } => {
+                    let kept = sum_of(&|slot| {
+                        let (score, free) =
+                            (scores.get(slot), (open.get() >> slot & 1u32).ne(0u32));
+                        let apart = (peak - score) / score.abs().max(peak);
+                        select(free & apart.le(2.0 * jitter), (score - peak).exp(), 0f32)
+                    });
+                    1f32.val() / kept
+                }
+            };
+            open &= select(lane.eq(expert % 32u32), !(1u32.val() << (expert / 32u32)), u32::MAX);
+            sum += weight;
+            chosen.set(select(lane.eq(j), expert, chosen.get()));
+            share.set(select(lane.eq(j), weight, share.get()));
+        }
+        let total = if routing.normalised { sum.get() } else { all };
+        if lane < top_k {
+            ids[token * top_k + lane] = chosen.get();
+            let weight = share.get() / total;
+            weights[token * top_k + lane] = scaled(weight, routing.scale);
         }
     }
+}
+
+/// `by * weight`, of which most models want no product.
+#[track_caller]
+fn scaled(weight: Val<f32>, by: f32) -> Val<f32> {
+    if by == 1.0 { weight } else { weight * by }
 }
 
 /// The largest of a lane's scores that may still be chosen, the first of them, and its expert; or
@@ -107,6 +153,27 @@ pub fn moe_bias(ids: In<u32>, bias: In<f32>, y: InOut<f32>, out: Const<u32>, exp
     let expert = ids.get(pair).min(experts - 1u32);
     for i in strided(out) {
         y[pair * out + i] = y.get(pair * out + i) + bias.get(expert * out + i);
+    }
+}
+
+/// Multiplies each pair's weight with its expert's factor: `weights[p] *= factors[ids[p]]`.
+#[kernel]
+pub fn moe_factors(
+    ids: In<u32>,
+    factors: In<f32>,
+    weights: InOut<f32>,
+    pairs: Arg<u32>,
+    experts: Const<u32>,
+) {
+    launch(Mode::Element, [dim("pairs").ceil_div(256u32), fixed(1), fixed(1)], 256);
+    holds("ids", dim("pairs") + 0u32);
+    holds("factors", dim("experts") + 0u32);
+    holds("weights", dim("pairs") + 0u32);
+    sweep::begin();
+    let pair = group_id() * 256u32 + thread_id();
+    if pair < pairs {
+        let expert = ids.get(pair).min(experts - 1u32);
+        weights[pair] = weights.get(pair) * factors.get(expert);
     }
 }
 
@@ -176,6 +243,7 @@ pub const KERNELS: &[Spec] = &[
     Spec { name: "moe_gemm", cases: cases::gemms, benches: cases::gemm_benches },
     Spec { name: "moe_gemm_turned", cases: cases::turned, benches: cases::turned_benches },
     Spec { name: "moe_bias", cases: cases::biases, benches: cases::bias_benches },
+    Spec { name: "moe_factors", cases: cases::factors, benches: cases::factor_benches },
     Spec { name: "clamped_gate", cases: cases::gates, benches: cases::gate_benches },
     Spec { name: "moe_combine", cases: cases::combines, benches: cases::combine_benches },
 ];

@@ -218,9 +218,6 @@ pub(super) struct Lowering {
     pub(super) ropes: Vec<Rope>,
     /// The cache group of each layer.
     pub(super) groups: Vec<usize>,
-    /// For each value, in steps of few rows, the norm whose result it is and the rows that are
-    /// normalised, if all that read it normalise for themselves; see [`normed`].
-    normed: Vec<Option<Normed>>,
     /// Whether each value holds a router's scores. Those stay f32, since rounding could select
     /// other experts.
     pub(super) scores: Vec<bool>,
@@ -267,7 +264,6 @@ impl Lowering {
             ropes: program.ropes(),
             groups: program.layer_groups(),
             unpacked: unpacked(&program),
-            normed: vec![None; program.values.len()],
             scores: scores(&program),
             program,
         };
@@ -284,9 +280,6 @@ impl Lowering {
             && sequences >= library_sequences;
         lowering.joined = lowering.joins();
         lowering.lay_in_tiles();
-        if lowering.adapters.count == 0 && !facts.small_groups() {
-            lowering.normed = normed(&lowering.program, &lowering.formats);
-        }
         Ok(lowering)
     }
 
@@ -504,17 +497,8 @@ impl Recorder<'_> {
         Ok((format, weight.shape[0] as u32))
     }
 
-    /// The norm that a value is the result of, by its `eps` and weights, and what it normalises, if
-    /// the value's readers do that in this step.
-    fn unnormed(&self, v: ValueId) -> Option<Normed> {
-        self.of.normed[v.0].filter(|_| self.narrow(self.rows(v)))
-    }
-
     /// Records a node without adapters.
     fn plain(&mut self, node: &Node) -> Result<()> {
-        if matches!(node.op, Op::RmsNorm(_)) && self.unnormed(node.outputs[0]).is_some() {
-            return Ok(());
-        }
         if node.op.launch(&mut Operands { recorder: self, node })? {
             return Ok(());
         }
@@ -522,11 +506,8 @@ impl Recorder<'_> {
         match op {
             Op::Linear(_) => {
                 let matrix = Matrix { weight: weights[0], bias: weights.get(1).copied() };
-                let (rows, width) = (self.rows(inputs[0]), self.width(inputs[0]));
-                if let Some((norm, x)) = self.unnormed(inputs[0]) {
-                    return self.projected(Some(norm), x, &[matrix], outputs);
-                }
                 let (x, y) = (self.operand(inputs[0]), self.operand(outputs[0]));
+                let (rows, width) = (self.rows(inputs[0]), self.width(inputs[0]));
                 self.linear(x, matrix, rows, width, self.of.scores[outputs[0].0], y)
             }
             Op::KvWrite(op) => self.kv_write(op.layer, inputs[0], inputs[1]),
@@ -622,44 +603,6 @@ fn wide(formats: &[Option<Format>], half: Scalar) -> Scalar {
         _ if formats.iter().flatten().all(f16) => Scalar::F16,
         _ => Scalar::BF16,
     }
-}
-
-/// A norm, by its `eps` and weights, and the value that it normalises.
-pub(super) type Normed = ((f32, WeightId), ValueId);
-
-/// The norms that are applied where their results are read: by a mixture whose experts' halves are
-/// made side by side, and by products beside it, such as its router's. What is normalised must
-/// live until the last of these.
-fn normed(program: &Program, formats: &[Option<Format>]) -> Vec<Option<Normed>> {
-    let mut normed = vec![None; program.values.len()];
-    let readers = |v: ValueId| {
-        let reads = move |(_, node): &(usize, &Node)| node.inputs.contains(&v);
-        program.nodes.iter().enumerate().filter(reads)
-    };
-    for node in &program.nodes {
-        let Op::RmsNorm(norm) = &node.op else { continue };
-        let (x, y, weight) = (node.inputs[0], node.outputs[0], node.weights[0]);
-        let alike = |a: WeightId, b: WeightId| formats[a.0] == formats[b.0];
-        let takes = |node: &Node| match &node.op {
-            Op::Linear(_) => true,
-            Op::Project(op) => op.norm.is_none(),
-            Op::GateUp(op) => op.norm.is_none() && alike(node.weights[0], node.weights[1]),
-            Op::Experts(op) => {
-                !op.weighs_inputs
-                    && node.inputs[1..].iter().all(|v| *v != y)
-                    && alike(node.weights[0], node.weights[1])
-            }
-            _ => false,
-        };
-        let last = readers(y).map(|(i, _)| i).max();
-        let fits = program.weights[weight.0].shape == [program.shape(y).width]
-            && !program.results.contains(&y)
-            && readers(y).any(|(_, node)| matches!(node.op, Op::Experts(_)))
-            && readers(y).all(|(_, node)| takes(node))
-            && readers(x).map(|(i, _)| i).max() >= last;
-        normed[y.0] = fits.then_some(((norm.eps, weight), x));
-    }
-    normed
 }
 
 /// See [`Lowering::scores`].

@@ -1,12 +1,12 @@
 //! Cases and benchmarks of the mixture's kernels.
 
 use super::{
-    Halves, Routes, combine, group, moe_combine, moe_gate_up, moe_gemm, moe_gemv, moe_group,
+    Routes, combine, group, moe_combine, moe_factors, moe_gate_up, moe_gemm, moe_gemv, moe_group,
     moe_route,
 };
 use super::{clamped_gate, moe_bias, moe_gemm_turned, product, product_turned, reference};
 use crate::experts::{Gate, Odds, Routing};
-use crate::linear::cases::{Matrix, PROCESSORS, activations, matrix_bytes, norm_scales};
+use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes};
 use crate::linear::gemm::GemmSchedule;
 use crate::linear::gemm::GemmTypes;
 use crate::linear::gemm::cases::{all, bound, rounded};
@@ -46,23 +46,17 @@ fn route_case(
         .map(|v| if even { (v * 2.0).round() } else { v * 6.0 })
         .collect();
     let logits = Buffer::floats(scalar, &logits);
-    let routes = reference::route(&logits.to_f32(), experts, &routing);
-    // Some have factors.
-    let factors = (tokens % 2 == 1).then(|| noise(8, experts));
-    let Routes { ids, weights } = routes.factored(factors.as_deref());
+    let Routes { ids, weights } = reference::route(&logits.to_f32(), experts, &routing);
     let ids = ids.into_iter().map(f64::from).collect();
-    let slots = experts.div_ceil(32) as u32;
-    let mut buffers = vec![
-        logits,
-        Buffer::zeros(Scalar::U32, tokens * k),
-        Buffer::zeros(Scalar::F32, tokens * k),
-    ];
-    buffers.extend(factors.as_ref().map(|factors| Buffer::floats(Scalar::F32, factors)));
     Case {
-        kernel: moe_route(scalar, slots, routing, factors.is_some()).record(),
+        kernel: moe_route(scalar, experts.div_ceil(32) as u32, routing).record(),
         label: format!("{tokens} tokens, {k} of {experts}, {}: {why}", scalar),
-        numbers: route_numbers(tokens, experts),
-        buffers,
+        numbers: route_numbers(tokens, experts, k),
+        buffers: vec![
+            logits,
+            Buffer::zeros(Scalar::U32, tokens * k),
+            Buffer::zeros(Scalar::F32, tokens * k),
+        ],
         expected: vec![
             (1, Expected::Exact(ids)),
             (2, Expected::Near(weights, tolerance(Scalar::F32))),
@@ -70,8 +64,11 @@ fn route_case(
     }
 }
 
-fn route_numbers(tokens: usize, experts: usize) -> Numbers {
-    Numbers::new().with("tokens", tokens as u32).with("experts", experts as u32)
+fn route_numbers(tokens: usize, experts: usize, k: usize) -> Numbers {
+    Numbers::new()
+        .with("tokens", tokens as u32)
+        .with("experts", experts as u32)
+        .with("top_k", k as u32)
 }
 
 pub(super) fn routes() -> Vec<Case> {
@@ -99,8 +96,8 @@ pub(super) fn route_benches() -> Vec<Bench> {
         Fill::Zeros(Scalar::F32, tokens * k),
     ];
     let routing = Routing { used: k, odds: Odds::Softmax, normalised: true, scale: 1.0 };
-    let kernel = moe_route(Scalar::BF16, 4, routing, false);
-    let numbers = route_numbers(tokens, experts);
+    let kernel = moe_route(Scalar::BF16, 4, routing);
+    let numbers = route_numbers(tokens, experts, k);
     vec![memory(kernel, "4096 tokens, 8 of 128", numbers, buffers, 0)]
 }
 
@@ -255,63 +252,45 @@ fn gate_up_case(
     format: Format,
     shape: Shape,
     gate: Gate,
-    [bias, norm]: [bool; 2],
+    biased: bool,
     why: &str,
 ) -> Case {
-    let Shape { pairs, experts, share, width, out } = shape;
-    let tokens = pairs / share;
-    let logits: Vec<f32> = noise(12, tokens * experts).into_iter().map(|v| v * 4.0).collect();
-    let routing = Routing { used: share, odds: Odds::Softmax, normalised: true, scale: 1.0 };
-    let ids = reference::route(&logits, experts, &routing).ids;
-    let schedule = few(ActivationStorage::Staged(width as u32));
-    let weight = noise(13, width);
-    let norm = norm.then_some(&weight[..]);
-    let (input, seen) = activations(x, tokens * width, norm, &schedule);
-    let scales = norm.map_or(vec![1.0; tokens], |_| norm_scales(&input, width, EPS));
-    let matrices = [3, 4].map(|seed| Matrix::new(format, seed, experts * out, width));
-    let biases = [5, 6].map(|seed| bias.then(|| shape.bias(seed)));
-    let halves = [0, 1].map(|i| -> Vec<f32> {
-        let mut sums = product(&seen, &matrices[i].weights, &ids, (width, out, share));
-        for (at, sum) in sums.iter_mut().enumerate() {
-            *sum *= scales[at / (share * out)];
-        }
-        let sums = shape.shifted(sums, &ids, biases[i].as_deref());
+    let types = GemmTypes { x, operand: Scalar::F32, y: Scalar::F32 };
+    let (input, first, ids, a) = shape.data(types, format);
+    let second = Matrix::new(format, 4, shape.experts * shape.out, shape.width);
+    let b = product(&input.to_f32(), &second.weights, &ids, (shape.width, shape.out, shape.share));
+    let biases = [5, 6].map(|seed| biased.then(|| shape.bias(seed)));
+    let halves = [(a, &biases[0]), (b, &biases[1])].map(|(sums, bias)| -> Vec<f32> {
+        let sums = shape.shifted(sums, &ids, bias.as_deref());
         sums.into_iter().map(|sum| sum as f32).collect()
     });
-    let mut want = vec![0.0; pairs * out];
+    let mut want = vec![0.0; shape.pairs * shape.out];
     gate.apply(&halves[0], &halves[1], &mut want);
     let numbers = shape.numbers().with("groups", 2);
-    let numbers = if norm.is_some() { numbers.with_f32("eps", EPS) } else { numbers };
     let (act, numbers) = match gate {
         Gate::Plain(act) => (Some(act), numbers),
         Gate::Clamped { limit, alpha } => {
             (None, numbers.with_f32("limit", limit).with_f32("alpha", alpha))
         }
     };
-    let [first, second] = matrices.map(|matrix| matrix.buffer());
+    let schedule = few(ActivationStorage::Staged(shape.width as u32));
     let mut buffers = vec![
         input,
-        Buffer::zeros(Scalar::F32, pairs * out),
-        Buffer::floats(Scalar::F32, &logits),
-        first,
-        second,
+        Buffer::zeros(Scalar::F32, shape.pairs * shape.out),
+        Buffer::words(&ids),
+        first.buffer(),
+        second.buffer(),
     ];
     buffers.extend(biases.iter().flatten().map(|bias| Buffer::floats(Scalar::F32, bias)));
-    buffers.extend(norm.map(|weight| Buffer::floats(Scalar::F32, weight)));
     let want = want.into_iter().map(f64::from).collect();
-    let (logits, slots, norm) = (Scalar::F32, experts.div_ceil(32) as u32, norm.is_some());
-    let halves = Halves { x, logits, format, act, bias, norm, routing, slots };
     Case {
-        kernel: moe_gate_up(halves, schedule).record(),
+        kernel: moe_gate_up(x, format, act, biased, schedule).record(),
         label: shape.label(why),
         numbers,
         buffers,
         expected: vec![(1, Expected::Near(want, tolerance(Scalar::F32)))],
     }
 }
-
-/// The `eps` of norms.
-const EPS: f32 = 1e-5;
 
 pub(super) fn gate_ups() -> Vec<Case> {
     use Scalar::{BF16, F16, F32};
@@ -320,15 +299,15 @@ pub(super) fn gate_ups() -> Vec<Case> {
     let clamped = Gate::Clamped { limit: 0.5, alpha: 1.702 };
     let mxfp4 = Format::Block(DType::Mxfp4);
     vec![
-        gate_up_case(F32, Format::Dense(F32), shape(4, 2, 72, 10), silu, [false, true], "SiLU"),
-        gate_up_case(BF16, q4_k, shape(4, 2, 256, 9), silu, [false, true], "blocks"),
-        gate_up_case(F32, mxfp4, shape(3, 1, 96, 9), clamped, [true, true], "clamped, with biases"),
+        gate_up_case(F32, Format::Dense(F32), shape(4, 2, 72, 10), silu, false, "SiLU"),
+        gate_up_case(BF16, q4_k, shape(4, 2, 256, 9), silu, false, "blocks"),
+        gate_up_case(F32, mxfp4, shape(3, 1, 96, 9), clamped, true, "clamped, with biases"),
         gate_up_case(
             F16,
             Format::Dense(F16),
             shape(6, 3, 40, 7),
             Gate::Plain(Unary::GeluTanh),
-            [true, false],
+            true,
             "GELU, with biases",
         ),
     ]
@@ -361,86 +340,43 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
     let shape = Shape { pairs: 8, experts: 128, share: 8, width: 2048, out: 768 };
     let timed =
         [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K), Format::Block(DType::Q8_0)];
-    timed
-        .into_iter()
-        .map(|format| pairs_bench(shape, format, false, PairsVariant::Picked))
-        .collect()
+    timed.into_iter().map(|format| pairs_bench(shape, format, false)).collect()
 }
 
 pub(super) fn gate_up_benches() -> Vec<Bench> {
     let qwen = Shape { pairs: 8, experts: 128, share: 8, width: 2048, out: 768 };
     let gpt_oss = Shape { pairs: 4, experts: 32, share: 4, width: 2880, out: 2880 };
-    let timed = [
-        (qwen, Format::Block(DType::Q4K)),
-        (qwen, Format::Dense(Scalar::BF16)),
-        (gpt_oss, Format::Block(DType::Mxfp4)),
-    ];
-    let variants = [PairsVariant::Picked, PairsVariant::Resident, PairsVariant::Single];
-    let bench = |(shape, format)| variants.map(|v| pairs_bench(shape, format, true, v));
-    timed.into_iter().flat_map(bench).collect()
-}
-
-/// How groups share pairs in a benchmark.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum PairsVariant {
-    /// As they are picked: each pair has as many as have work.
-    Picked,
-    /// As many of all pairs as are resident at once.
-    Resident,
-    /// Likewise, of which a simdgroup takes row by row.
-    Single,
+    vec![
+        pairs_bench(qwen, Format::Block(DType::Q4K), true),
+        pairs_bench(qwen, Format::Dense(Scalar::BF16), true),
+        pairs_bench(gpt_oss, Format::Block(DType::Mxfp4), true),
+    ]
 }
 
 /// A token's experts, or both halves of them.
-fn pairs_bench(shape: Shape, format: Format, halves: bool, variant: PairsVariant) -> Bench {
+fn pairs_bench(shape: Shape, format: Format, halves: bool) -> Bench {
     let formats = [format];
     let (cols, out) = (shape.width as u32, shape.out as u32);
     let task = Task { pair: halves, x: Scalar::BF16, ..Task::decode(&formats, cols, out) };
-    let picked = GemvSchedule::pick(&task);
-    let schedule = match variant {
-        PairsVariant::Single => GemvSchedule { outputs: 1, ..picked },
-        _ => picked,
-    };
-    let groups = match variant {
-        PairsVariant::Picked => schedule.groups(out, PROCESSORS),
-        _ => {
-            let each = schedule.resident * PROCESSORS / shape.pairs as u32;
-            schedule.groups(out, PROCESSORS).min(each)
-        }
-    };
+    let schedule = GemvSchedule::pick(&task);
     let ids: Vec<u32> =
         (0..shape.pairs).map(|i| (i * shape.experts / shape.pairs) as u32).collect();
     let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
     let matrices = if halves { 2 } else { 1 };
-    let routing = Routing { used: shape.pairs, odds: Odds::Softmax, normalised: true, scale: 1.0 };
     let kernel = match halves {
-        true => {
-            let (act, slots) = (Some(Unary::Silu), shape.experts.div_ceil(32) as u32);
-            let (x, logits, bias, norm) = (Scalar::BF16, Scalar::F32, false, true);
-            let halves = Halves { x, logits, format, act, bias, norm, routing, slots };
-            moe_gate_up(halves, schedule)
-        }
+        true => moe_gate_up(Scalar::BF16, format, Some(Unary::Silu), false, schedule),
         false => moe_gemv(Scalar::BF16, Scalar::F32, format, false, schedule),
     };
     let mut buffers = vec![
         Fill::Noise(Scalar::BF16, shape.width),
         Fill::Zeros(Scalar::F32, shape.pairs * shape.out),
-        match halves {
-            true => Fill::Noise(Scalar::F32, shape.experts),
-            false => Fill::These(Buffer::words(&ids)),
-        },
+        Fill::These(Buffer::words(&ids)),
     ];
     buffers.extend((0..matrices).map(|_| Fill::Noise(Scalar::U32, bytes / 4)));
-    buffers.extend(halves.then_some(Fill::Noise(Scalar::F32, shape.width)));
-    let numbers = shape.numbers().with("groups", groups);
     Bench {
         kernel: kernel.record(),
-        label: shape.label(&format!(
-            "{}, {} in {groups} groups a pair",
-            format.name(),
-            schedule.name()
-        )),
-        numbers: if halves { numbers.with_f32("eps", EPS) } else { numbers },
+        label: shape.label(&format.name()),
+        numbers: shape.numbers().with("groups", schedule.groups(out, PROCESSORS)),
         buffers,
         bytes: (matrices * bytes / shape.experts * shape.pairs) as u64,
         flops: 2 * (matrices * shape.pairs * shape.width * shape.out) as u64,
@@ -721,6 +657,43 @@ pub(super) fn biases() -> Vec<Case> {
         }
     };
     vec![case(1, 4, 7, "one short row"), case(9, 5, 300, "rows longer than a group")]
+}
+
+pub(super) fn factors() -> Vec<Case> {
+    let case = |pairs: usize, experts: usize, why: &str| {
+        let (ids, weights, factors) = (chosen(pairs, experts), noise(7, pairs), noise(8, experts));
+        let product =
+            |(id, weight): (&u32, &f32)| f64::from(*weight) * f64::from(factors[*id as usize]);
+        let want = ids.iter().zip(&weights).map(product).collect();
+        Case {
+            kernel: moe_factors().record(),
+            label: format!("{pairs} pairs, {experts} experts: {why}"),
+            numbers: factor_numbers(pairs, experts),
+            buffers: vec![
+                Buffer::words(&ids),
+                Buffer::floats(Scalar::F32, &factors),
+                Buffer::floats(Scalar::F32, &weights),
+            ],
+            expected: vec![(2, Expected::Near(want, tolerance(Scalar::F32)))],
+        }
+    };
+    vec![case(2, 3, "part of a group"), case(600, 8, "groups, the last of them in part")]
+}
+
+fn factor_numbers(pairs: usize, experts: usize) -> Numbers {
+    Numbers::new().with("pairs", pairs as u32).with("experts", experts as u32)
+}
+
+pub(super) fn factor_benches() -> Vec<Bench> {
+    let (pairs, experts) = (4096 * 8, 128);
+    let ids: Vec<u32> = (0..pairs as u32).map(|i| i.wrapping_mul(0x9E37_79B9) >> 25).collect();
+    let buffers = vec![
+        Fill::These(Buffer::words(&ids)),
+        Fill::Noise(Scalar::F32, experts),
+        Fill::Noise(Scalar::F32, pairs),
+    ];
+    let numbers = factor_numbers(pairs, experts);
+    vec![memory(moe_factors(), "4096 tokens, 8 of 128", numbers, buffers, pairs as u64)]
 }
 
 fn bias_numbers(pairs: usize, experts: usize, out: usize) -> Numbers {

@@ -11,9 +11,7 @@ use tile::dsl::*;
 use tile::ir::LoadHint;
 use tile::launch::{Mode, Numbers, Requirement};
 
-use super::choose::{Scores, choose};
-use super::reference::{combine, product, route};
-use crate::experts::{Odds, Routing};
+use super::reference::{combine, product};
 use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes};
 use crate::linear::{
     self, ActivationStorage, GemvSchedule, Input, Mixed, Sums, Sweep, Task, holds,
@@ -21,23 +19,17 @@ use crate::linear::{
 use crate::packed::{Format, PackedWeights};
 
 /// What [`moe_down`] adds up, beside products.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DownParts {
-    /// Element type of the scores.
-    pub logits: Scalar,
-    /// How experts are chosen, and their shares.
-    pub routing: Routing,
-    /// See [`moe_route`](super::moe_route).
-    pub slots: u32,
-    /// Whether experts have factors on their shares.
-    pub factors: bool,
+    /// Experts of a token.
+    pub used: u32,
     /// Whether experts have biases.
     pub bias: bool,
     /// Whether there is a residual.
     pub adds: bool,
     /// Whether the kernel in front lets this one start when all that it reads itself is there,
-    /// scores among it, as [`super::moe_gate_up`] does: experts are then chosen, and their matrices
-    /// read, before that kernel is waited for.
+    /// experts and their shares among it, as [`super::moe_gate_up`] does: matrices are then read
+    /// before that kernel is waited for.
     pub early: bool,
 }
 
@@ -49,17 +41,17 @@ pub fn pick_down(task: &Task, used: u32, shared: u32) -> GemvSchedule {
 }
 
 /// `y[t, o] = sum_j shares[t, j] (sum_i weight[ids[t, j], o, i] x[t used + j, i] + bias[ids[t, j],
-/// o]) + residual[t, o]`, where `ids` and `shares` are those that [`moe_route`](super::moe_route)
-/// finds: every simdgroup chooses.
+/// o]) + residual[t, o]`.
 ///
-/// `x` `[tokens * used, width]`, `y` and `residual` `[tokens, out]`, `logits` `[tokens, experts]`,
-/// `weight` `[experts * out, width]`, `factors` `[experts]` and `bias` `[experts, out]` in f32.
-/// `residual` may be `y`.
+/// `x` `[tokens * used, width]`, `y` and `residual` `[tokens, out]`, `weight` `[experts * out,
+/// width]`, `ids` and `shares` `[tokens, used]`, `bias` `[experts, out]` in f32. `residual` may be
+/// `y`.
 #[kernel]
 pub fn moe_down(
     x: In<{ from }>,
     y: Out<{ to }>,
-    logits: In<{ parts.logits }>,
+    ids: In<u32>,
+    shares: In<f32>,
     width: Const<u32>,
     out: Const<u32>,
     experts: Const<u32>,
@@ -69,20 +61,15 @@ pub fn moe_down(
     parts: DownParts,
     schedule: GemvSchedule,
 ) {
-    let DownParts { routing, slots, factors, bias, adds, early, .. } = parts;
-    let used = routing.used as u32;
+    let DownParts { used, bias, adds, early } = parts;
     let weight = PackedWeights::declare("weight", format, width);
-    let factors = factors.then(|| <In>::declare("factors"));
     let bias = bias.then(|| <In>::declare("bias"));
     let residual = adds.then(|| <In>::stored("residual", to));
     launch(Mode::Vector, [dim("groups"), dim("tokens"), fixed(1)], schedule.threads);
     holds("x", dim("tokens") * used * dim("width"));
     holds("y", dim("tokens") * dim("out"));
-    holds("logits", dim("tokens") * dim("experts"));
-    require(Requirement::AtMost(dim("experts"), 32 * slots));
-    if factors.is_some() {
-        holds("factors", dim("experts") + 0u32);
-    }
+    holds("ids", dim("tokens") * used);
+    holds("shares", dim("tokens") * used);
     holds("weight", format.extent(dim("width")) * dim("out") * dim("experts"));
     if bias.is_some() {
         holds("bias", dim("experts") * dim("out"));
@@ -102,9 +89,9 @@ pub fn moe_down(
         grid_wait();
     }
     let token = group_id_of(1);
-    let scores = Scores { logits, experts, slots, routing, factors };
-    let chosen = choose(scores, token, used.val());
-    let (first, factor) = (chosen.expert * out, chosen.share);
+    let own = token * used + lane_id().min(used - 1);
+    let expert = ids.get_with(own, LoadHint::Coherent).min(experts - 1u32);
+    let (first, factor) = (expert * out, shares.get_with(own, LoadHint::Coherent));
     let mixed = Mixed { count: used, width, first, factor, bias };
     let input = Input::new(x, 1, width * used, None, schedule.activations, &[format]);
     let sweep = Sweep { mixed: Some(mixed), ..Sweep::new(vec![weight], out) };
@@ -162,18 +149,9 @@ fn case(
         _ => x.to_f32(),
     };
     let matrix = Matrix::new(format, 3, experts * out, width);
-    let logits: Vec<f32> = noise(6, tokens * experts).into_iter().map(|v| v * 4.0).collect();
-    // Various ways to choose.
-    let (odds, normalised, scale) = match (tokens + experts) % 3 {
-        0 => (Odds::Softmax, true, 1.0),
-        1 => (Odds::Softmax, false, 1.0),
-        _ => (Odds::Sigmoid, true, 2.5),
-    };
-    let routing = Routing { used, odds, normalised, scale };
-    let factors = (used % 2 == 1).then(|| noise(8, experts));
-    let routes = route(&logits, experts, &routing).factored(factors.as_deref());
-    let shares: Vec<f32> = routes.weights.iter().map(|w| *w as f32).collect();
-    let ids = routes.ids;
+    // Neighbouring tokens have some experts in common.
+    let ids: Vec<u32> = (0..pairs).map(|p| ((p / used + p % used * 2) % experts) as u32).collect();
+    let shares: Vec<f32> = noise(6, pairs).into_iter().map(f32::abs).collect();
     let biases = bias.then(|| noise(5, experts * out));
     let mut outer = product(&seen, &matrix.weights, &ids, (width, out, 1));
     if let Some(biases) = &biases {
@@ -186,19 +164,17 @@ fn case(
     let mut buffers = vec![
         x,
         Buffer::zeros(to, tokens * out),
-        Buffer::floats(Scalar::F32, &logits),
+        Buffer::words(&ids),
+        Buffer::floats(Scalar::F32, &shares),
         matrix.buffer(),
     ];
-    buffers.extend(factors.as_ref().map(|factors| Buffer::floats(Scalar::F32, factors)));
     buffers.extend(biases.map(|biases| Buffer::floats(Scalar::F32, &biases)));
     if adds {
         let residual = Buffer::floats(to, &noise(8, tokens * out));
         want.iter_mut().zip(residual.to_f64()).for_each(|(y, more)| *y += more);
         buffers.push(residual);
     }
-    let (slots, factors) = (experts.div_ceil(32) as u32, factors.is_some());
-    let logits = Scalar::F32;
-    let parts = DownParts { logits, routing, slots, factors, bias, adds, early };
+    let parts = DownParts { used: used as u32, bias, adds, early };
     Case {
         kernel: moe_down(from, to, format, parts, schedule).record(),
         label: shape.label(&format!("{}, {}: {why}", format.name(), schedule.name())),
@@ -320,37 +296,23 @@ pub(super) fn benches() -> Vec<Bench> {
         let formats = [format];
         let task = Task::decode(&formats, shape.width as u32, shape.out as u32);
         let picked = pick_down(&Task { x: Scalar::F32, ..task }, shape.used as u32, 227 << 10);
-        // Beside it smaller groups, and rows two by two.
-        let small = GemvSchedule { threads: 256, resident: 4, ..picked };
-        let two = GemvSchedule { outputs: 2, loads: 1, threads: 256, resident: 2, ..picked };
-        benches.extend([picked, small, two].map(|schedule| bench(shape, format, schedule)));
+        benches.push(bench(shape, format, picked));
     }
     benches
-}
-
-/// The parts of a mixture of so many experts, without anything that need not be there.
-fn chosen(used: usize, experts: usize) -> DownParts {
-    DownParts {
-        logits: Scalar::F32,
-        routing: Routing { used, odds: Odds::Softmax, normalised: true, scale: 1.0 },
-        slots: experts.div_ceil(32) as u32,
-        factors: false,
-        bias: false,
-        adds: false,
-        early: true,
-    }
 }
 
 /// One token's experts.
 fn bench(shape: Shape, format: Format, schedule: GemvSchedule) -> Bench {
     let Shape { tokens, used, experts, width, out } = shape;
+    let ids: Vec<u32> = (0..used).map(|i| (i * experts / used) as u32).collect();
     let bytes = matrix_bytes(format, experts * out, width);
     let (bias, adds) = (format == Format::Block(DType::Mxfp4), true);
-    let parts = DownParts { bias, adds, ..chosen(used, experts) };
+    let parts = DownParts { used: used as u32, bias, adds, early: true };
     let mut buffers = vec![
         Fill::Noise(Scalar::F32, used * width),
         Fill::Zeros(Scalar::F32, tokens * out),
-        Fill::Noise(Scalar::F32, experts),
+        Fill::These(Buffer::words(&ids)),
+        Fill::Noise(Scalar::F32, used),
         Fill::Noise(Scalar::U32, bytes / 4),
     ];
     buffers.extend(bias.then(|| Fill::Noise(Scalar::F32, experts * out)));
@@ -375,7 +337,8 @@ mod tests {
     fn tokens_have_the_same_bits_among_any_others() {
         let (used, experts, width, out, most) = (3, 5, 256, 21, 4);
         let (values, residual) = (noise(9, most * used * width), noise(4, most * out));
-        let logits = noise(6, most * experts);
+        let ids: Vec<u32> = (0..most * used).map(|p| (p * p % 7 % experts) as u32).collect();
+        let shares: Vec<f32> = noise(6, most * used);
         for format in [Format::Dense(Scalar::BF16), Format::Block(DType::Q4K)] {
             let matrix = Matrix::new(format, 5, experts * out, width);
             let run = |tokens: usize| {
@@ -383,13 +346,14 @@ mod tests {
                 let decode = Task::decode(&formats, width as u32, out as u32);
                 let task = Task { x: Scalar::F32, rows: tokens as u32, ..decode };
                 let schedule = pick_down(&task, used as u32, 227 << 10);
-                let parts = DownParts { bias: true, adds: true, ..chosen(used, experts) };
+                let parts = DownParts { used: used as u32, bias: true, adds: true, early: true };
                 let shape = Shape { tokens, used, experts, width, out };
                 let pairs = tokens * used;
                 let mut buffers = [
                     Buffer::floats(Scalar::F32, &values[..pairs * width]),
                     Buffer::zeros(Scalar::F32, tokens * out),
-                    Buffer::floats(Scalar::F32, &logits[..tokens * experts]),
+                    Buffer::words(&ids[..pairs]),
+                    Buffer::floats(Scalar::F32, &shares[..pairs]),
                     matrix.buffer(),
                     Buffer::floats(Scalar::F32, &bias),
                     Buffer::floats(Scalar::F32, &residual[..tokens * out]),

@@ -1,19 +1,17 @@
 //! The experts' products: [`moe_gemv`] pair by pair, [`moe_gemm`] expert by expert. Both give the
-//! same rows in the same order. [`moe_gate_up`] makes both halves of each pair and gates them.
-//! [`moe_gemm_turned`] is the product with the matrices' other side, of which gradients are made.
+//! same rows in the same order. [`moe_gate_up`] makes both halves of each pair and gates them. [`moe_gemm_turned`] is the product with the matrices' other side,
+//! of which gradients are made.
 
-use super::choose::{Scores, choose};
 use super::group::tiles;
-use crate::experts::Routing;
 use crate::linear::gemm::multiply::{Results, product, store};
 use crate::linear::gemm::stage::{Ring, Rows, Side};
 use crate::linear::gemm::{self, block, contract};
-use crate::linear::{self, GemvSchedule, Input, Norm, Sums, Sweep, holds};
+use crate::linear::{self, GemvSchedule, Input, Sums, Sweep, holds};
 use crate::map::Unary;
 use crate::packed::{Format, PackedWeights};
 use crate::real;
 use tile::dsl::*;
-use tile::launch::{Extent, Mode, Requirement};
+use tile::launch::{Mode, Requirement};
 
 /// The schedule of [`moe_gemm`] for `pairs` spread over `experts`: see
 /// [`gemm::GemmSchedule::pick`].
@@ -71,12 +69,8 @@ pub fn moe_gemv(
 ) {
     let weight = PackedWeights::declare("weight", format, width);
     let bias = bias.then(|| <In>::declare("bias"));
-    let biases: &[&str] = if bias.is_some() { &["bias"] } else { &[] };
-    begin(&schedule, format, &["weight"], biases, dim("share"));
-    holds("ids", dim("pairs"));
-    grid_wait();
-    let pair = group_id_of(1);
-    let expert = ids.get(pair).min(experts - 1u32);
+    begin(&schedule, format, &["weight"], if bias.is_some() { &["bias"] } else { &[] });
+    let (pair, expert) = own_pair(ids, experts);
     let input = Input::new(x, 1, width, None, schedule.activations, &[format]);
     let input = input.starting_at(pair / share);
     let sweep = Sweep::new(vec![weight.starting_at(expert * out)], out);
@@ -89,50 +83,30 @@ pub fn moe_gemv(
 /// The value that the two halves of a pair become.
 type HalvesGate = dyn Fn(Val<f32>, Val<f32>) -> Val<f32>;
 
-/// What [`moe_gate_up`] computes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Halves {
-    /// Element type of the activations.
-    pub x: Scalar,
-    /// Element type of the scores.
-    pub logits: Scalar,
-    /// How both matrices are stored.
-    pub format: Format,
-    /// The function of the gate's half. Without one both halves are clamped and gated as
-    /// [`Gate::Clamped`](crate::experts::Gate) says, with its `limit` and `alpha`.
-    pub act: Option<Unary>,
-    /// Whether there are biases.
-    pub bias: bool,
-    /// Whether there is a norm in front, by the weights `norm`, with its `eps`.
-    pub norm: bool,
-    /// How experts are chosen.
-    pub routing: Routing,
-    /// See [`moe_route`](super::moe_route).
-    pub slots: u32,
-}
-
 /// `y[p, o] = act(g) u`: `g` and `u` are the products of [`moe_gemv`] by the matrices `gate` and
-/// `up`, with their biases, summed side by side. Each threadgroup chooses the expert of its pair of
-/// the token's scores.
+/// `up`, with their biases, summed side by side. Without `act` they are clamped and gated as
+/// [`Gate::Clamped`](crate::experts::Gate) says, with its `limit` and `alpha`.
 ///
-/// `x` `[pairs / used, width]`, `y` `[pairs, out]`, `gate` and `up` `[experts * out, width]`,
-/// `logits` `[pairs / used, experts]`, `gate_bias` and `up_bias` `[experts, out]` in f32.
+/// `x` `[pairs / share, width]`, `y` `[pairs, out]`, `gate` and `up` `[experts * out, width]`,
+/// `ids` `[pairs]`, `gate_bias` and `up_bias` `[experts, out]` in f32.
 #[kernel]
 pub fn moe_gate_up(
-    x: In<{ halves.x }>,
+    x: In<{ from }>,
     y: Out<f32>,
-    logits: In<{ halves.logits }>,
+    ids: In<u32>,
     width: Const<u32>,
     out: Const<u32>,
     experts: Const<u32>,
-    halves: Halves,
+    share: Const<u32>,
+    from: Scalar,
+    format: Format,
+    act: Option<Unary>,
+    bias: bool,
     schedule: GemvSchedule,
 ) {
-    let Halves { format, act, bias, norm, routing, slots, .. } = halves;
-    let (names, used) = (["gate", "up"], routing.used as u32);
-    let weights = names.map(|name| PackedWeights::declare(name, format, width));
+    let halves = ["gate", "up"];
+    let weights = halves.map(|name| PackedWeights::declare(name, format, width));
     let biases = bias.then(|| ["gate_bias", "up_bias"].map(<In>::declare));
-    let norm = norm.then(Norm::declare);
     let gated: Box<HalvesGate> = match act {
         Some(act) => Box::new(move |gate, up| real::unary(act, gate) * up),
         None => {
@@ -140,56 +114,46 @@ pub fn moe_gate_up(
             Box::new(move |gate, up| super::clamped(gate, up, limit, alpha))
         }
     };
-    let own: &[&str] = if bias { &["gate_bias", "up_bias"] } else { &[] };
-    begin(&schedule, format, &names, own, fixed(used));
-    holds("logits", dim("pairs").ceil_div(used) * dim("experts"));
-    require(Requirement::AtMost(dim("experts"), 32 * slots));
-    if norm.is_some() {
-        holds("norm", dim("width"));
-    }
-    grid_wait();
-    let pair = group_id_of(1);
-    let (token, nth) = (pair / used, pair % used);
-    let scores = Scores { logits, experts, slots, routing, factors: None };
-    let expert = choose(scores, token, nth + 1u32).last;
-    let input = Input::new(x, 1, width, norm, schedule.activations, &[format]);
+    begin(&schedule, format, &halves, if bias { &["gate_bias", "up_bias"] } else { &[] });
+    let (pair, expert) = own_pair(ids, experts);
+    let input = Input::new(x, 1, width, None, schedule.activations, &[format]);
+    let input = input.starting_at(pair / share);
     let weights = weights.map(|weights| weights.starting_at(expert * out)).to_vec();
     let sweep = Sweep::new(weights, out);
-    linear::product(
-        &schedule,
-        input.starting_at(token),
-        &[sweep],
-        |Sums { output, sums, .. }| {
-            let half = |i: usize| {
-                biases.map_or(sums[i], |biases| sums[i] + biases[i].get(expert * out + output))
-            };
-            let gated = gated(half(0), half(1));
-            y.set(pair * out + output, gated);
-        },
-    );
+    linear::product(&schedule, input, &[sweep], |Sums { output, sums, .. }| {
+        let half = |i: usize| {
+            biases.map_or(sums[i], |biases| sums[i] + biases[i].get(expert * out + output))
+        };
+        let gated = gated(half(0), half(1));
+        y.set(pair * out + output, gated);
+    });
 }
 
 /// States the launch of a product pair by pair and the lengths of its buffers, of which `matrices`
-/// and `biases` are the experts'; `share` pairs read the same row.
+/// and `biases` are the experts', and waits: which weights are read is the previous kernels' result,
+/// so that nothing can be read early.
 #[track_caller]
-fn begin(
-    schedule: &GemvSchedule,
-    format: Format,
-    matrices: &[&str],
-    biases: &[&str],
-    share: Extent,
-) {
+fn begin(schedule: &GemvSchedule, format: Format, matrices: &[&str], biases: &[&str]) {
     let named: Vec<_> = matrices.iter().map(|name| (*name, format, "out")).collect();
     linear::contract(schedule, 1, &named);
     launch(Mode::Vector, [dim("groups"), dim("pairs"), fixed(1)], schedule.threads);
     for name in matrices {
         holds(name, format.extent(dim("width")) * dim("out") * dim("experts"));
     }
-    holds("x", dim("pairs").ceil_div(share) * dim("width"));
+    holds("x", dim("pairs").ceil_div(dim("share")) * dim("width"));
     holds("y", dim("pairs") * dim("out"));
+    holds("ids", dim("pairs"));
     for name in biases {
         holds(name, dim("experts") * dim("out"));
     }
+    grid_wait();
+}
+
+/// A threadgroup's pair, and its expert.
+#[track_caller]
+fn own_pair(ids: In<u32>, experts: Val<u32>) -> (Val<u32>, Val<u32>) {
+    let pair = group_id_of(1);
+    (pair, ids.get(pair).min(experts - 1u32))
 }
 
 /// As [`moe_gemv`], with pairs grouped by [`super::moe_group`] in blocks of

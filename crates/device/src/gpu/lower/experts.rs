@@ -15,7 +15,7 @@ use ops::gated::gated;
 use ops::linear::gemm::{self, GemmTypes, Machine};
 use ops::linear::{GemvSchedule, Task};
 use ops::moe::{
-    DownParts, Halves, clamped_gate, moe_bias, moe_combine, moe_down, moe_gate_up, moe_gemm,
+    DownParts, clamped_gate, moe_bias, moe_combine, moe_down, moe_factors, moe_gate_up, moe_gemm,
     moe_gemv, moe_group, moe_route, pick_blocks, pick_down,
 };
 use ops::packed::Format;
@@ -62,16 +62,6 @@ pub(in crate::gpu) struct Mixture<'a> {
     pub(in crate::gpu) inner: Option<Slot>,
     /// Rows that are added to the experts' sums, of the results' type.
     pub(in crate::gpu) residual: Option<Slot>,
-    /// A norm in front of the experts, by its `eps` and weights, for rows whose halves are made
-    /// side by side.
-    pub(in crate::gpu) norm: Option<(f32, WeightId)>,
-}
-
-/// How experts are chosen, and the factors on their shares.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::gpu) struct Choice {
-    pub(in crate::gpu) routing: Routing,
-    pub(in crate::gpu) factors: Option<WeightId>,
 }
 
 /// A product of experts: from rows `x`, each read by `share` pairs, to f32 rows `y`, one for each
@@ -108,12 +98,6 @@ pub(in crate::gpu) fn sizes(program: &Program, node: &Node) -> Result<Sizes> {
 }
 
 impl Mixture<'_> {
-    /// How its experts are chosen.
-    pub(in crate::gpu) fn choice(&self) -> Choice {
-        let factors = Experts::factors(self.weights).copied();
-        Choice { routing: self.op.routing, factors }
-    }
-
     /// The number of pairs of a token and an expert.
     pub(in crate::gpu) fn pairs(&self) -> usize {
         self.rows * self.sizes.used
@@ -155,49 +139,47 @@ pub(in crate::gpu) trait Mixtures {
         Machine { wgmma: machine.wgmma && self.warpgroups(), ..machine }
     }
 
-    /// Whether both halves of each pair are made side by side, by a kernel that chooses experts.
-    fn side_by_side(&self, _: &Mixture<'_>) -> Result<bool> {
+    /// Records both halves of each pair and their gate, from rows `x` to `act`, pair by pair, if
+    /// that suits them.
+    fn gated_pairs(&mut self, _: &Mixture<'_>, _x: &TypedSlot, _act: &Slot) -> Result<bool> {
         Ok(false)
     }
 
-    /// Records both halves of each pair and their gate, from rows `x` to `act`, where they are
-    /// [`Mixtures::side_by_side`].
-    fn gated_pairs(
-        &mut self,
-        _: &Mixture<'_>,
-        _: Choice,
-        _x: &TypedSlot,
-        _act: &Slot,
-    ) -> Result<()> {
-        Ok(())
-    }
-
     /// Records the second products of a token's experts and their sum, from rows `x` of the pairs
-    /// to `y`, if that suits as few tokens as there are. `early`: the launch in front is that of
+    /// to `y`, if that suits as few tokens as there are. `early`: the halves of each pair are
     /// [`Mixtures::gated_pairs`].
-    fn summed(
-        &mut self,
-        _: &Mixture<'_>,
-        _: Choice,
-        _x: &Slot,
-        _y: &TypedSlot,
-        _early: bool,
-    ) -> Result<bool> {
+    fn summed(&mut self, _: &Mixture<'_>, _x: &Slot, _y: &TypedSlot, _early: bool) -> Result<bool> {
         Ok(false)
     }
 
     /// Records the choice of experts and their shares; see [`Array::Ids`].
-    fn route(&mut self, of: &Mixture<'_>, choice: Choice) -> Result<()> {
-        let (experts, pairs) = (of.sizes.experts as u32, of.pairs());
-        let numbers = Numbers::new().with("tokens", of.rows as u32).with("experts", experts);
-        let mut bound = vec![
+    fn route(&mut self, of: &Mixture<'_>, routing: Routing) -> Result<()> {
+        let (Sizes { experts, used, .. }, pairs) = (of.sizes, of.pairs());
+        let numbers = Numbers::new()
+            .with("tokens", of.rows as u32)
+            .with("experts", experts as u32)
+            .with("top_k", used as u32);
+        let bound = [
             ("logits", of.scores.slot.clone()),
             ("ids", self.array(Array::Ids, pairs)),
             ("weights", self.array(Array::Shares, pairs)),
         ];
-        bound.extend(choice.factors.map(|factors| ("factors", Slot::Weight(factors.0))));
-        let (slots, factors) = (experts.div_ceil(32), choice.factors.is_some());
-        self.push(moe_route(of.scores.scalar, slots, choice.routing, factors), numbers, &bound)
+        let kernel = moe_route(of.scores.scalar, experts.div_ceil(32) as u32, routing);
+        self.push(kernel, numbers, &bound)
+    }
+
+    /// Records the products of shares with their experts' factors, if experts have some.
+    fn factored(&mut self, of: &Mixture<'_>) -> Result<()> {
+        let Some(factors) = Experts::factors(of.weights) else { return Ok(()) };
+        let pairs = of.pairs();
+        let numbers =
+            Numbers::new().with("pairs", pairs as u32).with("experts", of.sizes.experts as u32);
+        let bound = [
+            ("ids", self.array(Array::Ids, pairs)),
+            ("factors", Slot::Weight(factors.0)),
+            ("weights", self.array(Array::Shares, pairs)),
+        ];
+        self.push(moe_factors(), numbers, &bound)
     }
 
     /// Records the two halves of each pair, from rows `x`; see [`Array::Gate`].
@@ -217,11 +199,8 @@ pub(in crate::gpu) trait Mixtures {
     fn experts(&mut self, of: &Mixture<'_>, y: TypedSlot) -> Result<()> {
         let (op, sizes, pairs) = (of.op, of.sizes, of.pairs());
         let Sizes { width, ff, .. } = sizes;
-        let chosen = self.side_by_side(of)?;
-        let mut choice = of.choice();
-        if !chosen || op.weighs_inputs {
-            self.route(of, choice)?;
-        }
+        self.route(of, op.routing)?;
+        self.factored(of)?;
         let mut x = of.x.clone();
         if op.weighs_inputs {
             // Each row has one expert, and its own weight. Weighted rows are kept in the buffer of
@@ -233,19 +212,14 @@ pub(in crate::gpu) trait Mixtures {
             let bound = [("x", x.slot), ("s", shares), ("y", weighed.clone())];
             self.push(scale_rows(x.scalar, Scalar::F32), sizes, &bound)?;
             x = TypedSlot { slot: weighed, scalar: x.scalar };
-            let odds = Odds::Softmax;
-            let routing = Routing { odds, normalised: true, scale: 1.0, ..op.routing };
-            choice = Choice { routing, factors: None };
-            if !chosen {
-                self.route(of, choice)?;
-            }
+            let added = Routing { odds: Odds::Softmax, normalised: true, scale: 1.0, ..op.routing };
+            self.route(of, added)?;
         }
         let inner = [Array::Gate, Array::Up, Array::Act].map(|a| self.array(a, pairs * ff));
         let [gate, up, act] = inner;
         let act = of.inner.clone().unwrap_or(act);
-        if chosen {
-            self.gated_pairs(of, choice, &x, &act)?;
-        } else {
+        let early = self.gated_pairs(of, &x, &act)?;
+        if !early {
             self.halves(of, &x)?;
             let numbers = Numbers::new().with("n", (pairs * ff) as u32);
             let bound = [("gate", gate), ("up", up), ("y", act.clone())];
@@ -257,7 +231,7 @@ pub(in crate::gpu) trait Mixtures {
                 }
             }
         }
-        if self.summed(of, choice, &act, &y, chosen)? {
+        if self.summed(of, &act, &y, early)? {
             return Ok(());
         }
         let x = TypedSlot { slot: act, scalar: Scalar::F32 };
@@ -364,8 +338,7 @@ impl Mixtures for Recorder<'_> {
             return Ok(false);
         }
         let (from, format) = (product.x.scalar, self.matrix(product.weight)?.0);
-        let sizes_of = (from, product.width, product.out);
-        let (schedule, groups) = self.of_pairs(sizes_of, format, false);
+        let (schedule, groups) = self.of_pairs(product, format, false);
         let mut bound = vec![
             ("x", product.x.slot.clone()),
             ("y", product.y.clone()),
@@ -379,68 +352,45 @@ impl Mixtures for Recorder<'_> {
         Ok(true)
     }
 
-    fn side_by_side(&self, of: &Mixture<'_>) -> Result<bool> {
+    fn gated_pairs(&mut self, of: &Mixture<'_>, x: &TypedSlot, act: &Slot) -> Result<bool> {
+        let (Sizes { used, width, ff, .. }, pairs) = (of.sizes, of.pairs());
         let [gate, up] = [of.weights[0], of.weights[1]];
-        Ok(self.narrow(of.rows) && self.matrix(gate)?.0 == self.matrix(up)?.0)
-    }
-
-    fn gated_pairs(
-        &mut self,
-        of: &Mixture<'_>,
-        choice: Choice,
-        x: &TypedSlot,
-        act: &Slot,
-    ) -> Result<()> {
-        let (Sizes { experts, width, ff, .. }, pairs) = (of.sizes, of.pairs());
-        let ([gate, up], format) = ([of.weights[0], of.weights[1]], self.matrix(of.weights[0])?.0);
-        let (schedule, groups) = self.of_pairs((x.scalar, width, ff), format, true);
+        let (format, other) = (self.matrix(gate)?.0, self.matrix(up)?.0);
+        if !self.narrow(of.rows) || format != other {
+            return Ok(false);
+        }
+        let (x, y, bias) = (x.clone(), act.clone(), Experts::bias(of.weights, 0).copied());
+        let product = Product { x, y, weight: gate, bias, width, out: ff, share: used };
+        let (schedule, groups) = self.of_pairs(&product, format, true);
         let mut bound = vec![
-            ("x", x.slot.clone()),
-            ("y", act.clone()),
-            ("logits", of.scores.slot.clone()),
+            ("x", product.x.slot.clone()),
+            ("y", product.y.clone()),
             ("gate", self.weight(gate)),
             ("up", self.weight(up)),
+            ("ids", self.array(Array::Ids, pairs)),
         ];
-        let bias = Experts::bias(of.weights, 0).is_some();
         for (name, matrix) in [("gate_bias", 0), ("up_bias", 1)] {
             let bias = Experts::bias(of.weights, matrix);
             bound.extend(bias.map(|bias| (name, self.weight(*bias))));
         }
-        let mut numbers = Numbers::new()
-            .with("pairs", pairs as u32)
-            .with("width", width as u32)
-            .with("out", ff as u32)
-            .with("experts", experts as u32)
-            .with("groups", groups);
-        if let Some((eps, weight)) = of.norm {
-            numbers = numbers.with_f32("eps", eps);
-            bound.push(("norm", self.weight(weight)));
-        }
+        let numbers = product.numbers(of.sizes, pairs).with("groups", groups);
         let (act, numbers) = match of.op.gate {
             Gate::Plain(act) => (Some(act), numbers),
             Gate::Clamped { limit, alpha } => {
                 (None, numbers.with_f32("limit", limit).with_f32("alpha", alpha))
             }
         };
-        let (x, logits, norm) = (x.scalar, of.scores.scalar, of.norm.is_some());
-        let (routing, slots) = (choice.routing, experts.div_ceil(32) as u32);
-        let halves = Halves { x, logits, format, act, bias, norm, routing, slots };
-        self.push(moe_gate_up(halves, schedule), numbers, &bound)
+        let kernel = moe_gate_up(product.x.scalar, format, act, bias.is_some(), schedule);
+        self.push(kernel, numbers, &bound)?;
+        Ok(true)
     }
 
-    fn summed(
-        &mut self,
-        of: &Mixture<'_>,
-        choice: Choice,
-        x: &Slot,
-        y: &TypedSlot,
-        early: bool,
-    ) -> Result<bool> {
+    fn summed(&mut self, of: &Mixture<'_>, x: &Slot, y: &TypedSlot, early: bool) -> Result<bool> {
         if !self.narrow(of.rows) {
             return Ok(false);
         }
         let Sizes { experts, used, width, ff } = of.sizes;
-        let (weight, facts) = (of.weights[2], self.of.facts);
+        let (weight, pairs, facts) = (of.weights[2], of.pairs(), self.of.facts);
         let format = self.matrix(weight)?.0;
         let (int8, tuned) = (!self.of.exact() && facts.dot4(), facts.tuned);
         let (cols, out, formats) = (ff as u32, width as u32, &[format]);
@@ -449,10 +399,10 @@ impl Mixtures for Recorder<'_> {
         let mut bound = vec![
             ("x", x.clone()),
             ("y", y.slot.clone()),
-            ("logits", of.scores.slot.clone()),
+            ("ids", self.array(Array::Ids, pairs)),
+            ("shares", self.array(Array::Shares, pairs)),
             ("weight", self.weight(weight)),
         ];
-        bound.extend(choice.factors.map(|factors| ("factors", self.weight(factors))));
         let bias = Experts::bias(of.weights, 2);
         bound.extend(bias.map(|bias| ("bias", self.weight(*bias))));
         bound.extend(of.residual.clone().map(|residual| ("residual", residual)));
@@ -462,15 +412,8 @@ impl Mixtures for Recorder<'_> {
             .with("width", cols)
             .with("out", out)
             .with("groups", schedule.groups(out, facts.processors));
-        let parts = DownParts {
-            logits: of.scores.scalar,
-            routing: choice.routing,
-            slots: experts.div_ceil(32) as u32,
-            factors: choice.factors.is_some(),
-            bias: bias.is_some(),
-            adds: of.residual.is_some(),
-            early,
-        };
+        let (bias, adds) = (bias.is_some(), of.residual.is_some());
+        let parts = DownParts { used: used as u32, bias, adds, early };
         let kernel = moe_down(Scalar::F32, y.scalar, format, parts, schedule);
         self.push(kernel, numbers, &bound)?;
         Ok(true)
@@ -480,14 +423,11 @@ impl Mixtures for Recorder<'_> {
 impl Recorder<'_> {
     /// The schedule of a product of experts pair by pair, or of two of them side by side (`pair`),
     /// and its threadgroups for each pair.
-    fn of_pairs(
-        &self,
-        (x, width, out): (Scalar, usize, usize),
-        format: Format,
-        pair: bool,
-    ) -> (GemvSchedule, u32) {
-        let (facts, out, cols) = (self.of.facts, out as u32, width as u32);
-        let (int8, formats, tuned) = (!self.of.exact() && facts.dot4(), &[format], facts.tuned);
+    fn of_pairs(&self, product: &Product, format: Format, pair: bool) -> (GemvSchedule, u32) {
+        let (facts, out) = (self.of.facts, product.out as u32);
+        let (int8, cols) = (!self.of.exact() && facts.dot4(), product.width as u32);
+        let formats = &[format];
+        let (x, tuned) = (product.x.scalar, facts.tuned);
         let task = Task { formats, cols, out, rows: 1, x, pair, int8, tuned };
         let schedule = GemvSchedule::pick(&task);
         (schedule, schedule.groups(out, facts.processors))
@@ -507,10 +447,6 @@ impl Recorder<'_> {
             inner => inner.map(|inner| inner.slot),
         };
         let residual = node.inputs.get(2).map(|v| self.value(*v));
-        let (x, norm) = match self.unnormed(node.inputs[0]) {
-            Some((norm, x)) => (self.operand(x), Some(norm)),
-            None => (x, None),
-        };
-        self.experts(&Mixture { op, sizes, rows, x, scores, weights, inner, residual, norm }, y)
+        self.experts(&Mixture { op, sizes, rows, x, scores, weights, inner, residual }, y)
     }
 }

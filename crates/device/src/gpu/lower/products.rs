@@ -487,7 +487,6 @@ impl Recorder<'_> {
             .map(|p| Matrix { weight: weights[p.weight], bias: p.bias.map(|b| weights[b]) })
             .collect();
         let norm = op.norm.map(|eps| (eps, weights[0]));
-        let (norm, x) = self.unnormed(x).map_or((norm, x), |(norm, x)| (Some(norm), x));
         if !self.narrow(rows) {
             let x = self.normed(norm, x)?;
             let precise = outputs.iter().any(|y| self.of.scores[y.0]);
@@ -505,18 +504,6 @@ impl Recorder<'_> {
             }
             return Ok(());
         }
-        self.projected(norm, x, &matrices, outputs)
-    }
-
-    /// Products of few rows with several matrices, behind a norm if there is one.
-    pub(super) fn projected(
-        &mut self,
-        norm: Option<(f32, WeightId)>,
-        x: ValueId,
-        matrices: &[Matrix],
-        outputs: &[ValueId],
-    ) -> Result<()> {
-        let (rows, width) = (self.rows(x), self.width(x));
         let shapes: Vec<(Format, u32)> =
             matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
         let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
@@ -526,7 +513,7 @@ impl Recorder<'_> {
         let sites = self.sites(x.clone(), norm)?;
         for turn in self.turns(&formats, (width, all), rows, x.scalar, false) {
             let x = (x.clone(), width);
-            self.project_turn(&turn, norm, x, matrices, &to, sites.as_ref())?;
+            self.project_turn(&turn, norm, x, &matrices, &to, sites.as_ref())?;
         }
         Ok(())
     }
@@ -602,7 +589,6 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (rows, width) = (self.rows(x), self.width(x));
         let norm = op.norm.map(|eps| (eps, weights[0]));
-        let (norm, x) = self.unnormed(x).map_or((norm, x), |(norm, x)| (Some(norm), x));
         let [gate, up] = [weights[weights.len() - 2], weights[weights.len() - 1]];
         let ((format, out), (other, _)) = (self.matrix(gate)?, self.matrix(up)?);
         if !self.narrow(rows) || format != other {

@@ -27,7 +27,7 @@ use tile::types::Scalar;
 use super::lower::Recorder;
 use crate::gpu::Facts;
 use crate::gpu::arena::MIXTURE;
-use crate::gpu::lower::experts::{Array, Choice, Mixture, Mixtures, Product, sizes};
+use crate::gpu::lower::experts::{Array, Mixture, Mixtures, Product, sizes};
 use crate::gpu::lower::{Slot, TypedSlot};
 
 impl Mixtures for Recorder<'_> {
@@ -66,7 +66,7 @@ impl Recorder<'_> {
         let sizes = sizes(&self.of.program, node)?;
         let [x, scores] = [0, 1].map(|i| self.value(node.inputs[i]).into());
         let (rows, weights) = (self.count(node.inputs[0]), &node.weights[..]);
-        Ok(Mixture { op, sizes, rows, x, scores, weights, inner: None, residual: None, norm: None })
+        Ok(Mixture { op, sizes, rows, x, scores, weights, inner: None, residual: None })
     }
 
     pub(super) fn experts_forward(&mut self, op: &Experts, node: &Node) -> Result<()> {
@@ -79,7 +79,7 @@ impl Recorder<'_> {
         let of = self.mixture(op, node)?;
         let (sizes, pairs) = (of.sizes, of.pairs());
         let ops::experts::Sizes { experts, used, width, ff } = sizes;
-        self.route(&of, Choice { routing: op.routing, factors: None })?;
+        self.route(&of, op.routing)?;
         self.halves(&of, &of.x)?;
         let [gate, up, back] =
             [Array::Gate, Array::Up, Array::Act].map(|array| self.array(array, pairs * ff));
