@@ -154,7 +154,7 @@ pub(super) fn alone(weights: &[f32], importance: &[f32]) -> Parts {
 fn alone_of<V: Lanes>(weights: &[f32], importance: &[f32]) -> Parts {
     let (mut x, by) = (search::alone::<V>(&weights[..32]), search::alone(&importance[..32]));
     x.iter_mut().for_each(|x| *x = search::clean(*x));
-    let d = fit_one(Subs { x: &x, by: &by, count: 1 });
+    let d = fit_one(Subs { x: &x, by: &by });
     let mut parts = Parts { d: search::finite_f16(d), ..Parts::default() };
     let inverse = V::all(f16_to_f32(parts.d)).reciprocal();
     for (to, x) in parts.codes.iter_mut().zip(&x) {
@@ -189,7 +189,7 @@ fn together_of<V: Lanes>(weights: &[f32], importance: &[f32]) -> Parts {
             scales = e.less(least, scale, scales);
             least = e.at_most(least);
         }
-        let sum = least.total(8);
+        let sum = least.total();
         if sum < best.0 {
             best = (sum, bits, scales);
         }

@@ -45,14 +45,12 @@ fn reciprocal(x: f32) -> f32 {
     if inverse.is_finite() { inverse } else { 0.0 }
 }
 
-/// Weights of up to eight sub-blocks, a vector for each place within them, and how much the error
-/// of each counts.
+/// Weights of eight sub-blocks, or of one that all lanes hold: a vector for each place within them,
+/// and how much the error of each counts.
 #[derive(Clone, Copy)]
 pub(super) struct Subs<'a, V> {
     pub(super) x: &'a [V],
     pub(super) by: &'a [V],
-    /// How many sub-blocks there are: eight, or one that all lanes hold.
-    pub(super) count: usize,
 }
 
 /// A block's sub-blocks, eight and eight.
@@ -83,7 +81,7 @@ impl<V: Lanes> Turned<V> {
     #[inline(always)]
     pub(super) fn eights(&self) -> impl Iterator<Item = Subs<'_, V>> {
         let all = self.x.chunks_exact(self.sub).zip(self.by.chunks_exact(self.sub));
-        all.map(|(x, by)| Subs { x, by, count: 8 })
+        all.map(|(x, by)| Subs { x, by })
     }
 
     /// Puts codes in their places: `code(eight, x)` for the weights `x` of the sub-blocks of one
@@ -142,13 +140,9 @@ pub(super) fn alone_symmetric(weights: &[f32], importance: &[f32], codes: f32) -
     fn of<V: Lanes>(weights: &[f32], importance: &[f32], codes: f32) -> f32 {
         let (mut x, by) = (alone::<V>(weights), alone::<V>(importance));
         x.iter_mut().for_each(|x| *x = clean(*x));
-        fit_symmetric(Subs { x: &x, by: &by, count: 1 }, codes).array()[0]
+        fit_symmetric(Subs { x: &x, by: &by }, codes).array()[0]
     }
-    #[inline(never)]
-    fn fit(weights: &[f32], importance: &[f32], codes: f32) -> f32 {
-        widest!(of(weights: &[f32], importance: &[f32], codes: f32) -> f32)
-    }
-    finite_f16(fit(weights, importance, codes))
+    finite_f16(widest!(of(weights: &[f32], importance: &[f32], codes: f32) -> f32))
 }
 
 /// `d` and `min` as f16 bits for weights `w = d * code + min`, codes up to `codes`, of a block that
@@ -191,7 +185,7 @@ fn offset(
         stored: Stored<'_>,
     ) -> (f32, f32) {
         let (x, by) = (alone::<V>(weights), alone::<V>(importance));
-        let subs = Subs { x: &x, by: &by, count: 1 };
+        let subs = Subs { x: &x, by: &by };
         let (least, most) = super::range(weights);
         let (s, m) = fit_affine_one(subs, codes);
         let all = [((most - least) / codes, least), (s, -m)].into_iter();
@@ -420,7 +414,7 @@ fn assign_affine<V: Lanes>(
                 least = e.at_most(least);
             }
         }
-        choice.error += least.total(subs.count);
+        choice.error += least.total();
     }
     choice
 }
@@ -441,7 +435,7 @@ fn refit_affine<V: Lanes>(x: &Turned<V>, grid: &Grid, choice: &Choice<V>) -> (u1
             }
         }
     }
-    let [aa, ab, bb, xa, xb] = sums.map(|sum| sum.total(8));
+    let [aa, ab, bb, xa, xb] = sums.map(|sum| sum.total());
     let min = f16_to_f32(choice.min);
     let determinant = aa * bb - ab * ab;
     if determinant > 1e-6 * aa * bb {
@@ -462,7 +456,7 @@ fn polish_affine<V: Lanes>(x: &Turned<V>, grid: &Grid, best: &mut Choice<V>) {
             for min in min_bits.saturating_sub(1)..=min_bits.saturating_add(1) {
                 let mut next = Choice { d, min, ..*best };
                 next.error = (x.eights().zip(next.numbers()))
-                    .map(|(subs, (s, m))| error(subs, s, m, 0.0, grid.codes).total(subs.count))
+                    .map(|(subs, (s, m))| error(subs, s, m, 0.0, grid.codes).total())
                     .sum();
                 if next.error < best.error {
                     *best = next;
@@ -571,7 +565,7 @@ fn assign_symmetric<V: Lanes>(
             choice.scales[i] = e.less(least, scale, choice.scales[i]);
             least = e.at_most(least);
         }
-        choice.error += least.total(subs.count);
+        choice.error += least.total();
     }
     choice
 }
@@ -589,5 +583,5 @@ fn refit_symmetric<V: Lanes>(x: &Turned<V>, grid: &Grid, choice: &Choice<V>) -> 
             xa = xa.add(counted.mul(x));
         }
     }
-    finite_f16(xa.total(8) * reciprocal(aa.total(8)))
+    finite_f16(xa.total() * reciprocal(aa.total()))
 }
