@@ -259,6 +259,27 @@ fn join(low: __m512i, high: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<0xE4>(low, high, _mm512_set1_epi32(0xffff))
 }
 
+/// The first half of a transpose of words: in each 128-bit lane of every four vectors, their words
+/// of one column, column after column.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn quads(rows: [__m512i; 8]) -> [__m512i; 8] {
+    let mut pairs = rows;
+    for i in 0..4 {
+        pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+    }
+    let mut quads = pairs;
+    for i in 0..2 {
+        for j in 0..2 {
+            let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
+            quads[4 * i + 2 * j] = _mm512_unpacklo_epi64(a, b);
+            quads[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a, b);
+        }
+    }
+    quads
+}
+
 /// 32 consecutive numbers rounded to bf16: a row of a left tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]

@@ -7,6 +7,7 @@
 //! ```
 
 use crate::Parameter;
+use crate::cpu::vectorised::total;
 use formats::{Error, Result};
 use ops::gradient::adamw::Rule;
 
@@ -93,7 +94,7 @@ impl Moments {
     ) -> Result<f64> {
         let mut squares = 0.0;
         for (parameter, gradient) in parameters.iter().zip(gradients) {
-            let own = squared(gradient);
+            let own = total(gradient, gradient, |g, _| f64::from(g) * f64::from(g));
             if !own.is_finite() {
                 return Err(unsound(parameter));
             }
@@ -120,18 +121,6 @@ impl Moments {
         apply(parts.collect());
         Ok(norm)
     }
-}
-
-/// The sum of squares in f64, in parts, which are then added up.
-fn squared(gradient: &[f32]) -> f64 {
-    const PARTS: usize = 16;
-    let mut sums = [0f64; PARTS];
-    let (parts, rest) = gradient.as_chunks::<PARTS>();
-    for part in parts {
-        (0..PARTS).for_each(|i| sums[i] += f64::from(part[i]) * f64::from(part[i]));
-    }
-    sums.iter_mut().zip(rest).for_each(|(sum, g)| *sum += f64::from(*g) * f64::from(*g));
-    sums.iter().sum()
 }
 
 /// Elements of a parameter in an update.

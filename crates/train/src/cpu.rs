@@ -11,7 +11,7 @@ mod losses;
 mod products;
 mod states;
 mod tiles;
-mod vectorised;
+pub(crate) mod vectorised;
 mod weights;
 
 pub use executor::{CpuExecutor, Results, check};

@@ -83,7 +83,7 @@ unsafe impl Sync for Activations<'_> {}
 
 impl<'a> Activations<'a> {
     /// Bytes of storage for the quantised form, a multiple of 64; 0 if `cols` is not a multiple of
-    /// 32, which only float weights allow, but on [`Path::Rounded`], which fills the last block.
+    /// 32, which only float weights allow, except on [`Path::Rounded`], which fills the last block.
     pub fn bytes(path: Path, tokens: usize, cols: usize) -> usize {
         planes(path)
             * tokens.next_multiple_of(group(path, tokens))
@@ -142,8 +142,8 @@ impl<'a> Activations<'a> {
         self.cols
     }
 
-    /// Blocks of 32 to quantise over all tokens; 0 where `cols` are not whole ones, unless the last
-    /// is filled.
+    /// Blocks of 32 to quantise over all tokens; 0 if `cols` is not a multiple of 32, except on
+    /// [`Path::Rounded`], which fills the last block.
     pub fn blocks(&self) -> usize {
         self.tokens * lines(self.path, self.cols)
     }
@@ -259,7 +259,8 @@ pub(super) fn halves(isa: Isa, path: Path, cols: usize) -> bool {
     isa == Isa::Amx && path != Path::InPlace && lines(path, cols) > 0
 }
 
-/// Lines of so many columns: none where the last one is not whole, unless zeros may fill it.
+/// The number of lines of a row: zero if its columns are no whole lines and the path does not fill
+/// the last with zeros.
 fn lines(path: Path, cols: usize) -> usize {
     match path {
         Path::Rounded => cols.div_ceil(BLOCK),
@@ -339,7 +340,7 @@ unsafe fn halve(x: &Activations, blocks: Range<usize>, planes: usize) {
     }
 }
 
-/// A block of a row that has so many more elements, and zeros behind them.
+/// The next block of a row of which `left` elements are left; zeros follow the last.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]

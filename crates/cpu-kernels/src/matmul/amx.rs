@@ -326,7 +326,7 @@ unsafe fn expand<B: Block>(
     }
 }
 
-/// A pair of columns of 16-bit floats of a panel, zeros where it has not so many.
+/// Columns `first` and `first + 1` of a panel of 16-bit floats; a column beyond the last is zeros.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn columns_of(panel: *const u8, columns: usize, first: usize) -> [__m256i; 2] {
@@ -424,20 +424,8 @@ unsafe fn transposed(from: *const u8) -> [__m512i; 8] {
             *row = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
         }
     }
-    // Within each half: pairs of words, then pairs of pairs, then quarters.
-    let mut pairs = rows;
-    for i in 0..4 {
-        pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
-        pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
-    }
-    let mut quads = pairs;
-    for i in 0..2 {
-        for j in 0..2 {
-            let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
-            quads[4 * i + 2 * j] = _mm512_unpacklo_epi64(a, b);
-            quads[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a, b);
-        }
-    }
+    // Within each half: columns of four words, then quarters of them.
+    let quads = amx::quads(rows);
     let low = _mm512_set_epi64(13, 12, 5, 4, 9, 8, 1, 0);
     let high = _mm512_set_epi64(15, 14, 7, 6, 11, 10, 3, 2);
     let mut all = quads;

@@ -28,7 +28,7 @@ pub use activations::{Activations, Path};
 pub use blas::{Blas, Sgemm};
 pub use memory::Huge;
 pub use peak::{Unit, peak};
-pub use tiled::{Packed as PackedSide, Rows, Side, multiply_packed, outer, pack, tiles_halves};
+pub use tiled::{PackedSide, Side, StridedRows, multiply_packed, outer, pack, tiles_halves};
 pub use turned::{Turned, multiply_turned};
 
 use formats::quant::Block;

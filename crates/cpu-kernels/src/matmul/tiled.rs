@@ -11,7 +11,7 @@ use super::{Isa, Output, Scratch};
 
 /// Rows of f32: the first one's elements, and the distance from one row to the next.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows {
+pub struct StridedRows {
     /// Row 0, column 0.
     pub start: *const f32,
     /// f32 from one row to the next.
@@ -21,38 +21,40 @@ pub struct Rows {
 /// The side of a product that is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Its rows become those of the result.
+    /// The first operand, whose rows are the result's rows.
     Left,
-    /// Its columns become those of the result.
+    /// The second operand, whose columns are the result's columns.
     Right,
 }
 
 /// A packed side: tiles along its depth, 16 elements of the result's axis after 16 others.
 #[derive(Debug, Clone, Copy)]
-pub struct Packed {
+pub struct PackedSide {
     /// The first tile.
     pub start: *const u8,
     /// Tiles along the whole depth.
     pub depth: usize,
 }
 
-impl Packed {
+impl PackedSide {
     /// Depth of a tile.
     pub const DEPTH: usize = 32;
     /// Elements of the result's axis that are packed together.
     pub const SIDE: usize = 32;
 
-    /// Bytes of a packed side of so many elements and so deep.
+    /// Bytes of a packed side of `side` elements and `depth` terms.
     pub const fn bytes(side: usize, depth: usize) -> usize {
-        side.next_multiple_of(Packed::SIDE) * depth.next_multiple_of(Packed::DEPTH) * 2
+        side.next_multiple_of(PackedSide::SIDE) * depth.next_multiple_of(PackedSide::DEPTH) * 2
     }
 
     /// The side without its first elements along the depth, and along the other axis: multiples of
-    /// [`Packed::DEPTH`] and [`Packed::SIDE`].
-    pub fn from(self, side: usize, depth: usize) -> Packed {
-        debug_assert!(side.is_multiple_of(Packed::SIDE) && depth.is_multiple_of(Packed::DEPTH));
-        let tiles = side / 16 * self.depth + depth / Packed::DEPTH;
-        Packed { start: self.start.wrapping_add(1024 * tiles), ..self }
+    /// [`PackedSide::DEPTH`] and [`PackedSide::SIDE`].
+    pub fn from(self, side: usize, depth: usize) -> PackedSide {
+        debug_assert!(
+            side.is_multiple_of(PackedSide::SIDE) && depth.is_multiple_of(PackedSide::DEPTH)
+        );
+        let tiles = side / 16 * self.depth + depth / PackedSide::DEPTH;
+        PackedSide { start: self.start.wrapping_add(1024 * tiles), ..self }
     }
 }
 
@@ -67,22 +69,22 @@ pub fn tiles_halves(isa: Isa) -> bool {
     }
 }
 
-/// Packs one side of a product, `[side, depth]`, into [`Packed::bytes`] bytes; zeros fill whole
+/// Packs one side of a product, `[side, depth]`, into [`PackedSide::bytes`] bytes; zeros fill whole
 /// tiles. `along`: the depth goes along the rows, which then are as many as `side`; else across
 /// them.
 ///
 /// # Safety
-/// The rows are readable, the bytes writable, and used by nobody else.
+/// The rows are readable and the bytes writable; nothing else uses the bytes.
 ///
 /// # Panics
 /// Unless [`tiles_halves`].
 pub unsafe fn pack(
     isa: Isa,
-    of: Rows,
+    of: StridedRows,
     [side, depth]: [usize; 2],
     (along, place): (bool, Side),
     to: *mut u8,
-) -> Packed {
+) -> PackedSide {
     assert!(tiles_halves(isa));
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the unit's processors have the instructions; the rest is the caller's promise.
@@ -91,7 +93,7 @@ pub unsafe fn pack(
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (of, side, along, place);
-    Packed { start: to, depth: depth.div_ceil(Packed::DEPTH) }
+    PackedSide { start: to, depth: depth.div_ceil(PackedSide::DEPTH) }
 }
 
 /// `out[i][j] (+)= sum over k of left[i][k] right[k][j]` of `[m, n, k]`, the first `k` of both
@@ -105,7 +107,7 @@ pub unsafe fn pack(
 /// Unless [`tiles_halves`].
 pub unsafe fn multiply_packed(
     isa: Isa,
-    [left, right]: [Packed; 2],
+    [left, right]: [PackedSide; 2],
     [m, n, k]: [usize; 3],
     out: Output,
     adds: bool,
@@ -138,7 +140,7 @@ const OUTER: [usize; 3] = [128, 256, 512];
 /// Unless [`tiles_halves`].
 pub unsafe fn outer(
     isa: Isa,
-    [a, b]: [Rows; 2],
+    [a, b]: [StridedRows; 2],
     [m, n, rows]: [usize; 3],
     out: Output,
     adds: bool,
@@ -156,7 +158,7 @@ pub unsafe fn outer(
         for j in (0..n).step_by(wide) {
             for first in (0..rows).step_by(deep) {
                 let [m, n, k] = [tall.min(m - i), wide.min(n - j), deep.min(rows - first)];
-                let side = |of: Rows, column: usize| Rows {
+                let side = |of: StridedRows, column: usize| StridedRows {
                     start: of.start.wrapping_add(first * of.stride + column),
                     ..of
                 };
@@ -165,7 +167,7 @@ pub unsafe fn outer(
                 // SAFETY: both sides fit the scratch's slab, one behind the other; the rest is the
                 // caller's promise.
                 unsafe {
-                    let right = room.add(Packed::bytes(tall, deep));
+                    let right = room.add(PackedSide::bytes(tall, deep));
                     let left = pack(isa, side(a, i), [m, k], (false, Side::Left), room);
                     let right = pack(isa, side(b, j), [n, k], (false, Side::Right), right);
                     multiply_packed(isa, [left, right], [m, n, k], to, adds, scratch);
@@ -183,13 +185,13 @@ mod x86 {
     /// See [`super::pack`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) unsafe fn pack(
-        of: Rows,
+        of: StridedRows,
         [side, depth]: [usize; 2],
         (along, place): (bool, Side),
         to: *mut u8,
     ) {
         let tiles = depth.div_ceil(DEPTH);
-        for i in 0..side.next_multiple_of(Packed::SIDE) / SIDE {
+        for i in 0..side.next_multiple_of(PackedSide::SIDE) / SIDE {
             for t in 0..tiles {
                 let (first, deep) = (i * SIDE, t * DEPTH);
                 // SAFETY: what is loaded is inside the rows; the caller promises the tile.
@@ -205,8 +207,9 @@ mod x86 {
                             _mm512_storeu_si512(to.add(64 * row).cast(), words);
                         }
                     } else {
-                        turn(&rows[..8], to);
-                        turn(&rows[8..], to.add(32));
+                        for (i, half) in rows.as_chunks().0.iter().enumerate() {
+                            turn(*half, to.add(32 * i));
+                        }
                     }
                 }
             }
@@ -221,7 +224,7 @@ mod x86 {
     /// 16 rows, 32 elements of each.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn long_rows(of: Rows, at: [usize; 2], size: [usize; 2]) -> [__m512i; 16] {
+    unsafe fn long_rows(of: StridedRows, at: [usize; 2], size: [usize; 2]) -> [__m512i; 16] {
         let [rows, columns] = [0, 1].map(|i| size[i].saturating_sub(at[i]));
         let masks = [mask(columns), mask(columns.saturating_sub(16))];
         let mut words = [_mm512_setzero_si512(); 16];
@@ -240,7 +243,7 @@ mod x86 {
     /// 16 pairs of rows, 16 elements of each.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn pairs_of_rows(of: Rows, at: [usize; 2], size: [usize; 2]) -> [__m512i; 16] {
+    unsafe fn pairs_of_rows(of: StridedRows, at: [usize; 2], size: [usize; 2]) -> [__m512i; 16] {
         let [columns, rows] = [0, 1].map(|i| size[i].saturating_sub(at[i]));
         let mut words = [_mm512_setzero_si512(); 16];
         for (pair, words) in words.iter_mut().enumerate() {
@@ -258,20 +261,8 @@ mod x86 {
     /// The transpose of 8 rows of 16 words: 16 rows of 8, 64 bytes apart.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn turn(rows: &[__m512i], to: *mut u8) {
-        let mut pairs = [_mm512_setzero_si512(); 8];
-        for i in 0..4 {
-            pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
-            pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
-        }
-        let mut quads = pairs;
-        for i in 0..2 {
-            for j in 0..2 {
-                let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
-                quads[4 * i + 2 * j] = _mm512_unpacklo_epi64(a, b);
-                quads[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a, b);
-            }
-        }
+    unsafe fn turn(rows: [__m512i; 8], to: *mut u8) {
+        let quads = unit::quads(rows);
         // Lane `l` of `quads[c]` and of `quads[4 + c]` are the halves of row `4 l + c`.
         for c in 0..4 {
             let (a, b) = (quads[c], quads[4 + c]);
@@ -294,7 +285,7 @@ mod x86 {
     /// # Safety
     /// As there; the unit is configured.
     pub(super) unsafe fn multiply(
-        [left, right]: [Packed; 2],
+        [left, right]: [PackedSide; 2],
         [m, n, k]: [usize; 3],
         out: Output,
         adds: bool,
@@ -306,7 +297,7 @@ mod x86 {
         if tiles == 0 {
             return;
         }
-        let pair = |of: Packed, first: usize| {
+        let pair = |of: PackedSide, first: usize| {
             [0, 1].map(|i| of.start.wrapping_add((first / SIDE + i) * of.depth * TILE))
         };
         let floats = results.cast::<f32>();

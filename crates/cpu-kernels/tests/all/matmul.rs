@@ -591,8 +591,8 @@ fn sums_of_outer_products_agree_with_sums_in_f64() {
         for &isa in Isa::available().iter().filter(|isa| tiles_halves(**isa)) {
             for adds in [false, true] {
                 let mut y = vec![if adds { 1.0 } else { f32::NAN }; m * n];
-                let sides =
-                    [(&a, m), (&b, n)].map(|(side, stride)| Rows { start: side.as_ptr(), stride });
+                let sides = [(&a, m), (&b, n)]
+                    .map(|(side, stride)| StridedRows { start: side.as_ptr(), stride });
                 let out = Output { start: y.as_mut_ptr(), stride: n };
                 let mut scratch = Scratch::new().unwrap();
                 // SAFETY: all three have that many elements.

@@ -41,10 +41,7 @@ impl Run<'_> {
         self.each(self.rows(to) * self.width(to), PIECE, &|range, _| {
             // SAFETY: ranges are disjoint; the input is only read.
             let y = unsafe { self.part(to, range.clone()) };
-            if let Some(from) = from {
-                // SAFETY: as above.
-                y.copy_from_slice(unsafe { &self.read(from)[range.clone()] });
-            }
+            self.begin(from, y, range.clone());
             f(y, range);
         });
     }
@@ -53,6 +50,14 @@ impl Run<'_> {
     fn source(&self, index: usize, node: &Node, input: usize) -> Option<ValueId> {
         let is_there = self.plan.in_place[index] == Some(input);
         (!is_there).then(|| node.inputs[input])
+    }
+
+    /// Copies a range of [`Run::source`]'s to a part of the output, unless it is there.
+    fn begin(&self, from: Option<ValueId>, y: &mut [f32], range: Range<usize>) {
+        if let Some(from) = from {
+            // SAFETY: the input is only read.
+            y.copy_from_slice(unsafe { &self.read(from)[range] });
+        }
     }
 
     /// Calls `f` with whole rows of the first output, to which the input's were copied, and which.
@@ -66,11 +71,7 @@ impl Run<'_> {
         let (from, to) = (self.source(index, node, input), node.outputs[0]);
         let width = self.width(to);
         self.by_rows(to, &|y, rows| {
-            if let Some(from) = from {
-                // SAFETY: the input is only read.
-                let x = unsafe { self.read(from) };
-                y.copy_from_slice(&x[rows.start * width..rows.end * width]);
-            }
+            self.begin(from, y, rows.start * width..rows.end * width);
             f(y, rows);
         });
     }
@@ -342,11 +343,7 @@ impl Run<'_> {
                     let sums = shared.slice_mut(block * each..(block + 1) * each);
                     (&self.read(node.inputs[0])[own.clone()], self.part(to, own), sums)
                 };
-                if let Some(from) = from {
-                    // SAFETY: the input is only read.
-                    let from = unsafe { self.read(from) };
-                    dy.copy_from_slice(&from[range.start * width..range.end * width]);
-                }
+                self.begin(from, dy, range.start * width..range.end * width);
                 for (x, dy) in x.chunks_exact(width).zip(dy.chunks_exact_mut(width)) {
                     vectorised(self.of.isa, || norm_row(x, dy, weight, how, sums));
                 }

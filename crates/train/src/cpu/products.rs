@@ -202,7 +202,7 @@ impl Run<'_> {
                         let start = (dw as *mut f32).add(o * width + i);
                         if tiled {
                             let sides = [(dy, out), (x, width)]
-                                .map(|(start, stride)| matmul::Rows { start, stride });
+                                .map(|(start, stride)| matmul::StridedRows { start, stride });
                             let to = Output { start, stride: width };
                             let scratch = &mut scratch.product;
                             matmul::outer(isa, sides, sizes, to, adds, scratch);

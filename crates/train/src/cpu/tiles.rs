@@ -4,7 +4,7 @@
 use super::attention::{Head, bounded, dot, softmax, through};
 use super::executor::{Run, Scratch};
 use cpu_kernels::matmul::{
-    Output, PackedSide as Packed, Rows, Side, multiply_packed, pack, tiles_halves,
+    Output, PackedSide, Side, StridedRows, multiply_packed, pack, tiles_halves,
 };
 use device::Precision;
 use ops::Attention;
@@ -58,7 +58,7 @@ impl Block {
 
     /// The keys in whole tiles.
     fn wide(&self) -> usize {
-        self.keys.len().next_multiple_of(Packed::SIDE)
+        self.keys.len().next_multiple_of(PackedSide::SIDE)
     }
 }
 
@@ -66,21 +66,21 @@ fn blocks(of: &Attention, rows: Range<usize>) -> impl Iterator<Item = Block> {
     rows.clone().step_by(QUERIES).map(move |start| {
         let queries = start..rows.end.min(start + QUERIES);
         let oldest = *seen(of, rows.start as u32, start).start();
-        let first = (oldest - rows.start) / Packed::SIDE * Packed::SIDE;
+        let first = (oldest - rows.start) / PackedSide::SIDE * PackedSide::SIDE;
         Block { keys: rows.start + first..queries.end, queries, first }
     })
 }
 
 /// Bytes of rows of f32 that are as long as keys in whole tiles.
 fn scores(rows: usize) -> usize {
-    QUERIES * rows.next_multiple_of(Packed::SIDE) * size_of::<f32>()
+    QUERIES * rows.next_multiple_of(PackedSide::SIDE) * size_of::<f32>()
 }
 
 impl Run<'_> {
     /// Whether attention goes to the tile unit: whole tiles of a head.
     pub(super) fn attends_in_tiles(&self, of: &Attention) -> bool {
         let rounds = self.of.precision == Precision::BF16 && tiles_halves(self.of.isa);
-        rounds && of.head_dim.is_multiple_of(Packed::SIDE)
+        rounds && of.head_dim.is_multiple_of(PackedSide::SIDE)
     }
 
     /// Calls `f` with every head of every sequence, and with a thread's memory, in which there is
@@ -97,7 +97,7 @@ impl Run<'_> {
                 let head = Head { sequence: at / of.kv_heads, index: at % of.kv_heads };
                 let rows = sequences[head.sequence].clone();
                 let (sides, several) = sizes(rows.len());
-                let sides = sides.iter().map(|[side, depth]| Packed::bytes(*side, *depth));
+                let sides = sides.iter().map(|[side, depth]| PackedSide::bytes(*side, *depth));
                 let bytes = sides.sum::<usize>() + several * scores(rows.len()) + LINE;
                 let floats = bytes.div_ceil(size_of::<f32>());
                 let mut own = std::mem::take(&mut scratch.floats);
@@ -120,10 +120,10 @@ impl Run<'_> {
         self.heads_in_tiles(of, &|rows| (sides(rows), 1), &|head, rows, mut room, scratch| {
             let [keys, values, queries, weights] =
                 [[rows.len(), d], [d, rows.len()], [QUERIES, d], [QUERIES, rows.len()]]
-                    .map(|[side, depth]| room.take(Packed::bytes(side, depth)));
+                    .map(|[side, depth]| room.take(PackedSide::bytes(side, depth)));
             let p = room.take(scores(rows.len())).cast::<f32>();
             let at = rows.start * narrow + head.index * d;
-            let of_keys = |start: usize| Rows {
+            let of_keys = |start: usize| StridedRows {
                 start: (start as *const f32).wrapping_add(at),
                 stride: narrow,
             };
@@ -137,10 +137,10 @@ impl Run<'_> {
                     for block in blocks(of, rows.clone()) {
                         let (m, n) = (block.queries.len(), block.wide());
                         let start = block.queries.start * wide + h * d;
-                        let q = Rows { start: (q as *const f32).add(start), stride: wide };
+                        let q = StridedRows { start: (q as *const f32).add(start), stride: wide };
                         let queries = pack(isa, q, [m, d], (true, Side::Left), queries);
                         let out = Output { start: p, stride: n };
-                        let sizes = [m.next_multiple_of(Packed::SIDE), n, d];
+                        let sizes = [m.next_multiple_of(PackedSide::SIDE), n, d];
                         let sides = [queries, keys.from(block.first, 0)];
                         multiply_packed(isa, sides, sizes, out, false, scratch);
                         for (i, t) in block.queries.clone().enumerate() {
@@ -152,7 +152,7 @@ impl Run<'_> {
                             let found = softmax(isa, &mut row[own], sinks.map(|sinks| sinks[h]));
                             *(lse as *mut f32).add(t * heads + h) = found;
                         }
-                        let p = Rows { start: p, stride: n };
+                        let p = StridedRows { start: p, stride: n };
                         let weights = pack(isa, p, [m, n], (true, Side::Left), weights);
                         let out = Output { start: (y as *mut f32).add(start), stride: wide };
                         let sides = [weights, values.from(0, block.first)];
@@ -187,7 +187,7 @@ impl Run<'_> {
                 [QUERIES, rows.len()],
                 [rows.len(), QUERIES],
             ]
-            .map(|[side, depth]| Packed::bytes(side, depth));
+            .map(|[side, depth]| PackedSide::bytes(side, depth));
             let [keys, values, queries, dys] =
                 [key, key, query, query].map(|bytes| room.take(bytes));
             let [turned_keys, turned_queries, turned_dys] =
@@ -196,7 +196,7 @@ impl Run<'_> {
                 [of_scores, turned_scores].map(|bytes| room.take(bytes));
             let [p, ds] = [0, 1].map(|_| room.take(scores(rows.len())).cast::<f32>());
             let at = rows.start * narrow + head.index * d;
-            let of_keys = |start: usize| Rows {
+            let of_keys = |start: usize| StridedRows {
                 start: (start as *const f32).wrapping_add(at),
                 stride: narrow,
             };
@@ -223,8 +223,8 @@ impl Run<'_> {
                         let (m, n, first) =
                             (block.queries.len(), block.wide(), block.queries.start);
                         let of_queries =
-                            |x: usize| Rows { start: head_of(x, first, h), stride: wide };
-                        let sizes = [m.next_multiple_of(Packed::SIDE), n, d];
+                            |x: usize| StridedRows { start: head_of(x, first, h), stride: wide };
+                        let sizes = [m.next_multiple_of(PackedSide::SIDE), n, d];
                         for (x, packed, keys, to) in [(q, queries, keys, p), (dy, dys, values, ds)]
                         {
                             let left = pack(isa, of_queries(x), [m, d], (true, Side::Left), packed);
@@ -251,7 +251,7 @@ impl Run<'_> {
                                 of_sink -= p * f64::from(along);
                             }
                         }
-                        let weights = |start: *mut f32| Rows { start, stride: n };
+                        let weights = |start: *mut f32| StridedRows { start, stride: n };
                         let left = pack(isa, weights(ds), [m, n], (true, Side::Left), of_dq);
                         let out = Output { start: head_of(dq, first, h), stride: wide };
                         let sides = [left, turned_keys.from(0, block.first)];

@@ -36,16 +36,16 @@ unsafe fn avx2<R>(f: impl FnOnce() -> R) -> R {
 
 /// The sum of `f` of pairs in f64, in [`LANES`] parts, which are then added up.
 #[inline(always)]
-pub(super) fn total(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f64 {
+pub(crate) fn total<N: Into<f64>>(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> N) -> f64 {
     let mut sums = [0f64; LANES];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a.iter().zip(b) {
         for i in 0..LANES {
-            sums[i] += f64::from(f(a[i], b[i]));
+            sums[i] += f(a[i], b[i]).into();
         }
     }
     for (sum, (a, b)) in sums.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-        *sum += f64::from(f(*a, *b));
+        *sum += f(*a, *b).into();
     }
     sums.iter().sum()
 }
