@@ -1,6 +1,6 @@
 //! All-reduce and all-gather between GPUs of one process, or of several, by NCCL; small sums by
-//! [`peer_sum`] where GPUs reach each other's memory. Each operation runs in its GPU's stream, so that it can be a node of
-//! a graph.
+//! [`peer_sum`] where GPUs reach each other's memory. Each operation runs in its GPU's stream, so
+//! that it can be a node of a graph.
 //!
 //! The library is loaded when several GPUs are to share a model's layers, under its installed name
 //! `libnccl.so.2`; cudarc's bindings ask for `libnccl.so`, which only the development package has.

@@ -9,10 +9,10 @@
 //! A mailbox has two halves that take turns. A rank writes round `n + 2` only once it has
 //! everybody's values of `n + 1`, which they send once they are done with round `n`.
 
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 
-use cudarc::driver::{result, sys};
-use formats::{Error, Result};
+use cudarc::driver::sys;
+use formats::Result;
 
 use super::{Buffer, Gpu, pipeline};
 
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) peer_sum(
 }
 "#;
 
-/// What the ranks of a process need for their sums.
+/// The small sums of this process's ranks.
 pub(super) struct PeerSums {
     /// Those of this process, of successive ranks.
     own: Vec<Rank>,
@@ -106,7 +106,7 @@ unsafe impl Send for PeerSums {}
 // SAFETY: as above; nothing changes after construction but the memory that buffers refer to.
 unsafe impl Sync for PeerSums {}
 
-/// What ranks of several processes tell each other to find their mailboxes.
+/// The exchange by which ranks of several processes find each other's mailboxes.
 pub(super) trait Exchange {
     /// Every rank's bytes, in rank order.
     ///
@@ -199,7 +199,7 @@ impl PeerSums {
             Ok(address)
         };
         let addresses = handles.iter().enumerate().map(&mut address).collect::<Result<Vec<_>>>();
-        // Memory is not freed before all know that nobody wants it.
+        // A mailbox is freed only once no rank will open it.
         if !exchange.agree(addresses.is_ok())? {
             return Ok(None);
         }
@@ -242,9 +242,8 @@ impl PeerSums {
         let (shape, overlap) = ([groups, 1, 1, THREADS as u32, 0], overlap && own.waits);
         // SAFETY: there is a pointer to a word for each of the kernel's parameters. `x` and `y`
         // have `count` floats (`bind` cut them), a mailbox has room for `MOST` words of every rank
-        // in both halves and `rounds` a number for each block of so many. Who holds a collective
-        // keeps all of them alive, and `Sums` frees mailboxes only once the streams of all its GPUs
-        // have drained.
+        // in both halves, and `rounds` a number for each group. A collective keeps all of them
+        // alive, and `Sums` frees mailboxes only once the streams of all its GPUs have drained.
         let launched = unsafe {
             pipeline::launch(context, own.function, shape, overlap, parameters.as_mut_ptr())
         }?;
@@ -262,7 +261,7 @@ impl Rank {
     fn new(gpu: &Gpu, mailbox: Buffer, addresses: &[sys::CUdeviceptr]) -> Result<Rank> {
         let addresses: Vec<u8> = addresses.iter().flat_map(|at| at.to_le_bytes()).collect();
         Ok(Rank {
-            function: load(gpu)?,
+            function: gpu.0.function("peer_sum", &source(), "peer_sum")?,
             mailbox,
             boxes: gpu.upload(&addresses)?,
             rounds: gpu.upload(&vec![0; 4 * MOST / THREADS])?,
@@ -284,24 +283,6 @@ fn handle(gpu: &Gpu, of: &Buffer) -> Result<[u8; HANDLE]> {
     let got = unsafe { sys::cuIpcGetMemHandle(&mut handle, of.address()) };
     gpu.0.check("cuda: memory for another process", got.result())?;
     Ok(handle.reserved.map(|byte| byte as u8))
-}
-
-/// Compiles the kernel for a GPU and loads it.
-fn load(gpu: &Gpu) -> Result<sys::CUfunction> {
-    let context = &gpu.0;
-    let text = source();
-    let (_, image) = context.compiler.image(&text)?;
-    context.enter()?;
-    let image = [&image[..], &[0]].concat();
-    let name = CString::new("peer_sum").map_err(|_| Error::new("cuda", "a name", "none"))?;
-    // SAFETY: the context is current, and the image is what NVRTC made, whole. The module stays for
-    // the life of the context.
-    unsafe {
-        let module = result::module::load_data(image.as_ptr().cast());
-        context.check("peer_sum", module).and_then(|module| {
-            context.check("peer_sum", result::module::get_function(module, name))
-        })
-    }
 }
 
 /// The kernel's text.

@@ -73,30 +73,9 @@ impl Gpu {
             return Err(Error::new(&kernel.name, expected, format!("{major}.{minor}"))
                 .hint("a schedule of simdgroups that multiply by themselves"));
         }
-        let place = |e: Error| Error { place: format!("{}: {}", kernel.name, e.place), ..e };
         let (text, symbol) = source(kernel, numbers)?;
-        let (key, image) = self.0.compiler.image(&text).map_err(place)?;
         let context = &self.0;
-        context.enter()?;
-        let module = {
-            let mut modules = context.modules.lock().unwrap_or_else(PoisonError::into_inner);
-            match modules.get(&key) {
-                Some(module) => *module,
-                None => {
-                    // PTX is a string: it must end in a zero byte.
-                    let image = [&image[..], &[0]].concat();
-                    // SAFETY: the context is current, and the image is what NVRTC made, whole.
-                    let loaded = unsafe { result::module::load_data(image.as_ptr().cast()) };
-                    let module = Module(context.check(&kernel.name, loaded)?);
-                    modules.insert(key, module);
-                    module
-                }
-            }
-        };
-        let name = CString::new(symbol).map_err(|_| Error::new(&kernel.name, "a name", "none"))?;
-        // SAFETY: the module is loaded and stays so.
-        let function = unsafe { result::module::get_function(module.0, name) };
-        let function = context.check(&kernel.name, function)?;
+        let function = context.function(&kernel.name, &text, symbol)?;
         let dynamic = emit::cuda_dynamic_shared(kernel);
         if dynamic > 0 {
             if dynamic > context.facts.shared {
@@ -125,6 +104,40 @@ impl Gpu {
         let (context, kernel) = (Arc::clone(context), kernel.clone());
         let inner = Inner { context, kernel, function, dynamic, waits, registers, local };
         Ok(Pipeline(Arc::new(inner)))
+    }
+}
+
+impl Context {
+    /// A function of a text for NVRTC, compiled (or taken from a cache) and loaded once; errors name
+    /// `kernel`. The context is current afterwards.
+    pub(super) fn function(
+        &self,
+        kernel: &str,
+        text: &str,
+        symbol: impl Into<Vec<u8>>,
+    ) -> Result<sys::CUfunction> {
+        let place = |e: Error| Error { place: format!("{kernel}: {}", e.place), ..e };
+        let (key, image) = self.compiler.image(text).map_err(place)?;
+        self.enter()?;
+        let module = {
+            let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+            match modules.get(&key) {
+                Some(module) => *module,
+                None => {
+                    // PTX is a string: it must end in a zero byte.
+                    let image = [&image[..], &[0]].concat();
+                    // SAFETY: the context is current, and the image is what NVRTC made, whole.
+                    let loaded = unsafe { result::module::load_data(image.as_ptr().cast()) };
+                    let module = Module(self.check(kernel, loaded)?);
+                    modules.insert(key, module);
+                    module
+                }
+            }
+        };
+        let name = CString::new(symbol).map_err(|_| Error::new(kernel, "a name", "none"))?;
+        // SAFETY: the module is loaded and stays so.
+        let function = unsafe { result::module::get_function(module.0, name) };
+        self.check(kernel, function)
     }
 }
 
