@@ -78,8 +78,8 @@ pub(crate) struct Tune {
     /// share the examples of each batch: cuda:0,1
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceSpec::Cpu)]
     pub(crate) device: DeviceSpec,
-    /// Precision of activations; what is trained is f32 always [default: that of the model, bf16
-    /// if it is quantised]
+    /// Precision of activations, while trained weights stay f32 [default: f32 for a model in f32,
+    /// else bf16]
     #[arg(long, value_enum)]
     pub(crate) precision: Option<PrecisionArg>,
     /// Print one JSON object at the end

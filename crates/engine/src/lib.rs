@@ -40,11 +40,10 @@ mod worker;
 pub use crate::adapters::{Adapter, AdapterFile, Adapters, adapter_to_mlx, fuse, open_adapter};
 pub use choose::named_place;
 pub use constraint::{Constraint, ConstraintSource, TokenSet};
-pub use device::peak_rss_bytes;
 pub use device::{
     About, Absence, CacheType, ComputePeaks, DeviceSpec, Dispatch, Gpus, Memory, Peaks, Plan,
     Processes, Processor, Profile, RankLaunch, Roof, RuntimeLibrary, SplitMode, Survey, Timing,
-    Usage, Work, folder_of_user, follow, free_memory, share_heaps, survey,
+    Usage, Work, folder_of_user, follow, free_memory, peak_rss_bytes, share_heaps, survey,
 };
 pub use embed::{EmbedOptions, EmbeddingForm, Pooling, read_embedding_form};
 pub use events::{Capability, Events, Lifecycle, Stage};

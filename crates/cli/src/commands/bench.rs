@@ -231,7 +231,7 @@ fn record(runs: &mut Runs, name: &str, round: u64, tokens: usize, seconds: f64) 
 
 /// Fills the cache with these tokens, and waits until it has them: a device may still be at work on
 /// a step whose logits were not requested.
-fn fill(session: &mut Session, tokens: &[u32]) -> Outcome {
+pub(super) fn fill(session: &mut Session, tokens: &[u32]) -> Outcome {
     session.clear();
     Ok(session.evaluate(tokens, tokens.len().saturating_sub(1), &mut |_, _| {})?)
 }
@@ -254,6 +254,14 @@ fn step(session: &mut Session, tokens: &[u32], depth: usize, generate: usize) ->
     Ok(start.elapsed().as_secs_f64())
 }
 
+/// New sessions, each with these tokens in its cache.
+pub(super) fn filled(engine: &Engine, tokens: &[u32], sequences: usize) -> Outcome<Vec<Session>> {
+    let sessions = (0..sequences).map(|_| load::session(engine));
+    let mut sessions = sessions.collect::<Outcome<Vec<Session>>>()?;
+    sessions.iter_mut().try_for_each(|session| fill(session, tokens))?;
+    Ok(sessions)
+}
+
 /// Seconds for steps of one token of each of several sequences, behind `depth` cached ones each, in
 /// which each chooses the next, greedily.
 fn together(
@@ -263,9 +271,7 @@ fn together(
     depth: usize,
     generate: usize,
 ) -> Outcome<f64> {
-    let sessions = (0..sequences).map(|_| load::session(engine));
-    let mut sessions = sessions.collect::<Outcome<Vec<Session>>>()?;
-    sessions.iter_mut().try_for_each(|session| fill(session, &tokens[..depth]))?;
+    let mut sessions = filled(engine, &tokens[..depth], sequences)?;
     let start = Instant::now();
     let each = vec![tokens[depth]; sequences];
     Session::generate_together(&mut sessions, &each, generate, &SamplingOptions::greedy())?;

@@ -12,7 +12,7 @@ use std::time::Instant;
 use delft::{ComputePeaks, Engine, Error, SamplingOptions, Session, TimedStep, Work};
 use serde_json::{Value, json};
 
-use super::head;
+use super::{bench, head};
 use crate::args::{CacheArg, WhySlow};
 use crate::interrupt::LastWords;
 use crate::load;
@@ -186,8 +186,7 @@ pub(crate) fn run(args: &WhySlow) -> Outcome {
         LastWords::prepare(move || if json { print_json(&marked()) } else { Ok(()) })
     };
     let mut session = load::session(&engine)?;
-    let (tokens, start) =
-        (super::bench::random_tokens(prompt, engine.info().vocab), Instant::now());
+    let (tokens, start) = (bench::random_tokens(prompt, engine.info().vocab), Instant::now());
     // The first pass brings in pages, clocks and shape classes; the counters watch it, the figures
     // leave it out.
     evaluate(&mut session, &tokens, generate.min(2))?;
@@ -253,8 +252,7 @@ fn reads(engine: &Engine) -> f64 {
 
 /// A prefill and single-token steps behind it; returns the seconds of each step.
 fn evaluate(session: &mut Session, tokens: &[u32], steps: usize) -> Outcome<Vec<f64>> {
-    session.clear();
-    session.evaluate(tokens, tokens.len() - 1, &mut |_, _| {})?;
+    bench::fill(session, tokens)?;
     let mut seconds = Vec::with_capacity(steps);
     for i in 0..steps {
         let start = Instant::now();
@@ -271,11 +269,7 @@ fn generate_together(
     sequences: usize,
     steps: usize,
 ) -> Outcome<(Vec<f64>, Vec<Session>)> {
-    let sessions = (0..sequences).map(|_| load::session(engine));
-    let mut sessions = sessions.collect::<Outcome<Vec<Session>>>()?;
-    for session in &mut sessions {
-        session.evaluate(tokens, tokens.len() - 1, &mut |_, _| {})?;
-    }
+    let mut sessions = bench::filled(engine, tokens, sequences)?;
     let (first, greedy) = (vec![tokens[0]; sequences], SamplingOptions::greedy());
     let start = Instant::now();
     Session::generate_together(&mut sessions, &first, steps, &greedy)?;
@@ -303,10 +297,7 @@ fn measure(
     tokens: &[u32],
     generate: usize,
 ) -> Outcome<Option<Phase>> {
-    for session in &mut sessions {
-        session.clear();
-        session.evaluate(tokens, tokens.len() - 1, &mut |_, _| {})?;
-    }
+    sessions.iter_mut().try_for_each(|session| bench::fill(session, tokens))?;
     let (sequences, mut steps) = (sessions.len(), Vec::with_capacity(generate));
     let mut next = vec![tokens[0]; sequences];
     let mut profiler = Session::profiler_together(&mut sessions, engine.sampling_defaults())?;
