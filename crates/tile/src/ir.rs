@@ -27,7 +27,7 @@ pub struct Kernel {
     pub name: String,
     /// The values that its function was recorded with, the function's name before them; empty if
     /// no recipe recorded it.
-    pub settings: Vec<Setting>,
+    pub settings: Vec<KernelSetting>,
     /// Buffers and scalar arguments, in binding order.
     pub params: Vec<Param>,
     /// Specialisation constants, in declaration order.
@@ -48,7 +48,7 @@ pub struct Kernel {
 
 /// A value that the function of a kernel was recorded with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Setting {
+pub struct KernelSetting {
     /// The function's parameter; `function` for its name.
     pub name: String,
     /// The value in lower-case words with underscores between: `block_q4_k`, `true`, `none`.

@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn an_entry_tells_what_computes_from_how() {
-        let setting = |(name, value): (&str, &str)| crate::ir::Setting {
+        let setting = |(name, value): (&str, &str)| crate::ir::KernelSetting {
             name: name.to_owned(),
             value: value.to_owned(),
         };

@@ -6,7 +6,7 @@
 //! can be left out of it.
 
 use crate::build;
-use crate::ir::{Kernel, Setting};
+use crate::ir::{Kernel, KernelSetting};
 
 /// Characters of a name that holds everything. Of a longer one the first are kept, with a digest of
 /// all.
@@ -59,8 +59,8 @@ impl<'a> Recipe<'a> {
     }
 
     /// The values of the parameters, a word or several for each, behind the function's name.
-    fn settings(&self) -> Vec<Setting> {
-        let function = Setting { name: "function".to_owned(), value: self.stem.to_owned() };
+    fn settings(&self) -> Vec<KernelSetting> {
+        let function = KernelSetting { name: "function".to_owned(), value: self.stem.to_owned() };
         let parameters = self.parameters.iter().map(|(name, value)| {
             let value = match value.as_str() {
                 "None" => "none".to_owned(),
@@ -73,7 +73,7 @@ impl<'a> Recipe<'a> {
                     if words.is_empty() { "none".to_owned() } else { words.join("_") }
                 }
             };
-            Setting { name: (*name).to_owned(), value }
+            KernelSetting { name: (*name).to_owned(), value }
         });
         std::iter::once(function).chain(parameters).collect()
     }

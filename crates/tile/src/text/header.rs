@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::body::Body;
 use super::lex::{self, Found, Line, Words, scalar, unknown};
 use super::print::access_name;
-use crate::ir::{Access, Array, Constant, Kernel, Param, ParamKind, Setting};
+use crate::ir::{Access, Array, Constant, Kernel, KernelSetting, Param, ParamKind};
 use crate::launch::{Extent, Mode, Requirement};
 use crate::types::Scalar;
 use crate::verify::Fault;
@@ -107,7 +107,7 @@ impl<'t> Parser<'t> {
             words.expect(":")?;
             let value = words.next("a setting's value")?.to_owned();
             words.end()?;
-            self.kernel.settings.push(Setting { name, value });
+            self.kernel.settings.push(KernelSetting { name, value });
         }
     }
 
