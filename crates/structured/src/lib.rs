@@ -98,8 +98,8 @@ impl Grammar {
 /// One model's vocabulary, ready for grammars.
 pub struct Grammars {
     factory: ParserFactory,
-    /// Compiled grammars that were asked for lately, the latest last, by what they are made of:
-    /// programs ask with the same few schemas.
+    /// What was compiled lately, the latest last, by what was asked: programs ask with the same few
+    /// schemas.
     lately: Mutex<Vec<(String, ConstraintSource)>>,
     signs: Arc<Signs>,
     speller: Arc<Speller>,
@@ -163,7 +163,8 @@ impl Grammars {
     /// # Errors
     /// A grammar that is wrong, too large or that asks for what is not supported, with the reason.
     pub fn compile(&self, grammar: &Grammar, opening: Opening) -> Result<ConstraintSource> {
-        with_room(|| self.compile_here(grammar, opening))
+        let asked = format!("{grammar:?} {opening:?}");
+        self.kept(asked, || self.compile_here(grammar, opening))
     }
 
     fn compile_here(&self, grammar: &Grammar, opening: Opening) -> Result<ConstraintSource> {
@@ -245,36 +246,35 @@ impl Grammars {
         parts.join(" ")
     }
 
-    /// Compiles a grammar, or finds it compiled; each generation gets a matcher of its own.
-    fn constraint(
+    /// Finds what was asked lately, or has it compiled, by a thread with room for it.
+    fn kept(
         &self,
-        place: &'static str,
-        grammar: TopLevelGrammar,
-        reader: Option<Reader>,
-        end: End,
+        asked: String,
+        compile: impl FnOnce() -> Result<ConstraintSource> + Send,
     ) -> Result<ConstraintSource> {
-        let key = serde_json::to_string(&(&grammar, format!("{reader:?}"), end as u8));
-        let key = key.ok().filter(|key| key.len() <= LONGEST_KEPT);
         let lately = || self.lately.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(key) = &key {
+        let found = || {
             let mut lately = lately();
-            if let Some(at) = lately.iter().position(|(other, _)| other == key) {
-                lately[at..].rotate_left(1);
-                return Ok(lately[lately.len() - 1].1.clone());
-            }
+            let at = lately.iter().position(|(other, _)| *other == asked)?;
+            lately[at..].rotate_left(1);
+            Some(lately[lately.len() - 1].1.clone())
+        };
+        if let Some(source) = found() {
+            return Ok(source);
         }
-        let source = self.compiled(place, grammar, reader, end)?;
-        if let Some(key) = key {
+        let source = with_room(compile)?;
+        if asked.len() <= LONGEST_KEPT {
             let mut lately = lately();
             if lately.len() == KEPT {
                 lately.remove(0);
             }
-            lately.push((key, source.clone()));
+            lately.push((asked, source.clone()));
         }
         Ok(source)
     }
 
-    fn compiled(
+    /// Compiles a grammar; each generation gets a matcher of its own.
+    fn constraint(
         &self,
         place: &'static str,
         grammar: TopLevelGrammar,

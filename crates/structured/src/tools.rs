@@ -1,6 +1,6 @@
 //! Grammars of tool calls, from the same rows that they are read by.
 
-use super::{End, Grammar, Grammars, laid_out, quoted, short, with_room};
+use super::{End, Grammar, Grammars, laid_out, quoted, short};
 use engine::ConstraintSource;
 use engine::reasoning::Opening;
 use formats::{Error, Result};
@@ -42,7 +42,8 @@ impl Grammars {
         opening: Opening,
         text: Option<&Grammar>,
     ) -> Result<ConstraintSource> {
-        with_room(|| {
+        let asked = format!("{format:?} {tools:?} {demand:?} {opening:?} {text:?}");
+        self.kept(asked, || {
             let demand = Demand { lazy: demand.lazy && text.is_none(), ..demand };
             let found = self.schemas(format, tools, demand, opening, text);
             if !demand.lazy || found.is_ok() {
