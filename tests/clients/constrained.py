@@ -1,11 +1,12 @@
 """What a JSON schema costs: tokens per second of many streams with and without one.
 
     python constrained.py ADDRESS [--streams 16,32] [--tokens 128] [--rounds 3] [--temperature 1] [--schema FILE] [--pid PID]
-                          [--forms free,bias,any,schema] [--texts 3]
+                          [--forms free,bias,any,schema] [--texts 6]
 
 Both kinds of answers have the same seeds and settings, and prompts of their own, none of which the cache has; they take turns, so that
-what else the machine does meets them alike. A stream writes `--texts` after each other: with few, the last ones to end are long alone.
-The schema allows long texts, so that nearly every answer has as many tokens as the others; so shall another one from a file. What is
+what else the machine does meets them alike. Texts have from half of `--tokens` to all of them, so that requests come and go one by one in
+both, as they do in a server; a stream writes `--texts` after each other: with few, the last ones to end are long alone.
+The schema allows long texts, so that nearly every answer has as many tokens as a free one; so shall another one from a file. What is
 counted is what the server says that it wrote. Prints medians for each number of streams, and ratios. With the server's process id it tells
 its CPU time per token too, which others on the machine change less than they change seconds. Where the time goes is told by the server's
 own measures, the time to the first token and between two, and by two more forms: `bias`, free answers whose logits are adjusted, and
@@ -25,7 +26,7 @@ parser.add_argument("address")
 parser.add_argument("--streams", default="16,32")
 parser.add_argument("--tokens", type=int, default=128)
 parser.add_argument("--rounds", type=int, default=3)
-parser.add_argument("--texts", type=int, default=3)
+parser.add_argument("--texts", type=int, default=6)
 parser.add_argument("--temperature", type=float, default=1)
 parser.add_argument("--schema", type=argparse.FileType())
 parser.add_argument("--pid", type=int)
@@ -57,8 +58,9 @@ FORMS = {form: ALL[form] for form in args.forms.split(",")}
 
 def answer(form, seed):
     """Tokens written."""
+    less = seed * 2654435761 % (1 << 32) * (args.tokens // 2) >> 32
     body = {
-        "messages": [{"role": "user", "content": f"A {form} story, number {seed}"}], "max_tokens": args.tokens, "seed": seed,
+        "messages": [{"role": "user", "content": f"A {form} story, number {seed}"}], "max_tokens": args.tokens - less, "seed": seed,
         "temperature": args.temperature, **FORMS[form],
     }
     request = urllib.request.Request(
