@@ -8,7 +8,7 @@ use crate::names::Row;
 use crate::{Architecture, Opened, decoder, llama, qwen3};
 use formats::gguf::{Array, Value};
 use formats::{Error, Result};
-use nn::{AttentionOptions, Bias, Linear, QkNorm};
+use nn::{AttentionOptions, Bias, Projection, QkNorm};
 use ops::{Op, Xielu, xielu};
 
 /// The stored numbers of the function, of which `positive` and `negative - linear` are the softplus
@@ -63,7 +63,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
         let (hidden, ff) = (config.hidden, config.feed_forward);
         let matrix = |part: &str, sizes| {
-            Linear::new(builder, &format!("blocks.{i}.mlp.{part}"), sizes, mlp_bias)
+            Projection::new(builder, &format!("blocks.{i}.mlp.{part}"), sizes, mlp_bias)
         };
         let (up, down) = (matrix("up", [ff, hidden])?, matrix("down", [hidden, ff])?);
         let function = functions.as_ref().map_err(Error::clone)?[i];

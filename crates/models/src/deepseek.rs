@@ -7,7 +7,7 @@ use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, experts, glm4_moe, latent, llama};
 use formats::gguf::Value;
 use formats::{Result, Source};
-use nn::{Bias, Experts, ExpertsOptions, GroupLimit, Mlp, Odds, Stored};
+use nn::{Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, Stored};
 use ops::group_limit::MOST_GROUPS;
 
 pub(crate) const V2: Architecture = Architecture {
@@ -74,7 +74,7 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
             return decoder::gated(builder, config, i, mlp_bias);
         }
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         if shared == 0 {
             return Ok(Box::new(move |x| experts.forward(x)));
         }

@@ -9,7 +9,7 @@ use crate::names::Row;
 use crate::{Architecture, Opened, decoder, experts, glm4_moe, llama};
 use formats::gguf::Value;
 use formats::{Result, Source};
-use nn::{Bias, Experts, GroupLimit, Mlp, Odds, Pairing, Stored, Weights};
+use nn::{Bias, GroupLimit, MixtureOfExperts, Mlp, Odds, Pairing, Stored, Weights};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "ERNIE 4.5, dense",
@@ -116,7 +116,7 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
             return decoder::gated(builder, config, i, bias);
         }
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         if shared == 0 {
             return Ok(Box::new(move |x| experts.forward(x)));
         }

@@ -9,7 +9,7 @@ use crate::names::Row;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3};
 use formats::Result;
 use formats::gguf::Value;
-use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, GroupLimit, Mlp, Odds, QkNorm};
+use nn::{AttentionOptions, Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, QkNorm};
 use ops::group_limit::MOST_GROUPS;
 
 /// GGUF's other name for the norm in front of the feed-forward.
@@ -110,7 +110,7 @@ pub(crate) fn opened(files: &Files<'_>, raw: Raw, normed: bool, usual: Usual) ->
             return decoder::gated(builder, config, i, Bias::Never);
         }
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });

@@ -10,7 +10,7 @@ use crate::stated::Stated;
 use crate::{Architecture, Opened, decoder, experts, llama};
 use formats::Result;
 use formats::gguf::Value;
-use nn::{AttentionOptions, Bias, Experts, Mlp, QkNorm, Weights};
+use nn::{AttentionOptions, Bias, MixtureOfExperts, Mlp, QkNorm, Weights};
 
 const NORMS: &[Row] = &[
     (
@@ -126,7 +126,7 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
     let shared = shared.unwrap_or(width);
     let feed_forward: decoder::FeedForward = Box::new(move |builder, _, i| {
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });

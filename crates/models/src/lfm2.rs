@@ -10,7 +10,9 @@ use crate::stated::Stated;
 use crate::{Architecture, Opened, experts, lfm2_moe, phi3};
 use formats::gguf::{Array, Value};
 use formats::{Error, Result, Source, shape};
-use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, GatedConv, QkNorm, Stored, Weights};
+use nn::{
+    AttentionOptions, Bias, ExpertsOptions, GatedConv, MixtureOfExperts, QkNorm, Stored, Weights,
+};
 use program::Weight;
 use std::sync::Arc;
 
@@ -112,7 +114,7 @@ pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Open
             if i < dense {
                 return decoder::gated(builder, config, i, Bias::Never);
             }
-            let experts = Experts::new(builder, &format!("blocks.{i}.mlp"), &options)?;
+            let experts = MixtureOfExperts::new(builder, &format!("blocks.{i}.mlp"), &options)?;
             Ok(Box::new(move |x| experts.forward(x)))
         });
     }
