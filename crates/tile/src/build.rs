@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::panic::Location;
 
 use crate::ir::{
-    Array, Block, Constant, Inst, Kernel, Literal, Node, Param, Place, SourceId, Value,
+    Array, Block, Constant, Inst, Kernel, Literal, Param, Place, SourceId, Statement, Value,
 };
 use crate::types::Type;
 
@@ -165,6 +165,6 @@ impl Builder {
             self.kernel.sources.len() - 1
         });
         let block = self.open.last_mut().expect("the body is open while `f` runs");
-        block.0.push(Node { inst, result, source: SourceId(source as u32) });
+        block.0.push(Statement { inst, result, source: SourceId(source as u32) });
     }
 }

@@ -9,7 +9,7 @@
 use std::marker::PhantomData;
 
 use crate::build::{self, define, literal, perform};
-use crate::instr::{Binary, Unary};
+use crate::instr::{BinaryOp, UnaryOp};
 use crate::ir::{
     Access, Array, AtomicOp, Block, Builtin, Constant, Inst, Literal, LoadHint, Param, ParamKind,
     Place, Reduce, SimdOp, Value,
