@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, llama, qwen3};
-use formats::gguf::{Array, Value};
+use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, Result};
 use nn::{AttentionOptions, Bias, Projection, QkNorm};
 use ops::{Op, Xielu, xielu};
@@ -126,10 +126,10 @@ fn listed(files: &Files<'_>, key: &'static str, layers: usize) -> Result<Vec<f32
 ///
 /// # Errors
 /// As of opening the folder.
-pub(crate) fn metadata(files: &Files<'_>, layers: usize) -> Result<Vec<(String, Value)>> {
+pub(crate) fn metadata(files: &Files<'_>, layers: usize) -> Result<Vec<(String, MetadataValue)>> {
     if files.architecture.name != ARCHITECTURE.name {
         return Ok(Vec::new());
     }
     let all = NUMBERS.iter().map(|(_, key, _)| (*key).to_owned()).zip(numbers(files, layers)?);
-    Ok(all.map(|(key, list)| (key, Value::Array(Array::F32(list)))).collect())
+    Ok(all.map(|(key, list)| (key, MetadataValue::Array(MetadataArray::F32(list)))).collect())
 }
