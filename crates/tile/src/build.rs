@@ -107,18 +107,13 @@ pub(crate) fn fresh(ty: impl Into<Type>) -> Value {
     with(|b| b.kernel.fresh(ty))
 }
 
-/// The block that `f` records.
-pub(crate) fn block(f: impl FnOnce()) -> Block {
-    open_block();
-    f();
-    close_block()
-}
-
-fn open_block() {
+/// Begins a block: what is recorded from now on is in it.
+pub(crate) fn open_block() {
     with(|b| b.open.push(Block::default()));
 }
 
-fn close_block() -> Block {
+/// Ends the block that was begun last, and returns it.
+pub(crate) fn close_block() -> Block {
     with(|b| b.open.pop().unwrap_or_default())
 }
 
