@@ -1,11 +1,11 @@
 //! Any bytes as quantised blocks: decode and split agree, and what was decoded encodes again.
 #![no_main]
 
-use formats::quant::{Block, Parts};
+use formats::quant::{BlockFormat, Parts};
 use formats::{DType, with_block};
 use libfuzzer_sys::fuzz_target;
 
-fn check<B: Block>(bytes: &[u8]) {
+fn check<B: BlockFormat>(bytes: &[u8]) {
     let (mut weights, mut applied) = ([0.0; 256], [0.0; 256]);
     let (weights, applied) = (&mut weights[..B::ELEMENTS], &mut applied[..B::ELEMENTS]);
     let mut block = [0; 256];

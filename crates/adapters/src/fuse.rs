@@ -3,7 +3,7 @@
 
 use crate::{Base, fused};
 use formats::safetensors::{self, Safetensors};
-use formats::{AsideFolder, DType, Error, ErrorKind, Result, Source, Tensor};
+use formats::{AsideFolder, DType, Error, ErrorKind, Result, Source, TensorView};
 use ops::low_rank::Delta;
 use program::{AdapterFactors, Site};
 use std::borrow::Cow;
@@ -92,7 +92,7 @@ fn stored(name: &str) -> Error {
 /// Writes one file of weights.
 fn write(from: &Path, parts: &BTreeMap<&str, Vec<Part<'_>>>, to: &Path) -> Result<()> {
     let file = Safetensors::open(from)?;
-    let merged = |tensor: Tensor<'_>| -> Result<Cow<'_, [u8]>> {
+    let merged = |tensor: TensorView<'_>| -> Result<Cow<'_, [u8]>> {
         Ok(match parts.get(tensor.name) {
             None => Cow::Borrowed(&[][..]),
             Some(parts) => Cow::Owned(merged(&tensor, parts)?),
@@ -100,14 +100,14 @@ fn write(from: &Path, parts: &BTreeMap<&str, Vec<Part<'_>>>, to: &Path) -> Resul
     };
     let bytes = file.iter().map(merged).collect::<Result<Vec<_>>>()?;
     let tensors = file.iter().zip(&bytes).map(|(tensor, merged)| match merged {
-        Cow::Owned(bytes) => Tensor { bytes, ..tensor },
+        Cow::Owned(bytes) => TensorView { bytes, ..tensor },
         Cow::Borrowed(_) => tensor,
     });
     safetensors::write(to, &[("format", "pt")], tensors)
 }
 
 /// A tensor's bytes with its parts changed.
-fn merged(tensor: &Tensor<'_>, parts: &[Part<'_>]) -> Result<Vec<u8>> {
+fn merged(tensor: &TensorView<'_>, parts: &[Part<'_>]) -> Result<Vec<u8>> {
     if ![DType::F32, DType::F16, DType::BF16].contains(&tensor.dtype) {
         return Err(stored(tensor.name));
     }

@@ -15,7 +15,7 @@ mod provenance;
 mod resolve;
 mod settings;
 
-use formats::{Error, Gguf, Result, Safetensors, Tensor};
+use formats::{Error, Gguf, Result, Safetensors, TensorView};
 use std::path::{Path, PathBuf};
 
 pub use fuse::fuse;
@@ -60,7 +60,7 @@ impl Stored {
         }
     }
 
-    fn get(&self, name: &str) -> Option<Tensor<'_>> {
+    fn get(&self, name: &str) -> Option<TensorView<'_>> {
         match self {
             Stored::Safetensors(file) => file.get(name),
             Stored::Gguf(file) => file.get(name),

@@ -5,7 +5,7 @@
 
 use crate::settings::Settings;
 use crate::{AdapterFormat, Base, Change, File, Parts, Stored, pairs};
-use formats::{AsideFolder, Error, ErrorKind, Result, Safetensors, Tensor, safetensors};
+use formats::{AsideFolder, Error, ErrorKind, Result, Safetensors, TensorView, safetensors};
 use serde_json::json;
 use std::path::Path;
 
@@ -160,14 +160,14 @@ struct Owned {
 }
 
 impl Owned {
-    fn tensor(&self) -> Tensor<'_> {
+    fn tensor(&self) -> TensorView<'_> {
         let Owned { name, dtype, shape, bytes } = self;
-        Tensor { name, dtype: *dtype, shape, bytes }
+        TensorView { name, dtype: *dtype, shape, bytes }
     }
 }
 
 /// A matrix with its axes exchanged.
-fn exchanged(of: &Tensor<'_>, name: String) -> Owned {
+fn exchanged(of: &TensorView<'_>, name: String) -> Owned {
     let columns = of.shape.last().copied().unwrap_or(0);
     let element = of.dtype.block_bytes();
     let mut bytes = Vec::with_capacity(of.bytes.len());

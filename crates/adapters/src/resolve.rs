@@ -2,8 +2,8 @@
 
 use crate::{AdapterFormat, Change, File, Stored, gguf};
 use formats::{
-    DType, Encoding, Error, ErrorKind, Folder, NotFinite, Pairing, Result, Source, Tensor, Tensors,
-    shape,
+    DType, Encoding, Error, ErrorKind, Folder, NotFinite, Pairing, Result, Source, TensorView,
+    Tensors, shape,
 };
 use models::Config;
 use ops::low_rank::{Delta, Gain};
@@ -246,7 +246,7 @@ impl File {
         Ok((rank, low, up))
     }
 
-    fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+    fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
         self.tensors.get(name).ok_or_else(|| self.wrong(name, "a tensor", "none"))
     }
 

@@ -2,7 +2,7 @@
 
 use delft_adapters::{AdapterFormat, Base, File};
 use formats::safetensors::{self, Safetensors};
-use formats::{DType, Result, Tensor, Tensors};
+use formats::{DType, Result, TensorView, Tensors};
 use program::AdapterFactors;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -133,7 +133,7 @@ fn changed(
         .iter()
         .map(|tensor| tensor.values.iter().flat_map(|v| v.to_le_bytes()).collect())
         .collect();
-    let all = tensors.iter().zip(&bytes).map(|(tensor, bytes)| Tensor {
+    let all = tensors.iter().zip(&bytes).map(|(tensor, bytes)| TensorView {
         name: &tensor.name,
         dtype: DType::F32,
         shape: &tensor.shape,

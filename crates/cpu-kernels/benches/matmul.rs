@@ -68,7 +68,7 @@ fn source(dtype: DType, weights: usize) -> Vec<u8> {
     let row: Vec<f32> =
         (0..4096).map(|i| ((i * 2654435761usize) % 2001) as f32 / 1000.0 - 1.0).collect();
     let unit = formats::with_block!(dtype, B => {
-        use formats::quant::Block;
+        use formats::quant::BlockFormat;
         let mut bytes = vec![0; row.len() / B::ELEMENTS * B::BYTES];
         row.chunks(B::ELEMENTS).zip(bytes.chunks_mut(B::BYTES)).for_each(|(w, b)| B::encode(w, b));
         bytes

@@ -60,7 +60,7 @@ pub const SLOTS: usize = 4096;
 
 /// Options for loading a Program on a device.
 #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
-pub struct LoadOptions {
+pub struct ExecutorOptions {
     /// Element type of the KV cache.
     pub cache_type: CacheType,
     /// Most rows of one replay, and most of those that have logits.
@@ -93,7 +93,7 @@ pub struct Seats {
     pub rank: usize,
 }
 
-impl LoadOptions {
+impl ExecutorOptions {
     /// The limits within which a step of `program` must stay.
     pub(crate) fn limits(&self, program: &Program) -> program::Limits {
         let (tokens, outputs) = (self.rows.0.max(1), self.rows.1.max(1));
@@ -323,7 +323,7 @@ pub trait Device: Send + Sync {
         &self,
         program: &Program,
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
     ) -> Result<Vec<Plan>>;
 
     /// Reads the weights of `program` from `tensors` and packs them for this device. Weights of the
@@ -332,12 +332,12 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// A plan that does not fit, before anything is allocated; weights that are missing, damaged
-    /// or, unless [`LoadOptions::allow_nan`] is set, not finite.
+    /// or, unless [`ExecutorOptions::allow_nan`] is set, not finite.
     fn load(
         &self,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>>;
 

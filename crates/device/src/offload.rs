@@ -8,7 +8,7 @@
 use formats::{Error, Result, Tensors};
 use program::{Node, Offloaded, Program};
 
-use crate::{About, Device, Executor, LoadOptions, Plan};
+use crate::{About, Device, Executor, ExecutorOptions, Plan};
 
 /// A GPU and the device of its experts, as one device.
 pub struct Offload {
@@ -52,8 +52,8 @@ impl Offload {
 }
 
 /// The load options of the away side, which has no cache.
-fn away(options: &LoadOptions) -> LoadOptions {
-    LoadOptions { blocks: vec![], context: vec![], ..options.clone() }
+fn away(options: &ExecutorOptions) -> ExecutorOptions {
+    ExecutorOptions { blocks: vec![], context: vec![], ..options.clone() }
 }
 
 impl Device for Offload {
@@ -73,7 +73,7 @@ impl Device for Offload {
         &self,
         program: &Program,
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
     ) -> Result<Vec<Plan>> {
         let sides = self.sides(program)?;
         let home = self.home.plan(&sides.home, tensors, options)?;
@@ -89,7 +89,7 @@ impl Device for Offload {
         &self,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         let sides = self.sides(&program)?;

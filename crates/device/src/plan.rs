@@ -4,7 +4,7 @@
 use formats::{Error, ErrorKind, Hint, Result, Setting};
 use program::BLOCK_TOKENS;
 
-use crate::LoadOptions;
+use crate::ExecutorOptions;
 
 /// Bytes of a device's memory that a Program will take, computed before any is allocated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -89,9 +89,9 @@ fn size(bytes: usize) -> String {
 /// The plan's figures, and the greatest power-of-two context that would fit, if there is one.
 pub(crate) fn check(
     device: &str,
-    options: &LoadOptions,
+    options: &ExecutorOptions,
     planned: &Plan,
-    plan: &dyn Fn(&LoadOptions) -> Result<Plan>,
+    plan: &dyn Fn(&ExecutorOptions) -> Result<Plan>,
 ) -> Result<()> {
     if planned.fits() {
         return Ok(());
@@ -103,7 +103,7 @@ pub(crate) fn check(
         let context: Vec<usize> = options.context.iter().map(|c| (*c).min(*most)).collect();
         let share = |((all, whole), part): ((&usize, &usize), &usize)| all / whole.max(&1) * part;
         let blocks = options.blocks.iter().zip(&options.context).zip(&context).map(share).collect();
-        let options = LoadOptions { blocks, context, ..options.clone() };
+        let options = ExecutorOptions { blocks, context, ..options.clone() };
         plan(&options).is_ok_and(|plan| plan.fits())
     });
     Err(planned.refusal(device, fits.map(|blocks| blocks * BLOCK_TOKENS)))
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     /// A device with 100 MiB left, where a block takes one and weights ten.
-    fn plan(options: &LoadOptions) -> Result<Plan> {
+    fn plan(options: &ExecutorOptions) -> Result<Plan> {
         let (weights, cache) = (10 << 20, options.context.iter().sum::<usize>() << 20);
         Ok(Plan { weights, cache, free: Some(100 << 20), ..Plan::default() })
     }
@@ -128,7 +128,7 @@ mod tests {
             (&[1, 95], Some("context 16384 would fit"), "the longest group alone is shortened"),
         ] {
             let (context, blocks) = (context.to_vec(), context.iter().map(|c| 16 * c).collect());
-            let options = LoadOptions { context, blocks, ..LoadOptions::default() };
+            let options = ExecutorOptions { context, blocks, ..ExecutorOptions::default() };
             let found = check("it", &options, &plan(&options).unwrap(), &plan).err();
             let text = found.as_ref().map(ToString::to_string).unwrap_or_default();
             assert_eq!(
@@ -140,12 +140,12 @@ mod tests {
         }
         let (weights, cache) = (101 << 20, usize::MAX);
         let all = Plan { weights, cache, free: Some(100 << 20), ..Plan::default() };
-        let never = |_: &LoadOptions| Ok(Plan { weights, ..all });
+        let never = |_: &ExecutorOptions| Ok(Plan { weights, ..all });
         for (host, hint) in [(true, "fewer bits"), (false, "device cpu")] {
-            let error = check("it", &LoadOptions::default(), &Plan { host, ..all }, &never);
+            let error = check("it", &ExecutorOptions::default(), &Plan { host, ..all }, &never);
             assert!(error.unwrap_err().to_string().contains(hint));
         }
         let unknown = Plan { free: None, ..all };
-        assert!(check("it", &LoadOptions::default(), &unknown, &never).is_ok());
+        assert!(check("it", &ExecutorOptions::default(), &unknown, &never).is_ok());
     }
 }

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::group::HostGroup;
 use crate::{
-    About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, TrainOptions,
+    About, Device, Executor, ExecutorOptions, Memory, Outcome, Plan, Roof, Ticket, TrainOptions,
     Trainer, Watch,
 };
 
@@ -125,7 +125,7 @@ impl Device for Ranks {
         &self,
         program: &Program,
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
     ) -> Result<Vec<Plan>> {
         let shards = self.shards(program)?;
         let own = || {
@@ -147,7 +147,7 @@ impl Device for Ranks {
         &self,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         let shards = self.shards(&program)?;

@@ -8,7 +8,7 @@
 use formats::{Error, Result, Tensors};
 use program::{AdapterFactors, CHOSEN, Program, Site, Step, StepMemory};
 
-use crate::{About, Device, Executor, LoadOptions, Memory, Outcome, Plan, Roof, Ticket, Watch};
+use crate::{About, Device, Executor, ExecutorOptions, Memory, Outcome, Plan, Roof, Ticket, Watch};
 
 /// Several devices as one.
 pub struct Split {
@@ -29,7 +29,7 @@ impl Split {
         &self,
         program: &Program,
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
     ) -> Result<Vec<Loading>> {
         let layers = program.layers.len();
         let all = program.groups().len();
@@ -51,7 +51,7 @@ impl Split {
         };
         let load = |part: program::ProgramPart| {
             let of = |blocks: &[usize]| part.groups.iter().map(|g| blocks[*g]).collect();
-            let options = LoadOptions {
+            let options = ExecutorOptions {
                 blocks: of(&options.blocks),
                 context: of(&options.context),
                 ..options.clone()
@@ -66,7 +66,7 @@ impl Split {
 struct Loading {
     program: Program,
     groups: Vec<usize>,
-    options: LoadOptions,
+    options: ExecutorOptions,
 }
 
 /// A loaded part; `groups` maps its cache groups to the whole Program's, `layers` counts its cache
@@ -111,7 +111,7 @@ impl Device for Split {
         &self,
         program: &Program,
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
     ) -> Result<Vec<Plan>> {
         let parts = self.parts(program, tensors, options)?;
         let plans = self.devices.iter().zip(parts);
@@ -128,7 +128,7 @@ impl Device for Split {
         &self,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         let groups = program.groups().len();

@@ -12,7 +12,7 @@ use formats::{Result, Tensors};
 use ops::operation::StateAccess;
 use program::{BLOCK_TOKENS, Program, Sequence, Step, StepKind, Table};
 
-use crate::{CacheType, Device, DeviceSpec, Executor, LoadOptions};
+use crate::{CacheType, Device, DeviceSpec, Executor, ExecutorOptions};
 
 /// Folders of the reference checkpoints.
 fn cases() -> Vec<PathBuf> {
@@ -47,12 +47,12 @@ pub(crate) fn worst(device: &dyn Device, case: &Path, chunk: usize) -> Result<f3
     let (prompt, steps) = (ids("input_ids"), ids("decode.tokens"));
     let blocks = (prompt.len() + steps.len()).div_ceil(BLOCK_TOKENS);
     let groups = program.groups().len();
-    let options = LoadOptions {
+    let options = ExecutorOptions {
         cache_type: CacheType::F32,
         rows: (chunk, chunk),
         blocks: vec![blocks; groups],
         context: vec![blocks; groups],
-        ..LoadOptions::default()
+        ..ExecutorOptions::default()
     };
     device.plan(&program, &tensors, &options)?;
     let mut executor = device.load(program, &tensors, options, &mut |_, _| {})?;
@@ -187,14 +187,14 @@ fn rows_that_decode_take_turns() {
         let (program, tensors) = recorded(model);
         let groups = program.groups().len();
         let load = || {
-            let options = LoadOptions {
+            let options = ExecutorOptions {
                 cache_type,
                 rows: (16, 16),
                 sequences: 1,
                 blocks: vec![4; groups],
                 context: vec![4; groups],
                 batched: true,
-                ..LoadOptions::default()
+                ..ExecutorOptions::default()
             };
             sim.load(program.clone(), &tensors, options, &mut |_, _| {}).unwrap()
         };

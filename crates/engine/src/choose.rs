@@ -42,7 +42,7 @@ pub(crate) struct Chosen {
     pub(crate) device: Arc<dyn Device>,
     /// Each device, in the order of the plans.
     pub(crate) places: Vec<DeviceSpec>,
-    pub(crate) load: device::LoadOptions,
+    pub(crate) load: device::ExecutorOptions,
     pub(crate) plan: Vec<Plan>,
     pub(crate) context: usize,
     /// Why it runs there, if there was something to choose between.
@@ -176,7 +176,7 @@ fn lay_out(
         Ending::Logits => OUTPUT_ROWS.max(options.sessions).min(chunk),
         Ending::Hidden => chunk,
     };
-    let mut load = device::LoadOptions {
+    let mut load = device::ExecutorOptions {
         cache_type: options.cache_type,
         rows: (chunk, outputs),
         sequences: options.sessions.min(chunk),
@@ -195,8 +195,8 @@ fn lay_out(
 /// eighths of the memory that one full context leaves free. The long tables give way first: the
 /// short ones, of layers with a window, are needed by every sequence.
 fn bound_pool(
-    load: &mut device::LoadOptions,
-    plan: &dyn Fn(&device::LoadOptions) -> Result<Vec<Plan>>,
+    load: &mut device::ExecutorOptions,
+    plan: &dyn Fn(&device::ExecutorOptions) -> Result<Vec<Plan>>,
 ) -> Result<Vec<Plan>> {
     let planned = plan(load)?;
     let room = |plan: &Plan| {
@@ -209,7 +209,7 @@ fn bound_pool(
         return Ok(planned);
     }
     let (most, one) = (load.blocks.clone(), load.context.clone());
-    let with = |blocks: Vec<usize>| device::LoadOptions { blocks, ..load.clone() };
+    let with = |blocks: Vec<usize>| device::ExecutorOptions { blocks, ..load.clone() };
     let alone = plan(&with(one.clone()))?;
     if !fit(&alone) {
         return Ok(planned);
@@ -370,7 +370,7 @@ mod tests {
         const FREE: usize = 1000;
         // A long table, and a short one; blocks take 1 and 2 bytes, a full context 14.
         let plan = |free: usize| {
-            move |load: &device::LoadOptions| {
+            move |load: &device::ExecutorOptions| {
                 let bytes = |blocks: &[usize]| blocks[0] + 2 * blocks[1];
                 let (cache, all) = (bytes(&load.context), bytes(&load.blocks));
                 Ok(vec![Plan { cache, pool: all - cache, free: Some(free), ..Plan::default() }])
@@ -384,8 +384,8 @@ mod tests {
             (100, 15, [10, 2], "one context alone fits"),
         ] {
             let (context, blocks_of_all) = (vec![10, 2], vec![10 * sessions, 2 * sessions]);
-            let usual = device::LoadOptions::default();
-            let mut load = device::LoadOptions { context, blocks: blocks_of_all, ..usual };
+            let usual = device::ExecutorOptions::default();
+            let mut load = device::ExecutorOptions { context, blocks: blocks_of_all, ..usual };
             let planned = bound_pool(&mut load, &plan(free)).unwrap();
             assert_eq!(load.blocks, blocks, "{why}");
             assert_eq!(planned, plan(free)(&load).unwrap(), "{why}");

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use formats::gguf::{TensorSpec, Value, Writer};
+use formats::gguf::{MetadataValue, TensorSpec, Writer};
 use formats::{
     DType, Encoded, Encoding, Error, Hint, Importance, NotFinite, Result, Source, Tensors,
 };
@@ -153,22 +153,22 @@ pub fn convert(
         warnings.truncate(3);
         warnings.push(format!("and {more} more tensors"));
     }
-    let mut set = |key: &str, value: Value| {
+    let mut set = |key: &str, value: MetadataValue| {
         metadata.retain(|(known, _)| known != key);
         metadata.push((key.to_owned(), value));
     };
     if let Some(mix) = types.whole {
-        set("general.file_type", Value::U32(mix.file_type));
+        set("general.file_type", MetadataValue::U32(mix.file_type));
     }
-    set("general.quantization_version", Value::U32(2));
+    set("general.quantization_version", MetadataValue::U32(2));
     if let Some((file, importance)) = &types.importance {
         warnings.extend(check_importance(&jobs, file, importance)?);
         // As llama.cpp's llama-quantize states it.
-        set("quantize.imatrix.file", Value::String(file.clone()));
-        set("quantize.imatrix.dataset", Value::String(importance.texts.join(", ")));
+        set("quantize.imatrix.file", MetadataValue::String(file.clone()));
+        set("quantize.imatrix.dataset", MetadataValue::String(importance.texts.join(", ")));
         let entries = u32::try_from(importance.tensors.len()).unwrap_or(u32::MAX);
-        set("quantize.imatrix.entries_count", Value::U32(entries));
-        set("quantize.imatrix.chunks_count", Value::U32(importance.chunks));
+        set("quantize.imatrix.entries_count", MetadataValue::U32(entries));
+        set("quantize.imatrix.chunks_count", MetadataValue::U32(importance.chunks));
     }
     let specs: Vec<TensorSpec> = jobs.iter().map(|job| job.spec.clone()).collect();
     let mut writer = Writer::create(out, &metadata, &specs)?;
@@ -232,7 +232,7 @@ fn stored(job: &Job, tensors: &Tensors) -> Result<u64> {
     }
 }
 
-type Read = (Vec<(String, Value)>, Vec<Job>, Vec<String>);
+type Read = (Vec<(String, MetadataValue)>, Vec<Job>, Vec<String>);
 
 /// A GGUF file's own metadata and tensors.
 fn of_gguf(tensors: &Tensors) -> Result<Read> {
@@ -241,7 +241,7 @@ fn of_gguf(tensors: &Tensors) -> Result<Read> {
     // One file is written, whatever was split.
     let kept = gguf.metadata().iter().filter(|(key, _)| !key.starts_with("split."));
     let metadata = kept.map(|(key, value)| (key.to_owned(), value.clone())).collect();
-    let job = |tensor: formats::Tensor<'_>| Job {
+    let job = |tensor: formats::TensorView<'_>| Job {
         spec: TensorSpec {
             name: tensor.name.to_owned(),
             dtype: tensor.dtype,
@@ -258,7 +258,7 @@ fn of_folder(tensors: &Tensors) -> Result<Read> {
     let path = tensors.path();
     let absolute = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     if let Some(name) = absolute.file_name() {
-        let name = Value::String(name.to_string_lossy().into_owned());
+        let name = MetadataValue::String(name.to_string_lossy().into_owned());
         metadata.insert(1, ("general.name".to_owned(), name));
     }
     let embedding = weights.iter().find(|weight| weight.name == "token_embd.weight");
@@ -266,7 +266,7 @@ fn of_folder(tensors: &Tensors) -> Result<Read> {
     let vocabulary = tokens::export(path, rows)?;
     if vocabulary.is_empty() {
         // llama.cpp loads no file that says nothing of one.
-        let none = Value::String("no_vocab".to_owned());
+        let none = MetadataValue::String("no_vocab".to_owned());
         metadata.push(("tokenizer.ggml.model".to_owned(), none));
     }
     metadata.extend(vocabulary);
@@ -282,7 +282,7 @@ fn of_folder(tensors: &Tensors) -> Result<Read> {
 fn assign(
     job: &mut Job,
     types: &Types,
-    metadata: &[(String, Value)],
+    metadata: &[(String, MetadataValue)],
     tensors: &Tensors,
 ) -> Result<std::result::Result<(), DType>> {
     let now = match &job.from {
@@ -313,11 +313,11 @@ fn assign(
 }
 
 /// The type that a mix gives the matrix of that name.
-fn by_mix(mix: Mix, name: &str, metadata: &[(String, Value)]) -> DType {
+fn by_mix(mix: Mix, name: &str, metadata: &[(String, MetadataValue)]) -> DType {
     let size = |key: &str| {
         let found = metadata.iter().find(|(known, _)| known.ends_with(key));
         match found.map(|(_, value)| value) {
-            Some(Value::U32(n)) => *n as usize,
+            Some(MetadataValue::U32(n)) => *n as usize,
             _ => 0,
         }
     };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::quant::{Block, plain};
+use crate::quant::{BlockFormat, plain};
 use crate::{Error, Result};
 
 /// How a tensor's elements are stored.
@@ -67,11 +67,11 @@ pub enum DType {
     Mxfp4,
 }
 
-/// Runs an expression with `B` bound to the [`Block`](crate::quant::Block) type of a
+/// Runs an expression with `B` bound to the [`BlockFormat`](crate::quant::BlockFormat) type of a
 /// [`DType`](crate::DType), or another expression for types that are not blocks.
 ///
 /// ```
-/// use delft_formats::{DType, quant::Block, with_block};
+/// use delft_formats::{DType, quant::BlockFormat, with_block};
 /// fn codes_per_block(dtype: DType) -> Option<usize> {
 ///     with_block!(dtype, B => Some(B::ELEMENTS), else => None)
 /// }
@@ -342,7 +342,7 @@ impl DType {
     }
 
     /// As [`DType::encode`], where the squared error of each value counts by its importance: a
-    /// positive number for each, as a block type's [`encode_by`](crate::quant::Block::encode_by)
+    /// positive number for each, as a block type's [`encode_by`](crate::quant::BlockFormat::encode_by)
     /// takes it.
     ///
     /// # Errors

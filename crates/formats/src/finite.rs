@@ -98,7 +98,7 @@ fn plain_numbers<const N: usize>(
 }
 
 /// Blocks of a quantised type.
-fn blocks<B: crate::quant::Block>(bytes: &[u8]) -> Option<NotFinite> {
+fn blocks<B: crate::quant::BlockFormat>(bytes: &[u8]) -> Option<NotFinite> {
     let half = |block: &[u8], at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
     let overflows = |block: &[u8]| B::POWER.is_some_and(|at| block[at] > LARGEST_POWER);
     let odd = |block: &[u8]| {

@@ -13,7 +13,7 @@ use crate::front::{pointer_hint, unmarked};
 use crate::map::Map;
 use crate::mistral;
 use crate::safetensors::Safetensors;
-use crate::tensors::{Tensor, sorted_unique};
+use crate::tensors::{TensorView, sorted_unique};
 use crate::{Error, Result};
 
 /// The configuration.
@@ -152,12 +152,12 @@ impl Folder {
     }
 
     /// All tensors, by name.
-    pub fn iter(&self) -> impl Iterator<Item = Tensor<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
         self.by_name.iter().filter_map(|place| self.files[place.0].get(self.name(place)))
     }
 
     /// The tensor of that name.
-    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
         let found = self.by_name.binary_search_by(|place| self.name(place).cmp(name)).ok()?;
         self.files[self.by_name[found].0].get(name)
     }

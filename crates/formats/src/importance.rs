@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::error::clipped;
-use crate::gguf::{Array, TensorSpec, Value, Writer};
+use crate::gguf::{MetadataArray, MetadataValue, TensorSpec, Writer};
 use crate::map::Map;
 use crate::{DType, Error, Gguf, Result};
 
@@ -98,10 +98,13 @@ impl Importance {
     /// I/O.
     pub fn write(&self, path: &Path) -> Result<()> {
         let metadata = [
-            ("general.type".to_owned(), Value::String("imatrix".to_owned())),
-            ("imatrix.datasets".to_owned(), Value::Array(Array::String(self.texts.clone()))),
-            ("imatrix.chunk_count".to_owned(), Value::U32(self.chunks)),
-            ("imatrix.chunk_size".to_owned(), Value::U32(self.chunk)),
+            ("general.type".to_owned(), MetadataValue::String("imatrix".to_owned())),
+            (
+                "imatrix.datasets".to_owned(),
+                MetadataValue::Array(MetadataArray::String(self.texts.clone())),
+            ),
+            ("imatrix.chunk_count".to_owned(), MetadataValue::U32(self.chunks)),
+            ("imatrix.chunk_size".to_owned(), MetadataValue::U32(self.chunk)),
         ];
         let spec = |name: String, shape: [usize; 2]| TensorSpec {
             name,
@@ -140,7 +143,7 @@ fn of_gguf(file: &Gguf, path: &Path) -> Result<Importance> {
     if let Some(texts) = file.metadata().strings("imatrix.datasets")? {
         found.texts = texts.to_vec();
     }
-    let floats = |tensor: crate::Tensor<'_>| -> Result<Vec<f32>> {
+    let floats = |tensor: crate::TensorView<'_>| -> Result<Vec<f32>> {
         let mut values = vec![0.0; tensor.shape.iter().product()];
         match tensor.dtype {
             DType::F32 => tensor.dtype.decode(tensor.bytes, &mut values).map(|()| values),

@@ -49,4 +49,4 @@ pub use program_file::program_digest;
 pub use quantised::{Integers, Quantised, Scheme};
 pub use safetensors::Safetensors;
 pub use source::{Described, Encoded, Origin, Source};
-pub use tensors::{Container, Identity, Tensor, TensorInfo, Tensors};
+pub use tensors::{Container, Identity, TensorInfo, TensorView, Tensors};

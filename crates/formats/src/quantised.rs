@@ -23,7 +23,7 @@
 //! the type of the scales, since no block has that many scales.
 
 use crate::quant::plain;
-use crate::{DType, Described, Encoding, Error, Groups, Result, Tensor, Tensors, shape};
+use crate::{DType, Described, Encoding, Error, Groups, Result, TensorView, Tensors, shape};
 
 /// How a program stores a quantised matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -86,23 +86,23 @@ struct Parts<'a> {
     out: usize,
     cols: usize,
     group: usize,
-    codes: Tensor<'a>,
-    scales: Tensor<'a>,
-    zeros: Option<Tensor<'a>>,
-    order: Option<Tensor<'a>>,
+    codes: TensorView<'a>,
+    scales: TensorView<'a>,
+    zeros: Option<TensorView<'a>>,
+    order: Option<TensorView<'a>>,
 }
 
 /// The positions at which AWQ's word holds the outputs 0 to 7.
 const AWQ_ORDER: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// An error about a tensor that does not fit.
-fn wrong<T>(tensor: &Tensor<'_>, expected: impl std::fmt::Display) -> Result<T> {
+fn wrong<T>(tensor: &TensorView<'_>, expected: impl std::fmt::Display) -> Result<T> {
     let found = format!("{} of {}", shape(tensor.shape), tensor.dtype);
     Err(Error::new(tensor.name, expected, found))
 }
 
 /// Word `i` of a tensor of i32 or u32, whose size was checked.
-fn word(tensor: &Tensor<'_>, i: usize) -> u32 {
+fn word(tensor: &TensorView<'_>, i: usize) -> u32 {
     let b = &tensor.bytes[4 * i..4 * i + 4];
     u32::from_le_bytes([b[0], b[1], b[2], b[3]])
 }
@@ -118,7 +118,7 @@ fn stream(bits: usize, i: usize, word: impl Fn(usize) -> u32) -> u8 {
 }
 
 /// Whether scales are exponents of two in a byte each.
-fn is_exponents(scales: &Tensor<'_>) -> bool {
+fn is_exponents(scales: &TensorView<'_>) -> bool {
     matches!(scales.dtype, DType::U8 | DType::F8E8M0)
 }
 
@@ -136,7 +136,7 @@ fn kept(group: usize) -> Option<usize> {
 }
 
 impl Quantised {
-    fn tensor<'a>(&self, tensors: &'a Tensors, i: usize) -> Result<Tensor<'a>> {
+    fn tensor<'a>(&self, tensors: &'a Tensors, i: usize) -> Result<TensorView<'a>> {
         let name = self.tensors.get(i).map_or("a quantised weight", String::as_str);
         tensors.get(name).ok_or_else(|| Error::new(name, "a tensor", "none in the file"))
     }
@@ -146,7 +146,7 @@ impl Quantised {
     /// # Errors
     /// Tensors that are missing or of another shape or type than the scheme's.
     pub fn describe(&self, tensors: &Tensors) -> Result<Described> {
-        let all: Result<Vec<Tensor<'_>>> =
+        let all: Result<Vec<TensorView<'_>>> =
             (0..self.tensors.len()).map(|i| self.tensor(tensors, i)).collect();
         let stored = all?.iter().map(|tensor| tensor.bytes.len() as u64).sum();
         let (encoding, shape) = match self.scheme {
@@ -201,7 +201,10 @@ impl Quantised {
     }
 
     /// The shape, codes and scales of four-bit floats.
-    fn mxfp4<'a>(&self, tensors: &'a Tensors) -> Result<(Vec<usize>, Tensor<'a>, Tensor<'a>)> {
+    fn mxfp4<'a>(
+        &self,
+        tensors: &'a Tensors,
+    ) -> Result<(Vec<usize>, TensorView<'a>, TensorView<'a>)> {
         let (codes, scales) = (self.tensor(tensors, 0)?, self.tensor(tensors, 1)?);
         let Some((blocks, outer)) = scales.shape.split_last() else {
             return wrong(&scales, "scales for blocks of 32");
@@ -228,7 +231,7 @@ impl Quantised {
         &self,
         tensors: &'a Tensors,
         block: Option<[usize; 2]>,
-    ) -> Result<(Tensor<'a>, Tensor<'a>, Vec<usize>, [usize; 2])> {
+    ) -> Result<(TensorView<'a>, TensorView<'a>, Vec<usize>, [usize; 2])> {
         let (weights, scales) = (self.tensor(tensors, 0)?, self.tensor(tensors, 1)?);
         let (outer, cols) = match (weights.shape.split_last(), weights.dtype) {
             (Some((&cols, outer)), DType::F8E4M3) if !outer.is_empty() => (outer, cols),
@@ -311,7 +314,7 @@ impl Quantised {
         let down = matches!(self.scheme, Scheme::Gptq { .. } | Scheme::Awq { .. });
         let expected = if down { [groups, out] } else { [out, groups] };
         // A vector for rows, or one number for the matrix.
-        let flat = |tensor: &Tensor<'_>| {
+        let flat = |tensor: &TensorView<'_>| {
             groups == 1 && (tensor.elements() == out || !down && tensor.elements() == 1)
         };
         if scales.shape != expected && !flat(&scales)

@@ -16,7 +16,7 @@ use crate::aside::Aside;
 use crate::error::clipped;
 use crate::gguf::TensorSpec;
 use crate::map::Map;
-use crate::tensors::{Tensor, TensorInfo, sorted_unique};
+use crate::tensors::{TensorInfo, TensorView, sorted_unique};
 use crate::{DType, Error, Result};
 
 /// The longest header the format allows.
@@ -254,12 +254,12 @@ impl Safetensors {
     }
 
     /// All tensors, in the order of their data.
-    pub fn iter(&self) -> impl Iterator<Item = Tensor<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
         self.header.tensors.iter().filter_map(|info| info.view(self.map.bytes()))
     }
 
     /// The tensor of that name.
-    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
         let tensors = &self.header.tensors;
         let found = self.by_name.binary_search_by(|&i| tensors[i].name.as_str().cmp(name)).ok()?;
         tensors[self.by_name[found]].view(self.map.bytes())
@@ -276,9 +276,9 @@ impl Safetensors {
 pub fn write<'a>(
     path: &Path,
     metadata: &[(&str, &str)],
-    tensors: impl IntoIterator<Item = Tensor<'a>>,
+    tensors: impl IntoIterator<Item = TensorView<'a>>,
 ) -> Result<()> {
-    let tensors: Vec<Tensor<'a>> = tensors.into_iter().collect();
+    let tensors: Vec<TensorView<'a>> = tensors.into_iter().collect();
     let specs = specs(&path.display().to_string(), &tensors)?;
     let mut writer = Writer::create(path, metadata, &specs)?;
     tensors.iter().try_for_each(|tensor| writer.write(tensor.bytes))?;
@@ -292,9 +292,9 @@ pub fn write<'a>(
 pub fn encode<'a>(
     name: &str,
     metadata: &[(&str, &str)],
-    tensors: impl IntoIterator<Item = Tensor<'a>>,
+    tensors: impl IntoIterator<Item = TensorView<'a>>,
 ) -> Result<Vec<u8>> {
-    let tensors: Vec<Tensor<'a>> = tensors.into_iter().collect();
+    let tensors: Vec<TensorView<'a>> = tensors.into_iter().collect();
     let (header, data) = header(name, metadata, &specs(name, &tensors)?)?;
     let mut bytes = Vec::with_capacity(8 + header.len() + data as usize);
     bytes.extend((header.len() as u64).to_le_bytes());
@@ -304,8 +304,8 @@ pub fn encode<'a>(
 }
 
 /// The header entries of tensors, whose bytes must match their shapes.
-fn specs(place: &str, tensors: &[Tensor<'_>]) -> Result<Vec<TensorSpec>> {
-    let spec = |tensor: &Tensor<'_>| {
+fn specs(place: &str, tensors: &[TensorView<'_>]) -> Result<Vec<TensorSpec>> {
+    let spec = |tensor: &TensorView<'_>| {
         let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
         let spec = TensorSpec { name, dtype: tensor.dtype, shape };
         if byte_len(&spec) != Some(tensor.bytes.len() as u64) {

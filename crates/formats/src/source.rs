@@ -12,7 +12,7 @@
 //! that.
 
 use crate::{
-    DType, Encoding, Error, Groups, Hint, Quantised, Result, Setting, Tensor, Tensors, shape,
+    DType, Encoding, Error, Groups, Hint, Quantised, Result, Setting, TensorView, Tensors, shape,
 };
 use std::borrow::Cow;
 use std::f64::consts::TAU;
@@ -372,7 +372,7 @@ impl Source {
     }
 
     /// The description of affine groups, and the tensors of codes, scales and offsets.
-    fn affine<'a>(&self, tensors: &'a Tensors) -> Result<(Described, Groups, [Tensor<'a>; 3])> {
+    fn affine<'a>(&self, tensors: &'a Tensors) -> Result<(Described, Groups, [TensorView<'a>; 3])> {
         let Source::Affine { codes, scales, offsets, bits, group } = self else {
             return Err(Error::new("a weight", "affine groups", "another recipe"));
         };
@@ -383,7 +383,7 @@ impl Source {
             let found = format!("{bits} bits in groups of {group}, scales in {}", scales.dtype);
             Error::new(codes.name, expected, found)
         })?;
-        let wrong = |expected: String, found: &Tensor<'_>| {
+        let wrong = |expected: String, found: &TensorView<'_>| {
             let found = format!("{} of {}", shape(found.shape), found.dtype);
             Err(Error::new(codes.name, expected, found))
         };
@@ -522,7 +522,7 @@ impl Source {
             // Its neighbours in a fused matrix are read next.
             let row = tensor.bytes.len() / tensor.shape.first().copied().unwrap_or(1).max(1);
             let rows = tensor.bytes.get(start * row..(start + count) * row);
-            rows.into_iter().for_each(|bytes| tensors.release(&Tensor { bytes, ..tensor }));
+            rows.into_iter().for_each(|bytes| tensors.release(&TensorView { bytes, ..tensor }));
             return;
         }
         let all = self.tensors().into_iter().filter_map(|name| tensors.get(name));
@@ -614,7 +614,7 @@ fn permuted_from(at: usize, [_, b, c, d]: [usize; 4]) -> usize {
     ((outer * b + first) * c + second) * d + inner
 }
 
-fn tensor<'a>(tensors: &'a Tensors, name: &str) -> Result<Tensor<'a>> {
+fn tensor<'a>(tensors: &'a Tensors, name: &str) -> Result<TensorView<'a>> {
     tensors.get(name).ok_or_else(|| Error::new(name, "a tensor", "none in the file"))
 }
 

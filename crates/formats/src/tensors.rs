@@ -26,17 +26,17 @@ pub struct TensorInfo {
 
 impl TensorInfo {
     /// The view of the tensor in its file, if its bytes are there.
-    pub(crate) fn view<'a>(&'a self, file: &'a [u8]) -> Option<Tensor<'a>> {
+    pub(crate) fn view<'a>(&'a self, file: &'a [u8]) -> Option<TensorView<'a>> {
         let start = usize::try_from(self.start).ok()?;
         let end = start.checked_add(usize::try_from(self.len).ok()?)?;
         let bytes = file.get(start..end)?;
-        Some(Tensor { name: &self.name, dtype: self.dtype, shape: &self.shape, bytes })
+        Some(TensorView { name: &self.name, dtype: self.dtype, shape: &self.shape, bytes })
     }
 }
 
 /// A view of one tensor in a mapped file.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tensor<'a> {
+pub struct TensorView<'a> {
     /// Its name in the file.
     pub name: &'a str,
     /// How its elements are stored.
@@ -47,7 +47,7 @@ pub struct Tensor<'a> {
     pub bytes: &'a [u8],
 }
 
-impl Tensor<'_> {
+impl TensorView<'_> {
     /// The type of its elements, as errors name it.
     pub fn element_type(&self) -> impl std::fmt::Display {
         self.dtype
@@ -91,7 +91,7 @@ impl Tensor<'_> {
         self.dtype == DType::I8
     }
 
-    /// Whether [`Tensor::to_f32`] can read it: weights are floats or quantised blocks. `place`
+    /// Whether [`TensorView::to_f32`] can read it: weights are floats or quantised blocks. `place`
     /// begins the error.
     ///
     /// # Errors
@@ -222,7 +222,7 @@ impl Tensors {
     }
 
     /// All tensors: a GGUF's in file order, a folder's by name.
-    pub fn iter(&self) -> Box<dyn Iterator<Item = Tensor<'_>> + '_> {
+    pub fn iter(&self) -> Box<dyn Iterator<Item = TensorView<'_>> + '_> {
         match &self.source {
             Source::Gguf(gguf) => Box::new(gguf.iter()),
             Source::Folder(folder) => Box::new(folder.iter()),
@@ -235,7 +235,7 @@ impl Tensors {
     }
 
     /// The tensor of that name.
-    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
         match &self.source {
             Source::Gguf(gguf) => gguf.get(name),
             Source::Folder(folder) => folder.get(name),
@@ -256,12 +256,12 @@ impl Tensors {
 
     /// Tells the kernel that a tensor's pages are no longer needed, e.g. once it is repacked. Its
     /// bytes stay valid: reading them reads the file again. Pages shared with a neighbour stay.
-    pub fn release(&self, tensor: &Tensor<'_>) {
+    pub fn release(&self, tensor: &TensorView<'_>) {
         self.maps().any(|map| map.release(tensor.bytes));
     }
 
     /// The file that holds a tensor.
-    pub fn file(&self, tensor: &Tensor<'_>) -> Option<&Path> {
+    pub fn file(&self, tensor: &TensorView<'_>) -> Option<&Path> {
         self.maps().find(|map| map.holds(tensor.bytes)).map(Map::path)
     }
 

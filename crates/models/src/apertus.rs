@@ -6,9 +6,9 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, llama, qwen3};
-use formats::gguf::{Array, Value};
+use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, Result};
-use nn::{AttentionOptions, Bias, Linear, QkNorm};
+use nn::{AttentionOptions, Bias, Projection, QkNorm};
 use ops::{Op, Xielu, xielu};
 
 /// The stored numbers of the function, of which `positive` and `negative - linear` are the softplus
@@ -63,7 +63,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
         let (hidden, ff) = (config.hidden, config.feed_forward);
         let matrix = |part: &str, sizes| {
-            Linear::new(builder, &format!("blocks.{i}.mlp.{part}"), sizes, mlp_bias)
+            Projection::new(builder, &format!("blocks.{i}.mlp.{part}"), sizes, mlp_bias)
         };
         let (up, down) = (matrix("up", [ff, hidden])?, matrix("down", [hidden, ff])?);
         let function = functions.as_ref().map_err(Error::clone)?[i];
@@ -126,10 +126,10 @@ fn listed(files: &Files<'_>, key: &'static str, layers: usize) -> Result<Vec<f32
 ///
 /// # Errors
 /// As of opening the folder.
-pub(crate) fn metadata(files: &Files<'_>, layers: usize) -> Result<Vec<(String, Value)>> {
+pub(crate) fn metadata(files: &Files<'_>, layers: usize) -> Result<Vec<(String, MetadataValue)>> {
     if files.architecture.name != ARCHITECTURE.name {
         return Ok(Vec::new());
     }
     let all = NUMBERS.iter().map(|(_, key, _)| (*key).to_owned()).zip(numbers(files, layers)?);
-    Ok(all.map(|(key, list)| (key, Value::Array(Array::F32(list)))).collect())
+    Ok(all.map(|(key, list)| (key, MetadataValue::Array(MetadataArray::F32(list)))).collect())
 }

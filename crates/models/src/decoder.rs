@@ -6,8 +6,8 @@ use crate::names::Recipes;
 use crate::{Config, Ending, Layers, Opened};
 use formats::Result;
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, ForwardPass, LayerNorm, Linear, Mlp,
-    RmsNorm, Stored, Tensor, Unary, Weights,
+    AttentionOptions, Bias, Builder, Embedding, ForwardPass, Mlp, Norm, Projection, SelfAttention,
+    Stored, Tensor, Unary, Weights,
 };
 
 /// A layer from the residual stream to itself, or from hidden states to logits.
@@ -23,7 +23,7 @@ pub(crate) type Mixer = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Optio
 pub(crate) type AttentionOf = Box<dyn Fn(&Config, usize) -> AttentionOptions>;
 
 /// Makes a norm of the weight of a name.
-pub(crate) type Norm = fn(&Builder<'_>, &str, &Config) -> Result<Layer>;
+pub(crate) type MakeNorm = fn(&Builder<'_>, &str, &Config) -> Result<Layer>;
 
 /// How attention and feed-forward follow each other in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) struct Parts {
     /// The feed-forward of each block.
     pub(crate) feed_forward: FeedForward,
     /// How norms are made.
-    pub(crate) norm: Norm,
+    pub(crate) norm: MakeNorm,
     /// Whether sublayers are normed in front, and behind.
     pub(crate) normed: (bool, bool),
     /// How the sublayers follow each other.
@@ -110,8 +110,9 @@ pub(crate) fn ungated(
     bias: Bias,
 ) -> Result<Layer> {
     let (hidden, ff) = (config.hidden, config.feed_forward);
-    let linear =
-        |part: &str, shape| Linear::new(builder, &format!("blocks.{i}.mlp.{part}"), shape, bias);
+    let linear = |part: &str, shape| {
+        Projection::new(builder, &format!("blocks.{i}.mlp.{part}"), shape, bias)
+    };
     let (up, down) = (linear("up", [ff, hidden])?, linear("down", [hidden, ff])?);
     Ok(Box::new(move |x| {
         let y = functions.iter().fold(up.forward(x), |y, f| y.map(*f));
@@ -129,12 +130,12 @@ pub(crate) fn layer_norm(
     config: &Config,
     bias: Bias,
 ) -> Result<Layer> {
-    let norm = LayerNorm::new(builder, name, config.hidden, config.norm_eps, bias)?;
+    let norm = Norm::layer(builder, name, config.hidden, config.norm_eps, bias)?;
     Ok(Box::new(move |x| norm.forward(x)))
 }
 
 fn rms_norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<Layer> {
-    let norm = RmsNorm::new(builder, name, config.hidden, config.norm_eps)?;
+    let norm = Norm::rms(builder, name, config.hidden, config.norm_eps)?;
     Ok(Box::new(move |x| norm.forward(x)))
 }
 
@@ -195,10 +196,10 @@ pub(crate) fn head(
     config: &Config,
     embed: &Embedding,
     bias: Bias,
-) -> Result<Linear> {
+) -> Result<Projection> {
     match config.tied {
         true => Ok(embed.tied()),
-        false => Linear::new(builder, "head", [config.vocab, config.hidden], bias),
+        false => Projection::new(builder, "head", [config.vocab, config.hidden], bias),
     }
 }
 
@@ -273,7 +274,7 @@ impl Decoder {
             let attention = || -> Result<Layer> {
                 let (name, options) =
                     (format!("blocks.{i}.attention"), (parts.attention)(config, i));
-                let attention = Attention::new(builder, &name, options)?;
+                let attention = SelfAttention::new(builder, &name, options)?;
                 Ok(Box::new(move |x| attention.forward(x)))
             };
             let in_front = norm(front, "attention_norm")?;

@@ -5,9 +5,9 @@ use crate::config::{Config, LAYERS};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, experts, glm4_moe, latent, llama};
-use formats::gguf::Value;
+use formats::gguf::MetadataValue;
 use formats::{Result, Source};
-use nn::{Bias, Experts, ExpertsOptions, GroupLimit, Mlp, Odds, Stored};
+use nn::{Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, Stored};
 use ops::group_limit::MOST_GROUPS;
 
 pub(crate) const V2: Architecture = Architecture {
@@ -74,7 +74,7 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
             return decoder::gated(builder, config, i, mlp_bias);
         }
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         if shared == 0 {
             return Ok(Box::new(move |x| experts.forward(x)));
         }
@@ -129,9 +129,9 @@ impl Mixture {
                     keys.size(key)?;
                 }
             }
-            keys.state(DENSE, Some(Value::U32(layers as u32)));
-            keys.state(SHARED, Some(Value::U32(0)));
-            let width = Value::U32(config.feed_forward as u32);
+            keys.state(DENSE, Some(MetadataValue::U32(layers as u32)));
+            keys.state(SHARED, Some(MetadataValue::U32(0)));
+            let width = MetadataValue::U32(config.feed_forward as u32);
             keys.state(Key("", "expert_feed_forward_length"), Some(width));
             return Ok(None);
         }
@@ -142,10 +142,10 @@ impl Mixture {
             None => (0..layers).map(|i| i < first).collect(),
         };
         let leading = dense.iter().take_while(|dense| **dense).count();
-        keys.state(DENSE, Some(Value::U32(leading as u32)));
+        keys.state(DENSE, Some(MetadataValue::U32(leading as u32)));
         let options = experts::read(files, config.hidden, config.feed_forward)?;
         let shared = keys.size(SHARED)?.map_or(Ok(1), |shared| shared.within(0..=64))?;
-        keys.state(SHARED, Some(Value::U32(shared as u32)));
+        keys.state(SHARED, Some(MetadataValue::U32(shared as u32)));
         let shared = options.feed_forward * shared;
         let gating = keys.size(GATING)?.map(|gating| gating.value as u32);
         let stored = (0..layers)
@@ -162,7 +162,7 @@ impl Mixture {
                 keys.only(Key("scoring_func", ""), &["sigmoid", "noaux_tc"])?;
                 keys.only(Key("topk_method", ""), &["noaux_tc"])?;
                 let options = glm4_moe::limited(files, options, true)?;
-                let normalised = Value::Bool(options.routing.normalised);
+                let normalised = MetadataValue::Bool(options.routing.normalised);
                 keys.state(Key("norm_topk_prob", "expert_weights_norm"), Some(normalised));
                 (options, !hugging_face && !corrected)
             }
@@ -175,7 +175,7 @@ impl Mixture {
     fn by_softmax(files: &Files<'_>, mut options: ExpertsOptions) -> Result<ExpertsOptions> {
         let keys = &files.keys;
         keys.only(Key("scoring_func", ""), &["softmax"])?;
-        keys.state(GATING, Some(Value::U32(SOFTMAX)));
+        keys.state(GATING, Some(MetadataValue::U32(SOFTMAX)));
         let scale = keys.number_or(Key("routed_scaling_factor", "expert_weights_scale"), 1.0)?;
         options.routing.scale = scale.positive()? as f32;
         let hugging_face = keys.dialect() == Dialect::HuggingFace;
@@ -198,7 +198,7 @@ impl Mixture {
             {
                 // One group is none.
                 keys.note(key);
-                keys.state(Key("", gguf), hugging_face.then_some(Value::U32(1)));
+                keys.state(Key("", gguf), hugging_face.then_some(MetadataValue::U32(1)));
             }
         }
         let Some(groups) = groups.filter(|groups| groups.value > 1) else { return Ok(options) };

@@ -7,9 +7,9 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, experts, glm4_moe, llama};
-use formats::gguf::Value;
+use formats::gguf::MetadataValue;
 use formats::{Result, Source};
-use nn::{Bias, Experts, GroupLimit, Mlp, Odds, Pairing, Stored, Weights};
+use nn::{Bias, GroupLimit, MixtureOfExperts, Mlp, Odds, Pairing, Stored, Weights};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "ERNIE 4.5, dense",
@@ -91,8 +91,8 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
     const STEP: Key = Key("moe_layer_interval", "interleave_moe_layer_step");
     let first = layer(FIRST, usize::from(hugging_face))?;
     let step = layer(STEP, 1)?.max(1);
-    keys.state(FIRST, Some(Value::U32(first as u32)));
-    keys.state(STEP, Some(Value::U32(step as u32)));
+    keys.state(FIRST, Some(MetadataValue::U32(first as u32)));
+    keys.state(STEP, Some(MetadataValue::U32(step as u32)));
     // -1 is the last one, whatever there are.
     let last = match keys.get(Key("moe_layer_end_index", "")).and_then(serde_json::Value::as_i64) {
         Some(-1) | None => config.layers,
@@ -106,17 +106,17 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
     options.limit = Some(GroupLimit { used, groups: 1, groups_used: 1, softmax: true });
     const SHARED: Key = Key("n_shared_experts", "expert_shared_count");
     let shared = keys.size(SHARED)?.map_or(Ok(2), |shared| shared.within(0..=64))?;
-    keys.state(SHARED, Some(Value::U32(shared as u32)));
+    keys.state(SHARED, Some(MetadataValue::U32(shared as u32)));
     let shared = shared * options.feed_forward;
     const WIDTH: Key = Key("", "expert_shared_feed_forward_length");
-    keys.state(WIDTH, Some(Value::U32(shared as u32)));
+    keys.state(WIDTH, Some(MetadataValue::U32(shared as u32)));
     keys.size(WIDTH)?;
     let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
         if i < first || i > last || !(i + 1).is_multiple_of(step) {
             return decoder::gated(builder, config, i, bias);
         }
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         if shared == 0 {
             return Ok(Box::new(move |x| experts.forward(x)));
         }

@@ -17,7 +17,7 @@ use crate::{
     Architecture, Config, ReadOptions, apertus, experts, falcon, gemma4, hybrid, latent, lfm2,
     minicpm, scaling,
 };
-use formats::gguf::{Array, Value};
+use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
 use nn::Pairing;
 use program::{Program, Weight};
@@ -27,7 +27,7 @@ use std::f64::consts::TAU;
 #[derive(Debug)]
 pub struct Export {
     /// The architecture's metadata, `general.architecture` first.
-    pub metadata: Vec<(String, Value)>,
+    pub metadata: Vec<(String, MetadataValue)>,
     /// The weights, in the order of a forward pass.
     pub weights: Vec<Exported>,
     /// Assumptions made where the file omits something or is unusual, one line each.
@@ -237,11 +237,11 @@ fn alike(a: &str, b: &str) -> bool {
 /// GGUF always has.
 fn metadata(
     config: &Config,
-    stated: Vec<(&'static str, Value)>,
+    stated: Vec<(&'static str, MetadataValue)>,
     held: &[Weight],
     experts: usize,
-) -> Vec<(String, Value)> {
-    let size = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+) -> Vec<(String, MetadataValue)> {
+    let size = |n: usize| MetadataValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
     let mut own = vec![
         ("context_length", Some(size(config.context))),
         ("embedding_length", Some(size(config.hidden))),
@@ -255,7 +255,10 @@ fn metadata(
     ];
     if LISTED.contains(&config.architecture.name) && !config.windows.is_empty() {
         let local = config.windows.iter().map(Option::is_some).collect();
-        own.push(("attention.sliding_window_pattern", Some(Value::Array(Array::Bool(local)))));
+        own.push((
+            "attention.sliding_window_pattern",
+            Some(MetadataValue::Array(MetadataArray::Bool(local))),
+        ));
     }
     if config.rope.is_some() {
         own.push(("attention.key_length", Some(size(config.head_dim))));
@@ -265,14 +268,14 @@ fn metadata(
     if let Some(columns) = down.and_then(|weight| weight.shape.last()).filter(|_| experts > 0) {
         own.push(("expert_feed_forward_length", Some(size(*columns))));
     }
-    let mut all: Vec<(&str, Value)> = stated;
+    let mut all: Vec<(&str, MetadataValue)> = stated;
     for (key, value) in own {
         all.retain(|(known, _)| *known != key);
         all.extend(value.map(|value| (key, value)));
     }
     let form = config.architecture.gguf;
     let named = all.into_iter().map(|(key, value)| (format!("{form}.{key}"), value));
-    let first = ("general.architecture".to_owned(), Value::String(form.to_owned()));
+    let first = ("general.architecture".to_owned(), MetadataValue::String(form.to_owned()));
     std::iter::once(first).chain(named).collect()
 }
 
@@ -280,7 +283,7 @@ fn metadata(
 fn rotation(
     files: &Files<'_>,
     config: &Config,
-    metadata: &mut Vec<(String, Value)>,
+    metadata: &mut Vec<(String, MetadataValue)>,
 ) -> Result<Vec<Exported>> {
     let global = scaling::of_kind(files, "full_attention", config.head_dim)?;
     let local = scaling::of_kind(files, "sliding_attention", config.head_dim)?;
@@ -290,34 +293,34 @@ fn rotation(
     };
     let form = config.architecture.gguf;
     let log_multiplier = metadata.iter().find_map(|(key, value)| match value {
-        Value::F32(log) if key.ends_with(scaling::LOG_MULTIPLIER) => Some(f64::from(*log)),
+        MetadataValue::F32(log) if key.ends_with(scaling::LOG_MULTIPLIER) => Some(f64::from(*log)),
         _ => None,
     });
-    let mut add = |key: &str, value: Value| {
+    let mut add = |key: &str, value: MetadataValue| {
         let key = format!("{form}.rope.{key}");
         metadata.retain(|(known, _)| *known != key);
         metadata.push((key, value));
     };
-    let number = |n: f64| Value::F32(n as f32);
+    let number = |n: f64| MetadataValue::F32(n as f32);
     let width = config.rope.as_ref().map_or(0, |rope| 2 * rope.frequencies.len());
     add("freq_base", number(theta.value));
     if let Some(local) = local {
         add("freq_base_swa", number(local.theta.value));
     }
-    add("dimension_count", Value::U32(width as u32));
+    add("dimension_count", MetadataValue::U32(width as u32));
     let factors = |name: &str, values: Vec<f32>| Exported {
         name: name.to_owned(),
         shape: vec![values.len()],
         from: From::Values(values),
     };
     let mut kind = |kind: &str, factor: f64| {
-        add("scaling.type", Value::String(kind.to_owned()));
+        add("scaling.type", MetadataValue::String(kind.to_owned()));
         add("scaling.factor", number(factor));
     };
     Ok(match scaling.value.clone() {
         Scaling::None => {
             if UNSCALED.contains(&config.architecture.name) {
-                add("scaling.type", Value::String("none".to_owned()));
+                add("scaling.type", MetadataValue::String("none".to_owned()));
             }
             Vec::new()
         }
@@ -327,7 +330,7 @@ fn rotation(
         }
         Scaling::Yarn(yarn) => {
             kind("yarn", yarn.factor);
-            add("scaling.original_context_length", Value::U32(yarn.original as u32));
+            add("scaling.original_context_length", MetadataValue::U32(yarn.original as u32));
             add("scaling.yarn_beta_fast", number(yarn.fast));
             add("scaling.yarn_beta_slow", number(yarn.slow));
             let log = log_multiplier.unwrap_or(0.0);
@@ -367,7 +370,7 @@ fn rotation(
                 let error = scaling.wrong(expected, format!("{near} and {far}"));
                 return Err(error.of(ErrorKind::Unsupported));
             }
-            add("scaling.original_context_length", Value::U32(original as u32));
+            add("scaling.original_context_length", MetadataValue::U32(original as u32));
             add("scaling.attn_factor", number(near));
             vec![
                 factors("rope_factors_long.weight", long),

@@ -9,7 +9,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, gpt2, internlm2, phi3, phimoe};
-use formats::gguf::Value;
+use formats::gguf::MetadataValue;
 use formats::{ErrorKind, Result};
 use nn::{Stored, Unary, Weights};
 use program::Weight;
@@ -113,9 +113,9 @@ fn in_gguf(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<
 }
 
 /// GGUF's key for the order of rows of q, k and v; none for other architectures.
-pub(crate) fn metadata(config: &Config) -> Option<(&'static str, Value)> {
+pub(crate) fn metadata(config: &Config) -> Option<(&'static str, MetadataValue)> {
     let ours = config.architecture.name == ARCHITECTURE.name;
-    ours.then(|| ("tensor_data_layout", Value::String(LAYOUT.to_owned())))
+    ours.then(|| ("tensor_data_layout", MetadataValue::String(LAYOUT.to_owned())))
 }
 
 /// The name of a weight in GGUF, where most architectures call it `name`: a block's only norm has

@@ -10,7 +10,7 @@ use crate::names::{Recipes, Row};
 use crate::{Architecture, Ending, Layers, Opened, windows};
 use formats::{Result, Source};
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, ForwardPass, Mlp, RmsNorm, Stored,
+    AttentionOptions, Bias, Builder, Embedding, ForwardPass, Mlp, Norm, SelfAttention, Stored,
     Tensor, Weights,
 };
 use ops::Unary;
@@ -114,12 +114,12 @@ pub(crate) fn norm(
 }
 
 struct Block {
-    attention_norm: RmsNorm,
-    attention: Attention,
-    after_attention_norm: RmsNorm,
-    mlp_norm: RmsNorm,
+    attention_norm: Norm,
+    attention: SelfAttention,
+    after_attention_norm: Norm,
+    mlp_norm: Norm,
     mlp: Mlp,
-    after_mlp_norm: RmsNorm,
+    after_mlp_norm: Norm,
 }
 
 impl Block {
@@ -130,11 +130,11 @@ impl Block {
         i: usize,
     ) -> Result<Block> {
         let (hidden, eps) = (config.hidden, config.norm_eps);
-        let norm = |name: &str| RmsNorm::new(builder, &format!("blocks.{i}.{name}"), hidden, eps);
+        let norm = |name: &str| Norm::rms(builder, &format!("blocks.{i}.{name}"), hidden, eps);
         let (ff, gate) = (config.feed_forward, Unary::GeluTanh);
         Ok(Block {
             attention_norm: norm("attention_norm")?,
-            attention: Attention::new(builder, &format!("blocks.{i}.attention"), options)?,
+            attention: SelfAttention::new(builder, &format!("blocks.{i}.attention"), options)?,
             after_attention_norm: norm("after_attention_norm")?,
             mlp_norm: norm("mlp_norm")?,
             mlp: Mlp::gated(builder, &format!("blocks.{i}.mlp"), [hidden, ff], Bias::Never, gate)?,
@@ -163,7 +163,7 @@ fn layers(
     let blocks: Vec<Block> = (0..config.layers)
         .map(|i| Block::new(builder, config, attention(config, i), i))
         .collect::<Result<_>>()?;
-    let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
+    let norm = Norm::rms(builder, "norm", hidden, config.norm_eps)?;
     let head = || head(builder, config, &embed, logit_cap);
     let head = (ending == Ending::Logits).then(head).transpose()?;
     let hidden = move |step: &ForwardPass| {

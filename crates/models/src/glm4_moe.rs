@@ -8,8 +8,8 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3};
 use formats::Result;
-use formats::gguf::Value;
-use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, GroupLimit, Mlp, Odds, QkNorm};
+use formats::gguf::MetadataValue;
+use nn::{AttentionOptions, Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, QkNorm};
 use ops::group_limit::MOST_GROUPS;
 
 /// GGUF's other name for the norm in front of the feed-forward.
@@ -110,7 +110,7 @@ pub(crate) fn opened(files: &Files<'_>, raw: Raw, normed: bool, usual: Usual) ->
             return decoder::gated(builder, config, i, Bias::Never);
         }
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });
@@ -154,7 +154,7 @@ pub(crate) fn limited(
     let scale = keys.number_or(Key("routed_scaling_factor", "expert_weights_scale"), 1.0)?;
     // llama.cpp ends where a file of some of these models does not state it.
     const ODDS: Key = Key("", "expert_gating_func");
-    keys.state(ODDS, Some(Value::U32(LOGISTIC)));
+    keys.state(ODDS, Some(MetadataValue::U32(LOGISTIC)));
     if let Some(odds) = keys.size(ODDS)?.filter(|odds| odds.value != LOGISTIC as usize) {
         let expected = format!("{LOGISTIC}, the logistic function");
         return Err(odds.wrong(expected, odds.value));

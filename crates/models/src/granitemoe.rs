@@ -7,7 +7,7 @@ use crate::keys::Key;
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, experts, granite, llama, phi3, windows};
 use formats::Result;
-use nn::{Bias, Builder, Experts, ExpertsOptions, Mlp, Stored, Weights};
+use nn::{Bias, Builder, ExpertsOptions, MixtureOfExperts, Mlp, Stored, Weights};
 
 /// The router, the stacks of experts, and the expert that every token goes through.
 pub(crate) const NAMES: &[Row] = &[
@@ -83,7 +83,7 @@ pub(crate) fn opened(
 fn feed_forward(options: ExpertsOptions, shared: Option<usize>) -> decoder::FeedForward {
     Box::new(move |builder: &Builder<'_>, _, i| {
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         let one = |width| Mlp::new(builder, &format!("{name}.shared"), hidden, width, Bias::Never);
         let one = shared.map(one).transpose()?;
         Ok(Box::new(move |x| match &one {

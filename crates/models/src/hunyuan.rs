@@ -9,8 +9,8 @@ use crate::names::Row;
 use crate::stated::Stated;
 use crate::{Architecture, Opened, decoder, experts, llama};
 use formats::Result;
-use formats::gguf::Value;
-use nn::{AttentionOptions, Bias, Experts, Mlp, QkNorm, Weights};
+use formats::gguf::MetadataValue;
+use nn::{AttentionOptions, Bias, MixtureOfExperts, Mlp, QkNorm, Weights};
 
 const NORMS: &[Row] = &[
     (
@@ -116,8 +116,8 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
                 return Err(other.wrong(expected, other.value));
             }
             let used = for_all(keys, "moe_topk")?;
-            keys.state(USED, used.as_ref().map(|used| Value::U32(used.value as u32)));
-            keys.state(SHARED, Some(Value::U32(width as u32)));
+            keys.state(USED, used.as_ref().map(|used| MetadataValue::U32(used.value as u32)));
+            keys.state(SHARED, Some(MetadataValue::U32(width as u32)));
             experts::read_used(files, hidden, width, used)?
         }
     };
@@ -126,7 +126,7 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
     let shared = shared.unwrap_or(width);
     let feed_forward: decoder::FeedForward = Box::new(move |builder, _, i| {
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });

@@ -10,7 +10,7 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::stated::Stated;
 use formats::{Error, Result, Source, shape};
-use nn::{AttentionOptions, Bias, DeltaNet, DeltaNetOptions, QkNorm, Stored, Weights};
+use nn::{AttentionOptions, Bias, DeltaNetOptions, GatedDeltaNet, QkNorm, Stored, Weights};
 use std::sync::Arc;
 
 mod export;
@@ -137,8 +137,9 @@ impl Hybrid {
             ..config.attention(layer)
         };
         let mixer: Mixer = Box::new(move |builder, _, i| {
-            let net = || DeltaNet::new(builder, &format!("blocks.{i}.delta"), &net);
-            let layer = |net: DeltaNet| Box::new(move |x: &nn::Tensor| net.forward(x)) as Layer;
+            let net = || GatedDeltaNet::new(builder, &format!("blocks.{i}.delta"), &net);
+            let layer =
+                |net: GatedDeltaNet| Box::new(move |x: &nn::Tensor| net.forward(x)) as Layer;
             Ok(nets[i].then(net).transpose()?.map(layer))
         });
         decoder::Parts { mixer, ..decoder::Parts::new(Bias::Never, attention) }

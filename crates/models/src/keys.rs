@@ -4,7 +4,7 @@
 
 use crate::harmless::{HARMLESS_VALUES, is_causality, is_harmless};
 use crate::stated::Stated;
-use formats::gguf::{Metadata, Value as Typed};
+use formats::gguf::{Metadata, MetadataValue as Typed};
 use formats::{Error, ErrorKind, Hint, Result, Setting};
 use serde_json::Value;
 use std::cell::RefCell;

@@ -13,7 +13,7 @@ use crate::names::Row;
 use crate::rope::{Scaling, Yarn};
 use crate::scaling::{LOG_MULTIPLIER, yarn_magnitude};
 use crate::stated::Stated;
-use formats::gguf::Value;
+use formats::gguf::MetadataValue;
 use formats::{Result, Source};
 use nn::{LatentAttention, LatentOptions, Pairing, Stored, Weights};
 use program::Weight;
@@ -256,12 +256,12 @@ pub(crate) fn metadata(
     files: &Files<'_>,
     config: &Config,
     held: &[Weight],
-) -> Result<Vec<(&'static str, Value)>> {
+) -> Result<Vec<(&'static str, MetadataValue)>> {
     let architecture = config.architecture.gguf;
     if architecture != GGUF && architecture != THIRD {
         return Ok(Vec::new());
     }
-    let size = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let size = |n: usize| MetadataValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
     let norm = held.iter().find(|weight| weight.name == "blocks.0.attention.kv_a_norm");
     let output = held.iter().find(|weight| weight.name == "blocks.0.attention.o");
     let rank = norm.map_or(0, |norm| norm.shape.iter().product());
@@ -278,7 +278,7 @@ pub(crate) fn metadata(
         ("attention.value_length_mla", size(value)),
     ];
     if let Some(weight) = weight_of_logarithm(files)? {
-        all.push((LOG_MULTIPLIER, Value::F32((0.1 * weight) as f32)));
+        all.push((LOG_MULTIPLIER, MetadataValue::F32((0.1 * weight) as f32)));
     }
     Ok(all)
 }

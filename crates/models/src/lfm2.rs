@@ -8,9 +8,11 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::stated::Stated;
 use crate::{Architecture, Opened, experts, lfm2_moe, phi3};
-use formats::gguf::{Array, Value};
+use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, Result, Source, shape};
-use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, GatedConv, QkNorm, Stored, Weights};
+use nn::{
+    AttentionOptions, Bias, ExpertsOptions, GatedConv, MixtureOfExperts, QkNorm, Stored, Weights,
+};
 use program::Weight;
 use std::sync::Arc;
 
@@ -112,7 +114,7 @@ pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Open
             if i < dense {
                 return decoder::gated(builder, config, i, Bias::Never);
             }
-            let experts = Experts::new(builder, &format!("blocks.{i}.mlp"), &options)?;
+            let experts = MixtureOfExperts::new(builder, &format!("blocks.{i}.mlp"), &options)?;
             Ok(Box::new(move |x| experts.forward(x)))
         });
     }
@@ -231,12 +233,12 @@ pub(crate) fn exported(held: &[Weight], canonical: &str) -> Option<Option<(Sourc
 }
 
 /// GGUF's settings that `config.json` lacks: layers that are convolutions have no key/value heads.
-pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Option<(&'static str, Value)> {
+pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Option<(&'static str, MetadataValue)> {
     if ![ARCHITECTURE.name, lfm2_moe::ARCHITECTURE.name].contains(&config.architecture.name) {
         return None;
     }
     let conv = |i: usize| held.iter().any(|weight| weight.name == format!("blocks.{i}.conv.taps"));
     let heads = |i: usize| if conv(i) { 0 } else { config.kv_heads as i32 };
     let heads = (0..config.layers).map(heads).collect();
-    Some(("attention.head_count_kv", Value::Array(Array::I32(heads))))
+    Some(("attention.head_count_kv", MetadataValue::Array(MetadataArray::I32(heads))))
 }

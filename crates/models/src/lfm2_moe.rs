@@ -7,7 +7,7 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, experts, glm4_moe, lfm2};
 use formats::Result;
-use formats::gguf::Value;
+use formats::gguf::MetadataValue;
 use nn::ExpertsOptions;
 
 /// The names of its experts.
@@ -60,7 +60,7 @@ fn mixture(files: &Files<'_>, config: &Config) -> Result<(ExpertsOptions, usize)
     const DENSE: Key = Key("num_dense_layers", "leading_dense_block_count");
     let unsaid = if keys.dialect() == Dialect::HuggingFace { 2 } else { 0 };
     let dense = keys.size(DENSE)?.map_or(Ok(unsaid), |dense| dense.within(0..=LAYERS))?;
-    keys.state(DENSE, Some(Value::U32(dense as u32)));
+    keys.state(DENSE, Some(MetadataValue::U32(dense as u32)));
     let corrected = keys.flag(Key("use_expert_bias", ""))?.unwrap_or(true);
     let options = experts::read(files, config.hidden, config.feed_forward)?;
     let mut options = glm4_moe::limited(files, options, true)?;

@@ -9,7 +9,9 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, experts, llama};
 use formats::{Error, Result, Source};
-use nn::{AttentionOptions, Bias, Experts, Mlp, Odds, Pairing, QkNorm, Stored, Stretch, Weights};
+use nn::{
+    AttentionOptions, Bias, MixtureOfExperts, Mlp, Odds, Pairing, QkNorm, Stored, Stretch, Weights,
+};
 
 const NAMES: &[Row] = &[
     ("blocks.{}.mlp.router", "model.layers.{}.feed_forward.router", "blk.{}.ffn_gate_inp"),
@@ -112,7 +114,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
             return decoder::gated(builder, config, i, Bias::Never);
         }
         let name = format!("blocks.{i}.mlp");
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         let sizes = [options.hidden, options.feed_forward];
         let one = Mlp::new(builder, &format!("{name}.shared"), sizes[0], sizes[1], Bias::Never)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))

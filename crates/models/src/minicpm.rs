@@ -7,7 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, latent, llama, phimoe, windows};
 use formats::Result;
-use formats::gguf::Value;
+use formats::gguf::MetadataValue;
 use nn::Pairing;
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
@@ -89,7 +89,7 @@ fn multipliers(files: &Files<'_>, raw: &Raw, granted: Option<[f64; 3]>) -> Resul
             let residual = depth.map_or(1.0, |depth| depth / layers.sqrt());
             let logits = base.map_or(1.0, |base| raw.hidden.value as f64 / base);
             for (key, value) in [(RESIDUAL, residual), (LOGITS, logits)] {
-                keys.state(key, Some(Value::F32(value as f32)));
+                keys.state(key, Some(MetadataValue::F32(value as f32)));
             }
             (residual, logits)
         }

@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::{Architecture, Opened, decoder, experts, llama, windows};
 use formats::Result;
-use nn::{Bias, Experts, ExpertsOptions, Pairing, Weights};
+use nn::{Bias, ExpertsOptions, MixtureOfExperts, Pairing, Weights};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Mixtral",
@@ -40,7 +40,7 @@ pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
 /// A mixture in every block.
 pub(crate) fn mixture(options: ExpertsOptions) -> decoder::FeedForward {
     Box::new(move |builder, _, i| {
-        let experts = Experts::new(builder, &format!("blocks.{i}.mlp"), &options)?;
+        let experts = MixtureOfExperts::new(builder, &format!("blocks.{i}.mlp"), &options)?;
         Ok(Box::new(move |x| experts.forward(x)))
     })
 }

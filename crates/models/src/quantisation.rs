@@ -16,7 +16,7 @@
 //! types say the same, and are what counts here.
 
 use crate::keys::{Keys, clipped};
-use formats::{Error, Integers, Quantised, Result, Scheme, Source, Tensor, Tensors};
+use formats::{Error, Integers, Quantised, Result, Scheme, Source, TensorView, Tensors};
 use std::collections::HashMap;
 
 /// How matrices are quantised.
@@ -132,13 +132,13 @@ impl Settings {
     pub(crate) fn source(
         &self,
         name: &str,
-        tensor: Option<Tensor<'_>>,
+        tensor: Option<TensorView<'_>>,
         tensors: &Tensors,
     ) -> Option<Source> {
         let stem = name.strip_suffix(".weight").unwrap_or(name);
         match self {
             Settings::Mlx { whole, single } => {
-                let tensor = tensor.filter(Tensor::holds_codes)?;
+                let tensor = tensor.filter(TensorView::holds_codes)?;
                 let stem = tensor.name.strip_suffix(".weight").unwrap_or(tensor.name);
                 Some(single.get(stem).unwrap_or(whole).source(tensor.name, stem))
             }
@@ -159,7 +159,7 @@ impl Settings {
 /// # Errors
 /// The first part.
 pub(crate) fn check_numbers(tensors: &Tensors, place: &str) -> Result<()> {
-    let part = |tensor: &Tensor<'_>| {
+    let part = |tensor: &TensorView<'_>| {
         let codes =
             tensor.holds_codes() || tensor.holds_eight_bit_floats() || tensor.holds_signed_bytes();
         let named = [".qweight", ".weight_packed", "_blocks"];
@@ -183,7 +183,7 @@ pub(crate) fn check_numbers(tensors: &Tensors, place: &str) -> Result<()> {
 fn quantised(
     mut scheme: Scheme,
     stem: &str,
-    tensor: Option<Tensor<'_>>,
+    tensor: Option<TensorView<'_>>,
     tensors: &Tensors,
 ) -> Option<Quantised> {
     let named = |suffixes: &[&str]| {
@@ -217,7 +217,7 @@ fn quantised(
         },
         Scheme::Awq { .. } => named(&[".qweight", ".qzeros", ".scales"])?,
         Scheme::Fp8 { .. } => {
-            let tensor = tensor.filter(Tensor::holds_eight_bit_floats)?;
+            let tensor = tensor.filter(TensorView::holds_eight_bit_floats)?;
             // The last is Mistral's own.
             let named = ["weight_scale_inv", "weight_scale", "qscale_weight"]
                 .map(|part| format!("{stem}.{part}"));
@@ -228,7 +228,7 @@ fn quantised(
         }
         Scheme::Packed(integers) => named(&parts(".weight_packed", integers))?,
         Scheme::Bytes(integers) => {
-            let tensor = tensor.filter(Tensor::holds_signed_bytes)?;
+            let tensor = tensor.filter(TensorView::holds_signed_bytes)?;
             let stem = tensor.name.strip_suffix(".weight").unwrap_or(tensor.name);
             let parts = parts(".weight", integers).into_iter();
             parts.map(|suffix| format!("{stem}{suffix}")).collect()
@@ -250,7 +250,7 @@ fn fits(source: &Quantised, stem: &str, tensors: &Tensors) -> bool {
 }
 
 /// Whether the groups of inputs are in the order of the inputs.
-fn in_order(groups: Tensor<'_>, group: Option<usize>) -> bool {
+fn in_order(groups: TensorView<'_>, group: Option<usize>) -> bool {
     let (all, _) = groups.bytes.as_chunks::<4>();
     let plain = |i: usize| group.map_or(0, |group| i / group) as i64;
     // Words that are no floats: numbers of groups.

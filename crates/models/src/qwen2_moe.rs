@@ -8,7 +8,7 @@ use crate::names::Row;
 use crate::qwen3_moe::{Sparse, blocks};
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Experts, ExpertsOptions, Linear, Mlp, Unary};
+use nn::{AttentionOptions, Bias, ExpertsOptions, MixtureOfExperts, Mlp, Projection, Unary};
 
 /// The expert that all tokens share.
 pub(crate) const SHARED: &[Row] = &[
@@ -74,9 +74,10 @@ pub(crate) fn with_shared(
     let shared = files.keys.needed(SHARED)?.within(1..=1 << 20)?;
     Ok(Box::new(move |builder, _, i| {
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
-        let experts = Experts::new(builder, &name, &options)?;
+        let experts = MixtureOfExperts::new(builder, &name, &options)?;
         let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
-        let gate = Linear::new(builder, &format!("{name}.shared_gate"), [1, hidden], Bias::Never)?;
+        let gate =
+            Projection::new(builder, &format!("{name}.shared_gate"), [1, hidden], Bias::Never)?;
         let layer = move |x: &nn::Tensor| {
             let share = gate.forward(x).map(Unary::Sigmoid);
             experts.forward(x).add(&one.forward(x).scale_rows(&share))

@@ -221,7 +221,7 @@ fn a_bias_that_nothing_reads_is_refused() {
     let q = stored.get("model.layers.1.self_attn.q_proj.bias").unwrap();
     let path = aside.path().join("model.safetensors");
     let refused = |bytes: &[u8]| {
-        let more = formats::Tensor { name: bias, bytes, ..q };
+        let more = formats::TensorView { name: bias, bytes, ..q };
         formats::safetensors::write(&path, &[], stored.iter().chain([more])).unwrap();
         let tensors = Tensors::open(aside.path()).unwrap();
         delft_models::load(&tensors, &options()).err().map(|error| error.to_string())
@@ -239,7 +239,7 @@ fn codes_that_no_settings_explain_are_refused() {
     let stored = Safetensors::open(&case.join("model.safetensors")).unwrap();
     let q = "model.layers.0.self_attn.q_proj";
     let codes = format!("{q}.qweight");
-    let codes = formats::Tensor {
+    let codes = formats::TensorView {
         name: &codes,
         dtype: formats::DType::I32,
         shape: &[4, 8],

@@ -1,7 +1,7 @@
 //! A gated delta net (Yang et al. 2024) as in Qwen's hybrids, with a short convolution before it
 //! and a gated norm after it.
 
-use crate::{Bias, Builder, Linear, RmsNorm, Tensor};
+use crate::{Bias, Builder, Norm, Projection, Tensor};
 use formats::Result;
 use ops::{Op, ShortConv, Unary};
 use program::{CacheLayer, WeightId};
@@ -28,21 +28,21 @@ pub struct DeltaNetOptions {
 }
 
 /// `[tokens, hidden] -> [tokens, hidden]`, with a recurrent state.
-pub struct DeltaNet {
-    qkv: Linear, // [hidden] -> [2 * key_heads * key_dim + heads * value_dim]
-    z: Linear,   // [hidden] -> [heads * value_dim]
-    a: Linear,   // [hidden] -> [heads]
-    b: Linear,   // [hidden] -> [heads]
-    o: Linear,   // [heads * value_dim] -> [hidden]
+pub struct GatedDeltaNet {
+    qkv: Projection, // [hidden] -> [2 * key_heads * key_dim + heads * value_dim]
+    z: Projection,   // [hidden] -> [heads * value_dim]
+    a: Projection,   // [hidden] -> [heads]
+    b: Projection,   // [hidden] -> [heads]
+    o: Projection,   // [heads * value_dim] -> [hidden]
     taps: WeightId,
     decay: WeightId,
     dt: WeightId,
-    norm: RmsNorm, // of each head
+    norm: Norm, // of each head
     conv: ShortConv,
     net: ops::DeltaNet,
 }
 
-impl DeltaNet {
+impl GatedDeltaNet {
     /// Takes `name.qkv`, `.z`, `.a`, `.b`, `.o`, `.taps` `[kernel * width of qkv]`, `.decay` and
     /// `.dt` `[heads]`, `.norm` `[value_dim]`; registers a cache layer.
     ///
@@ -59,10 +59,10 @@ impl DeltaNet {
         conv.layer = builder.cache_layer(CacheLayer::carried(net.start + net.elements()));
         net.layer = conv.layer;
         let linear = |part: &str, out: usize, input: usize| {
-            Linear::new(builder, &format!("{name}.{part}"), [out, input], Bias::Never)
+            Projection::new(builder, &format!("{name}.{part}"), [out, input], Bias::Never)
         };
         let weight = |part: &str, len: usize| builder.weight(&format!("{name}.{part}"), &[len]);
-        Ok(DeltaNet {
+        Ok(GatedDeltaNet {
             qkv: linear("qkv", net.width(), hidden)?,
             z: linear("z", heads * value_dim, hidden)?,
             a: linear("a", heads, hidden)?,
@@ -71,7 +71,7 @@ impl DeltaNet {
             taps: weight("taps", kernel * net.width())?,
             decay: weight("decay", heads)?,
             dt: weight("dt", heads)?,
-            norm: RmsNorm::new(builder, &format!("{name}.norm"), value_dim, options.norm_eps)?,
+            norm: Norm::rms(builder, &format!("{name}.norm"), value_dim, options.norm_eps)?,
             conv,
             net,
         })

@@ -1,7 +1,7 @@
 //! A mixture of experts: a router's scores select the gated feed-forwards that each token goes
 //! through.
 
-use crate::{Bias, Builder, Linear, Tensor};
+use crate::{Bias, Builder, Projection, Tensor};
 use formats::Result;
 use ops::experts::{Gate, Routing};
 use ops::{GroupLimit, Op};
@@ -33,14 +33,14 @@ pub struct ExpertsOptions {
 }
 
 /// `[tokens, hidden] -> [tokens, hidden]`: the weighted sum of the selected experts' outputs.
-pub struct Experts {
-    router: Linear, // [hidden] -> [experts]
+pub struct MixtureOfExperts {
+    router: Projection, // [hidden] -> [experts]
     limit: Option<(GroupLimit, WeightId)>,
     weights: Vec<WeightId>,
     op: ops::Experts,
 }
 
-impl Experts {
+impl MixtureOfExperts {
     /// Takes `name.router` `[experts, hidden]`; `name.experts.gate` and `.up` `[experts * ff,
     /// hidden]`, `.down` `[experts * hidden, ff]`; with a limit, `name.router.correction`
     /// `[experts]`; with biases, `name.experts.gate.bias` and so on; with factors,
@@ -48,7 +48,7 @@ impl Experts {
     pub fn new(builder: &Builder<'_>, name: &str, options: &ExpertsOptions) -> Result<Self> {
         let &ExpertsOptions { hidden, experts, feed_forward: ff, .. } = options;
         let router = format!("{name}.router");
-        let router = Linear::new(builder, &router, [experts, hidden], options.router_bias)?;
+        let router = Projection::new(builder, &router, [experts, hidden], options.router_bias)?;
         let correction = || builder.weight(&format!("{name}.router.correction"), &[experts]);
         let limit = options.limit.map(|limit| Ok((limit, correction()?))).transpose()?;
         let parts = [("gate", ff, hidden), ("up", ff, hidden), ("down", hidden, ff)];
@@ -66,7 +66,7 @@ impl Experts {
         }
         let ExpertsOptions { routing, gate, weighs_inputs, .. } = *options;
         let op = ops::Experts { routing, gate, weighs_inputs, inner: false };
-        Ok(Experts { router, limit, weights, op })
+        Ok(MixtureOfExperts { router, limit, weights, op })
     }
 
     /// The weighted sum of each row's experts.

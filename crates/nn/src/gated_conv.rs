@@ -1,16 +1,16 @@
 //! A short convolution between two gates, as in LFM2 (Liquid AI 2025).
 
-use crate::{Bias, Builder, Linear, Tensor};
+use crate::{Bias, Builder, Projection, Tensor};
 use formats::Result;
 use ops::{Op, ShortConv};
 use program::{CacheLayer, WeightId};
 
 /// `[tokens, hidden] -> [tokens, hidden]`, which carries the last rows that it mixes.
 pub struct GatedConv {
-    x: Linear,        // [hidden] -> [hidden]
-    gate: Linear,     // [hidden] -> [hidden]
-    out_gate: Linear, // [hidden] -> [hidden]
-    o: Linear,        // [hidden] -> [hidden]
+    x: Projection,        // [hidden] -> [hidden]
+    gate: Projection,     // [hidden] -> [hidden]
+    out_gate: Projection, // [hidden] -> [hidden]
+    o: Projection,        // [hidden] -> [hidden]
     taps: WeightId,
     conv: ShortConv,
 }
@@ -25,7 +25,7 @@ impl GatedConv {
         let mut conv = ShortConv { layer: 0, start: 0, width: hidden, kernel };
         conv.layer = builder.cache_layer(CacheLayer::carried(conv.elements()));
         let linear = |part: &str| {
-            Linear::new(builder, &format!("{name}.{part}"), [hidden, hidden], Bias::Never)
+            Projection::new(builder, &format!("{name}.{part}"), [hidden, hidden], Bias::Never)
         };
         Ok(GatedConv {
             x: linear("x")?,

@@ -4,7 +4,7 @@
 //!
 //! Keys and values are cached as heads read them, not as latents: each head has its own.
 
-use crate::{Bias, Builder, Linear, RmsNorm, Tensor};
+use crate::{Bias, Builder, Norm, Projection, Tensor};
 use formats::Result;
 use ops::{Op, Rope, Splice};
 use program::CacheLayer;
@@ -42,10 +42,10 @@ pub struct LatentOptions {
 /// `[tokens, hidden] -> [tokens, hidden]`.
 pub struct LatentAttention {
     q: Queries,
-    kv_a: Linear, // [hidden] -> [rank + turned]
-    norm: RmsNorm,
+    kv_a: Projection, // [hidden] -> [rank + turned]
+    norm: Norm,
     kv: KeysValues,
-    o: Linear, // [heads * value] -> [hidden]
+    o: Projection, // [heads * value] -> [hidden]
     rope: Rope,
     sizes: [usize; 4], // plain, turned, value, rank
     attend: ops::Attention,
@@ -53,16 +53,16 @@ pub struct LatentAttention {
 
 enum Queries {
     /// `[hidden] -> [heads * (plain + turned)]`.
-    Whole(Linear),
+    Whole(Projection),
     /// The same through a normed row of less elements.
-    LowRank(Linear, RmsNorm, Linear),
+    LowRank(Projection, Norm, Projection),
 }
 
 enum KeysValues {
     /// `[rank] -> [heads * (plain + value)]`.
-    Together(Linear),
+    Together(Projection),
     /// `[rank] -> [heads * plain]` and `[rank] -> [heads * value]`.
-    Apart(Linear, Linear),
+    Apart(Projection, Projection),
 }
 
 impl LatentAttention {
@@ -73,10 +73,11 @@ impl LatentAttention {
     /// Weights that are missing, or of another shape.
     pub fn new(builder: &Builder<'_>, name: &str, options: &LatentOptions) -> Result<Self> {
         let &LatentOptions { hidden, heads, rank, plain, turned, value, bias, .. } = options;
-        let linear =
-            |part: &str, shape, bias| Linear::new(builder, &format!("{name}.{part}"), shape, bias);
+        let linear = |part: &str, shape, bias| {
+            Projection::new(builder, &format!("{name}.{part}"), shape, bias)
+        };
         let norm = |part: &str, width: usize| {
-            RmsNorm::new(builder, &format!("{name}.{part}"), width, options.norm_eps)
+            Norm::rms(builder, &format!("{name}.{part}"), width, options.norm_eps)
         };
         let queries = heads * (plain + turned);
         let q = match options.query_rank {

@@ -36,19 +36,19 @@ impl Embedding {
     }
 
     /// The output head that shares this table.
-    pub fn tied(&self) -> Linear {
-        Linear { weight: self.table, bias: None }
+    pub fn tied(&self) -> Projection {
+        Projection { weight: self.table, bias: None }
     }
 }
 
 /// `[rows, in] -> [rows, out]`.
 #[derive(PartialEq, Eq)]
-pub struct Linear {
+pub struct Projection {
     weight: WeightId,
     bias: Option<WeightId>,
 }
 
-impl Linear {
+impl Projection {
     /// Takes `name` `[out, in]` and, depending on `bias`, `name.bias` `[out]`.
     pub fn new(
         builder: &Builder<'_>,
@@ -57,7 +57,7 @@ impl Linear {
         bias: Bias,
     ) -> Result<Self> {
         let weight = builder.weight(name, &[out, input])?;
-        Ok(Linear { weight, bias: bias.weight(builder, name, out)? })
+        Ok(Projection { weight, bias: bias.weight(builder, name, out)? })
     }
 
     /// `x weight^T + bias`.
@@ -66,34 +66,22 @@ impl Linear {
     }
 }
 
-/// RMS norm over groups as wide as its weight.
-pub struct RmsNorm {
-    weight: WeightId,
-    eps: f32,
+/// A norm: of groups as wide as its weight, or of whole rows.
+pub struct Norm {
+    op: Op,
+    weights: Vec<WeightId>,
 }
 
-impl RmsNorm {
-    /// Takes `name` `[width]`.
-    pub fn new(builder: &Builder<'_>, name: &str, width: usize, eps: f32) -> Result<Self> {
-        Ok(RmsNorm { weight: builder.weight(name, &[width])?, eps })
+impl Norm {
+    /// RMS norm `x / rms(x) * weight` of each group of `width` columns; takes `name` `[width]`.
+    pub fn rms(builder: &Builder<'_>, name: &str, width: usize, eps: f32) -> Result<Self> {
+        let weight = builder.weight(name, &[width])?;
+        Ok(Norm { op: Op::from(ops::RmsNorm { eps }), weights: vec![weight] })
     }
 
-    /// `x / rms(x) * weight`.
-    pub fn forward(&self, x: &Tensor) -> Tensor {
-        x.apply(Op::from(ops::RmsNorm { eps: self.eps }), &[], vec![self.weight])
-    }
-}
-
-/// Layer norm over whole rows.
-pub struct LayerNorm {
-    weight: WeightId,
-    bias: Option<WeightId>,
-    eps: f32,
-}
-
-impl LayerNorm {
-    /// Takes `name` `[width]` and, depending on `bias`, `name.bias` `[width]`.
-    pub fn new(
+    /// Layer norm `(x - mean) / deviation * weight + bias` of each row; takes `name` `[width]` and,
+    /// depending on `bias`, `name.bias` `[width]`.
+    pub fn layer(
         builder: &Builder<'_>,
         name: &str,
         width: usize,
@@ -101,13 +89,14 @@ impl LayerNorm {
         bias: Bias,
     ) -> Result<Self> {
         let weight = builder.weight(name, &[width])?;
-        Ok(LayerNorm { weight, bias: bias.weight(builder, name, width)?, eps })
+        let bias = bias.weight(builder, name, width)?;
+        let weights = std::iter::once(weight).chain(bias).collect();
+        Ok(Norm { op: Op::from(ops::LayerNorm { eps }), weights })
     }
 
-    /// `(x - mean) / deviation * weight + bias`.
+    /// `x`, normed.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        let weights = std::iter::once(self.weight).chain(self.bias).collect();
-        x.apply(Op::from(ops::LayerNorm { eps: self.eps }), &[], weights)
+        x.apply(self.op.clone(), &[], self.weights.clone())
     }
 }
 
@@ -167,12 +156,12 @@ pub struct AttentionOptions {
 }
 
 /// Causal self-attention with grouped key/value heads: `[tokens, hidden] -> [tokens, hidden]`.
-pub struct Attention {
-    q: Linear, // [hidden] -> [heads * head_dim]
+pub struct SelfAttention {
+    q: Projection, // [hidden] -> [heads * head_dim]
     own: Option<KeysValues>,
-    gate: Option<Linear>, // [hidden] -> [heads * head_dim]
-    o: Linear,            // [heads * head_dim] -> [hidden]
-    q_norm: Option<RmsNorm>,
+    gate: Option<Projection>, // [hidden] -> [heads * head_dim]
+    o: Projection,            // [heads * head_dim] -> [hidden]
+    q_norm: Option<Norm>,
     rotates_first: bool,
     rope: Option<Rope>,
     stretch: Option<Stretch>,
@@ -182,10 +171,10 @@ pub struct Attention {
 
 /// The projections to keys and values of a layer that has some of its own.
 struct KeysValues {
-    k: Linear, // [hidden] -> [kv_heads * head_dim]
-    v: Linear, // [hidden] -> [kv_heads * head_dim]
-    k_norm: Option<RmsNorm>,
-    v_norm: Option<RmsNorm>,
+    k: Projection, // [hidden] -> [kv_heads * head_dim]
+    v: Projection, // [hidden] -> [kv_heads * head_dim]
+    k_norm: Option<Norm>,
+    v_norm: Option<Norm>,
 }
 
 impl KeysValues {
@@ -199,22 +188,23 @@ impl KeysValues {
     }
 }
 
-impl Attention {
+impl SelfAttention {
     /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm`, `.k_norm` and `.v_norm`, sinks
     /// `.sinks`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
     /// where another layer's is shared.
     pub fn new(builder: &Builder<'_>, name: &str, options: AttentionOptions) -> Result<Self> {
         let AttentionOptions { hidden, heads, kv_heads, head_dim, window, .. } = options;
         let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
-        let linear =
-            |part: &str, shape, bias| Linear::new(builder, &format!("{name}.{part}"), shape, bias);
+        let linear = |part: &str, shape, bias| {
+            Projection::new(builder, &format!("{name}.{part}"), shape, bias)
+        };
         let norm = |part: &str, row: usize| {
             let (width, eps) = match options.qk_norm {
                 QkNorm::None => return Ok(None),
                 QkNorm::Heads(eps) => (head_dim, eps),
                 QkNorm::Rows(eps) => (row, eps),
             };
-            RmsNorm::new(builder, &format!("{name}.{part}"), width, eps).map(Some)
+            Norm::rms(builder, &format!("{name}.{part}"), width, eps).map(Some)
         };
         let sinks = options.sinks.then(|| builder.weight(&format!("{name}.sinks"), &[heads]));
         let q = linear("q", [wide, hidden], options.qkv_bias)?;
@@ -228,12 +218,12 @@ impl Attention {
         let o = linear("o", [hidden, wide], options.output_bias)?;
         let q_norm = norm("q_norm", wide)?;
         let normed = |(k, v)| -> Result<KeysValues> {
-            let v_norm = |eps| RmsNorm::new(builder, &format!("{name}.v_norm"), head_dim, eps);
+            let v_norm = |eps| Norm::rms(builder, &format!("{name}.v_norm"), head_dim, eps);
             let v_norm = options.value_norm.map(v_norm).transpose()?;
             Ok(KeysValues { k, v, k_norm: norm("k_norm", narrow)?, v_norm })
         };
         let new = || builder.cache_layer(CacheLayer::keys_values(kv_heads, head_dim, window));
-        Ok(Attention {
+        Ok(SelfAttention {
             q,
             own: own.map(normed).transpose()?,
             gate,
@@ -278,7 +268,7 @@ impl Attention {
         }
     }
 
-    fn turn(&self, norm: &Option<RmsNorm>, x: &Tensor) -> Tensor {
+    fn turn(&self, norm: &Option<Norm>, x: &Tensor) -> Tensor {
         let normed = |x: &Tensor| norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(x));
         let turned = |x: &Tensor| match &self.rope {
             Some(rope) => x.apply(Op::Rope(rope.clone()), &[], Vec::new()),
@@ -290,9 +280,9 @@ impl Attention {
 
 /// The gated feed-forward: `down(f(gate(x)) * up(x))`.
 pub struct Mlp {
-    gate: Linear, // [hidden] -> [ff]
-    up: Linear,   // [hidden] -> [ff]
-    down: Linear, // [ff] -> [hidden]
+    gate: Projection, // [hidden] -> [ff]
+    up: Projection,   // [hidden] -> [ff]
+    down: Projection, // [ff] -> [hidden]
     f: Unary,
 }
 
@@ -317,7 +307,7 @@ impl Mlp {
         f: Unary,
     ) -> Result<Self> {
         let linear =
-            |part: &str, shape| Linear::new(builder, &format!("{name}.{part}"), shape, bias);
+            |part: &str, shape| Projection::new(builder, &format!("{name}.{part}"), shape, bias);
         Ok(Mlp {
             gate: linear("gate", [ff, hidden])?,
             up: linear("up", [ff, hidden])?,

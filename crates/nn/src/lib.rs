@@ -14,12 +14,12 @@ mod layers;
 mod tensor;
 
 pub use builder::{Bias, Builder, Stored, Weights};
-pub use delta_net::{DeltaNet, DeltaNetOptions};
-pub use experts::{Experts, ExpertsOptions};
+pub use delta_net::{DeltaNetOptions, GatedDeltaNet};
+pub use experts::{ExpertsOptions, MixtureOfExperts};
 pub use formats::Pairing;
 pub use gated_conv::GatedConv;
 pub use latent::{LatentAttention, LatentOptions};
-pub use layers::{Attention, AttentionOptions, Embedding, LayerNorm, Linear, Mlp, QkNorm, RmsNorm};
+pub use layers::{AttentionOptions, Embedding, Mlp, Norm, Projection, QkNorm, SelfAttention};
 pub use ops::experts::{Gate, Odds, Routing};
 pub use ops::{GroupLimit, Rope, Stretch, Unary};
 pub use tensor::{ForwardPass, Tensor};

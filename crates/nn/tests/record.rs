@@ -2,8 +2,8 @@
 //! the plan never lets two living values share bytes.
 
 use delft_nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, ForwardPass, Linear, Mlp, Pairing,
-    QkNorm, RmsNorm, Rope, Stored, Weights,
+    AttentionOptions, Bias, Builder, Embedding, ForwardPass, Mlp, Norm, Pairing, Projection,
+    QkNorm, Rope, SelfAttention, Stored, Weights,
 };
 use formats::{Result, Source};
 use program::{
@@ -78,14 +78,14 @@ fn decoder_of(
             rotates_first: false,
         };
         blocks.push((
-            RmsNorm::new(&builder, &format!("{i}.attention_norm"), HIDDEN, 1e-5)?,
-            Attention::new(&builder, &format!("{i}.attention"), options)?,
-            RmsNorm::new(&builder, &format!("{i}.mlp_norm"), HIDDEN, 1e-5)?,
+            Norm::rms(&builder, &format!("{i}.attention_norm"), HIDDEN, 1e-5)?,
+            SelfAttention::new(&builder, &format!("{i}.attention"), options)?,
+            Norm::rms(&builder, &format!("{i}.mlp_norm"), HIDDEN, 1e-5)?,
             Mlp::new(&builder, &format!("{i}.mlp"), HIDDEN, 40, Bias::Never)?,
         ));
     }
-    let norm = RmsNorm::new(&builder, "norm", HIDDEN, 1e-5)?;
-    let head = Linear::new(&builder, "head", [VOCAB, HIDDEN], Bias::Never)?;
+    let norm = Norm::rms(&builder, "norm", HIDDEN, 1e-5)?;
+    let head = Projection::new(&builder, "head", [VOCAB, HIDDEN], Bias::Never)?;
     let step = ForwardPass::new(builder.program(), tracing);
     let mut x = embed.forward(&step);
     for (attention_norm, attention, mlp_norm, mlp) in &blocks {

@@ -1,6 +1,6 @@
 //! Embedding gather: `y[t] = table[token[t]]`. Token ids are step arguments, not an operand.
 
-use formats::{DType, Result, quant::Block, with_block};
+use formats::{DType, Result, quant::BlockFormat, with_block};
 use tile::case::{Bench, Buffer, Case, Fill, Spec, noise};
 use tile::dsl::*;
 use tile::ir::LoadHint;

@@ -11,7 +11,7 @@
 //! that a Hadamard matrix turned ([`CacheType::rotate`]), eight codes to a u32, the first in its
 //! lowest bits.
 
-use formats::quant::{Block, Q4_0, Q8_0};
+use formats::quant::{BlockFormat, Q4_0, Q8_0};
 use formats::{CacheType, Result};
 use half::f16;
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec};

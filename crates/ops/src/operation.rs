@@ -14,7 +14,7 @@ use crate::embed::Index;
 use crate::gradient::{Forward, Reverse};
 use crate::low_rank::Delta;
 use crate::packed::Format;
-use crate::project::Projection;
+use crate::project::ProjectionOperands;
 use crate::{Rope, Shape};
 
 /// The rules of one operation.
@@ -272,7 +272,7 @@ pub struct Product {
     /// eps of an RMS norm in front, whose weight comes first.
     pub norm: Option<f32>,
     /// The matrices and their biases.
-    pub projections: Vec<Projection>,
+    pub projections: Vec<ProjectionOperands>,
     /// Whether the results of two matrices become one output, gated.
     pub gated: bool,
     /// Index of the input that is added to the result.

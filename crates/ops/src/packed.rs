@@ -18,7 +18,7 @@
 //! Blocks may also lie in tiles of eight rows, which have the same words in another order:
 //! [`Format::tiled`].
 //!
-//! Everything follows from [`formats::quant::Block::AFFINE`]: a new block needs no line here. MLX's
+//! Everything follows from [`formats::quant::BlockFormat::AFFINE`]: a new block needs no line here. MLX's
 //! affine formats are another source of the same layout. What kernels read it with is
 //! [`PackedWeights`].
 
@@ -31,7 +31,7 @@ mod tests;
 
 use std::ops::{Add, Div, Mul};
 
-use formats::quant::{Affine, Block, Offset, ScaleKind, plain};
+use formats::quant::{Affine, BlockFormat, Offset, ScaleKind, plain};
 use formats::{DType, Encoding, Error, Groups, Result, with_block};
 use tile::launch::Extent;
 use tile::types::Scalar;

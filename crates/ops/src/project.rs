@@ -102,7 +102,7 @@ pub struct Project {
 
 /// Operand indices of one projection within the weights of a [`Project`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Projection {
+pub struct ProjectionOperands {
     /// Index of the weight.
     pub weight: usize,
     /// Index of the bias.
@@ -111,12 +111,12 @@ pub struct Projection {
 
 impl Project {
     /// Where each projection's operands stand among the weights: the norm, if any, is first.
-    pub fn projections(&self) -> impl Iterator<Item = Projection> + '_ {
+    pub fn projections(&self) -> impl Iterator<Item = ProjectionOperands> + '_ {
         let mut next = usize::from(self.norm.is_some());
         self.biases.iter().map(move |&bias| {
             let weight = next;
             next += 1 + usize::from(bias);
-            Projection { weight, bias: bias.then_some(weight + 1) }
+            ProjectionOperands { weight, bias: bias.then_some(weight + 1) }
         })
     }
 
@@ -126,7 +126,7 @@ impl Project {
         if let Some(eps) = self.norm {
             rms_norm::reference(x, &weights[0], eps, &mut input);
         }
-        let one = |p: Projection| {
+        let one = |p: ProjectionOperands| {
             let (weight, bias) = (&weights[p.weight], p.bias.map(|b| weights[b].as_slice()));
             let mut y = vec![0.0; x.len() / width * (weight.len() / width)];
             linear::reference(&input, weight, bias, width, &mut y);

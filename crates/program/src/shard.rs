@@ -15,7 +15,7 @@ use crate::adapt::{RankShare, table};
 use crate::{Node, Program, Site, ValueId, WeightId};
 use formats::{Error, Hint, Result, Setting};
 use ops::operation::{CacheUse, Sharding, StateAccess};
-use ops::project::Projection;
+use ops::project::ProjectionOperands;
 use ops::{Op, Partition, Rows, Shape};
 
 /// Rows of a head that stay together: as many as a group of a kernel has at most.
@@ -228,7 +228,7 @@ impl Sharder<'_> {
 
     /// How ranks share the rows of a head: one matrix, for the rows whose logits are wanted. None
     /// if it is no head, or has fewer rows than there are ranks.
-    fn head(&self, node: &Node, projections: &[Projection]) -> Option<Partition> {
+    fn head(&self, node: &Node, projections: &[ProjectionOperands]) -> Option<Partition> {
         let &[output] = &node.outputs[..] else { return None };
         let Shape { rows, width } = self.of.shape(output);
         let block = if width > HEAD_BLOCK * (self.ranks - 1) { HEAD_BLOCK } else { 1 };
@@ -242,7 +242,7 @@ impl Sharder<'_> {
     fn gathered(
         &mut self,
         node: &Node,
-        projection: &Projection,
+        projection: &ProjectionOperands,
         partition: Partition,
     ) -> Result<()> {
         let output = node.outputs[0];
@@ -268,7 +268,7 @@ impl Sharder<'_> {
 
     /// Projections of a whole value: each rank has some of their rows, but all of those that give
     /// the Program's results.
-    fn rows(&mut self, node: &Node, projections: &[Projection]) -> Result<()> {
+    fn rows(&mut self, node: &Node, projections: &[ProjectionOperands]) -> Result<()> {
         let last =
             |v: &ValueId| self.of.shape(*v).rows == Rows::Outputs || self.of.results.contains(v);
         // Readers that need whole rows on every rank: experts read scores so, since every rank has

@@ -244,11 +244,14 @@ pub(crate) fn keep_alive(fields: &Fields) -> Result<Option<Keep>, Problem> {
     fields.value(NAME).map(read).transpose()
 }
 
+/// Answers requests that have a body.
+type Handler = Arc<dyn Fn(Call) -> Pin<Box<dyn Future<Output = Answered> + Send>> + Send + Sync>;
+
 /// A path that takes a body, and answers problems in its interface's shape.
 fn post<F, A>(handler: F) -> MethodRouter<Arc<App>>
 where
-    F: Fn(Call) -> A + Clone + Send + Sync + 'static,
-    A: Future<Output = Answered> + Send,
+    F: Fn(Call) -> A + Send + Sync + 'static,
+    A: Future<Output = Answered> + Send + 'static,
 {
     axum::routing::post(taking(handler))
 }
@@ -262,11 +265,23 @@ fn taking<F, A>(
 + Sync
 + 'static
 where
-    F: Fn(Call) -> A + Clone + Send + Sync + 'static,
-    A: Future<Output = Answered> + Send,
+    F: Fn(Call) -> A + Send + Sync + 'static,
+    A: Future<Output = Answered> + Send + 'static,
 {
+    // Of one type, so that reading bodies and axum's part are compiled once, not for each handler.
+    let handler: Handler = Arc::new(move |call| Box::pin(handler(call)));
+    reading(handler)
+}
+
+fn reading(
+    handler: Handler,
+) -> impl Fn(State<Arc<App>>, Request) -> Pin<Box<dyn Future<Output = Response> + Send>>
++ Clone
++ Send
++ Sync
++ 'static {
     move |State(app): State<Arc<App>>, request: Request| {
-        let handler = handler.clone();
+        let handler = Arc::clone(&handler);
         Box::pin(async move {
             let path = request.uri().path().to_string();
             let api = Api::of(&path);

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::panic::Location;
 
 use crate::ir::{
-    Array, Block, Constant, Inst, Kernel, Literal, Node, Param, Place, SourceId, Value,
+    Array, Block, Constant, Inst, Kernel, Literal, Param, Place, SourceId, Statement, Value,
 };
 use crate::types::Type;
 
@@ -107,18 +107,13 @@ pub(crate) fn fresh(ty: impl Into<Type>) -> Value {
     with(|b| b.kernel.fresh(ty))
 }
 
-/// The block that `f` records.
-pub(crate) fn block(f: impl FnOnce()) -> Block {
-    open_block();
-    f();
-    close_block()
-}
-
-fn open_block() {
+/// Begins a block: what is recorded from now on is in it.
+pub(crate) fn open_block() {
     with(|b| b.open.push(Block::default()));
 }
 
-fn close_block() -> Block {
+/// Ends the block that was begun last, and returns it.
+pub(crate) fn close_block() -> Block {
     with(|b| b.open.pop().unwrap_or_default())
 }
 
@@ -165,6 +160,6 @@ impl Builder {
             self.kernel.sources.len() - 1
         });
         let block = self.open.last_mut().expect("the body is open while `f` runs");
-        block.0.push(Node { inst, result, source: SourceId(source as u32) });
+        block.0.push(Statement { inst, result, source: SourceId(source as u32) });
     }
 }

@@ -9,7 +9,7 @@
 use std::marker::PhantomData;
 
 use crate::build::{self, define, literal, perform};
-use crate::instr::{Binary, Unary};
+use crate::instr::{BinaryOp, UnaryOp};
 use crate::ir::{
     Access, Array, AtomicOp, Block, Builtin, Constant, Inst, Literal, LoadHint, Param, ParamKind,
     Place, Reduce, SimdOp, Value,
@@ -266,8 +266,21 @@ impl Range {
     /// Records the loop.
     #[track_caller]
     pub fn each(self, body: impl FnOnce(Val<u32>)) {
+        let index = self.begin();
+        body(Val::wrap(index));
+        self.end(index);
+    }
+
+    // No part of the generic function, which is compiled for every loop of every kernel.
+    fn begin(&self) -> Value {
         let index = build::fresh(Scalar::U32);
-        let body = build::block(|| body(Val::wrap(index)));
+        build::open_block();
+        index
+    }
+
+    #[track_caller]
+    fn end(self, index: Value) {
+        let body = build::close_block();
         let (start, end, step) = (self.start.value, self.end.value, self.step.value);
         perform(Inst::For { index, start, end, step, unroll: self.unroll, body });
     }
@@ -302,26 +315,47 @@ pub fn test(cond: impl Condition) -> Test {
 
 impl Test {
     /// The block for true.
-    #[track_caller]
     pub fn then(mut self, f: impl FnOnce()) -> Self {
-        match self.known {
-            Ok(true) => f(),
-            Ok(false) => {}
-            Err(_) => self.then = build::block(f),
+        if self.begin(true) {
+            f();
         }
+        self.end_then();
         self
     }
 
     /// The block for false, and the end.
     #[track_caller]
     pub fn otherwise(self, f: impl FnOnce()) {
+        if self.begin(false) {
+            f();
+        }
+        self.end();
+    }
+
+    // No part of the generic functions, which are compiled for every branch of every kernel.
+
+    /// Opens the block for `branch` if the condition is recorded; whether the block is to run.
+    fn begin(&self, branch: bool) -> bool {
         match self.known {
-            Ok(true) => {}
-            Ok(false) => f(),
-            Err(cond) => {
-                let otherwise = build::block(f);
-                perform(Inst::If { cond: cond.value, then: self.then, otherwise });
+            Ok(known) => known == branch,
+            Err(_) => {
+                build::open_block();
+                true
             }
+        }
+    }
+
+    fn end_then(&mut self) {
+        if self.known.is_err() {
+            self.then = build::close_block();
+        }
+    }
+
+    #[track_caller]
+    fn end(self) {
+        if let Err(cond) = self.known {
+            let otherwise = build::close_block();
+            perform(Inst::If { cond: cond.value, then: self.then, otherwise });
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::types::Scalar;
 
 /// Operations on one operand; the result has its type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Unary {
+pub enum UnaryOp {
     /// `-x`: f32, i32.
     Neg,
     /// Logical for `bool`, every bit for integers.
@@ -48,7 +48,7 @@ pub enum Unary {
 
 /// Operations on two operands of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Binary {
+pub enum BinaryOp {
     /// `a + b`; integers wrap.
     Add,
     /// `a - b`; integers wrap.
@@ -102,26 +102,26 @@ pub enum Spelling {
     Call(&'static str),
 }
 
-impl Unary {
+impl UnaryOp {
     /// All of them, in the order of the table.
-    pub const ALL: [Unary; 17] = [
-        Unary::Neg,
-        Unary::Not,
-        Unary::Abs,
-        Unary::Exp,
-        Unary::Exp2,
-        Unary::Log,
-        Unary::Log2,
-        Unary::Sin,
-        Unary::Cos,
-        Unary::Tanh,
-        Unary::Sqrt,
-        Unary::Rsqrt,
-        Unary::Floor,
-        Unary::Ceil,
-        Unary::Round,
-        Unary::Popcount,
-        Unary::LeadingZeros,
+    pub const ALL: [UnaryOp; 17] = [
+        UnaryOp::Neg,
+        UnaryOp::Not,
+        UnaryOp::Abs,
+        UnaryOp::Exp,
+        UnaryOp::Exp2,
+        UnaryOp::Log,
+        UnaryOp::Log2,
+        UnaryOp::Sin,
+        UnaryOp::Cos,
+        UnaryOp::Tanh,
+        UnaryOp::Sqrt,
+        UnaryOp::Rsqrt,
+        UnaryOp::Floor,
+        UnaryOp::Ceil,
+        UnaryOp::Round,
+        UnaryOp::Popcount,
+        UnaryOp::LeadingZeros,
     ];
 
     /// Name in the text form, spelling in Metal, spelling in CUDA.
@@ -129,23 +129,23 @@ impl Unary {
         use Spelling::{Call, Sign};
         let call = |name, metal, cuda| (name, Call(metal), Call(cuda));
         match self {
-            Unary::Neg => ("neg", Sign("-"), Sign("-")),
-            Unary::Not => ("not", Sign("~"), Sign("~")),
-            Unary::Abs => call("abs", "fabs", "fabsf"),
-            Unary::Exp => call("exp", "precise::exp", "expf"),
-            Unary::Exp2 => call("exp2", "precise::exp2", "exp2f"),
-            Unary::Log => call("log", "precise::log", "logf"),
-            Unary::Log2 => call("log2", "precise::log2", "log2f"),
-            Unary::Sin => call("sin", "precise::sin", "sinf"),
-            Unary::Cos => call("cos", "precise::cos", "cosf"),
-            Unary::Tanh => call("tanh", "precise::tanh", "tanhf"),
-            Unary::Sqrt => call("sqrt", "precise::sqrt", "sqrtf"),
-            Unary::Rsqrt => call("rsqrt", "precise::rsqrt", "rsqrtf"),
-            Unary::Floor => call("floor", "floor", "floorf"),
-            Unary::Ceil => call("ceil", "ceil", "ceilf"),
-            Unary::Round => call("round", "rint", "rintf"),
-            Unary::Popcount => call("popcount", "popcount", "__popc"),
-            Unary::LeadingZeros => call("clz", "clz", "__clz"),
+            UnaryOp::Neg => ("neg", Sign("-"), Sign("-")),
+            UnaryOp::Not => ("not", Sign("~"), Sign("~")),
+            UnaryOp::Abs => call("abs", "fabs", "fabsf"),
+            UnaryOp::Exp => call("exp", "precise::exp", "expf"),
+            UnaryOp::Exp2 => call("exp2", "precise::exp2", "exp2f"),
+            UnaryOp::Log => call("log", "precise::log", "logf"),
+            UnaryOp::Log2 => call("log2", "precise::log2", "log2f"),
+            UnaryOp::Sin => call("sin", "precise::sin", "sinf"),
+            UnaryOp::Cos => call("cos", "precise::cos", "cosf"),
+            UnaryOp::Tanh => call("tanh", "precise::tanh", "tanhf"),
+            UnaryOp::Sqrt => call("sqrt", "precise::sqrt", "sqrtf"),
+            UnaryOp::Rsqrt => call("rsqrt", "precise::rsqrt", "rsqrtf"),
+            UnaryOp::Floor => call("floor", "floor", "floorf"),
+            UnaryOp::Ceil => call("ceil", "ceil", "ceilf"),
+            UnaryOp::Round => call("round", "rint", "rintf"),
+            UnaryOp::Popcount => call("popcount", "popcount", "__popc"),
+            UnaryOp::LeadingZeros => call("clz", "clz", "__clz"),
         }
     }
 
@@ -157,9 +157,9 @@ impl Unary {
     /// Whether it takes this element type.
     pub fn takes(self, scalar: Scalar) -> bool {
         match self {
-            Unary::Neg => matches!(scalar, Scalar::F32 | Scalar::I32),
-            Unary::Not => matches!(scalar, Scalar::Bool | Scalar::U32 | Scalar::I32),
-            Unary::Popcount | Unary::LeadingZeros => scalar == Scalar::U32,
+            UnaryOp::Neg => matches!(scalar, Scalar::F32 | Scalar::I32),
+            UnaryOp::Not => matches!(scalar, Scalar::Bool | Scalar::U32 | Scalar::I32),
+            UnaryOp::Popcount | UnaryOp::LeadingZeros => scalar == Scalar::U32,
             _ => scalar == Scalar::F32,
         }
     }
@@ -170,53 +170,53 @@ impl Unary {
         let x = f32::from_bits(a);
         let float = |y: f32| Some(y.to_bits());
         match self {
-            Unary::Neg if scalar == Scalar::I32 => Some(a.wrapping_neg()),
-            Unary::Neg => float(-x),
-            Unary::Not if scalar == Scalar::Bool => Some(u32::from(a == 0)),
-            Unary::Not => Some(!a),
-            Unary::Abs => float(x.abs()),
-            Unary::Exp => float(x.exp()),
-            Unary::Exp2 => float(x.exp2()),
-            Unary::Log => float(x.ln()),
-            Unary::Log2 => float(x.log2()),
-            Unary::Sin => float(x.sin()),
-            Unary::Cos => float(x.cos()),
-            Unary::Tanh => float(x.tanh()),
-            Unary::Sqrt => float(x.sqrt()),
-            Unary::Rsqrt => float(1.0 / x.sqrt()),
-            Unary::Floor => float(x.floor()),
-            Unary::Ceil => float(x.ceil()),
-            Unary::Round => float(x.round_ties_even()),
-            Unary::Popcount => Some(a.count_ones()),
-            Unary::LeadingZeros => Some(a.leading_zeros()),
+            UnaryOp::Neg if scalar == Scalar::I32 => Some(a.wrapping_neg()),
+            UnaryOp::Neg => float(-x),
+            UnaryOp::Not if scalar == Scalar::Bool => Some(u32::from(a == 0)),
+            UnaryOp::Not => Some(!a),
+            UnaryOp::Abs => float(x.abs()),
+            UnaryOp::Exp => float(x.exp()),
+            UnaryOp::Exp2 => float(x.exp2()),
+            UnaryOp::Log => float(x.ln()),
+            UnaryOp::Log2 => float(x.log2()),
+            UnaryOp::Sin => float(x.sin()),
+            UnaryOp::Cos => float(x.cos()),
+            UnaryOp::Tanh => float(x.tanh()),
+            UnaryOp::Sqrt => float(x.sqrt()),
+            UnaryOp::Rsqrt => float(1.0 / x.sqrt()),
+            UnaryOp::Floor => float(x.floor()),
+            UnaryOp::Ceil => float(x.ceil()),
+            UnaryOp::Round => float(x.round_ties_even()),
+            UnaryOp::Popcount => Some(a.count_ones()),
+            UnaryOp::LeadingZeros => Some(a.leading_zeros()),
         }
     }
 }
 
-impl Binary {
+impl BinaryOp {
     /// All of them, in the order of the table.
-    pub const ALL: [Binary; 21] = [
-        Binary::Add,
-        Binary::Sub,
-        Binary::Mul,
-        Binary::Div,
-        Binary::Rem,
-        Binary::Min,
-        Binary::Max,
-        Binary::And,
-        Binary::Or,
-        Binary::Xor,
-        Binary::Shl,
-        Binary::Shr,
-        Binary::MulHi,
-        Binary::PackF16,
-        Binary::PackBf16,
-        Binary::Eq,
-        Binary::Ne,
-        Binary::Lt,
-        Binary::Le,
-        Binary::Gt,
-        Binary::Ge,
+    pub const ALL: [BinaryOp; 21] = [
+        BinaryOp::Add,
+        BinaryOp::Sub,
+        BinaryOp::Mul,
+        BinaryOp::Div,
+        BinaryOp::Rem,
+        BinaryOp::Min,
+        BinaryOp::Max,
+        BinaryOp::And,
+        BinaryOp::Or,
+        BinaryOp::Xor,
+        BinaryOp::Shl,
+        BinaryOp::Shr,
+        BinaryOp::MulHi,
+        BinaryOp::PackF16,
+        BinaryOp::PackBf16,
+        BinaryOp::Eq,
+        BinaryOp::Ne,
+        BinaryOp::Lt,
+        BinaryOp::Le,
+        BinaryOp::Gt,
+        BinaryOp::Ge,
     ];
 
     /// Name in the text form, spelling in Metal, spelling in CUDA.
@@ -224,27 +224,27 @@ impl Binary {
         use Spelling::{Call, Sign};
         let sign = |name, sign| (name, Sign(sign), Sign(sign));
         match self {
-            Binary::Add => sign("add", "+"),
-            Binary::Sub => sign("sub", "-"),
-            Binary::Mul => sign("mul", "*"),
-            Binary::Div => sign("div", "/"),
-            Binary::Rem => sign("rem", "%"),
-            Binary::Min => ("min", Call("min"), Call("min")),
-            Binary::Max => ("max", Call("max"), Call("max")),
-            Binary::And => sign("and", "&"),
-            Binary::Or => sign("or", "|"),
-            Binary::Xor => sign("xor", "^"),
-            Binary::Shl => sign("shl", "<<"),
-            Binary::Shr => sign("shr", ">>"),
-            Binary::MulHi => ("mulhi", Call("mulhi"), Call("__umulhi")),
-            Binary::PackF16 => ("pack_f16", Call("tk_f16x2_from"), Call("tk_f16x2_from")),
-            Binary::PackBf16 => ("pack_bf16", Call("tk_bf16x2_from"), Call("tk_bf16x2_from")),
-            Binary::Eq => sign("eq", "=="),
-            Binary::Ne => sign("ne", "!="),
-            Binary::Lt => sign("lt", "<"),
-            Binary::Le => sign("le", "<="),
-            Binary::Gt => sign("gt", ">"),
-            Binary::Ge => sign("ge", ">="),
+            BinaryOp::Add => sign("add", "+"),
+            BinaryOp::Sub => sign("sub", "-"),
+            BinaryOp::Mul => sign("mul", "*"),
+            BinaryOp::Div => sign("div", "/"),
+            BinaryOp::Rem => sign("rem", "%"),
+            BinaryOp::Min => ("min", Call("min"), Call("min")),
+            BinaryOp::Max => ("max", Call("max"), Call("max")),
+            BinaryOp::And => sign("and", "&"),
+            BinaryOp::Or => sign("or", "|"),
+            BinaryOp::Xor => sign("xor", "^"),
+            BinaryOp::Shl => sign("shl", "<<"),
+            BinaryOp::Shr => sign("shr", ">>"),
+            BinaryOp::MulHi => ("mulhi", Call("mulhi"), Call("__umulhi")),
+            BinaryOp::PackF16 => ("pack_f16", Call("tk_f16x2_from"), Call("tk_f16x2_from")),
+            BinaryOp::PackBf16 => ("pack_bf16", Call("tk_bf16x2_from"), Call("tk_bf16x2_from")),
+            BinaryOp::Eq => sign("eq", "=="),
+            BinaryOp::Ne => sign("ne", "!="),
+            BinaryOp::Lt => sign("lt", "<"),
+            BinaryOp::Le => sign("le", "<="),
+            BinaryOp::Gt => sign("gt", ">"),
+            BinaryOp::Ge => sign("ge", ">="),
         }
     }
 
@@ -257,27 +257,35 @@ impl Binary {
     pub fn takes(self, scalar: Scalar) -> bool {
         let integer = matches!(scalar, Scalar::I32 | Scalar::U32);
         match self {
-            Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Min | Binary::Max => {
+            BinaryOp::Add
+            | BinaryOp::Sub
+            | BinaryOp::Mul
+            | BinaryOp::Div
+            | BinaryOp::Min
+            | BinaryOp::Max => integer || scalar == Scalar::F32,
+            BinaryOp::Rem | BinaryOp::Shl | BinaryOp::Shr => integer,
+            BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => integer || scalar == Scalar::Bool,
+            BinaryOp::MulHi => scalar == Scalar::U32,
+            BinaryOp::PackF16 | BinaryOp::PackBf16 => scalar == Scalar::F32,
+            BinaryOp::Eq | BinaryOp::Ne => scalar.computes(),
+            BinaryOp::Lt | BinaryOp::Le | BinaryOp::Gt | BinaryOp::Ge => {
                 integer || scalar == Scalar::F32
             }
-            Binary::Rem | Binary::Shl | Binary::Shr => integer,
-            Binary::And | Binary::Or | Binary::Xor => integer || scalar == Scalar::Bool,
-            Binary::MulHi => scalar == Scalar::U32,
-            Binary::PackF16 | Binary::PackBf16 => scalar == Scalar::F32,
-            Binary::Eq | Binary::Ne => scalar.computes(),
-            Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge => integer || scalar == Scalar::F32,
         }
     }
 
     /// Whether the result is a truth value.
     pub fn compares(self) -> bool {
-        matches!(self, Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge)
+        matches!(
+            self,
+            BinaryOp::Eq | BinaryOp::Ne | BinaryOp::Lt | BinaryOp::Le | BinaryOp::Gt | BinaryOp::Ge
+        )
     }
 
     /// The element type of the result.
     pub fn result(self, operand: Scalar) -> Scalar {
         match self {
-            Binary::PackF16 | Binary::PackBf16 => Scalar::U32,
+            BinaryOp::PackF16 | BinaryOp::PackBf16 => Scalar::U32,
             _ if self.compares() => Scalar::Bool,
             _ => operand,
         }
@@ -296,14 +304,14 @@ impl Binary {
     #[inline(always)]
     fn eval_f32(self, a: f32, b: f32) -> Option<u32> {
         let value = match self {
-            Binary::Add => a + b,
-            Binary::Sub => a - b,
-            Binary::Mul => a * b,
-            Binary::Div => a / b,
-            Binary::Min => a.min(b),
-            Binary::Max => a.max(b),
-            Binary::PackF16 => return Some(halves(Scalar::F16, a, b)),
-            Binary::PackBf16 => return Some(halves(Scalar::BF16, a, b)),
+            BinaryOp::Add => a + b,
+            BinaryOp::Sub => a - b,
+            BinaryOp::Mul => a * b,
+            BinaryOp::Div => a / b,
+            BinaryOp::Min => a.min(b),
+            BinaryOp::Max => a.max(b),
+            BinaryOp::PackF16 => return Some(halves(Scalar::F16, a, b)),
+            BinaryOp::PackBf16 => return Some(halves(Scalar::BF16, a, b)),
             _ => return self.compare(a.partial_cmp(&b)),
         };
         Some(value.to_bits())
@@ -312,18 +320,18 @@ impl Binary {
     #[inline(always)]
     fn eval_i32(self, a: i32, b: i32) -> Option<u32> {
         let value = match self {
-            Binary::Add => a.wrapping_add(b),
-            Binary::Sub => a.wrapping_sub(b),
-            Binary::Mul => a.wrapping_mul(b),
-            Binary::Div => a.checked_div(b)?,
-            Binary::Rem => a.checked_rem(b)?,
-            Binary::Min => a.min(b),
-            Binary::Max => a.max(b),
-            Binary::And => a & b,
-            Binary::Or => a | b,
-            Binary::Xor => a ^ b,
-            Binary::Shl => a.checked_shl(b as u32)?,
-            Binary::Shr => a.checked_shr(b as u32)?,
+            BinaryOp::Add => a.wrapping_add(b),
+            BinaryOp::Sub => a.wrapping_sub(b),
+            BinaryOp::Mul => a.wrapping_mul(b),
+            BinaryOp::Div => a.checked_div(b)?,
+            BinaryOp::Rem => a.checked_rem(b)?,
+            BinaryOp::Min => a.min(b),
+            BinaryOp::Max => a.max(b),
+            BinaryOp::And => a & b,
+            BinaryOp::Or => a | b,
+            BinaryOp::Xor => a ^ b,
+            BinaryOp::Shl => a.checked_shl(b as u32)?,
+            BinaryOp::Shr => a.checked_shr(b as u32)?,
             _ => return self.compare(Some(a.cmp(&b))),
         };
         Some(value as u32)
@@ -332,19 +340,19 @@ impl Binary {
     #[inline(always)]
     fn eval_u32(self, a: u32, b: u32) -> Option<u32> {
         Some(match self {
-            Binary::Add => a.wrapping_add(b),
-            Binary::Sub => a.wrapping_sub(b),
-            Binary::Mul => a.wrapping_mul(b),
-            Binary::Div => a.checked_div(b)?,
-            Binary::Rem => a.checked_rem(b)?,
-            Binary::Min => a.min(b),
-            Binary::Max => a.max(b),
-            Binary::And => a & b,
-            Binary::Or => a | b,
-            Binary::Xor => a ^ b,
-            Binary::Shl => a.checked_shl(b)?,
-            Binary::Shr => a.checked_shr(b)?,
-            Binary::MulHi => ((u64::from(a) * u64::from(b)) >> 32) as u32,
+            BinaryOp::Add => a.wrapping_add(b),
+            BinaryOp::Sub => a.wrapping_sub(b),
+            BinaryOp::Mul => a.wrapping_mul(b),
+            BinaryOp::Div => a.checked_div(b)?,
+            BinaryOp::Rem => a.checked_rem(b)?,
+            BinaryOp::Min => a.min(b),
+            BinaryOp::Max => a.max(b),
+            BinaryOp::And => a & b,
+            BinaryOp::Or => a | b,
+            BinaryOp::Xor => a ^ b,
+            BinaryOp::Shl => a.checked_shl(b)?,
+            BinaryOp::Shr => a.checked_shr(b)?,
+            BinaryOp::MulHi => ((u64::from(a) * u64::from(b)) >> 32) as u32,
             _ => return self.compare(Some(a.cmp(&b))),
         })
     }
@@ -353,12 +361,12 @@ impl Binary {
     #[inline(always)]
     fn compare(self, order: Option<std::cmp::Ordering>) -> Option<u32> {
         let truth = match self {
-            Binary::Eq => order.is_some_and(|o| o.is_eq()),
-            Binary::Ne => order.is_none_or(|o| o.is_ne()),
-            Binary::Lt => order.is_some_and(|o| o.is_lt()),
-            Binary::Le => order.is_some_and(|o| o.is_le()),
-            Binary::Gt => order.is_some_and(|o| o.is_gt()),
-            Binary::Ge => order.is_some_and(|o| o.is_ge()),
+            BinaryOp::Eq => order.is_some_and(|o| o.is_eq()),
+            BinaryOp::Ne => order.is_none_or(|o| o.is_ne()),
+            BinaryOp::Lt => order.is_some_and(|o| o.is_lt()),
+            BinaryOp::Le => order.is_some_and(|o| o.is_le()),
+            BinaryOp::Gt => order.is_some_and(|o| o.is_gt()),
+            BinaryOp::Ge => order.is_some_and(|o| o.is_ge()),
             _ => return None,
         };
         Some(u32::from(truth))
@@ -425,8 +433,8 @@ mod tests {
 
     #[test]
     fn names_are_distinct() {
-        let mut names: Vec<&str> = Unary::ALL.iter().map(|u| u.name()).collect();
-        names.extend(Binary::ALL.iter().map(|b| b.name()));
+        let mut names: Vec<&str> = UnaryOp::ALL.iter().map(|u| u.name()).collect();
+        names.extend(BinaryOp::ALL.iter().map(|b| b.name()));
         let count = names.len();
         names.sort_unstable();
         names.dedup();
@@ -435,11 +443,13 @@ mod tests {
 
     #[test]
     fn undefined_results_are_none() {
-        for (op, b) in [(Binary::Div, 0), (Binary::Rem, 0), (Binary::Shl, 32), (Binary::Shr, 40)] {
+        for (op, b) in
+            [(BinaryOp::Div, 0), (BinaryOp::Rem, 0), (BinaryOp::Shl, 32), (BinaryOp::Shr, 40)]
+        {
             assert_eq!(op.eval(Scalar::U32, 7, b), None);
             assert_eq!(op.eval(Scalar::I32, 7, b), None);
         }
-        assert_eq!(Binary::Div.eval(Scalar::I32, i32::MIN as u32, u32::MAX), None);
+        assert_eq!(BinaryOp::Div.eval(Scalar::I32, i32::MIN as u32, u32::MAX), None);
     }
 
     #[test]

@@ -125,11 +125,11 @@ pub enum Place {
 
 /// Instructions in order.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Block(pub Vec<Node>);
+pub struct Block(pub Vec<Statement>);
 
-/// An instruction, its result and where it was written.
+/// A node of the tree: an instruction, its result and where it was written.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Node {
+pub struct Statement {
     /// The instruction.
     pub inst: Inst,
     /// The value that it defines, if any.
@@ -373,9 +373,9 @@ pub enum Inst {
     /// The thread's place.
     Builtin(Builtin),
     /// One operand; element-wise on tiles.
-    Unary(crate::instr::Unary, Value),
+    Unary(crate::instr::UnaryOp, Value),
     /// Two operands of one type; element-wise on tiles.
-    Binary(crate::instr::Binary, Value, Value),
+    Binary(crate::instr::BinaryOp, Value, Value),
     /// `a * b + c`, rounded once. `F32`, tiles too.
     Fma(Value, Value, Value),
     /// `yes` where `cond` (a `Bool` of the same shape), else `no`.
@@ -566,8 +566,8 @@ impl Kernel {
     }
 
     /// Calls `f` on every instruction, outer before inner, in order.
-    pub fn visit<'a>(&'a self, f: &mut impl FnMut(&'a Node)) {
-        fn walk<'a>(block: &'a Block, f: &mut impl FnMut(&'a Node)) {
+    pub fn visit<'a>(&'a self, f: &mut impl FnMut(&'a Statement)) {
+        fn walk<'a>(block: &'a Block, f: &mut impl FnMut(&'a Statement)) {
             for node in &block.0 {
                 f(node);
                 node.inst.blocks().into_iter().for_each(|block| walk(block, f));

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
 
-use crate::instr::{Binary, Unary};
+use crate::instr::{BinaryOp, UnaryOp};
 use crate::ir::{
     Access, AtomicOp, Block, Builtin, Inst, Literal, LoadHint, Place, Reduce, SimdOp, Value,
 };
@@ -141,7 +141,7 @@ macro_rules! blank {
 
 blank!(
     empty: bool, u8, u32, LoadHint, Block, Vec<Value>, Option<Value>;
-    operations: Unary, Binary, Builtin, AtomicOp, Reduce, SimdOp
+    operations: UnaryOp, BinaryOp, Builtin, AtomicOp, Reduce, SimdOp
 );
 
 /// Makes the functions that follow from the table. `$rules` is the verifier's view of the kernel.

@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use crate::ir::{Block, Inst, Kernel, Node, Value};
+use crate::ir::{Block, Inst, Kernel, Statement, Value};
 use crate::text;
 use crate::types::Scalar;
 pub(crate) use operands::{Computed, Operands};
@@ -66,7 +66,7 @@ pub fn verify(kernel: &Kernel) -> Result<(), Fault> {
 }
 
 /// The fault of the instruction that [`Kernel::visit`] reaches as number `index`.
-fn fault(kernel: &Kernel, index: usize, node: &Node, message: String) -> Fault {
+fn fault(kernel: &Kernel, index: usize, node: &Statement, message: String) -> Fault {
     Fault {
         kernel: kernel.name.clone(),
         line: text::node_lines(kernel).get(index).copied().unwrap_or(0),
@@ -130,7 +130,7 @@ impl<'k> Scopes<'k> {
         Ok(())
     }
 
-    fn node(&mut self, node: &Node) -> Result<(), String> {
+    fn node(&mut self, node: &Statement) -> Result<(), String> {
         for value in node.inst.operands().iter() {
             self.used(*value)?;
         }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use formats::gguf::{Array, Value};
+use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result};
 use serde_json::Value as Json;
 
@@ -24,7 +24,7 @@ use crate::tokenizer::Tokenizer;
 ///
 /// # Errors
 /// A tokenizer that does not load, or that GGUF has no name for; more tokens than rows.
-pub fn export(folder: &Path, rows: usize) -> Result<Vec<(String, Value)>> {
+pub fn export(folder: &Path, rows: usize) -> Result<Vec<(String, MetadataValue)>> {
     let path = folder.join("tokenizer.json");
     let place = path.display().to_string();
     let Some(json) = read_json(&path)? else {
@@ -55,20 +55,21 @@ pub fn export(folder: &Path, rows: usize) -> Result<Vec<(String, Value)>> {
     let (texts, types) = tokens(&json, rows, by_text);
     let merges = merges(model);
     let mut all = Vec::new();
-    let mut add = |name: &str, value: Value| all.push((format!("tokenizer.ggml.{name}"), value));
-    let text = |text: &str| Value::String(text.to_owned());
+    let mut add =
+        |name: &str, value: MetadataValue| all.push((format!("tokenizer.ggml.{name}"), value));
+    let text = |text: &str| MetadataValue::String(text.to_owned());
     if by_text {
         add("model", text("llama"));
         add("pre", text("default"));
-        add("scores", Value::Array(Array::F32(scores(&texts, &types, &merges))));
-        add("add_space_prefix", Value::Bool(adds_space(&json)));
+        add("scores", MetadataValue::Array(MetadataArray::F32(scores(&texts, &types, &merges))));
+        add("add_space_prefix", MetadataValue::Bool(adds_space(&json)));
     } else {
         add("model", text("gpt2"));
         add("pre", text(pre_tokenizer(&place, &json)?));
-        add("merges", Value::Array(Array::String(merges)));
+        add("merges", MetadataValue::Array(MetadataArray::String(merges)));
     }
-    add("tokens", Value::Array(Array::String(texts)));
-    add("token_type", Value::Array(Array::I32(types)));
+    add("tokens", MetadataValue::Array(MetadataArray::String(texts)));
+    add("token_type", MetadataValue::Array(MetadataArray::I32(types)));
     let ids = [
         ("bos_token_id", tokenizer.bos()),
         ("eos_token_id", tokenizer.eos_token()),
@@ -76,10 +77,10 @@ pub fn export(folder: &Path, rows: usize) -> Result<Vec<(String, Value)>> {
         ("padding_token_id", tokenizer.pad()),
     ];
     for (name, id) in ids {
-        id.into_iter().for_each(|id| add(name, Value::U32(id)));
+        id.into_iter().for_each(|id| add(name, MetadataValue::U32(id)));
     }
-    add("add_bos_token", Value::Bool(tokenizer.adds_bos()));
-    add("add_eos_token", Value::Bool(!tokenizer.after.is_empty()));
+    add("add_bos_token", MetadataValue::Bool(tokenizer.adds_bos()));
+    add("add_eos_token", MetadataValue::Bool(!tokenizer.after.is_empty()));
     all.extend(template::metadata_of(folder)?);
     Ok(all)
 }
@@ -92,7 +93,7 @@ fn of_vocabulary(
     folder: &Path,
     mut vocabulary: GgufVocabulary,
     rows: usize,
-) -> Result<Vec<(String, Value)>> {
+) -> Result<Vec<(String, MetadataValue)>> {
     let count = vocabulary.tokens.len();
     if count > rows {
         let expected = format!("at most {rows} tokens, the rows of the embedding");
@@ -106,26 +107,27 @@ fn of_vocabulary(
     fn list<T>(list: Vec<T>) -> Option<Vec<T>> {
         (!list.is_empty()).then_some(list)
     }
-    let text = |text: Option<String>| text.map(Value::String);
+    let text = |text: Option<String>| text.map(MetadataValue::String);
     let all = [
-        ("model", Some(Value::String(vocabulary.model))),
+        ("model", Some(MetadataValue::String(vocabulary.model))),
         ("pre", text(vocabulary.pre)),
-        ("merges", list(vocabulary.merges).map(Array::String).map(Value::Array)),
-        ("scores", list(vocabulary.scores).map(Array::F32).map(Value::Array)),
-        ("add_space_prefix", vocabulary.add_space_prefix.map(Value::Bool)),
-        ("remove_extra_whitespaces", vocabulary.remove_extra_whitespaces.map(Value::Bool)),
-        ("tokens", Some(Value::Array(Array::String(vocabulary.tokens)))),
-        ("token_type", Some(Value::Array(Array::I32(vocabulary.token_types)))),
-        ("bos_token_id", vocabulary.bos.map(Value::U32)),
-        ("eos_token_id", vocabulary.eos.map(Value::U32)),
-        ("unknown_token_id", vocabulary.unk.map(Value::U32)),
-        ("padding_token_id", vocabulary.pad.map(Value::U32)),
-        ("add_bos_token", vocabulary.add_bos.map(Value::Bool)),
-        ("add_eos_token", Some(Value::Bool(vocabulary.add_eos.unwrap_or(false)))),
+        ("merges", list(vocabulary.merges).map(MetadataArray::String).map(MetadataValue::Array)),
+        ("scores", list(vocabulary.scores).map(MetadataArray::F32).map(MetadataValue::Array)),
+        ("add_space_prefix", vocabulary.add_space_prefix.map(MetadataValue::Bool)),
+        ("remove_extra_whitespaces", vocabulary.remove_extra_whitespaces.map(MetadataValue::Bool)),
+        ("tokens", Some(MetadataValue::Array(MetadataArray::String(vocabulary.tokens)))),
+        ("token_type", Some(MetadataValue::Array(MetadataArray::I32(vocabulary.token_types)))),
+        ("bos_token_id", vocabulary.bos.map(MetadataValue::U32)),
+        ("eos_token_id", vocabulary.eos.map(MetadataValue::U32)),
+        ("unknown_token_id", vocabulary.unk.map(MetadataValue::U32)),
+        ("padding_token_id", vocabulary.pad.map(MetadataValue::U32)),
+        ("add_bos_token", vocabulary.add_bos.map(MetadataValue::Bool)),
+        ("add_eos_token", Some(MetadataValue::Bool(vocabulary.add_eos.unwrap_or(false)))),
     ];
-    let named =
-        |(name, value): (&str, Option<Value>)| Some((format!("tokenizer.ggml.{name}"), value?));
-    let mut all: Vec<(String, Value)> = all.into_iter().filter_map(named).collect();
+    let named = |(name, value): (&str, Option<MetadataValue>)| {
+        Some((format!("tokenizer.ggml.{name}"), value?))
+    };
+    let mut all: Vec<(String, MetadataValue)> = all.into_iter().filter_map(named).collect();
     all.extend(template::metadata_of(folder)?);
     Ok(all)
 }

@@ -197,7 +197,7 @@ impl GgufVocabulary {
             add_space_prefix: flag("add_space_prefix")?,
             remove_extra_whitespaces: flag("remove_extra_whitespaces")?,
             charsmap: match metadata.get(&key("precompiled_charsmap")) {
-                Some(formats::gguf::Value::Array(bytes)) => !bytes.is_empty(),
+                Some(formats::gguf::MetadataValue::Array(bytes)) => !bytes.is_empty(),
                 _ => false,
             },
             name: metadata.str("general.name")?.map(str::to_string),

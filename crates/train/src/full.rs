@@ -1,7 +1,7 @@
 //! All weights of a model as parameters, and back to the files that they came from.
 
 use crate::Parameter;
-use formats::{DType, Error, ErrorKind, Result, Source, Tensor, Tensors, safetensors};
+use formats::{DType, Error, ErrorKind, Result, Source, TensorView, Tensors, safetensors};
 use half::{bf16, f16};
 use program::{Program, Weight, WeightId};
 use std::collections::BTreeMap;
@@ -169,12 +169,12 @@ pub(crate) fn export(
             }
         }
     }
-    let stored: Vec<(Tensor<'_>, Option<Vec<u8>>)> = tensors
+    let stored: Vec<(TensorView<'_>, Option<Vec<u8>>)> = tensors
         .iter()
         .map(|tensor| (tensor, changed.get(tensor.name).map(|v| encoded(v, tensor.dtype))))
         .collect();
     let all = stored.iter().map(|(tensor, own)| match own {
-        Some(bytes) => Tensor { bytes, ..*tensor },
+        Some(bytes) => TensorView { bytes, ..*tensor },
         None => *tensor,
     });
     let name = "model.safetensors";

@@ -4,7 +4,7 @@
 use crate::gradients::{Module, ModuleFactors};
 use crate::{LoraOptions, Parameter};
 use adapters::Base;
-use formats::{DType, Error, ErrorKind, Result, Tensor, safetensors};
+use formats::{DType, Error, ErrorKind, Result, TensorView, safetensors};
 use ops::Op;
 use ops::low_rank::Delta;
 use program::{AdapterFactors, Site};
@@ -264,7 +264,7 @@ pub(crate) fn export(
             stored.push((parameter, bytes(&values)));
         }
     }
-    let tensors = stored.iter().map(|(parameter, bytes)| Tensor {
+    let tensors = stored.iter().map(|(parameter, bytes)| TensorView {
         name: &parameter.name,
         dtype: DType::F32,
         shape: &parameter.shape,

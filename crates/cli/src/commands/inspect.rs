@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use delft::formats::gguf::{Array, Value};
+use delft::formats::gguf::{MetadataArray, MetadataValue};
 use delft::models::{self, Config};
 use delft::{CacheType, DeviceSpec, Engine, Error, LoadOptions, Location, Plan, Tensors};
 use serde_json::{Value as Json, json};
@@ -218,7 +218,7 @@ fn to_json(report: &Report, tensors: &Tensors, args: &Inspect) -> Json {
     }
     out["metadata"] = Json::Object(metadata(tensors).into_iter().collect());
     if args.tensors {
-        let entry = |t: delft::formats::Tensor| json!({ "name": t.name, "dtype": t.dtype.name(), "shape": t.shape, "bytes": t.bytes.len() });
+        let entry = |t: delft::formats::TensorView| json!({ "name": t.name, "dtype": t.dtype.name(), "shape": t.shape, "bytes": t.bytes.len() });
         out["tensors"] = tensors.iter().map(entry).collect();
     }
     out
@@ -247,22 +247,22 @@ fn metadata(tensors: &Tensors) -> Vec<(String, Json)> {
 }
 
 /// A GGUF value; a long array is told by its type and length, such as `array of 32000 string`.
-fn gguf(value: &Value) -> Json {
+fn gguf(value: &MetadataValue) -> Json {
     const WHOLE: usize = 16;
     match value {
-        Value::Bool(value) => (*value).into(),
-        Value::String(text) => text.as_str().into(),
-        Value::F32(value) => float(*value),
-        Value::F64(value) => (*value).into(),
-        Value::Array(array) if array.len() <= WHOLE => match array {
-            Array::F32(values) => values.iter().copied().map(float).collect(),
-            Array::F64(values) => values.iter().copied().collect(),
-            Array::Bool(values) => values.iter().copied().collect(),
-            Array::String(values) => values.iter().map(String::as_str).collect(),
-            Array::Array(_) => value.kind().into(),
+        MetadataValue::Bool(value) => (*value).into(),
+        MetadataValue::String(text) => text.as_str().into(),
+        MetadataValue::F32(value) => float(*value),
+        MetadataValue::F64(value) => (*value).into(),
+        MetadataValue::Array(array) if array.len() <= WHOLE => match array {
+            MetadataArray::F32(values) => values.iter().copied().map(float).collect(),
+            MetadataArray::F64(values) => values.iter().copied().collect(),
+            MetadataArray::Bool(values) => values.iter().copied().collect(),
+            MetadataArray::String(values) => values.iter().map(String::as_str).collect(),
+            MetadataArray::Array(_) => value.kind().into(),
             whole => whole.integers().into_iter().flatten().map(integer).collect(),
         },
-        Value::Array(_) => value.kind().into(),
+        MetadataValue::Array(_) => value.kind().into(),
         whole => whole.integer().map_or(Json::Null, integer),
     }
 }

@@ -5,7 +5,7 @@
 //! rows: `embeddings`, `hidden.N` behind layer N, `norm`, `logits`. `--make` writes one; any
 //! program that has the values can.
 
-use delft::formats::{Safetensors, Tensor, safetensors};
+use delft::formats::{Safetensors, TensorView, safetensors};
 use delft::tokens::Special;
 use delft::{DType, Engine, Error, Hint};
 use serde_json::{Value, json};
@@ -86,9 +86,13 @@ fn make(engine: &Engine, args: &Verify, path: &Path) -> Outcome {
         })
         .collect();
     let shape = [tokens.len()];
-    let all =
-        data.iter().map(|(name, shape, bytes)| Tensor { name, dtype: DType::F32, shape, bytes });
-    let ids = Tensor { name: "input_ids", dtype: DType::I64, shape: &shape, bytes: &ids };
+    let all = data.iter().map(|(name, shape, bytes)| TensorView {
+        name,
+        dtype: DType::F32,
+        shape,
+        bytes,
+    });
+    let ids = TensorView { name: "input_ids", dtype: DType::I64, shape: &shape, bytes: &ids };
     safetensors::write(path, &[("model", &engine.info().name)], [ids].into_iter().chain(all))?;
     let count = stages.len();
     print(&format!("{}: {count} values of {} tokens\n", path.display(), tokens.len()))

@@ -131,7 +131,7 @@ fn a_model_is_verified_layer_by_layer() {
     // A reference's file is named where a value in it is of no use.
     let ids: Vec<u8> = [5i64, 6].iter().flat_map(|id| id.to_le_bytes()).collect();
     let odd = [("input_ids", formats::DType::I64, 2), ("logits", formats::DType::I32, 2)];
-    let odd = odd.map(|(name, dtype, rows)| formats::Tensor {
+    let odd = odd.map(|(name, dtype, rows)| formats::TensorView {
         name,
         dtype,
         shape: if name == "logits" { &[2, 2] } else { &[2] },

@@ -380,8 +380,8 @@ fn a_model_s_name_cannot_write_lines_of_its_own() {
         source.metadata().iter().map(|(key, value)| (key.to_string(), value.clone())).collect();
     metadata.retain(|(key, _)| key != "general.name");
     let name = "a\nb\u{202e}\u{1b}[2J".to_string();
-    metadata.push(("general.name".to_string(), formats::gguf::Value::String(name)));
-    let spec = |tensor: formats::Tensor| formats::gguf::TensorSpec {
+    metadata.push(("general.name".to_string(), formats::gguf::MetadataValue::String(name)));
+    let spec = |tensor: formats::TensorView| formats::gguf::TensorSpec {
         name: tensor.name.to_string(),
         dtype: tensor.dtype,
         shape: tensor.shape.to_vec(),

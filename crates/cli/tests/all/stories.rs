@@ -7,7 +7,7 @@
 use crate::common::{delft, fed, fixture, status};
 use formats::DType;
 use formats::gguf::{TensorSpec, Writer};
-use formats::quant::Block;
+use formats::quant::BlockFormat;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};

@@ -20,7 +20,7 @@ use super::lanes::{Lanes, avx512::Avx512};
 use super::layout::{AHEAD, GROUP, Packed};
 use super::product::Source;
 use super::{BLOCK, Call, Kernel, Path, ROWS, prefetch, with_panel};
-use formats::{DType, Encoding, quant::Block, with_block};
+use formats::{DType, Encoding, quant::BlockFormat, with_block};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ pub(super) const SLAB: usize = WEIGHTS * TILE;
 /// planes as their path has; `None` for types that the vector unit does better.
 pub(super) fn kernel(encoding: Encoding) -> Option<Kernel> {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn quantised<B: Block>(call: &Call) {
+    unsafe fn quantised<B: BlockFormat>(call: &Call) {
         // SAFETY: passed on.
         unsafe { product(call, &|slab| panels(call, slab, expand::<B>), &[(0, 0)]) }
     }
@@ -272,7 +272,7 @@ impl Tiles {
 
 /// See [`Expand`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn expand<B: Block>(
+unsafe fn expand<B: BlockFormat>(
     panel: *const u8,
     columns: usize,
     first: usize,

@@ -17,7 +17,7 @@ use super::lanes::{Lanes, neon::Neon};
 use super::layout::{GROUP, Packed};
 use super::product::{self, SLAB_BLOCKS, SLAB_PANELS, Slab, Source};
 use super::{BLOCK, Call, Path, ROWS};
-use formats::quant::Block;
+use formats::quant::BlockFormat;
 use std::arch::aarch64::*;
 use std::arch::asm;
 use std::hint::black_box;
@@ -43,7 +43,7 @@ const WIDTH: usize = 4;
 ///
 /// # Safety
 /// As [`super::multiply`], on a processor with `dotprod` and `i8mm`.
-pub(super) unsafe fn product<B: Block>(call: &Call) {
+pub(super) unsafe fn product<B: BlockFormat>(call: &Call) {
     // SAFETY: passed on.
     unsafe {
         match call.x.path() {
@@ -54,7 +54,7 @@ pub(super) unsafe fn product<B: Block>(call: &Call) {
 }
 
 /// Many tokens.
-unsafe fn many<B: Block>(call: &Call) {
+unsafe fn many<B: BlockFormat>(call: &Call) {
     let total = call.cols / BLOCK;
     // SAFETY: panels, tokens and scratch are the call's; lines are allocated to whole groups.
     unsafe {
@@ -89,7 +89,7 @@ unsafe fn many<B: Block>(call: &Call) {
 }
 
 /// Expands blocks `first..first + blocks` of a panel of `total` (`first` starts a group).
-unsafe fn expand<B: Block>(
+unsafe fn expand<B: BlockFormat>(
     panel: *const u8,
     total: usize,
     first: usize,
@@ -126,7 +126,7 @@ unsafe fn expand<B: Block>(
 }
 
 /// Brings `blocks` blocks of a group of tokens into the order of pairs.
-unsafe fn pair<B: Block>(mut lines: *const Line, blocks: usize, mut to: *mut u8) {
+unsafe fn pair<B: BlockFormat>(mut lines: *const Line, blocks: usize, mut to: *mut u8) {
     // SAFETY: the group has its lines, `to` is writable for `blocks * TOKENS_STEP` bytes.
     unsafe {
         for _ in 0..blocks {
@@ -163,7 +163,7 @@ unsafe fn pair<B: Block>(mut lines: *const Line, blocks: usize, mut to: *mut u8)
 
 /// An expanded panel times the [`WIDTH`] tokens from `lane` of a group, over `blocks` blocks.
 #[inline(always)]
-unsafe fn tile<B: Block>(
+unsafe fn tile<B: BlockFormat>(
     mut left: *const u8,
     right: *const u8,
     lane: usize,
@@ -208,7 +208,7 @@ unsafe fn tile<B: Block>(
 /// Adds sub-block `h` of rows `8 half..8 half + 8` of a block, times [`WIDTH`] tokens, to
 /// `acc[token][row / 4]`.
 #[inline(always)]
-unsafe fn eight_rows<B: Block>(
+unsafe fn eight_rows<B: BlockFormat>(
     left: *const u8,
     half: usize,
     h: usize,

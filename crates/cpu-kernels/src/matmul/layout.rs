@@ -1,5 +1,5 @@
 //! How quantised weights lie in memory: panels of 16 rows, one contiguous stream each, derived from
-//! [`Block`].
+//! [`BlockFormat`].
 //!
 //! ```text
 //! panel   groups of 256 columns (the last may be shorter)
@@ -19,7 +19,7 @@
 use super::lanes::Lanes;
 use super::product::Source;
 use super::{BLOCK, LINE, ROWS, prefetch};
-use formats::quant::{Block, Offset, Parts, ScaleKind, plain};
+use formats::quant::{BlockFormat, Offset, Parts, ScaleKind, plain};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ pub(super) const AHEAD: usize = 4096;
 /// The panel layout of a block format, and the [`Source`] that reads it in place.
 pub(super) struct Packed<B>(PhantomData<B>);
 
-impl<B: Block> Packed<B> {
+impl<B: BlockFormat> Packed<B> {
     const BITS: usize = B::AFFINE.bits as usize;
     /// Bits of the values that codes represent.
     const VALUE_BITS: usize = B::AFFINE.value_bits() as usize;
@@ -294,7 +294,7 @@ pub(super) struct Group<F> {
     min: F,
 }
 
-impl<L: Lanes, B: Block> Source<L> for Packed<B> {
+impl<L: Lanes, B: BlockFormat> Source<L> for Packed<B> {
     type Group = Group<L::Floats>;
     const SUB: usize = Self::SUB;
     const OFFSETS: bool = Self::MINS;

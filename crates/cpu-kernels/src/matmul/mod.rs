@@ -31,7 +31,7 @@ pub use peak::{Unit, peak};
 pub use tiled::{PackedSide, Side, StridedRows, multiply_packed, outer, pack, tiles_halves};
 pub use turned::{Turned, multiply_turned};
 
-use formats::quant::Block;
+use formats::quant::BlockFormat;
 use formats::{DType, Encoding, Error, Groups, NotFinite, Result, with_block};
 use lanes::Lanes;
 use std::ops::Range;
@@ -568,14 +568,14 @@ fn neon(isa: Isa, encoding: Encoding) -> Kernel {
 mod x86 {
     use super::lanes::{avx2::Avx2, avx512::Avx512};
     use super::{Call, Encoding, Kernel, float, product};
-    use formats::{DType, quant::Block, with_block};
+    use formats::{DType, quant::BlockFormat, with_block};
 
     /// A function of the name that picks the kernel: tiles of float weights in panels by tokens.
     macro_rules! kernels {
         ($name:ident, $lanes:ty, $features:literal, $p:literal x $n:literal) => {
             pub(super) fn $name(encoding: Encoding) -> Kernel {
                 #[target_feature(enable = $features)]
-                unsafe fn quantised<B: Block>(call: &Call) {
+                unsafe fn quantised<B: BlockFormat>(call: &Call) {
                     // SAFETY: passed on.
                     unsafe { product::product::<$lanes, B>(call) }
                 }

@@ -3,7 +3,7 @@
 
 use super::lanes::Lanes;
 use super::{BLOCK, Blas, Isa, Matrix, Parallel, Path, with_panel};
-use formats::{DType, quant::Block, with_block};
+use formats::{DType, quant::BlockFormat, with_block};
 use std::hint::black_box;
 use std::time::Instant;
 

@@ -15,7 +15,7 @@ use super::activations::{Line, Path, TOKENS};
 use super::lanes::Lanes;
 use super::layout::{GROUP, Packed};
 use super::{BLOCK, Call};
-use formats::quant::{Block, Offset};
+use formats::quant::{BlockFormat, Offset};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -185,7 +185,7 @@ unsafe fn scale<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
 /// # Safety
 /// As [`super::multiply`], on a processor that has `L`.
 #[inline(always)]
-pub(super) unsafe fn one_by_one<L: Lanes, B: Block>(call: &Call) {
+pub(super) unsafe fn one_by_one<L: Lanes, B: BlockFormat>(call: &Call) {
     for token in call.tokens.clone() {
         // SAFETY: passed on.
         unsafe { columns::<L, B, 1, 1>(call, call.panels.clone(), token) }
@@ -197,7 +197,7 @@ pub(super) unsafe fn one_by_one<L: Lanes, B: Block>(call: &Call) {
 /// # Safety
 /// As [`super::multiply`], on a processor that has `L`.
 #[inline(always)]
-pub(super) unsafe fn product<L: Lanes, B: Block>(call: &Call) {
+pub(super) unsafe fn product<L: Lanes, B: BlockFormat>(call: &Call) {
     // SAFETY: passed on.
     unsafe {
         match call.x.path() {
@@ -220,7 +220,7 @@ const BESIDE: usize = 4;
 /// # Safety
 /// As [`product`].
 #[inline(always)]
-pub(super) unsafe fn in_place<L: Lanes, B: Block>(call: &Call) {
+pub(super) unsafe fn in_place<L: Lanes, B: BlockFormat>(call: &Call) {
     // If one pass does not serve all tokens, the weights still come from memory only once.
     let together = if call.tokens.len() <= FEW { call.panels.len() } else { BESIDE };
     for first in call.panels.clone().step_by(together.max(1)) {
@@ -232,7 +232,7 @@ pub(super) unsafe fn in_place<L: Lanes, B: Block>(call: &Call) {
 
 /// All tokens times some panels, up to [`FEW`] of them in a pass.
 #[inline(always)]
-unsafe fn passes<L: Lanes, B: Block>(call: &Call, panels: Range<usize>) {
+unsafe fn passes<L: Lanes, B: BlockFormat>(call: &Call, panels: Range<usize>) {
     let group = call.x.group();
     let mut token = call.tokens.start;
     while token < call.tokens.end {
@@ -259,7 +259,7 @@ unsafe fn passes<L: Lanes, B: Block>(call: &Call, panels: Range<usize>) {
 
 /// Panels times the `N` tokens from `token`, `P` panels side by side.
 #[inline(always)]
-unsafe fn columns<L: Lanes, B: Block, const P: usize, const N: usize>(
+unsafe fn columns<L: Lanes, B: BlockFormat, const P: usize, const N: usize>(
     call: &Call,
     panels: Range<usize>,
     token: usize,
@@ -284,7 +284,7 @@ unsafe fn columns<L: Lanes, B: Block, const P: usize, const N: usize>(
 
 /// The first `P` of the panels, or as many as there are, times the `N` tokens from `token`.
 #[inline(always)]
-unsafe fn beside<L: Lanes, B: Block, const P: usize, const N: usize>(
+unsafe fn beside<L: Lanes, B: BlockFormat, const P: usize, const N: usize>(
     call: &Call,
     panels: Range<usize>,
     token: usize,
@@ -313,7 +313,7 @@ pub(super) const SCRATCH: usize = SLAB_PANELS * SLAB_BLOCKS * EXPANDED;
 /// of its sub-blocks.
 pub(super) struct Slab<B>(PhantomData<B>);
 
-impl<B: Block> Slab<B> {
+impl<B: BlockFormat> Slab<B> {
     /// Sub-blocks per block.
     pub(super) const SUBS: usize = BLOCK / Packed::<B>::SUB;
     /// Whether there are offsets.
@@ -487,7 +487,7 @@ pub(super) struct Expanded {
 /// # Safety
 /// As [`product`].
 #[inline(always)]
-unsafe fn many<L: Lanes, B: Block>(call: &Call) {
+unsafe fn many<L: Lanes, B: BlockFormat>(call: &Call) {
     let total = call.cols / BLOCK;
     let tiles = const { Slab::<B>::tiles::<L>() };
     // SAFETY: panels, tokens and scratch are the call's; the slab is at most `SCRATCH` bytes.

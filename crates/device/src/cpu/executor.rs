@@ -10,7 +10,7 @@ use super::state::{self, Cache, States};
 use super::{experts, memory};
 use crate::choose::{Carried, Choices, HostSampler, Outcomes, chosen};
 use crate::{
-    ComputePeaks, Executor, LoadOptions, Memory, Outcome, Peaks, Plan, Profile, Roof, Ticket,
+    ComputePeaks, Executor, ExecutorOptions, Memory, Outcome, Peaks, Plan, Profile, Roof, Ticket,
     Watch, finite, plan,
 };
 use crate::{check_block, no_block};
@@ -135,13 +135,14 @@ impl CpuExecutor {
         pace: Pace,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let (team, smaller, isa) = (cpu.team.clone(), cpu.smaller.clone(), cpu.isa);
         let store = &cpu.store;
         let wanted = store.of(tensors, options.allow_nan);
-        let plan = |options: &LoadOptions| plan(&program, tensors, options, team.count(), &wanted);
+        let plan =
+            |options: &ExecutorOptions| plan(&program, tensors, options, team.count(), &wanted);
         plan::check("cpu", &options, &plan(&options)?, &plan)?;
         let weights = load_weights(&program, tensors, &wanted, &options, &team, progress)?;
         let ropes = program.ropes();
@@ -211,7 +212,7 @@ impl CpuExecutor {
 pub(super) fn plan(
     program: &Program,
     tensors: &Tensors,
-    options: &LoadOptions,
+    options: &ExecutorOptions,
     threads: usize,
     wanted: &Wanted<'_>,
 ) -> Result<Plan> {
@@ -263,7 +264,7 @@ fn weight_bytes(weight: &program::Weight, each: Option<usize>, tensors: &Tensors
 }
 
 /// Bytes of the cache, for a number of blocks of each group.
-fn cache_bytes(program: &Program, options: &LoadOptions, blocks: &[usize]) -> Result<usize> {
+fn cache_bytes(program: &Program, options: &ExecutorOptions, blocks: &[usize]) -> Result<usize> {
     let groups = program.layer_groups();
     program.layers.iter().zip(&groups).try_fold(0usize, |sum, (layer, &group)| {
         let blocks = blocks.get(group).copied().unwrap_or(0);
@@ -276,7 +277,7 @@ fn cache_bytes(program: &Program, options: &LoadOptions, blocks: &[usize]) -> Re
 }
 
 /// The shape of a layer's cache.
-fn geometry(options: &LoadOptions, layer: &CacheLayer, blocks: usize) -> Geometry {
+fn geometry(options: &ExecutorOptions, layer: &CacheLayer, blocks: usize) -> Geometry {
     Geometry {
         element: options.cache_type,
         blocks,
@@ -287,7 +288,7 @@ fn geometry(options: &LoadOptions, layer: &CacheLayer, blocks: usize) -> Geometr
 }
 
 /// One pool for each group of layers.
-fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<Cache>> {
+fn caches(program: &Program, options: &ExecutorOptions) -> Result<Vec<Cache>> {
     let groups = program.layer_groups();
     let mut caches: Vec<Option<Cache>> = groups.iter().map(|_| None).collect();
     for (group, &blocks) in options.blocks.iter().enumerate() {
@@ -321,7 +322,7 @@ fn caches(program: &Program, options: &LoadOptions) -> Result<Vec<Cache>> {
 
 /// Floats of scratch for the most demanding attention over a full context. A step of many sequences
 /// that would need more attends to some of them at a time.
-fn partials(program: &Program, options: &LoadOptions, threads: usize) -> usize {
+fn partials(program: &Program, options: &ExecutorOptions, threads: usize) -> usize {
     let groups = program.layer_groups();
     let one = |op: &ops::Attention| {
         let group = groups[op.layer];
@@ -429,7 +430,7 @@ fn load_weights(
     program: &Program,
     tensors: &Tensors,
     wanted: &Wanted<'_>,
-    options: &LoadOptions,
+    options: &ExecutorOptions,
     team: &Team,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Vec<Arc<Weight>>> {

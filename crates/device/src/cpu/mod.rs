@@ -16,7 +16,7 @@ mod tests;
 use cpu_kernels::isa::Isa;
 use cpu_kernels::team::{self, Team};
 
-use crate::{About, Device, Executor, LoadOptions, Plan};
+use crate::{About, Device, Executor, ExecutorOptions, Plan};
 use cpu_kernels::attention::MAX_HEAD_DIM;
 use cpu_kernels::delta::MAX_KEY_DIM;
 use formats::{Result, Tensors};
@@ -57,7 +57,7 @@ impl Cpu {
         pace: Pace,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         self.check(&program)?;
@@ -107,7 +107,7 @@ impl Device for Cpu {
         &self,
         program: &Program,
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
     ) -> Result<Vec<Plan>> {
         self.check(program)?;
         let wanted = self.store.of(tensors, options.allow_nan);
@@ -119,7 +119,7 @@ impl Device for Cpu {
         &self,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         let pace = Pace::new(self.team.count(), !self.smaller.is_empty());

@@ -23,7 +23,7 @@ impl Device for Part {
         &self,
         program: &Program,
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
     ) -> Result<Vec<Plan>> {
         self.cpu.plan(program, tensors, options)
     }
@@ -32,7 +32,7 @@ impl Device for Part {
         &self,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         self.cpu.load_at(Pace::always(self.workers), program, tensors, options, progress)

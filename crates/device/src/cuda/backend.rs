@@ -10,7 +10,8 @@ use tile::launch::Numbers;
 use tile::passes::Target;
 
 use super::{
-    BoundProduct, Buffer, CublasLt, Event, Gpu, Graph, GraphWork, Pipeline, Sums, nccl, roof,
+    BoundProduct, CublasLt, CudaBuffer, CudaPipeline, Event, Gpu, Graph, GraphWork, Sums, nccl,
+    roof,
 };
 use crate::gpu::group::HostGroup;
 use crate::gpu::{Backend, Facts, GpuDevice, ProductShape, StagingBuffer};
@@ -76,8 +77,8 @@ impl Candidate for Gpu {
 }
 
 impl Backend for Cuda {
-    type Buffer = Buffer;
-    type Pipeline = Pipeline;
+    type Buffer = CudaBuffer;
+    type Pipeline = CudaPipeline;
     type Launch = GraphWork;
     type Recording = Graph;
     type Event = Event;
@@ -105,7 +106,7 @@ impl Backend for Cuda {
         }
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer> {
+    fn buffer(&self, bytes: usize) -> Result<CudaBuffer> {
         let buffer = self.gpu.buffer(bytes)?;
         buffer.fill(0)?;
         Ok(buffer)
@@ -115,25 +116,25 @@ impl Backend for Cuda {
         self.gpu.facts().page
     }
 
-    fn reserve(&self, bytes: usize) -> Result<Buffer> {
+    fn reserve(&self, bytes: usize) -> Result<CudaBuffer> {
         self.gpu.reserve(bytes)
     }
 
-    fn extend(&self, reserved: &Buffer, bytes: usize) -> Result<()> {
+    fn extend(&self, reserved: &CudaBuffer, bytes: usize) -> Result<()> {
         reserved.extend(bytes)
     }
 
-    fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn StagingBuffer<Buffer> + '_>>> {
+    fn stages(&self, bytes: usize) -> Result<Vec<Box<dyn StagingBuffer<CudaBuffer> + '_>>> {
         // Two: one is copied while the other is filled.
-        let stage = |_| Ok(Box::new(self.gpu.pinned(bytes)?) as Box<dyn StagingBuffer<Buffer>>);
+        let stage = |_| Ok(Box::new(self.gpu.pinned(bytes)?) as Box<dyn StagingBuffer<CudaBuffer>>);
         (0..2).map(stage).collect()
     }
 
-    fn pinned(&self, words: usize) -> Result<Buffer> {
+    fn pinned(&self, words: usize) -> Result<CudaBuffer> {
         self.gpu.host_buffer(4 * words)
     }
 
-    fn read_pinned(&self, pinned: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
+    fn read_pinned(&self, pinned: &CudaBuffer, word: usize) -> Result<Option<[u32; 2]>> {
         let look = || pinned.look(word).map(|found| Some(found).filter(|f| f[0] != u32::MAX));
         if let Some(found) = look()? {
             return Ok(Some(found));
@@ -146,7 +147,7 @@ impl Backend for Cuda {
         look()?.map(Some).ok_or_else(missing)
     }
 
-    fn write_pinned(&self, pinned: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
+    fn write_pinned(&self, pinned: &CudaBuffer, word: usize, bytes: &[u8]) -> Result<()> {
         pinned.put(word, bytes)
     }
 
@@ -162,19 +163,19 @@ impl Backend for Cuda {
         event.wait()
     }
 
-    fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
+    fn part(&self, of: &CudaBuffer, range: Range<usize>) -> Result<CudaBuffer> {
         of.part(range)
     }
 
-    fn write(&self, to: &Buffer, bytes: &[u8]) -> Result<()> {
+    fn write(&self, to: &CudaBuffer, bytes: &[u8]) -> Result<()> {
         to.part(0..bytes.len())?.write(bytes)
     }
 
-    fn read(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
+    fn read(&self, from: &CudaBuffer, to: &mut [u8]) -> Result<()> {
         from.part(0..to.len())?.read(to)
     }
 
-    fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
+    fn copy(&self, from: &CudaBuffer, to: &CudaBuffer) -> Result<()> {
         to.part(0..from.len())?.copy_from(from)
     }
 
@@ -182,7 +183,7 @@ impl Backend for Cuda {
         self.gpu.has_peer(&other.gpu)
     }
 
-    fn peer_copy(&self, _: &Cuda, source: &Buffer, to: &Buffer) -> Result<()> {
+    fn peer_copy(&self, _: &Cuda, source: &CudaBuffer, to: &CudaBuffer) -> Result<()> {
         to.part(0..source.len())?.peer_copy(source)
     }
 
@@ -192,15 +193,15 @@ impl Backend for Cuda {
         self.gpu.compiler().ahead(kernels, |kernel| text(kernel).into_iter().collect());
     }
 
-    fn load(&self, kernel: &Arc<Kernel>) -> Result<Pipeline> {
+    fn load(&self, kernel: &Arc<Kernel>) -> Result<CudaPipeline> {
         self.gpu.load(kernel, &Numbers::new())
     }
 
     fn bind(
         &self,
-        pipeline: &Pipeline,
+        pipeline: &CudaPipeline,
         numbers: &Numbers,
-        buffers: &[Buffer],
+        buffers: &[CudaBuffer],
     ) -> Result<GraphWork> {
         Ok(GraphWork::Launch(pipeline.bind(numbers, buffers)?.overlapping()))
     }
@@ -208,10 +209,10 @@ impl Backend for Cuda {
     fn product(
         &self,
         shape: &ProductShape,
-        x: &Buffer,
-        w: &Buffer,
-        add: Option<&Buffer>,
-        y: &Buffer,
+        x: &CudaBuffer,
+        w: &CudaBuffer,
+        add: Option<&CudaBuffer>,
+        y: &CudaBuffer,
     ) -> Result<GraphWork> {
         let missing = || Error::new("cuda", "cuBLASLt", "none");
         let library = self.cublaslt.as_ref().ok_or_else(missing)?;
@@ -227,10 +228,10 @@ impl Backend for Cuda {
     fn tune(
         &self,
         shape: &ProductShape,
-        x: &Buffer,
-        ws: &[Buffer],
-        add: Option<&Buffer>,
-        y: &Buffer,
+        x: &CudaBuffer,
+        ws: &[CudaBuffer],
+        add: Option<&CudaBuffer>,
+        y: &CudaBuffer,
         expected: [&[u8]; 2],
     ) -> Result<bool> {
         let missing = || Error::new("cuda", "cuBLASLt", "none");
@@ -240,13 +241,13 @@ impl Backend for Cuda {
         Ok(found.map(|product| known.insert(*shape, product)).is_some())
     }
 
-    fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<GraphWork> {
+    fn all_reduce(&self, x: &CudaBuffer, y: &CudaBuffer, count: usize) -> Result<GraphWork> {
         let alone = || Error::new("all_reduce", "one of several GPUs", "one alone");
         let (sums, rank) = self.rank.as_ref().ok_or_else(alone)?;
         Ok(GraphWork::Collective(sums.all_reduce(*rank, x, y, count)?.overlapping()))
     }
 
-    fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<GraphWork> {
+    fn all_gather(&self, x: &CudaBuffer, y: &CudaBuffer, counts: &[usize]) -> Result<GraphWork> {
         let alone = || Error::new("all_gather", "one of several GPUs", "one alone");
         let (sums, rank) = self.rank.as_ref().ok_or_else(alone)?;
         Ok(GraphWork::Collective(sums.all_gather(*rank, x, y, counts)?))

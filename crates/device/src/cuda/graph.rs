@@ -5,21 +5,21 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use formats::{Error, Result};
 
-use super::{BoundProduct, Buffer, Collective, Context, Gpu, Launch};
+use super::{BoundProduct, Collective, Context, CudaBuffer, CudaLaunch, Gpu};
 
 /// An item of work that can be enqueued or recorded in a [`Graph`].
 #[derive(Clone)]
 pub enum GraphWork {
     /// A kernel.
-    Launch(Launch),
+    Launch(CudaLaunch),
     /// A matrix product of cuBLASLt.
     Product(BoundProduct),
     /// A copy of a whole buffer.
     Copy {
         /// The destination.
-        to: Buffer,
+        to: CudaBuffer,
         /// The source.
-        from: Buffer,
+        from: CudaBuffer,
     },
     /// A collective operation of several GPUs.
     Collective(Collective),

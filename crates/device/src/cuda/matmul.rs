@@ -8,7 +8,7 @@ use cudarc::cublaslt::{result, sys};
 use formats::{Error, Result};
 use tile::types::Scalar;
 
-use super::{Buffer, Context, Gpu, GraphWork, library};
+use super::{Context, CudaBuffer, Gpu, GraphWork, library};
 use crate::gpu::ProductShape;
 
 /// Memory that an algorithm may use: what the vendor recommends for Hopper.
@@ -27,7 +27,7 @@ pub struct CublasLt(Arc<Handle>);
 struct Handle {
     context: Arc<Context>,
     handle: sys::cublasLtHandle_t,
-    workspace: Buffer,
+    workspace: CudaBuffer,
 }
 
 // SAFETY: the library allows calls with one handle from any thread.
@@ -80,10 +80,10 @@ impl Drop for Inner {
 pub struct BoundProduct {
     matmul: Matmul,
     algorithm: sys::cublasLtMatmulAlgo_t,
-    x: Buffer,
-    w: Buffer,
-    add: Option<Buffer>,
-    y: Buffer,
+    x: CudaBuffer,
+    w: CudaBuffer,
+    add: Option<CudaBuffer>,
+    y: CudaBuffer,
 }
 
 impl Gpu {
@@ -167,7 +167,7 @@ impl Matmul {
     ///
     /// # Errors
     /// If a buffer is too short, or the library does not do this shape.
-    pub fn bind(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<BoundProduct> {
+    pub fn bind(&self, x: &CudaBuffer, w: &CudaBuffer, y: &CudaBuffer) -> Result<BoundProduct> {
         self.fits(x, w, y)?;
         let gpu = Gpu(Arc::clone(&self.0.library.0.context));
         let mut best: Option<(f64, BoundProduct)> = None;
@@ -194,10 +194,10 @@ impl Matmul {
     /// If a buffer is too short, or the library does not do this shape.
     pub fn bind_first(
         &self,
-        x: &Buffer,
-        w: &Buffer,
-        add: Option<&Buffer>,
-        y: &Buffer,
+        x: &CudaBuffer,
+        w: &CudaBuffer,
+        add: Option<&CudaBuffer>,
+        y: &CudaBuffer,
     ) -> Result<BoundProduct> {
         self.fits(x, w, add.unwrap_or(y))?;
         self.fits(x, w, y)?;
@@ -215,10 +215,10 @@ impl Matmul {
     /// If a buffer is too short, or the library does not do this shape.
     pub fn bind_fastest(
         &self,
-        x: &Buffer,
-        ws: &[Buffer],
-        add: Option<&Buffer>,
-        y: &Buffer,
+        x: &CudaBuffer,
+        ws: &[CudaBuffer],
+        add: Option<&CudaBuffer>,
+        y: &CudaBuffer,
         expected: [&[u8]; 2],
     ) -> Result<Option<BoundProduct>> {
         for w in ws {
@@ -229,7 +229,7 @@ impl Matmul {
         let all = self.0.bytes[2];
         let mut best: Option<(f64, BoundProduct)> = None;
         for algorithm in self.proposals()? {
-            let bound = |w: &Buffer| {
+            let bound = |w: &CudaBuffer| {
                 let (matmul, x, w, y) = (self.clone(), x.clone(), w.clone(), y.clone());
                 BoundProduct { matmul, algorithm, x, w, add: add.cloned(), y }
             };
@@ -262,7 +262,7 @@ impl Matmul {
         Ok(best.map(|(_, product)| BoundProduct { x, w, add: None, y, ..product }))
     }
 
-    fn fits(&self, x: &Buffer, w: &Buffer, y: &Buffer) -> Result<()> {
+    fn fits(&self, x: &CudaBuffer, w: &CudaBuffer, y: &CudaBuffer) -> Result<()> {
         for (buffer, bytes) in [x, w, y].into_iter().zip(self.0.bytes) {
             if buffer.len() < bytes || !Arc::ptr_eq(buffer.context(), &self.0.library.0.context) {
                 return Err(Error::new("cublaslt", format!("{bytes} bytes"), buffer.len()));
@@ -329,10 +329,10 @@ impl BoundProduct {
     /// If a buffer is too short.
     pub fn to(
         &self,
-        x: &Buffer,
-        w: &Buffer,
-        add: Option<&Buffer>,
-        y: &Buffer,
+        x: &CudaBuffer,
+        w: &CudaBuffer,
+        add: Option<&CudaBuffer>,
+        y: &CudaBuffer,
     ) -> Result<BoundProduct> {
         self.matmul.fits(x, w, add.unwrap_or(y))?;
         self.matmul.fits(x, w, y)?;
@@ -350,7 +350,7 @@ impl BoundProduct {
         let [w, x, y] = layouts[..] else { return Ok(()) };
         context.enter()?;
         let (one, share) = (1.0_f32, if self.add.is_some() { 1.0_f32 } else { 0.0 });
-        let pointer = |b: &Buffer| b.address() as *mut c_void;
+        let pointer = |b: &CudaBuffer| b.address() as *mut c_void;
         // SAFETY: descriptors, matrices and workspace are held by `self` and free themselves only
         // when the stream has drained; the matrices are as long as the layouts say (`bind`); the
         // scales are read before the call returns. The driver's stream is the runtime's under

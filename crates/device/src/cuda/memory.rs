@@ -14,7 +14,7 @@ use crate::gpu::meter::Taken;
 
 /// A range of device memory. Clones refer to the same bytes.
 #[derive(Clone)]
-pub struct Buffer {
+pub struct CudaBuffer {
     allocation: Arc<Allocation>,
     offset: usize,
     bytes: usize,
@@ -137,7 +137,7 @@ impl Gpu {
     ///
     /// # Errors
     /// Too little memory.
-    pub fn buffer(&self, bytes: usize) -> Result<Buffer> {
+    pub fn buffer(&self, bytes: usize) -> Result<CudaBuffer> {
         self.0.enter()?;
         // SAFETY: the context is current; nothing is read before it is written except as bytes
         // without meaning.
@@ -145,14 +145,14 @@ impl Gpu {
         let address = self.0.check(&format!("cuda: {bytes} bytes of device memory"), address)?;
         let kind = Kind::Device { _taken: self.0.meter.take(bytes) };
         let allocation = Allocation { context: Arc::clone(&self.0), address, kind };
-        Ok(Buffer { allocation: Arc::new(allocation), offset: 0, bytes })
+        Ok(CudaBuffer { allocation: Arc::new(allocation), offset: 0, bytes })
     }
 
-    /// Reserves addresses without memory: see [`Buffer::extend`].
+    /// Reserves addresses without memory: see [`CudaBuffer::extend`].
     ///
     /// # Errors
     /// No whole number of [`Properties::page`](super::Properties::page)s, or too few addresses.
-    pub fn reserve(&self, bytes: usize) -> Result<Buffer> {
+    pub fn reserve(&self, bytes: usize) -> Result<CudaBuffer> {
         self.0.enter()?;
         let mut address = 0;
         // SAFETY: writes one address.
@@ -160,14 +160,14 @@ impl Gpu {
         self.0.check(&format!("cuda: addresses for {bytes} bytes"), found)?;
         let kind = Kind::Reserved { bytes, pieces: Mutex::default() };
         let allocation = Allocation { context: Arc::clone(&self.0), address, kind };
-        Ok(Buffer { allocation: Arc::new(allocation), offset: 0, bytes })
+        Ok(CudaBuffer { allocation: Arc::new(allocation), offset: 0, bytes })
     }
 
     /// Allocates pinned host memory that kernels can access, filled with 0xFF.
     ///
     /// # Errors
     /// Too little memory.
-    pub fn host_buffer(&self, bytes: usize) -> Result<Buffer> {
+    pub fn host_buffer(&self, bytes: usize) -> Result<CudaBuffer> {
         self.0.enter()?;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         let place = || format!("cuda: {bytes} bytes of the host's memory");
@@ -185,21 +185,21 @@ impl Gpu {
             Allocation { context: Arc::clone(&self.0), address, kind: Kind::Host(host) };
         // If there is no address, dropping the allocation frees the memory.
         self.0.check(&place(), found)?;
-        Ok(Buffer { allocation: Arc::new(allocation), offset: 0, bytes })
+        Ok(CudaBuffer { allocation: Arc::new(allocation), offset: 0, bytes })
     }
 
     /// Allocates memory with these contents.
     ///
     /// # Errors
     /// As [`buffer`](Gpu::buffer).
-    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
+    pub fn upload(&self, bytes: &[u8]) -> Result<CudaBuffer> {
         let buffer = self.buffer(bytes.len())?;
         buffer.write(bytes)?;
         Ok(buffer)
     }
 }
 
-impl Buffer {
+impl CudaBuffer {
     /// Number of bytes.
     pub fn len(&self) -> usize {
         self.bytes
@@ -214,13 +214,13 @@ impl Buffer {
     ///
     /// # Errors
     /// A range outside the buffer.
-    pub fn part(&self, range: Range<usize>) -> Result<Buffer> {
+    pub fn part(&self, range: Range<usize>) -> Result<CudaBuffer> {
         if range.start > range.end || range.end > self.bytes {
             let expected = format!("a part of {} bytes", self.bytes);
             return Err(Error::new("cuda buffer", expected, format!("{range:?}")));
         }
         let allocation = Arc::clone(&self.allocation);
-        Ok(Buffer { allocation, offset: self.offset + range.start, bytes: range.len() })
+        Ok(CudaBuffer { allocation, offset: self.offset + range.start, bytes: range.len() })
     }
 
     /// Gives the first `bytes` of reserved addresses memory, a whole number of
@@ -334,13 +334,13 @@ impl Buffer {
     ///
     /// # Errors
     /// Different lengths, or overlapping buffers.
-    pub fn copy_from(&self, from: &Buffer) -> Result<()> {
+    pub fn copy_from(&self, from: &CudaBuffer) -> Result<()> {
         self.same_length(from.bytes)?;
         let context = self.context();
         if !Arc::ptr_eq(context, from.context()) {
             return Err(Error::new("cuda buffer", "a copy within one GPU", "two GPUs"));
         }
-        let ends = |b: &Buffer| (b.offset, b.offset + b.bytes);
+        let ends = |b: &CudaBuffer| (b.offset, b.offset + b.bytes);
         let ((a, a_end), (b, b_end)) = (ends(self), ends(from));
         if Arc::ptr_eq(&self.allocation, &from.allocation) && a < b_end && b < a_end {
             return Err(Error::new("cuda buffer", "a copy to other bytes", "overlapping ranges"));

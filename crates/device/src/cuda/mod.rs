@@ -2,7 +2,7 @@
 //! products go to cuBLASLt.
 //!
 //! [`Gpu`] is a context with one stream, on which all work runs in order. [`Gpu::load`] makes a
-//! [`Pipeline`] from a lowered kernel. Bound to buffers and constants it is a [`Launch`], whose
+//! [`CudaPipeline`] from a lowered kernel. Bound to buffers and constants it is a [`CudaLaunch`], whose
 //! parameters and grid are fixed: repeating it is one driver call. A [`Graph`] repeats a list of
 //! launches in one submission. [`roof`] measures the GPU's peak rates.
 //!
@@ -44,9 +44,9 @@ pub use compile::Compiler;
 pub use graph::{Event, Graph, GraphWork, Samples};
 pub use library::present;
 pub use matmul::{BoundProduct, CublasLt, Matmul};
-pub use memory::Buffer;
+pub use memory::CudaBuffer;
 pub use nccl::{Collective, Sums};
-pub use pipeline::{Launch, Pipeline};
+pub use pipeline::{CudaLaunch, CudaPipeline};
 
 /// A result of the driver.
 type Outcome<T> = std::result::Result<T, DriverError>;

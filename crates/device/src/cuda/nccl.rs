@@ -14,7 +14,7 @@ use std::time::Duration;
 use formats::{Error, Hint, Result, Setting};
 
 use super::peer_sum::{self, Exchange, HANDLE, PeerSums};
-use super::{Buffer, Gpu, library};
+use super::{CudaBuffer, Gpu, library};
 use crate::ranks::Group;
 
 /// A rank's NCCL communicator.
@@ -256,8 +256,8 @@ impl Sums {
     pub fn all_reduce(
         self: &Arc<Self>,
         rank: usize,
-        x: &Buffer,
-        y: &Buffer,
+        x: &CudaBuffer,
+        y: &CudaBuffer,
         count: usize,
     ) -> Result<Collective> {
         let (x, y) = (x.part(0..4 * count)?, y.part(0..4 * count)?);
@@ -272,8 +272,8 @@ impl Sums {
     pub fn all_gather(
         self: &Arc<Self>,
         rank: usize,
-        x: &Buffer,
-        y: &Buffer,
+        x: &CudaBuffer,
+        y: &CudaBuffer,
         counts: &[usize],
     ) -> Result<Collective> {
         let own = counts.get(rank).filter(|_| counts.len() == self.ranks);
@@ -287,8 +287,8 @@ impl Sums {
         self: &Arc<Self>,
         name: &str,
         rank: usize,
-        x: Buffer,
-        y: Buffer,
+        x: CudaBuffer,
+        y: CudaBuffer,
         combine: Combine,
     ) -> Result<Collective> {
         let here = rank.checked_sub(self.first).and_then(|here| Some((here, self.gpus.get(here)?)));
@@ -391,8 +391,8 @@ pub struct Collective {
     sums: Arc<Sums>,
     /// Which of this process's ranks.
     here: usize,
-    x: Buffer,
-    y: Buffer,
+    x: CudaBuffer,
+    y: CudaBuffer,
     combine: Combine,
     overlap: bool,
 }

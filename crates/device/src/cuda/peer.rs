@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use formats::{Error, Result};
 
-use super::{Buffer, Context, Gpu};
+use super::{Context, CudaBuffer, Gpu};
 
 impl Gpu {
     /// Whether memory of another `Gpu` can be copied directly; enables peer access if so.
@@ -30,13 +30,13 @@ impl Gpu {
     }
 }
 
-impl Buffer {
+impl CudaBuffer {
     /// Enqueues a copy of a buffer of another `Gpu`: after everything enqueued there, and before
     /// anything enqueued later on either.
     ///
     /// # Errors
     /// Different lengths, or a driver that refuses.
-    pub fn peer_copy(&self, from: &Buffer) -> Result<()> {
+    pub fn peer_copy(&self, from: &CudaBuffer) -> Result<()> {
         if from.len() != self.len() {
             return Err(Error::new("cuda buffer", format!("{} bytes", self.len()), from.len()));
         }

@@ -14,7 +14,7 @@ use std::ffi::c_void;
 use cudarc::driver::sys;
 use formats::Result;
 
-use super::{Buffer, Gpu, pipeline};
+use super::{CudaBuffer, Gpu, pipeline};
 
 /// The most values of a sum: more are the business of NCCL, which sends each value once.
 pub(super) const MOST: usize = 1 << 17;
@@ -82,7 +82,7 @@ pub(super) struct PeerSums {
     /// Number of ranks, in whichever process.
     ranks: usize,
     /// The host's word that ends all waiting of this process once it is 0.
-    stop: Buffer,
+    stop: CudaBuffer,
     /// Mailboxes of other processes.
     _others: Vec<Opened>,
 }
@@ -91,11 +91,11 @@ pub(super) struct PeerSums {
 struct Rank {
     function: sys::CUfunction,
     /// `[2][ranks][MOST]` words that others write.
-    mailbox: Buffer,
+    mailbox: CudaBuffer,
     /// The addresses of all ranks' mailboxes.
-    boxes: Buffer,
+    boxes: CudaBuffer,
     /// The last round of each block.
-    rounds: Buffer,
+    rounds: CudaBuffer,
     /// Whether the kernel waits by itself for the one before.
     waits: bool,
 }
@@ -165,8 +165,8 @@ impl PeerSums {
         let reach = |to: &Gpu| gpus.iter().all(|from| to.has_peer(from));
         let Some(one) = gpus.first().filter(|_| gpus.iter().all(reach)) else { return Ok(None) };
         let mailboxes = gpus.iter().map(|gpu| mailbox(gpu, gpus.len()));
-        let mailboxes = mailboxes.collect::<Result<Vec<Buffer>>>()?;
-        let addresses: Vec<_> = mailboxes.iter().map(Buffer::address).collect();
+        let mailboxes = mailboxes.collect::<Result<Vec<CudaBuffer>>>()?;
+        let addresses: Vec<_> = mailboxes.iter().map(CudaBuffer::address).collect();
         let own = gpus.iter().zip(mailboxes);
         let own = own.map(|(gpu, mailbox)| Rank::new(gpu, mailbox, &addresses));
         let (own, ranks) = (own.collect::<Result<_>>()?, gpus.len());
@@ -217,8 +217,8 @@ impl PeerSums {
     pub(super) fn enqueue(
         &self,
         here: usize,
-        x: &Buffer,
-        y: &Buffer,
+        x: &CudaBuffer,
+        y: &CudaBuffer,
         count: usize,
         overlap: bool,
     ) -> Result<()> {
@@ -258,7 +258,7 @@ impl PeerSums {
 }
 
 impl Rank {
-    fn new(gpu: &Gpu, mailbox: Buffer, addresses: &[sys::CUdeviceptr]) -> Result<Rank> {
+    fn new(gpu: &Gpu, mailbox: CudaBuffer, addresses: &[sys::CUdeviceptr]) -> Result<Rank> {
         let addresses: Vec<u8> = addresses.iter().flat_map(|at| at.to_le_bytes()).collect();
         Ok(Rank {
             function: gpu.0.function("peer_sum", &source(), "peer_sum")?,
@@ -271,12 +271,12 @@ impl Rank {
 }
 
 /// An empty mailbox of a rank.
-fn mailbox(gpu: &Gpu, ranks: usize) -> Result<Buffer> {
+fn mailbox(gpu: &Gpu, ranks: usize) -> Result<CudaBuffer> {
     gpu.upload(&vec![0; 8 * 2 * ranks * MOST])
 }
 
 /// The driver's name for a buffer by which other processes open it.
-fn handle(gpu: &Gpu, of: &Buffer) -> Result<[u8; HANDLE]> {
+fn handle(gpu: &Gpu, of: &CudaBuffer) -> Result<[u8; HANDLE]> {
     gpu.0.enter()?;
     let mut handle = sys::CUipcMemHandle { reserved: [0; HANDLE] };
     // SAFETY: writes one handle; the buffer is a whole allocation.

@@ -10,7 +10,7 @@ use tile::emit::{self, Dialect};
 use tile::ir::{Inst, ParamKind};
 use tile::launch::{BoundBuffer, Numbers};
 
-use super::{Buffer, Context, Gpu};
+use super::{Context, CudaBuffer, Gpu};
 
 /// Loaded code, which stays for the life of the context.
 #[derive(Clone, Copy)]
@@ -18,7 +18,7 @@ pub(super) struct Module(sys::CUmodule);
 
 /// A kernel compiled for a GPU with values for its constants. Clones refer to the same one.
 #[derive(Clone)]
-pub struct Pipeline(Arc<Inner>);
+pub struct CudaPipeline(Arc<Inner>);
 
 struct Inner {
     context: Arc<Context>,
@@ -66,7 +66,7 @@ impl Gpu {
     /// # Errors
     /// A kernel that does not compile, or that needs more shared memory or other instructions than
     /// the GPU has.
-    pub fn load(&self, kernel: &Kernel, numbers: &Numbers) -> Result<Pipeline> {
+    pub fn load(&self, kernel: &Kernel, numbers: &Numbers) -> Result<CudaPipeline> {
         if kernel.has_wgmma() && !self.facts().has_wgmma() {
             let (major, minor) = self.facts().capability;
             let expected = "compute capability 9.0, for wgmma";
@@ -103,7 +103,7 @@ impl Gpu {
         waits &= context.facts.capability.0 >= 9;
         let (context, kernel) = (Arc::clone(context), kernel.clone());
         let inner = Inner { context, kernel, function, dynamic, waits, registers, local };
-        Ok(Pipeline(Arc::new(inner)))
+        Ok(CudaPipeline(Arc::new(inner)))
     }
 }
 
@@ -141,7 +141,7 @@ impl Context {
     }
 }
 
-impl Pipeline {
+impl CudaPipeline {
     /// Registers per thread.
     pub fn registers(&self) -> u32 {
         self.0.registers
@@ -152,7 +152,7 @@ impl Pipeline {
         self.0.local
     }
 
-    /// Whether the kernel waits for the one before by itself, so that [`Launch::overlapping`] can
+    /// Whether the kernel waits for the one before by itself, so that [`CudaLaunch::overlapping`] can
     /// start it early.
     pub fn waits(&self) -> bool {
         self.0.waits
@@ -162,7 +162,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// The rule of the contract that is violated.
-    pub fn bind(&self, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
+    pub fn bind(&self, numbers: &Numbers, buffers: &[CudaBuffer]) -> Result<CudaLaunch> {
         let Inner { kernel, context, .. } = &*self.0;
         let fail = |why: &str| Error::new(&kernel.name, "", why);
         if buffers.iter().any(|b| !Arc::ptr_eq(b.context(), context)) {
@@ -188,7 +188,7 @@ impl Pipeline {
         // Surplus buffers make the count wrong, which the contract reports.
         bounds.extend(next.map(|b| BoundBuffer { len: b.len(), align: b.align() }));
         let grid = kernel.bind(numbers, &bounds).map_err(|why| Error::new("cuda", "", why))?;
-        Ok(Launch {
+        Ok(CudaLaunch {
             pipeline: self.clone(),
             parameters: Parameters::new(words),
             grid,
@@ -200,8 +200,8 @@ impl Pipeline {
     /// Binds and enqueues.
     ///
     /// # Errors
-    /// As [`bind`](Pipeline::bind) and [`Launch::enqueue`].
-    pub fn launch(&self, numbers: &Numbers, buffers: &[Buffer]) -> Result<()> {
+    /// As [`bind`](Pipeline::bind) and [`CudaLaunch::enqueue`].
+    pub fn launch(&self, numbers: &Numbers, buffers: &[CudaBuffer]) -> Result<()> {
         self.bind(numbers, buffers)?.enqueue()
     }
 }
@@ -232,24 +232,24 @@ impl Parameters {
 
 /// A kernel with its buffers and arguments, ready to run any number of times.
 #[derive(Clone)]
-pub struct Launch {
-    pipeline: Pipeline,
+pub struct CudaLaunch {
+    pipeline: CudaPipeline,
     parameters: Parameters,
     grid: [u32; 3],
     /// Keeps the addresses allocated.
-    _buffers: Box<[Buffer]>,
+    _buffers: Box<[CudaBuffer]>,
     overlap: bool,
 }
 
-impl Launch {
+impl CudaLaunch {
     /// Lets it start while the work before it finishes, if the kernel waits by itself.
-    pub fn overlapping(mut self) -> Launch {
+    pub fn overlapping(mut self) -> CudaLaunch {
         self.overlap = self.pipeline.0.waits;
         self
     }
 
     /// Makes it start only when the work before it is done.
-    pub fn apart(mut self) -> Launch {
+    pub fn apart(mut self) -> CudaLaunch {
         self.overlap = false;
         self
     }

@@ -5,7 +5,7 @@ use tile::launch::Numbers;
 use tile::passes::{self, Target};
 use tile::types::Scalar;
 
-use super::{Buffer, Gpu, GraphWork};
+use super::{CudaBuffer, Gpu, GraphWork};
 use crate::gpu::read::read_roof;
 
 /// The measured peak rates of a GPU.
@@ -55,7 +55,7 @@ pub fn read_rate(gpu: &Gpu) -> Result<f64> {
 }
 
 /// The best of several grids, since the best one differs between GPUs.
-fn read(gpu: &Gpu, data: &Buffer) -> Result<f64> {
+fn read(gpu: &Gpu, data: &CudaBuffer) -> Result<f64> {
     let mut best = 0.0_f64;
     for (group, ahead) in [(1024, 4), (1024, 8), (512, 8), (256, 16)] {
         let kernel = passes::lower(&read_roof(ahead, group).record(), Target::Cuda)
@@ -75,14 +75,14 @@ fn read(gpu: &Gpu, data: &Buffer) -> Result<f64> {
     Ok(best)
 }
 
-fn copy(gpu: &Gpu, data: &Buffer) -> Result<f64> {
+fn copy(gpu: &Gpu, data: &CudaBuffer) -> Result<f64> {
     let half = data.len() / 2;
     let (from, to) = (data.part(0..half)?, data.part(half..2 * half)?);
     let took = gpu.time(vec![GraphWork::Copy { to, from }], 5)?;
     Ok(2.0 * half as f64 / took.median)
 }
 
-fn matmul(gpu: &Gpu, data: &Buffer, edge: u32) -> Result<f64> {
+fn matmul(gpu: &Gpu, data: &CudaBuffer, edge: u32) -> Result<f64> {
     let bytes = edge as usize * edge as usize * 2;
     let part = |i: usize| data.part(i * bytes..(i + 1) * bytes);
     let y = gpu.buffer(bytes)?;
@@ -93,7 +93,7 @@ fn matmul(gpu: &Gpu, data: &Buffer, edge: u32) -> Result<f64> {
 
 /// Fills a buffer with noise that is finite in bf16: products of zeros or infinities draw less
 /// power and run faster.
-fn scatter(gpu: &Gpu, buffer: &Buffer) -> Result<()> {
+fn scatter(gpu: &Gpu, buffer: &CudaBuffer) -> Result<()> {
     let seed = tile::case::Buffer::floats(Scalar::BF16, &tile::case::noise(7, 1 << 20)).bytes;
     let seed = &seed[..seed.len().min(buffer.len())];
     buffer.part(0..seed.len())?.write(seed)?;

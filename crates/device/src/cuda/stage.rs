@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use formats::{Error, Result};
 
-use super::{Buffer, Context, Event, Gpu};
+use super::{Context, CudaBuffer, Event, Gpu};
 use crate::gpu::StagingBuffer;
 
 /// A pinned staging buffer. The driver reads it only in copies made by [`StagingBuffer::send`].
@@ -38,7 +38,7 @@ impl Gpu {
     }
 }
 
-impl StagingBuffer<Buffer> for Pinned {
+impl StagingBuffer<CudaBuffer> for Pinned {
     fn bytes(&mut self) -> Result<&mut [u8]> {
         self.copied.wait()?;
         // SAFETY: initialised, of this length, and owned by this value until it is dropped. The
@@ -46,7 +46,7 @@ impl StagingBuffer<Buffer> for Pinned {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.host.as_ptr(), self.count) })
     }
 
-    fn send(&mut self, count: usize, to: &Buffer) -> Result<()> {
+    fn send(&mut self, count: usize, to: &CudaBuffer) -> Result<()> {
         let to = to.part(0..count)?;
         if count > self.count || !Arc::ptr_eq(to.context(), &self.context) {
             let expected =

@@ -29,7 +29,7 @@ use super::run::{Chooser, Staged};
 use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Wanted, Weight};
 use super::{Backend, Dispatch};
-use crate::{Executor, LoadOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
+use crate::{Executor, ExecutorOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
 
 /// Shortest context of a class in steps of many sequences. Threadgroups without keys cost little.
 const LEAST_LENGTH: usize = 1024;
@@ -146,14 +146,14 @@ impl<B: Backend> GpuExecutor<B> {
         backend: Arc<B>,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         store: &weights::Store<B>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let stored = store.of(tensors, options.allow_nan);
         let formats = weights::formats(&program, tensors, &[])?;
         let lowering = Lowering::new(program, backend.facts(), &options, formats)?;
-        let plan = |options: &LoadOptions| sizes::plan(&*backend, &lowering, options, &stored);
+        let plan = |options: &ExecutorOptions| sizes::plan(&*backend, &lowering, options, &stored);
         plan::check(backend.about().name, &options, &plan(&options)?, &plan)?;
         let limits = options.limits(&lowering.program);
         let windows = lowering.program.groups();

@@ -19,7 +19,7 @@ use tile::types::Scalar;
 use super::arena::{self, FEW, Layout, bucket};
 use super::kernels::Kernels;
 use super::{Facts, LIBRARY_ROWS, ProductShape, kv};
-use crate::{CacheType, LoadOptions};
+use crate::{CacheType, ExecutorOptions};
 
 mod adapters;
 mod attention;
@@ -200,7 +200,7 @@ pub(super) struct Lowering {
     /// The type of the cache.
     pub(super) cache: CacheType,
     /// Whether every row is computed as in a step of many rows; see
-    /// [`LoadOptions::batched`](crate::LoadOptions::batched).
+    /// [`ExecutorOptions::batched`](crate::ExecutorOptions::batched).
     pub(super) batched: bool,
     /// Whether, with `batched`, decode rows always take the kernels for few rows, which are faster
     /// for few sequences.
@@ -234,11 +234,11 @@ impl Lowering {
     pub(super) fn new(
         mut program: Program,
         facts: Facts,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
         formats: Vec<Option<Format>>,
     ) -> Result<Lowering> {
         program::fuse_mixtures(&mut program);
-        let &LoadOptions { cache_type: cache, batched, sequences, .. } = options;
+        let &ExecutorOptions { cache_type: cache, batched, sequences, .. } = options;
         kv::check(cache, &program.layers)?;
         let half = match cache {
             CacheType::F16 | CacheType::Q8_0 | CacheType::Turbo => Scalar::F16,

@@ -53,7 +53,7 @@ use tile::launch::Numbers;
 use tile::passes::Target;
 use tile::types::Scalar;
 
-use crate::{About, Device, Executor, LoadOptions, Plan, TrainOptions, Trainer, Usage};
+use crate::{About, Device, Executor, ExecutorOptions, Plan, TrainOptions, Trainer, Usage};
 
 pub use stage::StagingBuffer;
 
@@ -506,7 +506,7 @@ impl<B: Backend> Device for GpuDevice<B> {
         &self,
         program: &Program,
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
     ) -> Result<Vec<Plan>> {
         self.check(program)?;
         let formats = weights::formats(program, tensors, &[])?;
@@ -520,7 +520,7 @@ impl<B: Backend> Device for GpuDevice<B> {
         &self,
         program: Program,
         tensors: &Tensors,
-        options: LoadOptions,
+        options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         self.check(&program)?;

@@ -98,7 +98,7 @@ fn counted() -> Result<()> {
 
 /// Memory of a simulated device.
 #[derive(Clone)]
-pub struct Buffer {
+pub struct SimBuffer {
     held: Arc<Held>,
     range: Range<usize>,
 }
@@ -109,7 +109,7 @@ struct Held {
     taken: Mutex<Vec<Taken>>,
 }
 
-impl Buffer {
+impl SimBuffer {
     fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
         self.held.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,7 +137,7 @@ impl Buffer {
 
 /// A loaded kernel.
 #[derive(Clone)]
-pub struct Pipeline {
+pub struct SimPipeline {
     kernel: Arc<Kernel>,
     code: Code,
 }
@@ -151,24 +151,24 @@ enum Code {
 /// A kernel with its buffers and constants.
 #[derive(Clone)]
 struct Bound {
-    pipeline: Pipeline,
+    pipeline: SimPipeline,
     numbers: Numbers,
-    buffers: Vec<Buffer>,
+    buffers: Vec<SimBuffer>,
 }
 
 /// A product with its matrices: `x`, `w`, the summand, `y`.
 #[derive(Clone)]
 struct Product {
     shape: ProductShape,
-    x: Buffer,
-    w: Buffer,
-    add: Option<Buffer>,
-    y: Buffer,
+    x: SimBuffer,
+    w: SimBuffer,
+    add: Option<SimBuffer>,
+    y: SimBuffer,
 }
 
 /// Bound work that can run any number of times.
 #[derive(Clone)]
-pub struct Launch(Work);
+pub struct SimLaunch(Work);
 
 #[derive(Clone)]
 enum Work {
@@ -183,8 +183,8 @@ struct Collective {
     group: Arc<dyn HostGroup>,
     rank: usize,
     combine: Combine,
-    x: Buffer,
-    y: Buffer,
+    x: SimBuffer,
+    y: SimBuffer,
 }
 
 impl Collective {
@@ -205,11 +205,11 @@ impl Product {
     fn run(&self) {
         let ProductShape { rows, out, width, operand, result, .. } = self.shape;
         let [rows, out, width] = [rows, out, width].map(|n| n as usize);
-        let read = |buffer: &Buffer, scalar, len: usize| {
+        let read = |buffer: &SimBuffer, scalar, len: usize| {
             let bytes = buffer.to_vec()[..len * Scalar::bytes(scalar)].to_vec();
             case::Buffer::raw(scalar, bytes).to_f32()
         };
-        let side = |buffer: &Buffer, lines: usize, turned: bool| {
+        let side = |buffer: &SimBuffer, lines: usize, turned: bool| {
             let values = read(buffer, operand, lines * width);
             if !turned {
                 return values;
@@ -337,7 +337,7 @@ fn machine(kernel: &Arc<Kernel>) -> Result<Arc<CompiledKernel>> {
 /// Refuses a launch whose written buffer overlaps another of its buffers: launches here work on
 /// copies, which would hide the race. Exactly equal ranges of one type are allowed, since kernels
 /// that may alias declare it.
-fn apart(kernel: &Kernel, buffers: &[Buffer]) -> Result<()> {
+fn apart(kernel: &Kernel, buffers: &[SimBuffer]) -> Result<()> {
     let params: Vec<(&str, Scalar, Access)> = kernel
         .params
         .iter()
@@ -362,14 +362,14 @@ fn apart(kernel: &Kernel, buffers: &[Buffer]) -> Result<()> {
 
 impl Bound {
     fn run(&self) -> Result<()> {
-        let Pipeline { kernel, code } = &self.pipeline;
+        let SimPipeline { kernel, code } = &self.pipeline;
         let params = || {
             kernel.params.iter().filter_map(|p| match p.kind {
                 ParamKind::Buffer { scalar, access } => Some((scalar, access)),
                 ParamKind::Argument(_) => None,
             })
         };
-        let load = |((scalar, _), buffer): ((Scalar, Access), &Buffer)| {
+        let load = |((scalar, _), buffer): ((Scalar, Access), &SimBuffer)| {
             case::Buffer::raw(scalar, buffer.to_vec())
         };
         let mut bound: Vec<case::Buffer> = params().zip(&self.buffers).map(load).collect();
@@ -394,10 +394,10 @@ impl Bound {
 }
 
 impl Backend for Sim {
-    type Buffer = Buffer;
-    type Pipeline = Pipeline;
-    type Launch = Launch;
-    type Recording = Vec<Launch>;
+    type Buffer = SimBuffer;
+    type Pipeline = SimPipeline;
+    type Launch = SimLaunch;
+    type Recording = Vec<SimLaunch>;
     /// All work is done when its call returns.
     type Event = ();
 
@@ -420,7 +420,7 @@ impl Backend for Sim {
         Facts { target, processors: 4, shared, wgmma: true, products, tuned }
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer> {
+    fn buffer(&self, bytes: usize) -> Result<SimBuffer> {
         let buffer = self.reserve(bytes)?;
         self.extend(&buffer, bytes)?;
         Ok(buffer)
@@ -431,12 +431,12 @@ impl Backend for Sim {
         Some(1 << 12)
     }
 
-    fn reserve(&self, bytes: usize) -> Result<Buffer> {
+    fn reserve(&self, bytes: usize) -> Result<SimBuffer> {
         let held = Held { bytes: Mutex::default(), taken: Mutex::default() };
-        Ok(Buffer { held: Arc::new(held), range: 0..bytes })
+        Ok(SimBuffer { held: Arc::new(held), range: 0..bytes })
     }
 
-    fn extend(&self, reserved: &Buffer, bytes: usize) -> Result<()> {
+    fn extend(&self, reserved: &SimBuffer, bytes: usize) -> Result<()> {
         let full = || Error::new("sim", "memory", format!("none for {bytes} bytes"));
         if bytes > reserved.range.end {
             let expected = format!("at most {} bytes", reserved.range.end);
@@ -452,11 +452,11 @@ impl Backend for Sim {
         Ok(())
     }
 
-    fn pinned(&self, words: usize) -> Result<Buffer> {
+    fn pinned(&self, words: usize) -> Result<SimBuffer> {
         self.buffer(4 * words)
     }
 
-    fn read_pinned(&self, pinned: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
+    fn read_pinned(&self, pinned: &SimBuffer, word: usize) -> Result<Option<[u32; 2]>> {
         let mut bytes = [0; 8];
         self.read(&self.part(pinned, 4 * word..4 * word + 8)?, &mut bytes)?;
         let [a, b, c, d, e, f, g, h] = bytes;
@@ -467,7 +467,7 @@ impl Backend for Sim {
         Ok(Some(found))
     }
 
-    fn write_pinned(&self, pinned: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
+    fn write_pinned(&self, pinned: &SimBuffer, word: usize, bytes: &[u8]) -> Result<()> {
         self.write(&self.part(pinned, 4 * word..4 * word + bytes.len())?, bytes)
     }
 
@@ -483,25 +483,25 @@ impl Backend for Sim {
         Ok(())
     }
 
-    fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
+    fn part(&self, of: &SimBuffer, range: Range<usize>) -> Result<SimBuffer> {
         let first = of.first(range.end)?;
         let held = Arc::clone(&of.held);
-        Ok(Buffer { held, range: first.start + range.start..first.end })
+        Ok(SimBuffer { held, range: first.start + range.start..first.end })
     }
 
-    fn write(&self, to: &Buffer, bytes: &[u8]) -> Result<()> {
+    fn write(&self, to: &SimBuffer, bytes: &[u8]) -> Result<()> {
         let range = to.first(bytes.len())?;
         to.lock()[range].copy_from_slice(bytes);
         Ok(())
     }
 
-    fn read(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
+    fn read(&self, from: &SimBuffer, to: &mut [u8]) -> Result<()> {
         let range = from.first(to.len())?;
         to.copy_from_slice(&from.lock()[range]);
         Ok(())
     }
 
-    fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
+    fn copy(&self, from: &SimBuffer, to: &SimBuffer) -> Result<()> {
         self.write(to, &from.to_vec())
     }
 
@@ -513,11 +513,11 @@ impl Backend for Sim {
         true
     }
 
-    fn peer_copy(&self, from: &Sim, source: &Buffer, to: &Buffer) -> Result<()> {
+    fn peer_copy(&self, from: &Sim, source: &SimBuffer, to: &SimBuffer) -> Result<()> {
         from.copy(source, to)
     }
 
-    fn load(&self, kernel: &Arc<Kernel>) -> Result<Pipeline> {
+    fn load(&self, kernel: &Arc<Kernel>) -> Result<SimPipeline> {
         let code = match self.engine {
             KernelRunner::Interpreter => Code::Machine(machine(kernel)?),
             KernelRunner::Cuda => {
@@ -527,24 +527,29 @@ impl Backend for Sim {
                 Code::Text(compiled(&text, all, Dialect::Cuda, &kernel.name)?)
             }
         };
-        Ok(Pipeline { kernel: Arc::clone(kernel), code })
+        Ok(SimPipeline { kernel: Arc::clone(kernel), code })
     }
 
-    fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
+    fn bind(
+        &self,
+        pipeline: &SimPipeline,
+        numbers: &Numbers,
+        buffers: &[SimBuffer],
+    ) -> Result<SimLaunch> {
         apart(&pipeline.kernel, buffers)?;
         launches::note(&pipeline.kernel, numbers)?;
         let (pipeline, numbers) = (pipeline.clone(), numbers.clone());
-        Ok(Launch(Work::Kernel(Bound { pipeline, numbers, buffers: buffers.to_vec() })))
+        Ok(SimLaunch(Work::Kernel(Bound { pipeline, numbers, buffers: buffers.to_vec() })))
     }
 
     fn product(
         &self,
         shape: &ProductShape,
-        x: &Buffer,
-        w: &Buffer,
-        add: Option<&Buffer>,
-        y: &Buffer,
-    ) -> Result<Launch> {
+        x: &SimBuffer,
+        w: &SimBuffer,
+        add: Option<&SimBuffer>,
+        y: &SimBuffer,
+    ) -> Result<SimLaunch> {
         let ProductShape { rows, out, width, operand, result, adds, .. } = *shape;
         let size = |a: u32, b: u32, scalar: Scalar| a as usize * b as usize * scalar.bytes();
         x.first(size(rows, width, operand))?;
@@ -556,28 +561,28 @@ impl Backend for Sim {
         }
         launches::note_product(shape)?;
         let (x, w, add, y) = (x.clone(), w.clone(), add.cloned(), y.clone());
-        Ok(Launch(Work::Product(Product { shape: *shape, x, w, add, y })))
+        Ok(SimLaunch(Work::Product(Product { shape: *shape, x, w, add, y })))
     }
 
-    fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<Launch> {
+    fn all_reduce(&self, x: &SimBuffer, y: &SimBuffer, count: usize) -> Result<SimLaunch> {
         let alone = || Error::new("all_reduce", "a rank of several", "a device alone");
         let (group, rank) = self.rank.clone().ok_or_else(alone)?;
         let part = |buffer| self.part(buffer, 0..4 * count);
         let (combine, x, y) = (Combine::Sum, part(x)?, part(y)?);
-        Ok(Launch(Work::Collective(Collective { group, rank, combine, x, y })))
+        Ok(SimLaunch(Work::Collective(Collective { group, rank, combine, x, y })))
     }
 
-    fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<Launch> {
+    fn all_gather(&self, x: &SimBuffer, y: &SimBuffer, counts: &[usize]) -> Result<SimLaunch> {
         let alone = || Error::new("all_gather", "a rank of several", "a device alone");
         let (group, rank) = self.rank.clone().ok_or_else(alone)?;
         let own = counts.get(rank).copied().ok_or_else(alone)?;
         let (x, y) =
             (self.part(x, 0..4 * own)?, self.part(y, 0..4 * counts.iter().sum::<usize>())?);
         let combine = Combine::Gather;
-        Ok(Launch(Work::Collective(Collective { group, rank, combine, x, y })))
+        Ok(SimLaunch(Work::Collective(Collective { group, rank, combine, x, y })))
     }
 
-    fn submit(&self, launches: &[Launch]) -> Result<()> {
+    fn submit(&self, launches: &[SimLaunch]) -> Result<()> {
         launches.iter().try_for_each(|launch| {
             counted()?;
             self.lasts()?;
@@ -590,7 +595,7 @@ impl Backend for Sim {
         })
     }
 
-    fn time(&self, launches: &[Launch]) -> Result<Option<Vec<f64>>> {
+    fn time(&self, launches: &[SimLaunch]) -> Result<Option<Vec<f64>>> {
         let one = |launch| {
             let start = Instant::now();
             self.submit(std::slice::from_ref(launch))?;
@@ -599,11 +604,11 @@ impl Backend for Sim {
         launches.iter().map(one).collect::<Result<_>>().map(Some)
     }
 
-    fn record(&self, launches: &[Launch]) -> Result<Vec<Launch>> {
+    fn record(&self, launches: &[SimLaunch]) -> Result<Vec<SimLaunch>> {
         Ok(launches.to_vec())
     }
 
-    fn replay(&self, recording: &mut Vec<Launch>) -> Result<()> {
+    fn replay(&self, recording: &mut Vec<SimLaunch>) -> Result<()> {
         self.submit(recording)
     }
 

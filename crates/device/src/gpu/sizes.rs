@@ -10,7 +10,7 @@ use super::arena::{Layout, decode_bucket};
 use super::lower::{Lowering, Room, SEATS, Sampling, Scratch, Words, mask_words};
 use super::run::STEPS;
 use super::{Backend, Dispatch, kv, ring, weights};
-use crate::{LoadOptions, Plan};
+use crate::{ExecutorOptions, Plan};
 
 /// Bytes of everything but weights and cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Sizes {
 pub(super) fn plan<B: Backend>(
     backend: &B,
     lowering: &Lowering,
-    options: &LoadOptions,
+    options: &ExecutorOptions,
     wanted: &weights::Stored<'_, B>,
 ) -> Result<Plan> {
     let program = &lowering.program;

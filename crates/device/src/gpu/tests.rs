@@ -16,12 +16,12 @@ use tile::launch::Numbers;
 
 use super::executor::GpuExecutor;
 use super::group::AllReduceGroup;
-use super::sim::{Buffer, KernelRunner, Launch, Pipeline, Sim};
+use super::sim::{KernelRunner, Sim, SimBuffer, SimLaunch, SimPipeline};
 use super::weights::Store;
 use super::{Backend, Dispatch, Facts, GpuDevice, ProductShape};
 use crate::ranks::Ranks;
 use crate::tests::recorded;
-use crate::{About, CacheType, Device, Executor, LoadOptions, Ticket, Usage};
+use crate::{About, CacheType, Device, Executor, ExecutorOptions, Ticket, Usage};
 
 /// When work is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +38,8 @@ enum When {
 
 /// Work to be done late.
 enum Job {
-    Launch(Launch),
-    Copy(Buffer, Buffer),
+    Launch(SimLaunch),
+    Copy(SimBuffer, SimBuffer),
 }
 
 /// The simulated GPU, until a call fails that was named.
@@ -142,10 +142,10 @@ impl Faulty {
 }
 
 impl Backend for Faulty {
-    type Buffer = Buffer;
-    type Pipeline = Pipeline;
-    type Launch = Launch;
-    type Recording = Vec<Launch>;
+    type Buffer = SimBuffer;
+    type Pipeline = SimPipeline;
+    type Launch = SimLaunch;
+    type Recording = Vec<SimLaunch>;
     /// Jobs before it.
     type Event = AtomicUsize;
 
@@ -157,7 +157,7 @@ impl Backend for Faulty {
         self.sim.facts()
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer> {
+    fn buffer(&self, bytes: usize) -> Result<SimBuffer> {
         self.step("buffer").and_then(|()| self.sim.buffer(bytes))
     }
 
@@ -165,19 +165,19 @@ impl Backend for Faulty {
         self.sim.page().filter(|_| self.pages.load(Ordering::Relaxed))
     }
 
-    fn reserve(&self, bytes: usize) -> Result<Buffer> {
+    fn reserve(&self, bytes: usize) -> Result<SimBuffer> {
         self.step("reserve").and_then(|()| self.sim.reserve(bytes))
     }
 
-    fn extend(&self, reserved: &Buffer, bytes: usize) -> Result<()> {
+    fn extend(&self, reserved: &SimBuffer, bytes: usize) -> Result<()> {
         self.step("extend").and_then(|()| self.sim.extend(reserved, bytes))
     }
 
-    fn pinned(&self, words: usize) -> Result<Buffer> {
+    fn pinned(&self, words: usize) -> Result<SimBuffer> {
         self.step("buffer").and_then(|()| self.sim.pinned(words))
     }
 
-    fn read_pinned(&self, pinned: &Buffer, word: usize) -> Result<Option<[u32; 2]>> {
+    fn read_pinned(&self, pinned: &SimBuffer, word: usize) -> Result<Option<[u32; 2]>> {
         self.step("peek")?;
         if self.when() == When::Never {
             return Ok(Some([0, 0]));
@@ -192,7 +192,7 @@ impl Backend for Faulty {
         }
     }
 
-    fn write_pinned(&self, pinned: &Buffer, word: usize, bytes: &[u8]) -> Result<()> {
+    fn write_pinned(&self, pinned: &SimBuffer, word: usize, bytes: &[u8]) -> Result<()> {
         self.step("write_pinned").and_then(|()| self.sim.write_pinned(pinned, word, bytes))
     }
 
@@ -214,62 +214,67 @@ impl Backend for Faulty {
         }
     }
 
-    fn part(&self, of: &Buffer, range: Range<usize>) -> Result<Buffer> {
+    fn part(&self, of: &SimBuffer, range: Range<usize>) -> Result<SimBuffer> {
         self.step("part").and_then(|()| self.sim.part(of, range))
     }
 
-    fn write(&self, to: &Buffer, bytes: &[u8]) -> Result<()> {
+    fn write(&self, to: &SimBuffer, bytes: &[u8]) -> Result<()> {
         self.step("write").and_then(|()| self.finish()).and_then(|()| self.sim.write(to, bytes))
     }
 
-    fn read(&self, from: &Buffer, to: &mut [u8]) -> Result<()> {
+    fn read(&self, from: &SimBuffer, to: &mut [u8]) -> Result<()> {
         self.step("read").and_then(|()| self.finish()).and_then(|()| self.sim.read(from, to))
     }
 
-    fn copy(&self, from: &Buffer, to: &Buffer) -> Result<()> {
+    fn copy(&self, from: &SimBuffer, to: &SimBuffer) -> Result<()> {
         self.step("copy").and_then(|()| self.job(Job::Copy(from.clone(), to.clone())))
     }
 
-    fn load(&self, kernel: &Arc<Kernel>) -> Result<Pipeline> {
+    fn load(&self, kernel: &Arc<Kernel>) -> Result<SimPipeline> {
         self.step("load").and_then(|()| self.sim.load(kernel))
     }
 
-    fn bind(&self, pipeline: &Pipeline, numbers: &Numbers, buffers: &[Buffer]) -> Result<Launch> {
+    fn bind(
+        &self,
+        pipeline: &SimPipeline,
+        numbers: &Numbers,
+        buffers: &[SimBuffer],
+    ) -> Result<SimLaunch> {
         self.step("bind").and_then(|()| self.sim.bind(pipeline, numbers, buffers))
     }
 
     fn product(
         &self,
         shape: &ProductShape,
-        x: &Buffer,
-        w: &Buffer,
-        add: Option<&Buffer>,
-        y: &Buffer,
-    ) -> Result<Launch> {
+        x: &SimBuffer,
+        w: &SimBuffer,
+        add: Option<&SimBuffer>,
+        y: &SimBuffer,
+    ) -> Result<SimLaunch> {
         self.step("bind").and_then(|()| self.sim.product(shape, x, w, add, y))
     }
 
-    fn all_reduce(&self, x: &Buffer, y: &Buffer, count: usize) -> Result<Launch> {
+    fn all_reduce(&self, x: &SimBuffer, y: &SimBuffer, count: usize) -> Result<SimLaunch> {
         self.step("bind").and_then(|()| self.sim.all_reduce(x, y, count))
     }
 
-    fn all_gather(&self, x: &Buffer, y: &Buffer, counts: &[usize]) -> Result<Launch> {
+    fn all_gather(&self, x: &SimBuffer, y: &SimBuffer, counts: &[usize]) -> Result<SimLaunch> {
         self.step("bind").and_then(|()| self.sim.all_gather(x, y, counts))
     }
 
     /// Launches one by one, so that a failure comes in the middle of a step.
-    fn submit(&self, launches: &[Launch]) -> Result<()> {
+    fn submit(&self, launches: &[SimLaunch]) -> Result<()> {
         launches.iter().try_for_each(|launch| {
             self.step("launch")?;
             if self.when() == When::Never { Ok(()) } else { self.job(Job::Launch(launch.clone())) }
         })
     }
 
-    fn record(&self, launches: &[Launch]) -> Result<Vec<Launch>> {
+    fn record(&self, launches: &[SimLaunch]) -> Result<Vec<SimLaunch>> {
         self.step("record").and_then(|()| self.sim.record(launches))
     }
 
-    fn replay(&self, recording: &mut Vec<Launch>) -> Result<()> {
+    fn replay(&self, recording: &mut Vec<SimLaunch>) -> Result<()> {
         self.submit(recording)
     }
 
@@ -295,13 +300,13 @@ fn model() -> (Program, Tensors) {
 }
 
 /// Room for sixteen contexts of one block.
-fn options() -> LoadOptions {
-    LoadOptions {
+fn options() -> ExecutorOptions {
+    ExecutorOptions {
         cache_type: CacheType::F16,
         rows: (32, 4),
         blocks: vec![16],
         context: vec![1],
-        ..LoadOptions::default()
+        ..ExecutorOptions::default()
     }
 }
 
@@ -311,7 +316,7 @@ fn load(backend: &Arc<Faulty>) -> GpuExecutor<Faulty> {
 
 fn load_as(backend: &Arc<Faulty>, dispatch: Dispatch) -> GpuExecutor<Faulty> {
     let (program, tensors) = model();
-    let options = LoadOptions { dispatch, ..options() };
+    let options = ExecutorOptions { dispatch, ..options() };
     let (backend, store) = (Arc::clone(backend), Store::<Faulty>::default());
     let load = GpuExecutor::load(backend, program, &tensors, options, &store, &mut |_, _| {});
     load.unwrap()
@@ -561,7 +566,7 @@ fn answers_of_first(executor: &mut dyn Executor) -> (Vec<f32>, [u32; 2]) {
 fn a_model_too_large_is_refused_with_figures_before_anything_is_allocated() {
     let (program, tensors) = model();
     let backend = Faulty::new(Sim::with_memory(KernelRunner::Interpreter, 400_000));
-    let options = LoadOptions { context: vec![16], ..options() };
+    let options = ExecutorOptions { context: vec![16], ..options() };
     let store = Store::<Faulty>::default();
     let loaded =
         GpuExecutor::load(Arc::clone(&backend), program, &tensors, options, &store, &mut |_, _| {});

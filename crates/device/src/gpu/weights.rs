@@ -323,7 +323,7 @@ mod tests {
     use super::super::sim::{KernelRunner, Sim};
     use super::super::stage::Heap;
     use super::*;
-    use crate::{CacheType, LoadOptions};
+    use crate::{CacheType, ExecutorOptions};
 
     const COLS: usize = 512;
 
@@ -405,14 +405,14 @@ mod tests {
         for (sequences, batched) in [(48, true), (2, true), (48, false)] {
             let (program, tensors) = crate::tests::recorded("llama-k-quants/model.q4_k_m.gguf");
             let in_rows = formats(&program, &tensors, &[]).unwrap();
-            let options = LoadOptions {
+            let options = ExecutorOptions {
                 cache_type: CacheType::BF16,
                 rows: (48, 48),
                 blocks: vec![48],
                 context: vec![1],
                 sequences,
                 batched,
-                ..LoadOptions::default()
+                ..ExecutorOptions::default()
             };
             let facts = Sim::new(KernelRunner::Interpreter).facts();
             let lowering = Lowering::new(program, facts, &options, in_rows.clone()).unwrap();
@@ -443,14 +443,14 @@ mod tests {
         let (program, tensors) = crate::tests::recorded("qwen3-untied");
         let sim = Sim::new(KernelRunner::Interpreter);
         let formats = formats(&program, &tensors, &[]).unwrap();
-        let options = LoadOptions {
+        let options = ExecutorOptions {
             cache_type: CacheType::BF16,
             rows: (48, 48),
             blocks: vec![48],
             context: vec![1],
             sequences: 48,
             batched: true,
-            ..LoadOptions::default()
+            ..ExecutorOptions::default()
         };
         let lowering = Lowering::new(program, sim.facts(), &options, formats).unwrap();
         let store = Store::<Sim>::default();

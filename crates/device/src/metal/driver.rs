@@ -46,7 +46,7 @@ struct Shared<A: Api> {
     lost: Mutex<Option<Error>>,
     /// Pipelines compiled ahead, by the keys of their sources.
     ahead: Mutex<HashMap<Key, Result<A::Pipeline>>>,
-    loaded: Mutex<HashMap<Key, Pipeline<A>>>,
+    loaded: Mutex<HashMap<Key, MetalPipeline<A>>>,
     kept: Pipelines<A>,
     prebuilt: Option<Prebuilt<A::Library>>,
     /// Announced kernels that are not loaded yet.
@@ -74,7 +74,7 @@ enum Kind {
 }
 
 /// A range of memory shared by GPU and CPU. Clones refer to the same bytes.
-pub(crate) struct Buffer<A: Api> {
+pub(crate) struct MetalBuffer<A: Api> {
     held: Arc<Held<A>>,
     range: Range<usize>,
 }
@@ -86,7 +86,7 @@ struct Held<A: Api> {
 }
 
 /// A loaded kernel. Clones refer to the same one.
-pub(crate) struct Pipeline<A: Api>(Arc<Loaded<A>>);
+pub(crate) struct MetalPipeline<A: Api>(Arc<Loaded<A>>);
 
 struct Loaded<A: Api> {
     kernel: Kernel,
@@ -94,9 +94,9 @@ struct Loaded<A: Api> {
 }
 
 /// A kernel with its buffers and arguments.
-pub(crate) struct Launch<A: Api> {
-    pipeline: Pipeline<A>,
-    bindings: Vec<Binding<Buffer<A>>>,
+pub(crate) struct MetalLaunch<A: Api> {
+    pipeline: MetalPipeline<A>,
+    bindings: Vec<Binding<MetalBuffer<A>>>,
     grid: [u32; 3],
 }
 
@@ -106,30 +106,30 @@ pub(crate) struct Recording<A: Api> {
     indirect: A::Indirect,
     count: usize,
     /// Pipelines that the encoder has to touch, each once.
-    touched: Vec<Pipeline<A>>,
-    _launches: Vec<Launch<A>>,
-    _constants: Option<Buffer<A>>,
+    touched: Vec<MetalPipeline<A>>,
+    _launches: Vec<MetalLaunch<A>>,
+    _constants: Option<MetalBuffer<A>>,
 }
 
-impl<A: Api> Clone for Buffer<A> {
+impl<A: Api> Clone for MetalBuffer<A> {
     fn clone(&self) -> Self {
-        Buffer { held: Arc::clone(&self.held), range: self.range.clone() }
+        MetalBuffer { held: Arc::clone(&self.held), range: self.range.clone() }
     }
 }
 
-impl<A: Api> Clone for Pipeline<A> {
+impl<A: Api> Clone for MetalPipeline<A> {
     fn clone(&self) -> Self {
-        Pipeline(Arc::clone(&self.0))
+        MetalPipeline(Arc::clone(&self.0))
     }
 }
 
-impl<A: Api> Clone for Launch<A> {
+impl<A: Api> Clone for MetalLaunch<A> {
     fn clone(&self) -> Self {
-        Launch { pipeline: self.pipeline.clone(), bindings: self.bindings.clone(), grid: self.grid }
+        MetalLaunch { pipeline: self.pipeline.clone(), bindings: self.bindings.clone(), grid: self.grid }
     }
 }
 
-impl<A: Api> Region for Buffer<A> {
+impl<A: Api> Region for MetalBuffer<A> {
     fn memory(&self) -> usize {
         Arc::as_ptr(&self.held).addr()
     }
@@ -244,7 +244,7 @@ fn source(kernel: &Kernel) -> Result<(String, Key)> {
     Ok((text, key))
 }
 
-impl<A: Api> Buffer<A> {
+impl<A: Api> MetalBuffer<A> {
     /// The range of its first bytes in its memory.
     fn first(&self, bytes: usize) -> Result<Range<usize>> {
         if bytes > self.range.len() {
@@ -255,7 +255,7 @@ impl<A: Api> Buffer<A> {
     }
 }
 
-impl<A: Api> Launch<A> {
+impl<A: Api> MetalLaunch<A> {
     /// Encodes the launch; `word` binds an argument.
     fn encode<C: Commands<A>>(
         &self,
@@ -279,7 +279,7 @@ impl<A: Api> Launch<A> {
     }
 }
 
-fn waits<A: Api>(launches: &[Launch<A>]) -> Vec<bool> {
+fn waits<A: Api>(launches: &[MetalLaunch<A>]) -> Vec<bool> {
     plan::barriers(launches.iter().map(|launch| launch.bindings.as_slice()))
 }
 
@@ -328,16 +328,16 @@ impl<A: Api> Driver<A> {
     }
 
     /// Stores a pipeline under its key.
-    fn keep(&self, key: Key, kernel: &Kernel, pipeline: A::Pipeline) -> Pipeline<A> {
-        let made = Pipeline(Arc::new(Loaded { kernel: kernel.clone(), pipeline }));
+    fn keep(&self, key: Key, kernel: &Kernel, pipeline: A::Pipeline) -> MetalPipeline<A> {
+        let made = MetalPipeline(Arc::new(Loaded { kernel: kernel.clone(), pipeline }));
         lock(&self.0.loaded).entry(key).or_insert(made).clone()
     }
 }
 
 impl<A: Api> Backend for Driver<A> {
-    type Buffer = Buffer<A>;
-    type Pipeline = Pipeline<A>;
-    type Launch = Launch<A>;
+    type Buffer = MetalBuffer<A>;
+    type Pipeline = MetalPipeline<A>;
+    type Launch = MetalLaunch<A>;
     type Recording = Recording<A>;
     /// No copy is in flight: the CPU makes copies while the GPU is idle.
     type Event = ();
@@ -357,7 +357,7 @@ impl<A: Api> Backend for Driver<A> {
         gpu::Facts { target, processors, shared, wgmma: false, products: None, tuned }
     }
 
-    fn buffer(&self, bytes: usize) -> Result<Buffer<A>> {
+    fn buffer(&self, bytes: usize) -> Result<MetalBuffer<A>> {
         let longest = self.0.api.facts().longest;
         if bytes > longest {
             let most = format!("at most {longest} bytes in one buffer");
@@ -368,14 +368,14 @@ impl<A: Api> Backend for Driver<A> {
         self.0.api.reside(&memory);
         let (shared, taken) = (Arc::clone(&self.0), self.0.meter.take(bytes));
         let held = Arc::new(Held { shared, memory, _taken: taken });
-        Ok(Buffer { held, range: 0..bytes })
+        Ok(MetalBuffer { held, range: 0..bytes })
     }
 
-    fn pinned(&self, words: usize) -> Result<Buffer<A>> {
+    fn pinned(&self, words: usize) -> Result<MetalBuffer<A>> {
         self.buffer(4 * words)
     }
 
-    fn read_pinned(&self, pinned: &Buffer<A>, word: usize) -> Result<Option<[u32; 2]>> {
+    fn read_pinned(&self, pinned: &MetalBuffer<A>, word: usize) -> Result<Option<[u32; 2]>> {
         let at = pinned.first(4 * word + 8)?.start + 4 * word;
         let _turn = self.0.turn()?;
         // Writes of a command buffer are guaranteed to be visible only when it is done: wait for
@@ -393,7 +393,7 @@ impl<A: Api> Backend for Driver<A> {
         }
     }
 
-    fn write_pinned(&self, pinned: &Buffer<A>, word: usize, bytes: &[u8]) -> Result<()> {
+    fn write_pinned(&self, pinned: &MetalBuffer<A>, word: usize, bytes: &[u8]) -> Result<()> {
         let at = pinned.first(4 * word + bytes.len())?.start + 4 * word;
         let (words, rest) = bytes.as_chunks::<4>();
         if !rest.is_empty() {
@@ -422,29 +422,29 @@ impl<A: Api> Backend for Driver<A> {
         Ok(())
     }
 
-    fn part(&self, of: &Buffer<A>, range: Range<usize>) -> Result<Buffer<A>> {
+    fn part(&self, of: &MetalBuffer<A>, range: Range<usize>) -> Result<MetalBuffer<A>> {
         let whole = of.first(range.end)?;
         if range.start > range.end {
             return Err(Error::new("metal buffer", "a range", format!("{range:?}")));
         }
-        Ok(Buffer { held: Arc::clone(&of.held), range: whole.start + range.start..whole.end })
+        Ok(MetalBuffer { held: Arc::clone(&of.held), range: whole.start + range.start..whole.end })
     }
 
-    fn write(&self, to: &Buffer<A>, bytes: &[u8]) -> Result<()> {
+    fn write(&self, to: &MetalBuffer<A>, bytes: &[u8]) -> Result<()> {
         let range = to.first(bytes.len())?;
         let _turn = self.0.turn()?;
         self.0.wait()?;
         self.0.api.write(&to.held.memory, range.start, bytes)
     }
 
-    fn read(&self, from: &Buffer<A>, to: &mut [u8]) -> Result<()> {
+    fn read(&self, from: &MetalBuffer<A>, to: &mut [u8]) -> Result<()> {
         let range = from.first(to.len())?;
         let _turn = self.0.turn()?;
         self.0.wait()?;
         self.0.api.read(&from.held.memory, range.start, to)
     }
 
-    fn copy(&self, from: &Buffer<A>, to: &Buffer<A>) -> Result<()> {
+    fn copy(&self, from: &MetalBuffer<A>, to: &MetalBuffer<A>) -> Result<()> {
         // Memory is shared with the CPU. Copy in pieces to keep the temporary small.
         const PIECE: usize = 1 << 20;
         to.first(from.range.len())?;
@@ -488,7 +488,7 @@ impl<A: Api> Backend for Driver<A> {
         });
     }
 
-    fn built(&self, kernel: &Kernel, numbers: &Numbers) -> Option<Pipeline<A>> {
+    fn built(&self, kernel: &Kernel, numbers: &Numbers) -> Option<MetalPipeline<A>> {
         let prebuilt = self.0.prebuilt.as_ref().filter(|library| library.has(kernel))?;
         let constants = kernel.constants.iter().map(|constant| {
             let name = emit::metal_constant(kernel, &constant.name);
@@ -507,7 +507,7 @@ impl<A: Api> Backend for Driver<A> {
         Some(self.keep(key, kernel, pipeline))
     }
 
-    fn load(&self, kernel: &Arc<Kernel>) -> Result<Pipeline<A>> {
+    fn load(&self, kernel: &Arc<Kernel>) -> Result<MetalPipeline<A>> {
         if kernel.params.len() > BINDINGS {
             let most = format!("at most {BINDINGS} buffers and arguments");
             return Err(Error::new(&kernel.name, most, kernel.params.len()));
@@ -528,30 +528,30 @@ impl<A: Api> Backend for Driver<A> {
 
     fn bind(
         &self,
-        pipeline: &Pipeline<A>,
+        pipeline: &MetalPipeline<A>,
         numbers: &Numbers,
-        buffers: &[Buffer<A>],
-    ) -> Result<Launch<A>> {
+        buffers: &[MetalBuffer<A>],
+    ) -> Result<MetalLaunch<A>> {
         if buffers.iter().any(|b| !Arc::ptr_eq(&b.held.shared, &self.0)) {
             let name = &pipeline.0.kernel.name;
             return Err(Error::new(name, "buffers of this GPU", "one of another"));
         }
         let (bindings, grid) = plan::bind(&pipeline.0.kernel, numbers, buffers)?;
-        Ok(Launch { pipeline: pipeline.clone(), bindings, grid })
+        Ok(MetalLaunch { pipeline: pipeline.clone(), bindings, grid })
     }
 
     fn product(
         &self,
         _: &ProductShape,
-        _: &Buffer<A>,
-        _: &Buffer<A>,
-        _: Option<&Buffer<A>>,
-        _: &Buffer<A>,
-    ) -> Result<Launch<A>> {
+        _: &MetalBuffer<A>,
+        _: &MetalBuffer<A>,
+        _: Option<&MetalBuffer<A>>,
+        _: &MetalBuffer<A>,
+    ) -> Result<MetalLaunch<A>> {
         Err(Error::new("metal", "a kernel", "a product of the vendor's, which it has none of"))
     }
 
-    fn submit(&self, launches: &[Launch<A>]) -> Result<()> {
+    fn submit(&self, launches: &[MetalLaunch<A>]) -> Result<()> {
         if launches.is_empty() {
             return Ok(());
         }
@@ -569,7 +569,7 @@ impl<A: Api> Backend for Driver<A> {
         })
     }
 
-    fn record(&self, launches: &[Launch<A>]) -> Result<Recording<A>> {
+    fn record(&self, launches: &[MetalLaunch<A>]) -> Result<Recording<A>> {
         if launches.is_empty() || launches.len() > COMMANDS {
             let expected = format!("1 to {COMMANDS} launches in a recording");
             return Err(Error::new("metal", expected, launches.len()));
@@ -603,8 +603,8 @@ impl<A: Api> Backend for Driver<A> {
                 });
             }
         });
-        let mut touched: Vec<Pipeline<A>> = Vec::new();
-        for Launch { pipeline, .. } in launches.iter().filter(|_| self.0.api.facts().touches) {
+        let mut touched: Vec<MetalPipeline<A>> = Vec::new();
+        for MetalLaunch { pipeline, .. } in launches.iter().filter(|_| self.0.api.facts().touches) {
             if !touched.iter().any(|known| Arc::ptr_eq(&known.0, &pipeline.0)) {
                 touched.push(pipeline.clone());
             }

@@ -12,7 +12,7 @@ use tile::launch::{Mode, Numbers, Requirement};
 use tile::passes::{self, Target};
 
 use super::api::{Api, Commands, Encoder, Function};
-use super::driver::{Driver, Launch, Options};
+use super::driver::{Driver, MetalLaunch, Options};
 use super::failure::Failure;
 use super::fake::Fake;
 use super::plan;
@@ -54,15 +54,15 @@ fn compiler() -> bool {
     found.is_ok()
 }
 
-type Buffer = <Driver<Fake> as Backend>::Buffer;
+type FakeBuffer = <Driver<Fake> as Backend>::Buffer;
 
-fn floats(driver: &Driver<Fake>, buffer: &Buffer, count: usize) -> Result<Vec<f32>> {
+fn floats(driver: &Driver<Fake>, buffer: &FakeBuffer, count: usize) -> Result<Vec<f32>> {
     let mut bytes = vec![0; 4 * count];
     driver.read(buffer, &mut bytes)?;
     Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
 }
 
-fn put(driver: &Driver<Fake>, buffer: &Buffer, values: &[f32]) {
+fn put(driver: &Driver<Fake>, buffer: &FakeBuffer, values: &[f32]) {
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     driver.write(buffer, &bytes).unwrap();
 }
@@ -71,7 +71,7 @@ const N: usize = 40;
 
 /// `b = 2 a + 1`, `c = 3 b + 1`, `b = 5 c + 1`: each waits for the one before, for three different
 /// reasons.
-fn chain(driver: &Driver<Fake>, parts: &[Buffer; 3]) -> Vec<Launch<Fake>> {
+fn chain(driver: &Driver<Fake>, parts: &[FakeBuffer; 3]) -> Vec<MetalLaunch<Fake>> {
     let pipeline = driver.load(&Arc::new(special(&line("line"), 1.0))).unwrap();
     let numbers = |by| Numbers::new().with_f32("by", by).with("n", N as u32);
     let [a, b, c] = parts;
@@ -81,7 +81,7 @@ fn chain(driver: &Driver<Fake>, parts: &[Buffer; 3]) -> Vec<Launch<Fake>> {
 }
 
 /// Three parts of one buffer, and what `b` is after the chain.
-fn parts(driver: &Driver<Fake>) -> ([Buffer; 3], Vec<f32>) {
+fn parts(driver: &Driver<Fake>) -> ([FakeBuffer; 3], Vec<f32>) {
     let all = driver.buffer(1024).unwrap();
     let parts = [0, 256, 512].map(|at| driver.part(&all, at..at + 4 * N).unwrap());
     let a: Vec<f32> = (0..N).map(|i| i as f32).collect();

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::link::{Follower, Link, gather, lock};
 use super::{Answer, Asked, Candidate, Group, Order, PLACE, Peer, RankLaunch, Ranks};
 use crate::gpu::group::{AllReduceGroup, Combine, HostGroup};
-use crate::{Device, DeviceSpec, LoadOptions, Plan};
+use crate::{Device, DeviceSpec, ExecutorOptions, Plan};
 
 /// A request to a follower. Devices and executors have numbers, which the leader chooses.
 #[derive(Serialize, Deserialize)]
@@ -56,7 +56,7 @@ pub(super) struct Share<'a> {
     pub(super) files: PathBuf,
     pub(super) fingerprint: String,
     pub(super) program: Cow<'a, Program>,
-    pub(super) options: Cow<'a, LoadOptions>,
+    pub(super) options: Cow<'a, ExecutorOptions>,
 }
 
 /// A follower's answer.
@@ -418,7 +418,7 @@ impl RemoteDevices {
     fn shares<'a>(
         shards: &'a [Program],
         tensors: &Tensors,
-        options: &'a LoadOptions,
+        options: &'a ExecutorOptions,
     ) -> Result<impl Fn(usize) -> Share<'a>> {
         let location = tensors.location();
         let files = location.path().map(std::path::absolute).ok_or_else(|| {
@@ -440,7 +440,7 @@ impl RemoteDevices {
         &self,
         shards: &[Program],
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
         own: impl FnOnce() -> Result<Vec<Plan>>,
     ) -> Result<Vec<Plan>> {
         let share = Self::shares(shards, tensors, options)?;
@@ -460,7 +460,7 @@ impl RemoteDevices {
         &self,
         shards: &[Program],
         tensors: &Tensors,
-        options: &LoadOptions,
+        options: &ExecutorOptions,
         own: impl FnOnce() -> Result<T>,
     ) -> Result<(T, Vec<Box<dyn Peer>>)> {
         let share = Self::shares(shards, tensors, options)?;

@@ -15,7 +15,7 @@ use super::link::{Channel, Link, connect, gather};
 use super::{Processes, RankLaunch, follow};
 use crate::gpu::sim::fail_after;
 use crate::tests::{recorded, together, worst};
-use crate::{CacheType, Device, DeviceSpec, Executor, LoadOptions, Seats};
+use crate::{CacheType, Device, DeviceSpec, Executor, ExecutorOptions, Seats};
 
 fn launch(rank: usize, count: usize, port: u16) -> RankLaunch {
     RankLaunch {
@@ -69,10 +69,10 @@ fn threads(count: usize) -> Box<dyn Device> {
     vec!["sim"; count].join(",").parse::<DeviceSpec>().unwrap().open_ranks().unwrap()
 }
 
-fn options(groups: usize) -> LoadOptions {
+fn options(groups: usize) -> ExecutorOptions {
     let (blocks, context) = (vec![4; groups], vec![4; groups]);
-    let usual = LoadOptions::default();
-    LoadOptions { cache_type: CacheType::F32, rows: (16, 16), blocks, context, ..usual }
+    let usual = ExecutorOptions::default();
+    ExecutorOptions { cache_type: CacheType::F32, rows: (16, 16), blocks, context, ..usual }
 }
 
 /// A mixture of experts of four query heads and two key/value heads.
@@ -223,7 +223,7 @@ fn processes_take_adapters_as_threads_do() {
         let program = program.with_sites(&|_| true);
         let sites = program.sites.clone();
         let seats = Seats { count: 1, rank: 2 };
-        let options = LoadOptions { seats, ..options(program.groups().len()) };
+        let options = ExecutorOptions { seats, ..options(program.groups().len()) };
         let mut executor = device.load(program, &tensors, options, &mut |_, _| {}).unwrap();
         let numbers =
             |count: usize| (0..count).map(|i| ((i * 37 + 5) % 16) as f32 / 64.0).collect();

@@ -8,7 +8,7 @@ use ops::low_rank::Delta;
 use program::{AdapterFactors, Program, Sequence, Step, StepKind, Table};
 
 use super::{recorded, together};
-use crate::{CacheType, Device, DeviceSpec, Executor, LoadOptions, Offload, Seats, Watch};
+use crate::{CacheType, Device, DeviceSpec, Executor, ExecutorOptions, Offload, Seats, Watch};
 
 fn open(name: &str) -> Box<dyn Device> {
     name.parse::<DeviceSpec>().unwrap().open(Some(2)).unwrap()
@@ -35,13 +35,13 @@ fn experts_beside_a_batched_gpu_give_a_row_the_same_bits_whatever_is_beside_it()
 /// Logits of a prompt and of a token behind it, with an adapter of attention's matrices on the one
 /// seat, or without.
 fn logits(device: &dyn Device, program: &Program, tensors: &Tensors, adapted: bool) -> Vec<f32> {
-    let options = LoadOptions {
+    let options = ExecutorOptions {
         cache_type: CacheType::F32,
         rows: (16, 16),
         blocks: vec![1],
         context: vec![1],
         seats: Seats { count: 1, rank: 2 },
-        ..LoadOptions::default()
+        ..ExecutorOptions::default()
     };
     let mut executor = device.load(program.clone(), tensors, options, &mut |_, _| {}).unwrap();
     let delta = |site: &program::Site| {
@@ -90,12 +90,12 @@ fn a_prompt_can_be_given_up() {
     let (program, tensors) = recorded("qwen3-moe");
     let offload = Offload::experts(open("sim"), open("cpu"), usize::MAX);
     for batched in [false, true] {
-        let options = LoadOptions {
+        let options = ExecutorOptions {
             rows: (16, 1),
             blocks: vec![1],
             context: vec![1],
             batched,
-            ..LoadOptions::default()
+            ..ExecutorOptions::default()
         };
         let load =
             || offload.load(program.clone(), &tensors, options.clone(), &mut |_, _| {}).unwrap();

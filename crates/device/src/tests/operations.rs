@@ -1,6 +1,6 @@
 //! Every operation on every device, against its reference.
 
-use formats::{DType, Pairing, Result, Source, Tensor, Tensors, safetensors};
+use formats::{DType, Pairing, Result, Source, TensorView, Tensors, safetensors};
 use nn::{Builder, ForwardPass, Rope, Stored, Weights};
 use ops::embed::Index;
 use ops::experts::{Gate, Odds, Routing};
@@ -12,7 +12,7 @@ use program::{
     fuse_mixtures, reference,
 };
 
-use crate::{CacheType, Device, DeviceSpec, LoadOptions};
+use crate::{CacheType, Device, DeviceSpec, ExecutorOptions};
 
 const HIDDEN: usize = 24;
 const VOCAB: usize = 40;
@@ -214,7 +214,7 @@ fn tensors(program: &Program, folder: &std::path::Path) -> Tensors {
         .collect();
     std::fs::write(folder.join("config.json"), "{}").unwrap();
     let file = folder.join("model.safetensors");
-    let tensors = program.weights.iter().zip(&values).map(|(weight, bytes)| Tensor {
+    let tensors = program.weights.iter().zip(&values).map(|(weight, bytes)| TensorView {
         name: &weight.name,
         dtype: DType::F32,
         shape: &weight.shape,
@@ -250,12 +250,12 @@ fn results_of(
     };
     let groups = program.groups().len();
     let mut executor = device.map(|(device, cache_type)| {
-        let options = LoadOptions {
+        let options = ExecutorOptions {
             cache_type,
             rows: (32, 32),
             blocks: vec![1; groups],
             context: vec![1; groups],
-            ..LoadOptions::default()
+            ..ExecutorOptions::default()
         };
         device.load(program.clone(), tensors, options, &mut |_, _| {}).unwrap()
     });

@@ -10,13 +10,13 @@ fn program(tensors: &Tensors, ending: Ending) -> Program {
 }
 
 /// Options for one sequence, or for so many that a GPU joins the matrices of a layer's projections.
-fn options(program: &Program, many: bool) -> LoadOptions {
+fn options(program: &Program, many: bool) -> ExecutorOptions {
     let one = vec![1; program.groups().len()];
     let sequences = if many { 48 } else { 1 };
     let (cache_type, rows) = (if many { CacheType::BF16 } else { CacheType::F32 }, (48, 48));
     let (blocks, context, batched) = (vec![sequences; one.len()], one, many);
-    let usual = LoadOptions::default();
-    LoadOptions { cache_type, rows, blocks, context, sequences, batched, ..usual }
+    let usual = ExecutorOptions::default();
+    ExecutorOptions { cache_type, rows, blocks, context, sequences, batched, ..usual }
 }
 
 /// Two simulated GPUs that share every layer.

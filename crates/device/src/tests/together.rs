@@ -5,7 +5,7 @@ use ops::sample::Options;
 use program::{BLOCK_TOKENS, CHOSEN, Choose, Sequence, Step, StepKind, Table};
 
 use super::recorded;
-use crate::{CacheType, Device, Executor, LoadOptions};
+use crate::{CacheType, Device, Executor, ExecutorOptions};
 
 /// Reproducible numbers.
 struct Random(u64);
@@ -221,14 +221,14 @@ pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]
     let groups = program.groups().len();
     let vocab = program.shape(program.results[0]).width;
     let load = |device: &dyn Device| {
-        let options = LoadOptions {
+        let options = ExecutorOptions {
             cache_type,
             rows: (ROWS, sequences),
             sequences,
             blocks: vec![count * BLOCKS; groups],
             context: vec![BLOCKS; groups],
             batched,
-            ..LoadOptions::default()
+            ..ExecutorOptions::default()
         };
         device.load(program.clone(), &tensors, options, &mut |_, _| {}).unwrap()
     };

@@ -16,7 +16,7 @@ use std::path::Path;
 use formats::gguf::TensorSpec;
 use formats::safetensors::Writer;
 use formats::{
-    AsideFolder, DType, Encoding, Error, ErrorKind, Groups, Result, Source, Tensor, Tensors,
+    AsideFolder, DType, Encoding, Error, ErrorKind, Groups, Result, Source, TensorView, Tensors,
 };
 use serde_json::{Value, json};
 
@@ -105,7 +105,7 @@ const SHARD: u64 = 5 << 30;
 
 /// A tensor of the folder, and what it becomes.
 struct Job<'a> {
-    tensor: Tensor<'a>,
+    tensor: TensorView<'a>,
     /// The parts that are stored, in order.
     specs: Vec<TensorSpec>,
     /// Its encoding; `None` if it is stored as it is.
@@ -245,7 +245,7 @@ fn is_turned(source: &Source) -> bool {
     }
 }
 
-fn job<'a>(tensor: Tensor<'a>, form: MlxForm, matrices: &HashSet<String>) -> Job<'a> {
+fn job<'a>(tensor: TensorView<'a>, form: MlxForm, matrices: &HashSet<String>) -> Job<'a> {
     let spec = |name: &str, dtype: DType, shape: &[usize]| TensorSpec {
         name: name.to_owned(),
         dtype,

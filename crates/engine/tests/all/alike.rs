@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use device::{CacheType, Device, DeviceSpec, LoadOptions};
+use device::{CacheType, Device, DeviceSpec, ExecutorOptions};
 use formats::Tensors;
 use program::{Sequence, Step, StepKind, Table};
 
@@ -32,14 +32,14 @@ fn logits(
     let model = models::load(&tensors, &models::ReadOptions::default()).unwrap();
     let program = program::fuse(&model.record(false).unwrap());
     let groups = program.groups().len();
-    let options = LoadOptions {
+    let options = ExecutorOptions {
         cache_type: CacheType::F16,
         rows: (2 * sequences.max(32), sequences),
         sequences,
         blocks: vec![sequences + 1; groups],
         context: vec![1; groups],
         batched: true,
-        ..LoadOptions::default()
+        ..ExecutorOptions::default()
     };
     let mut executor = device.load(program, &tensors, options, &mut |_, _| {}).unwrap();
     let mut step = |kind, rows: usize, own: usize, start: usize, tokens: &[u32]| {

@@ -4,7 +4,7 @@
 use crate::common::{Expected, cases, error, load};
 use delft_engine::convert::{Mix, Types, convert};
 use delft_engine::{CacheType, CancelToken, LoadOptions, LogitRows};
-use formats::gguf::Value;
+use formats::gguf::MetadataValue;
 use formats::{DType, Gguf, Tensors};
 use std::path::Path;
 
@@ -112,7 +112,7 @@ fn files_are_those_of_the_converter_of_llama_cpp() {
                 continue;
             }
             // No window, by a number.
-            let none = *value == Value::U32(0);
+            let none = *value == MetadataValue::U32(0);
             let own = ours.metadata().iter().find(|(own, _)| *own == key).map(|(_, value)| value);
             assert!(
                 own == Some(value) || own.is_none() && none,

@@ -2,7 +2,7 @@
 
 use crate::common::{error, load};
 use delft_engine::{CacheType, LoadOptions, LogitRows};
-use formats::{DType, Tensor, Tensors, safetensors};
+use formats::{DType, TensorView, Tensors, safetensors};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -34,8 +34,12 @@ fn write(
             )),
         }
     }
-    let tensors =
-        all.iter().map(|(name, dtype, shape, bytes)| Tensor { name, dtype: *dtype, shape, bytes });
+    let tensors = all.iter().map(|(name, dtype, shape, bytes)| TensorView {
+        name,
+        dtype: *dtype,
+        shape,
+        bytes,
+    });
     safetensors::write(&to.join("model.safetensors"), &[], tensors).unwrap();
 }
 

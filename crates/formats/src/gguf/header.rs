@@ -11,7 +11,7 @@
 
 use super::cursor::Cursor;
 use super::metadata::Metadata;
-use super::value::Value;
+use super::value::MetadataValue;
 use crate::error::{clipped, shape as shape_text};
 use crate::{DType, Error, Result, TensorInfo};
 
@@ -129,11 +129,11 @@ fn read_version(cursor: &mut Cursor<'_>, place: &str) -> Result<u32> {
 }
 
 /// One key and its value.
-fn read_entry(cursor: &mut Cursor<'_>, place: &str) -> Result<(String, Value)> {
+fn read_entry(cursor: &mut Cursor<'_>, place: &str) -> Result<(String, MetadataValue)> {
     let key = cursor.name("a metadata key")?;
     let place = format!("{place}: {}", clipped(&key));
     let id = cursor.u32("a metadata type")?;
-    let value = Value::read(cursor, id, &place).map_err(|e| Error { place, ..e })?;
+    let value = MetadataValue::read(cursor, id, &place).map_err(|e| Error { place, ..e })?;
     Ok((key, value))
 }
 

@@ -1,6 +1,6 @@
 //! The metadata of a GGUF file: an ordered table with typed getters.
 
-use super::value::{Array, Value};
+use super::value::{MetadataArray, MetadataValue};
 use crate::error::clipped;
 use crate::{Error, Result};
 
@@ -9,7 +9,7 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Default)]
 pub struct Metadata {
     place: String,
-    entries: Vec<(String, Value)>,
+    entries: Vec<(String, MetadataValue)>,
     /// Indices into `entries`, ordered by key.
     by_key: Vec<usize>,
 }
@@ -25,7 +25,7 @@ const OTHERS: &[(&str, &str)] = &[
 
 impl Metadata {
     /// A table of entries; `place` (a file) begins every error. Errors: a key that comes twice.
-    pub fn new(place: &str, entries: Vec<(String, Value)>) -> Result<Metadata> {
+    pub fn new(place: &str, entries: Vec<(String, MetadataValue)>) -> Result<Metadata> {
         let mut by_key: Vec<usize> = (0..entries.len()).collect();
         by_key.sort_by(|&a, &b| entries[a].0.cmp(&entries[b].0));
         for pair in by_key.windows(2) {
@@ -48,12 +48,12 @@ impl Metadata {
     }
 
     /// Keys and values in file order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &MetadataValue)> {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
     /// The value of a key.
-    pub fn get(&self, key: &str) -> Option<&Value> {
+    pub fn get(&self, key: &str) -> Option<&MetadataValue> {
         let found = self.by_key.binary_search_by(|&i| self.entries[i].0.as_str().cmp(key)).ok()?;
         Some(&self.entries[self.by_key[found]].1)
     }
@@ -93,7 +93,7 @@ impl Metadata {
     /// A string.
     pub fn str(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "string", |value| match value {
-            Value::String(text) => Some(text.as_str()),
+            MetadataValue::String(text) => Some(text.as_str()),
             _ => None,
         })
     }
@@ -120,13 +120,13 @@ impl Metadata {
 
     /// A float or an integer, as f64.
     pub fn f64(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, "f64", Value::number)
+        self.typed(key, "f64", MetadataValue::number)
     }
 
     /// A bool.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "bool", |value| match value {
-            Value::Bool(v) => Some(*v),
+            MetadataValue::Bool(v) => Some(*v),
             _ => None,
         })
     }
@@ -134,8 +134,8 @@ impl Metadata {
     /// An array of strings. An empty array of any type counts.
     pub fn strings(&self, key: &str) -> Result<Option<&[String]>> {
         self.typed(key, "array of string", |value| match value {
-            Value::Array(Array::String(strings)) => Some(strings.as_slice()),
-            Value::Array(empty) if empty.is_empty() => Some(&[]),
+            MetadataValue::Array(MetadataArray::String(strings)) => Some(strings.as_slice()),
+            MetadataValue::Array(empty) if empty.is_empty() => Some(&[]),
             _ => None,
         })
     }
@@ -153,9 +153,11 @@ impl Metadata {
     /// An array of floats, as f32.
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>> {
         self.typed(key, "array of f32", |value| match value {
-            Value::Array(Array::F32(v)) => Some(v.clone()),
-            Value::Array(Array::F64(v)) => Some(v.iter().map(|&v| v as f32).collect()),
-            Value::Array(empty) if empty.is_empty() => Some(Vec::new()),
+            MetadataValue::Array(MetadataArray::F32(v)) => Some(v.clone()),
+            MetadataValue::Array(MetadataArray::F64(v)) => {
+                Some(v.iter().map(|&v| v as f32).collect())
+            }
+            MetadataValue::Array(empty) if empty.is_empty() => Some(Vec::new()),
             _ => None,
         })
     }
@@ -163,7 +165,7 @@ impl Metadata {
     /// An array of bools, or of integers that are 0 where they mean false.
     pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
         self.typed(key, "array of bool", |value| match value {
-            Value::Array(Array::Bool(flags)) => Some(flags.clone()),
+            MetadataValue::Array(MetadataArray::Bool(flags)) => Some(flags.clone()),
             other => integers::<i64>(other).map(|all| all.iter().map(|n| *n != 0).collect()),
         })
     }
@@ -173,7 +175,7 @@ impl Metadata {
         &'a self,
         key: &str,
         expected: &str,
-        convert: impl FnOnce(&'a Value) -> Option<T>,
+        convert: impl FnOnce(&'a MetadataValue) -> Option<T>,
     ) -> Result<Option<T>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match convert(value) {
@@ -181,7 +183,7 @@ impl Metadata {
             None => {
                 let found = match (value, value.integer()) {
                     (_, Some(integer)) => format!("{} {integer}", value.kind()),
-                    (Value::String(text), None) => format!("string {:?}", clipped(text)),
+                    (MetadataValue::String(text), None) => format!("string {:?}", clipped(text)),
                     (_, None) => value.kind(),
                 };
                 Err(Error::new(self.at(key), expected, found))
@@ -190,9 +192,11 @@ impl Metadata {
     }
 }
 
-fn integers<T: TryFrom<i128>>(value: &Value) -> Option<Vec<T>> {
+fn integers<T: TryFrom<i128>>(value: &MetadataValue) -> Option<Vec<T>> {
     match value {
-        Value::Array(array) => array.integers()?.into_iter().map(|v| T::try_from(v).ok()).collect(),
+        MetadataValue::Array(array) => {
+            array.integers()?.into_iter().map(|v| T::try_from(v).ok()).collect()
+        }
         _ => None,
     }
 }

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 pub use header::{Header, first_keys, parse};
 pub use metadata::Metadata;
-pub use value::{Array, Value};
+pub use value::{MetadataArray, MetadataValue};
 pub use write::{TensorSpec, Writer};
 
 use crate::map::Map;
-use crate::tensors::{Tensor, sorted_unique};
+use crate::tensors::{TensorView, sorted_unique};
 use crate::{Error, Location, Result};
 
 /// An open GGUF file, or all files of a split set.
@@ -127,14 +127,14 @@ impl Gguf {
     }
 
     /// All tensors, in file order.
-    pub fn iter(&self) -> impl Iterator<Item = Tensor<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = TensorView<'_>> {
         self.shards.iter().flat_map(|shard| {
             shard.header.tensors.iter().filter_map(|info| info.view(shard.map.bytes()))
         })
     }
 
     /// The tensor of that name.
-    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
         let info = |&(s, t): &(usize, usize)| &self.shards[s].header.tensors[t];
         let found =
             self.by_name.binary_search_by(|place| info(place).name.as_str().cmp(name)).ok()?;

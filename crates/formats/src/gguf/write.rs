@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::header::{MAX_RANK, alignment, byte_len};
 use super::metadata::Metadata;
-use super::value::{Value, write_string};
+use super::value::{MetadataValue, write_string};
 use crate::aside::Aside;
 use crate::error::{clipped, shape};
 use crate::{DType, Error, Result};
@@ -43,7 +43,7 @@ impl Writer {
     /// cannot hold, I/O.
     pub fn create(
         path: &Path,
-        metadata: &[(String, Value)],
+        metadata: &[(String, MetadataValue)],
         tensors: &[TensorSpec],
     ) -> Result<Writer> {
         let place = path.display().to_string();

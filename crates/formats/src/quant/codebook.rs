@@ -4,7 +4,7 @@
 use super::lanes::{Lanes, widest};
 use super::plain::{bf16_to_f32, f16_to_f32};
 use super::search::{self, Subs, Turned};
-use super::{Block, Offset, Parts, ScaleKind};
+use super::{BlockFormat, Offset, Parts, ScaleKind};
 
 /// The zero point of [`IQ4`].
 pub(super) const IQ4_ZERO: u8 = 128;
@@ -20,7 +20,7 @@ pub(super) const E2M1_ZERO: u8 = 16;
 pub(super) const E2M1: [u8; 16] = [16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4];
 
 /// The weights of a block whose codes index a table: `w = scale * (table[code] - zero)`.
-pub(super) fn decode<B: Block>(block: &[u8], weights: &mut [f32]) {
+pub(super) fn decode<B: BlockFormat>(block: &[u8], weights: &mut [f32]) {
     let mut parts = Parts::default();
     B::split(block, &mut parts);
     let zero = match B::AFFINE.offset {

@@ -8,7 +8,7 @@
 //! ```
 
 use super::plain::{bf16_to_f32, bits_at, f16_to_f32, f32_to_bf16, f32_to_f16, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, range};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, range};
 
 /// `ELEMENTS` weights `scale * code + offset` with codes of `BITS` bits; scale and offset in bf16
 /// or in f16.
@@ -27,7 +27,7 @@ impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> GroupBlock<BITS
     }
 }
 
-impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> Block
+impl<const BITS: usize, const ELEMENTS: usize, const BF16: bool> BlockFormat
     for GroupBlock<BITS, ELEMENTS, BF16>
 {
     const NAME: &'static str = "affine";

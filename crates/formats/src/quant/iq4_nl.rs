@@ -8,12 +8,12 @@
 
 use super::codebook::{IQ4, IQ4_ZERO};
 use super::plain::{bits_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, codebook, nibbles, search};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, codebook, nibbles, search};
 
 /// 32 weights, 4 bits each, one scale; codes index a table.
 pub struct Iq4Nl;
 
-impl Block for Iq4Nl {
+impl BlockFormat for Iq4Nl {
     const NAME: &'static str = "iq4_nl";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 18;

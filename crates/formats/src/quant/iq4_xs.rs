@@ -10,12 +10,12 @@
 
 use super::codebook::{IQ4, IQ4_ZERO};
 use super::plain::{bits_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, codebook, nibbles, search};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, codebook, nibbles, search};
 
 /// 256 weights, 4 bits each, 6-bit scales per 32; codes index a table.
 pub struct Iq4Xs;
 
-impl Block for Iq4Xs {
+impl BlockFormat for Iq4Xs {
     const NAME: &'static str = "iq4_xs";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 136;

@@ -2,7 +2,7 @@
 //!
 //! A block packs `ELEMENTS` consecutive weights of one row into `BYTES` bytes. Everything
 //! downstream (the CPU's packed panels, the GPU kernels, the quantiser) is derived from the items
-//! of [`Block`], so that a new block is one new file here. Byte layouts follow ggml's block
+//! of [`BlockFormat`], so that a new block is one new file here. Byte layouts follow ggml's block
 //! structures; each file states its own.
 
 mod codebook;
@@ -123,7 +123,7 @@ impl Affine {
     }
 }
 
-/// The integer view of one block; what [`Block::split`] writes. Unused fields stay zero.
+/// The integer view of one block; what [`BlockFormat::split`] writes. Unused fields stay zero.
 #[derive(Debug, Clone)]
 pub struct Parts {
     /// Unsigned codes, in element order; the first `ELEMENTS` are meaningful.
@@ -145,7 +145,7 @@ impl Default for Parts {
 }
 
 /// One quantised block format.
-pub trait Block: 'static {
+pub trait BlockFormat: 'static {
     /// Its name as ggml spells it in lower case, e.g. `q4_k`.
     const NAME: &'static str;
     /// Weights per block: 32, 64 or 256.
@@ -168,7 +168,7 @@ pub trait Block: 'static {
     /// finite give bytes without meaning, but no panic.
     fn encode(weights: &[f32], block: &mut [u8]);
 
-    /// As [`Block::encode`], where the squared error of each weight counts by its importance
+    /// As [`BlockFormat::encode`], where the squared error of each weight counts by its importance
     /// (`ELEMENTS`, positive). Blocks with so many bits that this gains nothing ignore the
     /// importance.
     fn encode_by(weights: &[f32], importance: &[f32], block: &mut [u8]) {
@@ -176,7 +176,7 @@ pub trait Block: 'static {
         Self::encode(weights, block);
     }
 
-    /// Block bytes to integer codes and scales, such that [`Block::AFFINE`] applied to them equals
+    /// Block bytes to integer codes and scales, such that [`BlockFormat::AFFINE`] applied to them equals
     /// `decode`.
     fn split(block: &[u8], parts: &mut Parts);
 
@@ -188,7 +188,7 @@ pub trait Block: 'static {
     }
 }
 
-/// The largest exponent of [`Block::POWER`] with which twelve of it is a finite f32.
+/// The largest exponent of [`BlockFormat::POWER`] with which twelve of it is a finite f32.
 pub const LARGEST_POWER: u8 = 252;
 
 /// The first weight of largest magnitude, with its sign; 0 for none. A NaN is never it.

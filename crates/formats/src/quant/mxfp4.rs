@@ -8,7 +8,7 @@
 //! ```
 
 use super::codebook::{E2M1, E2M1_ZERO};
-use super::{Affine, Block, Offset, Parts, ScaleKind, codebook, nibbles, plain};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, codebook, nibbles, plain};
 
 /// 32 weights, 4 bits each, one power of two; codes index a table.
 pub struct Mxfp4;
@@ -47,7 +47,7 @@ fn nearest(w: f32, power: f32) -> u8 {
     if w < 0.0 && code > 0 { code | 8 } else { code }
 }
 
-impl Block for Mxfp4 {
+impl BlockFormat for Mxfp4 {
     const NAME: &'static str = "mxfp4";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 17;

@@ -8,12 +8,12 @@
 //! ```
 
 use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, search};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, nibbles, search};
 
 /// 256 weights, 2 bits each, 4-bit scales and mins per 16.
 pub struct Q2K;
 
-impl Block for Q2K {
+impl BlockFormat for Q2K {
     const NAME: &'static str = "q2_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 84;

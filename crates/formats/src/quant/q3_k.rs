@@ -10,7 +10,7 @@
 //! ```
 
 use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, search};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, nibbles, search};
 
 /// 256 weights, 3 bits each, signed 6-bit scales per 16.
 pub struct Q3K;
@@ -23,7 +23,7 @@ fn scale(bytes: &[u8], i: usize) -> i8 {
     (low | high << 4) as i8 - 32
 }
 
-impl Block for Q3K {
+impl BlockFormat for Q3K {
     const NAME: &'static str = "q3_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 110;

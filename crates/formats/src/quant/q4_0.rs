@@ -6,12 +6,12 @@
 //! ```
 
 use super::plain::{bits_at, f16_to_f32, f32_to_f16, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, search};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, nibbles, search};
 
 /// 32 weights, 4 bits each, one scale.
 pub struct Q4_0;
 
-impl Block for Q4_0 {
+impl BlockFormat for Q4_0 {
     const NAME: &'static str = "q4_0";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 18;

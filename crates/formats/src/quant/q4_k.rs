@@ -8,12 +8,12 @@
 //! ```
 
 use super::plain::{half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, scales, search};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, nibbles, scales, search};
 
 /// 256 weights, 4 bits each, 6-bit scales and mins per 32.
 pub struct Q4K;
 
-impl Block for Q4K {
+impl BlockFormat for Q4K {
     const NAME: &'static str = "q4_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 144;

@@ -8,12 +8,12 @@
 //! ```
 
 use super::plain::{bits_at, f16_to_f32, f32_to_f16, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, search};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, nibbles, search};
 
 /// 32 weights, 5 bits each, one scale and one min.
 pub struct Q5_1;
 
-impl Block for Q5_1 {
+impl BlockFormat for Q5_1 {
     const NAME: &'static str = "q5_1";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 24;

@@ -9,12 +9,12 @@
 //! ```
 
 use super::plain::{half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, scales, search};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, nibbles, scales, search};
 
 /// 256 weights, 5 bits each, 6-bit scales and mins per 32.
 pub struct Q5K;
 
-impl Block for Q5K {
+impl BlockFormat for Q5K {
     const NAME: &'static str = "q5_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 176;

@@ -10,12 +10,12 @@
 //! ```
 
 use super::plain::{bits_at, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind, nibbles, search};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind, nibbles, search};
 
 /// 256 weights, 6 bits each, 8-bit scales per 16.
 pub struct Q6K;
 
-impl Block for Q6K {
+impl BlockFormat for Q6K {
     const NAME: &'static str = "q6_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 210;

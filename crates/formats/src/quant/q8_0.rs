@@ -6,12 +6,12 @@
 //! ```
 
 use super::plain::{bits_at, f32_to_f16, half_at, put_bits};
-use super::{Affine, Block, Offset, Parts, ScaleKind};
+use super::{Affine, BlockFormat, Offset, Parts, ScaleKind};
 
 /// 32 weights, 8 bits each, one scale.
 pub struct Q8_0;
 
-impl Block for Q8_0 {
+impl BlockFormat for Q8_0 {
     const NAME: &'static str = "q8_0";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 34;

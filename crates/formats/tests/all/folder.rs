@@ -5,10 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use crate::build::safetensors as bytes_of;
-use delft_formats::{Container, DType, Folder, Safetensors, Tensor, Tensors, safetensors};
+use delft_formats::{Container, DType, Folder, Safetensors, TensorView, Tensors, safetensors};
 
-fn tensor<'a>(name: &'a str, dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> Tensor<'a> {
-    Tensor { name, dtype, shape, bytes }
+fn tensor<'a>(name: &'a str, dtype: DType, shape: &'a [usize], bytes: &'a [u8]) -> TensorView<'a> {
+    TensorView { name, dtype, shape, bytes }
 }
 
 #[test]

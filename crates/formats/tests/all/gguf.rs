@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::build::GgufBytes;
-use delft_formats::gguf::{self, Array, TensorSpec, Value, Writer};
+use delft_formats::gguf::{self, MetadataArray, MetadataValue, TensorSpec, Writer};
 use delft_formats::{Container, DType, Gguf, Location, Tensors};
 
 fn sample(name: &str) -> PathBuf {
@@ -17,24 +17,28 @@ fn sample_of_the_gguf_package_reads_back() {
     assert_eq!((gguf.header().version, gguf.header().alignment), (3, 64));
     assert_eq!(meta.str("general.architecture").unwrap(), Some("sample"));
     for (key, value) in [
-        ("t.u8", Value::U8(200)),
-        ("t.i8", Value::I8(-100)),
-        ("t.u16", Value::U16(60000)),
-        ("t.i16", Value::I16(-30000)),
-        ("t.u32", Value::U32(4_000_000_000)),
-        ("t.i32", Value::I32(-2_000_000_000)),
-        ("t.f32", Value::F32(0.15625)),
-        ("t.bool", Value::Bool(true)),
-        ("t.string", Value::String("Delft é世".into())),
-        ("t.u64", Value::U64((1 << 63) + 1)),
-        ("t.i64", Value::I64(-(1 << 62))),
-        ("t.f64", Value::F64(1e-300)),
+        ("t.u8", MetadataValue::U8(200)),
+        ("t.i8", MetadataValue::I8(-100)),
+        ("t.u16", MetadataValue::U16(60000)),
+        ("t.i16", MetadataValue::I16(-30000)),
+        ("t.u32", MetadataValue::U32(4_000_000_000)),
+        ("t.i32", MetadataValue::I32(-2_000_000_000)),
+        ("t.f32", MetadataValue::F32(0.15625)),
+        ("t.bool", MetadataValue::Bool(true)),
+        ("t.string", MetadataValue::String("Delft é世".into())),
+        ("t.u64", MetadataValue::U64((1 << 63) + 1)),
+        ("t.i64", MetadataValue::I64(-(1 << 62))),
+        ("t.f64", MetadataValue::F64(1e-300)),
         ("t.strings", vec!["a".to_string(), String::new(), "▁b".to_string()].into()),
         ("t.floats", vec![0.5f32, -1.5].into()),
         ("t.ints", vec![1i32, -2, 3].into()),
-        ("t.bools", Array::Bool(vec![true, false]).into()),
-        ("t.nested", Array::Array(vec![Array::I32(vec![1, 2]), Array::I32(vec![3])]).into()),
-        ("t.u16s", Array::U16(vec![7, 65535]).into()),
+        ("t.bools", MetadataArray::Bool(vec![true, false]).into()),
+        (
+            "t.nested",
+            MetadataArray::Array(vec![MetadataArray::I32(vec![1, 2]), MetadataArray::I32(vec![3])])
+                .into(),
+        ),
+        ("t.u16s", MetadataArray::U16(vec![7, 65535]).into()),
     ] {
         assert_eq!(meta.get(key), Some(&value), "{key}");
     }
@@ -183,16 +187,19 @@ fn large_vocabularies_load_in_a_moment() {
 fn written_files_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("w.gguf");
-    let nested =
-        Array::Array(vec![Array::U8(vec![1]), Array::String(vec!["x".into()]), Array::F64(vec![])]);
-    let metadata: Vec<(String, Value)> = vec![
+    let nested = MetadataArray::Array(vec![
+        MetadataArray::U8(vec![1]),
+        MetadataArray::String(vec!["x".into()]),
+        MetadataArray::F64(vec![]),
+    ]);
+    let metadata: Vec<(String, MetadataValue)> = vec![
         ("general.architecture".into(), "llama".into()),
         ("general.alignment".into(), 128u32.into()),
         ("a".into(), 7u8.into()),
         ("b".into(), (-7i64).into()),
         ("c".into(), nested.into()),
         ("d".into(), true.into()),
-        ("e".into(), Array::I16(vec![-2, 2]).into()),
+        ("e".into(), MetadataArray::I16(vec![-2, 2]).into()),
     ];
     let spec = |name: &str, dtype, shape: &[usize]| TensorSpec {
         name: name.into(),
@@ -278,7 +285,7 @@ fn release_and_touch_leave_bytes_alone() {
     assert!(a.bytes == &data[..size] && b.bytes == &data[size..]);
     // Bytes from elsewhere are nobody's pages.
     open.touch(&data);
-    open.release(&delft_formats::Tensor { bytes: &data, ..a });
+    open.release(&delft_formats::TensorView { bytes: &data, ..a });
 }
 
 /// Bytes of file pages that this process has in memory (Linux).
@@ -601,7 +608,7 @@ fn the_first_keys_are_read_from_the_beginning_of_a_file() {
     let metadata = [
         ("general.architecture".to_string(), "llama".into()),
         ("llama.block_count".to_string(), 7u32.into()),
-        ("words".to_string(), Array::String(words).into()),
+        ("words".to_string(), MetadataArray::String(words).into()),
         ("last".to_string(), true.into()),
     ];
     Writer::create(&path, &metadata, &[]).unwrap().finish().unwrap();

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use delft_formats::quant::{Block, LARGEST_POWER, Parts, plain};
+use delft_formats::quant::{BlockFormat, LARGEST_POWER, Parts, plain};
 use delft_formats::{DType, with_block};
 
 /// The thirteen block types.
@@ -131,7 +131,7 @@ fn ggml_vectors_decode_exactly_and_encode_as_well() {
 
 #[test]
 fn split_means_what_decode_gives() {
-    fn check<B: Block>() {
+    fn check<B: BlockFormat>() {
         let mut byte = noise(B::BYTES as u64);
         for round in 0..500 {
             let block: Vec<u8> = (0..B::BYTES).map(|_| byte()).collect();
@@ -298,7 +298,7 @@ fn dtype_tables_agree() {
 
 #[test]
 fn a_block_is_finite_if_its_halves_are() {
-    fn check<B: Block>(dtype: DType) {
+    fn check<B: BlockFormat>(dtype: DType) {
         let mut noise = noise(29);
         let mut weights = vec![0.0; B::ELEMENTS];
         for round in 0..2000 {

@@ -3,7 +3,7 @@
 
 use delft_formats::safetensors;
 use delft_formats::{
-    DType, Encoding, Groups, Integers, Quantised, Scheme, Source, Tensor, Tensors,
+    DType, Encoding, Groups, Integers, Quantised, Scheme, Source, TensorView, Tensors,
 };
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,12 @@ fn folder(
         .collect();
     change(&mut all);
     let folder = tempfile::tempdir().unwrap();
-    let tensors =
-        all.iter().map(|(name, dtype, shape, bytes)| Tensor { name, dtype: *dtype, shape, bytes });
+    let tensors = all.iter().map(|(name, dtype, shape, bytes)| TensorView {
+        name,
+        dtype: *dtype,
+        shape,
+        bytes,
+    });
     safetensors::write(&folder.path().join("model.safetensors"), &[], tensors).unwrap();
     std::fs::write(folder.path().join("config.json"), "{}").unwrap();
     let tensors = Tensors::open(folder.path()).unwrap();

@@ -1,7 +1,7 @@
 //! Recipes: what each gives, element by element, what it costs to read, and what is refused.
 
 use delft_formats::gguf::{TensorSpec, Writer};
-use delft_formats::{DType, Encoding, Groups, Source, Tensor, Tensors, safetensors};
+use delft_formats::{DType, Encoding, Groups, Source, TensorView, Tensors, safetensors};
 use std::path::Path;
 
 /// `a` `[6, 4]` f32 with element `i` being `i`, `half` `[2, 4]` f16, `norm` `[4]` bf16, and affine
@@ -37,7 +37,7 @@ fn folder(at: &Path) -> Tensors {
         ("w.offsets", DType::BF16, &[2, 2], &offsets),
         ("short", DType::BF16, &[1, 2], &short),
     ]
-    .map(|(name, dtype, shape, bytes)| Tensor { name, dtype, shape, bytes });
+    .map(|(name, dtype, shape, bytes)| TensorView { name, dtype, shape, bytes });
     safetensors::write(&at.join("model.safetensors"), &[], tensors).unwrap();
     std::fs::write(at.join("config.json"), "{}").unwrap();
     Tensors::open(at).unwrap()

@@ -6,7 +6,7 @@ use crate::export::{Exported, From};
 use crate::files::Files;
 use crate::hybrid::together;
 use crate::rope::{Rotation, Scaling};
-use formats::gguf::{Array, Value};
+use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{ErrorKind, Result, Source};
 use program::Weight;
 
@@ -18,15 +18,15 @@ fn is_ours(files: &Files<'_>) -> bool {
     files.architecture.gguf == ARCHITECTURE.gguf
 }
 
-fn size(n: usize) -> Value {
-    Value::U32(u32::try_from(n).unwrap_or(u32::MAX))
+fn size(n: usize) -> MetadataValue {
+    MetadataValue::U32(u32::try_from(n).unwrap_or(u32::MAX))
 }
 
 /// A number of each layer: one where all have the same.
-fn each(numbers: &[usize]) -> Value {
+fn each(numbers: &[usize]) -> MetadataValue {
     match numbers {
         [first, rest @ ..] if rest.iter().all(|n| n == first) => size(*first),
-        _ => Value::Array(Array::I32(numbers.iter().map(|n| *n as i32).collect())),
+        _ => MetadataValue::Array(MetadataArray::I32(numbers.iter().map(|n| *n as i32).collect())),
     }
 }
 
@@ -35,7 +35,7 @@ fn each(numbers: &[usize]) -> Value {
 ///
 /// # Errors
 /// As of opening the folder.
-pub(crate) fn metadata(files: &Files<'_>) -> Result<Vec<(&'static str, Value)>> {
+pub(crate) fn metadata(files: &Files<'_>) -> Result<Vec<(&'static str, MetadataValue)>> {
     if !is_ours(files) {
         return Ok(Vec::new());
     }
@@ -56,8 +56,8 @@ pub(crate) fn metadata(files: &Files<'_>) -> Result<Vec<(&'static str, Value)>> 
         ("attention.value_length_swa", size(sizes[0])),
         ("attention.shared_kv_layers", size(plan.shared.iter().flatten().count())),
         ("embedding_length_per_layer_input", size(plan.input)),
-        ("rope.freq_base", Value::F32(global.theta.value as f32)),
-        ("rope.freq_base_swa", Value::F32(local.theta.value as f32)),
+        ("rope.freq_base", MetadataValue::F32(global.theta.value as f32)),
+        ("rope.freq_base_swa", MetadataValue::F32(local.theta.value as f32)),
         ("rope.dimension_count", size(turned(&global, sizes[1]))),
         ("rope.dimension_count_swa", size(turned(&local, sizes[0]))),
     ])

@@ -13,8 +13,8 @@ use crate::decoder::Layer;
 use crate::{Config, Ending, Layers, experts, gemma2};
 use formats::{Result, Source};
 use nn::{
-    Attention, AttentionOptions, Bias, Builder, Embedding, ExpertsOptions, ForwardPass, Linear,
-    Mlp, QkNorm, RmsNorm, Rope, Stored, Tensor, Unary, Weights,
+    AttentionOptions, Bias, Builder, Embedding, ExpertsOptions, ForwardPass, Mlp, Norm, Projection,
+    QkNorm, Rope, SelfAttention, Stored, Tensor, Unary, Weights,
 };
 use ops::{Op, Splice};
 
@@ -67,9 +67,9 @@ pub(super) fn values(plan: &Plan, weights: &dyn Weights, name: &str) -> Result<O
 
 /// The inputs of all layers, one beside the other in each row.
 struct Inputs {
-    table: Embedding,   // [tokens] -> [layers * width]
-    projection: Linear, // [hidden] -> [layers * width]
-    norm: RmsNorm,
+    table: Embedding,       // [tokens] -> [layers * width]
+    projection: Projection, // [hidden] -> [layers * width]
+    norm: Norm,
     width: usize,
     hidden: usize,
 }
@@ -79,8 +79,8 @@ impl Inputs {
         let (all, hidden) = (config.layers * width, config.hidden);
         Ok(Inputs {
             table: Embedding::new(builder, "inputs", config.vocab, all)?,
-            projection: Linear::new(builder, "inputs_projection", [all, hidden], Bias::Never)?,
-            norm: RmsNorm::new(builder, "inputs_norm", width, config.norm_eps)?,
+            projection: Projection::new(builder, "inputs_projection", [all, hidden], Bias::Never)?,
+            norm: Norm::rms(builder, "inputs_norm", width, config.norm_eps)?,
             width,
             hidden,
         })
@@ -96,22 +96,23 @@ impl Inputs {
 
 /// How a layer takes its input in.
 struct Input {
-    gate: Linear,       // [hidden] -> [width]
-    projection: Linear, // [width] -> [hidden]
-    after: RmsNorm,
+    gate: Projection,       // [hidden] -> [width]
+    projection: Projection, // [width] -> [hidden]
+    after: Norm,
     part: Splice,
 }
 
 impl Input {
     fn new(builder: &Builder<'_>, config: &Config, width: usize, i: usize) -> Result<Input> {
         let (name, hidden) = (format!("blocks.{i}.input"), config.hidden);
-        let linear =
-            |part: &str, shape| Linear::new(builder, &format!("{name}.{part}"), shape, Bias::Never);
+        let linear = |part: &str, shape| {
+            Projection::new(builder, &format!("{name}.{part}"), shape, Bias::Never)
+        };
         let after = format!("blocks.{i}.after_input_norm");
         Ok(Input {
             gate: linear("gate", [width, hidden])?,
             projection: linear("projection", [hidden, width])?,
-            after: RmsNorm::new(builder, &after, hidden, config.norm_eps)?,
+            after: Norm::rms(builder, &after, hidden, config.norm_eps)?,
             part: Splice { heads: 1, start: i * width, count: width, shared: false, width },
         })
     }
@@ -124,13 +125,13 @@ impl Input {
 }
 
 struct Block {
-    attention_norm: RmsNorm,
-    attention: Attention,
-    after_attention_norm: RmsNorm,
-    mlp_norm: RmsNorm,
+    attention_norm: Norm,
+    attention: SelfAttention,
+    after_attention_norm: Norm,
+    mlp_norm: Norm,
     mlp: Mlp,
     mixture: Option<Mixture>,
-    after_mlp_norm: RmsNorm,
+    after_mlp_norm: Norm,
     input: Option<Input>,
     scale: f32,
 }
@@ -138,7 +139,7 @@ struct Block {
 impl Block {
     fn new(builder: &Builder<'_>, config: &Config, plan: &Plan, i: usize) -> Result<Block> {
         let (hidden, eps) = (config.hidden, config.norm_eps);
-        let norm = |name: &str| RmsNorm::new(builder, &format!("blocks.{i}.{name}"), hidden, eps);
+        let norm = |name: &str| Norm::rms(builder, &format!("blocks.{i}.{name}"), hidden, eps);
         let options = config.attention(i);
         let kind = &plan.kinds[usize::from(options.window.is_none())];
         let options = AttentionOptions {
@@ -159,7 +160,7 @@ impl Block {
         let input = || Input::new(builder, config, plan.input, i);
         Ok(Block {
             attention_norm: norm("attention_norm")?,
-            attention: Attention::new(builder, &format!("blocks.{i}.attention"), options)?,
+            attention: SelfAttention::new(builder, &format!("blocks.{i}.attention"), options)?,
             after_attention_norm: norm("after_attention_norm")?,
             mlp_norm: norm("mlp_norm")?,
             mlp: Mlp::gated(builder, &name, sizes, Bias::Never, Unary::GeluTanh)?,
@@ -200,7 +201,7 @@ pub(super) fn build(
     let inputs = (plan.input > 0).then(|| Inputs::new(builder, config, plan.input)).transpose()?;
     let blocks: Vec<Block> =
         (0..config.layers).map(|i| Block::new(builder, config, plan, i)).collect::<Result<_>>()?;
-    let norm = RmsNorm::new(builder, "norm", hidden, config.norm_eps)?;
+    let norm = Norm::rms(builder, "norm", hidden, config.norm_eps)?;
     let head = || -> Result<Layer> { gemma2::head(builder, config, &embed, cap) };
     let head = (ending == Ending::Logits).then(head).transpose()?;
     let hidden = move |step: &ForwardPass| {

@@ -12,7 +12,7 @@ use crate::experts;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use formats::Result;
-use nn::{Builder, Experts, ExpertsOptions, Gate, RmsNorm, Tensor, Unary};
+use nn::{Builder, ExpertsOptions, Gate, MixtureOfExperts, Norm, Tensor, Unary};
 
 const USED: Key = Key("top_k_experts", "expert_used_count");
 const WIDTH: Key = Key("moe_intermediate_size", "expert_feed_forward_length");
@@ -42,11 +42,11 @@ pub(super) fn read(files: &Files<'_>, hidden: usize) -> Result<Option<ExpertsOpt
 
 /// A layer's experts and the norms around them.
 pub(super) struct Mixture {
-    router_norm: RmsNorm,
-    norm: RmsNorm,
-    experts: Experts,
-    after: RmsNorm,
-    after_dense: RmsNorm,
+    router_norm: Norm,
+    norm: Norm,
+    experts: MixtureOfExperts,
+    after: Norm,
+    after_dense: Norm,
     hidden: usize,
 }
 
@@ -62,11 +62,11 @@ impl Mixture {
         eps: f32,
     ) -> Result<Mixture> {
         let hidden = options.hidden;
-        let norm = |part: &str| RmsNorm::new(builder, &format!("{name}.{part}"), hidden, eps);
+        let norm = |part: &str| Norm::rms(builder, &format!("{name}.{part}"), hidden, eps);
         Ok(Mixture {
             router_norm: norm("moe.router_norm")?,
             norm: norm("moe_norm")?,
-            experts: Experts::new(builder, &format!("{name}.moe"), options)?,
+            experts: MixtureOfExperts::new(builder, &format!("{name}.moe"), options)?,
             after: norm("after_moe_norm")?,
             after_dense: norm("after_dense_norm")?,
             hidden,

@@ -4,7 +4,7 @@
 use super::NEXT;
 use crate::files::Files;
 use crate::keys::Key;
-use formats::gguf::{Array, Value};
+use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Result, Source};
 use program::Weight;
 
@@ -13,17 +13,23 @@ use program::Weight;
 ///
 /// # Errors
 /// Values of another type, by key.
-pub(crate) fn metadata(files: &Files<'_>, held: &[Weight]) -> Result<Vec<(&'static str, Value)>> {
+pub(crate) fn metadata(
+    files: &Files<'_>,
+    held: &[Weight],
+) -> Result<Vec<(&'static str, MetadataValue)>> {
     let width = |weight: &Weight| weight.name.ends_with(".delta.z").then(|| weight.shape[0]);
     let Some(inner) = held.iter().find_map(width) else { return Ok(Vec::new()) };
-    let size = |n: usize| Value::U32(u32::try_from(n).unwrap_or(u32::MAX));
+    let size = |n: usize| MetadataValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
     let interval = files.keys.size(Key("full_attention_interval", ""))?;
     let block = |i: usize| format!("blocks.{i}.");
     let layers = (0..).take_while(|i| held.iter().any(|w| w.name.starts_with(&block(*i))));
     let net = |i: usize| held.iter().any(|w| w.name == format!("{}delta.decay", block(i)));
     let mut all = vec![
         ("ssm.inner_size", size(inner)),
-        ("attention.recurrent_layers", Value::Array(Array::Bool(layers.map(net).collect()))),
+        (
+            "attention.recurrent_layers",
+            MetadataValue::Array(MetadataArray::Bool(layers.map(net).collect())),
+        ),
         ("full_attention_interval", size(interval.map_or(4, |interval| interval.value))),
     ];
     if files.architecture.name != NEXT {
@@ -37,7 +43,7 @@ pub(crate) fn metadata(files: &Files<'_>, held: &[Weight]) -> Result<Vec<(&'stat
 ///
 /// # Errors
 /// Something else than numbers.
-pub(crate) fn sections(files: &Files<'_>) -> Result<(&'static str, Value)> {
+pub(crate) fn sections(files: &Files<'_>) -> Result<(&'static str, MetadataValue)> {
     let mut stated = None;
     for key in ["rope_parameters", "rope_scaling"] {
         let Some(rope) = files.keys.object(key)? else { continue };
@@ -46,7 +52,7 @@ pub(crate) fn sections(files: &Files<'_>) -> Result<(&'static str, Value)> {
     let mut sections = stated.unwrap_or_else(|| vec![11.0, 11.0, 10.0]);
     sections.resize(4, 0.0);
     let sections = sections.into_iter().map(|n| n as i32).collect();
-    Ok(("rope.dimension_sections", Value::Array(Array::I32(sections))))
+    Ok(("rope.dimension_sections", MetadataValue::Array(MetadataArray::I32(sections))))
 }
 
 /// Two weights that are stored as one, heads by turns: that one.

@@ -298,17 +298,17 @@ fn the_tensors_of_a_matrix_choose_its_scheme() {
     let shapes = [64u64, 64].map(u64::to_le_bytes).concat();
     let tensor = |name, dtype: DType, shape: &'static [usize]| {
         let count = dtype.bytes_for(shape.iter().product::<usize>() as u64).unwrap();
-        Tensor { name, dtype, shape, bytes: &zeros[..count as usize] }
+        TensorView { name, dtype, shape, bytes: &zeros[..count as usize] }
     };
     let (i32, f16) = (DType::I32, DType::F16);
     let tensors = [
         // Rows of four bits in one group would be rows of eight, half as long.
         tensor("a.weight_packed", i32, &[64, 8]),
         tensor("a.weight_scale", f16, &[64, 1]),
-        Tensor { bytes: &shapes, ..tensor("a.weight_shape", DType::I64, &[2]) },
+        TensorView { bytes: &shapes, ..tensor("a.weight_shape", DType::I64, &[2]) },
         tensor("b.weight_packed", i32, &[64, 16]),
         tensor("b.weight_scale", f16, &[64, 1]),
-        Tensor { bytes: &shapes, ..tensor("b.weight_shape", DType::I64, &[2]) },
+        TensorView { bytes: &shapes, ..tensor("b.weight_shape", DType::I64, &[2]) },
         tensor("c.weight_packed", i32, &[64, 8]),
         tensor("c.weight_scale", f16, &[64, 1]),
         tensor("c.weight_zero_point", i32, &[8, 1]),

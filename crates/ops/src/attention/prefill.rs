@@ -10,7 +10,7 @@
 //! Tokens of f32 have no matrix unit: [`super::decode`] takes each as a row of its own.
 
 use tile::dsl::*;
-use tile::instr::Unary;
+use tile::instr::UnaryOp;
 use tile::ir::{LoadHint, Reduce};
 use tile::launch::{Mode, Requirement};
 
@@ -538,7 +538,7 @@ impl Flash {
         }
         let inner = self.extras.cap.map(|_| Frag::filled(inner));
         for (i, score) in (0..).zip(scores) {
-            let bounded = inner.map_or(score, |inner| (score * inner).map(Unary::Tanh));
+            let bounded = inner.map_or(score, |inner| (score * inner).map(UnaryOp::Tanh));
             running.scores.set(i, bounded);
         }
     }
@@ -594,11 +594,11 @@ impl Flash {
             let shift = top * minus;
             // The difference first: over nothing it is exactly 0, which a product rounded by itself
             // would not give.
-            let decay = ((before - top) * scale).map(Unary::Exp2);
+            let decay = ((before - top) * scale).map(UnaryOp::Exp2);
             let across = shift.across();
             let mut total: Option<Frag> = None;
             for j in 0..columns {
-                let weight = (running.scores.get(at(j)) * wide + across).map(Unary::Exp2);
+                let weight = (running.scores.get(at(j)) * wide + across).map(UnaryOp::Exp2);
                 running.scores.set(at(j), weight);
                 total = Some(total.map_or(weight, |total| total + weight));
             }
@@ -671,7 +671,7 @@ impl Flash {
         let place = simd_id() * 256u32;
         for r in 0..self.tiling.tiles {
             let top = running.top.get(r) * Frag::rows(outer);
-            let log = running.sum.get(r).map(Unary::Log2) + top;
+            let log = running.sum.get(r).map(UnaryOp::Log2) + top;
             let log = log * Frag::rows(std::f32::consts::LN_2);
             log.across().store(through, place, 16u32);
             simd_barrier();

@@ -10,7 +10,7 @@ pub mod stream;
 use crate::gradient::{Forward, Reverse, linear_jvp, linear_vjp};
 use crate::operation::{Operand, Operation, Product, ReferenceCall, Sharding};
 use crate::packed::{Format, PackedWeights};
-use crate::project::Projection;
+use crate::project::ProjectionOperands;
 use crate::{Shape, arity, expect};
 use formats::Result;
 use tile::case::Spec;
@@ -60,8 +60,8 @@ pub const KERNELS: &[Spec] = &[Spec { name: "gemv", cases: cases::cases, benches
 pub struct Linear;
 
 /// The operands of the one matrix of a product, with or without a bias.
-pub(crate) fn projection(weights: usize) -> Projection {
-    Projection { weight: 0, bias: (weights > 1).then_some(1) }
+pub(crate) fn projection(weights: usize) -> ProjectionOperands {
+    ProjectionOperands { weight: 0, bias: (weights > 1).then_some(1) }
 }
 
 impl Operation for Linear {

@@ -10,7 +10,7 @@
 //! Nothing is read of what is packed to, and all of it is written. Whether scales are finite is
 //! asked elsewhere ([`Encoding::not_finite`]): any bytes are packed.
 
-use formats::quant::{Block, Parts};
+use formats::quant::{BlockFormat, Parts};
 use formats::{DType, Encoding, Error, Groups, Result, with_block};
 use tile::types::Scalar;
 
@@ -120,7 +120,7 @@ pub fn pack_into(
 }
 
 /// One row of blocks.
-fn pack_row<B: Block>(source: &[u8], mut row: Row<'_>) {
+fn pack_row<B: BlockFormat>(source: &[u8], mut row: Row<'_>) {
     // Of the block rather than of the layout, so that all of it is known when this is compiled.
     let packing = Packing::of(B::AFFINE, B::ELEMENTS);
     let subs = B::ELEMENTS / B::AFFINE.sub;

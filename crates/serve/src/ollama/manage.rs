@@ -220,7 +220,7 @@ fn described(
         text = format!("{{#- {} -#}}{text}", infill.layout(tokenizer));
     }
     let parameters = parameters(known, tokenizer);
-    let each = |tensor: delft::formats::Tensor<'_>| json!({ "name": tensor.name, "type": tensor.dtype.name(), "shape": tensor.shape });
+    let each = |tensor: delft::formats::TensorView<'_>| json!({ "name": tensor.name, "type": tensor.dtype.name(), "shape": tensor.shape });
     let listed: Vec<Value> = if verbose { tensors.iter().map(each).collect() } else { Vec::new() };
     let stated = |(name, value): &(&str, String)| format!("PARAMETER {name} {value}\n");
     let modelfile = format!(
@@ -302,21 +302,21 @@ fn main_type(tensors: &Tensors) -> &'static str {
 
 /// A value of a GGUF file's metadata. Of a long list, which may be a whole vocabulary, nothing is
 /// told unless all is asked for.
-fn told(value: &gguf::Value, verbose: bool) -> Value {
+fn told(value: &gguf::MetadataValue, verbose: bool) -> Value {
     /// Longest list that Ollama tells of unasked.
     const LONGEST: usize = 5;
     match value {
-        gguf::Value::Bool(value) => (*value).into(),
-        gguf::Value::String(text) => text.as_str().into(),
-        gguf::Value::F32(value) => short(*value).into(),
-        gguf::Value::F64(value) => (*value).into(),
-        gguf::Value::Array(array) if !verbose && array.len() > LONGEST => json!([]),
-        gguf::Value::Array(array) => match array {
-            gguf::Array::F32(values) => values.iter().copied().map(short).collect(),
-            gguf::Array::F64(values) => values.iter().copied().collect(),
-            gguf::Array::Bool(values) => values.iter().copied().collect(),
-            gguf::Array::String(values) => values.iter().map(String::as_str).collect(),
-            gguf::Array::Array(_) => Value::Null,
+        gguf::MetadataValue::Bool(value) => (*value).into(),
+        gguf::MetadataValue::String(text) => text.as_str().into(),
+        gguf::MetadataValue::F32(value) => short(*value).into(),
+        gguf::MetadataValue::F64(value) => (*value).into(),
+        gguf::MetadataValue::Array(array) if !verbose && array.len() > LONGEST => json!([]),
+        gguf::MetadataValue::Array(array) => match array {
+            gguf::MetadataArray::F32(values) => values.iter().copied().map(short).collect(),
+            gguf::MetadataArray::F64(values) => values.iter().copied().collect(),
+            gguf::MetadataArray::Bool(values) => values.iter().copied().collect(),
+            gguf::MetadataArray::String(values) => values.iter().map(String::as_str).collect(),
+            gguf::MetadataArray::Array(_) => Value::Null,
             whole => whole.integers().into_iter().flatten().map(integer).collect(),
         },
         whole => whole.integer().map_or(Value::Null, integer),

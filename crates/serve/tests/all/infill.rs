@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::common::{limits, post, receive, send, serve_all, shared};
-use delft::formats::gguf::{Array, TensorSpec, Value as Meta, Writer};
-use delft::formats::{Gguf, Tensor};
+use delft::formats::gguf::{MetadataArray, MetadataValue as Meta, TensorSpec, Writer};
+use delft::formats::{Gguf, TensorView};
 use delft::{Engine, LoadOptions};
 use delft_serve::{AccessRules, Running, Served};
 use serde_json::{Value, json};
@@ -20,16 +20,16 @@ fn serving(folder: &Path, texts: &[&str], more: &[(&str, u32)]) -> Running {
     let mut gone = Vec::new();
     for (key, value) in &mut metadata {
         match (key.as_str(), value) {
-            ("tokenizer.ggml.tokens", Meta::Array(Array::String(tokens))) => {
+            ("tokenizer.ggml.tokens", Meta::Array(MetadataArray::String(tokens))) => {
                 for (i, text) in texts.iter().enumerate() {
                     gone.push(std::mem::replace(&mut tokens[FIRST + i], text.to_string()));
                 }
             }
-            ("tokenizer.ggml.token_type", Meta::Array(Array::I32(types))) => {
+            ("tokenizer.ggml.token_type", Meta::Array(MetadataArray::I32(types))) => {
                 // Control tokens.
                 (0..texts.len()).for_each(|i| types[FIRST + i] = 3);
             }
-            ("tokenizer.ggml.merges", Meta::Array(Array::String(merges))) => {
+            ("tokenizer.ggml.merges", Meta::Array(MetadataArray::String(merges))) => {
                 merges.retain(|merge| {
                     let (left, right) = merge.split_once(' ').unwrap();
                     let joined = format!("{left}{right}");
@@ -42,7 +42,7 @@ fn serving(folder: &Path, texts: &[&str], more: &[(&str, u32)]) -> Running {
     let more =
         more.iter().map(|(key, id)| (format!("tokenizer.ggml.{key}_token_id"), Meta::U32(*id)));
     metadata.extend(more);
-    let spec = |tensor: Tensor<'_>| TensorSpec {
+    let spec = |tensor: TensorView<'_>| TensorSpec {
         name: tensor.name.to_string(),
         dtype: tensor.dtype,
         shape: tensor.shape.to_vec(),

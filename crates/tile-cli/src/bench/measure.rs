@@ -77,15 +77,15 @@ pub(super) fn measure<'a>(gpu: &cuda::Gpu, bench: &'a Bench) -> Result<Measured<
 /// Copies of a benchmark's buffers, used in turn, so that each launch's data has left the cache
 /// since its last.
 struct Sets {
-    sets: Vec<Vec<cuda::Buffer>>,
+    sets: Vec<Vec<cuda::CudaBuffer>>,
     cold: bool,
 }
 
 impl Sets {
     fn make(gpu: &cuda::Gpu, fills: &[Fill]) -> formats::Result<Sets> {
-        let first: Vec<cuda::Buffer> =
+        let first: Vec<cuda::CudaBuffer> =
             fills.iter().enumerate().map(|(i, f)| filled(gpu, f, i)).collect::<Result<_, _>>()?;
-        let bytes = first.iter().map(cuda::Buffer::len).sum::<usize>().max(1);
+        let bytes = first.iter().map(cuda::CudaBuffer::len).sum::<usize>().max(1);
         let wanted = (3 * gpu.facts().l2).div_ceil(bytes).max(2);
         let copies = wanted.min(COPIES).min((BYTES / bytes).max(1));
         // One allocation for all copies: thousands of small ones take longer than what is measured.
@@ -111,7 +111,7 @@ impl Sets {
     }
 }
 
-fn filled(gpu: &cuda::Gpu, fill: &Fill, seed: usize) -> formats::Result<cuda::Buffer> {
+fn filled(gpu: &cuda::Gpu, fill: &Fill, seed: usize) -> formats::Result<cuda::CudaBuffer> {
     let (scalar, len) = match fill {
         Fill::These(buffer) => return gpu.upload(&buffer.bytes),
         Fill::Zeros(scalar, len) => {
@@ -144,7 +144,8 @@ fn vendor(gpu: &cuda::Gpu, bench: &Bench, sets: &Sets) -> Result<Option<f64>, St
     let scalar = if bench.kernel.name.contains("bf16") { Scalar::BF16 } else { Scalar::F16 };
     let Ok(matmul) = gpu.matmul(scalar, rows, out, width) else { return Ok(None) };
     let bytes = |a: u32, b: u32| a as usize * b as usize * 2;
-    let find = |set: &[cuda::Buffer], size: usize| set.iter().find(|b| b.len() >= size).cloned();
+    let find =
+        |set: &[cuda::CudaBuffer], size: usize| set.iter().find(|b| b.len() >= size).cloned();
     let (x_bytes, w_bytes, y_bytes) = (bytes(rows, width), bytes(out, width), bytes(rows, out));
     let line = |e: formats::Error| e.to_string();
     let mut first: Option<cuda::BoundProduct> = None;
@@ -153,7 +154,7 @@ fn vendor(gpu: &cuda::Gpu, bench: &Bench, sets: &Sets) -> Result<Option<f64>, St
         let mut rest = set.clone();
         let Some(w) = find(&rest, w_bytes) else { return Ok(None) };
         rest.retain(|b| b.len() != w.len());
-        let part = |b: Option<cuda::Buffer>, size| match b {
+        let part = |b: Option<cuda::CudaBuffer>, size| match b {
             Some(b) => b.part(0..size),
             None => gpu.buffer(size),
         };

@@ -115,17 +115,17 @@ fn convert(value: Value, to: Scalar) -> Value {
 }
 
 #[track_caller]
-fn unary<T: Element>(op: Unary, a: Val<T>) -> Val<T> {
+fn unary<T: Element>(op: UnaryOp, a: Val<T>) -> Val<T> {
     Val::wrap(define(Inst::Unary(op, a.value), T::SCALAR))
 }
 
 #[track_caller]
-fn binary<T: Element>(op: Binary, a: Val<T>, b: Val<T>) -> Val<T> {
+fn binary<T: Element>(op: BinaryOp, a: Val<T>, b: Val<T>) -> Val<T> {
     Val::wrap(define(Inst::Binary(op, a.value, b.value), T::SCALAR))
 }
 
 #[track_caller]
-fn compare<T: Element>(op: Binary, a: Val<T>, b: Val<T>) -> Val<bool> {
+fn compare<T: Element>(op: BinaryOp, a: Val<T>, b: Val<T>) -> Val<bool> {
     Val::wrap(define(Inst::Binary(op, a.value, b.value), Scalar::Bool))
 }
 
@@ -133,13 +133,13 @@ impl<T: Number> Val<T> {
     /// The smaller.
     #[track_caller]
     pub fn min(self, other: impl IntoVal<T>) -> Val<T> {
-        binary(Binary::Min, self, other.val())
+        binary(BinaryOp::Min, self, other.val())
     }
 
     /// The larger.
     #[track_caller]
     pub fn max(self, other: impl IntoVal<T>) -> Val<T> {
-        binary(Binary::Max, self, other.val())
+        binary(BinaryOp::Max, self, other.val())
     }
 }
 
@@ -210,7 +210,7 @@ macro_rules! recorded_order {
             type Truth = Val<bool>;
             $(#[track_caller]
             fn $name(self, other: R) -> Val<bool> {
-                compare(Binary::$op, self, other.val())
+                compare(BinaryOp::$op, self, other.val())
             })*
         }
     };
@@ -238,14 +238,14 @@ macro_rules! operator {
             type Output = Val<$t>;
             #[track_caller]
             fn $method(self, other: R) -> Val<$t> {
-                binary(Binary::$op, self, other.val())
+                binary(BinaryOp::$op, self, other.val())
             }
         }
         impl std::ops::$trait<Val<$t>> for $t {
             type Output = Val<$t>;
             #[track_caller]
             fn $method(self, other: Val<$t>) -> Val<$t> {
-                binary(Binary::$op, self.val(), other)
+                binary(BinaryOp::$op, self.val(), other)
             }
         })*
     };
@@ -265,7 +265,7 @@ impl<T: Number> Val<T> {
     /// `self + other`, for helpers that are generic over the number type.
     #[track_caller]
     pub fn plus(self, other: impl IntoVal<T>) -> Val<T> {
-        binary(Binary::Add, self, other.val())
+        binary(BinaryOp::Add, self, other.val())
     }
 }
 
@@ -273,7 +273,7 @@ impl std::ops::Neg for Val<f32> {
     type Output = Val<f32>;
     #[track_caller]
     fn neg(self) -> Val<f32> {
-        unary(Unary::Neg, self)
+        unary(UnaryOp::Neg, self)
     }
 }
 
@@ -281,7 +281,7 @@ impl std::ops::Neg for Val<i32> {
     type Output = Val<i32>;
     #[track_caller]
     fn neg(self) -> Val<i32> {
-        unary(Unary::Neg, self)
+        unary(UnaryOp::Neg, self)
     }
 }
 
@@ -289,7 +289,7 @@ impl std::ops::Not for Val<bool> {
     type Output = Val<bool>;
     #[track_caller]
     fn not(self) -> Val<bool> {
-        unary(Unary::Not, self)
+        unary(UnaryOp::Not, self)
     }
 }
 
@@ -297,7 +297,7 @@ impl std::ops::Not for Val<u32> {
     type Output = Val<u32>;
     #[track_caller]
     fn not(self) -> Val<u32> {
-        unary(Unary::Not, self)
+        unary(UnaryOp::Not, self)
     }
 }
 
@@ -307,7 +307,7 @@ macro_rules! functions {
             $(#[doc = $what]
             #[track_caller]
             pub fn $name(self) -> Val<f32> {
-                unary(Unary::$op, self)
+                unary(UnaryOp::$op, self)
             })*
         }
     };
@@ -342,8 +342,8 @@ impl Val<f32> {
     #[track_caller]
     pub fn pack(self, next: Val<f32>, scalar: Scalar) -> Val<u32> {
         let op = match scalar {
-            Scalar::F16 => Binary::PackF16,
-            Scalar::BF16 => Binary::PackBf16,
+            Scalar::F16 => BinaryOp::PackF16,
+            Scalar::BF16 => BinaryOp::PackBf16,
             _ => panic!("f16 or bf16 expected, found {scalar}"),
         };
         Val::wrap(define(Inst::Binary(op, self.value, next.value), Scalar::U32))
@@ -354,19 +354,19 @@ impl Val<u32> {
     /// How many bits are set.
     #[track_caller]
     pub fn count_ones(self) -> Val<u32> {
-        unary(Unary::Popcount, self)
+        unary(UnaryOp::Popcount, self)
     }
 
     /// How many leading bits are clear.
     #[track_caller]
     pub fn leading_zeros(self) -> Val<u32> {
-        unary(Unary::LeadingZeros, self)
+        unary(UnaryOp::LeadingZeros, self)
     }
 
     /// The upper half of the 64-bit product.
     #[track_caller]
     pub fn mul_hi(self, other: impl IntoVal<u32>) -> Val<u32> {
-        binary(Binary::MulHi, self, other.val())
+        binary(BinaryOp::MulHi, self, other.val())
     }
 
     /// `acc` plus the sum of products of the four signed bytes in each.

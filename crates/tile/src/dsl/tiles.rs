@@ -205,7 +205,7 @@ impl Frag {
     }
 
     #[track_caller]
-    fn binary(self, op: Binary, other: Frag) -> Frag {
+    fn binary(self, op: BinaryOp, other: Frag) -> Frag {
         let ty = self.ty();
         Frag::define(Inst::Binary(op, self.value, other.value), ty.with(op.result(ty.scalar)))
     }
@@ -213,30 +213,30 @@ impl Frag {
     /// The larger of each pair.
     #[track_caller]
     pub fn max(self, other: Frag) -> Frag {
-        self.binary(Binary::Max, other)
+        self.binary(BinaryOp::Max, other)
     }
 
     /// `self <= other`, a bool tile.
     #[track_caller]
     pub fn le(self, other: Frag) -> Frag {
-        self.binary(Binary::Le, other)
+        self.binary(BinaryOp::Le, other)
     }
 
     /// `self < other`, a bool tile.
     #[track_caller]
     pub fn lt(self, other: Frag) -> Frag {
-        self.binary(Binary::Lt, other)
+        self.binary(BinaryOp::Lt, other)
     }
 
     /// Both of two bool tiles.
     #[track_caller]
     pub fn and(self, other: Frag) -> Frag {
-        self.binary(Binary::And, other)
+        self.binary(BinaryOp::And, other)
     }
 
     /// An element-wise function of f32 tiles.
     #[track_caller]
-    pub fn map(self, op: Unary) -> Frag {
+    pub fn map(self, op: UnaryOp) -> Frag {
         Frag::define(Inst::Unary(op, self.value), self.ty())
     }
 
@@ -254,7 +254,7 @@ macro_rules! tile_operator {
             type Output = Frag;
             #[track_caller]
             fn $method(self, other: Frag) -> Frag {
-                self.binary(Binary::$op, other)
+                self.binary(BinaryOp::$op, other)
             }
         }
     };

@@ -1,6 +1,8 @@
 //! The C-like printer that Metal and CUDA share: blocks, statements, and which values get a name.
 
-use crate::ir::{Block, Builtin, Inst, Kernel, Literal, LoadHint, Node, Place, SourceId, Value};
+use crate::ir::{
+    Block, Builtin, Inst, Kernel, Literal, LoadHint, Place, SourceId, Statement, Value,
+};
 use crate::types::{Role, Scalar, Tile, Type};
 use crate::verify::Fault;
 
@@ -153,7 +155,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    fn node(&mut self, node: &Node, inline: bool) -> Result<(), Error> {
+    fn node(&mut self, node: &Statement, inline: bool) -> Result<(), Error> {
         let unused = node.result.is_some_and(|v| self.uses[v.0 as usize] == 0);
         if unused && !node.inst.has_effect() {
             return Ok(());

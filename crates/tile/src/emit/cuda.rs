@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use crate::instr::{Binary, Spelling, Unary};
+use crate::instr::{BinaryOp, Spelling, UnaryOp};
 use crate::ir::{
     Access as Rights, AtomicOp, Builtin, Inst, Kernel, LoadHint, ParamKind, Place, Reduce, SimdOp,
 };
@@ -256,11 +256,11 @@ impl Language for Cuda {
         }
     }
 
-    fn unary(&self, op: Unary) -> Spelling {
+    fn unary(&self, op: UnaryOp) -> Spelling {
         op.row().2
     }
 
-    fn binary(&self, op: Binary) -> Spelling {
+    fn binary(&self, op: BinaryOp) -> Spelling {
         op.row().2
     }
 

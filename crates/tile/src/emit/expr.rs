@@ -1,6 +1,6 @@
 //! Expressions as C text with their precedence, and the arithmetic that Metal and CUDA write alike.
 
-use crate::instr::{Binary, Spelling, Unary};
+use crate::instr::{BinaryOp, Spelling, UnaryOp};
 use crate::ir::{AtomicOp, Builtin, Inst, Kernel, LoadHint, Place, Reduce, SimdOp};
 use crate::types::{Scalar, Tile, Type};
 
@@ -89,9 +89,9 @@ pub(super) trait Language {
     fn pack(&self, scalar: Scalar, elements: &[Text]) -> Text;
 
     /// An operation's name in this language.
-    fn unary(&self, op: Unary) -> Spelling;
+    fn unary(&self, op: UnaryOp) -> Spelling;
     /// An operation's name in this language.
-    fn binary(&self, op: Binary) -> Spelling;
+    fn binary(&self, op: BinaryOp) -> Spelling;
     /// `a * b + c`, rounded once.
     fn fma(&self) -> &'static str;
     /// A float that is not finite, by its bits.
@@ -185,13 +185,13 @@ fn unsigned(value: &Text) -> String {
 }
 
 /// One operand.
-pub(super) fn unary(language: &dyn Language, op: Unary, scalar: Scalar, a: &Text) -> Text {
+pub(super) fn unary(language: &dyn Language, op: UnaryOp, scalar: Scalar, a: &Text) -> Text {
     match (op, scalar, language.unary(op)) {
-        (Unary::Neg, Scalar::I32, _) => {
+        (UnaryOp::Neg, Scalar::I32, _) => {
             // Through unsigned numbers: the negation of the smallest i32 is undefined in C.
             Text::primary(format!("int(0u - {})", unsigned(a)))
         }
-        (Unary::Not, Scalar::Bool, _) => {
+        (UnaryOp::Not, Scalar::Bool, _) => {
             Text::new(format!("!{}", a.within(binds::UNARY)), binds::UNARY)
         }
         (_, _, Spelling::Sign(sign)) => {
@@ -200,7 +200,7 @@ pub(super) fn unary(language: &dyn Language, op: Unary, scalar: Scalar, a: &Text
             let space = if operand.starts_with(sign) { " " } else { "" };
             Text::new(format!("{sign}{space}{operand}"), binds::UNARY)
         }
-        (Unary::Popcount | Unary::LeadingZeros, _, Spelling::Call(name)) => {
+        (UnaryOp::Popcount | UnaryOp::LeadingZeros, _, Spelling::Call(name)) => {
             // The result is an int in CUDA, and would make comparisons signed.
             Text::primary(format!("uint({name}({}))", a.text))
         }
@@ -211,7 +211,7 @@ pub(super) fn unary(language: &dyn Language, op: Unary, scalar: Scalar, a: &Text
 /// Two operands of one type.
 pub(super) fn binary(
     language: &dyn Language,
-    op: Binary,
+    op: BinaryOp,
     scalar: Scalar,
     a: &Text,
     b: &Text,
@@ -226,28 +226,28 @@ pub(super) fn binary(
     let signed = scalar == Scalar::I32;
     match op {
         // Through unsigned numbers: signed overflow is undefined in C, here it wraps.
-        Binary::Add | Binary::Sub | Binary::Mul if signed => {
+        BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul if signed => {
             Text::primary(format!("int({} {sign} {})", unsigned(a), unsigned(b)))
         }
-        Binary::Shl if signed => {
+        BinaryOp::Shl if signed => {
             Text::primary(format!("int({} << {})", unsigned(a), b.within(binds::UNARY)))
         }
-        Binary::Mul | Binary::Div | Binary::Rem => {
+        BinaryOp::Mul | BinaryOp::Div | BinaryOp::Rem => {
             between(sign, binds::PRODUCT, binds::UNARY, binds::PRODUCT)
         }
-        Binary::Add | Binary::Sub => between(sign, binds::SUM, binds::PRODUCT, binds::SUM),
-        Binary::Shl | Binary::Shr => between(sign, binds::UNARY, binds::UNARY, binds::SHIFT),
-        Binary::And if scalar == Scalar::Bool => {
+        BinaryOp::Add | BinaryOp::Sub => between(sign, binds::SUM, binds::PRODUCT, binds::SUM),
+        BinaryOp::Shl | BinaryOp::Shr => between(sign, binds::UNARY, binds::UNARY, binds::SHIFT),
+        BinaryOp::And if scalar == Scalar::Bool => {
             between("&&", binds::EQUAL, binds::EQUAL, binds::LOGIC)
         }
-        Binary::Or if scalar == Scalar::Bool => {
+        BinaryOp::Or if scalar == Scalar::Bool => {
             between("||", binds::EQUAL, binds::EQUAL, binds::LOGIC)
         }
-        Binary::Xor if scalar == Scalar::Bool => {
+        BinaryOp::Xor if scalar == Scalar::Bool => {
             between("!=", binds::UNARY, binds::UNARY, binds::EQUAL)
         }
-        Binary::Eq | Binary::Ne => between(sign, binds::SHIFT, binds::SHIFT, binds::EQUAL),
-        Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge => {
+        BinaryOp::Eq | BinaryOp::Ne => between(sign, binds::SHIFT, binds::SHIFT, binds::EQUAL),
+        BinaryOp::Lt | BinaryOp::Le | BinaryOp::Gt | BinaryOp::Ge => {
             between(sign, binds::SHIFT, binds::SHIFT, binds::ORDER)
         }
         // Bitwise operators bind more loosely than readers expect: operands keep their parentheses.

@@ -3,7 +3,7 @@
 //! Pure values used once, in the same block; and loads, if nothing that may change what they find
 //! separates them from the statement they end up in.
 
-use crate::ir::{Block, Inst, Kernel, Node, Place, Value};
+use crate::ir::{Block, Inst, Kernel, Place, Statement, Value};
 use crate::types::Type;
 
 /// For each instruction of a block, whether it may stand where it is used. `uses` counts each
@@ -40,7 +40,7 @@ pub(super) fn choose(kernel: &Kernel, uses: &[u32], block: &Block) -> Vec<bool> 
     inline
 }
 
-fn may_stand_in(kernel: &Kernel, node: &Node, result: Value, user: &Node) -> bool {
+fn may_stand_in(kernel: &Kernel, node: &Statement, result: Value, user: &Statement) -> bool {
     // A product may move down its block to the register that it becomes: all lanes get there
     // together.
     if matches!(node.inst, Inst::Mma { .. }) {

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::instr::{Binary, Spelling, Unary};
+use crate::instr::{BinaryOp, Spelling, UnaryOp};
 use crate::ir::{
     Access as Rights, AtomicOp, Builtin, Inst, Kernel, LoadHint, ParamKind, Place, Reduce, SimdOp,
 };
@@ -245,11 +245,11 @@ impl Language for Metal {
         Text::primary(format!("uint{words}({})", words_text.join(", ")))
     }
 
-    fn unary(&self, op: Unary) -> Spelling {
+    fn unary(&self, op: UnaryOp) -> Spelling {
         op.row().1
     }
 
-    fn binary(&self, op: Binary) -> Spelling {
+    fn binary(&self, op: BinaryOp) -> Spelling {
         op.row().1
     }
 

@@ -1,7 +1,7 @@
 //! The known divisors of every index: matrix loads may move several elements at once only from
 //! aligned addresses, and the contract, the literals and the arithmetic say which those are.
 
-use crate::instr::Binary;
+use crate::instr::BinaryOp;
 use crate::ir::{Inst, Kernel, Literal, ParamKind, Place};
 use crate::launch::{Extent, Requirement};
 
@@ -29,13 +29,13 @@ pub(super) fn multiples(kernel: &Kernel) -> Vec<u32> {
                 p if matches!(p.kind, ParamKind::Argument(_)) => by_contract(kernel, &p.name),
                 _ => 1,
             },
-            Inst::Binary(Binary::Add | Binary::Sub | Binary::Rem, a, b) => of(a).min(of(b)),
-            Inst::Binary(Binary::Mul, a, b) => (of(a) * of(b)).min(LIMIT),
-            Inst::Binary(Binary::And, a, b) => of(a).max(of(b)),
-            Inst::Binary(Binary::Or | Binary::Xor | Binary::Min | Binary::Max, a, b) => {
+            Inst::Binary(BinaryOp::Add | BinaryOp::Sub | BinaryOp::Rem, a, b) => of(a).min(of(b)),
+            Inst::Binary(BinaryOp::Mul, a, b) => (of(a) * of(b)).min(LIMIT),
+            Inst::Binary(BinaryOp::And, a, b) => of(a).max(of(b)),
+            Inst::Binary(BinaryOp::Or | BinaryOp::Xor | BinaryOp::Min | BinaryOp::Max, a, b) => {
                 of(a).min(of(b))
             }
-            Inst::Binary(Binary::Shl, a, b) => match literals[b.0 as usize] {
+            Inst::Binary(BinaryOp::Shl, a, b) => match literals[b.0 as usize] {
                 Some(n) if n < 8 => (of(a) << n).min(LIMIT),
                 Some(_) => LIMIT,
                 None => of(a),

@@ -7,7 +7,7 @@ use super::order::{Order, WIDE};
 use super::report::{Stop, Why};
 use super::run::State;
 use super::tiles::combine;
-use crate::instr::Binary;
+use crate::instr::BinaryOp;
 use crate::ir::{AtomicOp, Place, Reduce};
 use crate::types::{Scalar, Tile};
 
@@ -316,7 +316,7 @@ impl State<'_> {
             }
             let (old, v) = (memory.get(i), columns.of(v)[lane].get());
             let new = match op {
-                AtomicOp::Add => Binary::Add.eval(scalar, old, v).unwrap_or(0),
+                AtomicOp::Add => BinaryOp::Add.eval(scalar, old, v).unwrap_or(0),
                 AtomicOp::Min => combine(Reduce::Min, scalar, old, v),
                 AtomicOp::Max => combine(Reduce::Max, scalar, old, v),
                 AtomicOp::Exchange => v,

@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use super::lanes::{Columns, Mask};
 use super::ops::Col;
-use crate::instr::{Binary, Unary, cast, dot4};
+use crate::instr::{BinaryOp, UnaryOp, cast, dot4};
 use crate::types::Scalar;
 
 type Column = [Cell<u32>];
@@ -79,7 +79,7 @@ pub(super) fn advance(mask: &Mask, index: &Column, step: &Column) -> Result<(), 
 pub(super) fn unary(
     columns: &Columns,
     mask: &Mask,
-    op: Unary,
+    op: UnaryOp,
     scalar: Scalar,
     (d, a): (Col, Col),
 ) -> Result<(), Undefined> {
@@ -87,8 +87,8 @@ pub(super) fn unary(
     macro_rules! table {
         ($($op:ident $scalar:ident,)*) => {
             match (op, scalar) {
-                $((Unary::$op, Scalar::$scalar) => {
-                    map1(mask, d, a, |a| Unary::$op.eval(Scalar::$scalar, a).unwrap_or(0));
+                $((UnaryOp::$op, Scalar::$scalar) => {
+                    map1(mask, d, a, |a| UnaryOp::$op.eval(Scalar::$scalar, a).unwrap_or(0));
                 })*
                 _ => return mask.each(|lane| {
                     let a = a[lane].get();
@@ -110,7 +110,7 @@ pub(super) fn unary(
 pub(super) fn binary(
     columns: &Columns,
     mask: &Mask,
-    op: Binary,
+    op: BinaryOp,
     scalar: Scalar,
     (d, a, b): (Col, Col, Col),
 ) -> Result<(), Undefined> {
@@ -119,8 +119,8 @@ pub(super) fn binary(
         ($($scalar:ident: $($op:ident)*;)*) => {
             match (op, scalar) {
                 // Only operations that are defined for all operands are in the table.
-                $($((Binary::$op, Scalar::$scalar) => map2(mask, d, a, b, |a, b| {
-                    Binary::$op.eval(Scalar::$scalar, a, b).unwrap_or(0)
+                $($((BinaryOp::$op, Scalar::$scalar) => map2(mask, d, a, b, |a, b| {
+                    BinaryOp::$op.eval(Scalar::$scalar, a, b).unwrap_or(0)
                 }),)*)*
                 _ => return mask.each(|lane| {
                     let (a, b) = (a[lane].get(), b[lane].get());
@@ -264,7 +264,7 @@ mod tests {
         let at = |col: Col, lane: usize| columns.of(col)[lane].get();
         for mask in masks() {
             for scalar in [Scalar::Bool, Scalar::I32, Scalar::U32, Scalar::F32] {
-                for op in Unary::ALL.into_iter().filter(|op| op.takes(scalar)) {
+                for op in UnaryOp::ALL.into_iter().filter(|op| op.takes(scalar)) {
                     columns.fill(2, 0xDEAD);
                     unary(&columns, &mask, op, scalar, (2, 0)).unwrap();
                     let _ = mask.each(|lane| {
@@ -273,7 +273,7 @@ mod tests {
                         Ok::<(), ()>(())
                     });
                 }
-                for op in Binary::ALL.into_iter().filter(|op| op.takes(scalar)) {
+                for op in BinaryOp::ALL.into_iter().filter(|op| op.takes(scalar)) {
                     columns.fill(2, 0xDEAD);
                     let result = binary(&columns, &mask, op, scalar, (2, 0, 1));
                     let mut undefined = None;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::allocate::allocate;
 use super::ops::{Array, Col, Fixed, Index, Op, Program, Slot};
 use super::products::Product;
-use crate::ir::{Access, Block, Builtin, Inst, Kernel, Node, ParamKind, Place, Value};
+use crate::ir::{Access, Block, Builtin, Inst, Kernel, ParamKind, Place, Statement, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 use crate::verify::Fault;
 
@@ -92,7 +92,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn node(&mut self, node: &Node) -> Result<(), Fault> {
+    fn node(&mut self, node: &Statement) -> Result<(), Fault> {
         let visited = self.visited;
         self.visited += 1;
         let (kernel, source) = (self.kernel, node.source);
@@ -136,7 +136,7 @@ impl Compiler<'_> {
     }
 
     /// A loop's first operation; where it ends is not known yet.
-    fn head(&mut self, node: &Node, visited: usize, values: [Value; 4]) -> Result<(), String> {
+    fn head(&mut self, node: &Statement, visited: usize, values: [Value; 4]) -> Result<(), String> {
         let [index, start, stop, step] = values;
         let (start, stop) = (self.scalar(start, Scalar::U32)?, self.scalar(stop, Scalar::U32)?);
         let step = self.scalar(step, Scalar::U32)?;
@@ -145,12 +145,12 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    fn emit(&mut self, node: &Node, visited: usize, op: Op) {
+    fn emit(&mut self, node: &Statement, visited: usize, op: Op) {
         self.ops.push(op);
         self.places.push((visited, node.source));
     }
 
-    fn simple(&mut self, node: &Node, visited: usize) -> Result<(), String> {
+    fn simple(&mut self, node: &Statement, visited: usize) -> Result<(), String> {
         let op = match &node.inst {
             Inst::Literal(literal) => return self.fix(node, Fixed::Bits(literal.bits())),
             Inst::Constant(i) => {
@@ -376,7 +376,7 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    fn tile_op(&mut self, node: &Node) -> Result<Op, String> {
+    fn tile_op(&mut self, node: &Statement) -> Result<Op, String> {
         Ok(match &node.inst {
             Inst::Splat(ty, a) => {
                 let tile = ty.tile().ok_or("a splat makes a tile")?;
@@ -477,7 +477,13 @@ impl Compiler<'_> {
 
     /// Casts between integers of which the wider has 32 bits change no register, so they cost
     /// nothing.
-    fn cast(&mut self, node: &Node, visited: usize, to: Scalar, a: Value) -> Result<(), String> {
+    fn cast(
+        &mut self,
+        node: &Statement,
+        visited: usize,
+        to: Scalar,
+        a: Value,
+    ) -> Result<(), String> {
         let ty = self.ty(a)?;
         let from = ty.scalar();
         if let Type::Tile(tile) = ty {
@@ -599,15 +605,15 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    fn result(node: &Node) -> Result<Value, String> {
+    fn result(node: &Statement) -> Result<Value, String> {
         node.result.ok_or_else(|| "its result has no name".to_owned())
     }
 
-    fn alias(&mut self, node: &Node, columns: Vec<Col>) -> Result<(), String> {
+    fn alias(&mut self, node: &Statement, columns: Vec<Col>) -> Result<(), String> {
         self.place_value(Self::result(node)?, Home::Columns(columns))
     }
 
-    fn fix(&mut self, node: &Node, fixed: Fixed) -> Result<(), String> {
+    fn fix(&mut self, node: &Statement, fixed: Fixed) -> Result<(), String> {
         let column = match self.fixed.get(&fixed) {
             Some(column) => *column,
             None => {
@@ -633,7 +639,7 @@ impl Compiler<'_> {
         Ok(column)
     }
 
-    fn define(&mut self, node: &Node) -> Result<Col, String> {
+    fn define(&mut self, node: &Statement) -> Result<Col, String> {
         let value = Self::result(node)?;
         match self.ty(value)? {
             Type::Scalar(_) => self.define_scalar(value),
@@ -641,7 +647,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn define_columns(&mut self, node: &Node) -> Result<Vec<Col>, String> {
+    fn define_columns(&mut self, node: &Statement) -> Result<Vec<Col>, String> {
         let value = Self::result(node)?;
         let lanes = match self.ty(value)? {
             Type::Scalar(_) => 1,
@@ -653,7 +659,7 @@ impl Compiler<'_> {
         Ok(columns)
     }
 
-    fn define_tile(&mut self, node: &Node) -> Result<Slot, String> {
+    fn define_tile(&mut self, node: &Statement) -> Result<Slot, String> {
         let value = Self::result(node)?;
         match self.ty(value)? {
             Type::Tile(tile) if tile.elements() <= super::tiles::ELEMENTS => {}

@@ -4,7 +4,7 @@
 //! A column holds one 32-bit register of every thread; a slot one matrix of every simdgroup.
 
 use super::products::Product;
-use crate::instr::{Binary, Unary};
+use crate::instr::{BinaryOp, UnaryOp};
 use crate::ir::{AtomicOp, Reduce, SimdOp, SourceId};
 use crate::types::{Scalar, Tile};
 
@@ -35,13 +35,13 @@ pub(super) enum Index {
 #[derive(Debug)]
 pub(super) enum Op {
     Unary {
-        op: Unary,
+        op: UnaryOp,
         scalar: Scalar,
         d: Col,
         a: Col,
     },
     Binary {
-        op: Binary,
+        op: BinaryOp,
         scalar: Scalar,
         d: Col,
         a: Col,
@@ -124,14 +124,14 @@ pub(super) enum Op {
     WgmmaWait(u8),
     AsyncFence,
     TileUnary {
-        op: Unary,
+        op: UnaryOp,
         scalar: Scalar,
         tile: Tile,
         d: Slot,
         a: Slot,
     },
     TileBinary {
-        op: Binary,
+        op: BinaryOp,
         scalar: Scalar,
         tile: Tile,
         d: Slot,

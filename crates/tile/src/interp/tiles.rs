@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::arith::{fused, widen_f16};
 use super::ops::Slot;
-use crate::instr::{Binary, Unary, cast};
+use crate::instr::{BinaryOp, UnaryOp, cast};
 use crate::ir::Reduce;
 use crate::types::{Role, Scalar, Tile};
 
@@ -32,7 +32,7 @@ impl Tiles {
     pub(super) fn unary(
         &self,
         simd: usize,
-        (op, scalar, tile): (Unary, Scalar, Tile),
+        (op, scalar, tile): (UnaryOp, Scalar, Tile),
         (d, a): (Slot, Slot),
     ) -> Result<(), String> {
         let (d, a) = (self.of(d, simd), self.of(a, simd));
@@ -47,7 +47,7 @@ impl Tiles {
     pub(super) fn binary(
         &self,
         simd: usize,
-        (op, scalar, tile): (Binary, Scalar, Tile),
+        (op, scalar, tile): (BinaryOp, Scalar, Tile),
         (d, a, b): (Slot, Slot, Slot),
     ) -> Result<(), String> {
         let [d, a, b] = [d, a, b].map(|slot| self.of(slot, simd));
@@ -178,9 +178,9 @@ impl Tiles {
 /// `x` and `y` combined.
 pub(super) fn combine(op: Reduce, scalar: Scalar, x: u32, y: u32) -> u32 {
     let op = match op {
-        Reduce::Sum => Binary::Add,
-        Reduce::Max => Binary::Max,
-        Reduce::Min => Binary::Min,
+        Reduce::Sum => BinaryOp::Add,
+        Reduce::Max => BinaryOp::Max,
+        Reduce::Min => BinaryOp::Min,
     };
     // Sums and extremes are defined for all operands.
     op.eval(scalar, x, y).unwrap_or(0)

@@ -9,7 +9,7 @@
 use super::identities;
 use super::rewrite::{Rewrite, Visitor, rewrite};
 use crate::instr::{cast, dot4};
-use crate::ir::{Block, Builtin, Inst, Kernel, Literal, Node, Value};
+use crate::ir::{Block, Builtin, Inst, Kernel, Literal, Statement, Value};
 use crate::launch::Extent;
 use crate::types::{Scalar, Type};
 
@@ -31,7 +31,7 @@ pub(super) enum Folded {
 struct Fold;
 
 impl Visitor for Fold {
-    fn node(&mut self, r: &mut Rewrite, mut node: Node) {
+    fn node(&mut self, r: &mut Rewrite, mut node: Statement) {
         match node.inst {
             Inst::If { cond, then, otherwise } => {
                 let taken = match r.known(cond) {
@@ -56,7 +56,7 @@ impl Visitor for Fold {
                     r.walk(body, self);
                 } else {
                     let inst = Inst::For { index, start, end, step, unroll, body };
-                    r.keep(Node { inst, ..node }, self);
+                    r.keep(Statement { inst, ..node }, self);
                 }
             }
             _ => {
@@ -81,7 +81,7 @@ impl Visitor for Fold {
 
 impl Fold {
     /// An `if` whose condition is not known: without content it goes.
-    fn branch(&mut self, r: &mut Rewrite, node: Node) {
+    fn branch(&mut self, r: &mut Rewrite, node: Statement) {
         let Inst::If { cond, then, otherwise } = node.inst else { return };
         let then: Block = r.inner(then, self);
         let otherwise = r.inner(otherwise, self);

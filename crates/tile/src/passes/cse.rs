@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::mem::{Discriminant, discriminant};
 
 use super::rewrite::{Rewrite, Visitor, is_pure, rewrite};
-use crate::ir::{Inst, Kernel, Node, OperandList, Value};
+use crate::ir::{Inst, Kernel, OperandList, Statement, Value};
 
 /// Every pure computation once per scope.
 pub(super) fn cse(kernel: &Kernel) -> Kernel {
@@ -22,7 +22,7 @@ struct Cse {
 }
 
 impl Visitor for Cse {
-    fn node(&mut self, r: &mut Rewrite, node: Node) {
+    fn node(&mut self, r: &mut Rewrite, node: Statement) {
         let Some(result) = node.result.filter(|_| is_pure(&node.inst)) else {
             return r.keep(node, self);
         };

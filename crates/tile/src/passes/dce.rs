@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::rewrite::is_removable;
-use crate::ir::{Array, Block, Inst, Kernel, Node, Place, Value};
+use crate::ir::{Array, Block, Inst, Kernel, Place, Statement, Value};
 
 /// The kernel without what has no consequence.
 pub(super) fn dce(kernel: &Kernel) -> Kernel {
@@ -100,7 +100,7 @@ fn drop_arrays(kernel: &mut Kernel) {
 }
 
 /// Calls `f` on every instruction, outer before inner.
-fn change(block: &mut Block, f: &mut impl FnMut(&mut Node)) {
+fn change(block: &mut Block, f: &mut impl FnMut(&mut Statement)) {
     for node in &mut block.0 {
         f(node);
         node.inst.blocks_mut().into_iter().for_each(|inner| change(inner, f));

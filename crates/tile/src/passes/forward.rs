@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::rewrite::{Effects, Rewrite, Visitor, each, rewrite};
-use crate::ir::{Block, Inst, Kernel, Literal, Node, Place, Value};
+use crate::ir::{Block, Inst, Kernel, Literal, Place, Statement, Value};
 
 /// One register: an array and an index.
 type Cell = (Place, u32);
@@ -47,7 +47,7 @@ impl Forward {
 }
 
 impl Visitor for Forward {
-    fn node(&mut self, r: &mut Rewrite, node: Node) {
+    fn node(&mut self, r: &mut Rewrite, node: Statement) {
         let writes = Effects::of(&node).writes;
         match node.inst {
             Inst::Load { place: place @ Place::Register(_), index, .. } => {

@@ -15,8 +15,8 @@ use std::collections::HashSet;
 
 use super::forward::forward;
 use super::rewrite::{Effects, Facts, Rewrite, Visitor, defined, each, is_pure, rewrite};
-use crate::instr::Binary;
-use crate::ir::{Block, Builtin, Inst, Kernel, Node, Place, Value};
+use crate::instr::BinaryOp;
+use crate::ir::{Block, Builtin, Inst, Kernel, Place, Statement, Value};
 use crate::types::{Scalar, Type};
 
 /// The kernel with loops merged, products and sums fused, and registers forwarded.
@@ -35,7 +35,7 @@ pub(super) fn fusion(kernel: &Kernel) -> Kernel {
 
 /// Merges loops of a block and of those inside it.
 fn merge(facts: &Facts<'_>, block: &mut Block) {
-    let mut out: Vec<Node> = Vec::with_capacity(block.0.len());
+    let mut out: Vec<Statement> = Vec::with_capacity(block.0.len());
     // Where the latest loop is in `out`, if only pure instructions followed.
     let mut last: Option<usize> = None;
     for mut node in std::mem::take(&mut block.0) {
@@ -62,7 +62,7 @@ fn merge(facts: &Facts<'_>, block: &mut Block) {
 }
 
 /// Two loops as one, if they may be.
-fn merged(facts: &Facts<'_>, first: &Node, second: &Node) -> Option<Node> {
+fn merged(facts: &Facts<'_>, first: &Statement, second: &Statement) -> Option<Statement> {
     let (
         Inst::For { index, start, end, step, unroll, body },
         Inst::For {
@@ -106,12 +106,12 @@ fn merged(facts: &Facts<'_>, first: &Node, second: &Node) -> Option<Node> {
     all.0.extend(rest.0);
     let (index, start, end, step, unroll) = (*index, *start, *end, *step, *unroll);
     let inst = Inst::For { index, start, end, step, unroll, body: all };
-    Some(Node { inst, result: None, source: first.source })
+    Some(Statement { inst, result: None, source: first.source })
 }
 
 /// The indices at which an array is accessed inside an instruction. Tile accesses are none of
 /// these: loops that have them do things together.
-fn accesses(node: &Node, place: Place) -> impl Iterator<Item = Value> {
+fn accesses(node: &Statement, place: Place) -> impl Iterator<Item = Value> {
     let mut found = Vec::new();
     each(node, &mut |node| match &node.inst {
         Inst::Load { place: p, index, .. } | Inst::Store { place: p, index, .. } if *p == place => {
@@ -151,7 +151,7 @@ impl Facts<'_> {
         if value == index {
             return Some(vec![]);
         }
-        let Some(Inst::Binary(Binary::Add, a, b)) = self.inst(value) else { return None };
+        let Some(Inst::Binary(BinaryOp::Add, a, b)) = self.inst(value) else { return None };
         let (rest, fixed) = match (inside.contains(a), inside.contains(b)) {
             (true, false) => (*a, *b),
             (false, true) => (*b, *a),
@@ -173,8 +173,8 @@ struct Products {
 }
 
 impl Visitor for Products {
-    fn node(&mut self, r: &mut Rewrite, mut node: Node) {
-        if let Inst::Binary(Binary::Add, a, b) = node.inst
+    fn node(&mut self, r: &mut Rewrite, mut node: Statement) {
+        if let Inst::Binary(BinaryOp::Add, a, b) = node.inst
             && let Some(fma) = self.fma(r, a, b)
         {
             node.inst = fma;
@@ -201,7 +201,7 @@ impl Products {
             ty => ty.scalar() == Scalar::F32,
         };
         let product = |v: Value| match r.def(v) {
-            Some(Inst::Binary(Binary::Mul, x, y)) => {
+            Some(Inst::Binary(BinaryOp::Mul, x, y)) => {
                 let once = self.uses.get(v.0 as usize) == Some(&1);
                 let here = self.here.last().is_some_and(|scope| scope.contains(&v));
                 (once && here).then_some((*x, *y))

@@ -5,10 +5,10 @@
 use super::const_fold::{Folded, scalar_of};
 use super::ranges::{self, Range};
 use super::rewrite::Rewrite;
-use crate::instr::Binary::{
+use crate::instr::BinaryOp::{
     self, Add, And, Div, Max, Min, Mul, MulHi, Or, Rem, Shl, Shr, Sub, Xor,
 };
-use crate::instr::Unary;
+use crate::instr::UnaryOp;
 use crate::ir::{Inst, Literal, Value};
 use crate::types::Scalar;
 
@@ -70,10 +70,10 @@ fn holds(wide: Scalar, small: Scalar) -> bool {
     }
 }
 
-fn unary(r: &mut Rewrite, op: Unary, a: Value) -> Option<Folded> {
+fn unary(r: &mut Rewrite, op: UnaryOp, a: Value) -> Option<Folded> {
     let Some(Inst::Unary(inner, first)) = r.def(a) else {
         // Only integers: a NaN is neither below a number nor not below it.
-        if let (Unary::Not, Some(Inst::Binary(compare, x, y))) = (op, r.def(a)) {
+        if let (UnaryOp::Not, Some(Inst::Binary(compare, x, y))) = (op, r.def(a)) {
             let (compare, x, y) = (*compare, *x, *y);
             let total = scalar_of(r, x).is_some_and(|s| s != Scalar::F32);
             return total
@@ -83,25 +83,25 @@ fn unary(r: &mut Rewrite, op: Unary, a: Value) -> Option<Folded> {
         }
         return None;
     };
-    let undone = *inner == op && matches!(op, Unary::Not | Unary::Neg);
+    let undone = *inner == op && matches!(op, UnaryOp::Not | UnaryOp::Neg);
     undone.then_some(Folded::Same(*first))
 }
 
-fn opposite(compare: Binary) -> Option<Binary> {
+fn opposite(compare: BinaryOp) -> Option<BinaryOp> {
     Some(match compare {
-        Binary::Eq => Binary::Ne,
-        Binary::Ne => Binary::Eq,
-        Binary::Lt => Binary::Ge,
-        Binary::Ge => Binary::Lt,
-        Binary::Gt => Binary::Le,
-        Binary::Le => Binary::Gt,
+        BinaryOp::Eq => BinaryOp::Ne,
+        BinaryOp::Ne => BinaryOp::Eq,
+        BinaryOp::Lt => BinaryOp::Ge,
+        BinaryOp::Ge => BinaryOp::Lt,
+        BinaryOp::Gt => BinaryOp::Le,
+        BinaryOp::Le => BinaryOp::Gt,
         _ => return None,
     })
 }
 
 /// `x * 1`, `x / 1`, `x - 0`, `x + -0`: the only identities that keep every f32, its zero's sign
 /// too.
-fn float(r: &Rewrite, op: Binary, a: Value, b: Value) -> Option<Folded> {
+fn float(r: &Rewrite, op: BinaryOp, a: Value, b: Value) -> Option<Folded> {
     let is = |v: Value, x: f32| r.known(v) == Some(Literal::float(x));
     let same = match op {
         Mul if is(b, 1.0) => a,
@@ -115,7 +115,7 @@ fn float(r: &Rewrite, op: Binary, a: Value, b: Value) -> Option<Folded> {
     Some(Folded::Same(same))
 }
 
-fn truth(r: &mut Rewrite, op: Binary, a: Value, b: Value) -> Option<Folded> {
+fn truth(r: &mut Rewrite, op: BinaryOp, a: Value, b: Value) -> Option<Folded> {
     let (known, other) = match (r.known(a), r.known(b)) {
         (Some(Literal::Bool(known)), _) => (known, b),
         (_, Some(Literal::Bool(known))) => (known, a),
@@ -123,13 +123,13 @@ fn truth(r: &mut Rewrite, op: Binary, a: Value, b: Value) -> Option<Folded> {
         _ => return None,
     };
     Some(match (op, known) {
-        (And, true) | (Or, false) | (Xor | Binary::Ne, false) | (Binary::Eq, true) => {
+        (And, true) | (Or, false) | (Xor | BinaryOp::Ne, false) | (BinaryOp::Eq, true) => {
             Folded::Same(other)
         }
         (And, false) => Folded::Literal(Literal::Bool(false)),
         (Or, true) => Folded::Literal(Literal::Bool(true)),
-        (Xor | Binary::Ne, true) | (Binary::Eq, false) => {
-            Folded::Inst(Inst::Unary(Unary::Not, other))
+        (Xor | BinaryOp::Ne, true) | (BinaryOp::Eq, false) => {
+            Folded::Inst(Inst::Unary(UnaryOp::Not, other))
         }
         _ => return None,
     })
@@ -145,12 +145,12 @@ fn select(r: &mut Rewrite, cond: Value, yes: Value, no: Value) -> Option<Folded>
     match (r.known(yes), r.known(no)) {
         (Some(Literal::Bool(true)), Some(Literal::Bool(false))) => return Some(Folded::Same(cond)),
         (Some(Literal::Bool(false)), Some(Literal::Bool(true))) => {
-            return Some(Folded::Inst(Inst::Unary(Unary::Not, cond)));
+            return Some(Folded::Inst(Inst::Unary(UnaryOp::Not, cond)));
         }
         _ => {}
     }
     match r.def(cond)? {
-        Inst::Unary(Unary::Not, cond) => {
+        Inst::Unary(UnaryOp::Not, cond) => {
             Some(Folded::Inst(Inst::Select { cond: *cond, yes: no, no: yes }))
         }
         _ => None,
@@ -158,19 +158,19 @@ fn select(r: &mut Rewrite, cond: Value, yes: Value, no: Value) -> Option<Folded>
 }
 
 /// Identities of `I32` and `U32`, which wrap.
-fn integer(r: &mut Rewrite, scalar: Scalar, op: Binary, a: Value, b: Value) -> Option<Folded> {
+fn integer(r: &mut Rewrite, scalar: Scalar, op: BinaryOp, a: Value, b: Value) -> Option<Folded> {
     let number = |bits: u32| Literal::from_bits(scalar, bits).map(Folded::Literal);
     let unsigned = scalar == Scalar::U32;
     let commutes =
-        matches!(op, Add | Mul | And | Or | Xor | Min | Max | MulHi | Binary::Eq | Binary::Ne);
+        matches!(op, Add | Mul | And | Or | Xor | Min | Max | MulHi | BinaryOp::Eq | BinaryOp::Ne);
     if a == b {
         match op {
             Sub | Xor => return number(0),
             And | Or | Min | Max => return Some(Folded::Same(a)),
-            Binary::Eq | Binary::Le | Binary::Ge => {
+            BinaryOp::Eq | BinaryOp::Le | BinaryOp::Ge => {
                 return Some(Folded::Literal(Literal::Bool(true)));
             }
-            Binary::Ne | Binary::Lt | Binary::Gt => {
+            BinaryOp::Ne | BinaryOp::Lt | BinaryOp::Gt => {
                 return Some(Folded::Literal(Literal::Bool(false)));
             }
             _ => {}
@@ -216,7 +216,7 @@ fn integer(r: &mut Rewrite, scalar: Scalar, op: Binary, a: Value, b: Value) -> O
 }
 
 /// `(x op m) op n` with two numbers becomes `x op (m op n)`.
-fn reassociate(r: &mut Rewrite, scalar: Scalar, op: Binary, a: Value, n: u32) -> Option<Folded> {
+fn reassociate(r: &mut Rewrite, scalar: Scalar, op: BinaryOp, a: Value, n: u32) -> Option<Folded> {
     let Some(Inst::Binary(inner, x, m)) = r.def(a) else { return None };
     let (inner, x, m) = (*inner, *x, r.known(*m).map(Literal::bits)?);
     let (op, number) = match (inner, op) {

@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 
 use super::rewrite::{Effects, Facts, is_pure, is_safe};
-use crate::ir::{Access, Block, Inst, Kernel, LoadHint, Node, ParamKind, Place, Value};
+use crate::ir::{Access, Block, Inst, Kernel, LoadHint, ParamKind, Place, Statement, Value};
 
 /// The kernel with invariant instructions moved out of loops.
 pub(super) fn licm(kernel: &Kernel) -> Kernel {
@@ -40,7 +40,7 @@ fn invariant(
     index: Value,
     body: &mut Block,
     surely: bool,
-) -> Vec<Node> {
+) -> Vec<Statement> {
     let effects = Effects::of_block(body);
     let mut inside: HashSet<Value> = HashSet::from([index]);
     inside.extend(body.0.iter().filter_map(|node| node.result));

@@ -2,8 +2,8 @@
 //! contract upward through arithmetic. Const-fold decides comparisons, remainders and loops with
 //! it.
 
-use crate::instr::Binary::{self, Add, And, Div, Max, Min, Mul, Rem, Shl, Shr, Sub};
-use crate::instr::Unary;
+use crate::instr::BinaryOp::{self, Add, And, Div, Max, Min, Mul, Rem, Shl, Shr, Sub};
+use crate::instr::UnaryOp;
 use crate::ir::{Builtin, Inst, Kernel, Literal, SimdOp, Value};
 use crate::launch::{Extent, Requirement};
 use crate::types::Scalar;
@@ -46,7 +46,7 @@ impl Range {
                 Some(Extent::Literal(n)) => Range::up_to(n.saturating_sub(1)),
                 _ => Range::ANY,
             },
-            Inst::Unary(Unary::Popcount | Unary::LeadingZeros, _) => Range::up_to(32),
+            Inst::Unary(UnaryOp::Popcount | UnaryOp::LeadingZeros, _) => Range::up_to(32),
             Inst::Binary(op, a, b) => binary(*op, of(*a), of(*b)).unwrap_or(Range::ANY),
             Inst::Select { yes, no, .. } => {
                 let (yes, no) = (of(*yes), of(*no));
@@ -75,7 +75,7 @@ fn promised(kernel: &Kernel, name: &str) -> Range {
 }
 
 /// Nothing where the result may wrap.
-fn binary(op: Binary, a: Range, b: Range) -> Option<Range> {
+fn binary(op: BinaryOp, a: Range, b: Range) -> Option<Range> {
     let between = |least: u32, most: u32| Some(Range { least, most });
     match op {
         Add => between(a.least.checked_add(b.least)?, a.most.checked_add(b.most)?),
@@ -96,14 +96,14 @@ fn binary(op: Binary, a: Range, b: Range) -> Option<Range> {
 }
 
 /// The truth of a comparison, where the ranges decide it.
-pub(crate) fn compare(op: Binary, a: Range, b: Range) -> Option<bool> {
+pub(crate) fn compare(op: BinaryOp, a: Range, b: Range) -> Option<bool> {
     match op {
-        Binary::Lt => decided(a.most < b.least, a.least >= b.most),
-        Binary::Ge => decided(a.least >= b.most, a.most < b.least),
-        Binary::Gt => decided(a.least > b.most, a.most <= b.least),
-        Binary::Le => decided(a.most <= b.least, a.least > b.most),
-        Binary::Eq => decided(false, a.most < b.least || b.most < a.least),
-        Binary::Ne => decided(a.most < b.least || b.most < a.least, false),
+        BinaryOp::Lt => decided(a.most < b.least, a.least >= b.most),
+        BinaryOp::Ge => decided(a.least >= b.most, a.most < b.least),
+        BinaryOp::Gt => decided(a.least > b.most, a.most <= b.least),
+        BinaryOp::Le => decided(a.most <= b.least, a.least > b.most),
+        BinaryOp::Eq => decided(false, a.most < b.least || b.most < a.least),
+        BinaryOp::Ne => decided(a.most < b.least || b.most < a.least, false),
         _ => None,
     }
 }
@@ -113,7 +113,7 @@ fn decided(yes: bool, no: bool) -> Option<bool> {
 }
 
 /// Whether an operation leaves its left operand as it is, whatever that is within its range.
-pub(crate) fn leaves(op: Binary, a: Range, b: Range) -> bool {
+pub(crate) fn leaves(op: BinaryOp, a: Range, b: Range) -> bool {
     match op {
         Rem => a.most < b.least,
         // A mask of low bits.

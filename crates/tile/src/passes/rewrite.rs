@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use super::ranges::Range;
-use crate::ir::{Block, Builtin, Inst, Kernel, Literal, Node, Place, SourceId, Value};
+use crate::ir::{Block, Builtin, Inst, Kernel, Literal, Place, SourceId, Statement, Value};
 use crate::launch::{Extent, Requirement};
 use crate::types::{Scalar, Type};
 
@@ -26,7 +26,7 @@ pub(crate) struct Rewrite {
 pub(crate) trait Visitor {
     /// Emits what replaces `node`, whose operands are renamed already; [`Rewrite::keep`] emits it
     /// as it is.
-    fn node(&mut self, r: &mut Rewrite, node: Node);
+    fn node(&mut self, r: &mut Rewrite, node: Statement);
     /// An inner block begins.
     fn enter(&mut self) {}
     /// An inner block has ended.
@@ -73,7 +73,7 @@ impl Rewrite {
     }
 
     /// Emits an instruction as it is, its inner blocks through the visitor.
-    pub(crate) fn keep(&mut self, mut node: Node, visitor: &mut impl Visitor) {
+    pub(crate) fn keep(&mut self, mut node: Statement, visitor: &mut impl Visitor) {
         if let Inst::For { index, start, end, .. } = &node.inst {
             let range = Range::index(self.range(*start), self.range(*end));
             self.know(*index, range);
@@ -126,7 +126,7 @@ impl Rewrite {
                 self.know(value, Range::of(&self.kernel, &inst, |v| self.range(v)));
             }
         }
-        let node = Node { inst, result, source: self.source };
+        let node = Statement { inst, result, source: self.source };
         if let Some(block) = self.open.last_mut() {
             block.0.push(node);
         }
@@ -192,7 +192,7 @@ impl Rewrite {
     }
 
     /// Emits a copy of one old instruction, its result a new value.
-    pub(crate) fn copy_node(&mut self, node: &Node) {
+    pub(crate) fn copy_node(&mut self, node: &Statement) {
         self.source = node.source;
         let mut inst = match &node.inst {
             Inst::For { index, start, end, step, unroll, body } => {
@@ -307,7 +307,7 @@ impl<'k> Facts<'k> {
     }
 
     fn twos_within(&self, value: Value, depth: u32) -> u32 {
-        use crate::instr::Binary::{Add, And, Max, Min, Mul, Or, Shl, Sub};
+        use crate::instr::BinaryOp::{Add, And, Max, Min, Mul, Or, Shl, Sub};
         if depth == 0 {
             return 0;
         }
@@ -384,7 +384,7 @@ pub(crate) fn is_removable(inst: &Inst) -> bool {
 /// Whether a pure instruction may run where the original would not have: it is defined for all
 /// operands that it can meet. Divisions and shifts of integers need a number on the right.
 pub(crate) fn is_safe(inst: &Inst, facts: &Facts<'_>) -> bool {
-    use crate::instr::Binary::{Div, Rem, Shl, Shr};
+    use crate::instr::BinaryOp::{Div, Rem, Shl, Shr};
     let known = |v: Value| match facts.inst(v) {
         Some(Inst::Literal(literal)) => Some(*literal),
         _ => None,
@@ -403,12 +403,12 @@ pub(crate) fn is_safe(inst: &Inst, facts: &Facts<'_>) -> bool {
 
 /// Instructions in a block and the blocks inside it.
 pub(crate) fn size(block: &Block) -> usize {
-    let inner = |node: &Node| node.inst.blocks().into_iter().map(size).sum::<usize>();
+    let inner = |node: &Statement| node.inst.blocks().into_iter().map(size).sum::<usize>();
     block.0.iter().map(|node| 1 + inner(node)).sum()
 }
 
 /// Calls `f` on an instruction and all inside it.
-pub(crate) fn each<'k>(node: &'k Node, f: &mut impl FnMut(&'k Node)) {
+pub(crate) fn each<'k>(node: &'k Statement, f: &mut impl FnMut(&'k Statement)) {
     f(node);
     for block in node.inst.blocks() {
         block.0.iter().for_each(|inner| each(inner, f));
@@ -416,7 +416,7 @@ pub(crate) fn each<'k>(node: &'k Node, f: &mut impl FnMut(&'k Node)) {
 }
 
 /// All values that an instruction and those inside it define, the indices of loops too.
-pub(crate) fn defined(node: &Node) -> HashSet<Value> {
+pub(crate) fn defined(node: &Statement) -> HashSet<Value> {
     let mut found = HashSet::new();
     each(node, &mut |node| {
         found.extend(node.result);
@@ -443,7 +443,7 @@ pub(crate) struct Effects {
 
 impl Effects {
     /// The effects of one instruction.
-    pub(crate) fn of(node: &Node) -> Self {
+    pub(crate) fn of(node: &Statement) -> Self {
         let mut found = Effects::default();
         found.add(node);
         found
@@ -457,7 +457,7 @@ impl Effects {
     }
 
     /// Adds the effects of one instruction.
-    pub(crate) fn add(&mut self, node: &Node) {
+    pub(crate) fn add(&mut self, node: &Statement) {
         each(node, &mut |node| {
             self.reads.extend(node.inst.reads());
             self.writes.extend(node.inst.writes());

@@ -14,7 +14,7 @@ use std::collections::HashSet;
 
 use super::Target;
 use super::rewrite::{Effects, Rewrite, Visitor, is_pure, rewrite};
-use crate::ir::{Block, Inst, Kernel, Literal, LoadHint, Node, Place, Value};
+use crate::ir::{Block, Inst, Kernel, Literal, LoadHint, Place, Statement, Value};
 use crate::types::Type;
 
 /// The most loads under way together.
@@ -42,7 +42,7 @@ pub(super) fn schedule(kernel: &Kernel, target: Target) -> Kernel {
 struct Copies;
 
 impl Visitor for Copies {
-    fn node(&mut self, r: &mut Rewrite, node: Node) {
+    fn node(&mut self, r: &mut Rewrite, node: Statement) {
         match node.inst {
             Inst::CopyAsync { to, to_index, from, from_index, lanes, keep } => {
                 let ty = match (r.kernel.element(from), lanes) {
@@ -145,7 +145,7 @@ fn barriers(block: &mut Block, written: &HashSet<Place>, since: &mut Since) {
 
 /// Drops barriers after which nothing happens.
 fn last_barrier(body: &mut Block) {
-    let quiet = |node: &Node| is_pure(&node.inst);
+    let quiet = |node: &Statement| is_pure(&node.inst);
     while let Some(at) = body.0.iter().rposition(|node| !quiet(node)) {
         if !matches!(body.0[at].inst, Inst::Barrier | Inst::SimdBarrier) {
             break;
@@ -166,7 +166,7 @@ struct Group {
 
 /// Moves loads of every block up to an earlier one.
 fn loads(block: &mut Block) {
-    let mut out: Vec<Node> = Vec::with_capacity(block.0.len());
+    let mut out: Vec<Statement> = Vec::with_capacity(block.0.len());
     let mut group = Group::default();
     for mut node in std::mem::take(&mut block.0) {
         node.inst.blocks_mut().into_iter().for_each(loads);
@@ -187,7 +187,7 @@ fn loads(block: &mut Block) {
             match slice {
                 Some(slice) => {
                     // What its index needs goes along.
-                    let mut moved: Vec<Node> = Vec::with_capacity(slice.len() + 1);
+                    let mut moved: Vec<Statement> = Vec::with_capacity(slice.len() + 1);
                     for at in slice.iter().rev() {
                         moved.insert(0, out.remove(group.at + at));
                     }
@@ -215,7 +215,7 @@ fn loads(block: &mut Block) {
 }
 
 /// The instructions among `passed` that a load needs, if it may move before the others.
-fn earlier(passed: &[Node], load: &Node, group: &Group) -> Option<Vec<usize>> {
+fn earlier(passed: &[Statement], load: &Statement, group: &Group) -> Option<Vec<usize>> {
     if passed.len() > DISTANCE {
         return None;
     }

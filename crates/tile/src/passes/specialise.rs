@@ -4,7 +4,7 @@
 //! Limits: arguments and free dimensions change from launch to launch and stay.
 
 use super::rewrite::{Rewrite, Visitor, rewrite};
-use crate::ir::{Inst, Kernel, Literal, Node};
+use crate::ir::{Inst, Kernel, Literal, Statement};
 use crate::launch::{Extent, Numbers, Requirement};
 use crate::types::Scalar;
 
@@ -67,7 +67,7 @@ struct Specialise<'a> {
 }
 
 impl Visitor for Specialise<'_> {
-    fn node(&mut self, r: &mut Rewrite, mut node: Node) {
+    fn node(&mut self, r: &mut Rewrite, mut node: Statement) {
         if let Inst::Constant(i) = node.inst {
             node.inst = match self.known[i as usize] {
                 Some(literal) => Inst::Literal(literal),

@@ -12,8 +12,8 @@ use std::collections::HashMap;
 
 use super::Target;
 use super::rewrite::{Rewrite, Visitor, rewrite};
-use crate::instr::Binary;
-use crate::ir::{Inst, Kernel, Literal, Node, Place, Reduce, Value};
+use crate::instr::BinaryOp;
+use crate::ir::{Inst, Kernel, Literal, Place, Reduce, Statement, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 use crate::verify::Fault;
 
@@ -116,7 +116,7 @@ struct Split {
 }
 
 impl Visitor for Split {
-    fn node(&mut self, r: &mut Rewrite, node: Node) {
+    fn node(&mut self, r: &mut Rewrite, node: Statement) {
         if self.effect(r, &node) {
             return;
         }
@@ -135,7 +135,7 @@ impl Split {
     }
 
     /// An instruction without a result that concerns tiles; whether it was one.
-    fn effect(&mut self, r: &mut Rewrite, node: &Node) -> bool {
+    fn effect(&mut self, r: &mut Rewrite, node: &Statement) -> bool {
         match &node.inst {
             Inst::Store { place, index, value } => {
                 let Some(values) = self.values.get(value).cloned() else { return false };
@@ -158,7 +158,7 @@ impl Split {
     }
 
     /// An instruction whose result is no tile, or control.
-    fn whole(&mut self, r: &mut Rewrite, node: Node) {
+    fn whole(&mut self, r: &mut Rewrite, node: Statement) {
         r.keep(node, self);
     }
 
@@ -195,9 +195,9 @@ impl Split {
             },
             Inst::RowReduce(op, c) => {
                 let pair = match op {
-                    Reduce::Sum => Binary::Add,
-                    Reduce::Max => Binary::Max,
-                    Reduce::Min => Binary::Min,
+                    Reduce::Sum => BinaryOp::Add,
+                    Reduce::Max => BinaryOp::Max,
+                    Reduce::Min => BinaryOp::Min,
                 };
                 let wide = part(r.kernel.ty(*c));
                 (0..2)
@@ -253,7 +253,7 @@ impl Split {
             return r.literal(Literal::U32(i.wrapping_mul(count).wrapping_add(q)));
         }
         let count = r.literal(Literal::U32(count));
-        let first = r.define(Inst::Binary(Binary::Mul, index, count), Scalar::U32);
+        let first = r.define(Inst::Binary(BinaryOp::Mul, index, count), Scalar::U32);
         add(r, first, q)
     }
 }
@@ -264,20 +264,20 @@ fn offset(r: &mut Rewrite, index: Value, stride: Value, q: usize, transposed: bo
     let mut index = index;
     if row == 1 {
         let edge = r.literal(Literal::U32(EDGE.into()));
-        let down = r.define(Inst::Binary(Binary::Mul, stride, edge), Scalar::U32);
-        index = r.define(Inst::Binary(Binary::Add, index, down), Scalar::U32);
+        let down = r.define(Inst::Binary(BinaryOp::Mul, stride, edge), Scalar::U32);
+        index = r.define(Inst::Binary(BinaryOp::Add, index, down), Scalar::U32);
     }
     if col == 1 { add(r, index, EDGE.into()) } else { index }
 }
 
 fn add(r: &mut Rewrite, index: Value, n: u32) -> Value {
     let n = r.literal(Literal::U32(n));
-    r.define(Inst::Binary(Binary::Add, index, n), Scalar::U32)
+    r.define(Inst::Binary(BinaryOp::Add, index, n), Scalar::U32)
 }
 
 /// Positions in the second half.
 fn eight_more(r: &mut Rewrite, numbers: Value, ty: Type) -> Value {
     let eight = r.literal(Literal::U32(EDGE.into()));
     let eight = r.define(Inst::Splat(ty, eight), ty);
-    r.define(Inst::Binary(Binary::Add, numbers, eight), ty)
+    r.define(Inst::Binary(BinaryOp::Add, numbers, eight), ty)
 }

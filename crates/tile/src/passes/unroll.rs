@@ -5,7 +5,7 @@
 //! target's compiler.
 
 use super::rewrite::{Rewrite, Visitor, rewrite, size};
-use crate::ir::{Inst, Kernel, Literal, Node};
+use crate::ir::{Inst, Kernel, Literal, Statement};
 
 /// The most trips of a loop that is written out.
 const TRIPS: u32 = 128;
@@ -20,7 +20,7 @@ pub(super) fn unroll(kernel: &Kernel) -> Kernel {
 struct Unroll;
 
 impl Visitor for Unroll {
-    fn node(&mut self, r: &mut Rewrite, node: Node) {
+    fn node(&mut self, r: &mut Rewrite, node: Statement) {
         let Inst::For { index, start, end, step, unroll: true, body } = &node.inst else {
             return r.keep(node, self);
         };

@@ -23,8 +23,8 @@
 use std::collections::{HashMap, HashSet};
 
 use super::rewrite::{Effects, Facts, Rewrite, Visitor, defined, each, rewrite, size};
-use crate::instr::Binary;
-use crate::ir::{Block, Builtin, Inst, Kernel, Literal, LoadHint, Node, Place, Value};
+use crate::instr::BinaryOp;
+use crate::ir::{Block, Builtin, Inst, Kernel, Literal, LoadHint, Place, Statement, Value};
 use crate::types::{Scalar, Type};
 
 /// The most bytes of an access.
@@ -62,7 +62,7 @@ struct Access {
 
 /// A loop that may be widened, before its neighbours are looked at.
 struct Candidate<'k> {
-    node: &'k Node,
+    node: &'k Statement,
     shape: Loop<'k>,
     /// The widest run.
     lanes: u8,
@@ -82,7 +82,7 @@ struct Loop<'k> {
 impl<'k> Loop<'k> {
     /// A loop over this thread's share of `0..end`, among the threads of a threadgroup or of a
     /// simdgroup.
-    fn of(facts: &Facts<'_>, node: &'k Node) -> Option<Self> {
+    fn of(facts: &Facts<'_>, node: &'k Statement) -> Option<Self> {
         let Inst::For { index, start, end, step, body, .. } = &node.inst else { return None };
         let team = match facts.inst(*start)? {
             Inst::Builtin(Builtin::Thread) => facts.threads(),
@@ -101,7 +101,8 @@ fn plan_block(facts: &Facts<'_>, block: &Block, outermost: bool, plans: &mut Has
             plan_block(facts, inner, false, plans);
         }
     }
-    let segments: Vec<&[Node]> = block.0.split(|node| matches!(node.inst, Inst::Barrier)).collect();
+    let segments: Vec<&[Statement]> =
+        block.0.split(|node| matches!(node.inst, Inst::Barrier)).collect();
     let last = segments.len().saturating_sub(1);
     for (at, segment) in segments.into_iter().enumerate() {
         let mut found: Vec<Candidate<'_>> =
@@ -118,10 +119,10 @@ fn plan_block(facts: &Facts<'_>, block: &Block, outermost: bool, plans: &mut Has
 }
 
 /// Whether no instruction outside a loop touches what it writes, or writes what it touches.
-fn alone(kernel: &Kernel, node: &Node) -> bool {
+fn alone(kernel: &Kernel, node: &Statement) -> bool {
     let own = memory(Effects::of(node));
     let mut others = Effects::default();
-    fn collect(block: &Block, skip: &Node, others: &mut Effects) {
+    fn collect(block: &Block, skip: &Statement, others: &mut Effects) {
         for node in &block.0 {
             if std::ptr::eq(node, skip) {
                 continue;
@@ -150,7 +151,7 @@ fn conflicts<'a>(one: &'a Effects, other: &'a Effects) -> impl Iterator<Item = P
 }
 
 /// Drops candidates that conflict with what is not widened alike, until all that are left agree.
-fn agree(facts: &Facts<'_>, segment: &[Node], found: &mut Vec<Candidate<'_>>) {
+fn agree(facts: &Facts<'_>, segment: &[Statement], found: &mut Vec<Candidate<'_>>) {
     loop {
         let mut lanes: Vec<u8> = found.iter().map(|c| c.lanes).collect();
         for (at, c) in found.iter().enumerate() {
@@ -197,7 +198,7 @@ fn own_access(facts: &Facts<'_>, c: &Candidate<'_>, place: Place) -> Option<Vec<
 }
 
 /// The indices of all accesses to an array inside a loop.
-fn indices(node: &Node, place: Place) -> Vec<Value> {
+fn indices(node: &Statement, place: Place) -> Vec<Value> {
     let mut found = Vec::new();
     each(node, &mut |node| match &node.inst {
         Inst::Load { place: p, index, .. } | Inst::Store { place: p, index, .. } if *p == place => {
@@ -209,7 +210,7 @@ fn indices(node: &Node, place: Place) -> Vec<Value> {
 }
 
 /// Looks at a loop by itself.
-fn candidate<'k>(facts: &Facts<'_>, node: &'k Node) -> Option<Candidate<'k>> {
+fn candidate<'k>(facts: &Facts<'_>, node: &'k Statement) -> Option<Candidate<'k>> {
     let shape = Loop::of(facts, node)?;
     let effects = Effects::of(node);
     if effects.together || effects.waits || !registers_may(facts, node, &effects) {
@@ -238,7 +239,7 @@ fn candidate<'k>(facts: &Facts<'_>, node: &'k Node) -> Option<Candidate<'k>> {
 }
 
 /// Whether the registers that a loop changes leave it free to share out its elements otherwise.
-fn registers_may(facts: &Facts<'_>, node: &Node, effects: &Effects) -> bool {
+fn registers_may(facts: &Facts<'_>, node: &Statement, effects: &Effects) -> bool {
     let registers = effects.writes.iter().filter(|p| matches!(p, Place::Register(_)));
     for place in registers {
         // The first access to each register inside the loop: whether it writes.
@@ -323,13 +324,13 @@ struct Widen {
 }
 
 impl Visitor for Widen {
-    fn node(&mut self, r: &mut Rewrite, node: Node) {
+    fn node(&mut self, r: &mut Rewrite, node: Statement) {
         if let Inst::For { index, start, end, step, unroll, body } = &node.inst
             && let Some(team) = r.known_u32(*step)
             && let Some(plan) = self.plans.remove(index)
         {
             let lanes = r.literal(Literal::U32(plan.lanes.into()));
-            let start = r.define(Inst::Binary(Binary::Mul, *start, lanes), Scalar::U32);
+            let start = r.define(Inst::Binary(BinaryOp::Mul, *start, lanes), Scalar::U32);
             let step = r.literal(Literal::U32(team * u32::from(plan.lanes)));
             let body = r.block(|r| run(r, &plan, *index, body));
             let (index, end, unroll) = (*index, *end, *unroll);
@@ -402,7 +403,7 @@ fn store(r: &mut Rewrite, index: Value, access: &Access, values: &[Value]) {
 /// loop.
 fn at(r: &mut Rewrite, index: Value, access: &Access, first: u8) -> Value {
     let terms: Vec<Value> = access.terms.iter().map(|term| r.renamed(*term)).collect();
-    let sum = |r: &mut Rewrite, a, b| r.define(Inst::Binary(Binary::Add, a, b), Scalar::U32);
+    let sum = |r: &mut Rewrite, a, b| r.define(Inst::Binary(BinaryOp::Add, a, b), Scalar::U32);
     let fixed = terms.into_iter().reduce(|a, b| sum(r, a, b));
     let start = fixed.map_or(index, |fixed| sum(r, fixed, index));
     plus(r, start, first)
@@ -413,5 +414,5 @@ fn plus(r: &mut Rewrite, value: Value, n: u8) -> Value {
         return value;
     }
     let n = r.literal(Literal::U32(n.into()));
-    r.define(Inst::Binary(Binary::Add, value, n), Scalar::U32)
+    r.define(Inst::Binary(BinaryOp::Add, value, n), Scalar::U32)
 }

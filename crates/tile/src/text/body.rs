@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::header::{Parser, Symbol};
 use super::lex::{Found, Words, unknown};
-use crate::ir::{Block, Inst, Literal, LoadHint, Node, Place, SourceId, Value};
+use crate::ir::{Block, Inst, Literal, LoadHint, Place, SourceId, Statement, Value};
 use crate::table::Piece;
 use crate::types::{Scalar, Type};
 
@@ -74,7 +74,7 @@ impl<'p, 't> Body<'p, 't> {
             let result = result.map(|(value, _)| value);
             // Blocks come before what holds them, as they do when a kernel is recorded.
             let source = self.source(line.source);
-            nodes.push(Node { inst, result, source });
+            nodes.push(Statement { inst, result, source });
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::ir::{
-    Access, Array, Block, Inst, Kernel, Literal, LoadHint, Node, ParamKind, Place, Value,
+    Access, Array, Block, Inst, Kernel, Literal, LoadHint, ParamKind, Place, Statement, Value,
 };
 use crate::table::Piece;
 
@@ -145,7 +145,7 @@ impl<'k> Printer<'k> {
         }
     }
 
-    fn source(&self, node: &Node) -> String {
+    fn source(&self, node: &Statement) -> String {
         let source = self.kernel.source(node.source);
         if !self.sources || source.is_empty() {
             return String::new();

@@ -1,7 +1,7 @@
 //! Round trips: every instruction, every float, every shape of contract.
 
 use super::*;
-use crate::ir::{Block, Builtin, Inst, Literal, Node, SourceId, Value};
+use crate::ir::{Block, Builtin, Inst, Literal, SourceId, Statement, Value};
 use crate::launch::Extent;
 use crate::types::Scalar;
 use crate::verify::verify;
@@ -22,7 +22,7 @@ fn literal(bits: u32) -> Kernel {
     let mut kernel = parse("kernel k {\nbody {\n}\n}\n").unwrap();
     let result = Some(kernel.fresh(Scalar::F32));
     let inst = Inst::Literal(Literal::F32(bits));
-    kernel.body = Block(vec![Node { inst, result, source: SourceId(0) }]);
+    kernel.body = Block(vec![Statement { inst, result, source: SourceId(0) }]);
     kernel
 }
 

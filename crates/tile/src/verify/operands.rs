@@ -1,7 +1,7 @@
 //! The rules of instructions: what their operands are, and so what their result is.
 
 use super::contract::well_formed;
-use crate::instr::{Binary, Unary};
+use crate::instr::{BinaryOp, UnaryOp};
 use crate::ir::{Access, Builtin, Inst, Kernel, Literal, ParamKind, Place, SimdOp, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 
@@ -68,13 +68,13 @@ impl<'k> Operands<'k> {
     }
 
     /// Each operation says which element types it takes; storage types are none of them.
-    pub(crate) fn unary(&self, op: Unary, a: Value) -> Computed {
+    pub(crate) fn unary(&self, op: UnaryOp, a: Value) -> Computed {
         let ty = self.element_wise(a)?;
         if op.takes(ty.scalar()) { Ok(Some(ty)) } else { Err(not_taken(ty)) }
     }
 
     /// Both operands have one type; a comparison's result is bool in their shape.
-    pub(crate) fn binary(&self, op: Binary, a: Value, b: Value) -> Computed {
+    pub(crate) fn binary(&self, op: BinaryOp, a: Value, b: Value) -> Computed {
         let ty = self.element_wise(a)?;
         self.same(a, b)?;
         if op.takes(ty.scalar()) {

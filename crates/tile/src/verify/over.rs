@@ -3,7 +3,7 @@
 //! past which every use of the latter is reached; copies to the former have all arrived before it.
 
 use super::{Fault, fault};
-use crate::ir::{Block, Inst, Kernel, Node, Place};
+use crate::ir::{Block, Inst, Kernel, Place, Statement};
 
 pub(super) fn check(kernel: &Kernel) -> Result<(), Fault> {
     let pairs = (0..).zip(&kernel.shared).filter_map(|(i, array)| Some((i, array.over?)));
@@ -32,7 +32,7 @@ struct Walk<'k> {
 }
 
 struct Seen<'k> {
-    node: &'k Node,
+    node: &'k Statement,
     /// Whether it is inside a loop.
     looped: bool,
     /// The last instruction of its block, or inside that.

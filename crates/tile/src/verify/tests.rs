@@ -11,7 +11,7 @@ fn with(inst: Inst, result: Option<Type>) -> Kernel {
     let text = "kernel k {\nbuffer x: f32 in\nargument n: u32\nconstant c: u32\nbody {\n%0: u32 = 0\n%1: f32 = 1.0\n}\n}\n";
     let mut kernel = text::parse(text).unwrap();
     let result = result.map(|ty| kernel.fresh(ty));
-    kernel.body.0.push(Node { inst, result, source: SourceId(7) });
+    kernel.body.0.push(Statement { inst, result, source: SourceId(7) });
     kernel
 }
 

@@ -16,7 +16,7 @@
 //! until nothing changes.
 
 use super::{Fault, fault};
-use crate::ir::{Access, Block, Builtin, Inst, Kernel, Node, ParamKind, Place, SimdOp, Value};
+use crate::ir::{Access, Block, Builtin, Inst, Kernel, ParamKind, Place, SimdOp, Statement, Value};
 use crate::table::Level;
 use crate::text;
 
@@ -45,7 +45,7 @@ pub(super) fn check(kernel: &Kernel) -> Result<(), Fault> {
 #[derive(Clone, Copy)]
 struct Control<'k> {
     level: Level,
-    decider: Option<(usize, &'k Node)>,
+    decider: Option<(usize, &'k Statement)>,
 }
 
 struct Walk<'k> {
@@ -112,7 +112,7 @@ impl<'k> Walk<'k> {
 
     /// Who agrees on an instruction's result, given control. For `for` and `if`, on the way it
     /// takes.
-    fn computed(&mut self, node: &Node, control: Level) -> Level {
+    fn computed(&mut self, node: &Statement, control: Level) -> Level {
         let operands = self.join(&node.inst.operands());
         match &node.inst {
             Inst::Builtin(Builtin::Group(_) | Builtin::Groups(_)) => Level::Group,
@@ -168,7 +168,7 @@ impl<'k> Walk<'k> {
         }
     }
 
-    fn rules(&self, node: &Node, control: Control<'_>) -> Result<(), String> {
+    fn rules(&self, node: &Statement, control: Control<'_>) -> Result<(), String> {
         let kernel = self.kernel;
         let tile = |v: Value| kernel.ty(v).tile().is_some();
         let on_tiles =

@@ -5,7 +5,7 @@ use crate::language::rms_norm;
 use half::bf16;
 use tile::case::{Buffer, Case, Expected, noise};
 use tile::dsl::*;
-use tile::instr::Unary;
+use tile::instr::UnaryOp;
 use tile::interp::{self, CompiledKernel};
 use tile::ir::{AtomicOp, Kernel, LoadHint, Reduce};
 use tile::launch::{Mode, Numbers};
@@ -413,7 +413,7 @@ fn product(
     let low = Frag::col_numbers().le(Frag::row_numbers());
     let masked = low.select(sums.get(1), Frag::filled(-8.0));
     let most = masked.reduce_rows(Reduce::Max);
-    let spread = (masked - most.across()).map(Unary::Abs).max(Frag::filled(0.25));
+    let spread = (masked - most.across()).map(UnaryOp::Abs).max(Frag::filled(0.25));
     let again = Frag::filled(0.0).mma(spread.to_left(scalar), Frag::right(b, 0u32, 16u32));
     if simd_id() == 0 {
         spread.store(d, 0u32, 16u32);

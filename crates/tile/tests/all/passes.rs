@@ -5,7 +5,7 @@
 use tile::Kernel;
 use tile::case::{self, Buffer, noise};
 use tile::dsl::*;
-use tile::instr::{Binary, Unary};
+use tile::instr::{BinaryOp, UnaryOp};
 use tile::interp;
 use tile::ir::{AtomicOp, Inst, LoadHint, Reduce};
 use tile::launch::{Mode, Numbers, Requirement};
@@ -248,7 +248,7 @@ fn attend(q: In<{ Scalar::F16 }>, v: In<{ Scalar::F16 }>, y: Out<f32>) {
     let scores = below.select(scores, Frag::filled(f32::NEG_INFINITY));
     let state = Frags::new(1, Frag::rows(0.0));
     let top = scores.reduce_rows(Reduce::Max);
-    let p = (scores - top.across()).map(Unary::Exp);
+    let p = (scores - top.across()).map(UnaryOp::Exp);
     state.set(0, p.reduce_rows(Reduce::Sum));
     let out = Frag::filled(0.0).mma(p.to_left(Scalar::F16), Frag::right(v, 0, 16));
     (out / state.get(0).across()).store(y, 0, 16);
@@ -418,7 +418,7 @@ fn folding_keeps_every_bit() {
     let mut changed = 0;
     for (ty, literals, operands) in &numbers {
         let scalar = Scalar::ALL.into_iter().find(|s| s.name() == *ty).expect("a type");
-        let ops: Vec<Binary> = Binary::ALL.into_iter().filter(|op| op.takes(scalar)).collect();
+        let ops: Vec<BinaryOp> = BinaryOp::ALL.into_iter().filter(|op| op.takes(scalar)).collect();
         for (first, second) in ops.iter().flat_map(|a| ops.iter().map(move |b| (a, b))) {
             for (m, n, side) in (0..50).map(|i| (literals[i % 5], literals[i / 5 % 5], i / 25 == 1))
             {
@@ -454,10 +454,17 @@ fn folding_keeps_every_bit() {
 }
 
 /// `y = (x first m) second n`, or `n second (m first x)`.
-fn pair(ty: &str, first: Binary, second: Option<Binary>, m: &str, n: &str, left: bool) -> Kernel {
+fn pair(
+    ty: &str,
+    first: BinaryOp,
+    second: Option<BinaryOp>,
+    m: &str,
+    n: &str,
+    left: bool,
+) -> Kernel {
     let order = |a: u32, b: u32| if left { format!("%{b}, %{a}") } else { format!("%{a}, %{b}") };
     let scalar = Scalar::ALL.into_iter().find(|s| s.name() == ty).expect("a type");
-    let type_of = |op: Binary| op.result(scalar).name();
+    let type_of = |op: BinaryOp| op.result(scalar).name();
     let last = second.unwrap_or(first);
     let second = second.map_or(String::new(), |op| {
         format!("%6: {ty} = {n}\n%7: {} = {} {}", type_of(op), op.name(), order(5, 6))

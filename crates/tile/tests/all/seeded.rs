@@ -47,7 +47,7 @@ const SPARE: &[(&str, &str, usize, &str)] = &[
 
 /// A kernel without the instructions that `removes` names and that were recorded at a line.
 fn without(kernel: &Kernel, removes: fn(&Inst) -> bool, line: &str) -> Kernel {
-    fn prune(block: &mut Block, gone: &impl Fn(&tile::ir::Node) -> bool) {
+    fn prune(block: &mut Block, gone: &impl Fn(&tile::ir::Statement) -> bool) {
         block.0.retain(|node| !gone(node));
         for node in &mut block.0 {
             node.inst.blocks_mut().into_iter().for_each(|inner| prune(inner, gone));

@@ -545,7 +545,7 @@ fn attention(
     let most = Frags::new(1, Frag::rows(-1.0e30));
     let top = most.get(0).max(scores.reduce_rows(Reduce::Max));
     most.set(0, top);
-    let weights = (scores - top.across()).map(tile::instr::Unary::Exp);
+    let weights = (scores - top.across()).map(tile::instr::UnaryOp::Exp);
     let total = weights.reduce_rows(Reduce::Sum);
     let mixed = Frag::filled(0.0).mma(weights.to_left(scalar), Frag::right(values, 0u32, 16u32));
     (mixed / total.across()).store(y, 0u32, 16u32);

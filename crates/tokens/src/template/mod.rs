@@ -127,13 +127,13 @@ fn of_folder(folder: &Path) -> Result<Found> {
 }
 
 /// The templates of a folder as the metadata of a GGUF file.
-pub(crate) fn metadata_of(folder: &Path) -> Result<Vec<(String, formats::gguf::Value)>> {
+pub(crate) fn metadata_of(folder: &Path) -> Result<Vec<(String, formats::gguf::MetadataValue)>> {
     let named = |(name, (_, source)): (String, (String, String))| {
         let key = match name.as_str() {
             DEFAULT => "tokenizer.chat_template".to_owned(),
             name => format!("tokenizer.chat_template.{name}"),
         };
-        (key, formats::gguf::Value::String(source))
+        (key, formats::gguf::MetadataValue::String(source))
     };
     Ok(of_folder(folder)?.into_iter().map(named).collect())
 }

@@ -257,7 +257,7 @@ fn templates_are_found_in_folders_and_metadata() {
     assert!(ChatTemplate::from_folder(&folder).unwrap_err().to_string().contains("line 1"));
     std::fs::remove_dir_all(&folder).unwrap();
 
-    let text = |text: &str| formats::gguf::Value::String(text.to_string());
+    let text = |text: &str| formats::gguf::MetadataValue::String(text.to_string());
     let entries = [
         ("tokenizer.chat_template", "a"),
         ("tokenizer.chat_template.tool_use", "b"),

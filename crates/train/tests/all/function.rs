@@ -8,7 +8,7 @@ const ARGUMENTS: [(&str, &[usize]); 5] =
 /// Three rows through a norm and two matrices.
 fn network() -> Function {
     Function::record(&ARGUMENTS, |given| {
-        let norm = nn::RmsNorm::new(given.builder(), "norm", 4, 1e-5)?;
+        let norm = nn::Norm::rms(given.builder(), "norm", 4, 1e-5)?;
         let x = norm.forward(&given.rows("x")?);
         given.linear(&given.linear(&x, "up", Some("bias"))?.map(Unary::Silu), "down", None)
     })

@@ -2,12 +2,12 @@
 
 use super::Case;
 use super::Fate::{Refused, Runs, Warned};
-use formats::gguf::{Array, Value};
+use formats::gguf::{MetadataArray, MetadataValue};
 
 /// A file under construction. Nothing stops it from contradicting itself.
 #[derive(Clone)]
 pub(crate) struct Model {
-    pub(crate) keys: Vec<(String, Value)>,
+    pub(crate) keys: Vec<(String, MetadataValue)>,
     pub(crate) tensors: Vec<Tensor>,
     magic: [u8; 4],
     version: u32,
@@ -117,18 +117,18 @@ impl Model {
         self.tensors[0] = Tensor::of("token_embd.weight", &[HIDDEN, count as u64]);
     }
 
-    pub(crate) fn set(&mut self, key: &str, value: impl Into<Value>) {
+    pub(crate) fn set(&mut self, key: &str, value: impl Into<MetadataValue>) {
         match self.keys.iter_mut().find(|(name, _)| name == key) {
             Some((_, old)) => *old = value.into(),
             None => self.keys.push((key.to_string(), value.into())),
         }
     }
 
-    fn llama(&mut self, key: &str, value: impl Into<Value>) {
+    fn llama(&mut self, key: &str, value: impl Into<MetadataValue>) {
         self.set(&format!("llama.{key}"), value);
     }
 
-    fn token(&mut self, key: &str, value: impl Into<Value>) {
+    fn token(&mut self, key: &str, value: impl Into<MetadataValue>) {
         self.set(&format!("tokenizer.ggml.{key}"), value);
     }
 
@@ -192,21 +192,21 @@ fn string(text: &str, out: &mut Vec<u8>) {
     out.extend(text.as_bytes());
 }
 
-fn encode(value: &Value, out: &mut Vec<u8>) {
+fn encode(value: &MetadataValue, out: &mut Vec<u8>) {
     match value {
-        Value::Bool(v) => out.push(u8::from(*v)),
-        Value::U32(v) => out.extend(v.to_le_bytes()),
-        Value::I32(v) => out.extend(v.to_le_bytes()),
-        Value::F32(v) => out.extend(v.to_le_bytes()),
-        Value::U64(v) => out.extend(v.to_le_bytes()),
-        Value::String(v) => string(v, out),
-        Value::Array(array) => {
+        MetadataValue::Bool(v) => out.push(u8::from(*v)),
+        MetadataValue::U32(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::I32(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::F32(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::U64(v) => out.extend(v.to_le_bytes()),
+        MetadataValue::String(v) => string(v, out),
+        MetadataValue::Array(array) => {
             out.extend(array.id().to_le_bytes());
             out.extend((array.len() as u64).to_le_bytes());
             match array {
-                Array::String(v) => v.iter().for_each(|v| string(v, out)),
-                Array::I32(v) => out.extend(v.iter().flat_map(|v| v.to_le_bytes())),
-                Array::F32(v) => out.extend(v.iter().flat_map(|v| v.to_le_bytes())),
+                MetadataArray::String(v) => v.iter().for_each(|v| string(v, out)),
+                MetadataArray::I32(v) => out.extend(v.iter().flat_map(|v| v.to_le_bytes())),
+                MetadataArray::F32(v) => out.extend(v.iter().flat_map(|v| v.to_le_bytes())),
                 other => panic!("no {other:?} here"),
             }
         }

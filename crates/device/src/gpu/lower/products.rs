@@ -10,7 +10,7 @@ use ops::linear::stream::{End, Job, StreamTiling, StreamTypes, stream};
 use ops::linear::{self, Task, gemv};
 use ops::linear_add::linear_add;
 use ops::packed::{Format, Layout};
-use ops::project::{Project, ProjectedMatrix, Projection, project};
+use ops::project::{Project, ProjectedMatrix, ProjectionOperands, project};
 use ops::zip::zip;
 use ops::{Binary, GateUp, Op};
 use program::{Node, StepKind, ValueId, WeightId};
@@ -57,7 +57,7 @@ impl Lowering {
     pub(super) fn together(&self) -> usize {
         let most = |node: &Node| {
             let product = node.op.product(node.weights.len())?;
-            let of = |p: &Projection| self.formats[node.weights[p.weight].0];
+            let of = |p: &ProjectionOperands| self.formats[node.weights[p.weight].0];
             let formats: Vec<Format> = product.projections.iter().filter_map(of).collect();
             let x = *node.inputs.first()?;
             let (width, x) = (self.program.shape(x).width, self.types[0][x.0]);
@@ -267,7 +267,7 @@ impl Recorder<'_> {
         let (Op::Project(_) | Op::LinearAdd(_)) = node.op else { return Ok(false) };
         let Some(product) = node.op.product(node.weights.len()) else { return Ok(false) };
         let x = node.inputs[0];
-        let matrix = |p: &Projection| Matrix {
+        let matrix = |p: &ProjectionOperands| Matrix {
             weight: node.weights[p.weight],
             bias: p.bias.map(|b| node.weights[b]),
         };

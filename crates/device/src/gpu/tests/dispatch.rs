@@ -114,8 +114,8 @@ fn load_without_experts(
 ) -> GpuExecutor<Faulty> {
     let (program, tensors) = recorded("qwen3-moe");
     let both = program.offload(&|_, node| node.op.name() == "experts").unwrap();
-    let options = LoadOptions { dispatch, ..options() };
-    let away = LoadOptions { blocks: vec![], context: vec![], ..options.clone() };
+    let options = ExecutorOptions { dispatch, ..options() };
+    let away = ExecutorOptions { blocks: vec![], context: vec![], ..options.clone() };
     let other = other.load(both.away, &tensors, away, &mut |_, _| {}).unwrap();
     let backend = Arc::clone(backend);
     let store = Store::<Faulty>::default();
@@ -266,7 +266,7 @@ fn a_past_that_changed_changes_the_choice() {
 
 fn load_batched(backend: &Arc<Faulty>, dispatch: Dispatch) -> GpuExecutor<Faulty> {
     let (program, tensors) = model();
-    let options = LoadOptions { dispatch, sequences: 4, batched: true, ..options() };
+    let options = ExecutorOptions { dispatch, sequences: 4, batched: true, ..options() };
     let (backend, store) = (Arc::clone(backend), Store::<Faulty>::default());
     let load = GpuExecutor::load(backend, program, &tensors, options, &store, &mut |_, _| {});
     load.unwrap()

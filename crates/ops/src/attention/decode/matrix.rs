@@ -7,7 +7,7 @@
 //! microsecond, in which a processor must have asked for some 40 KB.
 
 use tile::dsl::*;
-use tile::instr::Unary;
+use tile::instr::UnaryOp;
 use tile::ir::{LoadHint, Reduce};
 
 use super::batches::{Batches, Operands, PAD};
@@ -111,7 +111,7 @@ pub(super) fn attend<B: Batches>(
         let (operands, from) = (batches.operands(), batches.ready(stage, 0));
         for j in 0..plan.keys / 16 {
             let score = score(operands, from + 16 * j * operands.row, &held);
-            let bounded = inner.map_or(score, |inner| (score * inner).map(Unary::Tanh));
+            let bounded = inner.map_or(score, |inner| (score * inner).map(UnaryOp::Tanh));
             running.scores.set(j, bounded);
         }
         let edge = Order::gt(base + plan.keys, span.to) | Order::lt(base, span.first);
@@ -183,10 +183,10 @@ impl Running {
         let shift = (top * Frag::rows(-outer)).across();
         // The difference first: over nothing it is exactly 0, which a product rounded by itself
         // would not give.
-        let decay = ((before - top) * Frag::rows(outer)).map(Unary::Exp2).across();
+        let decay = ((before - top) * Frag::rows(outer)).map(UnaryOp::Exp2).across();
         let mut sum = self.sum.get(0) * decay;
         for j in 0..columns {
-            let weight = (self.scores.get(j) * Frag::filled(outer) + shift).map(Unary::Exp2);
+            let weight = (self.scores.get(j) * Frag::filled(outer) + shift).map(UnaryOp::Exp2);
             self.scores.set(j, weight);
             sum = sum + weight;
         }

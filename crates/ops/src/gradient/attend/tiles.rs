@@ -13,7 +13,7 @@
 //! memory, and two threadgroups have half of a row's sums each: both compute its scores.
 
 use tile::dsl::*;
-use tile::instr::Unary;
+use tile::instr::UnaryOp;
 use tile::launch::{Mode, Requirement};
 
 use crate::attention::prefill::{PAD, bring};
@@ -296,12 +296,12 @@ impl Scores {
     fn weights(&self, products: Frag, base: Frag, seen: Frag) -> (Frag, Frag) {
         let (bounded, slope) = match self.cap {
             Some(_) => {
-                let tanh = (products * Frag::filled(self.inner)).map(Unary::Tanh);
+                let tanh = (products * Frag::filled(self.inner)).map(UnaryOp::Tanh);
                 (tanh, (Frag::filled(1.0) - tanh * tanh) * Frag::filled(self.scale))
             }
             None => (products, Frag::filled(self.scale)),
         };
-        let weights = (bounded * Frag::filled(self.outer) - base).map(Unary::Exp2);
+        let weights = (bounded * Frag::filled(self.outer) - base).map(UnaryOp::Exp2);
         (seen.select(weights, Frag::filled(0.0)), slope)
     }
 

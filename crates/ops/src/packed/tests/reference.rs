@@ -1,6 +1,6 @@
 //! The packed layout as its definition has it: each element by itself, bit by bit.
 
-use formats::quant::{Block, Parts};
+use formats::quant::{BlockFormat, Parts};
 use formats::{Encoding, with_block};
 
 use super::super::{Entry, Format, Layout, Packing, field};
@@ -22,7 +22,7 @@ pub(super) fn pack(encoding: Encoding, bytes: &[u8], rows: usize, cols: usize) -
     packed
 }
 
-fn blocks<B: Block>(source: &[u8], to: &mut Row<'_>) {
+fn blocks<B: BlockFormat>(source: &[u8], to: &mut Row<'_>) {
     let mut parts = Parts::default();
     for (b, block) in source.chunks_exact(B::BYTES).enumerate() {
         B::split(block, &mut parts);

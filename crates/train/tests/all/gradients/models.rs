@@ -88,7 +88,7 @@ impl Case {
         let aside = tempfile::tempdir().unwrap();
         let own = self.file.iter().filter_map(|tensor| {
             let name = tensor.name.strip_prefix(names)?.strip_prefix('.')?;
-            Some(formats::Tensor { name, ..tensor })
+            Some(formats::TensorView { name, ..tensor })
         });
         let path = aside.path().join("adapter_model.safetensors");
         formats::safetensors::write(&path, &[], own).unwrap();
@@ -322,7 +322,7 @@ fn preferences_over_an_adapter() {
 fn gradients_as_stored(case: &Case) -> Vec<Vec<f32>> {
     let aside = tempfile::tempdir().unwrap();
     let own = case.file.iter().filter_map(|tensor| {
-        Some(formats::Tensor { name: tensor.name.strip_prefix("full.")?, ..tensor })
+        Some(formats::TensorView { name: tensor.name.strip_prefix("full.")?, ..tensor })
     });
     formats::safetensors::write(&aside.path().join("model.safetensors"), &[], own).unwrap();
     std::fs::copy(case.model.join("config.json"), aside.path().join("config.json")).unwrap();

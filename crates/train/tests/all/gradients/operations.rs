@@ -99,8 +99,12 @@ fn weights(program: &Program) -> Vec<Vec<f32>> {
 fn no_tensors(folder: &std::path::Path) -> Tensors {
     let bytes = 1f32.to_le_bytes();
     let shape = [1];
-    let one =
-        formats::Tensor { name: "one", dtype: formats::DType::F32, shape: &shape, bytes: &bytes };
+    let one = formats::TensorView {
+        name: "one",
+        dtype: formats::DType::F32,
+        shape: &shape,
+        bytes: &bytes,
+    };
     formats::safetensors::write(&folder.join("model.safetensors"), &[], [one]).unwrap();
     std::fs::write(folder.join("config.json"), "{}").unwrap();
     Tensors::open(folder).unwrap()
