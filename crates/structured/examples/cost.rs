@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let schema = serde_json::from_str(&std::fs::read_to_string(schema)?)?;
     let began = Instant::now();
     let schema = Grammar::Schema(schema);
-    let mut source = grammars.compile(&schema, Opening::Answer)?;
+    grammars.compile(&schema, Opening::Answer)?;
     println!("compiled in {:.1} ms", 1e3 * began.elapsed().as_secs_f64());
     let mut allowed = TokenSet::new(size);
     let [mut again, mut start, mut first, mut forced, mut allow, mut accept]: [Vec<Duration>; 6] =
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut written, mut state) = (0, 1u64);
     for _ in 0..texts {
         let began = Instant::now();
-        source = grammars.compile(&schema, Opening::Answer)?;
+        let source = grammars.compile(&schema, Opening::Answer)?;
         again.push(began.elapsed());
         let opened = Instant::now();
         let (mut text, mut left) = (source.start()?, most);
