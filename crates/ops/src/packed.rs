@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! row     base plane | high plane | entries | supers       each starts and ends on 16 bytes; those not needed are absent
-//! base    the low 2 or 4 bits of each code, or all 8
+//! base    the low 2 or 4 bits of each code, or all 8; of codes that index a table, those codes
 //! high    the 1 or 2 bits above, of formats with 3, 5 or 6
 //! entry   one per `sub` elements: a scale, or a scale and an offset, each f16 or bf16; or one or two signed bytes
 //! super   one word per block: f16 `d`, f16 `min`, which the bytes of an entry multiply
@@ -12,8 +12,8 @@
 //! In a plane of `b` bits a word holds `32 / b` consecutive elements: element `4 k + i` is the `b`
 //! bits at `8 i + b k`, so that a shift and a mask give the codes of four neighbours as the four
 //! bytes that `dot4` takes. Codes of 8 bits are stored less 128, as signed bytes. Codes that index
-//! a table are stored as what they stand for. Dense matrices (f32, f16, bf16) keep their bytes:
-//! their base plane is all there is.
+//! a table are stored in order, element `i` at `4 i`, and looked up four at a time. Dense matrices
+//! (f32, f16, bf16) keep their bytes: their base plane is all there is.
 //!
 //! Blocks may also lie in tiles of eight rows, which have the same words in another order:
 //! [`Format::tiled`].
@@ -94,8 +94,10 @@ impl Entry {
 /// `w = scale * (code - zero) + offset`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Packing {
-    /// Bits per code: 2, 3, 4, 5, 6 or 8.
+    /// Bits per code, or per number that a code stands for: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,
+    /// The numbers that codes of four bits stand for, where those are what is stored.
+    pub table: Option<[u8; 16]>,
     /// Elements that share an entry: 16, 32, 64 or 128.
     pub sub: u32,
     /// Elements that share a super; [`Packing::sub`] where there is none.
@@ -123,6 +125,7 @@ impl Packing {
         };
         Packing {
             bits: affine.value_bits(),
+            table: affine.table,
             sub: affine.sub as u32,
             block: elements as u32,
             entry,
@@ -133,6 +136,7 @@ impl Packing {
     /// Bits per element of the base plane.
     pub fn base(&self) -> u32 {
         match self.bits {
+            _ if self.table.is_some() => 4,
             8 => 8,
             4..8 => 4,
             _ => 2,
@@ -141,11 +145,11 @@ impl Packing {
 
     /// Bits per element of the high plane; 0 if there is none.
     pub fn high(&self) -> u32 {
-        self.bits - self.base()
+        if self.table.is_some() { 0 } else { self.bits - self.base() }
     }
 
-    /// The number subtracted from a code before it is stored: 128 for codes of 8 bits, so that they
-    /// are signed bytes.
+    /// The number subtracted from a code before it is stored, or once it is looked up: 128 for codes
+    /// of 8 bits, so that they are signed bytes.
     pub fn bias(&self) -> u32 {
         if self.bits == 8 { 128 } else { 0 }
     }
@@ -171,8 +175,6 @@ impl Format {
             DType::F32 => Some(Format::Dense(Scalar::F32)),
             DType::F16 => Some(Format::Dense(Scalar::F16)),
             DType::BF16 => Some(Format::Dense(Scalar::BF16)),
-            // What its codes stand for has 8 bits: the layout is Q8_0's.
-            DType::Iq4Nl => Some(Format::Block(DType::Q8_0)),
             block if block.is_block() => Some(Format::Block(block)),
             _ => None,
         }
@@ -236,9 +238,14 @@ impl Format {
             Format::Block(dtype) | Format::Tiles(dtype) => with_block!(dtype, B => {
                 Some(Packing::of(B::AFFINE, B::ELEMENTS))
             }, else => None),
-            Format::Mlx { bits, group, scale } => {
-                Some(Packing { bits, sub: group, block: group, entry: Entry::Pair(scale), zero: 0 })
-            }
+            Format::Mlx { bits, group, scale } => Some(Packing {
+                bits,
+                table: None,
+                sub: group,
+                block: group,
+                entry: Entry::Pair(scale),
+                zero: 0,
+            }),
         }
     }
 
@@ -409,10 +416,12 @@ impl Planes {
         let (per, starts) = (rows.per_word(), rows.starts(0, layout.cols as u32));
         let word = |plane: usize, e: usize| words[starts[plane] as usize + e / per[plane] as usize];
         for (e, w) in weights.iter_mut().enumerate() {
-            let mut code = word(0, e) >> field(e, p.base()) & ((1 << p.base()) - 1);
+            let at = if p.table.is_some() { 4 * (e as u32 % 8) } else { field(e, p.base()) };
+            let mut code = word(0, e) >> at & ((1 << p.base()) - 1);
             if p.high() > 0 {
                 code |= (word(1, e) >> field(e, p.high()) & ((1 << p.high()) - 1)) << p.base();
             }
+            let number = p.table.map_or(code ^ p.bias(), |table| u32::from(table[code as usize]));
             let at = e % per[2] as usize / p.sub as usize;
             let entry = word(2, e) >> (at as u32 * p.entry.bits());
             let byte = |k: u32| f32::from((entry >> (8 * k)) as u8 as i8);
@@ -425,7 +434,7 @@ impl Planes {
                     Some(-(half(Scalar::F16, word(3, e) >> 16) * byte(1))),
                 ),
             };
-            let product = scale * ((code ^ p.bias()) as i32 - p.zero as i32) as f32;
+            let product = scale * (number as i32 - p.zero as i32) as f32;
             // Adding a zero would lose the sign of another.
             *w = offset.map_or(product, |offset| product + offset);
         }

@@ -129,9 +129,6 @@ fn pack_row<B: Block>(source: &[u8], mut row: Row<'_>) {
     for block in source.chunks_exact(B::BYTES) {
         B::split(block, &mut parts);
         let codes = &mut parts.codes[..B::ELEMENTS];
-        if let Some(table) = B::AFFINE.table {
-            codes.iter_mut().for_each(|code| *code = table[usize::from(*code & 15)]);
-        }
         row.codes(&packing, blocks * B::ELEMENTS, codes.as_chunks().0);
         let (first, scales, mins) = (blocks * subs, &parts.scales[..], &parts.mins[..]);
         match packing.entry {
@@ -213,6 +210,7 @@ impl<'a> Row<'a> {
         let (base, high) = (packing.base(), packing.high());
         let to = &mut self.base[first * base as usize / 32..];
         match base {
+            _ if packing.table.is_some() => put_in_order(codes, to),
             2 => put::<2, 4>(codes, 0, to),
             4 => put::<4, 2>(codes, 0, to),
             // Signed: see `Packing::bias`.
@@ -255,6 +253,14 @@ fn put<const BITS: u32, const FOURS: usize>(codes: &[[u8; 4]], shift: u32, to: &
     for (word, fours) in to.iter_mut().zip(codes.as_chunks::<FOURS>().0) {
         let four = |k: usize| u32::from_le_bytes(fours[k]) >> shift & mask;
         *word = (0..FOURS).fold(0, |all, k| all | four(k) << (BITS * k as u32)).to_le_bytes();
+    }
+}
+
+/// Eight codes of four bits to a word, the first lowest.
+fn put_in_order(codes: &[[u8; 4]], to: &mut [[u8; 4]]) {
+    for (word, eight) in to.iter_mut().zip(codes.as_flattened().as_chunks::<8>().0) {
+        let all = eight.iter().rev().fold(0, |all, code| all << 4 | u32::from(code & 15));
+        *word = all.to_le_bytes();
     }
 }
 
