@@ -5,7 +5,7 @@
 //! row     base plane | high plane | entries | supers       each starts and ends on 16 bytes; those not needed are absent
 //! base    the low 2 or 4 bits of each code, or all 8; of codes that index a table, those codes
 //! high    the 1 or 2 bits above, of formats with 3, 5 or 6
-//! entry   one per `sub` elements: a scale, or a scale and an offset, each f16 or bf16; or one or two signed bytes
+//! entry   one per `sub` elements: a scale, or a scale and an offset, each f16 or bf16; a power of two's byte; or one or two signed bytes
 //! super   one word per block: f16 `d`, f16 `min`, which the bytes of an entry multiply
 //! ```
 //!
@@ -31,7 +31,7 @@ mod tests;
 
 use std::ops::{Add, Div, Mul};
 
-use formats::quant::{Affine, Block, Offset, ScaleKind, plain};
+use formats::quant::{Block, Offset, ScaleKind, plain};
 use formats::{DType, Encoding, Error, Groups, Result, with_block};
 use tile::launch::Extent;
 use tile::types::Scalar;
@@ -68,6 +68,8 @@ pub enum Entry {
     Scale(Scalar),
     /// A scale and an offset of a type, f16 or bf16.
     Pair(Scalar),
+    /// A byte `e`, the scale `2^(e - 128)`.
+    Power,
     /// A signed byte times the block's `d`.
     Byte,
     /// Signed bytes times the block's `d` and `-min`.
@@ -80,7 +82,7 @@ impl Entry {
         match self {
             Entry::Scale(_) | Entry::Bytes => 16,
             Entry::Pair(_) => 32,
-            Entry::Byte => 8,
+            Entry::Power | Entry::Byte => 8,
         }
     }
 
@@ -109,13 +111,15 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// The packing of a block with these properties.
-    fn of(affine: Affine, elements: usize) -> Packing {
+    /// The packing of a block.
+    fn of<B: Block>() -> Packing {
+        let affine = B::AFFINE;
         let (zero, min) = match affine.offset {
             Offset::Zero(zero) => (u32::from(zero), false),
             Offset::Min => (0, true),
         };
         let entry = match (affine.scale, min) {
+            _ if B::POWER.is_some() => Entry::Power,
             (ScaleKind::Half, false) => Entry::Scale(Scalar::F16),
             (ScaleKind::Half, true) => Entry::Pair(Scalar::F16),
             (ScaleKind::Brain, false) => Entry::Scale(Scalar::BF16),
@@ -127,7 +131,7 @@ impl Packing {
             bits: affine.value_bits(),
             table: affine.table,
             sub: affine.sub as u32,
-            block: elements as u32,
+            block: B::ELEMENTS as u32,
             entry,
             zero,
         }
@@ -236,7 +240,7 @@ impl Format {
         match self {
             Format::Dense(_) => None,
             Format::Block(dtype) | Format::Tiles(dtype) => with_block!(dtype, B => {
-                Some(Packing::of(B::AFFINE, B::ELEMENTS))
+                Some(Packing::of::<B>())
             }, else => None),
             Format::Mlx { bits, group, scale } => Some(Packing {
                 bits,
@@ -376,6 +380,11 @@ pub struct Planes {
     pub bytes: Vec<u8>,
 }
 
+/// The bits of `2^(e - 128)` as f32: of the two smallest, those of a subnormal number.
+fn power(e: u32) -> u32 {
+    if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 }
+}
+
 /// The lowest bit of an element in its word of a plane of `bits`.
 fn field(element: usize, bits: u32) -> u32 {
     let i = element as u32 % (32 / bits);
@@ -428,6 +437,7 @@ impl Planes {
             let (scale, offset) = match p.entry {
                 Entry::Scale(scalar) => (half(scalar, entry), None),
                 Entry::Pair(scalar) => (half(scalar, entry), Some(half(scalar, entry >> 16))),
+                Entry::Power => (f32::from_bits(power(entry & 255)), None),
                 Entry::Byte => (half(Scalar::F16, word(3, e)) * byte(0), None),
                 Entry::Bytes => (
                     half(Scalar::F16, word(3, e)) * byte(0),

@@ -122,7 +122,7 @@ pub fn pack_into(
 /// One row of blocks.
 fn pack_row<B: Block>(source: &[u8], mut row: Row<'_>) {
     // Of the block rather than of the layout, so that all of it is known when this is compiled.
-    let packing = Packing::of(B::AFFINE, B::ELEMENTS);
+    let packing = Packing::of::<B>();
     let subs = B::ELEMENTS / B::AFFINE.sub;
     let mut parts = Parts::default();
     let mut blocks = 0;
@@ -134,6 +134,7 @@ fn pack_row<B: Block>(source: &[u8], mut row: Row<'_>) {
         match packing.entry {
             Entry::Scale(_) => row.entries(first, subs, |_| parts.d.to_le_bytes()),
             Entry::Pair(_) => row.entries(first, subs, |_| pair(parts.d, parts.min)),
+            Entry::Power => row.entries(first, subs, |_| [block[B::POWER.unwrap_or(0)]]),
             Entry::Byte => row.entries(first, subs, |i| [scales[i] as u8]),
             Entry::Bytes => row.entries(first, subs, |i| [scales[i] as u8, mins[i] as u8]),
         }

@@ -204,7 +204,7 @@ fn packing_costs_little() {
         (DType::Q8_0, 8.5),
         (DType::Q4K, 4.625),
         (DType::Q6K, 6.625),
-        (DType::Mxfp4, 4.5),
+        (DType::Mxfp4, 4.25),
         (DType::Iq4Nl, 4.5),
         (DType::Iq4Xs, 4.375),
     ] {

@@ -452,6 +452,12 @@ impl WordRun {
                 let [scale, offset] = halves(scalar, word);
                 (scale, Some(offset))
             }
+            (Entry::Power, _) => {
+                let e = word >> shift & 255u32;
+                let power =
+                    select(e.lt(2u32), 0x0020_0000u32.val() << (e & 1u32), (e - 1u32) << 23u32);
+                (power.bits(), None)
+            }
             (Entry::Byte, Some(block)) => (self::half(Scalar::F16, block) * byte(shift), None),
             (Entry::Bytes, Some(block)) => {
                 let [d, min] = halves(Scalar::F16, block);

@@ -36,6 +36,7 @@ fn blocks<B: Block>(source: &[u8], to: &mut Row<'_>) {
             let entry = match to.packing.entry {
                 Entry::Scale(_) => u32::from(parts.d),
                 Entry::Pair(_) => word(parts.d, parts.min),
+                Entry::Power => u32::from(block[0]),
                 Entry::Byte => byte(parts.scales[i]),
                 Entry::Bytes => byte(parts.scales[i]) | byte(parts.mins[i]) << 8,
             };
