@@ -3,17 +3,17 @@
 //!
 //! ```text
 //! row     base plane | high plane | entries | supers       each starts and ends on 16 bytes; those not needed are absent
-//! base    the low 2 or 4 bits of each code, or all 8
+//! base    the low 2 or 4 bits of each code, or all 8; of codes that index a table, those codes
 //! high    the 1 or 2 bits above, of formats with 3, 5 or 6
-//! entry   one per `sub` elements: a scale, or a scale and an offset, each f16 or bf16; or one or two signed bytes
+//! entry   one per `sub` elements: a scale, or a scale and an offset, each f16 or bf16; a power of two's byte; or one or two signed bytes
 //! super   one word per block: f16 `d`, f16 `min`, which the bytes of an entry multiply
 //! ```
 //!
 //! In a plane of `b` bits a word holds `32 / b` consecutive elements: element `4 k + i` is the `b`
 //! bits at `8 i + b k`, so that a shift and a mask give the codes of four neighbours as the four
 //! bytes that `dot4` takes. Codes of 8 bits are stored less 128, as signed bytes. Codes that index
-//! a table are stored as what they stand for. Dense matrices (f32, f16, bf16) keep their bytes:
-//! their base plane is all there is.
+//! a table are stored in order, element `i` at `4 i`, and looked up four at a time. Dense matrices
+//! (f32, f16, bf16) keep their bytes: their base plane is all there is.
 //!
 //! Blocks may also lie in tiles of eight rows, which have the same words in another order:
 //! [`Format::tiled`].
@@ -31,7 +31,7 @@ mod tests;
 
 use std::ops::{Add, Div, Mul};
 
-use formats::quant::{Affine, BlockFormat, Offset, ScaleKind, plain};
+use formats::quant::{BlockFormat, Offset, ScaleKind, plain};
 use formats::{DType, Encoding, Error, Groups, Result, with_block};
 use tile::launch::Extent;
 use tile::types::Scalar;
@@ -68,6 +68,8 @@ pub enum Entry {
     Scale(Scalar),
     /// A scale and an offset of a type, f16 or bf16.
     Pair(Scalar),
+    /// A byte `e`, the scale `2^(e - 128)`.
+    Power,
     /// A signed byte times the block's `d`.
     Byte,
     /// Signed bytes times the block's `d` and `-min`.
@@ -80,7 +82,7 @@ impl Entry {
         match self {
             Entry::Scale(_) | Entry::Bytes => 16,
             Entry::Pair(_) => 32,
-            Entry::Byte => 8,
+            Entry::Power | Entry::Byte => 8,
         }
     }
 
@@ -94,8 +96,10 @@ impl Entry {
 /// `w = scale * (code - zero) + offset`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Packing {
-    /// Bits per code: 2, 3, 4, 5, 6 or 8.
+    /// Bits per code, or per number that a code stands for: 2, 3, 4, 5, 6 or 8.
     pub bits: u32,
+    /// The numbers that codes of four bits stand for, where those are what is stored.
+    pub table: Option<[u8; 16]>,
     /// Elements that share an entry: 16, 32, 64 or 128.
     pub sub: u32,
     /// Elements that share a super; [`Packing::sub`] where there is none.
@@ -107,13 +111,15 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// The packing of a block with these properties.
-    fn of(affine: Affine, elements: usize) -> Packing {
+    /// The packing of a block.
+    fn of<B: BlockFormat>() -> Packing {
+        let affine = B::AFFINE;
         let (zero, min) = match affine.offset {
             Offset::Zero(zero) => (u32::from(zero), false),
             Offset::Min => (0, true),
         };
         let entry = match (affine.scale, min) {
+            _ if B::POWER.is_some() => Entry::Power,
             (ScaleKind::Half, false) => Entry::Scale(Scalar::F16),
             (ScaleKind::Half, true) => Entry::Pair(Scalar::F16),
             (ScaleKind::Brain, false) => Entry::Scale(Scalar::BF16),
@@ -123,8 +129,9 @@ impl Packing {
         };
         Packing {
             bits: affine.value_bits(),
+            table: affine.table,
             sub: affine.sub as u32,
-            block: elements as u32,
+            block: B::ELEMENTS as u32,
             entry,
             zero,
         }
@@ -133,6 +140,7 @@ impl Packing {
     /// Bits per element of the base plane.
     pub fn base(&self) -> u32 {
         match self.bits {
+            _ if self.table.is_some() => 4,
             8 => 8,
             4..8 => 4,
             _ => 2,
@@ -141,11 +149,11 @@ impl Packing {
 
     /// Bits per element of the high plane; 0 if there is none.
     pub fn high(&self) -> u32 {
-        self.bits - self.base()
+        if self.table.is_some() { 0 } else { self.bits - self.base() }
     }
 
-    /// The number subtracted from a code before it is stored: 128 for codes of 8 bits, so that they
-    /// are signed bytes.
+    /// The number subtracted from a code before it is stored, or once it is looked up: 128 for codes
+    /// of 8 bits, so that they are signed bytes.
     pub fn bias(&self) -> u32 {
         if self.bits == 8 { 128 } else { 0 }
     }
@@ -171,8 +179,6 @@ impl Format {
             DType::F32 => Some(Format::Dense(Scalar::F32)),
             DType::F16 => Some(Format::Dense(Scalar::F16)),
             DType::BF16 => Some(Format::Dense(Scalar::BF16)),
-            // What its codes stand for has 8 bits: the layout is Q8_0's.
-            DType::Iq4Nl => Some(Format::Block(DType::Q8_0)),
             block if block.is_block() => Some(Format::Block(block)),
             _ => None,
         }
@@ -234,11 +240,16 @@ impl Format {
         match self {
             Format::Dense(_) => None,
             Format::Block(dtype) | Format::Tiles(dtype) => with_block!(dtype, B => {
-                Some(Packing::of(B::AFFINE, B::ELEMENTS))
+                Some(Packing::of::<B>())
             }, else => None),
-            Format::Mlx { bits, group, scale } => {
-                Some(Packing { bits, sub: group, block: group, entry: Entry::Pair(scale), zero: 0 })
-            }
+            Format::Mlx { bits, group, scale } => Some(Packing {
+                bits,
+                table: None,
+                sub: group,
+                block: group,
+                entry: Entry::Pair(scale),
+                zero: 0,
+            }),
         }
     }
 
@@ -369,6 +380,11 @@ pub struct Planes {
     pub bytes: Vec<u8>,
 }
 
+/// The bits of `2^(e - 128)` as f32: of the two smallest, those of a subnormal number.
+fn power(e: u32) -> u32 {
+    if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 }
+}
+
 /// The lowest bit of an element in its word of a plane of `bits`.
 fn field(element: usize, bits: u32) -> u32 {
     let i = element as u32 % (32 / bits);
@@ -409,23 +425,26 @@ impl Planes {
         let (per, starts) = (rows.per_word(), rows.starts(0, layout.cols as u32));
         let word = |plane: usize, e: usize| words[starts[plane] as usize + e / per[plane] as usize];
         for (e, w) in weights.iter_mut().enumerate() {
-            let mut code = word(0, e) >> field(e, p.base()) & ((1 << p.base()) - 1);
+            let at = if p.table.is_some() { 4 * (e as u32 % 8) } else { field(e, p.base()) };
+            let mut code = word(0, e) >> at & ((1 << p.base()) - 1);
             if p.high() > 0 {
                 code |= (word(1, e) >> field(e, p.high()) & ((1 << p.high()) - 1)) << p.base();
             }
+            let number = p.table.map_or(code ^ p.bias(), |table| u32::from(table[code as usize]));
             let at = e % per[2] as usize / p.sub as usize;
             let entry = word(2, e) >> (at as u32 * p.entry.bits());
             let byte = |k: u32| f32::from((entry >> (8 * k)) as u8 as i8);
             let (scale, offset) = match p.entry {
                 Entry::Scale(scalar) => (half(scalar, entry), None),
                 Entry::Pair(scalar) => (half(scalar, entry), Some(half(scalar, entry >> 16))),
+                Entry::Power => (f32::from_bits(power(entry & 255)), None),
                 Entry::Byte => (half(Scalar::F16, word(3, e)) * byte(0), None),
                 Entry::Bytes => (
                     half(Scalar::F16, word(3, e)) * byte(0),
                     Some(-(half(Scalar::F16, word(3, e) >> 16) * byte(1))),
                 ),
             };
-            let product = scale * ((code ^ p.bias()) as i32 - p.zero as i32) as f32;
+            let product = scale * (number as i32 - p.zero as i32) as f32;
             // Adding a zero would lose the sign of another.
             *w = offset.map_or(product, |offset| product + offset);
         }

@@ -427,6 +427,16 @@ pub fn dot4(a: u32, b: u32, acc: u32) -> u32 {
         as u32
 }
 
+/// Bytes of a table of sixteen: byte `i` is the one that the bits from `4 i` on of `codes` name.
+#[inline(always)]
+pub fn lookup(codes: u32, table: [u32; 4]) -> u32 {
+    let byte = |i: u32| {
+        let code = codes >> (4 * i) & 15;
+        (table[code as usize / 4] >> (code % 4 * 8) & 255) << (8 * i)
+    };
+    byte(0) | byte(1) | byte(2) | byte(3)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -461,6 +471,7 @@ mod tests {
         assert_eq!(cast(I32, I8, 0x180) as i32, -128);
         assert_eq!(cast(F32, BF16, 1.0f32.to_bits()), 0x3F80);
         assert_eq!(cast(F16, F32, 0x3C00), 1.0f32.to_bits());
+        assert_eq!(lookup(0xF0C4, [0x0302_0100, 0x0706_0504, 0, 0xFF00_0000]), 0xFF00_0004);
         assert_eq!(dot4(0xFF02_0301, 0x0101_0201, 10) as i32, 10 + 1 + 6 + 2 - 1);
     }
 }

@@ -388,6 +388,9 @@ pub enum Inst {
     /// `acc + sum of four products of bytes`: `a` and `b` hold signed bytes in a `U32`, lowest
     /// first; `acc` is `I32`.
     Dot4 { a: Value, b: Value, acc: Value },
+    /// Four bytes of a table of sixteen, which four words hold, lowest first: byte `i` is the one
+    /// that the bits from `4 i` on of `codes` name. All `U32`.
+    Lookup { codes: Value, table: Vec<Value> },
     /// Scalars of one type to a vector.
     Pack(Vec<Value>),
     /// One element of a vector.

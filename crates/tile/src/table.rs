@@ -226,6 +226,8 @@ instructions! { k:
     Cast(to, a) => "cast", [Scalar(to), Value(a)], pure, Thread, k.cast(*to, *a);
     Bitcast(to, a) => "bitcast", [Scalar(to), Value(a)], pure, Thread, k.bitcast(*to, *a);
     Dot4 { a, b, acc } => "dot4", [Value(a), Value(b), Value(acc)], pure, Thread, k.dot4(*a, *b, *acc);
+    Lookup { codes, table } => "lookup", [Value(codes), Values(table)], pure, Thread,
+        k.lookup(*codes, table);
     Pack(values) => "pack", [Values(values)], pure, Thread, k.pack(values);
     Extract(vector, lane) => "extract", [Value(vector), Number("a lane", Some(lane))], pure, Thread,
         k.extract(*vector, *lane);

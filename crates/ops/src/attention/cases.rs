@@ -542,17 +542,37 @@ pub(super) fn decode_benches() -> Vec<Bench> {
         };
         LONG.into_iter().map(bench).collect()
     }
-    every_float(of).into_iter().chain(MANY.map(many)).collect()
+    let all = |of| [None].into_iter().chain(OTHERS.map(Some)).map(move |other| many(of, other));
+    every_float(of).into_iter().chain(MANY.into_iter().flat_map(all)).collect()
 }
 
+/// Beside what is picked for [`MANY`]: simdgroups, their batches in shared memory, and keys of a
+/// part.
+const OTHERS: [(u32, u32, u32); 3] = [(4, 2, 192), (4, 2, 576), (4, 3, 576)];
+
 /// As steps of many sequences share keys.
-fn many((rows, keys): (usize, usize)) -> Bench {
+fn many((rows, keys): (usize, usize), other: Option<(u32, u32, u32)>) -> Bench {
     let (query, shape) = (Scalar::BF16, (8, 4, 128, keys));
     let (form, shares) = (AttentionForm::plain(128, 4), TUNED.many);
-    let schedule = DecodeSchedule::pick(form, query, query, u32::MAX, shares, SHARED, TUNED);
+    let (schedule, shares) = match other {
+        None => {
+            let length = u32::MAX;
+            let picked = DecodeSchedule::pick(form, query, query, length, shares, SHARED, TUNED);
+            (picked, shares)
+        }
+        Some((simds, stages, least)) => {
+            let keys = TUNED.keys[1];
+            let shares = KeyShares::Own { least, parts: 16 };
+            (DecodeSchedule::Matrix { simds, keys, stages }, shares)
+        }
+    };
     let kernel = attention_decode(query, query, form, schedule, shares);
     let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
-    decode_bench(query, kernel, schedule, shares, rows, stores, 16, shape)
+    let bench = decode_bench(query, kernel, schedule, shares, rows, stores, 16, shape);
+    let tiling = other.map_or(String::new(), |(simds, stages, least)| {
+        format!(", {simds} simds x {stages}, parts of {least}")
+    });
+    Bench { label: bench.label + &tiling, ..bench }
 }
 
 pub(super) fn decode_q8_0_benches() -> Vec<Bench> {

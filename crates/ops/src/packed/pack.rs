@@ -122,21 +122,19 @@ pub fn pack_into(
 /// One row of blocks.
 fn pack_row<B: BlockFormat>(source: &[u8], mut row: Row<'_>) {
     // Of the block rather than of the layout, so that all of it is known when this is compiled.
-    let packing = Packing::of(B::AFFINE, B::ELEMENTS);
+    let packing = Packing::of::<B>();
     let subs = B::ELEMENTS / B::AFFINE.sub;
     let mut parts = Parts::default();
     let mut blocks = 0;
     for block in source.chunks_exact(B::BYTES) {
         B::split(block, &mut parts);
         let codes = &mut parts.codes[..B::ELEMENTS];
-        if let Some(table) = B::AFFINE.table {
-            codes.iter_mut().for_each(|code| *code = table[usize::from(*code & 15)]);
-        }
         row.codes(&packing, blocks * B::ELEMENTS, codes.as_chunks().0);
         let (first, scales, mins) = (blocks * subs, &parts.scales[..], &parts.mins[..]);
         match packing.entry {
             Entry::Scale(_) => row.entries(first, subs, |_| parts.d.to_le_bytes()),
             Entry::Pair(_) => row.entries(first, subs, |_| pair(parts.d, parts.min)),
+            Entry::Power => row.entries(first, subs, |_| [block[B::POWER.unwrap_or(0)]]),
             Entry::Byte => row.entries(first, subs, |i| [scales[i] as u8]),
             Entry::Bytes => row.entries(first, subs, |i| [scales[i] as u8, mins[i] as u8]),
         }
@@ -213,6 +211,7 @@ impl<'a> Row<'a> {
         let (base, high) = (packing.base(), packing.high());
         let to = &mut self.base[first * base as usize / 32..];
         match base {
+            _ if packing.table.is_some() => put_in_order(codes, to),
             2 => put::<2, 4>(codes, 0, to),
             4 => put::<4, 2>(codes, 0, to),
             // Signed: see `Packing::bias`.
@@ -255,6 +254,14 @@ fn put<const BITS: u32, const FOURS: usize>(codes: &[[u8; 4]], shift: u32, to: &
     for (word, fours) in to.iter_mut().zip(codes.as_chunks::<FOURS>().0) {
         let four = |k: usize| u32::from_le_bytes(fours[k]) >> shift & mask;
         *word = (0..FOURS).fold(0, |all, k| all | four(k) << (BITS * k as u32)).to_le_bytes();
+    }
+}
+
+/// Eight codes of four bits to a word, the first lowest.
+fn put_in_order(codes: &[[u8; 4]], to: &mut [[u8; 4]]) {
+    for (word, eight) in to.iter_mut().zip(codes.as_flattened().as_chunks::<8>().0) {
+        let all = eight.iter().rev().fold(0, |all, code| all << 4 | u32::from(code & 15));
+        *word = all.to_le_bytes();
     }
 }
 

@@ -199,9 +199,15 @@ fn what_does_not_fit_is_refused_with_one_line() {
 #[test]
 fn packing_costs_little() {
     // Bits per weight at 4096 columns: codes, scales and no more than a few words.
-    for (dtype, bits) in
-        [(DType::Q4_0, 4.5), (DType::Q8_0, 8.5), (DType::Q4K, 4.625), (DType::Q6K, 6.625)]
-    {
+    for (dtype, bits) in [
+        (DType::Q4_0, 4.5),
+        (DType::Q8_0, 8.5),
+        (DType::Q4K, 4.625),
+        (DType::Q6K, 6.625),
+        (DType::Mxfp4, 4.25),
+        (DType::Iq4Nl, 4.5),
+        (DType::Iq4Xs, 4.375),
+    ] {
         let layout = Layout::new(Format::Block(dtype), 1, 4096).unwrap();
         let found = 8.0 * layout.bytes() as f64 / 4096.0;
         assert!(found < bits + 0.1, "{dtype}: {found} bits per weight");

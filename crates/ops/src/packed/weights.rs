@@ -305,9 +305,11 @@ impl WordRun {
     #[track_caller]
     pub fn codes(&self) -> Vec<Val<f32>> {
         let Some(p) = self.format.packing() else { return self.dense() };
-        // One plane is read where it lies; two are first joined, which leaves a code in each byte.
-        let (words, fields) = match p.bits {
-            8 => (self.base.iter().map(|w| *w ^ 0x8080_8080).collect(), 1),
+        // One plane is read where it lies; two are first joined, which leaves a code in each byte,
+        // as the look into a table does.
+        let (words, fields) = match (p.table, p.bits) {
+            (Some(table), _) => (self.found(table), 1),
+            (None, 8) => (self.base.iter().map(|w| *w ^ 0x8080_8080).collect(), 1),
             _ if p.high() > 0 => (self.quads(), 1),
             _ => (self.base.clone(), 8 / p.bits),
         };
@@ -324,10 +326,11 @@ impl WordRun {
     /// by no more than 1/512 of what a code counts.
     #[track_caller]
     fn four_weights(&self, p: &Packing, part: &Scaled, i: usize) -> [Val<f32>; 4] {
-        let (word, k) = match p.bits {
-            8 => (self.base[i] ^ 0x8080_8080, 0),
+        let (word, k) = match (p.table, p.bits) {
+            (Some(table), _) => (self.four_found(table, i), 0),
+            (None, 8) => (self.base[i] ^ 0x8080_8080, 0),
             _ if p.high() > 0 => (self.joined(p, i), 0),
-            bits => {
+            (None, bits) => {
                 let fields = 8 / bits as usize;
                 (self.base[i / fields], (i % fields) as u32)
             }
@@ -355,6 +358,19 @@ impl WordRun {
         field_bytes(&self.base, p.base(), i) | field_bytes(&self.high, p.high(), i) << p.base()
     }
 
+    /// The bytes of a table that four codes name.
+    #[track_caller]
+    fn four_found(&self, table: [u8; 16], i: usize) -> Val<u32> {
+        let word = self.base[i / 2];
+        (if i.is_multiple_of(2) { word } else { word >> 16u32 }).lookup(table)
+    }
+
+    /// Those that all codes name.
+    #[track_caller]
+    fn found(&self, table: [u8; 16]) -> Vec<Val<u32>> {
+        (0..2 * self.base.len()).map(|i| self.four_found(table, i)).collect()
+    }
+
     /// The words of a dense matrix as numbers.
     #[track_caller]
     fn dense(&self) -> Vec<Val<f32>> {
@@ -365,10 +381,14 @@ impl WordRun {
         }
     }
 
-    /// Signed bytes, four neighbours a word: codes, less 128 if they have 8 bits.
+    /// Signed bytes, four neighbours a word: codes, or what they stand for, less 128 if they have 8
+    /// bits.
     #[track_caller]
     pub fn quads(&self) -> Vec<Val<u32>> {
         let Some(p) = self.format.packing() else { return vec![] };
+        if let Some(table) = p.table {
+            return self.found(table.map(|number| number ^ p.bias() as u8));
+        }
         let base = spread(&self.base, p.base());
         if p.high() == 0 {
             return base;
@@ -431,6 +451,12 @@ impl WordRun {
             (Entry::Pair(scalar), _) => {
                 let [scale, offset] = halves(scalar, word);
                 (scale, Some(offset))
+            }
+            (Entry::Power, _) => {
+                let e = word >> shift & 255u32;
+                let power =
+                    select(e.lt(2u32), 0x0020_0000u32.val() << (e & 1u32), (e - 1u32) << 23u32);
+                (power.bits(), None)
             }
             (Entry::Byte, Some(block)) => (self::half(Scalar::F16, block) * byte(shift), None),
             (Entry::Bytes, Some(block)) => {

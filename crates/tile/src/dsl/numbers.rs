@@ -375,4 +375,12 @@ impl Val<u32> {
         let (a, b, acc) = (self.value, other.value, acc.val().value);
         Val::wrap(define(Inst::Dot4 { a, b, acc }, Scalar::I32))
     }
+
+    /// Four bytes of a table of sixteen: byte `i` is the one that the bits from `4 i` on name.
+    #[track_caller]
+    pub fn lookup(self, table: [u8; 16]) -> Val<u32> {
+        let words = table.as_chunks::<4>().0.iter();
+        let table = words.map(|word| u32::from_le_bytes(*word).val().value).collect();
+        Val::wrap(define(Inst::Lookup { codes: self.value, table }, Scalar::U32))
+    }
 }

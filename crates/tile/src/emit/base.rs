@@ -308,6 +308,12 @@ impl Printer<'_> {
                 let [a, b, acc] = [a, b, acc].map(|v| self.text(*v));
                 each(expr::call("tk_dot4", &[&a, &b, &acc]))
             }
+            Inst::Lookup { codes, table } => {
+                let operands: Vec<Text> =
+                    [codes].into_iter().chain(table).map(|v| self.text(*v)).collect();
+                let operands: Vec<&Text> = operands.iter().collect();
+                each(expr::call("tk_lookup", &operands))
+            }
             Inst::Pack(values) => {
                 expr::type_name(language, ty)?;
                 let elements: Vec<Text> = values.iter().map(|v| self.text(*v)).collect();

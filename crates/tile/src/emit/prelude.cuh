@@ -55,6 +55,14 @@ TK_INLINE uint tk_u32(float x) { return __float2uint_rz(x); }
 // acc plus the products of four signed bytes.
 TK_INLINE int tk_dot4(uint a, uint b, int acc) { return __dp4a(int(a), int(b), acc); }
 
+// Four bytes of the eight of a and b, by the four lowest digits of `by`: the lower three bits say which. Where the
+// fourth is set, eight times the byte's highest bit.
+TK_INLINE uint tk_bytes(uint a, uint b, uint by) {
+  uint y;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(by));
+  return y;
+}
+
 // Loads of 1, 2, 4, 8 and 16 bytes. `stream` is for what no running kernel writes, read once; `coherent` for what an
 // earlier kernel or another block may have written just now.
 template <uint bytes> struct tk_memory;
@@ -213,6 +221,14 @@ struct bf16 {
 };
 TK_INLINE float tk_f32(f16 x) { return tk_f16_to(x.bits); }
 TK_INLINE float tk_f32(bf16 x) { return tk_bits<float>(uint(x.bits) << 16); }
+
+// Four bytes of a table of sixteen in four words, by the four lowest digits of `codes`.
+TK_INLINE uint tk_lookup(uint codes, uint a, uint b, uint c, uint d) {
+  // Bytes less than 128 are 0 where they are not the ones that are asked for.
+  if (((a | b | c | d) & 0x80808080u) == 0u) return tk_bytes(a, b, codes) | tk_bytes(c, d, codes ^ 0x8888u);
+  uint low = codes & 0x7777u;
+  return tk_bytes(tk_bytes(a, b, low), tk_bytes(c, d, low), (codes & 0x8888u) >> 1 | 0x3210u);
+}
 
 TK_INLINE schar tk_i8(float x) { return schar(min(max(tk_i32(x), -128), 127)); }
 TK_INLINE uchar tk_u8(float x) { return uchar(min(tk_u32(x), 255u)); }

@@ -43,6 +43,17 @@ static inline int tk_dot4(uint a, uint b, int acc) {
   return int(uint(acc) + uint(sum));
 }
 
+// Four bytes of a table of sixteen in four words, by the four lowest digits of `codes`.
+static inline uint tk_lookup(uint codes, uint a, uint b, uint c, uint d) {
+  uint y = 0u;
+  for (uint i = 0u; i < 4u; i++) {
+    uint code = codes >> (4u * i) & 15u;
+    uint word = code < 8u ? (code < 4u ? a : b) : (code < 12u ? c : d);
+    y |= (word >> (8u * (code & 3u)) & 255u) << (8u * i);
+  }
+  return y;
+}
+
 // Two numbers in a word, the first in the low half.
 static inline uint tk_f16x2_from(float low, float high) { return as_type<uint>(half2(half(low), half(high))); }
 static inline uint tk_bf16x2_from(float low, float high) { return as_type<uint>(bfloat2(bfloat(low), bfloat(high))); }

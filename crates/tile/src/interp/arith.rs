@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use super::lanes::{Columns, Mask};
 use super::ops::Col;
-use crate::instr::{BinaryOp, UnaryOp, cast, dot4};
+use crate::instr::{BinaryOp, UnaryOp, cast, dot4, lookup};
 use crate::types::Scalar;
 
 type Column = [Cell<u32>];
@@ -155,6 +155,20 @@ pub(super) fn fused(a: u32, b: u32, c: u32) -> u32 {
 pub(super) fn dots(columns: &Columns, mask: &Mask, d: Col, operands: [Col; 3]) {
     let operands = operands.map(|c| columns.of(c));
     map3(mask, columns.of(d), operands, dot4);
+}
+
+/// Four bytes of a table that four columns hold.
+pub(super) fn lookups(columns: &Columns, mask: &Mask, d: Col, codes: Col, table: &[Col]) {
+    let (d, codes) = (columns.of(d), columns.of(codes));
+    let at = |lane: usize| {
+        let mut words = [0; 4];
+        words.iter_mut().zip(table).for_each(|(word, c)| *word = columns.of(*c)[lane].get());
+        d[lane].set(lookup(codes[lane].get(), words));
+    };
+    match &mask.list {
+        None => (mask.start..mask.end).for_each(at),
+        Some(list) => list.iter().map(|l| usize::from(*l)).for_each(at),
+    }
 }
 
 /// `d = yes` where `cond`, else `no`.

@@ -257,6 +257,12 @@ impl Compiler<'_> {
                 let acc = self.scalar(*acc, Scalar::I32)?;
                 Op::Dot4 { a: a?, b: b?, acc, d: self.define(node)? }
             }
+            Inst::Lookup { codes, table } => {
+                let codes = self.scalar(*codes, Scalar::U32)?;
+                let words = table.iter().map(|v| self.scalar(*v, Scalar::U32));
+                let table = words.collect::<Result<_, _>>()?;
+                Op::Lookup { codes, table, d: self.define(node)? }
+            }
             Inst::Pack(values) => {
                 let columns = values.iter().map(|v| self.column(*v)).collect::<Result<_, _>>()?;
                 return self.alias(node, columns);

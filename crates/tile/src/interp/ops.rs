@@ -71,6 +71,11 @@ pub(super) enum Op {
         b: Col,
         acc: Col,
     },
+    Lookup {
+        d: Col,
+        codes: Col,
+        table: Box<[Col]>,
+    },
     Load {
         from: Array,
         index: Col,
@@ -258,6 +263,11 @@ impl Op {
             Op::Binary { d, a, b, .. } => [a, b, d].into_iter().for_each(|c| f(c, Column)),
             Op::Fma { d, a, b, c } | Op::Dot4 { d, a, b, acc: c } => {
                 [a, b, c, d].into_iter().for_each(|c| f(c, Column));
+            }
+            Op::Lookup { d, codes, table } => {
+                f(codes, Column);
+                table.iter_mut().for_each(|c| f(c, Column));
+                f(d, Column);
             }
             Op::Select { d, cond, yes, no } => {
                 [cond, yes, no, d].into_iter().for_each(|c| f(c, Column));

@@ -8,7 +8,7 @@
 
 use super::identities;
 use super::rewrite::{Rewrite, Visitor, rewrite};
-use crate::instr::{cast, dot4};
+use crate::instr::{cast, dot4, lookup};
 use crate::ir::{Block, Builtin, Inst, Kernel, Literal, Statement, Value};
 use crate::launch::Extent;
 use crate::types::{Scalar, Type};
@@ -128,6 +128,12 @@ fn evaluate(r: &Rewrite, inst: &Inst) -> Option<Literal> {
         Inst::Dot4 { a, b, acc } => {
             let [a, b, acc] = [known(*a)?, known(*b)?, known(*acc)?].map(Literal::bits);
             Literal::from_bits(Scalar::I32, dot4(a, b, acc))
+        }
+        Inst::Lookup { codes, table } => {
+            let words = table.iter().map(|v| known(*v).map(Literal::bits));
+            let words: Vec<u32> = words.collect::<Option<_>>()?;
+            let found = lookup(known(*codes)?.bits(), words.try_into().ok()?);
+            Literal::from_bits(Scalar::U32, found)
         }
         _ => None,
     }

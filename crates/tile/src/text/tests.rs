@@ -77,13 +77,14 @@ fn every_instruction_reads_back() {
             Inst::WgmmaWait(_) => 42,
             Inst::AsyncFence => 43,
             Inst::TileOf(..) => 44,
+            Inst::Lookup { .. } => 45,
         }
     }
     let kernel = parse(every()).unwrap();
     verify(&kernel).unwrap();
-    let mut seen = [false; 45];
+    let mut seen = [false; 46];
     kernel.visit(&mut |node| seen[number(&node.inst)] = true);
-    assert_eq!(seen, [true; 45]);
+    assert_eq!(seen, [true; 46]);
     same(&kernel);
     let printed = kernel.to_string();
     assert!(every().contains(&printed), "{printed}");

@@ -125,6 +125,18 @@ impl<'k> Operands<'k> {
         Ok(Some(Scalar::I32.into()))
     }
 
+    /// Four words of bytes, and a word of codes.
+    pub(crate) fn lookup(&self, codes: Value, table: &[Value]) -> Computed {
+        self.is("the codes", codes, Scalar::U32)?;
+        if table.len() != 4 {
+            return Err(format!("a table of 4 words expected, found {}", table.len()));
+        }
+        for word in table {
+            self.is("a word of the table", *word, Scalar::U32)?;
+        }
+        Ok(Some(Scalar::U32.into()))
+    }
+
     /// Scalars of one type, as many as a vector has lanes.
     pub(crate) fn pack(&self, values: &[Value]) -> Computed {
         let (first, scalar) = match values.first().map(|v| (*v, self.ty(*v))) {

@@ -173,6 +173,7 @@ fn numbers(
     }
     let (m, n) = (c[t], c[t + 32]);
     let some = (n & 15) | 1;
+    let bytes: [u8; 16] = std::array::from_fn(|i| (i * 17) as u8);
     let unsigned = [
         !m,
         m.count_ones(),
@@ -198,6 +199,8 @@ fn numbers(
         (m.count_ones() - n.count_ones()) >> 1,
         select(m.le(n) & p.lt(q) | !i.eq(j), 1u32, 0u32),
         select(m.lt(n) ^ p.gt(q), 1u32, 0u32),
+        m.lookup(bytes),
+        (m >> 16).lookup(bytes.map(|byte| byte / 2)),
     ];
     for (k, v) in unsigned.into_iter().enumerate() {
         w[t + 32 * k as u32] = v;

@@ -154,6 +154,16 @@ static inline int tk_dot4(unsigned a, unsigned b, int acc) {
   }
   return acc;
 }
+static inline unsigned tk_bytes(unsigned a, unsigned b, unsigned by) {
+  unsigned y = 0;
+  for (int i = 0; i < 4; i++) {
+    unsigned digit = by >> (4 * i), at = 8 * (digit & 3);
+    unsigned byte = ((digit & 4 ? b : a) >> at) & 255;
+    if (digit & 8) byte = byte & 128 ? 255 : 0;
+    y |= byte << (8 * i);
+  }
+  return y;
+}
 template <class T> inline T tk_stream(const T *p) { return *p; }
 template <class T> inline T tk_coherent(const T *p) { return *p; }
 static inline void tk_grid_trigger() {}

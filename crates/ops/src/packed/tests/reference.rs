@@ -28,7 +28,7 @@ fn blocks<B: BlockFormat>(source: &[u8], to: &mut Row<'_>) {
         B::split(block, &mut parts);
         let first = b * B::ELEMENTS;
         for (i, &code) in parts.codes[..B::ELEMENTS].iter().enumerate() {
-            to.code(first + i, u32::from(B::AFFINE.value(code)));
+            to.code(first + i, u32::from(code));
         }
         let word = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
         let byte = |x: i8| u32::from(x as u8);
@@ -36,6 +36,7 @@ fn blocks<B: BlockFormat>(source: &[u8], to: &mut Row<'_>) {
             let entry = match to.packing.entry {
                 Entry::Scale(_) => u32::from(parts.d),
                 Entry::Pair(_) => word(parts.d, parts.min),
+                Entry::Power => u32::from(block[0]),
                 Entry::Byte => byte(parts.scales[i]),
                 Entry::Bytes => byte(parts.scales[i]) | byte(parts.mins[i]) << 8,
             };
@@ -82,6 +83,9 @@ impl<'a> Row<'a> {
     }
 
     fn code(&mut self, element: usize, code: u32) {
+        if self.packing.table.is_some() {
+            return self.or(0, element, element as u32 % 8 * 4, code);
+        }
         let code = code ^ self.packing.bias();
         let (base, high) = (self.packing.base(), self.packing.high());
         self.or(0, element, field(element, base), code & ((1 << base) - 1));
