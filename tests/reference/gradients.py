@@ -66,12 +66,17 @@ CASES = [Case("llama3", full=True, steps=True), Case("llama-linear"), Case("qwen
          # Latent attention, experts in groups by the logistic function and by a softmax, queries that grow with the position.
          Case("deepseek3", targets=LATENT), Case("deepseek2", targets=LATENT), Case("ernie4_5-moe", targets=ATTENTION),
          Case("ministral3"), Case("gpt-neox"),
+         # xIELU; experts with factors; experts that read weighed rows, and attention in chunks.
+         Case("apertus"), Case("gemma4-moe", targets=ATTENTION), Case("llama4-chunks", targets=ATTENTION),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
          Case("llama3", dpo=True, lengths=(19, 13, 11, 17)),
          # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
          # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one.
          *(Case(name, only_full=True) for name in ("falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared")),
-         Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2")]
+         Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2"),
+         # Experts' own matrices: one by one in files, or all experts' in one tensor, with biases, beside experts that all tokens go through.
+         *(Case(name, only_full=True) for name in ("mixtral", "qwen2-moe", "phimoe", "gpt-oss", "deepseek3", "granitemoe",
+                                                   "qwen3.5-moe", "gemma4-moe", "llama4-chunks"))]
 
 
 def saved_name(name):
@@ -183,7 +188,10 @@ def write(case):
         loss = loss_of(base, sequences, weights)
         loss.backward()
         out["full"] = loss.detach()[None]
-        gradients = {name: p.grad.clone() for name, p in base.named_parameters()}
+        gradients = {name: (torch.zeros_like(p) if p.grad is None else p.grad.clone()) for name, p in base.named_parameters()}
+        # What checkpoints keep and no training changes.
+        kept = base.state_dict()
+        gradients |= {name: torch.zeros_like(buffer) for name, buffer in base.named_buffers() if name in kept}
         out |= {f"full.{name}": gradient.float() for name, gradient in as_stored(base, case.disguise, gradients).items()}
         base.zero_grad()
     if case.only_full:

@@ -180,7 +180,7 @@ pub fn trains(op: &Op) -> bool {
         Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => true,
         Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) => true,
         Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
-        Op::Experts(experts) => !experts.weighs_inputs,
+        Op::Experts(_) => true,
         Op::Gradient(op) => !matches!(
             op,
             Gradient::NormTangent(_)
@@ -259,7 +259,8 @@ gradients! {
     SumRows,
     /// `x -> [rows, 1]`: a sum over columns.
     SumColumns,
-    /// `x, scores, dy; gate, up, down, (their biases) -> dx, dscores`.
+    /// `x, scores, dy; gate, up, down, (their biases), (factors) -> dx, dscores, (a gradient of each
+    /// weight)`.
     ExpertsBackward,
     /// `scores, y, d -> d`: changes of what a [`GroupLimit`](crate::GroupLimit) leaves, or its
     /// cotangents.
@@ -274,7 +275,8 @@ gradients! {
     AttendTangent,
     /// `qkv, a, b, dqkv, da, db; decay, dt, (ddecay, ddt) -> dy`.
     DeltaTangent,
-    /// `x, scores, dx, dscores; gate, up, down, (their biases) -> dy`.
+    /// `x, scores, dx, dscores; gate, up, down, (their biases), (factors), (tangents of weights) ->
+    /// dy`.
     ExpertsTangent,
 }
 

@@ -117,13 +117,12 @@ impl Lowering {
             let (&[rows, columns], Some(format)) = (weight.shape.as_slice(), format) else {
                 continue;
             };
-            if stacked.contains(&id) {
-                continue;
-            }
-            if *format != Format::Dense(self.scalar) {
+            let trained = self.trained.iter().any(|(own, _)| own.0 == id);
+            let unpacked = *format != Format::Dense(self.scalar) && !stacked.contains(&id);
+            if unpacked {
                 most[0] = most[0].max(rows * columns * self.scalar.bytes());
-                most[1] = most[1].max(rows);
-            } else if self.trained.iter().any(|(own, _)| own.0 == id) {
+            }
+            if unpacked || trained {
                 most[1] = most[1].max(rows);
             }
         }
@@ -384,7 +383,7 @@ impl Recorder<'_> {
                 self.product(sizes, dy, x, Added::default(), self.value(outputs[0]))
             }
             Op::Experts(of) => self.experts_forward(of, node),
-            Op::Gradient(Gradient::ExpertsBackward(of)) => self.experts_backward(&of.0, node),
+            Op::Gradient(Gradient::ExpertsBackward(of)) => self.experts_backward(of, node),
             Op::Gradient(Gradient::Attend(of)) => self.attend(&of.0, node),
             Op::Gradient(Gradient::AttendBackward(of)) => self.attend_backward(&of.0, node),
             Op::Gradient(Gradient::PackedDelta(of)) => self.delta(&of.0, node),

@@ -352,25 +352,30 @@ fn delta_nets() {
 fn experts() {
     let routing = |odds, normalised, scale| Routing { used: 2, odds, normalised, scale };
     let clamped = Gate::Clamped { limit: 1.2, alpha: 1.7 };
-    for (routing, gate, biases) in [
-        (routing(Odds::Softmax, true, 1.0), Gate::Plain(Unary::Silu), false),
-        (routing(Odds::Softmax, false, 1.5), Gate::Plain(Unary::GeluTanh), false),
-        (routing(Odds::Softmax, true, 1.0), clamped, true),
-        (routing(Odds::Sigmoid, true, 2.5), Gate::Plain(Unary::Silu), false),
-        (routing(Odds::Sigmoid, false, 1.0), Gate::Plain(Unary::Silu), true),
-        (routing(Odds::Near { jitter: 0.4 }, false, 1.0), Gate::Plain(Unary::Silu), false),
+    let near = routing(Odds::Near { jitter: 0.4 }, false, 1.0);
+    for (routing, gate, biases, factors, weighs_inputs) in [
+        (routing(Odds::Softmax, true, 1.0), Gate::Plain(Unary::Silu), false, false, false),
+        (routing(Odds::Softmax, false, 1.5), Gate::Plain(Unary::GeluTanh), false, true, false),
+        (routing(Odds::Softmax, true, 1.0), clamped, true, false, false),
+        (routing(Odds::Sigmoid, true, 2.5), Gate::Plain(Unary::Silu), false, false, false),
+        (routing(Odds::Sigmoid, false, 1.0), Gate::Plain(Unary::Silu), true, true, false),
+        (near, Gate::Plain(Unary::Silu), false, false, false),
+        (routing(Odds::Sigmoid, false, 1.0), Gate::Plain(Unary::Silu), false, false, true),
+        (routing(Odds::Softmax, true, 1.0), Gate::Plain(Unary::Silu), true, true, true),
     ] {
         let mut built = Built::new();
         let (x, scores) = (built.rows(6), built.rows(5));
-        let shapes: [&[usize]; 6] = [&[20, 6], &[20, 6], &[30, 4], &[20], &[20], &[30]];
-        let shapes = &shapes[..if biases { 6 } else { 3 }];
-        let frozen: Vec<WeightId> = shapes.iter().map(|shape| built.weight(shape)).collect();
-        let y = built.push(
-            Experts { routing, gate, weighs_inputs: false, inner: false },
-            &[x, scores],
-            frozen.clone(),
-        )[0];
-        prove_but(&format!("{routing:?} {gate:?}"), &built.finish(y), &frozen);
+        let all: [&[usize]; 7] = [&[20, 6], &[20, 6], &[30, 4], &[20], &[20], &[30], &[5]];
+        let mut shapes = all[..if biases { 6 } else { 3 }].to_vec();
+        shapes.extend(factors.then_some(all[6]));
+        let own: Vec<WeightId> = shapes.iter().map(|shape| built.weight(shape)).collect();
+        let op = Experts { routing, gate, weighs_inputs, inner: false };
+        let y = built.push(op, &[x, scores], own.clone())[0];
+        let (name, program) = (format!("{op:?}"), built.finish(y));
+        prove(&name, &program);
+        prove_but(&format!("{name}, frozen"), &program, &own);
+        // Some alone.
+        prove_but(&format!("{name}, in part"), &program, &own[1..]);
     }
 }
 
