@@ -70,6 +70,8 @@ macro_rules! cases {
 }
 
 cases! {
+    apertus lora "apertus" "sim" F32 1e-4,
+    apertus_rounded lora "apertus" "sim" BF16 0.2,
     deepseek2 lora "deepseek2" "sim" F32 1e-4,
     deepseek2_rounded lora "deepseek2" "sim" BF16 0.2,
     deepseek3 lora "deepseek3" "sim" F32 1e-4,

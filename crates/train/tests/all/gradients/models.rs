@@ -194,6 +194,7 @@ macro_rules! cases {
 }
 
 cases! {
+    apertus "apertus",
     ernie4_5_moe "ernie4_5-moe",
     gemma2 "gemma2",
     gemma3 "gemma3",

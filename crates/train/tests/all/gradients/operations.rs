@@ -9,7 +9,7 @@ use ops::experts::{Experts, Gate, Odds, Routing};
 use ops::gradient::{Attend, CrossEntropy, Gated, PackedConv, PackedDelta, ScaleColumns};
 use ops::{
     Attention, Binary, DeltaNet, Embed, GroupLimit, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm,
-    Rope, Scale, ScaleRows, Select, Shape, ShortConv, Splice, Stretch, Unary, Zip,
+    Rope, Scale, ScaleRows, Select, Shape, ShortConv, Splice, Stretch, Unary, Xielu, Zip,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -198,6 +198,10 @@ fn functions_of_elements() {
         let y = built.push(Map(f), &[x], Vec::new())[0];
         prove(f.name(), &built.finish(y));
     }
+    let mut built = Built::new();
+    let x = built.rows(6);
+    let y = built.push(Xielu { positive: 0.8, negative: 1.1, linear: 0.5 }, &[x], Vec::new())[0];
+    prove("xielu", &built.finish(y));
     for f in [Binary::Add, Binary::Sub, Binary::Mul] {
         let mut built = Built::new();
         let (a, b) = (built.rows(6), built.rows(6));
