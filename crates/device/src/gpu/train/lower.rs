@@ -489,9 +489,10 @@ impl Recorder<'_> {
         self.of.facts.products.is_some() && types && whole && one && (y == half || y == Scalar::F32)
     }
 
-    /// Whether the matrix-unit kernels support this attention.
+    /// Whether the matrix-unit kernels support this attention, which have windows, but no chunks.
     fn on_tiles(&self, of: &Attention) -> bool {
-        self.of.scalar != Scalar::F32 && tiles::takes(of.head_dim, self.of.facts.shared)
+        let halves = self.of.scalar != Scalar::F32 && !of.chunked;
+        halves && tiles::takes(of.head_dim, self.of.facts.shared)
     }
 
     fn attend_numbers(&self, of: &Attention) -> Numbers {
@@ -545,10 +546,12 @@ impl Recorder<'_> {
             self.push(tiles::attend_tile_keys(scalar, form), numbers, &keys)?;
         } else {
             let first = Slot::Words(words.first);
+            let chunks = of.chunked.then(|| ("first", first.clone()));
             let queries = [&shared[..], &[("y", y), ("first", first), ("dq", dq)]].concat();
             self.push(attend::attend_queries(scalar, form), numbers.clone(), &queries)?;
             let ends = Slot::Words(words.ends);
-            let keys = [&shared[..], &[("ends", ends), ("dk", dk), ("dv", dv)]].concat();
+            let mut keys = [&shared[..], &[("ends", ends), ("dk", dk), ("dv", dv)]].concat();
+            keys.extend(chunks);
             self.push(attend::attend_keys(scalar, form), numbers, &keys)?;
         }
         let (Some(y), Some(sinks)) = (dsinks, node.weights.first()) else { return Ok(()) };

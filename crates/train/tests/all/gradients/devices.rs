@@ -87,6 +87,8 @@ cases! {
     lfm2_rounded lora "lfm2" "sim" BF16 0.2,
     llama3 lora "llama3" "sim" F32 1e-4,
     llama3_dora lora "llama3-dora" "sim" F32 1e-4,
+    llama4_chunks lora "llama4-chunks" "sim" F32 1e-4,
+    llama4_chunks_rounded lora "llama4-chunks" "sim" BF16 0.2,
     llama3_rounded lora "llama3" "sim" BF16 0.2,
     llama3_dora_in_metals_text lora "llama3-dora" "sim-metal" BF16 0.2,
     full_qwen3_in_metals_text full "qwen3" "sim-metal" F32 1e-4,

@@ -207,6 +207,7 @@ cases! {
     llama_linear "llama-linear",
     llama3 "llama3",
     llama3_dora "llama3-dora",
+    llama4_chunks "llama4-chunks",
     gpt_neox "gpt-neox",
     ministral "ministral",
     ministral3 "ministral3",

@@ -300,11 +300,12 @@ fn rotations() {
 
 #[test]
 fn attention() {
-    for (window, cap, sinks) in [
-        (None, None, false),
-        (Some(3), None, false),
-        (None, Some(0.8), false),
-        (Some(2), Some(2.0), true),
+    for (window, chunked, cap, sinks) in [
+        (None, false, None, false),
+        (Some(3), false, None, false),
+        (Some(3), true, None, false),
+        (None, false, Some(0.8), false),
+        (Some(2), false, Some(2.0), true),
     ] {
         let mut built = Built::new();
         let (q, k, v) = (built.rows(16), built.rows(8), built.rows(8));
@@ -315,7 +316,7 @@ fn attention() {
             head_dim: 4,
             scale: 0.5,
             window,
-            chunked: false,
+            chunked,
             cap,
             sinks,
         };
@@ -446,24 +447,20 @@ fn cross_entropies() {
 /// unit rounds to bf16 is near to what nothing rounds, of any number of threads.
 #[test]
 fn attention_of_rounded_operands() {
-    let cases = [(None, None, false), (Some(70), None, true), (Some(33), Some(8.0), false)];
-    for (window, cap, sinks) in cases {
+    let cases = [
+        (None, false, None, false),
+        (Some(70), false, None, true),
+        (Some(70), true, None, false),
+        (Some(33), false, Some(8.0), false),
+    ];
+    for (window, chunked, cap, sinks) in cases {
         let (heads, kv_heads, head_dim) = (4, 2, 64);
         let mut built = Built { positions: 150, ..Built::new() };
         let q = built.rows(heads * head_dim);
         let [k, v] = [0, 1].map(|_| built.rows(kv_heads * head_dim));
         let scale = 0.1;
-        let attention = Attention {
-            layer: 0,
-            heads,
-            kv_heads,
-            head_dim,
-            scale,
-            window,
-            chunked: false,
-            cap,
-            sinks,
-        };
+        let attention =
+            Attention { layer: 0, heads, kv_heads, head_dim, scale, window, chunked, cap, sinks };
         let weights = if sinks { vec![built.weight(&[heads])] } else { Vec::new() };
         let y = built.push(Attend(attention), &[q, k, v], weights)[0];
         let down = built.weight(&[70, heads * head_dim]);
