@@ -52,11 +52,13 @@ pub(super) struct Lowering {
 fn check(program: &Program) -> Result<()> {
     for node in &program.nodes {
         let turns = node.op.rope().is_none_or(|rope| rope.frequencies.len() <= MOST_PAIRS as usize);
-        let on_cpu_alone = matches!(
-            &node.op,
-            Op::Gradient(Gradient::ConvBackward(of)) if of.taps
-        );
-        let known = trains(&node.op) && turns && !on_cpu_alone;
+        let experts = match &node.op {
+            Op::Experts(of) => Some(of),
+            Op::Gradient(Gradient::ExpertsBackward(of)) => Some(&of.of),
+            _ => None,
+        };
+        let one_row = experts.is_none_or(|of| !of.weighs_inputs || of.routing.used == 1);
+        let known = trains(&node.op) && turns && one_row;
         if !known {
             let expected = "operations that a GPU has in training";
             let error = Error::new("train", expected, node.op.name()).of(ErrorKind::Unsupported);

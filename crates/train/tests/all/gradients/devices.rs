@@ -132,6 +132,8 @@ cases! {
     full_gpt_oss_rounded full "gpt-oss-full" "sim" BF16 0.2,
     full_gpt2 full "gpt2" "sim" F32 1e-4,
     full_gpt2_rounded full "gpt2" "sim" BF16 0.2,
+    full_lfm2 full "lfm2-full" "sim" F32 1e-4,
+    full_lfm2_rounded full "lfm2-full" "sim" BF16 0.2,
     full_llama3 full "llama3" "sim" F32 1e-4,
     full_llama4_chunks full "llama4-chunks-full" "sim" F32 1e-4,
     full_mixtral full "mixtral-full" "sim" F32 1e-4,
@@ -140,6 +142,7 @@ cases! {
     full_phimoe full "phimoe-full" "sim" F32 1e-4,
     full_llama3_rounded full "llama3" "sim" BF16 0.2,
     full_qwen3 full "qwen3" "sim" F32 1e-4,
+    full_qwen3_5 full "qwen3.5-shared-full" "sim" F32 1e-4,
 }
 
 /// Layer norms, a head with a bias, and several kinds of feed-forwards.
