@@ -32,6 +32,8 @@ STEPS = 100  # of AdamW
 RANK, ALPHA = 3, 6.0
 BETA = 0.3
 OPTIMISER = dict(lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+ROUNDED = 200  # steps in 16 bits
+SLOWLY = dict(lr=5e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Case:
     only_full: bool = False  # those and no others
     disguise: str = ""  # the checkpoint is one that Transformers computes as Llama
     steps: bool = False  # also the losses of steps of AdamW
+    rounded: bool = False  # also those of PEFT's own steps in 16 bits
     dora: bool = False
     dpo: bool = False  # TRL's loss of preferences in the place of the cross-entropies
     targets: object = "all-linear"
@@ -53,7 +56,7 @@ class Case:
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 LATENT = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
-CASES = [Case("llama3", full=True, steps=True), Case("llama-linear"), Case("qwen2"), Case("qwen3", full=True), Case("gemma2", full=True),
+CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear"), Case("qwen2"), Case("qwen3", full=True, rounded=True), Case("gemma2", full=True),
          Case("gemma3"), Case("granite"), Case("mistral"), Case("smollm3"), Case("olmo2"), Case("ministral"),
          # Transformers takes Phi-3's long factors for sequences beyond the first 16 positions alone.
          Case("phi3", lengths=(19, 18)), Case("glm4"), Case("gpt2"),
@@ -139,6 +142,33 @@ def single(model, sequences, weights, out):
     return worst
 
 
+def rounded(case, config, out, sequences, weights):
+    """The mean losses of steps as PEFT makes them by itself where the base has 16 bits: a model in bf16 beside factors in float32,
+    with gradients of the mean, clipped."""
+    path = HERE / "models" / case.model
+    base = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="eager")
+    model = get_peft_model(base.eval(), config).eval()
+    trained = {saved_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in trained.items():
+        assert parameter.dtype == torch.float32
+        parameter.data.copy_(out["initial." + name])
+    optimiser, losses = torch.optim.AdamW(trained.values(), **SLOWLY), []
+    count = sum(weight.sum() for weight in weights)
+    for _ in range(ROUNDED):
+        optimiser.zero_grad()
+        total = 0
+        for tokens, weight in zip(sequences, weights):
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+            each = torch.nn.functional.cross_entropy(logits[:-1], tokens[1:], reduction="none")
+            total = total + (each * weight[:-1].float()).sum()
+        loss = total / count.float()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
+        losses.append(loss.detach().double())
+        optimiser.step()
+    return torch.stack(losses)
+
+
 def revealed(path):
     """The Llama that an InternLM2 checkpoint is, by the inverse of `models.as_internlm2`."""
     config, stored, weights = json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors"), {}
@@ -210,6 +240,8 @@ def write(case):
     out |= {f"gradient.{name}": p.grad.float() for name, p in trained.items()}
     if not case.dpo:
         out["float32"] = torch.tensor([single(model, sequences, weights, out)], dtype=torch.float64)
+    if case.rounded:
+        out["rounded"] = rounded(case, config, out, sequences, weights)
     if case.steps:
         optimiser = torch.optim.AdamW(trained.values(), **OPTIMISER)
         losses = []

@@ -102,7 +102,7 @@ impl Case {
         Tuned::adapter(self.model.clone(), &file, Some(1)).unwrap().parameters().to_vec()
     }
 
-    fn doubles(&self, name: &str) -> Vec<f64> {
+    pub(super) fn doubles(&self, name: &str) -> Vec<f64> {
         let bytes = self.file.get(name).unwrap().bytes;
         bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
     }
