@@ -5,7 +5,8 @@
 factors that Delft began with (those behind one update, whose rate is zero), on the same tokens in the same order (Philox's, as
 `crates/train/src/pack.rs` has it), with torch's AdamW, clipping and schedule. Prints how far each update's loss and norm are
 apart, and both speeds; ends with an error where a loss is further off than `--bound`, relative to it, or the mean of the last tenth
-of them than `--final`. PyTorch computes in float32 always, so that `--device cuda --precision bf16 --bound 0.1` tells what 16 bits cost.
+of them than `--final`. PyTorch computes in float32, so that `--device cuda --precision bf16 --bound 0.1` tells what 16 bits cost, unless
+`--torch-type bfloat16` asks for PEFT's own run in 16 bits: a base in bf16 with factors in float32, as PEFT has them by itself.
 Where PyTorch is not on the machine with the GPU, `--only-delft FOLDER` makes Delft's runs there, and `--made FOLDER` reads them here.
 
     followed.py --delft PATH MODEL.gguf TEXTS.jsonl [--steps 200] [--bound 1e-4] [--final 0.01] [--json OUT]
@@ -107,6 +108,7 @@ def main():
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision")
+    parser.add_argument("--torch-type", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--bound", type=float, default=1e-4)
     parser.add_argument("--final", type=float, default=0.01)
     parser.add_argument("--only-delft", type=Path, metavar="FOLDER")
@@ -130,11 +132,12 @@ def main():
     if args.threads:
         torch.set_num_threads(args.threads)
     path = Path(args.model).resolve()
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=getattr(torch, args.torch_type))
     config = LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=WEIGHTS, task_type="CAUSAL_LM")
     model = get_peft_model(model, config)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():
+        assert parameter.dtype == torch.float32
         parameter.data.copy_(begun[name.replace(".default", "")])
     assert len(trained) == len(begun)
     optimiser = torch.optim.AdamW(trained.values(), lr=args.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=args.decay)
@@ -150,7 +153,7 @@ def main():
         for tokens in batch:
             tokens = torch.tensor(tokens)
             logits = model(input_ids=tokens[None], use_cache=False).logits[0]
-            loss = torch.nn.functional.cross_entropy(logits[:-1], tokens[1:], reduction="sum")
+            loss = torch.nn.functional.cross_entropy(logits[:-1].float(), tokens[1:], reduction="sum")
             loss.backward()
             total, count, read = total + loss.item(), count + len(tokens) - 1, read + len(tokens)
         for parameter in trained.values():

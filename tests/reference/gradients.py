@@ -32,6 +32,8 @@ STEPS = 100  # of AdamW
 RANK, ALPHA = 3, 6.0
 BETA = 0.3
 OPTIMISER = dict(lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+ROUNDED = 200  # steps in 16 bits
+SLOWLY = dict(lr=5e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Case:
     only_full: bool = False  # those and no others
     disguise: str = ""  # the checkpoint is one that Transformers computes as Llama
     steps: bool = False  # also the losses of steps of AdamW
+    rounded: bool = False  # also those of PEFT's own steps in 16 bits
     dora: bool = False
     dpo: bool = False  # TRL's loss of preferences in the place of the cross-entropies
     targets: object = "all-linear"
@@ -53,7 +56,7 @@ class Case:
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 LATENT = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
-CASES = [Case("llama3", full=True, steps=True), Case("llama-linear"), Case("qwen2"), Case("qwen3", full=True), Case("gemma2", full=True),
+CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear"), Case("qwen2"), Case("qwen3", full=True, rounded=True), Case("gemma2", full=True),
          Case("gemma3"), Case("granite"), Case("mistral"), Case("smollm3"), Case("olmo2"), Case("ministral"),
          # Transformers takes Phi-3's long factors for sequences beyond the first 16 positions alone.
          Case("phi3", lengths=(19, 18)), Case("glm4"), Case("gpt2"),
@@ -66,12 +69,17 @@ CASES = [Case("llama3", full=True, steps=True), Case("llama-linear"), Case("qwen
          # Latent attention, experts in groups by the logistic function and by a softmax, queries that grow with the position.
          Case("deepseek3", targets=LATENT), Case("deepseek2", targets=LATENT), Case("ernie4_5-moe", targets=ATTENTION),
          Case("ministral3"), Case("gpt-neox"),
+         # xIELU; experts with factors; experts that read weighed rows, and attention in chunks.
+         Case("apertus"), Case("gemma4-moe", targets=ATTENTION), Case("llama4-chunks", targets=ATTENTION),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
          Case("llama3", dpo=True, lengths=(19, 13, 11, 17)),
          # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
          # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one.
          *(Case(name, only_full=True) for name in ("falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared")),
-         Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2")]
+         Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2"),
+         # Experts' own matrices: one by one in files, or all experts' in one tensor, with biases, beside experts that all tokens go through.
+         *(Case(name, only_full=True) for name in ("mixtral", "qwen2-moe", "phimoe", "gpt-oss", "deepseek3", "granitemoe",
+                                                   "qwen3.5-moe", "gemma4-moe", "llama4-chunks"))]
 
 
 def saved_name(name):
@@ -134,6 +142,33 @@ def single(model, sequences, weights, out):
     return worst
 
 
+def rounded(case, config, out, sequences, weights):
+    """The mean losses of steps as PEFT makes them by itself where the base has 16 bits: a model in bf16 beside factors in float32,
+    with gradients of the mean, clipped."""
+    path = HERE / "models" / case.model
+    base = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="eager")
+    model = get_peft_model(base.eval(), config).eval()
+    trained = {saved_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in trained.items():
+        assert parameter.dtype == torch.float32
+        parameter.data.copy_(out["initial." + name])
+    optimiser, losses = torch.optim.AdamW(trained.values(), **SLOWLY), []
+    count = sum(weight.sum() for weight in weights)
+    for _ in range(ROUNDED):
+        optimiser.zero_grad()
+        total = 0
+        for tokens, weight in zip(sequences, weights):
+            logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
+            each = torch.nn.functional.cross_entropy(logits[:-1], tokens[1:], reduction="none")
+            total = total + (each * weight[:-1].float()).sum()
+        loss = total / count.float()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
+        losses.append(loss.detach().double())
+        optimiser.step()
+    return torch.stack(losses)
+
+
 def revealed(path):
     """The Llama that an InternLM2 checkpoint is, by the inverse of `models.as_internlm2`."""
     config, stored, weights = json.loads((path / "config.json").read_text()), load_file(path / "model.safetensors"), {}
@@ -183,7 +218,10 @@ def write(case):
         loss = loss_of(base, sequences, weights)
         loss.backward()
         out["full"] = loss.detach()[None]
-        gradients = {name: p.grad.clone() for name, p in base.named_parameters()}
+        gradients = {name: (torch.zeros_like(p) if p.grad is None else p.grad.clone()) for name, p in base.named_parameters()}
+        # What checkpoints keep and no training changes.
+        kept = base.state_dict()
+        gradients |= {name: torch.zeros_like(buffer) for name, buffer in base.named_buffers() if name in kept}
         out |= {f"full.{name}": gradient.float() for name, gradient in as_stored(base, case.disguise, gradients).items()}
         base.zero_grad()
     if case.only_full:
@@ -202,6 +240,8 @@ def write(case):
     out |= {f"gradient.{name}": p.grad.float() for name, p in trained.items()}
     if not case.dpo:
         out["float32"] = torch.tensor([single(model, sequences, weights, out)], dtype=torch.float64)
+    if case.rounded:
+        out["rounded"] = rounded(case, config, out, sequences, weights)
     if case.steps:
         optimiser = torch.optim.AdamW(trained.values(), **OPTIMISER)
         losses = []

@@ -15,8 +15,8 @@ use crate::args::{
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 A .jsonl file has an example on each line: {\"messages\": [...]} as OpenAI's interface has them, {\"prompt\": .., \"completion\": ..}, \
-{\"text\": ..}, or with --dpo {\"prompt\": .., \"chosen\": .., \"rejected\": ..}. ShareGPT's conversations, Alpaca's instruction, input and output, and pairs of \
-whole conversations are read, too. A .json file may have all of them in one list, a .csv or .tsv file is a table whose first line names such keys, and any other \
+{\"text\": ..}, or with --dpo {\"prompt\": .., \"chosen\": .., \"rejected\": ..}. ShareGPT's conversations, Alpaca's instruction, input and output, a question with its answer or \
+response, and pairs of whole conversations are read, too. A .json file may have all of them in one list, a .csv or .tsv file is a table whose first line names such keys, and any other \
 file is plain text. Of messages the assistant's answers are learned, of a prompt with its completion the \
 completion, of texts every token. An answer of \"weight\": 0 is only read. A folder stands for its train.jsonl, and its valid.jsonl for --held-out.
 

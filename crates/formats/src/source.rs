@@ -11,6 +11,10 @@
 //! [`Source::describe`] says from headers alone what a recipe gives; [`Source::read`] gives just
 //! that.
 
+mod runs;
+
+pub use runs::Run;
+
 use crate::{
     DType, Encoding, Error, Groups, Hint, Quantised, Result, Setting, TensorView, Tensors, shape,
 };
@@ -206,16 +210,6 @@ impl Source {
             Source::Concat(all) | Source::Stack(all) => all,
             Source::Affine { .. } | Source::Quantised(_) => &[],
             Source::Tensor(_) | Source::Zeros(_) | Source::Normal { .. } => &[],
-        }
-    }
-
-    /// Whether each element is one of a stored tensor, unchanged, though order and shape may differ.
-    pub fn rearranges(&self) -> bool {
-        match self {
-            Source::Plus(..) | Source::NegExp(_) | Source::Decoded(_) => false,
-            Source::Affine { .. } | Source::Quantised(_) => false,
-            Source::Zeros(_) | Source::Normal { .. } => false,
-            _ => self.parts().iter().all(Source::rearranges),
         }
     }
 

@@ -2,7 +2,7 @@
 //! router scores highest, and their results are added up. See [`crate::moe`] for the mathematics
 //! and the kernels.
 
-use formats::{Error, ErrorKind, Result};
+use formats::{Error, Result};
 
 use crate::gradient::{ExpertsBackward, ExpertsTangent, Forward, Reverse, Wrt, give, zeros};
 use crate::operation::{ActivationPrecision, Operand, Operation, ReferenceCall, Sharding};
@@ -113,6 +113,12 @@ impl Experts {
         weights.get(3 + matrix).filter(|_| weights.len() >= 6)
     }
 
+    /// What a weight is, by its place among `count`: 0 to 2 are the matrices, 3 to 5 their biases, 6
+    /// the factors.
+    pub fn role(count: usize, place: usize) -> usize {
+        if matches!(count, 4 | 7) && place + 1 == count { 6 } else { place }
+    }
+
     /// The factors of experts, of the operation's weights.
     pub fn factors<T>(weights: &[T]) -> Option<&T> {
         weights.last().filter(|_| matches!(weights.len(), 4 | 7))
@@ -136,24 +142,6 @@ impl Experts {
         expect("experts", "rows of gate modulo experts", &[rows % experts], &[0])?;
         Ok(Sizes { experts, used, width, ff: rows / experts })
     }
-}
-
-/// The error of asking for gradients of the experts' own matrices.
-fn trained() -> Error {
-    let expected = "matrices that stay as they are";
-    Error::new("experts", expected, "some that are trained").of(ErrorKind::Unsupported)
-}
-
-/// Why a mixture has no gradient whose experts read weighed rows.
-fn weighed() -> Error {
-    let expected = "experts whose results are weighed";
-    Error::new("experts", expected, "some that read weighed rows").of(ErrorKind::Unsupported)
-}
-
-/// Why a mixture has no gradient whose experts have factors.
-fn factored() -> Error {
-    let expected = "experts that are weighed by their scores alone";
-    Error::new("experts", expected, "some with factors of their own").of(ErrorKind::Unsupported)
 }
 
 impl Operation for Experts {
@@ -224,40 +212,31 @@ impl Operation for Experts {
         }
     }
 
-    /// The matrices stay as they are; scores and the input have gradients.
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
-        if self.weighs_inputs {
-            return Err(weighed());
-        }
         let weights: Vec<usize> = (0..7).filter(|i| at.weight(*i).is_some()).collect();
-        if Experts::factors(&weights).is_some() {
-            return Err(factored());
-        }
-        if weights.iter().any(|i| at.wants(Wrt::Weight(*i))) {
-            return Err(trained());
-        }
+        let trained = weights.iter().any(|i| at.wants(Wrt::Weight(*i)));
         give(at, Wrt::Input(2), |_| Ok(dy))?;
         let inputs = [at.input(0), at.input(1), dy];
-        let cotangents = at.record(ExpertsBackward(*self).into(), &inputs, &weights)?;
-        for (i, cotangent) in cotangents.into_iter().enumerate() {
-            if at.wants(Wrt::Input(i)) {
-                at.give(Wrt::Input(i), cotangent)?;
+        let op = ExpertsBackward { of: *self, weights: trained };
+        let cotangents = at.record(op.into(), &inputs, &weights)?;
+        let operands = [0, 1].map(Wrt::Input).into_iter();
+        let operands = operands.chain(weights.into_iter().map(Wrt::Weight));
+        for (operand, cotangent) in operands.zip(cotangents) {
+            if at.wants(operand) {
+                at.give(operand, cotangent)?;
             }
         }
         Ok(())
     }
 
     fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
-        if self.weighs_inputs {
-            return Err(weighed());
-        }
-        let weights: Vec<usize> = (0..7).filter(|i| at.has_weight(*i)).collect();
-        if Experts::factors(&weights).is_some() {
-            return Err(factored());
-        }
-        if weights.iter().any(|i| at.weight_tangent(*i).is_some()) {
-            return Err(trained());
+        let mut weights: Vec<usize> = (0..7).filter(|i| at.has_weight(*i)).collect();
+        let mut moved = [false; 7];
+        for i in weights.clone() {
+            let tangent = at.weight_tangent(i);
+            moved[i] = tangent.is_some();
+            weights.extend(tangent);
         }
         let inputs = [at.input(0), at.input(1)];
         let mut operands = inputs.to_vec();
@@ -267,7 +246,7 @@ impl Operation for Experts {
                 None => zeros(at, input)?,
             });
         }
-        let dy = at.record(ExpertsTangent(*self).into(), &operands, &weights)?[0];
+        let dy = at.record(ExpertsTangent { of: *self, moved }.into(), &operands, &weights)?[0];
         at.add(0, dy)?;
         match at.has_input(2).then(|| at.tangent(2)).flatten() {
             Some(residual) => at.add(0, residual),

@@ -26,6 +26,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::norms::KERNELS,
         crate::gradient::products::KERNELS,
         crate::gradient::rows::KERNELS,
+        crate::gradient::xielu::KERNELS,
         crate::group_limit::KERNELS,
         crate::join_columns::KERNELS,
         crate::joined::KERNELS,

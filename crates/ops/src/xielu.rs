@@ -10,6 +10,7 @@ use tile::case::{Bench, Case, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::gradient::{Forward, Reverse, Wrt, XieluBackward, give, one};
 use crate::operation::{Launches, Operation, ReferenceCall, Sharding, X, launch_flat};
 use crate::sweep::map;
 use crate::trial::{every_float, flat, flat_bench};
@@ -65,9 +66,23 @@ impl Operation for Xielu {
         let kernel = xielu(to.scalar(X));
         launch_flat(to, kernel, numbers(*self), &["x"])
     }
+
+    /// The numbers count as constants.
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let x = at.input(0);
+        give(at, Wrt::Input(0), |at| one(at, XieluBackward(*self), &[x, dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let Some(dx) = at.tangent(0) else { return Ok(()) };
+        let x = at.input(0);
+        let dy = one(at, XieluBackward(*self), &[x, dx], &[])?;
+        at.add(0, dy)
+    }
 }
 
-fn numbers(op: Xielu) -> Numbers {
+pub(crate) fn numbers(op: Xielu) -> Numbers {
     let Xielu { positive, negative, linear } = op;
     Numbers::new()
         .with_f32("positive", positive)

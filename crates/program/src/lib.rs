@@ -152,7 +152,7 @@ impl Program {
     pub fn mixture(&self, node: &Node) -> Option<ops::experts::Sizes> {
         let op = match &node.op {
             Op::Experts(op) => op,
-            Op::Gradient(Gradient::ExpertsBackward(of)) => &of.0,
+            Op::Gradient(Gradient::ExpertsBackward(of)) => &of.of,
             _ => return None,
         };
         let gate = &self.weights[node.weights.first()?.0];

@@ -3,53 +3,9 @@
 use crate::Parameter;
 use formats::{DType, Error, ErrorKind, Result, Source, TensorView, Tensors, safetensors};
 use half::{bf16, f16};
-use program::{Program, Weight, WeightId};
+use program::{Program, WeightId};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-
-/// Elements of a weight in a tensor of the files: `count` of them from number `start` on, each
-/// `step` behind the one before.
-#[derive(Debug, Clone, Copy)]
-struct Run<'a> {
-    tensor: &'a str,
-    start: usize,
-    step: usize,
-    count: usize,
-}
-
-/// Elements of a recipe that is neither a tensor nor rows of some: it is asked for each of them.
-const ASKED: usize = 1 << 20;
-
-/// Where a weight's elements are in the files, one behind the other; none if some are in no tensor,
-/// or not as they are.
-fn runs<'a>(weight: &'a Weight, tensors: &'a Tensors) -> Result<Option<Vec<Run<'a>>>> {
-    let (_, source) = made(&weight.source);
-    let rows = weight.shape.first().copied().unwrap_or(1);
-    let width: usize = weight.shape.iter().skip(1).product();
-    let turned = source.turns();
-    let row = |at: usize| {
-        let (name, row) = source.stored_row(at)?;
-        let tensor = tensors.get(name)?;
-        let stored: usize = tensor.shape.iter().skip(1).product();
-        let (start, step, fits) = match turned {
-            true => (row, stored, tensor.shape == [width, stored]),
-            false => (row * stored, 1, stored == width),
-        };
-        fits.then_some(Run { tensor: tensor.name, start, step, count: width })
-    };
-    let whole: Option<Vec<Run<'a>>> = (0..rows).map(row).collect();
-    if whole.is_some() || rows * width > ASKED || !source.rearranges() {
-        return Ok(whole);
-    }
-    let mut all: Vec<Run<'a>> = Vec::new();
-    for element in 0..rows * width {
-        let Some(origin) = source.origin(tensors, element)? else { return Ok(None) };
-        let Some(tensor) = tensors.get(&origin.tensor) else { return Ok(None) };
-        let start = origin.element;
-        all.push(Run { tensor: tensor.name, start, step: 1, count: 1 });
-    }
-    Ok(Some(all))
-}
 
 /// How a weight is made of the numbers of the files, which are trained.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -128,7 +84,7 @@ pub(crate) fn parameters(
                 .of(ErrorKind::Unsupported)
                 .hint("quantised models can be tuned with LoRA"));
         }
-        if runs(weight, tensors)?.is_none() {
+        if source.runs(tensors)?.is_none() {
             let expected = "a matrix or a vector of the files' own numbers";
             return Err(Error::new(&weight.name, expected, "one that is made of them")
                 .of(ErrorKind::Unsupported)
@@ -156,7 +112,8 @@ pub(crate) fn export(
     let mut changed: BTreeMap<&str, Vec<f32>> = BTreeMap::new();
     for (id, parameter) in trained.iter().zip(parameters) {
         let mut values = parameter.values.iter();
-        for run in runs(&program.weights[id.0], tensors)?.unwrap_or_default() {
+        let (_, source) = made(&program.weights[id.0].source);
+        for run in source.runs(tensors)?.unwrap_or_default() {
             let to = match changed.entry(run.tensor) {
                 Entry::Occupied(before) => before.into_mut(),
                 Entry::Vacant(none) => {

@@ -174,6 +174,25 @@ fn recipes_give_what_they_say() {
             };
             assert_eq!(made, *value, "{source:?}: element {i}");
         }
+        match source.runs(&tensors).unwrap() {
+            Some(runs) => {
+                let elements = runs.iter().flat_map(|run| {
+                    (0..run.count).map(|i| (run.tensor.to_owned(), run.start + i * run.step))
+                });
+                let elements: Vec<(String, usize)> = elements.collect();
+                assert_eq!(elements.len(), values.len(), "{source:?}");
+                for (i, (tensor, element)) in elements.into_iter().enumerate() {
+                    let origin = source.origin(&tensors, i).unwrap().unwrap();
+                    assert_eq!((origin.tensor, origin.element), (tensor, element), "{source:?}");
+                }
+            }
+            None => {
+                let others =
+                    ["Plus", "NegExp", "Decoded", "Affine", "Quantised", "Zeros", "Normal"];
+                let form = format!("{source:?}");
+                assert!(others.iter().any(|other| form.contains(other)), "{form}");
+            }
+        }
         source.release(&tensors);
     }
 }

@@ -28,9 +28,11 @@ pub struct Attend(pub Attention);
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttendBackward(pub Attention);
 
-/// Rows that the query of row `t` sees, in a sequence that begins at `first`.
+/// Rows that the query of row `t` sees, in a sequence that begins at `first`: the first of its
+/// window or of its chunk, or of the sequence, up to itself.
 pub fn seen(attention: &Attention, first: u32, t: usize) -> RangeInclusive<usize> {
-    attention.first(t).max(first as usize)..=t
+    let first = first as usize;
+    first + attention.first(t - first)..=t
 }
 
 /// A head of `x` `[rows, heads * d]` at a row.

@@ -6,6 +6,7 @@
 //! dx[t, i] = sum_j taps[j, i] dy[t + kernel - 1 - j, i],  dtaps[j, i] = sum_t dy[t, i] x[t - kernel + 1 + j, i]
 //! ```
 
+use super::products::sums_of_rows;
 use super::{Forward, Reverse, Wrt, one};
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{
@@ -138,7 +139,16 @@ impl Operation for ConvBackward {
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
-        Ok(!self.taps && launch_conv(to, &self.of, true)?)
+        if self.taps {
+            let bound = [
+                ("positions", Bound::Positions),
+                ("x", Bound::Value(X)),
+                ("dy", Bound::Value(Operand::Input(1))),
+                ("y", Bound::Value(Operand::Output(1))),
+            ];
+            to.push(conv_taps(to.scalar(X)), tap_numbers(to.rows(X), &self.of), &bound)?;
+        }
+        launch_conv(to, &self.of, true)
     }
 
     fn sharding(&self) -> Sharding {
@@ -206,6 +216,41 @@ pub fn packed_conv(
     });
 }
 
+/// The gradient of the taps, `y[j, i] = sum_t dy[t, i] x[t - taps + 1 + j, i]` over the rows that
+/// have such a row in front of them in their sequence, on the device, in an order that follows from
+/// the number of rows alone. `width` are all taps of all `channels`.
+#[kernel]
+pub fn conv_taps(
+    positions: In<u32>,
+    x: In<{ scalar }>,
+    dy: In<{ scalar }>,
+    y: Out<f32>,
+    rows: Arg<u32>,
+    width: Const<u32>,
+    channels: Const<u32>,
+    scalar: Scalar,
+) {
+    let size = dim("rows") * dim("channels");
+    require_lengths(&[("positions", dim("rows")), ("x", size.clone()), ("dy", size)]);
+    let term = |row: Val<u32>, at: Val<u32>| {
+        let column = at - row * width;
+        let (tap, i) = (column / channels, column % channels);
+        let far = width / channels - 1u32 - tap;
+        let exists = Order::ge(positions.get(row), far);
+        let from = row - select(exists, far, 0u32);
+        let product = dy.get(row * channels + i) * x.get(from * channels + i);
+        select(exists, product, 0.0)
+    };
+    sums_of_rows(&[], (y, None), [rows, width], term);
+}
+
+fn tap_numbers(rows: usize, of: &ShortConv) -> Numbers {
+    Numbers::new()
+        .with("rows", rows as u32)
+        .with("width", (of.kernel * of.width) as u32)
+        .with("channels", of.width as u32)
+}
+
 fn numbers(rows: usize, of: &ShortConv) -> Numbers {
     Numbers::new()
         .with("rows", rows as u32)
@@ -213,8 +258,54 @@ fn numbers(rows: usize, of: &ShortConv) -> Numbers {
         .with("mixed", of.kernel as u32)
 }
 
-/// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "packed_conv", cases, benches }];
+/// The kernels, their cases and benchmarks.
+pub const KERNELS: &[Spec] = &[
+    Spec { name: "packed_conv", cases, benches },
+    Spec { name: "conv_taps", cases: tap_cases, benches: tap_benches },
+];
+
+fn tap_cases() -> Vec<Case> {
+    let case = |scalar: Scalar, (width, kernel): (usize, usize), why: &str| {
+        let of = ShortConv { layer: 0, start: 0, width, kernel };
+        let first: Vec<u32> = [vec![0; 40], vec![40; 2], vec![42; 5]].concat();
+        let positions: Vec<u32> = (0u32..).zip(&first).map(|(t, first)| t - first).collect();
+        let n = first.len() * width;
+        let (x, dy) = (random(scalar, 1, n), random(scalar, 2, n));
+        let taps = vec![0.0; kernel * width];
+        let [_, want] = backward(&of, &first, [&x.to_f32(), &dy.to_f32(), &taps]);
+        Case {
+            kernel: conv_taps(scalar).record(),
+            label: format!("{} x {width} {scalar}, {kernel} taps, {why}", first.len()),
+            numbers: tap_numbers(first.len(), &of),
+            buffers: vec![Buffer::words(&positions), x, dy, Buffer::zeros(Scalar::F32, taps.len())],
+            expected: vec![(3, near(Scalar::F32, &want))],
+        }
+    };
+    every_float(|scalar| {
+        vec![
+            case(scalar, (1, 1), "one tap"),
+            case(scalar, (13, 3), "a width that no vector divides"),
+            case(scalar, (70, 6), "more taps than a sequence has rows"),
+        ]
+    })
+}
+
+fn tap_benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let of = ShortConv { layer: 0, start: 0, width: 4096, kernel: 4 };
+        let rows = rows_of(scalar, of.width);
+        let n = rows * of.width;
+        let positions = Buffer::words(&(0..rows as u32).collect::<Vec<u32>>());
+        let buffers = vec![
+            Fill::These(positions),
+            Fill::Noise(scalar, n),
+            Fill::Noise(scalar, n),
+            Fill::Zeros(Scalar::F32, of.kernel * of.width),
+        ];
+        let (label, numbers) = (format!("{rows} x {}", of.width), tap_numbers(rows, &of));
+        vec![memory(conv_taps(scalar), &label, numbers, buffers, 8 * n as u64)]
+    })
+}
 
 fn cases() -> Vec<Case> {
     let case = |scalar: Scalar, turned: bool, (width, kernel): (usize, usize), why: &str| {

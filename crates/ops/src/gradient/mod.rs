@@ -20,6 +20,7 @@ pub mod matmul;
 pub mod norms;
 pub mod products;
 pub mod rows;
+pub mod xielu;
 
 mod tangents;
 
@@ -35,6 +36,7 @@ pub use norms::{LayerNormBackward, RmsNormBackward};
 pub use products::{LinearBackward, LinearBackwardAdd, Outer, SumColumns, SumRows};
 pub use rows::{Gathered, Spread};
 pub use tangents::{AttendTangent, NormTangent};
+pub use xielu::XieluBackward;
 
 pub use crate::gated::Gated;
 
@@ -178,9 +180,9 @@ pub fn trains(op: &Op) -> bool {
     match op {
         Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => true,
         Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => true,
-        Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) => true,
+        Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) | Op::Xielu(_) => true,
         Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
-        Op::Experts(experts) => !experts.weighs_inputs,
+        Op::Experts(_) => true,
         Op::Gradient(op) => !matches!(
             op,
             Gradient::NormTangent(_)
@@ -241,6 +243,8 @@ gradients! {
     Filled,
     /// `x, dy -> dx` of a function of one element.
     MapBackward,
+    /// `x, dy -> dx` of [`Xielu`](crate::Xielu).
+    XieluBackward,
     /// `gate, up -> f(gate) up`.
     Gated,
     /// `gate, up, dy -> dgate` of [`Gated`].
@@ -259,7 +263,8 @@ gradients! {
     SumRows,
     /// `x -> [rows, 1]`: a sum over columns.
     SumColumns,
-    /// `x, scores, dy; gate, up, down, (their biases) -> dx, dscores`.
+    /// `x, scores, dy; gate, up, down, (their biases), (factors) -> dx, dscores, (a gradient of each
+    /// weight)`.
     ExpertsBackward,
     /// `scores, y, d -> d`: changes of what a [`GroupLimit`](crate::GroupLimit) leaves, or its
     /// cotangents.
@@ -274,7 +279,8 @@ gradients! {
     AttendTangent,
     /// `qkv, a, b, dqkv, da, db; decay, dt, (ddecay, ddt) -> dy`.
     DeltaTangent,
-    /// `x, scores, dx, dscores; gate, up, down, (their biases) -> dy`.
+    /// `x, scores, dx, dscores; gate, up, down, (their biases), (factors), (tangents of weights) ->
+    /// dy`.
     ExpertsTangent,
 }
 

@@ -15,6 +15,17 @@ const PIECE: usize = 1 << 14;
 /// Rows whose gradients of a norm's weight are added up in one go.
 const ROWS: usize = 32;
 
+/// Calls `f` with each element and `e^min(x, BOUND)` of it, as [`ops::xielu`] has them.
+fn powers(isa: Isa, x: &mut [f32], f: impl Fn(&mut f32, f32)) {
+    let mut powers = [0.0; 1024];
+    for x in x.chunks_mut(powers.len()) {
+        let powers = &mut powers[..x.len()];
+        powers.iter_mut().zip(&*x).for_each(|(to, x)| *to = x.min(ops::xielu::BOUND));
+        math::map_in_place(isa, Unary::Exp, powers);
+        x.iter_mut().zip(powers).for_each(|(x, power)| f(x, *power));
+    }
+}
+
 impl Run<'_> {
     /// Copies an input to the first output, unless it is there.
     pub(super) fn copy(&self, index: usize, node: &Node, input: usize) {
@@ -111,6 +122,9 @@ impl Run<'_> {
                 });
             }
             Op::Map(Map(f)) => self.pieces(index, node, 0, &|y, _| math::map_in_place(isa, *f, y)),
+            Op::Xielu(op) => self.pieces(index, node, 0, &|y, _| {
+                powers(isa, y, |y, power| *y = op.of(*y, power));
+            }),
             Op::Scale(Scale { by }) => {
                 self.pieces(index, node, 0, &|y, _| math::scale_in_place(isa, *by, y));
             }
@@ -202,6 +216,12 @@ impl Run<'_> {
             Gradient::MapBackward(op) => self.pieces(index, node, 1, &|dy, range| {
                 // SAFETY: the input is only read.
                 self.map_backward(op.0, unsafe { &self.read(inputs[0])[range] }, dy);
+            }),
+            Gradient::XieluBackward(op) => self.pieces(index, node, 1, &|dy, range| {
+                // SAFETY: the input is only read.
+                let mut x = unsafe { self.read(inputs[0])[range].to_vec() };
+                powers(self.of.isa, &mut x, |x, power| *x = op.0.slope(*x, power));
+                self.times(dy, &x);
             }),
             Gradient::Gated(op) => self.pieces(index, node, 0, &|y, range| {
                 math::map_in_place(self.of.isa, op.0, y);

@@ -1,5 +1,6 @@
 //! One replay: the operations of a Program in order, each by all threads.
 
+use super::experts;
 use super::products::Quantised;
 use super::weights::FloatWeights;
 use crate::Batch;
@@ -132,10 +133,10 @@ impl CpuExecutor {
         &self.team
     }
 
-    /// Bytes of the values of a Program, for `tokens` rows of which `outputs` are to predict
-    /// something.
+    /// Bytes of the values of a Program, and of the rows of an expert that all tokens choose, for
+    /// `tokens` rows of which `outputs` are to predict something.
     pub fn bytes(program: &Program, tokens: usize, outputs: usize) -> usize {
-        plan_memory(program, tokens, outputs).bytes
+        plan_memory(program, tokens, outputs).bytes + experts::gathered(program, tokens)
     }
 
     /// Runs a Program that [`check`] let pass.
@@ -323,7 +324,7 @@ impl<'a> Run<'a> {
             Gradient::PackedDelta(of) => self.delta(&of.0, node),
             Gradient::DeltaBackward(of) => self.delta_backward(&of.0, node),
             Gradient::CrossEntropy(of) => return self.losses(of, node),
-            Gradient::ExpertsBackward(of) => return self.experts_backward(&of.0, node),
+            Gradient::ExpertsBackward(of) => return self.experts_backward(of, node),
             _ => self.element_backward(index, op, node),
         }
         Ok(())

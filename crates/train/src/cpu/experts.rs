@@ -1,5 +1,5 @@
 //! Mixtures of experts, forward and backward: the rows of each expert are gathered, and go through
-//! its matrices together.
+//! its matrices together, whose gradients are sums of outer products of both sides' rows.
 
 use super::executor::Run;
 use super::products::Operand;
@@ -8,9 +8,9 @@ use cpu_kernels::matmul::{Epilogue, Matrix};
 use cpu_kernels::team::SharedSlice;
 use formats::Result;
 use ops::experts::{Experts, Gate};
-use ops::gradient::Shares;
+use ops::gradient::{ExpertsBackward, Shares};
 use ops::{Binary, moe};
-use program::Node;
+use program::{Node, Program};
 
 /// The rows that go through one expert, and which of a token's experts it is: their pairs, as
 /// [`moe`] numbers them.
@@ -27,13 +27,20 @@ struct Inner {
     value: Vec<f32>,
 }
 
+/// Bytes of the rows of the largest expert on their way back, if all of `tokens` tokens choose it:
+/// what it reads and gives, both ways, and four rows between its matrices.
+pub(super) fn gathered(program: &Program, tokens: usize) -> usize {
+    let sizes = program.nodes.iter().filter_map(|node| program.mixture(node));
+    let row = sizes.map(|sizes| 4 * (sizes.width + sizes.ff)).max();
+    size_of::<f32>() * tokens * row.unwrap_or(0)
+}
+
 impl Run<'_> {
     fn experts_visited(&self, op: &Experts, node: &Node) -> (moe::Routes, Vec<Visited>) {
         // SAFETY: the input is only read.
         let scores = unsafe { self.read(node.inputs[1]) };
         let experts = self.width(node.inputs[1]);
-        let factors = Experts::factors(&node.weights).map(|id| self.weights.vector(*id));
-        let routes = moe::route(scores, experts, &op.routing).factored(factors);
+        let routes = moe::route(scores, experts, &op.routing);
         let mut visited: Vec<Visited> =
             (0..experts).map(|expert| Visited { expert, pairs: Vec::new() }).collect();
         for (pair, id) in routes.ids.iter().enumerate() {
@@ -41,6 +48,12 @@ impl Run<'_> {
         }
         visited.retain(|visited| !visited.pairs.is_empty());
         (routes, visited)
+    }
+
+    /// An expert's factor.
+    fn factor(&self, node: &Node, expert: usize) -> f64 {
+        let factors = Experts::factors(&node.weights).map(|id| self.weights.vector(*id));
+        factors.map_or(1.0, |factors| f64::from(factors[expert]))
     }
 
     /// Rows of `x` that the pairs belong to.
@@ -110,31 +123,52 @@ impl Run<'_> {
             None => y.fill(0.0),
         }
         for Visited { expert, pairs } in all {
-            let inner =
-                self.inner(node, op.gate, expert, &self.gathered(x, width, &pairs, used))?;
+            let factor = self.factor(node, expert);
+            let shares: Vec<f64> =
+                pairs.iter().map(|pair| routes.weights[*pair] * factor).collect();
+            let mut own = self.gathered(x, width, &pairs, used);
+            if op.weighs_inputs {
+                weigh(&mut own, &shares);
+            }
+            let inner = self.inner(node, op.gate, expert, &own)?;
             let down = self.weights.expert(node.weights[2], expert)?;
-            let own = self.through(down, &inner.value, self.bias_of(node, 2, expert, width));
+            let mut own = self.through(down, &inner.value, self.bias_of(node, 2, expert, width));
+            if !op.weighs_inputs {
+                weigh(&mut own, &shares);
+            }
             for (pair, own) in pairs.iter().zip(own.chunks_exact(width)) {
-                let share = routes.weights[*pair] as f32;
                 let y = &mut y[pair / used * width..][..width];
-                y.iter_mut().zip(own).for_each(|(y, own)| *y += share * own);
+                y.iter_mut().zip(own).for_each(|(y, own)| *y += own);
             }
         }
         Ok(())
     }
 
-    pub(super) fn experts_backward(&self, op: &Experts, node: &Node) -> Result<()> {
-        let used = op.routing.used;
+    pub(super) fn experts_backward(&self, of: &ExpertsBackward, node: &Node) -> Result<()> {
+        let (op, used) = (&of.of, of.of.routing.used);
         let [width, experts] = [0, 1].map(|i| self.width(node.inputs[i]));
         let (routes, all) = self.experts_visited(op, node);
         // SAFETY: a node's operands.
         let [x, scores, dy] = [0, 1, 2].map(|i| unsafe { self.read(node.inputs[i]) });
         // SAFETY: a node's operands, each once.
-        let (dx, dscores) = unsafe { (self.write(node.outputs[0]), self.write(node.outputs[1])) };
+        let mut outputs = node.outputs.iter().map(|output| unsafe { self.write(*output) });
+        let (Some(dx), Some(dscores)) = (outputs.next(), outputs.next()) else { return Ok(()) };
+        // By role; experts that no row chose have zeros.
+        let mut of_weights: [&mut [f32]; 7] = Default::default();
+        for (place, output) in outputs.enumerate() {
+            output.fill(0.0);
+            of_weights[Experts::role(node.weights.len(), place)] = output;
+        }
         dx.fill(0.0);
         let mut of_shares = vec![0f64; routes.ids.len()];
         for Visited { expert, pairs } in all {
-            let [own, back] = [x, dy].map(|rows| self.gathered(rows, width, &pairs, used));
+            let [mut own, mut back] = [x, dy].map(|rows| self.gathered(rows, width, &pairs, used));
+            let factor = self.factor(node, expert);
+            let shares: Vec<f64> =
+                pairs.iter().map(|pair| routes.weights[*pair] * factor).collect();
+            if op.weighs_inputs {
+                weigh(&mut own, &shares);
+            }
             let Inner { mut gate, mut up, value } = self.inner(node, op.gate, expert, &own)?;
             let matrix = |i: usize| self.weights.expert(node.weights[i], expert);
             let below = self.back_through(matrix(2)?, &back);
@@ -149,7 +183,7 @@ impl Run<'_> {
             let halves = [&mut gate, &mut up].map(|half| SharedSlice::new(half));
             self.each(pairs.len(), 4, &|rows, _| {
                 for row in rows {
-                    let share = routes.weights[pairs[row]];
+                    let share = if op.weighs_inputs { 1.0 } else { shares[row] };
                     // SAFETY: each row is one worker's.
                     let [gate, up] = halves
                         .each_ref()
@@ -161,12 +195,29 @@ impl Run<'_> {
                     }
                 }
             });
-            let [of_gate, of_up] =
+            let [mut of_rows, of_up] =
                 [self.back_through(matrix(0)?, &gate), self.back_through(matrix(1)?, &up)];
+            of_rows.iter_mut().zip(of_up).for_each(|(gate, up)| *gate += up);
             for (row, pair) in pairs.iter().enumerate() {
-                let dx = &mut dx[pair / used * width..][..width];
-                let halves = of_gate[row * width..][..width].iter().zip(&of_up[row * width..]);
-                dx.iter_mut().zip(halves).for_each(|(dx, (gate, up))| *dx += gate + up);
+                let (token, own) = (pair / used * width, &mut of_rows[row * width..][..width]);
+                if op.weighs_inputs {
+                    of_shares[*pair] = formats::dot(own, &x[token..][..width]);
+                    weigh(own, &shares[row..=row]);
+                }
+                dx[token..][..width].iter_mut().zip(own).for_each(|(dx, own)| *dx += *own);
+            }
+            if of.weights {
+                if !op.weighs_inputs {
+                    weigh(&mut back, &shares);
+                }
+                let sides = [(&gate, &own), (&up, &own), (&back, &value)];
+                self.sum_expert(expert, pairs.len(), sides, &mut of_weights);
+            }
+            for pair in &pairs {
+                if let Some(of_factor) = of_weights[6].get_mut(expert) {
+                    *of_factor += (of_shares[*pair] * routes.weights[*pair]) as f32;
+                }
+                of_shares[*pair] *= factor;
             }
         }
         let rows = scores.chunks_exact(experts).zip(dscores.chunks_exact_mut(experts));
@@ -177,5 +228,34 @@ impl Run<'_> {
             dscores.iter_mut().zip(found).for_each(|(to, found)| *to = found as f32);
         }
         Ok(())
+    }
+
+    /// Sums of outer products over the `rows` of one expert, of both sides of each of its matrices,
+    /// and sums of the first sides, which are its biases'.
+    fn sum_expert(
+        &self,
+        expert: usize,
+        rows: usize,
+        sides: [(&Vec<f32>, &Vec<f32>); 3],
+        of_weights: &mut [&mut [f32]; 7],
+    ) {
+        for (i, (dy, x)) in sides.into_iter().enumerate() {
+            let [out, width] = [dy, x].map(|side| side.len() / rows);
+            let to = &mut of_weights[i][expert * out * width..][..out * width];
+            let (first, second) = ((dy.as_ptr(), out), (x.as_ptr(), width));
+            // SAFETY: the sides have that many rows, and the slice is this call's own.
+            unsafe { self.outer(first, second, rows, to.as_mut_ptr(), false) };
+            if let Some(to) = of_weights[3 + i].chunks_exact_mut(out).nth(expert) {
+                self.sum_rows(dy, to, false);
+            }
+        }
+    }
+}
+
+/// Multiplies each row with a number of its own.
+fn weigh(rows: &mut [f32], by: &[f64]) {
+    let width = rows.len() / by.len().max(1);
+    for (row, by) in rows.chunks_exact_mut(width.max(1)).zip(by) {
+        row.iter_mut().for_each(|x| *x = (f64::from(*x) * by) as f32);
     }
 }

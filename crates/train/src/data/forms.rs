@@ -1,5 +1,6 @@
 //! The forms that other programs give a line, as those that are read here: ShareGPT's
-//! `conversations`, Alpaca's `instruction`, and pairs of whole conversations.
+//! `conversations`, Alpaca's `instruction`, a question with its answer under several names, and pairs
+//! of whole conversations.
 
 use super::line::{kind, list, string};
 use formats::{Error, Result};
@@ -22,6 +23,13 @@ pub(super) const PAIR: [&str; 2] = ["chosen", "rejected"];
 /// Keys by which the form of a line is known.
 const KEYS: [&str; 5] = ["messages", "conversations", "prompt", "instruction", "text"];
 
+/// Names that data sets give a prompt by itself, and what follows it.
+const ASKED: [&str; 4] = ["question", "query", "problem", "input"];
+const ANSWERED: [&str; 4] = ["answer", "response", "solution", "output"];
+
+/// Other names of keys that mean the same wherever they stand.
+const ALIASES: [(&str, &str); 2] = [("conversation", "conversations"), ("system_prompt", "system")];
+
 /// A line as `messages`, or `prompt` with what follows it; lines that are so already stay as they
 /// are. `chat`: the model has a template for messages.
 pub(super) fn settled(mut object: Map<String, Value>, chat: bool) -> Result<Map<String, Value>> {
@@ -41,12 +49,22 @@ pub(super) fn settled(mut object: Map<String, Value>, chat: bool) -> Result<Map<
         let error = Error::new("label", "none beside a completion, which is learned", "a boolean");
         return Err(error.hint("keep the lines whose label is true, without it"));
     }
+    renamed(&mut object)?;
+    repeated(&mut object);
     let found: Vec<&str> = KEYS.into_iter().filter(|key| object.contains_key(*key)).collect();
     let pair = PAIR.iter().any(|key| object.contains_key(*key));
     match found[..] {
         ["conversations"] => conversations(&mut object, pair)?,
         ["instruction"] => instruction(&mut object, pair, chat)?,
-        ["messages" | "prompt" | "text"] => {}
+        ["prompt"] => {
+            // Whole conversations have their own beginning.
+            let whole = PAIR.iter().any(|key| object.get(*key).is_some_and(Value::is_array));
+            if let (Some(Value::String(prompt)), false) = (object.get("prompt").cloned(), whole) {
+                ask(&mut object, prompt, pair, chat)?;
+            }
+        }
+        ["messages"] => behind_system(&mut object)?,
+        ["text"] => {}
         [] if pair => {}
         _ => {
             let own = || object.keys().take(8).map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -65,11 +83,113 @@ pub(super) fn settled(mut object: Map<String, Value>, chat: bool) -> Result<Map<
     Ok(object)
 }
 
+/// Gives keys the names by which forms are known, if a line has one form under other names: an
+/// instruction with a context and a response (Dolly's), a prompt with a response, a question with
+/// its answer.
+///
+/// # Errors
+/// A question with a context beside it, which would not be learned.
+fn renamed(object: &mut Map<String, Value>) -> Result<()> {
+    let has = |object: &Map<String, Value>, key: &str| {
+        object.get(key).is_some_and(|value| !value.is_null())
+    };
+    let rename = |object: &mut Map<String, Value>, from: &str, to: &str| {
+        if let Some(value) = object.shift_remove(from) {
+            object.insert(to.to_owned(), value);
+        }
+    };
+    for (from, to) in ALIASES {
+        if has(object, from) && !has(object, to) {
+            rename(object, from, to);
+        }
+    }
+    let own = |object: &Map<String, Value>, names: [&'static str; 4]| -> Vec<&'static str> {
+        names.into_iter().filter(|name| has(object, name)).collect()
+    };
+    let pair = PAIR.iter().any(|key| has(object, key));
+    let answers = own(object, ANSWERED);
+    match KEYS.into_iter().filter(|key| has(object, key)).collect::<Vec<_>>()[..] {
+        ["instruction"] => {
+            if let (["response"], false) = (&answers[..], pair) {
+                rename(object, "response", "output");
+            }
+            if !has(object, "input") {
+                rename(object, "context", "input");
+            }
+        }
+        ["prompt"] if !pair && !has(object, "completion") => {
+            if let ["response"] = answers[..] {
+                rename(object, "response", "completion");
+            }
+        }
+        [] => {
+            let (asked, wanted) = (own(object, ASKED), usize::from(!pair));
+            let ([asked], true) = (&asked[..], answers.len() == wanted) else { return Ok(()) };
+            for key in [*asked].into_iter().chain(answers.iter().copied()) {
+                string(object, key)?;
+            }
+            if let Some(context) = object.get("context").filter(|context| !is_empty(context)) {
+                let expected = format!("none beside {asked}, since it would not be learned");
+                let error = Error::new("context", expected, kind(context));
+                return Err(error.hint("put it into the prompt"));
+            }
+            rename(object, asked, "prompt");
+            if let [answer] = answers[..] {
+                rename(object, answer, "completion");
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Drops what says again what stands beside it: a prompt that is the first question of messages, and
+/// messages that are the chosen answer's conversation.
+fn repeated(object: &mut Map<String, Value>) {
+    let Some(Value::Array(messages)) = object.get("messages") else { return };
+    if object.get("chosen").and_then(Value::as_array) == Some(messages) {
+        object.shift_remove("messages");
+        return;
+    }
+    let asks = |message: &&Value| message.get("role").is_some_and(|role| role == "user");
+    let first = messages.iter().find(asks).and_then(|message| message.get("content"));
+    let is_first = first.is_some() && first == object.get("prompt");
+    if is_first && !PAIR.iter().chain(&["completion"]).any(|key| object.contains_key(*key)) {
+        object.shift_remove("prompt");
+    }
+}
+
+/// Puts the system's message that stands beside messages in front of them, unless it is there.
+fn behind_system(object: &mut Map<String, Value>) -> Result<()> {
+    let before = system(object)?;
+    let (Some(Value::Array(messages)), [system]) = (object.get_mut("messages"), &before[..]) else {
+        return Ok(());
+    };
+    match messages.first() {
+        Some(first) if first.get("role") == system.get("role") => {
+            if first.get("content") != system.get("content") {
+                let expected = "none beside messages that begin with another";
+                return Err(Error::new("system", expected, "one"));
+            }
+        }
+        _ => messages.insert(0, system.clone()),
+    }
+    Ok(())
+}
+
 /// ShareGPT's turns become messages; in front of two answers they are the prompt.
 fn conversations(object: &mut Map<String, Value>, pair: bool) -> Result<()> {
     let turns = object.shift_remove("conversations").unwrap_or_default();
     let mut messages = system(object)?;
     for (i, turn) in list(&turns, "conversations")?.iter().enumerate() {
+        // A question and its answer as one turn.
+        if let (Some(Value::String(asked)), Some(Value::String(answer))) =
+            (turn.get("input"), turn.get("output"))
+        {
+            messages.push(json!({ "role": "user", "content": asked }));
+            messages.push(json!({ "role": "assistant", "content": answer }));
+            continue;
+        }
         messages.push(message(turn, &format!("conversations[{i}]"))?);
     }
     for key in PAIR.into_iter().filter(|_| pair) {
@@ -144,24 +264,28 @@ fn instruction(object: &mut Map<String, Value>, pair: bool, chat: bool) -> Resul
         let error = Error::new("history", "none beside an instruction", kind(history));
         return Err(error.hint("whole conversations are messages"));
     }
-    let before = system(object)?;
     if !pair {
         let output = object.shift_remove("output");
         let output = output.ok_or_else(|| Error::new("output", "beside instruction", "none"))?;
         object.insert("completion".to_owned(), output);
     }
     if !chat {
-        if !before.is_empty() {
-            return Err(Error::new("system", "none, for a model without a chat template", "one"));
-        }
         let form = if input.is_empty() { ALPACA[1] } else { ALPACA[0] };
         // The input first, so that nothing that an instruction says is taken for its place.
         let (front, behind) = form.split_once("{instruction}").unwrap_or((form, ""));
         let prompt = format!("{front}{instruction}{}", behind.replace("{input}", &input));
-        object.insert("prompt".to_owned(), prompt.into());
-        return Ok(());
+        return ask(object, prompt, pair, chat);
     }
     let asked = if input.is_empty() { instruction } else { format!("{instruction}\n{input}") };
+    ask(object, asked, pair, chat)
+}
+
+/// Makes a text the prompt of what follows it, behind the system's message that stands beside it.
+fn ask(object: &mut Map<String, Value>, asked: String, pair: bool, chat: bool) -> Result<()> {
+    let before = system(object)?;
+    if !chat && !before.is_empty() {
+        return Err(Error::new("system", "none, for a model without a chat template", "one"));
+    }
     if before.is_empty() {
         object.insert("prompt".to_owned(), asked.into());
         return Ok(());

@@ -30,11 +30,6 @@ pub fn pack(program: &Program) -> Result<Program> {
             Op::KvWrite(KvWrite { layer }) => {
                 cached[*layer] = Some([node.inputs[0], node.inputs[1]]);
             }
-            Op::Attention(attention) if attention.chunked => {
-                let expected = "attention that does not end with chunks";
-                let error = Error::new("attention", expected, "attention in chunks");
-                return Err(error.of(ErrorKind::Unsupported));
-            }
             Op::Attention(attention) => {
                 let Some([k, v]) = cached[attention.layer] else {
                     return Err(Error::new("attention", "keys and values", "none"));

@@ -277,6 +277,57 @@ fn forms_of_other_programs_are_read_as_ours() {
             serde_json::json!({ "instruction": "owl", "chosen": "fox", "rejected": "cow" }),
             ours.clone(),
         ),
+        (
+            serde_json::json!({ "instruction": "owl", "context": "cow", "response": "fox", "category": "x" }),
+            serde_json::json!({ "prompt": "owl\ncow", "completion": "fox" }),
+        ),
+        (
+            serde_json::json!({ "question": "owl", "answer": "fox" }),
+            serde_json::json!({ "prompt": "owl", "completion": "fox" }),
+        ),
+        (
+            serde_json::json!({ "id": 3, "system_prompt": "Be brief.", "question": "owl", "response": "fox" }),
+            talk("owl"),
+        ),
+        (
+            serde_json::json!({ "query": "owl", "type": "x", "response": "fox", "context": "" }),
+            serde_json::json!({ "prompt": "owl", "completion": "fox" }),
+        ),
+        (
+            serde_json::json!({ "input": "owl", "output": "fox", "system": "" }),
+            serde_json::json!({ "prompt": "owl", "completion": "fox" }),
+        ),
+        (
+            serde_json::json!({ "prompt": "owl", "response": "fox" }),
+            serde_json::json!({ "prompt": "owl", "completion": "fox" }),
+        ),
+        (
+            serde_json::json!({ "question": "owl", "chosen": "fox", "rejected": "cow" }),
+            ours.clone(),
+        ),
+        (
+            serde_json::json!({ "conversation": [{ "input": "owl", "output": "fox" }], "system": "Be brief." }),
+            talk("owl"),
+        ),
+        (
+            serde_json::json!({ "prompt": "owl", "completion": "fox", "system": "Be brief." }),
+            talk("owl"),
+        ),
+        (
+            serde_json::json!({ "messages": [asked, answers[0]], "system": "Be brief." }),
+            talk("owl"),
+        ),
+        (
+            serde_json::json!({ "prompt": "owl", "messages": talk("owl")["messages"], "prompt_id": "7" }),
+            talk("owl"),
+        ),
+        (
+            serde_json::json!({
+                "prompt": "owl", "messages": whole(&answers[0]),
+                "chosen": whole(&answers[0]), "rejected": whole(&answers[1]),
+            }),
+            ours.clone(),
+        ),
         (pair("owl".into(), whole(&answers[0]), whole(&answers[1])), ours.clone()),
         (
             serde_json::json!({ "chosen": whole(&answers[0]), "rejected": whole(&answers[1]) }),
@@ -397,7 +448,16 @@ fn malformed_lines_are_refused_by_file_line_and_key() {
         ("[{\"text\": \"x\"}]".into(), "an object, found a list"),
         ("[".into(), "one object on each line"),
         ("{}".into(), "or instruction with output, found none"),
-        ("{\"question\": 1, \"answer\": 2}".into(), "with output, found question, answer"),
+        ("{\"ask\": 1, \"say\": 2}".into(), "with output, found ask, say"),
+        ("{\"question\": 1, \"answer\": 2}".into(), "question: expected a text, found a number"),
+        (
+            "{\"question\": \"x\", \"response\": \"y\", \"answer\": \"z\"}".into(),
+            "with output, found question, response, answer",
+        ),
+        (
+            "{\"question\": \"x\", \"answer\": \"y\", \"context\": \"z\"}".into(),
+            "context: expected none beside question, since it would not be learned, found a text",
+        ),
         ("{\"text\": \"x\", \"prompt\": \"y\"}".into(), "found prompt and text"),
         ("{\"text\": 7}".into(), "text: expected a text, found a number"),
         (
@@ -415,6 +475,15 @@ fn malformed_lines_are_refused_by_file_line_and_key() {
             "completion: expected beside prompt, found none",
         ),
         ("{\"messages\": {}}".into(), "messages: expected a list, found an object"),
+        (
+            format!("{{\"messages\": [{user}], \"prompt\": \"Ho\"}}"),
+            "with output, found messages and prompt",
+        ),
+        (
+            "{\"messages\": [{\"role\": \"system\", \"content\": \"x\"}], \"system\": \"y\"}"
+                .into(),
+            "system: expected none beside messages that begin with another, found one",
+        ),
         ("{\"text\": \"x\\ud800\"}".into(), "(unexpected end of hex escape) at column 18"),
         ("{\"text\": NaN}".into(), "expected a JSON object, found another text (expected value)"),
         (

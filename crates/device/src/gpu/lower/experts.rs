@@ -195,6 +195,31 @@ pub(in crate::gpu) trait Mixtures {
         Ok(())
     }
 
+    /// Records the rows that experts read where weights multiply these: each row has one expert,
+    /// and its own weight. They are kept in the buffer of the outputs until they are read.
+    fn weighed(&mut self, of: &Mixture<'_>) -> Result<TypedSlot> {
+        let (width, pairs, x) = (of.sizes.width, of.pairs(), of.x.clone());
+        let weighed = self.array(Array::Outer, pairs * width);
+        let sizes = Numbers::new().with("rows", of.rows as u32).with("width", width as u32);
+        let shares = self.array(Array::Shares, pairs);
+        let bound = [("x", x.slot), ("s", shares), ("y", weighed.clone())];
+        self.push(scale_rows(x.scalar, Scalar::F32), sizes, &bound)?;
+        Ok(TypedSlot { slot: weighed, scalar: x.scalar })
+    }
+
+    /// Records the gate of `n` elements of both halves, to a third array.
+    fn gated(&mut self, of: Gate, [gate, up, y]: [&Slot; 3], n: usize) -> Result<()> {
+        let numbers = Numbers::new().with("n", n as u32);
+        let bound = [("gate", gate.clone()), ("up", up.clone()), ("y", y.clone())];
+        match of {
+            Gate::Plain(f) => self.push(gated(Scalar::F32, f), numbers, &bound),
+            Gate::Clamped { limit, alpha } => {
+                let numbers = numbers.with_f32("limit", limit).with_f32("alpha", alpha);
+                self.push(clamped_gate(), numbers, &bound)
+            }
+        }
+    }
+
     /// Records a mixture, to `y`.
     fn experts(&mut self, of: &Mixture<'_>, y: TypedSlot) -> Result<()> {
         let (op, sizes, pairs) = (of.op, of.sizes, of.pairs());
@@ -203,15 +228,8 @@ pub(in crate::gpu) trait Mixtures {
         self.factored(of)?;
         let mut x = of.x.clone();
         if op.weighs_inputs {
-            // Each row has one expert, and its own weight. Weighted rows are kept in the buffer of
-            // the outputs until they are read. The softmax over a single expert is 1, so its output
-            // is added unscaled.
-            let weighed = self.array(Array::Outer, pairs * width);
-            let sizes = Numbers::new().with("rows", of.rows as u32).with("width", width as u32);
-            let shares = self.array(Array::Shares, pairs);
-            let bound = [("x", x.slot), ("s", shares), ("y", weighed.clone())];
-            self.push(scale_rows(x.scalar, Scalar::F32), sizes, &bound)?;
-            x = TypedSlot { slot: weighed, scalar: x.scalar };
+            x = self.weighed(of)?;
+            // The softmax over a single expert is 1, so its output is added unscaled.
             let added = Routing { odds: Odds::Softmax, normalised: true, scale: 1.0, ..op.routing };
             self.route(of, added)?;
         }
@@ -221,15 +239,7 @@ pub(in crate::gpu) trait Mixtures {
         let early = self.gated_pairs(of, &x, &act)?;
         if !early {
             self.halves(of, &x)?;
-            let numbers = Numbers::new().with("n", (pairs * ff) as u32);
-            let bound = [("gate", gate), ("up", up), ("y", act.clone())];
-            match op.gate {
-                Gate::Plain(f) => self.push(gated(Scalar::F32, f), numbers, &bound)?,
-                Gate::Clamped { limit, alpha } => {
-                    let numbers = numbers.with_f32("limit", limit).with_f32("alpha", alpha);
-                    self.push(clamped_gate(), numbers, &bound)?;
-                }
-            }
+            self.gated(op.gate, [&gate, &up, &act], pairs * ff)?;
         }
         if self.summed(of, &act, &y, early)? {
             return Ok(());

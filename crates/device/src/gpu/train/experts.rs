@@ -1,23 +1,31 @@
-//! Mixtures of experts whose matrices are frozen. Forward as in steps of many rows
-//! ([`Mixtures::experts`]); backward by the same table of pairs, sorted by expert:
+//! Mixtures of experts. Forward as in steps of many rows ([`Mixtures::experts`]); backward by the
+//! same table of pairs, sorted by expert:
 //!
 //! ```text
+//! ddown = sum share dy h'  moe_outer, if weights are trained
 //! t = down' dy             moe_gemm_turned, each pair by its token's row
 //! dshare = <t, h>          gate_backward, which leaves t dh/dgate and t dh/dup
 //! dscores                  route_backward
+//! dgate, dup               moe_outer
 //! dpair = gate' .. + up' .. moe_gemm_turned, twice
 //! dx = sum_j share_j dpair moe_combine
 //! ```
 //!
-//! A pair's share multiplies its gradient at the end, since all between is linear.
+//! A pair's share multiplies its gradient at the end, since all between is linear. Where shares
+//! multiply what experts read instead, rows are weighed before the halves, and `dshare` is `<dpair,
+//! x>` (`pair_dots`).
 
 use std::ops::Range;
 
 use formats::Result;
 use ops::Experts;
-use ops::gradient::experts::kernels::{gate_backward, route_backward};
+use ops::gradient::ExpertsBackward;
+use ops::gradient::experts::kernels::{
+    OuterTypes, gate_backward, moe_outer, pair_dots, route_backward,
+};
+use ops::gradient::matmul::MatmulTiling;
 use ops::linear::gemm::GemmTypes;
-use ops::moe::{moe_gemm_turned, pick_turned};
+use ops::moe::{moe_factors, moe_gemm_turned, pick_turned};
 use ops::packed::Format;
 use program::{Node, WeightId};
 use tile::dsl::Recipe;
@@ -75,61 +83,181 @@ impl Recorder<'_> {
         self.experts(&Mixture { residual, ..self.mixture(op, node)? }, y)
     }
 
-    pub(super) fn experts_backward(&mut self, op: &Experts, node: &Node) -> Result<()> {
-        let of = self.mixture(op, node)?;
+    pub(super) fn experts_backward(&mut self, op: &ExpertsBackward, node: &Node) -> Result<()> {
+        let (gate, weighs_inputs) = (op.of.gate, op.of.weighs_inputs);
+        let of = self.mixture(&op.of, node)?;
         let (sizes, pairs) = (of.sizes, of.pairs());
         let ops::experts::Sizes { experts, used, width, ff } = sizes;
-        self.route(&of, op.routing)?;
-        self.halves(&of, &of.x)?;
-        let [gate, up, back] =
+        let gradients = self.of_weights(node);
+        self.route(&of, of.op.routing)?;
+        self.factored(&of)?;
+        let read = if weighs_inputs { self.weighed(&of)? } else { of.x.clone() };
+        self.halves(&of, &read)?;
+        let [gates, ups, back] =
             [Array::Gate, Array::Up, Array::Act].map(|array| self.array(array, pairs * ff));
+        let float = |slot: &Slot| TypedSlot { slot: slot.clone(), scalar: Scalar::F32 };
         let dy: TypedSlot = self.value(node.inputs[2]).into();
-        let (weight, bias) = (of.weights[2], of.weights.get(5).copied());
+        if op.weights {
+            // What the second matrices read lies where `back` will.
+            self.gated(gate, [&gates, &ups, &back], pairs * ff)?;
+            let value = float(&back);
+            self.outer_sums(&of, [(&dy, used), (&value, 1)], 2, &gradients)?;
+        }
         let product = |x: &TypedSlot, y: &Slot, weight, width, out, share| {
             let (x, y) = (x.clone(), y.clone());
             Product { x, y, weight, bias: None, width, out, share }
         };
-        let down = product(&dy, &back, weight, ff, width, used);
+        let down = product(&dy, &back, of.weights[2], ff, width, used);
         self.turned(&down, (sizes, pairs), false)?;
 
         // Gradients of shares take the scratch of the pairs' gradients, which are written later.
         let shares = self.array(Array::Outer, pairs);
-        let ids = self.array(Array::Ids, pairs);
         let mut numbers = Numbers::new().with("pairs", pairs as u32).with("ff", ff as u32);
         let mut bound = vec![
-            ("gate", gate.clone()),
-            ("up", up.clone()),
+            ("gate", gates.clone()),
+            ("up", ups.clone()),
             ("back", back),
             ("shares", shares.clone()),
         ];
+        let bias = Experts::bias(of.weights, 2);
         if let Some(bias) = bias {
             for (name, n) in [("width", width), ("experts", experts), ("share", used)] {
                 numbers.set(name, n as u32);
             }
-            let bias = Slot::Weight(bias.0);
-            bound.extend([("ids", ids.clone()), ("dy", dy.slot), ("bias", bias)]);
+            let (ids, bias) = (self.array(Array::Ids, pairs), Slot::Weight(bias.0));
+            bound.extend([("ids", ids), ("dy", dy.slot.clone()), ("bias", bias)]);
         }
-        self.push(gate_backward(op.gate, bias.map(|_| dy.scalar)), numbers, &bound)?;
-
+        self.push(gate_backward(gate, bias.map(|_| dy.scalar)), numbers, &bound)?;
         let dscores: TypedSlot = self.value(node.outputs[1]).into();
+        let mut read = of.x.clone();
+        if weighs_inputs {
+            read = self.weighed(&of)?;
+        } else {
+            self.scores_backward(&of, &shares, &dscores, &gradients)?;
+        }
+        if op.weights {
+            for (matrix, half) in [&gates, &ups].into_iter().enumerate() {
+                let half = float(half);
+                self.outer_sums(&of, [(&half, 1), (&read, used)], matrix, &gradients)?;
+            }
+        }
+        let outer = self.array(Array::Outer, pairs * width);
+        for (i, half) in [gates, ups].into_iter().enumerate() {
+            let half = product(&float(&half), &outer, of.weights[i], width, ff, 1);
+            self.turned(&half, (sizes, pairs), i > 0)?;
+        }
+        if weighs_inputs {
+            let shares = self.array(Array::Act, pairs);
+            let numbers = Numbers::new().with("pairs", pairs as u32).with("width", width as u32);
+            let (x, numbers) = (of.x.clone(), numbers.with("share", used as u32));
+            let bound = [("a", outer.clone()), ("b", x.slot), ("y", shares.clone())];
+            self.push(pair_dots(x.scalar), numbers, &bound)?;
+            self.scores_backward(&of, &shares, &dscores, &gradients)?;
+        }
+        let dx = self.value(node.outputs[0]).into();
+        self.combine(&of, outer, dx)
+    }
+
+    /// The gradients of weights, by role.
+    fn of_weights(&self, node: &Node) -> [Option<TypedSlot>; 7] {
+        let mut all: [Option<TypedSlot>; 7] = Default::default();
+        for (place, gradient) in node.outputs.iter().skip(2).enumerate() {
+            all[Experts::role(node.weights.len(), place)] = Some(self.value(*gradient).into());
+        }
+        all
+    }
+
+    /// Records the gradients of scores, from those of shares, in whose place products with factors
+    /// are left; and the gradients of factors.
+    fn scores_backward(
+        &mut self,
+        of: &Mixture<'_>,
+        shares: &Slot,
+        dscores: &TypedSlot,
+        gradients: &[Option<TypedSlot>; 7],
+    ) -> Result<()> {
+        let ops::experts::Sizes { experts, used, .. } = of.sizes;
+        let (pairs, factors) = (of.pairs(), Experts::factors(of.weights));
+        let ids = self.array(Array::Ids, pairs);
+        if let Some(factors) = factors {
+            self.route(of, of.op.routing)?;
+            if let Some(to) = &gradients[6] {
+                let side = |slot| TypedSlot { slot, scalar: Scalar::F32 };
+                let (slopes, bare) = (side(shares.clone()), side(self.array(Array::Shares, pairs)));
+                self.outer(of, ((&slopes, 1), Some((&bare, 1))), false, [1, 1], to)?;
+            }
+            let numbers = Numbers::new().with("pairs", pairs as u32);
+            let numbers = numbers.with("experts", experts as u32);
+            let factors = Slot::Weight(factors.0);
+            let bound = [("ids", ids.clone()), ("factors", factors), ("weights", shares.clone())];
+            self.push(moe_factors(), numbers, &bound)?;
+            self.factored(of)?;
+        }
         let numbers = Numbers::new()
             .with("tokens", of.rows as u32)
             .with("experts", experts as u32)
             .with("top_k", used as u32);
         let (logits, to) = (of.scores.clone(), dscores.scalar);
-        let bound =
-            [("logits", logits.slot), ("ids", ids), ("shares", shares), ("dlogits", dscores.slot)];
+        let bound = [
+            ("logits", logits.slot),
+            ("ids", ids),
+            ("shares", shares.clone()),
+            ("dlogits", dscores.slot.clone()),
+        ];
         let slots = experts.div_ceil(32) as u32;
-        self.push(route_backward(logits.scalar, to, slots, op.routing), numbers, &bound)?;
+        self.push(route_backward(logits.scalar, to, slots, of.op.routing), numbers, &bound)
+    }
 
-        let outer = self.array(Array::Outer, pairs * width);
-        for (i, half) in [gate, up].into_iter().enumerate() {
-            let x = TypedSlot { slot: half, scalar: Scalar::F32 };
-            let half = product(&x, &outer, of.weights[i], width, ff, 1);
-            self.turned(&half, (sizes, pairs), i > 0)?;
+    /// Records the gradients of a matrix of the experts and of its bias, from the rows of what it
+    /// gives and of what it reads, each with the pairs that share one. Gradients of what it gives
+    /// still lack the shares, unless these multiply what experts read.
+    fn outer_sums(
+        &mut self,
+        of: &Mixture<'_>,
+        [dy, x]: [(&TypedSlot, usize); 2],
+        matrix: usize,
+        gradients: &[Option<TypedSlot>; 7],
+    ) -> Result<()> {
+        let ops::experts::Sizes { width, ff, .. } = of.sizes;
+        let [out, columns] = if matrix == 2 { [width, ff] } else { [ff, width] };
+        let weighed = !of.op.weighs_inputs;
+        for (to, x, columns) in
+            [(&gradients[matrix], Some(x), columns), (&gradients[3 + matrix], None, 1)]
+        {
+            if let Some(to) = to {
+                self.outer(of, (dy, x), weighed, [out, columns], to)?;
+            }
         }
-        let dx = self.value(node.outputs[0]).into();
-        self.combine(&of, outer, dx)
+        Ok(())
+    }
+
+    /// Records sums of outer products of rows of pairs, for each expert; where there is no second
+    /// side, sums of the first.
+    fn outer(
+        &mut self,
+        of: &Mixture<'_>,
+        (a, b): ((&TypedSlot, usize), Option<(&TypedSlot, usize)>),
+        weighed: bool,
+        [out, width]: [usize; 2],
+        y: &TypedSlot,
+    ) -> Result<()> {
+        let (pairs, experts) = (of.pairs(), of.sizes.experts);
+        let shares = [a.1, b.map_or(1, |b| b.1)];
+        let [a_share, b_share] = shares;
+        let all = [("pairs", pairs), ("experts", experts), ("out", out), ("width", width)];
+        let all = all.into_iter().chain([("a_share", a_share), ("b_share", b_share)]);
+        let numbers = all.fold(Numbers::new(), |numbers, (name, n)| numbers.with(name, n as u32));
+        let mut bound = vec![
+            ("a", a.0.slot.clone()),
+            ("y", y.slot.clone()),
+            ("order", self.array(Array::Order, pairs)),
+            ("offsets", self.array(Array::Offsets, experts + 1)),
+        ];
+        bound.extend(b.map(|(b, _)| ("b", b.slot.clone())));
+        bound.extend(weighed.then(|| ("weights", self.array(Array::Shares, pairs))));
+        let types = OuterTypes { a: a.0.scalar, b: b.map(|(b, _)| b.scalar) };
+        let kernel = moe_outer(types, weighed, MatmulTiling::pick(out, width));
+        self.push(kernel, numbers, &bound)
     }
 
     /// Records a product with the other side of each expert's matrix, of `product.width` columns;

@@ -52,11 +52,13 @@ pub(super) struct Lowering {
 fn check(program: &Program) -> Result<()> {
     for node in &program.nodes {
         let turns = node.op.rope().is_none_or(|rope| rope.frequencies.len() <= MOST_PAIRS as usize);
-        let on_cpu_alone = matches!(
-            &node.op,
-            Op::Gradient(Gradient::ConvBackward(of)) if of.taps
-        );
-        let known = trains(&node.op) && turns && !on_cpu_alone;
+        let experts = match &node.op {
+            Op::Experts(of) => Some(of),
+            Op::Gradient(Gradient::ExpertsBackward(of)) => Some(&of.of),
+            _ => None,
+        };
+        let one_row = experts.is_none_or(|of| !of.weighs_inputs || of.routing.used == 1);
+        let known = trains(&node.op) && turns && one_row;
         if !known {
             let expected = "operations that a GPU has in training";
             let error = Error::new("train", expected, node.op.name()).of(ErrorKind::Unsupported);
@@ -117,13 +119,12 @@ impl Lowering {
             let (&[rows, columns], Some(format)) = (weight.shape.as_slice(), format) else {
                 continue;
             };
-            if stacked.contains(&id) {
-                continue;
-            }
-            if *format != Format::Dense(self.scalar) {
+            let trained = self.trained.iter().any(|(own, _)| own.0 == id);
+            let unpacked = *format != Format::Dense(self.scalar) && !stacked.contains(&id);
+            if unpacked {
                 most[0] = most[0].max(rows * columns * self.scalar.bytes());
-                most[1] = most[1].max(rows);
-            } else if self.trained.iter().any(|(own, _)| own.0 == id) {
+            }
+            if unpacked || trained {
                 most[1] = most[1].max(rows);
             }
         }
@@ -384,7 +385,7 @@ impl Recorder<'_> {
                 self.product(sizes, dy, x, Added::default(), self.value(outputs[0]))
             }
             Op::Experts(of) => self.experts_forward(of, node),
-            Op::Gradient(Gradient::ExpertsBackward(of)) => self.experts_backward(&of.0, node),
+            Op::Gradient(Gradient::ExpertsBackward(of)) => self.experts_backward(of, node),
             Op::Gradient(Gradient::Attend(of)) => self.attend(&of.0, node),
             Op::Gradient(Gradient::AttendBackward(of)) => self.attend_backward(&of.0, node),
             Op::Gradient(Gradient::PackedDelta(of)) => self.delta(&of.0, node),
@@ -490,9 +491,10 @@ impl Recorder<'_> {
         self.of.facts.products.is_some() && types && whole && one && (y == half || y == Scalar::F32)
     }
 
-    /// Whether the matrix-unit kernels support this attention.
+    /// Whether the matrix-unit kernels support this attention, which have windows, but no chunks.
     fn on_tiles(&self, of: &Attention) -> bool {
-        self.of.scalar != Scalar::F32 && tiles::takes(of.head_dim, self.of.facts.shared)
+        let halves = self.of.scalar != Scalar::F32 && !of.chunked;
+        halves && tiles::takes(of.head_dim, self.of.facts.shared)
     }
 
     fn attend_numbers(&self, of: &Attention) -> Numbers {
@@ -546,10 +548,12 @@ impl Recorder<'_> {
             self.push(tiles::attend_tile_keys(scalar, form), numbers, &keys)?;
         } else {
             let first = Slot::Words(words.first);
+            let chunks = of.chunked.then(|| ("first", first.clone()));
             let queries = [&shared[..], &[("y", y), ("first", first), ("dq", dq)]].concat();
             self.push(attend::attend_queries(scalar, form), numbers.clone(), &queries)?;
             let ends = Slot::Words(words.ends);
-            let keys = [&shared[..], &[("ends", ends), ("dk", dk), ("dv", dv)]].concat();
+            let mut keys = [&shared[..], &[("ends", ends), ("dk", dk), ("dv", dv)]].concat();
+            keys.extend(chunks);
             self.push(attend::attend_keys(scalar, form), numbers, &keys)?;
         }
         let (Some(y), Some(sinks)) = (dsinks, node.weights.first()) else { return Ok(()) };

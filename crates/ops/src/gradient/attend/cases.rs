@@ -41,6 +41,11 @@ fn layers() -> Vec<(&'static [usize], Attention, &'static str)> {
         (&[5, 1, 9], plain([4, 2, 16]), "short sequences, heads in pairs"),
         (&[70, 3], plain([2, 1, 40]), "more keys than lanes, a head that lanes do not divide"),
         (&[40], Attention { window: Some(7), ..plain([2, 2, 64]) }, "a window"),
+        (
+            &[5, 40],
+            Attention { window: Some(17), chunked: true, ..plain([2, 1, 16]) },
+            "chunks, of which sequences have their own",
+        ),
         (&[33, 2], Attention { cap: Some(5.0), ..plain([2, 1, 16]) }, "scores that are bounded"),
         (&[9, 35], Attention { sinks: true, ..plain([3, 1, 8]) }, "sinks, small heads"),
     ]
@@ -194,6 +199,7 @@ impl Setting {
                 let inputs = [&self.q, &self.k, &self.v, &self.lse, &self.dy, &along, &ends];
                 let mut buffers = clone(&inputs);
                 buffers.extend([self.zeros(&self.k), self.zeros(&self.v)]);
+                buffers.extend(of.chunked.then_some(first));
                 let found = self.gradients();
                 let expected = vec![(7, near(scalar, &found[1])), (8, near(scalar, &found[2]))];
                 (attend_keys(scalar, back), buffers, expected)

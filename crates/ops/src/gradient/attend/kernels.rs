@@ -120,12 +120,14 @@ impl Head {
 struct Layer {
     scale: Val<f32>,
     window: Option<Val<u32>>,
+    chunked: bool,
     cap: Option<Val<f32>>,
 }
 
 impl Layer {
     fn new(extras: &Extras, scale: Val<f32>) -> Layer {
-        Layer { scale, window: extras.window, cap: extras.cap }
+        let Extras { window, chunked, cap, .. } = *extras;
+        Layer { scale, window, chunked, cap }
     }
 
     /// A score of a product `q . k`.
@@ -150,8 +152,20 @@ impl Layer {
     #[track_caller]
     fn oldest(&self, first: Val<u32>, row: Val<u32>) -> Val<u32> {
         match self.window {
+            Some(chunk) if self.chunked => first + (row - first) / chunk * chunk,
             Some(window) => first.max(row + 1u32 - window.min(row + 1u32)),
             None => first,
+        }
+    }
+
+    /// The row behind the last that sees a key, in a sequence that begins at `first`, if it is in
+    /// chunks, and ends before `end`.
+    #[track_caller]
+    fn end(&self, first: Option<Val<u32>>, row: Val<u32>, end: Val<u32>) -> Val<u32> {
+        match (self.window, first) {
+            (Some(chunk), Some(first)) => end.min(first + ((row - first) / chunk + 1u32) * chunk),
+            (Some(window), None) => end.min(row + window),
+            (None, _) => end,
         }
     }
 }
@@ -292,7 +306,8 @@ pub fn attend_queries(
     });
 }
 
-/// `dk` and `dv` of [`attend`]; `ends` has the row behind the last of each row's sequence.
+/// `dk` and `dv` of [`attend`]; `ends` has the row behind the last of each row's sequence. With
+/// chunks the buffer `first` follows, as [`attend`] has it.
 #[kernel]
 pub fn attend_keys(
     q: In<{ scalar }>,
@@ -316,12 +331,16 @@ pub fn attend_keys(
     let extras = form.extras();
     let layer = Layer::new(&extras, scale);
     let heads = kv_heads * form.group;
+    let firsts = extras.chunked.then(|| {
+        require_lengths(&[("first", dim("tokens"))]);
+        In::<u32>::declare("first")
+    });
     let own = Own::launch(tokens, kv_heads, dim("kv_heads"));
     begin();
     let of = |rows, heads, head| Head { rows, heads, head, head_dim: form.head_dim };
     let (keys, values) = (of(k, kv_heads, own.head), of(v, kv_heads, own.head));
-    let end = ends.get(own.row);
-    let end = layer.window.map_or(end, |window| end.min(own.row + window));
+    let first = firsts.map(|firsts| firsts.get(own.row));
+    let end = layer.end(first, own.row, ends.get(own.row));
     let (by_key, by_value) = (keys.sums(), values.sums());
     range(0u32, form.group).each(|member| {
         let head = own.head * form.group + member;

@@ -1,12 +1,14 @@
 //! Kernels of a mixture's gradients, between its products (`moe_gemm` and `moe_gemm_turned`, see
 //! [`crate::moe`]): [`gate_backward`] of each pair's gate, [`route_backward`] of each token's
-//! shares. Both add up in one order, without atomics.
+//! shares, [`pair_dots`] of shares that multiply what experts read, [`moe_outer`] of the experts'
+//! own matrices. All add up in one order, without atomics.
 
 use tile::dsl::*;
 use tile::launch::{Mode, Requirement};
 
 use crate::experts::{Gate, Odds, Routing};
 use crate::gradient::elements::slope;
+use crate::gradient::matmul::MatmulTiling;
 use crate::moe::NONE;
 use crate::sweep::{begin, require_lengths, when};
 use crate::{math, real};
@@ -214,4 +216,163 @@ pub fn route_backward(
             dlogits.set(token * experts + expert, found.get(slot) - lost);
         });
     }
+}
+
+/// Terms of a step of [`moe_outer`].
+const STEP: u32 = 16;
+/// Its threads: 16 along the rows of a result, 16 along its columns.
+const THREADS: u32 = 256;
+
+/// Types of both sides of [`moe_outer`]; the second may be missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct OuterTypes {
+    /// Element type of `a`.
+    pub a: Scalar,
+    /// Element type of `b`; none where all its elements are 1.
+    pub b: Option<Scalar>,
+}
+
+/// The rows of pairs that one side of an outer product has.
+struct Rows {
+    /// None where all elements are 1.
+    from: Option<In>,
+    /// Pairs that read the same row.
+    share: Val<u32>,
+    /// Elements of a row, the first of this group's block, and how many of them it has.
+    width: Val<u32>,
+    first: Val<u32>,
+    block: u32,
+    staged: Shared<f32>,
+}
+
+impl Rows {
+    /// Brings the block's elements of a step's pairs to shared memory, `[STEP, block]`, multiplied
+    /// with what `weight` gives for each pair; zeros beyond the ends.
+    fn stage(
+        &self,
+        (order, first, end): (In<u32>, Val<u32>, Val<u32>),
+        weight: impl Fn(Val<u32>) -> Option<Val<f32>>,
+    ) {
+        for part in 0..STEP * self.block / THREADS {
+            let i = thread_id() + part * THREADS;
+            let (element, term) = (self.first + i % self.block, i / self.block);
+            let place = first + term;
+            let inside = Order::lt(element, self.width) & Order::lt(place, end);
+            let pair = order.get(select(inside, place, 0u32));
+            let at = pair / self.share * self.width + element;
+            let read = |from: In| from.get(select(inside, at, 0u32));
+            let value = self.from.map_or(1f32.val(), read);
+            let value = weight(pair).map_or(value, |weight| value * weight);
+            self.staged.set(i, select(inside, value, 0.0));
+        }
+    }
+}
+
+/// The gradients of experts' matrices, `y[e, o, i] = sum_p (weights[p]) a[p / a_share, o]
+/// b[p / b_share, i]` over the pairs `p` of expert `e`, on the device; zeros where there is none.
+/// Terms are added in the order of pairs. A threadgroup has a block of one expert's results.
+///
+/// `a` `[pairs / a_share, out]`, `y` `[experts, out, width]`, `order` `[pairs]` and `offsets`
+/// `[experts + 1]` as [`moe_group`](crate::moe::moe_group) leaves them; then `b` `[pairs / b_share,
+/// width]`, if it is not all 1, and `weights` `[pairs]`, if `weighed`.
+#[kernel]
+pub fn moe_outer(
+    a: In<{ types.a }>,
+    y: Out<f32>,
+    order: In<u32>,
+    offsets: In<u32>,
+    out: Const<u32>,
+    width: Const<u32>,
+    a_share: Const<u32>,
+    b_share: Const<u32>,
+    types: OuterTypes,
+    weighed: bool,
+    tiling: MatmulTiling,
+) {
+    let MatmulTiling { tall, wide } = tiling;
+    let (bm, bn) = (16 * tall, 16 * wide);
+    let blocks = dim("out").ceil_div(bm) * dim("width").ceil_div(bn);
+    launch(Mode::Tile, [blocks, dim("experts"), fixed(1)], THREADS);
+    require_lengths(&[
+        ("a", dim("pairs").ceil_div(dim("a_share")) * dim("out")),
+        ("y", dim("experts") * dim("out") * dim("width")),
+        ("order", dim("pairs")),
+        ("offsets", dim("experts") + 1),
+    ]);
+    // Every product of sizes is computed in 32 bits.
+    require(Requirement::AtMost(dim("experts"), 1 << 16));
+    let b = types.b.map(|scalar| {
+        require_lengths(&[("b", dim("pairs").ceil_div(dim("b_share")) * dim("width"))]);
+        <In>::stored("b", scalar)
+    });
+    let weights = weighed.then(|| {
+        require_lengths(&[("weights", dim("pairs"))]);
+        In::<f32>::declare("weights")
+    });
+    begin();
+    let expert = group_id_of(1);
+    let across = (width + (bn - 1)) / bn;
+    let (first_row, first_column) = (group_id() / across * bm, group_id() % across * bn);
+    let side = |from, share, width, first, block, name: &str| {
+        let staged = Shared::named(name, STEP * block);
+        Rows { from, share, width, first, block, staged }
+    };
+    let left = side(Some(a), a_share, out, first_row, bm, "left");
+    let right = side(b, b_share, width, first_column, bn, "right");
+    let (row, column) = (thread_id() / 16u32, thread_id() % 16u32);
+    let sums = Regs::<f32>::new(tall * wide, 0.0);
+    let end = offsets.get(expert + 1u32);
+    for first in range(offsets.get(expert), end).step(STEP) {
+        left.stage((order, first, end), |pair| weights.map(|weights| weights.get(pair)));
+        right.stage((order, first, end), |_| None);
+        barrier();
+        for term in range(0u32, STEP).unroll() {
+            let x: Vec<Val<f32>> =
+                (0..tall).map(|i| left.staged.get(term * bm + row + 16 * i)).collect();
+            let w: Vec<Val<f32>> =
+                (0..wide).map(|j| right.staged.get(term * bn + column + 16 * j)).collect();
+            for i in 0..tall {
+                for j in 0..wide {
+                    let at = i * wide + j;
+                    sums.set(at, x[i as usize].fma(w[j as usize], sums.get(at)));
+                }
+            }
+        }
+        barrier();
+    }
+    for i in 0..tall {
+        for j in 0..wide {
+            let (row, column) = (first_row + row + 16 * i, first_column + column + 16 * j);
+            when(Order::lt(row, out) & Order::lt(column, width), || {
+                y.set((expert * out + row) * width + column, sums.get(i * wide + j));
+            });
+        }
+    }
+}
+
+/// The gradients of shares that multiply what experts read, `y[p] = <a[p], b[p / share]>`, on the
+/// device: `a` `[pairs, width]`, `b` `[pairs / share, width]`, `y` `[pairs]`.
+#[kernel]
+pub fn pair_dots(
+    a: In<f32>,
+    b: In<{ scalar }>,
+    y: Out<f32>,
+    width: Const<u32>,
+    share: Const<u32>,
+    scalar: Scalar,
+) {
+    launch(Mode::Row, [dim("pairs"), fixed(1), fixed(1)], 256);
+    require_lengths(&[
+        ("a", dim("pairs") * dim("width")),
+        ("b", dim("pairs").ceil_div(dim("share")) * dim("width")),
+        ("y", dim("pairs")),
+    ]);
+    begin();
+    let (pair, sum) = (group_id(), Var::new(0.0));
+    let row = pair / share;
+    strided(width).each(|i| {
+        sum.set(a.get(pair * width + i).fma(b.get(row * width + i), sum.get()));
+    });
+    let sum = group_sum(sum.get());
+    when(Order::eq(thread_id(), 0u32), || y.set(pair, sum));
 }

@@ -102,7 +102,7 @@ impl Case {
         Tuned::adapter(self.model.clone(), &file, Some(1)).unwrap().parameters().to_vec()
     }
 
-    fn doubles(&self, name: &str) -> Vec<f64> {
+    pub(super) fn doubles(&self, name: &str) -> Vec<f64> {
         let bytes = self.file.get(name).unwrap().bytes;
         bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect()
     }
@@ -194,9 +194,11 @@ macro_rules! cases {
 }
 
 cases! {
+    apertus "apertus",
     ernie4_5_moe "ernie4_5-moe",
     gemma2 "gemma2",
     gemma3 "gemma3",
+    gemma4_moe "gemma4-moe",
     glm4 "glm4",
     gpt2 "gpt2",
     gpt_oss "gpt-oss",
@@ -205,6 +207,7 @@ cases! {
     llama_linear "llama-linear",
     llama3 "llama3",
     llama3_dora "llama3-dora",
+    llama4_chunks "llama4-chunks",
     gpt_neox "gpt-neox",
     ministral "ministral",
     ministral3 "ministral3",
@@ -360,16 +363,25 @@ macro_rules! cases_of_all_weights {
 }
 
 cases_of_all_weights! {
+    full_deepseek3 "deepseek3-full",
     full_falcon "falcon-full",
     full_falcon_new "falcon-new-full",
     full_gemma2 "gemma2",
+    full_gemma4_moe "gemma4-moe-full",
     full_gpt2 "gpt2-full",
     full_gpt_neox "gpt-neox-full",
+    full_gpt_oss "gpt-oss-full",
+    full_granitemoe "granitemoe-full",
     full_internlm2 "internlm2-full",
     full_lfm2 "lfm2-full",
     full_llama3 "llama3",
+    full_llama4_chunks "llama4-chunks-full",
+    full_mixtral "mixtral-full",
     full_phi3 "phi3-full",
+    full_phimoe "phimoe-full",
+    full_qwen2_moe "qwen2-moe-full",
     full_qwen3 "qwen3",
+    full_qwen3_5_moe "qwen3.5-moe-full",
     full_qwen3_5 "qwen3.5-shared-full",
 }
 
@@ -657,6 +669,17 @@ fn an_export_of_all_weights_is_what_was_trained() {
         "lfm2",
         "qwen3.5",
         "youtu",
+        "deepseek3",
+        "ernie4_5-moe",
+        "gemma4-moe",
+        "glm4-moe",
+        "gpt-oss",
+        "granitemoe",
+        "llama4",
+        "mixtral",
+        "phimoe",
+        "qwen3-moe",
+        "qwen3.5-moe",
     ] {
         let case = Case::without_file(name);
         let mut tuned = case.full(Some(1));

@@ -9,7 +9,7 @@ use ops::experts::{Experts, Gate, Odds, Routing};
 use ops::gradient::{Attend, CrossEntropy, Gated, PackedConv, PackedDelta, ScaleColumns};
 use ops::{
     Attention, Binary, DeltaNet, Embed, GroupLimit, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm,
-    Rope, Scale, ScaleRows, Select, Shape, ShortConv, Splice, Stretch, Unary, Zip,
+    Rope, Scale, ScaleRows, Select, Shape, ShortConv, Splice, Stretch, Unary, Xielu, Zip,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -202,6 +202,10 @@ fn functions_of_elements() {
         let y = built.push(Map(f), &[x], Vec::new())[0];
         prove(f.name(), &built.finish(y));
     }
+    let mut built = Built::new();
+    let x = built.rows(6);
+    let y = built.push(Xielu { positive: 0.8, negative: 1.1, linear: 0.5 }, &[x], Vec::new())[0];
+    prove("xielu", &built.finish(y));
     for f in [Binary::Add, Binary::Sub, Binary::Mul] {
         let mut built = Built::new();
         let (a, b) = (built.rows(6), built.rows(6));
@@ -300,11 +304,12 @@ fn rotations() {
 
 #[test]
 fn attention() {
-    for (window, cap, sinks) in [
-        (None, None, false),
-        (Some(3), None, false),
-        (None, Some(0.8), false),
-        (Some(2), Some(2.0), true),
+    for (window, chunked, cap, sinks) in [
+        (None, false, None, false),
+        (Some(3), false, None, false),
+        (Some(3), true, None, false),
+        (None, false, Some(0.8), false),
+        (Some(2), false, Some(2.0), true),
     ] {
         let mut built = Built::new();
         let (q, k, v) = (built.rows(16), built.rows(8), built.rows(8));
@@ -315,7 +320,7 @@ fn attention() {
             head_dim: 4,
             scale: 0.5,
             window,
-            chunked: false,
+            chunked,
             cap,
             sinks,
         };
@@ -356,25 +361,30 @@ fn delta_nets() {
 fn experts() {
     let routing = |odds, normalised, scale| Routing { used: 2, odds, normalised, scale };
     let clamped = Gate::Clamped { limit: 1.2, alpha: 1.7 };
-    for (routing, gate, biases) in [
-        (routing(Odds::Softmax, true, 1.0), Gate::Plain(Unary::Silu), false),
-        (routing(Odds::Softmax, false, 1.5), Gate::Plain(Unary::GeluTanh), false),
-        (routing(Odds::Softmax, true, 1.0), clamped, true),
-        (routing(Odds::Sigmoid, true, 2.5), Gate::Plain(Unary::Silu), false),
-        (routing(Odds::Sigmoid, false, 1.0), Gate::Plain(Unary::Silu), true),
-        (routing(Odds::Near { jitter: 0.4 }, false, 1.0), Gate::Plain(Unary::Silu), false),
+    let near = routing(Odds::Near { jitter: 0.4 }, false, 1.0);
+    for (routing, gate, biases, factors, weighs_inputs) in [
+        (routing(Odds::Softmax, true, 1.0), Gate::Plain(Unary::Silu), false, false, false),
+        (routing(Odds::Softmax, false, 1.5), Gate::Plain(Unary::GeluTanh), false, true, false),
+        (routing(Odds::Softmax, true, 1.0), clamped, true, false, false),
+        (routing(Odds::Sigmoid, true, 2.5), Gate::Plain(Unary::Silu), false, false, false),
+        (routing(Odds::Sigmoid, false, 1.0), Gate::Plain(Unary::Silu), true, true, false),
+        (near, Gate::Plain(Unary::Silu), false, false, false),
+        (routing(Odds::Sigmoid, false, 1.0), Gate::Plain(Unary::Silu), false, false, true),
+        (routing(Odds::Softmax, true, 1.0), Gate::Plain(Unary::Silu), true, true, true),
     ] {
         let mut built = Built::new();
         let (x, scores) = (built.rows(6), built.rows(5));
-        let shapes: [&[usize]; 6] = [&[20, 6], &[20, 6], &[30, 4], &[20], &[20], &[30]];
-        let shapes = &shapes[..if biases { 6 } else { 3 }];
-        let frozen: Vec<WeightId> = shapes.iter().map(|shape| built.weight(shape)).collect();
-        let y = built.push(
-            Experts { routing, gate, weighs_inputs: false, inner: false },
-            &[x, scores],
-            frozen.clone(),
-        )[0];
-        prove_but(&format!("{routing:?} {gate:?}"), &built.finish(y), &frozen);
+        let all: [&[usize]; 7] = [&[20, 6], &[20, 6], &[30, 4], &[20], &[20], &[30], &[5]];
+        let mut shapes = all[..if biases { 6 } else { 3 }].to_vec();
+        shapes.extend(factors.then_some(all[6]));
+        let own: Vec<WeightId> = shapes.iter().map(|shape| built.weight(shape)).collect();
+        let op = Experts { routing, gate, weighs_inputs, inner: false };
+        let y = built.push(op, &[x, scores], own.clone())[0];
+        let (name, program) = (format!("{op:?}"), built.finish(y));
+        prove(&name, &program);
+        prove_but(&format!("{name}, frozen"), &program, &own);
+        // Some alone.
+        prove_but(&format!("{name}, in part"), &program, &own[1..]);
     }
 }
 
@@ -441,24 +451,20 @@ fn cross_entropies() {
 /// unit rounds to bf16 is near to what nothing rounds, of any number of threads.
 #[test]
 fn attention_of_rounded_operands() {
-    let cases = [(None, None, false), (Some(70), None, true), (Some(33), Some(8.0), false)];
-    for (window, cap, sinks) in cases {
+    let cases = [
+        (None, false, None, false),
+        (Some(70), false, None, true),
+        (Some(70), true, None, false),
+        (Some(33), false, Some(8.0), false),
+    ];
+    for (window, chunked, cap, sinks) in cases {
         let (heads, kv_heads, head_dim) = (4, 2, 64);
         let mut built = Built { positions: 150, ..Built::new() };
         let q = built.rows(heads * head_dim);
         let [k, v] = [0, 1].map(|_| built.rows(kv_heads * head_dim));
         let scale = 0.1;
-        let attention = Attention {
-            layer: 0,
-            heads,
-            kv_heads,
-            head_dim,
-            scale,
-            window,
-            chunked: false,
-            cap,
-            sinks,
-        };
+        let attention =
+            Attention { layer: 0, heads, kv_heads, head_dim, scale, window, chunked, cap, sinks };
         let weights = if sinks { vec![built.weight(&[heads])] } else { Vec::new() };
         let y = built.push(Attend(attention), &[q, k, v], weights)[0];
         let down = built.weight(&[70, heads * head_dim]);
