@@ -272,6 +272,15 @@ def dots1(r):
     return sizes | dict(head_dim=dim) | rotation(r, dim) | routed(r) | dict(sliding_window=None, attention_bias=r.flag())
 
 
+def afmoe(r):
+    sizes, dim = shape(r)
+    many = r.of(2, 3, 5, 8)
+    return sizes | dict(head_dim=dim, num_experts=many, num_experts_per_tok=r.of(1, many, max(1, many // 2)), num_shared_experts=r.of(1, 2),
+                        moe_intermediate_size=r.of(16, 24), num_dense_layers=r.of(0, 1, 2), route_scale=r.of(1.0, 2.826), mup_enabled=True,
+                        sliding_window=r.of(2, 8, 40)) | rotation(r, dim) | r.of({}, dict(global_attn_every_n_layers=2), dict(
+                            layer_types=kinds(r, sizes, "sliding_attention", "full_attention")))
+
+
 def latent(r):
     heads, dim = r.of(1, 2, 3, 5), r.of(8, 16, 24)
     sizes = dict(hidden_size=heads * r.of(8, 16, 24), num_attention_heads=heads, num_key_value_heads=heads, intermediate_size=r.of(24, 40, 64),

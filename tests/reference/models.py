@@ -287,6 +287,11 @@ CASES = [
          shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=3,
                n_shared_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=2.5,
                sliding_window=None, **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("afmoe", "afmoe", "bfloat16", "norms in front and behind, a gate on what attention gives, windows of 8 and a rotation in all layers but the "
+         "fourth; 2 of 5 experts by corrected odds beside two that all share, in the fourth alone; a multiplied embedding",
+         shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=16, moe_intermediate_size=24, num_experts=5, num_experts_per_tok=2, num_shared_experts=2,
+               num_dense_layers=3, route_scale=1.5, sliding_window=8, mup_enabled=True, **rope(10000.0)), prompt=9, gguf=("f32",),
+         add=dict(n_group=1, num_expert_groups=1, num_limited_groups=1, topk_group=1, route_norm=True, score_func="sigmoid")),
     Case("dots1-bias", "dots1", "float32", "biases of attention, of its output too; 1 of 2 experts in every layer, not made to sum to one",
          shape(32, 4, 1, 24, head_dim=8, attention_bias=True, moe_intermediate_size=16, n_routed_experts=2, num_experts_per_tok=1,
                n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=0, norm_topk_prob=False, routed_scaling_factor=1.5,
@@ -522,7 +527,7 @@ def widened():
         torch.Tensor.float = cast
 
 
-FAMILIES = {"llama": "Llama", "apertus": "Apertus", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
+FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gemma2": "Gemma2",
             "gemma3": "Gemma3", "gemma4": "Gemma4", "mixtral": "Mixtral", "qwen2_moe": "Qwen2Moe", "qwen3_moe": "Qwen3Moe", "phimoe": "Phimoe",
             "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "gpt_oss": "GptOss", "smollm3": "SmolLM3",
             "llama4": "Llama4", "granite": "Granite", "olmo2": "Olmo2", "glm4": "Glm4", "glm4_moe": "Glm4Moe", "ministral": "Ministral", "gpt2": "GPT2",
@@ -748,12 +753,14 @@ def record(model, ids):
 
 def watch_routers(model, seen):
     """Hooks that note in `seen` how clearly each router of a model chooses."""
-    routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "llama4router", "gemma4textrouter", "v1gate"))]
+    routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "tokenchoicerouter", "llama4router", "gemma4textrouter", "v1gate"))]
     # Corrections that the block around a router has.
     for part in model.modules():
         for name in ("e_score_correction_bias", "expert_bias"):
-            if hasattr(part, "gate") and hasattr(part, name):
-                part.gate.owner = lambda part=part, name=name: getattr(part, name)
+            # AFMoE's has a name of its own in its block.
+            router = getattr(part, "router", getattr(part, "gate", None))
+            if router is not None and hasattr(part, name):
+                router.owner = lambda part=part, name=name: getattr(part, name)
     # Llama 4's gives its scores behind the odds, Gemma 4's its odds alone.
     scores = lambda part, out: out[0].log() if "Gemma4" in type(part).__name__ else out["Llama4" in type(part).__name__]
     return [part.register_forward_hook(lambda part, _, out: seen.append(clearance(part, scores(part, out)))) for part in routers]

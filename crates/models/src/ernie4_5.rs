@@ -81,6 +81,7 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
     {
         keys.note(key);
     }
+    keys.only(Key("moe_gate_act", ""), &["softmax"])?;
     let bias = files.bias("use_bias")?;
     let config = raw.check()?;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;

@@ -75,7 +75,8 @@ const PERMUTED: &[&str] = &[
 ];
 
 /// Architectures for which GGUF lists the layers that have windows, by their names in config.json.
-const LISTED: &[&str] = &["cohere2", "exaone4", "gemma3", "gemma4", "gemma4_unified", "olmo3"];
+const LISTED: &[&str] =
+    &["afmoe", "cohere2", "exaone4", "gemma3", "gemma4", "gemma4_unified", "olmo3"];
 
 /// Architectures for which GGUF says that the rotation is not stretched, by their names in
 /// config.json.

@@ -89,6 +89,26 @@ pub(crate) struct Usual {
 /// # Errors
 /// A key that is of another type or out of range.
 pub(crate) fn opened(files: &Files<'_>, raw: Raw, normed: bool, usual: Usual) -> Result<Opened> {
+    let (config, mut parts, count) = parts(files, raw, usual)?;
+    if normed {
+        let attention = parts.attention;
+        parts.attention = Box::new(move |config: &Config, layer| AttentionOptions {
+            qk_norm: QkNorm::Heads(config.norm_eps),
+            ..attention(config, layer)
+        });
+    }
+    Ok(mixtral::opened(config, parts, count))
+}
+
+/// The configuration, the parts of such a model without norms of heads, and its number of experts.
+///
+/// # Errors
+/// A key that is of another type or out of range.
+pub(crate) fn parts(
+    files: &Files<'_>,
+    raw: Raw,
+    usual: Usual,
+) -> Result<(Config, decoder::Parts, usize)> {
     let keys = &files.keys;
     let bias = files.bias("attention_bias")?;
     let dense = keys.size(Key("first_k_dense_replace", "leading_dense_block_count"))?;
@@ -102,7 +122,6 @@ pub(crate) fn opened(files: &Files<'_>, raw: Raw, normed: bool, usual: Usual) ->
     let attention = move |config: &Config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: if usual.output_bias { bias } else { Bias::Never },
-        qk_norm: if normed { QkNorm::Heads(config.norm_eps) } else { QkNorm::None },
         ..config.attention(layer)
     };
     let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
@@ -115,7 +134,7 @@ pub(crate) fn opened(files: &Files<'_>, raw: Raw, normed: bool, usual: Usual) ->
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });
     let parts = decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, attention) };
-    Ok(mixtral::opened(config, parts, options.experts))
+    Ok((config, parts, options.experts))
 }
 
 /// Further blocks, which guess tokens ahead: GGUF counts theirs among the blocks.

@@ -83,6 +83,8 @@ const NOTED: &[&str] = &[
     "pool_type",
     "text_end_id",
     "text_start_id",
+    "video_end_id",
+    "video_start_id",
 ];
 
 /// How many experts a token goes through, and the width of the one that every token does.

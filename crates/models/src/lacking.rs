@@ -3,19 +3,12 @@
 /// A missing feature, and the architectures that need it, in `config.json` and in GGUF.
 const LACKING: &[(&str, &[&str])] = &[
     (
-        "keys and values that are compressed together (multi-head latent attention)",
-        &[
-            "deepseek_v32",
-            "deepseek32",
-            "deepseek_ocr2",
-            "glm_moe_dsa",
-            "glm-dsa",
-            "kimi_k25",
-            "longcat_flash",
-            "mistral4",
-            "plm",
-        ],
+        "attention to the positions that an indexer chooses",
+        &["deepseek_v32", "deepseek32", "glm_moe_dsa", "glm-dsa"],
     ),
+    ("experts that compute nothing", &["longcat_flash"]),
+    ("blocks of different shapes", &["deci", "nemotron-nas", "openelm"]),
+    ("norms within sublayers, and ternary weights (BitNet)", &["bitnet", "bitnet-b1.58"]),
     (
         "selective state spaces (Mamba)",
         &[

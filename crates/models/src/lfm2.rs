@@ -54,7 +54,8 @@ const PARTS: [&str; 3] = ["gate", "out_gate", "x"];
 pub(crate) type Mixture = fn(&Files<'_>, &Config) -> Result<(ExpertsOptions, usize)>;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    opened(files, None)
+    // Where the first configurations state the width, and some of them do alone.
+    opened(&files.with_names(&[("intermediate_size", "block_ff_dim")]), None)
 }
 
 /// Such a model, with the mixture that is read by `mixture`.
@@ -134,22 +135,21 @@ pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Open
 /// says that the number is meant as it is.
 fn feed_forward(files: &Files<'_>, stated: Stated<usize>) -> Result<Stated<usize>> {
     let keys = &files.keys;
-    let block = keys.size(Key("block_ff_dim", ""))?;
+    keys.note("intermediate_size");
     let by = keys.number(Key("block_ffn_dim_multiplier", ""))?;
     let multiple = keys.size(Key("block_multiple_of", ""))?;
     let adjusted = keys.flag(Key("block_auto_adjust_ff_dim", ""))?;
     if keys.dialect() == Dialect::Gguf {
         return Ok(stated);
     }
-    let width = block.unwrap_or(stated);
     if adjusted == Some(false) {
-        return Ok(width);
+        return Ok(stated);
     }
     let by = by.map_or(Ok(1.0), |by| by.positive())?;
     let multiple = multiple.map_or(Ok(256), |multiple| multiple.within(1..=LIMIT))?;
-    let wide = width.within(1..=LIMIT)?;
+    let wide = stated.within(1..=LIMIT)?;
     let scaled = (by * (2 * wide / 3) as f64) as usize;
-    Ok(width.map(|_| scaled.min(LIMIT).div_ceil(multiple) * multiple))
+    Ok(stated.map(|_| scaled.min(LIMIT).div_ceil(multiple) * multiple))
 }
 
 /// Whether each layer is a convolution: by `layer_types`, or every layer outside

@@ -7,6 +7,7 @@
 //! `forward` once to record a Program. Nothing here names a device, an element type or a
 //! quantisation of weights, but for the recipe of those that are stored in several tensors.
 
+mod afmoe;
 mod apertus;
 mod arcee;
 mod cohere;
@@ -114,6 +115,7 @@ pub struct Architecture {
 
 /// Every architecture that Delft runs.
 pub const ARCHITECTURES: &[&Architecture] = &[
+    &afmoe::ARCHITECTURE,
     &apertus::ARCHITECTURE,
     &arcee::ARCHITECTURE,
     &cohere::ARCHITECTURE,

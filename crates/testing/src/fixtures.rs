@@ -14,6 +14,7 @@
 macro_rules! fixtures {
     ($name:ident: $run:path) => {
         $crate::fixtures!(@tests $name, $run,
+            afmoe "afmoe",
             apertus "apertus",
             arcee "arcee",
             cohere "cohere",
@@ -135,6 +136,7 @@ macro_rules! fixtures {
     };
     ($name:ident: $run:path, twins) => {
         $crate::fixtures!(@tests $name, $run,
+            afmoe_f32 "afmoe/model.f32.gguf",
             apertus_f32 "apertus/model.f32.gguf",
             arcee_f32 "arcee/model.f32.gguf",
             cohere_f32 "cohere/model.f32.gguf",

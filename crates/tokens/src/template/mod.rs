@@ -172,8 +172,10 @@ impl ChatTemplate {
         let mut sources = Found::new();
         for (key, _) in metadata.iter() {
             let Some(rest) = key.strip_prefix("tokenizer.chat_template") else { continue };
+            // Their list, `tokenizer.chat_templates`, says no more than their keys.
             let name = if rest.is_empty() { Some(DEFAULT) } else { rest.strip_prefix('.') };
-            if let (Some(name), Some(source)) = (name, metadata.str(key)?) {
+            let Some(name) = name else { continue };
+            if let Some(source) = metadata.str(key)? {
                 sources.insert(name.to_string(), (metadata.at(key), source.to_string()));
             }
         }

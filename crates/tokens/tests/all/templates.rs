@@ -258,12 +258,14 @@ fn templates_are_found_in_folders_and_metadata() {
     std::fs::remove_dir_all(&folder).unwrap();
 
     let text = |text: &str| formats::gguf::MetadataValue::String(text.to_string());
+    let names = formats::gguf::MetadataArray::String(vec!["tool_use".to_string()]);
     let entries = [
-        ("tokenizer.chat_template", "a"),
-        ("tokenizer.chat_template.tool_use", "b"),
-        ("tokenizer.chat_templates", "no"),
+        ("tokenizer.chat_template", text("a")),
+        ("tokenizer.chat_template.tool_use", text("b")),
+        // As the gguf package writes it.
+        ("tokenizer.chat_templates", formats::gguf::MetadataValue::Array(names)),
     ];
-    let entries = entries.map(|(key, source)| (key.to_string(), text(source)));
+    let entries = entries.map(|(key, value)| (key.to_string(), value));
     let metadata = formats::gguf::Metadata::new("test", entries.to_vec()).unwrap();
     assert_eq!(prompts(&ChatTemplate::from_gguf(&metadata).unwrap().unwrap()), ["a", "b"]);
 }
