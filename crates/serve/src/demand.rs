@@ -66,7 +66,18 @@ pub(crate) const RESPONSES_TOOLS: &[Variant] = &[
             refused("async", "calls are answered in the next request", &["false"]),
         ],
     ),
+    variant("namespace", &[used("type"), used("name"), used("tools"), no_effect("description")]),
     refused_variant("custom", CUSTOM),
+];
+
+/// Tools that a server runs itself. Agents name them in every request: beside functions they are
+/// passed over, since a model that does not hear of them calls none.
+const HOSTED: &[&str] = &[
+    "image_generation",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
 ];
 
 /// Choices among them.
@@ -141,12 +152,34 @@ impl Choice {
     }
 }
 
+/// The type of a tool that a server runs itself.
+fn hosted(tool: &Value) -> Option<&str> {
+    tool["type"].as_str().filter(|kind| HOSTED.contains(kind))
+}
+
+/// A function of a namespace.
+#[derive(Debug, Clone)]
+struct Spaced {
+    /// The name by which the model knows it.
+    joined: String,
+    namespace: String,
+    name: String,
+}
+
+/// The name by which a model knows a function of a namespace.
+pub(crate) fn joined(namespace: &str, name: &str) -> String {
+    let between = if namespace.ends_with('_') { "" } else { "__" };
+    format!("{namespace}{between}{name}")
+}
+
 /// The demands on an answer.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Asked {
     /// The tools as chat templates read them.
     listed: Vec<Value>,
     tools: Vec<Tool>,
+    /// Those of the tools that a namespace holds.
+    spaced: Vec<Spaced>,
     choice: Choice,
     /// Whether several calls may come in one answer.
     several: bool,
@@ -193,17 +226,13 @@ impl Asked {
     /// By the fields of OpenAI's responses, where tools and formats stand one level higher.
     pub(crate) fn responses(fields: &Fields) -> Result<Asked, Problem> {
         let mut asked = Asked { several: true, ..Asked::default() };
-        for (i, value) in list(fields)?.iter().enumerate() {
-            let place = format!("tools[{i}]");
-            fields.variant(&place, value, "a tool", &[RESPONSES_TOOLS], None)?;
-            let within = |e: Problem| e.within(&place);
-            let tool = fields.inner(value);
-            let name = tool.text("name").and_then(|name| tool.needed("name", name));
-            let parameters = tool.object("parameters").map_err(within)?;
-            let strict = tool.flag("strict").map_err(within)?.unwrap_or(false);
-            let description = tool.value("description").cloned();
-            let schema = parameters.cloned().unwrap_or_default();
-            asked.add(&place, name.map_err(within)?, description, schema, strict)?;
+        let tools = list(fields)?;
+        let beside = tools.iter().any(|tool| hosted(tool).is_none());
+        for (i, value) in tools.iter().enumerate() {
+            match hosted(value).filter(|_| beside) {
+                Some(kind) => fields.note(&format!("tools[].{kind}")),
+                None => asked.response_tool(fields, &format!("tools[{i}]"), value, None)?,
+            }
         }
         if let Some(several) = fields.flag("parallel_tool_calls")? {
             asked.several = several;
@@ -318,6 +347,52 @@ impl Asked {
             Some(other) => return Err(wrong("format", "\"json\" or a JSON schema", other)),
         };
         asked.check()
+    }
+
+    /// Reads a tool of OpenAI's responses: a function, or a namespace of functions.
+    fn response_tool(
+        &mut self,
+        fields: &Fields,
+        place: &str,
+        value: &Value,
+        namespace: Option<&str>,
+    ) -> Result<(), Problem> {
+        let kind = fields.variant(place, value, "a tool", &[RESPONSES_TOOLS], None)?;
+        let within = |e: Problem| e.within(place);
+        let tool = fields.inner(value);
+        let name = tool.text("name").and_then(|name| tool.needed("name", name)).map_err(within)?;
+        if kind == "namespace" {
+            if namespace.is_some() {
+                return Err(Problem::field(place, "expected a function, found a namespace"));
+            }
+            let inner = tool.list("tools").map_err(within)?.map(Vec::as_slice).unwrap_or_default();
+            if self.tools.len() + inner.len() > MOST_TOOLS {
+                let message = format!("expected at most {MOST_TOOLS} tools, found more");
+                return Err(Problem::field("tools", message));
+            }
+            for (i, value) in inner.iter().enumerate() {
+                self.response_tool(fields, &format!("{place}.tools[{i}]"), value, Some(name))?;
+            }
+            return Ok(());
+        }
+        let parameters = tool.object("parameters").map_err(within)?;
+        let strict = tool.flag("strict").map_err(within)?.unwrap_or(false);
+        let description = tool.value("description").cloned();
+        let schema = parameters.cloned().unwrap_or_default();
+        let Some(namespace) = namespace else {
+            return self.add(place, name, description, schema, strict);
+        };
+        let joined = joined(namespace, name);
+        self.add(place, &joined, description, schema, strict)?;
+        let (namespace, name) = (namespace.to_string(), name.to_string());
+        self.spaced.push(Spaced { joined, namespace, name });
+        Ok(())
+    }
+
+    /// The namespace and the name of a function that a model called, if it is of a namespace.
+    pub(crate) fn spaced(&self, called: &str) -> Option<(&str, &str)> {
+        let spaced = self.spaced.iter().find(|spaced| spaced.joined == called)?;
+        Some((&spaced.namespace, &spaced.name))
     }
 
     /// Reads tools of OpenAI's kind.

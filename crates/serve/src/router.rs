@@ -1,5 +1,6 @@
 //! Which path is answered by what.
 
+use std::io::Read;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +10,11 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use bytes::Bytes;
+use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Body;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue};
-use hyper::{Method, StatusCode, Uri};
+use hyper::{HeaderMap, Method, StatusCode, Uri};
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tower::util::MapRequest;
@@ -303,23 +305,53 @@ fn reading(
     }
 }
 
+/// How a body is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Packing {
+    None,
+    Gzip,
+    Zlib,
+}
+
+impl Packing {
+    /// As a request's head says.
+    fn of(headers: &HeaderMap) -> Result<Packing, Problem> {
+        let Some(value) = headers.get(CONTENT_ENCODING) else { return Ok(Packing::None) };
+        let found = value.to_str().unwrap_or_default();
+        match found.trim().to_ascii_lowercase().as_str() {
+            "" | "identity" => Ok(Packing::None),
+            "gzip" | "x-gzip" => Ok(Packing::Gzip),
+            "deflate" => Ok(Packing::Zlib),
+            _ => {
+                let message = format!(
+                    "the header Content-Encoding: expected gzip, deflate or none, found \"{}\"",
+                    shown(found)
+                );
+                let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+                Err(Problem::new(status, "unsupported_encoding", message))
+            }
+        }
+    }
+
+    /// What was packed, of which no more than a byte beyond the largest body is unpacked.
+    fn unpacked(self, body: &[u8]) -> std::io::Result<Vec<u8>> {
+        let (mut whole, most) = (Vec::new(), LARGEST_BODY as u64 + 1);
+        match self {
+            Packing::None => body.take(most).read_to_end(&mut whole),
+            Packing::Gzip => MultiGzDecoder::new(body).take(most).read_to_end(&mut whole),
+            Packing::Zlib => ZlibDecoder::new(body).take(most).read_to_end(&mut whole),
+        }?;
+        Ok(whole)
+    }
+}
+
 /// A request's body.
 async fn read(request: Request) -> Result<Bytes, Problem> {
     let too_large = || {
         let message = format!("the body: expected at most {LARGEST_BODY} bytes, found more");
         Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
     };
-    let encoding = request.headers().get(CONTENT_ENCODING).map(|value| value.to_str());
-    if let Some(encoding) = encoding.map(Result::unwrap_or_default)
-        && !encoding.eq_ignore_ascii_case("identity")
-    {
-        let message = format!(
-            "the header Content-Encoding: expected none, found \"{}\": send the body as it is",
-            shown(encoding)
-        );
-        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        return Err(Problem::new(status, "unsupported_encoding", message));
-    }
+    let packing = Packing::of(request.headers())?;
     let body = request.body();
     // Who asks whether to send it is told before it is sent.
     if request.headers().contains_key(EXPECT) && body.size_hint().lower() > LARGEST_BODY as u64 {
@@ -327,7 +359,14 @@ async fn read(request: Request) -> Result<Bytes, Problem> {
     }
     let body = Limited::new(request.into_body(), LARGEST_BODY).collect();
     match tokio::time::timeout(BODY_TIME, body).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Ok(body)) if packing == Packing::None => Ok(body.to_bytes()),
+        Ok(Ok(body)) => {
+            let body = body.to_bytes();
+            let unpacked = tokio::task::spawn_blocking(move || packing.unpacked(&body)).await;
+            let unpacked = unpacked.map_err(std::io::Error::other).and_then(|whole| whole);
+            let unpacked = unpacked.map_err(|e| Problem::bad(format!("the packed body: {e}")))?;
+            if unpacked.len() > LARGEST_BODY { Err(too_large()) } else { Ok(unpacked.into()) }
+        }
         Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
         Ok(Err(error)) => Err(Problem::bad(format!("the body: {error}"))),
         Err(_) => {

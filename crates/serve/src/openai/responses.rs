@@ -12,7 +12,7 @@ use super::stored::{Stored, normal};
 use super::{EXTENSIONS, usage_of_responses};
 use crate::catalogue::Held;
 use crate::chat;
-use crate::demand::{Asked, GRAMMARS};
+use crate::demand::{Asked, GRAMMARS, joined};
 use crate::fields::{
     Field, Fields, Unknown, Variant, kind, no_effect, refused, refused_variant, shown, used,
     variant, wrong,
@@ -45,6 +45,7 @@ pub(crate) const FIELDS: &[Field] = &[
     used("top_p"),
     used("truncation"),
     no_effect("access_programs"),
+    no_effect("client_metadata"),
     no_effect("max_tool_calls"),
     no_effect("metadata"),
     no_effect("prompt_cache_key"),
@@ -129,8 +130,8 @@ pub(crate) const ITEMS: &[Variant] = &[
             no_effect("id"),
             no_effect("status"),
             refused("async", "calls are answered in the next request", &["false"]),
+            used("namespace"),
             refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
-            refused("namespace", "functions have no namespaces", &[]),
         ],
     ),
     variant(
@@ -142,8 +143,8 @@ pub(crate) const ITEMS: &[Variant] = &[
             used("output"),
             no_effect("id"),
             no_effect("status"),
+            used("namespace"),
             refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
-            refused("namespace", "functions have no namespaces", &[]),
         ],
     ),
     variant(
@@ -228,6 +229,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
         let (items, told) = (Vec::new(), Vec::new());
         let mut writer = Writer {
             id: call.id,
+            asked,
             head,
             reply,
             items,
@@ -257,7 +259,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
         items.push(Item::Message(answer.content, told));
     }
     items.extend(answer.calls.into_iter().map(Item::Call));
-    let items = items.iter().enumerate().map(|(i, item)| item.to_json(&call.id, i, "completed"));
+    let items = items.iter().enumerate();
+    let items = items.map(|(i, item)| item.to_json(&asked, &call.id, i, "completed"));
     let object = ended(head, items.collect(), answer.end.as_ref(), answer.reasoning_tokens);
     keeping.into_iter().for_each(|keeping| keeping.keep(&object));
     let told = noting(&fields, axum::Json(object).into_response());
@@ -427,7 +430,8 @@ fn read_items(
                         Problem::field(&format!("{place}.arguments"), message)
                     })?,
                 };
-                let function = json!({ "name": text("name")?, "arguments": arguments });
+                let function =
+                    json!({ "name": known(text("name")?, item), "arguments": arguments });
                 let call =
                     json!({ "id": text("call_id")?, "type": "function", "function": function });
                 // Calls belong to the assistant's message before them.
@@ -453,7 +457,7 @@ fn read_items(
                 let content = chat::text(fields, &place, &item["output"], &[PARTS])?;
                 let mut message = json!({ "role": "tool", "tool_call_id": id, "content": content });
                 if let Some(name) = item["name"].as_str() {
-                    message["name"] = name.into();
+                    message["name"] = known(name, item).into();
                 }
                 messages.push(message);
             }
@@ -499,6 +503,12 @@ fn head(call: &Call, model: &Model, fields: &Fields) -> Value {
     })
 }
 
+/// The name by which the model knows the function of an item.
+fn known(name: &str, item: &Value) -> String {
+    let namespace = item["namespace"].as_str();
+    namespace.map_or_else(|| name.to_string(), |namespace| joined(namespace, name))
+}
+
 /// The whole response.
 fn ended(mut head: Value, items: Vec<Value>, done: Option<&Done>, reasoning: usize) -> Value {
     head["output"] = items.into();
@@ -535,7 +545,7 @@ impl Item {
         format!("{kind}_{response}_{index}")
     }
 
-    fn to_json(&self, response: &str, index: usize, status: &str) -> Value {
+    fn to_json(&self, asked: &Asked, response: &str, index: usize, status: &str) -> Value {
         let id = self.id(response, index);
         match self {
             Item::Reasoning(text) => json!({
@@ -550,12 +560,16 @@ impl Item {
                 let arguments = call.arguments_text();
                 let cut =
                     status == "completed" && serde_json::from_str::<Value>(&arguments).is_err();
-                json!({
+                let mut item = json!({
                     "id": id, "type": "function_call",
                     "status": if cut { "incomplete" } else { status },
                     "call_id": format!("call_{}", call.id),
                     "name": call.name, "arguments": arguments,
-                })
+                });
+                if let Some((namespace, name)) = asked.spaced(&call.name) {
+                    (item["namespace"], item["name"]) = (namespace.into(), name.into());
+                }
+                item
             }
         }
     }
@@ -569,6 +583,7 @@ fn text_part(text: &str, told: &[Value]) -> Value {
 struct Writer {
     /// The request's.
     id: String,
+    asked: Asked,
     head: Value,
     reply: Reply,
     /// Items that are whole, as the response shows them.
@@ -709,7 +724,7 @@ impl Writer {
     /// Opens an item, behind the one that was open.
     async fn open(&mut self, sender: &Sender, item: Item) -> Result<(), Gone> {
         self.close(sender).await?;
-        let mut shown = item.to_json(&self.id, self.items.len(), "in_progress");
+        let mut shown = item.to_json(&self.asked, &self.id, self.items.len(), "in_progress");
         if let Item::Call(_) = item {
             shown["arguments"] = "".into();
         } else {
@@ -752,11 +767,12 @@ impl Writer {
             Item::Call(call) => {
                 let mut event = place.clone();
                 event["arguments"] = call.arguments_text().into();
-                event["name"] = call.name.as_str().into();
+                let name = self.asked.spaced(&call.name).map_or(&*call.name, |(_, name)| name);
+                event["name"] = name.into();
                 self.send(sender, "response.function_call_arguments.done", event).await?;
             }
         }
-        let whole = item.to_json(&self.id, self.items.len(), "completed");
+        let whole = item.to_json(&self.asked, &self.id, self.items.len(), "completed");
         let event = json!({ "output_index": self.items.len(), "item": whole });
         self.send(sender, "response.output_item.done", event).await?;
         self.items.push(whole);

@@ -16,6 +16,10 @@ fn what_other_programs_ask_is_answered() {
             let fields = body.as_object_mut().unwrap();
             fields.entry("max_tokens").or_insert(8.into());
         }
+        if path == "/v1/responses" {
+            let fields = body.as_object_mut().unwrap();
+            fields.entry("max_output_tokens").or_insert(8.into());
+        }
         if ["/api/chat", "/api/generate"].contains(&path) {
             let fields = body.as_object_mut().unwrap();
             let options = fields.entry("options").or_insert(json!({}));
@@ -34,6 +38,7 @@ fn what_other_programs_ask_is_answered() {
         "ai (Vercel)",
         "aider",
         "cline",
+        "codex",
         "continue",
         "instructor",
         "langchain-anthropic",

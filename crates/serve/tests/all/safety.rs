@@ -5,8 +5,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::common::{config, get, limits, post, receive, send, serve, shared};
+use crate::common::{Response, config, get, limits, post, receive, send, serve, shared};
 use delft_serve::{AccessRules, GenerationLimits, Server, ServerConfig};
+use flate2::Compression;
+use flate2::write::{GzEncoder, ZlibEncoder};
 use serde_json::{Value, json};
 
 fn story(max_tokens: usize) -> Value {
@@ -32,12 +34,58 @@ fn first_event(stream: &mut TcpStream) {
     }
 }
 
+/// Sends a compressed body.
+fn packed(encoding: &str, body: &[u8]) -> Response {
+    let mut stream = TcpStream::connect(shared()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+         Content-Encoding: {encoding}\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
+    receive(stream)
+}
+
+/// Compressed bodies are read as what they unpack to, which may be no larger than others.
+#[test]
+fn compressed_bodies_are_unpacked() {
+    let gzip = |body: &[u8]| {
+        let mut writer = GzEncoder::new(Vec::new(), Compression::default());
+        writer.write_all(body).unwrap();
+        writer.finish().unwrap()
+    };
+    let body = story(2).to_string();
+    let whole = gzip(body.as_bytes());
+    for encoding in ["gzip", "GZIP", "x-gzip"] {
+        assert_eq!(packed(encoding, &whole).status, 200, "{encoding}");
+    }
+    let mut writer = ZlibEncoder::new(Vec::new(), Compression::default());
+    writer.write_all(body.as_bytes()).unwrap();
+    assert_eq!(packed("deflate", &writer.finish().unwrap()).status, 200);
+    // Cut, not packed at all, damaged; and a small one that unpacks to 64 MiB.
+    let mut damaged = whole.clone();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 0xff;
+    for wrong in [&whole[..whole.len() / 2], body.as_bytes(), &damaged, b""] {
+        let answer = packed("gzip", wrong);
+        assert_eq!(answer.status, 400, "{answer:?}");
+    }
+    let mut writer = GzEncoder::new(Vec::new(), Compression::best());
+    for _ in 0..64 {
+        writer.write_all(&[b' '; 1 << 20]).unwrap();
+    }
+    let answer = packed("gzip", &writer.finish().unwrap());
+    assert_eq!(answer.status, 413, "{answer:?}");
+    assert_eq!(post(shared(), "/v1/chat/completions", &story(2)).status, 200);
+}
+
 /// What the heads of requests say of their bodies.
 #[test]
 fn bodies_come_as_their_heads_say() {
     let body = story(2).to_string();
     let path = "/v1/chat/completions";
-    let packed = receive(send(shared(), "POST", path, &[("Content-Encoding", "gzip")], &body));
+    let packed = receive(send(shared(), "POST", path, &[("Content-Encoding", "zstd")], &body));
     let message = packed.json()["error"]["message"].as_str().unwrap().to_string();
     assert!(packed.status == 415 && message.contains("Content-Encoding"), "{packed:?}");
     let plain = [("Content-Encoding", "identity")];

@@ -465,7 +465,38 @@ fn responses_are_lists_of_items() {
     ]);
     assert_eq!(ask(json!({ "input": turn })).json()["usage"]["output_tokens"], 12);
 
+    // A namespace of functions, as agents send those of their servers, beside what a server would
+    // run itself.
+    let space =
+        json!({ "type": "namespace", "name": "art", "description": "Art", "tools": [tool] });
+    let spaced = |stream: bool| {
+        ask(json!({ "tools": [space, { "type": "web_search" }], "tool_choice": "required",
+            "parallel_tool_calls": false, "max_output_tokens": 200, "stream": stream }))
+    };
+    let answer = spaced(false);
+    assert_eq!(answer.header("x-delft-no-effect"), Some("tools[].description, tools[].web_search"));
+    let called = answer.json();
+    let call = &called["output"][0];
+    assert_eq!((&call["namespace"], &call["name"]), (&json!("art"), &json!("paint")));
+    let events = spaced(true).events();
+    let named: Vec<_> = events.iter().filter(|event| event["name"] == "paint").collect();
+    assert!(named.iter().all(|event| event["type"] == "response.function_call_arguments.done"));
+    assert_eq!(named.len(), 1);
+    let items: Vec<_> = events.iter().filter(|e| e["item"]["namespace"] == "art").collect();
+    assert_eq!(items.len(), 2, "{events:?}");
+    let turn = json!([
+        { "role": "user", "content": "Paint" },
+        call,
+        { "type": "function_call_output", "call_id": call["call_id"], "output": "done" },
+    ]);
+    let again = json!({ "input": turn, "tools": [space], "tool_choice": "none" });
+    assert_eq!(ask(again).json()["usage"]["output_tokens"], 12);
+    let nested = json!({ "type": "namespace", "name": "more", "tools": [space] });
+    let twice = json!({ "type": "function", "name": "art__paint", "parameters": schema() });
+
     for (extra, place) in [
+        (json!({ "tools": [nested] }), "tools[0].tools[0]"),
+        (json!({ "tools": [space, twice] }), "tools[1]"),
         (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
         (json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "input[0]"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0]"),
