@@ -139,6 +139,8 @@ kernel void numbers(
   w[tid + 672u] = (uint(popcount(v183)) - uint(popcount(v186))) >> 1u;
   w[tid + 704u] = (v183 <= v186 && v3 < v6) || !(v110 == v113) ? 1u : 0u;
   w[tid + 736u] = (v183 < v186) != (v3 > v6) ? 1u : 0u;
+  w[tid + 768u] = tk_lookup(v183, 857870592u, 2003195204u, 3148519816u, 4293844428u);
+  w[tid + 800u] = tk_lookup(v183 >> 16u, 420546560u, 993208866u, 1565871172u, 2138533478u);
   z[tid + 576u] = tk_dot4(v183, v186, v110);  // kernels.rs
 }
 
