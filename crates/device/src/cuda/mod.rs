@@ -8,7 +8,7 @@
 //!
 //! Each [`Dispatch`](crate::Dispatch) mode keeps more between steps: `eager` kernels and library
 //! plans; `arguments` their launches, too; `graph` the graphs of steps of few rows, and launches of
-//! the others. Launches overlap in all three: one that [waits by itself](Pipeline::waits) is
+//! the others. Launches overlap in all three: one that [waits by itself](CudaPipeline::waits) is
 //! scheduled while the one before ends. With `arguments` a step's words are copied from pinned
 //! memory on the same stream, so that they are ordered between the kernels of successive steps; an
 //! [`Event`] after the copy says when the pinned bytes may change.

@@ -200,7 +200,7 @@ impl CudaPipeline {
     /// Binds and enqueues.
     ///
     /// # Errors
-    /// As [`bind`](Pipeline::bind) and [`CudaLaunch::enqueue`].
+    /// As [`bind`](CudaPipeline::bind) and [`CudaLaunch::enqueue`].
     pub fn launch(&self, numbers: &Numbers, buffers: &[CudaBuffer]) -> Result<()> {
         self.bind(numbers, buffers)?.enqueue()
     }
