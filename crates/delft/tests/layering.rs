@@ -276,9 +276,9 @@ fn foreign_functions_stay_in_the_device_layer() {
 fn every_block_is_one_file() {
     let files: Vec<String> = sources("crates/formats/src/quant")
         .into_iter()
-        .filter(|(_, text)| text.contains("impl Block for"))
+        .filter(|(_, text)| text.contains("impl BlockFormat for"))
         .map(|(path, text)| {
-            assert_eq!(text.matches("impl Block for").count(), 1, "{}", path.display());
+            assert_eq!(text.matches("impl BlockFormat for").count(), 1, "{}", path.display());
             path.file_stem().unwrap().to_string_lossy().into_owned()
         })
         .collect();
