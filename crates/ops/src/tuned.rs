@@ -116,7 +116,7 @@ pub struct Cost {
 pub struct ForAttention {
     /// Simdgroups of a group of tokens' attention on the matrix unit, the first that fits: where
     /// the launch decides how many groups share keys, and where each row does.
-    pub simds: [&'static [u32]; 2],
+    pub simds: [[u32; 2]; 2],
     /// Their keys of a batch, for heads of up to 64 elements and for longer ones.
     pub keys: [u32; 2],
     /// Fewer keys than the first are left to lanes, if as many query elements as the second share
@@ -238,15 +238,15 @@ pub const HOPPER: CardNumbers = CardNumbers {
         own: Cost { tile: 20, tile_row: 4, row: 1 },
     },
     attention: ForAttention {
-        // Smaller groups, of which a processor has room for two, stream their keys while others
+        // Smaller groups, of which a processor has room for three, stream their keys while others
         // begin or merge; they need many rows, or many keys.
-        simds: [&[8, 4], &[6, 4, 2]],
+        simds: [[8, 4], [4, 2]],
         keys: [32, 16],
         // Whole models with such heads lost an eighth; those with smaller ones gained.
         crowded: (1024, 512),
-        // The rows alone keep the GPU busy, and smaller parts cost more to begin and to merge than
-        // they gain: three of 192 keys took a fifth longer than one.
-        many: KeyShares::Own { least: 576, parts: 16 },
+        // The rows alone keep the GPU busy, and smaller parts would cost more to merge than they
+        // gain.
+        many: KeyShares::Own { least: 192, parts: 16 },
         prompt_parts: 4,
         small: [tiling(4, 1, 32), tiling(2, 1, 16)],
         large: [tiling(4, 2, 64), tiling(4, 1, 32)],

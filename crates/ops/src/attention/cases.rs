@@ -548,7 +548,8 @@ pub(super) fn decode_benches() -> Vec<Bench> {
 
 /// Beside what is picked for [`MANY`]: simdgroups, their batches in shared memory, and keys of a
 /// part.
-const OTHERS: [(u32, u32, u32); 3] = [(4, 2, 192), (4, 2, 576), (4, 3, 576)];
+const OTHERS: [(u32, u32, u32); 6] =
+    [(4, 2, 320), (4, 2, 576), (4, 3, 576), (6, 2, 576), (2, 2, 192), (4, 1, 192)];
 
 /// As steps of many sequences share keys.
 fn many((rows, keys): (usize, usize), other: Option<(u32, u32, u32)>) -> Bench {

@@ -92,7 +92,7 @@ impl DecodeSchedule {
         let merging = 4 * (matrix::HEADS * MOST_SPLITS + 16);
         let fits = |simds: &u32| matrix::bytes(d, *simds, batches) + merging <= shared;
         let simds = tuned.simds[usize::from(shares != KeyShares::Launched)];
-        match simds.iter().copied().find(fits).filter(|_| allowed && roomy && !crowds) {
+        match simds.into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
             Some(simds) => DecodeSchedule::Matrix { simds, keys, stages },
             None => {
                 let copies = cache != Scalar::U32 && lanes::copies(form, query, cache);
