@@ -48,5 +48,5 @@ pub use pairing::Pairing;
 pub use program_file::program_digest;
 pub use quantised::{Integers, Quantised, Scheme};
 pub use safetensors::Safetensors;
-pub use source::{Described, Encoded, Origin, Run, Source};
+pub use source::{Described, ElementRun, Encoded, Origin, Source};
 pub use tensors::{Container, Identity, TensorInfo, TensorView, Tensors};

@@ -13,7 +13,7 @@
 
 mod runs;
 
-pub use runs::Run;
+pub use runs::ElementRun;
 
 use crate::{
     DType, Encoding, Error, Groups, Hint, Quantised, Result, Setting, TensorView, Tensors, shape,

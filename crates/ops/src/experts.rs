@@ -113,8 +113,8 @@ impl Experts {
         weights.get(3 + matrix).filter(|_| weights.len() >= 6)
     }
 
-    /// What a weight is, by its place among `count`: 0 to 2 are the matrices, 3 to 5 their biases, 6
-    /// the factors.
+    /// The role of the weight at a place among `count`: 0 to 2 are the matrices, 3 to 5 their
+    /// biases, 6 the factors.
     pub fn role(count: usize, place: usize) -> usize {
         if matches!(count, 4 | 7) && place + 1 == count { 6 } else { place }
     }

@@ -380,7 +380,7 @@ pub struct Planes {
     pub bytes: Vec<u8>,
 }
 
-/// The bits of `2^(e - 128)` as f32: of the two smallest, those of a subnormal number.
+/// The bits of `2^(e - 128)` as f32, which is subnormal for an exponent `e` of 0 or 1.
 fn power(e: u32) -> u32 {
     if e < 2 { 0x0020_0000 << e } else { (e - 1) << 23 }
 }

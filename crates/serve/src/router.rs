@@ -270,7 +270,7 @@ where
     F: Fn(Call) -> A + Send + Sync + 'static,
     A: Future<Output = Answered> + Send + 'static,
 {
-    // Of one type, so that reading bodies and axum's part are compiled once, not for each handler.
+    // A boxed handler has one type, so that the code around it is compiled once for all.
     let handler: Handler = Arc::new(move |call| Box::pin(handler(call)));
     reading(handler)
 }
@@ -333,7 +333,7 @@ impl Packing {
         }
     }
 
-    /// What was packed, of which no more than a byte beyond the largest body is unpacked.
+    /// Unpacks a body, up to one byte more than the largest that is allowed.
     fn unpacked(self, body: &[u8]) -> std::io::Result<Vec<u8>> {
         let (mut whole, most) = (Vec::new(), LARGEST_BODY as u64 + 1);
         match self {

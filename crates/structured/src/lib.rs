@@ -98,7 +98,7 @@ impl Grammar {
 /// One model's vocabulary, ready for grammars.
 pub struct Grammars {
     factory: ParserFactory,
-    /// What was compiled lately, the latest last, by what was asked: programs ask with the same few
+    /// Compiled grammars by the text of the request, the latest last: programs send the same few
     /// schemas.
     lately: Mutex<Vec<(String, ConstraintSource)>>,
     signs: Arc<Signs>,

@@ -271,7 +271,7 @@ fn generate_together(
 ) -> Outcome<(Vec<f64>, Vec<Session>)> {
     let mut sessions = bench::filled(engine, tokens, sequences)?;
     let (first, greedy) = (vec![tokens[0]; sequences], SamplingOptions::greedy());
-    // The first step of so many rows is made ready, which takes a GPU a tenth of a second.
+    // A GPU records the first step of a number of rows, in a tenth of a second: it is not timed.
     Session::generate_together(&mut sessions, &first, steps.min(1), &greedy)?;
     let start = Instant::now();
     Session::generate_together(&mut sessions, &first, steps, &greedy)?;

@@ -5,7 +5,7 @@ use crate::{Result, Tensors};
 
 /// Elements of a tensor: `count` of them from number `start` on, each `step` behind the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run<'a> {
+pub struct ElementRun<'a> {
     /// The tensor's name.
     pub tensor: &'a str,
     /// The first element.
@@ -16,13 +16,13 @@ pub struct Run<'a> {
     pub count: usize,
 }
 
-impl<'a> Run<'a> {
-    fn part(self, first: usize, count: usize) -> Run<'a> {
-        Run { start: self.start + first * self.step, count, ..self }
+impl<'a> ElementRun<'a> {
+    fn part(self, first: usize, count: usize) -> ElementRun<'a> {
+        ElementRun { start: self.start + first * self.step, count, ..self }
     }
 
     /// Both as one, if the second goes on where the first ends.
-    fn with(self, next: Run<'a>) -> Option<Run<'a>> {
+    fn with(self, next: ElementRun<'a>) -> Option<ElementRun<'a>> {
         let step = match (self.count, next.count) {
             (1, 1) => next.start.checked_sub(self.start)?,
             (1, _) => next.step,
@@ -31,13 +31,13 @@ impl<'a> Run<'a> {
         let goes_on = self.start + self.count * step == next.start;
         let alike = next.count == 1 || next.step == step;
         let joined = self.tensor == next.tensor && goes_on && alike && step > 0;
-        joined.then_some(Run { step, count: self.count + next.count, ..self })
+        joined.then_some(ElementRun { step, count: self.count + next.count, ..self })
     }
 }
 
 /// The same elements in as few runs.
-fn joined<'a>(runs: impl IntoIterator<Item = Run<'a>>) -> Vec<Run<'a>> {
-    let mut all: Vec<Run<'a>> = Vec::new();
+fn joined<'a>(runs: impl IntoIterator<Item = ElementRun<'a>>) -> Vec<ElementRun<'a>> {
+    let mut all: Vec<ElementRun<'a>> = Vec::new();
     for run in runs {
         match all.last_mut().and_then(|last| Some((last.with(run)?, last))) {
             Some((longer, last)) => *last = longer,
@@ -48,7 +48,7 @@ fn joined<'a>(runs: impl IntoIterator<Item = Run<'a>>) -> Vec<Run<'a>> {
 }
 
 /// Runs cut into rows of `width` elements; what is left behind whole rows is dropped.
-fn rows<'a>(runs: &[Run<'a>], width: usize) -> Vec<Vec<Run<'a>>> {
+fn rows<'a>(runs: &[ElementRun<'a>], width: usize) -> Vec<Vec<ElementRun<'a>>> {
     let (mut all, mut row, mut missing) = (Vec::new(), Vec::new(), width);
     for run in runs {
         let mut done = 0;
@@ -71,12 +71,12 @@ impl Source {
     ///
     /// # Errors
     /// As [`Source::describe`].
-    pub fn runs<'a>(&'a self, tensors: &Tensors) -> Result<Option<Vec<Run<'a>>>> {
+    pub fn runs<'a>(&'a self, tensors: &Tensors) -> Result<Option<Vec<ElementRun<'a>>>> {
         let inner = |of: &Source| of.describe(tensors).map(|found| found.shape);
         let found = match self {
             Source::Tensor(name) => {
                 let count = inner(self)?.iter().product();
-                vec![Run { tensor: name, start: 0, step: 1, count }]
+                vec![ElementRun { tensor: name, start: 0, step: 1, count }]
             }
             Source::Concat(parts) | Source::Stack(parts) => {
                 let mut all = Vec::new();
@@ -101,7 +101,7 @@ impl Source {
             Source::Columns { of, start, count } => {
                 let Some(runs) = of.runs(tensors)? else { return Ok(None) };
                 let width = inner(of)?.last().copied().unwrap_or(1);
-                let own = |row: &Vec<Run<'a>>| {
+                let own = |row: &Vec<ElementRun<'a>>| {
                     let columns = *start..start + count;
                     columns.filter_map(|column| one(row, column)).collect::<Vec<_>>()
                 };
@@ -114,15 +114,15 @@ impl Source {
                 for matrix in rows(&runs, columns).chunks(lines.max(1)) {
                     let first = joined(matrix.iter().filter_map(|line| one(line, 0)));
                     let whole = |step| {
-                        let even =
-                            |line: &Vec<Run<'_>>| matches!(line[..], [own] if own.step == step);
+                        let even = |line: &Vec<ElementRun<'_>>| matches!(line[..], [own] if own.step == step);
                         matrix.iter().all(even)
                     };
-                    // Lines as far apart as their elements: so are those of each column.
+                    // The step between lines is that between elements, hence that of a column.
                     let step =
                         matrix.first().and_then(|line| line.first()).map_or(0, |own| own.step);
                     if let ([first], true) = (&first[..], whole(step)) {
-                        let start = |column| Run { start: first.start + column * step, ..*first };
+                        let start =
+                            |column| ElementRun { start: first.start + column * step, ..*first };
                         all.extend((0..columns).map(start));
                         continue;
                     }
@@ -139,7 +139,7 @@ impl Source {
 }
 
 /// Element `at` of a row.
-fn one<'a>(row: &[Run<'a>], mut at: usize) -> Option<Run<'a>> {
+fn one<'a>(row: &[ElementRun<'a>], mut at: usize) -> Option<ElementRun<'a>> {
     for run in row {
         match at.checked_sub(run.count) {
             Some(rest) => at = rest,

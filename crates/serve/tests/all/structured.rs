@@ -465,8 +465,7 @@ fn responses_are_lists_of_items() {
     ]);
     assert_eq!(ask(json!({ "input": turn })).json()["usage"]["output_tokens"], 12);
 
-    // A namespace of functions, as agents send those of their servers, beside what a server would
-    // run itself.
+    // A namespace of functions, beside a hosted tool: agents send both.
     let space =
         json!({ "type": "namespace", "name": "art", "description": "Art", "tools": [tool] });
     let spaced = |stream: bool| {

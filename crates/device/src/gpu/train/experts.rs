@@ -98,7 +98,7 @@ impl Recorder<'_> {
         let float = |slot: &Slot| TypedSlot { slot: slot.clone(), scalar: Scalar::F32 };
         let dy: TypedSlot = self.value(node.inputs[2]).into();
         if op.weights {
-            // What the second matrices read lies where `back` will.
+            // The rows that `down` reads take the array of `back`, which is written later.
             self.gated(gate, [&gates, &ups, &back], pairs * ff)?;
             let value = float(&back);
             self.outer_sums(&of, [(&dy, used), (&value, 1)], 2, &gradients)?;
@@ -167,8 +167,8 @@ impl Recorder<'_> {
         all
     }
 
-    /// Records the gradients of scores, from those of shares, in whose place products with factors
-    /// are left; and the gradients of factors.
+    /// Records the gradients of scores and of factors from those of shares, which are multiplied
+    /// by factors in place.
     fn scores_backward(
         &mut self,
         of: &Mixture<'_>,
