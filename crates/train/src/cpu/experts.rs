@@ -93,6 +93,25 @@ impl Run<'_> {
         Some(&self.weights.vector(*id)[expert * rows..][..rows])
     }
 
+    /// The rows of `x` as an expert reads them for its pairs, and their shares.
+    fn rows_read(
+        &self,
+        op: &Experts,
+        x: &[f32],
+        routes: &moe::Routes,
+        pairs: &[usize],
+        factor: f64,
+    ) -> (Vec<f32>, Vec<f64>) {
+        let used = op.routing.used;
+        let width = x.len() / (routes.ids.len() / used);
+        let shares: Vec<f64> = pairs.iter().map(|pair| routes.weights[*pair] * factor).collect();
+        let mut rows = self.gathered(x, width, pairs, used);
+        if op.weighs_inputs {
+            weigh(&mut rows, &shares);
+        }
+        (rows, shares)
+    }
+
     fn inner(&self, node: &Node, gate: Gate, expert: usize, x: &[f32]) -> Result<Inner> {
         let half = |i: usize| -> Result<Vec<f32>> {
             let matrix = self.weights.expert(node.weights[i], expert)?;
@@ -124,12 +143,7 @@ impl Run<'_> {
         }
         for Visited { expert, pairs } in all {
             let factor = self.factor(node, expert);
-            let shares: Vec<f64> =
-                pairs.iter().map(|pair| routes.weights[*pair] * factor).collect();
-            let mut own = self.gathered(x, width, &pairs, used);
-            if op.weighs_inputs {
-                weigh(&mut own, &shares);
-            }
+            let (own, shares) = self.rows_read(op, x, &routes, &pairs, factor);
             let inner = self.inner(node, op.gate, expert, &own)?;
             let down = self.weights.expert(node.weights[2], expert)?;
             let mut own = self.through(down, &inner.value, self.bias_of(node, 2, expert, width));
@@ -162,13 +176,9 @@ impl Run<'_> {
         dx.fill(0.0);
         let mut of_shares = vec![0f64; routes.ids.len()];
         for Visited { expert, pairs } in all {
-            let [mut own, mut back] = [x, dy].map(|rows| self.gathered(rows, width, &pairs, used));
             let factor = self.factor(node, expert);
-            let shares: Vec<f64> =
-                pairs.iter().map(|pair| routes.weights[*pair] * factor).collect();
-            if op.weighs_inputs {
-                weigh(&mut own, &shares);
-            }
+            let (own, shares) = self.rows_read(op, x, &routes, &pairs, factor);
+            let mut back = self.gathered(dy, width, &pairs, used);
             let Inner { mut gate, mut up, value } = self.inner(node, op.gate, expert, &own)?;
             let matrix = |i: usize| self.weights.expert(node.weights[i], expert);
             let below = self.back_through(matrix(2)?, &back);
