@@ -13,6 +13,9 @@
 //! one that was given least (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024);
 //! of one caller the earliest. What has waited longer than `patience` steps while others of other
 //! callers and priorities went in goes before all of them, so that nothing starves.
+//!
+//! Short prompts are *gathered* ([`Gathering`]): a step reads all weights, for one short prompt as
+//! for five, while all that decode wait.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -33,6 +36,11 @@ pub(crate) struct Limits {
     pub(crate) shared_rows: usize,
     /// Steps that a request waits behind higher priorities at most.
     pub(crate) patience: u64,
+    /// Decode steps that a short prompt waits for others at most; 0 gathers none.
+    pub(crate) gather: u64,
+    /// Rows of prompts that take about as long to compute as weights take to be read: as many wait
+    /// for no others.
+    pub(crate) gather_rows: usize,
 }
 
 /// A request that arrives.
@@ -114,6 +122,8 @@ struct Request {
     order: u64,
     /// The step before which it arrived.
     since: u64,
+    /// The step in which its prompt first waited for others.
+    held: Option<u64>,
     running: bool,
 }
 
@@ -133,6 +143,33 @@ struct Caller {
     rows: u64,
 }
 
+/// The weight of the latest step in the rate at which short prompts come.
+const WEIGHT: f64 = 1.0 / 64.0;
+
+/// For how long short prompts are gathered, by how many lately came in a decode step.
+///
+/// A step for prompts costs each of `n` decoding requests a token. If `r` prompts come in a step,
+/// one that waits `t` steps is computed together with `1 + rt` in all, which have lost `t + rt²/2`
+/// tokens by waiting. So a prompt costs `(n + t + rt²/2) / (1 + rt)` tokens, which is least where
+/// `rt = √(2rn - 1) - 1`; where `rn` is below 1, that is nowhere, and no prompt waits.
+#[derive(Debug, Default)]
+struct Gathering {
+    rate: f64,
+}
+
+impl Gathering {
+    /// Notes the short prompts that came in a step.
+    fn arrived(&mut self, prompts: usize) {
+        self.rate += WEIGHT * (prompts as f64 - self.rate);
+    }
+
+    /// The steps that a prompt waits for others while so many requests decode.
+    fn steps(&self, decoding: usize) -> u64 {
+        let worth = self.rate * decoding as f64;
+        if worth > 1.0 { (((2.0 * worth - 1.0).sqrt() - 1.0) / self.rate) as u64 } else { 0 }
+    }
+}
+
 /// The scheduler's state: who waits and who runs.
 #[derive(Debug)]
 pub(crate) struct Scheduler {
@@ -142,6 +179,7 @@ pub(crate) struct Scheduler {
     queues: BTreeMap<(u64, i32), Queue>,
     /// In the order of their arrival.
     running: BTreeSet<(u64, Id)>,
+    gathering: Gathering,
     /// By deadline.
     deadlines: BTreeSet<(u64, Id)>,
     callers: HashMap<u64, Caller>,
@@ -167,6 +205,7 @@ impl Scheduler {
             requests: HashMap::new(),
             queues: BTreeMap::new(),
             running: BTreeSet::new(),
+            gathering: Gathering::default(),
             deadlines: BTreeSet::new(),
             callers: HashMap::new(),
             arrivals: 0,
@@ -179,6 +218,11 @@ impl Scheduler {
     /// Sets the rows of a prompt step beside a decode step.
     pub(crate) fn share(&mut self, rows: usize) {
         self.limits.shared_rows = rows.max(1);
+    }
+
+    /// Sets the decode steps that a short prompt waits for others at most.
+    pub(crate) fn gather(&mut self, steps: u64) {
+        self.limits.gather = steps;
     }
 
     /// Requests that wait, and that run.
@@ -196,7 +240,8 @@ impl Scheduler {
         entry.requests += 1;
         let (order, since) = (self.arrivals, self.step);
         self.arrivals += 1;
-        let request = Request { caller, priority, deadline, order, since, running: false };
+        let request =
+            Request { caller, priority, deadline, order, since, held: None, running: false };
         self.deadlines.extend(deadline.map(|at| (at, id)));
         self.queues.entry((caller, priority)).or_default().waiting.insert((order, id));
         self.requests.insert(id, request);
@@ -259,12 +304,18 @@ impl Scheduler {
                 }
             }
         }
-        let idle = self.plan.decode.is_empty();
+        let decoding = self.plan.decode.len();
+        let idle = decoding == 0;
         let mut budget = if idle { self.limits.prompt_rows } else { self.limits.shared_rows };
-        for &id in &order {
-            budget -= self.prompt(id, budget, cache);
+        let enough = budget.min(self.limits.gather_rows);
+        let mut held = self.held(&order, decoding, cache).filter(|rows| *rows < enough);
+        if held.is_none() {
+            for &id in &order {
+                budget -= self.prompt(id, budget, cache);
+            }
         }
         self.order = order;
+        let mut short = 0;
         while budget > 0 && self.running.len() < self.limits.sequences {
             let Some(id) = self.candidate() else { break };
             let crowded = !self.plan.preempted.is_empty() || !cache.fits(id);
@@ -272,9 +323,60 @@ impl Scheduler {
                 break;
             }
             self.admit(id, cache);
-            budget -= self.prompt(id, budget, cache);
+            let rows = match self.pending(id, cache) {
+                Pending::Prompt(rows) => rows,
+                _ => 0,
+            };
+            short += usize::from(rows < self.limits.gather_rows);
+            match &mut held {
+                None => budget -= self.prompt(id, budget, cache),
+                Some(all) if *all + rows < enough => {
+                    *all += rows;
+                    self.hold(id);
+                }
+                Some(_) => {
+                    held = None;
+                    let mut order = std::mem::take(&mut self.order);
+                    order.clear();
+                    order.extend(self.running.iter().map(|(_, id)| *id));
+                    for &id in &order {
+                        budget -= self.prompt(id, budget, cache);
+                    }
+                    self.order = order;
+                }
+            }
+        }
+        if !idle {
+            self.gathering.arrived(short);
         }
         &self.plan
+    }
+
+    /// The rows of the prompts of running requests, if they may wait for others beside a step in
+    /// which some requests decode.
+    fn held(&self, order: &[Id], decoding: usize, cache: &impl Cache) -> Option<usize> {
+        let steps = self.gathering.steps(decoding).min(self.limits.gather);
+        if steps == 0 {
+            return None;
+        }
+        let mut all = 0;
+        for &id in order {
+            if let Pending::Prompt(rows) = self.pending(id, cache) {
+                let held = self.requests.get(&id)?.held?;
+                if self.step - held >= steps {
+                    return None;
+                }
+                all += rows;
+            }
+        }
+        Some(all)
+    }
+
+    /// Notes that a request's prompt waits for others from this step on, if it does not already.
+    fn hold(&mut self, id: Id) {
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.held.get_or_insert(self.step);
+        }
     }
 
     /// Takes the latest plan, and the memory of another one for the next.

@@ -62,6 +62,12 @@ const GAP: Duration = Duration::from_millis(100);
 const LEAST_ROWS: usize = 32;
 /// Rows of a sequence that recomputes its generated tokens, in one step.
 const CATCH_UP: usize = 8;
+/// Decode steps that a short prompt waits for others at most on a device that runs ahead, and how
+/// long that may take.
+const GATHER_STEPS: u64 = 16;
+const GATHER: Duration = Duration::from_millis(100);
+/// Rows of prompts that such a device computes in about the time in which it reads the weights.
+const GATHER_ROWS: usize = 256;
 /// How long the worker waits for constraints alone before it looks for requests.
 const LOOK: Duration = Duration::from_millis(20);
 /// Steps that a request waits behind others of higher priority.
@@ -169,6 +175,8 @@ struct Worker {
     chunk: usize,
     /// Seconds that a row of a prompt took lately.
     row_seconds: f64,
+    /// Seconds that a decode step took lately.
+    step_seconds: f64,
     /// When it was last known that a step was done; rows of prompts since, and when the first of
     /// them were submitted.
     last_done: Instant,
@@ -192,6 +200,8 @@ impl Worker {
             prompt_rows: chunk,
             shared_rows: chunk,
             patience: PATIENCE,
+            gather: 0,
+            gather_rows: GATHER_ROWS,
         };
         let (ahead, defers) = {
             let executor = shared.executor();
@@ -219,6 +229,7 @@ impl Worker {
             cancelled: Vec::new(),
             chunk,
             row_seconds: 0.0,
+            step_seconds: 0.0,
             last_done: Instant::now(),
             rows_since: 0,
             rows_from: None,
@@ -315,6 +326,10 @@ impl Worker {
         if self.row_seconds > 0.0 {
             let rows = (GAP.as_secs_f64() / self.row_seconds) as usize;
             self.scheduler.share(rows.clamp(LEAST_ROWS.min(self.chunk), self.chunk));
+        }
+        if self.ahead && self.step_seconds > 0.0 {
+            let steps = (GATHER.as_secs_f64() / self.step_seconds) as u64;
+            self.scheduler.gather(steps.min(GATHER_STEPS));
         }
         let now = self.start.elapsed().as_millis() as u64;
         self.recall_forgotten(shared);
@@ -441,7 +456,7 @@ impl Worker {
         }
         // A device that runs ahead is waited for where something is chosen alone.
         if !flight.choosing.is_empty() || !self.ahead {
-            self.measure();
+            self.measure(flight.submitted);
         }
         flight.works.clear();
         flight.choosing.clear();
@@ -449,16 +464,19 @@ impl Worker {
         self.take_chosen(shared);
     }
 
-    /// Notes how long the rows of prompts took that are known to be done now.
-    fn measure(&mut self) {
+    /// Notes how long the rows of prompts took that are known to be done now, or the decode step
+    /// submitted at `submitted` if there were none.
+    fn measure(&mut self, submitted: Instant) {
         let now = Instant::now();
         let rows = std::mem::take(&mut self.rows_since);
-        if let Some(from) = self.rows_from.take() {
-            let begun = self.last_done.max(from);
-            let seconds = (now - begun).as_secs_f64() / rows.max(1) as f64;
-            let weight = if self.row_seconds > 0.0 { 0.3 } else { 1.0 };
-            self.row_seconds += weight * (seconds - self.row_seconds);
-        }
+        let from = self.rows_from.take();
+        let seconds = (now - self.last_done.max(from.unwrap_or(submitted))).as_secs_f64();
+        let (lately, seconds) = match from {
+            Some(_) => (&mut self.row_seconds, seconds / rows.max(1) as f64),
+            None => (&mut self.step_seconds, seconds),
+        };
+        let weight = if *lately > 0.0 { 0.3 } else { 1.0 };
+        *lately += weight * (seconds - *lately);
         self.last_done = now;
     }
 

@@ -20,8 +20,15 @@ impl Random {
     }
 }
 
-const LIMITS: Limits =
-    Limits { sequences: 4, decode_rows: 8, prompt_rows: 40, shared_rows: 12, patience: 20 };
+const LIMITS: Limits = Limits {
+    sequences: 4,
+    decode_rows: 8,
+    prompt_rows: 40,
+    shared_rows: 12,
+    patience: 20,
+    gather: 3,
+    gather_rows: 10,
+};
 
 /// A request of the fake cache: a prompt, then tokens one by one.
 #[derive(Debug, Clone, Copy, Default)]
@@ -87,15 +94,17 @@ impl Cache for Counting {
     }
 }
 
-/// One trace; the steps that it took.
-fn trace(seed: u64) -> u64 {
+/// One trace; the steps that it took, and those in which prompts waited for others.
+fn trace(seed: u64) -> (u64, u64) {
     let mut random = Random(seed, 0);
     let blocks = 20 + random.below(30);
     let mut cache = Counting { free: blocks, ..Counting::default() };
     let mut scheduler = Scheduler::new(LIMITS);
+    scheduler.gathering.rate = random.below(4) as f64;
     let arrivals = 1 + random.below(20) as u64;
     let (mut arrived, mut step, mut gone) = (0, 0u64, 0);
     let mut gaps: HashMap<Id, usize> = HashMap::new();
+    let (mut waited, mut held) = (0, 0);
     while gone < arrivals {
         step += 1;
         assert!(step < 5_000, "{seed}: {gone} of {arrivals} requests came to their end");
@@ -123,6 +132,12 @@ fn trace(seed: u64) -> u64 {
             .filter(|id| matches!(cache.pending(*id), Pending::Decode(_)))
             .collect();
         let plan = scheduler.next(step, &mut cache).clone();
+        let prompts = |(_, id): &(u64, Id)| matches!(cache.pending(*id), Pending::Prompt(_));
+        let waits = plan.prompt.is_empty() && scheduler.running.iter().any(prompts);
+        assert!(!waits || !plan.decode.is_empty(), "{seed}: a prompt waits for nobody");
+        waited = if waits { waited + 1 } else { 0 };
+        held += u64::from(waits);
+        assert!(waited <= LIMITS.gather, "{seed}: prompts waited for {waited} steps");
         for id in ready {
             let planned = plan.decode.iter().any(|work| work.id == id);
             let lists = [&plan.expired, &plan.preempted, &plan.refused];
@@ -171,15 +186,87 @@ fn trace(seed: u64) -> u64 {
     let Scheduler { requests, queues, running, deadlines, callers, .. } = &scheduler;
     assert!(requests.is_empty() && queues.is_empty() && running.is_empty());
     assert!(deadlines.is_empty() && callers.is_empty());
-    step
+    (step, held)
 }
 
 #[test]
 fn every_request_comes_to_its_end_whatever_comes() {
     let traces =
         std::env::var("DELFT_TEST_TRACES").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000);
-    let steps: u64 = (0..traces).map(trace).sum();
-    println!("{traces} traces, {steps} steps");
+    let (mut steps, mut held) = (0, 0);
+    for (all, waits) in (0..traces).map(trace) {
+        steps += all;
+        held += waits;
+    }
+    println!("{traces} traces, {steps} steps, prompts waited for others in {held}");
+    assert!(held * 100 > steps, "{held} of {steps}");
+}
+
+/// Streams that ask anew when their texts of `tokens` (half to one and a half times as many) end,
+/// on a device whose steps read all weights. Tokens for each unit of time, the time of a decode
+/// step, and the decode steps that first tokens took at the median and at most.
+fn streams(streams: usize, tokens: usize, prompt: usize, gather: u64) -> (f64, [u64; 2]) {
+    let mut random = Random(7, 0);
+    let mut cache = Counting { free: 1 << 20, ..Counting::default() };
+    let limits = Limits {
+        sequences: 64,
+        decode_rows: 72,
+        prompt_rows: 512,
+        shared_rows: 512,
+        patience: 200,
+        gather,
+        gather_rows: 256,
+    };
+    let mut scheduler = Scheduler::new(limits);
+    let (mut next, mut time, mut made) = (0, 0.0, 0);
+    let mut first = HashMap::new();
+    let mut firsts = Vec::new();
+    for step in 0..4_000 {
+        while scheduler.requests.len() < streams {
+            let most = tokens / 2 + random.below(tokens);
+            cache.requests.insert(next, Fake { prompt, len: prompt, most, ..Fake::default() });
+            scheduler.submit(Arrival { id: next, caller: 0, priority: 0, deadline: None });
+            first.insert(next, step);
+            next += 1;
+        }
+        let plan = scheduler.next(step, &mut cache).clone();
+        for works in [&plan.decode, &plan.prompt].into_iter().filter(|works| !works.is_empty()) {
+            let rows: usize = works.iter().map(|work| work.rows).sum();
+            time += 1.0 + rows as f64 / 256.0;
+            for Work { id, .. } in works {
+                let request = cache.requests.get_mut(id).unwrap();
+                if request.computed == request.len {
+                    request.len += 1;
+                    made += 1;
+                    firsts.extend(first.remove(id).filter(|_| step > 500).map(|at| step - at));
+                    if request.len - request.prompt >= request.most {
+                        scheduler.remove(*id, &mut cache);
+                        cache.requests.remove(id);
+                    }
+                }
+            }
+        }
+    }
+    firsts.sort();
+    (made as f64 / time, [firsts[firsts.len() / 2], firsts[firsts.len() - 1]])
+}
+
+#[test]
+fn short_prompts_wait_for_one_another_where_that_pays() {
+    for (count, tokens, prompt, gain) in
+        [(32, 128, 20, 1.08), (64, 128, 20, 1.1), (16, 32, 30, 1.05), (64, 500, 20, 1.03)]
+    {
+        let (alone, [_, none]) = streams(count, tokens, prompt, 0);
+        let (together, waits @ [_, most]) = streams(count, tokens, prompt, 16);
+        let won = together / alone;
+        println!("{count} streams, {tokens} tokens: {won:.3} times, waits {waits:?}");
+        assert!(won > gain && none == 0 && most <= 16, "{count} streams: {won}, {waits:?}");
+    }
+    // Few streams, long texts or long prompts gain nothing, so that nobody waits.
+    for (count, tokens, prompt) in [(4, 128, 20), (8, 128, 20), (16, 400, 20), (32, 128, 300)] {
+        let alone = streams(count, tokens, prompt, 0);
+        assert_eq!(streams(count, tokens, prompt, 16), alone, "{count} streams, {tokens} tokens");
+    }
 }
 
 /// A scheduler whose requests all have one block and run one step, one at a time; the order in
