@@ -189,6 +189,8 @@ pub(crate) struct Shared {
     pub(crate) options: LoadOptions,
     pub(crate) info: Info,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
+    /// Bytes of the tokenizer's longest token, once that was asked for.
+    pub(crate) longest_token: OnceLock<usize>,
     pub(crate) ends: Vec<u32>,
     pub(crate) template: Option<Arc<ChatTemplate>>,
     pub(crate) defaults: Options,
@@ -290,9 +292,25 @@ impl Engine {
     /// The tokens of a prompt, as [`Session::generate`] computes them.
     ///
     /// # Errors
-    /// A prompt that the model's tokenizer or chat template refuses, or a model without them.
+    /// A prompt that the model's tokenizer or chat template refuses, or a model without them; a
+    /// text that [cannot fit](Engine::check_length).
     pub fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
-        prompt.encode(self.tokenizer(), self.chat_template())
+        self.0.encode(prompt)
+    }
+
+    /// Refuses a text that is far too long for the context before it is made into tokens, which
+    /// takes many times its memory, and for long words minutes.
+    ///
+    /// # Errors
+    /// A text of more bytes than [`Engine::longest_text`].
+    pub fn check_length(&self, text: &str) -> Result<()> {
+        self.0.check_length(text)
+    }
+
+    /// Bytes that a context's tokens cannot say, with some to spare for unknown characters, of
+    /// which many may be one token; unlimited where the context rotates.
+    pub fn longest_text(&self) -> usize {
+        self.0.longest_text()
     }
 
     /// The sampling settings that the model's makers recommend; what most programs take where they
@@ -391,18 +409,49 @@ impl Shared {
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// As [`Engine::encode`].
+    pub(crate) fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        let (tokenizer, template) = (self.tokenizer.as_deref(), self.template());
+        prompt.encode_checked(tokenizer, template, |text| self.check_length(text))
+    }
+
+    fn check_length(&self, text: &str) -> Result<()> {
+        if text.len() <= self.longest_text() {
+            return Ok(());
+        }
+        let found = format!("a text of {} bytes, which cannot fit", text.len());
+        Err(self.too_long(0, found))
+    }
+
+    fn longest_text(&self) -> usize {
+        const SPARE: usize = 4;
+        let Some(tokenizer) = self.tokenizer.as_deref() else { return usize::MAX };
+        let longest = self.longest_token.get_or_init(|| {
+            let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+            ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1)
+        });
+        if self.options.rotate {
+            return usize::MAX;
+        }
+        self.info.context.saturating_mul(*longest).saturating_mul(SPARE)
+    }
+
+    fn too_long(&self, used: usize, found: impl std::fmt::Display) -> Error {
+        let (room, context) = (self.room(used), self.info.context);
+        let expected = format!("at most {room} more tokens (context {context}, {used} in use)");
+        let hint = Hint::text("raise ").with(Setting::Context);
+        let hint = hint.and(", shorten the prompt, or allow ").with(Setting::Rotate);
+        Error::new("context", expected, found).hint(hint)
+    }
+
     /// Checks that tokens are the vocabulary's and fit behind those in use.
     pub(crate) fn check(&self, tokens: &[u32], used: usize) -> Result<()> {
-        let (vocab, context) = (self.config.vocab, self.info.context);
+        let vocab = self.config.vocab;
         if let Some(token) = tokens.iter().find(|t| **t as usize >= vocab) {
             return Err(Error::new("tokens", format!("ids below {vocab}"), token));
         }
-        let room = self.room(used);
-        if tokens.len() > room {
-            let expected = format!("at most {room} more tokens (context {context}, {used} in use)");
-            let hint = Hint::text("raise ").with(Setting::Context);
-            let hint = hint.and(", shorten the prompt, or allow ").with(Setting::Rotate);
-            return Err(Error::new("context", expected, tokens.len()).hint(hint));
+        if tokens.len() > self.room(used) {
+            return Err(self.too_long(used, tokens.len()));
         }
         Ok(())
     }

@@ -261,6 +261,7 @@ impl Prepared {
             options,
             info,
             tokenizer,
+            longest_token: OnceLock::new(),
             ends,
             template,
             defaults: sampling,

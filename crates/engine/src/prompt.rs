@@ -50,13 +50,25 @@ impl Prompt {
         tokenizer: Option<&Tokenizer>,
         template: Option<&ChatTemplate>,
     ) -> Result<Vec<u32>> {
+        self.encode_checked(tokenizer, template, |_| Ok(()))
+    }
+
+    /// The same, with a check of the text before it is made into tokens.
+    pub(crate) fn encode_checked(
+        &self,
+        tokenizer: Option<&Tokenizer>,
+        template: Option<&ChatTemplate>,
+        check: impl FnOnce(&str) -> Result<()>,
+    ) -> Result<Vec<u32>> {
         match self {
             Prompt::Tokens(tokens) => Ok(tokens.clone()),
             Prompt::Text(text) => {
+                check(text)?;
                 needed(tokenizer)?.encode(text, Special { add: true, parse: false })
             }
             Prompt::Chat { .. } => {
                 let text = self.render(tokenizer, template)?;
+                check(&text)?;
                 needed(tokenizer)?.encode_chat(&text)
             }
         }

@@ -716,7 +716,7 @@ impl Session {
         options: &GenerateOptions,
     ) -> Result<Generation<'_>> {
         let shared = self.shared.clone();
-        let tokens = prompt.into().encode(shared.tokenizer.as_deref(), shared.template())?;
+        let tokens = shared.encode(&prompt.into())?;
         Generation::new(self, shared, tokens, options)
     }
 }

@@ -54,7 +54,8 @@ pub(crate) fn run(args: &Run) -> Outcome {
     let template = template.as_ref().or(engine.chat_template());
     let opening = opening(args, gathering, template)?;
     let tokenizer = load::need_tokenizer(&engine)?;
-    let (_, tokens) = encode(args, &opening, tokenizer, template)?;
+    let fits = |text: &str| engine.check_length(text);
+    let (_, tokens) = encode(args, &opening, tokenizer, template, &fits)?;
     let mut options = sampling::options(&engine, &args.sampling)?;
     options.logprobs = args.top_logprobs.is_some();
     options.top_logprobs = args.top_logprobs.map_or(0, usize::from);
@@ -155,14 +156,16 @@ fn opening(args: &Run, gathering: Gathering, template: Option<&ChatTemplate>) ->
     Ok(Opening { text: gathering.finish()?, own: false, form })
 }
 
-/// The text that the model reads, and its tokens.
+/// The text that the model reads, and its tokens; `check` is asked before they are made.
 fn encode(
     args: &Run,
     opening: &Opening,
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
+    check: &dyn Fn(&str) -> delft::Result<()>,
 ) -> Outcome<(String, Vec<u32>)> {
     let text = opening.text.clone();
+    check(&text)?;
     match opening.form {
         Form::Plain => {
             let tokens = tokenizer.encode(&text, Special { add: true, parse: false })?;
@@ -180,6 +183,7 @@ fn encode(
                 aside(format_args!("warning: {remark}"));
             }
             let rendered = prompt.render(Some(tokenizer), template)?;
+            check(&rendered)?;
             let tokens = tokenizer.encode_chat(&rendered)?;
             Ok((rendered, tokens))
         }
@@ -218,7 +222,8 @@ fn show(args: &Run, gathering: Gathering, template: Option<ChatTemplate>) -> Out
     };
     let opening = opening(args, gathering, template.as_ref())?;
     let tokenizer = load::tokenizer(&model)?;
-    let (text, tokens) = encode(args, &opening, &tokenizer, template.as_ref())?;
+    let all = |_: &str| Ok(());
+    let (text, tokens) = encode(args, &opening, &tokenizer, template.as_ref(), &all)?;
     if args.json || args.json_lines {
         return print_json(&json!({ "prompt": text, "tokens": tokens }));
     }

@@ -248,6 +248,27 @@ fn a_batch_goes_on_behind_the_last_whole_answer() {
 }
 
 #[test]
+fn a_text_that_cannot_fit_is_refused_before_it_is_made_into_tokens() {
+    // Half a minute for such a word, were it tokenised.
+    let word = "x".repeat(8 << 20);
+    let line = json!({ "prompt": word }).to_string();
+    let chat = json!({ "messages": [{ "role": "user", "content": word }] }).to_string();
+    let began = std::time::Instant::now();
+    let found = answers(&batch(&["-"], &format!("{line}\n{chat}\n{{\"prompt\": \"a\"}}\n")));
+    let why = found[0]["error"].as_str().unwrap();
+    assert!(why.contains("a text of 8388608 bytes, which cannot fit"), "{why}");
+    assert!(found[1]["error"].is_string() && found[2]["text"].is_string(), "{found:?}");
+    let run = |more: &[&str]| {
+        let all = ["run", "--threads", "2", "--ctx", "256", "-n", "1", "--raw", "--file", "-"];
+        let output = fed(delft().args(all).args(more), &word);
+        (status(&output), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (status, said) = run(&[]);
+    assert!(status == 1 && said.contains("a text of 8388608 bytes, which cannot fit"), "{said}");
+    assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+}
+
+#[test]
 fn what_is_no_batch_is_refused() {
     let none = delft().args(["batch"]).output().unwrap();
     assert_eq!(status(&none), 2);
