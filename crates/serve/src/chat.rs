@@ -28,6 +28,7 @@ pub(crate) const ASSISTANT: &[Field] = &[
     used("refusal"),
     used("reasoning_content"),
     used("reasoning"),
+    used("reasoning_details"),
     used("thinking"),
     no_effect("annotations"),
     no_effect("weight"),
@@ -53,6 +54,41 @@ pub(crate) const PARTS: &[Variant] = &[
 
 /// Parts of an assistant's message besides: the model said it instead of an answer.
 pub(crate) const REFUSALS: &[Variant] = &[variant("refusal", &[used("type"), used("refusal")])];
+
+/// What an assistant thought, as OpenRouter and its clients write it.
+pub(crate) const DETAILS: &[Variant] = &[
+    variant(
+        "reasoning.text",
+        &[
+            used("type"),
+            used("text"),
+            no_effect("format"),
+            no_effect("id"),
+            no_effect("index"),
+            no_effect("signature"),
+        ],
+    ),
+    variant(
+        "reasoning.summary",
+        &[
+            used("type"),
+            no_effect("format"),
+            no_effect("id"),
+            no_effect("index"),
+            no_effect("summary"),
+        ],
+    ),
+    variant(
+        "reasoning.encrypted",
+        &[
+            used("type"),
+            no_effect("data"),
+            no_effect("format"),
+            no_effect("id"),
+            no_effect("index"),
+        ],
+    ),
+];
 
 /// Calls of tools that an assistant's message may have.
 pub(crate) const CALLS: &[Variant] = &[
@@ -131,6 +167,13 @@ fn message(fields: &Fields, place: &str, value: &Value) -> Result<Value, Problem
             "reasoning_content" | "reasoning" | "thinking" => {
                 read.insert("reasoning_content".to_string(), text(&place, value)?.into());
             }
+            // The same as `reasoning`, where that is there, too.
+            "reasoning_details" => {
+                let thought = details(fields, &place, value)?;
+                if !thought.is_empty() {
+                    read.entry("reasoning_content".to_string()).or_insert(thought.into());
+                }
+            }
             "tool_calls" => {
                 read.insert("tool_calls".to_string(), tool_calls(fields, &place, value)?);
             }
@@ -151,6 +194,18 @@ fn message(fields: &Fields, place: &str, value: &Value) -> Result<Value, Problem
         read.insert("content".to_string(), "".into());
     }
     Ok(Value::Object(read))
+}
+
+/// The text of what an assistant thought; what is summed up or encrypted has none.
+fn details(fields: &Fields, place: &str, value: &Value) -> Result<String, Problem> {
+    let parts = value.as_array().ok_or_else(|| wrong(place, "a list", value))?;
+    let mut all = String::new();
+    for (i, part) in parts.iter().enumerate() {
+        let place = format!("{place}[{i}]");
+        fields.variant(&place, part, "a part", &[DETAILS], None)?;
+        all += part["text"].as_str().unwrap_or_default();
+    }
+    Ok(all)
 }
 
 /// A string, or the text of a list of parts, each of which has it in the field of its type's name
@@ -298,6 +353,13 @@ mod tests {
             ] },
             { "role": "tool", "tool_call_id": "1", "content": "2" },
             { "role": "assistant", "content": [{ "type": "refusal", "refusal": "No." }] },
+            { "role": "assistant", "content": "4", "reasoning": "2 + 2", "reasoning_details": [
+                { "type": "reasoning.text", "text": "other", "format": "unknown", "index": 0 },
+            ] },
+            { "role": "assistant", "content": null, "reasoning_details": [
+                { "type": "reasoning.encrypted", "data": "x", "id": "1" },
+                { "type": "reasoning.text", "text": "So", "signature": null },
+            ] },
             { "role": "assistant", "tool_calls": [
                 { "type": "function", "function": { "name": "f", "arguments": "{\"x\": " } },
             ] },
@@ -312,6 +374,8 @@ mod tests {
                 ] }),
                 json!({ "role": "tool", "tool_call_id": "1", "content": "2" }),
                 json!({ "role": "assistant", "content": "No." }),
+                json!({ "role": "assistant", "content": "4", "reasoning_content": "2 + 2" }),
+                json!({ "role": "assistant", "content": "", "reasoning_content": "So" }),
                 json!({ "role": "assistant", "content": "", "tool_calls": [
                     { "type": "function", "function": { "name": "f", "arguments": "{\"x\": " } },
                 ] }),

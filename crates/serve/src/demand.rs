@@ -117,8 +117,7 @@ pub(crate) const JSON_SCHEMA: &[Field] =
     &[used("schema"), used("strict"), no_effect("name"), no_effect("description")];
 
 /// The text of responses.
-pub(crate) const TEXT: &[Field] =
-    &[used("format"), refused("verbosity", "models here have no such setting", &["\"medium\""])];
+pub(crate) const TEXT: &[Field] = &[used("format"), no_effect("verbosity")];
 
 /// The form of it.
 pub(crate) const TEXT_FORMAT: &[Field] =
@@ -617,6 +616,10 @@ fn grammar_fields(fields: &Fields) -> Result<Option<Grammar>, Problem> {
     let mut found = Vec::new();
     if let Some(text) = fields.text("grammar")?.filter(|text| !text.is_empty()) {
         found.push(Grammar::of_text(text));
+    }
+    // llama-server's, beside an empty one that asks for nothing.
+    if let Some(schema) = fields.object("json_schema")?.filter(|schema| !schema.is_empty()) {
+        found.push(Grammar::Schema(schema.clone().into()));
     }
     if let Some(kinds) = fields.within("structured_outputs", &[KINDS])? {
         let within = |e: Problem| e.within("structured_outputs");

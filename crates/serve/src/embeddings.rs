@@ -21,6 +21,10 @@ use crate::router::{Answered, Call, noting};
 pub(crate) const OPENAI: &[Field] =
     &[used("model"), used("input"), used("dimensions"), used("encoding_format"), no_effect("user")];
 
+/// The fields of llama-server's `/embedding`.
+const LLAMA: &[Field] =
+    &[used("model"), used("content"), used("input"), used("embd_normalize"), used("dimensions")];
+
 /// The documented fields of `/api/embed`.
 pub(crate) const OLLAMA: &[Field] = &[
     used("model"),
@@ -86,6 +90,26 @@ pub(crate) async fn openai(call: Call) -> Answered {
         "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
     });
     Ok(noting(&ask.fields, axum::Json(object).into_response()))
+}
+
+/// llama-server's `/embedding` and `/embeddings`: each text's vector in a list of one.
+pub(crate) async fn llama(call: Call) -> Answered {
+    let fields = call.fields(&[LLAMA], Unknown::Noted).await?;
+    let model = call.model(&fields).await?;
+    enable(&call, &model).await?;
+    let input = if fields.value("content").is_some() { "content" } else { "input" };
+    // Vectors are those of the model's own form, which are of length 1 for most.
+    if fields.whole("embd_normalize", -1..=i64::MAX)?.is_some_and(|kind| kind != 2) {
+        let message = "expected 2, the Euclidean length, or nothing";
+        return Err(Problem::field("embd_normalize", message));
+    }
+    let ask = call.reading(|| read(model, fields, input, false)).await?;
+    let found = ask.compute().await?;
+    let numbers =
+        |embedding: &Vec<f32>| -> Value { embedding.iter().copied().map(short).collect() };
+    let object = found.iter().enumerate();
+    let object = object.map(|(index, own)| json!({ "index": index, "embedding": [numbers(own)] }));
+    Ok(noting(&ask.fields, axum::Json(object.collect::<Value>()).into_response()))
 }
 
 /// `/api/embed`.

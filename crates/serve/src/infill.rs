@@ -5,21 +5,21 @@
 //! other order is `SUFFIX after PREFIX before MIDDLE`. Other files stand in front, as
 //! `REPOSITORY name FILE name text` where the vocabulary has such tokens.
 
+use delft::GenerateOptions;
 use delft::formats::gguf::Metadata;
 use delft::tokens::{Special, Tokenizer};
-use delft::{Finish, GenerateOptions};
-use serde_json::{Map, Value, json};
 
 use crate::catalogue::Held;
 use crate::demand::{Asked, GRAMMARS};
-use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
-use crate::generation::{Done, Event, Work};
+use crate::fields::{Field, Fields, Unknown, no_effect, refused, used};
+use crate::generation::Work;
+use crate::llama::{self, SETTINGS, Told};
 use crate::models::Model;
 use crate::problem::{Api, Problem};
 use crate::reply::{Answer, Reply};
 use crate::router::{Answered, Call, noting, telling};
 use crate::settings;
-use crate::stream::{Framing, Gone, Sender, Shape, response};
+use crate::stream::{Framing, response};
 
 /// The tokens by which a model fills a gap.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,37 +159,12 @@ pub(crate) fn encode(model: &Model, text: &str, begins: bool) -> Result<Vec<u32>
     Ok(tokenizer.encode(text, Special::default())?)
 }
 
-/// llama-server's fields.
+/// llama-server's fields besides.
 pub(crate) const FIELDS: &[Field] = &[
-    used("model"),
     used("input_prefix"),
     used("input_suffix"),
     used("input_extra"),
-    used("prompt"),
-    used("frequency_penalty"),
-    used("ignore_eos"),
-    used("min_p"),
-    used("n_predict"),
-    used("presence_penalty"),
-    used("repeat_last_n"),
-    used("repeat_penalty"),
-    used("response_fields"),
-    used("seed"),
-    used("stop"),
-    used("stream"),
-    used("temperature"),
-    used("top_k"),
-    used("top_p"),
-    no_effect("cache_prompt"),
-    no_effect("id_slot"),
-    no_effect("n_cache_reuse"),
-    no_effect("n_indent"),
-    no_effect("n_keep"),
-    no_effect("samplers"),
-    no_effect("t_max_predict_ms"),
-    no_effect("t_max_prompt_ms"),
-    no_effect("timings_per_token"),
-    refused("n_probs", "log-probabilities are told by /v1/completions", &["0"]),
+    refused("n_probs", "log-probabilities are told by /completion", &["0"]),
 ];
 
 /// A file beside the text.
@@ -205,22 +180,9 @@ struct Ask {
     streams: bool,
 }
 
-/// The contents of an answer.
-struct Told {
-    model: String,
-    /// The fields that are asked for; none: all.
-    wanted: Option<Vec<String>>,
-    /// Texts of tokens by which the model says that the gap is filled.
-    ends: Vec<String>,
-    /// Whether the prompt is only to be read, for requests to come: what is written is left out.
-    silent: bool,
-    /// Tokens so far.
-    tokens: usize,
-}
-
 /// `/infill`.
 pub(crate) async fn answer(call: Call) -> Answered {
-    let fields = call.fields(&[FIELDS, GRAMMARS], Unknown::Noted).await?;
+    let fields = call.fields(&[SETTINGS, FIELDS, GRAMMARS], Unknown::Noted).await?;
     let model = call.model(&fields).await?;
     let Ask { model, fields, work, mut told, streams } =
         call.reading(|| read(&call, fields, model)).await?;
@@ -232,9 +194,10 @@ pub(crate) async fn answer(call: Call) -> Answered {
         return Ok(noting(&fields, streamed));
     }
     let answer = Answer::of(generating, &mut Reply::plain()).await?;
-    told.tokens = answer.tokens.len();
-    let object = told.object(&answer.content, answer.end.as_ref());
-    Ok(telling(answer.end.as_ref(), noting(&fields, axum::Json(object))))
+    let Answer { tokens, end, .. } = answer;
+    tokens.into_iter().for_each(|token| told.add(token));
+    let object = told.whole(end.as_ref());
+    Ok(telling(end.as_ref(), noting(&fields, axum::Json(object))))
 }
 
 fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
@@ -242,9 +205,7 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let tokenizer = model.tokenizer()?;
     let mut options = settings::options(&model, &fields, call.seed())?;
     let most = fields.whole("n_predict", -1..=i64::MAX)?.unwrap_or(-1);
-    // The prompt is read together with the first token.
-    let silent = most == 0;
-    options.max_tokens = usize::try_from(most).ok().map(|most| most.max(1));
+    let silent = llama::set_length(&mut options, most);
     Asked::completions(&fields)?.constrain(&model, &[], false, &mut options)?;
     infill.bound(&mut options);
     let text = |name: &str| Ok::<_, Problem>(fields.text(name)?.unwrap_or_default());
@@ -268,15 +229,7 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let prompt = infill.prompt(tokenizer, &extra, &before, &after);
     model.check(&prompt)?;
     let streams = fields.flag("stream")?.unwrap_or(false);
-    let expected = "a list of names of fields";
-    let wanted = fields.list("response_fields")?.map(|list| {
-        let name = |value: &Value| value.as_str().map(str::to_string);
-        let names: Option<Vec<String>> = list.iter().map(name).collect();
-        names.ok_or_else(|| wrong("response_fields", expected, &Value::from(list.to_vec())))
-    });
-    let wanted = wanted.transpose()?.filter(|names| !names.is_empty());
-    let (name, ends) = (model.name.clone(), infill.ends.clone());
-    let told = Told { model: name, wanted, ends, silent, tokens: 0 };
+    let told = Told::new(model.clone(), llama::wanted(&fields)?, infill.ends.clone(), silent);
     Ok(Ask { model, fields, work: Work { prompt, options }, told, streams })
 }
 
@@ -325,79 +278,5 @@ impl Infill {
         }
         kept.reverse();
         Ok(([head, kept.concat(), last].concat(), left_out))
-    }
-}
-
-impl Told {
-    /// A piece of an answer, or its end with why it ended and what it took; in llama-server's
-    /// shape.
-    fn object(&self, content: &str, end: Option<&Done>) -> Value {
-        let (content, tokens) = if self.silent { ("", 0) } else { (content, self.tokens) };
-        let mut object = json!({
-            "index": 0,
-            "content": content,
-            "id_slot": 0,
-            "stop": end.is_some(),
-            "model": self.model,
-            "tokens_predicted": tokens,
-        });
-        let Some(done) = end else { return picked(object, self.wanted.as_deref()) };
-        let metrics = &done.metrics;
-        let (kind, word) = match &done.finish {
-            Finish::StopString(word) if !self.ends.contains(word) => ("word", word.as_str()),
-            Finish::Length | Finish::ContextFull => ("limit", ""),
-            _ => ("eos", ""),
-        };
-        object["stop_type"] = kind.into();
-        object["stopping_word"] = word.into();
-        object["truncated"] = false.into();
-        object["tokens_evaluated"] = metrics.prompt_tokens.into();
-        object["tokens_cached"] = (metrics.prompt_tokens + tokens).into();
-        object["timings"] = json!({ "cache_n": metrics.reused_tokens });
-        let read = metrics.prompt_tokens - metrics.reused_tokens;
-        let parts = [("prompt", read, metrics.prefill), ("predicted", tokens, metrics.decode)];
-        for (name, count, time) in parts {
-            let (count, ms) = (count as f64, time.as_secs_f64() * 1e3);
-            let over = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
-            let timings = &mut object["timings"];
-            timings[format!("{name}_n")] = (count as usize).into();
-            timings[format!("{name}_ms")] = ms.into();
-            timings[format!("{name}_per_token_ms")] = over(ms, count).into();
-            timings[format!("{name}_per_second")] = over(1e3 * count, ms).into();
-        }
-        done.note_closing(&mut object);
-        done.tell_cache(&mut object);
-        picked(object, self.wanted.as_deref())
-    }
-}
-
-/// The fields of an answer that are asked for, each under the path by which it is asked for, as in
-/// `timings/prompt_n`; all where none is named.
-fn picked(object: Value, wanted: Option<&[String]>) -> Value {
-    let Some(wanted) = wanted else { return object };
-    let mut picked = Map::new();
-    for path in wanted {
-        let found = path.split('/').try_fold(&object, |inner, name| inner.get(name));
-        found.into_iter().for_each(|value| drop(picked.insert(path.clone(), value.clone())));
-    }
-    picked.into()
-}
-
-impl Shape for Told {
-    async fn event(&mut self, sender: &Sender, _: usize, event: Event) -> Result<(), Gone> {
-        let object = match event {
-            Event::Token(token) => {
-                self.tokens += 1;
-                if token.text.is_empty() || self.silent {
-                    return Ok(());
-                }
-                self.object(&token.text, None)
-            }
-            Event::Done(done) => {
-                sender.end(&self.object("", Some(&done)));
-                return Ok(());
-            }
-        };
-        sender.send(&object).await
     }
 }

@@ -21,6 +21,7 @@ mod generation;
 mod infill;
 mod keep;
 mod library;
+mod llama;
 mod log;
 pub mod logprobs;
 mod metrics;

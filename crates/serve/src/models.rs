@@ -42,8 +42,6 @@ pub(crate) struct Model {
     template: Option<Arc<ChatTemplate>>,
     /// How it writes calls of tools, and who tells it of them.
     calls: (&'static CallFormat, ToolNotice),
-    /// Bytes of a text beyond which no prompt can fit the context.
-    longest: usize,
     /// Its vocabulary for grammars, once one was asked for.
     grammars: OnceLock<delft::Result<Grammars>>,
     /// The tokens by which it fills a gap, once that was asked for.
@@ -76,7 +74,6 @@ impl Model {
         let Served { name, engines, templates, adapters } = served;
         let none = || Error::new(&name, "an engine", "none");
         let engine = engines.first().cloned().ok_or_else(none)?;
-        let longest = longest_prompt(&engine);
         let template = templates.map(|sources| ChatTemplate::new("chat template", sources));
         let template = template.transpose()?.map(Arc::new);
         let plain = Model {
@@ -85,7 +82,6 @@ impl Model {
             calls: CallFormat::or_described(template.as_deref().or(engine.chat_template())),
             name,
             template,
-            longest,
             grammars: OnceLock::new(),
             infill: OnceLock::new(),
             engine,
@@ -104,6 +100,11 @@ impl Model {
         self.engines.iter().all(|engine| engine.capabilities().contains(&capability))
     }
 
+    /// Texts that it may write at a time.
+    pub(crate) fn places(&self) -> usize {
+        self.engines.iter().map(|engine| engine.options().sessions).sum()
+    }
+
     /// The devices that it is on.
     pub(crate) fn devices(&self) -> String {
         let names = self.engines.iter().map(|engine| engine.info().device.to_string());
@@ -120,7 +121,6 @@ impl Model {
             generator: Arc::new(self.generator.with(adapters, counts)),
             template: self.template.clone(),
             calls: self.calls,
-            longest: self.longest,
             grammars: OnceLock::new(),
             infill: OnceLock::new(),
         }
@@ -300,7 +300,7 @@ impl Model {
     /// Refuses a text that is far too long before it is made into tokens, which takes many times
     /// its memory.
     pub(crate) fn check_length(&self, text: &str) -> Result<(), Problem> {
-        if text.len() <= self.longest {
+        if text.len() <= self.engine.longest_text() {
             return Ok(());
         }
         let message = format!(
@@ -360,16 +360,6 @@ impl Model {
         }
         Ok(())
     }
-}
-
-/// Bytes that a context's tokens cannot say, with some to spare for unknown characters, of which
-/// many may be one token.
-fn longest_prompt(engine: &Engine) -> usize {
-    const SPARE: usize = 4;
-    let Some(tokenizer) = engine.tokenizer() else { return usize::MAX };
-    let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
-    let longest = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
-    engine.info().context.saturating_mul(longest).saturating_mul(SPARE)
 }
 
 /// Ids of calls as Mistral's templates want them: nine letters and digits. Others become such, the

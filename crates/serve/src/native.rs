@@ -137,8 +137,22 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
         tell_memory(&mut told, &model.engines);
         told
     };
-    let models: Vec<Value> =
-        tokio::task::block_in_place(|| app.models.known().into_iter().map(told).collect());
+    let known = tokio::task::block_in_place(|| app.models.known());
+    let first = known.iter().find_map(|known| known.loaded.clone());
+    let models: Vec<Value> = tokio::task::block_in_place(|| known.into_iter().map(told).collect());
     let version = env!("CARGO_PKG_VERSION");
-    axum::Json(json!({ "version": version, "build": build(), "models": models })).into_response()
+    let mut object = json!({ "version": version, "build": build(), "models": models });
+    // llama-server's clients look for those of its one model.
+    if let Some(model) = first {
+        let text = |id: Option<u32>| Some(model.engine.tokenizer()?.token_text(id?));
+        let tokenizer = model.engine.tokenizer();
+        object["default_generation_settings"] = json!({ "n_ctx": model.context() });
+        object["total_slots"] = model.places().into();
+        object["model_alias"] = model.name.as_str().into();
+        object["chat_template"] = json!(model.template().and_then(|own| own.source(None)));
+        object["bos_token"] = json!(text(tokenizer.and_then(|own| own.bos())));
+        object["eos_token"] = json!(text(tokenizer.and_then(|own| own.eos_token())));
+        object["modalities"] = json!({ "vision": false, "audio": false });
+    }
+    axum::Json(object).into_response()
 }

@@ -33,7 +33,8 @@ use crate::sessions::{self, Sessions};
 use crate::settings::random;
 use crate::watch::{Record, Trail};
 use crate::{
-    adapters, anthropic, embeddings, events, gate, infill, metrics, native, ollama, openai, page,
+    adapters, anthropic, embeddings, events, gate, infill, llama, metrics, native, ollama, openai,
+    page,
 };
 use ollama::manage;
 use openai::stored::Stored;
@@ -180,6 +181,19 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/api/delete", axum::routing::delete(taking(manage::delete)))
         .route("/api/version", get(ollama::version))
         .route("/infill", post(infill::answer))
+        .route("/completion", post(llama::completion))
+        .route("/completions", post(llama::completion))
+        .route("/chat/completions", post(openai::chat::answer))
+        .route("/responses", post(openai::responses::answer))
+        .route("/models", get(openai::models))
+        .route("/embedding", post(embeddings::llama))
+        .route("/embeddings", post(embeddings::llama))
+        .route("/slots", get(llama::slots))
+        .route("/slots/{id}", axum::routing::post(llama::slot))
+        .route("/rerank", axum::routing::post(llama::rerank))
+        .route("/reranking", axum::routing::post(llama::rerank))
+        .route("/v1/rerank", axum::routing::post(llama::rerank))
+        .route("/v1/reranking", axum::routing::post(llama::rerank))
         .route("/sessions", post(sessions::create))
         .route("/sessions/{id}", get(sessions::show).delete(taking(sessions::delete)))
         .route("/sessions/{id}/fork", post(sessions::fork))
@@ -192,6 +206,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/detokenize", post(native::detokenize))
         .route("/apply-template", post(native::apply_template))
         .route("/props", get(native::props))
+        .route("/v1/health", get(|| async { axum::Json(json!({ "status": "ok" })) }))
         .route("/health", get(|| async { axum::Json(json!({ "status": "ok" })) }))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics_text))
@@ -402,8 +417,8 @@ pub(crate) fn telling(done: Option<&Done>, mut response: Response) -> Response {
 
 async fn no_such_path(request: Request) -> Response {
     let message = "there is no such path; the interfaces are those of OpenAI (/v1/chat/completions, \
-                   /v1/responses, /v1/completions, /v1/embeddings, /v1/models), Anthropic (/v1/messages) and Ollama (/api/chat, \
-                   /api/generate, /api/embed)";
+                   /v1/responses, /v1/completions, /v1/embeddings, /v1/models), Anthropic (/v1/messages), Ollama (/api/chat, \
+                   /api/generate, /api/embed) and llama-server (/completion, /embedding, /infill)";
     let problem = Problem::new(StatusCode::NOT_FOUND, "not_found", message);
     problem.response(Api::of(request.uri().path()))
 }

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use delft::GenerateOptions;
+use delft::tokens::Special;
 use serde_json::Value;
 
 use crate::fields::{Fields, wrong};
@@ -41,25 +42,57 @@ pub(crate) fn options(
     }
     let own = fields.whole("seed", i64::MIN..=i64::MAX)?.filter(|seed| *seed != -1);
     sampling.seed = own.map_or(seed, |seed| seed as u64);
-    if let Some(biases) = fields.object("logit_bias")? {
-        let vocabulary = model.engine.info().vocab;
-        for (token, bias) in biases {
-            let id = token.parse::<u32>().ok().filter(|id| (*id as usize) < vocabulary);
-            let id = id.ok_or_else(|| {
-                let expected = format!("token ids below {vocabulary}");
-                wrong("logit_bias", expected, &Value::from(token.as_str()))
-            })?;
-            let value = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
-            let value =
-                value.ok_or_else(|| wrong("logit_bias", "numbers from -100 to 100", bias))?;
-            // -100 is documented as a ban.
-            let value = if value == -100.0 { f32::NEG_INFINITY } else { value as f32 };
-            sampling.logit_bias.push((id, value));
-        }
+    if let Some(biases) = fields.value("logit_bias") {
+        sampling.logit_bias = logit_bias(model, biases)?;
     }
     let ignore_end = fields.flag("ignore_eos")?.unwrap_or(false);
     let stop = stops(fields, "stop")?;
     Ok(GenerateOptions { sampling, stop, ignore_end, ..GenerateOptions::default() })
+}
+
+/// What is added to the logits of tokens: an object of ids and numbers; or a list of pairs, as
+/// llama.cpp writes it, of an id or the text of tokens, and a number or false.
+fn logit_bias(model: &Model, biases: &Value) -> Result<Vec<(u32, f32)>, Problem> {
+    const NAME: &str = "logit_bias";
+    let vocabulary = model.engine.info().vocab;
+    let id = |id: Option<u64>, found: &Value| {
+        let id = id.and_then(|id| u32::try_from(id).ok());
+        let id = id.filter(|id| (*id as usize) < vocabulary);
+        id.ok_or_else(|| wrong(NAME, format!("token ids below {vocabulary}"), found))
+    };
+    let bias = |bias: &Value| {
+        // -100 is documented as a ban.
+        let banned = bias == &Value::Bool(false) || bias.as_f64() == Some(-100.0);
+        let bias_of = bias.as_f64().filter(|bias| (-100.0..=100.0).contains(bias));
+        let number = if banned { Some(f32::NEG_INFINITY) } else { bias_of.map(|bias| bias as f32) };
+        number.ok_or_else(|| wrong(NAME, "numbers from -100 to 100", bias))
+    };
+    let mut all = Vec::new();
+    match biases {
+        Value::Object(object) => {
+            for (token, value) in object {
+                all.push((id(token.parse().ok(), &token.as_str().into())?, bias(value)?));
+            }
+        }
+        Value::Array(list) if list.len() <= vocabulary => {
+            for pair in list {
+                let parts = pair.as_array().filter(|parts| parts.len() == 2);
+                let parts =
+                    parts.ok_or_else(|| wrong(NAME, "pairs of a token and a bias", pair))?;
+                let value = bias(&parts[1])?;
+                match &parts[0] {
+                    Value::String(text) => {
+                        model.check_length(text)?;
+                        let tokens = model.tokenizer()?.encode(text, Special::default())?;
+                        all.extend(tokens.into_iter().map(|token| (token, value)));
+                    }
+                    token => all.push((id(token.as_u64(), token)?, value)),
+                }
+            }
+        }
+        other => return Err(wrong(NAME, "an object of token ids and numbers", other)),
+    }
+    Ok(all)
 }
 
 /// The tokens that a text may have by a field, `least` at least; none where it is left out, or -1

@@ -50,13 +50,13 @@ pub(crate) const FIELDS: &[Field] = &[
     no_effect("safety_identifier"),
     no_effect("service_tier"),
     no_effect("user"),
+    no_effect("verbosity"),
     refused("audio", "answers are text", &[]),
     refused("function_call", "the older form of tool_choice", &["\"none\"", "\"auto\""]),
     refused("functions", "the older form of tools", &[]),
     refused("modalities", "answers are text", &["[\"text\"]"]),
     refused("moderation", "answers are not moderated", &[]),
     refused("store", "nothing is stored", &["false"]),
-    refused("verbosity", "models here have no such setting", &["\"medium\""]),
     refused("web_search_options", "nothing is searched", &[]),
 ];
 

@@ -6,6 +6,7 @@ mod common;
 mod embeddings;
 mod infill;
 mod library;
+mod llama;
 mod manage;
 mod ollama;
 mod openai;
