@@ -1,7 +1,7 @@
 //! Trials, at load, of whether the vendor's library gives a row the same bits whatever the number
 //! of rows, in each product that the Program has. The library promises nothing of the kind; without
-//! split sums it has done so on every GPU where it was tried. For decode rows the fastest of the
-//! library's ways that give these bits is looked for.
+//! split sums it has done so on every GPU where it was tried. For rows that decode and for short
+//! prompts the fastest of the library's ways that give these bits is looked for.
 
 use formats::Result;
 use half::{bf16, f16};
@@ -54,7 +54,7 @@ pub(super) fn rows_are_alike<B: Backend>(
     let y = backend.buffer(most * row)?;
     let add = if shape.adds { Some(backend.buffer(most * row)?) } else { None };
     let product = |rows: usize| {
-        let shape = ProductShape { rows: rows as u32, ..*shape };
+        let shape = ProductShape { rows: rows as u32, tuned: false, ..*shape };
         backend.submit(&[backend.product(&shape, &x, w, add.as_ref(), &y)?])?;
         let mut bytes = vec![0; rows * row];
         backend.read(&y, &mut bytes)?;

@@ -9,10 +9,16 @@ use ops::packed::Format;
 use program::{ArenaPlan, BLOCK_TOKENS, Node, Program, StepKind, ValueId, plan_memory};
 use tile::types::Scalar;
 
+use super::LIBRARY_ROWS;
 use super::lower::{LOW, Lowering};
 
 /// Rows up to which products use matrix-vector kernels.
 pub(super) const FEW: usize = 8;
+
+/// Rows up to which the fastest way is looked for to do a vendor's product of a step of a prompt.
+/// The way that the library proposes reads a matrix with a few of the multiprocessors where rows are
+/// few and sums may not be cut.
+pub(super) const SHORT_PROMPT: usize = 192;
 
 /// Rows that kernels for few rows are compiled for: the next power of two. Larger numbers are
 /// unchanged.
@@ -28,6 +34,16 @@ pub(super) fn decode_bucket(rows: usize) -> usize {
     }
     let power = rows.next_power_of_two();
     if rows > FEW && rows <= power / 4 * 3 { power / 4 * 3 } else { power }
+}
+
+/// Rows of the vendor's products in a step of a prompt: for short prompts one of a few numbers, since
+/// the fastest way to do a product is looked for at each. Missing rows are computed and not read.
+pub(super) fn prompt_bucket(rows: usize) -> usize {
+    match rows {
+        0..=128 => rows.next_power_of_two().max(LIBRARY_ROWS),
+        129..=SHORT_PROMPT => SHORT_PROMPT,
+        _ => rows,
+    }
 }
 
 /// The types of all values: `half` for those that only attention uses, f32 for the others.
@@ -268,5 +284,6 @@ mod tests {
         let buckets = [1, 2, 4, 8, 12, 16, 24, 24, 32, 48, 64, 96, 128, 192, 256];
         assert_eq!(rows.map(decode_bucket), buckets);
         assert!((1..5000).all(|rows| decode_bucket(rows) - rows < BLOCK_TOKENS));
+        assert_eq!([1, 33, 128, 129, 192, 193].map(prompt_bucket), [32, 64, 128, 192, 192, 193]);
     }
 }

@@ -16,7 +16,7 @@ use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::arena::{self, FEW, Layout, bucket};
+use super::arena::{self, FEW, Layout, bucket, prompt_bucket};
 use super::kernels::Kernels;
 use super::{Facts, LIBRARY_ROWS, ProductShape, kv};
 use crate::{CacheType, ExecutorOptions};
@@ -310,6 +310,7 @@ impl Lowering {
             (true, _) if self.narrow(kind, rows) => {
                 bucket(rows).next_multiple_of(FEW.min(bucket(rows)))
             }
+            (true, Some(_)) if kind == StepKind::Prompt => prompt_bucket(rows),
             (true, Some(_)) => rows.max(LIBRARY_ROWS),
             (true, None) => rows,
             (false, _) => bucket(rows),

@@ -6,53 +6,65 @@ use program::{BLOCK_TOKENS, StepKind};
 use tile::types::Scalar;
 
 use super::{GpuExecutor, LEAST_LENGTH};
-use crate::gpu::arena::{Layout, decode_bucket};
+use crate::gpu::arena::{Layout, SHORT_PROMPT, decode_bucket, prompt_bucket};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::lower::{self, Adapted, Key, Lowering, Slot};
 use crate::gpu::sizes::{self, stride};
 use crate::gpu::{Backend, LIBRARY_ROWS, ProductShape, alike};
 
+/// Matrices of a shape that ways to multiply are tried on.
+const MATRICES: usize = 4;
+
+/// Products of one shape, and a few of their matrices.
+type Tried<B> = (ProductShape, Vec<<B as Backend>::Buffer>);
+
 impl<B: Backend> GpuExecutor<B> {
-    /// Disables the vendor's library if the bits of its rows depend on the number of rows.
+    /// Disables the vendor's library if the bits of its rows depend on the number of rows; else
+    /// looks for the fastest ways to do what it does for few rows.
     pub(super) fn try_library(&mut self) -> Result<()> {
-        let outputs = usize::from(self.chooses());
+        if !self.try_prompts()? {
+            self.lowering.facts.products = None;
+            self.lowering.library = false;
+        }
+        if self.lowering.library {
+            self.lowering.library = self.tune_decode()?;
+        }
+        Ok(())
+    }
+
+    /// Tries each product of the vendor's library in steps of prompts, and looks for the fastest
+    /// way to do it for every number of rows that short prompts have; whether a row's bits do not
+    /// depend on the number of rows.
+    fn try_prompts(&mut self) -> Result<bool> {
         let key = Key {
             kind: StepKind::Prompt,
             tokens: LIBRARY_ROWS,
-            outputs,
+            outputs: usize::from(self.chooses()),
             sequences: 1,
             strides: vec![stride(1, false); self.blocks.len()],
             length: BLOCK_TOKENS,
             samples: None,
             adapted: Adapted::No,
         };
-        let mut tried = Vec::new();
-        for (shape, w) in library_products(&self.lowering, &key, &mut self.kernels)? {
-            if tried.contains(&shape) {
-                continue;
+        let mut known = std::mem::take(&mut self.kernels);
+        let shapes = self.products(&key, &mut known);
+        self.kernels = known;
+        let shapes = shapes?;
+        for (shape, ws) in &shapes {
+            let alike = |w| alike::rows_are_alike(&*self.backend, shape, w);
+            if !ws.first().map_or(Ok(true), alike)? {
+                return Ok(false);
             }
-            let w = match w {
-                Slot::Weight(weight) => self.weights[weight].buffer.clone(),
-                _ => self.unpacked_noise(shape.operand)?,
-            };
-            if !alike::rows_are_alike(&*self.backend, &shape, &w)? {
-                self.lowering.facts.products = None;
-                self.lowering.library = false;
-                return Ok(());
-            }
-            tried.push(shape);
         }
-        if self.lowering.library {
-            self.lowering.library = self.tune_library()?;
-        }
-        Ok(())
+        let mut rows: Vec<usize> =
+            (1..=self.limits.tokens.min(SHORT_PROMPT)).map(prompt_bucket).collect();
+        rows.dedup();
+        self.tune(&shapes, &rows)
     }
 
     /// Looks for the fastest way to do each product of the vendor's library in steps that decode,
     /// for every number of rows that such steps have; whether a row's bits do not depend on that.
-    fn tune_library(&mut self) -> Result<bool> {
-        /// Matrices of a shape that ways are tried on.
-        const MATRICES: usize = 4;
+    fn tune_decode(&mut self) -> Result<bool> {
         let most = sizes::decode_rows(&self.limits);
         let key = Key {
             kind: StepKind::Decode,
@@ -64,15 +76,7 @@ impl<B: Backend> GpuExecutor<B> {
             samples: None,
             adapted: Adapted::No,
         };
-        let mut shapes: Vec<(ProductShape, Vec<B::Buffer>)> = Vec::new();
-        for (shape, w) in library_products(&self.lowering, &key, &mut Kernels::default())? {
-            let w = self.buffer(&w, &key)?;
-            match shapes.iter_mut().find(|(known, _)| *known == shape) {
-                Some((_, ws)) if ws.len() < MATRICES => ws.push(w),
-                Some(_) => {}
-                None => shapes.push((shape, vec![w])),
-            }
-        }
+        let shapes = self.products(&key, &mut Kernels::default())?;
         let classes = (1..=most).map(decode_bucket);
         let mut rows: Vec<usize> = classes
             .flat_map(|rows| [rows.min(most), rows.min(self.limits.outputs)])
@@ -80,12 +84,40 @@ impl<B: Backend> GpuExecutor<B> {
             .collect();
         rows.sort_unstable();
         rows.dedup();
-        for (shape, ws) in &shapes {
-            if !alike::tune(&*self.backend, shape, ws, &rows)? {
+        self.tune(&shapes, &rows)
+    }
+
+    /// Looks for the fastest way to do products of these shapes for these numbers of rows; false if
+    /// no way gives the bits of the others.
+    fn tune(&self, shapes: &[Tried<B>], rows: &[usize]) -> Result<bool> {
+        for (shape, ws) in shapes {
+            if !alike::tune(&*self.backend, shape, ws, rows)? {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// The products of the vendor's library in a class of steps.
+    fn products(&self, key: &Key, known: &mut Kernels) -> Result<Vec<Tried<B>>> {
+        let mut shapes: Vec<Tried<B>> = Vec::new();
+        for (shape, w) in library_products(&self.lowering, key, known)? {
+            let known = shapes.iter().position(|(known, _)| *known == shape);
+            let at = known.unwrap_or_else(|| {
+                shapes.push((shape, vec![]));
+                shapes.len() - 1
+            });
+            // All packed matrices are unpacked to one place.
+            let most = if matches!(w, Slot::Unpacked(_)) { 1 } else { MATRICES };
+            if shapes[at].1.len() < most {
+                let w = match w {
+                    Slot::Unpacked(_) => self.unpacked_noise(shape.operand)?,
+                    _ => self.buffer(&w, key)?,
+                };
+                shapes[at].1.push(w);
+            }
+        }
+        Ok(shapes)
     }
 
     /// The buffer that matrices are unpacked to, filled with noise.

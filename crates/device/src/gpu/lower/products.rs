@@ -19,6 +19,7 @@ use tile::types::Scalar;
 
 use super::adapters::Sites;
 use super::{FEW, Lowering, Recorder, Slot, Step, TypedSlot, bucket};
+use crate::gpu::arena::SHORT_PROMPT;
 use crate::gpu::{Facts, ProductShape};
 
 /// The operands of a product: a matrix and its bias, by their numbers.
@@ -241,9 +242,14 @@ impl Recorder<'_> {
         self.push(gemm(types, format, bias, schedule), numbers, &bound)
     }
 
-    /// Whether these matrices go to the kernel of rows that decode together, in one launch.
+    /// Whether these matrices go to the kernel of rows that decode together, in one launch. In a
+    /// load for one sequence those are the packed ones of a prompt that is too short for the
+    /// vendor's library.
     fn streams(&self, matrices: &[Matrix], width: usize) -> Result<bool> {
-        let many = self.of.batched && !self.of.few && self.key.kind == StepKind::Decode;
+        let many = match self.of.batched {
+            true => !self.of.few && self.key.kind == StepKind::Decode,
+            false => self.of.facts.products.is_some_and(|unpack| self.key.tokens < unpack),
+        };
         if !many || self.of.exact() {
             return Ok(false);
         }
@@ -254,6 +260,9 @@ impl Recorder<'_> {
                 return Ok(false);
             }
             formats.push(self.matrix(matrix.weight)?.0);
+        }
+        if !self.of.batched && formats.iter().any(|format| format.packing().is_none()) {
+            return Ok(false);
         }
         let taken = formats.iter().all(|format| StreamTiling::takes(*format, self.of.wide));
         // Whether two are read side by side takes more room: what has that has room for either.
@@ -419,10 +428,11 @@ impl Recorder<'_> {
         let wide = self.of.wide;
         let all = if self.of.batched { self.room(rows) } else { rows };
         let x = if x.scalar == wide { x.slot } else { self.rounded(x, rows, width)?.slot };
+        let often = self.key.kind == StepKind::Decode || all <= SHORT_PROMPT;
         let shape = ProductShape {
             adds: add.is_some(),
             alike: self.of.batched,
-            tuned: self.of.batched && self.key.kind == StepKind::Decode,
+            tuned: self.of.batched && often,
             ..ProductShape::plain([all as u32, out, width as u32], wide, y.scalar)
         };
         self.steps.push(Step::Product { shape, x, w, add, y: y.slot });
