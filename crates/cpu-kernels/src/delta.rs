@@ -25,7 +25,7 @@ pub const COLUMNS: usize = 2 * WIDEST;
 const LENGTH_EPS: f32 = 1e-6;
 
 /// From here on `softplus(x)` rounds to `x`.
-const SOFTPLUS_LINEAR: f32 = 20.0;
+pub(crate) const SOFTPLUS_LINEAR: f32 = 20.0;
 
 /// The inputs of one head for a chunk of rows.
 #[derive(Debug, Clone, Copy)]
@@ -381,7 +381,7 @@ unsafe fn through(unit: &[f32], slope: &[f32], scale: f32, by: f32, to: *mut f32
 /// # Safety
 /// `p` points to `width <= N` elements.
 #[inline(always)]
-unsafe fn get<L: Lanes>(p: *const f32, width: usize) -> L {
+pub(crate) unsafe fn get<L: Lanes>(p: *const f32, width: usize) -> L {
     // SAFETY: the caller's promise.
     unsafe { if width == L::N { L::load(p) } else { L::load_part(p, width) } }
 }
@@ -389,7 +389,7 @@ unsafe fn get<L: Lanes>(p: *const f32, width: usize) -> L {
 /// # Safety
 /// `p` points to `width <= N` elements, which no other thread accesses.
 #[inline(always)]
-unsafe fn put<L: Lanes>(x: L, p: *mut f32, width: usize) {
+pub(crate) unsafe fn put<L: Lanes>(x: L, p: *mut f32, width: usize) {
     // SAFETY: the caller's promise.
     unsafe { if width == L::N { x.store(p) } else { x.store_part(p, width) } }
 }

@@ -30,6 +30,7 @@ pub mod low_rank;
 pub mod math;
 pub mod matmul;
 pub mod roof;
+pub mod scan;
 pub mod team;
 
 /// Bytes of a cache line.

@@ -10,8 +10,8 @@ pub(crate) mod lanes;
 mod rows;
 
 pub use rows::{
-    argmax, from_bf16, from_f16, layer_norm_in_place, max, rms_norm, rms_norm_in_place, rope,
-    softmax, to_bf16, to_f16,
+    argmax, from_bf16, from_f16, gated_norm_in_place, layer_norm_in_place, max, rms_norm,
+    rms_norm_in_place, rope, softmax, to_bf16, to_f16,
 };
 
 pub(crate) use functions::{exp, tanh};

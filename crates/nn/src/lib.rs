@@ -11,6 +11,7 @@ mod experts;
 mod gated_conv;
 mod latent;
 mod layers;
+mod mamba;
 mod tensor;
 
 pub use builder::{Bias, Builder, Stored, Weights};
@@ -20,6 +21,8 @@ pub use formats::Pairing;
 pub use gated_conv::GatedConv;
 pub use latent::{LatentAttention, LatentOptions};
 pub use layers::{AttentionOptions, Embedding, Mlp, Norm, Projection, QkNorm, SelfAttention};
+pub use mamba::{Mamba, MambaMultipliers, MambaOptions};
 pub use ops::experts::{Gate, Odds, Routing};
-pub use ops::{GroupLimit, Rope, Stretch, Unary};
+pub use ops::selective_scan::UNLIMITED;
+pub use ops::{GatedNorm, GroupLimit, Rope, Stretch, Unary};
 pub use tensor::{ForwardPass, Tensor};

@@ -318,37 +318,13 @@ pub fn delta_net(
     let wide = u32::from(form.columns);
     let first = (group_id() * form.simds + simd_id()) * (COLUMN_LANES * wide);
     let column = first + lane_id() / KEY_LANES * wide;
-    let lane = Lane { form, states, head, key_heads, heads, value_dim, column };
-    let chunk = states.chunk(sequence);
-    let matrix = Regs::new(form.share().own() * wide, 0.0);
-    // An earlier step wrote it, before the kernel in front: it is asked for before that is done.
-    let begins = positions.get(chunk.first.min(tokens - 1u32));
-    let before = Order::lt(chunk.first, chunk.end) & Order::gt(begins, 0u32);
-    when(before, || lane.take_up(matrix, states.behind(&chunk, begins.max(1u32) - 1u32)));
-    begin();
-    // A sequence of no rows has an idle row to see to, perhaps.
-    when(chunk.is_empty() & Order::lt(sequence, tokens), || {
-        states.when_idle(sequence, || lane.put(y, sequence, &vec![0.0f32.val(); wide as usize]));
-    });
-    when(Order::lt(chunk.first, chunk.end), || {
+    let (share, columns) = (form.share(), form.columns);
+    let part = Part { share, columns, states, head, heads, width: value_dim, column };
+    let lane = Lane { form, key_heads, part };
+    let ask = |row| lane.row(Inputs { qkv, a, b }, row);
+    part.walk(sequence, tokens, y, 2 * share.own() + wide + 2, ask, || {
         let (decay, dt) = (decay.get(head), dt.get(head));
-        // A row is asked for before the one in front of it is dealt with.
-        let ahead = Regs::<f32>::uninit(2 * form.share().own() + wide + 2);
-        let ask = |row| {
-            let values = lane.row(Inputs { qkv, a, b }, row);
-            (0u32..).zip(values).for_each(|(i, x)| ahead.set(i, x));
-        };
-        ask(chunk.first);
-        range(chunk.first, chunk.end).each(|row| {
-            let values: Vec<Val<f32>> = (0..ahead.len()).map(|i| ahead.get(i)).collect();
-            ask((row + 1u32).min(chunk.end - 1u32));
-            lane.put(y, row, &lane.advance(matrix, &values, decay, dt));
-            let position = positions.get(row);
-            let last = Order::eq((position + 1u32) % block, 0u32);
-            when(last | Order::eq(row + 1u32, chunk.end), || {
-                lane.leave(matrix, states.behind(&chunk, position));
-            });
-        });
+        move |matrix, values: &[Val<f32>]| lane.advance(matrix, values, decay, dt)
     });
 }
 
@@ -459,17 +435,125 @@ impl Correction {
     }
 }
 
-/// A lane's part of a head's matrix.
+/// A lane's part of a head's matrix `[share.len, width]`: its share of the rows, and neighbouring
+/// columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) share: Share,
+    /// Neighbouring columns that a lane has.
+    pub(crate) columns: u8,
+    pub(crate) states: States,
+    pub(crate) head: Val<u32>,
+    pub(crate) heads: Val<u32>,
+    /// Columns of a matrix.
+    pub(crate) width: Val<u32>,
+    /// Its first column.
+    pub(crate) column: Val<u32>,
+}
+
+impl Part {
+    /// Moves the matrix over the rows of `sequence`, and writes its columns of `y`
+    /// `[tokens, heads * width]`; idle rows become zeros. `ask` reads the `count` numbers that a
+    /// row has for the lane, `start` gives what moves the matrix by them and answers.
+    #[track_caller]
+    pub(crate) fn walk<A>(
+        &self,
+        sequence: Val<u32>,
+        tokens: Val<u32>,
+        y: Out,
+        count: u32,
+        ask: impl Fn(Val<u32>) -> Vec<Val<f32>>,
+        start: impl FnOnce() -> A,
+    ) where
+        A: Fn(Regs, &[Val<f32>]) -> Vec<Val<f32>>,
+    {
+        let States { positions, block, .. } = self.states;
+        let wide = u32::from(self.columns);
+        let chunk = self.states.chunk(sequence);
+        let matrix = Regs::new(self.share.own() * wide, 0.0);
+        // An earlier step wrote it, before the kernel in front: it is asked for before that is
+        // done.
+        let begins = positions.get(chunk.first.min(tokens - 1u32));
+        let before = Order::lt(chunk.first, chunk.end) & Order::gt(begins, 0u32);
+        when(before, || {
+            self.take_up(matrix, self.states.behind(&chunk, begins.max(1u32) - 1u32));
+        });
+        begin();
+        // A sequence of no rows has an idle row to see to, perhaps.
+        when(chunk.is_empty() & Order::lt(sequence, tokens), || {
+            self.states.when_idle(sequence, || {
+                self.put(y, sequence, &vec![0.0f32.val(); wide as usize]);
+            });
+        });
+        when(Order::lt(chunk.first, chunk.end), || {
+            let advance = start();
+            // A row is asked for before the one in front of it is dealt with.
+            let ahead = Regs::<f32>::uninit(count);
+            let ask = |row| (0u32..).zip(ask(row)).for_each(|(i, x)| ahead.set(i, x));
+            ask(chunk.first);
+            range(chunk.first, chunk.end).each(|row| {
+                let values: Vec<Val<f32>> = (0..ahead.len()).map(|i| ahead.get(i)).collect();
+                ask((row + 1u32).min(chunk.end - 1u32));
+                self.put(y, row, &advance(matrix, &values));
+                let position = positions.get(row);
+                let last = Order::eq((position + 1u32) % block, 0u32);
+                when(last | Order::eq(row + 1u32, chunk.end), || {
+                    self.leave(matrix, self.states.behind(&chunk, position));
+                });
+            });
+        });
+    }
+
+    /// Calls `f` with the place of each of its vectors of a matrix that is there, and its number in
+    /// registers.
+    #[track_caller]
+    fn places(&self, state: Val<u32>, f: impl Fn(Val<u32>, u32)) {
+        let from = state + self.head * self.share.len * self.width + self.column;
+        let column = Order::lt(self.column, self.width);
+        self.share.runs(|first, number, exists| {
+            when(exists.map_or(column, |exists| exists & column), || {
+                for row in 0..u32::from(self.share.run) {
+                    let at = from + (first + row) * self.width;
+                    f(at, (number + row) * u32::from(self.columns));
+                }
+            });
+        });
+    }
+
+    /// Reads its part of a matrix from a state.
+    #[track_caller]
+    fn take_up(&self, matrix: Regs, state: Val<u32>) {
+        self.places(state, |at, number| {
+            let values = load(self.states.states, at, self.columns);
+            (number..).zip(values).for_each(|(i, value)| matrix.set(i, value));
+        });
+    }
+
+    /// Writes its part of a matrix to a state.
+    #[track_caller]
+    fn leave(&self, matrix: Regs, state: Val<u32>) {
+        let wide = u32::from(self.columns);
+        self.places(state, |at, number| {
+            let values: Vec<Val<f32>> = (number..number + wide).map(|i| matrix.get(i)).collect();
+            self.states.states.set_vec(at, &values);
+        });
+    }
+
+    /// Writes its columns of a row of `y`, which the lanes that share them have alike.
+    #[track_caller]
+    fn put(&self, y: Out, row: Val<u32>, values: &[Val<f32>]) {
+        let own = Order::eq(lane_id() % KEY_LANES, 0u32) & Order::lt(self.column, self.width);
+        let at = (row * self.heads + self.head) * self.width + self.column;
+        when(own, || y.set_vec(at, values));
+    }
+}
+
+/// A lane of a head.
 #[derive(Clone, Copy)]
 struct Lane {
     form: DeltaForm,
-    states: States,
-    head: Val<u32>,
     key_heads: Val<u32>,
-    heads: Val<u32>,
-    value_dim: Val<u32>,
-    /// Its first column.
-    column: Val<u32>,
+    part: Part,
 }
 
 impl Lane {
@@ -477,20 +561,20 @@ impl Lane {
     /// `a` and `b`.
     #[track_caller]
     fn row(&self, inputs: Inputs, row: Val<u32>) -> Vec<Val<f32>> {
-        let (keys, all) = (self.key_heads * self.form.key_dim, self.heads * self.value_dim);
+        let Part { share, head, heads, width, column, .. } = self.part;
+        let (keys, all) = (self.key_heads * self.form.key_dim, heads * width);
         let first = row * (keys * 2u32 + all);
         let of = match self.form.tiled {
-            true => self.head % self.key_heads,
-            false => self.head / (self.heads / self.key_heads),
+            true => head % self.key_heads,
+            false => head / (heads / self.key_heads),
         };
         let of = first + of * self.form.key_dim;
-        let exists = Order::lt(self.column, self.value_dim);
-        let column = self.head * self.value_dim + select(exists, self.column, 0u32);
-        let share = self.form.share();
+        let exists = Order::lt(column, width);
+        let column = head * width + select(exists, column, 0u32);
         let mut found = share.load(inputs.qkv, of);
         found.extend(share.load(inputs.qkv, of + keys));
         found.extend(load(inputs.qkv, first + keys * 2u32 + column, self.form.columns));
-        let gate = row * self.heads + self.head;
+        let gate = row * heads + head;
         found.extend([inputs.a.get(gate), inputs.b.get(gate)]);
         found
     }
@@ -504,7 +588,7 @@ impl Lane {
         decay: Val<f32>,
         dt: Val<f32>,
     ) -> Vec<Val<f32>> {
-        let (own, wide) = (self.form.share().own() as usize, u32::from(self.form.columns));
+        let (own, wide) = (self.part.share.own() as usize, u32::from(self.form.columns));
         let ([q, k], rest) = ([&values[..own], &values[own..2 * own]], &values[2 * own..]);
         let (v, a, b) = (&rest[..wide as usize], rest[wide as usize], rest[wide as usize + 1]);
         let gate = (decay * softplus(a + dt)).exp();
@@ -516,49 +600,6 @@ impl Lane {
         Correction { gate, left, written }.apply(matrix, k, v);
         let scale = q_length * (1.0 / (self.form.key_dim as f32).sqrt());
         products(matrix, q, wide).into_iter().map(|answer| answer * scale).collect()
-    }
-
-    /// Calls `f` with the place of each of its vectors of a matrix that is there, and its number in
-    /// registers.
-    #[track_caller]
-    fn places(&self, state: Val<u32>, f: impl Fn(Val<u32>, u32)) {
-        let from = state + self.head * self.form.key_dim * self.value_dim + self.column;
-        let column = Order::lt(self.column, self.value_dim);
-        self.form.share().runs(|first, number, exists| {
-            when(exists.map_or(column, |exists| exists & column), || {
-                for key in 0..u32::from(self.form.keys) {
-                    let at = from + (first + key) * self.value_dim;
-                    f(at, (number + key) * u32::from(self.form.columns));
-                }
-            });
-        });
-    }
-
-    /// Reads its part of a matrix from a state.
-    #[track_caller]
-    fn take_up(&self, matrix: Regs, state: Val<u32>) {
-        self.places(state, |at, number| {
-            let values = load(self.states.states, at, self.form.columns);
-            (number..).zip(values).for_each(|(i, value)| matrix.set(i, value));
-        });
-    }
-
-    /// Writes its part of a matrix to a state.
-    #[track_caller]
-    fn leave(&self, matrix: Regs, state: Val<u32>) {
-        let wide = u32::from(self.form.columns);
-        self.places(state, |at, number| {
-            let values: Vec<Val<f32>> = (number..number + wide).map(|i| matrix.get(i)).collect();
-            self.states.states.set_vec(at, &values);
-        });
-    }
-
-    /// Writes its columns of a row of `y`, which the lanes that share them have alike.
-    #[track_caller]
-    fn put(&self, y: Out, row: Val<u32>, values: &[Val<f32>]) {
-        let own = Order::eq(lane_id() % KEY_LANES, 0u32) & Order::lt(self.column, self.value_dim);
-        let at = (row * self.heads + self.head) * self.value_dim + self.column;
-        when(own, || y.set_vec(at, values));
     }
 }
 

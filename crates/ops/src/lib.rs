@@ -15,6 +15,7 @@ pub mod exchange;
 pub mod experts;
 pub mod gate_up;
 pub mod gated;
+pub mod gated_norm;
 pub mod gradient;
 pub mod group_limit;
 pub mod join_columns;
@@ -39,6 +40,7 @@ pub mod sample;
 pub mod scale;
 pub mod scale_rows;
 pub mod select;
+pub mod selective_scan;
 pub mod short_conv;
 pub mod softmax;
 pub mod splice;
@@ -65,6 +67,7 @@ pub use embed::Embed;
 pub use exchange::Exchange;
 pub use experts::Experts;
 pub use gate_up::GateUp;
+pub use gated_norm::GatedNorm;
 pub use gradient::Gradient;
 pub use group_limit::GroupLimit;
 pub use join_columns::JoinColumns;
@@ -83,6 +86,7 @@ pub use rope_write::RopeWrite;
 pub use scale::Scale;
 pub use scale_rows::ScaleRows;
 pub use select::Select;
+pub use selective_scan::SelectiveScan;
 pub use short_conv::ShortConv;
 pub use splice::Splice;
 pub use stretch::Stretch;
@@ -198,12 +202,18 @@ operations! {
     KvWrite(KvWrite),
     /// `q -> y`: reads the layer's cache. See [`attention`].
     Attention(Attention),
-    /// `x; taps[kernel * width] -> y`: mixes each element with the same column of earlier
-    /// positions. See [`short_conv`].
+    /// `x; taps[kernel * width], (bias[width]) -> y`: mixes each element with the same column of
+    /// earlier positions. See [`short_conv`].
     ShortConv(ShortConv),
     /// `qkv, a, b; decay[heads], dt[heads] -> y`: a gated delta net, which carries a matrix for
     /// each head. See [`delta_net`].
     DeltaNet(DeltaNet),
+    /// `xbc, dt; decay[heads], bias[heads], skip[heads] -> y`: a selective state space, which
+    /// carries a matrix for each head. See [`selective_scan`].
+    SelectiveScan(SelectiveScan),
+    /// `gate, x; weight[width] -> y`: an RMS norm by groups behind or in front of a gate. See
+    /// [`gated_norm`].
+    GatedNorm(GatedNorm),
     /// `x, (z) -> y`: columns of each head of `x`, then a head of `z`, then zeros. See [`splice`].
     Splice(Splice),
     /// `x[tokens] -> x[outputs]`. See [`select`].

@@ -1,9 +1,9 @@
 //! A short causal convolution, each element by itself:
-//! `y[p, i] = sum_j taps[j, i] x[p - kernel + 1 + j, i]`, where `x` is 0 in front of the sequence.
-//! The state that it carries are the last `kernel - 1` rows of `x`.
+//! `y[p, i] = bias[i] + sum_j taps[j, i] x[p - kernel + 1 + j, i]`, where `x` is 0 in front of the
+//! sequence, and the bias optional. The state that it carries are the last `kernel - 1` rows of `x`.
 
 use formats::{Error, Result};
-use tile::case::{Bench, Case, Expected, Fill, Spec, tolerance};
+use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
@@ -15,8 +15,8 @@ use crate::sweep::{begin, load, require_vectors, when};
 use crate::trial::{memory, random};
 use crate::{Shape, arity, expect};
 
-/// `x[tokens, width]; taps[kernel * width] -> [tokens, width]`; the last `width` taps weigh
-/// the row itself.
+/// `x[tokens, width]; taps[kernel * width], (bias[width]) -> [tokens, width]`; the last `width` taps
+/// weigh the row itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShortConv {
     /// Index of the cache layer.
@@ -43,12 +43,15 @@ impl Operation for ShortConv {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("short_conv", inputs, 1, weights, &[1])?;
+        arity("short_conv", inputs, 1, weights, &[1, 2])?;
         if self.kernel < 2 {
             return Err(Error::new("short_conv", "a kernel of 2 rows or more", self.kernel));
         }
         expect("short_conv", "width", &[inputs[0].width], &[self.width])?;
         expect("short_conv", "taps", weights[0], &[self.kernel * self.width])?;
+        if let Some(bias) = weights.get(1) {
+            expect("short_conv", "bias", bias, &[self.width])?;
+        }
         Ok(vec![inputs[0]])
     }
 
@@ -63,7 +66,8 @@ impl Operation for ShortConv {
                     Some(f64::from(taps[j * width + i]) * f64::from(x[at * width + i]))
                 };
                 let sum: f64 = (0..self.kernel).filter_map(tap).sum();
-                call.outputs[0][t * width + i] = sum as f32;
+                let bias = call.weights.get(1).map_or(0.0, |bias| f64::from(bias[i]));
+                call.outputs[0][t * width + i] = (sum + bias) as f32;
             }
         }
     }
@@ -91,13 +95,15 @@ impl Operation for ShortConv {
 pub struct ConvForm {
     /// Elements that a thread has: 4, or 1 where a row or a state is no whole number of vectors.
     pub lanes: u8,
+    /// Whether there is a bias.
+    pub biased: bool,
 }
 
 impl ConvForm {
     /// For rows of `op`, whose layer has states of `size` elements.
-    pub fn of(op: &ShortConv, size: usize) -> ConvForm {
+    pub fn of(op: &ShortConv, biased: bool, size: usize) -> ConvForm {
         let whole = [op.width, op.start, size].iter().all(|n| n.is_multiple_of(4));
-        ConvForm { lanes: if whole { 4 } else { 1 } }
+        ConvForm { lanes: if whole { 4 } else { 1 }, biased }
     }
 }
 
@@ -106,7 +112,8 @@ const THREADS: u32 = 128;
 
 /// Convolves the rows `x` `[tokens, width]` of a step, on the device. A group has some columns of a
 /// row. The first row's group computes the rows of its sequence that see the state, and then
-/// replaces the state, so no other group reads or writes it. Idle rows become zeros.
+/// replaces the state, so no other group reads or writes it. Idle rows become zeros. Where
+/// `form.biased`, a last buffer `bias` is `[width]`.
 #[kernel]
 pub fn short_conv(
     x: In<f32>,
@@ -132,12 +139,16 @@ pub fn short_conv(
     let taken = [("x", rows.clone()), ("taps", dim("mixed") * dim("width")), ("y", rows)];
     require_vectors(&taken);
     require_vectors(&[("states", dim("size"))]);
+    let bias = form.biased.then(|| {
+        require_vectors(&[("bias", dim("width"))]);
+        <In>::stored("bias", Scalar::F32)
+    });
     States::require();
     begin();
     let states = States { states, positions, sequences, starts, table, stride, block, size, start };
     let (row, column) = (group_id(), group_id_of(1) * columns + thread_id() * u32::from(lanes));
     let chunk = states.chunk(sequences.get(row));
-    let columns = Columns { x, taps, y, states, width, mixed, column, lanes };
+    let columns = Columns { x, taps, bias, y, states, width, mixed, column, lanes };
     when(Order::lt(column, width), || {
         let zeros = || columns.put(row, &vec![0.0f32.val(); usize::from(lanes)]);
         let rows = || {
@@ -157,6 +168,7 @@ pub fn short_conv(
 struct Columns {
     x: In,
     taps: In,
+    bias: Option<In>,
     y: Out,
     states: States,
     width: Val<u32>,
@@ -178,10 +190,14 @@ impl Columns {
         self.y.set_vec(row * self.width + self.column, values);
     }
 
-    /// The sum of the taps times the rows that `of` finds, in the order of positions.
+    /// The bias and the taps times the rows that `of` finds, in the order of positions.
     #[track_caller]
     fn sum(&self, of: impl Fn(Val<u32>) -> Vec<Val<f32>>) -> Vec<Val<f32>> {
         let sums = Regs::new(u32::from(self.lanes), 0.0);
+        if let Some(bias) = self.bias {
+            let bias = load(bias, self.column, self.lanes);
+            (0u32..).zip(bias).for_each(|(i, bias)| sums.set(i, bias));
+        }
         range(0u32, self.mixed).unroll().each(|j| {
             let taps = load(self.taps, j * self.width + self.column, self.lanes);
             for (i, (x, tap)) in (0u32..).zip(of(j).into_iter().zip(taps)) {
@@ -240,15 +256,18 @@ pub const KERNELS: &[Spec] = &[Spec { name: "short_conv", cases, benches }];
 fn cases() -> Vec<Case> {
     let case = |(rows, width, kernel, why): (&[(u32, u32)], usize, usize, &str)| {
         let op = ShortConv { layer: 0, start: 4, width, kernel };
+        let biased = why.contains("bias");
         let trial = Trial::of(rows, op.start + op.elements() + 4);
         let x = random(Scalar::F32, 1, rows.len() * width);
         let taps = random(Scalar::F32, 2, kernel * width);
         let states = random(Scalar::F32, 3, trial.elements());
+        let bias = biased.then(|| random(Scalar::F32, 5, width));
         let (values, weights) = (x.to_f64(), taps.to_f64());
+        let first = bias.as_ref().map_or(vec![0.0; width], Buffer::to_f64);
         let (after, y) =
             trial.walk(&states, op.start..op.start + op.elements(), width, |row, state| {
                 state.extend_from_slice(&values[row * width..][..width]);
-                let mut y = vec![0.0; width];
+                let mut y = first.clone();
                 let terms = weights.iter().zip(state.iter()).map(|(tap, x)| tap * x).enumerate();
                 terms.for_each(|(at, term)| y[at % width] += term);
                 state.drain(..width);
@@ -258,9 +277,10 @@ fn cases() -> Vec<Case> {
         buffers.extend(trial.buffers());
         // Not zeros, which idle rows must become.
         buffers.extend([states, random(Scalar::F32, 4, rows.len() * width)]);
+        buffers.extend(bias);
         let near = |values| Expected::Near(values, tolerance(Scalar::F32));
         Case {
-            kernel: short_conv(ConvForm::of(&op, trial.size)).record(),
+            kernel: short_conv(ConvForm::of(&op, biased, trial.size)).record(),
             label: format!("{} x {width}, {kernel} taps, {why}", rows.len()),
             numbers: numbers(&op, trial.numbers()),
             buffers,
@@ -277,6 +297,8 @@ fn cases() -> Vec<Case> {
         (&all, 12, 4, "chunks of several sequences, over blocks' ends, and idle rows"),
         (&all, 7, 3, "a width that no vector divides"),
         (&chunk(1, 16..19), 4, 2, "one row carried, from a block's end on"),
+        (&all, 12, 4, "chunks and idle rows, with a bias"),
+        (&chunk(0, 7..9), 7, 4, "a bias that no vector divides"),
     ]
     .into_iter()
     .map(case)
@@ -299,7 +321,7 @@ fn benches() -> Vec<Bench> {
         buffers.extend(trial.buffers().map(Fill::These));
         buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
         buffers.push(Fill::Zeros(Scalar::F32, n));
-        let kernel = short_conv(ConvForm::of(&op, op.elements()));
+        let kernel = short_conv(ConvForm::of(&op, false, op.elements()));
         let numbers = numbers(&op, trial.numbers());
         memory(kernel, &format!("{tokens} x 8192"), numbers, buffers, 8 * n as u64)
     };

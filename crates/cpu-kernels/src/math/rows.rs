@@ -1,9 +1,10 @@
 //! Operations on whole rows: norms, softmax, rotary embedding, maxima, conversions.
 
 use super::functions::exp;
-use super::lanes::{Lanes, dispatch};
+use super::lanes::{Lanes, WIDEST, dispatch};
 use crate::isa::Isa;
 use formats::Pairing;
+use formats::elementwise::{Binary, Unary};
 use half::{bf16, f16};
 
 /// RMS norm of every row: `out = x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, 2019).
@@ -34,6 +35,44 @@ pub fn rms_norm_in_place(isa: Isa, x: &mut [f32], weight: &[f32], eps: f32) {
     // it.
     unsafe {
         rms_norm_raw(isa, x.as_ptr(), x.as_mut_ptr(), weight, x.len() / weight.len().max(1), eps)
+    }
+}
+
+/// `gate[r] = silu(gate[r]) * x[r] * weight / rms(..)` for every row `r` of `weight.len()` elements,
+/// where each of `groups` equal parts of a row has a root mean square of its own: that of `x` if
+/// `norm_first`, else that of the product.
+///
+/// # Panics
+/// If the slices are no whole rows of that many groups.
+pub fn gated_norm_in_place(
+    isa: Isa,
+    gate: &mut [f32],
+    x: &[f32],
+    weight: &[f32],
+    groups: usize,
+    eps: f32,
+    norm_first: bool,
+) {
+    let width = weight.len().max(1);
+    assert!(
+        groups > 0 && width.is_multiple_of(groups) && gate.len().is_multiple_of(width),
+        "gated_norm: rows of groups"
+    );
+    super::gate_in_place(isa, Unary::Silu, gate, x);
+    let each = width / groups;
+    for (i, (gate, x)) in gate.chunks_exact_mut(each).zip(x.chunks_exact(each)).enumerate() {
+        let weight = &weight[i % groups * each..][..each];
+        if !norm_first {
+            rms_norm_in_place(isa, gate, weight, eps);
+            continue;
+        }
+        let mut squares = [0.0; WIDEST];
+        for x in x.chunks(WIDEST) {
+            squares.iter_mut().zip(x).for_each(|(sum, x)| *sum += x * x);
+        }
+        let mean = squares.iter().sum::<f32>() / each as f32;
+        super::scale_in_place(isa, 1.0 / (mean + eps).sqrt(), gate);
+        super::zip_in_place(isa, Binary::Mul, gate, weight);
     }
 }
 

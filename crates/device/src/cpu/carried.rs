@@ -1,13 +1,14 @@
-//! Operations with a recurrent state: short convolutions and gated delta nets. The rows of a
-//! sequence are processed in order in every kind of step, so that the state does not depend on
+//! Operations with a recurrent state: short convolutions, gated delta nets and selective state
+//! spaces. The rows of a sequence are processed in order in every kind of step, so that the state does not depend on
 //! where a prompt is cut into steps. Workers split columns and heads.
 
 use super::replay::Replay;
 use super::state::{Cache, States};
 use cpu_kernels::delta::{self, COLUMNS, Head};
 use cpu_kernels::matmul::ROWS;
+use cpu_kernels::scan;
 use cpu_kernels::team::Worker;
-use ops::{DeltaNet, ShortConv};
+use ops::{DeltaNet, SelectiveScan, ShortConv};
 use program::{BLOCK_TOKENS, Node};
 use std::ops::Range;
 
@@ -62,6 +63,7 @@ impl Replay<'_> {
         let (width, carried) = (op.width, op.kernel - 1);
         let columns = worker.split_units(width, ROWS);
         let taps = self.vector(node.weights[0]);
+        let bias = node.weights.get(1).map(|&bias| &self.vector(bias)[columns.clone()]);
         let (x, y) = (self.offset(node.inputs[0]), self.offset(node.outputs[0]));
         for segment in (0..self.step.sequences.len())
             .flat_map(|sequence| self.segments(op.layer, op.start, sequence))
@@ -81,7 +83,10 @@ impl Replay<'_> {
                 for (i, t) in segment.rows.clone().enumerate() {
                     let at = t * width;
                     let y = self.floats(y, at + columns.start..at + columns.end);
-                    y.fill(0.0);
+                    match bias {
+                        Some(bias) => y.copy_from_slice(bias),
+                        None => y.fill(0.0),
+                    }
                     for j in 0..op.kernel {
                         let Some(x) = row(i + j) else { continue };
                         let taps = &taps[j * width + columns.start..j * width + columns.end];
@@ -139,6 +144,49 @@ impl Replay<'_> {
                     let out = out.wrapping_add(h * value_dim);
                     let (isa, columns) = (self.loaded.isa, columns.clone());
                     delta::advance(isa, &head, rows, columns, to, out, heads * value_dim);
+                }
+            }
+        }
+    }
+
+    /// Each worker computes some columns of some heads.
+    pub(super) fn selective_scan(&self, op: &SelectiveScan, node: &Node, worker: &Worker<'_>) {
+        let &SelectiveScan { heads, head_dim, state, layer, start, limit, .. } = op;
+        let (rows, stride) = (self.step.tokens.len(), op.width());
+        let [decay, bias, skip] = [0, 1, 2].map(|i| self.vector(node.weights[i]));
+        let out = self.arena.wrapping_add(self.offset(node.outputs[0])).cast::<f32>();
+        // SAFETY: inputs are only read.
+        let [xbc, dt] = [(0, stride), (1, heads)].map(|(i, width)| unsafe {
+            &*self.floats(self.offset(node.inputs[i]), 0..rows * width)
+        });
+        let parts = head_dim.div_ceil(COLUMNS);
+        for item in worker.split(self.step.sequences.len() * heads * parts) {
+            let (sequence, h, part) = (item / parts / heads, item / parts % heads, item % parts);
+            let columns = part * COLUMNS..head_dim.min((part + 1) * COLUMNS);
+            let head = scan::Head {
+                xbc,
+                stride,
+                starts: op.starts(h),
+                state,
+                head_dim,
+                head: h,
+                heads,
+                dt,
+                decay: decay[h],
+                bias: bias[h],
+                skip: skip[h],
+                limit,
+            };
+            for Segment { rows, from, to } in self.segments(layer, start, sequence) {
+                let at = h * state * head_dim;
+                let to = to.wrapping_add(at);
+                let from = from.map(|from| from.wrapping_add(at));
+                // SAFETY: each worker has its own columns of states and rows.
+                unsafe {
+                    take_up(from, to, state, head_dim, &columns);
+                    let out = out.wrapping_add(h * head_dim);
+                    let (isa, columns) = (self.loaded.isa, columns.clone());
+                    scan::advance(isa, &head, rows, columns, to, out, heads * head_dim);
                 }
             }
         }

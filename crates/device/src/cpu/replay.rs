@@ -248,6 +248,20 @@ impl Replay<'_> {
             Op::Attention(op) => self.attend(op, node, worker),
             Op::ShortConv(op) => self.short_conv(op, node, worker),
             Op::DeltaNet(op) => self.delta_net(op, node, worker),
+            Op::SelectiveScan(op) => self.selective_scan(op, node, worker),
+            Op::GatedNorm(op) => {
+                let width = self.width(node.inputs[0]);
+                let share = worker.split(rows);
+                let range = share.start * width..share.end * width;
+                // SAFETY: each worker has its own rows; an output in place is the gate's same rows.
+                let (y, x) = unsafe {
+                    let y = self.floats(self.offset(node.outputs[0]), range.clone());
+                    (y, self.floats(self.offset(node.inputs[1]), range.clone()))
+                };
+                self.copy_unless_in_place(index, node, 0, range);
+                let (weight, groups) = (self.vector(node.weights[0]), op.groups);
+                math::gated_norm_in_place(isa, y, x, weight, groups, op.eps, op.norm_first);
+            }
             Op::Select(_) => {
                 let width = self.width(node.inputs[0]);
                 for i in worker.split(rows) {

@@ -515,8 +515,9 @@ impl Recorder<'_> {
             Op::Attention(attention) => {
                 self.attention(attention, inputs[0], weights.first().copied(), outputs[0])
             }
-            Op::ShortConv(conv) => self.short_conv(conv, inputs[0], weights[0], outputs[0]),
+            Op::ShortConv(conv) => self.short_conv(conv, inputs[0], weights, outputs[0]),
             Op::DeltaNet(net) => self.delta_net(net, inputs, weights, outputs[0]),
+            Op::SelectiveScan(scan) => self.selective_scan(scan, inputs, weights, outputs[0]),
             Op::Project(project) => self.project(project, inputs[0], weights, outputs),
             Op::GateUp(op) => self.gate_up(op, inputs[0], weights, outputs[0]),
             Op::LinearAdd(_) => {

@@ -46,6 +46,7 @@ use ops::Op;
 use ops::delta_net::MAX_KEY_DIM;
 use ops::linear::gemm::Machine;
 use ops::rope::MOST_PAIRS;
+use ops::selective_scan::MAX_STATE;
 use ops::tuned::CardNumbers;
 use program::Program;
 use tile::Kernel;
@@ -488,6 +489,12 @@ impl<B: Backend> Device for GpuDevice<B> {
                 && net.key_dim > MAX_KEY_DIM
             {
                 let found = format!("keys of {} elements, more than {MAX_KEY_DIM}", net.key_dim);
+                return Some(found);
+            }
+            if let Op::SelectiveScan(scan) = op
+                && scan.state > MAX_STATE
+            {
+                let found = format!("states of {} elements, more than {MAX_STATE}", scan.state);
                 return Some(found);
             }
             if matches!(op, Op::Experts(experts) if experts.weighs_inputs && experts.routing.used > 1)

@@ -149,8 +149,30 @@ fn carried() -> Result<Program> {
         .map(|(name, out)| w(name, &[out, HIDDEN]));
     let [taps, decay, dt] = [("taps", 3 * width), ("decay", net.heads), ("dt", net.heads)]
         .map(|(name, len)| w(name, &[len]));
-    let head = w("head", &[VOCAB, net.heads * net.value_dim]);
-    builder.cache_layer(CacheLayer::carried(start + conv.elements()));
+    let (inner, groups, state) = (net.heads * net.value_dim, 2, 19);
+    let scan = ops::SelectiveScan {
+        layer: 0,
+        start: start + conv.elements(),
+        heads,
+        groups,
+        head_dim: value_dim,
+        state,
+        limit: [0.1, 2.0],
+    };
+    let biased = ops::ShortConv {
+        layer: 0,
+        start: scan.start + scan.elements(),
+        width: scan.width(),
+        kernel: 4,
+    };
+    let (xbc, scan_dt) = (w("xbc", &[scan.width(), HIDDEN]), w("scan_dt", &[heads, HIDDEN]));
+    let [scan_decay, scan_bias, skip] =
+        ["scan_decay", "scan_bias", "skip"].map(|name| w(name, &[heads]));
+    let [biased_taps, bias] =
+        [("biased", 4 * scan.width()), ("bias", scan.width())].map(|(name, len)| w(name, &[len]));
+    let norms = ["after", "before"].map(|name| w(name, &[inner]));
+    let head = w("head", &[VOCAB, inner]);
+    builder.cache_layer(CacheLayer::carried(biased.start + biased.elements()));
     let step = ForwardPass::new(builder.program(), true);
     let embed =
         |index, table| step.record(Op::from(ops::Embed { index }), &[], vec![table]).swap_remove(0);
@@ -159,6 +181,13 @@ fn carried() -> Result<Program> {
     let mixed = linear(qkv).apply(Op::from(conv), &[], vec![taps]).trace("short_conv");
     let (a, b) = (linear(a), linear(b));
     let y = mixed.apply(Op::from(net), &[&a, &b], vec![decay, dt]).trace("delta_net");
+    let xbc = linear(xbc).apply(Op::from(biased), &[], vec![biased_taps, bias]);
+    let weights = vec![scan_decay, scan_bias, skip];
+    let xbc = xbc.trace("short_conv with a bias");
+    let z = xbc.apply(Op::from(scan), &[&linear(scan_dt)], weights).trace("selective_scan");
+    let norm = |norm_first| Op::from(ops::GatedNorm { eps: 1e-5, groups: 3, norm_first });
+    let y = y.apply(norm(false), &[&z], vec![norms[0]]).trace("gated_norm");
+    let y = y.apply(norm(true), &[&z], vec![norms[1]]).trace("gated_norm, the norm first");
     step.finish(y.select().apply(Op::from(ops::Linear), &[], vec![head]))
 }
 
@@ -207,7 +236,7 @@ fn tensors(program: &Program, folder: &std::path::Path) -> Tensors {
         .enumerate()
         .map(|(i, weight)| {
             let n = weight.shape.iter().product();
-            let value = |x: &f32| if weight.name == "decay" { -x.abs() } else { *x };
+            let value = |x: &f32| if weight.name.contains("decay") { -x.abs() } else { *x };
             let noise = tile::case::noise(i as u64 + 1, n);
             noise.iter().flat_map(|x| value(x).to_le_bytes()).collect()
         })

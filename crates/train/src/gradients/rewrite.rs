@@ -19,12 +19,16 @@ fn value(program: &mut Program, shape: Shape) -> ValueId {
 /// before [`program::fuse`].
 ///
 /// # Errors
-/// Attention to a cache that nothing wrote.
+/// Attention to a cache that nothing wrote; a selective state space, which has no gradient.
 pub fn pack(program: &Program) -> Result<Program> {
     let mut packed =
         Program { nodes: Vec::new(), layers: Vec::new(), traces: Vec::new(), ..program.clone() };
     packed.results.truncate(1);
     let mut cached: Vec<Option<[ValueId; 2]>> = vec![None; program.layers.len()];
+    if let Some(scan) = program.nodes.iter().find(|n| matches!(n.op, Op::SelectiveScan(_))) {
+        let expected = "an operation that has a gradient";
+        return Err(Error::new(scan.op.name(), expected, "none").of(ErrorKind::Unsupported));
+    }
     for node in &program.nodes {
         match &node.op {
             Op::KvWrite(KvWrite { layer }) => {

@@ -1,7 +1,8 @@
-//! Lowering of operations with a recurrent state: short convolutions and gated delta nets.
+//! Lowering of operations with a recurrent state: short convolutions, gated delta nets and selective
+//! state spaces.
 
 use formats::Result;
-use ops::{DeltaNet, ShortConv, delta_net, short_conv};
+use ops::{DeltaNet, SelectiveScan, ShortConv, delta_net, selective_scan, short_conv};
 use program::{BLOCK_TOKENS, ValueId, WeightId};
 use tile::launch::Numbers;
 
@@ -31,12 +32,15 @@ impl Recorder<'_> {
         &mut self,
         op: &ShortConv,
         x: ValueId,
-        taps: WeightId,
+        weights: &[WeightId],
         y: ValueId,
     ) -> Result<()> {
         let (step, mut bound) = self.states(op.layer);
-        bound.extend([("x", self.value(x)), ("taps", self.weight(taps)), ("y", self.value(y))]);
-        let form = short_conv::ConvForm::of(op, self.of.program.layers[op.layer].state);
+        bound.extend([("x", self.value(x)), ("y", self.value(y))]);
+        let vectors = ["taps", "bias"].into_iter().zip(weights);
+        bound.extend(vectors.map(|(name, &weight)| (name, self.weight(weight))));
+        let size = self.of.program.layers[op.layer].state;
+        let form = short_conv::ConvForm::of(op, weights.len() > 1, size);
         self.push(short_conv::short_conv(form), short_conv::numbers(op, step), &bound)
     }
 
@@ -55,5 +59,22 @@ impl Recorder<'_> {
         bound.push(("y", self.value(y)));
         let form = delta_net::DeltaForm::of(op, self.of.program.layers[op.layer].state)?;
         self.push(delta_net::delta_net(form), delta_net::numbers(op, step), &bound)
+    }
+
+    pub(super) fn selective_scan(
+        &mut self,
+        op: &SelectiveScan,
+        inputs: &[ValueId],
+        weights: &[WeightId],
+        y: ValueId,
+    ) -> Result<()> {
+        let (step, mut bound) = self.states(op.layer);
+        let values = ["xbc", "dt"].into_iter().zip(inputs);
+        bound.extend(values.map(|(name, &value)| (name, self.value(value))));
+        let vectors = ["decay", "bias", "skip"].into_iter().zip(weights);
+        bound.extend(vectors.map(|(name, &weight)| (name, self.weight(weight))));
+        bound.push(("y", self.value(y)));
+        let form = selective_scan::ScanForm::of(op, self.of.program.layers[op.layer].state)?;
+        self.push(selective_scan::selective_scan(form), selective_scan::numbers(op, step), &bound)
     }
 }
