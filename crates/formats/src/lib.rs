@@ -39,7 +39,7 @@ pub use encoding::{Encoding, Groups};
 pub use error::{Error, ErrorKind, Hint, Result, Setting, shape};
 pub use fingerprint::fingerprint;
 pub use finite::NotFinite;
-pub use folder::Folder;
+pub use folder::{Folder, json_of_python};
 pub use front::{pointer_hint, unmarked};
 pub use gguf::Gguf;
 pub use importance::{Importance, Inputs};

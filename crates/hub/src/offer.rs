@@ -114,7 +114,7 @@ impl<'a> Offer<'a> {
         };
         let place = self.place(file);
         let text = self.client.get_small(&place, &self.path(file), LIMIT, progress)?;
-        let json = serde_json::from_slice(&text)
+        let json = formats::json_of_python(&text)
             .map_err(|error| Error::new(place, "a JSON object", error))?;
         Ok(Some(Preview::Config(json)))
     }

@@ -259,6 +259,19 @@ fn folders_open_with_and_without_an_index() {
 }
 
 #[test]
+fn numbers_that_only_python_writes_are_read() {
+    let config =
+        br#"{"limit": [0.0, Infinity], "low": -Infinity, "nan": NaN, "text": "a \"NaN\\", "b": 1}"#;
+    let folder = folder(&[("config.json", config.to_vec()), ("m.safetensors", shard(&["a"]))]);
+    let open = Folder::open(folder.path()).unwrap();
+    let number = |name: &str| serde_json::json!({ "__float__": name });
+    assert_eq!(open.config()["limit"], serde_json::json!([0.0, number("Infinity")]));
+    assert_eq!(open.config()["low"], number("-Infinity"));
+    assert_eq!(open.config()["nan"], number("NaN"));
+    assert_eq!(open.config()["text"], "a \"NaN\\");
+}
+
+#[test]
 fn broken_folders_are_refused_with_a_reason() {
     let a = || ("m.safetensors", shard(&["a"]));
     let cases: Vec<(&str, Vec<Named<'_>>, &str)> = vec![
