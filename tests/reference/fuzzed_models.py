@@ -233,8 +233,49 @@ def granitemoehybrid(r):
     config = granite(r)
     del config["mlp_bias"]
     mixed = r.of(dict(num_local_experts=0, num_experts_per_tok=0), experts(r, "num_local_experts"))
-    return config | mixed | dict(shared_intermediate_size=r.of(16, 40, 56), layer_types=["full_attention"] * config["num_hidden_layers"],
-                                 mamba_n_heads=1, position_embedding_type=r.of("rope", "rope", None))
+    kinds = [r.of("full_attention", "linear_attention", "linear_attention") for _ in range(config["num_hidden_layers"])]
+    return config | mixed | state_spaces(r, 2 * config["hidden_size"]) | dict(
+        shared_intermediate_size=r.of(16, 40, 56), position_embedding_type=r.of("rope", "rope", None),
+        layer_types=r.of(kinds, kinds, ["full_attention"] * len(kinds)))
+
+
+def state_spaces(r, inner):
+    """Sizes of state spaces whose heads are `inner` wide together."""
+    heads = r.of(*(n for n in range(1, 40) if inner % n == 0))
+    groups = r.of(*(n for n in range(1, heads + 1) if heads % n == 0))
+    return dict(mamba_n_heads=heads, mamba_d_head=inner // heads, mamba_n_groups=groups, mamba_d_state=r.of(3, 12, 16, 32, 64, 128, 256),
+                mamba_d_conv=r.of(2, 3, 4), mamba_conv_bias=r.flag(), mamba_proj_bias=r.flag(), mamba_chunk_size=r.of(8, 256))
+
+
+def bamba(r):
+    sizes, dim = shape(r, dims=(8, 16, 24, 40, 64))
+    config = sizes | rotation(r, dim, ("default", "linear")) | dict(attention_bias=r.flag(), mlp_bias=r.flag())
+    layers = config["num_hidden_layers"]
+    return config | state_spaces(r, 2 * config["hidden_size"]) | dict(attn_layer_indices=[i for i in range(layers) if r.flag()])
+
+
+def falcon_h1(r):
+    config, inner = llama(r), r.of(24, 48, 64, 128, 192)
+    by = lambda: r.of(1.0, r.between(0.3, 2))
+    return config | state_spaces(r, inner) | dict(
+        mamba_d_ssm=inner, mamba_rms_norm=r.flag(), mamba_norm_before_gate=r.flag(), embedding_multiplier=by(), lm_head_multiplier=by(),
+        attention_in_multiplier=by(), key_multiplier=by(), attention_out_multiplier=by(), ssm_in_multiplier=by(), ssm_out_multiplier=by(),
+        ssm_multipliers=r.of([1.0] * 5, [r.between(0.3, 2) for _ in range(5)]), mlp_multipliers=r.of([1.0] * 2, [r.between(0.3, 2) for _ in range(2)]))
+
+
+def nemotron_h(r):
+    sizes, dim = shape(r)
+    sizes |= dict(head_dim=sizes.get("head_dim", dim))
+    names = dict(mamba_n_heads="mamba_num_heads", mamba_d_head="mamba_head_dim", mamba_n_groups="n_groups", mamba_d_state="ssm_state_size",
+                 mamba_d_conv="conv_kernel", mamba_conv_bias="use_conv_bias", mamba_proj_bias="use_bias", mamba_chunk_size="chunk_size")
+    mixture = dict(n_routed_experts=4, num_experts_per_tok=r.of(1, 2, 4), n_group=r.of(1, 2), topk_group=1, moe_intermediate_size=r.of(16, 40),
+                   moe_shared_expert_intermediate_size=r.of(16, 56), routed_scaling_factor=r.between(0.5, 2), norm_topk_prob=r.flag())
+    mixture["topk_group"] = max(mixture["topk_group"], mixture["num_experts_per_tok"] * mixture["n_group"] // 4)
+    kinds = [r.of("linear_attention", "full_attention", "mlp", "moe") for _ in range(r.of(1, 2, 4, 6))]
+    config = normed(sizes, layer_norm_epsilon=1e-5)
+    config.pop("num_hidden_layers", None)
+    return config | {names[key]: value for key, value in state_spaces(r, r.of(24, 48, 64, 128)).items()} | mixture | dict(
+        layers_block_type=kinds, mlp_bias=r.flag())
 
 
 def olmo2(r):

@@ -19,7 +19,12 @@ import models
 
 EXACT = {"f32", "f16", "bf16"}
 HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
-PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "olmo"}  # families whose rows of q and k the converter reorders
+PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "nemotron_h", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "olmo"}  # families whose rows of q and k the converter reorders
+
+
+# Weights of state spaces.
+MAMBA = {"in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias", "dt_bias": "ssm_dt.bias",
+         "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"}
 
 
 def tiny_tokenizer(path, vocab_size):
@@ -54,6 +59,9 @@ load = ModelBase.load_hparams
 def with_all_keys(dir_model, is_mistral_format):
     import json, pathlib
     stated = pathlib.Path(dir_model, "config.json")
+    config = json.loads(stated.read_text()) if stated.exists() else {}
+    if config.get("model_type") == "nemotron_h":
+        return config  # it takes Transformers' usual numbers of experts for those of the model
     return {**(json.loads(stated.read_text()) if stated.exists() else {}), **load(dir_model, is_mistral_format)}
 ModelBase.load_hparams = staticmethod(with_all_keys)
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -102,6 +110,19 @@ def delta_net(family, config, part, stored):
     }[part]()
 
 
+def falcon_h1_factors(config, name):
+    """What Falcon-H1's converter multiplies a weight with, a factor for each row or one for all."""
+    size, (gate, down) = config.mamba_n_groups * config.mamba_d_state, config.mlp_multipliers
+    parts = [config.mamba_d_ssm, config.mamba_d_ssm, size, size, config.mamba_n_heads]
+    sections = torch.cat([torch.full((n,), by) for n, by in zip(parts, config.ssm_multipliers)])
+    read = config.attention_in_multiplier
+    factors = {"down_proj": down, "gate_proj": gate, "k_proj": config.key_multiplier * read, "q_proj": read, "v_proj": read,
+               "o_proj": config.attention_out_multiplier, "out_proj": config.ssm_out_multiplier,
+               "in_proj": config.ssm_in_multiplier * sections[:, None], "lm_head": config.lm_head_multiplier,
+               "embed_tokens": config.embedding_multiplier}
+    return factors.get(name.split(".")[-2] if "." in name else name, 1.0)
+
+
 def read_back(case, path):
     """The model's weights as the GGUF file has them, in float32, under Transformers' names."""
     config, reader = models.make_config(case), gguf.GGUFReader(path)
@@ -119,7 +140,9 @@ def read_back(case, path):
             "stablelm": gguf.MODEL_ARCH.STABLELM, "phi": gguf.MODEL_ARCH.PHI2, "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
             "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2, "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2, "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
             "youtu": gguf.MODEL_ARCH.DEEPSEEK2, "exaone": gguf.MODEL_ARCH.EXAONE, "gpt_bigcode": gguf.MODEL_ARCH.STARCODER, "olmo": gguf.MODEL_ARCH.OLMO, "nemotron": gguf.MODEL_ARCH.NEMOTRON, "arcee": gguf.MODEL_ARCH.ARCEE, "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
-            "afmoe": gguf.MODEL_ARCH.AFMOE, "apertus": gguf.MODEL_ARCH.APERTUS, "falcon": gguf.MODEL_ARCH.FALCON, "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2}[case.disguise or case.family]
+            "afmoe": gguf.MODEL_ARCH.AFMOE, "apertus": gguf.MODEL_ARCH.APERTUS, "falcon": gguf.MODEL_ARCH.FALCON, "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2,
+            "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID, "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
+            "falcon_h1": gguf.MODEL_ARCH.FALCON_H1}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": config.num_attention_heads, "k_proj": case.config.get("num_key_value_heads", 0)}
@@ -141,6 +164,13 @@ def read_back(case, path):
             block, part = f"blk.{name.split('.')[2]}", name.split("linear_attn.")[1].removesuffix(".weight")
             weights[name] = delta_net(case.family, config, part, lambda own: decoded(f"{block}.{own}")).reshape(shape).float()
             continue
+        if ".mamba." in name or name.endswith(tuple(f"mixer.{part}" for part in MAMBA)):
+            part = name.split("mamba." if ".mamba." in name else "mixer.")[1]
+            x = decoded(f"blk.{name.split('.')[2]}.{MAMBA[part]}")
+            # The checkpoint has the logarithm in its own type, which it comes back to.
+            x = torch.log(-x).to(getattr(torch, case.storage)) if part == "A_log" else x
+            weights[name] = x.reshape(shape).float()
+            continue
         if ".experts." in name:
             block, part, end = f"blk.{name.split('.')[2]}", name.split(".")[-1], "bias" if name.endswith("bias") else "weight"
             if f"{block}.ffn_gate_up_exps.{end}" in stored and part == "gate_up_proj":
@@ -159,7 +189,11 @@ def read_back(case, path):
             continue
         if name.endswith("shared_mlp.input_linear.weight"):
             block = f"blk.{name.split('.')[2]}"
-            weights[name] = torch.cat([decoded(f"{block}.ffn_{half}_shexp.weight") for half in ("gate", "up")]).float()
+            alone = "" if f"{block}.ffn_gate.weight" in stored else "_shexp"
+            weights[name] = torch.cat([decoded(f"{block}.ffn_{half}{alone}.weight") for half in ("gate", "up")]).float()
+            continue
+        if name.endswith("shared_mlp.output_linear.weight") and f"blk.{name.split('.')[2]}.ffn_down.weight" in stored:
+            weights[name] = decoded(f"blk.{name.split('.')[2]}.ffn_down.weight").float()
             continue
         if name.endswith("kv_b_proj.weight"):
             # Keys and values of each head apart, keys the other way round.
@@ -177,7 +211,8 @@ def read_back(case, path):
         tensor = stored.pop(f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith("sinks")
                             else f"blk.{name.split('.')[2]}.ffn_gate_inp.weight" if name.endswith("router.weight")
                             else f"blk.{name.split('.')[2]}.layer_output_scale.weight" if name.endswith("layer_scalar")
-                            else names.get_name(name, try_suffixes=(".weight", ".bias")), None)
+                            else names.get_name(name.replace("model.", "backbone.", 1) if case.family == "nemotron_h" else name,
+                                                try_suffixes=(".weight", ".bias")), None)
         if tensor is None:
             assert name == "lm_head.weight" and config.tie_word_embeddings, name
             continue
@@ -192,9 +227,11 @@ def read_back(case, path):
         if case.family == "gpt_neox" and projection == "query_key_value":
             # One below the other there, by turns for each head here.
             x = x.reshape(3, config.num_attention_heads, -1).swapaxes(0, 1).reshape(shape)
-        if (case.family in HYBRIDS or case.family.startswith(("gemma", "nemotron"))) and case.family != "gemma4" and name.endswith("norm.weight"):
+        if (case.family in HYBRIDS or case.family.startswith(("gemma", "nemotron"))) and case.family not in ("gemma4", "nemotron_h") and name.endswith("norm.weight"):
             x = x - 1.0  # the converter adds it
         weights[name] = x.float()
+    if case.family == "falcon_h1":
+        weights = {name: x / falcon_h1_factors(config, name) for name, x in weights.items()}
     assert set(stored) <= {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, stored.keys()
     return weights
 

@@ -12,6 +12,7 @@ Needs torch, transformers, safetensors; the twins also gguf, sentencepiece and a
 """
 import argparse
 import contextlib
+import inspect
 import json
 import shutil
 import zlib
@@ -75,6 +76,10 @@ def shape(hidden, heads, kv, inner, **more):
 
 def rope(theta, **scaling):
     return dict(rope_parameters=dict(rope_theta=theta, **(scaling or dict(rope_type="default"))))
+
+
+EXPERTS_OF_NEMOTRON = ("n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "num_experts_per_tok",
+                       "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob", "moe_latent_size", "moe_shared_expert_overlap")
 
 
 CASES = [
@@ -265,6 +270,42 @@ CASES = [
          shape(32, 4, 1, 24, num_hidden_layers=2, num_local_experts=3, num_experts_per_tok=2, shared_intermediate_size=40,
                layer_types=["full_attention"] * 2, mamba_n_heads=4, embedding_multiplier=0.6, attention_multiplier=0.2, residual_multiplier=0.7,
                logits_scaling=0.5, **rope(10000.0)), prompt=9),
+    Case("granite4-hybrid", "granitemoehybrid", "bfloat16", "three state spaces of 6 heads in two groups around attention without positions; "
+         "300 tokens, in chunks of 16; tied",
+         shape(48, 4, 2, 64, num_hidden_layers=4, max_position_embeddings=512, num_local_experts=0, num_experts_per_tok=0, shared_intermediate_size=64,
+               layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"], position_embedding_type="nope",
+               mamba_n_heads=6, mamba_n_groups=2, mamba_d_head=16, mamba_d_state=12, mamba_chunk_size=16, embedding_multiplier=0.6,
+               attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=0.5, tie_word_embeddings=True, **rope(10000.0)),
+         prompt=300, keep=8, gguf=("f32",), add=dict(layer_types=["mamba", "mamba", "attention", "mamba"])),
+    Case("granite4-hybrid-moe", "granitemoehybrid", "float32", "2 of 3 experts beside one that all tokens share; attention with positions, then a state "
+         "space of 5 heads with biases of its projections and none of its convolution, of three rows",
+         shape(40, 5, 1, 24, num_hidden_layers=2, num_local_experts=3, num_experts_per_tok=2, shared_intermediate_size=40,
+               layer_types=["full_attention", "linear_attention"], position_embedding_type="rope", mamba_n_heads=5, mamba_d_head=16,
+               mamba_d_state=32, mamba_d_conv=3, mamba_conv_bias=False, mamba_proj_bias=True, embedding_multiplier=0.6, attention_multiplier=0.2,
+               residual_multiplier=0.7, logits_scaling=0.5, **rope(10000.0)), prompt=9),
+    Case("falcon-h1", "falcon_h1", "float32", "attention and a state space of two groups side by side, and all of the numbers that parts are multiplied with, "
+         "powers of two, since GGUF has them in its weights",
+         shape(48, 4, 2, 64, head_dim=16, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=12, mamba_chunk_size=16,
+               embedding_multiplier=2.0, lm_head_multiplier=0.5, attention_in_multiplier=2.0, key_multiplier=0.25, attention_out_multiplier=0.5,
+               ssm_in_multiplier=4.0, ssm_out_multiplier=0.5, ssm_multipliers=[0.25, 0.5, 0.125, 1.0, 2.0], mlp_multipliers=[2.0, 0.5],
+               **rope(10000.0)), prompt=40, keep=20, gguf=("f32",)),
+    Case("falcon-h1-normed", "falcon_h1", "bfloat16", "a norm by groups in front of the gate, projections of the state space with biases; tied",
+         shape(40, 2, 1, 48, mamba_d_ssm=96, mamba_n_heads=6, mamba_d_head=16, mamba_n_groups=3, mamba_d_state=32, mamba_chunk_size=16,
+               mamba_rms_norm=True, mamba_norm_before_gate=True, mamba_proj_bias=True, ssm_in_multiplier=1.25,
+               tie_word_embeddings=True, **rope(10000.0))),
+    Case("bamba", "bamba", "bfloat16", "state spaces of one group around attention, by its layer's number, with half of each head rotated",
+         shape(48, 4, 2, 64, num_hidden_layers=3, attn_layer_indices=[1], mamba_n_heads=6, mamba_d_head=16, mamba_d_state=16, mamba_chunk_size=16,
+               **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=40, keep=20),
+    Case("nemotron-h", "nemotron_h", "bfloat16", "layers that are one of state space (8 heads in 4 groups), feed-forward without a gate and attention without "
+         "positions, by letters as published",
+         shape(48, 4, 2, 64, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"], head_dim=16, ssm_state_size=16,
+               mamba_num_heads=8, mamba_head_dim=8, n_groups=4, chunk_size=16, pad_token_id=0),
+         prompt=40, keep=20, gguf=("f32",), drop=("rms_norm_eps", "layers_block_type", "layer_types", *EXPERTS_OF_NEMOTRON),
+         add=dict(hybrid_override_pattern="M-*M-", num_hidden_layers=5)),
+    Case("nemotron-h-moe", "nemotron_h", "float32", "2 of 4 experts without gates, of corrected odds, beside one that all tokens share; biases of projections",
+         shape(40, 4, 1, 64, layers_block_type=["moe", "full_attention", "linear_attention", "moe"], head_dim=8, ssm_state_size=32, mamba_num_heads=5,
+               mamba_head_dim=16, n_groups=1, chunk_size=16, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
+               moe_shared_expert_intermediate_size=32, routed_scaling_factor=1.5, use_bias=True, pad_token_id=0), prompt=9),
     Case("olmo3", "olmo3", "bfloat16", "OLMo 2 with windows of 8 in all layers but the fourth, which alone is stretched by yarn",
          shape(64, 4, 2, 64, num_hidden_layers=4, pad_token_id=0, sliding_window=8, max_position_embeddings=128,
                rope_parameters=dict(full_attention=dict(rope_theta=10000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
@@ -535,7 +576,8 @@ FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral":
             "ernie4_5": "Ernie4_5", "seed_oss": "SeedOss", "glm": "Glm", "dots1": "Dots1", "olmoe": "Olmoe", "gemma": "Gemma",
             "qwen3_vl": "Qwen3VL", "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl_moe": "Qwen3VLMoe", "cohere": "Cohere", "cohere2": "Cohere2",
             "starcoder2": "Starcoder2", "stablelm": "StableLm", "phi": "Phi", "gpt_neox": "GPTNeoX", "nemotron": "Nemotron", "arcee": "Arcee",
-            "gptj": "GPTJ", "gpt_neo": "GPTNeo", "gpt_bigcode": "GPTBigCode", "opt": "OPT", "falcon": "Falcon", "olmo": "Olmo", "minicpm3": "MiniCPM3", "ernie4_5_moe": "Ernie4_5_Moe", "lfm2_moe": "Lfm2Moe", "minimax_m2": "MiniMaxM2", "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite", "youtu": "Youtu", "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2"}
+            "gptj": "GPTJ", "gpt_neo": "GPTNeo", "gpt_bigcode": "GPTBigCode", "opt": "OPT", "falcon": "Falcon", "olmo": "Olmo", "minicpm3": "MiniCPM3", "ernie4_5_moe": "Ernie4_5_Moe", "lfm2_moe": "Lfm2Moe", "minimax_m2": "MiniMaxM2", "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite", "youtu": "Youtu", "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2",
+            "nemotron_h": "NemotronH", "falcon_h1": "FalconH1", "bamba": "Bamba"}
 TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                                num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
@@ -598,6 +640,7 @@ def random_weight(case_name, name, size):
         return (1.0 + 0.25 * x) / np.sqrt(size[0])  # scores are not scaled otherwise
     if "norm" in name or ".ln_" in name and name.endswith("weight"):
         less_one = case_name.removeprefix("mlx-").startswith(("gemma", "qwen3-next", "qwen3.5", "nemotron")) and "linear_attn" not in name
+        less_one &= not case_name.startswith("nemotron-h")
         less_one &= not case_name.startswith("gemma4")
         less_one |= name.endswith("norm.bias")
         return 0.25 * x + (0.0 if less_one else 1.0)
@@ -725,7 +768,7 @@ def record(model, ids):
     inner = getattr(model, model.base_model_prefix)
     inner = getattr(inner, "language_model", getattr(inner, "decoder", inner))
     layers = inner.h if hasattr(inner, "h") else inner.layers
-    norms = [getattr(inner, name) for name in ("ln_f", "norm", "final_layernorm", "final_layer_norm", "embedding_norm") if hasattr(inner, name)]
+    norms = [getattr(inner, name) for name in ("ln_f", "norm", "norm_f", "final_layernorm", "final_layer_norm", "embedding_norm") if hasattr(inner, name)]
     norm, = norms
     parts = {"norm": norm} | {f"hidden.{i}": layer for i, layer in enumerate(layers)}
     hooks = [part.register_forward_hook(keep(name)) for name, part in parts.items()]
@@ -741,7 +784,13 @@ def record(model, ids):
     tokens, rows, last = [], [], out.logits[0, -1]
     for _ in range(STEPS):
         tokens.append(last.argmax())
-        out = model(input_ids=tokens[-1].view(1, 1), past_key_values=out.past_key_values, use_cache=True)
+        # By the name that newer versions give it.
+        name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        more = {name: out.past_key_values}
+        if model.config.model_type == "bamba":
+            # Where it counts positions from 0 in every call.
+            more["position_ids"] = torch.tensor([[len(ids) + len(tokens) - 1]])
+        out = model(input_ids=tokens[-1].view(1, 1), use_cache=True, **more)
         last = out.logits[0, -1]
         rows.append(last)
     for hook in watched:

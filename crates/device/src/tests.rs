@@ -163,6 +163,7 @@ fn experts_on_a_batched_gpu_give_a_row_the_same_bits_whatever_is_beside_it() {
         ("qwen3-moe", CacheType::BF16),
         ("gpt-oss", CacheType::F16),
         ("qwen3-next", CacheType::F16),
+        ("granite4-hybrid", CacheType::F16),
         ("mixtral/model.q8_0-split.gguf", CacheType::F16),
     ] {
         for sequences in [together::SEQUENCES, 3] {
@@ -255,7 +256,11 @@ fn layers_shared_by_ranks_are_transformers() {
             (true, _) => Some("query heads that 2 GPUs can share"),
             (false, true) => Some("norms of heads, that 2 GPUs can share"),
             (false, false) if whole(&case) => Some("a whole value"),
-            (false, false) if case.ends_with("gemma4-small") => Some("operands shared alike"),
+            (false, false)
+                if ["gemma4-small", "granite4-hybrid"].iter().any(|name| case.ends_with(name)) =>
+            {
+                Some("operands shared alike")
+            }
             (false, false) => None,
         };
         for chunk in [512, 7] {

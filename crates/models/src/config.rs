@@ -137,7 +137,7 @@ impl Raw {
             metadata.check_model()?;
         }
         let rows = rows_of_embedding(files)?;
-        let layers = keys.needed(Key("num_hidden_layers", "block_count"))?;
+        let layers = layers(files)?;
         let heads = keys.needed(Key("num_attention_heads", "attention.head_count"))?;
         let head_dim = head_dim(&heads)?;
         let mut warnings = Vec::new();
@@ -298,6 +298,20 @@ fn check_vocabulary(metadata: &Metadata, embed: Option<&str>, rows: usize) -> Re
             Err(Error::new(metadata.at(KEY), expected, found))
         }
         None => Ok(()),
+    }
+}
+
+/// The number of layers: stated, or as many as a list of their kinds has.
+fn layers(files: &Files<'_>) -> Result<Stated<usize>> {
+    const LAYERS: Key = Key("num_hidden_layers", "block_count");
+    let keys = &files.keys;
+    if let Some(layers) = keys.size(LAYERS)? {
+        return Ok(layers);
+    }
+    let listed = |key: &'static str| Some((key, keys.get(Key(key, ""))?.as_array()?.len()));
+    match ["layer_types", "layers_block_type"].into_iter().find_map(listed) {
+        Some((key, count)) => Ok(keys.at(key, count)),
+        None => keys.needed(LAYERS),
     }
 }
 

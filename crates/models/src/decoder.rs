@@ -34,6 +34,8 @@ pub(crate) enum Order {
     Beside,
     /// Both read the block's input through attention's norm.
     BesideOneNorm,
+    /// Attention, or the mixer in its place, is all that a block has.
+    Alone,
 }
 
 /// The parts in which architectures differ.
@@ -214,18 +216,20 @@ struct Decoder {
 
 struct Block {
     attention: Sublayer,
-    mlp: Sublayer,
+    mlp: Option<Sublayer>,
     order: Order,
 }
 
 impl Block {
     /// The residual stream behind the block, which gets `share` of each sublayer's result.
     fn forward(&self, x: &Tensor, share: f32) -> Tensor {
-        let (attention, mlp) = (&self.attention, &self.mlp);
+        let attention = &self.attention;
+        let own = |x: &Tensor| x.add(&scaled(attention.result(&attention.normed(x)), share));
+        let Some(mlp) = &self.mlp else { return own(x) };
         let both = |y: Tensor, z: Tensor| x.add(&scaled(y, share)).add(&scaled(z, share));
         match self.order {
-            Order::InTurn => {
-                let x = x.add(&scaled(attention.result(&attention.normed(x)), share));
+            Order::InTurn | Order::Alone => {
+                let x = own(x);
                 x.add(&scaled(mlp.result(&mlp.normed(&x)), share))
             }
             Order::Beside => {
@@ -283,11 +287,14 @@ impl Decoder {
                 layer: (parts.mixer)(builder, config, i)?.map_or_else(attention, Ok)?,
                 behind: norm(behind, "after_attention_norm")?,
             };
-            let mlp = Sublayer {
-                in_front: norm(front && parts.order != Order::BesideOneNorm, "mlp_norm")?,
-                layer: (parts.feed_forward)(builder, config, i)?,
-                behind: norm(behind, "after_mlp_norm")?,
+            let mlp = || -> Result<Sublayer> {
+                Ok(Sublayer {
+                    in_front: norm(front && parts.order != Order::BesideOneNorm, "mlp_norm")?,
+                    layer: (parts.feed_forward)(builder, config, i)?,
+                    behind: norm(behind, "after_mlp_norm")?,
+                })
             };
+            let mlp = (parts.order != Order::Alone).then(mlp).transpose()?;
             Ok(Block { attention, mlp, order: parts.order })
         };
         let blocks = (0..config.layers).map(block).collect::<Result<_>>()?;
@@ -311,6 +318,6 @@ impl Decoder {
 }
 
 /// `by * x`, of which most architectures want no product.
-fn scaled(x: Tensor, by: f32) -> Tensor {
+pub(crate) fn scaled(x: Tensor, by: f32) -> Tensor {
     if by == 1.0 { x } else { x.scale(by) }
 }

@@ -15,7 +15,7 @@ use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
     Architecture, Config, ReadOptions, apertus, experts, falcon, gemma4, hybrid, latent, lfm2,
-    minicpm, scaling,
+    mamba, minicpm, scaling,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -127,6 +127,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let mut heads = latent::metadata(&files, config, held)?;
     heads.extend(lfm2::metadata(config, held));
     heads.extend(falcon::metadata(config));
+    heads.extend(mamba::metadata(config, held));
     heads.extend(gemma4::metadata(&files)?);
     metadata.retain(|(key, _)| {
         let own = |own: &str| *key == format!("{}.{own}", architecture.gguf);
@@ -142,7 +143,8 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     metadata.extend(apertus::metadata(&files, config.layers)?);
     let key_heads = files.keys.size("linear_num_key_heads")?.map(|heads| heads.value);
     let tiled = key_heads.filter(|_| architecture.name != hybrid::NEXT);
-    let mut weights = weights(config, held, [count, tiled.unwrap_or(0)]);
+    let groups = mamba::groups(&files)?;
+    let mut weights = weights(config, held, [count, tiled.unwrap_or(0), groups]);
     let rotated = match (gemma4::tensors(&files)?, &config.rope) {
         (Some(tensors), _) => tensors,
         (None, Some(_)) => rotation(&files, config, &mut metadata)?,
@@ -389,7 +391,11 @@ fn rotation(
 
 /// Every weight that the architecture's tables have a name for in GGUF and the model has, alone or
 /// as parts of what is one there.
-fn weights(config: &Config, held: &[Weight], [experts, key_heads]: [usize; 2]) -> Vec<Exported> {
+fn weights(
+    config: &Config,
+    held: &[Weight],
+    [experts, key_heads, groups]: [usize; 3],
+) -> Vec<Exported> {
     let tables = config.architecture.names;
     // Experts one by one are an older form.
     let rows: Vec<&str> = tables.iter().flat_map(|table| table.iter()).map(|r| r.0).collect();
@@ -414,7 +420,8 @@ fn weights(config: &Config, held: &[Weight], [experts, key_heads]: [usize; 2]) -
             let own = hybrid::exported(held, &canonical, (key_heads > 0).then_some(key_heads));
             let latent = || latent::exported(held, &canonical, config).map(Some);
             let own = own.or_else(latent).or_else(|| gemma4::exported(held, &canonical, experts));
-            let made = match own.or_else(|| lfm2::exported(held, &canonical)) {
+            let own = own.or_else(|| lfm2::exported(held, &canonical));
+            let made = match own.or_else(|| mamba::exported(held, &canonical, groups)) {
                 Some(made) => made,
                 None => made(held, &canonical, config, experts),
             };

@@ -1,13 +1,14 @@
-//! Granite 4 without state spaces (IBM 2025): Granite 3 whose feed-forward is the expert that every
-//! token goes through, beside a mixture where there is one. Its models with state spaces are
-//! refused.
+//! Granite 4 (IBM 2025): Granite 3 most of whose layers are state spaces (Mamba-2), or none in some
+//! models. The feed-forward is the expert that every token goes through, beside a mixture where
+//! there is one.
 
-use crate::config::Raw;
+use crate::config::{Config, Raw};
 use crate::files::Files;
-use crate::keys::{Key, Keys};
+use crate::keys::{Dialect, Key};
 use crate::names::Row;
-use crate::{Architecture, Opened, decoder, experts, granite, granitemoe, llama, phi3};
-use formats::{ErrorKind, Result};
+use crate::{Architecture, Opened, decoder, experts, granite, granitemoe, llama, mamba, phi3};
+use formats::Result;
+use nn::Weights;
 
 /// The feed-forward where there is no mixture.
 const NAMES: &[Row] = &[
@@ -16,17 +17,20 @@ const NAMES: &[Row] = &[
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
-    title: "Granite 4 without state spaces",
+    title: "Granite 4",
     name: "granitemoehybrid",
-    gguf: "granite",
+    gguf: "granitehybrid",
     class: "GraniteMoeHybridForCausalLM",
-    names: &[NAMES, granitemoe::NAMES, llama::NAMES],
+    names: &[NAMES, granitemoe::NAMES, mamba::NAMES, llama::NAMES],
     signs: None,
     experts: true,
     open,
 };
 
-/// Keys about state spaces, which no layer has.
+/// Models without state spaces, which are Granite 3 in GGUF.
+static WITHOUT: Architecture = Architecture { gguf: granite::ARCHITECTURE.gguf, ..ARCHITECTURE };
+
+/// Keys about state spaces that no key here reads.
 const NOTED: &[&str] = &[
     "init_method",
     "mamba_chunk_size",
@@ -47,39 +51,47 @@ const NOTED: &[&str] = &[
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
-    check(keys, raw.layers.value)?;
+    let layers = mamba::layers(files, &raw.layers)?;
     NOTED.iter().for_each(|key| keys.note(key));
     keys.only(Key("normalization_function", ""), &["rmsnorm"])?;
     keys.only(Key("position_embedding_type", ""), &["rope", "nope"])?;
-    if keys.text(Key("position_embedding_type", ""))? != Some("rope") {
+    let rotates = match keys.dialect() {
+        Dialect::HuggingFace => keys.text(Key("position_embedding_type", ""))? == Some("rope"),
+        Dialect::Gguf => keys.flag(Key("", "rope.scaling.finetuned"))?.unwrap_or(true),
+    };
+    if !rotates {
         raw.rotation = None;
     }
-    let shared = keys.needed(Key("shared_intermediate_size", ""))?;
-    if !experts::are_stated(keys)? {
-        raw.feed_forward = shared;
-        let granite::Open { config, parts } = granite::read(files, raw)?;
-        return Ok(decoder::open_recipes(config, parts, phi3::part));
-    }
-    let width = Some(shared.within(1..=1 << 20)?);
-    granitemoe::opened(files, granite::read(files, raw)?, width)
-}
-
-/// Refuses layers that are not attention; where nothing is said, none is.
-fn check(keys: &Keys<'_>, layers: usize) -> Result<()> {
-    const TYPES: Key = Key("layer_types", "");
-    let expected = "attention in all layers: selective state spaces (Mamba) are not supported";
-    let Some(types) = keys.get(TYPES) else {
-        return Err(keys.wrong(TYPES, expected, "nothing").of(ErrorKind::Unsupported));
+    let shared = Key("shared_intermediate_size", "expert_shared_feed_forward_length");
+    let shared = match keys.dialect() {
+        Dialect::HuggingFace => keys.needed(shared)?,
+        Dialect::Gguf => keys.size(shared)?.unwrap_or_else(|| raw.feed_forward.clone()),
     };
-    let list = types.as_array().ok_or_else(|| keys.odd(TYPES, "a list", types))?;
-    if list.len() != layers {
-        return Err(keys.wrong(TYPES, format!("{layers} entries, one for each layer"), list.len()));
+    let some = layers.contains(&true);
+    let eps = raw.norm_eps.value as f32;
+    let options = some.then(|| mamba::read(files, &raw.hidden, eps)).transpose()?;
+    if !some {
+        raw.architecture = &WITHOUT;
     }
-    // Both names are Transformers'.
-    let other =
-        |kind: &&serde_json::Value| !matches!(kind.as_str(), Some("attention" | "full_attention"));
-    match list.iter().find(other) {
-        Some(kind) => Err(keys.odd(TYPES, expected, kind).of(ErrorKind::Unsupported)),
-        None => Ok(()),
+    let mixtures = experts::are_stated(keys)?;
+    let width = shared.within(1..=1 << 20)?;
+    if !mixtures {
+        raw.feed_forward = shared;
     }
+    let mut open = granite::read(files, raw)?;
+    if let Some(options) = options {
+        open.parts.mixer = mamba::mixer(options, layers);
+    }
+    let part = move |weights: &dyn Weights, name: &str| match &options {
+        Some(options) => mamba::part(weights, name, options),
+        None => Ok(None),
+    };
+    if mixtures {
+        return granitemoe::opened(files, open, Some(width), part);
+    }
+    let granite::Open { config, parts } = open;
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| {
+        Ok(part(weights, name)?.or(phi3::part(config, weights, name)?))
+    };
+    Ok(decoder::open_recipes(config, parts, stored))
 }

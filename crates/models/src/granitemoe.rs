@@ -57,10 +57,11 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     windows::of_types(files, &raw.layers, None)?;
     let shared = files.keys.size(SHARED)?.filter(|width| width.value > 0);
     let shared = shared.map(|width| width.within(1..=1 << 20)).transpose()?;
-    opened(files, granite::read(files, raw)?, shared)
+    opened(files, granite::read(files, raw)?, shared, |_, _| Ok(None))
 }
 
-/// A model with a mixture in every block, and the expert of the width `shared` beside it.
+/// A model with a mixture in every block, and the expert of the width `shared` beside it; `change`
+/// gives further weights that are made of those that are stored.
 ///
 /// # Errors
 /// A key that is missing or out of range.
@@ -68,14 +69,17 @@ pub(crate) fn opened(
     files: &Files<'_>,
     granite::Open { config, parts }: granite::Open,
     shared: Option<usize>,
+    change: impl Fn(&dyn Weights, &str) -> Result<Option<Stored>> + 'static,
 ) -> Result<Opened> {
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
     options.routing.normalised = true;
     let parts = decoder::Parts { feed_forward: feed_forward(options, shared), ..parts };
     let count = options.experts;
-    let stored = move |config: &Config, weights: &dyn Weights, name: &str| {
-        part(weights, name, config.hidden, count, shared)
-    };
+    let stored =
+        move |config: &Config, weights: &dyn Weights, name: &str| match change(weights, name)? {
+            Some(made) => Ok(Some(made)),
+            None => part(weights, name, config.hidden, count, shared),
+        };
     Ok(decoder::open_recipes(config, parts, stored))
 }
 

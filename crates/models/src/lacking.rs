@@ -12,16 +12,12 @@ const LACKING: &[(&str, &[&str])] = &[
     (
         "selective state spaces (Mamba)",
         &[
-            "bamba",
             "falcon_h1",
             "falcon-h1",
             "falcon_mamba",
-            "granitehybrid",
             "jamba",
             "mamba",
             "mamba2",
-            "nemotron_h",
-            "nemotron_h_moe",
             "plamo2",
             "zamba",
             "zamba2",

@@ -10,6 +10,7 @@
 mod afmoe;
 mod apertus;
 mod arcee;
+mod bamba;
 mod cohere;
 mod config;
 mod decoder;
@@ -48,6 +49,7 @@ mod lfm2;
 mod lfm2_moe;
 mod llama;
 mod llama4;
+mod mamba;
 mod minicpm;
 mod minimax_m2;
 mod ministral;
@@ -56,6 +58,7 @@ mod mistral;
 mod mixtral;
 mod names;
 mod nemotron;
+mod nemotron_h;
 mod olmo;
 mod olmo2;
 mod olmoe;
@@ -118,6 +121,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &afmoe::ARCHITECTURE,
     &apertus::ARCHITECTURE,
     &arcee::ARCHITECTURE,
+    &bamba::ARCHITECTURE,
     &cohere::ARCHITECTURE,
     &cohere::COHERE2,
     &deepseek::V2,
@@ -162,6 +166,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &mistral::ARCHITECTURE,
     &mixtral::ARCHITECTURE,
     &nemotron::ARCHITECTURE,
+    &nemotron_h::ARCHITECTURE,
+    &nemotron_h::MIXTURE,
     &olmo::ARCHITECTURE,
     &olmo2::ARCHITECTURE,
     &olmo2::OLMO3,

@@ -66,6 +66,7 @@ fn sequences_compute_together_what_each_computes_alone() {
             ("qwen3.5", CacheType::F32),
             ("qwen3.5-long", CacheType::F16),
             ("qwen3-next", CacheType::F16),
+            ("granite4-hybrid", CacheType::F16),
             ("qwen3-moe", CacheType::F32),
             ("gpt-oss", CacheType::F16),
             ("mixtral/model.q8_0-split.gguf", CacheType::F16),

@@ -72,6 +72,7 @@ fn a_saved_session_goes_on_where_it_was() {
         ("mistral-long", "cpu", CacheType::F32),
         ("gemma2", "cpu", CacheType::BF16),
         ("qwen3-next", "cpu", CacheType::F16),
+        ("granite4-hybrid", "cpu", CacheType::F16),
         ("qwen3", "sim", CacheType::F16),
         ("qwen3.5", "batched sim", CacheType::F16),
         ("llama3", "batched sim", CacheType::F16),

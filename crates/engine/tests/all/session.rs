@@ -61,7 +61,9 @@ fn a_state_goes_back_to_where_it_was_kept() {
         ("qwen3.5-long", 512, "cpu"),
         ("qwen3.5-long", 64, "cpu"),
         ("qwen3-next", 512, "cpu"),
+        ("granite4-hybrid", 64, "cpu"),
         ("qwen3.5-long", 64, "sim"),
+        ("granite4-hybrid", 64, "sim"),
     ] {
         let (cache_type, chunk) = (CacheType::F32, Some(chunk));
         let on = || LoadOptions::on(device.parse().unwrap());

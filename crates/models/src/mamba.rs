@@ -1,0 +1,298 @@
+//! The state spaces that hybrids share (Mamba-2; Dao & Gu 2024): their names, sizes and weights in
+//! both dialects, and what GGUF files say about them.
+
+use crate::config::Config;
+use crate::decoder::{Layer, Mixer};
+use crate::files::Files;
+use crate::keys::{Dialect, Key};
+use crate::names::Row;
+use crate::phi3;
+use crate::stated::Stated;
+use formats::gguf::{MetadataArray, MetadataValue};
+use formats::{Error, Result, Source, shape};
+use nn::{Bias, GatedNorm, Mamba, MambaMultipliers, MambaOptions, Stored, UNLIMITED, Weights};
+use program::Weight;
+use std::sync::Arc;
+
+/// The names of a layer's weights.
+pub(crate) const NAMES: &[Row] = &[
+    ("blocks.{}.mamba.in", "model.layers.{}.mamba.in_proj", "blk.{}.ssm_in"),
+    ("blocks.{}.mamba.conv", "model.layers.{}.mamba.conv1d", "blk.{}.ssm_conv1d"),
+    ("blocks.{}.mamba.log_decay", "model.layers.{}.mamba.A_log!", ""),
+    ("blocks.{}.mamba.decay", "", "blk.{}.ssm_a!"),
+    ("blocks.{}.mamba.step", "model.layers.{}.mamba.dt_bias!", "blk.{}.ssm_dt.bias!"),
+    ("blocks.{}.mamba.skip", "model.layers.{}.mamba.D!", "blk.{}.ssm_d!"),
+    ("blocks.{}.mamba.norm", "model.layers.{}.mamba.norm", "blk.{}.ssm_norm"),
+    ("blocks.{}.mamba.o", "model.layers.{}.mamba.out_proj", "blk.{}.ssm_out"),
+];
+
+/// Keys about training, and about the chunks in which others compute.
+const NOTED: &[&str] = &[
+    "chunk_size",
+    "mamba_chunk_size",
+    "time_step_floor",
+    "time_step_max",
+    "time_step_min",
+    "use_mamba_kernels",
+];
+
+/// Reads the sizes of the state spaces of a model with norms of `eps`, which are behind the gate.
+///
+/// # Errors
+/// A key that is missing or out of range.
+pub(crate) fn read(files: &Files<'_>, hidden: &Stated<usize>, eps: f32) -> Result<MambaOptions> {
+    let keys = &files.keys;
+    NOTED.iter().for_each(|key| keys.note(key));
+    let heads = keys.needed(Key("mamba_n_heads", "ssm.time_step_rank"))?;
+    let count = heads.within(1..=1 << 14)?;
+    let groups = match keys.size(Key("mamba_n_groups", "ssm.group_count"))? {
+        Some(groups) => groups.within(1..=1 << 14)?,
+        None => 1,
+    };
+    if !count.is_multiple_of(groups) {
+        return Err(heads.wrong(format!("a multiple of the {groups} groups"), count));
+    }
+    let head_dim = head_dim(files, hidden, &heads)?.within(1..=1 << 14)?;
+    let state = keys.needed(Key("mamba_d_state", "ssm.state_size"))?.within(1..=1 << 14)?;
+    let kernel = keys.needed(Key("mamba_d_conv", "ssm.conv_kernel"))?.within(2..=1 << 8)?;
+    Ok(MambaOptions {
+        hidden: hidden.value,
+        heads: count,
+        groups,
+        head_dim,
+        state,
+        kernel,
+        limit: limit(files)?,
+        bias: files.bias("mamba_proj_bias")?,
+        conv_bias: match keys.flag(Key("mamba_conv_bias", ""))? {
+            Some(false) => Bias::Never,
+            _ => Bias::IfStored,
+        },
+        norm: Some(GatedNorm { eps, groups, norm_first: false }),
+        multipliers: MambaMultipliers::default(),
+    })
+}
+
+/// Elements of a head: stated, or a head's part of the inner width.
+fn head_dim(
+    files: &Files<'_>,
+    hidden: &Stated<usize>,
+    heads: &Stated<usize>,
+) -> Result<Stated<usize>> {
+    const HEAD: Key = Key("mamba_d_head", "");
+    let keys = &files.keys;
+    let inner = match keys.size(Key("mamba_d_ssm", "ssm.inner_size"))? {
+        Some(inner) => inner,
+        None => {
+            let expand = keys.number_or(Key("mamba_expand", ""), 2.0)?;
+            let wide = expand.positive()? * hidden.value as f64;
+            expand.map(|_| wide as usize)
+        }
+    };
+    keys.note("mamba_expand");
+    let stated = match keys.get(HEAD).and_then(|value| value.as_str()) {
+        Some("auto") => None,
+        _ => keys.size(HEAD)?,
+    };
+    match stated {
+        Some(each) => Ok(each),
+        None if inner.value.is_multiple_of(heads.value.max(1)) => {
+            Ok(inner.map(|inner| inner / heads.value.max(1)))
+        }
+        None => {
+            let expected = format!("a multiple of {} = {}", heads.key(), heads.value);
+            Err(inner.wrong(expected, inner.value))
+        }
+    }
+}
+
+/// The bounds of a step.
+fn limit(files: &Files<'_>) -> Result<[f32; 2]> {
+    const LIMIT: Key = Key("time_step_limit", "");
+    let keys = &files.keys;
+    let Some(value) = keys.get(LIMIT) else { return Ok(UNLIMITED) };
+    let odd = || keys.odd(LIMIT, "the least and the greatest step", value);
+    let one = |bound: &serde_json::Value| match bound.as_f64() {
+        // As Transformers writes what JSON has no number for.
+        None if bound.get("__float__").and_then(|n| n.as_str()) == Some("Infinity") => {
+            Some(f32::MAX)
+        }
+        bound => bound.map(|bound| (bound as f32).clamp(0.0, f32::MAX)),
+    };
+    let bounds = value.as_array().map(|list| list.iter().map(one).collect::<Option<Vec<f32>>>());
+    match bounds.flatten().as_deref() {
+        Some(&[least, most]) if least <= most => Ok([least, most]),
+        _ => Err(odd()),
+    }
+}
+
+/// The layers of `layers` that are state spaces, by the names `kinds` of `layer_types`, or in GGUF
+/// by their weights; all, where nothing is said.
+///
+/// # Errors
+/// A list of another length, or with other names than these and those of attention.
+pub(crate) fn layers(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
+    const TYPES: Key = Key("layer_types", "");
+    let (keys, count) = (&files.keys, layers.within(1..=crate::config::LAYERS)?);
+    if keys.dialect() == Dialect::Gguf {
+        let held = |i: usize| files.names.find(&format!("blocks.{i}.mamba.decay"));
+        return (0..count).map(|i| Ok(held(i)?.is_some())).collect();
+    }
+    let Some(types) = keys.get(TYPES) else { return Ok(vec![true; count].into()) };
+    let list = types.as_array().ok_or_else(|| keys.odd(TYPES, "a list", types))?;
+    if list.len() != count {
+        return Err(keys.wrong(TYPES, format!("{count} entries, one for each layer"), list.len()));
+    }
+    // Both names of either are Transformers'.
+    let one = |kind: &serde_json::Value| match kind.as_str() {
+        Some("mamba" | "linear_attention") => Ok(true),
+        Some("attention" | "full_attention") => Ok(false),
+        _ => Err(keys.odd(TYPES, "mamba or attention", kind)),
+    };
+    list.iter().map(one).collect()
+}
+
+/// The mixer of a model some of whose `layers` are state spaces.
+pub(crate) fn mixer(options: MambaOptions, layers: Arc<[bool]>) -> Mixer {
+    Box::new(move |builder, _, i| {
+        let mamba = || Mamba::new(builder, &format!("blocks.{i}.mamba"), &options);
+        let layer = |mamba: Mamba| Box::new(move |x: &nn::Tensor| mamba.forward(x)) as Layer;
+        Ok(layers[i].then(mamba).transpose()?.map(layer))
+    })
+}
+
+/// A weight of a state space that is stored in another form: rows of one matrix, taps by channel,
+/// logarithms, vectors as matrices.
+///
+/// # Errors
+/// A weight that is stored in another shape.
+pub(crate) fn part(
+    weights: &dyn Weights,
+    name: &str,
+    options: &MambaOptions,
+) -> Result<Option<Stored>> {
+    let Some((block, part)) = name.split_once(".mamba.") else { return Ok(None) };
+    let (inner, groups) = (options.heads * options.head_dim, options.groups);
+    let mixed = inner + 2 * groups * options.state;
+    let all = inner + mixed + options.heads;
+    let stored = |part: &str| format!("{block}.mamba.{part}");
+    let (stem, suffix) = match part.strip_suffix(".bias") {
+        Some(stem) => (stem, ".bias"),
+        None => (part, ""),
+    };
+    let flat = |name: String, len: usize| {
+        let Some(Stored { source, shape: dims }) = weights.find(&name)? else { return Ok(None) };
+        if dims.iter().product::<usize>() != len {
+            let error = Error::new(weights.place(&name), format!("{len} numbers"), shape(&dims));
+            return Err(error.hint("the configuration does not fit these weights"));
+        }
+        Ok(Some(Stored { source: Source::Reshape(Box::new(source), vec![len]), shape: vec![len] }))
+    };
+    let rows = |start: usize, count: usize| {
+        let expected: &[usize] = if suffix.is_empty() { &[all, options.hidden] } else { &[all] };
+        phi3::rows(weights, &stored(&format!("in{suffix}")), expected, start, count)
+    };
+    match (stem, suffix) {
+        ("z", _) => rows(0, inner),
+        ("xbc", _) => rows(inner, mixed),
+        ("dt", _) => rows(inner + mixed, options.heads),
+        ("taps", ".bias") => weights.find(&stored("conv.bias")),
+        ("taps", _) => taps(weights, &stored("conv"), [mixed, options.kernel]),
+        ("decay", "") => {
+            if let Some(log) = flat(stored("log_decay"), options.heads)? {
+                return Ok(Some(Stored { source: Source::NegExp(Box::new(log.source)), ..log }));
+            }
+            flat(stored("decay"), options.heads)
+        }
+        ("skip", "") => flat(stored("skip"), options.heads),
+        ("norm", "") => flat(stored("norm"), inner),
+        _ => Ok(None),
+    }
+}
+
+/// Taps `[channels, (1,) kernel]`, in MLX's folders `[channels, kernel, 1]`, as `[kernel * channels]`.
+fn taps(
+    weights: &dyn Weights,
+    name: &str,
+    [channels, kernel]: [usize; 2],
+) -> Result<Option<Stored>> {
+    let Some(Stored { source, shape: dims }) = weights.find(name)? else { return Ok(None) };
+    if dims.first() != Some(&channels) || dims.iter().product::<usize>() != channels * kernel {
+        let expected = format!("{channels} rows of {kernel}");
+        let error = Error::new(weights.place(name), expected, shape(&dims));
+        return Err(error.hint("the configuration does not fit these weights"));
+    }
+    let flat = Source::Reshape(Box::new(source), vec![channels, kernel]);
+    let shape = vec![kernel * channels];
+    let turned = Source::Reshape(Box::new(Source::Transpose(Box::new(flat))), shape.clone());
+    Ok(Some(Stored { source: turned, shape }))
+}
+
+/// The groups of heads that a configuration states.
+///
+/// # Errors
+/// Something else than a number.
+pub(crate) fn groups(files: &Files<'_>) -> Result<usize> {
+    Ok(files.keys.size("mamba_n_groups")?.map_or(1, |groups| groups.value))
+}
+
+/// A weight of a state space as GGUF has it, and its shape; `None` for another weight. `groups` are
+/// those of the norm.
+pub(crate) fn exported(
+    held: &[Weight],
+    canonical: &str,
+    groups: usize,
+) -> Option<Option<(Source, Vec<usize>)>> {
+    let (block, part) = canonical.split_once(".mamba.")?;
+    let find = |part: &str| held.iter().find(|w| w.name == format!("{block}.mamba.{part}"));
+    let (stem, suffix) = match part.strip_suffix(".bias") {
+        Some(stem) => (stem, ".bias"),
+        None => (part, ""),
+    };
+    let shaped = |weight: &Weight, shape: Vec<usize>| {
+        (Source::Reshape(Box::new(weight.source.clone()), shape.clone()), shape)
+    };
+    Some(match (stem, suffix) {
+        ("in", _) => {
+            let one = |part: &str| find(&format!("{part}{suffix}"));
+            let parts = ["z", "xbc", "dt"].iter().map(|part| one(part)).collect::<Option<Vec<_>>>();
+            parts.map(|parts| {
+                let mut shape = parts[0].shape.clone();
+                shape[0] = parts.iter().map(|part| part.shape[0]).sum();
+                (Source::Concat(parts.iter().map(|part| part.source.clone()).collect()), shape)
+            })
+        }
+        ("conv", ".bias") => find("taps.bias").map(|w| (w.source.clone(), w.shape.clone())),
+        ("conv", _) => find("taps").and_then(|taps| match &taps.source {
+            Source::Reshape(turned, _) => match &**turned {
+                Source::Transpose(flat) => match &**flat {
+                    Source::Reshape(_, shape) => Some(((**flat).clone(), shape.clone())),
+                    _ => None,
+                },
+                _ => None,
+            },
+            _ => None,
+        }),
+        ("decay" | "skip", "") => find(stem).map(|weight| shaped(weight, vec![weight.shape[0], 1])),
+        ("norm", "") => {
+            find(stem).map(|weight| shaped(weight, vec![groups, weight.shape[0] / groups.max(1)]))
+        }
+        _ => find(part).map(|weight| (weight.source.clone(), weight.shape.clone())),
+    })
+}
+
+/// GGUF's settings of a model with state spaces that have no key in `config.json`, or another form
+/// there.
+pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Vec<(&'static str, MetadataValue)> {
+    let of = |i: usize| held.iter().find(|weight| weight.name == format!("blocks.{i}.mamba.z"));
+    let Some(inner) = (0..config.layers).find_map(of) else { return Vec::new() };
+    let attends =
+        |i: usize| held.iter().any(|weight| weight.name == format!("blocks.{i}.attention.q"));
+    let heads = |i: usize| if attends(i) { config.kv_heads as i32 } else { 0 };
+    let heads = (0..config.layers).map(heads).collect();
+    vec![
+        ("ssm.inner_size", MetadataValue::U32(inner.shape[0] as u32)),
+        ("attention.head_count_kv", MetadataValue::Array(MetadataArray::I32(heads))),
+        ("rope.scaling.finetuned", MetadataValue::Bool(config.rope.is_some())),
+    ]
+}
