@@ -70,6 +70,8 @@ const PERMUTED: &[&str] = &[
     "ministral3",
     "mistral",
     "mixtral",
+    "nemotron_h",
+    "nemotron_h_moe",
     "olmo",
     "smollm3",
 ];
@@ -458,7 +460,7 @@ fn made(
             _ => 0,
         };
         // Mistral's own files have that order.
-        let halves = config.rope.as_ref().is_some_and(|rope| rope.pairing == Pairing::Half);
+        let halves = config.rope.as_ref().is_none_or(|rope| rope.pairing == Pairing::Half);
         if heads > 0 && halves && config.architecture.permutes_heads() {
             source = Source::Permute(Box::new(source), [heads, 2, config.head_dim / 2, 1]);
         }

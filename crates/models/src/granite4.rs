@@ -21,7 +21,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "granitemoehybrid",
     gguf: "granitehybrid",
     class: "GraniteMoeHybridForCausalLM",
-    names: &[NAMES, granitemoe::NAMES, mamba::NAMES, llama::NAMES],
+    names: &[NAMES, granitemoe::NAMES, mamba::NAMES, llama::NAMES, experts::SPARSE_BLOCK],
     signs: None,
     experts: true,
     open,
@@ -62,12 +62,14 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     if !rotates {
         raw.rotation = None;
     }
-    let shared = Key("shared_intermediate_size", "expert_shared_feed_forward_length");
+    // Granite 3 has no such number in GGUF.
+    let some = layers.contains(&true);
+    let shared = if some { "expert_shared_feed_forward_length" } else { "" };
+    let shared = Key("shared_intermediate_size", shared);
     let shared = match keys.dialect() {
         Dialect::HuggingFace => keys.needed(shared)?,
         Dialect::Gguf => keys.size(shared)?.unwrap_or_else(|| raw.feed_forward.clone()),
     };
-    let some = layers.contains(&true);
     let eps = raw.norm_eps.value as f32;
     let options = some.then(|| mamba::read(files, &raw.hidden, eps)).transpose()?;
     if !some {

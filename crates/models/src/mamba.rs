@@ -233,7 +233,12 @@ fn taps(
 /// # Errors
 /// Something else than a number.
 pub(crate) fn groups(files: &Files<'_>) -> Result<usize> {
-    Ok(files.keys.size("mamba_n_groups")?.map_or(1, |groups| groups.value))
+    for key in ["mamba_n_groups", "n_groups"] {
+        if let Some(groups) = files.keys.size(key)? {
+            return Ok(groups.value);
+        }
+    }
+    Ok(1)
 }
 
 /// A weight of a state space as GGUF has it, and its shape; `None` for another weight. `groups` are
@@ -290,9 +295,25 @@ pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Vec<(&'static str, M
         |i: usize| held.iter().any(|weight| weight.name == format!("blocks.{i}.attention.q"));
     let heads = |i: usize| if attends(i) { config.kv_heads as i32 } else { 0 };
     let heads = (0..config.layers).map(heads).collect();
-    vec![
+    let feeds = |i: usize| held.iter().any(|w| w.name.starts_with(&format!("blocks.{i}.mlp.")));
+    let mut all = vec![
         ("ssm.inner_size", MetadataValue::U32(inner.shape[0] as u32)),
         ("attention.head_count_kv", MetadataValue::Array(MetadataArray::I32(heads))),
         ("rope.scaling.finetuned", MetadataValue::Bool(config.rope.is_some())),
-    ]
+    ];
+    // Where a block is one thing, this says which have a feed-forward.
+    if !(0..config.layers).all(feeds) {
+        let width = |i: usize| if feeds(i) { config.feed_forward as i32 } else { 0 };
+        let widths = (0..config.layers).map(width).collect();
+        all.push(("feed_forward_length", MetadataValue::Array(MetadataArray::I32(widths))));
+        let head_dim = MetadataValue::U32(config.head_dim as u32);
+        all.push(("attention.key_length", head_dim.clone()));
+        all.push(("attention.value_length", head_dim));
+    }
+    if config.rope.is_none() {
+        // Nothing turns; llama.cpp wants it said.
+        let width = (config.hidden / config.heads.max(1)) as u32;
+        all.push(("rope.dimension_count", MetadataValue::U32(width)));
+    }
+    all
 }

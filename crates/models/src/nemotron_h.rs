@@ -9,6 +9,7 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::nemotron::SQUARED;
 use crate::{Architecture, Opened, experts, glm4_moe, gpt2, mamba};
+use formats::gguf::MetadataValue;
 use formats::{ErrorKind, Result};
 use nn::{
     Bias, Builder, ExpertsOptions, Gate, Mamba, MixtureOfExperts, Projection, Tensor, Unary,
@@ -49,6 +50,8 @@ const EXPERTS: &[Row] = &[
         "blk.{}.exp_probs_b.bias!",
     ),
     ("blocks.{}.mlp.experts.up", "backbone.layers.{}.mixer.experts.up_proj!", "blk.{}.ffn_up_exps"),
+    // The gate of the one matrix.
+    ("blocks.{}.mlp.experts.gate", "", "blk.{}.ffn_up_exps"),
     (
         "blocks.{}.mlp.experts.down",
         "backbone.layers.{}.mixer.experts.down_proj!",
@@ -129,6 +132,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let functions = gpt2::activation(files, "mlp_hidden_act", SQUARED)?;
     let kinds = kinds::read(files, &raw.layers)?;
     let some = |kind: Kind| kinds.contains(&kind);
+    // llama.cpp asks for it by this name.
+    let also = Key("", "attention.layer_norm_epsilon");
+    keys.state(also, Some(MetadataValue::F32(raw.norm_eps.value as f32)));
     let options = mamba::read(files, &raw.hidden, raw.norm_eps.value as f32)?;
     let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
     if some(Kind::Experts) {
