@@ -37,6 +37,7 @@ class Case:
     why: str
     mlx: bool = False
     gguf: str | None = None  # llama.cpp's name of the architecture
+    apart: bool = False  # also with experts one by one, as PEFT had them before parameters
     exact: bool = True  # factors that bf16 holds
 
 
@@ -65,6 +66,19 @@ CASES = [
          "gated delta nets whose matrices lie by heads in two"),
     Case("neox", "gpt-neox", dict(r=2, lora_alpha=3, target_modules=["query_key_value"]),
          "queries, keys and values that lie by heads in one matrix"),
+    Case("experts", "mixtral", dict(r=3, lora_alpha=5, target_modules=["q_proj"],
+                                    target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+         "factors of every expert, of parameters with three axes", mlx=True, gguf="llama", apart=True),
+    Case("experts-ranks", "gemma4-moe", dict(r=2, lora_alpha=3, use_rslora=True, target_modules=[],
+                                             target_parameters=["experts.gate_up_proj", "experts.down_proj"],
+                                             rank_pattern={"experts.down_proj": 3}, alpha_pattern={"experts.gate_up_proj": 4}),
+         "patterns, a parameter as wide as it is high, factors of experts"),
+    Case("experts-turned", "gpt-oss", dict(r=2, lora_alpha=3, target_modules=["v_proj"],
+                                           target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
+         "parameters [experts, in, out], gates and ups by turns, biases"),
+    Case("experts-weighed", "llama4", dict(r=2, lora_alpha=3, target_modules=[],
+                                           target_parameters=["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]),
+         "parameters [experts, in, out] that PEFT takes for [experts, out, in]"),
     Case("floats", "qwen3", dict(r=8, lora_alpha=16, use_rslora=True, target_modules=ATTENTION + MLP),
          "factors of f32 beside matrices of bf16", exact=False),
 ]
@@ -114,22 +128,62 @@ def write(case):
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text())
     config["base_model_name_or_path"] = case.base
-    config["target_modules"] = sorted(config["target_modules"])
+    config["target_modules"] = sorted(config["target_modules"] or [])
+    if config.get("target_parameters"):
+        config["target_parameters"] = sorted(config["target_parameters"])
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file({"input_ids": tokens, "plain": plain.float().contiguous(), "logits": adapted.float().contiguous()},
               folder / "expected.safetensors")
     stored = load_file(folder / "adapter_model.safetensors")
+    if case.apart:
+        apart(case, folder / "apart", stored, model.config)
     if case.mlx:
-        mlx(case, folder / "mlx", stored)
+        mlx(case, folder / "mlx", stored, model.config)
     if case.gguf:
         gguf(case, folder / "adapter.gguf", stored, model.config)
     print(case.name, f"{(adapted - plain).abs().max():.3f}", sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()))
 
 
-def mlx(case, folder, stored):
-    """As mlx-lm's LoRALinear and DoRALinear keep them: `x @ lora_a @ lora_b`, magnitudes under `m`."""
+def stacks(stored, config):
+    """The factors of experts among those of PEFT, as `blocks.experts(gate, up, down)`, `[experts, rank, in]` and `[experts, out, rank]`;
+    and all others, by their own names."""
+    experts, found, rest = config.num_local_experts, {}, {}
+    for name, a in stored.items():
+        if ".experts." not in name:
+            rest[name] = a
+        elif name.endswith(".lora_A.weight"):
+            b = stored[name.replace("lora_A", "lora_B")]
+            block = name.split(".mlp.experts.")[0].removeprefix("base_model.model.")
+            a = a.reshape(experts, -1, a.shape[1])
+            b = b.reshape(b.shape[0], -1, experts).permute(2, 0, 1)
+            parts = [("down", b)] if a.shape[2] == config.intermediate_size else [("gate", b.chunk(2, 1)[0]), ("up", b.chunk(2, 1)[1])]
+            found.update({(block, part): (a.clone(), b.contiguous()) for part, b in parts})
+    return found, rest
+
+
+def apart(case, folder, stored, config):
+    """As PEFT keeps them where every expert is a module of its own, as Mixtral's were in Transformers 4."""
+    folder.mkdir()
+    found, out = stacks(stored, config)
+    for (block, part), (a, b) in found.items():
+        for expert in range(len(a)):
+            name = f"base_model.model.{block}.block_sparse_moe.experts.{expert}.{dict(gate='w1', up='w3', down='w2')[part]}"
+            out[f"{name}.lora_A.weight"], out[f"{name}.lora_B.weight"] = a[expert].clone(), b[expert].clone()
+    save_file(out, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((folder.parent / "adapter_config.json").read_text())
+    settings |= {"target_modules": ["q_proj", "w1", "w2", "w3"], "target_parameters": None}
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def mlx(case, folder, stored, config):
+    """As mlx-lm's LoRALinear, DoRALinear and LoRASwitchLinear keep them: `x @ lora_a @ lora_b`, magnitudes under `m`."""
     folder.mkdir()
     out = {}
+    if case.apart:
+        found, stored = stacks(stored, config)
+        for (block, part), (a, b) in found.items():
+            name = f"{block}.block_sparse_moe.switch_mlp.{part}_proj"
+            out[f"{name}.lora_a"], out[f"{name}.lora_b"] = a, b
     for name, tensor in stored.items():
         name = name.removeprefix("base_model.model.")
         if name.endswith(".lora_A.weight"):
@@ -156,6 +210,12 @@ def gguf(case, path, stored, config):
     writer.add_type(library.GGUFType.ADAPTER)
     writer.add_string(library.Keys.Adapter.TYPE, "lora")
     writer.add_float32(library.Keys.Adapter.LORA_ALPHA, float(case.config["lora_alpha"]))
+    if case.apart:
+        found, stored = stacks(stored, config)
+        for (block, part), (a, b) in found.items():
+            name = f"blk.{block.split('.')[-1]}.ffn_{part}_exps.weight"
+            writer.add_tensor(f"{name}.lora_a", a.numpy().astype(np.float32))
+            writer.add_tensor(f"{name}.lora_b", b.numpy().astype(np.float32))
     for name, tensor in stored.items():
         parts = name.removeprefix("base_model.model.model.layers.").split(".")
         matrix, half = ".".join(parts[1:3]), parts[3]

@@ -79,6 +79,8 @@ def pickled(folder):
     (folder / WEIGHTS).unlink()
 
 
+MIXTURE = "base_model.model.model.layers.0.mlp.experts"
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 # Name, base, LoraConfig, changes by hand, words of the refusal.
 CASES = [
@@ -108,7 +110,7 @@ CASES = [
     ("olmo2", "olmo2", dict(target_modules="all-linear"), None, []),
     ("glm4", "glm4", dict(target_modules="all-linear"), None, []),
     ("moe-attention", "qwen3-moe", dict(target_modules=["q_proj", "v_proj"]), None, []),
-    ("router", "qwen3-moe", dict(target_modules=["q_proj", "gate"]), None, [CONFIG, "target_parameters"]),
+    ("router", "qwen3-moe", dict(target_modules=["q_proj", "gate"]), None, []),
     ("hybrid", "qwen3.5-shared", dict(target_modules=["q_proj", "in_proj_qkv", "out_proj"]), None, []),
     ("hybrid-all", "qwen3.5-shared", dict(target_modules="all-linear"), None, []),
     ("next", "qwen3-next", dict(target_modules=["q_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"]), None, []),
@@ -128,7 +130,23 @@ CASES = [
     ("modules-to-save", "llama3", dict(target_modules=ALL, modules_to_save=["embed_tokens"]), None, [CONFIG, "modules_to_save"]),
     ("head-saved", "qwen3-untied", dict(target_modules=ALL, modules_to_save=["lm_head"]), None, [CONFIG, "modules_to_save"]),
     ("trained-tokens", "llama3", dict(target_modules=ALL, trainable_token_indices=[3, 5]), None, [CONFIG, "trainable_token_indices"]),
-    ("parameters", "qwen3-moe", dict(target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"]), None, [CONFIG, "target_parameters"]),
+    ("parameters", "qwen3-moe", dict(target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"]), None, []),
+    ("experts", "mixtral", dict(target_modules=ALL[:4], target_parameters=EXPERTS), None, []),
+    ("experts-rslora", "qwen2-moe", dict(target_modules=[], target_parameters=EXPERTS, use_rslora=True, alpha_pattern={"mlp.experts.down_proj": 9}), None, []),
+    ("experts-of-old", "qwen3-moe", dict(target_modules=ALL), None, []),
+    ("experts-turned", "gpt-oss", dict(target_modules=[], target_parameters=EXPERTS), None, []),
+    ("experts-deepseek", "deepseek3", dict(target_modules=[], target_parameters=EXPERTS), None, []),
+    ("experts-glm", "glm4-moe", dict(target_modules=[], target_parameters=EXPERTS), None, []),
+    ("experts-granite", "granitemoe", dict(target_modules=[], target_parameters=["block_sparse_moe.experts.gate_up_proj"]), None, []),
+    ("experts-lfm2", "lfm2-moe", dict(target_modules=[], target_parameters=["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]), None, []),
+    ("experts-qwen3.5", "qwen3.5-moe", dict(target_modules=[], target_parameters=EXPERTS), None, []),
+    ("experts-rank-off", "mixtral", dict(target_modules=[], target_parameters=EXPERTS), settings(r=3), [WEIGHTS, "experts", "rank 3"]),
+    ("experts-half", "mixtral", dict(target_modules=[], target_parameters=EXPERTS), tensors(lambda t: t.pop(f"{MIXTURE}.lora_B.weight")), [WEIGHTS, "experts", "lora_B"]),
+    ("experts-wide", "mixtral", dict(target_modules=[], target_parameters=EXPERTS),
+     tensors(lambda t: t.update({f"{MIXTURE}.lora_A.weight": torch.zeros(16, 30)})), [WEIGHTS, "experts.lora_A"]),
+    ("experts-nan", "mixtral", dict(target_modules=[], target_parameters=EXPERTS),
+     tensors(lambda t: t[f"{MIXTURE}.lora_A.weight"].fill_(float("nan"))), [WEIGHTS, "experts.lora_A", "NaN"]),
+    ("experts-elsewhere", "mixtral", dict(target_modules=[], target_parameters=EXPERTS), "llama3", [WEIGHTS, "experts"]),
     ("replicated", "llama3", dict(target_modules=ALL, layer_replication=[[0, 2], [0, 2]]), None, [CONFIG, "layer_replication"]),
     ("rank-off", "llama3", dict(target_modules=ALL), settings(r=5), [WEIGHTS, "lora_A", "rank 5"]),
     ("rank-none", "llama3", dict(target_modules=ALL), settings(r=...), [CONFIG, "r:"]),

@@ -3,7 +3,7 @@
 
 use crate::{Base, fused};
 use formats::safetensors::{self, Safetensors};
-use formats::{AsideFolder, DType, Error, ErrorKind, Result, Source, TensorView};
+use formats::{AsideFolder, DType, ElementRun, Error, ErrorKind, Result, Source, TensorView};
 use ops::low_rank::Delta;
 use program::{AdapterFactors, Site};
 use std::borrow::Cow;
@@ -12,12 +12,51 @@ use std::path::{Path, PathBuf};
 
 /// A part of a stored tensor that changes.
 struct Part<'a> {
-    /// Which of the tensor's rows each of the site's is; of its columns, if `turned`.
-    rows: Vec<usize>,
-    /// Whether the tensor is stored `[in, out]`.
-    turned: bool,
+    places: Places<'a>,
     site: &'a Site,
     delta: &'a Delta,
+}
+
+/// Where rows of a site lie in a tensor.
+enum Places<'a> {
+    /// All of them: which of the tensor's rows each is; of its columns, if the tensor is stored
+    /// `[in, out]`.
+    Rows { rows: Vec<usize>, turned: bool },
+    /// Those of some experts of a stack, from row `first` on, element by element.
+    Runs { first: usize, runs: Vec<ElementRun<'a>> },
+}
+
+impl Places<'_> {
+    /// The number of each element, row by row, in a tensor whose rows have `width` elements.
+    fn all(&self, columns: usize, width: usize) -> Vec<usize> {
+        match self {
+            Places::Rows { rows, turned } => {
+                let at = |row: usize, column: usize| match turned {
+                    true => column * width + row,
+                    false => row * width + column,
+                };
+                rows.iter()
+                    .flat_map(|row| (0..columns).map(move |c| (*row, c)))
+                    .map(|(r, c)| at(r, c))
+                    .collect()
+            }
+            Places::Runs { runs, .. } => {
+                let each = |run: &ElementRun<'_>| {
+                    let (start, step) = (run.start, run.step);
+                    (0..run.count).map(move |i| start + i * step)
+                };
+                runs.iter().flat_map(each).collect()
+            }
+        }
+    }
+
+    /// The first of the site's rows that is here.
+    fn first(&self) -> usize {
+        match self {
+            Places::Rows { .. } => 0,
+            Places::Runs { first, .. } => *first,
+        }
+    }
 }
 
 /// Writes a folder like the base's, with what the adapter changes merged in. The folder is new, and
@@ -69,6 +108,12 @@ fn parts<'a>(
             return Err(Error::new(&site.name, expected, found).of(ErrorKind::Unsupported));
         }
         let weight = &base.program.weights[site.weight.0];
+        if site.experts.is_some() {
+            for (tensor, places) in stack(base, site, &weight.source)? {
+                parts.entry(tensor).or_default().push(Part { places, site, delta });
+            }
+            continue;
+        }
         let rows = if site.gathers { site.input } else { site.output };
         let turned = weight.source.turns();
         let bare = match &weight.source {
@@ -79,9 +124,37 @@ fn parts<'a>(
             Source::Tensor(name) => (name.as_str(), (0..rows).collect()),
             source => fused(source, rows).ok_or_else(|| stored(&site.name))?,
         };
-        parts.entry(tensor).or_default().push(Part { rows, turned, site, delta });
+        let places = Places::Rows { rows, turned };
+        parts.entry(tensor).or_default().push(Part { places, site, delta });
     }
     Ok(parts)
+}
+
+/// Where the rows of a stack of experts lie: in one tensor, or some in each of several.
+fn stack<'a>(
+    base: &Base<'_>,
+    site: &Site,
+    source: &'a Source,
+) -> Result<Vec<(&'a str, Places<'a>)>> {
+    let runs = if source.is_quantised() || source.is_decoded() {
+        None
+    } else {
+        source.runs(base.tensors)?
+    };
+    let mut all: Vec<(&str, Places<'_>)> = Vec::new();
+    let mut before = 0;
+    for run in runs.ok_or_else(|| stored(&site.name))? {
+        match all.last_mut() {
+            Some((tensor, Places::Runs { runs, .. })) if *tensor == run.tensor => runs.push(run),
+            _ if before % site.input != 0 => return Err(stored(&site.name)),
+            _ => {
+                let first = before / site.input;
+                all.push((run.tensor, Places::Runs { first, runs: vec![run] }));
+            }
+        }
+        before += run.count;
+    }
+    Ok(all)
 }
 
 fn stored(name: &str) -> Error {
@@ -113,26 +186,22 @@ fn merged(tensor: &TensorView<'_>, parts: &[Part<'_>]) -> Result<Vec<u8>> {
     }
     let mut values = tensor.to_f32()?;
     let width: usize = tensor.shape.iter().skip(1).product();
-    for Part { rows, turned, site, delta } in parts {
+    for Part { places, site, delta } in parts {
         let columns = if site.gathers { site.output } else { site.input };
-        let at = |row: usize, column: usize| match turned {
-            true => column * width + row,
-            false => row * width + column,
-        };
-        let places = || rows.iter().flat_map(|row| (0..columns).map(|column| at(*row, column)));
-        let mut own: Vec<f32> = places().map(|place| values[place]).collect();
+        let (all, first) = (places.all(columns, width), places.first());
+        let mut own: Vec<f32> = all.iter().map(|place| values[*place]).collect();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let each = rows.len().div_ceil(threads).max(1);
+        let each = (all.len() / columns).div_ceil(threads).max(1);
         std::thread::scope(|scope| {
             for (part, own) in own.chunks_mut(each * columns).enumerate() {
                 scope.spawn(move || {
                     for (i, row) in own.chunks_exact_mut(columns).enumerate() {
-                        add(site, delta, part * each + i, row);
+                        add(site, delta, first + part * each + i, row);
                     }
                 });
             }
         });
-        places().zip(own).for_each(|(place, own)| values[place] = own);
+        all.into_iter().zip(own).for_each(|(place, own)| values[place] = own);
     }
     let mut bytes = vec![0; tensor.bytes.len()];
     tensor.dtype.encode(&values, &mut bytes)?;
@@ -143,11 +212,15 @@ fn merged(tensor: &TensorView<'_>, parts: &[Part<'_>]) -> Result<Vec<u8>> {
 fn add(site: &Site, delta: &Delta, number: usize, row: &mut [f32]) {
     let (rank, scale) = (delta.rank, f64::from(delta.scale));
     let gain = delta.gain.as_ref().map_or(1.0, |gain| f64::from(gain.gain[number]));
+    // The first rank of the row's expert.
+    let expert = site.experts.map_or(0, |_| number / site.output * rank);
     for (column, value) in row.iter_mut().enumerate() {
         let term = |r: usize| {
             let (up, down) = match site.gathers {
                 true => (delta.up[column * rank + r], delta.down[number * rank + r]),
-                false => (delta.up[number * rank + r], delta.down[r * site.input + column]),
+                false => {
+                    (delta.up[number * rank + r], delta.down[(expert + r) * site.input + column])
+                }
             };
             f64::from(up) * f64::from(down)
         };

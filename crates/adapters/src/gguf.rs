@@ -1,10 +1,10 @@
 //! llama.cpp's adapters: GGUF files whose `general.type` is `adapter` and `adapter.type` `lora`.
 //!
 //! A matrix `M` has `M.weight.lora_a` `[r, in]` and `M.weight.lora_b` `[out, r]`; the table of
-//! embeddings `[tokens, r]` and `[width, r]`. The change is `adapter.lora.alpha / r` of their
+//! embeddings `[tokens, r]` and `[width, r]`, a stack of experts one of each for every expert. The change is `adapter.lora.alpha / r` of their
 //! product, or the product itself where alpha is 0.
 
-use crate::{AdapterFormat, Change, File, Parts, Stored, pairs};
+use crate::{AdapterFormat, Change, File, Parts, Stack, Stored, pairs};
 use formats::{Error, Gguf, Result};
 use std::path::Path;
 
@@ -41,11 +41,13 @@ pub(crate) fn open(path: &Path) -> Result<File> {
     for pair in &pairs {
         let up = adapter.tensors.get(&pair.name(1));
         let rank = up.and_then(|tensor| tensor.shape.last().copied()).unwrap_or(0);
+        let stack = up.is_some_and(|tensor| tensor.shape.len() == 3).then_some(Stack::Each);
         let change = Change {
             matrix: pair.stem.clone(),
             down: pair.name(0),
             up: pair.name(1),
             turned: false,
+            stack,
             gathers: pair.stem == "token_embd",
             magnitude: None,
             scale: if alpha == 0.0 { 1.0 } else { f64::from(alpha) / rank.max(1) as f64 },

@@ -6,6 +6,7 @@
 //! names, whichever dialect either of them is in, and makes of the adapter what devices take: a
 //! [`program::AdapterFactors`]. No weight of the model is changed.
 
+mod experts;
 mod fuse;
 mod gguf;
 mod mlx;
@@ -84,6 +85,20 @@ struct Change {
     magnitude: Option<String>,
     /// The factor on the product of both.
     scale: f64,
+    /// How factors of several experts lie in the tensors, if `matrix` is a stack of experts'.
+    stack: Option<Stack>,
+}
+
+/// How the factors of all experts of a mixture lie in two tensors.
+#[derive(Debug, Clone, PartialEq)]
+enum Stack {
+    /// `[experts, rank, in]` and `[experts, out, rank]`.
+    Each,
+    /// As PEFT has those of a parameter of three axes: `[experts * rank, in]` and
+    /// `[out, rank * experts]`, the expert last; or in and out the other way round, as versions
+    /// before 0.19 have them (`old`). `matrix` is the module of experts; whether its gates and ups
+    /// or its downs are meant is told by the shapes, and then the rank and the scale are known.
+    Parameter { gate_up: (f64, f64), down: (f64, f64), old: bool },
 }
 
 impl File {

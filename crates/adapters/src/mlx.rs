@@ -2,9 +2,10 @@
 //!
 //! A matrix `M` has `M.lora_a` `[in, r]` and `M.lora_b` `[r, out]`, a table of embeddings
 //! `[tokens, r]` and `[r, width]`. The change is `scale` of their product. DoRA adds `M.m` `[out]`.
+//! A stack of experts has `[experts, r, in]` and `[experts, out, r]`.
 
 use crate::settings::Settings;
-use crate::{AdapterFormat, Base, Change, File, Parts, Stored, pairs};
+use crate::{AdapterFormat, Base, Change, File, Parts, Stack, Stored, pairs};
 use formats::{AsideFolder, Error, ErrorKind, Result, Safetensors, TensorView, safetensors};
 use serde_json::json;
 use std::path::Path;
@@ -40,7 +41,12 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     }
     for pair in &pairs {
         let down = adapter.tensors.get(&pair.name(0));
-        let found = down.and_then(|tensor| tensor.shape.last().copied()).unwrap_or(0);
+        let stack = down.is_some_and(|tensor| tensor.shape.len() == 3).then_some(Stack::Each);
+        let found = down.and_then(|tensor| match tensor.shape {
+            [_, rank, _] | [_, rank] => Some(*rank),
+            _ => None,
+        });
+        let found = found.unwrap_or(0);
         if found as f64 != rank {
             let expected = format!("rank {rank}, as lora_parameters say");
             return Err(adapter.wrong(&pair.name(0), expected, format!("rank {found}")));
@@ -54,7 +60,8 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
             matrix: pair.stem.clone(),
             down: pair.name(0),
             up: pair.name(1),
-            turned: true,
+            turned: stack.is_none(),
+            stack,
             gathers: pair.stem.ends_with("embed_tokens"),
             magnitude: pair.names[2].clone(),
             scale,
@@ -91,6 +98,11 @@ impl File {
         let (mut keys, mut stored) = (Vec::new(), Vec::new());
         let mut all: Option<(usize, f64)> = None;
         for change in &self.changes {
+            if change.stack.is_some() {
+                let (expected, found) =
+                    ("factors of single matrices", "those of a stack of experts");
+                return unsupported(&change.matrix, expected, found.to_owned());
+            }
             if change.gathers && tied {
                 let expected = "a table of embeddings that is not the head too";
                 return unsupported(

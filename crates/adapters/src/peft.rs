@@ -4,10 +4,14 @@
 //! table of embeddings `lora_embedding_A` `[r, tokens]` and `lora_embedding_B` `[width, r]`. The
 //! change is `alpha / r` of their product, with rsLoRA (Kalajdzievski 2023) `alpha / sqrt(r)`. DoRA
 //! adds `lora_magnitude_vector` `[out]`.
+//!
+//! Of `target_parameters`, a stack of experts' matrices has the factors of all experts in one pair
+//! ([`Stack::Parameter`]). The pair is named after the module that holds the stack; where a module
+//! holds several, it is wrapped once for each, and all but the last are named `base_layer` of it.
 
 use crate::patterns::Patterns;
 use crate::settings::Settings;
-use crate::{AdapterFormat, Change, File, Pair, Parts, Stored, pairs};
+use crate::{AdapterFormat, Change, File, Pair, Parts, Stack, Stored, pairs};
 use formats::{Error, Result, Safetensors};
 use std::path::Path;
 
@@ -38,6 +42,7 @@ const KNOWN: &[&str] = &[
     "revision",
     "runtime_config",
     "target_modules",
+    "target_parameters",
     "task_type",
     "use_dora",
     "use_rslora",
@@ -70,6 +75,12 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     let alpha = settings.positive("lora_alpha")?.ok_or_else(|| missing("lora_alpha"))?;
     let ranks = Patterns::read(settings, "rank_pattern")?;
     let alphas = Patterns::read(settings, "alpha_pattern")?;
+    // How factors of a parameter of three axes lie was another matter before 0.19.
+    let version = settings.text("peft_version").map(|version| {
+        let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(u32::MAX));
+        (parts.next().unwrap_or(u32::MAX), parts.next().unwrap_or(u32::MAX))
+    });
+    let old = version.is_none_or(|version| version < (0, 19));
     let (dora, root) = (settings.flag("use_dora")?, settings.flag("use_rslora")?);
     let file = folder.join(WEIGHTS);
     if !file.is_file() && folder.join("adapter_model.bin").is_file() {
@@ -104,11 +115,24 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
     for (pair, gathers) in
         linears.iter().map(|pair| (pair, false)).chain(tables.iter().map(|pair| (pair, true)))
     {
-        let matrix = module(&pair.stem);
+        let mut matrix = module(&pair.stem);
+        while let Some(wrapped) = matrix.strip_suffix(".base_layer") {
+            matrix = wrapped;
+        }
+        let scaled = |name: &str| {
+            let rank = ranks.of(name).unwrap_or(rank);
+            let divisor = if root { rank.sqrt() } else { rank };
+            (rank, alphas.of(name).unwrap_or(alpha) / divisor)
+        };
+        let stack = matrix.ends_with(".experts").then(|| Stack::Parameter {
+            gate_up: scaled(&format!("{matrix}.gate_up_proj")),
+            down: scaled(&format!("{matrix}.down_proj")),
+            old,
+        });
         let down = adapter.tensors.get(&pair.name(0));
         let found = down.and_then(|tensor| tensor.shape.first().copied()).unwrap_or(0);
-        let stated = ranks.of(matrix).unwrap_or(rank);
-        if found as f64 != stated {
+        let (stated, scale) = scaled(matrix);
+        if stack.is_none() && found as f64 != stated {
             let expected = format!("rank {stated}, as {} says", settings_name(folder));
             return Err(adapter.wrong(&pair.name(0), expected, format!("rank {found}")));
         }
@@ -119,7 +143,6 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
             };
             return Err(adapter.wrong(&pair.stem, expected, found));
         }
-        let alpha = alphas.of(matrix).unwrap_or(alpha);
         let change = Change {
             matrix: matrix.to_owned(),
             down: pair.name(0),
@@ -128,7 +151,8 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
             turned: false,
             gathers,
             magnitude: pair.names[2].clone(),
-            scale: alpha / if root { stated.sqrt() } else { stated },
+            scale,
+            stack,
         };
         adapter.changes.push(change);
     }

@@ -1,5 +1,6 @@
 //! From an adapter's file to factors at the sites of a model.
 
+use crate::experts::Apart;
 use crate::{AdapterFormat, Change, File, Stored, gguf};
 use formats::{
     DType, Encoding, Error, ErrorKind, Folder, NotFinite, Pairing, Result, Source, TensorView,
@@ -80,7 +81,22 @@ impl File {
         }
         let sites = base.program.adaptable();
         let mut adapter = AdapterFactors::default();
+        let mut apart = Apart::default();
         for change in &self.changes {
+            if let Some(stack) = &change.stack {
+                for (name, delta) in self.stacks(base, &sites, (change, stack), strength)? {
+                    if adapter.deltas.insert(name, delta).is_some() {
+                        return Err(self.wrong(&change.matrix, "each matrix once", "twice"));
+                    }
+                }
+                continue;
+            }
+            let canonical = base.config.architecture.canonical(&change.matrix, self.is_gguf());
+            if let Some(canonical) = canonical {
+                if apart.take(self, &sites, &canonical, change)? {
+                    continue;
+                }
+            }
             let targets = self.targets(base, &sites, change)?;
             let [input, output] = match targets.first() {
                 Some(target) => [target.site.input, target.all],
@@ -124,8 +140,14 @@ impl File {
                 self.tie(base, &sites, change, (rank, &down, &up), strength, &mut adapter)?;
             }
         }
+        apart.join(self, strength, &mut adapter)?;
         self.check_copies(base, &sites)?;
         Ok(adapter)
+    }
+
+    /// Whether its names are GGUF's.
+    pub(crate) fn is_gguf(&self) -> bool {
+        self.kind == AdapterFormat::Gguf
     }
 
     /// mlx-lm multiplies with an adapted table of embeddings too, where the head is that table:
@@ -163,11 +185,12 @@ impl File {
         change: &Change,
     ) -> Result<Vec<Target<'s>>> {
         let architecture = base.config.architecture;
-        let gguf = self.kind == AdapterFormat::Gguf;
+        let gguf = self.is_gguf();
         let unknown = || {
             let known: Vec<String> = sites
                 .iter()
                 .filter(|site| site.name.starts_with("blocks.0.") || !site.name.contains('.'))
+                .filter(|site| site.experts.is_none())
                 .flat_map(|site| architecture.stored(&site.name, gguf).into_iter().next())
                 .map(|name| name.trim_end_matches(".weight").to_owned())
                 .collect();
@@ -175,7 +198,9 @@ impl File {
                 .hint(format!("in its first block it has {}", known.join(", ")))
         };
         let canonical = architecture.canonical(&change.matrix, gguf).ok_or_else(unknown)?;
-        let named = |site: &&Site| site.name == canonical && site.gathers == change.gathers;
+        let named = |site: &&Site| {
+            site.name == canonical && site.gathers == change.gathers && site.experts.is_none()
+        };
         if let Some(site) = sites.iter().find(named) {
             self.check_order(base, site)?;
             let rows = (0..site.output).collect();
@@ -184,7 +209,8 @@ impl File {
         let stored = architecture.stored(&canonical, base.is_gguf());
         let part = |site: &'s Site| {
             let source = &base.program.weights[site.weight.0].source;
-            let (tensor, rows) = fused(source, site.output)?;
+            let plain = site.experts.is_none();
+            let (tensor, rows) = plain.then(|| fused(source, site.output)).flatten()?;
             stored.iter().any(|name| name == tensor).then_some((site, rows))
         };
         let parts: Vec<(&Site, Vec<usize>)> = sites.iter().filter_map(part).collect();
@@ -211,7 +237,7 @@ impl File {
 
     /// The rank and both factors, `[rank, input]` (of a table `[input, rank]`) and
     /// `[output, rank]`.
-    fn factors(
+    pub(crate) fn factors(
         &self,
         change: &Change,
         input: usize,
@@ -246,12 +272,12 @@ impl File {
         Ok((rank, low, up))
     }
 
-    fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
+    pub(crate) fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
         self.tensors.get(name).ok_or_else(|| self.wrong(name, "a tensor", "none"))
     }
 
     /// A tensor's elements; it has one of these shapes.
-    fn numbers(&self, name: &str, shapes: &[&[usize]]) -> Result<Vec<f32>> {
+    pub(crate) fn numbers(&self, name: &str, shapes: &[&[usize]]) -> Result<Vec<f32>> {
         let tensor = self.tensor(name)?;
         if !shapes.contains(&tensor.shape) {
             return Err(self.wrong(name, shape(shapes[0]), shape(tensor.shape)));

@@ -47,6 +47,21 @@ fn one_adapter_in_three_forms_is_the_same() {
     }
 }
 
+/// Factors of experts: of parameters with three axes, of modules, of mlx-lm's and of GGUF's stacks.
+#[test]
+fn factors_of_experts_are_the_same_in_four_forms() {
+    for base in ["mixtral", "mixtral/model.f32.gguf"] {
+        let first = read(base, &fixtures().join("experts"), 1.0).unwrap();
+        assert_eq!(first.deltas.len(), 8);
+        let gate = &first.deltas["blocks.1.mlp.experts.gate"];
+        assert_eq!((gate.rank, gate.down.len(), gate.up.len()), (3, 4 * 3 * 64, 4 * 3 * 96));
+        for form in ["apart", "mlx", "adapter.gguf"] {
+            let found = read(base, &fixtures().join("experts").join(form), 1.0).unwrap();
+            assert!(found == first, "{base}: {form}");
+        }
+    }
+}
+
 /// GGUF calls several architectures `llama`, and has their rows of q and k in another order than
 /// their folders: an adapter of llama.cpp's fits the folder of each.
 #[test]

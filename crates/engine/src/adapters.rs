@@ -208,8 +208,13 @@ impl Opened {
         let ranks = resolved.iter().map(|(_, adapter)| adapter.rank());
         let more = if wanted.more > 0 { wanted.rank } else { 0 };
         let seats = device::Seats { count, rank: ranks.fold(more, usize::max) };
+        // Room for factors of all experts is a large part of a model: it is there where an adapter
+        // asks for it.
+        let stacks = program.adaptable().into_iter().filter(|site| site.experts.is_some());
+        let stacks: Vec<String> = stacks.map(|site| site.name).collect();
         let changed = |site: &str| {
-            wanted.more > 0 || resolved.iter().any(|(_, a)| a.deltas.contains_key(site))
+            let more = wanted.more > 0 && !stacks.iter().any(|stack| stack == site);
+            more || resolved.iter().any(|(_, a)| a.deltas.contains_key(site))
         };
         let program = program.with_sites(&changed);
         Ok((Opened { resolved, seats, warnings }, program))

@@ -90,6 +90,18 @@ impl Architecture {
     pub fn permutes_heads(&self) -> bool {
         PERMUTED.contains(&self.name)
     }
+
+    /// Whether Hugging Face's model has the rows of experts' gates and ups by turns in one matrix,
+    /// and not the ups behind the gates.
+    pub fn gates_by_turns(&self) -> bool {
+        self.name == "gpt_oss"
+    }
+
+    /// Whether PEFT takes it for granted that the axes of Hugging Face's stacks of experts are out
+    /// and in, though they are in and out.
+    pub fn turns_experts(&self) -> bool {
+        self.name.starts_with("llama4")
+    }
 }
 
 /// The folder behind `tensors` in the terms of GGUF, once it has been loaded as

@@ -127,6 +127,21 @@ fn is_number(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
+/// The numbers that a name has in the places of a pattern's `{}`, behind whatever it begins with.
+fn numbers(pattern: &str, stem: &str) -> Option<Vec<u32>> {
+    let mut parts = pattern.split("{}");
+    let front = parts.next()?;
+    let (mut rest, mut all) = (stem, Vec::new());
+    for (i, part) in parts.enumerate() {
+        rest = if i == 0 { rest.split_once(front)?.1 } else { rest };
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, behind) = rest.split_at(digits);
+        all.push(number.parse().ok()?);
+        rest = behind.strip_prefix(part)?;
+    }
+    (all.is_empty() || rest.is_empty()).then_some(all)
+}
+
 impl Architecture {
     /// The canonical name of what a checkpoint calls `stem`, without `.weight`:
     /// `blocks.3.attention.q` for `model.layers.3.self_attn.q_proj`, or in GGUF for `blk.3.attn_q`.
@@ -134,14 +149,10 @@ impl Architecture {
         let mut rows = self.names.iter().flat_map(|table| table.iter());
         rows.find_map(|&(canonical, hugging_face, in_gguf)| {
             let pattern = if gguf { in_gguf } else { hugging_face };
-            let number = pattern.split_once("{}").map(|(front, behind)| {
-                let number = stem.split(front).nth(1)?.strip_suffix(behind)?;
-                number.parse::<u32>().ok()
+            let numbers = numbers(pattern, stem)?;
+            let name = numbers.iter().fold(canonical.to_owned(), |name, number| {
+                name.replacen("{}", &number.to_string(), 1)
             });
-            let name = match number {
-                Some(number) => canonical.replace("{}", &number?.to_string()),
-                None => canonical.to_owned(),
-            };
             let stored = format!("{stem}.weight");
             self.stored(&name, gguf).contains(&stored).then_some(name)
         })
@@ -167,6 +178,9 @@ mod tests {
         assert_eq!(of("language_model.model.layers.12.self_attn.q_proj", false), q);
         assert_eq!(of("blk.12.attn_q", true), q);
         assert_eq!(of("lm_head", false), Some("head".to_owned()));
+        let one = crate::mixtral::ARCHITECTURE
+            .canonical("model.layers.3.block_sparse_moe.experts.12.w2", false);
+        assert_eq!(one, Some("blocks.3.mlp.experts.12.down".to_owned()));
         for odd in ["model.layers.x.self_attn.q_proj", "model.layers.1.self_attn.z_proj", "", "q"] {
             assert_eq!(of(odd, false), None, "{odd}");
         }

@@ -38,6 +38,7 @@ pub fn all() -> Vec<Spec> {
         crate::linear::stream::KERNELS,
         crate::linear_add::KERNELS,
         crate::low_rank::kernels::KERNELS,
+        crate::low_rank::pairs::KERNELS,
         crate::map::KERNELS,
         crate::moe::KERNELS,
         crate::project::KERNELS,

@@ -11,6 +11,7 @@
 
 mod cases;
 pub mod kernels;
+pub mod pairs;
 
 use formats::{DType, Error, Result};
 use std::ops::Range;
@@ -26,14 +27,16 @@ pub struct LowRank {
     pub site: usize,
 }
 
-/// The change that an adapter makes at one site.
+/// The change that an adapter makes at one site. Where the site is a stack of experts' matrices,
+/// each expert has factors of its own, of one rank, one expert's behind the other's.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Delta {
     /// Columns of `up`.
     pub rank: usize,
-    /// `[rank, in]` row-major; at a table of embeddings `[tokens, rank]`.
+    /// `[rank, in]` row-major, for each expert if there are several; at a table of embeddings
+    /// `[tokens, rank]`.
     pub down: Vec<f32>,
-    /// `[out, rank]` row-major.
+    /// `[out, rank]` row-major, for each expert if there are several.
     pub up: Vec<f32>,
     /// The factor on the product of both.
     pub scale: f32,
@@ -82,14 +85,16 @@ impl Delta {
         }
     }
 
-    /// Checks that the parts have the sizes that a site of these widths wants.
+    /// Checks that the parts have the sizes that a site of `matrices` matrices of these widths
+    /// wants.
     ///
     /// # Errors
     /// The part that has not, by `site`.
-    pub fn check(&self, site: &str, input: usize, output: usize) -> Result<()> {
+    pub fn check(&self, site: &str, matrices: usize, [input, output]: [usize; 2]) -> Result<()> {
+        let ranks = self.rank.checked_mul(matrices);
         let sizes = [
-            ("down", self.down.len(), self.rank.checked_mul(input)),
-            ("up", self.up.len(), self.rank.checked_mul(output)),
+            ("down", self.down.len(), ranks.and_then(|ranks| ranks.checked_mul(input))),
+            ("up", self.up.len(), ranks.and_then(|ranks| ranks.checked_mul(output))),
             ("gain", self.gain.as_ref().map_or(output, |g| g.gain.len()), Some(output)),
             ("offset", self.gain.as_ref().map_or(output, |g| g.offset.len()), Some(output)),
         ];

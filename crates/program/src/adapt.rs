@@ -4,7 +4,9 @@ use crate::{Node, Program, ValueId, WeightId};
 use formats::Result;
 use ops::embed::Index;
 use ops::low_rank::Delta;
-use ops::{Binary, Embed, GateUp, LinearAdd, LowRank, Map, Op, Project, RmsNorm, Shape, Zip};
+use ops::{
+    Binary, Embed, Experts, GateUp, LinearAdd, LowRank, Map, Op, Project, RmsNorm, Shape, Zip,
+};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -17,10 +19,13 @@ pub struct Site {
     pub weight: WeightId,
     /// The bias that its product has.
     pub bias: Option<WeightId>,
-    /// Columns of the matrix; rows if it is an embedding table.
+    /// Columns of the matrix, or of one expert's; rows if it is an embedding table.
     pub input: usize,
-    /// Rows of the matrix; columns if it is an embedding table.
+    /// Rows of the matrix, or of one expert's; columns if it is an embedding table.
     pub output: usize,
+    /// How many experts' matrices it stacks, each with factors of its own; none if it is one
+    /// matrix.
+    pub experts: Option<usize>,
     /// Whether it is an embedding table, whose rows are picked by tokens.
     pub gathers: bool,
     /// The part of the matrix that the Program has, if it is one of several ranks'.
@@ -42,6 +47,11 @@ pub enum RankShare {
 }
 
 impl Site {
+    /// How many pairs of factors it has.
+    pub fn matrices(&self) -> usize {
+        self.experts.unwrap_or(1)
+    }
+
     /// The part of a change of the whole matrix.
     fn part(&self, delta: &Delta) -> Delta {
         match &self.share {
@@ -86,7 +96,7 @@ impl AdapterFactors {
                 let expected = "a matrix that the model was loaded to adapt";
                 return Err(formats::Error::new(name, expected, "none of that name"));
             };
-            delta.check(name, site.input, site.output)?;
+            delta.check(name, site.matrices(), [site.input, site.output])?;
         }
         Ok(())
     }
@@ -109,13 +119,34 @@ impl Program {
                 let name = if tied { "head" } else { &self.weights[weight.0].name };
                 let (input, output) = if gathers { (rows, columns) } else { (columns, rows) };
                 let (name, share) = (name.to_owned(), None);
-                let site = Site { name, weight, bias, input, output, gathers, share };
+                let experts = None;
+                let site = Site { name, weight, bias, input, output, experts, gathers, share };
                 if !sites.iter().any(|other| other.name == site.name) {
                     sites.push(site);
                 }
             }
+            sites.extend(self.stacks(node));
         }
         sites
+    }
+
+    /// The three stacks of experts' matrices of a mixture.
+    fn stacks(&self, node: &Node) -> Vec<Site> {
+        let (Op::Experts(_), Some(sizes)) = (&node.op, self.mixture(node)) else {
+            return Vec::new();
+        };
+        let stack = |(i, [input, output]): (usize, [usize; 2])| Site {
+            name: self.weights[node.weights[i].0].name.clone(),
+            weight: node.weights[i],
+            bias: Experts::bias(&node.weights, i).copied(),
+            input,
+            output,
+            experts: Some(sizes.experts),
+            gathers: false,
+            share: None,
+        };
+        let (width, ff) = (sizes.width, sizes.ff);
+        [[width, ff], [width, ff], [ff, width]].into_iter().enumerate().map(stack).collect()
     }
 
     /// A copy of the Program whose [`sites`](Program::sites) are all matrices whose names are
@@ -126,7 +157,7 @@ impl Program {
     }
 
     /// A copy of the Program with a [`LowRank`] after the product of every site, for devices that
-    /// compute adapters as separate operations. The Program must be [fused](crate::fuse);
+    /// compute adapters as separate operations; mixtures of experts stay as they are. The Program must be [fused](crate::fuse);
     /// operations fused with a product that has a site are separated again, without changing any
     /// bit of the results.
     pub fn adapted(&self) -> Program {
@@ -141,7 +172,7 @@ impl Program {
 
 impl Node {
     /// For each matrix that the node multiplies with, or whose rows tokens pick, its index in
-    /// `sites`.
+    /// `sites`; for a mixture those of its three stacks.
     pub fn sites(&self, sites: &[Site]) -> Vec<Option<usize>> {
         let one = |weight: WeightId, gathers: bool| {
             sites.iter().position(|site| site.weight == weight && site.gathers == gathers)
@@ -150,6 +181,9 @@ impl Node {
             Some(product) => {
                 let weights = product.projections.iter().map(|p| self.weights[p.weight]);
                 weights.map(|weight| one(weight, false)).collect()
+            }
+            None if matches!(self.op, Op::Experts(_)) => {
+                self.weights.iter().take(3).map(|weight| one(*weight, false)).collect()
             }
             None => vec![table(self).and_then(|weight| one(weight, true))],
         }
@@ -194,7 +228,8 @@ impl Adapting {
     fn node(&mut self, node: &Node) {
         let product = node.op.product(node.weights.len());
         let sites = node.sites(&self.program.sites);
-        if sites.iter().all(Option::is_none) {
+        // A mixture applies its experts' factors itself.
+        if sites.iter().all(Option::is_none) || matches!(node.op, Op::Experts(_)) {
             self.program.nodes.push(node.clone());
             return;
         }

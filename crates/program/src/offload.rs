@@ -47,7 +47,7 @@ impl Program {
         };
         let kept = self.nodes.iter().zip(&moved).find(|(node, moved)| **moved && bound(node));
         if let Some((node, _)) = kept {
-            let expected = "operations without tokens, cache and adapters";
+            let expected = "operations without tokens, cache and adapters' factors";
             return Err(Error::new("offload", expected, node.op.name()));
         }
         let runs = self.runs(&moved);

@@ -1,7 +1,7 @@
 //! The reference interpreter: runs a Program with the operations' own reference loops. Slow and
 //! obvious; every device is compared with it.
 
-use crate::{AdapterFactors, Node, Offloaded, Program, Sequence, Step, WeightId};
+use crate::{AdapterFactors, Node, Offloaded, Program, Sequence, Site, Step, WeightId};
 use formats::{Error, Result};
 use ops::operation::{CachedLayer, ReferenceCall};
 use ops::{Op, Rows, all_gather, all_reduce};
@@ -29,7 +29,8 @@ pub fn run(
 /// As [`run`], with an adapter on the step's sequence.
 ///
 /// # Errors
-/// As [`run`], and an adapter that does not fit the Program's sites.
+/// As [`run`], an adapter that does not fit the Program's sites, and one of experts, which the
+/// reference does not compute.
 pub fn adapted(
     program: &Program,
     weight: &dyn Fn(WeightId) -> Result<Vec<f32>>,
@@ -38,6 +39,11 @@ pub fn adapted(
     step: &Step<'_>,
 ) -> Result<Vec<Vec<f32>>> {
     adapter.map_or(Ok(()), |adapter| adapter.check(&program.sites))?;
+    let changed = |name: &str| adapter.is_some_and(|adapter| adapter.deltas.contains_key(name));
+    let stack = |site: &&Site| site.experts.is_some() && changed(&site.name);
+    if let Some(site) = program.sites.iter().find(stack) {
+        return Err(Error::new(&site.name, "a matrix", "experts, whose factors devices compute"));
+    }
     let weight = |_: usize, w| weight(w);
     let (programs, caches) = (std::slice::from_ref(program), std::slice::from_mut(cache));
     let all = together(programs, &weight, adapter, caches, step)?;

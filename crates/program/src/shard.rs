@@ -364,7 +364,11 @@ impl Sharder<'_> {
             let Some(site) = self.of.sites.iter().find(whole) else { continue };
             let weight = part.weights[i];
             let [rows, columns] = *self.part.weights[weight.0].shape else { continue };
-            let (input, output) = if gathers { (rows, columns) } else { (columns, rows) };
+            let (input, output) = match (site.experts, gathers) {
+                (Some(_), _) => (site.input, site.output),
+                (None, true) => (rows, columns),
+                (None, false) => (columns, rows),
+            };
             let bias = site.bias.and_then(|bias| of.weights.iter().position(|w| *w == bias));
             let bias = bias.map(|at| part.weights[at]);
             let own = Site { weight, bias, input, output, share, ..site.clone() };

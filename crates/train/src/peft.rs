@@ -61,7 +61,8 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
     };
     let mixed = base.program.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
     let sites = base.program.adaptable().into_iter();
-    let sites = sites.filter(|site| !site.gathers && !site.name.ends_with(".router"));
+    let matrix = |site: &Site| !site.gathers && site.experts.is_none();
+    let sites = sites.filter(|site| matrix(site) && !site.name.ends_with(".router"));
     let sites: Vec<(Site, Option<Module>)> = sites.map(|s| (s.clone(), module(base, &s))).collect();
     let named = |(site, module): &(Site, Option<Module>), end: &str| {
         ends(&site.name, end) || module.as_ref().is_some_and(|module| ends(&module.name, end))
@@ -297,7 +298,8 @@ pub(crate) fn export(
 /// whole names where other modules that have none end so.
 fn targets<'a>(base: &Base<'_>, factors: &'a [ModuleFactors]) -> Vec<&'a str> {
     let last = |name: &'a str| name.rsplit('.').next().unwrap_or(name);
-    let sites = base.program.adaptable();
+    let mut sites = base.program.adaptable();
+    sites.retain(|site| site.experts.is_none());
     let all: Vec<String> = sites.iter().filter_map(|site| Some(module(base, site)?.name)).collect();
     let own = |name: &str| factors.iter().any(|factors| factors.module == name);
     let mut found: Vec<&str> = Vec::new();

@@ -44,6 +44,11 @@ fn an_adapter_is_used_and_merged() {
         ("dora", "llama-bias", 1e-3),
         ("untied", "qwen3-untied", 0.3),
         ("transposed", "gpt2", 1e-3),
+        // Experts in one tensor each, in one for all, and turned with gates and ups by turns.
+        ("experts", "mixtral", 0.05),
+        ("experts-ranks", "gemma4-moe", 0.05),
+        ("experts-turned", "gpt-oss", 0.05),
+        ("experts-weighed", "llama4", 0.05),
     ] {
         let (base, from) = (fixture(base), adapter(case));
         let used = logits(case, &["-m", &base, "--adapter", &from]);
@@ -60,7 +65,7 @@ fn an_adapter_is_used_and_merged() {
     }
     // Nothing is left of what failed.
     let left = std::fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(left, 4);
+    assert_eq!(left, 8);
 }
 
 #[test]

@@ -125,7 +125,7 @@ impl Class {
         // prefetches of another worker's lines.
         let worker_bytes = (worker_quantised + few_quantised).next_multiple_of(4096);
         let start = take(worker_bytes * workers);
-        let experts = experts::Layout::new(program, tokens, workers);
+        let experts = experts::Layout::new(program, tokens, workers, rank);
         let mixture = take(experts.bytes);
         let low_rank = take(rows * rank * float);
         Class {

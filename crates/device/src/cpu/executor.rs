@@ -75,8 +75,9 @@ pub(super) struct Loaded {
     pub(super) quantised: bool,
     /// See [`quantised_only`].
     pub(super) quantised_only: Vec<bool>,
-    /// The low-rank factors of each adapter seat, for every site; `None` for an empty seat.
-    pub(super) seats: Vec<Option<Vec<Option<Factors>>>>,
+    /// The low-rank factors of each adapter seat, for every matrix of every site, none at a site
+    /// that the adapter leaves; `None` for an empty seat.
+    pub(super) seats: Vec<Option<Vec<Vec<Factors>>>>,
     /// The greatest rank of an adapter.
     pub(super) rank: usize,
 }
@@ -229,7 +230,9 @@ pub(super) fn plan(
     let arena = (limits.tokens, limits.outputs);
     let arena = Class::new(program, &program.ropes(), arena.0, arena.1, threads, rank).bytes;
     if options.seats.count > 0 {
-        let factors = |site: &program::Site| (site.input + site.output) * rank * size_of::<f32>();
+        let factors = |site: &program::Site| {
+            (site.input + site.output) * site.matrices() * rank * size_of::<f32>()
+        };
         let adapter: usize = program.sites.iter().map(factors).sum();
         weights.push(adapter.saturating_mul(options.seats.count));
     }
@@ -817,13 +820,16 @@ impl Executor for CpuExecutor {
             return Err(Error::new("adapter", expected, adapter.rank()));
         }
         let factors = |site: &program::Site| {
-            let delta = adapter.deltas.get(&site.name);
-            let new = delta.map(|delta| {
-                let sizes = [delta.rank, site.input, site.output];
-                let gain = delta.gain.as_ref().map(|gain| [&gain.gain[..], &gain.offset[..]]);
-                Factors::new(sizes, &delta.down, &delta.up, delta.scale, gain, delta.element)
-            });
-            new.transpose().map_err(|e| Error { place: format!("{}: {}", site.name, e.place), ..e })
+            let Some(delta) = adapter.deltas.get(&site.name) else { return Ok(Vec::new()) };
+            let sizes = [delta.rank, site.input, site.output];
+            let gain = delta.gain.as_ref().map(|gain| [&gain.gain[..], &gain.offset[..]]);
+            let downs = delta.down.chunks_exact(delta.down.len() / site.matrices());
+            let ups = delta.up.chunks_exact(delta.up.len() / site.matrices());
+            let each = downs
+                .zip(ups)
+                .map(|(down, up)| Factors::new(sizes, down, up, delta.scale, gain, delta.element));
+            let all: Result<Vec<Factors>> = each.collect();
+            all.map_err(|e| Error { place: format!("{}: {}", site.name, e.place), ..e })
         };
         let all = self.loaded.program.sites.iter().map(factors).collect::<Result<_>>()?;
         self.loaded.seats[index] = Some(all);

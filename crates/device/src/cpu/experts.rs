@@ -5,6 +5,7 @@
 //! each expert's pairs are consecutive rows of one product. As in every product, a row's bits
 //! depend neither on the other rows nor on their number.
 
+mod low;
 mod one;
 
 use super::class::EVEN;
@@ -39,6 +40,8 @@ pub(super) struct Layout {
     y: usize,
     /// Input rows, quantised.
     quantised: usize,
+    /// Numbers between the low-rank factors of adapters, `[pairs, rank]` for each of the matrices.
+    low: usize,
     /// Per-worker scratch: one quantised row.
     own: usize,
     own_bytes: usize,
@@ -57,9 +60,11 @@ fn quantised_bytes(path: Path, pairs: usize, experts: usize, width: usize) -> us
 }
 
 impl Layout {
-    /// Lays out the scratch for steps of up to `tokens` tokens.
-    pub(super) fn new(program: &Program, tokens: usize, workers: usize) -> Layout {
-        let (mut most, mut own_bytes) = ([0; 10], 0);
+    /// Lays out the scratch for steps of up to `tokens` tokens, and for adapters of up to `rank`.
+    pub(super) fn new(program: &Program, tokens: usize, workers: usize, rank: usize) -> Layout {
+        let (mut most, mut own_bytes) = ([0; 11], 0);
+        let changed = program.sites.iter().any(|site| site.experts.is_some());
+        let rank = if changed { rank } else { 0 };
         for node in &program.nodes {
             let Some(Sizes { experts, used, width, ff }) = program.mixture(node) else { continue };
             let (pairs, word) = (tokens * used, size_of::<f32>());
@@ -79,8 +84,9 @@ impl Layout {
                 inner,
                 pairs * width.next_multiple_of(ROWS) * word,
                 quantised[0].max(quantised[1]),
+                3 * pairs * rank * word,
             ];
-            (0..10).for_each(|i| most[i] = most[i].max(needs[i]));
+            (0..11).for_each(|i| most[i] = most[i].max(needs[i]));
             let own = Activations::bytes(Path::InPlace, 1, wider.next_multiple_of(32));
             // A page apart, as in `Class`.
             own_bytes = own_bytes.max(own.next_multiple_of(4096));
@@ -91,8 +97,8 @@ impl Layout {
             end += most[i].next_multiple_of(64);
             at
         };
-        let [ids, weights, places, of, offsets, x, gate, up, y, quantised] =
-            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map(&mut take);
+        let [ids, weights, places, of, offsets, x, gate, up, y, quantised, low] =
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(&mut take);
         let (own, bytes) = (end, end + workers * own_bytes);
         Layout {
             ids,
@@ -105,6 +111,7 @@ impl Layout {
             up,
             y,
             quantised,
+            low,
             own,
             own_bytes,
             bytes,
@@ -252,8 +259,9 @@ impl Replay<'_> {
         let Sizes { experts, used, width, ff } = sizes;
         let (rows, place) = (self.count(program.shape(node.inputs[0]).rows), &self.class.experts);
         let (pairs, path) = (rows * used, self.path(node.inputs[0]));
-        let at = self.class.mixture;
-        if rows == 1 && path == Path::InPlace && !op.weighs_inputs && !op.inner {
+        let (at, sites) = (self.class.mixture, self.sites_of(node));
+        let alone = rows == 1 && path == Path::InPlace && sites.is_empty();
+        if alone && !op.weighs_inputs && !op.inner {
             return self.experts_of_one(op, node, sizes, worker);
         }
         let few = rows <= EVEN;
@@ -333,11 +341,16 @@ impl Replay<'_> {
             self.quantise(&all, (rows, cols, path), float, worker);
         };
         quantise(x, width, 0);
+        self.low_down(&sites, 0..2, &all, (x, width), worker);
         worker.barrier();
 
         self.deal(&all, self.matrix(node.weights[0]), experts, worker, |expert, places, panels| {
             let input = self.activations(&all, (x, width, path), expert);
-            self.gate_and_up((op, node, sizes), &input, (expert, &places), &panels, worker);
+            let change = |matrix, to| {
+                self.low_up(&sites, matrix, &all, (expert, &places), (&panels, ff), to);
+            };
+            let of = (op, node, sizes);
+            self.gate_and_up(of, &input, (expert, &places), &panels, worker, change);
         });
         worker.barrier();
         if let Some(&seen) = node.outputs.get(1) {
@@ -353,10 +366,12 @@ impl Replay<'_> {
             }
         }
         quantise(gate, ff, 2);
+        self.low_down(&sites, 2..3, &all, (gate, ff), worker);
         worker.barrier();
         self.deal(&all, self.matrix(node.weights[2]), experts, worker, |expert, places, panels| {
             let input = self.activations(&all, (gate, ff, path), expert);
             self.times(node, 2, &input, (&places, y), expert, &panels, worker);
+            self.low_up(&sites, 2, &all, (expert, &places), (&panels, width), y);
         });
         worker.barrier();
         for t in worker.split(rows) {
@@ -387,8 +402,8 @@ impl Replay<'_> {
         [of(place.gate, sizes.ff), of(place.up, sizes.ff), of(place.y, sizes.width)]
     }
 
-    /// Computes some panels of an expert's `gate` and `up` for its rows, and replaces `gate` by the
-    /// activated product, the input of the down projection.
+    /// Computes some panels of an expert's `gate` and `up` for its rows, which `change` changes, and
+    /// replaces `gate` by the activated product, the input of the down projection.
     fn gate_and_up(
         &self,
         (op, node, sizes): (&Experts, &Node, Sizes),
@@ -396,10 +411,12 @@ impl Replay<'_> {
         (expert, places): (usize, &Range<usize>),
         panels: &Range<usize>,
         worker: &Worker<'_>,
+        change: impl Fn(usize, PairRows),
     ) {
         let [gate, up, _] = self.pair_rows(sizes);
         for (i, to) in [(0, gate), (1, up)] {
             self.times(node, i, x, (places, to), expert, panels, worker);
+            change(i, to);
         }
         let columns = panels.start * ROWS..(panels.end * ROWS).min(sizes.ff);
         for at in places.clone() {

@@ -334,14 +334,31 @@ impl Replay<'_> {
     }
 
     /// Whether an adapter of the step changes this site.
-    fn adapted(&self, site: usize) -> bool {
-        self.step.sequences.iter().any(|sequence| self.factors(sequence.adapter, site).is_some())
+    pub(super) fn adapted(&self, site: usize) -> bool {
+        self.step.sequences.iter().any(|sequence| !self.seated(sequence.adapter, site).is_empty())
     }
 
-    /// The low-rank factors of the adapter on a seat at a site.
-    fn factors(&self, seat: u32, site: usize) -> Option<&Factors> {
-        let seat = (seat as usize).checked_sub(1)?;
-        self.loaded.seats.get(seat)?.as_ref()?.get(site)?.as_ref()
+    /// The low-rank factors of the adapter on a seat at a site, one pair for each of its matrices.
+    fn seated(&self, seat: u32, site: usize) -> &[Factors] {
+        let seat = (seat as usize).checked_sub(1).and_then(|seat| self.loaded.seats.get(seat));
+        let sites = seat.and_then(Option::as_ref);
+        sites.and_then(|sites| sites.get(site)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The low-rank factors at one of a site's matrices for a row among those of `rows`.
+    pub(super) fn factors(
+        &self,
+        rows: Rows,
+        row: usize,
+        site: usize,
+        matrix: usize,
+    ) -> Option<&Factors> {
+        let token = match rows {
+            Rows::Outputs => self.step.outputs[row] as usize,
+            _ => row,
+        };
+        let sequence = self.rows[token].sequence;
+        self.seated(self.step.sequences[sequence].adapter, site).get(matrix)
     }
 
     /// Adds each row's adapter at a site, in runs of rows that have the same. With few rows,
@@ -349,14 +366,8 @@ impl Replay<'_> {
     fn low_rank(&self, index: usize, op: &LowRank, node: &Node, worker: &Worker<'_>) {
         let (isa, y, x) = (self.loaded.isa, node.inputs[0], node.inputs.get(1).copied());
         let (rows, width, rank) = (self.rows(node), self.width(y), self.loaded.rank);
-        let factors = |row: usize| {
-            let token = match self.loaded.program.values[y.0].rows {
-                Rows::Outputs => self.step.outputs[row] as usize,
-                _ => row,
-            };
-            let sequence = self.rows[token].sequence;
-            self.factors(self.step.sequences[sequence].adapter, op.site)
-        };
+        let of = self.loaded.program.values[y.0].rows;
+        let factors = |row: usize| self.factors(of, row, op.site, 0);
         let few = rows <= EVEN;
         let mine = if few { 0..rows } else { worker.split(rows) };
         let low: *mut f32 = self.arena.wrapping_add(self.class.low_rank).cast();

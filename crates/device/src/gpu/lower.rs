@@ -337,8 +337,9 @@ impl Lowering {
     ) -> Result<(Vec<Step>, Vec<Option<usize>>)> {
         let words = key.words(self.batched);
         let steps = vec![];
+        let (group, sorted, number) = (None, false, 0);
         let mut recorder =
-            Recorder { of: self, key, layout, words, known, steps, group: None, sorted: false };
+            Recorder { of: self, key, layout, words, known, steps, group, sorted, number };
         let alone = key.samples.is_some_and(|samples| samples.alone);
         if self.batched && self.chooses() && key.kind == StepKind::Decode && !alone {
             recorder.take_chosen()?;
@@ -347,6 +348,7 @@ impl Lowering {
         let forward = if alone { &[] } else { &self.program.nodes[..] };
         for (number, node) in forward.iter().enumerate() {
             let rows = node.outputs.first().or(node.inputs.first());
+            recorder.number = number;
             if rows.is_some_and(|v| recorder.rows(*v) > 0) {
                 match recorder.group(number) {
                     Some(group) => recorder.adapted(group, node)?,
@@ -375,6 +377,8 @@ struct Recorder<'a> {
     group: Option<(usize, ValueId)>,
     /// Whether rows have been sorted by adapter.
     sorted: bool,
+    /// The number of the node being recorded.
+    number: usize,
 }
 
 /// A node, as seen by the operation that records its launches.

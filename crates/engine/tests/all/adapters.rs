@@ -44,7 +44,15 @@ const CASES: &[(&str, &str, &[&str])] = &[
     ("hybrid", "qwen3.5-shared", &["hybrid"]),
     ("next", "qwen3-next", &["next"]),
     ("neox", "gpt-neox", &["neox"]),
+    ("experts", "mixtral", EXPERTS),
+    ("experts", "mixtral/model.f32.gguf", EXPERTS),
+    ("experts-ranks", "gemma4-moe", &["experts-ranks"]),
+    ("experts-turned", "gpt-oss", &["experts-turned"]),
+    ("experts-turned", "gpt-oss/model.f32.gguf", &["experts-turned"]),
+    ("experts-weighed", "llama4", &["experts-weighed"]),
 ];
+
+const EXPERTS: &[&str] = &["experts", "experts/apart", "experts/mlx", "experts/adapter.gguf"];
 
 fn session(engine: &Engine, adapter: Option<usize>) -> Session {
     let mut session = engine.session();
@@ -63,7 +71,8 @@ fn both(engine: &Engine, adapter: Option<usize>, tokens: &[u32]) -> [Vec<f32>; 2
 }
 
 /// An engine's logits with an adapter are PEFT's, and without one those of an engine that has no
-/// room for any, to the bit.
+/// room for any, to the bit; but a GPU computes experts by other kernels where adapters may change
+/// them.
 fn compare(
     case: &str,
     base: &str,
@@ -89,7 +98,9 @@ fn compare(
                 assert!(worst <= 1e-4, "{base}, {stored}: {worst:e}");
             }
             let same = both(&engine, None, &tokens);
-            assert!(same == plain, "{base}, {stored}: bits without an adapter");
+            let other = case.starts_with("experts") && options.device != Default::default();
+            let near = same.iter().zip(&plain).all(|(same, plain)| error(same, plain) < 1e-5);
+            assert!(same == plain || (other && near), "{base}, {stored}: bits without an adapter");
         }
     }
 }

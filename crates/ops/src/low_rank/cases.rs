@@ -1,5 +1,7 @@
 //! Cases and benchmarks of the adapters' kernels.
 
+pub(super) mod pairs;
+
 use super::kernels::{Low, UpEnding, low_rank_down, low_rank_pick, low_rank_up, schedule};
 use crate::Unary;
 use crate::gate_up::gate_up;

@@ -393,18 +393,18 @@ fn outputs(to: &[Scalar]) -> (Vec<Site>, Val<u32>, Extent) {
 
 /// The operands of `up t`.
 #[derive(Clone, Copy)]
-struct Factors {
-    t: In<f32>,
-    up: In,
-    rank: u32,
-    sites: u32,
+pub(super) struct Factors {
+    pub(super) t: In<f32>,
+    pub(super) up: In,
+    pub(super) rank: u32,
+    pub(super) sites: u32,
     /// Columns of all sites.
-    all: Val<u32>,
+    pub(super) all: Val<u32>,
 }
 
 /// The row of `up` that a thread has in registers, from one row of `t` to the next.
 #[derive(Clone, Copy)]
-struct Held {
+pub(super) struct Held {
     values: Option<Regs<f32>>,
     /// The seat that the factors belong to; the greatest number if they belong to none.
     seat: Var<u32>,
@@ -412,7 +412,7 @@ struct Held {
 
 impl Held {
     #[track_caller]
-    fn new(rank: u32, holding: bool) -> Held {
+    pub(super) fn new(rank: u32, holding: bool) -> Held {
         let values = holding.then(|| Regs::new(rank, 0.0f32));
         Held { values, seat: Var::new(u32::MAX) }
     }
@@ -421,7 +421,7 @@ impl Held {
 impl Factors {
     /// `sum_k up[seat, column, k] t[row, k of the site]`, from the first rank to the last.
     #[track_caller]
-    fn sum(
+    pub(super) fn sum(
         &self,
         row: Val<u32>,
         seat: Val<u32>,

@@ -1,6 +1,6 @@
 //! A mixture's work for a single decode row. Each selected expert has this one row, so that nothing
 //! is sorted or gathered; every worker routes and quantises for itself. Two barriers remain, one
-//! after each product. The row has the same bits as in any other step.
+//! after each product. No adapter changes the experts. The row has the same bits as in any other step.
 
 use cpu_kernels::matmul::{Activations, Path, ROWS};
 use cpu_kernels::team::Worker;
@@ -32,7 +32,7 @@ impl Replay<'_> {
         let x = self.own_row(self.offset(node.inputs[0]), width, node, 0, worker);
         for (pair, panels) in parts(0..used, used, panels(0), worker) {
             let of = (ids[pair] as usize, &(pair..pair + 1));
-            self.gate_and_up((op, node, sizes), &x, of, &panels, worker);
+            self.gate_and_up((op, node, sizes), &x, of, &panels, worker, |_, _| {});
         }
         worker.barrier();
         for (pair, panels) in parts(0..used, used, panels(2), worker) {

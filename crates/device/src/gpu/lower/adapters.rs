@@ -9,10 +9,13 @@
 //! adapters.
 
 use formats::{Error, Result};
+use ops::experts::Sizes;
 use ops::linear::gemm::{self, GemmTypes};
+use ops::low_rank::Delta;
 use ops::low_rank::kernels::{
     Low, RANKS, UpEnding, low_rank_down, low_rank_pick, low_rank_up, schedule,
 };
+use ops::low_rank::pairs::{low_rank_pairs_down, low_rank_pairs_up};
 use ops::moe::{moe_gemm, moe_group};
 use ops::packed::Format;
 use ops::{Op, Rows};
@@ -73,6 +76,10 @@ pub(in crate::gpu) struct Group {
     outputs: Vec<usize>,
     /// Whether it is an embedding table, whose rows are picked by tokens.
     gathers: bool,
+    /// Of stacks of experts' matrices how many experts there are, each with factors of its own, and
+    /// how many of them a token has; else one of each.
+    experts: usize,
+    used: usize,
     /// The type of the factors: f32 beside an f32 matrix, else bf16, to which they are rounded.
     element: Scalar,
 }
@@ -102,8 +109,8 @@ impl Group {
     pub(in crate::gpu) fn size(&self, factor: Factor, rank: usize) -> (usize, usize) {
         let element = self.element.bytes();
         match factor {
-            Factor::Down => (self.ranks(rank) * self.input, element),
-            Factor::Up => (self.all() * rank, element),
+            Factor::Down => (self.experts * self.ranks(rank) * self.input, element),
+            Factor::Up => (self.experts * self.all() * rank, element),
             Factor::Scales => (2 * self.matrices.len(), 4),
             Factor::Gains => (2 * self.all(), 4),
         }
@@ -115,10 +122,25 @@ impl Group {
         factor: Factor,
         rank: usize,
         (place, first): (usize, usize),
-        delta: &ops::low_rank::Delta,
+        delta: &Delta,
         to: &mut [u8],
     ) {
         let own = delta.rank;
+        if self.experts > 1 && matches!(factor, Factor::Down | Factor::Up) {
+            // An expert's factors lie as those of one matrix, one expert's behind the other's.
+            let alone = Group { experts: 1, ..self.clone() };
+            let of = |values: &[f32], e: usize| {
+                let each = values.len() / self.experts;
+                values[e * each..(e + 1) * each].to_vec()
+            };
+            let each = to.len() / self.experts;
+            for (e, to) in to.chunks_exact_mut(each.max(1)).enumerate() {
+                let (down, up) = (of(&delta.down, e), of(&delta.up, e));
+                let own = Delta { down, up, gain: None, ..*delta };
+                alone.put(factor, rank, (place, first), &own, to);
+            }
+            return;
+        }
         // The factor's values, their row length, the padded row length, and the first row to write.
         let (values, columns, room, from) = match factor {
             Factor::Down if self.gathers => (&delta.down, own, rank, 0),
@@ -200,8 +222,10 @@ pub(in crate::gpu) struct Room {
     pub(in crate::gpu) rank: usize,
     /// The groups of sites.
     pub(in crate::gpu) groups: Vec<Group>,
-    /// The group of each node, if it has sites.
+    /// The group of each node, if it has sites and is no mixture.
     nodes: Vec<Option<usize>>,
+    /// For each node that is a mixture the group of its gates and ups, and of its downs.
+    mixtures: Vec<[Option<usize>; 2]>,
 }
 
 impl Room {
@@ -222,8 +246,14 @@ impl Room {
         for node in &program.nodes {
             let sites = node.sites(&program.sites);
             let keeps = |site: &Option<usize>| site.is_some() || matches!(node.op, Op::GateUp(_));
+            room.mixtures.push([None; 2]);
             if sites.iter().all(Option::is_none) {
                 room.nodes.push(None);
+                continue;
+            }
+            if let Some(sizes) = program.mixture(node) {
+                room.nodes.push(None);
+                room.mixture(program, node, &sites, formats, sizes)?;
                 continue;
             }
             let product = node.op.product(node.weights.len());
@@ -245,18 +275,53 @@ impl Room {
             let outputs =
                 matrices.iter().map(|(place, _)| shape(weights[*place])[output]).collect();
             let input = shape(weights[0])[input];
-            let group = Group { matrices, input, outputs, gathers, element };
-            for factor in Factor::ALL {
-                let elements = group.size(factor, rank).0.checked_mul(room.count);
-                if elements.is_none_or(|elements| elements >= u32::MAX as usize) {
-                    let expected = "less than 2^32 elements of adapters at a site";
-                    return Err(Error::new(&program.weights[weights[0].0].name, expected, "more"));
-                }
-            }
+            let (experts, used) = (1, 1);
+            let group = Group { matrices, input, outputs, gathers, experts, used, element };
             room.nodes.push(Some(room.groups.len()));
-            room.groups.push(group);
+            room.push(group, &program.weights[weights[0].0].name)?;
         }
         Ok(room)
+    }
+
+    /// Plans the sites of a mixture, the last node so far: gates and ups read one input, downs
+    /// another.
+    fn mixture(
+        &mut self,
+        program: &Program,
+        node: &Node,
+        sites: &[Option<usize>],
+        formats: &[Option<Format>],
+        Sizes { experts, used, width, ff }: Sizes,
+    ) -> Result<()> {
+        let halves = [(0..2, width, ff), (2..3, ff, width)];
+        for (half, (matrices, input, output)) in halves.into_iter().enumerate() {
+            if sites[matrices.clone()].iter().all(Option::is_none) {
+                continue;
+            }
+            let plain = |i: usize| formats[node.weights[i].0] == Some(Format::Dense(Scalar::F32));
+            let element = if matrices.clone().any(plain) { Scalar::F32 } else { Scalar::BF16 };
+            let name = &program.weights[node.weights[matrices.start].0].name;
+            let matrices: Vec<_> = matrices.map(|i| (i, sites[i])).collect();
+            let (outputs, gathers) = (vec![output; matrices.len()], false);
+            let group = Group { matrices, input, outputs, gathers, experts, used, element };
+            if let Some(last) = self.mixtures.last_mut() {
+                last[half] = Some(self.groups.len());
+            }
+            self.push(group, name)?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, group: Group, name: &str) -> Result<()> {
+        for factor in Factor::ALL {
+            let elements = group.size(factor, self.rank).0.checked_mul(self.count);
+            if elements.is_none_or(|elements| elements >= u32::MAX as usize) {
+                let expected = "less than 2^32 elements of adapters at a site";
+                return Err(Error::new(name, expected, "more"));
+            }
+        }
+        self.groups.push(group);
+        Ok(())
     }
 
     /// Bytes of all seats.
@@ -281,7 +346,8 @@ impl Room {
         let most = |of: fn(&Group, usize) -> usize| {
             self.groups.iter().map(|group| of(group, self.rank)).max().unwrap_or(0)
         };
-        let (ranks, outputs) = (most(Group::ranks), most(|group, _| group.outputs[0]));
+        let ranks = most(|group, rank| group.used * group.ranks(rank));
+        let outputs = most(|group, _| group.outputs[0]);
         // No block has fewer rows than one.
         let words = [rows * ranks, rows * outputs, self.count + 1, rows, 2 * (rows + self.count)];
         words.map(|words| 4 * words)
@@ -301,6 +367,61 @@ impl Recorder<'_> {
     pub(super) fn group(&self, node: usize) -> Option<usize> {
         let adapted = self.key.adapted != Adapted::No;
         self.of.adapters.nodes.get(node).copied().flatten().filter(|_| adapted)
+    }
+
+    /// Whether a mixture has sites, with gates and ups or with downs. Its rows are then computed
+    /// product by product whether they have adapters or not, so that they keep their bits.
+    pub(super) fn changes_experts(&self) -> bool {
+        let mixture = self.of.adapters.mixtures.get(self.number);
+        mixture.is_some_and(|groups| groups.iter().any(Option::is_some))
+    }
+
+    /// Applies the adapters of the pairs of a mixture's rows to products of experts, `ys` `[pairs,
+    /// out]` in f32, whose input is `x`, each row read by `share` pairs; `ids` are the experts of
+    /// pairs.
+    pub(super) fn change_pairs(
+        &mut self,
+        half: usize,
+        (x, share): (&TypedSlot, usize),
+        ids: Slot,
+        ys: &[Slot],
+    ) -> Result<()> {
+        let room = &self.of.adapters;
+        let group = room.mixtures.get(self.number).and_then(|groups| groups[half]);
+        let Some(group) = group.filter(|_| self.key.adapted != Adapted::No) else {
+            return Ok(());
+        };
+        let node = &self.of.program.nodes[self.number];
+        let (rows, seats) = (self.rows(node.inputs[0]), self.seats(node.inputs[0]));
+        let of = &room.groups[group];
+        let (pairs, ranks, rank) = (rows * of.used, of.ranks(room.rank), room.rank as u32);
+        let (used, sites, element) = (of.used as u32, of.matrices.len() as u32, of.element);
+        let numbers = Numbers::new()
+            .with("pairs", pairs as u32)
+            .with("experts", of.experts as u32)
+            .with("count", room.count as u32);
+        let (input, output) = (of.input as u32, of.outputs[0] as u32);
+        let t = self.low(0, pairs * ranks);
+        let bound = [
+            ("x", x.slot.clone()),
+            ("ids", ids.clone()),
+            ("seats", seats.clone()),
+            ("down", Slot::Adapter(group, Factor::Down)),
+            ("t", t.clone()),
+        ];
+        let sizes = numbers.clone().with("width", input).with("ranks", ranks as u32);
+        let sizes = sizes.with("share", share as u32);
+        self.push(low_rank_pairs_down(x.scalar, element, used), sizes, &bound)?;
+        let mut bound = vec![
+            ("t", t),
+            ("ids", ids),
+            ("seats", seats),
+            ("up", Slot::Adapter(group, Factor::Up)),
+            ("scales", Slot::Adapter(group, Factor::Scales)),
+        ];
+        bound.extend(["y0", "y1"].into_iter().zip(ys.iter().cloned()));
+        let kernel = low_rank_pairs_up(element, rank, sites, used);
+        self.push(kernel, numbers.with("out", output), &bound)
     }
 
     /// Records a node with sites.

@@ -152,6 +152,18 @@ pub(in crate::gpu) trait Mixtures {
         Ok(false)
     }
 
+    /// Records what adapters change of products of experts, of gates and ups (`half` 0) or of downs
+    /// (1): from rows `x` of the pairs, or of the tokens, to `ys`.
+    fn changed(
+        &mut self,
+        _: &Mixture<'_>,
+        _half: usize,
+        _x: &TypedSlot,
+        _ys: &[Slot],
+    ) -> Result<()> {
+        Ok(())
+    }
+
     /// Records the choice of experts and their shares; see [`Array::Ids`].
     fn route(&mut self, of: &Mixture<'_>, routing: Routing) -> Result<()> {
         let (Sizes { experts, used, .. }, pairs) = (of.sizes, of.pairs());
@@ -239,6 +251,7 @@ pub(in crate::gpu) trait Mixtures {
         let early = self.gated_pairs(of, &x, &act)?;
         if !early {
             self.halves(of, &x)?;
+            self.changed(of, 0, &x, &[gate.clone(), up.clone()])?;
             self.gated(op.gate, [&gate, &up, &act], pairs * ff)?;
         }
         if self.summed(of, &act, &y, early)? {
@@ -247,9 +260,11 @@ pub(in crate::gpu) trait Mixtures {
         let x = TypedSlot { slot: act, scalar: Scalar::F32 };
         let (weight, bias) = (of.weights[2], Experts::bias(of.weights, 2).copied());
         let outer = self.array(Array::Outer, pairs * width);
+        let rows = x.clone();
         let product =
             Product { x, y: outer.clone(), weight, bias, width: ff, out: width, share: 1 };
         self.of_experts(&product, sizes, pairs)?;
+        self.changed(of, 1, &rows, std::slice::from_ref(&outer))?;
         self.combine(of, outer, y)
     }
 
@@ -362,11 +377,17 @@ impl Mixtures for Recorder<'_> {
         Ok(true)
     }
 
+    fn changed(&mut self, of: &Mixture<'_>, half: usize, x: &TypedSlot, ys: &[Slot]) -> Result<()> {
+        let share = if half == 0 { of.sizes.used } else { 1 };
+        let ids = self.array(Array::Ids, of.pairs());
+        self.change_pairs(half, (x, share), ids, ys)
+    }
+
     fn gated_pairs(&mut self, of: &Mixture<'_>, x: &TypedSlot, act: &Slot) -> Result<bool> {
         let (Sizes { used, width, ff, .. }, pairs) = (of.sizes, of.pairs());
         let [gate, up] = [of.weights[0], of.weights[1]];
         let (format, other) = (self.matrix(gate)?.0, self.matrix(up)?.0);
-        if !self.narrow(of.rows) || format != other {
+        if !self.narrow(of.rows) || format != other || self.changes_experts() {
             return Ok(false);
         }
         let (x, y, bias) = (x.clone(), act.clone(), Experts::bias(of.weights, 0).copied());
@@ -396,7 +417,7 @@ impl Mixtures for Recorder<'_> {
     }
 
     fn summed(&mut self, of: &Mixture<'_>, x: &Slot, y: &TypedSlot, early: bool) -> Result<bool> {
-        if !self.narrow(of.rows) {
+        if !self.narrow(of.rows) || self.changes_experts() {
             return Ok(false);
         }
         let Sizes { experts, used, width, ff } = of.sizes;
