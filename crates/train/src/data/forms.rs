@@ -311,9 +311,33 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
+/// How a text tells who says what follows, as Anthropic's HH-RLHF has it.
+const SPEAKERS: [(&str, &str); 2] = [("\n\nHuman:", "user"), ("\n\nAssistant:", "assistant")];
+
+/// The messages of a text that is a conversation from its first line on.
+fn spoken(text: &str) -> Option<Vec<Value>> {
+    let (mut rest, mut messages) = (text, Vec::new());
+    while !rest.is_empty() {
+        let begins = |(mark, role)| Some((rest.strip_prefix(mark)?, role));
+        let (said, role): (&str, &str) = SPEAKERS.into_iter().find_map(begins)?;
+        let end = SPEAKERS.iter().filter_map(|(mark, _)| said.find(mark)).min();
+        let (content, behind) = said.split_at(end.unwrap_or(said.len()));
+        messages.push(json!({ "role": role, "content": content.trim() }));
+        rest = behind;
+    }
+    (!messages.is_empty()).then_some(messages)
+}
+
 /// The messages with which two conversations begin become the prompt, unless that is one by itself
-/// (as TRL's `extract_prompt`).
+/// (as TRL's `extract_prompt`). Two texts that are conversations become messages first.
 fn shared_prompt(object: &mut Map<String, Value>) -> Result<()> {
+    if !object.contains_key("prompt") {
+        let spoken = PAIR.map(|key| object.get(key).and_then(Value::as_str).and_then(spoken));
+        if let [Some(chosen), Some(rejected)] = spoken {
+            object.insert("chosen".to_owned(), chosen.into());
+            object.insert("rejected".to_owned(), rejected.into());
+        }
+    }
     let [chosen, rejected] = PAIR.map(|key| object.get(key).and_then(Value::as_array).cloned());
     let (Some(chosen), Some(rejected)) = (chosen, rejected) else {
         if !object.contains_key("prompt") {

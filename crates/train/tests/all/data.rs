@@ -278,6 +278,13 @@ fn forms_of_other_programs_are_read_as_ours() {
             ours.clone(),
         ),
         (
+            serde_json::json!({
+                "chosen": "\n\nHuman: owl\n\nAssistant: fox",
+                "rejected": "\n\nHuman: owl\n\nAssistant: cow",
+            }),
+            ours.clone(),
+        ),
+        (
             serde_json::json!({ "instruction": "owl", "context": "cow", "response": "fox", "category": "x" }),
             serde_json::json!({ "prompt": "owl\ncow", "completion": "fox" }),
         ),
