@@ -47,11 +47,12 @@ class Case:
     dora: bool = False
     dpo: bool = False  # TRL's loss of preferences in the place of the cross-entropies
     targets: object = "all-linear"
+    experts: str = ""  # the module of experts whose parameters have factors, too
     lengths: tuple = (19, 13)
 
     @property
     def name(self):
-        return self.model + ("-dora" if self.dora else "") + ("-dpo" if self.dpo else "") + ("-full" if self.only_full else "")
+        return self.model + ("-dora" if self.dora else "") + ("-dpo" if self.dpo else "") + ("-full" if self.only_full else "") + ("-experts" if self.experts else "")
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -73,6 +74,8 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          Case("apertus"), Case("gemma4-moe", targets=ATTENTION), Case("llama4-chunks", targets=ATTENTION),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
          Case("llama3", dpo=True, lengths=(19, 13, 11, 17)),
+         Case("mixtral", targets=ATTENTION, experts="mlp.experts"), Case("gpt-oss", targets=ATTENTION, experts="mlp.experts"),
+         Case("gemma4-moe", targets=ATTENTION, experts="experts"), Case("llama4-chunks", targets=ATTENTION, experts="feed_forward.experts"),
          # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
          # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one.
          *(Case(name, only_full=True) for name in ("falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared")),
@@ -226,7 +229,9 @@ def write(case):
         base.zero_grad()
     if case.only_full:
         return save(case, out)
-    config = LoraConfig(task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, target_modules=case.targets, use_dora=case.dora)
+    parameters = [f"{case.experts}.{name}" for name in ("gate_up_proj", "down_proj") if case.experts]
+    config = LoraConfig(task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, target_modules=case.targets, use_dora=case.dora,
+                        target_parameters=parameters or None)
     model = get_peft_model(base, config, autocast_adapter_dtype=False).eval()
     trained = {saved_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in trained.items():

@@ -225,6 +225,7 @@ pub(crate) fn options(
             files: args.adapter.iter().map(|arg| adapter(arg, args.any_base)).collect(),
             more: args.room.0,
             rank: args.room.1,
+            experts: false,
         },
         chunk: args.chunk.map(|n| n as usize),
         trace: args.trace,

@@ -114,8 +114,8 @@ pub(crate) struct LoraArgs {
     /// Train the lengths of the changed matrices' rows by themselves (DoRA)
     #[arg(long)]
     pub(crate) dora: bool,
-    /// The matrices that have factors, such as q,v or q_proj,v_proj [default: all of the blocks; in
-    /// mixtures of experts those outside the feed-forwards]
+    /// The matrices that have factors, such as q,v or q_proj,v_proj, or experts for those of all
+    /// experts [default: all of the blocks; in mixtures of experts those outside the feed-forwards]
     #[arg(long, alias = "target-modules", value_name = "NAME,..", value_delimiter = ',')]
     pub(crate) sites: Vec<String>,
     /// Factors beside the matrices of the last N blocks alone, which takes less time and memory

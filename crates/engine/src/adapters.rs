@@ -28,10 +28,12 @@ pub struct Adapters {
     /// Adapters that are loaded with the model.
     pub files: Vec<AdapterFile>,
     /// How many more may be added while the engine runs. If any may, every matrix of the model can
-    /// be adapted; else only the matrices that `files` change.
+    /// be adapted, but experts' only with `experts`; else only the matrices that `files` change.
     pub more: usize,
     /// The greatest rank of those that may be added.
     pub rank: usize,
+    /// Whether those that may be added may change experts. Factors of all of them are large.
+    pub experts: bool,
 }
 
 /// An adapter of an engine. Its seat is free for another once the last clone is gone.
@@ -208,12 +210,11 @@ impl Opened {
         let ranks = resolved.iter().map(|(_, adapter)| adapter.rank());
         let more = if wanted.more > 0 { wanted.rank } else { 0 };
         let seats = device::Seats { count, rank: ranks.fold(more, usize::max) };
-        // Room for factors of all experts is a large part of a model: it is there where an adapter
-        // asks for it.
         let stacks = program.adaptable().into_iter().filter(|site| site.experts.is_some());
         let stacks: Vec<String> = stacks.map(|site| site.name).collect();
         let changed = |site: &str| {
-            let more = wanted.more > 0 && !stacks.iter().any(|stack| stack == site);
+            let expert = stacks.iter().any(|stack| stack == site);
+            let more = wanted.more > 0 && (wanted.experts || !expert);
             more || resolved.iter().any(|(_, a)| a.deltas.contains_key(site))
         };
         let program = program.with_sites(&changed);

@@ -91,6 +91,17 @@ impl Architecture {
         PERMUTED.contains(&self.name)
     }
 
+    /// The module of Hugging Face's model that holds the experts' matrices of a block, within the
+    /// block.
+    pub fn experts_module(&self) -> &'static str {
+        match self.name {
+            "gemma4" | "gemma4_text" => "experts",
+            "granitemoe" | "granitemoeshared" | "granitemoehybrid" => "block_sparse_moe.experts",
+            "lfm2_moe" | "llama4" => "feed_forward.experts",
+            _ => "mlp.experts",
+        }
+    }
+
     /// Whether Hugging Face's model has the rows of experts' gates and ups by turns in one matrix,
     /// and not the ups behind the gates.
     pub fn gates_by_turns(&self) -> bool {

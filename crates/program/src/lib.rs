@@ -153,6 +153,8 @@ impl Program {
         let op = match &node.op {
             Op::Experts(op) => op,
             Op::Gradient(Gradient::ExpertsBackward(of)) => &of.of,
+            Op::Gradient(Gradient::AdaptedExperts(of)) => &of.of,
+            Op::Gradient(Gradient::AdaptedExpertsBackward(of)) => &of.of,
             _ => return None,
         };
         let gate = &self.weights[node.weights.first()?.0];

@@ -12,6 +12,7 @@ pub mod cpu;
 mod curve;
 pub mod data;
 pub mod eval;
+mod experts;
 mod full;
 pub mod function;
 pub mod gradients;

@@ -1,6 +1,7 @@
 //! Factors as PEFT names, begins and stores them: `adapter_config.json` and
 //! `adapter_model.safetensors`.
 
+use crate::experts::{self, ExpertModule};
 use crate::gradients::{Module, ModuleFactors};
 use crate::{LoraOptions, Parameter};
 use adapters::Base;
@@ -30,6 +31,26 @@ fn module(base: &Base<'_>, site: &Site) -> Option<Module> {
     fused.or_else(|| Some(Module { name: named(&site.name)?, rows: (0..site.output).collect() }))
 }
 
+/// Whether a name among sites selects experts: all of them, or a stack by its canonical name.
+pub(crate) fn is_experts(name: &str) -> bool {
+    name == experts::SITE || name.contains(".experts.")
+}
+
+/// Which experts' matrices of a mixture, given by the names of its stacks, have factors: gates and
+/// ups, and second matrices.
+pub(crate) fn expert_sites(
+    options: &LoraOptions,
+    layers: usize,
+    stacks: &[String; 3],
+) -> [bool; 2] {
+    let first = layers - options.layers.unwrap_or(layers).min(layers);
+    if block(&stacks[0]).is_none_or(|block| block < first) {
+        return [false; 2];
+    }
+    let wanted = |name: &String| options.sites.iter().any(|s| s == experts::SITE || s == name);
+    [stacks[..2].iter().any(wanted), wanted(&stacks[2])]
+}
+
 fn ends(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|front| front.is_empty() || front.ends_with('.'))
 }
@@ -50,7 +71,13 @@ fn block(name: &str) -> Option<usize> {
 /// Hugging Face's model has no module for; more blocks than there are; blocks that have none of the
 /// names.
 pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Site, Module)>> {
-    let (wanted, all) = (&options.sites[..], base.config.layers);
+    let mixed = base.program.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
+    let stack = |name: &String| mixed && is_experts(name);
+    let wanted: Vec<String> = options.sites.iter().filter(|name| !stack(name)).cloned().collect();
+    if wanted.is_empty() && !options.sites.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (wanted, all) = (&wanted[..], base.config.layers);
     if let Some(layers) = options.layers.filter(|layers| *layers == 0 || *layers > all) {
         return Err(Error::new("layers", format!("1 to {all}, the blocks of the model"), layers));
     }
@@ -59,7 +86,6 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
         None => true,
         Some(_) => block(&site.name).is_some_and(|block| block >= first),
     };
-    let mixed = base.program.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
     let sites = base.program.adaptable().into_iter();
     let matrix = |site: &Site| !site.gathers && site.experts.is_none();
     let sites = sites.filter(|site| matrix(site) && !site.name.ends_with(".router"));
@@ -76,6 +102,7 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
                 known.push(last);
             }
         }
+        known.extend(mixed.then_some(experts::SITE));
         return Err(Error::new("sites", format!("some of {}", known.join(", ")), odd));
     }
     if let Some((head, _)) = sites.iter().find(|site| {
@@ -214,11 +241,11 @@ pub(crate) fn begin(
 }
 
 /// Numbers from -1 to 1, by SplitMix64 (Steele, Lea and Flood 2014).
-struct Draws(u64);
+pub(crate) struct Draws(u64);
 
 impl Draws {
     /// A sequence of its own for each index.
-    fn new(seed: u64, index: u64) -> Draws {
+    pub(crate) fn new(seed: u64, index: u64) -> Draws {
         let mut draws = Draws(seed);
         let start = draws.word() ^ index.wrapping_mul(0xD1B5_4A32_D192_ED03);
         Draws(start)
@@ -231,7 +258,7 @@ impl Draws {
         mixed ^ (mixed >> 31)
     }
 
-    fn next(&mut self) -> f32 {
+    pub(crate) fn next(&mut self) -> f32 {
         (self.word() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 }
@@ -242,8 +269,7 @@ impl Draws {
 /// A header that is too large.
 pub(crate) fn export(
     base: &Base<'_>,
-    sites: &[Site],
-    factors: &[ModuleFactors],
+    (sites, factors, mixtures): (&[Site], &[ModuleFactors], &[ExpertModule]),
     parameters: &[Parameter],
     options: &LoraOptions,
 ) -> Result<Vec<(String, Vec<u8>)>> {
@@ -265,15 +291,28 @@ pub(crate) fn export(
             stored.push((parameter, bytes(&values)));
         }
     }
+    let mut stacked = Vec::new();
+    let mut first = factors.len() * count(options);
+    for mixture in mixtures {
+        stacked.extend(mixture.export(base, &parameters[first..first + mixture.count()]));
+        first += mixture.count();
+    }
     let tensors = stored.iter().map(|(parameter, bytes)| TensorView {
         name: &parameter.name,
         dtype: DType::F32,
         shape: &parameter.shape,
         bytes,
     });
+    let tensors = tensors.chain(stacked.iter().map(|(name, shape, bytes)| TensorView {
+        name,
+        dtype: DType::F32,
+        shape,
+        bytes,
+    }));
     let name = "adapter_model.safetensors";
     let weights = safetensors::encode(name, &[("format", "pt")], tensors)?;
-    let settings = json!({
+    let stacks: Vec<String> = mixtures.iter().flat_map(ExpertModule::targets).collect();
+    let mut settings = json!({
         "base_model_name_or_path": base.tensors.location().to_string(),
         "bias": "none",
         "fan_in_fan_out": false,
@@ -288,6 +327,11 @@ pub(crate) fn export(
         "use_dora": options.dora,
         "use_rslora": options.stabilised,
     });
+    if !stacks.is_empty() {
+        settings["target_parameters"] = json!(stacks);
+        // The version from which on stacks have their factors as they have them here.
+        settings["peft_version"] = json!("0.19.0");
+    }
     let mut text = serde_json::to_vec_pretty(&settings)
         .map_err(|e| Error::new("adapter_config.json", "settings", e))?;
     text.push(b'\n');
@@ -324,6 +368,6 @@ fn unorder(rows: &mut [f32], width: usize, order: Option<Vec<usize>>) {
     }
 }
 
-fn bytes(values: &[f32]) -> Vec<u8> {
+pub(crate) fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }

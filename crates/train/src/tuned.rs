@@ -1,6 +1,7 @@
 //! A model that is tuned: its recorded Program, differentiated.
 
 use crate::adamw::unsound;
+use crate::experts::{self, ExpertModule, ExpertWeight};
 use crate::full::{self, Made};
 use crate::gradients::{
     AdaptedProduct, ModuleFactors, adapt, checkpoint, differentiate, losses, pack,
@@ -9,7 +10,7 @@ use crate::runner::{Hardware, Runner};
 use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Usage, peft};
 use device::{Divided, Kept};
 use engine::AdapterFile;
-use formats::{Error, Location, Result, Tensors};
+use formats::{Error, ErrorKind, Location, Result, Tensors};
 use models::Config;
 use program::{AdapterFactors, Program, Site, Weight, WeightId};
 use sha2::{Digest, Sha256};
@@ -32,7 +33,8 @@ pub struct LoraOptions {
     /// The matrices that have factors, by the last part of their names: `q` or `attention.q` as
     /// Delft names them, `q_proj` as Hugging Face does. If Hugging Face's model keeps several in
     /// one matrix, such as Phi-3's q, k and v, all of these have factors if any has. Empty: every
-    /// matrix of the blocks; in models with experts, all but the feed-forwards.
+    /// matrix of the blocks; in models with experts, all but the feed-forwards. `experts`: the
+    /// matrices of all experts.
     pub sites: Vec<String>,
     /// The last blocks of the model, whose matrices alone have factors; `None`: all of them.
     pub layers: Option<usize>,
@@ -71,6 +73,11 @@ impl LoraOptions {
         all.map(|(name, value)| (name.to_owned(), value)).to_vec()
     }
 
+    /// Whether experts' matrices are among the sites that are named.
+    pub fn changes_experts(&self) -> bool {
+        self.sites.iter().any(|site| peft::is_experts(site))
+    }
+
     /// The factor on the factors' product.
     pub fn scale(&self) -> f32 {
         let rank = self.rank as f32;
@@ -81,7 +88,12 @@ impl LoraOptions {
 /// The kind of training.
 enum Kind {
     /// Factors beside matrices.
-    Lora { options: LoraOptions, sites: Vec<Site>, factors: Vec<ModuleFactors> },
+    Lora {
+        options: LoraOptions,
+        sites: Vec<Site>,
+        factors: Vec<ModuleFactors>,
+        experts: Vec<ExpertModule>,
+    },
     /// All weights.
     Full,
 }
@@ -275,13 +287,37 @@ impl Tuned {
         let how =
             AdaptedProduct { rank: options.rank, scale: options.scale(), gains: options.dora };
         let (adapted, factors) = adapt(&pack(&recorded)?, &module, how)?;
+        let wanted = |stacks: &[String; 3]| peft::expert_sites(&options, config.layers, stacks);
+        let (adapted, experts) = experts::adapt(&base, &adapted, &wanted, &options)?;
+        if factors.is_empty() && experts.is_empty() {
+            let found = options.sites.join(", ");
+            return Err(Error::new("sites", "some that the blocks have", found));
+        }
+        if options.dora && !experts.is_empty() {
+            let error = Error::new("sites", "matrices that can have DoRA", experts::SITE);
+            return Err(error.of(ErrorKind::Unsupported).hint("experts can have LoRA"));
+        }
         let sites: Vec<Site> = modules.into_iter().map(|(site, _)| site).collect();
         let mut parameters = peft::parameters(&base, &factors, &options)?;
-        if let Some(begun) = begun {
-            peft::begin(&base, &sites, &factors, &mut parameters, &begun)?;
+        if let Some(begun) = &begun {
+            peft::begin(&base, &sites, &factors, &mut parameters, begun)?;
         }
-        let trained = trained(&factors, &options);
-        let kind = Kind::Lora { options, sites, factors };
+        let mut trained = trained(&factors, &options);
+        for (i, mixture) in experts.iter().enumerate() {
+            let first = parameters.len();
+            let mut own = mixture.parameters(factors.len() + i, options.seed);
+            if let Some(begun) = &begun {
+                mixture.begin(&mut own, begun)?;
+            }
+            parameters.extend(own);
+            trained.extend(mixture.trained(first).into_iter().map(|own| {
+                let ExpertWeight { weight, parameter, elements, up } = own;
+                let without = up.then_some(Without::All(0.0));
+                let made = Made::AsStored;
+                Trained { weight, parameter, elements, made, lengths: None, without }
+            }));
+        }
+        let kind = Kind::Lora { options, sites, factors, experts };
         Tuned::new((tensors, config, kind), &adapted, (trained, parameters), hardware)
     }
 
@@ -675,10 +711,10 @@ impl Trainable for Tuned {
                 let weights: Vec<WeightId> = self.trained.iter().map(|own| own.weight).collect();
                 full::export(program, &self.tensors, &weights, &self.parameters)
             }
-            Kind::Lora { options, sites, factors } => {
+            Kind::Lora { options, sites, factors, experts } => {
                 let config = &self.config;
                 let base = adapters::Base { config, program, tensors: &self.tensors };
-                peft::export(&base, sites, factors, &self.parameters, options)
+                peft::export(&base, (sites, factors, experts), &self.parameters, options)
             }
         }
     }

@@ -42,6 +42,14 @@ pub(crate) fn run(args: &Tune) -> Outcome {
     report(args, &folder, &summary, speed, memory)
 }
 
+/// What an adapter asks of an engine that it is added to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct AdapterRoom {
+    pub(super) rank: usize,
+    /// Whether it changes experts.
+    pub(super) experts: bool,
+}
+
 /// A run that could begin.
 pub(super) struct Prepared {
     model: LocalModel,
@@ -126,9 +134,12 @@ impl Prepared {
         Ok(Prepared { model, language, lora, beta, examples, tuned, settings, identity, intervals })
     }
 
-    /// The rank of the adapter; 0 where all weights are trained.
-    pub(super) fn rank(&self) -> usize {
-        self.lora.as_ref().map_or(0, |lora| lora.rank)
+    /// What the adapter asks of an engine; nothing where all weights are trained.
+    pub(super) fn room(&self) -> AdapterRoom {
+        self.lora.as_ref().map_or(AdapterRoom::default(), |lora| AdapterRoom {
+            rank: lora.rank,
+            experts: lora.changes_experts(),
+        })
     }
 
     /// Has the watcher given what the parameters make, twenty times in a run.

@@ -18,7 +18,7 @@ fn file(path: impl AsRef<Path>) -> AdapterFile {
 
 fn options(files: &[&str], more: usize) -> LoadOptions {
     let files = files.iter().map(file).collect();
-    let adapters = Adapters { files, more, rank: 8 };
+    let adapters = Adapters { files, more, rank: 8, experts: false };
     LoadOptions { adapters, cache_type: CacheType::F32, ..LoadOptions::default() }
 }
 
@@ -342,7 +342,7 @@ fn an_adapter_that_says_so_is_its_models_alone() {
     let load = |any_base| {
         let path = folder.path().to_owned();
         let files = vec![AdapterFile { path, scale: 1.0, any_base }];
-        let adapters = Adapters { files, more: 0, rank: 0 };
+        let adapters = Adapters { files, ..Adapters::default() };
         Engine::load(root().join("llama3"), &LoadOptions { adapters, ..LoadOptions::default() })
     };
     let warned = |engine: &Engine| {

@@ -16,8 +16,10 @@
 
 pub mod kernels;
 
+mod adapted;
 mod cases;
 
+pub use adapted::{AdaptedExperts, AdaptedExpertsBackward, ExpertFactors};
 pub use cases::KERNELS;
 
 use crate::experts::{Experts, Gate, Odds, Routing, Sizes};

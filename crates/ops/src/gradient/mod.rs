@@ -30,6 +30,7 @@ pub use conv::{ConvBackward, PackedConv};
 pub use cross_entropy::CrossEntropy;
 pub use delta::{DeltaBackward, DeltaTangent, PackedDelta};
 pub use elements::{Filled, GatedBackward, MapBackward};
+pub use experts::{AdaptedExperts, AdaptedExpertsBackward, ExpertFactors};
 pub use experts::{ExpertsBackward, ExpertsTangent, Shares};
 pub use limits::LimitSlopes;
 pub use norms::{LayerNormBackward, RmsNormBackward};
@@ -266,6 +267,12 @@ gradients! {
     /// `x, scores, dy; gate, up, down, (their biases), (factors) -> dx, dscores, (a gradient of each
     /// weight)`.
     ExpertsBackward,
+    /// `x, scores, (residual); (the mixture's weights), (factors) -> y`: experts with low-rank
+    /// factors.
+    AdaptedExperts,
+    /// `x, scores, dy; (the mixture's weights), (factors) -> dx, dscores, (a gradient of each
+    /// factor)`.
+    AdaptedExpertsBackward,
     /// `scores, y, d -> d`: changes of what a [`GroupLimit`](crate::GroupLimit) leaves, or its
     /// cotangents.
     LimitSlopes,

@@ -286,7 +286,7 @@ impl<'a> Run<'a> {
                 // SAFETY: a node's operands.
                 unsafe { self.product(matrix, x, output, Epilogue { bias, accumulate: true }) };
             }
-            (Op::Experts(op), _) => return self.experts(op, node),
+            (Op::Experts(op), _) => return self.experts_forward((op, None), node),
             (Op::Gradient(op), _) => return self.gradient(index, op, node),
             _ => return self.element(index, node),
         }
@@ -324,7 +324,15 @@ impl<'a> Run<'a> {
             Gradient::PackedDelta(of) => self.delta(&of.0, node),
             Gradient::DeltaBackward(of) => self.delta_backward(&of.0, node),
             Gradient::CrossEntropy(of) => return self.losses(of, node),
-            Gradient::ExpertsBackward(of) => return self.experts_backward(of, node),
+            Gradient::ExpertsBackward(of) => {
+                return self.experts_backward((&of.of, of.weights, None), node);
+            }
+            Gradient::AdaptedExperts(of) => {
+                return self.experts_forward((&of.of, Some(&of.factors)), node);
+            }
+            Gradient::AdaptedExpertsBackward(of) => {
+                return self.experts_backward((&of.of, false, Some(&of.factors)), node);
+            }
             _ => self.element_backward(index, op, node),
         }
         Ok(())

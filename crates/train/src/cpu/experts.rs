@@ -8,9 +8,9 @@ use cpu_kernels::matmul::{Epilogue, Matrix};
 use cpu_kernels::team::SharedSlice;
 use formats::Result;
 use ops::experts::{Experts, Gate};
-use ops::gradient::{ExpertsBackward, Shares};
+use ops::gradient::{ExpertFactors, Shares};
 use ops::{Binary, moe};
-use program::{Node, Program};
+use program::{Node, Program, WeightId};
 
 /// The rows that go through one expert, and which of a token's experts it is: their pairs, as
 /// [`moe`] numbers them.
@@ -35,6 +35,35 @@ pub(super) fn gathered(program: &Program, tokens: usize) -> usize {
     size_of::<f32>() * tokens * row.unwrap_or(0)
 }
 
+/// The weights of a mixture: its own, and the factors beside its matrices.
+struct Weights<'a> {
+    own: &'a [WeightId],
+    factors: Option<(&'a [WeightId], &'a ExpertFactors)>,
+}
+
+impl<'a> Weights<'a> {
+    fn new(node: &'a Node, factors: Option<&'a ExpertFactors>) -> Weights<'a> {
+        match factors {
+            None => Weights { own: &node.weights, factors: None },
+            Some(how) => {
+                let (own, factors) = how.split(&node.weights);
+                Weights { own, factors: Some((factors, how)) }
+            }
+        }
+    }
+
+    /// `down` and `up` of a matrix, and their scale.
+    fn places(&self, matrix: usize) -> Option<([WeightId; 2], f32)> {
+        let (factors, how) = self.factors?;
+        Some((how.places()[matrix]?.map(|at| factors[at]), how.scale))
+    }
+
+    /// Where the gradients of a matrix's factors lie among all factors'.
+    fn gradients(&self, matrix: usize) -> Option<[usize; 2]> {
+        self.factors.and_then(|(_, how)| how.places()[matrix])
+    }
+}
+
 impl Run<'_> {
     fn experts_visited(&self, op: &Experts, node: &Node) -> (moe::Routes, Vec<Visited>) {
         // SAFETY: the input is only read.
@@ -51,8 +80,8 @@ impl Run<'_> {
     }
 
     /// An expert's factor.
-    fn factor(&self, node: &Node, expert: usize) -> f64 {
-        let factors = Experts::factors(&node.weights).map(|id| self.weights.vector(*id));
+    fn factor(&self, own: &[WeightId], expert: usize) -> f64 {
+        let factors = Experts::factors(own).map(|id| self.weights.vector(*id));
         factors.map_or(1.0, |factors| f64::from(factors[expert]))
     }
 
@@ -88,8 +117,14 @@ impl Run<'_> {
     }
 
     /// The bias of an expert.
-    fn bias_of(&self, node: &Node, matrix: usize, expert: usize, rows: usize) -> Option<&[f32]> {
-        let id = Experts::bias(&node.weights, matrix)?;
+    fn bias_of(
+        &self,
+        own: &[WeightId],
+        matrix: usize,
+        expert: usize,
+        rows: usize,
+    ) -> Option<&[f32]> {
+        let id = Experts::bias(own, matrix)?;
         Some(&self.weights.vector(*id)[expert * rows..][..rows])
     }
 
@@ -112,12 +147,16 @@ impl Run<'_> {
         (rows, shares)
     }
 
-    fn inner(&self, node: &Node, gate: Gate, expert: usize, x: &[f32]) -> Result<Inner> {
+    fn inner(&self, of: &Weights<'_>, gate: Gate, expert: usize, x: &[f32]) -> Result<Inner> {
         let half = |i: usize| -> Result<Vec<f32>> {
-            let matrix = self.weights.expert(node.weights[i], expert)?;
-            Ok(self.through(matrix, x, self.bias_of(node, i, expert, matrix.rows())))
+            let matrix = self.weights.expert(of.own[i], expert)?;
+            Ok(self.through(matrix, x, self.bias_of(of.own, i, expert, matrix.rows())))
         };
-        let (gates, up) = (half(0)?, half(1)?);
+        let (mut gates, mut up) = (half(0)?, half(1)?);
+        if let Some(low) = self.low(of, 0, expert, x)? {
+            self.raise(of, 0, expert, &low, &mut gates)?;
+            self.raise(of, 1, expert, &low, &mut up)?;
+        }
         let mut value = vec![0.0; up.len()];
         match gate {
             Gate::Plain(f) => {
@@ -130,7 +169,80 @@ impl Run<'_> {
         Ok(Inner { gate: gates, up, value })
     }
 
-    pub(super) fn experts(&self, op: &Experts, node: &Node) -> Result<()> {
+    /// `scale down x` of rows of one expert, if the matrix has factors.
+    fn low(
+        &self,
+        of: &Weights<'_>,
+        matrix: usize,
+        expert: usize,
+        x: &[f32],
+    ) -> Result<Option<Vec<f32>>> {
+        let Some(([down, _], scale)) = of.places(matrix) else { return Ok(None) };
+        let mut low = self.through(self.weights.expert(down, expert)?, x, None);
+        low.iter_mut().for_each(|low| *low *= scale);
+        Ok(Some(low))
+    }
+
+    /// Adds `up` times rows of [`low`](Self::low).
+    fn raise(
+        &self,
+        of: &Weights<'_>,
+        matrix: usize,
+        expert: usize,
+        low: &[f32],
+        y: &mut [f32],
+    ) -> Result<()> {
+        let Some(([_, up], _)) = of.places(matrix) else { return Ok(()) };
+        let own = self.back_through(self.weights.expert(up, expert)?, low);
+        y.iter_mut().zip(own).for_each(|(y, own)| *y += own);
+        Ok(())
+    }
+
+    /// `scale up' dy` of rows of one expert, of the matrix's `up`.
+    fn lowered(
+        &self,
+        of: &Weights<'_>,
+        matrix: usize,
+        expert: usize,
+        dy: &[f32],
+    ) -> Result<Option<Vec<f32>>> {
+        let Some(([_, up], scale)) = of.places(matrix) else { return Ok(None) };
+        let mut low = self.through(self.weights.expert(up, expert)?, dy, None);
+        low.iter_mut().for_each(|low| *low *= scale);
+        Ok(Some(low))
+    }
+
+    /// Adds `down' low` to rows, of the matrix's `down`.
+    fn spread_low(
+        &self,
+        of: &Weights<'_>,
+        matrix: usize,
+        expert: usize,
+        low: &[f32],
+        dx: &mut [f32],
+    ) -> Result<()> {
+        let Some(([down, _], _)) = of.places(matrix) else { return Ok(()) };
+        let own = self.back_through(self.weights.expert(down, expert)?, low);
+        dx.iter_mut().zip(own).for_each(|(dx, own)| *dx += own);
+        Ok(())
+    }
+
+    /// Writes a sum of outer products of `rows` rows of one expert, `[left, right]`, which is the
+    /// expert's part of a gradient.
+    fn outer_of(&self, expert: usize, rows: usize, sides: [&[f32]; 2], to: &mut [f32]) {
+        let [left, right] = sides.map(|side| side.len() / rows);
+        let to = &mut to[expert * left * right..][..left * right];
+        let [first, second] = [(sides[0].as_ptr(), left), (sides[1].as_ptr(), right)];
+        // SAFETY: the sides have that many rows, and the slice is this call's own.
+        unsafe { self.outer(first, second, rows, to.as_mut_ptr(), false) };
+    }
+
+    pub(super) fn experts_forward(
+        &self,
+        (op, factors): (&Experts, Option<&ExpertFactors>),
+        node: &Node,
+    ) -> Result<()> {
+        let of = Weights::new(node, factors);
         let (to, used) = (node.outputs[0], op.routing.used);
         let width = self.width(to);
         let (routes, all) = self.experts_visited(op, node);
@@ -142,11 +254,14 @@ impl Run<'_> {
             None => y.fill(0.0),
         }
         for Visited { expert, pairs } in all {
-            let factor = self.factor(node, expert);
+            let factor = self.factor(of.own, expert);
             let (own, shares) = self.rows_read(op, x, &routes, &pairs, factor);
-            let inner = self.inner(node, op.gate, expert, &own)?;
-            let down = self.weights.expert(node.weights[2], expert)?;
-            let mut own = self.through(down, &inner.value, self.bias_of(node, 2, expert, width));
+            let inner = self.inner(&of, op.gate, expert, &own)?;
+            let down = self.weights.expert(of.own[2], expert)?;
+            let mut own = self.through(down, &inner.value, self.bias_of(of.own, 2, expert, width));
+            if let Some(low) = self.low(&of, 2, expert, &inner.value)? {
+                self.raise(&of, 2, expert, &low, &mut own)?;
+            }
             if !op.weighs_inputs {
                 weigh(&mut own, &shares);
             }
@@ -158,8 +273,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn experts_backward(&self, of: &ExpertsBackward, node: &Node) -> Result<()> {
-        let (op, used) = (&of.of, of.of.routing.used);
+    /// Gradients, of the mixture's weights if `weights`, or of its factors if there are some.
+    pub(super) fn experts_backward(
+        &self,
+        (op, weights, factors): (&Experts, bool, Option<&ExpertFactors>),
+        node: &Node,
+    ) -> Result<()> {
+        let (of, used) = (Weights::new(node, factors), op.routing.used);
         let [width, experts] = [0, 1].map(|i| self.width(node.inputs[i]));
         let (routes, all) = self.experts_visited(op, node);
         // SAFETY: a node's operands.
@@ -169,20 +289,28 @@ impl Run<'_> {
         let (Some(dx), Some(dscores)) = (outputs.next(), outputs.next()) else { return Ok(()) };
         // By role; experts that no row chose have zeros.
         let mut of_weights: [&mut [f32]; 7] = Default::default();
+        let mut of_factors: Vec<&mut [f32]> = Vec::new();
         for (place, output) in outputs.enumerate() {
             output.fill(0.0);
-            of_weights[Experts::role(node.weights.len(), place)] = output;
+            match weights {
+                true => of_weights[Experts::role(of.own.len(), place)] = output,
+                false => of_factors.push(output),
+            }
         }
         dx.fill(0.0);
         let mut of_shares = vec![0f64; routes.ids.len()];
         for Visited { expert, pairs } in all {
-            let factor = self.factor(node, expert);
+            let factor = self.factor(of.own, expert);
             let (own, shares) = self.rows_read(op, x, &routes, &pairs, factor);
             let mut back = self.gathered(dy, width, &pairs, used);
-            let Inner { mut gate, mut up, value } = self.inner(node, op.gate, expert, &own)?;
-            let matrix = |i: usize| self.weights.expert(node.weights[i], expert);
-            let below = self.back_through(matrix(2)?, &back);
-            let (ff, bias) = (value.len() / pairs.len(), self.bias_of(node, 2, expert, width));
+            let Inner { mut gate, mut up, value } = self.inner(&of, op.gate, expert, &own)?;
+            let matrix = |i: usize| self.weights.expert(of.own[i], expert);
+            let mut below = self.back_through(matrix(2)?, &back);
+            let lowered = self.lowered(&of, 2, expert, &back)?;
+            if let Some(low) = &lowered {
+                self.spread_low(&of, 2, expert, low, &mut below)?;
+            }
+            let (ff, bias) = (value.len() / pairs.len(), self.bias_of(of.own, 2, expert, width));
             for (row, pair) in pairs.iter().enumerate() {
                 let own = formats::dot(&below[row * ff..][..ff], &value[row * ff..][..ff]);
                 let bias =
@@ -208,6 +336,14 @@ impl Run<'_> {
             let [mut of_rows, of_up] =
                 [self.back_through(matrix(0)?, &gate), self.back_through(matrix(1)?, &up)];
             of_rows.iter_mut().zip(of_up).for_each(|(gate, up)| *gate += up);
+            let halves = self.lowered(&of, 0, expert, &gate)?;
+            let halves = halves.zip(self.lowered(&of, 1, expert, &up)?).map(|(mut gate, up)| {
+                gate.iter_mut().zip(up).for_each(|(gate, up)| *gate += up);
+                gate
+            });
+            if let Some(low) = &halves {
+                self.spread_low(&of, 0, expert, low, &mut of_rows)?;
+            }
             for (row, pair) in pairs.iter().enumerate() {
                 let (token, own) = (pair / used * width, &mut of_rows[row * width..][..width]);
                 if op.weighs_inputs {
@@ -216,7 +352,26 @@ impl Run<'_> {
                 }
                 dx[token..][..width].iter_mut().zip(own).for_each(|(dx, own)| *dx += *own);
             }
-            if of.weights {
+            if let (Some(mut lowered), Some([down, to])) = (lowered, of.gradients(2)) {
+                if !op.weighs_inputs {
+                    weigh(&mut back, &shares);
+                    weigh(&mut lowered, &shares);
+                }
+                let low = self.low(&of, 2, expert, &value)?.unwrap_or_default();
+                self.outer_of(expert, pairs.len(), [&lowered, &value], of_factors[down]);
+                self.outer_of(expert, pairs.len(), [&low, &back], of_factors[to]);
+            }
+            if let Some(lowered) = halves {
+                let low = self.low(&of, 0, expert, &own)?.unwrap_or_default();
+                for (half, (rows, down)) in [(&gate, true), (&up, false)].into_iter().enumerate() {
+                    let Some([first, to]) = of.gradients(half) else { continue };
+                    if down {
+                        self.outer_of(expert, pairs.len(), [&lowered, &own], of_factors[first]);
+                    }
+                    self.outer_of(expert, pairs.len(), [&low, rows], of_factors[to]);
+                }
+            }
+            if weights {
                 if !op.weighs_inputs {
                     weigh(&mut back, &shares);
                 }

@@ -6,8 +6,6 @@ use cpu_kernels::matmul::Matrix;
 use cpu_kernels::team::Team;
 use formats::{DType, Encoding, Error, Result, Tensors};
 use half::bf16;
-use ops::Op;
-use ops::gradient::Gradient;
 use program::{Program, WeightId};
 
 /// The weights of a Program and of what was made of it, which name them alike.
@@ -43,8 +41,7 @@ impl FloatWeights {
         let mut weights = FloatWeights::default();
         weights.all.resize_with(program.weights.len(), Loaded::default);
         for node in programs.iter().flat_map(|program| &program.nodes) {
-            let experts =
-                matches!(&node.op, Op::Experts(_) | Op::Gradient(Gradient::ExpertsBackward(_)));
+            let experts = program.mixture(node).is_some();
             for id in &node.weights {
                 let to = &mut weights.all[id.0];
                 to.used = true;

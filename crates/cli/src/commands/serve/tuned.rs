@@ -14,7 +14,7 @@ use serve::Adapted;
 
 use crate::args::{Cli, Command, Serve};
 use crate::commands::tune::begun::Noted;
-use crate::commands::tune::{self, Prepared};
+use crate::commands::tune::{self, AdapterRoom, Prepared};
 use crate::terminal::{Outcome, Stop, aside, harmless, line, note};
 use crate::tuning::Tune;
 
@@ -25,7 +25,7 @@ const LINES: u64 = 10;
 
 /// A run that waits for the server, on a thread of its own.
 pub(super) struct Tuning {
-    rank: usize,
+    room: AdapterRoom,
     folder: PathBuf,
     go: Sender<Offer>,
     stop: Arc<AtomicBool>,
@@ -82,7 +82,7 @@ impl Tuning {
         let thread =
             std::thread::spawn(move || train((&tune, words), &at, &told, &offer, &stopped));
         match heard.recv() {
-            Ok(Ok(rank)) => Ok(Some(Tuning { rank, folder, go, stop, thread })),
+            Ok(Ok(room)) => Ok(Some(Tuning { room, folder, go, stop, thread })),
             Ok(Err(stop)) => Err(stop),
             Err(_) => Err(Error::new("--tune", "a run", "a panic that ended it").into()),
         }
@@ -91,7 +91,8 @@ impl Tuning {
     /// Room for it in the model that is served.
     pub(super) fn room(&self, adapters: &mut Adapters) {
         adapters.more += SEATS;
-        adapters.rank = adapters.rank.max(self.rank);
+        adapters.rank = adapters.rank.max(self.room.rank);
+        adapters.experts |= self.room.experts;
     }
 
     /// The adapter's name in requests.
@@ -126,7 +127,7 @@ impl Begun {
 fn train(
     (args, words): (&Tune, Vec<OsString>),
     folder: &Path,
-    told: &Sender<Outcome<usize>>,
+    told: &Sender<Outcome<AdapterRoom>>,
     offer: &Receiver<Offer>,
     stop: &AtomicBool,
 ) {
@@ -142,7 +143,7 @@ fn train(
             return;
         }
     };
-    let _ = told.send(Ok(prepared.rank()));
+    let _ = told.send(Ok(prepared.room()));
     // None comes where the server could not begin.
     let Ok(offer) = offer.recv() else { return };
     let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();

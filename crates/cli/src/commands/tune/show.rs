@@ -209,7 +209,12 @@ impl Samples {
             context: Some(tokens.len() + SAMPLED),
             sessions: 1,
             adapters: match lora {
-                Some(lora) => Adapters { more: 1, rank: lora.rank, ..Adapters::default() },
+                Some(lora) => Adapters {
+                    more: 1,
+                    rank: lora.rank,
+                    experts: lora.changes_experts(),
+                    ..Adapters::default()
+                },
                 None => Adapters::default(),
             },
             ..LoadOptions::default()

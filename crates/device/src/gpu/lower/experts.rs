@@ -12,6 +12,7 @@ use formats::{Error, Result};
 use ops::Experts;
 use ops::experts::{Gate, Odds, Routing, Sizes};
 use ops::gated::gated;
+use ops::gradient::ExpertFactors;
 use ops::linear::gemm::{self, GemmTypes, Machine};
 use ops::linear::{GemvSchedule, Task};
 use ops::moe::{
@@ -62,6 +63,8 @@ pub(in crate::gpu) struct Mixture<'a> {
     pub(in crate::gpu) inner: Option<Slot>,
     /// Rows that are added to the experts' sums, of the results' type.
     pub(in crate::gpu) residual: Option<Slot>,
+    /// In training, the low-rank factors beside the matrices.
+    pub(in crate::gpu) factors: Option<(&'a ExpertFactors, &'a [WeightId])>,
 }
 
 /// A product of experts: from rows `x`, each read by `share` pairs, to f32 rows `y`, one for each
@@ -478,6 +481,7 @@ impl Recorder<'_> {
             inner => inner.map(|inner| inner.slot),
         };
         let residual = node.inputs.get(2).map(|v| self.value(*v));
-        self.experts(&Mixture { op, sizes, rows, x, scores, weights, inner, residual }, y)
+        let factors = None;
+        self.experts(&Mixture { op, sizes, rows, x, scores, weights, inner, residual, factors }, y)
     }
 }

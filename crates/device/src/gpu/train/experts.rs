@@ -11,23 +11,29 @@
 //! dx = sum_j share_j dpair moe_combine
 //! ```
 //!
+//! Low-rank factors beside the matrices ([`ExpertFactors`]) are two more products, either way, of
+//! which `moe_gemm_turned` adds the second to what is there; gradients of factors are `moe_outer`s.
+//!
 //! A pair's share multiplies its gradient at the end, since all between is linear. Where shares
 //! multiply what experts read instead, rows are weighed before the halves, and `dshare` is `<dpair,
 //! x>` (`pair_dots`).
 
 use std::ops::Range;
 
-use formats::Result;
+use formats::{Error, ErrorKind, Hint, Result, Setting};
 use ops::Experts;
-use ops::gradient::ExpertsBackward;
 use ops::gradient::experts::kernels::{
     OuterTypes, gate_backward, moe_outer, pair_dots, route_backward,
 };
 use ops::gradient::matmul::MatmulTiling;
+use ops::gradient::{ExpertFactors, Gradient};
 use ops::linear::gemm::GemmTypes;
 use ops::moe::{moe_factors, moe_gemm_turned, pick_turned};
 use ops::packed::Format;
-use program::{Node, WeightId};
+use ops::scale::scale;
+use ops::zip::zip;
+use ops::{Binary, Op};
+use program::{Node, Program, WeightId};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -67,41 +73,233 @@ impl Mixtures for Recorder<'_> {
     fn pair_by_pair(&mut self, _: &Product, _: ops::experts::Sizes, _: usize) -> Result<bool> {
         Ok(false)
     }
+
+    fn changed(&mut self, of: &Mixture<'_>, half: usize, x: &TypedSlot, ys: &[Slot]) -> Result<()> {
+        // Rows between the factors lie where the gate's results will be, or where its operands were.
+        let (matrix, scratch, share) = match half {
+            0 => (0, Array::Act, of.sizes.used),
+            _ => (2, Array::Gate, 1),
+        };
+        let Some(low) = self.low(of, matrix, (x, share), (scratch, 0))? else { return Ok(()) };
+        for (i, y) in ys.iter().enumerate() {
+            self.raise(of, matrix + i, &low, y)?;
+        }
+        Ok(())
+    }
+}
+
+/// Ranks of experts' factors are a multiple of this: products read rows of so many.
+const RANKS: usize = 8;
+
+/// Refuses factors whose rows do not fit into a mixture's scratch, or of which products do not read
+/// whole vectors.
+pub(super) fn check(program: &Program, node: &Node) -> Result<()> {
+    let how = match &node.op {
+        Op::Gradient(Gradient::AdaptedExperts(of)) => &of.factors,
+        Op::Gradient(Gradient::AdaptedExpertsBackward(of)) => &of.factors,
+        _ => return Ok(()),
+    };
+    let Some(sizes) = program.mixture(node) else { return Ok(()) };
+    let (_, factors) = how.split(&node.weights);
+    let ranks = factors.iter().map(|factor| program.weights[factor.0].shape[0] / sizes.experts);
+    let (rank, most) = (ranks.max().unwrap_or(0), (sizes.ff / 3).min(sizes.width / 2));
+    if rank > most || !rank.is_multiple_of(RANKS) {
+        let expected = format!("factors of a rank that {RANKS} divides, up to {most}");
+        let error = Error::new("experts", expected, rank).of(ErrorKind::Unsupported);
+        return Err(error.hint(Hint::set(Setting::Place, "cpu")));
+    }
+    Ok(())
+}
+
+/// The down and the up of a matrix's factors, and their rank.
+struct Factors {
+    down: WeightId,
+    up: WeightId,
+    scale: f32,
+    rank: usize,
 }
 
 impl Recorder<'_> {
-    fn mixture<'a>(&self, op: &'a Experts, node: &'a Node) -> Result<Mixture<'a>> {
+    fn mixture<'a>(
+        &self,
+        (op, factors): (&'a Experts, Option<&'a ExpertFactors>),
+        node: &'a Node,
+    ) -> Result<Mixture<'a>> {
         let sizes = sizes(&self.of.program, node)?;
         let [x, scores] = [0, 1].map(|i| self.value(node.inputs[i]).into());
-        let (rows, weights) = (self.count(node.inputs[0]), &node.weights[..]);
-        Ok(Mixture { op, sizes, rows, x, scores, weights, inner: None, residual: None })
+        let (rows, all) = (self.count(node.inputs[0]), &node.weights[..]);
+        let (weights, low) = factors.map_or((all, &[][..]), |factors| factors.split(all));
+        let factors = factors.map(|factors| (factors, low));
+        let (inner, residual) = (None, None);
+        Ok(Mixture { op, sizes, rows, x, scores, weights, inner, residual, factors })
     }
 
-    pub(super) fn experts_forward(&mut self, op: &Experts, node: &Node) -> Result<()> {
+    pub(super) fn experts_forward(
+        &mut self,
+        op: (&Experts, Option<&ExpertFactors>),
+        node: &Node,
+    ) -> Result<()> {
         let y = self.value(node.outputs[0]).into();
         let residual = node.inputs.get(2).map(|v| self.value(*v).slot());
         self.experts(&Mixture { residual, ..self.mixture(op, node)? }, y)
     }
 
-    pub(super) fn experts_backward(&mut self, op: &ExpertsBackward, node: &Node) -> Result<()> {
-        let (gate, weighs_inputs) = (op.of.gate, op.of.weighs_inputs);
-        let of = self.mixture(&op.of, node)?;
+    /// The factors of one of a mixture's matrices.
+    fn factors(&self, of: &Mixture<'_>, matrix: usize) -> Option<Factors> {
+        let (how, all) = of.factors?;
+        let [down, up] = how.places()[matrix]?.map(|at| all[at]);
+        let rank = self.of.program.weights[down.0].shape[0] / of.sizes.experts;
+        Some(Factors { down, up, scale: how.scale, rank })
+    }
+
+    /// The `part`-th rows of ranks of pairs in a scratch array.
+    fn ranks(&self, (array, part): (Array, usize), pairs: usize, rank: usize) -> Slot {
+        let start = self.scratch()[array as usize].start + 4 * part * pairs * rank;
+        Slot::Arena(start..start + 4 * pairs * rank)
+    }
+
+    /// Records `scale factor x` of pairs, for a factor that is `[rank, width]` for each expert.
+    fn to_ranks(
+        &mut self,
+        of: &Mixture<'_>,
+        (weight, width): (WeightId, usize),
+        (x, share): (&TypedSlot, usize),
+        (scale_by, y): (f32, &Slot),
+        rank: usize,
+    ) -> Result<()> {
+        let (pairs, x, to) = (of.pairs(), x.clone(), y.clone());
+        let product = Product { x, y: to, weight, bias: None, width, out: rank, share };
+        self.of_experts(&product, of.sizes, pairs)?;
+        let numbers = Numbers::new().with("n", (pairs * rank) as u32).with_f32("by", scale_by);
+        self.push(scale(Scalar::F32), numbers, &[("x", y.clone()), ("y", y.clone())])
+    }
+
+    /// Records `scale down x` of pairs, if the matrix has factors.
+    fn low(
+        &mut self,
+        of: &Mixture<'_>,
+        matrix: usize,
+        x: (&TypedSlot, usize),
+        place: (Array, usize),
+    ) -> Result<Option<Slot>> {
+        let Some(Factors { down, scale, rank, .. }) = self.factors(of, matrix) else {
+            return Ok(None);
+        };
+        let width = if matrix == 2 { of.sizes.ff } else { of.sizes.width };
+        let y = self.ranks(place, of.pairs(), rank);
+        self.to_ranks(of, (down, width), x, (scale, &y), rank)?;
+        Ok(Some(y))
+    }
+
+    /// Records `scale up' dy` of pairs, if the matrix has factors.
+    fn lowered(
+        &mut self,
+        of: &Mixture<'_>,
+        matrix: usize,
+        dy: (&TypedSlot, usize),
+        place: (Array, usize),
+    ) -> Result<Option<Slot>> {
+        let Some(Factors { up, scale, rank, .. }) = self.factors(of, matrix) else {
+            return Ok(None);
+        };
+        let width = if matrix == 2 { of.sizes.width } else { of.sizes.ff };
+        let y = self.ranks(place, of.pairs(), rank);
+        self.to_ranks(of, (up, width), dy, (scale, &y), rank)?;
+        Ok(Some(y))
+    }
+
+    /// Records the addition of a factor's other side times rows of ranks: of `up` to a product of
+    /// the matrix, or of `down` to what its input gets.
+    fn from_ranks(
+        &mut self,
+        of: &Mixture<'_>,
+        (weight, width): (WeightId, usize),
+        (low, rank): (&Slot, usize),
+        y: &Slot,
+    ) -> Result<()> {
+        let x = TypedSlot { slot: low.clone(), scalar: Scalar::F32 };
+        let (y, bias) = (y.clone(), None);
+        let product = Product { x, y, weight, bias, width, out: rank, share: 1 };
+        self.turned(&product, (of.sizes, of.pairs()), true)
+    }
+
+    fn raise(&mut self, of: &Mixture<'_>, matrix: usize, low: &Slot, y: &Slot) -> Result<()> {
+        let Some(Factors { up, rank, .. }) = self.factors(of, matrix) else { return Ok(()) };
+        let width = if matrix == 2 { of.sizes.width } else { of.sizes.ff };
+        self.from_ranks(of, (up, width), (low, rank), y)
+    }
+
+    fn spread_ranks(
+        &mut self,
+        of: &Mixture<'_>,
+        matrix: usize,
+        low: &Slot,
+        y: &Slot,
+    ) -> Result<()> {
+        let Some(Factors { down, rank, .. }) = self.factors(of, matrix) else { return Ok(()) };
+        let width = if matrix == 2 { of.sizes.ff } else { of.sizes.width };
+        self.from_ranks(of, (down, width), (low, rank), y)
+    }
+
+    /// Records the gradient of a matrix's `down` (0) or `up` (1): the sum of outer products of rows
+    /// of ranks and of what the factor's other side has.
+    fn factor_sums(
+        &mut self,
+        of: &Mixture<'_>,
+        (matrix, factor): (usize, usize),
+        low: &Slot,
+        other: (&TypedSlot, usize),
+        node: &Node,
+    ) -> Result<()> {
+        let (Some((how, _)), Some(own)) = (of.factors, self.factors(of, matrix)) else {
+            return Ok(());
+        };
+        let Some(places) = how.places()[matrix] else { return Ok(()) };
+        let to = self.value(node.outputs[2 + places[factor]]).into();
+        let ops::experts::Sizes { width, ff, .. } = of.sizes;
+        let columns = if (matrix == 2) == (factor == 0) { ff } else { width };
+        let rows = TypedSlot { slot: low.clone(), scalar: Scalar::F32 };
+        let weighed = !of.op.weighs_inputs;
+        self.outer(of, ((&rows, 1), Some(other)), weighed, [own.rank, columns], &to)
+    }
+
+    /// Gradients, of the mixture's weights if `weights`, or of its factors if there are some.
+    pub(super) fn experts_backward(
+        &mut self,
+        (op, weights, factors): (&Experts, bool, Option<&ExpertFactors>),
+        node: &Node,
+    ) -> Result<()> {
+        let (gate, weighs_inputs) = (op.gate, op.weighs_inputs);
+        let of = self.mixture((op, factors), node)?;
         let (sizes, pairs) = (of.sizes, of.pairs());
         let ops::experts::Sizes { experts, used, width, ff } = sizes;
-        let gradients = self.of_weights(node);
+        let gradients = if weights { self.of_weights(node) } else { Default::default() };
         self.route(&of, of.op.routing)?;
         self.factored(&of)?;
         let read = if weighs_inputs { self.weighed(&of)? } else { of.x.clone() };
         self.halves(&of, &read)?;
         let [gates, ups, back] =
             [Array::Gate, Array::Up, Array::Act].map(|array| self.array(array, pairs * ff));
+        self.changed(&of, 0, &read, &[gates.clone(), ups.clone()])?;
         let float = |slot: &Slot| TypedSlot { slot: slot.clone(), scalar: Scalar::F32 };
         let dy: TypedSlot = self.value(node.inputs[2]).into();
-        if op.weights {
+        let outer_factors = self.factors(&of, 2).is_some();
+        let mut lowered = None;
+        if weights || outer_factors {
             // The rows that `down` reads take the array of `back`, which is written later.
             self.gated(gate, [&gates, &ups, &back], pairs * ff)?;
             let value = float(&back);
-            self.outer_sums(&of, [(&dy, used), (&value, 1)], 2, &gradients)?;
+            if weights {
+                self.outer_sums(&of, [(&dy, used), (&value, 1)], 2, &gradients)?;
+            }
+            // Rows that were weighed are made again when they are needed.
+            if let Some(low) = self.low(&of, 2, (&value, 1), (Array::Outer, 0))? {
+                self.factor_sums(&of, (2, 1), &low, (&dy, used), node)?;
+            }
+            lowered = self.lowered(&of, 2, (&dy, used), (Array::Outer, 1))?;
+            if let Some(low) = &lowered {
+                self.factor_sums(&of, (2, 0), low, (&value, 1), node)?;
+            }
         }
         let product = |x: &TypedSlot, y: &Slot, weight, width, out, share| {
             let (x, y) = (x.clone(), y.clone());
@@ -109,6 +307,9 @@ impl Recorder<'_> {
         };
         let down = product(&dy, &back, of.weights[2], ff, width, used);
         self.turned(&down, (sizes, pairs), false)?;
+        if let Some(low) = &lowered {
+            self.spread_ranks(&of, 2, low, &back)?;
+        }
 
         // Gradients of shares take the scratch of the pairs' gradients, which are written later.
         let shares = self.array(Array::Outer, pairs);
@@ -135,7 +336,23 @@ impl Recorder<'_> {
         } else {
             self.scores_backward(&of, &shares, &dscores, &gradients)?;
         }
-        if op.weights {
+        let mut lowered = None;
+        if let Some(low) = self.low(&of, 0, (&read, used), (Array::Act, 0))? {
+            let mut each = Vec::new();
+            for (matrix, half) in [&gates, &ups].into_iter().enumerate() {
+                let half = float(half);
+                self.factor_sums(&of, (matrix, 1), &low, (&half, 1), node)?;
+                each.extend(self.lowered(&of, matrix, (&half, 1), (Array::Act, 1 + matrix))?);
+            }
+            if let ([a, b], Some(own)) = (&each[..], self.factors(&of, 0)) {
+                let numbers = Numbers::new().with("n", (pairs * own.rank) as u32);
+                let bound = [("a", a.clone()), ("b", b.clone()), ("y", a.clone())];
+                self.push(zip(Scalar::F32, Binary::Add), numbers, &bound)?;
+                self.factor_sums(&of, (0, 0), a, (&read, used), node)?;
+                lowered = Some(a.clone());
+            }
+        }
+        if weights {
             for (matrix, half) in [&gates, &ups].into_iter().enumerate() {
                 let half = float(half);
                 self.outer_sums(&of, [(&half, 1), (&read, used)], matrix, &gradients)?;
@@ -145,6 +362,9 @@ impl Recorder<'_> {
         for (i, half) in [gates, ups].into_iter().enumerate() {
             let half = product(&float(&half), &outer, of.weights[i], width, ff, 1);
             self.turned(&half, (sizes, pairs), i > 0)?;
+        }
+        if let Some(low) = &lowered {
+            self.spread_ranks(&of, 0, low, &outer)?;
         }
         if weighs_inputs {
             let shares = self.array(Array::Act, pairs);

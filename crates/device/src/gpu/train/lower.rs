@@ -22,8 +22,8 @@ use tile::launch::Numbers;
 use tile::types::Scalar;
 
 use super::ALIGN;
-use super::delta;
 use super::layout::{Counts, Layout, Words, types};
+use super::{delta, experts};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::lower::{Slot, Step, TypedSlot};
 use crate::gpu::{Facts, ProductShape};
@@ -55,8 +55,11 @@ fn check(program: &Program) -> Result<()> {
         let experts = match &node.op {
             Op::Experts(of) => Some(of),
             Op::Gradient(Gradient::ExpertsBackward(of)) => Some(&of.of),
+            Op::Gradient(Gradient::AdaptedExperts(of)) => Some(&of.of),
+            Op::Gradient(Gradient::AdaptedExpertsBackward(of)) => Some(&of.of),
             _ => None,
         };
+        experts::check(program, node)?;
         let one_row = experts.is_none_or(|of| !of.weighs_inputs || of.routing.used == 1);
         let known = trains(&node.op) && turns && one_row;
         if !known {
@@ -384,8 +387,16 @@ impl Recorder<'_> {
                 let (dy, x) = (turned(self.value(inputs[0])), turned(self.value(inputs[1])));
                 self.product(sizes, dy, x, Added::default(), self.value(outputs[0]))
             }
-            Op::Experts(of) => self.experts_forward(of, node),
-            Op::Gradient(Gradient::ExpertsBackward(of)) => self.experts_backward(of, node),
+            Op::Experts(of) => self.experts_forward((of, None), node),
+            Op::Gradient(Gradient::AdaptedExperts(of)) => {
+                self.experts_forward((&of.of, Some(&of.factors)), node)
+            }
+            Op::Gradient(Gradient::ExpertsBackward(of)) => {
+                self.experts_backward((&of.of, of.weights, None), node)
+            }
+            Op::Gradient(Gradient::AdaptedExpertsBackward(of)) => {
+                self.experts_backward((&of.of, false, Some(&of.factors)), node)
+            }
             Op::Gradient(Gradient::Attend(of)) => self.attend(&of.0, node),
             Op::Gradient(Gradient::AttendBackward(of)) => self.attend_backward(&of.0, node),
             Op::Gradient(Gradient::PackedDelta(of)) => self.delta(&of.0, node),

@@ -19,6 +19,10 @@ fn lora(case: &Case, hardware: Hardware) -> Tuned {
     case.lora(hardware)
 }
 
+fn experts(case: &Case, hardware: Hardware) -> Tuned {
+    case.lora_of_eight(hardware)
+}
+
 fn full(case: &Case, hardware: Hardware) -> Tuned {
     case.full(hardware)
 }
@@ -115,6 +119,13 @@ cases! {
     qwen3_5_dora lora "qwen3.5-shared-dora" "sim" F32 1e-4,
     qwen3_next lora "qwen3-next" "sim" F32 1e-4,
     gpt2 lora "gpt2" "sim" F32 1e-4,
+    gemma4_experts experts "gemma4-moe-experts" "sim" F32 1e-4,
+    gpt_oss_experts experts "gpt-oss-experts" "sim" F32 1e-4,
+    gpt_oss_experts_rounded experts "gpt-oss-experts" "sim" BF16 0.2,
+    llama4_experts experts "llama4-chunks-experts" "sim" F32 1e-4,
+    mixtral_experts experts "mixtral-experts" "sim" F32 1e-4,
+    mixtral_experts_in_metals_text experts "mixtral-experts" "sim-metal" F32 1e-4,
+    mixtral_experts_rounded experts "mixtral-experts" "sim" BF16 0.2,
     // Whose tile unit rounds, if it has one; else nothing is rounded.
     deepseek3_on_the_cpu lora "deepseek3" "cpu" BF16 0.2,
     gemma2_on_the_cpu lora "gemma2" "cpu" BF16 0.1,
@@ -443,6 +454,12 @@ fn the_named_device() {
     ] {
         case(format!("{name} f32"), &|| agrees(lora, name, &place, exact, 1e-4));
         case(format!("{name} bf16"), &|| agrees(lora, name, &place, rounded, 0.3));
+    }
+    for name in
+        ["gemma4-moe-experts", "gpt-oss-experts", "llama4-chunks-experts", "mixtral-experts"]
+    {
+        case(format!("{name} f32"), &|| agrees(experts, name, &place, exact, 1e-4));
+        case(format!("{name} bf16"), &|| agrees(experts, name, &place, rounded, 0.3));
     }
     // In bf16 its worst matrix is 0.53 off, and PyTorch's own is 0.38 off the one in f64.
     case("qwen3-next".to_owned(), &|| agrees(lora, "qwen3-next", &place, exact, 1e-4));

@@ -33,13 +33,15 @@ impl Case {
 
     pub(super) fn open(name: &str) -> Case {
         let dora = name.ends_with("-dora");
-        let bare = ["-dora", "-dpo", "-full"].iter().find_map(|end| name.strip_suffix(end));
+        let bare =
+            ["-dora", "-dpo", "-experts", "-full"].iter().find_map(|end| name.strip_suffix(end));
         let bare = bare.unwrap_or(name);
         let model = testing::models().join(bare);
         let file = testing::models().join(format!("../gradients/{name}.safetensors"));
         let sites: &[&str] = match name {
             "qwen2-moe" => &["q", "k", "v", "o", "gate", "up", "down", "shared_gate"],
             "qwen3-next" => &["q", "k", "v", "o", "qkv", "a"],
+            name if name.ends_with("-experts") => &["q", "k", "v", "o", "experts"],
             _ => &[],
         };
         let sites = sites.iter().map(|site| (*site).to_owned()).collect();
@@ -60,7 +62,7 @@ impl Case {
         let turns: &[usize] = match (hybrid.as_str(), parameter.name.as_str()) {
             (_, name) if name.contains("lora_A") => return values,
             ("qwen3.5-shared", name) if name.contains("q_proj") => &[16, 16],
-            // Other factors than PEFT's, on which devices are compared: see `latent_attention`.
+            // Other factors than PEFT's, on which devices are compared: see `factors_in_other_orders`.
             ("deepseek2", name) if name.contains("kv_b_proj") => &[8, 16],
             ("deepseek3", name) if name.contains("kv_b_proj") => &[32, 48],
             ("gpt-neox", name) if name.contains("query_key_value") => &[16, 16, 16],
@@ -93,13 +95,24 @@ impl Case {
         let path = aside.path().join("adapter_model.safetensors");
         formats::safetensors::write(&path, &[], own).unwrap();
         let config = format!(
-            r#"{{"peft_type": "LORA", "r": {}, "lora_alpha": {}, "target_modules": "all-linear"}}"#,
+            r#"{{"peft_type": "LORA", "r": {}, "lora_alpha": {}, "target_modules": "all-linear",
+                 "peft_version": "0.21.2"}}"#,
             self.options.rank, self.options.alpha
         );
         std::fs::write(aside.path().join("adapter_config.json"), config).unwrap();
         let path = aside.path().to_owned();
         let file = engine::AdapterFile { path, scale: 1.0, any_base: true };
         Tuned::adapter(self.model.clone(), &file, Some(1)).unwrap().parameters().to_vec()
+    }
+
+    /// What a model exports, by name.
+    fn as_stored(&self, model: &mut Tuned) -> Vec<(String, Vec<f32>)> {
+        let aside = tempfile::tempdir().unwrap();
+        for (name, bytes) in model.export().unwrap() {
+            std::fs::write(aside.path().join(name), bytes).unwrap();
+        }
+        let file = Safetensors::open(&aside.path().join("adapter_model.safetensors")).unwrap();
+        file.iter().map(|t| (t.name.to_owned(), t.to_f32().unwrap())).collect()
     }
 
     pub(super) fn doubles(&self, name: &str) -> Vec<f64> {
@@ -127,10 +140,28 @@ impl Case {
     /// The model with the script's factors.
     pub(super) fn lora(&self, hardware: impl Into<Hardware>) -> Tuned {
         let mut model = Tuned::lora(&self.model, &self.options, hardware).unwrap();
-        for parameter in model.parameters_mut() {
+        let experts = self.options.sites.iter().any(|site| site == "experts");
+        let read = if experts { self.read_as_adapter("initial") } else { Vec::new() };
+        for (i, parameter) in model.parameters_mut().iter_mut().enumerate() {
+            if let Some(own) = read.get(i) {
+                parameter.values = own.values.clone();
+                continue;
+            }
             let initial = self.values("initial", parameter);
             assert_eq!(initial.len(), parameter.values.len(), "{}", parameter.name);
             parameter.values = initial;
+        }
+        model
+    }
+
+    /// The model with factors of rank 8, which GPUs have products for beside experts, and none of
+    /// which are zeros.
+    pub(super) fn lora_of_eight(&self, hardware: Hardware) -> Tuned {
+        let options = LoraOptions { rank: 8, ..self.options.clone() };
+        let mut model = Tuned::lora(&self.model, &options, hardware).unwrap();
+        for (n, parameter) in model.parameters_mut().iter_mut().enumerate() {
+            let number = |i: usize| 0.1 * ((i * 37 + n * 11) as f32).sin();
+            parameter.values = (0..parameter.values.len()).map(number).collect();
         }
         model
     }
@@ -228,11 +259,11 @@ cases! {
     smollm3 "smollm3",
 }
 
-/// Latent attention: our matrices have the rows of Hugging Face's in other orders, in which factors
-/// are put as they are read.
+/// Latent attention, and factors of experts: ours have the rows of Hugging Face's in other orders, in
+/// which factors are put as they are read.
 #[test]
-fn latent_attention() {
-    for name in ["deepseek2", "deepseek3"] {
+fn factors_in_other_orders() {
+    for name in ["deepseek2", "deepseek3"].into_iter().chain(EXPERTS) {
         let case = Case::open(name);
         let [initial, wanted] = ["initial", "gradient"].map(|names| case.read_as_adapter(names));
         let mut model = case.lora(Some(2));
@@ -241,16 +272,27 @@ fn latent_attention() {
             assert_eq!(to.name, from.name);
             to.values = from.values;
         }
+        let stored = case.as_stored(&mut model);
+        for (name, values) in &stored {
+            let want = case.floats(&format!("initial.{name}"));
+            assert!(distance(values, &want) < 1e-6, "{name}");
+        }
         let mut gradients = zeros(&model);
         let loss = model.gradients(&case.batch(), &mut gradients).unwrap();
         let want = case.doubles("loss")[0];
-        assert!((loss.sum - want).abs() < BOUND * want, "{} {want}", loss.sum);
+        assert!((loss.sum - want).abs() < BOUND * want, "{name}: {} {want}", loss.sum);
+        let bound = case.file.get("float32").map_or(0.0, |_| case.doubles("float32")[0]).max(BOUND);
         for ((parameter, found), want) in model.parameters().iter().zip(&gradients).zip(&wanted) {
             let off = distance(found, &want.values);
-            assert!(off < BOUND, "{name}: {}: {off:e}", parameter.name);
+            assert!(off < bound, "{name}: {}: {off:e}", parameter.name);
         }
     }
 }
+
+/// Cases with factors of experts: turned ones, by turns, ones that read weighed rows, and ones as
+/// wide as they are high.
+const EXPERTS: [&str; 4] =
+    ["gemma4-moe-experts", "gpt-oss-experts", "llama4-chunks-experts", "mixtral-experts"];
 
 /// As TRL computes them, with a reference of no adapter.
 #[test]
