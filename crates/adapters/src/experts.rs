@@ -214,10 +214,8 @@ impl File {
         let b = self.numbers(&change.up, &[&[second, ranks]])?;
         let of_a = |e: usize, k: usize, i: usize| a[(e * rank + k) * first + i];
         let of_b = |e: usize, k: usize, i: usize| b[i * ranks + k * experts + e];
-        let (low, high): (
-            &dyn Fn(usize, usize, usize) -> f32,
-            &dyn Fn(usize, usize, usize) -> f32,
-        ) = if turned { (&of_b, &of_a) } else { (&of_a, &of_b) };
+        let low = |e, k, i| if turned { of_b(e, k, i) } else { of_a(e, k, i) };
+        let high = |e, k, o| if turned { of_a(e, k, o) } else { of_b(e, k, o) };
         let mut down = Vec::with_capacity(ranks * input);
         for e in 0..experts {
             for k in 0..rank {

@@ -92,10 +92,10 @@ impl File {
                 continue;
             }
             let canonical = base.config.architecture.canonical(&change.matrix, self.is_gguf());
-            if let Some(canonical) = canonical {
-                if apart.take(self, &sites, &canonical, change)? {
-                    continue;
-                }
+            if let Some(canonical) = canonical
+                && apart.take(self, &sites, &canonical, change)?
+            {
+                continue;
             }
             let targets = self.targets(base, &sites, change)?;
             let [input, output] = match targets.first() {

@@ -159,7 +159,7 @@ impl Recorder<'_> {
     }
 
     /// Records `scale factor x` of pairs, for a factor that is `[rank, width]` for each expert.
-    fn to_ranks(
+    fn times_factor(
         &mut self,
         of: &Mixture<'_>,
         (weight, width): (WeightId, usize),
@@ -187,7 +187,7 @@ impl Recorder<'_> {
         };
         let width = if matrix == 2 { of.sizes.ff } else { of.sizes.width };
         let y = self.ranks(place, of.pairs(), rank);
-        self.to_ranks(of, (down, width), x, (scale, &y), rank)?;
+        self.times_factor(of, (down, width), x, (scale, &y), rank)?;
         Ok(Some(y))
     }
 
@@ -204,13 +204,13 @@ impl Recorder<'_> {
         };
         let width = if matrix == 2 { of.sizes.width } else { of.sizes.ff };
         let y = self.ranks(place, of.pairs(), rank);
-        self.to_ranks(of, (up, width), dy, (scale, &y), rank)?;
+        self.times_factor(of, (up, width), dy, (scale, &y), rank)?;
         Ok(Some(y))
     }
 
     /// Records the addition of a factor's other side times rows of ranks: of `up` to a product of
     /// the matrix, or of `down` to what its input gets.
-    fn from_ranks(
+    fn add_turned(
         &mut self,
         of: &Mixture<'_>,
         (weight, width): (WeightId, usize),
@@ -226,7 +226,7 @@ impl Recorder<'_> {
     fn raise(&mut self, of: &Mixture<'_>, matrix: usize, low: &Slot, y: &Slot) -> Result<()> {
         let Some(Factors { up, rank, .. }) = self.factors(of, matrix) else { return Ok(()) };
         let width = if matrix == 2 { of.sizes.width } else { of.sizes.ff };
-        self.from_ranks(of, (up, width), (low, rank), y)
+        self.add_turned(of, (up, width), (low, rank), y)
     }
 
     fn spread_ranks(
@@ -238,7 +238,7 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let Some(Factors { down, rank, .. }) = self.factors(of, matrix) else { return Ok(()) };
         let width = if matrix == 2 { of.sizes.ff } else { of.sizes.width };
-        self.from_ranks(of, (down, width), (low, rank), y)
+        self.add_turned(of, (down, width), (low, rank), y)
     }
 
     /// Records the gradient of a matrix's `down` (0) or `up` (1): the sum of outer products of rows
