@@ -123,6 +123,9 @@ class Painting(pydantic.BaseModel):
 def openai_structured():
     parsed = open_ai.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Painting, max_tokens=200)
     assert isinstance(parsed.choices[0].message.parsed, Painting), parsed
+    # The next turn, with what the client read.
+    turn = [*MESSAGES, parsed.choices[0].message, {"role": "user", "content": "Another"}]
+    assert open_ai.chat.completions.create(model=MODEL, messages=turn, max_tokens=4).usage.completion_tokens > 0
     free = open_ai.chat.completions.create(model=MODEL, messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=8)
     assert free.choices[0].message.content.startswith("{"), free
     format = {"type": "json_schema", "json_schema": {"name": "painting", "schema": SCHEMA}}
@@ -160,6 +163,8 @@ def openai_responses():
     assert isinstance(last.output_parsed, Painting) and events[0].type == "response.created", last
     parsed = open_ai.responses.parse(model=MODEL, input=QUESTION, text_format=Painting, max_output_tokens=200)
     assert isinstance(parsed.output_parsed, Painting), parsed
+    turn = [{"role": "user", "content": QUESTION}, *parsed.output, {"role": "user", "content": "Another"}]
+    assert open_ai.responses.create(model=MODEL, input=turn, max_output_tokens=4).usage.output_tokens > 0
     tool = {"type": "function", "name": "paint", "description": "Paints.", "parameters": SCHEMA, "strict": True}
     asked = open_ai.responses.create(model=MODEL, input=QUESTION, tools=[tool], tool_choice="required", parallel_tool_calls=False)
     call = next(item for item in asked.output if item.type == "function_call")
@@ -197,6 +202,15 @@ def openai_agent():
             model=MODEL, messages=MESSAGES, tools=[openai.pydantic_function_tool(Painting, name="paint")], response_format=Painting,
             max_tokens=300, temperature=1, seed=seed, parallel_tool_calls=False).choices[0].message
         assert isinstance(parsed.parsed, Painting) or isinstance(parsed.tool_calls[0].function.parsed_arguments, Painting), parsed
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "painted"} for call in parsed.tool_calls or []]
+        turn = [*MESSAGES, parsed, *results]
+        assert open_ai.chat.completions.create(model=MODEL, messages=turn, max_tokens=4).usage.completion_tokens > 0
+
+
+@anthropic.beta_tool
+def paint(colour: str) -> str:
+    """Paints."""
+    return f"painted {colour}"
 
 
 def anthropic_tools():
@@ -212,6 +226,9 @@ def anthropic_tools():
     result = {"type": "tool_result", "tool_use_id": block.id, "content": "painted"}
     turn = [*MESSAGES, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
     assert claude.messages.create(model=MODEL, messages=turn, tools=[tool], max_tokens=4).usage.output_tokens > 0
+    # It asks for a conversation that the server keeps, and goes on without one.
+    runner = claude.beta.messages.tool_runner(model=MODEL, messages=MESSAGES, tools=[paint], max_tokens=8)
+    assert runner.until_done().usage.output_tokens > 0
 
 
 def ollama_structured():

@@ -31,6 +31,8 @@ pub(crate) const ASSISTANT: &[Field] = &[
     used("reasoning_details"),
     used("thinking"),
     no_effect("annotations"),
+    // What the official clients read from the text of an answer that has a schema.
+    no_effect("parsed"),
     no_effect("weight"),
     refused("audio", AUDIO, &[]),
     refused("function_call", "the older form of tool_calls", &[]),
@@ -97,7 +99,8 @@ pub(crate) const CALLS: &[Variant] = &[
 ];
 
 /// The function of a call. Ollama counts them.
-pub(crate) const CALLED: &[Field] = &[used("name"), used("arguments"), no_effect("index")];
+pub(crate) const CALLED: &[Field] =
+    &[used("name"), used("arguments"), no_effect("index"), no_effect("parsed_arguments")];
 
 /// Why tools are refused that take a text of no schema.
 pub(crate) const CUSTOM: &str = "custom tools are not supported: use a function";

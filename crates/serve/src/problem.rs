@@ -110,10 +110,16 @@ impl Problem {
                 "param": self.param,
                 "code": self.code,
             } }),
-            Api::Anthropic => json!({
-                "type": "error",
-                "error": { "type": anthropic_type(self.status), "message": self.message },
-            }),
+            Api::Anthropic => {
+                let kind = anthropic_type(self.status);
+                let mut error = json!({ "type": kind, "message": self.message });
+                if (self.code, self.param.as_deref()) == ("unsupported_field", Some("thread")) {
+                    // The official clients send the conversation whole after this word.
+                    let details = json!({ "error_code": "thread_unsupported_request", "unsupported": ["thread"] });
+                    error["details"] = details;
+                }
+                json!({ "type": "error", "error": error })
+            }
             Api::Ollama => json!({ "error": self.message }),
         }
     }
@@ -179,7 +185,11 @@ mod tests {
             } })
         );
         assert_eq!(problem.to_json(Api::Anthropic)["error"]["type"], "invalid_request_error");
+        assert_eq!(problem.to_json(Api::Anthropic)["error"]["details"], Value::Null);
         assert_eq!(problem.to_json(Api::Ollama)["error"], problem.message);
+        let threaded = Problem::field("thread", "not supported: nothing is stored");
+        let threaded = Problem { code: "unsupported_field", ..threaded }.to_json(Api::Anthropic);
+        assert_eq!(threaded["error"]["details"]["error_code"], "thread_unsupported_request");
         let paths = [
             ("/v1/messages", Api::Anthropic),
             ("/v1/messages/count_tokens", Api::Anthropic),

@@ -49,6 +49,8 @@ pub(crate) const FIELDS: &[Field] = &[
     no_effect("prompt_cache_retention"),
     no_effect("safety_identifier"),
     no_effect("service_tier"),
+    // OpenRouter's, which asks for what is told anyway.
+    no_effect("usage"),
     no_effect("user"),
     no_effect("verbosity"),
     refused("audio", "answers are text", &[]),

@@ -128,6 +128,7 @@ pub(crate) const ITEMS: &[Variant] = &[
             used("name"),
             used("arguments"),
             no_effect("id"),
+            no_effect("parsed_arguments"),
             no_effect("status"),
             refused("async", "calls are answered in the next request", &["false"]),
             used("namespace"),
@@ -176,7 +177,13 @@ pub(crate) const PARTS: &[Variant] = &[
 /// Parts of an assistant's message besides.
 pub(crate) const SAID: &[Variant] = &[variant(
     "output_text",
-    &[used("type"), used("text"), no_effect("annotations"), no_effect("logprobs")],
+    &[
+        used("type"),
+        used("text"),
+        no_effect("annotations"),
+        no_effect("logprobs"),
+        no_effect("parsed"),
+    ],
 )];
 
 /// Parts of what an earlier answer thought.
