@@ -1,6 +1,6 @@
 //! Operations with a recurrent state: short convolutions, gated delta nets and selective state
-//! spaces. The rows of a sequence are processed in order in every kind of step, so that the state does not depend on
-//! where a prompt is cut into steps. Workers split columns and heads.
+//! spaces. The rows of a sequence are processed in order in every kind of step, so that the state
+//! does not depend on where a prompt is cut into steps. Workers split columns and heads.
 
 use super::replay::Replay;
 use super::state::{Cache, States};
