@@ -57,7 +57,8 @@ pub trait Constraint: Send {
 pub struct ConstraintSource(Arc<dyn Fn() -> Result<Box<dyn Constraint>> + Send + Sync>);
 
 impl ConstraintSource {
-    /// Constraints that `start` makes, one for each generation.
+    /// Constraints that `start` makes, one for each generation. Its errors are those of
+    /// [`start`](ConstraintSource::start).
     pub fn new(start: impl Fn() -> Result<Box<dyn Constraint>> + Send + Sync + 'static) -> Self {
         ConstraintSource(Arc::new(start))
     }

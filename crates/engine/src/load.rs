@@ -236,6 +236,9 @@ impl Engine {
     }
 
     /// [`Engine::load`], telling `progress` the bytes read so far and in all.
+    ///
+    /// # Errors
+    /// As [`Engine::load`].
     pub fn load_with(
         model: impl Into<Location>,
         options: &LoadOptions,

@@ -185,7 +185,7 @@ impl Session {
     ///
     /// # Errors
     /// A token outside the vocabulary, or more tokens than the context has room for: nothing is
-    /// computed then.
+    /// computed then. Failures of the device.
     pub fn evaluate(
         &mut self,
         tokens: &[u32],
@@ -655,8 +655,11 @@ impl Session {
         }
     }
 
-    /// Logits of `tokens` as one sequence, whatever was here before; a shared prefix outside the
-    /// rows asked for is not computed again.
+    /// Logits of `tokens` as one sequence, whatever was here before, `[rows, vocab]` of the rows
+    /// asked for; a shared prefix outside them is not computed again.
+    ///
+    /// # Errors
+    /// As [`Session::evaluate`].
     pub fn logits(&mut self, tokens: &[u32], rows: LogitRows) -> Result<Logits> {
         let first = match rows {
             LogitRows::All => 0,

@@ -246,8 +246,10 @@ impl DType {
         })
     }
 
-    /// The type a GGUF id stands for; `place` is for the error, which names types that only ggml
-    /// knows.
+    /// The type that a GGUF id stands for; `place` begins the error.
+    ///
+    /// # Errors
+    /// An id that nobody knows, or a type that only ggml has, by its name.
     pub fn from_ggml_id(id: u32, place: impl fmt::Display) -> Result<DType> {
         if let Some(dtype) = DType::ALL.into_iter().find(|dtype| dtype.ggml_id() == Some(id)) {
             return Ok(dtype);
@@ -297,8 +299,10 @@ impl DType {
         (elements / per_block).checked_mul(self.block_bytes() as u64)
     }
 
-    /// Bytes of any float or block type to f32. Errors: an integer type, or bytes that are not
-    /// `values.len()` elements.
+    /// Bytes of any float or block type to f32.
+    ///
+    /// # Errors
+    /// An integer type, or bytes that are not `values.len()` elements.
     pub fn decode(self, bytes: &[u8], values: &mut [f32]) -> Result<()> {
         self.check_sizes("decode", bytes.len(), values.len())?;
         match self {
@@ -320,7 +324,10 @@ impl DType {
         Ok(())
     }
 
-    /// f32 to bytes of any float or block type. Errors: as for [`DType::decode`].
+    /// f32 to bytes of any float or block type.
+    ///
+    /// # Errors
+    /// As [`DType::decode`].
     pub fn encode(self, values: &[f32], bytes: &mut [u8]) -> Result<()> {
         self.check_sizes("encode", bytes.len(), values.len())?;
         match self {

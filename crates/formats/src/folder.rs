@@ -51,9 +51,10 @@ impl Folder {
     /// the same weights. Where `config.json` does not say how weights are quantised, the file that
     /// AutoGPTQ, AutoAWQ or NVIDIA's modelopt left beside it does.
     ///
-    /// Errors: no configuration or weights, a shard that is missing or that the index places
-    /// outside the folder, a tensor that the index lists and its shard lacks, a name in two files,
-    /// or any file that does not parse.
+    /// # Errors
+    /// No configuration or weights, a shard that is missing or that the index places outside the
+    /// folder, a tensor that the index lists and its shard lacks, a name in two files, or any file
+    /// that does not parse.
     pub fn open(path: &Path) -> Result<Folder> {
         let (stated_in, mut config) = configuration(path)?;
         let beside = quantisation_beside(path, &mut config)?;

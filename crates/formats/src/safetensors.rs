@@ -113,6 +113,9 @@ impl<'de> Deserialize<'de> for Pairs {
 ///
 /// Everything the result says has been checked against `bytes`: sizes equal shape times type, the
 /// tensors cover the data without holes or overlaps, names are distinct.
+///
+/// # Errors
+/// Bytes of which any of that is not true, or whose header is cut, too long, or no JSON object.
 pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     let cut = "the file is damaged or cut short; download it again";
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
@@ -230,7 +233,10 @@ pub struct Safetensors {
 
 impl Safetensors {
     /// Maps and checks a file. It stays mapped while this lives: it may be replaced by renaming,
-    /// not rewritten in place. Errors: what [`parse`] refuses, I/O.
+    /// not rewritten in place.
+    ///
+    /// # Errors
+    /// What [`parse`] refuses, I/O.
     pub fn open(path: &Path) -> Result<Safetensors> {
         let map = Map::open(path)?;
         let place = path.display().to_string();
@@ -271,8 +277,11 @@ impl Safetensors {
 }
 
 /// Writes a file, aside first and then renamed into place. Tensors are stored in the order given,
-/// after a header padded so that the data begins at a multiple of 8. Errors: names that come twice,
-/// a type safetensors does not have, bytes that do not match the shape, I/O.
+/// after a header padded so that the data begins at a multiple of 8.
+///
+/// # Errors
+/// Names that come twice, a type that safetensors does not have, bytes that do not match the shape,
+/// I/O.
 pub fn write<'a>(
     path: &Path,
     metadata: &[(&str, &str)],

@@ -103,7 +103,10 @@ impl TensorView<'_> {
         Err(Error::new(place(), "a tensor of floats or quantised blocks", self.dtype))
     }
 
-    /// All elements as f32. Errors: an integer type.
+    /// All elements as f32, row after row.
+    ///
+    /// # Errors
+    /// An integer type.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.elements()];
         self.dtype
@@ -144,6 +147,9 @@ impl Tensors {
     ///
     /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in
     /// place. See [`Tensors::whole`] for those that are cut.
+    ///
+    /// # Errors
+    /// As [`Gguf::open`] and [`Folder::open`].
     pub fn open(location: impl Into<Location>) -> Result<Tensors> {
         match location.into() {
             Location::Path(path) => Tensors::open_path(&path),

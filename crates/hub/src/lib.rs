@@ -172,6 +172,9 @@ impl Hub {
     /// `$HF_HOME/hub`, with `HF_HOME` under `XDG_CACHE_HOME` or `~/.cache`; `HF_HUB_OFFLINE`. Short
     /// names are in the file `DELFT_MODELS`, or else `delft/models.toml` under `XDG_CONFIG_HOME` or
     /// `~/.config`, if there is one.
+    ///
+    /// # Errors
+    /// No folder for the cache: no variable names one, and there is no home folder.
     pub fn from_env() -> Result<Hub> {
         cache::from_env(&|name| std::env::var(name).ok())
     }
@@ -183,6 +186,9 @@ impl Hub {
 
     /// Finds a model without the network: an existing path first, then short names, then the cache;
     /// nothing named is the bundled model.
+    ///
+    /// # Errors
+    /// A name that leads nowhere, with the nearest ones, and a model that is not on this machine.
     pub fn resolve(&self, spec: Option<&str>) -> Result<LocalModel> {
         match spec.map(|text| self.find(text)) {
             None => LocalModel::bundled(),
@@ -193,6 +199,10 @@ impl Hub {
 
     /// Finds a model as [`Hub::resolve`] does, and tells apart the names of models that a pull
     /// would bring.
+    ///
+    /// # Errors
+    /// A name that leads nowhere, with the nearest ones, one that leaves open which file is meant,
+    /// and a cache that cannot be read.
     pub fn find(&self, name: &str) -> Result<Found> {
         match self.target(name)? {
             Target::Path(path) => local(&path).map(Found::Here),
@@ -252,6 +262,9 @@ impl Hub {
     }
 
     /// Asks the hub what a model is made of. Nothing is fetched yet but the list of its files.
+    ///
+    /// # Errors
+    /// A name that leads nowhere or to a path, what the hub refuses, and a network that fails.
     pub fn offer(&self, name: &str, progress: &dyn PullProgress) -> Result<Offer<'_>> {
         match self.target(name)? {
             Target::Hub(spec) => Offer::ask(self, spec, progress),
@@ -263,6 +276,9 @@ impl Hub {
 
     /// Downloads a model into the cache, or completes it there: [`Hub::offer`], then
     /// [`Offer::fetch`].
+    ///
+    /// # Errors
+    /// As these two.
     pub fn pull(&self, name: &str, progress: &dyn PullProgress) -> Result<LocalModel> {
         self.offer(name, progress)?.fetch(progress)
     }
@@ -270,6 +286,9 @@ impl Hub {
     /// The files that removing a model from the cache would delete: all of a repository, with
     /// unfinished downloads; one revision of it (`org/name@revision`); or one GGUF file
     /// (`org/name:TAG`, or a short name that stands for one).
+    ///
+    /// # Errors
+    /// A name of nothing in the cache, and a path.
     pub fn removal(&self, name: &str) -> Result<Removal> {
         match self.target(name)? {
             Target::Hub(spec) => Removal::of(self, &spec, name),
@@ -279,6 +298,9 @@ impl Hub {
     }
 
     /// The content of the cache, by id and commit. A cache that does not exist is empty.
+    ///
+    /// # Errors
+    /// Folders that cannot be read.
     pub fn list(&self) -> Result<Vec<Cached>> {
         cache::list(self)
     }

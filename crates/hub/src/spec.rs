@@ -17,6 +17,9 @@ pub struct HubName {
 impl HubName {
     /// Parses `org/name`, `org/name:file`, `org/name@revision`, or both suffixes in either order.
     /// The hub's own web address may precede the id.
+    ///
+    /// # Errors
+    /// An id that the hub cannot have, or a file or revision that leads out of its folder.
     pub fn parse(text: &str) -> Result<HubName> {
         let prefixes =
             ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/", "hf://"];

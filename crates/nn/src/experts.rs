@@ -45,6 +45,9 @@ impl MixtureOfExperts {
     /// hidden]`, `.down` `[experts * hidden, ff]`; with a limit, `name.router.correction`
     /// `[experts]`; with biases, `name.experts.gate.bias` and so on; with factors,
     /// `name.router.factors` `[experts]`.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
     pub fn new(builder: &Builder<'_>, name: &str, options: &ExpertsOptions) -> Result<Self> {
         let &ExpertsOptions { hidden, experts, feed_forward: ff, .. } = options;
         let router = format!("{name}.router");

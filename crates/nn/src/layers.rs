@@ -14,11 +14,17 @@ pub struct Embedding {
 
 impl Embedding {
     /// Takes `name`, a table `[vocab, hidden]`.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
     pub fn new(builder: &Builder<'_>, name: &str, vocab: usize, hidden: usize) -> Result<Self> {
         Ok(Embedding { table: builder.weight(name, &[vocab, hidden])?, index: Index::Token })
     }
 
     /// Takes `name`, a table `[positions, hidden]` of learned positions.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
     pub fn of_positions(
         builder: &Builder<'_>,
         name: &str,
@@ -50,6 +56,9 @@ pub struct Projection {
 
 impl Projection {
     /// Takes `name` `[out, in]` and, depending on `bias`, `name.bias` `[out]`.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
     pub fn new(
         builder: &Builder<'_>,
         name: &str,
@@ -74,6 +83,9 @@ pub struct Norm {
 
 impl Norm {
     /// RMS norm `x / rms(x) * weight` of each group of `width` columns; takes `name` `[width]`.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
     pub fn rms(builder: &Builder<'_>, name: &str, width: usize, eps: f32) -> Result<Self> {
         let weight = builder.weight(name, &[width])?;
         Ok(Norm { op: Op::from(ops::RmsNorm { eps }), weights: vec![weight] })
@@ -81,6 +93,9 @@ impl Norm {
 
     /// Layer norm `(x - mean) / deviation * weight + bias` of each row; takes `name` `[width]` and,
     /// depending on `bias`, `name.bias` `[width]`.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
     pub fn layer(
         builder: &Builder<'_>,
         name: &str,
@@ -192,6 +207,9 @@ impl SelfAttention {
     /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm`, `.k_norm` and `.v_norm`, sinks
     /// `.sinks`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
     /// where another layer's is shared.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
     pub fn new(builder: &Builder<'_>, name: &str, options: AttentionOptions) -> Result<Self> {
         let AttentionOptions { hidden, heads, kv_heads, head_dim, window, .. } = options;
         let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
@@ -287,7 +305,10 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Takes `name.gate`, `.up` and `.down`, with SiLU on the gate.
+    /// Takes `name.gate` and `.up` `[ff, hidden]` and `.down` `[hidden, ff]`, with SiLU on the gate.
+    ///
+    /// # Errors
+    /// As [`Builder::weight`].
     pub fn new(
         builder: &Builder<'_>,
         name: &str,

@@ -61,6 +61,9 @@ impl ForwardPass {
     }
 
     /// Ends the recording: the verified Program whose first result is `logits`.
+    ///
+    /// # Errors
+    /// The first operation whose shapes did not fit, and what [`Program::verify`] refuses.
     pub fn finish(self, logits: Tensor) -> Result<Program> {
         let mut recording = self.0.borrow_mut();
         if let Some(error) = recording.error.take() {

@@ -51,7 +51,10 @@ pub fn adapted(
 }
 
 /// As [`run`], for the Programs of all ranks ([`Program::shard`]) together, node by node. `weight`
-/// gets the rank as well.
+/// gets the rank as well; `caches` has one for each. The values returned are those of each rank.
+///
+/// # Errors
+/// As [`run`].
 pub fn ranks(
     programs: &[Program],
     weight: &dyn Fn(usize, WeightId) -> Result<Vec<f32>>,

@@ -9,6 +9,9 @@ impl Program {
     /// Checks that every value is written once and before it is read, that shapes agree with the
     /// operations' rules, and that cache layers are written before they are read, with one
     /// geometry.
+    ///
+    /// # Errors
+    /// The first of these that does not hold, with the node's number and operation.
     pub fn verify(&self) -> Result<()> {
         let mut written = vec![false; self.values.len()];
         let mut cached = vec![false; self.layers.len()];

@@ -86,8 +86,10 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// Its value, given the values of the names; an error says which name is missing or that it
-    /// overflows.
+    /// Its value, given the values of the names.
+    ///
+    /// # Errors
+    /// A name without a value, a division by 0, or a value that does not fit 32 bits.
     pub fn eval(&self, names: &dyn Fn(&str) -> Option<u32>) -> Result<u32, String> {
         let found = match self {
             Extent::Literal(n) => Some(*n),

@@ -42,6 +42,10 @@ pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
 /// and that tensors lie inside the file one behind the other, with no more between them than
 /// padding. Keys and tensor names must be UTF-8; string values that are not have the bad bytes
 /// replaced. Memory use is bounded by a small multiple of the header's size in the file.
+///
+/// # Errors
+/// Bytes of which any of that is not true, another kind of file, another version or byte order, and
+/// tensor types that are not supported.
 pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     let mut cursor = Cursor::new(bytes, place);
     let version = read_version(&mut cursor, place)?;
@@ -83,6 +87,10 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
 /// those that fit in it. `place` names the file in errors.
 ///
 /// The architecture comes before the vocabulary, so some hundred kibibytes tell it.
+///
+/// # Errors
+/// Another kind of file, another version or byte order, bytes that end before the first key, or a
+/// key that comes twice.
 pub fn first_keys(bytes: &[u8], place: &str) -> Result<Metadata> {
     let mut cursor = Cursor::new(bytes, place);
     read_version(&mut cursor, place)?;

@@ -24,7 +24,10 @@ const OTHERS: &[(&str, &str)] = &[
 ];
 
 impl Metadata {
-    /// A table of entries; `place` (a file) begins every error. Errors: a key that comes twice.
+    /// A table of entries; `place` (a file) begins every error.
+    ///
+    /// # Errors
+    /// A key that comes twice.
     pub fn new(place: &str, entries: Vec<(String, MetadataValue)>) -> Result<Metadata> {
         let mut by_key: Vec<usize> = (0..entries.len()).collect();
         by_key.sort_by(|&a, &b| entries[a].0.cmp(&entries[b].0));
@@ -91,6 +94,9 @@ impl Metadata {
     }
 
     /// A string.
+    ///
+    /// # Errors
+    /// A value of another type.
     pub fn str(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "string", |value| match value {
             MetadataValue::String(text) => Some(text.as_str()),
@@ -99,31 +105,49 @@ impl Metadata {
     }
 
     /// An integer that fits a u32.
+    ///
+    /// # Errors
+    /// Another type, or an integer that does not fit.
     pub fn u32(&self, key: &str) -> Result<Option<u32>> {
         self.typed(key, "u32", |value| value.integer()?.try_into().ok())
     }
 
     /// An integer that fits an i32.
+    ///
+    /// # Errors
+    /// Another type, or an integer that does not fit.
     pub fn i32(&self, key: &str) -> Result<Option<i32>> {
         self.typed(key, "i32", |value| value.integer()?.try_into().ok())
     }
 
     /// An integer that fits a u64.
+    ///
+    /// # Errors
+    /// Another type, or an integer that does not fit.
     pub fn u64(&self, key: &str) -> Result<Option<u64>> {
         self.typed(key, "u64", |value| value.integer()?.try_into().ok())
     }
 
     /// A float or an integer, as f32.
+    ///
+    /// # Errors
+    /// A value of another type.
     pub fn f32(&self, key: &str) -> Result<Option<f32>> {
         self.typed(key, "f32", |value| value.number().map(|v| v as f32))
     }
 
     /// A float or an integer, as f64.
+    ///
+    /// # Errors
+    /// A value of another type.
     pub fn f64(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "f64", MetadataValue::number)
     }
 
     /// A bool.
+    ///
+    /// # Errors
+    /// A value of another type.
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "bool", |value| match value {
             MetadataValue::Bool(v) => Some(*v),
@@ -132,6 +156,9 @@ impl Metadata {
     }
 
     /// An array of strings. An empty array of any type counts.
+    ///
+    /// # Errors
+    /// A value of another type.
     pub fn strings(&self, key: &str) -> Result<Option<&[String]>> {
         self.typed(key, "array of string", |value| match value {
             MetadataValue::Array(MetadataArray::String(strings)) => Some(strings.as_slice()),
@@ -141,16 +168,25 @@ impl Metadata {
     }
 
     /// An array of integers that fit u32.
+    ///
+    /// # Errors
+    /// Another type, or an integer that does not fit.
     pub fn u32s(&self, key: &str) -> Result<Option<Vec<u32>>> {
         self.typed(key, "array of u32", integers)
     }
 
     /// An array of integers that fit i32.
+    ///
+    /// # Errors
+    /// Another type, or an integer that does not fit.
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>> {
         self.typed(key, "array of i32", integers)
     }
 
     /// An array of floats, as f32.
+    ///
+    /// # Errors
+    /// A value of another type.
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>> {
         self.typed(key, "array of f32", |value| match value {
             MetadataValue::Array(MetadataArray::F32(v)) => Some(v.clone()),
@@ -163,6 +199,9 @@ impl Metadata {
     }
 
     /// An array of bools, or of integers that are 0 where they mean false.
+    ///
+    /// # Errors
+    /// A value of another type.
     pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
         self.typed(key, "array of bool", |value| match value {
             MetadataValue::Array(MetadataArray::Bool(flags)) => Some(flags.clone()),

@@ -50,8 +50,8 @@ impl Gguf {
     /// Files stay mapped while this lives: they may be replaced by renaming, not rewritten in
     /// place.
     ///
-    /// Errors: what [`parse`] refuses, a file of the set that is missing or not what its number
-    /// says, I/O.
+    /// # Errors
+    /// What [`parse`] refuses, a file of the set that is missing or not what its number says, I/O.
     pub fn open(path: &Path) -> Result<Gguf> {
         let shard = Shard::open(path)?;
         let count = shard.header.metadata.u32("split.count")?.unwrap_or(1);
@@ -61,7 +61,8 @@ impl Gguf {
 
     /// Opens a file that is part of the program; `name` stands for its path in messages.
     ///
-    /// Errors: what [`parse`] refuses, a file of a split set.
+    /// # Errors
+    /// What [`parse`] refuses, a file of a split set.
     pub fn program(name: &'static str, bytes: &'static [u8]) -> Result<Gguf> {
         let shard = Shard::of(Map::program(name, bytes))?;
         match shard.header.metadata.u32("split.count")? {

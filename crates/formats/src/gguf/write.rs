@@ -39,8 +39,9 @@ impl Writer {
     /// Writes the header. Tensor data then follows through [`Writer::write`], in the order of
     /// `tensors`.
     ///
-    /// Errors: keys or names that come twice, a bad `general.alignment`, a shape or type that GGUF
-    /// cannot hold, I/O.
+    /// # Errors
+    /// Keys or names that come twice, a bad `general.alignment`, a shape or type that GGUF cannot
+    /// hold, I/O.
     pub fn create(
         path: &Path,
         metadata: &[(String, MetadataValue)],
@@ -123,7 +124,10 @@ impl Writer {
     }
 
     /// Appends tensor data. Pieces may be of any size and cross from one tensor into the next;
-    /// padding between tensors is added here. Errors: more data than the tensors hold, I/O.
+    /// padding between tensors is added here.
+    ///
+    /// # Errors
+    /// More data than the tensors hold, I/O.
     pub fn write(&mut self, mut data: &[u8]) -> Result<()> {
         while !data.is_empty() {
             let Some(&(_, len)) = self.tensors.get(self.current) else {
@@ -143,7 +147,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Completes the file and gives it its name. Errors: a tensor whose data did not all come, I/O.
+    /// Completes the file and gives it its name.
+    ///
+    /// # Errors
+    /// A tensor whose data did not all come, I/O.
     pub fn finish(self) -> Result<()> {
         if let Some((name, len)) = self.tensors.get(self.current) {
             let place = format!("{}: tensor {}", self.place, clipped(name));
