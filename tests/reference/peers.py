@@ -20,7 +20,7 @@ from statistics import median
 
 
 def run(command):
-    """Standard output and peak resident bytes of a command; its errors end the program."""
+    """Standard output, peak resident bytes and processor seconds of a command; its errors end the program."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = subprocess.Popen([str(part) for part in command], stdout=out, stderr=err)
         _, status, usage = os.wait4(child.pid, 0)
@@ -28,14 +28,14 @@ def run(command):
         out.seek(0), err.seek(0)
         if child.returncode:
             sys.stderr.write(err.read().decode(errors="replace")[-4000:])
-            raise SystemExit(f"exit status {child.returncode}: {' '.join(map(str, command))}")
+            raise SystemExit(f"exit status {child.returncode}: {' '.join(map(str, command))[:200]}")
         unit = 1 if sys.platform == "darwin" else 1024  # Linux counts kilobytes
-        return out.read().decode(), usage.ru_maxrss * unit
+        return out.read().decode(), usage.ru_maxrss * unit, usage.ru_utime + usage.ru_stime
 
 
 def llama(args, file, threads):
-    text, rss = run([args.llama_bench, "-m", file, "-p", args.prompt, "-n", args.generate, "-d", args.depth, "-t", threads,
-                     "-r", 1, "-ngl", 0, "-o", "json", *args.llama_arg])
+    text, rss, _ = run([args.llama_bench, "-m", file, "-p", args.prompt, "-n", args.generate, "-d", args.depth, "-t", threads,
+                        "-r", 1, "-ngl", 0, "-o", "json", *args.llama_arg])
     found = {"peak_rss_bytes": rss}
     for row in json.loads(text):
         found["pp_tok_s" if row["n_gen"] == 0 else "tg_tok_s"] = row["avg_ts"]
@@ -63,12 +63,12 @@ print(json.dumps({"pp_tok_s": 1e3 * prompt / metrics.get_ttft().mean, "tg_tok_s"
 
 
 def openvino(args, file, threads):
-    text, rss = run([args.openvino, "-c", OPENVINO, file, args.depth + args.prompt, args.generate, threads])
+    text, rss, _ = run([args.openvino, "-c", OPENVINO, file, args.depth + args.prompt, args.generate, threads])
     return {"peak_rss_bytes": rss, **json.loads(text.splitlines()[-1])}
 
 
 def delft(args, file, threads):
-    text, _ = run([args.delft, "bench", "-m", file, "-p", args.prompt, "-n", args.generate, "-d", args.depth, "-r", 1,
+    text, *_ = run([args.delft, "bench", "-m", file, "-p", args.prompt, "-n", args.generate, "-d", args.depth, "-r", 1,
                    "--threads", threads, "--json", *args.delft_arg])
     found = json.loads(text)
     missing = [key for key in ("pp_tok_s", "tg_tok_s", "tg_of_roof", "peak_rss_bytes", "load_s") if key not in found]

@@ -18,14 +18,14 @@ than the clock. Delft's has its loading in it, too. For a GPU: `--device cuda --
 """
 import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
+
+from peers import run
 
 # What PyTorch's process runs.
 PYTORCH = """
@@ -70,25 +70,16 @@ print(json.dumps({"tok_s": made * tokens / wall, "cpu": cpu, "tokens": made * to
 """
 
 
-def run(command):
-    """The last line of standard output as JSON, with peak resident bytes and processor seconds; errors end the program."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = subprocess.Popen([str(part) for part in command], stdout=out, stderr=err)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0), err.seek(0)
-        if child.returncode:
-            sys.stderr.write(err.read().decode(errors="replace")[-4000:])
-            raise SystemExit(f"exit status {child.returncode}: {' '.join(map(str, command))[:200]}")
-        unit = 1 if sys.platform == "darwin" else 1024  # Linux counts kilobytes
-        found = json.loads(out.read().decode().splitlines()[-1])
-        peak = found.get("device_peak_bytes") or usage.ru_maxrss * unit
-        return {"cpu": usage.ru_utime + usage.ru_stime, **found, "peak": peak}
+def measured(command):
+    """The last line of a command's output as JSON, with its peak bytes and processor seconds where it does not say them itself."""
+    text, resident, cpu = run(command)
+    found = json.loads(text.splitlines()[-1])
+    return {"cpu": cpu, **found, "peak": found.get("device_peak_bytes") or resident}
 
 
 def pytorch(args, kind):
     sizes = [args.threads, args.tokens, args.length, args.rank, args.updates, args.seconds]
-    return run([sys.executable, "-c", PYTORCH, args.model, kind, args.device, *sizes])
+    return measured([sys.executable, "-c", PYTORCH, args.model, kind, args.device, *sizes])
 
 
 def delft(args, folder, turn):
@@ -98,9 +89,9 @@ def delft(args, folder, turn):
         words = random.Random(1)
         text.write_text(" ".join(f"w{words.randrange(100_000)}" for _ in range(4 * args.tokens * args.updates)))
     # --batch-tokens is filled by whole pieces of --context tokens.
-    found = run([args.delft, "tune", args.model, "--data", text, "--raw", "--context", args.length, "--batch-tokens", args.tokens,
-                 "--steps", args.updates, "--rank", args.rank, "--threads", args.threads, "--device", args.device, "--held-out", "none",
-                 "--checkpoint-every", args.updates + 1, "--json", "--out", folder / f"run{turn}"])
+    found = measured([args.delft, "tune", args.model, "--data", text, "--raw", "--context", args.length, "--batch-tokens", args.tokens,
+                      "--steps", args.updates, "--rank", args.rank, "--threads", args.threads, "--device", args.device, "--held-out", "none",
+                      "--checkpoint-every", args.updates + 1, "--json", "--out", folder / f"run{turn}"])
     return found
 
 
