@@ -60,6 +60,8 @@ def of(kind, field):
 message = {role: getattr(chat, f"ChatCompletion{role.capitalize()}MessageParam")
            for role in ("system", "developer", "user", "assistant", "tool")}
 call = chat.ChatCompletionMessageFunctionToolCallParam
+custom = chat.ChatCompletionCustomToolParam
+custom_format = of(of(custom, "custom"), "format")
 request = chat_create_params.CompletionCreateParamsBase
 response = response_create_params.ResponseCreateParamsBase
 messages = message_create_params.MessageCreateParamsBase
@@ -72,6 +74,10 @@ nested = {
     "openai_chat called": all_of(of(call, "function")),
     "openai_chat tools": variants(of(request, "tools")),
     "openai_chat function": all_of(shared_params.FunctionDefinition),
+    "openai_chat custom": all_of(of(custom, "custom")),
+    "openai_chat custom called": all_of(of(chat.ChatCompletionMessageCustomToolCallParam, "custom")),
+    "openai_chat custom formats": variants(custom_format),
+    "openai_chat custom grammar": all_of(of(custom_format, "grammar")),
     "openai_chat choices": variants(of(request, "tool_choice")),
     "openai_chat allowed": all_of(of(chat.ChatCompletionAllowedToolChoiceParam, "allowed_tools")),
     "openai_chat response_format": all_of(of(request, "response_format")),
@@ -82,6 +88,7 @@ nested = {
         responses.ResponseInputContentParam, of(output, "content"), of(responses.ResponseReasoningItemParam, "content"),
         *(of(kind, "output") for kind in dicts(input_items) if "function_call_output" in literals(hints(kind).get("type")))),
     "openai_responses tools": variants(of(response, "tools")),
+    "openai_responses custom formats": variants(shared_params.CustomToolInputFormat),
     "openai_responses choices": variants(of(response, "tool_choice")),
     "openai_responses reasoning": all_of(of(response, "reasoning")),
     "openai_responses text": all_of(of(response, "text")),

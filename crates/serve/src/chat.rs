@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::custom;
 use crate::fields::{
     Field, Fields, Unknown, Variant, kind, no_effect, refused, refused_variant, shown, used,
     variant, wrong,
@@ -95,15 +96,12 @@ pub(crate) const DETAILS: &[Variant] = &[
 /// Calls of tools that an assistant's message may have.
 pub(crate) const CALLS: &[Variant] = &[
     variant("function", &[used("type"), used("id"), used("function"), no_effect("index")]),
-    refused_variant("custom", CUSTOM),
+    variant("custom", &[used("type"), used("id"), used("custom"), no_effect("index")]),
 ];
 
 /// The function of a call. Ollama counts them.
 pub(crate) const CALLED: &[Field] =
     &[used("name"), used("arguments"), no_effect("index"), no_effect("parsed_arguments")];
-
-/// Why tools are refused that take a text of no schema.
-pub(crate) const CUSTOM: &str = "custom tools are not supported: use a function";
 
 /// Messages of OpenAI's kind, as chat templates read them: a list of objects with `role` and
 /// `content`, whose parts of text become one.
@@ -255,14 +253,22 @@ fn tool_calls(fields: &Fields, place: &str, value: &Value) -> Result<Value, Prob
     };
     let read = |(i, call): (usize, &Value)| {
         let own = format!("{place}[{i}]");
-        fields.variant(&own, call, "a call", &[CALLS], Some("function"))?;
-        let function = &call["function"];
-        fields.allow(&format!("{own}.function"), function, &[CALLED])?;
+        let kind = fields.variant(&own, call, "a call", &[CALLS], Some("function"))?;
+        let table = if kind == "custom" { custom::CALLED } else { CALLED };
+        let function = &call[kind];
+        fields.allow(&format!("{own}.{kind}"), function, &[table])?;
         let name = function["name"].as_str().ok_or_else(|| {
-            let place = format!("{place}[{i}].function.name");
+            let place = format!("{own}.{kind}.name");
             Problem::field(&place, "expected a string, found none")
         })?;
         let arguments = match &function["arguments"] {
+            _ if kind == "custom" => {
+                let place = format!("{own}.custom.input");
+                let input = function["input"].as_str();
+                custom::arguments(
+                    input.ok_or_else(|| wrong(&place, "a string", &function["input"]))?,
+                )
+            }
             Value::String(text) if text.trim().is_empty() => json!({}),
             // A call that a model did not write to its end is sent back as it is.
             Value::String(text) => {
@@ -365,6 +371,7 @@ mod tests {
             ] },
             { "role": "assistant", "tool_calls": [
                 { "type": "function", "function": { "name": "f", "arguments": "{\"x\": " } },
+                { "id": "2", "type": "custom", "custom": { "name": "shell", "input": "ls \"a\"" } },
             ] },
         ]));
         assert_eq!(
@@ -381,6 +388,8 @@ mod tests {
                 json!({ "role": "assistant", "content": "", "reasoning_content": "So" }),
                 json!({ "role": "assistant", "content": "", "tool_calls": [
                     { "type": "function", "function": { "name": "f", "arguments": "{\"x\": " } },
+                    { "type": "function", "function": { "name": "shell",
+                        "arguments": { "input": "ls \"a\"" } }, "id": "2" },
                 ] }),
             ]
         );
@@ -429,7 +438,7 @@ mod tests {
             ),
             (
                 json!([{ "role": "assistant", "tool_calls": [{ "type": "custom", "custom": {} }] }]),
-                "messages[0].tool_calls[0]: custom tools are not supported",
+                "messages[0].tool_calls[0].custom.name: expected a string, found none",
             ),
         ];
         for (messages, problem) in cases {

@@ -4,10 +4,10 @@
 use delft::GenerateOptions;
 use delft::reasoning::Opening;
 use delft::structured::{Demand, Grammar};
-use delft::tokens::tools::Tool;
+use delft::tokens::tools::{Body, Tool};
 use serde_json::{Map, Value, json};
 
-use crate::chat::CUSTOM;
+use crate::custom;
 use crate::fields::{
     Field, Fields, Variant, no_effect, refused, refused_variant, shown, used, variant, wrong,
 };
@@ -25,10 +25,12 @@ pub(crate) const GRAMMARS: &[Field] = &[used("grammar"), used("structured_output
 const ELSEWHERE: &str = "not supported: tools run where their client runs, and are functions";
 
 /// Tools of OpenAI's chats and of Ollama's.
-pub(crate) const CHAT_TOOLS: &[Variant] = &[
-    variant("function", &[used("type"), used("function"), no_effect("cache_control")]),
-    refused_variant("custom", CUSTOM),
-];
+pub(crate) const FUNCTIONS: &[Variant] =
+    &[variant("function", &[used("type"), used("function"), no_effect("cache_control")])];
+
+/// Tools of OpenAI's chats besides.
+pub(crate) const CUSTOM_TOOLS: &[Variant] =
+    &[variant("custom", &[used("type"), used("custom"), no_effect("cache_control")])];
 
 /// The function of such a tool.
 pub(crate) const FUNCTION: &[Field] =
@@ -38,7 +40,7 @@ pub(crate) const FUNCTION: &[Field] =
 pub(crate) const CHAT_CHOICES: &[Variant] = &[
     variant("function", &[used("type"), used("function")]),
     variant("allowed_tools", &[used("type"), used("allowed_tools")]),
-    refused_variant("custom", CUSTOM),
+    variant("custom", &[used("type"), used("custom")]),
 ];
 
 /// Some of the tools, and whether one must be called.
@@ -47,7 +49,7 @@ pub(crate) const ALLOWED: &[Field] = &[used("mode"), used("tools")];
 /// Tools by their names.
 pub(crate) const NAMED_TOOLS: &[Variant] = &[
     variant("function", &[used("type"), used("function"), used("name")]),
-    refused_variant("custom", CUSTOM),
+    variant("custom", &[used("type"), used("custom"), used("name")]),
 ];
 
 /// Tools of OpenAI's responses.
@@ -67,7 +69,18 @@ pub(crate) const RESPONSES_TOOLS: &[Variant] = &[
         ],
     ),
     variant("namespace", &[used("type"), used("name"), used("tools"), no_effect("description")]),
-    refused_variant("custom", CUSTOM),
+    variant(
+        "custom",
+        &[
+            used("type"),
+            used("name"),
+            used("description"),
+            used("format"),
+            no_effect("defer_loading"),
+            refused("allowed_callers", "tools are called directly", &[r#"["direct"]"#]),
+            refused("async", "calls are answered in the next request", &["false"]),
+        ],
+    ),
 ];
 
 /// Tools that a server runs itself. Agents name them in every request: beside functions they are
@@ -84,7 +97,7 @@ const HOSTED: &[&str] = &[
 pub(crate) const RESPONSES_CHOICES: &[Variant] = &[
     variant("function", &[used("type"), used("name")]),
     variant("allowed_tools", &[used("type"), used("mode"), used("tools")]),
-    refused_variant("custom", CUSTOM),
+    variant("custom", &[used("type"), used("name")]),
     refused_variant("mcp", ELSEWHERE),
 ];
 
@@ -179,6 +192,10 @@ pub(crate) struct Asked {
     tools: Vec<Tool>,
     /// Those of the tools that a namespace holds.
     spaced: Vec<Spaced>,
+    /// The names of those that take a text.
+    custom: Vec<String>,
+    /// The place of the first grammar of such a text.
+    grammatical: Option<String>,
     choice: Choice,
     /// Whether several calls may come in one answer.
     several: bool,
@@ -189,7 +206,7 @@ impl Asked {
     /// By OpenAI's fields.
     pub(crate) fn openai(fields: &Fields) -> Result<Asked, Problem> {
         let mut asked = Asked { several: true, ..Asked::default() };
-        asked.functions(fields)?;
+        asked.functions(fields, &[FUNCTIONS, CUSTOM_TOOLS])?;
         if let Some(several) = fields.flag("parallel_tool_calls")? {
             asked.several = several;
         }
@@ -202,11 +219,18 @@ impl Asked {
                     "allowed_tools" => {
                         let (place, list) = ("tool_choice.allowed_tools", &choice["allowed_tools"]);
                         fields.allow(place, list, &[ALLOWED])?;
-                        allowed(fields, place, list, |tool| &tool["function"])?
+                        allowed(fields, place, list, |tool| match tool.get("custom") {
+                            Some(custom) => custom,
+                            None => &tool["function"],
+                        })?
                     }
-                    _ => {
-                        let function = &choice["function"];
-                        fields.allow("tool_choice.function", function, &[&[used("name")]])?;
+                    kind => {
+                        let function = &choice[kind];
+                        fields.allow(
+                            &format!("tool_choice.{kind}"),
+                            function,
+                            &[&[used("name")]],
+                        )?;
                         Choice::Named(named(choice, function)?)
                     }
                 }
@@ -336,7 +360,7 @@ impl Asked {
     pub(crate) fn ollama(fields: &Fields, tools: bool) -> Result<Asked, Problem> {
         let mut asked = Asked { several: true, ..Asked::default() };
         if tools {
-            asked.functions(fields)?;
+            asked.functions(fields, &[FUNCTIONS])?;
         }
         asked.grammar = match fields.value("format") {
             None => None,
@@ -374,15 +398,18 @@ impl Asked {
             }
             return Ok(());
         }
-        let parameters = tool.object("parameters").map_err(within)?;
-        let strict = tool.flag("strict").map_err(within)?.unwrap_or(false);
         let description = tool.value("description").cloned();
-        let schema = parameters.cloned().unwrap_or_default();
-        let Some(namespace) = namespace else {
-            return self.add(place, name, description, schema, strict);
-        };
-        let joined = joined(namespace, name);
-        self.add(place, &joined, description, schema, strict)?;
+        let joined = namespace.map_or_else(|| name.to_string(), |space| joined(space, name));
+        if kind == "custom" {
+            let inner = format!("{place}.format");
+            let format = (inner.as_str(), &value["format"], custom::FORMATS);
+            self.add_custom(fields, place, &joined, description, format)?;
+        } else {
+            let parameters = tool.object("parameters").map_err(within)?;
+            let strict = tool.flag("strict").map_err(within)?.unwrap_or(false);
+            self.add(place, &joined, description, parameters.cloned().unwrap_or_default(), strict)?;
+        }
+        let Some(namespace) = namespace else { return Ok(()) };
         let (namespace, name) = (namespace.to_string(), name.to_string());
         self.spaced.push(Spaced { joined, namespace, name });
         Ok(())
@@ -395,20 +422,44 @@ impl Asked {
     }
 
     /// Reads tools of OpenAI's kind.
-    fn functions(&mut self, fields: &Fields) -> Result<(), Problem> {
+    fn functions(&mut self, fields: &Fields, kinds: &[&[Variant]]) -> Result<(), Problem> {
         for (i, value) in list(fields)?.iter().enumerate() {
             let place = format!("tools[{i}]");
-            fields.variant(&place, value, "a tool", &[CHAT_TOOLS], Some("function"))?;
-            let function = &value["function"];
-            fields.allow(&format!("{place}.function"), function, &[FUNCTION])?;
-            let function = fields.inner(function);
-            let within = |e: Problem| e.within("function").within(&place);
+            let kind = fields.variant(&place, value, "a tool", kinds, Some("function"))?;
+            let table = if kind == "custom" { custom::TOOL } else { FUNCTION };
+            fields.allow(&format!("{place}.{kind}"), &value[kind], &[table])?;
+            let function = fields.inner(&value[kind]);
+            let within = |e: Problem| e.within(kind).within(&place);
             let name = function.needed("name", function.text("name").map_err(within)?);
             let name = name.map_err(within)?;
+            let description = function.value("description").cloned();
+            if kind == "custom" {
+                let (inner, format) = (format!("{place}.custom.format"), &value[kind]["format"]);
+                let format = (inner.as_str(), format, custom::CHAT_FORMATS);
+                self.add_custom(fields, &place, name, description, format)?;
+                continue;
+            }
             let parameters = function.object("parameters").map_err(within)?;
             let strict = function.flag("strict").map_err(within)?.unwrap_or(false);
-            let description = function.value("description").cloned();
             self.add(&place, name, description, parameters.cloned().unwrap_or_default(), strict)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a custom tool, whose text has a format: its place, itself, and what it may be.
+    fn add_custom(
+        &mut self,
+        fields: &Fields,
+        place: &str,
+        name: &str,
+        description: Option<Value>,
+        (inner, format, formats): (&str, &Value, &[Variant]),
+    ) -> Result<(), Problem> {
+        let (schema, strict) = custom::parameters(fields, inner, format, formats)?;
+        self.add(place, name, description, schema, strict)?;
+        self.custom.push(name.to_string());
+        if strict && self.grammatical.is_none() {
+            self.grammatical = Some(inner.to_string());
         }
         Ok(())
     }
@@ -494,6 +545,14 @@ impl Asked {
         }
         let (format, _) = model.calls();
         options.show_special = format.marks();
+        // Values that stand between tags are read by no schema.
+        if let Some(place) =
+            self.grammatical.as_ref().filter(|_| matches!(format.body, Body::Tagged { .. }))
+        {
+            let message =
+                "grammars are not followed in the form of this model's calls: leave it out";
+            return Err(Problem::field(place, message));
+        }
         let strict = self.tools.iter().any(|tool| tool.strict);
         let required = matches!(
             self.choice,
@@ -529,7 +588,10 @@ impl Asked {
         let reply = Reply::chat(model.engine.tokenizer(), prompt);
         match self.active() {
             [] => reply,
-            tools => reply.calling(model.calls().0, tools.to_vec()),
+            tools => {
+                let reply = reply.calling(model.calls().0, tools.to_vec());
+                reply.with_custom(self.custom.clone())
+            }
         }
     }
 }
@@ -577,7 +639,7 @@ fn allowed(
 }
 
 fn choice_problem(found: &Value) -> Problem {
-    wrong("tool_choice", "auto, none, required or a function by its name", found)
+    wrong("tool_choice", "auto, none, required or a tool by its name", found)
 }
 
 /// `response_format`: text, a JSON object, or JSON of a schema.

@@ -462,11 +462,13 @@ mod tests {
         let known: Value = serde_json::from_str(include_str!("../tests/fields.json")).unwrap();
         let known = known["nested"].as_object().unwrap();
         let texts = anthropic::TEXTS;
-        let variants: [(&str, &[&[Variant]]); 13] = [
+        let variants: [(&str, &[&[Variant]]); 15] = [
             ("openai_chat parts", &[chat::PARTS, chat::REFUSALS]),
             ("openai_chat calls", &[chat::CALLS]),
-            ("openai_chat tools", &[demand::CHAT_TOOLS]),
+            ("openai_chat tools", &[demand::FUNCTIONS, demand::CUSTOM_TOOLS]),
             ("openai_chat choices", &[demand::CHAT_CHOICES]),
+            ("openai_chat custom formats", &[crate::custom::CHAT_FORMATS]),
+            ("openai_responses custom formats", &[crate::custom::FORMATS]),
             ("openai_responses items", &[responses::ITEMS]),
             (
                 "openai_responses parts",
@@ -478,9 +480,9 @@ mod tests {
             ("anthropic system", &[texts]),
             ("anthropic results", &[texts]),
             ("anthropic tools", &[demand::ANTHROPIC_TOOLS]),
-            ("ollama tools", &[demand::CHAT_TOOLS]),
+            ("ollama tools", &[demand::FUNCTIONS]),
         ];
-        let tables: [(&str, &[&[Field]]); 21] = [
+        let tables: [(&str, &[&[Field]]); 24] = [
             ("openai_chat system", &[chat::MESSAGE]),
             ("openai_chat developer", &[chat::MESSAGE]),
             ("openai_chat user", &[chat::MESSAGE]),
@@ -488,6 +490,9 @@ mod tests {
             ("openai_chat tool", &[chat::MESSAGE, chat::TOOL]),
             ("openai_chat called", &[chat::CALLED]),
             ("openai_chat function", &[demand::FUNCTION]),
+            ("openai_chat custom", &[crate::custom::TOOL]),
+            ("openai_chat custom called", &[crate::custom::CALLED]),
+            ("openai_chat custom grammar", &[crate::custom::GRAMMAR]),
             ("openai_chat allowed", &[demand::ALLOWED]),
             ("openai_chat response_format", &[demand::RESPONSE_FORMAT]),
             ("openai_chat json_schema", &[demand::JSON_SCHEMA]),

@@ -12,6 +12,7 @@ mod anthropic;
 mod build;
 mod catalogue;
 mod chat;
+mod custom;
 mod demand;
 mod embeddings;
 mod events;

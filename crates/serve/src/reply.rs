@@ -8,6 +8,7 @@ use delft::tokens::tools::{self, Body, CallFormat, Calls, Tool, ToolCall};
 use delft::{Finish, Metrics, Token};
 use serde_json::{Value, json};
 
+use crate::custom::Inputs;
 use crate::generation::{Done, Event, Generating};
 use crate::logprobs;
 use crate::models::Model;
@@ -34,14 +35,19 @@ pub(crate) enum Piece {
 pub(crate) struct Called {
     pub(crate) id: String,
     pub(crate) name: String,
+    /// For a custom tool, a text: its input.
     pub(crate) arguments: Value,
+    /// Whether the tool is a custom one.
+    pub(crate) custom: bool,
+    /// Whether the call came to its end; only told of custom tools.
+    pub(crate) ended: bool,
 }
 
 impl Called {
     /// A call; ids are nine letters and digits, as Mistral's templates want them.
     fn new(call: ToolCall) -> Called {
         let ToolCall { name, arguments } = call;
-        Called { id: call_id(random()), name, arguments }
+        Called { id: call_id(random()), name, arguments, custom: false, ended: false }
     }
 
     /// A call whose arguments are still to come.
@@ -80,6 +86,8 @@ pub(crate) struct Reply {
     calls: Option<Reader>,
     /// Tokens before or behind which the text was within reasoning.
     reasoning: usize,
+    /// Calls of custom tools.
+    inputs: Inputs,
 }
 
 /// The parser of calls in an answer.
@@ -178,12 +186,12 @@ impl Reply {
     /// The answer to a rendered conversation, whose template may have opened the reasoning.
     pub(crate) fn chat(tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> Self {
         let splitter = Some(Splitter::after_tokens(tokenizer, prompt));
-        Reply { splitter, calls: None, reasoning: 0 }
+        Reply { splitter, calls: None, reasoning: 0, inputs: Inputs::default() }
     }
 
     /// The continuation of a text.
     pub(crate) fn plain() -> Self {
-        Reply { splitter: None, calls: None, reasoning: 0 }
+        Reply { splitter: None, calls: None, reasoning: 0, inputs: Inputs::default() }
     }
 
     /// The same, in which these tools may be called.
@@ -195,6 +203,11 @@ impl Reply {
             _ => Reader::Marks(Calls::new(format, tools)),
         };
         Reply { calls: Some(reader), ..self }
+    }
+
+    /// The same, in which calls of these tools have a text for their input.
+    pub(crate) fn with_custom(self, names: Vec<String>) -> Self {
+        Reply { inputs: Inputs::of(names), ..self }
     }
 
     /// The same, which gives the arguments of calls as they come, where the form of the calls
@@ -220,7 +233,8 @@ impl Reply {
             }
             None => vec![Span { part: TextKind::Answer, text: text.to_string() }],
         };
-        self.pieces(spans)
+        let pieces = self.pieces(spans);
+        self.inputs.take(pieces)
     }
 
     /// Tokens of reasoning so far, its marks among them.
@@ -233,7 +247,7 @@ impl Reply {
         let spans = self.splitter.as_mut().map_or_else(Vec::new, Splitter::finish);
         let mut pieces = self.pieces(spans);
         pieces.extend(self.calls.as_mut().map_or_else(Vec::new, Reader::finish));
-        pieces
+        self.inputs.take(pieces)
     }
 
     fn pieces(&mut self, spans: Vec<Span>) -> Vec<Piece> {
@@ -312,7 +326,10 @@ impl Answer {
                 }
             }
             Piece::End => {
-                if let Some(call) = self.calls.last_mut()
+                if let Some(call) = self.calls.last_mut() {
+                    call.ended = true;
+                }
+                if let Some(call) = self.calls.last_mut().filter(|call| !call.custom)
                     && let Some(arguments) = call.arguments.as_str()
                 {
                     let read = serde_json::from_str(arguments);

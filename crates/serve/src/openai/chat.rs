@@ -91,10 +91,10 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let generating = model.generator.start(ask.work, &call.trail).await?;
     if ask.streams {
         let head = Head::new(&call, "chatcmpl", "chat.completion.chunk", &model);
-        let called = vec![0; replies.len()];
+        let (called, custom) = (vec![0; replies.len()], vec![false; replies.len()]);
         let (logprobs, total) = (ask.logprobs, Usage::default());
         let first = None;
-        let mut writer = Writer { head, model, replies, called, logprobs, total, first };
+        let mut writer = Writer { head, model, replies, called, custom, logprobs, total, first };
         let with_usage = ask.with_usage;
         let streamed = response(Framing::Events, |sender| async move {
             writer.begin(&sender).await?;
@@ -206,6 +206,10 @@ fn reason(finish: &Finish, called: bool) -> &'static str {
 }
 
 fn call_json(call: &Called) -> Value {
+    if call.custom {
+        let custom = json!({ "name": call.name, "input": call.arguments_text() });
+        return json!({ "id": call.id, "type": "custom", "custom": custom });
+    }
     json!({
         "id": call.id,
         "type": "function",
@@ -220,6 +224,8 @@ struct Writer {
     replies: Vec<Reply>,
     /// Calls of tools in each text so far.
     called: Vec<usize>,
+    /// Whether the latest of them is of a custom tool.
+    custom: Vec<bool>,
     logprobs: bool,
     total: Usage,
     /// How the first text ended.
@@ -284,6 +290,7 @@ impl Writer {
                 Piece::Reasoning(text) => json!({ "reasoning_content": text }),
                 Piece::Content(text) => json!({ "content": text }),
                 Piece::Call(call) | Piece::Begin(call) => {
+                    self.custom[index] = call.custom;
                     let mut call = call_json(&call);
                     call["index"] = self.called[index].into();
                     self.called[index] += 1;
@@ -291,7 +298,11 @@ impl Writer {
                 }
                 Piece::Arguments(text) => {
                     let call = self.called[index].saturating_sub(1);
-                    json!({ "tool_calls": [{ "index": call, "function": { "arguments": text } }] })
+                    let more = match self.custom[index] {
+                        true => json!({ "index": call, "custom": { "input": text } }),
+                        false => json!({ "index": call, "function": { "arguments": text } }),
+                    };
+                    json!({ "tool_calls": [more] })
                 }
                 Piece::End => continue,
             };

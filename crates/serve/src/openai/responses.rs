@@ -12,6 +12,7 @@ use super::stored::{Stored, normal};
 use super::{EXTENSIONS, usage_of_responses};
 use crate::catalogue::Held;
 use crate::chat;
+use crate::custom;
 use crate::demand::{Asked, GRAMMARS, joined};
 use crate::fields::{
     Field, Fields, Unknown, Variant, kind, no_effect, refused, refused_variant, shown, used,
@@ -137,6 +138,33 @@ pub(crate) const ITEMS: &[Variant] = &[
     ),
     variant(
         "function_call_output",
+        &[
+            used("type"),
+            used("call_id"),
+            used("name"),
+            used("output"),
+            no_effect("id"),
+            no_effect("status"),
+            used("namespace"),
+            refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
+        ],
+    ),
+    variant(
+        "custom_tool_call",
+        &[
+            used("type"),
+            used("call_id"),
+            used("name"),
+            used("input"),
+            no_effect("id"),
+            no_effect("status"),
+            refused("async", "calls are answered in the next request", &["false"]),
+            used("namespace"),
+            refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
+        ],
+    ),
+    variant(
+        "custom_tool_call_output",
         &[
             used("type"),
             used("call_id"),
@@ -429,9 +457,11 @@ fn read_items(
                 }
                 messages.push(message);
             }
-            "function_call" => {
-                let arguments = match text("arguments")?.trim() {
-                    "" => json!({}),
+            kind @ ("function_call" | "custom_tool_call") => {
+                let custom = kind == "custom_tool_call";
+                let arguments = match text(if custom { "input" } else { "arguments" })? {
+                    input if custom => custom::arguments(input),
+                    arguments if arguments.trim().is_empty() => json!({}),
                     arguments => serde_json::from_str(arguments).map_err(|e| {
                         let message = format!("expected JSON, found {e}");
                         Problem::field(&format!("{place}.arguments"), message)
@@ -458,7 +488,7 @@ fn read_items(
                     }
                 }
             }
-            "function_call_output" => {
+            "function_call_output" | "custom_tool_call_output" => {
                 let id = text("call_id")?;
                 let place = format!("{place}.output");
                 let content = chat::text(fields, &place, &item["output"], &[PARTS])?;
@@ -547,6 +577,7 @@ impl Item {
         let kind = match self {
             Item::Reasoning(_) => "rs",
             Item::Message(..) => "msg",
+            Item::Call(call) if call.custom => "ctc",
             Item::Call(_) => "fc",
         };
         format!("{kind}_{response}_{index}")
@@ -565,14 +596,16 @@ impl Item {
             }),
             Item::Call(call) => {
                 let arguments = call.arguments_text();
-                let cut =
-                    status == "completed" && serde_json::from_str::<Value>(&arguments).is_err();
+                let whole = match call.custom {
+                    true => call.ended,
+                    false => serde_json::from_str::<Value>(&arguments).is_ok(),
+                };
                 let mut item = json!({
-                    "id": id, "type": "function_call",
-                    "status": if cut { "incomplete" } else { status },
-                    "call_id": format!("call_{}", call.id),
-                    "name": call.name, "arguments": arguments,
+                    "id": id, "type": call_type(call),
+                    "status": if status == "completed" && !whole { "incomplete" } else { status },
+                    "call_id": format!("call_{}", call.id), "name": call.name,
                 });
+                item[argument(call)] = arguments.into();
                 if let Some((namespace, name)) = asked.spaced(&call.name) {
                     (item["namespace"], item["name"]) = (namespace.into(), name.into());
                 }
@@ -580,6 +613,22 @@ impl Item {
             }
         }
     }
+}
+
+/// The type of an item that is a call.
+fn call_type(call: &Called) -> &'static str {
+    if call.custom { "custom_tool_call" } else { "function_call" }
+}
+
+/// The field of it that holds what the tool is called with.
+fn argument(call: &Called) -> &'static str {
+    if call.custom { "input" } else { "arguments" }
+}
+
+/// The type of events about that field.
+fn argument_event(call: &Called, what: &str) -> String {
+    let name = if call.custom { "custom_tool_call_input" } else { "function_call_arguments" };
+    format!("response.{name}.{what}")
 }
 
 fn text_part(text: &str, told: &[Value]) -> Value {
@@ -692,19 +741,24 @@ impl Writer {
             }
             Piece::Begin(call) => self.open(sender, Item::Call(call)).await,
             Piece::Arguments(text) => self.arguments(sender, text).await,
-            Piece::End => self.close(sender).await,
+            Piece::End => {
+                if let Some(Item::Call(call)) = &mut self.open {
+                    call.ended = true;
+                }
+                self.close(sender).await
+            }
         }
     }
 
     /// Adds to the arguments of the call that is open.
     async fn arguments(&mut self, sender: &Sender, more: String) -> Result<(), Gone> {
-        if let Some(Item::Call(call)) = &mut self.open {
-            call.add(&more);
-        }
+        let Some(Item::Call(call)) = &mut self.open else { return Ok(()) };
+        call.add(&more);
+        let kind = argument_event(call, "delta");
         let Some(item) = &self.open else { return Ok(()) };
         let mut event = self.place(item);
         event["delta"] = more.into();
-        self.send(sender, "response.function_call_arguments.delta", event).await
+        self.send(sender, &kind, event).await
     }
 
     /// Adds text to the item that is open.
@@ -732,8 +786,8 @@ impl Writer {
     async fn open(&mut self, sender: &Sender, item: Item) -> Result<(), Gone> {
         self.close(sender).await?;
         let mut shown = item.to_json(&self.asked, &self.id, self.items.len(), "in_progress");
-        if let Item::Call(_) = item {
-            shown["arguments"] = "".into();
+        if let Item::Call(call) = &item {
+            shown[argument(call)] = "".into();
         } else {
             shown["content"] = json!([]);
         }
@@ -773,10 +827,12 @@ impl Writer {
             }
             Item::Call(call) => {
                 let mut event = place.clone();
-                event["arguments"] = call.arguments_text().into();
-                let name = self.asked.spaced(&call.name).map_or(&*call.name, |(_, name)| name);
-                event["name"] = name.into();
-                self.send(sender, "response.function_call_arguments.done", event).await?;
+                event[argument(call)] = call.arguments_text().into();
+                if !call.custom {
+                    let name = self.asked.spaced(&call.name).map_or(&*call.name, |(_, name)| name);
+                    event["name"] = name.into();
+                }
+                self.send(sender, &argument_event(call, "done"), event).await?;
             }
         }
         let whole = item.to_json(&self.asked, &self.id, self.items.len(), "completed");

@@ -194,3 +194,47 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(response.status, 400, "{response:?}");
     assert!(response.body.contains("expected a model that generates"), "{response:?}");
 }
+
+/// llama-server's own forms: by `content` or `input`, each text's vector in a list of one.
+#[test]
+fn llama_servers_embeddings_are_what_the_engine_makes() {
+    let (tokens, expected) = expected();
+    for path in ["/embedding", "/embeddings"] {
+        let ask = |extra: Value| {
+            let mut body = json!({ "model": "embeds" });
+            body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            post(server(), path, &body)
+        };
+        for extra in [
+            json!({ "content": TEXTS }),
+            json!({ "input": TEXTS, "embd_normalize": 2 }),
+            json!({ "content": tokens }),
+        ] {
+            let response = ask(extra);
+            assert_eq!(response.status, 200, "{response:?}");
+            let object = response.json();
+            let list = object.as_array().unwrap();
+            assert_eq!(list.len(), expected.len());
+            for (i, (found, expected)) in list.iter().zip(&expected).enumerate() {
+                assert_eq!(found["index"], i);
+                let vectors = found["embedding"].as_array().unwrap();
+                assert_eq!(vectors.len(), 1);
+                assert_eq!(numbers(&vectors[0]), *expected);
+            }
+        }
+        let one = ask(json!({ "content": TEXTS[1] })).json();
+        assert_eq!(numbers(&one[0]["embedding"][0]), expected[1]);
+        for (extra, message) in [
+            (json!({ "content": TEXTS[0], "embd_normalize": 0 }), "embd_normalize: expected 2"),
+            (json!({}), "input: "),
+            (json!({ "content": 5 }), "content: "),
+            (json!({ "content": [""], "model": "stories" }), ""),
+        ] {
+            let response = ask(extra);
+            let error = response.json()["error"]["message"].as_str().unwrap().to_string();
+            assert!(response.status == 400 && error.starts_with(message), "{error}");
+        }
+        let noted = ask(json!({ "content": TEXTS[1], "colour": 1 }));
+        assert_eq!(noted.header("x-delft-no-effect"), Some("colour"));
+    }
+}

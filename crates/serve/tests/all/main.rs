@@ -3,6 +3,7 @@
 mod adapters;
 mod anthropic;
 mod common;
+mod custom;
 mod embeddings;
 mod infill;
 mod library;
