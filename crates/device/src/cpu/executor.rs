@@ -4,60 +4,31 @@
 use super::Cpu;
 use super::class::Class;
 use super::pace::Pace;
+use super::plan::{caches, partials, plan};
 use super::profile::{Span, Spans, profile};
-use super::replay::{Replay, Row};
-use super::state::{self, Cache, States};
-use super::{experts, memory};
-use crate::choose::{Carried, Choices, HostSampler, Outcomes, chosen};
+use super::replay::Replay;
+use super::rows::{Rowed, queries};
+use super::state::Cache;
+use super::weights::{Weight, load_weights, quantised_only};
+use crate::choose::{Carried, Choices, HostSampler, Outcomes};
 use crate::{
-    ComputePeaks, Executor, ExecutorOptions, Memory, Outcome, Peaks, Plan, Profile, Roof, Ticket,
-    Watch, finite, plan,
+    ComputePeaks, Executor, ExecutorOptions, Memory, Outcome, Peaks, Profile, Roof, Ticket, Watch,
+    plan,
 };
 use crate::{check_block, no_block};
-use cpu_kernels::attention::{AttentionShape, Geometry, LayerCache, QuerySequence};
+use cpu_kernels::attention::QuerySequence;
 use cpu_kernels::isa::Isa;
 use cpu_kernels::low_rank::Factors;
-use cpu_kernels::matmul::{Huge, Matrix, ROWS, Scratch, Unit, peak};
+use cpu_kernels::matmul::{Huge, Scratch, Unit, peak};
 use cpu_kernels::roof::read_rate;
 use cpu_kernels::team::{SharedSlice, Team, default_threads};
-use formats::{Error, NotFinite, Result, Tensors};
-use ops::operation::Product;
+use formats::{Error, Result, Tensors};
 use ops::{Op, Rope};
 use program::{
-    AdapterFactors, BLOCK_TOKENS, CHOSEN, CacheLayer, Choosing, Node, Program, Step, StepKind,
-    ValueId, recycle,
+    AdapterFactors, BLOCK_TOKENS, CHOSEN, Choosing, Node, Program, Step, StepKind, ValueId, recycle,
 };
 use std::ops::Range;
 use std::sync::Arc;
-
-/// A weight as the CPU stores it.
-pub(super) enum Weight {
-    /// Rank 2: packed for products.
-    Matrix(Matrix),
-    /// Rank 1, such as norms and biases, in f32.
-    Vector(Vec<f32>),
-}
-
-/// The weights of all Programs on the device. The form of one is the rows of each expert's matrix,
-/// if it stacks several.
-pub(super) type Store = crate::store::Store<Option<usize>, Weight>;
-
-type Wanted<'a> = crate::store::Wanted<'a, Option<usize>, Weight>;
-
-impl Weight {
-    /// Bytes of memory it takes.
-    fn bytes(&self) -> usize {
-        match self {
-            Weight::Matrix(matrix) => matrix.resident_bytes(),
-            Weight::Vector(values) => size_of_val(values.as_slice()),
-        }
-    }
-
-    /// Whether it is a matrix of floats rather than of quantised blocks.
-    pub(super) fn is_float_matrix(&self) -> bool {
-        matches!(self, Weight::Matrix(matrix) if !matrix.encoding().is_quantised())
-    }
-}
 
 /// State that every replay reads and none changes.
 pub(super) struct Loaded {
@@ -111,14 +82,6 @@ pub(super) struct CpuExecutor {
     workers: usize,
     /// Number of the last ticket.
     tickets: u64,
-}
-
-/// A step's rows as a replay reads them; the buffers are reused by every step.
-#[derive(Default)]
-struct Rowed {
-    tokens: Vec<u32>,
-    rows: Vec<Row>,
-    queries: Vec<Vec<QuerySequence<'static>>>,
 }
 
 /// State of sampling.
@@ -209,150 +172,6 @@ impl CpuExecutor {
     }
 }
 
-/// Memory that the Program takes with a full context.
-pub(super) fn plan(
-    program: &Program,
-    tensors: &Tensors,
-    options: &ExecutorOptions,
-    threads: usize,
-    wanted: &Wanted<'_>,
-) -> Result<Plan> {
-    let weights = program.weights.iter().zip(experts::rows_of_one(program));
-    let weights = weights.filter(|(weight, each)| wanted.find(weight, each).is_none());
-    let weights = weights.map(|(weight, each)| weight_bytes(weight, each, tensors));
-    let mut weights = weights.collect::<Result<Vec<usize>>>()?;
-    let (cache, reserved) = (
-        cache_bytes(program, options, &options.context)?,
-        cache_bytes(program, options, &options.blocks)?,
-    );
-    let limits = options.limits(program);
-    let rank = options.seats.rank;
-    let arena = (limits.tokens, limits.outputs);
-    let arena = Class::new(program, &program.ropes(), arena.0, arena.1, threads, rank).bytes;
-    if options.seats.count > 0 {
-        let factors = |site: &program::Site| {
-            (site.input + site.output) * site.matrices() * rank * size_of::<f32>()
-        };
-        let adapter: usize = program.sites.iter().map(factors).sum();
-        weights.push(adapter.saturating_mul(options.seats.count));
-    }
-    let partials = partials(program, options, threads).saturating_mul(size_of::<f32>());
-    let free = memory::free();
-    // The pools reserve addresses for all sessions together, and each matrix takes whole huge
-    // pages.
-    let unused = reserved.saturating_sub(cache).saturating_add(weights.len() * Huge::PAGE);
-    let addresses = free.addresses.map(|addresses| addresses.saturating_sub(unused));
-    Ok(Plan {
-        host: true,
-        weights: weights.into_iter().fold(0, usize::saturating_add),
-        cache,
-        pool: reserved.saturating_sub(cache),
-        arena,
-        working: partials.saturating_add(threads * Scratch::BYTES),
-        active: 0,
-        free: [free.memory, addresses].into_iter().flatten().min(),
-    })
-}
-
-/// Bytes of a weight as it is stored. `each`: rows of one expert, if the weight stacks several.
-fn weight_bytes(weight: &program::Weight, each: Option<usize>, tensors: &Tensors) -> Result<usize> {
-    let encoding = weight.describe(tensors)?.encoding;
-    Ok(match *weight.shape.as_slice() {
-        [rows, cols] => {
-            let each = each.unwrap_or(rows).max(1);
-            (rows / each).saturating_mul(Matrix::packed_bytes(encoding, each, cols))
-        }
-        ref shape => shape.iter().product::<usize>().saturating_mul(size_of::<f32>()),
-    })
-}
-
-/// Bytes of the cache, for a number of blocks of each group.
-fn cache_bytes(program: &Program, options: &ExecutorOptions, blocks: &[usize]) -> Result<usize> {
-    let groups = program.layer_groups();
-    program.layers.iter().zip(&groups).try_fold(0usize, |sum, (layer, &group)| {
-        let blocks = blocks.get(group).copied().unwrap_or(0);
-        let bytes = match layer.state {
-            0 => geometry(options, layer, blocks).bytes(1)?,
-            _ => state::layer_bytes(layer, blocks)?,
-        };
-        Ok(sum.saturating_add(bytes))
-    })
-}
-
-/// The shape of a layer's cache.
-fn geometry(options: &ExecutorOptions, layer: &CacheLayer, blocks: usize) -> Geometry {
-    Geometry {
-        element: options.cache_type,
-        blocks,
-        block_tokens: BLOCK_TOKENS,
-        kv_heads: layer.kv_heads,
-        head_dim: layer.head_dim,
-    }
-}
-
-/// One pool for each group of layers.
-fn caches(program: &Program, options: &ExecutorOptions) -> Result<Vec<Cache>> {
-    let groups = program.layer_groups();
-    let mut caches: Vec<Option<Cache>> = groups.iter().map(|_| None).collect();
-    for (group, &blocks) in options.blocks.iter().enumerate() {
-        let layers: Vec<usize> = (0..groups.len()).filter(|&l| groups[l] == group).collect();
-        let Some(first) = layers.first().map(|&l| program.layers[l]) else { continue };
-        if first.state > 0 {
-            for layer in layers {
-                caches[layer] = Some(Cache::State(States::new(&program.layers[layer], blocks)?));
-            }
-            continue;
-        }
-        let geometry = geometry(options, &first, blocks);
-        for (&layer, cache) in layers.iter().zip(LayerCache::pool(geometry, layers.len())?) {
-            if (program.layers[layer].kv_heads, program.layers[layer].head_dim)
-                != (first.kv_heads, first.head_dim)
-            {
-                return Err(Error::new(
-                    "cache",
-                    format!("{first:?}"),
-                    format!("{:?}", program.layers[layer]),
-                ));
-            }
-            caches[layer] = Some(Cache::KeysValues(cache));
-        }
-    }
-    caches
-        .into_iter()
-        .collect::<Option<_>>()
-        .ok_or_else(|| Error::new("cache", "blocks for every group", "fewer"))
-}
-
-/// Floats of scratch for the most demanding attention over a full context. A step of many sequences
-/// that would need more attends to some of them at a time.
-fn partials(program: &Program, options: &ExecutorOptions, threads: usize) -> usize {
-    let groups = program.layer_groups();
-    let one = |op: &ops::Attention| {
-        let group = groups[op.layer];
-        let blocks = options.context.get(group).or(options.blocks.get(group));
-        shape(op).scratch_len(threads, 2, blocks.copied().unwrap_or(1) * BLOCK_TOKENS)
-    };
-    program
-        .nodes
-        .iter()
-        .filter_map(|n| if let Op::Attention(op) = &n.op { Some(one(op)) } else { None })
-        .max()
-        .unwrap_or(0)
-}
-
-/// An attention operation as the kernels take it.
-pub(super) fn shape(op: &ops::Attention) -> AttentionShape {
-    AttentionShape {
-        heads: op.heads,
-        kv_heads: op.kv_heads,
-        head_dim: op.head_dim,
-        scale: op.scale,
-        softcap: op.cap,
-        window: op.window,
-        chunked: op.chunked,
-    }
-}
-
 /// A buffer as floats.
 fn floats(buffer: &mut Huge) -> &mut [f32] {
     let len = buffer.len() / size_of::<f32>();
@@ -373,174 +192,6 @@ fn exchange(program: &Program, number: usize) -> Option<usize> {
     let exchange = |node: &Node| matches!(node.op, Op::Exchange(_));
     let all = program.nodes.iter().enumerate().filter(|(_, node)| exchange(node));
     all.map(|(i, _)| i).nth(number)
-}
-
-/// A stack of experts' matrices, each padded with zero rows to whole panels.
-struct Padded {
-    each: usize,
-    rows: usize,
-    cols: usize,
-}
-
-impl Padded {
-    fn new(each: usize, [rows, cols]: [usize; 2]) -> Padded {
-        Padded { each, rows, cols }
-    }
-
-    /// Number of rows, including padding.
-    fn rows(&self) -> usize {
-        self.rows / self.each * self.each.next_multiple_of(ROWS)
-    }
-
-    /// Zero bytes decode to zeros in every encoding: floats are 0.0, and blocks have zero scales
-    /// and offsets.
-    fn bytes(&self, bytes: &[u8]) -> Vec<u8> {
-        let each = bytes.len() / self.rows * self.each;
-        let wide = bytes.len() / self.rows * self.each.next_multiple_of(ROWS);
-        let mut all = Vec::with_capacity(bytes.len() / each.max(1) * wide);
-        for part in bytes.chunks(each.max(1)) {
-            all.extend_from_slice(part);
-            all.resize(all.len() + wide - each, 0);
-        }
-        all
-    }
-
-    /// The index in the unpadded stack of element `at` of the padded one.
-    fn origin(&self, at: usize) -> usize {
-        let (row, wide) = (at / self.cols, self.each.next_multiple_of(ROWS));
-        (row / wide * self.each + row % wide) * self.cols + at % self.cols
-    }
-}
-
-/// Values that are kept only in quantised form in steps of many rows: gate outputs whose single
-/// reader is a product with a quantised matrix.
-fn quantised_only(program: &Program, weights: &[Arc<Weight>]) -> Vec<bool> {
-    let (uses, writers) = (program.uses(), program.writers());
-    let mut quantised_only = vec![false; program.values.len()];
-    let product = |node: &Node| node.op.product(node.weights.len());
-    let single = |product: &Product| product.norm.is_none() && product.projections.len() == 1;
-    for node in program.nodes.iter().filter(|node| product(node).is_some_and(|p| single(&p))) {
-        let value = node.inputs[0].0;
-        let gated = |writer: usize| product(&program.nodes[writer]).is_some_and(|p| p.gated);
-        quantised_only[value] = uses[value] == 1
-            && writers[value].is_some_and(gated)
-            && !weights[node.weights[0].0].is_float_matrix();
-    }
-    quantised_only
-}
-
-fn load_weights(
-    program: &Program,
-    tensors: &Tensors,
-    wanted: &Wanted<'_>,
-    options: &ExecutorOptions,
-    team: &Team,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<Vec<Arc<Weight>>> {
-    wanted.prune();
-    let total = program.stored_bytes(tensors)?;
-    let mut done = 0;
-    let mut weights = Vec::with_capacity(program.weights.len());
-    for (weight, each) in program.weights.iter().zip(experts::rows_of_one(program)) {
-        if let Some(held) = wanted.find(weight, &each) {
-            weights.push(held);
-            done += weight.stored_bytes(tensors)?;
-            progress(done, total);
-            continue;
-        }
-        let read = weight.read(tensors)?;
-        let named = |error| weight.named(error);
-        let (packed, not_finite) = match *weight.shape.as_slice() {
-            [rows, cols] => {
-                // Each expert begins with a panel of its own.
-                let several = |each: &usize| *each < rows && !each.is_multiple_of(ROWS);
-                let padded = each.filter(several).map(|each| Padded::new(each, [rows, cols]));
-                let packed = match &padded {
-                    Some(padded) => {
-                        let (rows, bytes) = (padded.rows(), padded.bytes(&read.bytes));
-                        Matrix::pack(read.encoding, rows, cols, &bytes, team)
-                    }
-                    None => Matrix::pack(read.encoding, rows, cols, &read.bytes, team),
-                };
-                let matrix = packed.map_err(named)?;
-                // Keep one copy in memory: the file's pages are not needed again.
-                weight.source.release(tensors);
-                let mut not_finite = matrix.not_finite();
-                if let (Some(found), Some(padded)) = (&mut not_finite, &padded) {
-                    found.element = padded.origin(found.element);
-                }
-                (Weight::Matrix(matrix), not_finite)
-            }
-            [_] => {
-                let values = read.to_f32().map_err(named)?;
-                let not_finite = NotFinite::among(&values);
-                // Biases of experts are padded as their rows are packed: to whole panels.
-                let several = |each: &usize| *each < values.len() && !each.is_multiple_of(ROWS);
-                let padded = each.filter(several).map(|each| {
-                    let mut padded = Vec::with_capacity(values.len());
-                    for part in values.chunks(each) {
-                        padded.extend_from_slice(part);
-                        padded.resize(padded.len().next_multiple_of(ROWS), 0.0);
-                    }
-                    padded
-                });
-                (Weight::Vector(padded.unwrap_or(values)), not_finite)
-            }
-            _ => {
-                return Err(Error::new(&weight.name, "rank 1 or 2", format!("{:?}", weight.shape)));
-            }
-        };
-        if let Some(found) = not_finite.filter(|_| !options.allow_nan) {
-            return Err(finite::refusal(weight, tensors, found));
-        }
-        let packed = Arc::new(packed);
-        wanted.keep(weight, each, packed.bytes(), &packed);
-        weights.push(packed);
-        done += weight.stored_bytes(tensors)?;
-        progress(done, total);
-    }
-    Ok(weights)
-}
-
-impl Rowed {
-    /// Takes a step's rows, replacing [`CHOSEN`] by the token that the sequence's slot chose last.
-    fn set(&mut self, step: &Step<'_>, slots: &[Carried]) -> Result<()> {
-        self.tokens.clear();
-        self.tokens.extend_from_slice(step.tokens);
-        self.rows.clear();
-        for (number, (first, sequence)) in step.placed().enumerate() {
-            let row = |i: u32| Row {
-                sequence: number,
-                first,
-                index: (sequence.start + i) as usize,
-                position: sequence.position + i,
-            };
-            self.rows.extend((0..sequence.rows).map(row));
-            if self.tokens[first] == CHOSEN {
-                let carried = slots.get(sequence.slot as usize);
-                self.tokens[first] = chosen(carried, sequence.slot)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The sequences of a step as attention takes them for a cache group: one entry for each row that
-/// decodes, one for each prompt.
-fn queries<'a>(step: &Step<'a>, group: usize, into: &mut Vec<QuerySequence<'a>>) {
-    for (first, sequence) in step.placed() {
-        let table = &sequence.tables[group];
-        let (rows, start) = (sequence.rows as usize, sequence.start as usize);
-        let each = if step.kind == StepKind::Decode { 1 } else { rows };
-        into.extend((0..rows).step_by(each).map(|row| QuerySequence {
-            decodes: step.kind == StepKind::Decode,
-            table: table.blocks,
-            row: first + row,
-            tokens: each,
-            position: start + row,
-            oldest: table.oldest as usize,
-        }));
-    }
 }
 
 impl CpuExecutor {

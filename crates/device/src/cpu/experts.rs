@@ -515,7 +515,7 @@ impl Replay<'_> {
         let out = self.arena.wrapping_add(to.start).cast::<f32>();
         let out = out.wrapping_add(places.start * to.stride).wrapping_sub(first * ROWS);
         let product =
-            super::replay::Product { matrix, bias, out, stride: to.stride, accumulate: false };
+            super::products::Product { matrix, bias, out, stride: to.stride, accumulate: false };
         self.multiply(&product, x, first + panels.start..first + panels.end, worker);
     }
 

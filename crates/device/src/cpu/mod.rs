@@ -1,17 +1,23 @@
 //! The CPU device: replays Programs with the kernels of `cpu_kernels` for the instruction set
 //! chosen at start, on a team of pinned threads, with one copy of the weights in memory.
 
+mod attend;
 mod carried;
 mod class;
 mod executor;
 mod experts;
+mod low_rank;
 mod memory;
 mod pace;
+mod plan;
+mod products;
 mod profile;
 mod replay;
+mod rows;
 mod state;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 use cpu_kernels::isa::Isa;
 use cpu_kernels::team::{self, Team};
@@ -32,7 +38,7 @@ pub struct Cpu {
     /// use processors; none if the number of threads was asked for.
     smaller: Arc<[Team]>,
     isa: Isa,
-    store: executor::Store,
+    store: weights::Store,
 }
 
 impl Cpu {
@@ -46,7 +52,7 @@ impl Cpu {
         let team = Arc::new(Team::new(count)?);
         let most = if threads.is_none() { count / 2 } else { 0 };
         let (smaller, isa) = (halves(most), Isa::detect()?);
-        Ok(Cpu { team, smaller, isa, store: executor::Store::default() })
+        Ok(Cpu { team, smaller, isa, store: weights::Store::default() })
     }
 }
 
@@ -112,7 +118,7 @@ impl Device for Cpu {
         self.check(program)?;
         let wanted = self.store.of(tensors, options.allow_nan);
         let program = program.adapted();
-        Ok(vec![executor::plan(&program, tensors, options, self.team.count(), &wanted)?])
+        Ok(vec![plan::plan(&program, tensors, options, self.team.count(), &wanted)?])
     }
 
     fn load(

@@ -1,7 +1,8 @@
 //! The profile of a replay: the time of every node, beside the least that it must read and compute.
 
-use super::executor::{Loaded, Weight};
-use super::replay::path;
+use super::executor::Loaded;
+use super::products::path;
+use super::weights::Weight;
 use crate::work::{self, Costs};
 use crate::{Profile, Timing};
 use cpu_kernels::matmul::ROWS;

@@ -50,7 +50,7 @@ fn sequences_compute_together_what_each_computes_alone() {
     for &isa in Isa::available() {
         let cpu = |threads| {
             let team = Arc::new(Team::new(threads).unwrap());
-            let store = executor::Store::default();
+            let store = weights::Store::default();
             Cpu { team, smaller: halves(threads / 2), isa, store }
         };
         let part = Part { cpu: cpu(4), workers: 3 };
