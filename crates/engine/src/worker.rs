@@ -29,31 +29,33 @@
 //! of a request's constraint, ends the request that it belongs to; a step that fails, or panics,
 //! ends all requests that are in it.
 
+mod constraints;
 mod inbox;
 mod pace;
 mod rows;
+mod steps;
 
 pub(crate) use self::inbox::{Inbox, start};
 
 use self::inbox::Delivery;
 use self::pace::Pace;
-use self::rows::{Memory, Requests, parts};
+use self::rows::Memory;
 use crate::adapters::{self, Adapter};
 use crate::constraint::{self, Constrained};
-use crate::follow::{Followed, Followers, Job as Ask, Task};
+use crate::follow::{Followed, Followers};
 use crate::generate::{Finish, GenerateOptions, Metrics, refused};
 use crate::load::Shared;
 use crate::request::{Event, Outlet, Request};
 use crate::schedule::{Arrival, Id, Limits, Plan, Scheduler, Work};
 use crate::sequences::{Sequence, Sequences};
 use crate::slots::Slot;
-use device::{Ticket, Watch};
+use device::Ticket;
 use formats::{Error, ErrorKind, Result, caught};
 use ops::sample::Choice;
 use program::StepKind;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long a prompt's step beside decoding requests shall take: it is what their next tokens wait.
@@ -521,302 +523,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Tells requests what was chosen for them, as far as their constraints are done with it.
-    fn take_chosen(&mut self, shared: &Shared) {
-        let mut chosen = std::mem::take(&mut self.chosen);
-        let mut tasks = Vec::new();
-        for (id, choice) in chosen.drain(..) {
-            match choice {
-                Ok(choice) => match self.constraints.remove(&id) {
-                    Some(constrained) => tasks.extend(self.task(shared, id, choice, constrained)),
-                    None => self.take(shared, id, choice, None),
-                },
-                Err(error) => self.spoil(id, error),
-            }
-        }
-        self.chosen = chosen;
-        let mut followed = std::mem::take(&mut self.followed);
-        if !tasks.is_empty() {
-            self.followers.follow(tasks.into_iter(), &mut followed);
-        }
-        self.followed = followed;
-        self.take_followed(shared);
-    }
-
-    /// The work of a request's constraint after a token was chosen.
-    fn task(
-        &self,
-        shared: &Shared,
-        id: Id,
-        chosen: Chosen,
-        constrained: Constrained,
-    ) -> Option<Task<Chosen>> {
-        let (job, sequence) = (self.jobs.get(&id)?, self.sequences.get(id)?);
-        let token = chosen.choice.token;
-        let most = job.options.max_tokens.unwrap_or(usize::MAX);
-        let most = most.saturating_sub(job.metrics.generated_tokens + job.ahead.len() + 1);
-        let left = most.min(shared.room(sequence.known() + 1) + 1);
-        let ends = is_end(shared, job, token);
-        let looks = !self.defers || constrained.wary > 0;
-        let job = Ask::Accept { token, ends, left, looks, with: chosen };
-        Some(Task { id, constrained, job })
-    }
-
-    /// Tells requests the tokens that their constraints are done with.
-    fn take_followed(&mut self, shared: &Shared) {
-        let mut followed = std::mem::take(&mut self.followed);
-        self.followers.take(&mut followed);
-        for Followed { id, mut constrained, accepted } in followed.drain(..) {
-            if !self.jobs.contains_key(&id) {
-                continue;
-            }
-            let Some((accepted, with)) = accepted else {
-                // It was too late for a step.
-                let failed = constrained.failed().cloned();
-                self.constraints.insert(id, constrained);
-                self.sequences.get_mut(id).into_iter().for_each(|sequence| sequence.hold(false));
-                if let Some(error) = failed {
-                    self.end(id, Event::Failed(error));
-                }
-                continue;
-            };
-            match accepted {
-                Ok(accepted) => {
-                    let failed = constrained.failed().cloned();
-                    let forced: Vec<u32> = constrained.take_forced().collect();
-                    self.constraints.insert(id, constrained);
-                    if !forced.is_empty() || accepted.0 != with.choice.token {
-                        self.pace.missed();
-                    }
-                    self.take(shared, id, with, Some(accepted));
-                    self.put(id, &forced);
-                    if let Some(error) = failed {
-                        self.end(id, Event::Failed(error));
-                    }
-                }
-                Err(error) => self.end(id, Event::Failed(error)),
-            }
-        }
-        self.followed = followed;
-    }
-
-    /// Waits for the constraints of requests that are about to be computed anew, or that alone are
-    /// left.
-    fn await_followed(&mut self, shared: &Shared, plan: &Plan) {
-        let idle = plan.decode.is_empty() && plan.prompt.is_empty() && self.flights.is_empty();
-        if idle && self.followers.any_away() {
-            self.followers.wait(LOOK);
-        }
-        while plan.preempted.iter().any(|id| self.followers.is_away(*id)) {
-            self.followers.wait(LOOK);
-            self.take_followed(shared);
-        }
-    }
-
     /// Fails a request whose cache may hold what nobody should reuse.
     fn spoil(&mut self, id: Id, error: Error) {
         if let Some(sequence) = self.sequences.get_mut(id) {
             sequence.spoil();
         }
         self.end(id, Event::Failed(error));
-    }
-
-    /// Notes how much of a request's prompt was found in the cache, before its first step, and
-    /// takes a slot for it.
-    fn begin(&mut self, shared: &Shared, id: Id) -> Result<()> {
-        let (Some(sequence), Some(job)) = (self.sequences.get(id), self.jobs.get_mut(&id)) else {
-            return Ok(());
-        };
-        if job.slot.is_none() {
-            job.slot = Some(shared.slots.take()?);
-            if let Some((reused, missed)) = sequence.reused() {
-                // Behind the prompt may be tokens that a constraint put there.
-                job.metrics.reused_tokens = reused.min(job.metrics.prompt_tokens);
-                job.outlet.found(&job.metrics, missed);
-            }
-        }
-        Ok(())
-    }
-
-    /// Submits a step; without its choices if there is a constraint in it that does not know yet what
-    /// it allows.
-    fn replay(
-        &mut self,
-        shared: &Shared,
-        works: &[Work],
-        kind: StepKind,
-    ) -> Result<Option<Submitted>> {
-        works.iter().try_for_each(|work| self.begin(shared, work.id))?;
-        let Worker { sequences, jobs, constraints, memory, chosen, placed, pace, epoch, .. } = self;
-        let of = Requests { sequences, jobs, constraints };
-        let parts = || parts(works, sequences, jobs);
-        let (mut deferred, mut leading, mut led) = (false, false, false);
-        placed.clear();
-        for (work, sequence, _) in parts() {
-            placed.push(work.id);
-            if let Some(constrained) = constraints.get(&work.id).filter(|_| of.ends(work.id)) {
-                let promised = sequence.known() < sequence.tokens().len();
-                deferred |= promised || constrained.owes();
-                leading |= promised;
-                led = true;
-            }
-        }
-        if placed.is_empty() {
-            return Ok(None);
-        }
-        let stop = AtomicBool::new(false);
-        // A request's own code: a panic of it must not reach the threads that compute, nor the
-        // other requests.
-        let panicked = Mutex::new(None);
-        let tell = |id: Id, job: &Job, done: usize| {
-            let all = job.metrics.prompt_tokens - job.metrics.reused_tokens;
-            let Some(progress) = job.options.progress.as_ref().filter(|_| done <= all) else {
-                return;
-            };
-            let mut panicked = panicked.lock().unwrap_or_else(PoisonError::into_inner);
-            if panicked.is_none()
-                && let Err(words) = caught(|| progress.tell(done, all))
-            {
-                *panicked = Some((id, words));
-            }
-        };
-        let watch = |part: f64| {
-            if kind == StepKind::Prompt {
-                for (work, sequence, job) in parts() {
-                    let start = sequence.computed() - work.rows;
-                    let done = start.saturating_sub(job.metrics.reused_tokens);
-                    tell(work.id, job, done + (work.rows as f64 * part) as usize);
-                }
-            }
-            // A step that still has a use for somebody goes on.
-            if parts().all(|(_, _, job)| job.is_cancelled()) {
-                stop.store(true, Ordering::Relaxed);
-            }
-        };
-        let mut executor = shared.executor_of(*epoch)?;
-        let at = Instant::now();
-        for copy in sequences.copies.iter() {
-            executor.copy_blocks(copy.group, &[(copy.from.number(), copy.to)])?;
-        }
-        let watch = Watch { stop: &stop, progress: &watch };
-        let ticket = of.step(works, kind, memory, |step| match deferred {
-            true => executor.forward(step).map(Some),
-            false => executor.submit_watched(step, &watch),
-        })?;
-        let Some(ticket) = ticket else { return Ok(None) };
-        if kind == StepKind::Prompt {
-            for (work, sequence, job) in parts() {
-                tell(work.id, job, sequence.computed().saturating_sub(job.metrics.reused_tokens));
-            }
-        }
-        drop(executor);
-        if let Some((id, words)) = panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            let error = Error::new("progress", "no panic", words).of(ErrorKind::Internal);
-            chosen.push((id, Err(error)));
-        }
-        sequences.copies.clear();
-        if kind == StepKind::Decode {
-            match led {
-                true => pace.submitted(placed.len(), Instant::now()),
-                false => pace.pause(),
-            }
-        }
-        Ok(Some(Submitted { ticket, at, deferred, leading }))
-    }
-
-    /// Has the constraints of a step that was submitted find what they allow.
-    fn look(&mut self, works: &[Work]) {
-        let mut tasks = Vec::new();
-        for Work { id, .. } in works {
-            if self.constraints.get(id).is_some_and(Constrained::owes)
-                && let Some(constrained) = self.constraints.remove(id)
-            {
-                tasks.push(Task { id: *id, constrained, job: Ask::Look });
-            }
-        }
-        let mut followed = std::mem::take(&mut self.followed);
-        self.followers.follow(tasks.into_iter(), &mut followed);
-        // Others are taken before the next step.
-        let own = |followed: &mut Followed<Chosen>| {
-            followed.accepted.is_none() && works.iter().any(|work| work.id == followed.id)
-        };
-        for Followed { id, constrained, .. } in followed.extract_if(.., own) {
-            self.constraints.insert(id, constrained);
-        }
-        self.followed = followed;
-    }
-
-    /// Submits the choices of the step that was submitted last, unless it has been forgotten.
-    fn choose(&mut self, shared: &Shared, ticket: Ticket) -> Result<()> {
-        let Worker { sequences, jobs, constraints, memory, placed, epoch, .. } = self;
-        let mut executor = shared.executor_of(*epoch)?;
-        if !executor.keeps(ticket) {
-            return Ok(());
-        }
-        let of = Requests { sequences, jobs, constraints };
-        of.choices(placed, memory, |choices| executor.choose(ticket, choices))
-    }
-
-    /// Notes that a step was submitted with its choices.
-    fn submitted(&mut self, shared: &Shared, works: &[Work], kind: StepKind, step: Submitted) {
-        let (ahead, leads) = (self.ahead, self.leads());
-        let Worker { sequences, jobs, constraints, flights, spare, .. } = self;
-        let of = Requests { sequences, jobs, constraints };
-        let (mut own, mut choosing) = spare.pop().unwrap_or_default();
-        own.extend_from_slice(works);
-        let ends = parts(works, sequences, jobs)
-            .filter(|(work, ..)| of.ends(work.id) && of.chooses(work.id));
-        choosing.extend(ends.map(|(work, sequence, _)| (work.id, sequence.computed() - 1)));
-        let late = |work: &&Work| of.ends(work.id) && !of.chooses(work.id);
-        let late: Vec<Id> = works.iter().filter(late).map(|work| work.id).collect();
-        let Submitted { ticket, at, .. } = step;
-        flights.push_back(Flight { ticket, submitted: at, kind, works: own, choosing });
-        for Work { id, rows } in works {
-            sequences.submitted(*id);
-            if kind == StepKind::Prompt {
-                sequences.keep_states(*id, *rows);
-            }
-            let (Some(sequence), Some(job)) = (sequences.get_mut(*id), jobs.get_mut(id)) else {
-                continue;
-            };
-            if sequence.computed() == sequence.tokens().len() && !late.contains(id) {
-                job.awaited += 1;
-                let tokens = job.metrics.generated_tokens + job.awaited;
-                let room = shared.options.rotate || sequence.tokens().len() < shared.info.context;
-                let more = job.options.max_tokens.is_none_or(|most| tokens < most);
-                let follows = match constraints.get(id) {
-                    Some(constrained) => leads && constrained.wary == 0,
-                    None => ahead,
-                };
-                if follows && room && more {
-                    sequence.promise();
-                }
-            }
-            if kind == StepKind::Prompt && sequence.computed() <= job.metrics.prompt_tokens {
-                let reused = job.metrics.reused_tokens;
-                job.metrics.computed_tokens = sequence.computed().saturating_sub(reused);
-                job.metrics.computing = job.arrived.elapsed();
-            }
-        }
-        for id in late {
-            self.leave_out(id);
-        }
-    }
-
-    /// Goes on with a request for which the step that was submitted last chooses nothing: its
-    /// constraint cannot go on, or is not done yet. Then its last row is computed again once it is.
-    fn leave_out(&mut self, id: Id) {
-        if let Some(error) = self.constraints.get(&id).and_then(Constrained::failed).cloned() {
-            self.end(id, Event::Failed(error));
-        } else if let Some(sequence) = self.sequences.get_mut(id) {
-            if sequence.known() < sequence.tokens().len() {
-                // The token that the row was computed of is not accepted yet.
-                sequence.withdraw();
-            } else {
-                sequence.recall();
-                sequence.hold(true);
-            }
-        }
     }
 
     /// Tells a request its token, and ends it if that was the last: the one that was chosen, or
