@@ -11,6 +11,7 @@ throughout.
 Needs torch, transformers, peft, trl, datasets, safetensors.
 """
 import argparse
+import copy
 import json
 import tempfile
 import zlib
@@ -33,6 +34,7 @@ RANK, ALPHA = 3, 6.0
 BETA = 0.3
 OPTIMISER = dict(lr=1e-2, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
 ROUNDED = 200  # steps in 16 bits
+MARGIN = 0.15
 SLOWLY = dict(lr=5e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
 
 
@@ -48,6 +50,7 @@ class Case:
     dpo: bool = False  # TRL's loss of preferences in the place of the cross-entropies
     targets: object = "all-linear"
     experts: str = ""  # the module of experts whose parameters have factors, too
+    decided: bool = False  # tokens whose experts no rounding changes: see `decided`
     lengths: tuple = (19, 13)
 
     @property
@@ -81,8 +84,9 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          *(Case(name, only_full=True) for name in ("falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared")),
          Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2"),
          # Experts' own matrices: one by one in files, or all experts' in one tensor, with biases, beside experts that all tokens go through.
-         *(Case(name, only_full=True) for name in ("mixtral", "qwen2-moe", "phimoe", "gpt-oss", "deepseek3", "granitemoe",
-                                                   "qwen3.5-moe", "gemma4-moe", "llama4-chunks"))]
+         *(Case(name, only_full=True) for name in ("mixtral", "qwen2-moe", "phimoe", "deepseek3", "granitemoe",
+                                                   "qwen3.5-moe", "gemma4-moe", "llama4-chunks")),
+         Case("gpt-oss", only_full=True, decided=True)]
 
 
 def saved_name(name):
@@ -127,22 +131,54 @@ def preference_loss(model, sequences, weights):
         return trainer._compute_loss(model, inputs, False) * (len(sequences) // 2)
 
 
-def single(model, sequences, weights, out):
-    """How far PyTorch's own float32 gradients are from those in float64, relative to their lengths: of the farthest."""
-    model.float().zero_grad()
+def decided(model, length, generator):
+    """Tokens for each of which all routers prefer the last expert that they choose to the first that they do not by `MARGIN`, in logits.
+    What bf16 rounds moves logits of these models by up to 0.05. A token that is close to a tie may have another expert there, with
+    which gradients are not rounded ones but those of another function."""
+    margins, topk = [], torch.topk
+
+    def watched(scores, k, dim=-1, **options):
+        assert dim in (-1, scores.dim() - 1)
+        total = scores.sum(-1)
+        logits = scores.log() if torch.allclose(total, torch.ones_like(total)) else scores
+        order = logits.sort(-1, descending=True).values.reshape(-1, scores.shape[-1])
+        margins.append((order[:, k - 1] - order[:, k])[-1].item())
+        return topk(scores, k, dim, **options)
+
+    tokens = torch.zeros(0, dtype=torch.long)
+    while len(tokens) < length:
+        more = torch.cat([tokens, torch.randint(3, model.config.vocab_size, (1,), generator=generator)])
+        margins.clear()
+        torch.topk = watched
+        try:
+            with widened(), torch.no_grad():
+                model(input_ids=more[None], use_cache=False)
+        finally:
+            torch.topk = topk
+        assert margins, "no router was seen"
+        if min(margins) > MARGIN:
+            tokens = more
+    return tokens
+
+
+def redrawn(model, case, generator):
+    """The sequences of a case whose experts are decided, one by one and behind each other."""
+    sequences = [decided(model, length, generator) for length in case.lengths]
+    return sequences, torch.cat(sequences)
+
+
+def apart(model, dtype, sequences, weights, wanted):
+    """How far PyTorch's own gradients in `dtype` are from those in float64, relative to their lengths: of the farthest."""
+    model = copy.deepcopy(model).to(dtype)
+    model.zero_grad()
     total = 0
     for tokens, weight in zip(sequences, weights):
-        logits = model(input_ids=tokens[None], use_cache=False).logits[0]
+        logits = model(input_ids=tokens[None], use_cache=False).logits[0].float()
         losses = torch.nn.functional.cross_entropy(logits[:-1], tokens[1:], reduction="none")
         total = total + (losses * weight[:-1].float()).sum()
     total.backward()
-    worst = 0.0
-    for name, parameter in model.named_parameters():
-        want = out.get("gradient." + saved_name(name))
-        if want is not None:
-            worst = max(worst, ((parameter.grad - want).double().norm() / want.double().norm()).item())
-    model.double().zero_grad()
-    return worst
+    return torch.tensor([max(((parameter.grad - wanted[name]).double().norm() / wanted[name].double().norm()).item()
+                             for name, parameter in model.named_parameters() if name in wanted and wanted[name].any())], dtype=torch.float64)
 
 
 def rounded(case, config, out, sequences, weights):
@@ -217,11 +253,15 @@ def write(case):
         if case.dpo:
             weight[:] = weight != 0
     out = {"tokens": torch.cat(sequences), "weights": torch.cat(weights).float(), "lengths": torch.tensor(case.lengths)}
+    if case.decided:
+        sequences, out["tokens"] = redrawn(base, case, generator)
     if case.full or case.only_full:
         loss = loss_of(base, sequences, weights)
         loss.backward()
         out["full"] = loss.detach()[None]
         gradients = {name: (torch.zeros_like(p) if p.grad is None else p.grad.clone()) for name, p in base.named_parameters()}
+        if case.decided:
+            out["bfloat16"] = apart(base, torch.bfloat16, sequences, weights, gradients)
         # What checkpoints keep and no training changes.
         kept = base.state_dict()
         gradients |= {name: torch.zeros_like(buffer) for name, buffer in base.named_buffers() if name in kept}
@@ -243,8 +283,9 @@ def write(case):
     loss.backward()
     out["loss"] = loss.detach()[None]
     out |= {f"gradient.{name}": p.grad.float() for name, p in trained.items()}
+    own = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     if not case.dpo:
-        out["float32"] = torch.tensor([single(model, sequences, weights, out)], dtype=torch.float64)
+        out["float32"] = apart(model, torch.float32, sequences, weights, own)
     if case.rounded:
         out["rounded"] = rounded(case, config, out, sequences, weights)
     if case.steps:
@@ -265,7 +306,8 @@ def save(case, out):
     path = HERE / "gradients" / f"{case.name}.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in out.items()}, path)
     loss = out["full" if case.only_full else "loss"].item()
-    print(case.name, len(out), f"{loss:.6f} {out.get('float32', torch.zeros(1)).item():.1e}", path.stat().st_size)
+    own = " ".join(f"{out[name].item():.1e}" for name in ("float32", "bfloat16") if name in out)
+    print(case.name, len(out), f"{loss:.6f} {own}", path.stat().st_size)
 
 
 def main():
