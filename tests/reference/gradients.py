@@ -51,6 +51,7 @@ class Case:
     targets: object = "all-linear"
     experts: str = ""  # the module of experts whose parameters have factors, too
     decided: bool = False  # tokens whose experts no rounding changes: see `decided`
+    rank: int = RANK
     lengths: tuple = (19, 13)
 
     @property
@@ -77,8 +78,10 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          Case("apertus"), Case("gemma4-moe", targets=ATTENTION), Case("llama4-chunks", targets=ATTENTION),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
          Case("llama3", dpo=True, lengths=(19, 13, 11, 17)),
-         Case("mixtral", targets=ATTENTION, experts="mlp.experts"), Case("gpt-oss", targets=ATTENTION, experts="mlp.experts"),
-         Case("gemma4-moe", targets=ATTENTION, experts="experts"), Case("llama4-chunks", targets=ATTENTION, experts="feed_forward.experts"),
+         # GPUs multiply by factors of ranks that eight divides beside experts.
+         *(Case(name, targets=ATTENTION, experts=experts, rank=8, decided=True)
+           for name, experts in (("mixtral", "mlp.experts"), ("gpt-oss", "mlp.experts"), ("gemma4-moe", "experts"),
+                                 ("llama4-chunks", "feed_forward.experts"))),
          # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
          # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one.
          *(Case(name, only_full=True) for name in ("falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared")),
@@ -253,7 +256,7 @@ def write(case):
         if case.dpo:
             weight[:] = weight != 0
     out = {"tokens": torch.cat(sequences), "weights": torch.cat(weights).float(), "lengths": torch.tensor(case.lengths)}
-    if case.decided:
+    if case.only_full and case.decided:
         sequences, out["tokens"] = redrawn(base, case, generator)
     if case.full or case.only_full:
         loss = loss_of(base, sequences, weights)
@@ -270,7 +273,7 @@ def write(case):
     if case.only_full:
         return save(case, out)
     parameters = [f"{case.experts}.{name}" for name in ("gate_up_proj", "down_proj") if case.experts]
-    config = LoraConfig(task_type="CAUSAL_LM", r=RANK, lora_alpha=ALPHA, target_modules=case.targets, use_dora=case.dora,
+    config = LoraConfig(task_type="CAUSAL_LM", r=case.rank, lora_alpha=ALPHA, target_modules=case.targets, use_dora=case.dora,
                         target_parameters=parameters or None)
     model = get_peft_model(base, config, autocast_adapter_dtype=False).eval()
     trained = {saved_name(name): p for name, p in model.named_parameters() if p.requires_grad}
@@ -278,6 +281,8 @@ def write(case):
         noise = (0.2 * torch.randn(*parameter.shape, generator=generator)).double()
         parameter.data = parameter.data * (1 + noise) if name.endswith("magnitude_vector") else noise
     out |= {f"initial.{name}": p.detach().float() for name, p in trained.items()}
+    if case.decided:
+        sequences, out["tokens"] = redrawn(model, case, generator)
     loss_of_case = preference_loss if case.dpo else loss_of
     loss = loss_of_case(model, sequences, weights)
     loss.backward()
@@ -286,6 +291,8 @@ def write(case):
     own = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
     if not case.dpo:
         out["float32"] = apart(model, torch.float32, sequences, weights, own)
+    if case.decided:
+        out["bfloat16"] = apart(model, torch.bfloat16, sequences, weights, own)
     if case.rounded:
         out["rounded"] = rounded(case, config, out, sequences, weights)
     if case.steps:

@@ -19,10 +19,6 @@ fn lora(case: &Case, hardware: Hardware) -> Tuned {
     case.lora(hardware)
 }
 
-fn experts(case: &Case, hardware: Hardware) -> Tuned {
-    case.lora_of_eight(hardware)
-}
-
 fn full(case: &Case, hardware: Hardware) -> Tuned {
     case.full(hardware)
 }
@@ -119,13 +115,13 @@ cases! {
     qwen3_5_dora lora "qwen3.5-shared-dora" "sim" F32 1e-4,
     qwen3_next lora "qwen3-next" "sim" F32 1e-4,
     gpt2 lora "gpt2" "sim" F32 1e-4,
-    gemma4_experts experts "gemma4-moe-experts" "sim" F32 1e-4,
-    gpt_oss_experts experts "gpt-oss-experts" "sim" F32 1e-4,
-    gpt_oss_experts_rounded experts "gpt-oss-experts" "sim" BF16 0.2,
-    llama4_experts experts "llama4-chunks-experts" "sim" F32 1e-4,
-    mixtral_experts experts "mixtral-experts" "sim" F32 1e-4,
-    mixtral_experts_in_metals_text experts "mixtral-experts" "sim-metal" F32 1e-4,
-    mixtral_experts_rounded experts "mixtral-experts" "sim" BF16 0.2,
+    gemma4_experts lora "gemma4-moe-experts" "sim" F32 1e-4,
+    gpt_oss_experts lora "gpt-oss-experts" "sim" F32 1e-4,
+    gpt_oss_experts_rounded lora "gpt-oss-experts" "sim" BF16 0.2,
+    llama4_experts lora "llama4-chunks-experts" "sim" F32 1e-4,
+    mixtral_experts lora "mixtral-experts" "sim" F32 1e-4,
+    mixtral_experts_in_metals_text lora "mixtral-experts" "sim-metal" F32 1e-4,
+    mixtral_experts_rounded lora "mixtral-experts" "sim" BF16 0.2,
     // Whose tile unit rounds, if it has one; else nothing is rounded.
     deepseek3_on_the_cpu lora "deepseek3" "cpu" BF16 0.2,
     gemma2_on_the_cpu lora "gemma2" "cpu" BF16 0.1,
@@ -415,7 +411,9 @@ fn memory_is_what_was_planned() {
 /// The same on the device that `DELFT_TEST_DEVICE` names, such as `cuda`: nothing runs without it.
 /// All cases run before those that failed are told. What shows that kernels are right is f32.
 /// Rounded to bf16, gradients that nearly cancel are some tenths of their largest off, by which
-/// depends on the library's order of sums.
+/// depends on the library's order of sums; and a token close to a tie between two experts may have
+/// the other one. Where a fixture's tokens are not, the bound is twice what PyTorch's own bf16 is
+/// off there.
 #[test]
 fn the_named_device() {
     let Ok(place) = std::env::var("DELFT_TEST_DEVICE") else {
@@ -429,6 +427,7 @@ fn the_named_device() {
         }
     };
     let (exact, rounded) = (Precision::F32, Precision::BF16);
+    let bound = |name: &str| Case::open(name).rounded().map_or(0.3, |own| 2.0 * own);
     for name in [
         "apertus",
         "gemma2",
@@ -453,13 +452,13 @@ fn the_named_device() {
         "qwen3.5-shared-dora",
     ] {
         case(format!("{name} f32"), &|| agrees(lora, name, &place, exact, 1e-4));
-        case(format!("{name} bf16"), &|| agrees(lora, name, &place, rounded, 0.3));
+        case(format!("{name} bf16"), &|| agrees(lora, name, &place, rounded, bound(name)));
     }
     for name in
         ["gemma4-moe-experts", "gpt-oss-experts", "llama4-chunks-experts", "mixtral-experts"]
     {
-        case(format!("{name} f32"), &|| agrees(experts, name, &place, exact, 1e-4));
-        case(format!("{name} bf16"), &|| agrees(experts, name, &place, rounded, 0.3));
+        case(format!("{name} f32"), &|| agrees(lora, name, &place, exact, 1e-4));
+        case(format!("{name} bf16"), &|| agrees(lora, name, &place, rounded, bound(name)));
     }
     // In bf16 its worst matrix is 0.53 off, and PyTorch's own is 0.38 off the one in f64.
     case("qwen3-next".to_owned(), &|| agrees(lora, "qwen3-next", &place, exact, 1e-4));
@@ -477,7 +476,7 @@ fn the_named_device() {
         "qwen3.5-shared-full",
     ] {
         case(format!("all of {name} f32"), &|| agrees(full, name, &place, exact, 1e-4));
-        case(format!("all of {name} bf16"), &|| agrees(full, name, &place, rounded, 0.3));
+        case(format!("all of {name} bf16"), &|| agrees(full, name, &place, rounded, bound(name)));
     }
     for name in ["phi", "stablelm", "starcoder2"] {
         case(format!("all of {name}"), &|| {
