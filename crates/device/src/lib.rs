@@ -80,6 +80,9 @@ pub struct ExecutorOptions {
     /// row's bits do not depend on the number of rows in its step. Single-row steps are then
     /// slower. The CPU always works so.
     pub batched: bool,
+    /// Keeps unpacked copies of packed matrices for prompts, where they take a small part of the
+    /// memory that is left.
+    pub copies: bool,
     /// Loads weights that are NaN or infinite unchanged; otherwise they are refused.
     pub allow_nan: bool,
 }

@@ -11,8 +11,11 @@ use crate::ExecutorOptions;
 pub struct Plan {
     /// Whether this is host memory rather than a GPU's own.
     pub host: bool,
-    /// Weights, as packed for the device.
+    /// Weights, as packed for the device, and the unpacked copies of some.
     pub weights: usize,
+    /// Those of `weights` that are unpacked copies, from which prompts are faster. They are kept
+    /// only where they take a small part of what is left.
+    pub copies: usize,
     /// Keys and values of one full context.
     pub cache: usize,
     /// Bytes by which the cache may grow beyond one full context, for further sequences and cached

@@ -185,6 +185,7 @@ fn lay_out(
         seats: model.seats,
         dispatch: options.dispatch,
         batched: options.batched,
+        copies: options.copies,
         allow_nan: options.allow_nan,
     };
     let plan = bound_pool(&mut load, &|load| device.plan(&program, model.tensors, load))?;

@@ -64,6 +64,9 @@ pub struct LoadOptions {
     pub embeddings: Option<EmbeddingForm>,
     /// The intermediate values that are kept.
     pub trace: Trace,
+    /// Whether a GPU with much memory left keeps unpacked copies of packed matrices, from which
+    /// prompts are faster.
+    pub copies: bool,
     /// Loads weights that are NaN or infinite as they are; else they are refused.
     pub allow_nan: bool,
     /// Keys of the model's configuration that are passed over though nothing reads them; else they
@@ -106,6 +109,7 @@ impl Default for LoadOptions {
             ending: Ending::Logits,
             embeddings: None,
             trace: Trace::Nothing,
+            copies: true,
             allow_nan: false,
             ignore_keys: Vec::new(),
             adapters: Adapters::default(),

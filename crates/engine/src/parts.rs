@@ -259,7 +259,7 @@ impl Shared {
     /// The options by which a part with this capability is loaded beside this one.
     pub(crate) fn options_beside(&self, capability: Capability) -> LoadOptions {
         let (ending, context) = (capability.ending(), Some(self.info.context));
-        LoadOptions { ending, context, ..self.options.clone() }
+        LoadOptions { ending, context, copies: false, ..self.options.clone() }
     }
 }
 

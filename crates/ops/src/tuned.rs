@@ -148,6 +148,8 @@ pub struct Thresholds {
     pub library_sequences: usize,
     /// Rows from which the vendor's product, with unpacking, is faster than our kernels.
     pub unpack: usize,
+    /// The same where unpacked copies of matrices are kept.
+    pub copied: usize,
 }
 
 /// Schedules of many small groups.
@@ -251,7 +253,12 @@ pub const HOPPER: CardNumbers = CardNumbers {
         small: [tiling(4, 1, 32), tiling(2, 1, 16)],
         large: [tiling(4, 2, 64), tiling(4, 1, 32)],
     },
-    thresholds: Thresholds { few_sequences: [4, 8], library_sequences: 48, unpack: 256 },
+    thresholds: Thresholds {
+        few_sequences: [4, 8],
+        library_sequences: 48,
+        unpack: 256,
+        copied: 64,
+    },
     small_groups: None,
 };
 

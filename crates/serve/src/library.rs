@@ -141,6 +141,8 @@ impl Library {
         Ok(LoadOptions {
             device,
             ending: if embeds { Ending::Hidden } else { Ending::Logits },
+            // A bound is for what models need.
+            copies: self.options.copies && self.memory.is_none(),
             adapters: Adapters { files, ..self.options.adapters.clone() },
             // Each model has listeners of its own.
             events: delft::Events::default(),

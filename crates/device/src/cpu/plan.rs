@@ -46,6 +46,7 @@ pub(super) fn plan(
     let addresses = free.addresses.map(|addresses| addresses.saturating_sub(unused));
     Ok(Plan {
         host: true,
+        copies: 0,
         weights: weights.into_iter().fold(0, usize::saturating_add),
         cache,
         pool: reserved.saturating_sub(cache),

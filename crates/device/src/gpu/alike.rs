@@ -3,6 +3,8 @@
 //! split sums it has done so on every GPU where it was tried. For rows that decode and for short
 //! prompts the fastest of the library's ways that give these bits is looked for.
 
+use std::ops::Range;
+
 use formats::Result;
 use half::{bf16, f16};
 use tile::types::Scalar;
@@ -16,8 +18,7 @@ const MOST_BYTES: usize = 64 << 20;
 /// Rows of the smaller products.
 const ROWS: [usize; 5] = [LIBRARY_ROWS, 48, 64, 128, 256];
 
-/// Bytes at the beginning and at the end of the results by which two ways to do a product are
-/// compared.
+/// Bytes at the beginning and at the end of the results by which two products are compared.
 const COMPARED: usize = 1 << 20;
 
 /// The bytes of `count` pseudorandom numbers from -1 to 1.
@@ -53,21 +54,33 @@ pub(super) fn rows_are_alike<B: Backend>(
     let x = backend.upload(&noise(shape.operand, most * shape.width as usize))?;
     let y = backend.buffer(most * row)?;
     let add = if shape.adds { Some(backend.buffer(most * row)?) } else { None };
+    let smaller = || ROWS.into_iter().filter(|rows| *rows < most).map(|rows| ends(rows * row));
     let product = |rows: usize| {
         let shape = ProductShape { rows: rows as u32, tuned: false, ..*shape };
-        backend.submit(&[backend.product(&shape, &x, w, add.as_ref(), &y)?])?;
-        let mut bytes = vec![0; rows * row];
-        backend.read(&y, &mut bytes)?;
-        Ok(bytes)
+        backend.submit(&[backend.product(&shape, &x, w, add.as_ref(), &y)?])
     };
-    let all = product(most)?;
-    for rows in ROWS.into_iter().filter(|rows| *rows < most) {
-        let some = product(rows)?;
-        if some[..] != all[..some.len()] {
+    let read = |ends: [Range<usize>; 2]| -> Result<[Vec<u8>; 2]> {
+        let mut found = ends.clone().map(|end| vec![0; end.len()]);
+        for (end, found) in ends.into_iter().zip(&mut found) {
+            backend.read(&backend.part(&y, end)?, found)?;
+        }
+        Ok(found)
+    };
+    product(most)?;
+    let expected = smaller().map(read).collect::<Result<Vec<_>>>()?;
+    for ((rows, ends), expected) in ROWS.into_iter().zip(smaller()).zip(expected) {
+        product(rows)?;
+        if read(ends)? != expected {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// The bytes of a result of this length by which it is compared.
+fn ends(bytes: usize) -> [Range<usize>; 2] {
+    let compared = COMPARED.min(bytes);
+    [0..compared, bytes - compared..bytes]
 }
 
 /// Finds the fastest way to do products of a shape for each of these numbers of rows, at least
@@ -94,9 +107,7 @@ pub(super) fn tune<B: Backend>(
     backend.read(&y, &mut all)?;
     for &rows in rows {
         let shape = ProductShape { rows: rows as u32, ..*shape };
-        let own = &all[..rows * row];
-        let compared = COMPARED.min(own.len());
-        let ends = [&own[..compared], &own[own.len() - compared..]];
+        let ends = ends(rows * row).map(|end| &all[end]);
         if !backend.tune(&shape, &x, ws, add.as_ref(), &y, ends)? {
             return Ok(false);
         }

@@ -112,6 +112,8 @@ pub(super) struct GpuExecutor<B: Backend> {
     /// the vendor's library.
     numbers: B::Buffer,
     unpacked: B::Buffer,
+    /// Unpacked copies of matrices, with their bytes; see [`Lowering::copied`].
+    copies: HashMap<usize, (B::Buffer, usize)>,
     pub(super) kernels: Kernels,
     pipelines: Vec<B::Pipeline>,
     pub(super) classes: HashMap<Key, Class<B>>,
@@ -154,7 +156,9 @@ impl<B: Backend> GpuExecutor<B> {
         let formats = weights::formats(&program, tensors, &[])?;
         let lowering = Lowering::new(program, backend.facts(), &options, formats)?;
         let plan = |options: &ExecutorOptions| sizes::plan(&*backend, &lowering, options, &stored);
-        plan::check(backend.about().name, &options, &plan(&options)?, &plan)?;
+        let planned = plan(&options)?;
+        plan::check(backend.about().name, &options, &planned, &plan)?;
+        let copies = planned.copies;
         let limits = options.limits(&lowering.program);
         let windows = lowering.program.groups();
         if limits.blocks.len() != windows.len() {
@@ -196,6 +200,7 @@ impl<B: Backend> GpuExecutor<B> {
             scratch: [a?, b?, c?],
             numbers: backend.upload(&numbers)?,
             unpacked: backend.buffer(sizes.unpacked)?,
+            copies: HashMap::new(),
             blocks,
             context: options.context,
             kernels: Kernels::default(),
@@ -220,6 +225,9 @@ impl<B: Backend> GpuExecutor<B> {
             lowering,
             weights,
         };
+        if copies > 0 {
+            executor.copy_unpacked()?;
+        }
         if executor.lowering.batched {
             executor.try_library()?;
         }
@@ -452,6 +460,10 @@ impl<B: Backend> GpuExecutor<B> {
             Slot::Joined(w) => {
                 let missing = || Error::new("gpu", "matrices that are joined", "one alone");
                 self.weights[*w].joined.clone().ok_or_else(missing)
+            }
+            Slot::Copied(w) => {
+                let missing = || Error::new("gpu", "an unpacked copy", "none");
+                self.copies.get(w).map(|(copy, _)| copy.clone()).ok_or_else(missing)
             }
             Slot::Frequencies(rope) => Ok(self.frequencies[*rope].clone()),
             Slot::Adapter(group, factor) => Ok(self.adapters.buffer(*group, *factor)),
@@ -701,6 +713,7 @@ impl<B: Backend> Executor for GpuExecutor<B> {
     fn memory(&self) -> Memory {
         let own = Memory {
             weights: self.weights.iter().map(|w| w.bytes).sum::<usize>()
+                + self.copies.values().map(|(_, bytes)| bytes).sum::<usize>()
                 + self.lowering.adapters.bytes(),
             cache: self.layers.iter().map(Layer::bytes).sum(),
             arena: self.sizes.arena + self.sizes.working(),

@@ -45,6 +45,8 @@ pub(super) enum Slot {
     Weight(usize),
     /// All matrices of a group of [`Lowering::joined`], by the first of them.
     Joined(usize),
+    /// The unpacked copy of a matrix; see [`Lowering::copied`].
+    Copied(usize),
     /// The frequencies of a rotation.
     Frequencies(usize),
     /// An array of a layer's cache; see [`kv::arrays`].
@@ -223,6 +225,8 @@ pub(super) struct Lowering {
     pub(super) scores: Vec<bool>,
     /// The most elements, and the most rows, of a matrix that is multiplied with many rows.
     pub(super) unpacked: (usize, usize),
+    /// The packed matrices of which an unpacked copy stays, so that prompts need not unpack them.
+    pub(super) copied: Vec<bool>,
 }
 
 impl Lowering {
@@ -264,6 +268,7 @@ impl Lowering {
             ropes: program.ropes(),
             groups: program.layer_groups(),
             unpacked: unpacked(&program),
+            copied: vec![false; program.weights.len()],
             scores: scores(&program),
             program,
         };
@@ -315,6 +320,28 @@ impl Lowering {
             (true, None) => rows,
             (false, _) => bucket(rows),
         }
+    }
+
+    /// Bytes of unpacked copies of all packed matrices that the vendor's library multiplies.
+    pub(super) fn copies(&self) -> usize {
+        if self.facts.products.is_none() || self.exact() {
+            return 0;
+        }
+        let program = &self.program;
+        let mut copied = vec![false; program.weights.len()];
+        for node in multiplied(program) {
+            let product = node.op.product(node.weights.len());
+            for projection in product.iter().flat_map(|product| &product.projections) {
+                let weight = node.weights[projection.weight];
+                let packed = self.formats[weight.0].is_some_and(|f| f != Format::Dense(self.wide));
+                let whole = program.weights[weight.0].shape[0].is_multiple_of(8);
+                copied[weight.0] |= packed && whole && projection.bias.is_none();
+            }
+        }
+        let copied = program.weights.iter().zip(copied).filter(|(_, copied)| *copied);
+        let elements: usize =
+            copied.map(|(weight, _)| weight.shape.iter().product::<usize>()).sum();
+        self.wide.bytes() * elements
     }
 
     /// Blocks at the start of each cache group that belong to no sequence: idle rows write there.
@@ -627,13 +654,17 @@ fn scores(program: &Program) -> Vec<bool> {
     scores
 }
 
-/// See [`Lowering::unpacked`].
-fn unpacked(program: &Program) -> (usize, usize) {
-    let many = |node: &&Node| {
+/// The products of many rows.
+fn multiplied(program: &Program) -> impl Iterator<Item = &Node> {
+    program.nodes.iter().filter(|node| {
         let product = node.op.product(node.weights.len());
         product.is_some() && program.shape(node.inputs[0]).rows == Rows::Tokens
-    };
-    let weights = program.nodes.iter().filter(many).flat_map(|node| &node.weights);
+    })
+}
+
+/// See [`Lowering::unpacked`].
+fn unpacked(program: &Program) -> (usize, usize) {
+    let weights = multiplied(program).flat_map(|node| &node.weights);
     let shapes = weights.map(|w| &program.weights[w.0].shape);
     let most = |a: (usize, usize), shape: &Vec<usize>| match shape[..] {
         [rows, cols] => (a.0.max(rows * cols), a.1.max(rows)),

@@ -49,6 +49,10 @@ pub(super) fn room(lowering: &Lowering, limits: &Limits) -> Room {
     }
 }
 
+/// The part of a GPU's memory that everything else leaves free, of which unpacked copies of
+/// matrices may take one.
+const LEFT: usize = 4;
+
 /// Most bytes of a step's masks.
 pub(super) fn masks(lowering: &Lowering, limits: &Limits) -> usize {
     let rows = if lowering.batched { limits.outputs } else { 1 };
@@ -144,8 +148,9 @@ pub(super) fn plan<B: Backend>(
             4 * Sampling::ALL.iter().map(words).sum::<usize>()
         }
     };
-    Ok(Plan {
+    let mut plan = Plan {
         host: false,
+        copies: 0,
         weights: weights::missing::<B>(program, &lowering.formats, &lowering.joined, wanted)
             + lowering.adapters.bytes(),
         cache: cache(&blocks),
@@ -154,5 +159,12 @@ pub(super) fn plan<B: Backend>(
         working: sizes.working() + rotations + sampling + copied(&blocks),
         active: backend.usage().map_or(0, |usage| usage.active),
         free: backend.free()?,
-    })
+    };
+    let copies = if options.copies { lowering.copies() } else { 0 };
+    let left = plan.free.map_or(0, |free| free.saturating_sub(plan.most()));
+    if copies <= left / LEFT {
+        plan.copies = copies;
+        plan.weights += copies;
+    }
+    Ok(plan)
 }

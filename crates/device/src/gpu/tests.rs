@@ -574,3 +574,43 @@ fn a_model_too_large_is_refused_with_figures_before_anything_is_allocated() {
     assert!(why.contains("weights") && why.contains("MiB free") && why.contains("hint"), "{why}");
     assert_eq!(backend.usage().unwrap().peak, 0);
 }
+
+/// Prompts read copies of packed matrices where they take a small part of what is left, and their
+/// bits are those of matrices that each step unpacks.
+#[test]
+fn unpacked_copies_change_no_bits() {
+    let (program, tensors) = recorded("llama-k-quants/model.q4_k_m.gguf");
+    for batched in [false, true] {
+        let groups = program.groups().len();
+        let blocks = vec![2; groups];
+        let options = ExecutorOptions {
+            rows: (16, 1),
+            context: blocks.clone(),
+            blocks,
+            batched,
+            copies: true,
+            ..ExecutorOptions::default()
+        };
+        let load = |memory: usize| {
+            let backend = Faulty::new(Sim::with_memory(KernelRunner::Interpreter, memory));
+            let store = Store::<Faulty>::default();
+            let device = GpuDevice { backend: Arc::clone(&backend), store };
+            let plan = device.plan(&program, &tensors, &options).unwrap()[0];
+            let mut executor =
+                device.load(program.clone(), &tensors, options.clone(), &mut |_, _| {}).unwrap();
+            let tokens: Vec<u32> = (3..15).collect();
+            let first = logits(&mut *executor, 0, 0, &tokens).unwrap();
+            let next = logits(&mut *executor, 0, 12, &[4]).unwrap();
+            (plan, executor.memory().weights, backend.calls("launch"), first, next)
+        };
+        let (plan, held, launches, first, next) = load(usize::MAX);
+        assert!(plan.copies > 0 && plan.weights == held, "{plan:?}, held {held}");
+        // A byte less than what the copies must be a quarter of.
+        let memory = plan.most() + 3 * plan.copies - 1;
+        let (without, held, more, first_without, next_without) = load(memory);
+        assert_eq!((without.copies, without.weights), (0, plan.weights - plan.copies));
+        assert_eq!(held, without.weights);
+        assert!(more > launches, "{more} launches without copies, {launches} with them");
+        assert_eq!((first, next), (first_without, next_without), "batched: {batched}");
+    }
+}

@@ -273,6 +273,7 @@ impl<B: Backend> GpuTrainer<B> {
             Slot::Numbers(count) => self.backend.part(&self.numbers, 0..4 * count),
             Slot::Unpacked(bytes) => self.backend.part(&self.unpacked, 0..*bytes),
             Slot::Joined(_)
+            | Slot::Copied(_)
             | Slot::Adapter(..)
             | Slot::Cache(..)
             | Slot::Scratch(_)

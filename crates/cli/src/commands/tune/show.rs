@@ -208,6 +208,8 @@ impl Samples {
             threads: args.threads.map(|n| n as usize),
             context: Some(tokens.len() + SAMPLED),
             sessions: 1,
+            // Training takes what memory is left.
+            copies: false,
             adapters: match lora {
                 Some(lora) => Adapters {
                     more: 1,

@@ -1,5 +1,6 @@
-//! The trial of the vendor's library when a model for many sequences is loaded: which products it
-//! may do without a row's bits depending on the number of rows, and in which way.
+//! The vendor's library when a model is loaded: copies of packed matrices for it, and where there
+//! are many sequences its trial: which products it may do without a row's bits depending on the
+//! number of rows, and in which way.
 
 use formats::Result;
 use program::{BLOCK_TOKENS, StepKind};
@@ -19,6 +20,54 @@ const MATRICES: usize = 4;
 type Tried<B> = (ProductShape, Vec<<B as Backend>::Buffer>);
 
 impl<B: Backend> GpuExecutor<B> {
+    /// Unpacks each matrix that prompts would unpack in every step, to a buffer of its own.
+    pub(super) fn copy_unpacked(&mut self) -> Result<()> {
+        let key = self.prompts();
+        let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
+        let (steps, _) = self.lowering.launches(&key, &layout, &mut self.kernels)?;
+        self.kernels.load(&*self.backend, &mut self.pipelines)?;
+        for step in steps {
+            let lower::Step::Kernel { kernel, numbers, buffers } = step else { continue };
+            let unpacked = buffers.iter().find_map(|slot| match slot {
+                Slot::Unpacked(bytes) => Some(*bytes),
+                _ => None,
+            });
+            let weight = buffers.iter().find_map(|slot| match slot {
+                Slot::Weight(w) => Some(*w),
+                _ => None,
+            });
+            let (Some(bytes), Some(weight)) = (unpacked, weight) else { continue };
+            let copy = self.backend.buffer(bytes)?;
+            let bound = buffers.iter().map(|slot| match slot {
+                Slot::Unpacked(_) => Ok(copy.clone()),
+                slot => self.buffer(slot, &key),
+            });
+            let bound = bound.collect::<Result<Vec<_>>>()?;
+            let launch = self.backend.bind(&self.pipelines[kernel], &numbers, &bound)?;
+            self.backend.submit(&[launch])?;
+            self.copies.insert(weight, (copy, bytes));
+            self.lowering.copied[weight] = true;
+        }
+        let facts = &mut self.lowering.facts;
+        facts.products = facts.products.map(|unpack| unpack.min(facts.tuned.thresholds.copied));
+        Ok(())
+    }
+
+    /// A class of prompts that the vendor's library computes.
+    fn prompts(&self) -> Key {
+        let tokens = if self.lowering.batched { LIBRARY_ROWS } else { self.limits.tokens };
+        Key {
+            kind: self.kind(StepKind::Prompt, tokens),
+            tokens,
+            outputs: usize::from(self.chooses()),
+            sequences: 1,
+            strides: vec![stride(1, false); self.blocks.len()],
+            length: BLOCK_TOKENS,
+            samples: None,
+            adapted: Adapted::No,
+        }
+    }
+
     /// Disables the vendor's library if the bits of its rows depend on the number of rows; else
     /// looks for the fastest ways to do what it does for few rows.
     pub(super) fn try_library(&mut self) -> Result<()> {
@@ -36,16 +85,7 @@ impl<B: Backend> GpuExecutor<B> {
     /// way to do it for every number of rows that short prompts have; whether a row's bits do not
     /// depend on the number of rows.
     fn try_prompts(&mut self) -> Result<bool> {
-        let key = Key {
-            kind: StepKind::Prompt,
-            tokens: LIBRARY_ROWS,
-            outputs: usize::from(self.chooses()),
-            sequences: 1,
-            strides: vec![stride(1, false); self.blocks.len()],
-            length: BLOCK_TOKENS,
-            samples: None,
-            adapted: Adapted::No,
-        };
+        let key = self.prompts();
         let mut known = std::mem::take(&mut self.kernels);
         let shapes = self.products(&key, &mut known);
         self.kernels = known;
@@ -59,7 +99,14 @@ impl<B: Backend> GpuExecutor<B> {
         let mut rows: Vec<usize> =
             (1..=self.limits.tokens.min(SHORT_PROMPT)).map(prompt_bucket).collect();
         rows.dedup();
-        self.tune(&shapes, &rows)
+        // Few rows of a prompt have logits.
+        let outputs = prompt_bucket(self.limits.outputs);
+        let program = &self.lowering.program;
+        let vocab = self.chooses().then(|| program.shape(program.results[0]).width);
+        let (heads, shapes): (Vec<_>, Vec<_>) =
+            shapes.into_iter().partition(|(shape, _)| Some(shape.out as usize) == vocab);
+        let few: Vec<usize> = rows.iter().copied().filter(|rows| *rows <= outputs).collect();
+        Ok(self.tune(&shapes, &rows)? && self.tune(&heads, &few)?)
     }
 
     /// Looks for the fastest way to do each product of the vendor's library in steps that decode,

@@ -408,6 +408,8 @@ impl Recorder<'_> {
         let wide = self.of.wide;
         let w = if format == Format::Dense(wide) {
             self.weight(weight)
+        } else if self.of.copied[weight.0] {
+            Slot::Copied(weight.0)
         } else {
             let to = Slot::Unpacked(out as usize * width * wide.bytes());
             self.unpack(format, self.weight(weight), out as usize, width, to.clone())?;
