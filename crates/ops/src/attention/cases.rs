@@ -416,6 +416,12 @@ pub(super) fn decode() -> Vec<Case> {
             Scene { why: "heads of 80", head_dim: 80, rows: vec![(0, 33)], ..Scene::default() };
         let mut scenes = decode_scenes();
         scenes.push((odd, 2));
+        // A lane's share of a head ends past the head.
+        for (head_dim, why) in [(10, "heads of 10"), (6, "heads of 6"), (21, "heads of 21")] {
+            let rows = vec![(0, 33), (1, 200)];
+            scenes
+                .push((Scene { why, head_dim, group: 4, rows, block: 32, ..Scene::default() }, 2));
+        }
         if stored.bytes() == 2 {
             scenes.extend(staged_scenes(16));
         }

@@ -467,16 +467,17 @@ fn merge(
     store: impl FnOnce(Val<u32>, Val<u32>, &[Val<f32>]),
 ) {
     let Plan { head_dim: d, pack, simds, .. } = plan;
+    let vector = [VECTOR, VECTOR / 2].into_iter().find(|v| d.is_multiple_of(*v)).unwrap_or(1);
     let weights = Shared::<f32>::named("weights", pack * MOST_SPLITS);
     let first = index * groups(0) * pack;
-    let vectors = pack * d / VECTOR;
+    let vectors = pack * d / vector;
     // Parts from `start` on of a vector of elements; the last one again where there are fewer.
     let read = |i: Val<u32>, start: Val<u32>| -> Vec<Vec<Val<f32>>> {
-        let (head, element) = (i * VECTOR / d, i * VECTOR % d);
+        let (head, element) = (i * vector / d, i * vector % d);
         let one = |k: u32| {
             let part = (start + k).min(used - 1u32);
             let at = (first + part * pack + head) * d + element;
-            scratch.partial.get_vec(at, VECTOR as u8, LoadHint::Coherent)
+            scratch.partial.get_vec(at, vector as u8, LoadHint::Coherent)
         };
         (0..TOGETHER).map(one).collect()
     };
@@ -510,8 +511,8 @@ fn merge(
     });
     barrier();
     strided(vectors).each(|i| {
-        let (head, element) = (i * VECTOR / d, i * VECTOR % d);
-        let sums = Regs::new(VECTOR, 0.0);
+        let (head, element) = (i * vector / d, i * vector % d);
+        let sums = Regs::new(vector, 0.0);
         let add = |start: Val<u32>, parts: &[Vec<Val<f32>>]| {
             for (k, part) in (0..).zip(parts) {
                 // Parts that are not there have the weight 0.
@@ -529,7 +530,7 @@ fn merge(
             None => 0,
         };
         range(rest, used).step(TOGETHER).each(|start| add(start, &read(i, start)));
-        let values: Vec<Val<f32>> = (0..VECTOR).map(|j| sums.get(j)).collect();
+        let values: Vec<Val<f32>> = (0..vector).map(|j| sums.get(j)).collect();
         store(head, element, &values);
     });
 }

@@ -27,7 +27,8 @@ struct Lanes {
     team: u32,
     /// Elements read at once.
     vector: u32,
-    /// Elements of a head in a lane.
+    /// Elements of a head in a lane: of those of the last ones some are past the head's end, where
+    /// it has no multiple of `team` elements.
     each: u32,
 }
 
@@ -39,8 +40,8 @@ impl Lanes {
         let teams = [32u32, 16, 8].into_iter().find(|t| d.is_multiple_of(*t) && d / t >= 8);
         let team = teams.unwrap_or(4);
         let fits = |v: &u32| (d / team).is_multiple_of(*v) && v * bytes <= 16;
-        let vector = [16u32, 8, 4, 2].into_iter().find(fits).unwrap_or(1);
-        Lanes { team, vector, each: d / team }
+        let vector = [16u32, 8, 4, 2].into_iter().find(|v| d.is_multiple_of(team) && fits(v));
+        Lanes { team, vector: vector.unwrap_or(1), each: d.div_ceil(team) }
     }
 }
 
@@ -93,14 +94,24 @@ pub(super) fn attend(
     let sequence = cache.sequences.get(row);
     let (turn, lane) = (lane_id() / team, lane_id() % team);
     // A lane's vectors alternate with its team's, so that a team reads consecutive bytes.
-    let elements: Vec<Val<u32>> = (0..each / vector).map(|i| (i * team + lane) * vector).collect();
+    let mut elements: Vec<Val<u32>> =
+        (0..each / vector).map(|i| (i * team + lane) * vector).collect();
+    let ragged = !form.head_dim.is_multiple_of(team);
+    // Past a head's end its last element is read again, times a query of zero.
+    let within = elements.iter().filter(|_| ragged).map(|&e| Order::lt(e, form.head_dim));
+    let within: Vec<Val<bool>> = within.collect();
+    for e in elements.iter_mut().filter(|_| ragged) {
+        *e = e.min(form.head_dim - 1);
+    }
     let (inner, outer) = extras.scales(scale);
     let inner = if extras.cap.is_some() { inner } else { outer };
     let queries: Vec<Vec<Val<f32>>> = (0..pack)
         .map(|g| {
             let start = ((row * groups(1) + packed) * pack + g) * plan.head_dim;
             let read = |&e: &Val<u32>| q.get_raw_vec(start + e, vector as u8, LoadHint::None);
-            elements.iter().flat_map(read).map(|x| x.f32() * inner).collect()
+            let numbers = elements.iter().flat_map(read).map(|x| x.f32() * inner);
+            let kept = |(i, x)| within.get(i).map_or(x, |within| select(*within, x, 0.0f32));
+            numbers.enumerate().map(kept).collect()
         })
         .collect();
     let running = Running {
@@ -307,7 +318,12 @@ fn gather(plan: Plan, lanes: Lanes, running: Running) -> Softmaxes {
             for i in 0..each / vector {
                 for j in 0..vector {
                     let value = running.mixed.get(g * each + i * vector + j);
-                    rows.set(start + (i * team + lane) * vector + j, value);
+                    let element = (i * team + lane) * vector;
+                    let set = || rows.set(start + element + j, value);
+                    match head_dim.is_multiple_of(team) {
+                        true => set(),
+                        false => when(Order::lt(element, head_dim), set),
+                    }
                 }
             }
         });
