@@ -142,10 +142,10 @@ def read_back(case, path):
             "youtu": gguf.MODEL_ARCH.DEEPSEEK2, "exaone": gguf.MODEL_ARCH.EXAONE, "gpt_bigcode": gguf.MODEL_ARCH.STARCODER, "olmo": gguf.MODEL_ARCH.OLMO, "nemotron": gguf.MODEL_ARCH.NEMOTRON, "arcee": gguf.MODEL_ARCH.ARCEE, "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
             "afmoe": gguf.MODEL_ARCH.AFMOE, "apertus": gguf.MODEL_ARCH.APERTUS, "falcon": gguf.MODEL_ARCH.FALCON, "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2,
             "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID, "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
-            "falcon_h1": gguf.MODEL_ARCH.FALCON_H1}[case.disguise or case.family]
+            "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
-    heads = {"q_proj": config.num_attention_heads, "k_proj": case.config.get("num_key_value_heads", 0)}
+    heads = {"q_proj": case.config.get("num_attention_heads", 0), "k_proj": case.config.get("num_key_value_heads", 0)}
     weights = {}
 
     def decoded(name, shape=None):

@@ -287,7 +287,7 @@ CASES = [
          "powers of two, since GGUF has them in its weights",
          shape(48, 4, 2, 64, head_dim=16, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=2, mamba_d_state=12, mamba_chunk_size=16,
                embedding_multiplier=2.0, lm_head_multiplier=0.5, attention_in_multiplier=2.0, key_multiplier=0.25, attention_out_multiplier=0.5,
-               ssm_in_multiplier=4.0, ssm_out_multiplier=0.5, ssm_multipliers=[0.25, 0.5, 0.125, 1.0, 2.0], mlp_multipliers=[2.0, 0.5],
+               ssm_in_multiplier=4.0, ssm_out_multiplier=0.5, ssm_multipliers=[0.25, 0.5, 0.125, 4.0, 2.0], mlp_multipliers=[2.0, 0.5],
                **rope(10000.0)), prompt=40, keep=20, gguf=("f32",)),
     Case("falcon-h1-normed", "falcon_h1", "bfloat16", "a norm by groups in front of the gate, projections of the state space with biases; tied",
          shape(40, 2, 1, 48, mamba_d_ssm=96, mamba_n_heads=6, mamba_d_head=16, mamba_n_groups=3, mamba_d_state=32, mamba_chunk_size=16,
@@ -296,6 +296,13 @@ CASES = [
     Case("bamba", "bamba", "bfloat16", "state spaces of one group around attention, by its layer's number, with half of each head rotated",
          shape(48, 4, 2, 64, num_hidden_layers=3, attn_layer_indices=[1], mamba_n_heads=6, mamba_d_head=16, mamba_d_state=16, mamba_chunk_size=16,
                **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=40, keep=20),
+    Case("mamba2", "mamba2", "bfloat16", "state spaces alone, of 6 heads in two groups, behind norms; 300 tokens, in chunks of 16",
+         dict(hidden_size=48, num_hidden_layers=3, expand=2, num_heads=6, head_dim=16, n_groups=2, state_size=12, chunk_size=16,
+              layer_norm_epsilon=1e-5, pad_token_id=0), prompt=300, keep=8, gguf=("f32",), drop=("rms_norm_eps", "max_position_embeddings")),
+    Case("mamba2-biased", "mamba2", "float32", "one group, convolutions of three rows without biases, projections with them; tied",
+         dict(hidden_size=32, num_hidden_layers=2, expand=3, num_heads=6, head_dim=16, n_groups=1, state_size=32, conv_kernel=3, chunk_size=16,
+              use_bias=True, use_conv_bias=False, layer_norm_epsilon=1e-5, pad_token_id=0, tie_word_embeddings=True), prompt=9,
+         drop=("rms_norm_eps", "max_position_embeddings")),
     Case("nemotron-h", "nemotron_h", "bfloat16", "layers that are one of state space (8 heads in 4 groups), feed-forward without a gate and attention without "
          "positions, by letters as published",
          shape(48, 4, 2, 64, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"], head_dim=16, ssm_state_size=16,
@@ -577,7 +584,7 @@ FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral":
             "qwen3_vl": "Qwen3VL", "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl_moe": "Qwen3VLMoe", "cohere": "Cohere", "cohere2": "Cohere2",
             "starcoder2": "Starcoder2", "stablelm": "StableLm", "phi": "Phi", "gpt_neox": "GPTNeoX", "nemotron": "Nemotron", "arcee": "Arcee",
             "gptj": "GPTJ", "gpt_neo": "GPTNeo", "gpt_bigcode": "GPTBigCode", "opt": "OPT", "falcon": "Falcon", "olmo": "Olmo", "minicpm3": "MiniCPM3", "ernie4_5_moe": "Ernie4_5_Moe", "lfm2_moe": "Lfm2Moe", "minimax_m2": "MiniMaxM2", "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite", "youtu": "Youtu", "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2",
-            "nemotron_h": "NemotronH", "falcon_h1": "FalconH1", "bamba": "Bamba"}
+            "nemotron_h": "NemotronH", "falcon_h1": "FalconH1", "bamba": "Bamba", "mamba2": "Mamba2"}
 TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                                num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
@@ -786,7 +793,7 @@ def record(model, ids):
         tokens.append(last.argmax())
         # By the name that newer versions give it.
         name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        more = {name: out.past_key_values}
+        more = {name: out[name] if name in out else out.past_key_values}
         if model.config.model_type == "bamba":
             # Where it counts positions from 0 in every call.
             more["position_ids"] = torch.tensor([[len(ids) + len(tokens) - 1]])

@@ -31,7 +31,8 @@ impl Split {
         tensors: &Tensors,
         options: &ExecutorOptions,
     ) -> Result<Vec<Loading>> {
-        let layers = program.layers.len();
+        let blocks = program.blocks();
+        let layers = blocks.len();
         let all = program.groups().len();
         if options.blocks.len() != all || options.context.len() != all {
             let expected = format!("blocks of each of {all} cache groups");
@@ -41,8 +42,9 @@ impl Split {
         let cuts = match self.after {
             None => program.even_cuts(0, self.devices.len(), &bytes)?,
             Some(last) if (1..layers).contains(&last) => {
-                let rest = program.even_cuts(layers - last, self.devices.len() - 1, &bytes)?;
-                [vec![layers - last], rest].concat()
+                let first = blocks[layers - last];
+                let rest = program.even_cuts(first, self.devices.len() - 1, &bytes)?;
+                [vec![first], rest].concat()
             }
             Some(last) => {
                 let expected = format!("1 to {} of {layers} layers on GPUs", layers - 1);

@@ -122,7 +122,7 @@ fn on(model: &Recorded<'_>, options: &LoadOptions, place: DeviceSpec) -> Result<
     let (device, places) = match &model.kept {
         Some(kept) => kept.clone(),
         None => {
-            let (device, places) = open(&options, model.program.layers.len())?;
+            let (device, places) = open(&options, model.program.blocks().len())?;
             (Arc::from(device), places)
         }
     };

@@ -2,8 +2,8 @@
 //!
 //! Rows stay as the file encodes them wherever a recipe keeps them whole: ranges of rows,
 //! permutations of rows, one weight below another, stacks, and columns that are cut between blocks.
-//! Nothing is decoded for those. What changes numbers goes through f32: [`Source::Plus`] and
-//! [`Source::NegExp`] give f32. A recipe that would have to decode a quantised matrix is refused by
+//! Nothing is decoded for those. What changes numbers goes through f32: [`Source::Plus`],
+//! [`Source::Times`] and [`Source::NegExp`] give f32. A recipe that would have to decode a quantised matrix is refused by
 //! name, since the weight would then take several times the memory that its file promises: a
 //! transpose, a sum, a cut through blocks. [`Source::Decoded`] asks for just that, of small
 //! matrices that files have the other way round.
@@ -53,6 +53,8 @@ pub enum Source {
     Stack(Vec<Source>),
     /// Every element plus a number, such as the 1 that Gemma's norms leave out.
     Plus(Box<Source>, f32),
+    /// Every element times a number.
+    Times(Box<Source>, f32),
     /// Minus the exponential of every element: rates whose logarithms are stored.
     NegExp(Box<Source>),
     /// Every element in f32, whatever its encoding.
@@ -202,6 +204,7 @@ impl Source {
         match self {
             Source::Rows { of, .. } | Source::Columns { of, .. } => std::slice::from_ref(of),
             Source::Plus(of, _)
+            | Source::Times(of, _)
             | Source::NegExp(of)
             | Source::Decoded(of)
             | Source::Transpose(of)
@@ -313,7 +316,7 @@ impl Source {
                 let shape = [&[parts.len()][..], &first.shape].concat();
                 Ok(Described::new(encoding, shape, parts.iter().map(|part| part.stored).sum()))
             }
-            Source::Plus(of, _) | Source::NegExp(of) => {
+            Source::Plus(of, _) | Source::Times(of, _) | Source::NegExp(of) => {
                 let all = of.describe(tensors)?;
                 if !all.encoding.is_float() || (all.encoding.is_quantised() && all.shape.len() > 1)
                 {
@@ -453,6 +456,11 @@ impl Source {
             Source::Plus(of, add) => {
                 let mut values = of.read(tensors)?.to_f32()?;
                 values.iter_mut().for_each(|value| *value += add);
+                Ok(Cow::Owned(f32_bytes(&values)))
+            }
+            Source::Times(of, by) => {
+                let mut values = of.read(tensors)?.to_f32()?;
+                values.iter_mut().for_each(|value| *value *= by);
                 Ok(Cow::Owned(f32_bytes(&values)))
             }
             Source::NegExp(of) => {
@@ -597,7 +605,7 @@ impl Source {
             Source::Permute(of, axes) => {
                 of.origin(tensors, permuted_from(at, *axes) * row + within)
             }
-            Source::Zeros(_) | Source::Normal { .. } => Ok(None),
+            Source::Zeros(_) | Source::Normal { .. } | Source::Times(..) => Ok(None),
         }
     }
 }

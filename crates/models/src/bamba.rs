@@ -3,32 +3,16 @@
 
 use crate::config::{LAYERS, Raw};
 use crate::files::Files;
-use crate::names::Row;
-use crate::{Architecture, Opened, decoder, mamba};
+use crate::{Architecture, Opened, decoder, falcon_h1, mamba};
 use formats::Result;
 use nn::Weights;
-
-const NAMES: &[Row] = &[
-    ("embed", "model.embed_tokens", "token_embd"),
-    ("norm", "model.final_layernorm", "output_norm"),
-    ("head", "lm_head", "output"),
-    ("blocks.{}.attention_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
-    ("blocks.{}.attention.q", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
-    ("blocks.{}.attention.k", "model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
-    ("blocks.{}.attention.v", "model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
-    ("blocks.{}.attention.o", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
-    ("blocks.{}.mlp_norm", "model.layers.{}.pre_ff_layernorm", "blk.{}.ffn_norm"),
-    ("blocks.{}.mlp.gate", "model.layers.{}.feed_forward.gate_proj", "blk.{}.ffn_gate"),
-    ("blocks.{}.mlp.up", "model.layers.{}.feed_forward.up_proj", "blk.{}.ffn_up"),
-    ("blocks.{}.mlp.down", "model.layers.{}.feed_forward.down_proj", "blk.{}.ffn_down"),
-];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Bamba",
     name: "bamba",
     gguf: "",
     class: "BambaForCausalLM",
-    names: &[NAMES, mamba::NAMES],
+    names: &[falcon_h1::NAMES, mamba::NAMES],
     signs: None,
     experts: false,
     open,

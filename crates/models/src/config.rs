@@ -76,6 +76,7 @@ pub(crate) struct Raw {
 pub(crate) const LIMIT: usize = 1 << 28;
 /// The number that is added in RMS norms.
 const RMS_EPS: Key = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+const CONTEXT: Key = Key("max_position_embeddings", "context_length");
 /// More layers than any model has.
 pub(crate) const LAYERS: usize = 4096;
 
@@ -141,7 +142,6 @@ impl Raw {
         let heads = keys.needed(Key("num_attention_heads", "attention.head_count"))?;
         let head_dim = head_dim(&heads)?;
         let mut warnings = Vec::new();
-        const CONTEXT: Key = Key("max_position_embeddings", "context_length");
         let context = keys.size(CONTEXT)?.unwrap_or_else(|| {
             let usual = keys.stated(CONTEXT, 2048);
             warnings.push(format!("{} is missing: a context of 2048 is assumed", usual.key()));
@@ -153,10 +153,6 @@ impl Raw {
         let width = head_dim.as_ref().map_or_else(usual, |head_dim| head_dim.value);
         let rotation = scaling::read(files, width)?;
         const FEED_FORWARD: Key = Key("intermediate_size", "feed_forward_length");
-        let norm_eps = match keys.dialect() {
-            Dialect::Gguf => keys.needed_number(eps)?,
-            Dialect::HuggingFace => keys.number_or(eps, usual_eps)?,
-        };
         let feed_forward = match keys.size(FEED_FORWARD)? {
             Some(width) => width,
             // A GGUF file of experts alone states their width.
@@ -173,17 +169,46 @@ impl Raw {
             heads,
             head_dim,
             feed_forward,
-            vocab: match rows {
-                Some(rows) => keys.stated("vocab_size", rows),
-                None => keys.needed("vocab_size")?,
-            },
-            norm_eps,
+            vocab: vocabulary(files, rows)?,
+            norm_eps: norm_eps(files, eps, usual_eps)?,
             windows: Vec::new(),
             context,
             tied: tied(files)?,
             rotation: Some(rotation),
             pairing: Pairing::Half,
             warnings,
+            loaded: files.context,
+        })
+    }
+
+    /// The numbers of a model without attention and feed-forwards, whose context nothing bounds. Heads
+    /// and widths, which it has not, are ones.
+    ///
+    /// # Errors
+    /// As [`Raw::read`].
+    pub(crate) fn read_alone(files: &Files<'_>, eps: Key, usual_eps: f64) -> Result<Raw> {
+        let keys = &files.keys;
+        if let Some(metadata) = files.metadata() {
+            metadata.check_model()?;
+        }
+        let rows = rows_of_embedding(files)?;
+        let one = || keys.at("", 1);
+        Ok(Raw {
+            architecture: files.architecture,
+            hidden: keys.needed(Key("hidden_size", "embedding_length"))?,
+            layers: layers(files)?,
+            heads: one(),
+            kv_heads: one(),
+            head_dim: Some(one()),
+            feed_forward: one(),
+            vocab: vocabulary(files, rows)?,
+            norm_eps: norm_eps(files, eps, usual_eps)?,
+            windows: Vec::new(),
+            context: keys.size(CONTEXT)?.unwrap_or_else(|| keys.stated(CONTEXT, 1 << 20)),
+            tied: tied(files)?,
+            rotation: None,
+            pairing: Pairing::Half,
+            warnings: Vec::new(),
             loaded: files.context,
         })
     }
@@ -261,6 +286,22 @@ impl Raw {
             spare: Vec::new(),
             warnings,
         })
+    }
+}
+
+/// The number that is added in norms, which is `usual` where `config.json` does not say it.
+fn norm_eps(files: &Files<'_>, eps: Key, usual: f64) -> Result<Stated<f64>> {
+    match files.keys.dialect() {
+        Dialect::Gguf => files.keys.needed_number(eps),
+        Dialect::HuggingFace => files.keys.number_or(eps, usual),
+    }
+}
+
+/// The number of tokens: the rows of a GGUF file's embedding, or as stated.
+fn vocabulary(files: &Files<'_>, rows: Option<usize>) -> Result<Stated<usize>> {
+    match rows {
+        Some(rows) => Ok(files.keys.stated("vocab_size", rows)),
+        None => files.keys.needed("vocab_size"),
     }
 }
 

@@ -22,6 +22,7 @@ mod exaone4;
 mod experts;
 mod export;
 mod falcon;
+mod falcon_h1;
 mod files;
 mod gemma;
 mod gemma2;
@@ -50,6 +51,7 @@ mod lfm2_moe;
 mod llama;
 mod llama4;
 mod mamba;
+mod mamba2;
 mod minicpm;
 mod minimax_m2;
 mod ministral;
@@ -132,6 +134,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &exaone::ARCHITECTURE,
     &exaone4::ARCHITECTURE,
     &falcon::ARCHITECTURE,
+    &falcon_h1::ARCHITECTURE,
     &gemma::ARCHITECTURE,
     &gemma2::ARCHITECTURE,
     &gemma3::ARCHITECTURE,
@@ -158,6 +161,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &lfm2_moe::ARCHITECTURE,
     &llama::ARCHITECTURE,
     &llama4::ARCHITECTURE,
+    &mamba2::ARCHITECTURE,
     &minicpm::ARCHITECTURE,
     &minicpm::THIRD,
     &minimax_m2::ARCHITECTURE,

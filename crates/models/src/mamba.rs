@@ -26,6 +26,18 @@ pub(crate) const NAMES: &[Row] = &[
     ("blocks.{}.mamba.o", "model.layers.{}.mamba.out_proj", "blk.{}.ssm_out"),
 ];
 
+/// The same where a layer is nothing else.
+pub(crate) const MIXERS: &[Row] = &[
+    ("blocks.{}.mamba.in", "backbone.layers.{}.mixer.in_proj", "blk.{}.ssm_in"),
+    ("blocks.{}.mamba.conv", "backbone.layers.{}.mixer.conv1d", "blk.{}.ssm_conv1d"),
+    ("blocks.{}.mamba.log_decay", "backbone.layers.{}.mixer.A_log!", ""),
+    ("blocks.{}.mamba.decay", "", "blk.{}.ssm_a!"),
+    ("blocks.{}.mamba.step", "backbone.layers.{}.mixer.dt_bias!", "blk.{}.ssm_dt.bias!"),
+    ("blocks.{}.mamba.skip", "backbone.layers.{}.mixer.D!", "blk.{}.ssm_d!"),
+    ("blocks.{}.mamba.norm", "backbone.layers.{}.mixer.norm", "blk.{}.ssm_norm"),
+    ("blocks.{}.mamba.o", "backbone.layers.{}.mixer.out_proj", "blk.{}.ssm_out"),
+];
+
 /// Keys about training, and about the chunks in which others compute.
 const NOTED: &[&str] = &[
     "chunk_size",
@@ -53,6 +65,7 @@ pub(crate) fn read(files: &Files<'_>, hidden: &Stated<usize>, eps: f32) -> Resul
         return Err(heads.wrong(format!("a multiple of the {groups} groups"), count));
     }
     let head_dim = head_dim(files, hidden, &heads)?.within(1..=1 << 14)?;
+    let bias = files.bias("mamba_proj_bias")?;
     let state = keys.needed(Key("mamba_d_state", "ssm.state_size"))?.within(1..=1 << 14)?;
     let kernel = keys.needed(Key("mamba_d_conv", "ssm.conv_kernel"))?.within(2..=1 << 8)?;
     Ok(MambaOptions {
@@ -63,7 +76,8 @@ pub(crate) fn read(files: &Files<'_>, hidden: &Stated<usize>, eps: f32) -> Resul
         state,
         kernel,
         limit: limit(files)?,
-        bias: files.bias("mamba_proj_bias")?,
+        bias,
+        output_bias: bias,
         conv_bias: match keys.flag(Key("mamba_conv_bias", ""))? {
             Some(false) => Bias::Never,
             _ => Bias::IfStored,
@@ -228,6 +242,24 @@ fn taps(
     Ok(Some(Stored { source: turned, shape }))
 }
 
+/// The taps `[kernel * channels]`, times a factor for the channels of `x`, of `B` and of `C`.
+pub(crate) fn multiplied(taps: Stored, options: &MambaOptions, by: [f32; 3]) -> Stored {
+    if by == [1.0; 3] {
+        return taps;
+    }
+    let (inner, each) = (options.heads * options.head_dim, options.groups * options.state);
+    let Stored { source, shape } = taps;
+    let channels = inner + 2 * each;
+    let rows = Source::Reshape(Box::new(source), vec![options.kernel, channels]);
+    let part = |start, count, by| Source::Times(Box::new(rows.clone().columns(start, count)), by);
+    // One below the other by channel, then by rows again.
+    let turned = |source| Source::Transpose(Box::new(source));
+    let all = [(0, inner, by[0]), (inner, each, by[1]), (inner + each, each, by[2])]
+        .map(|(start, count, by)| turned(part(start, count, by)));
+    let source = turned(Source::Concat(all.to_vec()));
+    Stored { source: Source::Reshape(Box::new(source), shape.clone()), shape }
+}
+
 /// The groups of heads that a configuration states.
 ///
 /// # Errors
@@ -291,13 +323,18 @@ pub(crate) fn exported(
 pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Vec<(&'static str, MetadataValue)> {
     let of = |i: usize| held.iter().find(|weight| weight.name == format!("blocks.{i}.mamba.z"));
     let Some(inner) = (0..config.layers).find_map(of) else { return Vec::new() };
+    let inner = ("ssm.inner_size", MetadataValue::U32(inner.shape[0] as u32));
+    // Nothing attends.
+    if config.heads == 0 {
+        return vec![inner];
+    }
     let attends =
         |i: usize| held.iter().any(|weight| weight.name == format!("blocks.{i}.attention.q"));
     let heads = |i: usize| if attends(i) { config.kv_heads as i32 } else { 0 };
     let heads = (0..config.layers).map(heads).collect();
     let feeds = |i: usize| held.iter().any(|w| w.name.starts_with(&format!("blocks.{i}.mlp.")));
     let mut all = vec![
-        ("ssm.inner_size", MetadataValue::U32(inner.shape[0] as u32)),
+        inner,
         ("attention.head_count_kv", MetadataValue::Array(MetadataArray::I32(heads))),
         ("rope.scaling.finetuned", MetadataValue::Bool(config.rope.is_some())),
     ];

@@ -31,14 +31,6 @@ const NAMES: &[Row] = &[
     ("blocks.{}.attention.o", "backbone.layers.{}.mixer.o_proj", "blk.{}.attn_output"),
     ("blocks.{}.mlp.up", "backbone.layers.{}.mixer.up_proj", "blk.{}.ffn_up"),
     ("blocks.{}.mlp.down", "backbone.layers.{}.mixer.down_proj", "blk.{}.ffn_down"),
-    ("blocks.{}.mamba.in", "backbone.layers.{}.mixer.in_proj", "blk.{}.ssm_in"),
-    ("blocks.{}.mamba.conv", "backbone.layers.{}.mixer.conv1d", "blk.{}.ssm_conv1d"),
-    ("blocks.{}.mamba.log_decay", "backbone.layers.{}.mixer.A_log!", ""),
-    ("blocks.{}.mamba.decay", "", "blk.{}.ssm_a!"),
-    ("blocks.{}.mamba.step", "backbone.layers.{}.mixer.dt_bias!", "blk.{}.ssm_dt.bias!"),
-    ("blocks.{}.mamba.skip", "backbone.layers.{}.mixer.D!", "blk.{}.ssm_d!"),
-    ("blocks.{}.mamba.norm", "backbone.layers.{}.mixer.norm", "blk.{}.ssm_norm"),
-    ("blocks.{}.mamba.o", "backbone.layers.{}.mixer.out_proj", "blk.{}.ssm_out"),
 ];
 
 /// Mixtures.
@@ -76,7 +68,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "nemotron_h",
     gguf: "nemotron_h",
     class: "NemotronHForCausalLM",
-    names: &[NAMES, EXPERTS],
+    names: &[NAMES, mamba::MIXERS, EXPERTS],
     signs: None,
     experts: true,
     open,

@@ -23,8 +23,10 @@ pub struct MambaOptions {
     pub kernel: usize,
     /// The least and the greatest step.
     pub limit: [f32; 2],
-    /// Biases of the projections.
+    /// Biases of the projections of what it reads.
     pub bias: Bias,
+    /// Bias of the projection of what it gives.
+    pub output_bias: Bias,
     /// Bias of the convolution.
     pub conv_bias: Bias,
     /// The norm behind it; none where the gate alone is.
@@ -79,8 +81,8 @@ impl Mamba {
         conv.layer = builder.cache_layer(CacheLayer::carried(scan.start + scan.elements()));
         scan.layer = conv.layer;
         let inner = heads * head_dim;
-        let linear = |part: &str, out: usize, input: usize| {
-            Projection::new(builder, &format!("{name}.{part}"), [out, input], options.bias)
+        let linear = |part: &str, out: usize, input: usize, bias: Bias| {
+            Projection::new(builder, &format!("{name}.{part}"), [out, input], bias)
         };
         let weight = |part: &str, len: usize| builder.weight(&format!("{name}.{part}"), &[len]);
         let taps = weight("taps", kernel * scan.width())?;
@@ -88,10 +90,10 @@ impl Mamba {
         let scanned = ["decay", "step", "skip"].map(|part| weight(part, heads));
         let norm = options.norm.map(|norm| Ok((norm, weight("norm", inner)?))).transpose()?;
         Ok(Mamba {
-            z: linear("z", inner, hidden)?,
-            xbc: linear("xbc", scan.width(), hidden)?,
-            dt: linear("dt", heads, hidden)?,
-            o: linear("o", hidden, inner)?,
+            z: linear("z", inner, hidden, options.bias)?,
+            xbc: linear("xbc", scan.width(), hidden, options.bias)?,
+            dt: linear("dt", heads, hidden, options.bias)?,
+            o: linear("o", hidden, inner, options.output_bias)?,
             conv,
             conv_weights: std::iter::once(taps).chain(conv_bias).collect(),
             scan,

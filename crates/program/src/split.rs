@@ -44,7 +44,8 @@ impl Program {
 
     /// Where to [`split`](Program::split) the layers from `from` on into `parts` parts, so that the
     /// largest part has as few bytes of weights as possible. With `from` 0, the embedding table is
-    /// included. The head counts as one more layer.
+    /// included. The head counts as one more layer, and cache layers of one block
+    /// ([`blocks`](Program::blocks)) stay together.
     ///
     /// # Errors
     /// More parts than layers and head, or a boundary that cannot be cut.
@@ -55,13 +56,15 @@ impl Program {
         bytes: &dyn Fn(&Weight) -> Result<u64>,
     ) -> Result<Vec<usize>> {
         let layers = self.layers.len();
-        let count = (layers + 1).saturating_sub(from);
+        let bounds = self.blocks().into_iter().chain([layers]).filter(|at| *at > from);
+        let bounds: Vec<usize> = bounds.collect();
+        let count = bounds.len() + 1;
         if parts == 0 || parts > count {
             let expected = format!("1 to {count} devices: one for each layer and the head");
             return Err(Error::new("split", expected, parts));
         }
         let sizes = self.weights.iter().map(bytes).collect::<Result<Vec<u64>>>()?;
-        let inner = (from + 1..=layers).map(|layer| Ok(self.cut(layer)?.0));
+        let inner = bounds.iter().map(|layer| Ok(self.cut(*layer)?.0));
         let mut ends = inner.collect::<Result<Vec<usize>>>()?;
         ends.push(self.nodes.len());
         let mut begin = if from == 0 { 0 } else { self.cut(from)?.0 };
@@ -76,7 +79,17 @@ impl Program {
             before.push(before[before.len() - 1] + own);
             begin = end;
         }
-        Ok(least_largest(&before, parts).into_iter().map(|at| from + at).collect())
+        Ok(least_largest(&before, parts).into_iter().map(|at| bounds[at - 1]).collect())
+    }
+
+    /// The first cache layer of each block, where a block may have several side by side: those that
+    /// a cut can come before. All, if no cut can come between layers, so that one that is asked
+    /// for is refused.
+    pub fn blocks(&self) -> Vec<usize> {
+        let all = 0..self.layers.len();
+        let first: Vec<usize> =
+            all.clone().filter(|layer| *layer == 0 || self.cut(*layer).is_ok()).collect();
+        if first.len() > 1 { first } else { all.collect() }
     }
 
     /// The cut before a layer: the latest node at which a single value with a row per token

@@ -239,6 +239,7 @@ fn is_turned(source: &Source) -> bool {
     match source {
         Source::Transpose(_) | Source::Columns { .. } => true,
         Source::Rows { of, .. } | Source::Plus(of, _) | Source::Reshape(of, _) => is_turned(of),
+        Source::Times(of, _) => is_turned(of),
         Source::Permute(of, _) => is_turned(of),
         Source::Concat(all) | Source::Stack(all) => all.iter().any(is_turned),
         _ => false,

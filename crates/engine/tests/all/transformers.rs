@@ -202,6 +202,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("exaone4-full/model.f32.gguf", HEADS),
     ("falcon", HEADS),
     ("falcon/model.f32.gguf", HEADS),
+    ("falcon-h1", INPUTS),
+    ("falcon-h1-normed", HEADS),
     ("gemma", HEADS),
     ("gemma/model.f32.gguf", HEADS),
     ("gemma3-vision", HEADS),

@@ -102,6 +102,12 @@ fn cases() -> Vec<Case> {
             Box::new(|i| [1.25, 0.75, 1.5, 2.0][i]),
         ),
         (
+            Source::Times(boxed(named("norm")), -4.0),
+            &[4],
+            float(DType::F32),
+            Box::new(|i| [-1.0, 1.0, -2.0, -4.0][i]),
+        ),
+        (
             Source::NegExp(boxed(named("norm"))),
             &[4],
             float(DType::F32),
@@ -238,6 +244,7 @@ fn quantised_blocks_stay_whole() {
         (Source::Reshape(Box::new(q()), vec![2, 128]), "q: expected elements of [2, 128]"),
         (Source::Reshape(Box::new(q()), vec![8, 64]), "q: expected elements of [8, 64]"),
         (Source::Plus(Box::new(q()), 1.0), "q: expected floats, to be computed with"),
+        (Source::Times(Box::new(q()), 2.0), "q: expected floats, to be computed with"),
         (
             Source::Concat(vec![q(), Source::Zeros(vec![1, 64])]),
             "q: expected parts of one encoding",
