@@ -41,7 +41,7 @@ const NOTED: &[&str] = &[
 ];
 
 /// In GGUF, and not used.
-const ZEROS: &[&str] = &["attention.head_count", "feed_forward_length"];
+const ZEROS: &[&str] = &["attention.head_count", "attention.head_count_kv", "feed_forward_length"];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files
