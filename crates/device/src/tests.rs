@@ -244,7 +244,7 @@ fn layers_shared_by_ranks_are_transformers() {
     let device = "sim,sim".parse::<DeviceSpec>().unwrap().open_ranks().unwrap();
     // Convolutions, and keys and values that latents are made into.
     let whole = |case: &Path| {
-        ["deepseek2", "deepseek3", "lfm2", "lfm2-moe", "minicpm3", "moonlight"]
+        ["deepseek2", "deepseek3", "falcon-h1-normed", "lfm2", "lfm2-moe", "minicpm3", "moonlight"]
             .iter()
             .any(|name| case.ends_with(name))
     };
@@ -257,7 +257,9 @@ fn layers_shared_by_ranks_are_transformers() {
             (false, true) => Some("norms of heads, that 2 GPUs can share"),
             (false, false) if whole(&case) => Some("a whole value"),
             (false, false)
-                if ["gemma4-small", "granite4-hybrid"].iter().any(|name| case.ends_with(name)) =>
+                if ["falcon-h1", "gemma4-small", "granite4-hybrid"]
+                    .iter()
+                    .any(|name| case.ends_with(name)) =>
             {
                 Some("operands shared alike")
             }

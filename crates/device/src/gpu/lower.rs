@@ -329,13 +329,17 @@ impl Lowering {
         }
         let program = &self.program;
         let mut copied = vec![false; program.weights.len()];
-        for node in multiplied(program) {
-            let product = node.op.product(node.weights.len());
-            for projection in product.iter().flat_map(|product| &product.projections) {
+        for node in &program.nodes {
+            let Some(product) = node.op.product(node.weights.len()) else { continue };
+            // Few rows of a prompt have logits, which decides for one sequence.
+            let many = self.batched || program.shape(node.inputs[0]).rows == Rows::Tokens;
+            for projection in product.projections.iter().filter(|_| many) {
                 let weight = node.weights[projection.weight];
                 let packed = self.formats[weight.0].is_some_and(|f| f != Format::Dense(self.wide));
-                let whole = program.weights[weight.0].shape[0].is_multiple_of(8);
-                copied[weight.0] |= packed && whole && projection.bias.is_none();
+                let shape = &program.weights[weight.0].shape;
+                let fits = shape.iter().product::<usize>() <= self.unpacked.0;
+                let whole = shape[0].is_multiple_of(8) && projection.bias.is_none();
+                copied[weight.0] |= packed && fits && whole;
             }
         }
         let copied = program.weights.iter().zip(copied).filter(|(_, copied)| *copied);
@@ -654,17 +658,13 @@ fn scores(program: &Program) -> Vec<bool> {
     scores
 }
 
-/// The products of many rows.
-fn multiplied(program: &Program) -> impl Iterator<Item = &Node> {
-    program.nodes.iter().filter(|node| {
-        let product = node.op.product(node.weights.len());
-        product.is_some() && program.shape(node.inputs[0]).rows == Rows::Tokens
-    })
-}
-
 /// See [`Lowering::unpacked`].
 fn unpacked(program: &Program) -> (usize, usize) {
-    let weights = multiplied(program).flat_map(|node| &node.weights);
+    let many = |node: &&Node| {
+        let product = node.op.product(node.weights.len());
+        product.is_some() && program.shape(node.inputs[0]).rows == Rows::Tokens
+    };
+    let weights = program.nodes.iter().filter(many).flat_map(|node| &node.weights);
     let shapes = weights.map(|w| &program.weights[w.0].shape);
     let most = |a: (usize, usize), shape: &Vec<usize>| match shape[..] {
         [rows, cols] => (a.0.max(rows * cols), a.1.max(rows)),

@@ -599,9 +599,11 @@ fn unpacked_copies_change_no_bits() {
             let mut executor =
                 device.load(program.clone(), &tensors, options.clone(), &mut |_, _| {}).unwrap();
             let tokens: Vec<u32> = (3..15).collect();
+            let before = backend.calls("launch");
             let first = logits(&mut *executor, 0, 0, &tokens).unwrap();
+            let launches = backend.calls("launch") - before;
             let next = logits(&mut *executor, 0, 12, &[4]).unwrap();
-            (plan, executor.memory().weights, backend.calls("launch"), first, next)
+            (plan, executor.memory().weights, launches, first, next)
         };
         let (plan, held, launches, first, next) = load(usize::MAX);
         assert!(plan.copies > 0 && plan.weights == held, "{plan:?}, held {held}");
