@@ -193,8 +193,16 @@ fn recipes_give_what_they_say() {
                 }
             }
             None => {
-                let others =
-                    ["Plus", "NegExp", "Decoded", "Affine", "Quantised", "Zeros", "Normal"];
+                let others = [
+                    "Plus",
+                    "Times",
+                    "NegExp",
+                    "Decoded",
+                    "Affine",
+                    "Quantised",
+                    "Zeros",
+                    "Normal",
+                ];
                 let form = format!("{source:?}");
                 assert!(others.iter().any(|other| form.contains(other)), "{form}");
             }
