@@ -108,6 +108,18 @@ pub(crate) const REASONING: &[Field] = &[
     no_effect("summary"),
 ];
 
+/// What a tool answered, of either kind.
+const OUTPUT: &[Field] = &[
+    used("type"),
+    used("call_id"),
+    used("name"),
+    used("output"),
+    no_effect("id"),
+    no_effect("status"),
+    used("namespace"),
+    refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
+];
+
 /// Items of the input.
 pub(crate) const ITEMS: &[Variant] = &[
     variant(
@@ -136,19 +148,7 @@ pub(crate) const ITEMS: &[Variant] = &[
             refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
         ],
     ),
-    variant(
-        "function_call_output",
-        &[
-            used("type"),
-            used("call_id"),
-            used("name"),
-            used("output"),
-            no_effect("id"),
-            no_effect("status"),
-            used("namespace"),
-            refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
-        ],
-    ),
+    variant("function_call_output", OUTPUT),
     variant(
         "custom_tool_call",
         &[
@@ -163,19 +163,7 @@ pub(crate) const ITEMS: &[Variant] = &[
             refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
         ],
     ),
-    variant(
-        "custom_tool_call_output",
-        &[
-            used("type"),
-            used("call_id"),
-            used("name"),
-            used("output"),
-            no_effect("id"),
-            no_effect("status"),
-            used("namespace"),
-            refused("caller", "tools are called directly", &[r#"{"type": "direct"}"#]),
-        ],
-    ),
+    variant("custom_tool_call_output", OUTPUT),
     variant(
         "reasoning",
         &[
