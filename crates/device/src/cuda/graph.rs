@@ -133,9 +133,7 @@ impl Gpu {
         found.sort_by(f64::total_cmp);
         Ok(Samples { median: found[found.len() / 2], least: found[0], samples: found.len() })
     }
-}
 
-impl Gpu {
     /// As [`time`](Gpu::time), the least of three single runs: enough to choose between ways that
     /// differ by some percent, in little more time than the work takes.
     ///
@@ -152,7 +150,7 @@ impl Gpu {
         Ok(least / count)
     }
 
-    /// What runs work a number of times, and measures the seconds that all of it took.
+    /// A function that runs work a given number of times and returns the seconds of all runs.
     fn runs(&self, work: Vec<GraphWork>) -> Result<impl FnMut(u32) -> Result<f64>> {
         let mut graph = self.graph(work)?;
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;

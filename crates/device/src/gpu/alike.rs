@@ -3,8 +3,6 @@
 //! split sums it has done so on every GPU where it was tried. For rows that decode and for short
 //! prompts the fastest of the library's ways that give these bits is looked for.
 
-use std::ops::Range;
-
 use formats::Result;
 use half::{bf16, f16};
 use tile::types::Scalar;
@@ -54,33 +52,31 @@ pub(super) fn rows_are_alike<B: Backend>(
     let x = backend.upload(&noise(shape.operand, most * shape.width as usize))?;
     let y = backend.buffer(most * row)?;
     let add = if shape.adds { Some(backend.buffer(most * row)?) } else { None };
-    let smaller = || ROWS.into_iter().filter(|rows| *rows < most).map(|rows| ends(rows * row));
+    let smaller = || ROWS.into_iter().filter(|rows| *rows < most);
+    let read = |rows: usize| read_ends(backend, &y, rows * row);
     let product = |rows: usize| {
         let shape = ProductShape { rows: rows as u32, tuned: false, ..*shape };
         backend.submit(&[backend.product(&shape, &x, w, add.as_ref(), &y)?])
     };
-    let read = |ends: [Range<usize>; 2]| -> Result<[Vec<u8>; 2]> {
-        let mut found = ends.clone().map(|end| vec![0; end.len()]);
-        for (end, found) in ends.into_iter().zip(&mut found) {
-            backend.read(&backend.part(&y, end)?, found)?;
-        }
-        Ok(found)
-    };
     product(most)?;
     let expected = smaller().map(read).collect::<Result<Vec<_>>>()?;
-    for ((rows, ends), expected) in ROWS.into_iter().zip(smaller()).zip(expected) {
+    for (rows, expected) in smaller().zip(expected) {
         product(rows)?;
-        if read(ends)? != expected {
+        if read(rows)? != expected {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-/// The bytes of a result of this length by which it is compared.
-fn ends(bytes: usize) -> [Range<usize>; 2] {
+/// The bytes by which the first `bytes` of a result are compared.
+fn read_ends<B: Backend>(backend: &B, y: &B::Buffer, bytes: usize) -> Result<[Vec<u8>; 2]> {
     let compared = COMPARED.min(bytes);
-    [0..compared, bytes - compared..bytes]
+    let mut ends = [vec![0; compared], vec![0; compared]];
+    for (start, end) in [0, bytes - compared].into_iter().zip(&mut ends) {
+        backend.read(&backend.part(y, start..start + compared)?, end)?;
+    }
+    Ok(ends)
 }
 
 /// Finds the fastest way to do products of a shape for each of these numbers of rows, at least
@@ -103,12 +99,11 @@ pub(super) fn tune<B: Backend>(
     let add = if shape.adds { Some(backend.buffer(most * row)?) } else { None };
     let whole = ProductShape { rows: most as u32, tuned: false, ..*shape };
     backend.submit(&[backend.product(&whole, &x, w, add.as_ref(), &y)?])?;
-    let mut all = vec![0; most * row];
-    backend.read(&y, &mut all)?;
-    for &rows in rows {
-        let shape = ProductShape { rows: rows as u32, ..*shape };
-        let ends = ends(rows * row).map(|end| &all[end]);
-        if !backend.tune(&shape, &x, ws, add.as_ref(), &y, ends)? {
+    let expected = rows.iter().map(|rows| read_ends(backend, &y, rows * row));
+    let expected = expected.collect::<Result<Vec<_>>>()?;
+    for (rows, [start, end]) in rows.iter().zip(&expected) {
+        let shape = ProductShape { rows: *rows as u32, ..*shape };
+        if !backend.tune(&shape, &x, ws, add.as_ref(), &y, [start, end])? {
             return Ok(false);
         }
     }
