@@ -137,7 +137,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     };
     Ok(decoder::open_recipes(config, parts, move |_, weights: &dyn Weights, name: &str| {
         let made = mamba::part(weights, name, &options)?;
-        // What the convolution reads is multiplied with by its taps.
+        // The convolution's taps carry the numbers on `x`, `B` and `C`.
         let taps = name.ends_with(".mamba.taps").then_some([by.parts[1], by.parts[2], by.parts[3]]);
         Ok(match (made, taps) {
             (Some(made), Some(factors)) => Some(mamba::multiplied(made, &options, factors)),
