@@ -280,7 +280,7 @@ impl Run<'_> {
         let log = self.open_log()?;
         let state = self.begin(model, &mut moments)?;
         model.go_on_from(&moments)?;
-        self.cut_log(&log, state.log)?;
+        self.cut_log(&log.0, state.log)?;
         remove_unfinished(self.folder)?;
         if !self.resume {
             watcher.begun(self.folder)?;
@@ -354,7 +354,7 @@ impl Run<'_> {
     }
 
     /// The log, which is this run's alone as long as it is open.
-    fn open_log(&self) -> Result<File> {
+    fn open_log(&self) -> Result<Log> {
         // Nothing is made where there is nothing to go on with.
         if self.resume {
             let path = self.folder.join(CHECKPOINT);
@@ -368,7 +368,7 @@ impl Run<'_> {
                 Error::new(self.folder.display(), "a folder of one run", "one that is under way");
             error.of(formats::ErrorKind::Busy)
         })?;
-        Ok(file)
+        Ok(Log(file))
     }
 
     /// Leaves the log the lines that the checkpoint knows of.
@@ -381,6 +381,17 @@ impl Run<'_> {
             return Err(Error::new(path.display(), expected, found));
         }
         file.set_len(bytes).map_err(io)
+    }
+}
+
+/// A run's log, locked. A program that another thread starts has its file for a moment, too, so
+/// that closing it would not unlock it.
+struct Log(File);
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        // The run has ended; a lock that stays is the next one's to tell of.
+        drop(self.0.unlock());
     }
 }
 

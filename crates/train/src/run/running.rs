@@ -1,12 +1,11 @@
 //! A run under way: one update after the other, and what is due between them.
 
-use super::{CHECKPOINT, LOG, Run, RunEnd, RunEvent, Timeline, Watcher};
+use super::{CHECKPOINT, LOG, Log, Run, RunEnd, RunEvent, Timeline, Watcher};
 use crate::checkpoint::{self, State};
 use crate::pack::{self, Epoch};
 use crate::{Loss, Moments, Trainable};
 use formats::{Aside, Error, Result};
 use serde_json::{Value, json};
-use std::fs::File;
 use std::io::Write;
 
 /// A run under way.
@@ -18,7 +17,7 @@ pub(super) struct Running<'a> {
     pub(super) state: State,
     pub(super) moments: Moments,
     pub(super) gradients: Vec<Vec<f32>>,
-    pub(super) log: File,
+    pub(super) log: Log,
     /// The epoch that is under way, by number.
     pub(super) epoch: Option<(u32, Epoch)>,
     /// The update behind which there is a checkpoint, and the measurement that it knows of.
@@ -138,7 +137,7 @@ impl Running<'_> {
     fn note(&mut self, line: &Value) -> Result<()> {
         let line = format!("{line}\n");
         let place = self.run.folder.join(LOG);
-        self.log.write_all(line.as_bytes()).map_err(|e| Error::io(place.display(), e))?;
+        self.log.0.write_all(line.as_bytes()).map_err(|e| Error::io(place.display(), e))?;
         self.state.log += line.len() as u64;
         Ok(())
     }
@@ -171,7 +170,7 @@ impl Running<'_> {
         }
         // The checkpoint counts on the lines that the log has.
         let log = self.run.folder.join(LOG);
-        self.log.sync_data().map_err(|e| Error::io(log.display(), e))?;
+        self.log.0.sync_data().map_err(|e| Error::io(log.display(), e))?;
         let path = self.run.folder.join(CHECKPOINT);
         self.run.draw()?;
         self.model.fetch(Some(&mut self.moments))?;
