@@ -17,7 +17,7 @@ use program::{Input, Program};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
-use tokens::Tokenizer;
+use tokens::{ChatTemplate, Tokenizer};
 
 /// A model that is open, with its Program recorded and its device found; see [`Engine::prepare`].
 pub struct Prepared {
@@ -170,24 +170,26 @@ impl Prepared {
         let Prepared { beside, start, mut tensors, traces, inputs, config, chosen, adapters } =
             self;
         let Chosen { program, options, device, load, plan, places, context, .. } = chosen;
-        let (tokenizer, template) = match &beside {
-            Some(part) => (part.tokenizer.clone(), part.template.clone()),
-            None => {
-                let (tokenizer, template) = (read_tokenizer(&tensors)?, read_template(&tensors)?);
-                (tokenizer.map(Arc::new), template.map(Arc::new))
-            }
-        };
-        let Defaults { sampling, ends, warnings } =
-            defaults::read(&tensors, config.vocab, tokenizer.as_deref())?;
-        let stated = match (options.ending, options.embeddings) {
-            (Ending::Logits, _) => None,
-            (Ending::Hidden, None) => read_embedding_form(&tensors)?,
-            (Ending::Hidden, form) => form,
-        };
-        let assumed = (options.ending == Ending::Hidden && stated.is_none()).then(|| {
-            "no pooling is stated: embeddings are the last token's state, normalised".to_string()
-        });
-        let embeds = stated.or(assumed.is_some().then_some(EmbeddingForm::ASSUMED));
+        let elements = |weight: &program::Weight| weight.shape.iter().product::<usize>() as u64;
+        let parameters = program.weights.iter().map(elements).sum();
+        let file_bytes = program.stored_bytes(&tensors)?;
+        let (pool, groups) = (Pool::new(&load.blocks), program.groups());
+        let layers = program.layers.clone();
+        let name = name(&tensors);
+        let form = (options.ending, options.embeddings);
+        let (text, executor) = together(
+            || Text::read(&tensors, config.vocab, form, beside.as_deref()),
+            || device.load(program, &tensors, load, progress),
+        );
+        tensors.forget_metadata();
+        device::give_back();
+        // Its pages were read just now.
+        let fingerprint = fingerprint(&tensors);
+        // First: of a file that became shorter, what it lost reads as weights of zero, or as
+        // nonsense.
+        tensors.whole()?;
+        let Text { tokenizer, template, defaults, embeds, assumed } = text?;
+        let Defaults { sampling, ends, warnings } = defaults;
         let of_tokenizer = tokenizer.as_deref().map_or(&[][..], Tokenizer::warnings);
         let warnings = config
             .warnings
@@ -197,20 +199,6 @@ impl Prepared {
             .chain(&assumed)
             .chain(&adapters.warnings);
         let warnings = warnings.map(|warning| brief(warning)).collect();
-        let elements = |weight: &program::Weight| weight.shape.iter().product::<usize>() as u64;
-        let parameters = program.weights.iter().map(elements).sum();
-        let file_bytes = program.stored_bytes(&tensors)?;
-        let (pool, groups) = (Pool::new(&load.blocks), program.groups());
-        let layers = program.layers.clone();
-        let name = name(&tensors);
-        tensors.forget_metadata();
-        device::give_back();
-        let executor = device.load(program, &tensors, load, progress);
-        // Its pages were read just now.
-        let fingerprint = fingerprint(&tensors);
-        // First: of a file that became shorter, what it lost reads as weights of zero, or as
-        // nonsense.
-        tensors.whole()?;
         let mut executor = executor?;
         let (seats, adapters) = match &beside {
             Some(part) => {
@@ -310,6 +298,62 @@ fn record(tensors: &Tensors, options: &LoadOptions, context: Option<usize>) -> R
     let program = program::fuse(&recorded);
     program.verify()?;
     Ok(Read { config: model.config().clone(), traces, inputs, program })
+}
+
+/// What a model's files say of its text: how it is read, and how it is meant to be generated.
+struct Text {
+    tokenizer: Option<Arc<Tokenizer>>,
+    template: Option<Arc<ChatTemplate>>,
+    defaults: Defaults,
+    /// How embeddings are made of hidden states.
+    embeds: Option<EmbeddingForm>,
+    /// A warning, if no file says how.
+    assumed: Option<String>,
+}
+
+impl Text {
+    /// Reads it, or takes what a part of the same model has read; `form` is what its Program ends
+    /// with, and how embeddings are to be made, if the caller says so.
+    fn read(
+        tensors: &Tensors,
+        vocab: usize,
+        form: (Ending, Option<EmbeddingForm>),
+        beside: Option<&Shared>,
+    ) -> Result<Text> {
+        let (tokenizer, template) = match beside {
+            Some(part) => (part.tokenizer.clone(), part.template.clone()),
+            None => {
+                let (tokenizer, template) = (read_tokenizer(tensors)?, read_template(tensors)?);
+                (tokenizer.map(Arc::new), template.map(Arc::new))
+            }
+        };
+        let defaults = defaults::read(tensors, vocab, tokenizer.as_deref())?;
+        let stated = match form {
+            (Ending::Logits, _) => None,
+            (Ending::Hidden, None) => read_embedding_form(tensors)?,
+            (Ending::Hidden, form) => form,
+        };
+        let assumed = (form.0 == Ending::Hidden && stated.is_none()).then(|| {
+            "no pooling is stated: embeddings are the last token's state, normalised".to_string()
+        });
+        let embeds = stated.or(assumed.is_some().then_some(EmbeddingForm::ASSUMED));
+        Ok(Text { tokenizer, template, defaults, embeds, assumed })
+    }
+}
+
+/// Runs one function on a thread of its own, if there is one to be had, beside another.
+fn together<T: Send, U>(one: impl Fn() -> T + Sync, other: impl FnOnce() -> U) -> (T, U) {
+    std::thread::scope(|scope| {
+        // As much as a main thread has: files of tokenizers and templates are read recursively.
+        let thread = std::thread::Builder::new().stack_size(8 << 20);
+        let one_beside = thread.spawn_scoped(scope, &one);
+        let other = other();
+        let one = match one_beside {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => one(),
+        };
+        (one, other)
+    })
 }
 
 /// A warning as one short line, whatever names of the file are in it.
