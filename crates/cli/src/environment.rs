@@ -10,7 +10,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ),
     (
         "DELFT_CACHE",
-        "a folder for compiled GPU kernels, and for what delft serve found at its last good loads [default: delft in XDG_CACHE_HOME or ~/.cache]",
+        "a folder for compiled GPU kernels, for which products of cuBLASLt were the fastest, and for what delft serve found at its last good loads [default: delft in XDG_CACHE_HOME or ~/.cache]",
     ),
     (
         "DELFT_API_KEY",

@@ -1,4 +1,5 @@
-//! Compiled kernels on disk, so that a second start compiles nothing.
+//! Compiled kernels on disk, so that a second start compiles nothing, and which of the ways of a
+//! vendor's library was the fastest, so that it times none.
 //!
 //! One file per key in the user's cache folder: a magic line, the SHA-256 of the image, the image.
 //! A file is written under a temporary name and renamed, so that processes that start together see

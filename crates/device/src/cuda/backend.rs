@@ -13,6 +13,7 @@ use super::{
     BoundProduct, CublasLt, CudaBuffer, CudaPipeline, Event, Gpu, Graph, GraphWork, Sums, nccl,
     roof,
 };
+use crate::cache::{self, Cache, Key};
 use crate::gpu::group::HostGroup;
 use crate::gpu::{Backend, Facts, GpuDevice, ProductShape, StagingBuffer};
 use crate::ranks::{Candidate, Joined};
@@ -24,6 +25,8 @@ pub struct Cuda {
     cublaslt: Option<CublasLt>,
     /// Plans by shape: making one takes longer than running it.
     products: Mutex<HashMap<ProductShape, BoundProduct>>,
+    /// Where it is kept what was found out about the library's products.
+    kept: Option<Cache>,
     /// The group of GPUs that it belongs to, and its rank.
     rank: Option<(Arc<Sums>, usize)>,
 }
@@ -34,7 +37,18 @@ impl Cuda {
         // Without the library our own products are used; DELFT_NO_CUBLAS disables it.
         let wanted = std::env::var_os("DELFT_NO_CUBLAS").is_none();
         let cublaslt = wanted.then(|| gpu.cublaslt().ok()).flatten();
-        Cuda { gpu, cublaslt, products: Mutex::default(), rank: None }
+        Cuda { gpu, cublaslt, products: Mutex::default(), kept: Cache::of_user(), rank: None }
+    }
+
+    /// The vendor's library.
+    fn cublaslt(&self) -> Result<&CublasLt> {
+        self.cublaslt.as_ref().ok_or_else(|| Error::new("cuda", "cuBLASLt", "none"))
+    }
+
+    /// The key under which it is kept what was found out about the library's products.
+    fn key(&self, name: &str) -> Option<Key> {
+        let (facts, version) = (self.gpu.facts(), self.cublaslt().ok()?.version().to_string());
+        Some(cache::key(&[name, &facts.name, &facts.driver, &version]))
     }
 
     /// Opens the GPUs with these numbers as the ranks of one group.
@@ -214,8 +228,7 @@ impl Backend for Cuda {
         add: Option<&CudaBuffer>,
         y: &CudaBuffer,
     ) -> Result<GraphWork> {
-        let missing = || Error::new("cuda", "cuBLASLt", "none");
-        let library = self.cublaslt.as_ref().ok_or_else(missing)?;
+        let library = self.cublaslt()?;
         let mut known = self.products.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(product) = known.get(shape) {
             return Ok(GraphWork::Product(product.to(x, w, add, y)?));
@@ -234,11 +247,27 @@ impl Backend for Cuda {
         y: &CudaBuffer,
         expected: [&[u8]; 2],
     ) -> Result<bool> {
-        let missing = || Error::new("cuda", "cuBLASLt", "none");
-        let library = self.cublaslt.as_ref().ok_or_else(missing)?;
-        let found = library.matmul(shape)?.bind_fastest(x, ws, add, y, expected)?;
+        let name = format!("the fastest proposal for {shape:?} of {} matrices", ws.len());
+        let kept = self.recall(&name).and_then(|kept| kept.first().copied());
+        let matmul = self.cublaslt()?.matmul(shape)?;
+        let found = matmul.bind_fastest(x, ws, add, y, expected, kept)?;
+        let Some((number, product)) = found else { return Ok(false) };
+        if kept != Some(number) {
+            self.remember(&name, &[number]);
+        }
         let mut known = self.products.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(found.map(|product| known.insert(*shape, product)).is_some())
+        known.insert(*shape, product);
+        Ok(true)
+    }
+
+    fn recall(&self, name: &str) -> Option<Vec<u8>> {
+        self.kept.as_ref()?.get(&self.key(name)?)
+    }
+
+    fn remember(&self, name: &str, found: &[u8]) {
+        if let (Some(kept), Some(key)) = (&self.kept, self.key(name)) {
+            kept.put(&key, found);
+        }
     }
 
     fn all_reduce(&self, x: &CudaBuffer, y: &CudaBuffer, count: usize) -> Result<GraphWork> {

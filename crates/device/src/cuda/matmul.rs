@@ -112,6 +112,12 @@ impl Gpu {
 }
 
 impl CublasLt {
+    /// The library's version: `130001` for 13.0.1, say.
+    pub fn version(&self) -> usize {
+        // SAFETY: asks for nothing; the library is loaded.
+        unsafe { sys::cublasLtGetVersion() }
+    }
+
     /// A product of a shape.
     ///
     /// # Errors
@@ -208,8 +214,10 @@ impl Matmul {
     }
 
     /// It with the fastest of the library's algorithms among those whose results begin and end with
-    /// these bytes, bound to nothing, for [`BoundProduct::to`]; none if no algorithm's do. Timed on
-    /// all of the matrices in turn: one alone might stay in a cache.
+    /// these bytes, bound to nothing, for [`BoundProduct::to`], and the number of that algorithm
+    /// among the library's proposals; none if no algorithm's do. Timed on all of the matrices in
+    /// turn: one alone might stay in a cache. The proposal of number `known`, if its results are
+    /// right, is taken without timing any.
     ///
     /// # Errors
     /// If a buffer is too short, or the library does not do this shape.
@@ -220,46 +228,46 @@ impl Matmul {
         add: Option<&CudaBuffer>,
         y: &CudaBuffer,
         expected: [&[u8]; 2],
-    ) -> Result<Option<BoundProduct>> {
+        known: Option<u8>,
+    ) -> Result<Option<(u8, BoundProduct)>> {
         for w in ws {
             self.fits(x, w, add.unwrap_or(y))?;
             self.fits(x, w, y)?;
         }
+        let Some(first) = ws.first() else { return Ok(None) };
         let gpu = Gpu(Arc::clone(&self.0.library.0.context));
-        let all = self.0.bytes[2];
-        let mut best: Option<(f64, BoundProduct)> = None;
-        for algorithm in self.proposals()? {
-            let bound = |w: &CudaBuffer| {
-                let (matmul, x, w, y) = (self.clone(), x.clone(), w.clone(), y.clone());
-                BoundProduct { matmul, algorithm, x, w, add: add.cloned(), y }
-            };
-            let Some(first) = ws.first().map(bound) else { return Ok(None) };
-            y.fill(0)?;
-            // The library may refuse an algorithm only when it runs; the next one is tried then.
-            if first.enqueue().is_err() {
-                continue;
-            }
-            let [start, end] = expected.map(<[u8]>::len);
-            let ranges = [0..start, all.saturating_sub(end)..all];
-            let mut same = true;
-            for (range, expected) in ranges.into_iter().zip(expected) {
-                let mut found = vec![0; expected.len()];
-                y.part(range)?.read(&mut found)?;
-                same &= found == expected;
-            }
-            if !same {
-                continue;
-            }
-            let work = ws.iter().map(|w| GraphWork::Product(bound(w))).collect();
-            let took = gpu.time_roughly(work)?;
-            if best.as_ref().is_none_or(|(least, _)| took < *least) {
-                best = Some((took, first));
-            }
-        }
+        let proposals = self.proposals()?;
+        let bound = |algorithm, w: &CudaBuffer| {
+            let (matmul, x, w, y) = (self.clone(), x.clone(), w.clone(), y.clone());
+            BoundProduct { matmul, algorithm, x, w, add: add.cloned(), y }
+        };
         // It must not hold what it was tried on.
         let nothing = self.0.library.0.workspace.part(0..0)?;
-        let [x, w, y] = [nothing.clone(), nothing.clone(), nothing];
-        Ok(best.map(|(_, product)| BoundProduct { x, w, add: None, y, ..product }))
+        let freed = |product: BoundProduct| {
+            let [x, w, y] = [nothing.clone(), nothing.clone(), nothing.clone()];
+            BoundProduct { x, w, add: None, y, ..product }
+        };
+        if let Some(number) = known
+            && let Some(algorithm) = proposals.get(usize::from(number))
+        {
+            let product = bound(*algorithm, first);
+            if product.gives(expected)? {
+                return Ok(Some((number, freed(product))));
+            }
+        }
+        let mut best: Option<(f64, u8, BoundProduct)> = None;
+        for (number, algorithm) in (0..).zip(proposals) {
+            let product = bound(algorithm, first);
+            if !product.gives(expected)? {
+                continue;
+            }
+            let work = ws.iter().map(|w| GraphWork::Product(bound(algorithm, w))).collect();
+            let took = gpu.time_roughly(work)?;
+            if best.as_ref().is_none_or(|(least, ..)| took < *least) {
+                best = Some((took, number, product));
+            }
+        }
+        Ok(best.map(|(_, number, product)| (number, freed(product))))
     }
 
     fn fits(&self, x: &CudaBuffer, w: &CudaBuffer, y: &CudaBuffer) -> Result<()> {
@@ -338,6 +346,26 @@ impl BoundProduct {
         self.matmul.fits(x, w, y)?;
         let (x, w, add, y) = (x.clone(), w.clone(), add.cloned(), y.clone());
         Ok(BoundProduct { x, w, add, y, ..self.clone() })
+    }
+
+    /// Runs it; whether its results begin and end with these bytes. False if the library refuses
+    /// the algorithm, which it may do only now.
+    fn gives(&self, expected: [&[u8]; 2]) -> Result<bool> {
+        self.y.fill(0)?;
+        if self.enqueue().is_err() {
+            return Ok(false);
+        }
+        let all = self.matmul.0.bytes[2];
+        let [start, end] = expected.map(<[u8]>::len);
+        for (range, expected) in [0..start, all.saturating_sub(end)..all].into_iter().zip(expected)
+        {
+            let mut found = vec![0; expected.len()];
+            self.y.part(range)?.read(&mut found)?;
+            if found != expected {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Enqueues it after all earlier work.

@@ -1,6 +1,7 @@
 //! A Program loaded on a GPU: weights, cache pools, the arena, and the shape classes compiled so
 //! far.
 
+mod ahead;
 mod cache;
 mod library;
 mod words;
@@ -21,7 +22,7 @@ use super::bridge::Bridge;
 use super::exchange::{Exchange, Partner};
 use super::kernels::Kernels;
 use super::kv::{self, Layer};
-use super::lower::{self, Adapted, Key, Lowering, SEATS, Samples, Slot, Words};
+use super::lower::{self, Key, Lowering, SEATS, Slot, Words};
 use super::many::choosing;
 use super::profile::Timed;
 use super::ring::{self, Ring};
@@ -30,6 +31,7 @@ use super::sizes::{self, Sizes, stride};
 use super::weights::{self, Wanted, Weight};
 use super::{Backend, Dispatch};
 use crate::{Executor, ExecutorOptions, Memory, Outcome, Profile, Roof, Ticket, Watch, plan};
+use ahead::Ahead;
 
 /// Shortest context of a class in steps of many sequences. Threadgroups without keys cost little.
 const LEAST_LENGTH: usize = 1024;
@@ -141,6 +143,8 @@ pub(super) struct GpuExecutor<B: Backend> {
     unclean: bool,
     /// The error that made the device unusable.
     lost: Option<Error>,
+    /// Kernels that are being prepared for later steps.
+    _ahead: Option<Ahead>,
 }
 
 impl<B: Backend> GpuExecutor<B> {
@@ -169,7 +173,21 @@ impl<B: Backend> GpuExecutor<B> {
         let joined = &lowering.joined[..];
         let wanted = Wanted { formats, trained: &[], joined, allow_nan: options.allow_nan };
         let program = &lowering.program;
-        let weights = weights::load(&*backend, program, tensors, &wanted, &stored, progress)?;
+        let mut kernels = Kernels::default();
+        let prompts = (copies > 0 || lowering.batched).then(|| ahead::prompts(&lowering, &limits));
+        let prepare = || {
+            for key in prompts.iter().chain(&ahead::usual(&lowering, &limits)) {
+                ahead::prepare(&*backend, &lowering, key, &mut kernels);
+            }
+        };
+        let weights = std::thread::scope(|scope| {
+            if backend.prewarms() {
+                let thread = std::thread::Builder::new().stack_size(8 << 20);
+                // Without a thread, kernels are prepared when they are used.
+                drop(thread.spawn_scoped(scope, prepare));
+            }
+            weights::load(&*backend, program, tensors, &wanted, &stored, progress)
+        })?;
         let floats = |rope: &Rope| -> Vec<u8> {
             rope.frequencies.iter().flat_map(|f| f.to_le_bytes()).collect()
         };
@@ -203,7 +221,7 @@ impl<B: Backend> GpuExecutor<B> {
             copies: HashMap::new(),
             blocks,
             context: options.context,
-            kernels: Kernels::default(),
+            kernels,
             pipelines: Vec::new(),
             classes: HashMap::new(),
             limits,
@@ -219,6 +237,7 @@ impl<B: Backend> GpuExecutor<B> {
             results: vec![Vec::new(); lowering.program.results.len()],
             unclean: false,
             lost: None,
+            _ahead: None,
             sizes,
             backend,
             dispatch: options.dispatch,
@@ -236,43 +255,22 @@ impl<B: Backend> GpuExecutor<B> {
         }
         if executor.backend.prewarms() {
             executor.prewarm()?;
+            let GpuExecutor { backend, lowering, limits, .. } = &executor;
+            executor._ahead = Ahead::start(backend, lowering, limits);
         }
         Ok(executor)
     }
 
-    /// Loads the kernels of the usual steps: a full chunk of a prompt, a token, and a token whose
-    /// successor the device chooses.
+    /// Loads the kernels of the usual steps.
     fn prewarm(&mut self) -> Result<()> {
-        let strides = vec![stride(1, false); self.blocks.len()];
-        let length = BLOCK_TOKENS;
-        let mut usual =
-            vec![(StepKind::Prompt, self.limits.tokens, None), (StepKind::Decode, 1, None)];
         if self.chooses() {
             self.make_room(0, 0)?;
-            let seat = (!self.lowering.batched).then_some(0);
-            let samples = |filters| Some(Samples { filters, seat, alone: false });
-            usual.extend([false, true].map(|filters| (StepKind::Decode, 1, samples(filters))));
         }
-        let length = if self.lowering.batched { LEAST_LENGTH } else { length };
-        // With adapters, too: the first may come while other requests generate.
-        let adapted = [Adapted::No, Adapted::Plain];
-        let adapted = &adapted[..if self.lowering.adapters.count > 0 { 2 } else { 1 }];
-        let usual = usual.into_iter().flat_map(|usual| adapted.iter().map(move |a| (usual, *a)));
-        for ((kind, tokens, samples), adapted) in usual {
-            let outputs = usize::from(self.chooses());
-            let (kind, strides) = (self.kind(kind, tokens), strides.clone());
-            let key =
-                Key { kind, tokens, outputs, sequences: 1, strides, length, samples, adapted };
+        for key in ahead::usual(&self.lowering, &self.limits) {
             let class = self.compile(&key)?;
             self.classes.insert(key, class);
         }
         Ok(())
-    }
-
-    /// The kind of a class: where many-row kernels differ only above some number of rows, fewer
-    /// rows are all computed as decode rows.
-    fn kind(&self, kind: StepKind, rows: usize) -> StepKind {
-        if self.lowering.narrow(kind, rows) { StepKind::Decode } else { kind }
     }
 
     /// Runs some work, unless the device is lost. If it fails, steps in flight are forgotten; the
@@ -351,7 +349,7 @@ impl<B: Backend> GpuExecutor<B> {
         }));
         let (rows, outputs) = (step.tokens.len(), step.outputs.len());
         let length = end.next_power_of_two().max(BLOCK_TOKENS);
-        let (kind, adapted) = (self.kind(step.kind, rows), self.adapters.class(step));
+        let (kind, adapted) = (self.lowering.kind(step.kind, rows), self.adapters.class(step));
         if !self.lowering.batched || kind != StepKind::Decode {
             let (sequences, samples) = (step.sequences.len(), None);
             let tokens = rows;

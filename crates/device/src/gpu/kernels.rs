@@ -1,7 +1,7 @@
 //! The kernels of a device: recorded, specialised and lowered once.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use formats::{Error, Result};
 use tile::Kernel;
@@ -13,22 +13,52 @@ use tile::passes::{self, Target};
 use super::lower::{Slot, Step};
 use super::{Backend, Facts};
 
-/// Most instructions of kernels that [`LOWERED`] keeps: some 25 MB, about what one model has. Where
+/// Most instructions of kernels that [`KNOWN`] keeps: some 50 MB, about what one model has. Where
 /// GPUs are simulated, one process loads many.
-const MOST: usize = if cfg!(feature = "sim") { 1 << 23 } else { 1 << 18 };
+const MOST: usize = if cfg!(feature = "sim") { 1 << 23 } else { 1 << 19 };
 
-/// Cache of lowered kernels, for all devices of this process. Parts of an engine, ranks and models
-/// that are loaded again share kernels, and lowering them takes longer than a step of a small
-/// model.
-static LOWERED: LazyLock<Mutex<Lowered>> = LazyLock::new(Mutex::default);
+/// Cache of recorded and lowered kernels, for all devices of this process. Parts of an engine,
+/// ranks and models that are loaded again share kernels, as do threads that prepare them; to record
+/// and lower them takes longer than a step of a small model.
+static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
-/// See [`LOWERED`].
+/// See [`KNOWN`].
 #[derive(Default)]
-struct Lowered {
+struct Known {
+    /// As they were recorded, by the key of the recipe.
+    recorded: HashMap<String, Arc<Kernel>>,
     /// By target, key of the recipe and values of the constants.
-    kernels: HashMap<(Target, String, Vec<u32>), Arc<Kernel>>,
+    lowered: HashMap<(Target, String, Vec<u32>), Arc<Kernel>>,
     /// Instructions of all of them.
     instructions: usize,
+}
+
+impl Known {
+    /// Makes room for a kernel.
+    fn count(&mut self, kernel: &Kernel) {
+        let mut instructions = 0;
+        kernel.visit(&mut |_| instructions += 1);
+        if self.instructions + instructions > MOST {
+            *self = Known::default();
+        }
+        self.instructions += instructions;
+    }
+}
+
+fn known() -> MutexGuard<'static, Known> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A kernel as its recipe records it.
+fn recorded(recipe: Recipe<'_>, key: &str) -> Arc<Kernel> {
+    if let Some(kernel) = known().recorded.get(key) {
+        return Arc::clone(kernel);
+    }
+    let kernel = Arc::new(recipe.record());
+    let mut known = known();
+    known.count(&kernel);
+    known.recorded.insert(key.to_owned(), Arc::clone(&kernel));
+    kernel
 }
 
 /// A recorded kernel, specialised to the values of its constants and lowered for a target.
@@ -41,23 +71,17 @@ fn lowered(
     (numbers, constants): (&Numbers, &[u32]),
     target: Target,
 ) -> Result<Arc<Kernel>> {
-    let all = || LOWERED.lock().unwrap_or_else(PoisonError::into_inner);
     let key = (target, key.to_owned(), constants.to_vec());
-    if let Some(known) = all().kernels.get(&key) {
-        return Ok(Arc::clone(known));
+    if let Some(kernel) = known().lowered.get(&key) {
+        return Ok(Arc::clone(kernel));
     }
     let special = passes::specialise(source, numbers);
     let kernel = passes::lower(&special, target)
         .map_err(|fault| Error::new(&source.name, "", fault))
         .map(Arc::new)?;
-    let mut instructions = 0;
-    kernel.visit(&mut |_| instructions += 1);
-    let mut all = all();
-    if all.instructions + instructions > MOST {
-        *all = Lowered::default();
-    }
-    all.instructions += instructions;
-    all.kernels.insert(key, Arc::clone(&kernel));
+    let mut known = known();
+    known.count(&kernel);
+    known.lowered.insert(key, Arc::clone(&kernel));
     Ok(kernel)
 }
 
@@ -83,8 +107,8 @@ impl Kernels {
     ) -> Result<(usize, Arc<Kernel>)> {
         // Layers and classes repeat their kernels; record each once.
         let key = recipe.key();
-        let recorded = self.recorded.entry(key.clone());
-        let source = recorded.or_insert_with(|| Arc::new(recipe.record())).clone();
+        let own = self.recorded.entry(key.clone());
+        let source = own.or_insert_with(|| recorded(recipe, &key)).clone();
         let wrong = |expected: &str, found: &str| Error::new(&source.name, expected, found);
         let constants = source.constants.iter().map(|c| numbers.get(&c.name));
         let constants: Option<Vec<u32>> = constants.collect();
@@ -119,6 +143,13 @@ impl Kernels {
             })
             .collect::<Result<_>>()?;
         Ok(Step::Kernel { kernel, numbers, buffers })
+    }
+
+    /// Compiles all kernels from the one of number `first` on that are not precompiled.
+    pub(super) fn compile<B: Backend>(&self, backend: &B, first: usize) {
+        let new = self.all[first..].iter().zip(&self.sources[first..]);
+        let missing = new.filter(|(_, (source, numbers))| backend.built(source, numbers).is_none());
+        backend.ahead(&missing.map(|(kernel, _)| &**kernel).collect::<Vec<_>>());
     }
 
     /// Loads the kernels that have no pipeline yet.

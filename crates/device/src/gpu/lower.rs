@@ -190,6 +190,7 @@ impl Words {
 }
 
 /// A Program and everything that its lowering depends on.
+#[derive(Clone)]
 pub(super) struct Lowering {
     pub(super) program: Program,
     pub(super) facts: Facts,
@@ -306,6 +307,12 @@ impl Lowering {
             true => self.few && kind == StepKind::Decode,
             false => rows <= FEW,
         }
+    }
+
+    /// The kind of a class: where many-row kernels differ only above some number of rows, fewer
+    /// rows are all computed as decode rows.
+    pub(super) fn kind(&self, kind: StepKind, rows: usize) -> StepKind {
+        if self.narrow(kind, rows) { StepKind::Decode } else { kind }
     }
 
     /// Rows that the values of such a step are allocated for. Products may write the padding rows;

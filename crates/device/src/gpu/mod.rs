@@ -332,6 +332,18 @@ pub trait Backend: Send + Sync + 'static {
         y: &Self::Buffer,
     ) -> Result<Self::Launch>;
 
+    /// What was found out about the vendor's library on this device, under a name, by this process
+    /// or an earlier one; `None` if nothing is known.
+    fn recall(&self, name: &str) -> Option<Vec<u8>> {
+        let _ = name;
+        None
+    }
+
+    /// Keeps what was found out, for [`recall`](Backend::recall), where it can.
+    fn remember(&self, name: &str, found: &[u8]) {
+        let _ = (name, found);
+    }
+
     /// Looks for the fastest way to do a product, among those whose results begin and end with the
     /// bytes of `expected`; products of this shape are done in this way from then on. `ws` are
     /// several matrices, so that none is in a cache because it was read just now. False if no way

@@ -3,15 +3,15 @@
 //! number of rows, and in which way.
 
 use formats::Result;
-use program::{BLOCK_TOKENS, StepKind};
+use program::StepKind;
 use tile::types::Scalar;
 
-use super::{GpuExecutor, LEAST_LENGTH};
+use super::{GpuExecutor, LEAST_LENGTH, ahead};
 use crate::gpu::arena::{Layout, SHORT_PROMPT, decode_bucket, prompt_bucket};
 use crate::gpu::kernels::Kernels;
-use crate::gpu::lower::{self, Adapted, Key, Lowering, Slot};
-use crate::gpu::sizes::{self, stride};
-use crate::gpu::{Backend, LIBRARY_ROWS, ProductShape, alike};
+use crate::gpu::lower::{self, Key, Lowering, Slot};
+use crate::gpu::sizes;
+use crate::gpu::{Backend, ProductShape, alike};
 
 /// Matrices of a shape that ways to multiply are tried on.
 const MATRICES: usize = 4;
@@ -22,7 +22,7 @@ type Tried<B> = (ProductShape, Vec<<B as Backend>::Buffer>);
 impl<B: Backend> GpuExecutor<B> {
     /// Unpacks each matrix that prompts would unpack in every step, to a buffer of its own.
     pub(super) fn copy_unpacked(&mut self) -> Result<()> {
-        let key = self.prompts();
+        let key = ahead::prompts(&self.lowering, &self.limits);
         let layout = Layout::new(&self.lowering, key.kind, key.tokens, key.outputs);
         let (steps, _) = self.lowering.launches(&key, &layout, &mut self.kernels)?;
         self.kernels.load(&*self.backend, &mut self.pipelines)?;
@@ -53,21 +53,6 @@ impl<B: Backend> GpuExecutor<B> {
         Ok(())
     }
 
-    /// A class of prompts that the vendor's library computes.
-    fn prompts(&self) -> Key {
-        let tokens = if self.lowering.batched { LIBRARY_ROWS } else { self.limits.tokens };
-        Key {
-            kind: self.kind(StepKind::Prompt, tokens),
-            tokens,
-            outputs: usize::from(self.chooses()),
-            sequences: 1,
-            strides: vec![stride(1, false); self.blocks.len()],
-            length: BLOCK_TOKENS,
-            samples: None,
-            adapted: Adapted::No,
-        }
-    }
-
     /// Disables the vendor's library if the bits of its rows depend on the number of rows; else
     /// looks for the fastest ways to do what it does for few rows.
     pub(super) fn try_library(&mut self) -> Result<()> {
@@ -85,7 +70,7 @@ impl<B: Backend> GpuExecutor<B> {
     /// way to do it for every number of rows that short prompts have; whether a row's bits do not
     /// depend on the number of rows.
     fn try_prompts(&mut self) -> Result<bool> {
-        let key = self.prompts();
+        let key = ahead::prompts(&self.lowering, &self.limits);
         let mut known = std::mem::take(&mut self.kernels);
         let shapes = self.products(&key, &mut known);
         self.kernels = known;
@@ -113,16 +98,7 @@ impl<B: Backend> GpuExecutor<B> {
     /// for every number of rows that such steps have; whether a row's bits do not depend on that.
     fn tune_decode(&mut self) -> Result<bool> {
         let most = sizes::decode_rows(&self.limits);
-        let key = Key {
-            kind: StepKind::Decode,
-            tokens: 1,
-            outputs: usize::from(self.chooses()),
-            sequences: 1,
-            strides: vec![stride(1, false); self.blocks.len()],
-            length: LEAST_LENGTH,
-            samples: None,
-            adapted: Adapted::No,
-        };
+        let key = ahead::of_one(&self.lowering, StepKind::Decode, 1, LEAST_LENGTH);
         let shapes = self.products(&key, &mut Kernels::default())?;
         let classes = (1..=most).map(decode_bucket);
         let mut rows: Vec<usize> = classes
