@@ -3,10 +3,10 @@
 //! Rows stay as the file encodes them wherever a recipe keeps them whole: ranges of rows,
 //! permutations of rows, one weight below another, stacks, and columns that are cut between blocks.
 //! Nothing is decoded for those. What changes numbers goes through f32: [`Source::Plus`],
-//! [`Source::Times`] and [`Source::NegExp`] give f32. A recipe that would have to decode a quantised matrix is refused by
-//! name, since the weight would then take several times the memory that its file promises: a
-//! transpose, a sum, a cut through blocks. [`Source::Decoded`] asks for just that, of small
-//! matrices that files have the other way round.
+//! [`Source::Times`] and [`Source::NegExp`] give f32. A recipe that would have to decode a
+//! quantised matrix is refused by name, since the weight would then take several times the memory
+//! that its file promises: a transpose, a sum, a cut through blocks. [`Source::Decoded`] asks for
+//! just that, of small matrices that files have the other way round.
 //!
 //! [`Source::describe`] says from headers alone what a recipe gives; [`Source::read`] gives just
 //! that.
@@ -241,6 +241,11 @@ impl Source {
     /// are not of one encoding.
     pub fn is_decoded(&self) -> bool {
         matches!(self, Source::Decoded(_)) || self.parts().iter().any(Source::is_decoded)
+    }
+
+    /// Whether a part of it is multiplied, so that it is in f32 whatever is stored.
+    pub fn is_multiplied(&self) -> bool {
+        matches!(self, Source::Times(..)) || self.parts().iter().any(Source::is_multiplied)
     }
 
     /// Describes the recipe's result, reading only headers.
@@ -592,9 +597,10 @@ impl Source {
                 }
                 Ok(None)
             }
-            Source::Plus(of, _) | Source::NegExp(of) | Source::Decoded(of) => {
-                of.origin(tensors, element)
-            }
+            Source::Plus(of, _)
+            | Source::Times(of, _)
+            | Source::NegExp(of)
+            | Source::Decoded(of) => of.origin(tensors, element),
             Source::Transpose(of) => {
                 let [.., columns, rows] = shape[..] else { return of.origin(tensors, element) };
                 let (matrix, within) = (element / (rows * columns), element % (rows * columns));
@@ -605,7 +611,7 @@ impl Source {
             Source::Permute(of, axes) => {
                 of.origin(tensors, permuted_from(at, *axes) * row + within)
             }
-            Source::Zeros(_) | Source::Normal { .. } | Source::Times(..) => Ok(None),
+            Source::Zeros(_) | Source::Normal { .. } => Ok(None),
         }
     }
 }

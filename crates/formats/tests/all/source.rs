@@ -165,9 +165,12 @@ fn recipes_give_what_they_say() {
         let values = read.to_f32().unwrap();
         let wanted: Vec<f32> = (0..values.len()).map(element).collect();
         assert_eq!(values, wanted, "{source:?}");
-        // Every element is found again where it comes from, but for those that were added to.
+        // Every element is found again where it comes from, if a tensor holds it.
         for (i, value) in values.iter().enumerate() {
-            let Some(origin) = source.origin(&tensors, i).unwrap() else { continue };
+            let Some(origin) = source.origin(&tensors, i).unwrap() else {
+                assert!(source.tensors().is_empty(), "{source:?}: element {i}");
+                continue;
+            };
             let all = match source.tensors().contains(&"w.scales") {
                 true => affine(3, 32, "w.scales"),
                 false => named(&origin.tensor),
@@ -175,6 +178,7 @@ fn recipes_give_what_they_say() {
             let found = all.read(&tensors).unwrap().to_f32().unwrap()[origin.element];
             let made = match source {
                 Source::Plus(_, added) => found + added,
+                Source::Times(_, by) => found * by,
                 Source::NegExp(_) => -f64::from(found).exp() as f32,
                 _ => found,
             };
