@@ -12,7 +12,7 @@ use tile::launch::Numbers;
 use self::fused::Fused;
 use crate::kv_write::{Blocks, Cache, KvWrite, Plain, Step, require_blocks};
 use crate::operation::{
-    ActivationPrecision, CacheUse, Operation, ReferenceCall, Sharding, StateAccess,
+    ActivationPrecision, CacheUse, Operand, Operation, ReferenceCall, Sharding, StateAccess,
 };
 use crate::rope::{Rope, frequencies};
 use crate::sweep::require_vectors;
@@ -78,6 +78,12 @@ impl Operation for RopeWrite {
 
     fn rope(&self) -> Option<&Rope> {
         Some(&self.rope)
+    }
+
+    /// `q`, `k` and `v` have one type; the turned `q` has attention's, since what else their
+    /// product gives may have to stay f32.
+    fn shares_type(&self, operand: Operand) -> bool {
+        matches!(operand, Operand::Input(_))
     }
 
     fn precision(&self) -> ActivationPrecision {

@@ -191,6 +191,53 @@ fn carried() -> Result<Program> {
     step.finish(y.select().apply(Op::from(ops::Linear), &[], vec![head]))
 }
 
+/// A Program of attention and of a short convolution that read the same rows, so that one operation
+/// projects q, k, v and what the convolution reads: as many columns as no vector divides.
+fn attended_and_carried() -> Result<Program> {
+    let builder = Builder::new(&Any);
+    let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);
+    let (table, places) = (w("table", &[VOCAB, HIDDEN]), w("positions", &[PLACES, HIDDEN]));
+    let (wide, narrow, columns) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, 13);
+    let [q, k, v, mixed] = [("q", wide), ("k", narrow), ("v", narrow), ("mixed", columns)]
+        .map(|(name, out)| w(name, &[out, HIDDEN]));
+    let (taps, scale) = (w("taps", &[3 * columns]), w("scale", &[HIDDEN]));
+    let [o, down] = [("o", wide), ("down", columns)].map(|(name, from)| w(name, &[HIDDEN, from]));
+    let head = w("head", &[VOCAB, HIDDEN]);
+    let layer = builder.cache_layer(CacheLayer::keys_values(KV_HEADS, HEAD_DIM, None));
+    let mut conv = ops::ShortConv { layer: 0, start: 0, width: columns, kernel: 3 };
+    conv.layer = builder.cache_layer(CacheLayer::carried(conv.elements()));
+    let step = ForwardPass::new(builder.program(), true);
+    let embed =
+        |index, table| step.record(Op::from(ops::Embed { index }), &[], vec![table]).swap_remove(0);
+    let x = embed(Index::Token, table).add(&embed(Index::Position, places));
+    let n = x.apply(Op::from(ops::RmsNorm { eps: 1e-5 }), &[], vec![scale]);
+    let linear = |x: &nn::Tensor, w| x.apply(Op::from(ops::Linear), &[], vec![w]);
+    let rope = Rope {
+        head_dim: HEAD_DIM,
+        pairing: Pairing::Half,
+        frequencies: [1.0, 0.3, 0.1, 0.02].into(),
+        magnitude: 1.0,
+    };
+    let turn = |w| linear(&n, w).apply(Op::Rope(rope.clone()), &[], Vec::new());
+    let (q, k, v, mixed) = (turn(q), turn(k), linear(&n, v), linear(&n, mixed));
+    step.record(Op::from(ops::KvWrite { layer }), &[&k, &v], Vec::new());
+    let attention = Attention {
+        layer,
+        heads: HEADS,
+        kv_heads: KV_HEADS,
+        head_dim: HEAD_DIM,
+        scale: 0.05,
+        window: None,
+        chunked: false,
+        cap: None,
+        sinks: false,
+    };
+    let attended = linear(&q.apply(Op::Attention(attention), &[], Vec::new()), o);
+    let carried = linear(&mixed.apply(Op::from(conv), &[], vec![taps]), down);
+    let y = attended.trace("attention").add(&carried.trace("short_conv"));
+    step.finish(linear(&x.add(&y).select(), head))
+}
+
 /// A Program of mixtures of experts: one whose sum is added to its layer's input, and one beside an
 /// expert that all tokens have.
 fn mixtures() -> Result<Program> {
@@ -412,7 +459,8 @@ fn worst(found: &[f32], wanted: &[f32]) -> f32 {
     assert_eq!(found.len(), wanted.len());
     let range = wanted.iter().fold(0f32, |range, x| range.max(x.abs()));
     let differences = found.iter().zip(wanted).map(|(a, b)| (a - b).abs());
-    differences.fold(0f32, |a, b| if b.is_nan() { b } else { a.max(b) }) / range
+    differences.fold(0f32, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) })
+        / range
 }
 
 #[test]
@@ -429,6 +477,35 @@ fn devices_agree_with_the_references() {
         ("cpu", CacheType::F16, 3e-3),
         ("sim", CacheType::F32, 1e-5),
         ("sim", CacheType::F16, 2e-2),
+    ] {
+        let device = place.parse::<DeviceSpec>().unwrap().open(Some(2)).unwrap();
+        for program in [&plain, &fused] {
+            let found = results(program, &tensors, Some((&*device, cache_type)));
+            for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
+                let worst = worst(found, wanted);
+                assert!(worst <= tolerance, "{place}, {cache_type:?}: {name}: {worst:e}");
+            }
+        }
+    }
+}
+
+/// Rows are attended to with 16 bits, though the projection that gives them has f32 for what else it
+/// projects.
+#[test]
+fn projections_of_attention_and_of_a_state_agree_with_the_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    let plain = attended_and_carried().unwrap();
+    let tensors = tensors(&plain, folder.path());
+    let wanted = results(&plain, &tensors, None);
+    let fused = fuse(&plain);
+    let projected = |node: &&Node| matches!(node.op, Op::Project(_)) && node.outputs.len() == 4;
+    assert_eq!(fused.nodes.iter().filter(projected).count(), 1);
+    for (place, cache_type, tolerance) in [
+        ("cpu", CacheType::F16, 3e-3),
+        ("sim", CacheType::F32, 1e-5),
+        ("sim", CacheType::F16, 2e-2),
+        ("sim", CacheType::BF16, 2e-2),
+        ("sim", CacheType::Q8_0, 2e-2),
     ] {
         let device = place.parse::<DeviceSpec>().unwrap().open(Some(2)).unwrap();
         for program in [&plain, &fused] {

@@ -1,6 +1,6 @@
 //! Lowering of attention, rotary embedding and cache writes.
 
-use formats::Result;
+use formats::{Error, Result};
 use ops::attention::decode::{DecodeSchedule, KeyShares, attention_decode, attention_decode_codes};
 use ops::attention::prefill::{PrefillTiling, attention_prefill, attention_prefill_codes};
 use ops::kv_write::{kv_write, kv_write_codes, rotate_blocks};
@@ -200,6 +200,12 @@ impl Recorder<'_> {
             let head_dim = form.head_dim;
             let Facts { shared, tuned, .. } = self.of.facts;
             let tiling = PrefillTiling::pick(head_dim, shared, &tuned.attention);
+            let found = [q, y].map(|v| self.scalar(v));
+            if found != [self.of.half; 2] {
+                let expected = format!("queries and results of {}", self.of.half);
+                let found = format!("{} and {}", found[0], found[1]);
+                return Err(Error::new("attention", expected, found));
+            }
             let kernel = match self.of.cache {
                 kind if codes(kind).is_some() => {
                     attention_prefill_codes(self.of.half, self.stored(), form, tiling)
