@@ -290,6 +290,12 @@ fn assign(
         From::Values(_) => DType::F32.into(),
     };
     let TensorSpec { name, shape, .. } = &job.spec;
+    // What is multiplied keeps the type that it was stored in.
+    let stored = |source: &Source| Some(tensors.get(source.tensors().first()?)?.dtype.into());
+    let now = match &job.from {
+        From::Source(source) if source.is_multiplied() => stored(source).unwrap_or(now),
+        _ => now,
+    };
     let kept = match now {
         Encoding::Stored(dtype) if dtype.ggml_id().is_some() => dtype,
         _ => DType::BF16,

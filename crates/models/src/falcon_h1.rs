@@ -1,6 +1,6 @@
 //! Falcon-H1 (TII 2025): attention and a state space (Mamba-2) read each block's input side by side,
 //! and numbers multiply what the parts of a block read and give. GGUF files have these numbers in
-//! their weights.
+//! their weights, and so has a folder that is read to be written as one.
 
 use crate::config::{Config, Raw};
 use crate::decoder::{self, Layer};
@@ -8,8 +8,11 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, mamba};
-use formats::Result;
-use nn::{AttentionOptions, Bias, Mamba, Projection, SelfAttention, Tensor, Unary, Weights};
+use formats::{Result, Source};
+use nn::{
+    AttentionOptions, Bias, Mamba, MambaOptions, Projection, SelfAttention, Stored, Tensor, Unary,
+    Weights,
+};
 
 pub(crate) const NAMES: &[Row] = &[
     ("embed", "model.embed_tokens", "token_embd"),
@@ -37,9 +40,11 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-/// The numbers that parts of a block are multiplied with.
+/// The numbers that parts of the model are multiplied with.
 #[derive(Debug, Clone, Copy)]
 struct Multipliers {
+    /// On embeddings, and on logits.
+    ends: [f32; 2],
     /// On what attention reads, on its keys, and on its result.
     attention: [f32; 3],
     /// On what the state space reads, and on its result.
@@ -48,6 +53,55 @@ struct Multipliers {
     parts: [f32; 5],
     /// On the gate of the feed-forward, and on its result.
     mlp: [f32; 2],
+}
+
+impl Multipliers {
+    const NONE: Multipliers = Multipliers {
+        ends: [1.0; 2],
+        attention: [1.0; 3],
+        mamba: [1.0; 2],
+        parts: [1.0; 5],
+        mlp: [1.0; 2],
+    };
+
+    /// The weight `name` with the numbers that GGUF has in it.
+    fn folded(&self, name: &str, stored: Stored, options: &MambaOptions) -> Stored {
+        let (stem, bias) = match name.strip_suffix(".bias") {
+            Some(stem) => (stem, true),
+            None => (name, false),
+        };
+        // What multiplies a part's input reaches its matrix alone.
+        let [attends, scans] =
+            [self.attention[0], self.mamba[0]].map(|by| if bias { 1.0 } else { by });
+        let [z, x, b, c, dt] = self.parts.map(|by| by * scans);
+        let by = match stem.splitn(3, '.').nth(2).unwrap_or(stem) {
+            "embed" => self.ends[0],
+            "head" => self.ends[1],
+            "attention.q" | "attention.v" => attends,
+            "attention.k" => self.attention[1] * attends,
+            "attention.o" => self.attention[2],
+            "mamba.z" => z,
+            "mamba.dt" => dt,
+            "mamba.o" => self.mamba[1],
+            "mlp.gate" => self.mlp[0],
+            "mlp.down" => self.mlp[1],
+            "mamba.xbc" if [x, b, c] != [1.0; 3] => {
+                let (inner, each) =
+                    (options.heads * options.head_dim, options.groups * options.state);
+                let part = |start, count, by| {
+                    Source::Times(Box::new(stored.source.clone().rows(start, count)), by)
+                };
+                let all =
+                    vec![part(0, inner, x), part(inner, each, b), part(inner + each, each, c)];
+                return Stored { source: Source::Concat(all), ..stored };
+            }
+            _ => 1.0,
+        };
+        match by {
+            1.0 => stored,
+            by => Stored { source: Source::Times(Box::new(stored.source), by), ..stored },
+        }
+    }
 }
 
 fn open(files: &Files<'_>) -> Result<Opened> {
@@ -70,7 +124,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let (mut parts, mut mlp) = ([1.0; 5], [1.0; 2]);
     several("ssm_multipliers", &mut parts)?;
     several("mlp_multipliers", &mut mlp)?;
-    let by = Multipliers {
+    let stated = Multipliers {
+        ends: [one("embedding_multiplier")?, one("lm_head_multiplier")?],
         attention: [
             one("attention_in_multiplier")?,
             one("key_multiplier")?,
@@ -80,6 +135,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         parts,
         mlp,
     };
+    let folds = files.apart;
+    let by = if folds { Multipliers::NONE } else { stated };
     let raw = Raw::read(files, &["silu"])?;
     let mut options = mamba::read(files, &raw.hidden, raw.norm_eps.value as f32)?;
     let normed = match keys.dialect() {
@@ -92,10 +149,13 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     };
     options.norm = options.norm.filter(|_| normed).map(|norm| nn::GatedNorm { norm_first, ..norm });
     options.output_bias = files.bias("projectors_bias")?;
-    options.multipliers = nn::MambaMultipliers { z: parts[0], dt: parts[4], out: by.mamba[1] };
+    options.multipliers =
+        nn::MambaMultipliers { z: by.parts[0], dt: by.parts[4], out: by.mamba[1] };
     let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
-    let multipliers = [one("embedding_multiplier")?, 1.0, one("lm_head_multiplier")?];
-    let config = raw.check()?;
+    let mut config = raw.check()?;
+    let tied = config.tied;
+    // One matrix has no room for two numbers.
+    config.tied &= !folds || stated.ends[0] == stated.ends[1];
     let attention = move |config: &Config, layer| {
         let scale = by.attention[1] / (config.head_dim as f32).sqrt();
         let scale = (by.attention[1] != 1.0).then_some(scale);
@@ -132,11 +192,16 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let parts = decoder::Parts {
         mixer,
         feed_forward,
-        multipliers,
+        multipliers: [by.ends[0], 1.0, by.ends[1]],
         ..decoder::Parts::new(Bias::Never, Config::attention)
     };
     Ok(decoder::open_recipes(config, parts, move |_, weights: &dyn Weights, name: &str| {
         let made = mamba::part(weights, name, &options)?;
+        if folds {
+            let stored = if tied && name == "head" { "embed" } else { name };
+            let made = made.map_or_else(|| weights.find(stored), |made| Ok(Some(made)))?;
+            return Ok(made.map(|made| stated.folded(name, made, &options)));
+        }
         // The convolution's taps carry the numbers on `x`, `B` and `C`.
         let taps = name.ends_with(".mamba.taps").then_some([by.parts[1], by.parts[2], by.parts[3]]);
         Ok(match (made, taps) {

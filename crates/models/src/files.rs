@@ -21,7 +21,8 @@ pub(crate) struct Files<'a> {
     pub(crate) tensors: Option<&'a Tensors>,
     /// Positions that sessions are going to have, where that is known.
     pub(crate) context: Option<usize>,
-    /// Whether matrices of keys and values that come of latents are taken apart, as GGUF has them.
+    /// Whether weights are read as GGUF has them: matrices of keys and values that come of latents
+    /// apart, numbers that multiply what weights give in those.
     pub(crate) apart: bool,
 }
 
