@@ -303,6 +303,10 @@ CASES = [
          dict(hidden_size=32, num_hidden_layers=2, expand=3, num_heads=6, head_dim=16, n_groups=1, state_size=32, conv_kernel=3, chunk_size=16,
               use_bias=True, use_conv_bias=False, layer_norm_epsilon=1e-5, pad_token_id=0, tie_word_embeddings=True), prompt=9,
          drop=("rms_norm_eps", "max_position_embeddings")),
+    Case("mamba2-authors", "mamba2", "float32", "the authors' own folder: sizes in ssm_cfg, some left out, no model_type, 123 tokens in 128 rows; tied",
+         dict(hidden_size=48, num_hidden_layers=2, expand=2, num_heads=4, head_dim=24, n_groups=1, state_size=128, chunk_size=256,
+              layer_norm_epsilon=1e-5, pad_token_id=0, tie_word_embeddings=True), prompt=12,
+         drop=("rms_norm_eps", "max_position_embeddings"), disguise="mamba_ssm"),
     Case("nemotron-h", "nemotron_h", "bfloat16", "layers that are one of state space (8 heads in 4 groups), feed-forward without a gate and attention without "
          "positions, by letters as published",
          shape(48, 4, 2, 64, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"], head_dim=16, ssm_state_size=16,
@@ -1037,8 +1041,17 @@ def as_internlm3(config, weights):
                      "head_dim": config["hidden_size"] // config["num_attention_heads"]}, weights
 
 
+def as_mamba_ssm(config, weights):
+    """The state spaces' authors leave out what is usual: a state of 128, convolutions of four rows, one group, twice the width."""
+    assert (config["state_size"], config["conv_kernel"], config["n_groups"], config["expand"]) == (128, 4, 1, 2)
+    own = {"d_model": config["hidden_size"], "d_intermediate": 0, "n_layer": config["num_hidden_layers"], "vocab_size": config["vocab_size"] - 5,
+           "ssm_cfg": {"layer": "Mamba2", "headdim": config["head_dim"]}, "attn_layer_idx": [], "attn_cfg": {}, "rms_norm": True,
+           "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 16, "tie_embeddings": config["tie_word_embeddings"]}
+    return own, {name.replace("backbone.embeddings", "backbone.embedding"): x for name, x in weights.items()}
+
+
 # Models that Transformers runs by code that comes with them: made of one of its own that computes the same.
-DISGUISES = {"exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3}
+DISGUISES = {"exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3, "mamba_ssm": as_mamba_ssm}
 
 
 def check_checkpoint(case, weights, folder):

@@ -210,9 +210,7 @@ impl<'a> Keys<'a> {
             Some(Typed::Array(_)) => one_for_all(metadata, key),
             _ => Ok(metadata.u32(key)?.map(|n| n as usize)),
         };
-        let found = self.read(key, "a whole number", json, gguf)?;
-        self.state(key, found.and_then(|n| Some(Typed::U32(u32::try_from(n).ok()?))));
-        Ok(found)
+        self.read(key, "a whole number", json, gguf)
     }
 
     /// A text; none where the key is absent.
@@ -313,7 +311,9 @@ impl<'a> Keys<'a> {
             Dialect::HuggingFace => self.usual.iter().find(|row| row.0 == key.0).map(|row| row.1),
             Dialect::Gguf => None,
         };
-        Ok(self.whole(key)?.or_else(usual).map(|value| self.stated(key, value)))
+        let found = self.whole(key)?.or_else(usual);
+        self.state(key, found.and_then(|n| Some(Typed::U32(u32::try_from(n).ok()?))));
+        Ok(found.map(|value| self.stated(key, value)))
     }
 
     /// A whole number without which there is no model.

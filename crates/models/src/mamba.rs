@@ -38,6 +38,9 @@ pub(crate) const MIXERS: &[Row] = &[
     ("blocks.{}.mamba.o", "backbone.layers.{}.mixer.out_proj", "blk.{}.ssm_out"),
 ];
 
+/// The object of `config.json` that has the sizes of a state space where its authors wrote it.
+pub(crate) const AUTHORS: &str = "ssm_cfg";
+
 /// Keys about training, and about the chunks in which others compute.
 const NOTED: &[&str] = &[
     "chunk_size",
@@ -55,7 +58,7 @@ const NOTED: &[&str] = &[
 pub(crate) fn read(files: &Files<'_>, hidden: &Stated<usize>, eps: f32) -> Result<MambaOptions> {
     let keys = &files.keys;
     NOTED.iter().for_each(|key| keys.note(key));
-    let heads = keys.needed(Key("mamba_n_heads", "ssm.time_step_rank"))?;
+    let [heads, head_dim] = heads(files, hidden)?;
     let count = heads.within(1..=1 << 14)?;
     let groups = match keys.size(Key("mamba_n_groups", "ssm.group_count"))? {
         Some(groups) => groups.within(1..=1 << 14)?,
@@ -64,7 +67,7 @@ pub(crate) fn read(files: &Files<'_>, hidden: &Stated<usize>, eps: f32) -> Resul
     if !count.is_multiple_of(groups) {
         return Err(heads.wrong(format!("a multiple of the {groups} groups"), count));
     }
-    let head_dim = head_dim(files, hidden, &heads)?.within(1..=1 << 14)?;
+    let head_dim = head_dim.within(1..=1 << 14)?;
     let bias = files.bias("mamba_proj_bias")?;
     let state = keys.needed(Key("mamba_d_state", "ssm.state_size"))?.within(1..=1 << 14)?;
     let kernel = keys.needed(Key("mamba_d_conv", "ssm.conv_kernel"))?.within(2..=1 << 8)?;
@@ -87,13 +90,11 @@ pub(crate) fn read(files: &Files<'_>, hidden: &Stated<usize>, eps: f32) -> Resul
     })
 }
 
-/// Elements of a head: stated, or a head's part of the inner width.
-fn head_dim(
-    files: &Files<'_>,
-    hidden: &Stated<usize>,
-    heads: &Stated<usize>,
-) -> Result<Stated<usize>> {
-    const HEAD: Key = Key("mamba_d_head", "");
+/// The number of heads and the elements of a head: stated, or one of them what the other leaves of
+/// the inner width.
+fn heads(files: &Files<'_>, hidden: &Stated<usize>) -> Result<[Stated<usize>; 2]> {
+    const HEADS: Key = Key("mamba_n_heads", "ssm.time_step_rank");
+    const EACH: Key = Key("mamba_d_head", "");
     let keys = &files.keys;
     let inner = match keys.size(Key("mamba_d_ssm", "ssm.inner_size"))? {
         Some(inner) => inner,
@@ -104,20 +105,26 @@ fn head_dim(
         }
     };
     keys.note("mamba_expand");
-    let stated = match keys.get(HEAD).and_then(|value| value.as_str()) {
+    let each = match keys.get(EACH).and_then(|value| value.as_str()) {
         Some("auto") => None,
-        _ => keys.size(HEAD)?,
+        _ => keys.size(EACH)?,
     };
-    match stated {
-        Some(each) => Ok(each),
-        None if inner.value.is_multiple_of(heads.value.max(1)) => {
-            Ok(inner.map(|inner| inner / heads.value.max(1)))
-        }
-        None => {
-            let expected = format!("a multiple of {} = {}", heads.key(), heads.value);
+    let parts_of = |one: &Stated<usize>| match inner.value.is_multiple_of(one.value.max(1)) {
+        true => Ok(inner.clone().map(|inner| inner / one.value.max(1))),
+        false => {
+            let expected = format!("a multiple of {} = {}", one.key(), one.value);
             Err(inner.wrong(expected, inner.value))
         }
-    }
+    };
+    Ok(match (keys.size(HEADS)?, each) {
+        (Some(heads), Some(each)) => [heads, each],
+        (Some(heads), None) => {
+            let each = parts_of(&heads)?;
+            [heads, each]
+        }
+        (None, Some(each)) => [parts_of(&each)?, each],
+        (None, None) => [keys.needed(HEADS)?, inner],
+    })
 }
 
 /// The bounds of a step.
@@ -265,8 +272,10 @@ pub(crate) fn multiplied(taps: Stored, options: &MambaOptions, by: [f32; 3]) -> 
 /// # Errors
 /// Something else than a number.
 pub(crate) fn groups(files: &Files<'_>) -> Result<usize> {
-    for key in ["mamba_n_groups", "n_groups"] {
-        if let Some(groups) = files.keys.size(key)? {
+    let own = files.keys.object(AUTHORS)?;
+    let all = [(Some(&files.keys), "mamba_n_groups"), (Some(&files.keys), "n_groups")];
+    for (keys, key) in all.into_iter().chain([(own.as_ref(), "ngroups")]) {
+        if let Some(groups) = keys.map(|keys| keys.size(key)).transpose()?.flatten() {
             return Ok(groups.value);
         }
     }
@@ -321,23 +330,30 @@ pub(crate) fn exported(
 /// GGUF's settings of a model with state spaces that have no key in `config.json`, or another form
 /// there.
 pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Vec<(&'static str, MetadataValue)> {
-    let of = |i: usize| held.iter().find(|weight| weight.name == format!("blocks.{i}.mamba.z"));
-    let Some(inner) = (0..config.layers).find_map(of) else { return Vec::new() };
-    let inner = ("ssm.inner_size", MetadataValue::U32(inner.shape[0] as u32));
+    let of = |i: usize, part: &str| {
+        held.iter().find(|weight| weight.name == format!("blocks.{i}.mamba.{part}"))
+    };
+    let Some(inner) = (0..config.layers).find_map(|i| of(i, "z")) else { return Vec::new() };
+    let mut all = vec![("ssm.inner_size", MetadataValue::U32(inner.shape[0] as u32))];
+    let heads = (0..config.layers).find_map(|i| of(i, "dt")).map(|dt| dt.shape[0] as u32);
+    all.extend(heads.map(|heads| ("ssm.time_step_rank", MetadataValue::U32(heads))));
     // Nothing attends.
     if config.heads == 0 {
-        return vec![inner];
+        return all;
     }
     let attends =
         |i: usize| held.iter().any(|weight| weight.name == format!("blocks.{i}.attention.q"));
     let heads = |i: usize| if attends(i) { config.kv_heads as i32 } else { 0 };
     let heads = (0..config.layers).map(heads).collect();
     let feeds = |i: usize| held.iter().any(|w| w.name.starts_with(&format!("blocks.{i}.mlp.")));
-    let mut all = vec![
-        inner,
+    // A list would say that some do not.
+    if (0..config.layers).all(attends) {
+        return all;
+    }
+    all.extend([
         ("attention.head_count_kv", MetadataValue::Array(MetadataArray::I32(heads))),
         ("rope.scaling.finetuned", MetadataValue::Bool(config.rope.is_some())),
-    ];
+    ]);
     // Where a block is one thing, this says which have a feed-forward.
     if !(0..config.layers).all(feeds) {
         let width = |i: usize| if feeds(i) { config.feed_forward as i32 } else { 0 };

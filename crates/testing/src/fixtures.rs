@@ -89,6 +89,7 @@ macro_rules! fixtures {
             llama4 "llama4",
             llama4_chunks "llama4-chunks",
             mamba2 "mamba2",
+            mamba2_authors "mamba2-authors",
             mamba2_biased "mamba2-biased",
             minicpm "minicpm",
             minicpm3 "minicpm3",
