@@ -148,6 +148,30 @@ impl Reader {
         }
     }
 
+    /// The tokens with which an item is one that is there already, and has only to end: where
+    /// nothing else may come behind them, they lead nowhere.
+    pub(crate) fn repeating(&self, trie: &TokTrie) -> Vec<u32> {
+        let mut found = Vec::new();
+        for open in &self.open {
+            let Open::Array { items: Some(items), item, .. } = open else { continue };
+            let written = item.map_or(&b""[..], |from| &self.text[from..]);
+            for (earlier, _) in items {
+                let inner = match earlier.last() {
+                    Some(b'"') => &earlier[..earlier.len() - 1],
+                    Some(b'}' | b']') => continue,
+                    _ => &earlier[..],
+                };
+                let Some(rest) = inner.strip_prefix(written).filter(|rest| !rest.is_empty()) else {
+                    continue;
+                };
+                // A blank in front is part of the token where an item begins.
+                let begins = item.is_none().then(|| trie.token_id(&[b" ", rest].concat()));
+                found.extend(trie.token_id(rest).into_iter().chain(begins.flatten()));
+            }
+        }
+        found
+    }
+
     fn read_byte(&mut self, byte: u8) -> bool {
         match &self.start {
             Start::Here => return self.read_json(byte),

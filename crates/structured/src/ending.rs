@@ -26,6 +26,9 @@ const PLACES_OF_TOKEN: usize = 6;
 const BLIND: usize = 4;
 /// Letters of which the masks behind them are compared then, to see which of them lead on.
 const COMPARED: usize = 16;
+/// Signs that stand between the parts of texts which have a form, such as addresses and dates. They
+/// are compared first: the first that lead to another part come before those that may come again.
+const BETWEEN: &[u8] = b"@:/T-.";
 
 /// The tokens of a vocabulary that a walk looks for.
 #[derive(Debug)]
@@ -36,6 +39,8 @@ pub(crate) struct Signs {
     closers: Vec<(u8, u32)>,
     /// A letter that may stand in any text.
     letter: Option<u32>,
+    /// Tokens of signs between the parts of a text.
+    between: Vec<u32>,
     /// Special tokens that end no text.
     special: Vec<u32>,
     /// Bytes of the longest token.
@@ -57,6 +62,7 @@ impl Signs {
             letters: bytes.iter().filter_map(|byte| single(*byte)).collect(),
             closers: b"}]\",".iter().filter_map(|byte| Some((*byte, single(*byte)?))).collect(),
             letter: single(b'x'),
+            between: BETWEEN.iter().filter_map(|byte| single(*byte)).collect(),
             longest: tokens.clone().map(|token| trie.token_len(token)).max().unwrap_or(0),
             special: tokens.filter(is_special).collect(),
         }
@@ -259,7 +265,7 @@ impl Walker<'_> {
     fn choose(&mut self) -> Option<(u32, bool)> {
         let mut matcher = self.matcher.clone();
         let mask = self.mask(&mut matcher)?;
-        let Signs { letters, closers, letter, .. } = self.signs;
+        let Signs { letters, closers, letter, between, .. } = self.signs;
         if let Some(token) = self.forced(&mask) {
             return Some((token, true));
         }
@@ -281,7 +287,9 @@ impl Walker<'_> {
             }
         }
         // Else one that leads to another place, as far as masks tell.
-        for token in letters().take(if self.blind < BLIND { 0 } else { COMPARED }) {
+        let between = between.iter().copied().filter(|token| mask.is_allowed(*token));
+        let compared = if self.blind < BLIND { 0 } else { COMPARED };
+        for token in between.chain(letters()).take(compared) {
             let mut behind = self.matcher.clone();
             behind.consume_token(token).ok()?;
             if self.mask(&mut behind)? != mask {

@@ -347,7 +347,13 @@ impl Follower {
                 let mut mask = limited(place, || matcher.compute_mask_or_eos())?;
                 if let Some(reader) = reader {
                     let environment = limited(place, || matcher.tok_env())?;
-                    reader.exclude(environment.tok_trie(), &mut mask);
+                    let trie = environment.tok_trie();
+                    reader.exclude(trie, &mut mask);
+                    for token in reader.repeating(trie) {
+                        if mask.is_allowed(token) && !differs_behind(matcher, reader, trie, token) {
+                            mask.disallow_token(token);
+                        }
+                    }
                     if mask.is_zero() {
                         return Err(no_more(place));
                     }
@@ -428,6 +434,18 @@ impl Constraint for Follower {
     fn is_closing(&self) -> bool {
         self.ending.as_ref().is_some_and(Planner::is_closing)
     }
+}
+
+/// Whether anything may come behind a token but what would end an item that is there already.
+fn differs_behind(matcher: &Matcher, reader: &Reader, trie: &TokTrie, token: u32) -> bool {
+    let (mut there, mut behind) = (matcher.clone(), reader.clone());
+    if there.consume_token(token).is_err() || !behind.read(trie, token) {
+        return false;
+    }
+    there.compute_mask_or_eos().is_ok_and(|mut mask| {
+        behind.exclude(trie, &mut mask);
+        !mask.is_zero()
+    })
 }
 
 /// An array has all the different items that there are, and must have one more.

@@ -355,7 +355,8 @@ impl Rewriter<'_> {
                 }
             }
             let others = fields.remove("additionalProperties").unwrap_or(Value::Bool(true));
-            if others != Value::Bool(false) {
+            let rule = rule.beside(fields, &listed, &others);
+            if let Some(rule) = rule.filter(|_| others != Value::Bool(false)) {
                 fields.insert("patternProperties".to_string(), json!({ rule.pattern(): others }));
             }
             fields.insert("additionalProperties".to_string(), Value::Bool(false));
@@ -464,6 +465,17 @@ impl Names {
                 Some(Names::These(names.map(str::to_string).collect()))
             }
             ["const"] => Some(Names::These(vec![fields["const"].as_str()?.to_string()])),
+            ["anyOf" | "oneOf"] => {
+                let mut all = Vec::new();
+                for part in fields[keys[0]].as_array()? {
+                    let Names::These(names) = Names::of(part)? else { return None };
+                    all.extend(names);
+                }
+                // Of `oneOf`, a name in two parts is none.
+                let once = |name: &String| all.iter().filter(|other| *other == name).count() == 1;
+                let single = keys[0] == "anyOf" || all.iter().all(once);
+                single.then_some(Names::These(all))
+            }
             ["pattern"] => Some(Names::Pattern(fields["pattern"].as_str()?.to_string())),
             _ if keys.iter().all(|key| ["minLength", "maxLength"].contains(key)) => {
                 let least = number("minLength").unwrap_or(Some(0))?;
@@ -475,6 +487,30 @@ impl Names {
             }
             _ => None,
         }
+    }
+
+    /// The names that are left beside listed properties and beside those that must be there, which
+    /// are listed as well; none if no name is left. A pattern of listed names alone is one that
+    /// llguidance finds nothing in.
+    fn beside(self, fields: &mut Object, listed: &[String], others: &Value) -> Option<Names> {
+        let Names::These(mut names) = self else { return Some(self) };
+        names.retain(|name| !listed.contains(name));
+        let required: Vec<String> = match fields.get("required") {
+            Some(Value::Array(all)) => {
+                all.iter().filter_map(Value::as_str).map(str::to_string).collect()
+            }
+            _ => Vec::new(),
+        };
+        let (needed, left): (Vec<String>, Vec<String>) =
+            names.into_iter().partition(|name| required.contains(name));
+        if !needed.is_empty() {
+            let properties =
+                fields.entry("properties").or_insert_with(|| Value::Object(Object::new()));
+            if let Value::Object(properties) = properties {
+                properties.extend(needed.into_iter().map(|name| (name, others.clone())));
+            }
+        }
+        (!left.is_empty()).then_some(Names::These(left))
     }
 
     fn pattern(&self) -> String {

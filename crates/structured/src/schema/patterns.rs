@@ -6,10 +6,18 @@ use serde_json::{Value, json};
 
 use super::{Object, also};
 
+/// Patterns that widely used programs write, with looks ahead within, and ones that say the same
+/// without: Zod's of ISO 8601's durations.
+const KNOWN: [(&str, &str); 1] = [(
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$",
+    r"^P(\d+W|(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)(T(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S))?|T(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S))$",
+)];
+
 /// Puts a schema's `pattern`, and the patterns of its properties, into the other syntax.
 pub(super) fn translated(fields: &mut Object) {
     if let Some(Value::String(pattern)) = fields.get("pattern") {
-        let (pattern, ahead) = apart(pattern);
+        let known = KNOWN.iter().find(|(own, _)| own == pattern).map(|(_, same)| *same);
+        let (pattern, ahead) = apart(known.unwrap_or(pattern));
         let pattern = rust(&pattern);
         fields.insert("pattern".to_string(), pattern.into());
         for more in ahead {

@@ -75,6 +75,10 @@ fn a_text_whose_tokens_run_out_is_brought_to_its_end() {
         Grammar::Schema(json!({ "type": "array", "items": part, "minItems": 3 })),
         Grammar::Schema(json!({ "type": "string", "pattern": "^[a-c]+-[0-9]{4}$" })),
         Grammar::Schema(json!({ "type": "string", "format": "date-time" })),
+        Grammar::Schema(json!({ "type": "string", "format": "email" })),
+        Grammar::Schema(
+            json!({ "type": "string", "pattern": "^[a-z]+:[a-z/]+@([a-z]+\\.)+[a-z]{2,}$" }),
+        ),
         Grammar::Regex("(yes|no)( [a-z]+)*[.!]".to_string()),
         Grammar::Gbnf("root ::= \"(\" root \")\" | [a-z]+".to_string()),
     ];

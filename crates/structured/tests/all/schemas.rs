@@ -126,6 +126,26 @@ fn keywords_are_put_into_others() {
             vec![r#"{"xqy": 1}"#, r#"{"z": "1"}"#],
         ),
         (
+            // ISO 8601's durations, likewise.
+            json!({ "type": "string", "format": "duration", "pattern": r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$" }),
+            vec![r#""P1Y2M""#, r#""PT5M""#, r#""P3W""#, r#""P1DT2H""#, r#""PT1.5S""#],
+            vec![r#""P""#, r#""PT""#, r#""P1YT""#, r#""P1W2D""#, r#""1D""#],
+        ),
+        (
+            // A record of all keys, as Zod writes it.
+            json!({ "type": "object", "propertyNames": { "type": "string", "enum": ["x", "y"] },
+                "additionalProperties": { "type": "integer" }, "required": ["x", "y"] }),
+            vec![r#"{"x": 1, "y": 2}"#],
+            vec![r#"{"x": 1}"#, r#"{"x": 1, "y": "2"}"#, r#"{"x": 1, "y": 2, "z": 3}"#],
+        ),
+        (
+            json!({ "type": "object", "propertyNames": { "anyOf": [{ "const": "x" }, { "enum": ["y"] }] },
+                "properties": { "y": { "type": "null" } }, "additionalProperties": { "type": "integer" },
+                "required": ["x"] }),
+            vec![r#"{"y": null, "x": 1}"#, r#"{"x": 1}"#],
+            vec![r#"{"y": 1, "x": 1}"#, r#"{"y": null}"#, r#"{"x": 1, "z": 1}"#],
+        ),
+        (
             json!({ "allOf": [{ "type": "object", "properties": { "a": { "type": "null" } } }],
                 "properties": { "b": { "type": "null" } }, "unevaluatedProperties": false }),
             vec![r#"{"a": null}"#, r#"{"b": null}"#],
@@ -262,6 +282,12 @@ fn keywords_are_put_into_others() {
                 "items": { "type": "integer" } } }),
             vec!["[[1, 2], [2, 1], []]"],
             vec!["[[1, 1]", "[[], []", "[[1], [2], [1]"],
+        ),
+        (
+            // Behind a digit nothing can come but the item's end.
+            json!({ "type": "array", "uniqueItems": true, "items": { "type": "integer", "minimum": 0, "maximum": 9 } }),
+            vec!["[1, 2, 3]", "[]"],
+            vec!["[1, 1", "[1, 2, 1"],
         ),
         (
             json!({ "type": "array", "uniqueItems": true, "items": { "enum": ["a", "b", "c", "d", "e", "f", "g", "h", "i"] } }),
@@ -489,5 +515,26 @@ fn reasons_are_told_in_plain_words() {
         });
         let refused = tried.expect_err(expected).to_string();
         assert!(refused.contains(expected), "{refused}");
+    }
+}
+
+/// Few different items may be had: each is the last token of its own, and no text comes to a place
+/// behind which there is none.
+#[test]
+fn different_items_lead_nowhere_too_late() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    for items in [
+        json!({ "type": "integer", "minimum": 0, "maximum": 9 }),
+        json!({ "type": "string", "pattern": "^[a-e]$" }),
+    ] {
+        let schema = json!({ "type": "array", "uniqueItems": true, "items": items, "maxItems": 4 });
+        let source = grammars.compile(&Grammar::Schema(schema), Opening::Answer).unwrap();
+        for seed in 0..12 {
+            let (text, whole) = write(&own, &source, seed);
+            let read: Vec<Value> = serde_json::from_str(&text).unwrap();
+            let again = |i: usize| read[..i].contains(&read[i]);
+            assert!(whole && !(0..read.len()).any(again), "{text}");
+        }
     }
 }
