@@ -2,6 +2,7 @@
 //! such calls that its template knows, so a model hears of a function with one argument, a string
 //! named `input`; what it writes there is taken out of the call again.
 
+use delft::structured::Grammar;
 use serde_json::{Map, Value, json};
 
 use crate::fields::{Field, Fields, Variant, no_effect, shown, used, variant, wrong};
@@ -28,63 +29,68 @@ pub(crate) const FORMATS: &[Variant] = &[
 ];
 
 /// The argument that holds a call's input.
-const INPUT: &str = "input";
+pub(crate) const INPUT: &str = "input";
 
 /// The arguments of a call with this input.
 pub(crate) fn arguments(input: &str) -> Value {
     json!({ INPUT: input })
 }
 
-/// The schema of the arguments of a custom tool, and whether it must be followed whatever the
-/// model would rather write: it must if there is a grammar.
+/// The schema of the arguments of a custom tool, as the model is shown it, and the grammar of its
+/// text, if it has one.
 ///
 /// # Errors
-/// A format of another form, and grammars in Lark's syntax: a string of JSON has no rule of
-/// theirs, since its characters are escaped.
+/// A format of another form.
 pub(crate) fn parameters(
     fields: &Fields,
     place: &str,
     format: &Value,
     formats: &[Variant],
-) -> Result<(Map<String, Value>, bool), Problem> {
+) -> Result<(Map<String, Value>, Option<Grammar>), Problem> {
     let mut input = json!({ "type": "string" });
+    let mut grammar = None;
     let kind = match format {
         Value::Null => "text",
         format => fields.variant(place, format, "a format", &[formats], None)?,
     };
     if kind == "grammar" {
         let inner = format!("{place}.grammar");
-        let (place, grammar) = match format.get("grammar") {
-            Some(grammar) => (inner.as_str(), grammar),
+        let (place, of) = match format.get("grammar") {
+            Some(of) => (inner.as_str(), of),
             None => (place, format),
         };
-        if grammar.get("type").is_none() {
-            fields.allow(place, grammar, &[GRAMMAR])?;
+        if of.get("type").is_none() {
+            fields.allow(place, of, &[GRAMMAR])?;
         }
         let text = |name: &str| {
-            let missing = || wrong(&format!("{place}.{name}"), "a string", &grammar[name]);
-            grammar[name].as_str().ok_or_else(missing)
+            let missing = || wrong(&format!("{place}.{name}"), "a string", &of[name]);
+            of[name].as_str().ok_or_else(missing)
         };
         let definition = text("definition")?;
-        match text("syntax")? {
-            "regex" => input["pattern"] = anchored(definition).into(),
+        grammar = match text("syntax")? {
+            "regex" => {
+                let expression = anchored(definition);
+                input["pattern"] = expression.clone().into();
+                Some(Grammar::Regex(expression))
+            }
             "lark" => {
-                let message = "grammars of lark are not followed within a call: use regex";
-                return Err(Problem::field(&format!("{place}.syntax"), message));
+                input["description"] =
+                    format!("a text of this grammar, in Lark's syntax:\n{definition}").into();
+                Some(Grammar::Lark(definition.to_string()))
             }
             other => {
                 let message = format!("expected regex or lark, found {}", shown(other));
                 return Err(Problem::field(&format!("{place}.syntax"), message));
             }
-        }
+        };
     }
     let schema = json!({ "type": "object", "properties": { INPUT: input }, "required": [INPUT],
         "additionalProperties": false });
-    let Value::Object(schema) = schema else { return Ok((Map::new(), false)) };
-    Ok((schema, kind == "grammar"))
+    let Value::Object(schema) = schema else { return Ok((Map::new(), None)) };
+    Ok((schema, grammar))
 }
 
-/// An expression that a whole text must match, as schemas write it.
+/// An expression that a whole text must match.
 fn anchored(expression: &str) -> String {
     let inner = expression.strip_prefix('^').unwrap_or(expression);
     let inner = match inner.strip_suffix('$') {

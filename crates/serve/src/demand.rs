@@ -3,7 +3,7 @@
 
 use delft::GenerateOptions;
 use delft::reasoning::Opening;
-use delft::structured::{Demand, Grammar};
+use delft::structured::{Demand, Given, Grammar};
 use delft::tokens::tools::{Body, Tool};
 use serde_json::{Map, Value, json};
 
@@ -194,8 +194,8 @@ pub(crate) struct Asked {
     spaced: Vec<Spaced>,
     /// The names of those that take a text.
     custom: Vec<String>,
-    /// The place of the first grammar of such a text.
-    grammatical: Option<String>,
+    /// The grammars of such texts, with their places.
+    given: Vec<(String, Given)>,
     choice: Choice,
     /// Whether several calls may come in one answer.
     several: bool,
@@ -455,11 +455,12 @@ impl Asked {
         description: Option<Value>,
         (inner, format, formats): (&str, &Value, &[Variant]),
     ) -> Result<(), Problem> {
-        let (schema, strict) = custom::parameters(fields, inner, format, formats)?;
-        self.add(place, name, description, schema, strict)?;
+        let (schema, grammar) = custom::parameters(fields, inner, format, formats)?;
+        self.add(place, name, description, schema, grammar.is_some())?;
         self.custom.push(name.to_string());
-        if strict && self.grammatical.is_none() {
-            self.grammatical = Some(inner.to_string());
+        if let Some(grammar) = grammar {
+            let (tool, argument) = (name.to_string(), custom::INPUT.to_string());
+            self.given.push((inner.to_string(), Given { tool, argument, grammar }));
         }
         Ok(())
     }
@@ -545,13 +546,16 @@ impl Asked {
         }
         let (format, _) = model.calls();
         options.show_special = format.marks();
-        // Values that stand between tags are read by no schema.
-        if let Some(place) =
-            self.grammatical.as_ref().filter(|_| matches!(format.body, Body::Tagged { .. }))
-        {
-            let message =
-                "grammars are not followed in the form of this model's calls: leave it out";
-            return Err(Problem::field(place, message));
+        let mut given = Vec::new();
+        for (place, text) in &self.given {
+            let told = |error: delft::Error| Problem::field(place, error);
+            // What is wrong with a grammar is told in its own words, before it is part of another.
+            model.grammars()?.compile(&text.grammar, Opening::Answer).map_err(told)?;
+            given.push(match format.body {
+                // Such values stand between marks as they are.
+                Body::Tagged { .. } => text.clone(),
+                _ => Given { grammar: text.grammar.in_json().map_err(told)?, ..text.clone() },
+            });
         }
         let strict = self.tools.iter().any(|tool| tool.strict);
         let required = matches!(
@@ -573,7 +577,7 @@ impl Asked {
             return Ok(());
         }
         let demand = Demand { required, parallel, lazy };
-        let source = model.grammars()?.tools(format, &tools, demand, opening()?, text);
+        let source = model.grammars()?.tools(format, &tools, &given, demand, opening()?, text);
         match source {
             Ok(source) => options.constraint = Some(source),
             // Calls that nobody insists on are read as they come.

@@ -12,6 +12,7 @@
 
 mod distinct;
 mod ending;
+mod escaped;
 mod forced;
 mod gbnf;
 mod lazy;
@@ -35,7 +36,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokens::Tokenizer;
 
-pub use tools::Demand;
+pub use tools::{Demand, Given};
 
 /// Longest grammar or regular expression, in bytes of its text.
 const LONGEST: usize = 256 << 10;
@@ -177,7 +178,7 @@ impl Grammars {
         };
         let outer = GrammarWithLexer::from_lark(format!("start: before @body\n{before}"));
         let mut all = TopLevelGrammar::from_grammar(outer);
-        all.grammars.push(named(inner));
+        all.grammars.push(named(inner, "body"));
         self.constraint(place, all, reader, End::Whole)
     }
 
@@ -513,11 +514,11 @@ fn few_intersections(text: &str) -> Result<()> {
 
 /// A grammar that another one refers to as `@body`.
 fn body(grammar: &Grammar) -> Result<GrammarWithLexer> {
-    Ok(named(written(grammar, None)?.1))
+    Ok(named(written(grammar, None)?.1, "body"))
 }
 
-fn named(grammar: GrammarWithLexer) -> GrammarWithLexer {
-    GrammarWithLexer { name: Some("body".to_string()), ..grammar }
+fn named(grammar: GrammarWithLexer, name: &str) -> GrammarWithLexer {
+    GrammarWithLexer { name: Some(name.to_string()), ..grammar }
 }
 
 /// A JSON schema with the layout in which Python writes JSON, so that no model gets lost in white

@@ -1,6 +1,6 @@
 //! Grammars of tool calls, from the same rows that they are read by.
 
-use super::{End, Grammar, Grammars, laid_out, quoted, short};
+use super::{End, Grammar, Grammars, laid_out, named, quoted, short, written};
 use engine::ConstraintSource;
 use engine::reasoning::Opening;
 use formats::{Error, Result};
@@ -21,6 +21,19 @@ pub struct Demand {
     pub lazy: bool,
 }
 
+/// An argument whose text is one of a grammar. Its tool has no other, and its schema says that it
+/// is a string.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Given {
+    /// The tool's name.
+    pub tool: String,
+    /// The argument's.
+    pub argument: String,
+    /// The grammar of the text as a call has it: within quotes ([`Grammar::in_json`]), but in forms
+    /// in which texts stand between marks as they are ([`Body::Tagged`]).
+    pub grammar: Grammar,
+}
+
 /// Most calls of one answer: a model that repeats itself comes to an end.
 const MOST_CALLS: usize = 16;
 
@@ -29,8 +42,8 @@ const TEXT: &str = "TEXT: /(?s:.*)/\n";
 
 impl Grammars {
     /// Constraints that let a model call tools in its form, with arguments that their schemas
-    /// allow. An answer that calls none is a text of the grammar `text`, where there is one, and
-    /// nothing stands beside calls then.
+    /// allow, or the grammars `given` of the only ones. An answer that calls none is a text of the
+    /// grammar `text`, where there is one, and nothing stands beside calls then.
     ///
     /// # Errors
     /// No tools, or a schema that is wrong, too large or asks for what is not supported.
@@ -38,14 +51,15 @@ impl Grammars {
         &self,
         format: &CallFormat,
         tools: &[Tool],
+        given: &[Given],
         demand: Demand,
         opening: Opening,
         text: Option<&Grammar>,
     ) -> Result<ConstraintSource> {
-        let asked = format!("{format:?} {tools:?} {demand:?} {opening:?} {text:?}");
+        let asked = format!("{format:?} {tools:?} {given:?} {demand:?} {opening:?} {text:?}");
         self.kept(asked, || {
             let demand = Demand { lazy: demand.lazy && text.is_none(), ..demand };
-            let found = self.schemas(format, tools, demand, opening, text);
+            let found = self.schemas(format, tools, given, demand, opening, text);
             if !demand.lazy || found.is_ok() {
                 return found;
             }
@@ -56,13 +70,8 @@ impl Grammars {
                 };
                 Tool { parameters, ..tool.clone() }
             };
-            self.schemas(
-                format,
-                &tools.iter().map(loose).collect::<Vec<_>>(),
-                demand,
-                opening,
-                text,
-            )
+            let loose: Vec<Tool> = tools.iter().map(loose).collect();
+            self.schemas(format, &loose, given, demand, opening, text)
         })
     }
 
@@ -70,6 +79,7 @@ impl Grammars {
         &self,
         format: &CallFormat,
         tools: &[Tool],
+        given: &[Given],
         demand: Demand,
         opening: Opening,
         text: Option<&Grammar>,
@@ -90,7 +100,7 @@ impl Grammars {
             _ => {
                 let before = self.before(opening, "final");
                 let start = if before.is_some() { "before answer" } else { "answer" };
-                let answer = self.answer(format, tools, demand, text.is_some())?;
+                let answer = self.answer(format, tools, given, demand, text.is_some())?;
                 format!("start: {start}\n{answer}{}", before.unwrap_or_default())
             }
         };
@@ -99,7 +109,13 @@ impl Grammars {
             let _ = writeln!(lark, "value[suffix={}]: /(?s:.*)/", quoted(close.trim_end()));
         } else {
             for (i, tool) in tools.iter().enumerate() {
-                let _ = writeln!(lark, "arguments_{i}: %json {}", arguments(tool)?);
+                let _ = match of(given, tool) {
+                    Some((at, Given { argument, .. })) => {
+                        let begin = quoted(&format!("{{{}: \"", quoted(argument)));
+                        writeln!(lark, "arguments_{i}: {begin} @given_{at} {}", quoted("\"}"))
+                    }
+                    None => writeln!(lark, "arguments_{i}: %json {}", arguments(tool)?),
+                };
             }
         }
         if text.is_some() {
@@ -116,6 +132,9 @@ impl Grammars {
         if let Some(text) = apart {
             all.grammars.push(super::body(text)?);
         }
+        for (at, Given { grammar, .. }) in tools.iter().filter_map(|tool| of(given, tool)) {
+            all.grammars.push(named(written(grammar, None)?.1, &format!("given_{at}")));
+        }
         self.constraint("tools", all, None, end)
     }
 
@@ -125,6 +144,7 @@ impl Grammars {
         &self,
         format: &CallFormat,
         tools: &[Tool],
+        given: &[Given],
         demand: Demand,
         text: bool,
     ) -> Result<String> {
@@ -143,7 +163,7 @@ impl Grammars {
                     Body::Object { name, arguments } if text && opening.is_empty() => {
                         bare(i, tool, name, arguments)
                     }
-                    _ => self.one(format, i, tool, without)?,
+                    _ => self.one(format, i, (tool, given), without)?,
                 };
                 let _ = writeln!(lark, "{rule}_{i}: {one}");
             }
@@ -180,7 +200,13 @@ impl Grammars {
     }
 
     /// A call of one tool, without what stands at its beginning already.
-    fn one(&self, format: &CallFormat, i: usize, tool: &Tool, without: &str) -> Result<String> {
+    fn one(
+        &self,
+        format: &CallFormat,
+        i: usize,
+        (tool, given): (&Tool, &[Given]),
+        without: &str,
+    ) -> Result<String> {
         let name = tool.name.as_str();
         let (before, arguments, after) = match format.body {
             Body::Object { name: key, arguments } => (
@@ -201,7 +227,7 @@ impl Grammars {
             }
             Body::Tagged { name: around, argument, end } => (
                 format!("{}{name}{}", around.0, around.1),
-                self.tagged(tool, argument)?,
+                self.tagged(tool, given, argument)?,
                 end.to_string(),
             ),
             Body::Harmony => (String::new(), format!("arguments_{i}"), String::new()),
@@ -212,13 +238,22 @@ impl Grammars {
     }
 
     /// Arguments that each stand between marks, in the schema's order.
-    fn tagged(&self, tool: &Tool, (open, middle, close): (&str, &str, &str)) -> Result<String> {
+    fn tagged(
+        &self,
+        tool: &Tool,
+        given: &[Given],
+        (open, middle, close): (&str, &str, &str),
+    ) -> Result<String> {
         let none = serde_json::Map::new();
         let properties = tool.parameters["properties"].as_object().unwrap_or(&none);
         let required = tool.parameters["required"].as_array();
         let mut parts = Vec::new();
         for (key, schema) in properties {
             let begin = self.text(&format!("{open}{key}{middle}"));
+            if let Some((at, _)) = of(given, tool).filter(|(_, given)| given.argument == *key) {
+                parts.push(format!("{begin} @given_{at} {}", self.text(close)));
+                continue;
+            }
             let strings = |values: &Vec<Value>| values.iter().all(Value::is_string);
             let value = match schema["enum"].as_array().filter(|values| strings(values)) {
                 Some(values) => {
@@ -263,6 +298,11 @@ impl Grammars {
         }
         Ok(lark + &before)
     }
+}
+
+/// The grammar of a tool's one argument, and its number; none where its schema says all.
+fn of<'a>(given: &'a [Given], tool: &Tool) -> Option<(usize, &'a Given)> {
+    given.iter().enumerate().find(|(_, given)| given.tool == tool.name)
 }
 
 /// A call of one tool as an object without marks, in the pieces of JSON: what begins alike is told

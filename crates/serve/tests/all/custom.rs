@@ -85,6 +85,53 @@ fn chats_call_custom_tools_with_texts_of_their_grammar() {
     }
 }
 
+/// As OpenAI documents it, with what JSON escapes.
+#[test]
+fn inputs_follow_grammars_in_the_syntax_of_lark() {
+    let definition = r#"
+        start: "say" SP quoted (NL sum)~1..2
+        quoted: "\"" WORD "\"" | "'\\" WORD "'"
+        sum: INT (SP "+" SP INT)*
+        WORD: /[a-z]{1,8}/
+        SP: " "
+        NL: /\n/
+        INT: /[0-9]{1,3}/
+    "#;
+    let fits = |input: &str| {
+        let mut lines = input.split('\n');
+        let word = lines.next().unwrap().strip_prefix("say ").unwrap();
+        let inner = match word.strip_prefix("'\\") {
+            Some(inner) => inner.strip_suffix('\'').unwrap(),
+            None => word.strip_prefix('"').unwrap().strip_suffix('"').unwrap(),
+        };
+        let sums: Vec<&str> = lines.collect();
+        assert!((1..=8).contains(&inner.len()) && inner.chars().all(|c| c.is_ascii_lowercase()));
+        assert!((1..=2).contains(&sums.len()), "{input}");
+        for sum in sums {
+            assert!(sum.split(" + ").all(|number| number.parse::<u16>().is_ok()), "{input}");
+        }
+    };
+    let grammar = json!({ "syntax": "lark", "definition": definition });
+    let format = json!({ "type": "grammar", "grammar": grammar });
+    let tools = json!([{ "type": "custom", "custom": { "name": "plate", "format": format } }]);
+    for seed in 0..4 {
+        let extra = json!({ "tools": tools, "tool_choice": "required", "seed": seed,
+            "parallel_tool_calls": false });
+        let whole = good(CHAT, extra).json();
+        let choice = &whole["choices"][0];
+        let call = &choice["message"]["tool_calls"][0]["custom"];
+        match choice["finish_reason"].as_str() {
+            Some("tool_calls") => fits(call["input"].as_str().unwrap()),
+            reason => assert_eq!(reason, Some("length"), "{whole}"),
+        }
+    }
+    let format = json!({ "type": "grammar", "syntax": "lark", "definition": definition });
+    let tools = json!([{ "type": "custom", "name": "plate", "format": format }]);
+    let extra = json!({ "tools": tools, "tool_choice": "required", "seed": 3 });
+    let answer = good(RESPONSES, extra).json();
+    assert_eq!(answer["output"][0]["type"], "custom_tool_call", "{answer}");
+}
+
 #[test]
 fn inputs_without_a_form_are_texts_that_may_be_cut() {
     let tools = json!([{ "type": "custom", "custom": { "name": "say" } }]);
@@ -147,9 +194,11 @@ fn what_is_no_custom_tool_is_refused_by_its_place() {
     let chat = |format: Value| json!({ "tools": [{ "type": "custom", "custom": { "name": "x", "format": format } }] });
     let grammar = |grammar: Value| chat(json!({ "type": "grammar", "grammar": grammar }));
     let place = "tools[0].custom.format";
-    let lark = json!({ "syntax": "lark", "definition": "start: \"a\"" });
+    let lark = |definition: &str| json!({ "syntax": "lark", "definition": definition });
     let cases = [
-        (grammar(lark.clone()), ".grammar.syntax: grammars of lark are not followed"),
+        (grammar(lark("start: NONE")), ": grammar: expected one that can be followed, found"),
+        (grammar(lark("start: /a(?=b)/")), ": grammar: expected one that can be followed, found"),
+        (grammar(lark("start: %json {}")), ": grammar: expected rules and terminals of strings"),
         (grammar(json!({ "syntax": "x", "definition": "a" })), ".grammar.syntax: expected regex"),
         (grammar(json!({ "syntax": "regex" })), ".grammar.definition: expected a string"),
         (grammar(json!({ "syntax": "regex", "size": 1 })), ".grammar.size: there is no such"),
@@ -162,9 +211,9 @@ fn what_is_no_custom_tool_is_refused_by_its_place() {
     }
     let flat =
         |format: Value| json!({ "tools": [{ "type": "custom", "name": "x", "format": format }] });
-    let mut format = lark;
+    let mut format = lark("start: (");
     format["type"] = "grammar".into();
-    refused(RESPONSES, flat(format), "tools[0].format.syntax: grammars of lark are not followed");
+    refused(RESPONSES, flat(format), "tools[0].format: grammar: expected one that can be followed");
     let twice = json!({ "type": "custom", "custom": { "name": "tear" } });
     let tools = json!([{ "type": "function", "function": function() }, twice]);
     refused(CHAT, json!({ "tools": tools }), "tools[1]: a second tool named tear");

@@ -1,7 +1,7 @@
 //! Calls that are enforced are the calls that are read, in every form.
 
 use super::{gpt2, grammars, takes, write};
-use delft_structured::{Demand, Grammar};
+use delft_structured::{Demand, Given, Grammar};
 use engine::TokenSet;
 use engine::reasoning::Opening;
 use serde_json::{Value, json};
@@ -43,7 +43,8 @@ fn a_required_call_is_one_of_its_schema_in_every_form() {
     for format in FORMATS.iter().filter(|format| format.body != Body::Harmony) {
         for parallel in [false, true] {
             let demand = Demand { required: true, parallel, lazy: false };
-            let source = grammars.tools(format, &tools(), demand, Opening::Answer, None).unwrap();
+            let source =
+                grammars.tools(format, &tools(), &[], demand, Opening::Answer, None).unwrap();
             let mut ended = 0;
             for seed in 0..8 {
                 let (text, whole) = write(&own, &source, seed);
@@ -81,7 +82,8 @@ fn text_stays_free_where_calls_are_not_required() {
     let call = "{\"name\": \"now\", \"arguments\": {}}";
     let wrong = "{\"name\": \"now\", \"arguments\": {\"x\": 1}}";
     let hermes = |call: &str| format!("Well {{\"a\"}}.\n<tool_call>\n{call}\n</tool_call>");
-    let source = grammars.tools(find("hermes"), &tools(), demand, Opening::Answer, None).unwrap();
+    let source =
+        grammars.tools(find("hermes"), &tools(), &[], demand, Opening::Answer, None).unwrap();
     for (text, expected) in [
         ("No call at all.".to_string(), true),
         (hermes(call), true),
@@ -90,7 +92,8 @@ fn text_stays_free_where_calls_are_not_required() {
     ] {
         assert_eq!(takes(&own, &source, &text), expected, "{text}");
     }
-    let source = grammars.tools(find("llama"), &tools(), demand, Opening::Answer, None).unwrap();
+    let source =
+        grammars.tools(find("llama"), &tools(), &[], demand, Opening::Answer, None).unwrap();
     for (text, expected) in [
         ("Just text, {with braces}.", true),
         ("{\"name\": \"now\", \"parameters\": {}}", true),
@@ -98,7 +101,7 @@ fn text_stays_free_where_calls_are_not_required() {
     ] {
         assert_eq!(takes(&own, &source, text), expected, "{text}");
     }
-    assert!(grammars.tools(find("hermes"), &[], demand, Opening::Answer, None).is_err());
+    assert!(grammars.tools(find("hermes"), &[], &[], demand, Opening::Answer, None).is_err());
 }
 
 /// An answer is calls of their schemas or a text of its own, and nothing else.
@@ -122,7 +125,7 @@ fn a_text_beside_tools_follows_its_schema() {
         let format = FORMATS.iter().find(|own| own.name == format).unwrap();
         let source = |required| {
             let demand = demand(required);
-            grammars.tools(format, &tools(), demand, Opening::Answer, Some(&schema)).unwrap()
+            grammars.tools(format, &tools(), &[], demand, Opening::Answer, Some(&schema)).unwrap()
         };
         for (answer, either, required) in [
             (text, true, false),
@@ -146,7 +149,7 @@ fn a_lazy_grammar_leaves_text_alone_and_holds_calls() {
     let demand = Demand { required: false, parallel: true, lazy: true };
     let find = |name: &str| FORMATS.iter().find(|format| format.name == name).unwrap();
     let source =
-        |name| grammars.tools(find(name), &tools(), demand, Opening::Answer, None).unwrap();
+        |name| grammars.tools(find(name), &tools(), &[], demand, Opening::Answer, None).unwrap();
     // The text as it goes on, and how many tokens were masked.
     let write = |source: &engine::ConstraintSource, text: &str| {
         let mut constraint = source.start().unwrap();
@@ -193,10 +196,47 @@ fn a_lazy_grammar_leaves_text_alone_and_holds_calls() {
     let find = find("hermes");
     assert!(
         grammars
-            .tools(find, &odd, Demand { lazy: false, ..demand }, Opening::Answer, None)
+            .tools(find, &odd, &[], Demand { lazy: false, ..demand }, Opening::Answer, None)
             .is_err()
     );
-    let source = grammars.tools(find, &odd, demand, Opening::Answer, None).unwrap();
+    let source = grammars.tools(find, &odd, &[], demand, Opening::Answer, None).unwrap();
     let call = call.replace("now", "odd").replace("{}", "{\"a\": 1}");
     assert_eq!(write(&source, &call).0, call);
+}
+
+/// An argument of a grammar has a text of it in every form, whatever must be escaped there.
+#[test]
+fn an_argument_of_a_grammar_is_a_text_of_it_in_every_form() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let schema = json!({ "type": "object", "properties": { "input": { "type": "string" } },
+        "required": ["input"] });
+    let tools = vec![Tool::new("write", schema, true).unwrap()];
+    let lark = "start: \"\\\"\" WORD (NL WORD)~1..2\nWORD: /[a-z\\\\]{1,6}/\nNL: /\\n/";
+    let grammar = Grammar::Lark(lark.to_string());
+    for format in FORMATS.iter().filter(|format| format.body != Body::Harmony) {
+        let grammar = match format.body {
+            Body::Tagged { .. } => grammar.clone(),
+            _ => grammar.in_json().unwrap(),
+        };
+        let given = Given { tool: "write".to_string(), argument: "input".to_string(), grammar };
+        let demand = Demand { required: true, parallel: false, lazy: false };
+        let source = grammars.tools(format, &tools, &[given], demand, Opening::Answer, None);
+        let source = source.unwrap();
+        for seed in 0..6 {
+            let (text, whole) = write(&own, &source, seed);
+            assert!(whole, "{}: {text}", format.name);
+            let mut reader = Calls::new(format, tools.clone());
+            let mut parts = reader.push(&text);
+            parts.extend(reader.finish());
+            let [Part::Call(call), ..] = &parts[..] else { panic!("{}: {text}", format.name) };
+            let input = call.arguments["input"].as_str().unwrap();
+            let lines: Vec<&str> = input.strip_prefix('"').unwrap().split('\n').collect();
+            assert!((2..=3).contains(&lines.len()), "{}: {text}", format.name);
+            let fits = |c: char| c.is_ascii_lowercase() || c == '\\';
+            assert!(
+                lines.iter().all(|line| (1..=6).contains(&line.len()) && line.chars().all(fits))
+            );
+        }
+    }
 }
