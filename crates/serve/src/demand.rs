@@ -18,8 +18,18 @@ use crate::reply::Reply;
 /// Most tools of a request.
 const MOST_TOOLS: usize = 512;
 
-/// Fields by which vLLM and llama.cpp take grammars.
-pub(crate) const GRAMMARS: &[Field] = &[used("grammar"), used("structured_outputs")];
+/// Fields by which vLLM, in both its forms, and llama.cpp take grammars.
+pub(crate) const GRAMMARS: &[Field] = &[
+    used("grammar"),
+    used("structured_outputs"),
+    used("guided_json"),
+    used("guided_json_object"),
+    used("guided_regex"),
+    used("guided_grammar"),
+    used("guided_choice"),
+    no_effect("guided_decoding_backend"),
+    no_effect("guided_whitespace_pattern"),
+];
 
 /// Why tools are refused that others run.
 const ELSEWHERE: &str = "not supported: tools run where their client runs, and are functions";
@@ -122,8 +132,8 @@ pub(crate) const ANTHROPIC_TOOLS: &[Variant] = &[variant(
 pub(crate) const ANTHROPIC_CHOICE: &[Field] =
     &[used("type"), used("name"), used("disable_parallel_tool_use")];
 
-/// The form of a chat's text.
-pub(crate) const RESPONSE_FORMAT: &[Field] = &[used("type"), used("json_schema")];
+/// The form of a chat's text. Its own schema is llama-server's.
+pub(crate) const RESPONSE_FORMAT: &[Field] = &[used("type"), used("json_schema"), used("schema")];
 
 /// The schema of it. Answers follow it in any case, strict or not.
 pub(crate) const JSON_SCHEMA: &[Field] =
@@ -652,9 +662,13 @@ fn response_format(fields: &Fields) -> Result<Option<Grammar>, Problem> {
         return Ok(None);
     };
     let within = |e: Problem| e.within("response_format");
+    let own = || format.value("schema").map(|schema| Grammar::Schema(schema.clone()));
     match format.text("type").map_err(within)? {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Grammar::Json)),
+        Some("json_object") => Ok(Some(own().unwrap_or(Grammar::Json))),
+        Some("json_schema") if format.value("json_schema").is_none() && own().is_some() => {
+            Ok(own())
+        }
         Some("json_schema") => {
             let schema = format.within("json_schema", &[JSON_SCHEMA]).map_err(within)?;
             let schema = schema.and_then(|schema| schema.value("schema").cloned());
@@ -688,35 +702,50 @@ fn grammar_fields(fields: &Fields) -> Result<Option<Grammar>, Problem> {
         found.push(Grammar::Schema(schema.clone().into()));
     }
     if let Some(kinds) = fields.within("structured_outputs", &[KINDS])? {
-        let within = |e: Problem| e.within("structured_outputs");
-        if let Some(schema) = kinds.value("json") {
-            // It may be written as JSON in a string.
-            let read = schema.as_str().map(serde_json::from_str);
-            let schema = read.unwrap_or_else(|| Ok(schema.clone()));
-            let schema = schema.map_err(|e| Problem::field("json", format_args!("{e}")));
-            found.push(Grammar::Schema(schema.map_err(within)?));
-        }
-        if kinds.flag("json_object").map_err(within)? == Some(true) {
-            found.push(Grammar::Json);
-        }
-        if let Some(text) = kinds.text("regex").map_err(within)? {
-            found.push(Grammar::Regex(text.to_string()));
-        }
-        if let Some(text) = kinds.text("grammar").map_err(within)? {
-            found.push(Grammar::of_text(text));
-        }
-        if let Some(choices) = kinds.list("choice").map_err(within)? {
-            let texts = choices.iter().map(|choice| choice.as_str().map(|text| json!(text)));
-            let texts: Option<Vec<String>> =
-                texts.map(|text| text.map(|text| text.to_string())).collect();
-            let texts = texts
-                .filter(|texts| !texts.is_empty())
-                .ok_or_else(|| within(Problem::field("choice", "expected a list of strings")))?;
-            found.push(Grammar::Lark(format!("start: {}", texts.join(" | "))));
-        }
+        let names = ["json", "json_object", "regex", "grammar", "choice"];
+        let kinds = kinds_of(&kinds, names).map_err(|e| e.within("structured_outputs"));
+        found.extend(kinds?);
     }
+    // The older form of the same.
+    let names =
+        ["guided_json", "guided_json_object", "guided_regex", "guided_grammar", "guided_choice"];
+    found.extend(kinds_of(fields, names)?);
     if found.len() > 1 {
         return Err(Problem::field("structured_outputs", "expected one kind, found several"));
     }
     Ok(found.pop())
+}
+
+/// Grammars of vLLM's kinds, by the names of their fields.
+fn kinds_of(
+    fields: &Fields,
+    [json, json_object, regex, grammar, choice]: [&str; 5],
+) -> Result<Vec<Grammar>, Problem> {
+    let mut found = Vec::new();
+    if let Some(schema) = fields.value(json) {
+        // It may be written as JSON in a string.
+        let read = schema.as_str().map(serde_json::from_str);
+        let schema = read.unwrap_or_else(|| Ok(schema.clone()));
+        let schema = schema.map_err(|e| Problem::field(json, format_args!("{e}")));
+        found.push(Grammar::Schema(schema?));
+    }
+    if fields.flag(json_object)? == Some(true) {
+        found.push(Grammar::Json);
+    }
+    if let Some(text) = fields.text(regex)? {
+        found.push(Grammar::Regex(text.to_string()));
+    }
+    if let Some(text) = fields.text(grammar)? {
+        found.push(Grammar::of_text(text));
+    }
+    if let Some(choices) = fields.list(choice)? {
+        let texts = choices.iter().map(|choice| choice.as_str().map(|text| json!(text)));
+        let texts: Option<Vec<String>> =
+            texts.map(|text| text.map(|text| text.to_string())).collect();
+        let texts = texts
+            .filter(|texts| !texts.is_empty())
+            .ok_or_else(|| Problem::field(choice, "expected a list of strings"))?;
+        found.push(Grammar::Lark(format!("start: {}", texts.join(" | "))));
+    }
+    Ok(found)
 }

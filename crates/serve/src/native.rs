@@ -11,28 +11,39 @@ use serde_json::{Value, json};
 use crate::build::build;
 use crate::catalogue::Known;
 use crate::chat;
-use crate::fields::{Field, Unknown, used, wrong};
+use crate::fields::{Field, Fields, Unknown, refused, used, wrong};
 use crate::library::tell_memory;
 use crate::models::{Conversation, Model};
 use crate::router::{Answered, App, Call};
 
+/// llama-server's fields, then vLLM's.
 const TOKENIZE: &[Field] = &[
     used("model"),
     used("content"),
     used("add_special"),
     used("parse_special"),
     used("with_pieces"),
+    used("prompt"),
+    used("messages"),
+    used("add_special_tokens"),
+    used("chat_template_kwargs"),
+    used("return_token_strs"),
+    refused("add_generation_prompt", "a conversation ends where its answer begins", &["true"]),
 ];
 
 const DETOKENIZE: &[Field] = &[used("model"), used("tokens")];
 
 const APPLY_TEMPLATE: &[Field] = &[used("model"), used("messages"), used("chat_template_kwargs")];
 
-/// `/tokenize`: `{"content": TEXT}` to `{"tokens": [..]}`.
+/// `/tokenize`: `{"content": TEXT}` to `{"tokens": [..]}`; `{"prompt": TEXT}` and
+/// `{"messages": [..]}` as vLLM has them.
 pub(crate) async fn tokenize(call: Call) -> Answered {
     let fields = call.fields(&[TOKENIZE], Unknown::Refused).await?;
     let model = call.model(&fields).await?;
     let read = || {
+        if fields.value("prompt").is_some() || fields.value("messages").is_some() {
+            return counted(&model, &fields);
+        }
         let text = fields.needed("content", fields.text("content")?)?;
         let special = Special {
             add: fields.flag("add_special")?.unwrap_or(false),
@@ -51,7 +62,49 @@ pub(crate) async fn tokenize(call: Call) -> Answered {
     call.reading(read).await
 }
 
-/// `/detokenize`: `{"tokens": [..]}` to `{"content": TEXT}`.
+/// The tokens of a text in which special tokens are read as such, or of a conversation, as vLLM
+/// tells them.
+fn counted(model: &Model, fields: &Fields) -> Answered {
+    let tokenizer = model.tokenizer()?;
+    let tokens = match fields.text("prompt")? {
+        Some(text) => {
+            let add = fields.flag("add_special_tokens")?.unwrap_or(true);
+            tokenizer.encode(text, Special { add, parse: true })?
+        }
+        None => {
+            let extra = chat::template_variables(fields)?;
+            let messages = chat::messages(fields)?;
+            model.encode_chat(&Conversation { messages, extra, ..Conversation::default() })?
+        }
+    };
+    let strings = || tokens.iter().map(|id| tokenizer.token_text(*id)).collect::<Vec<_>>();
+    let strings = fields.flag("return_token_strs")?.unwrap_or(false).then(strings);
+    Ok(axum::Json(json!({
+        "count": tokens.len(),
+        "max_model_len": model.context(),
+        "tokens": tokens,
+        "token_strs": strings,
+    }))
+    .into_response())
+}
+
+/// `/tokenizer_info`: what programs that evaluate models ask of vLLM before they send it tokens.
+pub(crate) async fn tokenizer_info(call: Call) -> Answered {
+    let model = call.app.models.hold(None, None).await?;
+    call.trail.answers(&model);
+    let tokenizer = model.tokenizer()?;
+    let text = |id: Option<u32>| id.map(|id| tokenizer.token_text(id));
+    Ok(axum::Json(json!({
+        "tokenizer_class": "delft",
+        "model": model.name,
+        "bos_token": text(tokenizer.bos()),
+        "eos_token": text(tokenizer.eos_token()),
+        "chat_template": model.template().and_then(|template| template.source(None)),
+    }))
+    .into_response())
+}
+
+/// `/detokenize`: `{"tokens": [..]}` to `{"content": TEXT}`, which is vLLM's `prompt`.
 pub(crate) async fn detokenize(call: Call) -> Answered {
     let fields = call.fields(&[DETOKENIZE], Unknown::Refused).await?;
     let model = call.model(&fields).await?;
@@ -65,7 +118,7 @@ pub(crate) async fn detokenize(call: Call) -> Answered {
         };
         let tokens = list.iter().map(id).collect::<Result<Vec<u32>, _>>()?;
         let text = model.tokenizer()?.decode(&tokens, false);
-        Ok(axum::Json(json!({ "content": text })).into_response())
+        Ok(axum::Json(json!({ "content": text, "prompt": text })).into_response())
     };
     call.reading(read).await
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::anthropic;
 use crate::catalogue::Known;
-use crate::fields::{Field, Fields, no_effect, used};
+use crate::fields::{Field, Fields, no_effect, refused, used};
 use crate::generation::Generating;
 use crate::models::Model;
 use crate::problem::{Api, Problem};
@@ -31,11 +31,26 @@ pub(crate) const EXTENSIONS: &[Field] = &[
     used("repeat_penalty"),
     used("repeat_last_n"),
     used("ignore_eos"),
+    used("stop_token_ids"),
+    no_effect("cache_prompt"),
+    no_effect("cache_salt"),
+    no_effect("id_slot"),
+    no_effect("length_penalty"),
+    no_effect("priority"),
+    no_effect("request_id"),
+    no_effect("return_progress"),
+    no_effect("spaces_between_special_tokens"),
+    no_effect("timings_per_token"),
+    no_effect("ttl"),
+    refused("include_stop_str_in_output", "texts end before it", &["false"]),
+    refused("min_tokens", "a text ends where the model ends it: see ignore_eos", &["0"]),
+    refused("skip_special_tokens", "special tokens are no part of a text", &["true"]),
+    refused("use_beam_search", "texts are sampled", &["false"]),
 ];
 
 /// The options of a stream.
 pub(crate) const STREAM_OPTIONS: &[Field] =
-    &[used("include_usage"), no_effect("include_obfuscation")];
+    &[used("include_usage"), no_effect("include_obfuscation"), no_effect("continuous_usage_stats")];
 
 /// The part that all chunks of an answer share.
 #[derive(Debug, Clone)]

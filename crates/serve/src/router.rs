@@ -204,6 +204,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/adapters/{*name}", axum::routing::delete(taking(adapters::remove)))
         .route("/tokenize", post(native::tokenize))
         .route("/detokenize", post(native::detokenize))
+        .route("/tokenizer_info", get(taking(native::tokenizer_info)))
         .route("/apply-template", post(native::apply_template))
         .route("/props", get(native::props))
         .route("/v1/health", get(|| async { axum::Json(json!({ "status": "ok" })) }))
@@ -415,12 +416,53 @@ pub(crate) fn telling(done: Option<&Done>, mut response: Response) -> Response {
     response
 }
 
+/// Paths of the same interfaces for what is not done here, and why.
+const NOT_DONE: &[(&str, &str)] = &[
+    ("/api/blobs", "models are not made here: `delft convert` and `delft quantize` make them"),
+    ("/api/create", "models are not made here: `delft convert` and `delft quantize` make them"),
+    ("/api/push", "models are not given away: copy their files"),
+    ("/v1/audio", "models here read and write text"),
+    ("/v1/images", "models here read and write text"),
+    ("/v1/videos", "models here read and write text"),
+    ("/v1/realtime", "models here read and write text: stream /v1/responses"),
+    ("/v1/moderations", "nothing is moderated"),
+    ("/v1/assistants", "use /v1/responses"),
+    ("/v1/threads", "use /v1/responses"),
+    ("/v1/conversations", "go on with previous_response_id of /v1/responses"),
+    ("/v1/batches", "`delft batch` answers a file of requests"),
+    ("/v1/messages/batches", "`delft batch` answers a file of requests"),
+    ("/v1/files", "no files are kept"),
+    ("/v1/vector_stores", "no files are kept"),
+    ("/v1/containers", "no files are kept"),
+    ("/v1/uploads", "no files are kept"),
+    ("/v1/fine_tuning", "`delft tune` teaches models, and `delft serve --tune` while they answer"),
+    ("/v1/evals", "`delft eval` measures models"),
+    ("/v1/score", "models here generate text or make embeddings (/v1/embeddings)"),
+    ("/score", "models here generate text or make embeddings (/v1/embeddings)"),
+    ("/pooling", "models here generate text or make embeddings (/v1/embeddings)"),
+    ("/classify", "models here generate text or make embeddings; `delft classify` labels texts"),
+    ("/generate", "ask /v1/completions or /completion"),
+    ("/v1beta", "ask /v1/chat/completions"),
+    ("/openai/deployments", "ask /v1/chat/completions"),
+    ("/api/v0", "ask the same paths under /v1"),
+    ("/api/v1", "ask the same paths under /v1"),
+];
+
 async fn no_such_path(request: Request) -> Response {
+    let path = request.uri().path();
+    let begins = |(outer, _): &&(&str, &str)| {
+        path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    if let Some((outer, why)) = NOT_DONE.iter().rev().find(begins) {
+        let status = StatusCode::NOT_IMPLEMENTED;
+        let message = format!("{outer} is not supported: {why}");
+        return Problem::new(status, "unsupported", message).response(Api::of(path));
+    }
     let message = "there is no such path; the interfaces are those of OpenAI (/v1/chat/completions, \
                    /v1/responses, /v1/completions, /v1/embeddings, /v1/models), Anthropic (/v1/messages), Ollama (/api/chat, \
                    /api/generate, /api/embed) and llama-server (/completion, /embedding, /infill)";
     let problem = Problem::new(StatusCode::NOT_FOUND, "not_found", message);
-    problem.response(Api::of(request.uri().path()))
+    problem.response(Api::of(path))
 }
 
 async fn no_such_method(request: Request) -> Response {

@@ -46,8 +46,24 @@ pub(crate) fn options(
         sampling.logit_bias = logit_bias(model, biases)?;
     }
     let ignore_end = fields.flag("ignore_eos")?.unwrap_or(false);
+    ends(model, fields)?;
     let stop = stops(fields, "stop")?;
     Ok(GenerateOptions { sampling, stop, ignore_end, ..GenerateOptions::default() })
+}
+
+/// Looks at the tokens that are to end a text: those that end the model's texts anyway, as clients
+/// send them that know its template.
+fn ends(model: &Model, fields: &Fields) -> Result<(), Problem> {
+    const NAME: &str = "stop_token_ids";
+    let own = model.engine.end_tokens();
+    for value in fields.list(NAME)?.into_iter().flatten() {
+        if !value.as_u64().is_some_and(|id| own.iter().any(|end| u64::from(*end) == id)) {
+            let expected =
+                format!("tokens that end this model's texts ({own:?}); stop takes texts");
+            return Err(wrong(NAME, expected, value));
+        }
+    }
+    Ok(())
 }
 
 /// What is added to the logits of tokens: an object of ids and numbers; or a list of pairs, as

@@ -10,7 +10,7 @@ use super::{
 use crate::catalogue::Held;
 use crate::chat;
 use crate::demand::{Asked, GRAMMARS};
-use crate::fields::{Field, Fields, Unknown, no_effect, refused, used};
+use crate::fields::{Field, Fields, Unknown, no_effect, refused, used, wrong};
 use crate::generation::{Done, Event, Work};
 use crate::models::{Conversation, Model};
 use crate::problem::Problem;
@@ -49,6 +49,8 @@ pub(crate) const FIELDS: &[Field] = &[
     no_effect("prompt_cache_retention"),
     no_effect("safety_identifier"),
     no_effect("service_tier"),
+    // Of chats, which nobody here lists.
+    no_effect("store"),
     // OpenRouter's, which asks for what is told anyway.
     no_effect("usage"),
     no_effect("user"),
@@ -58,12 +60,23 @@ pub(crate) const FIELDS: &[Field] = &[
     refused("functions", "the older form of tools", &[]),
     refused("modalities", "answers are text", &["[\"text\"]"]),
     refused("moderation", "answers are not moderated", &[]),
-    refused("store", "nothing is stored", &["false"]),
     refused("web_search_options", "nothing is searched", &[]),
 ];
 
 /// A variable of templates, by the name that vLLM and llama.cpp gave it.
 pub(super) const TEMPLATE: &[Field] = &[used("chat_template_kwargs")];
+
+/// What other servers of open models know besides: the switch for thinking in the two forms that
+/// its models' own services have, and whether the last message, an assistant's, is gone on with.
+const ELSEWHERE: &[Field] = &[
+    used("enable_thinking"),
+    used("thinking"),
+    used("add_generation_prompt"),
+    used("continue_final_message"),
+];
+
+/// The switch for thinking as an object.
+const THINKING: &[Field] = &[used("type"), no_effect("budget_tokens"), no_effect("clear_thinking")];
 
 /// Most answers to one request.
 const MOST_ANSWERS: i64 = 16;
@@ -80,7 +93,7 @@ struct Ask {
 }
 
 pub(crate) async fn answer(call: Call) -> Answered {
-    let table = &[FIELDS, EXTENSIONS, GRAMMARS, TEMPLATE];
+    let table = &[FIELDS, EXTENSIONS, GRAMMARS, TEMPLATE, ELSEWHERE];
     let fields = call.fields(table, Unknown::Refused).await?;
     let model = call.model(&fields).await?;
     let ask = call.reading(|| read(&call, fields, model)).await?;
@@ -132,17 +145,57 @@ fn read(call: &Call, fields: Fields, model: Held) -> Result<Ask, Problem> {
     let n = fields.whole("n", 1..=MOST_ANSWERS)?.unwrap_or(1) as usize;
     let (streams, with_usage) = streams(&fields)?;
     let mut extra = effort(&model, &fields, "reasoning_effort")?;
+    extra.extend(thinking(&model, &fields)?);
     extra.extend(chat::template_variables(&fields)?);
-    let messages = chat::messages(&fields)?;
+    let mut messages = chat::messages(&fields)?;
+    let prefill = begun(&fields, &mut messages)?;
     let asked = Asked::openai(&fields)?;
     let tools = asked.listed().to_vec();
-    let conversation = Conversation { messages, extra, tools, prefill: String::new() };
+    let conversation = Conversation { messages, extra, tools, prefill };
     let prompt = model.encode_chat(&conversation)?;
     model.check(&prompt)?;
     asked.constrain(&model, &prompt, true, &mut options)?;
     let logprobs = options.logprobs;
     let work = variants(&options, n).map(|options| Work { prompt: prompt.clone(), options });
     Ok(Ask { work: work.collect(), model, fields, asked, streams, with_usage, logprobs })
+}
+
+/// The template's variables for the switch for thinking.
+fn thinking(model: &Model, fields: &Fields) -> Result<Map<String, Value>, Problem> {
+    let mut extra =
+        chat::thinking(model, fields, "enable_thinking", fields.flag("enable_thinking")?);
+    if let Some(switch) = fields.within("thinking", &[THINKING])? {
+        let within = |e: Problem| e.within("thinking");
+        let on = match switch.text("type").map_err(within)? {
+            Some("enabled") => Some(true),
+            Some("disabled") => Some(false),
+            Some("auto") | None => None,
+            Some(other) => {
+                return Err(within(wrong("type", "enabled, disabled or auto", &other.into())));
+            }
+        };
+        extra.extend(chat::thinking(model, fields, "thinking", on));
+    }
+    Ok(extra)
+}
+
+/// The beginning of the answer: the text of the last message, which is taken away, where the
+/// request has that gone on with.
+fn begun(fields: &Fields, messages: &mut Vec<Value>) -> Result<String, Problem> {
+    const NAME: &str = "continue_final_message";
+    let continues = fields.flag(NAME)?.unwrap_or(false);
+    if fields.flag("add_generation_prompt")?.unwrap_or(!continues) == continues {
+        let message = "expected true, or false beside \"continue_final_message\": true";
+        return Err(Problem::field("add_generation_prompt", message));
+    }
+    if !continues {
+        return Ok(String::new());
+    }
+    let text = messages.last().filter(|last| last["role"] == "assistant");
+    let text = text.and_then(|last| last["content"].as_str().map(str::to_string));
+    let text = text.ok_or_else(|| Problem::field(NAME, "expected a last message of the assistant"));
+    messages.pop();
+    text
 }
 
 /// The template's variables for an effort of reasoning: its own variable `reasoning_effort`, or its

@@ -360,10 +360,40 @@ fn what_cannot_be_done_is_refused_by_name() {
             message: "temprature: there",
         },
         Case {
-            extra: json!({ "store": true }),
+            extra: json!({ "functions": [] }),
             status: 400,
             code: "unsupported_field",
-            message: "store: not",
+            message: "functions: not",
+        },
+        Case {
+            extra: json!({ "min_tokens": 3 }),
+            status: 400,
+            code: "unsupported_field",
+            message: "min_tokens: not",
+        },
+        Case {
+            extra: json!({ "stop_token_ids": [999999] }),
+            status: 400,
+            code: "invalid_request",
+            message: "stop_token_ids: expected tokens that end",
+        },
+        Case {
+            extra: json!({ "thinking": { "type": "x" } }),
+            status: 400,
+            code: "invalid_request",
+            message: "thinking.type: expected",
+        },
+        Case {
+            extra: json!({ "add_generation_prompt": false }),
+            status: 400,
+            code: "invalid_request",
+            message: "add_generation_prompt: expected",
+        },
+        Case {
+            extra: json!({ "continue_final_message": true, "add_generation_prompt": false }),
+            status: 400,
+            code: "invalid_request",
+            message: "continue_final_message: expected a last",
         },
         Case {
             extra: json!({ "top_logprobs": 2 }),
@@ -395,6 +425,88 @@ fn what_cannot_be_done_is_refused_by_name() {
     let noted =
         post(shared(), "/v1/chat/completions", &chat(json!({ "user": "u", "max_tokens": 1 })));
     assert_eq!(noted.header("x-delft-no-effect"), Some("user"));
+}
+
+/// What clients of vLLM, SGLang and llama-server send beside OpenAI's fields.
+#[test]
+fn chats_take_what_other_servers_of_open_models_document() {
+    let ask = |extra: Value| {
+        let response = post(shared(), "/v1/chat/completions", &chat(extra));
+        assert_eq!(response.status, 200, "{response:?}");
+        response
+    };
+    let text = |extra: Value| {
+        ask(extra).json()["choices"][0]["message"]["content"].as_str().unwrap().to_string()
+    };
+    let schema = json!({ "type": "object", "properties": { "n": { "enum": [7] } },
+        "required": ["n"], "additionalProperties": false });
+    for (extra, expected) in [
+        (json!({ "guided_choice": ["yes"] }), "yes"),
+        (json!({ "guided_regex": "x{3}", "guided_decoding_backend": "auto" }), "xxx"),
+        (json!({ "guided_json": schema }), "{\"n\": 7}"),
+        (json!({ "guided_json": schema.to_string() }), "{\"n\": 7}"),
+        (json!({ "guided_grammar": "root ::= \"a\" \"b\"" }), "ab"),
+        (json!({ "response_format": { "type": "json_object", "schema": schema } }), "{\"n\": 7}"),
+        (json!({ "response_format": { "type": "json_schema", "schema": schema } }), "{\"n\": 7}"),
+    ] {
+        assert_eq!(text(extra.clone()), expected, "{extra}");
+    }
+    let extra = json!({ "guided_choice": ["a"], "structured_outputs": { "choice": ["b"] } });
+    assert_eq!(post(shared(), "/v1/chat/completions", &chat(extra)).status, 400);
+
+    let plain = json!({ "skip_special_tokens": true, "min_tokens": 0, "store": true, "ttl": 60,
+        "cache_prompt": true, "enable_thinking": false, "thinking": { "type": "disabled" },
+        "max_tokens": 1 });
+    let noted = ask(plain).header("x-delft-no-effect").unwrap().to_string();
+    for name in ["store", "ttl", "cache_prompt", "enable_thinking", "thinking"] {
+        assert!(noted.split(", ").any(|one| one == name), "{name}: {noted}");
+    }
+
+    // A message of the assistant that is gone on with is no turn of its own.
+    let begun = "Once upon a time there was a fox";
+    let messages = json!([{ "role": "user", "content": "Tell me a story" },
+        { "role": "assistant", "content": begun }]);
+    let asked = json!({ "messages": messages, "max_tokens": 8, "temperature": 0 });
+    let mut continues = asked.clone();
+    continues["continue_final_message"] = true.into();
+    continues["add_generation_prompt"] = false.into();
+    let count = |extra: Value| ask(extra).json()["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(count(continues) < count(asked));
+}
+
+/// lm-evaluation-harness asks vLLM's paths for tokens.
+#[test]
+fn tokens_are_told_as_vllm_tells_them() {
+    let info = get(shared(), "/tokenizer_info").json();
+    let end = info["eos_token"].as_str().unwrap();
+    let ask = |body: Value| post(shared(), "/tokenize", &body).json();
+    let special = ask(json!({ "prompt": end, "add_special_tokens": false }));
+    assert_eq!((&special["count"], special["tokens"].as_array().unwrap().len()), (&json!(1), 1));
+    let text = "Once upon a time";
+    let told =
+        ask(json!({ "prompt": text, "add_special_tokens": false, "return_token_strs": true }));
+    assert_eq!(told["tokens"], ask(json!({ "content": text }))["tokens"]);
+    assert_eq!(told["token_strs"].as_array().unwrap().len() as u64, told["count"]);
+    let back = post(shared(), "/detokenize", &json!({ "tokens": told["tokens"] })).json();
+    assert_eq!((&back["prompt"], &back["content"]), (&json!(text), &json!(text)));
+    let chat = ask(json!({ "messages": [{ "role": "user", "content": text }] }));
+    assert!(chat["count"].as_u64() > told["count"].as_u64());
+}
+
+#[test]
+fn paths_of_what_is_not_done_say_so() {
+    for (path, why) in [
+        ("/v1/audio/speech", "/v1/audio is not supported: models here read and write text"),
+        ("/api/create", "/api/create is not supported: models are not made here"),
+        ("/v1/messages/batches", "/v1/messages/batches is not supported: `delft batch`"),
+        ("/v1/nothing", "there is no such path"),
+    ] {
+        let response = post(shared(), path, &json!({}));
+        let error = response.json()["error"].clone();
+        let message = error["message"].as_str().or(error.as_str()).unwrap().to_string();
+        let status = if path == "/v1/nothing" { 404 } else { 501 };
+        assert!(response.status == status && message.starts_with(why), "{path}: {message}");
+    }
 }
 
 /// Responses have the settings of chats, and tell log-probabilities as chats do.
