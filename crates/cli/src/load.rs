@@ -47,7 +47,10 @@ impl From<SplitArg> for SplitMode {
 /// wanted.
 pub(crate) fn find(args: &ModelArg) -> Outcome<LocalModel> {
     let Some(name) = args.model.as_deref() else { return Ok(LocalModel::bundled()?) };
-    let hub = Hub::from_env()?;
+    let hub = match Hub::from_env() {
+        Ok(hub) => hub,
+        Err(error) => return Ok(delft::hub::without_cache(name).unwrap_or(Err(error))?),
+    };
     match hub.find(name)? {
         Found::Here(model) => Ok(model),
         Found::Absent(error) => fetch::absent(&hub, name, args.yes, error),

@@ -4,7 +4,7 @@
 //! A text that is read loses its last line break, as `$(..)` drops it in shells: the end of a line
 //! is no part of a question. `-` means standard input wherever a text or a file is named.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use delft::Error;
 
-use crate::terminal::{Outcome, note, stdin_is_terminal};
+use crate::terminal::{Outcome, note, read_text, stdin_is_terminal};
 
 /// How long standard input that was not asked for may stay silent beside a prompt. Programs, `ssh`
 /// and containers often leave one open into which nothing is ever written; to wait for its end
@@ -27,10 +27,8 @@ fn is_stdin(name: &Path) -> bool {
 /// All of a text: standard input for `-`, else a file.
 pub(crate) fn read(name: &Path) -> Outcome<String> {
     if is_stdin(name) {
-        let mut text = String::new();
-        let read = io::stdin().lock().read_to_string(&mut text);
-        read.map_err(|error| Error::io("standard input", error))?;
-        return Ok(without_last_break(text));
+        let text = read_text(io::stdin().lock());
+        return Ok(without_last_break(text.map_err(|e| Error::io("standard input", e))?));
     }
     Ok(without_last_break(crate::terminal::read_file(name)?))
 }
@@ -145,9 +143,7 @@ impl Piped {
             stdin.fill_buf()?;
             // Nobody hears it who no longer waits.
             let _ = tell.send(());
-            let mut text = String::new();
-            stdin.read_to_string(&mut text)?;
-            Ok(text)
+            read_text(stdin)
         });
         Piped { begun, text, since: Instant::now() }
     }

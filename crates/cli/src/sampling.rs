@@ -123,6 +123,8 @@ pub(crate) fn settings(options: &GenerateOptions) -> Vec<(&'static str, String)>
 pub(crate) fn set(options: &mut GenerateOptions, key: &str, value: &str) -> Result<(), String> {
     let sampling = &mut options.sampling;
     let whole = || value.parse::<u64>().map_err(|_| "expected a whole number".to_string());
+    // As the flags have it, -1 sets no bound, and no seed.
+    let all = value == "all" || value == "-1";
     match key {
         "temp" => sampling.temperature = args::at_least_zero(value)?,
         "top-p" => sampling.top_p = args::probability(value)?,
@@ -130,17 +132,20 @@ pub(crate) fn set(options: &mut GenerateOptions, key: &str, value: &str) -> Resu
         "repeat-penalty" => sampling.repetition_penalty = args::above_zero(value)?,
         "presence-penalty" => sampling.presence_penalty = args::finite(value)?,
         "frequency-penalty" => sampling.frequency_penalty = args::finite(value)?,
-        "repeat-last-n" if value == "all" => sampling.last_n = usize::MAX,
+        "repeat-last-n" if all => sampling.last_n = usize::MAX,
         "repeat-last-n" => sampling.last_n = whole()? as usize,
         "dry-multiplier" => sampling.dry.multiplier = args::at_least_zero(value)?,
         "dry-base" => sampling.dry.base = args::at_least_one(value)?,
         "dry-allowed-length" => sampling.dry.allowed_length = whole()? as usize,
-        "dry-penalty-last-n" if value == "all" => sampling.dry.last_n = usize::MAX,
+        "dry-penalty-last-n" if all => sampling.dry.last_n = usize::MAX,
         "dry-penalty-last-n" => sampling.dry.last_n = whole()? as usize,
         "xtc-probability" => sampling.xtc.probability = args::probability(value)?,
         "xtc-threshold" => sampling.xtc.threshold = args::probability(value)?,
+        "top-k" if value == "-1" => sampling.top_k = 0,
         "top-k" => sampling.top_k = whole()? as usize,
+        "seed" if value == "-1" => sampling.seed = random_seed(),
         "seed" => sampling.seed = whole()?,
+        "max-tokens" if value == "-1" => options.max_tokens = None,
         "max-tokens" => options.max_tokens = Some(whole()? as usize).filter(|n| *n > 0),
         "stop" => options.stop = if value == "none" { Vec::new() } else { vec![value.to_string()] },
         _ => {

@@ -214,12 +214,20 @@ pub(crate) fn read_file(path: &std::path::Path) -> Outcome<String> {
 
 /// A text file as a whole, of at most `most` bytes.
 fn read_up_to(path: &std::path::Path, most: u64) -> Outcome<String> {
+    let read = std::fs::File::open(path).and_then(|file| read_whole(file, most));
+    Ok(read.map_err(|error| Error::io(path.display(), error))?)
+}
+
+/// All that a reader gives, where that is no more than the longest text file.
+pub(crate) fn read_text(reader: impl io::Read) -> io::Result<String> {
+    read_whole(reader, LONGEST)
+}
+
+fn read_whole(reader: impl io::Read, most: u64) -> io::Result<String> {
     let mut text = String::new();
-    let read =
-        std::fs::File::open(path).and_then(|file| file.take(most + 1).read_to_string(&mut text));
-    if read.map_err(|error| Error::io(path.display(), error))? as u64 > most {
-        let expected = format!("a text of at most {}", bytes(most));
-        return Err(Error::new(path.display(), expected, "a longer one").into());
+    if reader.take(most + 1).read_to_string(&mut text)? as u64 > most {
+        let message = format!("expected a text of at most {}, found a longer one", bytes(most));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
     }
     Ok(text)
 }

@@ -8,6 +8,10 @@ use crate::{Cached, CachedFile, Container};
 /// The bundled model's name wherever a path or an id would stand.
 pub(crate) const NAME: &str = "(bundled)";
 
+/// The name by which commands and requests ask for the bundled model, unless the user's file of
+/// names gives it to another one.
+pub const BUNDLED: &str = "delft-stories";
+
 #[cfg(feature = "bundled-model")]
 static BYTES: &[u8] = include_bytes!(env!("DELFT_BUNDLED_MODEL"));
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 use formats::{Error, Location, Result};
 use names::Names;
 
-pub use bundled::bundled;
+pub use bundled::{BUNDLED, bundled};
 pub use cache::{Cached, CachedFile};
 pub use formats::Container;
 pub use likeness::{Likeness, recognise};
@@ -96,6 +96,7 @@ pub enum Found {
 
 /// Where a name leads.
 enum Target {
+    Bundled,
     Path(PathBuf),
     Hub(HubName),
 }
@@ -205,13 +206,14 @@ impl Hub {
     /// and a cache that cannot be read.
     pub fn find(&self, name: &str) -> Result<Found> {
         match self.target(name)? {
+            Target::Bundled => LocalModel::bundled().map(Found::Here),
             Target::Path(path) => local(&path).map(Found::Here),
             Target::Hub(spec) => cache::find(self, &spec, name),
         }
     }
 
-    /// Where a name leads: to a path that holds a model, by a short name, to any other path, or to
-    /// the hub.
+    /// Where a name leads: to a path that holds a model, by a short name, to the bundled model, to
+    /// any other path, or to the hub.
     fn target(&self, text: &str) -> Result<Target> {
         if text.is_empty() {
             return Err(Error::new("model", "a path or a hub id", "an empty name"));
@@ -226,6 +228,9 @@ impl Hub {
             } else {
                 Ok(Target::Hub(HubName::parse(&target)?))
             };
+        }
+        if text == BUNDLED || text == bundled::NAME {
+            return Ok(Target::Bundled);
         }
         if path.exists() {
             return Ok(Target::Path(path.to_path_buf()));
@@ -268,6 +273,9 @@ impl Hub {
     pub fn offer(&self, name: &str, progress: &dyn PullProgress) -> Result<Offer<'_>> {
         match self.target(name)? {
             Target::Hub(spec) => Offer::ask(self, spec, progress),
+            Target::Bundled => {
+                Err(Error::new(name, "a model of the hub", "the one that comes with the program"))
+            }
             Target::Path(path) => {
                 Err(Error::new(path.display(), "a model of the hub", "a path on this machine"))
             }
@@ -292,6 +300,9 @@ impl Hub {
     pub fn removal(&self, name: &str) -> Result<Removal> {
         match self.target(name)? {
             Target::Hub(spec) => Removal::of(self, &spec, name),
+            Target::Bundled => {
+                Err(Error::new(name, "a model of the cache", "the one that is in the program"))
+            }
             Target::Path(path) => Err(Error::new(path.display(), "a model of the cache", "a path")
                 .hint("delft removes only what it fetched")),
         }
@@ -311,7 +322,20 @@ pub fn resolve(spec: Option<&str>) -> Result<LocalModel> {
     match spec {
         // It needs no folder of the user's.
         None => LocalModel::bundled(),
-        spec => Hub::from_env()?.resolve(spec),
+        Some(name) => match Hub::from_env() {
+            Ok(hub) => hub.resolve(Some(name)),
+            Err(error) => without_cache(name).unwrap_or(Err(error)),
+        },
+    }
+}
+
+/// The model of a name that needs no cache, so that it is found where there is no folder for one: a
+/// path at which something lies, or the bundled model's. None for other names.
+pub fn without_cache(name: &str) -> Option<Result<LocalModel>> {
+    let path = Path::new(name);
+    match name {
+        BUNDLED | bundled::NAME => Some(LocalModel::bundled()),
+        _ => path.exists().then(|| local(path)),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::names::{Names, is_quantisation};
 use crate::spec::{self, HubName};
-use crate::{Hub, cache};
+use crate::{BUNDLED, Hub, cache};
 
 /// How much a text is like a model's name; see [`recognise`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Known {
             let missing = is_path_like(text) && has_weights_name(text);
             return if missing { Likeness::Resembles(beside(path)) } else { Likeness::Other };
         }
-        if self.names.expand(text).is_some() {
+        if self.names.expand(text).is_some() || text == BUNDLED {
             return Likeness::Model;
         }
         let file = has_weights_name(text) && !text.contains(':');
@@ -367,6 +367,7 @@ mod tests {
             ("tell me about Qwen/Qwen3-0.6B", false, "a sentence with an id in it"),
             ("what does model.gguf hold", false, "a sentence with a file in it"),
             ("and/or", false, "everyday words around a slash"),
+            ("delft-stories", true, "the bundled model"),
             ("yes/no", false, "everyday words around a slash"),
             ("TCP/IP", false, "a common pair"),
             ("24/7", false, "numbers"),

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use delft::hub::BUNDLED;
 use delft::hub::{Hub, LocalModel, ModelSource};
 use delft::{DeviceSpec, Engine, Error};
 use serve::{AccessRules, GenerationLimits, Keep, Library, Named, Served, Server, ServerConfig};
@@ -13,9 +14,6 @@ use serve::{AccessRules, GenerationLimits, Keep, Library, Named, Served, Server,
 use crate::args::{LoadArgs, ModelArg, Serve};
 use crate::load::{self, Embeds};
 use crate::terminal::{Outcome, Stop, aside, harmless, note, read_file};
-
-/// The bundled model's name in requests.
-const BUNDLED: &str = "delft-stories";
 
 pub(crate) fn run(args: &Serve) -> Outcome {
     // Threads of requests come and go: a thousand connections left 156 to 175 MiB, with shared
@@ -91,7 +89,8 @@ fn library(args: &Serve) -> Outcome<Library> {
         let own = || match found.source {
             // As it was asked for: clients ask for the same.
             ModelSource::Hub { .. } => model.clone(),
-            ModelSource::Local | ModelSource::Bundled => found.name(),
+            ModelSource::Local => found.name(),
+            ModelSource::Bundled => BUNDLED.to_string(),
         };
         let name = name.unwrap_or_else(own);
         let again = named

@@ -283,8 +283,14 @@ fn a_pipe_is_no_model() {
 #[test]
 fn the_bundled_model_is_there_or_the_error_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
-    let found = hub(folder.path()).resolve(None);
+    let hub = hub(folder.path());
+    let found = hub.resolve(None);
     assert_eq!(found.is_ok(), cfg!(feature = "bundled-model"));
+    for name in [delft_hub::BUNDLED, "(bundled)"] {
+        assert_eq!(hub.resolve(Some(name)), found, "{name}");
+        let error = hub.removal(name).map(|_| ()).unwrap_err().to_string();
+        assert!(error.ends_with("found the one that is in the program"), "{error}");
+    }
     match found {
         Ok(model) => assert_eq!((model.path(), model.name().as_str()), (None, "(bundled)")),
         Err(error) => {

@@ -148,9 +148,10 @@ impl Conversation {
             _ => {}
         }
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let aside = tempfile::Builder::new()
-            .prefix(".delft-")
-            .tempfile_in(folder.unwrap_or(Path::new(".")));
+        let folder = folder.unwrap_or(Path::new("."));
+        // Else the error would name a file that nobody asked for.
+        std::fs::metadata(folder).map_err(failed)?;
+        let aside = tempfile::Builder::new().prefix(".delft-").tempfile_in(folder);
         let mut aside = aside.map_err(failed)?;
         let text = format!("{:#}\n", json!({ "messages": self.messages() }));
         aside.write_all(text.as_bytes()).map_err(failed)?;
@@ -237,6 +238,11 @@ mod tests {
         let left = std::fs::read_dir(folder.path()).unwrap().count();
         assert_eq!(left, 1, "nothing lies beside it");
         assert!(conversation().save(folder.path(), true).is_err(), "a folder is no file");
+        let nowhere = folder.path().join("none/talk.json");
+        let Err(Stop::Error(error)) = conversation().save(&nowhere, false) else {
+            panic!("{nowhere:?}")
+        };
+        assert!(!error.to_string().contains(".delft-"), "{error}");
     }
 
     #[test]
