@@ -278,11 +278,17 @@ impl Walker<'_> {
             }
         }
         let letters = || letters.iter().copied().filter(|token| mask.is_allowed(*token));
-        // A letter behind which something may be closed.
+        // A letter behind which something may be closed: a brace or a comma behind which a letter
+        // may follow is part of a text, as in the names of addresses.
         let end = self.trie.eos_token();
         for token in letters() {
-            let mut closes = |closer: u32| follows(&mut matcher, &[token, closer]);
-            if closers.iter().rev().any(|(_, closer)| closes(*closer)) || closes(end) {
+            let mut closes = |byte: u8, closer: u32| {
+                let goes_on = |letter: &u32| follows(&mut matcher, &[token, closer, *letter]);
+                let is_text = byte != b'"' && letter.as_ref().is_some_and(goes_on);
+                !is_text && follows(&mut matcher, &[token, closer])
+            };
+            let mut all = closers.iter().rev();
+            if all.any(|(byte, closer)| closes(*byte, *closer)) || closes(b'"', end) {
                 return Some((token, true));
             }
         }
