@@ -1,7 +1,7 @@
 //! `delft.json`, which `delft tune` writes beside an adapter: the base and data it was made with.
 //! Adapters made by other programs have none.
 
-use formats::{Error, Result};
+use formats::{Error, Result, json};
 use serde_json::Value;
 use std::path::Path;
 
@@ -21,18 +21,8 @@ pub struct MadeFor {
 /// The content of the file in an adapter's folder, if there is one.
 pub(crate) fn read(folder: &Path) -> Result<Option<MadeFor>> {
     let file = folder.join(NAME);
-    if !file.is_file() {
-        return Ok(None);
-    }
-    let io = |e| Error::io(file.display(), e);
-    let size = std::fs::metadata(&file).map_err(io)?.len();
-    if size > MOST {
-        return Err(Error::new(file.display(), format!("at most {MOST} bytes"), size));
-    }
-    let text = std::fs::read_to_string(&file).map_err(io)?;
-    let json: Value = serde_json::from_str(&text)
-        .map_err(|e| Error::new(file.display(), "JSON", e.to_string()))?;
-    let said = |key: &str| json.get("made_of")?.get(key)?.as_str();
+    let Some(json) = json::find(&file, MOST)? else { return Ok(None) };
+    let said = |key: &str| json.get("made_of")?.get(key).and_then(Value::as_str);
     let wrong = |key: &str| {
         let place = format!("{}: made_of.{key}", file.display());
         Error::new(place, "the model that the adapter was made for", "none")

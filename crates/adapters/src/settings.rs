@@ -1,6 +1,6 @@
 //! `adapter_config.json`, read by key; whatever says something and is not known is refused.
 
-use formats::{Error, ErrorKind, Result};
+use formats::{Error, ErrorKind, Result, json};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -16,15 +16,7 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn open(folder: &Path) -> Result<Settings> {
         let file = folder.join(NAME);
-        let io = |e| Error::io(file.display(), e);
-        let size = std::fs::metadata(&file).map_err(io)?.len();
-        if size > MOST {
-            return Err(Error::new(file.display(), format!("at most {MOST} bytes"), size));
-        }
-        let text = std::fs::read_to_string(&file).map_err(io)?;
-        let json: Value = serde_json::from_str(&text)
-            .map_err(|e| Error::new(file.display(), "JSON", e.to_string()))?;
-        match json {
+        match json::read(&file, MOST)? {
             Value::Object(keys) => Ok(Settings { file, keys }),
             _ => Err(Error::new(file.display(), "a JSON object", "something else")),
         }

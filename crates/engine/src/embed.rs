@@ -9,10 +9,12 @@ use crate::events::Capability;
 use crate::load::{Engine, Shared};
 use crate::session::Session;
 use crate::together::{Text, Work, compute};
-use formats::{Error, ErrorKind, Folder, Result, Tensors};
-use serde_json::Value;
+use formats::{Error, ErrorKind, Folder, Result, Tensors, json};
 use std::path::{Component, Path};
 use std::sync::Arc;
+
+/// No settings of modules are longer.
+const LONGEST: u64 = 1 << 20;
 
 /// The hidden states of a text from which its embedding is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +87,7 @@ fn of_gguf(metadata: &formats::gguf::Metadata) -> Result<Option<EmbeddingForm>> 
 /// The modules of sentence-transformers behind the decoder.
 fn of_folder(folder: &Folder) -> Result<Option<EmbeddingForm>> {
     let Some(path) = folder.file("modules.json") else { return Ok(None) };
-    let (modules, place) = (read_json(&path)?, path.display().to_string());
+    let (modules, place) = (json::read(&path, LONGEST)?, path.display().to_string());
     let Some(modules) = modules.as_array() else {
         return Err(Error::new(place, "a list of modules", "something else"));
     };
@@ -116,7 +118,7 @@ fn of_folder(folder: &Folder) -> Result<Option<EmbeddingForm>> {
 
 /// Reads the settings of a pooling module: one flag for each way, or the name of one.
 fn of_pooling(path: &Path) -> Result<Pooling> {
-    let (settings, place) = (read_json(path)?, path.display().to_string());
+    let (settings, place) = (json::read(path, LONGEST)?, path.display().to_string());
     let unsupported = |key: &str, found: &str| {
         let expected = "the first token, the mean or the last token";
         Error::new(format!("{place}: {key}"), expected, found).of(ErrorKind::Unsupported)
@@ -138,17 +140,6 @@ fn of_pooling(path: &Path) -> Result<Pooling> {
         (Some(_), Some((key, _))) => Err(unsupported(key, "several at once")),
         (None, _) => Err(unsupported("pooling_mode_*", "none")),
     }
-}
-
-fn read_json(path: &Path) -> Result<Value> {
-    const LONGEST: u64 = 1 << 20;
-    let place = path.display().to_string();
-    let size = std::fs::metadata(path).map_err(|e| Error::io(&place, e))?.len();
-    if size > LONGEST {
-        return Err(Error::new(place, format!("at most {LONGEST} bytes of JSON"), size));
-    }
-    let text = std::fs::read(path).map_err(|e| Error::io(&place, e))?;
-    serde_json::from_slice(&text).map_err(|e| Error::new(place, "JSON", e))
 }
 
 /// How texts are embedded.

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::clipped;
-use crate::front::{pointer_hint, unmarked};
+use crate::json;
 use crate::map::Map;
 use crate::mistral;
 use crate::safetensors::Safetensors;
@@ -189,63 +189,11 @@ impl Folder {
 
 /// A JSON object from a file; none where the file does not exist.
 fn read_json(path: &Path) -> Result<Option<Value>> {
-    let place = path.display();
-    let size = match fs::metadata(path) {
-        Ok(metadata) => metadata.len(),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(Error::io(place, e)),
-    };
-    if size > MAX_JSON {
-        return Err(Error::new(place, format!("at most {MAX_JSON} bytes of JSON"), size));
+    let json = json::find(path, MAX_JSON)?;
+    match json.as_ref().is_none_or(Value::is_object) {
+        true => Ok(json),
+        false => Err(Error::new(path.display(), "a JSON object", "another value")),
     }
-    let bytes = fs::read(path).map_err(|e| Error::io(place, e))?;
-    let json = json_of_python(&bytes).map_err(|e| {
-        let error =
-            Error::new(path.display(), "", format!("no valid JSON: {}", clipped(&e.to_string())));
-        match pointer_hint(&bytes) {
-            Some(hint) => error.hint(hint),
-            None => error,
-        }
-    })?;
-    if !json.is_object() {
-        return Err(Error::new(path.display(), "a JSON object", "another value"));
-    }
-    Ok(Some(json))
-}
-
-/// The numbers that Python writes and JSON does not have.
-const NOT_JSON: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
-
-/// JSON in which numbers may be `Infinity`, `-Infinity` or `NaN`, as Python writes it: they become
-/// objects `{"__float__": "Infinity"}`, as Transformers writes them.
-///
-/// # Errors
-/// Text that is no JSON but for these.
-pub fn json_of_python(bytes: &[u8]) -> serde_json::Result<Value> {
-    let bytes = unmarked(bytes);
-    let found = serde_json::from_slice(bytes);
-    let (mut text, mut at, mut quoted) = (Vec::new(), 0, false);
-    if found.is_ok() {
-        return found;
-    }
-    while let Some(&byte) = bytes.get(at) {
-        let number = |word: &&&str| !quoted && bytes[at..].starts_with(word.as_bytes());
-        let more = match NOT_JSON.iter().find(number) {
-            Some(word) => {
-                text.extend_from_slice(format!("{{\"__float__\":\"{word}\"}}").as_bytes());
-                word.len()
-            }
-            None => {
-                quoted ^= byte == b'"';
-                let escaped = quoted && byte == b'\\' && at + 1 < bytes.len();
-                let count = if escaped { 2 } else { 1 };
-                text.extend_from_slice(&bytes[at..at + count]);
-                count
-            }
-        };
-        at += more;
-    }
-    serde_json::from_slice(&text).or(found)
 }
 
 /// A folder's configuration, and the file that states it.

@@ -58,15 +58,7 @@ fn read(folder: &Path, config: &Config) -> Result<Tokenizer> {
 
 /// A JSON file; `None` where there is none.
 pub(crate) fn read_json(path: &Path) -> Result<Option<Value>> {
-    let Some(text) = read_text(path)? else { return Ok(None) };
-    let value = serde_json::from_str(&text).map_err(|e| {
-        let error = no_json(path.display(), &e);
-        match formats::pointer_hint(text.as_bytes()) {
-            Some(hint) => error.hint(hint),
-            None => error,
-        }
-    })?;
-    Ok(Some(value))
+    formats::json::find(path, LARGEST_FILE)
 }
 
 /// The error for a text that is no JSON.

@@ -158,7 +158,7 @@ fn modules_are_read_in_every_dialect_and_refused_by_name() {
             r#"{"pooling_mode_cls_token": true, "pooling_mode_lasttoken": true}"#,
             "found several at once",
         ),
-        (listed, "[", "config.json: expected JSON"),
+        (listed, "[", "config.json: no valid JSON"),
         (dense, "{}", "modules.json: [0].type: expected Transformer, Pooling or Normalize"),
         (outside, "{}", "modules.json: [0].path: expected a folder of the model"),
         ("{}", "{}", "modules.json: expected a list of modules"),
