@@ -76,6 +76,8 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          Case("ministral3"), Case("gpt-neox"),
          # xIELU; experts with factors; experts that read weighed rows, and attention in chunks.
          Case("apertus"), Case("gemma4-moe", targets=ATTENTION), Case("llama4-chunks", targets=ATTENTION),
+         # State spaces beside attention, normed by groups or not at all; PEFT changes no `out_proj` of theirs.
+         *(Case(name, targets=ATTENTION + ["in_proj"]) for name in ("granite4-hybrid", "nemotron-h", "falcon-h1")),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
          Case("llama3", dpo=True, lengths=(19, 13, 11, 17)),
          # GPUs multiply by factors of ranks that eight divides beside experts.
@@ -83,8 +85,9 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
            for name, experts in (("mixtral", "mlp.experts"), ("gpt-oss", "mlp.experts"), ("gemma4-moe", "experts"),
                                  ("llama4-chunks", "feed_forward.experts"))),
          # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
-         # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one.
-         *(Case(name, only_full=True) for name in ("falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared")),
+         # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one; the numbers
+         # of a function.
+         *(Case(name, only_full=True) for name in ("falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2")),
          Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2"),
          # Experts' own matrices: one by one in files, or all experts' in one tensor, with biases, beside experts that all tokens go through.
          *(Case(name, only_full=True) for name in ("mixtral", "qwen2-moe", "phimoe", "deepseek3", "granitemoe",

@@ -1,5 +1,6 @@
 //! Apertus (Swiss AI 2025): Llama with norms of each head and a feed-forward without a gate, whose
-//! function has numbers that each layer has learnt ([`ops::xielu`]).
+//! function has numbers that each layer has learnt ([`ops::xielu`]): weights of a folder, and
+//! metadata of a GGUF file.
 
 use crate::config::Raw;
 use crate::files::Files;
@@ -7,12 +8,11 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::{Architecture, Opened, decoder, llama, qwen3};
 use formats::gguf::{MetadataArray, MetadataValue};
-use formats::{Error, Result};
-use nn::{AttentionOptions, Bias, Projection, QkNorm};
+use formats::{Error, Result, Source, shape};
+use nn::{AttentionOptions, Bias, Projection, QkNorm, Stored, Weights};
 use ops::{Op, Xielu, xielu};
 
-/// The stored numbers of the function, of which `positive` and `negative - linear` are the softplus
-/// of the first two.
+/// The stored numbers of the function, of which the first two are weights.
 const NUMBERS: [(&str, &str, Option<f32>); 4] = [
     ("positive", "xielu.alpha_p", None),
     ("negative", "xielu.alpha_n", None),
@@ -54,6 +54,10 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let config = raw.check()?;
     // Errors are reported where layers are built: before that, weights may be missing.
     let functions = functions(files, config.layers);
+    let listed = match keys.dialect() {
+        Dialect::Gguf => Some(learnt(files, config.layers)),
+        Dialect::HuggingFace => None,
+    };
     let attention = move |config: &crate::Config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: bias,
@@ -67,28 +71,68 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         };
         let (up, down) = (matrix("up", [ff, hidden])?, matrix("down", [hidden, ff])?);
         let function = functions.as_ref().map_err(Error::clone)?[i];
+        let number = |part: &str| builder.weight(&format!("blocks.{i}.mlp.{part}"), &[1]);
+        let learnt = vec![number(NUMBERS[0].0)?, number(NUMBERS[1].0)?];
         Ok(Box::new(move |x| {
-            down.forward(&up.forward(x).apply(Op::from(function), &[], Vec::new()))
+            down.forward(&up.forward(x).apply(Op::from(function), &[], learnt.clone()))
         }))
     });
     let parts = decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, attention) };
-    Ok(decoder::open_parts(config, parts))
+    Ok(decoder::open_recipes(config, parts, move |config, weights, name| {
+        number(listed.as_ref(), config.layers, weights, name)
+    }))
+}
+
+/// A number that a layer has learnt, as a weight `[1]`; `listed` are all layers' where metadata has
+/// them.
+///
+/// # Errors
+/// Metadata without them, and tensors of several numbers.
+fn number(
+    listed: Option<&Result<Vec<f32>>>,
+    layers: usize,
+    weights: &dyn Weights,
+    name: &str,
+) -> Result<Option<Stored>> {
+    let Some((block, part)) = name.split_once(".mlp.") else { return Ok(None) };
+    let Some(which) = NUMBERS[..2].iter().position(|number| number.0 == part) else {
+        return Ok(None);
+    };
+    let block = block.strip_prefix("blocks.").and_then(|block| block.parse::<usize>().ok());
+    if let (Some(listed), Some(block)) = (listed, block) {
+        // Rows of one list: numbers that happen to be equal stay weights of their own.
+        let all = listed.as_ref().map_err(Error::clone)?.iter();
+        let one = |number: &f32| Source::Plus(Box::new(Source::Zeros(vec![1])), *number);
+        let source = Source::Concat(all.map(one).collect()).rows(which * layers + block, 1);
+        return Ok(Some(Stored { source, shape: vec![1] }));
+    }
+    let Some(Stored { source, shape: dims }) = weights.find(name)? else { return Ok(None) };
+    if dims.iter().product::<usize>() != 1 {
+        return Err(Error::new(weights.place(name), "one number", shape(&dims)));
+    }
+    match dims[..] {
+        [1] => Ok(Some(Stored { source, shape: dims })),
+        _ => {
+            let source = Source::Reshape(Box::new(source), vec![1]);
+            Ok(Some(Stored { source, shape: vec![1] }))
+        }
+    }
+}
+
+/// The numbers that layers have learnt, of all layers the first and then the second.
+fn learnt(files: &Files<'_>, layers: usize) -> Result<Vec<f32>> {
+    let [positive, negative, ..] = numbers(files, layers)?;
+    Ok([positive, negative].concat())
 }
 
 /// The function of each layer.
 fn functions(files: &Files<'_>, layers: usize) -> Result<Vec<Xielu>> {
-    let [positive, negative, linear, bound] = numbers(files, layers)?;
+    let [.., linear, bound] = numbers(files, layers)?;
     if let Some(odd) = bound.iter().find(|bound| !(-1e-5..=0.0).contains(*bound)) {
         let expected = format!("{}, as of this architecture", xielu::BOUND);
         return Err(Error::new(files.names.place("blocks.0.mlp.bound"), expected, odd));
     }
-    let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
-    let function = |i: usize| Xielu {
-        positive: softplus(positive[i]),
-        negative: linear[i] + softplus(negative[i]),
-        linear: linear[i],
-    };
-    Ok((0..layers).map(function).collect())
+    Ok(linear.into_iter().map(|linear| Xielu { linear }).collect())
 }
 
 /// Each of [`NUMBERS`] as it is stored, for each layer.

@@ -6,11 +6,12 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::gradient::{Forward, GatedNormBackward, GatedNormTangent, Reverse, Wrt, one, zeros};
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::rms_norm::team;
 use crate::sweep::{Row, RowThreads, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
-use crate::{Shape, Unary, alike, arity, expect, real};
+use crate::{Op, Shape, Unary, alike, arity, expect, real};
 use formats::Result;
 
 /// `gate[rows, width], x[rows, width]; weight[width] -> [rows, width]`.
@@ -64,6 +65,36 @@ impl Operation for GatedNorm {
         ];
         to.push(kernel, numbers(rows, self.groups, width, self.eps), &bound)?;
         Ok(true)
+    }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let op = GatedNormBackward { of: *self, weight: at.wants(Wrt::Weight(0)) };
+        let operands = [at.input(0), at.input(1), dy];
+        let found = at.record(Op::from(op), &operands, &[0])?;
+        let all = [Wrt::Input(0), Wrt::Input(1), Wrt::Weight(0)];
+        for (of, cotangent) in all.into_iter().zip(found) {
+            if at.wants(of) {
+                at.give(of, cotangent)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let inputs = [at.input(0), at.input(1)];
+        let mut operands = inputs.to_vec();
+        for (i, x) in inputs.into_iter().enumerate() {
+            let tangent = at.tangent(i);
+            operands.push(match tangent {
+                Some(tangent) => tangent,
+                None => zeros(at, x)?,
+            });
+        }
+        let mut weights = vec![0];
+        weights.extend(at.weight_tangent(0));
+        let dy = one(at, GatedNormTangent(*self), &operands, &weights)?;
+        at.add(0, dy)
     }
 }
 

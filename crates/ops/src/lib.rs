@@ -190,7 +190,7 @@ operations! {
     Zip(Zip),
     /// `x -> by * x`. See [`scale`].
     Scale(Scale),
-    /// `x -> xielu(x)`, element by element. See [`xielu`].
+    /// `x; a[1], b[1] -> xielu(x)`, element by element. See [`xielu`].
     Xielu(Xielu),
     /// `x, s -> x * s`, a number for each row. See [`scale_rows`].
     ScaleRows(ScaleRows),

@@ -78,12 +78,26 @@ pub(crate) fn map<const N: usize>(
     n: Val<u32>,
     f: impl Fn([Val<f32>; N]) -> Val<f32>,
 ) {
+    map_with(names, inputs, y, n, || (), |(), x| f(x));
+}
+
+/// [`map`] with a function of what each thread `prepare`s once.
+#[track_caller]
+pub(crate) fn map_with<const N: usize, P: Copy>(
+    names: [&str; N],
+    inputs: [In; N],
+    y: Out,
+    n: Val<u32>,
+    prepare: impl FnOnce() -> P,
+    f: impl Fn(P, [Val<f32>; N]) -> Val<f32>,
+) {
     let chunk = chunk(y.scalar());
     launch(Mode::Element, [dim("n").ceil_div(chunk), fixed(1), fixed(1)], THREADS);
     let mut buffers = names.map(|name| (name, dim("n"))).to_vec();
     buffers.push(("y", dim("n")));
     require_vectors(&buffers);
     begin();
+    let prepared = prepare();
     let lanes = lanes(y.scalar());
     let start = group_id() * chunk;
     let whole = || {
@@ -93,7 +107,7 @@ pub(crate) fn map<const N: usize>(
         let loaded: Vec<[Vec<Val<f32>>; N]> =
             at.iter().map(|&at| inputs.map(|x| load(x, at, lanes))).collect();
         for (&at, x) in at.iter().zip(&loaded) {
-            let each = |i: usize| f(std::array::from_fn(|input| x[input][i]));
+            let each = |i: usize| f(prepared, std::array::from_fn(|input| x[input][i]));
             let values: Vec<Val<f32>> = (0..usize::from(lanes)).map(each).collect();
             y.set_vec(at, &values);
         }
@@ -101,7 +115,7 @@ pub(crate) fn map<const N: usize>(
     // The last chunk may be ragged: one element at a time.
     let rest = || {
         range(start + thread_id(), n).step(THREADS).each(|i| {
-            y.set(i, f(inputs.map(|x| x.get(i))));
+            y.set(i, f(prepared, inputs.map(|x| x.get(i))));
         });
     };
     test(Order::ge(n - start, chunk)).then(whole).otherwise(rest);

@@ -161,12 +161,14 @@ impl Replay<'_> {
             }
             Op::Map(Map(f)) => math::map_in_place(isa, *f, self.own(index, node, rows, worker)),
             Op::Xielu(op) => {
+                let [a, b] = [0, 1].map(|i| self.vector(node.weights[i]));
+                let factors = op.factors(a, b);
                 let mut powers = [0.0; 1024];
                 for y in self.own(index, node, rows, worker).chunks_mut(powers.len()) {
                     let powers = &mut powers[..y.len()];
                     powers.iter_mut().zip(&*y).for_each(|(to, x)| *to = x.min(ops::xielu::BOUND));
                     math::map_in_place(isa, Unary::Exp, powers);
-                    y.iter_mut().zip(powers).for_each(|(y, power)| *y = op.of(*y, *power));
+                    y.iter_mut().zip(powers).for_each(|(y, power)| *y = factors.of(*y, *power));
                 }
             }
             Op::Scale(Scale { by }) => {

@@ -7,7 +7,7 @@
 //! ```
 
 use super::products::sums_of_rows;
-use super::{Forward, Reverse, Wrt, one};
+use super::{Forward, Reverse, SumRows, Wrt, give, one, zeros};
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{
     RowThreads, begin, lanes_of_both, load, require_lengths, require_vectors, when,
@@ -19,7 +19,8 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-/// `x[tokens, width]; taps[kernel * width] -> [tokens, width]`.
+/// `x[tokens, width]; taps[kernel * width], (bias[width]) -> [tokens, width]`. GPUs have none with a
+/// bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackedConv(pub ShortConv);
 
@@ -80,12 +81,15 @@ impl Operation for PackedConv {
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
-        let y = forward(&self.0, call.packed.first, call.inputs[0], &call.weights[0]);
+        let mut y = forward(&self.0, call.packed.first, call.inputs[0], &call.weights[0]);
+        if let Some(bias) = call.weights.get(1) {
+            y.iter_mut().zip(bias.iter().cycle()).for_each(|(y, bias)| *y += bias);
+        }
         call.outputs[0] = y;
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
-        launch_conv(to, &self.0, false)
+        Ok(to.weight(1).is_none() && launch_conv(to, &self.0, false)?)
     }
 
     fn sharding(&self) -> Sharding {
@@ -102,7 +106,10 @@ impl Operation for PackedConv {
                 at.give(of, cotangent)?;
             }
         }
-        Ok(())
+        match at.weight(1) {
+            Some(_) => give(at, Wrt::Weight(1), |at| one(at, SumRows, &[dy], &[])),
+            None => Ok(()),
+        }
     }
 
     /// It is linear in both of its operands.
@@ -112,8 +119,14 @@ impl Operation for PackedConv {
             let dy = one(at, *self, &[dx], &[0])?;
             at.add(0, dy)?;
         }
-        let Some(dtaps) = at.weight_tangent(0) else { return Ok(()) };
-        let dy = one(at, *self, &[x], &[dtaps])?;
+        if let Some(dtaps) = at.weight_tangent(0) {
+            let dy = one(at, *self, &[x], &[dtaps])?;
+            at.add(0, dy)?;
+        }
+        let Some(dbias) = at.weight_tangent(1) else { return Ok(()) };
+        // The bias alone: a convolution of zeros.
+        let none = zeros(at, x)?;
+        let dy = one(at, *self, &[none], &[0, dbias])?;
         at.add(0, dy)
     }
 }

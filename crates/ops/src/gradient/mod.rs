@@ -15,11 +15,13 @@ pub mod delta;
 pub mod elements;
 pub mod experts;
 pub mod gains;
+pub mod gated_norm;
 pub mod limits;
 pub mod matmul;
 pub mod norms;
 pub mod products;
 pub mod rows;
+pub mod scan;
 pub mod xielu;
 
 mod tangents;
@@ -32,12 +34,14 @@ pub use delta::{DeltaBackward, DeltaTangent, PackedDelta};
 pub use elements::{Filled, GatedBackward, MapBackward};
 pub use experts::{AdaptedExperts, AdaptedExpertsBackward, ExpertFactors};
 pub use experts::{ExpertsBackward, ExpertsTangent, Shares};
+pub use gated_norm::{GatedNormBackward, GatedNormTangent};
 pub use limits::LimitSlopes;
 pub use norms::{LayerNormBackward, RmsNormBackward};
 pub use products::{LinearBackward, LinearBackwardAdd, Outer, SumColumns, SumRows};
 pub use rows::{Gathered, Spread};
+pub use scan::{PackedScan, ScanBackward, ScanTangent};
 pub use tangents::{AttendTangent, NormTangent};
-pub use xielu::XieluBackward;
+pub use xielu::{XieluBackward, XieluSums, XieluTangent};
 
 pub use crate::gated::Gated;
 
@@ -183,13 +187,16 @@ pub fn trains(op: &Op) -> bool {
         Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => true,
         Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) | Op::Xielu(_) => true,
         Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
-        Op::Experts(_) => true,
+        Op::Experts(_) | Op::GatedNorm(_) => true,
         Op::Gradient(op) => !matches!(
             op,
             Gradient::NormTangent(_)
                 | Gradient::AttendTangent(_)
                 | Gradient::DeltaTangent(_)
                 | Gradient::ExpertsTangent(_)
+                | Gradient::GatedNormTangent(_)
+                | Gradient::ScanTangent(_)
+                | Gradient::XieluTangent(_)
                 | Gradient::LimitSlopes(LimitSlopes { tangent: true, .. })
         ),
         _ => false,
@@ -235,6 +242,12 @@ gradients! {
     PackedDelta,
     /// `qkv, a, b, dy; decay, dt -> dqkv, da, db, ddecay, ddt`.
     DeltaBackward,
+    /// `xbc, dt; decay, bias, skip -> y`: a state space over the rows of each packed sequence.
+    PackedScan,
+    /// `xbc, dt, dy; decay, bias, skip -> dxbc, ddt, ddecay, dbias, dskip`.
+    ScanBackward,
+    /// `gate, x, dy; weight -> dgate, dx, (dweight)`.
+    GatedNormBackward,
     /// `x; head, (bias) -> losses, (dx), (dhead), (dbias)`: the cross-entropy of a linear head, in
     /// chunks of rows.
     CrossEntropy,
@@ -244,8 +257,13 @@ gradients! {
     Filled,
     /// `x, dy -> dx` of a function of one element.
     MapBackward,
-    /// `x, dy -> dx` of [`Xielu`](crate::Xielu).
+    /// `x, dy; a, b -> dx` of [`Xielu`](crate::Xielu).
     XieluBackward,
+    /// `x, dy; a -> [rows, 1]`: each row's part of the gradient of one of [`Xielu`](crate::Xielu)'s
+    /// numbers.
+    XieluSums,
+    /// `x; a, da -> dy` of one of [`Xielu`](crate::Xielu)'s numbers.
+    XieluTangent,
     /// `gate, up -> f(gate) up`.
     Gated,
     /// `gate, up, dy -> dgate` of [`Gated`].
@@ -286,6 +304,10 @@ gradients! {
     AttendTangent,
     /// `qkv, a, b, dqkv, da, db; decay, dt, (ddecay, ddt) -> dy`.
     DeltaTangent,
+    /// `xbc, dt, dxbc, ddt; decay, bias, skip, (ddecay, dbias, dskip) -> dy`.
+    ScanTangent,
+    /// `gate, x, dgate, dx; weight, (dweight) -> dy`.
+    GatedNormTangent,
     /// `x, scores, dx, dscores; gate, up, down, (their biases), (factors), (tangents of weights) ->
     /// dy`.
     ExpertsTangent,
@@ -322,5 +344,172 @@ impl Operation for Gradient {
 
     fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
         self.inner().jvp(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::Packed;
+    use crate::{GatedNorm, SelectiveScan, Xielu};
+
+    /// The first row of each row's sequence.
+    const FIRST: [u32; 7] = [0, 0, 0, 0, 4, 4, 4];
+
+    /// An operation's outputs, of inputs that have the rows of [`FIRST`] and of weights.
+    fn run(op: &dyn Operation, inputs: &[Vec<f32>], weights: &[Vec<f32>]) -> Vec<Vec<f32>> {
+        let rows = FIRST.len();
+        let widths: Vec<usize> = inputs.iter().map(|x| x.len() / rows).collect();
+        let shape = |width: &usize| Shape { rows: crate::Rows::Tokens, width: *width };
+        let shapes: Vec<Shape> = widths.iter().map(shape).collect();
+        let dims: Vec<[usize; 1]> = weights.iter().map(|weight| [weight.len()]).collect();
+        let dims: Vec<&[usize]> = dims.iter().map(|dims| dims.as_slice()).collect();
+        let outputs = op.infer(&shapes, &dims).unwrap();
+        let outputs = outputs.iter().map(|y| vec![0.0; y.rows.count(rows, rows) * y.width]);
+        let mut call = ReferenceCall {
+            inputs: inputs.iter().map(Vec::as_slice).collect(),
+            widths,
+            weights,
+            outputs: outputs.collect(),
+            tokens: &[],
+            positions: &[],
+            picks: &[],
+            deltas: Vec::new(),
+            cache: &mut [],
+            packed: Packed { first: &FIRST, ..Packed::default() },
+        };
+        op.reference(&mut call);
+        call.outputs
+    }
+
+    /// Holds gradients of a sum of `y dy` against differences of the sum: of each input and each
+    /// weight, in order.
+    fn prove(
+        op: &dyn Operation,
+        inputs: &[Vec<f32>],
+        weights: &[Vec<f32>],
+        gradients: impl Fn(&[f32]) -> Vec<Vec<f32>>,
+    ) {
+        let dy = crate::test::noise(99, run(op, inputs, weights)[0].len());
+        let sum = |inputs: &[Vec<f32>], weights: &[Vec<f32>]| -> f64 {
+            let y = &run(op, inputs, weights)[0];
+            y.iter().zip(&dy).map(|(y, dy)| f64::from(*y) * f64::from(*dy)).sum()
+        };
+        let found = gradients(&dy);
+        assert_eq!(found.len(), inputs.len() + weights.len());
+        for (which, found) in found.iter().enumerate() {
+            let most = found.iter().fold(0.05f32, |most, v| most.max(v.abs()));
+            for (i, found) in found.iter().enumerate() {
+                let h = 4e-3f32;
+                let moved = |by: f32| {
+                    let (mut inputs, mut weights) = (inputs.to_vec(), weights.to_vec());
+                    match which.checked_sub(inputs.len()) {
+                        None => inputs[which][i] += by,
+                        Some(weight) => weights[weight][i] += by,
+                    }
+                    sum(&inputs, &weights)
+                };
+                let slope = (moved(h) - moved(-h)) / f64::from(2.0 * h);
+                let off = (slope - f64::from(*found)).abs();
+                assert!(off < 2e-3 * f64::from(most), "{op:?}: {which}.{i}: {slope} {found}");
+            }
+        }
+    }
+
+    fn noise(seed: u64, len: usize) -> Vec<f32> {
+        crate::test::noise(seed, len)
+    }
+
+    #[test]
+    fn state_spaces_against_differences() {
+        for (heads, groups, head_dim, state) in [(1, 1, 1, 1), (4, 2, 3, 5), (3, 1, 8, 4)] {
+            let limit = crate::selective_scan::UNLIMITED;
+            let of = SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit };
+            let rows = FIRST.len();
+            let inputs = [noise(1, rows * of.width()), noise(2, rows * heads)];
+            let weights = [3, 4, 5].map(|seed| noise(seed, heads));
+            prove(&PackedScan(of), &inputs, &weights, |dy| {
+                let all = [inputs.as_slice(), &[dy.to_vec()]].concat();
+                let found = run(&ScanBackward(of), &all, &weights);
+                by_rows(&of, &all, &weights, &found);
+                found
+            });
+        }
+    }
+
+    /// What the CPU computes row by row in f32 is what the definition says.
+    fn by_rows(of: &SelectiveScan, all: &[Vec<f32>], weights: &[Vec<f32>], found: &[Vec<f32>]) {
+        let near = |a: f32, b: f32| assert!((a - b).abs() < 1e-4 * b.abs().max(1.0), "{a} {b}");
+        let (n, size) = (of.head_dim, of.state * of.head_dim);
+        for h in 0..of.heads {
+            let own = [0, 1, 2].map(|i| weights[i].as_slice());
+            let (head, [x, b, c]) = (scan::ScanHead::new(of, own, h), scan::parts(of, h));
+            let row = |t: usize| &all[0][t * of.width()..][..of.width()];
+            let (mut matrices, mut matrix) = (Vec::new(), vec![0f32; size]);
+            for (t, first) in FIRST.iter().enumerate() {
+                if *first as usize == t {
+                    matrix.fill(0.0);
+                }
+                let before = matrix.clone();
+                head.advance(
+                    &mut matrix,
+                    [&row(t)[x.clone()], &row(t)[b.clone()]],
+                    all[1][t * of.heads + h],
+                );
+                matrices.push([before, matrix.clone()]);
+            }
+            let (mut slopes, mut work) = (vec![0f32; size], vec![0f32; n]);
+            let mut sums = [0f64; 3];
+            for (t, [before, after]) in matrices.iter().enumerate().rev() {
+                let dy = &all[2][(t * of.heads + h) * n..][..n];
+                let operands = [&row(t)[x.clone()], &row(t)[b.clone()], &row(t)[c.clone()], dy];
+                let (mut dx, mut db, mut dc) =
+                    (vec![0f32; n], vec![0f32; of.state], vec![0f32; of.state]);
+                let to = scan::ScanRow { x: &mut dx, b: &mut db, c: &mut dc };
+                let dt = all[1][t * of.heads + h];
+                let own = head.backward([before, after], &mut slopes, operands, dt, to, &mut work);
+                let at = &found[0][t * of.width()..];
+                (0..n).for_each(|j| near(dx[j], at[x.start + j]));
+                if of.groups == of.heads {
+                    (0..of.state).for_each(|i| near(db[i], at[b.start + i]));
+                    (0..of.state).for_each(|i| near(dc[i], at[c.start + i]));
+                }
+                near(own.dt as f32, found[1][t * of.heads + h]);
+                for (sum, own) in sums.iter_mut().zip([own.decay, own.dt, own.skip]) {
+                    *sum += own;
+                }
+                if FIRST[t] as usize == t {
+                    slopes.fill(0.0);
+                }
+            }
+            (0..3).for_each(|i| near(sums[i] as f32, found[2 + i][h]));
+        }
+    }
+
+    #[test]
+    fn gated_norms_against_differences() {
+        for (groups, norm_first) in [(1, false), (1, true), (3, false), (2, true)] {
+            let of = GatedNorm { eps: 1e-2, groups, norm_first };
+            let (inputs, weights) = ([1, 2].map(|seed| noise(seed, 7 * 12)), [noise(3, 12)]);
+            prove(&of, &inputs, &weights, |dy| {
+                let all = [inputs.as_slice(), &[dy.to_vec()]].concat();
+                run(&GatedNormBackward { of, weight: true }, &all, &weights)
+            });
+        }
+    }
+
+    #[test]
+    fn xielu_against_differences() {
+        let (inputs, weights) = ([noise(1, 7 * 9)], [vec![0.3], vec![-0.6]]);
+        let linear = 0.5;
+        prove(&Xielu { linear }, &inputs, &weights, |dy| {
+            let all = [inputs[0].clone(), dy.to_vec()];
+            let mut found = run(&XieluBackward { linear }, &all, &weights);
+            for (weight, negative) in [(0, false), (1, true)] {
+                let sums = run(&XieluSums { negative }, &all, &weights[weight..=weight]);
+                found.push(vec![sums[0].iter().sum()]);
+            }
+            found
+        });
     }
 }

@@ -5,8 +5,8 @@ use super::vectorised::{total, vectorised};
 use cpu_kernels::isa::Isa;
 use cpu_kernels::math;
 use formats::{Error, Result};
-use ops::gradient::Gradient;
-use ops::{Binary, Map, Op, Scale, Unary, Zip};
+use ops::gradient::{Gradient, XieluSums};
+use ops::{Binary, Map, Op, Scale, Unary, Xielu, Zip};
 use program::{Node, ValueId, WeightId};
 use std::ops::Range;
 
@@ -122,9 +122,13 @@ impl Run<'_> {
                 });
             }
             Op::Map(Map(f)) => self.pieces(index, node, 0, &|y, _| math::map_in_place(isa, *f, y)),
-            Op::Xielu(op) => self.pieces(index, node, 0, &|y, _| {
-                powers(isa, y, |y, power| *y = op.of(*y, power));
-            }),
+            Op::Xielu(op) => {
+                let [a, b] = [0, 1].map(|i| self.weights.vector(node.weights[i]));
+                let factors = op.factors(a, b);
+                self.pieces(index, node, 0, &|y, _| {
+                    powers(isa, y, |y, power| *y = factors.of(*y, power));
+                });
+            }
             Op::Scale(Scale { by }) => {
                 self.pieces(index, node, 0, &|y, _| math::scale_in_place(isa, *by, y));
             }
@@ -176,6 +180,15 @@ impl Run<'_> {
                     op.row(row(node.inputs[0], t), z.map(|z| row(*z, t)), y);
                 }
             }),
+            Op::GatedNorm(op) => {
+                let weight = self.weights.vector(node.weights[0]);
+                self.rows_of(index, node, 0, &|y, rows| {
+                    let own = rows.start * width..rows.end * width;
+                    // SAFETY: the second operand is only read.
+                    let x = unsafe { &self.read(node.inputs[1])[own] };
+                    math::gated_norm_in_place(isa, y, x, weight, op.groups, op.eps, op.norm_first);
+                });
+            }
             Op::GroupLimit(op) => self.by_rows(to, &|y, rows| {
                 // SAFETY: the input is only read.
                 let x = unsafe { self.read(node.inputs[0]) };
@@ -217,12 +230,30 @@ impl Run<'_> {
                 // SAFETY: the input is only read.
                 self.map_backward(op.0, unsafe { &self.read(inputs[0])[range] }, dy);
             }),
-            Gradient::XieluBackward(op) => self.pieces(index, node, 1, &|dy, range| {
-                // SAFETY: the input is only read.
-                let mut x = unsafe { self.read(inputs[0])[range].to_vec() };
-                powers(self.of.isa, &mut x, |x, power| *x = op.0.slope(*x, power));
-                self.times(dy, &x);
-            }),
+            Gradient::XieluBackward(op) => {
+                let [a, b] = [0, 1].map(|i| self.weights.vector(node.weights[i]));
+                let factors = Xielu { linear: op.linear }.factors(a, b);
+                self.pieces(index, node, 1, &|dy, range| {
+                    // SAFETY: the input is only read.
+                    let mut x = unsafe { self.read(inputs[0])[range].to_vec() };
+                    powers(self.of.isa, &mut x, |x, power| *x = factors.slope(*x, power));
+                    self.times(dy, &x);
+                });
+            }
+            Gradient::XieluSums(op) => {
+                let wide = self.width(inputs[0]);
+                let by = f64::from(XieluSums::slope(self.weights.vector(node.weights[0])[0]));
+                self.by_rows(to, &|y, rows| {
+                    for (y, t) in y.iter_mut().zip(rows) {
+                        let row = t * wide..(t + 1) * wide;
+                        // SAFETY: the inputs are only read.
+                        let [x, dy] = [0, 1].map(|i| unsafe { &self.read(inputs[i])[row.clone()] });
+                        let mut x = x.to_vec();
+                        powers(self.of.isa, &mut x, |x, power| *x = op.of(*x, power));
+                        *y = (by * total(&x, dy, |x, dy| x * dy)) as f32;
+                    }
+                });
+            }
             Gradient::Gated(op) => self.pieces(index, node, 0, &|y, range| {
                 math::map_in_place(self.of.isa, op.0, y);
                 // SAFETY: the second operand is only read.

@@ -323,6 +323,9 @@ impl<'a> Run<'a> {
             Gradient::ConvBackward(of) => self.convolve_backward(of, node),
             Gradient::PackedDelta(of) => self.delta(&of.0, node),
             Gradient::DeltaBackward(of) => self.delta_backward(&of.0, node),
+            Gradient::PackedScan(of) => self.scan(&of.0, node),
+            Gradient::ScanBackward(of) => self.scan_backward(&of.0, node),
+            Gradient::GatedNormBackward(of) => self.gated_norm_backward(of, node),
             Gradient::CrossEntropy(of) => return self.losses(of, node),
             Gradient::ExpertsBackward(of) => {
                 return self.experts_backward((&of.of, of.weights, None), node);

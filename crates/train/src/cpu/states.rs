@@ -9,8 +9,9 @@
 use super::executor::Run;
 use cpu_kernels::delta::{self, COLUMNS, Head, Reversed};
 use cpu_kernels::team::SharedSlice;
-use ops::gradient::ConvBackward;
-use ops::{DeltaNet, ShortConv};
+use ops::gradient::scan::{self, ScanHead, ScanRow};
+use ops::gradient::{ConvBackward, GatedNormBackward};
+use ops::{DeltaNet, SelectiveScan, ShortConv};
 use program::Node;
 use std::ops::Range;
 
@@ -38,7 +39,10 @@ impl Run<'_> {
                 let at = |t: usize| t * width + columns.start..t * width + columns.end;
                 // SAFETY: each thread has its own columns of a sequence; the input is only read.
                 let (x, y) = unsafe { (self.read(x), self.part(y, at(t))) };
-                y.fill(0.0);
+                match node.weights.get(1) {
+                    Some(bias) => y.copy_from_slice(&self.weights.vector(*bias)[columns.clone()]),
+                    None => y.fill(0.0),
+                }
                 for j in kernel.saturating_sub(t - rows.start + 1)..kernel {
                     let (x, taps) = (&x[at(t + j + 1 - kernel)], &taps[at(j)]);
                     y.iter_mut().zip(x).zip(taps).for_each(|((y, x), tap)| *y += tap * x);
@@ -84,6 +88,170 @@ impl Run<'_> {
                 to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum as f32);
             }
         });
+    }
+
+    /// A row of a state space's inputs.
+    fn scan_row<'a>(&'a self, of: &SelectiveScan, node: &Node, t: usize) -> (&'a [f32], &'a [f32]) {
+        // SAFETY: inputs are only read.
+        let [xbc, dt] = [0, 1].map(|i| unsafe { self.read(node.inputs[i]) });
+        (&xbc[t * of.width()..][..of.width()], &dt[t * of.heads..][..of.heads])
+    }
+
+    fn scan_head(&self, of: &SelectiveScan, node: &Node, head: usize) -> ScanHead {
+        ScanHead::new(of, [0, 1, 2].map(|i| self.weights.vector(node.weights[i])), head)
+    }
+
+    pub(super) fn scan(&self, of: &SelectiveScan, node: &Node) {
+        let (heads, n) = (of.heads, of.head_dim);
+        let sequences = &self.batch.sequences;
+        self.each(sequences.len() * heads, 1, &|range, matrix| {
+            for at in range {
+                let (sequence, h) = (at / heads, at % heads);
+                let (head, [x, b, c]) = (self.scan_head(of, node, h), scan::parts(of, h));
+                matrix.clear();
+                matrix.resize(of.state * n, 0.0);
+                for t in sequences[sequence].clone() {
+                    let (row, dt) = self.scan_row(of, node, t);
+                    head.advance(matrix, [&row[x.clone()], &row[b.clone()]], dt[h]);
+                    let first = (t * heads + h) * n;
+                    // SAFETY: each head of a sequence is one thread's.
+                    let y = unsafe { self.part(node.outputs[0], first..first + n) };
+                    head.answer(matrix, [&row[x.clone()], &row[c.clone()]], y);
+                }
+            }
+        });
+    }
+
+    /// As gated delta nets do: forward once more for the matrix in front of each chunk, then from
+    /// the last chunk to the first. A thread has the heads that share `B` and `C`.
+    pub(super) fn scan_backward(&self, of: &SelectiveScan, node: &Node) {
+        let &SelectiveScan { heads, groups, head_dim: n, state, .. } = of;
+        let (size, sequences) = (state * n, &self.batch.sequences);
+        let mut sums = vec![[0f64; 3]; sequences.len() * heads];
+        let shared = SharedSlice::new(&mut sums);
+        self.each(sequences.len() * groups, 1, &|range, scratch| {
+            for at in range {
+                let (sequence, group) = (at / groups, at % groups);
+                let rows = sequences[sequence].clone();
+                let each = rows.len().isqrt().max(1);
+                let chunks = rows.len().div_ceil(each);
+                let chunk =
+                    |c: usize| rows.start + c * each..rows.end.min(rows.start + (c + 1) * each);
+                for h in group * (heads / groups)..(group + 1) * (heads / groups) {
+                    let (head, [x, b, c]) = (self.scan_head(of, node, h), scan::parts(of, h));
+                    let advance = |rows: Range<usize>, matrix: &mut [f32]| {
+                        for t in rows {
+                            let (row, dt) = self.scan_row(of, node, t);
+                            head.advance(matrix, [&row[x.clone()], &row[b.clone()]], dt[h]);
+                        }
+                    };
+                    scratch.clear();
+                    scratch.resize((chunks + each + 2) * size + n + 2 * state, 0.0);
+                    let (starts, rest) = scratch.split_at_mut(chunks * size);
+                    let (states, rest) = rest.split_at_mut((each + 1) * size);
+                    let (slopes, rest) = rest.split_at_mut(size);
+                    let (work, shares) = rest.split_at_mut(n);
+                    for c in 1..chunks {
+                        let (before, own) = starts[(c - 1) * size..].split_at_mut(size);
+                        own[..size].copy_from_slice(before);
+                        advance(chunk(c - 1), &mut own[..size]);
+                    }
+                    let mut own = [0f64; 3];
+                    for part in (0..chunks).rev() {
+                        states[..size].copy_from_slice(&starts[part * size..][..size]);
+                        for (i, t) in chunk(part).enumerate() {
+                            let (before, after) = states[i * size..].split_at_mut(size);
+                            after[..size].copy_from_slice(before);
+                            advance(t..t + 1, &mut after[..size]);
+                        }
+                        for (i, t) in chunk(part).enumerate().rev() {
+                            let (before, after) = states[i * size..(i + 2) * size].split_at(size);
+                            let (row, dt) = self.scan_row(of, node, t);
+                            let first = (t * heads + h) * n;
+                            // SAFETY: inputs are only read; a head's `x` and `dt`, and what its
+                            // group shares, are one thread's.
+                            let (dy, dx, [db, dc], ddt) = unsafe {
+                                let at = |part: &Range<usize>| {
+                                    let start = t * of.width();
+                                    start + part.start..start + part.end
+                                };
+                                let [db, dc] =
+                                    [&b, &c].map(|part| self.part(node.outputs[0], at(part)));
+                                (
+                                    &self.read(node.inputs[2])[first..first + n],
+                                    self.part(node.outputs[0], at(&x)),
+                                    [db, dc],
+                                    self.part(node.outputs[1], t * heads + h..t * heads + h + 1),
+                                )
+                            };
+                            shares.fill(0.0);
+                            let (of_b, of_c) = shares.split_at_mut(state);
+                            let operands = [&row[x.clone()], &row[b.clone()], &row[c.clone()], dy];
+                            let to = ScanRow { x: dx, b: of_b, c: of_c };
+                            let found =
+                                head.backward([before, after], slopes, operands, dt[h], to, work);
+                            let is_first = h.is_multiple_of(heads / groups);
+                            for (to, share) in [(db, of_b), (dc, of_c)] {
+                                match is_first {
+                                    true => to.copy_from_slice(share),
+                                    false => {
+                                        to.iter_mut().zip(share).for_each(|(to, of)| *to += *of)
+                                    }
+                                }
+                            }
+                            ddt[0] = found.dt as f32;
+                            own[0] += found.decay;
+                            own[1] += found.dt;
+                            own[2] += found.skip;
+                        }
+                    }
+                    let at = sequence * heads + h;
+                    // SAFETY: each head of a sequence is one thread's.
+                    unsafe { shared.slice_mut(at..at + 1)[0] = own };
+                }
+            }
+        });
+        for (i, output) in node.outputs[2..].iter().enumerate() {
+            // SAFETY: a node's operands.
+            let to = unsafe { self.write(*output) };
+            for (h, to) in to.iter_mut().enumerate() {
+                *to = sums.iter().skip(h).step_by(heads).map(|sums| sums[i]).sum::<f64>() as f32;
+            }
+        }
+    }
+
+    /// The gradients of a gated norm, row by row in f64; the weight's are summed over some rows at
+    /// a time, then over these sums.
+    pub(super) fn gated_norm_backward(&self, of: &GatedNormBackward, node: &Node) {
+        const ROWS: usize = 32;
+        let (width, weight) = (self.width(node.inputs[0]), self.weights.vector(node.weights[0]));
+        let blocks = self.rows(node.inputs[0]).div_ceil(ROWS);
+        let mut sums = vec![0f64; if of.weight { blocks * width } else { 0 }];
+        let shared = SharedSlice::new(&mut sums);
+        self.each(blocks, 1, &|range, _| {
+            for block in range {
+                let rows = block * ROWS..self.rows(node.inputs[0]).min((block + 1) * ROWS);
+                for t in rows {
+                    let row = t * width..(t + 1) * width;
+                    // SAFETY: each block of rows is one thread's; the inputs are only read.
+                    unsafe {
+                        let [gate, x, dy] =
+                            [0, 1, 2].map(|i| &self.read(node.inputs[i])[row.clone()]);
+                        let to = [0, 1].map(|i| self.part(node.outputs[i], row.clone()));
+                        let own = block * width..(block + 1) * width;
+                        let sums = of.weight.then(|| shared.slice_mut(own));
+                        of.row([gate, x, dy, weight], to, sums);
+                    }
+                }
+            }
+        });
+        if let Some(output) = node.outputs.get(2) {
+            // SAFETY: a node's operands.
+            let to = unsafe { self.write(*output) };
+            for (i, to) in to.iter_mut().enumerate() {
+                *to = sums.iter().skip(i).step_by(width).sum::<f64>() as f32;
+            }
+        }
     }
 
     /// A head's operands.

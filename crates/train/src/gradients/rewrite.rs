@@ -2,9 +2,10 @@
 //! beside matrices, and losses in the place of logits.
 
 use formats::{Error, ErrorKind, Result, Source};
-use ops::gradient::{Attend, CrossEntropy, PackedConv, PackedDelta, ScaleColumns};
+use ops::gradient::{Attend, CrossEntropy, PackedConv, PackedDelta, PackedScan, ScaleColumns};
 use ops::{
-    Attention, DeltaNet, KvWrite, Linear, LinearAdd, Map, Op, Scale, Shape, ShortConv, Unary,
+    Attention, DeltaNet, KvWrite, Linear, LinearAdd, Map, Op, Scale, SelectiveScan, Shape,
+    ShortConv, Unary,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -19,16 +20,12 @@ fn value(program: &mut Program, shape: Shape) -> ValueId {
 /// before [`program::fuse`].
 ///
 /// # Errors
-/// Attention to a cache that nothing wrote; a selective state space, which has no gradient.
+/// Attention to a cache that nothing wrote.
 pub fn pack(program: &Program) -> Result<Program> {
     let mut packed =
         Program { nodes: Vec::new(), layers: Vec::new(), traces: Vec::new(), ..program.clone() };
     packed.results.truncate(1);
     let mut cached: Vec<Option<[ValueId; 2]>> = vec![None; program.layers.len()];
-    if let Some(scan) = program.nodes.iter().find(|n| matches!(n.op, Op::SelectiveScan(_))) {
-        let expected = "an operation that has a gradient";
-        return Err(Error::new(scan.op.name(), expected, "none").of(ErrorKind::Unsupported));
-    }
     for node in &program.nodes {
         match &node.op {
             Op::KvWrite(KvWrite { layer }) => {
@@ -54,6 +51,10 @@ pub fn pack(program: &Program) -> Result<Program> {
             }
             Op::DeltaNet(net) => {
                 let op = Op::from(PackedDelta(DeltaNet { layer: 0, start: 0, ..*net }));
+                packed.nodes.push(Node { op, ..node.clone() });
+            }
+            Op::SelectiveScan(scan) => {
+                let op = Op::from(PackedScan(SelectiveScan { layer: 0, start: 0, ..*scan }));
                 packed.nodes.push(Node { op, ..node.clone() });
             }
             _ => packed.nodes.push(node.clone()),

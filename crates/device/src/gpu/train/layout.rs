@@ -28,7 +28,9 @@ pub(super) fn types(program: &Program, scalar: Scalar) -> Vec<Scalar> {
     for node in &program.nodes {
         match &node.op {
             Op::Gradient(Gradient::Attend(_)) => types[node.outputs[1].0] = Scalar::F32,
-            Op::Gradient(Gradient::CrossEntropy(_)) => types[node.outputs[0].0] = Scalar::F32,
+            Op::Gradient(Gradient::CrossEntropy(_) | Gradient::XieluSums(_)) => {
+                types[node.outputs[0].0] = Scalar::F32;
+            }
             // Products write any type; what else there may be has one for all its operands.
             Op::Linear(_) if only_scores(program, node.outputs[0]) => {
                 types[node.outputs[0].0] = Scalar::F32;

@@ -61,7 +61,14 @@ fn check(program: &Program) -> Result<()> {
         };
         experts::check(program, node)?;
         let one_row = experts.is_none_or(|of| !of.weighs_inputs || of.routing.used == 1);
-        let known = trains(&node.op) && turns && one_row;
+        // State spaces are the CPU's alone, and convolutions with a bias.
+        let here = match &node.op {
+            Op::Gradient(Gradient::PackedScan(_) | Gradient::ScanBackward(_)) => false,
+            Op::Gradient(Gradient::GatedNormBackward(_)) => false,
+            Op::Gradient(Gradient::PackedConv(_)) => node.weights.len() == 1,
+            _ => true,
+        };
+        let known = trains(&node.op) && turns && one_row && here;
         if !known {
             let expected = "operations that a GPU has in training";
             let error = Error::new("train", expected, node.op.name()).of(ErrorKind::Unsupported);

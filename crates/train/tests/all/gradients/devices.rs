@@ -133,6 +133,9 @@ cases! {
     qwen3_5_on_the_cpu lora "qwen3.5-shared" "cpu" BF16 0.2,
     full_llama3_on_the_cpu full "llama3" "cpu" BF16 0.1,
     full_qwen3_on_the_cpu full "qwen3" "cpu" BF16 0.1,
+    full_apertus full "apertus-full" "sim" F32 1e-4,
+    full_apertus_rounded full "apertus-full" "sim" BF16 0.2,
+    full_apertus_in_metals_text full "apertus-full" "sim-metal" F32 1e-4,
     full_gemma2 full "gemma2" "sim" F32 1e-4,
     full_gemma4_moe full "gemma4-moe-full" "sim" F32 1e-4,
     full_gpt_oss full "gpt-oss-full" "sim" F32 1e-4,
@@ -161,6 +164,19 @@ fn full_models_without_files() {
     }
     let case = Case::without_file("starcoder2");
     agree(full, "starcoder2", &case, ("sim", Precision::BF16), 0.2);
+}
+
+/// State spaces are the CPU's alone.
+#[test]
+fn state_spaces_are_refused_by_name() {
+    for (name, op) in [("mamba2", "packed_s"), ("granite4-hybrid", "packed_s")] {
+        let folder = testing::models().join(name);
+        let options = delft_train::LoraOptions::default();
+        let hardware = hardware("sim", Precision::F32);
+        let error = Tuned::lora(folder, &options, hardware).err().unwrap().to_string();
+        let wanted = format!("operations that a GPU has in training, found {op}");
+        assert!(error.contains(&wanted), "{error}");
+    }
 }
 
 /// Experts are multiplied from where they are stored, either way.
@@ -463,6 +479,7 @@ fn the_named_device() {
     // In bf16 its worst matrix is 0.53 off, and PyTorch's own is 0.38 off the one in f64.
     case("qwen3-next".to_owned(), &|| agrees(lora, "qwen3-next", &place, exact, 1e-4));
     for name in [
+        "apertus-full",
         "gemma2",
         "gemma4-moe-full",
         "gpt-oss-full",

@@ -41,6 +41,7 @@ impl Case {
         let sites: &[&str] = match name {
             "qwen2-moe" => &["q", "k", "v", "o", "gate", "up", "down", "shared_gate"],
             "qwen3-next" => &["q", "k", "v", "o", "qkv", "a"],
+            "falcon-h1" | "granite4-hybrid" | "nemotron-h" => &["q", "k", "v", "o", "in_proj"],
             name if name.ends_with("-experts") => &["q", "k", "v", "o", "experts"],
             _ => &[],
         };
@@ -222,6 +223,7 @@ macro_rules! cases {
 cases! {
     apertus "apertus",
     ernie4_5_moe "ernie4_5-moe",
+    falcon_h1 "falcon-h1",
     gemma2 "gemma2",
     gemma3 "gemma3",
     gemma4_moe "gemma4-moe",
@@ -229,6 +231,7 @@ cases! {
     gpt2 "gpt2",
     gpt_oss "gpt-oss",
     granite "granite",
+    granite4_hybrid "granite4-hybrid",
     lfm2 "lfm2",
     llama_linear "llama-linear",
     llama3 "llama3",
@@ -239,6 +242,7 @@ cases! {
     ministral3 "ministral3",
     mistral "mistral",
     mixtral "mixtral",
+    nemotron_h "nemotron-h",
     olmo2 "olmo2",
     phi3 "phi3",
     phi3_dora "phi3-dora",
@@ -400,6 +404,7 @@ macro_rules! cases_of_all_weights {
 }
 
 cases_of_all_weights! {
+    full_apertus "apertus-full",
     full_deepseek3 "deepseek3-full",
     full_falcon "falcon-full",
     full_falcon_new "falcon-new-full",
@@ -413,6 +418,7 @@ cases_of_all_weights! {
     full_lfm2 "lfm2-full",
     full_llama3 "llama3",
     full_llama4_chunks "llama4-chunks-full",
+    full_mamba2 "mamba2-full",
     full_mixtral "mixtral-full",
     full_phi3 "phi3-full",
     full_phimoe "phimoe-full",
@@ -698,6 +704,8 @@ fn an_export_has_the_order_of_pefts() {
 #[test]
 fn an_export_of_all_weights_is_what_was_trained() {
     for name in [
+        "apertus",
+        "mamba2",
         "gpt2",
         "gpt2-scaled",
         "gemma2",

@@ -6,10 +6,13 @@ use delft_train::{Batch, Precision};
 use formats::{Source, Tensors};
 use ops::embed::Index;
 use ops::experts::{Experts, Gate, Odds, Routing};
-use ops::gradient::{Attend, CrossEntropy, Gated, PackedConv, PackedDelta, ScaleColumns};
+use ops::gradient::{
+    Attend, CrossEntropy, Gated, PackedConv, PackedDelta, PackedScan, ScaleColumns,
+};
 use ops::{
-    Attention, Binary, DeltaNet, Embed, GroupLimit, LayerNorm, Linear, LinearAdd, Map, Op, RmsNorm,
-    Rope, Scale, ScaleRows, Select, Shape, ShortConv, Splice, Stretch, Unary, Xielu, Zip,
+    Attention, Binary, DeltaNet, Embed, GatedNorm, GroupLimit, LayerNorm, Linear, LinearAdd, Map,
+    Op, RmsNorm, Rope, Scale, ScaleRows, Select, SelectiveScan, Shape, ShortConv, Splice, Stretch,
+    Unary, Xielu, Zip,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -204,7 +207,8 @@ fn functions_of_elements() {
     }
     let mut built = Built::new();
     let x = built.rows(6);
-    let y = built.push(Xielu { positive: 0.8, negative: 1.1, linear: 0.5 }, &[x], Vec::new())[0];
+    let numbers = vec![built.weight(&[1]), built.weight(&[1])];
+    let y = built.push(Xielu { linear: 0.5 }, &[x], numbers)[0];
     prove("xielu", &built.finish(y));
     for f in [Binary::Add, Binary::Sub, Binary::Mul] {
         let mut built = Built::new();
@@ -333,11 +337,13 @@ fn attention() {
 /// Kernels as long as a sequence and longer, and more columns than a thread takes at a time.
 #[test]
 fn convolutions() {
-    for (width, kernel) in [(6, 2), (70, 4), (5, 6)] {
+    for (width, kernel, biased) in [(6, 2, false), (70, 4, true), (5, 6, false)] {
         let mut built = Built::new();
-        let (x, taps) = (built.rows(width), built.weight(&[kernel * width]));
+        let x = built.rows(width);
+        let mut weights = vec![built.weight(&[kernel * width])];
+        weights.extend(biased.then(|| built.weight(&[width])));
         let conv = ShortConv { layer: 0, start: 0, width, kernel };
-        let y = built.push(PackedConv(conv), &[x], vec![taps])[0];
+        let y = built.push(PackedConv(conv), &[x], weights)[0];
         prove("packed_short_conv", &built.finish(y));
     }
 }
@@ -354,6 +360,37 @@ fn delta_nets() {
         let weights = [0, 1].map(|_| built.weight(&[heads])).to_vec();
         let y = built.push(PackedDelta(net), &[qkv, a, b], weights)[0];
         prove(&format!("{net:?}"), &built.finish(y));
+    }
+}
+
+#[test]
+fn state_spaces() {
+    let unlimited = ops::selective_scan::UNLIMITED;
+    for (heads, groups, head_dim, state, limit) in [
+        (1, 1, 1, 1, unlimited),
+        (4, 2, 3, 5, unlimited),
+        (3, 1, 8, 4, unlimited),
+        // Some steps are on a bound, and change nothing.
+        (4, 4, 2, 3, [0.4, 1.1]),
+    ] {
+        let scan = SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit };
+        let mut built = Built::new();
+        let (xbc, dt) = (built.rows(scan.width()), built.rows(heads));
+        let weights = [0, 1, 2].map(|_| built.weight(&[heads])).to_vec();
+        let y = built.push(PackedScan(scan), &[xbc, dt], weights)[0];
+        prove(&format!("{scan:?}"), &built.finish(y));
+    }
+}
+
+#[test]
+fn gated_norms() {
+    for (groups, norm_first) in [(1, false), (1, true), (3, false), (2, true)] {
+        let norm = GatedNorm { eps: 1e-3, groups, norm_first };
+        let mut built = Built::new();
+        let (gate, x) = (built.rows(12), built.rows(12));
+        let weight = built.weight(&[12]);
+        let y = built.push(norm, &[gate, x], vec![weight])[0];
+        prove(&format!("{norm:?}"), &built.finish(y));
     }
 }
 
