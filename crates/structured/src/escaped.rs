@@ -631,7 +631,7 @@ mod tests {
         // Rules refer back, and nothing is escaped.
         let sum = "start: sum // a sum\nsum: term (SP ADD SP term)* -> add\nterm: INT | \"(\" sum \")\"\nSP: \" \"\nADD: \"+\" | \"-\"\n%import common.INT";
         let lines = r#"
-            start: "begin" NL line+ ?end
+            start: "begin" NL line+ end
             line: KIND TEXT? NL | "\"" NAME "\"" NL -> quoted
             # What ends it.
             !end: "end" NL?

@@ -192,12 +192,12 @@ fn carried() -> Result<Program> {
 }
 
 /// A Program of attention and of a short convolution that read the same rows, so that one operation
-/// projects q, k, v and what the convolution reads: 20 columns, no multiple of 8.
+/// projects q, k, v and what the convolution reads: 24 columns, no multiple of 16.
 fn attended_and_carried() -> Result<Program> {
     let builder = Builder::new(&Any);
     let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);
     let (table, places) = (w("table", &[VOCAB, HIDDEN]), w("positions", &[PLACES, HIDDEN]));
-    let (wide, narrow, columns) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, 20);
+    let (wide, narrow, columns) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, 24);
     let [q, k, v, mixed] = [("q", wide), ("k", narrow), ("v", narrow), ("mixed", columns)]
         .map(|(name, out)| w(name, &[out, HIDDEN]));
     let (taps, scale) = (w("taps", &[3 * columns]), w("scale", &[HIDDEN]));

@@ -360,7 +360,7 @@ fn what_cannot_be_done_is_refused_by_name() {
             message: "temprature: there",
         },
         Case {
-            extra: json!({ "functions": [] }),
+            extra: json!({ "functions": [{ "name": "f" }] }),
             status: 400,
             code: "unsupported_field",
             message: "functions: not",

@@ -59,7 +59,11 @@ impl Case {
     /// Values of a parameter as PEFT has them, with its rows in the order of our matrices, where
     /// one of Hugging Face's holds several by turns.
     fn values(&self, names: &str, parameter: &Parameter) -> Vec<f32> {
-        let values = self.floats(&format!("{names}.{}", parameter.name));
+        // Files have another name for the stem of Nemotron-H's modules than Transformers 5.
+        let nemotron = self.model.ends_with("nemotron-h");
+        let stem = if nemotron { ".backbone." } else { "" };
+        let name = parameter.name.replacen(stem, if nemotron { ".model." } else { "" }, 1);
+        let values = self.floats(&format!("{names}.{name}"));
         let hybrid = self.model.to_str().unwrap().rsplit('/').next().unwrap().to_owned();
         // Rows of each head or group of heads, in turn.
         let turns: &[usize] = match (hybrid.as_str(), parameter.name.as_str()) {
