@@ -45,7 +45,7 @@ async function chat() {
   assert.equal(streamed, text);
   assert.equal((await openai.models.retrieve(model)).id, model);
   await assert.rejects(openai.chat.completions.create({ ...options, model: "absent" }), OpenAI.NotFoundError);
-  await assert.rejects(openai.chat.completions.create({ ...options, store: true }), OpenAI.BadRequestError);
+  await assert.rejects(openai.chat.completions.create({ ...options, functions: [{ name: "f" }] }), OpenAI.BadRequestError);
   return text;
 }
 

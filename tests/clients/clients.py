@@ -58,8 +58,8 @@ def openai_errors():
     long = [{"role": "user", "content": "word " * 5000}]
     error = refused(openai.BadRequestError, lambda: open_ai.chat.completions.create(model=MODEL, messages=long))
     assert error.code == "context_length_exceeded", error
-    error = refused(openai.BadRequestError, lambda: open_ai.chat.completions.create(model=MODEL, messages=MESSAGES, store=True))
-    assert error.param == "store", error
+    error = refused(openai.BadRequestError, lambda: open_ai.chat.completions.create(model=MODEL, messages=MESSAGES, functions=[{"name": "f"}]))
+    assert error.param == "functions", error
 
 
 def openai_completions():
