@@ -290,7 +290,7 @@ fn assign(
         From::Values(_) => DType::F32.into(),
     };
     let TensorSpec { name, shape, .. } = &job.spec;
-    // What is multiplied keeps the type that it was stored in.
+    // A weight that is multiplied keeps its stored type.
     let stored = |source: &Source| Some(tensors.get(source.tensors().first()?)?.dtype.into());
     let now = match &job.from {
         From::Source(source) if source.is_multiplied() => stored(source).unwrap_or(now),

@@ -300,7 +300,7 @@ fn record(tensors: &Tensors, options: &LoadOptions, context: Option<usize>) -> R
     Ok(Read { config: model.config().clone(), traces, inputs, program })
 }
 
-/// What a model's files say of its text: how it is read, and how it is meant to be generated.
+/// The tokenizer, the chat template and the defaults of generation in a model's files.
 struct Text {
     tokenizer: Option<Arc<Tokenizer>>,
     template: Option<Arc<ChatTemplate>>,

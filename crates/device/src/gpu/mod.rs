@@ -332,14 +332,14 @@ pub trait Backend: Send + Sync + 'static {
         y: &Self::Buffer,
     ) -> Result<Self::Launch>;
 
-    /// What was found out about the vendor's library on this device, under a name, by this process
-    /// or an earlier one; `None` if nothing is known.
+    /// A finding about the vendor's library on this device, kept under a name by this process or an
+    /// earlier one; `None` if there is none.
     fn recall(&self, name: &str) -> Option<Vec<u8>> {
         let _ = name;
         None
     }
 
-    /// Keeps what was found out, for [`recall`](Backend::recall), where it can.
+    /// Keeps a finding for [`recall`](Backend::recall), where the backend can.
     fn remember(&self, name: &str, found: &[u8]) {
         let _ = (name, found);
     }

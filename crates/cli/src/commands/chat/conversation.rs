@@ -149,7 +149,7 @@ impl Conversation {
         }
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
-        // Else the error would name a file that nobody asked for.
+        // The temporary file's error would name that file in place of the folder.
         std::fs::metadata(folder).map_err(failed)?;
         let aside = tempfile::Builder::new().prefix(".delft-").tempfile_in(folder);
         let mut aside = aside.map_err(failed)?;
