@@ -30,9 +30,9 @@ pub struct Xielu {
     pub linear: f32,
 }
 
-/// The factors of a layer's function.
+/// The coefficients of a layer's function.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Factors {
+pub struct Coefficients {
     /// On the square of what is positive.
     pub positive: f32,
     /// On the exponential's part where nothing is.
@@ -42,21 +42,21 @@ pub struct Factors {
 }
 
 impl Xielu {
-    /// The factors that the stored numbers `a` and `b` make.
+    /// The coefficients that the stored numbers `a` and `b` make.
     ///
     /// # Panics
     /// When a weight has no element.
-    pub fn factors(self, a: &[f32], b: &[f32]) -> Factors {
+    pub fn coefficients(self, a: &[f32], b: &[f32]) -> Coefficients {
         let softplus = |x: f32| {
             let x = f64::from(x);
             (x.max(0.0) + (-x.abs()).exp().ln_1p()) as f32
         };
         let linear = self.linear;
-        Factors { positive: softplus(a[0]), negative: linear + softplus(b[0]), linear }
+        Coefficients { positive: softplus(a[0]), negative: linear + softplus(b[0]), linear }
     }
 }
 
-impl Factors {
+impl Coefficients {
     /// `xielu(x)`, where `power` is `e^min(x, BOUND)`.
     #[inline(always)]
     pub fn of(self, x: f32, power: f32) -> f32 {
@@ -77,8 +77,8 @@ impl Operation for Xielu {
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
-        let factors = self.factors(&call.weights[0], &call.weights[1]);
-        reference(factors, call.inputs[0], &mut call.outputs[0]);
+        let coefficients = self.coefficients(&call.weights[0], &call.weights[1]);
+        reference(coefficients, call.inputs[0], &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
@@ -148,15 +148,15 @@ pub(crate) fn numbers(op: Xielu) -> Numbers {
     Numbers::new().with_f32("linear", op.linear)
 }
 
-/// The factors `[positive, negative]` on the device, of the stored numbers.
+/// The coefficients `[positive, negative]` on the device, of the stored numbers.
 #[track_caller]
-pub(crate) fn factors(a: In, b: In, linear: Val<f32>) -> [Val<f32>; 2] {
+pub(crate) fn coefficients(a: In, b: In, linear: Val<f32>) -> [Val<f32>; 2] {
     [softplus(a.get(0u32)), softplus(b.get(0u32)) + linear]
 }
 
 /// `y = xielu(x)`, in f64.
-pub fn reference(factors: Factors, x: &[f32], y: &mut [f32]) {
-    let Factors { positive, negative, linear } = factors;
+pub fn reference(coefficients: Coefficients, x: &[f32], y: &mut [f32]) {
+    let Coefficients { positive, negative, linear } = coefficients;
     let [positive, negative, linear] = [positive, negative, linear].map(f64::from);
     for (y, x) in y.iter_mut().zip(x) {
         let x = f64::from(*x);
@@ -180,8 +180,8 @@ pub fn xielu(
     scalar: Scalar,
 ) {
     require_lengths(&[("a", fixed(1)), ("b", fixed(1))]);
-    let factors = || factors(a, b, linear);
-    map_with(["x"], [x], y, n, factors, |[positive, negative], [x]| {
+    let coefficients = || coefficients(a, b, linear);
+    map_with(["x"], [x], y, n, coefficients, |[positive, negative], [x]| {
         let below = (x.min(BOUND).exp() - 1.0 - x) * negative;
         select(x.gt(0.0), x * x * positive, below) + x * linear
     });
@@ -198,11 +198,11 @@ pub(crate) fn cases_with(
     scalar: Scalar,
     kernel: Recipe,
     inputs: usize,
-    reference: impl Fn(Factors, &[Vec<f32>], &mut [f32]),
+    reference: impl Fn(Coefficients, &[Vec<f32>], &mut [f32]),
 ) -> Vec<Case> {
     let (op, [a, b]) = USUAL;
-    let factors = op.factors(&[a], &[b]);
-    let all = flat(scalar, kernel, &numbers(op), inputs, 4.0, |x, y| reference(factors, x, y))
+    let coefficients = op.coefficients(&[a], &[b]);
+    let all = flat(scalar, kernel, &numbers(op), inputs, 4.0, |x, y| reference(coefficients, x, y))
         .into_iter();
     all.map(|mut case| {
         case.buffers.extend([a, b].map(|number| Buffer::floats(Scalar::F32, &[number])));
@@ -225,7 +225,7 @@ pub(crate) fn benches_with(
 
 fn cases() -> Vec<Case> {
     every_float(|scalar| {
-        cases_with(scalar, xielu(scalar), 1, |factors, x, y| reference(factors, &x[0], y))
+        cases_with(scalar, xielu(scalar), 1, |coefficients, x, y| reference(coefficients, &x[0], y))
     })
 }
 

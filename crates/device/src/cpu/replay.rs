@@ -162,7 +162,7 @@ impl Replay<'_> {
             Op::Map(Map(f)) => math::map_in_place(isa, *f, self.own(index, node, rows, worker)),
             Op::Xielu(op) => {
                 let [a, b] = [0, 1].map(|i| self.vector(node.weights[i]));
-                let factors = op.factors(a, b);
+                let factors = op.coefficients(a, b);
                 let mut powers = [0.0; 1024];
                 for y in self.own(index, node, rows, worker).chunks_mut(powers.len()) {
                     let powers = &mut powers[..y.len()];

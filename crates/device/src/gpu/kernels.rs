@@ -145,11 +145,18 @@ impl Kernels {
         Ok(Step::Kernel { kernel, numbers, buffers })
     }
 
-    /// Compiles all kernels from the one of number `first` on that are not precompiled.
-    pub(super) fn compile<B: Backend>(&self, backend: &B, first: usize) {
-        let new = self.all[first..].iter().zip(&self.sources[first..]);
-        let missing = new.filter(|(_, (source, numbers))| backend.built(source, numbers).is_none());
+    /// Compiles the kernels from the one of number `first` on that are not precompiled; returns the
+    /// pipelines of those that are.
+    pub(super) fn compile<B: Backend>(
+        &self,
+        backend: &B,
+        first: usize,
+    ) -> Vec<Option<B::Pipeline>> {
+        let sources = self.sources[first..].iter();
+        let built: Vec<_> = sources.map(|(k, numbers)| backend.built(k, numbers)).collect();
+        let missing = self.all[first..].iter().zip(&built).filter(|(_, built)| built.is_none());
         backend.ahead(&missing.map(|(kernel, _)| &**kernel).collect::<Vec<_>>());
+        built
     }
 
     /// Loads the kernels that have no pipeline yet.
@@ -159,14 +166,8 @@ impl Kernels {
         pipelines: &mut Vec<B::Pipeline>,
     ) -> Result<()> {
         let first = pipelines.len();
-        let sources = self.sources[first..].iter();
-        let built: Vec<_> = sources.map(|(k, numbers)| backend.built(k, numbers)).collect();
-        let new = || self.all[first..].iter().zip(&built);
-        let missing: Vec<&Kernel> =
-            new().filter(|(_, built)| built.is_none()).map(|(kernel, _)| &**kernel).collect();
-        backend.ahead(&missing);
-        for (kernel, built) in new() {
-            pipelines.push(built.clone().map_or_else(|| backend.load(kernel), Ok)?);
+        for (kernel, built) in self.all[first..].iter().zip(self.compile(backend, first)) {
+            pipelines.push(built.map_or_else(|| backend.load(kernel), Ok)?);
         }
         Ok(())
     }

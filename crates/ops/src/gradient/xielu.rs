@@ -21,7 +21,9 @@ use crate::sweep::{
     Row, RowThreads, begin, lanes_of_both, load, map_with, require_lengths, require_vectors, when,
 };
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
-use crate::xielu::{BOUND, Factors, benches_with, cases_with, check, factors, launch_with};
+use crate::xielu::{
+    BOUND, Coefficients, benches_with, cases_with, check, coefficients, launch_with,
+};
 use crate::{Shape, Xielu, alike, arity};
 use formats::Result;
 
@@ -47,11 +49,11 @@ pub struct XieluTangent {
     pub negative: bool,
 }
 
-impl Factors {
+impl Coefficients {
     /// `dy/dx`, where `power` is `e^x` below [`BOUND`].
     #[inline(always)]
     pub fn slope(self, x: f32, power: f32) -> f32 {
-        let Factors { positive, negative, linear } = self;
+        let Coefficients { positive, negative, linear } = self;
         let bent = match x > 0.0 {
             true => 2.0 * positive * x,
             false => negative * (if x < BOUND { power } else { 0.0 } - 1.0),
@@ -71,9 +73,9 @@ impl XieluSums {
         }
     }
 
-    /// How the factor changes with the number `a` that is stored.
-    pub fn slope(a: f32) -> f32 {
-        (1.0 / (1.0 + (-f64::from(a)).exp())) as f32
+    /// How the factor, `softplus(a)`, changes with the number `a` that is stored.
+    pub fn slope(a: f32) -> f64 {
+        1.0 / (1.0 + (-f64::from(a)).exp())
     }
 }
 
@@ -90,8 +92,9 @@ impl Operation for XieluBackward {
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
-        let factors = Xielu { linear: self.linear }.factors(&call.weights[0], &call.weights[1]);
-        reference(factors, call.inputs[0], call.inputs[1], &mut call.outputs[0]);
+        let coefficients =
+            Xielu { linear: self.linear }.coefficients(&call.weights[0], &call.weights[1]);
+        reference(coefficients, call.inputs[0], call.inputs[1], &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
@@ -159,8 +162,7 @@ impl Operation for XieluTangent {
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
-        let (a, change) = (f64::from(call.weights[0][0]), f64::from(call.weights[1][0]));
-        let by = change / (1.0 + (-a).exp());
+        let by = XieluSums::slope(call.weights[0][0]) * f64::from(call.weights[1][0]);
         for (y, x) in call.outputs[0].iter_mut().zip(call.inputs[0]) {
             *y = (by * bent(self.negative, *x)) as f32;
         }
@@ -183,7 +185,7 @@ fn bent(negative: bool, x: f32) -> f64 {
 
 /// Each row's part of a number's gradient, in f64.
 fn sums(op: XieluSums, (x, dy): (&[f32], &[f32]), width: usize, a: f32, y: &mut [f32]) {
-    let by = 1.0 / (1.0 + (-f64::from(a)).exp());
+    let by = XieluSums::slope(a);
     let rows = x.chunks_exact(width).zip(dy.chunks_exact(width));
     for (y, (x, dy)) in y.iter_mut().zip(rows) {
         let terms = x.iter().zip(dy).map(|(x, dy)| bent(op.negative, *x) * f64::from(*dy));
@@ -192,8 +194,8 @@ fn sums(op: XieluSums, (x, dy): (&[f32], &[f32]), width: usize, a: f32, y: &mut 
 }
 
 /// `dx = dy/dx dy`, in f64.
-fn reference(factors: Factors, x: &[f32], dy: &[f32], dx: &mut [f32]) {
-    let Factors { positive, negative, linear } = factors;
+fn reference(coefficients: Coefficients, x: &[f32], dy: &[f32], dx: &mut [f32]) {
+    let Coefficients { positive, negative, linear } = coefficients;
     let [positive, negative, linear] = [positive, negative, linear].map(f64::from);
     for (dx, (x, dy)) in dx.iter_mut().zip(x.iter().zip(dy)) {
         let x = f64::from(*x);
@@ -219,8 +221,8 @@ pub fn xielu_backward(
     scalar: Scalar,
 ) {
     require_lengths(&[("a", fixed(1)), ("b", fixed(1))]);
-    let factors = || factors(a, b, linear);
-    map_with(["x", "dy"], [x, dy], y, n, factors, |[positive, negative], [x, dy]| {
+    let coefficients = || coefficients(a, b, linear);
+    map_with(["x", "dy"], [x, dy], y, n, coefficients, |[positive, negative], [x, dy]| {
         let power = select(x.lt(BOUND), x.min(0.0).exp(), 0.0);
         let bent = select(x.gt(0.0), x * positive * 2.0, (power - 1.0) * negative);
         (bent + linear) * dy
@@ -278,8 +280,8 @@ pub const KERNELS: &[Spec] = &[
 
 fn cases() -> Vec<Case> {
     every_float(|scalar| {
-        cases_with(scalar, xielu_backward(scalar), 2, |factors, x, dx| {
-            reference(factors, &x[0], &x[1], dx);
+        cases_with(scalar, xielu_backward(scalar), 2, |coefficients, x, dx| {
+            reference(coefficients, &x[0], &x[1], dx);
         })
     })
 }

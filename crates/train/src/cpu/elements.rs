@@ -124,7 +124,7 @@ impl Run<'_> {
             Op::Map(Map(f)) => self.pieces(index, node, 0, &|y, _| math::map_in_place(isa, *f, y)),
             Op::Xielu(op) => {
                 let [a, b] = [0, 1].map(|i| self.weights.vector(node.weights[i]));
-                let factors = op.factors(a, b);
+                let factors = op.coefficients(a, b);
                 self.pieces(index, node, 0, &|y, _| {
                     powers(isa, y, |y, power| *y = factors.of(*y, power));
                 });
@@ -232,7 +232,7 @@ impl Run<'_> {
             }),
             Gradient::XieluBackward(op) => {
                 let [a, b] = [0, 1].map(|i| self.weights.vector(node.weights[i]));
-                let factors = Xielu { linear: op.linear }.factors(a, b);
+                let factors = Xielu { linear: op.linear }.coefficients(a, b);
                 self.pieces(index, node, 1, &|dy, range| {
                     // SAFETY: the input is only read.
                     let mut x = unsafe { self.read(inputs[0])[range].to_vec() };
@@ -242,7 +242,7 @@ impl Run<'_> {
             }
             Gradient::XieluSums(op) => {
                 let wide = self.width(inputs[0]);
-                let by = f64::from(XieluSums::slope(self.weights.vector(node.weights[0])[0]));
+                let by = XieluSums::slope(self.weights.vector(node.weights[0])[0]);
                 self.by_rows(to, &|y, rows| {
                     for (y, t) in y.iter_mut().zip(rows) {
                         let row = t * wide..(t + 1) * wide;
