@@ -76,7 +76,7 @@ pub fn add_norm(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "add_norm", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "add_norm", cases, benches }];
 
 const EPS: f32 = 1e-5;
 

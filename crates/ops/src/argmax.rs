@@ -90,7 +90,7 @@ pub fn argmax(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "argmax", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "argmax", cases, benches }];
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {

@@ -604,7 +604,7 @@ impl Lane {
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "delta_net", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "delta_net", cases, benches }];
 
 /// The numbers of a launch; `step` has the numbers of its step.
 pub fn numbers(op: &DeltaNet, step: Numbers) -> Numbers {

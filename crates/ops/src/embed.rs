@@ -187,7 +187,7 @@ pub fn embed_packed(tokens: In<u32>, width: Const<u32>, to: Scalar, format: Form
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "embed", cases, benches },
     Spec { name: "embed_packed", cases: cases_packed, benches: benches_packed },
 ];

@@ -17,7 +17,7 @@ use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, Spec, noise, t
 use tile::dsl::*;
 
 /// Launches to test and to time.
-pub const KERNELS: &[Spec] = &[Spec { name: "gate_up", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "gate_up", cases, benches }];
 
 /// `y[rows, out] = act(gate) * up`, `gate = n gate[out, width]'`, `up = n up[out, width]'`;
 /// `n = rms_norm(x)` with the f32 weight `norm`, or `x[rows, width]`. A simdgroup sums rows of both

@@ -88,7 +88,7 @@ pub(crate) const GATES: [(Unary, u64); 3] =
     [(Unary::Silu, 5), (Unary::GeluTanh, 25), (Unary::GeluErf, 25)];
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "gated", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "gated", cases, benches }];
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {

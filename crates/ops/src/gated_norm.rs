@@ -200,7 +200,7 @@ pub fn gated_norm(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "gated_norm", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "gated_norm", cases, benches }];
 
 const EPS: f32 = 1e-5;
 

@@ -357,7 +357,7 @@ fn take(choices: Regs<f32>, open: Val<u32>, lane: Val<u32>) -> (Val<f32>, Val<u3
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "group_limit", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "group_limit", cases, benches }];
 
 fn numbers(tokens: usize, experts: usize) -> Numbers {
     Numbers::new().with("tokens", tokens as u32).with("experts", experts as u32)

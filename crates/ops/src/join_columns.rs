@@ -118,7 +118,7 @@ fn numbers(rows: usize, partition: &Partition) -> Numbers {
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "join_columns", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "join_columns", cases, benches }];
 
 fn cases() -> Vec<Case> {
     let case = |(rows, width, block, ranks, why): (usize, usize, usize, usize, &str)| {

@@ -81,7 +81,7 @@ pub fn gated_columns(
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "split_columns", cases: split_cases, benches: split_benches },
     Spec { name: "gated_columns", cases: gated_cases, benches: gated_benches },
 ];

@@ -394,7 +394,7 @@ pub fn kv_write_codes(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "kv_write", cases, benches },
     Spec { name: "kv_write_codes", cases: cases_codes, benches: benches_codes },
     Spec { name: "rotate_blocks", cases: rotations, benches: rotation_benches },

@@ -166,7 +166,7 @@ fn plus(values: Vec<Val<f32>>, bias: Option<Vec<Val<f32>>>) -> Vec<Val<f32>> {
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "layer_norm", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "layer_norm", cases, benches }];
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar, weights: Scalar, biased: bool) -> Vec<Case> {

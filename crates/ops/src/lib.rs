@@ -4,6 +4,9 @@
 //! `Program` gives it operands; a device gives it a kernel. The `reference` functions are slow,
 //! obvious loops in f64: every fast implementation is compared with them.
 
+// Without the rig nothing reaches the cases: they are checked, and no code is made of them.
+#![cfg_attr(not(any(test, feature = "rig")), allow(dead_code))]
+
 pub mod add_norm;
 pub mod all_gather;
 pub mod all_reduce;
@@ -20,6 +23,7 @@ pub mod gradient;
 pub mod group_limit;
 pub mod join_columns;
 pub mod joined;
+#[cfg(any(test, feature = "rig"))]
 pub mod kernels;
 pub mod kv_write;
 pub mod layer_norm;

@@ -16,7 +16,7 @@ use tile::dsl::*;
 use tile::ir::LoadHint;
 
 /// Launches to test and to time.
-pub const KERNELS: &[Spec] = &[Spec { name: "linear_add", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "linear_add", cases, benches }];
 
 /// `y[rows, out] = residual[rows, out] + x[rows, width] weight[out, width]' + bias[out]`, summed in
 /// f32; the bias is f32. With `low`, what adapters add is added.

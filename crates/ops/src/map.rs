@@ -75,7 +75,7 @@ pub fn map(x: In<{ scalar }>, y: Out<{ scalar }>, n: Arg<u32>, scalar: Scalar, f
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "map", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "map", cases, benches }];
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {

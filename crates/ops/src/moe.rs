@@ -234,7 +234,7 @@ pub fn moe_combine(
 }
 
 /// Launches to test and to time.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "moe_route", cases: cases::routes, benches: cases::route_benches },
     Spec { name: "moe_group", cases: cases::groups, benches: cases::group_benches },
     Spec { name: "moe_gemv", cases: cases::gemvs, benches: cases::gemv_benches },

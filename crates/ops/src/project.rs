@@ -17,7 +17,7 @@ use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, Spec, noise, t
 use tile::dsl::*;
 
 /// Launches to test and to time.
-pub const KERNELS: &[Spec] = &[Spec { name: "project", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "project", cases, benches }];
 
 /// One matrix of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -188,7 +188,7 @@ pub(crate) fn normalise(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "rms_norm", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "rms_norm", cases, benches }];
 
 /// Rows, width, who works on a row, and why.
 pub(crate) const SHAPES: [(usize, usize, RowThreads, &str); 10] = [

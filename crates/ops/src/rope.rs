@@ -311,7 +311,7 @@ pub fn rope(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "rope", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "rope", cases, benches }];
 
 /// Radians per position as Llama's base of 500,000 gives them.
 pub(crate) fn frequencies(pairs: usize) -> Arc<[f32]> {

@@ -222,7 +222,7 @@ pub fn rope_write_codes(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "rope_write", cases, benches },
     Spec { name: "rope_write_codes", cases: cases_codes, benches: benches_codes },
 ];

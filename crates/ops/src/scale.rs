@@ -69,7 +69,7 @@ pub fn scale(x: In<{ scalar }>, y: Out<{ scalar }>, n: Arg<u32>, by: Arg<f32>, s
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "scale", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "scale", cases, benches }];
 
 /// Gemma's embedding scale for a width of 2048.
 const BY: f32 = 45.254_834;

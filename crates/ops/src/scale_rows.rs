@@ -104,7 +104,7 @@ pub fn scale_rows(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "scale_rows", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "scale_rows", cases, benches }];
 
 fn numbers(rows: usize, width: usize) -> Numbers {
     Numbers::new().with("rows", rows as u32).with("width", width as u32)

@@ -70,7 +70,7 @@ pub fn select_rows(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "select_rows", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "select_rows", cases, benches }];
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {

@@ -334,7 +334,7 @@ impl HeadWeights {
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "selective_scan", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "selective_scan", cases, benches }];
 
 /// The numbers of a launch; `step` has the numbers of its step.
 pub fn numbers(op: &SelectiveScan, step: Numbers) -> Numbers {

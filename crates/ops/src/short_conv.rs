@@ -251,7 +251,7 @@ impl Columns {
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "short_conv", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "short_conv", cases, benches }];
 
 fn cases() -> Vec<Case> {
     let case = |(rows, width, kernel, why): (&[(u32, u32)], usize, usize, &str)| {

@@ -137,7 +137,7 @@ impl SoftmaxSchedule {
 const NARROW: SoftmaxSchedule = SoftmaxSchedule { threads: 256, kept: 0 };
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "softmax", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "softmax", cases, benches }];
 
 fn cases() -> Vec<Case> {
     const WIDE: SoftmaxSchedule = SoftmaxSchedule { threads: 1024, kept: 0 };

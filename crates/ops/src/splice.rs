@@ -294,7 +294,7 @@ pub fn splice(
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "cut", cases: cut_cases, benches: cut_benches },
     Spec { name: "splice", cases: splice_cases, benches: splice_benches },
 ];

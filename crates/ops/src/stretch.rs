@@ -120,7 +120,7 @@ pub fn stretch(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "stretch", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "stretch", cases, benches }];
 
 /// Llama 4's.
 const USUAL: Stretch = Stretch { by: 0.1, step: 8192, ahead: 1 };

@@ -172,7 +172,7 @@ fn sort(schedule: TopKSchedule, keys: Shared<u32>, whose: Shared<u32>) {
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "top_k", cases, benches },
     Spec { name: "top_k_merge", cases: merge_cases, benches: merge_benches },
 ];

@@ -188,7 +188,7 @@ pub fn xielu(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "xielu", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "xielu", cases, benches }];
 
 /// As a layer begins its training, but for different numbers.
 pub(crate) const USUAL: (Xielu, [f32; 2]) = (Xielu { linear: 0.5 }, [0.2, -0.7]);

@@ -110,7 +110,7 @@ pub fn zip(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "zip", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "zip", cases, benches }];
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {

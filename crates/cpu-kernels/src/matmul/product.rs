@@ -82,9 +82,10 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
             while b < n {
                 each!(p < P, S::fetch(groups[p], b));
                 let (mut sums, mut runs) = ([[L::ints(0); N]; P], [[L::ints(0); N]; P]);
-                // Unrolled in the source, so that the bit position of each quad is a constant.
+                // Unrolled in the source for vector units, so that the bit position of each quad is
+                // a constant.
                 macro_rules! quads {
-                    ($($q:literal)*) => {$({
+                    ($($q:expr),*) => {$({
                         let (h, within, depth) = ($q * 4 / S::SUB, $q % (S::SUB / 4), L::depth(S::BITS));
                         if within == 0 {
                             start::<L, S, P, N>(x, h, &mut sums);
@@ -110,7 +111,13 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                         }
                     })*};
                 }
-                quads!(0 1 2 3 4 5 6 7);
+                if L::UNROLLED {
+                    quads!(0, 1, 2, 3, 4, 5, 6, 7);
+                } else {
+                    for q in 0..8 {
+                        quads!(q);
+                    }
+                }
                 x = x.add(step);
                 b += 1;
             }

@@ -25,7 +25,7 @@ pub use form::AttentionForm;
 pub(crate) use form::{Extras, Stored, require_aligned};
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "attention_decode", cases: cases::decode, benches: cases::decode_benches },
     Spec {
         name: "attention_decode_codes",

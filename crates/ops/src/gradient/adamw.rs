@@ -149,7 +149,7 @@ pub fn squares(x: In<f32>, y: Out<f32>, n: Arg<u32>) {
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "adamw", cases, benches },
     Spec { name: "squares", cases: square_cases, benches: square_benches },
 ];

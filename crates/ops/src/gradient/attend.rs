@@ -9,15 +9,13 @@
 pub mod kernels;
 pub mod tiles;
 
-mod cases;
+pub(crate) mod cases;
 
 use super::{AttendTangent, Forward, Reverse, Wrt, one, zeros};
 use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{Attention, Op, Rows, Shape, arity, expect};
 use formats::{Error, ErrorKind, Result, dot};
 use std::ops::RangeInclusive;
-
-pub use cases::KERNELS;
 
 /// `q, k, v; (sinks[heads]) -> y, lse[tokens, heads]`. `lse` is the logarithm of each softmax's
 /// denominator.

@@ -134,7 +134,7 @@ fn numbers(rows: usize, width: usize) -> Numbers {
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "scale_columns", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "scale_columns", cases, benches }];
 
 fn cases() -> Vec<Case> {
     let case = |scalar: Scalar, width: usize, biased: bool, why: &str| {

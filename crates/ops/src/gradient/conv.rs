@@ -272,7 +272,7 @@ fn numbers(rows: usize, of: &ShortConv) -> Numbers {
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "packed_conv", cases, benches },
     Spec { name: "conv_taps", cases: tap_cases, benches: tap_benches },
 ];

@@ -229,7 +229,7 @@ pub fn cross_entropy(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "cross_entropy", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "cross_entropy", cases, benches }];
 
 /// The numbers of a launch for `rows` rows from `start` on, in a step of `tokens` tokens, `outputs`
 /// of which have losses.

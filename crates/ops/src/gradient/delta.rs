@@ -12,9 +12,7 @@
 
 pub mod kernels;
 
-mod cases;
-
-pub use cases::KERNELS;
+pub(crate) mod cases;
 
 use super::{Forward, Reverse, RuleValue, Wrt, one, zeros};
 use crate::delta_net::HeadRow;

@@ -233,7 +233,7 @@ pub fn fill(y: Out<{ scalar }>, n: Arg<u32>, value: Const<f32>, scalar: Scalar) 
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "fill", cases: fill_cases, benches: fill_benches },
     Spec { name: "gated_backward", cases: gated_cases, benches: gated_benches },
     Spec { name: "map_backward", cases, benches },

@@ -17,10 +17,9 @@
 pub mod kernels;
 
 mod adapted;
-mod cases;
+pub(crate) mod cases;
 
 pub use adapted::{AdaptedExperts, AdaptedExpertsBackward, ExpertFactors};
-pub use cases::KERNELS;
 
 use crate::experts::{Experts, Gate, Odds, Routing, Sizes};
 use crate::gradient::elements::derivative;

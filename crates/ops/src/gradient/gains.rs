@@ -96,7 +96,7 @@ pub fn numbers([rows, width, rank]: [usize; 3], scale: f32) -> Numbers {
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "row_gains", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "row_gains", cases, benches }];
 
 fn cases() -> Vec<Case> {
     let case = |scalar: Scalar, (rows, width, rank, why): (usize, usize, usize, &str)| {

@@ -183,7 +183,7 @@ fn numbers(tokens: usize, experts: usize) -> Numbers {
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "limit_slopes", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "limit_slopes", cases, benches }];
 
 fn cases() -> Vec<Case> {
     type Sizes = [usize; 3];

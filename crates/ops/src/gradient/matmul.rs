@@ -171,7 +171,7 @@ pub fn matmul(
 }
 
 /// The kernel, its cases and benchmarks.
-pub const KERNELS: &[Spec] = &[Spec { name: "matmul", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "matmul", cases, benches }];
 
 /// `y` in f64: what the kernel is compared with.
 fn reference(

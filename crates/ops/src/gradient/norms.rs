@@ -315,7 +315,7 @@ pub fn norm_weights(
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "norm_backward", cases, benches },
     Spec { name: "norm_scales", cases: scale_cases, benches: scale_benches },
     Spec { name: "norm_weights", cases: weight_cases, benches: weight_benches },

@@ -320,7 +320,7 @@ pub fn numbers(rows: usize, width: usize) -> Numbers {
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "sum_rows", cases, benches },
     Spec { name: "sum_columns", cases: column_cases, benches: column_benches },
 ];

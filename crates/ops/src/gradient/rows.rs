@@ -185,7 +185,7 @@ fn numbers(rows: usize, tokens: usize, width: usize) -> Numbers {
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "gathered", cases: gather_cases, benches: gather_benches },
     Spec { name: "spread_rows", cases, benches },
 ];

@@ -273,7 +273,7 @@ pub fn xielu_sums(
 }
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "xielu_backward", cases, benches },
     Spec { name: "xielu_sums", cases: sum_cases, benches: sum_benches },
 ];

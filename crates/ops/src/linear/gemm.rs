@@ -314,7 +314,8 @@ pub(crate) fn block(group: Val<u32>, rows: Val<u32>, cols: Val<u32>) -> (Val<u32
 }
 
 /// Launches to test and to time.
-pub const KERNELS: &[Spec] = &[Spec { name: "gemm", cases: cases::cases, benches: cases::benches }];
+pub(crate) const KERNELS: &[Spec] =
+    &[Spec { name: "gemm", cases: cases::cases, benches: cases::benches }];
 
 #[cfg(test)]
 mod tests {

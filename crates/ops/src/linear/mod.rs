@@ -53,7 +53,7 @@ pub fn gemv(
 }
 
 /// Launches to test and to time.
-pub const KERNELS: &[Spec] = &[Spec { name: "gemv", cases: cases::cases, benches: cases::benches }];
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "gemv", cases: cases::cases, benches: cases::benches }];
 
 /// `x[rows, in]; weight[out, in], (bias[out]) -> [rows, out]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -665,7 +665,7 @@ impl Walk {
 }
 
 /// Launches to test and to time.
-pub const KERNELS: &[Spec] =
+pub(crate) const KERNELS: &[Spec] =
     &[Spec { name: "stream", cases: cases::cases, benches: cases::benches }];
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use crate::sweep::{self, when};
 use tile::case::Spec;
 
 /// Launches to test and to time.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "low_rank_down", cases: cases::downs, benches: cases::down_benches },
     Spec { name: "low_rank_pick", cases: cases::picks, benches: cases::pick_benches },
     Spec { name: "low_rank_up", cases: cases::ups, benches: cases::up_benches },

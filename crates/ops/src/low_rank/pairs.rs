@@ -15,7 +15,7 @@ use crate::linear::holds;
 use crate::sweep::{self, when};
 
 /// Launches to test and to time.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "low_rank_pairs_down", cases: cases::downs, benches: cases::down_benches },
     Spec { name: "low_rank_pairs_up", cases: cases::ups, benches: cases::up_benches },
 ];

@@ -59,7 +59,7 @@ pub const NOTHING: u32 = u32::MAX;
 pub const MOST_TOKENS: u32 = 1 << 22;
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "sample_adjust", cases: cases::adjust, benches: cases::adjust_benches },
     Spec { name: "sample_weigh", cases: cases::weigh, benches: cases::weigh_benches },
     Spec { name: "sample_cut", cases: cases::cut, benches: cases::cut_benches },

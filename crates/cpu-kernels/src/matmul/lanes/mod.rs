@@ -32,6 +32,10 @@ pub(super) trait Lanes: 'static {
     /// unsigned.
     const SIGNED: bool;
 
+    /// Whether products are unrolled over the quads of a block: worth its size where lanes are
+    /// registers.
+    const UNROLLED: bool = true;
+
     /// 64 bytes; any alignment.
     unsafe fn bytes(p: *const u8) -> Self::Bytes;
     /// Stores 64 bytes; any alignment.

@@ -26,6 +26,7 @@ impl Lanes for Scalar {
     type Ints = [i32; 16];
     type Floats = [f32; 16];
     const SIGNED: bool = false;
+    const UNROLLED: bool = false;
 
     #[inline(always)]
     unsafe fn bytes(p: *const u8) -> [u32; 16] {

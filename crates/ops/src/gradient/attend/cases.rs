@@ -16,7 +16,7 @@ use crate::trial::{memory, near, scaled};
 use crate::tuned::{HOPPER, NVIDIA};
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "attend", cases: || cases(0), benches: || benches(0) },
     Spec { name: "attend_queries", cases: || cases(1), benches: || benches(1) },
     Spec { name: "attend_keys", cases: || cases(2), benches: || benches(2) },

@@ -14,7 +14,7 @@ use crate::operation::{Operation, Packed, ReferenceCall};
 use crate::trial::{memory, near, random, scaled};
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "delta_rates", cases: || cases(Which::Rates), benches: || benches(Which::Rates) },
     Spec {
         name: "packed_delta",

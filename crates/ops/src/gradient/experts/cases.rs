@@ -13,7 +13,7 @@ use crate::moe;
 use crate::trial::{memory, near, random, scaled};
 
 /// The kernels, their cases and benchmarks.
-pub const KERNELS: &[Spec] = &[
+pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "gate_backward", cases: gates, benches: gate_benches },
     Spec { name: "route_backward", cases: routes, benches: route_benches },
     Spec { name: "moe_outer", cases: outers, benches: outer_benches },
