@@ -45,10 +45,11 @@ pub fn gate_up(
         holds("norm", dim("width"));
     }
     let outs = [(out, dim("out")), (out, dim("out"))];
-    let sites = low.map(|low| Sites::declare(low, &outs, fixed(rows)));
+    let sites = low.map(|low| Sites::declare(low, &outs, fixed(rows), 2));
     let input = Input::new(x, rows, width, norm, schedule.activations, &[format]);
     let sweep = Sweep::new(weights, out);
-    let (overlap, finisher) = Low::ends(low);
+    let ahead = |_, output, row| sites.iter().for_each(|sites| sites.ahead(0..2, output, row));
+    let (overlap, finisher) = Low::ends(low, &ahead);
     product_overlapping(
         &schedule,
         input,

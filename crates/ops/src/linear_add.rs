@@ -43,10 +43,11 @@ pub fn linear_add(
     if bias.is_some() {
         holds("bias", dim("out"));
     }
-    let sites = low.map(|low| Sites::declare(low, &[(out, dim("out"))], fixed(rows)));
+    let sites = low.map(|low| Sites::declare(low, &[(out, dim("out"))], fixed(rows), 1));
     let input = Input::new(x, rows, width, None, schedule.activations, &[format]);
     let sweep = Sweep::new(vec![weight], out);
-    let (overlap, finisher) = Low::ends(low);
+    let ahead = |_, output, row| sites.iter().for_each(|sites| sites.ahead(0..1, output, row));
+    let (overlap, finisher) = Low::ends(low, &ahead);
     product_overlapping(
         &schedule,
         input,

@@ -72,10 +72,13 @@ pub fn project(
     }
     let outs: Vec<_> =
         weights.iter().zip(&ends).map(|((.., n), (.., out))| (*out, dim(n))).collect();
-    let sites = low.map(|low| Sites::declare(low, &outs, fixed(rows)));
+    let sites = low.map(|low| Sites::declare(low, &outs, fixed(rows), 1));
     let formats: Vec<Format> = matrices.iter().map(|m| m.format).collect();
     let input = Input::new(x, rows, width, norm, schedule.activations, &formats);
-    let (overlap, finisher) = Low::ends(low);
+    let ahead = |sweep: usize, output, row| {
+        sites.iter().for_each(|sites| sites.ahead(sweep..sweep + 1, output, row));
+    };
+    let (overlap, finisher) = Low::ends(low, &ahead);
     product_overlapping(
         &schedule,
         input,

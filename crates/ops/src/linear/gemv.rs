@@ -303,13 +303,18 @@ pub(crate) enum Overlap {
     Follows,
 }
 
+/// Begins the reads of an end whose sums are still to be added up: of a sweep, an output, and a row
+/// of activations.
+pub(crate) type Ahead<'a> = &'a dyn Fn(usize, Val<u32>, Val<u32>);
+
 /// Which lanes finish the sums of a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finisher {
+#[derive(Clone, Copy)]
+pub(crate) enum Finisher<'a> {
     /// The first, one after another.
     First,
-    /// Each lane finishes one output of one row, for ends whose reads wait for memory.
-    Each,
+    /// Each lane finishes one output of one row, for ends whose reads wait for memory: it begins
+    /// them a step before.
+    Each(Ahead<'a>),
 }
 
 /// As [`product`], with its overlap and the lanes named that finish.
@@ -319,7 +324,7 @@ pub(crate) fn product_overlapping(
     mut input: Input,
     sweeps: &[Sweep],
     overlap: Overlap,
-    finisher: Finisher,
+    finisher: Finisher<'_>,
     mut finish: impl FnMut(Sums),
 ) {
     if overlap != Overlap::Leads {
@@ -357,6 +362,7 @@ pub(crate) fn product_overlapping(
         let mut turn = |t: Val<u32>, held: Regs<u32>| {
             let (at, to) = (here.get(), ahead.get());
             let more = (t + 2u32).lt(total);
+            walk.ahead(sweep, index, &input, at);
             for load in 0..schedule.loads {
                 walk.sum(sweep, &input, at.step, load, held, sums);
                 test(more).then(|| walk.load(sweep, to, load, held)).otherwise(|| {});
@@ -442,17 +448,17 @@ pub(super) fn spans(sweeps: &[Sweep], outputs: u32, own: Val<u32>, stride: Val<u
 }
 
 /// How a simdgroup walks through blocks of rows.
-struct Walk {
+struct Walk<'a> {
     schedule: GemvSchedule,
     cols: Val<u32>,
     lane: Val<u32>,
     /// Blocks between two of a simdgroup.
     stride: Val<u32>,
     overlap: Overlap,
-    finisher: Finisher,
+    finisher: Finisher<'a>,
 }
 
-impl Walk {
+impl Walk<'_> {
     #[track_caller]
     fn first(&self, span: &Span) -> Place {
         Place { block: span.start, step: 0u32.val() }
@@ -606,6 +612,30 @@ impl Walk {
         }
     }
 
+    /// The output and the row of activations that the lane finishes in a block.
+    #[track_caller]
+    fn own(&self, input: &Input, block: Val<u32>) -> [Val<u32>; 2] {
+        let (o, row) = (self.lane / input.rows, self.lane % input.rows);
+        [block * self.schedule.outputs + o, row]
+    }
+
+    /// In the last step of a block, begins the reads of its end.
+    #[track_caller]
+    fn ahead(&self, sweep: &Sweep, index: usize, input: &Input, at: Place) {
+        let Finisher::Each(ahead) = self.finisher else { return };
+        let [output, row] = self.own(input, at.block);
+        let last = (at.step + 1u32).eq(self.steps(sweep));
+        test(last & self.writes(sweep, input, output))
+            .then(|| ahead(index, output, row))
+            .otherwise(|| {});
+    }
+
+    /// Whether the lane finishes an output.
+    #[track_caller]
+    fn writes(&self, sweep: &Sweep, input: &Input, output: Val<u32>) -> Val<bool> {
+        self.lane.lt(self.schedule.outputs * input.rows) & output.lt(sweep.out)
+    }
+
     /// Adds up the lanes' sums, hands them over and clears them.
     #[track_caller]
     fn finish(
@@ -634,13 +664,11 @@ impl Walk {
         let at = |o: u32, m: usize, row: u32| {
             (o as usize * matrices + m) * input.rows as usize + row as usize
         };
-        if self.finisher == Finisher::Each {
-            let (o, row) = (self.lane / input.rows, self.lane % input.rows);
-            let output = block * self.schedule.outputs + o;
+        if let Finisher::Each(_) = self.finisher {
+            let [output, row] = self.own(input, block);
             let all =
                 || (0..self.schedule.outputs).flat_map(|o| (0..input.rows).map(move |r| (o, r)));
-            let writes = self.lane.lt(self.schedule.outputs * input.rows) & output.lt(sweep.out);
-            test(writes)
+            test(self.writes(sweep, input, output))
                 .then(|| {
                     let own = |m: usize| {
                         let mine = all().map(|(o, row)| totals[at(o, m, row)]).collect::<Vec<_>>();

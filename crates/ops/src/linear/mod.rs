@@ -17,7 +17,7 @@ use tile::case::Spec;
 use tile::dsl::*;
 
 pub(crate) use gemv::{
-    Finisher, Mixed, Overlap, Sums, Sweep, contract, holds, product, product_overlapping,
+    Ahead, Finisher, Mixed, Overlap, Sums, Sweep, contract, holds, product, product_overlapping,
 };
 pub use gemv::{GemvSchedule, Held, Task, Traits};
 pub use input::{ActivationStorage, bytes};
@@ -53,7 +53,8 @@ pub fn gemv(
 }
 
 /// Launches to test and to time.
-pub(crate) const KERNELS: &[Spec] = &[Spec { name: "gemv", cases: cases::cases, benches: cases::benches }];
+pub(crate) const KERNELS: &[Spec] =
+    &[Spec { name: "gemv", cases: cases::cases, benches: cases::benches }];
 
 /// `x[rows, in]; weight[out, in], (bias[out]) -> [rows, out]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

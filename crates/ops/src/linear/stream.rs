@@ -147,7 +147,7 @@ fn declare(
         }));
     }
     require(Requirement::Divisible(dim("width"), step));
-    declared.sites = low.map(|low| Sites::declare(low, &outs, dim("rows")));
+    declared.sites = low.map(|low| Sites::declare(low, &outs, dim("rows"), 0));
     declared
 }
 

@@ -12,6 +12,8 @@
 //! are multiplied together: that is [`moe_gemm`](crate::moe::moe_gemm), whose experts are the
 //! seats.
 
+use std::ops::Range;
+
 use tile::dsl::*;
 use tile::ir::LoadHint;
 use tile::launch::{Extent, Mode, Requirement};
@@ -19,7 +21,8 @@ use tile::launch::{Extent, Mode, Requirement};
 use super::cases;
 use crate::linear;
 use crate::linear::{
-    Finisher, GemvSchedule, Input, Norm, Overlap, Sums, Sweep, contract, holds, product_overlapping,
+    Ahead, Finisher, GemvSchedule, Input, Norm, Overlap, Sums, Sweep, contract, holds,
+    product_overlapping,
 };
 use crate::packed::{Format, PackedWeights};
 use crate::sweep::{self, when};
@@ -197,7 +200,10 @@ pub fn low_rank_up(
     let factors = Factors { t, up, rank, sites, all: end };
     let changes = Changes { factors, scales, seats, count, gains };
     let column = group_id() * THREADS + thread_id();
-    let held = Held::new(rank, block > 1 && rank <= HELD);
+    let held = match block > 1 && rank <= HELD {
+        true => Held::Seat { values: Regs::new(rank, 0.0f32), seat: Var::new(u32::MAX) },
+        false => Held::Nothing,
+    };
     let first = group_id_of(1) * block;
     let each = |row: Val<u32>| {
         for (j, site) in outputs.iter().enumerate() {
@@ -235,11 +241,12 @@ pub struct Low {
 }
 
 impl Low {
-    /// The overlap of a product with the launch in front, and the lanes that finish its sums.
-    pub(crate) fn ends(low: Option<Low>) -> (Overlap, Finisher) {
+    /// The overlap of a product with the launch in front, and the lanes that finish its sums,
+    /// which read `ahead`.
+    pub(crate) fn ends(low: Option<Low>, ahead: Ahead<'_>) -> (Overlap, Finisher<'_>) {
         match low {
-            Some(Low { beside: true, .. }) => (Overlap::Follows, Finisher::Each),
-            Some(_) => (Overlap::Any, Finisher::Each),
+            Some(Low { beside: true, .. }) => (Overlap::Follows, Finisher::Each(ahead)),
+            Some(_) => (Overlap::Any, Finisher::Each(ahead)),
             None => (Overlap::Any, Finisher::First),
         }
     }
@@ -251,14 +258,24 @@ pub(crate) struct Sites {
     changes: Changes,
     /// For each matrix its site, and the site's first column among the columns of all sites.
     places: Vec<Option<(u32, Val<u32>)>>,
-    rank: u32,
+    /// Rows of `up` that are read ahead, of the matrices that are summed together.
+    ahead: Vec<Regs<f32>>,
 }
+
+/// Most words of `up` that a lane reads ahead.
+const AHEAD: u32 = 16;
 
 impl Sites {
     /// Declares the buffers; `outs` has the number of rows of each matrix, as a value and for the
-    /// contract; `rows` is the number of rows of activations.
+    /// contract; `rows` is the number of rows of activations. Of matrices whose sums a lane
+    /// finishes `together`, [`Sites::ahead`] can read, if they fit few registers.
     #[track_caller]
-    pub(crate) fn declare(low: Low, outs: &[(Val<u32>, Extent)], rows: Extent) -> Sites {
+    pub(crate) fn declare(
+        low: Low,
+        outs: &[(Val<u32>, Extent)],
+        rows: Extent,
+        together: u32,
+    ) -> Sites {
         let (mut places, mut sites, mut end, mut all) = (Vec::new(), 0, None, None);
         for (j, (out, extent)) in outs.iter().enumerate() {
             if low.sites >> j & 1 == 0 {
@@ -281,7 +298,26 @@ impl Sites {
         let all = end.unwrap_or(0u32.val());
         let factors = Factors { t, up, rank: low.rank, sites, all };
         let changes = Changes { factors, scales, seats, count, gains };
-        Sites { changes, places, rank: low.rank }
+        let words = low.rank * low.element.bytes() as u32 / 4;
+        let held = if words * together <= AHEAD { together } else { 0 };
+        let ahead = (0..held).map(|_| Regs::stored(low.element, low.rank)).collect();
+        Sites { changes, places, ahead }
+    }
+
+    /// Reads what [`Sites::change`] multiplies for one output of some matrices that are summed
+    /// together, so that it is there when their sums are.
+    #[track_caller]
+    pub(crate) fn ahead(&self, matrices: Range<usize>, output: Val<u32>, row: Val<u32>) {
+        for (matrix, to) in matrices.zip(&self.ahead) {
+            let Some((site, first)) = self.places[matrix] else { continue };
+            let Seated { seat, .. } = self.changes.seated(row, site);
+            let factors = &self.changes.factors;
+            let (from, lanes) = (factors.row(seat, first + output), factors.lanes());
+            for k in (0..factors.rank).step_by(usize::from(lanes)) {
+                let read = factors.up.get_raw_vec(from + k, lanes, LoadHint::None);
+                (k..).zip(read).for_each(|(k, value)| to.set_raw(k, value));
+            }
+        }
     }
 
     /// Applies the seat of a row to the sum `y` of a matrix row, before a residual is added.
@@ -294,7 +330,10 @@ impl Sites {
         y: Val<f32>,
     ) -> Val<f32> {
         let Some((site, first)) = self.places[matrix] else { return y };
-        let held = Held::new(self.rank, false);
+        let held = match &self.ahead[..] {
+            [] => Held::Nothing,
+            ahead => Held::Row(ahead[matrix % ahead.len()]),
+        };
         self.changes.of((row, site, first + output), &held, y, || 0.0f32.val())
     }
 }
@@ -330,7 +369,26 @@ struct Changes {
     gains: Option<In>,
 }
 
+/// The seat of a row at a site.
+struct Seated {
+    /// The seat whose factors are read: some seat's, where the row has none.
+    seat: Val<u32>,
+    /// Whether the row has one.
+    some: Val<bool>,
+    /// Where the site's scale lies.
+    scale: Val<u32>,
+}
+
 impl Changes {
+    /// The seat of a row.
+    #[track_caller]
+    fn seated(&self, row: Val<u32>, site: u32) -> Seated {
+        let at = self.seats.get(row);
+        let seat = at.max(1u32).min(self.count) - 1u32;
+        let scale = (seat * self.factors.sites + site) * 2u32;
+        Seated { seat, some: Order::gt(at, 0u32), scale }
+    }
+
     /// Applies the seat of a row to `y`, in a column counted over all sites; `base` is the part
     /// of `y` that gains leave unchanged.
     #[track_caller]
@@ -341,27 +399,20 @@ impl Changes {
         y: Val<f32>,
         base: impl FnOnce() -> Val<f32>,
     ) -> Val<f32> {
+        // No branch in front of a read, so that all of them are under way together.
         let factors = &self.factors;
+        let Seated { seat, some, scale: at } = self.seated(row, site);
+        let (scale, gained) = (self.scales.get(at), self.scales.get(at + 1u32));
+        let low = factors.sum(row, seat, site, column, held);
+        // Fused where a compiler might fuse, so that all kernels have the same bits.
+        let y = select(some & Order::ne(scale, 0.0f32), scale.fma(low, y), y);
+        let Some(gains) = self.gains else { return y };
         let changed = Var::new(y);
-        let at = self.seats.get(row);
-        when(Order::gt(at, 0u32), || {
-            let seat = at.min(self.count) - 1u32;
-            let own = (seat * factors.sites + site) * 2u32;
-            let (scale, gained) = (self.scales.get(own), self.scales.get(own + 1u32));
-            let gained = Order::ne(gained, 0.0f32);
-            when(Order::ne(scale, 0.0f32) | gained, || {
-                let low = factors.sum(row, seat, site, column, held);
-                // Fused where a compiler might fuse, so that all kernels have the same bits.
-                changed.set(scale.fma(low, y));
-            });
-            if let Some(gains) = self.gains {
-                when(gained, || {
-                    let at = seat * (factors.all * 2u32) + column;
-                    let base = base();
-                    let (gain, offset) = (gains.get(at), gains.get(at + factors.all));
-                    changed.set(base + (gain * (changed.get() - base) + offset));
-                });
-            }
+        when(some & Order::ne(gained, 0.0f32), || {
+            let at = seat * (factors.all * 2u32) + column;
+            let base = base();
+            let (gain, offset) = (gains.get(at), gains.get(at + factors.all));
+            changed.set(base + (gain * (y - base) + offset));
         });
         changed.get()
     }
@@ -402,23 +453,32 @@ pub(super) struct Factors {
     pub(super) all: Val<u32>,
 }
 
-/// The row of `up` that a thread has in registers, from one row of `t` to the next.
-#[derive(Clone, Copy)]
-pub(super) struct Held {
-    values: Option<Regs<f32>>,
-    /// The seat that the factors belong to; the greatest number if they belong to none.
-    seat: Var<u32>,
-}
-
-impl Held {
-    #[track_caller]
-    pub(super) fn new(rank: u32, holding: bool) -> Held {
-        let values = holding.then(|| Regs::new(rank, 0.0f32));
-        Held { values, seat: Var::new(u32::MAX) }
-    }
+/// The row of `up` that a thread has in registers.
+pub(super) enum Held {
+    /// None: it is read where it is multiplied.
+    Nothing,
+    /// That of a seat, from one row of `t` to the next.
+    Seat {
+        values: Regs<f32>,
+        /// The seat that it belongs to; the greatest number if it belongs to none.
+        seat: Var<u32>,
+    },
+    /// The one that is multiplied.
+    Row(Regs<f32>),
 }
 
 impl Factors {
+    /// Elements of `up` that are read together.
+    fn lanes(&self) -> u8 {
+        sweep::lanes(self.up.scalar()).min(8)
+    }
+
+    /// The first element of a row of `up`.
+    #[track_caller]
+    fn row(&self, seat: Val<u32>, column: Val<u32>) -> Val<u32> {
+        (seat * self.all + column) * self.rank
+    }
+
     /// `sum_k up[seat, column, k] t[row, k of the site]`, from the first rank to the last.
     #[track_caller]
     pub(super) fn sum(
@@ -429,9 +489,9 @@ impl Factors {
         column: Val<u32>,
         held: &Held,
     ) -> Val<f32> {
-        let from = (seat * self.all + column) * self.rank;
+        let from = self.row(seat, column);
         let t = row * (self.sites * self.rank) + site * self.rank;
-        let lanes = sweep::lanes(self.up.scalar()).min(8);
+        let lanes = self.lanes();
         let low = |k: Val<u32>| -> Vec<Val<f32>> {
             let part = |i: u32| self.t.get_vec(t + k + 4 * i, 4, LoadHint::None);
             (0..u32::from(lanes) / 4).flat_map(part).collect()
@@ -441,27 +501,32 @@ impl Factors {
             sum.set(up.iter().zip(low).fold(sum.get(), |sum, (u, t)| u.fma(*t, sum)));
         };
         let wide = u32::from(lanes);
-        match held.values {
-            Some(values) => {
-                when(Order::ne(held.seat.get(), seat), || {
-                    for k in (0..self.rank).step_by(lanes as usize) {
+        let parts = || (0..self.rank).step_by(usize::from(lanes));
+        let of = |values: Regs<f32>, k: u32| -> Vec<Val<f32>> {
+            (k..k + wide).map(|k| values.get(k)).collect()
+        };
+        match *held {
+            Held::Seat { values, seat: known } => {
+                when(Order::ne(known.get(), seat), || {
+                    for k in parts() {
                         let read = sweep::load(self.up, from + k, lanes);
                         (k..).zip(read).for_each(|(k, value)| values.set(k, value));
                     }
-                    held.seat.set(seat);
+                    known.set(seat);
                 });
-                for k in (0..self.rank).step_by(lanes as usize) {
-                    let up: Vec<Val<f32>> = (k..k + wide).map(|k| values.get(k)).collect();
-                    add(&up, &low(k.val()));
-                }
+                parts().for_each(|k| add(&of(values, k), &low(k.val())));
             }
-            None if self.rank <= HELD => {
+            Held::Row(values) => {
+                let all: Vec<_> = parts().map(|k| low(k.val())).collect();
+                parts().zip(&all).for_each(|(k, low)| add(&of(values, k), low));
+            }
+            Held::Nothing if self.rank <= HELD => {
                 // All reads first, so that they are under way together.
                 let read = |k: u32| (sweep::load(self.up, from + k, lanes), low(k.val()));
-                let all: Vec<_> = (0..self.rank).step_by(lanes as usize).map(read).collect();
+                let all: Vec<_> = parts().map(read).collect();
                 all.iter().for_each(|(up, low)| add(up, low));
             }
-            None => range(0u32, self.rank).step(wide).each(|k| {
+            Held::Nothing => range(0u32, self.rank).step(wide).each(|k| {
                 add(&sweep::load(self.up, from + k, lanes), &low(k));
             }),
         }

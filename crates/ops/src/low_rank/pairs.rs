@@ -108,7 +108,7 @@ pub fn low_rank_pairs_up(
     when(Order::gt(at, 0u32) & Order::lt(column, out), || {
         let seat = at.min(count) - 1u32;
         let matrix = seat * experts + ids.get(pair).min(experts - 1u32);
-        let held = Held::new(rank, false);
+        let held = Held::Nothing;
         for (j, y) in (0..sites).zip(&ys) {
             let scale = scales.get((seat * sites + j) * 2u32);
             when(Order::ne(scale, 0.0f32), || {
