@@ -47,8 +47,6 @@ pub(crate) struct Signs {
     letter: Option<u32>,
     /// Special tokens that end no text.
     special: Vec<u32>,
-    /// Bytes of the longest token.
-    longest: usize,
 }
 
 impl Signs {
@@ -66,7 +64,6 @@ impl Signs {
             letters: bytes.iter().filter_map(|byte| single(*byte)).collect(),
             closers: b"}]\",".iter().filter_map(|byte| Some((*byte, single(*byte)?))).collect(),
             letter: single(b'x'),
-            longest: tokens.clone().map(|token| trie.token_len(token)).max().unwrap_or(0),
             special: tokens.filter(is_special).collect(),
             order: bytes,
         }
@@ -330,7 +327,7 @@ impl<'a> Walker<'a> {
         }
         let mut ways = self.ways(&mask)?;
         let mut hasher = DefaultHasher::new();
-        ways.hash(&mut hasher);
+        (&ways, self.items()).hash(&mut hasher);
         let choice = hasher.finish();
         let taken = self.turns.get(&choice).copied().unwrap_or(0).min(ways.len() - 1);
         self.choices.push((choice, taken + 1 < ways.len()));
@@ -353,7 +350,7 @@ impl<'a> Walker<'a> {
 
     /// The ways to go on: what begins another lexeme where one may end, then the shortest texts to
     /// the end of each lexeme, those last that open what must be closed. Where there are none, or
-    /// they would end an item that is there already, single letters.
+    /// they may lead to an item that is there already, single letters.
     fn ways(&mut self, mask: &SimpleVob) -> Option<Vec<Vec<u32>>> {
         if !self.is_own {
             (self.matcher, self.is_own) = (self.matcher.deep_clone(), true);
@@ -366,14 +363,20 @@ impl<'a> Walker<'a> {
         let mut ways = self.beginnings(&found.outside, mask)?;
         ways.extend(ends.iter().map(|end| self.trie.greedy_tokenize(end)));
         ways.retain(|way| self.allows(mask, way));
-        if ways.is_empty() {
+        if ways.is_empty() || self.items() > 0 {
             let letters = self.signs.letters.iter().filter(|token| mask.is_allowed(**token));
-            ways = letters.take(COMPARED).map(|token| vec![*token]).collect();
+            let letters: Vec<_> = letters.take(COMPARED).map(|token| vec![*token]).collect();
+            ways.extend(letters);
         }
         if ways.is_empty() {
             ways.push(vec![mask.first_bit_set()? as u32]);
         }
         Some(ways)
+    }
+
+    /// The items that the present one must differ from: what is written may be another text at each.
+    fn items(&self) -> usize {
+        self.reader.as_ref().map_or(0, Reader::items)
     }
 
     /// Of these bytes, tokens behind which something else may follow than behind those before.
@@ -404,21 +407,12 @@ impl<'a> Walker<'a> {
             })
     }
 
-    /// The longest token of a mask of which all others are beginnings, or a special token: all that
-    /// may be written leads there.
+    /// A special token of a mask, or its only one. Tokens that begin alike prove nothing: of `}` and
+    /// `},` alone, `}` may be followed by `]`, for which there may be no such token.
     fn forced(&self, mask: &SimpleVob) -> Option<u32> {
-        let Walker { trie, signs, .. } = self;
-        let first = signs.special.iter().find(|token| mask.is_allowed(**token));
-        if first.is_some() {
-            return first.copied();
-        }
-        // A token has no more beginnings than bytes; several tokens may have the same ones.
-        if mask.num_set() > 2 * signs.longest {
-            return None;
-        }
-        let longest = mask.iter().max_by_key(|token| trie.token_len(*token))?;
-        let text = trie.token(longest);
-        mask.iter().all(|token| text.starts_with(trie.token(token))).then_some(longest)
+        let first = self.signs.special.iter().find(|token| mask.is_allowed(**token));
+        let only = || mask.first_bit_set().filter(|_| mask.num_set() == 1);
+        first.copied().or_else(|| only().map(|token| token as u32))
     }
 
     /// The tokens that may come next; none where that takes more than a walk may.

@@ -147,7 +147,10 @@ fn far_ends_are_reached() {
         unlike(json!({ "enum": ["first", "second", "third"] }), 3),
         unlike(json!({ "type": "string" }), 4),
         unlike(json!({ "type": "integer" }), 4),
-        unlike(object(json!({ "a": { "type": "integer", "minimum": 1 } })), 2),
+        unlike(
+            object(json!({ "a": { "type": "integer", "minimum": 1 }, "b": { "type": "boolean" } })),
+            4,
+        ),
     ];
     let schemas = cases.into_iter().map(Grammar::Schema);
     let others = [
