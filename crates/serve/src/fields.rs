@@ -102,7 +102,9 @@ impl Fields {
     ) -> Result<Fields, Problem> {
         // Some shells put a mark of the order of bytes in front of what they pipe.
         let body = body.strip_prefix("\u{feff}".as_bytes()).unwrap_or(body);
-        let value: Value = serde_json::from_slice(body)
+        let whole = serde_json::from_slice(body);
+        let value: Value = whole
+            .or_else(|e| serde_json::from_slice(&without_halves(body).ok_or(e)?))
             .map_err(|e| Problem::bad(format!("the body: expected JSON, found {e}")))?;
         let Value::Object(object) = value else {
             return Err(Problem::bad(format!(
@@ -384,6 +386,33 @@ pub(crate) fn shown(text: &str) -> String {
     text.chars().take(LONGEST).map(plain).collect()
 }
 
+/// JSON with the sign for what cannot be read in place of halves of characters (`\ud83d` without
+/// its other half), if it has any: programs that count text in units of 16 bits cut emoji in two.
+fn without_halves(body: &[u8]) -> Option<Vec<u8>> {
+    let unit = |at: usize| {
+        let digits = body.get(at..)?.strip_prefix(b"\\u")?.get(..4)?;
+        u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    };
+    let (mut out, mut at, mut found) = (Vec::with_capacity(body.len()), 0, false);
+    while let Some(&byte) = body.get(at) {
+        let (first, second) = (unit(at), unit(at + 6));
+        let is_half = first.is_some_and(|unit| (0xD800..0xE000).contains(&unit));
+        let is_pair = first.is_some_and(|unit| unit < 0xDC00)
+            && second.is_some_and(|unit| (0xDC00..0xE000).contains(&unit));
+        let (written, length): (&[u8], usize) = match byte {
+            b'\\' if is_half && is_pair => (&body[at..at + 12], 12),
+            b'\\' if is_half => (b"\\ufffd", 6),
+            // The sign behind may be another backslash.
+            b'\\' => (&body[at..body.len().min(at + 2)], 2),
+            _ => (&body[at..at + 1], 1),
+        };
+        found |= is_half && !is_pair;
+        out.extend_from_slice(written);
+        at += length;
+    }
+    found.then_some(out)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -398,6 +427,19 @@ mod tests {
 
     fn read(body: &str) -> Result<Fields, Problem> {
         Fields::read(body.as_bytes(), &[TABLE], Unknown::Refused)
+    }
+
+    #[test]
+    fn halves_of_characters_are_no_reason_to_refuse() {
+        for (sent, expected) in [
+            (r#"{"user": "a\ud83d"}"#, "a\u{fffd}"),
+            (r#"{"user": "\ude00\ud83d\ud83d\ude00"}"#, "\u{fffd}\u{fffd}\u{1f600}"),
+            (r#"{"user": "\\ud83d \ud83d\n"}"#, "\\ud83d \u{fffd}\n"),
+        ] {
+            let fields = Fields::read(sent.as_bytes(), &[&[used("user")]], Unknown::Refused);
+            assert_eq!(fields.unwrap().text("user").unwrap().as_deref(), Some(expected), "{sent}");
+        }
+        assert!(read(r#"{"user": "\ud83d}"#).is_err());
     }
 
     #[test]

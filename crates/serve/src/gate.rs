@@ -117,11 +117,14 @@ impl AccessRules {
             Some(rest) => rest.split(']').next().unwrap_or_default(),
             None => host.split(':').next().unwrap_or_default(),
         };
-        let local = name.eq_ignore_ascii_case("localhost")
-            || name.to_ascii_lowercase().ends_with(".localhost");
+        // Containers know the machine as `host.docker.internal` and the like. No web site can have
+        // a name that ends so: both ends are kept for machines and private networks.
+        let name = name.to_ascii_lowercase();
+        let local = name == "localhost"
+            || [".localhost", ".internal"].iter().any(|end| name.ends_with(end));
         local
             || name.parse::<IpAddr>().is_ok()
-            || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
+            || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(&name))
     }
 }
 
@@ -204,6 +207,7 @@ mod tests {
             (&open, &[("host", "127.0.0.1:11435")], 200, "an address"),
             (&open, &[("host", "[::1]:11435")], 200, "an address of version 6"),
             (&open, &[("host", "box.lan")], 200, "a name that was allowed"),
+            (&open, &[("host", "Host.docker.internal:11434")], 200, "as containers name it"),
             (&open, &[("host", "evil.example:11435")], 403, "a name that was rebound"),
             (
                 &open,

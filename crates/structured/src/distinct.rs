@@ -110,8 +110,16 @@ impl Reader {
 
     /// Whether an array is open whose items must differ, and has some.
     fn has_items(&self) -> bool {
-        let some = |open: &Open| matches!(open, Open::Array { items: Some(items), .. } if !items.is_empty());
-        self.open.iter().any(some)
+        self.items() > 0
+    }
+
+    /// How many items the open arrays have whose items must differ.
+    pub(crate) fn items(&self) -> usize {
+        let items = |open: &Open| match open {
+            Open::Array { items: Some(items), .. } => items.len(),
+            _ => 0,
+        };
+        self.open.iter().map(items).sum()
     }
 
     /// Takes the tokens away that end an item which is there already.

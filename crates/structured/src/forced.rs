@@ -12,7 +12,7 @@
 //! has bounds; a longer text is found by several looks.
 
 use crate::STEPS;
-use llguidance::Matcher;
+use crate::matcher::Matcher;
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use std::sync::Arc;
 use tokens::Tokenizer;
@@ -64,11 +64,11 @@ impl Speller {
                 break;
             }
             let Ok(mask) = there.compute_mask() else { break };
-            steps += there.last_step_stats().map_or(STEPS, |stats| stats.lexer_cost);
+            steps += there.steps().unwrap_or(STEPS);
             next = self.only(&there, &mask);
             behind = Some(mask);
         }
-        let ends = there.is_stopped() && !there.is_error();
+        let ends = there.is_stopped() && there.error().is_none();
         let mut own = self.spell(trie, tokens.last().copied().or(last), &text);
         if !ends {
             let joined = self.joined(trie, &text, behind.as_ref());

@@ -7,7 +7,7 @@
 //! that the matcher cannot read, such as special tokens or broken UTF-8, is the model's own affair:
 //! it is not looked at any further.
 
-use llguidance::Matcher;
+use crate::matcher::Matcher;
 use llguidance::toktrie::TokTrie;
 
 /// A character that stands in any text, and in no JSON, name or mark.

@@ -16,6 +16,7 @@ mod escaped;
 mod forced;
 mod gbnf;
 mod lazy;
+mod matcher;
 mod schema;
 mod tools;
 
@@ -26,11 +27,12 @@ use engine::{Constraint, ConstraintSource, TokenSet};
 use forced::Speller;
 use formats::{Error, ErrorKind, Result, caught};
 use lazy::Lazy;
+use llguidance::ParserFactory;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{
     ApproximateTokEnv, InferenceCapabilities, SimpleVob, TokEnv, TokRxInfo, TokTrie,
 };
-use llguidance::{Matcher, ParserFactory};
+use matcher::Matcher;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -284,7 +286,7 @@ impl Grammars {
     ) -> Result<ConstraintSource> {
         let first = limited(place, || -> std::result::Result<Matcher, Reason> {
             let mut matcher = Matcher::new(self.factory.create_parser(grammar));
-            matcher.get_error().map_or(Ok(()), |error| Err(Reason::from(error)))?;
+            matcher.error().map_or(Ok(()), |error| Err(Reason::from(error)))?;
             // What cannot begin is found out before a prompt is computed.
             matcher.compute_mask()?;
             Ok(matcher)
@@ -345,19 +347,9 @@ impl Follower {
             Some(next) => next,
             None if lazy.as_mut().is_some_and(|lazy| lazy.is_free(matcher)) => Next::Any,
             None => {
-                let mut mask = limited(place, || matcher.compute_mask_or_eos())?;
-                if let Some(reader) = reader {
-                    let environment = limited(place, || matcher.tok_env())?;
-                    let trie = environment.tok_trie();
-                    reader.exclude(trie, &mut mask);
-                    for token in reader.repeating(trie) {
-                        if mask.is_allowed(token) && !differs_behind(matcher, reader, trie, token) {
-                            mask.disallow_token(token);
-                        }
-                    }
-                    if mask.is_zero() {
-                        return Err(no_more(place));
-                    }
+                let mask = limited(place, || may_follow(matcher, reader.as_ref()))?;
+                if mask.is_zero() {
+                    return Err(no_more(place));
                 }
                 Next::Masked(mask)
             }
@@ -435,6 +427,24 @@ impl Constraint for Follower {
     fn is_closing(&self) -> bool {
         self.ending.as_ref().is_some_and(Planner::is_closing)
     }
+}
+
+/// The tokens that may come next, without those that lead to an item that is there already.
+fn may_follow(
+    matcher: &mut Matcher,
+    reader: Option<&Reader>,
+) -> std::result::Result<SimpleVob, String> {
+    let mut mask = matcher.compute_mask_or_eos()?;
+    let Some(reader) = reader else { return Ok(mask) };
+    let environment = matcher.tok_env()?;
+    let trie = environment.tok_trie();
+    reader.exclude(trie, &mut mask);
+    for token in reader.repeating(trie) {
+        if mask.is_allowed(token) && !differs_behind(matcher, reader, trie, token) {
+            mask.disallow_token(token);
+        }
+    }
+    Ok(mask)
 }
 
 /// Whether anything may come behind a token but what would end an item that is there already.

@@ -93,6 +93,39 @@ const NOTES: [&str; 17] = [
     "writeOnly",
 ];
 
+/// Keywords of JSON Schema, of any draft, that are in no other list.
+const OTHERS: [&str; 29] = [
+    "$dynamicRef",
+    "$recursiveAnchor",
+    "$recursiveRef",
+    "$ref",
+    "$vocabulary",
+    "const",
+    "dependentRequired",
+    "enum",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "format",
+    "id",
+    "maxContains",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minContains",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "pattern",
+    "required",
+    "type",
+    "uniqueItems",
+    "divisibleBy",
+    "extends",
+];
+
 /// Formats that llguidance follows.
 const FOLLOWED: [&str; 10] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
@@ -200,6 +233,7 @@ impl Rewriter<'_> {
     /// Rewrites a schema and all of its parts.
     fn schema(&self, schema: &mut Value) {
         if let Value::Object(fields) = schema {
+            unknown(fields);
             self.evaluated(fields);
             // What is said about what is not met comes before anything is said in a way that allows
             // less.
@@ -633,6 +667,17 @@ fn beside_whole(fields: &mut Object) {
     if most == Some(upper) && upper.fract() == 0.0 && upper - part < upper {
         fields.remove("exclusiveMaximum");
         fields.insert("maximum".to_string(), (upper - part).into());
+    }
+}
+
+/// Takes away what is no keyword (`discriminator` and others of OpenAPI) and stands beside other
+/// schemas, such as references: it says nothing, and llguidance would hold it for something to be
+/// met besides, which a reference that leads back to itself cannot have.
+fn unknown(fields: &mut Object) {
+    const BESIDE: [&str; 4] = ["$ref", "allOf", "anyOf", "oneOf"];
+    if BESIDE.iter().any(|key| fields.contains_key(*key)) {
+        let lists: [&[&str]; 5] = [&ONE, &LISTS, &NAMED, &NOTES, &OTHERS];
+        fields.retain(|key, _| lists.iter().any(|list| list.contains(&key.as_str())));
     }
 }
 

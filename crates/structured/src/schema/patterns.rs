@@ -60,18 +60,23 @@ fn apart(pattern: &str) -> (String, Vec<String>) {
     (rest, ahead)
 }
 
-/// The texts that do not begin with this one, if it is one without signs.
+/// The texts that do not begin with this one, or are not it where it ends in `$`, if it is one
+/// without signs.
 fn unlike(text: &str) -> Option<String> {
-    let text = text.strip_suffix(".*").unwrap_or(text);
+    let (text, whole) = match text.strip_suffix('$') {
+        Some(text) => (text, true),
+        None => (text.strip_suffix(".*").unwrap_or(text), false),
+    };
     let plain = |c: char| c.is_ascii_alphanumeric() || " :/_-@#".contains(c);
     if text.is_empty() || !text.chars().all(plain) {
         return None;
     }
     let last = |inner: Option<String>, c: char| {
-        let more = inner.map_or(String::new(), |inner| format!("|{c}({inner})"));
+        let more = inner.map_or(String::new(), |inner| format!("|{}({inner})", escaped(c)));
         Some(format!("$|[^{}]{more}", escaped(c)))
     };
-    text.chars().rev().fold(None, last).map(|pattern| format!("^({pattern})"))
+    let behind = whole.then(|| "[\\s\\S]".to_string());
+    text.chars().rev().fold(behind, last).map(|pattern| format!("^({pattern})"))
 }
 
 fn escaped(c: char) -> String {
@@ -263,6 +268,7 @@ mod tests {
             ("^(?=.{2,9}$)[a-z]+$", "^[a-z]+$", vec!["^(?:.{2,9}$)"]),
             ("^(?!\\s*$).+", "^.+", vec!["\\S"]),
             ("^(?!ab)x(?![\\s\\S])", "^x$", vec!["^($|[^a]|a($|[^b]))"]),
+            ("^(?!ab$)[a-z]+$", "^[a-z]+$", vec!["^($|[^a]|a($|[^b]|b([\\s\\S])))"]),
             ("^(?!a)b|c", "^(?!a)b|c", vec![]),
             ("^(?!.*x)b", "^(?!.*x)b", vec![]),
         ] {

@@ -101,3 +101,89 @@ fn a_text_whose_tokens_run_out_is_brought_to_its_end() {
         assert!(!open || brought > 4, "{grammar:?}: {brought} of 8");
     }
 }
+
+/// Ends that a walk finds only if it knows which letters lead there, or turns back where it goes
+/// round for ever.
+#[test]
+fn far_ends_are_reached() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let pattern = |pattern: &str| json!({ "type": "string", "pattern": pattern });
+    let object = |fields: Value| {
+        let required: Vec<&String> = fields.as_object().unwrap().keys().collect();
+        json!({
+            "type": "object", "properties": fields, "required": required,
+            "additionalProperties": false,
+        })
+    };
+    let expression = json!({ "$ref": "#/$defs/expression" });
+    let operation = object(json!({
+        "kind": { "const": "operation" }, "left": expression, "right": expression,
+    }));
+    let number = object(json!({ "kind": { "const": "number" }, "value": { "type": "integer" } }));
+    let either = [&operation, &number];
+    let calculation =
+        json!({ "$ref": "#/$defs/expression", "$defs": { "expression": { "anyOf": either } } });
+    let text = json!({ "type": "object", "properties": { "is": { "const": "text" } }, "required": ["is"], "additionalProperties": false });
+    let part = json!({ "$ref": "#/$defs/part" });
+    let page = json!({
+        "$ref": "#/$defs/part",
+        "$defs": { "part": { "anyOf": [
+            object(json!({ "all": { "type": "array", "items": part, "minItems": 2 } })),
+            object(json!({ "some": { "anyOf": [part, text] } })),
+            object(json!({ "one": { "anyOf": [{ "type": "null" }, part] } })),
+        ] } },
+    });
+    let unlike = |items: Value, least: usize| json!({ "type": "array", "items": items, "uniqueItems": true, "minItems": least, "maxItems": 6 });
+    let cases = [
+        pattern("including"),
+        pattern("^(?=.*[A-Z])(?=.*[0-9])(?=.*[!?]).{8,}$"),
+        pattern("^.{40}x"),
+        pattern("^[\\p{Emoji_Presentation}]+$"),
+        pattern("\\S-\\d{4}-[^a-z]+\\.end$"),
+        json!({ "type": "object", "properties": { "note": pattern("(?:yes|no), sir") }, "required": ["note"] }),
+        calculation,
+        page,
+        unlike(json!({ "enum": ["first", "second", "third"] }), 3),
+        unlike(json!({ "type": "string" }), 4),
+        unlike(json!({ "type": "integer" }), 4),
+        unlike(
+            object(json!({ "a": { "type": "integer", "minimum": 1 }, "b": { "type": "boolean" } })),
+            4,
+        ),
+    ];
+    let schemas = cases.into_iter().map(Grammar::Schema);
+    let others = [
+        Grammar::Regex("(?s:.*)the end".to_string()),
+        Grammar::Lark(
+            "start: sum \";\"\nsum: NUMBER (SIGN NUMBER)+\nNUMBER: /[0-9]+/\nSIGN: /[-+*]/"
+                .to_string(),
+        ),
+        Grammar::Gbnf("root ::= item+ \"done\"\nitem ::= [a-z]+ \"(\" root? \")\"".to_string()),
+    ];
+    for grammar in schemas.chain(others) {
+        let source = grammars.compile(&grammar, Opening::Answer).unwrap();
+        for (seed, most) in (0..4).flat_map(|seed| [(seed, 80), (seed, 200)]) {
+            let (text, whole, _) = write(&own, &source, seed, most);
+            assert!(whole, "{most} tokens were too few for {grammar:?}: {text}");
+        }
+    }
+}
+
+/// Reasoning that is marked by text, and not by tokens of its own, ends where the answer has room.
+#[test]
+fn reasoning_gives_way_to_the_answer() {
+    let Some(own) = gpt2() else { return };
+    let grammars = grammars(&own);
+    let schema = Grammar::Schema(json!({
+        "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"],
+        "additionalProperties": false,
+    }));
+    let source = grammars.compile(&schema, Opening::Opened { close: "</think>" }).unwrap();
+    for seed in 0..4 {
+        let (text, whole, closing) = write(&own, &source, seed, 120);
+        assert!(whole && closing, "{text}");
+        let (_, answer) = text.split_once("</think>").unwrap();
+        assert!(serde_json::from_str::<Value>(answer).unwrap()["n"].is_i64(), "{answer}");
+    }
+}
