@@ -9,6 +9,7 @@
 //!
 //! Only the CPU trains them.
 
+use super::round_sums;
 use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{GatedNorm, Rows, Shape, alike, arity, expect};
 use formats::Result;
@@ -121,9 +122,7 @@ impl Operation for GatedNormBackward {
             self.row([gate, x, dy, &call.weights[0]], to, Some(&mut sums));
         }
         (call.outputs[0], call.outputs[1]) = (dgate, dx);
-        if let Some(to) = call.outputs.get_mut(2) {
-            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum as f32);
-        }
+        round_sums(&mut call.outputs[2..], [sums]);
     }
 
     fn sharding(&self) -> Sharding {
