@@ -18,6 +18,7 @@ pub mod gains;
 pub mod gated_norm;
 pub mod limits;
 pub mod matmul;
+pub mod matrices;
 pub mod norms;
 pub mod products;
 pub mod rows;

@@ -9,8 +9,12 @@
 //! D += C dy,  dC = h' dy,  dB = D u,  du = B D,  dg = <D, h>,  D = g D
 //! dx = step du + skip dy,  dstep = <du, x> + dg g decay,  ddecay = dg g step,  dskip = <x, dy>
 //! ```
-//!
-//! Only the CPU trains them.
+
+pub mod kernels;
+
+mod cases;
+
+pub use cases::KERNELS;
 
 use super::{Forward, Reverse, RuleValue, Wrt, one, round_sums, same_widths, zeros};
 use crate::operation::{Operation, ReferenceCall, Sharding};
