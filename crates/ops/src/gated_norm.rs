@@ -118,7 +118,7 @@ fn reference(op: &GatedNorm, gate: &[f32], x: &[f32], weight: &[f32], y: &mut [f
 }
 
 /// The numbers of a launch over `rows` groups of `width` elements, of which `groups` are a row.
-fn numbers(rows: usize, groups: usize, width: usize, eps: f32) -> Numbers {
+pub fn numbers(rows: usize, groups: usize, width: usize, eps: f32) -> Numbers {
     Numbers::new()
         .with("rows", rows as u32)
         .with("groups", groups as u32)

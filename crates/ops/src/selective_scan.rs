@@ -323,13 +323,21 @@ impl HeadWeights {
         let step = softplus(dt[0] + self.bias).max(least).min(most);
         let gate = (self.decay * step).exp();
         let written: Vec<Val<f32>> = x.iter().map(|&x| x * step).collect();
-        for (i, &b) in (0u32..).zip(b) {
-            for (at, &written) in (i * wide..).zip(&written) {
-                matrix.set(at, b.fma(written, matrix.get(at) * gate));
-            }
-        }
+        write(matrix, b, &written, gate);
         let answers = products(matrix, c, wide).into_iter().zip(x);
         answers.map(|(answer, &x)| x.fma(self.skip, answer)).collect()
+    }
+}
+
+/// Makes `gate matrix + b written'` of a matrix, of whose columns side by side `written` has an
+/// element each; `b` and `matrix` are a lane's shares.
+#[track_caller]
+pub(crate) fn write(matrix: Regs, b: &[Val<f32>], written: &[Val<f32>], gate: Val<f32>) {
+    let wide = written.len() as u32;
+    for (i, &b) in (0u32..).zip(b) {
+        for (at, &written) in (i * wide..).zip(written) {
+            matrix.set(at, b.fma(written, matrix.get(at) * gate));
+        }
     }
 }
 

@@ -14,6 +14,8 @@ mod experts;
 mod gains;
 mod layout;
 mod lower;
+mod scan;
+mod states;
 mod updates;
 
 use std::collections::BTreeMap;

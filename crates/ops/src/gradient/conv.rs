@@ -19,8 +19,7 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-/// `x[tokens, width]; taps[kernel * width], (bias[width]) -> [tokens, width]`. GPUs have none with a
-/// bias.
+/// `x[tokens, width]; taps[kernel * width], (bias[width]) -> [tokens, width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackedConv(pub ShortConv);
 
@@ -57,6 +56,11 @@ fn forward(of: &ShortConv, first: &[u32], x: &[f32], taps: &[f32]) -> Vec<f32> {
     sums.into_iter().map(|sum| sum as f32).collect()
 }
 
+/// Adds a bias to each row; none if it has no elements.
+fn add_bias(y: &mut [f32], bias: &[f32]) {
+    y.iter_mut().zip(bias.iter().cycle()).for_each(|(y, bias)| *y += bias);
+}
+
 /// `dx` and `dtaps`.
 fn backward(of: &ShortConv, first: &[u32], [x, dy, taps]: [&[f32]; 3]) -> [Vec<f32>; 2] {
     let (mut dx, mut dtaps) = (vec![0f64; x.len()], vec![0f64; taps.len()]);
@@ -83,13 +87,13 @@ impl Operation for PackedConv {
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         let mut y = forward(&self.0, call.packed.first, call.inputs[0], &call.weights[0]);
         if let Some(bias) = call.weights.get(1) {
-            y.iter_mut().zip(bias.iter().cycle()).for_each(|(y, bias)| *y += bias);
+            add_bias(&mut y, bias);
         }
         call.outputs[0] = y;
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
-        Ok(to.weight(1).is_none() && launch_conv(to, &self.0, false)?)
+        launch_conv(to, &self.0, false)
     }
 
     fn sharding(&self) -> Sharding {
@@ -170,13 +174,15 @@ impl Operation for ConvBackward {
 }
 
 fn launch_conv(to: &mut dyn Launches, of: &ShortConv, turned: bool) -> Result<bool> {
-    let bound = [
+    let bias = to.weight(1).is_some();
+    let mut bound = vec![
         ("positions", Bound::Positions),
         ("x", Bound::Value(if turned { Operand::Input(1) } else { X })),
         ("taps", Bound::Weight(0)),
         ("y", Bound::Value(Y)),
     ];
-    let kernel = packed_conv(to.scalar(X), turned);
+    bound.extend(bias.then_some(("bias", Bound::Weight(1))));
+    let kernel = packed_conv(to.scalar(X), turned, bias);
     to.push(kernel, numbers(to.rows(X), of), &bound)?;
     Ok(true)
 }
@@ -184,7 +190,7 @@ fn launch_conv(to: &mut dyn Launches, of: &ShortConv, turned: bool) -> Result<bo
 /// The convolution of the rows of each sequence, on the device; if `turned`, the gradient of its
 /// input from its output's gradient: the rows behind, weighed by the taps in reverse order. A row
 /// is in the sequence of the row so far in front of it if it stands so far from its sequence's
-/// first.
+/// first. With a `bias`, a last buffer, sums begin with that.
 #[kernel]
 pub fn packed_conv(
     positions: In<u32>,
@@ -196,16 +202,24 @@ pub fn packed_conv(
     mixed: Const<u32>,
     scalar: Scalar,
     turned: bool,
+    bias: bool,
 ) {
     launch(Mode::Row, [dim("rows"), fixed(1), fixed(1)], 256);
     let size = dim("rows") * dim("width");
     require_lengths(&[("positions", dim("rows"))]);
     require_vectors(&[("x", size.clone()), ("taps", dim("mixed") * dim("width")), ("y", size)]);
+    let bias = bias.then(|| {
+        require_vectors(&[("bias", dim("width"))]);
+        <In>::declare("bias")
+    });
     begin();
     let row = group_id();
     RowThreads::Group.sweep(width, lanes_of_both(scalar, Scalar::F32), |at, lanes| {
         for &i in at {
             let sums = Regs::new(u32::from(lanes), 0.0);
+            if let Some(bias) = bias {
+                (0u32..).zip(load(bias, i, lanes)).for_each(|(at, bias)| sums.set(at, bias));
+            }
             range(0u32, mixed).unroll().each(|far| {
                 let (there, exists) = match turned {
                     true => {
@@ -321,36 +335,47 @@ fn tap_benches() -> Vec<Bench> {
 }
 
 fn cases() -> Vec<Case> {
-    let case = |scalar: Scalar, turned: bool, (width, kernel): (usize, usize), why: &str| {
-        let of = ShortConv { layer: 0, start: 0, width, kernel };
+    let case = |scalar: Scalar, form: [bool; 2], (width, kernel): (usize, usize), why: &str| {
+        let ([turned, biased], of) = (form, ShortConv { layer: 0, start: 0, width, kernel });
         // The second sequence is shorter than the kernel.
         let first: Vec<u32> = [vec![0; 7], vec![7; 2], vec![9; 5]].concat();
         let positions: Vec<u32> = (0u32..).zip(&first).map(|(t, first)| t - first).collect();
         let n = first.len() * width;
         let (x, taps) = (random(scalar, 1, n), random(Scalar::F32, 2, kernel * width));
         let (values, weights) = (x.to_f32(), taps.to_f32());
+        let bias = random(Scalar::F32, 4, if biased { width } else { 0 });
         let want = match turned {
             true => {
                 let [dx, _] = backward(&of, &first, [&values, &values, &weights]);
                 dx
             }
-            false => forward(&of, &first, &values, &weights),
+            false => {
+                let mut y = forward(&of, &first, &values, &weights);
+                add_bias(&mut y, &bias.to_f32());
+                y
+            }
         };
-        let what = if turned { "of dx" } else { "of y" };
+        let what = match form {
+            [true, _] => "of dx",
+            [false, false] => "of y",
+            [false, true] => "of y with a bias",
+        };
+        let mut buffers = vec![Buffer::words(&positions), x, taps, random(scalar, 3, n)];
+        buffers.extend(biased.then_some(bias));
         Case {
-            kernel: packed_conv(scalar, turned).record(),
+            kernel: packed_conv(scalar, turned, biased).record(),
             label: format!("{} x {width} {scalar}, {kernel} taps, {what}, {why}", first.len()),
             numbers: numbers(first.len(), &of),
-            buffers: vec![Buffer::words(&positions), x, taps, random(scalar, 3, n)],
+            buffers,
             expected: vec![(3, near(scalar, &want))],
         }
     };
     every_float(|scalar| {
-        let all = [false, true].map(|turned| {
+        let all = [[false, false], [true, false], [false, true]].map(|form| {
             [
-                case(scalar, turned, (13, 3), "a width that no vector divides"),
-                case(scalar, turned, (2048, 4), "a vector or two per thread"),
-                case(scalar, turned, (8, 6), "more taps than most sequences have rows"),
+                case(scalar, form, (13, 3), "a width that no vector divides"),
+                case(scalar, form, (2048, 4), "a vector or two per thread"),
+                case(scalar, form, (8, 6), "more taps than most sequences have rows"),
             ]
         });
         all.into_iter().flatten().collect()
@@ -367,7 +392,7 @@ fn benches() -> Vec<Bench> {
         let buffers =
             vec![Fill::These(positions), Fill::Noise(scalar, n), taps, Fill::Zeros(scalar, n)];
         let label = format!("{rows} x {}", of.width);
-        let kernel = packed_conv(scalar, true);
+        let kernel = packed_conv(scalar, true, false);
         vec![memory(kernel, &label, numbers(rows, &of), buffers, 8 * n as u64)]
     })
 }

@@ -14,7 +14,7 @@ pub mod kernels;
 
 pub(crate) mod cases;
 
-use super::{Forward, Reverse, RuleValue, Wrt, one, zeros};
+use super::{Forward, Reverse, RuleValue, Wrt, one, round_sums, same_widths, zeros};
 use crate::delta_net::HeadRow;
 use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{DeltaNet, Op, Rows, Shape, arity, expect};
@@ -238,9 +238,7 @@ impl Operation for DeltaBackward {
                 }
             }
         }
-        for (to, sums) in call.outputs.iter_mut().zip(sums) {
-            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum as f32);
-        }
+        round_sums(&mut call.outputs, sums);
     }
 
     fn sharding(&self) -> Sharding {
@@ -255,9 +253,7 @@ impl Operation for DeltaTangent {
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity(self.name(), inputs, 6, weights, &[2, 4])?;
-        for i in 0..3 {
-            expect(self.name(), "width of a tangent", &[inputs[i + 3].width], &[inputs[i].width])?;
-        }
+        same_widths(self.name(), inputs)?;
         self.0.infer(&inputs[..3], &weights[..2])
     }
 

@@ -6,12 +6,22 @@
 //! y = n weight, v = x s:     g = dy weight,    dx = dv s,  ds = dv x,           dweight = dy n
 //! y = n weight s, v = x:     g = dy weight s,  dx = dv,    ds = dy weight n,    dweight = dy n s
 //! ```
-//!
-//! Only the CPU trains them.
 
-use crate::operation::{Operation, ReferenceCall, Sharding};
+use super::products::{self, sums_of_rows};
+use super::round_sums;
+use crate::gated_norm::numbers;
+use crate::math::sigmoid;
+use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
+use crate::rms_norm::team;
+use crate::sweep::{
+    Row, RowThreads, begin, lanes_of_both, load, require_lengths, require_vectors, when,
+};
+use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{GatedNorm, Rows, Shape, alike, arity, expect};
 use formats::Result;
+use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::dsl::*;
+use tile::launch::Numbers;
 
 /// `gate, x, dy; weight -> dgate, dx, (dweight)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -121,13 +131,31 @@ impl Operation for GatedNormBackward {
             self.row([gate, x, dy, &call.weights[0]], to, Some(&mut sums));
         }
         (call.outputs[0], call.outputs[1]) = (dgate, dx);
-        if let Some(to) = call.outputs.get_mut(2) {
-            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum as f32);
-        }
+        round_sums(&mut call.outputs[2..], [sums]);
     }
 
     fn sharding(&self) -> Sharding {
         Sharding::OfRank
+    }
+
+    fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        if self.weight {
+            // Its sums over rows need what rows are multiplied with in between.
+            return Ok(false);
+        }
+        let width = to.width(X) / self.of.groups;
+        let rows = to.rows(X) * self.of.groups;
+        let kernel = gated_norm_backward(to.scalar(X), team(width), self.of.norm_first, false);
+        let bound = [
+            ("gate", Bound::Value(X)),
+            ("x", Bound::Value(Operand::Input(1))),
+            ("dy", Bound::Value(Operand::Input(2))),
+            ("weight", Bound::Weight(0)),
+            ("dgate", Bound::Value(Y)),
+            ("dx", Bound::Value(Operand::Output(1))),
+        ];
+        to.push(kernel, numbers(rows, self.of.groups, width, self.of.eps), &bound)?;
+        Ok(true)
     }
 }
 
@@ -172,5 +200,276 @@ impl Operation for GatedNormTangent {
 
     fn sharding(&self) -> Sharding {
         Sharding::OfRank
+    }
+}
+
+/// An element of a group, as [`gated_norm_backward`] reads it.
+struct Element {
+    x: Val<f32>,
+    /// The gate's function and its slope.
+    s: Val<f32>,
+    slope: Val<f32>,
+    /// What is normed, and the gradient of that over its root mean square.
+    v: Val<f32>,
+    g: Val<f32>,
+    /// `dy weight`.
+    dy: Val<f32>,
+}
+
+impl Element {
+    #[track_caller]
+    fn new(z: Val<f32>, x: Val<f32>, dy: Val<f32>, norm_first: bool) -> Element {
+        let logistic = sigmoid(z);
+        let s = z * logistic;
+        let slope = logistic * (z * (1.0 - logistic) + 1.0);
+        let (v, g) = if norm_first { (x, dy * s) } else { (x * s, dy) };
+        Element { x, s, slope, v, g, dy }
+    }
+}
+
+/// `dgate` and `dx` of gated norms of groups of `width` elements, of which `groups` are a row, on
+/// the device; `weight` is `[groups * width]`. If `keeps`, a last buffer `scales` gets the factor
+/// of each group, one over its root mean square.
+#[kernel]
+pub fn gated_norm_backward(
+    gate: In<{ scalar }>,
+    x: In<{ scalar }>,
+    dy: In<{ scalar }>,
+    weight: In<f32>,
+    dgate: Out<{ scalar }>,
+    dx: Out<{ scalar }>,
+    rows: Arg<u32>,
+    groups: Const<u32>,
+    width: Const<u32>,
+    eps: Const<f32>,
+    scalar: Scalar,
+    team: RowThreads,
+    norm_first: bool,
+    keeps: bool,
+) {
+    team.launch(256);
+    let size = || dim("rows") * dim("width");
+    require_vectors(&["gate", "x", "dy", "dgate", "dx"].map(|name| (name, size())));
+    require_vectors(&[("weight", dim("groups") * dim("width"))]);
+    let scales = keeps.then(|| {
+        require_lengths(&[("scales", dim("rows"))]);
+        <Out>::declare("scales")
+    });
+    begin();
+    let lanes = team.lanes(lanes_of_both(scalar, Scalar::F32));
+    let own: Vec<Row> = team.rows(rows, width);
+    let read = |row: &Row, i: Val<u32>, lanes: u8| -> Vec<Element> {
+        let [gate, x, dy] = [gate, x, dy].map(|from| load(from, row.first + i, lanes));
+        let weight = load(weight, row.first % (groups * width) + i, lanes);
+        let each = gate.into_iter().zip(x).zip(dy.into_iter().zip(weight));
+        each.map(|((z, x), (dy, w))| Element::new(z, x, dy * w, norm_first)).collect()
+    };
+    let sums: Vec<[Var<f32>; 2]> = own.iter().map(|_| [(); 2].map(|()| Var::new(0.0))).collect();
+    team.sweep(width, lanes, |at, lanes| {
+        for (row, [squares, along]) in own.iter().zip(&sums) {
+            for Element { v, g, .. } in at.iter().flat_map(|&i| read(row, i, lanes)) {
+                squares.set(v.fma(v, squares.get()));
+                along.set(g.fma(v, along.get()));
+            }
+        }
+    });
+    let shares: Vec<[Val<f32>; 2]> = sums
+        .iter()
+        .map(|[squares, along]| {
+            let scale = (team.sum(squares.get()) / width.f32() + eps).rsqrt();
+            [scale, team.sum(along.get()) * scale * scale / width.f32()]
+        })
+        .collect();
+    team.sweep(width, lanes, |at, lanes| {
+        for (row, &[scale, along]) in own.iter().zip(&shares) {
+            for &i in at {
+                let (of_gate, of_x): (Vec<_>, Vec<_>) = read(row, i, lanes)
+                    .into_iter()
+                    .map(|Element { x, s, slope, v, g, dy }| {
+                        let dv = (g - v * along) * scale;
+                        let (of_x, of_s) =
+                            if norm_first { (dv, dy * (v * scale)) } else { (dv * s, dv * x) };
+                        (of_s * slope, of_x)
+                    })
+                    .unzip();
+                row.keep(|| {
+                    dgate.set_vec(row.first + i, &of_gate);
+                    dx.set_vec(row.first + i, &of_x);
+                });
+            }
+        }
+    });
+    let member = match team {
+        RowThreads::Group => thread_id(),
+        RowThreads::Simd => lane_id(),
+    };
+    if let Some(scales) = scales {
+        for (row, &[scale, _]) in own.iter().zip(&shares) {
+            row.keep(|| when(Order::eq(member, 0u32), || scales.set(row.first / width, scale)));
+        }
+    }
+}
+
+/// The gradient of a gated norm's weight, `y[i] = sum_t dy[t, i] x[t, i] silu(gate[t, i])
+/// scales[t, group]`, on the device, in an order that follows from the number of rows alone; see
+/// [`gated_norm_backward`]. `width` are all columns of all `groups`.
+#[kernel]
+pub fn gated_norm_weights(
+    gate: In<{ scalar }>,
+    x: In<{ scalar }>,
+    dy: In<{ scalar }>,
+    scales: In<f32>,
+    y: Out<f32>,
+    rows: Arg<u32>,
+    width: Arg<u32>,
+    groups: Const<u32>,
+    scalar: Scalar,
+) {
+    require_lengths(&[("scales", dim("rows") * dim("groups"))]);
+    let each = width / groups;
+    let term = |row: Val<u32>, at: Val<u32>| {
+        let group = (at - row * width) / each;
+        let z = gate.get(at);
+        dy.get(at) * x.get(at) * (z * sigmoid(z)) * scales.get(row * groups + group)
+    };
+    sums_of_rows(&["gate", "x", "dy"], (y, None), [rows, width], term);
+}
+
+/// The numbers of a launch of [`gated_norm_weights`] over rows of `width` elements.
+pub fn weight_numbers(rows: usize, groups: usize, width: usize) -> Numbers {
+    products::numbers(rows, width).with("groups", groups as u32)
+}
+
+/// The kernels, their cases and benchmarks.
+pub(crate) const KERNELS: &[Spec] = &[
+    Spec { name: "gated_norm_backward", cases, benches },
+    Spec { name: "gated_norm_weights", cases: weight_cases, benches: weight_benches },
+];
+
+const EPS: f32 = 1e-5;
+
+/// Operands of rows of `groups` of `width` elements: `gate`, `x`, `dy` and the weight; and by the
+/// definition `dgate`, `dx` and the weight's gradient.
+fn worked(
+    scalar: Scalar,
+    of: GatedNorm,
+    [rows, width]: [usize; 2],
+) -> ([Buffer; 4], [Vec<f32>; 3]) {
+    let (n, row) = (rows * of.groups * width, of.groups * width);
+    let gate = scaled(scalar, n as u64 * 3 + 1, n, 4.0);
+    let x = scaled(scalar, n as u64 * 3 + 2, n, 3.0);
+    let dy = random(scalar, n as u64 * 3 + 3, n);
+    let weight = random(Scalar::F32, n as u64 * 3 + 4, row);
+    let operands = [gate, x, dy, weight];
+    let [gate, x, dy, weight] = operands.each_ref().map(Buffer::to_f32);
+    let (mut dgate, mut dx, mut sums) = (vec![0.0; n], vec![0.0; n], vec![0.0; row]);
+    for own in (0..n).step_by(row).map(|start| start..start + row) {
+        let inputs = [&gate[own.clone()], &x[own.clone()], &dy[own.clone()], &weight];
+        let to = [&mut dgate[own.clone()], &mut dx[own]];
+        GatedNormBackward { of, weight: true }.row(inputs, to, Some(&mut sums));
+    }
+    let mut dweight = [vec![0.0; row]];
+    round_sums(&mut dweight, [sums]);
+    let [dweight] = dweight;
+    (operands, [dgate, dx, dweight])
+}
+
+/// One over the root mean square of each group of what is normed, by the definition.
+fn scales_of(of: &GatedNorm, gate: &[f32], x: &[f32], width: usize) -> Vec<f32> {
+    let groups = gate.chunks_exact(width).zip(x.chunks_exact(width));
+    groups.map(|(gate, x)| normed(of, gate, x).scale as f32).collect()
+}
+
+/// Rows, groups, elements of a group, and whether the norm is in front of the gate.
+const SHAPES: [(usize, usize, usize, bool, &str); 6] = [
+    (2, 1, 2048, false, "whole rows"),
+    (1, 1, 1543, true, "a whole row that no vector divides, the norm first"),
+    (3, 8, 128, false, "groups for simdgroups"),
+    (5, 3, 20, true, "groups that fill no simdgroup, the norm first"),
+    (2, 2, 1024, true, "wide groups, the norm first"),
+    (9, 2, 5, false, "less than two vectors"),
+];
+
+fn cases() -> Vec<Case> {
+    let case =
+        |scalar, (rows, groups, width, norm_first, why): (usize, usize, usize, bool, &str)| {
+            let of = GatedNorm { eps: EPS, groups, norm_first };
+            let (operands, [dgate, dx, _]) = worked(scalar, of, [rows, width]);
+            let scales = scales_of(&of, &operands[0].to_f32(), &operands[1].to_f32(), width);
+            // Groups of a simdgroup keep them, and some of a threadgroup.
+            let keeps = rows > 1;
+            let mut buffers = operands.to_vec();
+            buffers.extend([dgate.len(), dx.len()].map(|len| Buffer::zeros(scalar, len)));
+            let mut expected = vec![(4, near(scalar, &dgate)), (5, near(scalar, &dx))];
+            if keeps {
+                buffers.push(Buffer::zeros(Scalar::F32, scales.len()));
+                expected.push((6, near(Scalar::F32, &scales)));
+            }
+            Case {
+                kernel: gated_norm_backward(scalar, team(width), norm_first, keeps).record(),
+                label: format!("{rows} x {groups} of {width} {scalar}, {why}"),
+                numbers: numbers(rows * groups, groups, width, EPS),
+                buffers,
+                expected,
+            }
+        };
+    every_float(|scalar| SHAPES.into_iter().map(|shape| case(scalar, shape)).collect())
+}
+
+fn benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let (groups, width) = (8, 1024);
+        let rows = rows_of(scalar, groups * width);
+        let n = rows * groups * width;
+        let mut buffers = [(); 3].map(|()| Fill::Noise(scalar, n)).to_vec();
+        buffers.push(Fill::Noise(Scalar::F32, groups * width));
+        buffers.extend([(); 2].map(|()| Fill::Zeros(scalar, n)));
+        let kernel = gated_norm_backward(scalar, team(width), false, false);
+        let numbers = numbers(rows * groups, groups, width, EPS);
+        vec![memory(kernel, &format!("{rows} x 8 of 1024"), numbers, buffers, 16 * n as u64)]
+    })
+}
+
+fn weight_cases() -> Vec<Case> {
+    let case =
+        |scalar, (rows, groups, width, norm_first, why): (usize, usize, usize, bool, &str)| {
+            let of = GatedNorm { eps: EPS, groups, norm_first };
+            let ([gate, x, dy, _], [_, _, dweight]) = worked(scalar, of, [rows, width]);
+            let scales = scales_of(&of, &gate.to_f32(), &x.to_f32(), width);
+            let y = Buffer::zeros(Scalar::F32, dweight.len());
+            Case {
+                kernel: gated_norm_weights(scalar).record(),
+                label: format!("{rows} x {groups} of {width} {scalar}, {why}"),
+                numbers: weight_numbers(rows, groups, groups * width),
+                buffers: vec![gate, x, dy, Buffer::floats(Scalar::F32, &scales), y],
+                expected: vec![(4, near(Scalar::F32, &dweight))],
+            }
+        };
+    let shapes = [
+        (1, 1, 7, true, "one row, the norm first"),
+        (5, 3, 11, false, "fewer rows than shares"),
+        (129, 2, 32, true, "a ragged share, the norm first"),
+    ];
+    every_float(|scalar| shapes.into_iter().map(|shape| case(scalar, shape)).collect())
+}
+
+fn weight_benches() -> Vec<Bench> {
+    every_float(|scalar| {
+        let (groups, width) = (8, 8192);
+        let rows = rows_of(scalar, width);
+        let n = rows * width;
+        let mut buffers = [(); 3].map(|()| Fill::Noise(scalar, n)).to_vec();
+        buffers.push(Fill::Noise(Scalar::F32, rows * groups));
+        buffers.push(Fill::Zeros(Scalar::F32, width));
+        let (kernel, numbers) = (gated_norm_weights(scalar), weight_numbers(rows, groups, width));
+        vec![memory(kernel, &format!("{rows} x 8192 by 8"), numbers, buffers, 10 * n as u64)]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn kernels_agree_with_the_reference() {
+        crate::trial::check(super::KERNELS);
     }
 }

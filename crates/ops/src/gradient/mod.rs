@@ -18,6 +18,7 @@ pub mod gains;
 pub mod gated_norm;
 pub mod limits;
 pub mod matmul;
+pub mod matrices;
 pub mod norms;
 pub mod products;
 pub mod rows;
@@ -48,7 +49,7 @@ pub use crate::gated::Gated;
 pub(crate) use products::{linear_jvp, linear_vjp};
 
 use crate::operation::{Launches, Operation, ReferenceCall, Sharding};
-use crate::{Binary, Op, Shape, Zip};
+use crate::{Binary, Op, Shape, Zip, expect};
 use formats::Result;
 
 /// A value in the hands of a rule.
@@ -165,6 +166,22 @@ pub(crate) fn linear_in_x(at: &mut dyn Forward, op: impl Into<Op>) -> Result<()>
 pub(crate) fn zeros(at: &mut dyn Forward, like: RuleValue) -> Result<RuleValue> {
     let shape = at.shape(like);
     one(at, Filled { shape, value: 0.0 }, &[], &[])
+}
+
+/// Writes sums, each to the output in its place.
+fn round_sums(outputs: &mut [Vec<f32>], sums: impl IntoIterator<Item = Vec<f64>>) {
+    for (to, sums) in outputs.iter_mut().zip(sums) {
+        to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum as f32);
+    }
+}
+
+/// Checks that tangents, the second half of an operation's inputs, are as wide as the first.
+fn same_widths(name: &'static str, inputs: &[Shape]) -> Result<()> {
+    let (inputs, tangents) = inputs.split_at(inputs.len() / 2);
+    for (input, tangent) in inputs.iter().zip(tangents) {
+        expect(name, "width of a tangent", &[tangent.width], &[input.width])?;
+    }
+    Ok(())
 }
 
 /// Gives an input a cotangent that `make` records, if it is needed.

@@ -9,10 +9,12 @@
 //! D += C dy,  dC = h' dy,  dB = D u,  du = B D,  dg = <D, h>,  D = g D
 //! dx = step du + skip dy,  dstep = <du, x> + dg g decay,  ddecay = dg g step,  dskip = <x, dy>
 //! ```
-//!
-//! Only the CPU trains them.
 
-use super::{Forward, Reverse, RuleValue, Wrt, one, zeros};
+pub mod kernels;
+
+pub(crate) mod cases;
+
+use super::{Forward, Reverse, RuleValue, Wrt, one, round_sums, same_widths, zeros};
 use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{Op, Rows, SelectiveScan, Shape, arity, expect};
 use formats::{Error, ErrorKind, Result};
@@ -319,9 +321,7 @@ impl Operation for ScanBackward {
                 }
             }
         }
-        for (to, sums) in call.outputs.iter_mut().zip(sums) {
-            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum as f32);
-        }
+        round_sums(&mut call.outputs, sums);
     }
 
     fn sharding(&self) -> Sharding {
@@ -336,9 +336,7 @@ impl Operation for ScanTangent {
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity(self.name(), inputs, 4, weights, &[3, 6])?;
-        for i in 0..2 {
-            expect(self.name(), "width of a tangent", &[inputs[i + 2].width], &[inputs[i].width])?;
-        }
+        same_widths(self.name(), inputs)?;
         self.0.infer(&inputs[..2], &weights[..3])
     }
 

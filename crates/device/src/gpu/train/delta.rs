@@ -1,30 +1,20 @@
 //! Gated delta nets in training: the arrays between their kernels, and the launches.
 
-use std::ops::Range;
-
 use formats::{Hint, Result, Setting};
 use ops::gradient::delta::kernels::{
-    PackedForm, delta_gates, delta_operands, delta_rates, delta_slopes, delta_states,
-    delta_weights, numbers, packed_delta,
+    delta_gates, delta_operands, delta_rates, delta_slopes, delta_states, delta_weights, form,
+    numbers, packed_delta,
 };
+use ops::gradient::matrices::PackedForm;
 use ops::gradient::{Gradient, products};
 use ops::{DeltaNet, Op};
-use program::{Node, Program, ValueId};
+use program::{Node, ValueId};
 use tile::launch::Numbers;
-use tile::types::Scalar;
 
-use super::layout::{Counts, align};
+use super::layout::Counts;
 use super::lower::Recorder;
+use super::states::{block, place};
 use crate::gpu::lower::Slot;
-
-/// Fewest and most rows of a block: see [`block`].
-const ROWS: [usize; 2] = [16, 128];
-
-/// Rows between matrices that are kept for gradients: about twice the root of the number of all
-/// rows, so that memory holds few of them and many blocks go at once.
-fn block(tokens: usize) -> usize {
-    (2 * tokens.isqrt()).next_power_of_two().clamp(ROWS[0], ROWS[1])
-}
 
 /// An array between the kernels, of f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,34 +53,31 @@ fn elements(array: Array, of: &DeltaNet, tokens: usize) -> usize {
     }
 }
 
-/// The bytes of an array, from the beginning of all of them.
-fn place(array: Array, of: &DeltaNet, tokens: usize) -> Range<usize> {
-    let bytes = |array| Scalar::F32.bytes() * elements(array, of, tokens);
-    let before = ARRAYS.iter().take_while(|own| **own != array);
-    let start = before.map(|own| align(bytes(*own))).sum();
-    start..start + bytes(array)
+/// The elements of an array and of those in front of it.
+fn up_to(array: Array, of: &DeltaNet, tokens: usize) -> impl Iterator<Item = usize> {
+    ARRAYS[..=array as usize].iter().map(move |own| elements(*own, of, tokens))
 }
 
-/// Bytes of the arrays of a Program's nets.
-pub(super) fn bytes(program: &Program, counts: Counts) -> usize {
-    let of = |node: &Node| match &node.op {
-        Op::Gradient(Gradient::PackedDelta(of)) => place(Array::Rates, &of.0, counts.tokens).end,
-        Op::Gradient(Gradient::DeltaBackward(of)) => place(Array::Terms, &of.0, counts.tokens).end,
-        _ => 0,
+/// Bytes of the arrays of a node.
+pub(super) fn bytes(node: &Node, counts: Counts) -> usize {
+    let (of, last) = match &node.op {
+        Op::Gradient(Gradient::PackedDelta(of)) => (of.0, Array::Rates),
+        Op::Gradient(Gradient::DeltaBackward(of)) => (of.0, Array::Terms),
+        _ => return 0,
     };
-    program.nodes.iter().map(of).max().unwrap_or(0)
+    place(up_to(last, &of, counts.tokens)).end
 }
 
 /// Refuses heads that do not fit a simdgroup's registers.
 pub(super) fn check(of: &DeltaNet) -> Result<()> {
     let refused = |error: formats::Error| error.hint(Hint::set(Setting::Place, "cpu"));
-    PackedForm::of(of, false).map(|_| ()).map_err(refused)
+    form(of, false).map(|_| ()).map_err(refused)
 }
 
 impl Recorder<'_> {
     fn delta_array(&self, array: Array, of: &DeltaNet) -> Slot {
-        let own = place(array, of, self.counts.tokens);
-        let start = self.layout.delta.start;
+        let own = place(up_to(array, of, self.counts.tokens));
+        let start = self.layout.states.start;
         Slot::Arena(start + own.start..start + own.end)
     }
 
@@ -101,7 +88,7 @@ impl Recorder<'_> {
 
     /// Records what the other kernels need of each row, and returns their form.
     fn delta_rates(&mut self, of: &DeltaNet, node: &Node) -> Result<PackedForm> {
-        let form = PackedForm::of(of, false)?;
+        let form = form(of, false)?;
         let [qkv, a, b] = [0, 1, 2].map(|i| self.value(node.inputs[i]).slot());
         let [decay, dt] = [0, 1].map(|i| Slot::Weight(node.weights[i].0));
         let rates = self.delta_array(Array::Rates, of);
@@ -123,8 +110,8 @@ impl Recorder<'_> {
     }
 
     pub(super) fn delta_backward(&mut self, of: &DeltaNet, node: &Node) -> Result<()> {
-        let (form, scalar) = (self.delta_rates(of, node)?, self.of.scalar);
-        let turned = PackedForm::of(of, true)?;
+        let (turned, scalar) = (form(of, true)?, self.of.scalar);
+        let form = self.delta_rates(of, node)?;
         let numbers = self.delta_numbers(of);
         let words = self.words.clone();
         let (starts, positions) = (Slot::Words(words.starts), Slot::Words(words.positions));
@@ -150,14 +137,9 @@ impl Recorder<'_> {
         self.push(delta_slopes(scalar, turned), numbers.clone(), &all)?;
         self.push(delta_operands(scalar, form), numbers.clone(), &all)?;
         self.push(delta_gates(scalar, form.key_dim), numbers, &all)?;
-        let program = &self.of.program;
-        let read = |v: ValueId| {
-            program.results.contains(&v)
-                || program.nodes.iter().any(|node| node.inputs.contains(&v))
-        };
         let sums: Vec<(bool, Slot)> = [(true, node.outputs[3]), (false, node.outputs[4])]
             .into_iter()
-            .filter(|(_, v)| read(*v))
+            .filter(|(_, v)| self.of.reads(*v))
             .map(|(of_decay, v)| (of_decay, self.value(v).slot()))
             .collect();
         for (of_decay, y) in sums {

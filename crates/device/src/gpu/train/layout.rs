@@ -7,8 +7,8 @@ use ops::{Op, Rows};
 use program::{ArenaPlan, Program, ValueId, plan_sizes};
 use tile::types::Scalar;
 
-use super::delta;
 use super::lower::Lowering;
+use super::states;
 use crate::gpu::arena::{MIXTURE, mixtures};
 
 /// Alignment of scratch and of results.
@@ -149,8 +149,8 @@ pub(super) struct Layout {
     pub(super) products: Range<usize>,
     pub(super) slopes: Range<usize>,
     pub(super) along: Range<usize>,
-    /// Scratch of gated delta nets; see [`delta`].
-    pub(super) delta: Range<usize>,
+    /// Scratch of gated delta nets and state spaces; see [`states`].
+    pub(super) states: Range<usize>,
     /// Scratch of mixtures of experts; see [`mixtures`].
     pub(super) mixture: [Range<usize>; MIXTURE],
     pub(super) bytes: usize,
@@ -174,13 +174,13 @@ impl Layout {
             start..start + bytes
         };
         let [products, slopes, along] = lowering.scratch(counts).map(&mut take);
-        let delta = take(delta::bytes(program, counts));
+        let states = take(states::bytes(program, counts));
         let words = mixtures(program, |shape| counts.rows(shape.rows));
         let mixture = words.map(|words| take(4 * words));
         let mut placed = lowering.gradients();
         placed.extend(program.results.first().map(|losses| (*losses, take(size(*losses)).start)));
         let bytes = end.max(ALIGN);
-        Layout { plan, counts, first, placed, products, slopes, along, delta, mixture, bytes }
+        Layout { plan, counts, first, placed, products, slopes, along, states, mixture, bytes }
     }
 
     /// The bytes of a value.

@@ -11,11 +11,11 @@ use formats::{Error, ErrorKind, Hint, Result, Setting};
 use ops::attention::prefill::{PrefillTiling, attention_packed};
 use ops::gradient::attend::{kernels as attend, tiles};
 use ops::gradient::matmul::{self, matmul};
-use ops::gradient::{CrossEntropy, Gradient, cross_entropy, norms, products, trains};
+use ops::gradient::{CrossEntropy, Gradient, cross_entropy, gated_norm, norms, products, trains};
 use ops::operation::{Bound, Launches, Operand};
 use ops::packed::Format;
 use ops::rope::MOST_PAIRS;
-use ops::{Attention, Op, Rope, embed, rms_norm};
+use ops::{Attention, GatedNorm, Op, Rope, embed, rms_norm};
 use program::{Node, Program, ValueId, WeightId};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
@@ -23,7 +23,7 @@ use tile::types::Scalar;
 
 use super::ALIGN;
 use super::layout::{Counts, Layout, Words, types};
-use super::{delta, experts};
+use super::{delta, experts, scan};
 use crate::gpu::kernels::Kernels;
 use crate::gpu::lower::{Slot, Step, TypedSlot};
 use crate::gpu::{Facts, ProductShape};
@@ -61,21 +61,16 @@ fn check(program: &Program) -> Result<()> {
         };
         experts::check(program, node)?;
         let one_row = experts.is_none_or(|of| !of.weighs_inputs || of.routing.used == 1);
-        // State spaces are the CPU's alone, and convolutions with a bias.
-        let here = match &node.op {
-            Op::Gradient(Gradient::PackedScan(_) | Gradient::ScanBackward(_)) => false,
-            Op::Gradient(Gradient::GatedNormBackward(_)) => false,
-            Op::Gradient(Gradient::PackedConv(_)) => node.weights.len() == 1,
-            _ => true,
-        };
-        let known = trains(&node.op) && turns && one_row && here;
+        let known = trains(&node.op) && turns && one_row;
         if !known {
             let expected = "operations that a GPU has in training";
             let error = Error::new("train", expected, node.op.name()).of(ErrorKind::Unsupported);
             return Err(error.hint(Hint::set(Setting::Place, "cpu")));
         }
-        if let Op::Gradient(Gradient::PackedDelta(of)) = &node.op {
-            delta::check(&of.0)?;
+        match &node.op {
+            Op::Gradient(Gradient::PackedDelta(of)) => delta::check(&of.0)?,
+            Op::Gradient(Gradient::PackedScan(of)) => scan::check(&of.0)?,
+            _ => {}
         }
     }
     Ok(())
@@ -106,6 +101,12 @@ impl Lowering {
     pub(super) fn gradients(&self) -> Vec<(ValueId, usize)> {
         let own = self.program.results.iter().skip(1).zip(&self.trained);
         own.map(|(v, (_, range))| (*v, range.start)).collect()
+    }
+
+    /// Whether a value is a result or an operation reads it.
+    pub(super) fn reads(&self, v: ValueId) -> bool {
+        let Program { results, nodes, .. } = &self.program;
+        results.contains(&v) || nodes.iter().any(|node| node.inputs.contains(&v))
     }
 
     /// Bytes of all gradients.
@@ -180,6 +181,10 @@ impl Lowering {
                 }
                 Op::Gradient(Gradient::LayerNormBackward(of)) if of.weight => {
                     most[2] = most[2].max(2 * self.statistics(node, counts));
+                }
+                Op::Gradient(Gradient::GatedNormBackward(of)) if of.weight => {
+                    let rows = counts.rows(self.program.shape(node.inputs[0]).rows);
+                    most[2] = most[2].max(Scalar::F32.bytes() * rows * of.of.groups);
                 }
                 _ => {}
             }
@@ -408,6 +413,9 @@ impl Recorder<'_> {
             Op::Gradient(Gradient::AttendBackward(of)) => self.attend_backward(&of.0, node),
             Op::Gradient(Gradient::PackedDelta(of)) => self.delta(&of.0, node),
             Op::Gradient(Gradient::DeltaBackward(of)) => self.delta_backward(&of.0, node),
+            Op::Gradient(Gradient::PackedScan(of)) => self.scan(&of.0, node),
+            Op::Gradient(Gradient::ScanBackward(of)) => self.scan_backward(&of.0, node),
+            Op::Gradient(Gradient::GatedNormBackward(of)) => self.gated_norm_backward(&of.of, node),
             Op::Gradient(Gradient::RmsNormBackward(of)) => {
                 self.norm_backward((of.eps, false), node)
             }
@@ -609,6 +617,27 @@ impl Recorder<'_> {
         }
         let bound = [("x", x), ("dy", dy), ("weight", Slot::Weight(weight.0)), ("dx", dx)];
         self.push(norms::norm_backward(scalar, rms_norm::team(width), centred), numbers, &bound)
+    }
+
+    /// Records the gradients of a gated norm with its weight, whose sums need each group's factor.
+    fn gated_norm_backward(&mut self, of: &GatedNorm, node: &Node) -> Result<()> {
+        let value = |v: ValueId| self.value(v).slot();
+        let [gate, x, dy] = [0, 1, 2].map(|i| value(node.inputs[i]));
+        let [dgate, dx, dweight] = [0, 1, 2].map(|i| value(node.outputs[i]));
+        let (rows, width) = (self.count(node.inputs[0]), self.width(node.inputs[0]));
+        let (start, each, scalar) = (self.layout.along.start, width / of.groups, self.of.scalar);
+        let scales = Slot::Arena(start..start + 4 * rows * of.groups);
+        let shared = [("gate", gate), ("x", x), ("dy", dy), ("scales", scales)];
+        let weight = Slot::Weight(node.weights[0].0);
+        let own = [("weight", weight), ("dgate", dgate), ("dx", dx)];
+        let bound = [&shared[..], &own].concat();
+        let kernel =
+            gated_norm::gated_norm_backward(scalar, rms_norm::team(each), of.norm_first, true);
+        let numbers = ops::gated_norm::numbers(rows * of.groups, of.groups, each, of.eps);
+        self.push(kernel, numbers, &bound)?;
+        let bound = [&shared[..], &[("y", dweight)]].concat();
+        let numbers = gated_norm::weight_numbers(rows, of.groups, width);
+        self.push(gated_norm::gated_norm_weights(scalar), numbers, &bound)
     }
 
     /// Records losses, some rows at a time: logits are replaced by their gradients, which are

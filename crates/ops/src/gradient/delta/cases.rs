@@ -5,8 +5,8 @@ use tile::dsl::{Recipe, Scalar};
 
 use super::DeltaBackward;
 use super::kernels::{
-    PackedForm, delta_gates, delta_operands, delta_rates, delta_slopes, delta_states,
-    delta_weights, numbers, packed_delta,
+    self, delta_gates, delta_operands, delta_rates, delta_slopes, delta_states, delta_weights,
+    numbers, packed_delta,
 };
 use crate::DeltaNet;
 use crate::delta_net::HeadRow;
@@ -268,7 +268,7 @@ impl Worked {
     /// The case of a kernel.
     fn case(&self, which: Which, why: &str) -> Case {
         let (net, scalar, rows) = (self.net, self.scalar, self.rows());
-        let form = |turned| PackedForm::of(&net, turned).expect("keys and values that fit");
+        let form = |turned| kernels::form(&net, turned).expect("keys and values that fit");
         let exact = |of: &[f64]| {
             let of: Vec<f32> = of.iter().map(|x| *x as f32).collect();
             Buffer::floats(Scalar::F32, &of)
@@ -374,7 +374,7 @@ fn benches(which: Which) -> Vec<Bench> {
     let starts = [0, 1024, 2048, 3072, 4096];
     let rows = 4096;
     let positions: Vec<u32> = (0..rows as u32).map(|row| row % 1024).collect();
-    let form = |turned| PackedForm::of(&net, turned).expect("keys and values that fit");
+    let form = |turned| kernels::form(&net, turned).expect("keys and values that fit");
     let (heads, size) = (rows * net.heads, net.key_dim * net.value_dim);
     let values = heads * net.value_dim;
     let noise = |scalar, len| Fill::Noise(scalar, len);

@@ -28,119 +28,31 @@
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers};
 
-use crate::delta_net::{
-    COLUMN_LANES, Correction, DeltaNet, KEY_LANES, LENGTH_EPS, MAX_KEY_DIM, Share, over_keys,
-    products,
-};
+use crate::delta_net::{Correction, DeltaNet, LENGTH_EPS, over_keys, products};
+use crate::gradient::matrices::{Lane, PackedForm, blocks, each_row, heads, key_head};
 use crate::gradient::products::sums_of_rows;
 use crate::math::{sigmoid, softplus};
 use crate::sweep::{begin, load, require_lengths, require_vectors, when};
-use formats::{Error, ErrorKind, Result};
+use formats::Result;
 
 /// Simdgroups of a threadgroup of kernels that have no matrix.
 const SIMDS: u32 = 4;
 /// Threads of a threadgroup of [`delta_gates`], each with a head of a block.
 const GATES: u32 = 64;
 
-/// The parameters that distinguish the kernels of matrices `[key_dim, value_dim]`, and how lanes
-/// share one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PackedForm {
-    /// Elements of a query or key.
-    pub key_dim: u32,
-    /// Elements of a value.
-    pub value_dim: u32,
-    /// Whether lanes have rows of the matrix, in parts that several share, instead of columns.
-    pub turned: bool,
-    /// Neighbouring elements of a row or column that a lane has.
-    pub run: u8,
-    /// Neighbouring rows or columns that a lane has a share of.
-    pub wide: u8,
-    /// Simdgroups of a threadgroup, each with rows or columns of its own.
-    pub simds: u32,
-    /// See [`DeltaNet::tiled`].
-    pub tiled: bool,
+/// The form in which lanes have columns of a net's matrices, or rows if `turned`.
+///
+/// # Errors
+/// Keys or values that do not fit a simdgroup's registers.
+pub fn form(of: &DeltaNet, turned: bool) -> Result<PackedForm> {
+    let sizes = [("keys", of.key_dim), ("values", of.value_dim)];
+    let form = PackedForm::new("delta_net", sizes, of.width(), turned)?;
+    Ok(PackedForm { tiled: of.tiled, ..form })
 }
 
-impl PackedForm {
-    /// The form in which lanes have columns, or rows if `turned`.
-    ///
-    /// # Errors
-    /// Keys or values that do not fit a simdgroup's registers.
-    pub fn of(op: &DeltaNet, turned: bool) -> Result<PackedForm> {
-        let &DeltaNet { key_dim, value_dim, tiled, .. } = op;
-        for (what, len) in [("keys", key_dim), ("values", value_dim)] {
-            if len > MAX_KEY_DIM {
-                let expected = format!("{what} of up to {MAX_KEY_DIM} elements");
-                return Err(Error::new("delta_net", expected, len).of(ErrorKind::Unsupported));
-            }
-        }
-        let (shared, own) = if turned { (value_dim, key_dim) } else { (key_dim, value_dim) };
-        let fours = shared.is_multiple_of(4 * KEY_LANES as usize) && op.width().is_multiple_of(4);
-        let pairs = own.is_multiple_of(2) && op.width().is_multiple_of(2);
-        let wide = if pairs { 2 } else { 1 };
-        let several = own.is_multiple_of(4 * COLUMN_LANES as usize * wide);
-        Ok(PackedForm {
-            key_dim: key_dim as u32,
-            value_dim: value_dim as u32,
-            turned,
-            run: if fours { 4 } else { 1 },
-            wide: wide as u8,
-            simds: if several { 4 } else { 1 },
-            tiled,
-        })
-    }
-
-    /// A lane's share of a row or column.
-    fn share(self) -> Share {
-        Share { len: if self.turned { self.value_dim } else { self.key_dim }, run: self.run }
-    }
-
-    /// Rows, or columns, of the matrix.
-    fn breadth(self) -> u32 {
-        if self.turned { self.key_dim } else { self.value_dim }
-    }
-
-    /// Rows or columns of a threadgroup.
-    fn group(self) -> u32 {
-        self.simds * COLUMN_LANES * u32::from(self.wide)
-    }
-
-    /// Registers of a lane's part of a matrix.
-    fn registers(self) -> u32 {
-        self.share().own() * u32::from(self.wide)
-    }
-
-    /// States the launch, with this many threadgroups along the last axis.
-    fn launch(self, last: Extent) {
-        let groups = fixed(self.breadth().div_ceil(self.group()));
-        launch(Mode::Row, [groups, dim("heads"), last], 32 * self.simds);
-    }
-
-    /// Elements of the queries, keys and values of all rows.
-    fn inputs(self) -> Extent {
-        dim("tokens") * (dim("key_heads") * (2 * self.key_dim) + dim("heads") * self.value_dim)
-    }
-
-    /// Elements of a row of values for each head of every row.
-    fn values(self) -> Extent {
-        heads() * self.value_dim
-    }
-
-    /// Elements of a matrix for each head of every block.
-    fn matrices(self) -> Extent {
-        blocks() * (self.key_dim * self.value_dim)
-    }
-}
-
-/// Heads of all rows.
-fn heads() -> Extent {
-    dim("tokens") * dim("heads")
-}
-
-/// Heads of all blocks.
-fn blocks() -> Extent {
-    dim("tokens").ceil_div(dim("block")) * dim("heads")
+/// Elements of the queries, keys and values of all rows.
+fn inputs(form: PackedForm) -> Extent {
+    dim("tokens") * (dim("key_heads") * (2 * form.key_dim) + dim("heads") * form.value_dim)
 }
 
 /// The numbers of all launches: rows, sequences, and rows of a block.
@@ -149,12 +61,6 @@ pub fn numbers(of: &DeltaNet, tokens: usize, sequences: usize, block: usize) -> 
     let sizes = [("heads", of.heads), ("key_heads", of.key_heads)];
     let all = counts.into_iter().chain(sizes);
     all.fold(Numbers::new(), |numbers, (name, n)| numbers.with(name, n as u32))
-}
-
-/// The head of queries and keys that a head shares: [`DeltaNet::key_head`].
-#[track_caller]
-fn key_head(tiled: bool, head: Val<u32>, [heads, key_heads]: [Val<u32>; 2]) -> Val<u32> {
-    if tiled { head % key_heads } else { head / (heads / key_heads) }
 }
 
 /// Where a row begins in `qkv`, and its keys and values behind that.
@@ -216,7 +122,7 @@ pub fn delta_rates(
     let lengths = [("a", gates.clone()), ("b", gates.clone()), ("decay", dim("heads"))];
     require_lengths(&lengths);
     require_lengths(&[("dt", dim("heads"))]);
-    require_vectors(&[("qkv", form.inputs()), ("rates", gates * 4)]);
+    require_vectors(&[("qkv", inputs(form)), ("rates", gates * 4)]);
     begin();
     // Past the last they repeat it, and keep nothing.
     let (item, last) = (group_id() * SIMDS + simd_id(), tokens * heads - 1u32);
@@ -237,124 +143,21 @@ pub fn delta_rates(
     when(live & Order::eq(lane_id(), 0u32), || rates.set_vec(item * 4u32, &values));
 }
 
-/// A lane's part of a head's matrix.
-#[derive(Clone, Copy)]
-struct Lane {
-    form: PackedForm,
-    heads: Val<u32>,
-    key_heads: Val<u32>,
-    head: Val<u32>,
-    /// Its first column, or row.
-    first: Val<u32>,
-}
-
-impl Lane {
-    #[track_caller]
-    fn new(form: PackedForm, heads: Val<u32>, key_heads: Val<u32>) -> Lane {
-        let wide = u32::from(form.wide);
-        let simd = (group_id() * form.simds + simd_id()) * (COLUMN_LANES * wide);
-        let first = simd + lane_id() / KEY_LANES * wide;
-        Lane { form, heads, key_heads, head: group_id_of(1), first }
-    }
-
-    /// Whether its columns or rows are there; none if all lanes' are.
-    #[track_caller]
-    fn exists(&self) -> Option<Val<bool>> {
-        let whole = self.form.breadth().is_multiple_of(self.form.group());
-        (!whole).then(|| Order::lt(self.first, self.form.breadth()))
-    }
-
-    /// Its first column or row, or another one if it has none.
-    #[track_caller]
-    fn there(&self) -> Val<u32> {
-        self.exists().map_or(self.first, |exists| select(exists, self.first, 0u32))
-    }
-
-    /// The index of the head, counted over all rows.
-    #[track_caller]
-    fn item(&self, row: Val<u32>) -> Val<u32> {
-        row * self.heads + self.head
-    }
-
-    /// Where the head's query, key and value begin in `qkv`.
-    #[track_caller]
-    fn starts(&self, row: Val<u32>) -> [Val<u32>; 3] {
-        let sizes = [self.heads, self.key_heads];
-        let [q, k, v] = row_starts([self.form.key_dim, self.form.value_dim], row, sizes);
-        let of = key_head(self.form.tiled, self.head, sizes) * self.form.key_dim;
-        [q + of, k + of, v + self.head * self.form.value_dim]
-    }
-
-    /// The elements of its columns, or rows, of a vector that begins at `from`.
-    #[track_caller]
-    fn own(&self, x: In, from: Val<u32>) -> Vec<Val<f32>> {
-        load(x, from + self.there(), self.form.wide)
-    }
-
-    /// Writes those elements, which the lanes that share them have alike.
-    #[track_caller]
-    fn put(&self, y: impl Elements<f32>, from: Val<u32>, values: &[Val<f32>]) {
-        self.once(|| y.set_vec(from + self.first, values));
-    }
-
-    /// Records what one of the lanes that share columns or rows does, if these are there.
-    #[track_caller]
-    fn once(&self, f: impl FnOnce()) {
-        let one = Order::eq(lane_id() % KEY_LANES, 0u32);
-        when(self.exists().map_or(one, |exists| one & exists), f);
-    }
-
-    /// Calls `f` with the place of each of its vectors of the head's matrix of a block, and the
-    /// registers of its elements.
-    #[track_caller]
-    fn places(&self, block: Val<u32>, f: impl Fn(Val<u32>, &[u32])) {
-        let form = self.form;
-        let (wide, run) = (u32::from(form.wide), u32::from(form.run));
-        let matrix = self.item(block) * (form.key_dim * form.value_dim);
-        form.share().runs(|start, number, exists| {
-            let record = || match form.turned {
-                true => (0..wide).for_each(|own| {
-                    let at = matrix + (self.first + own) * form.value_dim + start;
-                    let registers: Vec<u32> = (0..run).map(|i| (number + i) * wide + own).collect();
-                    f(at, &registers);
-                }),
-                false => (0..run).for_each(|i| {
-                    let at = matrix + (start + i) * form.value_dim + self.first;
-                    let first = (number + i) * wide;
-                    f(at, &(first..first + wide).collect::<Vec<u32>>());
-                }),
-            };
-            match (exists, self.exists()) {
-                (None, None) => record(),
-                (Some(one), None) | (None, Some(one)) => when(one, record),
-                (Some(one), Some(other)) => when(one & other, record),
-            }
-        });
-    }
-
-    /// Reads its part of a block's matrix.
-    #[track_caller]
-    fn take_up(&self, matrix: Regs, from: In, block: Val<u32>) {
-        self.places(block, |at, registers| {
-            let values = load(from, at, registers.len() as u8);
-            registers.iter().zip(values).for_each(|(&i, value)| matrix.set(i, value));
-        });
-    }
-
-    /// Writes its part of a block's matrix.
-    #[track_caller]
-    fn leave(&self, matrix: Regs, to: Out, block: Val<u32>) {
-        self.places(block, |at, registers| {
-            let values: Vec<Val<f32>> = registers.iter().map(|&i| matrix.get(i)).collect();
-            to.set_vec(at, &values);
-        });
-    }
+/// Where the query, key and value of a lane's head begin in `qkv`.
+#[track_caller]
+fn lane_starts(lane: &Lane, key_heads: Val<u32>, row: Val<u32>) -> [Val<u32>; 3] {
+    let PackedForm { key_dim, value_dim, tiled, .. } = lane.form;
+    let sizes = [lane.heads, key_heads];
+    let [q, k, v] = row_starts([key_dim, value_dim], row, sizes);
+    let of = key_head(tiled, lane.head, sizes) * key_dim;
+    [q + of, k + of, v + lane.head * value_dim]
 }
 
 /// The rows of a sequence, as a kernel reads them that has columns of a head's matrix.
 #[derive(Clone, Copy)]
 struct Rows {
     lane: Lane,
+    key_heads: Val<u32>,
     qkv: In,
     rates: In,
     first: Val<u32>,
@@ -373,22 +176,25 @@ struct Row {
 impl Rows {
     /// Those of the sequence of this number.
     #[track_caller]
-    fn new(lane: Lane, [qkv, rates]: [In; 2], starts: In<u32>, sequence: Val<u32>) -> Rows {
+    fn new(
+        (lane, key_heads): (Lane, Val<u32>),
+        [qkv, rates]: [In; 2],
+        starts: In<u32>,
+        sequence: Val<u32>,
+    ) -> Rows {
         let (first, end) = (starts.get(sequence), starts.get(sequence + 1u32));
-        Rows { lane, qkv, rates, first, end }
+        Rows { lane, key_heads, qkv, rates, first, end }
     }
 
-    /// Calls `body` with each row, the last first if there are gradients of outputs, `dy`. A row is
-    /// asked for before the one in front of it is dealt with.
+    /// Calls `body` with each row, the last first if there are gradients of outputs, `dy`.
     #[track_caller]
     fn each(&self, queries: bool, dy: Option<In>, body: impl Fn(Val<u32>, Row)) {
-        let &Rows { lane, qkv, rates, first, end } = self;
+        let &Rows { lane, key_heads, qkv, rates, first, end } = self;
         let share = lane.form.share();
         let (own, wide) = (share.own() as usize, usize::from(lane.form.wide));
         let read = if queries { own } else { 0 };
-        let ahead = Regs::<f32>::uninit((4 + own + read + wide) as u32);
         let ask = |row| {
-            let [q, k, v] = lane.starts(row);
+            let [q, k, v] = lane_starts(&lane, key_heads, row);
             let mut found = load(rates, lane.item(row) * 4u32, 4);
             found.extend(share.load(qkv, k));
             if queries {
@@ -398,23 +204,15 @@ impl Rows {
                 Some(dy) => lane.own(dy, lane.item(row) * lane.form.value_dim),
                 None => lane.own(qkv, v),
             });
-            (0u32..).zip(found).for_each(|(i, x)| ahead.set(i, x));
+            found
         };
-        when(Order::lt(first, end), || {
-            ask(if dy.is_some() { end - 1u32 } else { first });
-            range(first, end).each(|turn| {
-                let row = if dy.is_some() { end - 1u32 - (turn - first) } else { turn };
-                let values: Vec<Val<f32>> = (0..ahead.len()).map(|i| ahead.get(i)).collect();
-                ask(match dy {
-                    Some(_) => row.max(first + 1u32) - 1u32,
-                    None => (row + 1u32).min(end - 1u32),
-                });
-                let (rates, rest) = Rates::split(&values);
-                let (key, rest) = rest.split_at(own);
-                let (query, own) = rest.split_at(read);
-                let [key, query, own] = [key, query, own].map(<[Val<f32>]>::to_vec);
-                body(row, Row { rates, key, query, own });
-            });
+        let count = (4 + own + read + wide) as u32;
+        each_row([first, end], dy.is_some(), count, ask, |row, values| {
+            let (rates, rest) = Rates::split(values);
+            let (key, rest) = rest.split_at(own);
+            let (query, own) = rest.split_at(read);
+            let [key, query, own] = [key, query, own].map(<[Val<f32>]>::to_vec);
+            body(row, Row { rates, key, query, own });
         });
     }
 
@@ -474,12 +272,12 @@ pub fn packed_delta(
     scalar: Scalar,
     form: PackedForm,
 ) {
-    form.launch(dim("batch"));
-    require_vectors(&[("qkv", form.inputs()), ("rates", self::heads() * 4), ("y", form.values())]);
+    form.launch([dim("heads"), dim("batch")]);
+    require_vectors(&[("qkv", inputs(form)), ("rates", self::heads() * 4), ("y", form.values())]);
     require_lengths(&[("starts", dim("batch") + 1)]);
     begin();
-    let lane = Lane::new(form, heads, key_heads);
-    let rows = Rows::new(lane, [qkv, rates], starts, group_id_of(2));
+    let lane = Lane::new(form, heads);
+    let rows = Rows::new((lane, key_heads), [qkv, rates], starts, group_id_of(2));
     let matrix = Regs::new(form.registers(), 0.0);
     rows.each(true, None, |number, row| {
         row.advance(matrix);
@@ -510,9 +308,9 @@ pub fn delta_states(
     scalar: Scalar,
     form: PackedForm,
 ) {
-    form.launch(dim("batch") * 2);
+    form.launch([dim("heads"), dim("batch") * 2]);
     require_vectors(&[
-        ("qkv", form.inputs()),
+        ("qkv", inputs(form)),
         ("rates", self::heads() * 4),
         ("dy", form.values()),
         ("misses", form.values()),
@@ -522,10 +320,10 @@ pub fn delta_states(
     ]);
     require_lengths(&[("starts", dim("batch") + 1)]);
     begin();
-    let lane = Lane::new(form, heads, key_heads);
+    let lane = Lane::new(form, heads);
     let forward = Order::lt(group_id_of(2), batch);
     let sequence = select(forward, group_id_of(2), group_id_of(2) - batch);
-    let rows = Rows::new(lane, [qkv, rates], starts, sequence);
+    let rows = Rows::new((lane, key_heads), [qkv, rates], starts, sequence);
     let matrix = Regs::new(form.registers(), 0.0);
     let there = || {
         rows.each(false, None, |number, row| {
@@ -569,9 +367,9 @@ pub fn delta_slopes(
     scalar: Scalar,
     form: PackedForm,
 ) {
-    form.launch(dim("tokens").ceil_div(dim("block")));
+    form.launch([dim("heads"), dim("tokens").ceil_div(dim("block"))]);
     require_vectors(&[
-        ("qkv", form.inputs()),
+        ("qkv", inputs(form)),
         ("rates", self::heads() * 4),
         ("misses", form.values()),
         ("dy", form.values()),
@@ -582,7 +380,7 @@ pub fn delta_slopes(
     ]);
     require_lengths(&[("positions", dim("tokens")), ("along", blocks() * form.key_dim)]);
     begin();
-    let lane = Lane::new(form, heads, key_heads);
+    let lane = Lane::new(form, heads);
     let (share, wide, number) = (form.share(), u32::from(form.wide), group_id_of(2));
     let (start, end) = (number * block, (number * block + block).min(tokens));
     let values = |x: In, row| share.load(x, lane.item(row) * form.value_dim);
@@ -594,7 +392,7 @@ pub fn delta_slopes(
     when(Order::gt(positions.get(start), 0u32), || lane.take_up(matrix, before, number));
     range(start, end).each(|row| {
         let rates = Rates::get(rates, lane.item(row));
-        let keys = lane.own(qkv, lane.starts(row)[1]);
+        let keys = lane.own(qkv, lane_starts(&lane, key_heads, row)[1]);
         let gate = gate(rates, row);
         (0..matrix.len()).for_each(|i| matrix.set(i, matrix.get(i) * gate));
         let kept = products(matrix, &values(dv, row), wide);
@@ -629,7 +427,7 @@ pub fn delta_slopes(
     range(start, end).each(|turn| {
         let row = end - 1u32 - (turn - start);
         let rates = Rates::get(rates, lane.item(row));
-        let [q, k, _] = lane.starts(row);
+        let [q, k, _] = lane_starts(&lane, key_heads, row);
         let (queries, keys) = (lane.own(qkv, q), lane.own(qkv, k));
         for (i, dy) in (0u32..).zip(values(dy, row)) {
             for (at, &query) in (i * wide..).zip(&queries) {
@@ -674,12 +472,12 @@ pub fn delta_operands(
     let items = dim("tokens") * dim("key_heads");
     launch(Mode::Row, [items.ceil_div(SIMDS), fixed(1), fixed(1)], 32 * SIMDS);
     require_vectors(&[
-        ("qkv", form.inputs()),
+        ("qkv", inputs(form)),
         ("rates", self::heads() * 4),
         ("misses", form.values()),
         ("dv", form.values()),
         ("slopes", self::heads() * (2 * form.key_dim)),
-        ("dqkv", form.inputs()),
+        ("dqkv", inputs(form)),
     ]);
     require_lengths(&[("db", self::heads()), ("terms", self::heads())]);
     begin();

@@ -77,12 +77,17 @@ cases! {
     deepseek3 lora "deepseek3" "sim" F32 1e-4,
     deepseek3_rounded lora "deepseek3" "sim" BF16 0.2,
     ernie4_5_moe lora "ernie4_5-moe" "sim" F32 1e-4,
+    falcon_h1 lora "falcon-h1" "sim" F32 1e-4,
     gemma2 lora "gemma2" "sim" F32 1e-4,
     gemma3 lora "gemma3" "sim" F32 1e-4,
     gemma4_moe lora "gemma4-moe" "sim" F32 1e-4,
     gpt_oss lora "gpt-oss" "sim" F32 1e-4,
     gpt_oss_rounded lora "gpt-oss" "sim" BF16 0.2,
     granite lora "granite" "sim" F32 1e-4,
+    granite4_hybrid lora "granite4-hybrid" "sim" F32 1e-4,
+    granite4_hybrid_rounded lora "granite4-hybrid" "sim" BF16 0.2,
+    granite4_hybrid_in_metals_text lora "granite4-hybrid" "sim-metal" F32 1e-4,
+    granite4_hybrid_on_two lora "granite4-hybrid" "sim,sim" F32 1e-4,
     lfm2 lora "lfm2" "sim" F32 1e-4,
     lfm2_rounded lora "lfm2" "sim" BF16 0.2,
     llama3 lora "llama3" "sim" F32 1e-4,
@@ -101,6 +106,8 @@ cases! {
     mixtral lora "mixtral" "sim" F32 1e-4,
     mixtral_rounded lora "mixtral" "sim" BF16 0.2,
     mixtral_in_metals_text lora "mixtral" "sim-metal" F32 1e-4,
+    nemotron_h lora "nemotron-h" "sim" F32 1e-4,
+    nemotron_h_rounded lora "nemotron-h" "sim" BF16 0.2,
     olmo2 lora "olmo2" "sim" F32 1e-4,
     phimoe lora "phimoe" "sim" F32 1e-4,
     qwen2 lora "qwen2" "sim" F32 1e-4,
@@ -146,6 +153,9 @@ cases! {
     full_lfm2_rounded full "lfm2-full" "sim" BF16 0.2,
     full_llama3 full "llama3" "sim" F32 1e-4,
     full_llama4_chunks full "llama4-chunks-full" "sim" F32 1e-4,
+    full_mamba2 full "mamba2-full" "sim" F32 1e-4,
+    full_mamba2_rounded full "mamba2-full" "sim" BF16 0.2,
+    full_mamba2_in_metals_text full "mamba2-full" "sim-metal" F32 1e-4,
     full_mixtral full "mixtral-full" "sim" F32 1e-4,
     full_mixtral_in_metals_text full "mixtral-full" "sim-metal" F32 1e-4,
     full_mixtral_on_the_cpu full "mixtral-full" "cpu" BF16 0.2,
@@ -164,19 +174,6 @@ fn full_models_without_files() {
     }
     let case = Case::without_file("starcoder2");
     agree(full, "starcoder2", &case, ("sim", Precision::BF16), 0.2);
-}
-
-/// State spaces are the CPU's alone.
-#[test]
-fn state_spaces_are_refused_by_name() {
-    for (name, op) in [("mamba2", "packed_s"), ("granite4-hybrid", "packed_s")] {
-        let folder = testing::models().join(name);
-        let options = delft_train::LoraOptions::default();
-        let hardware = hardware("sim", Precision::F32);
-        let error = Tuned::lora(folder, &options, hardware).err().unwrap().to_string();
-        let wanted = format!("operations that a GPU has in training, found {op}");
-        assert!(error.contains(&wanted), "{error}");
-    }
 }
 
 /// Experts are multiplied from where they are stored, either way.
@@ -243,6 +240,7 @@ fn updates_on_a_device() {
 fn updates_of_hybrids() {
     updates(lora, ("qwen3.5-shared", 0.01), "sim", Precision::F32, 1e-3);
     updates(lora, ("qwen3-next", 0.01), "sim", Precision::F32, 1e-3);
+    updates(lora, ("granite4-hybrid", 0.01), "sim", Precision::F32, 1e-3);
 }
 
 /// All weights of experts, of which a batch leaves some without a row.
@@ -446,18 +444,21 @@ fn the_named_device() {
     let bound = |name: &str| Case::open(name).rounded().map_or(0.3, |own| 2.0 * own);
     for name in [
         "apertus",
+        "falcon-h1",
         "gemma2",
         "gemma3",
         "gemma4-moe",
         "gpt-oss",
         "gpt2",
         "granite",
+        "granite4-hybrid",
         "lfm2",
         "llama3",
         "llama3-dora",
         "llama4-chunks",
         "mistral",
         "mixtral",
+        "nemotron-h",
         "olmo2",
         "phimoe",
         "qwen2",
@@ -487,6 +488,7 @@ fn the_named_device() {
         "lfm2-full",
         "llama3",
         "llama4-chunks-full",
+        "mamba2-full",
         "mixtral-full",
         "phimoe-full",
         "qwen3",
