@@ -4,9 +4,10 @@
 //! looks seldom. As the room shrinks it knows a short ending at each token: tokens that lead from
 //! here to where the grammar may stop. A token behind which the text could no longer end in time
 //! gives way to the ending's next one, and once the room is no more than the ending, all of it is
-//! written. Looking is a walk over the grammar that prefers what closes something, not a proof:
-//! what it finds is an ending, though there may be a shorter one, and where it finds none, the text
-//! goes on as it would without.
+//! written. Looking is a walk over the grammar that prefers what closes something, asks the lexer
+//! for the shortest text to the end of what is being written, and turns another way where it goes
+//! round; it is no proof: what it finds is an ending, though there may be a shorter one, and where
+//! it finds none, the text goes on as it would without.
 
 use crate::distinct::Reader;
 use crate::matcher::Matcher;
@@ -358,6 +359,9 @@ impl<'a> Walker<'a> {
         let found = self.matcher.clone().ways(&self.signs.order).ok()?;
         self.steps = self.steps.checked_sub(found.steps)?;
         let mut ends = found.ends;
+        if ends.is_empty() && found.limited {
+            return None;
+        }
         let opens = |end: &Vec<u8>| end.last().is_some_and(|byte| b"{[(".contains(byte));
         ends.sort_by_key(|end| end.len() + if opens(end) { OPENED } else { 0 });
         let mut ways = self.beginnings(&found.outside, mask)?;

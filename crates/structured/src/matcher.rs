@@ -38,6 +38,8 @@ pub(crate) struct Ways {
     /// Bytes that go on with no lexeme, where one may end: those with which another begins, if the
     /// grammar has it.
     pub(crate) outside: Vec<u8>,
+    /// Whether there may be ends further away than the search went.
+    pub(crate) limited: bool,
     /// Steps of regular expressions that the search took.
     pub(crate) steps: u64,
 }
@@ -153,10 +155,17 @@ impl Matcher {
             while !search.is_done() && spent(parser) - before < STEPS / 2 {
                 parser.parser.with_recognizer(|lexer| search.go_on(lexer, order));
             }
-            let steps = spent(parser) - before;
-            Ok::<_, String>(Ways { ends: search.ends, outside: search.outside, steps })
+            let (steps, limited) =
+                (spent(parser) - before, !search.is_done() || search.is_limited());
+            let Search { ends, outside, .. } = search;
+            Ok::<_, String>(Ways { ends, outside, limited, steps })
         })
     }
+}
+
+/// Whether a byte is a character that needs no escape in JSON.
+fn is_plain(byte: u8) -> bool {
+    (b' '..=b'~').contains(&byte) && byte != b'\\'
 }
 
 /// A state of the lexer that a search came to.
@@ -176,6 +185,9 @@ struct Search {
     seen: HashSet<StateID>,
     /// The place of the state that is looked at next.
     at: usize,
+    /// Whether all bytes are tried behind the first state, too. Those within characters beyond ASCII and within escapes lead to
+    /// states of their own at each character of a text, and are needed seldom.
+    wide: bool,
     /// Sets of lexemes whose end was found. Those that may end where the search begins are no ends
     /// to go for.
     known: HashSet<Vec<usize>>,
@@ -185,10 +197,15 @@ struct Search {
 
 impl Search {
     fn is_done(&self) -> bool {
-        let Search { found, at, ends, .. } = self;
+        let Search { found, at, ends, wide, .. } = self;
         let depth = found.get(*at).map_or(0, |found| found.depth);
         let far = ends.first().is_some_and(|end| depth > end.len() + LONGER);
-        *at > 0 && (*at == found.len() || found.len() > VISITED || ends.len() >= WAYS || far)
+        let all = *at == found.len() && (*wide || !ends.is_empty());
+        *at > 0 && (all || self.is_limited() || ends.len() >= WAYS || far)
+    }
+
+    fn is_limited(&self) -> bool {
+        self.found.len() > VISITED
     }
 
     /// Looks at a few states more.
@@ -209,11 +226,15 @@ impl Search {
             if self.is_done() {
                 return;
             }
+            if self.at == self.found.len() {
+                (self.wide, self.at) = (true, 0);
+            }
             let (state, depth) = (self.found[self.at].state, self.found[self.at].depth + 1);
-            for &byte in order {
+            let all = self.wide || self.at == 0;
+            for &byte in order.iter().filter(|byte| all || is_plain(**byte)) {
                 let next = lexer.transition_start_state(state, Some(byte), &None);
                 if next.is_dead() {
-                    if self.at == 0 && may_end {
+                    if self.at == 0 && may_end && !self.outside.contains(&byte) {
                         self.outside.push(byte);
                     }
                     continue;

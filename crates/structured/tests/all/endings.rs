@@ -139,6 +139,9 @@ fn far_ends_are_reached() {
         pattern("including"),
         pattern("^(?=.*[A-Z])(?=.*[0-9])(?=.*[!?]).{8,}$"),
         pattern("^.{40}x"),
+        pattern("[\u{e9}\u{20ac}]"),
+        pattern("\"$"),
+        json!({ "type": "string", "minLength": 100 }),
         pattern("^[\\p{Emoji_Presentation}]+$"),
         pattern("\\S-\\d{4}-[^a-z]+\\.end$"),
         json!({ "type": "object", "properties": { "note": pattern("(?:yes|no), sir") }, "required": ["note"] }),
@@ -159,6 +162,7 @@ fn far_ends_are_reached() {
             "start: sum \";\"\nsum: NUMBER (SIGN NUMBER)+\nNUMBER: /[0-9]+/\nSIGN: /[-+*]/"
                 .to_string(),
         ),
+        Grammar::Lark("start: (WORD \"\\n\")+ \"\\n\"\nWORD: /[a-z]+[0-9]?/".to_string()),
         Grammar::Gbnf("root ::= item+ \"done\"\nitem ::= [a-z]+ \"(\" root? \")\"".to_string()),
     ];
     for grammar in schemas.chain(others) {
