@@ -41,9 +41,6 @@ const CORRECTION: &[Row] = &[(
     "blk.{}.exp_probs_b.bias!",
 )];
 
-/// The base where nothing is said.
-const THETA: f64 = 500_000.0;
-
 fn open(files: &Files<'_>) -> Result<Opened> {
     let raw = read(files)?;
     let bias = files.bias("use_bias")?;
@@ -55,12 +52,6 @@ fn read(files: &Files<'_>) -> Result<Raw> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     raw.pairing = Pairing::Adjacent;
-    let unsaid = keys.dialect() == Dialect::HuggingFace
-        && keys.get(Key("rope_theta", "")).is_none()
-        && keys.get(Key("rope_parameters", "")).is_none();
-    if let (Some(rotation), true) = (&mut raw.rotation, unsaid) {
-        rotation.theta.value = THETA;
-    }
     if let Some(by) = keys.number(Key("compression_ratio", ""))?.filter(|by| by.value != 1.0) {
         return Err(by.wrong("1: positions are not divided", by.value));
     }

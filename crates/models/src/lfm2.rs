@@ -94,7 +94,9 @@ pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Open
         return Err(keys.wrong("conv_bias", "false: convolutions without biases", true));
     }
     // An older name of `tie_word_embeddings`.
-    raw.tied = keys.flag(Key("tie_embedding", ""))?.unwrap_or(raw.tied);
+    if let Some(tied) = keys.flag(Key("tie_embedding", ""))? {
+        raw.tied = tied && files.names.find("head")?.is_none();
+    }
     let kernel = keys.needed(Key("conv_L_cache", "shortconv.l_cache"))?.within(2..=1 << 8)?;
     let convs = convs(files, &raw.layers)?;
     let config = raw.check()?;
