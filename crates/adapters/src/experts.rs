@@ -128,9 +128,10 @@ impl File {
         self.plain(change)?;
         match stack {
             Stack::Each => {
-                let canonical = base.config.architecture.canonical(&change.matrix, self.is_gguf());
-                let own = |site: &&Site| canonical.as_deref() == Some(site.name.as_str());
-                let site = sites.iter().find(own).filter(|site| site.experts.is_some());
+                let architecture = base.config.architecture;
+                let canonicals = architecture.canonicals(&change.matrix, self.is_gguf());
+                let own = |site: &&Site| canonicals.contains(&site.name) && site.experts.is_some();
+                let site = sites.iter().find(own);
                 let site = site.ok_or_else(|| {
                     let expected = "a stack of experts that the model has";
                     self.wrong(&change.matrix, expected, "none of that name")

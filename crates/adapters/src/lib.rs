@@ -34,6 +34,19 @@ pub enum AdapterFormat {
     Gguf,
 }
 
+/// Words of the names of towers for images and sounds, and of what stands between those and a
+/// decoder.
+const TOWERS: &[&str] = &[
+    "audio_tower",
+    "embed_audio",
+    "embed_vision",
+    "multi_modal_projector",
+    "vision_encoder",
+    "vision_model",
+    "vision_tower",
+    "visual",
+];
+
 /// An adapter's file or folder, open.
 #[derive(Debug)]
 pub struct File {
@@ -41,9 +54,9 @@ pub struct File {
     path: PathBuf,
     tensors: Stored,
     changes: Vec<Change>,
-    /// Tensors that are copies of the base's, as PEFT saves of embeddings: the tensor and the
-    /// changed matrix's name.
-    copies: Vec<(String, String)>,
+    /// Tensors that are copies of the base's, as PEFT saves of embeddings: the tensor, the changed
+    /// matrix's name, and whether it is its bias.
+    copies: Vec<(String, String, bool)>,
     made_for: Option<MadeFor>,
 }
 
@@ -141,6 +154,23 @@ impl File {
     /// Its file or folder.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The adapter of a model's text alone: without its changes of towers for images and sounds,
+    /// through which texts do not go, and how many those were.
+    ///
+    /// # Errors
+    /// An adapter of towers alone.
+    pub fn of_text(mut self) -> Result<(File, usize)> {
+        let all = self.changes.len();
+        let tower = |name: &str| name.split('.').take(3).any(|word| TOWERS.contains(&word));
+        self.changes.retain(|change| !tower(&change.matrix));
+        if self.changes.is_empty() && all > 0 {
+            let expected = "factors of what texts go through";
+            return Err(Error::new(self.path.display(), expected, "those of a tower alone"));
+        }
+        let passed = all - self.changes.len();
+        Ok((self, passed))
     }
 
     /// The error of a key of its weights.

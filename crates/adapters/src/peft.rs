@@ -157,11 +157,13 @@ pub(crate) fn open(folder: &Path, settings: &Settings) -> Result<File> {
         adapter.changes.push(change);
     }
     for name in rest {
-        let copied = module(&name).strip_suffix(".weight");
-        let copied = copied.map(|name| name.strip_suffix(".base_layer").unwrap_or(name));
-        let matrix = copied.filter(|n| n.ends_with("embed_tokens") || n.ends_with("lm_head"));
-        match matrix {
-            Some(matrix) => adapter.copies.push((name.clone(), matrix.to_owned())),
+        let copied =
+            module(&name).rsplit_once('.').filter(|(_, part)| ["weight", "bias"].contains(part));
+        let copied = copied.map(|(n, part)| (n.strip_suffix(".base_layer").unwrap_or(n), part));
+        match copied.filter(|(n, _)| n.ends_with("embed_tokens") || n.ends_with("lm_head")) {
+            Some((matrix, part)) => {
+                adapter.copies.push((name.clone(), matrix.to_owned(), part == "bias"));
+            }
             None => return Err(adapter.wrong(&name, "factors of LoRA or DoRA", "another tensor")),
         }
     }

@@ -91,10 +91,11 @@ impl File {
                 }
                 continue;
             }
-            let canonical = base.config.architecture.canonical(&change.matrix, self.is_gguf());
-            if let Some(canonical) = canonical
-                && apart.take(self, &sites, &canonical, change)?
-            {
+            let mut taken = false;
+            for name in base.config.architecture.canonicals(&change.matrix, self.is_gguf()) {
+                taken = taken || apart.take(self, &sites, &name, change)?;
+            }
+            if taken {
                 continue;
             }
             let targets = self.targets(base, &sites, change)?;
@@ -197,16 +198,19 @@ impl File {
             self.wrong(&change.matrix, "a matrix of the model", "none that it has")
                 .hint(format!("in its first block it has {}", known.join(", ")))
         };
-        let canonical = architecture.canonical(&change.matrix, gguf).ok_or_else(unknown)?;
+        let canonicals = architecture.canonicals(&change.matrix, gguf);
         let named = |site: &&Site| {
-            site.name == canonical && site.gathers == change.gathers && site.experts.is_none()
+            canonicals.contains(&site.name)
+                && site.gathers == change.gathers
+                && site.experts.is_none()
         };
         if let Some(site) = sites.iter().find(named) {
             self.check_order(base, site)?;
             let rows = (0..site.output).collect();
             return Ok(vec![Target { site, rows, all: site.output }]);
         }
-        let stored = architecture.stored(&canonical, base.is_gguf());
+        let stored: Vec<String> =
+            canonicals.iter().flat_map(|name| architecture.stored(name, base.is_gguf())).collect();
         let part = |site: &'s Site| {
             let source = &base.program.weights[site.weight.0].source;
             let plain = site.experts.is_none();
@@ -311,15 +315,16 @@ impl File {
     /// Copies of the base's tables must be the base's: others mean that they were trained or
     /// resized.
     fn check_copies(&self, base: &Base<'_>, sites: &[Site]) -> Result<()> {
-        for (name, matrix) in &self.copies {
-            let canonical = base.config.architecture.canonical(matrix, false);
-            let site = sites.iter().find(|site| canonical.as_deref() == Some(site.name.as_str()));
+        for (name, matrix, bias) in &self.copies {
+            let canonicals = base.config.architecture.canonicals(matrix, false);
+            let site = sites.iter().find(|site| canonicals.contains(&site.name));
             let wrong = |found: &str| {
                 self.wrong(name, "the model's own weights", found)
                     .hint("merge the adapter into the model with PEFT, and load that")
             };
-            let Some(site) = site else { return Err(wrong("weights of another matrix")) };
-            let weight = &base.program.weights[site.weight.0];
+            let weight = site.and_then(|site| if *bias { site.bias } else { Some(site.weight) });
+            let Some(weight) = weight else { return Err(wrong("weights of another matrix")) };
+            let weight = &base.program.weights[weight.0];
             let copied = self.tensor(name)?;
             if copied.shape != weight.shape {
                 return Err(wrong(&shape(copied.shape)));

@@ -244,6 +244,37 @@ const REFUSED: &[(&str, Change, &[&str])] = &[
     ),
 ];
 
+/// Texts do not go through a tower, whose factors `all-linear` adds; a merged model has one.
+#[test]
+fn factors_of_towers_are_passed_over_for_texts_alone() {
+    let of_tower = |tensors: &mut Vec<Stored>| {
+        for (half, shape) in [("A", vec![4, 16]), ("B", vec![24, 4])] {
+            let name =
+                format!("base_model.model.model.visual.blocks.0.attn.qkv.lora_{half}.weight");
+            tensors.push(Stored { name, values: vec![0.5; shape.iter().product()], shape });
+        }
+    };
+    let folder = changed("lora", PEFT, |_, tensors| of_tower(tensors));
+    let why = read("llama3", folder.path(), 1.0).unwrap_err().to_string();
+    assert!(why.contains("visual.blocks.0.attn.qkv: expected a matrix of the model"), "{why}");
+    let tensors = Tensors::open(testing::models().join("llama3")).unwrap();
+    let model = models::load(&tensors, &models::ReadOptions::default()).unwrap();
+    let program = program::fuse(&model.record(false).unwrap());
+    let base = Base { config: model.config(), program: &program, tensors: &tensors };
+    let (text, passed) = File::open(folder.path()).unwrap().of_text().unwrap();
+    assert_eq!(passed, 1);
+    assert_eq!(
+        text.resolve(&base, 1.0).unwrap(),
+        read("llama3", &fixtures().join("lora"), 1.0).unwrap()
+    );
+    let alone = changed("lora", PEFT, |_, tensors| {
+        tensors.clear();
+        of_tower(tensors);
+    });
+    let why = File::open(alone.path()).unwrap().of_text().unwrap_err().to_string();
+    assert!(why.contains("expected factors of what texts go through"), "{why}");
+}
+
 #[test]
 fn what_is_odd_is_refused_by_file_and_key() {
     let unchanged = changed("lora", PEFT, |_, _| ());

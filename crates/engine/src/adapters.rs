@@ -197,8 +197,14 @@ impl Opened {
         let base = Base { config, program: &program, tensors };
         let mut warnings = Vec::new();
         let resolve = |file: &AdapterFile| {
-            let opened = open_adapter(file, tensors)?;
+            let (opened, towers) = open_adapter(file, tensors)?.of_text()?;
             let adapter = opened.resolve(&base, file.scale)?;
+            if towers > 0 {
+                warnings.push(format!(
+                    "{}: {towers} matrices of towers are passed over: texts do not go through them",
+                    file.path.display()
+                ));
+            }
             if opened.made_for().is_none() {
                 let path = file.path.display();
                 warnings
@@ -266,7 +272,8 @@ impl Engine {
 
 /// Reads an adapter for a base.
 pub(crate) fn resolve(base: &Base<'_>, file: &AdapterFile) -> Result<program::AdapterFactors> {
-    let adapter = open_adapter(file, base.tensors)?.resolve(base, file.scale)?;
+    let (opened, _) = open_adapter(file, base.tensors)?.of_text()?;
+    let adapter = opened.resolve(base, file.scale)?;
     shortened(base, adapter)
 }
 

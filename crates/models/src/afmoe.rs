@@ -33,6 +33,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "afmoe",
     gguf: "afmoe",
     class: "AfmoeForCausalLM",
+    unsaid: Unsaid::sizes([2048, 6144, 32, 16, 0, 1024, 16_384, 200_192]),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,

@@ -34,6 +34,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "apertus",
     gguf: "apertus",
     class: "ApertusForCausalLM",
+    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 0, 0, 65_536, 131_072]).theta(12_000_000.0).stretched(),
     names: &[NAMES, llama::NAMES, qwen3::NORMS],
     signs: None,
     experts: false,

@@ -13,6 +13,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "arcee",
     gguf: "arcee",
     class: "ArceeForCausalLM",
+    unsaid: Unsaid::sizes([2560, 18_432, 32, 32, 0, 0, 4096, 32_000]),
     names: &[llama::NAMES],
     signs: None,
     experts: false,

@@ -15,6 +15,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "cohere",
     gguf: "command-r",
     class: "CohereForCausalLM",
+    unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 0, 8192, 256_000]).theta(500_000.0),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -27,6 +28,7 @@ pub(crate) const COHERE2: Architecture = Architecture {
     name: "cohere2",
     gguf: "cohere2",
     class: "Cohere2ForCausalLM",
+    unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 4096, 8192, 256_000]),
     open: open_windowed,
     ..ARCHITECTURE
 };

@@ -375,7 +375,8 @@ fn head_dim(files: &Files<'_>, heads: &Stated<usize>) -> Result<Option<Stated<us
     Ok(fits.then(|| keys.stated("head_dim", rows / heads.value)))
 }
 
-/// Whether the head is the embedding: as stated, or where nothing is said if there is no head.
+/// Whether the head is the embedding: as stated, or where nothing is said. A head that is stored is
+/// one of its own whatever is said, as in Transformers.
 ///
 /// # Errors
 /// Something else than true or false.
@@ -386,7 +387,7 @@ pub(crate) fn tied(files: &Files<'_>) -> Result<bool> {
         Some(tied) => Some(tied),
         None => files.outer.flag(TIED)?,
     };
-    Ok(stated.unwrap_or(!head))
+    Ok(stated.unwrap_or(true) && !head)
 }
 
 impl Config {

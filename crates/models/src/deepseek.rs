@@ -15,6 +15,7 @@ pub(crate) const V2: Architecture = Architecture {
     name: "deepseek_v2",
     gguf: latent::GGUF,
     class: "DeepseekV2ForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 102_400]),
     names: &[latent::NAMES, glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -25,6 +26,7 @@ pub(crate) const V3: Architecture = Architecture {
     title: "DeepSeek-V3 and R1, Moonlight, Kimi K2",
     name: "deepseek_v3",
     class: "DeepseekV3ForCausalLM",
+    unsaid: Unsaid::sizes([7168, 18_432, 61, 128, 128, 0, 4096, 129_280]),
     open: |files| open(files, &[("first_k_dense_replace", 3), ("n_group", 8), ("topk_group", 4)]),
     ..V2
 };
@@ -33,6 +35,7 @@ pub(crate) const GLM: Architecture = Architecture {
     title: "GLM-4.7-Flash",
     name: "glm4_moe_lite",
     class: "Glm4MoeLiteForCausalLM",
+    unsaid: Unsaid::sizes([2048, 10_240, 47, 20, 20, 0, 202_752, 154_880]),
     open: |files| open(files, &[("first_k_dense_replace", 1)]),
     ..V2
 };
@@ -41,6 +44,7 @@ pub(crate) const YOUTU: Architecture = Architecture {
     title: "Youtu-LLM",
     name: "youtu",
     class: "YoutuForCausalLM",
+    unsaid: Unsaid::sizes([2048, 6144, 32, 16, 16, 0, 131_072, 128_256]),
     open: |files| open(files, &[]),
     ..V2
 };

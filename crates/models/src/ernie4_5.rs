@@ -16,6 +16,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "ernie4_5",
     gguf: "ernie4_5",
     class: "Ernie4_5ForCausalLM",
+    unsaid: Unsaid::sizes([1024, 3072, 18, 16, 2, 0, 131_072, 103_424]).theta(500_000.0),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -28,6 +29,7 @@ pub(crate) const MIXTURE: Architecture = Architecture {
     name: "ernie4_5_moe",
     gguf: "ernie4_5-moe",
     class: "Ernie4_5_MoeForCausalLM",
+    unsaid: Unsaid::sizes([2560, 12_288, 28, 20, 4, 0, 131_072, 103_424]).theta(500_000.0),
     names: &[CORRECTION, glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
     experts: true,
     open: open_mixture,
@@ -41,9 +43,6 @@ const CORRECTION: &[Row] = &[(
     "blk.{}.exp_probs_b.bias!",
 )];
 
-/// The base where nothing is said.
-const THETA: f64 = 500_000.0;
-
 fn open(files: &Files<'_>) -> Result<Opened> {
     let raw = read(files)?;
     let bias = files.bias("use_bias")?;
@@ -55,12 +54,6 @@ fn read(files: &Files<'_>) -> Result<Raw> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     raw.pairing = Pairing::Adjacent;
-    let unsaid = keys.dialect() == Dialect::HuggingFace
-        && keys.get(Key("rope_theta", "")).is_none()
-        && keys.get(Key("rope_parameters", "")).is_none();
-    if let (Some(rotation), true) = (&mut raw.rotation, unsaid) {
-        rotation.theta.value = THETA;
-    }
     if let Some(by) = keys.number(Key("compression_ratio", ""))?.filter(|by| by.value != 1.0) {
         return Err(by.wrong("1: positions are not divided", by.value));
     }

@@ -27,6 +27,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "exaone",
     gguf: "exaone",
     class: "ExaoneForCausalLM",
+    unsaid: Unsaid::NOTHING.theta(500_000.0),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: false,

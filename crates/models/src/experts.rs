@@ -62,6 +62,8 @@ pub(crate) const STACKS: &[Row] = &[
 /// The names of Mixtral and what follows it.
 pub(crate) const SPARSE_BLOCK: &[Row] = &[
     ("blocks.{}.mlp.router", "model.layers.{}.block_sparse_moe.gate", "blk.{}.ffn_gate_inp"),
+    // As Transformers 5 names the module, after which adapters are named.
+    ("blocks.{}.mlp.router", "model.layers.{}.mlp.gate", ""),
     (
         "blocks.{}.mlp.experts.gate",
         "model.layers.{}.block_sparse_moe.switch_mlp.gate_proj",

@@ -34,6 +34,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "falcon",
     gguf: "falcon",
     class: "FalconForCausalLM",
+    unsaid: Unsaid::NOTHING,
     names: &[NAMES],
     signs: None,
     experts: false,

@@ -4,7 +4,7 @@
 use crate::Architecture;
 use crate::keys::{Asked, Key, Keys};
 use formats::gguf::Metadata;
-use formats::{Error, Result, Tensors, shape};
+use formats::{Error, Folder, Result, Tensors, shape};
 use nn::{Bias, Weights};
 
 /// The files of one model, as the file of its architecture sees them.
@@ -40,6 +40,14 @@ impl<'a> Files<'a> {
     /// The same, with whole numbers that `config.json` leaves out: see [`Keys::with_usual`].
     pub(crate) fn with_usual(&self, usual: &'static [(&'static str, usize)]) -> Files<'a> {
         self.with_keys(self.keys.clone().with_usual(usual))
+    }
+
+    /// The same, with sizes that `config.json` leaves out to the architecture's class: see
+    /// [`crate::usual`]. Mistral's own files are not read by that class.
+    pub(crate) fn of_class(&self) -> Files<'a> {
+        let mistrals = self.tensors.and_then(Tensors::folder).is_some_and(Folder::is_mistrals);
+        let class = if mistrals { "" } else { self.architecture.name };
+        self.with_keys(self.keys.clone().of_class(class))
     }
 
     /// The same, with numbers that GGUF lists for each layer: see [`Keys::with_lists`].

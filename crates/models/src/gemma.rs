@@ -13,6 +13,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma",
     gguf: "gemma",
     class: "GemmaForCausalLM",
+    unsaid: Unsaid::sizes([3072, 24_576, 28, 16, 16, 0, 8192, 256_000]),
     names: &[llama::NAMES],
     signs: None,
     experts: false,

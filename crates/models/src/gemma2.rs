@@ -46,6 +46,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma2",
     gguf: "gemma2",
     class: "Gemma2ForCausalLM",
+    unsaid: Unsaid::sizes([2304, 9216, 26, 8, 4, 4096, 8192, 256_000]),
     names: &[NAMES],
     signs: None,
     experts: false,

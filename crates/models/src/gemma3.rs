@@ -22,6 +22,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma3",
     gguf: "gemma3",
     class: "Gemma3ForCausalLM",
+    unsaid: Unsaid::sizes([2304, 9216, 26, 8, 4, 4096, 131_072, 262_208]),
     names: &[gemma2::NAMES, NORMS],
     signs: None,
     experts: false,
@@ -32,14 +33,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const PERIOD: usize = 6;
 
 /// Values that the published configurations with images omit in the decoder's part.
-const USUAL: &[(&str, usize)] = &[
-    ("head_dim", 256),
-    ("max_position_embeddings", 131_072),
-    ("num_attention_heads", 8),
-    ("num_key_value_heads", 4),
-    ("query_pre_attn_scalar", 256),
-    ("vocab_size", 262_208),
-];
+const USUAL: &[(&str, usize)] = &[("head_dim", 256), ("query_pre_attn_scalar", 256)];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_usual(USUAL);

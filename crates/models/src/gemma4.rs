@@ -72,6 +72,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma4",
     gguf: "gemma4",
     class: "Gemma4ForCausalLM",
+    unsaid: Unsaid::sizes([2304, 9216, 30, 8, 4, 512, 131_072, 262_144]),
     names: &[NAMES, gemma2::NAMES, gemma3::NORMS],
     signs: None,
     experts: true,
@@ -83,6 +84,7 @@ pub(crate) const UNIFIED: Architecture = Architecture {
     title: "Gemma 4 12B, its text",
     name: "gemma4_unified",
     class: "Gemma4UnifiedForCausalLM",
+    unsaid: Unsaid::sizes([2304, 9216, 30, 8, 4, 1024, 262_144, 262_144]),
     ..ARCHITECTURE
 };
 

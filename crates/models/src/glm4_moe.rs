@@ -48,6 +48,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4_moe",
     gguf: "glm4moe",
     class: "Glm4MoeForCausalLM",
+    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 131_072, 151_552]),
     names: &[NORMS, NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,

@@ -28,6 +28,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt2",
     gguf: "gpt2",
     class: "GPT2LMHeadModel",
+    unsaid: Unsaid::NOTHING,
     names: &[NAMES],
     signs: Some(&["positions", "blocks.0.attention.qkv", "blocks.0.mlp.up"]),
     experts: false,

@@ -14,6 +14,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt_bigcode",
     gguf: "starcoder",
     class: "GPTBigCodeForCausalLM",
+    unsaid: Unsaid::NOTHING,
     names: &[gpt2::NAMES],
     signs: None,
     experts: false,

@@ -32,6 +32,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt_neo",
     gguf: "",
     class: "GPTNeoForCausalLM",
+    unsaid: Unsaid::NOTHING,
     names: &[NAMES],
     signs: None,
     experts: false,

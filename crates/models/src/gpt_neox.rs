@@ -29,6 +29,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt_neox",
     gguf: "gptneox",
     class: "GPTNeoXForCausalLM",
+    unsaid: Unsaid::sizes([6144, 24_576, 44, 64, 0, 0, 2048, 50_432]),
     names: &[NAMES],
     signs: None,
     experts: false,

@@ -34,6 +34,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt_oss",
     gguf: "gpt-oss",
     class: "GptOssForCausalLM",
+    unsaid: Unsaid::sizes([2880, 2880, 36, 64, 8, 128, 131_072, 201_088]).theta(150_000.0).stretched(),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: true,

@@ -28,6 +28,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gptj",
     gguf: "",
     class: "GPTJForCausalLM",
+    unsaid: Unsaid::NOTHING,
     names: &[NAMES],
     signs: None,
     experts: false,

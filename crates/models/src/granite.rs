@@ -13,6 +13,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "granite",
     gguf: "granite",
     class: "GraniteForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000]),
     names: &[llama::NAMES],
     signs: None,
     experts: false,

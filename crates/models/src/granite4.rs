@@ -21,6 +21,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "granitemoehybrid",
     gguf: "granitehybrid",
     class: "GraniteMoeHybridForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000]),
     names: &[NAMES, granitemoe::NAMES, mamba::NAMES, llama::NAMES, experts::SPARSE_BLOCK],
     signs: None,
     experts: true,

@@ -37,6 +37,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "granitemoe",
     gguf: "granitemoe",
     class: "GraniteMoeForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000]),
     names: &[NAMES, llama::NAMES, experts::SPARSE_BLOCK],
     signs: None,
     experts: true,
@@ -48,6 +49,7 @@ pub(crate) const SHARED: Architecture = Architecture {
     title: "Granite 3, mixtures with a shared expert",
     name: "granitemoeshared",
     class: "GraniteMoeSharedForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000]),
     ..ARCHITECTURE
 };
 

@@ -32,6 +32,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "internlm2",
     gguf: "internlm2",
     class: "InternLM2ForCausalLM",
+    unsaid: Unsaid::NOTHING,
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -44,6 +45,7 @@ pub(crate) const INTERNLM3: Architecture = Architecture {
     name: "internlm3",
     gguf: "llama",
     class: "InternLM3ForCausalLM",
+    unsaid: Unsaid::NOTHING,
     names: &[llama::NAMES],
     open: |files| open_biased(files, "qkv_bias"),
     ..ARCHITECTURE

@@ -4,6 +4,7 @@
 
 use crate::harmless::{HARMLESS_VALUES, is_causality, is_harmless};
 use crate::stated::Stated;
+use crate::usual;
 use formats::gguf::{Metadata, MetadataValue as Typed};
 use formats::{Error, ErrorKind, Hint, Result, Setting};
 use serde_json::Value;
@@ -72,13 +73,14 @@ pub(crate) struct Keys<'a> {
     usual: &'static [(&'static str, usize)],
     own: &'static [(&'static str, &'static str)],
     by_layer: &'static [&'static str],
+    class: &'static str,
 }
 
 impl<'a> Keys<'a> {
     /// The keys of `config.json`.
     pub(crate) fn json(file: &'a str, value: &'a Value, asked: &'a Asked) -> Keys<'a> {
         let (prefix, values) = (String::new(), Values::Json(value));
-        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[] }
+        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[], class: "" }
     }
 
     /// The keys of GGUF metadata below `prefix.`.
@@ -89,7 +91,7 @@ impl<'a> Keys<'a> {
         asked: &'a Asked,
     ) -> Keys<'a> {
         let (prefix, values) = (format!("{prefix}."), Values::Gguf(metadata));
-        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[] }
+        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[], class: "" }
     }
 
     /// The same keys where `config.json` leaves out whole numbers that the architecture takes for
@@ -108,6 +110,12 @@ impl<'a> Keys<'a> {
     /// are the first layer's; [`Keys::of_layers`] gives all.
     pub(crate) fn with_lists(self, by_layer: &'static [&'static str]) -> Keys<'a> {
         Keys { by_layer, ..self }
+    }
+
+    /// The same keys where `config.json` leaves out sizes that the class of the architecture `name`
+    /// has: those alone that it does not mention, not even as null.
+    pub(crate) fn of_class(self, name: &'static str) -> Keys<'a> {
+        Keys { class: name, ..self }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
@@ -156,7 +164,7 @@ impl<'a> Keys<'a> {
             return Err(self.odd(key, "an object", value));
         }
         let prefix = format!("{}{key}.", self.prefix);
-        Ok(Some(Keys { prefix, values: Values::Json(value), ..self.clone() }))
+        Ok(Some(Keys { prefix, values: Values::Json(value), class: "", ..self.clone() }))
     }
 
     fn read<T>(
@@ -284,6 +292,13 @@ impl<'a> Keys<'a> {
         self.asked.keys.borrow_mut().insert(format!("{}{name}", self.prefix));
     }
 
+    /// Notes all keys of an object of `config.json` as asked for.
+    pub(crate) fn note_all(&self) {
+        if let Values::Json(Value::Object(object)) = self.values {
+            object.keys().for_each(|name| self.note(name));
+        }
+    }
+
     /// Where a key is, as errors say it.
     pub(crate) fn place(&self, key: impl Into<Key>) -> String {
         format!("{}: {}", self.file, self.spelled(key).unwrap_or_default())
@@ -307,9 +322,12 @@ impl<'a> Keys<'a> {
     /// A whole number with its place; none where the key is absent.
     pub(crate) fn size(&self, key: impl Into<Key>) -> Result<Option<Stated<usize>>> {
         let key = key.into();
-        let usual = || match self.dialect() {
-            Dialect::HuggingFace => self.usual.iter().find(|row| row.0 == key.0).map(|row| row.1),
-            Dialect::Gguf => None,
+        let usual = || {
+            let Values::Json(object) = self.values else { return None };
+            let own = self.usual.iter().find(|row| row.0 == key.0).map(|row| row.1);
+            let unsaid = object.get(key.0).is_none();
+            let below = !self.prefix.is_empty();
+            own.or_else(|| usual::size(self.class, key.0, below).filter(|_| unsaid))
         };
         let found = self.whole(key)?.or_else(usual);
         self.state(key, found.and_then(|n| Some(Typed::U32(u32::try_from(n).ok()?))));

@@ -41,6 +41,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "lfm2",
     gguf: "lfm2",
     class: "Lfm2ForCausalLM",
+    unsaid: Unsaid::sizes([2560, 12_288, 32, 32, 8, 0, 128_000, 65_536]).theta(1_000_000.0),
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -94,7 +95,9 @@ pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Open
         return Err(keys.wrong("conv_bias", "false: convolutions without biases", true));
     }
     // An older name of `tie_word_embeddings`.
-    raw.tied = keys.flag(Key("tie_embedding", ""))?.unwrap_or(raw.tied);
+    if let Some(tied) = keys.flag(Key("tie_embedding", ""))? {
+        raw.tied = tied && files.names.find("head")?.is_none();
+    }
     let kernel = keys.needed(Key("conv_L_cache", "shortconv.l_cache"))?.within(2..=1 << 8)?;
     let convs = convs(files, &raw.layers)?;
     let config = raw.check()?;

@@ -43,6 +43,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "lfm2_moe",
     gguf: "lfm2moe",
     class: "Lfm2MoeForCausalLM",
+    unsaid: Unsaid::sizes([2048, 7168, 32, 32, 8, 0, 128_000, 65_536]).theta(1_000_000.0),
     names: &[lfm2::NAMES, NAMES],
     experts: true,
     open,

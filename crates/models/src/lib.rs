@@ -85,6 +85,7 @@ mod stablelm;
 mod starcoder2;
 mod stated;
 mod unused;
+mod usual;
 mod windows;
 
 use files::Files;
@@ -345,6 +346,7 @@ fn open<'a>(
 
 /// The model as its architecture's file reads it, if it reads every key.
 fn read(files: &Files<'_>, options: &ReadOptions) -> Result<Opened> {
+    let files = &files.of_class();
     if !files.architecture.experts {
         experts::check(&files.outer)?;
         experts::check(&files.keys)?;

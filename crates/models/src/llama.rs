@@ -32,6 +32,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "llama",
     gguf: "llama",
     class: "LlamaForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000]),
     names: &[NAMES, experts::SPARSE_BLOCK],
     signs: Some(&["blocks.0.attention.q"]),
     experts: true,

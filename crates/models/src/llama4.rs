@@ -57,6 +57,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "llama4",
     gguf: "llama4",
     class: "Llama4ForCausalLM",
+    unsaid: Unsaid::sizes([5120, 8192, 48, 40, 8, 0, 131_072, 202_048]).theta(500_000.0),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: true,

@@ -24,6 +24,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "mamba2",
     gguf: "mamba2",
     class: "Mamba2ForCausalLM",
+    unsaid: Unsaid::NOTHING,
     names: &[NAMES, mamba::MIXERS],
     signs: Some(&["embed", "blocks.0.mamba.in", "blocks.0.mamba.step", "blocks.0.mamba.norm"]),
     experts: false,

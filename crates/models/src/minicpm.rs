@@ -15,6 +15,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "minicpm",
     gguf: "minicpm",
     class: "MiniCPMForCausalLM",
+    unsaid: Unsaid::NOTHING,
     names: &[llama::NAMES, phimoe::FACTORS],
     signs: None,
     experts: false,
@@ -27,6 +28,7 @@ pub(crate) const THIRD: Architecture = Architecture {
     name: "minicpm3",
     gguf: latent::THIRD,
     class: "MiniCPM3ForCausalLM",
+    unsaid: Unsaid::sizes([2560, 6400, 62, 40, 40, 0, 32_768, 73_448]),
     names: &[latent::NAMES, llama::NAMES, phimoe::FACTORS],
     open: open_third,
     ..ARCHITECTURE

@@ -8,6 +8,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "ministral",
     gguf: "llama",
     class: "MinistralForCausalLM",
+    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 4096, 131_072, 32_000]),
     names: &[llama::NAMES],
     signs: None,
     experts: false,

@@ -30,6 +30,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "mistral",
     gguf: "llama",
     class: "MistralForCausalLM",
+    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 4096, 131_072, 32_000]),
     names: &[llama::NAMES, NAMES],
     signs: None,
     experts: false,

@@ -13,6 +13,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "mixtral",
     gguf: "llama",
     class: "MixtralForCausalLM",
+    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 0, 131_072, 32_000]).theta(1_000_000.0),
     names: &[llama::NAMES, experts::SPARSE_BLOCK],
     signs: None,
     experts: true,

@@ -11,6 +11,9 @@ use nn::{Stored, Weights};
 /// whole; an empty one is none. Further rows of a canonical name are further spellings in folders.
 pub(crate) type Row = (&'static str, &'static str, &'static str);
 
+/// First words of names, of which files, and Transformers' own modules, may have another or none.
+const PREFIXES: &[&str] = &["model", "transformer", "backbone"];
+
 /// Finds the tensors of a file by canonical name.
 pub(crate) struct Names<'a> {
     pub(crate) tensors: &'a Tensors,
@@ -101,7 +104,7 @@ pub(crate) fn candidates(canonical: &str, dialect: Dialect, tables: &[&[Row]]) -
         // Multimodal checkpoints keep the decoder under a prefix; base-model exports drop the
         // leading `model.`, and mlx-lm puts it in the place of another.
         let bare = match name.split_once('.') {
-            Some(("model" | "transformer", bare)) => bare.to_owned(),
+            Some((word, bare)) if PREFIXES.contains(&word) => bare.to_owned(),
             _ => name.clone(),
         };
         let outer = (bare != name).then(|| format!("model.{bare}"));
@@ -131,6 +134,9 @@ fn is_number(word: &str) -> bool {
 fn numbers(pattern: &str, stem: &str) -> Option<Vec<u32>> {
     let mut parts = pattern.split("{}");
     let front = parts.next()?;
+    // A prefix may be another one, which `candidates` knows.
+    let bare = front.split_once('.').filter(|(word, _)| PREFIXES.contains(word));
+    let front = bare.map_or(front, |(_, bare)| bare);
     let (mut rest, mut all) = (stem, Vec::new());
     for (i, part) in parts.enumerate() {
         rest = if i == 0 { rest.split_once(front)?.1 } else { rest };
@@ -146,8 +152,15 @@ impl Architecture {
     /// The canonical name of what a checkpoint calls `stem`, without `.weight`:
     /// `blocks.3.attention.q` for `model.layers.3.self_attn.q_proj`, or in GGUF for `blk.3.attn_q`.
     pub fn canonical(&self, stem: &str, gguf: bool) -> Option<String> {
-        let mut rows = self.names.iter().flat_map(|table| table.iter());
-        rows.find_map(|&(canonical, hugging_face, in_gguf)| {
+        self.canonicals(stem, gguf).into_iter().next()
+    }
+
+    /// All canonical names of what a checkpoint calls `stem`: models of one architecture may have
+    /// one name for parts that are not the same, such as Granite 4's feed-forwards alone and beside
+    /// a mixture.
+    pub fn canonicals(&self, stem: &str, gguf: bool) -> Vec<String> {
+        let rows = self.names.iter().flat_map(|table| table.iter());
+        let all = rows.filter_map(|&(canonical, hugging_face, in_gguf)| {
             let pattern = if gguf { in_gguf } else { hugging_face };
             let numbers = numbers(pattern, stem)?;
             let name = numbers.iter().fold(canonical.to_owned(), |name, number| {
@@ -155,7 +168,8 @@ impl Architecture {
             });
             let stored = format!("{stem}.weight");
             self.stored(&name, gguf).contains(&stored).then_some(name)
-        })
+        });
+        all.collect()
     }
 
     /// The names under which checkpoints may store the weight of a canonical name, in order of
@@ -181,6 +195,20 @@ mod tests {
         let one = crate::mixtral::ARCHITECTURE
             .canonical("model.layers.3.block_sparse_moe.experts.12.w2", false);
         assert_eq!(one, Some("blocks.3.mlp.experts.12.down".to_owned()));
+        // Modules have other names in Transformers 5 than in files, and adapters those of modules.
+        let of = |architecture: &Architecture, stem| architecture.canonicals(stem, false);
+        let (granite, output) =
+            (&crate::granite4::ARCHITECTURE, "model.layers.1.shared_mlp.output_linear");
+        assert_eq!(of(granite, output), ["blocks.1.mlp.down", "blocks.1.mlp.shared.down"]);
+        let nemotron = of(&crate::nemotron_h::ARCHITECTURE, "model.layers.1.mixer.o_proj");
+        assert_eq!(
+            nemotron,
+            of(&crate::nemotron_h::ARCHITECTURE, "backbone.layers.1.mixer.o_proj")
+        );
+        assert_eq!(nemotron, ["blocks.1.attention.o"]);
+        let gate = of(&crate::minimax_m2::ARCHITECTURE, "model.layers.1.mlp.gate");
+        assert_eq!(gate, ["blocks.1.mlp.router"]);
+        let of = |stem: &str, gguf| crate::llama::ARCHITECTURE.canonical(stem, gguf);
         for odd in ["model.layers.x.self_attn.q_proj", "model.layers.1.self_attn.z_proj", "", "q"] {
             assert_eq!(of(odd, false), None, "{odd}");
         }

@@ -16,6 +16,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "nemotron",
     gguf: "nemotron",
     class: "NemotronForCausalLM",
+    unsaid: Unsaid::sizes([6144, 24_576, 32, 48, 0, 0, 4096, 256_000]),
     names: &[llama::NAMES],
     signs: None,
     experts: false,

@@ -68,6 +68,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "nemotron_h",
     gguf: "nemotron_h",
     class: "NemotronHForCausalLM",
+    unsaid: Unsaid::sizes([4096, 21_504, 0, 32, 8, 0, 4096, 131_072]),
     names: &[NAMES, mamba::MIXERS, EXPERTS],
     signs: None,
     experts: true,
@@ -80,6 +81,7 @@ pub(crate) static MIXTURE: Architecture = Architecture {
     name: "nemotron_h_moe",
     gguf: "nemotron_h_moe",
     class: "",
+    unsaid: Unsaid::NOTHING,
     ..ARCHITECTURE
 };
 

@@ -26,6 +26,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "olmo",
     gguf: "olmo",
     class: "OlmoForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 50_304]),
     names: &[NAMES],
     signs: None,
     experts: false,

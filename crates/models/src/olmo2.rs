@@ -32,6 +32,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "olmo2",
     gguf: "olmo2",
     class: "Olmo2ForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 50_304]),
     names: &[NORMS, llama::NAMES],
     signs: None,
     experts: false,
@@ -40,7 +41,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 /// OLMo 3.
 pub(crate) const OLMO3: Architecture =
-    Architecture { title: "OLMo 3", name: "olmo3", class: "Olmo3ForCausalLM", ..ARCHITECTURE };
+    Architecture { title: "OLMo 3", name: "olmo3", class: "Olmo3ForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 4096, 2048, 50_304]).theta(500_000.0), ..ARCHITECTURE };
 
 /// One layer of this many sees everything.
 const PERIOD: usize = 4;

@@ -30,6 +30,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "opt",
     gguf: "",
     class: "OPTForCausalLM",
+    unsaid: Unsaid::NOTHING,
     names: &[NAMES],
     signs: None,
     experts: false,

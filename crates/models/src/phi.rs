@@ -29,6 +29,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "phi",
     gguf: "phi2",
     class: "PhiForCausalLM",
+    unsaid: Unsaid::sizes([2048, 8192, 24, 32, 0, 0, 2048, 51_200]),
     names: &[NAMES],
     signs: None,
     experts: false,

@@ -12,6 +12,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen2",
     gguf: "qwen2",
     class: "Qwen2ForCausalLM",
+    unsaid: Unsaid::sizes([4096, 22_016, 32, 32, 32, 4096, 32_768, 151_936]),
     names: &[llama::NAMES],
     signs: Some(&["blocks.0.attention.q", "blocks.0.attention.q.bias"]),
     experts: false,

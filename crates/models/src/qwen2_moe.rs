@@ -35,6 +35,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen2_moe",
     gguf: "qwen2moe",
     class: "Qwen2MoeForCausalLM",
+    unsaid: Unsaid::sizes([2048, 5632, 24, 16, 16, 4096, 32_768, 151_936]),
     names: &[llama::NAMES, experts::NAMES, experts::SWITCHED, SHARED],
     signs: None,
     experts: true,

@@ -18,6 +18,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3",
     gguf: "qwen3",
     class: "Qwen3ForCausalLM",
+    unsaid: Unsaid::sizes([4096, 22_016, 32, 32, 32, 4096, 32_768, 151_936]),
     names: &[llama::NAMES, NORMS],
     signs: Some(&[
         "blocks.0.attention.q",

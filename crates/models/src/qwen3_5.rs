@@ -11,6 +11,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3_5",
     gguf: "qwen35",
     class: "Qwen3_5ForConditionalGeneration",
+    unsaid: Unsaid::sizes([4096, 12_288, 32, 16, 4, 0, 32_768, 248_320]),
     names: &[hybrid::NAMES, llama::NAMES, qwen3::NORMS],
     signs: None,
     experts: false,

@@ -7,6 +7,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3_5_moe",
     gguf: "qwen35moe",
     class: "Qwen3_5MoeForConditionalGeneration",
+    unsaid: Unsaid::sizes([2048, 0, 40, 16, 2, 0, 32_768, 248_320]),
     names: &[
         hybrid::NAMES,
         llama::NAMES,

@@ -13,6 +13,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3_moe",
     gguf: "qwen3moe",
     class: "Qwen3MoeForCausalLM",
+    unsaid: Unsaid::sizes([2048, 6144, 24, 32, 4, 4096, 32_768, 151_936]),
     names: &[llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,

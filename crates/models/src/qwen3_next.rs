@@ -13,6 +13,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3_next",
     gguf: "qwen3next",
     class: "Qwen3NextForCausalLM",
+    unsaid: Unsaid::sizes([2048, 5632, 48, 16, 2, 0, 32_768, 151_936]),
     names: &[
         hybrid::NAMES,
         llama::NAMES,

@@ -12,6 +12,7 @@ pub(crate) const QWEN2_5: Architecture = Architecture {
     name: "qwen2_5_vl",
     gguf: "qwen2vl",
     class: "Qwen2_5_VLForConditionalGeneration",
+    unsaid: Unsaid::sizes([8192, 29_568, 80, 64, 8, 4096, 32_768, 152_064]).theta(1_000_000.0),
     signs: None,
     open: |files| open(files, qwen2::open),
     ..qwen2::ARCHITECTURE
@@ -21,6 +22,7 @@ pub(crate) const QWEN2: Architecture = Architecture {
     title: "Qwen2-VL, its text",
     name: "qwen2_vl",
     class: "Qwen2VLForConditionalGeneration",
+    unsaid: Unsaid::sizes([8192, 29_568, 80, 64, 8, 4096, 32_768, 152_064]).theta(1_000_000.0),
     ..QWEN2_5
 };
 
@@ -29,6 +31,7 @@ pub(crate) const QWEN3: Architecture = Architecture {
     name: "qwen3_vl",
     gguf: "qwen3vl",
     class: "Qwen3VLForConditionalGeneration",
+    unsaid: Unsaid::sizes([4096, 22_016, 32, 32, 32, 0, 128_000, 151_936]).theta(500_000.0),
     signs: None,
     open: |files| open(files, qwen3::open),
     ..qwen3::ARCHITECTURE
@@ -39,6 +42,7 @@ pub(crate) const QWEN3_MOE: Architecture = Architecture {
     name: "qwen3_vl_moe",
     gguf: "qwen3vlmoe",
     class: "Qwen3VLMoeForConditionalGeneration",
+    unsaid: Unsaid::sizes([2048, 5632, 24, 16, 16, 0, 128_000, 151_936]).theta(500_000.0),
     names: &[llama::NAMES, qwen3::NORMS, experts::STACKS, experts::SWITCHED],
     signs: None,
     open: |files| open(files, mixture),

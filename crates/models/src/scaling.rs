@@ -19,15 +19,56 @@ pub(crate) fn read(files: &Files<'_>, width: usize) -> Result<Rotation> {
         let (rotary, scaling) = (keys.size("rope.dimension_count")?, of_gguf(files)?);
         return Ok(Rotation { theta, rotary, scaling });
     }
-    let mut found = ("rope_parameters", None);
-    for key in ["rope_parameters", "rope_scaling"] {
-        if let Some(object) = keys.object(key)?.filter(|_| found.1.is_none()) {
-            found = (key, Some(object));
+    let (own, older) = (stated(keys, PARAMETERS)?, stated(keys, OLDER)?);
+    let Some(older) = older else { return of_object(files, PARAMETERS, own.as_ref(), width) };
+    // It takes the place of the newer object, base and all, as in Transformers.
+    if let Some(own) = own {
+        let base = older.number("rope_theta")?.or(keys.number("rope_theta")?);
+        let whole = base.is_some() || own.number("rope_theta")?.is_none();
+        if !whole || own.get("full_attention").is_some() {
+            let expected = format!("nothing, or the base too, since {PARAMETERS} is there as well");
+            return Err(keys.wrong(OLDER, expected, "a rotation without its base"));
         }
+        own.note_all();
     }
-    let (key, rope) = found;
-    of_object(keys, key, rope.as_ref(), width)
+    of_object(files, OLDER, Some(&older), width)
 }
+
+/// The object under `key`, if it says anything.
+fn stated<'a>(keys: &Keys<'a>, key: &'static str) -> Result<Option<Keys<'a>>> {
+    let says = keys.get(key).is_some_and(|value| *value != serde_json::json!({}));
+    Ok(keys.object(key)?.filter(|_| says))
+}
+
+/// The object that states the rotation, and the one in which older files do.
+const PARAMETERS: &str = "rope_parameters";
+const OLDER: &str = "rope_scaling";
+
+/// The base of architectures that take another than 10,000 where nothing is said.
+const BASES: &[(&str, f64)] = &[
+    ("apertus", 12_000_000.0),
+    ("cohere", 500_000.0),
+    ("ernie4_5", 500_000.0),
+    ("ernie4_5_moe", 500_000.0),
+    ("exaone", 500_000.0),
+    ("gpt_oss", 150_000.0),
+    ("lfm2", 1_000_000.0),
+    ("lfm2_moe", 1_000_000.0),
+    ("llama4", 500_000.0),
+    ("minimax_m2", 5_000_000.0),
+    ("mixtral", 1_000_000.0),
+    ("olmo3", 500_000.0),
+    ("phimoe", 1_000_000.0),
+    ("qwen2_vl", 1_000_000.0),
+    ("qwen2_5_vl", 1_000_000.0),
+    ("qwen3_vl", 500_000.0),
+    ("qwen3_vl_moe", 500_000.0),
+    ("smollm3", 2_000_000.0),
+];
+
+/// Architectures that stretch their rotation where nothing is said, by numbers that published
+/// configurations state.
+const STRETCHED: &[&str] = &["apertus", "gpt_oss", "ministral3"];
 
 /// Reads the rotation that `rope_parameters` states for one kind of layer, such as
 /// `full_attention`; none where it does not tell kinds apart.
@@ -39,19 +80,19 @@ pub(crate) fn of_kind(
     kind: &'static str,
     width: usize,
 ) -> Result<Option<Rotation>> {
-    const KEY: &str = "rope_parameters";
-    let Some(all) = files.keys.object(KEY)? else { return Ok(None) };
+    let Some(all) = files.keys.object(PARAMETERS)? else { return Ok(None) };
     let Some(rope) = all.object(kind)? else { return Ok(None) };
-    of_object(&files.keys, KEY, Some(&rope), width).map(Some)
+    of_object(files, PARAMETERS, Some(&rope), width).map(Some)
 }
 
 /// Reads a rotation from the object under `key`, or beside it.
 fn of_object(
-    keys: &Keys<'_>,
+    files: &Files<'_>,
     key: &'static str,
     rope: Option<&Keys<'_>>,
     width: usize,
 ) -> Result<Rotation> {
+    let (keys, name) = (&files.keys, files.architecture.name);
     let either = |key: &'static str| {
         let within = rope.map(|rope| rope.number(key)).transpose()?.flatten();
         let outside = keys.number(key)?;
@@ -61,7 +102,11 @@ fn of_object(
     // same.
     keys.note("original_max_position_embeddings");
     let theta = either("rope_theta")?;
-    let mut theta = theta.unwrap_or_else(|| keys.stated("rope_theta", 10_000.0));
+    if theta.is_none() && rope.is_none() && STRETCHED.contains(&name) {
+        return Err(keys.wrong(key, "a rotation", "nothing"));
+    }
+    let base = BASES.iter().find(|row| row.0 == name).map_or(10_000.0, |row| row.1);
+    let mut theta = theta.unwrap_or_else(|| keys.stated("rope_theta", base));
     let alpha = rope.map(|rope| rope.number("alpha")).transpose()?.flatten();
     if let (Some(alpha), Some(rope)) = (alpha, rope) {
         // Hunyuan's: a base that is stretched for all contexts, called `dynamic` all the same.

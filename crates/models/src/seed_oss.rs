@@ -12,6 +12,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "seed_oss",
     gguf: "seed_oss",
     class: "SeedOssForCausalLM",
+    unsaid: Unsaid::sizes([4096, 27_648, 64, 80, 8, 0, 524_288, 155_136]),
     names: &[glm4_moe::NORMS, llama::NAMES],
     signs: None,
     experts: false,

@@ -12,6 +12,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "smollm3",
     gguf: "smollm3",
     class: "SmolLM3ForCausalLM",
+    unsaid: Unsaid::sizes([2048, 11_008, 36, 16, 4, 0, 32_768, 128_256]).theta(2_000_000.0),
     names: &[llama::NAMES],
     signs: None,
     experts: false,

@@ -14,6 +14,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "stablelm",
     gguf: "stablelm",
     class: "StableLmForCausalLM",
+    unsaid: Unsaid::sizes([2560, 6912, 32, 32, 32, 0, 4096, 50_304]),
     names: &[llama::NAMES],
     signs: None,
     experts: false,

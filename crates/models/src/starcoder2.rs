@@ -19,6 +19,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "starcoder2",
     gguf: "starcoder2",
     class: "Starcoder2ForCausalLM",
+    unsaid: Unsaid::sizes([3072, 12_288, 30, 24, 2, 0, 4096, 49_152]),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: false,

@@ -13,7 +13,10 @@ use formats::Result;
 /// A window that is none.
 pub(crate) fn of_all(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Option<usize>>> {
     let window = files.keys.size(Key("sliding_window", "attention.sliding_window"))?;
-    let Some(window) = window.filter(|window| window.value > 0) else { return Ok(Vec::new()) };
+    let Some(window) = window.filter(|window| window.value > 0) else {
+        of_types(files, layers, None)?;
+        return Ok(Vec::new());
+    };
     let window = window.within(1..=LIMIT)?;
     let each = vec![Some(window); layers.value.min(LAYERS)];
     Ok(of_types(files, layers, Some(window))?.unwrap_or(each))
@@ -53,9 +56,6 @@ pub(crate) fn periodic(
         // What a pattern says beside a list, the list says too.
         for name in [PATTERN.0, "_sliding_window_pattern", PATTERN.1] {
             keys.note(name);
-        }
-        if windows.is_empty() {
-            of_types(files, layers, None)?;
         }
         return Ok(windows);
     }

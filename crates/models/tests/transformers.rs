@@ -211,6 +211,88 @@ fn the_first_keys_tell_the_architecture() {
     }
 }
 
+/// Where two settings meet, what Transformers takes is taken.
+#[test]
+fn settings_that_disagree_are_weighed_as_in_transformers() {
+    let plain = || serde_json::json!({ "rope_type": "default", "rope_theta": 5.0 });
+    type Change = fn(&mut serde_json::Value, serde_json::Value);
+    let cases: &[(&str, Change)] = &[
+        // A head that is stored is used, whatever is said of one.
+        ("qwen3-untied", |config, _| config["tie_word_embeddings"] = true.into()),
+        // The older object takes the place of the newer one, base and all.
+        ("llama3", |config, plain| {
+            config["rope_scaling"] = std::mem::replace(&mut config["rope_parameters"], plain);
+        }),
+        // Layers without a window where none is stated.
+        ("mistral-full", |config, _| {
+            config["layer_types"] = serde_json::json!(["full_attention", "full_attention"]);
+        }),
+        // Layers that the list does not name have heads as all others have.
+        ("gemma4", |config, _| {
+            let global = config["global_head_dim"].take();
+            let kv_heads = config["num_global_key_value_heads"].take();
+            config["per_layer_config"] = serde_json::json!({ "2": { "head_dim": global,
+                "num_key_value_heads": kv_heads } });
+        }),
+    ];
+    for (name, change) in cases {
+        let (case, aside) = (testing::models().join(name), tempfile::tempdir().unwrap());
+        for file in ["model.safetensors", "expected.safetensors"] {
+            std::fs::copy(case.join(file), aside.path().join(file)).unwrap();
+        }
+        let text = std::fs::read(case.join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        change(&mut config, plain());
+        std::fs::write(aside.path().join("config.json"), config.to_string()).unwrap();
+        folder_agrees(aside.path());
+    }
+}
+
+/// What `config.json` does not mention is what Transformers' class of the architecture has (5.24).
+#[test]
+fn what_is_left_out_is_as_the_class_has_it() {
+    let read_whole = |json: serde_json::Value| {
+        let aside = tempfile::tempdir().unwrap();
+        std::fs::write(aside.path().join("config.json"), json.to_string()).unwrap();
+        let weights = testing::models().join("qwen3-untied/model.safetensors");
+        std::fs::copy(weights, aside.path().join("model.safetensors")).unwrap();
+        delft_models::config(&Tensors::open(aside.path()).unwrap(), &options())
+    };
+    let read = |inner: serde_json::Value| {
+        read_whole(serde_json::json!({ "model_type": "pixtral", "text_config": inner }))
+    };
+    let inner = serde_json::json!({ "model_type": "mistral", "head_dim": 128,
+        "rope_theta": 1e9, "rms_norm_eps": 1e-5 });
+    let found = read(inner).unwrap();
+    let sizes = [found.hidden, found.layers, found.heads, found.kv_heads, found.feed_forward];
+    assert_eq!(sizes, [4096, 32, 32, 8, 14_336]);
+    assert_eq!((found.vocab, found.context), (32_000, 131_072));
+    assert_eq!(found.windows, vec![Some(4096); 32]);
+    // Null is said: no window.
+    let said = serde_json::json!({ "model_type": "mistral", "head_dim": 128, "sliding_window": null,
+        "num_key_value_heads": null });
+    let found = read(said).unwrap();
+    assert_eq!((found.windows.len(), found.kv_heads), (0, 32));
+    for (name, base) in [("mixtral", 1e6f32), ("cohere", 5e5), ("llama", 1e4), ("smollm3", 2e6)] {
+        let mut said = serde_json::json!({ "model_type": name, "head_dim": 64 });
+        if name == "mixtral" {
+            (said["num_experts_per_tok"], said["num_local_experts"]) = (2.into(), 8.into());
+        }
+        let found = read(said).unwrap_or_else(|e| panic!("{e}"));
+        let second = found.rope.unwrap().frequencies[1];
+        assert!((second * base.powf(1.0 / 32.0) - 1.0).abs() < 1e-5, "{name}: {second}");
+    }
+    let error = read(serde_json::json!({ "model_type": "apertus" })).unwrap_err().to_string();
+    assert!(error.contains("rope_parameters: expected a rotation, found nothing"), "{error}");
+    let whole = read_whole(serde_json::json!({ "model_type": "mistral" }));
+    let error = whole.unwrap_err().to_string();
+    assert!(error.contains("num_hidden_layers: expected a whole number, found nothing"), "{error}");
+    let both = serde_json::json!({ "model_type": "llama", "rope_parameters": { "rope_theta": 5e5 },
+        "rope_scaling": { "rope_type": "linear", "factor": 2.0 } });
+    let error = read(both).unwrap_err().to_string();
+    assert!(error.contains("rope_scaling: expected nothing, or the base too"), "{error}");
+}
+
 /// A bias that nothing adds would leave another model, unless it is zero.
 #[test]
 fn a_bias_that_nothing_reads_is_refused() {

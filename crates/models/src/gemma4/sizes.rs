@@ -10,15 +10,26 @@ use crate::scaling;
 use crate::stated::Stated;
 use formats::{ErrorKind, Result};
 
-/// The settings of full-attention layers in `per_layer_config`, as recent Transformers writes it.
-fn of_globals(files: &Files<'_>, raw: &Raw, key: &'static str) -> Result<Option<Stated<usize>>> {
+/// The settings of full-attention layers in `per_layer_config`, as recent Transformers writes it:
+/// layers that it does not name have what all others have, `base`. None where the key is absent.
+fn of_globals(
+    files: &Files<'_>,
+    raw: &Raw,
+    key: &'static str,
+    base: &Stated<usize>,
+) -> Result<Option<Stated<usize>>> {
     const OWN: &str = "per_layer_config";
     let keys = &files.keys;
     let Some(layers) = keys.get(OWN).filter(|_| keys.dialect() == Dialect::HuggingFace) else {
         return Ok(None);
     };
     let layers = layers.as_object().ok_or_else(|| keys.odd(OWN, "an object", layers))?;
-    let mut found = None;
+    let usual = base.value as u64;
+    let unlike = |found: &serde_json::Value| {
+        let expected = "sizes of heads and counts of keys, alike in all layers without a window";
+        keys.odd(OWN, expected, found).of(ErrorKind::Unsupported)
+    };
+    let mut found = Vec::new();
     for (layer, settings) in layers {
         let window = layer.parse().ok().and_then(|i: usize| raw.windows.get(i));
         let whole = settings.as_object().is_some_and(|settings| {
@@ -27,15 +38,18 @@ fn of_globals(files: &Files<'_>, raw: &Raw, key: &'static str) -> Result<Option<
             };
             settings.iter().all(known)
         });
-        let value = settings.get(key).and_then(serde_json::Value::as_u64);
-        if window != Some(&None) || !whole || found.is_some_and(|found| found != value) {
-            let expected =
-                "sizes of heads and counts of keys, alike in all layers without a window";
-            return Err(keys.odd(OWN, expected, settings).of(ErrorKind::Unsupported));
+        if window != Some(&None) || !whole {
+            return Err(unlike(settings));
         }
-        found = Some(value);
+        found.push(settings.get(key).and_then(serde_json::Value::as_u64).unwrap_or(usual));
     }
-    Ok(found.flatten().map(|value| keys.stated(OWN, usize::try_from(value).unwrap_or(usize::MAX))))
+    let unnamed = raw.windows.iter().filter(|window| window.is_none()).count() > found.len();
+    found.extend(unnamed.then_some(usual));
+    let first = found.first().copied().unwrap_or(usual);
+    if found.iter().any(|other| *other != first) {
+        return Err(unlike(&layers.clone().into()));
+    }
+    Ok(Some(keys.stated(OWN, usize::try_from(first).unwrap_or(usize::MAX))))
 }
 
 /// Elements of a head in layers within a window, and in those that see everything.
@@ -43,7 +57,8 @@ pub(super) fn head_sizes(files: &Files<'_>, raw: &Raw) -> Result<[Stated<usize>;
     let keys = &files.keys;
     if keys.dialect() == Dialect::HuggingFace {
         let (local, global) = (keys.needed("head_dim")?, keys.needed("global_head_dim")?);
-        return Ok([local, of_globals(files, raw, "head_dim")?.unwrap_or(global)]);
+        let own = of_globals(files, raw, "head_dim", &local)?;
+        return Ok([local, own.unwrap_or(global)]);
     }
     let local = keys.needed(Key("", "attention.key_length_swa"))?;
     let values = keys.needed(Key("", "attention.value_length_swa"))?;
@@ -73,7 +88,8 @@ pub(super) fn kv_heads(files: &Files<'_>, raw: &Raw) -> Result<[Stated<usize>; 2
     }
     let own = keys.size(Key("num_global_key_value_heads", ""))?;
     let same = keys.flag(Key("attention_k_eq_v", ""))? == Some(true);
-    let own = of_globals(files, raw, "num_key_value_heads")?.or(own.filter(|_| same));
+    let listed = of_globals(files, raw, "num_key_value_heads", &raw.kv_heads)?;
+    let own = listed.or(own.filter(|_| same));
     Ok([raw.kv_heads.clone(), own.unwrap_or_else(|| raw.kv_heads.clone())])
 }
 
