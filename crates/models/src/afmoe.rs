@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::glm4_moe::{self, Usual};
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, experts, llama, mixtral, qwen3, windows};
 use formats::Result;
 use nn::{AttentionOptions, QkNorm};

@@ -6,6 +6,7 @@ use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, llama, qwen3};
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, Result, Source, shape};
@@ -34,7 +35,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "apertus",
     gguf: "apertus",
     class: "ApertusForCausalLM",
-    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 0, 0, 65_536, 131_072]).theta(12_000_000.0).stretched(),
+    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 0, 0, 65_536, 131_072])
+        .theta(12_000_000.0)
+        .stretched(),
     names: &[NAMES, llama::NAMES, qwen3::NORMS],
     signs: None,
     experts: false,

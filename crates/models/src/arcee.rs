@@ -4,6 +4,7 @@
 use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, gpt2, llama, nemotron};
 use formats::Result;
 use nn::Pairing;

@@ -3,6 +3,7 @@
 
 use crate::config::{LAYERS, Raw};
 use crate::files::Files;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, falcon_h1, mamba};
 use formats::Result;
 use nn::Weights;

@@ -6,6 +6,7 @@ use crate::config::{Config, Raw};
 use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::Key;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, llama, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Pairing};

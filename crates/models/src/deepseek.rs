@@ -4,6 +4,7 @@
 use crate::config::{Config, LAYERS};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, glm4_moe, latent, llama};
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};

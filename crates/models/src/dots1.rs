@@ -5,6 +5,7 @@ use crate::config::Raw;
 use crate::files::Files;
 use crate::glm4_moe::{self, Usual};
 use crate::keys::Key;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, experts, llama, qwen3, windows};
 use formats::Result;
 

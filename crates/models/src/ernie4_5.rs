@@ -6,6 +6,7 @@ use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, glm4_moe, llama};
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};

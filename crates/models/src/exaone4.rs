@@ -4,6 +4,7 @@
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, llama, olmo2, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, QkNorm};

@@ -8,6 +8,7 @@ use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, gpt2, internlm2, phi3, phimoe};
 use formats::gguf::MetadataValue;
 use formats::{ErrorKind, Result};

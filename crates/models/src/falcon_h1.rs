@@ -7,6 +7,7 @@ use crate::decoder::{self, Layer};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, mamba};
 use formats::{Result, Source};
 use nn::{

@@ -3,6 +3,7 @@
 
 use crate::Architecture;
 use crate::keys::{Asked, Key, Keys};
+use crate::unsaid::Unsaid;
 use formats::gguf::Metadata;
 use formats::{Error, Folder, Result, Tensors, shape};
 use nn::{Bias, Weights};
@@ -43,11 +44,11 @@ impl<'a> Files<'a> {
     }
 
     /// The same, with sizes that `config.json` leaves out to the architecture's class: see
-    /// [`crate::usual`]. Mistral's own files are not read by that class.
+    /// [`Unsaid`]. Mistral's own files are not read by that class.
     pub(crate) fn of_class(&self) -> Files<'a> {
         let mistrals = self.tensors.and_then(Tensors::folder).is_some_and(Folder::is_mistrals);
-        let class = if mistrals { "" } else { self.architecture.name };
-        self.with_keys(self.keys.clone().of_class(class))
+        let unsaid = if mistrals { Unsaid::NOTHING } else { self.architecture.unsaid };
+        self.with_keys(self.keys.clone().of_class(unsaid))
     }
 
     /// The same, with numbers that GGUF lists for each layer: see [`Keys::with_lists`].

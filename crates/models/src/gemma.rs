@@ -4,6 +4,7 @@
 use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, gemma2, llama};
 use formats::Result;
 use nn::{Bias, Mlp, Unary, Weights};

@@ -7,6 +7,7 @@ use crate::decoder::{self, Layer};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::{Recipes, Row};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Ending, Layers, Opened, windows};
 use formats::{Result, Source};
 use nn::{

@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::rope::{Rotation, Scaling};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, gemma2, scaling, windows};
 use formats::Result;
 use nn::{AttentionOptions, Pairing, QkNorm};

@@ -14,6 +14,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::names::{Recipes, Row};
 use crate::rope::Rotation;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Config, Opened, gemma2, gemma3, windows};
 pub(crate) use export::{exported, metadata, tensors};
 use formats::Result;

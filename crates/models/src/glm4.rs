@@ -5,6 +5,7 @@ use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, phi3};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Pairing};

@@ -6,6 +6,7 @@ use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3};
 use formats::Result;
 use formats::gguf::MetadataValue;

@@ -6,6 +6,7 @@ use crate::config::{Config, Raw, rows_of_embedding, tied};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, phimoe};
 use formats::{Error, Result, Source, shape};
 use nn::{AttentionOptions, Bias, Pairing, Stored, Unary, Weights};

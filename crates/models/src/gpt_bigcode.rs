@@ -5,6 +5,7 @@ use crate::config::{Config, Raw};
 use crate::decoder;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, gpt2, gptj, phi3};
 use formats::{ErrorKind, Result};
 use nn::{AttentionOptions, Bias, Unary};

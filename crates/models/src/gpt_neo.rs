@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::stated::Stated;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, gpt2};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Unary};

@@ -7,6 +7,7 @@ use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, gpt2, phi3, phimoe};
 use formats::{Error, Result, Source, shape};
 use nn::{Bias, Stored, Unary, Weights};

@@ -6,6 +6,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::rope::Scaling;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
 use formats::{Result, Source};
 use nn::{AttentionOptions, Bias, Gate, Stored, Weights};
@@ -34,7 +35,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt_oss",
     gguf: "gpt-oss",
     class: "GptOssForCausalLM",
-    unsaid: Unsaid::sizes([2880, 2880, 36, 64, 8, 128, 131_072, 201_088]).theta(150_000.0).stretched(),
+    unsaid: Unsaid::sizes([2880, 2880, 36, 64, 8, 128, 131_072, 201_088])
+        .theta(150_000.0)
+        .stretched(),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: true,

@@ -6,6 +6,7 @@ use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, granite, granitemoe, llama, mamba, phi3};
 use formats::Result;
 use nn::Weights;

@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key, Keys};
 use crate::names::Row;
 use crate::stated::Stated;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama};
 use formats::Result;
 use formats::gguf::MetadataValue;

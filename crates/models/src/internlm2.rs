@@ -6,6 +6,7 @@ use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, llama};
 use formats::{Error, Result, Source, shape};
 use nn::{AttentionOptions, Pairing, Stored, Weights};

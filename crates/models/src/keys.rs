@@ -4,7 +4,7 @@
 
 use crate::harmless::{HARMLESS_VALUES, is_causality, is_harmless};
 use crate::stated::Stated;
-use crate::usual;
+use crate::unsaid::Unsaid;
 use formats::gguf::{Metadata, MetadataValue as Typed};
 use formats::{Error, ErrorKind, Hint, Result, Setting};
 use serde_json::Value;
@@ -73,14 +73,23 @@ pub(crate) struct Keys<'a> {
     usual: &'static [(&'static str, usize)],
     own: &'static [(&'static str, &'static str)],
     by_layer: &'static [&'static str],
-    class: &'static str,
+    unsaid: Unsaid,
 }
 
 impl<'a> Keys<'a> {
     /// The keys of `config.json`.
     pub(crate) fn json(file: &'a str, value: &'a Value, asked: &'a Asked) -> Keys<'a> {
         let (prefix, values) = (String::new(), Values::Json(value));
-        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[], class: "" }
+        Keys {
+            file,
+            prefix,
+            values,
+            asked,
+            usual: &[],
+            own: &[],
+            by_layer: &[],
+            unsaid: Unsaid::NOTHING,
+        }
     }
 
     /// The keys of GGUF metadata below `prefix.`.
@@ -91,7 +100,16 @@ impl<'a> Keys<'a> {
         asked: &'a Asked,
     ) -> Keys<'a> {
         let (prefix, values) = (format!("{prefix}."), Values::Gguf(metadata));
-        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[], class: "" }
+        Keys {
+            file,
+            prefix,
+            values,
+            asked,
+            usual: &[],
+            own: &[],
+            by_layer: &[],
+            unsaid: Unsaid::NOTHING,
+        }
     }
 
     /// The same keys where `config.json` leaves out whole numbers that the architecture takes for
@@ -112,10 +130,10 @@ impl<'a> Keys<'a> {
         Keys { by_layer, ..self }
     }
 
-    /// The same keys where `config.json` leaves out sizes that the class of the architecture `name`
+    /// The same keys where `config.json` leaves out sizes that the architecture's class
     /// has: those alone that it does not mention, not even as null.
-    pub(crate) fn of_class(self, name: &'static str) -> Keys<'a> {
-        Keys { class: name, ..self }
+    pub(crate) fn of_class(self, unsaid: Unsaid) -> Keys<'a> {
+        Keys { unsaid, ..self }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
@@ -164,7 +182,12 @@ impl<'a> Keys<'a> {
             return Err(self.odd(key, "an object", value));
         }
         let prefix = format!("{}{key}.", self.prefix);
-        Ok(Some(Keys { prefix, values: Values::Json(value), class: "", ..self.clone() }))
+        Ok(Some(Keys {
+            prefix,
+            values: Values::Json(value),
+            unsaid: Unsaid::NOTHING,
+            ..self.clone()
+        }))
     }
 
     fn read<T>(
@@ -325,9 +348,9 @@ impl<'a> Keys<'a> {
         let usual = || {
             let Values::Json(object) = self.values else { return None };
             let own = self.usual.iter().find(|row| row.0 == key.0).map(|row| row.1);
-            let unsaid = object.get(key.0).is_none();
+            let absent = object.get(key.0).is_none();
             let below = !self.prefix.is_empty();
-            own.or_else(|| usual::size(self.class, key.0, below).filter(|_| unsaid))
+            own.or_else(|| self.unsaid.size(key.0, below).filter(|_| absent))
         };
         let found = self.whole(key)?.or_else(usual);
         self.state(key, found.and_then(|n| Some(Typed::U32(u32::try_from(n).ok()?))));

@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::stated::Stated;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, experts, lfm2_moe, phi3};
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, Result, Source, shape};

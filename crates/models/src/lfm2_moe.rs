@@ -5,6 +5,7 @@ use crate::config::{Config, LAYERS};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, experts, glm4_moe, lfm2};
 use formats::Result;
 use formats::gguf::MetadataValue;

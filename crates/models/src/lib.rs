@@ -84,8 +84,8 @@ mod smollm3;
 mod stablelm;
 mod starcoder2;
 mod stated;
+mod unsaid;
 mod unused;
-mod usual;
 mod windows;
 
 use files::Files;
@@ -94,6 +94,7 @@ use keys::{Asked, Dialect, Keys};
 use names::Names;
 use nn::{ForwardPass, Stored, Tensor, Weights};
 use program::Program;
+use unsaid::Unsaid;
 
 pub use config::Config;
 pub use export::{Export, Exported, From, check as check_export, export};
@@ -109,6 +110,8 @@ pub struct Architecture {
     pub gguf: &'static str,
     /// Its class among `architectures` in config.json.
     pub class: &'static str,
+    /// What that class takes for what config.json leaves out.
+    unsaid: Unsaid,
     /// The names of its weights.
     names: &'static [&'static [names::Row]],
     /// Weights that tell it among those that old exports, which name none, may be: the one with

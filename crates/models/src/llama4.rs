@@ -7,6 +7,7 @@ use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama};
 use formats::{Error, Result, Source};
 use nn::{

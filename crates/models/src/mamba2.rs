@@ -7,6 +7,7 @@ use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, mamba};
 use formats::{ErrorKind, Result};
 use nn::{Bias, Weights};

@@ -5,6 +5,7 @@
 use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, latent, llama, phimoe, windows};
 use formats::Result;
 use formats::gguf::MetadataValue;

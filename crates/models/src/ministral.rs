@@ -1,6 +1,7 @@
 //! Ministral (Mistral AI 2024): Mistral whose layers attend within a window or to everything, as a
 //! list says.
 
+use crate::unsaid::Unsaid;
 use crate::{Architecture, llama, mistral};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {

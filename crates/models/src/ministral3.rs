@@ -4,6 +4,7 @@
 use crate::config::{LIMIT, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, llama, mistral, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Stretch};

@@ -5,6 +5,7 @@ use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::Dialect;
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
 use nn::{Bias, Pairing};

@@ -8,6 +8,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::nemotron::SQUARED;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, experts, glm4_moe, gpt2, mamba};
 use formats::gguf::MetadataValue;
 use formats::{ErrorKind, Result};

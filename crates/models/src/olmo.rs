@@ -5,6 +5,7 @@ use crate::decoder::{self, Layer};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened};
 use formats::{ErrorKind, Result, Source};
 use nn::{Bias, Builder, Pairing, Stored, Weights};

@@ -7,6 +7,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::rope::{Rotation, Scaling};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, llama, scaling, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Pairing, QkNorm};
@@ -40,9 +41,13 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 /// OLMo 3.
-pub(crate) const OLMO3: Architecture =
-    Architecture { title: "OLMo 3", name: "olmo3", class: "Olmo3ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 4096, 2048, 50_304]).theta(500_000.0), ..ARCHITECTURE };
+pub(crate) const OLMO3: Architecture = Architecture {
+    title: "OLMo 3",
+    name: "olmo3",
+    class: "Olmo3ForCausalLM",
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 4096, 2048, 50_304]).theta(500_000.0),
+    ..ARCHITECTURE
+};
 
 /// One layer of this many sees everything.
 const PERIOD: usize = 4;

@@ -4,6 +4,7 @@
 use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::Key;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, QkNorm};

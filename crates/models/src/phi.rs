@@ -6,6 +6,7 @@ use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, gpt2, phi3, phimoe};
 use formats::Result;
 use nn::{Bias, Unary};

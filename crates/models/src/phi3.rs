@@ -5,6 +5,7 @@ use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, windows};
 use formats::{Error, Result};
 use nn::{Bias, Stored, Weights};

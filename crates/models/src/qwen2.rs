@@ -3,6 +3,7 @@
 
 use crate::config::Raw;
 use crate::files::Files;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias};

@@ -6,6 +6,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::qwen3_moe::{Sparse, blocks};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, ExpertsOptions, MixtureOfExperts, Mlp, Projection, Unary};

@@ -3,6 +3,7 @@
 
 use crate::files::Files;
 use crate::hybrid::{self, Hybrid};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, llama, qwen3};
 use formats::Result;
 

@@ -1,5 +1,6 @@
 //! Qwen3.5-MoE (Qwen Team 2026), its text: Qwen3-Next whose projections are stored one by one.
 
+use crate::unsaid::Unsaid;
 use crate::{Architecture, experts, hybrid, llama, qwen2_moe, qwen3, qwen3_next};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {

@@ -5,6 +5,7 @@ use crate::files::Files;
 use crate::hybrid::{self, Hybrid};
 use crate::keys::Key;
 use crate::qwen3_moe::{Sparse, blocks};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama, qwen2_moe, qwen3};
 use formats::Result;
 

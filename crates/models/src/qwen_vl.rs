@@ -3,6 +3,7 @@
 
 use crate::files::Files;
 use crate::names::Recipes;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama, qwen2, qwen3, qwen3_moe};
 use formats::{Result, Source};
 use nn::{Stored, Weights};

@@ -44,32 +44,6 @@ fn stated<'a>(keys: &Keys<'a>, key: &'static str) -> Result<Option<Keys<'a>>> {
 const PARAMETERS: &str = "rope_parameters";
 const OLDER: &str = "rope_scaling";
 
-/// The base of architectures that take another than 10,000 where nothing is said.
-const BASES: &[(&str, f64)] = &[
-    ("apertus", 12_000_000.0),
-    ("cohere", 500_000.0),
-    ("ernie4_5", 500_000.0),
-    ("ernie4_5_moe", 500_000.0),
-    ("exaone", 500_000.0),
-    ("gpt_oss", 150_000.0),
-    ("lfm2", 1_000_000.0),
-    ("lfm2_moe", 1_000_000.0),
-    ("llama4", 500_000.0),
-    ("minimax_m2", 5_000_000.0),
-    ("mixtral", 1_000_000.0),
-    ("olmo3", 500_000.0),
-    ("phimoe", 1_000_000.0),
-    ("qwen2_vl", 1_000_000.0),
-    ("qwen2_5_vl", 1_000_000.0),
-    ("qwen3_vl", 500_000.0),
-    ("qwen3_vl_moe", 500_000.0),
-    ("smollm3", 2_000_000.0),
-];
-
-/// Architectures that stretch their rotation where nothing is said, by numbers that published
-/// configurations state.
-const STRETCHED: &[&str] = &["apertus", "gpt_oss", "ministral3"];
-
 /// Reads the rotation that `rope_parameters` states for one kind of layer, such as
 /// `full_attention`; none where it does not tell kinds apart.
 ///
@@ -92,7 +66,7 @@ fn of_object(
     rope: Option<&Keys<'_>>,
     width: usize,
 ) -> Result<Rotation> {
-    let (keys, name) = (&files.keys, files.architecture.name);
+    let (keys, unsaid) = (&files.keys, files.architecture.unsaid);
     let either = |key: &'static str| {
         let within = rope.map(|rope| rope.number(key)).transpose()?.flatten();
         let outside = keys.number(key)?;
@@ -102,11 +76,10 @@ fn of_object(
     // same.
     keys.note("original_max_position_embeddings");
     let theta = either("rope_theta")?;
-    if theta.is_none() && rope.is_none() && STRETCHED.contains(&name) {
+    if theta.is_none() && rope.is_none() && unsaid.stretches {
         return Err(keys.wrong(key, "a rotation", "nothing"));
     }
-    let base = BASES.iter().find(|row| row.0 == name).map_or(10_000.0, |row| row.1);
-    let mut theta = theta.unwrap_or_else(|| keys.stated("rope_theta", base));
+    let mut theta = theta.unwrap_or_else(|| keys.stated("rope_theta", unsaid.theta));
     let alpha = rope.map(|rope| rope.number("alpha")).transpose()?.flatten();
     if let (Some(alpha), Some(rope)) = (alpha, rope) {
         // Hunyuan's: a base that is stretched for all contexts, called `dynamic` all the same.

@@ -3,6 +3,7 @@
 use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, glm4_moe, llama, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias};

@@ -5,6 +5,7 @@ use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
+use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, gpt2, llama, phimoe, windows};
 use formats::Result;
 use nn::{Bias, Unary};
