@@ -178,7 +178,8 @@ impl File {
         Ok(())
     }
 
-    /// The sites that a change goes to: one, or those that the base keeps in one fused matrix.
+    /// The sites that a change goes to: one, or those that the base keeps in one fused matrix. Of
+    /// several canonical names the first that the base has, whole or in parts.
     fn targets<'s>(
         &self,
         base: &Base<'_>,
@@ -198,34 +199,34 @@ impl File {
             self.wrong(&change.matrix, "a matrix of the model", "none that it has")
                 .hint(format!("in its first block it has {}", known.join(", ")))
         };
-        let canonicals = architecture.canonicals(&change.matrix, gguf);
-        let named = |site: &&Site| {
-            canonicals.contains(&site.name)
-                && site.gathers == change.gathers
-                && site.experts.is_none()
-        };
-        if let Some(site) = sites.iter().find(named) {
-            self.check_order(base, site)?;
-            let rows = (0..site.output).collect();
-            return Ok(vec![Target { site, rows, all: site.output }]);
+        for name in architecture.canonicals(&change.matrix, gguf) {
+            let named = |site: &&Site| {
+                site.name == name && site.gathers == change.gathers && site.experts.is_none()
+            };
+            if let Some(site) = sites.iter().find(named) {
+                self.check_order(base, site)?;
+                let rows = (0..site.output).collect();
+                return Ok(vec![Target { site, rows, all: site.output }]);
+            }
+            let stored = architecture.stored(&name, base.is_gguf());
+            let part = |site: &'s Site| {
+                let source = &base.program.weights[site.weight.0].source;
+                let plain = site.experts.is_none();
+                let (tensor, rows) = plain.then(|| fused(source, site.output)).flatten()?;
+                stored.iter().any(|name| name == tensor).then_some((site, rows))
+            };
+            let parts: Vec<(&Site, Vec<usize>)> = sites.iter().filter_map(part).collect();
+            let mut covered: Vec<usize> =
+                parts.iter().flat_map(|(_, rows)| rows).copied().collect();
+            covered.sort_unstable();
+            let all = covered.len();
+            if parts.is_empty() || change.gathers || covered.into_iter().ne(0..all) {
+                continue;
+            }
+            parts.iter().try_for_each(|(site, _)| self.check_order(base, site))?;
+            return Ok(parts.into_iter().map(|(site, rows)| Target { site, rows, all }).collect());
         }
-        let stored: Vec<String> =
-            canonicals.iter().flat_map(|name| architecture.stored(name, base.is_gguf())).collect();
-        let part = |site: &'s Site| {
-            let source = &base.program.weights[site.weight.0].source;
-            let plain = site.experts.is_none();
-            let (tensor, rows) = plain.then(|| fused(source, site.output)).flatten()?;
-            stored.iter().any(|name| name == tensor).then_some((site, rows))
-        };
-        let parts: Vec<(&Site, Vec<usize>)> = sites.iter().filter_map(part).collect();
-        let mut covered: Vec<usize> = parts.iter().flat_map(|(_, rows)| rows).copied().collect();
-        covered.sort_unstable();
-        let all = covered.len();
-        if parts.is_empty() || change.gathers || covered.into_iter().ne(0..all) {
-            return Err(unknown());
-        }
-        parts.iter().try_for_each(|(site, _)| self.check_order(base, site))?;
-        Ok(parts.into_iter().map(|(site, rows)| Target { site, rows, all }).collect())
+        Err(unknown())
     }
 
     /// Matrices whose heads lie otherwise in the base than in the adapter are refused.
