@@ -413,8 +413,9 @@ def opt(r):
 
 def falcon(r):
     kv, newer = r.of(1, 2, 3), r.flag()
-    heads, dim = kv * r.of(1, 2, 3), r.of(8, 16, 40, 64)
-    return dict(hidden_size=heads * dim, num_attention_heads=heads, num_kv_heads=kv, new_decoder_architecture=newer, multi_query=r.flag(), alibi=False,
+    heads, dim, single = kv * r.of(1, 2, 3), r.of(8, 16, 40, 64), r.flag()
+    kv = kv if newer or single else heads  # Transformers shares keys in no other way
+    return dict(hidden_size=heads * dim, num_attention_heads=heads, num_kv_heads=kv, new_decoder_architecture=newer, multi_query=single, alibi=False,
                 parallel_attn=newer or r.flag(), bias=r.flag(), num_hidden_layers=r.of(1, 2, 3), vocab_size=r.of(97, 128, 259), pad_token_id=0,
                 tie_word_embeddings=r.flag(), ffn_hidden_size=r.of(None, 56), max_position_embeddings=256,
                 num_ln_in_parallel_attn=r.of(None, 1, 2) if newer else None) | rotation(r, dim, ("default", "linear"))
