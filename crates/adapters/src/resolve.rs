@@ -200,33 +200,46 @@ impl File {
                 .hint(format!("in its first block it has {}", known.join(", ")))
         };
         for name in architecture.canonicals(&change.matrix, gguf) {
-            let named = |site: &&Site| {
-                site.name == name && site.gathers == change.gathers && site.experts.is_none()
-            };
-            if let Some(site) = sites.iter().find(named) {
-                self.check_order(base, site)?;
-                let rows = (0..site.output).collect();
-                return Ok(vec![Target { site, rows, all: site.output }]);
+            if let Some(targets) = self.targets_named(base, sites, &name, change)? {
+                return Ok(targets);
             }
-            let stored = architecture.stored(&name, base.is_gguf());
-            let part = |site: &'s Site| {
-                let source = &base.program.weights[site.weight.0].source;
-                let plain = site.experts.is_none();
-                let (tensor, rows) = plain.then(|| fused(source, site.output)).flatten()?;
-                stored.iter().any(|name| name == tensor).then_some((site, rows))
-            };
-            let parts: Vec<(&Site, Vec<usize>)> = sites.iter().filter_map(part).collect();
-            let mut covered: Vec<usize> =
-                parts.iter().flat_map(|(_, rows)| rows).copied().collect();
-            covered.sort_unstable();
-            let all = covered.len();
-            if parts.is_empty() || change.gathers || covered.into_iter().ne(0..all) {
-                continue;
-            }
-            parts.iter().try_for_each(|(site, _)| self.check_order(base, site))?;
-            return Ok(parts.into_iter().map(|(site, rows)| Target { site, rows, all }).collect());
         }
         Err(unknown())
+    }
+
+    /// The site of a canonical name, or the sites that the base keeps in the one matrix that has
+    /// it; `None` if it has neither.
+    fn targets_named<'s>(
+        &self,
+        base: &Base<'_>,
+        sites: &'s [Site],
+        name: &str,
+        change: &Change,
+    ) -> Result<Option<Vec<Target<'s>>>> {
+        let named = |site: &&Site| {
+            site.name == name && site.gathers == change.gathers && site.experts.is_none()
+        };
+        if let Some(site) = sites.iter().find(named) {
+            self.check_order(base, site)?;
+            let rows = (0..site.output).collect();
+            return Ok(Some(vec![Target { site, rows, all: site.output }]));
+        }
+        let stored = base.config.architecture.stored(name, base.is_gguf());
+        let part = |site: &'s Site| {
+            let source = &base.program.weights[site.weight.0].source;
+            let plain = site.experts.is_none();
+            let (tensor, rows) = plain.then(|| fused(source, site.output)).flatten()?;
+            stored.iter().any(|name| name == tensor).then_some((site, rows))
+        };
+        let parts: Vec<(&Site, Vec<usize>)> = sites.iter().filter_map(part).collect();
+        let mut covered: Vec<usize> = parts.iter().flat_map(|(_, rows)| rows).copied().collect();
+        covered.sort_unstable();
+        let all = covered.len();
+        if parts.is_empty() || change.gathers || covered.into_iter().ne(0..all) {
+            return Ok(None);
+        }
+        parts.iter().try_for_each(|(site, _)| self.check_order(base, site))?;
+        Ok(Some(parts.into_iter().map(|(site, rows)| Target { site, rows, all }).collect()))
     }
 
     /// Matrices whose heads lie otherwise in the base than in the adapter are refused.

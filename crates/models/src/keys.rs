@@ -77,19 +77,15 @@ pub(crate) struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
+    fn new(file: &'a str, prefix: String, values: Values<'a>, asked: &'a Asked) -> Keys<'a> {
+        let unsaid = Unsaid::NOTHING;
+        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[], unsaid }
+    }
+
     /// The keys of `config.json`.
     pub(crate) fn json(file: &'a str, value: &'a Value, asked: &'a Asked) -> Keys<'a> {
         let (prefix, values) = (String::new(), Values::Json(value));
-        Keys {
-            file,
-            prefix,
-            values,
-            asked,
-            usual: &[],
-            own: &[],
-            by_layer: &[],
-            unsaid: Unsaid::NOTHING,
-        }
+        Keys::new(file, prefix, values, asked)
     }
 
     /// The keys of GGUF metadata below `prefix.`.
@@ -100,16 +96,7 @@ impl<'a> Keys<'a> {
         asked: &'a Asked,
     ) -> Keys<'a> {
         let (prefix, values) = (format!("{prefix}."), Values::Gguf(metadata));
-        Keys {
-            file,
-            prefix,
-            values,
-            asked,
-            usual: &[],
-            own: &[],
-            by_layer: &[],
-            unsaid: Unsaid::NOTHING,
-        }
+        Keys::new(file, prefix, values, asked)
     }
 
     /// The same keys where `config.json` leaves out whole numbers that the architecture takes for

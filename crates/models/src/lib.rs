@@ -110,7 +110,7 @@ pub struct Architecture {
     pub gguf: &'static str,
     /// Its class among `architectures` in config.json.
     pub class: &'static str,
-    /// What that class takes for what config.json leaves out.
+    /// The values that this class has for keys that config.json leaves out.
     unsaid: Unsaid,
     /// The names of its weights.
     names: &'static [&'static [names::Row]],

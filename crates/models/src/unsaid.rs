@@ -1,5 +1,5 @@
-//! What configurations leave out: what the architecture's class in Transformers 5 takes for it.
-//! Versions before 5 wrote no size of a decoder below `text_config` that was its class's.
+//! Values for keys that configurations leave out: those of the architecture's class in
+//! Transformers 5. Versions before 5 wrote no size of a decoder below `text_config` that was its class's.
 
 /// The keys of [`Unsaid::sizes`], in order.
 const KEYS: [&str; 8] = [
@@ -17,7 +17,7 @@ const KEYS: [&str; 8] = [
 /// damaged.
 const ANYWHERE: [&str; 2] = ["num_key_value_heads", "sliding_window"];
 
-/// What an architecture's class takes for what `config.json` leaves out.
+/// The values that an architecture's class has for keys that `config.json` leaves out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unsaid {
     /// Sizes under [`KEYS`]; 0: the class has none.
