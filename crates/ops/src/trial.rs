@@ -21,6 +21,16 @@ pub(crate) fn random(scalar: Scalar, seed: u64, len: usize) -> Buffer {
     scaled(scalar, seed, len, 1.0)
 }
 
+/// For each row of packed sequences of these lengths, the first row of its sequence.
+pub(crate) fn first_rows(lengths: &[usize]) -> Vec<u32> {
+    let starts = lengths.iter().scan(0, |next, &length| {
+        let start = *next as u32;
+        *next += length;
+        Some(std::iter::repeat_n(start, length))
+    });
+    starts.flatten().collect()
+}
+
 /// Results within what the rounding to a type allows.
 pub(crate) fn near(scalar: Scalar, values: &[f32]) -> Expected {
     Expected::Near(values.iter().copied().map(f64::from).collect(), tolerance(scalar))

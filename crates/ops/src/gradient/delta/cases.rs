@@ -11,7 +11,7 @@ use super::kernels::{
 use crate::DeltaNet;
 use crate::delta_net::HeadRow;
 use crate::operation::{Operation, Packed, ReferenceCall};
-use crate::trial::{memory, near, random, scaled};
+use crate::trial::{first_rows, memory, near, random, scaled};
 
 /// The kernels, their cases and benchmarks.
 pub(crate) const KERNELS: &[Spec] = &[
@@ -109,15 +109,7 @@ struct Worked {
 impl Worked {
     fn new(setting: &Setting, scalar: Scalar) -> Worked {
         let &Setting { lengths, net, block, .. } = setting;
-        let first: Vec<u32> = lengths
-            .iter()
-            .scan(0, |start, &length| {
-                let own = vec![*start as u32; length];
-                *start += length;
-                Some(own)
-            })
-            .flatten()
-            .collect();
+        let first = first_rows(lengths);
         let (rows, heads, size) = (first.len(), net.heads, net.key_dim * net.value_dim);
         let values = rows * heads * net.value_dim;
         let inputs = [

@@ -11,7 +11,7 @@ use super::{ScanBackward, ScanHead, matrices, parts};
 use crate::SelectiveScan;
 use crate::operation::{Operation, Packed, ReferenceCall};
 use crate::selective_scan::UNLIMITED;
-use crate::trial::{memory, near, random, scaled};
+use crate::trial::{first_rows, memory, near, random, scaled};
 
 /// The kernels, their cases and benchmarks.
 pub(crate) const KERNELS: &[Spec] = &[
@@ -121,15 +121,7 @@ struct Worked {
 impl Worked {
     fn new(setting: &Setting, scalar: Scalar) -> Worked {
         let &Setting { lengths, of, block, .. } = setting;
-        let first: Vec<u32> = lengths
-            .iter()
-            .scan(0, |start, &length| {
-                let own = vec![*start as u32; length];
-                *start += length;
-                Some(own)
-            })
-            .flatten()
-            .collect();
+        let first = first_rows(lengths);
         let (rows, heads) = (first.len(), of.heads);
         let values = rows * heads * of.head_dim;
         let inputs = [
