@@ -19,7 +19,7 @@ use crate::math::{sigmoid, softplus};
 use crate::operation::{
     ActivationPrecision, CacheUse, CachedWork, Operation, ReferenceCall, Sharding, StateAccess,
 };
-use crate::states::{States, Trial};
+use crate::states::{States, Trial, each_row};
 use crate::sweep::{begin, load, require_vectors, when};
 use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect};
@@ -163,29 +163,11 @@ impl Operation for DeltaNet {
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
-        let heads = self.heads;
-        // A row of the history: queries, keys and values, then a, then b.
-        let (width, tokens) = (self.width(), call.positions.len());
-        let row = |t: usize| {
-            let of = |i: usize, width: usize| &call.inputs[i][t * width..][..width];
-            [of(0, width), of(1, heads), of(2, heads)].concat()
-        };
-        let rows: Vec<f32> = (0..tokens).flat_map(row).collect();
-        let each = width + 2 * heads;
-        let history = call.cache[self.layer].note(self.start, call.positions, each, &rows);
-        let Some(&last) = call.positions.last() else { return };
-        let mut states = vec![0.0; self.elements()];
-        for (position, row) in history.chunks_exact(each).enumerate().take(last as usize + 1) {
-            let (qkv, gates) = row.split_at(width);
-            let (a, b) = gates.split_at(heads);
-            let of = [qkv, a, b, &call.weights[0], &call.weights[1]];
-            let y = self.position(&mut states, of);
-            let Some(t) = call.positions.iter().position(|&p| p as usize == position) else {
-                continue;
-            };
-            let out = &mut call.outputs[0][t * y.len()..][..y.len()];
-            out.iter_mut().zip(y).for_each(|(out, y)| *out = y as f32);
-        }
+        call.recur(self.layer, (self.start, self.elements()), |states, row, weights| {
+            let (qkv, gates) = row.split_at(self.width());
+            let (a, b) = gates.split_at(self.heads);
+            self.position(states, [qkv, a, b, &weights[0], &weights[1]])
+        });
     }
 
     fn sharding(&self) -> Sharding {
@@ -487,14 +469,8 @@ impl Part {
         });
         when(Order::lt(chunk.first, chunk.end), || {
             let advance = start();
-            // A row is asked for before the one in front of it is dealt with.
-            let ahead = Regs::<f32>::uninit(count);
-            let ask = |row| (0u32..).zip(ask(row)).for_each(|(i, x)| ahead.set(i, x));
-            ask(chunk.first);
-            range(chunk.first, chunk.end).each(|row| {
-                let values: Vec<Val<f32>> = (0..ahead.len()).map(|i| ahead.get(i)).collect();
-                ask((row + 1u32).min(chunk.end - 1u32));
-                self.put(y, row, &advance(matrix, &values));
+            each_row([chunk.first, chunk.end], false, count, ask, |row, values| {
+                self.put(y, row, &advance(matrix, values));
                 let position = positions.get(row);
                 let last = Order::eq((position + 1u32) % block, 0u32);
                 when(last | Order::eq(row + 1u32, chunk.end), || {

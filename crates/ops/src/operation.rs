@@ -378,6 +378,36 @@ pub struct ReferenceCall<'a> {
     pub packed: Packed<'a>,
 }
 
+impl ReferenceCall<'_> {
+    /// The first output of an operation that carries the part of a layer's state from `start` on,
+    /// of `elements`: `position` moves it, by a row of all inputs one behind the other, and gives a
+    /// row. It begins with zeros at the first position, whatever was computed before.
+    pub(crate) fn recur(
+        &mut self,
+        layer: usize,
+        (start, elements): (usize, usize),
+        mut position: impl FnMut(&mut [f64], &[f32], &[Vec<f32>]) -> Vec<f64>,
+    ) {
+        let row = |t: usize| {
+            let of = |(x, width): (&&[f32], &usize)| x[t * width..][..*width].to_vec();
+            self.inputs.iter().zip(&self.widths).flat_map(of).collect::<Vec<f32>>()
+        };
+        let rows: Vec<f32> = (0..self.positions.len()).flat_map(row).collect();
+        let width = self.widths.iter().sum();
+        let history = self.cache[layer].note(start, self.positions, width, &rows);
+        let Some(&last) = self.positions.last() else { return };
+        let mut state = vec![0.0; elements];
+        for (at, row) in history.chunks_exact(width).enumerate().take(last as usize + 1) {
+            let y = position(&mut state, row, self.weights);
+            let Some(t) = self.positions.iter().position(|&p| p as usize == at) else {
+                continue;
+            };
+            let out = &mut self.outputs[0][t * y.len()..][..y.len()];
+            out.iter_mut().zip(y).for_each(|(out, y)| *out = y as f32);
+        }
+    }
+}
+
 /// The packing of a training step's rows; empty elsewhere.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Packed<'a> {

@@ -118,27 +118,10 @@ impl Operation for SelectiveScan {
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
-        // A row of the history: x, B and C, then dt.
-        let (width, heads, tokens) = (self.width(), self.heads, call.positions.len());
-        let row = |t: usize| {
-            let of = |i: usize, width: usize| &call.inputs[i][t * width..][..width];
-            [of(0, width), of(1, heads)].concat()
-        };
-        let rows: Vec<f32> = (0..tokens).flat_map(row).collect();
-        let each = width + heads;
-        let history = call.cache[self.layer].note(self.start, call.positions, each, &rows);
-        let Some(&last) = call.positions.last() else { return };
-        let [decay, bias, skip] = [0, 1, 2].map(|i| call.weights[i].as_slice());
-        let mut states = vec![0.0; self.elements()];
-        for (position, row) in history.chunks_exact(each).enumerate().take(last as usize + 1) {
-            let (xbc, dt) = row.split_at(width);
-            let y = self.position(&mut states, [xbc, dt, decay, bias, skip]);
-            let Some(t) = call.positions.iter().position(|&p| p as usize == position) else {
-                continue;
-            };
-            let out = &mut call.outputs[0][t * y.len()..][..y.len()];
-            out.iter_mut().zip(y).for_each(|(out, y)| *out = y as f32);
-        }
+        call.recur(self.layer, (self.start, self.elements()), |states, row, weights| {
+            let (xbc, dt) = row.split_at(self.width());
+            self.position(states, [xbc, dt, &weights[0], &weights[1], &weights[2]])
+        });
     }
 
     fn sharding(&self) -> Sharding {

@@ -36,6 +36,31 @@ pub(crate) struct States {
     pub(crate) start: Val<u32>,
 }
 
+/// Calls `body` with each row from `first` to `end`, of which there are some, the last first if
+/// `back`, and with the `count` numbers that `ask` reads of it. A row is asked for before the one in
+/// front of it is dealt with.
+#[track_caller]
+pub(crate) fn each_row(
+    [first, end]: [Val<u32>; 2],
+    back: bool,
+    count: u32,
+    ask: impl Fn(Val<u32>) -> Vec<Val<f32>>,
+    body: impl Fn(Val<u32>, &[Val<f32>]),
+) {
+    let ahead = Regs::<f32>::uninit(count);
+    let ask = |row| (0u32..).zip(ask(row)).for_each(|(i, x)| ahead.set(i, x));
+    ask(if back { end - 1u32 } else { first });
+    range(first, end).each(|turn| {
+        let row = if back { end - 1u32 - (turn - first) } else { turn };
+        let values: Vec<Val<f32>> = (0..ahead.len()).map(|i| ahead.get(i)).collect();
+        ask(match back {
+            true => row.max(first + 1u32) - 1u32,
+            false => (row + 1u32).min(end - 1u32),
+        });
+        body(row, &values);
+    });
+}
+
 /// The rows of a sequence in this step, one position after the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Chunk {

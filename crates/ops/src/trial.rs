@@ -5,6 +5,8 @@ use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
+use crate::operation::{Operation, Packed, ReferenceCall};
+
 /// A function's results for every floating-point type, one after another.
 pub(crate) fn every_float<X>(of: impl Fn(Scalar) -> Vec<X>) -> Vec<X> {
     [Scalar::F32, Scalar::F16, Scalar::BF16].into_iter().flat_map(of).collect()
@@ -21,14 +23,90 @@ pub(crate) fn random(scalar: Scalar, seed: u64, len: usize) -> Buffer {
     scaled(scalar, seed, len, 1.0)
 }
 
-/// For each row of packed sequences of these lengths, the first row of its sequence.
-pub(crate) fn first_rows(lengths: &[usize]) -> Vec<u32> {
-    let starts = lengths.iter().scan(0, |next, &length| {
-        let start = *next as u32;
-        *next += length;
-        Some(std::iter::repeat_n(start, length))
-    });
-    starts.flatten().collect()
+/// The rows of packed sequences.
+pub(crate) struct PackedRows {
+    /// For each row the first of its sequence.
+    pub(crate) first: Vec<u32>,
+}
+
+impl PackedRows {
+    /// Sequences of these lengths.
+    pub(crate) fn new(lengths: &[usize]) -> PackedRows {
+        let starts = lengths.iter().scan(0, |next, &length| {
+            let start = *next as u32;
+            *next += length;
+            Some(std::iter::repeat_n(start, length))
+        });
+        PackedRows { first: starts.flatten().collect() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.first.len()
+    }
+
+    /// Whether a row is the first of its sequence.
+    pub(crate) fn is_first(&self, t: usize) -> bool {
+        self.first[t] as usize == t
+    }
+
+    /// Whether a row is the last of its sequence.
+    pub(crate) fn is_last(&self, t: usize) -> bool {
+        self.first.get(t + 1) != Some(&self.first[t])
+    }
+
+    /// The first row of each sequence, and the row behind the last.
+    pub(crate) fn starts(&self) -> Vec<u32> {
+        let mut starts = self.first.clone();
+        starts.dedup();
+        starts.push(self.len() as u32);
+        starts
+    }
+
+    /// The position of each row in its sequence.
+    pub(crate) fn positions(&self) -> Vec<u32> {
+        (0u32..).zip(&self.first).map(|(t, first)| t - first).collect()
+    }
+
+    /// What an operation's definition makes of inputs and weights: outputs of these lengths.
+    pub(crate) fn reference(
+        &self,
+        op: &impl Operation,
+        inputs: &[Buffer],
+        weights: &[Vec<f32>],
+        lengths: &[usize],
+    ) -> Vec<Vec<f32>> {
+        let inputs: Vec<Vec<f32>> = inputs.iter().map(Buffer::to_f32).collect();
+        let mut call = ReferenceCall {
+            widths: inputs.iter().map(|input| input.len() / self.len()).collect(),
+            inputs: inputs.iter().map(Vec::as_slice).collect(),
+            weights,
+            outputs: lengths.iter().map(|&len| vec![0.0; len]).collect(),
+            tokens: &[],
+            positions: &[],
+            picks: &[],
+            deltas: Vec::new(),
+            cache: &mut [],
+            packed: Packed { first: &self.first, ..Packed::default() },
+        };
+        op.reference(&mut call);
+        call.outputs
+    }
+}
+
+/// Numbers as a kernel's f32.
+pub(crate) fn rounded(values: &[f64]) -> Buffer {
+    let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
+    Buffer::floats(Scalar::F32, &values)
+}
+
+/// Zeros, as many f32 as there are values.
+pub(crate) fn zeros_like(values: &[f64]) -> Buffer {
+    Buffer::zeros(Scalar::F32, values.len())
+}
+
+/// Results within what sums of f32 allow.
+pub(crate) fn close(values: &[f64]) -> Expected {
+    Expected::Near(values.to_vec(), tolerance(Scalar::F32))
 }
 
 /// Results within what the rounding to a type allows.

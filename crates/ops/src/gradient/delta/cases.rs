@@ -10,8 +10,7 @@ use super::kernels::{
 };
 use crate::DeltaNet;
 use crate::delta_net::HeadRow;
-use crate::operation::{Operation, Packed, ReferenceCall};
-use crate::trial::{first_rows, memory, near, random, scaled};
+use crate::trial::{PackedRows, close, memory, near, random, rounded, scaled, zeros_like};
 
 /// The kernels, their cases and benchmarks.
 pub(crate) const KERNELS: &[Spec] = &[
@@ -86,7 +85,7 @@ fn settings() -> Vec<Setting> {
 struct Worked {
     net: DeltaNet,
     scalar: Scalar,
-    first: Vec<u32>,
+    rows: PackedRows,
     block: usize,
     /// `qkv`, `a`, `b`, `dy`.
     inputs: [Buffer; 4],
@@ -109,8 +108,8 @@ struct Worked {
 impl Worked {
     fn new(setting: &Setting, scalar: Scalar) -> Worked {
         let &Setting { lengths, net, block, .. } = setting;
-        let first = first_rows(lengths);
-        let (rows, heads, size) = (first.len(), net.heads, net.key_dim * net.value_dim);
+        let packed = PackedRows::new(lengths);
+        let (rows, heads, size) = (packed.len(), net.heads, net.key_dim * net.value_dim);
         let values = rows * heads * net.value_dim;
         let inputs = [
             random(scalar, 1, rows * net.width()),
@@ -136,42 +135,15 @@ impl Worked {
             terms: vec![0.0; rows * heads],
             of_gates: vec![0.0; rows * heads],
             gradients: Vec::new(),
-            first,
+            rows: packed,
             inputs,
         };
         (0..heads).for_each(|h| worked.head(h));
-        worked.gradients = worked.reference();
+        let lengths = [rows * net.width(), rows * heads, rows * heads, heads, heads];
+        let weights = [worked.decay.clone(), worked.dt.clone()];
+        worked.gradients =
+            worked.rows.reference(&DeltaBackward(net), &worked.inputs, &weights, &lengths);
         worked
-    }
-
-    fn rows(&self) -> usize {
-        self.first.len()
-    }
-
-    /// Whether a row is the last of its sequence.
-    fn is_last(&self, t: usize) -> bool {
-        self.first.get(t + 1) != Some(&self.first[t])
-    }
-
-    fn reference(&self) -> Vec<Vec<f32>> {
-        let inputs = self.inputs.each_ref().map(Buffer::to_f32);
-        let heads = self.net.heads;
-        let mut lengths = vec![inputs[0].len(), inputs[1].len(), inputs[2].len()];
-        lengths.extend([heads, heads]);
-        let mut call = ReferenceCall {
-            widths: inputs.iter().map(|input| input.len() / self.rows()).collect(),
-            inputs: inputs.iter().map(Vec::as_slice).collect(),
-            weights: &[self.decay.clone(), self.dt.clone()],
-            outputs: lengths.into_iter().map(|len| vec![0.0; len]).collect(),
-            tokens: &[],
-            positions: &[],
-            picks: &[],
-            deltas: Vec::new(),
-            cache: &mut [],
-            packed: Packed { first: &self.first, ..Packed::default() },
-        };
-        DeltaBackward(self.net).reference(&mut call);
-        call.outputs
     }
 
     /// Works a head's rows out.
@@ -180,7 +152,7 @@ impl Worked {
         let DeltaNet { heads, key_dim, value_dim, .. } = net;
         let size = key_dim * value_dim;
         let [qkv, a, b, dy] = self.inputs.each_ref().map(Buffer::to_f32);
-        let rows: Vec<HeadRow> = (0..self.rows())
+        let rows: Vec<HeadRow> = (0..self.rows.len())
             .map(|t| {
                 let of = |x: &'_ [f32], width: usize| x[t * width..][..width].to_vec();
                 let (x, a, b) = (of(&qkv, net.width()), of(&a, heads), of(&b, heads));
@@ -191,7 +163,7 @@ impl Worked {
         let mut state = vec![0.0; size];
         let mut around = Vec::new();
         for (t, row) in rows.iter().enumerate() {
-            if self.first[t] as usize == t {
+            if self.rows.is_first(t) {
                 state.fill(0.0);
             } else if t.is_multiple_of(self.block) {
                 let at = (t / self.block * heads + h) * size;
@@ -213,7 +185,7 @@ impl Worked {
         let mut of_gate = 0.0;
         for (t, row) in rows.iter().enumerate().rev() {
             let [before, after] = &around[t];
-            if self.is_last(t) {
+            if self.rows.is_last(t) {
                 change.fill(0.0);
                 of_gate = 0.0;
             } else if (t + 1).is_multiple_of(self.block) {
@@ -259,50 +231,41 @@ impl Worked {
 
     /// The case of a kernel.
     fn case(&self, which: Which, why: &str) -> Case {
-        let (net, scalar, rows) = (self.net, self.scalar, self.rows());
+        let (net, scalar, rows) = (self.net, self.scalar, self.rows.len());
         let form = |turned| kernels::form(&net, turned).expect("keys and values that fit");
-        let exact = |of: &[f64]| {
-            let of: Vec<f32> = of.iter().map(|x| *x as f32).collect();
-            Buffer::floats(Scalar::F32, &of)
-        };
         let zeros = |scalar, len: usize| Buffer::zeros(scalar, len);
-        let like = |of: &[f64]| zeros(Scalar::F32, of.len());
-        let close = |of: &[f64]| Expected::Near(of.to_vec(), tolerance(Scalar::F32));
         let of_scalar = |of: &[f32]| near(scalar, of);
-        let mut starts: Vec<u32> = self.first.clone();
-        starts.dedup();
-        let sequences = starts.len();
-        starts.push(rows as u32);
+        let starts = self.rows.starts();
+        let sequences = starts.len() - 1;
         let starts = Buffer::words(&starts);
-        let own = (0u32..).zip(&self.first).map(|(t, first)| t - first);
-        let positions = Buffer::words(&own.collect::<Vec<u32>>());
+        let positions = Buffer::words(&self.rows.positions());
         let [qkv, a, b, dy] = self.inputs.clone();
         let [decay, dt] = [&self.decay, &self.dt].map(|x| Buffer::floats(Scalar::F32, x));
         let mut numbers = numbers(&net, rows, sequences, self.block);
         let (kernel, buffers, expected): (Recipe<'_>, Vec<Buffer>, Vec<(usize, Expected)>) =
             match which {
                 Which::Rates => {
-                    let buffers = vec![qkv, a, b, decay, dt, like(&self.rates)];
+                    let buffers = vec![qkv, a, b, decay, dt, zeros_like(&self.rates)];
                     (delta_rates(scalar, form(false)), buffers, vec![(5, close(&self.rates))])
                 }
                 Which::Output => {
                     let y = zeros(scalar, self.y.len());
                     let kernel = packed_delta(scalar, form(false));
                     let expected = Expected::Near(self.y.clone(), tolerance(scalar));
-                    (kernel, vec![qkv, exact(&self.rates), starts, y], vec![(3, expected)])
+                    (kernel, vec![qkv, rounded(&self.rates), starts, y], vec![(3, expected)])
                 }
                 Which::States => {
                     let found = [&self.misses, &self.before, &self.dv, &self.behind];
-                    let mut buffers = vec![qkv, exact(&self.rates), dy, starts];
-                    buffers.extend(found.map(|of| like(of)));
+                    let mut buffers = vec![qkv, rounded(&self.rates), dy, starts];
+                    buffers.extend(found.map(|of| zeros_like(of)));
                     let expected = (4..).zip(found.map(|of| close(of))).collect();
                     (delta_states(scalar, form(false)), buffers, expected)
                 }
                 Which::Slopes => {
-                    let mut buffers = vec![qkv, exact(&self.rates), exact(&self.misses), dy];
-                    buffers.extend([exact(&self.dv), positions]);
-                    buffers.extend([&self.before, &self.behind].map(|x| exact(x)));
-                    buffers.extend([like(&self.slopes), like(&self.along)]);
+                    let mut buffers = vec![qkv, rounded(&self.rates), rounded(&self.misses), dy];
+                    buffers.extend([rounded(&self.dv), positions]);
+                    buffers.extend([&self.before, &self.behind].map(|x| rounded(x)));
+                    buffers.extend([zeros_like(&self.slopes), zeros_like(&self.along)]);
                     let expected = vec![(8, close(&self.slopes)), (9, close(&self.along))];
                     (delta_slopes(scalar, form(true)), buffers, expected)
                 }
@@ -310,8 +273,8 @@ impl Worked {
                     let known = [&self.rates, &self.misses, &self.dv, &self.slopes];
                     let (dqkv, db) = (zeros(scalar, qkv.len()), zeros(scalar, b.len()));
                     let mut buffers = vec![qkv];
-                    buffers.extend(known.map(|x| exact(x)));
-                    buffers.extend([dqkv, db, like(&self.terms)]);
+                    buffers.extend(known.map(|x| rounded(x)));
+                    buffers.extend([dqkv, db, zeros_like(&self.terms)]);
                     let expected = vec![
                         (5, of_scalar(&self.gradients[0])),
                         (6, of_scalar(&self.gradients[2])),
@@ -321,8 +284,15 @@ impl Worked {
                 }
                 Which::Gates => {
                     let da = zeros(scalar, a.len());
-                    let buffers =
-                        vec![a, decay, dt, exact(&self.along), positions, exact(&self.terms), da];
+                    let buffers = vec![
+                        a,
+                        decay,
+                        dt,
+                        rounded(&self.along),
+                        positions,
+                        rounded(&self.terms),
+                        da,
+                    ];
                     let expected =
                         vec![(5, close(&self.of_gates)), (6, of_scalar(&self.gradients[1]))];
                     (delta_gates(scalar, net.key_dim as u32), buffers, expected)
@@ -334,7 +304,7 @@ impl Worked {
                     let y = zeros(Scalar::F32, net.heads);
                     let want = &self.gradients[if of_decay { 3 } else { 4 }];
                     let kernel = delta_weights(scalar, of_decay);
-                    let buffers = vec![exact(&self.of_gates), a, decay, dt, y];
+                    let buffers = vec![rounded(&self.of_gates), a, decay, dt, y];
                     (kernel, buffers, vec![(4, near(Scalar::F32, want))])
                 }
             };

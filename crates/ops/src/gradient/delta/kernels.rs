@@ -29,9 +29,10 @@ use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers};
 
 use crate::delta_net::{Correction, DeltaNet, LENGTH_EPS, over_keys, products};
-use crate::gradient::matrices::{Lane, PackedForm, blocks, each_row, heads, key_head};
+use crate::gradient::matrices::{Lane, PackedForm, blocks, heads, key_head};
 use crate::gradient::products::sums_of_rows;
 use crate::math::{sigmoid, softplus};
+use crate::states::each_row;
 use crate::sweep::{begin, load, require_lengths, require_vectors, when};
 use formats::Result;
 
@@ -207,13 +208,15 @@ impl Rows {
             found
         };
         let count = (4 + own + read + wide) as u32;
-        each_row([first, end], dy.is_some(), count, ask, |row, values| {
+        let each = |row: Val<u32>, values: &[Val<f32>]| {
             let (rates, rest) = Rates::split(values);
             let (key, rest) = rest.split_at(own);
             let (query, own) = rest.split_at(read);
             let [key, query, own] = [key, query, own].map(<[Val<f32>]>::to_vec);
             body(row, Row { rates, key, query, own });
-        });
+        };
+        let some = Order::lt(first, end);
+        when(some, || each_row([first, end], dy.is_some(), count, ask, each));
     }
 
     /// Writes the lane's columns of a row of values.

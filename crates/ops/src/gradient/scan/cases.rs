@@ -9,9 +9,8 @@ use super::kernels::{
 };
 use super::{ScanBackward, ScanHead, matrices, parts};
 use crate::SelectiveScan;
-use crate::operation::{Operation, Packed, ReferenceCall};
 use crate::selective_scan::UNLIMITED;
-use crate::trial::{first_rows, memory, near, random, scaled};
+use crate::trial::{PackedRows, close, memory, near, random, rounded, scaled, zeros_like};
 
 /// The kernels, their cases and benchmarks.
 pub(crate) const KERNELS: &[Spec] = &[
@@ -96,7 +95,7 @@ fn settings() -> Vec<Setting> {
 struct Worked {
     of: SelectiveScan,
     scalar: Scalar,
-    first: Vec<u32>,
+    rows: PackedRows,
     block: usize,
     /// `xbc`, `dt`, `dy`.
     inputs: [Buffer; 3],
@@ -121,8 +120,8 @@ struct Worked {
 impl Worked {
     fn new(setting: &Setting, scalar: Scalar) -> Worked {
         let &Setting { lengths, of, block, .. } = setting;
-        let first = first_rows(lengths);
-        let (rows, heads) = (first.len(), of.heads);
+        let packed = PackedRows::new(lengths);
+        let (rows, heads) = (packed.len(), of.heads);
         let values = rows * heads * of.head_dim;
         let inputs = [
             random(scalar, 1, rows * of.width()),
@@ -150,42 +149,14 @@ impl Worked {
             of_skips: vec![0.0; rows * heads],
             of_gates: vec![0.0; rows * heads],
             gradients: Vec::new(),
-            first,
+            rows: packed,
             inputs,
         };
         (0..heads).for_each(|h| worked.head(h));
-        worked.gradients = worked.reference();
+        let lengths = [rows * of.width(), rows * heads, heads, heads, heads];
+        let op = ScanBackward(of);
+        worked.gradients = worked.rows.reference(&op, &worked.inputs, &worked.weights, &lengths);
         worked
-    }
-
-    fn rows(&self) -> usize {
-        self.first.len()
-    }
-
-    /// Whether a row is the last of its sequence.
-    fn is_last(&self, t: usize) -> bool {
-        self.first.get(t + 1) != Some(&self.first[t])
-    }
-
-    fn reference(&self) -> Vec<Vec<f32>> {
-        let inputs = self.inputs.each_ref().map(Buffer::to_f32);
-        let heads = self.of.heads;
-        let mut lengths = vec![inputs[0].len(), inputs[1].len()];
-        lengths.extend([heads; 3]);
-        let mut call = ReferenceCall {
-            widths: inputs.iter().map(|input| input.len() / self.rows()).collect(),
-            inputs: inputs.iter().map(Vec::as_slice).collect(),
-            weights: &self.weights,
-            outputs: lengths.into_iter().map(|len| vec![0.0; len]).collect(),
-            tokens: &[],
-            positions: &[],
-            picks: &[],
-            deltas: Vec::new(),
-            cache: &mut [],
-            packed: Packed { first: &self.first, ..Packed::default() },
-        };
-        ScanBackward(self.of).reference(&mut call);
-        call.outputs
     }
 
     /// Works a head's rows out.
@@ -199,14 +170,14 @@ impl Worked {
         let skip = ScanHead::new(&of, weights, h).skip;
         let wide = |x: &[f32]| -> Vec<f64> { x.iter().map(|x| f64::from(*x)).collect() };
         let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
-        let around = matrices(&of, h, (&xbc, &dt), weights, &self.first);
+        let around = matrices(&of, h, (&xbc, &dt), weights, &self.rows.first);
         let row = |t: usize| {
             let row = &xbc[t * of.width()..][..of.width()];
             let [x, b, c] = parts(&of, h).map(|part| wide(&row[part]));
             [x, b, c, wide(&dy[(t * heads + h) * n..][..n])]
         };
         for (t, (before, after, found)) in around.iter().enumerate() {
-            let (item, starts, [x, _, c, _]) = (t * heads + h, self.first[t] as usize == t, row(t));
+            let (item, starts, [x, _, c, _]) = (t * heads + h, self.rows.is_first(t), row(t));
             let gate = if starts { 0.0 } else { found.gate };
             self.rates[item * 2..][..2].copy_from_slice(&[found.step, gate]);
             if !starts && t.is_multiple_of(self.block) {
@@ -223,7 +194,7 @@ impl Worked {
         let mut of_gate = 0.0;
         for (t, (_, after, found)) in around.iter().enumerate().rev() {
             let (item, [x, b, c, dy]) = (t * heads + h, row(t));
-            if self.is_last(t) {
+            if self.rows.is_last(t) {
                 change.fill(0.0);
                 of_gate = 0.0;
             } else if (t + 1).is_multiple_of(self.block) {
@@ -250,7 +221,7 @@ impl Worked {
             self.terms[item] = term;
             self.of_writes[item] = of_write;
             self.of_skips[item] = dot(&x, &dy);
-            self.of_gates[item] = if self.first[t] as usize == t { 0.0 } else { of_gate };
+            self.of_gates[item] = if self.rows.is_first(t) { 0.0 } else { of_gate };
             self.du[item * n..][..n].copy_from_slice(&du);
             change.iter_mut().for_each(|d| *d *= found.gate);
         }
@@ -266,22 +237,13 @@ impl Worked {
 
     /// The case of a kernel.
     fn case(&self, which: Which, why: &str) -> Case {
-        let (of, scalar, rows) = (self.of, self.scalar, self.rows());
+        let (of, scalar, rows) = (self.of, self.scalar, self.rows.len());
         let form = |turned| kernels::form(&of, turned).expect("states and heads that fit");
-        let exact = |of: &[f64]| {
-            let of: Vec<f32> = of.iter().map(|x| *x as f32).collect();
-            Buffer::floats(Scalar::F32, &of)
-        };
         let zeros = |scalar, len: usize| Buffer::zeros(scalar, len);
-        let like = |of: &[f64]| zeros(Scalar::F32, of.len());
-        let close = |of: &[f64]| Expected::Near(of.to_vec(), tolerance(Scalar::F32));
-        let mut starts: Vec<u32> = self.first.clone();
-        starts.dedup();
-        let sequences = starts.len();
-        starts.push(rows as u32);
+        let starts = self.rows.starts();
+        let sequences = starts.len() - 1;
         let starts = Buffer::words(&starts);
-        let own = (0u32..).zip(&self.first).map(|(t, first)| t - first);
-        let positions = Buffer::words(&own.collect::<Vec<u32>>());
+        let positions = Buffer::words(&self.rows.positions());
         let [xbc, dt, dy] = self.inputs.clone();
         let [decay, bias, skip] = self.weights.each_ref().map(|x| Buffer::floats(Scalar::F32, x));
         let dxbc = zeros(scalar, xbc.len());
@@ -289,48 +251,51 @@ impl Worked {
         let (kernel, buffers, expected): (Recipe<'_>, Vec<Buffer>, Vec<(usize, Expected)>) =
             match which {
                 Which::Rates => {
-                    let buffers = vec![dt, decay, bias, positions, like(&self.rates)];
+                    let buffers = vec![dt, decay, bias, positions, zeros_like(&self.rates)];
                     (scan_rates(scalar), buffers, vec![(4, close(&self.rates))])
                 }
                 Which::Output => {
                     let y = zeros(scalar, self.y.len());
                     let expected = Expected::Near(self.y.clone(), tolerance(scalar));
-                    let buffers = vec![xbc, exact(&self.rates), skip, starts, y];
+                    let buffers = vec![xbc, rounded(&self.rates), skip, starts, y];
                     (packed_scan(scalar, form(false)), buffers, vec![(4, expected)])
                 }
                 Which::States => {
                     let found = [&self.answers, &self.before, &self.du, &self.behind];
-                    let mut buffers = vec![xbc, exact(&self.rates), dy, starts];
-                    buffers.extend(found.map(|of| like(of)));
+                    let mut buffers = vec![xbc, rounded(&self.rates), dy, starts];
+                    buffers.extend(found.map(|of| zeros_like(of)));
                     let expected = (4..).zip(found.map(|of| close(of))).collect();
                     (scan_states(scalar, form(false)), buffers, expected)
                 }
                 Which::Slopes => {
-                    let mut buffers = vec![xbc, exact(&self.rates), dy, positions];
-                    buffers.extend([&self.before, &self.behind].map(|x| exact(x)));
+                    let mut buffers = vec![xbc, rounded(&self.rates), dy, positions];
+                    buffers.extend([&self.before, &self.behind].map(|x| rounded(x)));
                     // What is there before counts for nothing.
-                    buffers.extend([random(Scalar::F32, 6, self.slopes.len()), like(&self.along)]);
+                    buffers.extend([
+                        random(Scalar::F32, 6, self.slopes.len()),
+                        zeros_like(&self.along),
+                    ]);
                     let expected = vec![(6, close(&self.slopes)), (7, close(&self.along))];
                     (scan_slopes(scalar, form(true)), buffers, expected)
                 }
                 Which::Shared => {
                     let expected = vec![(1, near(scalar, &self.part_of_inputs(false)))];
                     let kernel = scan_shared(scalar, form(false));
-                    (kernel, vec![exact(&self.slopes), dxbc], expected)
+                    (kernel, vec![rounded(&self.slopes), dxbc], expected)
                 }
                 Which::Inputs => {
                     let found = [&self.terms, &self.of_writes, &self.of_skips];
-                    let mut buffers = vec![xbc, exact(&self.rates), dy];
-                    buffers.extend([exact(&self.answers), exact(&self.du), skip, dxbc]);
-                    buffers.extend(found.map(|of| like(of)));
+                    let mut buffers = vec![xbc, rounded(&self.rates), dy];
+                    buffers.extend([rounded(&self.answers), rounded(&self.du), skip, dxbc]);
+                    buffers.extend(found.map(|of| zeros_like(of)));
                     let mut expected = vec![(6, near(scalar, &self.part_of_inputs(true)))];
                     expected.extend((7..).zip(found.map(|of| close(of))));
                     (scan_inputs(scalar, form(false)), buffers, expected)
                 }
                 Which::Steps => {
                     let ddt = zeros(scalar, dt.len());
-                    let mut buffers = vec![dt, decay, bias, exact(&self.along), positions];
-                    buffers.extend([exact(&self.terms), exact(&self.of_writes), ddt]);
+                    let mut buffers = vec![dt, decay, bias, rounded(&self.along), positions];
+                    buffers.extend([rounded(&self.terms), rounded(&self.of_writes), ddt]);
                     let expected = vec![
                         (5, close(&self.of_gates)),
                         (6, near(Scalar::F32, &self.gradients[1])),
@@ -341,7 +306,7 @@ impl Worked {
                 Which::Decays => {
                     numbers = crate::gradient::products::numbers(rows, of.heads);
                     let y = zeros(Scalar::F32, of.heads);
-                    let buffers = vec![exact(&self.of_gates), exact(&self.rates), y];
+                    let buffers = vec![rounded(&self.of_gates), rounded(&self.rates), y];
                     (scan_decays(), buffers, vec![(2, near(Scalar::F32, &self.gradients[2]))])
                 }
             };

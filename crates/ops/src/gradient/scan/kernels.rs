@@ -31,10 +31,11 @@ use tile::launch::{Extent, Mode, Numbers};
 
 use crate::SelectiveScan;
 use crate::delta_net::{over_keys, products};
-use crate::gradient::matrices::{Lane, PackedForm, blocks, each_row, heads, key_head};
+use crate::gradient::matrices::{Lane, PackedForm, blocks, heads, key_head};
 use crate::gradient::products::sums_of_rows;
 use crate::math::{sigmoid, softplus};
 use crate::selective_scan::write;
+use crate::states::each_row;
 use crate::sweep::{begin, load, require_lengths, require_vectors, when};
 use formats::Result;
 
@@ -174,12 +175,14 @@ impl Rows {
             found
         };
         let count = 2 + 2 * share.own() + u32::from(lane.form.wide);
-        each_row([first, end], dy.is_some(), count, ask, |row, values| {
+        let each = |row: Val<u32>, values: &[Val<f32>]| {
             let (rates, rest) = values.split_at(2);
             let (b, rest) = rest.split_at(share.own() as usize);
             let (c, own) = rest.split_at(share.own() as usize);
             body(row, Row { step: rates[0], gate: rates[1], b, c, own });
-        });
+        };
+        let some = Order::lt(first, end);
+        when(some, || each_row([first, end], dy.is_some(), count, ask, each));
     }
 
     /// Writes the lane's columns of a row of values.
@@ -355,7 +358,7 @@ impl Block {
             found
         };
         let count = 2 + 2 * wide as u32 + 2 * share.own();
-        each_row([self.start, self.end], back, count, ask, |row, values| {
+        let each = |row: Val<u32>, values: &[Val<f32>]| {
             let (rates, rest) = values.split_at(2);
             let (own, rest) = rest.split_at(wide);
             let (x, rest) = rest.split_at(share.own() as usize);
@@ -363,7 +366,9 @@ impl Block {
             let [step, gate] = [rates[0], rates[1]];
             let sums = body(BlockRow { step, gate, own, x, dy, earlier });
             lane.once(|| slopes.set_vec(self.place(lane, row, part), &sums));
-        });
+        };
+        let some = Order::lt(self.start, self.end);
+        when(some, || each_row([self.start, self.end], back, count, ask, each));
     }
 }
 
