@@ -19,6 +19,7 @@ pub mod experts;
 pub mod gate_up;
 pub mod gated;
 pub mod gated_norm;
+pub mod gaussian_top_k;
 pub mod gradient;
 pub mod group_limit;
 pub mod join_columns;
@@ -31,7 +32,9 @@ pub mod linear;
 pub mod linear_add;
 pub mod low_rank;
 pub mod map;
+pub mod match_rms;
 pub mod math;
+pub mod mix;
 pub mod moe;
 pub mod operation;
 pub mod packed;
@@ -42,6 +45,7 @@ pub mod rope;
 pub mod rope_write;
 pub mod sample;
 pub mod scale;
+pub mod scale_columns;
 pub mod scale_rows;
 pub mod select;
 pub mod selective_scan;
@@ -72,6 +76,7 @@ pub use exchange::Exchange;
 pub use experts::Experts;
 pub use gate_up::GateUp;
 pub use gated_norm::GatedNorm;
+pub use gaussian_top_k::GaussianTopK;
 pub use gradient::Gradient;
 pub use group_limit::GroupLimit;
 pub use join_columns::JoinColumns;
@@ -81,6 +86,8 @@ pub use linear::Linear;
 pub use linear_add::LinearAdd;
 pub use low_rank::LowRank;
 pub use map::{Map, Unary};
+pub use match_rms::MatchRms;
+pub use mix::Mix;
 pub use operation::Operation;
 pub use partition::Partition;
 pub use project::Project;
@@ -88,6 +95,7 @@ pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_write::RopeWrite;
 pub use scale::Scale;
+pub use scale_columns::ScaleColumns;
 pub use scale_rows::ScaleRows;
 pub use select::Select;
 pub use selective_scan::SelectiveScan;
@@ -196,8 +204,16 @@ operations! {
     Scale(Scale),
     /// `x; a[1], b[1] -> xielu(x)`, element by element. See [`xielu`].
     Xielu(Xielu),
+    /// `x; s[width], (b[width]) -> x * s + b`, numbers for each column. See [`scale_columns`].
+    ScaleColumns(ScaleColumns),
     /// `x, s -> x * s`, a number for each row. See [`scale_rows`].
     ScaleRows(ScaleRows),
+    /// `x, c -> y`: streams that are sums of others, by numbers of the row. See [`mix`].
+    Mix(Mix),
+    /// `x, like -> x`, each group as long as the row of `like`. See [`match_rms`].
+    MatchRms(MatchRms),
+    /// `x -> max(x - cutoff, 0)`, with a cutoff of each row. See [`gaussian_top_k`].
+    GaussianTopK(GaussianTopK),
     /// `x -> rotated x`. See [`rope`].
     Rope(Rope),
     /// `x -> x` times a number that grows with the position. See [`stretch`].

@@ -229,6 +229,18 @@ impl Replay<'_> {
             Op::Project(project) => self.project(project, node, worker),
             Op::GateUp(op) => self.gate_up(op, node, worker),
             Op::Experts(op) => self.experts(op, node, worker),
+            Op::ScaleColumns(_) => {
+                let (width, by) = (self.width(node.inputs[0]), self.vector(node.weights[0]));
+                let bias = node.weights.get(1).map(|&bias| self.vector(bias));
+                for t in worker.split(rows) {
+                    let range = t * width..(t + 1) * width;
+                    self.copy_unless_in_place(index, node, 0, range.clone());
+                    // SAFETY: each worker has its own rows.
+                    let y = unsafe { self.floats(self.offset(node.outputs[0]), range) };
+                    y.iter_mut().zip(by).for_each(|(y, by)| *y *= by);
+                    y.iter_mut().zip(bias.unwrap_or_default()).for_each(|(y, bias)| *y += bias);
+                }
+            }
             Op::ScaleRows(_) => {
                 let width = self.width(node.inputs[0]);
                 for t in worker.split(rows) {
@@ -240,6 +252,40 @@ impl Replay<'_> {
                         (self.floats(self.offset(node.outputs[0]), range), by[0])
                     };
                     math::scale_in_place(isa, by, y);
+                }
+            }
+            Op::Mix(mix) => {
+                let [x, c, y] = [node.inputs[0], node.inputs[1], node.outputs[0]];
+                for t in worker.split(rows) {
+                    let row = |v: ValueId| t * self.width(v)..(t + 1) * self.width(v);
+                    // SAFETY: each worker has its own rows; inputs are only read.
+                    unsafe {
+                        let [x, c, y] = [x, c, y].map(|v| self.floats(self.offset(v), row(v)));
+                        mix.row(x, c, y);
+                    }
+                }
+            }
+            Op::MatchRms(op) => {
+                let (width, like) = (self.width(node.inputs[0]), node.inputs[1]);
+                for t in worker.split(rows) {
+                    let range = t * width..(t + 1) * width;
+                    self.copy_unless_in_place(index, node, 0, range.clone());
+                    let other = t * self.width(like)..(t + 1) * self.width(like);
+                    // SAFETY: each worker has its own rows; those of the other input are only read.
+                    let (y, like) = unsafe {
+                        let y = self.floats(self.offset(node.outputs[0]), range);
+                        (y, self.floats(self.offset(like), other))
+                    };
+                    op.row(y, like);
+                }
+            }
+            Op::GaussianTopK(op) => {
+                let width = self.width(node.inputs[0]);
+                for t in worker.split(rows) {
+                    let range = t * width..(t + 1) * width;
+                    self.copy_unless_in_place(index, node, 0, range.clone());
+                    // SAFETY: each worker has its own rows.
+                    op.row(unsafe { self.floats(self.offset(node.outputs[0]), range) });
                 }
             }
             Op::GroupLimit(limit) => {

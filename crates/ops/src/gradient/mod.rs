@@ -8,7 +8,6 @@
 
 pub mod adamw;
 pub mod attend;
-pub mod columns;
 pub mod conv;
 pub mod cross_entropy;
 pub mod delta;
@@ -28,7 +27,6 @@ pub mod xielu;
 mod tangents;
 
 pub use attend::{Attend, AttendBackward, seen};
-pub use columns::ScaleColumns;
 pub use conv::{ConvBackward, PackedConv};
 pub use cross_entropy::CrossEntropy;
 pub use delta::{DeltaBackward, DeltaTangent, PackedDelta};
@@ -201,7 +199,8 @@ pub(crate) fn give(
 pub fn trains(op: &Op) -> bool {
     match op {
         Op::Embed(_) | Op::RmsNorm(_) | Op::LayerNorm(_) | Op::Linear(_) | Op::LinearAdd(_) => true,
-        Op::Map(_) | Op::Scale(_) | Op::ScaleRows(_) | Op::Rope(_) | Op::Select(_) => true,
+        Op::Map(_) | Op::Scale(_) | Op::ScaleColumns(_) | Op::ScaleRows(_) => true,
+        Op::Rope(_) | Op::Select(_) => true,
         Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) | Op::Xielu(_) => true,
         Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
         Op::Experts(_) | Op::GatedNorm(_) => true,
@@ -268,8 +267,6 @@ gradients! {
     /// `x; head, (bias) -> losses, (dx), (dhead), (dbias)`: the cross-entropy of a linear head, in
     /// chunks of rows.
     CrossEntropy,
-    /// `x; s[width], (b[width]) -> y`: each column times a number of its own, plus another.
-    ScaleColumns,
     /// `-> a value, all of whose elements are one number`.
     Filled,
     /// `x, dy -> dx` of a function of one element.

@@ -136,6 +136,17 @@ impl Run<'_> {
                 // SAFETY: the second operand is only read.
                 math::zip_in_place(isa, *f, y, unsafe { &self.read(node.inputs[1])[range] });
             }),
+            Op::ScaleColumns(_) => {
+                let by = self.weights.vector(node.weights[0]);
+                let bias = node.weights.get(1).map(|id| self.weights.vector(*id));
+                self.rows_of(index, node, 0, &|y, _| {
+                    for y in y.chunks_exact_mut(width) {
+                        y.iter_mut().zip(by).for_each(|(y, by)| *y *= by);
+                        let bias = bias.unwrap_or_default();
+                        y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+                    }
+                });
+            }
             Op::ScaleRows(_) => {
                 self.rows_of(index, node, 0, &|y, rows| {
                     // SAFETY: the factors are only read.
@@ -206,17 +217,6 @@ impl Run<'_> {
         let (to, inputs) = (node.outputs[0], &node.inputs);
         let width = self.width(to);
         match op {
-            Gradient::ScaleColumns(_) => {
-                let by = self.weights.vector(node.weights[0]);
-                let bias = node.weights.get(1).map(|id| self.weights.vector(*id));
-                self.rows_of(index, node, 0, &|y, _| {
-                    for y in y.chunks_exact_mut(width) {
-                        y.iter_mut().zip(by).for_each(|(y, by)| *y *= by);
-                        let bias = bias.unwrap_or_default();
-                        y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-                    }
-                });
-            }
             Gradient::Filled(op) => self.by_rows(to, &|y, _| y.fill(op.value)),
             Gradient::LimitSlopes(op) => self.by_rows(to, &|y, rows| {
                 // SAFETY: the inputs are only read.

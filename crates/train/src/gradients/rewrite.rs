@@ -2,10 +2,10 @@
 //! beside matrices, and losses in the place of logits.
 
 use formats::{Error, ErrorKind, Result, Source};
-use ops::gradient::{Attend, CrossEntropy, PackedConv, PackedDelta, PackedScan, ScaleColumns};
+use ops::gradient::{Attend, CrossEntropy, PackedConv, PackedDelta, PackedScan};
 use ops::{
-    Attention, DeltaNet, KvWrite, Linear, LinearAdd, Map, Op, Scale, SelectiveScan, Shape,
-    ShortConv, Unary,
+    Attention, DeltaNet, KvWrite, Linear, LinearAdd, Map, Op, Scale, ScaleColumns, SelectiveScan,
+    Shape, ShortConv, Unary,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 

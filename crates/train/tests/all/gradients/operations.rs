@@ -6,13 +6,11 @@ use delft_train::{Batch, Precision};
 use formats::{Source, Tensors};
 use ops::embed::Index;
 use ops::experts::{Experts, Gate, Odds, Routing};
-use ops::gradient::{
-    Attend, CrossEntropy, Gated, PackedConv, PackedDelta, PackedScan, ScaleColumns,
-};
+use ops::gradient::{Attend, CrossEntropy, Gated, PackedConv, PackedDelta, PackedScan};
 use ops::{
     Attention, Binary, DeltaNet, Embed, GatedNorm, GroupLimit, LayerNorm, Linear, LinearAdd, Map,
-    Op, RmsNorm, Rope, Scale, ScaleRows, Select, SelectiveScan, Shape, ShortConv, Splice, Stretch,
-    Unary, Xielu, Zip,
+    Op, RmsNorm, Rope, Scale, ScaleColumns, ScaleRows, Select, SelectiveScan, Shape, ShortConv,
+    Splice, Stretch, Unary, Xielu, Zip,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 

@@ -1,7 +1,8 @@
 //! Each column times a number of its own: `y[t, i] = x[t, i] s[i] + b[i]`. DoRA (Liu et al. 2024)
-//! does so to the products of matrices whose rows it gives other lengths.
+//! does so to the products of matrices whose rows it gives other lengths, in training; AltUp in
+//! Gemma 3n to the stream that its layers compute.
 
-use super::{Forward, Reverse, SumRows, Wrt, give, mul, one, zeros};
+use crate::gradient::{Forward, Reverse, SumRows, Wrt, give, mul, one, zeros};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{RowThreads, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
@@ -12,7 +13,7 @@ use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
 /// `x[rows, width]; s[width], (b[width]) -> [rows, width]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ScaleColumns;
 
 impl Operation for ScaleColumns {
@@ -34,7 +35,7 @@ impl Operation for ScaleColumns {
     }
 
     fn sharding(&self) -> Sharding {
-        Sharding::OfRank
+        Sharding::Whole
     }
 
     fn overwrites(&self) -> Option<usize> {
