@@ -592,6 +592,189 @@ def gpt2(r):
                 scale_attn_weights=True)
 
 
+def gemma3n(r):
+    config = gemma(r)
+    layers, names = config["num_hidden_layers"], ("sliding_attention", "full_attention")
+    listed = kinds(r, config, *names)
+    shared = 0
+    for count in range(1, layers):
+        shared = count if set(listed[:-count]) == set(listed) and r.flag() else shared
+    if config["hidden_size"] % config["num_attention_heads"]:
+        config["hidden_size"] = config["num_attention_heads"] * r.of(8, 16)
+    return config | dict(
+        intermediate_size=r.of(64, [r.of(40, 64, 100) for _ in range(layers)]), hidden_size_per_layer_input=r.of(8, 24),
+        vocab_size_per_layer_input=config["vocab_size"] - r.of(0, 8), num_kv_shared_layers=shared, laurel_rank=r.of(8, 16), altup_num_inputs=r.of(2, 3, 4),
+        altup_correct_scale=r.flag(), activation_sparsity_pattern=[r.of(0.0, 0.3, 0.6) for _ in range(layers)], sliding_window=r.of(2, 8, 40),
+        final_logit_softcapping=r.of(None, r.between(3, 30)), layer_types=listed, rope_parameters=dict(
+            full_attention=dict(rope_theta=1000000.0, rope_type="default"), sliding_attention=dict(rope_theta=10000.0, rope_type="default")))
+
+
+def iquestcoder(r):
+    config = llama(r)
+    return config | dict(head_dim=config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]))
+
+
+def cwm(r):
+    config = iquestcoder(r)
+    del config["attention_bias"]
+    return config | dict(sliding_window=r.of(2, 8, 40), layer_types=r.of(None, kinds(r, config, "sliding_attention", "full_attention")))
+
+
+def helium(r):
+    sizes, dim = shape(r, own=False)
+    return sizes | dict(head_dim=dim) | rotation(r, dim) | dict(attention_bias=r.flag(), mlp_bias=r.flag())
+
+
+def hyperclovax(r):
+    config = granite(r)
+    config["hidden_size"] = config["num_attention_heads"] * r.of(8, 16)
+    return config | dict(use_post_norm=r.flag(), attention_multiplier=r.of(None, 0.2),
+                         head_dim=config.get("head_dim", config["hidden_size"] // config["num_attention_heads"]))
+
+
+def vaultgemma(r):
+    return gemma2(r)
+
+
+def nanochat(r):
+    sizes, dim = shape(r, own=False)
+    return sizes | rotation(r, dim, ("default", "linear")) | dict(attention_bias=r.flag(), final_logit_softcapping=r.of(None, r.between(3, 30)))
+
+
+def jais2(r):
+    sizes, dim = shape(r)
+    return normed(sizes, layer_norm_eps=1e-5) | rotation(r, dim) | dict(attention_bias=r.flag(), mlp_bias=r.flag())
+
+
+def mellum(r):
+    sizes, dim = shape(r)
+    return sizes | experts(r) | dict(
+        head_dim=dim, moe_intermediate_size=r.of(16, 24), norm_topk_prob=r.flag(), attention_bias=r.flag(), sliding_window=r.of(2, 8, 40),
+        layer_types=r.of(None, kinds(r, sizes, "sliding_attention", "full_attention")), mlp_layer_types=r.of(None, kinds(r, sizes, "dense", "sparse")),
+        rope_parameters=r.of(None, dict(full_attention=dict(rope_theta=r.of(1000.0, 1e6), rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
+                                        sliding_attention=dict(rope_theta=10000.0, rope_type="default"))))
+
+
+def exaone_moe(r):
+    config = exaone4(r) | routed(r)
+    config["num_experts"], config["num_shared_experts"] = config.pop("n_routed_experts"), config.pop("n_shared_experts")
+    return config | r.of({}, dict(mlp_layer_types=kinds(r, config, "dense", "sparse")))
+
+
+def solar_open(r):
+    sizes, dim = shape(r)
+    config = sizes | dict(head_dim=dim, attention_bias=r.flag()) | rotation(r, dim) | routed(r)
+    del config["intermediate_size"], config["first_k_dense_replace"]
+    return config
+
+
+def sarvam_moe(r):
+    sizes, dim = shape(r)
+    return sizes | dict(head_dim=dim, attention_bias=r.flag(), use_qk_norm=r.flag()) | rotation(r, dim, ("default", "linear", "yarn"), (1.0, 0.5)) | routed(r)
+
+
+def sarvam_mla(r):
+    return latent(r) | routed(r)
+
+
+def mistral4(r):
+    config = latent(r) | routed(r, groups=False)
+    original = r.of(8, 16, 64)
+    return config | dict(rope_parameters=dict(
+        type="yarn", rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=original, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+        mscale_all_dim=1.0, llama_4_scaling_beta=r.of(0.1, 0.4)))
+
+
+def axk1(r):
+    config = latent(r) | routed(r) | dict(q_lora_rank=r.of(16, 24))
+    del config["first_k_dense_replace"]
+    return config | r.of({}, dict(mlp_layer_types=kinds(r, config, "dense", "sparse")))
+
+
+def cohere2_moe(r):
+    sizes, dim = shape(r)
+    many = r.of(2, 3, 5)
+    config = sizes if r.flag() else sizes | dict(layer_norm_eps=1e-5, rms_norm_eps=None)
+    return config | dict(head_dim=dim) | rotation(r, dim, ("default", "linear", "yarn")) | dict(
+        logit_scale=r.of(0.0625, 0.5), attention_bias=r.flag(), num_experts=many, num_experts_per_tok=r.of(1, many), num_shared_experts=r.of(0, 1, 2),
+        shared_expert_combination_strategy=r.of("average", "sum"), expert_selection_fn=r.of("softmax", "sigmoid"), norm_topk_prob=r.flag(),
+        prefix_dense_intermediate_size=r.of(None, 56), sliding_window=r.of(2, 8, 40)) | r.of(
+            dict(first_k_dense_replace=r.of(0, 1)), dict(layer_types=kinds(r, sizes, "sliding_attention", "full_attention"),
+                                                         mlp_layer_types=kinds(r, sizes, "dense", "sparse")))
+
+
+def granite_swa(r):
+    config = granite(r)
+    return config | dict(sliding_window=r.of(2, 8, 40), layer_types=r.of(None, kinds(r, config, "sliding_attention", "full_attention"))) | r.of(
+        {}, dict(layer_rope_theta=[r.of(0, 100.0, 10000.0) for _ in range(config["num_hidden_layers"])]))
+
+
+def granitemoe_swa(r):
+    config = granite_swa(r) | experts(r, "num_local_experts") | dict(shared_intermediate_size=r.of(0, 16, 40))
+    del config["mlp_bias"]
+    return config
+
+
+def flex_olmo(r):
+    return olmoe(r)
+
+
+def hy_v3(r):
+    sizes, dim = shape(r)
+    many = r.of(2, 3, 5)
+    return sizes | dict(head_dim=dim, attention_bias=r.flag()) | rotation(r, dim) | dict(
+        num_experts=many, num_experts_per_tok=r.of(1, many), num_shared_experts=r.of(1, 2), moe_intermediate_size=r.of(16, 24),
+        router_scaling_factor=r.of(1.0, 2.826)) | r.of({}, dict(mlp_layer_types=kinds(r, sizes, "dense", "sparse")))
+
+
+def lfm3(r):
+    sizes, dim = shape(r)
+    return normed(sizes, norm_eps=1e-5) | dict(
+        head_dim=dim, conv_L_cache=r.of(2, 3, 7), sliding_window=r.of(2, 8, 40), use_sandwich_norm=r.flag(), use_attention_gate=r.flag(),
+        layer_types=r.of(None, kinds(r, sizes, "conv", "full_attention", "sliding_attention")), rope_parameters=r.of(None, dict(
+            full_attention=dict(rope_theta=1e6, rope_type="proportional", partial_rotary_factor=r.of(0.5, 1.0)),
+            sliding_attention=dict(rope_theta=10000.0, rope_type="default"))))
+
+
+def axes(dim, part=1.0):
+    """Pairs of a rotation by axis."""
+    pairs = int(dim * part) // 2
+    return [pairs - pairs // 4 * 2, pairs // 4, pairs // 4]
+
+
+def glm4v(r):
+    heads, dim, part = r.of(1, 2, 3), 16, r.of(1.0, 0.5)
+    return dict(hidden_size=48, num_attention_heads=heads, num_key_value_heads=1, intermediate_size=r.of(24, 52), num_hidden_layers=r.of(1, 2, 3), head_dim=dim,
+                vocab_size=r.of(97, 128, 259), tie_word_embeddings=r.flag(), pad_token_id=0, rope_parameters=dict(
+                    rope_type="default", rope_theta=10000.0, partial_rotary_factor=part, mrope_section=axes(dim, part)))
+
+
+def glm_ocr(r):
+    return glm4v(r)
+
+
+def glm4v_moe(r):
+    return glm4v(r) | routed(r) | dict(attention_bias=r.flag())
+
+
+def paddleocr_vl(r):
+    config = glm4v(r)
+    del config["rope_parameters"]["partial_rotary_factor"]
+    config["rope_parameters"]["mrope_section"] = axes(16)
+    return config | dict(use_bias=r.flag())
+
+
+def hunyuan_vl(r):
+    config = paddleocr_vl(r)
+    del config["use_bias"]
+    return config | dict(attention_bias=r.flag(), eod_token_id=2)
+
+
+def smolvlm(r):
+    sizes, dim = shape(r)
+    return sizes | dict(hidden_size=48) | dict(head_dim=dim) | rotation(r, dim)
+
+
 FAMILIES = {name: globals().get(name, llama) for name in models.FAMILIES} | {"hunyuan_v1_dense": hunyuan, "glm4": glm}
 
 
@@ -602,8 +785,8 @@ def saved(config):
 
 def older(config):
     """config.json as Transformers 4 wrote it, but for layers of kinds that no other key tells."""
-    if "rope_parameters" not in config:
-        return config
+    if "rope_parameters" not in config or config["model_type"] in ("lfm3", "mellum", "mistral4"):
+        return config  # which it did not have
     if config["model_type"] == "gemma4_text":
         # As published: Transformers 5 has these sizes by layer.
         own = config.pop("per_layer_config", {})

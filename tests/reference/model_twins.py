@@ -19,7 +19,7 @@ import models
 
 EXACT = {"f32", "f16", "bf16"}
 HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
-PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "nemotron_h", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "olmo"}  # families whose rows of q and k the converter reorders
+PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "nemotron_h", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "olmo", "iquestcoder"}  # families whose rows of q and k the converter reorders
 
 
 # Weights of state spaces.
@@ -142,6 +142,8 @@ def read_back(case, path):
             "youtu": gguf.MODEL_ARCH.DEEPSEEK2, "exaone": gguf.MODEL_ARCH.EXAONE, "gpt_bigcode": gguf.MODEL_ARCH.STARCODER, "olmo": gguf.MODEL_ARCH.OLMO, "nemotron": gguf.MODEL_ARCH.NEMOTRON, "arcee": gguf.MODEL_ARCH.ARCEE, "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
             "afmoe": gguf.MODEL_ARCH.AFMOE, "apertus": gguf.MODEL_ARCH.APERTUS, "falcon": gguf.MODEL_ARCH.FALCON, "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2,
             "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID, "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
+            "gemma3n": gguf.MODEL_ARCH.GEMMA3N, "iquestcoder": gguf.MODEL_ARCH.LLAMA, "jais2": gguf.MODEL_ARCH.JAIS2,
+            "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE, "solar_open": gguf.MODEL_ARCH.GLM4_MOE,
             "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
@@ -183,6 +185,14 @@ def read_back(case, path):
                 x = stack(block, "ffn_down", end)
             weights[name] = (x.mT if case.family in ("gpt_oss", "llama4") and end == "weight" else x).reshape(shape).float()
             continue
+        if "altup_projections." in name or "altup_unembed_projections." in name:
+            stack = "altup_proj.weight" if "altup_projections." in name else "altup_unembd_proj.weight"
+            x = torch.from_numpy(gguf.quants.dequantize(stored[stack].data, stored[stack].tensor_type).copy())
+            weights[name] = x[int(name.split(".")[-2])].reshape(shape).float()
+            continue
+        if name.endswith("correct_output_scale"):
+            weights[name] = decoded(f"blk.{name.split('.')[2]}.altup_correct_scale.weight").float()
+            continue
         if ".act_fn." in name:
             numbers = reader.get_field(f"xielu.{name.rsplit('.', 1)[1]}").contents()
             weights[name] = torch.tensor(numbers[int(name.split(".")[2])]).reshape(shape)
@@ -209,7 +219,7 @@ def read_back(case, path):
             weights[name] = decoded(f"blk.{name.split('.')[2]}.exp_probs_b.bias").float()
             continue
         tensor = stored.pop(f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith("sinks")
-                            else f"blk.{name.split('.')[2]}.ffn_gate_inp.weight" if name.endswith("router.weight")
+                            else f"blk.{name.split('.')[2]}.ffn_gate_inp.weight" if name.endswith(".router.weight")
                             else f"blk.{name.split('.')[2]}.layer_output_scale.weight" if name.endswith("layer_scalar")
                             else names.get_name(name.replace("model.", "backbone.", 1) if case.family == "nemotron_h" else name,
                                                 try_suffixes=(".weight", ".bias")), None)
@@ -227,12 +237,12 @@ def read_back(case, path):
         if case.family == "gpt_neox" and projection == "query_key_value":
             # One below the other there, by turns for each head here.
             x = x.reshape(3, config.num_attention_heads, -1).swapaxes(0, 1).reshape(shape)
-        if (case.family in HYBRIDS or case.family.startswith(("gemma", "nemotron"))) and case.family not in ("gemma4", "nemotron_h") and name.endswith("norm.weight"):
+        if (case.family in HYBRIDS or case.family.startswith(("gemma", "nemotron"))) and case.family not in ("gemma3n", "gemma4", "nemotron_h") and name.endswith("norm.weight"):
             x = x - 1.0  # the converter adds it
         weights[name] = x.float()
     if case.family == "falcon_h1":
         weights = {name: x / falcon_h1_factors(config, name) for name, x in weights.items()}
-    assert set(stored) <= {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, stored.keys()
+    assert set(stored) <= {"altup_proj.weight", "altup_unembd_proj.weight", "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}, stored.keys()
     return weights
 
 

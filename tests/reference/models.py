@@ -556,6 +556,97 @@ CASES = [
          gguf=("f32",)),
     Case("olmo", "olmo", "bfloat16", "layer norms without weights",
          shape(48, 4, 2, 64, pad_token_id=0, **rope(10000.0)), drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("gemma3n", "gemma3n", "bfloat16", "four streams that predict each other, a product of low rank beside attention, gates of which two elements of "
+         "five pass in the first layer and two of three in the third; inputs of 16 elements in every layer; the last two of five layers attend to keys and values of "
+         "the second and third; feed-forwards of two widths",
+         shape(32, 4, 2, [48, 64, 48, 48, 64], num_hidden_layers=5, head_dim=16, sliding_window=8, pad_token_id=0, hidden_size_per_layer_input=16,
+               vocab_size_per_layer_input=128, num_kv_shared_layers=2, laurel_rank=8, activation_sparsity_pattern=[0.6, 0.0, 0.35, 0.0, 0.0],
+               final_logit_softcapping=6.0, tie_word_embeddings=True,
+               layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+               rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="default"),
+                                    sliding_attention=dict(rope_theta=10000.0, rope_type="default"))), gguf=("f32",)),
+    Case("iquestcoder", "iquestcoder", "bfloat16", "Llama by another name", shape(48, 4, 2, 64, head_dim=16, rms_norm_eps=1e-5, **rope(10000.0)), gguf=("f32",)),
+    Case("cwm", "cwm", "bfloat16", "windows of 8 in all of four layers but the first, llama3 rope scaling",
+         shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=16, sliding_window=8, rms_norm_eps=1e-5, **rope(200.0, **LLAMA3_SCALING)), drop=("layer_types",)),
+    Case("helium", "helium", "bfloat16", "heads rotated in adjacent pairs everywhere, eps 1e-8",
+         shape(48, 3, 1, 64, head_dim=16, rms_norm_eps=1e-8, pad_token_id=0, **rope(10000.0))),
+    Case("hyperclovax", "hyperclovax", "bfloat16", "norms in front and behind, multipliers of embeddings, scores, sublayers and logits",
+         shape(48, 4, 2, 64, head_dim=16, embedding_multiplier=2.0, attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=0.6,
+               pad_token_id=0, **rope(10000.0))),
+    Case("vaultgemma", "vaultgemma", "bfloat16", "Gemma 2 with norms in front alone: soft caps, a window of 8 in the first and third layer",
+         shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, query_pre_attn_scalar=24, sliding_window=8, pad_token_id=0,
+               attn_logit_softcapping=2.0, final_logit_softcapping=6.0, tie_word_embeddings=True, **rope(10000.0))),
+    Case("nanochat", "nanochat", "bfloat16", "norms without weights, of embeddings too, norms of each head behind a rotation the other way round; a soft cap on logits",
+         shape(48, 3, 1, 80, pad_token_id=0, final_logit_softcapping=6.0, **rope(10000.0))),
+    Case("jais2", "jais2", "bfloat16", "layer norms, a feed-forward without a gate of the square of what is positive, biases everywhere",
+         shape(48, 4, 2, 64, head_dim=16, layer_norm_eps=1e-5, **rope(10000.0)), drop=("rms_norm_eps",), gguf=("f32",)),
+    Case("mellum", "mellum", "bfloat16", "windows of 8 in the first and third layer, which rotate by a base of their own; 2 of 5 experts in all layers but the first",
+         shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, sliding_window=8, moe_intermediate_size=24, num_experts=5, num_experts_per_tok=2, pad_token_id=0,
+               layer_types=["sliding_attention", "full_attention", "sliding_attention"], mlp_layer_types=["dense", "sparse", "sparse"],
+               rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=64),
+                                    sliding_attention=dict(rope_theta=10000.0, rope_type="default"))), prompt=9),
+    Case("exaone_moe", "exaone_moe", "bfloat16", "windows of 8 in three layers of four, the fourth not rotated; norms of each head; 2 of 5 experts by corrected odds "
+         "beside two that all share, in the fourth alone",
+         shape(48, 4, 2, 64, num_hidden_layers=4, head_dim=16, sliding_window=8, moe_intermediate_size=24, num_experts=5, num_experts_per_tok=2,
+               num_shared_experts=2, first_k_dense_replace=3, rms_norm_eps=1e-5, pad_token_id=0, **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("solar_open", "solar_open", "bfloat16", "3 of 6 experts by corrected odds in every layer, beside one that all share; all of each head rotated",
+         dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=16, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=3,
+              rms_norm_eps=1e-5, routed_scaling_factor=1.5, pad_token_id=0, **rope(10000.0, rope_type="default", partial_rotary_factor=1.0)), prompt=9,
+         gguf=("f32",)),
+    Case("sarvam_moe", "sarvam_moe", "bfloat16", "q, k and v in one matrix and names of its own; 2 of 5 experts by corrected odds beside one that all share, behind a dense layer",
+         shape(48, 4, 2, 64, head_dim=16, moe_intermediate_size=24, n_routed_experts=5, num_experts_per_tok=2, pad_token_id=0, **rope(10000.0)), prompt=9),
+    Case("sarvam_mla", "sarvam_mla", "bfloat16", "DeepSeek-V3's form without a row for queries, in one group, behind a dense layer",
+         shape(48, 3, 3, 64, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=None, moe_intermediate_size=24,
+               n_routed_experts=5, num_experts_per_tok=2, pad_token_id=0, **rope(10000.0)), prompt=9),
+    Case("mistral4", "mistral4", "bfloat16", "latent attention whose queries grow every 16 positions; yarn of magnitude 1; 2 of 5 experts by odds made to sum to one, "
+         "beside one that all share, behind a dense layer",
+         shape(48, 3, 3, 64, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24,
+               n_routed_experts=5, num_experts_per_tok=2, first_k_dense_replace=1, pad_token_id=0, max_position_embeddings=64,
+               **rope(10000.0, type="yarn", rope_type="yarn", factor=4.0, original_max_position_embeddings=16, max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0,
+                      mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3)), prompt=40, keep=20),
+    Case("axk1", "axk1", "bfloat16", "DeepSeek-V3's form, in two groups, with a norm behind experts; a dense layer first",
+         shape(48, 3, 3, 64, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24,
+               n_routed_experts=6, num_experts_per_tok=2, n_group=2, topk_group=1, pad_token_id=0, **rope(10000.0)), prompt=9),
+    Case("cohere2_moe", "cohere2_moe", "bfloat16", "attention and a mixture side by side behind one layer norm: 2 of 5 experts and one that all share, averaged; a dense first "
+         "layer, rotated without a window; windows of 8 in the others but the last",
+         shape(48, 4, 2, 24, num_hidden_layers=4, head_dim=16, sliding_window=8, layer_norm_eps=1e-5, logit_scale=0.5, num_experts=5, num_experts_per_tok=2,
+               num_shared_experts=1, prefix_dense_intermediate_size=64, first_k_dense_replace=1, sliding_window_pattern=3, tie_word_embeddings=True, pad_token_id=0,
+               rms_norm_eps=None, **rope(10000.0)), prompt=9),
+    Case("cohere2_moe-rms", "cohere2_moe", "float32", "RMS norms, the logistic function of the chosen scores, a sum with two experts that all share",
+         shape(32, 4, 1, 24, head_dim=8, sliding_window=8, rms_norm_eps=1e-5, num_experts=4, num_experts_per_tok=2, num_shared_experts=2,
+               expert_selection_fn="sigmoid", shared_expert_combination_strategy="sum", logit_scale=1.0, pad_token_id=0, **rope(10000.0)), prompt=9),
+    Case("granite_swa", "granite_swa", "bfloat16", "sinks; windows of 8 in all of four layers but the first; a base for each layer, and none for the third; multipliers",
+         shape(48, 4, 2, 64, num_hidden_layers=4, sliding_window=8, layer_rope_theta=[10000.0, 100.0, 0, 1000.0], embedding_multiplier=0.6,
+               attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=0.5, tie_word_embeddings=True, **rope(10000.0))),
+    Case("granitemoe_swa", "granitemoe_swa", "bfloat16", "the same with 2 of 5 experts beside one that all share, and one base",
+         shape(48, 4, 2, 40, num_hidden_layers=2, sliding_window=8, num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=24, embedding_multiplier=0.6,
+               attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=0.5, **rope(10000.0)), prompt=9),
+    Case("flex_olmo", "flex_olmo", "bfloat16", "norms behind sublayers, and over whole rows of q and k; 2 of 5 experts by odds among all",
+         shape(64, 4, 2, 40, num_experts=5, num_experts_per_tok=2, pad_token_id=0, **rope(10000.0)), prompt=9),
+    Case("hy_v3", "hy_v3", "bfloat16", "norms of each head; 2 of 5 experts by corrected odds beside one that all share, behind a dense layer; names of its own",
+         shape(48, 4, 2, 64, head_dim=16, moe_intermediate_size=24, num_experts=5, num_experts_per_tok=2, router_scaling_factor=1.5, rms_norm_eps=1e-5, **rope(10000.0)),
+         prompt=9),
+    Case("glm4v", "glm4v", "bfloat16", "a checkpoint with images, whose decoder is GLM-4's of 2025: half of each head rotated in adjacent pairs, biases",
+         shape(48, 3, 1, 64, pad_token_id=0, rms_norm_eps=1e-5, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1])), images=True),
+    Case("glm4v_moe", "glm4v_moe", "bfloat16", "a checkpoint with images, whose decoder is GLM-4.5: 2 of 5 experts by corrected odds beside one that all share, behind a dense "
+         "layer; biases",
+         shape(48, 3, 1, 64, head_dim=16, pad_token_id=0, moe_intermediate_size=24, n_routed_experts=5, num_experts_per_tok=2, attention_bias=True,
+               **rope(10000.0, rope_type="default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1])), prompt=9, images=True),
+    Case("glm_ocr", "glm_ocr", "bfloat16", "the same without biases, and all of each head rotated",
+         shape(48, 3, 1, 64, pad_token_id=0, rms_norm_eps=1e-5, **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2])), images=True),
+    Case("paddleocr_vl", "paddleocr_vl", "bfloat16", "a checkpoint with images, whose decoder is ERNIE 4.5",
+         shape(48, 3, 1, 64, head_dim=16, pad_token_id=0, use_bias=False, **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2])), images=True),
+    Case("hunyuan_vl", "hunyuan_vl", "bfloat16", "a checkpoint with images, whose decoder is Hunyuan's: norms of each head behind the rotation",
+         shape(48, 3, 1, 64, head_dim=16, pad_token_id=0, eod_token_id=2, tie_word_embeddings=True, rms_norm_eps=1e-5,
+               **rope(10000.0, rope_type="default", mrope_section=[4, 2, 2])), images=True),
+    Case("lfm3", "lfm3", "bfloat16", "convolutions of three rows, a window of 8 in the third of four layers, the fourth with half of the pairs turned; norms behind sublayers, a "
+         "gate of each head",
+         shape(48, 4, 2, 80, num_hidden_layers=4, head_dim=16, norm_eps=1e-5, conv_L_cache=3, sliding_window=8, pad_token_id=0, tie_word_embeddings=True,
+               layer_types=["conv", "conv", "sliding_attention", "full_attention"],
+               rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="proportional", partial_rotary_factor=0.5),
+                                    sliding_attention=dict(rope_theta=10000.0, rope_type="default"))), drop=("rms_norm_eps",)),
+    Case("smolvlm", "smolvlm", "bfloat16", "a checkpoint with images, whose decoder is Llama, below text_model",
+         shape(48, 3, 1, 64, pad_token_id=0, **rope(10000.0)), images=True),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
          shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, **rope(10000.0)),
          keep=8, gguf=("Q4_K_M",), folder=False),
@@ -588,21 +679,35 @@ FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral":
             "qwen3_vl": "Qwen3VL", "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl_moe": "Qwen3VLMoe", "cohere": "Cohere", "cohere2": "Cohere2",
             "starcoder2": "Starcoder2", "stablelm": "StableLm", "phi": "Phi", "gpt_neox": "GPTNeoX", "nemotron": "Nemotron", "arcee": "Arcee",
             "gptj": "GPTJ", "gpt_neo": "GPTNeo", "gpt_bigcode": "GPTBigCode", "opt": "OPT", "falcon": "Falcon", "olmo": "Olmo", "minicpm3": "MiniCPM3", "ernie4_5_moe": "Ernie4_5_Moe", "lfm2_moe": "Lfm2Moe", "minimax_m2": "MiniMaxM2", "deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite", "youtu": "Youtu", "hunyuan_v1_dense": "HunYuanDenseV1", "hunyuan_v1_moe": "HunYuanMoEV1", "granitemoehybrid": "GraniteMoeHybrid", "lfm2": "Lfm2",
-            "nemotron_h": "NemotronH", "falcon_h1": "FalconH1", "bamba": "Bamba", "mamba2": "Mamba2"}
+            "nemotron_h": "NemotronH", "falcon_h1": "FalconH1", "bamba": "Bamba", "mamba2": "Mamba2",
+            "gemma3n": "Gemma3n", "iquestcoder": "IQuestCoder", "cwm": "Cwm", "helium": "Helium", "hyperclovax": "HyperCLOVAX", "vaultgemma": "VaultGemma",
+            "nanochat": "NanoChat", "jais2": "Jais2", "mellum": "Mellum", "exaone_moe": "ExaoneMoe", "solar_open": "SolarOpen", "sarvam_moe": "SarvamMoE",
+            "sarvam_mla": "SarvamMLA", "mistral4": "Mistral4", "axk1": "AXK1", "cohere2_moe": "Cohere2Moe", "granite_swa": "GraniteSWA",
+            "granitemoe_swa": "GraniteMoeSWA", "flex_olmo": "FlexOlmo", "hy_v3": "HYV3", "glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe", "glm_ocr": "GlmOcr",
+            "paddleocr_vl": "PaddleOCRVL", "hunyuan_vl": "HunYuanVL", "smolvlm": "SmolVLM", "lfm3": "Lfm3"}
+# Of those that Transformers runs by another family's model.
+MODELS = {"iquestcoder": "LlamaForCausalLM", "sarvam_moe": "Glm4MoeForCausalLM", "sarvam_mla": "DeepseekV3ForCausalLM"}
+CONFIGS = {"paddleocr_vl": "PaddleOCRTextConfig", "smolvlm": "LlamaConfig"}
 TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                                num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen3_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48,
                            num_position_embeddings=4, deepstack_visual_indexes=[0]),
           "qwen2_vl": dict(depth=1, embed_dim=16, hidden_size=32, num_heads=2, patch_size=2, mlp_ratio=2),
+          "glm4v": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, image_size=8, out_hidden_size=48),
+          "glm4v_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, image_size=8, out_hidden_size=48),
+          "glm_ocr": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48),
+          "paddleocr_vl": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, patch_size=2, image_size=8),
+          "hunyuan_vl": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, patch_size=2, max_image_size=8),
+          "smolvlm": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, patch_size=2, image_size=8),
           "qwen2_5_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=32,
                              fullatt_block_indexes=[0])}
 
 
 def model_classes(family):
     stem = FAMILIES[family]
-    config = stem + "Text" if family in ("gemma3", "gemma4", "llama4", "qwen3_5", "qwen3_5_moe", *TOWERS) else stem
+    config = stem + "Text" if family in ("gemma3", "gemma3n", "gemma4", "llama4", "qwen3_5", "qwen3_5_moe", *TOWERS) else stem
     head = "LMHeadModel" if family == "gpt2" else "ForConditionalGeneration" if family in TOWERS else "ForCausalLM"
-    return getattr(transformers, config + "Config"), getattr(transformers, stem + head)
+    return getattr(transformers, CONFIGS.get(family, config + "Config")), getattr(transformers, MODELS.get(family, stem + head))
 
 
 def make_config(case):
@@ -647,12 +752,18 @@ def random_weight(case_name, name, size):
         return (1.5 + 0.25 * x) * np.sqrt(size[0])  # scores are divided by it
     if name.endswith("per_expert_scale"):
         return 1.0 + 0.4 * x
-    if name.endswith("q_norm.weight") and case_name.startswith("gemma4"):
+    if name.endswith("modality_router.weight"):
+        return 0.4 * x * np.sqrt(size[-1])  # what it gives is divided by the width
+    if name.endswith("_coefs.weight"):
+        return 0.15 * x
+    if name.endswith("correct_output_scale"):
+        return 1.0 + 0.25 * x
+    if name.endswith("q_norm.weight") and case_name.startswith(("gemma3n", "gemma4")):
         return (1.0 + 0.25 * x) / np.sqrt(size[0])  # scores are not scaled otherwise
     if "norm" in name or ".ln_" in name and name.endswith("weight"):
-        less_one = case_name.removeprefix("mlx-").startswith(("gemma", "qwen3-next", "qwen3.5", "nemotron")) and "linear_attn" not in name
+        less_one = case_name.removeprefix("mlx-").startswith(("gemma", "vaultgemma", "qwen3-next", "qwen3.5", "nemotron")) and "linear_attn" not in name
         less_one &= not case_name.startswith("nemotron-h")
-        less_one &= not case_name.startswith("gemma4")
+        less_one &= not case_name.startswith(("gemma3n", "gemma4"))
         less_one |= name.endswith("norm.bias")
         return 0.25 * x + (0.0 if less_one else 1.0)
     if name.endswith("A_log"):
@@ -664,7 +775,7 @@ def random_weight(case_name, name, size):
         return x
     if any(table in name for table in ("embed_tokens", "embed_in", "embed_positions", "word_embeddings", "lm_head", "embed_out", "wte", "wpe")):
         # Gemma multiplies its embedding by sqrt(hidden): more, and every token would be followed by itself.
-        return (0.6 if case_name.startswith("gemma") else 2.0) * x / np.sqrt(size[-1])
+        return (0.6 if case_name.startswith(("gemma", "vaultgemma")) else 2.0) * x / np.sqrt(size[-1])
     if ".c_" in name and "gpt2" in case_name:
         return x / np.sqrt(size[0])  # GPT-2's matrices are [in, out]
     gain = 1.6 if "q_proj" in name or "k_proj" in name or "c_attn" in name else 1.0
@@ -763,6 +874,11 @@ def with_weights(case, weights, dtype):
     return model
 
 
+def of_rows(x):
+    """A value of a batch of one as rows; the streams of Gemma 3n [streams, 1, rows, hidden] side by side."""
+    return x[:, 0].swapaxes(0, 1).flatten(1) if x.ndim == 4 else x[0]
+
+
 @torch.no_grad()
 def record(model, ids):
     """Prefill `ids`, then decode greedily; every activation in the model's dtype."""
@@ -770,14 +886,16 @@ def record(model, ids):
 
     def keep(name):
         def hook(_module, _inputs, output):
-            seen[name] = (output[0] if isinstance(output, tuple) else output)[0]
+            seen[name] = of_rows(output[0] if isinstance(output, tuple) else output)
         return hook
 
     def keep_input(_module, inputs, named):
-        seen.setdefault("embeddings", (inputs[0] if inputs else named["hidden_states"])[0])
+        # Of several streams the first is the embedding.
+        seen.setdefault("embeddings", (inputs[0] if inputs else named["hidden_states"]).squeeze(1)[0])
 
     inner = getattr(model, model.base_model_prefix)
-    inner = getattr(inner, "language_model", getattr(inner, "decoder", inner))
+    for part in ("language_model", "text_model", "decoder"):
+        inner = getattr(inner, part, inner)
     layers = inner.h if hasattr(inner, "h") else inner.layers
     norms = [getattr(inner, name) for name in ("ln_f", "norm", "norm_f", "final_layernorm", "final_layer_norm", "embedding_norm") if hasattr(inner, name)]
     norm, = norms

@@ -76,7 +76,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     // GGUF takes it for granted.
     let multiplied =
         keys.dialect() == Dialect::Gguf || keys.flag(Key("mup_enabled", ""))?.unwrap_or(false);
-    let usual = Usual { dense: 1, normalised: true, output_bias: false };
+    let usual = Usual { dense: 1, ..Usual::default() };
     let (config, mut parts, count) = glm4_moe::parts(files, raw, usual)?;
     let attention = parts.attention;
     parts.attention = Box::new(move |config: &Config, layer| {

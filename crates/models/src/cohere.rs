@@ -9,7 +9,7 @@ use crate::keys::Key;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, llama, windows};
 use formats::Result;
-use nn::{AttentionOptions, Bias, Pairing};
+use nn::{AttentionOptions, Bias, Builder, Pairing};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Command R",
@@ -94,9 +94,14 @@ fn opened(files: &Files<'_>, raw: Raw, windowed: bool) -> Result<Opened> {
     };
     let parts = decoder::Parts {
         order: Order::BesideOneNorm,
-        norm: |builder, name, config| decoder::layer_norm(builder, name, config, Bias::Never),
+        norm,
         multipliers: [1.0, 1.0, logits],
         ..decoder::Parts::new(Bias::Never, attention)
     };
     Ok(decoder::open_parts(raw.check()?, parts))
+}
+
+/// A layer norm without a bias.
+pub(crate) fn norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<decoder::Layer> {
+    decoder::layer_norm(builder, name, config, Bias::Never)
 }

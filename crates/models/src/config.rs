@@ -75,7 +75,7 @@ pub(crate) struct Raw {
 /// Larger than any model's, small enough that products of two cannot overflow.
 pub(crate) const LIMIT: usize = 1 << 28;
 /// The number that is added in RMS norms.
-const RMS_EPS: Key = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+pub(crate) const RMS_EPS: Key = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
 const CONTEXT: Key = Key("max_position_embeddings", "context_length");
 /// More layers than any model has.
 pub(crate) const LAYERS: usize = 4096;

@@ -58,6 +58,10 @@ pub(crate) struct Parts {
     pub(crate) learned_positions: bool,
     /// The factors on embeddings, on the results of sublayers, and on logits.
     pub(crate) multipliers: [f32; 3],
+    /// Whether embeddings are normed, by `embed_norm`.
+    pub(crate) normed_embeddings: bool,
+    /// The bound on logits.
+    pub(crate) logit_cap: Option<f32>,
 }
 
 impl Parts {
@@ -76,6 +80,8 @@ impl Parts {
             head_bias: Bias::Never,
             learned_positions: false,
             multipliers: [1.0; 3],
+            normed_embeddings: false,
+            logit_cap: None,
         }
     }
 }
@@ -136,7 +142,11 @@ pub(crate) fn layer_norm(
     Ok(Box::new(move |x| norm.forward(x)))
 }
 
-fn rms_norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<Layer> {
+/// An RMS norm.
+///
+/// # Errors
+/// Weights that are missing, or do not fit the configuration.
+pub(crate) fn rms_norm(builder: &Builder<'_>, name: &str, config: &Config) -> Result<Layer> {
     let norm = Norm::rms(builder, name, config.hidden, config.norm_eps)?;
     Ok(Box::new(move |x| norm.forward(x)))
 }
@@ -179,10 +189,10 @@ pub(crate) fn open_recipes(
 fn layers(weights: &dyn Weights, config: &Config, parts: &Parts, ending: Ending) -> Result<Layers> {
     let builder = &Builder::new(weights);
     let decoder = Decoder::new(builder, config, parts)?;
-    let logits = parts.multipliers[2];
+    let (logits, cap) = (parts.multipliers[2], parts.logit_cap);
     let head = || -> Result<Layer> {
         let head = head(builder, config, &decoder.embed, parts.head_bias)?;
-        Ok(Box::new(move |hidden| scaled(head.forward(hidden), logits)))
+        Ok(Box::new(move |hidden| capped(scaled(head.forward(hidden), logits), cap)))
     };
     let head = (ending == Ending::Logits).then(head).transpose()?;
     let hidden = Box::new(move |step: &ForwardPass| decoder.forward(step));
@@ -208,6 +218,7 @@ pub(crate) fn head(
 /// A stack of blocks between an embedding and a norm.
 struct Decoder {
     embed: Embedding,
+    embed_norm: Option<Layer>,
     positions: Option<Embedding>,
     blocks: Vec<Block>,
     norm: Layer,
@@ -267,6 +278,8 @@ impl Decoder {
     fn new(builder: &Builder<'_>, config: &Config, parts: &Parts) -> Result<Self> {
         let hidden = config.hidden;
         let embed = Embedding::new(builder, "embed", config.vocab, hidden)?;
+        let embed_norm = || (parts.norm)(builder, "embed_norm", config);
+        let embed_norm = parts.normed_embeddings.then(embed_norm).transpose()?;
         let positions = || Embedding::of_positions(builder, "positions", config.context, hidden);
         let positions = parts.learned_positions.then(positions).transpose()?;
         let (front, behind) = parts.normed;
@@ -299,7 +312,7 @@ impl Decoder {
         };
         let blocks = (0..config.layers).map(block).collect::<Result<_>>()?;
         let norm = (parts.norm)(builder, "norm", config)?;
-        Ok(Decoder { embed, positions, blocks, norm, multipliers: parts.multipliers })
+        Ok(Decoder { embed, embed_norm, positions, blocks, norm, multipliers: parts.multipliers })
     }
 
     /// Hidden states `[outputs, hidden]` of the step's tokens, normed.
@@ -308,6 +321,9 @@ impl Decoder {
         let mut x = scaled(self.embed.forward(step), embedding);
         if let Some(positions) = &self.positions {
             x = x.add(&positions.forward(step));
+        }
+        if let Some(norm) = &self.embed_norm {
+            x = norm(&x);
         }
         x = x.trace("embed");
         for (i, block) in self.blocks.iter().enumerate() {
@@ -320,4 +336,12 @@ impl Decoder {
 /// `by * x`, of which most architectures want no product.
 pub(crate) fn scaled(x: Tensor, by: f32) -> Tensor {
     if by == 1.0 { x } else { x.scale(by) }
+}
+
+/// `x` within `cap` of zero, if it is bounded.
+pub(crate) fn capped(x: Tensor, cap: Option<f32>) -> Tensor {
+    match cap {
+        Some(cap) => x.scale(1.0 / cap).map(Unary::Tanh).scale(cap),
+        None => x,
+    }
 }

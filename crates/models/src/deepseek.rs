@@ -4,11 +4,12 @@
 use crate::config::{Config, LAYERS};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
+use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, decoder, experts, glm4_moe, latent, llama};
+use crate::{Architecture, Opened, decoder, experts, glm4_moe, latent, llama, ministral3};
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};
-use nn::{Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, Stored};
+use nn::{Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, Stored, Tensor};
 use ops::group_limit::MOST_GROUPS;
 
 pub(crate) const V2: Architecture = Architecture {
@@ -50,6 +51,57 @@ pub(crate) const YOUTU: Architecture = Architecture {
     ..V2
 };
 
+pub(crate) const SARVAM: Architecture = Architecture {
+    title: "Sarvam 105B",
+    name: "sarvam_mla",
+    class: "SarvamMLAForCausalLM",
+    unsaid: Unsaid::sizes([4096, 16_384, 32, 64, 0, 0, 4096, 262_144]),
+    open: |files| {
+        files.keys.note("q_head_dim");
+        files.keys.note("num_mtp_layers");
+        let files = &files.with_names(&[("n_shared_experts", "num_shared_experts")]);
+        open(files, &[("first_k_dense_replace", 1)])
+    },
+    ..V2
+};
+
+/// DeepSeek-V3's form with a norm behind experts.
+pub(crate) const AXK1: Architecture = Architecture {
+    title: "A.X K1",
+    name: "axk1",
+    gguf: "",
+    class: "AXK1ForCausalLM",
+    unsaid: Unsaid::sizes([7168, 18_432, 61, 64, 64, 0, 32_768, 163_840]),
+    names: &[
+        AFTER,
+        latent::NAMES,
+        glm4_moe::NAMES,
+        llama::NAMES,
+        experts::NAMES,
+        experts::SWITCHED,
+    ],
+    open: |files| open(files, &[("first_k_dense_replace", 1), ("n_group", 8), ("topk_group", 4)]),
+    ..V2
+};
+
+/// The norm behind experts, in published folders and as Transformers names it.
+const AFTER: &[Row] = &[
+    ("blocks.{}.after_moe_norm", "model.layers.{}.post_mlp_layernorm", ""),
+    ("blocks.{}.after_moe_norm", "model.layers.{}.mlp.post_mlp_layernorm", ""),
+];
+
+/// DeepSeek-V2's odds, among all experts, and queries that grow with their positions.
+pub(crate) const MISTRAL4: Architecture = Architecture {
+    title: "Mistral Small 4",
+    name: "mistral4",
+    gguf: "",
+    class: "Mistral4ForCausalLM",
+    unsaid: Unsaid::sizes([4096, 12_288, 36, 32, 32, 0, 1 << 20, 131_072]).stretched(),
+    names: &[latent::NAMES, glm4_moe::NAMES, llama::NAMES, experts::STACKS, experts::SWITCHED],
+    open: |files| open(files, &[("first_k_dense_replace", 0), ("moe_intermediate_size", 2048)]),
+    ..V2
+};
+
 /// GGUF's numbers of the softmax and of the logistic function, which give experts their odds.
 const GATING: Key = Key("", "expert_gating_func");
 const SOFTMAX: u32 = 1;
@@ -63,7 +115,17 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
     // How weights are drawn for training.
     keys.note("embedding_initializer_range");
     let layers = raw.layers.value;
-    let (config, options) = latent::read(files, raw)?;
+    let name = files.architecture.name;
+    if name == MISTRAL4.name
+        && let Some(rotation) = &mut raw.rotation
+    {
+        // It is said of the whole head.
+        rotation.rotary = None;
+    }
+    let (mut config, mut options) = latent::read(files, raw)?;
+    if name == MISTRAL4.name {
+        options.stretch = ministral3::stretch(files)?;
+    }
     let heads = latent::Heads::of(&options);
     let mixer = latent::mixer(options);
     let mlp_bias = files.bias("mlp_bias")?;
@@ -74,6 +136,12 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
         }));
     };
     let Mixture { options, dense, shared, uncorrected } = mixture;
+    let normed = name == AXK1.name;
+    if normed {
+        // Checkpoints have it in dense blocks too, of no use.
+        let dense = dense.iter().enumerate().filter(|(_, dense)| **dense);
+        config.spare = dense.map(|(i, _)| format!("blocks.{i}.after_moe_norm")).collect();
+    }
     let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
         if dense.get(i).copied().unwrap_or(false) {
             return decoder::gated(builder, config, i, mlp_bias);
@@ -84,7 +152,12 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
             return Ok(Box::new(move |x| experts.forward(x)));
         }
         let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, mlp_bias)?;
-        Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
+        let both = move |x: &Tensor| experts.forward(x).add(&one.forward(x));
+        if !normed {
+            return Ok(Box::new(both));
+        }
+        let norm = decoder::rms_norm(builder, &format!("blocks.{i}.after_moe_norm"), config)?;
+        Ok(Box::new(move |x| norm(&both(x))))
     });
     let parts = decoder::Parts {
         mixer,
@@ -99,7 +172,7 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
         }
         match latent::part(weights, name, heads)? {
             Some(part) => Ok(Some(part)),
-            None => experts::joined(weights, name, count),
+            None => experts::stacked(weights, name, count),
         }
     }))
 }
@@ -158,7 +231,7 @@ impl Mixture {
             .map(|i| files.names.find(&format!("blocks.{i}.mlp.router.correction")));
         let corrected = stored.take(1).collect::<Result<Vec<_>>>()?.iter().any(Option::is_some);
         let softmax = match hugging_face {
-            true => name == V2.name,
+            true => [V2.name, MISTRAL4.name].contains(&name),
             false => gating.map_or(!corrected, |gating| gating == SOFTMAX),
         };
         let (options, uncorrected) = match softmax {
@@ -169,7 +242,7 @@ impl Mixture {
                 let options = glm4_moe::limited(files, options, true)?;
                 let normalised = MetadataValue::Bool(options.routing.normalised);
                 keys.state(Key("norm_topk_prob", "expert_weights_norm"), Some(normalised));
-                (options, !hugging_face && !corrected)
+                (options, !corrected && (!hugging_face || name == AXK1.name))
             }
         };
         Ok(Some(Mixture { options, dense, shared, uncorrected }))
@@ -184,7 +257,14 @@ impl Mixture {
         let scale = keys.number_or(Key("routed_scaling_factor", "expert_weights_scale"), 1.0)?;
         options.routing.scale = scale.positive()? as f32;
         let hugging_face = keys.dialect() == Dialect::HuggingFace;
-        if hugging_face {
+        let plain = files.architecture.name == MISTRAL4.name;
+        if plain {
+            let normalised = keys.flag(Key("norm_topk_prob", "expert_weights_norm"))?;
+            options.routing.normalised = normalised.unwrap_or(true);
+            if let Some(groups) = keys.size(Key("n_group", ""))?.filter(|n| n.value > 1) {
+                return Err(groups.wrong("1: this architecture has no groups", groups.value));
+            }
+        } else if hugging_face {
             // Its own code never normalises where a factor is stated; Transformers never does.
             options.routing.normalised = false;
         }
@@ -222,7 +302,10 @@ impl Mixture {
 }
 
 /// Which blocks have no experts, where `config.json` lists them.
-fn listed(files: &Files<'_>, layers: usize) -> Result<Option<Vec<bool>>> {
+///
+/// # Errors
+/// A list of another length, or of other kinds.
+pub(crate) fn listed(files: &Files<'_>, layers: usize) -> Result<Option<Vec<bool>>> {
     const KEY: Key = Key("mlp_layer_types", "");
     let Some(list) = files.keys.get(KEY) else { return Ok(None) };
     let kind = |kind: &serde_json::Value| match kind.as_str() {

@@ -28,5 +28,10 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     // Names of the only rule by which its experts are chosen.
     keys.only(Key("scoring_func", ""), &["sigmoid", "noaux_tc"])?;
     keys.only(Key("topk_method", ""), &["noaux_tc"])?;
-    glm4_moe::opened(files, raw, true, Usual { dense: 0, normalised: false, output_bias: true })
+    glm4_moe::opened(
+        files,
+        raw,
+        true,
+        Usual { normalised: false, output_bias: true, ..Usual::default() },
+    )
 }

@@ -7,7 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, decoder, experts, glm4_moe, llama};
+use crate::{Architecture, Opened, decoder, experts, glm4_moe, llama, qwen_vl};
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};
 use nn::{Bias, GroupLimit, MixtureOfExperts, Mlp, Odds, Pairing, Stored, Weights};
@@ -21,7 +21,25 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     names: &[llama::NAMES],
     signs: None,
     experts: false,
-    open,
+    open: |files| opened(files, Pairing::Adjacent),
+};
+
+/// PaddleOCR-VL (Baidu 2025), its decoder of text: heads rotated in halves, positions in three axes,
+/// which a text has alike.
+pub(crate) const PADDLE: Architecture = Architecture {
+    title: "PaddleOCR-VL, its text",
+    name: "paddleocr_vl",
+    gguf: "",
+    class: "PaddleOCRVLForConditionalGeneration",
+    open: |files| {
+        qwen_vl::note_tower(files)?;
+        // Names of what all of these models are.
+        for key in ["ignored_index", "rope_is_neox_style", "use_3d_rope", "weight_share_add_bias"] {
+            files.keys.note(key);
+        }
+        opened(files, Pairing::Half)
+    },
+    ..ARCHITECTURE
 };
 
 /// The mixtures.
@@ -44,8 +62,10 @@ const CORRECTION: &[Row] = &[(
     "blk.{}.exp_probs_b.bias!",
 )];
 
-fn open(files: &Files<'_>) -> Result<Opened> {
-    let raw = read(files)?;
+/// A dense model, whose elements rotate in these pairs.
+fn opened(files: &Files<'_>, pairing: Pairing) -> Result<Opened> {
+    let mut raw = read(files)?;
+    raw.pairing = pairing;
     let bias = files.bias("use_bias")?;
     Ok(decoder::open(raw.check()?, bias, decoder::biased(bias)))
 }

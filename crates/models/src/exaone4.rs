@@ -22,7 +22,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 /// One layer of this many sees everything.
-const PERIOD: usize = 4;
+pub(crate) const PERIOD: usize = 4;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw = Raw::read(files, &["silu"])?;

@@ -14,8 +14,8 @@ use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
-    Architecture, Config, ReadOptions, apertus, experts, falcon, gemma4, hybrid, latent, lfm2,
-    mamba, minicpm, scaling,
+    Architecture, Config, ReadOptions, apertus, experts, falcon, gemma3n, gemma4, hybrid, latent,
+    lfm2, mamba, minicpm, scaling,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -64,6 +64,7 @@ const PERMUTED: &[&str] = &[
     "granitemoeshared",
     "internlm2",
     "internlm3",
+    "iquestcoder",
     "llama",
     "minicpm",
     "ministral",
@@ -77,12 +78,21 @@ const PERMUTED: &[&str] = &[
 ];
 
 /// Architectures for which GGUF lists the layers that have windows, by their names in config.json.
-const LISTED: &[&str] =
-    &["afmoe", "cohere2", "exaone4", "gemma3", "gemma4", "gemma4_unified", "olmo3"];
+const LISTED: &[&str] = &[
+    "afmoe",
+    "cohere2",
+    "exaone4",
+    "exaone_moe",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+    "gemma4_unified",
+    "olmo3",
+];
 
 /// Architectures for which GGUF says that the rotation is not stretched, by their names in
 /// config.json.
-const UNSCALED: &[&str] = &["cohere", "cohere2", "nemotron"];
+const UNSCALED: &[&str] = &["cohere", "cohere2", "exaone_moe", "nemotron"];
 
 impl Architecture {
     /// Whether GGUF has the rows of q and k in the order in which adjacent elements rotate
@@ -96,7 +106,9 @@ impl Architecture {
     pub fn experts_module(&self) -> &'static str {
         match self.name {
             "gemma4" | "gemma4_text" => "experts",
-            "granitemoe" | "granitemoeshared" | "granitemoehybrid" => "block_sparse_moe.experts",
+            "granitemoe" | "granitemoeshared" | "granitemoehybrid" | "granitemoe_swa" => {
+                "block_sparse_moe.experts"
+            }
             "lfm2_moe" | "llama4" => "feed_forward.experts",
             _ => "mlp.experts",
         }
@@ -154,6 +166,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     heads.extend(falcon::metadata(config));
     heads.extend(mamba::metadata(config, held));
     heads.extend(gemma4::metadata(&files)?);
+    heads.extend(gemma3n::metadata(&files)?);
     metadata.retain(|(key, _)| {
         let own = |own: &str| *key == format!("{}.{own}", architecture.gguf);
         // Readers take MiniCPM 3's factors for granted.
@@ -446,6 +459,7 @@ fn weights(
             let latent = || latent::exported(held, &canonical, config).map(Some);
             let own = own.or_else(latent).or_else(|| gemma4::exported(held, &canonical, experts));
             let own = own.or_else(|| lfm2::exported(held, &canonical));
+            let own = own.or_else(|| gemma3n::exported(held, &canonical));
             let made = match own.or_else(|| mamba::exported(held, &canonical, groups)) {
                 Some(made) => made,
                 None => made(held, &canonical, config, experts),

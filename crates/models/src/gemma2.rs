@@ -54,6 +54,15 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// VaultGemma (Google 2025), trained with differential privacy: the same with norms in front alone.
+pub(crate) const VAULT: Architecture = Architecture {
+    title: "VaultGemma",
+    name: "vaultgemma",
+    gguf: "",
+    class: "VaultGemmaForCausalLM",
+    ..ARCHITECTURE
+};
+
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
@@ -118,10 +127,10 @@ pub(crate) fn norm(
 struct Block {
     attention_norm: Norm,
     attention: SelfAttention,
-    after_attention_norm: Norm,
+    after_attention_norm: Option<Norm>,
     mlp_norm: Norm,
     mlp: Mlp,
-    after_mlp_norm: Norm,
+    after_mlp_norm: Option<Norm>,
 }
 
 impl Block {
@@ -134,21 +143,27 @@ impl Block {
         let (hidden, eps) = (config.hidden, config.norm_eps);
         let norm = |name: &str| Norm::rms(builder, &format!("blocks.{i}.{name}"), hidden, eps);
         let (ff, gate) = (config.feed_forward, Unary::GeluTanh);
+        let behind = config.architecture.name != VAULT.name;
+        let behind = |name: &str| behind.then(|| norm(name)).transpose();
         Ok(Block {
             attention_norm: norm("attention_norm")?,
             attention: SelfAttention::new(builder, &format!("blocks.{i}.attention"), options)?,
-            after_attention_norm: norm("after_attention_norm")?,
+            after_attention_norm: behind("after_attention_norm")?,
             mlp_norm: norm("mlp_norm")?,
             mlp: Mlp::gated(builder, &format!("blocks.{i}.mlp"), [hidden, ff], Bias::Never, gate)?,
-            after_mlp_norm: norm("after_mlp_norm")?,
+            after_mlp_norm: behind("after_mlp_norm")?,
         })
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
+        let behind = |norm: &Option<Norm>, y: Tensor| match norm {
+            Some(norm) => norm.forward(&y),
+            None => y,
+        };
         let y = self.attention.forward(&self.attention_norm.forward(x));
-        let x = x.add(&self.after_attention_norm.forward(&y));
+        let x = x.add(&behind(&self.after_attention_norm, y));
         let y = self.mlp.forward(&self.mlp_norm.forward(&x));
-        x.add(&self.after_mlp_norm.forward(&y))
+        x.add(&behind(&self.after_mlp_norm, y))
     }
 }
 
@@ -189,11 +204,5 @@ pub(crate) fn head(
     cap: Option<f32>,
 ) -> Result<Layer> {
     let head = decoder::head(builder, config, embed, Bias::Never)?;
-    Ok(Box::new(move |hidden| {
-        let logits = head.forward(hidden);
-        match cap {
-            Some(cap) => logits.scale(1.0 / cap).map(Unary::Tanh).scale(cap),
-            None => logits,
-        }
-    }))
+    Ok(Box::new(move |hidden| decoder::capped(head.forward(hidden), cap)))
 }

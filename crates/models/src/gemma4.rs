@@ -5,6 +5,7 @@
 //! feed-forward.
 
 mod export;
+pub(crate) mod inputs;
 mod layers;
 mod mixture;
 mod sizes;
@@ -16,7 +17,7 @@ use crate::names::{Recipes, Row};
 use crate::rope::Rotation;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Config, Opened, gemma2, gemma3, windows};
-pub(crate) use export::{exported, metadata, tensors};
+pub(crate) use export::{each, exported, metadata, tensors};
 use formats::Result;
 use layers::{Kind, Plan};
 use nn::{Pairing, Weights};
@@ -24,12 +25,6 @@ use sizes::{head_sizes, kv_heads, rotations};
 
 const NAMES: &[Row] = &[
     ("blocks.{}.scale", "model.layers.{}.layer_scalar!", "blk.{}.layer_output_scale"),
-    ("inputs", "model.embed_tokens_per_layer", "per_layer_token_embd"),
-    ("inputs_projection", "model.per_layer_model_projection", "per_layer_model_proj"),
-    ("inputs_norm", "model.per_layer_projection_norm", "per_layer_proj_norm"),
-    ("blocks.{}.input.gate", "model.layers.{}.per_layer_input_gate", "blk.{}.inp_gate"),
-    ("blocks.{}.input.projection", "model.layers.{}.per_layer_projection", "blk.{}.proj"),
-    ("blocks.{}.after_input_norm", "model.layers.{}.post_per_layer_input_norm", "blk.{}.post_norm"),
     ("rope_factors", "", "rope_freqs"),
     ("blocks.{}.moe.router", "model.layers.{}.router.proj", "blk.{}.ffn_gate_inp"),
     ("blocks.{}.moe.router_norm", "model.layers.{}.router.scale!", "blk.{}.ffn_gate_inp.scale!"),
@@ -74,7 +69,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     gguf: "gemma4",
     class: "Gemma4ForCausalLM",
     unsaid: Unsaid::sizes([2304, 9216, 30, 8, 4, 512, 131_072, 262_144]),
-    names: &[NAMES, gemma2::NAMES, gemma3::NORMS],
+    names: &[NAMES, inputs::NAMES, gemma2::NAMES, gemma3::NORMS],
     signs: None,
     experts: true,
     open,
@@ -145,11 +140,7 @@ fn read(files: &Files<'_>) -> Result<(Config, Plan, [Rotation; 2])> {
     };
     let kinds = [kind(0, &local)?, kind(1, &global)?];
     let shared = shared(files, &config.windows)?;
-    // Checkpoints have them, of no use.
-    let layers = shared.iter().enumerate().filter(|(_, shared)| shared.is_some());
-    config.spare = layers
-        .flat_map(|(i, _)| ["k", "v", "k_norm"].map(|part| format!("blocks.{i}.attention.{part}")))
-        .collect();
+    config.spare = spare(&shared);
     let wide = keys.flag(Key("use_double_wide_mlp", ""))? == Some(true);
     let feed_forward = feed_forward.unwrap_or_else(|| {
         let twice = |shared: &Option<usize>| if wide && shared.is_some() { 2 } else { 1 };
@@ -178,7 +169,10 @@ fn read(files: &Files<'_>) -> Result<(Config, Plan, [Rotation; 2])> {
 
 /// For each layer, the earlier one to whose keys and values it attends, if it has none: the last
 /// one of its kind that has.
-fn shared(files: &Files<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usize>>> {
+///
+/// # Errors
+/// More layers than there are, or a kind of which none has some.
+pub(crate) fn shared(files: &Files<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usize>>> {
     let shared = Key("num_kv_shared_layers", "attention.shared_kv_layers");
     let stated = files.keys.size(shared)?;
     let own = windows.len() - stated.as_ref().map_or(Ok(0), |n| n.within(0..=windows.len()))?;
@@ -194,6 +188,14 @@ fn shared(files: &Files<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usi
         (0..own).rev().find(alike).map(Some).ok_or_else(none)
     };
     windows.iter().enumerate().map(of).collect()
+}
+
+/// Weights of keys and values that checkpoints have, of no use, in layers that attend to those of
+/// others.
+pub(crate) fn spare(shared: &[Option<usize>]) -> Vec<String> {
+    let layers = shared.iter().enumerate().filter(|(_, shared)| shared.is_some());
+    let of = |i: usize| ["k", "v", "k_norm"].map(|part| format!("blocks.{i}.attention.{part}"));
+    layers.flat_map(|(i, _)| of(i)).collect()
 }
 
 /// The factor on the residual stream behind each layer, which the weights say.

@@ -1,12 +1,12 @@
 //! GLM-4 (GLM Team 2024): a part of each head rotated in adjacent pairs, gate and up in one matrix,
 //! biases on q, k and v; norms in front of each sublayer, and in the models of 2025 behind it too.
 
-use crate::config::{Config, Raw};
+use crate::config::{Config, RMS_EPS, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, decoder, phi3};
+use crate::{Architecture, Opened, decoder, phi3, qwen_vl};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Pairing};
 
@@ -70,6 +70,37 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open: |files| open_normed(files, true),
 };
 
+/// GLM-4.1V (GLM Team 2025), its decoder of text: all of each head rotated where nothing is said, and
+/// positions in three axes, which a text has alike.
+pub(crate) const VISION: Architecture = Architecture {
+    title: "GLM-4.1V and GLM-4.6V-Flash, their text",
+    name: "glm4v",
+    gguf: "",
+    class: "Glm4vForConditionalGeneration",
+    unsaid: Unsaid::sizes([4096, 13_696, 40, 32, 2, 0, 32_768, 151_552]),
+    open: |files| open_vision(files, Bias::Always),
+    ..ARCHITECTURE
+};
+
+/// GLM-OCR (GLM Team 2026), its decoder of text: the same without biases.
+pub(crate) const OCR: Architecture = Architecture {
+    title: "GLM-OCR, its text",
+    name: "glm_ocr",
+    class: "GlmOcrForConditionalGeneration",
+    unsaid: Unsaid::sizes([1024, 4096, 16, 16, 8, 0, 131_072, 59_392]),
+    open: |files| open_vision(files, Bias::Never),
+    ..VISION
+};
+
+fn open_vision(files: &Files<'_>, bias: Bias) -> Result<Opened> {
+    files.keys.only(Key("hidden_act", ""), &["silu"])?;
+    qwen_vl::note_tower(files)?;
+    files.keys.flag(Key("attention_bias", ""))?;
+    let mut raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    raw.pairing = Pairing::Adjacent;
+    opened(raw.check()?, bias, true)
+}
+
 /// Opens a model with norms behind sublayers, or without.
 fn open_normed(files: &Files<'_>, behind: bool) -> Result<Opened> {
     let keys = &files.keys;
@@ -84,7 +115,11 @@ fn open_normed(files: &Files<'_>, behind: bool) -> Result<Opened> {
         (true, _) => Bias::Always,
         (false, _) => Bias::IfStored,
     };
-    let config = raw.check()?;
+    opened(raw.check()?, bias, behind)
+}
+
+/// A model with such biases of q, k and v, and norms behind sublayers if `behind`.
+fn opened(config: Config, bias: Bias, behind: bool) -> Result<Opened> {
     let attention = move |config: &Config, layer| AttentionOptions {
         qkv_bias: bias,
         ..config.attention(layer)

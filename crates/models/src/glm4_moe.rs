@@ -7,7 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3};
+use crate::{Architecture, Opened, decoder, deepseek, experts, llama, mixtral, qwen_vl, qwen3};
 use formats::Result;
 use formats::gguf::MetadataValue;
 use nn::{AttentionOptions, Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, QkNorm};
@@ -56,6 +56,28 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// GLM-4.5V and GLM-4.6V (GLM Team 2025), their decoder of text: positions in three axes, which a text
+/// has alike.
+pub(crate) const VISION: Architecture = Architecture {
+    title: "GLM-4.5V and GLM-4.6V, their text",
+    name: "glm4v_moe",
+    gguf: "",
+    class: "Glm4vMoeForConditionalGeneration",
+    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 65_536, 151_424]),
+    open: |files| {
+        qwen_vl::note_tower(files)?;
+        let mut raw = Raw::read(files, &["silu"])?;
+        raw.turns_part(files, 0.5)?;
+        guesses(files, &mut raw)?;
+        files.keys.without_head_norms("use_qk_norm")?;
+        opened(files, raw, false, Usual { dense: 1, ..Usual::default() })
+    },
+    ..ARCHITECTURE
+};
+
+const DENSE: Key = Key("first_k_dense_replace", "leading_dense_block_count");
+const FACTOR: Key = Key("routed_scaling_factor", "expert_weights_scale");
+
 /// GGUF's number of the logistic function.
 const LOGISTIC: u32 = 2;
 
@@ -71,7 +93,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         true => keys.flag("use_qk_norm")?.unwrap_or(false),
         false => files.names.find("blocks.0.attention.q_norm")?.is_some(),
     };
-    opened(files, raw, normed, Usual { dense: 1, normalised: true, output_bias: false })
+    opened(files, raw, normed, Usual { dense: 1, ..Usual::default() })
 }
 
 /// Defaults of keys that configurations leave out.
@@ -83,6 +105,14 @@ pub(crate) struct Usual {
     pub(crate) normalised: bool,
     /// Whether the output of attention has a bias where q, k and v have some.
     pub(crate) output_bias: bool,
+    /// The factor on the odds of the chosen experts.
+    pub(crate) scale: f64,
+}
+
+impl Default for Usual {
+    fn default() -> Usual {
+        Usual { dense: 0, normalised: true, output_bias: false, scale: 1.0 }
+    }
 }
 
 /// A model of such mixtures behind the first dense blocks, with norms of each head if it is
@@ -113,21 +143,28 @@ pub(crate) fn parts(
 ) -> Result<(Config, decoder::Parts, usize)> {
     let keys = &files.keys;
     let bias = files.bias("attention_bias")?;
-    let dense = keys.size(Key("first_k_dense_replace", "leading_dense_block_count"))?;
+    let dense = keys.size(DENSE)?;
     let unsaid = if keys.dialect() == Dialect::HuggingFace { usual.dense } else { 0 };
-    let dense = dense.map_or(Ok(unsaid), |dense| dense.within(0..=LAYERS))?;
+    let first = dense.map_or(Ok(unsaid), |dense| dense.within(0..=LAYERS))?;
     let config = raw.check()?;
+    let listed = deepseek::listed(files, config.layers)?;
+    let dense = listed.unwrap_or_else(|| (0..config.layers).map(|i| i < first).collect());
+    let leading = dense.iter().take_while(|dense| **dense).count();
+    keys.state(DENSE, Some(MetadataValue::U32(leading as u32)));
     let options = experts::read(files, config.hidden, config.feed_forward)?;
-    let options = limited(files, options, usual.normalised)?;
+    let options = limited_by(files, options, usual.normalised, usual.scale)?;
     let shared = keys.size(Key("n_shared_experts", "expert_shared_count"))?;
     let shared = options.feed_forward * shared.map_or(Ok(1), |shared| shared.within(1..=64))?;
+    const WIDTH: Key = Key("", "expert_shared_feed_forward_length");
+    keys.state(WIDTH, Some(MetadataValue::U32(shared as u32)));
+    let shared = keys.size(WIDTH)?.map_or(Ok(shared), |width| width.within(1..=1 << 24))?;
     let attention = move |config: &Config, layer| AttentionOptions {
         qkv_bias: bias,
         output_bias: if usual.output_bias { bias } else { Bias::Never },
         ..config.attention(layer)
     };
     let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
-        if i < dense {
+        if dense[i] {
             return decoder::gated(builder, config, i, Bias::Never);
         }
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
@@ -156,8 +193,18 @@ pub(crate) fn guesses(files: &Files<'_>, raw: &mut Raw) -> Result<()> {
 /// Groups that the experts do not make, and other odds, by key.
 pub(crate) fn limited(
     files: &Files<'_>,
+    options: ExpertsOptions,
+    normalised: bool,
+) -> Result<ExpertsOptions> {
+    limited_by(files, options, normalised, 1.0)
+}
+
+/// As [`limited`]; odds are multiplied with `scale` where `config.json` says nothing.
+fn limited_by(
+    files: &Files<'_>,
     mut options: ExpertsOptions,
     normalised: bool,
+    scale: f64,
 ) -> Result<ExpertsOptions> {
     const GROUPS: Key = Key("n_group", "expert_group_count");
     let keys = &files.keys;
@@ -172,7 +219,8 @@ pub(crate) fn limited(
     let stay = keys.size(Key("topk_group", "expert_group_used_count"))?;
     let least = options.routing.used.div_ceil(size);
     let stay = stay.map_or(Ok(count), |stay| stay.within(least..=count))?;
-    let scale = keys.number_or(Key("routed_scaling_factor", "expert_weights_scale"), 1.0)?;
+    let scale = if keys.dialect() == Dialect::HuggingFace { scale } else { 1.0 };
+    let scale = keys.number_or(FACTOR, scale)?;
     // llama.cpp ends where a file of some of these models does not state it.
     const ODDS: Key = Key("", "expert_gating_func");
     keys.state(ODDS, Some(MetadataValue::U32(LOGISTIC)));

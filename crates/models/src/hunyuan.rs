@@ -8,7 +8,7 @@ use crate::keys::{Dialect, Key, Keys};
 use crate::names::Row;
 use crate::stated::Stated;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, decoder, experts, llama};
+use crate::{Architecture, Opened, decoder, experts, llama, qwen_vl};
 use formats::Result;
 use formats::gguf::MetadataValue;
 use nn::{AttentionOptions, Bias, MixtureOfExperts, Mlp, QkNorm, Weights};
@@ -32,6 +32,22 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     signs: None,
     experts: true,
     open,
+};
+
+/// HunyuanOCR (Tencent 2025), its decoder of text: positions in four axes, which a text has alike.
+pub(crate) const VISION: Architecture = Architecture {
+    title: "HunyuanOCR, its text",
+    name: "hunyuan_vl",
+    gguf: "",
+    class: "HunYuanVLForConditionalGeneration",
+    open: |files| {
+        qwen_vl::note_tower(files)?;
+        for key in ["image_start_token_id", "image_end_token_id", "image_newline_token_id"] {
+            files.keys.note(key);
+        }
+        open(files)
+    },
+    ..ARCHITECTURE
 };
 
 /// The mixture and the expert beside it.

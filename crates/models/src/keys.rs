@@ -111,8 +111,8 @@ impl<'a> Keys<'a> {
         Keys { own, ..self }
     }
 
-    /// The same keys where GGUF lists numbers that differ between layers: read as one number, they
-    /// are the first layer's; [`Keys::of_layers`] gives all.
+    /// The same keys where numbers, by their names in GGUF, are lists, since they differ between
+    /// layers: read as one number, they are the first layer's; [`Keys::of_layers`] gives all.
     pub(crate) fn with_lists(self, by_layer: &'static [&'static str]) -> Keys<'a> {
         Keys { by_layer, ..self }
     }
@@ -215,12 +215,14 @@ impl<'a> Keys<'a> {
     fn whole(&self, key: impl Into<Key>) -> Result<Option<usize>> {
         // 1e6 is how some write a million.
         let whole = |n: f64| (n.fract() == 0.0 && (0.0..9e15).contains(&n)).then_some(n as u64);
+        let key = key.into();
+        let listed = self.by_layer.contains(&key.1);
         let json = |value: &Value| {
+            let first = value.as_array().filter(|_| listed).and_then(|list| list.first());
+            let value = first.unwrap_or(value);
             let number = value.as_u64().or_else(|| value.as_f64().and_then(whole));
             number.and_then(|n| usize::try_from(n).ok())
         };
-        let key = key.into();
-        let listed = self.by_layer.contains(&key.1);
         let gguf = |metadata: &Metadata, key: &str| match metadata.get(key) {
             Some(Typed::Array(_)) if listed => {
                 Ok(metadata.u32s(key)?.and_then(|list| list.first().map(|n| *n as usize)))
@@ -265,17 +267,42 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A list of GGUF's with a number for each of `layers` layers; none where it has none, or one
-    /// number, under the key, and in `config.json`.
-    ///
-    /// # Errors
-    /// A list of another length.
-    pub(crate) fn of_layers(&self, key: Key, layers: usize) -> Result<Option<Vec<usize>>> {
+    /// Numbers that GGUF lists; none where it has none under the key, and in `config.json`.
+    pub(crate) fn gguf_numbers(&self, key: Key) -> Result<Option<Vec<f32>>> {
         let (Values::Gguf(metadata), Some(spelled)) = (self.values, self.ask(key)) else {
             return Ok(None);
         };
-        let Some(Typed::Array(_)) = metadata.get(&spelled) else { return Ok(None) };
-        let list = metadata.u32s(&spelled)?.unwrap_or_default();
+        metadata.f32s(&spelled)
+    }
+
+    /// Whether `config.json` has a key, be it null.
+    pub(crate) fn mentions(&self, key: Key) -> bool {
+        let Values::Json(object) = self.values else { return false };
+        object.get(key.0).is_some()
+    }
+
+    /// A list with a number for each of `layers` layers; none where there is none, or one number,
+    /// under the key.
+    ///
+    /// # Errors
+    /// A list of another length, or of something else.
+    pub(crate) fn of_layers(&self, key: Key, layers: usize) -> Result<Option<Vec<usize>>> {
+        let Some(spelled) = self.ask(key) else { return Ok(None) };
+        let list = match self.values {
+            Values::Gguf(metadata) => match metadata.get(&spelled) {
+                Some(Typed::Array(_)) => metadata.u32s(&spelled)?.unwrap_or_default(),
+                _ => return Ok(None),
+            },
+            Values::Json(_) => {
+                let Some(value) = self.get(key).filter(|value| value.is_array()) else {
+                    return Ok(None);
+                };
+                let number = |n: &Value| n.as_u64().and_then(|n| u32::try_from(n).ok());
+                let all = value.as_array().map(|list| list.iter().map(number).collect());
+                let all: Option<Vec<u32>> = all.flatten();
+                all.ok_or_else(|| self.odd(key, "a list of whole numbers", value))?
+            }
+        };
         if list.len() != layers {
             return Err(self.wrong(
                 key,

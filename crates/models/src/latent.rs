@@ -135,6 +135,7 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
         norm_eps: NORM_EPS,
         rope,
         scale,
+        stretch: None,
         apart,
     };
     Ok((config, options))

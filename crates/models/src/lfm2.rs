@@ -186,7 +186,15 @@ fn convs(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
 }
 
 /// A weight of a convolution, whose matrices are stored as one and whose taps lie by channel.
-fn part(weights: &dyn Weights, name: &str, hidden: usize, kernel: usize) -> Result<Option<Stored>> {
+///
+/// # Errors
+/// Weights that do not fit these sizes.
+pub(crate) fn part(
+    weights: &dyn Weights,
+    name: &str,
+    hidden: usize,
+    kernel: usize,
+) -> Result<Option<Stored>> {
     let Some((block, part)) = name.split_once(".conv.") else { return Ok(None) };
     if let Some(at) = PARTS.iter().position(|one| *one == part) {
         let joined = format!("{block}.conv.in");

@@ -12,21 +12,26 @@ mod apertus;
 mod arcee;
 mod bamba;
 mod cohere;
+mod cohere2_moe;
 mod config;
+mod cwm;
 mod decoder;
 mod deepseek;
 mod dots1;
 mod ernie4_5;
 mod exaone;
 mod exaone4;
+mod exaone_moe;
 mod experts;
 mod export;
 mod falcon;
 mod falcon_h1;
 mod files;
+mod flex_olmo;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod glm4;
 mod glm4_moe;
@@ -38,20 +43,28 @@ mod gpt_oss;
 mod gptj;
 mod granite;
 mod granite4;
+mod granite_swa;
 mod granitemoe;
 mod harmless;
+mod helium;
 mod hunyuan;
+mod hy_v3;
 mod hybrid;
+mod hyperclovax;
 mod internlm2;
+mod iquestcoder;
+mod jais2;
 mod keys;
 mod lacking;
 mod latent;
 mod lfm2;
 mod lfm2_moe;
+mod lfm3;
 mod llama;
 mod llama4;
 mod mamba;
 mod mamba2;
+mod mellum;
 mod minicpm;
 mod minimax_m2;
 mod ministral;
@@ -59,6 +72,7 @@ mod ministral3;
 mod mistral;
 mod mixtral;
 mod names;
+mod nanochat;
 mod nemotron;
 mod nemotron_h;
 mod olmo;
@@ -78,9 +92,11 @@ mod qwen3_moe;
 mod qwen3_next;
 mod qwen_vl;
 mod rope;
+mod sarvam_moe;
 mod scaling;
 mod seed_oss;
 mod smollm3;
+mod solar_open;
 mod stablelm;
 mod starcoder2;
 mod stated;
@@ -127,26 +143,38 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &afmoe::ARCHITECTURE,
     &apertus::ARCHITECTURE,
     &arcee::ARCHITECTURE,
+    &deepseek::AXK1,
     &bamba::ARCHITECTURE,
     &cohere::ARCHITECTURE,
     &cohere::COHERE2,
+    &cohere2_moe::ARCHITECTURE,
+    &cwm::ARCHITECTURE,
     &deepseek::V2,
     &deepseek::V3,
     &dots1::ARCHITECTURE,
     &ernie4_5::ARCHITECTURE,
     &ernie4_5::MIXTURE,
+    &ernie4_5::PADDLE,
     &exaone::ARCHITECTURE,
     &exaone4::ARCHITECTURE,
+    &exaone_moe::ARCHITECTURE,
     &falcon::ARCHITECTURE,
     &falcon_h1::ARCHITECTURE,
+    &flex_olmo::ARCHITECTURE,
     &gemma::ARCHITECTURE,
     &gemma2::ARCHITECTURE,
+    &gemma2::VAULT,
     &gemma3::ARCHITECTURE,
+    &gemma3n::ARCHITECTURE,
     &gemma4::ARCHITECTURE,
     &gemma4::UNIFIED,
     &glm4::GLM,
     &glm4::ARCHITECTURE,
+    &glm4::VISION,
+    &glm4::OCR,
+    &solar_open::ARCHITECTURE,
     &glm4_moe::ARCHITECTURE,
+    &glm4_moe::VISION,
     &deepseek::GLM,
     &gpt2::ARCHITECTURE,
     &gptj::ARCHITECTURE,
@@ -157,22 +185,34 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &granitemoe::ARCHITECTURE,
     &granitemoe::SHARED,
     &granite4::ARCHITECTURE,
+    &granite_swa::ARCHITECTURE,
+    &granite_swa::MIXTURE,
+    &helium::ARCHITECTURE,
     &hunyuan::ARCHITECTURE,
     &hunyuan::MIXTURE,
+    &hunyuan::VISION,
+    &hy_v3::ARCHITECTURE,
+    &hyperclovax::ARCHITECTURE,
     &internlm2::ARCHITECTURE,
     &internlm2::INTERNLM3,
+    &iquestcoder::ARCHITECTURE,
+    &jais2::ARCHITECTURE,
     &lfm2::ARCHITECTURE,
     &lfm2_moe::ARCHITECTURE,
+    &lfm3::ARCHITECTURE,
     &llama::ARCHITECTURE,
     &llama4::ARCHITECTURE,
     &mamba2::ARCHITECTURE,
+    &mellum::ARCHITECTURE,
     &minicpm::ARCHITECTURE,
     &minicpm::THIRD,
     &minimax_m2::ARCHITECTURE,
     &ministral::ARCHITECTURE,
     &ministral3::ARCHITECTURE,
     &mistral::ARCHITECTURE,
+    &deepseek::MISTRAL4,
     &mixtral::ARCHITECTURE,
+    &nanochat::ARCHITECTURE,
     &nemotron::ARCHITECTURE,
     &nemotron_h::ARCHITECTURE,
     &nemotron_h::MIXTURE,
@@ -195,6 +235,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &qwen3_5_moe::ARCHITECTURE,
     &qwen3_moe::ARCHITECTURE,
     &qwen3_next::ARCHITECTURE,
+    &sarvam_moe::ARCHITECTURE,
+    &deepseek::SARVAM,
     &seed_oss::ARCHITECTURE,
     &smollm3::ARCHITECTURE,
     &stablelm::ARCHITECTURE,

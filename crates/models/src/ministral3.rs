@@ -34,7 +34,10 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 
 /// How queries grow with their positions, if they do: by a step for each length of the context that
 /// was trained first. GGUF has Mistral Small 3.1, whose queries do not grow, under this name too.
-fn stretch(files: &Files<'_>) -> Result<Option<Stretch>> {
+///
+/// # Errors
+/// A key that is of another type or out of range.
+pub(crate) fn stretch(files: &Files<'_>) -> Result<Option<Stretch>> {
     const BY: Key = Key("llama_4_scaling_beta", "attention.temperature_scale");
     const ORIGINAL: Key =
         Key("original_max_position_embeddings", "rope.scaling.original_context_length");

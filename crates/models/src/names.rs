@@ -113,6 +113,7 @@ pub(crate) fn candidates(canonical: &str, dialect: Dialect, tables: &[&[Row]]) -
             format!("language_model.{name}"),
             format!("model.language_model.{bare}"),
             format!("language_model.{bare}"),
+            format!("model.text_model.{bare}"),
             bare,
         ]
         .into_iter()
@@ -227,7 +228,8 @@ mod tests {
             [
                 "lm_head.weight",
                 "language_model.lm_head.weight",
-                "model.language_model.lm_head.weight"
+                "model.language_model.lm_head.weight",
+                "model.text_model.lm_head.weight"
             ]
         );
         assert!(of("blocks.1.nonsense", Dialect::Gguf).is_empty());

@@ -64,13 +64,24 @@ const TOWER: &[&str] = &[
 ];
 
 fn open(files: &Files<'_>, decoder: fn(&Files<'_>) -> Result<Opened>) -> Result<Opened> {
+    note_tower(files)?;
+    decoder(files)
+}
+
+/// Notes what configurations say of a tower beside the decoder, and how a rotation has positions in
+/// several axes, which a text has alike.
+///
+/// # Errors
+/// A rotation that is no object.
+pub(crate) fn note_tower(files: &Files<'_>) -> Result<()> {
     TOWER.iter().for_each(|key| files.keys.note(key));
     for key in ["rope_parameters", "rope_scaling"] {
         let Some(rope) = files.keys.object(key)? else { continue };
-        rope.note("mrope_section");
-        rope.note("mrope_interleaved");
+        for name in ["mrope_section", "mrope_interleaved", "xdrope_section"] {
+            rope.note(name);
+        }
     }
-    decoder(files)
+    Ok(())
 }
 
 /// Qwen3-MoE, whose experts are stacks: published ones hold them as they are multiplied with from

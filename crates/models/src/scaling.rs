@@ -172,7 +172,7 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
                 magnitudes,
             })
         }
-        Some("yarn") => {
+        Some("yarn" | "deepseek_yarn") => {
             let original = original()?;
             let stretched = match rope.number("factor")? {
                 Some(factor) => factor,

@@ -75,6 +75,22 @@ pub(crate) fn periodic(
     Ok(windows)
 }
 
+/// Windows on all layers but the first of every `period`, unless `layer_types` lists others.
+///
+/// # Errors
+/// As [`of_all`].
+pub(crate) fn leading(
+    files: &Files<'_>,
+    layers: &Stated<usize>,
+    period: usize,
+) -> Result<Vec<Option<usize>>> {
+    let mut windows = of_all(files, layers)?;
+    if files.keys.get(Key("layer_types", "")).is_none() {
+        windows.iter_mut().step_by(period).for_each(|window| *window = None);
+    }
+    Ok(windows)
+}
+
 /// Windows by `layer_types`, if the configuration has such a list: a kind of attention for each
 /// layer.
 ///

@@ -57,7 +57,8 @@ fn check(path: &Path, expected: &Expected, fused: bool, bound: f32) -> Result<()
     let weight = |id: WeightId| program.weights[id.0].read(&tensors)?.to_f32();
     let mut cache = reference::ReferenceCache::default();
     let mut step = |tokens: &[u32], start: usize, outputs: &[u32]| -> Result<Vec<Vec<f32>>> {
-        let tables = [Table::default(); 2];
+        // Layers that see everything, layers within a window, and states.
+        let tables = [Table::default(); 3];
         let tables = &tables[..program.groups().len()];
         let sequences = [Sequence::new(tokens.len(), start, tables)];
         let kind = StepKind::Prompt;

@@ -6,7 +6,7 @@
 
 use crate::{Bias, Builder, Norm, Projection, Tensor};
 use formats::Result;
-use ops::{Op, Rope, Splice};
+use ops::{Op, Rope, Splice, Stretch};
 use program::CacheLayer;
 
 /// The configuration of a latent attention layer.
@@ -35,6 +35,8 @@ pub struct LatentOptions {
     pub rope: Rope,
     /// The factor on scores.
     pub scale: f32,
+    /// A factor on queries that depends on their position.
+    pub stretch: Option<Stretch>,
     /// Whether the matrix of keys and the one of values are apart.
     pub apart: bool,
 }
@@ -47,6 +49,7 @@ pub struct LatentAttention {
     kv: KeysValues,
     o: Projection, // [heads * value] -> [hidden]
     rope: Rope,
+    stretch: Option<Stretch>,
     sizes: [usize; 4], // plain, turned, value, rank
     attend: ops::Attention,
 }
@@ -108,6 +111,7 @@ impl LatentAttention {
             kv,
             o: linear("o", [hidden, heads * value], bias)?,
             rope: options.rope.clone(),
+            stretch: options.stretch,
             sizes: [plain, turned, value, rank],
             attend: ops::Attention {
                 layer: builder.cache_layer(CacheLayer::keys_values(heads, head_dim, None)),
@@ -140,6 +144,10 @@ impl LatentAttention {
             Queries::LowRank(a, norm, b) => b.forward(&norm.forward(&a.forward(x))),
         };
         let q = joined(&q, &turn(&cut(&q, heads, plain, turned, turned)), false);
+        let q = match self.stretch {
+            Some(stretch) => q.apply(Op::from(stretch), &[], vec![]),
+            None => q,
+        };
         let kv = self.kv_a.forward(x);
         let latent = self.norm.forward(&cut(&kv, 1, 0, rank, rank));
         let key = turn(&cut(&kv, 1, rank, turned, turned));

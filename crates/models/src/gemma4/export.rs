@@ -23,7 +23,7 @@ fn size(n: usize) -> MetadataValue {
 }
 
 /// A number of each layer: one where all have the same.
-fn each(numbers: &[usize]) -> MetadataValue {
+pub(crate) fn each(numbers: &[usize]) -> MetadataValue {
     match numbers {
         [first, rest @ ..] if rest.iter().all(|n| n == first) => size(*first),
         _ => MetadataValue::Array(MetadataArray::I32(numbers.iter().map(|n| *n as i32).collect())),

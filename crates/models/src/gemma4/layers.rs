@@ -3,20 +3,19 @@
 //! ```text
 //! x = x + norm(attention(norm(x)))
 //! x = x + norm(mlp(norm(x)))                              and experts beside it: see `mixture`
-//! x = x + norm(projection(gelu(gate(x)) * input_i))      where layers have inputs of their own
+//! x = x + norm(projection(gelu(gate(x)) * input_i))      where layers have `inputs`
 //! x = scale_i * x
-//! inputs = (sqrt(width) table[token] + norm(projection(x_0) / sqrt(hidden))) / sqrt(2)
 //! ```
 
+use super::inputs::{Input, Inputs};
 use super::mixture::Mixture;
 use crate::decoder::Layer;
 use crate::{Config, Ending, Layers, experts, gemma2};
 use formats::{Result, Source};
 use nn::{
-    AttentionOptions, Bias, Builder, Embedding, ExpertsOptions, ForwardPass, Mlp, Norm, Projection,
-    QkNorm, Rope, SelfAttention, Stored, Tensor, Unary, Weights,
+    AttentionOptions, Bias, Builder, Embedding, ExpertsOptions, ForwardPass, Mlp, Norm, QkNorm,
+    Rope, SelfAttention, Stored, Tensor, Unary, Weights,
 };
-use ops::{Op, Splice};
 
 /// The sizes that layers of one kind have in common.
 #[derive(Debug, Clone)]
@@ -63,65 +62,6 @@ pub(super) fn values(plan: &Plan, weights: &dyn Weights, name: &str) -> Result<O
     let shape = q_norm.map_or_else(|| vec![plan.kinds[0].head_dim], |norm| norm.shape);
     let source = Source::Plus(Box::new(Source::Zeros(shape.clone())), 1.0);
     Ok(Some(Stored { source, shape }))
-}
-
-/// The inputs of all layers, one beside the other in each row.
-struct Inputs {
-    table: Embedding,       // [tokens] -> [layers * width]
-    projection: Projection, // [hidden] -> [layers * width]
-    norm: Norm,
-    width: usize,
-    hidden: usize,
-}
-
-impl Inputs {
-    fn new(builder: &Builder<'_>, config: &Config, width: usize) -> Result<Inputs> {
-        let (all, hidden) = (config.layers * width, config.hidden);
-        Ok(Inputs {
-            table: Embedding::new(builder, "inputs", config.vocab, all)?,
-            projection: Projection::new(builder, "inputs_projection", [all, hidden], Bias::Never)?,
-            norm: Norm::rms(builder, "inputs_norm", width, config.norm_eps)?,
-            width,
-            hidden,
-        })
-    }
-
-    /// The inputs of the step's tokens, whose embeddings are `x`.
-    fn forward(&self, step: &ForwardPass, x: &Tensor) -> Tensor {
-        let projected = self.projection.forward(x).scale(1.0 / (self.hidden as f32).sqrt());
-        let own = self.table.forward(step).scale((self.width as f32).sqrt());
-        self.norm.forward(&projected).add(&own).scale(0.5f32.sqrt())
-    }
-}
-
-/// How a layer takes its input in.
-struct Input {
-    gate: Projection,       // [hidden] -> [width]
-    projection: Projection, // [width] -> [hidden]
-    after: Norm,
-    part: Splice,
-}
-
-impl Input {
-    fn new(builder: &Builder<'_>, config: &Config, width: usize, i: usize) -> Result<Input> {
-        let (name, hidden) = (format!("blocks.{i}.input"), config.hidden);
-        let linear = |part: &str, shape| {
-            Projection::new(builder, &format!("{name}.{part}"), shape, Bias::Never)
-        };
-        let after = format!("blocks.{i}.after_input_norm");
-        Ok(Input {
-            gate: linear("gate", [width, hidden])?,
-            projection: linear("projection", [hidden, width])?,
-            after: Norm::rms(builder, &after, hidden, config.norm_eps)?,
-            part: Splice { heads: 1, start: i * width, count: width, shared: false, width },
-        })
-    }
-
-    fn forward(&self, x: &Tensor, inputs: &Tensor) -> Tensor {
-        let own = inputs.apply(Op::from(self.part), &[], Vec::new());
-        let y = self.gate.forward(x).map(Unary::GeluTanh).mul(&own);
-        x.add(&self.after.forward(&self.projection.forward(&y)))
-    }
 }
 
 struct Block {
@@ -178,7 +118,7 @@ impl Block {
         let y = self.mixture.as_ref().map_or(y.clone(), |mixture| mixture.forward(&x, &y));
         let x = x.add(&self.after_mlp_norm.forward(&y));
         let x = match (&self.input, inputs) {
-            (Some(input), Some(inputs)) => input.forward(&x, inputs),
+            (Some(input), Some(inputs)) => x.add(&input.forward(&x, inputs)),
             _ => x,
         };
         if self.scale == 1.0 { x } else { x.scale(self.scale) }

@@ -1,0 +1,35 @@
+//! CWM (Meta 2025): Llama 3 within a window in three layers of four, the first of which sees
+//! everything.
+
+use crate::config::{RMS_EPS, Raw};
+use crate::files::Files;
+use crate::keys::Key;
+use crate::unsaid::Unsaid;
+use crate::{Architecture, Opened, decoder, llama, windows};
+use formats::Result;
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "CWM",
+    name: "cwm",
+    gguf: "",
+    class: "CwmForCausalLM",
+    unsaid: Unsaid::sizes([6144, 21_504, 64, 48, 8, 8192, 131_072, 128_256])
+        .theta(1_000_000.0)
+        .stretched(),
+    names: &[llama::NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+/// One layer of this many sees everything.
+const PERIOD: usize = 4;
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let files = &files.with_usual(&[("head_dim", 128)]);
+    files.keys.only(Key("hidden_act", ""), &["silu"])?;
+    let mut raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    raw.windows = windows::leading(files, &raw.layers, PERIOD)?;
+    let mlp_bias = files.bias("mlp_bias")?;
+    Ok(decoder::open(raw.check()?, mlp_bias, crate::Config::attention))
+}

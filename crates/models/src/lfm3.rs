@@ -1,0 +1,149 @@
+//! LFM3 (Liquid AI 2026): LFM2 with norms behind sublayers too, windows in some of its attention
+//! layers, which rotate by a base of their own, and a gate of each head.
+
+use crate::config::{LAYERS, LIMIT, Raw};
+use crate::decoder::{self, Layer, Mixer};
+use crate::files::Files;
+use crate::keys::Key;
+use crate::names::Row;
+use crate::rope::{Rotation, Scaling};
+use crate::stated::Stated;
+use crate::unsaid::Unsaid;
+use crate::{Architecture, Config, Opened, lfm2, llama, scaling};
+use formats::{Result, Source};
+use nn::{AttentionOptions, Bias, GatedConv, Pairing, QkNorm, Stored, Weights};
+
+const NAMES: &[Row] = &[
+    ("blocks.{}.attention.o", "model.layers.{}.self_attn.o_proj", ""),
+    ("blocks.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm", ""),
+    ("blocks.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm", ""),
+    ("blocks.{}.attention.gate", "model.layers.{}.self_attn.gate_proj", ""),
+    ("blocks.{}.attention.gate", "model.layers.{}.self_attn.g_proj", ""),
+    ("blocks.{}.after_attention_norm", "model.layers.{}.post_operator_norm", ""),
+    ("blocks.{}.after_mlp_norm", "model.layers.{}.post_ffn_norm", ""),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "LFM3",
+    name: "lfm3",
+    gguf: "",
+    class: "Lfm3ForCausalLM",
+    unsaid: Unsaid::sizes([2048, 7680, 24, 16, 4, 256, 128_000, 128_000]),
+    names: &[NAMES, lfm2::NAMES, llama::NAMES],
+    signs: None,
+    experts: false,
+    open,
+};
+
+/// Numbers that configurations may leave out.
+const USUAL: &[(&str, usize)] = &[("head_dim", 128), ("conv_L_cache", 7)];
+
+/// What a layer has in front of its feed-forward.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Conv,
+    Full,
+    Sliding,
+}
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let files = &files.with_usual(USUAL);
+    let keys = &files.keys;
+    let mut raw = Raw::read_normed(files, Key("norm_eps", ""), 1e-5)?;
+    keys.only(Key("hidden_act", ""), &["silu"])?;
+    if keys.flag(Key("conv_bias", ""))? == Some(true) {
+        return Err(keys.wrong("conv_bias", "false: convolutions without biases", true));
+    }
+    if keys.flag(Key("attention_bias", ""))? == Some(true) {
+        return Err(keys.wrong("attention_bias", "false: attention without biases", true));
+    }
+    let kernel = keys.needed(Key("conv_L_cache", ""))?.within(2..=1 << 8)?;
+    let kinds = kinds(files, &raw.layers)?;
+    let window = keys.size(Key("sliding_window", ""))?;
+    if let Some(window) = window {
+        let window = window.within(1..=LIMIT)?;
+        let of = |kind: &Kind| (*kind == Kind::Sliding).then_some(window);
+        raw.windows = kinds.iter().map(of).collect();
+    }
+    let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
+    let of = |kind, base: f64, usual| -> Result<Rotation> {
+        let usual = Rotation {
+            theta: keys.stated("rope_parameters", base),
+            rotary: None,
+            scaling: keys.stated("rope_parameters", usual),
+        };
+        Ok(scaling::of_kind(files, kind, width.value)?.unwrap_or(usual))
+    };
+    let local = of("sliding_attention", 10_000.0, Scaling::None)?;
+    let half = Scaling::Proportional { part: 0.5, factor: 1.0 };
+    raw.rotation = Some(of("full_attention", 1_000_000.0, half)?);
+    let gated = keys.flag(Key("use_attention_gate", ""))?.unwrap_or(true);
+    let behind = keys.flag(Key("use_sandwich_norm", ""))?.unwrap_or(true);
+    let loaded = raw.loaded;
+    let config = raw.check()?;
+    let context = loaded.unwrap_or(config.context);
+    let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;
+    let attention = move |config: &Config, layer| {
+        let options = config.attention(layer);
+        let rope = if options.window.is_some() { Some(local.clone()) } else { options.rope };
+        AttentionOptions {
+            qk_norm: QkNorm::Heads(config.norm_eps),
+            output_gate: gated,
+            rope,
+            ..options
+        }
+    };
+    let mixer: Mixer = Box::new(move |builder, config, i| {
+        if kinds[i] != Kind::Conv {
+            return Ok(None);
+        }
+        let conv = GatedConv::new(builder, &format!("blocks.{i}.conv"), config.hidden, kernel)?;
+        Ok(Some(Box::new(move |x: &nn::Tensor| conv.forward(x)) as Layer))
+    });
+    let parts = decoder::Parts {
+        mixer,
+        normed: (true, behind),
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| match name
+        .ends_with(".attention.gate")
+    {
+        true => gate(config, weights, name),
+        false => lfm2::part(weights, name, config.hidden, kernel),
+    };
+    Ok(decoder::open_recipes(config, parts, stored))
+}
+
+/// The kind of each layer: by `layer_types`, or by its number.
+fn kinds(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Kind>> {
+    const TYPES: Key = Key("layer_types", "");
+    let (keys, count) = (&files.keys, layers.within(1..=LAYERS)?);
+    let Some(types) = keys.get(TYPES) else {
+        let usual = |i: usize| match i % 4 {
+            2 => Kind::Full,
+            0 if i > 0 => Kind::Sliding,
+            _ => Kind::Conv,
+        };
+        return Ok((0..count).map(usual).collect());
+    };
+    let list = types.as_array().filter(|list| list.len() == count);
+    let list = list.ok_or_else(|| keys.odd(TYPES, &format!("a list of {count} kinds"), types))?;
+    let one = |kind: &serde_json::Value| match kind.as_str() {
+        Some("conv") => Ok(Kind::Conv),
+        Some("full_attention") => Ok(Kind::Full),
+        Some("sliding_attention") => Ok(Kind::Sliding),
+        _ => Err(keys.odd(TYPES, "conv, full_attention or sliding_attention", kind)),
+    };
+    list.iter().map(one).collect()
+}
+
+/// A row of the gates for each element of what attention gives: the row of its head.
+fn gate(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+    let Some(Stored { source, shape }) = weights.find(name)? else { return Ok(None) };
+    if shape != [config.heads, config.hidden] {
+        return Ok(Some(Stored { source, shape }));
+    }
+    let each = |h: usize| std::iter::repeat_n(source.clone().rows(h, 1), config.head_dim);
+    let rows = Source::Concat((0..config.heads).flat_map(each).collect());
+    Ok(Some(Stored { source: rows, shape: vec![config.heads * config.head_dim, config.hidden] }))
+}
