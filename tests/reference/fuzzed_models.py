@@ -952,8 +952,8 @@ def check(args, case, length, write, folder):
                 break
             try:
                 far = apart(case, weights, tokens, found, generated)
-            except TypeError:  # Transformers stops, as Gemma 4 does where layers share keys and have no inputs of their own
-                break
+            except (TypeError, RuntimeError):  # Transformers stops, as Gemma 4 does where layers share keys and have no inputs of their own,
+                break  # and others where what is left to a class does not fit the rest
             if far is not None:
                 worst = max(worst, far)
                 if not far <= BOUND:
