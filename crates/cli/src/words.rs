@@ -39,13 +39,7 @@ impl Command {
             Command::Run(args) => settle(&mut args.load.model, &mut args.words, &mut args.prompt),
             Command::Tokenize(args) => settle(&mut args.model, &mut args.words, &mut args.prompt),
             Command::Chat(args) => args.load.model.settle(),
-            Command::Batch(args) => {
-                // A lone word is the file.
-                if args.file.is_none() {
-                    args.file = args.load.model.named.take();
-                }
-                args.load.model.settle()
-            }
+            Command::Batch(args) => args.load.model.settle_with(&mut args.file),
             Command::Serve(args) => {
                 let named = &mut args.load.model;
                 let models = named.model.take().into_iter().chain(named.named.take());
@@ -62,7 +56,7 @@ impl Command {
             Command::Logits(args) => args.load.model.settle(),
             Command::Bench(args) => args.load.model.settle(),
             Command::WhySlow(args) => args.load.model.settle(),
-            Command::Perplexity(args) => args.load.model.settle(),
+            Command::Perplexity(args) => args.load.model.settle_with(&mut args.file),
             Command::Embed(args) => args.load.model.settle_before(&mut args.texts, &hub::recognise),
             Command::Classify(args) => {
                 args.load.model.settle_before(&mut args.texts, &hub::recognise)
@@ -77,8 +71,8 @@ impl Command {
             }
             Command::Verify(args) => args.load.model.settle(),
             Command::Convert(args) => args.model.settle(),
-            Command::Quantize(args) => args.model.settle(),
-            Command::Imatrix(args) => args.load.model.settle(),
+            Command::Quantize(args) => args.model.settle_with(&mut args.kind),
+            Command::Imatrix(args) => args.load.model.settle_with(&mut args.file),
             Command::Pull(_)
             | Command::List(_)
             | Command::Rm(_)
@@ -117,6 +111,14 @@ impl ModelArg {
         Ok(())
     }
 
+    /// The first of two words is the model; a lone one is the other.
+    fn settle_with<T: From<String>>(&mut self, other: &mut Option<T>) -> Outcome {
+        if other.is_none() {
+            *other = self.named.take().map(Into::into);
+        }
+        self.settle()
+    }
+
     /// The first word is the model.
     fn settle(&mut self) -> Outcome {
         let Some(word) = self.named.take() else { return Ok(()) };
@@ -127,6 +129,12 @@ impl ModelArg {
         self.model = Some(word);
         Ok(())
     }
+}
+
+/// The word that a command needs beside the model.
+pub(crate) fn needed<'a, T>(word: &'a Option<T>, command: &str, what: &str) -> Outcome<&'a T> {
+    let hint = || format!("delft {command} --help has an example");
+    word.as_ref().map_or_else(|| usage(Error::new(command, what, "none").hint(hint())), Ok)
 }
 
 /// [`split`] for a command that takes a model and a prompt.

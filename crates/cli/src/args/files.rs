@@ -178,7 +178,7 @@ pub(crate) struct Convert {
 /// `delft quantize`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    allow_missing_positional = true,
+    override_usage = "delft quantize [OPTIONS] --out <PATH> [MODEL] <TYPE>",
     after_help = "\
 Types: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q2_k q3_k_s q3_k_m q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq4_nl iq4_xs mxfp4. \
 Norms and biases stay f32, and the head gets q6_k or better. Rows that are no whole blocks of a type get the nearest that fits. \
@@ -196,7 +196,7 @@ pub(crate) struct Quantize {
     pub(crate) model: ModelArg,
     /// The type of matrices; see below
     #[arg(value_name = "TYPE", index = 2)]
-    pub(crate) kind: String,
+    pub(crate) kind: Option<String>,
     /// How much each weight matters, as delft imatrix or llama-imatrix wrote it: errors count by
     /// that
     #[arg(long, value_name = "FILE")]
@@ -208,7 +208,7 @@ pub(crate) struct Quantize {
 /// `delft imatrix`.
 #[derive(Debug, Clone, Args)]
 #[command(
-    allow_missing_positional = true,
+    override_usage = "delft imatrix [OPTIONS] --out <FILE> [MODEL] <FILE>",
     after_help = "\
 The model reads the text in windows of --ctx tokens (512), the first replaced by its beginning-of-text token where it has one. What each \
 product multiplies with is squared and summed, for each expert by itself. The file is as llama.cpp's llama-imatrix writes it. Some hundred \
@@ -221,7 +221,7 @@ Examples:
 pub(crate) struct Imatrix {
     /// The text file; `-` is standard input
     #[arg(value_name = "FILE", index = 2)]
-    pub(crate) file: PathBuf,
+    pub(crate) file: Option<PathBuf>,
     /// The file to write; it takes its name when it is whole
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: PathBuf,

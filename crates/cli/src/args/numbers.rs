@@ -229,7 +229,7 @@ pub(crate) struct WhySlow {
 /// `delft perplexity`.
 #[derive(Debug, Args)]
 #[command(
-    allow_missing_positional = true,
+    override_usage = "delft perplexity [OPTIONS] [MODEL] <FILE>",
     after_help = "\
 As llama.cpp defines it: the text's tokens are cut into chunks of N tokens (--ctx, here 512 unless given), each \
 evaluated on its own with its first token replaced by the model's beginning-of-text token where it has one; the \
@@ -244,7 +244,7 @@ Examples:
 pub(crate) struct Perplexity {
     /// The text file; `-` is standard input
     #[arg(value_name = "FILE", index = 2)]
-    pub(crate) file: PathBuf,
+    pub(crate) file: Option<PathBuf>,
     /// Windows that begin every S tokens, of which the last S are scored
     #[arg(long, value_name = "S", value_parser = positive(), allow_negative_numbers = true)]
     pub(crate) stride: Option<u64>,

@@ -19,7 +19,8 @@ use serde_json::{Map, Value, json};
 use crate::args::{Batch, LoadArgs};
 use crate::grammar::Maker;
 use crate::progress::style;
-use crate::terminal::{Outcome, Stop, aside, line, stderr_is_terminal};
+use crate::terminal::{Outcome, Stop, aside, stderr_is_terminal};
+use crate::words::needed;
 use crate::{interrupt, load, logprobs, sampling};
 
 /// Requests that are handed to the engine before the first of them is answered.
@@ -29,11 +30,7 @@ const AHEAD: usize = 64;
 const LONGEST: u64 = 64 << 20;
 
 pub(crate) fn run(args: &Batch) -> Outcome {
-    let Some(name) = &args.file else {
-        let error = Error::new("batch", "a file of requests, one JSON object a line", "none");
-        let error = error.hint("delft batch --help has an example");
-        return Err(Stop::Usage(line(&error)));
-    };
+    let name = needed(&args.file, "batch", "a file of requests, one JSON object a line")?;
     let mut lines = Lines::open(name)?;
     let mut output = Output::open(args.output.as_deref())?;
     // Earlier answers are checked against the requests first: a mistaken file is refused before a

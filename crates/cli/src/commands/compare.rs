@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 
 use crate::args::Compare;
 use crate::interrupt::{LastWords, SoFar};
-use crate::terminal::{Outcome, aside, harmless, print, print_json, stderr_is_terminal, table};
+use crate::terminal::{
+    Outcome, Stop, aside, harmless, line, print, print_json, stderr_is_terminal, table,
+};
 use crate::{load, prompt};
 
 /// Tokens of a window unless said otherwise, of which the second half is scored, as by `delft
@@ -43,7 +45,8 @@ pub(crate) fn run(args: &Compare) -> Outcome {
     let (Some(named), Some(file)) = (&args.reference, &args.file) else {
         let missing = if args.reference.is_none() { "REFERENCE" } else { "FILE" };
         let hint = "delft compare MODEL REFERENCE FILE";
-        return Err(Error::new(missing, "two models and a text", "fewer words").hint(hint).into());
+        let error = Error::new(missing, "two models and a text", "fewer words").hint(hint);
+        return Err(Stop::Usage(line(&error)));
     };
     load::never_full(&args.load, "compare")?;
     let text = prompt::read(file)?;

@@ -20,6 +20,7 @@ use crate::terminal::{
     Outcome, Stop, aside, bytes, count, harmless, note, print, print_json, stderr_is_terminal,
     table,
 };
+use crate::words::needed;
 
 pub(crate) fn convert_to_gguf(args: &Convert) -> Outcome {
     if let Some(adapter) = &args.adapter {
@@ -36,7 +37,8 @@ pub(crate) fn convert_to_gguf(args: &Convert) -> Outcome {
 }
 
 pub(crate) fn quantize(args: &Quantize) -> Outcome {
-    run(&args.model, Some(&args.kind), args.imatrix.as_deref(), &args.output)
+    let kind = needed(&args.kind, "quantize", "a type")?;
+    run(&args.model, Some(kind), args.imatrix.as_deref(), &args.output)
 }
 
 /// A bar over all elements, where somebody watches.

@@ -8,12 +8,14 @@ use serde_json::json;
 use crate::args::Imatrix;
 use crate::interrupt::Generating;
 use crate::terminal::{Outcome, Stop, aside, print, print_json, stderr_is_terminal};
+use crate::words::needed;
 use crate::{load, prompt};
 
 /// Tokens of a window unless said otherwise, as llama.cpp has it.
 const CONTEXT: usize = 512;
 
 pub(crate) fn run(args: &Imatrix) -> Outcome {
+    let file = needed(&args.file, "imatrix", "a text file")?;
     let out = args.out.as_path();
     if out.exists() && !args.force {
         let error = Error::new(out.display(), "a file that is not there yet", "one that is");
@@ -23,7 +25,7 @@ pub(crate) fn run(args: &Imatrix) -> Outcome {
     if let Some(chunk) = args.load.chunk.filter(|chunk| *chunk > CHUNK as u64) {
         return Err(Error::new("--chunk", format!("at most {CHUNK} for imatrix"), chunk).into());
     }
-    let text = prompt::read(&args.file)?;
+    let text = prompt::read(file)?;
     let context = args.load.ctx.map_or(CONTEXT, |n| n as usize);
     let mut loading = args.load.clone();
     loading.trace = Trace::Inputs;
@@ -37,7 +39,7 @@ pub(crate) fn run(args: &Imatrix) -> Outcome {
     let count = (tokens.len() / context).min(most);
     if count == 0 {
         let found = format!("{} tokens", tokens.len());
-        return Err(Error::new(args.file.display(), format!("at least {context} tokens"), found)
+        return Err(Error::new(file.display(), format!("at least {context} tokens"), found)
             .hint("take a longer text or a smaller --ctx")
             .into());
     }
@@ -57,7 +59,7 @@ pub(crate) fn run(args: &Imatrix) -> Outcome {
         }
     }
     let mut importance = collector.finish();
-    let text = args.file.file_name().unwrap_or(args.file.as_os_str());
+    let text = file.file_name().unwrap_or(file.as_os_str());
     importance.texts = vec![text.to_string_lossy().into_owned()];
     importance.chunks = u32::try_from(count).unwrap_or(u32::MAX);
     importance.chunk = u32::try_from(context).unwrap_or(u32::MAX);

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::args::Perplexity;
 use crate::interrupt::{LastWords, SoFar};
 use crate::terminal::{Outcome, aside, print, print_json, stderr_is_terminal};
+use crate::words::needed;
 use crate::{load, prompt};
 
 /// Tokens of a chunk unless said otherwise, as llama.cpp has it.
@@ -60,8 +61,9 @@ impl Plan {
 }
 
 pub(crate) fn run(args: &Perplexity) -> Outcome {
+    let file = needed(&args.file, "perplexity", "a text file")?;
     load::never_full(&args.load, "perplexity")?;
-    let text = prompt::read(&args.file)?;
+    let text = prompt::read(file)?;
     let context = args.load.ctx.map_or(CONTEXT, |n| n as usize);
     if context < 4 {
         return Err(Error::new("--ctx", "at least 4 tokens", context).into());
@@ -79,13 +81,13 @@ pub(crate) fn run(args: &Perplexity) -> Outcome {
     );
     if plan.count == 0 {
         let found = format!("{} tokens", tokens.len());
-        return Err(Error::new(args.file.display(), format!("at least {context} tokens"), found)
+        return Err(Error::new(file.display(), format!("at least {context} tokens"), found)
             .hint("take a longer text or a smaller --ctx")
             .into());
     }
     let head = json!({
         "model": engine.info().name,
-        "file": args.file.display().to_string(),
+        "file": file.display().to_string(),
         "tokens": tokens.len(),
         "ctx": context,
         "stride": args.stride,

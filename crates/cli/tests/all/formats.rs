@@ -45,6 +45,13 @@ fn a_folder_becomes_a_file_that_computes_the_same() {
     assert!(shown.contains("q4_0") && shown.contains("small.gguf: "), "{shown}");
     let unknown = delft().args(["quantize", &file, "q9", "-o", &small]).output().unwrap();
     assert!(text(&unknown.stderr).contains("TYPE: expected one of f32 f16"));
+    // The type may stand behind options, and is needed.
+    let behind = delft().args(["quantize", &file, "-o", &small, "--force", "q8_0"]).output();
+    let behind = behind.unwrap();
+    assert_eq!(status(&behind), 0, "{}", text(&behind.stderr));
+    let without = delft().args(["quantize", "-m", &file, "-o", &small]).output().unwrap();
+    assert_eq!(status(&without), 2);
+    assert!(text(&without.stderr).starts_with("delft: quantize: expected a type, found none"));
     let kept = scratch.path().read_dir().unwrap().count();
     assert_eq!(kept, 2, "nothing is left beside the files");
 }
@@ -61,6 +68,14 @@ fn importance_is_measured_over_a_text_and_folders_are_made_for_mlx() {
     let made = json(&run("--json").unwrap());
     assert_eq!((&made["tensors"], &made["tokens"]), (&Value::from(14), &Value::from(64)));
     assert!(text(&run("--json").unwrap().stderr).contains("--force replaces it"));
+    // The text may stand behind options.
+    let behind =
+        |words: &[&str]| delft().args(words).args(["--ctx", "32", &file]).output().unwrap();
+    let measured = behind(&["perplexity", &model, "--json"]);
+    assert_eq!(status(&measured), 0, "{}", text(&measured.stderr));
+    let again = behind(&["imatrix", &model, "-o", &matrix, "--force", "--chunks", "2"]);
+    assert_eq!(status(&again), 0, "{}", text(&again.stderr));
+    assert_eq!(status(&delft().args(["compare", &model]).output().unwrap()), 2);
     let quantize = ["quantize", &model, "q4_0", "-o", &small, "--imatrix"];
     assert_eq!(status(&delft().args(quantize).arg(&matrix).output().unwrap()), 0);
     let wrong = delft().args(quantize).args([&small, "--force"]).output().unwrap();
