@@ -409,6 +409,13 @@ impl Rewriter<'_> {
             fields.remove("uniqueItems");
             return;
         }
+        let others = json!({ "type": ["boolean", "null", "number", "object", "string"] });
+        let room = fields.get("items").filter(|_| !fields.contains_key("prefixItems"));
+        if room.and_then(|items| self.most_values(items)).is_some_and(|room| room < least) {
+            // No array has so many.
+            also(fields, others);
+            return;
+        }
         let values =
             |schema: &Value| self.followed(schema).as_object().and_then(negation::possible);
         let first = fields.get("prefixItems").and_then(Value::as_array);
@@ -470,8 +477,7 @@ impl Rewriter<'_> {
         for key in ["items", "maxItems", "minItems", "prefixItems", "uniqueItems"] {
             fields.remove(key);
         }
-        let others = ["boolean", "null", "number", "object", "string"];
-        also(fields, json!({ "anyOf": [{ "enum": all }, { "type": others }] }));
+        also(fields, json!({ "anyOf": [{ "enum": all }, others] }));
     }
 }
 

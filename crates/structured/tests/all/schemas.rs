@@ -291,6 +291,19 @@ fn keywords_are_put_into_others() {
             vec!["[1, 1", "[1, 2, 1"],
         ),
         (
+            // There are fewer items than there must be: no array is one.
+            json!({ "type": "object", "additionalProperties": false, "properties": {
+                "few": { "type": "array", "uniqueItems": true, "minItems": 4, "items": {
+                    "type": "integer", "minimum": 1, "exclusiveMaximum": 4 } },
+                "all": { "type": "array", "uniqueItems": true, "minItems": 3, "items": {
+                    "type": "integer", "minimum": 1, "exclusiveMaximum": 4 } },
+                "flags": { "type": ["array", "null"], "uniqueItems": true, "minItems": 9, "items": {
+                    "type": "object", "additionalProperties": false, "required": ["a"],
+                    "properties": { "a": { "type": "boolean" }, "b": { "type": ["boolean", "null"] } } } } } }),
+            vec![r#"{"all": [3, 1, 2], "flags": null}"#, "{}"],
+            vec![r#"{"few""#, r#"{"all": [1, 2]"#, r#"{"flags": ["#],
+        ),
+        (
             json!({ "type": "array", "uniqueItems": true, "items": { "enum": ["a", "b", "c", "d", "e", "f", "g", "h", "i"] } }),
             vec![r#"["b", "a"]"#, r#"["a", "c", "d"]"#, "[]"],
             vec![r#"["a", "a""#, r#"["c", "d", "c""#],
