@@ -163,12 +163,12 @@ enum Choice {
 }
 
 impl Choice {
-    /// By OpenAI's words.
+    /// By OpenAI's words, and Mistral's for a call that is required.
     fn of_word(word: &str) -> Result<Choice, Problem> {
         match word {
             "auto" => Ok(Choice::Auto),
             "none" => Ok(Choice::None),
-            "required" => Ok(Choice::Required),
+            "required" | "any" => Ok(Choice::Required),
             other => Err(choice_problem(&other.into())),
         }
     }

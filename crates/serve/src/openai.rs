@@ -2,6 +2,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod fim;
 pub(crate) mod responses;
 pub(crate) mod stored;
 

@@ -164,6 +164,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/v1/responses/{id}/cancel", axum::routing::post(openai::stored::cancel))
         .route("/v1/responses/{id}/input_items", get(openai::stored::input_items))
         .route("/v1/completions", post(openai::completions::answer))
+        .route("/v1/fim/completions", post(openai::fim::answer))
         .route("/v1/embeddings", post(embeddings::openai))
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*name}", get(openai::model))

@@ -40,8 +40,12 @@ pub(crate) fn options(
     if let Some(k) = fields.whole("top_k", -1..=i64::MAX)? {
         sampling.top_k = usize::try_from(k).unwrap_or(0);
     }
-    let own = fields.whole("seed", i64::MIN..=i64::MAX)?.filter(|seed| *seed != -1);
-    sampling.seed = own.map_or(seed, |seed| seed as u64);
+    sampling.seed = seed;
+    // The second is Mistral's name.
+    for name in ["seed", "random_seed"] {
+        let own = fields.whole(name, i64::MIN..=i64::MAX)?.filter(|seed| *seed != -1);
+        sampling.seed = own.map_or(sampling.seed, |seed| seed as u64);
+    }
     if let Some(biases) = fields.value("logit_bias") {
         sampling.logit_bias = logit_bias(model, biases)?;
     }

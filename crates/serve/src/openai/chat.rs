@@ -67,9 +67,12 @@ pub(crate) const FIELDS: &[Field] = &[
 pub(super) const TEMPLATE: &[Field] = &[used("chat_template_kwargs")];
 
 /// What other servers of open models know besides: the switch for thinking in the two forms that
-/// its models' own services have, and whether the last message, an assistant's, is gone on with.
+/// its models' own services have, whether the last message, an assistant's, is gone on with, and
+/// Mistral's seed.
 const ELSEWHERE: &[Field] = &[
     used("enable_thinking"),
+    used("random_seed"),
+    refused("safe_prompt", "no prompt is put in front: send a system message", &["false"]),
     used("thinking"),
     used("add_generation_prompt"),
     used("continue_final_message"),

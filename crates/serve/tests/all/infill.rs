@@ -131,6 +131,27 @@ fn a_gap_is_marked_as_the_vocabulary_has_it() {
             json!({ "prompt": BEFORE, "suffix": AFTER, "options": options, "stream": false });
         let (tokens, answer) = read(&running, "/api/generate", &generate);
         assert_eq!((tokens, &answer["response"]), (expected.clone(), &text.into()));
+        // Mistral's path, whole and as a stream.
+        let mut fim = json!({ "model": "gaps", "prompt": BEFORE, "suffix": AFTER, "max_tokens": 4,
+            "temperature": 0, "top_p": 1.0, "random_seed": 5, "stop": [] });
+        let (tokens, answer) = read(&running, "/v1/fim/completions", &fim);
+        assert_eq!(
+            (tokens, &answer["choices"][0]["message"]["content"]),
+            (expected.clone(), &text.into())
+        );
+        assert_eq!(answer["choices"][0]["finish_reason"], "length");
+        assert_eq!(
+            (&answer["object"], &answer["usage"]["completion_tokens"]),
+            (&json!("chat.completion"), &json!(4))
+        );
+        fim["stream"] = json!(true);
+        let events = post(running.address(), "/v1/fim/completions", &fim).events();
+        let streamed =
+            events.iter().map(|event| event["choices"][0]["delta"]["content"].as_str().unwrap());
+        assert_eq!(streamed.collect::<String>(), text);
+        let last = events.last().unwrap();
+        assert_eq!(last["choices"][0]["finish_reason"], "length");
+        assert_eq!(last["usage"], answer["usage"]);
         let infill = json!({ "input_prefix": "Once upon a time", "prompt": " there was a",
             "input_suffix": AFTER, "n_predict": 4, "temperature": 0 });
         let (tokens, answer) = read(&running, "/infill", &infill);
@@ -252,6 +273,7 @@ fn a_mark_ends_the_text() {
 fn a_model_without_marks_is_named() {
     for (path, body) in [
         ("/v1/completions", json!({ "prompt": BEFORE, "suffix": AFTER })),
+        ("/v1/fim/completions", json!({ "prompt": BEFORE, "suffix": AFTER })),
         ("/api/generate", json!({ "prompt": BEFORE, "suffix": AFTER })),
         ("/infill", json!({ "input_prefix": BEFORE, "input_suffix": AFTER })),
     ] {
@@ -264,5 +286,7 @@ fn a_model_without_marks_is_named() {
     }
     // An empty one asks for nothing.
     let body = json!({ "prompt": BEFORE, "suffix": "", "max_tokens": 1 });
-    assert_eq!(post(shared(), "/v1/completions", &body).status, 200);
+    for path in ["/v1/completions", "/v1/fim/completions"] {
+        assert_eq!(post(shared(), path, &body).status, 200);
+    }
 }

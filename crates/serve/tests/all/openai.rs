@@ -195,6 +195,28 @@ fn every_answer_tells_why_no_more_of_its_prompt_was_cached() {
     own.stop().unwrap();
 }
 
+/// Names that Mistral's clients have for what OpenAI's have, too.
+#[test]
+fn mistrals_names_are_read() {
+    let ask = |extra: Value| {
+        let answer = post(shared(), "/v1/chat/completions", &chat(extra));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()["choices"][0].clone()
+    };
+    let seeded = ask(json!({ "temperature": 1, "seed": 7 }));
+    let named = ask(json!({ "temperature": 1, "random_seed": 7, "safe_prompt": false }));
+    assert_eq!(named["message"]["content"], seeded["message"]["content"]);
+    let parameters = json!({ "type": "object", "properties": { "a": { "type": "boolean" } },
+        "required": ["a"], "additionalProperties": false });
+    let tool = json!({ "type": "function",
+        "function": { "name": "light", "parameters": parameters } });
+    let called = ask(json!({ "tools": [tool], "tool_choice": "any", "max_tokens": 60,
+        "parallel_tool_calls": false }));
+    assert_eq!(called["finish_reason"], "tool_calls", "{called}");
+    let safe = post(shared(), "/v1/chat/completions", &chat(json!({ "safe_prompt": true })));
+    assert_eq!(safe.status, 400, "{safe:?}");
+}
+
 #[test]
 fn completions_continue_texts_as_they_stand() {
     let ask = |extra: Value| {
