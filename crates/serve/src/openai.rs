@@ -60,6 +60,9 @@ struct Head {
     object: &'static str,
     created: u64,
     model: String,
+    /// Whether a chunk with the usage ends the stream: those before it then say that they have
+    /// none.
+    usage_follows: bool,
 }
 
 impl Head {
@@ -70,17 +73,22 @@ impl Head {
             object,
             created: now.unwrap_or_default().as_secs(),
             model: model.name.clone(),
+            usage_follows: false,
         }
     }
 
     fn with(&self, choices: Value) -> Value {
-        json!({
+        let mut object = json!({
             "id": self.id,
             "object": self.object,
             "created": self.created,
             "model": self.model,
             "choices": choices,
-        })
+        });
+        if self.usage_follows {
+            object["usage"] = Value::Null;
+        }
+        object
     }
 }
 

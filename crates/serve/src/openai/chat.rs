@@ -106,7 +106,8 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let replies: Vec<Reply> = ask.work.iter().map(reply).collect();
     let generating = model.generator.start(ask.work, &call.trail).await?;
     if ask.streams {
-        let head = Head::new(&call, "chatcmpl", "chat.completion.chunk", &model);
+        let mut head = Head::new(&call, "chatcmpl", "chat.completion.chunk", &model);
+        head.usage_follows = ask.with_usage;
         let (called, custom) = (vec![0; replies.len()], vec![false; replies.len()]);
         let (logprobs, total) = (ask.logprobs, Usage::default());
         let first = None;

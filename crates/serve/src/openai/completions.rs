@@ -72,7 +72,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let model = call.model(&fields).await?;
     let ask = call.reading(|| read(&call, fields, model)).await?;
     let model = ask.model.clone();
-    let head = Head::new(&call, "cmpl", "text_completion", &model);
+    let mut head = Head::new(&call, "cmpl", "text_completion", &model);
     let mut lists: Vec<Lists> = ask.work.iter().map(|_| Lists::default()).collect();
     if let Some(top) = ask.scored {
         let prompts = ask.work.chunks(ask.best).zip(ask.echoes.chunks(ask.best));
@@ -90,6 +90,7 @@ pub(crate) async fn answer(call: Call) -> Answered {
     let generating = model.generator.start(ask.work, &call.trail).await?;
     if ask.streams {
         let Ask { n, echoes, with_usage, logprobs, .. } = ask;
+        head.usage_follows = with_usage;
         let (total, first) = (Usage::default(), None);
         let mut writer = Writer { head, model, n, logprobs, lists, total, first };
         let streamed = response(Framing::Events, |sender| async move {

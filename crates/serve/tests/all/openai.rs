@@ -60,8 +60,12 @@ fn a_chat_is_what_the_engine_writes() {
         |event: &Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_string);
     assert_eq!(events.iter().filter_map(content).collect::<String>(), text);
     assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
-    let [.., last, usage] = &events[..] else { panic!("{events:?}") };
+    let [others @ .., last, usage] = &events[..] else { panic!("{events:?}") };
     assert_eq!(last["choices"][0]["finish_reason"], "length");
+    // Chunks before the last say that they have no usage.
+    for chunk in others.iter().chain([last]) {
+        assert_eq!(chunk.get("usage"), Some(&Value::Null), "{chunk}");
+    }
     assert_eq!(usage["choices"], json!([]));
     assert_eq!(usage["usage"]["completion_tokens"], 24);
     assert!(events.iter().all(|event| event["id"] == events[0]["id"]));
