@@ -65,6 +65,19 @@ pub(crate) const PROMPT: &[Field] = &[
     used("tools"),
 ];
 
+/// Fields of messages that count for nothing in a prompt: Open WebUI sends a whole request to have
+/// its tokens counted.
+const UNCOUNTED: &[Field] = &[
+    no_effect("max_tokens"),
+    no_effect("metadata"),
+    no_effect("service_tier"),
+    no_effect("stop_sequences"),
+    no_effect("stream"),
+    no_effect("temperature"),
+    no_effect("top_k"),
+    no_effect("top_p"),
+];
+
 pub(crate) const THINKING: &[Field] =
     &[used("type"), no_effect("budget_tokens"), no_effect("display")];
 
@@ -129,7 +142,7 @@ struct Ask {
 
 /// `/v1/messages/count_tokens`.
 pub(crate) async fn count_tokens(call: Call) -> Answered {
-    let fields = call.fields(&[PROMPT, BETA], Unknown::Refused).await?;
+    let fields = call.fields(&[PROMPT, BETA, UNCOUNTED], Unknown::Refused).await?;
     let model = call.model(&fields).await?;
     let count = || {
         let asked = asked(&fields)?;

@@ -32,6 +32,15 @@ fn messages_come_whole_and_as_events() {
 
     let counted = ask("/v1/messages/count_tokens", json!({})).json();
     assert_eq!(counted["input_tokens"], chat["usage"]["prompt_tokens"]);
+    // Settings of an answer count for nothing, and are named.
+    let settings = json!({ "max_tokens": 9, "temperature": 0.5, "top_p": 1, "stream": true });
+    let whole = ask("/v1/messages/count_tokens", settings);
+    assert_eq!(whole.json(), counted);
+    assert_eq!(
+        whole.header("x-delft-no-effect"),
+        Some("max_tokens, temperature, top_p, stream"),
+        "{whole:?}"
+    );
 
     let mut streamed = greedy;
     streamed["stream"] = true.into();
