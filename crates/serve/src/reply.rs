@@ -46,7 +46,8 @@ pub(crate) struct Called {
 impl Called {
     /// A call; ids are nine letters and digits, as Mistral's templates want them.
     fn new(call: ToolCall) -> Called {
-        let ToolCall { name, arguments } = call;
+        let ToolCall { name, mut arguments } = call;
+        plain_zeros(&mut arguments);
         Called { id: call_id(random()), name, arguments, custom: false, ended: false }
     }
 
@@ -68,6 +69,17 @@ impl Called {
             Value::String(text) => text.clone(),
             other => other.to_string(),
         }
+    }
+}
+
+/// Writes zeros as integers: `-0`, which a schema of integers allows, is read as a float, and would
+/// be told as `-0.0`, which clients with types take for no integer.
+fn plain_zeros(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.as_f64() == Some(0.0) => *value = 0.into(),
+        Value::Array(items) => items.iter_mut().for_each(plain_zeros),
+        Value::Object(fields) => fields.values_mut().for_each(plain_zeros),
+        _ => {}
     }
 }
 
@@ -334,6 +346,7 @@ impl Answer {
                 {
                     let read = serde_json::from_str(arguments);
                     call.arguments = read.unwrap_or_else(|_| arguments.into());
+                    plain_zeros(&mut call.arguments);
                 }
             }
         }
@@ -461,6 +474,11 @@ mod tests {
 
         let hermes = "<think>Hm. <tool_call></think>\n\nSure.\n<tool_call>\n{\"name\": \"paint\", \"arguments\": {\"a\": 1}}\n</tool_call>";
         assert_eq!(taken("hermes", hermes), ("Hm. <tool_call>".into(), "Sure.".into(), call));
+
+        let zero =
+            "<tool_call>\n{\"name\": \"paint\", \"arguments\": {\"a\": [-0, 0.5]}}\n</tool_call>";
+        let arguments = &taken("hermes", zero).2[0].1;
+        assert_eq!(arguments.to_string(), r#"{"a":[0,0.5]}"#);
     }
 
     #[test]
