@@ -52,6 +52,19 @@ pub struct AccessRules {
     pub hosts: Vec<String>,
 }
 
+/// Whether a text is an origin as browsers send it: a scheme and a host, in small letters and
+/// without a path, or `null`, as pages that are files have it. `*` is none: with it, any page of the
+/// web could use the server.
+pub fn is_origin(text: &str) -> bool {
+    let of_scheme = |c: u8| matches!(c, b'a'..=b'z' | b'0'..=b'9' | b'+' | b'-' | b'.');
+    let of_site =
+        |c: u8| c.is_ascii_graphic() && !c.is_ascii_uppercase() && !b"/*?#@\\\"".contains(&c);
+    let apart = text.split_once("://").filter(|(scheme, site)| {
+        !scheme.is_empty() && scheme.bytes().all(of_scheme) && site.bytes().all(of_site)
+    });
+    text == "null" || apart.is_some_and(|(scheme, site)| !site.is_empty() || scheme == "file")
+}
+
 impl AccessRules {
     fn check(&self, request: &Request) -> Result<(), Problem> {
         let header = |name| request.headers().get(name).map(HeaderValue::to_str);
@@ -196,6 +209,35 @@ mod tests {
 
     /// Names and values.
     type Headers<'a> = &'a [(&'a str, &'a str)];
+
+    #[test]
+    fn origins_are_as_browsers_send_them() {
+        for origin in [
+            "https://a.example",
+            "http://localhost:3000",
+            "http://[::1]:80",
+            "app://obsidian.md",
+            "file://",
+            "null",
+        ] {
+            assert!(is_origin(origin), "{origin}");
+        }
+        for odd in [
+            "*",
+            "",
+            "a.example",
+            "https://",
+            "https://a.example/",
+            "HTTPS://a.example",
+            "https://A.example",
+            "https://*.a.example",
+            "https://a b",
+            "://a",
+            "a\nb",
+        ] {
+            assert!(!is_origin(odd), "{odd}");
+        }
+    }
 
     #[test]
     fn hosts_and_origins_are_checked() {

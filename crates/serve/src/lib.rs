@@ -42,7 +42,7 @@ mod stream;
 mod watch;
 
 pub use chat::messages_of;
-pub use gate::AccessRules;
+pub use gate::{AccessRules, is_origin};
 pub use generation::GenerationLimits;
 pub use keep::Keep;
 pub use library::{Library, Named};

@@ -18,7 +18,7 @@ use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use crate::catalogue::{Catalogue, now};
-use crate::gate::{AccessRules, Peer};
+use crate::gate::{AccessRules, Peer, is_origin};
 use crate::generation::GenerationLimits;
 use crate::library::Library;
 use crate::log::Line;
@@ -64,8 +64,13 @@ impl ServerConfig {
     /// Checks what can be checked before models are loaded.
     ///
     /// # Errors
-    /// An address that other machines reach while no key is asked for.
+    /// An address that other machines reach while no key is asked for; an allowed origin that is
+    /// none.
     pub fn check(&self) -> Result<()> {
+        if let Some(odd) = self.access.origins.iter().find(|origin| !is_origin(origin)) {
+            let expected = "an origin as browsers send it, such as https://example.com";
+            return Err(Error::new("origins", expected, format!("{odd:?}")));
+        }
         let ip = self.address.ip();
         if ip.is_loopback() || self.insecure || !self.access.keys.is_empty() {
             return Ok(());
@@ -73,6 +78,18 @@ impl ServerConfig {
         let error = Error::new("address", "127.0.0.1, or a key that others must have", ip);
         Err(error.hint("give a key, or say that everyone may ask"))
     }
+
+    /// Looks whether the address can be taken, before models are loaded for it.
+    ///
+    /// # Errors
+    /// An address that is in use, or none of this machine.
+    pub fn check_address(&self) -> Result<()> {
+        listen(self.address).map(drop)
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).map_err(|e| Error::io(address, e).hint("take another port"))
 }
 
 /// Models behind a socket.
@@ -95,9 +112,8 @@ impl Server {
         let ServerConfig { address, access, limits, drain, library, record, sessions, .. } = config;
         let models = Arc::new(Catalogue::new(library, models, limits)?);
         let record = record.as_deref().map(Record::begin).transpose()?;
-        let failed = |e| Error::io(address, e).hint("take another port");
-        let listener = TcpListener::bind(address).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = listen(address)?;
+        listener.set_nonblocking(true).map_err(|e| Error::io(address, e))?;
         let app = App {
             models,
             access,

@@ -37,7 +37,7 @@ pub(crate) struct Serve {
     #[arg(long)]
     pub(crate) embeddings: bool,
     /// An origin, such as https://example.com, whose web pages may ask from browsers
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     pub(crate) cors: Vec<String>,
     /// A host name of this server, beside localhost and addresses, for requests without a key
     #[arg(long, value_name = "NAME")]

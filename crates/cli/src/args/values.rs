@@ -48,6 +48,15 @@ pub(super) fn or_none(text: &str) -> Result<OrNone, String> {
     found.map_err(|_| "expected a whole number, or -1".to_string())
 }
 
+pub(super) fn origin(text: &str) -> Result<String, String> {
+    if serve::is_origin(text) {
+        return Ok(text.to_string());
+    }
+    let expected = "expected an origin as browsers send it, in small letters and without a path, such as https://example.com";
+    let each = "; name each site: with * any page of the web could use this server";
+    Err(format!("{expected}{}", if text == "*" { each } else { "" }))
+}
+
 pub(super) fn top_k(text: &str) -> Result<u32, String> {
     if text == "-1" {
         return Ok(0);

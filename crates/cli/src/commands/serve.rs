@@ -46,6 +46,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     };
     let keys = "a key (--api-key-file, DELFT_API_KEY), or --insecure-public for everyone";
     config.check().map_err(|error| error.hint(keys))?;
+    config.check_address()?;
     if args.models.is_empty() {
         load::have_effect_later(&args.load)?;
     }

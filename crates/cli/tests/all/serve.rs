@@ -341,7 +341,9 @@ fn a_server_has_room_for_adapters_and_a_limit_of_tokens() {
 #[test]
 fn what_cannot_be_served_is_told_in_one_line() {
     let model = fixture("llama3");
-    let cases: [(&[&str], i32, &str); 4] = [
+    let cases: [(&[&str], i32, &str); 6] = [
+        (&["--cors", "*"], 2, "name each site"),
+        (&["--cors", "https://example.com/"], 2, "without a path"),
         (&["--host", "0.0.0.0"], 1, "--api-key-file"),
         (&["--api-key", "two words"], 2, "--api-key"),
         (&["--api-key-file", "/nowhere/keys"], 1, "/nowhere/keys"),
@@ -353,4 +355,11 @@ fn what_cannot_be_served_is_told_in_one_line() {
         assert_eq!(status(&output), code, "{flags:?}: {told}");
         assert!(told.contains(words), "{flags:?}: {told}");
     }
+    // A port that is in use is told before a model is looked for.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = fed(delft().args(["serve", "/nowhere/model.gguf", "--port", &port]), "");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(status(&output), 1, "{told}");
+    assert!(told.contains("take another port"), "{told}");
 }
