@@ -262,6 +262,7 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
             return Err(Error::new(place, "less than 4 GiB of text", "more"));
         }
     }
+    let unknown = json["model"]["unk_id"].as_u64().and_then(|id| u32::try_from(id).ok());
     let model = model(place, json["model"].take(), &added)?;
     let added = added.into_iter().map(|(id, token)| Added { id, token }).collect();
     let parts = Parts {
@@ -285,6 +286,8 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
     let find = |text: &str| vocabulary.get(text).copied();
     let ids = std::mem::take(&mut tokenizer.ids);
     config.finish(&mut tokenizer, |text| ids.get(text).copied().or_else(|| find(text)));
+    // A unigram knows its own, also where no setting names it.
+    tokenizer.unk = tokenizer.unk.or(unknown);
     tokenizer.ids = ids;
     Ok(tokenizer)
 }

@@ -97,6 +97,27 @@ fn folders_as_in_transformers() {
     }
 }
 
+/// A unigram writes what it has no token for by its own unknown token, also where no setting names
+/// that.
+#[test]
+fn a_unigrams_unknown_token_needs_no_name() {
+    let alone = std::env::temp_dir().join(format!("delft-unigram-{}", std::process::id()));
+    std::fs::create_dir_all(&alone).unwrap();
+    let file = "tokenizer.json";
+    std::fs::copy(folder("unigram").join(file), alone.join(file)).unwrap();
+    let tokenizer = Tokenizer::from_folder(&alone).unwrap();
+    std::fs::remove_dir_all(&alone).unwrap();
+    assert_eq!(tokenizer.unk(), Some(0));
+    let mut unknown = 0;
+    for case in json(&folder("unigram").join("expected.json")).as_array().unwrap() {
+        let Some(text) = case["text"].as_str().filter(|text| !text.contains('<')) else { continue };
+        let found = tokenizer.encode(text, Special { add: false, parse: false }).unwrap();
+        assert_eq!(found, ids(&case["plain"]), "{text:?}");
+        unknown += found.iter().filter(|id| **id == 0).count();
+    }
+    assert!(unknown > 0);
+}
+
 /// Mistral's own file, with special tokens listed and without, against mistral-common
 /// (tests/reference/tekken_vectors.py).
 #[test]
