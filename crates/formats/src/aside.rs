@@ -25,18 +25,22 @@ impl Aside {
         out.finish()
     }
 
-    /// Starts a file that will become `target`.
+    /// Starts a file that will become `target`, by which errors name it.
     ///
     /// # Errors
-    /// A path that names no file, or one that cannot be made.
+    /// A path that names no file, or a folder that is there; a file that cannot be made.
     pub fn create(target: &Path) -> Result<Aside> {
         let Some(name) = target.file_name() else {
             return Err(Error::new(target.display(), "a path that ends in a file name", "none"));
         };
+        // Only renaming would find that out, at the end.
+        if target.is_dir() {
+            return Err(Error::new(target.display(), "a file", "a folder"));
+        }
         let mut name = name.to_os_string();
         name.push(format!(".{}.tmp", std::process::id()));
         let temporary = target.with_file_name(name);
-        let file = File::create(&temporary).map_err(|e| Error::io(temporary.display(), e))?;
+        let file = File::create(&temporary).map_err(|e| Error::io(target.display(), e))?;
         Ok(Aside {
             target: target.to_path_buf(),
             temporary,
@@ -50,7 +54,7 @@ impl Aside {
     /// If they cannot be written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.out {
-            Some(out) => out.write_all(bytes).map_err(|e| Error::io(self.temporary.display(), e)),
+            Some(out) => out.write_all(bytes).map_err(|e| Error::io(self.target.display(), e)),
             None => Ok(()),
         }
     }
@@ -63,7 +67,7 @@ impl Aside {
     pub fn outline(&mut self, len: u64) -> Result<&Path> {
         if let Some(out) = &mut self.out {
             let extended = out.flush().and_then(|()| out.get_ref().set_len(len));
-            extended.map_err(|e| Error::io(self.temporary.display(), e))?;
+            extended.map_err(|e| Error::io(self.target.display(), e))?;
         }
         Ok(&self.temporary)
     }
@@ -73,7 +77,7 @@ impl Aside {
     /// # Errors
     /// If that fails: nothing is left then.
     pub fn finish(mut self) -> Result<()> {
-        let io = |e| Error::io(self.temporary.display(), e);
+        let io = |e| Error::io(self.target.display(), e);
         if let Some(mut out) = self.out.take() {
             let written = out.flush().and_then(|()| out.get_ref().sync_all());
             drop(out);
@@ -123,7 +127,7 @@ impl AsideFolder {
         let mut name = name.to_os_string();
         name.push(format!(".{}.tmp", std::process::id()));
         let temporary = target.with_file_name(name);
-        fs::create_dir(&temporary).map_err(|e| Error::io(temporary.display(), e))?;
+        fs::create_dir(&temporary).map_err(|e| Error::io(target.display(), e))?;
         Ok(AsideFolder { target: target.to_path_buf(), temporary })
     }
 
@@ -168,5 +172,22 @@ impl Drop for AsideFolder {
     fn drop(&mut self) {
         // It is not there any more if all went well.
         drop(fs::remove_dir_all(&self.temporary));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_file_that_was_asked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing/file");
+        let error = Aside::create(&missing).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}: ", missing.display())), "{error}");
+        let error = AsideFolder::create(&missing).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}: ", missing.display())), "{error}");
+        let error = Aside::create(folder.path()).unwrap_err().to_string();
+        assert!(error.ends_with("expected a file, found a folder"), "{error}");
     }
 }
