@@ -76,6 +76,8 @@ struct Shared {
     generation: Padded<AtomicUsize>,
     arrived: Padded<AtomicUsize>,
     passing: Bell,
+    /// Workers that have called [`Worker::arrive`] since the last barrier.
+    ready: Padded<AtomicUsize>,
     /// The stop flag as seen by the last worker to arrive at a barrier; the same for all that pass
     /// it.
     stopping: AtomicBool,
@@ -126,6 +128,7 @@ impl Team {
             generation: Padded(AtomicUsize::new(0)),
             arrived: Padded(AtomicUsize::new(0)),
             passing: Bell::default(),
+            ready: Padded(AtomicUsize::new(0)),
             stopping: AtomicBool::new(false),
             ticket: Padded(AtomicUsize::new(0)),
             broken: AtomicBool::new(false),
@@ -190,6 +193,7 @@ impl Team {
         );
         let turn = lock(&self.turn);
         shared.arrived.0.store(0, Ordering::Relaxed);
+        shared.ready.0.store(0, Ordering::Relaxed);
         shared.ticket.0.store(0, Ordering::Relaxed);
         shared.broken.store(false, Ordering::Relaxed);
         shared.stopping.store(false, Ordering::Relaxed);
@@ -283,10 +287,11 @@ impl Worker<'_> {
     /// workers after it.
     ///
     /// Every worker must call it the same number of times in a job. Also restarts
-    /// [`Worker::claim`].
+    /// [`Worker::claim`] and [`Worker::arrive`].
     pub fn barrier(&self) {
         let shared = self.shared;
         if self.count == 1 {
+            shared.ready.0.store(0, Ordering::Relaxed);
             shared.ticket.0.store(0, Ordering::Relaxed);
             shared.stopping.store(self.stop.load(Ordering::Relaxed), Ordering::Relaxed);
             return;
@@ -296,6 +301,7 @@ impl Worker<'_> {
         let generation = shared.generation.0.load(Ordering::Relaxed);
         if shared.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
             shared.arrived.0.store(0, Ordering::Relaxed);
+            shared.ready.0.store(0, Ordering::Relaxed);
             shared.ticket.0.store(0, Ordering::Relaxed);
             // One worker reads the flag for all; each reads this copy before it can arrive at the
             // next barrier.
@@ -304,7 +310,31 @@ impl Worker<'_> {
             shared.passing.ring();
             return;
         }
-        let passed = || shared.generation.0.load(Ordering::Acquire) != generation;
+        self.wait_until(|| shared.generation.0.load(Ordering::Acquire) != generation);
+    }
+
+    /// The first half of a barrier in two halves (a split barrier): tells the others that this
+    /// worker's results are there, and returns at once. What it does until [`Worker::wait`] hides
+    /// the wait for the others.
+    ///
+    /// Every worker may call it once between two barriers.
+    pub fn arrive(&self) {
+        let shared = self.shared;
+        if shared.ready.0.fetch_add(1, Ordering::AcqRel) + 1 == self.count {
+            shared.passing.ring();
+        }
+    }
+
+    /// The second half: waits until every worker has called [`Worker::arrive`] since the last
+    /// barrier. All writes before those calls are visible to this worker then. It may be called
+    /// any number of times, also never.
+    pub fn wait(&self) {
+        self.wait_until(|| self.shared.ready.0.load(Ordering::Acquire) == self.count);
+    }
+
+    /// Waits for a condition that other workers of the job make true.
+    fn wait_until(&self, passed: impl Fn() -> bool) {
+        let shared = self.shared;
         shared.passing.wait(shared.crowded, || passed() || shared.broken.load(Ordering::Acquire));
         if !passed() {
             resume_unwind(Box::new(Broken));

@@ -23,6 +23,29 @@ fn barriers_keep_every_worker_in_step() {
     }
 }
 
+/// A split barrier between two barriers, with other numbers of reads by each worker.
+#[test]
+fn a_split_barrier_waits_for_what_was_done_before_it() {
+    for (threads, rounds) in [(1, 1000), (2, 100_000), (3, 10_000), (8, 2_000)] {
+        let team = Team::new(threads).unwrap();
+        let counters: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+        for _ in 0..2 {
+            team.run(&|worker| {
+                for round in 1..=rounds {
+                    counters[worker.index].store(round, Ordering::Relaxed);
+                    worker.arrive();
+                    for _ in 0..(worker.index + round) % 3 {
+                        worker.wait();
+                        let neighbour = &counters[(worker.index + 1) % threads];
+                        assert_eq!(neighbour.load(Ordering::Relaxed), round);
+                    }
+                    worker.barrier();
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn many_short_jobs_each_run_once_on_every_worker() {
     for threads in [1, 2, 4] {
@@ -51,7 +74,8 @@ fn a_panic_reaches_the_caller_and_the_team_lives_on() {
                 if worker.index == culprit {
                     resume_unwind(Box::new(culprit));
                 }
-                worker.barrier();
+                worker.arrive();
+                worker.wait();
                 worker.barrier();
             });
         }))
