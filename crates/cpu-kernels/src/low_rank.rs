@@ -153,6 +153,11 @@ impl Factors {
         self.rank
     }
 
+    /// Whether outputs have gains (DoRA).
+    pub fn has_gain(&self) -> bool {
+        self.gain.is_some()
+    }
+
     /// Bytes of memory.
     pub fn bytes(&self) -> usize {
         let gain = self.gain.iter().flatten().map(|values| size_of_val(values.as_slice()));
@@ -184,10 +189,10 @@ impl Factors {
         }
     }
 
-    /// `t = scale down[row]` for the given ranks of an embedding table.
-    pub fn pick(&self, row: usize, ranks: Range<usize>, t: &mut [f32]) {
-        assert!(row < self.input && t.len() == ranks.len() && ranks.end <= self.rank);
-        let range = row * self.rank + ranks.start..row * self.rank + ranks.end;
+    /// `t = scale down[row]` for all ranks of an embedding table.
+    pub fn pick(&self, row: usize, t: &mut [f32]) {
+        assert!(row < self.input && t.len() == self.rank);
+        let range = row * self.rank..(row + 1) * self.rank;
         match &self.down {
             Numbers::F32(rows) => t.copy_from_slice(&rows[range]),
             Numbers::BF16(rows) => {
@@ -199,18 +204,18 @@ impl Factors {
 
     /// `y += up t` for the given columns, at which rows of `y` begin, for each row of `t` `[rows,
     /// stride]`, of which the first numbers count. Columns begin at a multiple of sixteen. With a
-    /// gain, `y` then becomes `residual + gain (y - residual) + offset`; `residual` has the stride
-    /// of `y`.
+    /// gain, `y` then becomes `residual + gain (y - residual) + offset`; `residual` is the first
+    /// element of as many rows and columns, with the stride of `y`.
     ///
     /// # Safety
     /// `y` has a row for each row of `t`, with those columns, and they are not used elsewhere
-    /// meanwhile.
+    /// meanwhile; so has `residual`, which nobody writes meanwhile.
     pub unsafe fn up(
         &self,
         isa: Isa,
         (t, stride): (&[f32], usize),
         columns: Range<usize>,
-        residual: Option<&[f32]>,
+        residual: Option<*const f32>,
         y: OutRows,
     ) {
         assert!(stride >= self.rank && t.len().is_multiple_of(stride));
@@ -234,9 +239,14 @@ impl Factors {
         for row in 0..t.len() / stride {
             let first = row * y.stride;
             // SAFETY: the caller's promise.
-            let y = unsafe { std::slice::from_raw_parts_mut(y.start.add(first), columns.len()) };
+            let (y, residual) = unsafe {
+                let own =
+                    |start: *const f32| std::slice::from_raw_parts(start.add(first), columns.len());
+                let y = std::slice::from_raw_parts_mut(y.start.add(first), columns.len());
+                (y, residual.map(own))
+            };
             for (i, y) in y.iter_mut().enumerate() {
-                let residual = residual.map_or(0.0, |residual| residual[first + i]);
+                let residual = residual.map_or(0.0, |residual| residual[i]);
                 *y = residual + (gain[i] * (*y - residual) + offset[i]);
             }
         }

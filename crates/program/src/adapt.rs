@@ -156,10 +156,10 @@ impl Program {
         Program { sites, ..self.clone() }
     }
 
-    /// A copy of the Program with a [`LowRank`] after the product of every site, for devices that
-    /// compute adapters as separate operations; mixtures of experts stay as they are. The Program must be [fused](crate::fuse);
-    /// operations fused with a product that has a site are separated again, without changing any
-    /// bit of the results.
+    /// A copy of the Program with a [`LowRank`] after the product of every site, as the reference
+    /// interpreter computes adapters; devices take the Program as it is. Mixtures of experts stay
+    /// as they are. The Program must be [fused](crate::fuse); operations fused with a product that
+    /// has a site are separated again.
     pub fn adapted(&self) -> Program {
         let whole = Program { nodes: Vec::new(), ..self.clone() };
         let mut adapting = Adapting { program: whole };

@@ -3,7 +3,7 @@
 use super::experts;
 use cpu_kernels::matmul::{Activations, Path, ROWS};
 use cpu_kernels::team::Worker;
-use ops::Rope;
+use ops::{Op, Rope};
 use program::{ArenaPlan, Program, plan_memory};
 
 /// Decode rows up to which every worker normalises and quantises all rows for itself, which is
@@ -40,8 +40,11 @@ pub(super) struct Class {
     /// Scratch of mixtures of experts, and its layout.
     pub(super) mixture: usize,
     pub(super) experts: experts::Layout,
-    /// Rows between the two low-rank factors of adapters: `[rows, rank]`.
+    /// Rows between the two low-rank factors of adapters, for each matrix of a product:
+    /// `[matrices, rows, rank]`.
     pub(super) low_rank: usize,
+    /// Residuals that a product overwrites and an adapter's gains need: `[rows, width]`.
+    pub(super) residual: usize,
     /// Size of the arena.
     pub(super) bytes: usize,
 }
@@ -71,6 +74,33 @@ fn widths(program: &Program) -> Widths {
         inputs.iter().map(|&width| Activations::bytes(path, rows, width)).max().unwrap_or(0)
     };
     Widths { input, gate, quantised: Box::new(quantised) }
+}
+
+/// The largest products that adapters can change.
+#[derive(Default)]
+struct Adapted {
+    /// Most matrices of one, or 1 for a table of embeddings.
+    matrices: usize,
+    /// Widest residual that one adds to.
+    residual: usize,
+}
+
+impl Adapted {
+    fn new(program: &Program) -> Adapted {
+        let mut most = Adapted::default();
+        for node in &program.nodes {
+            let sites = node.sites(&program.sites);
+            if matches!(node.op, Op::Experts(_)) || sites.iter().all(Option::is_none) {
+                continue;
+            }
+            most.matrices = most.matrices.max(sites.len());
+            let product = node.op.product(node.weights.len());
+            if let Some(residual) = product.and_then(|product| product.residual) {
+                most.residual = most.residual.max(program.shape(node.inputs[residual]).width);
+            }
+        }
+        most
+    }
 }
 
 /// Elements of the largest part of `[rows, width]` that a worker computes at once, as dealt out by
@@ -127,7 +157,9 @@ impl Class {
         let start = take(worker_bytes * workers);
         let experts = experts::Layout::new(program, tokens, workers, rank);
         let mixture = take(experts.bytes);
-        let low_rank = take(rows * rank * float);
+        let adapted = Adapted::new(program);
+        let low_rank = take(adapted.matrices * rows * rank * float);
+        let residual = take(adapted.residual * rows * float);
         Class {
             mixture,
             experts,
@@ -143,6 +175,7 @@ impl Class {
             worker_bytes,
             worker_quantised,
             low_rank,
+            residual,
             bytes: end,
         }
     }

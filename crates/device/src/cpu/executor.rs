@@ -45,7 +45,9 @@ pub(super) struct Loaded {
     /// Whether all matrices used in products are quantised.
     pub(super) quantised: bool,
     /// See [`quantised_only`].
-    pub(super) quantised_only: Vec<bool>,
+    pub(super) quantised_only: Vec<Option<usize>>,
+    /// The adapter site of each matrix of each node: see [`Node::sites`].
+    pub(super) sites: Vec<Vec<Option<usize>>>,
     /// The low-rank factors of each adapter seat, for every matrix of every site, none at a site
     /// that the adapter leaves; `None` for an empty seat.
     pub(super) seats: Vec<Option<Vec<Vec<Factors>>>>,
@@ -116,6 +118,7 @@ impl CpuExecutor {
         let quantised =
             !multiplied.flat_map(|node| &node.weights).any(|id| weights[id.0].is_float_matrix());
         let quantised_only = quantised_only(&program, &weights);
+        let sites = program.nodes.iter().map(|node| node.sites(&program.sites)).collect();
         let groups = program.layer_groups();
         let limits = options.limits(&program);
         let crate::Seats { count, rank } = options.seats;
@@ -151,6 +154,7 @@ impl CpuExecutor {
                 groups,
                 quantised,
                 quantised_only,
+                sites,
                 seats,
                 rank,
             },

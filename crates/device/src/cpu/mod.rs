@@ -67,7 +67,6 @@ impl Cpu {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
         self.check(&program)?;
-        let program = program.adapted();
         let load = executor::CpuExecutor::load(self, pace, program, tensors, options, progress);
         Ok(Box::new(load?))
     }
@@ -97,6 +96,7 @@ impl Device for Cpu {
             Op::AllReduce(_) => Some("a sum over ranks".to_owned()),
             Op::AllGather(_) | Op::JoinColumns(_) => Some("columns of several ranks".to_owned()),
             Op::Gradient(_) => Some("a gradient".to_owned()),
+            Op::LowRank(_) => Some("an adapter apart from its product".to_owned()),
             Op::DeltaNet(net) if net.key_dim > MAX_KEY_DIM => {
                 let found = net.key_dim;
                 Some(format!("keys of {found} elements, more than {MAX_KEY_DIM}"))
@@ -117,8 +117,7 @@ impl Device for Cpu {
     ) -> Result<Vec<Plan>> {
         self.check(program)?;
         let wanted = self.store.of(tensors, options.allow_nan);
-        let program = program.adapted();
-        Ok(vec![plan::plan(&program, tensors, options, self.team.count(), &wanted)?])
+        Ok(vec![plan::plan(program, tensors, options, self.team.count(), &wanted)?])
     }
 
     fn load(

@@ -36,9 +36,15 @@ pub(super) struct Product<'a> {
 }
 
 impl Replay<'_> {
-    pub(super) fn project(&self, project: &Project, node: &Node, worker: &Worker<'_>) {
+    pub(super) fn project(
+        &self,
+        index: usize,
+        project: &Project,
+        node: &Node,
+        worker: &Worker<'_>,
+    ) {
         let norm = project.norm.map(|eps| (self.vector(node.weights[0]), eps));
-        let x = self.input(node, norm, worker);
+        let x = self.input(index, node, norm, worker);
         let projection = |i: usize| {
             project.projections().nth(i).unwrap_or_else(|| unreachable!("outputs are projections"))
         };
@@ -47,14 +53,15 @@ impl Replay<'_> {
             let bias = projection(i).bias.map(|b| self.vector(node.weights[b]));
             let (out, stride) = (self.start(node.outputs[i]), self.width(node.outputs[i]));
             let product = Product { matrix: matrix(i), bias, out, stride, accumulate: false };
-            self.multiply(&product, &x, panels, worker);
+            self.multiply(&product, &x, panels.clone(), worker);
+            self.low_rank_up((index, i), &product, &x, panels, None, worker);
         });
     }
 
-    pub(super) fn gate_up(&self, op: &GateUp, node: &Node, worker: &Worker<'_>) {
+    pub(super) fn gate_up(&self, index: usize, op: &GateUp, node: &Node, worker: &Worker<'_>) {
         let norm = op.norm.map(|eps| (self.vector(node.weights[0]), eps));
         let both = &node.weights[usize::from(norm.is_some())..];
-        let x = self.input(node, norm, worker);
+        let x = self.input(index, node, norm, worker);
         let (value, width, rows) = (node.outputs[0], self.width(node.outputs[0]), x.tokens());
         let scratch = self.class.gate_scratch(worker);
         let quantised_only = self.quantised_only(value, rows);
@@ -76,10 +83,16 @@ impl Replay<'_> {
                 let row_0 = |at: usize| -> *mut f32 {
                     self.arena.wrapping_add(at).cast::<f32>().wrapping_sub(columns.start)
                 };
-                for (&weight, (at, stride)) in both.iter().zip(operands) {
-                    let (matrix, out) = (self.matrix(weight), row_0(at));
-                    let product = Product { matrix, bias: None, out, stride, accumulate: false };
-                    self.multiply(&product, &x, panels.clone(), worker);
+                let product = |i: usize| {
+                    let (matrix, (at, stride)) = (self.matrix(both[i]), operands[i]);
+                    Product { matrix, bias: None, out: row_0(at), stride, accumulate: false }
+                };
+                let products = [0, 1].map(product);
+                for product in &products {
+                    self.multiply(product, &x, panels.clone(), worker);
+                }
+                for (i, product) in products.iter().enumerate() {
+                    self.low_rank_up((index, i), product, &x, panels.clone(), None, worker);
                 }
                 // SAFETY: the part was written above; the quantised rows, stored in the value's
                 // place, are this worker's own.
@@ -116,14 +129,15 @@ impl Replay<'_> {
         path(self.step.kind, self.loaded.program.values[value.0].rows)
     }
 
-    /// Whether a value with `rows` rows is kept only in quantised form.
+    /// Whether a value with `rows` rows is kept only in quantised form. Adapters read floats.
     fn quantised_only(&self, value: ValueId, rows: usize) -> bool {
-        rows > EVEN && self.loaded.quantised_only[value.0]
+        let reader = self.loaded.quantised_only[value.0];
+        rows > EVEN && reader.is_some_and(|reader| !self.is_adapted(reader))
     }
 
     pub(super) fn linear(&self, index: usize, node: &Node, worker: &Worker<'_>) {
         let residual = matches!(node.op, Op::LinearAdd(_));
-        let x = self.input(node, None, worker);
+        let x = self.input(index, node, None, worker);
         let (matrix, width) = (self.matrix(node.weights[0]), self.width(node.outputs[0]));
         let bias = node.weights.get(1).map(|&b| self.vector(b));
         let out = self.start(node.outputs[0]);
@@ -139,15 +153,18 @@ impl Replay<'_> {
                         self.copy_unless_in_place(index, node, 1, columns(t, width, &panels));
                     }
                 }
-                self.multiply(&product, &x, panels, worker);
+                let kept = residual.then(|| self.kept_residual(index, node, &panels));
+                self.multiply(&product, &x, panels.clone(), worker);
+                self.low_rank_up((index, 0), &product, &x, panels, kept, worker);
             },
         );
     }
 
     /// The first input of a node of products, normalised if requested and quantised for the weights
-    /// that need it.
+    /// that need it. Also begins what adapters of the step change in those products.
     fn input(
         &self,
+        index: usize,
         node: &Node,
         norm: Option<(&[f32], f32)>,
         worker: &Worker<'_>,
@@ -176,6 +193,8 @@ impl Replay<'_> {
             return activations(self.offset(value), self.offset(value));
         }
         let float = node.weights.iter().any(|w| self.loaded.weights[w.0].is_float_matrix());
+        let adapted = self.is_adapted(index);
+        let stored = few || float || adapted;
         let mine = if few { 0..rows } else { worker.split(rows) };
         // Rows are normalised and quantised in batches that fit the L1 cache; the normalised rows
         // are stored only if something else reads them.
@@ -185,7 +204,7 @@ impl Replay<'_> {
             if let Some((weight, eps)) = norm {
                 let from = near.start * width..near.end * width;
                 let (place, to) =
-                    if few || float { (normed, from.clone()) } else { (own, 0..from.len()) };
+                    if stored { (normed, from.clone()) } else { (own, 0..from.len()) };
                 start = (place + to.start * size_of::<f32>())
                     .wrapping_sub(from.start * size_of::<f32>());
                 // SAFETY: the scratch rows are this worker's own; the input is only read.
@@ -201,7 +220,11 @@ impl Replay<'_> {
         if !few {
             worker.barrier();
         }
-        activations(if norm.is_some() { normed } else { self.offset(value) }, quantised)
+        let start = if norm.is_some() { normed } else { self.offset(value) };
+        if adapted {
+            self.low_rank_down(index, node, start, worker);
+        }
+        activations(start, quantised)
     }
 
     pub(super) fn multiply(
@@ -234,7 +257,7 @@ impl Replay<'_> {
 
 /// Columns of a row-major output: the range that `panels` of a matrix of `width` rows write in row
 /// `t`.
-fn columns(t: usize, width: usize, panels: &Range<usize>) -> Range<usize> {
+pub(super) fn columns(t: usize, width: usize, panels: &Range<usize>) -> Range<usize> {
     t * width + panels.start * ROWS..t * width + (panels.end * ROWS).min(width)
 }
 

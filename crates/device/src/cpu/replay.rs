@@ -51,7 +51,7 @@ impl Replay<'_> {
             self.angles(worker);
             let mut going_on = worker.gather();
             let wanted = nodes.iter().enumerate().take(self.nodes.end).skip(self.nodes.start);
-            for (i, node) in wanted.filter(|(i, node)| !self.idle(*i, node)) {
+            for (i, node) in wanted.filter(|(_, node)| self.rows(node) > 0) {
                 if !going_on {
                     return;
                 }
@@ -128,7 +128,7 @@ impl Replay<'_> {
         let isa = self.loaded.isa;
         let rows = self.rows(node);
         match &node.op {
-            Op::Embed(op) => self.embed(op, node, worker),
+            Op::Embed(op) => self.embed(index, op, node, worker),
             Op::RmsNorm(RmsNorm { eps }) => {
                 let width = self.width(node.inputs[0]);
                 let share = worker.split(rows);
@@ -226,8 +226,8 @@ impl Replay<'_> {
                     y.copy_from_slice(x);
                 }
             }
-            Op::Project(project) => self.project(project, node, worker),
-            Op::GateUp(op) => self.gate_up(op, node, worker),
+            Op::Project(project) => self.project(index, project, node, worker),
+            Op::GateUp(op) => self.gate_up(index, op, node, worker),
             Op::Experts(op) => self.experts(op, node, worker),
             Op::ScaleColumns(_) => {
                 let (width, by) = (self.width(node.inputs[0]), self.vector(node.weights[0]));
@@ -315,20 +315,15 @@ impl Replay<'_> {
                 }
             }
             Op::RopeWrite(write) => self.rope_write(index, write, node, worker),
-            Op::LowRank(op) => self.low_rank(index, op, node, worker),
             // Runs between two parts of a replay.
             Op::Exchange(_) => {}
             // Refused when the Program was loaded.
-            Op::AllReduce(_) | Op::AllGather(_) | Op::JoinColumns(_) | Op::Gradient(_) => {}
+            Op::AllReduce(_)
+            | Op::AllGather(_)
+            | Op::JoinColumns(_)
+            | Op::Gradient(_)
+            | Op::LowRank(_) => {}
         }
-    }
-
-    /// Whether a node has nothing to do: it has no rows, or it is an adapter site that no adapter
-    /// of the step changes.
-    fn idle(&self, index: usize, node: &Node) -> bool {
-        let there = self.class.plan.in_place[index] == Some(0);
-        self.rows(node) == 0
-            || matches!(node.op, Op::LowRank(op) if there && !self.adapted(op.site))
     }
 
     /// This worker's share of the elements of a node's output.
@@ -365,17 +360,18 @@ impl Replay<'_> {
         y.copy_from_slice(x);
     }
 
-    fn embed(&self, op: &Embed, node: &Node, worker: &Worker<'_>) {
+    fn embed(&self, index: usize, op: &Embed, node: &Node, worker: &Worker<'_>) {
         let (table, y) = (self.matrix(node.weights[0]), node.outputs[0]);
         let width = self.width(y);
         for t in worker.split(self.step.tokens.len()) {
             // SAFETY: each worker has its own tokens.
             let row = unsafe { self.floats(self.offset(y), t * width..(t + 1) * width) };
-            let index = match op.index {
+            let picked = match op.index {
                 Index::Token => self.tokens[t],
                 Index::Position => self.rows[t].position,
             };
-            table.row(index as usize, row);
+            table.row(picked as usize, row);
+            self.low_rank_embedded(index, t, row);
         }
     }
 }

@@ -91,19 +91,23 @@ impl Padded {
     }
 }
 
-/// Values that are kept only in quantised form in steps of many rows: gate outputs whose single
-/// reader is a product with a quantised matrix.
-pub(super) fn quantised_only(program: &Program, weights: &[Arc<Weight>]) -> Vec<bool> {
+/// Values that are kept only in quantised form in steps of many rows, and which node reads each:
+/// gate outputs whose single reader is a product with a quantised matrix.
+pub(super) fn quantised_only(program: &Program, weights: &[Arc<Weight>]) -> Vec<Option<usize>> {
     let (uses, writers) = (program.uses(), program.writers());
-    let mut quantised_only = vec![false; program.values.len()];
+    let mut quantised_only = vec![None; program.values.len()];
     let product = |node: &Node| node.op.product(node.weights.len());
     let single = |product: &Product| product.norm.is_none() && product.projections.len() == 1;
-    for node in program.nodes.iter().filter(|node| product(node).is_some_and(|p| single(&p))) {
+    for (index, node) in program.nodes.iter().enumerate() {
+        if !product(node).is_some_and(|p| single(&p)) {
+            continue;
+        }
         let value = node.inputs[0].0;
         let gated = |writer: usize| product(&program.nodes[writer]).is_some_and(|p| p.gated);
-        quantised_only[value] = uses[value] == 1
+        let only = uses[value] == 1
             && writers[value].is_some_and(gated)
             && !weights[node.weights[0].0].is_float_matrix();
+        quantised_only[value] = only.then_some(index);
     }
     quantised_only
 }
