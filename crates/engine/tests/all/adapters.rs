@@ -203,7 +203,15 @@ fn greedy(max_tokens: usize) -> GenerateOptions {
 
 #[test]
 fn each_sequence_of_a_step_has_its_own() {
-    mix(&options(&["lora", "rslora"], 0), 5);
+    let some = [None, Some(0), Some(1), Some(0), None];
+    mix("llama3", &options(&["lora", "rslora"], 0), &some);
+    // Gains need the residual, which rows beside them have overwritten by their products.
+    mix("llama-bias", &options(&["dora"], 0), &[None, Some(0), None, Some(0)]);
+    // As many rows as workers share out otherwise, of a quantised model.
+    let many = [some; 3].concat();
+    let mut quantised = options(&["floats"], 0);
+    quantised.adapters.files.push(AdapterFile { scale: 0.5, ..file("floats") });
+    mix("qwen3/model.q8_0.gguf", &quantised, &many);
 }
 
 /// Rows of several adapters and of none, in 16 bits and in 32, and as many as take other kernels.
@@ -214,22 +222,22 @@ fn each_sequence_of_a_step_of_a_gpu_has_its_own() {
         let options =
             LoadOptions { sessions, cache_type, batched: true, ..options(&["lora", "rslora"], 0) };
         // One is computed alone beside them.
-        mix(&on_a_gpu(options), (sessions - 1).min(5));
+        let some = &[None, Some(0), Some(1), Some(0), None][..(sessions - 1).min(5)];
+        mix("llama3", &on_a_gpu(options), some);
     }
 }
 
-/// So many sequences in one step compute what each computes alone.
-fn mix(options: &LoadOptions, sequences: usize) {
-    let engine = load(&root().join("llama3"), options);
+/// Sequences with these adapters compute together what each computes alone.
+fn mix(base: &str, options: &LoadOptions, adapters: &[Option<usize>]) {
+    let engine = load(&root().join(base), options);
     let prompt: Vec<u32> = (0..12).map(|i| i * 7 + 3).collect();
-    let adapters = &[None, Some(0), Some(1), Some(0), None][..sequences];
     let mut sessions: Vec<Session> = adapters.iter().map(|a| session(&engine, *a)).collect();
     for session in &mut sessions {
         session.logits(&prompt, LogitRows::Last(1)).unwrap();
     }
     let options = SamplingOptions::greedy();
     let chosen =
-        Session::generate_together(&mut sessions, &vec![5; sequences], 8, &options).unwrap();
+        Session::generate_together(&mut sessions, &vec![5; adapters.len()], 8, &options).unwrap();
     let mut found = Vec::new();
     for ((adapter, together), chosen) in adapters.iter().zip(&mut sessions).zip(&chosen) {
         let mut alone = session(&engine, *adapter);
