@@ -458,7 +458,7 @@ fn weights(
             let own = hybrid::exported(held, &canonical, (key_heads > 0).then_some(key_heads));
             let latent = || latent::exported(held, &canonical, config).map(Some);
             let own = own.or_else(latent).or_else(|| gemma4::exported(held, &canonical, experts));
-            let own = own.or_else(|| lfm2::exported(held, &canonical));
+            let own = own.or_else(|| lfm2::convs::exported(held, &canonical));
             let own = own.or_else(|| gemma3n::exported(held, &canonical));
             let made = match own.or_else(|| mamba::exported(held, &canonical, groups)) {
                 Some(made) => made,

@@ -1,6 +1,8 @@
 //! LFM2 (Liquid AI 2025): most layers mix a few neighbouring rows by a short convolution between
 //! two gates; the others are attention with norms of each head.
 
+pub(crate) mod convs;
+
 use crate::config::{Config, LAYERS, LIMIT, Raw};
 use crate::decoder::{self, Layer, Mixer};
 use crate::files::Files;
@@ -8,12 +10,10 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::stated::Stated;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, experts, lfm2_moe, phi3};
+use crate::{Architecture, Opened, experts, lfm2_moe};
+use formats::Result;
 use formats::gguf::{MetadataArray, MetadataValue};
-use formats::{Error, Result, Source, shape};
-use nn::{
-    AttentionOptions, Bias, ExpertsOptions, GatedConv, MixtureOfExperts, QkNorm, Stored, Weights,
-};
+use nn::{AttentionOptions, Bias, ExpertsOptions, GatedConv, MixtureOfExperts, QkNorm, Weights};
 use program::Weight;
 use std::sync::Arc;
 
@@ -48,9 +48,6 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     experts: false,
     open,
 };
-
-/// The parts of the matrix in front of a convolution, one below the other.
-const PARTS: [&str; 3] = ["gate", "out_gate", "x"];
 
 /// Reads the mixture of a configuration, and how many blocks at the beginning have none.
 pub(crate) type Mixture = fn(&Files<'_>, &Config) -> Result<(ExpertsOptions, usize)>;
@@ -123,7 +120,7 @@ pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Open
             Ok(Box::new(move |x| experts.forward(x)))
         });
     }
-    let stored = move |config: &Config, weights: &dyn Weights, name: &str| match part(
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| match convs::part(
         weights,
         name,
         config.hidden,
@@ -183,65 +180,6 @@ fn convs(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
         _ => Err(keys.odd(TYPES, "full_attention or conv", kind)),
     };
     list.iter().map(one).collect()
-}
-
-/// A weight of a convolution, whose matrices are stored as one and whose taps lie by channel.
-///
-/// # Errors
-/// Weights that do not fit these sizes.
-pub(crate) fn part(
-    weights: &dyn Weights,
-    name: &str,
-    hidden: usize,
-    kernel: usize,
-) -> Result<Option<Stored>> {
-    let Some((block, part)) = name.split_once(".conv.") else { return Ok(None) };
-    if let Some(at) = PARTS.iter().position(|one| *one == part) {
-        let joined = format!("{block}.conv.in");
-        return phi3::rows(weights, &joined, &[3 * hidden, hidden], at * hidden, hidden);
-    }
-    if part != "taps" {
-        return Ok(None);
-    }
-    let conv = format!("{block}.conv.conv");
-    let Some(Stored { source, shape: dims }) = weights.find(&conv)? else { return Ok(None) };
-    if dims.first() != Some(&hidden) || dims.iter().product::<usize>() != hidden * kernel {
-        let expected = format!("{hidden} rows of {kernel}");
-        return Err(Error::new(weights.place(&conv), expected, shape(&dims)));
-    }
-    let flat = Source::Reshape(Box::new(source), vec![hidden, kernel]);
-    let turned = Source::Transpose(Box::new(flat));
-    let shape = vec![kernel * hidden];
-    Ok(Some(Stored { source: Source::Reshape(Box::new(turned), shape.clone()), shape }))
-}
-
-/// A weight of a convolution as GGUF has it, and its shape; `None` for another weight.
-pub(crate) fn exported(held: &[Weight], canonical: &str) -> Option<Option<(Source, Vec<usize>)>> {
-    let (block, part) = canonical.split_once(".conv.")?;
-    let find =
-        |part: &str| held.iter().find(|weight| weight.name == format!("{block}.conv.{part}"));
-    match part {
-        "in" => {
-            let parts = PARTS.iter().map(|part| find(part)).collect::<Option<Vec<_>>>();
-            Some(parts.map(|parts| {
-                let mut shape = parts[0].shape.clone();
-                shape[0] *= PARTS.len();
-                (Source::Concat(parts.iter().map(|part| part.source.clone()).collect()), shape)
-            }))
-        }
-        "conv" => Some(find("taps").and_then(|taps| match &taps.source {
-            Source::Reshape(turned, _) => match &**turned {
-                Source::Transpose(flat) => match &**flat {
-                    Source::Reshape(_, shape) => Some(((**flat).clone(), shape.clone())),
-                    _ => None,
-                },
-                _ => None,
-            },
-            _ => None,
-        })),
-        "o" => Some(find("o").map(|weight| (weight.source.clone(), weight.shape.clone()))),
-        _ => None,
-    }
 }
 
 /// GGUF's settings that `config.json` lacks: layers that are convolutions have no key/value heads.

@@ -109,7 +109,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         .ends_with(".attention.gate")
     {
         true => gate(config, weights, name),
-        false => lfm2::part(weights, name, config.hidden, kernel),
+        false => lfm2::convs::part(weights, name, config.hidden, kernel),
     };
     Ok(decoder::open_recipes(config, parts, stored))
 }
