@@ -70,12 +70,12 @@ impl PackedRows {
     /// What an operation's definition makes of inputs and weights: outputs of these lengths.
     pub(crate) fn reference(
         &self,
-        op: &impl Operation,
-        inputs: &[Buffer],
+        op: &dyn Operation,
+        inputs: &[&Buffer],
         weights: &[Vec<f32>],
         lengths: &[usize],
     ) -> Vec<Vec<f32>> {
-        let inputs: Vec<Vec<f32>> = inputs.iter().map(Buffer::to_f32).collect();
+        let inputs: Vec<Vec<f32>> = inputs.iter().map(|input| input.to_f32()).collect();
         let mut call = ReferenceCall {
             widths: inputs.iter().map(|input| input.len() / self.len()).collect(),
             inputs: inputs.iter().map(Vec::as_slice).collect(),

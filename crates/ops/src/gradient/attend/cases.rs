@@ -11,8 +11,8 @@ use super::tiles::{attend_along, attend_tile_keys, attend_tile_queries};
 use super::{Attend, AttendBackward};
 use crate::Attention;
 use crate::attention::prefill::{PrefillTiling, attention_packed};
-use crate::operation::{Operation, Packed, ReferenceCall};
-use crate::trial::{memory, near, scaled};
+use crate::operation::Operation;
+use crate::trial::{PackedRows, memory, near, scaled};
 use crate::tuned::{HOPPER, NVIDIA};
 
 /// The kernels, their cases and benchmarks.
@@ -74,7 +74,7 @@ fn tile_layers() -> Vec<(&'static [usize], Attention, &'static str)> {
 struct Setting {
     attention: Attention,
     scalar: Scalar,
-    first: Vec<u32>,
+    rows: PackedRows,
     ends: Vec<u32>,
     q: Buffer,
     k: Buffer,
@@ -88,12 +88,9 @@ struct Setting {
 impl Setting {
     fn new(lengths: &[usize], attention: Attention, scalar: Scalar) -> Setting {
         let rows: usize = lengths.iter().sum();
-        let (mut first, mut ends) = (Vec::new(), Vec::new());
-        for &length in lengths {
-            let start = first.len();
-            first.extend(vec![start as u32; length]);
-            ends.extend(vec![(start + length) as u32; length]);
-        }
+        let packed = PackedRows::new(lengths);
+        let end = |(first, length): (&u32, &usize)| vec![first + *length as u32; *length];
+        let ends = packed.starts().iter().zip(lengths).flat_map(end).collect();
         let Attention { heads, kv_heads, head_dim, .. } = attention;
         let sinks = [0.5, -1.0, 2.0];
         let fill = |seed, heads, by| scaled(scalar, seed, rows * heads * head_dim, by);
@@ -108,7 +105,7 @@ impl Setting {
             sinks: if attention.sinks { sinks[..heads].to_vec() } else { Vec::new() },
             attention,
             scalar,
-            first,
+            rows: packed,
             ends,
         };
         let found = setting.call(
@@ -121,28 +118,9 @@ impl Setting {
         setting
     }
 
-    fn rows(&self) -> usize {
-        self.first.len()
-    }
-
     fn call(&self, op: &dyn Operation, inputs: &[&Buffer], outputs: &[usize]) -> Vec<Vec<f32>> {
-        let inputs: Vec<Vec<f32>> = inputs.iter().map(|buffer| buffer.to_f32()).collect();
-        let rows = self.rows();
         let weights = if self.sinks.is_empty() { vec![] } else { vec![self.sinks.clone()] };
-        let mut call = ReferenceCall {
-            widths: inputs.iter().map(|input| input.len() / rows).collect(),
-            inputs: inputs.iter().map(Vec::as_slice).collect(),
-            weights: &weights,
-            outputs: outputs.iter().map(|len| vec![0.0; *len]).collect(),
-            tokens: &[],
-            positions: &[],
-            picks: &[],
-            deltas: Vec::new(),
-            cache: &mut [],
-            packed: Packed { first: &self.first, ..Packed::default() },
-        };
-        op.reference(&mut call);
-        call.outputs
+        self.rows.reference(op, inputs, &weights, outputs)
     }
 
     /// `dq`, `dk`, `dv`.
@@ -169,11 +147,11 @@ impl Setting {
 
     /// The case of the kernel of this number.
     fn case(&self, kernel: usize, why: &str) -> Case {
-        let (rows, scalar, of) = (self.rows(), self.scalar, &self.attention);
+        let (rows, scalar, of) = (self.rows.len(), self.scalar, &self.attention);
         let form = form(of);
         let back = backward_form(of);
         let clone = |all: &[&Buffer]| all.iter().map(|b| (*b).clone()).collect::<Vec<Buffer>>();
-        let (first, ends) = (Buffer::words(&self.first), Buffer::words(&self.ends));
+        let (first, ends) = (Buffer::words(&self.rows.first), Buffer::words(&self.ends));
         let along = Buffer::floats(Scalar::F32, &self.along());
         let (kernel, buffers, expected): (_, Vec<Buffer>, Vec<(usize, Expected)>) = match kernel {
             0 => {
@@ -217,20 +195,12 @@ impl Setting {
 }
 
 impl Setting {
-    /// Where each sequence begins, and the end.
-    fn starts(&self) -> Vec<u32> {
-        let mut starts = self.first.clone();
-        starts.dedup();
-        starts.push(self.rows() as u32);
-        starts
-    }
-
     /// The case of the matrix units' kernel of this number.
     fn tile_case(&self, kernel: usize, why: &str) -> Case {
-        let (rows, scalar, of) = (self.rows(), self.scalar, &self.attention);
+        let (rows, scalar, of) = (self.rows.len(), self.scalar, &self.attention);
         let form = form(of);
         let Attention { heads, kv_heads, head_dim, .. } = *of;
-        let (starts, along) = (self.starts(), Buffer::floats(Scalar::F32, &self.along()));
+        let (starts, along) = (self.rows.starts(), Buffer::floats(Scalar::F32, &self.along()));
         let longest = starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(1);
         let numbers = numbers(of, rows)
             .with("batch", starts.len() as u32 - 1)
@@ -266,10 +236,8 @@ impl Setting {
                 (attend_tile_keys(scalar, backward_form(of)), buffers, expected)
             }
             _ => {
-                let rows = self.first.iter().zip(0u32..);
-                let positions: Vec<u32> = rows.map(|(first, row)| row - first).collect();
                 let mut buffers = clone(&[&self.q, &self.k, &self.v]);
-                buffers.extend([Buffer::words(&positions), starts]);
+                buffers.extend([Buffer::words(&self.rows.positions()), starts]);
                 buffers.extend([self.zeros(&self.q), Buffer::zeros(Scalar::F32, along.len())]);
                 if of.sinks {
                     buffers.push(Buffer::floats(Scalar::F32, &self.sinks));
@@ -317,8 +285,8 @@ fn sink_cases() -> Vec<Case> {
         let sinks = Buffer::floats(Scalar::F32, &setting.sinks);
         Case {
             kernel: attend_sinks().record(),
-            label: format!("{} x {heads}, {why}", setting.rows()),
-            numbers: sink_numbers(setting.rows(), heads),
+            label: format!("{} x {heads}, {why}", setting.rows.len()),
+            numbers: sink_numbers(setting.rows.len(), heads),
             buffers: vec![sinks, setting.lse.clone(), along, Buffer::zeros(Scalar::F32, heads)],
             expected: vec![(3, near(Scalar::F32, &setting.gradients()[3]))],
         }

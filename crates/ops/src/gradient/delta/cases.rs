@@ -141,8 +141,12 @@ impl Worked {
         (0..heads).for_each(|h| worked.head(h));
         let lengths = [rows * net.width(), rows * heads, rows * heads, heads, heads];
         let weights = [worked.decay.clone(), worked.dt.clone()];
-        worked.gradients =
-            worked.rows.reference(&DeltaBackward(net), &worked.inputs, &weights, &lengths);
+        worked.gradients = worked.rows.reference(
+            &DeltaBackward(net),
+            &worked.inputs.each_ref(),
+            &weights,
+            &lengths,
+        );
         worked
     }
 

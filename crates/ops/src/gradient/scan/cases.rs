@@ -155,7 +155,8 @@ impl Worked {
         (0..heads).for_each(|h| worked.head(h));
         let lengths = [rows * of.width(), rows * heads, heads, heads, heads];
         let op = ScanBackward(of);
-        worked.gradients = worked.rows.reference(&op, &worked.inputs, &worked.weights, &lengths);
+        worked.gradients =
+            worked.rows.reference(&op, &worked.inputs.each_ref(), &worked.weights, &lengths);
         worked
     }
 
