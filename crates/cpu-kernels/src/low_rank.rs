@@ -208,8 +208,8 @@ impl Factors {
     /// element of as many rows and columns, with the stride of `y`.
     ///
     /// # Safety
-    /// `y` has a row for each row of `t`, with those columns, and they are not used elsewhere
-    /// meanwhile; so has `residual`, which nobody writes meanwhile.
+    /// `y` and `residual` have a row for each row of `t`, with those columns. During the call nobody
+    /// else uses those of `y`, and nobody writes those of `residual`.
     pub unsafe fn up(
         &self,
         isa: Isa,

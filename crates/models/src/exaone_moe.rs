@@ -46,10 +46,10 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     glm4_moe::guesses(files, &mut raw)?;
     if keys.dialect() == Dialect::Gguf {
-        // Of the blocks that guess tokens ahead it has no layers.
+        // It lists no layers for blocks that guess tokens ahead.
         raw.windows.truncate(raw.layers.value);
     }
-    // What other keys say too, and blocks that guess tokens ahead.
+    // One repeats what other keys say, one is about blocks that guess tokens ahead.
     for key in ["is_moe_layer", "mtp_share_layers"] {
         keys.note(key);
     }

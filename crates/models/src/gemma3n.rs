@@ -108,7 +108,7 @@ fn read(files: &Files<'_>) -> Result<(Config, Plan)> {
         false => files.names.find("blocks.0.laurel.down")?.map_or(1, |down| down.shape[0]),
     };
     keys.size(Key("vocab_size_per_layer_input", ""))?;
-    // Of training, and what Gemma 3 has and this class does not read.
+    // Settings of training, and one of Gemma 3 that this class does not read.
     for key in ["altup_coef_clip", "altup_lr_multiplier", "query_pre_attn_scalar"] {
         keys.note(key);
     }

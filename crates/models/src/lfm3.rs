@@ -6,7 +6,7 @@ use crate::decoder::{self, Layer, Mixer};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
-use crate::rope::{Rotation, Scaling};
+use crate::rope::Scaling;
 use crate::stated::Stated;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Config, Opened, lfm2, llama, scaling};
@@ -66,17 +66,10 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         raw.windows = kinds.iter().map(of).collect();
     }
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
-    let of = |kind, base: f64, usual| -> Result<Rotation> {
-        let usual = Rotation {
-            theta: keys.stated("rope_parameters", base),
-            rotary: None,
-            scaling: keys.stated("rope_parameters", usual),
-        };
-        Ok(scaling::of_kind(files, kind, width.value)?.unwrap_or(usual))
-    };
-    let local = of("sliding_attention", 10_000.0, Scaling::None)?;
+    let of = |kind, usual| scaling::of_kind_or(files, kind, width.value, usual);
+    let local = of("sliding_attention", (10_000.0, Scaling::None))?;
     let half = Scaling::Proportional { part: 0.5, factor: 1.0 };
-    raw.rotation = Some(of("full_attention", 1_000_000.0, half)?);
+    raw.rotation = Some(of("full_attention", (1_000_000.0, half))?);
     let gated = keys.flag(Key("use_attention_gate", ""))?.unwrap_or(true);
     let behind = keys.flag(Key("use_sandwich_norm", ""))?.unwrap_or(true);
     let loaded = raw.loaded;

@@ -4,7 +4,7 @@
 use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
-use crate::rope::{Rotation, Scaling};
+use crate::rope::Scaling;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, deepseek, experts, llama, mixtral, qwen3};
 use crate::{scaling, windows};
@@ -31,7 +31,7 @@ const USUAL: &[(&str, usize)] = &[
     ("num_experts_per_tok", 8),
 ];
 
-/// Of blocks that guess tokens ahead.
+/// Settings of blocks that guess tokens ahead, which are not computed.
 const NOTED: &[&str] =
     &["num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"];
 
@@ -49,14 +49,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         }
     };
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
-    let of = |kind, base: f64| -> Result<Rotation> {
-        let usual = Rotation {
-            theta: keys.stated("rope_parameters", base),
-            rotary: None,
-            scaling: keys.stated("rope_parameters", Scaling::None),
-        };
-        Ok(scaling::of_kind(files, kind, width.value)?.unwrap_or(usual))
-    };
+    let of = |kind, base| scaling::of_kind_or(files, kind, width.value, (base, Scaling::None));
     let local = of("sliding_attention", 10_000.0)?;
     if keys.dialect() == Dialect::HuggingFace {
         raw.rotation = Some(of("full_attention", 500_000.0)?);

@@ -59,6 +59,24 @@ pub(crate) fn of_kind(
     of_object(files, PARAMETERS, Some(&rope), width).map(Some)
 }
 
+/// As [`of_kind`], with the base and the stretching that a class has where nothing is stated.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn of_kind_or(
+    files: &Files<'_>,
+    kind: &'static str,
+    width: usize,
+    (base, scaling): (f64, Scaling),
+) -> Result<Rotation> {
+    let usual = Rotation {
+        theta: files.keys.stated(PARAMETERS, base),
+        rotary: None,
+        scaling: files.keys.stated(PARAMETERS, scaling),
+    };
+    Ok(of_kind(files, kind, width)?.unwrap_or(usual))
+}
+
 /// Reads a rotation from the object under `key`, or beside it.
 fn of_object(
     files: &Files<'_>,

@@ -35,7 +35,7 @@ impl Operation for GaussianTopK {
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
-        reference(call.inputs[0], call.widths[0], self.deviations, &mut call.outputs[0]);
+        self.rows(call.inputs[0], call.widths[0], &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
@@ -55,30 +55,32 @@ impl Operation for GaussianTopK {
 }
 
 impl GaussianTopK {
-    /// One row in place, in f32 but for its sums.
-    pub fn row(&self, x: &mut [f32]) {
+    /// The number beyond which elements of a row stand out from it.
+    fn cutoff(&self, x: &[f32]) -> f64 {
         let count = x.len() as f64;
         let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
         let square = |x: &f32| (f64::from(*x) - mean).powi(2);
-        let deviation = (x.iter().map(square).sum::<f64>() / count).sqrt();
-        let cutoff = (mean + f64::from(self.deviations) * deviation) as f32;
+        let variance = x.iter().map(square).sum::<f64>() / count;
+        mean + f64::from(self.deviations) * variance.sqrt()
+    }
+
+    /// One row in place, in f32 but for its sums.
+    pub fn row(&self, x: &mut [f32]) {
+        let cutoff = self.cutoff(x) as f32;
         x.iter_mut().for_each(|x| *x = (*x - cutoff).max(0.0));
+    }
+
+    /// Rows of `width` elements, in f64.
+    fn rows(&self, x: &[f32], width: usize, y: &mut [f32]) {
+        for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
+            let cutoff = self.cutoff(x);
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = (f64::from(*x) - cutoff).max(0.0) as f32);
+        }
     }
 
     fn numbers(&self, rows: usize, width: usize) -> Numbers {
         let numbers = Numbers::new().with("rows", rows as u32).with("width", width as u32);
         numbers.with_f32("deviations", self.deviations)
-    }
-}
-
-/// What of every row of `width` elements stands out from it, in f64.
-pub fn reference(x: &[f32], width: usize, deviations: f32, y: &mut [f32]) {
-    for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
-        let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / width as f64;
-        let square = |x: &f32| (f64::from(*x) - mean).powi(2);
-        let variance = x.iter().map(square).sum::<f64>() / width as f64;
-        let cutoff = mean + f64::from(deviations) * variance.sqrt();
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = (f64::from(*x) - cutoff).max(0.0) as f32);
     }
 }
 
@@ -131,7 +133,7 @@ fn cases() -> Vec<Case> {
         let case = |(rows, width, op, why): (usize, usize, GaussianTopK, &str)| {
             let x = scaled(scalar, width as u64 + 7, rows * width, 3.0);
             let mut y = vec![0.0; rows * width];
-            reference(&x.to_f32(), width, op.deviations, &mut y);
+            op.rows(&x.to_f32(), width, &mut y);
             // What is left of two numbers that are nearly the same has fewer bits.
             let want = y.into_iter().map(f64::from).collect();
             Case {
@@ -180,10 +182,11 @@ mod tests {
         // Mean 3, deviation 2.
         let x = [1.0, 5.0, 1.0, 5.0];
         let mut y = [0.0; 4];
-        reference(&x, 4, 0.5, &mut y);
+        let op = GaussianTopK { deviations: 0.5 };
+        op.rows(&x, 4, &mut y);
         assert_eq!(y, [0.0, 1.0, 0.0, 1.0]);
         let mut own = x;
-        GaussianTopK { deviations: 0.5 }.row(&mut own);
+        op.row(&mut own);
         assert_eq!(own, y);
     }
 }

@@ -135,8 +135,8 @@ impl Replay<'_> {
         }
     }
 
-    /// The offset at which the residual of a product is found behind it, in this worker's panels:
-    /// that of a copy where the product overwrites it and an adapter's gains need it.
+    /// The offset of a product's residual in this worker's panels, once the product is computed. If
+    /// the product overwrites it and an adapter's gains need it, this copies it first.
     pub(super) fn kept_residual(&self, index: usize, node: &Node, panels: &Range<usize>) -> usize {
         let (own, copy) = (self.offset(node.inputs[1]), self.class.residual);
         if self.class.plan.in_place[index] != Some(1) {

@@ -46,7 +46,7 @@ pub(crate) fn exported(held: &[Weight], canonical: &str) -> Option<Option<(Sourc
     }
     let (_, part) = canonical.split_once(".streams.")?;
     match part {
-        // Of numbers that readers add.
+        // Readers add these numbers themselves.
         "predict.bias" | "correct.bias" => Some(None),
         "predict" | "correct" => Some(find(canonical).map(|weight| {
             let shape = vec![weight.shape[0], parts("streams.made").len() + 1];

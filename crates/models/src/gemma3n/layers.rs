@@ -41,7 +41,7 @@ pub(super) struct Plan {
 }
 
 /// Weights that are not stored as they are used: those of streams, ones for the norms of values, and
-/// the table of inputs, whose first row is that of tokens it has none for.
+/// the table of inputs. Tokens that this table has no row for take its first.
 pub(super) fn stored(
     config: &Config,
     plan: &Plan,

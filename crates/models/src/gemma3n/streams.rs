@@ -39,8 +39,8 @@ pub(super) const NAMES: &[Row] = &[
 
 /// Most streams.
 pub(super) const MOST: usize = ops::mix::MOST;
-/// Columns of the small matrices, with zeros behind those of the streams: devices multiply so many
-/// at once.
+/// Columns of the small matrices: devices multiply eight at once, so that zeros stand behind the
+/// columns of the streams.
 const COLUMNS: usize = MOST;
 /// The least mean square of a stream that it is divided by.
 const FLOOR: f32 = 1e-5;
@@ -124,7 +124,7 @@ fn cut(x: &Tensor, i: usize, width: usize) -> Tensor {
     x.apply(Op::from(part), &[], Vec::new())
 }
 
-/// The columns of `z` behind those of `x`.
+/// Joins two values by columns: `x`, then `z`.
 fn join(x: &Tensor, z: &Tensor) -> Tensor {
     let (count, width) = (x.width(), x.width() + z.width());
     let both = Splice { heads: 1, start: 0, count, shared: false, width };
@@ -224,7 +224,7 @@ impl Streams {
         routed.map(Unary::Tanh).apply(Op::from(pad), &[], Vec::new())
     }
 
-    /// What each stream is likely to be behind the layer.
+    /// Predicts each stream behind the layer from those in front of it.
     pub(super) fn predicted(&self, streams: &Tensor) -> Tensor {
         let by = self.predict.forward(&self.numbers(&self.active(streams)));
         let n = self.count.all;
