@@ -19,8 +19,12 @@ use crate::math::{sigmoid, softplus};
 use crate::operation::{
     ActivationPrecision, CacheUse, CachedWork, Operation, ReferenceCall, Sharding, StateAccess,
 };
-use crate::states::{States, Trial, each_row};
-use crate::sweep::{begin, load, require_vectors, when};
+use crate::recurrence::{
+    COLUMN_LANES, Columns, KEY_LANES, Part, Passes, Piece, Share, StagedRow, StagedRows, over_keys,
+    parts_of_products, products, require_staged,
+};
+use crate::states::{States, Trial};
+use crate::sweep::{load, require_vectors, when};
 use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect};
 
@@ -194,10 +198,6 @@ impl Operation for DeltaNet {
     }
 }
 
-/// Lanes of a simdgroup that share a column, by keys; the others have other columns.
-pub(crate) const KEY_LANES: u32 = 8;
-/// Columns, or pairs of them, that a simdgroup has side by side.
-pub(crate) const COLUMN_LANES: u32 = 32 / KEY_LANES;
 /// The most elements of a query or key: a lane has its share of a column in registers.
 pub const MAX_KEY_DIM: usize = 256;
 
@@ -210,12 +210,15 @@ pub struct DeltaForm {
     /// such vectors.
     pub keys: u8,
     /// Neighbouring columns that a lane has: 2, or 1 where a row of a matrix is no whole number of
-    /// such vectors.
+    /// such vectors; 4 where staged rows fill a GPU so, too.
     pub columns: u8,
-    /// Simdgroups of a group, each with columns of its own.
+    /// Simdgroups of a group that have columns of their own.
     pub simds: u32,
     /// See [`DeltaNet::tiled`].
     pub tiled: bool,
+    /// Whether one more simdgroup brings rows through shared memory, as is faster where a step has
+    /// many.
+    pub staged: bool,
 }
 
 impl DeltaForm {
@@ -240,7 +243,19 @@ impl DeltaForm {
             columns: columns as u8,
             simds: if several { 4 } else { 1 },
             tiled: op.tiled,
+            staged: false,
         })
+    }
+
+    /// The form for steps of many rows, for `op`, whose layer has states of `size` elements. The
+    /// bits of a row are the same.
+    pub fn for_many(self, op: &DeltaNet, size: usize) -> DeltaForm {
+        let columns = Columns::of(op.heads, op.value_dim, self.share(), &[op.start, size]);
+        columns.map_or(self, |columns| self.staged(columns))
+    }
+
+    fn staged(self, Columns { each, simds }: Columns) -> DeltaForm {
+        DeltaForm { columns: each, simds, staged: true, ..self }
     }
 
     /// A lane's share of a query or key.
@@ -248,9 +263,19 @@ impl DeltaForm {
         Share { len: self.key_dim, run: self.keys }
     }
 
+    /// Threads of a group.
+    fn threads(self) -> u32 {
+        32 * (self.simds + u32::from(self.staged))
+    }
+
     /// Columns that a group has.
     fn group(self) -> u32 {
         self.simds * COLUMN_LANES * u32::from(self.columns)
+    }
+
+    /// By what answers are multiplied.
+    fn root(self) -> f32 {
+        1.0 / (self.key_dim as f32).sqrt()
     }
 }
 
@@ -282,7 +307,7 @@ pub fn delta_net(
     form: DeltaForm,
 ) {
     let groups = dim("value_dim").ceil_div(form.group());
-    launch(Mode::Row, [groups, dim("heads"), dim("batch")], 32 * form.simds);
+    launch(Mode::Row, [groups, dim("heads"), dim("batch")], form.threads());
     let values = dim("heads") * dim("value_dim");
     let gates = dim("tokens") * dim("heads");
     require_vectors(&[
@@ -303,11 +328,17 @@ pub fn delta_net(
     let (share, columns) = (form.share(), form.columns);
     let part = Part { share, columns, states, head, heads, width: value_dim, column };
     let lane = Lane { form, key_heads, part };
-    let ask = |row| lane.row(Inputs { qkv, a, b }, row);
-    part.walk(sequence, tokens, y, 2 * share.own() + wide + 2, ask, || {
-        let (decay, dt) = (decay.get(head), dt.get(head));
-        move |matrix, values: &[Val<f32>]| lane.advance(matrix, values, decay, dt)
-    });
+    if form.staged {
+        require_staged(2 * form.key_dim + form.group() + 2);
+        let weights = [decay, dt].map(|weight| weight.get(head));
+        lane.walk_staged(Inputs { qkv, a, b }, weights, [sequence, tokens], y);
+    } else {
+        let ask = |row| lane.row(Inputs { qkv, a, b }, row);
+        part.walk(sequence, tokens, y, 2 * share.own() + wide + 2, ask, || {
+            let (decay, dt) = (decay.get(head), dt.get(head));
+            move |matrix, values: &[Val<f32>]| lane.advance(matrix, values, decay, dt)
+        });
+    }
 }
 
 /// The buffers of rows that a kernel reads.
@@ -316,72 +347,6 @@ struct Inputs {
     qkv: In,
     a: In,
     b: In,
-}
-
-/// The sum over the lanes that share a column.
-#[track_caller]
-pub(crate) fn over_keys(x: Val<f32>) -> Val<f32> {
-    [1, 2, 4].into_iter().fold(x, |x, mask| x + shuffle_xor(x, mask))
-}
-
-/// A lane's share of a vector that the lanes of a column have together: runs of neighbouring
-/// elements, by turns.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Share {
-    /// Elements of the vector.
-    pub(crate) len: u32,
-    /// Elements of a run.
-    pub(crate) run: u8,
-}
-
-impl Share {
-    /// Elements that a lane has.
-    pub(crate) fn own(self) -> u32 {
-        self.len.div_ceil(KEY_LANES * u32::from(self.run)) * u32::from(self.run)
-    }
-
-    /// Calls `f` with the first element of each of the lane's runs, its number in registers, and
-    /// whether it is one.
-    #[track_caller]
-    pub(crate) fn runs(self, mut f: impl FnMut(Val<u32>, u32, Option<Val<bool>>)) {
-        let wide = u32::from(self.run);
-        for run in 0..self.own() / wide {
-            let first = (lane_id() % KEY_LANES + run * KEY_LANES) * wide;
-            let whole = (run + 1) * KEY_LANES * wide <= self.len;
-            f(first, run * wide, (!whole).then(|| Order::lt(first, self.len)));
-        }
-    }
-
-    /// The lane's elements of a vector that begins at `from`; zeros behind the last.
-    #[track_caller]
-    pub(crate) fn load(self, x: In, from: Val<u32>) -> Vec<Val<f32>> {
-        let mut found = Vec::new();
-        self.runs(|first, _, exists| {
-            let first = exists.map_or(first, |exists| select(exists, first, 0u32));
-            let values = load(x, from + first, self.run);
-            let kept = values
-                .into_iter()
-                .map(|value| exists.map_or(value, |exists| select(exists, value, 0.0)));
-            found.extend(kept);
-        });
-        found
-    }
-}
-
-/// The products of the lane's columns of a matrix with a vector, summed over the lanes that share
-/// them: `x` and `matrix` are its shares, `wide` columns side by side.
-#[track_caller]
-pub(crate) fn products(matrix: Regs, x: &[Val<f32>], wide: u32) -> Vec<Val<f32>> {
-    let column = |c: u32| {
-        // Two sums hide the latency of the additions.
-        let mut sums = [0.0f32.val(), 0.0f32.val()];
-        for (i, &x) in (0u32..).zip(x) {
-            let sum = &mut sums[i as usize % 2];
-            *sum = matrix.get(i * wide + c).fma(x, *sum);
-        }
-        over_keys(sums[0] + sums[1])
-    };
-    (0..wide).map(column).collect()
 }
 
 /// The update of a head's matrix by a row.
@@ -396,6 +361,12 @@ pub(crate) struct Correction {
 }
 
 impl Correction {
+    /// By a row's `b`; `length` is the inverse one of its key.
+    #[track_caller]
+    fn new(gate: Val<f32>, b: Val<f32>, length: Val<f32>) -> Correction {
+        Correction { gate, left: gate * length, written: sigmoid(b) * length }
+    }
+
     /// Corrects what the lane's columns say of the key `k`, of which the lane has a share; gives by
     /// how much they missed `v`.
     #[track_caller]
@@ -417,113 +388,6 @@ impl Correction {
     }
 }
 
-/// A lane's part of a head's matrix `[share.len, width]`: its share of the rows, and neighbouring
-/// columns.
-#[derive(Clone, Copy)]
-pub(crate) struct Part {
-    pub(crate) share: Share,
-    /// Neighbouring columns that a lane has.
-    pub(crate) columns: u8,
-    pub(crate) states: States,
-    pub(crate) head: Val<u32>,
-    pub(crate) heads: Val<u32>,
-    /// Columns of a matrix.
-    pub(crate) width: Val<u32>,
-    /// Its first column.
-    pub(crate) column: Val<u32>,
-}
-
-impl Part {
-    /// Moves the matrix over the rows of `sequence`, and writes its columns of `y`
-    /// `[tokens, heads * width]`; idle rows become zeros. `ask` reads the `count` numbers that a
-    /// row has for the lane, `start` gives what moves the matrix by them and answers.
-    #[track_caller]
-    pub(crate) fn walk<A>(
-        &self,
-        sequence: Val<u32>,
-        tokens: Val<u32>,
-        y: Out,
-        count: u32,
-        ask: impl Fn(Val<u32>) -> Vec<Val<f32>>,
-        start: impl FnOnce() -> A,
-    ) where
-        A: Fn(Regs, &[Val<f32>]) -> Vec<Val<f32>>,
-    {
-        let States { positions, block, .. } = self.states;
-        let wide = u32::from(self.columns);
-        let chunk = self.states.chunk(sequence);
-        let matrix = Regs::new(self.share.own() * wide, 0.0);
-        // An earlier step wrote it, before the kernel in front: it is asked for before that is
-        // done.
-        let begins = positions.get(chunk.first.min(tokens - 1u32));
-        let before = Order::lt(chunk.first, chunk.end) & Order::gt(begins, 0u32);
-        when(before, || {
-            self.take_up(matrix, self.states.behind(&chunk, begins.max(1u32) - 1u32));
-        });
-        begin();
-        // A sequence of no rows has an idle row to see to, perhaps.
-        when(chunk.is_empty() & Order::lt(sequence, tokens), || {
-            self.states.when_idle(sequence, || {
-                self.put(y, sequence, &vec![0.0f32.val(); wide as usize]);
-            });
-        });
-        when(Order::lt(chunk.first, chunk.end), || {
-            let advance = start();
-            each_row([chunk.first, chunk.end], false, count, ask, |row, values| {
-                self.put(y, row, &advance(matrix, values));
-                let position = positions.get(row);
-                let last = Order::eq((position + 1u32) % block, 0u32);
-                when(last | Order::eq(row + 1u32, chunk.end), || {
-                    self.leave(matrix, self.states.behind(&chunk, position));
-                });
-            });
-        });
-    }
-
-    /// Calls `f` with the place of each of its vectors of a matrix that is there, and its number in
-    /// registers.
-    #[track_caller]
-    fn places(&self, state: Val<u32>, f: impl Fn(Val<u32>, u32)) {
-        let from = state + self.head * self.share.len * self.width + self.column;
-        let column = Order::lt(self.column, self.width);
-        self.share.runs(|first, number, exists| {
-            when(exists.map_or(column, |exists| exists & column), || {
-                for row in 0..u32::from(self.share.run) {
-                    let at = from + (first + row) * self.width;
-                    f(at, (number + row) * u32::from(self.columns));
-                }
-            });
-        });
-    }
-
-    /// Reads its part of a matrix from a state.
-    #[track_caller]
-    fn take_up(&self, matrix: Regs, state: Val<u32>) {
-        self.places(state, |at, number| {
-            let values = load(self.states.states, at, self.columns);
-            (number..).zip(values).for_each(|(i, value)| matrix.set(i, value));
-        });
-    }
-
-    /// Writes its part of a matrix to a state.
-    #[track_caller]
-    fn leave(&self, matrix: Regs, state: Val<u32>) {
-        let wide = u32::from(self.columns);
-        self.places(state, |at, number| {
-            let values: Vec<Val<f32>> = (number..number + wide).map(|i| matrix.get(i)).collect();
-            self.states.states.set_vec(at, &values);
-        });
-    }
-
-    /// Writes its columns of a row of `y`, which the lanes that share them have alike.
-    #[track_caller]
-    fn put(&self, y: Out, row: Val<u32>, values: &[Val<f32>]) {
-        let own = Order::eq(lane_id() % KEY_LANES, 0u32) & Order::lt(self.column, self.width);
-        let at = (row * self.heads + self.head) * self.width + self.column;
-        when(own, || y.set_vec(at, values));
-    }
-}
-
 /// A lane of a head.
 #[derive(Clone, Copy)]
 struct Lane {
@@ -533,6 +397,13 @@ struct Lane {
 }
 
 impl Lane {
+    /// The head of queries and keys that its head shares.
+    #[track_caller]
+    fn key_head(&self) -> Val<u32> {
+        let Part { head, heads, .. } = self.part;
+        if self.form.tiled { head % self.key_heads } else { head / (heads / self.key_heads) }
+    }
+
     /// The lane's inputs of a row: its elements of the query, of the key and of the values, then
     /// `a` and `b`.
     #[track_caller]
@@ -540,11 +411,7 @@ impl Lane {
         let Part { share, head, heads, width, column, .. } = self.part;
         let (keys, all) = (self.key_heads * self.form.key_dim, heads * width);
         let first = row * (keys * 2u32 + all);
-        let of = match self.form.tiled {
-            true => head % self.key_heads,
-            false => head / (heads / self.key_heads),
-        };
-        let of = first + of * self.form.key_dim;
+        let of = first + self.key_head() * self.form.key_dim;
         let exists = Order::lt(column, width);
         let column = head * width + select(exists, column, 0u32);
         let mut found = share.load(inputs.qkv, of);
@@ -567,16 +434,114 @@ impl Lane {
         let (own, wide) = (self.part.share.own() as usize, u32::from(self.form.columns));
         let ([q, k], rest) = ([&values[..own], &values[own..2 * own]], &values[2 * own..]);
         let (v, a, b) = (&rest[..wide as usize], rest[wide as usize], rest[wide as usize + 1]);
-        let gate = (decay * softplus(a + dt)).exp();
-        let [q_length, k_length] = [q, k].map(|x| {
-            let square = x.iter().fold(0.0f32.val(), |sum, &x| x.fma(x, sum));
-            (over_keys(square) + LENGTH_EPS).rsqrt()
-        });
-        let (left, written) = (gate * k_length, sigmoid(b) * k_length);
-        Correction { gate, left, written }.apply(matrix, k, v);
-        let scale = q_length * (1.0 / (self.form.key_dim as f32).sqrt());
+        let gate = gate(a, decay, dt);
+        let [q_length, k_length] = [q, k].map(inverse_length);
+        Correction::new(gate, b, k_length).apply(matrix, k, v);
+        let scale = q_length * self.form.root();
         products(matrix, q, wide).into_iter().map(|answer| answer * scale).collect()
     }
+
+    /// Walks over rows that come through shared memory.
+    #[track_caller]
+    fn walk_staged(
+        &self,
+        Inputs { qkv, a, b }: Inputs,
+        [decay, dt]: [Val<f32>; 2],
+        step: [Val<u32>; 2],
+        y: Out,
+    ) {
+        let Part { head, heads, width, .. } = self.part;
+        let form = self.form;
+        let keys = self.key_heads * form.key_dim;
+        let row_len = keys * 2u32 + heads * width;
+        let of = self.key_head() * form.key_dim;
+        let first = group_id() * form.group();
+        let gate_at = |row: Val<u32>| row * heads + head;
+        let value_at = |row: Val<u32>| row * row_len + keys * 2u32 + head * width + first;
+        let pieces = [
+            Piece { from: qkv, len: form.key_dim, at: &|row| row * row_len + of },
+            Piece { from: qkv, len: form.key_dim, at: &|row| row * row_len + of + keys },
+            Piece { from: qkv, len: form.group(), at: &value_at },
+            Piece { from: a, len: 1, at: &gate_at },
+            Piece { from: b, len: 1, at: &gate_at },
+        ];
+        // The last simdgroup has no columns.
+        let brings = Order::eq(simd_id(), form.simds);
+        let column = select(brings, width, self.part.column);
+        let part = Part { column, ..self.part };
+        part.walk_staged(step, y, brings, &pieces, &Staged { form, part, first, decay, dt });
+    }
+}
+
+/// What staged rows are passed with.
+struct Staged {
+    form: DeltaForm,
+    part: Part,
+    /// The group's first column.
+    first: Val<u32>,
+    decay: Val<f32>,
+    dt: Val<f32>,
+}
+
+impl Passes for Staged {
+    /// The numbers of a [`Correction`], and by what answers are multiplied.
+    #[track_caller]
+    fn prepare(&self, rows: StagedRows<'_>) {
+        let count = rows.len();
+        for (number, piece) in [(3, 0), (1, 1)] {
+            for done in (0..count).step_by(COLUMN_LANES as usize) {
+                let row = rows.row(lane_id() / KEY_LANES + done);
+                let length = inverse_length(&row.share(piece, self.part.share));
+                let one = Order::eq(lane_id() % KEY_LANES, 0u32);
+                when(one, || row.set_number(number, length));
+            }
+        }
+        simd_barrier();
+        when(Order::lt(lane_id(), count), || {
+            let row = rows.row(lane_id());
+            let gate = gate(row.element(3), self.decay, self.dt);
+            let Correction { gate, left, written } =
+                Correction::new(gate, row.element(4), row.number(1));
+            let scale = row.number(3) * self.form.root();
+            (0..).zip([gate, left, written, scale]).for_each(|(i, x)| row.set_number(i, x));
+        });
+    }
+
+    #[track_caller]
+    fn ask(&self, row: &StagedRow<'_>) -> Vec<Val<f32>> {
+        let Part { share, column, .. } = self.part;
+        let v = row.elements(2, column - self.first, self.form.columns);
+        [row.numbers(4), v, row.share(1, share), row.share(0, share)].concat()
+    }
+
+    #[track_caller]
+    fn advance(&self, matrix: Regs, values: &[Val<f32>]) -> Vec<Val<f32>> {
+        let (numbers, rest) = values.split_at(4);
+        let (v, rest) = rest.split_at(usize::from(self.form.columns));
+        let (k, q) = rest.split_at(rest.len() / 2);
+        let [gate, left, written] = [0, 1, 2].map(|i| numbers[i]);
+        Correction { gate, left, written }.apply(matrix, k, v);
+        parts_of_products(matrix, q, v.len() as u32)
+    }
+
+    #[track_caller]
+    fn answer(&self, row: &StagedRow<'_>, said: Vec<Val<f32>>) -> Vec<Val<f32>> {
+        let scale = row.number(3);
+        said.into_iter().map(|said| said * scale).collect()
+    }
+}
+
+/// The factor by which a matrix decays.
+#[track_caller]
+fn gate(a: Val<f32>, decay: Val<f32>, dt: Val<f32>) -> Val<f32> {
+    (decay * softplus(a + dt)).exp()
+}
+
+/// By what a query or key is multiplied, of which the lanes of a column have shares.
+#[track_caller]
+fn inverse_length(share: &[Val<f32>]) -> Val<f32> {
+    let square = share.iter().fold(0.0f32.val(), |sum, &x| x.fma(x, sum));
+    (over_keys(square) + LENGTH_EPS).rsqrt()
 }
 
 /// The kernel, its cases and benchmarks.
@@ -591,57 +556,74 @@ pub fn numbers(op: &DeltaNet, step: Numbers) -> Numbers {
 }
 
 fn cases() -> Vec<Case> {
-    let case = |(rows, sizes, why): (&[(u32, u32)], [usize; 4], &str)| {
-        let [heads, key_heads, key_dim, value_dim] = sizes;
-        let tiled = heads == 4;
-        let op = DeltaNet { layer: 0, start: 6, heads, key_heads, key_dim, value_dim, tiled };
-        let form = DeltaForm::of(&op, op.start + op.elements() + 2).expect("keys that fit");
-        let trial = Trial::of(rows, op.start + op.elements() + 2);
-        let tokens = rows.len();
-        let qkv = random(Scalar::F32, 1, tokens * op.width());
-        let [a, b] = [2, 3].map(|seed| scaled(Scalar::F32, seed, tokens * heads, 4.0));
-        let decay: Vec<f32> = (0..heads).map(|h| -0.02 - h as f32).collect();
-        let dt = random(Scalar::F32, 4, heads);
-        let states = random(Scalar::F32, 5, trial.elements());
-        let [x, gates, rates, shifts] = [&qkv, &a, &b, &dt].map(Buffer::to_f32);
-        let part = op.start..op.start + op.elements();
-        let (after, y) = trial.walk(&states, part, heads * value_dim, |row, state| {
-            let of = |all: &'_ [f32], width: usize| all[row * width..][..width].to_vec();
-            let (x, a, b) = (of(&x, op.width()), of(&gates, heads), of(&rates, heads));
-            op.position(state, [&x, &a, &b, &decay, &shifts])
-        });
-        let mut buffers = vec![qkv, a, b, Buffer::floats(Scalar::F32, &decay), dt];
-        buffers.extend(trial.buffers());
-        buffers.extend([states, Buffer::zeros(Scalar::F32, tokens * heads * value_dim)]);
-        let near = |values| Expected::Near(values, tolerance(Scalar::F32));
-        Case {
-            kernel: delta_net(form).record(),
-            label: format!("{tokens} x {heads} of {key_dim} x {value_dim}, {why}"),
-            numbers: numbers(&op, trial.numbers()),
-            buffers,
-            expected: vec![(9, near(after)), (10, near(y))],
-        }
-    };
     let chunk = |sequence: u32, positions: std::ops::Range<u32>| -> Vec<(u32, u32)> {
         positions.map(|position| (sequence, position)).collect()
     };
     let all = [chunk(0, 0..2), chunk(1, 30..35), chunk(2, 15..17), chunk(4, 0..2)].concat();
+    let columns = |each, simds| Some(Columns { each, simds });
+    let long = [chunk(0, 0..11), chunk(1, 3..40), chunk(2, 15..17), chunk(4, 0..1)].concat();
     [
-        (&chunk(0, 7..8)[..], [4, 2, 32, 32], "one token, a key for two heads"),
-        (&chunk(1, 0..20), [2, 2, 64, 16], "a prompt over a block's end, small groups"),
-        (&all, [2, 1, 32, 8], "chunks of several sequences, and idle rows"),
-        (&all, [3, 3, 13, 7], "sizes that no vector divides"),
-        (&chunk(3, 16..18), [1, 1, 256, 4], "the longest keys, from a block's end on"),
+        (&chunk(0, 7..8)[..], [4, 2, 32, 32], None, "one token, a key for two heads"),
+        (&chunk(1, 0..20), [2, 2, 64, 16], None, "a prompt over a block's end, small groups"),
+        (&all, [2, 1, 32, 8], None, "chunks of several sequences, and idle rows"),
+        (&all, [3, 3, 13, 7], None, "sizes that no vector divides"),
+        (&chunk(3, 16..18), [1, 1, 256, 4], None, "the longest keys, from a block's end on"),
+        (&chunk(0, 7..8), [4, 2, 32, 64], columns(2, 4), "one token, staged"),
+        (&long, [2, 1, 32, 8], columns(2, 1), "prompts, staged, and an idle row"),
+        (&long, [2, 1, 64, 32], columns(2, 4), "prompts, staged, four simdgroups"),
+        (&long, [1, 1, 256, 16], columns(1, 2), "prompts, staged, the longest keys"),
+        (&long, [4, 2, 32, 32], columns(4, 2), "prompts, staged, four columns a lane"),
     ]
     .into_iter()
-    .map(case)
+    .map(|(rows, sizes, staged, why)| {
+        case((rows, sizes), if staged.is_some() { 8 } else { 6 }, staged, why)
+    })
     .collect()
+}
+
+/// A step of `rows`, `(sequence, position)`, on states whose part begins at `start`.
+fn case(
+    (rows, sizes): (&[(u32, u32)], [usize; 4]),
+    start: usize,
+    staged: Option<Columns>,
+    why: &str,
+) -> Case {
+    let [heads, key_heads, key_dim, value_dim] = sizes;
+    let tiled = heads == 4;
+    let op = DeltaNet { layer: 0, start, heads, key_heads, key_dim, value_dim, tiled };
+    let trial = Trial::of(rows, op.start + op.elements() + start % 4);
+    let form = DeltaForm::of(&op, trial.size).expect("keys that fit");
+    let form = staged.map_or(form, |columns| form.staged(columns));
+    let tokens = rows.len();
+    let qkv = random(Scalar::F32, 1, tokens * op.width());
+    let [a, b] = [2, 3].map(|seed| scaled(Scalar::F32, seed, tokens * heads, 4.0));
+    let decay: Vec<f32> = (0..heads).map(|h| -0.02 - h as f32).collect();
+    let dt = random(Scalar::F32, 4, heads);
+    let states = random(Scalar::F32, 5, trial.elements());
+    let [x, gates, rates, shifts] = [&qkv, &a, &b, &dt].map(Buffer::to_f32);
+    let part = op.start..op.start + op.elements();
+    let (after, y) = trial.walk(&states, part, heads * value_dim, |row, state| {
+        let of = |all: &'_ [f32], width: usize| all[row * width..][..width].to_vec();
+        let (x, a, b) = (of(&x, op.width()), of(&gates, heads), of(&rates, heads));
+        op.position(state, [&x, &a, &b, &decay, &shifts])
+    });
+    let mut buffers = vec![qkv, a, b, Buffer::floats(Scalar::F32, &decay), dt];
+    buffers.extend(trial.buffers());
+    buffers.extend([states, Buffer::zeros(Scalar::F32, tokens * heads * value_dim)]);
+    let near = |values| Expected::Near(values, tolerance(Scalar::F32));
+    Case {
+        kernel: delta_net(form).record(),
+        label: format!("{tokens} x {heads} of {key_dim} x {value_dim}, {why}"),
+        numbers: numbers(&op, trial.numbers()),
+        buffers,
+        expected: vec![(9, near(after)), (10, near(y))],
+    }
 }
 
 fn benches() -> Vec<Bench> {
     let [heads, key_heads, key_dim, value_dim] = [32, 16, 128, 128];
     let op = DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled: false };
-    let bench = |tokens: usize| {
+    let bench = |(tokens, many): (usize, bool)| {
         let trial = Trial::one(tokens, op.elements());
         let noise = |len| Fill::Noise(Scalar::F32, len);
         let gates = tokens * op.heads;
@@ -651,18 +633,38 @@ fn benches() -> Vec<Bench> {
         buffers.extend(trial.buffers().map(Fill::These));
         buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
         buffers.push(Fill::Zeros(Scalar::F32, gates * op.value_dim));
-        let kernel = delta_net(DeltaForm::of(&op, op.elements()).expect("keys that fit"));
+        let form = DeltaForm::of(&op, op.elements()).expect("keys that fit");
+        let kernel = delta_net(if many { form.for_many(&op, op.elements()) } else { form });
         let flops = 7 * (tokens * op.elements()) as u64;
-        let label = format!("{tokens} x 32 of 128 x 128");
+        let how = if many { ", staged" } else { "" };
+        let label = format!("{tokens} x 32 of 128 x 128{how}");
         memory(kernel, &label, numbers(&op, trial.numbers()), buffers, flops)
     };
-    [1, 2048].map(bench).to_vec()
+    [(1, false), (16, false), (16, true), (2048, false), (2048, true)].map(bench).to_vec()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn kernels_agree_with_the_reference() {
         crate::trial::check(super::KERNELS);
+    }
+
+    #[test]
+    fn staged_rows_have_the_bits_of_others() {
+        let rows: Vec<(u32, u32)> = (5..30).map(|position| (1, position)).collect();
+        let run = |staged| {
+            let Case { kernel, numbers, mut buffers, .. } =
+                case((&rows, [2, 1, 64, 32]), 8, staged, "");
+            tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
+            let [.., states, y] = &buffers[..] else { unreachable!("states and answers") };
+            (states.bytes.clone(), y.bytes.clone())
+        };
+        let others = run(None);
+        for (each, simds) in [(1, 4), (2, 1), (2, 2), (4, 2)] {
+            assert!(run(Some(Columns { each, simds })) == others, "{each} columns, {simds}");
+        }
     }
 }

@@ -60,6 +60,7 @@ pub mod xielu;
 pub mod zip;
 
 mod real;
+mod recurrence;
 mod states;
 mod trial;
 

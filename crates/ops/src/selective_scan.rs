@@ -16,13 +16,16 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
-use crate::delta_net::{COLUMN_LANES, KEY_LANES, Part, Share, products};
 use crate::math::softplus;
 use crate::operation::{
     ActivationPrecision, CacheUse, CachedWork, Operation, ReferenceCall, Sharding, StateAccess,
 };
+use crate::recurrence::{
+    COLUMN_LANES, Columns, KEY_LANES, Part, Passes, Piece, Share, StagedRow, StagedRows,
+    parts_of_products, products, require_staged,
+};
 use crate::states::{States, Trial};
-use crate::sweep::{load, require_vectors};
+use crate::sweep::{load, require_vectors, when};
 use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect};
 
@@ -160,10 +163,13 @@ pub struct ScanForm {
     /// such vectors.
     pub run: u8,
     /// Neighbouring columns that a lane has: 2, or 1 where a row of a matrix is no whole number of
-    /// such vectors.
+    /// such vectors; 4 where staged rows fill a GPU so, too.
     pub columns: u8,
-    /// Simdgroups of a group, each with columns of its own.
+    /// Simdgroups of a group that have columns of their own.
     pub simds: u32,
+    /// Whether one more simdgroup brings rows through shared memory, as is faster where a step has
+    /// many.
+    pub staged: bool,
 }
 
 impl ScanForm {
@@ -187,12 +193,29 @@ impl ScanForm {
             run: if fours { 4 } else { 1 },
             columns: columns as u8,
             simds: if several { 4 } else { 1 },
+            staged: false,
         })
+    }
+
+    /// The form for steps of many rows, for `op`, whose layer has states of `size` elements. The
+    /// bits of a row are the same.
+    pub fn for_many(self, op: &SelectiveScan, size: usize) -> ScanForm {
+        let columns = Columns::of(op.heads, op.head_dim, self.share(), &[op.start, size]);
+        columns.map_or(self, |columns| self.staged(columns))
+    }
+
+    fn staged(self, Columns { each, simds }: Columns) -> ScanForm {
+        ScanForm { columns: each, simds, staged: true, ..self }
     }
 
     /// A lane's share of `B` or of `C`.
     fn share(self) -> Share {
         Share { len: self.state, run: self.run }
+    }
+
+    /// Threads of a group.
+    fn threads(self) -> u32 {
+        32 * (self.simds + u32::from(self.staged))
     }
 
     /// Columns that a group has.
@@ -231,7 +254,7 @@ pub fn selective_scan(
     form: ScanForm,
 ) {
     let columns = dim("head_dim").ceil_div(form.group());
-    launch(Mode::Row, [columns, dim("heads"), dim("batch")], 32 * form.simds);
+    launch(Mode::Row, [columns, dim("heads"), dim("batch")], form.threads());
     let all = dim("tokens") * dim("heads");
     let both = dim("groups") * (2 * form.state);
     require_vectors(&[
@@ -252,12 +275,17 @@ pub fn selective_scan(
     let (share, columns) = (form.share(), form.columns);
     let part = Part { share, columns, states, head, heads, width: head_dim, column };
     let inputs = Inputs { xbc, dt };
-    let ask = |row| inputs.row(part, groups, row);
-    part.walk(sequence, tokens, y, 2 * share.own() + wide + 1, ask, || {
-        let (decay, bias, skip) = (decay.get(head), bias.get(head), skip.get(head));
-        let head = HeadWeights { decay, bias, skip, limit: [least, most] };
-        move |matrix, values: &[Val<f32>]| head.advance(matrix, values, wide)
-    });
+    if form.staged {
+        require_staged(2 * form.state + form.group() + 1);
+        let weights = HeadWeights::of(head, [decay, bias, skip], [least, most]);
+        inputs.walk_staged((form, groups), part, weights, [sequence, tokens], y);
+    } else {
+        let ask = |row| inputs.row(part, groups, row);
+        part.walk(sequence, tokens, y, 2 * share.own() + wide + 1, ask, || {
+            let head = HeadWeights::of(head, [decay, bias, skip], [least, most]);
+            move |matrix, values: &[Val<f32>]| head.advance(matrix, values, wide)
+        });
+    }
 }
 
 /// The buffers of rows that a kernel reads.
@@ -283,6 +311,83 @@ impl Inputs {
         found.push(self.dt.get(row * heads + head));
         found
     }
+
+    /// Walks over rows that come through shared memory.
+    #[track_caller]
+    fn walk_staged(
+        self,
+        (form, groups): (ScanForm, Val<u32>),
+        part: Part,
+        weights: HeadWeights,
+        step: [Val<u32>; 2],
+        y: Out,
+    ) {
+        let Part { share, head, heads, width, .. } = part;
+        let (inner, each) = (heads * width, groups * share.len);
+        let row_len = inner + each * 2u32;
+        let b = inner + head / (heads / groups) * share.len;
+        let first = group_id() * form.group();
+        let x_at = |row: Val<u32>| row * row_len + head * width + first;
+        let pieces = [
+            Piece { from: self.xbc, len: share.len, at: &|row| row * row_len + b },
+            Piece { from: self.xbc, len: share.len, at: &|row| row * row_len + b + each },
+            Piece { from: self.xbc, len: form.group(), at: &x_at },
+            Piece { from: self.dt, len: 1, at: &|row| row * heads + head },
+        ];
+        // The last simdgroup has no columns.
+        let brings = Order::eq(simd_id(), form.simds);
+        let part = Part { column: select(brings, width, part.column), ..part };
+        part.walk_staged(step, y, brings, &pieces, &Staged { form, part, first, weights });
+    }
+}
+
+/// What staged rows are passed with.
+struct Staged {
+    form: ScanForm,
+    part: Part,
+    /// The group's first column.
+    first: Val<u32>,
+    weights: HeadWeights,
+}
+
+impl Staged {
+    /// The lane's columns of a row of `x`.
+    #[track_caller]
+    fn x(&self, row: &StagedRow<'_>) -> Vec<Val<f32>> {
+        row.elements(2, self.part.column - self.first, self.form.columns)
+    }
+}
+
+impl Passes for Staged {
+    /// The step, and the factor by which it decays the matrix.
+    #[track_caller]
+    fn prepare(&self, rows: StagedRows<'_>) {
+        when(Order::lt(lane_id(), rows.len()), || {
+            let row = rows.row(lane_id());
+            let rates = self.weights.rates(row.element(3));
+            (0..).zip(rates).for_each(|(i, x)| row.set_number(i, x));
+        });
+    }
+
+    #[track_caller]
+    fn ask(&self, row: &StagedRow<'_>) -> Vec<Val<f32>> {
+        let share = self.part.share;
+        [row.numbers(2), self.x(row), row.share(0, share), row.share(1, share)].concat()
+    }
+
+    #[track_caller]
+    fn advance(&self, matrix: Regs, values: &[Val<f32>]) -> Vec<Val<f32>> {
+        let (rates, rest) = values.split_at(2);
+        let (x, rest) = rest.split_at(usize::from(self.form.columns));
+        let (b, c) = rest.split_at(rest.len() / 2);
+        add(matrix, b, x, [rates[0], rates[1]]);
+        parts_of_products(matrix, c, x.len() as u32)
+    }
+
+    #[track_caller]
+    fn answer(&self, row: &StagedRow<'_>, said: Vec<Val<f32>>) -> Vec<Val<f32>> {
+        self.weights.skipping(&self.x(row), said)
+    }
 }
 
 /// A head's numbers.
@@ -295,6 +400,20 @@ struct HeadWeights {
 }
 
 impl HeadWeights {
+    #[track_caller]
+    fn of(head: Val<u32>, weights: [In; 3], limit: [Val<f32>; 2]) -> HeadWeights {
+        let [decay, bias, skip] = weights.map(|weight| weight.get(head));
+        HeadWeights { decay, bias, skip, limit }
+    }
+
+    /// The step of a row, and the factor by which it decays the matrix.
+    #[track_caller]
+    fn rates(&self, dt: Val<f32>) -> [Val<f32>; 2] {
+        let [least, most] = self.limit;
+        let step = softplus(dt + self.bias).max(least).min(most);
+        [step, (self.decay * step).exp()]
+    }
+
     /// Moves `wide` columns of a matrix on by what [`row`](Inputs::row) gave of a position, and
     /// asks them.
     #[track_caller]
@@ -302,14 +421,22 @@ impl HeadWeights {
         let (rest, dt) = values.split_at(values.len() - 1);
         let (shares, x) = rest.split_at(rest.len() - wide as usize);
         let (b, c) = shares.split_at(shares.len() / 2);
-        let [least, most] = self.limit;
-        let step = softplus(dt[0] + self.bias).max(least).min(most);
-        let gate = (self.decay * step).exp();
-        let written: Vec<Val<f32>> = x.iter().map(|&x| x * step).collect();
-        write(matrix, b, &written, gate);
-        let answers = products(matrix, c, wide).into_iter().zip(x);
-        answers.map(|(answer, &x)| x.fma(self.skip, answer)).collect()
+        add(matrix, b, x, self.rates(dt[0]));
+        self.skipping(x, products(matrix, c, wide))
     }
+
+    /// Adds what skips the matrix to what its columns say.
+    #[track_caller]
+    fn skipping(&self, x: &[Val<f32>], said: Vec<Val<f32>>) -> Vec<Val<f32>> {
+        said.into_iter().zip(x).map(|(said, &x)| x.fma(self.skip, said)).collect()
+    }
+}
+
+/// Moves columns side by side, whose inputs are `x`, on by a lane's share of `B`.
+#[track_caller]
+fn add(matrix: Regs, b: &[Val<f32>], x: &[Val<f32>], [step, gate]: [Val<f32>; 2]) {
+    let written: Vec<Val<f32>> = x.iter().map(|&x| x * step).collect();
+    write(matrix, b, &written, gate);
 }
 
 /// Makes `gate matrix + b written'` of a matrix, of whose columns side by side `written` has an
@@ -338,63 +465,79 @@ pub fn numbers(op: &SelectiveScan, step: Numbers) -> Numbers {
 }
 
 fn cases() -> Vec<Case> {
-    let case = |(rows, sizes, why): (&[(u32, u32)], [usize; 4], &str)| {
-        let [heads, groups, head_dim, state] = sizes;
-        let limit = if groups == 3 { [0.3, 0.9] } else { UNLIMITED };
-        let op = SelectiveScan { layer: 0, start: 6, heads, groups, head_dim, state, limit };
-        let trial = Trial::of(rows, op.start + op.elements() + 2);
-        let form = ScanForm::of(&op, trial.size).expect("states that fit");
-        let tokens = rows.len();
-        let xbc = random(Scalar::F32, 1, tokens * op.width());
-        let dt = scaled(Scalar::F32, 2, tokens * heads, 4.0);
-        let decay: Vec<f32> = (0..heads).map(|h| -0.02 - h as f32).collect();
-        let [bias, skip] = [3, 4].map(|seed| random(Scalar::F32, seed, heads));
-        let states = random(Scalar::F32, 5, trial.elements());
-        let [x, steps, shifts, skips] = [&xbc, &dt, &bias, &skip].map(Buffer::to_f32);
-        let part = op.start..op.start + op.elements();
-        let (after, y) = trial.walk(&states, part, heads * head_dim, |row, state| {
-            let (x, dt) = (&x[row * op.width()..][..op.width()], &steps[row * heads..][..heads]);
-            op.position(state, [x, dt, &decay, &shifts, &skips])
-        });
-        let mut buffers = vec![xbc, dt, Buffer::floats(Scalar::F32, &decay), bias, skip];
-        buffers.extend(trial.buffers());
-        // Not zeros, which idle rows must become: those that have a sequence's number.
-        let y_before = match tokens <= Trial::IDLE as usize + 1 {
-            true => random(Scalar::F32, 6, tokens * heads * head_dim),
-            false => Buffer::zeros(Scalar::F32, tokens * heads * head_dim),
-        };
-        buffers.extend([states, y_before]);
-        let near = |values| Expected::Near(values, tolerance(Scalar::F32));
-        Case {
-            kernel: selective_scan(form).record(),
-            label: format!("{tokens} x {heads} of {state} x {head_dim} by {groups}, {why}"),
-            numbers: numbers(&op, trial.numbers()),
-            buffers,
-            expected: vec![(9, near(after)), (10, near(y))],
-        }
-    };
     let chunk = |sequence: u32, positions: std::ops::Range<u32>| -> Vec<(u32, u32)> {
         positions.map(|position| (sequence, position)).collect()
     };
     let all = [chunk(0, 0..2), chunk(1, 14..19), chunk(2, 15..17), chunk(4, 0..2)].concat();
     let each = [chunk(0, 31..32), chunk(1, 0..1), chunk(2, 5..6), chunk(4, 0..2)].concat();
+    let columns = |each, simds| Some(Columns { each, simds });
+    let long = [chunk(0, 0..11), chunk(1, 3..40), chunk(2, 15..17), chunk(4, 0..1)].concat();
     [
-        (&chunk(0, 7..8)[..], [2, 1, 64, 128], "one token"),
-        (&each, [2, 1, 16, 32], "a token of each of three sequences, and idle rows"),
-        (&chunk(0, 0..1), [2, 2, 32, 256], "the first token, states as wide as any"),
-        (&all, [6, 3, 12, 16], "chunks of several sequences, and bounds that bind"),
-        (&all, [4, 2, 7, 13], "sizes that no vector divides"),
-        (&chunk(1, 30..34), [3, 1, 40, 32], "over a block's end, columns that fill no group"),
+        (&chunk(0, 7..8)[..], [2, 1, 64, 128], None, "one token"),
+        (&each, [2, 1, 16, 32], None, "a token of each of three sequences, and idle rows"),
+        (&chunk(0, 0..1), [2, 2, 32, 256], None, "the first token, states as wide as any"),
+        (&all, [6, 3, 12, 16], None, "chunks of several sequences, and bounds that bind"),
+        (&all, [4, 2, 7, 13], None, "sizes that no vector divides"),
+        (&chunk(1, 30..34), [3, 1, 40, 32], None, "over a block's end, columns that fill no group"),
+        (&long, [6, 3, 16, 32], columns(2, 2), "prompts, staged, and bounds that bind"),
+        (&long, [2, 1, 80, 64], columns(2, 2), "prompts, staged, five groups of columns"),
+        (&chunk(3, 5..20), [1, 1, 32, 256], columns(1, 4), "staged, states as wide as any"),
+        (&long, [2, 1, 64, 32], columns(4, 4), "prompts, staged, four columns a lane"),
     ]
     .into_iter()
-    .map(case)
+    .map(|(rows, sizes, staged, why)| {
+        case((rows, sizes), if staged.is_some() { 8 } else { 6 }, staged, why)
+    })
     .collect()
+}
+
+/// A step of `rows`, `(sequence, position)`, on states whose part begins at `start`.
+fn case(
+    (rows, sizes): (&[(u32, u32)], [usize; 4]),
+    start: usize,
+    staged: Option<Columns>,
+    why: &str,
+) -> Case {
+    let [heads, groups, head_dim, state] = sizes;
+    let limit = if groups == 3 { [0.3, 0.9] } else { UNLIMITED };
+    let op = SelectiveScan { layer: 0, start, heads, groups, head_dim, state, limit };
+    let trial = Trial::of(rows, op.start + op.elements() + start % 4);
+    let form = ScanForm::of(&op, trial.size).expect("states that fit");
+    let form = staged.map_or(form, |columns| form.staged(columns));
+    let tokens = rows.len();
+    let xbc = random(Scalar::F32, 1, tokens * op.width());
+    let dt = scaled(Scalar::F32, 2, tokens * heads, 4.0);
+    let decay: Vec<f32> = (0..heads).map(|h| -0.02 - h as f32).collect();
+    let [bias, skip] = [3, 4].map(|seed| random(Scalar::F32, seed, heads));
+    let states = random(Scalar::F32, 5, trial.elements());
+    let [x, steps, shifts, skips] = [&xbc, &dt, &bias, &skip].map(Buffer::to_f32);
+    let part = op.start..op.start + op.elements();
+    let (after, y) = trial.walk(&states, part, heads * head_dim, |row, state| {
+        let (x, dt) = (&x[row * op.width()..][..op.width()], &steps[row * heads..][..heads]);
+        op.position(state, [x, dt, &decay, &shifts, &skips])
+    });
+    let mut buffers = vec![xbc, dt, Buffer::floats(Scalar::F32, &decay), bias, skip];
+    buffers.extend(trial.buffers());
+    // Not zeros, which idle rows must become: those that have a sequence's number.
+    let y_before = match tokens <= Trial::IDLE as usize + 1 {
+        true => random(Scalar::F32, 6, tokens * heads * head_dim),
+        false => Buffer::zeros(Scalar::F32, tokens * heads * head_dim),
+    };
+    buffers.extend([states, y_before]);
+    let near = |values| Expected::Near(values, tolerance(Scalar::F32));
+    Case {
+        kernel: selective_scan(form).record(),
+        label: format!("{tokens} x {heads} of {state} x {head_dim} by {groups}, {why}"),
+        numbers: numbers(&op, trial.numbers()),
+        buffers,
+        expected: vec![(9, near(after)), (10, near(y))],
+    }
 }
 
 fn benches() -> Vec<Bench> {
     let [heads, groups, head_dim, state] = [128, 8, 64, 128];
     let op = SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit: UNLIMITED };
-    let bench = |tokens: usize| {
+    let bench = |(tokens, many): (usize, bool)| {
         let trial = Trial::one(tokens, op.elements());
         let noise = |len| Fill::Noise(Scalar::F32, len);
         let mut buffers = vec![noise(tokens * op.width()), noise(tokens * heads)];
@@ -402,18 +545,38 @@ fn benches() -> Vec<Bench> {
         buffers.extend(trial.buffers().map(Fill::These));
         buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
         buffers.push(Fill::Zeros(Scalar::F32, tokens * heads * head_dim));
-        let kernel = selective_scan(ScanForm::of(&op, op.elements()).expect("states that fit"));
+        let form = ScanForm::of(&op, op.elements()).expect("states that fit");
+        let kernel = selective_scan(if many { form.for_many(&op, op.elements()) } else { form });
         let flops = 5 * (tokens * op.elements()) as u64;
-        let label = format!("{tokens} x 128 of 128 x 64");
+        let how = if many { ", staged" } else { "" };
+        let label = format!("{tokens} x 128 of 128 x 64{how}");
         memory(kernel, &label, numbers(&op, trial.numbers()), buffers, flops)
     };
-    [1, 2048].map(bench).to_vec()
+    [(1, false), (16, false), (16, true), (2048, false), (2048, true)].map(bench).to_vec()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn kernels_agree_with_the_reference() {
         crate::trial::check(super::KERNELS);
+    }
+
+    #[test]
+    fn staged_rows_have_the_bits_of_others() {
+        let rows: Vec<(u32, u32)> = (5..30).map(|position| (1, position)).collect();
+        let run = |staged| {
+            let Case { kernel, numbers, mut buffers, .. } =
+                case((&rows, [2, 1, 32, 64]), 8, staged, "");
+            tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
+            let [.., states, y] = &buffers[..] else { unreachable!("states and answers") };
+            (states.bytes.clone(), y.bytes.clone())
+        };
+        let others = run(None);
+        for (each, simds) in [(1, 4), (2, 1), (2, 2), (4, 2)] {
+            assert!(run(Some(Columns { each, simds })) == others, "{each} columns, {simds}");
+        }
     }
 }

@@ -9,7 +9,8 @@
 use tile::dsl::*;
 use tile::launch::{Extent, Mode};
 
-use crate::delta_net::{COLUMN_LANES, KEY_LANES, MAX_KEY_DIM, Share};
+use crate::delta_net::MAX_KEY_DIM;
+use crate::recurrence::{COLUMN_LANES, KEY_LANES, Share};
 use crate::sweep::{load, when};
 use formats::{Error, ErrorKind, Result};
 

@@ -3,12 +3,20 @@
 
 use formats::Result;
 use ops::{DeltaNet, SelectiveScan, ShortConv, delta_net, selective_scan, short_conv};
-use program::{BLOCK_TOKENS, ValueId, WeightId};
+use program::{BLOCK_TOKENS, StepKind, ValueId, WeightId};
 use tile::launch::Numbers;
 
 use super::{Recorder, Slot};
 
+/// Rows of a prompt from which on shared memory brings them to walks over matrices.
+const STAGED_ROWS: usize = 16;
+
 impl Recorder<'_> {
+    /// Whether walks over matrices take their rows from shared memory; bits do not depend on it.
+    fn stages(&self) -> bool {
+        self.key.kind == StepKind::Prompt && self.key.tokens >= STAGED_ROWS
+    }
+
     /// The constants and buffers of every kernel that updates a part of a layer's state.
     fn states(&self, layer: usize) -> (Numbers, Vec<(&'static str, Slot)>) {
         let group = self.of.groups[layer];
@@ -57,7 +65,9 @@ impl Recorder<'_> {
         let vectors = ["decay", "dt"].into_iter().zip(weights);
         bound.extend(vectors.map(|(name, &weight)| (name, self.weight(weight))));
         bound.push(("y", self.value(y)));
-        let form = delta_net::DeltaForm::of(op, self.of.program.layers[op.layer].state)?;
+        let size = self.of.program.layers[op.layer].state;
+        let form = delta_net::DeltaForm::of(op, size)?;
+        let form = if self.stages() { form.for_many(op, size) } else { form };
         self.push(delta_net::delta_net(form), delta_net::numbers(op, step), &bound)
     }
 
@@ -74,7 +84,9 @@ impl Recorder<'_> {
         let vectors = ["decay", "bias", "skip"].into_iter().zip(weights);
         bound.extend(vectors.map(|(name, &weight)| (name, self.weight(weight))));
         bound.push(("y", self.value(y)));
-        let form = selective_scan::ScanForm::of(op, self.of.program.layers[op.layer].state)?;
+        let size = self.of.program.layers[op.layer].state;
+        let form = selective_scan::ScanForm::of(op, size)?;
+        let form = if self.stages() { form.for_many(op, size) } else { form };
         self.push(selective_scan::selective_scan(form), selective_scan::numbers(op, step), &bound)
     }
 }

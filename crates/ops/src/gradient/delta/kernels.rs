@@ -28,10 +28,11 @@
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers};
 
-use crate::delta_net::{Correction, DeltaNet, LENGTH_EPS, over_keys, products};
+use crate::delta_net::{Correction, DeltaNet, LENGTH_EPS};
 use crate::gradient::matrices::{Lane, PackedForm, blocks, heads, key_head};
 use crate::gradient::products::sums_of_rows;
 use crate::math::{sigmoid, softplus};
+use crate::recurrence::{over_keys, products};
 use crate::states::each_row;
 use crate::sweep::{begin, load, require_lengths, require_vectors, when};
 use formats::Result;

@@ -30,10 +30,10 @@ use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers};
 
 use crate::SelectiveScan;
-use crate::delta_net::{over_keys, products};
 use crate::gradient::matrices::{Lane, PackedForm, blocks, heads, key_head};
 use crate::gradient::products::sums_of_rows;
 use crate::math::{sigmoid, softplus};
+use crate::recurrence::{over_keys, products};
 use crate::selective_scan::write;
 use crate::states::each_row;
 use crate::sweep::{begin, load, require_lengths, require_vectors, when};
