@@ -149,6 +149,20 @@ fn both_dialects_of_config_agree() {
     assert!(seen >= 1);
 }
 
+#[test]
+fn what_stands_around_states_is_fused() {
+    for (case, block) in [
+        ("qwen3.5", ["project", "short_conv", "delta_net", "gated_norm", "linear_add"]),
+        ("mamba2", ["project", "short_conv", "selective_scan", "gated_norm", "linear_add"]),
+    ] {
+        let path = testing::models().join(case);
+        let model = delft_models::load(&Tensors::open(&path).unwrap(), &options()).unwrap();
+        let fused = fuse(&model.record(false).unwrap());
+        let names: Vec<&str> = fused.nodes.iter().map(|node| node.op.name()).collect();
+        assert!(names.windows(block.len()).any(|names| names == block), "{case}: {fused}");
+    }
+}
+
 /// A model that runs must not be refused before its weights are there.
 #[test]
 fn a_configuration_is_judged_without_weights_as_with_them() {

@@ -54,7 +54,7 @@ impl GatedDeltaNet {
         } = options;
         let mut net =
             ops::DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled };
-        let mut conv = ShortConv { layer: 0, start: 0, width: net.width(), kernel };
+        let mut conv = ShortConv::new(net.width(), kernel);
         net.start = conv.elements();
         conv.layer = builder.cache_layer(CacheLayer::carried(net.start + net.elements()));
         net.layer = conv.layer;

@@ -22,7 +22,7 @@ impl GatedConv {
     /// # Errors
     /// Weights that are missing, or of another shape.
     pub fn new(builder: &Builder<'_>, name: &str, hidden: usize, kernel: usize) -> Result<Self> {
-        let mut conv = ShortConv { layer: 0, start: 0, width: hidden, kernel };
+        let mut conv = ShortConv::new(hidden, kernel);
         conv.layer = builder.cache_layer(CacheLayer::carried(conv.elements()));
         let linear = |part: &str| {
             Projection::new(builder, &format!("{name}.{part}"), [hidden, hidden], Bias::Never)

@@ -76,7 +76,7 @@ impl Mamba {
     pub fn new(builder: &Builder<'_>, name: &str, options: &MambaOptions) -> Result<Self> {
         let &MambaOptions { hidden, heads, groups, head_dim, state, kernel, limit, .. } = options;
         let mut scan = SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit };
-        let mut conv = ShortConv { layer: 0, start: 0, width: scan.width(), kernel };
+        let mut conv = ShortConv::new(scan.width(), kernel);
         scan.start = conv.elements();
         conv.layer = builder.cache_layer(CacheLayer::carried(scan.start + scan.elements()));
         scan.layer = conv.layer;

@@ -13,7 +13,7 @@ use crate::{Shape, alike, arity, real, sweep};
 use formats::Result;
 
 /// `gate, up -> f(gate) up`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Gated(pub Unary);
 
 impl Operation for Gated {

@@ -1,6 +1,6 @@
 //! The gated RMS norm behind a state space (Dao & Gu 2024): rows are multiplied with `silu(gate)`
-//! and normed by groups of neighbouring columns, each with weights of its own:
-//! `y = rms_norm(x silu(gate)) weight`; or normed first: `y = rms_norm(x) weight silu(gate)`.
+//! and normed by groups of neighbouring columns: `y = rms_norm(x silu(gate)) weight`; or normed
+//! first, as behind a delta net: `y = rms_norm(x) weight silu(gate)`.
 
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
@@ -14,7 +14,8 @@ use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Op, Shape, Unary, alike, arity, expect, real};
 use formats::Result;
 
-/// `gate[rows, width], x[rows, width]; weight[width] -> [rows, width]`.
+/// `gate[rows, width], x[rows, width]; weight[width] -> [rows, width]`; or `weight[width / groups]`,
+/// which all groups share, and which gradients do not have.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct GatedNorm {
     /// Added to the mean square.
@@ -34,15 +35,17 @@ impl Operation for GatedNorm {
         arity("gated_norm", inputs, 2, weights, &[1])?;
         alike("gated_norm", inputs)?;
         let width = inputs[0].width;
-        expect("gated_norm", "norm weight", weights[0], &[width])?;
         let rest = if self.groups == 0 { width } else { width % self.groups };
         expect("gated_norm", "width modulo groups", &[rest], &[0])?;
+        if weights[0] != [width / self.groups] {
+            expect("gated_norm", "norm weight", weights[0], &[width])?;
+        }
         Ok(vec![inputs[0]])
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         let [gate, x] = [call.inputs[0], call.inputs[1]];
-        reference(self, gate, x, &call.weights[0], &mut call.outputs[0]);
+        reference(self, call.widths[0], [gate, x], &call.weights[0], &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
@@ -54,6 +57,8 @@ impl Operation for GatedNorm {
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
+        let weights = to.weight(0).map_or(to.width(X), |weight| weight[0]);
+        let own = self.own_groups(to.width(X), weights);
         let width = to.width(X) / self.groups;
         let rows = to.rows(X) * self.groups;
         let kernel = gated_norm(to.scalar(X), team(width), self.norm_first);
@@ -63,7 +68,7 @@ impl Operation for GatedNorm {
             ("weight", Bound::Weight(0)),
             ("y", Bound::Value(Y)),
         ];
-        to.push(kernel, numbers(rows, self.groups, width, self.eps), &bound)?;
+        to.push(kernel, numbers(rows, own, width, self.eps), &bound)?;
         Ok(true)
     }
 
@@ -98,9 +103,17 @@ impl Operation for GatedNorm {
     }
 }
 
-/// The gated norm of rows as wide as `weight`, in f64.
-fn reference(op: &GatedNorm, gate: &[f32], x: &[f32], weight: &[f32], y: &mut [f32]) {
-    let each = weight.len() / op.groups;
+impl GatedNorm {
+    /// Groups that have weights of their own, of rows of `width` elements: all, or 1 if they share
+    /// the `weights` elements.
+    pub fn own_groups(&self, width: usize, weights: usize) -> usize {
+        weights / (width / self.groups)
+    }
+}
+
+/// The gated norm of rows of `width` elements, in f64.
+fn reference(op: &GatedNorm, width: usize, [gate, x]: [&[f32]; 2], weight: &[f32], y: &mut [f32]) {
+    let each = width / op.groups;
     let weights = weight.chunks_exact(each).cycle();
     let rows = gate.chunks_exact(each).zip(x.chunks_exact(each)).zip(y.chunks_exact_mut(each));
     for (((gate, x), y), weight) in rows.zip(weights) {
@@ -117,7 +130,8 @@ fn reference(op: &GatedNorm, gate: &[f32], x: &[f32], weight: &[f32], y: &mut [f
     }
 }
 
-/// The numbers of a launch over `rows` groups of `width` elements, of which `groups` are a row.
+/// The numbers of a launch over `rows` groups of `width` elements, `groups` of which, one behind the
+/// other, have weights of their own.
 pub fn numbers(rows: usize, groups: usize, width: usize, eps: f32) -> Numbers {
     Numbers::new()
         .with("rows", rows as u32)
@@ -207,17 +221,20 @@ const EPS: f32 = 1e-5;
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {
         let case = |(rows, groups, width, norm_first, why): (usize, usize, usize, bool, &str)| {
+            let own = if why.contains("shared") { 1 } else { groups };
             let op = GatedNorm { eps: EPS, groups, norm_first };
             let n = rows * groups * width;
             let gate = scaled(scalar, n as u64 * 3 + 1, n, 4.0);
             let x = scaled(scalar, n as u64 * 3 + 2, n, 3.0);
-            let weight = random(Scalar::F32, n as u64 * 3 + 3, groups * width);
+            let weight = random(Scalar::F32, n as u64 * 3 + 3, own * width);
             let mut y = vec![0.0; n];
-            reference(&op, &gate.to_f32(), &x.to_f32(), &weight.to_f32(), &mut y);
+            let inputs = [&gate, &x].map(Buffer::to_f32);
+            let inputs = inputs.each_ref().map(Vec::as_slice);
+            reference(&op, groups * width, inputs, &weight.to_f32(), &mut y);
             Case {
                 kernel: gated_norm(scalar, team(width), norm_first).record(),
                 label: format!("{rows} x {groups} of {width} {scalar}, {why}"),
-                numbers: numbers(rows * groups, groups, width, EPS),
+                numbers: numbers(rows * groups, own, width, EPS),
                 buffers: vec![gate, x, weight, Buffer::zeros(scalar, n)],
                 expected: vec![(3, near(scalar, &y))],
             }
@@ -229,6 +246,8 @@ fn cases() -> Vec<Case> {
             (5, 3, 20, true, "groups that fill no simdgroup, the norm first"),
             (2, 2, 1024, false, "wide groups"),
             (1, 2, 5, false, "less than two vectors"),
+            (3, 4, 128, true, "shared weights, the norm first"),
+            (2, 3, 20, false, "shared weights of groups that fill no simdgroup"),
         ]
         .into_iter()
         .map(case)

@@ -76,6 +76,7 @@ pub use embed::Embed;
 pub use exchange::Exchange;
 pub use experts::Experts;
 pub use gate_up::GateUp;
+pub use gated::Gated;
 pub use gated_norm::GatedNorm;
 pub use gaussian_top_k::GaussianTopK;
 pub use gradient::Gradient;
@@ -232,6 +233,8 @@ operations! {
     /// `xbc, dt; decay[heads], bias[heads], skip[heads] -> y`: a selective state space, which
     /// carries a matrix for each head. See [`selective_scan`].
     SelectiveScan(SelectiveScan),
+    /// `gate, up -> f(gate) up`. See [`gated`].
+    Gated(Gated),
     /// `gate, x; weight[width] -> y`: an RMS norm by groups behind or in front of a gate. See
     /// [`gated_norm`].
     GatedNorm(GatedNorm),

@@ -1,6 +1,7 @@
 //! A short causal convolution, each element by itself:
-//! `y[p, i] = bias[i] + sum_j taps[j, i] x[p - kernel + 1 + j, i]`, where `x` is 0 in front of the
-//! sequence, and the bias optional. The state that it carries are the last `kernel - 1` rows of `x`.
+//! `y[p, i] = f(bias[i] + sum_j taps[j, i] x[p - kernel + 1 + j, i])`, where `x` is 0 in front of
+//! the sequence, and the bias and `f` are optional. The state that it carries are the last
+//! `kernel - 1` rows of `x`.
 
 use formats::{Error, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
@@ -13,7 +14,7 @@ use crate::operation::{
 use crate::states::{Chunk, States, Trial};
 use crate::sweep::{begin, load, require_vectors, when};
 use crate::trial::{memory, random};
-use crate::{Shape, arity, expect};
+use crate::{Shape, Unary, arity, expect, real};
 
 /// `x[tokens, width]; taps[kernel * width], (bias[width]) -> [tokens, width]`; the last `width` taps
 /// weigh the row itself.
@@ -28,9 +29,20 @@ pub struct ShortConv {
     pub width: usize,
     /// Rows that are mixed, the row itself among them: at least 2.
     pub kernel: usize,
+    /// What is made of each sum. Gradients have none: it is an operation of its own there.
+    pub activation: Option<Unary>,
 }
 
 impl ShortConv {
+    /// Of rows of `width` elements, `kernel` of which are mixed, whose layer is set later.
+    pub fn new(width: usize, kernel: usize) -> ShortConv {
+        ShortConv { layer: 0, start: 0, width, kernel, activation: None }
+    }
+
+    fn activate(&self, sum: f64) -> f64 {
+        self.activation.map_or(sum, |f| f.apply(sum))
+    }
+
     /// Elements of its part of the state.
     pub fn elements(&self) -> usize {
         self.kernel.saturating_sub(1) * self.width
@@ -67,7 +79,7 @@ impl Operation for ShortConv {
                 };
                 let sum: f64 = (0..self.kernel).filter_map(tap).sum();
                 let bias = call.weights.get(1).map_or(0.0, |bias| f64::from(bias[i]));
-                call.outputs[0][t * width + i] = (sum + bias) as f32;
+                call.outputs[0][t * width + i] = self.activate(sum + bias) as f32;
             }
         }
     }
@@ -97,13 +109,15 @@ pub struct ConvForm {
     pub lanes: u8,
     /// Whether there is a bias.
     pub biased: bool,
+    /// See [`ShortConv::activation`].
+    pub activation: Option<Unary>,
 }
 
 impl ConvForm {
     /// For rows of `op`, whose layer has states of `size` elements.
     pub fn of(op: &ShortConv, biased: bool, size: usize) -> ConvForm {
         let whole = [op.width, op.start, size].iter().all(|n| n.is_multiple_of(4));
-        ConvForm { lanes: if whole { 4 } else { 1 }, biased }
+        ConvForm { lanes: if whole { 4 } else { 1 }, biased, activation: op.activation }
     }
 }
 
@@ -132,7 +146,7 @@ pub fn short_conv(
     mixed: Const<u32>,
     form: ConvForm,
 ) {
-    let lanes = form.lanes;
+    let ConvForm { lanes, activation, .. } = form;
     let columns = THREADS * u32::from(lanes);
     launch(Mode::Row, [dim("tokens"), dim("width").ceil_div(columns), fixed(1)], THREADS);
     let rows = dim("tokens") * dim("width");
@@ -148,7 +162,7 @@ pub fn short_conv(
     let states = States { states, positions, sequences, starts, table, stride, block, size, start };
     let (row, column) = (group_id(), group_id_of(1) * columns + thread_id() * u32::from(lanes));
     let chunk = states.chunk(sequences.get(row));
-    let columns = Columns { x, taps, bias, y, states, width, mixed, column, lanes };
+    let columns = Columns { x, taps, bias, y, states, width, mixed, column, lanes, activation };
     when(Order::lt(column, width), || {
         let zeros = || columns.put(row, &vec![0.0f32.val(); usize::from(lanes)]);
         let rows = || {
@@ -176,6 +190,7 @@ struct Columns {
     mixed: Val<u32>,
     column: Val<u32>,
     lanes: u8,
+    activation: Option<Unary>,
 }
 
 impl Columns {
@@ -190,7 +205,8 @@ impl Columns {
         self.y.set_vec(row * self.width + self.column, values);
     }
 
-    /// The bias and the taps times the rows that `of` finds, in the order of positions.
+    /// What is made of the bias and the taps times the rows that `of` finds, in the order of
+    /// positions.
     #[track_caller]
     fn sum(&self, of: impl Fn(Val<u32>) -> Vec<Val<f32>>) -> Vec<Val<f32>> {
         let sums = Regs::new(u32::from(self.lanes), 0.0);
@@ -204,7 +220,8 @@ impl Columns {
                 sums.set(i, x.fma(tap, sums.get(i)));
             }
         });
-        (0..u32::from(self.lanes)).map(|i| sums.get(i)).collect()
+        let activate = |sum| self.activation.map_or(sum, |f| real::unary(f, sum));
+        (0..u32::from(self.lanes)).map(|i| activate(sums.get(i))).collect()
     }
 
     /// The rows of a chunk that see what was carried, and the states behind the chunk.
@@ -255,7 +272,8 @@ pub(crate) const KERNELS: &[Spec] = &[Spec { name: "short_conv", cases, benches 
 
 fn cases() -> Vec<Case> {
     let case = |(rows, width, kernel, why): (&[(u32, u32)], usize, usize, &str)| {
-        let op = ShortConv { layer: 0, start: 4, width, kernel };
+        let activation = why.contains("activation").then_some(Unary::Silu);
+        let op = ShortConv { start: 4, activation, ..ShortConv::new(width, kernel) };
         let biased = why.contains("bias");
         let trial = Trial::of(rows, op.start + op.elements() + 4);
         let x = random(Scalar::F32, 1, rows.len() * width);
@@ -271,7 +289,7 @@ fn cases() -> Vec<Case> {
                 let terms = weights.iter().zip(state.iter()).map(|(tap, x)| tap * x).enumerate();
                 terms.for_each(|(at, term)| y[at % width] += term);
                 state.drain(..width);
-                y
+                y.into_iter().map(|sum| op.activate(sum)).collect()
             });
         let mut buffers = vec![x, taps];
         buffers.extend(trial.buffers());
@@ -299,6 +317,8 @@ fn cases() -> Vec<Case> {
         (&chunk(1, 16..19), 4, 2, "one row carried, from a block's end on"),
         (&all, 12, 4, "chunks and idle rows, with a bias"),
         (&chunk(0, 7..9), 7, 4, "a bias that no vector divides"),
+        (&all, 12, 4, "chunks and idle rows, with an activation"),
+        (&all, 7, 3, "a bias and an activation"),
     ]
     .into_iter()
     .map(case)
@@ -313,7 +333,7 @@ pub fn numbers(op: &ShortConv, step: Numbers) -> Numbers {
 }
 
 fn benches() -> Vec<Bench> {
-    let op = ShortConv { layer: 0, start: 0, width: 8192, kernel: 4 };
+    let op = ShortConv::new(8192, 4);
     let bench = |tokens: usize| {
         let trial = Trial::one(tokens, op.elements());
         let n = tokens * op.width;

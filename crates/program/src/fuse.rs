@@ -1,11 +1,15 @@
 //! Fusion: a norm with the projections that share it, SwiGLU's gate, residual additions, and the
-//! norms, rotations and cache write of q, k and v; for GPUs, experts with what is added to them; for
+//! norms, rotations and cache write of q, k and v, a short convolution with its activation, the norm
+//! of each head with its gate, other gates; for GPUs, experts with what is added to them; for
 //! training, gates and sums of products. Each rule removes passes over activations; none changes a
 //! result beyond rounding.
 
 use crate::{Node, Program, ValueId};
-use ops::gradient::{Gated, Gradient, LinearBackwardAdd};
-use ops::{Binary, GateUp, KvWrite, LinearAdd, Map, Op, Project, RmsNorm, RopeWrite, Unary, Zip};
+use ops::gradient::{Gradient, LinearBackwardAdd};
+use ops::{
+    Binary, GateUp, Gated, GatedNorm, KvWrite, LinearAdd, Map, Op, Project, RmsNorm, RopeWrite,
+    ShortConv, Unary, Zip,
+};
 
 /// Rewrites a Program with fused operations. Values that are results or traced keep their meaning.
 pub fn fuse(program: &Program) -> Program {
@@ -14,10 +18,13 @@ pub fn fuse(program: &Program) -> Program {
     gate_up(&mut fused);
     sums(&mut fused, |node| matches!(node.op, Op::Linear(_)).then(|| Op::from(LinearAdd)));
     rope_write(&mut fused);
+    activated(&mut fused);
+    gated_norms(&mut fused);
+    fuse_gates(&mut fused);
     fused
 }
 
-/// Rewrites a Program to be trained with gates as one operation each, so that no activation of a
+/// Rewrites a Program with gates as one operation each: to be trained, so that no activation of a
 /// gate is kept for its gradient.
 pub fn fuse_gates(program: &mut Program) {
     let mut at = 0;
@@ -219,6 +226,70 @@ fn sums(program: &mut Program, fused: impl Fn(&Node) -> Option<Op>) {
             at += 1;
         }
     }
+}
+
+/// `map(short_conv(x))`.
+fn activated(program: &mut Program) {
+    let mut at = 0;
+    while at < program.nodes.len() {
+        match activated_at(program, at) {
+            Some((conv, node)) => rewrite(program, at, node, &[conv]),
+            None => at += 1,
+        }
+    }
+}
+
+/// The convolution whose results the `map` at `at` takes, and the node that is both.
+fn activated_at(program: &Program, at: usize) -> Option<(usize, Node)> {
+    let Op::Map(Map(act)) = program.nodes[at].op else { return None };
+    let conv = single(program, program.nodes[at].inputs[0])?;
+    let Op::ShortConv(op @ ShortConv { activation: None, .. }) = program.nodes[conv].op else {
+        return None;
+    };
+    let op = Op::from(ShortConv { activation: Some(act), ..op });
+    let outputs = program.nodes[at].outputs.clone();
+    Some((conv, Node { op, outputs, ..program.nodes[conv].clone() }))
+}
+
+/// `mul(rms_norm(x), silu(gate))`, either way round.
+fn gated_norms(program: &mut Program) {
+    let mut at = 0;
+    while at < program.nodes.len() {
+        match gated_norm_at(program, at) {
+            Some((node, gone)) => {
+                rewrite(program, at, node, &gone);
+                at = 0;
+            }
+            None => at += 1,
+        }
+    }
+}
+
+/// The norm and the activation whose product is the `mul` at `at`, and the node that is all three.
+fn gated_norm_at(program: &Program, at: usize) -> Option<(Node, [usize; 2])> {
+    let mul = &program.nodes[at];
+    if !matches!(mul.op, Op::Zip(Zip(Binary::Mul))) {
+        return None;
+    }
+    let [a, b] = [mul.inputs[0], mul.inputs[1]];
+    [(a, b), (b, a)].into_iter().find_map(|(normed, gate)| {
+        let (norm, map) = (single(program, normed)?, single(program, gate)?);
+        let [norm_node, map_node] = [norm, map].map(|at| &program.nodes[at]);
+        let (Op::RmsNorm(RmsNorm { eps }), Op::Map(Map(Unary::Silu))) =
+            (&norm_node.op, &map_node.op)
+        else {
+            return None;
+        };
+        let weight = program.weights[norm_node.weights[0].0].shape.iter().product::<usize>();
+        let groups = program.shape(normed).width / weight.max(1);
+        let node = Node {
+            op: Op::from(GatedNorm { eps: *eps, groups, norm_first: true }),
+            inputs: vec![map_node.inputs[0], norm_node.inputs[0]],
+            weights: norm_node.weights.clone(),
+            outputs: mul.outputs.clone(),
+        };
+        Some((node, [norm, map]))
+    })
 }
 
 /// A rotated operand: its source value, its optional norm, and the nodes that fusion removes.

@@ -5,6 +5,7 @@
 use super::replay::Replay;
 use super::state::{Cache, States};
 use cpu_kernels::delta::{self, COLUMNS, Head};
+use cpu_kernels::math;
 use cpu_kernels::matmul::ROWS;
 use cpu_kernels::scan;
 use cpu_kernels::team::Worker;
@@ -93,6 +94,9 @@ impl Replay<'_> {
                         for ((y, x), tap) in y.iter_mut().zip(x).zip(taps) {
                             *y += tap * x;
                         }
+                    }
+                    if let Some(f) = op.activation {
+                        math::map_in_place(self.loaded.isa, f, y);
                     }
                 }
                 // Copying in ascending order never overwrites a row that is still to be read.

@@ -15,7 +15,7 @@ use cpu_kernels::math;
 use cpu_kernels::matmul::{Matrix, ROWS, Scratch};
 use cpu_kernels::team::{SharedSlice, Team, Worker};
 use ops::embed::Index;
-use ops::{Embed, LayerNorm, Map, Op, RmsNorm, Rows, Scale, Unary, Zip};
+use ops::{Embed, Gated, LayerNorm, Map, Op, RmsNorm, Rows, Scale, Unary, Zip};
 use program::{Node, Step, ValueId, WeightId};
 use std::ops::Range;
 
@@ -159,6 +159,16 @@ impl Replay<'_> {
                 };
                 math::zip_in_place(isa, *f, y, b);
             }
+            Op::Gated(Gated(f)) => {
+                let range = self.elements(node, rows, worker);
+                self.copy_unless_in_place(index, node, 0, range.clone());
+                // SAFETY: each worker has its own elements; the second operand is only read.
+                let (y, up) = unsafe {
+                    let y = self.floats(self.offset(node.outputs[0]), range.clone());
+                    (y, self.floats(self.offset(node.inputs[1]), range))
+                };
+                math::gate_in_place(isa, *f, y, up);
+            }
             Op::Map(Map(f)) => math::map_in_place(isa, *f, self.own(index, node, rows, worker)),
             Op::Xielu(op) => {
                 let [a, b] = [0, 1].map(|i| self.vector(node.weights[i]));
@@ -211,7 +221,8 @@ impl Replay<'_> {
                     (y, self.floats(self.offset(node.inputs[1]), range.clone()))
                 };
                 self.copy_unless_in_place(index, node, 0, range);
-                let (weight, groups) = (self.vector(node.weights[0]), op.groups);
+                let weight = self.vector(node.weights[0]);
+                let groups = op.own_groups(width, weight.len());
                 math::gated_norm_in_place(isa, y, x, weight, groups, op.eps, op.norm_first);
             }
             Op::Select(_) => {

@@ -143,7 +143,7 @@ fn carried() -> Result<Program> {
     let net =
         ops::DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled: true };
     let (width, start) = (net.width(), net.elements());
-    let conv = ops::ShortConv { layer: 0, start, width, kernel: 3 };
+    let conv = ops::ShortConv { start, ..ops::ShortConv::new(width, 3) };
     let (table, places) = (w("table", &[VOCAB, HIDDEN]), w("positions", &[PLACES, HIDDEN]));
     let [qkv, a, b] = [("qkv", width), ("a", net.heads), ("b", net.heads)]
         .map(|(name, out)| w(name, &[out, HIDDEN]));
@@ -160,10 +160,9 @@ fn carried() -> Result<Program> {
         limit: [0.1, 2.0],
     };
     let biased = ops::ShortConv {
-        layer: 0,
         start: scan.start + scan.elements(),
-        width: scan.width(),
-        kernel: 4,
+        activation: Some(Unary::Silu),
+        ..ops::ShortConv::new(scan.width(), 4)
     };
     let (xbc, scan_dt) = (w("xbc", &[scan.width(), HIDDEN]), w("scan_dt", &[heads, HIDDEN]));
     let [scan_decay, scan_bias, skip] =
@@ -204,7 +203,7 @@ fn attended_and_carried() -> Result<Program> {
     let [o, down] = [("o", wide), ("down", columns)].map(|(name, from)| w(name, &[HIDDEN, from]));
     let head = w("head", &[VOCAB, HIDDEN]);
     let layer = builder.cache_layer(CacheLayer::keys_values(KV_HEADS, HEAD_DIM, None));
-    let mut conv = ops::ShortConv { layer: 0, start: 0, width: columns, kernel: 3 };
+    let mut conv = ops::ShortConv::new(columns, 3);
     conv.layer = builder.cache_layer(CacheLayer::carried(conv.elements()));
     let step = ForwardPass::new(builder.program(), true);
     let embed =

@@ -14,7 +14,7 @@ use crate::sweep::{
 };
 use crate::trial::{every_float, memory, near, random, rows_of};
 use crate::{Op, Rows, Shape, ShortConv, arity, expect};
-use formats::Result;
+use formats::{Error, Result};
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
@@ -81,6 +81,13 @@ impl Operation for PackedConv {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
+        if let Some(f) = self.0.activation {
+            return Err(Error::new(
+                self.name(),
+                "no activation, which is a node of its own",
+                f.name(),
+            ));
+        }
         self.0.infer(inputs, weights)
     }
 
@@ -293,7 +300,7 @@ pub(crate) const KERNELS: &[Spec] = &[
 
 fn tap_cases() -> Vec<Case> {
     let case = |scalar: Scalar, (width, kernel): (usize, usize), why: &str| {
-        let of = ShortConv { layer: 0, start: 0, width, kernel };
+        let of = ShortConv::new(width, kernel);
         let first: Vec<u32> = [vec![0; 40], vec![40; 2], vec![42; 5]].concat();
         let positions: Vec<u32> = (0u32..).zip(&first).map(|(t, first)| t - first).collect();
         let n = first.len() * width;
@@ -319,7 +326,7 @@ fn tap_cases() -> Vec<Case> {
 
 fn tap_benches() -> Vec<Bench> {
     every_float(|scalar| {
-        let of = ShortConv { layer: 0, start: 0, width: 4096, kernel: 4 };
+        let of = ShortConv::new(4096, 4);
         let rows = rows_of(scalar, of.width);
         let n = rows * of.width;
         let positions = Buffer::words(&(0..rows as u32).collect::<Vec<u32>>());
@@ -336,7 +343,7 @@ fn tap_benches() -> Vec<Bench> {
 
 fn cases() -> Vec<Case> {
     let case = |scalar: Scalar, form: [bool; 2], (width, kernel): (usize, usize), why: &str| {
-        let ([turned, biased], of) = (form, ShortConv { layer: 0, start: 0, width, kernel });
+        let ([turned, biased], of) = (form, ShortConv::new(width, kernel));
         // The second sequence is shorter than the kernel.
         let first: Vec<u32> = [vec![0; 7], vec![7; 2], vec![9; 5]].concat();
         let positions: Vec<u32> = (0u32..).zip(&first).map(|(t, first)| t - first).collect();
@@ -384,7 +391,7 @@ fn cases() -> Vec<Case> {
 
 fn benches() -> Vec<Bench> {
     every_float(|scalar| {
-        let of = ShortConv { layer: 0, start: 0, width: 4096, kernel: 4 };
+        let of = ShortConv::new(4096, 4);
         let rows = rows_of(scalar, of.width);
         let n = rows * of.width;
         let positions = Buffer::words(&(0..rows as u32).collect::<Vec<u32>>());

@@ -114,6 +114,7 @@ impl Operation for GatedNormBackward {
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity(self.name(), inputs, 3, weights, &[1])?;
+        expect(self.name(), "norm weight", weights[0], &[inputs[0].width])?;
         let y = self.of.infer(&inputs[..2], weights)?;
         alike(self.name(), &[y[0], inputs[2]])?;
         let dweight = Shape { rows: Rows::Fixed(1), width: y[0].width };

@@ -42,8 +42,6 @@ pub use scan::{PackedScan, ScanBackward, ScanTangent};
 pub use tangents::{AttendTangent, NormTangent};
 pub use xielu::{XieluBackward, XieluSums, XieluTangent};
 
-pub use crate::gated::Gated;
-
 pub(crate) use products::{linear_jvp, linear_vjp};
 
 use crate::operation::{Launches, Operation, ReferenceCall, Sharding};
@@ -203,7 +201,7 @@ pub fn trains(op: &Op) -> bool {
         Op::Rope(_) | Op::Select(_) => true,
         Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) | Op::Xielu(_) => true,
         Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
-        Op::Experts(_) | Op::GatedNorm(_) => true,
+        Op::Experts(_) | Op::Gated(_) | Op::GatedNorm(_) => true,
         Op::Gradient(op) => !matches!(
             op,
             Gradient::NormTangent(_)
@@ -278,9 +276,7 @@ gradients! {
     XieluSums,
     /// `x; a, da -> dy` of one of [`Xielu`](crate::Xielu)'s numbers.
     XieluTangent,
-    /// `gate, up -> f(gate) up`.
-    Gated,
-    /// `gate, up, dy -> dgate` of [`Gated`].
+    /// `gate, up, dy -> dgate` of [`Gated`](crate::Gated).
     GatedBackward,
     /// `x, dy; weight -> dx, (dweight)`.
     RmsNormBackward,

@@ -191,6 +191,11 @@ impl Run<'_> {
                     op.row(row(node.inputs[0], t), z.map(|z| row(*z, t)), y);
                 }
             }),
+            Op::Gated(op) => self.pieces(index, node, 0, &|y, range| {
+                math::map_in_place(isa, op.0, y);
+                // SAFETY: the second operand is only read.
+                self.times(y, unsafe { &self.read(node.inputs[1])[range] });
+            }),
             Op::GatedNorm(op) => {
                 let weight = self.weights.vector(node.weights[0]);
                 self.rows_of(index, node, 0, &|y, rows| {
@@ -254,11 +259,6 @@ impl Run<'_> {
                     }
                 });
             }
-            Gradient::Gated(op) => self.pieces(index, node, 0, &|y, range| {
-                math::map_in_place(self.of.isa, op.0, y);
-                // SAFETY: the second operand is only read.
-                self.times(y, unsafe { &self.read(inputs[1])[range] });
-            }),
             Gradient::GatedBackward(op) => self.pieces(index, node, 2, &|dy, range| {
                 // SAFETY: the other operands are only read.
                 let [gate, up] = [0, 1].map(|i| unsafe { &self.read(inputs[i])[range.clone()] });

@@ -6,11 +6,11 @@ use delft_train::{Batch, Precision};
 use formats::{Source, Tensors};
 use ops::embed::Index;
 use ops::experts::{Experts, Gate, Odds, Routing};
-use ops::gradient::{Attend, CrossEntropy, Gated, PackedConv, PackedDelta, PackedScan};
+use ops::gradient::{Attend, CrossEntropy, PackedConv, PackedDelta, PackedScan};
 use ops::{
-    Attention, Binary, DeltaNet, Embed, GatedNorm, GroupLimit, LayerNorm, Linear, LinearAdd, Map,
-    Op, RmsNorm, Rope, Scale, ScaleColumns, ScaleRows, Select, SelectiveScan, Shape, ShortConv,
-    Splice, Stretch, Unary, Xielu, Zip,
+    Attention, Binary, DeltaNet, Embed, Gated, GatedNorm, GroupLimit, LayerNorm, Linear, LinearAdd,
+    Map, Op, RmsNorm, Rope, Scale, ScaleColumns, ScaleRows, Select, SelectiveScan, Shape,
+    ShortConv, Splice, Stretch, Unary, Xielu, Zip,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -340,7 +340,7 @@ fn convolutions() {
         let x = built.rows(width);
         let mut weights = vec![built.weight(&[kernel * width])];
         weights.extend(biased.then(|| built.weight(&[width])));
-        let conv = ShortConv { layer: 0, start: 0, width, kernel };
+        let conv = ShortConv::new(width, kernel);
         let y = built.push(PackedConv(conv), &[x], weights)[0];
         prove("packed_short_conv", &built.finish(y));
     }
