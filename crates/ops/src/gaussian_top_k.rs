@@ -11,6 +11,9 @@ use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
 use tile::dsl::*;
 use tile::launch::Numbers;
 
+use crate::gradient::{
+    Forward, GaussianTopKBackward, GaussianTopKTangent, Reverse, Wrt, give, one,
+};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{RowThreads, begin, lanes, load, require_vectors};
 use crate::trial::{every_float, memory, rows_of, scaled};
@@ -52,36 +55,83 @@ impl Operation for GaussianTopK {
         to.push(gaussian_top_k(to.scalar(X)), numbers, &bound)?;
         Ok(true)
     }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let (Some(dy), x) = (at.cotangent(0), at.input(0)) else { return Ok(()) };
+        give(at, Wrt::Input(0), |at| one(at, GaussianTopKBackward(*self), &[x, dy], &[]))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let (Some(dx), x) = (at.tangent(0), at.input(0)) else { return Ok(()) };
+        let dy = one(at, GaussianTopKTangent(*self), &[x, dx], &[])?;
+        at.add(0, dy)
+    }
+}
+
+/// A row's mean and standard deviation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Statistics {
+    pub(crate) mean: f64,
+    pub(crate) deviation: f64,
 }
 
 impl GaussianTopK {
-    /// The number beyond which elements of a row stand out from it.
-    fn cutoff(&self, x: &[f32]) -> f64 {
+    /// The mean and the deviation of a row.
+    pub(crate) fn statistics(self, x: &[f32]) -> Statistics {
         let count = x.len() as f64;
         let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
         let square = |x: &f32| (f64::from(*x) - mean).powi(2);
         let variance = x.iter().map(square).sum::<f64>() / count;
-        mean + f64::from(self.deviations) * variance.sqrt()
+        Statistics { mean, deviation: variance.sqrt() }
+    }
+
+    /// The number beyond which elements of a row stand out from it.
+    pub(crate) fn cutoff(self, of: Statistics) -> f64 {
+        of.mean + f64::from(self.deviations) * of.deviation
     }
 
     /// One row in place, in f32 but for its sums.
     pub fn row(&self, x: &mut [f32]) {
-        let cutoff = self.cutoff(x) as f32;
+        let cutoff = self.cutoff(self.statistics(x)) as f32;
         x.iter_mut().for_each(|x| *x = (*x - cutoff).max(0.0));
     }
 
     /// Rows of `width` elements, in f64.
     fn rows(&self, x: &[f32], width: usize, y: &mut [f32]) {
         for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {
-            let cutoff = self.cutoff(x);
+            let cutoff = self.cutoff(self.statistics(x));
             y.iter_mut().zip(x).for_each(|(y, x)| *y = (f64::from(*x) - cutoff).max(0.0) as f32);
         }
     }
 
-    fn numbers(&self, rows: usize, width: usize) -> Numbers {
+    /// The numbers of a launch.
+    pub(crate) fn numbers(&self, rows: usize, width: usize) -> Numbers {
         let numbers = Numbers::new().with("rows", rows as u32).with("width", width as u32);
         numbers.with_f32("deviations", self.deviations)
     }
+}
+
+/// The mean and the deviation of the team's row, which begins at `first` and has `width` elements.
+#[track_caller]
+pub(crate) fn statistics(
+    team: RowThreads,
+    x: In,
+    (first, width): (Val<u32>, Val<u32>),
+    lanes: u8,
+) -> [Val<f32>; 2] {
+    let reduce = |f: &dyn Fn(Val<f32>, Val<f32>) -> Val<f32>| {
+        let sum = Var::new(0.0);
+        team.sweep(width, lanes, |at, lanes| {
+            let loaded: Vec<_> = at.iter().map(|&i| load(x, first + i, lanes)).collect();
+            for v in loaded.into_iter().flatten() {
+                sum.set(f(sum.get(), v));
+            }
+        });
+        team.sum(sum.get()) / width.f32()
+    };
+    let mean = reduce(&|sum, v| sum + v);
+    let variance = reduce(&|sum, v| (v - mean).fma(v - mean, sum));
+    [mean, variance.sqrt()]
 }
 
 /// What of rows of `width` elements stands out from them, on the device.
@@ -100,19 +150,8 @@ pub fn gaussian_top_k(
     begin();
     let first = group_id() * width;
     let lanes = lanes(scalar);
-    let reduce = |f: &dyn Fn(Val<f32>, Val<f32>) -> Val<f32>| {
-        let sum = Var::new(0.0);
-        team.sweep(width, lanes, |at, lanes| {
-            let loaded: Vec<_> = at.iter().map(|&i| load(x, first + i, lanes)).collect();
-            for v in loaded.into_iter().flatten() {
-                sum.set(f(sum.get(), v));
-            }
-        });
-        team.sum(sum.get()) / width.f32()
-    };
-    let mean = reduce(&|sum, v| sum + v);
-    let variance = reduce(&|sum, v| (v - mean).fma(v - mean, sum));
-    let cutoff = mean + variance.sqrt() * deviations;
+    let [mean, deviation] = statistics(team, x, (first, width), lanes);
+    let cutoff = mean + deviation * deviations;
     team.sweep(width, lanes, |at, lanes| {
         let loaded: Vec<_> = at.iter().map(|&i| load(x, first + i, lanes)).collect();
         for (&i, x) in at.iter().zip(loaded) {
@@ -126,7 +165,7 @@ pub fn gaussian_top_k(
 pub(crate) const KERNELS: &[Spec] = &[Spec { name: "gaussian_top_k", cases, benches }];
 
 /// Gemma 3n's: one element of twenty stands out.
-const USUAL: GaussianTopK = GaussianTopK { deviations: 1.644_853_6 };
+pub(crate) const USUAL: GaussianTopK = GaussianTopK { deviations: 1.644_853_6 };
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {

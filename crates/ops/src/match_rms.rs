@@ -9,11 +9,12 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
+use crate::gradient::{Forward, MatchRmsBackward, MatchRmsTangent, Reverse, Wrt, give, one, zeros};
 use crate::linear::holds;
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
 use crate::trial::{every_float, memory, near, scaled};
-use crate::{Shape, arity, expect};
+use crate::{Op, Shape, arity, expect};
 use formats::{Error, Result};
 
 /// `x[rows, groups * width], like[rows, width] -> [rows, groups * width]`.
@@ -66,6 +67,25 @@ impl Operation for MatchRms {
         to.push(match_rms(to.scalar(X)), numbers, &bound)?;
         Ok(true)
     }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let operands = [at.input(0), at.input(1), dy];
+        let found = at.record(Op::from(MatchRmsBackward(*self)), &operands, &[])?;
+        let all = [Wrt::Input(0), Wrt::Input(1)].into_iter().zip(found);
+        all.into_iter().try_for_each(|(of, cotangent)| give(at, of, |_| Ok(cotangent)))
+    }
+
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let inputs = [at.input(0), at.input(1)];
+        let mut operands = inputs.to_vec();
+        for (i, input) in inputs.into_iter().enumerate() {
+            let tangent = at.tangent(i);
+            operands.push(tangent.map_or_else(|| zeros(at, input), Ok)?);
+        }
+        let dy = one(at, MatchRmsTangent(*self), &operands, &[])?;
+        at.add(0, dy)
+    }
 }
 
 impl MatchRms {
@@ -81,7 +101,8 @@ impl MatchRms {
         }
     }
 
-    fn numbers(&self, rows: usize, groups: usize, width: usize) -> Numbers {
+    /// The numbers of a launch.
+    pub(crate) fn numbers(&self, rows: usize, groups: usize, width: usize) -> Numbers {
         Numbers::new()
             .with("rows", rows as u32)
             .with("groups", groups as u32)
@@ -125,7 +146,7 @@ pub fn match_rms(
 pub(crate) const KERNELS: &[Spec] = &[Spec { name: "match_rms", cases, benches }];
 
 /// Gemma 3n's.
-const USUAL: MatchRms = MatchRms { floor: 1e-5 };
+pub(crate) const USUAL: MatchRms = MatchRms { floor: 1e-5 };
 
 fn cases() -> Vec<Case> {
     fn of(scalar: Scalar) -> Vec<Case> {

@@ -9,11 +9,12 @@ use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
+use crate::gradient::{Forward, MixBackward, Reverse, Wrt, give, one};
 use crate::linear::holds;
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
 use crate::trial::{every_float, memory, near, random};
-use crate::{Shape, arity, expect};
+use crate::{Op, Shape, arity, expect};
 use formats::{Error, Result};
 
 /// `x[rows, from * any], c[rows, to * from] -> [rows, to * any]`.
@@ -71,6 +72,26 @@ impl Operation for Mix {
         to.push(mix(to.scalar(X), to.scalar(C), *self), numbers, &bound)?;
         Ok(true)
     }
+
+    fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
+        let Some(dy) = at.cotangent(0) else { return Ok(()) };
+        let operands = [at.input(0), at.input(1), dy];
+        let found = at.record(Op::from(MixBackward(*self)), &operands, &[])?;
+        let all = [Wrt::Input(0), Wrt::Input(1)].into_iter().zip(found);
+        all.into_iter().try_for_each(|(of, cotangent)| give(at, of, |_| Ok(cotangent)))
+    }
+
+    /// It is linear in both of its operands.
+    fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
+        let (x, c) = (at.input(0), at.input(1));
+        if let Some(dx) = at.tangent(0) {
+            let dy = one(at, *self, &[dx, c], &[])?;
+            at.add(0, dy)?;
+        }
+        let Some(dc) = at.tangent(1) else { return Ok(()) };
+        let dy = one(at, *self, &[x, dc], &[])?;
+        at.add(0, dy)
+    }
 }
 
 impl Mix {
@@ -102,7 +123,8 @@ impl Mix {
     }
 }
 
-fn numbers(rows: usize, width: usize) -> Numbers {
+/// The numbers of a launch over streams of `width` elements.
+pub(crate) fn numbers(rows: usize, width: usize) -> Numbers {
     Numbers::new().with("rows", rows as u32).with("width", width as u32)
 }
 

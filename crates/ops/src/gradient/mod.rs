@@ -15,9 +15,12 @@ pub mod elements;
 pub mod experts;
 pub mod gains;
 pub mod gated_norm;
+pub mod gaussian_top_k;
 pub mod limits;
+pub mod match_rms;
 pub mod matmul;
 pub mod matrices;
+pub mod mix;
 pub mod norms;
 pub mod products;
 pub mod rows;
@@ -34,7 +37,10 @@ pub use elements::{Filled, GatedBackward, MapBackward};
 pub use experts::{AdaptedExperts, AdaptedExpertsBackward, ExpertFactors};
 pub use experts::{ExpertsBackward, ExpertsTangent, Shares};
 pub use gated_norm::{GatedNormBackward, GatedNormTangent};
+pub use gaussian_top_k::{GaussianTopKBackward, GaussianTopKTangent};
 pub use limits::LimitSlopes;
+pub use match_rms::{MatchRmsBackward, MatchRmsTangent};
+pub use mix::MixBackward;
 pub use norms::{LayerNormBackward, RmsNormBackward};
 pub use products::{LinearBackward, LinearBackwardAdd, Outer, SumColumns, SumRows};
 pub use rows::{Gathered, Spread};
@@ -202,6 +208,7 @@ pub fn trains(op: &Op) -> bool {
         Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) | Op::Xielu(_) => true,
         Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
         Op::Experts(_) | Op::Gated(_) | Op::GatedNorm(_) => true,
+        Op::Mix(_) | Op::MatchRms(_) | Op::GaussianTopK(_) => true,
         Op::Gradient(op) => !matches!(
             op,
             Gradient::NormTangent(_)
@@ -209,6 +216,8 @@ pub fn trains(op: &Op) -> bool {
                 | Gradient::DeltaTangent(_)
                 | Gradient::ExpertsTangent(_)
                 | Gradient::GatedNormTangent(_)
+                | Gradient::GaussianTopKTangent(_)
+                | Gradient::MatchRmsTangent(_)
                 | Gradient::ScanTangent(_)
                 | Gradient::XieluTangent(_)
                 | Gradient::LimitSlopes(LimitSlopes { tangent: true, .. })
@@ -262,6 +271,12 @@ gradients! {
     ScanBackward,
     /// `gate, x, dy; weight -> dgate, dx, (dweight)`.
     GatedNormBackward,
+    /// `x, c, dy -> dx, dc` of [`Mix`](crate::Mix).
+    MixBackward,
+    /// `x, like, dy -> dx, dlike` of [`MatchRms`](crate::MatchRms).
+    MatchRmsBackward,
+    /// `x, dy -> dx` of [`GaussianTopK`](crate::GaussianTopK).
+    GaussianTopKBackward,
     /// `x; head, (bias) -> losses, (dx), (dhead), (dbias)`: the cross-entropy of a linear head, in
     /// chunks of rows.
     CrossEntropy,
@@ -318,6 +333,10 @@ gradients! {
     ScanTangent,
     /// `gate, x, dgate, dx; weight, (dweight) -> dy`.
     GatedNormTangent,
+    /// `x, like, dx, dlike -> dy`.
+    MatchRmsTangent,
+    /// `x, dx -> dy`.
+    GaussianTopKTangent,
     /// `x, scores, dx, dscores; gate, up, down, (their biases), (factors), (tangents of weights) ->
     /// dy`.
     ExpertsTangent,
@@ -361,7 +380,7 @@ impl Operation for Gradient {
 mod tests {
     use super::*;
     use crate::operation::Packed;
-    use crate::{GatedNorm, SelectiveScan, Xielu};
+    use crate::{GatedNorm, GaussianTopK, MatchRms, Mix, SelectiveScan, Xielu};
 
     /// The first row of each row's sequence.
     const FIRST: [u32; 7] = [0, 0, 0, 0, 4, 4, 4];
@@ -505,6 +524,32 @@ mod tests {
                 let all = [inputs.as_slice(), &[dy.to_vec()]].concat();
                 run(&GatedNormBackward { of, weight: true }, &all, &weights)
             });
+        }
+    }
+
+    /// The gradients of an operation without weights that `backward` computes.
+    fn prove_rows(op: &dyn Operation, backward: &dyn Operation, inputs: &[Vec<f32>]) {
+        prove(op, inputs, &[], |dy| run(backward, &[inputs, &[dy.to_vec()]].concat(), &[]));
+    }
+
+    #[test]
+    fn streams_against_differences() {
+        for (from, to) in [(4, 4), (1, 3), (3, 2)] {
+            let of = Mix { from, to };
+            prove_rows(&of, &MixBackward(of), &[noise(1, 7 * 5 * from), noise(2, 7 * to * from)]);
+        }
+        // The mean squares are 0.33: above this floor for some groups, below for others.
+        for floor in [1e-5, 0.3] {
+            let of = MatchRms { floor };
+            prove_rows(&of, &MatchRmsBackward(of), &[noise(1, 7 * 3 * 5), noise(2, 7 * 5)]);
+        }
+    }
+
+    #[test]
+    fn what_stands_out_against_differences() {
+        for deviations in [-0.5, 0.2, 1.0] {
+            let of = GaussianTopK { deviations };
+            prove_rows(&of, &GaussianTopKBackward(of), &[noise(1, 7 * 12)]);
         }
     }
 

@@ -27,6 +27,27 @@ fn powers(isa: Isa, x: &mut [f32], f: impl Fn(&mut f32, f32)) {
 }
 
 impl Run<'_> {
+    /// A row of an input, which no thread writes.
+    fn row(&self, input: ValueId, t: usize) -> &[f32] {
+        let width = self.width(input);
+        // SAFETY: inputs are only read.
+        unsafe { &self.read(input)[t * width..][..width] }
+    }
+
+    /// Calls `f` with a row's inputs, all of the same rows, and its two outputs.
+    fn in_pairs(&self, node: &Node, f: impl Fn([&[f32]; 3], [&mut [f32]; 2]) + Sync) {
+        self.each(self.rows(node.outputs[0]), 16, &|rows, _| {
+            for t in rows {
+                let to = [0, 1].map(|i| {
+                    let (output, width) = (node.outputs[i], self.width(node.outputs[i]));
+                    // SAFETY: rows are disjoint.
+                    unsafe { self.part(output, t * width..(t + 1) * width) }
+                });
+                f([0, 1, 2].map(|i| self.row(node.inputs[i], t)), to);
+            }
+        });
+    }
+
     /// Copies an input to the first output, unless it is there.
     pub(super) fn copy(&self, index: usize, node: &Node, input: usize) {
         if self.plan.in_place[index] == Some(input) {
@@ -181,14 +202,9 @@ impl Run<'_> {
                 });
             }
             Op::Splice(op) => self.by_rows(to, &|y, rows| {
-                let row = |input: ValueId, t: usize| {
-                    let width = self.width(input);
-                    // SAFETY: the inputs are only read.
-                    unsafe { &self.read(input)[t * width..][..width] }
-                };
                 let z = node.inputs.get(1);
                 for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
-                    op.row(row(node.inputs[0], t), z.map(|z| row(*z, t)), y);
+                    op.row(self.row(node.inputs[0], t), z.map(|z| self.row(*z, t)), y);
                 }
             }),
             Op::Gated(op) => self.pieces(index, node, 0, &|y, range| {
@@ -205,6 +221,19 @@ impl Run<'_> {
                     math::gated_norm_in_place(isa, y, x, weight, op.groups, op.eps, op.norm_first);
                 });
             }
+            Op::Mix(op) => self.by_rows(to, &|y, rows| {
+                for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
+                    op.row(self.row(node.inputs[0], t), self.row(node.inputs[1], t), y);
+                }
+            }),
+            Op::MatchRms(op) => self.rows_of(index, node, 0, &|y, rows| {
+                for (t, y) in rows.zip(y.chunks_exact_mut(width)) {
+                    op.row(y, self.row(node.inputs[1], t));
+                }
+            }),
+            Op::GaussianTopK(op) => self.rows_of(index, node, 0, &|y, _| {
+                y.chunks_exact_mut(width).for_each(|y| op.row(y));
+            }),
             Op::GroupLimit(op) => self.by_rows(to, &|y, rows| {
                 // SAFETY: the input is only read.
                 let x = unsafe { self.read(node.inputs[0]) };
@@ -271,6 +300,13 @@ impl Run<'_> {
             Gradient::LayerNormBackward(op) => {
                 self.norm_backward(index, node, (op.eps, true), node.weights[0]);
             }
+            Gradient::MixBackward(op) => self.in_pairs(node, |of, to| op.row(of, to)),
+            Gradient::MatchRmsBackward(op) => self.in_pairs(node, |of, to| op.row(of, to)),
+            Gradient::GaussianTopKBackward(op) => self.rows_of(index, node, 1, &|dy, rows| {
+                for (t, dy) in rows.zip(dy.chunks_exact_mut(width)) {
+                    op.row(self.row(inputs[0], t), dy);
+                }
+            }),
             Gradient::SumColumns(_) => {
                 let wide = self.width(inputs[0]);
                 self.by_rows(to, &|y, rows| {

@@ -8,9 +8,9 @@ use ops::embed::Index;
 use ops::experts::{Experts, Gate, Odds, Routing};
 use ops::gradient::{Attend, CrossEntropy, PackedConv, PackedDelta, PackedScan};
 use ops::{
-    Attention, Binary, DeltaNet, Embed, Gated, GatedNorm, GroupLimit, LayerNorm, Linear, LinearAdd,
-    Map, Op, RmsNorm, Rope, Scale, ScaleColumns, ScaleRows, Select, SelectiveScan, Shape,
-    ShortConv, Splice, Stretch, Unary, Xielu, Zip,
+    Attention, Binary, DeltaNet, Embed, Gated, GatedNorm, GaussianTopK, GroupLimit, LayerNorm,
+    Linear, LinearAdd, Map, MatchRms, Mix, Op, RmsNorm, Rope, Scale, ScaleColumns, ScaleRows,
+    Select, SelectiveScan, Shape, ShortConv, Splice, Stretch, Unary, Xielu, Zip,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -389,6 +389,30 @@ fn gated_norms() {
         let weight = built.weight(&[12]);
         let y = built.push(norm, &[gate, x], vec![weight])[0];
         prove(&format!("{norm:?}"), &built.finish(y));
+    }
+}
+
+/// Streams that are summed, made as long as others, and cut to what stands out.
+#[test]
+fn streams() {
+    for (from, to) in [(4, 4), (1, 4), (5, 2)] {
+        let mut built = Built::new();
+        let (x, c) = (built.rows(6 * from), built.rows(to * from));
+        let y = built.push(Mix { from, to }, &[x, c], Vec::new())[0];
+        prove(&format!("{from} into {to}"), &built.finish(y));
+    }
+    // The last of the floors is above all mean squares.
+    for floor in [1e-5, 1.0, 100.0] {
+        let mut built = Built::new();
+        let (x, like) = (built.rows(12), built.rows(4));
+        let y = built.push(MatchRms { floor }, &[x, like], Vec::new())[0];
+        prove(&format!("a floor of {floor}"), &built.finish(y));
+    }
+    for deviations in [-0.5, 0.3, 1.2] {
+        let mut built = Built::new();
+        let x = built.rows(17);
+        let y = built.push(GaussianTopK { deviations }, &[x], Vec::new())[0];
+        prove(&format!("{deviations} deviations"), &built.finish(y));
     }
 }
 
