@@ -60,6 +60,7 @@ class Case:
 
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+GATED = ATTENTION + ["gate_proj", "up_proj", "down_proj"]
 LATENT = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear"), Case("qwen2"), Case("qwen3", full=True, rounded=True), Case("gemma2", full=True),
          Case("gemma3"), Case("granite"), Case("mistral"), Case("smollm3"), Case("olmo2"), Case("ministral"),
@@ -78,6 +79,8 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          Case("apertus"), Case("gemma4-moe", targets=ATTENTION), Case("llama4-chunks", targets=ATTENTION),
          # State spaces beside attention, normed by groups or not at all; PEFT changes no `out_proj` of theirs.
          *(Case(name, targets=ATTENTION + ["in_proj"]) for name in ("granite4-hybrid", "nemotron-h", "falcon-h1")),
+         # Streams; the matrices that predict and correct them have no factors.
+         Case("gemma3n", targets=GATED + ["per_layer_input_gate", "per_layer_projection", "linear_left", "linear_right"]),
          Case("llama3", dora=True), Case("qwen2", dora=True), Case("phi3", dora=True, lengths=(19, 18)),
          Case("llama3", dpo=True, lengths=(19, 13, 11, 17)),
          # GPUs multiply by factors of ranks that eight divides beside experts.
@@ -86,8 +89,8 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
                                  ("llama4-chunks", "feed_forward.experts"))),
          # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
          # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one; the numbers
-         # of a function.
-         *(Case(name, only_full=True) for name in ("falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2")),
+         # of a function; zeros behind the columns of streams.
+         *(Case(name, only_full=True) for name in ("gemma3n", "falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2")),
          Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2"),
          # Experts' own matrices: one by one in files, or all experts' in one tensor, with biases, beside experts that all tokens go through.
          *(Case(name, only_full=True) for name in ("mixtral", "qwen2-moe", "phimoe", "deepseek3", "granitemoe",

@@ -144,12 +144,13 @@ fn stack<'a>(
     let mut all: Vec<(&str, Places<'_>)> = Vec::new();
     let mut before = 0;
     for run in runs.ok_or_else(|| stored(&site.name))? {
+        let tensor = run.tensor.ok_or_else(|| stored(&site.name))?;
         match all.last_mut() {
-            Some((tensor, Places::Runs { runs, .. })) if *tensor == run.tensor => runs.push(run),
+            Some((last, Places::Runs { runs, .. })) if *last == tensor => runs.push(run),
             _ if before % site.input != 0 => return Err(stored(&site.name)),
             _ => {
                 let first = before / site.input;
-                all.push((run.tensor, Places::Runs { first, runs: vec![run] }));
+                all.push((tensor, Places::Runs { first, runs: vec![run] }));
             }
         }
         before += run.count;

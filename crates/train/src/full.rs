@@ -1,7 +1,9 @@
 //! All weights of a model as parameters, and back to the files that they came from.
 
 use crate::Parameter;
-use formats::{DType, Error, ErrorKind, Result, Source, TensorView, Tensors, safetensors};
+use formats::{
+    DType, ElementRun, Error, ErrorKind, Result, Source, TensorView, Tensors, safetensors,
+};
 use half::{bf16, f16};
 use program::{Program, WeightId};
 use std::collections::BTreeMap;
@@ -54,9 +56,11 @@ fn made(source: &Source) -> (Made, &Source) {
 }
 
 /// Every weight of the files that a Program reads, in order, as they have it, and how it is made.
+/// Zeros beside the files' numbers are among a weight's values, and have no gradient.
 ///
 /// # Errors
-/// A GGUF file, quantised weights, or weights that are not elements of the files, by name.
+/// A GGUF file, quantised weights, or weights that are not elements of the files, each once, by
+/// name.
 pub(crate) fn parameters(
     program: &Program,
     tensors: &Tensors,
@@ -74,19 +78,29 @@ pub(crate) fn parameters(
     for id in used {
         let weight = &program.weights[id.0];
         let (made, source) = made(&weight.source);
-        if matches!(source, Source::Zeros(_)) {
+        if source.tensors().is_empty() {
             continue;
         }
         let encoded = source.read(tensors).map_err(|e| weight.named(e))?;
-        if encoded.encoding.is_quantised() || source.is_decoded() || source.is_quantised() {
+        let runs = source.runs(tensors)?;
+        let decoded = source.is_decoded() && runs.is_none();
+        if encoded.encoding.is_quantised() || decoded || source.is_quantised() {
             let expected = "weights of 16 or 32 bits, as they are trained";
             return Err(Error::new(&weight.name, expected, encoded.encoding)
                 .of(ErrorKind::Unsupported)
                 .hint("quantised models can be tuned with LoRA"));
         }
-        if source.runs(tensors)?.is_none() {
+        let padded = |runs: &[ElementRun<'_>]| runs.iter().any(|run| run.tensor.is_none());
+        let found = match runs {
+            // Zeros behind columns of a matrix multiply zeros; a bias is added as it is.
+            Some(runs) if weight.shape.len() > 1 || !padded(&runs) => {
+                repeats(&runs).then_some("one that has some of them twice")
+            }
+            _ => Some("one that is made of them"),
+        };
+        if let Some(found) = found {
             let expected = "a matrix or a vector of the files' own numbers";
-            return Err(Error::new(&weight.name, expected, "one that is made of them")
+            return Err(Error::new(&weight.name, expected, found)
                 .of(ErrorKind::Unsupported)
                 .hint("such models can be tuned with LoRA"));
         }
@@ -96,6 +110,16 @@ pub(crate) fn parameters(
         all.push(Parameter { name, shape, values: encoded.to_f32()?, decays });
     }
     Ok((trained, all))
+}
+
+/// Whether a tensor's elements are in several runs of neighbours.
+fn repeats(runs: &[ElementRun<'_>]) -> bool {
+    let rows = runs.iter().filter(|run| run.tensor.is_some() && run.step == 1);
+    let mut rows: Vec<&ElementRun<'_>> = rows.collect();
+    rows.sort_unstable_by_key(|run| (run.tensor, run.start));
+    rows.windows(2).any(|pair| {
+        pair[0].tensor == pair[1].tensor && pair[0].start + pair[0].count > pair[1].start
+    })
 }
 
 /// The model's folder with these parameters in the place of its weights: one file of weights, each
@@ -114,14 +138,19 @@ pub(crate) fn export(
         let mut values = parameter.values.iter();
         let (_, source) = made(&program.weights[id.0].source);
         for run in source.runs(tensors)?.unwrap_or_default() {
-            let to = match changed.entry(run.tensor) {
+            let own = values.by_ref().take(run.count);
+            let Some(tensor) = run.tensor else {
+                own.for_each(drop);
+                continue;
+            };
+            let to = match changed.entry(tensor) {
                 Entry::Occupied(before) => before.into_mut(),
                 Entry::Vacant(none) => {
-                    let stored = tensors.get(run.tensor);
+                    let stored = tensors.get(tensor);
                     none.insert(stored.map_or(Ok(Vec::new()), |stored| stored.to_f32())?)
                 }
             };
-            for (i, value) in values.by_ref().take(run.count).enumerate() {
+            for (i, value) in own.enumerate() {
                 to[run.start + i * run.step] = *value;
             }
         }

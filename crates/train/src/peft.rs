@@ -64,7 +64,7 @@ fn block(name: &str) -> Option<usize> {
 /// module's, with all others of their modules; if none are named, the matrices of the blocks, or in
 /// models with experts those that are not of feed-forwards, as far as Hugging Face's model has
 /// modules for them. Routers are excluded, since PEFT adapts linear layers alone, and so
-/// are the last matrices of state spaces. Where the last blocks
+/// are the last matrices of state spaces and those that predict and correct streams. Where the last blocks
 /// alone are wanted, all others have none.
 ///
 /// # Errors
@@ -90,8 +90,9 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
     let sites = base.program.adaptable().into_iter();
     let matrix = |site: &Site| !site.gathers && site.experts.is_none();
     // Transformers' kernels read the last matrix of a state space past its module, so that PEFT
-    // refuses factors beside it.
-    let adapted = |site: &Site| ![".router", ".mamba.o"].iter().any(|end| site.name.ends_with(end));
+    // refuses factors beside it. Those of streams have zeros behind the module's columns.
+    let without = [".router", ".mamba.o", ".streams.predict", ".streams.correct"];
+    let adapted = |site: &Site| !without.iter().any(|end| site.name.ends_with(end));
     let sites = sites.filter(|site| matrix(site) && adapted(site));
     let sites: Vec<(Site, Option<Module>)> = sites.map(|s| (s.clone(), module(base, &s))).collect();
     let named = |(site, module): &(Site, Option<Module>), end: &str| {

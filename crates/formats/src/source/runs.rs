@@ -3,11 +3,12 @@
 use super::{Source, permuted_from};
 use crate::{Result, Tensors};
 
-/// Elements of a tensor: `count` of them from number `start` on, each `step` behind the one before.
+/// Elements of a tensor: `count` of them from number `start` on, each `step` behind the one before;
+/// or zeros that no tensor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ElementRun<'a> {
-    /// The tensor's name.
-    pub tensor: &'a str,
+    /// The tensor's name; `None` of zeros.
+    pub tensor: Option<&'a str>,
     /// The first element.
     pub start: usize,
     /// From one to the next.
@@ -66,8 +67,8 @@ fn rows<'a>(runs: &[ElementRun<'a>], width: usize) -> Vec<Vec<ElementRun<'a>>> {
 }
 
 impl Source {
-    /// Where the weight's elements are, one behind the other; none if some are in no tensor, or not
-    /// as they are there.
+    /// Where the weight's elements are, one behind the other; none if some are neither as they are
+    /// in a tensor nor zeros.
     ///
     /// # Errors
     /// As [`Source::describe`].
@@ -76,7 +77,13 @@ impl Source {
         let found = match self {
             Source::Tensor(name) => {
                 let count = inner(self)?.iter().product();
-                vec![ElementRun { tensor: name, start: 0, step: 1, count }]
+                vec![ElementRun { tensor: Some(name), start: 0, step: 1, count }]
+            }
+            Source::Zeros(shape) => {
+                vec![ElementRun { tensor: None, start: 0, step: 1, count: shape.iter().product() }]
+            }
+            Source::Decoded(of) if !of.describe(tensors)?.encoding.is_quantised() => {
+                return of.runs(tensors);
             }
             Source::Concat(parts) | Source::Stack(parts) => {
                 let mut all = Vec::new();

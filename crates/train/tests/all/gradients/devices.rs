@@ -80,6 +80,10 @@ cases! {
     falcon_h1 lora "falcon-h1" "sim" F32 1e-4,
     gemma2 lora "gemma2" "sim" F32 1e-4,
     gemma3 lora "gemma3" "sim" F32 1e-4,
+    gemma3n lora "gemma3n" "sim" F32 1e-4,
+    gemma3n_rounded lora "gemma3n" "sim" BF16 0.2,
+    gemma3n_in_metals_text lora "gemma3n" "sim-metal" F32 1e-4,
+    gemma3n_on_two lora "gemma3n" "sim,sim" F32 1e-4,
     gemma4_moe lora "gemma4-moe" "sim" F32 1e-4,
     gpt_oss lora "gpt-oss" "sim" F32 1e-4,
     gpt_oss_rounded lora "gpt-oss" "sim" BF16 0.2,
@@ -144,6 +148,8 @@ cases! {
     full_apertus_rounded full "apertus-full" "sim" BF16 0.2,
     full_apertus_in_metals_text full "apertus-full" "sim-metal" F32 1e-4,
     full_gemma2 full "gemma2" "sim" F32 1e-4,
+    full_gemma3n full "gemma3n-full" "sim" F32 1e-4,
+    full_gemma3n_rounded full "gemma3n-full" "sim" BF16 0.2,
     full_gemma4_moe full "gemma4-moe-full" "sim" F32 1e-4,
     full_gpt_oss full "gpt-oss-full" "sim" F32 1e-4,
     full_gpt_oss_rounded full "gpt-oss-full" "sim" BF16 0.2,
@@ -313,6 +319,8 @@ fn updates_of_lengths() {
 #[test]
 fn updates_of_all_weights() {
     updates(full, ("llama3", 1e-3), "sim", Precision::F32, 1e-4);
+    // Some of whose matrices have zeros behind their columns.
+    updates(full, ("gemma3n-full", 1e-3), "sim", Precision::F32, 1e-3);
     updates(full, ("llama3", 1e-3), "sim", Precision::BF16, 0.02);
 }
 
@@ -447,6 +455,7 @@ fn the_named_device() {
         "falcon-h1",
         "gemma2",
         "gemma3",
+        "gemma3n",
         "gemma4-moe",
         "gpt-oss",
         "gpt2",
@@ -482,6 +491,7 @@ fn the_named_device() {
     for name in [
         "apertus-full",
         "gemma2",
+        "gemma3n-full",
         "gemma4-moe-full",
         "gpt-oss-full",
         "gpt2",

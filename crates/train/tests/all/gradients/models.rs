@@ -230,6 +230,7 @@ cases! {
     falcon_h1 "falcon-h1",
     gemma2 "gemma2",
     gemma3 "gemma3",
+    gemma3n "gemma3n",
     gemma4_moe "gemma4-moe",
     glm4 "glm4",
     gpt2 "gpt2",
@@ -413,6 +414,7 @@ cases_of_all_weights! {
     full_falcon "falcon-full",
     full_falcon_new "falcon-new-full",
     full_gemma2 "gemma2",
+    full_gemma3n "gemma3n-full",
     full_gemma4_moe "gemma4-moe-full",
     full_gpt2 "gpt2-full",
     full_gpt_neox "gpt-neox-full",
@@ -713,6 +715,7 @@ fn an_export_of_all_weights_is_what_was_trained() {
         "gpt2",
         "gpt2-scaled",
         "gemma2",
+        "gemma3n",
         "phi3",
         "starcoder2",
         "gpt-neox",
@@ -748,9 +751,13 @@ fn an_export_of_all_weights_is_what_was_trained() {
         for tensor in before.iter() {
             assert!(after.get(tensor.name).unwrap().bytes == tensor.bytes, "{}", tensor.name);
         }
+        // Zeros behind columns are in no file.
+        let trained = |value: f32| name != "gemma3n" || value != 0.0;
         for (p, parameter) in tuned.parameters_mut().iter_mut().enumerate() {
             for (i, value) in parameter.values.iter_mut().enumerate() {
-                *value = ((i * 31 + p * 17) % 23) as f32 / 16.0 - 0.5;
+                if trained(*value) {
+                    *value = ((i * 31 + p * 17) % 23) as f32 / 16.0 - 0.5;
+                }
             }
         }
         write(&mut tuned);
