@@ -8,9 +8,10 @@ pub(crate) mod together;
 use std::path::{Path, PathBuf};
 
 use formats::safetensors::Safetensors;
-use formats::{Result, Tensors};
+use formats::{DType, Result, Tensors};
+use ops::low_rank::Delta;
 use ops::operation::StateAccess;
-use program::{BLOCK_TOKENS, Program, Sequence, Step, StepKind, Table};
+use program::{AdapterFactors, BLOCK_TOKENS, Program, Sequence, Site, Step, StepKind, Table};
 
 use crate::{CacheType, Device, DeviceSpec, Executor, ExecutorOptions};
 
@@ -30,6 +31,17 @@ pub(crate) fn recorded(name: &str) -> (Program, Tensors) {
     let tensors = Tensors::open(root.join(name)).unwrap();
     let model = models::load(&tensors, &models::ReadOptions::default()).unwrap();
     (program::fuse(&model.record(false).unwrap()), tensors)
+}
+
+/// Factors of rank 2 beside all of a Program's sites, and of each expert.
+pub(crate) fn factors(program: &Program) -> AdapterFactors {
+    let wave = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin() * 0.3).collect();
+    let delta = |site: &Site| {
+        let [down, up] = [site.input, site.output].map(|n| wave(2 * n * site.matrices()));
+        let delta = Delta { rank: 2, down, up, scale: 1.0, gain: None, element: DType::F32 };
+        (site.name.clone(), delta)
+    };
+    AdapterFactors { deltas: program.sites.iter().map(delta).collect() }
 }
 
 /// The largest difference of any logit of a prompt, in chunks, and of ten steps behind it, in the
@@ -120,6 +132,7 @@ fn sequences_on_a_gpu_compute_together_what_each_computes_alone() {
         batched: false,
         sequences: together::SEQUENCES,
         close,
+        adapted: false,
     };
     together::compare(case("llama3", CacheType::F32, 1e-5), &*sim, &[&*sim, &*ranks]);
     together::compare(case("mistral-long", CacheType::F16, 2e-2), &*sim, &[&*sim]);
@@ -141,6 +154,7 @@ fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
         batched: true,
         sequences,
         close: 0.0,
+        adapted: false,
     };
     for sequences in [together::SEQUENCES, 8, 3] {
         together::compare(case("llama3", CacheType::F32, sequences), &*sim, &[&*sim]);
@@ -167,10 +181,18 @@ fn experts_on_a_batched_gpu_give_a_row_the_same_bits_whatever_is_beside_it() {
         ("mixtral/model.q8_0-split.gguf", CacheType::F16),
     ] {
         for sequences in [together::SEQUENCES, 3] {
-            let (batched, close) = (true, 0.0);
+            let (batched, close, adapted) = (true, 0.0, false);
             let (count, longest) = (10, 70);
-            let case =
-                together::Case { model, cache_type, count, longest, batched, sequences, close };
+            let case = together::Case {
+                model,
+                cache_type,
+                count,
+                longest,
+                batched,
+                sequences,
+                close,
+                adapted,
+            };
             together::compare(case, &*sim, &[&*sim]);
         }
     }

@@ -260,9 +260,9 @@ impl Replay<'_> {
         let (rows, place) = (self.count(program.shape(node.inputs[0]).rows), &self.class.experts);
         let (pairs, path) = (rows * used, self.path(node.inputs[0]));
         let (at, sites) = (self.class.mixture, self.sites_of(node));
-        let alone = rows == 1 && path == Path::InPlace && sites.is_empty();
+        let alone = rows == 1 && path == Path::InPlace;
         if alone && !op.weighs_inputs && !op.inner {
-            return self.experts_of_one(op, node, sizes, worker);
+            return self.experts_of_one((op, node, sizes), &sites, worker);
         }
         let few = rows <= EVEN;
         let mine = match few {
@@ -346,8 +346,12 @@ impl Replay<'_> {
 
         self.deal(&all, self.matrix(node.weights[0]), experts, worker, |expert, places, panels| {
             let input = self.activations(&all, (x, width, path), expert);
-            let change = |matrix, to| {
-                self.low_up(&sites, matrix, &all, (expert, &places), (&panels, ff), to);
+            let change = |matrix, to: PairRows| {
+                for at in places.clone() {
+                    let place = (at, pairs);
+                    let own = self.pair_factors(&sites, matrix, all.tokens[at] as usize, expert);
+                    self.low_up(own, matrix, place, (&panels, ff), to);
+                }
             };
             let of = (op, node, sizes);
             self.gate_and_up(of, &input, (expert, &places), &panels, worker, change);
@@ -371,7 +375,10 @@ impl Replay<'_> {
         self.deal(&all, self.matrix(node.weights[2]), experts, worker, |expert, places, panels| {
             let input = self.activations(&all, (gate, ff, path), expert);
             self.times(node, 2, &input, (&places, y), expert, &panels, worker);
-            self.low_up(&sites, 2, &all, (expert, &places), (&panels, width), y);
+            for at in places {
+                let own = self.pair_factors(&sites, 2, all.tokens[at] as usize, expert);
+                self.low_up(own, 2, (at, pairs), (&panels, width), y);
+            }
         });
         worker.barrier();
         for t in worker.split(rows) {

@@ -43,6 +43,26 @@ impl Device for Part {
     }
 }
 
+/// A row that decodes alone is computed without sorting pairs of rows and experts, with adapters as
+/// without.
+#[test]
+fn adapters_of_experts_give_a_row_the_same_bits_whatever_is_beside_it() {
+    for &isa in Isa::available() {
+        let cpu = |threads| {
+            let team = Arc::new(Team::new(threads).unwrap());
+            Cpu { team, smaller: halves(threads / 2), isa, store: weights::Store::default() }
+        };
+        let cpus = [1, 2, 3].map(cpu);
+        for model in ["mixtral/model.q8_0-split.gguf", "qwen3-moe", "gpt-oss", "gemma4-moe"] {
+            let (cache_type, batched, adapted) = (CacheType::F32, false, true);
+            let (count, longest, sequences, close) = (12, 40, 5, 0.0);
+            let case =
+                Case { model, cache_type, count, longest, batched, sequences, close, adapted };
+            compare(case, &cpus[0], &[&cpus[1], &cpus[2]]);
+        }
+    }
+}
+
 /// Also whatever the number of threads is, and of those that decode: floats are added in an order
 /// that follows from a row's kind.
 #[test]
@@ -72,8 +92,9 @@ fn sequences_compute_together_what_each_computes_alone() {
             ("mixtral/model.q8_0-split.gguf", CacheType::F16),
         ] {
             let (batched, sequences) = (false, SEQUENCES);
+            let (longest, close, adapted) = (290, 0.0, false);
             let case =
-                Case { model, cache_type, count, longest: 290, batched, sequences, close: 0.0 };
+                Case { model, cache_type, count, longest, batched, sequences, close, adapted };
             compare(case, &one, &[&others[0], &others[1], &part]);
         }
     }

@@ -113,6 +113,7 @@ fn processes_compute_and_choose_what_threads_do() {
         batched: true,
         sequences: together::SEQUENCES,
         close: 0.0,
+        adapted: false,
     };
     together::compare(case, &*threads, &[&*device]);
     drop(device);

@@ -3,11 +3,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use formats::{DType, Tensors};
-use ops::low_rank::Delta;
-use program::{AdapterFactors, Program, Sequence, Step, StepKind, Table};
+use formats::Tensors;
+use program::{Program, Sequence, Step, StepKind, Table};
 
-use super::{recorded, together};
+use super::{factors, recorded, together};
 use crate::{CacheType, Device, DeviceSpec, Executor, ExecutorOptions, Offload, Seats, Watch};
 
 fn open(name: &str) -> Box<dyn Device> {
@@ -27,7 +26,16 @@ fn experts_beside_a_batched_gpu_give_a_row_the_same_bits_whatever_is_beside_it()
         ("gpt-oss", usize::MAX, many, f32, false),
     ] {
         let close = if batched { 0.0 } else { 1e-5 };
-        let case = together::Case { model, cache_type, count, longest, batched, sequences, close };
+        let case = together::Case {
+            model,
+            cache_type,
+            count,
+            longest,
+            batched,
+            sequences,
+            close,
+            adapted: false,
+        };
         together::compare(case, &offload(layers), &[&offload(layers)]);
     }
 }
@@ -44,14 +52,7 @@ fn logits(device: &dyn Device, program: &Program, tensors: &Tensors, adapted: bo
         ..ExecutorOptions::default()
     };
     let mut executor = device.load(program.clone(), tensors, options, &mut |_, _| {}).unwrap();
-    let delta = |site: &program::Site| {
-        let wave = |n: usize| (0..n).map(|i| (i as f32 * 0.7).sin() * 0.3).collect();
-        let (down, up) = (wave(2 * site.input), wave(2 * site.output));
-        let delta = Delta { rank: 2, down, up, scale: 1.0, gain: None, element: DType::F32 };
-        (site.name.clone(), delta)
-    };
-    let adapter = AdapterFactors { deltas: program.sites.iter().map(delta).collect() };
-    executor.seat(1, Some(&adapter)).unwrap();
+    executor.seat(1, Some(&factors(program))).unwrap();
     let tables = [Table { blocks: &[0], oldest: 0 }];
     let mut all = Vec::new();
     for (kind, tokens, start) in

@@ -4,8 +4,8 @@
 use ops::sample::Options;
 use program::{BLOCK_TOKENS, CHOSEN, Choose, Sequence, Step, StepKind, Table};
 
-use super::recorded;
-use crate::{CacheType, Device, Executor, ExecutorOptions};
+use super::{factors, recorded};
+use crate::{CacheType, Device, Executor, ExecutorOptions, Seats};
 
 /// Reproducible numbers.
 struct Random(u64);
@@ -43,6 +43,8 @@ struct Timeline {
     logits: Vec<Vec<u32>>,
     /// Goes on with tokens that do not depend on logits.
     forced: bool,
+    /// The seat of its adapter; 0: none.
+    adapter: u32,
 }
 
 impl Timeline {
@@ -79,7 +81,8 @@ fn timelines(count: usize, vocab: usize, longest: usize) -> Vec<Timeline> {
         let wanted = 2 + random.below(8);
         let masks = if i % 4 == 1 { vocab.div_ceil(32) } else { 0 };
         let (done, chosen, logits) = Default::default();
-        Timeline { prompt, options, masks, wanted, blocks, done, chosen, logits, forced: false }
+        let (forced, adapter) = (false, 0);
+        Timeline { prompt, options, masks, wanted, blocks, done, chosen, logits, forced, adapter }
     };
     (0..count).map(timeline).collect()
 }
@@ -133,6 +136,7 @@ fn step(
         sequences.push(Sequence {
             slot: i as u32,
             choose: last.then_some(&chooses[n]),
+            adapter: timeline.adapter,
             ..Sequence::new(rows, timeline.done, &tables[n])
         });
     }
@@ -212,12 +216,16 @@ pub(crate) struct Case<'a> {
     pub(crate) sequences: usize,
     /// By how much logits may differ, in their range; 0: not in a bit.
     pub(crate) close: f32,
+    /// Whether most sequences have an adapter of all matrices.
+    pub(crate) adapted: bool,
 }
 
 /// Runs a case's timelines alone on one device and together on others.
 pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]) {
-    let Case { model, cache_type, count, longest, batched, sequences, close } = case;
+    let Case { model, cache_type, count, longest, batched, sequences, close, adapted } = case;
     let (program, tensors) = recorded(model);
+    let program = if adapted { program.with_sites(&|_| true) } else { program };
+    let adapter = adapted.then(|| factors(&program));
     let groups = program.groups().len();
     let vocab = program.shape(program.results[0]).width;
     let load = |device: &dyn Device| {
@@ -228,14 +236,22 @@ pub(crate) fn compare(case: Case<'_>, first: &dyn Device, others: &[&dyn Device]
             blocks: vec![count * BLOCKS; groups],
             context: vec![BLOCKS; groups],
             batched,
+            seats: Seats { count: usize::from(adapted), rank: 2 },
             ..ExecutorOptions::default()
         };
-        device.load(program.clone(), &tensors, options, &mut |_, _| {}).unwrap()
+        let mut executor = device.load(program.clone(), &tensors, options, &mut |_, _| {}).unwrap();
+        if adapted {
+            executor.seat(1, adapter.as_ref()).unwrap();
+        }
+        executor
     };
     // Tokens that are almost as likely may change places.
     let begin = || {
         let mut all = timelines(count, vocab, longest);
-        all.iter_mut().for_each(|timeline| timeline.forced = close > 1e-4);
+        for (i, timeline) in all.iter_mut().enumerate() {
+            timeline.forced = close > 1e-4;
+            timeline.adapter = u32::from(adapted && i % 3 < 2);
+        }
         all
     };
     let mut wanted = begin();

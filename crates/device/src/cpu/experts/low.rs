@@ -1,6 +1,9 @@
 //! Adapters of a mixture: the low-rank factors of each pair's expert, as the adapter of the pair's
 //! token has them. `t = down x` of all pairs is computed before a product, a worker's share of the
-//! places each; `up t` is added where a worker has its columns of the product.
+//! places each, or of a single row's pairs a share of the ranks; `up t` is added where a worker has
+//! its columns of the product. No barrier is there for adapters alone: `t` is complete with the
+//! quantised rows, or, of a single row, once all workers have arrived, for which none waits before
+//! it has computed its columns.
 
 use cpu_kernels::low_rank::{Factors, OutRows};
 use cpu_kernels::matmul::ROWS;
@@ -21,13 +24,6 @@ pub(super) struct Sites {
     rows: Rows,
 }
 
-impl Sites {
-    /// Whether no adapter of the step changes the mixture.
-    pub(super) fn is_empty(&self) -> bool {
-        self.sites.iter().all(Option::is_none)
-    }
-}
-
 impl Replay<'_> {
     /// The sites of a mixture that adapters of the step change.
     pub(super) fn sites_of(&self, node: &Node) -> Sites {
@@ -39,16 +35,15 @@ impl Replay<'_> {
         Sites { sites: [0, 1, 2].map(site), rows: program.shape(node.inputs[0]).rows }
     }
 
-    /// The factors of the pair at a place, whose expert is `expert`.
-    fn pair_factors(
+    /// The factors of a token's pair with an expert.
+    pub(super) fn pair_factors(
         &self,
         sites: &Sites,
         matrix: usize,
-        all: &Pairs<'_>,
-        (expert, place): (usize, usize),
+        token: usize,
+        expert: usize,
     ) -> Option<&Factors> {
-        let site = sites.sites[matrix]?;
-        self.factors(sites.rows, all.tokens[place] as usize, site, expert)
+        self.factors(sites.rows, token, sites.sites[matrix]?, expert)
     }
 
     /// Where the numbers between the factors of one of the matrices begin.
@@ -74,7 +69,7 @@ impl Replay<'_> {
             let start: *mut f32 = self.arena.wrapping_add(self.between(matrix, pairs)).cast();
             for (expert, places) in all.each() {
                 for at in places.start.max(mine.start)..places.end.min(mine.end) {
-                    let own = self.pair_factors(sites, matrix, all, (expert, at));
+                    let own = self.pair_factors(sites, matrix, all.tokens[at] as usize, expert);
                     let Some(factors) = own else { continue };
                     let row = at * x.stride..at * x.stride + cols;
                     let to = OutRows { start: start.wrapping_add(at * rank), stride: rank };
@@ -88,35 +83,70 @@ impl Replay<'_> {
         }
     }
 
-    /// Adds `up t` to an expert's rows, in the columns of some panels, of `width` that there are.
-    pub(super) fn low_up(
+    /// Computes this worker's part of `t = down x` of some matrices for the pairs of a step's only
+    /// row, with these experts: a share of all ranks. `x` gives each pair's row, which is complete.
+    /// Another worker's part is there once [`Worker::wait`] returns.
+    pub(super) fn low_down_of_one<'x>(
         &self,
         sites: &Sites,
+        matrices: Range<usize>,
+        experts: &[u32],
+        x: impl Fn(usize) -> &'x [f32],
+        worker: &Worker<'_>,
+    ) {
+        let rank = self.loaded.rank;
+        if sites.sites[matrices.clone()].iter().all(Option::is_none) {
+            return;
+        }
+        let all = || {
+            let each = |matrix: usize| experts.iter().enumerate().map(move |pair| (matrix, pair));
+            matrices.clone().flat_map(each).filter_map(|(matrix, (pair, expert))| {
+                let factors = self.pair_factors(sites, matrix, 0, *expert as usize)?;
+                Some((matrix, pair, factors))
+            })
+        };
+        let mine = worker.split(all().map(|(_, _, factors)| factors.rank()).sum());
+        let mut end = 0;
+        for (matrix, pair, factors) in all() {
+            let begin = end;
+            end += factors.rank();
+            let own = mine.start.max(begin)..mine.end.min(end);
+            if own.is_empty() {
+                continue;
+            }
+            let ranks = own.start - begin..own.end - begin;
+            let start: *mut f32 =
+                self.arena.wrapping_add(self.between(matrix, experts.len())).cast();
+            let start = start.wrapping_add(pair * rank + ranks.start);
+            // SAFETY: each worker has its own ranks; rows are complete, and only read.
+            unsafe {
+                factors.down(self.loaded.isa, x(pair), ranks, OutRows { start, stride: rank });
+            }
+        }
+        worker.arrive();
+    }
+
+    /// Adds `up t` to the row at place `at` of `pairs`, whose factors these are, if it has any: in
+    /// the columns of some panels, of `width` that there are. All of the row's `t` is there.
+    pub(super) fn low_up(
+        &self,
+        factors: Option<&Factors>,
         matrix: usize,
-        all: &Pairs<'_>,
-        (expert, places): (usize, &Range<usize>),
+        (at, pairs): (usize, usize),
         (panels, width): (&Range<usize>, usize),
         y: PairRows,
     ) {
-        let (pairs, rank) = (all.places.len(), self.loaded.rank);
-        let columns = panels.start * ROWS..(panels.end * ROWS).min(width);
-        if sites.sites[matrix].is_none() || columns.is_empty() {
-            return;
-        }
+        let (rank, columns) =
+            (self.loaded.rank, panels.start * ROWS..(panels.end * ROWS).min(width));
+        let Some(factors) = factors.filter(|_| !columns.is_empty()) else { return };
         let start: *mut f32 = self.arena.wrapping_add(y.start).cast();
-        for at in places.clone() {
-            let own = self.pair_factors(sites, matrix, all, (expert, at));
-            let Some(factors) = own else { continue };
-            let to = OutRows {
-                start: start.wrapping_add(at * y.stride + columns.start),
-                stride: y.stride,
-            };
-            // SAFETY: each worker has its own columns of an expert's rows; what is between the
-            // factors was complete before the last barrier, and is only read.
-            unsafe {
-                let t = self.floats(self.between(matrix, pairs), at * rank..(at + 1) * rank);
-                factors.up(self.loaded.isa, (t, rank), columns.clone(), None, to);
-            }
+        let start = start.wrapping_add(at * y.stride + columns.start);
+        // SAFETY: each worker has its own columns of an expert's rows; what is between the factors
+        // is complete, and only read.
+        unsafe {
+            let t = self.floats(self.between(matrix, pairs), at * rank..(at + 1) * rank);
+            let to = OutRows { start, stride: y.stride };
+            factors.up(self.loaded.isa, (t, rank), columns, None, to);
         }
     }
 }

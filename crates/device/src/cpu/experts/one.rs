@@ -1,23 +1,25 @@
 //! A mixture's work for a single decode row. Each selected expert has this one row, so that nothing
 //! is sorted or gathered; every worker routes and quantises for itself. Two barriers remain, one
-//! after each product. No adapter changes the experts. The row has the same bits as in any other step.
+//! after each product. Adapters of the experts have none of their own: see `low`. The row has the
+//! same bits as in any other step.
 
 use cpu_kernels::matmul::{Activations, Path, ROWS};
 use cpu_kernels::team::Worker;
 use ops::Experts;
 use ops::experts::{MOST_USED, Sizes};
 use program::Node;
+use std::ops::Range;
 
-use super::parts;
+use super::low::Sites;
+use super::{PairRows, parts};
 use crate::cpu::replay::Replay;
 
 impl Replay<'_> {
     /// Routes the row and computes its experts.
     pub(super) fn experts_of_one(
         &self,
-        op: &Experts,
-        node: &Node,
-        sizes: Sizes,
+        (op, node, sizes): (&Experts, &Node, Sizes),
+        sites: &Sites,
         worker: &Worker<'_>,
     ) {
         let Sizes { experts, used, width, ff } = sizes;
@@ -29,17 +31,34 @@ impl Replay<'_> {
 
         let [gate, _, y] = self.pair_rows(sizes);
         let panels = |i: usize| self.matrix(node.weights[i]).panels() / experts;
-        let x = self.own_row(self.offset(node.inputs[0]), width, node, 0, worker);
+        // Adds what adapters change in some panels of one of a pair's products.
+        let change = |matrix: usize, pair: usize, of: (&Range<usize>, usize), to: PairRows| {
+            let factors = self.pair_factors(sites, matrix, 0, ids[pair] as usize);
+            if factors.is_some() {
+                worker.wait();
+            }
+            self.low_up(factors, matrix, (pair, used), of, to);
+        };
+        let input = self.offset(node.inputs[0]);
+        // SAFETY: the row is complete, and only read.
+        let row = |_| unsafe { &*self.floats(input, 0..width) };
+        self.low_down_of_one(sites, 0..2, ids, row, worker);
+        let x = self.own_row(input, width, node, 0, worker);
         for (pair, panels) in parts(0..used, used, panels(0), worker) {
             let of = (ids[pair] as usize, &(pair..pair + 1));
-            self.gate_and_up((op, node, sizes), &x, of, &panels, worker, |_, _| {});
+            let change = |matrix, to| change(matrix, pair, (&panels, ff), to);
+            self.gate_and_up((op, node, sizes), &x, of, &panels, worker, change);
         }
         worker.barrier();
+        let start = |pair: usize| gate.start + pair * gate.stride * size_of::<f32>();
+        // SAFETY: the rows are complete, and only read.
+        let row = |pair| unsafe { &*self.floats(start(pair), 0..ff) };
+        self.low_down_of_one(sites, 2..3, ids, row, worker);
         for (pair, panels) in parts(0..used, used, panels(2), worker) {
-            let from = gate.start + pair * gate.stride * size_of::<f32>();
-            let x = self.own_row(from, ff, node, 2, worker);
+            let x = self.own_row(start(pair), ff, node, 2, worker);
             let (expert, places) = (ids[pair] as usize, pair..pair + 1);
             self.times(node, 2, &x, (&places, y), expert, &panels, worker);
+            change(2, pair, (&panels, width), y);
         }
         worker.barrier();
         let columns = worker.split_units(width, ROWS);
