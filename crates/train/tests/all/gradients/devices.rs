@@ -130,6 +130,7 @@ cases! {
     gpt_oss_experts lora "gpt-oss-experts" "sim" F32 1e-4,
     gpt_oss_experts_rounded lora "gpt-oss-experts" "sim" BF16 0.2,
     llama4_experts lora "llama4-chunks-experts" "sim" F32 1e-4,
+    llama4_experts_rounded lora "llama4-chunks-experts" "sim" BF16 0.2,
     mixtral_experts lora "mixtral-experts" "sim" F32 1e-4,
     mixtral_experts_in_metals_text lora "mixtral-experts" "sim-metal" F32 1e-4,
     mixtral_experts_rounded lora "mixtral-experts" "sim" BF16 0.2,
