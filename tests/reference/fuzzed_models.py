@@ -736,6 +736,71 @@ def lfm3(r):
             sliding_attention=dict(rope_theta=10000.0, rope_type="default"))))
 
 
+def olmo_hybrid(r):
+    sizes, dim = shape(r, own=False, every_head=True)
+    layers = kinds(r, sizes, "linear_attention", "full_attention")
+    listed = len(set(layers)) > 1
+    sizes |= {} if listed else dict(num_hidden_layers=4)
+    return sizes | dict(attention_bias=r.flag(), linear_allow_neg_eigval=r.flag(), linear_conv_kernel_dim=r.of(2, 4), linear_key_head_dim=r.of(8, 12, 32),
+                        linear_value_head_dim=r.of(8, 24, 64), layer_types=layers if listed else None) | r.of(
+        rotation(r, dim), dict(rope_parameters=dict(rope_type="default", rope_theta=None)))
+
+
+def laguna(r):
+    sizes, dim = shape(r)
+    heads = sizes["num_key_value_heads"]
+    of = lambda parts: dict(rope_type="default", rope_theta=r.of(100.0, 10000.0), partial_rotary_factor=r.of(*parts))
+    return sizes | experts(r) | dict(
+        head_dim=dim, moe_intermediate_size=r.of(16, 24), shared_expert_intermediate_size=r.of(16, 40), gating=r.of(True, "per-head", "per-element"),
+        attention_bias=r.flag(), moe_routed_scaling_factor=r.of(1.0, 2.5), sliding_window=r.of(2, 8, 40),
+        num_attention_heads_per_layer=r.of(None, [heads * r.of(1, 2, 3) for _ in range(sizes["num_hidden_layers"])]),
+        layer_types=r.of(None, kinds(r, sizes, "sliding_attention", "full_attention")), mlp_layer_types=r.of(None, kinds(r, sizes, "dense", "sparse")),
+        rope_parameters=r.of(None, dict(full_attention=of((0.5, 1.0)), sliding_attention=of((1.0, 0.5)))))
+
+
+def mimo_v2_flash(r):
+    sizes, _ = shape(r)
+    dim = r.of(24, 48, 192)
+    heads = 2 * sizes["num_key_value_heads"] * r.of(1, 2, 3)
+    of = lambda: dict(rope_type="default", rope_theta=r.of(100.0, 10000.0), partial_rotary_factor=r.of(0.334, 0.5, 1.0))
+    config = sizes | routed(r) | dict(
+        num_attention_heads=heads, head_dim=dim, v_head_dim=r.of(8, 16, 24), attention_bias=r.flag(), attention_value_scale=r.of(None, 0.707, 2.0),
+        sliding_window=r.of(2, 8, 40), layer_types=r.of(None, kinds(r, sizes, "sliding_attention", "full_attention")),
+        mlp_layer_types=r.of(None, kinds(r, sizes, "dense", "sparse")), rope_parameters=r.of(None, dict(full_attention=of(), sliding_attention=of())))
+    del config["n_shared_experts"], config["first_k_dense_replace"]
+    return config
+
+
+def delta_attention(r):
+    config = latent(r) | routed(r)
+    del config["first_k_dense_replace"], config["attention_bias"]
+    config["num_experts"] = config.pop("n_routed_experts")
+    return config | dict(layer_types=r.of(None, kinds(r, config, "linear_attention", "full_attention")),
+                         mlp_layer_types=r.of(None, kinds(r, config, "dense", "sparse")))
+
+
+def kimi_linear(r):
+    config = delta_attention(r)
+    del config["rope_parameters"]
+    return config | dict(linear_head_dim=r.of(8, 16, 32, 40), linear_num_heads=r.of(1, 2, 3), linear_conv_kernel_dim=r.of(2, 4))
+
+
+def bailing_hybrid(r):
+    # Transformers 5.24 reads what it writes of the nets' heads as those of attention: both are of one size here.
+    config = delta_attention(r)
+    return config | dict(head_dim=config["qk_rope_head_dim"], layer_group_size=r.of(1, 2, 3), short_conv_kernel_size=r.of(2, 4), kda_safe_gate=r.flag(),
+                         kda_lower_bound=r.of(-5.0, -2.0))
+
+
+def ernie4_5_vl_moe(r):
+    sizes, dim = shape(r, dims=(16, 24, 64))
+    many = r.of(2, 3, 5)
+    third = dim // 2 // 3
+    return sizes | dict(head_dim=dim, use_bias=r.flag(), moe_intermediate_size=[r.of(16, 24), r.of(8, 16)], moe_num_experts=many, moe_k=r.of(1, many),
+                        moe_num_shared_experts=r.of(0, 1, 2), mlp_layer_types=r.of(None, kinds(r, sizes, "dense", "sparse")),
+                        rope_parameters=dict(rope_type="default", rope_theta=r.of(100.0, 500000.0), mrope_section=[third, third, dim // 2 - 2 * third]))
+
+
 def axes(dim, part=1.0):
     """Pairs of a rotation by axis."""
     pairs = int(dim * part) // 2
@@ -785,7 +850,8 @@ def saved(config):
 
 def older(config):
     """config.json as Transformers 4 wrote it, but for layers of kinds that no other key tells."""
-    if "rope_parameters" not in config or config["model_type"] in ("lfm3", "mellum", "mistral4"):
+    if "rope_parameters" not in config or config["model_type"] in (
+            "lfm3", "mellum", "mistral4", "laguna", "mimo_v2_flash", "olmo_hybrid", "bailing_hybrid", "kimi_linear", "ernie4_5_vl_moe_text"):
         return config  # which it did not have
     if config["model_type"] == "gemma4_text":
         # As published: Transformers 5 has these sizes by layer.

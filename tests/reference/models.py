@@ -645,6 +645,39 @@ CASES = [
                layer_types=["conv", "conv", "sliding_attention", "full_attention"],
                rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="proportional", partial_rotary_factor=0.5),
                                     sliding_attention=dict(rope_theta=10000.0, rope_type="default"))), drop=("rms_norm_eps",)),
+    Case("olmo_hybrid", "olmo_hybrid", "bfloat16", "three delta nets of four heads, whose corrections are up to twice what is missed, normed in front; attention "
+         "over norms of whole rows, not rotated, normed behind",
+         shape(48, 4, 4, 64, num_hidden_layers=4, linear_key_head_dim=12, linear_value_head_dim=24, pad_token_id=0, rope_parameters=dict(rope_type="default", rope_theta=None))),
+    Case("laguna", "laguna", "bfloat16", "a softplus gate of each head; windows of 8 in the second and third layer, of which the second has six heads; half of each head rotated "
+         "in the first; 2 of 5 experts by corrected odds beside one that all share, behind a dense layer",
+         shape(48, 4, 2, 64, num_hidden_layers=3, head_dim=16, num_attention_heads_per_layer=[4, 6, 4], sliding_window=8, moe_intermediate_size=24, num_experts=5,
+               num_experts_per_tok=2, shared_expert_intermediate_size=40, moe_routed_scaling_factor=1.5, pad_token_id=0, mlp_layer_types=["dense", "dense", "sparse"],
+               layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+               rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=64, partial_rotary_factor=0.5),
+                                    sliding_attention=dict(rope_theta=10000.0, rope_type="default", partial_rotary_factor=1.0))), prompt=9),
+    Case("laguna-elements", "laguna", "float32", "a softplus gate of each element, no windows, biases",
+         shape(32, 4, 1, 24, head_dim=8, gating="per-element", attention_bias=True, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2,
+               shared_expert_intermediate_size=16, mlp_layer_types=["sparse", "sparse"]), prompt=9),
+    Case("mimo_v2_flash", "mimo_v2_flash", "bfloat16", "values of 16 elements and keys of 24, of which 8 turn; windows of 8 in the second and third layer, with sinks, twice the "
+         "key/value heads and a base of their own; 2 of 5 experts by corrected odds behind a dense layer",
+         shape(48, 4, 1, 64, num_hidden_layers=3, head_dim=24, v_head_dim=16, sliding_window=8, moe_intermediate_size=24, n_routed_experts=5, num_experts_per_tok=2,
+               rms_norm_eps=1e-5, pad_token_id=0,
+               rope_parameters=dict(full_attention=dict(rope_theta=1000.0, rope_type="default", partial_rotary_factor=0.334),
+                                    sliding_attention=dict(rope_theta=10000.0, rope_type="default", partial_rotary_factor=0.334))), prompt=9),
+    Case("kimi_linear", "kimi_linear", "bfloat16", "two delta nets of three heads, each element of whose keys forgets at a rate of its own, then latent attention without a rotation; "
+         "2 of 5 experts by corrected odds beside one that all share, behind a dense layer",
+         shape(48, 4, 4, 64, num_hidden_layers=3, layer_types=["linear_attention", "linear_attention", "full_attention"], linear_head_dim=16, linear_num_heads=3,
+               kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, moe_intermediate_size=24, num_experts=5, num_experts_per_tok=2,
+               routed_scaling_factor=1.5, rms_norm_eps=1e-5, pad_token_id=0), prompt=9),
+    Case("bailing_hybrid", "bailing_hybrid", "bfloat16", "two such delta nets, whose rates have a bound, then latent attention with a gate of each head; 2 of 6 experts in two groups "
+         "beside one that all share, behind a dense layer",
+         shape(48, 4, 4, 64, num_hidden_layers=3, layer_group_size=3, head_dim=8, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16,
+               moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1, pad_token_id=0,
+               **rope(10000.0)), prompt=9),
+    Case("ernie4_5_vl_moe", "ernie4_5_vl_moe", "bfloat16", "a checkpoint with images, whose decoder is ERNIE 4.5 with further experts for tokens of images: 2 of 5 for text, beside two that "
+         "all share, behind a dense layer",
+         shape(48, 3, 1, 64, head_dim=16, pad_token_id=0, moe_intermediate_size=[24, 16], moe_num_experts=5, moe_k=2, moe_num_shared_experts=2, rms_norm_eps=1e-5,
+               **rope(10000.0, rope_type="default", mrope_section=[3, 3, 2])), prompt=9, images=True),
     Case("smolvlm", "smolvlm", "bfloat16", "a checkpoint with images, whose decoder is Llama, below text_model",
          shape(48, 3, 1, 64, pad_token_id=0, **rope(10000.0)), images=True),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
@@ -684,7 +717,9 @@ FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral":
             "nanochat": "NanoChat", "jais2": "Jais2", "mellum": "Mellum", "exaone_moe": "ExaoneMoe", "solar_open": "SolarOpen", "sarvam_moe": "SarvamMoE",
             "sarvam_mla": "SarvamMLA", "mistral4": "Mistral4", "axk1": "AXK1", "cohere2_moe": "Cohere2Moe", "granite_swa": "GraniteSWA",
             "granitemoe_swa": "GraniteMoeSWA", "flex_olmo": "FlexOlmo", "hy_v3": "HYV3", "glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe", "glm_ocr": "GlmOcr",
-            "paddleocr_vl": "PaddleOCRVL", "hunyuan_vl": "HunYuanVL", "smolvlm": "SmolVLM", "lfm3": "Lfm3"}
+            "paddleocr_vl": "PaddleOCRVL", "hunyuan_vl": "HunYuanVL", "smolvlm": "SmolVLM", "lfm3": "Lfm3",
+            "olmo_hybrid": "OlmoHybrid", "laguna": "Laguna", "mimo_v2_flash": "MiMoV2Flash", "kimi_linear": "KimiLinear", "bailing_hybrid": "BailingHybrid",
+            "ernie4_5_vl_moe": "Ernie4_5_VLMoe"}
 # Of those that Transformers runs by another family's model.
 MODELS = {"iquestcoder": "LlamaForCausalLM", "sarvam_moe": "Glm4MoeForCausalLM", "sarvam_mla": "DeepseekV3ForCausalLM"}
 CONFIGS = {"paddleocr_vl": "PaddleOCRTextConfig", "smolvlm": "LlamaConfig"}
@@ -698,6 +733,7 @@ TOWERS = {"qwen3_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, nu
           "glm_ocr": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=48),
           "paddleocr_vl": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, patch_size=2, image_size=8),
           "hunyuan_vl": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, patch_size=2, max_image_size=8),
+          "ernie4_5_vl_moe": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2),
           "smolvlm": dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2, patch_size=2, image_size=8),
           "qwen2_5_vl": dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, patch_size=2, out_hidden_size=32,
                              fullatt_block_indexes=[0])}
@@ -974,8 +1010,9 @@ def clearance(router, scores):
 
 def corrected_clearance(router, choices):
     """The same of choices that are corrected odds: among the groups, then among the experts of the groups that stay."""
-    far, groups = 1e9, choices.view(len(choices), router.num_group, -1)
-    if router.topk_group < router.num_group:
+    count = getattr(router, "num_group", 1)
+    far, groups = 1e9, choices.view(len(choices), count, -1)
+    if count > 1 and router.topk_group < count:
         best = groups.topk(2, dim=-1).values.sum(dim=-1).sort(dim=-1, descending=True)
         far = (best.values[:, router.topk_group - 1] - best.values[:, router.topk_group]).min().item()
         out = torch.ones_like(best.values, dtype=torch.bool).scatter_(1, best.indices[:, :router.topk_group], False)

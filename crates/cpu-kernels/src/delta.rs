@@ -6,12 +6,15 @@
 //! g = exp(decay softplus(a + dt)),  beta = sigmoid(b)
 //! ```
 //!
+//! Where each element of a key decays at a rate of its own, `g` is a diagonal matrix, `exp(a)`.
+//!
 //! Queries and keys are normalised to unit length, and queries divided by the root of their width
 //! as well. The columns of `S` are independent, so workers split a head by columns, and all rows of
 //! a chunk are processed while a few columns stay in the L1 cache. A column's bits depend on its
 //! rows alone.
 
 use crate::isa::Isa;
+use crate::math::exp;
 use crate::math::lanes::{Lanes, WIDEST, dispatch};
 use std::ops::Range;
 
@@ -42,9 +45,10 @@ pub struct Head<'a> {
     pub value_dim: usize,
     /// The head's index.
     pub head: usize,
-    /// Number of heads, which is the row stride of `a` and `b`.
+    /// Number of heads, which is the row stride of `b`.
     pub heads: usize,
-    /// `[rows, heads]`: the decay input of each row.
+    /// `[rows, heads]`: the decay input of each row; or `[rows, heads * key_dim]`, the logarithms of
+    /// factors, where each element of a key decays at a rate of its own.
     pub a: &'a [f32],
     /// `[rows, heads]`: the write strength input of each row.
     pub b: &'a [f32],
@@ -52,18 +56,24 @@ pub struct Head<'a> {
     pub decay: f32,
     /// Added to `a`.
     pub dt: f32,
+    /// The strength of a correction where the logistic function of `b` is 1.
+    pub strongest: f32,
+    /// Whether each element of a key decays at a rate of its own; then there are no gradients.
+    pub by_element: bool,
 }
 
 impl Head<'_> {
     /// # Panics
     /// If the head has fewer rows.
     fn check(&self, rows: usize) {
-        let &Head { qkv, stride, starts, key_dim, value_dim, heads, a, b, .. } = self;
+        let &Head { qkv, stride, starts, key_dim, value_dim, heads, a, b, by_element, .. } = self;
+        let gates = heads * if by_element { key_dim } else { 1 };
         let ends = [(key_dim, starts[0]), (key_dim, starts[1]), (value_dim, starts[2])];
         assert!(
             ends.into_iter().all(|(len, start)| start + len <= stride)
                 && rows * stride <= qkv.len()
-                && rows * heads <= a.len().min(b.len())
+                && rows * gates <= a.len()
+                && rows * heads <= b.len()
                 && self.head < heads
                 && key_dim <= MAX_KEY_DIM,
             "delta net: rows of a head"
@@ -110,6 +120,7 @@ unsafe fn advance_kernel<L: Lanes>(
 ) {
     let (key_dim, n) = (head.key_dim, head.value_dim);
     let (mut q, mut k) = ([0.0; MAX_KEY_DIM], [0.0; MAX_KEY_DIM]);
+    let (mut factor, mut decayed) = ([0.0; MAX_KEY_DIM], [0.0; MAX_KEY_DIM]);
     let root = 1.0 / (key_dim as f32).sqrt();
     for row in rows {
         // SAFETY: rows and columns exist, by the caller's promise; a key fits its array.
@@ -117,16 +128,42 @@ unsafe fn advance_kernel<L: Lanes>(
             let x = head.qkv.as_ptr().add(row * head.stride);
             unit::<L>(x.add(head.starts[0]), key_dim, root, &mut q);
             unit::<L>(x.add(head.starts[1]), key_dim, 1.0, &mut k);
-            let Gates { gate, beta, .. } = gates(head, row);
+            let (gate, beta) = match head.by_element {
+                true => {
+                    let a = head.a.as_ptr().add((row * head.heads + head.head) * key_dim);
+                    factors::<L>(a, &k[..key_dim], &mut factor, &mut decayed);
+                    (1.0, strength(head, row))
+                }
+                false => {
+                    let Gates { gate, beta, .. } = gates(head, row);
+                    (gate, beta)
+                }
+            };
+            let key = Key { k: &k[..key_dim], gate, factor: &factor, decayed: &decayed };
             for column in columns.clone().step_by(L::N) {
                 let width = L::N.min(columns.end - column);
                 let v = get::<L>(x.add(head.starts[2] + column), width);
                 let s = state.add(column);
-                let y = column_step::<L>(s, n, width, &q[..key_dim], &k[..key_dim], v, gate, beta);
+                let q = &q[..key_dim];
+                let y = match head.by_element {
+                    true => column_step::<L, true>(s, n, width, q, &key, v, beta),
+                    false => column_step::<L, false>(s, n, width, q, &key, v, beta),
+                };
                 put(y, out.add(row * out_stride + column), width);
             }
         }
     }
+}
+
+/// A row's key, and the factors by which it decays the matrix.
+struct Key<'a> {
+    k: &'a [f32],
+    /// The factor of all elements, where it is one.
+    gate: f32,
+    /// The factor of each element else.
+    factor: &'a [f32; MAX_KEY_DIM],
+    /// The key times these.
+    decayed: &'a [f32; MAX_KEY_DIM],
 }
 
 /// One row's step for the `width` columns at `s`, with row stride `n`; returns their outputs.
@@ -134,48 +171,74 @@ unsafe fn advance_kernel<L: Lanes>(
 /// # Safety
 /// The columns exist, and no other thread accesses them.
 #[inline(always)]
-unsafe fn column_step<L: Lanes>(
+unsafe fn column_step<L: Lanes, const BY_ELEMENT: bool>(
     s: *mut f32,
     n: usize,
     width: usize,
     q: &[f32],
-    k: &[f32],
+    key: &Key<'_>,
     v: L,
-    gate: f32,
     beta: f32,
 ) -> L {
+    let k = key.k;
     let (len, whole) = (k.len(), k.len() - k.len() % 4);
-    let (g, zero) = (L::splat(gate), L::splat(0.0));
+    let (g, zero) = (L::splat(key.gate), L::splat(0.0));
+    let decayed = if BY_ELEMENT { &key.decayed[..len] } else { k };
+    let factor = |i: usize| if BY_ELEMENT { L::splat(key.factor[i]) } else { g };
     // Four sums hide the latency of the additions.
     let (mut said, mut y) = ([zero; 4], [zero; 4]);
     // SAFETY: the caller's promise.
     unsafe {
         for i in (0..whole).step_by(4) {
             for (u, said) in said.iter_mut().enumerate() {
-                *said = get::<L>(s.add((i + u) * n), width).fma(L::splat(k[i + u]), *said);
+                *said = get::<L>(s.add((i + u) * n), width).fma(L::splat(decayed[i + u]), *said);
             }
         }
         for i in whole..len {
-            said[0] = get::<L>(s.add(i * n), width).fma(L::splat(k[i]), said[0]);
+            said[0] = get::<L>(s.add(i * n), width).fma(L::splat(decayed[i]), said[0]);
         }
-        let said = said[0].add(said[1]).add(said[2].add(said[3])).mul(g);
+        let said = said[0].add(said[1]).add(said[2].add(said[3]));
+        let said = if BY_ELEMENT { said } else { said.mul(g) };
         let change = v.sub(said).mul(L::splat(beta));
         for i in (0..whole).step_by(4) {
             for (u, y) in y.iter_mut().enumerate() {
                 let at = s.add((i + u) * n);
-                let new = change.fma(L::splat(k[i + u]), get::<L>(at, width).mul(g));
+                let new = change.fma(L::splat(k[i + u]), get::<L>(at, width).mul(factor(i + u)));
                 put(new, at, width);
                 *y = new.fma(L::splat(q[i + u]), *y);
             }
         }
         for i in whole..len {
             let at = s.add(i * n);
-            let new = change.fma(L::splat(k[i]), get::<L>(at, width).mul(g));
+            let new = change.fma(L::splat(k[i]), get::<L>(at, width).mul(factor(i)));
             put(new, at, width);
             y[0] = new.fma(L::splat(q[i]), y[0]);
         }
     }
     y[0].add(y[1]).add(y[2].add(y[3]))
+}
+
+/// The factors `e^a` of a key's elements, and the key `k` times these.
+///
+/// # Safety
+/// `a` points to as many elements as `k` has, which are no more than [`MAX_KEY_DIM`].
+#[inline(always)]
+unsafe fn factors<L: Lanes>(
+    a: *const f32,
+    k: &[f32],
+    factor: &mut [f32; MAX_KEY_DIM],
+    decayed: &mut [f32; MAX_KEY_DIM],
+) {
+    let len = k.len();
+    for i in (0..len).step_by(L::N) {
+        let width = L::N.min(len - i);
+        // SAFETY: every index is below `len`.
+        unsafe {
+            let own = exp(get::<L>(a.add(i), width));
+            put(own, factor.as_mut_ptr().add(i), width);
+            put(own.mul(get::<L>(k.as_ptr().add(i), width)), decayed.as_mut_ptr().add(i), width);
+        }
+    }
 }
 
 /// `x` divided by its length, times `by`; gives the factor that this is.
@@ -217,7 +280,13 @@ fn gates(head: &Head<'_>, row: usize) -> Gates {
     let at = row * head.heads + head.head;
     let shifted = head.a[at] + head.dt;
     let step = if shifted > SOFTPLUS_LINEAR { shifted } else { shifted.exp().ln_1p() };
-    Gates { shifted, step, gate: (head.decay * step).exp(), beta: logistic(head.b[at]) }
+    Gates { shifted, step, gate: (head.decay * step).exp(), beta: strength(head, row) }
+}
+
+/// The strength with which a row writes its correction.
+#[inline(always)]
+fn strength(head: &Head<'_>, row: usize) -> f32 {
+    head.strongest * logistic(head.b[row * head.heads + head.head])
 }
 
 fn logistic(x: f32) -> f32 {

@@ -15,7 +15,7 @@ pub use rows::{
 };
 
 pub(crate) use functions::{exp, tanh};
-use functions::{gelu_erf, gelu_tanh, sigmoid, silu};
+use functions::{gelu_erf, gelu_tanh, sigmoid, silu, softplus};
 use lanes::{Lanes, dispatch};
 pub(crate) use rows::to_f16_kernel;
 
@@ -81,6 +81,11 @@ impl<L: Lanes> Real for Vector<L> {
     #[inline(always)]
     fn silu(self) -> Self {
         Vector(silu(self.0))
+    }
+
+    #[inline(always)]
+    fn softplus(self) -> Self {
+        Vector(softplus(self.0))
     }
 
     #[inline(always)]

@@ -32,6 +32,8 @@ pub trait Real: Copy {
     fn sigmoid(self) -> Self;
     /// `self * sigmoid(self)`.
     fn silu(self) -> Self;
+    /// `ln(1 + e^self)`.
+    fn softplus(self) -> Self;
     /// `self / 2 (1 + tanh(sqrt(2 / pi) (self + 0.044715 self^3)))`.
     fn gelu_tanh(self) -> Self;
     /// `self / 2 (1 + erf(self / sqrt(2)))`.
@@ -77,6 +79,10 @@ impl Real for f64 {
 
     fn silu(self) -> f64 {
         self / (1.0 + f64::exp(-self))
+    }
+
+    fn softplus(self) -> f64 {
+        self.max(0.0) + f64::exp(-self.abs()).ln_1p()
     }
 
     fn gelu_tanh(self) -> f64 {

@@ -8,9 +8,9 @@ use crate::glm4_moe::{self, Usual};
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, experts, llama, mixtral, qwen3, windows};
+use crate::{Architecture, Opened, decoder, experts, llama, mixtral, qwen3, windows};
 use formats::Result;
-use nn::{AttentionOptions, QkNorm};
+use nn::{AttentionOptions, Bias, QkNorm, Unary};
 
 const NAMES: &[Row] = &[
     ("blocks.{}.attention.gate", "model.layers.{}.self_attn.gate_proj", "blk.{}.attn_gate"),
@@ -83,12 +83,12 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         let options = attention(config, layer);
         AttentionOptions {
             qk_norm: QkNorm::Heads(config.norm_eps),
-            output_gate: true,
+            output_gate: Some((Unary::Sigmoid, Bias::Never)),
             rope: options.rope.filter(|_| options.window.is_some()),
             ..options
         }
     });
-    parts.normed = (true, true);
+    parts.normed = decoder::both(true, true);
     if multiplied {
         parts.multipliers[0] = (config.hidden as f32).sqrt();
     }

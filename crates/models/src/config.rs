@@ -398,6 +398,7 @@ impl Config {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
+            value_dim: None,
             qkv_bias: Bias::Never,
             output_bias: Bias::Never,
             qk_norm: QkNorm::None,
@@ -409,7 +410,7 @@ impl Config {
             sinks: false,
             scale: None,
             cap: None,
-            output_gate: false,
+            output_gate: None,
             value_norm: None,
             shared: None,
         }

@@ -22,6 +22,9 @@ pub(crate) type Mixer = Box<dyn Fn(&Builder<'_>, &Config, usize) -> Result<Optio
 /// The options of each layer's attention.
 pub(crate) type AttentionOf = Box<dyn Fn(&Config, usize) -> AttentionOptions>;
 
+/// Whether the sublayers of a block are normed in front, and behind.
+pub(crate) type Normed = Box<dyn Fn(usize) -> (bool, bool)>;
+
 /// Makes a norm of the weight of a name.
 pub(crate) type MakeNorm = fn(&Builder<'_>, &str, &Config) -> Result<Layer>;
 
@@ -48,8 +51,8 @@ pub(crate) struct Parts {
     pub(crate) feed_forward: FeedForward,
     /// How norms are made.
     pub(crate) norm: MakeNorm,
-    /// Whether sublayers are normed in front, and behind.
-    pub(crate) normed: (bool, bool),
+    /// Whether the sublayers of each block are normed in front, and behind.
+    pub(crate) normed: Normed,
     /// How the sublayers follow each other.
     pub(crate) order: Order,
     /// Whether the head has a bias.
@@ -75,7 +78,7 @@ impl Parts {
             mixer: Box::new(|_, _, _| Ok(None)),
             feed_forward: Box::new(move |builder, config, i| gated(builder, config, i, mlp_bias)),
             norm: rms_norm,
-            normed: (true, false),
+            normed: both(true, false),
             order: Order::InTurn,
             head_bias: Bias::Never,
             learned_positions: false,
@@ -84,6 +87,11 @@ impl Parts {
             logit_cap: None,
         }
     }
+}
+
+/// All blocks are normed alike: in front, and behind.
+pub(crate) fn both(front: bool, behind: bool) -> Normed {
+    Box::new(move |_| (front, behind))
 }
 
 /// A gated feed-forward.
@@ -282,8 +290,8 @@ impl Decoder {
         let embed_norm = parts.normed_embeddings.then(embed_norm).transpose()?;
         let positions = || Embedding::of_positions(builder, "positions", config.context, hidden);
         let positions = parts.learned_positions.then(positions).transpose()?;
-        let (front, behind) = parts.normed;
         let block = |i: usize| -> Result<Block> {
+            let (front, behind) = (parts.normed)(i);
             let norm = |wanted: bool, name: &str| {
                 let norm = || (parts.norm)(builder, &format!("blocks.{i}.{name}"), config);
                 wanted.then(norm).transpose()

@@ -2,6 +2,7 @@
 //! first dense blocks a mixture beside an expert that every token goes through.
 
 use crate::config::{Config, LAYERS};
+use crate::decoder::Mixer;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
@@ -9,7 +10,7 @@ use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, glm4_moe, latent, llama, ministral3};
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};
-use nn::{Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, Stored, Tensor};
+use nn::{Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, Stored, Tensor, Weights};
 use ops::group_limit::MOST_GROUPS;
 
 pub(crate) const V2: Architecture = Architecture {
@@ -114,7 +115,6 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
     glm4_moe::guesses(files, &mut raw)?;
     // How weights are drawn for training.
     keys.note("embedding_initializer_range");
-    let layers = raw.layers.value;
     let name = files.architecture.name;
     if name == MISTRAL4.name
         && let Some(rotation) = &mut raw.rotation
@@ -122,17 +122,34 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
         // It is said of the whole head.
         rotation.rotary = None;
     }
-    let (mut config, mut options) = latent::read(files, raw)?;
+    let (config, mut options) = latent::read(files, raw)?;
     if name == MISTRAL4.name {
         options.stretch = ministral3::stretch(files)?;
     }
     let heads = latent::Heads::of(&options);
     let mixer = latent::mixer(options);
+    opened(files, config, mixer, 1.0, move |weights, name| latent::part(weights, name, heads))
+}
+
+/// A model of this configuration whose blocks have `mixer` in the place of attention, dense or with a
+/// mixture; odds are multiplied with `scale` where nothing is said, and `part` makes weights of those
+/// that are stored.
+///
+/// # Errors
+/// A key that is of another type or out of range.
+pub(crate) fn opened(
+    files: &Files<'_>,
+    mut config: Config,
+    mixer: Mixer,
+    scale: f64,
+    part: impl Fn(&dyn Weights, &str) -> Result<Option<Stored>> + 'static,
+) -> Result<Opened> {
+    let (name, layers) = (files.architecture.name, config.layers);
     let mlp_bias = files.bias("mlp_bias")?;
-    let Some(mixture) = Mixture::read(files, &config, layers)? else {
+    let Some(mixture) = Mixture::read(files, &config, layers, scale)? else {
         let parts = decoder::Parts { mixer, ..decoder::Parts::new(mlp_bias, Config::attention) };
         return Ok(decoder::open_recipes(config, parts, move |_, weights, name| {
-            latent::part(weights, name, heads)
+            part(weights, name)
         }));
     };
     let Mixture { options, dense, shared, uncorrected } = mixture;
@@ -170,7 +187,7 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
             let (source, shape) = (Source::Zeros(vec![count]), vec![count]);
             return Ok(Some(Stored { source, shape }));
         }
-        match latent::part(weights, name, heads)? {
+        match part(weights, name)? {
             Some(part) => Ok(Some(part)),
             None => experts::stacked(weights, name, count),
         }
@@ -190,7 +207,12 @@ struct Mixture {
 
 impl Mixture {
     /// Reads what is said of experts; none if there are none.
-    fn read(files: &Files<'_>, config: &Config, layers: usize) -> Result<Option<Mixture>> {
+    fn read(
+        files: &Files<'_>,
+        config: &Config,
+        layers: usize,
+        scale: f64,
+    ) -> Result<Option<Mixture>> {
         let keys = &files.keys;
         let name = config.architecture.name;
         let hugging_face = keys.dialect() == Dialect::HuggingFace;
@@ -239,7 +261,7 @@ impl Mixture {
             false => {
                 keys.only(Key("scoring_func", ""), &["sigmoid", "noaux_tc"])?;
                 keys.only(Key("topk_method", ""), &["noaux_tc"])?;
-                let options = glm4_moe::limited(files, options, true)?;
+                let options = glm4_moe::limited_by(files, options, true, scale)?;
                 let normalised = MetadataValue::Bool(options.routing.normalised);
                 keys.state(Key("norm_topk_prob", "expert_weights_norm"), Some(normalised));
                 (options, !corrected && (!hugging_face || name == AXK1.name))

@@ -7,7 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, decoder, experts, glm4_moe, llama, qwen_vl};
+use crate::{Architecture, Opened, decoder, deepseek, experts, glm4_moe, llama, qwen_vl};
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};
 use nn::{Bias, GroupLimit, MixtureOfExperts, Mlp, Odds, Pairing, Stored, Weights};
@@ -53,6 +53,21 @@ pub(crate) const MIXTURE: Architecture = Architecture {
     experts: true,
     open: open_mixture,
     ..ARCHITECTURE
+};
+
+/// ERNIE 4.5 VL (Baidu 2025), its decoder of text: positions in three axes, which a text has alike,
+/// and further experts for tokens of images, which stand behind those of text.
+pub(crate) const VISION: Architecture = Architecture {
+    title: "ERNIE 4.5 VL, its text",
+    name: "ernie4_5_vl_moe",
+    gguf: "",
+    class: "Ernie4_5_VLMoeForConditionalGeneration",
+    open: |files| {
+        qwen_vl::note_tower(files)?;
+        // Widths of experts for text, and for images.
+        open_mixture(&files.with_lists(&["expert_feed_forward_length"]))
+    },
+    ..MIXTURE
 };
 
 /// The corrections of the router's odds, `[1, experts]` in folders.
@@ -126,8 +141,12 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
     const WIDTH: Key = Key("", "expert_shared_feed_forward_length");
     keys.state(WIDTH, Some(MetadataValue::U32(shared as u32)));
     keys.size(WIDTH)?;
+    let dense = deepseek::listed(files, config.layers)?.unwrap_or_else(|| {
+        let dense = |i: usize| i < first || i > last || !(i + 1).is_multiple_of(step);
+        (0..config.layers).map(dense).collect()
+    });
     let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
-        if i < first || i > last || !(i + 1).is_multiple_of(step) {
+        if dense[i] {
             return decoder::gated(builder, config, i, bias);
         }
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
@@ -140,18 +159,32 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
     });
     let parts =
         decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, decoder::biased(bias)) };
+    let vision = files.architecture.name == VISION.name;
     let stored = move |_: &Config, weights: &dyn Weights, name: &str| {
+        if vision && name.ends_with(".mlp.router") {
+            return Ok(weights.find(name)?.map(|stored| turned(stored, count)));
+        }
         if !name.ends_with(".mlp.router.correction") {
             return experts::joined(weights, name, count);
         }
         let flat = |stored: Stored| match stored.shape[..] {
-            [1, columns] => {
-                let shape = vec![columns];
-                Stored { source: Source::Reshape(Box::new(stored.source), shape.clone()), shape }
+            // The first row is that of experts for text.
+            [1 | 2, columns] => {
+                let (source, shape) = (stored.source.rows(0, 1), vec![columns]);
+                Stored { source: Source::Reshape(Box::new(source), shape.clone()), shape }
             }
             _ => stored,
         };
         Ok(weights.find(name)?.map(flat))
     };
     Ok(decoder::open_recipes(config, parts, stored))
+}
+
+/// A router's matrix, if it is stored the other way round.
+fn turned(Stored { source, mut shape }: Stored, experts: usize) -> Stored {
+    if shape.len() != 2 || shape[1] != experts || shape[0] == experts {
+        return Stored { source, shape };
+    }
+    shape.swap(0, 1);
+    Stored { source: Source::Transpose(Box::new(source)), shape }
 }

@@ -36,7 +36,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         ..config.attention(layer)
     };
     let parts = decoder::Parts {
-        normed: (false, true),
+        normed: decoder::both(false, true),
         feed_forward: mixtral::mixture(options),
         ..decoder::Parts::new(Bias::Never, attention)
     };

@@ -124,7 +124,9 @@ fn opened(config: Config, bias: Bias, behind: bool) -> Result<Opened> {
         qkv_bias: bias,
         ..config.attention(layer)
     };
-    let parts =
-        decoder::Parts { normed: (true, behind), ..decoder::Parts::new(Bias::Never, attention) };
+    let parts = decoder::Parts {
+        normed: decoder::both(true, behind),
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
     Ok(decoder::open_recipes(config, parts, phi3::part))
 }

@@ -155,6 +155,8 @@ pub(crate) fn parts(
     let options = limited_by(files, options, usual.normalised, usual.scale)?;
     let shared = keys.size(Key("n_shared_experts", "expert_shared_count"))?;
     let shared = options.feed_forward * shared.map_or(Ok(1), |shared| shared.within(1..=64))?;
+    let own = keys.size(Key("shared_expert_intermediate_size", ""))?;
+    let shared = own.map_or(Ok(shared), |width| width.within(1..=1 << 24))?;
     const WIDTH: Key = Key("", "expert_shared_feed_forward_length");
     keys.state(WIDTH, Some(MetadataValue::U32(shared as u32)));
     let shared = keys.size(WIDTH)?.map_or(Ok(shared), |width| width.within(1..=1 << 24))?;
@@ -200,7 +202,10 @@ pub(crate) fn limited(
 }
 
 /// As [`limited`]; odds are multiplied with `scale` where `config.json` says nothing.
-fn limited_by(
+///
+/// # Errors
+/// As [`limited`].
+pub(crate) fn limited_by(
     files: &Files<'_>,
     mut options: ExpertsOptions,
     normalised: bool,

@@ -10,7 +10,10 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::stated::Stated;
 use formats::{Error, Result, Source, shape};
-use nn::{AttentionOptions, Bias, DeltaNetOptions, GatedDeltaNet, QkNorm, Stored, Weights};
+use nn::{
+    AttentionOptions, Bias, DeltaNetOptions, Forgetting, GatedDeltaNet, QkNorm, Stored, Unary,
+    Weights,
+};
 use std::sync::Arc;
 
 mod export;
@@ -122,6 +125,9 @@ impl Hybrid {
             norm_eps: config.norm_eps,
             // llama.cpp's converter reorders the heads of Qwen3.5 alone.
             tiled: gguf && heads.value != key_heads.value && config.architecture.name != NEXT,
+            doubled: false,
+            forgetting: Forgetting::Heads,
+            gate: Unary::Silu,
         };
         Ok(Hybrid { config, net, nets, bias, gguf })
     }
@@ -133,7 +139,7 @@ impl Hybrid {
             qkv_bias: bias,
             output_bias: bias,
             qk_norm: QkNorm::Heads(config.norm_eps),
-            output_gate: true,
+            output_gate: Some((Unary::Sigmoid, bias)),
             ..config.attention(layer)
         };
         let mixer: Mixer = Box::new(move |builder, _, i| {
@@ -182,8 +188,10 @@ impl Hybrid {
 }
 
 /// Whether each layer is a net: by `layer_types`, or all but every fourth; in GGUF by its weights.
-fn nets(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
-    const TYPES: Key = Key("layer_types", "");
+///
+/// # Errors
+/// A list of another length, or of other kinds.
+pub(crate) fn nets(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
     let keys = &files.keys;
     if keys.dialect() == Dialect::Gguf {
         // The weights say it; the keys say it again.
@@ -195,10 +203,24 @@ fn nets(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
     }
     let interval = keys.size(Key("full_attention_interval", ""))?;
     let interval = interval.map_or(Ok(4), |interval| interval.within(1..=LAYERS))?;
-    let Some(types) = keys.get(TYPES) else {
+    let usual = || {
         let layers = layers.value.min(LAYERS);
-        return Ok((1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect());
+        (1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect()
     };
+    Ok(listed_nets(files, layers)?.unwrap_or_else(usual))
+}
+
+/// Whether each layer is a net, where `layer_types` says it.
+///
+/// # Errors
+/// A list of another length, or of other kinds.
+pub(crate) fn listed_nets(
+    files: &Files<'_>,
+    layers: &Stated<usize>,
+) -> Result<Option<Arc<[bool]>>> {
+    const TYPES: Key = Key("layer_types", "");
+    let keys = &files.keys;
+    let Some(types) = keys.get(TYPES) else { return Ok(None) };
     let list = types.as_array().ok_or_else(|| keys.odd(TYPES, "a list", types))?;
     if list.len() != layers.value {
         let expected = format!("{} entries, as {} says", layers.value, layers.key());
@@ -209,7 +231,7 @@ fn nets(files: &Files<'_>, layers: &Stated<usize>) -> Result<Arc<[bool]>> {
         Some("full_attention") => Ok(false),
         _ => Err(keys.odd(TYPES, "full_attention or linear_attention", kind)),
     };
-    list.iter().map(one).collect()
+    list.iter().map(one).collect::<Result<_>>().map(Some)
 }
 
 /// A stored weight, which must have `rows` rows.
@@ -240,7 +262,7 @@ fn by_turns(
 
 /// A weight of a net. Qwen3-Next stores what belongs to a key head side by side: its query, its
 /// key, the values that share it and as many gates; and how they are written, and forgotten.
-fn delta(
+pub(crate) fn delta(
     weights: &dyn Weights,
     block: &str,
     part: &str,

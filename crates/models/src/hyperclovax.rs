@@ -35,7 +35,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let logits = keys.number_or(Key("logits_scaling", ""), 1.0)?.positive()? as f32;
     let usual = keys.number(Key("attention_multiplier", ""))?.is_none();
     let granite::Open { config, mut parts } = granite::read(files, raw)?;
-    parts.normed = (true, behind);
+    parts.normed = decoder::both(true, behind);
     parts.multipliers[2] = logits;
     let attention = parts.attention;
     parts.attention = Box::new(move |config: &Config, layer| {

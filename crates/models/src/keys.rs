@@ -281,6 +281,12 @@ impl<'a> Keys<'a> {
         object.get(key.0).is_some()
     }
 
+    /// Whether `config.json` says that a key has no value.
+    pub(crate) fn is_null(&self, key: &str) -> bool {
+        let Values::Json(object) = self.values else { return false };
+        object.get(key).is_some_and(Value::is_null)
+    }
+
     /// A list with a number for each of `layers` layers; none where there is none, or one number,
     /// under the key.
     ///

@@ -117,11 +117,9 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
     let whole = files.names.find("blocks.0.attention.kv_b")?.is_some();
     let stored_apart = !whole && files.names.find("blocks.0.attention.k_b")?.is_some();
     let apart = stored_apart || files.apart && files.architecture.gguf == GGUF;
-    let width = raw.hidden.clone();
     let mut config = raw.check()?;
     config.head_dim = plain + turned;
     let rope = config.rope.clone();
-    let rope = rope.ok_or_else(|| width.wrong("a rotation", "none"))?;
     let (hidden, heads) = (config.hidden, config.heads);
     let options = LatentOptions {
         hidden,
@@ -137,6 +135,7 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
         scale,
         stretch: None,
         apart,
+        gated: false,
     };
     Ok((config, options))
 }

@@ -11,7 +11,7 @@ use crate::stated::Stated;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Config, Opened, lfm2, llama, scaling};
 use formats::{Result, Source};
-use nn::{AttentionOptions, Bias, GatedConv, Pairing, QkNorm, Stored, Weights};
+use nn::{AttentionOptions, Bias, GatedConv, Pairing, QkNorm, Stored, Unary, Weights};
 
 const NAMES: &[Row] = &[
     ("blocks.{}.attention.o", "model.layers.{}.self_attn.o_proj", ""),
@@ -81,7 +81,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         let rope = if options.window.is_some() { Some(local.clone()) } else { options.rope };
         AttentionOptions {
             qk_norm: QkNorm::Heads(config.norm_eps),
-            output_gate: gated,
+            output_gate: gated.then_some((Unary::Sigmoid, Bias::Never)),
             rope,
             ..options
         }
@@ -95,13 +95,16 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     });
     let parts = decoder::Parts {
         mixer,
-        normed: (true, behind),
+        normed: decoder::both(true, behind),
         ..decoder::Parts::new(Bias::Never, attention)
     };
     let stored = move |config: &Config, weights: &dyn Weights, name: &str| match name
         .ends_with(".attention.gate")
     {
-        true => gate(config, weights, name),
+        true => {
+            let found = weights.find(name)?;
+            Ok(found.map(|stored| per_head(stored, config.heads, config.head_dim)))
+        }
         false => lfm2::convs::part(weights, name, config.hidden, kernel),
     };
     Ok(decoder::open_recipes(config, parts, stored))
@@ -130,13 +133,14 @@ fn kinds(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Kind>> {
     list.iter().map(one).collect()
 }
 
-/// A row of the gates for each element of what attention gives: the row of its head.
-fn gate(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
-    let Some(Stored { source, shape }) = weights.find(name)? else { return Ok(None) };
-    if shape != [config.heads, config.hidden] {
-        return Ok(Some(Stored { source, shape }));
+/// A row of a gate for each of the `each` elements that a head gives: the row of its head. Gates that
+/// have a row for each element stay.
+pub(crate) fn per_head(stored: Stored, heads: usize, each: usize) -> Stored {
+    let [rows, columns] = stored.shape[..] else { return stored };
+    if rows != heads {
+        return stored;
     }
-    let each = |h: usize| std::iter::repeat_n(source.clone().rows(h, 1), config.head_dim);
-    let rows = Source::Concat((0..config.heads).flat_map(each).collect());
-    Ok(Some(Stored { source: rows, shape: vec![config.heads * config.head_dim, config.hidden] }))
+    let of_head = |h: usize| std::iter::repeat_n(stored.source.clone().rows(h, 1), each);
+    let source = Source::Concat((0..heads).flat_map(of_head).collect());
+    Stored { source, shape: vec![heads * each, columns] }
 }

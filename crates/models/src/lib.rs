@@ -55,7 +55,9 @@ mod internlm2;
 mod iquestcoder;
 mod jais2;
 mod keys;
+mod kimi_linear;
 mod lacking;
+mod laguna;
 mod latent;
 mod lfm2;
 mod lfm2_moe;
@@ -65,6 +67,7 @@ mod llama4;
 mod mamba;
 mod mamba2;
 mod mellum;
+mod mimo_v2;
 mod minicpm;
 mod minimax_m2;
 mod ministral;
@@ -75,8 +78,10 @@ mod names;
 mod nanochat;
 mod nemotron;
 mod nemotron_h;
+mod nets;
 mod olmo;
 mod olmo2;
+mod olmo_hybrid;
 mod olmoe;
 mod opt;
 mod phi;
@@ -154,6 +159,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &dots1::ARCHITECTURE,
     &ernie4_5::ARCHITECTURE,
     &ernie4_5::MIXTURE,
+    &ernie4_5::VISION,
     &ernie4_5::PADDLE,
     &exaone::ARCHITECTURE,
     &exaone4::ARCHITECTURE,
@@ -197,15 +203,19 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &internlm2::INTERNLM3,
     &iquestcoder::ARCHITECTURE,
     &jais2::ARCHITECTURE,
+    &kimi_linear::ARCHITECTURE,
+    &laguna::ARCHITECTURE,
     &lfm2::ARCHITECTURE,
     &lfm2_moe::ARCHITECTURE,
     &lfm3::ARCHITECTURE,
     &llama::ARCHITECTURE,
+    &kimi_linear::LING3,
     &llama4::ARCHITECTURE,
     &mamba2::ARCHITECTURE,
     &mellum::ARCHITECTURE,
     &minicpm::ARCHITECTURE,
     &minicpm::THIRD,
+    &mimo_v2::ARCHITECTURE,
     &minimax_m2::ARCHITECTURE,
     &ministral::ARCHITECTURE,
     &ministral3::ARCHITECTURE,
@@ -219,6 +229,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &olmo::ARCHITECTURE,
     &olmo2::ARCHITECTURE,
     &olmo2::OLMO3,
+    &olmo_hybrid::ARCHITECTURE,
     &olmoe::ARCHITECTURE,
     &opt::ARCHITECTURE,
     &phi::ARCHITECTURE,

@@ -86,7 +86,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
             ..options
         }
     };
-    let parts =
-        decoder::Parts { normed: (false, true), ..decoder::Parts::new(Bias::Never, attention) };
+    let parts = decoder::Parts {
+        normed: decoder::both(false, true),
+        ..decoder::Parts::new(Bias::Never, attention)
+    };
     Ok(decoder::open_parts(config, parts))
 }

@@ -6,7 +6,7 @@
 
 use crate::{Bias, Builder, Norm, Projection, Tensor};
 use formats::Result;
-use ops::{Op, Rope, Splice, Stretch};
+use ops::{Op, Rope, Splice, Stretch, Unary};
 use program::CacheLayer;
 
 /// The configuration of a latent attention layer.
@@ -31,14 +31,17 @@ pub struct LatentOptions {
     pub bias: Bias,
     /// eps of the norms of both rows.
     pub norm_eps: f32,
-    /// The rotation of `turned` elements.
-    pub rope: Rope,
+    /// The rotation of `turned` elements, if they turn.
+    pub rope: Option<Rope>,
     /// The factor on scores.
     pub scale: f32,
     /// A factor on queries that depends on their position.
     pub stretch: Option<Stretch>,
     /// Whether the matrix of keys and the one of values are apart.
     pub apart: bool,
+    /// Whether the attention output is multiplied with `sigmoid(name.gate x)` before the output
+    /// projection.
+    pub gated: bool,
 }
 
 /// `[tokens, hidden] -> [tokens, hidden]`.
@@ -47,8 +50,9 @@ pub struct LatentAttention {
     kv_a: Projection, // [hidden] -> [rank + turned]
     norm: Norm,
     kv: KeysValues,
-    o: Projection, // [heads * value] -> [hidden]
-    rope: Rope,
+    gate: Option<Projection>, // [hidden] -> [heads * value]
+    o: Projection,            // [heads * value] -> [hidden]
+    rope: Option<Rope>,
     stretch: Option<Stretch>,
     sizes: [usize; 4], // plain, turned, value, rank
     attend: ops::Attention,
@@ -70,7 +74,7 @@ enum KeysValues {
 
 impl LatentAttention {
     /// Takes `name.q`, or `.q_a`, `.q_a_norm` and `.q_b`; `.kv_a`, `.kv_a_norm`; `.kv_b`, or `.k_b`
-    /// and `.v_b`; `.o`. Registers a cache layer.
+    /// and `.v_b`; `.o`; if present, an output gate `.gate`. Registers a cache layer.
     ///
     /// # Errors
     /// Weights that are missing, or of another shape.
@@ -102,6 +106,8 @@ impl LatentAttention {
                 linear("v_b", [heads * value, rank], Bias::Never)?,
             ),
         };
+        let gate = || linear("gate", [heads * value, hidden], Bias::Never);
+        let gate = options.gated.then(gate).transpose()?;
         // Keys and values of one width, which vectors divide: zeros behind the shorter ones.
         let head_dim = (plain + turned).max(value).next_multiple_of(8);
         Ok(LatentAttention {
@@ -109,6 +115,7 @@ impl LatentAttention {
             kv_a,
             norm: kv_norm,
             kv,
+            gate,
             o: linear("o", [hidden, heads * value], bias)?,
             rope: options.rope.clone(),
             stretch: options.stretch,
@@ -138,19 +145,27 @@ impl LatentAttention {
             let splice = Splice { heads, start: 0, count: plain, shared, width };
             x.apply(Op::from(splice), &[other], vec![])
         };
-        let turn = |x: &Tensor| x.apply(Op::Rope(self.rope.clone()), &[], vec![]);
+        let turn = |x: Tensor| match &self.rope {
+            Some(rope) => x.apply(Op::Rope(rope.clone()), &[], vec![]),
+            None => x,
+        };
         let q = match &self.q {
             Queries::Whole(q) => q.forward(x),
             Queries::LowRank(a, norm, b) => b.forward(&norm.forward(&a.forward(x))),
         };
-        let q = joined(&q, &turn(&cut(&q, heads, plain, turned, turned)), false);
+        // All of a query as it is, where none of it turns.
+        let splits = self.rope.is_some() || width != plain + turned;
+        let q = match splits {
+            true => joined(&q, &turn(cut(&q, heads, plain, turned, turned)), false),
+            false => q,
+        };
         let q = match self.stretch {
             Some(stretch) => q.apply(Op::from(stretch), &[], vec![]),
             None => q,
         };
         let kv = self.kv_a.forward(x);
         let latent = self.norm.forward(&cut(&kv, 1, 0, rank, rank));
-        let key = turn(&cut(&kv, 1, rank, turned, turned));
+        let key = turn(cut(&kv, 1, rank, turned, turned));
         let (k, v) = match &self.kv {
             KeysValues::Together(both) => {
                 let both = both.forward(&latent);
@@ -163,6 +178,10 @@ impl LatentAttention {
         };
         k.sink(Op::from(ops::KvWrite { layer }), &[&v]);
         let y = q.apply(Op::Attention(self.attend.clone()), &[], vec![]);
-        self.o.forward(&cut(&y, heads, 0, value, value))
+        let y = cut(&y, heads, 0, value, value);
+        match &self.gate {
+            Some(gate) => self.o.forward(&y.mul(&gate.forward(x).map(Unary::Sigmoid))),
+            None => self.o.forward(&y),
+        }
     }
 }

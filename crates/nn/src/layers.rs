@@ -3,7 +3,7 @@
 use crate::{Bias, Builder, ForwardPass, Tensor};
 use formats::Result;
 use ops::embed::Index;
-use ops::{Op, Rope, Stretch, Unary};
+use ops::{Op, Rope, Splice, Stretch, Unary};
 use program::{CacheLayer, WeightId};
 
 /// `[tokens] -> [tokens, hidden]`.
@@ -135,8 +135,10 @@ pub struct AttentionOptions {
     pub heads: usize,
     /// Key/value heads.
     pub kv_heads: usize,
-    /// Elements per head.
+    /// Elements per head of queries and keys.
     pub head_dim: usize,
+    /// Elements per head of values, at most as many; `None`: as many.
+    pub value_dim: Option<usize>,
     /// Biases of q, k and v.
     pub qkv_bias: Bias,
     /// Bias of the output projection.
@@ -161,9 +163,9 @@ pub struct AttentionOptions {
     pub scale: Option<f32>,
     /// Soft cap of the scaled scores: `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
-    /// Whether the attention output is multiplied with `sigmoid(name.gate x)` before the output
-    /// projection.
-    pub output_gate: bool,
+    /// The function `f` of the gate `f(name.gate x)` that the attention output is multiplied with
+    /// before the output projection, if it has one, and whether its matrix has a bias.
+    pub output_gate: Option<(Unary, Bias)>,
     /// The eps of an RMS norm over each head of the values, if they have one.
     pub value_norm: Option<f32>,
     /// The cache layer whose keys and values are attended to; `None`: the layer's own.
@@ -174,8 +176,9 @@ pub struct AttentionOptions {
 pub struct SelfAttention {
     q: Projection, // [hidden] -> [heads * head_dim]
     own: Option<KeysValues>,
-    gate: Option<Projection>, // [hidden] -> [heads * head_dim]
-    o: Projection,            // [heads * head_dim] -> [hidden]
+    gate: Option<(Projection, Unary)>, // [hidden] -> [heads * value_dim]
+    o: Projection,                     // [heads * value_dim] -> [hidden]
+    value_dim: usize,
     q_norm: Option<Norm>,
     rotates_first: bool,
     rope: Option<Rope>,
@@ -187,7 +190,7 @@ pub struct SelfAttention {
 /// The projections to keys and values of a layer that has some of its own.
 struct KeysValues {
     k: Projection, // [hidden] -> [kv_heads * head_dim]
-    v: Projection, // [hidden] -> [kv_heads * head_dim]
+    v: Projection, // [hidden] -> [kv_heads * value_dim]
     k_norm: Option<Norm>,
     v_norm: Option<Norm>,
 }
@@ -212,7 +215,9 @@ impl SelfAttention {
     /// As [`Builder::weight`].
     pub fn new(builder: &Builder<'_>, name: &str, options: AttentionOptions) -> Result<Self> {
         let AttentionOptions { hidden, heads, kv_heads, head_dim, window, .. } = options;
+        let value_dim = options.value_dim.unwrap_or(head_dim);
         let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
+        let (values, narrow_values) = (heads * value_dim, kv_heads * value_dim);
         let linear = |part: &str, shape, bias| {
             Projection::new(builder, &format!("{name}.{part}"), shape, bias)
         };
@@ -226,17 +231,17 @@ impl SelfAttention {
         };
         let sinks = options.sinks.then(|| builder.weight(&format!("{name}.sinks"), &[heads]));
         let q = linear("q", [wide, hidden], options.qkv_bias)?;
-        let narrow_part = |part: &str| linear(part, [narrow, hidden], options.qkv_bias);
+        let narrow_part = |part: &str, rows| linear(part, [rows, hidden], options.qkv_bias);
         let own = match options.shared {
-            None => Some((narrow_part("k")?, narrow_part("v")?)),
+            None => Some((narrow_part("k", narrow)?, narrow_part("v", narrow_values)?)),
             Some(_) => None,
         };
-        let gate = || linear("gate", [wide, hidden], options.qkv_bias);
-        let gate = options.output_gate.then(gate).transpose()?;
-        let o = linear("o", [hidden, wide], options.output_bias)?;
+        let gate = |(f, bias)| Ok((linear("gate", [values, hidden], bias)?, f));
+        let gate = options.output_gate.map(gate).transpose()?;
+        let o = linear("o", [hidden, values], options.output_bias)?;
         let q_norm = norm("q_norm", wide)?;
         let normed = |(k, v)| -> Result<KeysValues> {
-            let v_norm = |eps| Norm::rms(builder, &format!("{name}.v_norm"), head_dim, eps);
+            let v_norm = |eps| Norm::rms(builder, &format!("{name}.v_norm"), value_dim, eps);
             let v_norm = options.value_norm.map(v_norm).transpose()?;
             Ok(KeysValues { k, v, k_norm: norm("k_norm", narrow)?, v_norm })
         };
@@ -246,6 +251,7 @@ impl SelfAttention {
             own: own.map(normed).transpose()?,
             gate,
             o,
+            value_dim,
             q_norm,
             rotates_first: options.rotates_first,
             attend: ops::Attention {
@@ -276,14 +282,26 @@ impl SelfAttention {
         };
         if let Some((own, (k, v))) = own {
             let k = self.turn(&own.k_norm, &k);
+            // A cache layer has keys and values of one width: zeros behind the values.
+            let v = self.spliced(&v, self.attend.kv_heads, self.attend.head_dim);
             k.sink(Op::from(ops::KvWrite { layer: self.attend.layer }), &[&v]);
         }
         let sinks = self.sinks.into_iter().collect();
         let y = q.apply(Op::Attention(self.attend.clone()), &[], sinks);
+        let y = self.spliced(&y, self.attend.heads, self.value_dim);
         match &self.gate {
-            Some(gate) => self.o.forward(&y.mul(&gate.forward(x).map(Unary::Sigmoid))),
+            Some((gate, f)) => self.o.forward(&y.mul(&gate.forward(x).map(*f))),
             None => self.o.forward(&y),
         }
+    }
+
+    /// The elements of values of each of `heads` heads, and zeros up to `width`.
+    fn spliced(&self, x: &Tensor, heads: usize, width: usize) -> Tensor {
+        if self.value_dim == self.attend.head_dim {
+            return x.clone();
+        }
+        let splice = Splice { heads, start: 0, count: self.value_dim, shared: false, width };
+        x.apply(Op::from(splice), &[], Vec::new())
     }
 
     fn turn(&self, norm: &Option<Norm>, x: &Tensor) -> Tensor {

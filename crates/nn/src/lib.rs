@@ -15,7 +15,7 @@ mod mamba;
 mod tensor;
 
 pub use builder::{Bias, Builder, Stored, Weights};
-pub use delta_net::{DeltaNetOptions, GatedDeltaNet};
+pub use delta_net::{DeltaNetOptions, Forgetting, GatedDeltaNet};
 pub use experts::{ExpertsOptions, MixtureOfExperts};
 pub use formats::Pairing;
 pub use gated_conv::GatedConv;

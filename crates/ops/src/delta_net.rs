@@ -9,6 +9,10 @@
 //!
 //! `q` and `k` are divided by their lengths first, and `q` by the root of its number of elements.
 //! `decay` is negative.
+//!
+//! Corrections of up to twice what is missed (Grazzi et al. 2024, Unlocking State-Tracking in Linear
+//! RNNs Through Negative Eigenvalues) have `beta = 2 sigmoid(b)`. Where each element of a key forgets
+//! at a rate of its own (Kimi Team 2025, Kimi Linear), `g` is a diagonal matrix: `g = exp(a)`.
 
 use formats::{Error, ErrorKind, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
@@ -30,7 +34,8 @@ use crate::{Shape, arity, expect};
 
 /// `qkv[tokens, 2 * key_heads * key_dim + heads * value_dim], a[tokens, heads], b[tokens, heads];
 /// decay[heads], dt[heads] -> [tokens, heads * value_dim]`. Several heads share a head of `q` and
-/// `k`.
+/// `k`. Where each element of a key forgets at a rate of its own, `a` is
+/// `[tokens, heads * key_dim]`, and there are no weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DeltaNet {
     /// Index of the cache layer.
@@ -48,6 +53,11 @@ pub struct DeltaNet {
     /// Which heads share a head of queries and keys: every `key_heads`th, as GGUF files of Qwen3.5
     /// have them, or those beside each other.
     pub tiled: bool,
+    /// Whether corrections are twice as strong: `beta` is up to 2.
+    pub doubled: bool,
+    /// Whether each element of a key forgets at a rate of its own: `a` has the logarithms of the
+    /// factors that remain, none of them positive.
+    pub by_element: bool,
 }
 
 /// Added to the square of the length of a query or key.
@@ -64,13 +74,18 @@ impl DeltaNet {
         if self.tiled { head % self.key_heads } else { head / (self.heads / self.key_heads) }
     }
 
+    /// Elements in a row of `a`.
+    pub fn gates(&self) -> usize {
+        self.heads * if self.by_element { self.key_dim } else { 1 }
+    }
+
     /// Elements of its part of the state.
     pub fn elements(&self) -> usize {
         self.heads * self.key_dim * self.value_dim
     }
 
     /// Moves the matrices of all heads one position on, and gives a row of `y`; all in f64. `qkv`,
-    /// `a` and `b` are the position's, `decay` and `dt` the weights.
+    /// `a` and `b` are the position's, `decay` and `dt` the weights, empty where there are none.
     pub(crate) fn position(&self, states: &mut [f64], operands: [&[f32]; 5]) -> Vec<f64> {
         let matrices = states.chunks_exact_mut(self.key_dim * self.value_dim).enumerate();
         let head = |(h, state): (usize, &mut [f64])| self.row(h, operands).advance(state);
@@ -95,8 +110,14 @@ impl DeltaNet {
         };
         let ((q, q_length), (k, k_length)) =
             (unit(&qkv[q..][..self.key_dim]), unit(&qkv[k..][..self.key_dim]));
-        let shifted = f64::from(a[head]) + f64::from(dt[head]);
-        let (decay, step) = (f64::from(decay[head]), shifted.exp().ln_1p());
+        let own = || a[head * self.key_dim..][..self.key_dim].iter().map(|a| f64::from(*a).exp());
+        let gates = self.by_element.then(|| own().collect());
+        // Factors of elements take the place of a head's, which is 1 then.
+        let (shifted, decay) = match self.by_element {
+            true => (0.0, 0.0),
+            false => (f64::from(a[head]) + f64::from(dt[head]), f64::from(decay[head])),
+        };
+        let (step, strongest) = (shifted.exp().ln_1p(), if self.doubled { 2.0 } else { 1.0 });
         let logistic = |x: f64| 1.0 / (1.0 + (-x).exp());
         HeadRow {
             q,
@@ -108,7 +129,8 @@ impl DeltaNet {
             rate: logistic(shifted),
             decay,
             gate: (decay * step).exp(),
-            beta: logistic(f64::from(b[head])),
+            gates,
+            beta: strongest * logistic(f64::from(b[head])),
         }
     }
 }
@@ -128,6 +150,8 @@ pub(crate) struct HeadRow {
     pub(crate) rate: f64,
     pub(crate) decay: f64,
     pub(crate) gate: f64,
+    /// The factor of each element of the key, where each has its own.
+    pub(crate) gates: Option<Vec<f64>>,
     pub(crate) beta: f64,
 }
 
@@ -135,7 +159,10 @@ impl HeadRow {
     /// Moves the matrix `[key_dim, value_dim]` one position on, and gives `y`.
     pub(crate) fn advance(&self, state: &mut [f64]) -> Vec<f64> {
         let (n, keys) = (self.v.len(), self.k.len());
-        state.iter_mut().for_each(|s| *s *= self.gate);
+        for (i, row) in state.chunks_exact_mut(n).enumerate() {
+            let gate = self.gates.as_ref().map_or(self.gate, |gates| gates[i]);
+            row.iter_mut().for_each(|s| *s *= gate);
+        }
         (0..n)
             .map(|j| {
                 let said: f64 = (0..keys).map(|i| state[i * n + j] * self.k[i]).sum();
@@ -153,12 +180,12 @@ impl Operation for DeltaNet {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("delta_net", inputs, 3, weights, &[2])?;
+        arity("delta_net", inputs, 3, weights, if self.by_element { &[0] } else { &[2] })?;
         let shared = self.heads % self.key_heads.max(1);
         expect("delta_net", "heads modulo key heads", &[shared], &[0])?;
         expect("delta_net", "queries, keys and values", &[inputs[0].width], &[self.width()])?;
-        for (operand, input) in [("a", 1), ("b", 2)] {
-            expect("delta_net", operand, &[inputs[input].width], &[self.heads])?;
+        for (operand, input, width) in [("a", 1, self.gates()), ("b", 2, self.heads)] {
+            expect("delta_net", operand, &[inputs[input].width], &[width])?;
         }
         for (operand, weight) in ["decay", "dt"].into_iter().zip(weights) {
             expect("delta_net", operand, weight, &[self.heads])?;
@@ -169,8 +196,9 @@ impl Operation for DeltaNet {
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         call.recur(self.layer, (self.start, self.elements()), |states, row, weights| {
             let (qkv, gates) = row.split_at(self.width());
-            let (a, b) = gates.split_at(self.heads);
-            self.position(states, [qkv, a, b, &weights[0], &weights[1]])
+            let (a, b) = gates.split_at(self.gates());
+            let [decay, dt] = [0, 1].map(|i| weights.get(i).map_or(&[][..], Vec::as_slice));
+            self.position(states, [qkv, a, b, decay, dt])
         });
     }
 
@@ -219,6 +247,10 @@ pub struct DeltaForm {
     /// Whether one more simdgroup brings rows through shared memory, as is faster where a step has
     /// many.
     pub staged: bool,
+    /// See [`DeltaNet::doubled`].
+    pub doubled: bool,
+    /// See [`DeltaNet::by_element`].
+    pub by_element: bool,
 }
 
 impl DeltaForm {
@@ -244,14 +276,16 @@ impl DeltaForm {
             simds: if several { 4 } else { 1 },
             tiled: op.tiled,
             staged: false,
+            doubled: op.doubled,
+            by_element: op.by_element,
         })
     }
 
     /// The form for steps of many rows, for `op`, whose layer has states of `size` elements. The
-    /// bits of a row are the same.
+    /// bits of a row are the same. Where elements of keys forget by themselves there is no other.
     pub fn for_many(self, op: &DeltaNet, size: usize) -> DeltaForm {
         let columns = Columns::of(op.heads, op.value_dim, self.share(), &[op.start, size]);
-        columns.map_or(self, |columns| self.staged(columns))
+        columns.filter(|_| !self.by_element).map_or(self, |columns| self.staged(columns))
     }
 
     fn staged(self, Columns { each, simds }: Columns) -> DeltaForm {
@@ -266,6 +300,13 @@ impl DeltaForm {
     /// Threads of a group.
     fn threads(self) -> u32 {
         32 * (self.simds + u32::from(self.staged))
+    }
+
+    /// The strength of a correction by a row's `b`; `length` is the inverse one of its key.
+    #[track_caller]
+    fn written(self, b: Val<f32>, length: Val<f32>) -> Val<f32> {
+        let written = sigmoid(b) * length;
+        if self.doubled { written * 2.0 } else { written }
     }
 
     /// Columns that a group has.
@@ -306,21 +347,61 @@ pub fn delta_net(
     value_dim: Const<u32>,
     form: DeltaForm,
 ) {
+    let states = States { states, positions, sequences, starts, table, stride, block, size, start };
+    let sizes = [heads, key_heads, value_dim];
+    net(form, states, Inputs { qkv, a, b }, Some([decay, dt]), sizes, [tokens], y);
+}
+
+/// As [`delta_net()`], where each element of a key forgets at a rate of its own: `a`
+/// `[tokens, heads * key_dim]`.
+#[kernel]
+pub fn delta_net_by_element(
+    qkv: In<f32>,
+    a: In<f32>,
+    b: In<f32>,
+    positions: In<u32>,
+    sequences: In<u32>,
+    starts: In<u32>,
+    table: In<u32>,
+    states: InOut<f32>,
+    y: Out<f32>,
+    tokens: Arg<u32>,
+    stride: Arg<u32>,
+    block: Const<u32>,
+    size: Const<u32>,
+    start: Const<u32>,
+    heads: Const<u32>,
+    key_heads: Const<u32>,
+    value_dim: Const<u32>,
+    form: DeltaForm,
+) {
+    let states = States { states, positions, sequences, starts, table, stride, block, size, start };
+    let sizes = [heads, key_heads, value_dim];
+    net(form, states, Inputs { qkv, a, b }, None, sizes, [tokens], y);
+}
+
+/// The body of both kernels; `weights` are the decay and what is added to `a`, where heads forget.
+#[track_caller]
+fn net(
+    form: DeltaForm,
+    states: States,
+    inputs: Inputs,
+    weights: Option<[In; 2]>,
+    [heads, key_heads, value_dim]: [Val<u32>; 3],
+    [tokens]: [Val<u32>; 1],
+    y: Out,
+) {
     let groups = dim("value_dim").ceil_div(form.group());
     launch(Mode::Row, [groups, dim("heads"), dim("batch")], form.threads());
     let values = dim("heads") * dim("value_dim");
     let gates = dim("tokens") * dim("heads");
-    require_vectors(&[
-        ("qkv", dim("tokens") * (dim("key_heads") * (2 * form.key_dim) + values.clone())),
-        ("a", gates.clone()),
-        ("b", gates),
-        ("decay", dim("heads")),
-        ("dt", dim("heads")),
-        ("states", dim("size")),
-        ("y", dim("tokens") * values),
-    ]);
+    let all = if form.by_element { gates.clone() * form.key_dim } else { gates.clone() };
+    let qkv = dim("tokens") * (dim("key_heads") * (2 * form.key_dim) + values.clone());
+    let mut read = vec![("qkv", qkv), ("a", all), ("b", gates)];
+    read.extend(weights.iter().flat_map(|_| [("decay", dim("heads")), ("dt", dim("heads"))]));
+    read.extend([("states", dim("size")), ("y", dim("tokens") * values)]);
+    require_vectors(&read);
     States::require();
-    let states = States { states, positions, sequences, starts, table, stride, block, size, start };
     let (head, sequence) = (group_id_of(1), group_id_of(2));
     let wide = u32::from(form.columns);
     let first = (group_id() * form.simds + simd_id()) * (COLUMN_LANES * wide);
@@ -328,15 +409,17 @@ pub fn delta_net(
     let (share, columns) = (form.share(), form.columns);
     let part = Part { share, columns, states, head, heads, width: value_dim, column };
     let lane = Lane { form, key_heads, part };
-    if form.staged {
+    if let (true, Some(weights)) = (form.staged, weights) {
         require_staged(2 * form.key_dim + form.group() + 2);
-        let weights = [decay, dt].map(|weight| weight.get(head));
-        lane.walk_staged(Inputs { qkv, a, b }, weights, [sequence, tokens], y);
+        let weights = weights.map(|weight| weight.get(head));
+        lane.walk_staged(inputs, weights, [sequence, tokens], y);
     } else {
-        let ask = |row| lane.row(Inputs { qkv, a, b }, row);
-        part.walk(sequence, tokens, y, 2 * share.own() + wide + 2, ask, || {
-            let (decay, dt) = (decay.get(head), dt.get(head));
-            move |matrix, values: &[Val<f32>]| lane.advance(matrix, values, decay, dt)
+        let gates = if form.by_element { share.own() } else { 1 };
+        let count = 2 * share.own() + wide + gates + 1;
+        let ask = |row| lane.row(inputs, row);
+        part.walk(sequence, tokens, y, count, ask, || {
+            let weights = weights.map(|weights| weights.map(|weight| weight.get(head)));
+            move |matrix, values: &[Val<f32>]| lane.advance(matrix, values, weights)
         });
     }
 }
@@ -349,30 +432,37 @@ struct Inputs {
     b: In,
 }
 
+/// The factors by which a matrix decays.
+#[derive(Clone, Copy)]
+pub(crate) enum Kept<'a> {
+    /// One factor.
+    Together(Val<f32>),
+    /// One for each element of the key, of which the lane has a share.
+    ByElement(&'a [Val<f32>]),
+}
+
 /// The update of a head's matrix by a row.
 #[derive(Clone, Copy)]
-pub(crate) struct Correction {
-    /// The factor by which the matrix decays.
-    pub(crate) gate: Val<f32>,
-    /// The decay by what divides the key.
+pub(crate) struct Correction<'a> {
+    /// The factors by which the matrix decays.
+    pub(crate) kept: Kept<'a>,
+    /// What divides the key, by the decay if that is one factor.
     pub(crate) left: Val<f32>,
     /// The strength of the correction, by what divides the key.
     pub(crate) written: Val<f32>,
 }
 
-impl Correction {
-    /// By a row's `b`; `length` is the inverse one of its key.
-    #[track_caller]
-    fn new(gate: Val<f32>, b: Val<f32>, length: Val<f32>) -> Correction {
-        Correction { gate, left: gate * length, written: sigmoid(b) * length }
-    }
-
+impl Correction<'_> {
     /// Corrects what the lane's columns say of the key `k`, of which the lane has a share; gives by
     /// how much they missed `v`.
     #[track_caller]
     pub(crate) fn apply(self, matrix: Regs, k: &[Val<f32>], v: &[Val<f32>]) -> Vec<Val<f32>> {
         let wide = v.len() as u32;
-        let said = products(matrix, k, wide).into_iter().zip(v);
+        let decayed: Vec<Val<f32>> = match self.kept {
+            Kept::Together(_) => k.to_vec(),
+            Kept::ByElement(gates) => k.iter().zip(gates).map(|(&k, &gate)| k * gate).collect(),
+        };
+        let said = products(matrix, &decayed, wide).into_iter().zip(v);
         let (misses, changes): (Vec<_>, Vec<_>) = said
             .map(|(said, &v)| {
                 let miss = v - said * self.left;
@@ -380,8 +470,12 @@ impl Correction {
             })
             .unzip();
         for (i, &k) in (0u32..).zip(k) {
+            let gate = match self.kept {
+                Kept::Together(gate) => gate,
+                Kept::ByElement(gates) => gates[i as usize],
+            };
             for (at, &change) in (i * wide..).zip(&changes) {
-                matrix.set(at, k.fma(change, matrix.get(at) * self.gate));
+                matrix.set(at, k.fma(change, matrix.get(at) * gate));
             }
         }
         misses
@@ -405,7 +499,7 @@ impl Lane {
     }
 
     /// The lane's inputs of a row: its elements of the query, of the key and of the values, then
-    /// `a` and `b`.
+    /// `a`, or its elements of it, and `b`.
     #[track_caller]
     fn row(&self, inputs: Inputs, row: Val<u32>) -> Vec<Val<f32>> {
         let Part { share, head, heads, width, column, .. } = self.part;
@@ -418,7 +512,11 @@ impl Lane {
         found.extend(share.load(inputs.qkv, of + keys));
         found.extend(load(inputs.qkv, first + keys * 2u32 + column, self.form.columns));
         let gate = row * heads + head;
-        found.extend([inputs.a.get(gate), inputs.b.get(gate)]);
+        match self.form.by_element {
+            true => found.extend(share.load(inputs.a, gate * self.form.key_dim)),
+            false => found.push(inputs.a.get(gate)),
+        }
+        found.push(inputs.b.get(gate));
         found
     }
 
@@ -428,15 +526,22 @@ impl Lane {
         &self,
         matrix: Regs,
         values: &[Val<f32>],
-        decay: Val<f32>,
-        dt: Val<f32>,
+        weights: Option<[Val<f32>; 2]>,
     ) -> Vec<Val<f32>> {
         let (own, wide) = (self.part.share.own() as usize, u32::from(self.form.columns));
         let ([q, k], rest) = ([&values[..own], &values[own..2 * own]], &values[2 * own..]);
-        let (v, a, b) = (&rest[..wide as usize], rest[wide as usize], rest[wide as usize + 1]);
-        let gate = gate(a, decay, dt);
+        let (v, rest) = rest.split_at(wide as usize);
+        let (a, b) = (&rest[..rest.len() - 1], rest[rest.len() - 1]);
+        let gate = weights.map(|[decay, dt]| gate(a[0], decay, dt));
+        let gates: Vec<Val<f32>> = match gate {
+            Some(_) => Vec::new(),
+            None => a.iter().map(|a| a.exp()).collect(),
+        };
         let [q_length, k_length] = [q, k].map(inverse_length);
-        Correction::new(gate, b, k_length).apply(matrix, k, v);
+        let left = gate.map_or(k_length, |gate| gate * k_length);
+        let written = self.form.written(b, k_length);
+        let kept = gate.map_or(Kept::ByElement(&gates), Kept::Together);
+        Correction { kept, left, written }.apply(matrix, k, v);
         let scale = q_length * self.form.root();
         products(matrix, q, wide).into_iter().map(|answer| answer * scale).collect()
     }
@@ -500,10 +605,12 @@ impl Passes for Staged {
         when(Order::lt(lane_id(), count), || {
             let row = rows.row(lane_id());
             let gate = gate(row.element(3), self.decay, self.dt);
-            let Correction { gate, left, written } =
-                Correction::new(gate, row.element(4), row.number(1));
+            let length = row.number(1);
+            let written = self.form.written(row.element(4), length);
             let scale = row.number(3) * self.form.root();
-            (0..).zip([gate, left, written, scale]).for_each(|(i, x)| row.set_number(i, x));
+            (0..)
+                .zip([gate, gate * length, written, scale])
+                .for_each(|(i, x)| row.set_number(i, x));
         });
     }
 
@@ -520,7 +627,7 @@ impl Passes for Staged {
         let (v, rest) = rest.split_at(usize::from(self.form.columns));
         let (k, q) = rest.split_at(rest.len() / 2);
         let [gate, left, written] = [0, 1, 2].map(|i| numbers[i]);
-        Correction { gate, left, written }.apply(matrix, k, v);
+        Correction { kept: Kept::Together(gate), left, written }.apply(matrix, k, v);
         parts_of_products(matrix, q, v.len() as u32)
     }
 
@@ -545,7 +652,15 @@ fn inverse_length(share: &[Val<f32>]) -> Val<f32> {
 }
 
 /// The kernel, its cases and benchmarks.
-pub(crate) const KERNELS: &[Spec] = &[Spec { name: "delta_net", cases, benches }];
+pub(crate) const KERNELS: &[Spec] = &[
+    Spec { name: "delta_net", cases: || cases(false), benches: || benches(false) },
+    Spec { name: "delta_net_by_element", cases: || cases(true), benches: || benches(true) },
+];
+
+/// The kernel of a form.
+pub fn kernel(form: DeltaForm) -> Recipe<'static> {
+    if form.by_element { delta_net_by_element(form) } else { delta_net(form) }
+}
 
 /// The numbers of a launch; `step` has the numbers of its step.
 pub fn numbers(op: &DeltaNet, step: Numbers) -> Numbers {
@@ -555,7 +670,7 @@ pub fn numbers(op: &DeltaNet, step: Numbers) -> Numbers {
         .with("value_dim", op.value_dim as u32)
 }
 
-fn cases() -> Vec<Case> {
+fn cases(by_element: bool) -> Vec<Case> {
     let chunk = |sequence: u32, positions: std::ops::Range<u32>| -> Vec<(u32, u32)> {
         positions.map(|position| (sequence, position)).collect()
     };
@@ -568,15 +683,17 @@ fn cases() -> Vec<Case> {
         (&all, [2, 1, 32, 8], None, "chunks of several sequences, and idle rows"),
         (&all, [3, 3, 13, 7], None, "sizes that no vector divides"),
         (&chunk(3, 16..18), [1, 1, 256, 4], None, "the longest keys, from a block's end on"),
+        (&chunk(1, 0..20), [2, 2, 32, 16], None, "a prompt, corrections twice as strong"),
         (&chunk(0, 7..8), [4, 2, 32, 64], columns(2, 4), "one token, staged"),
         (&long, [2, 1, 32, 8], columns(2, 1), "prompts, staged, and an idle row"),
-        (&long, [2, 1, 64, 32], columns(2, 4), "prompts, staged, four simdgroups"),
+        (&long, [2, 1, 64, 32], columns(2, 4), "prompts, staged, corrections twice as strong"),
         (&long, [1, 1, 256, 16], columns(1, 2), "prompts, staged, the longest keys"),
         (&long, [4, 2, 32, 32], columns(4, 2), "prompts, staged, four columns a lane"),
     ]
     .into_iter()
+    .filter(|(_, _, staged, _)| staged.is_none() || !by_element)
     .map(|(rows, sizes, staged, why)| {
-        case((rows, sizes), if staged.is_some() { 8 } else { 6 }, staged, why)
+        case((rows, sizes), if staged.is_some() { 8 } else { 6 }, (by_element, staged), why)
     })
     .collect()
 }
@@ -585,18 +702,35 @@ fn cases() -> Vec<Case> {
 fn case(
     (rows, sizes): (&[(u32, u32)], [usize; 4]),
     start: usize,
-    staged: Option<Columns>,
+    (by_element, staged): (bool, Option<Columns>),
     why: &str,
 ) -> Case {
     let [heads, key_heads, key_dim, value_dim] = sizes;
-    let tiled = heads == 4;
-    let op = DeltaNet { layer: 0, start, heads, key_heads, key_dim, value_dim, tiled };
+    let (tiled, doubled) = (heads == 4, why.contains("twice"));
+    let op = DeltaNet {
+        layer: 0,
+        start,
+        heads,
+        key_heads,
+        key_dim,
+        value_dim,
+        tiled,
+        doubled,
+        by_element,
+    };
     let trial = Trial::of(rows, op.start + op.elements() + start % 4);
     let form = DeltaForm::of(&op, trial.size).expect("keys that fit");
     let form = staged.map_or(form, |columns| form.staged(columns));
     let tokens = rows.len();
     let qkv = random(Scalar::F32, 1, tokens * op.width());
-    let [a, b] = [2, 3].map(|seed| scaled(Scalar::F32, seed, tokens * heads, 4.0));
+    let b = scaled(Scalar::F32, 3, tokens * heads, 4.0);
+    let a = scaled(Scalar::F32, 2, tokens * op.gates(), 4.0);
+    // Logarithms of factors are below zero.
+    let below = |a: Buffer| {
+        let a: Vec<f32> = a.to_f32().iter().map(|a| -a.abs() / 4.0).collect();
+        Buffer::floats(Scalar::F32, &a)
+    };
+    let a = if by_element { below(a) } else { a };
     let decay: Vec<f32> = (0..heads).map(|h| -0.02 - h as f32).collect();
     let dt = random(Scalar::F32, 4, heads);
     let states = random(Scalar::F32, 5, trial.elements());
@@ -604,43 +738,60 @@ fn case(
     let part = op.start..op.start + op.elements();
     let (after, y) = trial.walk(&states, part, heads * value_dim, |row, state| {
         let of = |all: &'_ [f32], width: usize| all[row * width..][..width].to_vec();
-        let (x, a, b) = (of(&x, op.width()), of(&gates, heads), of(&rates, heads));
+        let (x, a, b) = (of(&x, op.width()), of(&gates, op.gates()), of(&rates, heads));
         op.position(state, [&x, &a, &b, &decay, &shifts])
     });
-    let mut buffers = vec![qkv, a, b, Buffer::floats(Scalar::F32, &decay), dt];
+    let mut buffers = vec![qkv, a, b];
+    if !by_element {
+        buffers.extend([Buffer::floats(Scalar::F32, &decay), dt]);
+    }
     buffers.extend(trial.buffers());
+    let first = buffers.len();
     buffers.extend([states, Buffer::zeros(Scalar::F32, tokens * heads * value_dim)]);
     let near = |values| Expected::Near(values, tolerance(Scalar::F32));
     Case {
-        kernel: delta_net(form).record(),
+        kernel: kernel(form).record(),
         label: format!("{tokens} x {heads} of {key_dim} x {value_dim}, {why}"),
         numbers: numbers(&op, trial.numbers()),
         buffers,
-        expected: vec![(9, near(after)), (10, near(y))],
+        expected: vec![(first, near(after)), (first + 1, near(y))],
     }
 }
 
-fn benches() -> Vec<Bench> {
+fn benches(by_element: bool) -> Vec<Bench> {
     let [heads, key_heads, key_dim, value_dim] = [32, 16, 128, 128];
-    let op = DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled: false };
+    let op = DeltaNet {
+        layer: 0,
+        start: 0,
+        heads,
+        key_heads,
+        key_dim,
+        value_dim,
+        tiled: false,
+        doubled: false,
+        by_element,
+    };
     let bench = |(tokens, many): (usize, bool)| {
         let trial = Trial::one(tokens, op.elements());
         let noise = |len| Fill::Noise(Scalar::F32, len);
         let gates = tokens * op.heads;
         let mut buffers =
-            vec![noise(tokens * op.width()), noise(gates), noise(gates), noise(op.heads)];
-        buffers.push(noise(op.heads));
+            vec![noise(tokens * op.width()), noise(tokens * op.gates()), noise(gates)];
+        if !by_element {
+            buffers.extend([noise(op.heads), noise(op.heads)]);
+        }
         buffers.extend(trial.buffers().map(Fill::These));
         buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
         buffers.push(Fill::Zeros(Scalar::F32, gates * op.value_dim));
         let form = DeltaForm::of(&op, op.elements()).expect("keys that fit");
-        let kernel = delta_net(if many { form.for_many(&op, op.elements()) } else { form });
+        let kernel = kernel(if many { form.for_many(&op, op.elements()) } else { form });
         let flops = 7 * (tokens * op.elements()) as u64;
         let how = if many { ", staged" } else { "" };
         let label = format!("{tokens} x 32 of 128 x 128{how}");
         memory(kernel, &label, numbers(&op, trial.numbers()), buffers, flops)
     };
-    [(1, false), (16, false), (16, true), (2048, false), (2048, true)].map(bench).to_vec()
+    let steps = [(1, false), (16, false), (16, true), (2048, false), (2048, true)];
+    steps.into_iter().filter(|(_, many)| !(by_element && *many)).map(bench).collect()
 }
 
 #[cfg(test)]
@@ -657,7 +808,7 @@ mod tests {
         let rows: Vec<(u32, u32)> = (5..30).map(|position| (1, position)).collect();
         let run = |staged| {
             let Case { kernel, numbers, mut buffers, .. } =
-                case((&rows, [2, 1, 64, 32]), 8, staged, "");
+                case((&rows, [2, 1, 64, 32]), 8, (false, staged), "");
             tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
             let [.., states, y] = &buffers[..] else { unreachable!("states and answers") };
             (states.bytes.clone(), y.bytes.clone())

@@ -73,6 +73,11 @@ impl Real for Element {
     }
 
     #[track_caller]
+    fn softplus(self) -> Element {
+        Element(math::softplus(self.0))
+    }
+
+    #[track_caller]
     fn gelu_tanh(self) -> Element {
         Element(math::gelu_tanh(self.0))
     }

@@ -37,6 +37,23 @@ pub(super) fn silu<L: Lanes>(x: L) -> L {
     x.div(L::splat(1.0).add(exp(L::splat(0.0).sub(x))))
 }
 
+/// `ln(1 + e^x)`, as `max(x, 0) + ln(1 + e)` with `e = e^-|x|`, so that nothing overflows or cancels.
+///
+/// `ln(1 + e) = 2 artanh(z)` with `z = e / (2 + e)`, at most a third: the series of artanh (DLMF
+/// 4.37.3) to `z^15`, whose next term is below 4e-9 of the first.
+#[inline(always)]
+pub(super) fn softplus<L: Lanes>(x: L) -> L {
+    let e = exp(x.min(L::splat(0.0).sub(x)));
+    let z = e.div(e.add(L::splat(2.0)));
+    let square = z.mul(z);
+    let mut p = L::splat(1.0 / 15.0);
+    for c in [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0] {
+        p = p.fma(square, L::splat(c));
+    }
+    // A NaN is the second operand, which comes back.
+    p.fma(z.add(z), L::splat(0.0).max(x))
+}
+
 /// The hyperbolic tangent: `(e^2x - 1) / (e^2x + 1)`, and the Taylor polynomial near 0, where that
 /// cancels.
 #[inline(always)]

@@ -42,6 +42,7 @@ fn unary_functions() {
         (Unary::Tanh, Box::new(f64::tanh), 12.0, 5e-7, 1e-45),
         (Unary::Tanh, Box::new(f64::tanh), 0.3, 5e-7, 1e-45),
         (Unary::Relu, Box::new(|x| x.max(0.0)), 5.0, 0.0, 0.0),
+        (Unary::Softplus, Box::new(|x| x.exp().ln_1p()), 80.0, 5e-7, 1e-45),
         (Unary::Square, Box::new(|x| x * x), 5.0, 1e-7, 0.0),
         (
             Unary::GeluTanh,

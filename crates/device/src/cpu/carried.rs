@@ -115,10 +115,10 @@ impl Replay<'_> {
     pub(super) fn delta_net(&self, op: &DeltaNet, node: &Node, worker: &Worker<'_>) {
         let &DeltaNet { heads, key_dim, value_dim, layer, start, .. } = op;
         let (rows, width) = (self.step.tokens.len(), op.width());
-        let [decay, dt] = [0, 1].map(|i| self.vector(node.weights[i]));
+        let [decay, dt] = [0, 1].map(|i| node.weights.get(i).map(|weight| self.vector(*weight)));
         let out = self.arena.wrapping_add(self.offset(node.outputs[0])).cast::<f32>();
         // SAFETY: inputs are only read.
-        let [qkv, a, b] = [(0, width), (1, heads), (2, heads)].map(|(i, width)| unsafe {
+        let [qkv, a, b] = [(0, width), (1, op.gates()), (2, heads)].map(|(i, width)| unsafe {
             &*self.floats(self.offset(node.inputs[i]), 0..rows * width)
         });
         let parts = value_dim.div_ceil(COLUMNS);
@@ -135,8 +135,10 @@ impl Replay<'_> {
                 heads,
                 a,
                 b,
-                decay: decay[h],
-                dt: dt[h],
+                decay: decay.map_or(0.0, |decay| decay[h]),
+                dt: dt.map_or(0.0, |dt| dt[h]),
+                strongest: if op.doubled { 2.0 } else { 1.0 },
+                by_element: op.by_element,
             };
             for Segment { rows, from, to } in self.segments(layer, start, sequence) {
                 let at = h * key_dim * value_dim;

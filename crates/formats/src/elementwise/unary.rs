@@ -92,6 +92,8 @@ unary! {
     Exp, "exp", 8.0, |x| x.exp();
     /// `max(x, 0)`.
     Relu, "relu", 2.0, |x| x.greater(R::of(0.0));
+    /// `ln(1 + e^x)`.
+    Softplus, "softplus", 20.0, |x| x.softplus();
     /// `x^2`.
     Square, "square", 2.0, |x| x.times(x);
 }

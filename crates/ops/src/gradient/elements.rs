@@ -53,6 +53,7 @@ pub(super) fn derivative(f: Unary, x: f64) -> f64 {
         Unary::Sigmoid => sigmoid(x) * (1.0 - sigmoid(x)),
         Unary::Exp => x.exp(),
         Unary::Relu => f64::from(u8::from(x > 0.0)),
+        Unary::Softplus => sigmoid(x),
         Unary::Square => 2.0 * x,
     }
 }
@@ -193,6 +194,7 @@ pub(super) fn slope(f: Unary, x: Val<f32>) -> Val<f32> {
         }
         Unary::Exp => x.exp(),
         Unary::Relu => select(Order::gt(x, 0.0), 1.0, 0.0),
+        Unary::Softplus => math::sigmoid(x),
         Unary::Square => x * 2.0,
     }
 }

@@ -370,7 +370,9 @@ impl Run<'_> {
             };
             s.iter_mut().zip(x).for_each(|(s, x)| *s = argument(*x));
             let inner = match f {
-                Unary::Silu | Unary::Sigmoid | Unary::QuickGelu => Some(Unary::Sigmoid),
+                Unary::Silu | Unary::Sigmoid | Unary::QuickGelu | Unary::Softplus => {
+                    Some(Unary::Sigmoid)
+                }
                 Unary::Tanh | Unary::GeluTanh => Some(Unary::Tanh),
                 Unary::Exp | Unary::GeluErf => Some(Unary::Exp),
                 Unary::Relu | Unary::Square => None,
@@ -401,7 +403,7 @@ impl Run<'_> {
                 }
                 Unary::Tanh => slopes(isa, dy, [x, s, e], |_, s, _| 1.0 - s * s),
                 Unary::Sigmoid => slopes(isa, dy, [x, s, e], |_, s, _| s * (1.0 - s)),
-                Unary::Exp => slopes(isa, dy, [x, s, e], |_, s, _| s),
+                Unary::Exp | Unary::Softplus => slopes(isa, dy, [x, s, e], |_, s, _| s),
                 Unary::Relu => {
                     slopes(isa, dy, [x, s, e], |x, _, _| if x > 0.0 { 1.0 } else { 0.0 });
                 }

@@ -271,6 +271,8 @@ impl Run<'_> {
             b,
             decay,
             dt,
+            strongest: 1.0,
+            by_element: false,
         }
     }
 

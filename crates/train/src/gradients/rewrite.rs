@@ -49,7 +49,7 @@ pub fn pack(program: &Program) -> Result<Program> {
                 let op = Op::from(PackedConv(ShortConv { layer: 0, start: 0, ..*conv }));
                 packed.nodes.push(Node { op, ..node.clone() });
             }
-            Op::DeltaNet(net) => {
+            Op::DeltaNet(net) if !net.doubled && !net.by_element => {
                 let op = Op::from(PackedDelta(DeltaNet { layer: 0, start: 0, ..*net }));
                 packed.nodes.push(Node { op, ..node.clone() });
             }

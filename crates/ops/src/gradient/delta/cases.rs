@@ -65,7 +65,17 @@ struct Setting {
 }
 
 fn net([heads, key_heads, key_dim, value_dim]: [usize; 4], tiled: bool) -> DeltaNet {
-    DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled }
+    DeltaNet {
+        layer: 0,
+        start: 0,
+        heads,
+        key_heads,
+        key_dim,
+        value_dim,
+        tiled,
+        doubled: false,
+        by_element: false,
+    }
 }
 
 fn settings() -> Vec<Setting> {

@@ -28,7 +28,7 @@
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers};
 
-use crate::delta_net::{Correction, DeltaNet, LENGTH_EPS};
+use crate::delta_net::{Correction, DeltaNet, Kept, LENGTH_EPS};
 use crate::gradient::matrices::{Lane, PackedForm, blocks, heads, key_head};
 use crate::gradient::products::sums_of_rows;
 use crate::math::{sigmoid, softplus};
@@ -233,7 +233,8 @@ impl Row {
     #[track_caller]
     fn advance(&self, matrix: Regs) -> Vec<Val<f32>> {
         let Rates { k, gate, beta, .. } = self.rates;
-        let correction = Correction { gate, left: gate * k, written: beta * k };
+        let correction =
+            Correction { kept: Kept::Together(gate), left: gate * k, written: beta * k };
         correction.apply(matrix, &self.key, &self.own)
     }
 

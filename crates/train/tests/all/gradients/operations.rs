@@ -353,7 +353,17 @@ fn delta_nets() {
         [(2, 2, 4, 3, false), (4, 2, 3, 18, false), (6, 3, 5, 2, true), (1, 1, 33, 35, true)]
     {
         let mut built = Built::new();
-        let net = DeltaNet { layer: 0, start: 0, heads, key_heads, key_dim, value_dim, tiled };
+        let net = DeltaNet {
+            layer: 0,
+            start: 0,
+            heads,
+            key_heads,
+            key_dim,
+            value_dim,
+            tiled,
+            doubled: false,
+            by_element: false,
+        };
         let (qkv, a, b) = (built.rows(net.width()), built.rows(heads), built.rows(heads));
         let weights = [0, 1].map(|_| built.weight(&[heads])).to_vec();
         let y = built.push(PackedDelta(net), &[qkv, a, b], weights)[0];

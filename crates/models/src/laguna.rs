@@ -1,0 +1,116 @@
+//! Laguna (poolside 2026): Qwen3's attention with a gate of each head, a softplus, on what it gives;
+//! windows in some layers, which have heads and a rotation of their own; and behind the dense blocks
+//! a mixture whose experts are chosen by corrected odds, beside one that every token goes through.
+
+use crate::config::{Config, LIMIT, Raw};
+use crate::files::Files;
+use crate::glm4_moe::{self, Usual};
+use crate::keys::Key;
+use crate::names::Row;
+use crate::rope::{Rotation, Scaling};
+use crate::unsaid::Unsaid;
+use crate::{Architecture, Opened, decoder, experts, lfm3, llama, qwen3, scaling, windows};
+use formats::Result;
+use nn::{AttentionOptions, Bias, Pairing, QkNorm, Unary, Weights};
+
+const NAMES: &[Row] = &[
+    ("blocks.{}.attention.gate", "model.layers.{}.self_attn.g_proj", ""),
+    ("blocks.{}.mlp.router.correction", "model.layers.{}.mlp.experts.e_score_correction_bias!", ""),
+    ("blocks.{}.mlp.shared.gate", "model.layers.{}.mlp.shared_expert.gate_proj", ""),
+    ("blocks.{}.mlp.shared.up", "model.layers.{}.mlp.shared_expert.up_proj", ""),
+    ("blocks.{}.mlp.shared.down", "model.layers.{}.mlp.shared_expert.down_proj", ""),
+];
+
+pub(crate) const ARCHITECTURE: Architecture = Architecture {
+    title: "Laguna",
+    name: "laguna",
+    gguf: "",
+    class: "LagunaForCausalLM",
+    unsaid: Unsaid::sizes([2048, 8192, 40, 48, 8, 512, 131_072, 100_352]),
+    names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
+    signs: None,
+    experts: true,
+    open,
+};
+
+const OWN: &[(&str, &str)] = &[("routed_scaling_factor", "moe_routed_scaling_factor")];
+
+/// Numbers that configurations may leave out.
+const USUAL: &[(&str, usize)] = &[
+    ("head_dim", 128),
+    ("moe_intermediate_size", 512),
+    ("shared_expert_intermediate_size", 512),
+    ("num_experts", 256),
+    ("num_experts_per_tok", 8),
+];
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    let files = &files.with_usual(USUAL).with_names(OWN);
+    let keys = &files.keys;
+    let mut raw = Raw::read(files, &["silu"])?;
+    // The rows of the gates say it.
+    ["gating", "gating_types"].into_iter().for_each(|key| keys.note(key));
+    const EARLY: &str = "moe_apply_router_weight_on_input";
+    if keys.flag(Key(EARLY, ""))? == Some(true) {
+        return Err(keys.wrong(EARLY, "false, as of this architecture", true));
+    }
+    let cap = keys.number(Key("moe_router_logit_softcapping", ""))?;
+    if let Some(cap) = cap.filter(|cap| cap.value > 0.0) {
+        return Err(cap.wrong("0: scores of experts that are not bounded", cap.value));
+    }
+    // Where no layers are listed, none has a window.
+    raw.windows = match keys.get(Key("layer_types", "")) {
+        Some(_) => windows::of_all(files, &raw.layers)?,
+        None => {
+            keys.size("sliding_window")?;
+            Vec::new()
+        }
+    };
+    let layers = raw.layers.within(1..=crate::config::LAYERS)?;
+    let heads = keys.of_layers(Key("num_attention_heads_per_layer", ""), layers)?;
+    let groups = raw.kv_heads.within(1..=LIMIT)?;
+    let odd = |heads: &&usize| **heads == 0 || !heads.is_multiple_of(groups);
+    if let Some(odd) = heads.iter().flatten().find(odd) {
+        let expected = format!("multiples of {} = {groups}", raw.kv_heads.key());
+        return Err(keys.wrong("num_attention_heads_per_layer", expected, odd));
+    }
+    let heads = heads.unwrap_or_else(|| vec![raw.heads.value; layers]);
+    let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
+    let of = |kind: &'static str, base: f64, part: f64| -> Result<Rotation> {
+        let usual = || -> Result<Rotation> {
+            let rotary = Some(width.clone().map(|width| (width as f64 * part) as usize));
+            let usual = scaling::of_kind_or(files, kind, width.value, (base, Scaling::None))?;
+            Ok(Rotation { rotary, ..usual })
+        };
+        scaling::of_kind(files, kind, width.value)?.map_or_else(usual, Ok)
+    };
+    let local = of("sliding_attention", 10_000.0, 1.0)?;
+    raw.rotation = Some(of("full_attention", 500_000.0, 0.5)?);
+    let loaded = raw.loaded;
+    let usual = Usual { dense: 1, output_bias: true, ..Usual::default() };
+    let (config, mut parts, count) = glm4_moe::parts(files, raw, usual)?;
+    let context = loaded.unwrap_or(config.context);
+    let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;
+    let (attention, of_layers) = (parts.attention, heads.clone());
+    parts.attention = Box::new(move |config: &Config, layer| {
+        let options = attention(config, layer);
+        let rope = if options.window.is_some() { Some(local.clone()) } else { options.rope };
+        AttentionOptions {
+            heads: of_layers[layer],
+            qk_norm: QkNorm::Heads(config.norm_eps),
+            output_gate: Some((Unary::Softplus, Bias::Never)),
+            rope,
+            ..options
+        }
+    });
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| {
+        let Some(block) = name.strip_suffix(".attention.gate") else {
+            return experts::joined(weights, name, count);
+        };
+        let layer = block.strip_prefix("blocks.").and_then(|layer| layer.parse().ok());
+        let heads = layer.and_then(|layer: usize| heads.get(layer).copied());
+        let found = weights.find(name)?;
+        Ok(found.map(|stored| lfm3::per_head(stored, heads.unwrap_or(0), config.head_dim)))
+    };
+    Ok(decoder::open_recipes(config, parts, stored))
+}
