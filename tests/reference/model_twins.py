@@ -143,7 +143,7 @@ def read_back(case, path):
             "afmoe": gguf.MODEL_ARCH.AFMOE, "apertus": gguf.MODEL_ARCH.APERTUS, "falcon": gguf.MODEL_ARCH.FALCON, "minicpm": gguf.MODEL_ARCH.MINICPM, "internlm2": gguf.MODEL_ARCH.INTERNLM2, "lfm2": gguf.MODEL_ARCH.LFM2,
             "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID, "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
             "gemma3n": gguf.MODEL_ARCH.GEMMA3N, "iquestcoder": gguf.MODEL_ARCH.LLAMA, "jais2": gguf.MODEL_ARCH.JAIS2,
-            "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE, "solar_open": gguf.MODEL_ARCH.GLM4_MOE,
+            "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE, "cohere2_moe": getattr(gguf.MODEL_ARCH, "COHERE2MOE", None), "hy_v3": getattr(gguf.MODEL_ARCH, "HY_V3", None), "solar_open": gguf.MODEL_ARCH.GLM4_MOE,
             "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
@@ -216,7 +216,7 @@ def read_back(case, path):
             weights[name] = decoded(f"blk.{name.split('.')[2]}.{part}.scale", shape).float()
             continue
         if name.endswith(("e_score_correction_bias", "expert_bias")):
-            weights[name] = decoded(f"blk.{name.split('.')[2]}.exp_probs_b.bias").float()
+            weights[name] = decoded(f"blk.{name.split('.')[2]}.exp_probs_b" + (".bias" if case.family != "hy_v3" else "")).float()
             continue
         tensor = stored.pop(f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith("sinks")
                             else f"blk.{name.split('.')[2]}.ffn_gate_inp.weight" if name.endswith(".router.weight")

@@ -611,7 +611,7 @@ CASES = [
          "layer, rotated without a window; windows of 8 in the others but the last",
          shape(48, 4, 2, 24, num_hidden_layers=4, head_dim=16, sliding_window=8, layer_norm_eps=1e-5, logit_scale=0.5, num_experts=5, num_experts_per_tok=2,
                num_shared_experts=1, prefix_dense_intermediate_size=64, first_k_dense_replace=1, sliding_window_pattern=3, tie_word_embeddings=True, pad_token_id=0,
-               rms_norm_eps=None, **rope(10000.0)), prompt=9),
+               rms_norm_eps=None, **rope(10000.0)), prompt=9, gguf=("f32",)),
     Case("cohere2_moe-rms", "cohere2_moe", "float32", "RMS norms, the logistic function of the chosen scores, a sum with two experts that all share",
          shape(32, 4, 1, 24, head_dim=8, sliding_window=8, rms_norm_eps=1e-5, num_experts=4, num_experts_per_tok=2, num_shared_experts=2,
                expert_selection_fn="sigmoid", shared_expert_combination_strategy="sum", logit_scale=1.0, pad_token_id=0, **rope(10000.0)), prompt=9),
@@ -625,7 +625,7 @@ CASES = [
          shape(64, 4, 2, 40, num_experts=5, num_experts_per_tok=2, pad_token_id=0, **rope(10000.0)), prompt=9),
     Case("hy_v3", "hy_v3", "bfloat16", "norms of each head; 2 of 5 experts by corrected odds beside one that all share, behind a dense layer; names of its own",
          shape(48, 4, 2, 64, head_dim=16, moe_intermediate_size=24, num_experts=5, num_experts_per_tok=2, router_scaling_factor=1.5, rms_norm_eps=1e-5, **rope(10000.0)),
-         prompt=9),
+         prompt=9, gguf=("f32",)),
     Case("glm4v", "glm4v", "bfloat16", "a checkpoint with images, whose decoder is GLM-4's of 2025: half of each head rotated in adjacent pairs, biases",
          shape(48, 3, 1, 64, pad_token_id=0, rms_norm_eps=1e-5, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1])), images=True),
     Case("glm4v_moe", "glm4v_moe", "bfloat16", "a checkpoint with images, whose decoder is GLM-4.5: 2 of 5 experts by corrected odds beside one that all share, behind a dense "

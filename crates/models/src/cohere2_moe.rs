@@ -5,16 +5,17 @@ use crate::cohere;
 use crate::config::{Config, RMS_EPS, Raw};
 use crate::decoder::{self, Order};
 use crate::files::Files;
-use crate::keys::Key;
+use crate::keys::{Dialect, Key};
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, deepseek, experts, glm4_moe, llama, mixtral, windows};
 use formats::Result;
+use formats::gguf::MetadataValue;
 use nn::{AttentionOptions, Bias, MixtureOfExperts, Mlp, Odds, Pairing};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Command A+",
     name: "cohere2_moe",
-    gguf: "",
+    gguf: "cohere2moe",
     class: "Cohere2MoeForCausalLM",
     unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 4096, 8192, 256_000]),
     names: &[glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
@@ -26,6 +27,10 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 /// Numbers that configurations may leave out.
 const USUAL: &[(&str, usize)] =
     &[("head_dim", 128), ("num_experts", 8), ("num_experts_per_tok", 2)];
+
+/// GGUF's numbers of the softmax and of the logistic function, which give experts their odds.
+const SOFTMAX: u32 = 1;
+const LOGISTIC: u32 = 2;
 
 /// One layer of this many sees everything.
 const PERIOD: usize = 4;
@@ -46,28 +51,45 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     keys.only(Key("hidden_act", ""), &["silu"])?;
     // RMS norms where they have a number, layer norms else.
     let rms = keys.number(RMS_EPS)?.is_some();
-    let eps = Key("layer_norm_eps", "");
+    let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
     keys.number(eps)?;
     let mut raw = Raw::read_normed(files, if rms { RMS_EPS } else { eps }, 1e-5)?;
     raw.pairing = Pairing::Adjacent;
+    glm4_moe::guesses(files, &mut raw)?;
     let dense = dense(files, &mut raw)?;
-    keys.note("num_nextn_predict_layers");
     let bias = files.bias("attention_bias")?;
-    let logits = keys.number_or(Key("logit_scale", ""), 0.0625)?.positive()? as f32;
-    let shared = keys.size(Key("num_shared_experts", ""))?;
-    let shared = shared.map_or(Ok(0), |shared| shared.within(0..=64))?;
+    let logits = keys.number_or(Key("logit_scale", "logit_scale"), 0.0625)?.positive()? as f32;
+    const SHARED: Key = Key("num_shared_experts", "expert_shared_count");
+    let shared = keys.size(SHARED)?.map_or(Ok(0), |shared| shared.within(0..=64))?;
+    keys.state(SHARED, Some(MetadataValue::U32(shared as u32)));
     const TOGETHER: Key = Key("shared_expert_combination_strategy", "");
     const ODDS: Key = Key("expert_selection_fn", "");
     keys.only(TOGETHER, &["average", "sum"])?;
     keys.only(ODDS, &["softmax", "sigmoid"])?;
     let share = if keys.text(TOGETHER)? == Some("sum") { 1.0 } else { 0.5 };
-    let config = raw.check()?;
+    let mut config = raw.check()?;
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
-    options.routing.normalised = keys.flag(Key("norm_topk_prob", ""))?.unwrap_or(true);
-    match keys.text(ODDS)? {
-        Some("sigmoid") => options.routing.odds = Odds::Sigmoid,
-        _ => options.routing.normalised = true,
+    config.feed_forward = dense.width;
+    const NORMALISED: Key = Key("norm_topk_prob", "expert_weights_norm");
+    const GATING: Key = Key("", "expert_gating_func");
+    let hugging_face = keys.dialect() == Dialect::HuggingFace;
+    options.routing.normalised = keys.flag(NORMALISED)?.unwrap_or(hugging_face);
+    let logistic = match hugging_face {
+        true => keys.text(ODDS)? == Some("sigmoid"),
+        false => keys.size(GATING)?.is_none_or(|odds| odds.value == LOGISTIC as usize),
+    };
+    match logistic {
+        true => options.routing.odds = Odds::Sigmoid,
+        // Odds among the chosen experts sum to one.
+        false if hugging_face => options.routing.normalised = true,
+        false => {}
     }
+    let gating = if logistic { LOGISTIC } else { SOFTMAX };
+    keys.state(GATING, Some(MetadataValue::U32(gating)));
+    keys.state(NORMALISED, Some(MetadataValue::Bool(options.routing.normalised)));
+    const WIDTH: Key = Key("", "expert_shared_feed_forward_length");
+    keys.size(WIDTH)?;
+    keys.state(WIDTH, Some(MetadataValue::U32((shared * options.feed_forward) as u32)));
     let rotated: Vec<bool> = dense.blocks.iter().map(|block| *block && dense.period == 1).collect();
     let attention = move |config: &Config, layer: usize| {
         let options = config.attention(layer);
@@ -107,15 +129,19 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 fn dense(files: &Files<'_>, raw: &mut Raw) -> Result<Dense> {
     let keys = &files.keys;
     let count = raw.layers.within(1..=crate::config::LAYERS)?;
-    let number = |key: &'static str, usual: usize| {
-        keys.size(Key(key, ""))?.map_or(Ok(usual), |n| n.within(0..=count))
-    };
-    let first = number("first_k_dense_replace", 0)?;
-    let period = number("prefix_dense_sliding_window_pattern", 1)?.max(1);
+    const DENSE: Key = Key("first_k_dense_replace", "leading_dense_block_count");
+    let number =
+        |key: Key, usual: usize| keys.size(key)?.map_or(Ok(usual), |n| n.within(0..=count));
+    let first = number(DENSE, 0)?;
+    let period = number(Key("prefix_dense_sliding_window_pattern", ""), 1)?.max(1);
     let behind = keys.size(Key("sliding_window_pattern", ""))?;
     let behind = behind.map_or(Ok(PERIOD), |n| n.within(1..=crate::config::LAYERS))?;
-    raw.windows = windows::of_all(files, &raw.layers)?;
-    if keys.get(Key("layer_types", "")).is_none() {
+    let listed = keys.get(Key("layer_types", "")).is_some();
+    raw.windows = match keys.dialect() {
+        Dialect::Gguf => windows::periodic(files, &raw.layers, PERIOD)?,
+        Dialect::HuggingFace => windows::of_all(files, &raw.layers)?,
+    };
+    if keys.dialect() == Dialect::HuggingFace && !listed {
         let front = first.min(raw.windows.len());
         let (front, rest) = raw.windows.split_at_mut(front);
         for (windows, period) in [(front, period), (rest, behind)] {
@@ -125,6 +151,8 @@ fn dense(files: &Files<'_>, raw: &mut Raw) -> Result<Dense> {
     let width = keys.size(Key("prefix_dense_intermediate_size", ""))?;
     let width = width.unwrap_or_else(|| raw.feed_forward.clone());
     let blocks = deepseek::listed(files, count)?;
-    let blocks = blocks.unwrap_or_else(|| (0..count).map(|i| i < first).collect());
+    let blocks: Vec<bool> = blocks.unwrap_or_else(|| (0..count).map(|i| i < first).collect());
+    let leading = blocks.iter().take_while(|dense| **dense).count();
+    keys.state(DENSE, Some(MetadataValue::U32(leading as u32)));
     Ok(Dense { blocks, width: width.within(1..=crate::config::LIMIT)?, period })
 }

@@ -81,6 +81,7 @@ const PERMUTED: &[&str] = &[
 const LISTED: &[&str] = &[
     "afmoe",
     "cohere2",
+    "cohere2_moe",
     "exaone4",
     "exaone_moe",
     "gemma3",
@@ -92,7 +93,7 @@ const LISTED: &[&str] = &[
 
 /// Architectures for which GGUF says that the rotation is not stretched, by their names in
 /// config.json.
-const UNSCALED: &[&str] = &["cohere", "cohere2", "exaone_moe", "nemotron"];
+const UNSCALED: &[&str] = &["cohere", "cohere2", "cohere2_moe", "exaone_moe", "nemotron"];
 
 impl Architecture {
     /// Whether GGUF has the rows of q and k in the order in which adjacent elements rotate

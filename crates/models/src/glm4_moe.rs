@@ -145,10 +145,18 @@ pub(crate) fn parts(
     let bias = files.bias("attention_bias")?;
     let dense = keys.size(DENSE)?;
     let unsaid = if keys.dialect() == Dialect::HuggingFace { usual.dense } else { 0 };
+    let counted = dense.is_some();
     let first = dense.map_or(Ok(unsaid), |dense| dense.within(0..=LAYERS))?;
     let config = raw.check()?;
     let listed = deepseek::listed(files, config.layers)?;
-    let dense = listed.unwrap_or_else(|| (0..config.layers).map(|i| i < first).collect());
+    // Where a GGUF file does not count them, they are those without a router.
+    let told = keys.dialect() == Dialect::HuggingFace || counted;
+    let routed = |i: usize| files.names.find(&format!("blocks.{i}.mlp.router"));
+    let dense: Vec<bool> = match listed {
+        Some(listed) => listed,
+        None if told => (0..config.layers).map(|i| i < first).collect(),
+        None => (0..config.layers).map(|i| Ok(routed(i)?.is_none())).collect::<Result<_>>()?,
+    };
     let leading = dense.iter().take_while(|dense| **dense).count();
     keys.state(DENSE, Some(MetadataValue::U32(leading as u32)));
     let options = experts::read(files, config.hidden, config.feed_forward)?;

@@ -9,22 +9,31 @@ use crate::names::Row;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, experts, llama, qwen3};
 use formats::Result;
+use formats::gguf::MetadataValue;
 
 /// Names of published folders.
 const NAMES: &[Row] = &[
-    ("blocks.{}.mlp.router", "model.layers.{}.mlp.router.gate", ""),
-    ("blocks.{}.mlp.router.correction", "model.layers.{}.mlp.expert_bias!", ""),
+    ("blocks.{}.mlp.router", "model.layers.{}.mlp.router.gate", "blk.{}.ffn_gate_inp"),
+    ("blocks.{}.mlp.router.correction", "model.layers.{}.mlp.expert_bias!", "blk.{}.exp_probs_b!"),
     // As Transformers names it, after whose modules adapters are named.
     ("blocks.{}.mlp.router.correction", "model.layers.{}.mlp.e_score_correction_bias!", ""),
-    ("blocks.{}.mlp.shared.gate", "model.layers.{}.mlp.shared_mlp.gate_proj", ""),
-    ("blocks.{}.mlp.shared.up", "model.layers.{}.mlp.shared_mlp.up_proj", ""),
-    ("blocks.{}.mlp.shared.down", "model.layers.{}.mlp.shared_mlp.down_proj", ""),
+    (
+        "blocks.{}.mlp.shared.gate",
+        "model.layers.{}.mlp.shared_mlp.gate_proj",
+        "blk.{}.ffn_gate_shexp",
+    ),
+    ("blocks.{}.mlp.shared.up", "model.layers.{}.mlp.shared_mlp.up_proj", "blk.{}.ffn_up_shexp"),
+    (
+        "blocks.{}.mlp.shared.down",
+        "model.layers.{}.mlp.shared_mlp.down_proj",
+        "blk.{}.ffn_down_shexp",
+    ),
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Hy3",
     name: "hy_v3",
-    gguf: "",
+    gguf: "hy_v3",
     class: "HYV3ForCausalLM",
     unsaid: Unsaid::sizes([4096, 13_312, 80, 64, 8, 0, 131_072, 120_832]).theta(11_158_840.0),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
@@ -63,7 +72,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_usual(USUAL).with_names(OWN);
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
-    let raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    let mut raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    glm4_moe::guesses(files, &mut raw)?;
     NOTED.iter().for_each(|key| keys.note(key));
     for key in ["qk_norm", "route_norm", "norm_topk_prob"] {
         if keys.flag(Key(key, ""))? == Some(false) {
@@ -71,5 +81,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         }
     }
     let usual = Usual { dense: 1, output_bias: true, scale: 2.826, ..Usual::default() };
-    glm4_moe::opened(files, raw, true, usual)
+    let opened = glm4_moe::opened(files, raw, true, usual)?;
+    let normalised = Some(MetadataValue::Bool(true));
+    keys.state(Key("norm_topk_prob", "expert_weights_norm"), normalised);
+    Ok(opened)
 }

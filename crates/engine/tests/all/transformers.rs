@@ -196,6 +196,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("bailing_hybrid", LATENT),
     ("cohere2_moe", ROUTED),
     ("cohere2_moe-rms", ROUTED),
+    ("cohere2_moe/model.f32.gguf", ROUTED),
     ("deepseek2", LATENT),
     ("deepseek2-lite", HEADS),
     ("deepseek2-lite/model.f32.gguf", HEADS),
