@@ -35,6 +35,7 @@ APART = {
     "dots1-bias": HEADS,
     "ernie4_5": "llama.cpp has no biases there",
     "exaone4": HEADS,
+    "gemma3n": HEADS,
     "gpt-neox": "llama.cpp takes tanh's approximation of GELU",
     "gpt-neox-in-turn": "llama.cpp takes tanh's approximation of GELU",
     "gpt-oss": "llama.cpp widens YaRN's pairs between to whole numbers",

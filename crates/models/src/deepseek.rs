@@ -81,9 +81,25 @@ pub(crate) const AXK1: Architecture = Architecture {
         experts::NAMES,
         experts::SWITCHED,
     ],
-    open: |files| open(files, &[("first_k_dense_replace", 1), ("n_group", 8), ("topk_group", 4)]),
+    open: |files| open(files, AXK1_USUAL),
     ..V2
 };
+
+/// Numbers that configurations of A.X K1 may leave out.
+const AXK1_USUAL: &[(&str, usize)] = &[
+    ("first_k_dense_replace", 1),
+    ("kv_lora_rank", 512),
+    ("moe_intermediate_size", 2048),
+    ("n_group", 8),
+    ("n_routed_experts", 192),
+    ("num_attention_heads", 64),
+    ("num_experts_per_tok", 8),
+    ("q_lora_rank", 1536),
+    ("qk_nope_head_dim", 128),
+    ("qk_rope_head_dim", 64),
+    ("topk_group", 4),
+    ("v_head_dim", 128),
+];
 
 /// The norm behind experts, in published folders and as Transformers names it.
 const AFTER: &[Row] = &[

@@ -44,7 +44,11 @@ pub(crate) const MIXTURE: Architecture = Architecture {
     names: &[NAMES, STACKS, granitemoe::NAMES, llama::NAMES, experts::SPARSE_BLOCK],
     experts: true,
     open: |files| {
-        let files = &files.with_usual(&[("num_local_experts", 8), ("num_experts_per_tok", 2)]);
+        let files = &files.with_usual(&[
+            ("num_attention_heads", 32),
+            ("num_local_experts", 8),
+            ("num_experts_per_tok", 2),
+        ]);
         let shared = files.keys.size(Key("shared_intermediate_size", ""))?;
         let shared = shared.filter(|width| width.value > 0);
         let shared = shared.map(|width| width.within(1..=1 << 20)).transpose()?;

@@ -31,6 +31,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     const CAP: Key = Key("final_logit_softcapping", "");
     const USUAL: f64 = 15.0;
+    let files = &files.with_usual(&[("num_attention_heads", 6)]);
     let keys = &files.keys;
     let raw = Raw::read_normed(files, crate::config::RMS_EPS, 1e-6)?;
     windows::of_types(files, &raw.layers, None)?;
