@@ -163,6 +163,21 @@ fn what_stands_around_states_is_fused() {
     }
 }
 
+/// GPUs round what attention takes, and with it all results of its product.
+#[test]
+fn scores_of_experts_are_no_part_of_attentions_product() {
+    let path = testing::models().join("cohere2_moe");
+    let model = delft_models::load(&Tensors::open(&path).unwrap(), &options()).unwrap();
+    let fused = fuse(&model.record(false).unwrap());
+    let experts = fused.nodes.iter().filter(|node| node.op.name() == "experts");
+    let scores: Vec<_> = experts.map(|node| node.inputs[1]).collect();
+    assert!(!scores.is_empty(), "{fused}");
+    for scores in scores {
+        let product = fused.nodes.iter().find(|node| node.outputs.contains(&scores)).unwrap();
+        assert_eq!(product.outputs, [scores], "{fused}");
+    }
+}
+
 /// A model that runs must not be refused before its weights are there.
 #[test]
 fn a_configuration_is_judged_without_weights_as_with_them() {

@@ -136,11 +136,15 @@ fn projections(program: &mut Program) {
         let readers: Vec<usize> = (0..program.nodes.len())
             .filter(|&i| program.nodes[i].inputs.contains(&shared))
             .collect();
-        let linears: Vec<usize> = readers
+        let mut linears: Vec<usize> = readers
             .iter()
             .copied()
             .filter(|&i| i >= at && matches!(program.nodes[i].op, Op::Linear(_)))
             .collect();
+        // What attention takes may be rounded, and all results of a product have one type.
+        if linears.iter().any(|&i| attended(program, program.nodes[i].outputs[0])) {
+            linears.retain(|&i| !scores(program, program.nodes[i].outputs[0]));
+        }
         let enough = if norm.is_some() {
             !linears.is_empty() && linears.len() == program.uses()[shared.0]
         } else {
@@ -162,6 +166,18 @@ fn projections(program: &mut Program) {
         }
         at += 1;
     }
+}
+
+/// Whether attention takes a value, as it is or rotated.
+fn attended(program: &Program, value: ValueId) -> bool {
+    let takes = |node: &Node| matches!(node.op, Op::Rope(_) | Op::KvWrite(_) | Op::Attention(_));
+    program.nodes.iter().any(|node| takes(node) && node.inputs.contains(&value))
+}
+
+/// Whether a value chooses experts.
+fn scores(program: &Program, value: ValueId) -> bool {
+    let chooses = |node: &Node| matches!(node.op, Op::Experts(_)) && node.inputs[1] == value;
+    program.nodes.iter().any(chooses)
 }
 
 /// `mul(f(gate), up)` over a two-way projection without biases.
