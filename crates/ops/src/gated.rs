@@ -7,8 +7,8 @@ use tile::launch::Numbers;
 
 use crate::gradient::{Forward, GatedBackward, Reverse, Wrt, give, one};
 use crate::map::Unary;
-use crate::operation::{Launches, Operation, ReferenceCall, Sharding, X, launch_flat};
-use crate::trial::{every_float, flat, flat_bench};
+use crate::operation::{Launches, Operation, ReferenceCall, Sharding, X, Y, launch_flat};
+use crate::trial::{every_float, flat_bench, flat_to};
 use crate::{Shape, alike, arity, real, sweep};
 use formats::Result;
 
@@ -40,7 +40,7 @@ impl Operation for Gated {
     }
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
-        let kernel = gated(to.scalar(X), self.0);
+        let kernel = gated([to.scalar(X), to.scalar(Y)], self.0);
         launch_flat(to, kernel, Numbers::new(), &["gate", "up"])
     }
 
@@ -70,14 +70,15 @@ pub fn reference(f: Unary, gate: &[f32], up: &[f32], y: &mut [f32]) {
     }
 }
 
-/// `y = f(gate) * up`, on the device: `n` elements.
+/// `y = f(gate) * up`, on the device: `n` elements, of the type of operands and of that of results,
+/// which is not wider.
 #[kernel]
 pub fn gated(
-    gate: In<{ scalar }>,
-    up: In<{ scalar }>,
-    y: Out<{ scalar }>,
+    gate: In<{ types[0] }>,
+    up: In<{ types[0] }>,
+    y: Out<{ types[1] }>,
     n: Arg<u32>,
-    scalar: Scalar,
+    types: [Scalar; 2],
     f: Unary,
 ) {
     sweep::map(["gate", "up"], [gate, up], y, n, |[gate, up]| real::unary(f, gate) * up);
@@ -91,20 +92,21 @@ pub(crate) const GATES: [(Unary, u64); 3] =
 pub(crate) const KERNELS: &[Spec] = &[Spec { name: "gated", cases, benches }];
 
 fn cases() -> Vec<Case> {
-    fn of(scalar: Scalar) -> Vec<Case> {
+    fn of(types: [Scalar; 2]) -> Vec<Case> {
         let of = |(f, _)| {
-            flat(scalar, gated(scalar, f), &Numbers::new(), 2, 8.0, move |x, y| {
+            flat_to(types, gated(types, f), &Numbers::new(), 2, 8.0, move |x, y| {
                 reference(f, &x[0], &x[1], y);
             })
         };
         GATES.into_iter().flat_map(of).collect()
     }
-    every_float(of)
+    let narrower = [Scalar::F16, Scalar::BF16].map(|to| of([Scalar::F32, to]));
+    [every_float(|scalar| of([scalar; 2])), narrower.concat()].concat()
 }
 
 fn benches() -> Vec<Bench> {
     fn of(scalar: Scalar) -> Vec<Bench> {
-        let of = |(f, flops)| flat_bench(scalar, gated(scalar, f), Numbers::new(), 2, flops);
+        let of = |(f, flops)| flat_bench(scalar, gated([scalar; 2], f), Numbers::new(), 2, flops);
         GATES.map(of).to_vec()
     }
     every_float(of)

@@ -182,10 +182,11 @@ pub fn moe_factors(
 pub fn clamped_gate(
     gate: In<f32>,
     up: In<f32>,
-    y: Out<f32>,
+    y: Out<{ to }>,
     n: Arg<u32>,
     limit: Arg<f32>,
     alpha: Arg<f32>,
+    to: Scalar,
 ) {
     sweep::map(["gate", "up"], [gate, up], y, n, |[gate, up]| clamped(gate, up, limit, alpha));
 }

@@ -91,14 +91,16 @@ pub(crate) fn map_with<const N: usize, P: Copy>(
     prepare: impl FnOnce() -> P,
     f: impl Fn(P, [Val<f32>; N]) -> Val<f32>,
 ) {
-    let chunk = chunk(y.scalar());
+    let widest = inputs.iter().map(|x| x.scalar()).chain([y.scalar()]).max_by_key(|s| s.bytes());
+    let widest = widest.unwrap_or(y.scalar());
+    let chunk = chunk(widest);
     launch(Mode::Element, [dim("n").ceil_div(chunk), fixed(1), fixed(1)], THREADS);
     let mut buffers = names.map(|name| (name, dim("n"))).to_vec();
     buffers.push(("y", dim("n")));
     require_vectors(&buffers);
     begin();
     let prepared = prepare();
-    let lanes = lanes(y.scalar());
+    let lanes = lanes(widest);
     let start = group_id() * chunk;
     let whole = || {
         let at: Vec<Val<u32>> = (0..AHEAD)

@@ -129,7 +129,20 @@ pub(crate) fn flat(
     by: f32,
     reference: impl Fn(&[Vec<f32>], &mut [f32]),
 ) -> Vec<Case> {
+    flat_to([scalar; 2], kernel, numbers, inputs, by, reference)
+}
+
+/// As [`flat`], from operands of one type to results of another that is not wider.
+pub(crate) fn flat_to(
+    [scalar, to]: [Scalar; 2],
+    kernel: Recipe,
+    numbers: &Numbers,
+    inputs: usize,
+    by: f32,
+    reference: impl Fn(&[Vec<f32>], &mut [f32]),
+) -> Vec<Case> {
     let kernel = kernel.record();
+    let types = if scalar == to { format!("{scalar}") } else { format!("{scalar} to {to}") };
     let chunk = crate::sweep::chunk(scalar) as usize;
     let lengths = [
         (1, "one element"),
@@ -149,13 +162,13 @@ pub(crate) fn flat(
         let x: Vec<Vec<f32>> = buffers.iter().map(Buffer::to_f32).collect();
         let mut y = vec![0.0; n];
         reference(&x, &mut y);
-        buffers.push(Buffer::zeros(scalar, n));
+        buffers.push(Buffer::zeros(to, n));
         Case {
             kernel: kernel.clone(),
-            label: format!("{n} {scalar}, {why}"),
+            label: format!("{n} {types}, {why}"),
             numbers: numbers.clone().with("n", n as u32),
             buffers,
-            expected: vec![(inputs, near(scalar, &y))],
+            expected: vec![(inputs, near(to, &y))],
         }
     };
     lengths.into_iter().map(case).collect()

@@ -13,7 +13,7 @@ use crate::linear::gemm::cases::{all, bound, rounded};
 use crate::linear::{ActivationStorage, GemvSchedule, Task};
 use crate::map::Unary;
 use crate::packed::Format;
-use crate::trial::{flat, flat_bench, memory};
+use crate::trial::{flat_bench, flat_to, memory};
 use formats::DType;
 use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
 use tile::launch::Numbers;
@@ -725,9 +725,15 @@ fn gate_numbers() -> Numbers {
 pub(super) fn gates() -> Vec<Case> {
     let gate = Gate::Clamped { limit: CLAMPED.0, alpha: CLAMPED.1 };
     // So far apart that some lie beyond the limit.
-    flat(Scalar::F32, clamped_gate(), &gate_numbers(), 2, 10.0, |x, y| gate.apply(&x[0], &x[1], y))
+    let of = |to| {
+        let kernel = clamped_gate(to);
+        flat_to([Scalar::F32, to], kernel, &gate_numbers(), 2, 10.0, |x, y| {
+            gate.apply(&x[0], &x[1], y);
+        })
+    };
+    [Scalar::F32, Scalar::F16, Scalar::BF16].into_iter().flat_map(of).collect()
 }
 
 pub(super) fn gate_benches() -> Vec<Bench> {
-    vec![flat_bench(Scalar::F32, clamped_gate(), gate_numbers(), 2, 10)]
+    vec![flat_bench(Scalar::F32, clamped_gate(Scalar::F32), gate_numbers(), 2, 10)]
 }

@@ -197,17 +197,30 @@ pub(in crate::gpu) trait Mixtures {
         self.push(moe_factors(), numbers, &bound)
     }
 
-    /// Records the two halves of each pair, from rows `x`; see [`Array::Gate`].
-    fn halves(&mut self, of: &Mixture<'_>, x: &TypedSlot) -> Result<()> {
+    /// The type of the rows that the second matrices read: that of operands where sorted pairs are
+    /// rounded to it anyway, so that products copy them as they are.
+    fn inner_type(&self, _: &Mixture<'_>) -> Scalar {
+        Scalar::F32
+    }
+
+    /// Records the rounding of rows `x` of the tokens to the type of operands, likewise.
+    fn rounded_rows(&mut self, _: &Mixture<'_>, x: &TypedSlot) -> Result<TypedSlot> {
+        Ok(x.clone())
+    }
+
+    /// Records the two halves of each pair, from rows `x`; see [`Array::Gate`]. Gives the rows of a
+    /// block that pairs are sorted for.
+    fn halves(&mut self, of: &Mixture<'_>, x: &TypedSlot) -> Result<Option<u32>> {
         let (Sizes { used, width, ff, .. }, pairs) = (of.sizes, of.pairs());
+        let mut sorted = None;
         for (i, to) in [(0, Array::Gate), (1, Array::Up)] {
             let (x, y, bias) =
                 (x.clone(), self.array(to, pairs * ff), Experts::bias(of.weights, i).copied());
             let weight = of.weights[i];
             let product = Product { x, y, weight, bias, width, out: ff, share: used };
-            self.of_experts(&product, of.sizes, pairs)?;
+            self.of_experts(&product, of.sizes, pairs, &mut sorted)?;
         }
-        Ok(())
+        Ok(sorted)
     }
 
     /// Records the rows that experts read where weights multiply these: each row has one expert,
@@ -223,14 +236,14 @@ pub(in crate::gpu) trait Mixtures {
     }
 
     /// Records the gate of `n` elements of both halves, to a third array.
-    fn gated(&mut self, of: Gate, [gate, up, y]: [&Slot; 3], n: usize) -> Result<()> {
+    fn gated(&mut self, of: Gate, [gate, up]: [&Slot; 2], y: &TypedSlot, n: usize) -> Result<()> {
         let numbers = Numbers::new().with("n", n as u32);
-        let bound = [("gate", gate.clone()), ("up", up.clone()), ("y", y.clone())];
+        let bound = [("gate", gate.clone()), ("up", up.clone()), ("y", y.slot.clone())];
         match of {
-            Gate::Plain(f) => self.push(gated(Scalar::F32, f), numbers, &bound),
+            Gate::Plain(f) => self.push(gated([Scalar::F32, y.scalar], f), numbers, &bound),
             Gate::Clamped { limit, alpha } => {
                 let numbers = numbers.with_f32("limit", limit).with_f32("alpha", alpha);
-                self.push(clamped_gate(), numbers, &bound)
+                self.push(clamped_gate(y.scalar), numbers, &bound)
             }
         }
     }
@@ -252,21 +265,25 @@ pub(in crate::gpu) trait Mixtures {
         let [gate, up, act] = inner;
         let act = of.inner.clone().unwrap_or(act);
         let early = self.gated_pairs(of, &x, &act)?;
+        let (mut sorted, mut inner) = (None, Scalar::F32);
         if !early {
-            self.halves(of, &x)?;
+            let rounded = self.rounded_rows(of, &x)?;
+            sorted = self.halves(of, &rounded)?;
             self.changed(of, 0, &x, &[gate.clone(), up.clone()])?;
-            self.gated(op.gate, [&gate, &up, &act], pairs * ff)?;
+            inner = self.inner_type(of);
+            let y = TypedSlot { slot: act.clone(), scalar: inner };
+            self.gated(op.gate, [&gate, &up], &y, pairs * ff)?;
         }
         if self.summed(of, &act, &y, early)? {
             return Ok(());
         }
-        let x = TypedSlot { slot: act, scalar: Scalar::F32 };
+        let x = TypedSlot { slot: act, scalar: inner };
         let (weight, bias) = (of.weights[2], Experts::bias(of.weights, 2).copied());
         let outer = self.array(Array::Outer, pairs * width);
         let rows = x.clone();
         let product =
             Product { x, y: outer.clone(), weight, bias, width: ff, out: width, share: 1 };
-        self.of_experts(&product, sizes, pairs)?;
+        self.of_experts(&product, sizes, pairs, &mut sorted)?;
         self.changed(of, 1, &rows, std::slice::from_ref(&outer))?;
         self.combine(of, outer, y)
     }
@@ -282,32 +299,43 @@ pub(in crate::gpu) trait Mixtures {
         self.push(kernel, numbers, &bound)
     }
 
-    /// Records the order of pairs by expert, and the table of their blocks for a schedule.
+    /// Records the order of pairs by expert, and the table of their blocks for a schedule, unless
+    /// they are `sorted` for blocks of as many rows.
     fn group(
         &mut self,
         sizes: Sizes,
         pairs: usize,
         schedule: gemm::GemmSchedule,
+        sorted: &mut Option<u32>,
     ) -> Result<[(&'static str, Slot); 3]> {
         let (experts, rows) = (sizes.experts as u32, schedule.bm);
         let tiles = pairs.div_ceil(rows as usize) + sizes.experts;
-        let sorted = [
+        let arrays = [
             ("order", self.array(Array::Order, pairs)),
             ("offsets", self.array(Array::Offsets, sizes.experts + 1)),
             ("blocks", self.array(Array::Blocks, 2 * tiles)),
         ];
+        if sorted.replace(rows) == Some(rows) {
+            return Ok(arrays);
+        }
         let numbers = Numbers::new()
             .with("pairs", pairs as u32)
             .with("experts", experts)
             .with("block_rows", rows);
-        let [order, offsets, blocks] = sorted.clone();
+        let [order, offsets, blocks] = arrays.clone();
         let bound = [("ids", self.array(Array::Ids, pairs)), offsets, order, blocks];
         self.push(moe_group(experts.next_multiple_of(64)), numbers, &bound)?;
-        Ok(sorted)
+        Ok(arrays)
     }
 
-    /// Records a product.
-    fn of_experts(&mut self, product: &Product, sizes: Sizes, pairs: usize) -> Result<()> {
+    /// Records a product; see [`Mixtures::group`] for `sorted`.
+    fn of_experts(
+        &mut self,
+        product: &Product,
+        sizes: Sizes,
+        pairs: usize,
+        sorted: &mut Option<u32>,
+    ) -> Result<()> {
         if self.pair_by_pair(product, sizes, pairs)? {
             return Ok(());
         }
@@ -320,7 +348,7 @@ pub(in crate::gpu) trait Mixtures {
             ("y", product.y.clone()),
             ("weight", Slot::Weight(product.weight.0)),
         ];
-        bound.extend(self.group(sizes, pairs, schedule)?);
+        bound.extend(self.group(sizes, pairs, schedule, sorted)?);
         let types = GemmTypes { x: product.x.scalar, operand, y: Scalar::F32 };
         let kernel = moe_gemm(types, format, schedule);
         self.push(kernel, product.numbers(sizes, pairs), &bound)?;
@@ -354,6 +382,24 @@ impl Mixtures for Recorder<'_> {
 
     fn operand(&self) -> Scalar {
         if self.of.exact() { Scalar::F32 } else { self.of.wide }
+    }
+
+    fn inner_type(&self, of: &Mixture<'_>) -> Scalar {
+        let others = of.inner.is_some() || self.changes_experts();
+        if others || self.narrow(of.rows) { Scalar::F32 } else { Mixtures::operand(self) }
+    }
+
+    /// In the array of the experts' results, which are not there yet.
+    fn rounded_rows(&mut self, of: &Mixture<'_>, x: &TypedSlot) -> Result<TypedSlot> {
+        let (operand, width) = (Mixtures::operand(self), of.sizes.width);
+        let weighed = of.op.weighs_inputs || x.scalar == operand;
+        if weighed || operand == Scalar::F32 || self.narrow(of.rows) {
+            return Ok(x.clone());
+        }
+        let start = Mixtures::scratch(self)[Array::Outer as usize].start;
+        let slot = Slot::Arena(start..start + of.rows * width * operand.bytes());
+        self.unpack(Format::Dense(x.scalar), x.slot.clone(), of.rows, width, slot.clone())?;
+        Ok(TypedSlot { slot, scalar: operand })
     }
 
     /// The rows of many sequences would depend on whether there are enough of them.

@@ -442,7 +442,7 @@ impl Recorder<'_> {
     }
 
     /// A matrix in the type of the vendor's operands: what embeds all its rows, in order.
-    fn unpack(
+    pub(super) fn unpack(
         &mut self,
         format: Format,
         from: Slot,
@@ -629,7 +629,7 @@ impl Recorder<'_> {
             self.change(&x, &[a.clone(), b.clone()])?;
             let bound = [("gate", a.slot), ("up", b.slot), ("y", self.value(y))];
             let numbers = Numbers::new().with("n", elements as u32);
-            let kernel = ops::gated::gated(self.scalar(y), op.act);
+            let kernel = ops::gated::gated([self.scalar(y); 2], op.act);
             return self.push(kernel, numbers, &bound);
         }
         let ((norm, from), to) = (self.apart(norm, x)?, self.operand(y));

@@ -169,7 +169,7 @@ impl Recorder<'_> {
     ) -> Result<()> {
         let (pairs, x, to) = (of.pairs(), x.clone(), y.clone());
         let product = Product { x, y: to, weight, bias: None, width, out: rank, share };
-        self.of_experts(&product, of.sizes, pairs)?;
+        self.of_experts(&product, of.sizes, pairs, &mut None)?;
         let numbers = Numbers::new().with("n", (pairs * rank) as u32).with_f32("by", scale_by);
         self.push(scale(Scalar::F32), numbers, &[("x", y.clone()), ("y", y.clone())])
     }
@@ -287,8 +287,8 @@ impl Recorder<'_> {
         let mut lowered = None;
         if weights || outer_factors {
             // The rows that `down` reads take the array of `back`, which is written later.
-            self.gated(gate, [&gates, &ups, &back], pairs * ff)?;
             let value = float(&back);
+            self.gated(gate, [&gates, &ups], &value, pairs * ff)?;
             if weights {
                 self.outer_sums(&of, [(&dy, used), (&value, 1)], 2, &gradients)?;
             }
@@ -497,7 +497,7 @@ impl Recorder<'_> {
             ("weight", Slot::Weight(product.weight.0)),
         ];
         bound.extend(adds.then(|| ("add", product.y.clone())));
-        bound.extend(self.group(sizes, pairs, schedule)?);
+        bound.extend(self.group(sizes, pairs, schedule, &mut None)?);
         let types = GemmTypes { x: product.x.scalar, operand, y: Scalar::F32 };
         let kernel = moe_gemm_turned(types, format, adds, schedule);
         self.push(kernel, product.numbers(sizes, pairs), &bound)
