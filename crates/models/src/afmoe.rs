@@ -34,7 +34,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "afmoe",
     gguf: "afmoe",
     class: "AfmoeForCausalLM",
-    unsaid: Unsaid::sizes([2048, 6144, 32, 16, 0, 1024, 16_384, 200_192]),
+    unsaid: Unsaid::sizes([2048, 6144, 32, 16, 0, 1024, 16_384, 200_192]).eps(1e-5),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,

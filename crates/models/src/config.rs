@@ -88,7 +88,7 @@ impl Raw {
     /// A key that is missing or of another type.
     pub(crate) fn read(files: &Files<'_>, activations: &[&str]) -> Result<Raw> {
         files.keys.only(Key("hidden_act", ""), activations)?;
-        Raw::read_normed(files, RMS_EPS, 1e-6)
+        Raw::read_normed(files, RMS_EPS, files.architecture.unsaid.eps)
     }
 
     /// The same for heads of which a part of `turned` elements is rotated, which counts as the
@@ -102,7 +102,8 @@ impl Raw {
         turned: Stated<usize>,
     ) -> Result<Raw> {
         files.keys.only(Key("hidden_act", ""), activations)?;
-        Raw::read_sized(files, RMS_EPS, 1e-6, |_| Ok(Some(turned)), 0)
+        let eps = files.architecture.unsaid.eps;
+        Raw::read_sized(files, RMS_EPS, eps, |_| Ok(Some(turned)), 0)
     }
 
     /// The same, for another key of the number that is added in norms, which is `usual` where

@@ -38,7 +38,7 @@ pub(crate) const GLM: Architecture = Architecture {
     title: "GLM-4.7-Flash",
     name: "glm4_moe_lite",
     class: "Glm4MoeLiteForCausalLM",
-    unsaid: Unsaid::sizes([2048, 10_240, 47, 20, 20, 0, 202_752, 154_880]),
+    unsaid: Unsaid::sizes([2048, 10_240, 47, 20, 20, 0, 202_752, 154_880]).eps(1e-5),
     open: |files| open(files, &[("first_k_dense_replace", 1)]),
     ..V2
 };
@@ -119,6 +119,10 @@ pub(crate) const MISTRAL4: Architecture = Architecture {
     ..V2
 };
 
+/// The factors on experts' odds that classes have where nothing is said.
+const SCALES: &[(&str, f64)] =
+    &[("axk1", 2.5), ("deepseek_v3", 2.5), ("glm4_moe_lite", 1.8), ("sarvam_mla", 2.5)];
+
 /// GGUF's numbers of the softmax and of the logistic function, which give experts their odds.
 const GATING: Key = Key("", "expert_gating_func");
 const SOFTMAX: u32 = 1;
@@ -144,7 +148,8 @@ fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Op
     }
     let heads = latent::Heads::of(&options);
     let mixer = latent::mixer(options);
-    opened(files, config, mixer, 1.0, move |weights, name| latent::part(weights, name, heads))
+    let scale = SCALES.iter().find(|(of, _)| *of == name).map_or(1.0, |(_, scale)| *scale);
+    opened(files, config, mixer, scale, move |weights, name| latent::part(weights, name, heads))
 }
 
 /// A model of this configuration whose blocks have `mixer` in the place of attention, dense or with a
@@ -277,7 +282,7 @@ impl Mixture {
             false => {
                 keys.only(Key("scoring_func", ""), &["sigmoid", "noaux_tc"])?;
                 keys.only(Key("topk_method", ""), &["noaux_tc"])?;
-                let options = glm4_moe::limited_by(files, options, true, scale)?;
+                let options = glm4_moe::limited(files, options, true, scale)?;
                 let normalised = MetadataValue::Bool(options.routing.normalised);
                 keys.state(Key("norm_topk_prob", "expert_weights_norm"), Some(normalised));
                 (options, !corrected && (!hugging_face || name == AXK1.name))

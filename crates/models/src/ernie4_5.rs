@@ -17,7 +17,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "ernie4_5",
     gguf: "ernie4_5",
     class: "Ernie4_5ForCausalLM",
-    unsaid: Unsaid::sizes([1024, 3072, 18, 16, 2, 0, 131_072, 103_424]).theta(500_000.0),
+    unsaid: Unsaid::sizes([1024, 3072, 18, 16, 2, 0, 131_072, 103_424]).theta(500_000.0).eps(1e-5),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -48,7 +48,9 @@ pub(crate) const MIXTURE: Architecture = Architecture {
     name: "ernie4_5_moe",
     gguf: "ernie4_5-moe",
     class: "Ernie4_5_MoeForCausalLM",
-    unsaid: Unsaid::sizes([2560, 12_288, 28, 20, 4, 0, 131_072, 103_424]).theta(500_000.0),
+    unsaid: Unsaid::sizes([2560, 12_288, 28, 20, 4, 0, 131_072, 103_424])
+        .theta(500_000.0)
+        .eps(1e-5),
     names: &[CORRECTION, glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
     experts: true,
     open: open_mixture,

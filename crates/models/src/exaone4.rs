@@ -14,7 +14,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "exaone4",
     gguf: "exaone4",
     class: "Exaone4ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 16_384, 32, 32, 32, 4096, 2048, 102_400]),
+    unsaid: Unsaid::sizes([4096, 16_384, 32, 32, 32, 4096, 2048, 102_400]).eps(1e-5),
     names: &[olmo2::NORMS, llama::NAMES],
     signs: None,
     experts: false,

@@ -70,14 +70,20 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     raw.windows = windows::alternating(files, &raw.layers)?;
     // The first name of the window, which stands beside the other.
     keys.note("sliding_window_size");
-    let cap = |key| keys.number(key)?.map(|cap| Ok(cap.positive()? as f32)).transpose();
-    let score_cap = cap(Key("attn_logit_softcapping", "attn_logit_softcapping"))?;
-    let logit_cap = cap(Key("final_logit_softcapping", "final_logit_softcapping"))?;
+    // `null` is no cap; the class has one where nothing is said.
+    let silent = |key: Key| keys.dialect() == Dialect::HuggingFace && !keys.is_null(key.0);
+    let cap = |key, usual| match keys.number(key)? {
+        Some(cap) => Ok(Some(cap.positive()? as f32)),
+        None => Ok(silent(key).then_some(usual)),
+    };
+    let score_cap = cap(Key("attn_logit_softcapping", "attn_logit_softcapping"), 50.0)?;
+    let logit_cap = cap(Key("final_logit_softcapping", "final_logit_softcapping"), 30.0)?;
     let scalar = keys.number(Key("query_pre_attn_scalar", ""))?;
     let bias = files.bias("attention_bias")?;
     let config = raw.check()?;
     let scalar = match scalar {
         Some(scalar) => scalar.positive()? as f32,
+        None if keys.dialect() == Dialect::HuggingFace => 256.0,
         // GGUF does not say it. The largest of the family, of 46 layers, divides by the width that
         // its heads would have.
         None if config.layers == 46 => (config.hidden / config.heads) as f32,

@@ -94,7 +94,7 @@ fn read(files: &Files<'_>) -> Result<(Config, Plan)> {
     let (bias, loaded, ff) = (files.bias("attention_bias")?, raw.loaded, raw.feed_forward.clone());
     let mut config = raw.check()?;
     let context = loaded.unwrap_or(config.context);
-    let shared = gemma4::shared(files, &config.windows)?;
+    let shared = gemma4::shared(files, &config)?;
     config.spare = gemma4::spare(&shared);
     let listed = keys.of_layers(FEED_FORWARD, config.layers)?;
     let feed_forward = listed.unwrap_or_else(|| vec![config.feed_forward; config.layers]);

@@ -88,7 +88,8 @@ pub(crate) const UNIFIED: Architecture = Architecture {
 const PERIOD: usize = 6;
 
 /// Values that configurations may omit.
-const USUAL: &[(&str, usize)] = &[("head_dim", 256), ("global_head_dim", 512)];
+const USUAL: &[(&str, usize)] =
+    &[("head_dim", 256), ("global_head_dim", 512), ("hidden_size_per_layer_input", 256)];
 
 const KV_HEADS: Key = Key("num_key_value_heads", "attention.head_count_kv");
 const FEED_FORWARD: Key = Key("intermediate_size", "feed_forward_length");
@@ -139,7 +140,7 @@ fn read(files: &Files<'_>) -> Result<(Config, Plan, [Rotation; 2])> {
         Ok(Kind { head_dim, kv_heads: kv_heads.value, rope })
     };
     let kinds = [kind(0, &local)?, kind(1, &global)?];
-    let shared = shared(files, &config.windows)?;
+    let shared = shared(files, &config)?;
     config.spare = spare(&shared);
     let wide = keys.flag(Key("use_double_wide_mlp", ""))? == Some(true);
     let feed_forward = feed_forward.unwrap_or_else(|| {
@@ -172,7 +173,9 @@ fn read(files: &Files<'_>) -> Result<(Config, Plan, [Rotation; 2])> {
 ///
 /// # Errors
 /// More layers than there are, or a kind of which none has some.
-pub(crate) fn shared(files: &Files<'_>, windows: &[Option<usize>]) -> Result<Vec<Option<usize>>> {
+pub(crate) fn shared(files: &Files<'_>, config: &Config) -> Result<Vec<Option<usize>>> {
+    let window = |layer: usize| config.windows.get(layer).copied().flatten();
+    let windows: Vec<Option<usize>> = (0..config.layers).map(window).collect();
     let shared = Key("num_kv_shared_layers", "attention.shared_kv_layers");
     let stated = files.keys.size(shared)?;
     let own = windows.len() - stated.as_ref().map_or(Ok(0), |n| n.within(0..=windows.len()))?;

@@ -52,7 +52,7 @@ pub(crate) const GLM: Architecture = Architecture {
     name: "glm",
     gguf: "chatglm",
     class: "GlmForCausalLM",
-    unsaid: Unsaid::sizes([4096, 13_696, 40, 32, 2, 0, 131_072, 151_552]),
+    unsaid: Unsaid::sizes([4096, 13_696, 40, 32, 2, 0, 131_072, 151_552]).eps(1.5625e-7),
     names: &[FRONT],
     open: |files| open_normed(files, false),
     ..ARCHITECTURE
@@ -63,7 +63,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4",
     gguf: "glm4",
     class: "Glm4ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 13_696, 40, 32, 2, 0, 131_072, 151_552]),
+    unsaid: Unsaid::sizes([4096, 13_696, 40, 32, 2, 0, 131_072, 151_552]).eps(1.5625e-7),
     names: &[NAMES],
     signs: None,
     experts: false,

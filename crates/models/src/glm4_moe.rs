@@ -49,7 +49,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4_moe",
     gguf: "glm4moe",
     class: "Glm4MoeForCausalLM",
-    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 131_072, 151_552]),
+    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 131_072, 151_552]).eps(1e-5),
     names: &[NORMS, NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -63,7 +63,7 @@ pub(crate) const VISION: Architecture = Architecture {
     name: "glm4v_moe",
     gguf: "",
     class: "Glm4vMoeForConditionalGeneration",
-    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 65_536, 151_424]),
+    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 65_536, 151_424]).eps(1e-5),
     open: |files| {
         qwen_vl::note_tower(files)?;
         let mut raw = Raw::read(files, &["silu"])?;
@@ -160,7 +160,7 @@ pub(crate) fn parts(
     let leading = dense.iter().take_while(|dense| **dense).count();
     keys.state(DENSE, Some(MetadataValue::U32(leading as u32)));
     let options = experts::read(files, config.hidden, config.feed_forward)?;
-    let options = limited_by(files, options, usual.normalised, usual.scale)?;
+    let options = limited(files, options, usual.normalised, usual.scale)?;
     let shared = keys.size(Key("n_shared_experts", "expert_shared_count"))?;
     let shared = options.feed_forward * shared.map_or(Ok(1), |shared| shared.within(1..=64))?;
     let own = keys.size(Key("shared_expert_intermediate_size", ""))?;
@@ -197,23 +197,12 @@ pub(crate) fn guesses(files: &Files<'_>, raw: &mut Raw) -> Result<()> {
 }
 
 /// A mixture whose experts are chosen by the logistic function of their scores and a correction,
-/// among the experts of the best groups; `normalised` where nothing is said.
+/// among the experts of the best groups; `normalised` where nothing is said, and odds multiplied
+/// with `scale` where `config.json` says nothing.
 ///
 /// # Errors
 /// Groups that the experts do not make, and other odds, by key.
 pub(crate) fn limited(
-    files: &Files<'_>,
-    options: ExpertsOptions,
-    normalised: bool,
-) -> Result<ExpertsOptions> {
-    limited_by(files, options, normalised, 1.0)
-}
-
-/// As [`limited`]; odds are multiplied with `scale` where `config.json` says nothing.
-///
-/// # Errors
-/// As [`limited`].
-pub(crate) fn limited_by(
     files: &Files<'_>,
     mut options: ExpertsOptions,
     normalised: bool,

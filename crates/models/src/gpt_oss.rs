@@ -37,7 +37,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     class: "GptOssForCausalLM",
     unsaid: Unsaid::sizes([2880, 2880, 36, 64, 8, 128, 131_072, 201_088])
         .theta(150_000.0)
-        .stretched(),
+        .stretched()
+        .eps(1e-5),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: true,

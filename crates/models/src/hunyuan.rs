@@ -27,7 +27,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "hunyuan_v1_dense",
     gguf: "hunyuan-dense",
     class: "HunYuanDenseV1ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 290_943]),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 290_943]).eps(1e-5),
     names: &[llama::NAMES, NORMS],
     signs: None,
     experts: true,
@@ -72,7 +72,7 @@ pub(crate) const MIXTURE: Architecture = Architecture {
     name: "hunyuan_v1_moe",
     gguf: "hunyuan-moe",
     class: "HunYuanMoEV1ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 290_943]),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 290_943]).eps(1e-5),
     names: &[MIXED, llama::NAMES, NORMS, experts::STACKS, experts::SWITCHED],
     open: open_mixture,
     ..ARCHITECTURE

@@ -65,7 +65,7 @@ fn mixture(files: &Files<'_>, config: &Config) -> Result<(ExpertsOptions, usize)
     keys.state(DENSE, Some(MetadataValue::U32(dense as u32)));
     let corrected = keys.flag(Key("use_expert_bias", ""))?.unwrap_or(true);
     let options = experts::read(files, config.hidden, config.feed_forward)?;
-    let mut options = glm4_moe::limited(files, options, true)?;
+    let mut options = glm4_moe::limited(files, options, true, 1.0)?;
     options.routing.normalised |= keys.dialect() == Dialect::Gguf;
     if !corrected {
         options.limit = None;

@@ -58,7 +58,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "llama4",
     gguf: "llama4",
     class: "Llama4ForCausalLM",
-    unsaid: Unsaid::sizes([5120, 8192, 48, 40, 8, 0, 131_072, 202_048]).theta(500_000.0),
+    unsaid: Unsaid::sizes([5120, 8192, 48, 40, 8, 0, 131_072, 202_048]).theta(500_000.0).eps(1e-5),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: true,

@@ -82,7 +82,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;
     let dense = dense(files, layers)?;
     let options = experts::read(files, config.hidden, config.feed_forward)?;
-    let options = glm4_moe::limited(files, options, true)?;
+    let options = glm4_moe::limited(files, options, true, 1.0)?;
     let count = options.experts;
     let mixer: Mixer = Box::new(move |builder, config, i| {
         let options = config.attention(i);

@@ -29,7 +29,7 @@ pub(crate) const THIRD: Architecture = Architecture {
     name: "minicpm3",
     gguf: latent::THIRD,
     class: "MiniCPM3ForCausalLM",
-    unsaid: Unsaid::sizes([2560, 6400, 62, 40, 40, 0, 32_768, 73_448]),
+    unsaid: Unsaid::sizes([2560, 6400, 62, 40, 40, 0, 32_768, 73_448]).eps(1e-5),
     names: &[latent::NAMES, llama::NAMES, phimoe::FACTORS],
     open: open_third,
     ..ARCHITECTURE
@@ -70,13 +70,10 @@ fn open_third(files: &Files<'_>) -> Result<Opened> {
 }
 
 /// The factors on embeddings, on the results of sublayers, and on logits; `granted` are the
-/// factors of embeddings and sublayers, and the divisor of logits, where GGUF says nothing.
+/// factors of embeddings and sublayers, and the divisor of logits, where nothing is said.
 fn multipliers(files: &Files<'_>, raw: &Raw, granted: Option<[f64; 3]>) -> Result<[f32; 3]> {
     let keys = &files.keys;
-    let [usual, usual_residual, usual_logits] = match keys.dialect() {
-        Dialect::Gguf => granted.unwrap_or([1.0; 3]),
-        Dialect::HuggingFace => [1.0; 3],
-    };
+    let [usual, usual_residual, usual_logits] = granted.unwrap_or([1.0; 3]);
     let number = |key: Key, usual: f64| -> Result<f64> { keys.number_or(key, usual)?.positive() };
     const RESIDUAL: Key = Key("scale_depth", "residual_scale");
     const LOGITS: Key = Key("dim_model_base", "logit_scale");
@@ -89,8 +86,8 @@ fn multipliers(files: &Files<'_>, raw: &Raw, granted: Option<[f64; 3]>) -> Resul
             let depth =
                 keys.number(Key(RESIDUAL.0, ""))?.map(|depth| depth.positive()).transpose()?;
             let base = keys.number(Key(LOGITS.0, ""))?.map(|base| base.positive()).transpose()?;
-            let residual = depth.map_or(1.0, |depth| depth / layers.sqrt());
-            let logits = base.map_or(1.0, |base| raw.hidden.value as f64 / base);
+            let residual = depth.map_or(usual_residual, |depth| depth / layers.sqrt());
+            let logits = base.map_or(usual_logits, |base| raw.hidden.value as f64 / base);
             for (key, value) in [(RESIDUAL, residual), (LOGITS, logits)] {
                 keys.state(key, Some(MetadataValue::F32(value as f32)));
             }

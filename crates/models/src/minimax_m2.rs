@@ -65,7 +65,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     keys.number(Key("router_jitter_noise", ""))?;
     let config = raw.check()?;
     let options = experts::read(files, config.hidden, config.feed_forward)?;
-    let mut options = glm4_moe::limited(files, options, true)?;
+    let mut options = glm4_moe::limited(files, options, true, 1.0)?;
     options.routing.normalised = true;
     let parts = decoder::Parts {
         feed_forward: mixtral::mixture(options),

@@ -14,7 +14,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "ministral3",
     gguf: "mistral3",
     class: "Ministral3ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 14_336, 34, 32, 8, 0, 262_144, 131_072]).stretched(),
+    unsaid: Unsaid::sizes([4096, 14_336, 34, 32, 8, 0, 262_144, 131_072]).stretched().eps(1e-5),
     names: &[llama::NAMES, mistral::NAMES],
     signs: None,
     experts: false,

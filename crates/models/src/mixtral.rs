@@ -14,7 +14,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "mixtral",
     gguf: "llama",
     class: "MixtralForCausalLM",
-    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 0, 131_072, 32_000]).theta(1_000_000.0),
+    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 0, 131_072, 32_000])
+        .theta(1_000_000.0)
+        .eps(1e-5),
     names: &[llama::NAMES, experts::SPARSE_BLOCK],
     signs: None,
     experts: true,

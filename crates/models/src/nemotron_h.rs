@@ -199,7 +199,7 @@ fn mixture(files: &Files<'_>, hidden: usize) -> Result<(ExpertsOptions, usize)> 
     }
     keys.only(Key("mlp_hidden_act", ""), &["relu2"])?;
     let mut options = experts::read(files, hidden, 0)?;
-    options = glm4_moe::limited(files, options, true)?;
+    options = glm4_moe::limited(files, options, true, 1.0)?;
     options.gate = Gate::Plain(Unary::Relu);
     let one = Key("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length");
     let one = keys.needed(one)?.within(1..=1 << 20)?;

@@ -33,7 +33,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "olmo2",
     gguf: "olmo2",
     class: "Olmo2ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 50_304]),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 50_304]).eps(1e-5),
     names: &[NORMS, llama::NAMES],
     signs: None,
     experts: false,
@@ -45,7 +45,7 @@ pub(crate) const OLMO3: Architecture = Architecture {
     title: "OLMo 3",
     name: "olmo3",
     class: "Olmo3ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 4096, 2048, 50_304]).theta(500_000.0),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 4096, 2048, 50_304]).theta(500_000.0).eps(1e-5),
     ..ARCHITECTURE
 };
 

@@ -29,7 +29,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "phi3",
     gguf: "phi3",
     class: "Phi3ForCausalLM",
-    unsaid: Unsaid::sizes([3072, 8192, 32, 32, 0, 0, 4096, 32_064]),
+    unsaid: Unsaid::sizes([3072, 8192, 32, 32, 0, 0, 4096, 32_064]).eps(1e-5),
     names: &[NAMES],
     signs: Some(&["blocks.0.attention.qkv", "blocks.0.mlp.gate_up"]),
     experts: false,

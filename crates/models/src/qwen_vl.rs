@@ -13,7 +13,9 @@ pub(crate) const QWEN2_5: Architecture = Architecture {
     name: "qwen2_5_vl",
     gguf: "qwen2vl",
     class: "Qwen2_5_VLForConditionalGeneration",
-    unsaid: Unsaid::sizes([8192, 29_568, 80, 64, 8, 4096, 32_768, 152_064]).theta(1_000_000.0),
+    unsaid: Unsaid::sizes([8192, 29_568, 80, 64, 8, 4096, 32_768, 152_064])
+        .theta(1_000_000.0)
+        .eps(1e-5),
     signs: None,
     open: |files| open(files, qwen2::open),
     ..qwen2::ARCHITECTURE
@@ -23,7 +25,9 @@ pub(crate) const QWEN2: Architecture = Architecture {
     title: "Qwen2-VL, its text",
     name: "qwen2_vl",
     class: "Qwen2VLForConditionalGeneration",
-    unsaid: Unsaid::sizes([8192, 29_568, 80, 64, 8, 4096, 32_768, 152_064]).theta(1_000_000.0),
+    unsaid: Unsaid::sizes([8192, 29_568, 80, 64, 8, 4096, 32_768, 152_064])
+        .theta(1_000_000.0)
+        .eps(1e-5),
     ..QWEN2_5
 };
 

@@ -224,9 +224,14 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
         Some(other) => Err(rope.wrong(
             key,
             "default, linear, dynamic, llama3, yarn, longrope or proportional",
-            other,
+            brief(other),
         )),
     }
+}
+
+/// The beginning of a text that an error names.
+fn brief(text: &str) -> String {
+    text.chars().take(40).collect()
 }
 
 /// A stored list of one factor per pair.
@@ -305,7 +310,7 @@ fn of_gguf(files: &Files<'_>) -> Result<Stated<Scaling>> {
             yarn.check(&factor, LIMIT)?;
             Scaling::Yarn(yarn)
         }
-        (Some(other), _) => return Err(keys.wrong(KIND, "none, linear or yarn", other)),
+        (Some(other), _) => return Err(keys.wrong(KIND, "none, linear or yarn", brief(other))),
     };
     Ok(keys.stated(KIND, scaling))
 }

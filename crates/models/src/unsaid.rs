@@ -24,22 +24,30 @@ pub(crate) struct Unsaid {
     sizes: [usize; KEYS.len()],
     /// The base of the rotation.
     pub(crate) theta: f64,
+    /// What norms add to a mean square.
+    pub(crate) eps: f64,
     /// Whether it stretches the rotation, by numbers that published configurations state.
     pub(crate) stretches: bool,
 }
 
 impl Unsaid {
-    /// No sizes, and a rotation to the base of 10,000.
+    /// No sizes, a rotation to the base of 10,000, and norms that add 1e-6.
     pub(crate) const NOTHING: Unsaid = Unsaid::sizes([0; KEYS.len()]);
 
-    /// These sizes, in the order of [`KEYS`], and a rotation to the base of 10,000.
+    /// These sizes, in the order of [`KEYS`], a rotation to the base of 10,000, and norms that add
+    /// 1e-6.
     pub(crate) const fn sizes(sizes: [usize; KEYS.len()]) -> Unsaid {
-        Unsaid { sizes, theta: 10_000.0, stretches: false }
+        Unsaid { sizes, theta: 10_000.0, eps: 1e-6, stretches: false }
     }
 
     /// The same with another base of the rotation.
     pub(crate) const fn theta(self, theta: f64) -> Unsaid {
         Unsaid { theta, ..self }
+    }
+
+    /// The same with norms that add another number.
+    pub(crate) const fn eps(self, eps: f64) -> Unsaid {
+        Unsaid { eps, ..self }
     }
 
     /// The same with a rotation that is stretched.

@@ -187,16 +187,15 @@ const NORMS: &str = "norms of heads, that 2 GPUs can share";
 const WHOLE: &str = "short_conv: expected a whole value";
 const INPUTS: &str = "operands shared alike";
 const LATENT: &str = "heads that ranks can share, found a whole value";
-/// A router that reads what q, k and v read is whole, and so are they.
-const ROUTED: &str = LATENT;
+/// Half of a matrix is too narrow.
+const COLUMNS: &str = "expected columns in multiples of 8";
 
 /// Fixtures that two ranks cannot share, and what the refusal says.
 const REFUSED: &[(&str, &str)] = &[
     ("axk1", HEADS),
     ("bailing_hybrid", LATENT),
-    ("cohere2_moe", ROUTED),
-    ("cohere2_moe-rms", ROUTED),
-    ("cohere2_moe/model.f32.gguf", ROUTED),
+    ("cohere2_moe", COLUMNS),
+    ("cohere2_moe/model.f32.gguf", COLUMNS),
     ("deepseek2", LATENT),
     ("deepseek2-lite", HEADS),
     ("deepseek2-lite/model.f32.gguf", HEADS),
@@ -240,7 +239,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("hunyuan-alpha", HEADS),
     ("hunyuan-moe", HEADS),
     ("hunyuan_vl", HEADS),
-    ("kimi_linear", LATENT),
+    ("kimi_linear", "scale_columns: expected a whole value"),
     ("lfm2", WHOLE),
     ("lfm2-adjusted", HEADS),
     ("lfm2-moe", WHOLE),
