@@ -305,8 +305,11 @@ fn assign(
         return Ok(Ok(()));
     }
     let role = types.roles.iter().rfind(|(part, _)| name.contains(part.as_str()));
-    // Norms, biases and factors are small, and everything depends on them.
-    let is_matrix = shape.len() > 1 && name.ends_with(".weight") && !name.contains("_norm");
+    // Norms, biases, factors and taps are small, and everything depends on them. llama.cpp takes no
+    // taps but of F32.
+    let taps = ["ssm_conv1d.weight", "shortconv.conv.weight"].iter().any(|end| name.ends_with(end));
+    let is_matrix =
+        shape.len() > 1 && name.ends_with(".weight") && !name.contains("_norm") && !taps;
     let asked = match (role, types.whole) {
         (Some((_, dtype)), _) => *dtype,
         _ if !is_matrix => DType::F32,

@@ -198,6 +198,13 @@ fn types_follow_mixes_and_roles() {
     assert_eq!(dtype("blk.0.attn_norm.weight"), DType::F32);
     assert_eq!(dtype("token_embd.weight"), DType::Q6K);
     assert_eq!(file.metadata().u32("general.file_type"), Ok(Some(15)));
+    // llama.cpp takes taps of F32 alone.
+    for (case, taps) in [("lfm2", "shortconv.conv.weight"), ("mamba2", "ssm_conv1d.weight")] {
+        write(&testing::models().join(case), &to, &mixed("bf16")).unwrap();
+        let file = Gguf::open(&to).unwrap();
+        let found: Vec<_> = file.iter().filter(|t| t.name.ends_with(taps)).collect();
+        assert!(!found.is_empty() && found.iter().all(|t| t.dtype == DType::F32), "{case}");
+    }
     // Rows that are no whole blocks get what fits.
     let narrow = testing::models().join("llama2");
     write(&narrow, &to, &mixed("q4_k_m")).unwrap();
