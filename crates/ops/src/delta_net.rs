@@ -593,6 +593,7 @@ impl Passes for Staged {
     #[track_caller]
     fn prepare(&self, rows: StagedRows<'_>) {
         let count = rows.len();
+        simd_barrier();
         for (number, piece) in [(3, 0), (1, 1)] {
             for done in (0..count).step_by(COLUMN_LANES as usize) {
                 let row = rows.row(lane_id() / KEY_LANES + done);

@@ -234,7 +234,8 @@ impl StagedRow<'_> {
 
 /// How a kernel passes staged rows.
 pub(crate) trait Passes {
-    /// Computes the numbers of a tile's rows, with the lanes of one simdgroup.
+    /// Computes the numbers of a tile's rows, with the lanes of one simdgroup, each of which has
+    /// waited for its own copies: those of a row's single elements are the lane's with its number.
     fn prepare(&self, rows: StagedRows<'_>);
     /// Reads what a row has for the lane.
     fn ask(&self, row: &StagedRow<'_>) -> Vec<Val<f32>>;
@@ -269,7 +270,6 @@ impl Part {
             let tiles = Tiles { pieces, chunk, skipped, places, array, numbers, rows, stride };
             let prepare = |number: Val<u32>| {
                 copy_wait((STAGES - 2) as u8);
-                simd_barrier();
                 when(tiles.exists(number), || passes.prepare(tiles.tile(number)));
             };
             when(brings, || {
