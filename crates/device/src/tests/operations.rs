@@ -170,7 +170,6 @@ fn carried() -> Result<Program> {
     };
     let biased = ops::ShortConv {
         start: scan.start + scan.elements(),
-        activation: Some(Unary::Silu),
         ..ops::ShortConv::new(scan.width(), 4)
     };
     let (xbc, scan_dt) = (w("xbc", &[scan.width(), HIDDEN]), w("scan_dt", &[heads, HIDDEN]));
