@@ -27,7 +27,7 @@ use crate::recurrence::{
     COLUMN_LANES, Columns, KEY_LANES, Part, Passes, Piece, Share, StagedRow, StagedRows, over_keys,
     parts_of_products, products, require_staged,
 };
-use crate::states::{States, Trial};
+use crate::states::{States, Trial, chunk};
 use crate::sweep::{load, require_vectors, when};
 use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect};
@@ -349,7 +349,7 @@ pub fn delta_net(
 ) {
     let states = States { states, positions, sequences, starts, table, stride, block, size, start };
     let sizes = [heads, key_heads, value_dim];
-    net(form, states, Inputs { qkv, a, b }, Some([decay, dt]), sizes, [tokens], y);
+    net(form, states, Inputs { qkv, a, b }, Some([decay, dt]), sizes, tokens, y);
 }
 
 /// As [`delta_net()`], where each element of a key forgets at a rate of its own: `a`
@@ -377,7 +377,7 @@ pub fn delta_net_by_element(
 ) {
     let states = States { states, positions, sequences, starts, table, stride, block, size, start };
     let sizes = [heads, key_heads, value_dim];
-    net(form, states, Inputs { qkv, a, b }, None, sizes, [tokens], y);
+    net(form, states, Inputs { qkv, a, b }, None, sizes, tokens, y);
 }
 
 /// The body of both kernels; `weights` are the decay and what is added to `a`, where heads forget.
@@ -388,7 +388,7 @@ fn net(
     inputs: Inputs,
     weights: Option<[In; 2]>,
     [heads, key_heads, value_dim]: [Val<u32>; 3],
-    [tokens]: [Val<u32>; 1],
+    tokens: Val<u32>,
     y: Out,
 ) {
     let groups = dim("value_dim").ceil_div(form.group());
@@ -446,9 +446,9 @@ pub(crate) enum Kept<'a> {
 pub(crate) struct Correction<'a> {
     /// The factors by which the matrix decays.
     pub(crate) kept: Kept<'a>,
-    /// What divides the key, by the decay if that is one factor.
+    /// The inverse length of the key, times the decay if that is one factor.
     pub(crate) left: Val<f32>,
-    /// The strength of the correction, by what divides the key.
+    /// The strength of the correction, times the inverse length of the key.
     pub(crate) written: Val<f32>,
 }
 
@@ -570,15 +570,12 @@ impl Lane {
             Piece { from: a, len: 1, at: &gate_at },
             Piece { from: b, len: 1, at: &gate_at },
         ];
-        // The last simdgroup has no columns.
-        let brings = Order::eq(simd_id(), form.simds);
-        let column = select(brings, width, self.part.column);
-        let part = Part { column, ..self.part };
+        let (brings, part) = self.part.staged(form.simds);
         part.walk_staged(step, y, brings, &pieces, &Staged { form, part, first, decay, dt });
     }
 }
 
-/// What staged rows are passed with.
+/// How a net passes staged rows.
 struct Staged {
     form: DeltaForm,
     part: Part,
@@ -672,9 +669,6 @@ pub fn numbers(op: &DeltaNet, step: Numbers) -> Numbers {
 }
 
 fn cases(by_element: bool) -> Vec<Case> {
-    let chunk = |sequence: u32, positions: std::ops::Range<u32>| -> Vec<(u32, u32)> {
-        positions.map(|position| (sequence, position)).collect()
-    };
     let all = [chunk(0, 0..2), chunk(1, 30..35), chunk(2, 15..17), chunk(4, 0..2)].concat();
     let columns = |each, simds| Some(Columns { each, simds });
     let long = [chunk(0, 0..11), chunk(1, 3..40), chunk(2, 15..17), chunk(4, 0..1)].concat();

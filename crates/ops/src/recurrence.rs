@@ -16,8 +16,9 @@ pub(crate) use staged::{Columns, Passes, Piece, StagedRow, StagedRows, require_s
 
 /// Lanes of a simdgroup that share a column, by keys; the others have other columns.
 pub(crate) const KEY_LANES: u32 = 8;
-/// Columns, or pairs of them, that a simdgroup has side by side.
+/// Lanes of a simdgroup that have columns of their own, or several neighbouring ones.
 pub(crate) const COLUMN_LANES: u32 = 32 / KEY_LANES;
+
 /// The sum over the lanes that share a column.
 #[track_caller]
 pub(crate) fn over_keys(x: Val<f32>) -> Val<f32> {

@@ -24,7 +24,7 @@ use crate::recurrence::{
     COLUMN_LANES, Columns, KEY_LANES, Part, Passes, Piece, Share, StagedRow, StagedRows,
     parts_of_products, products, require_staged,
 };
-use crate::states::{States, Trial};
+use crate::states::{States, Trial, chunk};
 use crate::sweep::{load, require_vectors, when};
 use crate::trial::{memory, random, scaled};
 use crate::{Shape, arity, expect};
@@ -334,14 +334,12 @@ impl Inputs {
             Piece { from: self.xbc, len: form.group(), at: &x_at },
             Piece { from: self.dt, len: 1, at: &|row| row * heads + head },
         ];
-        // The last simdgroup has no columns.
-        let brings = Order::eq(simd_id(), form.simds);
-        let part = Part { column: select(brings, width, part.column), ..part };
+        let (brings, part) = part.staged(form.simds);
         part.walk_staged(step, y, brings, &pieces, &Staged { form, part, first, weights });
     }
 }
 
-/// What staged rows are passed with.
+/// How a state space passes staged rows.
 struct Staged {
     form: ScanForm,
     part: Part,
@@ -465,9 +463,6 @@ pub fn numbers(op: &SelectiveScan, step: Numbers) -> Numbers {
 }
 
 fn cases() -> Vec<Case> {
-    let chunk = |sequence: u32, positions: std::ops::Range<u32>| -> Vec<(u32, u32)> {
-        positions.map(|position| (sequence, position)).collect()
-    };
     let all = [chunk(0, 0..2), chunk(1, 14..19), chunk(2, 15..17), chunk(4, 0..2)].concat();
     let each = [chunk(0, 31..32), chunk(1, 0..1), chunk(2, 5..6), chunk(4, 0..2)].concat();
     let columns = |each, simds| Some(Columns { each, simds });

@@ -11,7 +11,7 @@ use tile::launch::{Mode, Numbers};
 use crate::operation::{
     ActivationPrecision, CacheUse, Operation, ReferenceCall, Sharding, StateAccess,
 };
-use crate::states::{Chunk, States, Trial};
+use crate::states::{Chunk, States, Trial, chunk};
 use crate::sweep::{begin, load, require_vectors, when};
 use crate::trial::{memory, random};
 use crate::{Shape, Unary, arity, expect, real};
@@ -304,9 +304,6 @@ fn cases() -> Vec<Case> {
             buffers,
             expected: vec![(6, near(after)), (7, near(y))],
         }
-    };
-    let chunk = |sequence: u32, positions: std::ops::Range<u32>| -> Vec<(u32, u32)> {
-        positions.map(|position| (sequence, position)).collect()
     };
     let all = [chunk(0, 0..2), chunk(1, 30..47), chunk(2, 15..17), chunk(4, 0..2)].concat();
     [

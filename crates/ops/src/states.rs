@@ -111,6 +111,11 @@ impl States {
     }
 }
 
+/// Rows of a sequence for [`Trial::of`], one for each position.
+pub(crate) fn chunk(sequence: u32, positions: Range<u32>) -> Vec<(u32, u32)> {
+    positions.map(|position| (sequence, position)).collect()
+}
+
 /// A step and a pool of states to try kernels on.
 pub(crate) struct Trial {
     /// Sequence and position of each row.

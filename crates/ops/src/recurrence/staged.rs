@@ -247,6 +247,14 @@ pub(crate) trait Passes {
 }
 
 impl Part {
+    /// Whether the simdgroup is the one that brings rows, behind `simds` that have columns, and the
+    /// part of each: that one has no columns.
+    #[track_caller]
+    pub(crate) fn staged(self, simds: u32) -> (Val<bool>, Part) {
+        let brings = Order::eq(simd_id(), simds);
+        (brings, Part { column: select(brings, self.width, self.column), ..self })
+    }
+
     /// As [`Part::walk`], for many rows, whose `pieces` come through shared memory. The last of the
     /// threadgroup's simdgroups has no columns: it brings the rows, and prepares them, while the
     /// others pass.
