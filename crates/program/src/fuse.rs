@@ -27,13 +27,7 @@ pub fn fuse(program: &Program) -> Program {
 /// Rewrites a Program with gates as one operation each: to be trained, so that no activation of a
 /// gate is kept for its gradient.
 pub fn fuse_gates(program: &mut Program) {
-    let mut at = 0;
-    while at < program.nodes.len() {
-        match gated_at(program, at) {
-            Some((map, node)) => rewrite(program, at, node, &[map]),
-            None => at += 1,
-        }
-    }
+    wherever(program, gated_at);
 }
 
 /// Adds products to the other terms of a value's gradient, which its readers give, as they are
@@ -89,8 +83,8 @@ fn residual_first_at(program: &Program, at: usize) -> Option<(usize, usize, Valu
     })
 }
 
-/// The activation whose product is the `mul` at `at`, and the gate that is both.
-fn gated_at(program: &Program, at: usize) -> Option<(usize, Node)> {
+/// The gate that is the `mul` at `at` and its activation.
+fn gated_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
     let mul = &program.nodes[at];
     if !matches!(mul.op, Op::Zip(Zip(Binary::Mul))) {
         return None;
@@ -100,8 +94,22 @@ fn gated_at(program: &Program, at: usize) -> Option<(usize, Node)> {
         let map = single(program, value)?;
         let Op::Map(Map(act)) = program.nodes[map].op else { return None };
         let inputs = vec![program.nodes[map].inputs[0], up];
-        Some((map, Node { op: Op::from(Gated(act)), inputs, ..mul.clone() }))
+        Some((Node { op: Op::from(Gated(act)), inputs, ..mul.clone() }, vec![map]))
     })
+}
+
+/// Rewrites every node for which `found` gives another one, and those that this one replaces, too.
+fn wherever(program: &mut Program, found: impl Fn(&Program, usize) -> Option<(Node, Vec<usize>)>) {
+    let mut at = 0;
+    while at < program.nodes.len() {
+        match found(program, at) {
+            Some((node, gone)) => {
+                rewrite(program, at, node, &gone);
+                at = 0;
+            }
+            None => at += 1,
+        }
+    }
 }
 
 /// Replaces the node at `at` and drops `gone`.
@@ -246,17 +254,11 @@ fn sums(program: &mut Program, fused: impl Fn(&Node) -> Option<Op>) {
 
 /// `map(short_conv(x))`.
 fn activated(program: &mut Program) {
-    let mut at = 0;
-    while at < program.nodes.len() {
-        match activated_at(program, at) {
-            Some((conv, node)) => rewrite(program, at, node, &[conv]),
-            None => at += 1,
-        }
-    }
+    wherever(program, activated_at);
 }
 
-/// The convolution whose results the `map` at `at` takes, and the node that is both.
-fn activated_at(program: &Program, at: usize) -> Option<(usize, Node)> {
+/// The convolution with the activation that is the `map` at `at`.
+fn activated_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
     let Op::Map(Map(act)) = program.nodes[at].op else { return None };
     let conv = single(program, program.nodes[at].inputs[0])?;
     let Op::ShortConv(op @ ShortConv { activation: None, .. }) = program.nodes[conv].op else {
@@ -264,25 +266,16 @@ fn activated_at(program: &Program, at: usize) -> Option<(usize, Node)> {
     };
     let op = Op::from(ShortConv { activation: Some(act), ..op });
     let outputs = program.nodes[at].outputs.clone();
-    Some((conv, Node { op, outputs, ..program.nodes[conv].clone() }))
+    Some((Node { op, outputs, ..program.nodes[conv].clone() }, vec![conv]))
 }
 
 /// `mul(rms_norm(x), silu(gate))`, either way round.
 fn gated_norms(program: &mut Program) {
-    let mut at = 0;
-    while at < program.nodes.len() {
-        match gated_norm_at(program, at) {
-            Some((node, gone)) => {
-                rewrite(program, at, node, &gone);
-                at = 0;
-            }
-            None => at += 1,
-        }
-    }
+    wherever(program, gated_norm_at);
 }
 
-/// The norm and the activation whose product is the `mul` at `at`, and the node that is all three.
-fn gated_norm_at(program: &Program, at: usize) -> Option<(Node, [usize; 2])> {
+/// The gated norm that is the `mul` at `at`, its norm and its activation.
+fn gated_norm_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
     let mul = &program.nodes[at];
     if !matches!(mul.op, Op::Zip(Zip(Binary::Mul))) {
         return None;
@@ -304,7 +297,7 @@ fn gated_norm_at(program: &Program, at: usize) -> Option<(Node, [usize; 2])> {
             weights: norm_node.weights.clone(),
             outputs: mul.outputs.clone(),
         };
-        Some((node, [norm, map]))
+        Some((node, vec![norm, map]))
     })
 }
 
@@ -334,15 +327,7 @@ fn rotated(program: &Program, value: ValueId) -> Option<Rotated> {
 
 /// Fuses the q/k norms, rotations and cache write of one layer.
 fn rope_write(program: &mut Program) {
-    let mut at = 0;
-    while at < program.nodes.len() {
-        if let Some((node, gone)) = rope_write_at(program, at) {
-            rewrite(program, at, node, &gone);
-            at = 0;
-        } else {
-            at += 1;
-        }
-    }
+    wherever(program, rope_write_at);
 }
 
 fn rope_write_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
