@@ -21,7 +21,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "kimi_linear",
     gguf: "",
     class: "KimiLinearForCausalLM",
-    unsaid: Unsaid::sizes([2304, 9216, 27, 32, 32, 0, 1 << 20, 163_840]),
+    unsaid: Unsaid::sizes([2304, 9216, 27, 32, 32, 0, 1 << 20, 163_840]).eps(1e-5),
     names: &[
         NETS,
         KIMI,
@@ -91,11 +91,11 @@ const LING_USUAL: &[(&str, usize)] = &[
     ("v_head_dim", 128),
 ];
 
-/// What published configurations say of all of these models.
+/// Keys of published configurations that say the same of all of these models.
 const NOTED: &[&str] =
     &["mla_use_nope", "moe_layer_freq", "mtp_loss_scaling_factor", "use_grouped_topk"];
 
-/// What one of both families differs in.
+/// The differences between both families.
 struct Family {
     /// Whether each layer is a net.
     nets: Arc<[bool]>,
@@ -189,12 +189,7 @@ fn opened(files: &Files<'_>, family: Family) -> Result<Opened> {
     let mut raw = latent::raw(files)?;
     raw.pairing = latent::pairing(files)?;
     glm4_moe::guesses(files, &mut raw)?;
-    if !family.turned {
-        raw.rotation = None;
-        if !files.keys.mentions(crate::config::RMS_EPS) {
-            raw.norm_eps.value = 1e-5;
-        }
-    }
+    raw.rotation = raw.rotation.filter(|_| family.turned);
     let (config, mut options) = latent::read(files, raw)?;
     options.gated = family.gated;
     let net = DeltaNetOptions {

@@ -24,7 +24,7 @@ pub(crate) struct Unsaid {
     sizes: [usize; KEYS.len()],
     /// The base of the rotation.
     pub(crate) theta: f64,
-    /// What norms add to a mean square.
+    /// The number that norms add to a mean square.
     pub(crate) eps: f64,
     /// Whether it stretches the rotation, by numbers that published configurations state.
     pub(crate) stretches: bool,

@@ -156,7 +156,7 @@ impl GatedDeltaNet {
         self.o.forward(&self.norm.forward(&y).mul(&z.map(self.gate)))
     }
 
-    /// What the net reads in the place of `a`, and its weights.
+    /// The rows that the net reads in the place of `a`, and its weights.
     fn kept(&self, a: Tensor) -> (Tensor, Vec<WeightId>) {
         let by_decay = |x: &Tensor| x.apply(Op::from(ScaleColumns), &[], vec![self.decay]);
         match self.forgetting {
