@@ -235,7 +235,7 @@ pub const HOPPER: CardNumbers = CardNumbers {
         few: 32,
         many: 128,
         two: 8,
-        stored: Cost { tile: 100, tile_row: 0, row: 4 },
+        stored: Cost { tile: 100, tile_row: 0, row: 1 },
         converted: Cost { tile: 100, tile_row: 2, row: 1 },
         own: Cost { tile: 20, tile_row: 4, row: 1 },
     },

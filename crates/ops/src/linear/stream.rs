@@ -9,6 +9,10 @@
 //! the four lanes of a `g` have four runs in a row; which terms a product of 16 then adds is a
 //! matter of order, and the activations follow it.
 //!
+//! 16-bit weights, of which a lane's run is no more than 16 bytes, are copied by other lanes than
+//! read them: memory is asked for 128 bytes of a row at once ([`Walk::in_rows`]), since the way
+//! between the halves of the second-level cache takes requests, not bytes.
+//!
 //! The terms of a sum are `PARTS` parts, which take turns step by step. Each part is added up by
 //! itself, and the parts are added in their order. Which part a term is in follows from the format
 //! and the number of columns alone, so a row's bits do not depend on how many rows there are, nor
@@ -41,6 +45,9 @@ use tile::dsl::*;
 use tile::ir::LoadHint;
 use tile::launch::{Mode, Requirement};
 use tiling::{EDGE, PARTS, SIMDS, SPARE, UNIT};
+
+/// Runs of a row in a stage that has weights row by row.
+const ROW_RUNS: u32 = 8;
 
 /// StreamTypes of activations, operands and results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -411,6 +418,9 @@ impl Walk {
     /// these are zeros.
     #[track_caller]
     fn load(&self, sweep: &Sweep, at: Place, stage: Val<u32>) {
+        if self.in_rows(sweep) {
+            return self.load_rows(sweep, at, stage);
+        }
         let matrices = sweep.weights.len() as u32;
         let (tiles, tall) = (self.tiling.tiles, self.tiling.tall(matrices));
         let first = at.block * (EDGE * tall) + lane_id() / 4u32;
@@ -442,6 +452,50 @@ impl Walk {
                 }
             }
         }
+    }
+
+    /// Whether a stage has the weights of a step row by row, 128 bytes each: where two 16-byte runs
+    /// of four lanes are neighbours.
+    fn in_rows(&self, sweep: &Sweep) -> bool {
+        let format = sweep.weights[0].format();
+        format.packing().is_none()
+            && self.tiling.share == Share::Terms
+            && self.tiling.per_step(format) == 2
+    }
+
+    /// As [`Walk::load`], row by row: eight lanes copy neighbouring runs of one.
+    #[track_caller]
+    fn load_rows(&self, sweep: &Sweep, at: Place, stage: Val<u32>) {
+        let (run, rows) = (lane_id() % ROW_RUNS, 32 / ROW_RUNS);
+        let first = self.place_of(sweep, at.step) * ROW_RUNS;
+        let from = (first + run).min(self.runs(sweep) - 1u32);
+        let block = at.block * (EDGE * self.tiling.tiles);
+        for turn in 0..EDGE * self.tiling.tiles / rows {
+            let row = lane_id() / ROW_RUNS + turn * rows;
+            let matrix_row = (block + row).min(sweep.out - 1u32);
+            for (m, weights) in (0..).zip(&sweep.weights) {
+                let to = self.place_in_rows(sweep, stage, (row, run), m);
+                weights.copy_run(weights.row(matrix_row), from, (self.ring, to));
+            }
+        }
+    }
+
+    /// Where a run of a row of a block and of a matrix lies in a stage that has rows: halves of
+    /// every other row change places, so that the eight lanes that read at once, four of each of
+    /// two rows, use all banks.
+    #[track_caller]
+    fn place_in_rows(
+        &self,
+        sweep: &Sweep,
+        stage: Val<u32>,
+        (row, run): (Val<u32>, Val<u32>),
+        m: u32,
+    ) -> Val<u32> {
+        let activations = self.tiling.rows * self.tiling.stride(sweep.weights[0].format());
+        let tile = row / EDGE * sweep.weights.len() as u32 + m;
+        let run = run ^ (row % 2u32 * (ROW_RUNS / 2));
+        let inside = (tile * EDGE + row % EDGE) * (4 * ROW_RUNS) + run * 4u32;
+        self.own + stage * self.stage + (inside + activations)
     }
 
     /// Where the words of a load lie in a stage: of the upper or the lower half of a tile's rows,
@@ -517,8 +571,7 @@ impl Walk {
         for tile in 0..self.tiling.tiles {
             for (m, weights) in sweep.weights[..self.matrices(sweep) as usize].iter().enumerate() {
                 tiles.push([0, 1].map(|half| {
-                    let from = self.place(sweep, stage, load, (2 * tile + half).val(), m as u32);
-                    let words = weights.copied(self.ring, from);
+                    let words = self.words(sweep, stage, load, 2 * tile + half, m);
                     let run = weights.run(&words, run);
                     (run.scaled(), run)
                 }));
@@ -585,6 +638,26 @@ impl Walk {
                 }
             }
         }
+    }
+
+    /// The words of this lane's run of the matrix row that it has of each half of a tile.
+    #[track_caller]
+    fn words(
+        &self,
+        sweep: &Sweep,
+        stage: Val<u32>,
+        load: u32,
+        half: u32,
+        m: usize,
+    ) -> Vec<Val<u32>> {
+        if self.in_rows(sweep) {
+            let row = lane_id() / 4u32 + half * (EDGE / 2);
+            let run = lane_id() % 4u32 + 4 * load;
+            let from = self.place_in_rows(sweep, stage, (row, run), m as u32);
+            return self.ring.get_vec(from, 4, LoadHint::None);
+        }
+        let from = self.place(sweep, stage, load, half.val(), m as u32);
+        sweep.weights[m].copied(self.ring, from)
     }
 
     /// Two activations as operands.

@@ -173,17 +173,10 @@ impl PackedWeights {
         }
     }
 
-    /// Begins to copy the words of a run of a dense matrix to shared memory, in order; zeros unless
-    /// `keep`.
+    /// Begins to copy the four words of a run of a dense 16-bit matrix to shared memory, in order.
     #[track_caller]
-    pub fn copy_run(
-        &self,
-        row: Val<u32>,
-        run: Val<u32>,
-        (shared, to): (Shared<u32>, Val<u32>),
-        keep: Val<bool>,
-    ) {
-        copy_async(shared, to, self.words, row + run * 4u32, 4, Some(keep));
+    pub fn copy_run(&self, row: Val<u32>, run: Val<u32>, (shared, to): (Shared<u32>, Val<u32>)) {
+        copy_async(shared, to, self.words, row + run * 4u32, 4, None);
     }
 
     /// The words that [`PackedWeights::copy`] brought this lane, as [`PackedWeights::load`] would

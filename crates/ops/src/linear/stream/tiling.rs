@@ -134,6 +134,7 @@ impl StreamTiling {
             (2..=stages).rev().map(of).find(|tiling| tiling.fits(job))
         };
         // Long steps, of which there is room for enough to wait for.
+        let enough = if tiling.loads == 2 { 2 } else { enough };
         deepest(2).filter(|tiling| tiling.stages >= enough).or_else(|| deepest(1))
     }
 
@@ -152,11 +153,16 @@ impl StreamTiling {
         // More sums do not fit registers.
         let most = job.tuned.sums / resident.pow(2);
         let few = |t: &StreamTiling| t.tiles * job.matrices() * t.wide() <= most;
-        [1, 2, 4]
-            .map(|tiles| of(tiles, rows))
-            .into_iter()
-            .filter(|tiling| tiling.fits(job) && few(tiling))
-            .min_by_key(|tiling| job.cost(tiling))
+        let best = |loads| {
+            [1, 2, 4]
+                .map(|tiles| StreamTiling { loads, ..of(tiles, rows) })
+                .into_iter()
+                .filter(|tiling| tiling.fits(job) && few(tiling))
+                .min_by_key(|tiling| job.cost(tiling))
+        };
+        // 16-bit weights wait for memory, and so come in long pieces where all rows are together.
+        let long = turns == 1 && !job.converts();
+        long.then(|| best(2)).flatten().or_else(|| best(1))
     }
 
     /// Likewise, of those whose simdgroups have sums of their own.
