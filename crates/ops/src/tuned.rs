@@ -68,9 +68,8 @@ pub type Candidates = (u32, &'static [GemmSchedule], &'static [GemmSchedule]);
 pub struct ForGemm {
     /// Candidates by rows; the last for any number.
     pub candidates: &'static [Candidates],
-    /// Rows from which on four simdgroups multiply together where they can and weights are copied,
-    /// and candidates, the larger block first.
-    pub warpgroups: (u32, &'static [GemmSchedule]),
+    /// Candidates where four simdgroups can multiply together, *from* a number of rows on.
+    pub warpgroups: Candidates,
     /// Candidates of [`GemmSchedule::alike`] by rows, the last for any number, the larger block
     /// first. All add the same terms in the same order.
     pub alike: &'static [(u32, &'static [GemmSchedule])],
@@ -217,7 +216,12 @@ pub const HOPPER: CardNumbers = CardNumbers {
                 &[GemmSchedule::MEDIUM, s(64, 64, 128, 2, 2, 2)],
             ),
         ],
-        warpgroups: (65, &[GemmSchedule::WIDE, GemmSchedule::SQUARE, w(64, 128, 8), w(64, 64, 8)]),
+        warpgroups: (
+            65,
+            &[GemmSchedule::WIDE, GemmSchedule::SQUARE, w(64, 128, 8), w(64, 64, 8)],
+            // So small that one group converts weights while another on the processor multiplies.
+            &[w(128, 128, 2), w(64, 128, 3)],
+        ),
         alike: &[
             (16, &[k(16, 64), k(16, 32), GemmSchedule::SHARED]),
             (32, &[k(32, 64), k(32, 32), k(32, 16), k(16, 32), GemmSchedule::SHARED]),

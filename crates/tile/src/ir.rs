@@ -199,6 +199,12 @@ pub const fn swizzled(row: u32, col: u32) -> u32 {
     row * ROW + ((col / 8) ^ (row % 8)) * 8 + col % 8
 }
 
+/// Where an element of 16 bits lies in a shared array of such blocks, one behind the other, from
+/// its number in them: see [`swizzled`].
+pub const fn swizzle(element: u32) -> u32 {
+    swizzled(element / ROW, element % ROW)
+}
+
 /// A thread's place in the launch. All `U32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Builtin {
@@ -436,8 +442,15 @@ pub enum Inst {
     /// value.
     Splat(Type, Value),
     /// A tile from memory: element `(r, c)` is at `index + r * stride + c`, or
-    /// `index + c * stride + r` if transposed.
-    TileLoad { ty: Type, place: Place, index: Value, stride: Value, transposed: bool },
+    /// `index + c * stride + r` if transposed; if swizzled, where [`swizzle`] puts that.
+    TileLoad {
+        ty: Type,
+        place: Place,
+        index: Value,
+        stride: Value,
+        transposed: bool,
+        swizzled: bool,
+    },
     /// An accumulator to memory, element `(r, c)` to `index + r * stride + c`.
     TileStore { place: Place, index: Value, stride: Value, value: Value },
     /// An operand of a product from the lanes' own words, each two elements that are neighbours
@@ -535,6 +548,15 @@ impl Kernel {
     pub fn has_wgmma(&self) -> bool {
         let mut found = false;
         self.visit(&mut |node| found |= matches!(node.inst, Inst::Wgmma { .. }));
+        found
+    }
+
+    /// Whether shared memory has blocks as [`swizzled`] says, whose banks follow from addresses.
+    pub fn has_swizzled(&self) -> bool {
+        let mut found = self.has_wgmma();
+        self.visit(&mut |node| {
+            found |= matches!(node.inst, Inst::TileLoad { swizzled: true, .. });
+        });
         found
     }
 

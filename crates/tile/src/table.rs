@@ -265,12 +265,13 @@ instructions! { k:
         k.simd(*op, *value, *lane);
     Splat(ty, value) => "splat", [Result(ty), Agreed("the value", value)], pure, Thread,
         k.splat(*ty, *value);
-    TileLoad { ty, place, index, stride, transposed } => "tile_load",
+    TileLoad { ty, place, index, stride, transposed, swizzled } => "tile_load",
         [
             Result(ty), Tile(Access::In, place, "the index", index), Word("stride"),
-            Agreed("the stride", stride), Flag("transposed", transposed)
+            Agreed("the stride", stride), Flag("transposed", transposed),
+            Flag("swizzled", swizzled)
         ],
-        effect, Thread, k.tile_load(*ty, *place, *index, *stride);
+        effect, Thread, k.tile_load(*ty, *place, (*index, *stride), *swizzled);
     TileStore { place, index, stride, value } => "tile_store",
         [
             Tile(Access::Out, place, "the index", index), Word("stride"),

@@ -42,7 +42,7 @@ pub struct GemmSchedule {
     /// Simdgroups that share each sum: each adds its part of every step, and the parts are added in
     /// their order at the end. `bk` is a multiple of 16 times as many.
     pub simds_k: u32,
-    /// Steps in shared memory: at least 3 for warpgroups. With 1, the next step waits in registers
+    /// Steps in shared memory: at least 2 for warpgroups. With 1, the next step waits in registers
     /// until all have read the present one.
     pub stages: u32,
     /// Whether four simdgroups multiply 64 rows by all columns together. Then `bm` is a multiple of
@@ -82,6 +82,8 @@ impl GemmSchedule {
     pub const SHARED: GemmSchedule = k(16, 16);
     /// Products of f32: 20 KiB.
     pub const EXACT: GemmSchedule = s(64, 64, 16, 2, 2, 2);
+    /// Products of f32 with few columns, as a router's: 27 KiB.
+    pub const EXACT_SMALL: GemmSchedule = s(32, 32, 32, 2, 1, 3);
 
     /// The schedule for many small groups, each with one step of at least `run` terms in shared
     /// memory.
@@ -97,6 +99,7 @@ impl GemmSchedule {
             GemmSchedule::SMALL,
             GemmSchedule::DEEP,
             GemmSchedule::EXACT,
+            GemmSchedule::EXACT_SMALL,
         ];
         for CardNumbers { gemm, small_groups, .. } in
             [&tuned::APPLE, &tuned::NVIDIA, &tuned::HOPPER]
@@ -105,7 +108,8 @@ impl GemmSchedule {
             let simds =
                 gemm.candidates.iter().flat_map(|(_, copied, converted)| [copied, converted]);
             let alike = gemm.alike.iter().flat_map(|(_, all)| *all);
-            let large = simds.copied().flatten().chain(gemm.warpgroups.1).chain(alike);
+            let (_, copied, converted) = gemm.warpgroups;
+            let large = simds.copied().flatten().chain(copied).chain(converted).chain(alike);
             for schedule in small.chain(large) {
                 if !all.contains(schedule) {
                     all.push(*schedule);
@@ -156,7 +160,11 @@ impl GemmSchedule {
         format: Format,
         machine: Machine,
     ) -> GemmSchedule {
+        let blocks = |s: &GemmSchedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
         if operand == Scalar::F32 {
+            if format.run() <= 16 && blocks(&GemmSchedule::EXACT) < 2 * machine.parallel {
+                return GemmSchedule::EXACT_SMALL;
+            }
             // Deeper steps, for formats with more weights to a load, leave less room for rows.
             let bk = format.run().max(16);
             let (bm, bn) = ((1024 / bk).min(64), (2048 / bk).min(64));
@@ -165,14 +173,12 @@ impl GemmSchedule {
         if let Some(small) = &machine.tuned.small_groups {
             return GemmSchedule::small(small, rows, format.run());
         }
-        let blocks = |s: &GemmSchedule| rows.div_ceil(s.bm).saturating_mul(out.div_ceil(s.bn));
         let ForGemm { candidates, warpgroups, .. } = &machine.tuned.gemm;
-        let (_, copied, converted) = up_to(candidates, rows, |(most, ..)| *most);
-        let candidates = match format == Format::Dense(operand) {
-            true if machine.wgmma && rows >= warpgroups.0 => warpgroups.1,
-            true => copied,
-            false => converted,
+        let (_, copied, converted) = match machine.wgmma && rows >= warpgroups.0 {
+            true => warpgroups,
+            false => up_to(candidates, rows, |(most, ..)| *most),
         };
+        let candidates = if format == Format::Dense(operand) { copied } else { converted };
         let fitting: Vec<&GemmSchedule> =
             candidates.iter().filter(|s| s.shared_bytes(operand) <= machine.shared).collect();
         // A larger block reads less, if there are enough of them to keep the device busy.

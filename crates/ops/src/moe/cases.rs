@@ -443,6 +443,13 @@ pub(super) fn gemms() -> Vec<Case> {
             warpgroup,
             "by a warpgroup",
         ),
+        gemm_case(
+            all(BF16),
+            q4_k,
+            shape(90, 3, 512, 40),
+            GemmSchedule { stages: 2, ..warpgroup },
+            "by a warpgroup, converted",
+        ),
     ]
 }
 
@@ -454,6 +461,7 @@ pub(super) fn gemm_benches() -> Vec<Bench> {
         (Format::Dense(Scalar::BF16), GemmSchedule::LARGE),
         (Format::Dense(Scalar::BF16), GemmSchedule::MEDIUM),
         (Format::Block(DType::Q4K), GemmSchedule::MEDIUM),
+        (Format::Block(DType::Q4K), crate::tuned::w(128, 128, 2)),
     ];
     let bench = |(format, schedule): (Format, GemmSchedule)| {
         let ids: Vec<u32> =

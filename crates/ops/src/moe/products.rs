@@ -34,10 +34,13 @@ pub fn pick_turned(
     format: Format,
     machine: gemm::Machine,
 ) -> gemm::GemmSchedule {
-    // Weights pass through registers, whatever their format.
-    let converted = if operand == Scalar::F32 { Scalar::BF16 } else { Scalar::F32 };
     let machine = gemm::Machine { wgmma: false, ..machine };
-    let schedule = pick_blocks((pairs, experts, width), operand, Format::Dense(converted), machine);
+    // Weights pass through registers, whatever their format.
+    let converted = Format::Dense(Scalar::F32);
+    let schedule = match operand {
+        Scalar::F32 => gemm::GemmSchedule::EXACT,
+        _ => pick_blocks((pairs, experts, width), operand, converted, machine),
+    };
     // A block has whole units of the matrix's rows.
     let whole = |s: gemm::GemmSchedule| gemm::GemmSchedule { bn: s.bn.max(format.run()), ..s };
     match whole(schedule) {

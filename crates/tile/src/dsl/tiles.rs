@@ -1,6 +1,7 @@
 //! [`Frag`]: 16 x 16 matrices held by a simdgroup, multiplied by its matrix unit.
 
 use super::*;
+use crate::ir::ROW;
 
 /// A tile held by the simdgroup. Accumulators and rows take part in element-wise arithmetic.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +34,7 @@ impl Frag {
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
-        Frag::load(from, index, stride, Role::A, false)
+        Frag::load(from, index, stride, Role::A, (false, false))
     }
 
     /// A right operand `[16, 16]` from memory that holds its transpose, as weights `[n, k]` do:
@@ -44,7 +45,7 @@ impl Frag {
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
-        Frag::load(from, index, stride, Role::B, true)
+        Frag::load(from, index, stride, Role::B, (true, false))
     }
 
     /// A right operand `[16, 16]` from memory: `(k, n)` at `index + k * stride + n`.
@@ -54,7 +55,21 @@ impl Frag {
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
-        Frag::load(from, index, stride, Role::B, false)
+        Frag::load(from, index, stride, Role::B, (false, false))
+    }
+
+    /// As [`Frag::right_transposed`], from blocks of 64 elements a row whose places
+    /// [`crate::ir::swizzle`] tells: the 16 bytes that a product needs of eight rows lie in
+    /// different banks, though rows have no room between them.
+    #[track_caller]
+    pub fn right_transposed_swizzled(from: Shared, index: impl IntoVal<u32>) -> Frag {
+        Frag::load(from, index, ROW, Role::B, (true, true))
+    }
+
+    /// As [`Frag::right`], from such blocks.
+    #[track_caller]
+    pub fn right_swizzled(from: Shared, index: impl IntoVal<u32>) -> Frag {
+        Frag::load(from, index, ROW, Role::B, (false, true))
     }
 
     /// An accumulator `[16, 16]` from memory of f32: `(r, c)` at `index + r * stride + c`. With a
@@ -65,7 +80,7 @@ impl Frag {
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
-        Frag::load(from, index, stride, Role::C, false)
+        Frag::load(from, index, stride, Role::C, (false, false))
     }
 
     /// An accumulator `[16, 16]` from memory of f32 that holds its transpose: `(r, c)` at
@@ -76,7 +91,7 @@ impl Frag {
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
     ) -> Frag {
-        Frag::load(from, index, stride, Role::C, true)
+        Frag::load(from, index, stride, Role::C, (true, false))
     }
 
     #[track_caller]
@@ -85,11 +100,11 @@ impl Frag {
         index: impl IntoVal<u32>,
         stride: impl IntoVal<u32>,
         role: Role,
-        transposed: bool,
+        (transposed, swizzled): (bool, bool),
     ) -> Frag {
         let ty = Type::Tile(Tile::new(from.scalar(), role));
         let (place, index, stride) = (from.place(), index.val().value, stride.val().value);
-        Frag::define(Inst::TileLoad { ty, place, index, stride, transposed }, ty)
+        Frag::define(Inst::TileLoad { ty, place, index, stride, transposed, swizzled }, ty)
     }
 
     /// A left operand `[16, 16]` of the lanes' own words, each two neighbours along its rows: with

@@ -352,10 +352,12 @@ impl Printer<'_> {
             }
             Inst::TileRow(_) => each(language.tile_row()),
             Inst::TileCol(_) => each(language.tile_col()),
-            Inst::TileLoad { ty, place, index, stride, transposed } => {
+            Inst::TileLoad { ty, place, index, stride, transposed, swizzled } => {
                 let text = self.text(*stride);
                 let access = self.access(*ty, *place, *index, *stride, &text, *transposed)?;
-                whole_tile(language.tile_load(&access)?)
+                let from = (self.names.place(*place), self.text(*index));
+                let swizzled = swizzled.then_some(from);
+                whole_tile(language.tile_load(&Access { swizzled, ..access })?)
             }
             Inst::TileOf(to, words) => {
                 let Some(to) = to.tile() else {
@@ -459,6 +461,7 @@ impl Printer<'_> {
             transposed,
             shared: matches!(place, Place::Shared(_)),
             align: multiples::alignment(self.kernel, place).min(rows * tile.scalar.bytes() as u32),
+            swizzled: None,
         })
     }
 

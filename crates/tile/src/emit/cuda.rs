@@ -67,7 +67,7 @@ fn parameter(scalar: Scalar, name: &str) -> String {
 
 /// The alignment of shared arrays, in bytes.
 fn alignment(kernel: &Kernel) -> u32 {
-    if kernel.has_wgmma() { 1024 } else { 16 }
+    if kernel.has_swizzled() { 1024 } else { 16 }
 }
 
 /// The functions that begin a kernel's products of warpgroups, each once in a file: `wgmma` is an
@@ -414,6 +414,14 @@ impl Language for Cuda {
             _ => return Err("expected a matrix of floats to load, found another tile".to_owned()),
         };
         let turned = access.transposed;
+        if let Some((array, index)) = &access.swizzled {
+            if !rows {
+                return Err("expected runs of eight elements of a swizzled tile".to_owned());
+            }
+            let index = &index.text;
+            let function = format!("tk_load_{role}_swizzled<{turned}>");
+            return Ok(Text::primary(format!("{function}({array}, {index}, {stride})")));
+        }
         Ok(Text::primary(match rows {
             true => format!("tk_load_{role}_rows<{turned}>({at}, {stride})"),
             // Pairs lie along k, which an `A` has along its rows and a transposed `B` too.

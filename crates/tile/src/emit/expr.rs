@@ -161,6 +161,8 @@ pub(super) struct Access<'a> {
     pub(super) shared: bool,
     /// The alignment of every row's first address, in bytes.
     pub(super) align: u32,
+    /// If it is swizzled, the array and the index of its first element.
+    pub(super) swizzled: Option<(&'a str, Text)>,
 }
 
 /// A type's name, for values.

@@ -395,8 +395,13 @@ impl Language for Metal {
         if access.tile.role == Role::Row || !access.tile.scalar.is_float() {
             return Err("expected a matrix of floats to load, found another tile".to_owned());
         }
-        let function = if access.transposed { "tk_tile_load_t" } else { "tk_tile_load" };
         let (ty, at, stride) = (self.scalar(access.tile.scalar), &access.at, &access.stride.text);
+        if let Some((array, index)) = &access.swizzled {
+            let (turned, index) = (access.transposed, &index.text);
+            let function = format!("tk_tile_load_swizzled<{ty}, {turned}>");
+            return Ok(Text::primary(format!("{function}({array}, {index}, {stride}, lane)")));
+        }
+        let function = if access.transposed { "tk_tile_load_t" } else { "tk_tile_load" };
         Ok(Text::primary(format!("{function}<{ty}>({at}, {stride})")))
     }
 

@@ -366,6 +366,31 @@ template <bool turned, class T> TK_INLINE tk_operand tk_load_b_rows(const T* fro
   return to;
 }
 
+// Likewise from blocks of rows of 128 bytes whose units of 16 bytes change places: unit u of row r is u ^ (r % 8).
+template <class T> TK_INLINE const T* tk_swizzled(const T* from, uint element) {
+  return from + (element ^ (element >> 3 & 56u));
+}
+template <bool turned, class T> TK_INLINE tk_operand tk_load_a_swizzled(const T* from, uint first, uint stride) {
+  uint lane = threadIdx.x & 31u, in = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
+  tk_operand to;
+  if (turned) {
+    tk_ldmatrix_trans(to.word, tk_swizzled(from, first + (in + high) * stride + low));
+  } else {
+    tk_ldmatrix(to.word, tk_swizzled(from, first + (in + low) * stride + high));
+  }
+  return to;
+}
+template <bool turned, class T> TK_INLINE tk_operand tk_load_b_swizzled(const T* from, uint first, uint stride) {
+  uint lane = threadIdx.x & 31u, in = lane % 8, low = lane / 8 % 2 * 8, high = lane / 16 * 8;
+  tk_operand to;
+  if (turned) {
+    tk_ldmatrix(to.word, tk_swizzled(from, first + (in + high) * stride + low));
+  } else {
+    tk_ldmatrix_trans(to.word, tk_swizzled(from, first + (in + low) * stride + high));
+  }
+  return to;
+}
+
 template <bool turned, class T> TK_INLINE tk_frag<T, 8> tk_load_c(const T* from, uint stride) {
   uint lane = threadIdx.x & 31u;
   tk_frag<T, 8> to;

@@ -105,6 +105,18 @@ static inline vec<T, 2> tk_tile_load_t(P from, uint stride) {
   return tk_elements(m);
 }
 
+// From blocks of rows of 128 bytes whose units of 16 bytes change places: unit u of row r is u ^ (r % 8).
+template <typename T, bool turned>
+static inline vec<T, 2> tk_tile_load_swizzled(const threadgroup T* from, uint first, uint stride, uint lane) {
+  vec<T, 2> to;
+  for (uint e = 0; e < 2; e++) {
+    uint row = tk_tile_row(lane), col = tk_tile_col(lane) + e;
+    uint at = first + (turned ? col * stride + row : row * stride + col);
+    to[e] = from[at ^ (at >> 3 & 56u)];
+  }
+  return to;
+}
+
 template <typename T, typename P>
 static inline void tk_tile_store(P to, uint stride, vec<T, 2> v) {
   simdgroup_store(tk_matrix(v), to, stride);

@@ -8,7 +8,7 @@ use super::report::{Stop, Why};
 use super::run::State;
 use super::tiles::combine;
 use crate::instr::BinaryOp;
-use crate::ir::{AtomicOp, Place, Reduce};
+use crate::ir::{AtomicOp, Place, Reduce, swizzle};
 use crate::types::{Scalar, Tile};
 
 /// A refused access, before the array's name is known.
@@ -149,6 +149,7 @@ struct Lies {
     first: u32,
     stride: u32,
     transposed: bool,
+    swizzled: bool,
 }
 
 impl Lies {
@@ -168,7 +169,10 @@ impl Lies {
             if at >= len as u64 {
                 return Err(Refused { thread, how: How::Bounds { index: at, len } });
             }
-            let at = at as usize;
+            let at = if self.swizzled { swizzle(at as u32) as usize } else { at as usize };
+            if at >= len {
+                return Err(Refused { thread, how: How::Bounds { index: at as u64, len } });
+            }
             f(memory, i, at).map_err(|why| Refused::element(thread, at, why))?;
         }
         Ok(())
@@ -381,7 +385,7 @@ impl State<'_> {
         &mut self,
         mask: &Mask,
         (tile, from): (Tile, Array),
-        (index, stride, transposed): (Col, Col, bool),
+        (index, stride, transposed, swizzled): (Col, Col, bool, bool),
         d: Slot,
     ) -> Result<(), Stop> {
         self.count_tiles(mask, (tile, from), false);
@@ -390,6 +394,7 @@ impl State<'_> {
                 first: self.uniform(index, simd, "index")?,
                 stride: self.uniform(stride, simd, "stride")?,
                 transposed,
+                swizzled,
             };
             let cells = self.tiles.of(d, simd);
             let (order, who) = (&self.order, (simd * SIMD) as u64 | WIDE);
@@ -419,6 +424,7 @@ impl State<'_> {
                 first: self.uniform(index, simd, "index")?,
                 stride: self.uniform(stride, simd, "stride")?,
                 transposed: false,
+                swizzled: false,
             };
             let cells = self.tiles.of(v, simd);
             let (order, who) = (&self.order, (simd * SIMD) as u64 | WIDE);

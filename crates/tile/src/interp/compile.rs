@@ -398,16 +398,17 @@ impl Compiler<'_> {
                     }
                 }
             }
-            Inst::TileLoad { ty, place, index, stride, transposed } => {
+            Inst::TileLoad { ty, place, index, stride, transposed, swizzled } => {
                 let tile = ty.tile().ok_or("a tile load makes a tile")?;
                 let from = self.array(*place)?;
                 if self.kernel.element(*place).scalar() != tile.scalar {
                     return Err(format!("{ty} from {}", self.kernel.element(*place)));
                 }
                 let [index, stride] = [*index, *stride].map(|v| self.scalar(v, Scalar::U32));
-                let (index, stride, transposed) = (index?, stride?, *transposed);
+                let (index, stride) = (index?, stride?);
+                let (transposed, swizzled) = (*transposed, *swizzled);
                 let d = self.define_tile(node)?;
-                Op::TileLoad { tile, from, index, stride, transposed, d }
+                Op::TileLoad { tile, from, index, stride, transposed, swizzled, d }
             }
             Inst::TileStore { place, index, stride, value } => {
                 let to = self.written(*place)?;

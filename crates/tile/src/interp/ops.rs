@@ -185,6 +185,7 @@ pub(super) enum Op {
         index: Col,
         stride: Col,
         transposed: bool,
+        swizzled: bool,
         d: Slot,
     },
     /// A tile of four words; tiles of 8 rows have the first alone.

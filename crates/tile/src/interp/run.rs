@@ -464,8 +464,9 @@ impl<'a> State<'a> {
 
     fn tile(&mut self, op: &Op, mask: &Mask) -> Result<(), Stop> {
         match op {
-            Op::TileLoad { tile, from, index, stride, transposed, d } => {
-                return self.tile_load(mask, (*tile, *from), (*index, *stride, *transposed), *d);
+            Op::TileLoad { tile, from, index, stride, transposed, swizzled, d } => {
+                let lies = (*index, *stride, *transposed, *swizzled);
+                return self.tile_load(mask, (*tile, *from), lies, *d);
             }
             Op::TileStore { tile, to, index, stride, v } => {
                 return self.tile_store(mask, (*tile, *to), (*index, *stride), *v);

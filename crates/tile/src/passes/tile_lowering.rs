@@ -167,11 +167,13 @@ impl Split {
         let small = part(ty);
         let count = parts(ty) as usize;
         match inst {
-            Inst::TileLoad { place, index, stride, transposed, .. } => (0..count)
+            Inst::TileLoad { place, index, stride, transposed, swizzled, .. } => (0..count)
                 .map(|q| {
                     let index = offset(r, *index, *stride, q, *transposed);
-                    let (ty, place, stride, transposed) = (small, *place, *stride, *transposed);
-                    r.define(Inst::TileLoad { ty, place, index, stride, transposed }, ty)
+                    let (ty, place, stride) = (small, *place, *stride);
+                    let (transposed, swizzled) = (*transposed, *swizzled);
+                    let load = Inst::TileLoad { ty, place, index, stride, transposed, swizzled };
+                    r.define(load, ty)
                 })
                 .collect(),
             Inst::Mma { a, b, c } => (0..count)

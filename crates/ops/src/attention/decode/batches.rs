@@ -3,7 +3,7 @@
 //! has come.
 
 use tile::dsl::*;
-use tile::ir::LoadHint;
+use tile::ir::{LoadHint, ROW};
 
 use super::Plan;
 use crate::attention::form::Stored;
@@ -12,12 +12,67 @@ use crate::kv_write::Cache;
 /// Elements between rows in shared memory: eight rows of 16 bytes then lie in different banks.
 pub(super) const PAD: u32 = 8;
 
-/// Rows of operands, [`PAD`] apart.
+/// Keys or values of a batch as operands.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) array: Shared,
-    /// Elements from a row to the next.
-    pub(super) row: u32,
+    lie: Lie,
+}
+
+/// How the rows of a batch lie in shared memory.
+#[derive(Clone, Copy)]
+enum Lie {
+    /// So many elements apart.
+    Rows(u32),
+    /// 64 elements of each of so many rows, then the next 64, swizzled: what is copied of a row
+    /// arrives in whole lines of 128 bytes, so that memory is asked for as much at once.
+    Blocks(u32),
+}
+
+impl Operands {
+    /// Elements of a batch of so many keys.
+    fn size(&self, plan: Plan) -> u32 {
+        match self.lie {
+            Lie::Rows(row) => plan.keys * row,
+            Lie::Blocks(keys) => keys * plan.head_dim,
+        }
+    }
+
+    /// Where eight elements of a key lie, from a multiple of eight on, in a batch that begins at
+    /// `from`.
+    #[track_caller]
+    fn place(&self, from: Val<u32>, key: Val<u32>, element: Val<u32>) -> Val<u32> {
+        match self.lie {
+            Lie::Rows(row) => from + key * row + element,
+            Lie::Blocks(keys) => {
+                let at = from + ((element / ROW * keys + key) * ROW + element % ROW);
+                // As `tile::ir::swizzle` has it.
+                at ^ ((at / ROW % 8u32) * 8u32)
+            }
+        }
+    }
+
+    /// Sixteen elements of each of sixteen keys, from element `element` and key `key` on, as a right
+    /// operand: with a column for each key, or with a row.
+    #[track_caller]
+    pub(super) fn right(&self, from: Val<u32>, key: u32, element: u32, columns: bool) -> Frag {
+        match self.lie {
+            Lie::Rows(row) => {
+                let at = from + (key * row + element);
+                match columns {
+                    true => Frag::right_transposed(self.array, at, row),
+                    false => Frag::right(self.array, at, row),
+                }
+            }
+            Lie::Blocks(keys) => {
+                let at = from + ((element / ROW * keys + key) * ROW + element % ROW);
+                match columns {
+                    true => Frag::right_transposed_swizzled(self.array, at),
+                    false => Frag::right_swizzled(self.array, at),
+                }
+            }
+        }
+    }
 }
 
 /// A layer's keys (kind 0) and values (1), by batches.
@@ -84,21 +139,29 @@ pub(super) struct Numbers {
     stored: [In; 2],
     plan: Plan,
     stages: u32,
-    /// `[simds, stages, 2, keys, head_dim + PAD]`.
+    /// `[simds, stages, 2]` batches.
     operands: Operands,
 }
 
 impl Numbers {
     pub(super) fn new(plan: Plan, stages: u32, stored: [In; 2]) -> Self {
-        let row = plan.head_dim + PAD;
-        let size = plan.simds * stages * 2 * plan.keys * row;
-        let array = Shared::stored(stored[0].scalar(), "batches", size);
-        Numbers { stored, plan, stages, operands: Operands { array, row } }
+        let lie = match plan.head_dim.is_multiple_of(ROW) {
+            true => Lie::Blocks(plan.keys),
+            false => Lie::Rows(plan.head_dim + PAD),
+        };
+        let all = plan.simds * stages * 2 * Numbers::elements(plan.head_dim, plan.keys);
+        let array = Shared::stored(stored[0].scalar(), "batches", all);
+        Numbers { stored, plan, stages, operands: Operands { array, lie } }
+    }
+
+    /// Elements of a batch.
+    fn elements(head_dim: u32, keys: u32) -> u32 {
+        keys * if head_dim.is_multiple_of(ROW) { head_dim } else { head_dim + PAD }
     }
 
     /// Bytes of a simdgroup's batches, in whose place `after` bytes follow.
     pub(super) fn bytes(head_dim: u32, keys: u32, stages: u32, after: u32) -> u32 {
-        (stages * 2 * keys * 2 * (head_dim + PAD)).max(after)
+        (stages * 2 * 2 * Numbers::elements(head_dim, keys)).max(after)
     }
 }
 
@@ -127,7 +190,7 @@ impl Batches for Numbers {
         let (to, from) = (self.ready(stage, kind), cache.element(slot, head));
         for i in 0..chunks.count {
             let (key, element) = chunks.at(i);
-            let to = to + key * self.operands.row + element;
+            let to = self.operands.place(to, key, element);
             let from = from + key * (cache.kv_heads * cache.head_dim) + element;
             let stored = self.stored[kind as usize];
             copy_async(self.operands.array, to, stored, from, 8, Some(keep(key)));
@@ -136,7 +199,7 @@ impl Batches for Numbers {
 
     #[track_caller]
     fn ready(&self, stage: Val<u32>, kind: u32) -> Val<u32> {
-        let size = self.plan.keys * self.operands.row;
+        let size = self.operands.size(self.plan);
         (simd_id() * self.stages + stage) * (2 * size) + kind * size
     }
 }
@@ -164,7 +227,8 @@ impl Codes {
         let codes = Shared::stored(Scalar::I8, "codes", lots * chunks * 16);
         let scales = Shared::stored(Scalar::F16, "scales", lots * chunks * 2);
         let array = Shared::stored(scalar, "operands", plan.simds * plan.keys * row);
-        Codes { stored, plan, stages, codes, scales, operands: Operands { array, row } }
+        let operands = Operands { array, lie: Lie::Rows(row) };
+        Codes { stored, plan, stages, codes, scales, operands }
     }
 
     /// Bytes of a simdgroup's batches, in the place of whose codes `after` bytes follow.
@@ -219,7 +283,7 @@ impl Batches for Codes {
     #[track_caller]
     fn ready(&self, stage: Val<u32>, kind: u32) -> Val<u32> {
         let chunks = Chunks::of(self.plan, 16);
-        let start = simd_id() * (self.plan.keys * self.operands.row);
+        let start = simd_id() * self.operands.size(self.plan);
         for i in 0..chunks.count {
             let ((key, element), chunk) = (chunks.at(i), self.chunk(stage, kind, i));
             let codes = self.codes.get_raw_vec(chunk * 16u32, 16, LoadHint::None);
@@ -229,7 +293,7 @@ impl Batches for Codes {
             let to = self.operands.array.scalar();
             let values: Vec<Val<Raw>> = codes.iter().map(|c| (c.f32() * scale).to(to)).collect();
             for (half, values) in (0..).zip(values.chunks(8)) {
-                let at = start + key * self.operands.row + element + 8 * half;
+                let at = self.operands.place(start, key, element + 8 * half);
                 self.operands.array.set_raw_vec(at, values);
             }
         }

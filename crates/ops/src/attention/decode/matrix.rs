@@ -110,7 +110,7 @@ pub(super) fn attend<B: Batches>(
         let inner = extras.cap.map(|_| Frag::filled(inner));
         let (operands, from) = (batches.operands(), batches.ready(stage, 0));
         for j in 0..plan.keys / 16 {
-            let score = score(operands, from + 16 * j * operands.row, &held);
+            let score = score(operands, from, 16 * j, &held);
             let bounded = inner.map_or(score, |inner| (score * inner).map(UnaryOp::Tanh));
             running.scores.set(j, bounded);
         }
@@ -137,13 +137,13 @@ pub(super) fn attend<B: Batches>(
     running.store(plan, batches.spent(), outer)
 }
 
-/// `q k^T` for sixteen keys, whose operands begin at `from`.
+/// `q k^T` for sixteen keys, from `first` on, of a batch that begins at `from`.
 #[track_caller]
-fn score(keys: Operands, from: Val<u32>, query: &[Frag]) -> Frag {
+fn score(keys: Operands, from: Val<u32>, first: u32, query: &[Frag]) -> Frag {
     // Two sums: a product waits for the one before it.
     let mut sums = [Frag::filled(0.0f32); 2];
     for (k, left) in (0..).zip(query) {
-        let right = Frag::right_transposed(keys.array, from + 16 * k, keys.row);
+        let right = keys.right(from, first, 16 * k, true);
         let sum = &mut sums[k as usize % 2];
         *sum = sum.mma(*left, right);
     }
@@ -203,8 +203,7 @@ impl Running {
         for j in 0..plan.keys / 16 {
             let left = self.scores.get(j).to_left(values.array.scalar());
             for i in 0..plan.head_dim / 16 {
-                let at = from + 16 * j * values.row + 16 * i;
-                let right = Frag::right(values.array, at, values.row);
+                let right = values.right(from, 16 * j, 16 * i, false);
                 self.mixed.set(i, self.mixed.get(i).mma(left, right));
             }
         }

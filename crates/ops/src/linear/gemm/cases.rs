@@ -266,6 +266,10 @@ pub(super) fn benches() -> Vec<Bench> {
         }
     }
     add(all(Scalar::F32), Format::Dense(Scalar::F32), (1024, 4096, 4096), GemmSchedule::EXACT);
+    let router = GemmTypes { x: Scalar::F32, operand: Scalar::F32, y: Scalar::F32 };
+    for schedule in [GemmSchedule::EXACT, GemmSchedule::EXACT_SMALL] {
+        add(router, dense, (2048, 2048, 128), schedule);
+    }
     for dtype in [DType::Q4K, DType::Q6K, DType::Q8_0, DType::Q4_0] {
         add(bf16, Format::Block(dtype), (512, 4096, 14336), GemmSchedule::MEDIUM);
     }

@@ -18,17 +18,23 @@ impl Operands<'_> {
     }
 
     /// An operand of a product, or an f32 accumulator, from a buffer or shared array of its element
-    /// type.
+    /// type; swizzled ones are operands of 16 bits in shared memory.
     pub(crate) fn tile_load(
         &self,
         ty: Type,
         place: Place,
-        index: Value,
-        stride: Value,
+        (index, stride): (Value, Value),
+        swizzled: bool,
     ) -> Computed {
         let to = role(ty, &[Role::A, Role::B, Role::C])?;
         if to.role == Role::C && to.scalar != Scalar::F32 {
             return Err(format!("an accumulator of f32 expected, found {ty}"));
+        }
+        let blocks = to.scalar.bytes() == 2 && matches!(place, Place::Shared(_));
+        if swizzled && !blocks {
+            return Err(format!(
+                "16 bits in shared memory expected of a swizzled tile, found {ty}"
+            ));
         }
         self.tile_memory(to, place, index, stride)?;
         Ok(Some(ty))
