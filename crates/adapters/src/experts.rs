@@ -140,7 +140,7 @@ impl File {
             }
             Stack::Parameter { gate_up, down, old } => {
                 let parts = experts_of(sites, &change.matrix).ok_or_else(|| {
-                    let expected = "experts of a block of the model";
+                    let expected = "experts of a block of the model, with gates";
                     self.wrong(&change.matrix, expected, "none that it has")
                 })?;
                 let architecture = base.config.architecture;

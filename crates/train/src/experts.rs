@@ -43,7 +43,8 @@ pub(crate) struct ExpertWeight {
 /// gates and ups, and beside second matrices, by the names of their stacks.
 ///
 /// # Errors
-/// A mixture without a block, which is a fault of the Program.
+/// Experts without gates, whose one matrix is recorded twice; a mixture without a block, which is a
+/// fault of the Program.
 pub(crate) fn adapt(
     base: &Base<'_>,
     program: &Program,
@@ -62,6 +63,12 @@ pub(crate) fn adapt(
         if !(halves || outer) {
             adapted.nodes.push(node.clone());
             continue;
+        }
+        let [gates, ups] = [0, 1].map(|i| &program.weights[node.weights[i].0].source);
+        if gates == ups {
+            let expected = "experts whose gates are matrices of their own";
+            let error = Error::new(&stacks[0], expected, "experts without gates");
+            return Err(error.of(ErrorKind::Unsupported));
         }
         let block = stacks[0].strip_prefix("blocks.").and_then(|name| name.split('.').next());
         let block = block.ok_or_else(|| Error::new(&stacks[0], "experts of a block", "others"))?;

@@ -20,7 +20,7 @@ fn value(program: &mut Program, shape: Shape) -> ValueId {
 /// before [`program::fuse`].
 ///
 /// # Errors
-/// Attention to a cache that nothing wrote.
+/// Attention to a cache that nothing wrote; a delta net of a form that has no gradient.
 pub fn pack(program: &Program) -> Result<Program> {
     let mut packed =
         Program { nodes: Vec::new(), layers: Vec::new(), traces: Vec::new(), ..program.clone() };
@@ -52,6 +52,14 @@ pub fn pack(program: &Program) -> Result<Program> {
             Op::DeltaNet(net) if !net.doubled && !net.by_element => {
                 let op = Op::from(PackedDelta(DeltaNet { layer: 0, start: 0, ..*net }));
                 packed.nodes.push(Node { op, ..node.clone() });
+            }
+            Op::DeltaNet(net) => {
+                let found = match net.by_element {
+                    true => "one that forgets each element at a rate of its own",
+                    false => "one whose corrections are doubled",
+                };
+                let error = Error::new("delta_net", "a net that can be trained", found);
+                return Err(error.of(ErrorKind::Unsupported));
             }
             Op::SelectiveScan(scan) => {
                 let op = Op::from(PackedScan(SelectiveScan { layer: 0, start: 0, ..*scan }));

@@ -787,3 +787,17 @@ fn what_does_not_fit_is_refused() {
     let error = Tuned::lora(&case.model, &wrong, Some(1)).err().unwrap().to_string();
     assert!(error.contains("q_proj") && error.contains("z_proj"), "{error}");
 }
+
+/// Forms that have no gradient, by what they are.
+#[test]
+fn what_cannot_be_trained_is_refused() {
+    let experts = LoraOptions { sites: vec!["experts".into()], ..OPTIONS };
+    for (name, options, found) in [
+        ("olmo_hybrid", OPTIONS, "one whose corrections are doubled"),
+        ("kimi_linear", OPTIONS, "one that forgets each element at a rate of its own"),
+        ("nemotron-h-moe", experts, "experts without gates"),
+    ] {
+        let error = Tuned::lora(testing::models().join(name), &options, Some(1)).err().unwrap();
+        assert!(error.to_string().contains(found), "{name}: {error}");
+    }
+}
