@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 pub use fuse::fuse;
 pub use provenance::MadeFor;
-pub use resolve::{Base, fused, lengths, shortened};
+pub use resolve::{Base, fused, lengths, repeats, shortened};
 
 /// Who wrote an adapter, which says how tensors are named and turned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

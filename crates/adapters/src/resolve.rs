@@ -221,8 +221,13 @@ impl File {
         };
         if let Some(site) = sites.iter().find(named) {
             self.check_order(base, site)?;
-            let rows = (0..site.output).collect();
-            return Ok(Some(vec![Target { site, rows, all: site.output }]));
+            // A gate of each head has the row of its head for every element.
+            let source = &base.program.weights[site.weight.0].source;
+            let stored = fused(source, site.output).filter(|_| !site.gathers);
+            let rows = stored.map(|(_, rows)| rows).filter(|rows| repeats(rows));
+            let rows = rows.unwrap_or_else(|| (0..site.output).collect());
+            let all = rows.last().map_or(0, |last| last + 1);
+            return Ok(Some(vec![Target { site, rows, all }]));
         }
         let stored = base.config.architecture.stored(name, base.is_gguf());
         let part = |site: &'s Site| {
@@ -366,6 +371,11 @@ pub fn fused(source: &Source, rows: usize) -> Option<(&str, Vec<usize>)> {
     let row = |row: usize| source.stored_row(row).filter(|(of, _)| *of == tensor);
     let all = (0..rows).map(|at| Some(row(at)?.1)).collect::<Option<Vec<usize>>>()?;
     Some((tensor, all))
+}
+
+/// Whether rows that [`fused`] tells are some of a tensor's more than once, one behind the other.
+pub fn repeats(rows: &[usize]) -> bool {
+    rows.windows(2).any(|pair| pair[0] == pair[1])
 }
 
 /// The rows of `values` in another order.

@@ -306,6 +306,44 @@ fn other_models_scales_and_files_are_refused() {
     assert!(scale.contains("finite"), "{scale}");
     let model = refused("llama3", &testing::models().join("llama3/model.f32.gguf"), 1.0);
     assert!(model.contains("general.type") && model.contains("adapter"), "{model}");
+/// A gate of each head is one row in the file, and one for each of the head's elements in the
+/// Program: so are its factors, and a merged model has them in that one row.
+#[test]
+fn factors_of_a_gate_of_each_head_are_those_of_its_elements() {
+    let numbers = |count: usize| (0..count).map(|i| (i % 13) as f32 * 0.125 - 0.5).collect();
+    let folder = changed("lora", PEFT, |_, tensors| {
+        tensors.clear();
+        for (half, shape) in [("A", vec![4, 48]), ("B", vec![4, 4])] {
+            let name = format!("base_model.model.model.layers.0.self_attn.g_proj.lora_{half}");
+            let values: Vec<f32> = numbers(shape.iter().product());
+            tensors.push(Stored { name: format!("{name}.weight"), shape, values });
+        }
+    });
+    let adapter = read("laguna", folder.path(), 1.0).unwrap();
+    let delta = &adapter.deltas["blocks.0.attention.gate"];
+    let heads: Vec<f32> = numbers(16);
+    for (row, up) in delta.up.chunks_exact(4).enumerate() {
+        assert_eq!(up, &heads[row / 16 * 4..][..4], "row {row}");
+    }
+    assert_eq!(delta.up.len(), 64 * 4);
+
+    let tensors = Tensors::open(testing::models().join("laguna")).unwrap();
+    let model = models::load(&tensors, &models::ReadOptions::default()).unwrap();
+    let program = program::fuse(&model.record(false).unwrap());
+    let base = Base { config: model.config(), program: &program, tensors: &tensors };
+    let to = folder.path().join("merged");
+    delft_adapters::fuse(&base, &adapter, &to).unwrap();
+    let (name, down) = ("model.layers.0.self_attn.g_proj.weight", numbers(4 * 48));
+    let values = |tensors: &Tensors| tensors.get(name).unwrap().to_f32().unwrap();
+    let (before, after) = (values(&tensors), values(&Tensors::open(&to).unwrap()));
+    for (i, (before, after)) in before.iter().zip(&after).enumerate() {
+        let change = |r: usize| heads[i / 48 * 4 + r] * down[r * 48 + i % 48];
+        let expected = before + delta.scale * (0..4).map(change).sum::<f32>();
+        let off = (after - expected).abs();
+        assert!(off <= expected.abs() / 128.0, "element {i}: {after}, expected {expected}");
+    }
+}
+
     let none = refused("llama3", Path::new("/nowhere/at/all"), 1.0);
     assert!(none.contains("no such file"), "{none}");
     let folder = refused("llama3", &testing::models().join("llama3"), 1.0);

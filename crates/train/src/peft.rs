@@ -24,7 +24,11 @@ fn module(base: &Base<'_>, site: &Site) -> Option<Module> {
         stored.strip_suffix(".weight").map(str::to_owned)
     };
     let source = &base.program.weights[site.weight.0].source;
-    let fused = adapters::fused(source, site.output).and_then(|(tensor, rows)| {
+    let fused = adapters::fused(source, site.output);
+    if fused.as_ref().is_some_and(|(_, rows)| adapters::repeats(rows)) {
+        return None;
+    }
+    let fused = fused.and_then(|(tensor, rows)| {
         let canonical = architecture.canonical(tensor.strip_suffix(".weight")?, gguf)?;
         Some(Module { name: named(&canonical)?, rows })
     });
