@@ -38,9 +38,12 @@ pub enum AdapterFormat {
 /// decoder.
 const TOWERS: &[&str] = &[
     "audio_tower",
+    "connector",
     "embed_audio",
     "embed_vision",
     "multi_modal_projector",
+    "projector",
+    "resampler_model",
     "vision_encoder",
     "vision_model",
     "vision_tower",
@@ -163,7 +166,10 @@ impl File {
     /// An adapter of towers alone.
     pub fn of_text(mut self) -> Result<(File, usize)> {
         let all = self.changes.len();
-        let tower = |name: &str| name.split('.').take(3).any(|word| TOWERS.contains(&word));
+        let tower = |name: &str| {
+            let mut words = name.split('.').take(3);
+            words.any(|word| TOWERS.contains(&word)) || name.contains(".vision_moe.")
+        };
         self.changes.retain(|change| !tower(&change.matrix));
         if self.changes.is_empty() && all > 0 {
             let expected = "factors of what texts go through";

@@ -102,10 +102,31 @@ impl Architecture {
         PERMUTED.contains(&self.name)
     }
 
+    /// The module of Hugging Face's model that holds the decoder: the model itself, or a part of it
+    /// beside towers. `names` are those of a folder's tensors. Where Transformers has a class for
+    /// texts alone of the same `model_type`, which its automatic class takes, it is that one's.
+    pub fn decoder_module<'n>(&self, mut names: impl Iterator<Item = &'n str>) -> &'static str {
+        let beside = |name: &str| {
+            let mut words = name.split('.').take(2);
+            words.find_map(|word| match word {
+                "language_model" => Some("model.language_model"),
+                "text_model" => Some("model.text_model"),
+                _ => None,
+            })
+        };
+        let class = self.class.ends_with("ForConditionalGeneration");
+        match self.name {
+            "llama4" | "qwen3_5" | "qwen3_5_moe" => "model",
+            _ if class => "model.language_model",
+            _ => names.find_map(beside).unwrap_or("model"),
+        }
+    }
+
     /// The module of Hugging Face's model that holds the experts' matrices of a block, within the
     /// block.
     pub fn experts_module(&self) -> &'static str {
         match self.name {
+            "ernie4_5_vl_moe" => "mlp.text_moe.experts",
             "gemma4" | "gemma4_text" => "experts",
             "granitemoe" | "granitemoeshared" | "granitemoehybrid" | "granitemoe_swa" => {
                 "block_sparse_moe.experts"

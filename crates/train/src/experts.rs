@@ -4,7 +4,7 @@
 //! `[2, experts * rank, ff]`, the second matrices `[experts * rank, ff]` and `[experts * rank,
 //! width]`: rows of ranks, as [`ops::gradient::ExpertFactors`] has them.
 
-use crate::peft::{Draws, bytes};
+use crate::peft::{Draws, bytes, placed};
 use crate::{LoraOptions, Parameter};
 use adapters::Base;
 use formats::{Error, ErrorKind, Result, Source};
@@ -73,7 +73,7 @@ pub(crate) fn adapt(
         let block = stacks[0].strip_prefix("blocks.").and_then(|name| name.split('.').next());
         let block = block.ok_or_else(|| Error::new(&stacks[0], "experts of a block", "others"))?;
         let module = base.config.architecture.experts_module();
-        let name = format!("model.layers.{block}.{module}");
+        let name = placed(base, format!("model.layers.{block}.{module}"));
         let how = ExpertFactors { scale: options.scale(), halves, outer };
         let (width, ff) = (sizes.width, sizes.ff);
         let columns = [(halves, vec![width, ff, ff]), (outer, vec![ff, width])];

@@ -11,8 +11,19 @@ use ops::low_rank::Delta;
 use program::{AdapterFactors, Site};
 use serde_json::json;
 
+/// The whole name of a module that Hugging Face's class for texts alone calls `name`.
+pub(crate) fn placed(base: &Base<'_>, name: String) -> String {
+    let names = base.tensors.iter().map(|tensor| tensor.name);
+    let module = base.config.architecture.decoder_module(names);
+    match name.strip_prefix("model.") {
+        Some(rest) => format!("{module}.{rest}"),
+        None => name,
+    }
+}
+
 /// A matrix's module in Hugging Face's model, such as `model.layers.0.self_attn.q_proj`; some rows
-/// of one where that model keeps several matrices in one.
+/// of one where that model keeps several matrices in one. None where the matrix has rows of a
+/// module more than once, whose factors would be no longer those of one row.
 fn module(base: &Base<'_>, site: &Site) -> Option<Module> {
     let gguf = base.tensors.gguf().is_some();
     if gguf && base.reorders(site) {
@@ -21,7 +32,7 @@ fn module(base: &Base<'_>, site: &Site) -> Option<Module> {
     let architecture = base.config.architecture;
     let named = |canonical: &str| {
         let stored = architecture.stored(canonical, false).into_iter().next()?;
-        stored.strip_suffix(".weight").map(str::to_owned)
+        Some(placed(base, stored.strip_suffix(".weight")?.to_owned()))
     };
     let source = &base.program.weights[site.weight.0].source;
     let fused = adapters::fused(source, site.output);
@@ -67,9 +78,9 @@ fn block(name: &str) -> Option<usize> {
 /// The matrices whose names end like one of the `sites` that are wanted, by their own name or their
 /// module's, with all others of their modules; if none are named, the matrices of the blocks, or in
 /// models with experts those that are not of feed-forwards, as far as Hugging Face's model has
-/// modules for them. Routers are excluded, since PEFT adapts linear layers alone, and so
-/// are the last matrices of state spaces and those that predict and correct streams. Where the last blocks
-/// alone are wanted, all others have none.
+/// modules for them. Routers are excluded, since PEFT adapts linear layers alone, and so are the
+/// last matrices of state spaces, those that predict and correct streams, and gates of which PEFT
+/// has no factors. Where the last blocks alone are wanted, all others have none.
 ///
 /// # Errors
 /// A name that no matrix has, listing the names of the blocks; the head; one of a matrix that
@@ -95,7 +106,9 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
     let matrix = |site: &Site| !site.gathers && site.experts.is_none();
     // Transformers' kernels read the last matrix of a state space past its module, so that PEFT
     // refuses factors beside it. Those of streams have zeros behind the module's columns.
-    let without = [".router", ".mamba.o", ".streams.predict", ".streams.correct"];
+    let mut without = vec![".router", ".mamba.o", ".streams.predict", ".streams.correct"];
+    // PEFT takes every `gate_proj` of this architecture for one of experts, and refuses it alone.
+    without.extend((base.config.architecture.name == "afmoe").then_some(".attention.gate"));
     let adapted = |site: &Site| !without.iter().any(|end| site.name.ends_with(end));
     let sites = sites.filter(|site| matrix(site) && adapted(site));
     let sites: Vec<(Site, Option<Module>)> = sites.map(|s| (s.clone(), module(base, &s))).collect();
@@ -348,17 +361,18 @@ pub(crate) fn export(
 }
 
 /// The names by which PEFT finds the modules that have factors: the last parts of their names, or
-/// whole names where other modules that have none end so.
+/// whole names where other modules that have none end so, as those of towers do.
 fn targets<'a>(base: &Base<'_>, factors: &'a [ModuleFactors]) -> Vec<&'a str> {
     let last = |name: &'a str| name.rsplit('.').next().unwrap_or(name);
     let mut sites = base.program.adaptable();
     sites.retain(|site| site.experts.is_none());
     let all: Vec<String> = sites.iter().filter_map(|site| Some(module(base, site)?.name)).collect();
     let own = |name: &str| factors.iter().any(|factors| factors.module == name);
+    let beside_towers = placed(base, "model.".to_owned()) != "model.";
     let mut found: Vec<&str> = Vec::new();
     for factors in factors {
         let end = last(&factors.module);
-        let others = all.iter().any(|name| ends(name, end) && !own(name));
+        let others = beside_towers || all.iter().any(|name| ends(name, end) && !own(name));
         let name = if others { factors.module.as_str() } else { end };
         if !found.contains(&name) {
             found.push(name);

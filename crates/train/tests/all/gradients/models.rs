@@ -801,3 +801,41 @@ fn what_cannot_be_trained_is_refused() {
         assert!(error.to_string().contains(found), "{name}: {error}");
     }
 }
+
+/// Modules have the names of the class that Transformers makes of a folder: the decoder's is a part
+/// of a model with towers, of which `target_modules` must not name any. A gate that is one row for
+/// all elements of a head has no factors, and none has a gate that PEFT takes for experts'.
+#[test]
+fn modules_are_named_as_transformers_names_them() {
+    let attention = vec!["self_attn.o_proj".to_owned(), "experts".to_owned()];
+    let experts = LoraOptions { sites: attention, ..OPTIONS };
+    for (name, options, module) in [
+        ("llama3", OPTIONS, "model.layers.0.self_attn.q_proj"),
+        ("qwen3.5-long", OPTIONS, "model.layers.0.linear_attn.in_proj_z"),
+        ("gemma3-vision", OPTIONS, "model.language_model.layers.0.self_attn.q_proj"),
+        ("qwen2-vl", OPTIONS, "model.language_model.layers.0.self_attn.q_proj"),
+        ("smolvlm", OPTIONS, "model.text_model.layers.0.self_attn.q_proj"),
+        ("laguna", OPTIONS, "model.layers.0.self_attn.q_proj"),
+        ("afmoe", OPTIONS, "model.layers.0.self_attn.q_proj"),
+        (
+            "ernie4_5_vl_moe",
+            experts,
+            "model.language_model.layers.1.mlp.text_moe.experts.base_layer",
+        ),
+    ] {
+        let model = testing::models().join(name);
+        let mut tuned = Tuned::lora(&model, &options, Some(1)).unwrap();
+        let names: Vec<String> = tuned.parameters().iter().map(|p| p.name.clone()).collect();
+        let whole = format!("base_model.model.{module}.lora_A.weight");
+        assert!(names.contains(&whole), "{name}: {names:?}");
+        let gate = |name: &String| name.contains("attn.g_proj") || name.contains("attn.gate_proj");
+        assert!(!names.iter().any(gate), "{name}: {names:?}");
+        let files = tuned.export().unwrap();
+        let settings = &files.iter().find(|file| file.0 == "adapter_config.json").unwrap().1;
+        let settings: serde_json::Value = serde_json::from_slice(settings).unwrap();
+        let beside = module.starts_with("model.language_model") || name == "smolvlm";
+        let targets = settings["target_modules"].as_array().unwrap();
+        let whole = |target: &serde_json::Value| target.as_str().unwrap().starts_with("model.");
+        assert!(targets.iter().all(|target| whole(target) == beside), "{name}: {targets:?}");
+    }
+}
