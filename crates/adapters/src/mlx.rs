@@ -130,13 +130,14 @@ impl File {
             if !keys.contains(&key) {
                 keys.push(key);
             }
+            let module = module(base, &change.matrix);
             for (tensor, end) in [(down, "lora_a"), (get(&change.up)?, "lora_b")] {
-                stored.push(exchanged(&tensor, format!("{}.{end}", change.matrix)));
+                stored.push(exchanged(&tensor, format!("{module}.{end}")));
             }
             if let Some(magnitude) = &change.magnitude {
                 let tensor = get(magnitude)?;
                 let length = tensor.shape.iter().product();
-                let name = format!("{}.m", change.matrix);
+                let name = format!("{module}.m");
                 let bytes = tensor.bytes.to_vec();
                 stored.push(Owned { name, dtype: tensor.dtype, shape: vec![length], bytes });
             }
@@ -160,6 +161,21 @@ impl File {
         std::fs::write(&file, text).map_err(|e| Error::io(file.display(), e))?;
         crate::provenance::copy(self.path.parent(), aside.path())?;
         aside.finish()
+    }
+}
+
+/// The name of a module of Transformers' in mlx-lm, whose models with towers have a whole model of
+/// texts, `language_model`, where Transformers' have its inner one (but for Gemma 3n).
+fn module(base: &Base<'_>, matrix: &str) -> String {
+    let name = base.config.architecture.name;
+    let towers = || base.tensors.iter().any(|tensor| tensor.name.contains("language_model."));
+    match matrix.strip_prefix("model.language_model.") {
+        Some(rest) if name != "gemma3n" => format!("language_model.model.{rest}"),
+        // Named after the class for texts alone, which mlx-lm does not have.
+        None if ["llama4", "qwen3_5", "qwen3_5_moe"].contains(&name) && towers() => {
+            format!("language_model.{matrix}")
+        }
+        _ => matrix.to_owned(),
     }
 }
 

@@ -117,6 +117,37 @@ fn an_adapter_of_peft_becomes_one_of_mlx_lm() {
     }
 }
 
+/// mlx-lm has the model of texts whole within one with towers.
+#[test]
+fn modules_beside_towers_have_the_names_of_mlx_lm() {
+    for (base, module, named) in [
+        ("qwen3-vl", "model.language_model.layers.0", "language_model.model.layers.0"),
+        ("qwen3.5", "model.layers.1", "language_model.model.layers.1"),
+        ("qwen3", "model.layers.0", "model.layers.0"),
+    ] {
+        let tensors = Tensors::open(testing::models().join(base)).unwrap();
+        let model = models::load(&tensors, &models::ReadOptions::default()).unwrap();
+        let program = program::fuse(&model.record(false).unwrap());
+        let of = Base { config: model.config(), program: &program, tensors: &tensors };
+        let sites = program.adaptable();
+        let block = module.rsplit_once('.').unwrap().1;
+        let site = sites.iter().find(|s| s.name == format!("blocks.{block}.attention.k")).unwrap();
+        let folder = changed("lora", PEFT, |_, tensors| {
+            tensors.clear();
+            for (half, shape) in [("A", [4, site.input]), ("B", [site.output, 4])] {
+                let name = format!("base_model.model.{module}.self_attn.k_proj.lora_{half}.weight");
+                let values = vec![0.5; shape[0] * shape[1]];
+                tensors.push(Stored { name, shape: shape.to_vec(), values });
+            }
+        });
+        let to = folder.path().join("mlx");
+        File::open(folder.path()).unwrap().write_mlx(&of, 1.0, &to).unwrap();
+        let stored = Safetensors::open(&to.join("adapters.safetensors")).unwrap();
+        assert!(stored.get(&format!("{named}.self_attn.k_proj.lora_a")).is_some(), "{base}");
+        assert!(read(base, &to, 1.0).unwrap() == read(base, folder.path(), 1.0).unwrap());
+    }
+}
+
 /// What is stored of a tensor.
 struct Stored {
     name: String,
@@ -275,37 +306,6 @@ fn factors_of_towers_are_passed_over_for_texts_alone() {
     assert!(why.contains("expected factors of what texts go through"), "{why}");
 }
 
-#[test]
-fn what_is_odd_is_refused_by_file_and_key() {
-    let unchanged = changed("lora", PEFT, |_, _| ());
-    read("llama3", unchanged.path(), 1.0).unwrap();
-    for (why, change, parts) in REFUSED {
-        let folder = changed("lora", PEFT, change);
-        let refused = match read("llama3", folder.path(), 1.0) {
-            Ok(_) => panic!("{why}: it was read"),
-            Err(error) => format!("{error} {}", if error.hint.is_some() { "hint" } else { "" }),
-        };
-        assert!(refused.contains(folder.path().to_str().unwrap()), "{why}: {refused}");
-        for part in *parts {
-            assert!(refused.contains(part), "{why}: {part}: {refused}");
-        }
-    }
-}
-
-#[test]
-fn other_models_scales_and_files_are_refused() {
-    let refused =
-        |base: &str, path: &Path, strength| read(base, path, strength).unwrap_err().to_string();
-    let other = refused("qwen3", &fixtures().join("lora"), 1.0);
-    assert!(other.contains("lora_B") && other.contains("[64, 4], found [48, 4]"), "{other}");
-    let gguf = refused("qwen3", &fixtures().join("lora/adapter.gguf"), 1.0);
-    assert!(gguf.contains("general.architecture") && gguf.contains("qwen3"), "{gguf}");
-    let dora = refused("llama-bias", &fixtures().join("dora"), 0.5);
-    assert!(dora.contains("a scale of 1"), "{dora}");
-    let scale = refused("llama3", &fixtures().join("lora"), f64::NAN);
-    assert!(scale.contains("finite"), "{scale}");
-    let model = refused("llama3", &testing::models().join("llama3/model.f32.gguf"), 1.0);
-    assert!(model.contains("general.type") && model.contains("adapter"), "{model}");
 /// A gate of each head is one row in the file, and one for each of the head's elements in the
 /// Program: so are its factors, and a merged model has them in that one row.
 #[test]
@@ -344,6 +344,37 @@ fn factors_of_a_gate_of_each_head_are_those_of_its_elements() {
     }
 }
 
+#[test]
+fn what_is_odd_is_refused_by_file_and_key() {
+    let unchanged = changed("lora", PEFT, |_, _| ());
+    read("llama3", unchanged.path(), 1.0).unwrap();
+    for (why, change, parts) in REFUSED {
+        let folder = changed("lora", PEFT, change);
+        let refused = match read("llama3", folder.path(), 1.0) {
+            Ok(_) => panic!("{why}: it was read"),
+            Err(error) => format!("{error} {}", if error.hint.is_some() { "hint" } else { "" }),
+        };
+        assert!(refused.contains(folder.path().to_str().unwrap()), "{why}: {refused}");
+        for part in *parts {
+            assert!(refused.contains(part), "{why}: {part}: {refused}");
+        }
+    }
+}
+
+#[test]
+fn other_models_scales_and_files_are_refused() {
+    let refused =
+        |base: &str, path: &Path, strength| read(base, path, strength).unwrap_err().to_string();
+    let other = refused("qwen3", &fixtures().join("lora"), 1.0);
+    assert!(other.contains("lora_B") && other.contains("[64, 4], found [48, 4]"), "{other}");
+    let gguf = refused("qwen3", &fixtures().join("lora/adapter.gguf"), 1.0);
+    assert!(gguf.contains("general.architecture") && gguf.contains("qwen3"), "{gguf}");
+    let dora = refused("llama-bias", &fixtures().join("dora"), 0.5);
+    assert!(dora.contains("a scale of 1"), "{dora}");
+    let scale = refused("llama3", &fixtures().join("lora"), f64::NAN);
+    assert!(scale.contains("finite"), "{scale}");
+    let model = refused("llama3", &testing::models().join("llama3/model.f32.gguf"), 1.0);
+    assert!(model.contains("general.type") && model.contains("adapter"), "{model}");
     let none = refused("llama3", Path::new("/nowhere/at/all"), 1.0);
     assert!(none.contains("no such file"), "{none}");
     let folder = refused("llama3", &testing::models().join("llama3"), 1.0);
