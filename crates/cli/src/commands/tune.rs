@@ -79,6 +79,7 @@ impl Prepared {
             return Err(error.hint("--out names another folder").into());
         }
         let model = load::find(&args.model)?;
+        spare(args, folder, &model)?;
         let tensors = load::open(&model)?;
         let language = Language {
             tokenizer: load::tokenizer(&model)?,
@@ -219,6 +220,28 @@ fn misplaced(folder: &Path, resume: bool) -> Error {
         ),
     };
     Error::new(folder.display(), expected, found).hint(hint)
+}
+
+/// Refuses a folder in which a run would write over what is not its own: the model that it begins
+/// with, another one, or an adapter.
+fn spare(args: &Tune, folder: &Path, model: &LocalModel) -> Outcome<()> {
+    let path = |path: &Path| path.canonicalize().ok();
+    let same = path(folder).is_some_and(|own| model.location.path().and_then(path) == Some(own));
+    // What a run leaves of its own, its log from the beginning on.
+    let runs = ["delft.json", "loss.jsonl"].iter().any(|name| folder.join(name).exists());
+    let kept: &[&str] = match args.lora.full {
+        true => &["config.json", "model.safetensors"],
+        false => &["adapter_model.safetensors"],
+    };
+    let kept = kept.iter().find(|name| !runs && folder.join(name).exists());
+    let found = match kept {
+        _ if same => "the model's",
+        Some(&name) => name,
+        None => return Ok(()),
+    };
+    let place = harmless(&folder.display().to_string());
+    let error = Error::new(place, "a folder of the run's own", found);
+    Err(error.hint("--out names another folder").into())
 }
 
 /// The examples: those that are learned, and those that are only measured.

@@ -340,6 +340,17 @@ fn all_weights_of_a_folder_are_tuned_to_a_folder() {
         |folder: &str| std::fs::read(Path::new(folder).join("model.safetensors")).unwrap();
     assert!(weights(&out) == weights(&again));
     assert!(weights(&out) != weights(&model));
+    // A run never writes over a model that is not its own.
+    let kept = weights(&model);
+    for (args, expected) in [
+        (["--full", "-m", &model, "--out", &model], "of the run's own, found the model's"),
+        (["--full", "-m", &out, "--out", &model], "of the run's own, found config.json"),
+    ] {
+        let begin = ["tune", "--data", &data];
+        let (code, _, stderr) = run(&[&begin[..], &args].concat());
+        assert!(code == 1 && stderr.contains(expected), "{args:?}: {stderr}");
+    }
+    assert!(weights(&model) == kept);
     for (args, wanted, expected) in [
         (["--full", "-m", MODEL], 1, "a GGUF file can be tuned with LoRA"),
         (["--full", "--rank", "4"], 2, "cannot be used with"),
