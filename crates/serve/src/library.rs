@@ -83,6 +83,19 @@ impl Library {
         Ok(!prepared.shortened() && self.lack(&prepared, loaded).is_none())
     }
 
+    /// Refuses a model that would take more by itself than all may together.
+    ///
+    /// # Errors
+    /// That, with both figures; a model that cannot be planned.
+    pub fn within(&self, named: &Named, device: DeviceSpec) -> delft::Result<()> {
+        if self.memory.is_none() {
+            return Ok(());
+        }
+        let options = self.options_of(named, device)?;
+        let prepared = Engine::prepare(named.location().clone(), &options)?;
+        self.beyond(&prepared, &[]).map_or(Ok(()), Err)
+    }
+
     /// The devices that a model is loaded on, at least one.
     pub fn devices_of<'a>(&'a self, named: &'a Named) -> &'a [DeviceSpec] {
         let usual = std::slice::from_ref(&self.options.device);
@@ -93,6 +106,16 @@ impl Library {
     /// and they may still take of what was planned for them, or they would take more together than
     /// they may.
     pub(crate) fn lack(&self, prepared: &Prepared, loaded: &[Engine]) -> Option<Error> {
+        self.lacks(prepared, loaded, true)
+    }
+
+    /// Why a model can never be loaded beside these: together they would take more than they may.
+    pub(crate) fn beyond(&self, prepared: &Prepared, loaded: &[Engine]) -> Option<Error> {
+        self.lacks(prepared, loaded, false)
+    }
+
+    /// As [`Self::lack`]; `free` says whether what is free counts.
+    fn lacks(&self, prepared: &Prepared, loaded: &[Engine], free: bool) -> Option<Error> {
         prepared.plan().iter().zip(prepared.places()).find_map(|(plan, place)| {
             let on_it = || loaded.iter().filter(|engine| engine.places().contains(place));
             let held = held_bytes(on_it());
@@ -100,10 +123,12 @@ impl Library {
             let planned = on_it().flat_map(Engine::plans).map(|plan| plan.needed() as u64);
             let planned = planned.fold(0, u64::saturating_add).max(held);
             let (needed, owed) = (plan.needed() as u64, planned - held);
-            let limit = self.memory.map(|limit| (needed.saturating_add(planned), planned, limit));
-            let free = plan.free.map(|free| (needed.saturating_add(owed), owed, free as u64));
-            let (_, others, found) =
-                [limit, free].into_iter().flatten().find(|(wanted, _, there)| wanted > there)?;
+            let wanted = |others: u64| needed.saturating_add(others);
+            let limit = self.memory.map(|limit| (wanted(planned), planned, limit, "allowed"));
+            let left = plan.free.filter(|_| free);
+            let free = left.map(|left| (wanted(owed), owed, left as u64, "free"));
+            let (_, others, found, word) =
+                [limit, free].into_iter().flatten().find(|(wanted, _, there, _)| wanted > there)?;
             let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
             let beside = if others == 0 {
                 String::new()
@@ -111,7 +136,7 @@ impl Library {
                 format!(" beside {} of loaded models", mib(others))
             };
             let expected = format!("{} of its memory{beside}", mib(needed));
-            let error = Error::new(place, expected, format!("{} free", mib(found)));
+            let error = Error::new(place, expected, format!("{} {word}", mib(found)));
             Some(error.of(ErrorKind::NoMemory))
         })
     }

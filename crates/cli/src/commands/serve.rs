@@ -128,7 +128,7 @@ fn library(args: &Serve) -> Outcome<Library> {
 }
 
 /// Loads the models that the command line names, the later ones as far as there is memory beside
-/// the first.
+/// the first, which must fit `--memory`.
 fn load_named(
     args: &Serve,
     library: &Library,
@@ -139,6 +139,7 @@ fn load_named(
     let embeds = if args.embeddings { Embeds::Always(None) } else { Embeds::IfStated };
     if let Some(named) = library.named.first().filter(|_| tuned) {
         let load = |&device: &DeviceSpec| {
+            library.within(named, device)?;
             Engine::load(named.model.location.clone(), &library.options_of(named, device)?)
         };
         let engines = library.devices_of(named).iter().map(load).collect::<delft::Result<_>>()?;
@@ -149,6 +150,9 @@ fn load_named(
         let mut engines = Vec::new();
         for &device in library.devices_of(named) {
             let first = others.is_empty() && engines.is_empty();
+            if first {
+                library.within(named, device)?;
+            }
             let loaded: Vec<_> = others.iter().chain(&engines).cloned().collect();
             if !first && !library.has_room(named, device, &loaded)? {
                 let name = harmless(&named.name);

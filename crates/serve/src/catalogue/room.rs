@@ -112,6 +112,12 @@ impl Catalogue {
     ) -> Result<Prepared, Problem> {
         loop {
             let prepared = prepare().map_err(|error| refused(&error))?;
+            // Nobody gives way for what would not fit then either.
+            if !fell_back(&prepared)
+                && let Some(error) = self.library.beyond(&prepared, own)
+            {
+                return Err(refused(&error));
+            }
             let mut engines = own.to_vec();
             self.loaded().iter().for_each(|other| engines.extend_from_slice(&other.engines));
             let lack = self.library.lack(&prepared, &engines);

@@ -187,13 +187,16 @@ fn models_give_way_where_memory_is_short() {
     drop(stream);
     running.stop().unwrap();
 
+    // Nobody gives way for what would not fit then either.
     let running = serve_library(limits(), AccessRules::default(), with(sizes[0] - 1));
+    assert_eq!(post(running.address(), "/v1/completions", &ids("tiny", 2)).status, 200);
     let refused = post(running.address(), "/v1/completions", &story("stories", 2));
     assert_eq!(
         (refused.status, &refused.json()["error"]["code"]),
         (500, &json!("model_does_not_fit"))
     );
     assert!(refused.body.contains(" MiB of its memory, found "), "{refused:?}");
+    assert_eq!(loaded(running.address()), ["tiny"]);
     running.stop().unwrap();
 }
 
