@@ -309,7 +309,8 @@ pub(crate) struct AdapterArg {
 impl std::str::FromStr for AdapterArg {
     type Err = String;
 
-    /// `[NAME=]PATH[=SCALE]`; a path that exists may have an equals sign itself.
+    /// `[NAME=]PATH[=SCALE]`; a path that exists may have an equals sign itself, and a name may be
+    /// that of a file.
     fn from_str(text: &str) -> Result<AdapterArg, String> {
         let there = |path: &str| std::path::Path::new(path).exists();
         let named = |text: &str| match text.split_once('=').filter(|_| !there(text)) {
@@ -320,7 +321,7 @@ impl std::str::FromStr for AdapterArg {
         let (front, scale) = match text.rsplit_once('=').filter(|_| !there(text)) {
             Some((front, behind)) => match finite(behind) {
                 Some(scale) => (front, scale),
-                None if there(front) => {
+                None if there(front) && !there(behind) => {
                     return Err(format!("a number behind {front}=, not {behind:?}"));
                 }
                 None => (text, 1.0),
@@ -455,6 +456,17 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_name_of_an_adapter_may_be_that_of_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().to_str().unwrap();
+        let read = |text: String| text.parse::<AdapterArg>();
+        let named = read(format!("{there}={there}")).unwrap();
+        assert_eq!((named.name.as_deref(), named.path.as_path()), (Some(there), folder.path()));
+        assert_eq!(read(format!("{there}=0.5")).unwrap().scale, 0.5);
+        assert!(read(format!("{there}=strong")).unwrap_err().contains("a number behind"));
     }
 
     #[test]
