@@ -348,7 +348,13 @@ struct In<'a> {
 
 impl In<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> Result<()> {
-        self.file.read_exact(bytes).map_err(|why| Error::io(self.path.display(), why))?;
+        self.file.read_exact(bytes).map_err(|why| match why.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                let expected = "a cache that a session saved";
+                Error::new(self.path.display(), expected, "a file that ends within it")
+            }
+            _ => Error::io(self.path.display(), why),
+        })?;
         self.digest.update(bytes);
         Ok(())
     }
