@@ -164,19 +164,10 @@ impl File {
     }
 }
 
-/// The name of a module of Transformers' in mlx-lm, whose models with towers have a whole model of
-/// texts, `language_model`, where Transformers' have its inner one (but for Gemma 3n).
+/// The name of a module of Transformers' in mlx-lm.
 fn module(base: &Base<'_>, matrix: &str) -> String {
-    let name = base.config.architecture.name;
-    let towers = || base.tensors.iter().any(|tensor| tensor.name.contains("language_model."));
-    match matrix.strip_prefix("model.language_model.") {
-        Some(rest) if name != "gemma3n" => format!("language_model.model.{rest}"),
-        // Named after the class for texts alone, which mlx-lm does not have.
-        None if ["llama4", "qwen3_5", "qwen3_5_moe"].contains(&name) && towers() => {
-            format!("language_model.{matrix}")
-        }
-        _ => matrix.to_owned(),
-    }
+    let towers = base.tensors.iter().any(|tensor| tensor.name.contains("language_model."));
+    base.config.architecture.mlx_module(matrix, towers)
 }
 
 /// A tensor that is to be written.

@@ -114,12 +114,34 @@ impl Architecture {
                 _ => None,
             })
         };
-        let class = self.class.ends_with("ForConditionalGeneration");
-        match self.name {
-            "llama4" | "qwen3_5" | "qwen3_5_moe" => "model",
-            _ if class => "model.language_model",
-            _ => names.find_map(beside).unwrap_or("model"),
+        match self.class.ends_with("ForConditionalGeneration") {
+            _ if self.has_text_class() => "model",
+            true => "model.language_model",
+            false => names.find_map(beside).unwrap_or("model"),
         }
+    }
+
+    /// Whether Transformers has a class for texts alone of the same `model_type` as that with
+    /// towers.
+    fn has_text_class(&self) -> bool {
+        ["llama4", "qwen3_5", "qwen3_5_moe"].contains(&self.name)
+    }
+
+    /// The name in mlx-lm of a module of Transformers': models with towers have a whole model of
+    /// texts there, `language_model`, where Transformers' have its inner one, but for Gemma 3n.
+    /// `towers`: whether the folder has any.
+    pub fn mlx_module(&self, name: &str, towers: bool) -> String {
+        match name.strip_prefix("model.language_model.") {
+            Some(rest) if self.name != "gemma3n" => format!("language_model.model.{rest}"),
+            // Named after the class for texts alone, which mlx-lm does not have.
+            None if self.has_text_class() && towers => format!("language_model.{name}"),
+            _ => name.to_owned(),
+        }
+    }
+
+    /// Whether PEFT takes the gates of attention for experts', and refuses them alone.
+    pub fn hides_gates(&self) -> bool {
+        self.name == "afmoe"
     }
 
     /// The module of Hugging Face's model that holds the experts' matrices of a block, within the

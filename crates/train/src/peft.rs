@@ -107,8 +107,7 @@ pub(crate) fn modules(base: &Base<'_>, options: &LoraOptions) -> Result<Vec<(Sit
     // Transformers' kernels read the last matrix of a state space past its module, so that PEFT
     // refuses factors beside it. Those of streams have zeros behind the module's columns.
     let mut without = vec![".router", ".mamba.o", ".streams.predict", ".streams.correct"];
-    // PEFT takes every `gate_proj` of this architecture for one of experts, and refuses it alone.
-    without.extend((base.config.architecture.name == "afmoe").then_some(".attention.gate"));
+    without.extend(base.config.architecture.hides_gates().then_some(".attention.gate"));
     let adapted = |site: &Site| !without.iter().any(|end| site.name.ends_with(end));
     let sites = sites.filter(|site| matrix(site) && adapted(site));
     let sites: Vec<(Site, Option<Module>)> = sites.map(|s| (s.clone(), module(base, &s))).collect();
