@@ -9,11 +9,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::path::Path;
+use std::str::FromStr as _;
 
 use formats::{Error, Result};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::models::unigram::Unigram;
 use tokenizers::{AddedToken, Encoding, PostProcessor, PostProcessorWrapper, Token};
 
 use crate::decoder::Decoder;
@@ -188,19 +190,18 @@ fn added_token(value: &Value) -> Option<AddedToken> {
     Some(token.rstrip(flag("rstrip", false)).normalized(flag("normalized", !special)))
 }
 
-/// A part of tokenizer.json as the crate's own type; `null` and absence are `None`.
-fn part<T: serde::de::DeserializeOwned>(
-    place: &str,
-    name: &str,
-    value: Value,
-) -> Result<Option<T>> {
-    if value.is_null() {
-        return Ok(None);
-    }
-    let kind = value["type"].as_str().unwrap_or("unnamed").to_string();
-    serde_json::from_value(value)
-        .map(Some)
-        .map_err(|e| Error::new(format!("{place}: {name}"), format!("a valid {kind}"), e))
+/// The library's tokenizer with one part of a tokenizer.json, and nothing else. The library's reader
+/// of whole tokenizers is compiled there, once; readers of each part's type would be compiled here
+/// as well.
+fn with_part(place: &str, name: &str, part: Value) -> Result<tokenizers::Tokenizer> {
+    let kind = part["type"].as_str().unwrap_or("unnamed").to_string();
+    let mut whole = json!({"model": {
+        "type": "WordPiece", "vocab": {}, "unk_token": "", "continuing_subword_prefix": "",
+        "max_input_chars_per_word": 0,
+    }});
+    whole[name] = part;
+    let read = tokenizers::Tokenizer::from_str(&whole.to_string());
+    read.map_err(|e| Error::new(format!("{place}: {name}"), format!("a valid {kind}"), e))
 }
 
 pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result<Tokenizer> {
@@ -209,10 +210,10 @@ pub(crate) fn from_json(place: &str, mut json: Value, config: &Config) -> Result
     }
     let decoder = Decoder::parse(place, &json["decoder"])?;
     faults::check(place, &json)?;
-    let normalizer = part(place, "normalizer", json["normalizer"].take())?;
-    let pre_tokenizer = part(place, "pre_tokenizer", json["pre_tokenizer"].take())?;
-    let post: Option<PostProcessorWrapper> =
-        part(place, "post_processor", json["post_processor"].take())?;
+    let mut part = |name: &str| with_part(place, name, json[name].take());
+    let normalizer = part("normalizer")?.get_normalizer().cloned();
+    let pre_tokenizer = part("pre_tokenizer")?.get_pre_tokenizer().cloned();
+    let post = part("post_processor")?.get_post_processor().cloned();
 
     let mut added: BTreeMap<u32, AddedToken> = BTreeMap::new();
     for token in json["added_tokens"].as_array().into_iter().flatten() {
@@ -316,8 +317,8 @@ fn vocabulary(place: &str, model: &Value) -> Result<HashMap<String, u32>> {
     }
 }
 
-fn model(place: &str, mut value: Value, added: &BTreeMap<u32, AddedToken>) -> Result<ModelWrapper> {
-    let place = format!("{place}: model");
+fn model(place: &str, value: Value, added: &BTreeMap<u32, AddedToken>) -> Result<ModelWrapper> {
+    let (whole, place) = (place, format!("{place}: model"));
     let kind = value["type"].as_str().unwrap_or("").to_string();
     match kind.as_str() {
         "BPE" | "" if value["merges"].is_array() => bpe(&place, value).map(Into::into),
@@ -325,35 +326,46 @@ fn model(place: &str, mut value: Value, added: &BTreeMap<u32, AddedToken>) -> Re
             let found = if value["merges"].is_null() { "none" } else { "something else" };
             Err(Error::new(format!("{place}: merges"), "a list of pairs of tokens", found))
         }
-        "Unigram" => {
-            // The model finds any text of its list, so special tokens must not be there by their
-            // text.
-            let unknown = value["unk_id"].as_u64();
-            let list = value["vocab"].as_array_mut().into_iter().flatten();
-            for (id, entry) in (0u32..).zip(list) {
-                if added.get(&id).is_some_and(|token| token.special)
-                    && unknown != Some(u64::from(id))
-                {
-                    entry[0] = Value::String(format!("\u{fdd0}{id}\u{2581}"));
-                }
-            }
-            let found = value["vocab"].as_array().map_or(0, Vec::len);
-            if unknown.is_some_and(|id| id >= found as u64) {
-                return Err(Error::new(
-                    place,
-                    format!("unk_id below {found}"),
-                    value["unk_id"].clone(),
-                ));
-            }
-            part(&place, "Unigram", value)?.ok_or_else(|| Error::new(&place, "a model", "none"))
-        }
+        "Unigram" => unigram(&place, &value, added).map(Into::into),
         "WordPiece" | "WordLevel" => {
-            part(&place, &kind, value)?.ok_or_else(|| Error::new(&place, "a model", "none"))
+            with_part(whole, "model", value).map(|whole| whole.get_model().clone())
         }
         other => {
             Err(Error::new(place, "BPE, Unigram, WordPiece or WordLevel", format!("{other:?}")))
         }
     }
+}
+
+fn unigram(place: &str, value: &Value, added: &BTreeMap<u32, AddedToken>) -> Result<Unigram> {
+    let Some(list) = value["vocab"].as_array() else {
+        return Err(Error::new(format!("{place}: vocab"), "a list of texts and scores", "a map"));
+    };
+    let unknown = match &value["unk_id"] {
+        Value::Null => None,
+        id => match id.as_u64().filter(|id| *id < list.len() as u64) {
+            Some(id) => Some(id as usize),
+            None => return Err(Error::new(place, format!("unk_id below {}", list.len()), id)),
+        },
+    };
+    let fallback = match &value["byte_fallback"] {
+        Value::Null => false,
+        Value::Bool(fallback) => *fallback,
+        other => return Err(Error::new(place, "byte_fallback: true or false", other)),
+    };
+    let piece = |(id, entry): (usize, &Value)| {
+        let pair = match entry.as_array().map(Vec::as_slice) {
+            Some([Value::String(text), score]) => score.as_f64().map(|score| (text, score)),
+            _ => None,
+        };
+        let (text, score) =
+            pair.ok_or_else(|| Error::new(format!("{place}: vocab"), "texts and scores", entry))?;
+        // The model finds any text of its list, so special tokens must not be there by their text.
+        let special = added.get(&(id as u32)).is_some_and(|token| token.special);
+        let hidden = special && unknown != Some(id);
+        Ok((if hidden { format!("\u{fdd0}{id}\u{2581}") } else { text.clone() }, score))
+    };
+    let pieces: Vec<(String, f64)> = list.iter().enumerate().map(piece).collect::<Result<_>>()?;
+    Unigram::from(pieces, unknown, fallback).map_err(|e| Error::new(place, "a valid Unigram", e))
 }
 
 /// BPE, with every merge checked: the builder takes for granted that parts and union are tokens.
