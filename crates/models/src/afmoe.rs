@@ -34,7 +34,13 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "afmoe",
     gguf: "afmoe",
     class: "AfmoeForCausalLM",
-    unsaid: Unsaid::sizes([2048, 6144, 32, 16, 0, 1024, 16_384, 200_192]).eps(1e-5),
+    unsaid: Unsaid::sizes([2048, 6144, 32, 16, 0, 1024, 16_384, 200_192]).eps(1e-5).numbers(&[
+        ("first_k_dense_replace", 1),
+        ("moe_intermediate_size", 1408),
+        ("n_shared_experts", 2),
+        ("num_experts", 64),
+        ("num_experts_per_tok", 6),
+    ]),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -76,7 +82,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     // GGUF takes it for granted.
     let multiplied =
         keys.dialect() == Dialect::Gguf || keys.flag(Key("mup_enabled", ""))?.unwrap_or(false);
-    let usual = Usual { dense: 1, ..Usual::default() };
+    let usual = Usual::default();
     let (config, mut parts, count) = glm4_moe::parts(files, raw, usual)?;
     let attention = parts.attention;
     parts.attention = Box::new(move |config: &Config, layer| {

@@ -6,7 +6,7 @@ use crate::config::Raw;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Unsaid, said};
 use crate::{Architecture, Opened, decoder, llama, qwen3};
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, Result, Source, shape};
@@ -37,7 +37,15 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     class: "ApertusForCausalLM",
     unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 0, 0, 65_536, 131_072])
         .theta(12_000_000.0)
-        .stretched(),
+        .rotated(said!({
+            "rope_type": "llama3",
+            "rope_theta": 12_000_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }))
+        .eps(1e-5),
     names: &[NAMES, llama::NAMES, qwen3::NORMS],
     signs: None,
     experts: false,
@@ -48,7 +56,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["xielu"])?;
     let eps = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
-    let raw = Raw::read_normed(files, eps, 1e-5)?;
+    let raw = Raw::read_normed(files, eps)?;
     for (key, usual) in [("qk_norm", true), ("post_norm", false)] {
         if let Some(other) = keys.flag(Key(key, ""))?.filter(|flag| *flag != usual) {
             return Err(keys.wrong(key, format!("{usual}, as of this architecture"), other));

@@ -14,7 +14,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "arcee",
     gguf: "arcee",
     class: "ArceeForCausalLM",
-    unsaid: Unsaid::sizes([2560, 18_432, 32, 32, 0, 0, 4096, 32_000]),
+    unsaid: Unsaid::sizes([2560, 18_432, 32, 32, 0, 0, 4096, 32_000]).eps(1e-5),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -23,7 +23,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let eps = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     if files.keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;
     }

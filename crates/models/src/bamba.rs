@@ -13,7 +13,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "bamba",
     gguf: "",
     class: "BambaForCausalLM",
-    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 0, 262_144, 128_000]),
+    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 0, 262_144, 128_000])
+        .eps(1e-5)
+        .numbers(mamba::NUMBERS),
     names: &[falcon_h1::NAMES, mamba::NAMES],
     signs: None,
     experts: false,

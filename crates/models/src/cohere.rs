@@ -16,7 +16,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "cohere",
     gguf: "command-r",
     class: "CohereForCausalLM",
-    unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 0, 8192, 256_000]).theta(500_000.0),
+    unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 0, 8192, 256_000]).theta(500_000.0).eps(1e-5),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -29,7 +29,7 @@ pub(crate) const COHERE2: Architecture = Architecture {
     name: "cohere2",
     gguf: "cohere2",
     class: "Cohere2ForCausalLM",
-    unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 4096, 8192, 256_000]),
+    unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 4096, 8192, 256_000]).eps(1e-5),
     open: open_windowed,
     ..ARCHITECTURE
 };
@@ -72,7 +72,7 @@ fn open_windowed(files: &Files<'_>) -> Result<Opened> {
 fn read(files: &Files<'_>) -> Result<Raw> {
     files.keys.only(Key("hidden_act", ""), &["silu"])?;
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     raw.pairing = Pairing::Adjacent;
     Ok(raw)
 }

@@ -6,7 +6,7 @@ use crate::config::{Config, RMS_EPS, Raw};
 use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, deepseek, experts, glm4_moe, llama, mixtral, windows};
 use formats::Result;
 use formats::gguf::MetadataValue;
@@ -17,7 +17,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "cohere2_moe",
     gguf: "cohere2moe",
     class: "Cohere2MoeForCausalLM",
-    unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 4096, 8192, 256_000]),
+    unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 4096, 8192, 256_000])
+        .numbers(NUMBERS)
+        .eps(1e-5),
     names: &[glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -25,8 +27,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] =
-    &[("head_dim", 128), ("num_experts", 8), ("num_experts_per_tok", 2)];
+const NUMBERS: Numbers = &[("head_dim", 128), ("num_experts", 8), ("num_experts_per_tok", 2)];
 
 /// GGUF's numbers of the softmax and of the logistic function, which give experts their odds.
 const SOFTMAX: u32 = 1;
@@ -46,14 +47,13 @@ struct Dense {
 }
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL);
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
     // RMS norms where they have a number, layer norms else.
     let rms = keys.number(RMS_EPS)?.is_some();
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
     keys.number(eps)?;
-    let mut raw = Raw::read_normed(files, if rms { RMS_EPS } else { eps }, 1e-5)?;
+    let mut raw = Raw::read_normed(files, if rms { RMS_EPS } else { eps })?;
     raw.pairing = Pairing::Adjacent;
     glm4_moe::guesses(files, &mut raw)?;
     let dense = dense(files, &mut raw)?;

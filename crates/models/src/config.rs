@@ -88,7 +88,7 @@ impl Raw {
     /// A key that is missing or of another type.
     pub(crate) fn read(files: &Files<'_>, activations: &[&str]) -> Result<Raw> {
         files.keys.only(Key("hidden_act", ""), activations)?;
-        Raw::read_normed(files, RMS_EPS, files.architecture.unsaid.eps)
+        Raw::read_normed(files, RMS_EPS)
     }
 
     /// The same for heads of which a part of `turned` elements is rotated, which counts as the
@@ -102,18 +102,16 @@ impl Raw {
         turned: Stated<usize>,
     ) -> Result<Raw> {
         files.keys.only(Key("hidden_act", ""), activations)?;
-        let eps = files.architecture.unsaid.eps;
-        Raw::read_sized(files, RMS_EPS, eps, |_| Ok(Some(turned)), 0)
+        Raw::read_sized(files, RMS_EPS, |_| Ok(Some(turned)), 0)
     }
 
-    /// The same, for another key of the number that is added in norms, which is `usual` where
-    /// `config.json` does not say it; the function in feed-forwards is for the architecture to
-    /// read.
+    /// The same, for another key of the number that is added in norms; the function in feed-forwards
+    /// is for the architecture to read.
     ///
     /// # Errors
     /// As [`Raw::read`].
-    pub(crate) fn read_normed(files: &Files<'_>, eps: Key, usual_eps: f64) -> Result<Raw> {
-        Raw::read_sized(files, eps, usual_eps, |heads| head_dim(files, heads), 0)
+    pub(crate) fn read_normed(files: &Files<'_>, eps: Key) -> Result<Raw> {
+        Raw::read_sized(files, eps, |heads| head_dim(files, heads), 0)
     }
 
     /// The same where a feed-forward is four times as wide as the residual stream if nothing is
@@ -121,8 +119,8 @@ impl Raw {
     ///
     /// # Errors
     /// As [`Raw::read`].
-    pub(crate) fn read_quadrupled(files: &Files<'_>, eps: Key, usual_eps: f64) -> Result<Raw> {
-        Raw::read_sized(files, eps, usual_eps, |heads| head_dim(files, heads), 4)
+    pub(crate) fn read_quadrupled(files: &Files<'_>, eps: Key) -> Result<Raw> {
+        Raw::read_sized(files, eps, |heads| head_dim(files, heads), 4)
     }
 
     /// The same, where `head_dim` gives the size of this many heads, if it is stated, and a
@@ -130,7 +128,6 @@ impl Raw {
     fn read_sized(
         files: &Files<'_>,
         eps: Key,
-        usual_eps: f64,
         head_dim: impl FnOnce(&Stated<usize>) -> Result<Option<Stated<usize>>>,
         times: usize,
     ) -> Result<Raw> {
@@ -156,9 +153,9 @@ impl Raw {
         const FEED_FORWARD: Key = Key("intermediate_size", "feed_forward_length");
         let feed_forward = match keys.size(FEED_FORWARD)? {
             Some(width) => width,
-            // A GGUF file of experts alone states their width.
+            // Models of experts alone state their width.
             None => keys
-                .size(Key("", "expert_feed_forward_length"))?
+                .size(Key("moe_intermediate_size", "expert_feed_forward_length"))?
                 .or_else(|| (times > 0).then(|| hidden.clone().map(|n| n.saturating_mul(times))))
                 .ok_or_else(|| keys.wrong(FEED_FORWARD, "a whole number", "nothing"))?,
         };
@@ -171,7 +168,7 @@ impl Raw {
             head_dim,
             feed_forward,
             vocab: vocabulary(files, rows)?,
-            norm_eps: norm_eps(files, eps, usual_eps)?,
+            norm_eps: norm_eps(files, eps)?,
             windows: Vec::new(),
             context,
             tied: tied(files)?,
@@ -187,7 +184,7 @@ impl Raw {
     ///
     /// # Errors
     /// As [`Raw::read`].
-    pub(crate) fn read_alone(files: &Files<'_>, eps: Key, usual_eps: f64) -> Result<Raw> {
+    pub(crate) fn read_alone(files: &Files<'_>, eps: Key) -> Result<Raw> {
         let keys = &files.keys;
         if let Some(metadata) = files.metadata() {
             metadata.check_model()?;
@@ -203,7 +200,7 @@ impl Raw {
             head_dim: Some(one()),
             feed_forward: one(),
             vocab: vocabulary(files, rows)?,
-            norm_eps: norm_eps(files, eps, usual_eps)?,
+            norm_eps: norm_eps(files, eps)?,
             windows: Vec::new(),
             context: keys.size(CONTEXT)?.unwrap_or_else(|| keys.stated(CONTEXT, 1 << 20)),
             tied: tied(files)?,
@@ -290,11 +287,11 @@ impl Raw {
     }
 }
 
-/// The number that is added in norms, which is `usual` where `config.json` does not say it.
-fn norm_eps(files: &Files<'_>, eps: Key, usual: f64) -> Result<Stated<f64>> {
+/// The number that is added in norms, which is the class's where `config.json` does not say it.
+fn norm_eps(files: &Files<'_>, eps: Key) -> Result<Stated<f64>> {
     match files.keys.dialect() {
         Dialect::Gguf => files.keys.needed_number(eps),
-        Dialect::HuggingFace => files.keys.number_or(eps, usual),
+        Dialect::HuggingFace => files.keys.number_or(eps, files.architecture.unsaid.eps),
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::config::{RMS_EPS, Raw};
 use crate::files::Files;
 use crate::keys::Key;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Unsaid, said};
 use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
 
@@ -15,7 +15,16 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     class: "CwmForCausalLM",
     unsaid: Unsaid::sizes([6144, 21_504, 64, 48, 8, 8192, 131_072, 128_256])
         .theta(1_000_000.0)
-        .stretched(),
+        .rotated(said!({
+            "rope_type": "llama3",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }))
+        .numbers(&[("head_dim", 128)])
+        .eps(1e-5),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -26,9 +35,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const PERIOD: usize = 4;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(&[("head_dim", 128)]);
     files.keys.only(Key("hidden_act", ""), &["silu"])?;
-    let mut raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    let mut raw = Raw::read_normed(files, RMS_EPS)?;
     raw.windows = windows::leading(files, &raw.layers, PERIOD)?;
     let mlp_bias = files.bias("mlp_bias")?;
     Ok(decoder::open(raw.check()?, mlp_bias, crate::Config::attention))

@@ -6,7 +6,8 @@ use crate::decoder::Mixer;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
-use crate::unsaid::Unsaid;
+use crate::stated::Stated;
+use crate::unsaid::{Numbers, Unsaid, said};
 use crate::{Architecture, Opened, decoder, experts, glm4_moe, latent, llama, ministral3};
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};
@@ -18,19 +19,33 @@ pub(crate) const V2: Architecture = Architecture {
     name: "deepseek_v2",
     gguf: latent::GGUF,
     class: "DeepseekV2ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 102_400]),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 102_400])
+        .numbers(latent::NUMBERS)
+        .numbers(&[
+            ("moe_intermediate_size", 1407),
+            ("n_routed_experts", 64),
+            ("n_shared_experts", 2),
+        ]),
     names: &[latent::NAMES, glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
-    open: |files| open(files, &[("n_shared_experts", 2), ("moe_intermediate_size", 1407)]),
+    open,
 };
 
 pub(crate) const V3: Architecture = Architecture {
     title: "DeepSeek-V3 and R1, Moonlight, Kimi K2",
     name: "deepseek_v3",
     class: "DeepseekV3ForCausalLM",
-    unsaid: Unsaid::sizes([7168, 18_432, 61, 128, 128, 0, 4096, 129_280]),
-    open: |files| open(files, &[("first_k_dense_replace", 3), ("n_group", 8), ("topk_group", 4)]),
+    unsaid: Unsaid::sizes([7168, 18_432, 61, 128, 128, 0, 4096, 129_280])
+        .numbers(latent::NUMBERS)
+        .numbers(&[
+            ("first_k_dense_replace", 3),
+            ("moe_intermediate_size", 2048),
+            ("n_group", 8),
+            ("n_routed_experts", 256),
+            ("num_experts_per_tok", 8),
+            ("topk_group", 4),
+        ]),
     ..V2
 };
 
@@ -38,8 +53,16 @@ pub(crate) const GLM: Architecture = Architecture {
     title: "GLM-4.7-Flash",
     name: "glm4_moe_lite",
     class: "Glm4MoeLiteForCausalLM",
-    unsaid: Unsaid::sizes([2048, 10_240, 47, 20, 20, 0, 202_752, 154_880]).eps(1e-5),
-    open: |files| open(files, &[("first_k_dense_replace", 1)]),
+    unsaid: Unsaid::sizes([2048, 10_240, 47, 20, 20, 0, 202_752, 154_880]).eps(1e-5).numbers(&[
+        ("first_k_dense_replace", 1),
+        ("kv_lora_rank", 512),
+        ("moe_intermediate_size", 1536),
+        ("n_routed_experts", 64),
+        ("num_experts_per_tok", 4),
+        ("qk_nope_head_dim", 192),
+        ("qk_rope_head_dim", 64),
+        ("v_head_dim", 256),
+    ]),
     ..V2
 };
 
@@ -47,8 +70,7 @@ pub(crate) const YOUTU: Architecture = Architecture {
     title: "Youtu-LLM",
     name: "youtu",
     class: "YoutuForCausalLM",
-    unsaid: Unsaid::sizes([2048, 6144, 32, 16, 16, 0, 131_072, 128_256]),
-    open: |files| open(files, &[]),
+    unsaid: Unsaid::sizes([2048, 6144, 32, 16, 16, 0, 131_072, 128_256]).numbers(latent::NUMBERS),
     ..V2
 };
 
@@ -56,12 +78,19 @@ pub(crate) const SARVAM: Architecture = Architecture {
     title: "Sarvam 105B",
     name: "sarvam_mla",
     class: "SarvamMLAForCausalLM",
-    unsaid: Unsaid::sizes([4096, 16_384, 32, 64, 0, 0, 4096, 262_144]),
+    unsaid: Unsaid::sizes([4096, 16_384, 32, 64, 0, 0, 4096, 262_144])
+        .numbers(latent::NUMBERS)
+        .numbers(&[
+            ("first_k_dense_replace", 1),
+            ("moe_intermediate_size", 2048),
+            ("n_routed_experts", 128),
+            ("num_experts_per_tok", 8),
+        ]),
     open: |files| {
         files.keys.note("q_head_dim");
         files.keys.note("num_mtp_layers");
         let files = &files.with_names(&[("n_shared_experts", "num_shared_experts")]);
-        open(files, &[("first_k_dense_replace", 1)])
+        open(files)
     },
     ..V2
 };
@@ -72,7 +101,9 @@ pub(crate) const AXK1: Architecture = Architecture {
     name: "axk1",
     gguf: "",
     class: "AXK1ForCausalLM",
-    unsaid: Unsaid::sizes([7168, 18_432, 61, 64, 64, 0, 32_768, 163_840]),
+    unsaid: Unsaid::sizes([7168, 18_432, 61, 64, 64, 0, 32_768, 163_840])
+        .numbers(latent::NUMBERS)
+        .numbers(AXK1_NUMBERS),
     names: &[
         AFTER,
         latent::NAMES,
@@ -81,24 +112,19 @@ pub(crate) const AXK1: Architecture = Architecture {
         experts::NAMES,
         experts::SWITCHED,
     ],
-    open: |files| open(files, AXK1_USUAL),
     ..V2
 };
 
 /// Numbers that configurations of A.X K1 may leave out.
-const AXK1_USUAL: &[(&str, usize)] = &[
+const AXK1_NUMBERS: Numbers = &[
     ("first_k_dense_replace", 1),
-    ("kv_lora_rank", 512),
     ("moe_intermediate_size", 2048),
     ("n_group", 8),
     ("n_routed_experts", 192),
     ("num_attention_heads", 64),
     ("num_experts_per_tok", 8),
     ("q_lora_rank", 1536),
-    ("qk_nope_head_dim", 128),
-    ("qk_rope_head_dim", 64),
     ("topk_group", 4),
-    ("v_head_dim", 128),
 ];
 
 /// The norm behind experts, in published folders and as Transformers names it.
@@ -113,9 +139,29 @@ pub(crate) const MISTRAL4: Architecture = Architecture {
     name: "mistral4",
     gguf: "",
     class: "Mistral4ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 12_288, 36, 32, 32, 0, 1 << 20, 131_072]).stretched(),
+    unsaid: Unsaid::sizes([4096, 12_288, 36, 32, 32, 0, 1 << 20, 131_072])
+        .rotated(said!({
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 128.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 8192,
+            "llama_4_scaling_beta": 0.1,
+            "partial_rotary_factor": 0.5,
+        }))
+        .numbers(&[
+            ("kv_lora_rank", 256),
+            ("moe_intermediate_size", 2048),
+            ("n_routed_experts", 128),
+            ("num_experts_per_tok", 4),
+            ("qk_nope_head_dim", 64),
+            ("qk_rope_head_dim", 64),
+            ("v_head_dim", 128),
+        ]),
     names: &[latent::NAMES, glm4_moe::NAMES, llama::NAMES, experts::STACKS, experts::SWITCHED],
-    open: |files| open(files, &[("first_k_dense_replace", 0), ("moe_intermediate_size", 2048)]),
     ..V2
 };
 
@@ -127,8 +173,7 @@ const SCALES: &[(&str, f64)] =
 const GATING: Key = Key("", "expert_gating_func");
 const SOFTMAX: u32 = 1;
 
-fn open(files: &Files<'_>, usual: &'static [(&'static str, usize)]) -> Result<Opened> {
-    let files = &files.with_usual(usual);
+fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = latent::raw(files)?;
     raw.pairing = latent::pairing(files)?;
@@ -256,9 +301,10 @@ impl Mixture {
             keys.state(Key("", "expert_feed_forward_length"), Some(width));
             return Ok(None);
         }
-        let first = keys.size(DENSE)?;
+        let listed = listed(files, layers)?;
+        let first = counted(files, DENSE, listed.is_some())?;
         let first = first.map_or(Ok(0), |dense| dense.within(0..=LAYERS))?;
-        let dense = match listed(files, layers)? {
+        let dense = match listed {
             Some(listed) => listed,
             None => (0..layers).map(|i| i < first).collect(),
         };
@@ -342,6 +388,18 @@ impl Mixture {
         options.limit = Some(GroupLimit { used, groups: count, groups_used: stay, softmax: true });
         Ok(options)
     }
+}
+
+/// How many blocks at the beginning have no experts, unless they are `listed`.
+///
+/// # Errors
+/// Something else than a whole number.
+pub(crate) fn counted(files: &Files<'_>, key: Key, listed: bool) -> Result<Option<Stated<usize>>> {
+    if listed {
+        files.keys.get(key);
+        return Ok(None);
+    }
+    files.keys.size(key)
 }
 
 /// Which blocks have no experts, where `config.json` lists them.

@@ -14,7 +14,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "dots1",
     gguf: "dots1",
     class: "Dots1ForCausalLM",
-    unsaid: Unsaid::sizes([4608, 10_944, 62, 32, 32, 4096, 2048, 152_064]),
+    unsaid: Unsaid::sizes([4608, 10_944, 62, 32, 32, 4096, 2048, 152_064])
+        .numbers(&[("moe_intermediate_size", 1408)]),
     names: &[glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,

@@ -50,7 +50,13 @@ pub(crate) const MIXTURE: Architecture = Architecture {
     class: "Ernie4_5_MoeForCausalLM",
     unsaid: Unsaid::sizes([2560, 12_288, 28, 20, 4, 0, 131_072, 103_424])
         .theta(500_000.0)
-        .eps(1e-5),
+        .eps(1e-5)
+        .numbers(&[
+            ("moe_intermediate_size", 1536),
+            ("moe_num_experts", 64),
+            ("n_shared_experts", 2),
+            ("num_experts_per_tok", 6),
+        ]),
     names: &[CORRECTION, glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
     experts: true,
     open: open_mixture,

@@ -28,7 +28,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "exaone",
     gguf: "exaone",
     class: "ExaoneForCausalLM",
-    unsaid: Unsaid::NOTHING.theta(500_000.0),
+    unsaid: Unsaid::NOTHING.theta(500_000.0).eps(1e-5),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: false,

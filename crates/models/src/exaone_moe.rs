@@ -8,7 +8,7 @@ use crate::files::Files;
 use crate::glm4_moe::{self, Usual};
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, experts, llama, mixtral, qwen3, windows};
 use formats::Result;
 use nn::{AttentionOptions, QkNorm};
@@ -25,7 +25,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "exaone_moe",
     gguf: "exaone-moe",
     class: "ExaoneMoeForCausalLM",
-    unsaid: Unsaid::sizes([4096, 16_384, 32, 32, 32, 4096, 2048, 102_400]),
+    unsaid: Unsaid::sizes([4096, 16_384, 32, 32, 32, 4096, 2048, 102_400])
+        .numbers(NUMBERS)
+        .eps(1e-5),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -35,14 +37,18 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const OWN: &[(&str, &str)] = &[("n_shared_experts", "num_shared_experts")];
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] =
-    &[("moe_intermediate_size", 1024), ("num_experts", 64), ("num_experts_per_tok", 8)];
+const NUMBERS: Numbers = &[
+    ("first_k_dense_replace", 1),
+    ("moe_intermediate_size", 1024),
+    ("num_experts", 64),
+    ("num_experts_per_tok", 8),
+];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL).with_names(OWN);
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
-    let mut raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    let mut raw = Raw::read_normed(files, RMS_EPS)?;
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     glm4_moe::guesses(files, &mut raw)?;
     if keys.dialect() == Dialect::Gguf {
@@ -56,7 +62,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     // Names of the only rule by which its experts are chosen.
     keys.only(Key("scoring_func", ""), &["sigmoid"])?;
     keys.only(Key("topk_method", ""), &["noaux_tc"])?;
-    let usual = Usual { dense: 1, scale: 2.5, ..Usual::default() };
+    let usual = Usual { scale: 2.5, ..Usual::default() };
     let (config, mut parts, count) = glm4_moe::parts(files, raw, usual)?;
     let attention = parts.attention;
     parts.attention = Box::new(move |config: &Config, layer| {

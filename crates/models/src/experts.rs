@@ -112,7 +112,13 @@ fn counts(keys: &Keys<'_>) -> Result<(Count, Count)> {
     let used = keys.size(USED)?;
     let mut stated = SPELLINGS[0];
     let mut count = None;
+    // One that is stated is meant, whatever the class has under another.
+    let said = SPELLINGS.into_iter().find(|key| keys.mentions(*key));
     for key in SPELLINGS {
+        if said.is_some_and(|said| said.0 != key.0) {
+            keys.get(key);
+            continue;
+        }
         if let Some(found) = keys.size(key)?.filter(|_| count.is_none()) {
             (stated, count) = (key, Some(found));
         }

@@ -14,8 +14,8 @@ use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
-    Architecture, Config, ReadOptions, apertus, experts, falcon, gemma3n, gemma4, hybrid, latent,
-    lfm2, mamba, minicpm, scaling,
+    Architecture, Config, ReadOptions, apertus, falcon, gemma3n, gemma4, hybrid, latent, lfm2,
+    mamba, minicpm, scaling,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -197,8 +197,13 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let (keys, outer) = files::of_json(folder.config(), &place, &asked)?;
     let (tensors, context) = (Some(tensors), None);
     let files = Files { architecture, keys, outer, names: &names, tensors, context, apart: true };
+    let files = files.of_class();
     let held = &model.layers.blank.weights;
-    let count = experts::count(&files.keys)?;
+    let count = stated.iter().find_map(|(key, value)| match value {
+        MetadataValue::U32(count) if *key == "expert_count" => Some(*count as usize),
+        _ => None,
+    });
+    let count = count.unwrap_or(0);
     let (mut metadata, net) =
         (metadata(config, stated, held, count), hybrid::metadata(&files, held)?);
     let net = match ["_vl", "_vl_moe"].iter().any(|end| architecture.name.ends_with(end)) {

@@ -35,7 +35,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "falcon",
     gguf: "falcon",
     class: "FalconForCausalLM",
-    unsaid: Unsaid::NOTHING,
+    unsaid: Unsaid::NOTHING.eps(1e-5),
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -52,11 +52,8 @@ const OWN: &[(&str, &str)] =
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
-    let mut raw = Raw::read_quadrupled(
-        files,
-        Key("layer_norm_epsilon", "attention.layer_norm_epsilon"),
-        1e-5,
-    )?;
+    let mut raw =
+        Raw::read_quadrupled(files, Key("layer_norm_epsilon", "attention.layer_norm_epsilon"))?;
     if keys.flag(Key("alibi", ""))? == Some(true) {
         let error = keys.wrong("alibi", "false: slopes on scores are not supported", true);
         return Err(error.of(ErrorKind::Unsupported));

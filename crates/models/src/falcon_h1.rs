@@ -35,7 +35,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "falcon_h1",
     gguf: "falcon-h1",
     class: "FalconH1ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 0, 8192, 128_000]),
+    unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 0, 8192, 128_000])
+        .eps(1e-5)
+        .numbers(mamba::NUMBERS),
     names: &[NAMES, mamba::NAMES],
     signs: None,
     experts: false,

@@ -38,11 +38,6 @@ impl<'a> Files<'a> {
         self.with_keys(self.keys.clone().with_names(own))
     }
 
-    /// The same, with whole numbers that `config.json` leaves out: see [`Keys::with_usual`].
-    pub(crate) fn with_usual(&self, usual: &'static [(&'static str, usize)]) -> Files<'a> {
-        self.with_keys(self.keys.clone().with_usual(usual))
-    }
-
     /// The same, with sizes that `config.json` leaves out to the architecture's class: see
     /// [`Unsaid`]. Mistral's own files are not read by that class.
     pub(crate) fn of_class(&self) -> Files<'a> {

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, olmo2, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, QkNorm};
@@ -12,7 +12,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "flex_olmo",
     gguf: "",
     class: "FlexOlmoForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 4096, 100_352]).theta(500_000.0),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 4096, 100_352])
+        .theta(500_000.0)
+        .numbers(NUMBERS),
     names: &[olmo2::NORMS, llama::NAMES, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -20,10 +22,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] = &[("num_experts", 7), ("num_experts_per_tok", 5)];
+const NUMBERS: Numbers = &[("num_experts", 7), ("num_experts_per_tok", 5)];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL);
     let raw = Raw::read(files, &["silu"])?;
     windows::of_types(files, &raw.layers, None)?;
     let bias = files.bias("attention_bias")?;

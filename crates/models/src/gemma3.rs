@@ -7,7 +7,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::rope::{Rotation, Scaling};
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, decoder, gemma2, scaling, windows};
 use formats::Result;
 use nn::{AttentionOptions, Pairing, QkNorm};
@@ -23,7 +23,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma3",
     gguf: "gemma3",
     class: "Gemma3ForCausalLM",
-    unsaid: Unsaid::sizes([2304, 9216, 26, 8, 4, 4096, 131_072, 262_208]),
+    unsaid: Unsaid::sizes([2304, 9216, 26, 8, 4, 4096, 131_072, 262_208]).numbers(NUMBERS),
     names: &[gemma2::NAMES, NORMS],
     signs: None,
     experts: false,
@@ -34,10 +34,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const PERIOD: usize = 6;
 
 /// Values that the published configurations with images omit in the decoder's part.
-const USUAL: &[(&str, usize)] = &[("head_dim", 256), ("query_pre_attn_scalar", 256)];
+const NUMBERS: Numbers = &[("head_dim", 256), ("query_pre_attn_scalar", 256)];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL);
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
     keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;

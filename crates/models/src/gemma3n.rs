@@ -13,7 +13,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::{Recipes, Row};
 use crate::rope::{Rotation, Scaling};
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Config, Opened, gemma2, gemma3, gemma4, scaling, windows};
 pub(crate) use export::{exported, metadata};
 use formats::Result;
@@ -25,7 +25,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma3n",
     gguf: "gemma3n",
     class: "Gemma3nForCausalLM",
-    unsaid: Unsaid::sizes([2048, 16_384, 35, 8, 2, 512, 32_768, 262_400]),
+    unsaid: Unsaid::sizes([2048, 16_384, 35, 8, 2, 512, 32_768, 262_400]).numbers(NUMBERS),
     names: &[NAMES, streams::NAMES, gemma4::inputs::NAMES, gemma2::NAMES, gemma3::NORMS],
     signs: None,
     experts: false,
@@ -43,7 +43,7 @@ const NAMES: &[Row] = &[
 const PERIOD: usize = 5;
 
 /// Values that configurations may omit.
-const USUAL: &[(&str, usize)] = &[
+const NUMBERS: Numbers = &[
     ("head_dim", 256),
     ("hidden_size_per_layer_input", 256),
     ("num_kv_shared_layers", 15),
@@ -70,7 +70,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 
 /// The numbers of a model.
 fn read(files: &Files<'_>) -> Result<(Config, Plan)> {
-    let files = &files.with_usual(USUAL).with_lists(&[FEED_FORWARD.1]);
+    let files = &files.with_lists(&[FEED_FORWARD.1]);
     let keys = &files.keys;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;

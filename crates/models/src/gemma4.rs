@@ -15,7 +15,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::names::{Recipes, Row};
 use crate::rope::Rotation;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Config, Opened, gemma2, gemma3, windows};
 pub(crate) use export::{each, exported, metadata, tensors};
 use formats::Result;
@@ -68,7 +68,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gemma4",
     gguf: "gemma4",
     class: "Gemma4ForCausalLM",
-    unsaid: Unsaid::sizes([2304, 9216, 30, 8, 4, 512, 131_072, 262_144]),
+    unsaid: Unsaid::sizes([2304, 9216, 30, 8, 4, 512, 131_072, 262_144])
+        .numbers(SIZES)
+        .numbers(&[("hidden_size_per_layer_input", 256)]),
     names: &[NAMES, inputs::NAMES, gemma2::NAMES, gemma3::NORMS],
     signs: None,
     experts: true,
@@ -80,7 +82,7 @@ pub(crate) const UNIFIED: Architecture = Architecture {
     title: "Gemma 4 12B, its text",
     name: "gemma4_unified",
     class: "Gemma4UnifiedForCausalLM",
-    unsaid: Unsaid::sizes([2304, 9216, 30, 8, 4, 1024, 262_144, 262_144]),
+    unsaid: Unsaid::sizes([2304, 9216, 30, 8, 4, 1024, 262_144, 262_144]).numbers(SIZES),
     ..ARCHITECTURE
 };
 
@@ -88,8 +90,7 @@ pub(crate) const UNIFIED: Architecture = Architecture {
 const PERIOD: usize = 6;
 
 /// Values that configurations may omit.
-const USUAL: &[(&str, usize)] =
-    &[("head_dim", 256), ("global_head_dim", 512), ("hidden_size_per_layer_input", 256)];
+const SIZES: Numbers = &[("head_dim", 256), ("global_head_dim", 512)];
 
 const KV_HEADS: Key = Key("num_key_value_heads", "attention.head_count_kv");
 const FEED_FORWARD: Key = Key("intermediate_size", "feed_forward_length");
@@ -107,7 +108,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 /// The numbers of a model, and the rotations of layers within a window and of those that see
 /// everything.
 fn read(files: &Files<'_>) -> Result<(Config, Plan, [Rotation; 2])> {
-    let files = &files.with_usual(USUAL).with_lists(&[KV_HEADS.1, FEED_FORWARD.1]);
+    let files = &files.with_lists(&[KV_HEADS.1, FEED_FORWARD.1]);
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
     keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;

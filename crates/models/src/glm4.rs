@@ -77,7 +77,7 @@ pub(crate) const VISION: Architecture = Architecture {
     name: "glm4v",
     gguf: "",
     class: "Glm4vForConditionalGeneration",
-    unsaid: Unsaid::sizes([4096, 13_696, 40, 32, 2, 0, 32_768, 151_552]),
+    unsaid: Unsaid::sizes([4096, 13_696, 40, 32, 2, 0, 32_768, 151_552]).eps(1e-5),
     open: |files| open_vision(files, Bias::Always),
     ..ARCHITECTURE
 };
@@ -87,7 +87,7 @@ pub(crate) const OCR: Architecture = Architecture {
     title: "GLM-OCR, its text",
     name: "glm_ocr",
     class: "GlmOcrForConditionalGeneration",
-    unsaid: Unsaid::sizes([1024, 4096, 16, 16, 8, 0, 131_072, 59_392]),
+    unsaid: Unsaid::sizes([1024, 4096, 16, 16, 8, 0, 131_072, 59_392]).eps(1e-5),
     open: |files| open_vision(files, Bias::Never),
     ..VISION
 };
@@ -96,7 +96,7 @@ fn open_vision(files: &Files<'_>, bias: Bias) -> Result<Opened> {
     files.keys.only(Key("hidden_act", ""), &["silu"])?;
     qwen_vl::note_tower(files)?;
     files.keys.flag(Key("attention_bias", ""))?;
-    let mut raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    let mut raw = Raw::read_normed(files, RMS_EPS)?;
     raw.pairing = Pairing::Adjacent;
     opened(raw.check()?, bias, true)
 }

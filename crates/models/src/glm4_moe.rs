@@ -6,7 +6,7 @@ use crate::config::{Config, LAYERS, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, decoder, deepseek, experts, llama, mixtral, qwen_vl, qwen3};
 use formats::Result;
 use formats::gguf::MetadataValue;
@@ -49,7 +49,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "glm4_moe",
     gguf: "glm4moe",
     class: "Glm4MoeForCausalLM",
-    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 131_072, 151_552]).eps(1e-5),
+    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 131_072, 151_552])
+        .eps(1e-5)
+        .numbers(NUMBERS),
     names: &[NORMS, NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -63,17 +65,25 @@ pub(crate) const VISION: Architecture = Architecture {
     name: "glm4v_moe",
     gguf: "",
     class: "Glm4vMoeForConditionalGeneration",
-    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 65_536, 151_424]).eps(1e-5),
+    unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 65_536, 151_424]).eps(1e-5).numbers(NUMBERS),
     open: |files| {
         qwen_vl::note_tower(files)?;
         let mut raw = Raw::read(files, &["silu"])?;
         raw.turns_part(files, 0.5)?;
         guesses(files, &mut raw)?;
         files.keys.without_head_norms("use_qk_norm")?;
-        opened(files, raw, false, Usual { dense: 1, ..Usual::default() })
+        opened(files, raw, false, Usual::default())
     },
     ..ARCHITECTURE
 };
+
+/// Numbers that configurations may leave out.
+const NUMBERS: Numbers = &[
+    ("first_k_dense_replace", 1),
+    ("moe_intermediate_size", 1408),
+    ("n_routed_experts", 128),
+    ("num_experts_per_tok", 8),
+];
 
 const DENSE: Key = Key("first_k_dense_replace", "leading_dense_block_count");
 const FACTOR: Key = Key("routed_scaling_factor", "expert_weights_scale");
@@ -93,14 +103,12 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         true => keys.flag("use_qk_norm")?.unwrap_or(false),
         false => files.names.find("blocks.0.attention.q_norm")?.is_some(),
     };
-    opened(files, raw, normed, Usual { dense: 1, ..Usual::default() })
+    opened(files, raw, normed, Usual::default())
 }
 
 /// Defaults of keys that configurations leave out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usual {
-    /// Blocks at the beginning that have no experts.
-    pub(crate) dense: usize,
     /// Whether the odds of the chosen experts are made to sum to one.
     pub(crate) normalised: bool,
     /// Whether the output of attention has a bias where q, k and v have some.
@@ -111,7 +119,7 @@ pub(crate) struct Usual {
 
 impl Default for Usual {
     fn default() -> Usual {
-        Usual { dense: 0, normalised: true, output_bias: false, scale: 1.0 }
+        Usual { normalised: true, output_bias: false, scale: 1.0 }
     }
 }
 
@@ -143,12 +151,11 @@ pub(crate) fn parts(
 ) -> Result<(Config, decoder::Parts, usize)> {
     let keys = &files.keys;
     let bias = files.bias("attention_bias")?;
-    let dense = keys.size(DENSE)?;
-    let unsaid = if keys.dialect() == Dialect::HuggingFace { usual.dense } else { 0 };
-    let counted = dense.is_some();
-    let first = dense.map_or(Ok(unsaid), |dense| dense.within(0..=LAYERS))?;
     let config = raw.check()?;
     let listed = deepseek::listed(files, config.layers)?;
+    let dense = deepseek::counted(files, DENSE, listed.is_some())?;
+    let counted = dense.is_some();
+    let first = dense.map_or(Ok(0), |dense| dense.within(0..=LAYERS))?;
     // Where a GGUF file does not count them, they are those without a router.
     let told = keys.dialect() == Dialect::HuggingFace || counted;
     let routed = |i: usize| files.names.find(&format!("blocks.{i}.mlp.router"));

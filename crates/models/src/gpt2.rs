@@ -29,12 +29,14 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt2",
     gguf: "gpt2",
     class: "GPT2LMHeadModel",
-    unsaid: Unsaid::NOTHING,
+    unsaid: Unsaid::NOTHING.eps(1e-5),
     names: &[NAMES],
     signs: Some(&["positions", "blocks.0.attention.qkv", "blocks.0.mlp.up"]),
     experts: false,
     open,
 };
+
+const EPS: Key = Key("layer_norm_epsilon", "attention.layer_norm_epsilon");
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
@@ -61,8 +63,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
             Some(rows) => keys.stated("vocab_size", rows),
             None => keys.needed("vocab_size")?,
         },
-        norm_eps: keys
-            .number_or(Key("layer_norm_epsilon", "attention.layer_norm_epsilon"), 1e-5)?,
+        norm_eps: keys.number_or(EPS, files.architecture.unsaid.eps)?,
         windows: Vec::new(),
         context: keys.needed(Key("n_positions", "context_length"))?,
         tied: tied(files)?,

@@ -15,7 +15,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt_bigcode",
     gguf: "starcoder",
     class: "GPTBigCodeForCausalLM",
-    unsaid: Unsaid::NOTHING,
+    unsaid: Unsaid::NOTHING.eps(1e-5),
     names: &[gpt2::NAMES],
     signs: None,
     experts: false,
@@ -26,7 +26,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(gptj::OWN);
     let keys = &files.keys;
     let eps = Key("layer_norm_epsilon", "attention.layer_norm_epsilon");
-    let mut raw = Raw::read_quadrupled(files, eps, 1e-5)?;
+    let mut raw = Raw::read_quadrupled(files, eps)?;
     raw.rotation = None;
     if keys.dialect() == Dialect::HuggingFace {
         raw.kv_heads = raw.heads.clone().map(|_| 1);

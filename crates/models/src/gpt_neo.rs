@@ -33,7 +33,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt_neo",
     gguf: "",
     class: "GPTNeoForCausalLM",
-    unsaid: Unsaid::NOTHING,
+    unsaid: Unsaid::NOTHING.eps(1e-5),
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -47,7 +47,7 @@ const OWN: &[(&str, &str)] =
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
-    let mut raw = Raw::read_quadrupled(files, Key("layer_norm_epsilon", ""), 1e-5)?;
+    let mut raw = Raw::read_quadrupled(files, Key("layer_norm_epsilon", ""))?;
     raw.rotation = None;
     // For training.
     for key in ["resid_dropout", "embed_dropout", "classifier_dropout", "gradient_checkpointing"] {

@@ -30,7 +30,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt_neox",
     gguf: "gptneox",
     class: "GPTNeoXForCausalLM",
-    unsaid: Unsaid::sizes([6144, 24_576, 44, 64, 0, 0, 2048, 50_432]),
+    unsaid: Unsaid::sizes([6144, 24_576, 44, 64, 0, 0, 2048, 50_432]).eps(1e-5),
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -40,7 +40,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     let (turned, base) =
         (keys.number(Key("rotary_pct", ""))?, keys.number(Key("rotary_emb_base", ""))?);
     if let (Some(rotation), Some(base)) = (&mut raw.rotation, base) {

@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::rope::Scaling;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Unsaid, said};
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
 use formats::{Result, Source};
 use nn::{AttentionOptions, Bias, Gate, Stored, Weights};
@@ -37,8 +37,16 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     class: "GptOssForCausalLM",
     unsaid: Unsaid::sizes([2880, 2880, 36, 64, 8, 128, 131_072, 201_088])
         .theta(150_000.0)
-        .stretched()
-        .eps(1e-5),
+        .rotated(said!({
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": false,
+            "original_max_position_embeddings": 4096,
+        }))
+        .eps(1e-5)
+        .numbers(&[("num_experts_per_tok", 4), ("num_local_experts", 128)]),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: true,

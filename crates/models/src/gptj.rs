@@ -29,7 +29,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gptj",
     gguf: "",
     class: "GPTJForCausalLM",
-    unsaid: Unsaid::NOTHING,
+    unsaid: Unsaid::NOTHING.eps(1e-5),
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -48,7 +48,7 @@ pub(crate) const OWN: &[(&str, &str)] = &[
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
-    let mut raw = Raw::read_quadrupled(files, Key("layer_norm_epsilon", ""), 1e-5)?;
+    let mut raw = Raw::read_quadrupled(files, Key("layer_norm_epsilon", ""))?;
     // As many as n_positions, by an older name.
     keys.size(Key("n_ctx", ""))?;
     for key in ["rotary", "scale_attn_weights"] {

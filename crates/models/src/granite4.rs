@@ -22,7 +22,13 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "granitemoehybrid",
     gguf: "granitehybrid",
     class: "GraniteMoeHybridForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000]),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000])
+        .numbers(mamba::NUMBERS)
+        .numbers(&[
+            ("num_experts_per_tok", 2),
+            ("num_local_experts", 8),
+            ("shared_intermediate_size", 1024),
+        ]),
     names: &[NAMES, granitemoe::NAMES, mamba::NAMES, llama::NAMES, experts::SPARSE_BLOCK],
     signs: None,
     experts: true,

@@ -25,12 +25,12 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "granite_swa",
     gguf: "",
     class: "GraniteSWAForCausalLM",
-    unsaid: Unsaid::sizes([2560, 8192, 24, 20, 4, 128, 8192, 100_352]),
+    unsaid: Unsaid::sizes([2560, 8192, 24, 20, 4, 128, 8192, 100_352]).eps(1e-5),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: false,
     open: |files| {
-        let granite::Open { config, parts } = read(files, 1e-5)?;
+        let granite::Open { config, parts } = read(files)?;
         Ok(decoder::open_parts(config, parts))
     },
 };
@@ -40,19 +40,18 @@ pub(crate) const MIXTURE: Architecture = Architecture {
     title: "Granite Swash, mixtures",
     name: "granitemoe_swa",
     class: "GraniteMoeSWAForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 128, 2048, 32_000]),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 128, 2048, 32_000]).numbers(&[
+        ("num_attention_heads", 32),
+        ("num_experts_per_tok", 2),
+        ("num_local_experts", 8),
+    ]),
     names: &[NAMES, STACKS, granitemoe::NAMES, llama::NAMES, experts::SPARSE_BLOCK],
     experts: true,
     open: |files| {
-        let files = &files.with_usual(&[
-            ("num_attention_heads", 32),
-            ("num_local_experts", 8),
-            ("num_experts_per_tok", 2),
-        ]);
         let shared = files.keys.size(Key("shared_intermediate_size", ""))?;
         let shared = shared.filter(|width| width.value > 0);
         let shared = shared.map(|width| width.within(1..=1 << 20)).transpose()?;
-        granitemoe::opened(files, read(files, 1e-6)?, shared, |_, _| Ok(None))
+        granitemoe::opened(files, read(files)?, shared, |_, _| Ok(None))
     },
     ..ARCHITECTURE
 };
@@ -60,12 +59,12 @@ pub(crate) const MIXTURE: Architecture = Architecture {
 /// One layer of this many sees everything.
 const PERIOD: usize = 4;
 
-/// What both have in common; `eps` is added in norms where nothing is said.
-fn read(files: &Files<'_>, eps: f64) -> Result<granite::Open> {
+/// What both have in common.
+fn read(files: &Files<'_>) -> Result<granite::Open> {
     const BASES: &str = "layer_rope_theta";
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
-    let mut raw = Raw::read_normed(files, RMS_EPS, eps)?;
+    let mut raw = Raw::read_normed(files, RMS_EPS)?;
     raw.windows = windows::leading(files, &raw.layers, PERIOD)?;
     let width = raw.head_dim.clone().unwrap_or_else(|| {
         let heads = raw.heads.value.max(1);

@@ -38,7 +38,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "granitemoe",
     gguf: "granitemoe",
     class: "GraniteMoeForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000]),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000])
+        .numbers(&[("num_experts_per_tok", 2), ("num_local_experts", 8)]),
     names: &[NAMES, llama::NAMES, experts::SPARSE_BLOCK],
     signs: None,
     experts: true,
@@ -50,7 +51,8 @@ pub(crate) const SHARED: Architecture = Architecture {
     title: "Granite 3, mixtures with a shared expert",
     name: "granitemoeshared",
     class: "GraniteMoeSharedForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000]),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 32_000])
+        .numbers(&[("num_experts_per_tok", 2), ("num_local_experts", 8)]),
     ..ARCHITECTURE
 };
 

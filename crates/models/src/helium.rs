@@ -13,7 +13,10 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "helium",
     gguf: "",
     class: "HeliumForCausalLM",
-    unsaid: Unsaid::sizes([2560, 7040, 24, 20, 20, 0, 4096, 48_000]).theta(100_000.0),
+    unsaid: Unsaid::sizes([2560, 7040, 24, 20, 20, 0, 4096, 48_000])
+        .theta(100_000.0)
+        .numbers(&[("head_dim", 128)])
+        .eps(1e-8),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -21,9 +24,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(&[("head_dim", 128)]);
     files.keys.only(Key("hidden_act", ""), &["silu"])?;
-    let mut raw = Raw::read_normed(files, RMS_EPS, 1e-8)?;
+    let mut raw = Raw::read_normed(files, RMS_EPS)?;
     raw.pairing = Pairing::Adjacent;
     let (qkv_bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
     Ok(decoder::open(raw.check()?, mlp_bias, move |config, layer| AttentionOptions {

@@ -72,7 +72,9 @@ pub(crate) const MIXTURE: Architecture = Architecture {
     name: "hunyuan_v1_moe",
     gguf: "hunyuan-moe",
     class: "HunYuanMoEV1ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 290_943]).eps(1e-5),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 290_943])
+        .eps(1e-5)
+        .numbers(&[("moe_topk", 1), ("num_experts", 1)]),
     names: &[MIXED, llama::NAMES, NORMS, experts::STACKS, experts::SWITCHED],
     open: open_mixture,
     ..ARCHITECTURE

@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::glm4_moe::{self, Usual};
 use crate::keys::Key;
 use crate::names::Row;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, experts, llama, qwen3};
 use formats::Result;
 use formats::gguf::MetadataValue;
@@ -35,7 +35,10 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "hy_v3",
     gguf: "hy_v3",
     class: "HYV3ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 13_312, 80, 64, 8, 0, 131_072, 120_832]).theta(11_158_840.0),
+    unsaid: Unsaid::sizes([4096, 13_312, 80, 64, 8, 0, 131_072, 120_832])
+        .theta(11_158_840.0)
+        .numbers(NUMBERS)
+        .eps(1e-5),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -48,7 +51,8 @@ const OWN: &[(&str, &str)] = &[
 ];
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] = &[
+const NUMBERS: Numbers = &[
+    ("first_k_dense_replace", 1),
     ("head_dim", 128),
     ("moe_intermediate_size", 1536),
     ("num_experts", 192),
@@ -69,10 +73,10 @@ const NOTED: &[&str] = &[
 ];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL).with_names(OWN);
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
-    let mut raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    let mut raw = Raw::read_normed(files, RMS_EPS)?;
     glm4_moe::guesses(files, &mut raw)?;
     NOTED.iter().for_each(|key| keys.note(key));
     for key in ["qk_norm", "route_norm", "norm_topk_prob"] {
@@ -80,7 +84,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
             return Err(keys.wrong(key, "true, as of this architecture", false));
         }
     }
-    let usual = Usual { dense: 1, output_bias: true, scale: 2.826, ..Usual::default() };
+    let usual = Usual { output_bias: true, scale: 2.826, ..Usual::default() };
     let opened = glm4_moe::opened(files, raw, true, usual)?;
     let normalised = Some(MetadataValue::Bool(true));
     keys.state(Key("norm_topk_prob", "expert_weights_norm"), normalised);

@@ -9,6 +9,7 @@ use crate::gemma2::norm;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::stated::Stated;
+use crate::unsaid::Numbers;
 use formats::{Error, Result, Source, shape};
 use nn::{
     AttentionOptions, Bias, DeltaNetOptions, Forgetting, GatedDeltaNet, QkNorm, Stored, Unary,
@@ -40,6 +41,16 @@ pub(crate) const NAMES: &[Row] = &[
     ("blocks.{}.delta.dt", "model.layers.{}.linear_attn.dt_bias!", "blk.{}.ssm_dt.bias!"),
     ("blocks.{}.delta.norm", "model.layers.{}.linear_attn.norm", "blk.{}.ssm_norm"),
     ("blocks.{}.delta.o", "model.layers.{}.linear_attn.out_proj", "blk.{}.ssm_out"),
+];
+
+/// Sizes that their classes share.
+pub(crate) const NUMBERS: Numbers = &[
+    ("head_dim", 256),
+    ("linear_conv_kernel_dim", 4),
+    ("linear_key_head_dim", 128),
+    ("linear_num_key_heads", 16),
+    ("linear_num_value_heads", 32),
+    ("linear_value_head_dim", 128),
 ];
 
 /// The hybrid whose projections are stored together.

@@ -46,7 +46,7 @@ pub(crate) const INTERNLM3: Architecture = Architecture {
     name: "internlm3",
     gguf: "llama",
     class: "InternLM3ForCausalLM",
-    unsaid: Unsaid::NOTHING,
+    unsaid: Unsaid::NOTHING.eps(1e-5),
     names: &[llama::NAMES],
     open: |files| open_biased(files, "qkv_bias"),
     ..ARCHITECTURE

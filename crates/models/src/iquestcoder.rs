@@ -12,7 +12,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "iquestcoder",
     gguf: "llama",
     class: "IQuestCoderForCausalLM",
-    unsaid: Unsaid::sizes([5120, 27_648, 80, 40, 8, 0, 131_072, 76_800]),
+    unsaid: Unsaid::sizes([5120, 27_648, 80, 40, 8, 0, 131_072, 76_800])
+        .numbers(&[("head_dim", 128)])
+        .eps(1e-5),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -20,10 +22,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(&[("head_dim", 128)]);
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
-    let raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    let raw = Raw::read_normed(files, RMS_EPS)?;
     // What its first code could do besides, and no model does.
     if let Some(most) = keys.number(Key("clip_qkv", ""))? {
         return Err(most.wrong("null: q, k and v are not bounded here", most.value));

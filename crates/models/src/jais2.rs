@@ -13,7 +13,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "jais2",
     gguf: "jais2",
     class: "Jais2ForCausalLM",
-    unsaid: Unsaid::sizes([3328, 26_624, 32, 26, 0, 0, 8192, 150_272]),
+    unsaid: Unsaid::sizes([3328, 26_624, 32, 26, 0, 0, 8192, 150_272]).eps(1e-5),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -22,7 +22,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
-    let raw = Raw::read_normed(files, eps, 1e-5)?;
+    let raw = Raw::read_normed(files, eps)?;
     windows::of_types(files, &raw.layers, None)?;
     let act = gpt2::activation(files, "hidden_act", nemotron::SQUARED)?;
     let (bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);

@@ -70,7 +70,6 @@ pub(crate) struct Keys<'a> {
     prefix: String,
     values: Values<'a>,
     asked: &'a Asked,
-    usual: &'static [(&'static str, usize)],
     own: &'static [(&'static str, &'static str)],
     by_layer: &'static [&'static str],
     unsaid: Unsaid,
@@ -79,7 +78,7 @@ pub(crate) struct Keys<'a> {
 impl<'a> Keys<'a> {
     fn new(file: &'a str, prefix: String, values: Values<'a>, asked: &'a Asked) -> Keys<'a> {
         let unsaid = Unsaid::NOTHING;
-        Keys { file, prefix, values, asked, usual: &[], own: &[], by_layer: &[], unsaid }
+        Keys { file, prefix, values, asked, own: &[], by_layer: &[], unsaid }
     }
 
     /// The keys of `config.json`.
@@ -97,12 +96,6 @@ impl<'a> Keys<'a> {
     ) -> Keys<'a> {
         let (prefix, values) = (format!("{prefix}."), Values::Gguf(metadata));
         Keys::new(file, prefix, values, asked)
-    }
-
-    /// The same keys where `config.json` leaves out whole numbers that the architecture takes for
-    /// granted.
-    pub(crate) fn with_usual(self, usual: &'static [(&'static str, usize)]) -> Keys<'a> {
-        Keys { usual, ..self }
     }
 
     /// The same keys where `config.json` may have names of its own for some of them: the usual
@@ -135,14 +128,18 @@ impl<'a> Keys<'a> {
         let Key(json, gguf) = key.into();
         let name = match self.values {
             Values::Gguf(_) => gguf,
-            Values::Json(object) => {
-                let own = self.own.iter().find(|(usual, own)| {
-                    *usual == json && object.get(own).is_some_and(|value| !value.is_null())
-                });
-                own.map_or(json, |(_, own)| own)
-            }
+            Values::Json(object) => self.named(object, json),
         };
         (!name.is_empty()).then(|| format!("{}{name}", self.prefix))
+    }
+
+    /// The name that an object has for a key: that of the architecture, unless the usual one alone
+    /// is there.
+    fn named(&self, object: &Value, usual: &'static str) -> &'static str {
+        let own = || self.own.iter().filter(|(key, _)| *key == usual).map(|(_, own)| *own);
+        let says = |name: &&str| object.get(name).is_some_and(|value| !value.is_null());
+        let first = if object.get(usual).is_some() { None } else { own().next() };
+        own().find(says).or(first).unwrap_or(usual)
     }
 
     /// Notes that a key was asked for, and gives it.
@@ -159,12 +156,13 @@ impl<'a> Keys<'a> {
         object.get(&spelled[self.prefix.len()..]).filter(|value| !value.is_null())
     }
 
-    /// An object of `config.json`, in which it notes each key by itself.
+    /// An object of `config.json`, in which it notes each key by itself. The rotation is that of the
+    /// class where nothing is said of it.
     ///
     /// # Errors
     /// Something else than an object.
     pub(crate) fn object(&self, key: &'static str) -> Result<Option<Keys<'a>>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
+        let Some(value) = self.get(key).or_else(|| self.rotation(key)) else { return Ok(None) };
         if !value.is_object() {
             return Err(self.odd(key, "an object", value));
         }
@@ -175,6 +173,15 @@ impl<'a> Keys<'a> {
             unsaid: Unsaid::NOTHING,
             ..self.clone()
         }))
+    }
+
+    /// The rotation of the class, where `config.json` has none.
+    fn rotation(&self, key: &str) -> Option<&'a Value> {
+        let Values::Json(object) = self.values else { return None };
+        let empty = |value: &Value| value.as_object().is_some_and(|object| object.is_empty());
+        // Null is said there: mlx-lm writes it where nothing is stretched.
+        let silent = key == "rope_parameters" && object.get("rope_scaling").is_none_or(empty);
+        self.unsaid.rotation.filter(|_| silent).map(|rotation| rotation())
     }
 
     fn read<T>(
@@ -367,10 +374,8 @@ impl<'a> Keys<'a> {
         let key = key.into();
         let usual = || {
             let Values::Json(object) = self.values else { return None };
-            let own = self.usual.iter().find(|row| row.0 == key.0).map(|row| row.1);
-            let absent = object.get(key.0).is_none();
-            let below = !self.prefix.is_empty();
-            own.or_else(|| self.unsaid.size(key.0, below).filter(|_| absent))
+            let null = object.get(self.named(object, key.0)).is_some();
+            self.unsaid.size(key.0, !self.prefix.is_empty(), null)
         };
         let found = self.whole(key)?.or_else(usual);
         self.state(key, found.and_then(|n| Some(Typed::U32(u32::try_from(n).ok()?))));
@@ -556,6 +561,21 @@ mod tests {
         let passed = keys.refuse_unread(&ignored).unwrap();
         assert_eq!(passed.into_iter().collect::<Vec<_>>(), [1]);
         assert!(keys.was_asked("hidden_size") && !keys.was_asked("nothing"));
+    }
+
+    #[test]
+    fn a_missing_key_has_the_name_that_its_architecture_gives_it() {
+        const OWN: &[(&str, &str)] = &[("mamba_d_state", "state_size")];
+        for (value, name) in [
+            (json!({}), "state_size"),
+            (json!({ "state_size": null }), "state_size"),
+            (json!({ "mamba_d_state": null }), "mamba_d_state"),
+        ] {
+            let asked = Asked::default();
+            let keys = Keys::json("c", &value, &asked).with_names(OWN);
+            let why = keys.needed("mamba_d_state").unwrap_err().to_string();
+            assert!(why.starts_with(&format!("c: {name}: expected a whole number")), "{why}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::config::LAYERS;
 use crate::decoder::{Layer, Mixer};
 use crate::files::Files;
 use crate::keys::{Key, Keys};
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, deepseek, experts, glm4_moe, hybrid, latent, lfm3, llama, nets};
 use formats::Result;
 use nn::{DeltaNetOptions, Forgetting, GatedDeltaNet, LatentAttention, Unary};
@@ -21,7 +21,10 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "kimi_linear",
     gguf: "",
     class: "KimiLinearForCausalLM",
-    unsaid: Unsaid::sizes([2304, 9216, 27, 32, 32, 0, 1 << 20, 163_840]).eps(1e-5),
+    unsaid: Unsaid::sizes([2304, 9216, 27, 32, 32, 0, 1 << 20, 163_840])
+        .eps(1e-5)
+        .numbers(latent::NUMBERS)
+        .numbers(NUMBERS),
     names: &[
         NETS,
         KIMI,
@@ -41,7 +44,10 @@ pub(crate) const LING3: Architecture = Architecture {
     title: "Ling 3",
     name: "bailing_hybrid",
     class: "BailingHybridForCausalLM",
-    unsaid: Unsaid::sizes([2560, 6144, 42, 32, 32, 0, 262_144, 157_184]).theta(6_000_000.0),
+    unsaid: Unsaid::sizes([2560, 6144, 42, 32, 32, 0, 262_144, 157_184])
+        .theta(6_000_000.0)
+        .numbers(latent::NUMBERS)
+        .numbers(LING_NUMBERS),
     names: &[
         LING,
         NETS,
@@ -64,31 +70,23 @@ const OWN: &[(&str, &str)] = &[
 ];
 
 /// Numbers that configurations of Kimi Linear may leave out.
-const USUAL: &[(&str, usize)] = &[
+const NUMBERS: Numbers = &[
     ("first_k_dense_replace", 1),
-    ("kv_lora_rank", 512),
     ("moe_intermediate_size", 1024),
     ("num_experts", 256),
     ("num_experts_per_tok", 8),
-    ("qk_nope_head_dim", 128),
-    ("qk_rope_head_dim", 64),
-    ("v_head_dim", 128),
 ];
 
 /// Numbers that configurations of Ling 3 may leave out.
-const LING_USUAL: &[(&str, usize)] = &[
+const LING_NUMBERS: Numbers = &[
     ("first_k_dense_replace", 2),
     ("head_dim", 128),
-    ("kv_lora_rank", 512),
     ("layer_group_size", 6),
     ("moe_intermediate_size", 768),
     ("n_group", 8),
     ("num_experts", 512),
     ("num_experts_per_tok", 8),
-    ("qk_nope_head_dim", 128),
-    ("qk_rope_head_dim", 64),
     ("topk_group", 4),
-    ("v_head_dim", 128),
 ];
 
 /// Keys of published configurations that say the same of all of these models.
@@ -110,7 +108,7 @@ struct Family {
 }
 
 fn open_kimi(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL).with_names(OWN);
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     keys.only(Key("moe_router_activation_func", ""), &["sigmoid"])?;
     let layers = keys.needed(Key("num_hidden_layers", ""))?;
@@ -157,7 +155,7 @@ fn full(own: &Keys<'_>, count: usize) -> Result<Arc<[bool]>> {
 }
 
 fn open_ling(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(LING_USUAL).with_names(OWN);
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     let layers = keys.needed(Key("num_hidden_layers", ""))?;
     let count = layers.within(1..=LAYERS)?;

@@ -8,7 +8,7 @@ use crate::glm4_moe::{self, Usual};
 use crate::keys::Key;
 use crate::names::Row;
 use crate::rope::{Rotation, Scaling};
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, decoder, experts, lfm3, llama, qwen3, scaling, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Pairing, QkNorm, Unary, Weights};
@@ -26,7 +26,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "laguna",
     gguf: "",
     class: "LagunaForCausalLM",
-    unsaid: Unsaid::sizes([2048, 8192, 40, 48, 8, 512, 131_072, 100_352]),
+    unsaid: Unsaid::sizes([2048, 8192, 40, 48, 8, 512, 131_072, 100_352]).numbers(NUMBERS),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -36,7 +36,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const OWN: &[(&str, &str)] = &[("routed_scaling_factor", "moe_routed_scaling_factor")];
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] = &[
+const NUMBERS: Numbers = &[
+    ("first_k_dense_replace", 1),
     ("head_dim", 128),
     ("moe_intermediate_size", 512),
     ("shared_expert_intermediate_size", 512),
@@ -45,7 +46,7 @@ const USUAL: &[(&str, usize)] = &[
 ];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL).with_names(OWN);
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     // The rows of the gates say it.
@@ -87,7 +88,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let local = of("sliding_attention", 10_000.0, 1.0)?;
     raw.rotation = Some(of("full_attention", 500_000.0, 0.5)?);
     let loaded = raw.loaded;
-    let usual = Usual { dense: 1, output_bias: true, ..Usual::default() };
+    let usual = Usual { output_bias: true, ..Usual::default() };
     let (config, mut parts, count) = glm4_moe::parts(files, raw, usual)?;
     let context = loaded.unwrap_or(config.context);
     let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;

@@ -13,6 +13,7 @@ use crate::names::Row;
 use crate::rope::{Scaling, Yarn};
 use crate::scaling::{LOG_MULTIPLIER, yarn_magnitude};
 use crate::stated::Stated;
+use crate::unsaid::Numbers;
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};
 use nn::{LatentAttention, LatentOptions, Pairing, Stored, Weights};
@@ -40,6 +41,14 @@ pub(crate) const NAMES: &[Row] = &[
     // As mlx-lm has them, too.
     ("blocks.{}.attention.k_b", "model.layers.{}.self_attn.embed_q", "blk.{}.attn_k_b"),
     ("blocks.{}.attention.v_b", "model.layers.{}.self_attn.unembed_out", "blk.{}.attn_v_b"),
+];
+
+/// Sizes that many classes share.
+pub(crate) const NUMBERS: Numbers = &[
+    ("kv_lora_rank", 512),
+    ("qk_nope_head_dim", 128),
+    ("qk_rope_head_dim", 64),
+    ("v_head_dim", 128),
 ];
 
 /// Added in the norms of latents, whatever the other norms add.

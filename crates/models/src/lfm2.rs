@@ -42,7 +42,10 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "lfm2",
     gguf: "lfm2",
     class: "Lfm2ForCausalLM",
-    unsaid: Unsaid::sizes([2560, 12_288, 32, 32, 8, 0, 128_000, 65_536]).theta(1_000_000.0),
+    unsaid: Unsaid::sizes([2560, 12_288, 32, 32, 8, 0, 128_000, 65_536])
+        .theta(1_000_000.0)
+        .numbers(&[("conv_L_cache", 3)])
+        .eps(1e-5),
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -64,7 +67,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Opened> {
     let keys = &files.keys;
     let eps = Key("norm_eps", "attention.layer_norm_rms_epsilon");
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     if mixture.is_none() {
         raw.feed_forward = feed_forward(files, raw.feed_forward)?;
     }

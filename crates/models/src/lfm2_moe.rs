@@ -44,7 +44,16 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "lfm2_moe",
     gguf: "lfm2moe",
     class: "Lfm2MoeForCausalLM",
-    unsaid: Unsaid::sizes([2048, 7168, 32, 32, 8, 0, 128_000, 65_536]).theta(1_000_000.0),
+    unsaid: Unsaid::sizes([2048, 7168, 32, 32, 8, 0, 128_000, 65_536])
+        .theta(1_000_000.0)
+        .numbers(&[
+            ("conv_L_cache", 3),
+            ("moe_intermediate_size", 1792),
+            ("num_dense_layers", 2),
+            ("num_experts", 32),
+            ("num_experts_per_tok", 4),
+        ])
+        .eps(1e-5),
     names: &[lfm2::NAMES, NAMES],
     experts: true,
     open,
@@ -60,8 +69,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 fn mixture(files: &Files<'_>, config: &Config) -> Result<(ExpertsOptions, usize)> {
     let keys = &files.keys;
     const DENSE: Key = Key("num_dense_layers", "leading_dense_block_count");
-    let unsaid = if keys.dialect() == Dialect::HuggingFace { 2 } else { 0 };
-    let dense = keys.size(DENSE)?.map_or(Ok(unsaid), |dense| dense.within(0..=LAYERS))?;
+    let dense = keys.size(DENSE)?.map_or(Ok(0), |dense| dense.within(0..=LAYERS))?;
     keys.state(DENSE, Some(MetadataValue::U32(dense as u32)));
     let corrected = keys.flag(Key("use_expert_bias", ""))?.unwrap_or(true);
     let options = experts::read(files, config.hidden, config.feed_forward)?;

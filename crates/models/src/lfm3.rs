@@ -8,7 +8,7 @@ use crate::keys::Key;
 use crate::names::Row;
 use crate::rope::Scaling;
 use crate::stated::Stated;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Config, Opened, lfm2, llama, scaling};
 use formats::{Result, Source};
 use nn::{AttentionOptions, Bias, GatedConv, Pairing, QkNorm, Stored, Unary, Weights};
@@ -28,7 +28,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "lfm3",
     gguf: "",
     class: "Lfm3ForCausalLM",
-    unsaid: Unsaid::sizes([2048, 7680, 24, 16, 4, 256, 128_000, 128_000]),
+    unsaid: Unsaid::sizes([2048, 7680, 24, 16, 4, 256, 128_000, 128_000])
+        .numbers(NUMBERS)
+        .eps(1e-5),
     names: &[NAMES, lfm2::NAMES, llama::NAMES],
     signs: None,
     experts: false,
@@ -36,7 +38,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] = &[("head_dim", 128), ("conv_L_cache", 7)];
+const NUMBERS: Numbers = &[("head_dim", 128), ("conv_L_cache", 7)];
 
 /// What a layer has in front of its feed-forward.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,9 +49,8 @@ enum Kind {
 }
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL);
     let keys = &files.keys;
-    let mut raw = Raw::read_normed(files, Key("norm_eps", ""), 1e-5)?;
+    let mut raw = Raw::read_normed(files, Key("norm_eps", ""))?;
     keys.only(Key("hidden_act", ""), &["silu"])?;
     if keys.flag(Key("conv_bias", ""))? == Some(true) {
         return Err(keys.wrong("conv_bias", "false: convolutions without biases", true));

@@ -58,7 +58,14 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "llama4",
     gguf: "llama4",
     class: "Llama4ForCausalLM",
-    unsaid: Unsaid::sizes([5120, 8192, 48, 40, 8, 0, 131_072, 202_048]).theta(500_000.0).eps(1e-5),
+    unsaid: Unsaid::sizes([5120, 8192, 48, 40, 8, 0, 131_072, 202_048])
+        .theta(500_000.0)
+        .eps(1e-5)
+        .numbers(&[
+            ("intermediate_size_mlp", 16_384),
+            ("num_experts_per_tok", 1),
+            ("num_local_experts", 16),
+        ]),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: true,
@@ -122,9 +129,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });
     let parts = decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, attention) };
-    let head_dim = config.head_dim;
-    let stored = move |_: &Config, weights: &dyn Weights, name: &str| {
-        made(weights, name, (count, head_dim), hugging_face)
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| {
+        made(weights, name, (count, config.head_dim), hugging_face)
     };
     Ok(decoder::open_recipes(config, parts, stored))
 }

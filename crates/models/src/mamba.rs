@@ -8,6 +8,7 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::phi3;
 use crate::stated::Stated;
+use crate::unsaid::Numbers;
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, Result, Source, shape};
 use nn::{Bias, GatedNorm, Mamba, MambaMultipliers, MambaOptions, Stored, UNLIMITED, Weights};
@@ -37,6 +38,10 @@ pub(crate) const MIXERS: &[Row] = &[
     ("blocks.{}.mamba.norm", "backbone.layers.{}.mixer.norm", "blk.{}.ssm_norm"),
     ("blocks.{}.mamba.o", "backbone.layers.{}.mixer.out_proj", "blk.{}.ssm_out"),
 ];
+
+/// Sizes that classes of hybrids share.
+pub(crate) const NUMBERS: Numbers =
+    &[("mamba_d_conv", 4), ("mamba_d_state", 256), ("mamba_n_heads", 128)];
 
 /// The object of `config.json` that has the sizes of a state space where its authors wrote it.
 pub(crate) const AUTHORS: &str = "ssm_cfg";
@@ -275,11 +280,13 @@ pub(crate) fn groups(files: &Files<'_>) -> Result<usize> {
     let own = files.keys.object(AUTHORS)?;
     let all = [(Some(&files.keys), "mamba_n_groups"), (Some(&files.keys), "n_groups")];
     for (keys, key) in all.into_iter().chain([(own.as_ref(), "ngroups")]) {
+        let keys = keys.filter(|keys| keys.mentions(key.into()));
         if let Some(groups) = keys.map(|keys| keys.size(key)).transpose()?.flatten() {
             return Ok(groups.value);
         }
     }
-    Ok(1)
+    let of_class = files.keys.size("mamba_n_groups")?.filter(|_| own.is_none());
+    Ok(of_class.map_or(1, |groups| groups.value))
 }
 
 /// A weight of a state space as GGUF has it, and its shape; `None` for another weight. `groups` are

@@ -7,7 +7,7 @@ use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, mamba};
 use formats::{ErrorKind, Result};
 use nn::{Bias, Weights};
@@ -25,7 +25,15 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "mamba2",
     gguf: "mamba2",
     class: "Mamba2ForCausalLM",
-    unsaid: Unsaid::NOTHING,
+    unsaid: Unsaid::NOTHING
+        .numbers(&[
+            ("mamba_d_conv", 4),
+            ("mamba_d_head", 64),
+            ("mamba_d_state", 128),
+            ("mamba_n_groups", 8),
+            ("mamba_n_heads", 128),
+        ])
+        .eps(1e-5),
     names: &[NAMES, mamba::MIXERS],
     signs: Some(&["embed", "blocks.0.mamba.in", "blocks.0.mamba.step", "blocks.0.mamba.norm"]),
     experts: false,
@@ -44,6 +52,17 @@ const NOTED: &[&str] = &[
     "time_step_scale",
 ];
 
+/// Numbers that the authors' own folders leave out.
+const AUTHORS_NUMBERS: Numbers =
+    &[("mamba_d_conv", 4), ("mamba_d_head", 64), ("mamba_d_state", 128), ("mamba_n_groups", 1)];
+
+/// Names in the authors' own folders.
+const AUTHORS_NAMES: &[(&str, &str)] = &[
+    ("hidden_size", "d_model"),
+    ("num_hidden_layers", "n_layer"),
+    ("tie_word_embeddings", "tie_embeddings"),
+];
+
 /// Keys of the authors' own folders about kernels, and about attention that no layer has.
 const AUTHORS_NOTED: &[&str] = &["attn_cfg", "fused_add_norm"];
 
@@ -58,18 +77,16 @@ const ZEROS: &[&str] = &["attention.head_count", "attention.head_count_kv", "fee
 fn sizes<'a>(files: &Files<'a>) -> Result<Files<'a>> {
     let keys = &files.keys;
     let Some(own) = keys.object(mamba::AUTHORS)? else {
-        return Ok(files
-            .with_names(&[
-                ("mamba_n_heads", "num_heads"),
-                ("mamba_d_head", "head_dim"),
-                ("mamba_n_groups", "n_groups"),
-                ("mamba_d_state", "state_size"),
-                ("mamba_d_conv", "conv_kernel"),
-                ("mamba_expand", "expand"),
-                ("mamba_conv_bias", "use_conv_bias"),
-                ("mamba_proj_bias", "use_bias"),
-            ])
-            .with_usual(&[("mamba_n_groups", 8)]));
+        return Ok(files.with_names(&[
+            ("mamba_n_heads", "num_heads"),
+            ("mamba_d_head", "head_dim"),
+            ("mamba_n_groups", "n_groups"),
+            ("mamba_d_state", "state_size"),
+            ("mamba_d_conv", "conv_kernel"),
+            ("mamba_expand", "expand"),
+            ("mamba_conv_bias", "use_conv_bias"),
+            ("mamba_proj_bias", "use_bias"),
+        ]));
     };
     AUTHORS_NOTED.iter().for_each(|key| keys.note(key));
     if own.text("layer")? != Some("Mamba2") {
@@ -96,21 +113,13 @@ fn sizes<'a>(files: &Files<'a>) -> Result<Files<'a>> {
             ("mamba_proj_bias", "bias"),
             ("time_step_limit", "dt_limit"),
         ])
-        .with_usual(&[
-            ("mamba_d_head", 64),
-            ("mamba_n_groups", 1),
-            ("mamba_d_state", 128),
-            ("mamba_d_conv", 4),
-        ]);
+        .of_class(Unsaid::NOTHING.numbers(AUTHORS_NUMBERS));
     Ok(Files { keys, outer: files.outer.clone(), ..*files })
 }
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_names(&[
-        ("hidden_size", "d_model"),
-        ("num_hidden_layers", "n_layer"),
-        ("tie_word_embeddings", "tie_embeddings"),
-    ]);
+    let authors = files.keys.get(mamba::AUTHORS).is_some();
+    let files = &files.with_names(if authors { AUTHORS_NAMES } else { &[] });
     let keys = &files.keys;
     NOTED.iter().chain(ZEROS).for_each(|key| keys.note(key));
     keys.only(Key("hidden_act", ""), &["silu"])?;
@@ -119,7 +128,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         return Err(error.of(ErrorKind::Unsupported));
     }
     let eps = Key("layer_norm_epsilon", "attention.layer_norm_rms_epsilon");
-    let mut raw = Raw::read_alone(files, eps, 1e-5)?;
+    let mut raw = Raw::read_alone(files, eps)?;
     if let Some(multiple) = keys.size(Key("pad_vocab_size_multiple", ""))? {
         let multiple = multiple.within(1..=1 << 16)?;
         raw.vocab = raw.vocab.map(|rows| rows.checked_next_multiple_of(multiple).unwrap_or(rows));

@@ -5,7 +5,7 @@ use crate::config::{Config, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::rope::Scaling;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, decoder, deepseek, experts, llama, mixtral, qwen3};
 use crate::{scaling, windows};
 use formats::Result;
@@ -16,7 +16,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "mellum",
     gguf: "",
     class: "MellumForCausalLM",
-    unsaid: Unsaid::sizes([2304, 7168, 28, 32, 4, 1024, 131_072, 98_304]),
+    unsaid: Unsaid::sizes([2304, 7168, 28, 32, 4, 1024, 131_072, 98_304]).numbers(NUMBERS),
     names: &[llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -24,7 +24,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] = &[
+const NUMBERS: Numbers = &[
     ("head_dim", 128),
     ("moe_intermediate_size", 896),
     ("num_local_experts", 64),
@@ -36,7 +36,6 @@ const NOTED: &[&str] =
     &["num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL);
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     NOTED.iter().for_each(|key| keys.note(key));

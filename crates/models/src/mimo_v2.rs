@@ -9,7 +9,7 @@ use crate::keys::Key;
 use crate::names::Row;
 use crate::rope::{Rotation, Scaling};
 use crate::stated::Stated;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, deepseek, experts, glm4_moe, llama, mixtral, scaling, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, MixtureOfExperts, Pairing, SelfAttention};
@@ -24,7 +24,10 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "mimo_v2_flash",
     gguf: "",
     class: "MiMoV2FlashForCausalLM",
-    unsaid: Unsaid::sizes([4096, 16_384, 48, 64, 4, 129, 131_072, 152_576]).theta(5_000_000.0),
+    unsaid: Unsaid::sizes([4096, 16_384, 48, 64, 4, 129, 131_072, 152_576])
+        .theta(5_000_000.0)
+        .numbers(NUMBERS)
+        .eps(1e-5),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -32,7 +35,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] = &[
+const NUMBERS: Numbers = &[
     ("head_dim", 192),
     ("v_head_dim", 128),
     ("moe_intermediate_size", 2048),
@@ -49,10 +52,10 @@ const TURNED: f64 = 0.334;
 const NOTED: &[&str] = &["attention_chunk_size", "swa_rope_theta", "sliding_window_size"];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL).with_names(OWN);
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
-    let mut raw = Raw::read_normed(files, crate::config::RMS_EPS, 1e-5)?;
+    let mut raw = Raw::read_normed(files, crate::config::RMS_EPS)?;
     NOTED.iter().for_each(|key| keys.note(key));
     keys.only(Key("scoring_func", ""), &["sigmoid"])?;
     keys.only(Key("topk_method", ""), &["noaux_tc"])?;

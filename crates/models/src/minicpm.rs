@@ -29,7 +29,11 @@ pub(crate) const THIRD: Architecture = Architecture {
     name: "minicpm3",
     gguf: latent::THIRD,
     class: "MiniCPM3ForCausalLM",
-    unsaid: Unsaid::sizes([2560, 6400, 62, 40, 40, 0, 32_768, 73_448]).eps(1e-5),
+    unsaid: Unsaid::sizes([2560, 6400, 62, 40, 40, 0, 32_768, 73_448]).eps(1e-5).numbers(&[
+        ("kv_lora_rank", 256),
+        ("qk_nope_head_dim", 64),
+        ("qk_rope_head_dim", 32),
+    ]),
     names: &[latent::NAMES, llama::NAMES, phimoe::FACTORS],
     open: open_third,
     ..ARCHITECTURE

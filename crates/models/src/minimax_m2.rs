@@ -21,7 +21,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "minimax_m2",
     gguf: "minimax-m2",
     class: "MiniMaxM2ForCausalLM",
-    unsaid: Unsaid::sizes([3072, 1536, 62, 48, 8, 0, 196_608, 200_064]).theta(5_000_000.0),
+    unsaid: Unsaid::sizes([3072, 1536, 62, 48, 8, 0, 196_608, 200_064])
+        .theta(5_000_000.0)
+        .numbers(&[("num_experts_per_tok", 8), ("num_local_experts", 256)]),
     names: &[NAMES, experts::SPARSE_BLOCK, llama::NAMES, qwen3::NORMS],
     signs: None,
     experts: true,

@@ -4,7 +4,7 @@
 use crate::config::{LIMIT, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Unsaid, said};
 use crate::{Architecture, Opened, decoder, llama, mistral, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Stretch};
@@ -14,7 +14,19 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "ministral3",
     gguf: "mistral3",
     class: "Ministral3ForCausalLM",
-    unsaid: Unsaid::sizes([4096, 14_336, 34, 32, 8, 0, 262_144, 131_072]).stretched().eps(1e-5),
+    unsaid: Unsaid::sizes([4096, 14_336, 34, 32, 8, 0, 262_144, 131_072])
+        .rotated(said!({
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 16_384,
+            "llama_4_scaling_beta": 0.1,
+        }))
+        .eps(1e-5),
     names: &[llama::NAMES, mistral::NAMES],
     signs: None,
     experts: false,

@@ -16,7 +16,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     class: "MixtralForCausalLM",
     unsaid: Unsaid::sizes([4096, 14_336, 32, 32, 8, 0, 131_072, 32_000])
         .theta(1_000_000.0)
-        .eps(1e-5),
+        .eps(1e-5)
+        .numbers(&[("num_experts_per_tok", 2), ("num_local_experts", 8)]),
     names: &[llama::NAMES, experts::SPARSE_BLOCK],
     signs: None,
     experts: true,

@@ -21,7 +21,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "nanochat",
     gguf: "",
     class: "NanoChatForCausalLM",
-    unsaid: Unsaid::sizes([768, 8192, 12, 6, 0, 0, 2048, 50_304]),
+    unsaid: Unsaid::sizes([768, 8192, 12, 6, 0, 0, 2048, 50_304])
+        .numbers(&[("num_attention_heads", 6)]),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: false,
@@ -31,9 +32,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     const CAP: Key = Key("final_logit_softcapping", "");
     const USUAL: f64 = 15.0;
-    let files = &files.with_usual(&[("num_attention_heads", 6)]);
     let keys = &files.keys;
-    let raw = Raw::read_normed(files, crate::config::RMS_EPS, 1e-6)?;
+    let raw = Raw::read_normed(files, crate::config::RMS_EPS)?;
     windows::of_types(files, &raw.layers, None)?;
     let act = gpt2::activation(files, "hidden_act", nemotron::SQUARED)?;
     let cap = match keys.mentions(CAP) {

@@ -17,7 +17,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "nemotron",
     gguf: "nemotron",
     class: "NemotronForCausalLM",
-    unsaid: Unsaid::sizes([6144, 24_576, 32, 48, 0, 0, 4096, 256_000]),
+    unsaid: Unsaid::sizes([6144, 24_576, 32, 48, 0, 0, 4096, 256_000]).eps(1e-5),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -26,7 +26,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let eps = Key("norm_eps", "attention.layer_norm_epsilon");
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     raw.turns_part(files, 0.5)?;
     // Another name of the part that is rotated.
     if let Some(part) = files.keys.number(Key("rope_percent", ""))?.filter(|p| p.value != 0.5) {

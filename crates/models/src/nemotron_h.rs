@@ -69,7 +69,18 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "nemotron_h",
     gguf: "nemotron_h",
     class: "NemotronHForCausalLM",
-    unsaid: Unsaid::sizes([4096, 21_504, 0, 32, 8, 0, 4096, 131_072]),
+    unsaid: Unsaid::sizes([4096, 21_504, 0, 32, 8, 0, 4096, 131_072])
+        .numbers(&[
+            ("mamba_d_conv", 4),
+            ("mamba_d_head", 64),
+            ("mamba_d_state", 128),
+            ("mamba_n_groups", 8),
+            ("mamba_n_heads", 128),
+            ("moe_intermediate_size", 7688),
+            ("n_routed_experts", 8),
+            ("num_experts_per_tok", 2),
+        ])
+        .eps(1e-5),
     names: &[NAMES, mamba::MIXERS, EXPERTS],
     signs: None,
     experts: true,
@@ -120,7 +131,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         Dialect::Gguf if !stated => Key("", "attention.layer_norm_epsilon"),
         _ => Key("layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),
     };
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     glm4_moe::guesses(files, &mut raw)?;
     raw.rotation = None;
     keys.only(Key("mamba_hidden_act", ""), &["silu"])?;

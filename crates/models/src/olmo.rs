@@ -27,7 +27,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "olmo",
     gguf: "olmo",
     class: "OlmoForCausalLM",
-    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 50_304]),
+    unsaid: Unsaid::sizes([4096, 11_008, 32, 32, 0, 0, 2048, 50_304]).eps(1e-5),
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -38,7 +38,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     if keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;
     }

@@ -14,7 +14,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "olmoe",
     gguf: "olmoe",
     class: "OlmoeForCausalLM",
-    unsaid: Unsaid::sizes([2048, 2048, 16, 16, 0, 0, 4096, 50_304]).eps(1e-5),
+    unsaid: Unsaid::sizes([2048, 2048, 16, 16, 0, 0, 4096, 50_304])
+        .eps(1e-5)
+        .numbers(&[("num_experts", 64), ("num_experts_per_tok", 8)]),
     names: &[llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,

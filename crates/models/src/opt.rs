@@ -31,7 +31,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "opt",
     gguf: "",
     class: "OPTForCausalLM",
-    unsaid: Unsaid::NOTHING,
+    unsaid: Unsaid::NOTHING.eps(1e-5),
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -44,7 +44,7 @@ const FRONT: usize = 2;
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(&[("intermediate_size", "ffn_dim")]);
     let keys = &files.keys;
-    let mut raw = Raw::read_normed(files, Key("layer_norm_eps", ""), 1e-5)?;
+    let mut raw = Raw::read_normed(files, Key("layer_norm_eps", ""))?;
     raw.rotation = None;
     // For training, and what it was trained for.
     for key in ["dropout", "layerdrop", "init_std", "output_projection", "prefix"] {

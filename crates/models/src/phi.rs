@@ -30,7 +30,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "phi",
     gguf: "phi2",
     class: "PhiForCausalLM",
-    unsaid: Unsaid::sizes([2048, 8192, 24, 32, 0, 0, 2048, 51_200]),
+    unsaid: Unsaid::sizes([2048, 8192, 24, 32, 0, 0, 2048, 51_200]).eps(1e-5),
     names: &[NAMES],
     signs: None,
     experts: false,
@@ -40,7 +40,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     raw.turns_part(files, 0.5)?;
     let act = gpt2::activation(files, "hidden_act", &[Unary::GeluTanh])?;
     keys.without_head_norms("qk_layernorm")?;

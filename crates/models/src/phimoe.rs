@@ -14,7 +14,10 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "phimoe",
     gguf: "phimoe",
     class: "PhimoeForCausalLM",
-    unsaid: Unsaid::sizes([4096, 6400, 32, 32, 8, 0, 131_072, 32_064]).theta(1_000_000.0).eps(1e-5),
+    unsaid: Unsaid::sizes([4096, 6400, 32, 32, 8, 0, 131_072, 32_064])
+        .theta(1_000_000.0)
+        .eps(1e-5)
+        .numbers(&[("num_experts_per_tok", 2), ("num_local_experts", 16)]),
     names: &[llama::NAMES, experts::SPARSE_BLOCK, FACTORS],
     signs: None,
     experts: true,

@@ -36,7 +36,12 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen2_moe",
     gguf: "qwen2moe",
     class: "Qwen2MoeForCausalLM",
-    unsaid: Unsaid::sizes([2048, 5632, 24, 16, 16, 4096, 32_768, 151_936]),
+    unsaid: Unsaid::sizes([2048, 5632, 24, 16, 16, 4096, 32_768, 151_936]).numbers(&[
+        ("moe_intermediate_size", 1408),
+        ("num_experts", 60),
+        ("num_experts_per_tok", 4),
+        ("shared_expert_intermediate_size", 5632),
+    ]),
     names: &[llama::NAMES, experts::NAMES, experts::SWITCHED, SHARED],
     signs: None,
     experts: true,

@@ -12,7 +12,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3_5",
     gguf: "qwen35",
     class: "Qwen3_5ForConditionalGeneration",
-    unsaid: Unsaid::sizes([4096, 12_288, 32, 16, 4, 0, 32_768, 248_320]),
+    unsaid: Unsaid::sizes([4096, 12_288, 32, 16, 4, 0, 32_768, 248_320]).numbers(hybrid::NUMBERS),
     names: &[hybrid::NAMES, llama::NAMES, qwen3::NORMS],
     signs: None,
     experts: false,
@@ -20,7 +20,6 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(&[("head_dim", 256)]);
     // A list of blocks without experts: none has them.
     files.keys.note("mlp_only_layers");
     let hybrid = Hybrid::read(files)?;

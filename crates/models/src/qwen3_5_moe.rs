@@ -8,7 +8,14 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3_5_moe",
     gguf: "qwen35moe",
     class: "Qwen3_5MoeForConditionalGeneration",
-    unsaid: Unsaid::sizes([2048, 0, 40, 16, 2, 0, 32_768, 248_320]),
+    unsaid: Unsaid::sizes([2048, 0, 40, 16, 2, 0, 32_768, 248_320])
+        .numbers(hybrid::NUMBERS)
+        .numbers(&[
+            ("moe_intermediate_size", 512),
+            ("num_experts", 256),
+            ("num_experts_per_tok", 8),
+            ("shared_expert_intermediate_size", 512),
+        ]),
     names: &[
         hybrid::NAMES,
         llama::NAMES,

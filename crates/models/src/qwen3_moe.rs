@@ -14,7 +14,11 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3_moe",
     gguf: "qwen3moe",
     class: "Qwen3MoeForCausalLM",
-    unsaid: Unsaid::sizes([2048, 6144, 24, 32, 4, 4096, 32_768, 151_936]),
+    unsaid: Unsaid::sizes([2048, 6144, 24, 32, 4, 4096, 32_768, 151_936]).numbers(&[
+        ("moe_intermediate_size", 768),
+        ("num_experts", 128),
+        ("num_experts_per_tok", 8),
+    ]),
     names: &[llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,

@@ -14,7 +14,14 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "qwen3_next",
     gguf: "qwen3next",
     class: "Qwen3NextForCausalLM",
-    unsaid: Unsaid::sizes([2048, 5632, 48, 16, 2, 0, 32_768, 151_936]),
+    unsaid: Unsaid::sizes([2048, 5632, 48, 16, 2, 0, 32_768, 151_936])
+        .numbers(hybrid::NUMBERS)
+        .numbers(&[
+            ("moe_intermediate_size", 512),
+            ("num_experts", 512),
+            ("num_experts_per_tok", 10),
+            ("shared_expert_intermediate_size", 512),
+        ]),
     names: &[
         hybrid::NAMES,
         llama::NAMES,
@@ -28,11 +35,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-/// Values that configurations omit.
-const USUAL: &[(&str, usize)] = &[("head_dim", 256), ("intermediate_size", 5632)];
-
 pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL);
     let hybrid = Hybrid::read(files)?;
     let (sparse, config) = (Sparse::read(files)?, hybrid.config.clone());
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;

@@ -47,7 +47,9 @@ pub(crate) const QWEN3_MOE: Architecture = Architecture {
     name: "qwen3_vl_moe",
     gguf: "qwen3vlmoe",
     class: "Qwen3VLMoeForConditionalGeneration",
-    unsaid: Unsaid::sizes([2048, 5632, 24, 16, 16, 0, 128_000, 151_936]).theta(500_000.0),
+    unsaid: Unsaid::sizes([2048, 5632, 24, 16, 16, 0, 128_000, 151_936]).theta(500_000.0).numbers(
+        &[("moe_intermediate_size", 1408), ("num_experts", 60), ("num_experts_per_tok", 4)],
+    ),
     names: &[llama::NAMES, qwen3::NORMS, experts::STACKS, experts::SWITCHED],
     signs: None,
     open: |files| open(files, mixture),

@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::glm4_moe::{self, Usual};
 use crate::keys::Key;
 use crate::names::Row;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Config, Opened, decoder, experts, llama, phi3, qwen3};
 use formats::Result;
 use nn::{AttentionOptions, QkNorm, Weights};
@@ -25,7 +25,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "sarvam_moe",
     gguf: "",
     class: "SarvamMoEForCausalLM",
-    unsaid: Unsaid::sizes([4096, 8192, 19, 64, 4, 0, 131_072, 262_144]).theta(8_000_000.0),
+    unsaid: Unsaid::sizes([4096, 8192, 19, 64, 4, 0, 131_072, 262_144])
+        .theta(8_000_000.0)
+        .numbers(NUMBERS),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
@@ -36,7 +38,8 @@ const OWN: &[(&str, &str)] =
     &[("n_shared_experts", "num_shared_experts"), ("attention_bias", "use_qkv_bias")];
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] = &[
+const NUMBERS: Numbers = &[
+    ("first_k_dense_replace", 1),
     ("head_dim", 64),
     ("moe_intermediate_size", 1024),
     ("n_routed_experts", 128),
@@ -56,13 +59,13 @@ const NOTED: &[&str] = &[
 ];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL).with_names(OWN);
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     let raw = Raw::read(files, &["silu"])?;
     NOTED.iter().for_each(|key| keys.note(key));
     keys.only(Key("score_function", ""), &["sigmoid"])?;
     let normed = keys.flag(Key("use_qk_norm", ""))?.unwrap_or(true);
-    let usual = Usual { dense: 1, scale: 2.5, ..Usual::default() };
+    let usual = Usual { scale: 2.5, ..Usual::default() };
     let (config, mut parts, count) = glm4_moe::parts(files, raw, usual)?;
     let attention = parts.attention;
     parts.attention = Box::new(move |config: &Config, layer| AttentionOptions {

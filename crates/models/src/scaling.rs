@@ -36,8 +36,8 @@ pub(crate) fn read(files: &Files<'_>, width: usize) -> Result<Rotation> {
 
 /// The object under `key`, if it says anything.
 fn stated<'a>(keys: &Keys<'a>, key: &'static str) -> Result<Option<Keys<'a>>> {
-    let says = keys.get(key).is_some_and(|value| *value != serde_json::json!({}));
-    Ok(keys.object(key)?.filter(|_| says))
+    let empty = keys.get(key).is_some_and(|value| *value == serde_json::json!({}));
+    Ok(keys.object(key)?.filter(|_| !empty))
 }
 
 /// The object that states the rotation, and the one in which older files do.
@@ -93,11 +93,8 @@ fn of_object(
     // Where nothing is stretched, it says no more than the context: Phi-3 Mini states it all the
     // same.
     keys.note("original_max_position_embeddings");
-    let theta = either("rope_theta")?;
-    if theta.is_none() && rope.is_none() && unsaid.stretches {
-        return Err(keys.wrong(key, "a rotation", "nothing"));
-    }
-    let mut theta = theta.unwrap_or_else(|| keys.stated("rope_theta", unsaid.theta));
+    let mut theta =
+        either("rope_theta")?.unwrap_or_else(|| keys.stated("rope_theta", unsaid.theta));
     let alpha = rope.map(|rope| rope.number("alpha")).transpose()?.flatten();
     if let (Some(alpha), Some(rope)) = (alpha, rope) {
         // Hunyuan's: a base that is stretched for all contexts, called `dynamic` all the same.

@@ -4,7 +4,7 @@ use crate::config::{RMS_EPS, Raw};
 use crate::files::Files;
 use crate::glm4_moe::{self, Usual};
 use crate::keys::Key;
-use crate::unsaid::Unsaid;
+use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened};
 use formats::Result;
 
@@ -12,7 +12,10 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Solar Open",
     name: "solar_open",
     class: "SolarOpenForCausalLM",
-    unsaid: Unsaid::sizes([4096, 0, 48, 64, 8, 0, 131_072, 196_608]).theta(1_000_000.0),
+    unsaid: Unsaid::sizes([4096, 0, 48, 64, 8, 0, 131_072, 196_608])
+        .theta(1_000_000.0)
+        .numbers(NUMBERS)
+        .eps(1e-5),
     open,
     ..glm4_moe::ARCHITECTURE
 };
@@ -21,7 +24,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const OWN: &[(&str, &str)] = &[("intermediate_size", "moe_intermediate_size")];
 
 /// Numbers that configurations may leave out.
-const USUAL: &[(&str, usize)] = &[
+const NUMBERS: Numbers = &[
     ("head_dim", 128),
     ("intermediate_size", 1280),
     ("moe_intermediate_size", 1280),
@@ -30,10 +33,10 @@ const USUAL: &[(&str, usize)] = &[
 ];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_usual(USUAL).with_names(OWN);
+    let files = &files.with_names(OWN);
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
-    let raw = Raw::read_normed(files, RMS_EPS, 1e-5)?;
+    let raw = Raw::read_normed(files, RMS_EPS)?;
     // What the first configurations state, too.
     keys.note("intermediate_size");
     if keys.flag(Key("use_qk_norm", ""))? == Some(true) {

@@ -15,7 +15,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "stablelm",
     gguf: "stablelm",
     class: "StableLmForCausalLM",
-    unsaid: Unsaid::sizes([2560, 6912, 32, 32, 32, 0, 4096, 50_304]),
+    unsaid: Unsaid::sizes([2560, 6912, 32, 32, 32, 0, 4096, 50_304]).eps(1e-5),
     names: &[llama::NAMES],
     signs: None,
     experts: false,
@@ -26,7 +26,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     raw.turns_part(files, 0.25)?;
     keys.without_head_norms("qk_layernorm")?;
     let beside = keys.flag(Key("use_parallel_residual", "use_parallel_residual"))?;

@@ -20,7 +20,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "starcoder2",
     gguf: "starcoder2",
     class: "Starcoder2ForCausalLM",
-    unsaid: Unsaid::sizes([3072, 12_288, 30, 24, 2, 0, 4096, 49_152]),
+    unsaid: Unsaid::sizes([3072, 12_288, 30, 24, 2, 0, 4096, 49_152]).eps(1e-5),
     names: &[NAMES, llama::NAMES],
     signs: None,
     experts: false,
@@ -30,7 +30,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let eps = Key("norm_epsilon", "attention.layer_norm_epsilon");
-    let mut raw = Raw::read_normed(files, eps, 1e-5)?;
+    let mut raw = Raw::read_normed(files, eps)?;
     raw.windows = windows::of_all(files, &raw.layers)?;
     let act = gpt2::activation(files, "hidden_act", &[Unary::GeluTanh])?;
     // What these models have, by keys of the first configurations.

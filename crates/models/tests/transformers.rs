@@ -304,18 +304,33 @@ fn what_is_left_out_is_as_the_class_has_it() {
     let found = read(said).unwrap();
     assert_eq!((found.windows.len(), found.kv_heads), (0, 32));
     for (name, base) in [("mixtral", 1e6f32), ("cohere", 5e5), ("llama", 1e4), ("smollm3", 2e6)] {
-        let mut said = serde_json::json!({ "model_type": name, "head_dim": 64 });
-        if name == "mixtral" {
-            (said["num_experts_per_tok"], said["num_local_experts"]) = (2.into(), 8.into());
-        }
-        let found = read(said).unwrap_or_else(|e| panic!("{e}"));
+        let found = read(serde_json::json!({ "model_type": name, "head_dim": 64 }))
+            .unwrap_or_else(|e| panic!("{e}"));
         let eps = if ["mixtral", "cohere"].contains(&name) { 1e-5 } else { 1e-6 };
         assert_eq!(found.norm_eps, eps, "{name}");
         let second = found.rope.unwrap().frequencies[1];
         assert!((second * base.powf(1.0 / 32.0) - 1.0).abs() < 1e-5, "{name}: {second}");
     }
-    let error = read(serde_json::json!({ "model_type": "apertus" })).unwrap_err().to_string();
-    assert!(error.contains("rope_parameters: expected a rotation, found nothing"), "{error}");
+    // The rotation of a class that stretches it, said or not; null and an older object that is empty
+    // say nothing of it, a null in place of that object does.
+    for name in ["apertus", "cwm", "gpt_oss", "ministral3", "mistral4"] {
+        let whole = |rope: &str| {
+            let mut said = serde_json::json!({ "model_type": name, "rope_scaling": {} });
+            said["rope_parameters"] = serde_json::from_str(rope).unwrap();
+            if name != "mistral4" {
+                said["head_dim"] = 128.into();
+            }
+            read(said).unwrap_or_else(|e| panic!("{name}: {e}")).rope.unwrap()
+        };
+        let (silent, plain) = (whole("null"), whole("{}"));
+        assert_ne!(silent.frequencies, plain.frequencies, "{name}");
+        let class = testing::models().with_file_name("classes.json");
+        let class = std::fs::read_to_string(class).unwrap();
+        let class: serde_json::Value = serde_json::from_str(&class).unwrap();
+        let said = whole(&class[name]["rope_parameters"].to_string());
+        assert_eq!(silent.frequencies, said.frequencies, "{name}");
+        assert_eq!(silent.magnitude, said.magnitude, "{name}");
+    }
     let whole = read_whole(serde_json::json!({ "model_type": "mistral" }));
     let error = whole.unwrap_err().to_string();
     assert!(error.contains("num_hidden_layers: expected a whole number, found nothing"), "{error}");
