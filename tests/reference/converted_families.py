@@ -39,6 +39,7 @@ APART = {
     "gpt-neox": "llama.cpp takes tanh's approximation of GELU",
     "gpt-neox-in-turn": "llama.cpp takes tanh's approximation of GELU",
     "gpt-oss": "llama.cpp widens YaRN's pairs between to whole numbers",
+    "laguna-elements": "llama.cpp has no biases there",
     "lfm2-adjusted": HEADS,
     "mamba2-biased": "llama.cpp wants biases of convolutions",
     "mistral": WINDOW,

@@ -4,6 +4,8 @@ A twin in f32, f16 or bf16 holds exactly the checkpoint's weights (checked here)
 is its truth too. A quantised twin gets a truth of its own, `expected.TYPE.safetensors`, computed from the weights
 that the `gguf` package dequantises from it.
 """
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,19 +14,26 @@ from pathlib import Path
 
 import gguf
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sentencepiece import sentencepiece_model_pb2
 
 import models
 
 EXACT = {"f32", "f16", "bf16"}
 HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
-PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "nemotron_h", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "olmo", "iquestcoder"}  # families whose rows of q and k the converter reorders
+PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "nemotron_h", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "olmo", "iquestcoder", "granitemoe_swa"}  # families whose rows of q and k the converter reorders
 
 
 # Weights of state spaces.
 MAMBA = {"in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias", "dt_bias": "ssm_dt.bias",
          "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"}
+
+
+# Weights of delta nets whose elements forget by themselves, under Transformers' names and the converter's.
+KIMI = {"conv1d.weight": [f"ssm_conv1d_{part}.weight" for part in "qkv"], "b_proj.weight": ["ssm_beta.weight"], "o_norm.weight": ["ssm_norm.weight"],
+        "forget_gate.dt_bias": ["ssm_dt.bias"], "forget_gate.A_log": ["ssm_a"],
+        **{f"forget_gate.f_{part}_proj.weight": [f"ssm_f_{part}.weight"] for part in "ab"},
+        **{f"g_{part}_proj.weight": [f"ssm_g_{part}.weight"] for part in "ab"}}
 
 
 def tiny_tokenizer(path, vocab_size):
@@ -60,12 +69,46 @@ def with_all_keys(dir_model, is_mistral_format):
     import json, pathlib
     stated = pathlib.Path(dir_model, "config.json")
     config = json.loads(stated.read_text()) if stated.exists() else {}
-    if config.get("model_type") == "nemotron_h":
-        return config  # it takes Transformers' usual numbers of experts for those of the model
+    if config.get("model_type") in ("nemotron_h", "mimo_v2_flash"):
+        return config  # it takes Transformers' usual numbers of experts, or its rotations, for those of the model
     return {**(json.loads(stated.read_text()) if stated.exists() else {}), **load(dir_model, is_mistral_format)}
 ModelBase.load_hparams = staticmethod(with_all_keys)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+
+
+def rewrite(folder, config, rename):
+    """The folder's configuration, and its tensors under other names: `rename` gives the new ones with the tensor of each."""
+    (folder / "config.json").write_text(json.dumps(config))
+    path = folder / "model.safetensors"
+    tensors = [part for name, x in load_file(path).items() for part in rename(name, x)]
+    save_file({name: x.contiguous() for name, x in tensors}, path, {"format": "pt"})
+
+
+def published(folder):
+    """Turn a folder that Transformers wrote into the form in which the family is published, where the converter knows that alone."""
+    config = json.loads((folder / "config.json").read_text())
+    kind = config["model_type"]
+    if kind == "mistral4":
+        # The decoder of a model that sees images.
+        del config["architectures"]
+        whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": config}
+        rewrite(folder, whole, lambda name, x: [("language_model." + name, x)])
+    if kind == "kimi_linear":
+        full = [i for i, layer in enumerate(config["layer_types"], 1) if layer == "full_attention"]
+        sizes = {"full_attn_layers": full, "num_heads": config["linear_num_heads"], "head_dim": config["linear_head_dim"],
+                 "short_conv_kernel_size": config["linear_conv_kernel_dim"]}
+        dense = sum(kind == "dense" for kind in config["mlp_layer_types"])
+        config |= {"linear_attn_config": sizes, "first_k_dense_replace": dense, "moe_router_activation_func": "sigmoid"}
+        rewrite(folder, config, lambda name, x: [(re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", name), x)])
+    if kind == "mimo_v2_flash":
+        rotations, local = config.pop("rope_parameters"), [layer == "sliding_attention" for layer in config["layer_types"]]
+        config |= {"hybrid_layer_pattern": list(map(int, local)), "swa_head_dim": config["head_dim"], "swa_v_head_dim": config["v_head_dim"],
+                   "swa_num_attention_heads": config["num_attention_heads"], "swa_num_key_value_heads": 2 * config["num_key_value_heads"],
+                   "moe_layer_freq": [int(layer == "sparse") for layer in config["mlp_layer_types"]], "topk_method": "noaux_tc",
+                   "rope_theta": rotations["full_attention"]["rope_theta"], "swa_rope_theta": rotations["sliding_attention"]["rope_theta"],
+                   "partial_rotary_factor": rotations["full_attention"]["partial_rotary_factor"], "layernorm_epsilon": config["rms_norm_eps"]}
+        (folder / "config.json").write_text(json.dumps(config))
 
 
 def run(*command):
@@ -144,7 +187,8 @@ def read_back(case, path):
             "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID, "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
             "gemma3n": gguf.MODEL_ARCH.GEMMA3N, "iquestcoder": gguf.MODEL_ARCH.LLAMA, "jais2": gguf.MODEL_ARCH.JAIS2,
             "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE, "cohere2_moe": getattr(gguf.MODEL_ARCH, "COHERE2MOE", None), "hy_v3": getattr(gguf.MODEL_ARCH, "HY_V3", None), "solar_open": gguf.MODEL_ARCH.GLM4_MOE,
-            "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2}[case.disguise or case.family]
+            "laguna": getattr(gguf.MODEL_ARCH, "LAGUNA", None), "mistral4": getattr(gguf.MODEL_ARCH, "MISTRAL4", None),
+            "mellum": getattr(gguf.MODEL_ARCH, "MELLUM", None), "granitemoe_swa": getattr(gguf.MODEL_ARCH, "GRANITE_SWA", None), "kimi_linear": getattr(gguf.MODEL_ARCH, "KIMI_LINEAR", None), "mimo_v2_flash": getattr(gguf.MODEL_ARCH, "MIMO2", None), "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": case.config.get("num_attention_heads", 0), "k_proj": case.config.get("num_key_value_heads", 0)}
@@ -173,6 +217,11 @@ def read_back(case, path):
             x = torch.log(-x).to(getattr(torch, case.storage)) if part == "A_log" else x
             weights[name] = x.reshape(shape).float()
             continue
+        if ".self_attn." in name and (part := name.split("self_attn.")[1]) in KIMI:
+            parts = [decoded(f"blk.{name.split('.')[2]}.{own}").reshape(-1) for own in KIMI[part]]
+            x = torch.cat(parts).reshape(shape)
+            weights[name] = (torch.log(-x).to(getattr(torch, case.storage)) if part.endswith("A_log") else x).float()
+            continue
         if ".experts." in name:
             block, part, end = f"blk.{name.split('.')[2]}", name.split(".")[-1], "bias" if name.endswith("bias") else "weight"
             if f"{block}.ffn_gate_up_exps.{end}" in stored and part == "gate_up_proj":
@@ -199,6 +248,9 @@ def read_back(case, path):
             continue
         if name.endswith("shared_mlp.input_linear.weight"):
             block = f"blk.{name.split('.')[2]}"
+            if case.family == "granitemoe_swa":  # one on top of the other
+                weights[name] = decoded(f"{block}.ffn_up_shexp.weight").float()
+                continue
             alone = "" if f"{block}.ffn_gate.weight" in stored else "_shexp"
             weights[name] = torch.cat([decoded(f"{block}.ffn_{half}{alone}.weight") for half in ("gate", "up")]).float()
             continue
@@ -274,12 +326,13 @@ def write(case, weights, folder, converter, quantize):
         source = Path(scratch) / case.name
         shutil.copytree(folder, source)
         tiny_tokenizer(source / "tokenizer.model", models.make_config(case).vocab_size)
+        published(source)
         for kind in case.gguf:
             out = folder / f"model.{kind.lower()}.gguf"
             outtype = kind.removesuffix("-split")
             if outtype in EXACT or outtype == "q8_0":
                 # Hybrids' further heads, which guess tokens ahead, are not in these checkpoints.
-                alone = ["--no-mtp"] if case.family in HYBRIDS else []
+                alone = ["--no-mtp"] if case.family in HYBRIDS | {"mimo_v2_flash"} else []
                 run(sys.executable, "-c", CONVERT, converter, source, "--outtype", outtype, "--outfile", out, *alone)
                 if outtype != kind:
                     split_experts(out)

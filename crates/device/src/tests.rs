@@ -273,11 +273,13 @@ fn layers_shared_by_ranks_are_transformers() {
             "falcon-h1-normed",
             "gemma3n",
             "kimi_linear",
+            "kimi_linear-heads",
             "lfm2",
             "lfm2-moe",
             "lfm3",
             "mimo_v2_flash",
             "minicpm3",
+            "mistral4-even",
             "moonlight",
         ];
         names.iter().any(|name| case.ends_with(name))

@@ -137,7 +137,7 @@ const AFTER: &[Row] = &[
 pub(crate) const MISTRAL4: Architecture = Architecture {
     title: "Mistral Small 4",
     name: "mistral4",
-    gguf: "",
+    gguf: latent::MISTRAL4,
     class: "Mistral4ForCausalLM",
     unsaid: Unsaid::sizes([4096, 12_288, 36, 32, 32, 0, 1 << 20, 131_072])
         .rotated(said!({
@@ -190,6 +190,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let (config, mut options) = latent::read(files, raw)?;
     if name == MISTRAL4.name {
         options.stretch = ministral3::stretch(files)?;
+        let step = options.stretch.map(|stretch| MetadataValue::U32(stretch.step));
+        keys.state(Key("", "attention.temperature_length"), step);
     }
     let heads = latent::Heads::of(&options);
     let mixer = latent::mixer(options);
@@ -282,6 +284,7 @@ impl Mixture {
         let keys = &files.keys;
         let name = config.architecture.name;
         let hugging_face = keys.dialect() == Dialect::HuggingFace;
+        let form = config.architecture.gguf;
         const DENSE: Key = Key("first_k_dense_replace", "leading_dense_block_count");
         const SHARED: Key = Key("n_shared_experts", "expert_shared_count");
         let none = match hugging_face {
@@ -328,7 +331,9 @@ impl Mixture {
             false => {
                 keys.only(Key("scoring_func", ""), &["sigmoid", "noaux_tc"])?;
                 keys.only(Key("topk_method", ""), &["noaux_tc"])?;
-                let options = glm4_moe::limited(files, options, true, scale)?;
+                let mut options = glm4_moe::limited(files, options, true, scale)?;
+                // GGUF does not say it of Kimi Linear.
+                options.routing.normalised |= !hugging_face && form == latent::KIMI;
                 let normalised = MetadataValue::Bool(options.routing.normalised);
                 keys.state(Key("norm_topk_prob", "expert_weights_norm"), Some(normalised));
                 (options, !corrected && (!hugging_face || name == AXK1.name))

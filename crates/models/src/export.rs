@@ -14,8 +14,8 @@ use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
-    Architecture, Config, ReadOptions, apertus, falcon, gemma3n, gemma4, hybrid, latent, lfm2,
-    mamba, minicpm, scaling,
+    Architecture, Config, ReadOptions, apertus, falcon, gemma3n, gemma4, granite_swa, hybrid,
+    kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, scaling,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -59,7 +59,9 @@ pub enum From {
 const PERMUTED: &[&str] = &[
     "arcee",
     "granite",
+    "granite_swa",
     "granitemoe",
+    "granitemoe_swa",
     "granitemoehybrid",
     "granitemoeshared",
     "internlm2",
@@ -88,6 +90,10 @@ const LISTED: &[&str] = &[
     "gemma3n",
     "gemma4",
     "gemma4_unified",
+    "granite_swa",
+    "granitemoe_swa",
+    "laguna",
+    "mellum",
     "olmo3",
 ];
 
@@ -214,6 +220,10 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     heads.extend(lfm2::metadata(config, held));
     heads.extend(falcon::metadata(config));
     heads.extend(mamba::metadata(config, held));
+    heads.extend(laguna::metadata(&files, config)?);
+    heads.extend(granite_swa::metadata(&files, config)?);
+    heads.extend(mimo_v2::metadata(&files, config)?);
+    heads.extend(kimi_linear::metadata(config, held));
     heads.extend(gemma4::metadata(&files)?);
     heads.extend(gemma3n::metadata(&files)?);
     metadata.retain(|(key, _)| {
@@ -232,6 +242,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let tiled = key_heads.filter(|_| architecture.name != hybrid::NEXT);
     let groups = mamba::groups(&files)?;
     let mut weights = weights(config, held, [count, tiled.unwrap_or(0), groups]);
+    laguna::gates(&files, config, &mut weights)?;
     let rotated = match (gemma4::tensors(&files)?, &config.rope) {
         (Some(tensors), _) => tensors,
         (None, Some(_)) => rotation(&files, config, &mut metadata)?,
@@ -396,6 +407,10 @@ fn rotation(
     add("freq_base", number(theta.value));
     if let Some(local) = local {
         add("freq_base_swa", number(local.theta.value));
+        // Others turn as much of both.
+        if let Some(rotary) = local.rotary.filter(|_| form == laguna::ARCHITECTURE.gguf) {
+            add("dimension_count_swa", MetadataValue::U32(rotary.value as u32));
+        }
     }
     add("dimension_count", MetadataValue::U32(width as u32));
     let factors = |name: &str, values: Vec<f32>| Exported {
@@ -425,12 +440,12 @@ fn rotation(
             add("scaling.yarn_beta_slow", number(yarn.slow));
             let log = log_multiplier.unwrap_or(0.0);
             let usual = match form {
-                latent::GGUF => latent::usual_magnitude(yarn.factor, 10.0 * log),
+                form if latent::is_form(form) => latent::usual_magnitude(yarn.factor, 10.0 * log),
                 _ => scaling::yarn_magnitude(yarn.factor, log),
             };
             let magnitude = yarn.magnitude / usual;
             // Readers would take it for a part of the factor on scores, too.
-            if form == latent::GGUF && (magnitude - 1.0).abs() > 1e-6 {
+            if latent::is_form(form) && (magnitude - 1.0).abs() > 1e-6 {
                 let found = format!("sines and cosines times {magnitude}");
                 let error = scaling.wrong("a rotation that GGUF can say", found);
                 return Err(error.of(ErrorKind::Unsupported));
@@ -504,9 +519,13 @@ fn weights(
             if apart.is_some_and(|names| !names.is_empty()) {
                 continue;
             }
-            let own = hybrid::exported(held, &canonical, (key_heads > 0).then_some(key_heads));
+            let of_hybrid =
+                || hybrid::exported(held, &canonical, (key_heads > 0).then_some(key_heads));
+            let own = nets::exported(held, &canonical).or_else(of_hybrid);
             let latent = || latent::exported(held, &canonical, config).map(Some);
-            let own = own.or_else(latent).or_else(|| gemma4::exported(held, &canonical, experts));
+            let own = own
+                .or_else(latent)
+                .or_else(|| gemma4::exported(held, &canonical, experts, config.architecture.gguf));
             let own = own.or_else(|| lfm2::convs::exported(held, &canonical));
             let own = own.or_else(|| gemma3n::exported(held, &canonical));
             let made = match own.or_else(|| mamba::exported(held, &canonical, groups)) {

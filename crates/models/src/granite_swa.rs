@@ -3,36 +3,60 @@
 
 use crate::config::{Config, RMS_EPS, Raw};
 use crate::files::Files;
-use crate::keys::Key;
+use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::rope::Rotation;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, decoder, experts, granite, granitemoe, llama, windows};
+use crate::{Architecture, Opened, decoder, experts, granite, granitemoe, llama, windows};
 use formats::Result;
+use formats::gguf::{MetadataArray, MetadataValue};
 use nn::{AttentionOptions, Pairing, Rope};
 
-const NAMES: &[Row] = &[("blocks.{}.attention.sinks", "model.layers.{}.self_attn.sinks!", "")];
+/// GGUF's name of both.
+pub(crate) const GGUF: &str = "granite_swa";
 
-/// Experts as these models have them, in stacks of their own.
-const STACKS: &[Row] = &[
-    ("blocks.{}.mlp.router", "model.layers.{}.block_sparse_moe.router", ""),
-    ("blocks.{}.mlp.experts.gate_up", "model.layers.{}.block_sparse_moe.experts.gate_up_proj!", ""),
-    ("blocks.{}.mlp.experts.down", "model.layers.{}.block_sparse_moe.experts.down_proj!", ""),
+const NAMES: &[Row] =
+    &[("blocks.{}.attention.sinks", "model.layers.{}.self_attn.sinks!", "blk.{}.attn_sinks")];
+
+/// Experts as these models have them, in stacks of their own, or as Granite's mixtures do. GGUF has
+/// gates on top of ups under the name of ups.
+const MIXED: &[Row] = &[
+    ("blocks.{}.mlp.router", "model.layers.{}.block_sparse_moe.router", "blk.{}.ffn_gate_inp"),
+    ("blocks.{}.mlp.router", "model.layers.{}.block_sparse_moe.router.layer", ""),
+    (
+        "blocks.{}.mlp.experts.gate_up",
+        "model.layers.{}.block_sparse_moe.experts.gate_up_proj!",
+        "blk.{}.ffn_gate_up_exps",
+    ),
+    ("blocks.{}.mlp.experts.gate_up", "model.layers.{}.block_sparse_moe.input_linear", ""),
+    (
+        "blocks.{}.mlp.experts.down",
+        "model.layers.{}.block_sparse_moe.experts.down_proj!",
+        "blk.{}.ffn_down_exps",
+    ),
+    ("blocks.{}.mlp.experts.down", "model.layers.{}.block_sparse_moe.output_linear", ""),
+    (
+        "blocks.{}.mlp.shared.gate_up",
+        "model.layers.{}.shared_mlp.input_linear",
+        "blk.{}.ffn_up_shexp",
+    ),
+    (
+        "blocks.{}.mlp.shared.down",
+        "model.layers.{}.shared_mlp.output_linear",
+        "blk.{}.ffn_down_shexp",
+    ),
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Granite Swash",
     name: "granite_swa",
-    gguf: "",
+    gguf: GGUF,
     class: "GraniteSWAForCausalLM",
     unsaid: Unsaid::sizes([2560, 8192, 24, 20, 4, 128, 8192, 100_352]).eps(1e-5),
-    names: &[NAMES, llama::NAMES],
+    names: &[NAMES, MIXED, llama::NAMES, experts::SPARSE_BLOCK],
     signs: None,
-    experts: false,
-    open: |files| {
-        let granite::Open { config, parts } = read(files)?;
-        Ok(decoder::open_parts(config, parts))
-    },
+    experts: true,
+    open,
 };
 
 /// With a mixture in every block.
@@ -45,23 +69,37 @@ pub(crate) const MIXTURE: Architecture = Architecture {
         ("num_experts_per_tok", 2),
         ("num_local_experts", 8),
     ]),
-    names: &[NAMES, STACKS, granitemoe::NAMES, llama::NAMES, experts::SPARSE_BLOCK],
-    experts: true,
-    open: |files| {
-        let shared = files.keys.size(Key("shared_intermediate_size", ""))?;
-        let shared = shared.filter(|width| width.value > 0);
-        let shared = shared.map(|width| width.within(1..=1 << 20)).transpose()?;
-        granitemoe::opened(files, read(files)?, shared, |_, _| Ok(None))
-    },
+    open: open_mixture,
     ..ARCHITECTURE
 };
+
+fn open(files: &Files<'_>) -> Result<Opened> {
+    if files.keys.dialect() == Dialect::Gguf && experts::are_stated(&files.keys)? {
+        let (keys, outer) = (files.keys.clone(), files.outer.clone());
+        return open_mixture(&Files { architecture: &MIXTURE, keys, outer, ..*files });
+    }
+    experts::check(&files.keys)?;
+    let granite::Open { config, parts } = read(files)?;
+    Ok(decoder::open_parts(config, parts))
+}
+
+fn open_mixture(files: &Files<'_>) -> Result<Opened> {
+    const SHARED: Key = Key("shared_intermediate_size", "expert_shared_feed_forward_length");
+    let shared = files.keys.size(SHARED)?.filter(|width| width.value > 0);
+    let shared = shared.map(|width| width.within(1..=1 << 20)).transpose()?;
+    granitemoe::opened(files, read(files)?, shared, |_, _| Ok(None))
+}
 
 /// One layer of this many sees everything.
 const PERIOD: usize = 4;
 
+/// The base of each layer's rotation, 0 of those that are not rotated; of these alone, GGUF says
+/// which they are.
+const BASES: &str = "layer_rope_theta";
+const ROTATED: Key = Key("", "attention.rope_pattern");
+
 /// What both have in common.
 fn read(files: &Files<'_>) -> Result<granite::Open> {
-    const BASES: &str = "layer_rope_theta";
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["silu"])?;
     let mut raw = Raw::read_normed(files, RMS_EPS)?;
@@ -71,8 +109,14 @@ fn read(files: &Files<'_>) -> Result<granite::Open> {
         raw.hidden.clone().map(|hidden| hidden / heads)
     });
     let (rotation, loaded, count) = (raw.rotation.clone(), raw.loaded, raw.layers.clone());
-    let bases = keys.numbers(BASES)?;
-    if let Some(bases) = bases.as_ref().filter(|bases| bases.len() != count.value) {
+    let bases = match (keys.gguf_flags(ROTATED)?, &rotation) {
+        (Some(rotated), Some(rotation)) => {
+            let base = rotation.theta.value as f32;
+            Some(rotated.into_iter().map(|rotated| if rotated { base } else { 0.0 }).collect())
+        }
+        _ => keys.numbers(BASES)?,
+    };
+    if let Some(bases) = bases.as_ref().filter(|bases: &&Vec<f32>| bases.len() != count.value) {
         let expected = format!("{} entries, as {} says", count.value, count.key());
         return Err(keys.wrong(BASES, expected, bases.len()));
     }
@@ -92,4 +136,19 @@ fn read(files: &Files<'_>) -> Result<granite::Open> {
         AttentionOptions { sinks: true, rope, ..options }
     });
     Ok(granite::Open { config, parts })
+}
+
+/// GGUF's metadata of layers that are not rotated; none where all are, and for other architectures.
+///
+/// # Errors
+/// As of opening the folder.
+pub(crate) fn metadata(
+    files: &Files<'_>,
+    config: &Config,
+) -> Result<Option<(&'static str, MetadataValue)>> {
+    let bases = files.keys.numbers(BASES)?.filter(|_| config.architecture.gguf == GGUF);
+    let bases = bases.filter(|bases| bases.contains(&0.0));
+    let list = |bases: Vec<f32>| bases.into_iter().map(|base| base != 0.0).collect();
+    let list = |bases| (ROTATED.1, MetadataValue::Array(MetadataArray::Bool(list(bases))));
+    Ok(bases.map(list))
 }

@@ -5,21 +5,24 @@
 use crate::config::LAYERS;
 use crate::decoder::{Layer, Mixer};
 use crate::files::Files;
-use crate::keys::{Key, Keys};
+use crate::keys::{Dialect, Key, Keys};
 use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, deepseek, experts, glm4_moe, hybrid, latent, lfm3, llama, nets};
 use formats::Result;
 use nn::{DeltaNetOptions, Forgetting, GatedDeltaNet, LatentAttention, Unary};
 use std::sync::Arc;
 
+mod gguf;
 mod names;
+
+pub(crate) use gguf::metadata;
 
 use names::{KIMI, LING, NETS};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Kimi Linear",
     name: "kimi_linear",
-    gguf: "",
+    gguf: latent::KIMI,
     class: "KimiLinearForCausalLM",
     unsaid: Unsaid::sizes([2304, 9216, 27, 32, 32, 0, 1 << 20, 163_840])
         .eps(1e-5)
@@ -43,6 +46,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 pub(crate) const LING3: Architecture = Architecture {
     title: "Ling 3",
     name: "bailing_hybrid",
+    gguf: "",
     class: "BailingHybridForCausalLM",
     unsaid: Unsaid::sizes([2560, 6144, 42, 32, 32, 0, 262_144, 157_184])
         .theta(6_000_000.0)
@@ -111,8 +115,11 @@ fn open_kimi(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
     keys.only(Key("moe_router_activation_func", ""), &["sigmoid"])?;
-    let layers = keys.needed(Key("num_hidden_layers", ""))?;
+    let layers = keys.needed(Key("num_hidden_layers", "block_count"))?;
     let count = layers.within(1..=LAYERS)?;
+    if keys.dialect() == Dialect::Gguf {
+        return opened(files, gguf::family(files, count)?);
+    }
     let own = keys.object("linear_attn_config")?;
     let nets = match (hybrid::listed_nets(files, &layers)?, &own) {
         (Some(listed), own) => {

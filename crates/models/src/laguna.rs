@@ -3,35 +3,60 @@
 //! a mixture whose experts are chosen by corrected odds, beside one that every token goes through.
 
 use crate::config::{Config, LIMIT, Raw};
+use crate::export::{Exported, From};
 use crate::files::Files;
 use crate::glm4_moe::{self, Usual};
-use crate::keys::Key;
+use crate::keys::{Dialect, Key};
 use crate::names::Row;
-use crate::rope::{Rotation, Scaling};
-use crate::unsaid::{Numbers, Unsaid};
+use crate::rope::Scaling;
+use crate::unsaid::{Numbers, Unsaid, said};
 use crate::{Architecture, Opened, decoder, experts, lfm3, llama, qwen3, scaling, windows};
 use formats::Result;
+use formats::gguf::{MetadataArray, MetadataValue};
 use nn::{AttentionOptions, Bias, Pairing, QkNorm, Unary, Weights};
 
 const NAMES: &[Row] = &[
-    ("blocks.{}.attention.gate", "model.layers.{}.self_attn.g_proj", ""),
-    ("blocks.{}.mlp.router.correction", "model.layers.{}.mlp.experts.e_score_correction_bias!", ""),
-    ("blocks.{}.mlp.shared.gate", "model.layers.{}.mlp.shared_expert.gate_proj", ""),
-    ("blocks.{}.mlp.shared.up", "model.layers.{}.mlp.shared_expert.up_proj", ""),
-    ("blocks.{}.mlp.shared.down", "model.layers.{}.mlp.shared_expert.down_proj", ""),
+    ("blocks.{}.attention.gate", "model.layers.{}.self_attn.g_proj", "blk.{}.attn_gate"),
+    (
+        "blocks.{}.mlp.router.correction",
+        "model.layers.{}.mlp.experts.e_score_correction_bias!",
+        "blk.{}.exp_probs_b.bias!",
+    ),
+    (
+        "blocks.{}.mlp.shared.gate",
+        "model.layers.{}.mlp.shared_expert.gate_proj",
+        "blk.{}.ffn_gate_shexp",
+    ),
+    ("blocks.{}.mlp.shared.up", "model.layers.{}.mlp.shared_expert.up_proj", "blk.{}.ffn_up_shexp"),
+    (
+        "blocks.{}.mlp.shared.down",
+        "model.layers.{}.mlp.shared_expert.down_proj",
+        "blk.{}.ffn_down_shexp",
+    ),
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Laguna",
     name: "laguna",
-    gguf: "",
+    gguf: "laguna",
     class: "LagunaForCausalLM",
-    unsaid: Unsaid::sizes([2048, 8192, 40, 48, 8, 512, 131_072, 100_352]).numbers(NUMBERS),
+    unsaid: Unsaid::sizes([2048, 8192, 40, 48, 8, 512, 131_072, 100_352])
+        .rotated(said!({
+            "full_attention": { "rope_theta": 500_000.0, "partial_rotary_factor": 0.5 },
+            "sliding_attention": { "rope_theta": 10_000.0, "partial_rotary_factor": 1.0 },
+        }))
+        .numbers(NUMBERS),
     names: &[NAMES, glm4_moe::NAMES, llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
     signs: None,
     experts: true,
     open,
 };
+
+/// The number of heads of each layer.
+const HEADS: Key = Key("num_attention_heads_per_layer", "attention.head_count");
+
+/// One layer of this many sees everything in GGUF files that list none.
+const PERIOD: usize = 4;
 
 const OWN: &[(&str, &str)] = &[("routed_scaling_factor", "moe_routed_scaling_factor")];
 
@@ -46,8 +71,9 @@ const NUMBERS: Numbers = &[
 ];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_names(OWN);
+    let files = &files.with_names(OWN).with_lists(&[HEADS.1]);
     let keys = &files.keys;
+    let gguf = keys.dialect() == Dialect::Gguf;
     let mut raw = Raw::read(files, &["silu"])?;
     // The rows of the gates say it.
     ["gating", "gating_types"].into_iter().for_each(|key| keys.note(key));
@@ -59,36 +85,38 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     if let Some(cap) = cap.filter(|cap| cap.value > 0.0) {
         return Err(cap.wrong("0: scores of experts that are not bounded", cap.value));
     }
-    // Where no layers are listed, none has a window.
+    // Where no layers are listed, none has a window; but in GGUF by their numbers.
     raw.windows = match keys.get(Key("layer_types", "")) {
         Some(_) => windows::of_all(files, &raw.layers)?,
+        None if gguf => windows::leading(files, &raw.layers, PERIOD)?,
         None => {
             keys.size("sliding_window")?;
             Vec::new()
         }
     };
     let layers = raw.layers.within(1..=crate::config::LAYERS)?;
-    let heads = keys.of_layers(Key("num_attention_heads_per_layer", ""), layers)?;
+    let heads = keys.of_layers(HEADS, layers)?;
     let groups = raw.kv_heads.within(1..=LIMIT)?;
     let odd = |heads: &&usize| **heads == 0 || !heads.is_multiple_of(groups);
     if let Some(odd) = heads.iter().flatten().find(odd) {
         let expected = format!("multiples of {} = {groups}", raw.kv_heads.key());
-        return Err(keys.wrong("num_attention_heads_per_layer", expected, odd));
+        return Err(keys.wrong(HEADS, expected, odd));
     }
     let heads = heads.unwrap_or_else(|| vec![raw.heads.value; layers]);
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
-    let of = |kind: &'static str, base: f64, part: f64| -> Result<Rotation> {
-        let usual = || -> Result<Rotation> {
-            let rotary = Some(width.clone().map(|width| (width as f64 * part) as usize));
-            let usual = scaling::of_kind_or(files, kind, width.value, (base, Scaling::None))?;
-            Ok(Rotation { rotary, ..usual })
-        };
-        scaling::of_kind(files, kind, width.value)?.map_or_else(usual, Ok)
-    };
-    let local = of("sliding_attention", 10_000.0, 1.0)?;
-    raw.rotation = Some(of("full_attention", 500_000.0, 0.5)?);
+    let of = |kind, base| scaling::of_kind_or(files, kind, width.value, (base, Scaling::None));
+    let mut local = of("sliding_attention", 10_000.0)?;
+    match gguf {
+        true => {
+            local.theta = keys.number_or(Key("", "rope.freq_base_swa"), 10_000.0)?;
+            local.rotary = keys.size(Key("", "rope.dimension_count_swa"))?;
+        }
+        false => raw.rotation = Some(of("full_attention", 500_000.0)?),
+    }
     let loaded = raw.loaded;
     let usual = Usual { output_bias: true, ..Usual::default() };
+    // Odds are made to sum to one whatever is said.
+    keys.state(Key("", "expert_weights_norm"), Some(MetadataValue::Bool(true)));
     let (config, mut parts, count) = glm4_moe::parts(files, raw, usual)?;
     let context = loaded.unwrap_or(config.context);
     let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;
@@ -114,4 +142,40 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         Ok(found.map(|stored| lfm3::per_head(stored, heads.unwrap_or(0), config.head_dim)))
     };
     Ok(decoder::open_recipes(config, parts, stored))
+}
+
+/// GGUF's metadata of heads, which layers have different numbers of; none for other architectures.
+///
+/// # Errors
+/// As of opening the folder.
+pub(crate) fn metadata(
+    files: &Files<'_>,
+    config: &Config,
+) -> Result<Option<(&'static str, MetadataValue)>> {
+    if config.architecture.name != ARCHITECTURE.name {
+        return Ok(None);
+    }
+    let heads = files.keys.of_layers(HEADS, config.layers)?;
+    let heads = heads.unwrap_or_else(|| vec![config.heads; config.layers]);
+    let heads = heads.into_iter().map(|heads| heads as i32).collect();
+    Ok(Some((HEADS.1, MetadataValue::Array(MetadataArray::I32(heads)))))
+}
+
+/// Gates as the folder stores them, in the place of those with a row for each element.
+///
+/// # Errors
+/// Tensors that cannot be found.
+pub(crate) fn gates(files: &Files<'_>, config: &Config, weights: &mut [Exported]) -> Result<()> {
+    if config.architecture.name != ARCHITECTURE.name {
+        return Ok(());
+    }
+    for i in 0..config.layers {
+        let name = format!("blk.{i}.attn_gate.weight");
+        let stored = files.names.find(&format!("blocks.{i}.attention.gate"))?;
+        let gate = weights.iter_mut().find(|weight| weight.name == name);
+        if let (Some(gate), Some(stored)) = (gate, stored) {
+            (gate.from, gate.shape) = (From::Source(stored.source), stored.shape);
+        }
+    }
+    Ok(())
 }

@@ -5,7 +5,7 @@
 //! checkpoints do. Newer ones state sizes of the cached latents under the keys of heads, and of
 //! heads under keys of their own.
 
-use crate::config::{Config, Raw};
+use crate::config::{Config, LAYERS, Raw};
 use crate::decoder::Mixer;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
@@ -91,7 +91,7 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
     let keys = &files.keys;
     let size = |stated: Stated<usize>| stated.within(1..=LIMIT);
     // MiniCPM 3 leaves values of the usual size out.
-    let usual_value = || match files.architecture.gguf == GGUF {
+    let usual_value = || match is_form(files.architecture.gguf) {
         true => None,
         false => Some(raw.hidden.clone().map(|hidden| hidden / raw.heads.value.max(1))),
     };
@@ -123,9 +123,18 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
     let query_rank = query_rank.filter(|rank| rank.value > 0).map(size).transpose()?;
     let scale = scale(files, &mut raw, plain + turned)?;
     let bias = files.bias("attention_bias")?;
-    let whole = files.names.find("blocks.0.attention.kv_b")?.is_some();
-    let stored_apart = !whole && files.names.find("blocks.0.attention.k_b")?.is_some();
-    let apart = stored_apart || files.apart && files.architecture.gguf == GGUF;
+    let count = raw.layers.value.min(LAYERS);
+    // In hybrids the first blocks have other mixers.
+    let stored = |part: &str| -> Result<bool> {
+        for i in 0..count {
+            if files.names.find(&format!("blocks.{i}.attention.{part}"))?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    };
+    let stored_apart = !stored("kv_b")? && stored("k_b")?;
+    let apart = stored_apart || files.apart && is_form(files.architecture.gguf);
     let mut config = raw.check()?;
     config.head_dim = plain + turned;
     let rope = config.rope.clone();
@@ -189,8 +198,16 @@ pub(crate) fn usual_magnitude(factor: f64, weight: f64) -> f64 {
     if weight == 0.0 { Yarn::magnitude(factor, 1.0) } else { 1.0 }
 }
 
-/// GGUF's name of the architectures that have it.
+/// GGUF's name of most architectures that have it, and of others of the same form.
 pub(crate) const GGUF: &str = "deepseek2";
+pub(crate) const MISTRAL4: &str = "mistral4";
+pub(crate) const KIMI: &str = "kimi-linear";
+
+/// Whether GGUF has the architecture of this name in the latent form.
+pub(crate) fn is_form(name: &str) -> bool {
+    [GGUF, MISTRAL4, KIMI].contains(&name)
+}
+
 /// GGUF's name of the one that has both matrices in one.
 pub(crate) const THIRD: &str = "minicpm3";
 
@@ -267,25 +284,31 @@ pub(crate) fn metadata(
     held: &[Weight],
 ) -> Result<Vec<(&'static str, MetadataValue)>> {
     let architecture = config.architecture.gguf;
-    if architecture != GGUF && architecture != THIRD {
+    if !is_form(architecture) && architecture != THIRD {
         return Ok(Vec::new());
     }
     let size = |n: usize| MetadataValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
-    let norm = held.iter().find(|weight| weight.name == "blocks.0.attention.kv_a_norm");
-    let output = held.iter().find(|weight| weight.name == "blocks.0.attention.o");
-    let rank = norm.map_or(0, |norm| norm.shape.iter().product());
-    let value = output.and_then(|o| o.shape.last()).map_or(0, |all| all / config.heads.max(1));
-    let turned = config.rope.as_ref().map_or(0, |rope| 2 * rope.frequencies.len());
+    let find = |part: &str| held.iter().find(|weight| weight.name.ends_with(part));
+    let rank = find(".attention.kv_a_norm").map_or(0, |norm| norm.shape.iter().product());
+    let value = find(".attention.o").and_then(|o| o.shape.last());
+    let value = value.map_or(0, |all| all / config.heads.max(1));
+    let turned = find(".attention.kv_a").map_or(0, |both| both.shape[0].saturating_sub(rank));
     if architecture == THIRD {
         return Ok(vec![("attention.value_length", size(value))]);
     }
     let mut all = vec![
-        ("attention.head_count_kv", size(1)),
         ("attention.key_length", size(rank + turned)),
-        ("attention.value_length", size(rank)),
         ("attention.key_length_mla", size(config.head_dim)),
         ("attention.value_length_mla", size(value)),
     ];
+    match (architecture, files.keys.size("head_dim")?) {
+        // The converter writes what nothing reads.
+        (KIMI, head_dim) => {
+            all.push(("attention.value_length", size(head_dim.map_or(rank, |size| size.value))));
+        }
+        _ => all
+            .extend([("attention.head_count_kv", size(1)), ("attention.value_length", size(rank))]),
+    }
     if let Some(weight) = weight_of_logarithm(files)? {
         all.push((LOG_MULTIPLIER, MetadataValue::F32((0.1 * weight) as f32)));
     }
@@ -303,7 +326,7 @@ pub(crate) fn exported(
     let part = canonical.rsplit_once(".attention.")?.1;
     let weight = held.iter().find(|weight| weight.name == canonical)?;
     let rope = config.rope.as_ref().filter(|rope| rope.pairing == Pairing::Half);
-    let halves = rope.filter(|_| config.architecture.gguf == GGUF);
+    let halves = rope.filter(|_| is_form(config.architecture.gguf));
     let turned = halves.map(|rope| 2 * rope.frequencies.len());
     match (part.trim_end_matches(".bias"), turned) {
         ("k_b" | "v_b", _) => apart(weight, part, config.heads),

@@ -14,7 +14,7 @@ use nn::{AttentionOptions, Bias, Pairing, QkNorm};
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Mellum 2",
     name: "mellum",
-    gguf: "",
+    gguf: "mellum",
     class: "MellumForCausalLM",
     unsaid: Unsaid::sizes([2304, 7168, 28, 32, 4, 1024, 131_072, 98_304]).numbers(NUMBERS),
     names: &[llama::NAMES, qwen3::NORMS, experts::NAMES, experts::SWITCHED],
@@ -35,13 +35,21 @@ const NUMBERS: Numbers = &[
 const NOTED: &[&str] =
     &["num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"];
 
+/// One layer of this many sees everything in GGUF files that list none.
+const PERIOD: usize = 4;
+
+/// The base of layers with a window in GGUF.
+const LOCAL: Key = Key("", "rope.freq_base_swa");
+
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files, &["silu"])?;
     NOTED.iter().for_each(|key| keys.note(key));
-    // Where no layers are listed, none has a window.
+    let gguf = keys.dialect() == Dialect::Gguf;
+    // Where no layers are listed, none has a window; but in GGUF by their numbers.
     raw.windows = match keys.get(Key("layer_types", "")) {
         Some(_) => windows::of_all(files, &raw.layers)?,
+        None if gguf => windows::periodic(files, &raw.layers, PERIOD)?,
         None => {
             keys.size("sliding_window")?;
             Vec::new()
@@ -49,9 +57,16 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     };
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
     let of = |kind, base| scaling::of_kind_or(files, kind, width.value, (base, Scaling::None));
-    let local = of("sliding_attention", 10_000.0)?;
-    if keys.dialect() == Dialect::HuggingFace {
-        raw.rotation = Some(of("full_attention", 500_000.0)?);
+    let mut local = of("sliding_attention", 10_000.0)?;
+    match (&raw.rotation, keys.number(LOCAL)?) {
+        (Some(rotation), base) if gguf => {
+            let one = rotation.theta.value;
+            if let Some(other) = base.filter(|base| base.value != one) {
+                return Err(other.wrong(format!("{one}: llama.cpp has one base"), other.value));
+            }
+            local.theta = rotation.theta.clone();
+        }
+        _ => raw.rotation = Some(of("full_attention", 500_000.0)?),
     }
     let (bias, loaded) = (files.bias("attention_bias")?, raw.loaded);
     let config = raw.check()?;

@@ -5,24 +5,29 @@
 use crate::config::{Config, LAYERS, LIMIT, Raw};
 use crate::decoder::{self, Mixer};
 use crate::files::Files;
-use crate::keys::Key;
+use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::rope::{Rotation, Scaling};
 use crate::stated::Stated;
 use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Opened, deepseek, experts, glm4_moe, llama, mixtral, scaling, windows};
 use formats::Result;
+use formats::gguf::{MetadataArray, MetadataValue};
 use nn::{AttentionOptions, Bias, MixtureOfExperts, Pairing, SelfAttention};
 
 const NAMES: &[Row] = &[
-    ("blocks.{}.attention.sinks", "model.layers.{}.self_attn.attention_sink_bias!", ""),
+    (
+        "blocks.{}.attention.sinks",
+        "model.layers.{}.self_attn.attention_sink_bias!",
+        "blk.{}.attn_sinks",
+    ),
     ("blocks.{}.attention.sinks", "model.layers.{}.self_attn.sinks!", ""),
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "MiMo-V2-Flash",
     name: "mimo_v2_flash",
-    gguf: "",
+    gguf: "mimo2",
     class: "MiMoV2FlashForCausalLM",
     unsaid: Unsaid::sizes([4096, 16_384, 48, 64, 4, 129, 131_072, 152_576])
         .theta(5_000_000.0)
@@ -45,6 +50,11 @@ const NUMBERS: Numbers = &[
 
 const OWN: &[(&str, &str)] = &[("rms_norm_eps", "layernorm_epsilon")];
 
+const KV_HEADS: Key = Key("num_key_value_heads", "attention.head_count_kv");
+const VALUES: Key = Key("v_head_dim", "attention.value_length");
+/// Which layers have windows: 1 for those that do.
+const PATTERN: Key = Key("hybrid_layer_pattern", "attention.sliding_window_pattern");
+
 /// The part of each head that turns.
 const TURNED: f64 = 0.334;
 
@@ -52,19 +62,24 @@ const TURNED: f64 = 0.334;
 const NOTED: &[&str] = &["attention_chunk_size", "swa_rope_theta", "sliding_window_size"];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let files = &files.with_names(OWN);
+    let files = &files.with_names(OWN).with_lists(&[KV_HEADS.1]);
     let keys = &files.keys;
-    keys.only(Key("hidden_act", ""), &["silu"])?;
-    let mut raw = Raw::read_normed(files, crate::config::RMS_EPS)?;
+    let gguf = keys.dialect() == Dialect::Gguf;
+    let width = keys.needed(Key("head_dim", "attention.key_length"))?;
+    let mut raw = Raw::read_turned(files, &["silu"], width.clone())?;
     NOTED.iter().for_each(|key| keys.note(key));
     keys.only(Key("scoring_func", ""), &["sigmoid"])?;
     keys.only(Key("topk_method", ""), &["noaux_tc"])?;
-    let layers = raw.layers.within(1..=LAYERS)?;
+    let counted = raw.layers.within(1..=LAYERS)?;
     raw.windows = of_layers(files, &raw.layers)?;
-    same(files, &raw)?;
-    let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
+    same(files, &mut raw, counted)?;
+    glm4_moe::guesses(files, &mut raw)?;
+    let layers = raw.layers.within(1..=LAYERS)?;
+    raw.windows.truncate(layers);
+    let rotary = raw.rotation.as_ref().and_then(|rotation| rotation.rotary.clone());
     let of = |kind: &'static str, base: Stated<f64>| -> Result<Rotation> {
-        let rotary = Some(width.clone().map(|width| (width as f64 * TURNED) as usize));
+        let usual = || width.clone().map(|width| (width as f64 * TURNED) as usize);
+        let rotary = rotary.clone().or_else(|| Some(usual()));
         let scaling = keys.stated("rope_parameters", Scaling::None);
         let usual = Rotation { theta: base, rotary, scaling };
         let found = scaling::of_kind(files, kind, width.value)?.unwrap_or_else(|| usual.clone());
@@ -73,10 +88,11 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let stated = raw.rotation.as_ref().map(|rotation| rotation.theta.clone());
     let stated = stated.unwrap_or_else(|| keys.stated("rope_theta", 5_000_000.0));
     raw.rotation = Some(of("full_attention", stated)?);
-    let local = keys.number_or(Key("swa_rope_theta", ""), 10_000.0)?;
+    let local = keys.number_or(Key("swa_rope_theta", "rope.freq_base_swa"), 10_000.0)?;
     let local = of("sliding_attention", local)?;
-    let value_dim = keys.needed(Key("v_head_dim", ""))?.within(1..=width.value.max(1))?;
-    let scale = keys.number_or(Key("attention_value_scale", ""), 0.707)?;
+    let value_dim = keys.needed(VALUES)?.within(1..=width.value.max(1))?;
+    const SCALE: Key = Key("attention_value_scale", "attention.value_scale");
+    let scale = keys.number_or(SCALE, if gguf { 1.0 } else { 0.707 })?;
     let unscaled = keys.is_null("attention_value_scale");
     let scale = if unscaled { 1.0 } else { scale.positive()? as f32 };
     let (bias, loaded) = (files.bias("attention_bias")?, raw.loaded);
@@ -85,7 +101,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let local = local.rope(config.head_dim, &width, Pairing::Half, context)?;
     let dense = dense(files, layers)?;
     let options = experts::read(files, config.hidden, config.feed_forward)?;
-    let options = glm4_moe::limited(files, options, true, 1.0)?;
+    let mut options = glm4_moe::limited(files, options, true, 1.0)?;
+    // GGUF does not say it.
+    options.routing.normalised |= gguf;
     let count = options.experts;
     let mixer: Mixer = Box::new(move |builder, config, i| {
         let options = config.attention(i);
@@ -128,13 +146,13 @@ fn of_layers(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Option<usi
             keys.size("sliding_window")?;
             behind.map(|behind| behind.saturating_add(1))
         }
-        None => keys.needed("sliding_window")?,
+        None => keys.needed(Key("sliding_window", "attention.sliding_window"))?,
     };
     let window = window.within(1..=LIMIT)?;
     if let Some(listed) = windows::of_types(files, layers, Some(window))? {
         return Ok(listed);
     }
-    let listed = keys.of_layers(Key("hybrid_layer_pattern", ""), count)?;
+    let listed = keys.of_layers(PATTERN, count)?;
     let usual = |i: usize| usize::from(i > 0 && !(i + 1).is_multiple_of(6));
     let listed = listed.unwrap_or_else(|| (0..count).map(usual).collect());
     Ok(listed.into_iter().map(|kind| (kind == 1).then_some(window)).collect())
@@ -146,15 +164,30 @@ fn dense(files: &Files<'_>, layers: usize) -> Result<Vec<bool>> {
         return Ok(listed);
     }
     let listed = files.keys.of_layers(Key("moe_layer_freq", ""), layers)?;
+    if files.keys.dialect() == Dialect::Gguf {
+        let routed = |i: usize| files.names.find(&format!("blocks.{i}.mlp.router"));
+        return (0..layers).map(|i| Ok(routed(i)?.is_none())).collect();
+    }
     let listed = listed.map(|listed| listed.into_iter().map(|experts| experts == 0).collect());
     Ok(listed.unwrap_or_else(|| (0..layers).map(|i| i == 0).collect()))
 }
 
 /// Refuses layers with a window that differ from the others in more than these models do.
-fn same(files: &Files<'_>, raw: &Raw) -> Result<()> {
+fn same(files: &Files<'_>, raw: &mut Raw, layers: usize) -> Result<()> {
     let keys = &files.keys;
+    // GGUF has the number of each layer.
+    if let Some(listed) = keys.of_layers(KV_HEADS, layers)? {
+        let windowed = |i: usize| raw.windows.get(i).is_some_and(Option::is_some);
+        let one = listed[0] / if windowed(0) { 2 } else { 1 };
+        let usual = |i: usize| one * if windowed(i) { 2 } else { 1 };
+        if let Some((i, odd)) = listed.iter().enumerate().find(|(i, heads)| **heads != usual(*i)) {
+            let expected = format!("{}, as of this architecture", usual(i));
+            return Err(keys.wrong(KV_HEADS, expected, odd));
+        }
+        raw.kv_heads.value = one;
+    }
     let head_dim = raw.head_dim.as_ref().map_or(0, |head_dim| head_dim.value);
-    let value_dim = keys.needed(Key("v_head_dim", ""))?.value;
+    let value_dim = keys.needed(VALUES)?.value;
     for (key, expected) in [
         ("swa_num_attention_heads", raw.heads.value),
         ("swa_num_key_value_heads", 2 * raw.kv_heads.value),
@@ -173,4 +206,28 @@ fn same(files: &Files<'_>, raw: &Raw) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// GGUF's metadata of layers with windows, which have twice the key/value heads, and of values; none
+/// for other architectures.
+///
+/// # Errors
+/// As of opening the folder.
+pub(crate) fn metadata(
+    files: &Files<'_>,
+    config: &Config,
+) -> Result<Vec<(&'static str, MetadataValue)>> {
+    if config.architecture.name != ARCHITECTURE.name {
+        return Ok(Vec::new());
+    }
+    let value = files.keys.needed(VALUES)?.value as u32;
+    let list = |of: &dyn Fn(bool) -> usize| {
+        let all = config.windows.iter().map(|window| of(window.is_some()) as i32);
+        MetadataValue::Array(MetadataArray::I32(all.collect()))
+    };
+    Ok(vec![
+        (VALUES.1, MetadataValue::U32(value)),
+        (KV_HEADS.1, list(&|windowed| config.kv_heads * if windowed { 2 } else { 1 })),
+        (PATTERN.1, list(&usize::from)),
+    ])
 }

@@ -68,6 +68,10 @@ pub(crate) fn stretch(files: &Files<'_>) -> Result<Option<Stretch>> {
         keys.number(Key("mscale_all_dim", "rope.scaling.yarn_log_multiplier"))?;
     }
     let Some(by) = keys.number(BY)?.filter(|by| by.value != 0.0) else { return Ok(None) };
-    let step = keys.needed(ORIGINAL)?.within(1..=LIMIT)? as u32;
+    let step = match keys.size(Key("", "attention.temperature_length"))? {
+        Some(step) => step,
+        None => keys.needed(ORIGINAL)?,
+    };
+    let step = step.within(1..=LIMIT)? as u32;
     Ok(Some(Stretch { by: by.value as f32, step, ahead: 0 }))
 }

@@ -45,7 +45,6 @@ pub(crate) fn periodic(
     layers: &Stated<usize>,
     period: usize,
 ) -> Result<Vec<Option<usize>>> {
-    const PATTERN: Key = Key("sliding_window_pattern", "attention.sliding_window_pattern");
     let keys = &files.keys;
     let mut windows = of_all(files, layers)?;
     let listed = match keys.dialect() {
@@ -59,13 +58,7 @@ pub(crate) fn periodic(
         }
         return Ok(windows);
     }
-    if let Some(local) = keys.gguf_flags(PATTERN)? {
-        if local.len() != layers.value {
-            let expected = format!("{} entries, as {} says", layers.value, layers.key());
-            return Err(keys.wrong(PATTERN, expected, local.len()));
-        }
-        let windowed = windows.iter_mut().zip(local).filter(|(_, local)| !local);
-        windowed.for_each(|(window, _)| *window = None);
+    if of_list(files, layers, &mut windows)? {
         return Ok(windows);
     }
     let other = keys.size(Key("_sliding_window_pattern", ""))?;
@@ -75,7 +68,25 @@ pub(crate) fn periodic(
     Ok(windows)
 }
 
-/// Windows on all layers but the first of every `period`, unless `layer_types` lists others.
+const PATTERN: Key = Key("sliding_window_pattern", "attention.sliding_window_pattern");
+
+/// Takes the window from layers for which GGUF's list says so; false if there is no list.
+fn of_list(
+    files: &Files<'_>,
+    layers: &Stated<usize>,
+    windows: &mut [Option<usize>],
+) -> Result<bool> {
+    let Some(local) = files.keys.gguf_flags(PATTERN)? else { return Ok(false) };
+    if local.len() != layers.value {
+        let expected = format!("{} entries, as {} says", layers.value, layers.key());
+        return Err(files.keys.wrong(PATTERN, expected, local.len()));
+    }
+    let windowed = windows.iter_mut().zip(local).filter(|(_, local)| !local);
+    windowed.for_each(|(window, _)| *window = None);
+    Ok(true)
+}
+
+/// Windows on all layers but the first of every `period`, unless a list says others.
 ///
 /// # Errors
 /// As [`of_all`].
@@ -85,7 +96,8 @@ pub(crate) fn leading(
     period: usize,
 ) -> Result<Vec<Option<usize>>> {
     let mut windows = of_all(files, layers)?;
-    if files.keys.get(Key("layer_types", "")).is_none() {
+    let listed = of_list(files, layers, &mut windows)?;
+    if !listed && files.keys.get(Key("layer_types", "")).is_none() {
         windows.iter_mut().step_by(period).for_each(|window| *window = None);
     }
     Ok(windows)

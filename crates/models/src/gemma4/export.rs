@@ -6,6 +6,7 @@ use crate::export::{Exported, From};
 use crate::files::Files;
 use crate::hybrid::together;
 use crate::rope::{Rotation, Scaling};
+use crate::{granite_swa, latent};
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{ErrorKind, Result, Source};
 use program::Weight;
@@ -102,6 +103,7 @@ pub(crate) fn exported(
     held: &[Weight],
     canonical: &str,
     experts: usize,
+    form: &str,
 ) -> Option<Option<(Source, Vec<usize>)>> {
     let find = |name: &str| held.iter().find(|weight| weight.name == name);
     let both = |stem: &str| {
@@ -116,7 +118,9 @@ pub(crate) fn exported(
         return (v.source == k.source).then_some(None);
     }
     let (stem, part) = canonical.rsplit_once('.')?;
-    if !stem.ends_with(".moe.experts") || experts == 0 {
+    let beside =
+        [latent::MISTRAL4, granite_swa::GGUF].contains(&form) && stem.ends_with(".mlp.experts");
+    if !(beside || stem.ends_with(".moe.experts")) || experts == 0 {
         return None;
     }
     match part {

@@ -4,6 +4,7 @@
 use super::NEXT;
 use crate::files::Files;
 use crate::keys::Key;
+use crate::latent;
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Result, Source};
 use program::Weight;
@@ -18,7 +19,10 @@ pub(crate) fn metadata(
     held: &[Weight],
 ) -> Result<Vec<(&'static str, MetadataValue)>> {
     let width = |weight: &Weight| weight.name.ends_with(".delta.z").then(|| weight.shape[0]);
-    let Some(inner) = held.iter().find_map(width) else { return Ok(Vec::new()) };
+    let elements = files.architecture.gguf == latent::KIMI;
+    let Some(inner) = held.iter().find_map(width).filter(|_| !elements) else {
+        return Ok(Vec::new());
+    };
     let size = |n: usize| MetadataValue::U32(u32::try_from(n).unwrap_or(u32::MAX));
     let interval = files.keys.size(Key("full_attention_interval", ""))?;
     let block = |i: usize| format!("blocks.{i}.");
