@@ -174,7 +174,9 @@ impl GemmSchedule {
             return GemmSchedule::small(small, rows, format.run());
         }
         let ForGemm { candidates, warpgroups, .. } = &machine.tuned.gemm;
-        let (_, copied, converted) = match machine.wgmma && rows >= warpgroups.0 {
+        // Warpgroups read whole units of 16 bytes, which f32 weights, four at a time, do not fill.
+        let whole = format.run() >= 8;
+        let (_, copied, converted) = match machine.wgmma && whole && rows >= warpgroups.0 {
             true => warpgroups,
             false => up_to(candidates, rows, |(most, ..)| *most),
         };
@@ -347,7 +349,8 @@ mod tests {
                     for machine in [least, apple, geforce, ampere, hopper] {
                         let schedule = GemmSchedule::pick((rows, 4096), operand, format, machine);
                         assert!(schedule.shared_bytes(operand) <= machine.shared, "{schedule:?}");
-                        assert!(machine.wgmma || !schedule.warpgroups, "{format:?}: {schedule:?}");
+                        let warpgroups = machine.wgmma && format.run() >= 8;
+                        assert!(warpgroups || !schedule.warpgroups, "{format:?}: {schedule:?}");
                         assert_eq!(schedule.bk % format.run().min(schedule.bk), 0);
                         assert!(format.run() <= schedule.bk, "{format:?}: {schedule:?}");
                         let tiles = (schedule.bm + schedule.bn) * schedule.stride(operand) * 2;
