@@ -10,8 +10,8 @@
 //! matter of order, and the activations follow it.
 //!
 //! 16-bit weights, of which a lane's run is no more than 16 bytes, are copied by other lanes than
-//! read them: memory is asked for 128 bytes of a row at once ([`Walk::in_rows`]), since the way
-//! between the halves of the second-level cache takes requests, not bytes.
+//! read them: memory is asked for 128 bytes of a row at once, since the way between the halves of
+//! the second-level cache takes requests, not bytes.
 //!
 //! The terms of a sum are `PARTS` parts, which take turns step by step. Each part is added up by
 //! itself, and the parts are added in their order. Which part a term is in follows from the format
