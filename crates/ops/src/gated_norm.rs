@@ -10,7 +10,7 @@ use crate::gradient::{Forward, GatedNormBackward, GatedNormTangent, Reverse, Wrt
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::rms_norm::team;
 use crate::sweep::{Row, RowThreads, begin, lanes_of_both, load, require_vectors};
-use crate::trial::{every_float, memory, near, random, rows_of, scaled};
+use crate::trial::{every_float, framed, memory, random, rows_of, scaled};
 use crate::{Op, Shape, Unary, alike, arity, expect, real};
 use formats::Result;
 
@@ -231,13 +231,10 @@ fn cases() -> Vec<Case> {
             let inputs = [&gate, &x].map(Buffer::to_f32);
             let inputs = inputs.each_ref().map(Vec::as_slice);
             reference(&op, groups * width, inputs, &weight.to_f32(), &mut y);
-            Case {
-                kernel: gated_norm(scalar, team(width), norm_first).record(),
-                label: format!("{rows} x {groups} of {width} {scalar}, {why}"),
-                numbers: numbers(rows * groups, own, width, EPS),
-                buffers: vec![gate, x, weight, Buffer::zeros(scalar, n)],
-                expected: vec![(3, near(scalar, &y))],
-            }
+            let label = format!("{rows} x {groups} of {width} {scalar}, {why}");
+            let kernel = gated_norm(scalar, team(width), norm_first);
+            let numbers = numbers(rows * groups, own, width, EPS);
+            framed(kernel, label, numbers, vec![gate, x, weight], &[(scalar, &y)])
         };
         [
             (2, 1, 2048, false, "whole rows"),

@@ -7,7 +7,7 @@
 use tile::case::{Bench, Buffer, Case, Fill, Spec};
 use tile::dsl::*;
 
-use crate::gradient::{Forward, LayerNormBackward, NormTangent, Reverse, Wrt, give, one, zeros};
+use crate::gradient::{Forward, LayerNormBackward, NormTangent, Reverse, Wrt, give, of_bias, one};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::rms_norm::{SHAPES, launch_numbers, numbers};
 use crate::sweep::{RowThreads, begin, lanes_of_both, load, require_vectors};
@@ -83,11 +83,7 @@ impl Operation for LayerNorm {
             let dy = one(at, *self, &[x], &[weight])?;
             at.add(0, dy)?;
         }
-        let Some(bias) = at.weight_tangent(1) else { return Ok(()) };
-        // The bias alone: a norm of zeros.
-        let none = zeros(at, x)?;
-        let dy = one(at, *self, &[none], &[0, bias])?;
-        at.add(0, dy)
+        of_bias(at, *self)
     }
 }
 

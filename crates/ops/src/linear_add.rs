@@ -1,6 +1,6 @@
 //! A projection added to the residual stream, fused: `y = residual + linear(x)`.
 
-use crate::gradient::{Forward, Reverse, Wrt, give, linear_jvp, linear_vjp};
+use crate::gradient::{Forward, Reverse, Wrt, bilinear, give, linear_vjp};
 use crate::linear::cases::{
     self, Matrix, PROCESSORS, TYPES, activations, numbers, products, shapes,
 };
@@ -118,7 +118,7 @@ impl Operation for LinearAdd {
     }
 
     fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
-        linear_jvp(at)?;
+        bilinear(at, crate::Linear)?;
         match at.tangent(1) {
             Some(residual) => at.add(0, residual),
             None => Ok(()),

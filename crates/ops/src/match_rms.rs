@@ -5,7 +5,7 @@
 //! y[t, g] = x[t, g] sqrt(mean(like[t]^2)) / sqrt(max(mean(x[t, g]^2), floor))
 //! ```
 
-use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::case::{Bench, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
@@ -13,7 +13,7 @@ use crate::gradient::{Forward, MatchRmsBackward, MatchRmsTangent, Reverse, Wrt, 
 use crate::linear::holds;
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
-use crate::trial::{every_float, memory, near, scaled};
+use crate::trial::{every_float, framed, memory, scaled};
 use crate::{Op, Shape, arity, expect};
 use formats::{Error, Result};
 
@@ -158,13 +158,9 @@ fn cases() -> Vec<Case> {
             for (y, like) in y.chunks_exact_mut(groups * width).zip(like.to_f32().chunks(width)) {
                 USUAL.row(y, like);
             }
-            Case {
-                kernel: match_rms(scalar).record(),
-                label: format!("{rows} x {groups} x {width} {scalar}: {why}"),
-                numbers: USUAL.numbers(rows, groups, width),
-                buffers: vec![x, like, Buffer::zeros(scalar, y.len())],
-                expected: vec![(2, near(scalar, &y))],
-            }
+            let label = format!("{rows} x {groups} x {width} {scalar}: {why}");
+            let numbers = USUAL.numbers(rows, groups, width);
+            framed(match_rms(scalar), label, numbers, vec![x, like], &[(scalar, &y)])
         };
         [
             (3, 600, 3.0, "longer than a group"),

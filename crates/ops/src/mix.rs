@@ -5,7 +5,7 @@
 //! y[t, i, d] = sum of c[t, i, j] x[t, j, d] over j
 //! ```
 
-use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::case::{Bench, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::{Mode, Numbers};
 
@@ -13,7 +13,7 @@ use crate::gradient::{Forward, MixBackward, Reverse, Wrt, give, one};
 use crate::linear::holds;
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
-use crate::trial::{every_float, memory, near, random};
+use crate::trial::{every_float, framed, memory, random};
 use crate::{Op, Shape, arity, expect};
 use formats::{Error, Result};
 
@@ -172,13 +172,9 @@ fn cases() -> Vec<Case> {
             let c = random(Scalar::F32, 4, rows * to * from);
             let mut y = vec![0.0; rows * to * width];
             op.rows(&x.to_f32(), &c.to_f32(), width, &mut y);
-            Case {
-                kernel: mix(scalar, Scalar::F32, op).record(),
-                label: format!("{from} streams of {width} {scalar} into {to}: {why}"),
-                numbers: numbers(rows, width),
-                buffers: vec![x, c, Buffer::zeros(scalar, rows * to * width)],
-                expected: vec![(2, near(scalar, &y))],
-            }
+            let label = format!("{from} streams of {width} {scalar} into {to}: {why}");
+            let kernel = mix(scalar, Scalar::F32, op);
+            framed(kernel, label, numbers(rows, width), vec![x, c], &[(scalar, &y)])
         };
         [
             (4, 4, 600, "longer than a group"),

@@ -2,7 +2,7 @@
 //! does so to the products of matrices whose rows it gives other lengths, in training; AltUp in
 //! Gemma 3n to the stream that its layers compute.
 
-use crate::gradient::{Forward, Reverse, SumRows, Wrt, give, mul, one, zeros};
+use crate::gradient::{Forward, Reverse, SumRows, Wrt, bilinear, give, mul, one};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{RowThreads, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of};
@@ -65,20 +65,7 @@ impl Operation for ScaleColumns {
     }
 
     fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
-        let x = at.input(0);
-        if let Some(dx) = at.tangent(0) {
-            let dy = one(at, *self, &[dx], &[0])?;
-            at.add(0, dy)?;
-        }
-        if let Some(ds) = at.weight_tangent(0) {
-            let dy = one(at, *self, &[x], &[ds])?;
-            at.add(0, dy)?;
-        }
-        let Some(db) = at.weight_tangent(1) else { return Ok(()) };
-        // The bias alone: columns of zeros.
-        let none = zeros(at, x)?;
-        let dy = one(at, *self, &[none], &[0, db])?;
-        at.add(0, dy)
+        bilinear(at, *self)
     }
 }
 

@@ -174,6 +174,26 @@ pub(crate) fn flat_to(
     lengths.into_iter().map(case).collect()
 }
 
+/// A case of a kernel that reads `inputs` and writes what was `wanted` in these types, in the order
+/// of its buffers.
+pub(crate) fn framed(
+    kernel: Recipe,
+    label: String,
+    numbers: Numbers,
+    inputs: Vec<Buffer>,
+    wanted: &[(Scalar, &[f32])],
+) -> Case {
+    let first = inputs.len();
+    let zeros = wanted.iter().map(|(scalar, values)| Buffer::zeros(*scalar, values.len()));
+    Case {
+        kernel: kernel.record(),
+        label,
+        numbers,
+        buffers: inputs.into_iter().chain(zeros).collect(),
+        expected: (first..).zip(wanted.iter().map(|(scalar, y)| near(*scalar, y))).collect(),
+    }
+}
+
 /// Rows of a benchmark whose buffers are 64 MiB whatever the type: more than caches hold, and long
 /// against a launch.
 pub(crate) fn rows_of(scalar: Scalar, width: usize) -> usize {

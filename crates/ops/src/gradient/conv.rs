@@ -7,7 +7,7 @@
 //! ```
 
 use super::products::sums_of_rows;
-use super::{Forward, Reverse, SumRows, Wrt, give, one, zeros};
+use super::{Forward, Reverse, SumRows, Wrt, bilinear, give, one};
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{
     RowThreads, begin, lanes_of_both, load, require_lengths, require_vectors, when,
@@ -125,20 +125,7 @@ impl Operation for PackedConv {
 
     /// It is linear in both of its operands.
     fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
-        let x = at.input(0);
-        if let Some(dx) = at.tangent(0) {
-            let dy = one(at, *self, &[dx], &[0])?;
-            at.add(0, dy)?;
-        }
-        if let Some(dtaps) = at.weight_tangent(0) {
-            let dy = one(at, *self, &[x], &[dtaps])?;
-            at.add(0, dy)?;
-        }
-        let Some(dbias) = at.weight_tangent(1) else { return Ok(()) };
-        // The bias alone: a convolution of zeros.
-        let none = zeros(at, x)?;
-        let dy = one(at, *self, &[none], &[0, dbias])?;
-        at.add(0, dy)
+        bilinear(at, *self)
     }
 }
 

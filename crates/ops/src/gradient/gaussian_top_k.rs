@@ -8,13 +8,13 @@
 //!
 //! A row whose elements are all alike has no deviation, which then has no slope.
 
-use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::case::{Bench, Case, Fill, Spec};
 use tile::dsl::*;
 
 use crate::gaussian_top_k::{Statistics, USUAL, statistics};
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{RowThreads, begin, lanes, load, require_vectors};
-use crate::trial::{every_float, memory, near, random, rows_of, scaled};
+use crate::trial::{every_float, framed, memory, random, rows_of, scaled};
 use crate::{GaussianTopK, Shape, alike, arity};
 use formats::Result;
 
@@ -173,13 +173,9 @@ fn cases() -> Vec<Case> {
             for (x, dx) in x.to_f32().chunks_exact(width).zip(dx.chunks_exact_mut(width)) {
                 GaussianTopKBackward(op).row(x, dx);
             }
-            Case {
-                kernel: gaussian_top_k_backward(scalar).record(),
-                label: format!("{rows} x {width} {scalar}, {why}"),
-                numbers: op.numbers(rows, width),
-                buffers: vec![x, dy, Buffer::zeros(scalar, rows * width)],
-                expected: vec![(2, near(scalar, &dx))],
-            }
+            let (kernel, numbers) = (gaussian_top_k_backward(scalar), op.numbers(rows, width));
+            let label = format!("{rows} x {width} {scalar}, {why}");
+            framed(kernel, label, numbers, vec![x, dy], &[(scalar, &dx)])
         };
         let below = GaussianTopK { deviations: -0.5 };
         [

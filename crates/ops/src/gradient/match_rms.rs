@@ -9,7 +9,7 @@
 //!
 //! A row of `like` that is all zeros has no slope.
 
-use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::case::{Bench, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Mode;
 
@@ -17,7 +17,7 @@ use crate::linear::holds;
 use crate::match_rms::USUAL;
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::begin;
-use crate::trial::{every_float, memory, near, random, scaled};
+use crate::trial::{every_float, framed, memory, random, scaled};
 use crate::{MatchRms, Shape, alike, arity};
 use formats::{Result, dot};
 
@@ -229,14 +229,10 @@ fn cases() -> Vec<Case> {
             let (mut dx, mut dlike) = (vec![0.0; n], vec![0.0; rows * width]);
             let operands = [&x.to_f32()[..], &like.to_f32(), &dy.to_f32()];
             op.rows(operands, groups, width, [&mut dx, &mut dlike]);
-            let zeros = [n, rows * width].map(|n| Buffer::zeros(scalar, n));
-            Case {
-                kernel: match_rms_backward(scalar).record(),
-                label: format!("{rows} x {groups} x {width} {scalar}: {why}"),
-                numbers: USUAL.numbers(rows, groups, width),
-                buffers: [vec![x, like, dy], zeros.to_vec()].concat(),
-                expected: vec![(3, near(scalar, &dx)), (4, near(scalar, &dlike))],
-            }
+            let label = format!("{rows} x {groups} x {width} {scalar}: {why}");
+            let numbers = USUAL.numbers(rows, groups, width);
+            let wanted = [(scalar, &dx[..]), (scalar, &dlike)];
+            framed(match_rms_backward(scalar), label, numbers, vec![x, like, dy], &wanted)
         };
         [
             (3, 600, 3.0, 2.0, "longer than a group"),

@@ -6,7 +6,7 @@
 //! dc[t, i, j] = sum of dy[t, i, d] x[t, j, d] over d
 //! ```
 
-use tile::case::{Bench, Buffer, Case, Fill, Spec};
+use tile::case::{Bench, Case, Fill, Spec};
 use tile::dsl::*;
 use tile::launch::Mode;
 
@@ -14,7 +14,7 @@ use crate::linear::holds;
 use crate::mix::numbers;
 use crate::operation::{Bound, Launches, Operand, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{begin, when};
-use crate::trial::{every_float, memory, near, random};
+use crate::trial::{every_float, framed, memory, random};
 use crate::{Mix, Shape, alike, arity};
 use formats::{Result, dot};
 
@@ -154,17 +154,10 @@ fn cases() -> Vec<Case> {
             let c = random(Scalar::F32, 4, rows * to * from);
             let dy = random(scalar, 5, rows * to * width);
             let [dx, dc] = op.rows([&x.to_f32(), &c.to_f32(), &dy.to_f32()], width);
-            let zeros = [
-                Buffer::zeros(scalar, rows * from * width),
-                Buffer::zeros(Scalar::F32, rows * to * from),
-            ];
-            Case {
-                kernel: mix_backward(scalar, Scalar::F32, op.0).record(),
-                label: format!("{from} streams of {width} {scalar} into {to}: {why}"),
-                numbers: numbers(rows, width),
-                buffers: [vec![x, c, dy], zeros.to_vec()].concat(),
-                expected: vec![(3, near(scalar, &dx)), (4, near(Scalar::F32, &dc))],
-            }
+            let label = format!("{from} streams of {width} {scalar} into {to}: {why}");
+            let kernel = mix_backward(scalar, Scalar::F32, op.0);
+            let wanted = [(scalar, &dx[..]), (Scalar::F32, &dc)];
+            framed(kernel, label, numbers(rows, width), vec![x, c, dy], &wanted)
         };
         [
             (4, 4, 600, "longer than a group"),

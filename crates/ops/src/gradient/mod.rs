@@ -48,7 +48,7 @@ pub use scan::{PackedScan, ScanBackward, ScanTangent};
 pub use tangents::{AttendTangent, NormTangent};
 pub use xielu::{XieluBackward, XieluSums, XieluTangent};
 
-pub(crate) use products::{linear_jvp, linear_vjp};
+pub(crate) use products::linear_vjp;
 
 use crate::operation::{Launches, Operation, ReferenceCall, Sharding};
 use crate::{Binary, Op, Shape, Zip, expect};
@@ -161,6 +161,30 @@ pub(crate) fn mul(at: &mut dyn Recorder, a: RuleValue, b: RuleValue) -> Result<R
 pub(crate) fn linear_in_x(at: &mut dyn Forward, op: impl Into<Op>) -> Result<()> {
     let Some(dx) = at.tangent(0) else { return Ok(()) };
     let dy = one(at, op, &[dx], &[])?;
+    at.add(0, dy)
+}
+
+/// The tangent of what is linear in its first input and in its first weight, and adds the second
+/// weight, if there is one.
+pub(crate) fn bilinear(at: &mut dyn Forward, op: impl Into<Op>) -> Result<()> {
+    let (op, x): (Op, RuleValue) = (op.into(), at.input(0));
+    if let Some(dx) = at.tangent(0) {
+        let dy = one(at, op.clone(), &[dx], &[0])?;
+        at.add(0, dy)?;
+    }
+    if let Some(weight) = at.weight_tangent(0) {
+        let dy = one(at, op.clone(), &[x], &[weight])?;
+        at.add(0, dy)?;
+    }
+    of_bias(at, op)
+}
+
+/// Adds the tangent of the second weight, which is added to what an operation makes of zeros.
+pub(crate) fn of_bias(at: &mut dyn Forward, op: impl Into<Op>) -> Result<()> {
+    let Some(bias) = at.weight_tangent(1) else { return Ok(()) };
+    let x = at.input(0);
+    let none = zeros(at, x)?;
+    let dy = one(at, op, &[none], &[0, bias])?;
     at.add(0, dy)
 }
 

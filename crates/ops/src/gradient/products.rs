@@ -1,6 +1,6 @@
 //! Kernels for gradients of products: `dx = dy W`, `dW = dy' x`, and sums over rows and columns.
 
-use super::{Forward, Reverse, RuleValue as Value, Wrt, give, one, zeros};
+use super::{Reverse, RuleValue as Value, Wrt, give, one};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
 use crate::sweep::{
     Row, RowThreads, begin, lanes_of_both, load, require_lengths, require_vectors, when,
@@ -43,25 +43,6 @@ pub(crate) fn linear_vjp(at: &mut dyn Reverse, dy: Value) -> Result<()> {
         Some(_) => give(at, Wrt::Weight(1), |at| one(at, SumRows, &[dy], &[])),
         None => Ok(()),
     }
-}
-
-/// The tangent of `y = x W' + b`.
-pub(crate) fn linear_jvp(at: &mut dyn Forward) -> Result<()> {
-    let x = at.input(0);
-    let (dx, dw) = (at.tangent(0), at.weight_tangent(0));
-    linear_tangent(at, dx, Some(0))?;
-    linear_tangent(at, Some(x), dw)?;
-    let Some(db) = at.weight_tangent(1) else { return Ok(()) };
-    // The bias alone: a product with zeros.
-    let none = zeros(at, x)?;
-    let dy = one(at, crate::Linear, &[none], &[0, db])?;
-    at.add(0, dy)
-}
-
-fn linear_tangent(at: &mut dyn Forward, x: Option<Value>, weight: Option<usize>) -> Result<()> {
-    let (Some(x), Some(weight)) = (x, weight) else { return Ok(()) };
-    let dy = one(at, crate::Linear, &[x], &[weight])?;
-    at.add(0, dy)
 }
 
 impl Operation for LinearBackward {

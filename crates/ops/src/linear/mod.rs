@@ -7,7 +7,7 @@ mod gemv;
 mod input;
 pub mod stream;
 
-use crate::gradient::{Forward, Reverse, linear_jvp, linear_vjp};
+use crate::gradient::{Forward, Reverse, bilinear, linear_vjp};
 use crate::operation::{Operand, Operation, Product, ReferenceCall, Sharding};
 use crate::packed::{Format, PackedWeights};
 use crate::project::ProjectionOperands;
@@ -102,7 +102,7 @@ impl Operation for Linear {
     }
 
     fn jvp(&self, at: &mut dyn Forward) -> Result<()> {
-        linear_jvp(at)
+        bilinear(at, Linear)
     }
 }
 
