@@ -23,7 +23,7 @@ pub mod mlx;
 #[derive(Debug, Clone, Default)]
 pub struct Types {
     /// The type of most matrices; none: the stored one, or bf16 where GGUF lacks it.
-    pub whole: Option<Mix>,
+    pub whole: Option<QuantMix>,
     /// The types of tensors whose names contain a text; the last that fits counts.
     pub roles: Vec<(String, DType)>,
     /// An importance matrix, by which errors of blocks' weights count, and the name of its file.
@@ -34,7 +34,7 @@ pub struct Types {
 
 /// A type for most matrices, and which matrices get a better one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mix {
+pub struct QuantMix {
     /// Its name, such as `q4_k_m`.
     pub name: &'static str,
     /// The type of most matrices.
@@ -48,7 +48,7 @@ pub struct Mix {
 }
 
 /// Every mix by name, as llama.cpp names them.
-pub const MIXES: &[Mix] = &[
+pub const QUANT_MIXES: &[QuantMix] = &[
     plain("f32", DType::F32, 0),
     plain("f16", DType::F16, 1),
     plain("bf16", DType::BF16, 32),
@@ -67,21 +67,21 @@ pub const MIXES: &[Mix] = &[
     plain("q6_k", DType::Q6K, 18),
     mixed("iq4_nl", DType::Iq4Nl, None, 25),
     mixed("iq4_xs", DType::Iq4Xs, None, 30),
-    Mix { name: "mxfp4", base: DType::Mxfp4, head: DType::Q8_0, better: None, file_type: 38 },
+    QuantMix { name: "mxfp4", base: DType::Mxfp4, head: DType::Q8_0, better: None, file_type: 38 },
 ];
 
-const fn plain(name: &'static str, base: DType, file_type: u32) -> Mix {
-    Mix { name, base, head: base, better: None, file_type }
+const fn plain(name: &'static str, base: DType, file_type: u32) -> QuantMix {
+    QuantMix { name, base, head: base, better: None, file_type }
 }
 
-const fn mixed(name: &'static str, base: DType, better: Option<DType>, file_type: u32) -> Mix {
-    Mix { name, base, head: DType::Q6K, better, file_type }
+const fn mixed(name: &'static str, base: DType, better: Option<DType>, file_type: u32) -> QuantMix {
+    QuantMix { name, base, head: DType::Q6K, better, file_type }
 }
 
-impl Mix {
+impl QuantMix {
     /// The mix of that name, in either case; `q4_k` and the like are the M of their kind.
-    pub fn named(name: &str) -> Option<Mix> {
-        let found = |name: &str| MIXES.iter().find(|mix| mix.name.eq_ignore_ascii_case(name));
+    pub fn named(name: &str) -> Option<QuantMix> {
+        let found = |name: &str| QUANT_MIXES.iter().find(|mix| mix.name.eq_ignore_ascii_case(name));
         found(name).or_else(|| found(&format!("{name}_m"))).copied()
     }
 }
@@ -322,7 +322,7 @@ fn assign(
 }
 
 /// The type that a mix gives the matrix of that name.
-fn by_mix(mix: Mix, name: &str, metadata: &[(String, MetadataValue)]) -> DType {
+fn by_mix(mix: QuantMix, name: &str, metadata: &[(String, MetadataValue)]) -> DType {
     let size = |key: &str| {
         let found = metadata.iter().find(|(known, _)| known.ends_with(key));
         match found.map(|(_, value)| value) {

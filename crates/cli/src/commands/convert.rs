@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use delft::convert::mlx::{self, MlxForm};
-use delft::convert::{ConvertSummary, MIXES, Mix, Types, Written, convert};
+use delft::convert::{ConvertSummary, QUANT_MIXES, QuantMix, Types, Written, convert};
 use delft::formats::Importance;
 use delft::{CancelToken, DType, Error, Tensors};
 use indicatif::ProgressBar;
@@ -132,9 +132,9 @@ fn write(
 }
 
 /// The mix of that name.
-fn mix(name: &str) -> Outcome<Mix> {
-    Mix::named(name).ok_or_else(|| {
-        let known: Vec<&str> = MIXES.iter().map(|mix| mix.name).collect();
+fn mix(name: &str) -> Outcome<QuantMix> {
+    QuantMix::named(name).ok_or_else(|| {
+        let known: Vec<&str> = QUANT_MIXES.iter().map(|mix| mix.name).collect();
         Error::new("TYPE", format!("one of {}", known.join(" ")), name).into()
     })
 }

@@ -2,7 +2,7 @@
 //! holds for them.
 
 use crate::common::{Expected, cases, error, load};
-use delft_engine::convert::{Mix, Types, convert};
+use delft_engine::convert::{QuantMix, Types, convert};
 use delft_engine::{CacheType, CancelToken, LoadOptions, LogitRows};
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{DType, Gguf, Tensors};
@@ -14,7 +14,7 @@ fn write(from: &Path, to: &Path, types: &Types) -> formats::Result<()> {
 }
 
 fn mixed(name: &str) -> Types {
-    Types { whole: Mix::named(name), ..Types::default() }
+    Types { whole: QuantMix::named(name), ..Types::default() }
 }
 
 /// Every checkpoint has a form in GGUF but those whose settings it cannot say.

@@ -1,7 +1,7 @@
 //! Importance matrices: those of Transformers' own inputs, and what quantising by them gives.
 
 use crate::common::{Expected, load};
-use delft_engine::convert::{Mix, Types, convert};
+use delft_engine::convert::{QuantMix, Types, convert};
 use delft_engine::importance::Collector;
 use delft_engine::{CacheType, CancelToken, DeviceSpec, LoadOptions, Trace};
 use formats::{Gguf, Importance, Inputs, Tensors};
@@ -82,7 +82,7 @@ fn both_forms_of_files_are_read_and_what_is_written_is_read_back() {
 
 fn quantised(from: &Path, to: &Path, mix: &str, by: Option<&Importance>) -> formats::Result<()> {
     let importance = by.map(|importance| ("text.gguf".to_owned(), importance.clone()));
-    let types = Types { whole: Mix::named(mix), importance, ..Types::default() };
+    let types = Types { whole: QuantMix::named(mix), importance, ..Types::default() };
     let tensors = Tensors::open(from).unwrap();
     convert(&tensors, to, &types, &CancelToken::default(), &mut |_| {}).map(|_| ())
 }
