@@ -19,9 +19,9 @@ struct Part<'a> {
 
 /// Where rows of a site lie in a tensor.
 enum Places<'a> {
-    /// All of them: which of the tensor's rows each is; of its columns, if the tensor is stored
-    /// `[in, out]`.
-    Rows { rows: Vec<usize>, turned: bool },
+    /// Those from row `first` on: which of the tensor's rows each is; of its columns, if the tensor
+    /// is stored `[in, out]`.
+    Rows { first: usize, rows: Vec<usize>, turned: bool },
     /// Those of some experts of a stack, from row `first` on, element by element.
     Runs { first: usize, runs: Vec<ElementRun<'a>> },
 }
@@ -30,7 +30,7 @@ impl Places<'_> {
     /// The number of each element, row by row, in a tensor whose rows have `width` elements.
     fn all(&self, columns: usize, width: usize) -> Vec<usize> {
         match self {
-            Places::Rows { rows, turned } => {
+            Places::Rows { rows, turned, .. } => {
                 let at = |row: usize, column: usize| match turned {
                     true => column * width + row,
                     false => row * width + column,
@@ -53,8 +53,7 @@ impl Places<'_> {
     /// The first of the site's rows that is here.
     fn first(&self) -> usize {
         match self {
-            Places::Rows { .. } => 0,
-            Places::Runs { first, .. } => *first,
+            Places::Rows { first, .. } | Places::Runs { first, .. } => *first,
         }
     }
 }
@@ -114,6 +113,16 @@ fn parts<'a>(
             }
             continue;
         }
+        let pieces = base.pieces(site.weight)?;
+        for piece in &pieces {
+            let Source::Tensor(tensor) = piece.source else { return Err(stored(&site.name)) };
+            let (first, rows) = (piece.rows.start, (0..piece.rows.len()).collect());
+            let places = Places::Rows { first, rows, turned: false };
+            parts.entry(tensor).or_default().push(Part { places, site, delta });
+        }
+        if !pieces.is_empty() {
+            continue;
+        }
         let rows = if site.gathers { site.input } else { site.output };
         let turned = weight.source.turns();
         let bare = match &weight.source {
@@ -124,7 +133,7 @@ fn parts<'a>(
             Source::Tensor(name) => (name.as_str(), (0..rows).collect()),
             source => fused(source, rows).ok_or_else(|| stored(&site.name))?,
         };
-        let places = Places::Rows { rows, turned };
+        let places = Places::Rows { first: 0, rows, turned };
         parts.entry(tensor).or_default().push(Part { places, site, delta });
     }
     Ok(parts)

@@ -12,6 +12,7 @@ mod gguf;
 mod mlx;
 mod patterns;
 mod peft;
+mod pieces;
 mod provenance;
 mod resolve;
 mod settings;
@@ -20,6 +21,7 @@ use formats::{Error, Gguf, Result, Safetensors, TensorView};
 use std::path::{Path, PathBuf};
 
 pub use fuse::fuse;
+pub use pieces::Piece;
 pub use provenance::MadeFor;
 pub use resolve::{Base, fused, lengths, repeats, shortened};
 

@@ -1,6 +1,7 @@
 //! From an adapter's file to factors at the sites of a model.
 
 use crate::experts::Apart;
+use crate::pieces::{Piece, Pieces};
 use crate::{AdapterFormat, Change, File, Stored, gguf};
 use formats::{
     DType, Encoding, Error, ErrorKind, Folder, NotFinite, Pairing, Result, Source, TensorView,
@@ -52,12 +53,37 @@ impl Base<'_> {
     }
 }
 
+/// The matrices of a model that can change, and those that files keep in pieces, by these.
+struct Sites<'s> {
+    all: &'s [Site],
+    pieces: Vec<(&'s Site, Piece<'s>)>,
+}
+
+impl<'s> Sites<'s> {
+    fn new(base: &'s Base<'_>, all: &'s [Site]) -> Result<Sites<'s>> {
+        let mut pieces = Vec::new();
+        for site in all.iter().filter(|site| site.experts.is_none() && !site.gathers) {
+            pieces.extend(base.pieces(site.weight)?.into_iter().map(|piece| (site, piece)));
+        }
+        Ok(Sites { all, pieces })
+    }
+
+    /// The names of the matrices of files that a site is.
+    fn names<'n>(&'n self, site: &'n Site) -> Vec<&'n str> {
+        let of = self.pieces.iter().filter(|(of, _)| of.name == site.name);
+        let pieces: Vec<&str> = of.map(|(_, piece)| piece.name.as_str()).collect();
+        if pieces.is_empty() { vec![&site.name] } else { pieces }
+    }
+}
+
 /// A site that a change goes to, and for each of its rows which of the change's it is.
 struct Target<'a> {
     site: &'a Site,
     rows: Vec<usize>,
     /// Rows of all that the change covers.
     all: usize,
+    /// The first row of the site that the change goes to, if it is a piece of the site.
+    first: Option<usize>,
 }
 
 impl File {
@@ -80,8 +106,9 @@ impl File {
             }
         }
         let sites = base.program.adaptable();
+        let known = Sites::new(base, &sites)?;
         let mut adapter = AdapterFactors::default();
-        let mut apart = Apart::default();
+        let (mut apart, mut pieces) = (Apart::default(), Pieces::default());
         for change in &self.changes {
             if let Some(stack) = &change.stack {
                 for (name, delta) in self.stacks(base, &sites, (change, stack), strength)? {
@@ -98,7 +125,7 @@ impl File {
             if taken {
                 continue;
             }
-            let targets = self.targets(base, &sites, change)?;
+            let targets = self.targets(base, &known, change)?;
             let [input, output] = match targets.first() {
                 Some(target) => [target.site.input, target.all],
                 None => continue,
@@ -112,7 +139,7 @@ impl File {
                 let expected = "DoRA of matrices that are multiplied with";
                 return Err(self.wrong(&change.matrix, expected, "of a table of embeddings"));
             }
-            for Target { site, rows, .. } in targets {
+            for Target { site, rows, first, .. } in targets {
                 let mut delta = Delta {
                     rank,
                     down: down.clone(),
@@ -126,11 +153,18 @@ impl File {
                     delta.up = reordered(&delta.up, rank, &order);
                     own = own.map(|values| reordered(&values, 1, &order));
                 }
-                if let Some(magnitude) = own {
-                    if strength != 1.0 {
-                        let expected = "a scale of 1, since DoRA also changes magnitudes";
-                        return Err(self.wrong(&change.matrix, expected, strength));
+                if own.is_some() && strength != 1.0 {
+                    let expected = "a scale of 1, since DoRA also changes magnitudes";
+                    return Err(self.wrong(&change.matrix, expected, strength));
+                }
+                if let Some(first) = first {
+                    if !pieces.take(site, first, delta, own) {
+                        return Err(self.wrong(&change.matrix, "each matrix once", "twice"));
                     }
+                    continue;
+                }
+                if let Some(magnitude) = own {
+                    let magnitude: Vec<Option<f32>> = magnitude.into_iter().map(Some).collect();
                     delta.gain = Some(gain(base, site, &delta, &magnitude)?);
                 }
                 if adapter.deltas.insert(site.name.clone(), delta).is_some() {
@@ -142,6 +176,7 @@ impl File {
             }
         }
         apart.join(self, strength, &mut adapter)?;
+        pieces.join(self, base, &mut adapter)?;
         self.check_copies(base, &sites)?;
         Ok(adapter)
     }
@@ -178,22 +213,25 @@ impl File {
         Ok(())
     }
 
-    /// The sites that a change goes to: one, or those that the base keeps in one fused matrix. Of
-    /// several canonical names the first that the base has, whole or in parts.
+    /// The sites that a change goes to: one, or those that the base keeps in one fused matrix, or
+    /// the one of which the changed matrix is a piece. Of several canonical names the first that
+    /// the base has, whole or in parts.
     fn targets<'s>(
         &self,
         base: &Base<'_>,
-        sites: &'s [Site],
+        sites: &Sites<'s>,
         change: &Change,
     ) -> Result<Vec<Target<'s>>> {
         let architecture = base.config.architecture;
         let gguf = self.is_gguf();
         let unknown = || {
             let known: Vec<String> = sites
+                .all
                 .iter()
                 .filter(|site| site.name.starts_with("blocks.0.") || !site.name.contains('.'))
                 .filter(|site| site.experts.is_none())
-                .flat_map(|site| architecture.stored(&site.name, gguf).into_iter().next())
+                .flat_map(|site| sites.names(site))
+                .flat_map(|name| architecture.stored(name, gguf).into_iter().next())
                 .map(|name| name.trim_end_matches(".weight").to_owned())
                 .collect();
             self.wrong(&change.matrix, "a matrix of the model", "none that it has")
@@ -208,18 +246,18 @@ impl File {
     }
 
     /// The site of a canonical name, or the sites that the base keeps in the one matrix that has
-    /// it; `None` if it has neither.
+    /// it, or the site of which it names a piece; `None` if it has none of these.
     fn targets_named<'s>(
         &self,
         base: &Base<'_>,
-        sites: &'s [Site],
+        sites: &Sites<'s>,
         name: &str,
         change: &Change,
     ) -> Result<Option<Vec<Target<'s>>>> {
         let named = |site: &&Site| {
             site.name == name && site.gathers == change.gathers && site.experts.is_none()
         };
-        if let Some(site) = sites.iter().find(named) {
+        if let Some(site) = sites.all.iter().find(named) {
             self.check_order(base, site)?;
             // A gate of each head has the row of its head for every element.
             let source = &base.program.weights[site.weight.0].source;
@@ -227,7 +265,13 @@ impl File {
             let rows = stored.map(|(_, rows)| rows).filter(|rows| repeats(rows));
             let rows = rows.unwrap_or_else(|| (0..site.output).collect());
             let all = rows.last().map_or(0, |last| last + 1);
-            return Ok(Some(vec![Target { site, rows, all }]));
+            return Ok(Some(vec![Target { site, rows, all, first: None }]));
+        }
+        let mut pieces = sites.pieces.iter().filter(|(_, piece)| piece.name == name);
+        if let Some((site, piece)) = pieces.next().filter(|_| !change.gathers) {
+            self.check_order(base, site)?;
+            let (all, first) = (piece.rows.len(), Some(piece.rows.start));
+            return Ok(Some(vec![Target { site, rows: (0..all).collect(), all, first }]));
         }
         let stored = base.config.architecture.stored(name, base.is_gguf());
         let part = |site: &'s Site| {
@@ -236,7 +280,7 @@ impl File {
             let (tensor, rows) = plain.then(|| fused(source, site.output)).flatten()?;
             stored.iter().any(|name| name == tensor).then_some((site, rows))
         };
-        let parts: Vec<(&Site, Vec<usize>)> = sites.iter().filter_map(part).collect();
+        let parts: Vec<(&Site, Vec<usize>)> = sites.all.iter().filter_map(part).collect();
         let mut covered: Vec<usize> = parts.iter().flat_map(|(_, rows)| rows).copied().collect();
         covered.sort_unstable();
         let all = covered.len();
@@ -244,7 +288,8 @@ impl File {
             return Ok(None);
         }
         parts.iter().try_for_each(|(site, _)| self.check_order(base, site))?;
-        Ok(Some(parts.into_iter().map(|(site, rows)| Target { site, rows, all }).collect()))
+        let target = |(site, rows)| Target { site, rows, all, first: None };
+        Ok(Some(parts.into_iter().map(target).collect()))
     }
 
     /// Matrices whose heads lie otherwise in the base than in the adapter are refused.
@@ -417,14 +462,19 @@ pub fn lengths(weight: &[f32], input: usize, scale: f32, [down, up]: [&[f32]; 2]
 }
 
 /// DoRA's change of a site's product: each row of the changed matrix, `W + scale up down`, gets the
-/// length `magnitude`.
-fn gain(base: &Base<'_>, site: &Site, delta: &Delta, magnitude: &[f32]) -> Result<Gain> {
+/// length `magnitude`, if there is one.
+pub(crate) fn gain(
+    base: &Base<'_>,
+    site: &Site,
+    delta: &Delta,
+    magnitude: &[Option<f32>],
+) -> Result<Gain> {
     let numbers = |id: WeightId| base.program.weights[id.0].read(base.tensors)?.to_f32();
     let (weight, bias) = (numbers(site.weight)?, site.bias.map(numbers).transpose()?);
     let lengths = lengths(&weight, site.input, delta.scale, [&delta.down, &delta.up]);
     let mut gains = Vec::with_capacity(site.output);
     for (magnitude, length) in magnitude.iter().zip(&lengths) {
-        let gain = f64::from(*magnitude) / length;
+        let gain = magnitude.map_or(1.0, |magnitude| f64::from(magnitude) / length);
         if !gain.is_finite() {
             let error = Error::new(&site.name, "rows that are not all zeros, for DoRA", length);
             return Err(error);

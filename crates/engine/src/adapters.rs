@@ -214,7 +214,7 @@ impl Opened {
         };
         let resolved = wanted.files.iter().map(resolve).collect::<Result<Vec<_>>>()?;
         let ranks = resolved.iter().map(|(_, adapter)| adapter.rank());
-        let more = if wanted.more > 0 { wanted.rank } else { 0 };
+        let more = if wanted.more > 0 { wanted.rank * base.most_pieces()? } else { 0 };
         let seats = device::Seats { count, rank: ranks.fold(more, usize::max) };
         let stacks = program.adaptable().into_iter().filter(|site| site.experts.is_some());
         let stacks: Vec<String> = stacks.map(|site| site.name).collect();

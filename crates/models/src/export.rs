@@ -101,6 +101,16 @@ const LISTED: &[&str] = &[
 /// config.json.
 const UNSCALED: &[&str] = &["cohere", "cohere2", "cohere2_moe", "exaone_moe", "nemotron"];
 
+/// Parts of the names of modules in files and in the classes that Transformers makes of these, by
+/// architecture; the first that fits counts.
+const CLASS_MODULES: &[(&str, &str, &str)] = &[
+    ("kimi_linear", ".self_attn.f_", ".self_attn.forget_gate.f_"),
+    ("kimi_linear", ".block_sparse_moe.", ".mlp."),
+    ("bailing_hybrid", ".attention.dense", ".self_attn.o_proj"),
+    ("bailing_hybrid", ".attention.f_proj", ".self_attn.forget_gate.f_proj"),
+    ("bailing_hybrid", ".attention.", ".self_attn."),
+];
+
 impl Architecture {
     /// Whether GGUF has the rows of q and k in the order in which adjacent elements rotate
     /// together, where its folders have the halves of each head one after the other.
@@ -125,6 +135,13 @@ impl Architecture {
             true => "model.language_model",
             false => names.find_map(beside).unwrap_or("model"),
         }
+    }
+
+    /// The module of Transformers' class that files call `stored`, whose names are others in some.
+    pub fn class_module(&self, stored: &str) -> String {
+        let own = CLASS_MODULES.iter().filter(|(name, ..)| *name == self.name);
+        let mut renamed = own.filter(|(_, file, _)| stored.contains(file));
+        renamed.next().map_or(stored.to_owned(), |(_, file, class)| stored.replacen(file, class, 1))
     }
 
     /// Whether Transformers has a class for texts alone of the same `model_type` as that with

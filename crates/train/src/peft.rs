@@ -32,7 +32,7 @@ fn module(base: &Base<'_>, site: &Site) -> Option<Module> {
     let architecture = base.config.architecture;
     let named = |canonical: &str| {
         let stored = architecture.stored(canonical, false).into_iter().next()?;
-        Some(placed(base, stored.strip_suffix(".weight")?.to_owned()))
+        Some(placed(base, architecture.class_module(stored.strip_suffix(".weight")?)))
     };
     let source = &base.program.weights[site.weight.0].source;
     let fused = adapters::fused(source, site.output);

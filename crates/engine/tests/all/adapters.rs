@@ -44,6 +44,8 @@ const CASES: &[(&str, &str, &[&str])] = &[
     ("hybrid", "qwen3.5-shared", &["hybrid"]),
     ("next", "qwen3-next", &["next"]),
     ("neox", "gpt-neox", &["neox"]),
+    ("pieces", "olmo_hybrid", &["pieces"]),
+    ("pieces-some", "kimi_linear", &["pieces-some"]),
     ("experts", "mixtral", EXPERTS),
     ("experts", "mixtral/model.f32.gguf", EXPERTS),
     ("experts-ranks", "gemma4-moe", &["experts-ranks"]),
