@@ -107,17 +107,9 @@ impl GatedDeltaNet {
             Forgetting::Heads => (None, false, Bias::Never),
             Forgetting::Elements { rank, .. } => (rank, true, Bias::Always),
         };
-        let mut net = ops::DeltaNet {
-            layer: 0,
-            start: 0,
-            heads,
-            key_heads: options.key_heads,
-            key_dim: options.key_dim,
-            value_dim,
-            tiled: options.tiled,
-            doubled: options.doubled,
-            by_element,
-        };
+        let sizes = [heads, options.key_heads, options.key_dim, value_dim];
+        let (tiled, doubled) = (options.tiled, options.doubled);
+        let mut net = ops::DeltaNet { tiled, doubled, by_element, ..ops::DeltaNet::new(sizes) };
         let mut conv = ShortConv::new(net.width(), kernel);
         net.start = conv.elements();
         conv.layer = builder.cache_layer(CacheLayer::carried(net.start + net.elements()));

@@ -64,6 +64,22 @@ pub struct DeltaNet {
 pub(crate) const LENGTH_EPS: f32 = 1e-6;
 
 impl DeltaNet {
+    /// One of these numbers of heads, heads of keys, and elements of a key and of a value, in the
+    /// first layer, whose heads forget: the other forms are further fields.
+    pub fn new([heads, key_heads, key_dim, value_dim]: [usize; 4]) -> DeltaNet {
+        DeltaNet {
+            layer: 0,
+            start: 0,
+            heads,
+            key_heads,
+            key_dim,
+            value_dim,
+            tiled: false,
+            doubled: false,
+            by_element: false,
+        }
+    }
+
     /// Elements in a row of queries, keys and values.
     pub fn width(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.heads * self.value_dim
@@ -77,6 +93,16 @@ impl DeltaNet {
     /// Elements in a row of `a`.
     pub fn gates(&self) -> usize {
         self.heads * if self.by_element { self.key_dim } else { 1 }
+    }
+
+    /// Weights that it has: the decay and `dt`, or none.
+    pub fn weights(&self) -> usize {
+        if self.by_element { 0 } else { 2 }
+    }
+
+    /// The strength of a correction where the logistic function of `b` is 1.
+    pub fn strongest(&self) -> f32 {
+        if self.doubled { 2.0 } else { 1.0 }
     }
 
     /// Elements of its part of the state.
@@ -117,7 +143,7 @@ impl DeltaNet {
             true => (0.0, 0.0),
             false => (f64::from(a[head]) + f64::from(dt[head]), f64::from(decay[head])),
         };
-        let (step, strongest) = (shifted.exp().ln_1p(), if self.doubled { 2.0 } else { 1.0 });
+        let (step, strongest) = (shifted.exp().ln_1p(), f64::from(self.strongest()));
         let logistic = |x: f64| 1.0 / (1.0 + (-x).exp());
         HeadRow {
             q,
@@ -131,6 +157,7 @@ impl DeltaNet {
             gate: (decay * step).exp(),
             gates,
             beta: strongest * logistic(f64::from(b[head])),
+            strongest,
         }
     }
 }
@@ -153,15 +180,21 @@ pub(crate) struct HeadRow {
     /// The factor of each element of the key, where each has its own.
     pub(crate) gates: Option<Vec<f64>>,
     pub(crate) beta: f64,
+    /// What `beta` is below.
+    pub(crate) strongest: f64,
 }
 
 impl HeadRow {
+    /// The factor by which a row of the matrix decays, that of an element of the key.
+    pub(crate) fn gate(&self, element: usize) -> f64 {
+        self.gates.as_ref().map_or(self.gate, |gates| gates[element])
+    }
+
     /// Moves the matrix `[key_dim, value_dim]` one position on, and gives `y`.
     pub(crate) fn advance(&self, state: &mut [f64]) -> Vec<f64> {
         let (n, keys) = (self.v.len(), self.k.len());
         for (i, row) in state.chunks_exact_mut(n).enumerate() {
-            let gate = self.gates.as_ref().map_or(self.gate, |gates| gates[i]);
-            row.iter_mut().for_each(|s| *s *= gate);
+            row.iter_mut().for_each(|s| *s *= self.gate(i));
         }
         (0..n)
             .map(|j| {
@@ -180,7 +213,7 @@ impl Operation for DeltaNet {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("delta_net", inputs, 3, weights, if self.by_element { &[0] } else { &[2] })?;
+        arity("delta_net", inputs, 3, weights, &[self.weights()])?;
         let shared = self.heads % self.key_heads.max(1);
         expect("delta_net", "heads modulo key heads", &[shared], &[0])?;
         expect("delta_net", "queries, keys and values", &[inputs[0].width], &[self.width()])?;
@@ -324,13 +357,14 @@ impl DeltaForm {
 /// `[tokens, width]`, `a` and `b` `[tokens, heads]`, `y` `[tokens, heads * value_dim]`. A group has
 /// some columns of a head's matrix in registers while all rows of a sequence pass, whatever the
 /// step's kind. Idle rows become zeros.
+///
+/// Where heads forget, it also reads the weights `decay` and `dt` `[heads]`; where each element of
+/// a key forgets at a rate of its own, `a` is `[tokens, heads * key_dim]`.
 #[kernel]
 pub fn delta_net(
     qkv: In<f32>,
     a: In<f32>,
     b: In<f32>,
-    decay: In<f32>,
-    dt: In<f32>,
     positions: In<u32>,
     sequences: In<u32>,
     starts: In<u32>,
@@ -347,57 +381,15 @@ pub fn delta_net(
     value_dim: Const<u32>,
     form: DeltaForm,
 ) {
+    let weights = (!form.by_element).then(|| ["decay", "dt"].map(<In>::declare));
     let states = States { states, positions, sequences, starts, table, stride, block, size, start };
-    let sizes = [heads, key_heads, value_dim];
-    net(form, states, Inputs { qkv, a, b }, Some([decay, dt]), sizes, tokens, y);
-}
-
-/// As [`delta_net()`], where each element of a key forgets at a rate of its own: `a`
-/// `[tokens, heads * key_dim]`.
-#[kernel]
-pub fn delta_net_by_element(
-    qkv: In<f32>,
-    a: In<f32>,
-    b: In<f32>,
-    positions: In<u32>,
-    sequences: In<u32>,
-    starts: In<u32>,
-    table: In<u32>,
-    states: InOut<f32>,
-    y: Out<f32>,
-    tokens: Arg<u32>,
-    stride: Arg<u32>,
-    block: Const<u32>,
-    size: Const<u32>,
-    start: Const<u32>,
-    heads: Const<u32>,
-    key_heads: Const<u32>,
-    value_dim: Const<u32>,
-    form: DeltaForm,
-) {
-    let states = States { states, positions, sequences, starts, table, stride, block, size, start };
-    let sizes = [heads, key_heads, value_dim];
-    net(form, states, Inputs { qkv, a, b }, None, sizes, tokens, y);
-}
-
-/// The body of both kernels; `weights` are the decay and what is added to `a`, where heads forget.
-#[track_caller]
-fn net(
-    form: DeltaForm,
-    states: States,
-    inputs: Inputs,
-    weights: Option<[In; 2]>,
-    [heads, key_heads, value_dim]: [Val<u32>; 3],
-    tokens: Val<u32>,
-    y: Out,
-) {
     let groups = dim("value_dim").ceil_div(form.group());
     launch(Mode::Row, [groups, dim("heads"), dim("batch")], form.threads());
     let values = dim("heads") * dim("value_dim");
     let gates = dim("tokens") * dim("heads");
     let all = if form.by_element { gates.clone() * form.key_dim } else { gates.clone() };
-    let qkv = dim("tokens") * (dim("key_heads") * (2 * form.key_dim) + values.clone());
-    let mut read = vec![("qkv", qkv), ("a", all), ("b", gates)];
+    let rows = dim("tokens") * (dim("key_heads") * (2 * form.key_dim) + values.clone());
+    let mut read = vec![("qkv", rows), ("a", all), ("b", gates)];
     read.extend(weights.iter().flat_map(|_| [("decay", dim("heads")), ("dt", dim("heads"))]));
     read.extend([("states", dim("size")), ("y", dim("tokens") * values)]);
     require_vectors(&read);
@@ -408,19 +400,28 @@ fn net(
     let column = first + lane_id() / KEY_LANES * wide;
     let (share, columns) = (form.share(), form.columns);
     let part = Part { share, columns, states, head, heads, width: value_dim, column };
-    let lane = Lane { form, key_heads, part };
-    if let (true, Some(weights)) = (form.staged, weights) {
+    let (lane, inputs) = (Lane { form, key_heads, part }, Inputs { qkv, a, b });
+    let own = || weights.map(|weights| weights.map(|weight| weight.get(head)));
+    let staged = form.staged.then(|| {
         require_staged(2 * form.key_dim + form.group() + 2);
-        let weights = weights.map(|weight| weight.get(head));
+        own()
+    });
+    if let Some(weights) = staged.flatten() {
         lane.walk_staged(inputs, weights, [sequence, tokens], y);
     } else {
         let gates = if form.by_element { share.own() } else { 1 };
         let count = 2 * share.own() + wide + gates + 1;
-        let ask = |row| lane.row(inputs, row);
-        part.walk(sequence, tokens, y, count, ask, || {
-            let weights = weights.map(|weights| weights.map(|weight| weight.get(head)));
-            move |matrix, values: &[Val<f32>]| lane.advance(matrix, values, weights)
-        });
+        part.walk(
+            sequence,
+            tokens,
+            y,
+            count,
+            |row| lane.row(inputs, row),
+            || {
+                let weights = own();
+                move |matrix, values: &[Val<f32>]| lane.advance(matrix, values, weights)
+            },
+        );
     }
 }
 
@@ -650,15 +651,7 @@ fn inverse_length(share: &[Val<f32>]) -> Val<f32> {
 }
 
 /// The kernel, its cases and benchmarks.
-pub(crate) const KERNELS: &[Spec] = &[
-    Spec { name: "delta_net", cases: || cases(false), benches: || benches(false) },
-    Spec { name: "delta_net_by_element", cases: || cases(true), benches: || benches(true) },
-];
-
-/// The kernel of a form.
-pub fn kernel(form: DeltaForm) -> Recipe<'static> {
-    if form.by_element { delta_net_by_element(form) } else { delta_net(form) }
-}
+pub(crate) const KERNELS: &[Spec] = &[Spec { name: "delta_net", cases, benches }];
 
 /// The numbers of a launch; `step` has the numbers of its step.
 pub fn numbers(op: &DeltaNet, step: Numbers) -> Numbers {
@@ -668,7 +661,11 @@ pub fn numbers(op: &DeltaNet, step: Numbers) -> Numbers {
         .with("value_dim", op.value_dim as u32)
 }
 
-fn cases(by_element: bool) -> Vec<Case> {
+fn cases() -> Vec<Case> {
+    [false, true].into_iter().flat_map(cases_of).collect()
+}
+
+fn cases_of(by_element: bool) -> Vec<Case> {
     let all = [chunk(0, 0..2), chunk(1, 30..35), chunk(2, 15..17), chunk(4, 0..2)].concat();
     let columns = |each, simds| Some(Columns { each, simds });
     let long = [chunk(0, 0..11), chunk(1, 3..40), chunk(2, 15..17), chunk(4, 0..1)].concat();
@@ -688,7 +685,8 @@ fn cases(by_element: bool) -> Vec<Case> {
     .into_iter()
     .filter(|(_, _, staged, _)| staged.is_none() || !by_element)
     .map(|(rows, sizes, staged, why)| {
-        case((rows, sizes), if staged.is_some() { 8 } else { 6 }, (by_element, staged), why)
+        let why = if by_element { format!("{why}, by element") } else { why.to_owned() };
+        case((rows, sizes), if staged.is_some() { 8 } else { 6 }, (by_element, staged), &why)
     })
     .collect()
 }
@@ -700,19 +698,9 @@ fn case(
     (by_element, staged): (bool, Option<Columns>),
     why: &str,
 ) -> Case {
-    let [heads, key_heads, key_dim, value_dim] = sizes;
+    let [heads, _, key_dim, value_dim] = sizes;
     let (tiled, doubled) = (heads == 4, why.contains("twice"));
-    let op = DeltaNet {
-        layer: 0,
-        start,
-        heads,
-        key_heads,
-        key_dim,
-        value_dim,
-        tiled,
-        doubled,
-        by_element,
-    };
+    let op = DeltaNet { start, tiled, doubled, by_element, ..DeltaNet::new(sizes) };
     let trial = Trial::of(rows, op.start + op.elements() + start % 4);
     let form = DeltaForm::of(&op, trial.size).expect("keys that fit");
     let form = staged.map_or(form, |columns| form.staged(columns));
@@ -720,12 +708,7 @@ fn case(
     let qkv = random(Scalar::F32, 1, tokens * op.width());
     let b = scaled(Scalar::F32, 3, tokens * heads, 4.0);
     let a = scaled(Scalar::F32, 2, tokens * op.gates(), 4.0);
-    // Logarithms of factors are below zero.
-    let below = |a: Buffer| {
-        let a: Vec<f32> = a.to_f32().iter().map(|a| -a.abs() / 4.0).collect();
-        Buffer::floats(Scalar::F32, &a)
-    };
-    let a = if by_element { below(a) } else { a };
+    let a = if by_element { below_zero(Scalar::F32, &a) } else { a };
     let decay: Vec<f32> = (0..heads).map(|h| -0.02 - h as f32).collect();
     let dt = random(Scalar::F32, 4, heads);
     let states = random(Scalar::F32, 5, trial.elements());
@@ -737,15 +720,15 @@ fn case(
         op.position(state, [&x, &a, &b, &decay, &shifts])
     });
     let mut buffers = vec![qkv, a, b];
-    if !by_element {
-        buffers.extend([Buffer::floats(Scalar::F32, &decay), dt]);
-    }
     buffers.extend(trial.buffers());
     let first = buffers.len();
     buffers.extend([states, Buffer::zeros(Scalar::F32, tokens * heads * value_dim)]);
+    if !by_element {
+        buffers.extend([Buffer::floats(Scalar::F32, &decay), dt]);
+    }
     let near = |values| Expected::Near(values, tolerance(Scalar::F32));
     Case {
-        kernel: kernel(form).record(),
+        kernel: delta_net(form).record(),
         label: format!("{tokens} x {heads} of {key_dim} x {value_dim}, {why}"),
         numbers: numbers(&op, trial.numbers()),
         buffers,
@@ -753,35 +736,36 @@ fn case(
     }
 }
 
-fn benches(by_element: bool) -> Vec<Bench> {
-    let [heads, key_heads, key_dim, value_dim] = [32, 16, 128, 128];
-    let op = DeltaNet {
-        layer: 0,
-        start: 0,
-        heads,
-        key_heads,
-        key_dim,
-        value_dim,
-        tiled: false,
-        doubled: false,
-        by_element,
-    };
+/// Logarithms of factors, which are below zero.
+pub(crate) fn below_zero(scalar: Scalar, a: &Buffer) -> Buffer {
+    let a: Vec<f32> = a.to_f32().iter().map(|a| -a.abs() / 4.0).collect();
+    Buffer::floats(scalar, &a)
+}
+
+fn benches() -> Vec<Bench> {
+    [false, true].into_iter().flat_map(benches_of).collect()
+}
+
+fn benches_of(by_element: bool) -> Vec<Bench> {
+    let op = DeltaNet { by_element, ..DeltaNet::new([32, 16, 128, 128]) };
     let bench = |(tokens, many): (usize, bool)| {
         let trial = Trial::one(tokens, op.elements());
         let noise = |len| Fill::Noise(Scalar::F32, len);
         let gates = tokens * op.heads;
         let mut buffers =
             vec![noise(tokens * op.width()), noise(tokens * op.gates()), noise(gates)];
-        if !by_element {
-            buffers.extend([noise(op.heads), noise(op.heads)]);
-        }
         buffers.extend(trial.buffers().map(Fill::These));
         buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
         buffers.push(Fill::Zeros(Scalar::F32, gates * op.value_dim));
+        buffers.extend((0..op.weights()).map(|_| noise(op.heads)));
         let form = DeltaForm::of(&op, op.elements()).expect("keys that fit");
-        let kernel = kernel(if many { form.for_many(&op, op.elements()) } else { form });
+        let kernel = delta_net(if many { form.for_many(&op, op.elements()) } else { form });
         let flops = 7 * (tokens * op.elements()) as u64;
-        let how = if many { ", staged" } else { "" };
+        let how = match (many, by_element) {
+            (true, _) => ", staged",
+            (_, true) => ", by element",
+            _ => "",
+        };
         let label = format!("{tokens} x 32 of 128 x 128{how}");
         memory(kernel, &label, numbers(&op, trial.numbers()), buffers, flops)
     };
@@ -802,11 +786,11 @@ mod tests {
     fn staged_rows_have_the_bits_of_others() {
         let rows: Vec<(u32, u32)> = (5..30).map(|position| (1, position)).collect();
         let run = |staged| {
-            let Case { kernel, numbers, mut buffers, .. } =
+            let Case { kernel, numbers, mut buffers, expected, .. } =
                 case((&rows, [2, 1, 64, 32]), 8, (false, staged), "");
             tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
-            let [.., states, y] = &buffers[..] else { unreachable!("states and answers") };
-            (states.bytes.clone(), y.bytes.clone())
+            let [states, y] = [0, 1].map(|i| buffers[expected[i].0].bytes.clone());
+            (states, y)
         };
         let others = run(None);
         for (each, simds) in [(1, 4), (2, 1), (2, 2), (4, 2)] {

@@ -137,7 +137,7 @@ impl Replay<'_> {
                 b,
                 decay: decay.map_or(0.0, |decay| decay[h]),
                 dt: dt.map_or(0.0, |dt| dt[h]),
-                strongest: if op.doubled { 2.0 } else { 1.0 },
+                strongest: op.strongest(),
                 by_element: op.by_element,
             };
             for Segment { rows, from, to } in self.segments(layer, start, sequence) {

@@ -139,18 +139,8 @@ fn everything() -> Result<Program> {
 fn carried() -> Result<Program> {
     let builder = Builder::new(&Any);
     let w = |name: &str, shape: &[usize]| weight(&builder, name, shape);
-    let [heads, key_heads, key_dim, value_dim] = [4, 2, 13, 42];
-    let net = ops::DeltaNet {
-        layer: 0,
-        start: 0,
-        heads,
-        key_heads,
-        key_dim,
-        value_dim,
-        tiled: true,
-        doubled: false,
-        by_element: false,
-    };
+    let [heads, value_dim] = [4, 42];
+    let net = ops::DeltaNet { tiled: true, ..ops::DeltaNet::new([heads, 2, 13, value_dim]) };
     let (width, start) = (net.width(), net.elements());
     let conv = ops::ShortConv { start, ..ops::ShortConv::new(width, 3) };
     let (table, places) = (w("table", &[VOCAB, HIDDEN]), w("positions", &[PLACES, HIDDEN]));

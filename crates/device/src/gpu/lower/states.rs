@@ -68,7 +68,7 @@ impl Recorder<'_> {
         let size = self.of.program.layers[op.layer].state;
         let form = delta_net::DeltaForm::of(op, size)?;
         let form = if self.stages() { form.for_many(op, size) } else { form };
-        self.push(delta_net::kernel(form), delta_net::numbers(op, step), &bound)
+        self.push(delta_net::delta_net(form), delta_net::numbers(op, step), &bound)
     }
 
     pub(super) fn selective_scan(
