@@ -44,6 +44,7 @@ class Case:
     model: str
     full: bool = False  # also the gradients of all weights
     only_full: bool = False  # those and no others
+    single: bool = False  # also how far PyTorch's float32 is off where all weights are trained
     disguise: str = ""  # the checkpoint is one that Transformers computes as Llama
     steps: bool = False  # also the losses of steps of AdamW
     rounded: bool = False  # also those of PEFT's own steps in 16 bits
@@ -63,6 +64,9 @@ class Case:
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 GATED = ATTENTION + ["gate_proj", "up_proj", "down_proj"]
 LATENT = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+FORGETTING = ["b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj"]
+# Not the gates of each head in latent attention.
+LING = r".*\.(q_proj|k_proj|v_proj|kv_a_proj_with_mqa|kv_b_proj|o_proj|b_proj|f_proj)|.*layers\.[01]\.self_attn\.g_proj"
 CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear"), Case("qwen2"), Case("qwen3", full=True, rounded=True), Case("gemma2", full=True),
          Case("gemma3"), Case("granite"), Case("mistral"), Case("smollm3"), Case("olmo2"), Case("ministral"),
          # Transformers takes Phi-3's long factors for sequences beyond the first 16 positions alone.
@@ -73,6 +77,8 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          # Short convolutions, and gated delta nets.
          Case("lfm2"), Case("qwen3.5-shared"), Case("qwen3.5-shared", dora=True),
          Case("qwen3-next", targets=ATTENTION + ["in_proj_qkvz", "in_proj_ba", "out_proj"]),
+         # Nets whose corrections go beyond what is missed, and whose elements of keys forget by themselves.
+         Case("olmo_hybrid", steps=True), Case("kimi_linear", targets=LATENT + ["k_proj", "v_proj"] + FORGETTING), Case("bailing_hybrid", targets=LING),
          # Latent attention, experts in groups by the logistic function and by a softmax, queries that grow with the position.
          Case("deepseek3", targets=LATENT), Case("deepseek2", targets=LATENT), Case("ernie4_5-moe", targets=ATTENTION),
          Case("ministral3"), Case("gpt-neox"),
@@ -92,6 +98,7 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one; the numbers
          # of a function; zeros behind the columns of streams.
          *(Case(name, only_full=True) for name in ("gemma3n", "falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2")),
+         *(Case(name, only_full=True, single=True) for name in ("olmo_hybrid", "kimi_linear", "bailing_hybrid")),
          Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2"),
          # Experts' own matrices: one by one in files, or all experts' in one tensor, with biases, beside experts that all tokens go through.
          *(Case(name, only_full=True) for name in ("mixtral", "qwen2-moe", "phimoe", "deepseek3", "granitemoe",
@@ -291,6 +298,8 @@ def write(case):
         gradients = {name: (torch.zeros_like(p) if p.grad is None else p.grad.clone()) for name, p in base.named_parameters()}
         if case.decided:
             out["bfloat16"] = farthest(base, sequences, weights)
+        if case.single:
+            out["float32"] = apart(base, torch.float32, sequences, weights, gradients)
         # What checkpoints keep and no training changes.
         kept = base.state_dict()
         gradients |= {name: torch.zeros_like(buffer) for name, buffer in base.named_buffers() if name in kept}

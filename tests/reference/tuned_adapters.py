@@ -3,24 +3,29 @@
 
     tuned_adapters.py --delft target/debug/delft [--only NAME ...]
 
-Delft tunes a GGUF twin of a checkpoint of models/ for a few updates. PEFT loads the folder as it is beside the checkpoint itself,
-whose q and k some twins store in another order; mlx-lm loads what `delft convert --adapter` makes of it. Logits of random tokens are
-compared with those of Delft on the twin and on the checkpoint. Prints how far they are apart, and how far the adapter moves them, and
-ends with an error where that is above a thousandth of their range, or where the adapter moves nothing. Needs torch, transformers,
-peft, mlx (its CPU backend is enough), mlx-lm and numpy.
+Delft tunes a GGUF twin of a checkpoint of models/ for a few updates, or the checkpoint itself with a vocabulary of letters. PEFT
+loads the folder as it is beside the checkpoint, whose q and k some twins store in another order; mlx-lm loads what
+`delft convert --adapter` makes of it. Logits of random tokens are compared with those of Delft on the twin and on the checkpoint, and
+where the checkpoint was tuned with those of what `delft fuse` writes. Prints how far they are apart, and how far the adapter moves
+them, and ends with an error where that is above a thousandth of their range, or where the adapter moves nothing. Needs torch,
+transformers, tokenizers, peft, safetensors, mlx (its CPU backend is enough), mlx-lm and numpy.
 """
 import argparse
 import json
+import shutil
+import string
 import tempfile
 import zlib
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+import tokenizers
 import torch
 import transformers
 from mlx_lm.tuner.utils import load_adapters
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 
 from mlx_adapters import HERE, model, run, told
 
@@ -38,8 +43,34 @@ CASES = [
     ("fused-dora", "phi3", "model.f32.gguf", ["--dora"], False),
     ("transposed", "gpt2", "model.f32.gguf", [], False),
     ("experts", "qwen3-moe-all", "model.f32.gguf", [], False),
+    # Nets whose queries, keys and values are one matrix in Delft.
+    ("doubled-nets", "olmo_hybrid", "", [], False),
+    ("doubled-nets-dora", "olmo_hybrid", "", ["--dora"], False),
+    ("nets-by-element", "kimi_linear", "", [], False),
+    ("nets-by-element-dora", "kimi_linear", "", ["--dora"], False),
+    ("bounded-nets", "bailing_hybrid", "", [], False),
 ]
 TEXTS = ["a zebra sings in the dark", "the fox and the hen went home", "no rain fell on the hill", "she told him all of it"]
+
+
+def lettered(checkpoint, folder):
+    """A copy of a checkpoint, with a vocabulary of letters."""
+    shutil.copytree(checkpoint, folder)
+    letters = ["<unk>", "<s>", "</s>", "\u0120", *string.ascii_lowercase]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(letters[:3])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def widened(checkpoint, folder):
+    """A copy of a checkpoint in f32, which loses nothing of what is merged into it."""
+    shutil.copytree(checkpoint, folder)
+    stored = load_file(folder / "model.safetensors")
+    save_file({name: tensor.float() for name, tensor in stored.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def main():
@@ -56,8 +87,9 @@ def main():
         if args.only and name not in args.only:
             continue
         checkpoint, folder = HERE / "models" / base, aside / name
-        run(args.delft, "tune", "-m", checkpoint / twin, "--data", texts, "--out", folder, "--held-out", "none", "--steps", 6, "--lr", "2e-2",
-            "--rank", 4, "--device", "cpu", "--json", *flags)
+        tuned = checkpoint / twin if twin else lettered(checkpoint, aside / f"{name}-letters")
+        tune = ["tune", "-m", tuned, "--data", texts, "--held-out", "none", "--lr", "2e-2", "--rank", 4, "--device", "cpu", "--json", *flags]
+        run(args.delft, *tune, "--out", folder, "--steps", 6)
         bare = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         tokens = torch.randint(3, bare.config.get_text_config().vocab_size, (24,), generator=generator)
@@ -67,8 +99,13 @@ def main():
         moved = np.abs(wanted - before).max() / np.ptp(wanted)
         print(f"{name}: the adapter moves logits by {moved:.2f} of the range{'' if moved > 0.02 else '  WRONG'}", flush=True)
         wrong |= bool(moved <= 0.02)
-        for what, place, more in [("the twin", checkpoint / twin, []), ("the checkpoint", checkpoint, ["--any-base"])]:
-            found = run(args.delft, "logits", "-m", place, "--adapter", folder, "--cache-type", "f32", "--device", "cpu", "--json", "--all",
+        used = [("the twin", tuned, ["--adapter", folder]), ("the checkpoint", checkpoint, ["--adapter", folder, "--any-base"])]
+        if not twin:
+            merged = aside / f"{name}-merged"
+            run(args.delft, "fuse", "-m", widened(tuned, aside / f"{name}-wide"), "--adapter", folder, "--any-base", "-o", merged)
+            used.append(("what is merged", merged, []))
+        for what, place, more in used:
+            found = run(args.delft, "logits", "-m", place, "--cache-type", "f32", "--device", "cpu", "--json", "--all",
                         "--tokens", ",".join(map(str, tokens.tolist())), *more)
             wrong |= told(f"{name}: Delft on {what} beside PEFT", np.array(json.loads(found)["logits"]).reshape(wanted.shape), wanted)
         if mlx:

@@ -58,7 +58,7 @@ pub struct Head<'a> {
     pub dt: f32,
     /// The strength of a correction where the logistic function of `b` is 1.
     pub strongest: f32,
-    /// Whether each element of a key decays at a rate of its own; then there are no gradients.
+    /// Whether each element of a key decays at a rate of its own.
     pub by_element: bool,
 }
 
@@ -293,15 +293,15 @@ fn logistic(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The gradients of a row's `a`, `b` and decay rate; the gradient of `dt` equals the one of `a`.
+/// The gradients of a row's `b` and of what all rows of the head share.
 #[derive(Debug, Clone, Copy)]
 pub struct GateSlopes {
-    /// The gradient of `a`.
-    pub a: f32,
     /// The gradient of `b`.
     pub b: f32,
-    /// The gradient of the decay rate.
+    /// The gradient of the decay rate; 0 where each element has a logarithm of its own.
     pub decay: f32,
+    /// The gradient of `dt`, likewise.
+    pub dt: f32,
 }
 
 /// The matrices of a row in reverse.
@@ -316,9 +316,18 @@ pub struct Reversed {
     pub slopes: *mut f32,
 }
 
+/// Where the gradients of a row's inputs go.
+#[derive(Debug, Clone, Copy)]
+pub struct RowSlopes {
+    /// A row like those of [`Head::qkv`].
+    pub qkv: *mut f32,
+    /// The head's elements of `a`: one, or as many as a key has.
+    pub a: *mut f32,
+}
+
 /// Carries the gradient of a head's matrix from behind a row to the front of it. Adds the gradients
-/// of the row's query and key to `to`, laid out as a row of [`Head::qkv`], and writes the gradient
-/// of its value there. `dy` is the gradient of its output; `work` are two rows of values.
+/// of the row's query and key to `to`, and writes those of its value and of its `a` there. `dy` is
+/// the gradient of its output; `work` are two rows of values.
 ///
 /// ```text
 /// T = g S + k c,  c = beta u,  u = v - g k S,  y = q T
@@ -326,9 +335,13 @@ pub struct Reversed {
 /// D -= k dv,  dg = <D, S>,  D = g D
 /// ```
 ///
+/// Where each element of a key decays at a rate of its own, `dg` are the products of each row of
+/// `D` with the one of `S`.
+///
 /// # Safety
-/// The matrices are `[key_dim, value_dim]`, and `to` points to a row of [`Head::stride`] elements;
-/// no other thread accesses the gradient or the parts of `to` that are the head's.
+/// The matrices are `[key_dim, value_dim]`, and `to` points to a row of [`Head::stride`] elements
+/// and to the head's elements of `a`; no other thread accesses the gradient or the parts of `to`
+/// that are the head's.
 ///
 /// # Panics
 /// If the row does not exist, or operands are of other lengths.
@@ -338,7 +351,7 @@ pub unsafe fn backward(
     row: usize,
     matrices: Reversed,
     dy: &[f32],
-    to: *mut f32,
+    to: RowSlopes,
     work: &mut [f32],
 ) -> GateSlopes {
     head.check(row + 1);
@@ -348,7 +361,7 @@ pub unsafe fn backward(
     );
     // SAFETY: the row exists; the rest is the caller's promise.
     unsafe {
-        dispatch!(isa, backward_kernel(head: &Head<'_>, row: usize, matrices: Reversed, dy: &[f32], to: *mut f32, work: &mut [f32]) -> GateSlopes)
+        dispatch!(isa, backward_kernel(head: &Head<'_>, row: usize, matrices: Reversed, dy: &[f32], to: RowSlopes, work: &mut [f32]) -> GateSlopes)
     }
 }
 
@@ -360,14 +373,38 @@ unsafe fn backward_kernel<L: Lanes>(
     row: usize,
     matrices: Reversed,
     dy: &[f32],
-    to: *mut f32,
+    to: RowSlopes,
+    work: &mut [f32],
+) -> GateSlopes {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match head.by_element {
+            true => backward_row::<L, true>(head, row, matrices, dy, to, work),
+            false => backward_row::<L, false>(head, row, matrices, dy, to, work),
+        }
+    }
+}
+
+/// # Safety
+/// As [`backward`], whose checks hold.
+#[inline(always)]
+unsafe fn backward_row<L: Lanes, const BY_ELEMENT: bool>(
+    head: &Head<'_>,
+    row: usize,
+    matrices: Reversed,
+    dy: &[f32],
+    to: RowSlopes,
     work: &mut [f32],
 ) -> GateSlopes {
     let (keys, n) = (head.key_dim, head.value_dim);
     let Reversed { before, after, slopes } = matrices;
     let (mut q, mut k) = ([0.0; MAX_KEY_DIM], [0.0; MAX_KEY_DIM]);
     let (mut dq, mut dk) = ([0.0; MAX_KEY_DIM], [0.0; MAX_KEY_DIM]);
-    let Gates { shifted, step, gate, beta } = gates(head, row);
+    let (mut factor, mut decayed) = ([0.0; MAX_KEY_DIM], [0.0; MAX_KEY_DIM]);
+    let Gates { shifted, step, gate, beta } = match BY_ELEMENT {
+        true => Gates { shifted: 0.0, step: 0.0, gate: 1.0, beta: strength(head, row) },
+        false => gates(head, row),
+    };
     let root = 1.0 / (keys as f32).sqrt();
     let (g, zero) = (L::splat(gate), L::splat(0.0));
     let columns = || (0..n).step_by(L::N).map(|j| (j, L::N.min(n - j)));
@@ -380,13 +417,18 @@ unsafe fn backward_kernel<L: Lanes>(
         let x = head.qkv.as_ptr().add(row * head.stride);
         let q_scale = unit::<L>(x.add(head.starts[0]), keys, root, &mut q);
         let k_scale = unit::<L>(x.add(head.starts[1]), keys, 1.0, &mut k);
+        if BY_ELEMENT {
+            let a = head.a.as_ptr().add((row * head.heads + head.head) * keys);
+            factors::<L>(a, &k[..keys], &mut factor, &mut decayed);
+        }
         for i in 0..keys {
             let (own_q, own_k) = (L::splat(q[i]), L::splat(k[i]));
+            let asked = if BY_ELEMENT { L::splat(decayed[i]) } else { own_k };
             let mut sum = zero;
             for (j, width) in columns() {
                 let (at, dy) = (i * n + j, get::<L>(dy.as_ptr().add(j), width));
                 let spoken = get::<L>(said.add(j), width);
-                put(get::<L>(before.add(at), width).fma(own_k, spoken), said.add(j), width);
+                put(get::<L>(before.add(at), width).fma(asked, spoken), said.add(j), width);
                 let slope = dy.fma(own_q, get::<L>(slopes.add(at), width));
                 put(slope, slopes.add(at), width);
                 let change = of_change.add(j);
@@ -399,16 +441,21 @@ unsafe fn backward_kernel<L: Lanes>(
         // the gradient of what it writes.
         for (j, width) in columns() {
             let v = get::<L>(x.add(head.starts[2] + j), width);
-            let miss = v.sub(get::<L>(said.add(j), width).mul(g));
+            let spoken = get::<L>(said.add(j), width);
+            let miss = v.sub(if BY_ELEMENT { spoken } else { spoken.mul(g) });
             let change = get::<L>(of_change.add(j), width);
             of_beta = change.fma(miss, of_beta);
             put(miss.mul(L::splat(beta)), said.add(j), width);
             let dv = change.mul(L::splat(beta));
             put(dv, of_change.add(j), width);
-            put(dv, to.add(head.starts[2] + j), width);
+            put(dv, to.qkv.add(head.starts[2] + j), width);
         }
         for i in 0..keys {
             let (own_k, mut along, mut kept) = (L::splat(k[i]), zero, zero);
+            let own = if BY_ELEMENT { factor[i] } else { gate };
+            if BY_ELEMENT {
+                of_gate = zero;
+            }
             for (j, width) in columns() {
                 let at = i * n + j;
                 let (dv, s) = (get::<L>(of_change.add(j), width), get::<L>(before.add(at), width));
@@ -417,19 +464,25 @@ unsafe fn backward_kernel<L: Lanes>(
                 kept = s.fma(dv, kept);
                 let slope = slope.sub(own_k.mul(dv));
                 of_gate = slope.fma(s, of_gate);
-                put(slope.mul(g), slopes.add(at), width);
+                put(slope.mul(L::splat(own)), slopes.add(at), width);
             }
-            dk[i] = along.sum() - gate * kept.sum();
+            dk[i] = along.sum() - own * kept.sum();
+            if BY_ELEMENT {
+                *to.a.add(i) = of_gate.sum() * own;
+            }
         }
-        through(&q[..keys], &dq[..keys], q_scale, root, to.add(head.starts[0]));
-        through(&k[..keys], &dk[..keys], k_scale, 1.0, to.add(head.starts[1]));
+        through(&q[..keys], &dq[..keys], q_scale, root, to.qkv.add(head.starts[0]));
+        through(&k[..keys], &dk[..keys], k_scale, 1.0, to.qkv.add(head.starts[1]));
+    }
+    let b = of_beta.sum() * beta * (1.0 - beta / head.strongest);
+    if BY_ELEMENT {
+        return GateSlopes { b, decay: 0.0, dt: 0.0 };
     }
     let of_step = of_gate.sum() * gate;
-    GateSlopes {
-        a: of_step * head.decay * logistic(shifted),
-        b: of_beta.sum() * beta * (1.0 - beta),
-        decay: of_step * step,
-    }
+    let of_shift = of_step * head.decay * logistic(shifted);
+    // SAFETY: the caller's promise.
+    unsafe { *to.a = of_shift };
+    GateSlopes { b, decay: of_step * step, dt: of_shift }
 }
 
 /// Adds the gradient of a vector to `to`: of one that times `scale` is `unit`, whose length is `by`

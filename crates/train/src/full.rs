@@ -6,6 +6,7 @@ use formats::{
 };
 use half::{bf16, f16};
 use program::{Program, WeightId};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -18,10 +19,72 @@ pub(crate) enum Made {
     Plus(f32),
     /// Minus their exponentials: rates whose logarithms are stored.
     NegExp,
+    /// Their exponentials.
+    Exp,
 }
 
-/// A weight, and how it is made.
-pub(crate) type MadeWeight = (WeightId, Made);
+/// A weight, and how it is made of the numbers of a parameter.
+pub(crate) struct MadeWeight {
+    pub(crate) weight: WeightId,
+    pub(crate) made: Made,
+    pub(crate) places: Option<Places>,
+}
+
+/// For each element of a weight that has some numbers of the files more than once, the number of
+/// the parameter that it is made of: rates of heads for each element of their keys, gates of heads
+/// for each element of these.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Places(Vec<u32>);
+
+impl Places {
+    /// The places of runs of elements, and how many numbers they are of: in the order in which
+    /// these come first.
+    fn of(runs: &[ElementRun<'_>], tensors: &Tensors) -> (Places, usize) {
+        let mut known: BTreeMap<&str, Vec<Option<u32>>> = BTreeMap::new();
+        let (mut places, mut count) = (Vec::new(), 0);
+        for run in runs {
+            for i in 0..run.count {
+                let mut new = || {
+                    count += 1;
+                    count - 1
+                };
+                let Some(name) = run.tensor else {
+                    places.push(new());
+                    continue;
+                };
+                let elements = || tensors.get(name).map_or(0, |t| t.shape.iter().product());
+                let of = known.entry(name).or_insert_with(|| vec![None; elements()]);
+                places.push(*of[run.start + i * run.step].get_or_insert_with(new));
+            }
+        }
+        (Places(places), count as usize)
+    }
+
+    /// The first element of each number.
+    fn first(&self, values: &[f32]) -> Vec<f32> {
+        let mut found = Vec::new();
+        for (place, value) in self.0.iter().zip(values) {
+            if *place as usize == found.len() {
+                found.push(*value);
+            }
+        }
+        found
+    }
+
+    /// The number that each element is made of.
+    pub(crate) fn spread(&self, values: &[f32]) -> Vec<f32> {
+        self.0.iter().map(|place| values[*place as usize]).collect()
+    }
+
+    /// The gradients of `count` numbers, from those of the elements that are made of them.
+    pub(crate) fn added(&self, gradients: &[f32], count: usize) -> Vec<f32> {
+        let mut sums = vec![0f64; count];
+        for (place, gradient) in self.0.iter().zip(gradients) {
+            sums[*place as usize] += f64::from(*gradient);
+        }
+        sums.into_iter().map(|sum| sum as f32).collect()
+    }
+}
 
 impl Made {
     /// The weight's elements, of the files' numbers.
@@ -30,6 +93,7 @@ impl Made {
             Made::AsStored => {}
             Made::Plus(plus) => values.iter_mut().for_each(|value| *value += plus),
             Made::NegExp => values.iter_mut().for_each(|value| *value = -value.exp()),
+            Made::Exp => values.iter_mut().for_each(|value| *value = value.exp()),
         }
     }
 
@@ -38,20 +102,37 @@ impl Made {
         match self {
             Made::AsStored | Made::Plus(_) => 1.0,
             Made::NegExp => -value.exp(),
+            Made::Exp => value.exp(),
         }
     }
 }
 
 /// How a recipe makes its weight, and the recipe of the files' own numbers.
-fn made(source: &Source) -> (Made, &Source) {
+fn made(source: &Source) -> (Made, Cow<'_, Source>) {
+    let as_it_is = || (Made::AsStored, Cow::Borrowed(source));
+    // Of what only moves numbers, what is inside makes them.
+    let moved = |of: &Source, outside: &dyn Fn(Source) -> Source| match made(of) {
+        (Made::AsStored, _) => as_it_is(),
+        (made, of) => (made, Cow::Owned(outside(of.into_owned()))),
+    };
     match source {
         Source::Plus(of, plus) => match made(of) {
             (Made::AsStored, of) => (Made::Plus(*plus), of),
             (Made::Plus(more), of) => (Made::Plus(plus + more), of),
-            (Made::NegExp, _) => (Made::AsStored, source),
+            (Made::NegExp | Made::Exp, _) => as_it_is(),
         },
-        Source::NegExp(of) => (Made::NegExp, of),
-        source => (Made::AsStored, source),
+        Source::NegExp(of) => (Made::NegExp, Cow::Borrowed(of.as_ref())),
+        Source::Times(of, by) if *by == -1.0 => match made(of) {
+            (Made::NegExp, of) => (Made::Exp, of),
+            _ => as_it_is(),
+        },
+        Source::Reshape(of, shape) => moved(of, &|of| Source::Reshape(Box::new(of), shape.clone())),
+        Source::Transpose(of) => moved(of, &|of| Source::Transpose(Box::new(of))),
+        Source::Stack(all) if all.windows(2).all(|pair| pair[0] == pair[1]) => match all.first() {
+            Some(of) => moved(of, &|of| Source::Stack(vec![of; all.len()])),
+            None => as_it_is(),
+        },
+        _ => as_it_is(),
     }
 }
 
@@ -59,8 +140,7 @@ fn made(source: &Source) -> (Made, &Source) {
 /// Zeros beside the files' numbers are among a weight's values, and have no gradient.
 ///
 /// # Errors
-/// A GGUF file, quantised weights, or weights that are not elements of the files, each once, by
-/// name.
+/// A GGUF file, quantised weights, or weights that are not elements of the files, by name.
 pub(crate) fn parameters(
     program: &Program,
     tensors: &Tensors,
@@ -94,20 +174,30 @@ pub(crate) fn parameters(
         let found = match runs {
             // Zeros behind columns of a matrix multiply zeros; a bias is added as it is.
             Some(runs) if weight.shape.len() > 1 || !padded(&runs) => {
-                repeats(&runs).then_some("one that has some of them twice")
+                Some(repeats(&runs).then(|| Places::of(&runs, tensors)))
             }
-            _ => Some("one that is made of them"),
+            _ => None,
         };
-        if let Some(found) = found {
+        let Some(found) = found else {
             let expected = "a matrix or a vector of the files' own numbers";
-            return Err(Error::new(&weight.name, expected, found)
+            return Err(Error::new(&weight.name, expected, "one that is made of them")
                 .of(ErrorKind::Unsupported)
                 .hint("such models can be tuned with LoRA"));
-        }
-        let (name, shape) = (weight.name.clone(), weight.shape.clone());
+        };
+        let (name, mut shape) = (weight.name.clone(), weight.shape.clone());
         let decays = shape.len() > 1;
-        trained.push((id, made));
-        all.push(Parameter { name, shape, values: encoded.to_f32()?, decays });
+        let mut values = encoded.to_f32()?;
+        let places = found.map(|(places, count)| {
+            values = places.first(&values);
+            let row: usize = shape[1..].iter().product();
+            shape = match count.is_multiple_of(row) {
+                true => [&[count / row][..], &shape[1..]].concat(),
+                false => vec![count],
+            };
+            places
+        });
+        trained.push(MadeWeight { weight: id, made, places });
+        all.push(Parameter { name, shape, values, decays });
     }
     Ok((trained, all))
 }
@@ -130,12 +220,16 @@ fn repeats(runs: &[ElementRun<'_>]) -> bool {
 pub(crate) fn export(
     program: &Program,
     tensors: &Tensors,
-    trained: &[WeightId],
+    trained: &[(WeightId, Option<&Places>)],
     parameters: &[Parameter],
 ) -> Result<Vec<(String, Vec<u8>)>> {
-    let mut changed: BTreeMap<&str, Vec<f32>> = BTreeMap::new();
-    for (id, parameter) in trained.iter().zip(parameters) {
-        let mut values = parameter.values.iter();
+    let mut changed: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    for ((id, places), parameter) in trained.iter().zip(parameters) {
+        let all = match places {
+            Some(places) => Cow::Owned(places.spread(&parameter.values)),
+            None => Cow::Borrowed(&parameter.values[..]),
+        };
+        let mut values = all.iter();
         let (_, source) = made(&program.weights[id.0].source);
         for run in source.runs(tensors)?.unwrap_or_default() {
             let own = values.by_ref().take(run.count);
@@ -143,7 +237,7 @@ pub(crate) fn export(
                 own.for_each(drop);
                 continue;
             };
-            let to = match changed.entry(tensor) {
+            let to = match changed.entry(tensor.to_owned()) {
                 Entry::Occupied(before) => before.into_mut(),
                 Entry::Vacant(none) => {
                     let stored = tensors.get(tensor);

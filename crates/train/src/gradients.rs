@@ -12,7 +12,9 @@ pub mod reference;
 pub use checkpoint::checkpoint;
 pub use differentiate::differentiate;
 pub use forward::jvp;
-pub use rewrite::{AdaptedProduct, GradientPart, Module, ModuleFactors, adapt, losses, pack};
+pub use rewrite::{
+    AdaptedProduct, GradientPart, Module, ModuleFactors, adapt, apart, losses, pack,
+};
 
 use formats::Result;
 use ops::{Op, Shape};

@@ -2,15 +2,15 @@
 
 use crate::adamw::unsound;
 use crate::experts::{self, ExpertModule, ExpertWeight};
-use crate::full::{self, Made};
+use crate::full::{self, Made, MadeWeight, Places};
 use crate::gradients::{
-    AdaptedProduct, ModuleFactors, adapt, checkpoint, differentiate, losses, pack,
+    AdaptedProduct, ModuleFactors, adapt, apart, checkpoint, differentiate, losses, pack,
 };
 use crate::runner::{Hardware, Runner};
 use crate::{AdamW, Batch, Loss, Moments, Parameter, Trainable, Usage, peft};
 use device::{Divided, Kept};
 use engine::AdapterFile;
-use formats::{Error, ErrorKind, Location, Result, Tensors};
+use formats::{Error, ErrorKind, Location, Result, Source, Tensors};
 use models::Config;
 use program::{AdapterFactors, Program, Site, Weight, WeightId};
 use sha2::{Digest, Sha256};
@@ -105,6 +105,8 @@ struct Trained {
     elements: Range<usize>,
     /// How the weight is made of the elements.
     made: Made,
+    /// Which of them each of the weight's elements is, if some are more than one.
+    places: Option<Places>,
     /// The lengths that the elements are divided by.
     lengths: Option<Lengths>,
     /// The elements with the adapter left out; `None` where that does not matter.
@@ -162,7 +164,8 @@ fn trained(factors: &[ModuleFactors], options: &LoraOptions) -> Vec<Trained> {
     let (rank, scale) = (options.rank, options.scale());
     let mut all = Vec::new();
     let mut push = |weight, parameter, elements, lengths, without| {
-        all.push(Trained { weight, parameter, elements, made: Made::AsStored, lengths, without });
+        let made = Made::AsStored;
+        all.push(Trained { weight, parameter, elements, made, places: None, lengths, without });
     };
     for (module, factors) in factors.iter().enumerate() {
         let first = module * peft::count(options);
@@ -272,6 +275,13 @@ impl Tuned {
     ) -> Result<Tuned> {
         let model = models::load(&tensors, &models::ReadOptions::default())?;
         let (config, recorded) = (model.config().clone(), model.record(false)?);
+        // What Hugging Face's model has as modules of their own is taken apart.
+        let base = adapters::Base { config: &config, program: &recorded, tensors: &tensors };
+        let pieces = |weight: WeightId| -> Result<Vec<(String, Source, usize)>> {
+            let pieces = base.pieces(weight)?.into_iter();
+            Ok(pieces.map(|own| (own.name, own.source.clone(), own.rows.len())).collect())
+        };
+        let recorded = apart(&recorded, &pieces)?;
         let base = adapters::Base { config: &config, program: &recorded, tensors: &tensors };
         let (options, begun) = options(&base)?;
         let whole = options.alpha.is_finite() && options.alpha > 0.0;
@@ -313,8 +323,8 @@ impl Tuned {
             trained.extend(mixture.trained(first).into_iter().map(|own| {
                 let ExpertWeight { weight, parameter, elements, up } = own;
                 let without = up.then_some(Without::All(0.0));
-                let made = Made::AsStored;
-                Trained { weight, parameter, elements, made, lengths: None, without }
+                let (made, places) = (Made::AsStored, None);
+                Trained { weight, parameter, elements, made, places, lengths: None, without }
             }));
         }
         let kind = Kind::Lora { options, sites, factors, experts };
@@ -332,10 +342,11 @@ impl Tuned {
         let model = models::load(&tensors, &models::ReadOptions::default())?;
         let packed = pack(&model.record(false)?)?;
         let (weights, parameters) = full::parameters(&packed, &tensors)?;
-        let whole = |(parameter, (weight, made)): (usize, (WeightId, Made))| {
+        let whole = |(parameter, own): (usize, MadeWeight)| {
             let parameters: &[Parameter] = &parameters;
             let elements = 0..parameters[parameter].values.len();
-            Trained { weight, parameter, elements, made, lengths: None, without: None }
+            let MadeWeight { weight, made, places } = own;
+            Trained { weight, parameter, elements, made, places, lengths: None, without: None }
         };
         let trained = weights.into_iter().enumerate().map(whole).collect();
         let config = model.config().clone();
@@ -402,7 +413,8 @@ impl Tuned {
 
     /// Whether the device makes the updates: of parameters that are its weights as they are.
     fn updates_there(&self) -> bool {
-        let bare = |own: &Trained| own.lengths.is_none() && own.made == Made::AsStored;
+        let as_stored = |own: &Trained| own.made == Made::AsStored && own.places.is_none();
+        let bare = |own: &Trained| own.lengths.is_none() && as_stored(own);
         self.runner.is_device() && self.trained.iter().all(bare)
     }
 
@@ -513,6 +525,9 @@ impl Tuned {
             if own.made != Made::AsStored {
                 own.made.apply(values.to_mut());
             }
+            if let Some(places) = &own.places {
+                values = Cow::Owned(places.spread(&values));
+            }
             if let Some(lengths) = &mut own.lengths {
                 let matrix = &weights[lengths.matrix.0];
                 lengths.refresh(matrix, &self.tensors, parameters, &own.elements)?;
@@ -597,10 +612,14 @@ impl Trainable for Tuned {
         let loss = loss(batch, results.get(0))?;
         for (i, own) in self.trained.iter().enumerate() {
             let sums = &mut gradients[own.parameter][own.elements.clone()];
-            let each = sums.iter_mut().zip(results.get(i + 1));
+            let found = match &own.places {
+                Some(places) => Cow::Owned(places.added(results.get(i + 1), sums.len())),
+                None => Cow::Borrowed(results.get(i + 1)),
+            };
+            let each = sums.iter_mut().zip(&found[..]);
             let values = &self.parameters[own.parameter].values[own.elements.clone()];
             match &own.lengths {
-                None if own.made == Made::NegExp => {
+                None if matches!(own.made, Made::NegExp | Made::Exp) => {
                     each.zip(values).for_each(|((sum, more), a)| {
                         *sum += more * own.made.slope(*a);
                     })
@@ -708,7 +727,8 @@ impl Trainable for Tuned {
         let program = self.runner.program(LOSSES);
         match &self.kind {
             Kind::Full => {
-                let weights: Vec<WeightId> = self.trained.iter().map(|own| own.weight).collect();
+                let weights: Vec<(WeightId, Option<&Places>)> =
+                    self.trained.iter().map(|own| (own.weight, own.places.as_ref())).collect();
                 full::export(program, &self.tensors, &weights, &self.parameters)
             }
             Kind::Lora { options, sites, factors, experts } => {

@@ -9,6 +9,9 @@
 //! D += q dy,  dq = T dy,  dc = k D,  dbeta = <dc, u>,  dv = beta dc,  dk = D c - g S dv
 //! D -= k dv,  dg = <D, S>,  D = g D
 //! ```
+//!
+//! Where each element of a key forgets at a rate of its own, `g` is a diagonal matrix, and `dg` are
+//! the products of each row of `D` with the one of `S`.
 
 pub mod kernels;
 
@@ -21,23 +24,24 @@ use crate::{DeltaNet, Op, Rows, Shape, arity, expect};
 use formats::{Error, ErrorKind, Result};
 
 /// `qkv[tokens, width], a[tokens, heads], b[tokens, heads]; decay[heads], dt[heads] ->
-/// y[tokens, heads * value_dim]`.
+/// y[tokens, heads * value_dim]`, or, where each element of a key forgets at a rate of its own,
+/// `qkv, a[tokens, heads * key_dim], b -> y`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PackedDelta(pub DeltaNet);
 
-/// `qkv, a, b, dy; decay, dt -> dqkv, da, db, ddecay, ddt`.
+/// `qkv, a, b, dy; (decay, dt) -> dqkv, da, db, (ddecay, ddt)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaBackward(pub DeltaNet);
 
-/// `qkv, a, b, dqkv, da, db; decay, dt, (ddecay, ddt) -> dy`.
+/// `qkv, a, b, dqkv, da, db; (decay, dt), (ddecay, ddt) -> dy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaTangent(pub DeltaNet);
 
 /// Inputs and weights of a net in the place where a call has them.
 fn row<'a>(net: &DeltaNet, call: &'a ReferenceCall<'_>, t: usize) -> [&'a [f32]; 5] {
     let input = |i: usize, width: usize| &call.inputs[i][t * width..][..width];
-    let [decay, dt] = [0, 1].map(|i| call.weights[i].as_slice());
-    [input(0, net.width()), input(1, net.heads), input(2, net.heads), decay, dt]
+    let [decay, dt] = [0, 1].map(|i| call.weights.get(i).map_or(&[][..], Vec::as_slice));
+    [input(0, net.width()), input(1, net.gates()), input(2, net.heads), decay, dt]
 }
 
 impl Operation for PackedDelta {
@@ -69,7 +73,8 @@ impl Operation for PackedDelta {
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
         let operands = [at.input(0), at.input(1), at.input(2), dy];
-        let found = at.record(Op::from(DeltaBackward(self.0)), &operands, &[0, 1])?;
+        let weights = &[0, 1][..self.0.weights()];
+        let found = at.record(Op::from(DeltaBackward(self.0)), &operands, weights)?;
         let inputs = [0, 1, 2].map(Wrt::Input).into_iter();
         for (of, cotangent) in inputs.chain([0, 1].map(Wrt::Weight)).zip(found) {
             if at.wants(of) {
@@ -89,7 +94,7 @@ impl Operation for PackedDelta {
             });
         }
         let weights = match [0, 1].map(|i| at.weight_tangent(i)) {
-            [None, None] => vec![0, 1],
+            [None, None] => (0..self.0.weights()).collect(),
             [Some(decay), Some(dt)] => vec![0, 1, decay, dt],
             _ => {
                 let expected = "tangents of both of its weights";
@@ -106,7 +111,8 @@ struct Slopes {
     q: Vec<f64>,
     k: Vec<f64>,
     v: Vec<f64>,
-    a: f64,
+    /// Of the head's element of `a`, or of all that it has.
+    a: Vec<f64>,
     b: f64,
     decay: f64,
 }
@@ -117,7 +123,8 @@ impl HeadRow {
     fn backward(&self, before: &[f64], slopes: &mut [f64], dy: &[f32]) -> Slopes {
         let (n, keys) = (self.v.len(), self.k.len());
         let dy: Vec<f64> = dy.iter().map(|dy| f64::from(*dy) / self.root).collect();
-        let kept: Vec<f64> = before.iter().map(|s| s * self.gate).collect();
+        let kept: Vec<f64> =
+            before.iter().enumerate().map(|(at, s)| s * self.gate(at / n)).collect();
         let column =
             |x: &[f64], j: usize| -> f64 { (0..keys).map(|i| x[i * n + j] * self.k[i]).sum() };
         let miss: Vec<f64> = (0..n).map(|j| self.v[j] - column(&kept, j)).collect();
@@ -134,20 +141,25 @@ impl HeadRow {
                 k[i] += slopes[i * n + j] * change - kept * v[j];
             }
         }
-        let mut of_gate = 0.0;
+        // Of the logarithms of factors.
+        let mut of_steps = vec![0.0; keys];
         for (at, slope) in slopes.iter_mut().enumerate() {
+            let gate = self.gate(at / n);
             *slope -= self.k[at / n] * v[at % n];
-            of_gate += *slope * before[at];
-            *slope *= self.gate;
+            of_steps[at / n] += *slope * before[at] * gate;
+            *slope *= gate;
         }
-        let of_step = of_gate * self.gate;
+        let of_step: f64 = of_steps.iter().sum();
         let of_beta: f64 = of_change.iter().zip(&miss).map(|(of, miss)| of * miss).sum();
         Slopes {
             q: along(&q, &self.q, self.lengths[0]),
             k: along(&k, &self.k, self.lengths[1]),
             v,
-            a: of_step * self.decay * self.rate,
-            b: of_beta * self.beta * (1.0 - self.beta),
+            a: match self.gates {
+                Some(_) => of_steps,
+                None => vec![of_step * self.decay * self.rate],
+            },
+            b: of_beta * self.beta * (1.0 - self.beta / self.strongest),
             decay: of_step * self.step,
         }
     }
@@ -157,14 +169,17 @@ impl HeadRow {
         let (n, keys) = (self.v.len(), self.k.len());
         let (dq, dk) =
             (along(&of.q, &self.q, self.lengths[0]), along(&of.k, &self.k, self.lengths[1]));
-        let of_gate = self.gate * (of.decay * self.step + self.decay * self.rate * of.a);
-        let of_beta = self.beta * (1.0 - self.beta) * of.b;
-        for (change, s) in changes.iter_mut().zip(before) {
-            *change = of_gate * s + self.gate * *change;
+        let of_step = |i: usize| match self.gates {
+            Some(_) => of.a[i],
+            None => of.decay * self.step + self.decay * self.rate * of.a[0],
+        };
+        let of_beta = self.beta * (1.0 - self.beta / self.strongest) * of.b;
+        for (at, (change, s)) in changes.iter_mut().zip(before).enumerate() {
+            *change = self.gate(at / n) * (of_step(at / n) * s + *change);
         }
         let mut dy = Vec::with_capacity(n);
         for j in 0..n {
-            let kept = |i: usize| self.gate * before[i * n + j];
+            let kept = |i: usize| self.gate(i) * before[i * n + j];
             let said: f64 = (0..keys).map(|i| kept(i) * self.k[i]).sum();
             let of_said: f64 =
                 (0..keys).map(|i| changes[i * n + j] * self.k[i] + kept(i) * dk[i]).sum();
@@ -196,16 +211,17 @@ impl Operation for DeltaBackward {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity(self.name(), inputs, 4, weights, &[2])?;
+        arity(self.name(), inputs, 4, weights, &[self.0.weights()])?;
         let y = self.0.infer(&inputs[..3], weights)?;
         expect(self.name(), "width of dy", &[inputs[3].width], &[y[0].width])?;
         let vector = Shape { rows: Rows::Fixed(1), width: self.0.heads };
-        Ok(inputs[..3].iter().copied().chain([vector, vector]).collect())
+        Ok(inputs[..3].iter().copied().chain(weights.iter().map(|_| vector)).collect())
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         let net = &self.0;
         let (width, values) = (net.width(), net.heads * net.value_dim);
+        let gates = net.gates() / net.heads;
         let first = call.packed.first;
         let mut sums: Vec<Vec<f64>> =
             call.outputs.iter().map(|output| vec![0.0; output.len()]).collect();
@@ -229,10 +245,13 @@ impl Operation for DeltaBackward {
                     let to = &mut sums[0][t * width + start..][..part.len()];
                     to.iter_mut().zip(part).for_each(|(to, of)| *to += of);
                 }
-                sums[1][t * net.heads + h] += of.a;
-                sums[2][t * net.heads + h] += of.b;
-                sums[3][h] += of.decay;
-                sums[4][h] += of.a;
+                let at = t * net.heads + h;
+                sums[1][at * gates..][..gates].copy_from_slice(&of.a);
+                sums[2][at] = of.b;
+                if let [_, _, _, decay, dt] = &mut sums[..] {
+                    decay[h] += of.decay;
+                    dt[h] += of.a[0];
+                }
                 if first[t] as usize == t {
                     slopes.fill(0.0);
                 }
@@ -252,14 +271,16 @@ impl Operation for DeltaTangent {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity(self.name(), inputs, 6, weights, &[2, 4])?;
+        let own = self.0.weights();
+        arity(self.name(), inputs, 6, weights, &[own, 2 * own])?;
         same_widths(self.name(), inputs)?;
-        self.0.infer(&inputs[..3], &weights[..2])
+        self.0.infer(&inputs[..3], &weights[..own])
     }
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         let net = &self.0;
         let (width, values) = (net.width(), net.heads * net.value_dim);
+        let gates = net.gates() / net.heads;
         let of_weight = |i: usize, h: usize| call.weights.get(i).map_or(0.0, |of| f64::from(of[h]));
         let mut y = vec![0f32; call.outputs[0].len()];
         for h in 0..net.heads {
@@ -278,7 +299,10 @@ impl Operation for DeltaTangent {
                     q: input(3, q, net.key_dim),
                     k: input(3, k, net.key_dim),
                     v: input(3, v, net.value_dim),
-                    a: input(4, t * net.heads + h, 1)[0] + of_weight(3, h),
+                    a: input(4, (t * net.heads + h) * gates, gates)
+                        .into_iter()
+                        .map(|a| a + of_weight(3, h))
+                        .collect(),
                     b: input(5, t * net.heads + h, 1)[0],
                     decay: of_weight(2, h),
                 };

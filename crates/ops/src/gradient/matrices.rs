@@ -32,6 +32,10 @@ pub struct PackedForm {
     pub simds: u32,
     /// See [`DeltaNet::tiled`](crate::DeltaNet::tiled).
     pub tiled: bool,
+    /// See [`DeltaNet::doubled`](crate::DeltaNet::doubled).
+    pub doubled: bool,
+    /// See [`DeltaNet::by_element`](crate::DeltaNet::by_element).
+    pub by_element: bool,
 }
 
 impl PackedForm {
@@ -67,6 +71,8 @@ impl PackedForm {
             wide: wide as u8,
             simds: if several { 4 } else { 1 },
             tiled: false,
+            doubled: false,
+            by_element: false,
         })
     }
 

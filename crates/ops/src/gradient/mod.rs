@@ -285,9 +285,9 @@ gradients! {
     PackedConv,
     /// `x, dy; taps -> dx, (dtaps)`.
     ConvBackward,
-    /// `qkv, a, b; decay, dt -> y`: a gated delta net over the rows of each packed sequence.
+    /// `qkv, a, b; (decay, dt) -> y`: a gated delta net over the rows of each packed sequence.
     PackedDelta,
-    /// `qkv, a, b, dy; decay, dt -> dqkv, da, db, ddecay, ddt`.
+    /// `qkv, a, b, dy; (decay, dt) -> dqkv, da, db, (ddecay, ddt)`.
     DeltaBackward,
     /// `xbc, dt; decay, bias, skip -> y`: a state space over the rows of each packed sequence.
     PackedScan,
@@ -351,7 +351,7 @@ gradients! {
     NormTangent,
     /// `q, k, v, lse, dq, dk, dv; (sinks, dsinks) -> dy`.
     AttendTangent,
-    /// `qkv, a, b, dqkv, da, db; decay, dt, (ddecay, ddt) -> dy`.
+    /// `qkv, a, b, dqkv, da, db; (decay, dt), (ddecay, ddt) -> dy`.
     DeltaTangent,
     /// `xbc, dt, dxbc, ddt; decay, bias, skip, (ddecay, dbias, dskip) -> dy`.
     ScanTangent,

@@ -7,7 +7,7 @@
 //! matrices as a chunk has rows.
 
 use super::executor::Run;
-use cpu_kernels::delta::{self, COLUMNS, Head, Reversed};
+use cpu_kernels::delta::{self, COLUMNS, Head, Reversed, RowSlopes};
 use cpu_kernels::team::SharedSlice;
 use ops::gradient::scan::{self, ScanHead, ScanRow};
 use ops::gradient::{ConvBackward, GatedNormBackward};
@@ -258,7 +258,8 @@ impl Run<'_> {
     fn delta_head(&self, of: &DeltaNet, node: &Node, head: usize) -> Head<'_> {
         // SAFETY: inputs are only read.
         let [qkv, a, b] = [0, 1, 2].map(|i| unsafe { self.read(node.inputs[i]) });
-        let [decay, dt] = [0, 1].map(|i| self.weights.vector(node.weights[i])[head]);
+        let weight = |i: usize| node.weights.get(i).map(|id| self.weights.vector(*id)[head]);
+        let [decay, dt] = [0, 1].map(|i| weight(i).unwrap_or(0.0));
         Head {
             qkv,
             stride: of.width(),
@@ -271,8 +272,8 @@ impl Run<'_> {
             b,
             decay,
             dt,
-            strongest: 1.0,
-            by_element: false,
+            strongest: of.strongest(),
+            by_element: of.by_element,
         }
     }
 
@@ -301,7 +302,7 @@ impl Run<'_> {
 
     pub(super) fn delta_backward(&self, of: &DeltaNet, node: &Node) {
         let &DeltaNet { heads, key_heads, key_dim, value_dim, .. } = of;
-        let sequences = &self.batch.sequences;
+        let (sequences, gates) = (&self.batch.sequences, of.gates() / heads);
         let [dqkv, da, db] = [0, 1, 2].map(|i| self.start(node.outputs[i]) as usize);
         let mut sums = vec![[0f64; 2]; sequences.len() * heads];
         let shared = SharedSlice::new(&mut sums);
@@ -327,12 +328,12 @@ impl Run<'_> {
                         let dy = &dy[at * value_dim..][..value_dim];
                         // SAFETY: the matrices and the head's parts of rows are the thread's own.
                         unsafe {
+                            let to = RowSlopes { qkv: row(t), a: (da as *mut f32).add(at * gates) };
                             let found =
-                                delta::backward(self.of.isa, &head, t, matrices, dy, row(t), work);
-                            *(da as *mut f32).add(at) = found.a;
+                                delta::backward(self.of.isa, &head, t, matrices, dy, to, work);
                             *(db as *mut f32).add(at) = found.b;
                             own[0] += f64::from(found.decay);
-                            own[1] += f64::from(found.a);
+                            own[1] += f64::from(found.dt);
                         }
                     });
                     let at = sequence * heads + h;

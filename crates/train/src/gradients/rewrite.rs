@@ -5,7 +5,7 @@ use formats::{Error, ErrorKind, Result, Source};
 use ops::gradient::{Attend, CrossEntropy, PackedConv, PackedDelta, PackedScan};
 use ops::{
     Attention, DeltaNet, KvWrite, Linear, LinearAdd, Map, Op, Scale, ScaleColumns, SelectiveScan,
-    Shape, ShortConv, Unary,
+    Shape, ShortConv, Splice, Unary,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
 
@@ -20,7 +20,7 @@ fn value(program: &mut Program, shape: Shape) -> ValueId {
 /// before [`program::fuse`].
 ///
 /// # Errors
-/// Attention to a cache that nothing wrote; a delta net of a form that has no gradient.
+/// Attention to a cache that nothing wrote.
 pub fn pack(program: &Program) -> Result<Program> {
     let mut packed =
         Program { nodes: Vec::new(), layers: Vec::new(), traces: Vec::new(), ..program.clone() };
@@ -49,17 +49,9 @@ pub fn pack(program: &Program) -> Result<Program> {
                 let op = Op::from(PackedConv(ShortConv { layer: 0, start: 0, ..*conv }));
                 packed.nodes.push(Node { op, ..node.clone() });
             }
-            Op::DeltaNet(net) if !net.doubled && !net.by_element => {
+            Op::DeltaNet(net) => {
                 let op = Op::from(PackedDelta(DeltaNet { layer: 0, start: 0, ..*net }));
                 packed.nodes.push(Node { op, ..node.clone() });
-            }
-            Op::DeltaNet(net) => {
-                let found = match net.by_element {
-                    true => "one that forgets each element at a rate of its own",
-                    false => "one whose corrections are doubled",
-                };
-                let error = Error::new("delta_net", "a net that can be trained", found);
-                return Err(error.of(ErrorKind::Unsupported));
             }
             Op::SelectiveScan(scan) => {
                 let op = Op::from(PackedScan(SelectiveScan { layer: 0, start: 0, ..*scan }));
@@ -70,6 +62,48 @@ pub fn pack(program: &Program) -> Result<Program> {
     }
     packed.verify()?;
     Ok(packed)
+}
+
+/// The same Program with the product of each of the `pieces` of a matrix, joined by columns, in the
+/// place of its product, so that each can have factors of its own. A piece has a name, a recipe and
+/// a number of rows; a matrix that has none, and one with a bias, stays whole.
+///
+/// # Errors
+/// Pieces that do not fit, which is a fault of the caller.
+pub fn apart(
+    program: &Program,
+    pieces: &dyn Fn(WeightId) -> Result<Vec<(String, Source, usize)>>,
+) -> Result<Program> {
+    let mut of = Program { nodes: Vec::new(), ..program.clone() };
+    for node in &program.nodes {
+        let found = match (&node.op, &node.weights[..]) {
+            (Op::Linear(_), [matrix]) => pieces(*matrix)?,
+            _ => Vec::new(),
+        };
+        let mut joined: Option<ValueId> = None;
+        for (name, source, rows) in found {
+            let shape = vec![rows, program.shape(node.inputs[0]).width];
+            of.weights.push(Weight { name, shape, source });
+            let weight = WeightId(of.weights.len() - 1);
+            let y = super::push(&mut of, Op::from(Linear), node.inputs.clone(), vec![weight])?[0];
+            joined = Some(match joined {
+                None => y,
+                Some(before) => {
+                    let count = of.shape(before).width;
+                    let (heads, width) = (1, count + rows);
+                    let op = Splice { heads, start: 0, count, shared: false, width };
+                    super::push(&mut of, Op::from(op), vec![before, y], Vec::new())?[0]
+                }
+            });
+        }
+        match (joined, of.nodes.last_mut()) {
+            // What the others read is the last one's.
+            (Some(_), Some(last)) => last.outputs.clone_from(&node.outputs),
+            _ => of.nodes.push(node.clone()),
+        }
+    }
+    of.verify()?;
+    Ok(of)
 }
 
 /// A matrix that is to have factors, as checkpoints store it: a module of its own, or some rows of

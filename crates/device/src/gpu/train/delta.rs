@@ -74,6 +74,11 @@ pub(super) fn check(of: &DeltaNet) -> Result<()> {
     form(of, false).map(|_| ()).map_err(refused)
 }
 
+/// The slots of a net's weights, if it has any.
+fn weights(node: &Node) -> impl Iterator<Item = (&'static str, Slot)> {
+    ["decay", "dt"].into_iter().zip(&node.weights).map(|(name, id)| (name, Slot::Weight(id.0)))
+}
+
 impl Recorder<'_> {
     fn delta_array(&self, array: Array, of: &DeltaNet) -> Slot {
         let own = place(up_to(array, of, self.counts.tokens));
@@ -90,10 +95,9 @@ impl Recorder<'_> {
     fn delta_rates(&mut self, of: &DeltaNet, node: &Node) -> Result<PackedForm> {
         let form = form(of, false)?;
         let [qkv, a, b] = [0, 1, 2].map(|i| self.value(node.inputs[i]).slot());
-        let [decay, dt] = [0, 1].map(|i| Slot::Weight(node.weights[i].0));
         let rates = self.delta_array(Array::Rates, of);
-        let bound =
-            [("qkv", qkv), ("a", a), ("b", b), ("decay", decay), ("dt", dt), ("rates", rates)];
+        let mut bound = vec![("qkv", qkv), ("a", a), ("b", b), ("rates", rates)];
+        bound.extend(weights(node));
         self.push(delta_rates(self.of.scalar, form), self.delta_numbers(of), &bound)?;
         Ok(form)
     }
@@ -102,6 +106,7 @@ impl Recorder<'_> {
         let (form, scalar) = (self.delta_rates(of, node)?, self.of.scalar);
         let bound = [
             ("qkv", self.value(node.inputs[0]).slot()),
+            ("a", self.value(node.inputs[1]).slot()),
             ("rates", self.delta_array(Array::Rates, of)),
             ("starts", Slot::Words(self.words.starts.clone())),
             ("y", self.value(node.outputs[0]).slot()),
@@ -116,7 +121,6 @@ impl Recorder<'_> {
         let words = self.words.clone();
         let (starts, positions) = (Slot::Words(words.starts), Slot::Words(words.positions));
         let value = |v: ValueId| self.value(v).slot();
-        let [decay, dt] = [0, 1].map(|i| Slot::Weight(node.weights[i].0));
         let mut all = vec![
             ("qkv", value(node.inputs[0])),
             ("a", value(node.inputs[1])),
@@ -124,11 +128,10 @@ impl Recorder<'_> {
             ("dqkv", value(node.outputs[0])),
             ("da", value(node.outputs[1])),
             ("db", value(node.outputs[2])),
-            ("decay", decay),
-            ("dt", dt),
             ("starts", starts),
             ("positions", positions),
         ];
+        all.extend(weights(node));
         let arrays = ["rates", "misses", "before", "behind", "dv", "slopes", "along", "terms"];
         let own =
             arrays.into_iter().zip(ARRAYS).map(|(name, array)| (name, self.delta_array(array, of)));
@@ -136,6 +139,9 @@ impl Recorder<'_> {
         self.push(delta_states(scalar, form), numbers.clone(), &all)?;
         self.push(delta_slopes(scalar, turned), numbers.clone(), &all)?;
         self.push(delta_operands(scalar, form), numbers.clone(), &all)?;
+        if of.by_element {
+            return Ok(());
+        }
         self.push(delta_gates(scalar, form.key_dim), numbers, &all)?;
         let sums: Vec<(bool, Slot)> = [(true, node.outputs[3]), (false, node.outputs[4])]
             .into_iter()

@@ -9,7 +9,7 @@ use super::kernels::{
     numbers, packed_delta,
 };
 use crate::DeltaNet;
-use crate::delta_net::HeadRow;
+use crate::delta_net::{HeadRow, below_zero};
 use crate::trial::{PackedRows, close, memory, near, random, rounded, scaled, zeros_like};
 
 /// The kernels, their cases and benchmarks.
@@ -64,30 +64,39 @@ struct Setting {
     why: &'static str,
 }
 
-fn net([heads, key_heads, key_dim, value_dim]: [usize; 4], tiled: bool) -> DeltaNet {
-    DeltaNet {
-        layer: 0,
-        start: 0,
-        heads,
-        key_heads,
-        key_dim,
-        value_dim,
-        tiled,
-        doubled: false,
-        by_element: false,
-    }
-}
-
 fn settings() -> Vec<Setting> {
-    let of = |lengths, net, block, why| Setting { lengths, net, block, why };
+    let of =
+        |lengths, sizes, block, why| Setting { lengths, net: DeltaNet::new(sizes), block, why };
+    let tiled =
+        |setting: Setting| Setting { net: DeltaNet { tiled: true, ..setting.net }, ..setting };
+    let doubled =
+        |setting: Setting| Setting { net: DeltaNet { doubled: true, ..setting.net }, ..setting };
+    let by_element =
+        |setting: Setting| Setting { net: DeltaNet { by_element: true, ..setting.net }, ..setting };
     vec![
-        of(&[1, 2], net([1, 1, 32, 8], false), 2, "a sequence behind a block's beginning"),
-        of(&[5, 1, 9], net([4, 2, 32, 32], true), 4, "a key for two heads, by turns"),
-        of(&[3, 10], net([2, 1, 13, 7], false), 4, "sizes that no vector divides"),
-        of(&[4, 4, 6], net([2, 2, 16, 64], false), 4, "sequences that end with blocks"),
-        of(&[9], net([1, 1, 64, 32], false), 3, "several parts of a key"),
-        of(&[2, 3], net([1, 1, 256, 6], false), 2, "the longest keys"),
-        of(&[3, 1], net([1, 1, 6, 256], false), 2, "the longest values"),
+        of(&[1, 2], [1, 1, 32, 8], 2, "a sequence behind a block's beginning"),
+        tiled(of(&[5, 1, 9], [4, 2, 32, 32], 4, "a key for two heads, by turns")),
+        of(&[3, 10], [2, 1, 13, 7], 4, "sizes that no vector divides"),
+        of(&[4, 4, 6], [2, 2, 16, 64], 4, "sequences that end with blocks"),
+        of(&[9], [1, 1, 64, 32], 3, "several parts of a key"),
+        of(&[2, 3], [1, 1, 256, 6], 2, "the longest keys"),
+        of(&[3, 1], [1, 1, 6, 256], 2, "the longest values"),
+        doubled(of(&[3, 4], [2, 1, 32, 8], 3, "corrections twice as strong")),
+        by_element(of(
+            &[1, 2],
+            [1, 1, 32, 8],
+            2,
+            "elements, a sequence behind a block's beginning",
+        )),
+        by_element(tiled(of(&[5, 1, 9], [4, 2, 32, 32], 4, "elements, a key for two heads"))),
+        by_element(doubled(of(
+            &[3, 10],
+            [2, 1, 13, 7],
+            4,
+            "elements, twice as strong, no vectors",
+        ))),
+        by_element(of(&[4, 4, 6], [2, 2, 64, 64], 4, "elements, sequences that end with blocks")),
+        by_element(of(&[2, 3], [1, 1, 256, 6], 2, "elements, the longest keys")),
     ]
 }
 
@@ -121,9 +130,10 @@ impl Worked {
         let packed = PackedRows::new(lengths);
         let (rows, heads, size) = (packed.len(), net.heads, net.key_dim * net.value_dim);
         let values = rows * heads * net.value_dim;
+        let a = scaled(scalar, 2, rows * net.gates(), 2.0);
         let inputs = [
             random(scalar, 1, rows * net.width()),
-            scaled(scalar, 2, rows * heads, 2.0),
+            if net.by_element { below_zero(scalar, &a) } else { a },
             scaled(scalar, 3, rows * heads, 2.0),
             random(scalar, 4, values),
         ];
@@ -149,13 +159,13 @@ impl Worked {
             inputs,
         };
         (0..heads).for_each(|h| worked.head(h));
-        let lengths = [rows * net.width(), rows * heads, rows * heads, heads, heads];
+        let lengths = [rows * net.width(), rows * net.gates(), rows * heads, heads, heads];
         let weights = [worked.decay.clone(), worked.dt.clone()];
         worked.gradients = worked.rows.reference(
             &DeltaBackward(net),
             &worked.inputs.each_ref(),
-            &weights,
-            &lengths,
+            &weights[..net.weights()],
+            &lengths[..3 + net.weights()],
         );
         worked
     }
@@ -169,7 +179,7 @@ impl Worked {
         let rows: Vec<HeadRow> = (0..self.rows.len())
             .map(|t| {
                 let of = |x: &'_ [f32], width: usize| x[t * width..][..width].to_vec();
-                let (x, a, b) = (of(&qkv, net.width()), of(&a, heads), of(&b, heads));
+                let (x, a, b) = (of(&qkv, net.width()), of(&a, net.gates()), of(&b, heads));
                 net.row(h, [&x, &a, &b, &self.decay, &self.dt])
             })
             .collect();
@@ -187,8 +197,8 @@ impl Worked {
             let y = row.advance(&mut state);
             let at = (t * heads + h) * value_dim;
             for j in 0..value_dim {
-                let said: f64 = (0..key_dim).map(|i| before[i * value_dim + j] * row.k[i]).sum();
-                self.misses[at + j] = row.v[j] - row.gate * said;
+                let said = (0..key_dim).map(|i| before[i * value_dim + j] * row.gate(i) * row.k[i]);
+                self.misses[at + j] = row.v[j] - said.sum::<f64>();
             }
             self.y[at..at + value_dim].copy_from_slice(&y);
             let own = [1.0 / (row.lengths[0] * row.root), 1.0 / row.lengths[1], row.gate, row.beta];
@@ -230,8 +240,8 @@ impl Worked {
                     let own = i * value_dim + j;
                     self.slopes[to + i] += after[own] * dy[j];
                     self.slopes[to + key_dim + i] +=
-                        change[own] * row.beta * misses[j] - row.gate * before[own] * dv[j];
-                    change[own] = row.gate * (change[own] - row.k[i] * dv[j]);
+                        change[own] * row.beta * misses[j] - row.gate(i) * before[own] * dv[j];
+                    change[own] = row.gate(i) * (change[own] - row.k[i] * dv[j]);
                 }
             }
             let dot = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f64>();
@@ -256,22 +266,29 @@ impl Worked {
         let [qkv, a, b, dy] = self.inputs.clone();
         let [decay, dt] = [&self.decay, &self.dt].map(|x| Buffer::floats(Scalar::F32, x));
         let mut numbers = numbers(&net, rows, sequences, self.block);
+        let gates = || net.by_element.then(|| self.inputs[1].clone());
         let (kernel, buffers, expected): (Recipe<'_>, Vec<Buffer>, Vec<(usize, Expected)>) =
             match which {
                 Which::Rates => {
-                    let buffers = vec![qkv, a, b, decay, dt, zeros_like(&self.rates)];
-                    (delta_rates(scalar, form(false)), buffers, vec![(5, close(&self.rates))])
+                    let mut buffers = vec![qkv, b, zeros_like(&self.rates)];
+                    if !net.by_element {
+                        buffers.extend([a, decay, dt]);
+                    }
+                    (delta_rates(scalar, form(false)), buffers, vec![(2, close(&self.rates))])
                 }
                 Which::Output => {
                     let y = zeros(scalar, self.y.len());
                     let kernel = packed_delta(scalar, form(false));
                     let expected = Expected::Near(self.y.clone(), tolerance(scalar));
-                    (kernel, vec![qkv, rounded(&self.rates), starts, y], vec![(3, expected)])
+                    let mut buffers = vec![qkv, rounded(&self.rates), starts, y];
+                    buffers.extend(gates());
+                    (kernel, buffers, vec![(3, expected)])
                 }
                 Which::States => {
                     let found = [&self.misses, &self.before, &self.dv, &self.behind];
                     let mut buffers = vec![qkv, rounded(&self.rates), dy, starts];
                     buffers.extend(found.map(|of| zeros_like(of)));
+                    buffers.extend(gates());
                     let expected = (4..).zip(found.map(|of| close(of))).collect();
                     (delta_states(scalar, form(false)), buffers, expected)
                 }
@@ -279,8 +296,15 @@ impl Worked {
                     let mut buffers = vec![qkv, rounded(&self.rates), rounded(&self.misses), dy];
                     buffers.extend([rounded(&self.dv), positions]);
                     buffers.extend([&self.before, &self.behind].map(|x| rounded(x)));
-                    buffers.extend([zeros_like(&self.slopes), zeros_like(&self.along)]);
-                    let expected = vec![(8, close(&self.slopes)), (9, close(&self.along))];
+                    buffers.push(zeros_like(&self.slopes));
+                    let mut expected = vec![(8, close(&self.slopes))];
+                    if net.by_element {
+                        expected.push((10, of_scalar(&self.gradients[1])));
+                        buffers.extend([a.clone(), zeros(scalar, a.len())]);
+                    } else {
+                        expected.push((9, close(&self.along)));
+                        buffers.push(zeros_like(&self.along));
+                    }
                     (delta_slopes(scalar, form(true)), buffers, expected)
                 }
                 Which::Operands => {
@@ -288,12 +312,15 @@ impl Worked {
                     let (dqkv, db) = (zeros(scalar, qkv.len()), zeros(scalar, b.len()));
                     let mut buffers = vec![qkv];
                     buffers.extend(known.map(|x| rounded(x)));
-                    buffers.extend([dqkv, db, zeros_like(&self.terms)]);
-                    let expected = vec![
+                    buffers.extend([dqkv, db]);
+                    let mut expected = vec![
                         (5, of_scalar(&self.gradients[0])),
                         (6, of_scalar(&self.gradients[2])),
-                        (7, close(&self.terms)),
                     ];
+                    if !net.by_element {
+                        expected.push((7, close(&self.terms)));
+                        buffers.push(zeros_like(&self.terms));
+                    }
                     (delta_operands(scalar, form(false)), buffers, expected)
                 }
                 Which::Gates => {
@@ -337,7 +364,8 @@ impl Worked {
 fn cases(which: Which) -> Vec<Case> {
     let mut cases = Vec::new();
     for scalar in [Scalar::F32, Scalar::BF16] {
-        for setting in settings() {
+        let heads = [Which::Gates, Which::Weights].contains(&which);
+        for setting in settings().into_iter().filter(|of| !(heads && of.net.by_element)) {
             cases.push(Worked::new(&setting, scalar).case(which, setting.why));
         }
     }
@@ -346,7 +374,7 @@ fn cases(which: Which) -> Vec<Case> {
 
 /// Four sequences of 1,024 rows, with the heads of Qwen3.5-4B.
 fn benches(which: Which) -> Vec<Bench> {
-    let (net, scalar, block) = (net([32, 16, 128, 128], false), Scalar::BF16, 128);
+    let (net, scalar, block) = (DeltaNet::new([32, 16, 128, 128]), Scalar::BF16, 128);
     let starts = [0, 1024, 2048, 3072, 4096];
     let rows = 4096;
     let positions: Vec<u32> = (0..rows as u32).map(|row| row % 1024).collect();
@@ -374,7 +402,7 @@ fn benches(which: Which) -> Vec<Bench> {
     // Operations for each element of a matrix and row.
     let (kernel, buffers, each) = match which {
         Which::Rates => {
-            let buffers = vec![qkv(), gates(), gates(), vector(), vector(), rates()];
+            let buffers = vec![qkv(), gates(), rates(), gates(), vector(), vector()];
             (delta_rates(scalar, form(false)), buffers, 0)
         }
         Which::Output => {

@@ -24,6 +24,11 @@
 //! a block add up to `<D, S>` at its end; sums begin there, so that what rounding leaves of terms
 //! that cancel does not grow with the sequence. [`delta_operands`] adds up the heads that share a
 //! key, and goes back through the lengths of queries and keys.
+//!
+//! Where each element of a key forgets at a rate of its own, `G` is a vector, and rows of `S` and
+//! `D` stay as far apart as elements are: the gradient of an element's `ln g` is the sum of what
+//! the query's element has of `y dy` and the key's of `v dv`, which [`delta_slopes`] has in hand,
+//! so that it needs no kernel more.
 
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Numbers};
@@ -49,12 +54,23 @@ const GATES: u32 = 64;
 pub fn form(of: &DeltaNet, turned: bool) -> Result<PackedForm> {
     let sizes = [("keys", of.key_dim), ("values", of.value_dim)];
     let form = PackedForm::new("delta_net", sizes, of.width(), turned)?;
-    Ok(PackedForm { tiled: of.tiled, ..form })
+    let DeltaNet { tiled, doubled, by_element, .. } = *of;
+    Ok(PackedForm { tiled, doubled, by_element, ..form })
 }
 
 /// Elements of the queries, keys and values of all rows.
 fn inputs(form: PackedForm) -> Extent {
     dim("tokens") * (dim("key_heads") * (2 * form.key_dim) + dim("heads") * form.value_dim)
+}
+
+/// The buffer of the logarithms of factors, `a[tokens, heads, key_dim]`, in kernels of nets each
+/// element of whose keys has its own.
+#[track_caller]
+fn own_gates(form: PackedForm, scalar: Scalar) -> Option<In> {
+    form.by_element.then(|| {
+        require_vectors(&[("a", heads() * form.key_dim)]);
+        <In>::stored("a", scalar)
+    })
 }
 
 /// The numbers of all launches: rows, sequences, and rows of a block.
@@ -104,14 +120,13 @@ impl Rates {
 
 /// Numbers of a row and a head that later kernels need, `rates[tokens, heads, 4]`: what its query
 /// is multiplied with, its length and the root of its number of elements included; the same of its
-/// key; the factor by which the row decays the matrix; and the strength of its correction.
+/// key; the factor by which the row decays the matrix, 1 where elements have their own; and the
+/// strength of its correction. Where heads have one factor, it also reads `a[tokens, heads]` and
+/// the weights `decay[heads]` and `dt[heads]`.
 #[kernel]
 pub fn delta_rates(
     qkv: In<{ scalar }>,
-    a: In<{ scalar }>,
     b: In<{ scalar }>,
-    decay: In<f32>,
-    dt: In<f32>,
     rates: Out<f32>,
     tokens: Arg<u32>,
     heads: Const<u32>,
@@ -119,11 +134,14 @@ pub fn delta_rates(
     scalar: Scalar,
     form: PackedForm,
 ) {
-    launch(Mode::Row, [self::heads().ceil_div(SIMDS), fixed(1), fixed(1)], 32 * SIMDS);
     let gates = self::heads();
-    let lengths = [("a", gates.clone()), ("b", gates.clone()), ("decay", dim("heads"))];
-    require_lengths(&lengths);
-    require_lengths(&[("dt", dim("heads"))]);
+    let forgetting = (!form.by_element).then(|| {
+        let lengths = [("a", gates.clone()), ("decay", dim("heads")), ("dt", dim("heads"))];
+        require_lengths(&lengths);
+        (<In>::stored("a", scalar), ["decay", "dt"].map(<In>::declare))
+    });
+    launch(Mode::Row, [self::heads().ceil_div(SIMDS), fixed(1), fixed(1)], 32 * SIMDS);
+    require_lengths(&[("b", gates.clone())]);
     require_vectors(&[("qkv", inputs(form)), ("rates", gates * 4)]);
     begin();
     // Past the last they repeat it, and keep nothing.
@@ -140,8 +158,12 @@ pub fn delta_rates(
         });
         (simd_sum(sum.get()) + LENGTH_EPS).rsqrt()
     });
-    let gate = (decay.get(head) * softplus(a.get(item) + dt.get(head))).exp();
-    let values = [q * (1.0 / (form.key_dim as f32).sqrt()), k, gate, sigmoid(b.get(item))];
+    let gate = forgetting.map_or(1.0f32.val(), |(a, [decay, dt])| {
+        (decay.get(head) * softplus(a.get(item) + dt.get(head))).exp()
+    });
+    let strength = sigmoid(b.get(item));
+    let strength = if form.doubled { strength * 2.0 } else { strength };
+    let values = [q * (1.0 / (form.key_dim as f32).sqrt()), k, gate, strength];
     when(live & Order::eq(lane_id(), 0u32), || rates.set_vec(item * 4u32, &values));
 }
 
@@ -162,17 +184,21 @@ struct Rows {
     key_heads: Val<u32>,
     qkv: In,
     rates: In,
+    /// See [`own_gates`].
+    gates: Option<In>,
     first: Val<u32>,
     end: Val<u32>,
 }
 
-/// A row: its numbers, and the lane's elements of its key, of its query if it is read, and of its
-/// value or of the gradient of its output.
+/// A row: its numbers, and the lane's elements of its key, of its query if it is read, of its value
+/// or of the gradient of its output, and of its factors.
 struct Row {
     rates: Rates,
     key: Vec<Val<f32>>,
     query: Vec<Val<f32>>,
     own: Vec<Val<f32>>,
+    /// The factors of the lane's elements, where each has its own.
+    gates: Vec<Val<f32>>,
 }
 
 impl Rows {
@@ -180,18 +206,18 @@ impl Rows {
     #[track_caller]
     fn new(
         (lane, key_heads): (Lane, Val<u32>),
-        [qkv, rates]: [In; 2],
+        ([qkv, rates], gates): ([In; 2], Option<In>),
         starts: In<u32>,
         sequence: Val<u32>,
     ) -> Rows {
         let (first, end) = (starts.get(sequence), starts.get(sequence + 1u32));
-        Rows { lane, key_heads, qkv, rates, first, end }
+        Rows { lane, key_heads, qkv, rates, gates, first, end }
     }
 
     /// Calls `body` with each row, the last first if there are gradients of outputs, `dy`.
     #[track_caller]
     fn each(&self, queries: bool, dy: Option<In>, body: impl Fn(Val<u32>, Row)) {
-        let &Rows { lane, key_heads, qkv, rates, first, end } = self;
+        let &Rows { lane, key_heads, qkv, rates, gates, first, end } = self;
         let share = lane.form.share();
         let (own, wide) = (share.own() as usize, usize::from(lane.form.wide));
         let read = if queries { own } else { 0 };
@@ -206,15 +232,21 @@ impl Rows {
                 Some(dy) => lane.own(dy, lane.item(row) * lane.form.value_dim),
                 None => lane.own(qkv, v),
             });
+            if let Some(gates) = gates {
+                found.extend(share.load(gates, lane.item(row) * lane.form.key_dim));
+            }
             found
         };
-        let count = (4 + own + read + wide) as u32;
+        let factors = if gates.is_some() { own } else { 0 };
+        let count = (4 + own + read + wide + factors) as u32;
         let each = |row: Val<u32>, values: &[Val<f32>]| {
             let (rates, rest) = Rates::split(values);
             let (key, rest) = rest.split_at(own);
-            let (query, own) = rest.split_at(read);
+            let (query, rest) = rest.split_at(read);
+            let (own, gates) = rest.split_at(wide);
             let [key, query, own] = [key, query, own].map(<[Val<f32>]>::to_vec);
-            body(row, Row { rates, key, query, own });
+            let gates = gates.iter().map(|a| a.exp()).collect();
+            body(row, Row { rates, key, query, own, gates });
         };
         let some = Order::lt(first, end);
         when(some, || each_row([first, end], dy.is_some(), count, ask, each));
@@ -233,8 +265,11 @@ impl Row {
     #[track_caller]
     fn advance(&self, matrix: Regs) -> Vec<Val<f32>> {
         let Rates { k, gate, beta, .. } = self.rates;
-        let correction =
-            Correction { kept: Kept::Together(gate), left: gate * k, written: beta * k };
+        let (kept, left) = match &self.gates[..] {
+            [] => (Kept::Together(gate), gate * k),
+            gates => (Kept::ByElement(gates), k),
+        };
+        let correction = Correction { kept, left, written: beta * k };
         correction.apply(matrix, &self.key, &self.own)
     }
 
@@ -254,6 +289,7 @@ impl Row {
         let of_value: Vec<Val<f32>> =
             products(slopes, &self.key, wide).into_iter().map(|of| of * written).collect();
         for (i, &key) in (0u32..).zip(&self.key) {
+            let gate = self.gates.get(i as usize).copied().unwrap_or(gate);
             for (at, &of) in (i * wide..).zip(&of_value) {
                 slopes.set(at, (slopes.get(at) - key * (of * k)) * gate);
             }
@@ -265,7 +301,8 @@ impl Row {
 /// The gated delta net of each sequence, `qkv[tokens, width] -> y[tokens, heads * value_dim]`;
 /// `rates` as [`delta_rates`] gives them. Sequences begin at `starts[batch + 1]`, whose last is the
 /// end. A threadgroup has some columns of a head's matrix in registers while the rows of a sequence
-/// pass.
+/// pass. Where elements of keys have factors of their own, it also reads
+/// `a[tokens, heads, key_dim]`.
 #[kernel]
 pub fn packed_delta(
     qkv: In<{ scalar }>,
@@ -277,12 +314,13 @@ pub fn packed_delta(
     scalar: Scalar,
     form: PackedForm,
 ) {
+    let gates = own_gates(form, scalar);
     form.launch([dim("heads"), dim("batch")]);
     require_vectors(&[("qkv", inputs(form)), ("rates", self::heads() * 4), ("y", form.values())]);
     require_lengths(&[("starts", dim("batch") + 1)]);
     begin();
     let lane = Lane::new(form, heads);
-    let rows = Rows::new((lane, key_heads), [qkv, rates], starts, group_id_of(2));
+    let rows = Rows::new((lane, key_heads), ([qkv, rates], gates), starts, group_id_of(2));
     let matrix = Regs::new(form.registers(), 0.0);
     rows.each(true, None, |number, row| {
         row.advance(matrix);
@@ -313,6 +351,7 @@ pub fn delta_states(
     scalar: Scalar,
     form: PackedForm,
 ) {
+    let gates = own_gates(form, scalar);
     form.launch([dim("heads"), dim("batch") * 2]);
     require_vectors(&[
         ("qkv", inputs(form)),
@@ -328,7 +367,7 @@ pub fn delta_states(
     let lane = Lane::new(form, heads);
     let forward = Order::lt(group_id_of(2), batch);
     let sequence = select(forward, group_id_of(2), group_id_of(2) - batch);
-    let rows = Rows::new((lane, key_heads), [qkv, rates], starts, sequence);
+    let rows = Rows::new((lane, key_heads), ([qkv, rates], gates), starts, sequence);
     let matrix = Regs::new(form.registers(), 0.0);
     let there = || {
         rows.each(false, None, |number, row| {
@@ -349,10 +388,13 @@ pub fn delta_states(
 }
 
 /// The gradients of each head's query and key, both as they were multiplied with `rates`,
-/// `slopes[tokens, heads, 2, key_dim]`, and `along[blocks, key_dim, heads]`, the parts of `<D, S>`
-/// behind each block of rows, zeros where a sequence ends there. `misses`, `before`, `dv` and
-/// `behind` are what [`delta_states`] gave. A threadgroup keeps some
-/// rows of a head's matrices while the rows of a block pass, forward and back. `form` is turned.
+/// `slopes[tokens, heads, 2, key_dim]`. `misses`, `before`, `dv` and `behind` are what
+/// [`delta_states`] gave. A threadgroup keeps some rows of a head's matrices while the rows of a
+/// block pass, forward and back. `form` is turned.
+///
+/// Besides, where heads have one factor, `along[blocks, key_dim, heads]`, the parts of `<D, S>`
+/// behind each block of rows, zeros where a sequence ends there; where elements have their own,
+/// from these the gradients of their logarithms, `da[tokens, heads, key_dim]`.
 #[kernel]
 pub fn delta_slopes(
     qkv: In<{ scalar }>,
@@ -364,7 +406,6 @@ pub fn delta_slopes(
     before: In<f32>,
     behind: In<f32>,
     slopes: InOut<f32>,
-    along: Out<f32>,
     tokens: Arg<u32>,
     block: Arg<u32>,
     heads: Const<u32>,
@@ -372,6 +413,14 @@ pub fn delta_slopes(
     scalar: Scalar,
     form: PackedForm,
 ) {
+    let along = (!form.by_element).then(|| {
+        require_lengths(&[("along", blocks() * form.key_dim)]);
+        <Out>::declare("along")
+    });
+    let own_gates = own_gates(form, scalar).map(|a| {
+        require_vectors(&[("da", self::heads() * form.key_dim)]);
+        (a, <Out>::stored("da", scalar))
+    });
     form.launch([dim("heads"), dim("tokens").ceil_div(dim("block"))]);
     require_vectors(&[
         ("qkv", inputs(form)),
@@ -383,14 +432,25 @@ pub fn delta_slopes(
         ("behind", form.matrices()),
         ("slopes", self::heads() * (2 * form.key_dim)),
     ]);
-    require_lengths(&[("positions", dim("tokens")), ("along", blocks() * form.key_dim)]);
+    require_lengths(&[("positions", dim("tokens"))]);
     begin();
     let lane = Lane::new(form, heads);
     let (share, wide, number) = (form.share(), u32::from(form.wide), group_id_of(2));
     let (start, end) = (number * block, (number * block + block).min(tokens));
     let values = |x: In, row| share.load(x, lane.item(row) * form.value_dim);
     // A sequence begins with zeros, and the gradient in front of it is nobody's.
-    let gate = |rates: Rates, row| select(Order::eq(positions.get(row), 0u32), 0.0, rates.gate);
+    let first = |row| Order::eq(positions.get(row), 0u32);
+    let factors = |rates: Rates, row| -> Vec<Val<f32>> {
+        let first = first(row);
+        match own_gates {
+            None => vec![select(first, 0.0, rates.gate); wide as usize],
+            Some((a, _)) => lane
+                .own(a, lane.item(row) * form.key_dim)
+                .into_iter()
+                .map(|a| select(first, 0.0, a.exp()))
+                .collect(),
+        }
+    };
     let place = |row: Val<u32>, part: u32| (lane.item(row) * 2u32 + part) * form.key_dim;
 
     let matrix = Regs::new(form.registers(), 0.0);
@@ -398,8 +458,8 @@ pub fn delta_slopes(
     range(start, end).each(|row| {
         let rates = Rates::get(rates, lane.item(row));
         let keys = lane.own(qkv, lane_starts(&lane, key_heads, row)[1]);
-        let gate = gate(rates, row);
-        (0..matrix.len()).for_each(|i| matrix.set(i, matrix.get(i) * gate));
+        let gates = factors(rates, row);
+        (0..matrix.len()).for_each(|i| matrix.set(i, matrix.get(i) * gates[(i % wide) as usize]));
         let kept = products(matrix, &values(dv, row), wide);
         let written = rates.beta * rates.k;
         for (i, miss) in (0u32..).zip(values(misses, row)) {
@@ -423,12 +483,16 @@ pub fn delta_slopes(
             over_keys(sum)
         })
         .collect();
-    lane.once(|| {
-        for (own, &sum) in (0u32..).zip(&sums) {
-            let key = number * form.key_dim + lane.first + own;
-            along.set(key * heads + lane.head, sum);
-        }
-    });
+    if let Some(along) = along {
+        lane.once(|| {
+            for (own, &sum) in (0u32..).zip(&sums) {
+                let key = number * form.key_dim + lane.first + own;
+                along.set(key * heads + lane.head, sum);
+            }
+        });
+    }
+    let of_gates =
+        own_gates.map(|(_, da)| (da, sums.into_iter().map(Var::new).collect::<Vec<_>>()));
     range(start, end).each(|turn| {
         let row = end - 1u32 - (turn - start);
         let rates = Rates::get(rates, lane.item(row));
@@ -440,24 +504,36 @@ pub fn delta_slopes(
             }
         }
         let found = products(change, &values(misses, row), wide);
-        let gate = gate(rates, row);
+        let gates = factors(rates, row);
         for (i, dv) in (0u32..).zip(values(dv, row)) {
-            for (at, &key) in (i * wide..).zip(&keys) {
+            for ((at, &key), &gate) in (i * wide..).zip(&keys).zip(&gates) {
                 change.set(at, (change.get(at) - dv * (key * rates.k)) * gate);
             }
         }
         lane.once(|| {
             let at = place(row, 1) + lane.first;
-            let kept = slopes.get_vec(at, form.wide, tile::ir::LoadHint::None);
-            let all = found.iter().zip(kept).map(|(&found, kept)| found.fma(rates.beta, kept));
+            let kept = load(slopes, at, form.wide);
+            let all = found.iter().zip(&kept).map(|(&found, &kept)| found.fma(rates.beta, kept));
             slopes.set_vec(at, &all.collect::<Vec<Val<f32>>>());
+            if let Some((da, sums)) = &of_gates {
+                let of_query = load(slopes, place(row, 0) + lane.first, form.wide);
+                for (own, sum) in sums.iter().enumerate() {
+                    let of_key = kept[own] - found[own] * rates.beta;
+                    let term = queries[own] * rates.q * of_query[own];
+                    sum.set(sum.get() + (keys[own] * rates.k).fma(of_key, term));
+                }
+                let all: Vec<Val<f32>> = sums.iter().map(Var::get).collect();
+                da.set_vec(lane.item(row) * form.key_dim + lane.first, &all);
+                when(first(row), || sums.iter().for_each(|sum| sum.set(0.0)));
+            }
         });
     });
 }
 
-/// The gradients of a row's queries, keys and values `dqkv[tokens, width]` and of `b`, and what it
-/// adds to the gradient of its own and all earlier `ln g`, `terms[tokens, heads]`. A simdgroup has
-/// a head of queries and keys of a row, and all heads that share it.
+/// The gradients of a row's queries, keys and values `dqkv[tokens, width]` and of `b`, and, where
+/// heads have one factor, what it adds to the gradient of its own and all earlier `ln g`,
+/// `terms[tokens, heads]`. A simdgroup has a head of queries and keys of a row, and all heads that
+/// share it.
 #[kernel]
 pub fn delta_operands(
     qkv: In<{ scalar }>,
@@ -467,13 +543,16 @@ pub fn delta_operands(
     slopes: In<f32>,
     dqkv: Out<{ scalar }>,
     db: Out<{ scalar }>,
-    terms: Out<f32>,
     tokens: Arg<u32>,
     heads: Const<u32>,
     key_heads: Const<u32>,
     scalar: Scalar,
     form: PackedForm,
 ) {
+    let terms = (!form.by_element).then(|| {
+        require_lengths(&[("terms", self::heads())]);
+        <Out>::declare("terms")
+    });
     let items = dim("tokens") * dim("key_heads");
     launch(Mode::Row, [items.ceil_div(SIMDS), fixed(1), fixed(1)], 32 * SIMDS);
     require_vectors(&[
@@ -484,7 +563,7 @@ pub fn delta_operands(
         ("slopes", self::heads() * (2 * form.key_dim)),
         ("dqkv", inputs(form)),
     ]);
-    require_lengths(&[("db", self::heads()), ("terms", self::heads())]);
+    require_lengths(&[("db", self::heads())]);
     begin();
     // Past the last they repeat it, and keep nothing.
     let (item, last) = (group_id() * SIMDS + simd_id(), tokens * key_heads - 1u32);
@@ -533,10 +612,13 @@ pub fn delta_operands(
             when(live, || dqkv.set(place, slope));
         });
         let (of_values, of_misses) = (simd_sum(of_values.get()), simd_sum(of_misses.get()));
-        let of_y = dot(&query, &of_q) * rates.q;
+        let term = terms.map(|terms| (terms, dot(&query, &of_q) * rates.q - of_values));
+        let share = if form.doubled { rates.beta * 0.5 } else { rates.beta };
         when(live & Order::eq(lane_id(), 0u32), || {
-            terms.set(at, of_y - of_values);
-            db.set(at, of_misses * (1.0 - rates.beta));
+            if let Some((terms, term)) = term {
+                terms.set(at, term);
+            }
+            db.set(at, of_misses * (1.0 - share));
         });
     });
     // All that share a key have what divides it.

@@ -72,6 +72,7 @@ impl Case {
             // Other factors than PEFT's, on which devices are compared: see `factors_in_other_orders`.
             ("deepseek2", name) if name.contains("kv_b_proj") => &[8, 16],
             ("deepseek3", name) if name.contains("kv_b_proj") => &[32, 48],
+            ("bailing_hybrid" | "kimi_linear", name) if name.contains("kv_b_proj") => &[16, 16],
             ("gpt-neox", name) if name.contains("query_key_value") => &[16, 16, 16],
             ("qwen3-next", name) if name.contains("q_proj") => &[32, 32],
             ("qwen3-next", name) if name.contains("in_proj_qkvz") => &[16, 16, 72, 72],
@@ -250,6 +251,7 @@ cases! {
     mixtral "mixtral",
     nemotron_h "nemotron-h",
     olmo2 "olmo2",
+    olmo_hybrid "olmo_hybrid",
     phi3 "phi3",
     phi3_dora "phi3-dora",
     phimoe "phimoe",
@@ -264,11 +266,12 @@ cases! {
     smollm3 "smollm3",
 }
 
-/// Latent attention, and factors of experts: ours have the rows of Hugging Face's in other orders, in
-/// which factors are put as they are read.
+/// Latent attention, also beside nets whose elements forget by themselves, and factors of experts:
+/// ours have the rows of Hugging Face's in other orders, in which factors are put as they are read.
 #[test]
 fn factors_in_other_orders() {
-    for name in ["deepseek2", "deepseek3"].into_iter().chain(EXPERTS) {
+    let latent = ["bailing_hybrid", "deepseek2", "deepseek3", "kimi_linear"];
+    for name in latent.into_iter().chain(EXPERTS) {
         let case = Case::open(name);
         let [initial, wanted] = ["initial", "gradient"].map(|names| case.read_as_adapter(names));
         let mut model = case.lora(Some(2));
@@ -388,6 +391,9 @@ fn agrees_in_all(name: &str) {
     let want = case.doubles("full")[0];
     assert!((loss.sum - want).abs() < BOUND * want, "{} {want}", loss.sum);
     let wanted = gradients_as_stored(&case);
+    // PyTorch's own gradients in float32 are as far off, where the file is of all weights alone.
+    let own = case.file.get("float32").filter(|_| name.ends_with("-full"));
+    let bound = own.map_or(0.0, |_| case.doubles("float32")[0]).max(BOUND);
     let most = wanted.iter().map(|want| size(want)).fold(0.0, f32::max);
     for ((parameter, found), want) in model.parameters().iter().zip(&gradients).zip(&wanted) {
         let off = match size(want) < 1e-6 * most {
@@ -396,7 +402,7 @@ fn agrees_in_all(name: &str) {
             false => distance(found, want),
         };
         println!("{name}: {}: {off:.1e}", parameter.name);
-        assert!(off < BOUND, "{name}: {}: {off:e}", parameter.name);
+        assert!(off < bound, "{name}: {}: {off:e}", parameter.name);
     }
 }
 
@@ -411,6 +417,7 @@ macro_rules! cases_of_all_weights {
 
 cases_of_all_weights! {
     full_apertus "apertus-full",
+    full_bailing_hybrid "bailing_hybrid-full",
     full_deepseek3 "deepseek3-full",
     full_falcon "falcon-full",
     full_falcon_new "falcon-new-full",
@@ -422,11 +429,13 @@ cases_of_all_weights! {
     full_gpt_oss "gpt-oss-full",
     full_granitemoe "granitemoe-full",
     full_internlm2 "internlm2-full",
+    full_kimi_linear "kimi_linear-full",
     full_lfm2 "lfm2-full",
     full_llama3 "llama3",
     full_llama4_chunks "llama4-chunks-full",
     full_mamba2 "mamba2-full",
     full_mixtral "mixtral-full",
+    full_olmo_hybrid "olmo_hybrid-full",
     full_phi3 "phi3-full",
     full_phimoe "phimoe-full",
     full_qwen2_moe "qwen2-moe-full",
@@ -465,14 +474,18 @@ fn an_export_of_all_weights_is_the_model() {
 
 #[test]
 fn a_hundred_steps_of_adamw_go_where_pytorchs_go() {
-    let case = Case::open("llama3");
+    ["llama3", "olmo_hybrid"].into_iter().for_each(a_hundred_steps);
+}
+
+fn a_hundred_steps(name: &str) {
+    let case = Case::open(name);
     let (mut model, batch) = (case.lora(Some(2)), case.batch());
     let [mut first, mut second] = [zeros(&model), zeros(&model)];
     for (step, want) in case.doubles("losses").into_iter().enumerate() {
         let mut gradients = zeros(&model);
         let loss = model.gradients(&batch, &mut gradients).unwrap().sum;
         // Two runs part as their roundings grow.
-        assert!((loss - want).abs() < 1e-3 * want.max(1.0), "step {step}: {loss} {want}");
+        assert!((loss - want).abs() < 1e-3 * want.max(1.0), "{name}, {step}: {loss} {want}");
         let (rate, decay, betas) = (1e-2f64, 0.01, [0.9f64, 0.999]);
         let corrections = betas.map(|beta| 1.0 - beta.powi(step as i32 + 1));
         for (p, parameter) in model.parameters_mut().iter_mut().enumerate() {
@@ -680,7 +693,8 @@ fn an_export_is_the_adapter_that_was_trained() {
 /// from which another run goes on.
 #[test]
 fn an_export_has_the_order_of_pefts() {
-    for name in ["phi3", "lfm2", "qwen3.5-shared", "qwen3.5-shared-dora", "qwen3-next"] {
+    let others = ["lfm2", "qwen3.5-shared", "qwen3.5-shared-dora", "qwen3-next", "olmo_hybrid"];
+    for name in ["phi3"].into_iter().chain(others) {
         let case = Case::open(name);
         let mut tuned = case.lora(Some(1));
         let aside = tempfile::tempdir().unwrap();
@@ -712,7 +726,12 @@ fn an_export_has_the_order_of_pefts() {
 fn an_export_of_all_weights_is_what_was_trained() {
     for name in [
         "apertus",
+        "bailing_hybrid",
+        "kimi_linear",
+        "laguna",
+        "lfm3",
         "mamba2",
+        "olmo_hybrid",
         "gpt2",
         "gpt2-scaled",
         "gemma2",
@@ -791,15 +810,10 @@ fn what_does_not_fit_is_refused() {
 /// Forms that have no gradient, by what they are.
 #[test]
 fn what_cannot_be_trained_is_refused() {
-    let experts = LoraOptions { sites: vec!["experts".into()], ..OPTIONS };
-    for (name, options, found) in [
-        ("olmo_hybrid", OPTIONS, "one whose corrections are doubled"),
-        ("kimi_linear", OPTIONS, "one that forgets each element at a rate of its own"),
-        ("nemotron-h-moe", experts, "experts without gates"),
-    ] {
-        let error = Tuned::lora(testing::models().join(name), &options, Some(1)).err().unwrap();
-        assert!(error.to_string().contains(found), "{name}: {error}");
-    }
+    let options = LoraOptions { sites: vec!["experts".into()], ..OPTIONS };
+    let model = testing::models().join("nemotron-h-moe");
+    let error = Tuned::lora(model, &options, Some(1)).err().unwrap().to_string();
+    assert!(error.contains("experts without gates"), "{error}");
 }
 
 /// Modules have the names of the class that Transformers makes of a folder: the decoder's is a part
@@ -817,6 +831,7 @@ fn modules_are_named_as_transformers_names_them() {
         ("smolvlm", OPTIONS, "model.text_model.layers.0.self_attn.q_proj"),
         ("laguna", OPTIONS, "model.layers.0.self_attn.q_proj"),
         ("afmoe", OPTIONS, "model.layers.0.self_attn.q_proj"),
+        ("kimi_linear", OPTIONS, "model.layers.0.self_attn.forget_gate.f_a_proj"),
         (
             "ernie4_5_vl_moe",
             experts,

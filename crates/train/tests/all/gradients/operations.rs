@@ -346,26 +346,31 @@ fn convolutions() {
     }
 }
 
-/// Sizes that no vector divides, and heads that share keys, either way.
+/// Sizes that no vector divides, and heads that share keys, either way; corrections of up to twice
+/// what is missed, and elements of keys that forget at rates of their own.
 #[test]
 fn delta_nets() {
-    for (heads, key_heads, key_dim, value_dim, tiled) in
-        [(2, 2, 4, 3, false), (4, 2, 3, 18, false), (6, 3, 5, 2, true), (1, 1, 33, 35, true)]
-    {
+    for (sizes, tiled, doubled, by_element) in [
+        ([2, 2, 4, 3], false, false, false),
+        ([4, 2, 3, 18], false, true, false),
+        ([6, 3, 5, 2], true, false, false),
+        ([1, 1, 33, 35], true, false, false),
+        ([2, 2, 4, 3], false, false, true),
+        ([4, 2, 3, 18], true, true, true),
+        ([1, 1, 33, 35], false, false, true),
+    ] {
         let mut built = Built::new();
-        let net = DeltaNet {
-            layer: 0,
-            start: 0,
-            heads,
-            key_heads,
-            key_dim,
-            value_dim,
-            tiled,
-            doubled: false,
-            by_element: false,
+        let net = DeltaNet { tiled, doubled, by_element, ..DeltaNet::new(sizes) };
+        let rows = [net.width(), net.gates(), net.heads];
+        let [qkv, a, b] = rows.map(|width| built.rows(width));
+        // Logarithms of factors are below zero.
+        let a = if by_element {
+            let steps = built.push(Map(Unary::Softplus), &[a], Vec::new())[0];
+            built.push(Scale { by: -0.5 }, &[steps], Vec::new())[0]
+        } else {
+            a
         };
-        let (qkv, a, b) = (built.rows(net.width()), built.rows(heads), built.rows(heads));
-        let weights = [0, 1].map(|_| built.weight(&[heads])).to_vec();
+        let weights = (0..net.weights()).map(|_| built.weight(&[net.heads])).collect();
         let y = built.push(PackedDelta(net), &[qkv, a, b], weights)[0];
         prove(&format!("{net:?}"), &built.finish(y));
     }
