@@ -113,7 +113,9 @@ impl<'s> Pieces<'s> {
     ) -> Result<()> {
         for (site, changes) in self.0 {
             let rank: usize = changes.iter().map(|change| change.delta.rank).sum();
-            let scale = changes.first().map_or(1.0, |change| change.delta.scale);
+            // One scale is for all pieces, of which some may have none.
+            let mut scales = changes.iter().map(|change| change.delta.scale);
+            let scale = scales.find(|scale| *scale != 0.0).unwrap_or(1.0);
             let mut whole = Delta {
                 rank,
                 down: Vec::with_capacity(rank * site.input),
@@ -125,7 +127,6 @@ impl<'s> Pieces<'s> {
             let mut magnitudes = vec![None; site.output];
             let mut before = 0;
             for PieceChange { rows, delta, magnitude } in changes {
-                // One scale is for all pieces.
                 let by = delta.scale / scale;
                 for (row, up) in rows.clone().zip(delta.up.chunks_exact(delta.rank)) {
                     let to = &mut whole.up[row * rank + before..][..delta.rank];
