@@ -113,17 +113,20 @@ pub struct Cost {
 /// Attention.
 #[derive(Debug)]
 pub struct ForAttention {
-    /// Simdgroups of a group of tokens' attention on the matrix unit, the first that fits: where
-    /// the launch decides how many groups share keys, and where each row does.
-    pub simds: [[u32; 2]; 2],
+    /// Simdgroups of a group of tokens' attention on the matrix unit, the first that fits, by
+    /// [`DecodeLoad`](crate::attention::decode::DecodeLoad).
+    pub simds: [[u32; 2]; 3],
     /// Their keys of a batch, for heads of up to 64 elements and for longer ones.
     pub keys: [u32; 2],
     /// Fewer keys than the first are left to lanes, if as many query elements as the second share
     /// them: they make few groups, and one that has a processor's shared memory to itself keeps the
     /// next kernels' groups from where they would balance.
     pub crowded: (u32, u32),
-    /// How steps of many sequences share a row's keys.
-    pub many: KeyShares,
+    /// How a row's keys are shared where its own number of keys decides: in loads for several
+    /// sequences, and by the matrix unit in loads for many.
+    pub own: [KeyShares; 2],
+    /// Sequences of a load for many.
+    pub many: usize,
     /// Groups that share the keys of a prompt's row at most, if it is attended to by itself: each
     /// has scratch.
     pub prompt_parts: u32,
@@ -244,15 +247,16 @@ pub const HOPPER: CardNumbers = CardNumbers {
         own: Cost { tile: 20, tile_row: 4, row: 1 },
     },
     attention: ForAttention {
-        // Smaller groups, of which a processor has room for three, stream their keys while others
-        // begin or merge; they need many rows, or many keys.
-        simds: [[8, 4], [4, 2]],
+        // Smaller groups, of which a processor has room for three, or two, stream their keys while
+        // others begin or merge; they need many rows, or many keys.
+        simds: [[8, 4], [4, 2], [6, 4]],
         keys: [32, 16],
         // Whole models with such heads lost an eighth; those with smaller ones gained.
         crowded: (1024, 512),
-        // The rows alone keep the GPU busy, and smaller parts would cost more to merge than they
-        // gain.
-        many: KeyShares::Own { least: 192, parts: 16 },
+        // Smaller parts would cost more to begin and to merge than they gain. Seven batches of six
+        // simdgroups, whose groups leave the next kernels' little room while rows are few.
+        own: [KeyShares::Own { most: 192, parts: 16 }, KeyShares::Own { most: 672, parts: 16 }],
+        many: 64,
         prompt_parts: 4,
         small: [tiling(4, 1, 32), tiling(2, 1, 16)],
         large: [tiling(4, 2, 64), tiling(4, 1, 32)],

@@ -205,6 +205,8 @@ pub(super) struct Lowering {
     /// Whether every row is computed as in a step of many rows; see
     /// [`ExecutorOptions::batched`](crate::ExecutorOptions::batched).
     pub(super) batched: bool,
+    /// Sequences of a step, at most.
+    sequences: usize,
     /// Whether, with `batched`, decode rows always take the kernels for few rows, which are faster
     /// for few sequences.
     few: bool,
@@ -261,6 +263,7 @@ impl Lowering {
             half,
             cache,
             batched,
+            sequences,
             few: false,
             library: false,
             joined: vec![],

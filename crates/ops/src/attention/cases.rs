@@ -6,7 +6,9 @@ use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
-use super::decode::{DecodeSchedule, KeyShares, attention_decode, attention_decode_codes};
+use super::decode::{
+    DecodeLoad, DecodeSchedule, KeyShares, attention_decode, attention_decode_codes,
+};
 use super::{AttentionForm, Scores};
 use crate::kv_write::{reference_q8_0, reference_turbo, slot};
 use crate::trial::{every_float, random};
@@ -327,7 +329,7 @@ fn decode_scenes() -> Vec<(Scene, usize)> {
         (
             Scene {
                 why: "shares by their own lengths",
-                shares: KeyShares::Own { least: 100, parts: 3 },
+                shares: KeyShares::Own { most: 100, parts: 3 },
                 rows: vec![(0, 450), (1, 130), (2, 99), (3, u32::MAX), (4, 0)],
                 ..of()
             },
@@ -377,7 +379,7 @@ fn matrix_scenes() -> Vec<(Scene, usize)> {
         (
             Scene {
                 why: "tiles: shares by their own lengths",
-                shares: KeyShares::Own { least: 40, parts: 4 },
+                shares: KeyShares::Own { most: 40, parts: 4 },
                 rows: vec![(0, 250), (1, 63), (2, 3)],
                 ..of(2, 16, 2)
             },
@@ -484,11 +486,12 @@ const LONG: [(usize, usize, usize, usize); 5] =
     [(8, 4, 128, 32_768), (8, 4, 64, 8192), (8, 4, 128, 4096), (8, 4, 64, 4096), (8, 2, 128, 4096)];
 
 /// Sequences of an 8B model that decode together, and keys of each.
-const MANY: [(usize, usize); 5] = [(1, 544), (8, 544), (32, 544), (128, 544), (8, 4096)];
+const MANY: [(usize, usize); 6] = [(1, 544), (8, 544), (32, 544), (32, 640), (128, 544), (8, 4096)];
 
 /// Multiprocessors of an H200.
 const PROCESSORS: u32 = 132;
 const SHARED: u32 = 227 << 10;
+const FEW: DecodeLoad = DecodeLoad::Few;
 /// An H200's numbers.
 const TUNED: &ForAttention = &HOPPER.attention;
 
@@ -541,7 +544,7 @@ pub(super) fn decode_benches() -> Vec<Bench> {
             let form = AttentionForm::plain(shape.2 as u32, shape.1 as u32);
             let (shares, bits) = (KeyShares::Launched, 8 * query.bytes() as u64);
             let schedule =
-                DecodeSchedule::pick(form, query, query, shape.3 as u32, shares, SHARED, TUNED);
+                DecodeSchedule::pick(form, query, query, shape.3 as u32, FEW, SHARED, TUNED);
             let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
             let kernel = attention_decode(query, query, form, schedule, shares);
             decode_bench(query, kernel, schedule, shares, 1, stores, bits, shape)
@@ -554,30 +557,29 @@ pub(super) fn decode_benches() -> Vec<Bench> {
 
 /// Beside what is picked for [`MANY`]: simdgroups, their batches in shared memory, and keys of a
 /// part.
-const OTHERS: [(u32, u32, u32); 6] =
-    [(4, 2, 320), (4, 2, 576), (4, 3, 576), (6, 2, 576), (2, 2, 192), (4, 1, 192)];
+const OTHERS: [(u32, u32, u32); 5] =
+    [(4, 2, 192), (4, 2, 576), (6, 2, 576), (6, 2, 1152), (12, 2, 576)];
 
 /// As steps of many sequences share keys.
 fn many((rows, keys): (usize, usize), other: Option<(u32, u32, u32)>) -> Bench {
     let (query, shape) = (Scalar::BF16, (8, 4, 128, keys));
-    let (form, shares) = (AttentionForm::plain(128, 4), TUNED.many);
+    let (form, load) = (AttentionForm::plain(128, 4), DecodeLoad::Many);
     let (schedule, shares) = match other {
         None => {
-            let length = u32::MAX;
-            let picked = DecodeSchedule::pick(form, query, query, length, shares, SHARED, TUNED);
-            (picked, shares)
+            let picked = DecodeSchedule::pick(form, query, query, u32::MAX, load, SHARED, TUNED);
+            (picked, picked.shares(load, TUNED))
         }
-        Some((simds, stages, least)) => {
+        Some((simds, stages, most)) => {
             let keys = TUNED.keys[1];
-            let shares = KeyShares::Own { least, parts: 16 };
+            let shares = KeyShares::Own { most, parts: 16 };
             (DecodeSchedule::Matrix { simds, keys, stages }, shares)
         }
     };
     let kernel = attention_decode(query, query, form, schedule, shares);
     let stores = |n| vec![Fill::Noise(query, n), Fill::Noise(query, n)];
     let bench = decode_bench(query, kernel, schedule, shares, rows, stores, 16, shape);
-    let tiling = other.map_or(String::new(), |(simds, stages, least)| {
-        format!(", {simds} simds x {stages}, parts of {least}")
+    let tiling = other.map_or(String::new(), |(simds, stages, most)| {
+        format!(", {simds} simds x {stages}, parts of {most}")
     });
     Bench { label: bench.label + &tiling, ..bench }
 }
@@ -586,8 +588,7 @@ pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = AttentionForm::plain(shape.2 as u32, shape.1 as u32);
         let (query, codes, shares) = (Scalar::BF16, Scalar::I8, KeyShares::Launched);
-        let schedule =
-            DecodeSchedule::pick(form, query, codes, shape.3 as u32, shares, SHARED, TUNED);
+        let schedule = DecodeSchedule::pick(form, query, codes, shape.3 as u32, FEW, SHARED, TUNED);
         let kernel = attention_decode_codes(query, codes, form, schedule, shares);
         let stores = |n| {
             let (codes, scales) = (Fill::Noise(Scalar::I8, n), Fill::Noise(Scalar::F16, n / 32));

@@ -54,6 +54,17 @@ pub enum DecodeSchedule {
     },
 }
 
+/// The sequences that a device is loaded for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DecodeLoad {
+    /// One, or a few: a launch decides how many groups share a row's keys.
+    Few,
+    /// Several: a row's own number of keys decides.
+    Several,
+    /// So many ([`ForAttention::many`]) that their rows alone keep a GPU busy.
+    Many,
+}
+
 /// Bytes of shared memory that schedules of large devices are made for: what a threadgroup has on
 /// every NVIDIA GPU from compute capability 8.0 on, of which GeForce cards have the least.
 pub const LARGE: u32 = 99 << 10;
@@ -67,7 +78,7 @@ impl DecodeSchedule {
         query: Scalar,
         cache: Scalar,
         length: u32,
-        shares: KeyShares,
+        load: DecodeLoad,
         shared: u32,
         tuned: &ForAttention,
     ) -> DecodeSchedule {
@@ -91,13 +102,22 @@ impl DecodeSchedule {
         // Merging takes some, too.
         let merging = 4 * (matrix::HEADS * MOST_SPLITS + 16);
         let fits = |simds: &u32| matrix::bytes(d, *simds, batches) + merging <= shared;
-        let simds = tuned.simds[usize::from(shares != KeyShares::Launched)];
+        let simds = tuned.simds[load as usize];
         match simds.into_iter().find(fits).filter(|_| allowed && roomy && !crowds) {
             Some(simds) => DecodeSchedule::Matrix { simds, keys, stages },
             None => {
                 let copies = cache != Scalar::U32 && lanes::copies(form, query, cache);
                 DecodeSchedule::Lanes { stages: if roomy && copies { 2 } else { 0 } }
             }
+        }
+    }
+
+    /// How groups share a row's keys.
+    pub fn shares(self, load: DecodeLoad, tuned: &ForAttention) -> KeyShares {
+        match (load, self) {
+            (DecodeLoad::Few, _) => KeyShares::Launched,
+            (DecodeLoad::Many, DecodeSchedule::Matrix { .. }) => tuned.own[1],
+            _ => tuned.own[0],
         }
     }
 
@@ -132,12 +152,12 @@ pub enum KeyShares {
     /// All `splits` groups of the launch take as many. What a row's sums are rounded to then
     /// depends on the launch.
     Launched,
-    /// The row's own number of keys decides: at least `least` keys a part, in at most `parts`
-    /// parts. A launch has groups for the parts of its longest row, and a row's bits do not depend
-    /// on other rows.
+    /// The row's own number of keys decides: as few equal parts as have at most `most` keys each,
+    /// but no more than `parts`, which longer rows have larger. A launch has groups for the parts
+    /// of its longest row, and a row's bits do not depend on other rows.
     Own {
         /// Keys of a part.
-        least: u32,
+        most: u32,
         /// Parts: at most [`MOST_SPLITS`].
         parts: u32,
     },
@@ -149,7 +169,7 @@ impl KeyShares {
     pub fn splits(self, length: u32) -> Option<u32> {
         match self {
             KeyShares::Launched => None,
-            KeyShares::Own { least, parts } => Some(length.div_ceil(least).clamp(1, parts)),
+            KeyShares::Own { most, parts } => Some(length.div_ceil(most).clamp(1, parts)),
         }
     }
 }
@@ -323,14 +343,11 @@ fn decode(
     // Shares begin where a simdgroup's keys lie in one block.
     let aligned = first / keys * keys;
     let step = keys * simds;
-    let share = match shares {
-        KeyShares::Launched => ceil_div(ceil_div(end - aligned, groups(0)), step) * step,
-        KeyShares::Own { parts, .. } => ceil_div(ceil_div(end - aligned, parts), step) * step,
+    let parts = match shares {
+        KeyShares::Launched => groups(0),
+        KeyShares::Own { most, parts } => ceil_div(end - aligned, most).min(parts).max(1u32),
     };
-    let share = share.max(match shares {
-        KeyShares::Launched => step,
-        KeyShares::Own { least, .. } => least.next_multiple_of(step),
-    });
+    let share = (ceil_div(ceil_div(end - aligned, parts), step) * step).max(step);
     let used = ceil_div(end - aligned, share).max(1u32);
     let split = group_id();
     when(Order::lt(split, used), || {
@@ -551,9 +568,10 @@ mod tests {
                 [Scalar::F32, Scalar::BF16].into_iter().flat_map(|q| DEVICES.map(|s| (q, s)))
             {
                 let tuned = &HOPPER.attention;
-                for shares in [KeyShares::Launched, tuned.many] {
+                for load in [DecodeLoad::Few, DecodeLoad::Several, DecodeLoad::Many] {
                     let schedule =
-                        DecodeSchedule::pick(form, query, query, 4096, shares, shared, tuned);
+                        DecodeSchedule::pick(form, query, query, 4096, load, shared, tuned);
+                    let shares = schedule.shares(load, tuned);
                     let kernel = attention_decode(query, query, form, schedule, shares);
                     let bytes = kernel.record().shared_bytes();
                     assert!(

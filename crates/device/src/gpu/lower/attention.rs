@@ -1,7 +1,9 @@
 //! Lowering of attention, rotary embedding and cache writes.
 
 use formats::{Error, Result};
-use ops::attention::decode::{DecodeSchedule, KeyShares, attention_decode, attention_decode_codes};
+use ops::attention::decode::{
+    DecodeLoad, DecodeSchedule, KeyShares, attention_decode, attention_decode_codes,
+};
 use ops::attention::prefill::{PrefillTiling, attention_prefill, attention_prefill_codes};
 use ops::kv_write::{kv_write, kv_write_codes, rotate_blocks};
 use ops::rope_write::{self, Variant, rope_write, rope_write_codes};
@@ -24,15 +26,23 @@ impl Lowering {
         !self.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256
     }
 
+    /// What rows that decode are attended to for.
+    fn decode_load(&self) -> DecodeLoad {
+        match self.batched {
+            false => DecodeLoad::Few,
+            true if self.sequences < self.facts.tuned.attention.many => DecodeLoad::Several,
+            true => DecodeLoad::Many,
+        }
+    }
+
     /// How threadgroups split the keys of a row that is attended to by itself.
-    fn shares(&self, op: &Attention) -> KeyShares {
+    fn shares(&self, op: &Attention, schedule: DecodeSchedule) -> KeyShares {
         let tuned = &self.facts.tuned.attention;
-        match tuned.many {
-            KeyShares::Own { least, .. } if self.batched && !self.tiled(op) => {
-                KeyShares::Own { least, parts: tuned.prompt_parts }
+        match schedule.shares(self.decode_load(), tuned) {
+            KeyShares::Own { most, .. } if !self.tiled(op) => {
+                KeyShares::Own { most, parts: tuned.prompt_parts }
             }
-            many if self.batched => many,
-            _ => KeyShares::Launched,
+            shares => shares,
         }
     }
 
@@ -66,7 +76,7 @@ impl Lowering {
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let heads = (op.kv_heads * rows) as u32;
         let launched = || schedule.splits(self.facts.processors, heads, length);
-        self.shares(op).splits(length).unwrap_or_else(launched) as usize
+        self.shares(op, schedule).splits(length).unwrap_or_else(launched) as usize
     }
 }
 
@@ -223,11 +233,12 @@ impl Recorder<'_> {
         // With many sequences the schedule must not depend on their lengths.
         let length = if self.of.batched { usize::MAX } else { self.key.length };
         let length = u32::try_from(length).unwrap_or(u32::MAX);
-        let shares = self.of.shares(op);
         let Facts { shared, tuned, .. } = self.of.facts;
         let (query, stored) = (self.scalar(q), self.stored());
         let tuned = &tuned.attention;
-        let schedule = DecodeSchedule::pick(form, query, stored, length, shares, shared, tuned);
+        let load = self.of.decode_load();
+        let schedule = DecodeSchedule::pick(form, query, stored, length, load, shared, tuned);
+        let shares = self.of.shares(op, schedule);
         let kernel = match self.of.cache {
             kind if codes(kind).is_some() => {
                 attention_decode_codes(self.scalar(q), self.stored(), form, schedule, shares)
