@@ -195,9 +195,12 @@ pub const HOPPER: CardNumbers = CardNumbers {
             (|t| t.long && t.out >= 8192, held(4, 256, 2)),
             (|t| t.long, held(2, 512, 1)),
             (|t| t.several && t.words > 4, held(4, 256, 2)),
-            (|t| t.words > 5, held(2, 512, 2)),
-            // Many columns of four bits: more threads have their activations ready sooner.
+            // Many columns, of four bits in particular: more threads have their activations ready
+            // sooner.
+            (|t| t.words > 5 && (t.cols > 4096 || t.out >= 8192), held(2, 512, 2)),
             (|t| t.words > 4 && t.run == 32 && t.cols > 8192, held(2, 512, 2)),
+            // Codes that are looked up take as many instructions as their words take bytes.
+            (|t| t.words > 5 || t.looked_up, held(4, 256, 2)),
             (|_| true, held(8, 256, 2)),
         ],
         tall: 8192,
@@ -342,6 +345,7 @@ mod tests {
                 several: false,
                 exact: false,
                 long: false,
+                looked_up: false,
                 words: 4,
                 run: 8,
                 cols: 64,

@@ -11,6 +11,7 @@
 use super::input::{ActivationStorage, Input, LIMIT, Slice};
 use crate::packed::{Format, PackedWeights, WordRun};
 use crate::tuned::{self, CardNumbers, SmallGroups};
+use std::cmp::Reverse;
 use tile::dsl::*;
 use tile::launch::{Extent, Mode, Requirement};
 
@@ -54,6 +55,9 @@ pub struct Task<'a> {
     pub pair: bool,
     /// Whether the activations may be multiplied as bytes.
     pub int8: bool,
+    /// Multiprocessors (or cores) that it has: fewer than there are, where several products are
+    /// computed beside each other.
+    pub processors: u32,
     /// The device's numbers.
     pub tuned: &'static CardNumbers,
 }
@@ -69,6 +73,8 @@ pub struct Traits {
     pub exact: bool,
     /// Whether some format has runs of at least 64 weights, and not `exact`.
     pub long: bool,
+    /// Whether some format's codes are looked up in a table.
+    pub looked_up: bool,
     /// Words of a run of the format with the most.
     pub words: u32,
     /// Weights of a run of the first format.
@@ -98,8 +104,8 @@ impl Held {
 impl<'a> Task<'a> {
     /// The task of one row in bf16 on an H200, multiplied as bytes where formats allow it.
     pub fn decode(formats: &'a [Format], cols: u32, out: u32) -> Self {
-        let (pair, int8, tuned) = (false, true, &tuned::HOPPER);
-        Task { formats, cols, out, rows: 1, x: Scalar::BF16, pair, int8, tuned }
+        let (pair, int8, processors, tuned) = (false, true, 132, &tuned::HOPPER);
+        Task { formats, cols, out, rows: 1, x: Scalar::BF16, pair, int8, processors, tuned }
     }
 }
 
@@ -109,36 +115,38 @@ impl GemvSchedule {
         if let Some(small) = &task.tuned.small_groups {
             return GemvSchedule::small(task, small);
         }
-        let Task { formats, cols, out, rows, x, pair, int8, tuned } = *task;
+        let Task { formats, cols, out, rows, x, pair, int8, tuned, .. } = *task;
         let int8 = int8 && formats.iter().all(|f| f.packing().is_some());
         let exact = !int8 && formats.iter().any(|f| f.packing().is_some());
         let words = formats.iter().map(|f| f.words()).max().unwrap_or(4);
         let (several, long) = (formats.len() > 1, !exact && formats.iter().any(|f| f.run() >= 64));
         let run = formats.first().map_or(1, |f| f.run());
-        let traits = Traits { pair, several, exact, long, words, run, cols, out };
+        let looked_up = formats.iter().any(|f| f.packing().is_some_and(|p| p.table.is_some()));
+        let traits = Traits { pair, several, exact, long, looked_up, words, run, cols, out };
         let rule = tuned.gemv.held.iter().find(|(meets, _)| meets(&traits));
-        let Held { loads: held, threads, resident } = rule.map_or(Held::LEAST, |(_, held)| *held);
-        let held = if rows > 2 { (held / 2).max(1) } else { held };
-        let tall = out >= tuned.gemv.tall && !several && !long;
-        let least = if tall {
-            held.min(4)
-        } else if pair {
-            2
+        let mut held = rule.map_or(Held::LEAST, |(_, held)| *held);
+        if rows > 2 {
+            held.loads = (held.loads / 2).max(1);
+        }
+        let tall = out >= tuned.gemv.tall;
+        let (outputs, loads) = if several || exact || (tall && !pair) {
+            // Activations take as long to read as words: several matrix rows share them.
+            let least = match tall && !several && !long {
+                true => held.loads.min(4),
+                false if pair => 2,
+                false => 1,
+            };
+            GemvSchedule::block_by_steps(task, held.loads, least)
         } else {
-            1
+            GemvSchedule::block_by_turns(task, held)
         };
-        // The loads of a step fill whole steps of a row, of which there are two or more.
-        let tiles = cols.div_ceil(32 * run).max(1);
-        let idle = |loads: &u32| tiles.next_multiple_of(*loads) - tiles;
-        let most = (held / least).min((tiles / 2).max(2)).max(1);
-        let most = if several && words > 6 { most.min(2) } else { most };
-        let loads = (1..=most).rev().min_by_key(idle).unwrap_or(1);
-        let outputs = if rows > 2 { 1 } else { (held / loads).clamp(1, 4) };
+        let Held { threads, resident, .. } = held;
         // So few matrix rows take no longer than one of them does: as many groups as possible,
         // each with as much under way as it can.
         let short = out <= tuned.gemv.short && cols >= SHORT_COLS && !several && !pair;
+        let most = held.loads.min((cols.div_ceil(32 * run) / 2).max(2)).min(4);
         let (outputs, loads, threads, resident) = match short {
-            true => (1, most.min(4), 64, u32::MAX),
+            true => (1, most, 64, u32::MAX),
             false => (outputs, loads, threads, resident),
         };
         let activations = ActivationStorage::pick(cols, rows, x.bytes() as u32, int8);
@@ -146,6 +154,60 @@ impl GemvSchedule {
             GemvSchedule { outputs, loads, threads, resident, activations, whole: true };
         schedule.whole = formats.iter().all(|f| cols.is_multiple_of(schedule.step(*f)));
         schedule
+    }
+
+    /// Matrix rows that a simdgroup sums together, at `least` so many, and loads of a step, which
+    /// fill whole steps of a row, of which there are two or more.
+    fn block_by_steps(task: &Task, held: u32, least: u32) -> (u32, u32) {
+        let Task { formats, cols, rows, .. } = *task;
+        let run = formats.first().map_or(1, |f| f.run());
+        let tiles = cols.div_ceil(32 * run).max(1);
+        let idle = |loads: &u32| tiles.next_multiple_of(*loads) - tiles;
+        let wordy = formats.len() > 1 && formats.iter().any(|f| f.words() > 6);
+        let most = (held / least).min((tiles / 2).max(2)).max(1);
+        let most = if wordy { most.min(2) } else { most };
+        let loads = (1..=most).rev().min_by_key(idle).unwrap_or(1);
+        (if rows > 2 { 1 } else { (held / loads).clamp(1, 4) }, loads)
+    }
+
+    /// Likewise, of one matrix or of a pair, without regard to who shares activations: what leaves
+    /// the busiest simdgroup the fewest matrix rows; then what has most under way, if two matrices
+    /// are summed together, or is not a single load; then, where a quarter of the simdgroups would
+    /// have nothing to do in their last turn, what takes the fewest turns.
+    fn block_by_turns(task: &Task, Held { loads: held, threads, resident }: Held) -> (u32, u32) {
+        let Task { formats, cols, out, rows, pair, processors, .. } = *task;
+        let run = formats.first().map_or(1, |f| f.run());
+        let packed = formats.iter().all(|f| f.packing().is_some());
+        let simds = (processors.saturating_mul(resident).saturating_mul(threads / 32)).max(1);
+        let tiles = cols.div_ceil(32 * run).max(1);
+        let most = if rows > 2 { 1 } else { 4 };
+        let of = |outputs: u32| {
+            let turns = out.div_ceil(outputs).div_ceil(simds);
+            // A simdgroup with one block has all of it under way at once.
+            let steps = if turns == 1 || tiles <= 3 { tiles } else { (tiles / 2).max(2) };
+            // Loads past the end of a row, which only packed matrices can afford, do nothing and
+            // keep the others waiting: in thousandths.
+            let full = |loads: u32| {
+                let share = 1000 * u64::from(tiles) / u64::from(tiles.next_multiple_of(loads));
+                u64::from(loads) * share * share / 1000
+            };
+            let loads = (1..=(held / outputs).min(steps).max(1))
+                .filter(|loads| packed || tiles.is_multiple_of(*loads))
+                .max_by_key(|loads| full(*loads))
+                .unwrap_or(1);
+            let under_way = u64::from(outputs) * full(loads);
+            let uneven = 4 * u64::from(out) < 3 * u64::from(turns * outputs) * u64::from(simds);
+            let key = (
+                turns * outputs,
+                Reverse(if pair { under_way } else { under_way.min(2000) }),
+                if uneven { turns } else { 0 },
+                pair && loads == tiles,
+                outputs,
+            );
+            (key, (outputs, loads))
+        };
+        let blocks = [1, 2, 4].into_iter().filter(|o| *o <= held.min(most)).map(of);
+        blocks.min_by_key(|(key, _)| *key).map_or((1, 1), |(_, block)| block)
     }
 
     /// The schedule for many small groups, each simdgroup with a few matrix rows. Activations are
@@ -766,6 +828,30 @@ mod tests {
                 let words = 2 * schedule.outputs * matrices * format.words();
                 assert!(words + format.run() <= 104, "{}: {schedule:?}", format.name());
             }
+        }
+    }
+
+    /// Products of one row are computed in one turn of resident groups, and the busiest simdgroup
+    /// has at most a row more than an even share.
+    #[test]
+    fn rows_are_shared_out_evenly() {
+        for (dtype, cols, out, pair, processors) in [
+            (DType::Mxfp4, 2880, 2880, true, 33),
+            (DType::Q4K, 2048, 768, true, 16),
+            (DType::Q4K, 4096, 14336, true, 132),
+            (DType::Q8_0, 2560, 9216, true, 132),
+            (DType::Mxfp4, 4096, 4096, false, 132),
+            (DType::Q6K, 2048, 2048, false, 132),
+        ] {
+            let formats = &[Format::of(dtype).unwrap()];
+            let task = Task { pair, processors, ..Task::decode(formats, cols, out) };
+            let schedule = GemvSchedule::pick(&task);
+            let groups = schedule.groups(out, processors);
+            assert!(groups <= schedule.resident * processors, "{task:?}: {schedule:?}");
+            let simds = |groups: u32| groups * schedule.threads / 32;
+            let turns = out.div_ceil(schedule.outputs).div_ceil(simds(groups));
+            let even = out.div_ceil(simds(schedule.resident * processors));
+            assert!(turns * schedule.outputs <= even + 1, "{task:?}: {schedule:?}");
         }
     }
 

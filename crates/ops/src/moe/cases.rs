@@ -346,10 +346,12 @@ pub(super) fn gemv_benches() -> Vec<Bench> {
 pub(super) fn gate_up_benches() -> Vec<Bench> {
     let qwen = Shape { pairs: 8, experts: 128, share: 8, width: 2048, out: 768 };
     let gpt_oss = Shape { pairs: 4, experts: 32, share: 4, width: 2880, out: 2880 };
+    let mixtral = Shape { pairs: 2, experts: 8, share: 2, width: 4096, out: 14336 };
     vec![
         pairs_bench(qwen, Format::Block(DType::Q4K), true),
         pairs_bench(qwen, Format::Dense(Scalar::BF16), true),
         pairs_bench(gpt_oss, Format::Block(DType::Mxfp4), true),
+        pairs_bench(mixtral, Format::Block(DType::Q4K), true),
     ]
 }
 
@@ -357,8 +359,10 @@ pub(super) fn gate_up_benches() -> Vec<Bench> {
 fn pairs_bench(shape: Shape, format: Format, halves: bool) -> Bench {
     let formats = [format];
     let (cols, out) = (shape.width as u32, shape.out as u32);
-    let task = Task { pair: halves, x: Scalar::BF16, ..Task::decode(&formats, cols, out) };
-    let schedule = GemvSchedule::pick(&task);
+    let processors = PROCESSORS / shape.pairs as u32;
+    let decode = Task::decode(&formats, cols, out);
+    let schedule =
+        GemvSchedule::pick(&Task { pair: halves, x: Scalar::BF16, processors, ..decode });
     let ids: Vec<u32> =
         (0..shape.pairs).map(|i| (i * shape.experts / shape.pairs) as u32).collect();
     let bytes = matrix_bytes(format, shape.experts * shape.out, shape.width);
@@ -376,7 +380,7 @@ fn pairs_bench(shape: Shape, format: Format, halves: bool) -> Bench {
     Bench {
         kernel: kernel.record(),
         label: shape.label(&format.name()),
-        numbers: shape.numbers().with("groups", schedule.groups(out, PROCESSORS)),
+        numbers: shape.numbers().with("groups", schedule.groups(out, processors)),
         buffers,
         bytes: (matrices * bytes / shape.experts * shape.pairs) as u64,
         flops: 2 * (matrices * shape.pairs * shape.width * shape.out) as u64,

@@ -412,7 +412,7 @@ impl Mixtures for Recorder<'_> {
             return Ok(false);
         }
         let (from, format) = (product.x.scalar, self.matrix(product.weight)?.0);
-        let (schedule, groups) = self.of_pairs(product, format, false);
+        let (schedule, groups) = self.of_pairs(product, format, pairs, false);
         let mut bound = vec![
             ("x", product.x.slot.clone()),
             ("y", product.y.clone()),
@@ -441,7 +441,7 @@ impl Mixtures for Recorder<'_> {
         }
         let (x, y, bias) = (x.clone(), act.clone(), Experts::bias(of.weights, 0).copied());
         let product = Product { x, y, weight: gate, bias, width, out: ff, share: used };
-        let (schedule, groups) = self.of_pairs(&product, format, true);
+        let (schedule, groups) = self.of_pairs(&product, format, pairs, true);
         let mut bound = vec![
             ("x", product.x.slot.clone()),
             ("y", product.y.clone()),
@@ -474,7 +474,9 @@ impl Mixtures for Recorder<'_> {
         let format = self.matrix(weight)?.0;
         let (int8, tuned) = (!self.of.exact() && facts.dot4(), facts.tuned);
         let (cols, out, formats) = (ff as u32, width as u32, &[format]);
-        let task = Task { formats, cols, out, rows: 1, x: Scalar::F32, pair: false, int8, tuned };
+        let (from, processors) = (Scalar::F32, share(facts.processors, of.rows));
+        let (rows, pair) = (1, false);
+        let task = Task { formats, cols, out, rows, x: from, pair, int8, processors, tuned };
         let schedule = pick_down(&task, used as u32, facts.shared);
         let mut bound = vec![
             ("x", x.clone()),
@@ -491,26 +493,38 @@ impl Mixtures for Recorder<'_> {
             .with("experts", experts as u32)
             .with("width", cols)
             .with("out", out)
-            .with("groups", schedule.groups(out, facts.processors));
+            .with("groups", schedule.groups(out, processors));
         let (bias, adds) = (bias.is_some(), of.residual.is_some());
         let parts = DownParts { used: used as u32, bias, adds, early };
-        let kernel = moe_down(Scalar::F32, y.scalar, format, parts, schedule);
+        let kernel = moe_down(from, y.scalar, format, parts, schedule);
         self.push(kernel, numbers, &bound)?;
         Ok(true)
     }
 }
 
+/// The multiprocessors that each of some products has that are computed beside each other.
+fn share(processors: u32, products: usize) -> u32 {
+    (processors / products.max(1) as u32).max(1)
+}
+
 impl Recorder<'_> {
-    /// The schedule of a product of experts pair by pair, or of two of them side by side (`pair`),
-    /// and its threadgroups for each pair.
-    fn of_pairs(&self, product: &Product, format: Format, pair: bool) -> (GemvSchedule, u32) {
+    /// The schedule of a product of `pairs` of experts pair by pair, or of two of them side by side
+    /// (`pair`), and its threadgroups for each pair: all pairs' fit the device together.
+    fn of_pairs(
+        &self,
+        product: &Product,
+        format: Format,
+        pairs: usize,
+        pair: bool,
+    ) -> (GemvSchedule, u32) {
         let (facts, out) = (self.of.facts, product.out as u32);
         let (int8, cols) = (!self.of.exact() && facts.dot4(), product.width as u32);
         let formats = &[format];
         let (x, tuned) = (product.x.scalar, facts.tuned);
-        let task = Task { formats, cols, out, rows: 1, x, pair, int8, tuned };
+        let processors = share(facts.processors, pairs);
+        let task = Task { formats, cols, out, rows: 1, x, pair, int8, processors, tuned };
         let schedule = GemvSchedule::pick(&task);
-        (schedule, schedule.groups(out, facts.processors))
+        (schedule, schedule.groups(out, processors))
     }
 
     /// Records a node that is a mixture.

@@ -166,8 +166,8 @@ impl Lowering {
         pair: bool,
     ) -> (usize, linear::GemvSchedule) {
         let (int8, cols) = (!self.exact() && self.facts.dot4(), width as u32);
-        let tuned = self.facts.tuned;
-        let task = Task { formats, cols, out, rows, x, pair, int8, tuned };
+        let Facts { processors, tuned, .. } = self.facts;
+        let task = Task { formats, cols, out, rows, x, pair, int8, processors, tuned };
         let (most, schedule) = linear::GemvSchedule::alike(&task, FEW as u32, self.facts.shared);
         (most as usize, schedule)
     }
@@ -188,8 +188,8 @@ impl Recorder<'_> {
         if !self.of.batched {
             let (cols, rows) = (width as u32, bucket(rows) as u32);
             let int8 = !self.of.exact() && self.of.facts.dot4();
-            let tuned = self.of.facts.tuned;
-            let task = Task { formats, cols, out, rows, x, pair, int8, tuned };
+            let Facts { processors, tuned, .. } = self.of.facts;
+            let task = Task { formats, cols, out, rows, x, pair, int8, processors, tuned };
             return vec![Turn { first: 0, rows, schedule: linear::GemvSchedule::pick(&task) }];
         }
         let alike = |rows| self.of.alike(formats, (width, out), rows, x, pair);
