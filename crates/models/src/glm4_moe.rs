@@ -238,7 +238,9 @@ pub(crate) fn limited(
         return Err(odds.wrong(expected, odds.value));
     }
     if keys.dialect() == Dialect::HuggingFace {
-        options.routing.normalised = keys.flag("norm_topk_prob")?.unwrap_or(normalised);
+        // A null is false, where Transformers takes it at all.
+        let unsaid = normalised && !keys.is_null("norm_topk_prob");
+        options.routing.normalised = keys.flag("norm_topk_prob")?.unwrap_or(unsaid);
     }
     options.routing.odds = Odds::Sigmoid;
     options.routing.scale = scale.positive()? as f32;

@@ -289,9 +289,9 @@ impl<'a> Keys<'a> {
     }
 
     /// Whether `config.json` says that a key has no value.
-    pub(crate) fn is_null(&self, key: &str) -> bool {
+    pub(crate) fn is_null(&self, key: &'static str) -> bool {
         let Values::Json(object) = self.values else { return false };
-        object.get(key).is_some_and(Value::is_null)
+        object.get(self.named(object, key)).is_some_and(Value::is_null)
     }
 
     /// A list with a number for each of `layers` layers; none where there is none, or one number,

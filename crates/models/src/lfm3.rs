@@ -6,11 +6,11 @@ use crate::decoder::{self, Layer, Mixer};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
-use crate::rope::Scaling;
+use crate::rope::{Rotation, Scaling};
 use crate::stated::Stated;
 use crate::unsaid::{Numbers, Unsaid};
 use crate::{Architecture, Config, Opened, lfm2, llama, scaling};
-use formats::{Result, Source};
+use formats::{Error, Result, Source};
 use nn::{AttentionOptions, Bias, GatedConv, Pairing, QkNorm, Stored, Unary, Weights};
 
 const NAMES: &[Row] = &[
@@ -30,6 +30,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     class: "Lfm3ForCausalLM",
     unsaid: Unsaid::sizes([2048, 7680, 24, 16, 4, 256, 128_000, 128_000])
         .numbers(NUMBERS)
+        .theta(1_000_000.0)
         .eps(1e-5),
     names: &[NAMES, lfm2::NAMES, llama::NAMES],
     signs: None,
@@ -67,7 +68,11 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         raw.windows = kinds.iter().map(of).collect();
     }
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
-    let of = |kind, usual| scaling::of_kind_or(files, kind, width.value, usual);
+    // A part alone leaves the whole head rotated, as in Transformers: only `proportional` reads it.
+    let of = |kind, usual| {
+        let rotation = scaling::of_kind_or(files, kind, width.value, usual)?;
+        Ok::<Rotation, Error>(Rotation { rotary: None, ..rotation })
+    };
     let local = of("sliding_attention", (10_000.0, Scaling::None))?;
     let half = Scaling::Proportional { part: 0.5, factor: 1.0 };
     raw.rotation = Some(of("full_attention", (1_000_000.0, half))?);

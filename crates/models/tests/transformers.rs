@@ -192,10 +192,10 @@ fn a_configuration_is_judged_without_weights_as_with_them() {
         }
     }
     assert!(seen >= 10, "{seen}");
-    let other = serde_json::json!({ "model_type": "mamba", "architectures": ["MambaForCausalLM"] });
+    let other = serde_json::json!({ "model_type": "rwkv7", "architectures": ["RWKV7ForCausalLM"] });
     let error =
         delft_models::check_json(&other, "config.json", &options()).unwrap_err().to_string();
-    assert!(error.contains("found mamba (hint: "), "{error}");
+    assert!(error.contains("found rwkv7 (hint: "), "{error}");
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn a_key_that_nothing_reads_is_refused_unless_it_is_ignored() {
 
 #[test]
 fn the_first_keys_tell_the_architecture() {
-    let cases = [(Some("qwen3"), None), (Some("mamba"), Some("found mamba")), (None, None)];
+    let cases = [(Some("qwen3"), None), (Some("rwkv7"), Some("found rwkv7")), (None, None)];
     for (architecture, expected) in cases {
         let entry = |name: &str| ("general.architecture".to_string(), name.into());
         let keys = architecture.map(entry).into_iter().collect();
@@ -331,6 +331,13 @@ fn what_is_left_out_is_as_the_class_has_it() {
         assert_eq!(silent.frequencies, said.frequencies, "{name}");
         assert_eq!(silent.magnitude, said.magnitude, "{name}");
     }
+    // A kind of layers without a base, and a part that the plain rotation of the class does not read.
+    let kinds = serde_json::json!({ "full_attention": { "partial_rotary_factor": 0.5 },
+        "sliding_attention": { "rope_type": "default" } });
+    let lfm3 = read(serde_json::json!({ "model_type": "lfm3", "rope_parameters": kinds })).unwrap();
+    let turns = lfm3.rope.unwrap().frequencies;
+    assert_eq!(turns.len(), 64);
+    assert!((turns[1] * 1e6f32.powf(1.0 / 64.0) - 1.0).abs() < 1e-5, "{}", turns[1]);
     let whole = read_whole(serde_json::json!({ "model_type": "mistral" }));
     let error = whole.unwrap_err().to_string();
     assert!(error.contains("num_hidden_layers: expected a whole number, found nothing"), "{error}");
@@ -338,6 +345,29 @@ fn what_is_left_out_is_as_the_class_has_it() {
         "rope_scaling": { "rope_type": "linear", "factor": 2.0 } });
     let error = read(both).unwrap_err().to_string();
     assert!(error.contains("rope_scaling: expected nothing, or the base too"), "{error}");
+}
+
+/// Null is no, where Transformers' class says yes of what is left out.
+#[test]
+fn odds_are_not_made_to_sum_to_one_where_null_says_so() {
+    let (case, aside) = (testing::models().join("kimi_linear"), tempfile::tempdir().unwrap());
+    std::fs::copy(case.join("model.safetensors"), aside.path().join("model.safetensors")).unwrap();
+    let text = std::fs::read(case.join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let experts = |config: &serde_json::Value| {
+        std::fs::write(aside.path().join("config.json"), config.to_string()).unwrap();
+        let tensors = Tensors::open(aside.path()).unwrap();
+        let program = delft_models::load(&tensors, &options()).unwrap().record(false).unwrap();
+        let node = program.nodes.iter().find(|node| node.op.name() == "experts").unwrap();
+        format!("{:?}", node.op)
+    };
+    for (said, normalised) in [(true.into(), true), (serde_json::Value::Null, false)] {
+        config["moe_renormalize"] = said;
+        let found = experts(&config);
+        assert!(found.contains(&format!("normalised: {normalised}")), "{found}");
+    }
+    config.as_object_mut().unwrap().remove("moe_renormalize");
+    assert!(experts(&config).contains("normalised: true"));
 }
 
 /// A bias that nothing adds would leave another model, unless it is zero.
