@@ -101,6 +101,18 @@ fn same(own: &str, name: &str) -> bool {
     [name, bare].iter().any(|name| own.eq_ignore_ascii_case(name))
 }
 
+/// Refuses names two of which a request could not tell apart.
+pub(crate) fn distinct(names: &[String]) -> delft::Result<()> {
+    let taken = |i: usize| names[..i].iter().any(|other| same(other, &names[i]));
+    match (0..names.len()).find(|i| taken(*i)) {
+        Some(i) => {
+            let error = Error::new("models", "names that differ", &names[i]);
+            Err(error.hint("give one of them another name"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// A model in the hands of a request: it is not unloaded meanwhile.
 #[derive(Clone)]
 pub(crate) struct Held {
@@ -259,12 +271,7 @@ impl Catalogue {
                 catalogue.tell_loaded(&model, Duration::from_millis(ms.sum()));
             }
         }
-        for (i, name) in names.iter().enumerate() {
-            if names[..i].iter().any(|other| same(other, name)) {
-                let error = Error::new("models", "names that differ", name);
-                return Err(error.hint("give one of them another name"));
-            }
-        }
+        distinct(&names)?;
         Ok(catalogue)
     }
 

@@ -13,6 +13,7 @@ use delft::{
 };
 use serde_json::Value;
 
+use crate::catalogue::distinct;
 use crate::keep::Keep;
 use crate::models::Served;
 
@@ -67,6 +68,15 @@ impl Named {
 }
 
 impl Library {
+    /// Looks whether the names of models and of their adapters differ, before any is loaded.
+    ///
+    /// # Errors
+    /// Two that do not, by name.
+    pub fn check(&self) -> delft::Result<()> {
+        let names: Vec<String> = self.named.iter().flat_map(Named::names).cloned().collect();
+        distinct(&names)
+    }
+
     /// Whether a model fits a device of its own, with all of its context, beside others that are
     /// loaded.
     ///

@@ -52,6 +52,7 @@ pub(crate) fn run(args: &Serve) -> Outcome {
     }
     let tuning = tuned::Tuning::of(args)?;
     let mut library = library(args)?;
+    library.check()?;
     if let Some(tuning) = &tuning {
         tuning.room(&mut library.options.adapters);
     }

@@ -341,13 +341,15 @@ fn a_server_has_room_for_adapters_and_a_limit_of_tokens() {
 #[test]
 fn what_cannot_be_served_is_told_in_one_line() {
     let model = fixture("llama3");
-    let cases: [(&[&str], i32, &str); 7] = [
+    let cases: [(&[&str], i32, &str); 8] = [
         (&["--cors", "*"], 2, "name each site"),
         (&["--cors", "https://example.com/"], 2, "without a path"),
         (&["--host", "0.0.0.0"], 1, "--api-key-file"),
         (&["--api-key", "two words"], 2, "--api-key"),
         (&["--api-key-file", "/nowhere/keys"], 1, "/nowhere/keys"),
         (&[model.as_str()], 1, "names that differ"),
+        // Before one is loaded, which would be refused too.
+        (&[model.as_str(), "--memory", "1K"], 1, "names that differ"),
         (&["--memory", "1K"], 1, "of its memory, found 0.0 MiB allowed"),
     ];
     for (flags, code, words) in cases {
