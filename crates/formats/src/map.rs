@@ -64,8 +64,13 @@ enum Bytes {
         file: File,
         map: Mmap,
     },
-    /// Its pages are the system's own business: no advice is given about them.
-    Program { name: &'static str, bytes: &'static [u8] },
+    Program {
+        name: &'static str,
+        bytes: &'static [u8],
+        /// The same bytes in a mapping of their own, whose pages can be given back; without one no
+        /// advice is given.
+        map: Option<Mmap>,
+    },
 }
 
 impl Map {
@@ -90,14 +95,26 @@ impl Map {
 
     /// A file that is part of the program; `name` stands for its path.
     pub(crate) fn program(name: &'static str, bytes: &'static [u8]) -> Map {
-        Map { path: PathBuf::from(name), bytes: Bytes::Program { name, bytes } }
+        #[cfg(target_os = "linux")]
+        let map = in_program_file(bytes);
+        #[cfg(not(target_os = "linux"))]
+        let map = None;
+        Map { path: PathBuf::from(name), bytes: Bytes::Program { name, bytes, map } }
+    }
+
+    /// The mapping, if there is one.
+    fn map(&self) -> Option<&Mmap> {
+        match &self.bytes {
+            Bytes::File { map, .. } => Some(map),
+            Bytes::Program { map, .. } => map.as_ref(),
+        }
     }
 
     /// The file's location.
     pub(crate) fn location(&self) -> Location {
         match self.bytes {
             Bytes::File { .. } => Location::from(&self.path),
-            Bytes::Program { name, bytes } => Location::Program { name, bytes },
+            Bytes::Program { name, bytes, .. } => Location::Program { name, bytes },
         }
     }
 
@@ -140,8 +157,8 @@ impl Map {
     /// The file's bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::File { map, .. } => map,
-            Bytes::Program { bytes, .. } => bytes,
+            Bytes::File { map, .. } | Bytes::Program { map: Some(map), .. } => map,
+            Bytes::Program { bytes, map: None, .. } => bytes,
         }
     }
 
@@ -174,7 +191,7 @@ impl Map {
 
     #[cfg(unix)]
     fn forget(&self, start: usize, len: usize) {
-        let Bytes::File { map, .. } = &self.bytes else { return };
+        let Some(map) = self.map() else { return };
         // SAFETY: the mapping is of a file, read-only and never written through, so dropped pages
         // come back from the file with the same bytes; slices lent earlier stay valid.
         let result =
@@ -191,7 +208,7 @@ impl Map {
     pub(crate) fn touch(&self, part: &[u8]) -> bool {
         let Some(range) = self.range_of(part) else { return false };
         #[cfg(target_os = "linux")]
-        if let Bytes::File { map, .. } = &self.bytes
+        if let Some(map) = self.map()
             && map.advise_range(memmap2::Advice::PopulateRead, range.start, range.len()).is_ok()
         {
             return true;
@@ -210,6 +227,28 @@ impl fmt::Debug for Map {
     }
 }
 
+/// The bytes of the running program's file that `bytes` were loaded from; `None` if the system did not
+/// map them from there.
+#[cfg(target_os = "linux")]
+fn in_program_file(bytes: &[u8]) -> Option<Mmap> {
+    use std::os::unix::fs::MetadataExt;
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (address, len) = (bytes.as_ptr() as u64, bytes.len() as u64);
+    let file = File::open("/proc/self/exe").ok()?;
+    let inode = file.metadata().ok()?.ino().to_string();
+    // Lines of `start-end permissions offset device inode path`.
+    let offset = std::fs::read_to_string("/proc/self/maps").ok()?.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [range, _, offset, _, of, ..] = words[..] else { return None };
+        let (start, end) = range.split_once('-')?;
+        let (start, end) = (hex(start)?, hex(end)?);
+        let whole = start <= address && address + len <= end && of == inode;
+        if whole { Some(hex(offset)? + (address - start)) } else { None }
+    })?;
+    // SAFETY: the mapping is read-only, and Linux refuses to write to the file of a running program.
+    unsafe { memmap2::MmapOptions::new().offset(offset).len(bytes.len()).map(&file) }.ok()
+}
+
 /// A kind of file that is no model, in words.
 fn kind_name(kind: std::fs::FileType) -> &'static str {
     #[cfg(unix)]
@@ -223,4 +262,33 @@ fn kind_name(kind: std::fs::FileType) -> &'static str {
         }
     }
     if kind.is_dir() { "a directory" } else { "a device" }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    /// Larger than two of the largest pages.
+    static PART: [u8; 200_000] = {
+        let mut part = [1; 200_000];
+        let mut i = 0;
+        while i < part.len() {
+            part[i] = (i * i % 251) as u8;
+            i += 1;
+        }
+        part
+    };
+
+    #[test]
+    fn a_part_of_the_program_is_given_back_and_read_again() {
+        let map = Map::program("(part)", &PART);
+        assert!(map.map().is_some() && map.bytes().as_ptr() != PART.as_ptr());
+        assert!(map.bytes() == PART);
+        assert!(map.touch(map.bytes()) && map.release(map.bytes()));
+        assert!(map.bytes() == PART);
+        // Memory that no file holds.
+        let leaked: &'static [u8] = vec![7; 200_000].leak();
+        let map = Map::program("(memory)", leaked);
+        assert!(map.map().is_none() && map.bytes().as_ptr() == leaked.as_ptr());
+    }
 }
