@@ -160,7 +160,8 @@ impl Part {
         let position = self.states.positions.get(chunk.first.min(tokens - 1u32));
         let before = Order::lt(chunk.first, chunk.end) & Order::gt(position, 0u32);
         when(before, || {
-            self.take_up(matrix, self.states.behind(&chunk, position.max(1u32) - 1u32));
+            let behind = self.states.behind(&chunk, position.max(1u32) - 1u32);
+            self.take_up(matrix, self.states.states, behind);
         });
         begin();
         // A sequence of no rows has an idle row to see to, perhaps.
@@ -188,13 +189,21 @@ impl Part {
         });
     }
 
-    /// Reads its part of a matrix from a state.
+    /// Reads its part of a matrix from matrices of all heads that begin at `first`.
     #[track_caller]
-    fn take_up(&self, matrix: Regs, state: Val<u32>) {
-        self.places(state, |at, number| {
-            let values = load(self.states.states, at, self.columns);
+    fn take_up(&self, matrix: Regs, from: impl Elements<f32>, first: Val<u32>) {
+        self.places(first, |at, number| {
+            let values = load(from, at, self.columns);
             (number..).zip(values).for_each(|(i, value)| matrix.set(i, value));
         });
+    }
+
+    /// Its part of matrices of all heads, `[heads, share.len, width]`; zeros where it has none.
+    #[track_caller]
+    pub(crate) fn of(&self, matrices: In) -> Regs {
+        let own = Regs::new(self.share.own() * u32::from(self.columns), 0.0);
+        self.take_up(own, matrices, 0u32.val());
+        own
     }
 
     /// Writes its part of a matrix to a state.

@@ -8,8 +8,10 @@
 //! ```
 //!
 //! `decay` is negative, and a number for each head, as `dt`, `bias` and `skip` are. Some heads that
-//! are beside each other share `B` and `C`. Mamba-1, in which each element decays by itself, is
-//! another operation.
+//! are beside each other share `B` and `C`.
+//!
+//! In the first Mamba (Gu & Dao 2023) each element of `h` decays at a rate of its own: `decay` is a
+//! matrix as `h` is, and each element of `x` has a `step` and a `skip`; one head has them all.
 
 use formats::{Error, ErrorKind, Result};
 use tile::case::{Bench, Buffer, Case, Expected, Fill, Spec, tolerance};
@@ -31,7 +33,9 @@ use crate::{Shape, arity, expect};
 
 /// `xbc[tokens, heads * head_dim + 2 * groups * state], dt[tokens, heads]; decay[heads],
 /// bias[heads], skip[heads] -> [tokens, heads * head_dim]`. A row of `xbc` has the heads' `x`, then
-/// the groups' `B`, then their `C`.
+/// the groups' `B`, then their `C`. Where each element decays at a rate of its own:
+/// `x[tokens, heads * head_dim], step[tokens, heads * head_dim], b[tokens, groups * state],
+/// c[tokens, groups * state]; decay[heads * state * head_dim], skip[heads * head_dim]`.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct SelectiveScan {
     /// Index of the cache layer.
@@ -48,6 +52,9 @@ pub struct SelectiveScan {
     pub state: usize,
     /// The least and the greatest step.
     pub limit: [f32; 2],
+    /// Whether each element decays at a rate of its own. Then steps come as they are, neither shifted
+    /// nor bounded.
+    pub by_element: bool,
 }
 
 /// Bounds of a step that bound nothing.
@@ -71,30 +78,66 @@ impl SelectiveScan {
         [head * self.head_dim, all + group, all + self.groups * self.state + group]
     }
 
-    /// Moves the matrices of all heads one position on, and gives a row of `y`; all in f64. `xbc`
-    /// and `dt` are the position's, `decay`, `bias` and `skip` the weights.
-    fn position(&self, states: &mut [f64], [xbc, dt, decay, bias, skip]: [&[f32]; 5]) -> Vec<f64> {
-        let [least, most] = self.limit.map(f64::from);
-        let mut y = Vec::new();
-        for (h, state) in states.chunks_exact_mut(self.state * self.head_dim).enumerate() {
-            let [x, b, c] = self.starts(h);
-            let shifted = f64::from(dt[h]) + f64::from(bias[h]);
-            // ln(1 + e^x) without e^x, where that is past all numbers.
-            let step = shifted.max(0.0) + (-shifted.abs()).exp().ln_1p();
-            let step = step.max(least).min(most);
-            let gate = (f64::from(decay[h]) * step).exp();
-            for j in 0..self.head_dim {
-                let x = f64::from(xbc[x + j]);
-                let mut answer = f64::from(skip[h]) * x;
-                for i in 0..self.state {
-                    let at = &mut state[i * self.head_dim + j];
-                    *at = *at * gate + f64::from(xbc[b + i]) * step * x;
-                    answer += f64::from(xbc[c + i]) * *at;
-                }
-                y.push(answer);
+    /// The names and widths of its inputs.
+    fn inputs(&self) -> Vec<(&'static str, usize)> {
+        let (inner, each) = (self.heads * self.head_dim, self.groups * self.state);
+        match self.by_element {
+            true => vec![("x", inner), ("step", inner), ("b", each), ("c", each)],
+            false => vec![("x, B and C", self.width()), ("dt", self.heads)],
+        }
+    }
+
+    /// The names and lengths of its weights.
+    fn weights(&self) -> Vec<(&'static str, usize)> {
+        match self.by_element {
+            true => vec![("decay", self.elements()), ("skip", self.heads * self.head_dim)],
+            false => ["decay", "bias", "skip"].map(|name| (name, self.heads)).to_vec(),
+        }
+    }
+
+    /// Moves the matrices of all heads one position on, and gives a row of `y`; all in f64. `row` has
+    /// the position's inputs one behind the other.
+    fn position(&self, states: &mut [f64], row: &[f32], weights: &[&[f32]]) -> Vec<f64> {
+        let &SelectiveScan { heads, groups, head_dim, state, by_element, .. } = self;
+        let (inner, each) = (heads * head_dim, groups * state);
+        let (x, rest) = row.split_at(inner);
+        let (steps, bc) = match by_element {
+            true => rest.split_at(inner),
+            false => {
+                let (bc, dt) = rest.split_at(2 * each);
+                (dt, bc)
             }
+        };
+        let (b, c) = bc.split_at(each);
+        let number = |of: &[f32], i: usize| f64::from(of[i]);
+        let mut y = Vec::new();
+        for (column, &x) in x.iter().enumerate() {
+            let (head, x) = (column / head_dim, f64::from(x));
+            let own = if by_element { column } else { head };
+            let step = match by_element {
+                true => number(steps, own),
+                false => self.step(number(steps, own) + number(weights[1], own)),
+            };
+            let group = head / (heads / groups) * state;
+            let mut answer = number(weights[weights.len() - 1], own) * x;
+            for i in 0..state {
+                let at = (head * state + i) * head_dim + column % head_dim;
+                let decay = number(weights[0], if by_element { at } else { head });
+                let added = number(b, group + i) * step * x;
+                states[at] = states[at] * (decay * step).exp() + added;
+                answer += number(c, group + i) * states[at];
+            }
+            y.push(answer);
         }
         y
+    }
+
+    /// The step that a shifted `dt` is.
+    fn step(&self, shifted: f64) -> f64 {
+        let [least, most] = self.limit.map(f64::from);
+        // ln(1 + e^x) without e^x, where that is past all numbers.
+        let step = shifted.max(0.0) + (-shifted.abs()).exp().ln_1p();
+        step.max(least).min(most)
     }
 }
 
@@ -104,13 +147,15 @@ impl Operation for SelectiveScan {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("selective_scan", inputs, 2, weights, &[3])?;
+        let (read, held) = (self.inputs(), self.weights());
+        arity("selective_scan", inputs, read.len(), weights, &[held.len()])?;
         let shared = self.heads % self.groups.max(1);
         expect("selective_scan", "heads modulo groups", &[shared], &[0])?;
-        expect("selective_scan", "x, B and C", &[inputs[0].width], &[self.width()])?;
-        expect("selective_scan", "dt", &[inputs[1].width], &[self.heads])?;
-        for (operand, weight) in ["decay", "bias", "skip"].into_iter().zip(weights) {
-            expect("selective_scan", operand, weight, &[self.heads])?;
+        for ((operand, width), input) in read.into_iter().zip(inputs) {
+            expect("selective_scan", operand, &[input.width], &[width])?;
+        }
+        for ((operand, len), weight) in held.into_iter().zip(weights) {
+            expect("selective_scan", operand, weight, &[len])?;
         }
         let [least, most] = self.limit;
         if !(least >= 0.0 && least <= most && most.is_finite()) {
@@ -122,8 +167,8 @@ impl Operation for SelectiveScan {
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         call.recur(self.layer, (self.start, self.elements()), |states, row, weights| {
-            let (xbc, dt) = row.split_at(self.width());
-            self.position(states, [xbc, dt, &weights[0], &weights[1], &weights[2]])
+            let weights: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
+            self.position(states, row, &weights)
         });
     }
 
@@ -141,8 +186,10 @@ impl Operation for SelectiveScan {
     }
 
     fn cached_work(&self, positions: &[u32], _oldest: u32) -> CachedWork {
-        // For each element of the state: forgetting, what is added, and the answer.
-        let operations = 5 * (positions.len() * self.elements()) as u64;
+        // For each element of the state: forgetting, what is added, and the answer; and where it
+        // has one of its own, the factor by which it decays.
+        let each = if self.by_element { 7 } else { 5 };
+        let operations = each * (positions.len() * self.elements()) as u64;
         CachedWork { positions: 0, operations }
     }
 
@@ -170,6 +217,8 @@ pub struct ScanForm {
     /// Whether one more simdgroup brings rows through shared memory, as is faster where a step has
     /// many.
     pub staged: bool,
+    /// See [`SelectiveScan::by_element`].
+    pub by_element: bool,
 }
 
 impl ScanForm {
@@ -194,14 +243,15 @@ impl ScanForm {
             columns: columns as u8,
             simds: if several { 4 } else { 1 },
             staged: false,
+            by_element: op.by_element,
         })
     }
 
     /// The form for steps of many rows, for `op`, whose layer has states of `size` elements. The
-    /// bits of a row are the same.
+    /// bits of a row are the same. Where elements decay by themselves there is no other.
     pub fn for_many(self, op: &SelectiveScan, size: usize) -> ScanForm {
         let columns = Columns::of(op.heads, op.head_dim, self.share(), &[op.start, size]);
-        columns.map_or(self, |columns| self.staged(columns))
+        columns.filter(|_| !self.by_element).map_or(self, |columns| self.staged(columns))
     }
 
     fn staged(self, Columns { each, simds }: Columns) -> ScanForm {
@@ -221,6 +271,21 @@ impl ScanForm {
     /// Columns that a group has.
     fn group(self) -> u32 {
         self.simds * COLUMN_LANES * u32::from(self.columns)
+    }
+
+    /// Declares the launch, a group for some columns of a head and a sequence; gives a lane's part
+    /// of its head's matrix, and the sequence.
+    #[track_caller]
+    fn part(self, states: States, heads: Val<u32>, head_dim: Val<u32>) -> (Part, Val<u32>) {
+        let groups = dim("head_dim").ceil_div(self.group());
+        launch(Mode::Row, [groups, dim("heads"), dim("batch")], self.threads());
+        States::require();
+        let (head, sequence) = (group_id_of(1), group_id_of(2));
+        let wide = u32::from(self.columns);
+        let first = (group_id() * self.simds + simd_id()) * (COLUMN_LANES * wide);
+        let column = first + lane_id() / KEY_LANES * wide;
+        let (share, columns) = (self.share(), self.columns);
+        (Part { share, columns, states, head, heads, width: head_dim, column }, sequence)
     }
 }
 
@@ -253,8 +318,6 @@ pub fn selective_scan(
     most: Const<f32>,
     form: ScanForm,
 ) {
-    let columns = dim("head_dim").ceil_div(form.group());
-    launch(Mode::Row, [columns, dim("heads"), dim("batch")], form.threads());
     let all = dim("tokens") * dim("heads");
     let both = dim("groups") * (2 * form.state);
     require_vectors(&[
@@ -266,14 +329,9 @@ pub fn selective_scan(
         ("states", dim("size")),
         ("y", all * dim("head_dim")),
     ]);
-    States::require();
     let states = States { states, positions, sequences, starts, table, stride, block, size, start };
-    let (head, sequence) = (group_id_of(1), group_id_of(2));
-    let wide = u32::from(form.columns);
-    let first = (group_id() * form.simds + simd_id()) * (COLUMN_LANES * wide);
-    let column = first + lane_id() / KEY_LANES * wide;
-    let (share, columns) = (form.share(), form.columns);
-    let part = Part { share, columns, states, head, heads, width: head_dim, column };
+    let (part, sequence) = form.part(states, heads, head_dim);
+    let (head, wide) = (part.head, u32::from(form.columns));
     let inputs = Inputs { xbc, dt };
     if form.staged {
         require_staged(2 * form.state + form.group() + 1);
@@ -281,10 +339,89 @@ pub fn selective_scan(
         inputs.walk_staged((form, groups), part, weights, [sequence, tokens], y);
     } else {
         let ask = |row| inputs.row(part, groups, row);
-        part.walk(sequence, tokens, y, 2 * share.own() + wide + 1, ask, || {
+        part.walk(sequence, tokens, y, 2 * part.share.own() + wide + 1, ask, || {
             let head = HeadWeights::of(head, [decay, bias, skip], [least, most]);
             move |matrix, values: &[Val<f32>]| head.advance(matrix, values, wide)
         });
+    }
+}
+
+/// As [`selective_scan()`], where each element decays at a rate of its own: `x` and `step`
+/// `[tokens, heads * head_dim]`, `b` and `c` `[tokens, groups * state]`, `decay`
+/// `[heads, state, head_dim]`, `skip` `[heads * head_dim]`.
+#[kernel]
+pub fn selective_scan_by_element(
+    x: In<f32>,
+    step: In<f32>,
+    b: In<f32>,
+    c: In<f32>,
+    decay: In<f32>,
+    skip: In<f32>,
+    positions: In<u32>,
+    sequences: In<u32>,
+    starts: In<u32>,
+    table: In<u32>,
+    states: InOut<f32>,
+    y: Out<f32>,
+    tokens: Arg<u32>,
+    stride: Arg<u32>,
+    block: Const<u32>,
+    size: Const<u32>,
+    start: Const<u32>,
+    heads: Const<u32>,
+    groups: Const<u32>,
+    head_dim: Const<u32>,
+    form: ScanForm,
+) {
+    let inner = dim("heads") * dim("head_dim");
+    let [values, shared] =
+        [inner.clone(), dim("groups") * form.state].map(|width| dim("tokens") * width);
+    require_vectors(&[
+        ("x", values.clone()),
+        ("step", values.clone()),
+        ("b", shared.clone()),
+        ("c", shared),
+        ("decay", inner.clone() * form.state),
+        ("skip", inner),
+        ("states", dim("size")),
+        ("y", values),
+    ]);
+    let states = States { states, positions, sequences, starts, table, stride, block, size, start };
+    let (part, sequence) = form.part(states, heads, head_dim);
+    let Part { share, columns, head, column, .. } = part;
+    let own = head * head_dim + select(Order::lt(column, head_dim), column, 0u32);
+    let ask = |row: Val<u32>| {
+        let shared = (row * groups + head / (heads / groups)) * share.len;
+        let values = row * (heads * head_dim) + own;
+        let [b, c] = [b, c].map(|x| share.load(x, shared));
+        [b, c, load(x, values, columns), load(step, values, columns)].concat()
+    };
+    let count = 2 * (share.own() + u32::from(columns));
+    part.walk(sequence, tokens, y, count, ask, || {
+        let decays = part.of(decay);
+        let skips = load(skip, own, columns);
+        move |matrix, values: &[Val<f32>]| {
+            let (shares, rest) = values.split_at(2 * share.own() as usize);
+            let (b, c) = shares.split_at(shares.len() / 2);
+            let (x, step) = rest.split_at(skips.len());
+            add_by_element(matrix, decays, b, x, step);
+            let said = products(matrix, c, u32::from(columns)).into_iter().zip(x).zip(&skips);
+            said.map(|((said, x), skip)| x.fma(*skip, said)).collect()
+        }
+    });
+}
+
+/// Moves columns side by side, whose inputs are `x`, on by a lane's share of `B`, where elements decay
+/// at the rates `decays`, and columns have steps.
+#[track_caller]
+fn add_by_element(matrix: Regs, decays: Regs, b: &[Val<f32>], x: &[Val<f32>], steps: &[Val<f32>]) {
+    let wide = x.len() as u32;
+    let written: Vec<Val<f32>> = x.iter().zip(steps).map(|(&x, &step)| x * step).collect();
+    for (i, &b) in (0u32..).zip(b) {
+        for (at, (&written, &step)) in (i * wide..).zip(written.iter().zip(steps)) {
+            let gate = (decays.get(at) * step).exp();
+            matrix.set(at, b.fma(written, matrix.get(at) * gate));
+        }
     }
 }
 
@@ -449,17 +586,28 @@ pub(crate) fn write(matrix: Regs, b: &[Val<f32>], written: &[Val<f32>], gate: Va
     }
 }
 
-/// The kernel, its cases and benchmarks.
-pub(crate) const KERNELS: &[Spec] = &[Spec { name: "selective_scan", cases, benches }];
+/// The kernels, their cases and benchmarks.
+pub(crate) const KERNELS: &[Spec] = &[
+    Spec { name: "selective_scan", cases, benches: || benches(false) },
+    Spec { name: "selective_scan_by_element", cases: cases_by_element, benches: || benches(true) },
+];
+
+/// The kernel of a form.
+pub fn kernel(form: ScanForm) -> Recipe<'static> {
+    if form.by_element { selective_scan_by_element(form) } else { selective_scan(form) }
+}
 
 /// The numbers of a launch; `step` has the numbers of its step.
 pub fn numbers(op: &SelectiveScan, step: Numbers) -> Numbers {
-    step.with("start", op.start as u32)
+    let sizes = step
+        .with("start", op.start as u32)
         .with("heads", op.heads as u32)
         .with("groups", op.groups as u32)
-        .with("head_dim", op.head_dim as u32)
-        .with_f32("least", op.limit[0])
-        .with_f32("most", op.limit[1])
+        .with("head_dim", op.head_dim as u32);
+    match op.by_element {
+        true => sizes,
+        false => sizes.with_f32("least", op.limit[0]).with_f32("most", op.limit[1]),
+    }
 }
 
 fn cases() -> Vec<Case> {
@@ -480,38 +628,80 @@ fn cases() -> Vec<Case> {
         (&long, [2, 1, 64, 32], columns(4, 4), "prompts, staged, four columns a lane"),
     ]
     .into_iter()
-    .map(|(rows, sizes, staged, why)| {
-        case((rows, sizes), if staged.is_some() { 8 } else { 6 }, staged, why)
+    .map(|(rows, [heads, groups, head_dim, state], staged, why)| {
+        let limit = if groups == 3 { [0.3, 0.9] } else { UNLIMITED };
+        let start = if staged.is_some() { 8 } else { 6 };
+        let by_element = false;
+        let op =
+            SelectiveScan { layer: 0, start, heads, groups, head_dim, state, limit, by_element };
+        case(op, rows, staged, why)
     })
     .collect()
 }
 
-/// A step of `rows`, `(sequence, position)`, on states whose part begins at `start`.
-fn case(
-    (rows, sizes): (&[(u32, u32)], [usize; 4]),
-    start: usize,
-    staged: Option<Columns>,
-    why: &str,
-) -> Case {
-    let [heads, groups, head_dim, state] = sizes;
-    let limit = if groups == 3 { [0.3, 0.9] } else { UNLIMITED };
-    let op = SelectiveScan { layer: 0, start, heads, groups, head_dim, state, limit };
+fn cases_by_element() -> Vec<Case> {
+    let all = [chunk(0, 0..2), chunk(1, 14..19), chunk(2, 15..17), chunk(4, 0..2)].concat();
+    let each = [chunk(0, 31..32), chunk(1, 0..1), chunk(2, 5..6), chunk(4, 0..2)].concat();
+    [
+        (&chunk(0, 7..8)[..], [1, 1, 96, 16], "one token"),
+        (&each, [1, 1, 32, 32], "a token of each of three sequences, and idle rows"),
+        (&chunk(0, 0..1), [1, 1, 16, 256], "the first token, states as wide as any"),
+        (&all, [1, 1, 80, 16], "chunks of several sequences"),
+        (&all, [4, 2, 7, 13], "sizes that no vector divides, heads that share B and C"),
+        (&chunk(1, 30..34), [1, 1, 40, 8], "over a block's end, columns that fill no group"),
+    ]
+    .into_iter()
+    .map(|(rows, [heads, groups, head_dim, state], why)| {
+        let (start, limit, by_element) = (6, UNLIMITED, true);
+        let op =
+            SelectiveScan { layer: 0, start, heads, groups, head_dim, state, limit, by_element };
+        case(op, rows, None, why)
+    })
+    .collect()
+}
+
+/// A step of `rows`, `(sequence, position)`.
+fn case(op: SelectiveScan, rows: &[(u32, u32)], staged: Option<Columns>, why: &str) -> Case {
+    let SelectiveScan { start, heads, groups, head_dim, state, by_element, .. } = op;
     let trial = Trial::of(rows, op.start + op.elements() + start % 4);
     let form = ScanForm::of(&op, trial.size).expect("states that fit");
     let form = staged.map_or(form, |columns| form.staged(columns));
     let tokens = rows.len();
-    let xbc = random(Scalar::F32, 1, tokens * op.width());
-    let dt = scaled(Scalar::F32, 2, tokens * heads, 4.0);
-    let decay: Vec<f32> = (0..heads).map(|h| -0.02 - h as f32).collect();
-    let [bias, skip] = [3, 4].map(|seed| random(Scalar::F32, seed, heads));
     let states = random(Scalar::F32, 5, trial.elements());
-    let [x, steps, shifts, skips] = [&xbc, &dt, &bias, &skip].map(Buffer::to_f32);
+    // Decay rates and steps have signs of their own.
+    let decay: Vec<f32> = match by_element {
+        true => (0..op.elements()).map(|i| -0.02 - (i % 23) as f32 / 3.0).collect(),
+        false => (0..heads).map(|h| -0.02 - h as f32).collect(),
+    };
+    let read = op.inputs();
+    let inputs: Vec<Buffer> = (1u64..)
+        .zip(&read)
+        .map(|(seed, (name, width))| match *name {
+            "dt" => scaled(Scalar::F32, seed, tokens * width, 4.0),
+            "step" => {
+                let noise = random(Scalar::F32, seed, tokens * width).to_f32();
+                let steps: Vec<f32> = noise.iter().map(|x| x.abs()).collect();
+                Buffer::floats(Scalar::F32, &steps)
+            }
+            _ => random(Scalar::F32, seed, tokens * width),
+        })
+        .collect();
+    let rest = op.weights().into_iter().skip(1).zip(read.len() as u64 + 1..);
+    let weights: Vec<Buffer> = std::iter::once(Buffer::floats(Scalar::F32, &decay))
+        .chain(rest.map(|((_, len), seed)| random(Scalar::F32, seed, len)))
+        .collect();
+    let [numbers_of_rows, held] = [&inputs, &weights]
+        .map(|buffers| buffers.iter().map(Buffer::to_f32).collect::<Vec<Vec<f32>>>());
+    let held: Vec<&[f32]> = held.iter().map(Vec::as_slice).collect();
     let part = op.start..op.start + op.elements();
     let (after, y) = trial.walk(&states, part, heads * head_dim, |row, state| {
-        let (x, dt) = (&x[row * op.width()..][..op.width()], &steps[row * heads..][..heads]);
-        op.position(state, [x, dt, &decay, &shifts, &skips])
+        let of = numbers_of_rows.iter().zip(&read);
+        let whole: Vec<f32> =
+            of.flat_map(|(x, (_, width))| x[row * width..][..*width].to_vec()).collect();
+        op.position(state, &whole, &held)
     });
-    let mut buffers = vec![xbc, dt, Buffer::floats(Scalar::F32, &decay), bias, skip];
+    let outputs = inputs.len() + weights.len() + 4;
+    let mut buffers = [inputs, weights].concat();
     buffers.extend(trial.buffers());
     // Not zeros, which idle rows must become: those that have a sequence's number.
     let y_before = match tokens <= Trial::IDLE as usize + 1 {
@@ -521,33 +711,39 @@ fn case(
     buffers.extend([states, y_before]);
     let near = |values| Expected::Near(values, tolerance(Scalar::F32));
     Case {
-        kernel: selective_scan(form).record(),
+        kernel: kernel(form).record(),
         label: format!("{tokens} x {heads} of {state} x {head_dim} by {groups}, {why}"),
         numbers: numbers(&op, trial.numbers()),
         buffers,
-        expected: vec![(9, near(after)), (10, near(y))],
+        expected: vec![(outputs, near(after)), (outputs + 1, near(y))],
     }
 }
 
-fn benches() -> Vec<Bench> {
-    let [heads, groups, head_dim, state] = [128, 8, 64, 128];
-    let op = SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit: UNLIMITED };
+fn benches(by_element: bool) -> Vec<Bench> {
+    // Nemotron Nano's sizes, and Falcon Mamba's.
+    let [heads, groups, head_dim, state] =
+        if by_element { [1, 1, 8192, 16] } else { [128, 8, 64, 128] };
+    let limit = UNLIMITED;
+    let op =
+        SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit, by_element };
     let bench = |(tokens, many): (usize, bool)| {
         let trial = Trial::one(tokens, op.elements());
         let noise = |len| Fill::Noise(Scalar::F32, len);
-        let mut buffers = vec![noise(tokens * op.width()), noise(tokens * heads)];
-        buffers.extend([heads; 3].map(noise));
+        let mut buffers: Vec<Fill> =
+            op.inputs().into_iter().map(|(_, width)| noise(tokens * width)).collect();
+        buffers.extend(op.weights().into_iter().map(|(_, len)| noise(len)));
         buffers.extend(trial.buffers().map(Fill::These));
         buffers.push(Fill::Zeros(Scalar::F32, trial.elements()));
         buffers.push(Fill::Zeros(Scalar::F32, tokens * heads * head_dim));
         let form = ScanForm::of(&op, op.elements()).expect("states that fit");
-        let kernel = selective_scan(if many { form.for_many(&op, op.elements()) } else { form });
-        let flops = 5 * (tokens * op.elements()) as u64;
+        let kernel = kernel(if many { form.for_many(&op, op.elements()) } else { form });
+        let flops = op.cached_work(&vec![0; tokens], 0).operations;
         let how = if many { ", staged" } else { "" };
-        let label = format!("{tokens} x 128 of 128 x 64{how}");
+        let label = format!("{tokens} x {heads} of {state} x {head_dim}{how}");
         memory(kernel, &label, numbers(&op, trial.numbers()), buffers, flops)
     };
-    [(1, false), (16, false), (16, true), (2048, false), (2048, true)].map(bench).to_vec()
+    let all = [(1, false), (16, false), (16, true), (2048, false), (2048, true)];
+    all.into_iter().filter(|(_, many)| !(*many && by_element)).map(bench).collect()
 }
 
 #[cfg(test)]
@@ -563,8 +759,19 @@ mod tests {
     fn staged_rows_have_the_bits_of_others() {
         let rows: Vec<(u32, u32)> = (5..30).map(|position| (1, position)).collect();
         let run = |staged| {
-            let Case { kernel, numbers, mut buffers, .. } =
-                case((&rows, [2, 1, 32, 64]), 8, staged, "");
+            let [heads, groups, head_dim, state] = [2, 1, 32, 64];
+            let (start, limit, by_element) = (8, UNLIMITED, false);
+            let op = SelectiveScan {
+                layer: 0,
+                start,
+                heads,
+                groups,
+                head_dim,
+                state,
+                limit,
+                by_element,
+            };
+            let Case { kernel, numbers, mut buffers, .. } = case(op, &rows, staged, "");
             tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
             let [.., states, y] = &buffers[..] else { unreachable!("states and answers") };
             (states.bytes.clone(), y.bytes.clone())

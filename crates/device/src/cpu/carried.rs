@@ -157,32 +157,13 @@ impl Replay<'_> {
 
     /// Each worker computes some columns of some heads.
     pub(super) fn selective_scan(&self, op: &SelectiveScan, node: &Node, worker: &Worker<'_>) {
-        let &SelectiveScan { heads, head_dim, state, layer, start, limit, .. } = op;
-        let (rows, stride) = (self.step.tokens.len(), op.width());
-        let [decay, bias, skip] = [0, 1, 2].map(|i| self.vector(node.weights[i]));
+        let &SelectiveScan { heads, head_dim, state, layer, start, .. } = op;
         let out = self.arena.wrapping_add(self.offset(node.outputs[0])).cast::<f32>();
-        // SAFETY: inputs are only read.
-        let [xbc, dt] = [(0, stride), (1, heads)].map(|(i, width)| unsafe {
-            &*self.floats(self.offset(node.inputs[i]), 0..rows * width)
-        });
         let parts = head_dim.div_ceil(COLUMNS);
         for item in worker.split(self.step.sequences.len() * heads * parts) {
             let (sequence, h, part) = (item / parts / heads, item / parts % heads, item % parts);
             let columns = part * COLUMNS..head_dim.min((part + 1) * COLUMNS);
-            let head = scan::Head {
-                xbc,
-                stride,
-                starts: op.starts(h),
-                state,
-                head_dim,
-                head: h,
-                heads,
-                dt,
-                decay: decay[h],
-                bias: bias[h],
-                skip: skip[h],
-                limit,
-            };
+            let head = self.scan_head(op, node, h);
             for Segment { rows, from, to } in self.segments(layer, start, sequence) {
                 let at = h * state * head_dim;
                 let to = to.wrapping_add(at);
@@ -196,6 +177,40 @@ impl Replay<'_> {
                 }
             }
         }
+    }
+
+    /// The inputs of head `h` of a state space.
+    fn scan_head(&self, op: &SelectiveScan, node: &Node, h: usize) -> scan::Head<'_> {
+        let &SelectiveScan { heads, head_dim, state, limit, .. } = op;
+        let tokens = self.step.tokens.len();
+        let input = |i: usize, stride: usize, start: usize| {
+            let offset = self.offset(node.inputs[i]);
+            // SAFETY: inputs are only read.
+            let rows = unsafe { &*self.floats(offset, 0..tokens * stride) };
+            scan::Input { rows, stride, start }
+        };
+        let weight = |i: usize| self.vector(node.weights[i]);
+        let [x, b, c] = op.starts(h);
+        if op.by_element {
+            let (inner, each) = (heads * head_dim, op.groups * state);
+            let own = h * head_dim..(h + 1) * head_dim;
+            let rates = scan::Rates::ByElement {
+                step: input(1, inner, x),
+                decay: &weight(0)[own.start * state..own.end * state],
+                skip: &weight(1)[own],
+            };
+            let (b, c) = (input(2, each, b - inner), input(3, each, b - inner));
+            return scan::Head { x: input(0, inner, x), b, c, state, head_dim, rates };
+        }
+        let rates = scan::Rates::Together {
+            dt: input(1, heads, h),
+            decay: weight(0)[h],
+            bias: weight(1)[h],
+            skip: weight(2)[h],
+            limit,
+        };
+        let [x, b, c] = [x, b, c].map(|start| input(0, op.width(), start));
+        scan::Head { x, b, c, state, head_dim, rates }
     }
 }
 

@@ -157,10 +157,19 @@ fn carried() -> Result<Program> {
         head_dim: value_dim,
         state,
         limit: [0.1, 2.0],
+        by_element: false,
     };
     let biased = ops::ShortConv {
         start: scan.start + scan.elements(),
         ..ops::ShortConv::new(scan.width(), 4)
+    };
+    let by_element = ops::SelectiveScan {
+        start: biased.start + biased.elements(),
+        heads: 1,
+        groups: 1,
+        head_dim: inner,
+        by_element: true,
+        ..scan
     };
     let (xbc, scan_dt) = (w("xbc", &[scan.width(), HIDDEN]), w("scan_dt", &[heads, HIDDEN]));
     let [scan_decay, scan_bias, skip] =
@@ -168,8 +177,11 @@ fn carried() -> Result<Program> {
     let [biased_taps, bias] =
         [("biased", 4 * scan.width()), ("bias", scan.width())].map(|(name, len)| w(name, &[len]));
     let norms = ["after", "before"].map(|name| w(name, &[inner]));
+    let read = [("scan_x", inner), ("scan_step", inner), ("scan_b", state), ("scan_c", state)]
+        .map(|(name, out)| w(name, &[out, HIDDEN]));
+    let held = [("decays", state * inner), ("skips", inner)].map(|(name, len)| w(name, &[len]));
     let head = w("head", &[VOCAB, inner]);
-    builder.cache_layer(CacheLayer::carried(biased.start + biased.elements()));
+    builder.cache_layer(CacheLayer::carried(by_element.start + by_element.elements()));
     let step = ForwardPass::new(builder.program(), true);
     let embed =
         |index, table| step.record(Op::from(ops::Embed { index }), &[], vec![table]).swap_remove(0);
@@ -182,6 +194,10 @@ fn carried() -> Result<Program> {
     let weights = vec![scan_decay, scan_bias, skip];
     let xbc = xbc.trace("short_conv with a bias");
     let z = xbc.apply(Op::from(scan), &[&linear(scan_dt)], weights).trace("selective_scan");
+    let [own, steps, b, c] = read.map(linear);
+    let steps = steps.map(Unary::Softplus);
+    let own = own.apply(Op::from(by_element), &[&steps, &b, &c], held.to_vec());
+    let z = z.add(&own.trace("selective_scan by element"));
     let norm = |norm_first| Op::from(ops::GatedNorm { eps: 1e-5, groups: 3, norm_first });
     let y = y.apply(norm(false), &[&z], vec![norms[0]]).trace("gated_norm");
     let y = y.apply(norm(true), &[&z], vec![norms[1]]).trace("gated_norm, the norm first");

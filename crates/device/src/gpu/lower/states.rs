@@ -79,14 +79,16 @@ impl Recorder<'_> {
         y: ValueId,
     ) -> Result<()> {
         let (step, mut bound) = self.states(op.layer);
-        let values = ["xbc", "dt"].into_iter().zip(inputs);
-        bound.extend(values.map(|(name, &value)| (name, self.value(value))));
-        let vectors = ["decay", "bias", "skip"].into_iter().zip(weights);
-        bound.extend(vectors.map(|(name, &weight)| (name, self.weight(weight))));
+        let (read, held): (&[_], &[_]) = match op.by_element {
+            true => (&["x", "step", "b", "c"], &["decay", "skip"]),
+            false => (&["xbc", "dt"], &["decay", "bias", "skip"]),
+        };
+        bound.extend(read.iter().zip(inputs).map(|(name, &value)| (*name, self.value(value))));
+        bound.extend(held.iter().zip(weights).map(|(name, &weight)| (*name, self.weight(weight))));
         bound.push(("y", self.value(y)));
         let size = self.of.program.layers[op.layer].state;
         let form = selective_scan::ScanForm::of(op, size)?;
         let form = if self.stages() { form.for_many(op, size) } else { form };
-        self.push(selective_scan::selective_scan(form), selective_scan::numbers(op, step), &bound)
+        self.push(selective_scan::kernel(form), selective_scan::numbers(op, step), &bound)
     }
 }

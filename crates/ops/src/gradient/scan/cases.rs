@@ -71,7 +71,7 @@ struct Setting {
 }
 
 fn scan([heads, groups, head_dim, state]: [usize; 4], limit: [f32; 2]) -> SelectiveScan {
-    SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit }
+    SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit, by_element: false }
 }
 
 fn settings() -> Vec<Setting> {
