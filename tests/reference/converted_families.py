@@ -41,6 +41,8 @@ APART = {
     "gpt-oss": "llama.cpp widens YaRN's pairs between to whole numbers",
     "laguna-elements": "llama.cpp has no biases there",
     "lfm2-adjusted": HEADS,
+    "jamba-dense": "llama.cpp wants biases of convolutions",
+    "mamba-biased": "llama.cpp wants biases of convolutions",
     "mamba2-biased": "llama.cpp wants biases of convolutions",
     "mistral": WINDOW,
     "mistral-long": WINDOW,

@@ -518,6 +518,26 @@ def gemma4(r):
             sliding_attention=dict(rope_theta=r.of(100.0, 10000.0), rope_type="default")))) | unlike | mixture
 
 
+def mamba(r):
+    return dict(hidden_size=r.of(16, 24, 40, 64), expand=r.of(1, 2, 2, 3), state_size=r.of(3, 8, 12, 16, 32), time_step_rank=r.of("auto", 3, 8),
+                conv_kernel=r.of(2, 3, 4), use_bias=r.flag(), use_conv_bias=r.flag(), num_hidden_layers=r.of(1, 2, 3),
+                vocab_size=r.of(67, 97, 128, 259), tie_word_embeddings=r.flag(), pad_token_id=0, layer_norm_epsilon=r.of(1e-5, 1e-6))
+
+
+def falcon_mamba(r):
+    return mamba(r) | dict(mixer_rms_eps=r.of(1e-6, 1e-6, 1e-3))
+
+
+def jamba(r):
+    sizes, _ = shape(r, own=False)
+    attends, mixed = r.of(1, 2, 3), r.of(1, 2)
+    config = sizes | experts(r)
+    return config | dict(num_experts=r.of(1, config["num_experts"]), attn_layer_period=attends, attn_layer_offset=r.of(*range(attends)),
+                         expert_layer_period=mixed, expert_layer_offset=r.of(*range(mixed)), mamba_d_state=r.of(3, 8, 12, 16, 32),
+                         mamba_d_conv=r.of(2, 3, 4), mamba_expand=r.of(1, 2, 2, 3), mamba_dt_rank=r.of("auto", 3, 8), mamba_conv_bias=r.flag(),
+                         mamba_proj_bias=r.flag())
+
+
 def mamba2(r):
     heads, dim = r.of(1, 2, 3, 6, 8), r.of(8, 12, 16, 40, 64)
     expand = r.of(1, 2, 2, 3)

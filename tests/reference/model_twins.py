@@ -26,7 +26,8 @@ PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoes
 
 # Weights of state spaces.
 MAMBA = {"in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias", "dt_bias": "ssm_dt.bias",
-         "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"}
+         "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight", "x_proj.weight": "ssm_x.weight",
+         "dt_proj.weight": "ssm_dt.weight", "dt_proj.bias": "ssm_dt.bias", **{f"{part}_layernorm.weight": f"ssm_{part}_norm.weight" for part in ("dt", "b", "c")}}
 
 
 # Weights of delta nets whose elements forget by themselves, under Transformers' names and the converter's.
@@ -188,7 +189,7 @@ def read_back(case, path):
             "gemma3n": gguf.MODEL_ARCH.GEMMA3N, "iquestcoder": gguf.MODEL_ARCH.LLAMA, "jais2": gguf.MODEL_ARCH.JAIS2,
             "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE, "cohere2_moe": getattr(gguf.MODEL_ARCH, "COHERE2MOE", None), "hy_v3": getattr(gguf.MODEL_ARCH, "HY_V3", None), "solar_open": gguf.MODEL_ARCH.GLM4_MOE,
             "laguna": getattr(gguf.MODEL_ARCH, "LAGUNA", None), "mistral4": getattr(gguf.MODEL_ARCH, "MISTRAL4", None),
-            "mellum": getattr(gguf.MODEL_ARCH, "MELLUM", None), "granitemoe_swa": getattr(gguf.MODEL_ARCH, "GRANITE_SWA", None), "kimi_linear": getattr(gguf.MODEL_ARCH, "KIMI_LINEAR", None), "mimo_v2_flash": getattr(gguf.MODEL_ARCH, "MIMO2", None), "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2}[case.disguise or case.family]
+            "mellum": getattr(gguf.MODEL_ARCH, "MELLUM", None), "granitemoe_swa": getattr(gguf.MODEL_ARCH, "GRANITE_SWA", None), "kimi_linear": getattr(gguf.MODEL_ARCH, "KIMI_LINEAR", None), "mimo_v2_flash": getattr(gguf.MODEL_ARCH, "MIMO2", None), "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2, "mamba": gguf.MODEL_ARCH.MAMBA, "falcon_mamba": gguf.MODEL_ARCH.MAMBA, "jamba": gguf.MODEL_ARCH.JAMBA}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": case.config.get("num_attention_heads", 0), "k_proj": case.config.get("num_key_value_heads", 0)}

@@ -271,7 +271,10 @@ fn layers_shared_by_ranks_are_transformers() {
             "deepseek2",
             "deepseek3",
             "falcon-h1-normed",
+            "falcon-mamba",
             "gemma3n",
+            "jamba",
+            "jamba-dense",
             "kimi_linear",
             "kimi_linear-heads",
             "lfm2",
@@ -295,7 +298,7 @@ fn layers_shared_by_ranks_are_transformers() {
             (false, false) if case.ends_with("cohere2_moe") => Some("columns in multiples of 8"),
             (false, false) if whole(&case) => Some("a whole value"),
             (false, false)
-                if ["falcon-h1", "gemma4-small", "granite4-hybrid"]
+                if ["falcon-h1", "gemma4-small", "granite4-hybrid", "mamba", "mamba-biased"]
                     .iter()
                     .any(|name| case.ends_with(name)) =>
             {

@@ -54,6 +54,7 @@ mod hyperclovax;
 mod internlm2;
 mod iquestcoder;
 mod jais2;
+mod jamba;
 mod keys;
 mod kimi_linear;
 mod lacking;
@@ -65,6 +66,7 @@ mod lfm3;
 mod llama;
 mod llama4;
 mod mamba;
+mod mamba1;
 mod mamba2;
 mod mellum;
 mod mimo_v2;
@@ -166,6 +168,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &exaone_moe::ARCHITECTURE,
     &falcon::ARCHITECTURE,
     &falcon_h1::ARCHITECTURE,
+    &mamba1::FALCON,
     &flex_olmo::ARCHITECTURE,
     &gemma::ARCHITECTURE,
     &gemma2::ARCHITECTURE,
@@ -203,6 +206,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &internlm2::INTERNLM3,
     &iquestcoder::ARCHITECTURE,
     &jais2::ARCHITECTURE,
+    &jamba::ARCHITECTURE,
     &kimi_linear::ARCHITECTURE,
     &laguna::ARCHITECTURE,
     &lfm2::ARCHITECTURE,
@@ -211,6 +215,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &llama::ARCHITECTURE,
     &kimi_linear::LING3,
     &llama4::ARCHITECTURE,
+    &mamba1::ARCHITECTURE,
     &mamba2::ARCHITECTURE,
     &mellum::ARCHITECTURE,
     &minicpm::ARCHITECTURE,

@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::decoder::{Layer, Mixer};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
+use crate::mamba1;
 use crate::names::Row;
 use crate::phi3;
 use crate::stated::Stated;
@@ -101,15 +102,7 @@ fn heads(files: &Files<'_>, hidden: &Stated<usize>) -> Result<[Stated<usize>; 2]
     const HEADS: Key = Key("mamba_n_heads", "ssm.time_step_rank");
     const EACH: Key = Key("mamba_d_head", "");
     let keys = &files.keys;
-    let inner = match keys.size(Key("mamba_d_ssm", "ssm.inner_size"))? {
-        Some(inner) => inner,
-        None => {
-            let expand = keys.number_or(Key("mamba_expand", ""), 2.0)?;
-            let wide = expand.positive()? * hidden.value as f64;
-            expand.map(|_| wide as usize)
-        }
-    };
-    keys.note("mamba_expand");
+    let inner = inner(files, hidden)?;
     let each = match keys.get(EACH).and_then(|value| value.as_str()) {
         Some("auto") => None,
         _ => keys.size(EACH)?,
@@ -130,6 +123,23 @@ fn heads(files: &Files<'_>, hidden: &Stated<usize>) -> Result<[Stated<usize>; 2]
         (None, Some(each)) => [parts_of(&each)?, each],
         (None, None) => [keys.needed(HEADS)?, inner],
     })
+}
+
+/// The inner width: stated, or so many times the residual stream's.
+///
+/// # Errors
+/// Values of another type, by key.
+pub(crate) fn inner(files: &Files<'_>, hidden: &Stated<usize>) -> Result<Stated<usize>> {
+    let keys = &files.keys;
+    let stated = keys.size(Key("mamba_d_ssm", "ssm.inner_size"))?;
+    let expand = keys.number_or(Key("mamba_expand", ""), 2.0)?;
+    match stated {
+        Some(inner) => Ok(inner),
+        None => {
+            let wide = expand.positive()? * hidden.value as f64;
+            Ok(expand.map(|_| wide as usize))
+        }
+    }
 }
 
 /// The bounds of a step.
@@ -223,7 +233,7 @@ pub(crate) fn part(
         ("xbc", _) => rows(inner, mixed),
         ("dt", _) => rows(inner + mixed, options.heads),
         ("taps", ".bias") => weights.find(&stored("conv.bias")),
-        ("taps", _) => taps(weights, &stored("conv"), [mixed, options.kernel]),
+        ("taps", _) => turned(weights, &stored("conv"), [mixed, options.kernel]),
         ("decay", "") => {
             if let Some(log) = flat(stored("log_decay"), options.heads)? {
                 return Ok(Some(Stored { source: Source::NegExp(Box::new(log.source)), ..log }));
@@ -236,22 +246,34 @@ pub(crate) fn part(
     }
 }
 
-/// Taps `[channels, (1,) kernel]`, in MLX's folders `[channels, kernel, 1]`, as `[kernel * channels]`.
-fn taps(
+/// Numbers of channels `[channels, (1,) each]`, taps of MLX's folders `[channels, each, 1]`, as
+/// `[each * channels]`.
+///
+/// # Errors
+/// Numbers that are stored in another shape.
+pub(crate) fn turned(
     weights: &dyn Weights,
     name: &str,
-    [channels, kernel]: [usize; 2],
+    [channels, each]: [usize; 2],
 ) -> Result<Option<Stored>> {
     let Some(Stored { source, shape: dims }) = weights.find(name)? else { return Ok(None) };
-    if dims.first() != Some(&channels) || dims.iter().product::<usize>() != channels * kernel {
-        let expected = format!("{channels} rows of {kernel}");
+    if dims.first() != Some(&channels) || dims.iter().product::<usize>() != channels * each {
+        let expected = format!("{channels} rows of {each}");
         let error = Error::new(weights.place(name), expected, shape(&dims));
         return Err(error.hint("the configuration does not fit these weights"));
     }
-    let flat = Source::Reshape(Box::new(source), vec![channels, kernel]);
-    let shape = vec![kernel * channels];
+    let flat = Source::Reshape(Box::new(source), vec![channels, each]);
+    let shape = vec![each * channels];
     let turned = Source::Reshape(Box::new(Source::Transpose(Box::new(flat))), shape.clone());
     Ok(Some(Stored { source: turned, shape }))
+}
+
+/// What [`turned`] was made of.
+pub(crate) fn unturned(weight: &Weight) -> Option<(Source, Vec<usize>)> {
+    let Source::Reshape(turned, _) = &weight.source else { return None };
+    let Source::Transpose(flat) = &**turned else { return None };
+    let Source::Reshape(_, shape) = &**flat else { return None };
+    Some(((**flat).clone(), shape.clone()))
 }
 
 /// The taps `[kernel * channels]`, times a factor for the channels of `x`, of `B` and of `C`.
@@ -302,6 +324,9 @@ pub(crate) fn exported(
         Some(stem) => (stem, ".bias"),
         None => (part, ""),
     };
+    if find("dt_in").is_some() {
+        return Some(mamba1::exported(find, part));
+    }
     let shaped = |weight: &Weight, shape: Vec<usize>| {
         (Source::Reshape(Box::new(weight.source.clone()), shape.clone()), shape)
     };
@@ -316,16 +341,7 @@ pub(crate) fn exported(
             })
         }
         ("conv", ".bias") => find("taps.bias").map(|w| (w.source.clone(), w.shape.clone())),
-        ("conv", _) => find("taps").and_then(|taps| match &taps.source {
-            Source::Reshape(turned, _) => match &**turned {
-                Source::Transpose(flat) => match &**flat {
-                    Source::Reshape(_, shape) => Some(((**flat).clone(), shape.clone())),
-                    _ => None,
-                },
-                _ => None,
-            },
-            _ => None,
-        }),
+        ("conv", _) => find("taps").and_then(unturned),
         ("decay" | "skip", "") => find(stem).map(|weight| shaped(weight, vec![weight.shape[0], 1])),
         ("norm", "") => {
             find(stem).map(|weight| shaped(weight, vec![groups, weight.shape[0] / groups.max(1)]))
@@ -342,8 +358,10 @@ pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Vec<(&'static str, M
     };
     let Some(inner) = (0..config.layers).find_map(|i| of(i, "z")) else { return Vec::new() };
     let mut all = vec![("ssm.inner_size", MetadataValue::U32(inner.shape[0] as u32))];
-    let heads = (0..config.layers).find_map(|i| of(i, "dt")).map(|dt| dt.shape[0] as u32);
-    all.extend(heads.map(|heads| ("ssm.time_step_rank", MetadataValue::U32(heads))));
+    // Of heads, or of the row that steps are made of.
+    let rank = (0..config.layers).find_map(|i| of(i, "dt_in").or(of(i, "dt")));
+    let rank = rank.map(|dt| MetadataValue::U32(dt.shape[0] as u32));
+    all.extend(rank.map(|rank| ("ssm.time_step_rank", rank)));
     // Nothing attends.
     if config.heads == 0 {
         return all;
@@ -357,10 +375,12 @@ pub(crate) fn metadata(config: &Config, held: &[Weight]) -> Vec<(&'static str, M
     if (0..config.layers).all(attends) {
         return all;
     }
-    all.extend([
-        ("attention.head_count_kv", MetadataValue::Array(MetadataArray::I32(heads))),
-        ("rope.scaling.finetuned", MetadataValue::Bool(config.rope.is_some())),
-    ]);
+    all.push(("attention.head_count_kv", MetadataValue::Array(MetadataArray::I32(heads))));
+    // Of Jamba it is known that nothing turns.
+    if (0..config.layers).any(|i| of(i, "dt_in").is_some()) {
+        return all;
+    }
+    all.push(("rope.scaling.finetuned", MetadataValue::Bool(config.rope.is_some())));
     // Where a block is one thing, this says which have a feed-forward.
     if !(0..config.layers).all(feeds) {
         let width = |i: usize| if feeds(i) { config.feed_forward as i32 } else { 0 };

@@ -12,7 +12,8 @@ use crate::{Architecture, Opened, mamba};
 use formats::{ErrorKind, Result};
 use nn::{Bias, Weights};
 
-const NAMES: &[Row] = &[
+/// The names around state spaces that are all of a model.
+pub(crate) const NAMES: &[Row] = &[
     ("embed", "backbone.embeddings", "token_embd"),
     ("embed", "backbone.embedding", "token_embd"),
     ("norm", "backbone.norm_f", "output_norm"),
@@ -40,9 +41,12 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// The number that norms add.
+pub(crate) const EPS: Key = Key("layer_norm_epsilon", "attention.layer_norm_rms_epsilon");
+
 /// Keys about training, about forms of computing that give the same, and of Mamba-1. The order of
 /// gate and norm is Transformers' own whatever `norm_before_gate` says.
-const NOTED: &[&str] = &[
+pub(crate) const NOTED: &[&str] = &[
     "intermediate_size",
     "norm_before_gate",
     "rescale_prenorm_residual",
@@ -67,7 +71,8 @@ const AUTHORS_NAMES: &[(&str, &str)] = &[
 const AUTHORS_NOTED: &[&str] = &["attn_cfg", "fused_add_norm"];
 
 /// In GGUF, and not used.
-const ZEROS: &[&str] = &["attention.head_count", "attention.head_count_kv", "feed_forward_length"];
+pub(crate) const ZEROS: &[&str] =
+    &["attention.head_count", "attention.head_count_kv", "feed_forward_length"];
 
 /// The files with the keys of a state space's sizes, which the authors' own folders have in an
 /// object of their own.
@@ -127,8 +132,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         let error = keys.wrong("rms_norm", "true: a norm behind each gate", false);
         return Err(error.of(ErrorKind::Unsupported));
     }
-    let eps = Key("layer_norm_epsilon", "attention.layer_norm_rms_epsilon");
-    let mut raw = Raw::read_alone(files, eps)?;
+    let mut raw = Raw::read_alone(files, EPS)?;
     if let Some(multiple) = keys.size(Key("pad_vocab_size_multiple", ""))? {
         let multiple = multiple.within(1..=1 << 16)?;
         raw.vocab = raw.vocab.map(|rows| rows.checked_next_multiple_of(multiple).unwrap_or(rows));

@@ -12,6 +12,7 @@ mod gated_conv;
 mod latent;
 mod layers;
 mod mamba;
+mod mamba1;
 mod tensor;
 
 pub use builder::{Bias, Builder, Stored, Weights};
@@ -22,6 +23,7 @@ pub use gated_conv::GatedConv;
 pub use latent::{LatentAttention, LatentOptions};
 pub use layers::{AttentionOptions, Embedding, Mlp, Norm, Projection, QkNorm, SelfAttention};
 pub use mamba::{Mamba, MambaMultipliers, MambaOptions};
+pub use mamba1::{Mamba1, Mamba1Options};
 pub use ops::experts::{Gate, Odds, Routing};
 pub use ops::selective_scan::UNLIMITED;
 pub use ops::{GatedNorm, GroupLimit, Rope, Stretch, Unary};

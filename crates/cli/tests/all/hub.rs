@@ -134,9 +134,9 @@ fn gguf_of(architecture: &str) -> Vec<u8> {
 
 #[test]
 fn a_model_that_cannot_run_says_so_before_its_weights_come() {
-    let config = b"{\"model_type\":\"mamba\"}".to_vec();
+    let config = b"{\"model_type\":\"rwkv7\"}".to_vec();
     let cases = [
-        (vec![("m.gguf", gguf_of("mamba"))], "m.gguf", "org/name: m.gguf: general.architecture"),
+        (vec![("m.gguf", gguf_of("rwkv7"))], "m.gguf", "org/name: m.gguf: general.architecture"),
         (
             vec![("config.json", config), ("model.safetensors", vec![0; 700_000])],
             "model.safetensors",
@@ -150,7 +150,7 @@ fn a_model_that_cannot_run_says_so_before_its_weights_come() {
             let output = at_hub(&server, cache.path(), args);
             let told = stderr(&output);
             assert_eq!(status(&output), 1, "{told}");
-            assert!(told.contains(place) && told.contains("found mamba"), "{told}");
+            assert!(told.contains(place) && told.contains("found rwkv7"), "{told}");
             assert!(told.contains("--force fetches it all the same"), "{told}");
         }
         assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0);

@@ -294,10 +294,10 @@ pub(crate) const CASES: &[Case<Model>] = &[
     case!(
         "model_type unknown",
         |m| {
-            m.set("model_type", "mamba");
+            m.set("model_type", "rwkv7");
             m.unset("architectures")
         },
-        Refused(&["config.json: model_type", "architectures", "mamba", "state spaces"])
+        Refused(&["config.json: model_type", "architectures", "rwkv7", "RWKV"])
     ),
     case!("model_type missing", |m| m.unset("model_type"), Runs),
     case!(

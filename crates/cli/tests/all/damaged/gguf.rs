@@ -257,8 +257,8 @@ pub(crate) const CASES: &[Case<Model>] = &[
     ),
     case!(
         "unknown architecture",
-        |m| m.set("general.architecture", "mamba"),
-        Refused(&["general.architecture", "architectures", "mamba", "state spaces"])
+        |m| m.set("general.architecture", "rwkv7"),
+        Refused(&["general.architecture", "architectures", "rwkv7", "RWKV"])
     ),
     case!(
         "architecture of another type",

@@ -810,10 +810,14 @@ fn what_does_not_fit_is_refused() {
 /// Forms that have no gradient, by what they are.
 #[test]
 fn what_cannot_be_trained_is_refused() {
-    let options = LoraOptions { sites: vec!["experts".into()], ..OPTIONS };
-    let model = testing::models().join("nemotron-h-moe");
-    let error = Tuned::lora(model, &options, Some(1)).err().unwrap().to_string();
-    assert!(error.contains("experts without gates"), "{error}");
+    let experts = LoraOptions { sites: vec!["experts".into()], ..OPTIONS };
+    for (name, options, found) in [
+        ("mamba", OPTIONS, "one that forgets each element at a rate of its own"),
+        ("nemotron-h-moe", experts, "experts without gates"),
+    ] {
+        let error = Tuned::lora(testing::models().join(name), &options, Some(1)).err().unwrap();
+        assert!(error.to_string().contains(found), "{name}: {error}");
+    }
 }
 
 /// Modules have the names of the class that Transformers makes of a folder: the decoder's is a part
