@@ -123,7 +123,7 @@ fn expand(mut item: ItemFn) -> Result<proc_macro2::TokenStream> {
     Ok(quote! {
         #(#attrs)*
         #vis fn #name(#(#kept),*) -> ::tile::dsl::Recipe<#life> {
-            let parameters = ::std::vec![#((#words, ::std::format!("{:?}", #names))),*];
+            let parameters = ::tile::dsl::Recipe::parameters(&[#((#words, &#names)),*]);
             ::tile::dsl::Recipe::new(::std::module_path!(), #stem, parameters, ::std::boxed::Box::new(move || {
                 #(#declared)*
                 #(#statements)*

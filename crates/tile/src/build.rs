@@ -13,10 +13,12 @@ use crate::ir::{
 };
 use crate::types::Type;
 
-/// The kernel under construction and the blocks that are open, outermost first.
+/// The kernel under construction, the blocks that are open, outermost first, and those for true of
+/// the conditions whose blocks for false are open.
 struct Builder {
     kernel: Kernel,
     open: Vec<Block>,
+    branches: Vec<Block>,
 }
 
 thread_local! {
@@ -41,7 +43,8 @@ impl Begun {
     fn new(name: &str) -> Begun {
         CURRENT.with_borrow_mut(|current| {
             assert!(current.is_none(), "{name}: a kernel is being built already");
-            *current = Some(Builder { kernel: Kernel::empty(name), open: vec![Block::default()] });
+            let (kernel, open) = (Kernel::empty(name), vec![Block::default()]);
+            *current = Some(Builder { kernel, open, branches: Vec::new() });
         });
         Begun
     }
@@ -75,7 +78,13 @@ pub(crate) fn edit<R>(f: impl FnOnce(&mut Kernel) -> R) -> R {
 /// Appends an instruction that defines a value of type `ty`.
 #[track_caller]
 pub(crate) fn define(inst: Inst, ty: impl Into<Type>) -> Value {
-    let (ty, location) = (ty.into(), Location::caller());
+    append(inst, ty.into())
+}
+
+// No part of the generic function.
+#[track_caller]
+fn append(inst: Inst, ty: Type) -> Value {
+    let location = Location::caller();
     with(|b| {
         let value = b.kernel.fresh(ty);
         b.push(inst, Some(value), location);
@@ -115,6 +124,19 @@ pub(crate) fn open_block() {
 /// Ends the block that was begun last, and returns it.
 pub(crate) fn close_block() -> Block {
     with(|b| b.open.pop().unwrap_or_default())
+}
+
+/// Ends the block that was begun last, a condition's for true, and begins the one for false.
+pub(crate) fn turn_block() {
+    let then = close_block();
+    with(|b| b.branches.push(then));
+    open_block();
+}
+
+/// Ends a condition's block for false, and returns it behind the one for true.
+pub(crate) fn close_branches() -> (Block, Block) {
+    let otherwise = close_block();
+    (with(|b| b.branches.pop().unwrap_or_default()), otherwise)
 }
 
 /// Declares a parameter and returns its index.

@@ -11,8 +11,8 @@ use std::marker::PhantomData;
 use crate::build::{self, define, literal, perform};
 use crate::instr::{BinaryOp, UnaryOp};
 use crate::ir::{
-    Access, Array, AtomicOp, Block, Builtin, Constant, Inst, Literal, LoadHint, Param, ParamKind,
-    Place, Reduce, SimdOp, Value,
+    Access, Array, AtomicOp, Builtin, Constant, Inst, Literal, LoadHint, Param, ParamKind, Place,
+    Reduce, SimdOp, Value,
 };
 use crate::launch::{Extent, Launch, Mode, Requirement};
 use crate::types::{Role, Tile, Type};
@@ -302,60 +302,58 @@ pub fn strided(end: impl IntoVal<u32>) -> Range {
 
 /// A condition whose first block has been dealt with or not; `#[kernel]` writes
 /// `test(cond).then(|| ..).otherwise(|| ..)` for `if`.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Test {
     known: Result<bool, Val<bool>>,
-    then: Block,
 }
 
 /// Begins an `if`: recorded for a `Val<bool>`, decided while building for a `bool`.
 pub fn test(cond: impl Condition) -> Test {
-    Test { known: cond.known(), then: Block::default() }
+    Test { known: cond.known() }
 }
 
 impl Test {
     /// The block for true.
-    pub fn then(mut self, f: impl FnOnce()) -> Self {
-        if self.begin(true) {
+    pub fn then(self, f: impl FnOnce()) -> Self {
+        if self.begin() {
             f();
         }
-        self.end_then();
         self
     }
 
     /// The block for false, and the end.
     #[track_caller]
     pub fn otherwise(self, f: impl FnOnce()) {
-        if self.begin(false) {
+        if self.turn() {
             f();
         }
         self.end();
     }
 
-    // No part of the generic functions, which are compiled for every branch of every kernel.
+    // No part of the generic functions, which are compiled for every branch of every kernel. The
+    // builder holds the blocks, so that a `Test` is nothing to drop.
 
-    /// Opens the block for `branch` if the condition is recorded; whether the block is to run.
-    fn begin(&self, branch: bool) -> bool {
-        match self.known {
-            Ok(known) => known == branch,
-            Err(_) => {
-                build::open_block();
-                true
-            }
+    /// Opens the block for true if the condition is recorded; whether the block is to run.
+    fn begin(self) -> bool {
+        if self.known.is_err() {
+            build::open_block();
         }
+        self.known.unwrap_or(true)
     }
 
-    fn end_then(&mut self) {
+    /// Opens the block for false if the condition is recorded; whether the block is to run.
+    fn turn(self) -> bool {
         if self.known.is_err() {
-            self.then = build::close_block();
+            build::turn_block();
         }
+        !self.known.unwrap_or(false)
     }
 
     #[track_caller]
     fn end(self) {
         if let Err(cond) = self.known {
-            let otherwise = build::close_block();
-            perform(Inst::If { cond: cond.value, then: self.then, otherwise });
+            let (then, otherwise) = build::close_branches();
+            perform(Inst::If { cond: cond.value, then, otherwise });
         }
     }
 }
@@ -363,15 +361,25 @@ impl Test {
 /// `yes` where `cond` holds, else `no`; both are computed.
 #[track_caller]
 pub fn select<T>(cond: Val<bool>, yes: impl IntoVal<T>, no: impl IntoVal<T>) -> Val<T> {
-    let (yes, no) = (yes.val().value, no.val().value);
-    Val::wrap(define(Inst::Select { cond: cond.value, yes, no }, build::type_of(yes)))
+    Val::wrap(chosen(cond.value, yes.val().value, no.val().value))
+}
+
+// What generic functions record is no part of them: they are compiled for every use in a kernel.
+#[track_caller]
+fn chosen(cond: Value, yes: Value, no: Value) -> Value {
+    define(Inst::Select { cond, yes, no }, build::type_of(yes))
 }
 
 // ---------------------------------------------------------------- simdgroups and threadgroups
 
 #[track_caller]
 fn simd<T: Element, U: Element>(op: SimdOp, value: Val<T>, lane: Option<Val<u32>>) -> Val<U> {
-    Val::wrap(define(Inst::Simd(op, value.value, lane.map(|l| l.value)), U::SCALAR))
+    Val::wrap(simd_of(op, value.value, lane, U::SCALAR))
+}
+
+#[track_caller]
+fn simd_of(op: SimdOp, value: Value, lane: Option<Val<u32>>, result: Scalar) -> Value {
+    define(Inst::Simd(op, value, lane.map(|lane| lane.value)), result)
 }
 
 /// The combination of all 32 lanes' values, in every lane.

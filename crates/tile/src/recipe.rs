@@ -5,6 +5,8 @@
 //! and since the key is made of all parameters, as `#[kernel]` finds them in the signature, none
 //! can be left out of it.
 
+use std::fmt::Debug;
+
 use crate::build;
 use crate::ir::{Kernel, KernelSetting};
 
@@ -32,6 +34,12 @@ impl<'a> Recipe<'a> {
         record: Box<dyn FnOnce() + 'a>,
     ) -> Recipe<'a> {
         Recipe { path, stem, parameters, record }
+    }
+
+    /// Names and values of parameters, printed; `#[kernel]` writes this call, since what prints them
+    /// would be compiled for every kernel.
+    pub fn parameters(values: &[(&'static str, &dyn Debug)]) -> Vec<RecipeParameter> {
+        values.iter().map(|(name, value)| (*name, format!("{value:?}"))).collect()
     }
 
     /// A key that is different for every kernel: the place of its function, and the values of all
@@ -240,9 +248,9 @@ mod tests {
         Lanes { stages: u32 },
     }
 
-    fn name(parameters: &[(&'static str, &dyn std::fmt::Debug)]) -> String {
-        let parameters = parameters.iter().map(|(name, value)| (*name, format!("{value:?}")));
-        Recipe::new("a", "gemv", parameters.collect(), Box::new(|| {})).name()
+    fn name(parameters: &[(&'static str, &dyn Debug)]) -> String {
+        let parameters = Recipe::parameters(parameters);
+        Recipe::new("a", "gemv", parameters, Box::new(|| {})).name()
     }
 
     #[test]
@@ -268,7 +276,7 @@ mod tests {
     #[test]
     fn a_kernel_keeps_the_values_it_was_recorded_with() {
         let schedule = Schedule { rows: 8, whole: true, way: Way::Lanes { stages: 2 } };
-        let parameters: [(&'static str, &dyn std::fmt::Debug); 7] = [
+        let parameters: [(&'static str, &dyn Debug); 7] = [
             ("scalar", &Scalar::BF16),
             ("bias", &false),
             ("rows", &3u32),
@@ -277,8 +285,8 @@ mod tests {
             ("cap", &Some(4u32)),
             ("schedule", &schedule),
         ];
-        let parameters = parameters.map(|(name, value)| (name, format!("{value:?}")));
-        let recipe = Recipe::new("a", "gemv", parameters.to_vec(), Box::new(|| {}));
+        let parameters = Recipe::parameters(&parameters);
+        let recipe = Recipe::new("a", "gemv", parameters, Box::new(|| {}));
         let kernel = recipe.record();
         let found = kernel.settings.iter().map(|s| format!("{} {}", s.name, s.value));
         assert_eq!(

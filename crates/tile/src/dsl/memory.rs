@@ -264,13 +264,15 @@ pub trait At<T: Number>: Elements<T> {
     /// Element `index`, read with a hint.
     #[track_caller]
     fn get_with(self, index: impl IntoVal<u32>, hint: LoadHint) -> Val<T> {
-        read(self, index.val(), hint).cast()
+        let at = (self.place(), self.scalar());
+        Val::wrap(read(at, index.val().value, hint, Some(T::SCALAR)))
     }
 
     /// Element `index` as it is stored.
     #[track_caller]
     fn get_raw(self, index: impl IntoVal<u32>) -> Val<Raw> {
-        read(self, index.val(), LoadHint::None)
+        let at = (self.place(), self.scalar());
+        Val::wrap(read(at, index.val().value, LoadHint::None, None))
     }
 
     /// `lanes` (2, 4, 8 or 16, at most 16 bytes) elements from `index` on, a multiple of `lanes`.
@@ -287,7 +289,7 @@ pub trait At<T: Number>: Elements<T> {
     /// As [`At::get_vec`], elements as they are stored.
     #[track_caller]
     fn get_raw_vec(self, index: impl IntoVal<u32>, lanes: u8, hint: LoadHint) -> Vec<Val<Raw>> {
-        read_vec(self, index.val(), lanes, hint)
+        read_vec((self.place(), self.scalar()), index.val().value, lanes, hint)
     }
 
     /// Sets element `index`.
@@ -328,31 +330,47 @@ pub trait At<T: Number>: Elements<T> {
     #[track_caller]
     fn atomic(self, op: AtomicOp, index: impl IntoVal<u32>, value: impl IntoVal<T>) -> Val<T> {
         let (place, index, value) = (self.place(), index.val().value, value.val().value);
-        Val::wrap(define(Inst::Atomic { op, place, index, value }, self.scalar()))
+        Val::wrap(changed(op, place, index, value, self.scalar()))
     }
 }
 
 impl<T: Number, M: Elements<T>> At<T> for M {}
 
+// What the generic functions above record is no part of them: they are compiled for every use in a
+// kernel.
+
+/// An element of the array, which stores it as a type, converted to another if one is given.
 #[track_caller]
-fn read<T: Number>(from: impl Elements<T>, index: Val<u32>, hint: LoadHint) -> Val<Raw> {
-    let (place, index) = (from.place(), index.value);
-    Val::wrap(define(Inst::Load { place, index, lanes: 1, hint }, from.scalar()))
+fn read(
+    (place, scalar): (Place, Scalar),
+    index: Value,
+    hint: LoadHint,
+    to: Option<Scalar>,
+) -> Value {
+    let value = define(Inst::Load { place, index, lanes: 1, hint }, scalar);
+    match to {
+        Some(to) => convert(value, to),
+        None => value,
+    }
 }
 
 #[track_caller]
-fn read_vec<T: Number>(
-    from: impl Elements<T>,
-    index: Val<u32>,
+fn read_vec(
+    (place, scalar): (Place, Scalar),
+    index: Value,
     lanes: u8,
     hint: LoadHint,
 ) -> Vec<Val<Raw>> {
     if lanes == 1 {
-        return vec![read(from, index, hint)];
+        return vec![Val::wrap(read((place, scalar), index, hint, None))];
     }
-    let (place, scalar, index) = (from.place(), from.scalar(), index.value);
     let vector = define(Inst::Load { place, index, lanes, hint }, Type::Vector(scalar, lanes));
     (0..lanes).map(|i| Val::wrap(define(Inst::Extract(vector, i), scalar))).collect()
+}
+
+#[track_caller]
+fn changed(op: AtomicOp, place: Place, index: Value, value: Value, scalar: Scalar) -> Value {
+    define(Inst::Atomic { op, place, index, value }, scalar)
 }
 
 #[track_caller]

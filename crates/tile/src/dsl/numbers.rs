@@ -102,12 +102,12 @@ impl<T> Val<T> {
     /// The same bits as another type of the same size.
     #[track_caller]
     pub fn bits<U: Element>(self) -> Val<U> {
-        Val::wrap(define(Inst::Bitcast(U::SCALAR, self.value), U::SCALAR))
+        Val::wrap(reinterpret(self.value, U::SCALAR))
     }
 }
 
 #[track_caller]
-fn convert(value: Value, to: Scalar) -> Value {
+pub(super) fn convert(value: Value, to: Scalar) -> Value {
     match build::type_of(value).scalar() == to {
         true => value,
         false => define(Inst::Cast(to, value), to),
@@ -115,18 +115,33 @@ fn convert(value: Value, to: Scalar) -> Value {
 }
 
 #[track_caller]
+fn reinterpret(value: Value, to: Scalar) -> Value {
+    define(Inst::Bitcast(to, value), to)
+}
+
+#[track_caller]
 fn unary<T: Element>(op: UnaryOp, a: Val<T>) -> Val<T> {
-    Val::wrap(define(Inst::Unary(op, a.value), T::SCALAR))
+    Val::wrap(unary_of(op, a.value, T::SCALAR))
+}
+
+#[track_caller]
+fn unary_of(op: UnaryOp, a: Value, result: Scalar) -> Value {
+    define(Inst::Unary(op, a), result)
 }
 
 #[track_caller]
 fn binary<T: Element>(op: BinaryOp, a: Val<T>, b: Val<T>) -> Val<T> {
-    Val::wrap(define(Inst::Binary(op, a.value, b.value), T::SCALAR))
+    Val::wrap(binary_of(op, a.value, b.value, T::SCALAR))
+}
+
+#[track_caller]
+fn binary_of(op: BinaryOp, a: Value, b: Value, result: Scalar) -> Value {
+    define(Inst::Binary(op, a, b), result)
 }
 
 #[track_caller]
 fn compare<T: Element>(op: BinaryOp, a: Val<T>, b: Val<T>) -> Val<bool> {
-    Val::wrap(define(Inst::Binary(op, a.value, b.value), Scalar::Bool))
+    Val::wrap(binary_of(op, a.value, b.value, Scalar::Bool))
 }
 
 impl<T: Number> Val<T> {
@@ -328,11 +343,16 @@ functions! {
     round, Round, "Nearest whole number, ties to even.";
 }
 
+#[track_caller]
+fn fused(a: Value, b: Value, c: Value) -> Value {
+    define(Inst::Fma(a, b, c), Scalar::F32)
+}
+
 impl Val<f32> {
     /// `self * b + c`, rounded once.
     #[track_caller]
     pub fn fma(self, b: impl IntoVal<f32>, c: impl IntoVal<f32>) -> Val<f32> {
-        Val::wrap(define(Inst::Fma(self.value, b.val().value, c.val().value), Scalar::F32))
+        Val::wrap(fused(self.value, b.val().value, c.val().value))
     }
 
     /// This number and the next in one word, rounded to f16 or bf16, this one in the low half.
