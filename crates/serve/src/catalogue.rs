@@ -32,6 +32,7 @@ use crate::log::Line;
 use crate::metrics::Texts;
 use crate::models::{Model, Served};
 use crate::problem::Problem;
+use crate::task;
 
 /// Names that an error tells.
 const TOLD: usize = 20;
@@ -179,7 +180,7 @@ pub(crate) struct Resident {
 async fn loading<T: Send + 'static>(
     load: impl FnOnce() -> Result<T, Problem> + Send + 'static,
 ) -> Result<T, Problem> {
-    let loaded = tokio::task::spawn_blocking(load).await;
+    let loaded = task::blocking(load).await;
     loaded.unwrap_or_else(|_| Err(Problem::failed("a panic ended the loading of the model")))
 }
 

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use crate::metrics::Texts;
 use crate::problem::Problem;
 use crate::replicas::{Place, Replicas};
+use crate::task;
 use crate::watch::{Trail, Written};
 
 /// A text to write: tokens to continue, and how.
@@ -213,7 +214,7 @@ impl Generator {
 pub(crate) async fn computed<T: Send + 'static>(
     work: impl FnOnce() -> delft::Result<T> + Send + 'static,
 ) -> Result<T, Problem> {
-    let computed = tokio::task::spawn_blocking(work).await;
+    let computed = task::blocking(work).await;
     let computed = computed.map_err(|_| Problem::failed("a panic ended it"))?;
     computed.map_err(|error| Problem::of_work(&error))
 }

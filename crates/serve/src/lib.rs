@@ -39,6 +39,7 @@ mod server;
 mod sessions;
 mod settings;
 mod stream;
+mod task;
 mod watch;
 
 pub use chat::messages_of;

@@ -34,7 +34,7 @@ use crate::settings::random;
 use crate::watch::{Record, Trail};
 use crate::{
     adapters, anthropic, embeddings, events, gate, infill, llama, metrics, native, ollama, openai,
-    page,
+    page, task,
 };
 use ollama::manage;
 use openai::stored::Stored;
@@ -379,7 +379,7 @@ async fn read(request: Request) -> Result<Bytes, Problem> {
         Ok(Ok(body)) if packing == Packing::None => Ok(body.to_bytes()),
         Ok(Ok(body)) => {
             let body = body.to_bytes();
-            let unpacked = tokio::task::spawn_blocking(move || packing.unpacked(&body)).await;
+            let unpacked = task::blocking(move || packing.unpacked(&body)).await;
             let unpacked = unpacked.map_err(std::io::Error::other).and_then(|whole| whole);
             let unpacked = unpacked.map_err(|e| Problem::bad(format!("the packed body: {e}")))?;
             if unpacked.len() > LARGEST_BODY { Err(too_large()) } else { Ok(unpacked.into()) }

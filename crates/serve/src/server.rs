@@ -27,6 +27,7 @@ use crate::models::Served;
 use crate::openai::stored::Stored;
 use crate::router::{App, PARTS, router};
 use crate::sessions::Sessions;
+use crate::task::{self, Task};
 use crate::watch::Record;
 
 /// Connections that are open at a time; more wait until one is closed.
@@ -152,13 +153,13 @@ impl Server {
             let mut signals = Signals::listen()?;
             ready();
             let (stop, stopped) = tokio::sync::oneshot::channel();
-            let second = tokio::spawn(async move {
+            let second = task::spawn(async move {
                 signals.next().await;
                 // A server that has ended already needs no telling.
                 let _ = stop.send(());
                 signals.next().await;
             });
-            self.run_until(ended(stopped), ended(second)).await
+            self.run_until(Box::pin(ended(stopped)), Box::pin(ended(second))).await
         });
         runtime.shutdown_background();
         outcome
@@ -173,8 +174,8 @@ impl Server {
         let runtime = runtime()?;
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
-            let stop = ended(stopped);
-            let outcome = runtime.block_on(self.run_until(stop, std::future::pending()));
+            let (stop, never) = (Box::pin(ended(stopped)), Box::pin(std::future::pending()));
+            let outcome = runtime.block_on(self.run_until(stop, never));
             runtime.shutdown_background();
             outcome
         });
@@ -182,21 +183,16 @@ impl Server {
     }
 
     /// Serves until `stop`; then lets requests finish, within the limit or until `at_once`.
-    async fn run_until(
-        self,
-        stop: impl Future<Output = ()>,
-        at_once: impl Future<Output = ()>,
-    ) -> Result<()> {
+    async fn run_until(self, mut stop: Task, at_once: Task) -> Result<()> {
         let Server { listener, app, drain } = self;
         let listener = tokio::net::TcpListener::from_std(listener);
         let listener = listener.map_err(|e| Error::io("the socket", e))?;
         let (models, router) = (app.models.clone(), router(app));
-        let idle = tokio::spawn(models.clone().unload_idle());
+        let idle = task::spawn(models.clone().unload_idle());
         let mut http = hyper::server::conn::http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(LARGEST_HEAD);
         let connections = Arc::new(Semaphore::new(CONNECTIONS));
         let graceful = GracefulShutdown::new();
-        let mut stop = std::pin::pin!(stop);
         loop {
             let accepted = async {
                 let permit = connections.clone().acquire_owned().await;
@@ -225,7 +221,7 @@ impl Server {
             });
             let service = TowerToHyperService::new(service);
             let connection = graceful.watch(http.serve_connection(io, service));
-            tokio::spawn(async move {
+            task::spawn(async move {
                 // A connection that breaks is its client's affair.
                 let _ = connection.await;
                 drop(permit);

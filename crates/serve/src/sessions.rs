@@ -29,6 +29,7 @@ use crate::problem::{Api, Problem};
 use crate::router::{Answered, App, Call, noting, telling};
 use crate::settings::{self, random};
 use crate::stream::{Framing, Gone, Sender, Shape, response};
+use crate::task;
 
 /// Most sessions at a time.
 const MOST: usize = 256;
@@ -226,7 +227,7 @@ async fn filed(
         let place = model.generator.place(&taken.tokens);
         work(place.engine(), &mut taken, &path)
     };
-    let told = tokio::task::spawn_blocking(work).await;
+    let told = task::blocking(work).await;
     let told = told.map_err(|_| Problem::failed("a panic ended the work on a session"))?;
     Ok(axum::Json(told?).into_response())
 }

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::generation::{Event, Generating};
 use crate::problem::Api;
+use crate::task;
 
 /// Pieces that may wait for a slow client before the task that writes them waits too.
 const AHEAD: usize = 64;
@@ -134,6 +135,8 @@ impl Sender {
     }
 }
 
+type Writing = Pin<Box<dyn Future<Output = Result<(), Gone>> + Send>>;
+
 /// A response whose body `write` sends from a task of its own.
 pub(crate) fn response<F>(framing: Framing, write: impl FnOnce(Sender) -> F) -> Response
 where
@@ -142,13 +145,19 @@ where
     let (pieces, receiver) = mpsc::channel(AHEAD);
     let (end, last) = (pieces.clone(), Arc::<OnceLock<Bytes>>::default());
     let writing = write(Sender { pieces, framing, last: last.clone() });
-    tokio::spawn(async move {
-        // A client that has gone away needs no end.
-        let written = writing.await;
-        if let (Ok(()), Some(last)) = (written, last.get()) {
-            let _ = end.send(last.clone()).await;
-        }
-    });
+    task::spawn(ended(Box::pin(writing), end, last));
+    streamed(framing, receiver)
+}
+
+/// Ends the stream behind what is written, unless the client has gone away.
+async fn ended(writing: Writing, end: mpsc::Sender<Bytes>, last: Arc<OnceLock<Bytes>>) {
+    let written = writing.await;
+    if let (Ok(()), Some(last)) = (written, last.get()) {
+        let _ = end.send(last.clone()).await;
+    }
+}
+
+fn streamed(framing: Framing, receiver: mpsc::Receiver<Bytes>) -> Response {
     let mut response = Response::new(Body::new(Pieces(receiver)));
     let kind = match framing {
         Framing::Events | Framing::NamedEvents => "text/event-stream; charset=utf-8",

@@ -11,6 +11,7 @@ use super::{Catalogue, Held, same};
 use crate::fields::shown;
 use crate::log::Line;
 use crate::problem::Problem;
+use crate::task;
 
 /// An adapter that was added.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,7 +82,7 @@ impl Catalogue {
             all.push(own);
             Ok::<_, Problem>(())
         };
-        let done = tokio::task::spawn_blocking(put).await;
+        let done = task::blocking(put).await;
         done.map_err(|_| Problem::failed("a panic ended the reading of the adapter"))??;
         let Added { of, name, .. } = &added;
         Line::about("adapter added").with("model", of).with("name", name).write();

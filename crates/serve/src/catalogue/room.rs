@@ -14,6 +14,7 @@ use crate::library::{held_bytes, planned_part};
 use crate::log::Line;
 use crate::models::Model;
 use crate::problem::Problem;
+use crate::task;
 
 /// How long an engine that is no longer in use may take to be gone.
 const GOING: Duration = Duration::from_secs(10);
@@ -214,7 +215,7 @@ impl Catalogue {
         };
         let Some(id) = id else { return Ok(false) };
         let (own, deadline) = (self.clone(), Instant::now() + self.limits.time);
-        let unloaded = tokio::task::spawn_blocking(move || own.unload(id, why, deadline)).await;
+        let unloaded = task::blocking(move || own.unload(id, why, deadline)).await;
         match unloaded {
             Ok(true) => Ok(true),
             _ => Err(self.late("the model is in use")),
@@ -231,7 +232,7 @@ impl Catalogue {
                     let own = self.clone();
                     // A request may have come meanwhile, and is not waited for.
                     let unload = move || own.unload(id, "time", Instant::now());
-                    let _ = tokio::task::spawn_blocking(unload).await;
+                    let _ = task::blocking(unload).await;
                 }
                 Some((at, _)) => {
                     tokio::select! {

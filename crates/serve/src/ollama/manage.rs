@@ -24,6 +24,7 @@ use crate::native::short;
 use crate::problem::{Api, Problem};
 use crate::router::{Answered, App, Call, noting};
 use crate::stream::{Framing, response};
+use crate::task;
 
 /// How often the progress of a download is told.
 const OFTEN: Duration = Duration::from_millis(100);
@@ -356,7 +357,7 @@ pub(crate) async fn pull(call: Call) -> Answered {
     let (name, hub) = (name(&fields)?.to_string(), store(&call.app.models)?);
     let streams = fields.flag("stream")?.unwrap_or(true);
     let (told, mut heard) = mpsc::unbounded_channel();
-    let fetched = tokio::task::spawn_blocking(move || {
+    let fetched = task::blocking(move || {
         let done = fetch(&hub, &name, &Told::new(told.clone()));
         Line::about("pull")
             .with("model", &name)
@@ -501,7 +502,7 @@ pub(crate) async fn delete(call: Call) -> Answered {
     }
     call.app.models.stop(bare, "deletion").await?;
     let (hub, own) = (hub.clone(), bare.to_string());
-    let removed = tokio::task::spawn_blocking(move || hub.removal(&own)?.run()).await;
+    let removed = task::blocking(move || hub.removal(&own)?.run()).await;
     removed.map_err(|_| Problem::failed("a panic ended the removal"))??;
     call.app.models.forget_adapters(bare);
     Line::about("deleted").with("model", bare).write();
