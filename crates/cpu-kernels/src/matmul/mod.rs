@@ -151,7 +151,17 @@ impl Matrix {
         bytes: &[u8],
         team: &dyn Parallel,
     ) -> Result<Matrix> {
-        let encoding = encoding.into();
+        Matrix::packed(encoding.into(), rows, cols, bytes, team)
+    }
+
+    // No part of the generic function: its callers would compile the packing of every format.
+    fn packed(
+        encoding: Encoding,
+        rows: usize,
+        cols: usize,
+        bytes: &[u8],
+        team: &dyn Parallel,
+    ) -> Result<Matrix> {
         let place = || format!("{encoding} matrix [{rows}, {cols}]");
         if !Matrix::supports(encoding) {
             return Err(Error::new(place(), "float or quantised weights", encoding));
