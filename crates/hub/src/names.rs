@@ -56,10 +56,9 @@ impl Names {
 
     /// Adds the names of a file's text, over those that are there. Errors name the line.
     fn add(&mut self, text: &str, place: &str) -> Result<()> {
-        let at = |offset: usize| {
-            let lines = text.as_bytes().iter().take(offset).filter(|&&byte| byte == b'\n').count();
-            format!("{place}:{}", lines + 1)
-        };
+        let ends: Vec<usize> = text.match_indices('\n').map(|(end, _)| end).collect();
+        let at =
+            |offset: usize| format!("{place}:{}", ends.partition_point(|&end| end < offset) + 1);
         let table = DeTable::parse(text).map_err(|error| {
             let offset = error.span().map_or(0, |span| span.start);
             let said = error.message().lines().next().unwrap_or("something else").to_string();
