@@ -225,8 +225,8 @@ pub(crate) fn limited(
         let expected = format!("groups of two or more that divide {} experts", options.experts);
         return Err(groups.wrong(expected, count));
     }
-    let stay = keys.size(Key("topk_group", "expert_group_used_count"))?;
     let least = options.routing.used.div_ceil(size);
+    let stay = keys.size(Key("topk_group", "expert_group_used_count"))?;
     let stay = stay.map_or(Ok(count), |stay| stay.within(least..=count))?;
     let scale = if keys.dialect() == Dialect::HuggingFace { scale } else { 1.0 };
     let scale = keys.number_or(FACTOR, scale)?;
@@ -238,8 +238,7 @@ pub(crate) fn limited(
         return Err(odds.wrong(expected, odds.value));
     }
     if keys.dialect() == Dialect::HuggingFace {
-        // A null is false, where Transformers takes it at all.
-        let unsaid = normalised && !keys.is_null("norm_topk_prob");
+        let unsaid = normalised && !keys.is_null("norm_topk_prob"); // A null is no.
         options.routing.normalised = keys.flag("norm_topk_prob")?.unwrap_or(unsaid);
     }
     options.routing.odds = Odds::Sigmoid;

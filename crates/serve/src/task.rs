@@ -1,5 +1,5 @@
-//! Tasks, and work on threads that may wait, of one type each: whatever surrounds a task is compiled
-//! for every type of future and of closure.
+//! Tasks, and work on threads that may wait, of one type each: whatever surrounds a task is
+//! compiled for every type of future and of closure.
 
 use std::pin::Pin;
 
