@@ -391,9 +391,10 @@ fn agrees_in_all(name: &str) {
     let want = case.doubles("full")[0];
     assert!((loss.sum - want).abs() < BOUND * want, "{} {want}", loss.sum);
     let wanted = gradients_as_stored(&case);
-    // PyTorch's own gradients in float32 are as far off, where the file is of all weights alone.
+    // Twice what PyTorch's own gradients in float32 are off in one order of sums, where the file is
+    // of all weights alone.
     let own = case.file.get("float32").filter(|_| name.ends_with("-full"));
-    let bound = own.map_or(0.0, |_| case.doubles("float32")[0]).max(BOUND);
+    let bound = own.map_or(0.0, |_| 2.0 * case.doubles("float32")[0]).max(BOUND);
     let most = wanted.iter().map(|want| size(want)).fold(0.0, f32::max);
     for ((parameter, found), want) in model.parameters().iter().zip(&gradients).zip(&wanted) {
         let off = match size(want) < 1e-6 * most {
