@@ -23,7 +23,7 @@ pub struct Piece<'a> {
     pub name: String,
     /// How it is made of the files' tensors.
     pub source: &'a Source,
-    /// Its rows among those of the whole matrix.
+    /// The range of its rows in the whole matrix.
     pub rows: Range<usize>,
 }
 

@@ -319,7 +319,7 @@ pub struct Reversed {
 /// Where the gradients of a row's inputs go.
 #[derive(Debug, Clone, Copy)]
 pub struct RowSlopes {
-    /// A row like those of [`Head::qkv`].
+    /// The gradient of a row of [`Head::qkv`].
     pub qkv: *mut f32,
     /// The head's elements of `a`: one, or as many as a key has.
     pub a: *mut f32,

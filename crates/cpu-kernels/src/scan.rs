@@ -24,7 +24,7 @@ use crate::math::exp;
 use crate::math::lanes::{Lanes, dispatch};
 use std::ops::Range;
 
-/// What rows have of one input: `len` elements from `start` on of each row of `[rows, stride]`.
+/// One input of a head: some elements from `start` on of each row of `[rows, stride]`.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
     /// The rows.

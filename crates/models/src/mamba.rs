@@ -125,7 +125,7 @@ fn heads(files: &Files<'_>, hidden: &Stated<usize>) -> Result<[Stated<usize>; 2]
     })
 }
 
-/// The inner width: stated, or so many times the residual stream's.
+/// The inner width: stated, or a multiple of the residual stream's width.
 ///
 /// # Errors
 /// Values of another type, by key.

@@ -36,8 +36,8 @@ impl<'a> Recipe<'a> {
         Recipe { path, stem, parameters, record }
     }
 
-    /// Names and values of parameters, printed; `#[kernel]` writes this call, since what prints them
-    /// would be compiled for every kernel.
+    /// Names and values of parameters, printed; `#[kernel]` writes this call, since what prints
+    /// them would be compiled for every kernel.
     pub fn parameters(values: &[(&'static str, &dyn Debug)]) -> Vec<RecipeParameter> {
         values.iter().map(|(name, value)| (*name, format!("{value:?}"))).collect()
     }

@@ -118,8 +118,8 @@ fn logits_are_pefts_and_without_an_adapter_the_bits_stay() {
 
 #[test]
 fn logits_on_a_gpu_are_pefts_too() {
-    // A GPU has factors in bf16, which does not hold those of these cases, or what becomes of them
-    // where pieces of several scales have one in common.
+    // A GPU rounds factors to bf16: those of these cases, or their products with a ratio of scales,
+    // are not exact there.
     let held = |(case, base, _): &&(&str, &str, &[&str])| {
         !base.contains('/') && !["pieces", "pieces-some"].contains(case)
     };

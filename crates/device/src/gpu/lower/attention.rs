@@ -26,7 +26,7 @@ impl Lowering {
         !self.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256
     }
 
-    /// What rows that decode are attended to for.
+    /// The load that attention of decode rows is scheduled for.
     fn decode_load(&self) -> DecodeLoad {
         match self.batched {
             false => DecodeLoad::Few,
