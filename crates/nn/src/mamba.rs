@@ -75,16 +75,8 @@ impl Mamba {
     /// Weights that are missing, or of another shape.
     pub fn new(builder: &Builder<'_>, name: &str, options: &MambaOptions) -> Result<Self> {
         let &MambaOptions { hidden, heads, groups, head_dim, state, kernel, limit, .. } = options;
-        let mut scan = SelectiveScan {
-            layer: 0,
-            start: 0,
-            heads,
-            groups,
-            head_dim,
-            state,
-            limit,
-            by_element: false,
-        };
+        let sizes = [heads, groups, head_dim, state];
+        let mut scan = SelectiveScan { limit, ..SelectiveScan::new(sizes) };
         let mut conv = ShortConv::new(scan.width(), kernel);
         scan.start = conv.elements();
         conv.layer = builder.cache_layer(CacheLayer::carried(scan.start + scan.elements()));

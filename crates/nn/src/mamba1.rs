@@ -55,14 +55,9 @@ impl Mamba1 {
         let &Mamba1Options { hidden, inner, state, rank, kernel, bias, .. } = options;
         let mut conv = ShortConv::new(inner, kernel);
         let mut scan = SelectiveScan {
-            layer: 0,
             start: conv.elements(),
-            heads: 1,
-            groups: 1,
-            head_dim: inner,
-            state,
-            limit: crate::UNLIMITED,
             by_element: true,
+            ..SelectiveScan::new([1, 1, inner, state])
         };
         conv.layer = builder.cache_layer(CacheLayer::carried(scan.start + scan.elements()));
         scan.layer = conv.layer;

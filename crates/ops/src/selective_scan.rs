@@ -61,6 +61,13 @@ pub struct SelectiveScan {
 pub const UNLIMITED: [f32; 2] = [0.0, f32::MAX];
 
 impl SelectiveScan {
+    /// One of these numbers of heads, groups, elements of `x` of a head, and elements of `B`, in the
+    /// first layer, whose heads decay by any steps: the other forms are further fields.
+    pub fn new([heads, groups, head_dim, state]: [usize; 4]) -> SelectiveScan {
+        let (layer, start, limit, by_element) = (0, 0, UNLIMITED, false);
+        SelectiveScan { layer, start, heads, groups, head_dim, state, limit, by_element }
+    }
+
     /// Elements in a row of `xbc`.
     pub fn width(&self) -> usize {
         self.heads * self.head_dim + 2 * self.groups * self.state
@@ -628,12 +635,10 @@ fn cases() -> Vec<Case> {
         (&long, [2, 1, 64, 32], columns(4, 4), "prompts, staged, four columns a lane"),
     ]
     .into_iter()
-    .map(|(rows, [heads, groups, head_dim, state], staged, why)| {
-        let limit = if groups == 3 { [0.3, 0.9] } else { UNLIMITED };
+    .map(|(rows, sizes, staged, why)| {
+        let limit = if sizes[1] == 3 { [0.3, 0.9] } else { UNLIMITED };
         let start = if staged.is_some() { 8 } else { 6 };
-        let by_element = false;
-        let op =
-            SelectiveScan { layer: 0, start, heads, groups, head_dim, state, limit, by_element };
+        let op = SelectiveScan { start, limit, ..SelectiveScan::new(sizes) };
         case(op, rows, staged, why)
     })
     .collect()
@@ -651,10 +656,8 @@ fn cases_by_element() -> Vec<Case> {
         (&chunk(1, 30..34), [1, 1, 40, 8], "over a block's end, columns that fill no group"),
     ]
     .into_iter()
-    .map(|(rows, [heads, groups, head_dim, state], why)| {
-        let (start, limit, by_element) = (6, UNLIMITED, true);
-        let op =
-            SelectiveScan { layer: 0, start, heads, groups, head_dim, state, limit, by_element };
+    .map(|(rows, sizes, why)| {
+        let op = SelectiveScan { start: 6, by_element: true, ..SelectiveScan::new(sizes) };
         case(op, rows, None, why)
     })
     .collect()
@@ -721,11 +724,9 @@ fn case(op: SelectiveScan, rows: &[(u32, u32)], staged: Option<Columns>, why: &s
 
 fn benches(by_element: bool) -> Vec<Bench> {
     // Nemotron Nano's sizes, and Falcon Mamba's.
-    let [heads, groups, head_dim, state] =
-        if by_element { [1, 1, 8192, 16] } else { [128, 8, 64, 128] };
-    let limit = UNLIMITED;
-    let op =
-        SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit, by_element };
+    let sizes = if by_element { [1, 1, 8192, 16] } else { [128, 8, 64, 128] };
+    let [heads, _, head_dim, state] = sizes;
+    let op = SelectiveScan { by_element, ..SelectiveScan::new(sizes) };
     let bench = |(tokens, many): (usize, bool)| {
         let trial = Trial::one(tokens, op.elements());
         let noise = |len| Fill::Noise(Scalar::F32, len);
@@ -759,18 +760,7 @@ mod tests {
     fn staged_rows_have_the_bits_of_others() {
         let rows: Vec<(u32, u32)> = (5..30).map(|position| (1, position)).collect();
         let run = |staged| {
-            let [heads, groups, head_dim, state] = [2, 1, 32, 64];
-            let (start, limit, by_element) = (8, UNLIMITED, false);
-            let op = SelectiveScan {
-                layer: 0,
-                start,
-                heads,
-                groups,
-                head_dim,
-                state,
-                limit,
-                by_element,
-            };
+            let op = SelectiveScan { start: 8, ..SelectiveScan::new([2, 1, 32, 64]) };
             let Case { kernel, numbers, mut buffers, .. } = case(op, &rows, staged, "");
             tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
             let [.., states, y] = &buffers[..] else { unreachable!("states and answers") };

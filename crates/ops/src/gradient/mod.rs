@@ -476,17 +476,7 @@ mod tests {
     #[test]
     fn state_spaces_against_differences() {
         for (heads, groups, head_dim, state) in [(1, 1, 1, 1), (4, 2, 3, 5), (3, 1, 8, 4)] {
-            let limit = crate::selective_scan::UNLIMITED;
-            let of = SelectiveScan {
-                layer: 0,
-                start: 0,
-                heads,
-                groups,
-                head_dim,
-                state,
-                limit,
-                by_element: false,
-            };
+            let of = SelectiveScan::new([heads, groups, head_dim, state]);
             let rows = FIRST.len();
             let inputs = [noise(1, rows * of.width()), noise(2, rows * heads)];
             let weights = [3, 4, 5].map(|seed| noise(seed, heads));

@@ -70,8 +70,8 @@ struct Setting {
     why: &'static str,
 }
 
-fn scan([heads, groups, head_dim, state]: [usize; 4], limit: [f32; 2]) -> SelectiveScan {
-    SelectiveScan { layer: 0, start: 0, heads, groups, head_dim, state, limit, by_element: false }
+fn scan(sizes: [usize; 4], limit: [f32; 2]) -> SelectiveScan {
+    SelectiveScan { limit, ..SelectiveScan::new(sizes) }
 }
 
 fn settings() -> Vec<Setting> {

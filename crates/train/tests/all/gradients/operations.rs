@@ -386,16 +386,8 @@ fn state_spaces() {
         // Some steps are on a bound, and change nothing.
         (4, 4, 2, 3, [0.4, 1.1]),
     ] {
-        let scan = SelectiveScan {
-            layer: 0,
-            start: 0,
-            heads,
-            groups,
-            head_dim,
-            state,
-            limit,
-            by_element: false,
-        };
+        let sizes = [heads, groups, head_dim, state];
+        let scan = SelectiveScan { limit, ..SelectiveScan::new(sizes) };
         let mut built = Built::new();
         let (xbc, dt) = (built.rows(scan.width()), built.rows(heads));
         let weights = [0, 1, 2].map(|_| built.weight(&[heads])).to_vec();
