@@ -13,7 +13,7 @@ use formats::{Error, Result};
 use ops::tuned::{Card, CardNumbers};
 use tile::case;
 use tile::emit::{self, Dialect};
-use tile::interp::CompiledKernel;
+use tile::interp::{self, CompiledKernel};
 use tile::ir::{Access, ParamKind};
 use tile::launch::Numbers;
 use tile::passes::Target;
@@ -206,7 +206,8 @@ impl Product {
         let ProductShape { rows, out, width, operand, result, .. } = self.shape;
         let [rows, out, width] = [rows, out, width].map(|n| n as usize);
         let read = |buffer: &SimBuffer, scalar, len: usize| {
-            let bytes = buffer.to_vec()[..len * Scalar::bytes(scalar)].to_vec();
+            let start = buffer.range.start;
+            let bytes = buffer.lock()[start..start + len * Scalar::bytes(scalar)].to_vec();
             case::Buffer::raw(scalar, bytes).to_f32()
         };
         let side = |buffer: &SimBuffer, lines: usize, turned: bool| {
@@ -222,11 +223,7 @@ impl Product {
         let mut y = vec![0.0; rows * out];
         match operand {
             Scalar::F32 => ops::linear::reference(&x, &w, None, width, &mut y),
-            // One term after another, as the interpreter's matrix unit adds.
-            _ => y.iter_mut().enumerate().for_each(|(i, y)| {
-                let (x, w) = (&x[i / out * width..][..width], &w[i % out * width..][..width]);
-                *y = x.iter().zip(w).fold(0.0, |sum, (x, w)| sum + w * x);
-            }),
+            _ => interp::product(&x, &w, width, &mut y),
         }
         y.iter_mut().zip(add.iter().flatten()).for_each(|(y, add)| *y += add);
         let bytes = case::Buffer::floats(result, &y).bytes;

@@ -113,15 +113,47 @@ fn load<M: Memory>(
     (index, d): (Col, &[Col]),
 ) -> Result<(), Refused> {
     let index = columns.of(index);
-    mask.each(|lane| {
+    if let [d] = d {
+        let d = columns.of(*d);
+        return each_lane(mask, |lane| {
+            let from = index[lane].get() as usize;
+            memory.reads(from, order, lane as u64).map_err(|why| (lane, from, why))?;
+            d[lane].set(memory.get(from));
+            Ok(())
+        });
+    }
+    each_lane(mask, |lane| {
         let from = index[lane].get() as usize;
         for (i, d) in d.iter().enumerate() {
-            let refused = |why| Refused::element(lane, from + i, why);
+            let refused = |why| (lane, from + i, why);
             memory.reads(from + i, order, lane as u64).map_err(refused)?;
             columns.of(*d)[lane].set(memory.get(from + i));
         }
         Ok(())
     })
+}
+
+/// Calls `f` on each lane until an element is refused. Lanes are most often a run: a loop of its
+/// own, into which `f` is inlined.
+#[inline(always)]
+fn each_lane(
+    mask: &Mask,
+    mut f: impl FnMut(usize) -> Result<(), (usize, usize, Why)>,
+) -> Result<(), Refused> {
+    let mut list = mask.list.as_deref().unwrap_or_default().iter();
+    let (mut at, end) = (mask.start, if mask.list.is_some() { mask.start } else { mask.end });
+    loop {
+        let lane = if at < end {
+            at += 1;
+            at - 1
+        } else {
+            match list.next() {
+                Some(lane) => usize::from(*lane),
+                None => return Ok(()),
+            }
+        };
+        f(lane).map_err(|(thread, index, why)| Refused::element(thread, index, why))?;
+    }
 }
 
 #[inline(always)]
@@ -133,10 +165,10 @@ fn store<M: Memory>(
     (index, v): (Col, &[Col]),
 ) -> Result<(), Refused> {
     let index = columns.of(index);
-    mask.each(|lane| {
+    each_lane(mask, |lane| {
         let to = index[lane].get() as usize;
         for (i, v) in v.iter().enumerate() {
-            let refused = |why| Refused::element(lane, to + i, why);
+            let refused = |why| (lane, to + i, why);
             memory.writes(to + i, order, lane as u64).map_err(refused)?;
             memory.put(to + i, columns.of(*v)[lane].get());
         }

@@ -141,8 +141,20 @@ pub(super) fn binary(
 
 /// `d = a b + c`, rounded once.
 pub(super) fn fma(columns: &Columns, mask: &Mask, d: Col, operands: [Col; 3]) {
-    let operands = operands.map(|c| columns.of(c));
-    map3(mask, columns.of(d), operands, fused);
+    let (d, operands) = (columns.of(d), operands.map(|c| columns.of(c)));
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("fma") {
+        // SAFETY: the processor has the instruction.
+        return unsafe { fma_by_instruction(mask, d, operands) };
+    }
+    map3(mask, d, operands, fused);
+}
+
+/// The same by the processor's own instruction, which builds for any x86 call a function for.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "fma")]
+fn fma_by_instruction(mask: &Mask, d: &Column, operands: [&Column; 3]) {
+    map3(mask, d, operands, fused);
 }
 
 /// `a b + c` on register bits.

@@ -83,8 +83,42 @@ impl Shadow {
             .try_for_each(|record| Self::against::<false>(record, order, who, access, did))
     }
 
+    /// Whether no write of an element can be unordered with an access now: the usual case, for which
+    /// reads and writes have a short way.
+    #[inline(always)]
+    fn is_settled(&self, i: usize, order: &Order) -> bool {
+        order.is_settled(self.written[i])
+            && self.atomic.is_empty()
+            && self.flying.get(i).is_none_or(|thread| *thread == 0)
+    }
+
     #[inline(always)]
     fn reads<const SHARED: bool>(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
+        let written = self.written[i];
+        let there = if SHARED { order.is_ours(written) } else { written != 0 };
+        if !there || !self.is_settled(i, order) {
+            return self.reads_beside::<SHARED>(i, order, who);
+        }
+        self.note::<SHARED>(i, order, who);
+        Ok(())
+    }
+
+    /// Adds a read to those of an element.
+    #[inline(always)]
+    fn note<const SHARED: bool>(&mut self, i: usize, order: &Order, who: u64) {
+        if let Some(kept) = order.note::<SHARED>(&mut self.read[i], who, Access::default()) {
+            self.others.entry((i, false)).or_default().push(kept);
+        }
+    }
+
+    /// A read of an element that others have written since the last barrier, or may have.
+    #[inline(never)]
+    fn reads_beside<const SHARED: bool>(
+        &mut self,
+        i: usize,
+        order: &Order,
+        who: u64,
+    ) -> Result<(), Why> {
         let access = Access::default();
         let written = self.written[i];
         if if SHARED { !order.is_ours(written) } else { written == 0 } {
@@ -100,14 +134,28 @@ impl Shadow {
                 self.against_others(i, order, who, true)?;
             }
         }
-        if let Some(kept) = order.note::<SHARED>(&mut self.read[i], who, access) {
-            self.others.entry((i, false)).or_default().push(kept);
-        }
+        self.note::<SHARED>(i, order, who);
         Ok(())
     }
 
     #[inline(always)]
     fn writes<const SHARED: bool>(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
+        let free = self.lent.is_empty() && self.others.is_empty();
+        if free && self.is_settled(i, order) && order.is_settled(self.read[i]) {
+            self.written[i] = order.record(who);
+            return Ok(());
+        }
+        self.writes_beside::<SHARED>(i, order, who)
+    }
+
+    /// A write of an element that others have touched since the last barrier, or may have.
+    #[inline(never)]
+    fn writes_beside<const SHARED: bool>(
+        &mut self,
+        i: usize,
+        order: &Order,
+        who: u64,
+    ) -> Result<(), Why> {
         let access = Access::default();
         self.landed(i)?;
         self.free(i)?;

@@ -32,6 +32,8 @@ mod run;
 mod tests;
 mod tiles;
 
+pub use products::product;
+
 /// Lane instructions after which a launch is taken for a runaway.
 const BUDGET: u64 = 1 << 36;
 

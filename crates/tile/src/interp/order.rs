@@ -239,6 +239,13 @@ impl Order {
         }
     }
 
+    /// Whether no access now can be unordered with the recorded access: it is of this group, before
+    /// its last barrier, or of what the launch found, or of nothing.
+    #[inline(always)]
+    pub(super) fn is_settled(&self, record: Record) -> bool {
+        record < self.barrier << WHO && (record >= self.born << WHO || stamp(record) <= INITIAL)
+    }
+
     /// Whether an access now is unordered with the recorded access to shared memory.
     #[inline(always)]
     pub(super) fn clashes_shared(&self, record: Record, who: u64) -> bool {

@@ -96,6 +96,41 @@ fn numbers(shared: &Shared, first: usize, rows: usize, scalar: Scalar) -> Vec<f3
     (0..rows * ROW as usize).map(number).collect()
 }
 
+/// The columns of `rows` rows of so many terms, one after another.
+fn turned(rows: &[f32], terms: usize) -> Vec<f32> {
+    let count = rows.len() / terms;
+    let mut turned = vec![0.0; rows.len()];
+    for (r, row) in rows.chunks(terms).enumerate() {
+        for (k, x) in row.iter().enumerate() {
+            turned[k * count + r] = *x;
+        }
+    }
+    turned
+}
+
+/// Adds the products of `left`'s terms with those of as many rows as there are sums, each sum's one
+/// after another: many sums at a time, since each waits for its last.
+#[inline(always)]
+pub(super) fn add_terms(sums: &mut [f32], left: &[f32], turned: &[f32]) {
+    for (x, column) in left.iter().zip(turned.chunks(sums.len())) {
+        for (sum, y) in sums.iter_mut().zip(column) {
+            *sum += x * y;
+        }
+    }
+}
+
+/// `y = x w'`: rows of `width` terms, which are added one after another, as products in kernels are.
+pub fn product(x: &[f32], w: &[f32], width: usize, y: &mut [f32]) {
+    y.fill(0.0);
+    if width == 0 || w.is_empty() {
+        return;
+    }
+    let turned = turned(w, width);
+    for (y, x) in y.chunks_mut(w.len() / width).zip(x.chunks(width)) {
+        add_terms(y, x, &turned);
+    }
+}
+
 impl State<'_> {
     /// A batch of each active warpgroup ends.
     pub(super) fn wgmma_commit(&mut self, mask: &Mask) -> Result<(), Stop> {
@@ -146,6 +181,8 @@ impl State<'_> {
                 numbers(&self.shared[block.0 as usize], block.1, rows, product.scalar)
             };
             let (left, right) = (of(a, left), of(b, right));
+            let blocks = right.chunks(ROWS * ROW as usize);
+            let right: Vec<Vec<f32>> = blocks.map(|block| turned(block, ROW as usize)).collect();
             for (s, left) in left.chunks(ROWS * ROW as usize).enumerate() {
                 let simd = warpgroup * SIMDS + s;
                 let place = Place::Register(product.sum);
@@ -158,7 +195,7 @@ impl State<'_> {
                     let (thread, verb, why) = (simd * SIMD, "adds to", Why::Unfenced);
                     return Err(Stop::Element { thread, verb, place, index: 0, why });
                 }
-                for (j, right) in right.chunks(ROWS * ROW as usize).enumerate() {
+                for (j, right) in right.iter().enumerate() {
                     registers.add_product(simd, j, left, right, ROW as usize);
                 }
             }

@@ -5,6 +5,7 @@ use std::cell::Cell;
 
 use super::lanes::{Columns, Mask, SIMD};
 use super::ops::{Col, Slot};
+use super::products::add_terms;
 use super::tiles::{ELEMENTS, Tiles};
 use crate::ir;
 use crate::types::Type;
@@ -139,8 +140,8 @@ impl Registers {
         self.products[simd] -= 1;
     }
 
-    /// Adds `left right'` to a simdgroup's tile: blocks of so many terms a row, added in their
-    /// order.
+    /// Adds `left right'` to a simdgroup's tile: rows of so many terms, added in their order, and
+    /// columns of those of the right.
     pub(super) fn add_product(
         &mut self,
         simd: usize,
@@ -149,13 +150,13 @@ impl Registers {
         right: &[f32],
         terms: usize,
     ) {
-        let cells = self.tile(element, simd).chunks(right.len() / terms);
-        for (cells, left) in cells.zip(left.chunks(terms)) {
-            for (cell, right) in cells.iter().zip(right.chunks(terms)) {
-                let products = left.iter().zip(right).map(|(a, b)| a * b);
-                let sum = products.fold(f32::from_bits(cell.get()), |sum, product| sum + product);
-                cell.set(sum.to_bits());
-            }
+        let count = right.len() / terms;
+        let mut sums = [0.0; ELEMENTS];
+        let sums = &mut sums[..count];
+        for (cells, left) in self.tile(element, simd).chunks(count).zip(left.chunks(terms)) {
+            sums.iter_mut().zip(cells).for_each(|(sum, cell)| *sum = f32::from_bits(cell.get()));
+            add_terms(sums, left, right);
+            sums.iter().zip(cells).for_each(|(sum, cell)| cell.set(sum.to_bits()));
         }
     }
 
