@@ -113,7 +113,7 @@ pub struct Array {
 }
 
 /// An array an instruction reads or writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// A buffer among [`Kernel::params`].
     Buffer(u32),

@@ -85,6 +85,82 @@ impl Piece<'_> {
     }
 }
 
+/// What a piece says of operands and arrays. Passes and the verifier ask for them again and again,
+/// so that no instruction is copied for it.
+enum Read<'i> {
+    /// Values that it reads.
+    Values(&'i [Value]),
+    /// An array, what is done with it, and the index.
+    Array(Access, Place, &'i [Value]),
+    /// Neither.
+    Nothing,
+}
+
+/// The kinds of [`Piece`], as what they say of operands and arrays.
+#[allow(non_snake_case, reason = "they stand for the pieces in the table")]
+mod read {
+    use std::slice::from_ref;
+
+    use super::Read;
+    use crate::ir::{self, Access, Block, Builtin, Place, SimdOp};
+    use crate::types;
+
+    pub(super) fn Value(value: &ir::Value) -> Read<'_> {
+        Read::Values(from_ref(value))
+    }
+    pub(super) fn Agreed<'i>(_: &str, value: &'i ir::Value) -> Read<'i> {
+        Read::Values(from_ref(value))
+    }
+    pub(super) fn Values(values: &[ir::Value]) -> Read<'_> {
+        Read::Values(values)
+    }
+    pub(super) fn Optional<'i>(_: &str, value: &'i Option<ir::Value>) -> Read<'i> {
+        Read::Values(value.as_slice())
+    }
+    pub(super) fn Element<'i>(access: Access, place: &Place, index: &'i ir::Value) -> Read<'i> {
+        Read::Array(access, *place, from_ref(index))
+    }
+    pub(super) fn Tile<'i>(
+        access: Access,
+        place: &Place,
+        _: &str,
+        index: &'i ir::Value,
+    ) -> Read<'i> {
+        Read::Array(access, *place, from_ref(index))
+    }
+    pub(super) fn Array<'i>(access: Access, place: &Place) -> Read<'i> {
+        Read::Array(access, *place, &[])
+    }
+    pub(super) fn axis(_: &Builtin) -> Option<&u8> {
+        None
+    }
+    pub(super) fn mask(_: &SimdOp) -> Option<&u8> {
+        None
+    }
+
+    macro_rules! nothing {
+        ($($piece:ident($($of:ty),*))*) => {
+            $(pub(super) fn $piece<'i>($(_: $of),*) -> Read<'i> {
+                Read::Nothing
+            })*
+        };
+    }
+    nothing! {
+        Word(&str) Flag(&str, &bool) Number(&str, Option<&u8>) Lanes(&u8) LoadHint(&ir::LoadHint)
+        Literal(&ir::Literal) Constant(&u32) Argument(&u32) Result(&types::Type)
+        Scalar(&types::Scalar) Defined(&ir::Value) Body(&Block) Branches(&Block, &Block)
+    }
+}
+
+/// The number that an operation has, for its piece.
+fn axis(which: &mut Builtin) -> Option<&mut u8> {
+    which.axis()
+}
+
+fn mask(op: &mut SimdOp) -> Option<&mut u8> {
+    op.mask()
+}
+
 /// A field of an instruction that is not read yet, for the parser: each operation that gives the
 /// instruction another name has a number below [`OPERATIONS`].
 trait Blank {
@@ -168,6 +244,16 @@ macro_rules! instructions {
                 }
             }
 
+            /// Calls `f` with what its pieces say of operands and arrays, in their order.
+            fn read<'i>(&'i self, mut f: impl FnMut(Read<'i>)) {
+                use read::*;
+                match self {
+                    $(Inst::$inst $(($($field),*))? $({$($named),*})? => {
+                        $(f($piece);)*
+                    })*
+                }
+            }
+
             /// Whether it does anything besides defining its result from its operands: such an
             /// instruction is neither removed, nor repeated, nor moved over another. Loads have no
             /// effect but depend on stores; see [`Inst::reads`].
@@ -215,7 +301,7 @@ instructions! { k:
     Literal(literal) => "literal", [Literal(literal)], pure, Thread, Ok(Some(literal.scalar().into()));
     Constant(index) => "constant", [Constant(index)], pure, Thread, k.constant(*index);
     Argument(index) => "argument", [Argument(index)], pure, Thread, k.argument(*index);
-    Builtin(which) => which.name(), [Number("an axis", which.axis())], pure, Thread, k.builtin(*which);
+    Builtin(which) => which.name(), [Number("an axis", axis(which))], pure, Thread, k.builtin(*which);
 
     // Arithmetic.
     Unary(op, a) => op.name(), [Value(a)], pure, Thread, k.unary(*op, *a);
@@ -261,7 +347,7 @@ instructions! { k:
 
     // Lanes and tiles.
     Simd(op, value, lane) => op.name(),
-        [Value(value), Number("a mask", op.mask()), Optional(",", lane)], effect, Simd,
+        [Value(value), Number("a mask", mask(op)), Optional(",", lane)], effect, Simd,
         k.simd(*op, *value, *lane);
     Splat(ty, value) => "splat", [Result(ty), Agreed("the value", value)], pure, Thread,
         k.splat(*ty, *value);
@@ -373,9 +459,11 @@ impl Inst {
     /// The values it reads, in text order, without the operands of inner blocks.
     pub fn operands(&self) -> OperandList {
         let mut found = OperandList::default();
-        self.without_blocks().map_operands(|value| {
-            found.push(value);
-            value
+        self.read(|piece| match piece {
+            Read::Values(values) | Read::Array(_, _, values) => {
+                values.iter().for_each(|value| found.push(*value));
+            }
+            Read::Nothing => {}
         });
         found
     }
@@ -416,10 +504,9 @@ impl Inst {
     /// The arrays it names, without those that it only has this access to.
     fn places(&self, without: Access) -> Vec<Place> {
         let mut found = Vec::new();
-        self.without_blocks().map_places(|access, place| {
-            if access != without {
-                found.push(*place);
-            }
+        self.read(|piece| match piece {
+            Read::Array(access, place, _) if access != without => found.push(place),
+            _ => {}
         });
         found
     }

@@ -5,7 +5,7 @@
 //! Limits: cells are told apart only by indices that are numbers; an access at any other index
 //! concerns them all.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::rewrite::{Effects, Rewrite, Visitor, each, rewrite};
 use crate::ir::{Block, Inst, Kernel, Literal, Place, Statement, Value};
@@ -33,7 +33,7 @@ struct Forward {
 }
 
 impl Forward {
-    fn forget(&mut self, writes: &HashSet<Place>) {
+    fn forget(&mut self, writes: &BTreeSet<Place>) {
         self.held.retain(|(place, _), _| !writes.contains(place));
     }
 

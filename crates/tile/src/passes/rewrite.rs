@@ -4,7 +4,7 @@
 //! which old value each new one replaces, and the instruction behind every new value; [`Visitor`]
 //! is the pass's decision about one instruction.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::ranges::Range;
 use crate::ir::{Block, Builtin, Inst, Kernel, Literal, Place, SourceId, Statement, Value};
@@ -431,9 +431,9 @@ pub(crate) fn defined(node: &Statement) -> HashSet<Value> {
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// Arrays read; an atomic reads what it changes.
-    pub(crate) reads: HashSet<Place>,
+    pub(crate) reads: BTreeSet<Place>,
     /// Arrays written.
-    pub(crate) writes: HashSet<Place>,
+    pub(crate) writes: BTreeSet<Place>,
     /// Whether anything waits for others, or orders memory.
     pub(crate) waits: bool,
     /// Whether anything is done by a simdgroup or threadgroup together, or is atomic, or concerns

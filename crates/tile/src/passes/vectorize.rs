@@ -20,7 +20,7 @@
 //! Limits: loops that wait, exchange values between lanes or use atomics are left alone, and so are
 //! neighbouring accesses outside loops.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::rewrite::{Effects, Facts, Rewrite, Visitor, defined, each, rewrite, size};
 use crate::instr::BinaryOp;
@@ -279,8 +279,8 @@ fn plan(facts: &Facts<'_>, shape: Loop<'_>, lanes: u8) -> Plan {
         shape.body.0.iter().flat_map(defined).chain([shape.index]).collect();
     // A vector load comes before the run and a vector store after it: so an array is stored to
     // once, not inside a branch or an inner loop, and not read after that.
-    let mut narrow: HashSet<Place> = HashSet::new();
-    let mut stored: HashSet<Place> = HashSet::new();
+    let mut narrow: BTreeSet<Place> = BTreeSet::new();
+    let mut stored: BTreeSet<Place> = BTreeSet::new();
     for node in &shape.body.0 {
         let effects = Effects::of(node);
         narrow.extend(effects.reads.intersection(&stored));
