@@ -118,16 +118,18 @@ impl Scene {
         (0..blocks).map(|i| ((i * apart + 1) % blocks) as u32).collect()
     }
 
-    /// The slot of a position.
-    pub(super) fn slot(&self, sequence: usize, position: usize) -> usize {
-        slot(&self.table(), self.stride(), self.block, sequence, position)
+    /// The slot of each sequence and position. It keeps the table, which takes longer to make than
+    /// all else that a case is made of.
+    pub(super) fn slots(&self) -> impl Fn(usize, usize) -> usize {
+        let (table, stride, block) = (self.table(), self.stride(), self.block);
+        move |sequence, position| slot(&table, stride, block, sequence, position)
     }
 
     /// Slots that hold something.
     fn used(&self) -> Vec<bool> {
-        let mut used = vec![false; self.blocks() * self.block];
+        let (mut used, slot) = (vec![false; self.blocks() * self.block], self.slots());
         for (sequence, length) in self.lengths().into_iter().enumerate() {
-            (0..length).for_each(|p| used[self.slot(sequence, p)] = true);
+            (0..length).for_each(|p| used[slot(sequence, p)] = true);
         }
         used
     }
@@ -205,14 +207,13 @@ impl Scene {
     /// `(slot, head)`.
     pub(super) fn expected(&self, q: &Buffer, stores: &Stores) -> Vec<f64> {
         let (q, sinks, d) = (q.to_f32(), self.sinks().to_f32(), self.head_dim);
-        let mut y = Vec::new();
+        let (mut y, slot) = (Vec::new(), self.slots());
         for (row, &(sequence, position)) in self.rows.iter().enumerate() {
             let end = position.wrapping_add(1) as usize;
             let first = self.first(end);
             for h in 0..self.heads() {
-                let at = |p: usize| {
-                    (self.slot(sequence as usize, p) * self.kv_heads + h / self.group) * d
-                };
+                let at =
+                    |p: usize| (slot(sequence as usize, p) * self.kv_heads + h / self.group) * d;
                 let keys: Vec<&[f32]> = (first..end).map(|p| &stores.keys[at(p)..][..d]).collect();
                 let values: Vec<&[f32]> =
                     (first..end).map(|p| &stores.values[at(p)..][..d]).collect();
