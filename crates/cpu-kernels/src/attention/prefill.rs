@@ -215,7 +215,7 @@ unsafe fn tile<L: Lanes, const A: usize, const R: usize, const C: usize>(
                 });
             });
         }
-        for k in 0..depth {
+        each!(k < depth, {
             let mut row = [L::splat(0.0); C];
             each!(v < C, {
                 row[v] = L::load(b.add(k * b_stride + v * L::N));
@@ -226,7 +226,7 @@ unsafe fn tile<L: Lanes, const A: usize, const R: usize, const C: usize>(
                     sums[r][v] = row[v].fma(a, sums[r][v]);
                 });
             });
-        }
+        });
         each!(r < R, {
             each!(v < C, {
                 sums[r][v].store(c.add(r * c_stride + v * L::N));

@@ -229,13 +229,12 @@ unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: us
     // SAFETY: the panels are the matrix's, with `cols` columns; the rows of x have `cols` f32.
     unsafe {
         let mut weights = [call.panel(panel); P];
-        for p in 1..P {
-            weights[p] = call.panel(panel + p);
-        }
+        each!(p < P, weights[p] = call.panel(panel + p));
         let (x, stride) = (call.x.row(token), call.x.stride());
         let mut acc = [[[L::splat(0.0); C]; N]; P];
         let whole = call.cols / C * C;
-        for k in (0..whole).step_by(C) {
+        let mut k = 0;
+        while k < whole {
             each!(c < C, {
                 let column = (k + c) * ROWS * E::BYTES;
                 // After a panel's end, prefetch the panel that is read next.
@@ -252,22 +251,27 @@ unsafe fn tile<L: Lanes, E: Element, const P: usize, const N: usize, const C: us
                     });
                 });
             });
+            k += C;
         }
-        for k in whole..call.cols {
+        while k < call.cols {
             each!(p < P, {
                 let w = E::load::<L>(weights[p].add(k * ROWS * E::BYTES));
                 each!(t < N, {
                     acc[p][t][0] = L::fma(w, L::splat(*x.add(t * stride + k)), acc[p][t][0]);
                 });
             });
+            k += 1;
         }
         each!(p < P, {
             let mut y = [L::splat(0.0); N];
             each!(t < N, {
                 y[t] = acc[p][t][0];
-                for c in 1..C {
-                    y[t] = L::add(y[t], acc[p][t][c]);
-                }
+                each!(
+                    c < C,
+                    if c > 0 {
+                        y[t] = L::add(y[t], acc[p][t][c])
+                    }
+                );
             });
             L::write(call, panel + p, token, &y, true);
         });

@@ -114,8 +114,10 @@ unsafe fn tile<L: Lanes, S: Source<L>, const P: usize, const N: usize>(
                 if L::UNROLLED {
                     quads!(0, 1, 2, 3, 4, 5, 6, 7);
                 } else {
-                    for q in 0..8 {
+                    let mut q = 0;
+                    while q < 8 {
                         quads!(q);
+                        q += 1;
                     }
                 }
                 x = x.add(step);

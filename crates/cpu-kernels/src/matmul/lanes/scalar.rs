@@ -13,11 +13,19 @@ fn zip<T: Copy, U: Copy, V: Copy + Default>(
     b: [U; 16],
     f: impl Fn(T, U) -> V,
 ) -> [V; 16] {
-    let mut out = [V::default(); 16];
-    for r in 0..16 {
+    let (mut out, mut r) = ([V::default(); 16], 0);
+    // Tests run this where iterators, and `map` of arrays, are calls.
+    while r < 16 {
         out[r] = f(a[r], b[r]);
+        r += 1;
     }
     out
+}
+
+/// Applies a function to every element.
+#[inline(always)]
+fn map<T: Copy, V: Copy + Default>(a: [T; 16], f: impl Fn(T) -> V) -> [V; 16] {
+    zip(a, [(); 16], |a, ()| f(a))
 }
 
 impl Lanes for Scalar {
@@ -32,24 +40,24 @@ impl Lanes for Scalar {
     unsafe fn bytes(p: *const u8) -> [u32; 16] {
         // SAFETY: 64 bytes are readable at `p`.
         let words = unsafe { p.cast::<[u32; 16]>().read_unaligned() };
-        words.map(u32::from_le)
+        map(words, u32::from_le)
     }
     #[inline(always)]
     unsafe fn store_bytes(p: *mut u8, v: [u32; 16]) {
         // SAFETY: 64 bytes are writable at `p`.
-        unsafe { p.cast::<[u32; 16]>().write_unaligned(v.map(u32::to_le)) }
+        unsafe { p.cast::<[u32; 16]>().write_unaligned(map(v, u32::to_le)) }
     }
     #[inline(always)]
     unsafe fn shr(v: [u32; 16], n: u32) -> [u32; 16] {
-        v.map(|v| v >> n)
+        map(v, |v| v >> n)
     }
     #[inline(always)]
     unsafe fn shl(v: [u32; 16], n: u32) -> [u32; 16] {
-        v.map(|v| v << n)
+        map(v, |v| v << n)
     }
     #[inline(always)]
     unsafe fn and(v: [u32; 16], mask: u8) -> [u32; 16] {
-        v.map(|v| v & (u32::from(mask) * 0x0101_0101))
+        map(v, |v| v & (u32::from(mask) * 0x0101_0101))
     }
     #[inline(always)]
     unsafe fn or(a: [u32; 16], b: [u32; 16]) -> [u32; 16] {
@@ -57,17 +65,19 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn look_up(v: [u32; 16], table: &[u8; 16]) -> [u32; 16] {
-        v.map(|v| u32::from_le_bytes(v.to_le_bytes().map(|b| table[usize::from(b & 15)])))
+        map(v, |v| u32::from_le_bytes(v.to_le_bytes().map(|b| table[usize::from(b & 15)])))
     }
     #[inline(always)]
     unsafe fn add_byte(v: [u32; 16], n: u8) -> [u32; 16] {
-        v.map(|v| u32::from_le_bytes(v.to_le_bytes().map(|b| b.wrapping_add(n))))
+        map(v, |v| u32::from_le_bytes(v.to_le_bytes().map(|b| b.wrapping_add(n))))
     }
     #[inline(always)]
     unsafe fn dot(_: usize, acc: [i32; 16], codes: [u32; 16], x: i32) -> [i32; 16] {
-        let x = x.to_le_bytes().map(|b| i32::from(b as i8));
+        let x = x.to_le_bytes();
+        let x = [x[0] as i8 as i32, x[1] as i8 as i32, x[2] as i8 as i32, x[3] as i8 as i32];
         zip(acc, codes, |acc, word| {
-            let c = word.to_le_bytes().map(i32::from);
+            let c = word.to_le_bytes();
+            let c = [c[0] as i32, c[1] as i32, c[2] as i32, c[3] as i32];
             acc + c[0] * x[0] + c[1] * x[1] + c[2] * x[2] + c[3] * x[3]
         })
     }
@@ -77,7 +87,7 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn floats(v: [i32; 16]) -> [f32; 16] {
-        v.map(|v| v as f32)
+        map(v, |v| v as f32)
     }
     #[inline(always)]
     unsafe fn splat(v: f32) -> [f32; 16] {
@@ -103,17 +113,17 @@ impl Lanes for Scalar {
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> [f32; 16] {
         // SAFETY: 16 u16 are readable at `p`.
-        unsafe { p.cast::<[u16; 16]>().read_unaligned() }.map(formats::quant::plain::f16_to_f32)
+        map(unsafe { p.cast::<[u16; 16]>().read_unaligned() }, formats::quant::plain::f16_to_f32)
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> [f32; 16] {
         // SAFETY: 16 u16 are readable at `p`.
-        unsafe { p.cast::<[u16; 16]>().read_unaligned() }.map(formats::quant::plain::bf16_to_f32)
+        map(unsafe { p.cast::<[u16; 16]>().read_unaligned() }, formats::quant::plain::bf16_to_f32)
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> [f32; 16] {
         // SAFETY: 16 bytes are readable at `p`.
-        unsafe { p.cast::<[i8; 16]>().read_unaligned() }.map(f32::from)
+        map(unsafe { p.cast::<[i8; 16]>().read_unaligned() }, f32::from)
     }
     #[inline(always)]
     unsafe fn store_f32(p: *mut f32, v: [f32; 16]) {
