@@ -19,6 +19,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 use tokens::{ChatTemplate, Tokenizer};
 
+/// Words of a vocabulary that leaves enough freed memory behind, once it is read, to look for it in
+/// all of the heap.
+const LARGE_VOCABULARY: usize = 1024;
+
 /// A model that is open, with its Program recorded and its device found; see [`Engine::prepare`].
 pub struct Prepared {
     /// The part of an engine that it is loaded beside, or again in the place of.
@@ -182,7 +186,8 @@ impl Prepared {
             || device.load(program, &tensors, load, progress),
         );
         tensors.forget_metadata();
-        device::give_back();
+        let give_back = || (config.vocab >= LARGE_VOCABULARY).then(device::give_back);
+        give_back();
         // Its pages were read just now.
         let fingerprint = fingerprint(&tensors);
         // First: of a file that became shorter, what it lost reads as weights of zero, or as
@@ -231,7 +236,7 @@ impl Prepared {
             load_ms: start.elapsed().as_millis() as u64,
         };
         drop(tensors);
-        device::give_back();
+        give_back();
         let shared = Arc::new(Shared {
             prefixes: Prefixes::new(&groups),
             pool,
