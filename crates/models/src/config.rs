@@ -406,6 +406,7 @@ impl Config {
             rope: self.rope.clone(),
             stretch: None,
             sinks: false,
+            slopes: false,
             scale: None,
             cap: None,
             output_gate: None,

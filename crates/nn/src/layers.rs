@@ -159,6 +159,9 @@ pub struct AttentionOptions {
     /// Whether each head has a sink: a score `name.sinks` `[heads]` that takes part in the softmax
     /// and has no value.
     pub sinks: bool,
+    /// Whether each head has a slope, `name.slopes` `[heads]`, by which scores fall with each position
+    /// from the query back to the key.
+    pub slopes: bool,
     /// The factor on scores; `None` means `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Soft cap of the scaled scores: `cap * tanh(score / cap)`.
@@ -183,7 +186,7 @@ pub struct SelfAttention {
     rotates_first: bool,
     rope: Option<Rope>,
     stretch: Option<Stretch>,
-    sinks: Option<WeightId>,
+    vectors: Vec<WeightId>, // sinks and slopes, [heads] each
     attend: ops::Attention,
 }
 
@@ -208,7 +211,7 @@ impl KeysValues {
 
 impl SelfAttention {
     /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm`, `.k_norm` and `.v_norm`, sinks
-    /// `.sinks`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
+    /// `.sinks`, slopes `.slopes`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
     /// where another layer's is shared.
     ///
     /// # Errors
@@ -229,7 +232,10 @@ impl SelfAttention {
             };
             Norm::rms(builder, &format!("{name}.{part}"), width, eps).map(Some)
         };
-        let sinks = options.sinks.then(|| builder.weight(&format!("{name}.sinks"), &[heads]));
+        let vector = |part: &str| builder.weight(&format!("{name}.{part}"), &[heads]);
+        let vectors = [(options.sinks, "sinks"), (options.slopes, "slopes")];
+        let vectors = vectors.into_iter().filter(|(has, _)| *has).map(|(_, part)| vector(part));
+        let vectors = vectors.collect::<Result<Vec<_>>>()?;
         let q = linear("q", [wide, hidden], options.qkv_bias)?;
         let narrow_part = |part: &str, rows| linear(part, [rows, hidden], options.qkv_bias);
         let own = match options.shared {
@@ -264,8 +270,9 @@ impl SelfAttention {
                 chunked: options.chunked,
                 cap: options.cap,
                 sinks: options.sinks,
+                slopes: options.slopes,
             },
-            sinks: sinks.transpose()?,
+            vectors,
             rope: options.rope,
             stretch: options.stretch,
         })
@@ -286,8 +293,7 @@ impl SelfAttention {
             let v = self.spliced(&v, self.attend.kv_heads, self.attend.head_dim);
             k.sink(Op::from(ops::KvWrite { layer: self.attend.layer }), &[&v]);
         }
-        let sinks = self.sinks.into_iter().collect();
-        let y = q.apply(Op::Attention(self.attend.clone()), &[], sinks);
+        let y = q.apply(Op::Attention(self.attend.clone()), &[], self.vectors.clone());
         let y = self.spliced(&y, self.attend.heads, self.value_dim);
         match &self.gate {
             Some((gate, f)) => self.o.forward(&y.mul(&gate.forward(x).map(*f))),

@@ -67,6 +67,7 @@ fn decoder_of(
             output_bias: Bias::Never,
             qk_norm: qk_norm.map_or(QkNorm::None, QkNorm::Heads),
             sinks: false,
+            slopes: false,
             window: (i == 1).then_some(3),
             rope: Some(rope.clone()),
             scale: None,
