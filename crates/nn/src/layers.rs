@@ -3,7 +3,7 @@
 use crate::{Bias, Builder, ForwardPass, Tensor};
 use formats::Result;
 use ops::embed::Index;
-use ops::{Op, Rope, Splice, Stretch, Unary};
+use ops::{Op, Rope, RoundRows, Splice, Stretch, Unary};
 use program::{CacheLayer, WeightId};
 
 /// `[tokens] -> [tokens, hidden]`.
@@ -162,6 +162,13 @@ pub struct AttentionOptions {
     /// Whether each head has a slope, `name.slopes` `[heads]`, by which scores fall with each position
     /// from the query back to the key.
     pub slopes: bool,
+    /// How far from zero elements of queries, keys and values may be; those beyond are there.
+    pub clip: Option<f32>,
+    /// The eps of an RMS norm over what attention gives, `name.o_norm`, in front of the output
+    /// projection, if it has one.
+    pub output_norm: Option<f32>,
+    /// How the rows that the output projection reads are rounded, if they are.
+    pub output_rounding: Option<RoundRows>,
     /// The factor on scores; `None` means `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Soft cap of the scaled scores: `cap * tanh(score / cap)`.
@@ -187,7 +194,18 @@ pub struct SelfAttention {
     rope: Option<Rope>,
     stretch: Option<Stretch>,
     vectors: Vec<WeightId>, // sinks and slopes, [heads] each
+    clip: Option<f32>,
+    o_norm: Option<Norm>,
+    rounding: Option<RoundRows>,
     attend: ops::Attention,
+}
+
+/// `x`, but no element farther than `most` from zero.
+fn clipped(x: Tensor, most: Option<f32>) -> Tensor {
+    match most {
+        Some(most) => x.scale(1.0 / most).map(Unary::HardTanh).scale(most),
+        None => x,
+    }
 }
 
 /// The projections to keys and values of a layer that has some of its own.
@@ -199,11 +217,11 @@ struct KeysValues {
 }
 
 impl KeysValues {
-    /// Keys before their norm, and values.
-    fn project(&self, x: &Tensor) -> (Tensor, Tensor) {
-        let k = self.k.forward(x);
+    /// Keys before their norm, and values; elements of both within `clip` of zero.
+    fn project(&self, x: &Tensor, clip: Option<f32>) -> (Tensor, Tensor) {
+        let k = clipped(self.k.forward(x), clip);
         // One matrix for both is multiplied once.
-        let v = if self.v == self.k { k.clone() } else { self.v.forward(x) };
+        let v = if self.v == self.k { k.clone() } else { clipped(self.v.forward(x), clip) };
         let v = self.v_norm.as_ref().map_or_else(|| v.clone(), |norm| norm.forward(&v));
         (k, v)
     }
@@ -246,6 +264,8 @@ impl SelfAttention {
         let gate = options.output_gate.map(gate).transpose()?;
         let o = linear("o", [hidden, values], options.output_bias)?;
         let q_norm = norm("q_norm", wide)?;
+        let o_norm = |eps| Norm::rms(builder, &format!("{name}.o_norm"), values, eps);
+        let o_norm = options.output_norm.map(o_norm).transpose()?;
         let normed = |(k, v)| -> Result<KeysValues> {
             let v_norm = |eps| Norm::rms(builder, &format!("{name}.v_norm"), value_dim, eps);
             let v_norm = options.value_norm.map(v_norm).transpose()?;
@@ -273,6 +293,9 @@ impl SelfAttention {
                 slopes: options.slopes,
             },
             vectors,
+            clip: options.clip,
+            o_norm,
+            rounding: options.output_rounding,
             rope: options.rope,
             stretch: options.stretch,
         })
@@ -280,8 +303,8 @@ impl SelfAttention {
 
     /// Projects, rotates, caches, attends and projects back.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        let q = self.q.forward(x);
-        let own = self.own.as_ref().map(|own| (own, own.project(x)));
+        let q = clipped(self.q.forward(x), self.clip);
+        let own = self.own.as_ref().map(|own| (own, own.project(x, self.clip)));
         let q = self.turn(&self.q_norm, &q);
         let q = match self.stretch {
             Some(stretch) => q.apply(Op::from(stretch), &[], Vec::new()),
@@ -295,6 +318,11 @@ impl SelfAttention {
         }
         let y = q.apply(Op::Attention(self.attend.clone()), &[], self.vectors.clone());
         let y = self.spliced(&y, self.attend.heads, self.value_dim);
+        let y = self.o_norm.as_ref().map_or_else(|| y.clone(), |norm| norm.forward(&y));
+        let y = match self.rounding {
+            Some(rounding) => y.apply(Op::from(rounding), &[], Vec::new()),
+            None => y,
+        };
         match &self.gate {
             Some((gate, f)) => self.o.forward(&y.mul(&gate.forward(x).map(*f))),
             None => self.o.forward(&y),

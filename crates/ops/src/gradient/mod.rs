@@ -232,7 +232,7 @@ pub fn trains(op: &Op) -> bool {
         Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) | Op::Xielu(_) => true,
         Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
         Op::Experts(_) | Op::Gated(_) | Op::GatedNorm(_) => true,
-        Op::Mix(_) | Op::MatchRms(_) | Op::GaussianTopK(_) => true,
+        Op::Mix(_) | Op::MatchRms(_) | Op::GaussianTopK(_) | Op::RoundRows(_) => true,
         Op::Gradient(op) => !matches!(
             op,
             Gradient::NormTangent(_)
