@@ -33,7 +33,7 @@ const LACKING: &[(&str, &[&str])] = &[
     ("heads of Mamba-1's state spaces (Zamba, PLaMo 2)", &["plamo2", "zamba"]),
     ("attention that several layers share, beside state spaces", &["zamba2"]),
     ("the recurrence of RWKV", &["rwkv", "rwkv6", "rwkv6qwen2", "rwkv7", "rwkv_hybrid", "arwkv7"]),
-    ("positions as a slope on scores (ALiBi)", &["bloom", "mpt", "jais", "refact", "falcon_rw"]),
+    ("positions as a slope on scores (ALiBi)", &["jais", "refact", "falcon_rw"]),
     (
         "an encoder beside the decoder",
         &["bart", "mbart", "marian", "pegasus", "t5", "mt5", "umt5", "t5gemma", "whisper"],

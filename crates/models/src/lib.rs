@@ -8,9 +8,11 @@
 //! quantisation of weights, but for the recipe of those that are stored in several tensors.
 
 mod afmoe;
+mod alibi;
 mod apertus;
 mod arcee;
 mod bamba;
+mod bloom;
 mod cohere;
 mod cohere2_moe;
 mod config;
@@ -76,6 +78,7 @@ mod ministral;
 mod ministral3;
 mod mistral;
 mod mixtral;
+mod mpt;
 mod names;
 mod nanochat;
 mod nemotron;
@@ -152,6 +155,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &arcee::ARCHITECTURE,
     &deepseek::AXK1,
     &bamba::ARCHITECTURE,
+    &bloom::ARCHITECTURE,
     &cohere::ARCHITECTURE,
     &cohere::COHERE2,
     &cohere2_moe::ARCHITECTURE,
@@ -227,6 +231,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &mistral::ARCHITECTURE,
     &deepseek::MISTRAL4,
     &mixtral::ARCHITECTURE,
+    &mpt::ARCHITECTURE,
     &nanochat::ARCHITECTURE,
     &nemotron::ARCHITECTURE,
     &nemotron_h::ARCHITECTURE,

@@ -73,6 +73,7 @@ fn folders_compute_the_same_as_files() {
         "mellum",
         "minicpm3",
         "ministral",
+        "mpt-scaled",
         "nanochat",
         "olmo_hybrid",
         "opt",

@@ -264,6 +264,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("mimo_v2_flash", LATENT),
     ("mimo_v2_flash/model.f32.gguf", LATENT),
     ("minicpm3", LATENT),
+    ("mpt", HEADS),
+    ("mpt/model.f32.gguf", HEADS),
     ("minimax-m2", NORMS),
     ("ministral3", HEADS),
     ("ministral3/folder", HEADS),
