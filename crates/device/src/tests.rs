@@ -268,6 +268,7 @@ fn layers_shared_by_ranks_are_transformers() {
     let whole = |case: &Path| {
         let names = [
             "bailing_hybrid",
+            "bitnet-plain",
             "deepseek2",
             "deepseek3",
             "falcon-h1-normed",
@@ -289,7 +290,7 @@ fn layers_shared_by_ranks_are_transformers() {
     };
     let mut refused = 0;
     for case in cases() {
-        let norms = ["flex_olmo", "minimax-m2", "olmo2", "olmo3", "olmo_hybrid", "olmoe"]
+        let norms = ["bitnet", "flex_olmo", "minimax-m2", "olmo2", "olmo3", "olmo_hybrid", "olmoe"]
             .iter()
             .any(|name| case.ends_with(name));
         let expected = match (has_odd_heads(&case), norms) {

@@ -12,6 +12,7 @@ mod alibi;
 mod apertus;
 mod arcee;
 mod bamba;
+mod bitnet;
 mod bloom;
 mod cohere;
 mod cohere2_moe;
@@ -155,6 +156,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &arcee::ARCHITECTURE,
     &deepseek::AXK1,
     &bamba::ARCHITECTURE,
+    &bitnet::ARCHITECTURE,
     &bloom::ARCHITECTURE,
     &cohere::ARCHITECTURE,
     &cohere::COHERE2,
@@ -416,6 +418,11 @@ fn read(files: &Files<'_>, options: &ReadOptions) -> Result<Opened> {
     if !files.architecture.experts {
         experts::check(&files.outer)?;
         experts::check(&files.keys)?;
+    }
+    if files.architecture.name != bitnet::ARCHITECTURE.name && quantisation::rounds_rows(files)? {
+        let expected = format!("a quantisation that {} has", files.architecture.name);
+        let error = files.outer.wrong("quantization_config", expected, "rows rounded to 8 bits");
+        return Err(error.of(ErrorKind::Unsupported));
     }
     let mut opened = (files.architecture.open)(files)?;
     let passed = files.keys.refuse_unread(&options.ignore_keys)?;
