@@ -299,9 +299,16 @@ fn layers_shared_by_ranks_are_transformers() {
             (false, false) if case.ends_with("cohere2_moe") => Some("columns in multiples of 8"),
             (false, false) if whole(&case) => Some("a whole value"),
             (false, false)
-                if ["falcon-h1", "gemma4-small", "granite4-hybrid", "mamba", "mamba-biased"]
-                    .iter()
-                    .any(|name| case.ends_with(name)) =>
+                if [
+                    "falcon-h1",
+                    "gemma4-small",
+                    "granite4-hybrid",
+                    "mamba",
+                    "mamba-biased",
+                    "nemotron-nas",
+                ]
+                .iter()
+                .any(|name| case.ends_with(name)) =>
             {
                 Some("operands shared alike")
             }

@@ -14,7 +14,7 @@ use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
-    Architecture, Config, ReadOptions, apertus, falcon, gemma3n, gemma4, granite_swa, hybrid,
+    Architecture, Config, ReadOptions, apertus, deci, falcon, gemma3n, gemma4, granite_swa, hybrid,
     kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, scaling,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
@@ -73,6 +73,7 @@ const PERMUTED: &[&str] = &[
     "ministral3",
     "mistral",
     "mixtral",
+    "nemotron-nas",
     "nemotron_h",
     "nemotron_h_moe",
     "olmo",
@@ -238,6 +239,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     heads.extend(falcon::metadata(config));
     heads.extend(mamba::metadata(config, held));
     heads.extend(laguna::metadata(&files, config)?);
+    heads.extend(deci::metadata(&files, config)?);
     heads.extend(granite_swa::metadata(&files, config)?);
     heads.extend(mimo_v2::metadata(&files, config)?);
     heads.extend(kimi_linear::metadata(config, held));
@@ -577,8 +579,7 @@ fn made(
         }
         let (mut source, mut shape) = (weight.source.clone(), weight.shape.clone());
         let heads = match stem.rsplit('.').next() {
-            Some("q") => config.heads,
-            Some("k") => config.kv_heads,
+            Some("q" | "k") => shape[0] / config.head_dim,
             _ => 0,
         };
         // Mistral's own files have that order.

@@ -28,6 +28,7 @@ const LACKING: &[(&str, &[&str])] = &[
         ],
     ),
     ("experts that compute nothing", &["longcat_flash"]),
+    ("blocks of different shapes", &["openelm"]),
     ("GGUF's form of BitNet, whose folders are run", &["bitnet-b1.58"]),
     ("heads of Mamba-1's state spaces (Zamba, PLaMo 2)", &["plamo2", "zamba"]),
     ("attention that several layers share, beside state spaces", &["zamba2"]),

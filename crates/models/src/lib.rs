@@ -18,6 +18,7 @@ mod cohere;
 mod cohere2_moe;
 mod config;
 mod cwm;
+mod deci;
 mod decoder;
 mod deepseek;
 mod dots1;
@@ -162,6 +163,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &cohere::COHERE2,
     &cohere2_moe::ARCHITECTURE,
     &cwm::ARCHITECTURE,
+    &deci::ARCHITECTURE,
     &deepseek::V2,
     &deepseek::V3,
     &dots1::ARCHITECTURE,

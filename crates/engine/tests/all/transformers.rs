@@ -277,6 +277,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("minicpm3", LATENT),
     ("mpt", HEADS),
     ("mpt/model.f32.gguf", HEADS),
+    ("nemotron-nas", INPUTS),
+    ("nemotron-nas/model.f32.gguf", INPUTS),
     ("minimax-m2", NORMS),
     ("ministral3", HEADS),
     ("ministral3/folder", HEADS),
