@@ -74,7 +74,6 @@ const LACKING: &[(&str, &[&str])] = &[
     ("positions as sines", &["xglm"]),
     ("bounds on q, k and v", &["dbrx"]),
     ("a head of fewer rows than the embedding", &["apertus1p5", "apertus1p5_text"]),
-    ("q, k and v in CodeGen's order", &["codegen"]),
     ("adapters that are part of the model", &["phi4_multimodal", "phi4mm"]),
     ("the keys and values of another model, which it assists", &["gemma4_assistant"]),
     ("denoising in place of one token after the other", &["dream", "llada", "llada-moe"]),

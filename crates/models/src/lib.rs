@@ -195,6 +195,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &deepseek::GLM,
     &gpt2::ARCHITECTURE,
     &gptj::ARCHITECTURE,
+    &gptj::CODEGEN,
     &gpt_neo::ARCHITECTURE,
     &gpt_neox::ARCHITECTURE,
     &gpt_oss::ARCHITECTURE,

@@ -25,6 +25,7 @@ macro_rules! fixtures {
             bitnet_plain "bitnet-plain",
             bloom "bloom",
             bloom_long "bloom-long",
+            codegen "codegen",
             cohere "cohere",
             cohere2 "cohere2",
             cohere2_moe "cohere2_moe",

@@ -49,6 +49,7 @@ fn folders_compute_the_same_as_files() {
         "bitnet",
         "bitnet-online",
         "bitnet-plain",
+        "codegen",
         "cohere2_moe-rms",
         "cwm",
         "ernie4_5_vl_moe",
