@@ -72,7 +72,6 @@ const LACKING: &[(&str, &[&str])] = &[
     ("attention to an image in some layers", &["mllama", "mllama_text_model"]),
     ("layer norms of each head of q and k", &["fuyu", "persimmon"]),
     ("positions as sines", &["xglm"]),
-    ("bounds on q, k and v", &["dbrx"]),
     ("a head of fewer rows than the embedding", &["apertus1p5", "apertus1p5_text"]),
     ("adapters that are part of the model", &["phi4_multimodal", "phi4mm"]),
     ("the keys and values of another model, which it assists", &["gemma4_assistant"]),

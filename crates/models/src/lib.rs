@@ -18,6 +18,7 @@ mod cohere;
 mod cohere2_moe;
 mod config;
 mod cwm;
+mod dbrx;
 mod deci;
 mod decoder;
 mod deepseek;
@@ -163,6 +164,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &cohere::COHERE2,
     &cohere2_moe::ARCHITECTURE,
     &cwm::ARCHITECTURE,
+    &dbrx::ARCHITECTURE,
     &deci::ARCHITECTURE,
     &deepseek::V2,
     &deepseek::V3,
