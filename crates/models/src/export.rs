@@ -15,7 +15,7 @@ use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
     Architecture, Config, ReadOptions, apertus, deci, falcon, gemma3n, gemma4, granite_swa, hybrid,
-    kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, scaling,
+    kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, qwen, scaling,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -58,6 +58,7 @@ pub enum From {
 /// together, by their names in config.json.
 const PERMUTED: &[&str] = &[
     "arcee",
+    "baichuan",
     "granite",
     "granite_swa",
     "granitemoe",
@@ -237,6 +238,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let mut heads = latent::metadata(&files, config, held)?;
     heads.extend(lfm2::metadata(config, held));
     heads.extend(falcon::metadata(config));
+    heads.extend(qwen::metadata(config));
     heads.extend(mamba::metadata(config, held));
     heads.extend(laguna::metadata(&files, config)?);
     heads.extend(deci::metadata(&files, config)?);

@@ -11,6 +11,7 @@ mod afmoe;
 mod alibi;
 mod apertus;
 mod arcee;
+mod baichuan;
 mod bamba;
 mod bitnet;
 mod bloom;
@@ -96,6 +97,7 @@ mod phi;
 mod phi3;
 mod phimoe;
 mod quantisation;
+mod qwen;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
@@ -157,6 +159,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &apertus::ARCHITECTURE,
     &arcee::ARCHITECTURE,
     &deepseek::AXK1,
+    &baichuan::ARCHITECTURE,
     &bamba::ARCHITECTURE,
     &bitnet::ARCHITECTURE,
     &bloom::ARCHITECTURE,
@@ -252,6 +255,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &phi::ARCHITECTURE,
     &phi3::ARCHITECTURE,
     &phimoe::ARCHITECTURE,
+    &qwen::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
     &qwen_vl::QWEN2,
     &qwen_vl::QWEN2_5,
