@@ -59,6 +59,7 @@ pub enum From {
 const PERMUTED: &[&str] = &[
     "arcee",
     "baichuan",
+    "bailing_moe",
     "granite",
     "granite_swa",
     "granitemoe",

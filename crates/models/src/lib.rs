@@ -12,6 +12,7 @@ mod alibi;
 mod apertus;
 mod arcee;
 mod baichuan;
+mod bailing_moe;
 mod bamba;
 mod bitnet;
 mod bloom;
@@ -227,6 +228,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &lfm2_moe::ARCHITECTURE,
     &lfm3::ARCHITECTURE,
     &llama::ARCHITECTURE,
+    &bailing_moe::ARCHITECTURE,
+    &bailing_moe::SECOND,
     &kimi_linear::LING3,
     &llama4::ARCHITECTURE,
     &mamba1::ARCHITECTURE,
@@ -446,13 +449,17 @@ fn read(files: &Files<'_>, options: &ReadOptions) -> Result<Opened> {
 /// The architecture that a `config.json` names; none if it names none.
 fn stated(keys: &Keys<'_>, outer: &Keys<'_>) -> Result<Option<&'static Architecture>> {
     for keys in [keys, outer] {
+        let class = keys.get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str());
         let known = keys
             .text("model_type")?
             .and_then(|t| by_name(t).or_else(|| by_name(t.trim_end_matches("_text"))));
+        // Both versions' folders state the first one's type.
+        let second = known.is_some_and(|known| known.name == bailing_moe::ARCHITECTURE.name)
+            && class == Some(bailing_moe::SECOND.class);
+        let known = if second { Some(&bailing_moe::SECOND) } else { known };
         if known.is_some() {
             return Ok(known);
         }
-        let class = keys.get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str());
         let known = ARCHITECTURES.iter().copied().find(|a| Some(a.class) == class);
         if known.is_some() {
             return Ok(known);
