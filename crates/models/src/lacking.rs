@@ -6,8 +6,6 @@ const LACKING: &[(&str, &[&str])] = &[
         "attention to the positions that an indexer chooses",
         &[
             "axk2",
-            "deepseek_v32",
-            "deepseek32",
             "deepseek_v4",
             "deepseek4",
             "dots3_note",
@@ -15,8 +13,6 @@ const LACKING: &[(&str, &[&str])] = &[
             "glm5_next",
             "glm5_next_text",
             "glm5-next",
-            "glm_moe_dsa",
-            "glm-dsa",
             "hy_v4",
             "hy-v4",
             "minimax_m3_vl",

@@ -58,6 +58,7 @@ mod hunyuan;
 mod hy_v3;
 mod hybrid;
 mod hyperclovax;
+mod indexed;
 mod internlm2;
 mod iquestcoder;
 mod jais2;
@@ -172,6 +173,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &deci::ARCHITECTURE,
     &deepseek::V2,
     &deepseek::V3,
+    &indexed::DEEPSEEK,
     &dots1::ARCHITECTURE,
     &ernie4_5::ARCHITECTURE,
     &ernie4_5::MIXTURE,
@@ -199,6 +201,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &glm4_moe::ARCHITECTURE,
     &glm4_moe::VISION,
     &deepseek::GLM,
+    &indexed::GLM,
     &gpt2::ARCHITECTURE,
     &gptj::ARCHITECTURE,
     &gptj::CODEGEN,
