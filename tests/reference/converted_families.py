@@ -29,6 +29,8 @@ SMALL = "llama.cpp refuses the published sections for such small heads"
 SECTIONS = "llama.cpp does not rotate the pairs behind the sections"
 SIZES = "llama.cpp tells the models without a latent row of queries by their number of layers"
 APART = {
+    "baichuan": "llama.cpp tells its forms by 32 and 40 layers, and rotates nothing in others",
+    "nemotron-nas-alone": "llama.cpp leaves out attention where there is no feed-forward behind it",
     "deepseek2": "llama.cpp has no biases there",
     "deepseek2-lite": SIZES,
     "dots1": HEADS,

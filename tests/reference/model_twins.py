@@ -21,7 +21,7 @@ import models
 
 EXACT = {"f32", "f16", "bf16"}
 HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
-PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "nemotron_h", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "olmo", "iquestcoder", "granitemoe_swa"}  # families whose rows of q and k the converter reorders
+PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "nemotron_h", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "baichuan", "bailing_moe", "nemotron-nas", "olmo", "iquestcoder", "granitemoe_swa"}  # families whose rows of q and k the converter reorders
 
 
 # Weights of state spaces.
@@ -90,6 +90,9 @@ def published(folder):
     """Turn a folder that Transformers wrote into the form in which the family is published, where the converter knows that alone."""
     config = json.loads((folder / "config.json").read_text())
     kind = config["model_type"]
+    if kind == "mpt":
+        config["architectures"] = ["MPTForCausalLM"]
+        (folder / "config.json").write_text(json.dumps(config))
     if kind == "mistral4":
         # The decoder of a model that sees images.
         del config["architectures"]
@@ -167,6 +170,10 @@ def falcon_h1_factors(config, name):
     return factors.get(name.split(".")[-2] if "." in name else name, 1.0)
 
 
+def head_size(config):
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def read_back(case, path):
     """The model's weights as the GGUF file has them, in float32, under Transformers' names."""
     config, reader = models.make_config(case), gguf.GGUFReader(path)
@@ -189,7 +196,9 @@ def read_back(case, path):
             "gemma3n": gguf.MODEL_ARCH.GEMMA3N, "iquestcoder": gguf.MODEL_ARCH.LLAMA, "jais2": gguf.MODEL_ARCH.JAIS2,
             "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE, "cohere2_moe": getattr(gguf.MODEL_ARCH, "COHERE2MOE", None), "hy_v3": getattr(gguf.MODEL_ARCH, "HY_V3", None), "solar_open": gguf.MODEL_ARCH.GLM4_MOE,
             "laguna": getattr(gguf.MODEL_ARCH, "LAGUNA", None), "mistral4": getattr(gguf.MODEL_ARCH, "MISTRAL4", None),
-            "mellum": getattr(gguf.MODEL_ARCH, "MELLUM", None), "granitemoe_swa": getattr(gguf.MODEL_ARCH, "GRANITE_SWA", None), "kimi_linear": getattr(gguf.MODEL_ARCH, "KIMI_LINEAR", None), "mimo_v2_flash": getattr(gguf.MODEL_ARCH, "MIMO2", None), "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2, "mamba": gguf.MODEL_ARCH.MAMBA, "falcon_mamba": gguf.MODEL_ARCH.MAMBA, "jamba": gguf.MODEL_ARCH.JAMBA}[case.disguise or case.family]
+            "mellum": getattr(gguf.MODEL_ARCH, "MELLUM", None), "granitemoe_swa": getattr(gguf.MODEL_ARCH, "GRANITE_SWA", None), "kimi_linear": getattr(gguf.MODEL_ARCH, "KIMI_LINEAR", None), "mimo_v2_flash": getattr(gguf.MODEL_ARCH, "MIMO2", None), "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2, "mamba": gguf.MODEL_ARCH.MAMBA, "falcon_mamba": gguf.MODEL_ARCH.MAMBA, "jamba": gguf.MODEL_ARCH.JAMBA, "bloom": gguf.MODEL_ARCH.BLOOM, "mpt": gguf.MODEL_ARCH.MPT, "dbrx": gguf.MODEL_ARCH.DBRX, "baichuan": gguf.MODEL_ARCH.BAICHUAN, "bailing_moe": gguf.MODEL_ARCH.BAILINGMOE,
+            "bailing_moe_v2": gguf.MODEL_ARCH.BAILINGMOE2, "nemotron-nas": gguf.MODEL_ARCH.DECI,
+            "deepseek_v32": getattr(gguf.MODEL_ARCH, "DEEPSEEK32", None), "glm_moe_dsa": getattr(gguf.MODEL_ARCH, "GLM_DSA", None)}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
     heads = {"q_proj": case.config.get("num_attention_heads", 0), "k_proj": case.config.get("num_key_value_heads", 0)}
@@ -207,6 +216,9 @@ def read_back(case, path):
         return torch.stack([decoded(f"{block}.{part}.{i}.{end}") for i in range(config.num_local_experts)])
 
     for name, shape in ((name, p.shape) for name, p in models.build(case, torch.float32).state_dict().items()):
+        if name.endswith("linear_attn.weight"):
+            weights[name] = decoded(f"blk.{name.split('.')[2]}.attn_output.weight").float()
+            continue
         if ".linear_attn." in name:
             block, part = f"blk.{name.split('.')[2]}", name.split("linear_attn.")[1].removesuffix(".weight")
             weights[name] = delta_net(case.family, config, part, lambda own: decoded(f"{block}.{own}")).reshape(shape).float()
@@ -222,6 +234,21 @@ def read_back(case, path):
             parts = [decoded(f"blk.{name.split('.')[2]}.{own}").reshape(-1) for own in KIMI[part]]
             x = torch.cat(parts).reshape(shape)
             weights[name] = (torch.log(-x).to(getattr(torch, case.storage)) if part.endswith("A_log") else x).float()
+            continue
+        if case.disguise == "bailing_moe_v2" and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
+            # One below the other there.
+            whole, part = f"blk.{name.split('.')[2]}.attn_qkv.{name.split('.')[-1]}", name.split(".")[-2][0]
+            sizes = [weights[name.replace("v_proj", f"{one}_proj")].shape[0] if part == "v" else 0 for one in "qk"]
+            start = {"q": 0, "k": config.num_attention_heads * head_size(config), "v": sum(sizes)}[part]
+            x = torch.from_numpy(gguf.quants.dequantize(stored[whole].data, stored[whole].tensor_type).copy())
+            if part == "v":
+                del stored[whole]
+            weights[name] = x[start:start + shape[0]].reshape(shape).float()
+            continue
+        if ".ffn.experts.mlp." in name:
+            part = {"w1": "gate", "v1": "up", "w2": "down"}[name.split(".")[-1]]
+            x = decoded(f"blk.{name.split('.')[2]}.ffn_{part}_exps.weight")
+            weights[name] = (x.mT if part == "down" else x).reshape(shape).float()
             continue
         if ".experts." in name:
             block, part, end = f"blk.{name.split('.')[2]}", name.split(".")[-1], "bias" if name.endswith("bias") else "weight"
@@ -274,7 +301,8 @@ def read_back(case, path):
         tensor = stored.pop(f"blk.{name.split('.')[2]}.attn_sinks.weight" if name.endswith("sinks")
                             else f"blk.{name.split('.')[2]}.ffn_gate_inp.weight" if name.endswith(".router.weight")
                             else f"blk.{name.split('.')[2]}.layer_output_scale.weight" if name.endswith("layer_scalar")
-                            else names.get_name(name.replace("model.", "backbone.", 1) if case.family == "nemotron_h" else name,
+                            else names.get_name(name.replace("model.", "backbone.", 1) if case.family == "nemotron_h" else
+                                                name.removeprefix("transformer.") if case.family == "bloom" else name,
                                                 try_suffixes=(".weight", ".bias")), None)
         if tensor is None:
             assert name == "lm_head.weight" and config.tie_word_embeddings, name
@@ -283,11 +311,11 @@ def read_back(case, path):
         x = x.mT if case.family == "gpt2" and ".c_" in name and x.ndim == 2 else x.reshape(shape)
         projection = name.split(".")[-2]
         if (case.disguise or case.family) in PERMUTED and projection in heads:
-            x = unpermute(x, heads[projection])
+            x = unpermute(x, x.shape[0] // head_size(config) if case.blocks else heads[projection])
         if case.family == "falcon" and projection == "query_key_value":
             # All queries are in front of all keys there; one key serves all here.
             assert config.multi_query and not config.new_decoder_architecture
-        if case.family == "gpt_neox" and projection == "query_key_value":
+        if case.family in ("gpt_neox", "bloom") and projection == "query_key_value":
             # One below the other there, by turns for each head here.
             x = x.reshape(3, config.num_attention_heads, -1).swapaxes(0, 1).reshape(shape)
         if (case.family in HYBRIDS or case.family.startswith(("gemma", "nemotron"))) and case.family not in ("gemma3n", "gemma4", "nemotron_h") and name.endswith("norm.weight"):

@@ -12,6 +12,7 @@ Needs torch, transformers, safetensors; the twins also gguf, sentencepiece and a
 """
 import argparse
 import contextlib
+import copy
 import inspect
 import json
 import shutil
@@ -63,6 +64,8 @@ class Case:
     images: bool = False  # the class with a tower for images, of which the decoder alone is asked
     own: bool = False  # the same weights in Mistral's own files, below folder/
     add: dict | None = None  # fields added to config.json
+    blocks: tuple = ()  # key/value heads and width of the feed-forward of each block, whose attention may be None or a product, -1
+    ternary: str | None = None  # BitNet's layers: "online" or "offline"
     disguise: str | None = None  # the folder is of this model_type, which Transformers has no code of its own for: see DISGUISES
 
 
@@ -712,6 +715,56 @@ CASES = [
                **rope(10000.0, rope_type="default", mrope_section=[3, 3, 2])), prompt=9, images=True),
     Case("smolvlm", "smolvlm", "bfloat16", "a checkpoint with images, whose decoder is Llama, below text_model",
          shape(48, 3, 1, 64, pad_token_id=0, **rope(10000.0)), images=True),
+    Case("bloom", "bloom", "bfloat16", "slopes of six heads in the place of positions; a layer norm over embeddings, biases everywhere, untied; q, k and v by turns of heads",
+         dict(hidden_size=48, num_attention_heads=6), drop=("rms_norm_eps", "max_position_embeddings"), add=dict(seq_length=256), gguf=("f32",)),
+    Case("bloom-long", "bloom", "float16", "300 tokens: slopes cross a 256-token cache block; an untied head",
+         dict(hidden_size=32, num_attention_heads=2), prompt=300, keep=8, drop=("rms_norm_eps", "max_position_embeddings"), add=dict(seq_length=512)),
+    Case("mpt", "mpt", "bfloat16", "slopes of three heads, bounds on q, k and v, layer norms and products without biases, untied",
+         dict(hidden_size=48, num_attention_heads=3, max_seq_len=256, attn_config=dict(clip_qkv=0.75)),
+         drop=("rms_norm_eps", "max_position_embeddings"), gguf=("f32",)),
+    Case("mpt-scaled", "mpt", "float32", "slopes of four heads, and a factor of its own on scores",
+         dict(hidden_size=32, num_attention_heads=4, max_seq_len=256, attn_config=dict(softmax_scale=0.5), tie_word_embeddings=True),
+         drop=("rms_norm_eps", "max_position_embeddings")),
+    Case("bitnet", "bitnet", "bfloat16", "norms behind attention and behind the gate, the square of what is positive; matrices of -1, 0 and 1 in 2 bits, rows rounded to 8 bits",
+         shape(64, 4, 2, 96, rms_norm_eps=1e-5, tie_word_embeddings=True, **rope(10000.0)), ternary="offline"),
+    Case("bitnet-online", "bitnet", "bfloat16", "the same of numbers that are rounded to three at every use; widths that groups of 32 do not divide",
+         shape(48, 3, 1, 72, rms_norm_eps=1e-5, **rope(10000.0)), ternary="online"),
+    Case("bitnet-plain", "bitnet", "float32", "the same without anything rounded",
+         shape(48, 4, 2, 64, rms_norm_eps=1e-5, **rope(10000.0))),
+    Case("codegen", "codegen", "float16", "GPT-J with q, v and k of a quarter of the heads below each other, four times; a bias on the head",
+         dict(n_embd=64, n_head=8, n_layer=2, n_positions=256, n_inner=96, rotary_dim=4), drop=("rms_norm_eps", "max_position_embeddings")),
+    Case("dbrx", "dbrx", "bfloat16", "layer norms without biases, bounds on q, k and v, 2 of 4 experts whose matrices lie below each other, those behind turned",
+         dict(d_model=48, n_heads=4, max_seq_len=256, attn_config=dict(clip_qkv=1.0, kv_n_heads=2, rope_theta=10000.0),
+              ffn_config=dict(hidden_size=48, ffn_hidden_size=40, moe_num_experts=4, moe_top_k=2), **rope(10000.0)), prompt=12,
+         drop=("rms_norm_eps", "max_position_embeddings"), gguf=("f32",)),
+    Case("qwen", "qwen2", "bfloat16", "the first Qwen: q, k and v in one matrix, which alone has a bias, under GPT-2's names; a feed-forward half as wide as is stated",
+         shape(48, 4, 4, 80, **rope(10000.0)), disguise="qwen"),
+    Case("baichuan", "llama", "bfloat16", "q, k and v in one matrix",
+         shape(48, 4, 4, 64, **rope(10000.0)), disguise="baichuan"),
+    Case("ling", "granitemoeshared", "bfloat16", "q, k and v in one matrix, 2 of 5 experts beside two that all share",
+         shape(48, 4, 2, 24, num_local_experts=5, num_experts_per_tok=2, shared_intermediate_size=48, attention_multiplier=12 ** -0.5, **rope(10000.0)), prompt=9,
+         disguise="bailing_moe", gguf=("f32",)),
+    Case("ling2", "glm4_moe", "bfloat16", "q, k and v in one matrix, norms of each head, half of which is rotated; 2 of 6 experts by corrected odds, in the best of 2 groups, "
+         "beside one that all share, behind a dense layer",
+         shape(64, 4, 2, 64, num_hidden_layers=2, head_dim=16, pad_token_id=0, attention_bias=False, use_qk_norm=True, moe_intermediate_size=24, n_routed_experts=6,
+               num_experts_per_tok=2, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=2.5,
+               **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), prompt=9, disguise="bailing_moe_v2", gguf=("f32",)),
+    Case("nemotron-nas", "llama", "bfloat16", "blocks of four, two and one key/value heads, one without attention, one without anything, one with a product in its place; "
+         "feed-forwards of three widths",
+         shape(48, 4, 4, 256, num_hidden_layers=6, rms_norm_eps=1e-5, **rope(200.0, **LLAMA3_SCALING)),
+         blocks=((4, 256), (None, 512), (2, 256), (None, 0), (-1, 256), (1, 256)), disguise="nemotron-nas", gguf=("f32",)),
+    Case("nemotron-nas-alone", "llama", "float32", "a block of attention alone, without a feed-forward",
+         shape(32, 2, 2, 256, num_hidden_layers=2, rms_norm_eps=1e-5, **rope(10000.0)), blocks=((2, 0), (1, 256)), disguise="nemotron-nas"),
+    Case("deepseek_v32", "deepseek_v32", "bfloat16", "DeepSeek-V3's form, in two groups, with an indexer of more positions than there are; a dense layer first",
+         shape(48, 3, 3, 64, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24, n_routed_experts=6,
+               num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1, index_topk=64, index_head_dim=16, index_n_heads=2, pad_token_id=0,
+               **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("glm_moe_dsa", "glm_moe_dsa", "bfloat16", "the same in one group, with norms that add more",
+         shape(48, 3, 3, 64, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24, n_routed_experts=5,
+               num_experts_per_tok=2, first_k_dense_replace=1, index_topk=32, index_head_dim=16, index_n_heads=2, rms_norm_eps=1e-3, pad_token_id=0,
+               **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("olmo-clip", "olmo", "bfloat16", "bounds on q, k and v",
+         shape(48, 4, 2, 64, clip_qkv=0.75, pad_token_id=0, **rope(10000.0)), drop=("rms_norm_eps",), gguf=("f32",)),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
          shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, **rope(10000.0)),
          keep=8, gguf=("Q4_K_M",), folder=False),
@@ -751,7 +804,7 @@ FAMILIES = {"llama": "Llama", "afmoe": "Afmoe", "apertus": "Apertus", "mistral":
             "granitemoe_swa": "GraniteMoeSWA", "flex_olmo": "FlexOlmo", "hy_v3": "HYV3", "glm4v": "Glm4v", "glm4v_moe": "Glm4vMoe", "glm_ocr": "GlmOcr",
             "paddleocr_vl": "PaddleOCRVL", "hunyuan_vl": "HunYuanVL", "smolvlm": "SmolVLM", "lfm3": "Lfm3",
             "olmo_hybrid": "OlmoHybrid", "laguna": "Laguna", "mimo_v2_flash": "MiMoV2Flash", "kimi_linear": "KimiLinear", "bailing_hybrid": "BailingHybrid",
-            "ernie4_5_vl_moe": "Ernie4_5_VLMoe"}
+            "ernie4_5_vl_moe": "Ernie4_5_VLMoe", "bloom": "Bloom", "mpt": "Mpt", "bitnet": "BitNet", "codegen": "CodeGen", "dbrx": "Dbrx", "deepseek_v32": "DeepseekV32", "glm_moe_dsa": "GlmMoeDsa"}
 # Of those that Transformers runs by another family's model.
 MODELS = {"iquestcoder": "LlamaForCausalLM", "sarvam_moe": "Glm4MoeForCausalLM", "sarvam_mla": "DeepseekV3ForCausalLM"}
 CONFIGS = {"paddleocr_vl": "PaddleOCRTextConfig", "smolvlm": "LlamaConfig"}
@@ -791,6 +844,15 @@ def build(case, dtype):
                        image_token_id=case.config.get("vocab_size", 128) - 1)
     model = model_classes(case.family)[1]._from_config(config, attn_implementation="eager",
                                             experts_implementation="eager", dtype=dtype).eval()
+    if case.blocks:
+        search_blocks(model, case.blocks, dtype)
+    if case.ternary:
+        from transformers.integrations.bitnet import AutoBitLinear
+        torch._dynamo.config.disable = True  # its steps are compiled otherwise
+        for name, part in list(model.named_modules()):
+            if isinstance(part, torch.nn.Linear) and name != "lm_head":
+                own = AutoBitLinear(part.in_features, part.out_features, bias=False, dtype=dtype, online_quant=case.ternary == "online")
+                model.set_submodule(name, own)
     if case.context:
         # The base for that many positions, from the first token on.
         rotary = model.model.rotary_emb
@@ -798,6 +860,47 @@ def build(case, dtype):
         rotary.inv_freq, rotary.attention_scaling = rule(model.config, "cpu", seq_len=case.context)
         rotary.rope_type = "default"
     return model
+
+
+class Product(torch.nn.Module):
+    """A product in the place of attention."""
+
+    def __init__(self, size, dtype):
+        super().__init__()
+        self.linear_attn = torch.nn.Linear(size, size, bias=False, dtype=dtype)
+
+    def forward(self, hidden_states, **_):
+        return self.linear_attn(hidden_states), None
+
+
+class Nothing(torch.nn.Module):
+    """A sublayer that adds nothing."""
+
+    def forward(self, hidden_states, **_):
+        return torch.zeros_like(hidden_states)
+
+
+class NoAttention(Nothing):
+    def forward(self, hidden_states, **_):
+        return torch.zeros_like(hidden_states), None
+
+
+def search_blocks(model, blocks, dtype):
+    """Llama's blocks with sublayers of other sizes, or without some, as a search makes them."""
+    from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
+    for i, (layer, (groups, width)) in enumerate(zip(model.model.layers, blocks)):
+        config = copy.deepcopy(model.config)
+        config.num_key_value_heads, config.intermediate_size = groups, width
+        if groups is None:
+            layer.self_attn, layer.input_layernorm = NoAttention(), torch.nn.Identity()
+        elif groups < 0:
+            layer.self_attn = Product(config.hidden_size, dtype)
+        else:
+            layer.self_attn = LlamaAttention(config, i).to(dtype)
+        if width:
+            layer.mlp = LlamaMLP(config).to(dtype)
+        else:
+            layer.mlp, layer.post_attention_layernorm = Nothing(), torch.nn.Identity()
 
 
 def random_weight(case_name, name, size):
@@ -834,6 +937,8 @@ def random_weight(case_name, name, size):
         less_one &= not case_name.startswith(("gemma3n", "gemma4"))
         less_one |= name.endswith("norm.bias")
         return 0.25 * x + (0.0 if less_one else 1.0)
+    if name.endswith("weight_scale"):
+        return 0.2 + 0.05 * x
     if name.endswith("A_log"):
         # States that last: most of them stays from token to token.
         return 0.5 * x - 2.0
@@ -862,6 +967,9 @@ def make_weights(case):
             weights[name] = x.half().to(storage) if "f16" in case.gguf else x
             if name.endswith("e_score_correction_bias"):
                 weights[name] = x.float()  # as Transformers keeps it
+    for name in [name.removesuffix("_scale") for name in weights if name.endswith(".weight_scale")]:
+        x = weights[name]
+        weights[name] = x.sign() * (x.abs() > x.abs().median() / 2)
     return weights
 
 
@@ -964,7 +1072,7 @@ def record(model, ids):
     inner = getattr(model, model.base_model_prefix)
     for part in ("language_model", "text_model", "decoder"):
         inner = getattr(inner, part, inner)
-    layers = inner.h if hasattr(inner, "h") else inner.layers
+    layers = next(getattr(inner, name) for name in ("h", "blocks", "layers") if hasattr(inner, name))
     norms = [getattr(inner, name) for name in ("ln_f", "norm", "norm_f", "final_layernorm", "final_layer_norm", "embedding_norm") if hasattr(inner, name)]
     norm, = norms
     parts = {"norm": norm} | {f"hidden.{i}": layer for i, layer in enumerate(layers)}
@@ -1000,6 +1108,10 @@ def record(model, ids):
 def watch_routers(model, seen):
     """Hooks that note in `seen` how clearly each router of a model chooses."""
     routers = [part for part in model.modules() if type(part).__name__.lower().endswith(("topkrouter", "tokenchoicerouter", "llama4router", "gemma4textrouter", "v1gate"))]
+    for part in model.modules():
+        if type(part).__name__ == "DbrxFFN":
+            part.router.top_k = part.top_k
+    routers += [part for part in model.modules() if type(part).__name__ == "DbrxRouter"]
     # Corrections that the block around a router has.
     for part in model.modules():
         for name in ("e_score_correction_bias", "expert_bias"):
@@ -1008,8 +1120,16 @@ def watch_routers(model, seen):
             if router is not None and hasattr(part, name):
                 router.owner = lambda part=part, name=name: getattr(part, name)
     # Llama 4's gives its scores behind the odds, Gemma 4's its odds alone.
-    scores = lambda part, out: out[0].log() if "Gemma4" in type(part).__name__ else out["Llama4" in type(part).__name__]
-    return [part.register_forward_hook(lambda part, _, out: seen.append(clearance(part, scores(part, out)))) for part in routers]
+    scores = lambda part, out: out if "Dbrx" in type(part).__name__ else out[0].log() if "Gemma4" in type(part).__name__ else out["Llama4" in type(part).__name__]
+    rounded = [part for part in model.modules() if type(part).__name__ == "AutoBitLinear"]
+    return [part.register_forward_hook(lambda part, _, out: seen.append(clearance(part, scores(part, out)))) for part in routers] \
+        + [part.register_forward_hook(lambda _, inputs, __: seen.append(between_steps(inputs[0]))) for part in rounded]
+
+
+def between_steps(x):
+    """Whether rows that are rounded to 8 bits are clear of the middle between two steps: as far as a router's scores are to be, or 0."""
+    steps = x * (127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5))
+    return 1e9 if (steps - steps.floor() - 0.5).abs().min() > 1e-4 else 0.0
 
 
 def clearance(router, scores):
@@ -1170,6 +1290,14 @@ def write_checkpoint(case, weights, folder):
         config.pop("architectures")
         write_json(folder / "config.json", outer)
     check_checkpoint(case, weights, folder)
+    if case.ternary:
+        from transformers.integrations.bitnet import pack_weights
+        path = folder / "model.safetensors"
+        stored = load_file(path)
+        packed = {name: pack_weights(x.clone()) for name, x in stored.items() if f"{name}_scale" in stored}
+        save_file(stored | packed, path, {"format": "pt"})
+        own = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": case.ternary, "modules_to_not_convert": None}
+        write_json(folder / "config.json", json.loads((folder / "config.json").read_text()) | {"quantization_config": own})
     if case.disguise:
         config, weights = DISGUISES[case.disguise](json.loads((folder / "config.json").read_text()), weights)
         write_json(folder / "config.json", config)
@@ -1237,8 +1365,105 @@ def as_mamba_ssm(config, weights):
     return own, {name.replace("backbone.embeddings", "backbone.embedding"): x for name, x in weights.items()}
 
 
+def joined(weights, name):
+    """q, k and v of the layer whose q is `name`, one below the other."""
+    return torch.cat([weights[name.replace("q_proj", f"{one}_proj")] for one in "qkv"])
+
+
+def renamed(weights, names, qkv):
+    """The weights with q, k and v in one matrix `qkv`, and parts of names replaced."""
+    stored = {}
+    for name, x in weights.items():
+        if ".k_proj" in name or ".v_proj" in name:
+            continue
+        if ".q_proj" in name:
+            name, x = name.replace("self_attn.q_proj", qkv), joined(weights, name)
+        for known, own in names.items():
+            name = name.replace(known, own)
+        stored[name] = x
+    return stored
+
+
+def as_qwen(config, weights):
+    """Qwen2 is the same model where there are as many key/value heads as query heads, with other names."""
+    names = {"model.embed_tokens": "transformer.wte", "model.layers.": "transformer.h.", "model.norm": "transformer.ln_f", "self_attn.o_proj": "attn.c_proj",
+             "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "mlp.gate_proj": "mlp.w2", "mlp.up_proj": "mlp.w1", "mlp.down_proj": "mlp.c_proj"}
+    own = {"architectures": ["QWenLMHeadModel"], "model_type": "qwen", "layer_norm_epsilon": config.pop("rms_norm_eps"), "no_bias": True, "rotary_pct": 1.0,
+           "rotary_emb_base": int(config.pop("rope_parameters")["rope_theta"]), "intermediate_size": 2 * config["intermediate_size"], "seq_length": 256,
+           "kv_channels": config["hidden_size"] // config["num_attention_heads"], "use_logn_attn": True, "use_dynamic_ntk": True, "scale_attn_weights": True}
+    for key in ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types", "num_key_value_heads", "hidden_act", "attention_dropout"):
+        config.pop(key, None)
+    return config | own, renamed(weights, names, "attn.c_attn")
+
+
+def as_baichuan(config, weights):
+    """Llama is the same model where there are as many key/value heads as query heads, with q, k and v in one."""
+    for key in ("attention_bias", "mlp_bias", "head_dim", "rope_parameters", "pretraining_tp", "num_key_value_heads"):
+        config.pop(key, None)
+    return config | {"architectures": ["BaiChuanForCausalLM"], "model_type": "baichuan"}, renamed(weights, {}, "self_attn.W_pack")
+
+
+def as_ling(config, weights):
+    """Granite's mixture is the same model where its numbers are 1: odds that sum to one are a softmax over the chosen scores."""
+    names = {"model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense", "block_sparse_moe.router": "mlp.gate"}
+    count, stored = config.pop("num_local_experts"), {}
+    for name, x in renamed(weights, names, "attention.query_key_value").items():
+        block = name.split(".block_sparse_moe.")[0].split(".shared_mlp.")[0]
+        if name.endswith("experts.gate_up_proj"):
+            for i, part in ((i, part) for i in range(count) for part in ("gate", "up")):
+                stored[f"{block}.mlp.experts.{i}.{part}_proj.weight"] = x[i].chunk(2)[part == "up"]
+        elif name.endswith("experts.down_proj"):
+            stored |= {f"{block}.mlp.experts.{i}.down_proj.weight": x[i] for i in range(count)}
+        elif name.endswith("input_linear.weight"):
+            stored |= {f"{block}.mlp.shared_experts.{part}_proj.weight": half for part, half in zip(("gate", "up"), x.chunk(2))}
+        elif name.endswith("output_linear.weight"):
+            stored[f"{block}.mlp.shared_experts.down_proj.weight"] = x
+        else:
+            stored[name] = x
+    own = {"architectures": ["BailingMoeForCausalLM"], "model_type": "bailing_moe", "num_experts": count, "moe_intermediate_size": config["intermediate_size"],
+           "num_shared_experts": config.pop("shared_intermediate_size") // config["intermediate_size"], "first_k_dense_replace": 0, "norm_topk_prob": True,
+           "norm_head": False, "norm_softmax": False, "use_bias": False, "use_qkv_bias": False, "rope_theta": config.pop("rope_parameters")["rope_theta"]}
+    numbers = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling", "attention_bias", "router_aux_loss_coef", "output_router_logits")
+    return {key: value for key, value in config.items() if key not in numbers} | own, stored
+
+
+def as_ling2(config, weights):
+    """GLM-4.5 is the same model, with other names."""
+    names = {"model.embed_tokens": "model.word_embeddings", "self_attn.o_proj": "attention.dense", "self_attn.q_norm": "attention.query_layernorm",
+             "self_attn.k_norm": "attention.key_layernorm", "e_score_correction_bias": "expert_bias"}
+    stored = {}
+    for name, x in renamed(weights, names, "attention.query_key_value").items():
+        block, _, part = name.partition(".mlp.experts.")
+        for i in range(config["n_routed_experts"] if part else 0):
+            if part == "down_proj":
+                stored[f"{block}.mlp.experts.{i}.down_proj.weight"] = x[i]
+            else:
+                stored |= {f"{block}.mlp.experts.{i}.{one}_proj.weight": half for one, half in zip(("gate", "up"), x[i].chunk(2))}
+        if not part:
+            stored[name] = x
+    rotation = config.pop("rope_parameters")
+    config.pop("num_nextn_predict_layers", None)
+    own = {"architectures": ["BailingMoeV2ForCausalLM"], "model_type": "bailing_moe", "num_experts": config.pop("n_routed_experts"), "use_qkv_bias": config.pop("attention_bias"),
+           "num_shared_experts": config.pop("n_shared_experts"), "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_qk_norm": True, "use_bias": False,
+           "rope_theta": rotation["rope_theta"], "partial_rotary_factor": rotation["partial_rotary_factor"], "norm_topk_prob": True, "norm_head": False}
+    return config | own, stored
+
+
+def as_nas(config, weights):
+    """Llama's blocks as the folders of searched models list them; `search_blocks` made them."""
+    blocks, heads = [], config["num_attention_heads"]
+    case = next(case for case in CASES if case.disguise == "nemotron-nas" and len(case.blocks) == config["num_hidden_layers"])
+    for groups, width in case.blocks:
+        attention = {"n_heads_in_group": heads // groups if groups and groups > 0 else None, "no_op": groups is None, "replace_with_linear": groups == -1, "sparsify": None}
+        by = width * 3 / 2 / config["hidden_size"] if width else None
+        blocks.append({"attention": attention, "ffn": {"ffn_mult": by, "no_op": not width, "replace_with_linear": False, "sparsify": None}})
+    for key in ("num_key_value_heads", "intermediate_size", "head_dim"):
+        config.pop(key, None)
+    return config | {"architectures": ["DeciLMForCausalLM"], "model_type": "nemotron-nas", "block_configs": blocks}, weights
+
+
 # Models that Transformers runs by code that comes with them: made of one of its own that computes the same.
-DISGUISES = {"exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3, "mamba_ssm": as_mamba_ssm}
+DISGUISES = {"qwen": as_qwen, "baichuan": as_baichuan, "bailing_moe": as_ling, "bailing_moe_v2": as_ling2, "nemotron-nas": as_nas, "exaone": as_exaone, "minicpm": as_minicpm, "internlm2": as_internlm2, "internlm3": as_internlm3, "mamba_ssm": as_mamba_ssm}
 
 
 def check_checkpoint(case, weights, folder):

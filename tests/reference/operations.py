@@ -54,7 +54,7 @@ def main():
     out = arguments.parse_args().out
     x = torch.linspace(-9, 9, 37, dtype=torch.float64).float().double()
     tensors = {"x": x}
-    tensors |= {"exp": torch.exp(x), "square": torch.square(x), "softplus": torch.nn.functional.softplus(x)}
+    tensors |= {"exp": torch.exp(x), "square": torch.square(x), "softplus": torch.nn.functional.softplus(x), "hard_tanh": torch.nn.functional.hardtanh(x)}
     for name, theirs in ACTIVATIONS.items():
         tensors[name] = ACT2FN[theirs](x)
     rows, weight, bias = 8 + 0.5 * normal(5, 3, 24), normal(6, 24), normal(7, 24)

@@ -122,6 +122,7 @@ fn measure(
             q: &q,
             q_stride: width,
             sinks: None,
+            slopes: None,
             rounded,
         };
         let start = Instant::now();

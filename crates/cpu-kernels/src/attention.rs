@@ -99,6 +99,9 @@ pub struct AttentionCall<'a> {
     pub q_stride: usize,
     /// One more logit per query head in the softmax, without a value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
+    /// How much the scores of each query head fall with each position from the query back to the key
+    /// (ALiBi), behind the limit.
+    pub slopes: Option<&'a [f32]>,
     /// Whether products of many queries may round both operands to bf16 where that is faster, as
     /// products with quantised weights do.
     pub rounded: bool,
@@ -196,6 +199,24 @@ unsafe fn queries(call: &AttentionCall<'_>, row: usize, kv_head: usize, to: *mut
         if call.cache.geometry().element.rotates() {
             CacheType::rotate(to);
         }
+    }
+}
+
+/// How the scores of one row of a tile fall.
+#[derive(Clone, Copy)]
+struct Fall {
+    /// With each position.
+    slope: f32,
+    /// Positions from the query back to the tile's first key; negative if that comes behind it.
+    distance: f32,
+}
+
+impl AttentionCall<'_> {
+    /// How the scores of a head fall at a position in the tile that begins at `start`.
+    #[inline(always)]
+    fn fall(&self, head: usize, position: usize, start: usize) -> Option<Fall> {
+        let slope = self.slopes?[head];
+        Some(Fall { slope, distance: position as f32 - start as f32 })
     }
 }
 
@@ -399,10 +420,10 @@ fn check(call: &AttentionCall<'_>, out: &SharedSlice<'_, f32>) {
         "attention: whole groups of heads: {shape:?}"
     );
     let width = shape.heads * shape.head_dim;
-    assert!(
-        call.sinks.is_none_or(|sinks| sinks.len() == shape.heads),
-        "attention: a sink per head"
-    );
+    for (vector, what) in [(call.sinks, "sink"), (call.slopes, "slope")] {
+        let fits = vector.is_none_or(|vector| vector.len() == shape.heads);
+        assert!(fits, "attention: a {what} per head");
+    }
     for sequence in call.sequences {
         let rows = sequence.row + sequence.tokens;
         assert!(

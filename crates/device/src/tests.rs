@@ -268,6 +268,7 @@ fn layers_shared_by_ranks_are_transformers() {
     let whole = |case: &Path| {
         let names = [
             "bailing_hybrid",
+            "bitnet-plain",
             "deepseek2",
             "deepseek3",
             "falcon-h1-normed",
@@ -289,7 +290,7 @@ fn layers_shared_by_ranks_are_transformers() {
     };
     let mut refused = 0;
     for case in cases() {
-        let norms = ["flex_olmo", "minimax-m2", "olmo2", "olmo3", "olmo_hybrid", "olmoe"]
+        let norms = ["bitnet", "flex_olmo", "minimax-m2", "olmo2", "olmo3", "olmo_hybrid", "olmoe"]
             .iter()
             .any(|name| case.ends_with(name));
         let expected = match (has_odd_heads(&case), norms) {
@@ -298,9 +299,16 @@ fn layers_shared_by_ranks_are_transformers() {
             (false, false) if case.ends_with("cohere2_moe") => Some("columns in multiples of 8"),
             (false, false) if whole(&case) => Some("a whole value"),
             (false, false)
-                if ["falcon-h1", "gemma4-small", "granite4-hybrid", "mamba", "mamba-biased"]
-                    .iter()
-                    .any(|name| case.ends_with(name)) =>
+                if [
+                    "falcon-h1",
+                    "gemma4-small",
+                    "granite4-hybrid",
+                    "mamba",
+                    "mamba-biased",
+                    "nemotron-nas",
+                ]
+                .iter()
+                .any(|name| case.ends_with(name)) =>
             {
                 Some("operands shared alike")
             }

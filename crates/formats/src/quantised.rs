@@ -13,6 +13,9 @@
 //!         scales [groups, out]
 //! packed  codes [out, in b / 32] i32; scales [out, groups]; zeros [out b / 32, groups], or bytes [out, groups]; the group of
 //!         each input [in] i32: compressed-tensors
+//! ternary codes [out / 4, in] u8, of rows a quarter of the matrix apart, the first lowest; one scale: BitNet
+//!         -> numbers in the type of the scale
+//! rounded weights [out, in], which become one of three as they are read: BitNet's before it is packed -> f32
 //! bytes   weights [out, in] i8; scales and zeros [out, groups]; the group of each input [in] i32: compressed-tensors
 //! ```
 //!
@@ -55,6 +58,11 @@ pub enum Scheme {
     /// Integers of compressed-tensors in signed bytes, whatever their bits. Tensors: as of packed
     /// ones.
     Bytes(Integers),
+    /// BitNet's codes 0, 1 and 2 of -1, 0 and 1, times one scale. Tensors: codes, the scale.
+    Ternary,
+    /// Numbers that become -1, 0 and 1 times the mean of their magnitudes, as BitNet rounds them at
+    /// every use. Tensors: the matrix.
+    Rounded,
 }
 
 /// The properties that quantised integers have in common.
@@ -152,6 +160,18 @@ impl Quantised {
         let (encoding, shape) = match self.scheme {
             Scheme::Mxfp4 => (DType::Mxfp4.into(), self.mxfp4(tensors)?.0),
             Scheme::Fp8 { block } => (DType::BF16.into(), self.fp8(tensors, block)?.2),
+            Scheme::Ternary => {
+                let of = self.ternary(tensors)?;
+                (of.scale.dtype.into(), vec![of.out, of.cols])
+            }
+            Scheme::Rounded => {
+                let weights = self.tensor(tensors, 0)?;
+                if weights.shape.len() != 2 || !weights.dtype.is_float() || weights.dtype.is_block()
+                {
+                    return wrong(&weights, "a matrix in f32, f16 or bf16");
+                }
+                (DType::F32.into(), weights.shape.to_vec())
+            }
             _ => {
                 let parts = self.parts(tensors)?;
                 (parts.encoding(), vec![parts.out, parts.cols])
@@ -196,8 +216,30 @@ impl Quantised {
                     Ok(())
                 })
             }
+            Scheme::Ternary => self.ternary(tensors)?.read(),
+            Scheme::Rounded => {
+                let mut values = self.tensor(tensors, 0)?.to_f32()?;
+                let sum: f64 = values.iter().map(|value| f64::from(value.abs())).sum();
+                let scale = (sum / values.len().max(1) as f64).max(1e-5);
+                let round = |x: f32| (f64::from(x) / scale).round_ties_even().clamp(-1.0, 1.0);
+                values.iter_mut().for_each(|value| *value = (round(*value) * scale) as f32);
+                Ok(values.into_iter().flat_map(f32::to_le_bytes).collect())
+            }
             _ => self.parts(tensors)?.read(),
         }
+    }
+
+    /// Codes of three numbers, and their scale.
+    fn ternary<'a>(&self, tensors: &'a Tensors) -> Result<Ternary<'a>> {
+        let (codes, scale) = (self.tensor(tensors, 0)?, self.tensor(tensors, 1)?);
+        let &[quarter, cols] = codes.shape else { return wrong(&codes, "a matrix of codes") };
+        let Some(out) = quarter.checked_mul(4).filter(|_| codes.dtype == DType::U8) else {
+            return wrong(&codes, "codes of 2 bits in u8");
+        };
+        if scale.elements() != 1 || !scale.dtype.is_float() || scale.dtype.is_block() {
+            return wrong(&scale, "one scale in f32, f16 or bf16");
+        }
+        Ok(Ternary { codes, scale, out, cols })
     }
 
     /// The shape, codes and scales of four-bit floats.
@@ -290,7 +332,9 @@ impl Quantised {
                 }
                 (integers, zeros, 1, order)
             }
-            Scheme::Mxfp4 | Scheme::Fp8 { .. } => return wrong(&codes, "integers"),
+            Scheme::Mxfp4 | Scheme::Fp8 { .. } | Scheme::Ternary | Scheme::Rounded => {
+                return wrong(&codes, "integers");
+            }
         };
         let Integers { bits, .. } = integers;
         let spread = |words: usize| words.checked_mul(32).map(|all| all / bits);
@@ -342,6 +386,35 @@ impl Quantised {
             return wrong(order, format!("the groups of {cols} inputs in i32"));
         }
         Ok(Parts { scheme: self.scheme, integers, out, cols, group, codes, scales, zeros, order })
+    }
+}
+
+/// A matrix of three numbers. Its rows are numbers for devices, not blocks of codes: the CPU's
+/// products of blocks round what they multiply in steps of their own, and the rows that such a matrix
+/// multiplies are rounded already.
+struct Ternary<'a> {
+    codes: TensorView<'a>,
+    scale: TensorView<'a>,
+    out: usize,
+    cols: usize,
+}
+
+impl Ternary<'_> {
+    fn read(&self) -> Result<Vec<u8>> {
+        let (dtype, scale) = (self.scale.dtype, self.scale.to_f32()?[0]);
+        let quarter = self.out / 4;
+        let code = |r: usize, c: usize| {
+            let byte = self.codes.bytes[r % quarter * self.cols + c];
+            match byte >> (r / quarter * 2) & 3 {
+                3 => wrong(&self.codes, "codes 0, 1 and 2"),
+                code => Ok(code),
+            }
+        };
+        rows(self.out, dtype.block_bytes() * self.cols, |r, bytes| {
+            let value = |c: usize| Ok(scale * (f32::from(code(r, c)?) - 1.0));
+            let values = (0..self.cols).map(value).collect::<Result<Vec<f32>>>()?;
+            dtype.encode(&values, bytes)
+        })
     }
 }
 

@@ -25,6 +25,9 @@ pub(crate) type AttentionOf = Box<dyn Fn(&Config, usize) -> AttentionOptions>;
 /// Whether the sublayers of a block are normed in front, and behind.
 pub(crate) type Normed = Box<dyn Fn(usize) -> (bool, bool)>;
 
+/// Whether a block has attention, or a mixer in its place, and a feed-forward.
+pub(crate) type Holds = Box<dyn Fn(usize) -> [bool; 2]>;
+
 /// Makes a norm of the weight of a name.
 pub(crate) type MakeNorm = fn(&Builder<'_>, &str, &Config) -> Result<Layer>;
 
@@ -49,6 +52,8 @@ pub(crate) struct Parts {
     pub(crate) mixer: Mixer,
     /// The feed-forward of each block.
     pub(crate) feed_forward: FeedForward,
+    /// What each block has of these, where its sublayers follow each other in turn.
+    pub(crate) holds: Holds,
     /// How norms are made.
     pub(crate) norm: MakeNorm,
     /// Whether the sublayers of each block are normed in front, and behind.
@@ -77,6 +82,7 @@ impl Parts {
             attention: Box::new(attention),
             mixer: Box::new(|_, _, _| Ok(None)),
             feed_forward: Box::new(move |builder, config, i| gated(builder, config, i, mlp_bias)),
+            holds: Box::new(|_| [true; 2]),
             norm: rms_norm,
             normed: both(true, false),
             order: Order::InTurn,
@@ -234,7 +240,7 @@ struct Decoder {
 }
 
 struct Block {
-    attention: Sublayer,
+    attention: Option<Sublayer>,
     mlp: Option<Sublayer>,
     order: Order,
 }
@@ -242,15 +248,16 @@ struct Block {
 impl Block {
     /// The residual stream behind the block, which gets `share` of each sublayer's result.
     fn forward(&self, x: &Tensor, share: f32) -> Tensor {
-        let attention = &self.attention;
-        let own = |x: &Tensor| x.add(&scaled(attention.result(&attention.normed(x)), share));
-        let Some(mlp) = &self.mlp else { return own(x) };
+        let with =
+            |layer: &Sublayer, x: &Tensor| x.add(&scaled(layer.result(&layer.normed(x)), share));
+        let (attention, mlp) = match (&self.attention, &self.mlp) {
+            (Some(attention), Some(mlp)) => (attention, mlp),
+            (Some(layer), None) | (None, Some(layer)) => return with(layer, x),
+            (None, None) => return x.clone(),
+        };
         let both = |y: Tensor, z: Tensor| x.add(&scaled(y, share)).add(&scaled(z, share));
         match self.order {
-            Order::InTurn | Order::Alone => {
-                let x = own(x);
-                x.add(&scaled(mlp.result(&mlp.normed(&x)), share))
-            }
+            Order::InTurn | Order::Alone => with(mlp, &with(attention, x)),
             Order::Beside => {
                 both(attention.result(&attention.normed(x)), mlp.result(&mlp.normed(x)))
             }
@@ -302,12 +309,15 @@ impl Decoder {
                 let attention = SelfAttention::new(builder, &name, options)?;
                 Ok(Box::new(move |x| attention.forward(x)))
             };
-            let in_front = norm(front, "attention_norm")?;
-            let attention = Sublayer {
-                in_front,
-                layer: (parts.mixer)(builder, config, i)?.map_or_else(attention, Ok)?,
-                behind: norm(behind, "after_attention_norm")?,
+            let [attends, feeds] = (parts.holds)(i);
+            let attention = || -> Result<Sublayer> {
+                Ok(Sublayer {
+                    in_front: norm(front, "attention_norm")?,
+                    layer: (parts.mixer)(builder, config, i)?.map_or_else(attention, Ok)?,
+                    behind: norm(behind, "after_attention_norm")?,
+                })
             };
+            let attention = attends.then(attention).transpose()?;
             let mlp = || -> Result<Sublayer> {
                 Ok(Sublayer {
                     in_front: norm(front && parts.order != Order::BesideOneNorm, "mlp_norm")?,
@@ -315,7 +325,7 @@ impl Decoder {
                     behind: norm(behind, "after_mlp_norm")?,
                 })
             };
-            let mlp = (parts.order != Order::Alone).then(mlp).transpose()?;
+            let mlp = (parts.order != Order::Alone && feeds).then(mlp).transpose()?;
             Ok(Block { attention, mlp, order: parts.order })
         };
         let blocks = (0..config.layers).map(block).collect::<Result<_>>()?;

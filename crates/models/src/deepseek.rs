@@ -166,8 +166,14 @@ pub(crate) const MISTRAL4: Architecture = Architecture {
 };
 
 /// The factors on experts' odds that classes have where nothing is said.
-const SCALES: &[(&str, f64)] =
-    &[("axk1", 2.5), ("deepseek_v3", 2.5), ("glm4_moe_lite", 1.8), ("sarvam_mla", 2.5)];
+const SCALES: &[(&str, f64)] = &[
+    ("axk1", 2.5),
+    ("deepseek_v3", 2.5),
+    ("deepseek_v32", 2.5),
+    ("glm4_moe_lite", 1.8),
+    ("glm_moe_dsa", 2.5),
+    ("sarvam_mla", 2.5),
+];
 
 /// GGUF's numbers of the softmax and of the logistic function, which give experts their odds.
 const GATING: Key = Key("", "expert_gating_func");

@@ -14,8 +14,8 @@ use crate::keys::Dialect;
 use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
-    Architecture, Config, ReadOptions, apertus, falcon, gemma3n, gemma4, granite_swa, hybrid,
-    kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, scaling,
+    Architecture, Config, ReadOptions, apertus, deci, falcon, gemma3n, gemma4, granite_swa, hybrid,
+    kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, qwen, scaling,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -58,6 +58,8 @@ pub enum From {
 /// together, by their names in config.json.
 const PERMUTED: &[&str] = &[
     "arcee",
+    "baichuan",
+    "bailing_moe",
     "granite",
     "granite_swa",
     "granitemoe",
@@ -73,6 +75,7 @@ const PERMUTED: &[&str] = &[
     "ministral3",
     "mistral",
     "mixtral",
+    "nemotron-nas",
     "nemotron_h",
     "nemotron_h_moe",
     "olmo",
@@ -209,7 +212,9 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let config = model.config();
     let place = folder.stated_in().display().to_string();
     let architecture = config.architecture;
-    if architecture.gguf.is_empty() {
+    // Readers want the weights of indexers, which are no part of the Program.
+    let indexed = [latent::DEEPSEEK32, latent::GLM_DSA].contains(&architecture.gguf);
+    if architecture.gguf.is_empty() || indexed {
         let expected = "an architecture whose GGUF files are read";
         return Err(Error::new(&place, expected, architecture.name).of(ErrorKind::Unsupported));
     }
@@ -236,8 +241,10 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let mut heads = latent::metadata(&files, config, held)?;
     heads.extend(lfm2::metadata(config, held));
     heads.extend(falcon::metadata(config));
+    heads.extend(qwen::metadata(config));
     heads.extend(mamba::metadata(config, held));
     heads.extend(laguna::metadata(&files, config)?);
+    heads.extend(deci::metadata(&files, config)?);
     heads.extend(granite_swa::metadata(&files, config)?);
     heads.extend(mimo_v2::metadata(&files, config)?);
     heads.extend(kimi_linear::metadata(config, held));
@@ -577,8 +584,7 @@ fn made(
         }
         let (mut source, mut shape) = (weight.source.clone(), weight.shape.clone());
         let heads = match stem.rsplit('.').next() {
-            Some("q") => config.heads,
-            Some("k") => config.kv_heads,
+            Some("q" | "k") => shape[0] / config.head_dim,
             _ => 0,
         };
         // Mistral's own files have that order.

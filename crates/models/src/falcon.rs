@@ -1,7 +1,7 @@
 //! Falcon (Almazrouei et al. 2023): attention and feed-forward side by side, behind one layer norm
 //! or each behind its own; q, k and v in one matrix, in which each key/value head has its query
 //! heads, its key and its value below each other; in GGUF all queries are in front of all keys.
-//! Those with ALiBi are refused.
+//! Those with ALiBi are refused: their slopes are rounded to bf16.
 
 use crate::config::{Config, Raw};
 use crate::decoder::{self, Order};
@@ -55,7 +55,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let mut raw =
         Raw::read_quadrupled(files, Key("layer_norm_epsilon", "attention.layer_norm_epsilon"))?;
     if keys.flag(Key("alibi", ""))? == Some(true) {
-        let error = keys.wrong("alibi", "false: slopes on scores are not supported", true);
+        let error = keys.wrong("alibi", "false: slopes that are rounded are not supported", true);
         return Err(error.of(ErrorKind::Unsupported));
     }
     // For training.

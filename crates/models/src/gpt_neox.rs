@@ -79,7 +79,10 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 }
 
 /// The weight `name`, if it is q, k or v: each head's lie on top of each other.
-fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
+///
+/// # Errors
+/// A matrix or bias of another shape.
+pub(crate) fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
     let (matrix, suffix) = match name.strip_suffix(".bias") {
         Some(matrix) => (matrix, ".bias"),
         None => (name, ""),

@@ -203,9 +203,13 @@ pub(crate) const GGUF: &str = "deepseek2";
 pub(crate) const MISTRAL4: &str = "mistral4";
 pub(crate) const KIMI: &str = "kimi-linear";
 
+/// GGUF's names of those with an indexer.
+pub(crate) const DEEPSEEK32: &str = "deepseek32";
+pub(crate) const GLM_DSA: &str = "glm-dsa";
+
 /// Whether GGUF has the architecture of this name in the latent form.
 pub(crate) fn is_form(name: &str) -> bool {
-    [GGUF, MISTRAL4, KIMI].contains(&name)
+    [GGUF, MISTRAL4, KIMI, DEEPSEEK32, GLM_DSA].contains(&name)
 }
 
 /// GGUF's name of the one that has both matrices in one.

@@ -8,13 +8,20 @@
 //! quantisation of weights, but for the recipe of those that are stored in several tensors.
 
 mod afmoe;
+mod alibi;
 mod apertus;
 mod arcee;
+mod baichuan;
+mod bailing_moe;
 mod bamba;
+mod bitnet;
+mod bloom;
 mod cohere;
 mod cohere2_moe;
 mod config;
 mod cwm;
+mod dbrx;
+mod deci;
 mod decoder;
 mod deepseek;
 mod dots1;
@@ -51,6 +58,7 @@ mod hunyuan;
 mod hy_v3;
 mod hybrid;
 mod hyperclovax;
+mod indexed;
 mod internlm2;
 mod iquestcoder;
 mod jais2;
@@ -76,6 +84,7 @@ mod ministral;
 mod ministral3;
 mod mistral;
 mod mixtral;
+mod mpt;
 mod names;
 mod nanochat;
 mod nemotron;
@@ -90,6 +99,7 @@ mod phi;
 mod phi3;
 mod phimoe;
 mod quantisation;
+mod qwen;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
@@ -151,13 +161,19 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &apertus::ARCHITECTURE,
     &arcee::ARCHITECTURE,
     &deepseek::AXK1,
+    &baichuan::ARCHITECTURE,
     &bamba::ARCHITECTURE,
+    &bitnet::ARCHITECTURE,
+    &bloom::ARCHITECTURE,
     &cohere::ARCHITECTURE,
     &cohere::COHERE2,
     &cohere2_moe::ARCHITECTURE,
     &cwm::ARCHITECTURE,
+    &dbrx::ARCHITECTURE,
+    &deci::ARCHITECTURE,
     &deepseek::V2,
     &deepseek::V3,
+    &indexed::DEEPSEEK,
     &dots1::ARCHITECTURE,
     &ernie4_5::ARCHITECTURE,
     &ernie4_5::MIXTURE,
@@ -185,8 +201,10 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &glm4_moe::ARCHITECTURE,
     &glm4_moe::VISION,
     &deepseek::GLM,
+    &indexed::GLM,
     &gpt2::ARCHITECTURE,
     &gptj::ARCHITECTURE,
+    &gptj::CODEGEN,
     &gpt_neo::ARCHITECTURE,
     &gpt_neox::ARCHITECTURE,
     &gpt_oss::ARCHITECTURE,
@@ -213,6 +231,8 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &lfm2_moe::ARCHITECTURE,
     &lfm3::ARCHITECTURE,
     &llama::ARCHITECTURE,
+    &bailing_moe::ARCHITECTURE,
+    &bailing_moe::SECOND,
     &kimi_linear::LING3,
     &llama4::ARCHITECTURE,
     &mamba1::ARCHITECTURE,
@@ -227,6 +247,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &mistral::ARCHITECTURE,
     &deepseek::MISTRAL4,
     &mixtral::ARCHITECTURE,
+    &mpt::ARCHITECTURE,
     &nanochat::ARCHITECTURE,
     &nemotron::ARCHITECTURE,
     &nemotron_h::ARCHITECTURE,
@@ -240,6 +261,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &phi::ARCHITECTURE,
     &phi3::ARCHITECTURE,
     &phimoe::ARCHITECTURE,
+    &qwen::ARCHITECTURE,
     &qwen2::ARCHITECTURE,
     &qwen_vl::QWEN2,
     &qwen_vl::QWEN2_5,
@@ -412,6 +434,11 @@ fn read(files: &Files<'_>, options: &ReadOptions) -> Result<Opened> {
         experts::check(&files.outer)?;
         experts::check(&files.keys)?;
     }
+    if files.architecture.name != bitnet::ARCHITECTURE.name && quantisation::rounds_rows(files)? {
+        let expected = format!("a quantisation that {} has", files.architecture.name);
+        let error = files.outer.wrong("quantization_config", expected, "rows rounded to 8 bits");
+        return Err(error.of(ErrorKind::Unsupported));
+    }
     let mut opened = (files.architecture.open)(files)?;
     let passed = files.keys.refuse_unread(&options.ignore_keys)?;
     for (i, key) in options.ignore_keys.iter().enumerate().filter(|(i, _)| !passed.contains(i)) {
@@ -425,13 +452,17 @@ fn read(files: &Files<'_>, options: &ReadOptions) -> Result<Opened> {
 /// The architecture that a `config.json` names; none if it names none.
 fn stated(keys: &Keys<'_>, outer: &Keys<'_>) -> Result<Option<&'static Architecture>> {
     for keys in [keys, outer] {
+        let class = keys.get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str());
         let known = keys
             .text("model_type")?
             .and_then(|t| by_name(t).or_else(|| by_name(t.trim_end_matches("_text"))));
+        // Both versions' folders state the first one's type.
+        let second = known.is_some_and(|known| known.name == bailing_moe::ARCHITECTURE.name)
+            && class == Some(bailing_moe::SECOND.class);
+        let known = if second { Some(&bailing_moe::SECOND) } else { known };
         if known.is_some() {
             return Ok(known);
         }
-        let class = keys.get("architectures").and_then(|a| a.get(0)).and_then(|a| a.as_str());
         let known = ARCHITECTURES.iter().copied().find(|a| Some(a.class) == class);
         if known.is_some() {
             return Ok(known);

@@ -7,8 +7,8 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened};
-use formats::{ErrorKind, Result, Source};
-use nn::{Bias, Builder, Pairing, Stored, Weights};
+use formats::{Result, Source};
+use nn::{AttentionOptions, Bias, Builder, Pairing, Stored, Weights};
 
 const NAMES: &[Row] = &[
     ("embed", "model.embed_tokens", "token_embd"),
@@ -43,12 +43,14 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         raw.pairing = Pairing::Adjacent;
     }
     let clip = keys.number(Key("clip_qkv", "attention.clamp_kqv"))?;
-    if let Some(clip) = clip.filter(|clip| clip.value != 0.0) {
-        let error = clip.wrong("none: q, k and v are not clipped", clip.value);
-        return Err(error.of(ErrorKind::Unsupported));
-    }
+    let clip = clip.filter(|clip| clip.value != 0.0).map(|clip| clip.positive()).transpose()?;
+    let clip = clip.map(|clip| clip as f32);
     let bias = files.bias("attention_bias")?;
-    let parts = decoder::Parts { norm, ..decoder::Parts::new(Bias::Never, decoder::biased(bias)) };
+    let attention = move |config: &Config, layer: usize| AttentionOptions {
+        clip,
+        ..decoder::biased(bias)(config, layer)
+    };
+    let parts = decoder::Parts { norm, ..decoder::Parts::new(Bias::Never, attention) };
     Ok(decoder::open_recipes(raw.check()?, parts, ones))
 }
 

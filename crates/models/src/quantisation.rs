@@ -8,6 +8,7 @@
 //! "quantization_config": { "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128] }
 //! "quantization_config": { "quant_method": "modelopt", "quant_algo": "FP8" }
 //! "quantization_config": { "quant_method": "mxfp4" }
+//! "quantization_config": { "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline" }
 //! "quantization_config": { "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": { .. } }
 //! ```
 //! A matrix that is left as it was has its tensor of numbers, which goes before the settings. Where
@@ -15,8 +16,9 @@
 //! of compressed-tensors), names and patterns say which matrix has which; its tensors' shapes and
 //! types say the same, and are what counts here.
 
+use crate::files::Files;
 use crate::keys::{Keys, clipped};
-use formats::{Error, Integers, Quantised, Result, Scheme, Source, TensorView, Tensors};
+use formats::{Error, ErrorKind, Integers, Quantised, Result, Scheme, Source, TensorView, Tensors};
 use std::collections::HashMap;
 
 /// How matrices are quantised.
@@ -95,6 +97,7 @@ impl Settings {
                 Some("fp8") => vec![fp8(&settings)?],
                 Some("fbgemm_fp8") => vec![eight],
                 Some("mxfp4") => vec![Scheme::Mxfp4],
+                Some("bitnet") => vec![bitnet(&settings)?],
                 Some("compressed-tensors") => compressed(&settings)?,
                 Some("modelopt") => vec![modelopt(&settings)?],
                 Some(method) => {
@@ -127,6 +130,12 @@ impl Settings {
         Ok(read)
     }
 
+    /// Whether layers round the rows that they multiply to 8 bits, as BitNet's do.
+    fn rounds_rows(&self) -> bool {
+        let rounds = |scheme: &Scheme| matches!(scheme, Scheme::Ternary | Scheme::Rounded);
+        matches!(self, Settings::Schemes(schemes) if schemes.iter().any(rounds))
+    }
+
     /// The recipe of the matrix that a checkpoint calls `name`, `STEM.weight`, if it is quantised;
     /// `tensor` is what the file has under that name.
     pub(crate) fn source(
@@ -151,6 +160,42 @@ impl Settings {
                 (at < all.len()).then(|| Source::Quantised(all.swap_remove(at)))
             }
         }
+    }
+}
+
+/// Whether the configuration says that layers round the rows that they multiply.
+///
+/// # Errors
+/// As [`Settings::read`].
+pub(crate) fn rounds_rows(files: &Files<'_>) -> Result<bool> {
+    for keys in [&files.outer, &files.keys] {
+        if let Some(settings) = Settings::read(keys, &mut Vec::new())? {
+            return Ok(settings.rounds_rows());
+        }
+    }
+    Ok(false)
+}
+
+/// BitNet's layers, which round their inputs, too ([`Settings::rounds_rows`]).
+fn bitnet(settings: &Keys<'_>) -> Result<Scheme> {
+    let class = settings.text("linear_class")?.unwrap_or("bitlinear");
+    if class != "autobitlinear" {
+        return Err(settings.wrong("linear_class", "autobitlinear", clipped(class)).hint(HINT));
+    }
+    if settings.flag("use_rms_norm")? == Some(true) {
+        let error = settings.wrong("use_rms_norm", "false: norms are the model's own", true);
+        return Err(error.of(ErrorKind::Unsupported));
+    }
+    if let Some(list) = settings
+        .get("modules_to_not_convert")
+        .filter(|list| list.as_array().is_none_or(|list| list.iter().any(|name| name != "lm_head")))
+    {
+        return Err(settings.odd("modules_to_not_convert", "the head alone", list));
+    }
+    match settings.text("quantization_mode")?.unwrap_or("offline") {
+        "offline" => Ok(Scheme::Ternary),
+        "online" => Ok(Scheme::Rounded),
+        mode => Err(settings.wrong("quantization_mode", "offline or online", clipped(mode))),
     }
 }
 
@@ -195,6 +240,7 @@ fn quantised(
         Scheme::Gptq { integers, .. } => Some((integers, ".g_idx")),
         Scheme::Packed(integers) | Scheme::Bytes(integers) => Some((integers, ".weight_g_idx")),
         Scheme::Mxfp4 | Scheme::Awq { .. } | Scheme::Fp8 { .. } => None,
+        Scheme::Ternary | Scheme::Rounded => None,
     };
     if let Some((integers, suffix)) = order {
         let order = tensors.get(&format!("{stem}{suffix}"));
@@ -225,6 +271,15 @@ fn quantised(
             let held = named.iter().find(|name| tensors.get(name).is_some());
             let scale = held.unwrap_or(usual).clone();
             vec![tensor.name.to_owned(), scale]
+        }
+        Scheme::Ternary => {
+            tensors.get(&format!("{stem}.weight_scale"))?;
+            named(&[".weight", ".weight_scale"])?
+        }
+        Scheme::Rounded => {
+            let matrix = tensor.filter(|tensor| tensor.shape.len() == 2)?;
+            let whole = ["embed_tokens", "lm_head"].iter().any(|name| stem.ends_with(name));
+            (!whole).then(|| vec![matrix.name.to_owned()])?
         }
         Scheme::Packed(integers) => named(&parts(".weight_packed", integers))?,
         Scheme::Bytes(integers) => {

@@ -130,6 +130,7 @@ impl LatentAttention {
                 chunked: false,
                 cap: None,
                 sinks: false,
+                slopes: false,
             },
         })
     }

@@ -3,7 +3,7 @@
 use crate::{Bias, Builder, ForwardPass, Tensor};
 use formats::Result;
 use ops::embed::Index;
-use ops::{Op, Rope, Splice, Stretch, Unary};
+use ops::{Op, Rope, RoundRows, Splice, Stretch, Unary};
 use program::{CacheLayer, WeightId};
 
 /// `[tokens] -> [tokens, hidden]`.
@@ -159,6 +159,16 @@ pub struct AttentionOptions {
     /// Whether each head has a sink: a score `name.sinks` `[heads]` that takes part in the softmax
     /// and has no value.
     pub sinks: bool,
+    /// Whether each head has a slope, `name.slopes` `[heads]`, by which scores fall with each position
+    /// from the query back to the key.
+    pub slopes: bool,
+    /// How far from zero elements of queries, keys and values may be; those beyond are there.
+    pub clip: Option<f32>,
+    /// The eps of an RMS norm over what attention gives, `name.o_norm`, in front of the output
+    /// projection, if it has one.
+    pub output_norm: Option<f32>,
+    /// How the rows that the output projection reads are rounded, if they are.
+    pub output_rounding: Option<RoundRows>,
     /// The factor on scores; `None` means `1 / sqrt(head_dim)`.
     pub scale: Option<f32>,
     /// Soft cap of the scaled scores: `cap * tanh(score / cap)`.
@@ -183,8 +193,19 @@ pub struct SelfAttention {
     rotates_first: bool,
     rope: Option<Rope>,
     stretch: Option<Stretch>,
-    sinks: Option<WeightId>,
+    vectors: Vec<WeightId>, // sinks and slopes, [heads] each
+    clip: Option<f32>,
+    o_norm: Option<Norm>,
+    rounding: Option<RoundRows>,
     attend: ops::Attention,
+}
+
+/// `x`, but no element farther than `most` from zero.
+fn clipped(x: Tensor, most: Option<f32>) -> Tensor {
+    match most {
+        Some(most) => x.scale(1.0 / most).map(Unary::HardTanh).scale(most),
+        None => x,
+    }
 }
 
 /// The projections to keys and values of a layer that has some of its own.
@@ -196,11 +217,11 @@ struct KeysValues {
 }
 
 impl KeysValues {
-    /// Keys before their norm, and values.
-    fn project(&self, x: &Tensor) -> (Tensor, Tensor) {
-        let k = self.k.forward(x);
+    /// Keys before their norm, and values; elements of both within `clip` of zero.
+    fn project(&self, x: &Tensor, clip: Option<f32>) -> (Tensor, Tensor) {
+        let k = clipped(self.k.forward(x), clip);
         // One matrix for both is multiplied once.
-        let v = if self.v == self.k { k.clone() } else { self.v.forward(x) };
+        let v = if self.v == self.k { k.clone() } else { clipped(self.v.forward(x), clip) };
         let v = self.v_norm.as_ref().map_or_else(|| v.clone(), |norm| norm.forward(&v));
         (k, v)
     }
@@ -208,7 +229,7 @@ impl KeysValues {
 
 impl SelfAttention {
     /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm`, `.k_norm` and `.v_norm`, sinks
-    /// `.sinks`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
+    /// `.sinks`, slopes `.slopes`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
     /// where another layer's is shared.
     ///
     /// # Errors
@@ -229,7 +250,10 @@ impl SelfAttention {
             };
             Norm::rms(builder, &format!("{name}.{part}"), width, eps).map(Some)
         };
-        let sinks = options.sinks.then(|| builder.weight(&format!("{name}.sinks"), &[heads]));
+        let vector = |part: &str| builder.weight(&format!("{name}.{part}"), &[heads]);
+        let vectors = [(options.sinks, "sinks"), (options.slopes, "slopes")];
+        let vectors = vectors.into_iter().filter(|(has, _)| *has).map(|(_, part)| vector(part));
+        let vectors = vectors.collect::<Result<Vec<_>>>()?;
         let q = linear("q", [wide, hidden], options.qkv_bias)?;
         let narrow_part = |part: &str, rows| linear(part, [rows, hidden], options.qkv_bias);
         let own = match options.shared {
@@ -240,6 +264,8 @@ impl SelfAttention {
         let gate = options.output_gate.map(gate).transpose()?;
         let o = linear("o", [hidden, values], options.output_bias)?;
         let q_norm = norm("q_norm", wide)?;
+        let o_norm = |eps| Norm::rms(builder, &format!("{name}.o_norm"), values, eps);
+        let o_norm = options.output_norm.map(o_norm).transpose()?;
         let normed = |(k, v)| -> Result<KeysValues> {
             let v_norm = |eps| Norm::rms(builder, &format!("{name}.v_norm"), value_dim, eps);
             let v_norm = options.value_norm.map(v_norm).transpose()?;
@@ -264,8 +290,12 @@ impl SelfAttention {
                 chunked: options.chunked,
                 cap: options.cap,
                 sinks: options.sinks,
+                slopes: options.slopes,
             },
-            sinks: sinks.transpose()?,
+            vectors,
+            clip: options.clip,
+            o_norm,
+            rounding: options.output_rounding,
             rope: options.rope,
             stretch: options.stretch,
         })
@@ -273,8 +303,8 @@ impl SelfAttention {
 
     /// Projects, rotates, caches, attends and projects back.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        let q = self.q.forward(x);
-        let own = self.own.as_ref().map(|own| (own, own.project(x)));
+        let q = clipped(self.q.forward(x), self.clip);
+        let own = self.own.as_ref().map(|own| (own, own.project(x, self.clip)));
         let q = self.turn(&self.q_norm, &q);
         let q = match self.stretch {
             Some(stretch) => q.apply(Op::from(stretch), &[], Vec::new()),
@@ -286,9 +316,13 @@ impl SelfAttention {
             let v = self.spliced(&v, self.attend.kv_heads, self.attend.head_dim);
             k.sink(Op::from(ops::KvWrite { layer: self.attend.layer }), &[&v]);
         }
-        let sinks = self.sinks.into_iter().collect();
-        let y = q.apply(Op::Attention(self.attend.clone()), &[], sinks);
+        let y = q.apply(Op::Attention(self.attend.clone()), &[], self.vectors.clone());
         let y = self.spliced(&y, self.attend.heads, self.value_dim);
+        let y = self.o_norm.as_ref().map_or_else(|| y.clone(), |norm| norm.forward(&y));
+        let y = match self.rounding {
+            Some(rounding) => y.apply(Op::from(rounding), &[], Vec::new()),
+            None => y,
+        };
         match &self.gate {
             Some((gate, f)) => self.o.forward(&y.mul(&gate.forward(x).map(*f))),
             None => self.o.forward(&y),

@@ -52,6 +52,7 @@ pub fn all() -> Vec<Spec> {
         crate::rms_norm::KERNELS,
         crate::rope::KERNELS,
         crate::rope_write::KERNELS,
+        crate::round_rows::KERNELS,
         crate::sample::kernels::KERNELS,
         crate::scale::KERNELS,
         crate::scale_columns::KERNELS,

@@ -43,6 +43,7 @@ pub mod project;
 pub mod rms_norm;
 pub mod rope;
 pub mod rope_write;
+pub mod round_rows;
 pub mod sample;
 pub mod scale;
 pub mod scale_columns;
@@ -96,6 +97,7 @@ pub use project::Project;
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_write::RopeWrite;
+pub use round_rows::RoundRows;
 pub use scale::Scale;
 pub use scale_columns::ScaleColumns;
 pub use scale_rows::ScaleRows;
@@ -216,6 +218,8 @@ operations! {
     MatchRms(MatchRms),
     /// `x -> max(x - cutoff, 0)`, with a cutoff of each row. See [`gaussian_top_k`].
     GaussianTopK(GaussianTopK),
+    /// `x -> x`, each row rounded to 8 bits. See [`round_rows`].
+    RoundRows(RoundRows),
     /// `x -> rotated x`. See [`rope`].
     Rope(Rope),
     /// `x -> x` times a number that grows with the position. See [`stretch`].

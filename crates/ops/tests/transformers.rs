@@ -97,6 +97,7 @@ fn attention_with_a_cap_and_with_sinks() {
         chunked: false,
         cap: None,
         sinks: false,
+        slopes: false,
     };
     let of = |op: Attention, weights: &[Vec<f32>]| {
         let (keys, values) = (keys.clone(), values.clone());

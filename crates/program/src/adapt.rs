@@ -103,11 +103,18 @@ impl AdapterFactors {
 }
 
 impl Program {
-    /// Every matrix that adapters can change, in order of use.
+    /// Every matrix that adapters can change, in order of use: none that multiplies rows that are
+    /// rounded first, since factors are for the rows as they were.
     pub fn adaptable(&self) -> Vec<Site> {
+        let rounds = |node: &&Node| matches!(node.op, Op::RoundRows(_));
+        let rounded: Vec<ValueId> =
+            self.nodes.iter().filter(rounds).flat_map(|node| node.outputs.clone()).collect();
         let tables: Vec<WeightId> = self.nodes.iter().filter_map(table).collect();
         let mut sites: Vec<Site> = Vec::new();
         for node in &self.nodes {
+            if node.inputs.first().is_some_and(|x| rounded.contains(x)) {
+                continue;
+            }
             let product = node.op.product(node.weights.len());
             let matrices = product.into_iter().flat_map(|product| product.projections);
             let multiplied =

@@ -77,7 +77,8 @@ unsafe fn kernel<L: Lanes, E: Store>(
             let groups = to.div_ceil(GROUP);
             scores::<L, E>(group, groups, dim, &work, &tile);
             for g in 0..group {
-                softmax::row::<L>(shape, &work, g, groups * GROUP, from..to, width);
+                let fall = call.fall(part.kv_head * group + g, sequence.position, start);
+                softmax::row::<L>(shape, &work, g, groups * GROUP, from..to, width, fall);
             }
             E::sums::<L>(group, from..to, width, &work, &tile, &then);
             (tile, start) = (then, start + TILE);

@@ -105,7 +105,9 @@ unsafe fn kernel<L: Lanes, E: Store>(
                     let sees = sees(row);
                     let seen = sees.start.clamp(start, start + columns) - start
                         ..sees.end.clamp(start, start + columns) - start;
-                    softmax::row::<L>(shape, &work, row, columns, seen, width);
+                    let position = sequence.position + first + row / group;
+                    let fall = call.fall(kv_head * group + row % group, position, start);
+                    softmax::row::<L>(shape, &work, row, columns, seen, width, fall);
                 }
             }
             // Panel by panel, so that a panel of values stays in the L1 cache for all rows.

@@ -35,6 +35,7 @@ struct Case {
     chunked: bool,
     softcap: Option<f32>,
     sinks: bool,
+    slopes: bool,
     why: &'static str,
 }
 
@@ -49,6 +50,7 @@ const PLAIN: Case = Case {
     chunked: false,
     softcap: None,
     sinks: false,
+    slopes: false,
     why: "one key",
 };
 
@@ -167,8 +169,18 @@ const CASES: &[Case] = &[
     },
     Case { softcap: Some(2.0), sequences: &[(300, 1), (0, 70)], why: "softcap", ..PLAIN },
     Case { sinks: true, sequences: &[(0, 1), (300, 1), (0, 70)], why: "sinks", ..PLAIN },
+    Case { slopes: true, sequences: &[(0, 1), (300, 1), (0, 70)], why: "slopes", ..PLAIN },
+    Case {
+        slopes: true,
+        heads: 3,
+        kv_heads: 3,
+        sequences: &[(200, 150)],
+        why: "slopes over several tiles",
+        ..PLAIN
+    },
     Case {
         sinks: true,
+        slopes: true,
         softcap: Some(1.5),
         window: Some(33),
         sequences: &[(300, 1), (0, 70)],
@@ -185,13 +197,17 @@ fn reference(
     scale: f32,
     softcap: Option<f32>,
     sink: Option<f32>,
+    slope: f32,
 ) -> Vec<f64> {
     let scores: Vec<f64> = keys
         .iter()
-        .map(|key| {
+        .enumerate()
+        .map(|(i, key)| {
             let dot: f64 = q.iter().zip(*key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
             let score = dot * f64::from(scale);
-            softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+            let score =
+                softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+            score - f64::from(slope) * (keys.len() - 1 - i) as f64
         })
         .collect();
     let top = scores.iter().copied().chain(sink.map(f64::from)).fold(f64::NEG_INFINITY, f64::max);
@@ -214,6 +230,7 @@ struct Setup {
     tables: Vec<Vec<u32>>,
     q: Vec<f32>,
     sinks: Option<Vec<f32>>,
+    slopes: Option<Vec<f32>>,
     expected: Vec<f64>,
     rows: usize,
 }
@@ -240,6 +257,8 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
     let rows: usize = case.sequences.iter().map(|&(_, tokens)| tokens).sum();
     let q: Vec<f32> = noise.many(rows * heads * head_dim).iter().map(|x| x * 4.0).collect();
     let sinks = case.sinks.then(|| noise.many(heads));
+    let slopes: Option<Vec<f32>> =
+        case.slopes.then(|| (0..heads).map(|h| 0.5 / (1 + 3 * h) as f32).collect());
     let (mut expected, mut row) = (Vec::new(), 0);
     let row_len = kv_heads * head_dim;
     for (table, &(position, tokens)) in tables.iter().zip(case.sequences) {
@@ -271,12 +290,14 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
                 let values: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
                 let q = &q[(row * heads + head) * head_dim..][..head_dim];
                 let sink = sinks.as_ref().map(|sinks| sinks[head]);
-                expected.extend(reference(q, &keys, &values, scale(head_dim), case.softcap, sink));
+                let slope = slopes.as_ref().map_or(0.0, |slopes| slopes[head]);
+                let scale = scale(head_dim);
+                expected.extend(reference(q, &keys, &values, scale, case.softcap, sink, slope));
             }
             row += 1;
         }
     }
-    Setup { case, cache, tables, q, sinks, expected, rows }
+    Setup { case, cache, tables, q, sinks, slopes, expected, rows }
 }
 
 /// What a cache of `element` keeps of heads: ggml's blocks as `formats` reads and writes them.
@@ -359,6 +380,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
         q: &setup.q,
         q_stride: width,
         sinks: setup.sinks.as_deref(),
+        slopes: setup.slopes.as_deref(),
         rounded,
     };
     let mut out = vec![f32::NAN; setup.rows * width];

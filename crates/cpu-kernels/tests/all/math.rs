@@ -44,6 +44,7 @@ fn unary_functions() {
         (Unary::Relu, Box::new(|x| x.max(0.0)), 5.0, 0.0, 0.0),
         (Unary::Softplus, Box::new(|x| x.exp().ln_1p()), 80.0, 5e-7, 1e-45),
         (Unary::Square, Box::new(|x| x * x), 5.0, 1e-7, 0.0),
+        (Unary::HardTanh, Box::new(|x| x.clamp(-1.0, 1.0)), 5.0, 0.0, 0.0),
         (
             Unary::GeluTanh,
             Box::new(move |x| {

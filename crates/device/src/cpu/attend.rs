@@ -167,6 +167,7 @@ impl Replay<'_> {
             let q = self.floats(self.offset(node.inputs[0]), 0..tokens * width);
             (q, SharedSlice::from_raw(self.start(node.outputs[0]), tokens * width))
         };
+        let [sinks, slopes] = op.sinks_and_slopes(&node.weights);
         let (shape, mut rest) = (shape(op), &self.queries[self.loaded.groups[op.layer]][..]);
         // Attend to as many sequences at a time as the scratch holds: all of them, unless many
         // decode at long contexts.
@@ -179,7 +180,8 @@ impl Replay<'_> {
                 sequences,
                 q,
                 q_stride: width,
-                sinks: node.weights.first().map(|&sinks| self.vector(sinks)),
+                sinks: sinks.map(|&sinks| self.vector(sinks)),
+                slopes: slopes.map(|&slopes| self.vector(slopes)),
                 rounded: self.loaded.quantised,
             };
             // SAFETY: a barrier lies before and after every node, and between two parts of one;

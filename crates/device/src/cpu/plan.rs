@@ -81,7 +81,7 @@ fn geometry(options: &ExecutorOptions, layer: &CacheLayer, blocks: usize) -> Geo
     }
 }
 
-/// One pool for each group of layers.
+/// One pool for the layers of each group that have the same shape.
 pub(super) fn caches(program: &Program, options: &ExecutorOptions) -> Result<Vec<Cache>> {
     let groups = program.layer_groups();
     let mut caches: Vec<Option<Cache>> = groups.iter().map(|_| None).collect();
@@ -94,18 +94,19 @@ pub(super) fn caches(program: &Program, options: &ExecutorOptions) -> Result<Vec
             }
             continue;
         }
-        let geometry = geometry(options, &first, blocks);
-        for (&layer, cache) in layers.iter().zip(LayerCache::pool(geometry, layers.len())?) {
-            if (program.layers[layer].kv_heads, program.layers[layer].head_dim)
-                != (first.kv_heads, first.head_dim)
-            {
-                return Err(Error::new(
-                    "cache",
-                    format!("{first:?}"),
-                    format!("{:?}", program.layers[layer]),
-                ));
+        let mut left = layers;
+        while let Some(&first) = left.first() {
+            let geometry = geometry(options, &program.layers[first], blocks);
+            let shape = |layer: usize| {
+                let CacheLayer { kv_heads, head_dim, .. } = program.layers[layer];
+                (kv_heads, head_dim)
+            };
+            let alike = |layer: &usize| shape(*layer) == shape(first);
+            let (same, others): (Vec<usize>, Vec<usize>) = left.into_iter().partition(alike);
+            for (&layer, cache) in same.iter().zip(LayerCache::pool(geometry, same.len())?) {
+                caches[layer] = Some(Cache::KeysValues(cache));
             }
-            caches[layer] = Some(Cache::KeysValues(cache));
+            left = others;
         }
     }
     caches

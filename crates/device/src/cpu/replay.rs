@@ -299,6 +299,15 @@ impl Replay<'_> {
                     op.row(unsafe { self.floats(self.offset(node.outputs[0]), range) });
                 }
             }
+            Op::RoundRows(op) => {
+                let width = self.width(node.inputs[0]);
+                for t in worker.split(rows) {
+                    let range = t * width..(t + 1) * width;
+                    self.copy_unless_in_place(index, node, 0, range.clone());
+                    // SAFETY: each worker has its own rows.
+                    op.row(unsafe { self.floats(self.offset(node.outputs[0]), range) });
+                }
+            }
             Op::GroupLimit(limit) => {
                 let width = self.width(node.inputs[0]);
                 let correction = self.vector(node.weights[0]);

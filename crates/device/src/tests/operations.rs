@@ -47,16 +47,19 @@ fn everything() -> Result<Program> {
     let (scale, shift, head) =
         (w("scale", &[HIDDEN]), w("shift", &[HIDDEN]), w("head", &[VOCAB, HIDDEN]));
     let forms = [
-        (None, None, false),
-        (Some(0.5), Some(7), false),
-        (Some(2.0), None, true),
-        (None, Some(5), true),
+        (None, None, [false, false]),
+        (Some(0.5), Some(7), [false, false]),
+        (Some(2.0), None, [true, false]),
+        (None, Some(5), [true, false]),
+        (None, None, [false, true]),
+        (Some(2.0), Some(9), [true, true]),
     ];
     let layers: Vec<_> = (0..forms.len())
         .map(|i| {
             let [q, k, v] = [("q", wide), ("k", narrow), ("v", narrow)]
                 .map(|(name, out)| w(&format!("{name}{i}"), &[out, HIDDEN]));
-            (q, k, v, w(&format!("o{i}"), &[HIDDEN, wide]), w(&format!("sinks{i}"), &[HEADS]))
+            let vectors = ["sinks", "slopes"].map(|name| w(&format!("{name}{i}"), &[HEADS]));
+            (q, k, v, w(&format!("o{i}"), &[HIDDEN, wide]), vectors)
         })
         .collect();
     let gates = [Unary::Silu, Unary::GeluTanh, Unary::GeluErf, Unary::Relu];
@@ -96,7 +99,7 @@ fn everything() -> Result<Program> {
         frequencies: [1.0, 0.3, 0.1, 0.02].into(),
         magnitude: 1.0,
     };
-    for (layer, (&(cap, window, sinks), &(q, k, v, o, sink))) in
+    for (layer, (&(cap, window, [sinks, slopes]), &(q, k, v, o, vectors))) in
         forms.iter().zip(&layers).enumerate()
     {
         let n = x.apply(Op::from(ops::RmsNorm { eps: 1e-5 }), &[], vec![scale]);
@@ -114,9 +117,11 @@ fn everything() -> Result<Program> {
             chunked: false,
             cap,
             sinks,
+            slopes,
         };
-        let sinks = if sinks { vec![sink] } else { none() };
-        let y = q.apply(Op::Attention(attention), &[], sinks).apply(
+        let vectors = [sinks, slopes].into_iter().zip(vectors).filter(|(has, _)| *has);
+        let vectors = vectors.map(|(_, vector)| vector).collect();
+        let y = q.apply(Op::Attention(attention), &[], vectors).apply(
             Op::from(ops::Linear),
             &[],
             vec![o],
@@ -244,6 +249,7 @@ fn attended_and_carried() -> Result<Program> {
         chunked: false,
         cap: None,
         sinks: false,
+        slopes: false,
     };
     let attended = linear(&q.apply(Op::Attention(attention), &[], Vec::new()), o);
     let carried = linear(&mixed.apply(Op::from(conv), &[], vec![taps]), down);
@@ -527,20 +533,20 @@ fn projections_of_attention_and_of_a_state_agree_with_the_reference() {
     agree(&plain, &fused, &cases);
 }
 
-/// Without its cap or sinks a layer is far from what it was: the test above would tell.
+/// Without its cap, sinks or slopes a layer is far from what it was: the test above would tell.
 #[test]
-fn caps_and_sinks_matter() {
+fn caps_sinks_and_slopes_matter() {
     let folder = tempfile::tempdir().unwrap();
     let whole = everything().unwrap();
     let tensors = tensors(&whole, folder.path());
     let wanted = results(&whole, &tensors, None);
-    for removed in 1..4 {
+    for removed in 1..6 {
         let mut without = whole.clone();
         for node in &mut without.nodes {
             if let Op::Attention(attention) = &mut node.op
                 && attention.layer == removed
             {
-                (attention.cap, attention.sinks) = (None, false);
+                (attention.cap, attention.sinks, attention.slopes) = (None, false, false);
                 node.weights.clear();
             }
         }

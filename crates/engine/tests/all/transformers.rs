@@ -45,7 +45,7 @@ fn f16_cache_stays_within_2e_3(case: &Path) {
     let worst = worst(case, &expected(case), &LoadOptions::default());
     // Scores that are not scaled: what rounding changes in keys counts four times as much.
     let most = if case.ends_with("gpt-neo") { 8e-3 } else { 2e-3 };
-    assert!(worst <= most, "{worst:e}");
+    assert!(worst <= stepped(case, most), "{worst:e}");
 }
 testing::fixtures!(an_f16_cache_stays_within_2e_3: f16_cache_stays_within_2e_3);
 
@@ -102,18 +102,26 @@ fn a_rotation_that_follows_the_context_is_told() {
     }
 }
 
+/// How far from the truth a model may be whose numbers are rounded on the way, usually `bound`: more
+/// where it rounds rows to 8 bits itself, since what is near the middle between two steps goes to
+/// the other one.
+fn stepped(path: &Path, bound: f32) -> f32 {
+    let steps = ["bitnet", "bitnet-online"].iter().any(|name| path.ends_with(name));
+    if steps { bound.max(6e-2) } else { bound }
+}
+
 /// Caches, and how much worse than with an f32 cache each may be; and whole prompts and prompts in
 /// chunks.
-fn variants(exact: f32) -> [(CacheType, f32, usize); 3] {
+fn variants(path: &Path, exact: f32) -> [(CacheType, f32, usize); 3] {
     // On a GPU products' operands have 16 bits then, too.
-    let rounded = 2.5e-2_f32.max(exact);
+    let rounded = stepped(path, 2.5e-2_f32.max(exact));
     [(CacheType::F32, exact, 512), (CacheType::F32, exact, 7), (CacheType::F16, rounded, 512)]
 }
 
 /// The variants of a fixture on several devices: each fixture has one of them in its turn, or all
 /// with `DELFT_ALL_FIXTURES` or on a named device. A device alone has them all: [`simulated`].
 fn variants_apart(path: &Path, exact: f32) -> Vec<(CacheType, f32, usize)> {
-    let variants = variants(exact);
+    let variants = variants(path, exact);
     if testing::all_fixtures() || std::env::var_os("DELFT_TEST_DEVICE").is_some() {
         return variants.to_vec();
     }
@@ -125,7 +133,7 @@ fn variants_apart(path: &Path, exact: f32) -> Vec<(CacheType, f32, usize)> {
 /// The shared GPU lowering, kernel by kernel.
 fn simulated(device: &str, path: &Path) {
     let (truth, exact) = truth(path);
-    for (cache_type, bound, chunk) in variants(exact) {
+    for (cache_type, bound, chunk) in variants(path, exact) {
         let on = LoadOptions::on(device.parse().unwrap());
         let options = LoadOptions { cache_type, chunk: Some(chunk), ..on };
         let worst = worst(path, &Expected::open(&truth), &options);
@@ -194,10 +202,15 @@ const COLUMNS: &str = "expected columns in multiples of 8";
 const REFUSED: &[(&str, &str)] = &[
     ("axk1", HEADS),
     ("bailing_hybrid", LATENT),
+    ("bitnet", NORMS),
+    ("bitnet-online", HEADS),
+    ("bitnet-plain", "project: expected a whole value"),
     ("cohere2_moe", COLUMNS),
     ("cohere2_moe/model.f32.gguf", COLUMNS),
     ("deepseek2", LATENT),
     ("deepseek2-lite", HEADS),
+    ("deepseek_v32", HEADS),
+    ("deepseek_v32/model.f32.gguf", HEADS),
     ("deepseek2-lite/model.f32.gguf", HEADS),
     ("deepseek3", LATENT),
     ("deepseek3/model.f32.gguf", LATENT),
@@ -228,6 +241,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("glm4-moe-lite/model.f32.gguf", HEADS),
     ("glm4v", HEADS),
     ("glm4v_moe", HEADS),
+    ("glm_moe_dsa", HEADS),
+    ("glm_moe_dsa/model.f32.gguf", HEADS),
     ("glm_ocr", HEADS),
     ("gpt-neox-in-turn", HEADS),
     ("gpt2", HEADS),
@@ -264,6 +279,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("mimo_v2_flash", LATENT),
     ("mimo_v2_flash/model.f32.gguf", LATENT),
     ("minicpm3", LATENT),
+    ("mpt", HEADS),
+    ("mpt/model.f32.gguf", HEADS),
+    ("nemotron-nas", INPUTS),
+    ("nemotron-nas/model.f32.gguf", INPUTS),
     ("minimax-m2", NORMS),
     ("ministral3", HEADS),
     ("ministral3/folder", HEADS),
@@ -393,7 +412,7 @@ fn bf16_cache_stays_within_3e_2(case: &Path) {
         let on = LoadOptions::on(device.parse().unwrap());
         let options = LoadOptions { cache_type: CacheType::BF16, ..on };
         let worst = worst(case, &expected(case), &options);
-        assert!(worst <= 3e-2, "{device}: {worst:e}");
+        assert!(worst <= stepped(case, 3e-2), "{device}: {worst:e}");
     }
 }
 testing::fixtures!(a_bf16_cache_stays_within_3e_2: bf16_cache_stays_within_3e_2);

@@ -96,6 +96,8 @@ unary! {
     Softplus, "softplus", 20.0, |x| x.softplus();
     /// `x^2`.
     Square, "square", 2.0, |x| x.times(x);
+    /// `max(-1, min(x, 1))`.
+    HardTanh, "hard_tanh", 2.0, |x| x.lesser(R::of(1.0)).greater(R::of(-1.0));
 }
 
 /// Applies a function to one number.

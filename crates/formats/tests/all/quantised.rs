@@ -234,3 +234,48 @@ fn integers_that_no_block_has_become_numbers() {
         assert!(read.bytes == bytes, "{case}");
     }
 }
+
+/// BitNet's codes of four rows a byte, with a scale that groups have and one that none has; and
+/// numbers that are rounded to three.
+#[test]
+fn three_numbers_are_codes_or_rounded() {
+    // Rows 0 to 3 of [8, 32] are the lowest bits of two rows of bytes, and so on: of column 0 codes
+    // 0, 1, 2, 1 and 2, 0, 0, 1.
+    let first = |row: usize| if row == 0 { 0b01_10_01_00u8 } else { 0b01_00_00_10 };
+    let codes: Vec<u8> =
+        (0..64).map(|i| if i % 32 == 0 { first(i / 32) } else { 0b01_01_01_01 }).collect();
+    let broken: Vec<u8> = codes.iter().map(|code| code | 0b11).collect();
+    let floats = |all: &[f32]| -> Vec<u8> { all.iter().flat_map(|x| x.to_le_bytes()).collect() };
+    let scale = half::bf16::from_f32(0.37);
+    let own = [
+        ("a.weight", DType::U8, vec![2, 32], codes),
+        ("a.weight_scale", DType::BF16, vec![1], scale.to_le_bytes().to_vec()),
+        ("wide.weight_scale", DType::F32, vec![1], floats(&[0.3])),
+        ("broken.weight", DType::U8, vec![2, 32], broken),
+        ("numbers.weight", DType::F32, vec![2, 2], floats(&[0.1, -0.9, 0.3, -0.7])),
+    ];
+    let (_folder, tensors) = folder(|all| {
+        all.extend(own.iter().map(|(name, dtype, shape, bytes)| {
+            ((*name).to_owned(), *dtype, shape.clone(), bytes.clone())
+        }));
+    });
+    let read = |scheme, names: [&str; 2]| {
+        let count = if scheme == Scheme::Rounded { 1 } else { 2 };
+        let tensors_of = names[..count].iter().map(|name| (*name).to_owned()).collect();
+        Source::Quantised(Quantised { scheme, tensors: tensors_of }).read(&tensors)
+    };
+    for (scale_name, scale) in [("a.weight_scale", scale.to_f32()), ("wide.weight_scale", 0.3)] {
+        let found = read(Scheme::Ternary, ["a.weight", scale_name]).unwrap();
+        assert_eq!(found.shape, [8, 32]);
+        let found = found.to_f32().unwrap();
+        let column: Vec<f32> = found.iter().copied().step_by(32).collect();
+        let signs = [-1.0, 1.0, 0.0, -1.0, 1.0, -1.0, 0.0, 0.0];
+        assert_eq!(column, signs.map(|sign| sign * scale));
+        assert!(found.iter().enumerate().all(|(i, x)| i % 32 == 0 || *x == 0.0));
+    }
+    let error = read(Scheme::Ternary, ["broken.weight", "a.weight_scale"]).unwrap_err();
+    assert!(error.to_string().starts_with("broken.weight: expected codes 0, 1 and 2"), "{error}");
+    // The mean of the magnitudes is 0.5.
+    let found = read(Scheme::Rounded, ["numbers.weight", ""]).unwrap().to_f32().unwrap();
+    assert_eq!(found, [0.0, -0.5, 0.5, -0.5]);
+}

@@ -94,6 +94,16 @@ fn each_method_has_its_scheme() {
         ),
         (json!({ "quant_method": "mxfp4" }), Scheme::Mxfp4),
         (
+            json!({ "quant_method": "bitnet", "linear_class": "autobitlinear",
+                "quantization_mode": "offline", "modules_to_not_convert": null }),
+            Scheme::Ternary,
+        ),
+        (
+            json!({ "quant_method": "bitnet", "linear_class": "autobitlinear",
+                "quantization_mode": "online", "modules_to_not_convert": ["lm_head"] }),
+            Scheme::Rounded,
+        ),
+        (
             compressed(
                 "naive-quantized",
                 json!({ "num_bits": 8, "type": "float", "strategy": "tensor" }),
@@ -251,6 +261,22 @@ fn what_is_not_known_is_refused_by_key() {
         (
             json!({ "quant_method": "auto-round", "bits": 4, "data_type": "mx_fp" }),
             "data_type: expected int, found mx_fp",
+        ),
+        (json!({ "quant_method": "bitnet" }), "expected autobitlinear, found bitlinear"),
+        (
+            json!({ "quant_method": "bitnet", "linear_class": "autobitlinear",
+                "quantization_mode": "never" }),
+            "expected offline or online, found never",
+        ),
+        (
+            json!({ "quant_method": "bitnet", "linear_class": "autobitlinear",
+                "use_rms_norm": true }),
+            "use_rms_norm: expected false",
+        ),
+        (
+            json!({ "quant_method": "bitnet", "linear_class": "autobitlinear",
+                "modules_to_not_convert": ["q_proj"] }),
+            "modules_to_not_convert: expected the head alone",
         ),
         (json!({ "quant_method": "awq", "version": "gemv" }), "found gemv"),
         (json!({ "quant_method": "awq", "checkpoint_format": "gemv_fast" }), "found gemv_fast"),

@@ -25,6 +25,7 @@ pub(super) struct Scene {
     pub(super) chunked: bool,
     pub(super) cap: Option<f32>,
     pub(super) sinks: bool,
+    pub(super) slopes: bool,
     /// Slots per block.
     pub(super) block: usize,
     /// How decoding multiplies.
@@ -46,6 +47,7 @@ impl Default for Scene {
             chunked: false,
             cap: None,
             sinks: false,
+            slopes: false,
             block: 16,
             schedule: DecodeSchedule::Lanes { stages: 0 },
             shares: KeyShares::Launched,
@@ -70,6 +72,7 @@ impl Scene {
             chunked: self.chunked,
             softcap: self.cap.is_some(),
             sinks: self.sinks,
+            slopes: self.slopes,
         }
     }
 
@@ -203,6 +206,23 @@ impl Scene {
         Buffer::floats(Scalar::F32, &logits)
     }
 
+    /// Slopes from what hardly matters to what leaves a few keys.
+    pub(super) fn slopes(&self) -> Buffer {
+        let slopes: Vec<f32> = (0..self.heads()).map(|h| 0.5 / (1 + 3 * h) as f32).collect();
+        Buffer::floats(Scalar::F32, &slopes)
+    }
+
+    /// A head's slope, 0 where there are none.
+    pub(super) fn slope(&self, head: usize) -> f32 {
+        if self.slopes { self.slopes().to_f32()[head] } else { 0.0 }
+    }
+
+    /// The buffers that only some forms bind.
+    pub(super) fn vectors(&self) -> Vec<Buffer> {
+        let sinks = self.sinks.then(|| self.sinks());
+        sinks.into_iter().chain(self.slopes.then(|| self.slopes())).collect()
+    }
+
     /// The expected result of each row's queries over a cache, with `keys` and `values` indexed by
     /// `(slot, head)`.
     pub(super) fn expected(&self, q: &Buffer, stores: &Stores) -> Vec<f64> {
@@ -218,7 +238,8 @@ impl Scene {
                 let values: Vec<&[f32]> =
                     (first..end).map(|p| &stores.values[at(p)..][..d]).collect();
                 let sink = self.sinks.then(|| sinks[h]);
-                let scores = Scores { scale: self.scale(), cap: self.cap, sink };
+                let slope = self.slope(h);
+                let scores = Scores { scale: self.scale(), cap: self.cap, sink, slope };
                 let q = &q[(row * self.heads() + h) * d..][..d];
                 y.extend(scores.reference(q, &keys, &values));
             }
@@ -263,9 +284,7 @@ impl Scene {
             Buffer::zeros(Scalar::U32, rows * heads),
         ]);
         let counters = Expected::Exact(vec![0.0; rows * heads]);
-        if self.sinks {
-            buffers.push(self.sinks());
-        }
+        buffers.extend(self.vectors());
         Case {
             label: self.label(&format!("{splits} splits")),
             kernel: kernel.record(),
@@ -315,6 +334,8 @@ fn decode_scenes() -> Vec<(Scene, usize)> {
         (Scene { why: "a chunk's first", window: Some(20), chunked: true, ..of() }, 1),
         (Scene { why: "bounded scores", cap: Some(2.0), ..of() }, 1),
         (Scene { why: "sinks, one row idle", sinks: true, rows: uneven(), ..of() }, 1),
+        (Scene { why: "slopes, one row idle", slopes: true, rows: uneven(), ..of() }, 1),
+        (Scene { why: "slopes, shared by five", slopes: true, rows: vec![(0, 300)], ..of() }, 5),
         (
             Scene {
                 why: "all extras, shared by five",

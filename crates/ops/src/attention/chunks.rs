@@ -56,9 +56,7 @@ impl Scene {
         buffers.push(Buffer::words(&self.starts()));
         let y = buffers.len();
         buffers.push(Buffer::zeros(scalar, len));
-        if self.sinks {
-            buffers.push(self.sinks());
-        }
+        buffers.extend(self.vectors());
         Case {
             label: self.label("in chunks"),
             kernel: kernel.record(),
@@ -93,7 +91,7 @@ impl Scene {
                 let seen = first..end.min(length);
                 let keys: Vec<&[f32]> = seen.clone().map(|p| &all_keys[start(p)..][..d]).collect();
                 let values: Vec<&[f32]> = seen.map(|p| &all_values[start(p)..][..d]).collect();
-                let scores = Scores { scale: self.scale(), cap: self.cap, sink: None };
+                let scores = Scores { scale: self.scale(), cap: self.cap, sink: None, slope: 0.0 };
                 let q = &queries[(row * self.heads() + h) * d..][..d];
                 y.extend(scores.reference(q, &keys, &values));
             }
@@ -141,6 +139,8 @@ fn scenes() -> Vec<(Scene, PrefillTiling)> {
         (Scene { window: Some(7), chunked: true, ..three("chunks within tiles") }, small(64)),
         (Scene { window: Some(48), chunked: true, ..three("chunks of three tiles") }, two),
         (Scene { why: "bounded scores", cap: Some(2.0), ..one(7) }, two),
+        (Scene { slopes: true, ..three("slopes") }, small(64)),
+        (Scene { slopes: true, sinks: true, ..three("slopes and sinks, two tiles") }, two),
         (
             Scene {
                 sinks: true,

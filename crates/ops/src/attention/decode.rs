@@ -42,7 +42,7 @@ pub enum DecodeSchedule {
     },
     /// The matrix unit multiplies, weights rounded to the queries' type, which has 16 bits: a cache
     /// of that type and heads of 16, 32, .. 128 elements, or a cache of q8_0, decoded to that type,
-    /// and heads of 64 or 128.
+    /// and heads of 64 or 128; forms without slopes.
     Matrix {
         /// Simdgroups of a group.
         simds: u32,
@@ -86,13 +86,16 @@ impl DecodeSchedule {
         let crowds = length < tuned.crowded.0 && form.group * d >= tuned.crowded.1;
         // On devices with less, Apple's, lanes read all at once what they work on.
         let roomy = shared >= LARGE;
-        let allowed = match query {
-            Scalar::F16 | Scalar::BF16 if cache == query => {
-                d.is_multiple_of(16) && d <= matrix::MOST
-            }
-            Scalar::F16 | Scalar::BF16 if cache == Scalar::I8 => d == 64 || d == 128,
-            _ => false,
-        };
+        // A slope belongs to each row of a tile, and models with slopes have no groups of heads.
+        let allowed = !form.slopes;
+        let allowed = allowed
+            && match query {
+                Scalar::F16 | Scalar::BF16 if cache == query => {
+                    d.is_multiple_of(16) && d <= matrix::MOST
+                }
+                Scalar::F16 | Scalar::BF16 if cache == Scalar::I8 => d == 64 || d == 128,
+                _ => false,
+            };
         let (keys, stages) = (tuned.keys[usize::from(d > 64)], 2);
         let after = matrix::softmaxes(d);
         let batches = match cache {

@@ -32,6 +32,9 @@ pub struct AttentionForm {
     /// Whether each head has a sink, a logit that joins the denominator alone: the buffer `sinks`,
     /// one f32 per query head.
     pub sinks: bool,
+    /// Whether each head has a slope, by which scores fall with the distance of a key: the buffer
+    /// `slopes`, one f32 per query head.
+    pub slopes: bool,
 }
 
 impl AttentionForm {
@@ -44,19 +47,22 @@ impl AttentionForm {
             chunked: false,
             softcap: false,
             sinks: false,
+            slopes: false,
         }
     }
 
     /// Declares what only some forms bind, after all else.
     #[track_caller]
     pub(crate) fn extras(self) -> Extras {
-        let sinks = self.sinks.then(|| <In>::declare("sinks"));
-        let heads = dim("kv_heads") * self.group;
-        if self.sinks {
-            require(Requirement::Length("sinks".to_owned(), heads));
-        }
+        let vector = |name: &str| {
+            let vector = <In>::declare(name);
+            require(Requirement::Length(name.to_owned(), dim("kv_heads") * self.group));
+            vector
+        };
+        let sinks = self.sinks.then(|| vector("sinks"));
         Extras {
             sinks,
+            slopes: self.slopes.then(|| vector("slopes")),
             window: self.window.then(|| Const::<u32>::declare("window")),
             chunked: self.chunked,
             cap: self.softcap.then(|| Const::<f32>::declare("cap")),
@@ -68,6 +74,7 @@ impl AttentionForm {
 #[derive(Clone, Copy)]
 pub(crate) struct Extras {
     pub(crate) sinks: Option<In>,
+    pub(crate) slopes: Option<In>,
     pub(crate) window: Option<Val<u32>>,
     pub(crate) chunked: bool,
     pub(crate) cap: Option<Val<f32>>,

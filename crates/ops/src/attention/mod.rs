@@ -3,7 +3,8 @@
 //! heads in groups (Ainslie et al. 2023).
 //!
 //! Scores may be bounded, `cap * tanh(score / cap)` (Gemma 2), and a head may have a sink, a
-//! learned logit that joins the softmax's denominator alone. Kernels: [`decode`] for the latest
+//! learned logit that joins the softmax's denominator alone. A head may have a slope, by which scores
+//! fall with each position from the query back to the key (ALiBi, Press et al. 2022). Kernels: [`decode`] for the latest
 //! token of each sequence, [`prefill`] for chunks of tokens.
 
 pub mod decode;
@@ -41,7 +42,8 @@ pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "attention_dense", cases: chunks::dense, benches: chunks::dense_benches },
 ];
 
-/// The constants of one attention layer: `q[tokens, heads * head_dim]; (sinks[heads]) -> same`.
+/// The constants of one attention layer:
+/// `q[tokens, heads * head_dim]; (sinks[heads]), (slopes[heads]) -> same`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Attention {
     /// Index of the cache layer.
@@ -63,6 +65,9 @@ pub struct Attention {
     pub cap: Option<f32>,
     /// Whether a weight gives each head a sink: a logit that joins the softmax's denominator alone.
     pub sinks: bool,
+    /// Whether a weight, the last, gives each head a slope: scores fall by it with each position
+    /// from the query back to the key, behind the bound.
+    pub slopes: bool,
 }
 
 /// The score function of a head.
@@ -74,17 +79,21 @@ pub struct Scores {
     pub cap: Option<f32>,
     /// A logit that joins the denominator alone.
     pub sink: Option<f32>,
+    /// How much a score falls with each position from the last key back.
+    pub slope: f32,
 }
 
 impl Scores {
     /// Attends one head's query `q` `[head_dim]` to keys and values `[head_dim]` each, in f64.
     /// Zeros if there are none.
     pub fn reference(&self, q: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
-        let score = |k: &&[f32]| {
+        let score = |(i, k): (usize, &&[f32])| {
             let scaled = formats::dot(q, k) * f64::from(self.scale);
-            self.cap.map_or(scaled, |cap| f64::from(cap) * (scaled / f64::from(cap)).tanh())
+            let bounded =
+                self.cap.map_or(scaled, |cap| f64::from(cap) * (scaled / f64::from(cap)).tanh());
+            bounded - f64::from(self.slope) * (keys.len() - 1 - i) as f64
         };
-        let scores: Vec<f64> = keys.iter().map(score).collect();
+        let scores: Vec<f64> = keys.iter().enumerate().map(score).collect();
         let sink = self.sink.map_or(f64::NEG_INFINITY, f64::from);
         let top = scores.iter().copied().fold(sink, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
@@ -107,9 +116,9 @@ impl Operation for Attention {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("attention", inputs, 1, weights, &[usize::from(self.sinks)])?;
-        for sinks in weights {
-            expect("attention", "sinks", sinks, &[self.heads])?;
+        arity("attention", inputs, 1, weights, &[self.vectors()])?;
+        for vector in weights {
+            expect("attention", "sinks or slopes", vector, &[self.heads])?;
         }
         expect("attention", "heads modulo kv_heads", &[self.heads % self.kv_heads.max(1)], &[0])?;
         expect("attention", "query width", &[inputs[0].width], &[self.heads * self.head_dim])?;
@@ -118,8 +127,8 @@ impl Operation for Attention {
 
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         let CachedLayer { keys, values, .. } = &call.cache[self.layer];
-        let sinks = call.weights.first().map(Vec::as_slice);
-        self.attend(call.positions, call.inputs[0], keys, values, sinks, &mut call.outputs[0]);
+        let vectors = self.sinks_and_slopes(call.weights).map(|vector| vector.map(Vec::as_slice));
+        self.attend(call.positions, call.inputs[0], keys, values, vectors, &mut call.outputs[0]);
     }
 
     fn sharding(&self) -> Sharding {
@@ -164,6 +173,16 @@ impl Operation for Attention {
 }
 
 impl Attention {
+    /// How many weights it has: sinks and slopes.
+    pub fn vectors(&self) -> usize {
+        usize::from(self.sinks) + usize::from(self.slopes)
+    }
+
+    /// Of its weights the sinks and the slopes, as far as it has them.
+    pub fn sinks_and_slopes<'a, T>(&self, weights: &'a [T]) -> [Option<&'a T>; 2] {
+        [weights.first().filter(|_| self.sinks), weights.last().filter(|_| self.slopes)]
+    }
+
     /// The first position that a query at `position` sees.
     pub fn first(&self, position: usize) -> usize {
         match self.window {
@@ -175,14 +194,14 @@ impl Attention {
 
     /// Attends `q` `[tokens, heads * head_dim]` to `keys` and `values`
     /// `[positions, kv_heads * head_dim]`, which hold every position from 0, into `y`, in f64.
-    /// `sinks` is `[heads]`, if there are any.
+    /// Sinks and slopes are `[heads]`, if there are any.
     pub fn attend<'a>(
         &self,
         positions: &[u32],
         q: &[f32],
         keys: &'a [f32],
         values: &'a [f32],
-        sinks: Option<&[f32]>,
+        [sinks, slopes]: [Option<&[f32]>; 2],
         y: &mut [f32],
     ) {
         let (d, kv_width, group) =
@@ -196,7 +215,8 @@ impl Attention {
                     (first..=last).map(|p| &x[p * kv_width + h / group * d..][..d]).collect()
                 };
                 let sink = sinks.map(|sinks| sinks[h]);
-                let scores = Scores { scale: self.scale, cap: self.cap, sink };
+                let slope = slopes.map_or(0.0, |slopes| slopes[h]);
+                let scores = Scores { scale: self.scale, cap: self.cap, sink, slope };
                 let mixed = scores.reference(q, &seen(keys), &seen(values));
                 for (y, mixed) in y[(t * self.heads + h) * d..][..d].iter_mut().zip(mixed) {
                     *y = mixed as f32;
@@ -212,9 +232,20 @@ mod tests {
     use crate::test::noise;
 
     fn plain(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Attention {
-        let (scale, cap, sinks) = (1.0, None, false);
+        let (scale, cap, sinks, slopes) = (1.0, None, false, false);
         let chunked = false;
-        Attention { layer: 0, heads, kv_heads, head_dim, scale, window, chunked, cap, sinks }
+        Attention {
+            layer: 0,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            window,
+            chunked,
+            cap,
+            sinks,
+            slopes,
+        }
     }
 
     #[test]
@@ -222,7 +253,7 @@ mod tests {
         let attention = plain(4, 2, 3, Some(1));
         let (q, keys, values) = (noise(1, 24), noise(2, 12), noise(3, 12));
         let mut y = vec![0.0; 24];
-        attention.attend(&[0, 1], &q, &keys, &values, None, &mut y);
+        attention.attend(&[0, 1], &q, &keys, &values, [None; 2], &mut y);
         for t in 0..2 {
             for h in 0..4 {
                 assert_eq!(y[(t * 4 + h) * 3..][..3], values[t * 6 + h / 2 * 3..][..3]);
@@ -234,17 +265,25 @@ mod tests {
     fn equal_scores_average_the_values_seen() {
         let attention = plain(1, 1, 1, None);
         let mut y = [0.0; 2];
-        attention.attend(&[0, 3], &[0.0; 2], &[5.0; 4], &[1.0, 2.0, 3.0, 6.0], None, &mut y);
+        attention.attend(&[0, 3], &[0.0; 2], &[5.0; 4], &[1.0, 2.0, 3.0, 6.0], [None; 2], &mut y);
         assert_eq!(y, [1.0, 3.0]);
+    }
+
+    #[test]
+    fn a_slope_prefers_what_is_near() {
+        let key = [0.0f32];
+        let sloped = Scores { scale: 1.0, cap: None, sink: None, slope: 3f32.ln() };
+        let y = sloped.reference(&[1.0], &[&key, &key], &[&[4.0], &[8.0]]);
+        assert!((y[0] - 7.0).abs() < 1e-6, "{y:?}");
     }
 
     #[test]
     fn a_sink_takes_its_share_and_a_cap_bounds() {
         let (key, value) = ([0.0f32], [3.0f32]);
-        let sink = Scores { scale: 1.0, cap: None, sink: Some(2f32.ln()) };
+        let sink = Scores { scale: 1.0, cap: None, sink: Some(2f32.ln()), slope: 0.0 };
         let y = sink.reference(&[1.0], &[&key], &[&value]);
         assert!((y[0] - 1.0).abs() < 1e-6, "{y:?}");
-        let capped = Scores { scale: 1.0, cap: Some(1e-6), sink: None };
+        let capped = Scores { scale: 1.0, cap: Some(1e-6), sink: None, slope: 0.0 };
         let y = capped.reference(&[1.0], &[&[50.0], &key], &[&[4.0], &[2.0]]);
         assert!((y[0] - 3.0).abs() < 1e-3, "{y:?}");
         assert_eq!(capped.reference(&[1.0], &[], &[]), [0.0]);

@@ -495,6 +495,7 @@ impl Flash {
                 staging,
                 inner,
             );
+            self.lean(&running, position, key, outer);
             self.mask(&running, position, key, place.limit());
             copy_wait(0);
             barrier();
@@ -540,6 +541,23 @@ impl Flash {
         for (i, score) in (0..).zip(scores) {
             let bounded = inner.map_or(score, |inner| (score * inner).map(UnaryOp::Tanh));
             running.scores.set(i, bounded);
+        }
+    }
+
+    /// Takes from scores what slopes do: the slope for each position from a key to the query.
+    fn lean(&self, running: &Running, position: Val<u32>, key: Val<u32>, outer: Val<f32>) {
+        let Some(slopes) = self.extras.slopes else { return };
+        let PrefillTiling { tiles, keys, .. } = self.tiling;
+        let slope = Frag::filled(slopes.get(group_id()) * std::f32::consts::LOG2_E / outer);
+        let own = position + simd_id() * self.tiling.own();
+        for r in 0..tiles {
+            let rows = (Frag::row_numbers() + Frag::filled_u32(own + 16 * r)).cast(Scalar::F32);
+            for j in 0..keys / 16 {
+                let columns = Frag::col_numbers() + Frag::filled_u32(key + 16 * j);
+                let at = r * (keys / 16) + j;
+                let leaning = (columns.cast(Scalar::F32) - rows) * slope;
+                running.scores.set(at, running.scores.get(at) + leaning);
+            }
         }
     }
 

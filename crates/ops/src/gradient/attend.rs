@@ -17,12 +17,13 @@ use crate::{Attention, Op, Rows, Shape, arity, expect};
 use formats::{Error, ErrorKind, Result, dot};
 use std::ops::RangeInclusive;
 
-/// `q, k, v; (sinks[heads]) -> y, lse[tokens, heads]`. `lse` is the logarithm of each softmax's
+/// `q, k, v; (sinks[heads]), (slopes[heads]) -> y, lse[tokens, heads]`. `lse` is the logarithm of each softmax's
 /// denominator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attend(pub Attention);
 
-/// `q, k, v, y, lse, dy; (sinks) -> dq, dk, dv, (dsinks)`.
+/// `q, k, v, y, lse, dy; (sinks), (slopes) -> dq, dk, dv, (dsinks)`. Slopes are no parameters, and
+/// have no gradient.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttendBackward(pub Attention);
 
@@ -38,6 +39,12 @@ pub(super) fn head(x: &[f32], t: usize, heads: usize, h: usize, d: usize) -> &[f
     &x[(t * heads + h) * d..][..d]
 }
 
+/// How much a head's scores fall with each position.
+pub(super) fn slope_of(of: &Attention, weights: &[Vec<f32>], h: usize) -> f64 {
+    let [_, slopes] = of.sinks_and_slopes(weights);
+    slopes.map_or(0.0, |slopes| f64::from(slopes[h]))
+}
+
 /// A score, and its derivative with respect to `q . k`.
 pub(super) fn score(of: &Attention, q: &[f32], k: &[f32]) -> (f64, f64) {
     let scaled = dot(q, k) * f64::from(of.scale);
@@ -51,8 +58,8 @@ pub(super) fn score(of: &Attention, q: &[f32], k: &[f32]) -> (f64, f64) {
 }
 
 fn check(of: &Attention, name: &str, inputs: &[Shape], weights: &[&[usize]]) -> Result<()> {
-    for sinks in weights {
-        expect(name, "sinks", sinks, &[of.heads])?;
+    for vector in weights {
+        expect(name, "sinks or slopes", vector, &[of.heads])?;
     }
     expect(name, "heads modulo kv_heads", &[of.heads % of.kv_heads.max(1)], &[0])?;
     let narrow = of.kv_heads * of.head_dim;
@@ -66,7 +73,7 @@ impl Operation for Attend {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity(self.name(), inputs, 3, weights, &[usize::from(self.0.sinks)])?;
+        arity(self.name(), inputs, 3, weights, &[self.0.vectors()])?;
         check(&self.0, self.name(), inputs, weights)?;
         Ok(vec![inputs[0], Shape { width: self.0.heads, ..inputs[0] }])
     }
@@ -79,12 +86,16 @@ impl Operation for Attend {
                 let g = h / (heads / kv_heads);
                 let rows = seen(&self.0, call.packed.first[t], t);
                 let query = head(q, t, heads, h, d);
+                let slope = slope_of(&self.0, call.weights, h);
                 let scores: Vec<f64> = rows
                     .clone()
-                    .map(|s| score(&self.0, query, head(k, s, kv_heads, g, d)).0)
+                    .map(|s| {
+                        let (score, _) = score(&self.0, query, head(k, s, kv_heads, g, d));
+                        score - slope * (t - s) as f64
+                    })
                     .collect();
-                let sink =
-                    call.weights.first().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
+                let [sinks, _] = self.0.sinks_and_slopes(call.weights);
+                let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
                 let top = scores.iter().copied().fold(sink, f64::max);
                 let sum = scores.iter().map(|s| (s - top).exp()).sum::<f64>() + (sink - top).exp();
                 let lse = top + sum.ln();
@@ -107,9 +118,9 @@ impl Operation for Attend {
     fn vjp(&self, at: &mut dyn Reverse) -> Result<()> {
         let Some(dy) = at.cotangent(0) else { return Ok(()) };
         let operands = [at.input(0), at.input(1), at.input(2), at.output(0), at.output(1), dy];
-        let weights: &[usize] = if self.0.sinks { &[0] } else { &[] };
+        let weights: Vec<usize> = (0..self.0.vectors()).collect();
         let op = Op::from(AttendBackward(self.0.clone()));
-        let found = at.record(op, &operands, weights)?;
+        let found = at.record(op, &operands, &weights)?;
         let wrt = [Wrt::Input(0), Wrt::Input(1), Wrt::Input(2), Wrt::Weight(0)];
         for (of, cotangent) in wrt.into_iter().zip(found) {
             if at.wants(of) {
@@ -130,7 +141,7 @@ impl Operation for Attend {
             };
             operands.push(tangent);
         }
-        let weights: Vec<usize> = match (self.0.sinks, at.weight_tangent(0)) {
+        let mut weights: Vec<usize> = match (self.0.sinks, at.weight_tangent(0)) {
             (false, _) => Vec::new(),
             (true, Some(dsinks)) => vec![0, dsinks],
             (true, None) => {
@@ -138,6 +149,7 @@ impl Operation for Attend {
                 return Err(Error::new(self.name(), expected, "none").of(ErrorKind::Unsupported));
             }
         };
+        weights.extend(self.0.slopes.then(|| self.0.vectors() - 1));
         let dy = one(at, AttendTangent(self.0.clone()), &operands, &weights)?;
         at.add(0, dy)
     }
@@ -149,7 +161,7 @@ impl Operation for AttendBackward {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity(self.name(), inputs, 6, weights, &[usize::from(self.0.sinks)])?;
+        arity(self.name(), inputs, 6, weights, &[self.0.vectors()])?;
         check(&self.0, self.name(), inputs, weights)?;
         let sinks = Shape { rows: Rows::Fixed(1), width: self.0.heads };
         let all = inputs[..3].iter().copied();
@@ -167,10 +179,11 @@ impl Operation for AttendBackward {
                 let (query, dy) = (head(q, t, heads, h, d), head(dy, t, heads, h, d));
                 let along = dot(dy, head(y, t, heads, h, d));
                 let lse = f64::from(lse[t * heads + h]);
+                let fall = slope_of(&self.0, call.weights, h);
                 for s in seen(&self.0, call.packed.first[t], t) {
                     let (key, value) = (head(k, s, kv_heads, g, d), head(v, s, kv_heads, g, d));
                     let (score, slope) = score(&self.0, query, key);
-                    let p = (score - lse).exp();
+                    let p = (score - fall * (t - s) as f64 - lse).exp();
                     let ds = p * (dot(dy, value) - along) * slope;
                     for i in 0..d {
                         sums[0][(t * heads + h) * d + i] += ds * f64::from(key[i]);
@@ -178,7 +191,7 @@ impl Operation for AttendBackward {
                         sums[2][(s * kv_heads + g) * d + i] += p * f64::from(dy[i]);
                     }
                 }
-                if let Some(sinks) = call.weights.first() {
+                if let [Some(sinks), _] = self.0.sinks_and_slopes(call.weights) {
                     sums[3][h] -= (f64::from(sinks[h]) - lse).exp() * along;
                 }
             }

@@ -55,6 +55,7 @@ pub(super) fn derivative(f: Unary, x: f64) -> f64 {
         Unary::Relu => f64::from(u8::from(x > 0.0)),
         Unary::Softplus => sigmoid(x),
         Unary::Square => 2.0 * x,
+        Unary::HardTanh => f64::from(u8::from(x.abs() <= 1.0)),
     }
 }
 
@@ -196,6 +197,7 @@ pub(super) fn slope(f: Unary, x: Val<f32>) -> Val<f32> {
         Unary::Relu => select(Order::gt(x, 0.0), 1.0, 0.0),
         Unary::Softplus => math::sigmoid(x),
         Unary::Square => x * 2.0,
+        Unary::HardTanh => select(Order::le(x.abs(), 1.0), 1.0, 0.0),
     }
 }
 

@@ -232,7 +232,7 @@ pub fn trains(op: &Op) -> bool {
         Op::Splice(_) | Op::GroupLimit(_) | Op::Stretch(_) | Op::Xielu(_) => true,
         Op::Zip(Zip(Binary::Add | Binary::Sub | Binary::Mul)) => true,
         Op::Experts(_) | Op::Gated(_) | Op::GatedNorm(_) => true,
-        Op::Mix(_) | Op::MatchRms(_) | Op::GaussianTopK(_) => true,
+        Op::Mix(_) | Op::MatchRms(_) | Op::GaussianTopK(_) | Op::RoundRows(_) => true,
         Op::Gradient(op) => !matches!(
             op,
             Gradient::NormTangent(_)
@@ -277,9 +277,9 @@ macro_rules! gradients {
 }
 
 gradients! {
-    /// `q, k, v; (sinks) -> y, lse`: causal attention among the rows of each packed sequence.
+    /// `q, k, v; (sinks), (slopes) -> y, lse`: causal attention among the rows of each packed sequence.
     Attend,
-    /// `q, k, v, y, lse, dy; (sinks) -> dq, dk, dv, (dsinks)`.
+    /// `q, k, v, y, lse, dy; (sinks), (slopes) -> dq, dk, dv, (dsinks)`.
     AttendBackward,
     /// `x; taps -> y`: a short convolution of the rows of each packed sequence.
     PackedConv,
@@ -349,7 +349,7 @@ gradients! {
     Spread,
     /// `x, dx; weight -> dy`.
     NormTangent,
-    /// `q, k, v, lse, dq, dk, dv; (sinks, dsinks) -> dy`.
+    /// `q, k, v, lse, dq, dk, dv; (sinks, dsinks), (slopes) -> dy`.
     AttendTangent,
     /// `qkv, a, b, dqkv, da, db; (decay, dt), (ddecay, ddt) -> dy`.
     DeltaTangent,

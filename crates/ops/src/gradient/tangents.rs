@@ -6,7 +6,7 @@
 //! weights `p` is `sum p (ds - mean) v + p dv`, where `ds` are the scores' changes and
 //! `mean = sum p ds`.
 
-use super::attend::{head, score, seen};
+use super::attend::{head, score, seen, slope_of};
 use crate::operation::{Operation, ReferenceCall, Sharding};
 use crate::{Attention, Shape, arity, expect, rms_norm};
 use formats::{Result, dot};
@@ -20,7 +20,7 @@ pub struct NormTangent {
     pub centred: bool,
 }
 
-/// `q, k, v, lse, dq, dk, dv; (sinks, dsinks) -> dy`.
+/// `q, k, v, lse, dq, dk, dv; (sinks, dsinks), (slopes) -> dy`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttendTangent(pub Attention);
 
@@ -68,7 +68,8 @@ impl Operation for AttendTangent {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity(self.name(), inputs, 7, weights, &[if self.0.sinks { 2 } else { 0 }])?;
+        let vectors = self.0.vectors() + usize::from(self.0.sinks);
+        arity(self.name(), inputs, 7, weights, &[vectors])?;
         let [q, k, v] = [0, 1, 2].map(|i| (inputs[i], inputs[i + 4]));
         for (value, tangent) in [q, k, v] {
             expect(self.name(), "width of a tangent", &[tangent.width], &[value.width])?;
@@ -85,17 +86,18 @@ impl Operation for AttendTangent {
                 let (query, change) = (head(q, t, heads, h, d), head(dq, t, heads, h, d));
                 let lse = f64::from(lse[t * heads + h]);
                 let rows = seen(&self.0, call.packed.first[t], t);
+                let fall = slope_of(&self.0, call.weights, h);
                 let each: Vec<(f64, f64)> = rows
                     .clone()
                     .map(|s| {
                         let key = head(k, s, kv_heads, g, d);
                         let (score, slope) = score(&self.0, query, key);
                         let by = dot(change, key) + dot(query, head(dk, s, kv_heads, g, d));
-                        ((score - lse).exp(), slope * by)
+                        ((score - fall * (t - s) as f64 - lse).exp(), slope * by)
                     })
                     .collect();
                 let sink = match call.weights {
-                    [sinks, dsinks] => (f64::from(sinks[h]) - lse).exp() * f64::from(dsinks[h]),
+                    [sinks, dsinks, ..] => (f64::from(sinks[h]) - lse).exp() * f64::from(dsinks[h]),
                     _ => 0.0,
                 };
                 let mean = each.iter().map(|(p, ds)| p * ds).sum::<f64>() + sink;

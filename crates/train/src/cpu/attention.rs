@@ -104,7 +104,7 @@ impl Run<'_> {
         let [q, k, v] = [0, 1, 2].map(|i| self.start(node.inputs[i]) as usize);
         let [y, lse] = [0, 1].map(|i| self.start(node.outputs[i]) as usize);
         let (wide, narrow, isa) = (heads * d, kv_heads * d, self.of.isa);
-        let sinks = self.sinks(of, node);
+        let (sinks, slopes) = (self.sinks(of, node), self.slopes(of, node));
         self.heads(of, &|rows| rows * (d + QUERIES), &|head, rows, scratch| {
             let (keys, scores) = scratch.split_at_mut(rows.len() * d);
             let at = rows.start * narrow + head.index * d;
@@ -125,7 +125,8 @@ impl Run<'_> {
                                 seen.start() - block.keys.start..seen.end() + 1 - block.keys.start;
                             row[..own.start].fill(0.0);
                             row[own.end..].fill(0.0);
-                            let found = softmax(isa, &mut row[own], sinks.map(|sinks| sinks[h]));
+                            let sink = sinks.map(|sinks| sinks[h]);
+                            let found = softmax(isa, &mut row[own], sink, slopes[h]);
                             *(lse as *mut f32).add(t * heads + h) = found;
                         }
                         let v = (v as *const f32).add(block.keys.start * narrow + head.index * d);
@@ -147,7 +148,7 @@ impl Run<'_> {
         let [q, k, v, y, lse, dy] = [0, 1, 2, 3, 4, 5].map(|i| self.start(node.inputs[i]) as usize);
         let [dq, dk, dv] = [0, 1, 2].map(|i| self.start(node.outputs[i]) as usize);
         let (wide, narrow, isa) = (heads * d, kv_heads * d, self.of.isa);
-        let sinks = self.sinks(of, node);
+        let (sinks, slopes) = (self.sinks(of, node), self.slopes(of, node));
         let mut of_sinks = vec![0f64; self.batch.sequences.len() * heads];
         let shared = cpu_kernels::team::SharedSlice::new(&mut of_sinks);
         self.heads(of, &|rows| rows * 2 * (d + QUERIES), &|head, rows, scratch| {
@@ -199,7 +200,8 @@ impl Run<'_> {
                                 p[outside.clone()].fill(0.0);
                                 ds[outside].fill(0.0);
                             }
-                            through(of, isa, &mut p[own.clone()], &mut ds[own], (lse, along));
+                            let row = (lse, along, slopes[h]);
+                            through(of, isa, &mut p[own.clone()], &mut ds[own], row);
                             if let Some(sinks) = sinks {
                                 let p = f64::from(sinks[h] - lse).exp();
                                 of_sink -= p * f64::from(along);
@@ -252,8 +254,10 @@ pub(super) fn bounded(of: &Attention, isa: Isa, scores: &mut [f32]) {
     }
 }
 
-/// Scores become weights; gives the logarithm of their denominator.
-pub(super) fn softmax(isa: Isa, scores: &mut [f32], sink: Option<f32>) -> f32 {
+/// Scores fall by `slope` with each position from the last, the query's own, back, and become
+/// weights; gives the logarithm of their denominator.
+pub(super) fn softmax(isa: Isa, scores: &mut [f32], sink: Option<f32>, slope: f32) -> f32 {
+    fall(isa, scores, slope);
     let top = math::max(isa, scores).max(sink.unwrap_or(f32::NEG_INFINITY));
     vectorised(isa, || scores.iter_mut().for_each(|score| *score -= top));
     math::map_in_place(isa, Unary::Exp, scores);
@@ -263,13 +267,23 @@ pub(super) fn softmax(isa: Isa, scores: &mut [f32], sink: Option<f32>) -> f32 {
     (f64::from(top) + sum.ln()) as f32
 }
 
-/// Turns scores `p` into weights, and the weights' gradients `ds` into gradients of `q . k`.
+fn fall(isa: Isa, scores: &mut [f32], slope: f32) {
+    if slope != 0.0 {
+        let last = scores.len() as f32 - 1.0;
+        vectorised(isa, || {
+            scores.iter_mut().enumerate().for_each(|(i, s)| *s -= slope * (last - i as f32));
+        });
+    }
+}
+
+/// Turns scores `p` into weights, and the weights' gradients `ds` into gradients of `q . k`; the last
+/// is the query's own.
 pub(super) fn through(
     of: &Attention,
     isa: Isa,
     p: &mut [f32],
     ds: &mut [f32],
-    (lse, along): (f32, f32),
+    (lse, along, slope): (f32, f32, f32),
 ) {
     match of.cap {
         Some(cap) => {
@@ -280,6 +294,7 @@ pub(super) fn through(
         }
         None => vectorised(isa, || ds.iter_mut().for_each(|ds| *ds = (*ds - along) * of.scale)),
     }
+    fall(isa, p, slope);
     vectorised(isa, || p.iter_mut().for_each(|score| *score -= lse));
     math::map_in_place(isa, Unary::Exp, p);
     math::zip_in_place(isa, Binary::Mul, ds, p);

@@ -234,6 +234,9 @@ impl Run<'_> {
             Op::GaussianTopK(op) => self.rows_of(index, node, 0, &|y, _| {
                 y.chunks_exact_mut(width).for_each(|y| op.row(y));
             }),
+            Op::RoundRows(op) => self.rows_of(index, node, 0, &|y, _| {
+                y.chunks_exact_mut(width).for_each(|y| op.row(y));
+            }),
             Op::GroupLimit(op) => self.by_rows(to, &|y, rows| {
                 // SAFETY: the input is only read.
                 let x = unsafe { self.read(node.inputs[0]) };
@@ -375,7 +378,7 @@ impl Run<'_> {
                 }
                 Unary::Tanh | Unary::GeluTanh => Some(Unary::Tanh),
                 Unary::Exp | Unary::GeluErf => Some(Unary::Exp),
-                Unary::Relu | Unary::Square => None,
+                Unary::Relu | Unary::Square | Unary::HardTanh => None,
             };
             inner.into_iter().for_each(|inner| math::map_in_place(isa, inner, s));
             let mut erf = [0f32; N];
@@ -408,6 +411,9 @@ impl Run<'_> {
                     slopes(isa, dy, [x, s, e], |x, _, _| if x > 0.0 { 1.0 } else { 0.0 });
                 }
                 Unary::Square => slopes(isa, dy, [x, s, e], |x, _, _| 2.0 * x),
+                Unary::HardTanh => {
+                    slopes(isa, dy, [x, s, e], |x, _, _| if x.abs() <= 1.0 { 1.0 } else { 0.0 });
+                }
             }
         }
     }

@@ -369,6 +369,13 @@ impl<'a> Run<'a> {
 
     /// The sinks of attention.
     pub(super) fn sinks(&self, of: &Attention, node: &Node) -> Option<&[f32]> {
-        of.sinks.then(|| self.weights.vector(node.weights[0]))
+        let [sinks, _] = of.sinks_and_slopes(&node.weights);
+        sinks.map(|sinks| self.weights.vector(*sinks))
+    }
+
+    /// How much the scores of attention's heads fall with each position.
+    pub(super) fn slopes(&self, of: &Attention, node: &Node) -> Vec<f32> {
+        let [_, slopes] = of.sinks_and_slopes(&node.weights);
+        slopes.map_or_else(|| vec![0.0; of.heads], |slopes| self.weights.vector(*slopes).to_vec())
     }
 }

@@ -115,7 +115,7 @@ impl Run<'_> {
         let [q, k, v] = [0, 1, 2].map(|i| self.start(node.inputs[i]) as usize);
         let [y, lse] = [0, 1].map(|i| self.start(node.outputs[i]) as usize);
         let (wide, narrow, isa) = (heads * d, kv_heads * d, self.of.isa);
-        let sinks = self.sinks(of, node);
+        let (sinks, slopes) = (self.sinks(of, node), self.slopes(of, node));
         let sides = |rows| vec![[rows, d], [d, rows], [QUERIES, d], [QUERIES, rows]];
         self.heads_in_tiles(of, &|rows| (sides(rows), 1), &|head, rows, mut room, scratch| {
             let [keys, values, queries, weights] =
@@ -149,7 +149,8 @@ impl Run<'_> {
                             row[..own.start].fill(0.0);
                             row[own.end..].fill(0.0);
                             bounded(of, isa, &mut row[own.clone()]);
-                            let found = softmax(isa, &mut row[own], sinks.map(|sinks| sinks[h]));
+                            let sink = sinks.map(|sinks| sinks[h]);
+                            let found = softmax(isa, &mut row[own], sink, slopes[h]);
                             *(lse as *mut f32).add(t * heads + h) = found;
                         }
                         let p = StridedRows { start: p, stride: n };
@@ -168,7 +169,7 @@ impl Run<'_> {
         let [q, k, v, y, lse, dy] = [0, 1, 2, 3, 4, 5].map(|i| self.start(node.inputs[i]) as usize);
         let [dq, dk, dv] = [0, 1, 2].map(|i| self.start(node.outputs[i]) as usize);
         let (wide, narrow, isa) = (heads * d, kv_heads * d, self.of.isa);
-        let sinks = self.sinks(of, node);
+        let (sinks, slopes) = (self.sinks(of, node), self.slopes(of, node));
         let mut of_sinks = vec![0f64; self.batch.sequences.len() * heads];
         let shared = cpu_kernels::team::SharedSlice::new(&mut of_sinks);
         // Keys and values, queries and `dy`, and keys, queries and `dy` the other way round; then
@@ -245,7 +246,8 @@ impl Run<'_> {
                                 ds[outside].fill(0.0);
                             }
                             bounded(of, isa, &mut p[own.clone()]);
-                            through(of, isa, &mut p[own.clone()], &mut ds[own], (lse, along));
+                            let row = (lse, along, slopes[h]);
+                            through(of, isa, &mut p[own.clone()], &mut ds[own], row);
                             if let Some(sinks) = sinks {
                                 let p = f64::from(sinks[h] - lse).exp();
                                 of_sink -= p * f64::from(along);

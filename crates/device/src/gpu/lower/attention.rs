@@ -183,16 +183,18 @@ impl Recorder<'_> {
         &mut self,
         op: &Attention,
         q: ValueId,
-        sinks: Option<WeightId>,
+        weights: &[WeightId],
         y: ValueId,
     ) -> Result<()> {
+        let [sinks, slopes] = op.sinks_and_slopes(weights);
         let form = ops::attention::AttentionForm {
             head_dim: op.head_dim as u32,
             group: (op.heads / op.kv_heads) as u32,
             window: op.window.is_some(),
             chunked: op.chunked,
             softcap: op.cap.is_some(),
-            sinks: sinks.is_some(),
+            sinks: op.sinks,
+            slopes: op.slopes,
         };
         self.rotate(q)?;
         let rows = self.rows(q);
@@ -205,7 +207,9 @@ impl Recorder<'_> {
             numbers = numbers.with_f32("cap", cap);
         }
         bound.extend([("q", self.value(q)), ("y", self.value(y))]);
-        bound.extend(sinks.map(|sinks| ("sinks", self.weight(sinks))));
+        for (name, weight) in [("sinks", sinks), ("slopes", slopes)] {
+            bound.extend(weight.map(|weight| (name, self.weight(*weight))));
+        }
         if !self.narrow(rows) && self.key.kind == StepKind::Prompt && self.of.tiled(op) {
             let head_dim = form.head_dim;
             let Facts { shared, tuned, .. } = self.of.facts;

@@ -537,7 +537,9 @@ impl Recorder<'_> {
         let [q, k, v] = [0, 1, 2].map(|i| value(node.inputs[i]));
         let mut bound =
             vec![("q", q), ("y", value(node.outputs[0])), ("lse", value(node.outputs[1]))];
-        bound.extend(node.weights.first().map(|sinks| ("sinks", Slot::Weight(sinks.0))));
+        let [sinks, slopes] = of.sinks_and_slopes(&node.weights);
+        bound.extend(sinks.map(|sinks| ("sinks", Slot::Weight(sinks.0))));
+        bound.extend(slopes.map(|slopes| ("slopes", Slot::Weight(slopes.0))));
         let (form, numbers) = (attend::form(of), self.attend_numbers(of));
         if !self.on_tiles(of) {
             bound.extend([("k", k), ("v", v), ("first", Slot::Words(self.words.first.clone()))]);
@@ -562,6 +564,8 @@ impl Recorder<'_> {
         let (scalar, words) = (self.of.scalar, self.words.clone());
         let mut shared = vec![("q", q), ("k", k), ("v", v), ("lse", lse.clone())];
         shared.extend([("dy", dy.clone()), ("along", along.clone())]);
+        let [sinks, slopes] = of.sinks_and_slopes(&node.weights);
+        shared.extend(slopes.map(|slopes| ("slopes", Slot::Weight(slopes.0))));
         if self.on_tiles(of) {
             let sizes = Numbers::new().with("items", items as u32);
             let sizes = sizes.with("head_dim", of.head_dim as u32);
@@ -582,7 +586,7 @@ impl Recorder<'_> {
             keys.extend(chunks);
             self.push(attend::attend_keys(scalar, form), numbers, &keys)?;
         }
-        let (Some(y), Some(sinks)) = (dsinks, node.weights.first()) else { return Ok(()) };
+        let (Some(y), Some(sinks)) = (dsinks, sinks) else { return Ok(()) };
         let sizes = products::numbers(self.counts.tokens, of.heads);
         let bound = [("sinks", Slot::Weight(sinks.0)), ("lse", lse), ("along", along), ("y", y)];
         self.push(attend::attend_sinks(), sizes, &bound)

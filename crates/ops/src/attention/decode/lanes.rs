@@ -114,6 +114,12 @@ pub(super) fn attend(
             numbers.enumerate().map(kept).collect()
         })
         .collect();
+    let slopes: Vec<Val<f32>> = match extras.slopes {
+        Some(slopes) => {
+            (0..pack).map(|g| slopes.get(packed * pack + g) * std::f32::consts::LOG2_E).collect()
+        }
+        None => Vec::new(),
+    };
     let running = Running {
         top: Regs::new(pack, FLOOR),
         sum: Regs::new(pack, 0.0),
@@ -196,6 +202,11 @@ pub(super) fn attend(
                 Some(_) => score.tanh() * outer,
                 None => score,
             };
+            // Keys past the end are not seen, whatever their distance.
+            let score = slopes.get(g as usize).map_or(score, |slope| {
+                let distance = (span.end - 1u32 - key.min(span.end - 1u32)).f32();
+                score - *slope * distance
+            });
             let score = select(seen, score, MASKED);
             let before = running.top.get(g);
             let top = [team / 2, team / 4]

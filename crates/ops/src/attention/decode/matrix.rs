@@ -47,6 +47,7 @@ pub(super) fn attend<B: Batches>(
     span: Span,
 ) -> Softmaxes {
     let (d, row, packed) = (plan.head_dim, group_id_of(2), group_id_of(1));
+    assert!(extras.slopes.is_none(), "slopes are for lanes");
     assert!(d <= MOST && plan.keys.is_multiple_of(16), "{plan:?}: more than registers hold");
     let start = span.from + simd_id() * plan.keys;
     let step = plan.simds * plan.keys;

@@ -30,8 +30,9 @@ pub(crate) const KERNELS: &[Spec] = &[
 /// Heads, key/value heads, elements of a head.
 fn plain([heads, kv_heads, head_dim]: [usize; 3]) -> Attention {
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let (window, cap, sinks) = (None, None, false);
-    Attention { layer: 0, heads, kv_heads, head_dim, scale, window, chunked: false, cap, sinks }
+    let (window, cap, sinks, slopes) = (None, None, false, false);
+    let chunked = false;
+    Attention { layer: 0, heads, kv_heads, head_dim, scale, window, chunked, cap, sinks, slopes }
 }
 
 /// Lengths of sequences, the layer, and why.
@@ -48,6 +49,16 @@ fn layers() -> Vec<(&'static [usize], Attention, &'static str)> {
         ),
         (&[33, 2], Attention { cap: Some(5.0), ..plain([2, 1, 16]) }, "scores that are bounded"),
         (&[9, 35], Attention { sinks: true, ..plain([3, 1, 8]) }, "sinks, small heads"),
+        (
+            &[9, 35],
+            Attention { sinks: true, slopes: true, cap: Some(5.0), ..plain([3, 1, 8]) },
+            "sinks, slopes, scores that are bounded",
+        ),
+        (
+            &[5, 40],
+            Attention { window: Some(17), chunked: true, slopes: true, ..plain([2, 2, 16]) },
+            "slopes in chunks",
+        ),
     ]
 }
 
@@ -67,6 +78,12 @@ fn tile_layers() -> Vec<(&'static [usize], Attention, &'static str)> {
             "the largest heads, a window",
         ),
         (&[9, 60], Attention { sinks: true, ..plain([2, 1, 16]) }, "sinks"),
+        (&[90, 5], Attention { slopes: true, ..plain([3, 3, 32]) }, "slopes"),
+        (
+            &[9, 60],
+            Attention { slopes: true, sinks: true, cap: Some(5.0), ..plain([2, 1, 16]) },
+            "sinks, slopes, scores that are bounded",
+        ),
     ]
 }
 
@@ -81,6 +98,7 @@ struct Setting {
     v: Buffer,
     dy: Buffer,
     sinks: Vec<f32>,
+    slopes: Vec<f32>,
     y: Buffer,
     lse: Buffer,
 }
@@ -92,7 +110,8 @@ impl Setting {
         let end = |(first, length): (&u32, &usize)| vec![first + *length as u32; *length];
         let ends = packed.starts().iter().zip(lengths).flat_map(end).collect();
         let Attention { heads, kv_heads, head_dim, .. } = attention;
-        let sinks = [0.5, -1.0, 2.0];
+        let (sinks, slopes) = ([0.5, -1.0, 2.0], [0.5, 0.03, 0.125]);
+        let vector = |has: bool, of: &[f32]| if has { of[..heads].to_vec() } else { Vec::new() };
         let fill = |seed, heads, by| scaled(scalar, seed, rows * heads * head_dim, by);
         let [wide, narrow] = [heads, kv_heads];
         let mut setting = Setting {
@@ -102,7 +121,8 @@ impl Setting {
             dy: fill(4, wide, 1.0),
             y: Buffer::zeros(scalar, 0),
             lse: Buffer::zeros(Scalar::F32, 0),
-            sinks: if attention.sinks { sinks[..heads].to_vec() } else { Vec::new() },
+            sinks: vector(attention.sinks, &sinks),
+            slopes: vector(attention.slopes, &slopes),
             attention,
             scalar,
             rows: packed,
@@ -119,8 +139,14 @@ impl Setting {
     }
 
     fn call(&self, op: &dyn Operation, inputs: &[&Buffer], outputs: &[usize]) -> Vec<Vec<f32>> {
-        let weights = if self.sinks.is_empty() { vec![] } else { vec![self.sinks.clone()] };
+        let vectors = [&self.sinks, &self.slopes].into_iter().filter(|vector| !vector.is_empty());
+        let weights: Vec<Vec<f32>> = vectors.cloned().collect();
         self.rows.reference(op, inputs, &weights, outputs)
+    }
+
+    /// The buffer of slopes, if there are any, which all kernels bind.
+    fn slopes(&self) -> Option<Buffer> {
+        self.attention.slopes.then(|| Buffer::floats(Scalar::F32, &self.slopes))
     }
 
     /// `dq`, `dk`, `dv`.
@@ -161,6 +187,7 @@ impl Setting {
                 if of.sinks {
                     buffers.push(Buffer::floats(Scalar::F32, &self.sinks));
                 }
+                buffers.extend(self.slopes());
                 let lse = near(Scalar::F32, &self.lse.to_f32());
                 let expected = vec![(4, near(scalar, &self.y.to_f32())), (5, lse)];
                 (attend(scalar, form), buffers, expected)
@@ -169,6 +196,7 @@ impl Setting {
                 let inputs = [&self.q, &self.k, &self.v, &self.y, &self.lse, &self.dy, &first];
                 let mut buffers = clone(&inputs);
                 buffers.extend([self.zeros(&self.q), Buffer::zeros(Scalar::F32, along.len())]);
+                buffers.extend(self.slopes());
                 let dq = near(scalar, &self.gradients()[0]);
                 let along = near(Scalar::F32, &self.along());
                 (attend_queries(scalar, back), buffers, vec![(7, dq), (8, along)])
@@ -177,6 +205,7 @@ impl Setting {
                 let inputs = [&self.q, &self.k, &self.v, &self.lse, &self.dy, &along, &ends];
                 let mut buffers = clone(&inputs);
                 buffers.extend([self.zeros(&self.k), self.zeros(&self.v)]);
+                buffers.extend(self.slopes());
                 buffers.extend(of.chunked.then_some(first));
                 let found = self.gradients();
                 let expected = vec![(7, near(scalar, &found[1])), (8, near(scalar, &found[2]))];
@@ -225,12 +254,14 @@ impl Setting {
             1 => {
                 let mut buffers = clone(&shared);
                 buffers.push(self.zeros(&self.q));
+                buffers.extend(self.slopes());
                 let expected = vec![(7, close(&self.gradients()[0]))];
                 (attend_tile_queries(scalar, backward_form(of)), buffers, expected)
             }
             2 => {
                 let mut buffers = clone(&shared);
                 buffers.extend([self.zeros(&self.k), self.zeros(&self.v)]);
+                buffers.extend(self.slopes());
                 let found = self.gradients();
                 let expected = vec![(7, close(&found[1])), (8, close(&found[2]))];
                 (attend_tile_keys(scalar, backward_form(of)), buffers, expected)
@@ -242,6 +273,7 @@ impl Setting {
                 if of.sinks {
                     buffers.push(Buffer::floats(Scalar::F32, &self.sinks));
                 }
+                buffers.extend(self.slopes());
                 let (y, lse) = (self.y.to_f32(), self.lse.to_f32());
                 let expected = vec![(5, close(&y)), (6, near(Scalar::F32, &lse))];
                 let tiling = match scalar {

@@ -33,6 +33,7 @@ pub fn form(of: &Attention) -> AttentionForm {
         chunked: of.chunked,
         softcap: of.cap.is_some(),
         sinks: of.sinks,
+        slopes: of.slopes,
     }
 }
 
@@ -122,12 +123,13 @@ struct Layer {
     window: Option<Val<u32>>,
     chunked: bool,
     cap: Option<Val<f32>>,
+    slopes: Option<In>,
 }
 
 impl Layer {
     fn new(extras: &Extras, scale: Val<f32>) -> Layer {
-        let Extras { window, chunked, cap, .. } = *extras;
-        Layer { scale, window, chunked, cap }
+        let Extras { window, chunked, cap, slopes, .. } = *extras;
+        Layer { scale, window, chunked, cap, slopes }
     }
 
     /// A score of a product `q . k`.
@@ -136,6 +138,15 @@ impl Layer {
         match self.cap {
             Some(cap) => (product * self.scale / cap).tanh() * cap,
             None => product * self.scale,
+        }
+    }
+
+    /// The score of a key for a query, rows of one sequence, behind what its head's slope takes.
+    #[track_caller]
+    fn fallen(&self, score: Val<f32>, head: Val<u32>, query: Val<u32>, key: Val<u32>) -> Val<f32> {
+        match self.slopes {
+            Some(slopes) => score - slopes.get(head) * (query.f32() - key.f32()),
+            None => score,
         }
     }
 
@@ -236,7 +247,8 @@ pub fn attend(
         let key = start + lane_id();
         let seen = Order::le(key, own.row);
         let product = query.dot(own.row, keys, key.min(own.row));
-        let score = select(seen, layer.score(product), FLOOR);
+        let score = layer.fallen(layer.score(product), own.head, own.row, key);
+        let score = select(seen, score, FLOOR);
         let highest = top.get().max(simd_max(score));
         let weight = select(seen, (score - highest).exp(), 0.0);
         let decay = (top.get() - highest).exp();
@@ -294,7 +306,7 @@ pub fn attend_queries(
         let key = start + lane_id();
         let (seen, key) = (Order::le(key, own.row), key.min(own.row));
         let score = layer.score(query.dot(own.row, keys, key));
-        let weight = (score - base).exp();
+        let weight = (layer.fallen(score, own.head, own.row, key) - base).exp();
         let change = cotangent.dot(own.row, values, key) - along_row;
         let slope = select(seen, weight * change * layer.slope(score), 0.0);
         let count = (own.row + 1u32 - start).min(32u32);
@@ -350,7 +362,8 @@ pub fn attend_keys(
             let (sees, row) = (Order::lt(row, end), row.min(end - 1u32));
             let score = layer.score(query.dot(row, keys, own.row));
             let place = row * heads + head;
-            let weight = select(sees, (score - lse.get(place)).exp(), 0.0);
+            let fallen = layer.fallen(score, head, row, own.row);
+            let weight = select(sees, (fallen - lse.get(place)).exp(), 0.0);
             let change = cotangent.dot(row, values, own.row) - along.get(place);
             let slope = weight * change * layer.slope(score);
             let count = (end - start).min(32u32);

@@ -282,13 +282,15 @@ struct Scores {
     scale: Val<f32>,
     cap: Option<Val<f32>>,
     window: Option<Val<u32>>,
+    slopes: Option<In>,
 }
 
 impl Scores {
     #[track_caller]
     fn new(extras: &Extras, scale: Val<f32>) -> Scores {
         let (inner, outer) = extras.scales(scale);
-        Scores { inner, outer, scale, cap: extras.cap, window: extras.window }
+        let Extras { cap, window, slopes, .. } = *extras;
+        Scores { inner, outer, scale, cap, window, slopes }
     }
 
     /// `exp(score - lse)`, zero where a query does not see a key; and `f'` of the score. `base` is
@@ -303,6 +305,15 @@ impl Scores {
         };
         let weights = (bounded * Frag::filled(self.outer) - base).map(UnaryOp::Exp2);
         (seen.select(weights, Frag::filled(0.0)), slope)
+    }
+
+    /// What `base` has besides, by which the slope of a head takes from the scores of keys, by their
+    /// rows in the sequence.
+    #[track_caller]
+    fn fall(&self, base: Frag, head: Val<u32>, queries: Frag, keys: Frag) -> Frag {
+        let Some(slopes) = self.slopes else { return base };
+        let slope = Frag::filled(slopes.get(head) * std::f32::consts::LOG2_E);
+        base + (queries.cast(Scalar::F32) - keys.cast(Scalar::F32)) * slope
     }
 
     /// Whether queries see keys, by their rows in the sequence.
@@ -393,6 +404,7 @@ fn queries(
             let column = Frag::col_numbers() + Frag::filled_u32(key + 16 * j);
             let seen = scores.seen(row, column);
             let products = keys.products(&query, 16 * j);
+            let base = scores.fall(base, of.head(), row, column);
             let (weights, slope) = scores.weights(products, base, seen);
             let change = values.products(&cotangent, 16 * j) - along;
             let slopes = (weights * change * slope).to_left(rows.rows.scalar());
@@ -523,6 +535,7 @@ fn keys(
                 let inside = column.lt(Frag::filled_u32(end));
                 let seen = scores.seen(column, keys).and(inside);
                 let base = marks.across(marks.base, 16 * j);
+                let base = scores.fall(base, head, column, keys);
                 let along = marks.across(marks.along, 16 * j);
                 let products = queries.products(&key, 16 * j);
                 let (weights, slope) = scores.weights(products, base, seen);

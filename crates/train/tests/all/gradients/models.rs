@@ -73,6 +73,7 @@ impl Case {
             ("deepseek2", name) if name.contains("kv_b_proj") => &[8, 16],
             ("deepseek3", name) if name.contains("kv_b_proj") => &[32, 48],
             ("bailing_hybrid" | "kimi_linear", name) if name.contains("kv_b_proj") => &[16, 16],
+            ("bloom", name) if name.contains("query_key_value") => &[8, 8, 8],
             ("gpt-neox", name) if name.contains("query_key_value") => &[16, 16, 16],
             ("qwen3-next", name) if name.contains("q_proj") => &[32, 32],
             ("qwen3-next", name) if name.contains("in_proj_qkvz") => &[16, 16, 72, 72],
@@ -228,6 +229,7 @@ macro_rules! cases {
 
 cases! {
     apertus "apertus",
+    bloom "bloom",
     ernie4_5_moe "ernie4_5-moe",
     falcon_h1 "falcon-h1",
     gemma2 "gemma2",
@@ -249,6 +251,7 @@ cases! {
     ministral3 "ministral3",
     mistral "mistral",
     mixtral "mixtral",
+    mpt "mpt",
     nemotron_h "nemotron-h",
     olmo2 "olmo2",
     olmo_hybrid "olmo_hybrid",
@@ -419,6 +422,7 @@ macro_rules! cases_of_all_weights {
 cases_of_all_weights! {
     full_apertus "apertus-full",
     full_bailing_hybrid "bailing_hybrid-full",
+    full_bloom "bloom-full",
     full_deepseek3 "deepseek3-full",
     full_falcon "falcon-full",
     full_falcon_new "falcon-new-full",

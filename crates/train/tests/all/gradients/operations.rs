@@ -306,12 +306,14 @@ fn rotations() {
 
 #[test]
 fn attention() {
-    for (window, chunked, cap, sinks) in [
-        (None, false, None, false),
-        (Some(3), false, None, false),
-        (Some(3), true, None, false),
-        (None, false, Some(0.8), false),
-        (Some(2), false, Some(2.0), true),
+    for (window, chunked, cap, [sinks, slopes]) in [
+        (None, false, None, [false, false]),
+        (Some(3), false, None, [false, false]),
+        (Some(3), true, None, [false, true]),
+        (None, false, Some(0.8), [false, false]),
+        (None, false, None, [false, true]),
+        (Some(2), false, Some(2.0), [true, false]),
+        (None, false, Some(2.0), [true, true]),
     ] {
         let mut built = Built::new();
         let (q, k, v) = (built.rows(16), built.rows(8), built.rows(8));
@@ -325,10 +327,13 @@ fn attention() {
             chunked,
             cap,
             sinks,
+            slopes,
         };
-        let weights = if sinks { vec![built.weight(&[4])] } else { Vec::new() };
+        let weights: Vec<WeightId> = (0..attention.vectors()).map(|_| built.weight(&[4])).collect();
+        let frozen: Vec<WeightId> =
+            weights.last().filter(|_| slopes).copied().into_iter().collect();
         let y = built.push(Attend(attention), &[q, k, v], weights)[0];
-        prove("attend", &built.finish(y));
+        prove_but("attend", &built.finish(y), &frozen);
     }
 }
 
@@ -527,25 +532,38 @@ fn cross_entropies() {
 #[test]
 fn attention_of_rounded_operands() {
     let cases = [
-        (None, false, None, false),
-        (Some(70), false, None, true),
-        (Some(70), true, None, false),
-        (Some(33), false, Some(8.0), false),
+        (None, false, None, [false, false]),
+        (Some(70), false, None, [true, false]),
+        (Some(70), true, None, [false, true]),
+        (Some(33), false, Some(8.0), [false, false]),
     ];
-    for (window, chunked, cap, sinks) in cases {
+    for (window, chunked, cap, [sinks, slopes]) in cases {
         let (heads, kv_heads, head_dim) = (4, 2, 64);
         let mut built = Built { positions: 150, ..Built::new() };
         let q = built.rows(heads * head_dim);
         let [k, v] = [0, 1].map(|_| built.rows(kv_heads * head_dim));
-        let scale = 0.1;
-        let attention =
-            Attention { layer: 0, heads, kv_heads, head_dim, scale, window, chunked, cap, sinks };
-        let weights = if sinks { vec![built.weight(&[heads])] } else { Vec::new() };
+        let (layer, scale) = (0, 0.1);
+        let attention = Attention {
+            layer,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            window,
+            chunked,
+            cap,
+            sinks,
+            slopes,
+        };
+        let weights: Vec<WeightId> =
+            (0..attention.vectors()).map(|_| built.weight(&[heads])).collect();
+        let frozen = weights.last().copied().filter(|_| slopes);
         let y = built.push(Attend(attention), &[q, k, v], weights)[0];
         let down = built.weight(&[70, heads * head_dim]);
         let y = built.push(Linear, &[y], vec![down])[0];
         let program = built.finish(y);
-        let all: Vec<WeightId> = (0..program.weights.len()).map(WeightId).collect();
+        let all = (0..program.weights.len()).map(WeightId);
+        let all: Vec<WeightId> = all.filter(|weight| Some(*weight) != frozen).collect();
         let gradient = differentiate(&program, &all).unwrap();
         let token = |i: usize| (i * 7 % 5) as u32;
         let rows = 181;
