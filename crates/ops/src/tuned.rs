@@ -9,6 +9,8 @@
 //! A row for another GPU: an arm in [`CardNumbers::of`], and a constant with the numbers that
 //! differ, measured by `tile bench` and `delft bench`.
 
+use std::ops::RangeInclusive;
+
 use crate::attention::decode::KeyShares;
 use crate::attention::prefill;
 use crate::linear::gemm::GemmSchedule;
@@ -57,6 +59,9 @@ pub struct ForGemv {
     pub tall: u32,
     /// Rows of one matrix up to which each has a simdgroup of its own, as a router's of experts.
     pub short: u32,
+    /// Columns from which on a matrix has one group on every processor, if its rows want this many
+    /// simdgroups there.
+    pub filled: (u32, RangeInclusive<u32>),
 }
 
 /// Candidates for up to a number of rows, the larger block first: for weights that are copied, and
@@ -205,6 +210,7 @@ pub const HOPPER: CardNumbers = CardNumbers {
         ],
         tall: 8192,
         short: 512,
+        filled: (8192, 20..=28),
     },
     // With matrices of 4096 x 14336 and 4096 x 4096; warpgroups with 128, 256 and 512 rows of them.
     gemm: ForGemm {

@@ -107,11 +107,38 @@ impl<'a> Task<'a> {
         let (pair, int8, processors, tuned) = (false, true, 132, &tuned::HOPPER);
         Task { formats, cols, out, rows: 1, x: Scalar::BF16, pair, int8, processors, tuned }
     }
+
+    /// The matrix rows of a simdgroup, loads of a step, threads and groups of a processor where a
+    /// long product has one group on every processor, a simdgroup for each matrix row: for numbers
+    /// of rows of which smaller groups would leave some processors one and others two.
+    fn filled(&self) -> Option<(u32, u32, u32, u32)> {
+        let (least, simds) = &self.tuned.gemv.filled;
+        let run = self.formats.first()?.run();
+        let wanted = self.out.div_ceil(self.processors).next_multiple_of(4);
+        if self.cols < *least || !simds.contains(&wanted) {
+            return None;
+        }
+        let tiles = self.cols.div_ceil(32 * run);
+        let packed = self.formats.iter().all(|f| f.packing().is_some());
+        let loads = match packed {
+            // The largest groups' threads have fewer registers.
+            true => 3 - u32::from(wanted > 24),
+            // Only packed matrices can afford loads past the end of a row.
+            false => [4, 3, 2, 1].into_iter().find(|loads| tiles.is_multiple_of(*loads))?,
+        };
+        Some((1, loads, 32 * wanted, 1))
+    }
 }
 
 impl GemvSchedule {
     /// Picks what the device's numbers say is fastest.
     pub fn pick(task: &Task) -> GemvSchedule {
+        GemvSchedule::picked(task, task.rows == 1)
+    }
+
+    /// As [`GemvSchedule::pick`]; `alone` if one row at a time is computed this way: the sums of more
+    /// would not fit the registers of the largest groups.
+    fn picked(task: &Task, alone: bool) -> GemvSchedule {
         if let Some(small) = &task.tuned.small_groups {
             return GemvSchedule::small(task, small);
         }
@@ -141,6 +168,9 @@ impl GemvSchedule {
             GemvSchedule::block_by_turns(task, held)
         };
         let Held { threads, resident, .. } = held;
+        let filled = if several || exact || pair || !alone { None } else { task.filled() };
+        let (outputs, loads, threads, resident) =
+            filled.unwrap_or((outputs, loads, threads, resident));
         // So few matrix rows take no longer than one of them does: as many groups as possible,
         // each with as much under way as it can.
         let short = out <= tuned.gemv.short && cols >= SHORT_COLS && !several && !pair;
@@ -241,7 +271,7 @@ impl GemvSchedule {
         let limit = u64::from(shared / 2).saturating_sub(1024).max(LIMIT);
         let (rows, activations) =
             ActivationStorage::together(limit, cols, most, x.bytes() as u32, int8);
-        (rows, GemvSchedule { activations, ..GemvSchedule::pick(task) })
+        (rows, GemvSchedule { activations, ..GemvSchedule::picked(task, rows == 1) })
     }
 
     /// How many groups to launch for `out` outputs on a GPU with this many multiprocessors (or
@@ -841,6 +871,10 @@ mod tests {
             (DType::Q4K, 4096, 14336, true, 132),
             (DType::Q8_0, 2560, 9216, true, 132),
             (DType::Mxfp4, 4096, 4096, false, 132),
+            // One group on every processor, of 20, 24 and 28 simdgroups.
+            (DType::Q4K, 9216, 2560, false, 132),
+            (DType::Mxfp4, 11520, 2880, false, 132),
+            (DType::BF16, 18944, 3584, false, 132),
             (DType::Q6K, 2048, 2048, false, 132),
         ] {
             let formats = &[Format::of(dtype).unwrap()];
