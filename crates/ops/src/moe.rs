@@ -18,6 +18,7 @@ mod down;
 mod group;
 mod products;
 mod reference;
+mod router;
 
 use tile::case::Spec;
 use tile::dsl::*;
@@ -31,6 +32,7 @@ pub use down::{DownParts, moe_down, pick_down};
 pub use group::{moe_group, tiles};
 pub use products::{moe_gate_up, moe_gemm, moe_gemm_turned, moe_gemv, pick_blocks, pick_turned};
 pub use reference::{ExpertPairs, Routes, combine, group, product, product_turned, route};
+pub use router::{moe_router, pick_router};
 
 /// Tokens that a threadgroup of [`moe_route`] routes: one a simdgroup.
 const TOKENS: u32 = 4;
@@ -237,6 +239,7 @@ pub fn moe_combine(
 /// Launches to test and to time.
 pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "moe_route", cases: cases::routes, benches: cases::route_benches },
+    Spec { name: "moe_router", cases: router::cases, benches: router::benches },
     Spec { name: "moe_group", cases: cases::groups, benches: cases::group_benches },
     Spec { name: "moe_gemv", cases: cases::gemvs, benches: cases::gemv_benches },
     Spec { name: "moe_gate_up", cases: cases::gate_ups, benches: cases::gate_up_benches },

@@ -545,6 +545,13 @@ impl Recorder<'_> {
 
     /// Records a node without adapters.
     fn plain(&mut self, node: &Node) -> Result<()> {
+        if self.router(self.number + 1).is_some() {
+            // The launch of the router behind norms its rows.
+            return Ok(());
+        }
+        if let Some(router) = self.router(self.number) {
+            return self.normed_router(node, router);
+        }
         if node.op.launch(&mut Operands { recorder: self, node })? {
             return Ok(());
         }

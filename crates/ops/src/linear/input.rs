@@ -132,6 +132,8 @@ pub(crate) struct Input {
     scales: Vec<Val<f32>>,
     /// The norm's weights of this thread, if few enough to be read ahead.
     weights: Vec<Vec<Val<f32>>>,
+    /// Where normed rows are left.
+    left: Option<Out>,
 }
 
 /// The norm in front.
@@ -258,13 +260,18 @@ impl Input {
             }
         };
         let formats = formats.to_vec();
-        let (scales, weights) = (vec![], vec![]);
-        Input { x, rows, width, norm, activations, formats, store, first: None, scales, weights }
+        let (scales, weights, first, left) = (vec![], vec![], None, None);
+        Input { x, rows, width, norm, activations, formats, store, first, scales, weights, left }
     }
 
     /// With the rows of `x` from one on.
     pub(crate) fn starting_at(self, first: Val<u32>) -> Self {
         Input { first: Some(first), ..self }
+    }
+
+    /// Leaves the normed rows, laid out as those of `x`, of which each group writes a share.
+    pub(crate) fn leaving(self, to: Out) -> Self {
+        Input { left: Some(to), ..self }
     }
 
     /// Elements that a thread stages together; 0 if nothing is staged.
@@ -323,6 +330,23 @@ impl Input {
         }
         if self.activations != ActivationStorage::Direct {
             barrier();
+        }
+        if let Some(to) = self.left {
+            self.leave(to);
+        }
+    }
+
+    /// Writes this group's share of the normed rows.
+    #[track_caller]
+    fn leave(&self, to: Out) {
+        let (unit, own) = (self.unit(), group_id() * threads() + thread_id());
+        for row in 0..self.rows {
+            let start = self.first.map_or(row.val(), |first| first + row) * self.width;
+            range(own, self.width / unit).step(groups(0) * threads()).each(|i| {
+                let values = self.values(row, i * unit, unit).into_iter();
+                let scaled: Vec<Val<f32>> = values.map(|v| self.scaled(row, v)).collect();
+                to.set_vec(start + i * unit, &scaled);
+            });
         }
     }
 

@@ -312,6 +312,11 @@ impl Room {
         Ok(())
     }
 
+    /// Whether adapters may change a node that is no mixture.
+    pub(super) fn has_sites(&self, node: usize) -> bool {
+        self.nodes.get(node).is_some_and(Option::is_some)
+    }
+
     fn push(&mut self, group: Group, name: &str) -> Result<()> {
         for factor in Factor::ALL {
             let elements = group.size(factor, self.rank).0.checked_mul(self.count);

@@ -9,7 +9,6 @@
 use std::ops::Range;
 
 use formats::{Error, Result};
-use ops::Experts;
 use ops::experts::{Gate, Odds, Routing, Sizes};
 use ops::gated::gated;
 use ops::gradient::ExpertFactors;
@@ -17,11 +16,12 @@ use ops::linear::gemm::{self, GemmTypes, Machine};
 use ops::linear::{GemvSchedule, Task};
 use ops::moe::{
     DownParts, clamped_gate, moe_bias, moe_combine, moe_down, moe_factors, moe_gate_up, moe_gemm,
-    moe_gemv, moe_group, moe_route, pick_blocks, pick_down,
+    moe_gemv, moe_group, moe_route, moe_router, pick_blocks, pick_down, pick_router,
 };
 use ops::packed::Format;
 use ops::scale_rows::scale_rows;
-use program::{Node, Program, WeightId};
+use ops::{Experts, Op};
+use program::{Node, Program, ValueId, WeightId};
 use tile::dsl::Recipe;
 use tile::launch::Numbers;
 use tile::types::Scalar;
@@ -507,7 +507,67 @@ fn share(processors: u32, products: usize) -> u32 {
     (processors / products.max(1) as u32).max(1)
 }
 
+/// A router whose launch has the norm in front of it.
+pub(super) struct Router {
+    /// The row that is normed, its eps and its weight.
+    norm: (ValueId, f32, WeightId),
+    format: Format,
+    experts: u32,
+    schedule: GemvSchedule,
+}
+
 impl Recorder<'_> {
+    /// The router that a node is, of few tokens, if its launch has the norm in front of it. Where
+    /// adapters may change it, the norm is computed by itself for all rows, so that those without
+    /// one keep their bits.
+    pub(super) fn router(&self, number: usize) -> Option<Router> {
+        let (program, facts) = (&self.of.program, self.of.facts);
+        let [norm, node] = program.nodes.get(number.checked_sub(1)?..=number)? else { return None };
+        let (Op::RmsNorm(op), Op::Linear(_)) = (&norm.op, &node.op) else { return None };
+        let (x, normed, scores) = (norm.inputs[0], norm.outputs[0], node.outputs[0]);
+        let routes = node.inputs[0] == normed && self.of.scores[scores.0];
+        if !routes || !self.narrow(self.rows(x)) || facts.small_groups() {
+            return None;
+        }
+        // In place of what they read, groups would overwrite each other's rows.
+        let apart = self.value(x) != self.value(normed);
+        let (format, experts) = self.matrix(node.weights[0]).ok()?;
+        let small = experts <= facts.tuned.gemv.short && matches!(format, Format::Dense(_));
+        let whole = self.scalar(scores) == Scalar::F32;
+        let adapted = [number - 1, number].iter().any(|node| self.of.adapters.has_sites(*node));
+        if !apart || !small || !whole || adapted {
+            return None;
+        }
+        let Facts { processors, tuned, shared, .. } = facts;
+        let (formats, cols, from) = (&[format], self.width(x) as u32, self.scalar(x));
+        let (rows, pair, int8, out) = (1, false, false, experts);
+        let task = Task { formats, cols, out, rows, x: from, pair, int8, processors, tuned };
+        let (schedule, norm) = (pick_router(&task, shared), (x, op.eps, norm.weights[0]));
+        Some(Router { norm, format, experts, schedule })
+    }
+
+    /// Records a router's node with its norm.
+    pub(super) fn normed_router(&mut self, node: &Node, router: Router) -> Result<()> {
+        let Router { norm: (x, eps, weight), format, experts, schedule } = router;
+        let (normed, bias) = (node.inputs[0], node.weights.get(1).copied());
+        let mut bound = vec![
+            ("x", self.value(x)),
+            ("normed", self.value(normed)),
+            ("scores", self.value(node.outputs[0])),
+            ("norm", self.weight(weight)),
+            ("weight", self.weight(node.weights[0])),
+        ];
+        bound.extend(bias.map(|bias| ("bias", self.weight(bias))));
+        let numbers = Numbers::new()
+            .with("tokens", self.rows(x) as u32)
+            .with("width", self.width(x) as u32)
+            .with("experts", experts)
+            .with("groups", schedule.groups(experts, self.of.facts.processors))
+            .with_f32("eps", eps);
+        let (from, to) = (self.scalar(x), self.scalar(normed));
+        self.push(moe_router(from, to, format, bias.is_some(), schedule), numbers, &bound)
+    }
+
     /// The schedule of a product of `pairs` of experts pair by pair, or of two of them side by side
     /// (`pair`), and its threadgroups for each pair: all pairs' fit the device together.
     fn of_pairs(
