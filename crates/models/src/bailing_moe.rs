@@ -81,7 +81,7 @@ const OWN: &[(&str, &str)] = &[
 /// Numbers that configurations may leave out.
 const NUMBERS: Numbers = &[("n_group", 1), ("topk_group", 1)];
 
-/// What configurations state of these models' training, and of what all of them have.
+/// Keys of these models' training, and of properties that all of them have.
 const NOTED: &[&str] = &[
     "max_window_layers",
     "moe_router_enable_expert_bias",
@@ -156,11 +156,17 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 
 fn open_second(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
-    let keys = &files.keys;
     check(files)?;
     let mut raw = Raw::read(files, &["silu"])?;
     raw.turns_part(files, 0.5)?;
     glm4_moe::guesses(files, &mut raw)?;
+    open_normed(files, raw)
+}
+
+/// A model with norms of each head, unless it says otherwise, and experts that are chosen by
+/// corrected odds, as Sarvam's has them too.
+pub(crate) fn open_normed(files: &Files<'_>, raw: Raw) -> Result<Opened> {
+    let keys = &files.keys;
     keys.only(Key("score_function", ""), &["sigmoid"])?;
     let normed = keys.flag(Key("use_qk_norm", ""))?.unwrap_or(true);
     let usual = Usual { scale: 2.5, ..Usual::default() };

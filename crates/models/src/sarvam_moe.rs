@@ -3,13 +3,10 @@
 
 use crate::config::Raw;
 use crate::files::Files;
-use crate::glm4_moe::{self, Usual};
-use crate::keys::Key;
 use crate::names::Row;
 use crate::unsaid::{Numbers, Unsaid};
-use crate::{Architecture, Config, Opened, decoder, experts, llama, phi3, qwen3};
+use crate::{Architecture, Opened, bailing_moe, experts, glm4_moe, llama, qwen3};
 use formats::Result;
-use nn::{AttentionOptions, QkNorm, Weights};
 
 const NAMES: &[Row] = &[
     ("embed", "model.word_embeddings", ""),
@@ -46,7 +43,7 @@ const NUMBERS: Numbers = &[
     ("num_experts_per_tok", 6),
 ];
 
-/// What the first configurations state of these models' training, and of what all of them have.
+/// Keys of the first configurations about training, and about properties that all models have.
 const NOTED: &[&str] = &[
     "max_window_layers",
     "moe_router_enable_expert_bias",
@@ -60,23 +57,7 @@ const NOTED: &[&str] = &[
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
-    let keys = &files.keys;
     let raw = Raw::read(files, &["silu"])?;
-    NOTED.iter().for_each(|key| keys.note(key));
-    keys.only(Key("score_function", ""), &["sigmoid"])?;
-    let normed = keys.flag(Key("use_qk_norm", ""))?.unwrap_or(true);
-    let usual = Usual { scale: 2.5, ..Usual::default() };
-    let (config, mut parts, count) = glm4_moe::parts(files, raw, usual)?;
-    let attention = parts.attention;
-    parts.attention = Box::new(move |config: &Config, layer| AttentionOptions {
-        qk_norm: if normed { QkNorm::Heads(config.norm_eps) } else { QkNorm::None },
-        ..attention(config, layer)
-    });
-    let stored = move |config: &Config, weights: &dyn Weights, name: &str| match name
-        .contains(".attention.")
-    {
-        true => phi3::part(config, weights, name),
-        false => experts::joined(weights, name, count),
-    };
-    Ok(decoder::open_recipes(config, parts, stored))
+    NOTED.iter().for_each(|key| files.keys.note(key));
+    bailing_moe::open_normed(files, raw)
 }
