@@ -185,27 +185,12 @@ impl Replay<'_> {
                 math::scale_in_place(isa, *by, self.own(index, node, rows, worker));
             }
             Op::Rope(rope) => {
-                let (width, angles) = (self.width(node.inputs[0]), self.angles_of(rope));
-                for t in worker.split(rows) {
-                    let range = t * width..(t + 1) * width;
-                    self.copy_unless_in_place(index, node, 0, range.clone());
-                    // SAFETY: each worker has its own tokens.
-                    self.turn(rope, angles, t, unsafe {
-                        self.floats(self.offset(node.outputs[0]), range)
-                    });
-                }
+                let angles = self.angles_of(rope);
+                self.change_rows(index, node, worker, rows, |t, y| self.turn(rope, angles, t, y));
             }
-            Op::Stretch(stretch) => {
-                let width = self.width(node.inputs[0]);
-                for t in worker.split(rows) {
-                    let range = t * width..(t + 1) * width;
-                    self.copy_unless_in_place(index, node, 0, range.clone());
-                    let by = stretch.factor(self.rows[t].position);
-                    // SAFETY: each worker has its own tokens.
-                    let y = unsafe { self.floats(self.offset(node.outputs[0]), range) };
-                    math::scale_in_place(isa, by, y);
-                }
-            }
+            Op::Stretch(stretch) => self.change_rows(index, node, worker, rows, |t, y| {
+                math::scale_in_place(isa, stretch.factor(self.rows[t].position), y);
+            }),
             Op::KvWrite(op) => self.kv_write(op.layer, node.inputs[0], node.inputs[1], worker),
             Op::Attention(op) => self.attend(op, node, worker),
             Op::ShortConv(op) => self.short_conv(op, node, worker),
@@ -241,16 +226,12 @@ impl Replay<'_> {
             Op::GateUp(op) => self.gate_up(index, op, node, worker),
             Op::Experts(op) => self.experts(op, node, worker),
             Op::ScaleColumns(_) => {
-                let (width, by) = (self.width(node.inputs[0]), self.vector(node.weights[0]));
+                let by = self.vector(node.weights[0]);
                 let bias = node.weights.get(1).map(|&bias| self.vector(bias));
-                for t in worker.split(rows) {
-                    let range = t * width..(t + 1) * width;
-                    self.copy_unless_in_place(index, node, 0, range.clone());
-                    // SAFETY: each worker has its own rows.
-                    let y = unsafe { self.floats(self.offset(node.outputs[0]), range) };
+                self.change_rows(index, node, worker, rows, |_, y| {
                     y.iter_mut().zip(by).for_each(|(y, by)| *y *= by);
                     y.iter_mut().zip(bias.unwrap_or_default()).for_each(|(y, bias)| *y += bias);
-                }
+                });
             }
             Op::ScaleRows(_) => {
                 let width = self.width(node.inputs[0]);
@@ -291,23 +272,9 @@ impl Replay<'_> {
                 }
             }
             Op::GaussianTopK(op) => {
-                let width = self.width(node.inputs[0]);
-                for t in worker.split(rows) {
-                    let range = t * width..(t + 1) * width;
-                    self.copy_unless_in_place(index, node, 0, range.clone());
-                    // SAFETY: each worker has its own rows.
-                    op.row(unsafe { self.floats(self.offset(node.outputs[0]), range) });
-                }
+                self.change_rows(index, node, worker, rows, |_, y| op.row(y));
             }
-            Op::RoundRows(op) => {
-                let width = self.width(node.inputs[0]);
-                for t in worker.split(rows) {
-                    let range = t * width..(t + 1) * width;
-                    self.copy_unless_in_place(index, node, 0, range.clone());
-                    // SAFETY: each worker has its own rows.
-                    op.row(unsafe { self.floats(self.offset(node.outputs[0]), range) });
-                }
-            }
+            Op::RoundRows(op) => self.change_rows(index, node, worker, rows, |_, y| op.row(y)),
             Op::GroupLimit(limit) => {
                 let width = self.width(node.inputs[0]);
                 let correction = self.vector(node.weights[0]);
@@ -358,6 +325,25 @@ impl Replay<'_> {
         self.copy_unless_in_place(index, node, 0, range.clone());
         // SAFETY: each worker has its own elements.
         unsafe { self.floats(self.offset(node.outputs[0]), range) }
+    }
+
+    /// Has `change(t, row)` change each of this worker's share of `rows` rows of the output, which
+    /// begin as those of the input.
+    fn change_rows(
+        &self,
+        index: usize,
+        node: &Node,
+        worker: &Worker<'_>,
+        rows: usize,
+        change: impl Fn(usize, &mut [f32]),
+    ) {
+        let width = self.width(node.inputs[0]);
+        for t in worker.split(rows) {
+            let range = t * width..(t + 1) * width;
+            self.copy_unless_in_place(index, node, 0, range.clone());
+            // SAFETY: each worker has its own rows.
+            change(t, unsafe { self.floats(self.offset(node.outputs[0]), range) });
+        }
     }
 
     /// Copies an input's elements to the output, unless the plan computes the output in place.
