@@ -7,7 +7,7 @@ use nn::Stored;
 /// The exponent of the last slope where nothing is said.
 pub(crate) const USUAL: f64 = 8.0;
 
-/// The weight `name` of a model with so many heads, if it is slopes: numbers in a recipe.
+/// The weight `name`, if it is the slopes of a model with `heads` heads: numbers in a recipe.
 pub(crate) fn part(name: &str, heads: usize, steepest: f64) -> Option<Stored> {
     name.ends_with(".attention.slopes").then(|| {
         let one = |slope: f64| {

@@ -46,7 +46,7 @@ enum Mixes {
     Not,
     /// By a product in the place of attention, which mixes none.
     Linear,
-    /// By attention of so many key/value heads.
+    /// By attention with this number of key/value heads.
     Attention(usize),
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct Parts {
     pub(crate) mixer: Mixer,
     /// The feed-forward of each block.
     pub(crate) feed_forward: FeedForward,
-    /// What each block has of these, where its sublayers follow each other in turn.
+    /// Which sublayers each block has, where they follow each other in turn.
     pub(crate) holds: Holds,
     /// How norms are made.
     pub(crate) norm: MakeNorm,

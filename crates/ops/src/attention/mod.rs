@@ -178,7 +178,7 @@ impl Attention {
         usize::from(self.sinks) + usize::from(self.slopes)
     }
 
-    /// Of its weights the sinks and the slopes, as far as it has them.
+    /// The sinks and the slopes among its weights, if it has them.
     pub fn sinks_and_slopes<'a, T>(&self, weights: &'a [T]) -> [Option<&'a T>; 2] {
         [weights.first().filter(|_| self.sinks), weights.last().filter(|_| self.slopes)]
     }

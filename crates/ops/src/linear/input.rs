@@ -269,7 +269,7 @@ impl Input {
         Input { first: Some(first), ..self }
     }
 
-    /// Leaves the normed rows, laid out as those of `x`, of which each group writes a share.
+    /// Writes the normed rows to `to`, in the layout of `x`; each group writes a share of them.
     pub(crate) fn leaving(self, to: Out) -> Self {
         Input { left: Some(to), ..self }
     }

@@ -103,7 +103,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Adds a read to those of an element.
+    /// Records a read of an element.
     #[inline(always)]
     fn note<const SHARED: bool>(&mut self, i: usize, order: &Order, who: u64) {
         if let Some(kept) = order.note::<SHARED>(&mut self.read[i], who, Access::default()) {

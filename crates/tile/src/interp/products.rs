@@ -96,7 +96,7 @@ fn numbers(shared: &Shared, first: usize, rows: usize, scalar: Scalar) -> Vec<f3
     (0..rows * ROW as usize).map(number).collect()
 }
 
-/// The columns of `rows` rows of so many terms, one after another.
+/// The columns of `rows`, each row of `terms` terms, one after another.
 fn turned(rows: &[f32], terms: usize) -> Vec<f32> {
     let count = rows.len() / terms;
     let mut turned = vec![0.0; rows.len()];
@@ -108,8 +108,8 @@ fn turned(rows: &[f32], terms: usize) -> Vec<f32> {
     turned
 }
 
-/// Adds the products of `left`'s terms with those of as many rows as there are sums, each sum's one
-/// after another: many sums at a time, since each waits for its last.
+/// Adds to each sum the products of `left`'s terms with those of its own row, one after another:
+/// many sums at a time, since each waits for its last.
 #[inline(always)]
 pub(super) fn add_terms(sums: &mut [f32], left: &[f32], turned: &[f32]) {
     for (x, column) in left.iter().zip(turned.chunks(sums.len())) {

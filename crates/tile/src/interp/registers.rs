@@ -140,8 +140,8 @@ impl Registers {
         self.products[simd] -= 1;
     }
 
-    /// Adds `left right'` to a simdgroup's tile: rows of so many terms, added in their order, and
-    /// columns of those of the right.
+    /// Adds `left right` to a simdgroup's tile: `left` is `[rows, terms]`, `right` `[terms, columns]`,
+    /// and each sum's terms are added in their order.
     pub(super) fn add_product(
         &mut self,
         simd: usize,

@@ -307,8 +307,8 @@ impl Scores {
         (seen.select(weights, Frag::filled(0.0)), slope)
     }
 
-    /// What `base` has besides, by which the slope of a head takes from the scores of keys, by their
-    /// rows in the sequence.
+    /// `base` plus the amounts by which the slope of a head lowers the scores of keys, by their rows
+    /// in the sequence.
     #[track_caller]
     fn fall(&self, base: Frag, head: Val<u32>, queries: Frag, keys: Frag) -> Frag {
         let Some(slopes) = self.slopes else { return base };
