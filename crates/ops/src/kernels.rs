@@ -75,29 +75,3 @@ pub fn all() -> Vec<Spec> {
 pub fn only_apple() -> Vec<Case> {
     crate::linear::cases::small_groups()
 }
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use tile::Kernel;
-
-    /// A parameter that `Recipe`'s name leaves out shows here, as two kernels with one name.
-    #[test]
-    fn no_two_kernels_have_one_name() {
-        let mut known: BTreeMap<String, Kernel> = BTreeMap::new();
-        for spec in super::all() {
-            let cases = (spec.cases)().into_iter().map(|case| case.kernel);
-            let benches = (spec.benches)().into_iter().map(|bench| bench.kernel);
-            for kernel in cases.chain(benches) {
-                let same = known.entry(kernel.name.clone()).or_insert_with(|| kernel.clone());
-                assert!(*same == kernel, "{}: two kernels", kernel.name);
-            }
-        }
-        for name in known.keys() {
-            let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-            assert!(name.chars().all(legal) && !name.contains("__"), "{name}");
-        }
-        println!("{} kernels", known.len());
-    }
-}

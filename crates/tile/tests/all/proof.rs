@@ -367,12 +367,12 @@ fn cuda_text_computes_what_it_should() {
 
 #[test]
 fn metal_text_of_the_inventory_computes_what_it_should() {
-    every_case_holds(&inventory::cases(inventory::all()), Dialect::Metal);
+    every_case_holds(inventory::cases(), Dialect::Metal);
 }
 
 #[test]
 fn cuda_text_of_the_inventory_computes_what_it_should() {
-    every_case_holds(&inventory::cases(inventory::all()), Dialect::Cuda);
+    every_case_holds(inventory::cases(), Dialect::Cuda);
 }
 
 /// Kernels that a Metal GPU can run, each once, lowered for it.
@@ -388,11 +388,7 @@ fn lowered_for_metal<'a>(kernels: impl Iterator<Item = &'a Kernel>) -> Vec<Kerne
 
 /// All kernels that a Metal GPU can run and `tile build` writes, lowered for it.
 fn all_for_metal() -> &'static [Kernel] {
-    static ALL: LazyLock<Vec<Kernel>> = LazyLock::new(|| {
-        let (cases, benches) = (inventory::cases(true), inventory::benches());
-        let benches = benches.iter().map(|bench| &bench.kernel);
-        lowered_for_metal(cases.iter().map(|case| &case.kernel).chain(benches))
-    });
+    static ALL: LazyLock<Vec<Kernel>> = LazyLock::new(|| lowered_for_metal(inventory::kernels()));
     &ALL
 }
 
@@ -435,7 +431,7 @@ fn address_spaces_of_the_inventory_are_right() {
 fn types_of_the_inventory_are_strictly_right() {
     match inventory::all() {
         true => texts_pass(all_for_metal(), proof::strict_types),
-        false => texts_pass(&for_metal(&inventory::cases(false)), proof::strict_types),
+        false => texts_pass(&for_metal(inventory::cases()), proof::strict_types),
     }
 }
 
