@@ -1,7 +1,7 @@
 //! The kernels of a device: recorded, specialised and lowered once.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use formats::{Error, Result};
 use tile::Kernel;
@@ -22,13 +22,20 @@ const MOST: usize = if cfg!(feature = "sim") { 1 << 23 } else { 1 << 19 };
 /// and lower them takes longer than a step of a small model.
 static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
+/// A kernel once somebody has made it. Ranks ask for the same kernels at the same time: the first
+/// makes each, the others wait for it.
+type Made<T> = Arc<OnceLock<T>>;
+
+/// What a lowered kernel follows from: the target, the key of the recipe, the values of the constants.
+type Lowering = (Target, String, Vec<u32>);
+
 /// See [`KNOWN`].
 #[derive(Default)]
 struct Known {
     /// As they were recorded, by the key of the recipe.
-    recorded: HashMap<String, Arc<Kernel>>,
-    /// By target, key of the recipe and values of the constants.
-    lowered: HashMap<(Target, String, Vec<u32>), Arc<Kernel>>,
+    recorded: HashMap<String, Made<Arc<Kernel>>>,
+    /// Lowered, or why they cannot be.
+    lowered: HashMap<Lowering, Made<Result<Arc<Kernel>>>>,
     /// Instructions of all of them.
     instructions: usize,
 }
@@ -51,14 +58,16 @@ fn known() -> MutexGuard<'static, Known> {
 
 /// A kernel as its recipe records it.
 fn recorded(recipe: Recipe<'_>, key: &str) -> Arc<Kernel> {
-    if let Some(kernel) = known().recorded.get(key) {
-        return Arc::clone(kernel);
+    let made = Arc::clone(known().recorded.entry(key.to_owned()).or_default());
+    let mut is_new = false;
+    let kernel = made.get_or_init(|| {
+        is_new = true;
+        Arc::new(recipe.record())
+    });
+    if is_new {
+        known().count(kernel);
     }
-    let kernel = Arc::new(recipe.record());
-    let mut known = known();
-    known.count(&kernel);
-    known.recorded.insert(key.to_owned(), Arc::clone(&kernel));
-    kernel
+    Arc::clone(kernel)
 }
 
 /// A recorded kernel, specialised to the values of its constants and lowered for a target.
@@ -72,17 +81,18 @@ fn lowered(
     target: Target,
 ) -> Result<Arc<Kernel>> {
     let key = (target, key.to_owned(), constants.to_vec());
-    if let Some(kernel) = known().lowered.get(&key) {
-        return Ok(Arc::clone(kernel));
+    let made = Arc::clone(known().lowered.entry(key).or_default());
+    let mut is_new = false;
+    let kernel = made.get_or_init(|| {
+        is_new = true;
+        let special = passes::specialise(source, numbers);
+        let kernel = passes::lower(&special, target);
+        kernel.map(Arc::new).map_err(|fault| Error::new(&source.name, "", fault))
+    });
+    if let (Ok(kernel), true) = (kernel, is_new) {
+        known().count(kernel);
     }
-    let special = passes::specialise(source, numbers);
-    let kernel = passes::lower(&special, target)
-        .map_err(|fault| Error::new(&source.name, "", fault))
-        .map(Arc::new)?;
-    let mut known = known();
-    known.count(&kernel);
-    known.lowered.insert(key, Arc::clone(&kernel));
-    Ok(kernel)
+    kernel.clone()
 }
 
 /// The distinct kernels of a device, each lowered once.

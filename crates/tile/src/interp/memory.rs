@@ -2,14 +2,17 @@
 
 use std::collections::HashMap;
 
-use super::order::{self, Access, FOUND, Order, Record};
+use super::order::{self, Access, Order, Record};
 use super::report::{Did, Why};
 use crate::ir;
 use crate::types::Scalar;
 
-/// The last accesses of every element.
+/// The last accesses of every element. Zeros stand for none, so that an element that no thread
+/// touches costs no time: memory of zeros is the system's.
 #[derive(Debug, Default)]
 struct Shadow {
+    /// Whether the launch found the elements initialised.
+    found: bool,
     written: Vec<Record>,
     read: Vec<Record>,
     /// Empty where no atomic is in the kernel.
@@ -33,7 +36,8 @@ fn race(record: Record, order: &Order, did: Did) -> Why {
 impl Shadow {
     fn new(len: usize, found: bool, atomic: bool, flying: bool) -> Self {
         Shadow {
-            written: vec![if found { FOUND } else { 0 }; len],
+            found,
+            written: vec![0; len],
             read: vec![0; len],
             atomic: vec![0; if atomic { len } else { 0 }],
             others: HashMap::new(),
@@ -83,6 +87,12 @@ impl Shadow {
             .try_for_each(|record| Self::against::<false>(record, order, who, access, did))
     }
 
+    /// Whether an element that was last written so has a value.
+    #[inline(always)]
+    fn is_there<const SHARED: bool>(&self, written: Record, order: &Order) -> bool {
+        if SHARED { order.is_ours(written) } else { written != 0 || self.found }
+    }
+
     /// Whether no write of an element can be unordered with an access now: the usual case, for which
     /// reads and writes have a short way.
     #[inline(always)]
@@ -95,8 +105,7 @@ impl Shadow {
     #[inline(always)]
     fn reads<const SHARED: bool>(&mut self, i: usize, order: &Order, who: u64) -> Result<(), Why> {
         let written = self.written[i];
-        let there = if SHARED { order.is_ours(written) } else { written != 0 };
-        if !there || !self.is_settled(i, order) {
+        if !self.is_there::<SHARED>(written, order) || !self.is_settled(i, order) {
             return self.reads_beside::<SHARED>(i, order, who);
         }
         self.note::<SHARED>(i, order, who);
@@ -121,7 +130,7 @@ impl Shadow {
     ) -> Result<(), Why> {
         let access = Access::default();
         let written = self.written[i];
-        if if SHARED { !order.is_ours(written) } else { written == 0 } {
+        if !self.is_there::<SHARED>(written, order) {
             self.landed(i)?;
             return Err(Why::Uninitialised);
         }
@@ -183,7 +192,7 @@ impl Shadow {
         self.landed(i)?;
         self.free(i)?;
         let written = self.written[i];
-        if if SHARED { !order.is_ours(written) } else { written == 0 } {
+        if !self.is_there::<SHARED>(written, order) {
             return Err(Why::Uninitialised);
         }
         Self::against::<SHARED>(written, order, who, access, Did::Wrote)?;

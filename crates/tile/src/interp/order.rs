@@ -23,10 +23,8 @@ pub(super) const WIDE: u64 = 1 << 10;
 const MANY: u64 = 1 << 11;
 /// A warpgroup, in which no simdgroup's barrier orders anything.
 pub(super) const ALL: u64 = WIDE | MANY;
-/// The stamp of what the launch found in memory.
+/// The stamp before the first group. What the launch found in memory has none.
 const INITIAL: u64 = 1;
-/// The record of an element that the launch found initialised.
-pub(super) const FOUND: Record = INITIAL << WHO;
 
 /// The clock part of a record.
 #[inline(always)]

@@ -65,6 +65,9 @@ impl Rewrite {
 
     /// Hands every instruction of an old block to the visitor.
     pub(crate) fn walk(&mut self, block: Block, visitor: &mut impl Visitor) {
+        if let Some(open) = self.open.last_mut() {
+            open.0.reserve(block.0.len());
+        }
         for mut node in block.0 {
             self.source = node.source;
             node.inst.map_operands(|v| self.renamed(v));
