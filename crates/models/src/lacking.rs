@@ -26,7 +26,6 @@ const LACKING: &[(&str, &[&str])] = &[
     ("experts that compute nothing", &["longcat_flash"]),
     ("GGUF's form of BitNet, whose folders are run", &["bitnet-b1.58"]),
     ("heads of Mamba-1's state spaces (Zamba, PLaMo 2)", &["plamo2", "zamba"]),
-    ("attention that several layers share, beside state spaces", &["zamba2"]),
     ("the recurrence of RWKV", &["rwkv", "rwkv6", "rwkv6qwen2", "rwkv7", "rwkv_hybrid", "arwkv7"]),
     ("positions as a slope on scores (ALiBi)", &["refact"]),
     (

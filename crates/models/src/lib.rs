@@ -130,6 +130,7 @@ mod unused;
 mod windows;
 mod xglm;
 mod xverse;
+mod zamba2;
 
 use files::Files;
 use formats::{Error, ErrorKind, Result, Tensors};
@@ -302,6 +303,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &xglm::ARCHITECTURE,
     &xverse::ARCHITECTURE,
     &deepseek::YOUTU,
+    &zamba2::ARCHITECTURE,
 ];
 
 /// How a model is read.

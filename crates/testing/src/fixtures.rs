@@ -221,6 +221,8 @@ macro_rules! fixtures {
             xglm "xglm",
             xverse "xverse",
             youtu "youtu",
+            zamba2 "zamba2",
+            zamba2_plain "zamba2-plain",
         );
     };
     ($name:ident: $run:path, twins) => {

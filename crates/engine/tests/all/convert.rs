@@ -99,6 +99,8 @@ fn folders_compute_the_same_as_files() {
         "starcoder2-window",
         "vaultgemma",
         "xglm",
+        "zamba2",
+        "zamba2-plain",
     ];
     let why: Vec<&str> = refused.iter().map(|why| why.split(':').next().unwrap()).collect();
     assert_eq!(why, unsaid, "{refused:#?}");
