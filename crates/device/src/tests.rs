@@ -308,6 +308,7 @@ fn layers_shared_by_ranks_are_transformers() {
                     "kimi_linear-heads",
                     "mamba",
                     "mamba-biased",
+                    "minimax",
                     "nemotron-nas",
                 ]
                 .iter()

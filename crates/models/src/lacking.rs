@@ -52,7 +52,7 @@ const LACKING: &[(&str, &[&str])] = &[
             "neo-bert",
         ],
     ),
-    ("the lightning attention of MiniMax", &["minimax", "minimax-01"]),
+    ("GGUF's form of MiniMax-01, whose folders are run", &["minimax-01"]),
     ("GGUF's form of Ling 3, whose folders are run", &["bailingmoe3"]),
     ("attention across layers and experts of latents (Kimi K3)", &["kimi-k3"]),
     ("the recurrences of Griffin and of xLSTM", &["recurrent_gemma", "xlstm"]),

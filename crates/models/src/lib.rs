@@ -83,6 +83,7 @@ mod mamba2;
 mod mellum;
 mod mimo_v2;
 mod minicpm;
+mod minimax;
 mod minimax_m2;
 mod ministral;
 mod ministral3;
@@ -258,6 +259,9 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &minicpm::ARCHITECTURE,
     &minicpm::THIRD,
     &mimo_v2::ARCHITECTURE,
+    &minimax::ARCHITECTURE,
+    &minimax::AUTHORS,
+    &minimax::M1,
     &minimax_m2::ARCHITECTURE,
     &ministral::ARCHITECTURE,
     &ministral3::ARCHITECTURE,

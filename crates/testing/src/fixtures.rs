@@ -147,6 +147,7 @@ macro_rules! fixtures {
             mimo_v2_flash "mimo_v2_flash",
             minicpm "minicpm",
             minicpm3 "minicpm3",
+            minimax "minimax",
             minimax_m2 "minimax-m2",
             ministral "ministral",
             ministral3 "ministral3",

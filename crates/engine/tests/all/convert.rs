@@ -81,6 +81,7 @@ fn folders_compute_the_same_as_files() {
         "llama4-chunks",
         "mellum",
         "minicpm3",
+        "minimax",
         "ministral",
         "mpt-scaled",
         "nanochat",

@@ -288,6 +288,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("mpt/model.f32.gguf", HEADS),
     ("nemotron-nas", INPUTS),
     ("nemotron-nas/model.f32.gguf", INPUTS),
+    ("minimax", INPUTS),
     ("minimax-m2", NORMS),
     ("ministral3", HEADS),
     ("ministral3/folder", HEADS),
