@@ -63,7 +63,7 @@ const OWN: &[(&str, &str)] = &[
     ("mlp_beta_factor", "layernorm_mlp_beta"),
 ];
 
-/// What the norm behind lightning attention adds, whatever others do.
+/// The number that the norm behind lightning attention adds, whatever others do.
 const EPS: f32 = 1e-6;
 
 /// Factors on a normed input, and on what a sublayer makes of it.

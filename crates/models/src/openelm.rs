@@ -46,7 +46,7 @@ const KV_HEADS: Key = Key("num_kv_heads", "attention.head_count_kv");
 const FEED_FORWARD: Key = Key("ffn_multipliers", "feed_forward_length");
 const EPS: Key = Key("", "attention.layer_norm_rms_epsilon");
 
-/// What the authors' program was made with, and does with a whole number of groups.
+/// Keys that follow from others.
 const NOTED: &[&str] = &["num_gqa_groups", "qkv_multipliers", "rope_max_length"];
 
 /// The sizes of a block.

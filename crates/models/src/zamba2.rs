@@ -62,7 +62,7 @@ const OWN: &[(&str, &str)] = &[
     ("use_shared_attention_adapter", "use_shared_attention_lora"),
 ];
 
-/// What follows from other keys, and how others compute and train.
+/// Keys that follow from others, and those of how others compute and train.
 const NOTED: &[&str] = &[
     "attention_head_dim",
     "attention_hidden_size",
@@ -77,7 +77,7 @@ const NOTED: &[&str] = &[
     "use_shared_mlp_lora",
 ];
 
-/// What its norms behind gates add, whatever others do.
+/// The number that norms behind gates add, whatever others do.
 const GATED_EPS: f32 = 1e-5;
 /// The context of models that were trained for a longer one, and do not say so otherwise.
 const LONG: usize = 16_384;

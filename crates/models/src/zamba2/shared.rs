@@ -144,7 +144,7 @@ impl Shared {
         })
     }
 
-    /// What the block makes of the residual stream and the embedding.
+    /// The block's result, from the residual stream and the embedding.
     pub(super) fn forward(&self, x: &Tensor, embedding: &Tensor) -> Tensor {
         let y = self.attention.forward(&self.norm.forward(&x.beside(embedding)));
         let y = self.mlp_norm.forward(&y);
