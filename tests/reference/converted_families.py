@@ -30,6 +30,7 @@ SECTIONS = "llama.cpp does not rotate the pairs behind the sections"
 SIZES = "llama.cpp tells the models without a latent row of queries by their number of layers"
 APART = {
     "baichuan": "llama.cpp tells its forms by 32 and 40 layers, and rotates nothing in others",
+    "cohere-plus": "llama.cpp has norms of heads in models of 64 layers and more alone",
     "nemotron-nas-alone": "llama.cpp leaves out attention where there is no feed-forward behind it",
     "deepseek2": "llama.cpp has no biases there",
     "deepseek2-lite": SIZES,

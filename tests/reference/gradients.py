@@ -83,7 +83,7 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          Case("deepseek3", targets=LATENT), Case("deepseek2", targets=LATENT), Case("ernie4_5-moe", targets=ATTENTION),
          Case("ministral3"), Case("gpt-neox"),
          # Slopes on scores; bounds on q, k and v.
-         Case("bloom"), Case("mpt"),
+         Case("bloom"), Case("mpt"), Case("cohere-plus"),
          # xIELU; experts with factors; experts that read weighed rows, and attention in chunks.
          Case("apertus"), Case("gemma4-moe", targets=ATTENTION), Case("llama4-chunks", targets=ATTENTION),
          # State spaces beside attention, normed by groups or not at all; PEFT changes no `out_proj` of theirs.
@@ -99,7 +99,7 @@ CASES = [Case("llama3", full=True, steps=True, rounded=True), Case("llama-linear
          # Weights that files keep otherwise than models multiply with them: q, k and v in one matrix, by turns of heads or behind each
          # other, all matrices turned, rates as logarithms, taps of convolutions with an axis of one; the numbers
          # of a function; zeros behind the columns of streams.
-         *(Case(name, only_full=True) for name in ("gemma3n", "bloom", "falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2")),
+         *(Case(name, only_full=True) for name in ("gemma3n", "stablelm-12b", "persimmon", "bloom", "falcon", "falcon-new", "gpt-neox", "gpt2", "lfm2", "qwen3.5-shared", "apertus", "mamba2")),
          *(Case(name, only_full=True, single=True) for name in ("olmo_hybrid", "kimi_linear", "bailing_hybrid")),
          Case("phi3", only_full=True, lengths=(19, 18)), Case("internlm2", only_full=True, disguise="internlm2"),
          # Experts' own matrices: one by one in files, or all experts' in one tensor, with biases, beside experts that all tokens go through.

@@ -21,7 +21,7 @@ import models
 
 EXACT = {"f32", "f16", "bf16"}
 HYBRIDS = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}
-PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "nemotron_h", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "baichuan", "bailing_moe", "nemotron-nas", "olmo", "iquestcoder", "granitemoe_swa"}  # families whose rows of q and k the converter reorders
+PERMUTED = {"llama", "mistral", "mixtral", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid", "nemotron_h", "ministral3", "smollm3", "minicpm", "internlm2", "arcee", "baichuan", "bailing_moe", "deepseek", "xverse", "nemotron-nas", "olmo", "iquestcoder", "granitemoe_swa"}  # families whose rows of q and k the converter reorders
 
 
 # Weights of state spaces.
@@ -197,7 +197,7 @@ def read_back(case, path):
             "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE, "cohere2_moe": getattr(gguf.MODEL_ARCH, "COHERE2MOE", None), "hy_v3": getattr(gguf.MODEL_ARCH, "HY_V3", None), "solar_open": gguf.MODEL_ARCH.GLM4_MOE,
             "laguna": getattr(gguf.MODEL_ARCH, "LAGUNA", None), "mistral4": getattr(gguf.MODEL_ARCH, "MISTRAL4", None),
             "mellum": getattr(gguf.MODEL_ARCH, "MELLUM", None), "granitemoe_swa": getattr(gguf.MODEL_ARCH, "GRANITE_SWA", None), "kimi_linear": getattr(gguf.MODEL_ARCH, "KIMI_LINEAR", None), "mimo_v2_flash": getattr(gguf.MODEL_ARCH, "MIMO2", None), "falcon_h1": gguf.MODEL_ARCH.FALCON_H1, "mamba2": gguf.MODEL_ARCH.MAMBA2, "mamba": gguf.MODEL_ARCH.MAMBA, "falcon_mamba": gguf.MODEL_ARCH.MAMBA, "jamba": gguf.MODEL_ARCH.JAMBA, "bloom": gguf.MODEL_ARCH.BLOOM, "mpt": gguf.MODEL_ARCH.MPT, "dbrx": gguf.MODEL_ARCH.DBRX, "baichuan": gguf.MODEL_ARCH.BAICHUAN, "bailing_moe": gguf.MODEL_ARCH.BAILINGMOE,
-            "bailing_moe_v2": gguf.MODEL_ARCH.BAILINGMOE2, "nemotron-nas": gguf.MODEL_ARCH.DECI,
+            "bailing_moe_v2": gguf.MODEL_ARCH.BAILINGMOE2, "orion": gguf.MODEL_ARCH.ORION, "openelm": gguf.MODEL_ARCH.OPENELM, "jais": gguf.MODEL_ARCH.JAIS, "xverse": gguf.MODEL_ARCH.XVERSE, "deepseek": gguf.MODEL_ARCH.DEEPSEEK, "nemotron-nas": gguf.MODEL_ARCH.DECI,
             "deepseek_v32": getattr(gguf.MODEL_ARCH, "DEEPSEEK32", None), "glm_moe_dsa": getattr(gguf.MODEL_ARCH, "GLM_DSA", None)}[case.disguise or case.family]
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     stored = {t.name: t for t in reader.tensors}
@@ -235,6 +235,15 @@ def read_back(case, path):
             x = torch.cat(parts).reshape(shape)
             weights[name] = (torch.log(-x).to(getattr(torch, case.storage)) if part.endswith("A_log") else x).float()
             continue
+        if (case.sizes or case.disguise == "jais") and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
+            # One below the other there.
+            whole, part = f"blk.{name.split('.')[2]}.attn_qkv.{name.split('.')[-1]}", name.split(".")[-2]
+            heads_of, groups_of, _ = case.sizes[int(name.split(".")[2])] if case.sizes else (config.num_attention_heads, config.num_key_value_heads, 0)
+            start = {"q_proj": 0, "k_proj": heads_of, "v_proj": heads_of + groups_of}[part] * head_size(config)
+            weights[name] = torch.from_numpy(gguf.quants.dequantize(stored[whole].data, stored[whole].tensor_type).copy())[start:start + shape[0]].float()
+            if part == "v_proj":
+                del stored[whole]
+            continue
         if case.disguise == "bailing_moe_v2" and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):
             # One below the other there.
             whole, part = f"blk.{name.split('.')[2]}.attn_qkv.{name.split('.')[-1]}", name.split(".")[-2][0]
@@ -244,6 +253,21 @@ def read_back(case, path):
             if part == "v":
                 del stored[whole]
             weights[name] = x[start:start + shape[0]].reshape(shape).float()
+            continue
+        if case.disguise == "deepseek" and name.endswith(("_proj.bias", "shared_expert_gate.weight")):
+            weights[name] = torch.zeros(shape)
+            continue
+        if case.disguise == "deepseek" and ".shared_expert." in name:
+            part = name.split(".")[-2].removesuffix("_proj")
+            weights[name] = decoded(f"blk.{name.split('.')[2]}.ffn_{part}_shexp.weight").float() * (2 if part == "down" else 1)
+            continue
+        if "_layernorm.norms." in name:
+            # All heads' in one there.
+            part, head = name.split("self_attn.")[1][0], int(name.split(".")[-2])
+            whole = f"blk.{name.split('.')[2]}.attn_{part}_norm.weight"
+            weights[name] = torch.from_numpy(gguf.quants.dequantize(stored[whole].data, stored[whole].tensor_type).copy())[head].float()
+            if head + 1 == (config.num_attention_heads if part == "q" else config.num_key_value_heads):
+                del stored[whole]
             continue
         if ".ffn.experts.mlp." in name:
             part = {"w1": "gate", "v1": "up", "w2": "down"}[name.split(".")[-1]]

@@ -103,7 +103,8 @@ fn layers_on_several_devices_are_transformers() {
                     assert!(why.contains("one for each layer and the head"), "{why}");
                     continue;
                 }
-                if ["gemma3n", "gemma4-small"].iter().any(|name| case.ends_with(name)) {
+                let read = ["gemma3n", "gemma4-small", "zamba2", "zamba2-plain"];
+                if read.iter().any(|name| case.ends_with(name)) {
                     // Inputs of all layers are made of the first one's.
                     let why = worst.unwrap_err().to_string();
                     assert!(why.contains("one value between the layers"), "{why}");
@@ -276,8 +277,6 @@ fn layers_shared_by_ranks_are_transformers() {
             "gemma3n",
             "jamba",
             "jamba-dense",
-            "kimi_linear",
-            "kimi_linear-heads",
             "lfm2",
             "lfm2-moe",
             "lfm3",
@@ -285,6 +284,8 @@ fn layers_shared_by_ranks_are_transformers() {
             "minicpm3",
             "mistral4-even",
             "moonlight",
+            "zamba2",
+            "zamba2-plain",
         ];
         names.iter().any(|name| case.ends_with(name))
     };
@@ -303,8 +304,11 @@ fn layers_shared_by_ranks_are_transformers() {
                     "falcon-h1",
                     "gemma4-small",
                     "granite4-hybrid",
+                    "kimi_linear",
+                    "kimi_linear-heads",
                     "mamba",
                     "mamba-biased",
+                    "minimax",
                     "nemotron-nas",
                 ]
                 .iter()

@@ -57,6 +57,8 @@ pub enum Source {
     Times(Box<Source>, f32),
     /// Minus the exponential of every element: rates whose logarithms are stored.
     NegExp(Box<Source>),
+    /// Every row divided by its length, in the encoding that is stored.
+    UnitRows(Box<Source>),
     /// Every element in f32, whatever its encoding.
     Decoded(Box<Source>),
     /// Matrices `[b, a]` of matrices `[a, b]`, the two innermost axes.
@@ -85,6 +87,16 @@ pub enum Source {
     Quantised(Quantised),
     /// Zeros in f32.
     Zeros(Vec<usize>),
+    /// Positions as sines (Vaswani et al. 2017) in f32, `[count, 2 * pairs]`: the sines of a
+    /// position times each of the frequencies `10000^(-i / (pairs - 1))`, then their cosines.
+    Sines {
+        /// The position of the first row.
+        start: usize,
+        /// How many positions.
+        count: usize,
+        /// How many frequencies.
+        pairs: usize,
+    },
     /// Numbers in f32 from a normal distribution around 0: the same for the same seed.
     Normal {
         /// How many along each axis.
@@ -206,13 +218,15 @@ impl Source {
             Source::Plus(of, _)
             | Source::Times(of, _)
             | Source::NegExp(of)
+            | Source::UnitRows(of)
             | Source::Decoded(of)
             | Source::Transpose(of)
             | Source::Permute(of, _)
             | Source::Reshape(of, _) => std::slice::from_ref(of),
             Source::Concat(all) | Source::Stack(all) => all,
             Source::Affine { .. } | Source::Quantised(_) => &[],
-            Source::Tensor(_) | Source::Zeros(_) | Source::Normal { .. } => &[],
+            Source::Tensor(_) | Source::Zeros(_) => &[],
+            Source::Sines { .. } | Source::Normal { .. } => &[],
         }
     }
 
@@ -329,6 +343,14 @@ impl Source {
                 }
                 Ok(Described { encoding: DType::F32.into(), ..all })
             }
+            Source::UnitRows(of) => {
+                let all = of.describe(tensors)?;
+                let floats = all.encoding.is_float() && !all.encoding.is_quantised();
+                match floats && all.shape.len() > 1 {
+                    true => Ok(all),
+                    false => Err(Error::new(place(), "rows of floats, to be divided", all)),
+                }
+            }
             Source::Decoded(of) => {
                 let all = of.describe(tensors)?;
                 match all.encoding.is_float() {
@@ -369,6 +391,11 @@ impl Source {
             Source::Zeros(dims) | Source::Normal { shape: dims, .. } => {
                 checked(dims, "a weight without a tensor")?;
                 Ok(Described::new(DType::F32, dims.clone(), 0))
+            }
+            Source::Sines { count, pairs, .. } => {
+                let shape = vec![*count, pairs.saturating_mul(2)];
+                checked(&shape, "positions as sines")?;
+                Ok(Described::new(DType::F32, shape, 0))
             }
         }
     }
@@ -473,6 +500,23 @@ impl Source {
                 values.iter_mut().for_each(|value| *value = -f64::from(*value).exp() as f32);
                 Ok(Cow::Owned(f32_bytes(&values)))
             }
+            Source::UnitRows(of) => {
+                let all = of.read(tensors)?;
+                let row = all.bytes.len() / all.shape[0].max(1);
+                let mut bytes = vec![0; all.bytes.len()];
+                let mut values = vec![0.0; all.shape.iter().skip(1).product()];
+                let rows = all.bytes.chunks_exact(row.max(1));
+                for (stored, unit) in rows.zip(bytes.chunks_exact_mut(row.max(1))) {
+                    encoding.decode(stored, &mut values)?;
+                    let square = |value: &f32| f64::from(*value).powi(2);
+                    // Least as in PyTorch: rows of zeros stay so.
+                    let length = values.iter().map(square).sum::<f64>().sqrt().max(1e-12);
+                    let divide = |value: &mut f32| *value = (f64::from(*value) / length) as f32;
+                    values.iter_mut().for_each(divide);
+                    encoding.encode(&values, unit)?;
+                }
+                Ok(Cow::Owned(bytes))
+            }
             Source::Decoded(of) => Ok(Cow::Owned(f32_bytes(&of.read(tensors)?.to_f32()?))),
             Source::Transpose(of) => {
                 let all = of.read(tensors)?;
@@ -512,6 +556,17 @@ impl Source {
             }
             Source::Quantised(of) => Ok(Cow::Owned(of.read(tensors)?)),
             Source::Zeros(dims) => Ok(Cow::Owned(vec![0; 4 * checked(dims, "zeros")?])),
+            Source::Sines { start, count, pairs } => {
+                let last = pairs.saturating_sub(1).max(1) as f64;
+                let turns: Vec<f64> =
+                    (0..*pairs).map(|i| 10_000f64.powf(-(i as f64) / last)).collect();
+                let row = |at: usize| {
+                    let angles = turns.iter().map(move |turn| at as f64 * turn);
+                    angles.clone().map(f64::sin).chain(angles.map(f64::cos))
+                };
+                let values = (*start..start + count).flat_map(row);
+                Ok(values.flat_map(|value| (value as f32).to_le_bytes()).collect())
+            }
             Source::Normal { shape, deviation, seed } => {
                 let values = (0..checked(shape, "random weights")? as u64)
                     .map(|i| (normal(*seed, i) * f64::from(*deviation)) as f32);
@@ -600,6 +655,7 @@ impl Source {
             Source::Plus(of, _)
             | Source::Times(of, _)
             | Source::NegExp(of)
+            | Source::UnitRows(of)
             | Source::Decoded(of) => of.origin(tensors, element),
             Source::Transpose(of) => {
                 let [.., columns, rows] = shape[..] else { return of.origin(tensors, element) };
@@ -611,7 +667,7 @@ impl Source {
             Source::Permute(of, axes) => {
                 of.origin(tensors, permuted_from(at, *axes) * row + within)
             }
-            Source::Zeros(_) | Source::Normal { .. } => Ok(None),
+            Source::Zeros(_) | Source::Sines { .. } | Source::Normal { .. } => Ok(None),
         }
     }
 }

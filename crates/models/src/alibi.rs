@@ -9,10 +9,20 @@ pub(crate) const USUAL: f64 = 8.0;
 
 /// The weight `name`, if it is the slopes of a model with `heads` heads: numbers in a recipe.
 pub(crate) fn part(name: &str, heads: usize, steepest: f64) -> Option<Stored> {
+    part_by(name, heads, steepest, |slope| slope as f32)
+}
+
+/// The same, of slopes that `change` makes others of.
+pub(crate) fn part_by(
+    name: &str,
+    heads: usize,
+    steepest: f64,
+    change: impl Fn(f64) -> f32,
+) -> Option<Stored> {
     name.ends_with(".attention.slopes").then(|| {
         let one = |slope: f64| {
             let zero = formats::Source::Zeros(vec![1]);
-            formats::Source::Plus(Box::new(zero), slope as f32)
+            formats::Source::Plus(Box::new(zero), change(slope))
         };
         let all = slopes(heads, steepest).into_iter().map(one).collect();
         Stored { source: formats::Source::Concat(all), shape: vec![heads] }

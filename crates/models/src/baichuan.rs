@@ -1,6 +1,7 @@
 //! Baichuan (Yang et al. 2023): Llama with q, k and v in one matrix. The larger models, of 40 layers,
-//! have slopes on scores in the place of rotations, as llama.cpp tells them. The second version's head
-//! has rows of one length in folders, which GGUF files have as they are multiplied.
+//! have slopes on scores in the place of rotations, as llama.cpp tells them. The second version, which
+//! its number of tokens tells, multiplies with rows of its head that are divided by their lengths;
+//! GGUF files have such rows.
 
 use crate::config::{Config, Raw};
 use crate::files::Files;
@@ -8,8 +9,8 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, alibi, decoder, llama, phi3};
-use formats::{ErrorKind, Result};
-use nn::{AttentionOptions, Bias, Pairing, Weights};
+use formats::{Result, Source};
+use nn::{AttentionOptions, Bias, Pairing, Stored, Weights};
 
 const NAMES: &[Row] = &[("blocks.{}.attention.qkv", "model.layers.{}.self_attn.W_pack", "")];
 
@@ -29,6 +30,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const SLOPED: usize = 40;
 /// Tokens of the second version.
 const SECOND: usize = 125_696;
+/// A key that its configurations alone have.
+const SECOND_ALONE: Key = Key("z_loss_weight", "");
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
@@ -43,10 +46,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let gguf = keys.dialect() == Dialect::Gguf;
     if gguf {
         raw.pairing = Pairing::Adjacent;
-    } else if raw.vocab.value == SECOND {
-        let error = raw.vocab.wrong("another number: heads of one length are not made", SECOND);
-        return Err(error.of(ErrorKind::Unsupported).hint("a GGUF file of it runs"));
     }
+    let of_one_length = !gguf && (raw.vocab.value == SECOND || keys.mentions(SECOND_ALONE));
     let slopes = raw.layers.value == SLOPED;
     if slopes {
         raw.rotation = None;
@@ -54,13 +55,18 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let attention =
         move |config: &Config, layer: usize| AttentionOptions { slopes, ..config.attention(layer) };
     let parts = decoder::Parts::new(Bias::Never, attention);
-    let stored = move |config: &Config, weights: &dyn Weights, name: &str| match alibi::part(
-        name,
-        config.heads,
-        alibi::USUAL,
-    ) {
-        Some(slopes) => Ok(Some(slopes)),
-        None => phi3::part(config, weights, name),
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| {
+        if name == "head" && of_one_length {
+            let unit = |head: Stored| Stored {
+                source: Source::UnitRows(Box::new(head.source)),
+                shape: head.shape,
+            };
+            return Ok(weights.find(name)?.map(unit));
+        }
+        match alibi::part(name, config.heads, alibi::USUAL) {
+            Some(slopes) => Ok(Some(slopes)),
+            None => phi3::part(config, weights, name),
+        }
     };
     Ok(decoder::open_recipes(raw.check()?, parts, stored))
 }

@@ -1,23 +1,29 @@
 //! Command R (Cohere 2024): attention and feed-forward side by side behind one layer norm without a
 //! bias, heads rotated in adjacent pairs, and logits times a factor. Command R7B (2024) has windows
-//! in three layers of four, which alone are rotated.
+//! in three layers of four, which alone are rotated. Command R+ norms heads of q and k.
 
 use crate::config::{Config, Raw};
 use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::Key;
+use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, llama, windows};
+use crate::{Architecture, Opened, head_norms, llama, windows};
 use formats::Result;
 use nn::{AttentionOptions, Bias, Builder, Pairing};
 
+const NORMS: &[Row] = &[
+    ("blocks.{}.attention.q_scale", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
+    ("blocks.{}.attention.k_scale", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+];
+
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
-    title: "Command R",
+    title: "Command R and R+",
     name: "cohere",
     gguf: "command-r",
     class: "CohereForCausalLM",
     unsaid: Unsaid::sizes([8192, 22_528, 40, 64, 0, 0, 8192, 256_000]).theta(500_000.0).eps(1e-5),
-    names: &[llama::NAMES],
+    names: &[NORMS, llama::NAMES],
     signs: None,
     experts: false,
     open,
@@ -44,8 +50,12 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         raw.context.value = raw.context.value.max(context.value);
     }
     // The largest of the first models has them.
-    files.keys.without_head_norms("use_qk_norm")?;
-    opened(files, raw, false)
+    let stated = files.keys.flag(Key("use_qk_norm", ""))?;
+    let normed = match files.metadata() {
+        Some(_) => files.names.find("blocks.0.attention.q_scale")?.is_some(),
+        None => stated.unwrap_or(false),
+    };
+    opened(files, raw, false, normed)
 }
 
 fn open_windowed(files: &Files<'_>) -> Result<Opened> {
@@ -66,7 +76,7 @@ fn open_windowed(files: &Files<'_>) -> Result<Opened> {
     if let Some(part) = keys.number(Key("rotary_pct", ""))?.filter(|part| part.value != 1.0) {
         return Err(part.wrong("1, all of each head", part.value));
     }
-    opened(files, raw, true)
+    opened(files, raw, true, false)
 }
 
 fn read(files: &Files<'_>) -> Result<Raw> {
@@ -77,8 +87,9 @@ fn read(files: &Files<'_>) -> Result<Raw> {
     Ok(raw)
 }
 
-/// A model whose layers without a window are not rotated, if it is `windowed`.
-fn opened(files: &Files<'_>, raw: Raw, windowed: bool) -> Result<Opened> {
+/// A model whose layers without a window are not rotated, if it is `windowed`, and whose heads of q
+/// and k are, if they are `normed`.
+fn opened(files: &Files<'_>, raw: Raw, windowed: bool, normed: bool) -> Result<Opened> {
     let bias = files.bias("attention_bias")?;
     let logits =
         files.keys.number_or(Key("logit_scale", "logit_scale"), 0.0625)?.positive()? as f32;
@@ -88,6 +99,7 @@ fn opened(files: &Files<'_>, raw: Raw, windowed: bool) -> Result<Opened> {
         AttentionOptions {
             qkv_bias: bias,
             output_bias: bias,
+            qk_norm: head_norms::of(config, normed),
             rope: options.rope.clone().filter(|_| rotated),
             ..options
         }
@@ -98,7 +110,7 @@ fn opened(files: &Files<'_>, raw: Raw, windowed: bool) -> Result<Opened> {
         multipliers: [1.0, 1.0, logits],
         ..decoder::Parts::new(Bias::Never, attention)
     };
-    Ok(decoder::open_parts(raw.check()?, parts))
+    Ok(decoder::open_recipes(raw.check()?, parts, head_norms::part))
 }
 
 /// A layer norm without a bias.

@@ -393,6 +393,8 @@ impl Config {
     pub(crate) fn attention(&self, layer: usize) -> AttentionOptions {
         AttentionOptions {
             hidden: self.hidden,
+            output: None,
+            factors: None,
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,

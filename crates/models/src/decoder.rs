@@ -42,6 +42,9 @@ pub(crate) enum Order {
     BesideOneNorm,
     /// Attention, or the mixer in its place, is all that a block has.
     Alone,
+    /// In turn, and each sum with the residual stream is normed, in the place of what a sublayer
+    /// reads; nothing is normed behind the last block.
+    NormedSums,
 }
 
 /// The parts in which architectures differ.
@@ -68,6 +71,9 @@ pub(crate) struct Parts {
     pub(crate) multipliers: [f32; 3],
     /// Whether embeddings are normed, by `embed_norm`.
     pub(crate) normed_embeddings: bool,
+    /// The width of embeddings, where it is not that of the residual stream: matrices `embed_in`
+    /// and `embed_out` are between them, and the latter in front of the head.
+    pub(crate) embed_width: Option<usize>,
     /// The bound on logits.
     pub(crate) logit_cap: Option<f32>,
 }
@@ -90,6 +96,7 @@ impl Parts {
             learned_positions: false,
             multipliers: [1.0; 3],
             normed_embeddings: false,
+            embed_width: None,
             logit_cap: None,
         }
     }
@@ -205,8 +212,18 @@ fn layers(weights: &dyn Weights, config: &Config, parts: &Parts, ending: Ending)
     let decoder = Decoder::new(builder, config, parts)?;
     let (logits, cap) = (parts.multipliers[2], parts.logit_cap);
     let head = || -> Result<Layer> {
+        let out =
+            |width| Projection::new(builder, "embed_out", [width, config.hidden], Bias::Never);
+        let out = parts.embed_width.map(out).transpose()?;
+        let config = &Config { hidden: decoder.width, ..config.clone() };
         let head = head(builder, config, &decoder.embed, parts.head_bias)?;
-        Ok(Box::new(move |hidden| capped(scaled(head.forward(hidden), logits), cap)))
+        Ok(Box::new(move |hidden| {
+            let logits_of = |hidden: &Tensor| capped(scaled(head.forward(hidden), logits), cap);
+            match &out {
+                Some(out) => logits_of(&out.forward(hidden)),
+                None => logits_of(hidden),
+            }
+        }))
     };
     let head = (ending == Ending::Logits).then(head).transpose()?;
     let hidden = Box::new(move |step: &ForwardPass| decoder.forward(step));
@@ -232,10 +249,13 @@ pub(crate) fn head(
 /// A stack of blocks between an embedding and a norm.
 struct Decoder {
     embed: Embedding,
+    /// The width of embeddings, and the matrix that makes rows of the residual stream of others.
+    width: usize,
+    embed_in: Option<Projection>,
     embed_norm: Option<Layer>,
     positions: Option<Embedding>,
     blocks: Vec<Block>,
-    norm: Layer,
+    norm: Option<Layer>,
     multipliers: [f32; 3],
 }
 
@@ -258,6 +278,13 @@ impl Block {
         let both = |y: Tensor, z: Tensor| x.add(&scaled(y, share)).add(&scaled(z, share));
         match self.order {
             Order::InTurn | Order::Alone => with(mlp, &with(attention, x)),
+            // What is in front of a sublayer elsewhere is behind its sum.
+            Order::NormedSums => {
+                let sum = |layer: &Sublayer, x: &Tensor| {
+                    layer.normed(&x.add(&scaled(layer.result(x), share)))
+                };
+                sum(mlp, &sum(attention, x))
+            }
             Order::Beside => {
                 both(attention.result(&attention.normed(x)), mlp.result(&mlp.normed(x)))
             }
@@ -292,7 +319,10 @@ impl Sublayer {
 impl Decoder {
     fn new(builder: &Builder<'_>, config: &Config, parts: &Parts) -> Result<Self> {
         let hidden = config.hidden;
-        let embed = Embedding::new(builder, "embed", config.vocab, hidden)?;
+        let width = parts.embed_width.unwrap_or(hidden);
+        let embed = Embedding::new(builder, "embed", config.vocab, width)?;
+        let embed_in = || Projection::new(builder, "embed_in", [hidden, width], Bias::Never);
+        let embed_in = parts.embed_width.map(|_| embed_in()).transpose()?;
         let embed_norm = || (parts.norm)(builder, "embed_norm", config);
         let embed_norm = parts.normed_embeddings.then(embed_norm).transpose()?;
         let positions = || Embedding::of_positions(builder, "positions", config.context, hidden);
@@ -329,14 +359,19 @@ impl Decoder {
             Ok(Block { attention, mlp, order: parts.order })
         };
         let blocks = (0..config.layers).map(block).collect::<Result<_>>()?;
-        let norm = (parts.norm)(builder, "norm", config)?;
-        Ok(Decoder { embed, embed_norm, positions, blocks, norm, multipliers: parts.multipliers })
+        let norm = || (parts.norm)(builder, "norm", config);
+        let norm = (parts.order != Order::NormedSums).then(norm).transpose()?;
+        let multipliers = parts.multipliers;
+        Ok(Decoder { embed, width, embed_in, embed_norm, positions, blocks, norm, multipliers })
     }
 
     /// Hidden states `[outputs, hidden]` of the step's tokens, normed.
     fn forward(&self, step: &ForwardPass) -> Tensor {
         let [embedding, residual, _] = self.multipliers;
         let mut x = scaled(self.embed.forward(step), embedding);
+        if let Some(embed_in) = &self.embed_in {
+            x = embed_in.forward(&x);
+        }
         if let Some(positions) = &self.positions {
             x = x.add(&positions.forward(step));
         }
@@ -347,7 +382,8 @@ impl Decoder {
         for (i, block) in self.blocks.iter().enumerate() {
             x = block.forward(&x, residual).trace(format!("blocks.{i}"));
         }
-        (self.norm)(&x.select()).trace("norm")
+        let x = x.select();
+        self.norm.as_ref().map_or_else(|| x.clone(), |norm| norm(&x)).trace("norm")
     }
 }
 

@@ -8,7 +8,9 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::stated::Stated;
 use crate::unsaid::{Numbers, Unsaid, said};
-use crate::{Architecture, Opened, decoder, experts, glm4_moe, latent, llama, ministral3};
+use crate::{
+    Architecture, Opened, decoder, deepseek_moe, experts, glm4_moe, latent, llama, ministral3,
+};
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};
 use nn::{Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, Stored, Tensor, Weights};
@@ -329,7 +331,7 @@ impl Mixture {
             .map(|i| files.names.find(&format!("blocks.{i}.mlp.router.correction")));
         let corrected = stored.take(1).collect::<Result<Vec<_>>>()?.iter().any(Option::is_some);
         let softmax = match hugging_face {
-            true => [V2.name, MISTRAL4.name].contains(&name),
+            true => [V2.name, MISTRAL4.name, deepseek_moe::NAME].contains(&name),
             false => gating.map_or(!corrected, |gating| gating == SOFTMAX),
         };
         let (options, uncorrected) = match softmax {
@@ -357,10 +359,10 @@ impl Mixture {
         let scale = keys.number_or(Key("routed_scaling_factor", "expert_weights_scale"), 1.0)?;
         options.routing.scale = scale.positive()? as f32;
         let hugging_face = keys.dialect() == Dialect::HuggingFace;
-        let plain = files.architecture.name == MISTRAL4.name;
-        if plain {
+        let name = files.architecture.name;
+        if [MISTRAL4.name, deepseek_moe::NAME].contains(&name) {
             let normalised = keys.flag(Key("norm_topk_prob", "expert_weights_norm"))?;
-            options.routing.normalised = normalised.unwrap_or(true);
+            options.routing.normalised = normalised.unwrap_or(name == MISTRAL4.name);
             if let Some(groups) = keys.size(Key("n_group", ""))?.filter(|n| n.value > 1) {
                 return Err(groups.wrong("1: this architecture has no groups", groups.value));
             }

@@ -15,7 +15,7 @@ use crate::names::{Names, candidates};
 use crate::rope::{Rotation, Scaling};
 use crate::{
     Architecture, Config, ReadOptions, apertus, deci, falcon, gemma3n, gemma4, granite_swa, hybrid,
-    kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, qwen, scaling,
+    kimi_linear, laguna, latent, lfm2, mamba, mimo_v2, minicpm, nets, openelm, qwen, scaling,
 };
 use formats::gguf::{MetadataArray, MetadataValue};
 use formats::{Error, ErrorKind, Result, Source, Tensors};
@@ -60,12 +60,14 @@ const PERMUTED: &[&str] = &[
     "arcee",
     "baichuan",
     "bailing_moe",
+    "deepseek",
     "granite",
     "granite_swa",
     "granitemoe",
     "granitemoe_swa",
     "granitemoehybrid",
     "granitemoeshared",
+    "internlm",
     "internlm2",
     "internlm3",
     "iquestcoder",
@@ -80,6 +82,7 @@ const PERMUTED: &[&str] = &[
     "nemotron_h_moe",
     "olmo",
     "smollm3",
+    "xverse",
 ];
 
 /// Architectures for which GGUF lists the layers that have windows, by their names in config.json.
@@ -102,7 +105,8 @@ const LISTED: &[&str] = &[
 
 /// Architectures for which GGUF says that the rotation is not stretched, by their names in
 /// config.json.
-const UNSCALED: &[&str] = &["cohere", "cohere2", "cohere2_moe", "exaone_moe", "nemotron"];
+const UNSCALED: &[&str] =
+    &["cohere", "cohere2", "cohere2_moe", "deepseek", "exaone_moe", "nemotron"];
 
 /// Parts of the names of modules in files and in the classes that Transformers makes of these, by
 /// architecture; the first that fits counts.
@@ -245,6 +249,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     heads.extend(mamba::metadata(config, held));
     heads.extend(laguna::metadata(&files, config)?);
     heads.extend(deci::metadata(&files, config)?);
+    heads.extend(openelm::metadata(&files, config)?);
     heads.extend(granite_swa::metadata(&files, config)?);
     heads.extend(mimo_v2::metadata(&files, config)?);
     heads.extend(kimi_linear::metadata(config, held));
@@ -591,6 +596,11 @@ fn made(
         let halves = config.rope.as_ref().is_none_or(|rope| rope.pairing == Pairing::Half);
         if heads > 0 && halves && config.architecture.permutes_heads() {
             source = Source::Permute(Box::new(source), [heads, 2, config.head_dim / 2, 1]);
+        }
+        if stem.ends_with(".q_scale") || stem.ends_with(".k_scale") {
+            // Weights of norms by head.
+            shape = vec![shape[0] / config.head_dim, config.head_dim];
+            source = Source::Reshape(Box::new(source), shape.clone());
         }
         if stem.contains(".experts.") && experts > 0 {
             shape.splice(..1, [experts, weight.shape[0] / experts]);

@@ -1,7 +1,8 @@
 //! Falcon (Almazrouei et al. 2023): attention and feed-forward side by side, behind one layer norm
 //! or each behind its own; q, k and v in one matrix, in which each key/value head has its query
 //! heads, its key and its value below each other; in GGUF all queries are in front of all keys.
-//! Those with ALiBi are refused: their slopes are rounded to bf16.
+//! Some have slopes on scores in the place of rotations, which are divided as scores are; slopes are
+//! those of bf16. Transformers rounds their products with positions to bf16 too, which is not done here.
 
 use crate::config::{Config, Raw};
 use crate::decoder::{self, Order};
@@ -9,10 +10,11 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Opened, gpt2, internlm2, phi3, phimoe};
+use crate::{Architecture, Opened, alibi, gpt2, internlm2, phi3, phimoe};
+use formats::Result;
 use formats::gguf::MetadataValue;
-use formats::{ErrorKind, Result};
-use nn::{Stored, Unary, Weights};
+use formats::quant::plain::{bf16_to_f32, f32_to_bf16};
+use nn::{AttentionOptions, Stored, Unary, Weights};
 use program::Weight;
 
 const NAMES: &[Row] = &[
@@ -54,9 +56,9 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw =
         Raw::read_quadrupled(files, Key("layer_norm_epsilon", "attention.layer_norm_epsilon"))?;
-    if keys.flag(Key("alibi", ""))? == Some(true) {
-        let error = keys.wrong("alibi", "false: slopes that are rounded are not supported", true);
-        return Err(error.of(ErrorKind::Unsupported));
+    let slopes = keys.flag(Key("alibi", ""))?.unwrap_or(false);
+    if slopes {
+        raw.rotation = None;
     }
     // For training.
     keys.note("hidden_dropout");
@@ -84,19 +86,28 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     };
     let act = gpt2::activation(files, "activation", &[Unary::GeluErf])?;
     let bias = files.bias("bias")?;
+    let attention = move |config: &Config, layer: usize| AttentionOptions {
+        slopes,
+        ..decoder::biased(bias)(config, layer)
+    };
     let parts = decoder::Parts {
         order,
         feed_forward: Box::new(move |builder, config, i| {
             decoder::ungated(builder, config, i, act, bias)
         }),
         norm: phimoe::norm,
-        ..decoder::Parts::new(bias, decoder::biased(bias))
+        ..decoder::Parts::new(bias, attention)
     };
     let mut config = raw.check()?;
     config.gguf_orders = &[".attention.q", ".attention.k", ".attention.v"];
-    let stored = move |config: &Config, weights: &dyn Weights, name: &str| match gguf {
-        true => in_gguf(config, weights, name),
-        false => internlm2::part(config, weights, name),
+    let stored = move |config: &Config, weights: &dyn Weights, name: &str| {
+        let root = (config.head_dim as f32).sqrt();
+        let change = |slope: f64| bf16_to_f32(f32_to_bf16(slope as f32)) / root;
+        match alibi::part_by(name, config.heads, alibi::USUAL, change) {
+            Some(slopes) => Ok(Some(slopes)),
+            None if gguf => in_gguf(config, weights, name),
+            None => internlm2::part(config, weights, name),
+        }
     };
     Ok(decoder::open_recipes(config, parts, stored))
 }

@@ -7,7 +7,7 @@ use crate::keys::{Dialect, Key};
 use crate::names::Row;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, phi3, qwen_vl};
-use formats::Result;
+use formats::{ErrorKind, Result};
 use nn::{AttentionOptions, Bias, Pairing};
 
 const NAMES: &[Row] = &[
@@ -45,6 +45,31 @@ const FRONT: &[Row] = &[
     ("blocks.{}.mlp.gate_up", "model.layers.{}.mlp.gate_up_proj", "blk.{}.ffn_up"),
     ("blocks.{}.mlp.down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
 ];
+
+/// The authors' own names, of folders alone.
+const AUTHORS: &[Row] = &[
+    ("embed", "transformer.embedding.word_embeddings", ""),
+    ("norm", "transformer.encoder.final_layernorm", ""),
+    ("head", "transformer.output_layer", ""),
+    ("blocks.{}.attention_norm", "transformer.encoder.layers.{}.input_layernorm", ""),
+    ("blocks.{}.attention.qkv", "transformer.encoder.layers.{}.self_attention.query_key_value", ""),
+    ("blocks.{}.attention.o", "transformer.encoder.layers.{}.self_attention.dense", ""),
+    ("blocks.{}.mlp_norm", "transformer.encoder.layers.{}.post_attention_layernorm", ""),
+    ("blocks.{}.mlp.gate_up", "transformer.encoder.layers.{}.mlp.dense_h_to_4h", ""),
+    ("blocks.{}.mlp.down", "transformer.encoder.layers.{}.mlp.dense_4h_to_h", ""),
+];
+
+/// ChatGLM 2 and 3, and GLM-4 of 2024 in the folders that came before Transformers' class.
+pub(crate) const CHATGLM: Architecture = Architecture {
+    title: "ChatGLM 2 and 3, and the first GLM-4",
+    name: "chatglm",
+    gguf: "",
+    class: "ChatGLMModel",
+    unsaid: Unsaid::NOTHING.eps(1e-5),
+    names: &[AUTHORS],
+    open: open_authors,
+    ..ARCHITECTURE
+};
 
 /// GLM-4 of 2024.
 pub(crate) const GLM: Architecture = Architecture {
@@ -91,6 +116,62 @@ pub(crate) const OCR: Architecture = Architecture {
     open: |files| open_vision(files, Bias::Never),
     ..VISION
 };
+
+/// The authors' names of sizes.
+const OWN: &[(&str, &str)] = &[
+    ("num_hidden_layers", "num_layers"),
+    ("intermediate_size", "ffn_hidden_size"),
+    ("vocab_size", "padded_vocab_size"),
+    ("max_position_embeddings", "seq_length"),
+    ("head_dim", "kv_channels"),
+    ("num_key_value_heads", "multi_query_group_num"),
+];
+
+/// How the authors' program computes the same, and what it is trained with.
+const NOTED: &[&str] = &[
+    "apply_query_key_layer_scaling",
+    "attention_softmax_in_fp32",
+    "bias_dropout_fusion",
+    "fp32_residual_connection",
+    "hidden_dropout",
+    "num_hidden_layers",
+    "prefix_projection",
+];
+
+fn open_authors(files: &Files<'_>) -> Result<Opened> {
+    let files = &files.with_names(OWN);
+    let keys = &files.keys;
+    NOTED.iter().for_each(|key| keys.note(key));
+    for (key, only) in [
+        ("add_bias_linear", false),
+        ("apply_residual_connection_post_layernorm", false),
+        ("interleaved_qkv", false),
+        ("original_rope", true),
+        ("post_layer_norm", true),
+        ("rmsnorm", true),
+    ] {
+        if keys.flag(Key(key, ""))? == Some(!only) {
+            return Err(keys.wrong(key, only, !only).of(ErrorKind::Unsupported));
+        }
+    }
+    if let Some(bits) = keys.size("quantization_bit")?.filter(|bits| bits.value > 0) {
+        let error = bits.wrong("0: matrices as they are", bits.value);
+        return Err(error.of(ErrorKind::Unsupported));
+    }
+    let mut raw = Raw::read_normed(files, Key("layernorm_epsilon", ""))?;
+    raw.pairing = Pairing::Adjacent;
+    raw.turns_part(files, 0.5)?;
+    if keys.flag(Key("multi_query_attention", ""))? != Some(true) {
+        raw.kv_heads = raw.heads.clone();
+    }
+    // A factor on the base, by which the longer contexts are reached.
+    let ratio = keys.number_or(Key("rope_ratio", ""), 1.0)?.positive()?;
+    if let Some(rotation) = &mut raw.rotation {
+        rotation.theta.value *= ratio;
+    }
+    let bias = files.bias("add_qkv_bias")?;
+    opened(raw.check()?, bias, false)
+}
 
 fn open_vision(files: &Files<'_>, bias: Bias) -> Result<Opened> {
     files.keys.only(Key("hidden_act", ""), &["silu"])?;

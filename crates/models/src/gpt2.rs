@@ -132,7 +132,10 @@ pub(crate) fn activation(
 
 /// The weight `name`, if it is not stored as it is: rows of a fused matrix or bias, and matrices
 /// that are `transposed`.
-fn part(
+///
+/// # Errors
+/// A matrix or bias of another shape.
+pub(crate) fn part(
     config: &Config,
     weights: &dyn Weights,
     name: &str,
@@ -151,7 +154,7 @@ fn part(
     let at = ["q", "k", "v"].iter().position(|one| *one == part);
     let stored = match (at, part) {
         (Some(_), _) => format!("{stem}.qkv{suffix}"),
-        (None, "o" | "up" | "down") if transposed => name.to_owned(),
+        (None, "o" | "gate" | "up" | "down") if transposed => name.to_owned(),
         _ => return Ok(None),
     };
     let Some(Stored { mut source, shape: mut dims }) = weights.find(&stored)? else {

@@ -40,6 +40,18 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// InternLM: Llama, whose attention has biases. GGUF has it as such.
+pub(crate) const FIRST: Architecture = Architecture {
+    title: "InternLM",
+    name: "internlm",
+    gguf: "llama",
+    class: "InternLMForCausalLM",
+    unsaid: Unsaid::NOTHING,
+    names: &[llama::NAMES],
+    open: open_first,
+    ..ARCHITECTURE
+};
+
 /// InternLM 3.
 pub(crate) const INTERNLM3: Architecture = Architecture {
     title: "InternLM 3",
@@ -51,6 +63,17 @@ pub(crate) const INTERNLM3: Architecture = Architecture {
     open: |files| open_biased(files, "qkv_bias"),
     ..ARCHITECTURE
 };
+
+fn open_first(files: &Files<'_>) -> Result<Opened> {
+    // A base that grows beyond the context that it was trained for is as stated within it.
+    if let Some(rotary) = files.keys.object("rotary")? {
+        rotary.only("type", &["origin", "dynamic"])?;
+        if let Some(base) = rotary.number("base")?.filter(|base| base.value != 10_000.0) {
+            return Err(base.wrong("10000, the base of this architecture", base.value));
+        }
+    }
+    llama::open(&files.with_names(&[("attention_bias", "bias")]))
+}
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     open_biased(files, "bias")

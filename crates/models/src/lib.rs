@@ -14,6 +14,7 @@ mod arcee;
 mod baichuan;
 mod bailing_moe;
 mod bamba;
+mod biogpt;
 mod bitnet;
 mod bloom;
 mod cohere;
@@ -24,6 +25,7 @@ mod dbrx;
 mod deci;
 mod decoder;
 mod deepseek;
+mod deepseek_moe;
 mod dots1;
 mod ernie4_5;
 mod exaone;
@@ -53,6 +55,7 @@ mod granite4;
 mod granite_swa;
 mod granitemoe;
 mod harmless;
+mod head_norms;
 mod helium;
 mod hunyuan;
 mod hy_v3;
@@ -61,6 +64,7 @@ mod hyperclovax;
 mod indexed;
 mod internlm2;
 mod iquestcoder;
+mod jais;
 mod jais2;
 mod jamba;
 mod keys;
@@ -79,6 +83,7 @@ mod mamba2;
 mod mellum;
 mod mimo_v2;
 mod minicpm;
+mod minimax;
 mod minimax_m2;
 mod ministral;
 mod ministral3;
@@ -94,7 +99,11 @@ mod olmo;
 mod olmo2;
 mod olmo_hybrid;
 mod olmoe;
+mod openai_gpt;
+mod openelm;
 mod opt;
+mod orion;
+mod persimmon;
 mod phi;
 mod phi3;
 mod phimoe;
@@ -120,6 +129,9 @@ mod stated;
 mod unsaid;
 mod unused;
 mod windows;
+mod xglm;
+mod xverse;
+mod zamba2;
 
 use files::Files;
 use formats::{Error, ErrorKind, Result, Tensors};
@@ -163,6 +175,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &deepseek::AXK1,
     &baichuan::ARCHITECTURE,
     &bamba::ARCHITECTURE,
+    &biogpt::ARCHITECTURE,
     &bitnet::ARCHITECTURE,
     &bloom::ARCHITECTURE,
     &cohere::ARCHITECTURE,
@@ -171,6 +184,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &cwm::ARCHITECTURE,
     &dbrx::ARCHITECTURE,
     &deci::ARCHITECTURE,
+    &deepseek_moe::ARCHITECTURE,
     &deepseek::V2,
     &deepseek::V3,
     &indexed::DEEPSEEK,
@@ -193,6 +207,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &gemma3n::ARCHITECTURE,
     &gemma4::ARCHITECTURE,
     &gemma4::UNIFIED,
+    &glm4::CHATGLM,
     &glm4::GLM,
     &glm4::ARCHITECTURE,
     &glm4::VISION,
@@ -202,6 +217,7 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &glm4_moe::VISION,
     &deepseek::GLM,
     &indexed::GLM,
+    &openai_gpt::ARCHITECTURE,
     &gpt2::ARCHITECTURE,
     &gptj::ARCHITECTURE,
     &gptj::CODEGEN,
@@ -220,9 +236,11 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &hunyuan::VISION,
     &hy_v3::ARCHITECTURE,
     &hyperclovax::ARCHITECTURE,
+    &internlm2::FIRST,
     &internlm2::ARCHITECTURE,
     &internlm2::INTERNLM3,
     &iquestcoder::ARCHITECTURE,
+    &jais::ARCHITECTURE,
     &jais2::ARCHITECTURE,
     &jamba::ARCHITECTURE,
     &kimi_linear::ARCHITECTURE,
@@ -241,6 +259,9 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &minicpm::ARCHITECTURE,
     &minicpm::THIRD,
     &mimo_v2::ARCHITECTURE,
+    &minimax::ARCHITECTURE,
+    &minimax::AUTHORS,
+    &minimax::M1,
     &minimax_m2::ARCHITECTURE,
     &ministral::ARCHITECTURE,
     &ministral3::ARCHITECTURE,
@@ -257,7 +278,10 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &olmo2::OLMO3,
     &olmo_hybrid::ARCHITECTURE,
     &olmoe::ARCHITECTURE,
+    &openelm::ARCHITECTURE,
     &opt::ARCHITECTURE,
+    &orion::ARCHITECTURE,
+    &persimmon::ARCHITECTURE,
     &phi::ARCHITECTURE,
     &phi3::ARCHITECTURE,
     &phimoe::ARCHITECTURE,
@@ -280,7 +304,10 @@ pub const ARCHITECTURES: &[&Architecture] = &[
     &stablelm::ARCHITECTURE,
     &gpt_bigcode::ARCHITECTURE,
     &starcoder2::ARCHITECTURE,
+    &xglm::ARCHITECTURE,
+    &xverse::ARCHITECTURE,
     &deepseek::YOUTU,
+    &zamba2::ARCHITECTURE,
 ];
 
 /// How a model is read.

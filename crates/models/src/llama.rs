@@ -40,7 +40,11 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
-fn open(files: &Files<'_>) -> Result<Opened> {
+/// Opens a model that is Llama, whatever its name.
+///
+/// # Errors
+/// A key that is missing or of another type.
+pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
     if files.keys.dialect() == Dialect::Gguf && experts::are_stated(&files.keys)? {
         return mixtral::open(files);
     }

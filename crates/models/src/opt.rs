@@ -1,21 +1,24 @@
 //! OPT (Zhang et al. 2022): learned positions, of which the table has two more in front, layer
-//! norms, a feed-forward without a gate, biases everywhere.
+//! norms, a feed-forward without a gate, biases everywhere. One of the sizes norms sums in the place
+//! of what sublayers read, and has narrower embeddings.
 
-use crate::config::{Config, Raw};
-use crate::decoder;
+use crate::config::{Config, LIMIT, Raw};
+use crate::decoder::{self, Order};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::Row;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, gpt2, phi3};
 use formats::{ErrorKind, Result};
-use nn::{Bias, Unary, Weights};
+use nn::{Bias, Stored, Unary, Weights};
 
 const NAMES: &[Row] = &[
     ("embed", "model.decoder.embed_tokens", ""),
     ("table", "model.decoder.embed_positions", ""),
     ("norm", "model.decoder.final_layer_norm", ""),
     ("head", "lm_head", ""),
+    ("embed_in", "model.decoder.project_in", ""),
+    ("embed_out", "model.decoder.project_out", ""),
     ("blocks.{}.attention_norm", "model.decoder.layers.{}.self_attn_layer_norm", ""),
     ("blocks.{}.attention.q", "model.decoder.layers.{}.self_attn.q_proj", ""),
     ("blocks.{}.attention.k", "model.decoder.layers.{}.self_attn.k_proj", ""),
@@ -50,26 +53,41 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     for key in ["dropout", "layerdrop", "init_std", "output_projection", "prefix"] {
         keys.note(key);
     }
-    for key in ["do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"] {
+    for key in ["enable_bias", "layer_norm_elementwise_affine"] {
         if keys.flag(Key(key, ""))? == Some(false) {
             let error = keys.wrong(key, "true: others are not supported", false);
             return Err(error.of(ErrorKind::Unsupported));
         }
     }
-    if let Some(width) = keys.size("word_embed_proj_dim")?
-        && width.value != raw.hidden.value
-    {
-        let expected = format!("{}, the width of the residual stream", raw.hidden.value);
-        return Err(width.wrong(expected, width.value).of(ErrorKind::Unsupported));
+    let in_front = keys.flag(Key("do_layer_norm_before", ""))?.unwrap_or(true);
+    const REMOVED: &str = "_remove_final_layer_norm";
+    if keys.flag(Key(REMOVED, ""))? == Some(true) && in_front {
+        let error = keys.wrong(REMOVED, "false: others are not supported", true);
+        return Err(error.of(ErrorKind::Unsupported));
     }
+    let width = keys.size("word_embed_proj_dim")?.map(|width| width.within(1..=LIMIT));
+    let embed_width = width.transpose()?.filter(|width| *width != raw.hidden.value);
     let act = gpt2::activation(files, "activation_function", &[Unary::Relu])?;
-    let parts = gpt2::parts(act, decoder::biased(Bias::Always));
-    let stored = |config: &Config, weights: &dyn Weights, name: &str| {
-        if name != "positions" {
-            return Ok(None);
-        }
-        let all = [FRONT + config.context, config.hidden];
-        phi3::rows(weights, "table", &all, FRONT, config.context)
+    let parts = decoder::Parts {
+        order: if in_front { Order::InTurn } else { Order::NormedSums },
+        embed_width,
+        ..gpt2::parts(act, decoder::biased(Bias::Always))
     };
-    Ok(decoder::open_recipes(raw.check()?, parts, stored))
+    Ok(decoder::open_recipes(raw.check()?, parts, positions))
+}
+
+/// The rows of the table of positions that tokens have, if `name` is they.
+///
+/// # Errors
+/// A table of another shape.
+pub(crate) fn positions(
+    config: &Config,
+    weights: &dyn Weights,
+    name: &str,
+) -> Result<Option<Stored>> {
+    if name != "positions" {
+        return Ok(None);
+    }
+    let all = [FRONT + config.context, config.hidden];
+    phi3::rows(weights, "table", &all, FRONT, config.context)
 }

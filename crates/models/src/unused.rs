@@ -20,6 +20,13 @@ const DERIVED: &[&str] = &[
     "masked_bias",
     "layer_scalar",
     "mlp.act_fn.",
+    // Lightning attention's.
+    "slope_rate",
+    "query_decay",
+    "key_decay",
+    "diagonal_decay",
+    // Sines.
+    "embed_positions.weights",
     // Shapes of packed matrices, and orders of their inputs where these are the plain ones.
     "weight_shape",
     "g_idx",

@@ -91,7 +91,7 @@ impl Norm {
         Ok(Norm { op: Op::from(ops::RmsNorm { eps }), weights: vec![weight] })
     }
 
-    /// Layer norm `(x - mean) / deviation * weight + bias` of each row; takes `name` `[width]` and,
+    /// Layer norm `(x - mean) / deviation * weight + bias` of each group of `width` columns; takes `name` `[width]` and,
     /// depending on `bias`, `name.bias` `[width]`.
     ///
     /// # Errors
@@ -115,22 +115,74 @@ impl Norm {
     }
 }
 
-/// RMS norms of q and k.
+/// Norms of q and k.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum QkNorm {
     /// No norm.
     None,
-    /// Each head by itself, with this eps.
+    /// RMS norms of each head by itself, with this eps.
     Heads(f32),
-    /// All heads together, with this eps.
+    /// An RMS norm of all heads together, with this eps.
     Rows(f32),
+    /// Layer norms of each head by itself, with this eps; `apart`: each has a weight of its own, in
+    /// `name.q_scale` and `name.k_scale`, and the norms' own weights are ones.
+    Layer {
+        /// Added to the variance.
+        eps: f32,
+        /// Biases of the norms.
+        bias: Bias,
+        /// Whether heads have weights of their own.
+        apart: bool,
+    },
+}
+
+/// A norm of q or of k.
+struct HeadNorm {
+    norm: Norm,
+    scale: Option<WeightId>, // [heads * head_dim]
+}
+
+impl HeadNorm {
+    /// The norm of `part`, q or k, of a row of `row` elements; none if there is none.
+    fn new(
+        builder: &Builder<'_>,
+        name: &str,
+        part: &str,
+        (row, options): (usize, &AttentionOptions),
+    ) -> Result<Option<HeadNorm>> {
+        let (width, norm) = (options.head_dim, format!("{name}.{part}_norm"));
+        let rms = |width, eps| Norm::rms(builder, &norm, width, eps);
+        let (norm, apart) = match options.qk_norm {
+            QkNorm::None => return Ok(None),
+            QkNorm::Heads(eps) => (rms(width, eps)?, false),
+            QkNorm::Rows(eps) => (rms(row, eps)?, false),
+            QkNorm::Layer { eps, bias, apart } => {
+                (Norm::layer(builder, &norm, width, eps, bias)?, apart)
+            }
+        };
+        let scale = || builder.weight(&format!("{name}.{part}_scale"), &[row]);
+        Ok(Some(HeadNorm { norm, scale: apart.then(scale).transpose()? }))
+    }
+
+    fn forward(&self, x: &Tensor) -> Tensor {
+        let x = self.norm.forward(x);
+        match self.scale {
+            Some(scale) => x.apply(Op::from(ops::ScaleColumns), &[], vec![scale]),
+            None => x,
+        }
+    }
 }
 
 /// The configuration of an attention layer.
 #[derive(Debug, Clone)]
 pub struct AttentionOptions {
-    /// Width of the residual stream.
+    /// Width of what is attended from.
     pub hidden: usize,
+    /// Width of the result; `None`: the same.
+    pub output: Option<usize>,
+    /// The width between two matrices, `name.q_down` and `name.q_up` and so on, whose product is
+    /// added to each of those of q, k and v, if there are any.
+    pub factors: Option<usize>,
     /// Query heads.
     pub heads: usize,
     /// Key/value heads.
@@ -182,14 +234,31 @@ pub struct AttentionOptions {
     pub shared: Option<usize>,
 }
 
-/// Causal self-attention with grouped key/value heads: `[tokens, hidden] -> [tokens, hidden]`.
+/// A projection to q, k or v, and two matrices whose product is added to its own.
+#[derive(PartialEq, Eq)]
+struct HeadProjection {
+    whole: Projection,
+    factors: Option<[Projection; 2]>,
+}
+
+impl HeadProjection {
+    fn forward(&self, x: &Tensor) -> Tensor {
+        let y = self.whole.forward(x);
+        match &self.factors {
+            Some([down, up]) => y.add(&up.forward(&down.forward(x))),
+            None => y,
+        }
+    }
+}
+
+/// Causal self-attention with grouped key/value heads: `[tokens, hidden] -> [tokens, output]`.
 pub struct SelfAttention {
-    q: Projection, // [hidden] -> [heads * head_dim]
+    q: HeadProjection, // [hidden] -> [heads * head_dim]
     own: Option<KeysValues>,
     gate: Option<(Projection, Unary)>, // [hidden] -> [heads * value_dim]
-    o: Projection,                     // [heads * value_dim] -> [hidden]
+    o: Projection,                     // [heads * value_dim] -> [output]
     value_dim: usize,
-    q_norm: Option<Norm>,
+    q_norm: Option<HeadNorm>,
     rotates_first: bool,
     rope: Option<Rope>,
     stretch: Option<Stretch>,
@@ -210,9 +279,9 @@ fn clipped(x: Tensor, most: Option<f32>) -> Tensor {
 
 /// The projections to keys and values of a layer that has some of its own.
 struct KeysValues {
-    k: Projection, // [hidden] -> [kv_heads * head_dim]
-    v: Projection, // [hidden] -> [kv_heads * value_dim]
-    k_norm: Option<Norm>,
+    k: HeadProjection, // [hidden] -> [kv_heads * head_dim]
+    v: HeadProjection, // [hidden] -> [kv_heads * value_dim]
+    k_norm: Option<HeadNorm>,
     v_norm: Option<Norm>,
 }
 
@@ -228,8 +297,8 @@ impl KeysValues {
 }
 
 impl SelfAttention {
-    /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm`, `.k_norm` and `.v_norm`, sinks
-    /// `.sinks`, slopes `.slopes`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
+    /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm`, `.k_norm` and `.v_norm`,
+    /// weights of heads `.q_scale` and `.k_scale`, sinks `.sinks`, slopes `.slopes`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
     /// where another layer's is shared.
     ///
     /// # Errors
@@ -242,34 +311,35 @@ impl SelfAttention {
         let linear = |part: &str, shape, bias| {
             Projection::new(builder, &format!("{name}.{part}"), shape, bias)
         };
-        let norm = |part: &str, row: usize| {
-            let (width, eps) = match options.qk_norm {
-                QkNorm::None => return Ok(None),
-                QkNorm::Heads(eps) => (head_dim, eps),
-                QkNorm::Rows(eps) => (row, eps),
-            };
-            Norm::rms(builder, &format!("{name}.{part}"), width, eps).map(Some)
-        };
+        let norm = |part: &str, row: usize| HeadNorm::new(builder, name, part, (row, &options));
         let vector = |part: &str| builder.weight(&format!("{name}.{part}"), &[heads]);
         let vectors = [(options.sinks, "sinks"), (options.slopes, "slopes")];
         let vectors = vectors.into_iter().filter(|(has, _)| *has).map(|(_, part)| vector(part));
         let vectors = vectors.collect::<Result<Vec<_>>>()?;
-        let q = linear("q", [wide, hidden], options.qkv_bias)?;
-        let narrow_part = |part: &str, rows| linear(part, [rows, hidden], options.qkv_bias);
+        let head_part = |part: &str, rows| -> Result<HeadProjection> {
+            let factor = |end: &str, shape| linear(&format!("{part}_{end}"), shape, Bias::Never);
+            let pair = |rank| Ok([factor("down", [rank, hidden])?, factor("up", [rows, rank])?]);
+            Ok(HeadProjection {
+                whole: linear(part, [rows, hidden], options.qkv_bias)?,
+                factors: options.factors.map(pair).transpose()?,
+            })
+        };
+        let q = head_part("q", wide)?;
         let own = match options.shared {
-            None => Some((narrow_part("k", narrow)?, narrow_part("v", narrow_values)?)),
+            None => Some((head_part("k", narrow)?, head_part("v", narrow_values)?)),
             Some(_) => None,
         };
         let gate = |(f, bias)| Ok((linear("gate", [values, hidden], bias)?, f));
         let gate = options.output_gate.map(gate).transpose()?;
-        let o = linear("o", [hidden, values], options.output_bias)?;
-        let q_norm = norm("q_norm", wide)?;
+        let output = options.output.unwrap_or(hidden);
+        let o = linear("o", [output, values], options.output_bias)?;
+        let q_norm = norm("q", wide)?;
         let o_norm = |eps| Norm::rms(builder, &format!("{name}.o_norm"), values, eps);
         let o_norm = options.output_norm.map(o_norm).transpose()?;
         let normed = |(k, v)| -> Result<KeysValues> {
             let v_norm = |eps| Norm::rms(builder, &format!("{name}.v_norm"), value_dim, eps);
             let v_norm = options.value_norm.map(v_norm).transpose()?;
-            Ok(KeysValues { k, v, k_norm: norm("k_norm", narrow)?, v_norm })
+            Ok(KeysValues { k, v, k_norm: norm("k", narrow)?, v_norm })
         };
         let new = || builder.cache_layer(CacheLayer::keys_values(kv_heads, head_dim, window));
         Ok(SelfAttention {
@@ -338,7 +408,7 @@ impl SelfAttention {
         x.apply(Op::from(splice), &[], Vec::new())
     }
 
-    fn turn(&self, norm: &Option<Norm>, x: &Tensor) -> Tensor {
+    fn turn(&self, norm: &Option<HeadNorm>, x: &Tensor) -> Tensor {
         let normed = |x: &Tensor| norm.as_ref().map_or_else(|| x.clone(), |norm| norm.forward(x));
         let turned = |x: &Tensor| match &self.rope {
             Some(rope) => x.apply(Op::Rope(rope.clone()), &[], Vec::new()),

@@ -96,6 +96,13 @@ impl Tensor {
         self.step.record(op, &inputs, Vec::new());
     }
 
+    /// This and the columns of `other` behind it.
+    pub fn beside(&self, other: &Tensor) -> Tensor {
+        let (count, width) = (self.width(), self.width() + other.width());
+        let splice = ops::Splice { heads: 1, start: 0, count, shared: false, width };
+        self.apply(Op::from(splice), &[other], Vec::new())
+    }
+
     /// `self + other`.
     pub fn add(&self, other: &Tensor) -> Tensor {
         self.apply(Op::from(Zip(Binary::Add)), &[other], Vec::new())

@@ -59,6 +59,8 @@ fn decoder_of(
     for i in 0..2 {
         let options = AttentionOptions {
             hidden: HIDDEN,
+            output: None,
+            factors: None,
             heads: 4,
             kv_heads,
             head_dim: 8,

@@ -1,5 +1,6 @@
 //! Layer norm (Ba et al. 2016): `y = (x - mean) / sqrt(variance + eps) * weight + bias`, the bias
-//! optional.
+//! optional. A weight narrower than the row norms each group of that width by itself: the norms of
+//! heads of q and k.
 //!
 //! The variance is the mean of squared deviations, taken in a second pass over the row: the
 //! difference of mean square and squared mean would lose it where the mean is large.
@@ -9,13 +10,13 @@ use tile::dsl::*;
 
 use crate::gradient::{Forward, LayerNormBackward, NormTangent, Reverse, Wrt, give, of_bias, one};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
-use crate::rms_norm::{SHAPES, launch_numbers, numbers};
+use crate::rms_norm::{SHAPES, check, launch_numbers, numbers};
 use crate::sweep::{RowThreads, begin, lanes_of_both, load, require_vectors};
 use crate::trial::{every_float, memory, near, random, rows_of, scaled};
 use crate::{Op, Shape, arity, expect};
 use formats::Result;
 
-/// `x[rows, width]; weight[width], (bias[width]) -> [rows, width]`.
+/// `x[rows, width]; weight[group], (bias[group]) -> [rows, width]`, `group` dividing `width`.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct LayerNorm {
     /// Added to the variance.
@@ -29,8 +30,9 @@ impl Operation for LayerNorm {
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity("layer_norm", inputs, 1, weights, &[1, 2])?;
-        for (name, weight) in ["weight", "bias"].into_iter().zip(weights) {
-            expect("layer_norm", name, weight, &[inputs[0].width])?;
+        check("layer_norm", inputs[0].width, weights[0])?;
+        if let Some(bias) = weights.get(1) {
+            expect("layer_norm", "bias", bias, weights[0])?;
         }
         Ok(vec![inputs[0]])
     }
@@ -40,9 +42,8 @@ impl Operation for LayerNorm {
         reference(call.inputs[0], &call.weights[0], bias, self.eps, &mut call.outputs[0]);
     }
 
-    // A rank's share of a row has another mean.
     fn sharding(&self) -> Sharding {
-        Sharding::Whole
+        Sharding::Alike
     }
 
     fn overwrites(&self) -> Option<usize> {
@@ -51,7 +52,9 @@ impl Operation for LayerNorm {
 
     fn launch(&self, to: &mut dyn Launches) -> Result<bool> {
         let kernel = layer_norm(to.scalar(X), Scalar::F32, to.weight(1).is_some());
-        let numbers = launch_numbers(to.rows(X), to.width(X), self.eps);
+        let width = to.weight(0).map_or(to.width(X), |weight| weight[0]);
+        let rows = to.rows(X) * (to.width(X) / width);
+        let numbers = launch_numbers(rows, width, self.eps);
         let mut bound = vec![("x", Bound::Value(X)), ("y", Bound::Value(Y))];
         bound.push(("weight", Bound::Weight(0)));
         bound.extend(to.weight(1).map(|_| ("bias", Bound::Weight(1))));
@@ -87,7 +90,7 @@ impl Operation for LayerNorm {
     }
 }
 
-/// Normalises every row of `weight.len()` elements of `x` into `y`, in f64.
+/// Normalises every group of `weight.len()` elements of `x` into `y`, in f64.
 pub fn reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, y: &mut [f32]) {
     let width = weight.len();
     for (x, y) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)) {

@@ -286,6 +286,8 @@ pub enum Sharding {
     Whole,
     /// As much as of the inputs, all alike: the operation works by element, by head or by row.
     Alike,
+    /// As much as of the input; each weight has one element for each of its columns.
+    Columns,
     /// Its share of the heads, as of all inputs; `weights`: each weight has one element per head.
     Heads {
         /// Whether weights are cut, too.

@@ -1,6 +1,7 @@
 //! Each column times a number of its own: `y[t, i] = x[t, i] s[i] + b[i]`. DoRA (Liu et al. 2024)
 //! does so to the products of matrices whose rows it gives other lengths, in training; AltUp in
-//! Gemma 3n to the stream that its layers compute.
+//! Gemma 3n to the stream that its layers compute; and heads of q and k that are normed have weights of
+//! their own in Command R+.
 
 use crate::gradient::{Forward, Reverse, SumRows, Wrt, bilinear, give, mul, one};
 use crate::operation::{Bound, Launches, Operation, ReferenceCall, Sharding, X, Y};
@@ -35,7 +36,7 @@ impl Operation for ScaleColumns {
     }
 
     fn sharding(&self) -> Sharding {
-        Sharding::Whole
+        Sharding::Columns
     }
 
     fn overwrites(&self) -> Option<usize> {

@@ -104,12 +104,22 @@ impl AdapterFactors {
 
 impl Program {
     /// Every matrix that adapters can change, in order of use: none that multiplies rows that are
-    /// rounded first, since factors are for the rows as they were.
+    /// rounded first, since factors are for the rows as they were; and none that several operations
+    /// multiply with, since elsewhere each use has factors of its own.
     pub fn adaptable(&self) -> Vec<Site> {
         let rounds = |node: &&Node| matches!(node.op, Op::RoundRows(_));
         let rounded: Vec<ValueId> =
             self.nodes.iter().filter(rounds).flat_map(|node| node.outputs.clone()).collect();
         let tables: Vec<WeightId> = self.nodes.iter().filter_map(table).collect();
+        let mut uses = vec![0; self.weights.len()];
+        for node in &self.nodes {
+            let product = node.op.product(node.weights.len());
+            let matrices = product.into_iter().flat_map(|product| product.projections);
+            let mut own: Vec<usize> = matrices.map(|p| node.weights[p.weight].0).collect();
+            own.sort_unstable();
+            own.dedup();
+            own.into_iter().for_each(|weight| uses[weight] += 1);
+        }
         let mut sites: Vec<Site> = Vec::new();
         for node in &self.nodes {
             if node.inputs.first().is_some_and(|x| rounded.contains(x)) {
@@ -122,6 +132,9 @@ impl Program {
             let gathered = table(node).map(|weight| (weight, None, true));
             for (weight, bias, gathers) in multiplied.chain(gathered) {
                 let [rows, columns] = *self.weights[weight.0].shape else { continue };
+                if !gathers && uses[weight.0] > 1 {
+                    continue;
+                }
                 let tied = !gathers && tables.contains(&weight);
                 let name = if tied { "head" } else { &self.weights[weight.0].name };
                 let (input, output) = if gathers { (rows, columns) } else { (columns, rows) };

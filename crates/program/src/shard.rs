@@ -141,6 +141,14 @@ impl Sharder<'_> {
                 self.divides(node, first)?;
                 self.keep(node, first.unwrap_or(Spread::Whole))
             }
+            Sharding::Columns => {
+                let spread = first.unwrap_or(Spread::Whole);
+                let cut = match spread {
+                    Spread::Whole => None,
+                    Spread::Share { parts } => Some(Cut::Rows { parts }),
+                };
+                self.push(node, &vec![cut; node.weights.len()], spread)
+            }
             Sharding::Heads { weights } => {
                 for (i, input) in node.inputs.iter().enumerate() {
                     let parts = self.parts_read(node, i);
@@ -181,7 +189,7 @@ impl Sharder<'_> {
             match (reader.op.sharding(), reader.outputs.first()) {
                 (Sharding::Heads { .. }, _) => return self.parts_read(reader, input),
                 // An operation's outputs have higher numbers than its inputs, so that this ends.
-                (Sharding::Alike, Some(&output)) => value = output,
+                (Sharding::Alike | Sharding::Columns, Some(&output)) => value = output,
                 _ => return self.ranks,
             }
         }

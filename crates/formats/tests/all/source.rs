@@ -114,6 +114,22 @@ fn cases() -> Vec<Case> {
             Box::new(|i| -[0.25_f64, -0.25, 0.5, 1.0][i].exp() as f32),
         ),
         (
+            // [0.5, 1.5, 2.5, 3.5] and [4.5, 5.5, 6.5, 7.5], whose squares sum to 21 and 149.
+            Source::UnitRows(boxed(Source::Decoded(boxed(named("half"))))),
+            &[2, 4],
+            float(DType::F32),
+            Box::new(|i| ((i as f64 + 0.5) / [21f64, 149.0][i / 4].sqrt()) as f32),
+        ),
+        (
+            Source::Sines { start: 2, count: 2, pairs: 2 },
+            &[2, 4],
+            float(DType::F32),
+            Box::new(|i| {
+                let angle = (2 + i / 4) as f64 * [1.0, 1e-4][i % 2];
+                if i % 4 < 2 { angle.sin() as f32 } else { angle.cos() as f32 }
+            }),
+        ),
+        (
             // Four bits, decoded to be turned.
             Source::Transpose(boxed(Source::Decoded(boxed(affine(3, 32, "w.scales"))))),
             &[64, 2],
@@ -180,6 +196,7 @@ fn recipes_give_what_they_say() {
                 Source::Plus(_, added) => found + added,
                 Source::Times(_, by) => found * by,
                 Source::NegExp(_) => -f64::from(found).exp() as f32,
+                Source::UnitRows(_) => (f64::from(found) / [21f64, 149.0][i / 4].sqrt()) as f32,
                 _ => found,
             };
             assert_eq!(made, *value, "{source:?}: element {i}");
@@ -198,8 +215,17 @@ fn recipes_give_what_they_say() {
                 }
             }
             None => {
-                let others =
-                    ["Plus", "Times", "NegExp", "Decoded", "Affine", "Quantised", "Normal"];
+                let others = [
+                    "Plus",
+                    "Times",
+                    "NegExp",
+                    "UnitRows",
+                    "Decoded",
+                    "Affine",
+                    "Quantised",
+                    "Sines",
+                    "Normal",
+                ];
                 let form = format!("{source:?}");
                 assert!(others.iter().any(|other| form.contains(other)), "{form}");
             }
@@ -249,6 +275,7 @@ fn quantised_blocks_stay_whole() {
         (Source::Reshape(Box::new(q()), vec![2, 128]), "q: expected elements of [2, 128]"),
         (Source::Reshape(Box::new(q()), vec![8, 64]), "q: expected elements of [8, 64]"),
         (Source::Plus(Box::new(q()), 1.0), "q: expected floats, to be computed with"),
+        (Source::UnitRows(Box::new(q())), "q: expected rows of floats, to be divided"),
         (Source::Times(Box::new(q()), 2.0), "q: expected floats, to be computed with"),
         (
             Source::Concat(vec![q(), Source::Zeros(vec![1, 64])]),

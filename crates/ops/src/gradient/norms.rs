@@ -23,7 +23,7 @@ pub struct RmsNormBackward {
     pub weight: bool,
 }
 
-/// `x, dy; weight[width] -> dx, (dweight), (dbias)`.
+/// `x, dy; weight[group] -> dx, (dweight), (dbias)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNormBackward {
     /// Added to the variance.
@@ -110,7 +110,7 @@ impl Operation for LayerNormBackward {
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
         arity(self.name(), inputs, 2, weights, &[1])?;
-        expect(self.name(), "weight", weights[0], &[inputs[0].width])?;
+        rms_norm::check(self.name(), inputs[0].width, weights[0])?;
         expect(self.name(), "width of dy", &[inputs[1].width], &[inputs[0].width])?;
         let sum = Shape { rows: Rows::Fixed(1), width: weights[0][0] };
         let sums = [sum, sum].into_iter().filter(|_| self.weight);

@@ -230,6 +230,7 @@ macro_rules! cases {
 cases! {
     apertus "apertus",
     bloom "bloom",
+    cohere_plus "cohere-plus",
     ernie4_5_moe "ernie4_5-moe",
     falcon_h1 "falcon-h1",
     gemma2 "gemma2",
@@ -441,12 +442,14 @@ cases_of_all_weights! {
     full_mamba2 "mamba2-full",
     full_mixtral "mixtral-full",
     full_olmo_hybrid "olmo_hybrid-full",
+    full_persimmon "persimmon-full",
     full_phi3 "phi3-full",
     full_phimoe "phimoe-full",
     full_qwen2_moe "qwen2-moe-full",
     full_qwen3 "qwen3",
-    full_qwen3_5_moe "qwen3.5-moe-full",
     full_qwen3_5 "qwen3.5-shared-full",
+    full_qwen3_5_moe "qwen3.5-moe-full",
+    full_stablelm_12b "stablelm-12b-full",
 }
 
 #[test]
