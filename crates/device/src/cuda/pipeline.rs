@@ -216,7 +216,7 @@ impl CudaPipeline {
             lengths,
             parameters: Parameters::new(words.into_iter().map(|word| vec![word]).collect()),
             grid,
-            buffers: buffers.into(),
+            _buffers: buffers.into(),
             overlap: false,
         })
     }
@@ -261,7 +261,7 @@ pub struct CudaLaunch {
     /// The elements of each parameter that the kernel reads or writes, if it is a buffer.
     lengths: Arc<[Option<u32>]>,
     /// Keeps the addresses allocated.
-    buffers: Box<[CudaBuffer]>,
+    _buffers: Box<[CudaBuffer]>,
     overlap: bool,
 }
 
@@ -321,7 +321,7 @@ impl CudaLaunch {
         let shape = [x, y, z, kernel.launch.threads, *dynamic];
         // SAFETY: function and stream live as long as the context. There is a pointer for each
         // parameter of the kernel, to a word that holds an address or a 32-bit number as the
-        // emitted signature has it. Buffers are alive (`buffers`) and free themselves only once
+        // emitted signature has it. Buffers are alive (`_buffers`) and free themselves only once
         // the stream has drained. They are long enough by the kernel's contract, and Rust holds no
         // reference to their bytes.
         let launched = unsafe { launch(context, *function, shape, self.overlap, pointers) }?;
