@@ -14,12 +14,14 @@ import numpy as np
 
 # architecture, layers, width, heads, kv heads, head size, feed-forward, vocabulary, rope base, tied, q/k norms; of hybrids,
 # three of four layers of which are gated delta nets: heads of keys and of values, their sizes, rows that a convolution mixes; of
-# mixtures, a dictionary: experts, how many a token goes through, and what gpt-oss has besides: biases, sinks, a window
+# mixtures, a dictionary: experts, how many a token goes through, and what gpt-oss has besides: biases, sinks, a window; of Gemma 3
+# one, too: norms behind attention and feed-forward, and the window of its local layers
 SHAPES = {
     "llama-1b": ("llama", 16, 2048, 32, 8, 64, 8192, 128256, 5e5, True, False),
     "qwen3-0.6b": ("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 1e6, True, True),
     "qwen3.5-4b": ("qwen35", 32, 2560, 16, 4, 256, 9216, 248320, 1e7, True, True, 16, 32, 128, 128, 4),
     "llama-8b": ("llama", 32, 4096, 32, 8, 128, 14336, 128256, 5e5, False, False),
+    "gemma3-4b": ("gemma3", 34, 2560, 8, 4, 256, 10240, 262144, 1e6, True, True, {"behind": 1024}),
     "qwen3-30b-a3b": ("qwen3moe", 48, 2048, 32, 4, 128, 768, 151936, 1e6, False, True, {"experts": 128, "used": 8}),
     "gpt-oss-20b": ("gpt-oss", 24, 2880, 64, 8, 64, 2880, 201088, 1.5e5, False, False, {"experts": 32, "used": 4, "window": 128}),
 }
@@ -113,7 +115,9 @@ def main(shape, kind, out, *words):
             (b + "attn_norm.weight", (width,), "f32"),
             (b + ("post_attention_norm.weight" if net or "window" in mix else "ffn_norm.weight"), (width,), "f32"),
         ]
-        if mix:
+        if "behind" in mix:
+            tensors += [(b + n, (width,), "f32") for n in ("post_attention_norm.weight", "post_ffw_norm.weight")]
+        if "experts" in mix:
             count = mix["experts"]
             tensors += [
                 (b + "ffn_gate_inp.weight", (count, width), "f32"),
@@ -176,7 +180,9 @@ def main(shape, kind, out, *words):
         keys, values, key, size, mixed = net
         sizes = {"group_count": keys, "time_step_rank": values, "state_size": key, "inner_size": values * size, "conv_kernel": mixed}
         metadata += [value(f"{arch}.ssm.{name}", n) for name, n in sizes.items()]
-    if mix:
+    if "behind" in mix:
+        metadata.append(value(f"{arch}.attention.sliding_window", mix["behind"]))
+    if "experts" in mix:
         metadata += [
             value(f"{arch}.expert_count", mix["experts"]),
             value(f"{arch}.expert_used_count", mix["used"]),

@@ -270,6 +270,17 @@ impl Peaks {
     pub fn greatest(&self) -> f64 {
         self.bytes_dot.max(self.narrow_dot).max(self.tiles).max(self.floats)
     }
+
+    /// The peaks of this many devices together.
+    pub(crate) fn times(self, devices: f64) -> Peaks {
+        Peaks {
+            bytes_dot: devices * self.bytes_dot,
+            narrow_dot: devices * self.narrow_dot,
+            tiles: devices * self.tiles,
+            floats: devices * self.floats,
+            ..self
+        }
+    }
 }
 
 /// Measured compute limits of the machine, to compare with what a run achieves.

@@ -25,8 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::group::HostGroup;
 use crate::{
-    About, Device, Executor, ExecutorOptions, Memory, Outcome, Plan, Roof, Ticket, TrainOptions,
-    Trainer, Watch,
+    About, ComputePeaks, Device, Executor, ExecutorOptions, Memory, Outcome, Peaks, Plan, Profile,
+    Roof, Ticket, TrainOptions, Trainer, Watch,
 };
 
 pub use follow::follow;
@@ -152,22 +152,15 @@ impl Device for Ranks {
     ) -> Result<Box<dyn Executor>> {
         let shards = self.shards(&program)?;
         let asked = Arc::new(RwLock::new(Asked::default()));
-        let (group, memory) = (Arc::clone(&self.group), StepMemory::default());
+        let (group, kept) = (Arc::clone(&self.group), Kept::default());
         let turn = Arc::clone(&self.turn);
         let of_ranks = shards.iter().map(|shard| shard.sites.clone()).collect();
         let sites = Sites { whole: program.sites, of_ranks };
         if let (Some(remote), [device]) = (&self.remote, &self.devices[..]) {
             let own = || device.load(shards[0].clone(), tensors, options.clone(), progress);
             let (first, others) = remote.load(&shards, tensors, &options, own)?;
-            return Ok(Box::new(RanksExecutor {
-                first,
-                others,
-                sites,
-                asked,
-                group,
-                turn,
-                memory,
-            }));
+            let ranks = RanksExecutor { first, others, sites, asked, group, turn, kept };
+            return Ok(Box::new(ranks));
         }
         let bytes = shards.iter().map(|shard| shard.stored_bytes(tensors));
         let bytes = bytes.collect::<Result<Vec<u64>>>()?;
@@ -184,7 +177,7 @@ impl Device for Ranks {
             Ok(Box::new(Worker::start(rank, executor, Arc::clone(&asked), Arc::clone(&group))?))
         };
         let others = (1..).zip(executors).map(start).collect::<Result<_>>()?;
-        Ok(Box::new(RanksExecutor { first, others, sites, asked, group, turn, memory }))
+        Ok(Box::new(RanksExecutor { first, others, sites, asked, group, turn, kept }))
     }
 
     fn train(&self, tensors: &Tensors, options: TrainOptions) -> Result<Box<dyn Trainer>> {
@@ -201,6 +194,8 @@ impl Device for Ranks {
 enum Order {
     /// Submit the step that all are given.
     Submit,
+    /// Likewise, timing every operation.
+    Time,
     /// Wait for what a step chose.
     Wait(Ticket),
     /// Copy the blocks that all are given.
@@ -217,6 +212,8 @@ enum Order {
 enum Answer {
     /// Its ticket.
     Submitted(Result<Ticket>),
+    /// Its ticket; none of a device that cannot time operations.
+    Timed(Result<Option<Ticket>>),
     /// A digest of each sequence's choices.
     Waited(Result<u64>),
     Copied(Result<()>),
@@ -230,6 +227,7 @@ impl Answer {
     fn failure(&self) -> Option<&Error> {
         match self {
             Answer::Submitted(done) => done.as_ref().err(),
+            Answer::Timed(done) => done.as_ref().err(),
             Answer::Waited(done) => done.as_ref().err(),
             Answer::Copied(done) | Answer::Seated(done) => done.as_ref().err(),
             Answer::Memory(_) | Answer::Lost(_) | Answer::Roof(_) => None,
@@ -246,6 +244,7 @@ impl Answer {
     fn failed(order: Order, why: Error) -> Answer {
         match order {
             Order::Submit => Answer::Submitted(Err(why)),
+            Order::Time => Answer::Timed(Err(why)),
             Order::Wait(_) => Answer::Waited(Err(why)),
             Order::Copy => Answer::Copied(Err(why)),
             Order::Seat(_) => Answer::Seated(Err(why)),
@@ -260,6 +259,7 @@ impl Answer {
     fn map_failure(self, f: impl Fn(Error) -> Error) -> Answer {
         match self {
             Answer::Submitted(done) => Answer::Submitted(done.map_err(f)),
+            Answer::Timed(done) => Answer::Timed(done.map_err(f)),
             Answer::Waited(done) => Answer::Waited(done.map_err(f)),
             Answer::Copied(done) => Answer::Copied(done.map_err(f)),
             Answer::Seated(done) => Answer::Seated(done.map_err(f)),
@@ -290,6 +290,15 @@ struct Asked {
     adapters: Vec<Option<AdapterFactors>>,
 }
 
+/// What a rank keeps between orders.
+#[derive(Default)]
+struct Kept {
+    /// The memory of its step.
+    memory: StepMemory,
+    /// The times of a step, until they are asked for.
+    profile: Option<Profile>,
+}
+
 impl Asked {
     /// Does it on a rank.
     fn on(
@@ -297,11 +306,20 @@ impl Asked {
         rank: usize,
         executor: &mut dyn Executor,
         order: Order,
-        memory: &mut StepMemory,
+        kept: &mut Kept,
     ) -> Answer {
+        let memory = &mut kept.memory;
         match order {
             Order::Submit => {
                 Answer::Submitted(self.step.with(memory, |step| executor.submit(step)))
+            }
+            Order::Time => {
+                let timed = self.step.with(memory, |step| executor.submit_timed(step));
+                let keep = |(ticket, profile)| {
+                    kept.profile = Some(profile);
+                    ticket
+                };
+                Answer::Timed(timed.map(|timed| timed.map(keep)))
             }
             Order::Wait(ticket) => Answer::Waited(executor.wait(ticket).map(|o| fingerprint(&o))),
             Order::Copy => Answer::Copied(executor.copy_blocks(self.group, &self.blocks)),
@@ -342,10 +360,10 @@ impl Worker {
         let (says, answers) = sync_channel(1);
         let work = move || {
             let _end = Ends(Arc::clone(&group));
-            let mut memory = StepMemory::default();
+            let mut kept = Kept::default();
             while let Ok(order) = given.recv() {
                 let asked = asked.read().unwrap_or_else(PoisonError::into_inner);
-                let answer = asked.on(rank, &mut *executor, order, &mut memory);
+                let answer = asked.on(rank, &mut *executor, order, &mut kept);
                 drop(asked);
                 if answer.breaks_up() {
                     group.break_up();
@@ -411,7 +429,7 @@ struct RanksExecutor {
     asked: Arc<RwLock<Asked>>,
     group: Arc<dyn Group>,
     turn: Arc<Mutex<()>>,
-    memory: StepMemory,
+    kept: Kept,
 }
 
 impl RanksExecutor {
@@ -431,7 +449,7 @@ impl RanksExecutor {
             self.group.break_up();
         }
         told?;
-        let own = asked.on(0, &mut *self.first, order, &mut self.memory);
+        let own = asked.on(0, &mut *self.first, order, &mut self.kept);
         drop(asked);
         if own.breaks_up() {
             self.group.break_up();
@@ -472,6 +490,25 @@ impl Executor for RanksExecutor {
             Answer::Submitted(ticket) => ticket.map(Some),
             _ => Err(ended()),
         }
+    }
+
+    /// The first rank's times. All ranks do the same at the same time, so that the work is what one
+    /// of them does as often as there are ranks.
+    fn submit_timed(&mut self, step: &Step<'_>) -> Result<Option<(Ticket, Profile)>> {
+        self.asked().step.set(step);
+        let Answer::Timed(timed) = self.all(Order::Time)? else { return Err(ended()) };
+        let mut profile = self.kept.profile.take();
+        for timing in profile.iter_mut().flat_map(|profile| &mut profile.operations) {
+            let one = timing.work;
+            self.others.iter().for_each(|_| timing.work += one);
+        }
+        Ok(timed?.zip(profile))
+    }
+
+    fn limits(&self) -> Option<ComputePeaks> {
+        let all = |one: Peaks| one.times((self.others.len() + 1) as f64);
+        let one = self.first.limits()?;
+        Some(ComputePeaks { used: all(one.used), best: all(one.best), ..one })
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<Outcome<'_>> {

@@ -2,8 +2,8 @@
 
 use cpu_kernels::matmul::Unit;
 use ops::Rows;
-use ops::operation::{CacheUse, StateAccess};
-use program::{Node, Program, Step, WeightId};
+use ops::operation::{CacheUse, Sharding, StateAccess};
+use program::{Node, Program, Step, ValueId, WeightId};
 
 use crate::Work;
 
@@ -12,8 +12,13 @@ const HEAD: &str = "head";
 
 /// A node's name in a profile.
 pub(crate) fn name(program: &Program, node: &Node) -> &'static str {
-    let logits = program.results.first();
-    if logits.is_some_and(|value| node.outputs.contains(value)) { HEAD } else { node.op.name() }
+    let makes = |value: &ValueId| program.nodes.iter().find(|node| node.outputs.contains(value));
+    let mut head = program.results.first().and_then(makes);
+    // Ranks compute some of the logits each, and gather them.
+    while let Some(gather) = head.filter(|node| node.op.sharding() == Sharding::OfRank) {
+        head = gather.inputs.first().and_then(makes);
+    }
+    if head.is_some_and(|head| head.outputs == node.outputs) { HEAD } else { node.op.name() }
 }
 
 /// A weight matrix on a device.

@@ -72,7 +72,8 @@ pub fn add_norm(
     });
     let scale = (team.sum(squares.get()) / width.f32() + eps).rsqrt();
     // Each thread reads back what it wrote itself.
-    normalise(team, width, lanes, |i, lanes| load(sum, i, lanes), &[(row, scale)], weight, y);
+    let x = |i, lanes| load(sum, i, lanes);
+    normalise(team, (width, lanes), x, &[(row, scale)], weight, None, y);
 }
 
 /// The kernel, its cases and benchmarks.

@@ -48,6 +48,7 @@ pub fn all() -> Vec<Spec> {
         crate::match_rms::KERNELS,
         crate::mix::KERNELS,
         crate::moe::KERNELS,
+        crate::norm_add::KERNELS,
         crate::project::KERNELS,
         crate::rms_norm::KERNELS,
         crate::rope::KERNELS,

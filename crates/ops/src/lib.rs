@@ -36,6 +36,7 @@ pub mod match_rms;
 pub mod math;
 pub mod mix;
 pub mod moe;
+pub mod norm_add;
 pub mod operation;
 pub mod packed;
 pub mod partition;
@@ -91,6 +92,7 @@ pub use low_rank::LowRank;
 pub use map::{Map, Unary};
 pub use match_rms::MatchRms;
 pub use mix::Mix;
+pub use norm_add::NormAdd;
 pub use operation::Operation;
 pub use partition::Partition;
 pub use project::Project;
@@ -218,6 +220,8 @@ operations! {
     MatchRms(MatchRms),
     /// `x -> max(x - cutoff, 0)`, with a cutoff of each row. See [`gaussian_top_k`].
     GaussianTopK(GaussianTopK),
+    /// `x, residual; weight[width] -> residual + rms_norm(x)`. See [`norm_add`].
+    NormAdd(NormAdd),
     /// `x -> x`, each row rounded to 8 bits. See [`round_rows`].
     RoundRows(RoundRows),
     /// `x -> rotated x`. See [`rope`].

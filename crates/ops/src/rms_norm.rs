@@ -138,7 +138,19 @@ pub fn rms_norm(
     require_vectors(&[("x", size.clone()), ("weight", dim("width")), ("y", size)]);
     begin();
     let lanes = team.lanes(lanes_of_both(types.x, types.weight).min(lanes(types.y)));
-    let own: Vec<Row> = team.rows(rows, width);
+    let own = scales(team, team.rows(rows, width), (width, lanes), eps, x);
+    normalise(team, (width, lanes), |i, lanes| load(x, i, lanes), &own, weight, None, y);
+}
+
+/// Rows, each with the inverse of the root of its mean square.
+#[track_caller]
+pub(crate) fn scales(
+    team: RowThreads,
+    own: Vec<Row>,
+    (width, lanes): (Val<u32>, u8),
+    eps: Val<f32>,
+    x: In,
+) -> Vec<(Row, Val<f32>)> {
     let squares: Vec<Var<f32>> = own.iter().map(|_| Var::new(0.0)).collect();
     team.sweep(width, lanes, |at, lanes| {
         let read =
@@ -150,36 +162,41 @@ pub fn rms_norm(
             }
         }
     });
-    let rows: Vec<(Row, Val<f32>)> = own
-        .into_iter()
+    own.into_iter()
         .zip(&squares)
         .map(|(row, squares)| (row, (team.sum(squares.get()) / width.f32() + eps).rsqrt()))
-        .collect();
-    normalise(team, width, lanes, |i, lanes| load(x, i, lanes), &rows, weight, y);
+        .collect()
 }
 
-/// `y = x * scale * weight` along rows, each with its scale.
+/// `y = x * scale * weight` along rows, each with its scale, and a residual's row if there is one.
 #[track_caller]
 pub(crate) fn normalise(
     team: RowThreads,
-    width: Val<u32>,
-    lanes: u8,
+    (width, lanes): (Val<u32>, u8),
     x: impl Fn(Val<u32>, u8) -> Vec<Val<f32>>,
     rows: &[(Row, Val<f32>)],
     weight: In,
+    residual: Option<In>,
     y: Out,
 ) {
     team.sweep(width, lanes, |at, lanes| {
         let weights: Vec<_> = at.iter().map(|&i| load(weight, i, lanes)).collect();
         let read = |(row, _): &(Row, _)| -> Vec<_> {
-            at.iter().map(|&i| x(row.first + i, lanes)).collect()
+            let one = |&i: &Val<u32>| {
+                let more = residual.map(|residual| load(residual, row.first + i, lanes));
+                (x(row.first + i, lanes), more)
+            };
+            at.iter().map(one).collect()
         };
         let loaded: Vec<_> = rows.iter().map(read).collect();
         for ((row, scale), loaded) in rows.iter().zip(loaded) {
             row.keep(|| {
-                for ((&i, x), weight) in at.iter().zip(loaded).zip(&weights) {
-                    let values: Vec<Val<f32>> =
-                        x.into_iter().zip(weight).map(|(x, w)| x * *scale * *w).collect();
+                for ((&i, (x, more)), weight) in at.iter().zip(loaded).zip(&weights) {
+                    let normed = x.into_iter().zip(weight).map(|(x, w)| x * *scale * *w);
+                    let values: Vec<Val<f32>> = match more {
+                        Some(more) => normed.zip(more).map(|(y, more)| more + y).collect(),
+                        None => normed.collect(),
+                    };
                     y.set_vec(row.first + i, &values);
                 }
             });

@@ -1,14 +1,14 @@
 //! Fusion: a norm with the projections that share it, SwiGLU's gate, residual additions, and the
 //! norms, rotations and cache write of q, k and v, a short convolution with its activation, the norm
-//! of each head with its gate, other gates; for GPUs, experts with what is added to them; for
+//! of each head with its gate, other gates, a residual with the norm of what is added to it; for GPUs, experts with what is added to them; for
 //! training, gates and sums of products. Each rule removes passes over activations; none changes a
 //! result beyond rounding.
 
 use crate::{Node, Program, ValueId};
 use ops::gradient::{Gradient, LinearBackwardAdd};
 use ops::{
-    Binary, GateUp, Gated, GatedNorm, KvWrite, LinearAdd, Map, Op, Project, RmsNorm, RopeWrite,
-    ShortConv, Unary, Zip,
+    Binary, GateUp, Gated, GatedNorm, KvWrite, LinearAdd, Map, NormAdd, Op, Project, RmsNorm,
+    RopeWrite, ShortConv, Unary, Zip,
 };
 
 /// Rewrites a Program with fused operations. Values that are results or traced keep their meaning.
@@ -20,6 +20,7 @@ pub fn fuse(program: &Program) -> Program {
     rope_write(&mut fused);
     activated(&mut fused);
     gated_norms(&mut fused);
+    wherever(&mut fused, norm_add_at);
     fuse_gates(&mut fused);
     fused
 }
@@ -298,6 +299,28 @@ fn gated_norm_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
             outputs: mul.outputs.clone(),
         };
         Some((node, vec![norm, map]))
+    })
+}
+
+/// The `add(residual, rms_norm(x))` at `at`, either way round, and its norm, which is of whole rows.
+fn norm_add_at(program: &Program, at: usize) -> Option<(Node, Vec<usize>)> {
+    let add = &program.nodes[at];
+    if !matches!(add.op, Op::Zip(Zip(Binary::Add))) {
+        return None;
+    }
+    let [a, b] = [add.inputs[0], add.inputs[1]];
+    [(a, b), (b, a)].into_iter().find_map(|(residual, normed)| {
+        let norm = single(program, normed)?;
+        let node = &program.nodes[norm];
+        let Op::RmsNorm(RmsNorm { eps }) = node.op else { return None };
+        let whole = *program.weights[node.weights[0].0].shape == [program.shape(normed).width];
+        let fused = Node {
+            op: Op::from(NormAdd { eps }),
+            inputs: vec![node.inputs[0], residual],
+            weights: node.weights.clone(),
+            outputs: add.outputs.clone(),
+        };
+        whole.then(|| (fused, vec![norm]))
     })
 }
 

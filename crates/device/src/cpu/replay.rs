@@ -15,7 +15,7 @@ use cpu_kernels::math;
 use cpu_kernels::matmul::{Matrix, ROWS, Scratch};
 use cpu_kernels::team::{SharedSlice, Team, Worker};
 use ops::embed::Index;
-use ops::{Embed, Gated, LayerNorm, Map, Op, RmsNorm, Rows, Scale, Unary, Zip};
+use ops::{Binary, Embed, Gated, LayerNorm, Map, NormAdd, Op, RmsNorm, Rows, Scale, Unary, Zip};
 use program::{Node, Step, ValueId, WeightId};
 use std::ops::Range;
 
@@ -137,6 +137,20 @@ impl Replay<'_> {
                 let y = unsafe { self.floats(self.offset(node.outputs[0]), range.clone()) };
                 self.copy_unless_in_place(index, node, 0, range);
                 math::rms_norm_in_place(isa, y, self.vector(node.weights[0]), *eps);
+            }
+            Op::NormAdd(NormAdd { eps }) => {
+                let width = self.width(node.inputs[0]);
+                let share = worker.split(rows);
+                let range = share.start * width..share.end * width;
+                self.copy_unless_in_place(index, node, 0, range.clone());
+                // SAFETY: each worker has its own rows; an output in place is the same rows of `x`,
+                // and the residual is only read.
+                let (y, residual) = unsafe {
+                    let y = self.floats(self.offset(node.outputs[0]), range.clone());
+                    (y, self.floats(self.offset(node.inputs[1]), range))
+                };
+                math::rms_norm_in_place(isa, y, self.vector(node.weights[0]), *eps);
+                math::zip_in_place(isa, Binary::Add, y, residual);
             }
             Op::Linear(_) | Op::LinearAdd(_) => self.linear(index, node, worker),
             Op::LayerNorm(LayerNorm { eps }) => {

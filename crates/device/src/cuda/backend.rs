@@ -291,7 +291,7 @@ impl Backend for Cuda {
     }
 
     fn record(&self, launches: &[GraphWork]) -> Result<Graph> {
-        self.gpu.graph(launches.to_vec())
+        self.gpu.graph(nccl::joined(launches.to_vec())?)
     }
 
     fn replay(&self, recording: &mut Graph) -> Result<()> {

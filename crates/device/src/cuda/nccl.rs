@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use formats::{Error, Hint, Result, Setting};
 
-use super::peer_sum::{self, Exchange, HANDLE, PeerSums};
-use super::{CudaBuffer, Gpu, library};
+use super::peer_sum::{self, Exchange, HANDLE, PeerSums, Place};
+use super::{CudaBuffer, Gpu, GraphWork, library};
 use crate::ranks::Group;
 
 /// A rank's NCCL communicator.
@@ -298,7 +298,8 @@ impl Sums {
             let expected = format!("buffers of rank {rank} of {}", self.ranks);
             return Err(Error::new(name, expected, "others"));
         };
-        Ok(Collective { sums: Arc::clone(self), here, x, y, combine, overlap: false })
+        let (sums, place) = (Arc::clone(self), Place::ALONE);
+        Ok(Collective { sums, here, x, y, combine, place, overlap: false })
     }
 }
 
@@ -394,6 +395,8 @@ pub struct Collective {
     x: CudaBuffer,
     y: CudaBuffer,
     combine: Combine,
+    /// Where it stands among the small sums of a graph.
+    place: Place,
     overlap: bool,
 }
 
@@ -407,6 +410,14 @@ enum Combine {
 }
 
 impl Collective {
+    /// The ranks' mailboxes and the number of values, if they are few enough for these.
+    fn small(&self) -> Option<(&PeerSums, usize)> {
+        match (&self.sums.peers, &self.combine) {
+            (Some(peers), Combine::Sum(count)) if *count <= peer_sum::MOST => Some((peers, *count)),
+            _ => None,
+        }
+    }
+
     /// Lets it start while the work before it finishes, if it is a kernel that waits by itself.
     pub fn overlapping(mut self) -> Collective {
         self.overlap = true;
@@ -430,10 +441,8 @@ impl Collective {
         if *broken {
             return Err(Error::new(crate::ranks::PLACE, "all ranks", "one that failed"));
         }
-        if let (Some(peers), Combine::Sum(count)) = (&sums.peers, &self.combine)
-            && *count <= peer_sum::MOST
-        {
-            return peers.enqueue(self.here, &self.x, &self.y, *count, self.overlap);
+        if let Some((peers, count)) = self.small() {
+            return peers.enqueue(self.here, &self.x, &self.y, count, self.place, self.overlap);
         }
         let context = self.x.context();
         context.enter()?;
@@ -471,6 +480,40 @@ impl Collective {
         let ended = nccl.check("a gather", unsafe { (nccl.group_end)() });
         sent.and(ended)
     }
+}
+
+/// Numbers the small sums of a graph, and has the product in front of each post what it computes,
+/// where that is all that becomes of it.
+///
+/// # Errors
+/// A product that does not compile so.
+pub(super) fn joined(mut work: Vec<GraphWork>) -> Result<Vec<GraphWork>> {
+    let small = |work: &GraphWork| matches!(work, GraphWork::Collective(sum) if sum.overlap && sum.small().is_some());
+    let sums: Vec<usize> = (0..work.len()).filter(|i| small(&work[*i])).collect();
+    for (round, &at) in (1..).zip(&sums) {
+        let GraphWork::Collective(sum) = &work[at] else { continue };
+        let last = at == sums[sums.len() - 1];
+        let rounds_of_graph = if last { round } else { 0 };
+        let (mut sum, place) = (sum.clone(), Place { round, rounds_of_graph, posted: false });
+        let product = at.checked_sub(1).and_then(|i| match &work[i] {
+            // The sum takes the place of the results.
+            GraphWork::Launch(product) if sum.x.address() == sum.y.address() => Some(product),
+            _ => None,
+        });
+        let posting = match (product, sum.small()) {
+            (Some(product), Some((peers, count))) => {
+                let words = peers.posting(sum.here, place);
+                product.posting(&sum.x, count, &peers.posted(), &words)?
+            }
+            _ => None,
+        };
+        sum.place = Place { posted: posting.is_some(), ..place };
+        work[at] = GraphWork::Collective(sum);
+        if let Some(posting) = posting {
+            work[at - 1] = GraphWork::Launch(posting);
+        }
+    }
+    Ok(work)
 }
 
 #[cfg(test)]

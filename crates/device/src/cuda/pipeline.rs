@@ -7,10 +7,14 @@ use cudarc::driver::{result, sys};
 use formats::{Error, Result};
 use tile::Kernel;
 use tile::emit::{self, Dialect};
-use tile::ir::{Inst, ParamKind};
-use tile::launch::{BoundBuffer, Numbers};
+use tile::ir::{Access, Inst, ParamKind};
+use tile::launch::{BoundBuffer, Numbers, Requirement};
+use tile::types::Scalar;
 
 use super::{Context, CudaBuffer, Gpu};
+
+/// The kernels of which it is known that they write each of their results once.
+const WRITE_ONCE: [&str; 5] = ["gemv_", "linear_add_", "stream_", "moe_down_", "moe_combine_"];
 
 /// Loaded code, which stays for the life of the context.
 #[derive(Clone, Copy)]
@@ -74,8 +78,20 @@ impl Gpu {
                 .hint("a schedule of simdgroups that multiply by themselves"));
         }
         let (text, symbol) = source(kernel, numbers)?;
-        let context = &self.0;
-        let function = context.function(&kernel.name, &text, symbol)?;
+        self.0.pipeline(kernel, &text, symbol)
+    }
+}
+
+impl Context {
+    /// A kernel whose text this is.
+    fn pipeline(
+        self: &Arc<Self>,
+        kernel: &Kernel,
+        text: &str,
+        symbol: String,
+    ) -> Result<CudaPipeline> {
+        let context = self;
+        let function = context.function(&kernel.name, text, symbol)?;
         let dynamic = emit::cuda_dynamic_shared(kernel);
         if dynamic > 0 {
             if dynamic > context.facts.shared {
@@ -105,9 +121,7 @@ impl Gpu {
         let inner = Inner { context, kernel, function, dynamic, waits, registers, local };
         Ok(CudaPipeline(Arc::new(inner)))
     }
-}
 
-impl Context {
     /// A function of a text for NVRTC, compiled (or taken from a cache) and loaded once; errors name
     /// `kernel`. The context is current afterwards.
     pub(super) fn function(
@@ -188,9 +202,19 @@ impl CudaPipeline {
         // Surplus buffers make the count wrong, which the contract reports.
         bounds.extend(next.map(|b| BoundBuffer { len: b.len(), align: b.align() }));
         let grid = kernel.bind(numbers, &bounds).map_err(|why| Error::new("cuda", "", why))?;
+        let length = |name: &str| {
+            let rules = kernel.launch.requirements.iter();
+            let own = rules.filter_map(|rule| match rule {
+                Requirement::Length(of, length) if of == name => Some(length),
+                _ => None,
+            });
+            own.filter_map(|length| length.eval(&|of| numbers.get(of)).ok()).max()
+        };
+        let lengths = kernel.params.iter().map(|param| length(&param.name)).collect();
         Ok(CudaLaunch {
             pipeline: self.clone(),
-            parameters: Parameters::new(words),
+            lengths,
+            parameters: Parameters::new(words.into_iter().map(|word| vec![word]).collect()),
             grid,
             _buffers: buffers.into(),
             overlap: false,
@@ -209,24 +233,22 @@ impl CudaPipeline {
 /// A launch's parameters as the driver takes them, prepared once. Clones refer to the same ones.
 #[derive(Clone)]
 struct Parameters {
-    /// Addresses, and 32-bit arguments in the low half.
-    _words: Arc<[u64]>,
-    /// A pointer to each word.
+    /// Addresses, and 32-bit arguments in the low half; a structure has several words.
+    words: Arc<[Vec<u64>]>,
+    /// A pointer to each one's words.
     pointers: Arc<[*mut c_void]>,
 }
 
-// SAFETY: the pointers refer to `_words`, which lives as long and is never written.
+// SAFETY: the pointers refer to `words`, which live as long and are never written.
 unsafe impl Send for Parameters {}
 // SAFETY: as above.
 unsafe impl Sync for Parameters {}
 
 impl Parameters {
-    fn new(words: Vec<u64>) -> Parameters {
-        let words: Arc<[u64]> = words.into();
-        // Derived from the pointer to the whole slice, so that they stay valid as the `Arc` moves.
-        let first = Arc::as_ptr(&words).cast::<u64>().cast_mut();
-        let pointers = (0..words.len()).map(|i| first.wrapping_add(i).cast()).collect();
-        Parameters { _words: words, pointers }
+    fn new(words: Vec<Vec<u64>>) -> Parameters {
+        let pointer = |words: &Vec<u64>| words.as_ptr().cast_mut().cast();
+        let pointers = words.iter().map(pointer).collect();
+        Parameters { words: words.into(), pointers }
     }
 }
 
@@ -236,6 +258,8 @@ pub struct CudaLaunch {
     pipeline: CudaPipeline,
     parameters: Parameters,
     grid: [u32; 3],
+    /// The elements of each parameter that the kernel reads or writes, if it is a buffer.
+    lengths: Arc<[Option<u32>]>,
     /// Keeps the addresses allocated.
     _buffers: Box<[CudaBuffer]>,
     overlap: bool,
@@ -252,6 +276,38 @@ impl CudaLaunch {
     pub fn apart(mut self) -> CudaLaunch {
         self.overlap = false;
         self
+    }
+
+    /// The same launch with a `tk_post` of these words, which `define` defines, for the `count`
+    /// results that go to `y`; `None` for other kernels than products that write as many, each once.
+    ///
+    /// # Errors
+    /// As [`Gpu::load`].
+    pub(super) fn posting(
+        &self,
+        y: &CudaBuffer,
+        count: usize,
+        define: &str,
+        words: &[u64],
+    ) -> Result<Option<CudaLaunch>> {
+        let Inner { context, kernel, .. } = &*self.pipeline.0;
+        let address = y.address();
+        let own = |i: &usize| {
+            let written = ParamKind::Buffer { scalar: Scalar::F32, access: Access::Out };
+            kernel.params[*i].kind == written
+                && self.parameters.words[*i] == [address]
+                && self.lengths[*i].is_some_and(|length| length as usize == count)
+        };
+        let Some(param) = (0..kernel.params.len()).find(own) else { return Ok(None) };
+        if !WRITE_ONCE.iter().any(|family| kernel.name.starts_with(family)) {
+            return Ok(None);
+        }
+        let Ok(text) = emit::cuda_posting(kernel, param, define) else { return Ok(None) };
+        let mut parameters = self.parameters.words.to_vec();
+        parameters[param] = words.to_vec();
+        let pipeline = context.pipeline(kernel, &text, kernel.name.clone())?;
+        let parameters = Parameters::new(parameters);
+        Ok(Some(CudaLaunch { pipeline, parameters, ..self.clone() }))
     }
 
     /// Enqueues it after all earlier work.

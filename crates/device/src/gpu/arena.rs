@@ -115,7 +115,9 @@ pub(super) fn narrow_types(
             let matrix = n.weights.first().and_then(|w| formats[w.0]);
             let full = matrix == Some(Format::Dense(Scalar::F32));
             let product = n.op.product(n.weights.len());
-            product.is_some_and(|p| p.residual.is_some()) && n.inputs[0] == v && !full
+            product.is_some_and(|p| p.norm.is_none() && p.projections.len() == 1)
+                && n.inputs[0] == v
+                && !full
         };
         if readers[v.0].iter().all(narrow) {
             types[v.0] = wide;

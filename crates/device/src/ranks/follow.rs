@@ -7,11 +7,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use formats::{Error, ErrorKind, Result, Tensors, fingerprint};
-use program::StepMemory;
 
 use super::link::{Channel, Link, connect, lock};
 use super::processes::{Given, Request, Response, Share, Taken};
-use super::{Answer, Asked, Candidate, Group, Order, PLACE, RankLaunch};
+use super::{Answer, Asked, Candidate, Group, Kept, Order, PLACE, RankLaunch};
 use crate::gpu::group::{Combine, HostGroup};
 use crate::{Device, DeviceSpec, Executor};
 
@@ -34,7 +33,7 @@ pub fn follow(launch: &RankLaunch, place: DeviceSpec) -> Result<()> {
         executors: HashMap::new(),
         files: None,
         asked: Asked::default(),
-        memory: StepMemory::default(),
+        kept: Kept::default(),
     };
     loop {
         let (number, request): (u64, Request<'_>) = requests.receive()?;
@@ -164,7 +163,7 @@ struct FollowerState {
     /// The files of the model that is planned or loaded, and their fingerprint.
     files: Option<(PathBuf, Tensors, String)>,
     asked: Asked,
-    memory: StepMemory,
+    kept: Kept,
 }
 
 fn absent(what: &str, number: u32) -> Error {
@@ -198,9 +197,9 @@ impl FollowerState {
                 let shared = self.devices.get(&device).map_or(0, |(device, _)| device.shared());
                 Response::Shared(shared)
             }
-            Request::Submit { executor, step } => {
+            Request::Submit { executor, step, timed } => {
                 self.asked.step = step.into_owned();
-                self.order(executor, Order::Submit)
+                self.order(executor, if timed { Order::Time } else { Order::Submit })
             }
             Request::Copy { executor, group, blocks } => {
                 (self.asked.group, self.asked.blocks) = (group, blocks.into_owned());
@@ -283,7 +282,7 @@ impl FollowerState {
             return Response::Done(Err(absent("an executor", executor)));
         };
         let answer = match group.mend() {
-            Ok(()) => self.asked.on(0, &mut **executor, order, &mut self.memory),
+            Ok(()) => self.asked.on(0, &mut **executor, order, &mut self.kept),
             Err(why) => Answer::failed(order, why),
         };
         if answer.breaks_up() {

@@ -33,8 +33,8 @@ pub(super) enum Request<'a> {
     Load { device: u32, executor: u32, share: Box<Share<'a>> },
     /// Bytes that its executors on a device share.
     Shared { device: u32 },
-    /// Submit a step.
-    Submit { executor: u32, step: Cow<'a, OwnedStep> },
+    /// Submit a step, `timed` or not.
+    Submit { executor: u32, step: Cow<'a, OwnedStep>, timed: bool },
     /// Copy blocks of a cache group.
     Copy { executor: u32, group: usize, blocks: Cow<'a, [(u32, u32)]> },
     /// Put an adapter, the rank's part of it, on a seat, or none.
@@ -516,7 +516,10 @@ impl Peer for Remote {
     fn tell(&self, order: Order, asked: &Asked) -> Result<()> {
         let executor = self.executor;
         let request = match order {
-            Order::Submit => Request::Submit { executor, step: Cow::Borrowed(&asked.step) },
+            Order::Submit | Order::Time => {
+                let (step, timed) = (Cow::Borrowed(&asked.step), order == Order::Time);
+                Request::Submit { executor, step, timed }
+            }
             Order::Copy => {
                 let (group, blocks) = (asked.group, Cow::Borrowed(&asked.blocks[..]));
                 Request::Copy { executor, group, blocks }

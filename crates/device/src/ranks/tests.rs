@@ -120,6 +120,32 @@ fn processes_compute_and_choose_what_threads_do() {
     end(processes, followers);
 }
 
+/// A step that is timed computes what any other does, on threads and in processes.
+#[test]
+fn all_ranks_are_timed_together() {
+    let (processes, followers) = job(2);
+    let (device, threads) = (processes.open().unwrap(), threads(2));
+    for device in [&*device, &*threads] {
+        let mut executor = load(device);
+        let expected = logits(&mut *executor, 0).unwrap();
+        let tables = [Table { blocks: &[1], oldest: 0 }];
+        let (sequences, tokens) = (&[Sequence::new(9, 0, &tables)], &[3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        let step = Step { kind: StepKind::Prompt, tokens, sequences, outputs: &[8], input: &[] };
+        let (ticket, profile) = executor.submit_timed(&step).unwrap().unwrap();
+        assert_eq!(executor.read(ticket, 0).unwrap(), expected);
+        let sums = profile.operations.iter().filter(|timing| timing.name == "all_reduce").count();
+        assert_eq!(sums, 2 * recorded(MODEL).0.layers.len(), "two for each layer");
+        let head = profile.operations.iter().find(|timing| timing.name == "head").unwrap();
+        assert!(head.seconds > 0.0 && head.seconds < profile.seconds);
+        // Each of two ranks reads half of the head.
+        let (_, alone) = load(&*sim().open(None).unwrap()).submit_timed(&step).unwrap().unwrap();
+        let alone = alone.operations.iter().find(|timing| timing.name == "head").unwrap();
+        assert_eq!(head.work, alone.work);
+    }
+    drop(device);
+    end(processes, followers);
+}
+
 /// A dense model, one with grouped heads and biases, and a mixture of experts.
 #[test]
 fn layers_shared_by_processes_are_transformers() {

@@ -206,6 +206,7 @@ fn carried() -> Result<Program> {
     let norm = |norm_first| Op::from(ops::GatedNorm { eps: 1e-5, groups: 3, norm_first });
     let y = y.apply(norm(false), &[&z], vec![norms[0]]).trace("gated_norm");
     let y = y.apply(norm(true), &[&z], vec![norms[1]]).trace("gated_norm, the norm first");
+    let y = y.apply(Op::from(ops::NormAdd { eps: 1e-5 }), &[&z], vec![norms[0]]).trace("norm_add");
     step.finish(y.select().apply(Op::from(ops::Linear), &[], vec![head]))
 }
 

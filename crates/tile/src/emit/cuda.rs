@@ -8,14 +8,18 @@ use crate::instr::{BinaryOp, Spelling, UnaryOp};
 use crate::ir::{
     Access as Rights, AtomicOp, Builtin, Inst, Kernel, LoadHint, ParamKind, Place, Reduce, SimdOp,
 };
-use crate::types::{Role, Scalar, Tile};
+use crate::types::{Role, Scalar, Tile, Type};
 
 use super::expr::{Access, Language, Text, binds, call};
 use super::names::Names;
 use super::{CUDA_STATIC, cuda_dynamic_shared};
 
 /// CUDA C++.
-pub(super) struct Cuda;
+#[derive(Default)]
+pub(super) struct Cuda {
+    /// The parameter that is a `tk_post`, by its number and by its name.
+    pub(super) posted: Option<(usize, String)>,
+}
 
 /// The most shared memory of a block on compute capability 9.0, in bytes; 8.0 has 163 KiB.
 const SHARED: u32 = 227 << 10;
@@ -45,23 +49,58 @@ fn overlaps(kernel: &Kernel) -> bool {
 }
 
 /// The parameters of the entry and of the template.
-pub(super) fn signature(kernel: &Kernel, names: &Names) -> String {
+pub(super) fn signature(kernel: &Kernel, names: &Names, posted: Option<usize>) -> String {
     let restrict = if overlaps(kernel) { "" } else { " __restrict__" };
-    let params = kernel.params.iter().zip(&names.params).map(|(param, name)| match param.kind {
-        ParamKind::Argument(scalar) => format!("{} {name}", Cuda.scalar(scalar)),
+    let params = kernel.params.iter().zip(&names.params).enumerate();
+    let params = params.map(|(i, (param, name))| match param.kind {
+        _ if posted == Some(i) => format!("tk_post {name}"),
+        ParamKind::Argument(scalar) => format!("{} {name}", scalar_name(scalar)),
         ParamKind::Buffer { scalar, access: Rights::In } => {
-            format!("const {}*{restrict} {name}", Cuda.scalar(scalar))
+            format!("const {}*{restrict} {name}", scalar_name(scalar))
         }
-        ParamKind::Buffer { scalar, .. } => format!("{}* {name}", Cuda.scalar(scalar)),
+        ParamKind::Buffer { scalar, .. } => format!("{}* {name}", scalar_name(scalar)),
     });
     params.collect::<Vec<_>>().join(", ")
+}
+
+/// Whether a buffer of floats can be posted: all that the kernel does with it is to write single
+/// elements.
+pub(super) fn postable(kernel: &Kernel, param: usize) -> bool {
+    let Some(named) = kernel.params.get(param) else { return false };
+    let own = Place::Buffer(u32::try_from(param).unwrap_or(u32::MAX));
+    let (mut stored, mut other) = (false, false);
+    kernel.visit(&mut |node| match &node.inst {
+        Inst::Store { place, value, .. } if *place == own => {
+            stored = true;
+            other |= kernel.values[value.0 as usize] != Type::Scalar(Scalar::F32);
+        }
+        inst => other |= inst.reads().chain(inst.writes()).any(|place| place == own),
+    });
+    let floats = ParamKind::Buffer { scalar: Scalar::F32, access: Rights::Out };
+    named.kind == floats && stored && !other && kernel.constants.is_empty()
+}
+
+/// The type of an element.
+fn scalar_name(scalar: Scalar) -> &'static str {
+    match scalar {
+        Scalar::Bool => "bool",
+        Scalar::I8 => "schar",
+        Scalar::U8 => "uchar",
+        Scalar::I16 => "short",
+        Scalar::U16 => "ushort",
+        Scalar::I32 => "int",
+        Scalar::U32 => "uint",
+        Scalar::F16 => "f16",
+        Scalar::BF16 => "bf16",
+        Scalar::F32 => "float",
+    }
 }
 
 /// The template parameter of a constant: floats go by their bits.
 fn parameter(scalar: Scalar, name: &str) -> String {
     match scalar {
         Scalar::F32 => format!("uint {name}_bits"),
-        _ => format!("{} {name}", Cuda.scalar(scalar)),
+        _ => format!("{} {name}", scalar_name(scalar)),
     }
 }
 
@@ -76,7 +115,7 @@ pub(super) fn products(kernel: &Kernel) -> String {
     let mut out = String::new();
     kernel.visit(&mut |node| {
         let Inst::Wgmma { sum: Place::Register(sum), a, .. } = &node.inst else { return };
-        let scalar = Cuda.scalar(kernel.element(*a).scalar());
+        let scalar = scalar_name(kernel.element(*a).scalar());
         let tiles = kernel.registers[*sum as usize].len;
         let text = product(scalar, tiles);
         if !out.contains(&text) {
@@ -143,7 +182,8 @@ impl Language for Cuda {
             .zip(&names.constants)
             .map(|(constant, name)| parameter(constant.scalar, name))
             .collect();
-        let signature = signature(kernel, names);
+        let posted = self.posted.as_ref().map(|(i, _)| *i);
+        let signature = signature(kernel, names, posted);
         let threads = kernel.launch.threads;
         let _ = match constants.is_empty() {
             true => writeln!(
@@ -201,18 +241,7 @@ impl Language for Cuda {
     }
 
     fn scalar(&self, scalar: Scalar) -> &'static str {
-        match scalar {
-            Scalar::Bool => "bool",
-            Scalar::I8 => "schar",
-            Scalar::U8 => "uchar",
-            Scalar::I16 => "short",
-            Scalar::U16 => "ushort",
-            Scalar::I32 => "int",
-            Scalar::U32 => "uint",
-            Scalar::F16 => "f16",
-            Scalar::BF16 => "bf16",
-            Scalar::F32 => "float",
-        }
+        scalar_name(scalar)
     }
 
     /// 32-bit elements have CUDA's vector types; smaller ones travel as words.
@@ -342,7 +371,10 @@ impl Language for Cuda {
             Inst::CopyCommit => "tk_copy_commit();".to_owned(),
             Inst::CopyWait(pending) => format!("tk_copy_wait<{pending}>();"),
             Inst::GridTrigger => "tk_grid_trigger();".to_owned(),
-            Inst::GridWait => "tk_grid_wait();".to_owned(),
+            Inst::GridWait => match &self.posted {
+                Some((_, name)) => format!("tk_grid_wait(); {name}.begin();"),
+                None => "tk_grid_wait();".to_owned(),
+            },
             Inst::WgmmaFence => "tk_wgmma_fence();".to_owned(),
             Inst::WgmmaCommit => "tk_wgmma_commit();".to_owned(),
             Inst::WgmmaWait(pending) => format!("tk_wgmma_wait<{pending}>();"),

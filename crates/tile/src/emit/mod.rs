@@ -84,9 +84,30 @@ pub fn kernel_text(
         Dialect::Cuda => {
             out.push_str(&cuda::products(kernel));
             out.push_str(&contract(kernel));
-            base::print(kernel, &cuda::Cuda, &mut out)?;
+            base::print(kernel, &cuda::Cuda::default(), &mut out)?;
         }
     }
+    Ok(out)
+}
+
+/// The whole CUDA text of a kernel that gives the elements of a buffer away one by one as they are
+/// computed: parameter number `param` is a `tk_post`, which `define` defines. `y[i] = value` posts an
+/// element, and `y.begin()` follows each wait for the kernel before.
+///
+/// # Errors
+/// A [`Fault`] if the kernel does more with that buffer than to write single floats, or has
+/// constants without values; and as for [`text`].
+pub fn cuda_posting(kernel: &Kernel, param: usize, define: &str) -> Result<String, Fault> {
+    if !cuda::postable(kernel, param) {
+        let message = format!("expected floats that are written one by one, parameter {param}");
+        return Err(fault(kernel, "", message));
+    }
+    let names = names::Names::new(kernel, cuda::RESERVED);
+    let posted = Some((param, names.params[param].clone()));
+    let mut out = format!("{}\n{define}\n", include_str!("prelude.cuh"));
+    out.push_str(&cuda::products(kernel));
+    out.push_str(&contract(kernel));
+    base::print(kernel, &cuda::Cuda { posted }, &mut out)?;
     Ok(out)
 }
 
@@ -155,7 +176,7 @@ pub fn cuda_instance(kernel: &Kernel, numbers: &Numbers) -> Result<(String, Stri
     let text = format!(
         "\nextern \"C\" __global__ void __launch_bounds__({}) {symbol}({}) {{\n  {}<{}>({});\n}}\n",
         kernel.launch.threads,
-        cuda::signature(kernel, &names),
+        cuda::signature(kernel, &names, None),
         kernel.name,
         values.join(", "),
         arguments.join(", "),

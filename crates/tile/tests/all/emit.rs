@@ -287,3 +287,20 @@ fn instances_are_named_after_their_constants() {
     let (symbol, text) = emit::cuda_instance(&plain, &numbers).expect("there are no constants");
     assert_eq!((symbol.as_str(), text.as_str()), ("rms_norm_f16_group256", ""));
 }
+
+#[test]
+fn results_are_posted_where_they_would_be_stored() {
+    let kernel = kernels::doubled().record();
+    let text = emit::cuda_posting(&kernel, 1, "struct tk_post;").expect("it writes floats alone");
+    let own = &text[text.find("struct tk_post;").expect("the definition")..];
+    for wanted in ["(const float* x, tk_post y) {", "tk_grid_wait(); y.begin();", "y[v"] {
+        assert!(own.contains(wanted), "{wanted}: {own}");
+    }
+    assert!(!own.contains("float* y"), "{own}");
+    // It reads `x`, writes whole numbers of `counts`, and `y` in several places and ways.
+    let others = [(kernel, 0), (kernels::tally().record(), 0), (kernels::hand_over().record(), 4)];
+    for (kernel, param) in others {
+        let refused = emit::cuda_posting(&kernel, param, "");
+        assert!(refused.is_err_and(|why| why.message.contains("written one by one")));
+    }
+}

@@ -355,9 +355,18 @@ fn control(x: InOut<f32>, n: Arg<u32>) {
     x[t] = best.get() + before.max(-100.0) + regs[1u32] + held[63u32 - t];
 }
 
+/// Twice each element, once the kernel in front is done.
+#[kernel]
+pub(crate) fn doubled(x: In<f32>, y: Out<f32>) {
+    launch(Mode::Row, [dim("groups"), fixed(1), fixed(1)], 32);
+    grid_wait();
+    let at = group_id() * 32 + lane_id();
+    y[at] = x.get_with(at, LoadHint::Coherent) * 2.0;
+}
+
 /// The last threadgroup to arrive adds up what all have left; atomics of every kind.
 #[kernel]
-fn hand_over(
+pub(crate) fn hand_over(
     x: In<f32>,
     partial: InOut<f32>,
     arrived: InOut<u32>,

@@ -212,10 +212,11 @@ impl Recorder<'_> {
         y: TypedSlot,
     ) -> Result<()> {
         let (format, out) = self.matrix(matrix.weight)?;
-        if !precise && self.is_vendors(matrix, rows, width, y.scalar)? {
+        let many = !precise && !self.narrow(rows);
+        if many && self.is_vendors(matrix, rows, width, y.scalar)? {
             return self.product(x, matrix.weight, rows, width, None, y);
         }
-        if !precise && self.streams(&[matrix], width)? {
+        if many && self.streams(&[matrix], width)? {
             return self.stream(x, &[matrix], (rows, width), End::Store, None, &[y], None);
         }
         let mut numbers = Numbers::new().with("width", width as u32).with("out", out);

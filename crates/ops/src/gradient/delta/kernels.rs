@@ -54,8 +54,10 @@ const GATES: u32 = 64;
 pub fn form(of: &DeltaNet, turned: bool) -> Result<PackedForm> {
     let sizes = [("keys", of.key_dim), ("values", of.value_dim)];
     let form = PackedForm::new("delta_net", sizes, of.width(), turned)?;
-    let DeltaNet { tiled, doubled, by_element, .. } = *of;
-    Ok(PackedForm { tiled, doubled, by_element, ..form })
+    let DeltaNet { tiled, doubled, by_element, key_dim, .. } = *of;
+    // Beside as many factors as elements of a long key, registers have room for one column.
+    let wide = if by_element && !turned && key_dim > 128 { 1 } else { form.wide };
+    Ok(PackedForm { tiled, doubled, by_element, wide, ..form })
 }
 
 /// Elements of the queries, keys and values of all rows.
