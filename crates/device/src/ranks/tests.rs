@@ -134,7 +134,9 @@ fn all_ranks_are_timed_together() {
         let (ticket, profile) = executor.submit_timed(&step).unwrap().unwrap();
         assert_eq!(executor.read(ticket, 0).unwrap(), expected);
         let sums = profile.operations.iter().filter(|timing| timing.name == "all_reduce").count();
-        assert_eq!(sums, 2 * recorded(MODEL).0.layers.len(), "two for each layer");
+        let shard = recorded(MODEL).0.shard(0, 2).unwrap();
+        let of_shard = shard.nodes.iter().filter(|node| node.op.name() == "all_reduce").count();
+        assert_eq!(sums, of_shard);
         let head = profile.operations.iter().find(|timing| timing.name == "head").unwrap();
         assert!(head.seconds > 0.0 && head.seconds < profile.seconds);
         // Each of two ranks reads half of the head.
