@@ -422,8 +422,9 @@ mod tests {
                 let lowered = passes::lower(&special, Target::Cuda).unwrap();
                 let result = |i: &usize| lowered.params[*i].name.starts_with(['y', 'o']);
                 let results = (0..lowered.params.len()).filter(result);
-                let texts = results.filter_map(|i| emit::cuda_posting(&lowered, i, &define).ok());
-                if let Some(text) = texts.last() {
+                let mut texts =
+                    results.filter_map(|i| emit::cuda_posting(&lowered, i, &define).ok());
+                if let Some(text) = texts.next() {
                     compiles(&text);
                     posting += 1;
                     break;
