@@ -290,7 +290,7 @@ struct Asked {
     adapters: Vec<Option<AdapterFactors>>,
 }
 
-/// What a rank keeps between orders.
+/// A rank's memory between orders.
 #[derive(Default)]
 struct Kept {
     /// The memory of its step.

@@ -50,12 +50,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         raw.context.value = raw.context.value.max(context.value);
     }
     // The largest of the first models has them.
-    let stated = files.keys.flag(Key("use_qk_norm", ""))?;
-    let normed = match files.metadata() {
-        Some(_) => files.names.find("blocks.0.attention.q_scale")?.is_some(),
-        None => stated.unwrap_or(false),
-    };
-    opened(files, raw, false, normed)
+    opened(files, raw, false, head_norms::has(files, "use_qk_norm")?)
 }
 
 fn open_windowed(files: &Files<'_>) -> Result<Opened> {

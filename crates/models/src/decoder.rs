@@ -71,8 +71,8 @@ pub(crate) struct Parts {
     pub(crate) multipliers: [f32; 3],
     /// Whether embeddings are normed, by `embed_norm`.
     pub(crate) normed_embeddings: bool,
-    /// The width of embeddings, where it is not that of the residual stream: matrices `embed_in`
-    /// and `embed_out` are between them, and the latter in front of the head.
+    /// The width of embeddings, if the residual stream has another: the matrix `embed_in` is behind
+    /// the embedding, and `embed_out` in front of the head.
     pub(crate) embed_width: Option<usize>,
     /// The bound on logits.
     pub(crate) logit_cap: Option<f32>,
@@ -249,8 +249,9 @@ pub(crate) fn head(
 /// A stack of blocks between an embedding and a norm.
 struct Decoder {
     embed: Embedding,
-    /// The width of embeddings, and the matrix that makes rows of the residual stream of others.
+    /// The width of embeddings.
     width: usize,
+    /// The matrix from embeddings to the residual stream, where widths differ.
     embed_in: Option<Projection>,
     embed_norm: Option<Layer>,
     positions: Option<Embedding>,
@@ -278,7 +279,7 @@ impl Block {
         let both = |y: Tensor, z: Tensor| x.add(&scaled(y, share)).add(&scaled(z, share));
         match self.order {
             Order::InTurn | Order::Alone => with(mlp, &with(attention, x)),
-            // What is in front of a sublayer elsewhere is behind its sum.
+            // The norm in front of a sublayer elsewhere is behind its sum.
             Order::NormedSums => {
                 let sum = |layer: &Sublayer, x: &Tensor| {
                     layer.normed(&x.add(&scaled(layer.result(x), share)))

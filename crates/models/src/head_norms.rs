@@ -2,6 +2,8 @@
 //! and what they give is multiplied with the heads' weights, which lie one behind the other.
 
 use crate::config::Config;
+use crate::files::Files;
+use crate::keys::Key;
 use crate::names::Row;
 use formats::{Error, Result, Source, shape};
 use nn::{Bias, QkNorm, Stored, Weights};
@@ -12,6 +14,18 @@ pub(crate) const IN_GGUF: &[Row] = &[
     ("blocks.{}.attention.k_scale", "", "blk.{}.attn_k_norm"),
 ];
 
+/// Whether a model has such norms: a folder says so under `key`, a GGUF file has their weights.
+///
+/// # Errors
+/// A key of another type.
+pub(crate) fn has(files: &Files<'_>, key: &'static str) -> Result<bool> {
+    let stated = files.keys.flag(Key(key, ""))?;
+    match files.metadata() {
+        Some(_) => Ok(files.names.find("blocks.0.attention.q_scale")?.is_some()),
+        None => Ok(stated.unwrap_or(false)),
+    }
+}
+
 /// Such norms, which add the number that other norms add, if there are any.
 pub(crate) fn of(config: &Config, has: bool) -> QkNorm {
     let norm = QkNorm::Layer { eps: config.norm_eps, bias: Bias::Never, apart: true };
@@ -21,7 +35,7 @@ pub(crate) fn of(config: &Config, has: bool) -> QkNorm {
 /// The weight `name`, if it is a norm's own, or the heads'.
 ///
 /// # Errors
-/// Weights of another shape than that of the heads.
+/// A weight that has not the heads' shape.
 pub(crate) fn part(config: &Config, weights: &dyn Weights, name: &str) -> Result<Option<Stored>> {
     let Some((stem, part)) = name.rsplit_once(".attention.") else { return Ok(None) };
     let width = config.head_dim;

@@ -34,11 +34,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
     let mut raw = Raw::read_normed(files, eps)?;
     raw.turns_part(files, 0.25)?;
-    let stated = keys.flag(Key("qk_layernorm", ""))?;
-    let normed = match files.metadata() {
-        Some(_) => files.names.find("blocks.0.attention.q_scale")?.is_some(),
-        None => stated.unwrap_or(false),
-    };
+    let normed = head_norms::has(files, "qk_layernorm")?;
     let beside = keys.flag(Key("use_parallel_residual", "use_parallel_residual"))?;
     let one_norm = files.names.find("blocks.0.mlp_norm")?.is_none();
     let beside = match files.metadata() {

@@ -62,7 +62,7 @@ const OWN: &[(&str, &str)] = &[
     ("use_shared_attention_adapter", "use_shared_attention_lora"),
 ];
 
-/// Keys that follow from others, and those of how others compute and train.
+/// Keys without effect: they follow from others, or are for other programs or for training.
 const NOTED: &[&str] = &[
     "attention_head_dim",
     "attention_hidden_size",

@@ -91,8 +91,8 @@ impl Norm {
         Ok(Norm { op: Op::from(ops::RmsNorm { eps }), weights: vec![weight] })
     }
 
-    /// Layer norm `(x - mean) / deviation * weight + bias` of each group of `width` columns; takes `name` `[width]` and,
-    /// depending on `bias`, `name.bias` `[width]`.
+    /// Layer norm `(x - mean) / deviation * weight + bias` of each group of `width` columns; takes
+    /// `name` `[width]` and, depending on `bias`, `name.bias` `[width]`.
     ///
     /// # Errors
     /// As [`Builder::weight`].
@@ -298,8 +298,9 @@ impl KeysValues {
 
 impl SelfAttention {
     /// Takes `name.q`, `.k`, `.v`, `.o`; if present, norms `.q_norm`, `.k_norm` and `.v_norm`,
-    /// weights of heads `.q_scale` and `.k_scale`, sinks `.sinks`, slopes `.slopes`, and an output gate `.gate`. Registers a cache layer, and takes no `.k` and `.v`
-    /// where another layer's is shared.
+    /// weights of heads `.q_scale` and `.k_scale`, sinks `.sinks`, slopes `.slopes`, and an output
+    /// gate `.gate`. Registers a cache layer, and takes no `.k` and `.v` where another layer's is
+    /// shared.
     ///
     /// # Errors
     /// As [`Builder::weight`].

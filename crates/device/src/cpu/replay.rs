@@ -129,28 +129,19 @@ impl Replay<'_> {
         let rows = self.rows(node);
         match &node.op {
             Op::Embed(op) => self.embed(index, op, node, worker),
-            Op::RmsNorm(RmsNorm { eps }) => {
+            Op::RmsNorm(RmsNorm { eps }) | Op::NormAdd(NormAdd { eps }) => {
                 let width = self.width(node.inputs[0]);
                 let share = worker.split(rows);
                 let range = share.start * width..share.end * width;
                 // SAFETY: each worker has its own rows; an output in place is the same rows.
                 let y = unsafe { self.floats(self.offset(node.outputs[0]), range.clone()) };
-                self.copy_unless_in_place(index, node, 0, range);
-                math::rms_norm_in_place(isa, y, self.vector(node.weights[0]), *eps);
-            }
-            Op::NormAdd(NormAdd { eps }) => {
-                let width = self.width(node.inputs[0]);
-                let share = worker.split(rows);
-                let range = share.start * width..share.end * width;
                 self.copy_unless_in_place(index, node, 0, range.clone());
-                // SAFETY: each worker has its own rows; an output in place is the same rows of `x`,
-                // and the residual is only read.
-                let (y, residual) = unsafe {
-                    let y = self.floats(self.offset(node.outputs[0]), range.clone());
-                    (y, self.floats(self.offset(node.inputs[1]), range))
-                };
                 math::rms_norm_in_place(isa, y, self.vector(node.weights[0]), *eps);
-                math::zip_in_place(isa, Binary::Add, y, residual);
+                if let Some(&residual) = node.inputs.get(1) {
+                    // SAFETY: the residual is only read.
+                    let residual = unsafe { self.floats(self.offset(residual), range) };
+                    math::zip_in_place(isa, Binary::Add, y, residual);
+                }
             }
             Op::Linear(_) | Op::LinearAdd(_) => self.linear(index, node, worker),
             Op::LayerNorm(LayerNorm { eps }) => {

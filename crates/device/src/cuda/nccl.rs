@@ -488,7 +488,10 @@ impl Collective {
 /// # Errors
 /// A product that does not compile so.
 pub(super) fn joined(mut work: Vec<GraphWork>) -> Result<Vec<GraphWork>> {
-    let small = |work: &GraphWork| matches!(work, GraphWork::Collective(sum) if sum.overlap && sum.small().is_some());
+    let small = |work: &GraphWork| match work {
+        GraphWork::Collective(sum) => sum.overlap && sum.small().is_some(),
+        _ => false,
+    };
     let sums: Vec<usize> = (0..work.len()).filter(|i| small(&work[*i])).collect();
     for (round, &at) in (1..).zip(&sums) {
         let GraphWork::Collective(sum) = &work[at] else { continue };

@@ -27,7 +27,7 @@ pub(super) const MOST: usize = 1 << 17;
 /// Threads of a block, each of which adds one value.
 const THREADS: usize = 256;
 
-/// What the sum and the products that post have in common.
+/// The store of a word in a mailbox, for the sum and for products that post.
 const POST: &str = r#"
 typedef unsigned long long word;
 
@@ -138,7 +138,7 @@ pub(super) struct PeerSums {
     _others: Vec<Opened>,
 }
 
-/// Where a sum stands among those of a graph.
+/// A sum's place among those of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     /// Its number, from 1.
@@ -150,7 +150,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Of a sum by itself.
+    /// The place of a sum by itself.
     pub(super) const ALONE: Place = Place { round: 1, rounds_of_graph: 1, posted: false };
 }
 
@@ -331,7 +331,8 @@ impl PeerSums {
         let (shape, overlap) = ([groups, 1, 1, THREADS as u32, 0], overlap && own.waits);
         // SAFETY: there is a pointer to a word for each of the kernel's parameters. `x` and `y`
         // have `count` floats (`bind` cut them), a mailbox has room for `MOST` words of every rank
-        // in both halves, and `rounds` two numbers. A collective keeps all of them alive, and `Sums` frees mailboxes only once the streams of all its GPUs have drained.
+        // in both halves, and `rounds` two numbers. A collective keeps all of them alive, and `Sums`
+        // frees mailboxes only once the streams of all its GPUs have drained.
         let launched = unsafe {
             pipeline::launch(context, own.function, shape, overlap, parameters.as_mut_ptr())
         }?;

@@ -202,18 +202,9 @@ impl CudaPipeline {
         // Surplus buffers make the count wrong, which the contract reports.
         bounds.extend(next.map(|b| BoundBuffer { len: b.len(), align: b.align() }));
         let grid = kernel.bind(numbers, &bounds).map_err(|why| Error::new("cuda", "", why))?;
-        let length = |name: &str| {
-            let rules = kernel.launch.requirements.iter();
-            let own = rules.filter_map(|rule| match rule {
-                Requirement::Length(of, length) if of == name => Some(length),
-                _ => None,
-            });
-            own.filter_map(|length| length.eval(&|of| numbers.get(of)).ok()).max()
-        };
-        let lengths = kernel.params.iter().map(|param| length(&param.name)).collect();
         Ok(CudaLaunch {
             pipeline: self.clone(),
-            lengths,
+            numbers: numbers.clone(),
             parameters: Parameters::new(words.into_iter().map(|word| vec![word]).collect()),
             grid,
             _buffers: buffers.into(),
@@ -258,8 +249,8 @@ pub struct CudaLaunch {
     pipeline: CudaPipeline,
     parameters: Parameters,
     grid: [u32; 3],
-    /// The elements of each parameter that the kernel reads or writes, if it is a buffer.
-    lengths: Arc<[Option<u32>]>,
+    /// Arguments and dimensions by name.
+    numbers: Numbers,
     /// Keeps the addresses allocated.
     _buffers: Box<[CudaBuffer]>,
     overlap: bool,
@@ -291,17 +282,26 @@ impl CudaLaunch {
         words: &[u64],
     ) -> Result<Option<CudaLaunch>> {
         let Inner { context, kernel, .. } = &*self.pipeline.0;
-        let address = y.address();
-        let own = |i: &usize| {
-            let written = ParamKind::Buffer { scalar: Scalar::F32, access: Access::Out };
-            kernel.params[*i].kind == written
-                && self.parameters.words[*i] == [address]
-                && self.lengths[*i].is_some_and(|length| length as usize == count)
-        };
-        let Some(param) = (0..kernel.params.len()).find(own) else { return Ok(None) };
         if !WRITE_ONCE.iter().any(|family| kernel.name.starts_with(family)) {
             return Ok(None);
         }
+        let address = y.address();
+        let as_many = |name: &str| {
+            let value = |of: &str| self.numbers.get(of);
+            let rules = kernel.launch.requirements.iter();
+            let lengths = rules.filter_map(|rule| match rule {
+                Requirement::Length(of, length) if of == name => length.eval(&value).ok(),
+                _ => None,
+            });
+            lengths.max().is_some_and(|length| length as usize == count)
+        };
+        let own = |i: &usize| {
+            let written = ParamKind::Buffer { scalar: Scalar::F32, access: Access::Out };
+            let param = &kernel.params[*i];
+            let bound = self.parameters.words[*i] == [address];
+            param.kind == written && bound && as_many(&param.name)
+        };
+        let Some(param) = (0..kernel.params.len()).find(own) else { return Ok(None) };
         let Ok(text) = emit::cuda_posting(kernel, param, define) else { return Ok(None) };
         let mut parameters = self.parameters.words.to_vec();
         parameters[param] = words.to_vec();

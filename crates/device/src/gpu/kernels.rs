@@ -26,7 +26,7 @@ static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 /// makes each, the others wait for it.
 type Made<T> = Arc<OnceLock<T>>;
 
-/// What a lowered kernel follows from: the target, the key of the recipe, the values of the constants.
+/// The key of a lowered kernel: target, key of the recipe, values of the constants.
 type Lowering = (Target, String, Vec<u32>);
 
 /// See [`KNOWN`].

@@ -59,7 +59,7 @@ static MACHINES: LazyLock<Mutex<HashMap<usize, Interpreted>>> = LazyLock::new(Mu
 /// A kernel, and what the interpreter made of it.
 type Interpreted = (Arc<Kernel>, Arc<CompiledKernel>);
 
-/// What new memory is filled with.
+/// A block of new memory.
 const ZEROS: &[u8] = &[0; 1 << 12];
 
 /// Most of [`MACHINES`].

@@ -11,7 +11,7 @@ use nn::{
 };
 
 /// Names of its weights, which files have under the first of the layers that share it. The second
-/// number is that of the use.
+/// number counts its uses.
 pub(super) const NAMES: &[Row] = &[
     ("blocks.{}.shared.norm", "model.layers.{}.shared_transformer.input_layernorm", ""),
     ("blocks.{}.shared.q", "model.layers.{}.shared_transformer.self_attn.q_proj", ""),
@@ -75,7 +75,7 @@ pub(super) struct Options {
     pub(super) count: usize,
     /// The rank of what is added to projections.
     pub(super) rank: usize,
-    /// Whether something is added to those of q, k and v.
+    /// Whether q, k and v have such additions, too.
     pub(super) attends: bool,
 }
 
