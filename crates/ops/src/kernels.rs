@@ -41,6 +41,7 @@ pub fn all() -> Vec<Spec> {
         crate::linear::KERNELS,
         crate::linear::gemm::KERNELS,
         crate::linear::stream::KERNELS,
+        crate::linear::stream::LAID,
         crate::linear_add::KERNELS,
         crate::low_rank::kernels::KERNELS,
         crate::low_rank::pairs::KERNELS,

@@ -39,7 +39,7 @@ use tiles::Tile;
 
 pub use pack::{Mlx, pack, pack_as, pack_into, pack_mlx};
 pub(crate) use weights::halves;
-pub use weights::{PackedWeights, Scaled, Supers, WordRun};
+pub use weights::{PackedWeights, RAISED, Scaled, Supers, WordRun};
 
 /// How the elements of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

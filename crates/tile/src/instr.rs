@@ -427,6 +427,15 @@ pub fn dot4(a: u32, b: u32, acc: u32) -> u32 {
         as u32
 }
 
+/// `a b + c` of both halves of words that are two f16 each: a product is exact in f64, and so are
+/// most sums.
+#[inline(always)]
+pub fn fma_halves(a: u32, b: u32, c: u32) -> u32 {
+    let half = |word: u32, i: u32| half::f16::from_bits((word >> (16 * i)) as u16).to_f64();
+    let of = |i: u32| half::f16::from_f64(half(a, i) * half(b, i) + half(c, i)).to_bits();
+    u32::from(of(0)) | u32::from(of(1)) << 16
+}
+
 /// Bytes of a table of sixteen: byte `i` is the one that the bits from `4 i` on of `codes` name.
 #[inline(always)]
 pub fn lookup(codes: u32, table: [u32; 4]) -> u32 {

@@ -394,6 +394,8 @@ pub enum Inst {
     /// `acc + sum of four products of bytes`: `a` and `b` hold signed bytes in a `U32`, lowest
     /// first; `acc` is `I32`.
     Dot4 { a: Value, b: Value, acc: Value },
+    /// `a * b + c`, rounded once, of both halves of words that are two f16 each.
+    FmaHalves { a: Value, b: Value, c: Value },
     /// Four bytes of a table of sixteen, which four words hold, lowest first: byte `i` is the one
     /// that the bits from `4 i` on of `codes` name. All `U32`.
     Lookup { codes: Value, table: Vec<Value> },
@@ -468,6 +470,9 @@ pub enum Inst {
     /// [`swizzled`] says. Until it is waited for, neither blocks nor registers may be touched
     /// otherwise.
     Wgmma { sum: Place, a: Place, a_index: Value, b: Place, b_index: Value },
+    /// As [`Inst::Wgmma`], with each simdgroup's rows of `a` in its lanes' registers: four left
+    /// operands, 16 terms each, one behind another.
+    WgmmaOf { sum: Place, left: Vec<Value>, b: Place, b_index: Value },
     /// Orders earlier work on accumulators before the products that begin after it.
     WgmmaFence,
     /// Closes a batch of the warpgroup's products.
@@ -547,7 +552,7 @@ impl Kernel {
     /// Whether four simdgroups multiply together: what only GPUs of compute capability 9.0 do.
     pub fn has_wgmma(&self) -> bool {
         let mut found = false;
-        self.visit(&mut |node| found |= matches!(node.inst, Inst::Wgmma { .. }));
+        self.visit(&mut |node| found |= node.inst.warpgroup_sum().is_some());
         found
     }
 

@@ -312,6 +312,8 @@ instructions! { k:
     Cast(to, a) => "cast", [Scalar(to), Value(a)], pure, Thread, k.cast(*to, *a);
     Bitcast(to, a) => "bitcast", [Scalar(to), Value(a)], pure, Thread, k.bitcast(*to, *a);
     Dot4 { a, b, acc } => "dot4", [Value(a), Value(b), Value(acc)], pure, Thread, k.dot4(*a, *b, *acc);
+    FmaHalves { a, b, c } => "fma_f16x2", [Value(a), Value(b), Value(c)], pure, Thread,
+        k.fma_halves([*a, *b, *c]);
     Lookup { codes, table } => "lookup", [Value(codes), Values(table)], pure, Thread,
         k.lookup(*codes, table);
     Pack(values) => "pack", [Values(values)], pure, Thread, k.pack(values);
@@ -378,6 +380,12 @@ instructions! { k:
             Tile(Access::In, b, "the right index", b_index)
         ],
         effect, Group, k.wgmma(*sum, (*a, *a_index), (*b, *b_index));
+    WgmmaOf { sum, left, b, b_index } => "wgmma_of",
+        [
+            Array(Access::InOut, sum), Word("+="), Values(left), Word("by"),
+            Tile(Access::In, b, "the right index", b_index)
+        ],
+        effect, Group, k.wgmma_of(*sum, left, (*b, *b_index));
     WgmmaFence => "wgmma_fence", [], effect, Group, Ok(None);
     WgmmaCommit => "wgmma_commit", [], effect, Group, Ok(None);
     WgmmaWait(pending) => "wgmma_wait", [Number("a number of batches", Some(pending))], effect, Group,
@@ -454,6 +462,14 @@ impl Inst {
     /// text.
     pub(crate) fn named(name: &str) -> Option<Inst> {
         BLANKS.get(name).filter(|blank| !matches!(blank, Inst::Literal(_))).cloned()
+    }
+
+    /// The registers to which a warpgroup's product adds.
+    pub(crate) fn warpgroup_sum(&self) -> Option<Place> {
+        match self {
+            Inst::Wgmma { sum, .. } | Inst::WgmmaOf { sum, .. } => Some(*sum),
+            _ => None,
+        }
     }
 
     /// The values it reads, in text order, without the operands of inner blocks.

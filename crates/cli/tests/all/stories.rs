@@ -162,6 +162,7 @@ fn a_run_ends_quietly_when_nobody_reads_on() {
         .arg("run")
         .args(&model)
         .args(["One day", "-n", "400"])
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -189,6 +189,8 @@ pub(super) struct Layout {
     /// Scratch of products with many rows: normalised rows, and two outputs (the operands of a
     /// gate, or a sum before the residual is added).
     pub(super) scratch: [Range<usize>; 3],
+    /// A number for each row: see [`ops::linear::stream::lay_rows`].
+    pub(super) factors: Range<usize>,
     /// Scratch of mixtures of experts; see [`mixture`].
     pub(super) mixture: [Range<usize>; MIXTURE],
     /// Scratch of adapters, sized by [`Lowering::adapters`].
@@ -232,6 +234,9 @@ impl Layout {
             end = start + 4 * elements;
             start..end
         });
+        let factors = end.next_multiple_of(256);
+        end = factors + 4 * rows.tokens.max(rows.outputs);
+        let factors = factors..end;
         let mixture = mixtures(program, |shape| rows.of(shape)).map(|words| {
             let start = end.next_multiple_of(256);
             end = start + 4 * words;
@@ -259,7 +264,7 @@ impl Layout {
         if !moved.is_empty() {
             end = end.next_multiple_of(256) + most;
         }
-        Layout { plan, rows, scratch, mixture, low, moved, bytes: end.max(256) }
+        Layout { plan, rows, scratch, factors, mixture, low, moved, bytes: end.max(256) }
     }
 
     /// The bytes of a value.

@@ -140,9 +140,9 @@ pub(crate) struct Input {
 #[derive(Clone, Copy)]
 pub(crate) struct Norm {
     /// `[width]`.
-    weight: In,
+    pub(crate) weight: In,
     /// Added to the mean square.
-    eps: Val<f32>,
+    pub(crate) eps: Val<f32>,
 }
 
 impl Norm {

@@ -16,7 +16,7 @@
 //! The terms of a sum are `PARTS` parts, which take turns step by step. Each part is added up by
 //! itself, and the parts are added in their order. Which part a term is in follows from the format
 //! and the number of columns alone, so a row's bits do not depend on how many rows there are, nor
-//! on which of two ways a threadgroup works ([`Share`]):
+//! on which of the first two ways a threadgroup works ([`Share`]):
 //!
 //! - For few rows each simdgroup has one part of every sum, and copies the activations of its own
 //!   terms, so that simdgroups meet only at the end of a block of matrix rows. Many weights are
@@ -25,13 +25,20 @@
 //!   one after another. A block has eight times as many matrix rows, all of which read the same
 //!   activations, so a weight is converted once for up to 128 rows.
 //!
+//! - For matrices of many rows on GPUs whose warpgroups multiply, each simdgroup has sums of its own,
+//!   which are one part. Activations are read by the matrix unit itself, from shared memory, in the
+//!   order of the lanes' runs ([`by_lanes`]), so that what is left to a simdgroup is to convert
+//!   weights. Which matrices these are does not follow from the number of rows.
+//!
 //! [`StreamTiling::stages`] steps are under way, across the ends of blocks too, and the first ask
 //! for their weights before the kernel in front is done. Both operands are copied asynchronously:
 //! what waits in registers is waited for by whoever waits for anything.
 
 mod cases;
+mod lay;
 mod tiling;
 
+pub use lay::{by_lanes, lay_rows};
 pub use tiling::{Job, Share, StreamTiling};
 
 use super::gemv::{Cursor, Place, Span, Sweep, spans};
@@ -42,8 +49,8 @@ use crate::project::ProjectedMatrix;
 use crate::{Unary, real};
 use tile::case::Spec;
 use tile::dsl::*;
-use tile::ir::LoadHint;
-use tile::launch::{Mode, Requirement};
+use tile::ir::{LoadHint, ROW};
+use tile::launch::{Extent, Mode, Requirement};
 use tiling::{EDGE, PARTS, SIMDS, SPARE, UNIT};
 
 /// Runs of a row in a stage that has weights row by row.
@@ -88,9 +95,47 @@ pub fn stream(
     tiling: StreamTiling,
     low: Option<Low>,
 ) {
+    let held = (dim("rows") * dim("width")).ceil_div(2);
+    record((Activations::Words(x), held), (rows, width), types, matrices, end, tiling, low);
+}
+
+/// As [`stream`], by warpgroups ([`Share::Warpgroups`]), of what [`lay_rows`] has made of `x`; `y`
+/// is the type of results.
+#[kernel]
+pub fn stream_warpgroups(
+    x: In<{ Scalar::F16 }>,
+    factors: In<f32>,
+    rows: Arg<u32>,
+    width: Const<u32>,
+    y: Scalar,
+    matrices: &[ProjectedMatrix],
+    end: End,
+    tiling: StreamTiling,
+    low: Option<Low>,
+) {
+    holds("factors", dim("rows"));
+    // What warpgroups read is declared in front, where it lies by the kilobyte.
+    let terms = tiling.terms(matrices[0].format);
+    let shared = Shared::stored(Scalar::F16, "laid", tiling.stages * tiling.rows * terms);
+    let x = (Activations::Laid { x, factors, shared }, dim("rows") * dim("width"));
+    let types = StreamTypes { x: Scalar::F16, operand: Scalar::F16, y };
+    record(x, (rows, width), types, matrices, end, tiling, low);
+}
+
+/// Records either, of activations that are declared and their number of elements.
+#[track_caller]
+fn record(
+    (x, held): (Activations, Extent),
+    (rows, width): (Val<u32>, Val<u32>),
+    types: StreamTypes,
+    matrices: &[ProjectedMatrix],
+    end: End,
+    tiling: StreamTiling,
+    low: Option<Low>,
+) {
     let turns = dim("rows").ceil_div(tiling.rows);
     launch(Mode::Tile, [dim("groups"), turns, fixed(1)], tiling.threads());
-    holds("x", (dim("rows") * dim("width")).ceil_div(2));
+    holds("x", held);
     require(Requirement::Aligned("x".into(), 16));
     // Every product of sizes is computed in 32 bits.
     require(Requirement::AtMost(dim("rows"), 1 << 24));
@@ -101,9 +146,22 @@ pub fn stream(
     let gate = matches!(end, End::Gate(_));
     // The sign of a number of rows: no bit is set, and none is known not to be.
     let zero = (rows.bits::<i32>() >> 31i32).bits::<u32>();
-    let declared = declare(matrices, gate, types.y, (width, zero), low);
+    let mut declared = declare(matrices, gate, types.y, (width, zero), low);
+    if let Activations::Laid { factors, .. } = x {
+        declared.factors = Some(factors);
+    }
     let walk = Walk::new(tiling, types, x, rows, width, &declared.sweeps);
     walk.product(&declared.sweeps, |total| declared.finish(end, residual, total));
+}
+
+/// Where activations come from.
+#[derive(Clone, Copy)]
+enum Activations {
+    /// Two a word, to the ring.
+    Words(In<u32>),
+    /// Operands by lanes, to shared memory of their own: of each stage blocks of [`ROW`] terms, of
+    /// all rows, swizzled. Sums of a row are multiplied by its factor.
+    Laid { x: In, factors: In, shared: Shared },
 }
 
 /// Inputs of a launch beside its activations.
@@ -114,6 +172,8 @@ struct Declared {
     /// For each sweep.
     results: Vec<Out>,
     sites: Option<Sites>,
+    /// Of rows that were divided.
+    factors: Option<In>,
 }
 
 /// Declares matrices, biases and results, and states what they require; `gate`: two matrices have
@@ -127,7 +187,7 @@ fn declare(
     low: Option<Low>,
 ) -> Declared {
     let (sweeps, biases, results) = Default::default();
-    let mut declared = Declared { sweeps, biases, results, sites: None };
+    let mut declared = Declared { sweeps, biases, results, sites: None, factors: None };
     let mut outs = Vec::new();
     let mut step = UNIT;
     for (j, &ProjectedMatrix { format, bias }) in matrices.iter().enumerate() {
@@ -162,7 +222,11 @@ impl Declared {
     /// Writes one output.
     #[track_caller]
     fn finish(&self, end: End, residual: Option<In>, total: Total) {
-        let Total { sweep, output, row, sums } = total;
+        let Total { sweep, output, row, mut sums } = total;
+        if let Some(factors) = self.factors {
+            let factor = factors.get(row);
+            sums.iter_mut().for_each(|sum| *sum = *sum * factor);
+        }
         let shifted = |m: usize| {
             let bias = self.biases[sweep + m];
             let sum = bias.map_or(sums[m], |bias| sums[m] + bias.get(output));
@@ -203,7 +267,7 @@ struct Total {
 struct Walk {
     tiling: StreamTiling,
     types: StreamTypes,
-    x: In<u32>,
+    x: Activations,
     /// Activation rows of the launch, and the first of this group.
     rows: Val<u32>,
     first_row: Val<u32>,
@@ -224,7 +288,7 @@ impl Walk {
     fn new(
         tiling: StreamTiling,
         types: StreamTypes,
-        x: In<u32>,
+        x: Activations,
         rows: Val<u32>,
         width: Val<u32>,
         sweeps: &[Sweep],
@@ -236,7 +300,7 @@ impl Walk {
         let spare = Shared::<f32>::named("spare", tiling.spare(matrices));
         let (own, stage) = match tiling.share {
             Share::Terms => (simd_id() * (tiling.stages * stage / SIMDS), stage / SIMDS),
-            Share::Sums => (0u32.val(), stage),
+            Share::Sums | Share::Warpgroups => (0u32.val(), stage),
         };
         let first_row = group_id_of(1) * tiling.rows;
         let stride = groups(0);
@@ -276,6 +340,9 @@ impl Walk {
             range(0u32, total).each(|t| {
                 let (at, to) = (here.get(), ahead.get());
                 copy_wait(ahead_by as u8 - 1);
+                if self.tiling.share == Share::Warpgroups {
+                    async_fence();
+                }
                 // What came is seen, and nobody still reads the stage that is filled next.
                 self.meet();
                 let more = (t + ahead_by).lt(total);
@@ -289,7 +356,15 @@ impl Walk {
                 copy_commit();
                 let stage = t % self.tiling.stages;
                 for load in 0..self.tiling.per_step(sweep.weights[0].format()) {
-                    self.sum(sweep, at.step, load, stage, sums);
+                    match self.x {
+                        Activations::Words(_) => self.sum(sweep, at.step, load, stage, sums),
+                        Activations::Laid { shared, .. } => {
+                            self.sum_laid(sweep, (at.step, load), (shared, stage), sums);
+                        }
+                    }
+                }
+                if self.tiling.share == Share::Warpgroups {
+                    wgmma_wait(0);
                 }
                 if let Some(totals) = totals {
                     test(((at.step + 1u32) % self.steps(sweep)).eq(0u32))
@@ -314,7 +389,7 @@ impl Walk {
     fn meet(&self) {
         match self.tiling.share {
             Share::Terms => simd_barrier(),
-            Share::Sums => barrier(),
+            Share::Sums | Share::Warpgroups => barrier(),
         }
     }
 
@@ -357,7 +432,7 @@ impl Walk {
     fn matrices(&self, sweep: &Sweep) -> u32 {
         match self.tiling.share {
             Share::Terms => sweep.weights.len() as u32,
-            Share::Sums => 1,
+            Share::Sums | Share::Warpgroups => 1,
         }
     }
 
@@ -377,7 +452,7 @@ impl Walk {
     fn steps(&self, sweep: &Sweep) -> Val<u32> {
         let format = sweep.weights[0].format();
         let tiling = &self.tiling;
-        let (pieces, terms) = (tiling.pieces(format), PARTS * tiling.terms(format));
+        let (pieces, terms) = (tiling.pieces(format), tiling.parts() * tiling.terms(format));
         match pieces {
             1 => (self.width + (terms - 1)) / terms,
             _ => (self.width + (pieces * terms - 1)) / (pieces * terms) * pieces,
@@ -399,6 +474,7 @@ impl Walk {
         let (part, step) = match self.tiling.share {
             Share::Terms => (simd_id(), step),
             Share::Sums => (step / self.steps(sweep), step % self.steps(sweep)),
+            Share::Warpgroups => return step,
         };
         match self.tiling.pieces(sweep.weights[0].format()) {
             1 => step * PARTS + part,
@@ -505,10 +581,10 @@ impl Walk {
         let format = sweep.weights[0].format();
         let before = half + load * 2 * self.tiling.tiles;
         let before = match self.tiling.share {
-            Share::Sums => before * SIMDS + simd_id(),
+            Share::Sums | Share::Warpgroups => before * SIMDS + simd_id(),
             Share::Terms => before * sweep.weights.len() as u32 + m,
         };
-        let activations = self.tiling.rows * self.tiling.stride(format);
+        let activations = self.tiling.activations(format);
         self.own + stage * self.stage + (before * format.copied() + activations)
     }
 
@@ -521,7 +597,7 @@ impl Walk {
         // Of a simdgroup's terms its lanes copy all, of those of all simdgroups all threads.
         let (index, copying) = match self.tiling.share {
             Share::Terms => (lane_id(), 32),
-            Share::Sums => (thread_id(), self.tiling.threads()),
+            Share::Sums | Share::Warpgroups => (thread_id(), self.tiling.threads()),
         };
         let (unit, row) = (index % per_row, index / per_row);
         let column = self.place_of(sweep, step) * terms + unit * UNIT;
@@ -531,11 +607,22 @@ impl Walk {
         for pass in 0..rows.div_ceil(apart) {
             let row = row + pass * apart;
             let from = self.first_row + row;
-            let place = unit ^ self.swapped(format, unit, row);
-            let to = self.own + stage * self.stage + row * stride + place * (UNIT / 2);
-            let keep = Some(inside & from.lt(self.rows));
-            let from = (from * self.width + column) / 2u32;
-            let copy = || copy_async(self.ring, to, self.x, from, 4, keep);
+            let keep = || Some(inside & from.lt(self.rows));
+            let copy: Box<dyn Fn()> = match self.x {
+                Activations::Words(x) => {
+                    let place = unit ^ self.swapped(format, unit, row);
+                    let to = self.own + stage * self.stage + row * stride + place * (UNIT / 2);
+                    let keep = keep();
+                    let from = (from * self.width + column) / 2u32;
+                    Box::new(move || copy_async(self.ring, to, x, from, 4, keep))
+                }
+                Activations::Laid { x, shared, .. } => {
+                    let to = self.laid(format, stage, unit / (ROW / UNIT)) + row * ROW;
+                    let to = to + ((unit % (ROW / UNIT)) ^ (row % 8u32)) * UNIT;
+                    let (keep, from) = (keep(), from * self.width + column);
+                    Box::new(move || copy_async(shared, to, x, from, UNIT as u8, keep))
+                }
+            };
             if (pass + 1) * apart <= rows {
                 copy();
             } else {
@@ -559,6 +646,45 @@ impl Walk {
         };
         let by_row = row % 2u32 * by_row;
         if apart == 0 { by_row } else { by_row ^ ((unit / 8u32) & apart) }
+    }
+
+    /// Where a block of a stage's terms begins.
+    #[track_caller]
+    fn laid(&self, format: Format, stage: Val<u32>, block: impl IntoVal<u32>) -> Val<u32> {
+        let (rows, blocks) = (self.tiling.rows, self.tiling.terms(format) / ROW);
+        (stage * blocks + block.val()) * (rows * ROW)
+    }
+
+    /// Adds the products of a load of a step to the sums, by warpgroups: while the matrix unit
+    /// multiplies the terms of one block, those of the next are converted.
+    #[track_caller]
+    fn sum_laid(
+        &self,
+        sweep: &Sweep,
+        (step, load): (Val<u32>, u32),
+        (laid, stage): (Shared, Val<u32>),
+        sums: Frags,
+    ) {
+        let format = sweep.weights[0].format();
+        let run = self.run(sweep, step, load);
+        let runs = [0, 1].map(|half| {
+            let words = self.words(sweep, stage, load, half, 0);
+            let run = sweep.weights[0].run(&words, run);
+            (run.scaled(), run)
+        });
+        let blocks = 4 * format.run() / ROW;
+        for block in 0..blocks {
+            let units = ROW / EDGE / 2;
+            let left = |unit| {
+                let [a, b] = runs.each_ref().map(|(scaled, run)| run.halves(scaled, unit));
+                [0, 2].map(|i| Frag::left_of(Scalar::F16, [a[i], b[i], a[i + 1], b[i + 1]]))
+            };
+            let left: Vec<Frag> = (block * units..(block + 1) * units).flat_map(left).collect();
+            wgmma_fence();
+            sums.wgmma_of(&left, (laid, self.laid(format, stage, load * blocks + block)));
+            wgmma_commit();
+            wgmma_wait(1);
+        }
     }
 
     /// Adds the products of a load of a step to the sums.
@@ -625,7 +751,7 @@ impl Walk {
                     }
                 }
                 // Few tiles: all wait for one row of activations after another.
-                Share::Sums => {
+                Share::Sums | Share::Warpgroups => {
                     let lefts: Vec<[Frag; 2]> = tiles.iter().map(left).collect();
                     for j in 0..wide {
                         let right = right(&read(2 * j), &read(2 * j + 1));
@@ -717,7 +843,7 @@ impl Walk {
                         hand_over(output, col + j * EDGE, &total);
                     }
                     // All threads have a tile of each matrix in hand, one after another.
-                    Share::Sums => {
+                    Share::Sums | Share::Warpgroups => {
                         let (simds, columns) = (SIMDS, self.tiling.threads() / EDGE);
                         let apart = simds / matrices;
                         let passes = EDGE / columns;
@@ -741,6 +867,12 @@ impl Walk {
 pub(crate) const KERNELS: &[Spec] =
     &[Spec { name: "stream", cases: cases::cases, benches: cases::benches }];
 
+/// Likewise, by warpgroups.
+pub(crate) const LAID: &[Spec] = &[
+    Spec { name: "stream_warpgroups", cases: cases::warpgroups, benches: cases::warpgroup_benches },
+    lay::KERNEL,
+];
+
 #[cfg(test)]
 mod tests {
     use formats::DType;
@@ -753,6 +885,11 @@ mod tests {
     #[test]
     fn cases_hold() {
         crate::linear::cases::prove(KERNELS);
+    }
+
+    #[test]
+    fn cases_by_warpgroups_hold() {
+        crate::linear::cases::prove(LAID);
     }
 
     /// A row's bits are those that it has alone, whatever a group takes together, however many
@@ -801,6 +938,40 @@ mod tests {
                 if let Some(tiles) = format.tiled() {
                     assert_eq!(run_in(tiles, rows, tiling, groups), all, "{}", tiles.name());
                 }
+            }
+        }
+    }
+
+    /// Likewise by warpgroups, in any number of turns.
+    #[test]
+    fn rows_have_the_same_bits_among_any_others_by_warpgroups() {
+        let (out, width, most) = (136, 512, 37);
+        let values = noise(9, most * width);
+        for format in [DType::Q4K, DType::Q8_0].map(Format::Block) {
+            let run = |format: Format, rows: usize, tiling: StreamTiling, groups: u32| {
+                let matrix = Matrix::new(format, 5, out, width);
+                let (x, factors) = lay::laid(&values[..rows * width], width, format.run() as usize);
+                let numbers = Numbers::new().with("rows", rows as u32).with("groups", groups);
+                let numbers = numbers.with("width", width as u32).with("out0", out as u32);
+                let y = Buffer::zeros(Scalar::F32, rows * out);
+                let mut buffers = [x, factors, y, matrix.buffer()];
+                let part = [ProjectedMatrix { format, bias: false }];
+                let kernel = stream_warpgroups(Scalar::F32, &part, End::Store, tiling, None);
+                tile::interp::run(&kernel.record(), &numbers, &mut buffers).unwrap();
+                let [_, _, y, _] = buffers;
+                y.bytes
+            };
+            let tiling = |rows, stages| {
+                let (share, resident, tiles, loads) = (Share::Warpgroups, 1, 1, 2);
+                StreamTiling { share, resident, tiles, rows, loads, stages }
+            };
+            let alone = run(format, 1, tiling(16, 2), 3);
+            for (rows, together, stages, groups) in [(5, 16, 3, 1), (37, 48, 2, 2), (37, 16, 4, 1)]
+            {
+                let all = run(format, rows, tiling(together, stages), groups);
+                assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
+                let tiles = format.tiled().expect("a tiled form");
+                assert_eq!(run(tiles, rows, tiling(together, stages), groups), all);
             }
         }
     }

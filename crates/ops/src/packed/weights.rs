@@ -294,6 +294,37 @@ impl WordRun {
         weights.chunks_exact(2).map(|two| two[0].pack(two[1], scalar)).collect()
     }
 
+    /// Eight neighbours times 2^[`RAISED`] in f16, two a word: the weights from `8 * octet` on, each
+    /// beside the one that is two behind it, since their codes are sixteen bits apart. For quantised
+    /// formats.
+    #[track_caller]
+    pub fn halves(&self, scaled: &[Scaled], octet: u32) -> Vec<Val<u32>> {
+        let Some(p) = self.format.packing() else { return vec![] };
+        let part = &scaled[8 * octet as usize / self.part()];
+        let twice = |number: Val<f32>| {
+            let number = number * (1 << RAISED) as f32;
+            number.pack(number, Scalar::F16)
+        };
+        let none = || 0f32.val();
+        let (scale, offset) = (twice(part.scale), twice(part.offset.unwrap_or_else(none)));
+        let one = 0x3C00_3C00u32.val();
+        let mut halves = Vec::new();
+        for four in 2 * octet as usize..2 * octet as usize + 2 {
+            let (word, k) = self.four_codes(&p, four);
+            for second in [0, 8] {
+                let (shift, mask) = (second + p.bits * k, ((1u32 << p.bits) - 1) * 0x0001_0001);
+                let codes = if shift > 0 { word >> shift } else { word };
+                let codes = self.zero.map_or_else(|| codes & mask, |zero| codes & (zero + mask));
+                // 1024 and the code: in the mantissa of 2^10 the lowest bit counts 1.
+                let more = -(1024.0 + p.zero as f32);
+                let code = (codes | 0x6400_6400u32)
+                    .fma_halves(one, more.val().pack(more.val(), Scalar::F16));
+                halves.push(code.fma_halves(scale, offset));
+            }
+        }
+        halves
+    }
+
     /// The codes less the format's zero, as f32; of a dense matrix, the weights.
     #[track_caller]
     pub fn codes(&self) -> Vec<Val<f32>> {
@@ -319,15 +350,7 @@ impl WordRun {
     /// by no more than 1/512 of what a code counts.
     #[track_caller]
     fn four_weights(&self, p: &Packing, part: &Scaled, i: usize) -> [Val<f32>; 4] {
-        let (word, k) = match (p.table, p.bits) {
-            (Some(table), _) => (self.four_found(table, i), 0),
-            (None, 8) => (self.base[i] ^ 0x8080_8080, 0),
-            _ if p.high() > 0 => (self.joined(p, i), 0),
-            (None, bits) => {
-                let fields = 8 / bits as usize;
-                (self.base[i / fields], (i % fields) as u32)
-            }
-        };
+        let (word, k) = self.four_codes(p, i);
         [0, 1, 2, 3].map(|byte| {
             let (word, at) = match 8 * byte + p.bits * k {
                 at if at < LOWEST => (word << LOWEST, at + LOWEST),
@@ -343,6 +366,20 @@ impl WordRun {
             };
             part.scale.fma(number, offset)
         })
+    }
+
+    /// A word with four codes, and which of those in each of its bytes they are.
+    #[track_caller]
+    fn four_codes(&self, p: &Packing, i: usize) -> (Val<u32>, u32) {
+        match (p.table, p.bits) {
+            (Some(table), _) => (self.four_found(table, i), 0),
+            (None, 8) => (self.base[i] ^ 0x8080_8080, 0),
+            _ if p.high() > 0 => (self.joined(p, i), 0),
+            (None, bits) => {
+                let fields = 8 / bits as usize;
+                (self.base[i / fields], (i % fields) as u32)
+            }
+        }
     }
 
     /// Four codes that lie in two planes, a byte each.
@@ -503,6 +540,10 @@ fn four(
         number - (added + p.zero as f32)
     })
 }
+
+/// By how many powers of two [`WordRun::halves`] multiplies: f16 then holds weights of up to 4,094,
+/// and to 2^-28.
+pub const RAISED: u32 = 4;
 
 /// Bits of an f32's mantissa that are stored.
 const MANTISSA: u32 = 23;

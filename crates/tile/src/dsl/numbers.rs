@@ -396,6 +396,13 @@ impl Val<u32> {
         Val::wrap(define(Inst::Dot4 { a, b, acc }, Scalar::I32))
     }
 
+    /// `self * by + add`, rounded once, of both halves of words that are two f16 each.
+    #[track_caller]
+    pub fn fma_halves(self, by: Val<u32>, add: Val<u32>) -> Val<u32> {
+        let (a, b, c) = (self.value, by.value, add.value);
+        Val::wrap(define(Inst::FmaHalves { a, b, c }, Scalar::U32))
+    }
+
     /// Four bytes of a table of sixteen: byte `i` is the one that the bits from `4 i` on name.
     #[track_caller]
     pub fn lookup(self, table: [u8; 16]) -> Val<u32> {

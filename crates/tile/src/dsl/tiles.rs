@@ -338,6 +338,15 @@ impl Frags {
         let (sum, a_index, b_index) = (self.place, a_index.value, b_index.value);
         perform(Inst::Wgmma { sum, a: a.place(), a_index, b: b.place(), b_index });
     }
+
+    /// As [`Frags::wgmma`], with this simdgroup's rows of `a` in registers: four operands of 16
+    /// terms each.
+    #[track_caller]
+    pub fn wgmma_of(self, left: &[Frag], (b, b_index): (Shared, Val<u32>)) {
+        let left = left.iter().map(|tile| tile.value).collect();
+        let (sum, b_index) = (self.place, b_index.value);
+        perform(Inst::WgmmaOf { sum, left, b: b.place(), b_index });
+    }
 }
 
 /// Orders earlier work on accumulators before the products of warpgroups that begin after it.

@@ -308,6 +308,10 @@ impl Printer<'_> {
                 let [a, b, acc] = [a, b, acc].map(|v| self.text(*v));
                 each(expr::call("tk_dot4", &[&a, &b, &acc]))
             }
+            Inst::FmaHalves { a, b, c } => {
+                let [a, b, c] = [a, b, c].map(|v| self.text(*v));
+                each(expr::call("tk_fma_f16x2", &[&a, &b, &c]))
+            }
             Inst::Lookup { codes, table } => {
                 let operands: Vec<Text> =
                     [codes].into_iter().chain(table).map(|v| self.text(*v)).collect();
@@ -424,6 +428,12 @@ impl Printer<'_> {
                 let (a, b) = (self.address(*a, *a_index), self.address(*b, *b_index));
                 language.wgmma(self.names.place(*sum), scalar, &a, &b)?
             }
+            Inst::WgmmaOf { sum, left, b, b_index } => {
+                let scalar = self.kernel.element(*b).scalar();
+                let left: Vec<String> = left.iter().map(|tile| self.tile(*tile)).collect();
+                let b = self.address(*b, *b_index);
+                language.wgmma_of(self.names.place(*sum), scalar, &left, &b)?
+            }
             Inst::WgmmaFence => format!("{}{}", self.holds(), language.signal(inst)),
             Inst::WgmmaWait(_) => {
                 format!("{} {}", language.signal(inst), self.holds()).trim_end().to_owned()
@@ -436,9 +446,7 @@ impl Printer<'_> {
     fn holds(&self) -> String {
         let mut sums = std::collections::BTreeSet::new();
         self.kernel.visit(&mut |node| {
-            if let Inst::Wgmma { sum, .. } = &node.inst {
-                sums.insert(self.names.place(*sum));
-            }
+            sums.extend(node.inst.warpgroup_sum().map(|sum| self.names.place(sum)));
         });
         sums.into_iter().map(|sum| self.language.hold(sum) + " ").collect()
     }

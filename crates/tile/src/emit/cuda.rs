@@ -114,10 +114,14 @@ fn alignment(kernel: &Kernel) -> u32 {
 pub(super) fn products(kernel: &Kernel) -> String {
     let mut out = String::new();
     kernel.visit(&mut |node| {
-        let Inst::Wgmma { sum: Place::Register(sum), a, .. } = &node.inst else { return };
-        let scalar = scalar_name(kernel.element(*a).scalar());
-        let tiles = kernel.registers[*sum as usize].len;
-        let text = product(scalar, tiles);
+        let (sum, b, left) = match &node.inst {
+            Inst::Wgmma { sum, b, .. } => (*sum, *b, Left::Block),
+            Inst::WgmmaOf { sum, b, .. } => (*sum, *b, Left::Registers),
+            _ => return,
+        };
+        let Place::Register(sum) = sum else { return };
+        let scalar = scalar_name(kernel.element(b).scalar());
+        let text = product(scalar, kernel.registers[sum as usize].len, left);
         if !out.contains(&text) {
             out.push_str(&text);
         }
@@ -125,8 +129,18 @@ pub(super) fn products(kernel: &Kernel) -> String {
     out
 }
 
-/// `c += a b'` over 64 terms: four instructions of sixteen, whose operands lie 32 bytes apart.
-fn product(scalar: &str, tiles: u32) -> String {
+/// Where the left side of a warpgroup's product is.
+#[derive(Clone, Copy, PartialEq)]
+enum Left {
+    /// A block in shared memory.
+    Block,
+    /// Four operands in registers.
+    Registers,
+}
+
+/// `c += a b'` over 64 terms: four instructions of sixteen, whose operands lie 32 bytes apart, or
+/// have registers of their own.
+fn product(scalar: &str, tiles: u32, left: Left) -> String {
     let lone = tiles == 1;
     let rows = |each: &dyn Fn(u32, u32) -> String| -> Vec<String> {
         let row = |tile| (0..8).map(|e| each(tile, e)).collect::<Vec<_>>().join(", ");
@@ -139,9 +153,35 @@ fn product(scalar: &str, tiles: u32) -> String {
     });
     let operands = operands.join(",\n        ");
     let sums = if lone { "& c".to_owned() } else { format!(" (&c)[{tiles}]") };
-    let [a, b, yes] = [0, 1, 2].map(|i| 8 * tiles + i);
-    let guard = format!("TK_WGMMA_{}_{tiles}", scalar.to_uppercase());
+    let first = 8 * tiles;
     let shape = format!("m64n{}k16.f32.{scalar}.{scalar}", 16 * tiles);
+    let held = |s: u32| {
+        let words: Vec<String> = (0..4).map(|i| format!("%{}", first + 4 * s + i)).collect();
+        format!("TK_STEP(\"{{{}}}\")", words.join(", "))
+    };
+    let given = |s: u32| (0..4).map(move |i| format!("\"r\"(a{s}.word[{i}]), "));
+    // Of the left side: how the function is named and what it takes, its place in an instruction and
+    // what follows there, and how the next sixteen terms are found.
+    let (of, parameter, a, turned, more) = match left {
+        Left::Block => ("", format!("const {scalar}* a"), "", "a, b, p, 1, 1, 0, 0", "a, "),
+        Left::Registers => {
+            let parameters: Vec<_> = (0..4).map(|s| format!("const tk_operand& a{s}")).collect();
+            ("of_", parameters.join(", "), "(a)", "\" a \", b, p, 1, 1, 0", "")
+        }
+    };
+    let (steps, given, start, next, b) = match left {
+        Left::Block => {
+            let (steps, given) = (["TK_STEP"; 4].join(" TK_NEXT "), "\"l\"(tk_block(a)), ".into());
+            (steps, given, format!(" mov.b64 a, %{first};"), "add.s64 a, a, 2; ", first + 1)
+        }
+        Left::Registers => {
+            let steps: Vec<String> = (0..4).map(held).collect();
+            let given: String = (0..4).flat_map(given).collect();
+            (steps.join(" TK_NEXT\n      "), given, String::new(), "", first + 16)
+        }
+    };
+    let yes = b + 1;
+    let guard = format!("TK_WGMMA_{}{}_{tiles}", of.to_uppercase(), scalar.to_uppercase());
     format!(
         r#"#if !defined(TILE_SHIM) && !defined({guard})
 #define {guard}
@@ -149,13 +189,13 @@ fn product(scalar: &str, tiles: u32) -> String {
 #error "products of warpgroups need compute capability 9.0: compile for sm_90a"
 #endif
 #define TK_SUMS "{{{registers}}}"
-#define TK_STEP "wgmma.mma_async.sync.aligned.{shape} " TK_SUMS ", a, b, p, 1, 1, 0, 0;\n"
-#define TK_NEXT "add.s64 a, a, 2; add.s64 b, b, 2;\n"
-TK_INLINE void tk_wgmma_{scalar}(tk_frag<float, 8>{sums}, const {scalar}* a, const {scalar}* b) {{
-  asm volatile("{{.reg .pred p; .reg .b64 a, b; setp.ne.b32 p, %{yes}, 0; mov.b64 a, %{a}; mov.b64 b, %{b};\n"
-      TK_STEP TK_NEXT TK_STEP TK_NEXT TK_STEP TK_NEXT TK_STEP "}}"
+#define TK_STEP{a} "wgmma.mma_async.sync.aligned.{shape} " TK_SUMS ", {turned};\n"
+#define TK_NEXT "{next}add.s64 b, b, 2;\n"
+TK_INLINE void tk_wgmma_{of}{scalar}(tk_frag<float, 8>{sums}, {parameter}, const {scalar}* b) {{
+  asm volatile("{{.reg .pred p; .reg .b64 {more}b; setp.ne.b32 p, %{yes}, 0;{start} mov.b64 b, %{b};\n"
+      {steps} "}}"
       : {operands}
-      : "l"(tk_block(a)), "l"(tk_block(b)), "r"(1)
+      : {given}"l"(tk_block(b)), "r"(1)
       : "memory");
 }}
 #undef TK_SUMS
@@ -479,6 +519,16 @@ impl Language for Cuda {
 
     fn wgmma(&self, sum: &str, scalar: Scalar, a: &str, b: &str) -> Result<String, String> {
         Ok(format!("tk_wgmma_{}({sum}, {a}, {b});", self.scalar(scalar)))
+    }
+
+    fn wgmma_of(
+        &self,
+        sum: &str,
+        scalar: Scalar,
+        left: &[String],
+        b: &str,
+    ) -> Result<String, String> {
+        Ok(format!("tk_wgmma_of_{}({sum}, {}, {b});", self.scalar(scalar), left.join(", ")))
     }
 
     fn hold(&self, sum: &str) -> String {

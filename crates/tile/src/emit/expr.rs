@@ -137,6 +137,14 @@ pub(super) trait Language {
     /// The beginning of a warpgroup's product: the registers' name and the blocks' element type and
     /// addresses.
     fn wgmma(&self, sum: &str, scalar: Scalar, a: &str, b: &str) -> Result<String, String>;
+    /// Likewise, with the left side's four operands in place of a block.
+    fn wgmma_of(
+        &self,
+        sum: &str,
+        scalar: Scalar,
+        left: &[String],
+        b: &str,
+    ) -> Result<String, String>;
     /// Keeps the compiler from moving accumulators past a fence or a wait for products.
     fn hold(&self, sum: &str) -> String;
     /// Each row combined.

@@ -420,6 +420,10 @@ impl Language for Metal {
         Err("expected products of simdgroups, found one of a warpgroup".to_owned())
     }
 
+    fn wgmma_of(&self, sum: &str, of: Scalar, _: &[String], b: &str) -> Result<String, String> {
+        self.wgmma(sum, of, b, b)
+    }
+
     fn hold(&self, _: &str) -> String {
         String::new()
     }

@@ -55,6 +55,13 @@ TK_INLINE uint tk_u32(float x) { return __float2uint_rz(x); }
 // acc plus the products of four signed bytes.
 TK_INLINE int tk_dot4(uint a, uint b, int acc) { return __dp4a(int(a), int(b), acc); }
 
+// a b + c of both halves, rounded once.
+TK_INLINE uint tk_fma_f16x2(uint a, uint b, uint c) {
+  uint y;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+  return y;
+}
+
 // Four bytes of the eight of a and b, by the four lowest digits of `by`: the lower three bits say which. Where the
 // fourth is set, eight times the byte's highest bit.
 TK_INLINE uint tk_bytes(uint a, uint b, uint by) {

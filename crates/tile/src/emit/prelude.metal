@@ -43,6 +43,12 @@ static inline int tk_dot4(uint a, uint b, int acc) {
   return int(uint(acc) + uint(sum));
 }
 
+// a b + c of both halves, rounded once.
+static inline uint tk_fma_f16x2(uint a, uint b, uint c) {
+  half2 x = as_type<half2>(a), y = as_type<half2>(b), z = as_type<half2>(c);
+  return as_type<uint>(half2(half(fma(x.x, y.x, z.x)), half(fma(x.y, y.y, z.y))));
+}
+
 // Four bytes of a table of sixteen in four words, by the four lowest digits of `codes`.
 static inline uint tk_lookup(uint codes, uint a, uint b, uint c, uint d) {
   uint y = 0u;

@@ -6,7 +6,7 @@ use std::cell::Cell;
 
 use super::lanes::{Columns, Mask};
 use super::ops::Col;
-use crate::instr::{BinaryOp, UnaryOp, cast, dot4, lookup};
+use crate::instr::{BinaryOp, UnaryOp, cast, dot4, fma_halves, lookup};
 use crate::types::Scalar;
 
 type Column = [Cell<u32>];
@@ -167,6 +167,12 @@ pub(super) fn fused(a: u32, b: u32, c: u32) -> u32 {
 pub(super) fn dots(columns: &Columns, mask: &Mask, d: Col, operands: [Col; 3]) {
     let operands = operands.map(|c| columns.of(c));
     map3(mask, columns.of(d), operands, dot4);
+}
+
+/// Both halves of words, multiplied and added.
+pub(super) fn halves(columns: &Columns, mask: &Mask, d: Col, operands: [Col; 3]) {
+    let operands = operands.map(|c| columns.of(c));
+    map3(mask, columns.of(d), operands, fma_halves);
 }
 
 /// Four bytes of a table that four columns hold.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::allocate::allocate;
 use super::ops::{Array, Col, Fixed, Index, Op, Program, Slot};
-use super::products::Product;
+use super::products::{Left, Product};
 use crate::ir::{Access, Block, Builtin, Inst, Kernel, ParamKind, Place, Statement, Value};
 use crate::types::{Role, Scalar, Tile, Type};
 use crate::verify::Fault;
@@ -257,6 +257,10 @@ impl Compiler<'_> {
                 let acc = self.scalar(*acc, Scalar::I32)?;
                 Op::Dot4 { a: a?, b: b?, acc, d: self.define(node)? }
             }
+            Inst::FmaHalves { a, b, c } => {
+                let [a, b, c] = [*a, *b, *c].map(|v| self.scalar(v, Scalar::U32));
+                Op::FmaHalves { a: a?, b: b?, c: c?, d: self.define(node)? }
+            }
             Inst::Lookup { codes, table } => {
                 let codes = self.scalar(*codes, Scalar::U32)?;
                 let words = table.iter().map(|v| self.scalar(*v, Scalar::U32));
@@ -445,24 +449,21 @@ impl Compiler<'_> {
                 }
                 Op::Mma { left, right, a, b, c, d: self.define_tile(node)? }
             }
-            Inst::Wgmma { sum: Place::Register(sum), a, a_index, b, b_index } => {
-                let sums = self.kernel.registers.get(*sum as usize);
-                let (Some(sums), Array::Shared(left), Array::Shared(right)) =
-                    (sums, self.array(*a)?, self.array(*b)?)
-                else {
-                    return Err("a product adds blocks of shared memory to registers".to_owned());
+            Inst::Wgmma { sum, a, a_index, b, b_index } => {
+                let Array::Shared(left) = self.array(*a)? else {
+                    return Err("a product reads blocks of shared memory".to_owned());
                 };
                 let scalar = self.kernel.element(*a).scalar();
-                let whole = sums.ty == Type::Tile(Tile::new(Scalar::F32, Role::C))
-                    && self.kernel.element(*b).scalar() == scalar
-                    && matches!(scalar, Scalar::F16 | Scalar::BF16)
-                    && self.kernel.launch.threads.is_multiple_of(128);
-                if !whole {
-                    return Err("such a product has no meaning".to_owned());
-                }
-                let [a_index, b_index] = [*a_index, *b_index].map(|v| self.scalar(v, Scalar::U32));
-                let (a, b) = ((left, a_index?), (right, b_index?));
-                Op::Wgmma(Product { scalar, sum: *sum, tiles: sums.len, a, b })
+                let a_index = self.scalar(*a_index, Scalar::U32)?;
+                self.warpgroups(*sum, (scalar, Left::Block((left, a_index))), (*b, *b_index))?
+            }
+            Inst::WgmmaOf { sum, left, b, b_index } => {
+                let scalar = self.kernel.element(*b).scalar();
+                let tile = Tile::new(scalar, Role::A);
+                let slots = left.iter().map(|value| self.tile_of(*value, tile));
+                let slots: Vec<Slot> = slots.collect::<Result<_, _>>()?;
+                let slots = slots.try_into().map_err(|_| "such a product has no meaning")?;
+                self.warpgroups(*sum, (scalar, Left::Tiles(slots)), (*b, *b_index))?
             }
             Inst::RowReduce(op, a) => {
                 let (a, tile) = self.tile(*a)?;
@@ -544,6 +545,28 @@ impl Compiler<'_> {
             return Err(format!("%{} is {found}, {expected} expected", value.0));
         }
         self.column(value)
+    }
+
+    /// A product that adds to registers.
+    fn warpgroups(
+        &self,
+        sum: Place,
+        (scalar, left): (Scalar, Left),
+        (b, b_index): (Place, Value),
+    ) -> Result<Op, String> {
+        let (Place::Register(sum), Array::Shared(right)) = (sum, self.array(b)?) else {
+            return Err("a product adds blocks of shared memory to registers".to_owned());
+        };
+        let sums = &self.kernel.registers[sum as usize];
+        let whole = sums.ty == Type::Tile(Tile::new(Scalar::F32, Role::C))
+            && self.kernel.element(b).scalar() == scalar
+            && matches!(scalar, Scalar::F16 | Scalar::BF16)
+            && self.kernel.launch.threads.is_multiple_of(128);
+        if !whole {
+            return Err("such a product has no meaning".to_owned());
+        }
+        let b = (right, self.scalar(b_index, Scalar::U32)?);
+        Ok(Op::Wgmma(Product { scalar, sum, tiles: sums.len, left, b }))
     }
 
     fn tile(&self, value: Value) -> Result<(Slot, Tile), String> {

@@ -3,7 +3,7 @@
 //!
 //! A column holds one 32-bit register of every thread; a slot one matrix of every simdgroup.
 
-use super::products::Product;
+use super::products::{Left, Product};
 use crate::instr::{BinaryOp, UnaryOp};
 use crate::ir::{AtomicOp, Reduce, SimdOp, SourceId};
 use crate::types::{Scalar, Tile};
@@ -64,6 +64,12 @@ pub(super) enum Op {
         to: Scalar,
         d: Col,
         a: Col,
+    },
+    FmaHalves {
+        d: Col,
+        a: Col,
+        b: Col,
+        c: Col,
     },
     Dot4 {
         d: Col,
@@ -262,7 +268,9 @@ impl Op {
                 [a, d].into_iter().for_each(|c| f(c, Column));
             }
             Op::Binary { d, a, b, .. } => [a, b, d].into_iter().for_each(|c| f(c, Column)),
-            Op::Fma { d, a, b, c } | Op::Dot4 { d, a, b, acc: c } => {
+            Op::Fma { d, a, b, c }
+            | Op::FmaHalves { d, a, b, c }
+            | Op::Dot4 { d, a, b, acc: c } => {
                 [a, b, c, d].into_iter().for_each(|c| f(c, Column));
             }
             Op::Lookup { d, codes, table } => {
@@ -293,7 +301,13 @@ impl Op {
                     .flatten()
                     .for_each(|c| f(c, Column))
             }
-            Op::Wgmma(Product { a, b, .. }) => [a, b].into_iter().for_each(|i| f(&mut i.1, Column)),
+            Op::Wgmma(Product { left, b, .. }) => {
+                match left {
+                    Left::Block(a) => f(&mut a.1, Column),
+                    Left::Tiles(tiles) => tiles.iter_mut().for_each(|t| f(t, Tile)),
+                }
+                f(&mut b.1, Column);
+            }
             Op::Barrier | Op::SimdBarrier | Op::Fence | Op::CopyCommit | Op::CopyWait(_) => {}
             Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait(_) | Op::AsyncFence => {}
             Op::TileUnary { d, a, .. }

@@ -9,7 +9,7 @@
 use super::arith::widen_f16;
 use super::lanes::{Mask, SIMD};
 use super::memory::Shared;
-use super::ops::Col;
+use super::ops::{Col, Slot};
 use super::order::{ALL, Order};
 use super::report::{Stop, Why};
 use super::run::State;
@@ -29,9 +29,18 @@ pub(super) struct Product {
     /// A register array of this many tiles.
     pub(super) sum: u32,
     pub(super) tiles: u32,
-    /// Shared arrays, and the columns of indices into them.
-    pub(super) a: (u32, Col),
+    pub(super) left: Left,
+    /// A shared array, and the column of an index into it.
     pub(super) b: (u32, Col),
+}
+
+/// The left side of a product.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Left {
+    /// A shared array, and the column of an index into it.
+    Block((u32, Col)),
+    /// The tiles of each simdgroup's rows.
+    Tiles([Slot; 4]),
 }
 
 /// A product that has begun.
@@ -39,8 +48,8 @@ pub(super) struct Flight {
     warpgroup: usize,
     batch: u32,
     sum: u32,
-    /// Its two operands in shared memory: the array, the first element, the number of elements.
-    reads: [(u32, usize, usize); 2],
+    /// Its operands in shared memory: the array, the first element, the number of elements.
+    reads: Vec<(u32, usize, usize)>,
     /// The operation that began it.
     pub(super) at: usize,
 }
@@ -83,15 +92,19 @@ fn warpgroups(mask: &Mask) -> Result<Vec<usize>, Stop> {
     Ok(found)
 }
 
+/// A number of 16 bits.
+fn wide(scalar: Scalar, bits: u32) -> f32 {
+    f32::from_bits(match scalar {
+        Scalar::F16 => widen_f16(bits),
+        _ => cast(scalar, Scalar::F32, bits),
+    })
+}
+
 /// The numbers of a block of `rows` rows, without the swizzle.
 fn numbers(shared: &Shared, first: usize, rows: usize, scalar: Scalar) -> Vec<f32> {
     let number = |i: usize| {
         let (row, col) = ((i / ROW as usize) as u32, (i % ROW as usize) as u32);
-        let bits = shared.peek(first + swizzled(row, col) as usize);
-        f32::from_bits(match scalar {
-            Scalar::F16 => widen_f16(bits),
-            _ => cast(scalar, Scalar::F32, bits),
-        })
+        wide(scalar, shared.peek(first + swizzled(row, col) as usize))
     };
     (0..rows * ROW as usize).map(number).collect()
 }
@@ -158,9 +171,9 @@ impl State<'_> {
             let ends = waiting.contains(&flight.warpgroup) && flight.batch < done;
             if ends {
                 let thread = flight.warpgroup * SIMDS * SIMD;
-                for (array, first, len) in flight.reads {
-                    let array = &mut shared[array as usize];
-                    (first..first + len)
+                for (array, first, len) in &flight.reads {
+                    let array = &mut shared[*array as usize];
+                    (*first..first + len)
                         .for_each(|i| array.give_back(i, order, thread as u64 | ALL));
                 }
                 let simds = flight.warpgroup * SIMDS..(flight.warpgroup + 1) * SIMDS;
@@ -174,13 +187,20 @@ impl State<'_> {
     /// Each active warpgroup begins a product.
     pub(super) fn wgmma(&mut self, mask: &Mask, product: &Product) -> Result<(), Stop> {
         for warpgroup in warpgroups(mask)? {
-            let (left, right) = (SIMDS * ROWS, ROWS * product.tiles as usize);
-            let a = self.operand(warpgroup, product.a, left)?;
-            let b = self.operand(warpgroup, product.b, right)?;
+            let (rows, columns) = (SIMDS * ROWS, ROWS * product.tiles as usize);
+            let a = match product.left {
+                Left::Block(a) => Some(self.operand(warpgroup, a, rows)?),
+                Left::Tiles(_) => None,
+            };
+            let b = self.operand(warpgroup, product.b, columns)?;
             let of = |block: (u32, usize, usize), rows: usize| {
                 numbers(&self.shared[block.0 as usize], block.1, rows, product.scalar)
             };
-            let (left, right) = (of(a, left), of(b, right));
+            let left = match product.left {
+                Left::Block(_) => a.map_or(vec![], |a| of(a, rows)),
+                Left::Tiles(tiles) => self.held(warpgroup, tiles, product.scalar),
+            };
+            let right = of(b, columns);
             let blocks = right.chunks(ROWS * ROW as usize);
             let right: Vec<Vec<f32>> = blocks.map(|block| turned(block, ROW as usize)).collect();
             for (s, left) in left.chunks(ROWS * ROW as usize).enumerate() {
@@ -200,10 +220,27 @@ impl State<'_> {
                 }
             }
             let batch = self.products.closed[warpgroup];
-            let (sum, reads, at) = (product.sum, [a, b], self.at);
+            let reads = a.into_iter().chain([b]).collect();
+            let (sum, at) = (product.sum, self.at);
             self.products.flights.push(Flight { warpgroup, batch, sum, reads, at });
         }
         Ok(())
+    }
+
+    /// The rows of a warpgroup's left side that its simdgroups hold: of each, tiles one behind
+    /// another.
+    fn held(&self, warpgroup: usize, tiles: [Slot; 4], scalar: Scalar) -> Vec<f32> {
+        let mut rows = vec![0.0; SIMDS * ROWS * ROW as usize];
+        for (s, rows) in rows.chunks_mut(ROWS * ROW as usize).enumerate() {
+            for (t, slot) in tiles.into_iter().enumerate() {
+                let cells = self.tiles.of(slot, warpgroup * SIMDS + s);
+                for (row, cells) in rows.chunks_mut(ROW as usize).zip(cells.chunks(ROWS)) {
+                    let terms = &mut row[t * ROWS..][..ROWS];
+                    terms.iter_mut().zip(cells).for_each(|(x, bits)| *x = wide(scalar, bits.get()));
+                }
+            }
+        }
+        rows
     }
 
     /// Lends a block to a product: the array, its first element, and how many.

@@ -248,6 +248,7 @@ impl<'a> State<'a> {
             }
             Op::Cast { from, to, d, a } => arith::convert(columns, mask, *from, *to, (*d, *a)),
             Op::Dot4 { d, a, b, acc } => arith::dots(columns, mask, *d, [*a, *b, *acc]),
+            Op::FmaHalves { d, a, b, c } => arith::halves(columns, mask, *d, [*a, *b, *c]),
             Op::Lookup { d, codes, table } => arith::lookups(columns, mask, *d, *codes, table),
             Op::Load { from, index, d } => {
                 return self.load(mask, *from, *index, d);

@@ -8,7 +8,7 @@
 
 use super::identities;
 use super::rewrite::{Rewrite, Visitor, rewrite};
-use crate::instr::{cast, dot4, lookup};
+use crate::instr::{cast, dot4, fma_halves, lookup};
 use crate::ir::{Block, Builtin, Inst, Kernel, Literal, Statement, Value};
 use crate::launch::Extent;
 use crate::types::{Scalar, Type};
@@ -128,6 +128,10 @@ fn evaluate(r: &Rewrite, inst: &Inst) -> Option<Literal> {
         Inst::Dot4 { a, b, acc } => {
             let [a, b, acc] = [known(*a)?, known(*b)?, known(*acc)?].map(Literal::bits);
             Literal::from_bits(Scalar::I32, dot4(a, b, acc))
+        }
+        Inst::FmaHalves { a, b, c } => {
+            let [a, b, c] = [known(*a)?, known(*b)?, known(*c)?].map(Literal::bits);
+            Literal::from_bits(Scalar::U32, fma_halves(a, b, c))
         }
         Inst::Lookup { codes, table } => {
             let words = table.iter().map(|v| known(*v).map(Literal::bits));

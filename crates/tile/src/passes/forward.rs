@@ -76,7 +76,7 @@ impl Visitor for Forward {
                 let body = self.inside(r, body);
                 r.push(Inst::For { index, start, end, step, unroll, body }, None);
             }
-            Inst::Wgmma { .. } => {
+            Inst::Wgmma { .. } | Inst::WgmmaOf { .. } => {
                 self.forget(&writes);
                 r.keep(node, self);
             }
@@ -112,7 +112,7 @@ impl Live {
                     }
                 }
             }
-            Inst::Wgmma { sum, .. } => {
+            Inst::Wgmma { sum, .. } | Inst::WgmmaOf { sum, .. } => {
                 self.arrays.insert(*sum);
             }
             _ => {}
@@ -133,7 +133,9 @@ fn dead_stores(block: &mut Block, numbers: &HashMap<Value, u32>, live: &mut Live
                     dead = !live.arrays.contains(place) && !live.cells.remove(&cell);
                 }
             }
-            inst @ (Inst::Load { .. } | Inst::Wgmma { .. }) => live.read(inst, numbers),
+            inst @ (Inst::Load { .. } | Inst::Wgmma { .. } | Inst::WgmmaOf { .. }) => {
+                live.read(inst, numbers)
+            }
             Inst::For { body, .. } => {
                 // What a trip leaves may be read by the next.
                 body.0

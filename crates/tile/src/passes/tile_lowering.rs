@@ -64,7 +64,7 @@ fn native(kernel: &Kernel, target: Target) -> Result<(), Fault> {
 pub fn fits(kernel: &Kernel, target: Target) -> Result<(), Fault> {
     let mut found = None;
     kernel.visit(&mut |node| {
-        if target == Target::Metal && matches!(node.inst, Inst::Wgmma { .. }) {
+        if target == Target::Metal && node.inst.warpgroup_sum().is_some() {
             found.get_or_insert(node.source);
         }
     });

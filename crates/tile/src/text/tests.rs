@@ -78,13 +78,15 @@ fn every_instruction_reads_back() {
             Inst::AsyncFence => 43,
             Inst::TileOf(..) => 44,
             Inst::Lookup { .. } => 45,
+            Inst::WgmmaOf { .. } => 46,
+            Inst::FmaHalves { .. } => 47,
         }
     }
     let kernel = parse(every()).unwrap();
     verify(&kernel).unwrap();
-    let mut seen = [false; 46];
+    let mut seen = [false; 48];
     kernel.visit(&mut |node| seen[number(&node.inst)] = true);
-    assert_eq!(seen, [true; 46]);
+    assert_eq!(seen, [true; 48]);
     same(&kernel);
     let printed = kernel.to_string();
     assert!(every().contains(&printed), "{printed}");

@@ -125,6 +125,15 @@ impl<'k> Operands<'k> {
         Ok(Some(Scalar::I32.into()))
     }
 
+    /// Two f16 in each u32.
+    pub(crate) fn fma_halves(&self, operands: [Value; 3]) -> Computed {
+        let names = ["the first operand", "the second operand", "what is added"];
+        for (name, value) in names.into_iter().zip(operands) {
+            self.is(name, value, Scalar::U32)?;
+        }
+        Ok(Some(Scalar::U32.into()))
+    }
+
     /// Four words of bytes, and a word of codes.
     pub(crate) fn lookup(&self, codes: Value, table: &[Value]) -> Computed {
         self.is("the codes", codes, Scalar::U32)?;

@@ -127,7 +127,8 @@ impl<'k> Walk<'k> {
                 }
                 Level::Group
             }
-            Inst::Wgmma { sum: Place::Register(i), .. } => {
+            Inst::Wgmma { sum: Place::Register(i), .. }
+            | Inst::WgmmaOf { sum: Place::Register(i), .. } => {
                 // Each simdgroup has rows of its own.
                 if let Some(known) = self.registers.get_mut(*i as usize) {
                     self.changed |= *known < self.simd;

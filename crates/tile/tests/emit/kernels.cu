@@ -534,6 +534,30 @@ TK_INLINE void tk_wgmma_bf16(tk_frag<float, 8>& c, const bf16* a, const bf16* b)
 #undef TK_STEP
 #undef TK_NEXT
 #endif
+#if !defined(TILE_SHIM) && !defined(TK_WGMMA_OF_BF16_2)
+#define TK_WGMMA_OF_BF16_2
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "products of warpgroups need compute capability 9.0: compile for sm_90a"
+#endif
+#define TK_SUMS "{%0, %1, %2, %3, %4, %5, %6, %7, " \
+    "%8, %9, %10, %11, %12, %13, %14, %15}"
+#define TK_STEP(a) "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 " TK_SUMS ", " a ", b, p, 1, 1, 0;\n"
+#define TK_NEXT "add.s64 b, b, 2;\n"
+TK_INLINE void tk_wgmma_of_bf16(tk_frag<float, 8> (&c)[2], const tk_operand& a0, const tk_operand& a1, const tk_operand& a2, const tk_operand& a3, const bf16* b) {
+  asm volatile("{.reg .pred p; .reg .b64 b; setp.ne.b32 p, %33, 0; mov.b64 b, %32;\n"
+      TK_STEP("{%16, %17, %18, %19}") TK_NEXT
+      TK_STEP("{%20, %21, %22, %23}") TK_NEXT
+      TK_STEP("{%24, %25, %26, %27}") TK_NEXT
+      TK_STEP("{%28, %29, %30, %31}") "}"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[0][4]), "+f"(c[0][5]), "+f"(c[0][6]), "+f"(c[0][7]),
+        "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[1][4]), "+f"(c[1][5]), "+f"(c[1][6]), "+f"(c[1][7])
+      : "r"(a0.word[0]), "r"(a0.word[1]), "r"(a0.word[2]), "r"(a0.word[3]), "r"(a1.word[0]), "r"(a1.word[1]), "r"(a1.word[2]), "r"(a1.word[3]), "r"(a2.word[0]), "r"(a2.word[1]), "r"(a2.word[2]), "r"(a2.word[3]), "r"(a3.word[0]), "r"(a3.word[1]), "r"(a3.word[2]), "r"(a3.word[3]), "l"(tk_block(b)), "r"(1)
+      : "memory");
+}
+#undef TK_SUMS
+#undef TK_STEP
+#undef TK_NEXT
+#endif
 // warpgroups: mode tile, grid [1, 1, 1], 256 threads, 22528 bytes shared
 //   a: bf16 buffer, in
 //   b: bf16 buffer, in
@@ -541,6 +565,7 @@ TK_INLINE void tk_wgmma_bf16(tk_frag<float, 8>& c, const bf16* a, const bf16* b)
 //   requires compute capability 9.0: sm_90a
 extern "C" __global__ void __launch_bounds__(256) warpgroups(const bf16* __restrict__ a, const bf16* __restrict__ b, float* y) {
   const uint tid = threadIdx.x;
+  const uint lane = threadIdx.x & 31u;
   const uint simd = threadIdx.x >> 5;
   __shared__ __align__(1024) bf16 left[8192];
   __shared__ __align__(1024) bf16 right[3072];
@@ -575,6 +600,10 @@ extern "C" __global__ void __launch_bounds__(256) warpgroups(const bf16* __restr
   uint v51 = simd * 16u * 48u;  // kernels.rs
   tk_store_c<false>(y + v51, 48u, r0[0u]);  // kernels.rs
   tk_store_c<false>(y + (v51 + 16u), 48u, r0[1u]);  // kernels.rs
+  tk_operand v62 = tk_operand_of(tid, v44, v51, tid);  // kernels.rs
+  tk_hold(r0); tk_hold(r1); tk_wgmma_fence();  // kernels.rs
+  tk_wgmma_of_bf16(r0, v62, v62, v62, v62, right);  // kernels.rs
+  tk_wgmma_commit();  // kernels.rs
   tk_wgmma_wait<0>(); tk_hold(r0); tk_hold(r1);  // kernels.rs
   tk_store_c<false>(y + (v51 + 32u), 48u, r1);  // kernels.rs
 }

@@ -457,7 +457,7 @@ pub(crate) fn hoard(half: Out<f32>, v1: Arg<u32>, len: u32) {
 }
 
 /// Two products of two warpgroups, one under way while the next begins: the block of `a` twice, by
-/// 32 and by 16 rows of `b`.
+/// 32 and by 16 rows of `b`; and one of what lanes hold.
 #[kernel]
 fn warpgroups(a: In<{ Scalar::BF16 }>, b: In<{ Scalar::BF16 }>, y: Out<f32>) {
     launch(Mode::Tile, [fixed(1), fixed(1), fixed(1)], 256);
@@ -487,6 +487,10 @@ fn warpgroups(a: In<{ Scalar::BF16 }>, b: In<{ Scalar::BF16 }>, y: Out<f32>) {
     let to = simd_id() * 16 * 48;
     wide.get(0).store(y, to, 48u32);
     wide.get(1).store(y, to + 16, 48u32);
+    let held = Frag::left_of(Scalar::BF16, [thread_id(), from, to, thread_id()]);
+    wgmma_fence();
+    wide.wgmma_of(&[held; 4], (right, 0u32.val()));
+    wgmma_commit();
     wgmma_wait(0);
     narrow.get(0).store(y, to + 32, 48u32);
 }

@@ -154,6 +154,13 @@ static inline int tk_dot4(unsigned a, unsigned b, int acc) {
   }
   return acc;
 }
+// Products of f16 are exact in double, and so are most sums: what is rounded twice is too small to matter.
+static inline unsigned tk_fma_f16x2(unsigned a, unsigned b, unsigned c) {
+  auto half_of = [](unsigned word, int i) { return double(shim::from_f16(std::uint16_t(word >> 16 * i))); };
+  unsigned y = 0;
+  for (int i = 0; i < 2; i++) y |= unsigned(shim::to_f16(float(half_of(a, i) * half_of(b, i) + half_of(c, i)))) << 16 * i;
+  return y;
+}
 static inline unsigned tk_bytes(unsigned a, unsigned b, unsigned by) {
   unsigned y = 0;
   for (int i = 0; i < 4; i++) {
@@ -273,21 +280,47 @@ template <float (*number)(std::uint16_t)> inline void tile_product(const shim::P
   for (unsigned i = 0; i < 8 * p.tiles; i++) {
     unsigned row = warp * 16 + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     float sum = p.sums[i];
-    for (unsigned k = 0; k < 64; k++) sum += at(p.a, row, k) * at(p.b, column, k);
+    for (unsigned k = 0; k < 64; k++) sum += (p.a ? at(p.a, row, k) : number(p.held[i / 2 % 2][k])) * at(p.b, column, k);
     p.sums[i] = sum;
   }
+}
+inline void tile_begin(const shim::Product &product, int line) {
+  shim::Fibre &f = *shim::current;
+  if (shim::copies_are_eager) return product.run(product);
+  if (f.products == sizeof f.product / sizeof *f.product) shim::fail("wgmma (line %d): too many products under way", line);
+  f.product[f.products++] = product;
 }
 template <float (*number)(std::uint16_t)>
 inline void tile_wgmma(float *sums, unsigned tiles, const void *a, const void *b, int line) {
   tile_aligned(a, 1024, "wgmma", line);
   tile_aligned(b, 1024, "wgmma", line);
   shim::wait(shim::State::Simd, "wgmma", line);
-  shim::Fibre &f = *shim::current;
   auto words = [](const void *p) { return static_cast<const std::uint16_t *>(p); };
-  shim::Product product = {tile_product<number>, sums, words(a), words(b), tiles, f.product_batches};
-  if (shim::copies_are_eager) return product.run(product);
-  if (f.products == sizeof f.product / sizeof *f.product) shim::fail("wgmma (line %d): too many products under way", line);
-  f.product[f.products++] = product;
+  tile_begin({tile_product<number>, sums, words(a), words(b), tiles, shim::current->product_batches, {}}, line);
+}
+// The left side as four operands of mma.m16n8k16, whose words are those of four lanes.
+struct tile_operands {
+  unsigned word[4][4];
+};
+template <float (*number)(std::uint16_t)>
+inline void tile_wgmma_of(float *sums, unsigned tiles, const tile_operands &left, const void *b, int line) {
+  tile_aligned(b, 1024, "wgmma", line);
+  auto lanes = shim::exchange(left, "wgmma", line);
+  auto words = static_cast<const std::uint16_t *>(b);
+  shim::Product product = {tile_product<number>, sums, nullptr, words, tiles, shim::current->product_batches, {}};
+  for (unsigned row = 0; row < 2; row++)
+    for (unsigned k = 0; k < 64; k++) {
+      unsigned lane = shim::current->lane / 4 * 4 + k % 8 / 2;
+      unsigned word = lanes[lane].word[k / 16][row + k % 16 / 8 * 2];
+      product.held[row][k] = std::uint16_t(k % 2 ? word >> 16 : word);
+    }
+  tile_begin(product, line);
+}
+template <class A> inline tile_operands tile_words(const A &p, const A &q, const A &r, const A &s) {
+  const A *all[4] = {&p, &q, &r, &s};
+  tile_operands to;
+  for (unsigned i = 0; i < 16; i++) to.word[i / 4][i % 4] = all[i / 4]->word[i % 4];
+  return to;
 }
 // A register array of accumulators, or a lone one.
 #define TILE_WGMMA(type)                                                                                               \
@@ -297,6 +330,14 @@ inline void tile_wgmma(float *sums, unsigned tiles, const void *a, const void *b
   }                                                                                                                    \
   template <class C> inline void tk_wgmma_##type(C &c, const void *a, const void *b, TILE_LINE) {                      \
     tile_wgmma<shim::from_##type>(c.element, 1, a, b, line);                                                           \
+  }                                                                                                                    \
+  template <class C, unsigned count, class A>                                                                          \
+  inline void tk_wgmma_of_##type(C (&c)[count], const A &p, const A &q, const A &r, const A &s, const void *b, TILE_LINE) { \
+    tile_wgmma_of<shim::from_##type>(c[0].element, count, tile_words(p, q, r, s), b, line);                            \
+  }                                                                                                                    \
+  template <class C, class A>                                                                                          \
+  inline void tk_wgmma_of_##type(C &c, const A &p, const A &q, const A &r, const A &s, const void *b, TILE_LINE) {     \
+    tile_wgmma_of<shim::from_##type>(c.element, 1, tile_words(p, q, r, s), b, line);                                   \
   }
 TILE_WGMMA(f16)
 TILE_WGMMA(bf16)

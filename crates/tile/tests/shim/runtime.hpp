@@ -38,6 +38,7 @@ struct Product {
   const uint16_t *a, *b;
   unsigned tiles;
   unsigned batch;
+  uint16_t held[2][64]; // where there is no `a`: this thread's rows of it
 };
 
 // One thread of the threadgroup that runs.

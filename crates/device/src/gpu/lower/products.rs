@@ -6,7 +6,9 @@ use formats::{Error, Result};
 use ops::gate_up::gate_up;
 use ops::joined::{gated_columns, split_columns};
 use ops::linear::gemm::{self, gemm};
-use ops::linear::stream::{End, Job, StreamTiling, StreamTypes, stream};
+use ops::linear::stream::{
+    End, Job, Share, StreamTiling, StreamTypes, lay_rows, stream, stream_warpgroups,
+};
 use ops::linear::{self, Task, gemv};
 use ops::linear_add::linear_add;
 use ops::packed::{Format, Layout};
@@ -124,6 +126,11 @@ impl Lowering {
         Job { formats, out, rows, pair, shared, processors, tuned: &tuned.stream }
     }
 
+    /// How warpgroups take a product of rows that decode together, if they do.
+    fn by_warpgroups(&self, job: &Job) -> Option<StreamTiling> {
+        self.facts.wgmma.then(|| StreamTiling::by_warpgroups(job)).flatten()
+    }
+
     /// Groups of matrices that are multiplied as one where rows that decode go to the vendor's
     /// library: the matrices of projections of the same rows, and the two of each gate.
     pub(super) fn joins(&self) -> Vec<Vec<WeightId>> {
@@ -217,7 +224,7 @@ impl Recorder<'_> {
             return self.product(x, matrix.weight, rows, width, None, y);
         }
         if many && self.streams(&[matrix], width)? {
-            return self.stream(x, &[matrix], (rows, width), End::Store, None, &[y], None);
+            return self.stream((x, None), &[matrix], (rows, width), End::Store, None, &[y], None);
         }
         let mut numbers = Numbers::new().with("width", width as u32).with("out", out);
         let (from, to) = (x.slot.clone(), y.slot.clone());
@@ -319,7 +326,7 @@ impl Recorder<'_> {
     #[allow(clippy::too_many_arguments, reason = "what a product is made of")]
     fn stream(
         &mut self,
-        x: TypedSlot,
+        (x, norm): (TypedSlot, Option<(f32, WeightId)>),
         matrices: &[Matrix],
         (rows, width): (usize, usize),
         end: End,
@@ -327,10 +334,6 @@ impl Recorder<'_> {
         results: &[TypedSlot],
         sites: Option<Sites>,
     ) -> Result<()> {
-        let x = match x.scalar {
-            Scalar::F16 | Scalar::BF16 => x,
-            _ => self.rounded(x, rows, width)?,
-        };
         let shapes: Vec<(Format, u32)> =
             matrices.iter().map(|m| self.matrix(m.weight)).collect::<Result<_>>()?;
         let formats: Vec<Format> = shapes.iter().map(|s| s.0).collect();
@@ -338,7 +341,16 @@ impl Recorder<'_> {
         let out = if pair { shapes[0].1 } else { shapes.iter().map(|s| s.1).sum() };
         let job = self.of.job(&formats, out, rows as u32, pair);
         let none = || Error::new("gpu", "shared memory for eight rows", job.shared);
-        let tiling = StreamTiling::pick(&job).ok_or_else(none)?;
+        let warpgroups = self.of.by_warpgroups(&job);
+        let tiling = warpgroups.or_else(|| StreamTiling::pick(&job)).ok_or_else(none)?;
+        let (x, factors) = match (tiling.share, x.scalar) {
+            (Share::Warpgroups, _) => {
+                let (x, factors) = self.laid((x, norm), formats[0].run(), rows, width)?;
+                (x, Some(factors))
+            }
+            (_, Scalar::F16 | Scalar::BF16) => (x, None),
+            _ => (self.rounded(x, rows, width)?, None),
+        };
         let mut numbers = Numbers::new()
             .with("rows", rows as u32)
             .with("width", width as u32)
@@ -347,6 +359,7 @@ impl Recorder<'_> {
             .map(|j| ["out", "y", "weight", "bias"].map(|part| format!("{part}{j}")))
             .collect();
         let mut bound = vec![("x", x.slot)];
+        bound.extend(factors.map(|factors| ("factors", factors)));
         bound.extend(residual.map(|residual| ("residual", residual)));
         let mut parts = Vec::new();
         for (j, ([out, y, weight, bias], matrix)) in names.iter().zip(matrices).enumerate() {
@@ -363,7 +376,35 @@ impl Recorder<'_> {
             sites.low
         });
         let types = StreamTypes { x: x.scalar, operand: self.of.wide, y: results[0].scalar };
-        self.push(stream(types, &parts, end, tiling, low), numbers, &bound)
+        let kernel = match tiling.share {
+            Share::Warpgroups => stream_warpgroups(types.y, &parts, end, tiling, low),
+            Share::Terms | Share::Sums => stream(types, &parts, end, tiling, low),
+        };
+        self.push(kernel, numbers, &bound)
+    }
+
+    /// Activations as warpgroups multiply them by matrices with such runs, normed first if there is a
+    /// norm, and the rows' factors, in the half of the arena's scratch that normed rows leave free.
+    fn laid(
+        &mut self,
+        (x, norm): (TypedSlot, Option<(f32, WeightId)>),
+        run: u32,
+        rows: usize,
+        width: usize,
+    ) -> Result<(TypedSlot, Slot)> {
+        let scalar = Scalar::F16;
+        let size = self.room(rows) * width * scalar.bytes();
+        let start = self.layout.scratch[0].start + size;
+        let [to, factors] = [(start, size), (self.layout.factors.start, 4 * self.room(rows))]
+            .map(|(start, size)| Slot::Arena(start..start + size));
+        let mut numbers = Numbers::new().with("rows", rows as u32).with("width", width as u32);
+        let mut bound = vec![("x", x.slot), ("y", to.clone()), ("factors", factors.clone())];
+        if let Some((eps, weight)) = norm {
+            numbers = numbers.with_f32("eps", eps);
+            bound.push(("norm", self.weight(weight)));
+        }
+        self.push(lay_rows(run, x.scalar, norm.is_some()), numbers, &bound)?;
+        Ok((TypedSlot { slot: to, scalar }, factors))
     }
 
     /// Activations in the type of operands of products of many rows, in the arena's scratch.
@@ -510,7 +551,7 @@ impl Recorder<'_> {
             if !precise && self.streams(&matrices, width)? {
                 let results: Vec<TypedSlot> = outputs.iter().map(|y| self.operand(*y)).collect();
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
-                return self.stream(x, &matrices, size, End::Store, None, &results, sites);
+                return self.stream((x, None), &matrices, size, End::Store, None, &results, sites);
             }
             for (&matrix, &y) in matrices.iter().zip(outputs) {
                 self.linear(x.clone(), matrix, rows, width, self.of.scores[y.0], self.operand(y))?;
@@ -605,9 +646,18 @@ impl Recorder<'_> {
         let [gate, up] = [weights[weights.len() - 2], weights[weights.len() - 1]];
         let ((format, out), (other, _)) = (self.matrix(gate)?, self.matrix(up)?);
         if !self.narrow(rows) || format != other {
-            let x = self.normed(norm, x)?;
             let both = [gate, up].map(|weight| Matrix { weight, bias: None });
             let to = self.operand(y);
+            // Nothing but the product reads normed rows where there are no adapters: they are made
+            // as it needs them.
+            let own = self.group.is_none() && self.joins(&both).is_none() && format == other;
+            let (formats, size) = ([format; 2], (rows, width));
+            let job = self.of.job(&formats, out, rows as u32, true);
+            if own && self.of.by_warpgroups(&job).is_some() && self.streams(&both, width)? {
+                let (x, end) = ((self.operand(x), norm), End::Gate(op.act));
+                return self.stream(x, &both, size, end, None, &[to], None);
+            }
+            let x = self.normed(norm, x)?;
             if let Some(first) = self.joins(&both) {
                 let all = self.joined(&x, (first, &both), (rows, width), to.scalar)?;
                 let numbers = Numbers::new().with("rows", rows as u32).with("out", out);
@@ -615,9 +665,9 @@ impl Recorder<'_> {
                 return self.push(kernel, numbers, &[("x", all), ("y", to.slot)]);
             }
             if format == other && self.streams(&both, width)? {
-                let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
-                let (end, to) = (End::Gate(op.act), self.operand(y));
-                return self.stream(x, &both, size, end, None, &[to], sites);
+                let sites = self.sites(x.clone(), None)?;
+                let end = End::Gate(op.act);
+                return self.stream((x, None), &both, size, end, None, &[to], sites);
             }
             let elements = rows * out as usize;
             // More rows may be computed than there are.
@@ -679,7 +729,7 @@ impl Recorder<'_> {
             if self.streams(&[matrix], width)? {
                 let (x, residual) = (self.operand(x), Some(self.value(residual)));
                 let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
-                return self.stream(x, &[matrix], size, End::Add, residual, &[to], sites);
+                return self.stream((x, None), &[matrix], size, End::Add, residual, &[to], sites);
             }
             let start = self.layout.scratch[1].start;
             let slot = Slot::Arena(start..start + 4 * self.room(rows) * out as usize);

@@ -1,6 +1,7 @@
 //! Tests and benchmarks of the products of many sequences.
 
-use super::{End, Job, Share, StreamTiling, StreamTypes, stream};
+use super::lay::laid;
+use super::{End, Job, Share, StreamTiling, StreamTypes, stream, stream_warpgroups};
 use crate::Unary;
 use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes, products};
 use crate::linear::gemm::cases::rounded;
@@ -8,6 +9,7 @@ use crate::packed::Format;
 use crate::project::ProjectedMatrix;
 use formats::DType;
 use tile::case::{Bench, Bottleneck, Buffer, Case, Expected, Fill, noise, tolerance};
+use tile::ir::Kernel;
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
@@ -69,7 +71,11 @@ fn case(
             results.push(Buffer::zeros(types.y, rows * out));
         }
     }
-    let mut buffers = vec![Buffer::raw(Scalar::U32, x.bytes)];
+    let warpgroups = tiling.share == Share::Warpgroups;
+    let mut buffers = match warpgroups {
+        true => <[Buffer; 2]>::from(laid(&seen, width, formats[0].run() as usize)).to_vec(),
+        false => vec![Buffer::raw(Scalar::U32, x.bytes)],
+    };
     match end {
         End::Store => {}
         End::Add => {
@@ -101,7 +107,7 @@ fn case(
     }
     let names: Vec<String> = formats.iter().map(|format| format.name()).collect();
     Case {
-        kernel: stream(types, &parts, end, tiling, None).record(),
+        kernel: recorded(types, &parts, end, tiling),
         label: format!(
             "{rows} x {width} -> {outs:?}, {}, {}: {why}",
             names.join(", "),
@@ -111,6 +117,71 @@ fn case(
         buffers,
         expected,
     }
+}
+
+/// The kernel of a tiling.
+fn recorded(
+    types: StreamTypes,
+    parts: &[ProjectedMatrix],
+    end: End,
+    tiling: StreamTiling,
+) -> Kernel {
+    match tiling.share {
+        Share::Warpgroups => stream_warpgroups(types.y, parts, end, tiling, None).record(),
+        Share::Terms | Share::Sums => stream(types, parts, end, tiling, None).record(),
+    }
+}
+
+/// By warpgroups: every format that they take, in rows and in tiles, with rows and columns that no
+/// block divides; several matrices, and pairs.
+pub(super) fn warpgroups() -> Vec<Case> {
+    use Scalar::{BF16, F16, F32};
+    let all = [
+        StreamTypes { x: BF16, operand: F16, y: F32 },
+        StreamTypes { x: F16, operand: F16, y: F16 },
+        StreamTypes { x: BF16, operand: F16, y: BF16 },
+    ];
+    let tiling = |rows, stages| {
+        let (share, resident, tiles, loads) = (Share::Warpgroups, 1, 1, 2);
+        StreamTiling { share, resident, tiles, rows, loads, stages }
+    };
+    let taken = Format::all().into_iter().filter(|f| f.packing().is_some() && f.run() >= 16);
+    let taken: Vec<Format> = taken.flat_map(|f| [Some(f), f.tiled()]).flatten().collect();
+    let mut cases = Vec::new();
+    for (f, format) in taken.into_iter().enumerate() {
+        let step = (format.step() as usize).next_multiple_of(4 * format.run() as usize);
+        let width = 320usize.next_multiple_of(step) + step;
+        let (rows, out) = (1 + 5 * (f % 5), if format.together() > 1 { 136 } else { 150 });
+        let outs: &[usize] = if out == 136 { &[136] } else { &[150] };
+        let shape = shape(rows, outs, width, 1 + f as u32 % 2, "by warpgroups");
+        let end = if f % 2 == 0 { End::Store } else { End::Add };
+        let tiling = tiling(16 + 16 * (f as u32 % 2), 2 + f as u32 % 3);
+        cases.push(case(all[f % 3], &[format], &shape, end, tiling));
+    }
+    let q4_k = Format::Block(DType::Q4K);
+    let several = shape(50, &[140, 40, 5], 1280, 2, "several matrices, rows in turns");
+    cases.push(case(all[0], &[q4_k; 3], &several, End::Store, tiling(32, 3)));
+    let gates = shape(20, &[70, 70], 1280, 1, "matrices of a pair between warpgroups");
+    for (format, types) in [(q4_k, all[2]), (Format::Block(DType::Q8_0), all[0])] {
+        cases.push(case(types, &[format; 2], &gates, End::Gate(Unary::Silu), tiling(32, 2)));
+    }
+    cases
+}
+
+/// By warpgroups, the matrices of an 8B model that have rows enough, for 8 to 128 rows.
+pub(super) fn warpgroup_benches() -> Vec<Bench> {
+    let mut benches = Vec::new();
+    let usual = [DType::Q8_0, DType::Q6K, DType::Q4K].map(Format::of).into_iter().flatten();
+    for format in usual.flat_map(|format| [Some(format), format.tiled()]).flatten() {
+        for rows in [8, 32, 64, 128] {
+            for (end, outs, width) in
+                [(End::Gate(Unary::Silu), &[14336, 14336][..], 4096), (End::Store, &[128256], 4096)]
+            {
+                benches.extend(bench(format, (rows, end, outs, width), 0));
+            }
+        }
+    }
+    benches
 }
 
 /// Every format with rows and columns that no block divides, every end, and tilings of all kinds.
@@ -237,6 +308,7 @@ pub(super) fn benches() -> Vec<Bench> {
     benches
 }
 
+/// With so many groups resident; 0: by warpgroups.
 fn bench(
     format: Format,
     (rows, end, outs, width): (usize, End, &[usize], usize),
@@ -254,7 +326,10 @@ fn bench(
         processors: PROCESSORS,
         tuned: &crate::tuned::HOPPER.stream,
     };
-    let tiling = StreamTiling::pick_for(&job, resident)?;
+    let tiling = match resident {
+        0 => StreamTiling::by_warpgroups(&job)?,
+        _ => StreamTiling::pick_for(&job, resident)?,
+    };
     let y = if gate { Scalar::BF16 } else { Scalar::F32 };
     let types = StreamTypes { x: Scalar::BF16, operand: Scalar::BF16, y };
     let parts = vec![ProjectedMatrix { format, bias: false }; outs.len()];
@@ -262,7 +337,12 @@ fn bench(
         .with("rows", rows as u32)
         .with("width", width as u32)
         .with("groups", tiling.groups(&job));
-    let mut buffers = vec![Fill::Noise(Scalar::U32, rows * width / 2)];
+    let mut buffers = match tiling.share {
+        Share::Warpgroups => {
+            vec![Fill::Noise(Scalar::F16, rows * width), Fill::Noise(Scalar::F32, rows)]
+        }
+        Share::Terms | Share::Sums => vec![Fill::Noise(Scalar::U32, rows * width / 2)],
+    };
     if end == End::Add {
         buffers.push(Fill::Noise(y, rows * outs[0]));
     }
@@ -276,7 +356,7 @@ fn bench(
         buffers.push(Fill::Noise(Scalar::U32, matrix_bytes(format, out, width) / 4));
     }
     Some(Bench {
-        kernel: stream(types, &parts, end, tiling, None).record(),
+        kernel: recorded(types, &parts, end, tiling),
         label: format!("{} {rows} x {width} -> {outs:?}, {}", format.name(), tiling.name()),
         numbers,
         buffers,

@@ -3,6 +3,7 @@
 
 use crate::packed::Format;
 use crate::tuned::{Cost, ForStream};
+use tile::ir::ROW;
 use tile::types::Scalar;
 
 /// Rows of matrices, and of activations, of an operand of the matrix unit.
@@ -44,6 +45,9 @@ pub enum Share {
     Terms,
     /// The sums of its own matrix rows, for one matrix of a pair.
     Sums,
+    /// Likewise, of 16 rows, with activations that warpgroups read: see
+    /// [`stream_warpgroups`](super::stream_warpgroups).
+    Warpgroups,
 }
 
 /// The product that a tiling is picked for.
@@ -78,7 +82,12 @@ impl Job<'_> {
     fn bytes(&self, tiling: &StreamTiling) -> u32 {
         let stage = |format: &Format| tiling.stage(*format, self.matrices());
         let words = self.formats.iter().map(stage).max().unwrap_or(0);
-        4 * (tiling.stages * words + tiling.spare(self.matrices()))
+        let laid = |format: &Format| tiling.rows * tiling.terms(*format) / 2;
+        let laid = match tiling.share {
+            Share::Terms | Share::Sums => 0,
+            Share::Warpgroups => self.formats.iter().map(laid).max().unwrap_or(0),
+        };
+        4 * (tiling.stages * (words + laid) + tiling.spare(self.matrices()))
     }
 
     /// Matrix rows, of each matrix of a pair, in a block.
@@ -91,7 +100,7 @@ impl Job<'_> {
     fn cost(&self, tiling: &StreamTiling) -> u32 {
         let rounds = self.out.div_ceil(self.block(tiling)).div_ceil(tiling.apart(self));
         let Cost { tile, tile_row, row } = match tiling.share {
-            Share::Sums => self.tuned.own,
+            Share::Sums | Share::Warpgroups => self.tuned.own,
             Share::Terms if self.converts() => self.tuned.converted,
             Share::Terms => self.tuned.stored,
         };
@@ -136,6 +145,34 @@ impl StreamTiling {
         // Long steps, of which there is room for enough to wait for.
         let enough = if tiling.loads == 2 { 2 } else { enough };
         deepest(2).filter(|tiling| tiling.stages >= enough).or_else(|| deepest(1))
+    }
+
+    /// For a launch by warpgroups, if its matrices are of one format that is converted and have
+    /// enough rows for all multiprocessors. Whether it is does not follow from the number of
+    /// activation rows, since sums have one part here, and more otherwise.
+    pub fn by_warpgroups(job: &Job) -> Option<StreamTiling> {
+        let &[format, ..] = job.formats else { return None };
+        let alike = job.formats.iter().all(|other| *other == format);
+        if !alike || format.packing().is_none() || 4 * format.run() < ROW {
+            return None;
+        }
+        let share = Share::Warpgroups;
+        let of = |rows, resident, stages| StreamTiling {
+            share,
+            resident,
+            tiles: 1,
+            rows,
+            loads: 2,
+            stages,
+        };
+        let blocks = job.out.div_ceil(job.block(&of(EDGE, 1, 2)));
+        let sizes = (1..=job.tuned.many / EDGE).rev().map(|tiles| tiles * EDGE);
+        let most = sizes.filter(|_| blocks >= job.processors).find(|r| of(*r, 1, 2).fits(job))?;
+        let turns = job.rows.div_ceil(most).max(1);
+        let rows = job.rows.div_ceil(turns).next_multiple_of(EDGE).max(EDGE);
+        let two = (2..=job.tuned.stages).rev().map(|stages| of(rows, 2, stages));
+        let one = (2..=job.tuned.stages).rev().map(|stages| of(rows, 1, stages));
+        two.chain(one).find(|tiling| tiling.fits(job))
     }
 
     fn fits(&self, job: &Job) -> bool {
@@ -197,7 +234,11 @@ impl StreamTiling {
 
     /// For a label.
     pub(crate) fn name(&self) -> String {
-        let share = if self.share == Share::Sums { "_sums" } else { "" };
+        let share = match self.share {
+            Share::Terms => "",
+            Share::Sums => "_sums",
+            Share::Warpgroups => "_warpgroups",
+        };
         let resident =
             if self.resident > 1 { format!("_r{}", self.resident) } else { String::new() };
         format!("{}x{}_l{}_s{}{resident}{share}", self.tiles, self.rows, self.loads, self.stages)
@@ -207,15 +248,31 @@ impl StreamTiling {
     pub(super) fn tall(&self, matrices: u32) -> u32 {
         match self.share {
             Share::Terms => self.tiles,
-            Share::Sums => self.tiles * (SIMDS / matrices),
+            Share::Sums | Share::Warpgroups => self.tiles * (SIMDS / matrices),
         }
     }
 
     /// Parts of a sum that a simdgroup computes, one after another.
     pub(super) fn turns(&self) -> u32 {
         match self.share {
-            Share::Terms => 1,
+            Share::Terms | Share::Warpgroups => 1,
             Share::Sums => PARTS,
+        }
+    }
+
+    /// Parts of a sum.
+    pub(super) fn parts(&self) -> u32 {
+        match self.share {
+            Share::Terms | Share::Sums => PARTS,
+            Share::Warpgroups => 1,
+        }
+    }
+
+    /// Words of the ring that a stage's activations take.
+    pub(super) fn activations(&self, format: Format) -> u32 {
+        match self.share {
+            Share::Terms | Share::Sums => self.rows * self.stride(format),
+            Share::Warpgroups => 0,
         }
     }
 
@@ -224,10 +281,10 @@ impl StreamTiling {
     pub(super) fn stage(&self, format: Format, matrices: u32) -> u32 {
         let tall = self.tall(matrices) * matrices;
         let halves = 2 * tall * self.per_step(format);
-        let all = self.rows * self.stride(format) + halves * format.copied();
+        let all = self.activations(format) + halves * format.copied();
         match self.share {
             Share::Terms => SIMDS * all,
-            Share::Sums => all,
+            Share::Sums | Share::Warpgroups => all,
         }
     }
 
@@ -236,7 +293,7 @@ impl StreamTiling {
     pub(super) fn spare(&self, matrices: u32) -> u32 {
         let tiles = match self.share {
             Share::Terms => SIMDS * matrices,
-            Share::Sums => SIMDS,
+            Share::Sums | Share::Warpgroups => SIMDS,
         };
         tiles * EDGE * SPARE
     }

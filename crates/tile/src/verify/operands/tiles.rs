@@ -96,8 +96,34 @@ impl Operands<'_> {
         &self,
         sum: Place,
         (a, a_index): (Place, Value),
-        (b, b_index): (Place, Value),
+        b: (Place, Value),
     ) -> Computed {
+        let right = self.wgmma_right(sum, b)?;
+        let left = self.block(a, a_index, 64)?;
+        if !matches!(left, Scalar::F16 | Scalar::BF16) || left != right {
+            return Err(format!("f16 by f16 or bf16 by bf16 expected, found {left} by {right}"));
+        }
+        Ok(None)
+    }
+
+    /// As [`Self::wgmma`], with four left operands of 16 x 16 of the right one's type.
+    pub(crate) fn wgmma_of(&self, sum: Place, left: &[Value], b: (Place, Value)) -> Computed {
+        let right = self.wgmma_right(sum, b)?;
+        if !matches!(right, Scalar::F16 | Scalar::BF16) {
+            return Err(format!("a block of f16 or bf16 expected, found {right}"));
+        }
+        let expected = Type::Tile(Tile::new(right, Role::A));
+        if left.len() != 4 {
+            return Err(format!("four left operands expected, found {}", left.len()));
+        }
+        match left.iter().map(|value| self.ty(*value)).find(|ty| *ty != expected) {
+            Some(found) => Err(format!("left operands of {expected} expected, found {found}")),
+            None => Ok(None),
+        }
+    }
+
+    /// What a warpgroup adds to, and the right side: the type of its elements.
+    fn wgmma_right(&self, sum: Place, (b, b_index): (Place, Value)) -> Result<Scalar, String> {
         let k = self.kernel;
         let sums = match sum {
             Place::Register(i) => k.registers.get(i as usize),
@@ -108,16 +134,12 @@ impl Operands<'_> {
             let found = sums.map_or("another array".to_owned(), |s| format!("{}[{}]", s.ty, s.len));
             return Err(format!("1 to 16 registers of {accumulator} expected, found {found}"));
         };
-        let left = self.block(a, a_index, 64)?;
         let right = self.block(b, b_index, 16 * tiles)?;
-        if !matches!(left, Scalar::F16 | Scalar::BF16) || left != right {
-            return Err(format!("f16 by f16 or bf16 by bf16 expected, found {left} by {right}"));
-        }
         if !k.launch.threads.is_multiple_of(128) {
             let threads = k.launch.threads;
             return Err(format!("whole warpgroups of 128 threads expected, found {threads}"));
         }
-        Ok(None)
+        Ok(right)
     }
 
     /// A block of `rows` rows in a shared array: its element type.
