@@ -297,7 +297,6 @@ fn layers_shared_by_ranks_are_transformers() {
         let expected = match (has_odd_heads(&case), norms) {
             (true, _) => Some("query heads that 2 GPUs can share"),
             (false, true) => Some("norms of heads, that 2 GPUs can share"),
-            (false, false) if case.ends_with("cohere2_moe") => Some("columns in multiples of 8"),
             (false, false) if whole(&case) => Some("a whole value"),
             (false, false)
                 if [

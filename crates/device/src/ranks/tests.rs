@@ -134,7 +134,7 @@ fn all_ranks_are_timed_together() {
         let (ticket, profile) = executor.submit_timed(&step).unwrap().unwrap();
         assert_eq!(executor.read(ticket, 0).unwrap(), expected);
         let sums = profile.operations.iter().filter(|timing| timing.name == "all_reduce").count();
-        let shard = recorded(MODEL).0.shard(0, 2).unwrap();
+        let shard = recorded(MODEL).0.shard(0, 2, &|_| Ok(1)).unwrap();
         let of_shard = shard.nodes.iter().filter(|node| node.op.name() == "all_reduce").count();
         assert_eq!(sums, of_shard);
         let head = profile.operations.iter().find(|timing| timing.name == "head").unwrap();
