@@ -380,6 +380,11 @@ fn uneven_feed_forwards_are_shared_by_blocks() {
             compare(&whole, &shards);
         }
     }
+    // Fewer blocks than ranks: all is whole on each.
+    let whole = fuse(&decoder_of(SIZES, Bias::Never, None, false).unwrap());
+    let shards = shards(&whole, 4, 16);
+    assert!(shards.iter().all(|shard| widths(shard, "down") == [40, 40]));
+    compare(&whole, &shards);
 }
 
 /// Every rank has its columns of each expert, beside which a feed-forward may stand: both are one
@@ -438,8 +443,8 @@ fn what_ranks_cannot_share_is_refused() {
     let why =
         whole.shard(0, 2, &|_| Ok(1)).unwrap().shard(0, 2, &|_| Ok(1)).unwrap_err().to_string();
     assert!(why.contains("expected a Program of one device"), "{why}");
-    // Fewer blocks than ranks.
-    let odd = fuse(&decoder_of(Sizes { ff: 39, ..SIZES }, Bias::Never, None, false).unwrap());
+    // Fewer blocks than ranks, and nothing that says that their products are whole.
+    let odd = decoder_of(Sizes { ff: 39, ..SIZES }, Bias::Never, None, false).unwrap();
     let why = odd.shard(0, 2, &|_| Ok(39)).unwrap_err().to_string();
     assert!(why.contains("mlp.gate: expected rows that 2 GPUs can share"), "{why}");
 }

@@ -20,7 +20,7 @@
 //! Columns are cut between blocks of the second matrix's encoding. Where blocks do not come out
 //! even, ranks take turns at the longer shares, layer by layer, so that all have as much memory of a
 //! model. Of experts with fewer blocks than there are ranks, some ranks have none in a layer, and
-//! add zeros.
+//! add zeros; another feed-forward of so few blocks, such as a shared expert, is whole on every rank.
 
 use crate::adapt::{RankShare, table};
 use crate::{Node, Program, Site, ValueId, Weight, WeightId};
@@ -292,14 +292,21 @@ impl Sharder<'_> {
                 // An operation's outputs have higher numbers than its inputs, so that this ends.
                 (Sharding::Alike | Sharding::Columns, Some(&output)) => value = output,
                 (Sharding::Product, _) if !self.of_heads[value.0] => {
-                    let matrix = reader.op.product(reader.weights.len());
-                    let matrix =
-                        matrix.and_then(|product| Some(product.projections.first()?.weight));
-                    let Some(matrix) = matrix else { return Ok(equal) };
-                    let deal = self.deal(number, of.shape(value).width, reader.weights[matrix])?;
+                    let Some(product) = reader.op.product(reader.weights.len()) else {
+                        return Ok(equal);
+                    };
+                    let Some(matrix) = product.projections.first() else { return Ok(equal) };
+                    let matrix = reader.weights[matrix.weight];
+                    let deal = self.deal(number, of.shape(value).width, matrix)?;
                     let all = deal.partition.widths().all(|columns| columns > 0);
-                    let even = deal.partition.is_even();
-                    return Ok(if even || !all { equal } else { Spread::Dealt(deal) });
+                    let whole = product.residual.is_some()
+                        || reader.outputs.iter().all(|v| self.is_read_whole(*v));
+                    return Ok(match (deal.partition.is_even(), all) {
+                        (true, _) => equal,
+                        (false, true) => Spread::Dealt(deal),
+                        (false, false) if whole => Spread::Whole,
+                        (false, false) => equal,
+                    });
                 }
                 _ => return Ok(equal),
             }
@@ -451,13 +458,7 @@ impl Sharder<'_> {
     fn rows(&mut self, node: &Node, projections: &[ProjectionOperands]) -> Result<()> {
         let last =
             |v: &ValueId| self.of.shape(*v).rows == Rows::Outputs || self.of.results.contains(v);
-        // Readers that need whole rows on every rank: experts read scores so, since every rank has
-        // a part of all experts.
-        let read_whole = |v: &ValueId| {
-            let mut readers = self.of.nodes.iter().filter(|node| node.inputs.contains(v));
-            readers.any(|node| [Sharding::Whole, Sharding::Experts].contains(&node.op.sharding()))
-        };
-        if node.outputs.iter().any(|v| last(v) || read_whole(v)) {
+        if node.outputs.iter().any(|v| last(v) || self.is_read_whole(*v)) {
             return self.keep(node, Spread::Whole);
         }
         // A gate's two matrices make one output.
@@ -471,6 +472,13 @@ impl Sharder<'_> {
             }
         }
         self.push_each(node, &cuts, &spreads)
+    }
+
+    /// Whether an operation needs whole rows of a value on every rank: experts read scores so, since
+    /// every rank has a part of all experts.
+    fn is_read_whole(&self, value: ValueId) -> bool {
+        let mut readers = self.of.nodes.iter().filter(|node| node.inputs.contains(&value));
+        readers.any(|node| [Sharding::Whole, Sharding::Experts].contains(&node.op.sharding()))
     }
 
     /// A product with a rank's columns: a summand of a whole value. Rank 0 adds the bias, and the
