@@ -5,9 +5,9 @@
 //! heads that they share, and some columns of the feed-forward. Where there are more ranks than
 //! key/value heads, neighbouring ranks have the same one, each with a cache of its own. The second
 //! matrices, which read the results of the first, are cut by columns: each rank's product is a
-//! summand of the whole, and an `all_reduce` adds them up in front of the first operation that
-//! reads the sum. The residual and the bias are in the summand of one rank alone; a residual that is
-//! such a sum itself is not added up first, but each rank's summand of it goes into its next one.
+//! summand of the whole, and an `all_reduce` behind it adds them up. The residual and the bias are
+//! in the summand of one rank alone; a residual that is such a sum itself and is read by nothing else
+//! is not added up first, but each rank's summand of it goes into its next one.
 //! The head is cut by rows, too: each rank computes the logits of some of the vocabulary, and an
 //! `all_gather` gives all of them to every rank. Everything else (embedding, norms, routers) is
 //! whole on every rank. The factors of adapters are cut as their matrices are: `up` by rows, or
@@ -384,13 +384,11 @@ impl Sharder<'_> {
     /// The input that a node adds to its results and that need not be added up itself, since the
     /// results are.
     fn adds_summands(&self, node: &Node) -> Option<usize> {
-        let residual = match node.op.sharding() {
-            Sharding::Product if self.columns(node).is_some() => {
-                node.op.product(node.weights.len())?.residual?
-            }
-            Sharding::Experts if shares_experts(node) => 2,
-            _ => return None,
+        let summand = match node.op.sharding() {
+            Sharding::Product => self.columns(node).is_some(),
+            _ => true,
         };
+        let residual = residual(node).filter(|_| summand)?;
         let value = node.inputs.get(residual)?;
         (self.uses[value.0] == 1 && self.summands[value.0].is_some()).then_some(residual)
     }
@@ -403,14 +401,21 @@ impl Sharder<'_> {
         self.push(&sum, &[], Spread::Whole)
     }
 
-    /// Lets a node give a summand of its only output, which is to be added up where it is read.
-    fn gives_summand(&mut self, node: &mut Node) {
+    /// Adds a node with these parts of its weights, which gives a summand of its only output. That is
+    /// added up at once, unless an operation may add to it what is added up later.
+    fn push_summand(&mut self, mut node: Node, cuts: &[Option<Cut>]) -> Result<()> {
         let output = node.outputs[0];
         self.part.values.push(self.of.shape(output));
         self.spread.push(Some(Spread::Whole));
         let summand = ValueId(self.part.values.len() - 1);
         node.outputs = vec![summand];
         self.summands[output.0] = Some(summand);
+        self.push(&node, cuts, Spread::Whole)?;
+        let adds = |node: &Node| {
+            residual(node).is_some_and(|residual| node.inputs.get(residual) == Some(&output))
+        };
+        let later = self.uses[output.0] == 1 && self.of.nodes.iter().any(adds);
+        if later { Ok(()) } else { self.add_up(output) }
     }
 
     /// How ranks share the rows of a head: one matrix, for the rows whose logits are wanted. None
@@ -495,10 +500,9 @@ impl Sharder<'_> {
             product.op = Op::from(ops::LinearAdd);
             product.inputs.push(residual);
         }
-        self.gives_summand(&mut product);
         let mut cuts = vec![None; product.weights.len()];
         cuts[0] = Some(Cut::Columns { part, adds: self.rank == 0 });
-        self.push(&product, &cuts, Spread::Whole)
+        self.push_summand(product, &cuts)
     }
 
     /// A mixture with a rank's columns of all experts: a summand of a whole value. The rank with the
@@ -524,7 +528,6 @@ impl Sharder<'_> {
             part.inputs = vec![summed.unwrap_or(node.inputs[0])];
             part.weights.clear();
         }
-        self.gives_summand(&mut part);
         let count = part.weights.len();
         let cut = |place: usize| match Experts::role(count, place) {
             0 | 1 | 3 | 4 => Some(Cut::RowsOfEach(experts, deal)),
@@ -533,7 +536,7 @@ impl Sharder<'_> {
             _ => None,
         };
         let cuts: Vec<Option<Cut>> = (0..count).map(cut).collect();
-        self.push(&part, &cuts, Spread::Whole)
+        self.push_summand(part, &cuts)
     }
 
     /// A node with all of its weights.
@@ -681,4 +684,13 @@ impl Sharder<'_> {
 /// matrices.
 fn shares_experts(node: &Node) -> bool {
     node.outputs.len() == 1
+}
+
+/// The input that a product, or a mixture that ranks share, adds to its results.
+fn residual(node: &Node) -> Option<usize> {
+    match node.op.sharding() {
+        Sharding::Product => node.op.product(node.weights.len())?.residual,
+        Sharding::Experts if shares_experts(node) => Some(2),
+        _ => None,
+    }
 }
