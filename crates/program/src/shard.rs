@@ -9,8 +9,8 @@
 //! in the summand of one rank alone; a residual that is such a sum itself and is read by nothing else
 //! is not added up first, but each rank's summand of it goes into its next one.
 //! The head is cut by rows, too: each rank computes the logits of some of the vocabulary, and an
-//! `all_gather` gives all of them to every rank. Everything else (embedding, norms, routers) is
-//! whole on every rank. The factors of adapters are cut as their matrices are: `up` by rows, or
+//! `all_gather` gives all of them to every rank. Everything else (embedding, norms, routers, recurrent
+//! states with their products) is whole on every rank. The factors of adapters are cut as their matrices are: `up` by rows, or
 //! `down` by columns, whose summand then goes into the sum with the product's.
 //!
 //! Every expert of a mixture is cut as a feed-forward is: all ranks have some columns of all
@@ -26,7 +26,7 @@ use crate::adapt::{RankShare, table};
 use crate::{Node, Program, Site, ValueId, Weight, WeightId};
 use formats::{Error, Hint, Result, Setting, Source};
 use ops::experts::Sizes;
-use ops::operation::{CacheUse, Sharding, StateAccess};
+use ops::operation::{CacheUse, Product, Sharding, StateAccess};
 use ops::project::ProjectionOperands;
 use ops::{Experts, Op, Partition, Rows, Scale, Shape};
 use std::ops::Range;
@@ -147,7 +147,8 @@ impl Program {
             part,
             spread: vec![None; self.values.len()],
             summands: vec![None; self.values.len()],
-            of_heads: self.of_heads(),
+            of_heads: self.made_of(|node| matches!(node.op.sharding(), Sharding::Heads { .. })),
+            of_whole: self.made_of(Node::is_whole),
             uses: self.uses(),
             uneven: Vec::new(),
             rank,
@@ -182,18 +183,24 @@ impl Program {
         }
     }
 
-    /// Whether each value is made of heads, which stay whole.
-    fn of_heads(&self) -> Vec<bool> {
-        let mut of_heads = vec![false; self.values.len()];
+    /// Whether each value is given by such a node, or made of what such nodes give element by
+    /// element.
+    fn made_of(&self, such: impl Fn(&Node) -> bool) -> Vec<bool> {
+        let mut made_of = vec![false; self.values.len()];
         for node in &self.nodes {
-            let made = match node.op.sharding() {
-                Sharding::Heads { .. } => true,
-                Sharding::Alike | Sharding::Columns => node.inputs.iter().any(|v| of_heads[v.0]),
-                _ => false,
-            };
-            node.outputs.iter().for_each(|v| of_heads[v.0] = made);
+            let alike = matches!(node.op.sharding(), Sharding::Alike | Sharding::Columns);
+            let made = such(node) || alike && node.inputs.iter().any(|v| made_of[v.0]);
+            node.outputs.iter().for_each(|v| made_of[v.0] = made);
         }
-        of_heads
+        made_of
+    }
+}
+
+impl Node {
+    /// Whether every rank has what it gives whole: also a product to which something is added.
+    fn is_whole(&self) -> bool {
+        matches!(self.op.sharding(), Sharding::Whole | Sharding::Experts)
+            || residual(self).is_some_and(|residual| residual < self.inputs.len())
     }
 }
 
@@ -204,6 +211,8 @@ struct Sharder<'a> {
     /// For each value that is still to be added up, this rank's summand.
     summands: Vec<Option<ValueId>>,
     of_heads: Vec<bool>,
+    /// Whether each value is made of one that every rank has whole.
+    of_whole: Vec<bool>,
     /// How many times each value is read.
     uses: Vec<usize>,
     /// The nodes that read uneven shares, and their matrices' shapes. How many there were of a shape
@@ -276,7 +285,8 @@ impl Sharder<'_> {
     /// How ranks share a value. The first operation on heads or product that reads it, or that reads
     /// a value computed from it alone, decides: keys and values have one part for each head, if
     /// there are fewer heads than ranks; columns of a feed-forward are cut between blocks of the
-    /// matrix that is multiplied with them.
+    /// matrix that is multiplied with them. What has to be whole there, or meets what is whole, such
+    /// as the operands of a recurrent state and the gate beside its output, is whole on every rank.
     fn shared(&mut self, value: ValueId) -> Result<Spread> {
         let (of, ranks) = (self.of, self.ranks);
         let (mut value, equal) = (value, Spread::Share { parts: ranks });
@@ -285,18 +295,26 @@ impl Sharder<'_> {
             let Some(number) = of.nodes.iter().position(reads) else { return Ok(equal) };
             let reader = &of.nodes[number];
             let input = reader.inputs.iter().position(|v| *v == value).unwrap_or_default();
+            if self.is_read_whole(value) {
+                return Ok(Spread::Whole);
+            }
             match (reader.op.sharding(), reader.outputs.first()) {
                 (Sharding::Heads { .. }, _) => {
                     return Ok(Spread::Share { parts: self.parts_read(reader, input) });
                 }
+                (Sharding::Alike | Sharding::Columns, _)
+                    if reader.inputs.iter().any(|v| self.of_whole[v.0]) =>
+                {
+                    return Ok(Spread::Whole);
+                }
                 // An operation's outputs have higher numbers than its inputs, so that this ends.
                 (Sharding::Alike | Sharding::Columns, Some(&output)) => value = output,
                 (Sharding::Product, _) if !self.of_heads[value.0] => {
-                    let Some(product) = reader.op.product(reader.weights.len()) else {
-                        return Ok(equal);
+                    let product = reader.op.product(reader.weights.len());
+                    let Some(product) = product.filter(|p| input == 0 && is_single(p)) else {
+                        return Ok(Spread::Whole);
                     };
-                    let Some(matrix) = product.projections.first() else { return Ok(equal) };
-                    let matrix = reader.weights[matrix.weight];
+                    let matrix = reader.weights[product.projections[0].weight];
                     let deal = self.deal(number, of.shape(value).width, matrix)?;
                     let all = deal.partition.widths().all(|columns| columns > 0);
                     let whole = product.residual.is_some()
@@ -374,10 +392,9 @@ impl Sharder<'_> {
     /// multiplied with it.
     fn columns(&self, node: &Node) -> Option<Part> {
         let product = node.op.product(node.weights.len())?;
-        let one = product.projections.len() == 1 && product.norm.is_none();
         match self.spread[node.inputs.first()?.0]? {
             Spread::Share { parts } if parts != self.ranks => None,
-            spread => spread.part().filter(|_| one),
+            spread => spread.part().filter(|_| is_single(&product)),
         }
     }
 
@@ -684,6 +701,11 @@ impl Sharder<'_> {
 /// matrices.
 fn shares_experts(node: &Node) -> bool {
     node.outputs.len() == 1
+}
+
+/// Whether a product is of one matrix and of its input as it is, so that it can be a sum of ranks'.
+fn is_single(product: &Product) -> bool {
+    product.projections.len() == 1 && product.norm.is_none()
 }
 
 /// The input that a product, or a mixture that ranks share, adds to its results.
