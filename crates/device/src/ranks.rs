@@ -20,9 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
 use formats::{Error, ErrorKind, Result, Tensors};
-use program::{AdapterFactors, OwnedStep, Program, Site, Step, StepMemory};
+use program::{AdapterFactors, OwnedStep, Program, Site, Step, StepMemory, Weight, fuse_mixtures};
 use serde::{Deserialize, Serialize};
 
+use crate::gpu::column_block;
 use crate::gpu::group::HostGroup;
 use crate::{
     About, ComputePeaks, Device, Executor, ExecutorOptions, Memory, Outcome, Peaks, Plan, Profile,
@@ -103,9 +104,15 @@ impl Ranks {
         self.devices.len() + self.remote.as_ref().map_or(0, RemoteDevices::count)
     }
 
-    fn shards(&self, program: &Program) -> Result<Vec<Program>> {
-        let ranks = self.count();
-        (0..ranks).map(|rank| program.shard(rank, ranks)).collect()
+    /// The Program of each rank. All are GPUs, which add residuals as they sum experts.
+    fn shards(
+        &self,
+        program: &Program,
+        block: &dyn Fn(&Weight) -> Result<usize>,
+    ) -> Result<Vec<Program>> {
+        let (mut whole, ranks) = (program.clone(), self.count());
+        fuse_mixtures(&mut whole);
+        (0..ranks).map(|rank| whole.shard(rank, ranks, block)).collect()
     }
 }
 
@@ -117,7 +124,8 @@ impl Device for Ranks {
     }
 
     fn check(&self, program: &Program) -> Result<()> {
-        let shards = self.shards(program)?;
+        // Encodings decide how wide shares are, and not which operations there are.
+        let shards = self.shards(program, &|_| Ok(1))?;
         self.devices.iter().zip(&shards).try_for_each(|(device, shard)| device.check(shard))
     }
 
@@ -127,7 +135,7 @@ impl Device for Ranks {
         tensors: &Tensors,
         options: &ExecutorOptions,
     ) -> Result<Vec<Plan>> {
-        let shards = self.shards(program)?;
+        let shards = self.shards(program, &|weight| column_block(weight, tensors))?;
         let own = || {
             let plans = self.devices.iter().zip(&shards).map(|(d, p)| d.plan(p, tensors, options));
             Ok(plans.collect::<Result<Vec<_>>>()?.concat())
@@ -150,7 +158,7 @@ impl Device for Ranks {
         options: ExecutorOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Box<dyn Executor>> {
-        let shards = self.shards(&program)?;
+        let shards = self.shards(&program, &|weight| column_block(weight, tensors))?;
         let asked = Arc::new(RwLock::new(Asked::default()));
         let (group, kept) = (Arc::clone(&self.group), Kept::default());
         let turn = Arc::clone(&self.turn);

@@ -265,31 +265,23 @@ fn has_odd_heads(case: &Path) -> bool {
 #[test]
 fn layers_shared_by_ranks_are_transformers() {
     let device = "sim,sim".parse::<DeviceSpec>().unwrap().open_ranks().unwrap();
-    // Convolutions, streams, and keys and values that latents are made into.
+    // Keys and values that latents are made into, and queries to which something is added.
     let whole = |case: &Path| {
         let names = [
             "bailing_hybrid",
-            "bitnet-plain",
             "deepseek2",
             "deepseek3",
-            "falcon-h1-normed",
-            "falcon-mamba",
-            "gemma3n",
-            "jamba",
-            "jamba-dense",
-            "lfm2",
-            "lfm2-moe",
-            "lfm3",
+            "kimi_linear",
+            "kimi_linear-heads",
             "mimo_v2_flash",
             "minicpm3",
             "mistral4-even",
             "moonlight",
             "zamba2",
-            "zamba2-plain",
         ];
         names.iter().any(|name| case.ends_with(name))
     };
-    let mut refused = 0;
+    let (mut refused, mut mixtures) = (0, 0);
     for case in cases() {
         let norms = ["bitnet", "flex_olmo", "minimax-m2", "olmo2", "olmo3", "olmo_hybrid", "olmoe"]
             .iter()
@@ -297,24 +289,10 @@ fn layers_shared_by_ranks_are_transformers() {
         let expected = match (has_odd_heads(&case), norms) {
             (true, _) => Some("query heads that 2 GPUs can share"),
             (false, true) => Some("norms of heads, that 2 GPUs can share"),
-            (false, false) if case.ends_with("cohere2_moe") => Some("columns in multiples of 8"),
-            (false, false) if whole(&case) => Some("a whole value"),
-            (false, false)
-                if [
-                    "falcon-h1",
-                    "gemma4-small",
-                    "granite4-hybrid",
-                    "kimi_linear",
-                    "kimi_linear-heads",
-                    "mamba",
-                    "mamba-biased",
-                    "minimax",
-                    "nemotron-nas",
-                ]
-                .iter()
-                .any(|name| case.ends_with(name)) =>
-            {
-                Some("operands shared alike")
+            (false, false) if whole(&case) => Some("heads that ranks can share"),
+            (false, false) if case.ends_with("bitnet-plain") => Some("a whole value"),
+            (false, false) if case.ends_with("falcon-h1-normed") => {
+                Some("columns in multiples of 8")
             }
             (false, false) => None,
         };
@@ -323,6 +301,7 @@ fn layers_shared_by_ranks_are_transformers() {
                 (Ok(worst), None) => {
                     println!("{} in chunks of {chunk}: {worst:e}", case.display());
                     assert!(worst <= 1e-4, "{}: {worst:e}", case.display());
+                    mixtures += usize::from(shares_experts(&case, 2));
                 }
                 (Err(why), Some(expected)) => {
                     assert!(why.to_string().contains(expected), "{}: {why}", case.display());
@@ -334,4 +313,33 @@ fn layers_shared_by_ranks_are_transformers() {
     }
     // Three, five or seven query heads: llama2, gpt2, qwen2, qwen3-untied and more.
     assert!(refused >= 2 * 6, "{refused}");
+    assert!(mixtures >= 2 * 20, "{mixtures}");
+}
+
+/// Whether a fixture has mixtures; each of whose matrices has all its bytes on one rank or another,
+/// and on none more than blocks of its columns make necessary.
+fn shares_experts(case: &Path, ranks: usize) -> bool {
+    let (program, tensors) = recorded(&case.file_name().unwrap().to_string_lossy());
+    let block = |weight: &program::Weight| crate::gpu::column_block(weight, &tensors);
+    let shard = |rank| program.shard(rank, ranks, &block).unwrap();
+    let shards: Vec<Program> = (0..ranks).map(shard).collect();
+    let bytes = |of: &Program, name: &str| {
+        let weight = of.weights.iter().find(|weight| weight.name == name);
+        weight.map_or(0, |weight| weight.stored_bytes(&tensors).unwrap())
+    };
+    let mut mixtures = false;
+    for node in program.nodes.iter().filter(|node| matches!(node.op, ops::Op::Experts(_))) {
+        mixtures = true;
+        let ff = program.mixture(node).unwrap().ff;
+        let block = block(&program.weights[node.weights[2].0]).unwrap();
+        let most = (ff.div_ceil(block).div_ceil(ranks) * block).min(ff) as u64;
+        for weight in node.weights.iter().take(3).map(|weight| &program.weights[weight.0]) {
+            let whole = bytes(&program, &weight.name);
+            let each: Vec<u64> = shards.iter().map(|shard| bytes(shard, &weight.name)).collect();
+            assert_eq!(each.iter().sum::<u64>(), whole, "{}: {each:?}", weight.name);
+            let own = each.iter().all(|own| own * ff as u64 <= whole * most);
+            assert!(own, "{}: {each:?} of {whole}", weight.name);
+        }
+    }
+    mixtures
 }

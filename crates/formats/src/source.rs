@@ -20,23 +20,26 @@ use crate::{
 };
 use std::borrow::Cow;
 use std::f64::consts::TAU;
+use std::ops::Range;
 
 /// How a weight is made.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Source {
     /// A tensor as it is stored.
     Tensor(String),
-    /// Some of the rows: those at `start`, `start + stride` and so on. A row is what one index of
-    /// the outermost axis holds.
+    /// Some of the rows: the `run` rows from `start` on, those from `start + stride` on and so on. A
+    /// row is what one index of the outermost axis holds.
     Rows {
         /// Which weight has them.
         of: Box<Source>,
         /// The first.
         start: usize,
-        /// How many.
+        /// How many in all: a multiple of `run`.
         count: usize,
-        /// From one to the next.
+        /// From the first row of a run to the first of the next.
         stride: usize,
+        /// Rows of a run: one behind the other.
+        run: usize,
     },
     /// Consecutive elements of the innermost axis.
     Columns {
@@ -203,7 +206,19 @@ fn checked(dims: &[usize], place: &str) -> Result<usize> {
 impl Source {
     /// Some consecutive rows of this.
     pub fn rows(self, start: usize, count: usize) -> Source {
-        Source::Rows { of: Box::new(self), start, count, stride: 1 }
+        Source::Rows { of: Box::new(self), start, count, stride: count, run: count }
+    }
+
+    /// Every `stride`-th row of this, `count` of them.
+    pub fn every(self, stride: usize, start: usize, count: usize) -> Source {
+        Source::Rows { of: Box::new(self), start, count, stride, run: 1 }
+    }
+
+    /// Some consecutive rows of each of `groups` groups of `rows` rows: a part of each of several
+    /// matrices that lie below one another.
+    pub fn rows_of_each(self, groups: usize, rows: usize, part: Range<usize>) -> Source {
+        let (start, run) = (part.start, part.len());
+        Source::Rows { of: Box::new(self), start, count: groups * run, stride: rows, run }
     }
 
     /// Some consecutive columns of this.
@@ -275,13 +290,18 @@ impl Source {
                 let stored = tensor.bytes.len() as u64;
                 Ok(Described::new(tensor.dtype, tensor.shape.to_vec(), stored))
             }
-            Source::Rows { of, start, count, stride } => {
+            Source::Rows { of, start, count, stride, run } => {
                 let mut all = of.describe(tensors)?;
-                let last = count.checked_sub(1).and_then(|n| n.checked_mul(*stride));
-                let last = last.and_then(|last| last.checked_add(*start));
+                let runs = count.checked_div(*run).filter(|runs| runs * run == *count);
+                let runs = runs.filter(|_| stride >= run);
+                let last = runs.and_then(|runs| runs.checked_sub(1)?.checked_mul(*stride));
+                let end = last.and_then(|last| last.checked_add(*start)?.checked_add(*run));
                 let rows = all.rows();
-                if last.is_none_or(|last| last >= rows) {
-                    let expected = format!("row {start} and {count} in steps of {stride}");
+                if end.is_none_or(|end| end > rows) {
+                    let expected = match count == run {
+                        true => format!("{count} rows from row {start} on"),
+                        false => format!("{count} rows from row {start} on, {run} of {stride}"),
+                    };
                     return Err(Error::new(place(), expected, &all));
                 }
                 all.bytes_for(all.row(), &place())?;
@@ -451,38 +471,53 @@ impl Source {
     fn bytes<'a>(&self, tensors: &'a Tensors, encoding: Encoding) -> Result<Cow<'a, [u8]>> {
         match self {
             Source::Tensor(name) => Ok(Cow::Borrowed(tensor(tensors, name)?.bytes)),
-            Source::Rows { of, start, count, stride } => {
+            Source::Rows { of, start, count, stride, run } => {
                 let row = |all: &Described| all.bytes_for(all.row(), "a row");
                 let row = row(&of.describe(tensors)?)?;
-                let bytes = of.bytes(tensors, encoding)?;
-                if *stride != 1 {
-                    let rows = (0..*count).map(|i| (start + i * stride) * row);
-                    return Ok(rows.flat_map(|at| &bytes[at..at + row]).copied().collect());
+                let runs = (0..count / run).map(|i| (start + i * stride) * row);
+                let mut runs = runs.map(|at| at..at + run * row);
+                if count == run && !of.is_joined() {
+                    let range = runs.next().unwrap_or_default();
+                    return Ok(match of.bytes(tensors, encoding)? {
+                        Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[range]),
+                        Cow::Owned(bytes) => Cow::Owned(bytes[range].to_vec()),
+                    });
                 }
-                let range = start * row..(start + count) * row;
-                Ok(match bytes {
-                    Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[range]),
-                    Cow::Owned(bytes) => Cow::Owned(bytes[range].to_vec()),
-                })
+                let mut own = Vec::with_capacity(count * row);
+                let (mut begin, mut next) = (0, runs.next());
+                of.pieces(tensors, encoding, &mut |piece| {
+                    let end = begin + piece.len();
+                    while let Some(range) = next.clone().filter(|range| range.start < end) {
+                        let here = range.start.max(begin)..range.end.min(end);
+                        own.extend_from_slice(&piece[here.start - begin..here.end - begin]);
+                        // What is left of a run lies in the next piece.
+                        next = if here.end < range.end {
+                            Some(here.end..range.end)
+                        } else {
+                            runs.next()
+                        };
+                    }
+                    begin = end;
+                })?;
+                Ok(Cow::Owned(own))
             }
             Source::Columns { of, start, count } => {
                 let all = of.describe(tensors)?;
                 let place = "a part of a row";
                 let row = all.bytes_for(all.columns(), place)?;
                 let (from, part) = (all.bytes_for(*start, place)?, all.bytes_for(*count, place)?);
-                let bytes = of.bytes(tensors, encoding)?;
-                let rows = bytes.chunks_exact(row.max(1));
-                Ok(rows.flat_map(|row| &row[from..from + part]).copied().collect())
+                let rows = all.shape[..all.shape.len() - 1].iter().product::<usize>();
+                let mut own = Vec::with_capacity(rows * part);
+                // A piece has whole rows.
+                of.pieces(tensors, encoding, &mut |piece| {
+                    let rows = piece.chunks_exact(row.max(1));
+                    rows.for_each(|row| own.extend_from_slice(&row[from..from + part]));
+                })?;
+                Ok(Cow::Owned(own))
             }
-            Source::Concat(all) | Source::Stack(all) => {
+            Source::Concat(_) | Source::Stack(_) => {
                 let mut joined = Vec::new();
-                for part in all {
-                    let part = part.read(tensors)?;
-                    match part.encoding == encoding {
-                        true => joined.extend_from_slice(&part.bytes),
-                        false => joined.extend_from_slice(&f32_bytes(&part.to_f32()?)),
-                    }
-                }
+                self.pieces(tensors, encoding, &mut |piece| joined.extend_from_slice(piece))?;
                 Ok(Cow::Owned(joined))
             }
             Source::Plus(of, add) => {
@@ -575,9 +610,43 @@ impl Source {
         }
     }
 
+    /// Whether it is several weights one behind the other.
+    fn is_joined(&self) -> bool {
+        match self {
+            Source::Concat(_) | Source::Stack(_) => true,
+            Source::Reshape(of, _) => of.is_joined(),
+            _ => false,
+        }
+    }
+
+    /// Gives its bytes to `f`, in order: those of weights that are joined one by one, so that what
+    /// takes some of them needs no memory for all. A piece has whole rows.
+    fn pieces(
+        &self,
+        tensors: &Tensors,
+        encoding: Encoding,
+        f: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        match self {
+            Source::Concat(all) | Source::Stack(all) => {
+                for part in all {
+                    let part = part.read(tensors)?;
+                    match part.encoding == encoding {
+                        true => f(&part.bytes),
+                        false => f(&f32_bytes(&part.to_f32()?)),
+                    }
+                }
+            }
+            Source::Reshape(of, _) if self.is_joined() => of.pieces(tensors, encoding, f)?,
+            _ => f(&self.bytes(tensors, encoding)?),
+        }
+        Ok(())
+    }
+
     /// Gives back the memory of the pages that reading it took; see [`Tensors::release`].
     pub fn release(&self, tensors: &Tensors) {
-        if let Source::Rows { of, start, count, stride: 1 } = self
+        if let Source::Rows { of, start, count, run, .. } = self
+            && count == run
             && let Source::Tensor(name) = of.as_ref()
             && let Some(tensor) = tensors.get(name)
         {
@@ -600,7 +669,9 @@ impl Source {
                 Source::Tensor(name) => Some((name, row)),
                 _ => None,
             },
-            Source::Rows { of, start, stride, .. } => of.stored_row(start + row * stride),
+            Source::Rows { of, start, stride, run, .. } => {
+                of.stored_row(start + row / run * stride + row % run)
+            }
             Source::Permute(of, axes) => of.stored_row(permuted_from(row, *axes)),
             Source::Concat(parts) => {
                 let mut left = row;
@@ -634,8 +705,8 @@ impl Source {
                 let tensor = of.tensors.first().cloned().unwrap_or_default();
                 Ok(Some(Origin { tensor, shape, element }))
             }
-            Source::Rows { of, start, stride, .. } => {
-                of.origin(tensors, (start + at * stride) * row + within)
+            Source::Rows { of, start, stride, run, .. } => {
+                of.origin(tensors, (start + at / run * stride + at % run) * row + within)
             }
             Source::Columns { of, start, count } => {
                 let columns = of.describe(tensors)?.columns();

@@ -118,6 +118,5 @@ fn expert(weights: &dyn Weights, name: &str, hugging_face: bool) -> Result<Optio
     let Stored { source, mut shape } = experts::flat(weights, name, stored)?;
     let Some(start) = turn else { return Ok(Some(Stored { source, shape })) };
     shape[0] /= 2;
-    let source = Source::Rows { of: Box::new(source), start, count: shape[0], stride: 2 };
-    Ok(Some(Stored { source, shape }))
+    Ok(Some(Stored { source: source.every(2, start, shape[0]), shape }))
 }

@@ -2,33 +2,55 @@
 //! the plan never lets two living values share bytes.
 
 use delft_nn::{
-    AttentionOptions, Bias, Builder, Embedding, ForwardPass, Mlp, Norm, Pairing, Projection,
-    QkNorm, Rope, SelfAttention, Stored, Weights,
+    AttentionOptions, Bias, Builder, Embedding, ExpertsOptions, ForwardPass, Gate,
+    MixtureOfExperts, Mlp, Norm, Odds, Pairing, Projection, QkNorm, Rope, Routing, SelfAttention,
+    Stored, Weights,
 };
 use formats::{Result, Source};
 use program::{
-    Group, Program, Sequence, Step, StepKind, Table, WeightId, fuse, plan_memory, reference,
+    Group, Program, Sequence, Step, StepKind, Table, WeightId, fuse, fuse_mixtures, plan_memory,
+    reference,
 };
 use std::sync::Arc;
 
 const HIDDEN: usize = 24;
 const VOCAB: usize = 40;
+const EXPERTS: usize = 5;
 
-/// Has every weight in the shape that is asked for, because it is told the shapes by name, and the
-/// key/value heads.
-struct Any(usize);
+/// A decoder of two blocks.
+#[derive(Debug, Clone, Copy)]
+struct Sizes {
+    kv_heads: usize,
+    /// Columns of the feed-forward.
+    ff: usize,
+    /// Columns of each expert that stands beside the feed-forward, if there are any, and whether
+    /// they have biases.
+    experts: Option<(usize, bool)>,
+    /// Whether the feed-forward reads what attention reads, and not what that makes of it.
+    parallel: bool,
+}
+
+const SIZES: Sizes = Sizes { kv_heads: 2, ff: 40, experts: None, parallel: false };
+
+/// Has every weight in the shape that is asked for, because it is told the shapes by name.
+struct Any(Sizes);
 
 impl Weights for Any {
     fn find(&self, canonical: &str) -> Result<Option<Stored>> {
         let last = canonical.trim_end_matches(".bias").rsplit('.').next().unwrap();
+        let Sizes { kv_heads, ff, experts, .. } = self.0;
+        let inner = experts.map_or(0, |(ff, _)| ff);
         let shape = match last {
+            "gate" | "up" if canonical.contains("experts") => vec![EXPERTS * inner, HIDDEN],
+            "down" if canonical.contains("experts") => vec![EXPERTS * HIDDEN, inner],
+            "router" => vec![EXPERTS, HIDDEN],
             "embed" | "head" => vec![VOCAB, HIDDEN],
             "q" => vec![32, HIDDEN],
-            "k" | "v" => vec![8 * self.0, HIDDEN],
+            "k" | "v" => vec![8 * kv_heads, HIDDEN],
             "o" => vec![HIDDEN, 32],
             "q_norm" | "k_norm" => vec![8],
-            "gate" | "up" => vec![40, HIDDEN],
-            "down" => vec![HIDDEN, 40],
+            "gate" | "up" => vec![ff, HIDDEN],
+            "down" => vec![HIDDEN, ff],
             _ => vec![HIDDEN],
         };
         let shape = if canonical.ends_with(".bias") { vec![shape[0]] } else { shape };
@@ -37,16 +59,34 @@ impl Weights for Any {
 }
 
 fn decoder(qkv_bias: Bias, qk_norm: Option<f32>, tracing: bool) -> Result<Program> {
-    decoder_of(2, qkv_bias, qk_norm, tracing)
+    decoder_of(SIZES, qkv_bias, qk_norm, tracing)
+}
+
+fn mixture(builder: &Builder<'_>, name: &str, (ff, biases): (usize, bool)) -> MixtureOfExperts {
+    let routing = Routing { used: 2, odds: Odds::Softmax, normalised: true, scale: 1.5 };
+    let options = ExpertsOptions {
+        hidden: HIDDEN,
+        experts: EXPERTS,
+        feed_forward: ff,
+        router_bias: Bias::Never,
+        biases,
+        routing,
+        limit: None,
+        gate: Gate::Clamped { limit: 3.0, alpha: 1.7 },
+        weighs_inputs: false,
+        factors: false,
+    };
+    MixtureOfExperts::new(builder, name, &options).unwrap()
 }
 
 fn decoder_of(
-    kv_heads: usize,
+    sizes: Sizes,
     qkv_bias: Bias,
     qk_norm: Option<f32>,
     tracing: bool,
 ) -> Result<Program> {
-    let any = Any(kv_heads);
+    let any = Any(sizes);
+    let Sizes { kv_heads, ff, experts, parallel } = sizes;
     let builder = Builder::new(&any);
     let rope = Rope {
         head_dim: 8,
@@ -88,16 +128,23 @@ fn decoder_of(
             Norm::rms(&builder, &format!("{i}.attention_norm"), HIDDEN, 1e-5)?,
             SelfAttention::new(&builder, &format!("{i}.attention"), options)?,
             Norm::rms(&builder, &format!("{i}.mlp_norm"), HIDDEN, 1e-5)?,
-            Mlp::new(&builder, &format!("{i}.mlp"), HIDDEN, 40, Bias::Never)?,
+            Mlp::new(&builder, &format!("{i}.mlp"), HIDDEN, ff, Bias::Never)?,
+            experts.map(|experts| mixture(&builder, &format!("{i}.mlp"), experts)),
         ));
     }
     let norm = Norm::rms(&builder, "norm", HIDDEN, 1e-5)?;
     let head = Projection::new(&builder, "head", [VOCAB, HIDDEN], Bias::Never)?;
     let step = ForwardPass::new(builder.program(), tracing);
     let mut x = embed.forward(&step);
-    for (attention_norm, attention, mlp_norm, mlp) in &blocks {
-        x = x.add(&attention.forward(&attention_norm.forward(&x)));
-        x = x.add(&mlp.forward(&mlp_norm.forward(&x))).trace("block");
+    for (attention_norm, attention, mlp_norm, mlp, experts) in &blocks {
+        let read = attention_norm.forward(&x);
+        x = x.add(&attention.forward(&read));
+        let read = if parallel { read } else { mlp_norm.forward(&x) };
+        let mut made = mlp.forward(&read);
+        if let Some(experts) = experts {
+            made = experts.forward(&read).add(&made);
+        }
+        x = x.add(&made).trace("block");
     }
     let logits = head.forward(&norm.forward(&x.select()));
     step.finish(logits)
@@ -233,15 +280,53 @@ fn the_verifier_names_what_is_wrong() {
 /// What a rank has of a weight of the whole Program.
 fn cut(weight: &program::Weight, whole: Vec<f32>) -> Vec<f32> {
     match &weight.source {
-        Source::Rows { start, count, stride: 1, .. } => {
+        Source::Rows { start, count, stride, run, .. } => {
             let row: usize = weight.shape[1..].iter().product();
-            whole[start * row..(start + count) * row].to_vec()
+            let runs = (0..count / run).map(|i| (start + i * stride) * row);
+            runs.flat_map(|at| &whole[at..at + run * row]).copied().collect()
         }
         Source::Columns { start, count, .. } => {
             let rows = whole.chunks(whole.len() / weight.shape[0]);
             rows.flat_map(|row| &row[*start..start + count]).copied().collect()
         }
+        Source::Zeros(_) => vec![0.0; whole.len()],
         _ => whole,
+    }
+}
+
+/// Programs of ranks, whose columns are cut between blocks of this many.
+fn shards(whole: &Program, ranks: usize, block: usize) -> Vec<Program> {
+    (0..ranks).map(|rank| whole.shard(rank, ranks, &|_| Ok(block)).unwrap()).collect()
+}
+
+/// The logits of all ranks together are the whole Program's.
+fn compare(whole: &Program, shards: &[Program]) {
+    let weight = |rank: usize, id: WeightId| {
+        let part = &shards[rank].weights[id.0];
+        let of = whole.weights.iter().position(|w| w.name == part.name).unwrap();
+        Ok(cut(part, weights(whole)(WeightId(of))?))
+    };
+    let mut cache = reference::ReferenceCache::default();
+    let mut caches = vec![reference::ReferenceCache::default(); shards.len()];
+    for (tokens, start) in [(&[3, 1, 4, 1, 5][..], 0), (&[9], 5), (&[2, 6], 6)] {
+        let step = Step {
+            kind: StepKind::Prompt,
+            tokens,
+            sequences: &[Sequence::new(tokens.len(), start, &[])],
+            outputs: &[0],
+            input: &[],
+        };
+        let wanted = reference::run(whole, &weights(whole), &mut cache, &step).unwrap();
+        let found = reference::ranks(shards, &weight, &mut caches, &step).unwrap();
+        let wanted = &wanted[whole.results[0].0];
+        let first = &found[0][shards[0].results[0].0];
+        for (shard, values) in shards.iter().zip(&found) {
+            let found = &values[shard.results[0].0];
+            assert_eq!(first, found, "the same on every rank");
+            for (a, b) in wanted.iter().zip(found) {
+                assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{a} {b}\n{shard}");
+            }
+        }
     }
 }
 
@@ -256,41 +341,91 @@ fn ranks_together_are_the_whole() {
         (4, 1, Bias::Never, None),
         (4, 2, Bias::Always, Some(1e-6)),
     ] {
-        let plain = decoder_of(kv_heads, bias, norm, false).unwrap();
+        let plain = decoder_of(Sizes { kv_heads, ..SIZES }, bias, norm, false).unwrap();
         for whole in [plain.clone(), fuse(&plain)] {
-            let shards: Vec<Program> = (0..ranks).map(|r| whole.shard(r, ranks).unwrap()).collect();
+            let shards = shards(&whole, ranks, 1);
             let count = |name| whole.nodes.iter().filter(|node| node.op.name() == name).count();
             let attentions = count("attention");
             let text = shards[1].to_string();
             assert_eq!(text.matches("all_reduce").count(), 2 * attentions, "{text}");
             assert_eq!(text.matches("all_gather").count(), 1, "the head's rows: {text}");
             assert!(!text.contains("linear_add"), "only rank 0 adds the residual: {text}");
-            let weight = |rank: usize, id: WeightId| {
-                let part = &shards[rank].weights[id.0];
-                let of = whole.weights.iter().position(|w| w.name == part.name).unwrap();
-                Ok(cut(part, weights(&whole)(WeightId(of))?))
-            };
-            let mut cache = reference::ReferenceCache::default();
-            let mut caches = vec![reference::ReferenceCache::default(); ranks];
-            for (tokens, start) in [(&[3, 1, 4, 1, 5][..], 0), (&[9], 5), (&[2, 6], 6)] {
-                let step = Step {
-                    kind: StepKind::Prompt,
-                    tokens,
-                    sequences: &[Sequence::new(tokens.len(), start, &[])],
-                    outputs: &[0],
-                    input: &[],
+            compare(&whole, &shards);
+        }
+    }
+}
+
+/// How many columns a rank has of the matrices with this name in each block.
+fn widths(shard: &Program, name: &str) -> [usize; 2] {
+    [0, 1].map(|block| {
+        let name = format!("{block}.mlp.{name}");
+        shard.weights.iter().find(|weight| weight.name == name).map_or(0, |w| w.shape[1])
+    })
+}
+
+/// Columns that blocks do not share out evenly: ranks take turns at the longer shares.
+#[test]
+fn uneven_feed_forwards_are_shared_by_blocks() {
+    for (ff, block, ranks, expected) in [
+        (40, 8, 2, &[[24, 16], [16, 24]][..]),
+        (40, 10, 2, &[[20, 20], [20, 20]]),
+        (39, 8, 2, &[[24, 15], [15, 24]]),
+        (72, 8, 4, &[[24, 16], [16, 16], [16, 16], [16, 24]]),
+    ] {
+        let plain = decoder_of(Sizes { ff, ..SIZES }, Bias::Never, None, false).unwrap();
+        for whole in [plain.clone(), fuse(&plain)] {
+            let shards = shards(&whole, ranks, block);
+            let found: Vec<_> = shards.iter().map(|shard| widths(shard, "down")).collect();
+            assert_eq!(found, expected, "{ff} columns in blocks of {block}");
+            compare(&whole, &shards);
+        }
+    }
+    // Fewer blocks than ranks: all is whole on each.
+    let whole = fuse(&decoder_of(SIZES, Bias::Never, None, false).unwrap());
+    let shards = shards(&whole, 4, 16);
+    assert!(shards.iter().all(|shard| widths(shard, "down") == [40, 40]));
+    compare(&whole, &shards);
+}
+
+/// Every rank has its columns of each expert, beside which a feed-forward may stand: both are one
+/// sum. With fewer blocks than ranks, some ranks have no expert in a layer.
+#[test]
+fn experts_are_shared_as_feed_forwards_are() {
+    for (ff, biases, block, ranks, expected) in [
+        (16, false, 8, 2, &[[8, 8], [8, 8]][..]),
+        (16, true, 1, 4, &[[4, 4], [4, 4], [4, 4], [4, 4]]),
+        (24, true, 8, 2, &[[16, 8], [8, 16]]),
+        (20, true, 8, 2, &[[16, 4], [4, 16]]),
+        (24, true, 8, 4, &[[8, 8], [8, 8], [8, 0], [0, 8]]),
+        (8, true, 8, 2, &[[8, 0], [0, 8]]),
+        (8, false, 8, 4, &[[8, 0], [0, 0], [0, 0], [0, 8]]),
+    ] {
+        for parallel in [false, true] {
+            let sizes = Sizes { experts: Some((ff, biases)), parallel, ..SIZES };
+            let plain = decoder_of(sizes, Bias::Never, None, false).unwrap();
+            let fused = fuse(&plain);
+            let mut added = fused.clone();
+            fuse_mixtures(&mut added);
+            for (whole, sums) in [(plain, None), (fused, None), (added, Some(parallel))] {
+                let shards = shards(&whole, ranks, block);
+                let found: Vec<_> =
+                    shards.iter().map(|shard| widths(shard, "experts.down")).collect();
+                assert_eq!(found, expected, "{ff} columns in blocks of {block}");
+                let part = |name: &str, shard: &Program| {
+                    let own = shard.weights.iter().filter(|weight| weight.name.contains(name));
+                    own.map(|weight| weight.shape.iter().product::<usize>()).sum::<usize>()
                 };
-                let wanted = reference::run(&whole, &weights(&whole), &mut cache, &step).unwrap();
-                let found = reference::ranks(&shards, &weight, &mut caches, &step).unwrap();
-                let wanted = &wanted[whole.results[0].0];
-                let first = &found[0][shards[0].results[0].0];
-                for (shard, values) in shards.iter().zip(&found) {
-                    let found = &values[shard.results[0].0];
-                    assert_eq!(first, found, "the same on every rank");
-                    for (a, b) in wanted.iter().zip(found) {
-                        assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{a} {b}\n{shard}");
-                    }
+                for name in ["experts.gate", "experts.up", "experts.down"] {
+                    let bias = |program: &Program| part(&format!("{name}.bias"), program);
+                    let matrices = |program: &Program| part(name, program) - bias(program);
+                    let all: usize = shards.iter().map(matrices).sum();
+                    assert_eq!(all, matrices(&whole), "{name}");
                 }
+                if let Some(parallel) = sums {
+                    let count = shards[1].to_string().matches("all_reduce").count();
+                    assert_eq!(count, if parallel { 2 } else { 4 }, "{}", shards[1]);
+                }
+                compare(&whole, &shards);
             }
         }
     }
@@ -302,17 +437,15 @@ fn what_ranks_cannot_share_is_refused() {
     for (rank, ranks, says) in
         [(0, 3, "layer 0: expected query heads that 3 GPUs"), (0, 1, "two"), (2, 2, "2 of 2")]
     {
-        let why = whole.shard(rank, ranks).unwrap_err().to_string();
+        let why = whole.shard(rank, ranks, &|_| Ok(1)).unwrap_err().to_string();
         assert!(why.contains(says), "{why}");
     }
-    let why = whole.shard(0, 2).unwrap().shard(0, 2).unwrap_err().to_string();
+    let why =
+        whole.shard(0, 2, &|_| Ok(1)).unwrap().shard(0, 2, &|_| Ok(1)).unwrap_err().to_string();
     assert!(why.contains("expected a Program of one device"), "{why}");
-    let mut odd = whole.clone();
-    for weight in odd.weights.iter_mut().filter(|w| w.name.contains("mlp")) {
-        weight.shape.iter_mut().filter(|side| **side == 40).for_each(|side| *side = 39);
-    }
-    odd.values.iter_mut().filter(|v| v.width == 40).for_each(|v| v.width = 39);
-    let why = odd.shard(0, 2).unwrap_err().to_string();
+    // Fewer blocks than ranks, and nothing that says that their products are whole.
+    let odd = decoder_of(Sizes { ff: 39, ..SIZES }, Bias::Never, None, false).unwrap();
+    let why = odd.shard(0, 2, &|_| Ok(39)).unwrap_err().to_string();
     assert!(why.contains("mlp.gate: expected rows that 2 GPUs can share"), "{why}");
 }
 

@@ -254,9 +254,8 @@ impl Operation for Experts {
         }
     }
 
-    /// Every rank computes all experts: their rows could only be shared inside each expert.
     fn sharding(&self) -> Sharding {
-        Sharding::Whole
+        Sharding::Experts
     }
 
     fn shares_type(&self, operand: Operand) -> bool {

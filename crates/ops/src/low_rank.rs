@@ -56,22 +56,26 @@ pub struct Gain {
 }
 
 impl Delta {
-    /// The change of some outputs, for a rank that has these rows of the matrix.
-    pub fn rows(&self, rows: Range<usize>) -> Delta {
-        let own = |values: &[f32]| values[rows.clone()].to_vec();
-        let gain = |of: &Gain| Gain { gain: own(&of.gain), offset: own(&of.offset) };
+    /// The change of some outputs, for a rank that has these rows of the matrix, or of each of
+    /// `matrices` experts'.
+    pub fn rows(&self, matrices: usize, rows: Range<usize>) -> Delta {
+        let own = |values: &[f32], width: usize| -> Vec<f32> {
+            let each = values.chunks_exact((values.len() / matrices.max(1)).max(1));
+            each.flat_map(|of| &of[rows.start * width..rows.end * width]).copied().collect()
+        };
+        let gain = |of: &Gain| Gain { gain: own(&of.gain, 1), offset: own(&of.offset, 1) };
         Delta {
             down: self.down.clone(),
-            up: self.up[rows.start * self.rank..rows.end * self.rank].to_vec(),
+            up: own(&self.up, self.rank),
             gain: self.gain.as_ref().map(gain),
             ..*self
         }
     }
 
-    /// A summand of the change, for a rank that has these columns of the matrix. The offset belongs
-    /// to the rank that adds the bias.
-    pub fn columns(&self, columns: Range<usize>, adds_bias: bool) -> Delta {
-        let input = self.down.len() / self.rank.max(1);
+    /// A summand of the change, for a rank that has these columns of the matrix, or of each of
+    /// `matrices` experts'. The offset belongs to the rank that adds the bias.
+    pub fn columns(&self, matrices: usize, columns: Range<usize>, adds_bias: bool) -> Delta {
+        let input = self.down.len() / (self.rank * matrices).max(1);
         let down = self.down.chunks_exact(input.max(1));
         let gain = |of: &Gain| Gain {
             gain: of.gain.clone(),

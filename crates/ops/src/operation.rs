@@ -296,6 +296,9 @@ pub enum Sharding {
     /// Some rows of each matrix for a whole input; for its share of an input the same columns, and
     /// a sum over all ranks.
     Product,
+    /// For whole inputs, some of the columns between the matrices of every expert, and a sum over
+    /// all ranks.
+    Experts,
     /// It is part of a rank already.
     OfRank,
 }

@@ -27,6 +27,11 @@ impl Partition {
         (0..self.ranks).map(|rank| self.range(rank).len())
     }
 
+    /// Whether all ranks have as many columns.
+    pub fn is_even(&self) -> bool {
+        self.widths().all(|width| width == self.range(0).len())
+    }
+
     /// The blocks that every rank has at least, and how many ranks have one more: the first.
     pub(crate) fn blocks(&self) -> (usize, usize) {
         let blocks = self.width.div_ceil(self.block.max(1));
@@ -52,6 +57,8 @@ mod tests {
                 next = range.end;
             }
             assert_eq!(next, width, "{partition:?}");
+            let even = width == ranks * partition.range(0).len();
+            assert_eq!(partition.is_even(), even, "{partition:?}");
         }
         let uneven = Partition { width: 100, block: 32, ranks: 3 };
         assert_eq!(uneven.widths().collect::<Vec<_>>(), [64, 32, 4]);

@@ -32,7 +32,8 @@ pub struct Site {
     pub share: Option<RankShare>,
 }
 
-/// The part of a matrix that one of several ranks has. Its factors are cut alike.
+/// The part of a matrix, or of each expert's, that one of several ranks has. Its factors are cut
+/// alike.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum RankShare {
     /// Some rows.
@@ -56,9 +57,9 @@ impl Site {
     fn part(&self, delta: &Delta) -> Delta {
         match &self.share {
             None => delta.clone(),
-            Some(RankShare::Rows(rows)) => delta.rows(rows.clone()),
+            Some(RankShare::Rows(rows)) => delta.rows(self.matrices(), rows.clone()),
             Some(RankShare::Columns { columns, adds_bias }) => {
-                delta.columns(columns.clone(), *adds_bias)
+                delta.columns(self.matrices(), columns.clone(), *adds_bias)
             }
         }
     }

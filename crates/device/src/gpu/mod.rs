@@ -57,6 +57,7 @@ use tile::types::Scalar;
 use crate::{About, Device, Executor, ExecutorOptions, Plan, TrainOptions, Trainer, Usage};
 
 pub use stage::StagingBuffer;
+pub(crate) use weights::column_block;
 
 /// Device properties that the choice of kernels depends on.
 #[derive(Debug, Clone, Copy)]

@@ -112,6 +112,21 @@ pub(super) fn formats(
     program.weights.iter().enumerate().map(one).collect()
 }
 
+/// How many columns of a matrix stay together where ranks share it: whole blocks of its encoding, in
+/// multiples of what kernels load at a time.
+///
+/// # Errors
+/// A weight that cannot be described.
+pub(crate) fn column_block(weight: &program::Weight, tensors: &Tensors) -> Result<usize> {
+    let encoding = weight.describe(tensors)?.encoding;
+    let step = Format::of(encoding).map_or(1, Format::step) as usize;
+    let sides = [encoding.block_elements(), step];
+    Ok(sides.into_iter().fold(COLUMNS, |all, side| {
+        let multiples = (1..=side.max(1)).map(|times| times * all);
+        multiples.into_iter().find(|all| all.is_multiple_of(side.max(1))).unwrap_or(all)
+    }))
+}
+
 /// How a weight lies on the device, if it is a matrix.
 fn layout(weight: &program::Weight, format: Option<Format>) -> Option<Layout> {
     let &[rows, cols] = weight.shape.as_slice() else { return None };

@@ -434,7 +434,7 @@ fn gathered_logits_are_those_of_one_device() {
                 let ranks = places.parse::<DeviceSpec>().unwrap().open_ranks().unwrap();
                 assert!(all(&*ranks) == wanted, "{vocab} logits of {places}");
                 for (rank, count) in counts.iter().enumerate() {
-                    let part = program.shard(rank, counts.len()).unwrap();
+                    let part = program.shard(rank, counts.len(), &|_| Ok(1)).unwrap();
                     let heads = part.weights.iter().filter(|w| w.name.starts_with("head"));
                     let shapes: Vec<_> = heads.map(|w| w.shape.clone()).collect();
                     assert_eq!(shapes, [[*count, HIDDEN]], "rank {rank} of {places}");

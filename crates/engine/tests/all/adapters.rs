@@ -148,12 +148,25 @@ fn sharing(devices: &str, options: LoadOptions) -> LoadOptions {
 #[test]
 fn ranks_share_adapters_with_their_matrices() {
     let two = |options| sharing("sim,sim", options);
-    for name in ["lora", "dora", "tables", "fused"] {
+    for name in [
+        "lora",
+        "dora",
+        "tables",
+        "fused",
+        "experts",
+        "experts-ranks",
+        "experts-turned",
+        "experts-weighed",
+    ] {
         let (case, base, stored) = CASES.iter().find(|(case, ..)| *case == name).unwrap();
         compare(case, base, &stored[..1], &[(None, 0)], two);
     }
     compare("tables", "llama3", &["tables"], &[(Some(7), 1)], two);
     compare("three", "llama2", &["three"], &[(None, 0)], |options| sharing("sim,sim,sim", options));
+    // Of three blocks of each expert, one rank in four has none in a layer.
+    compare("experts-weighed", "llama4", &["experts-weighed"], &[(Some(7), 1)], |options| {
+        sharing("sim,sim,sim,sim", options)
+    });
     compare("dora", "llama-bias", &["dora"], &[(None, 1)], |options| LoadOptions {
         batched: true,
         sessions: 3,

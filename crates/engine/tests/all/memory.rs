@@ -32,6 +32,7 @@ fn the_plan_is_the_peak() {
         ("llama-long", 600, CacheType::F16, all, "sim,sim,sim"),
         ("llama-long", 600, CacheType::F16, last, "sim,sim"),
         ("llama-long", 600, CacheType::F16, tensor, "sim,sim"),
+        ("mixtral", 60, CacheType::F16, tensor, "sim,sim"),
     ] {
         let device: DeviceSpec = device.parse().unwrap();
         let options = share(LoadOptions {
@@ -77,6 +78,35 @@ fn the_plan_is_the_peak() {
             "{case}, {device}: planned {planned}, peak {peak}"
         );
         assert!(used.active <= used.peak && used.peak <= used.limit);
+    }
+}
+
+/// Each of several ranks plans and holds its share of every expert. What experts take is what one GPU
+/// has less without them.
+#[test]
+fn ranks_have_their_shares_of_experts() {
+    for (case, ranks) in
+        [("mixtral", 2), ("mixtral", 4), ("llama4", 2), ("mixtral/model.q8_0-split.gguf", 2)]
+    {
+        let path = root().join(case);
+        let planned = |device: &str, cpu_experts: usize, split_mode| -> Vec<usize> {
+            let on = LoadOptions::on(device.parse().unwrap());
+            let options = LoadOptions { cpu_experts, split_mode, ..on };
+            let plan = Engine::prepare(&path, &options).unwrap().plan().to_vec();
+            plan.iter().filter(|plan| !plan.host).map(|plan| plan.weights).collect()
+        };
+        let whole = planned("sim", 0, SplitMode::Layer)[0];
+        let rest = planned("sim", usize::MAX, SplitMode::Layer)[0];
+        let shares = planned(&vec!["sim"; ranks].join(","), 0, SplitMode::Tensor);
+        assert_eq!(shares.len(), ranks);
+        let experts = whole - rest;
+        println!("{case}: {experts} of {whole} bytes are experts'; ranks have {shares:?}");
+        for share in &shares {
+            assert!(*share <= rest + experts.div_ceil(ranks), "{case}: {shares:?} of {whole}");
+        }
+        // No rank has another's: all have what is whole on each, and the experts once.
+        let all: usize = shares.iter().sum();
+        assert!((whole..ranks * rest + experts + 1).contains(&all), "{case}: {shares:?}");
     }
 }
 

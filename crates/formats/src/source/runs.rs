@@ -99,7 +99,9 @@ impl Source {
                 let all = rows(&runs, inner(of)?.iter().skip(1).product());
                 let count = inner(self)?.first().copied().unwrap_or(1);
                 let place = |row: usize| match self {
-                    Source::Rows { start, stride, .. } => start + row * stride,
+                    Source::Rows { start, stride, run, .. } => {
+                        start + row / run * stride + row % run
+                    }
                     Source::Permute(_, axes) => permuted_from(row, *axes),
                     _ => row,
                 };

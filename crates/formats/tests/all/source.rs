@@ -72,10 +72,44 @@ fn cases() -> Vec<Case> {
         (named("a").rows(2, 3), &[3, 4], float(DType::F32), Box::new(|i| (i + 8) as f32)),
         (named("norm").rows(1, 2), &[2], float(DType::BF16), Box::new(|i| [-0.25, 0.5][i])),
         (
-            Source::Rows { of: boxed(named("a")), start: 1, count: 3, stride: 2 },
+            named("a").every(2, 1, 3),
             &[3, 4],
             float(DType::F32),
             Box::new(|i| ((1 + i / 4 * 2) * 4 + i % 4) as f32),
+        ),
+        (
+            // Rows 1 and 2 of each of two matrices of three rows.
+            named("a").rows_of_each(2, 3, 1..3),
+            &[4, 4],
+            float(DType::F32),
+            Box::new(|i| ([1, 2, 4, 5][i / 4] * 4 + i % 4) as f32),
+        ),
+        (
+            // Likewise, of matrices that are joined: a run ends where the next of them begins, or
+            // goes on there.
+            Source::Concat(vec![named("a"), named("half"), named("a").rows(0, 1)]).rows_of_each(
+                3,
+                3,
+                0..2,
+            ),
+            &[6, 4],
+            float(DType::F32),
+            Box::new(|i| match i / 4 {
+                row @ 0..4 => ([0, 1, 3, 4][row] * 4 + i % 4) as f32,
+                row => (4 * (row - 4) + i % 4) as f32 + 0.5,
+            }),
+        ),
+        (
+            Source::Concat(vec![named("a"), named("half")]).rows(5, 2),
+            &[2, 4],
+            float(DType::F32),
+            Box::new(|i| if i < 4 { (20 + i) as f32 } else { i as f32 - 3.5 }),
+        ),
+        (
+            Source::Stack(vec![named("half"), named("half").every(1, 0, 2)]).columns(1, 2),
+            &[2, 2, 2],
+            float(DType::F16),
+            Box::new(|i| (i % 4 / 2 * 4 + 1 + i % 2) as f32 + 0.5),
         ),
         (
             named("a").columns(1, 2).rows(4, 2),
@@ -281,7 +315,7 @@ fn quantised_blocks_stay_whole() {
             Source::Concat(vec![q(), Source::Zeros(vec![1, 64])]),
             "q: expected parts of one encoding",
         ),
-        (q().rows(3, 2), "q: expected row 3 and 2 in steps of 1, found [4, 64] of q8_0"),
+        (q().rows(3, 2), "q: expected 2 rows from row 3 on, found [4, 64] of q8_0"),
     ] {
         let found = refused(source);
         assert!(found.starts_with(expected), "{found}");
@@ -295,8 +329,12 @@ fn what_does_not_fit_is_refused_by_name() {
     let refused = |source: Source| source.read(&tensors).unwrap_err().to_string();
     for (source, expected) in [
         (named("none"), "none: expected a tensor, found none in the file"),
-        (named("a").rows(usize::MAX, 2), "a: expected row"),
-        (named("a").rows(0, 0), "a: expected row 0 and 0"),
+        (named("a").rows(usize::MAX, 2), "a: expected 2 rows from row"),
+        (named("a").rows(0, 0), "a: expected 0 rows from row 0 on"),
+        (named("a").every(3, 1, 3), "a: expected 3 rows from row 1 on, 1 of 3"),
+        (named("a").every(0, 0, 3), "a: expected 3 rows from row 0 on, 1 of 0"),
+        (named("a").every(usize::MAX, 1, 3), "a: expected 3 rows"),
+        (named("a").rows_of_each(3, 2, 1..3), "a: expected 6 rows from row 1 on, 2 of 2"),
         (named("norm").columns(0, 2), "norm: expected columns"),
         (named("a").columns(3, usize::MAX), "a: expected columns"),
         (Source::Concat(vec![named("a"), named("norm")]), "a: expected rows as of [6, 4] of f32"),
