@@ -30,6 +30,7 @@ PROMPT = 21  # tokens of a prompt, unless the case says otherwise
 STEPS = 10  # greedy decode steps
 SPECIAL = 2  # the highest special token; prompts and continuations hold none
 ROUTED = 0.03  # least distance between a router's scores that decide, so that a rounded cache chooses the same experts
+CHOSEN = 2  # times as far as an indexer's scores are apart, where they decide
 MARGIN = 0.05  # least distance between the best and the second logit, so that float32 makes the same choices
 
 TOWER = "vision_tower.encoder.layers.0.mlp.weight"  # a weight that belongs to no decoder
@@ -819,6 +820,14 @@ CASES = [
          shape(48, 3, 3, 64, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24, n_routed_experts=5,
                num_experts_per_tok=2, first_k_dense_replace=1, index_topk=32, index_head_dim=16, index_n_heads=2, rms_norm_eps=1e-3, pad_token_id=0,
                **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("deepseek_v32-chosen", "deepseek_v32", "bfloat16", "an indexer that chooses 8 of up to 26 positions in every layer",
+         shape(48, 4, 4, 64, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24, n_routed_experts=4,
+               num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=2, index_topk=8, index_head_dim=16, index_n_heads=8, pad_token_id=0,
+               **rope(10000.0)), prompt=16),
+    Case("glm_moe_dsa-chosen", "glm_moe_dsa", "bfloat16", "an indexer in the first and third of four layers, whose choice the layers behind them share",
+         shape(48, 4, 4, 64, num_hidden_layers=4, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24,
+               n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=3, index_topk=8, index_head_dim=16, index_n_heads=8, rms_norm_eps=1e-3, pad_token_id=0,
+               indexer_types=["full", "shared", "full", "shared"], **rope(10000.0)), prompt=16),
     Case("olmo-clip", "olmo", "bfloat16", "bounds on q, k and v",
          shape(48, 4, 2, 64, clip_qkv=0.75, pad_token_id=0, **rope(10000.0)), drop=("rms_norm_eps",), gguf=("f32",)),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
@@ -1241,8 +1250,29 @@ def watch_routers(model, seen):
     # Llama 4's gives its scores behind the odds, Gemma 4's its odds alone.
     scores = lambda part, out: out if "Dbrx" in type(part).__name__ else out[0].log() if "Gemma4" in type(part).__name__ else out["Llama4" in type(part).__name__]
     rounded = [part for part in model.modules() if type(part).__name__ == "AutoBitLinear"]
+    watched = [hook for part in model.modules() if type(part).__name__.endswith("Indexer") for hook in watch_indexer(part, seen)]
     return [part.register_forward_hook(lambda part, _, out: seen.append(clearance(part, scores(part, out)))) for part in routers] \
-        + [part.register_forward_hook(lambda _, inputs, __: seen.append(between_steps(inputs[0]))) for part in rounded]
+        + [part.register_forward_hook(lambda _, inputs, __: seen.append(between_steps(inputs[0]))) for part in rounded] + watched
+
+
+def watch_indexer(part, seen):
+    """Hooks that note in `seen` how far an indexer is from choosing other positions, in parts of how far its scores spread."""
+    plain = torch.Tensor.topk
+
+    def topk(scores, count, **more):
+        for row in scores.flatten(0, -2):
+            best = row[row > -1e30].sort(descending=True).values
+            if len(best) > count:
+                seen.append(CHOSEN * ((best[count - 1] - best[count]) / best.std()).item())
+        return plain(scores, count, **more)
+
+    def begin(*_):
+        torch.Tensor.topk = topk
+
+    def end(*_):
+        torch.Tensor.topk = plain
+
+    return [part.register_forward_pre_hook(begin), part.register_forward_hook(end)]
 
 
 def between_steps(x):

@@ -161,6 +161,8 @@ fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
         together::compare(case("llama3", CacheType::F32, sequences), &*sim, &[&*sim]);
     }
     together::compare(case("qwen3.5-long", CacheType::F32, together::SEQUENCES), &*sim, &[&*sim]);
+    let chosen = case("deepseek_v32-chosen", CacheType::F16, together::SEQUENCES);
+    together::compare(together::Case { longest: 65, ..chosen }, &*sim, &[&*sim]);
     // As many as need more turns than one.
     together::compare(case("llama3", CacheType::BF16, 96), &*sim, &[&*sim]);
     for sequences in [together::SEQUENCES, 8] {
@@ -272,9 +274,11 @@ fn layers_shared_by_ranks_are_transformers() {
             "bitnet-plain",
             "deepseek2",
             "deepseek3",
+            "deepseek_v32-chosen",
             "falcon-h1-normed",
             "falcon-mamba",
             "gemma3n",
+            "glm_moe_dsa-chosen",
             "jamba",
             "jamba-dense",
             "lfm2",
