@@ -69,6 +69,7 @@ class Case:
     add: dict | None = None  # fields added to config.json
     blocks: tuple = ()  # key/value heads and width of the feed-forward of each block, whose attention may be None or a product, -1
     ternary: str | None = None  # BitNet's layers: "online" or "offline"
+    below: bool = False  # the checkpoint lies below folder/: products of its matrices are rounded
     sizes: tuple = ()  # query heads, key/value heads and width of the feed-forward of each of Qwen3's blocks
     slopes: bool = False  # Llama with slopes on scores in the place of rotations
     disguise: str | None = None  # the folder is of this model_type, which Transformers has no code of its own for: see DISGUISES
@@ -775,8 +776,12 @@ CASES = [
          drop=("rms_norm_eps", "max_position_embeddings")),
     Case("bitnet", "bitnet", "bfloat16", "norms behind attention and behind the gate, the square of what is positive; matrices of -1, 0 and 1 in 2 bits, rows rounded to 8 bits",
          shape(64, 4, 2, 96, rms_norm_eps=1e-5, tie_word_embeddings=True, **rope(10000.0)), ternary="offline"),
+    Case("bitnet-blocks", "bitnet", "bfloat16", "matrices of -1, 0 and 1 in 2 bits, whose rows are whole blocks of 256",
+         shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, tie_word_embeddings=True, **rope(10000.0)), prompt=4, ternary="offline", below=True),
     Case("bitnet-online", "bitnet", "bfloat16", "the same of numbers that are rounded to three at every use; widths that groups of 32 do not divide",
          shape(48, 3, 1, 72, rms_norm_eps=1e-5, **rope(10000.0)), ternary="online"),
+    Case("bitnet-silu", "bitnet", "float32", "the same with SiLU in the place of the square, as GGUF has it, and its embedding as the head",
+         shape(48, 4, 2, 64, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=1e-5, **rope(10000.0)), gguf=("f32",)),
     Case("bitnet-plain", "bitnet", "float32", "the same without anything rounded",
          shape(48, 4, 2, 64, rms_norm_eps=1e-5, **rope(10000.0))),
     Case("codegen", "codegen", "float16", "GPT-J with q, v and k of a quarter of the heads below each other, four times; a bias on the head",
@@ -1764,13 +1769,20 @@ def main():
             write_mlx(case, weights, stored, folder)
         else:
             write_checkpoint(case, weights, folder)
+        if case.below:
+            (folder / "folder").mkdir()
+            for path in folder.glob("*.*"):
+                path.rename(folder / "folder" / path.name)
         if case.own:
             write_own(case, weights, folder)
         tensors, notes = expected(case, weights)
         save_file(tensors, folder / "expected.safetensors", notes)
         if case.lm is not None:
             mlx_models.check(case, model, tensors)
-        if args.converter and case.gguf:
+        if case.family == "bitnet" and case.gguf:
+            import model_twins
+            model_twins.write_bitnet(case, weights, folder / f"model.{case.gguf[0]}.gguf")
+        elif args.converter and case.gguf:
             import model_twins
             model_twins.write(case, weights, folder, args.converter, args.quantize)
         for path in folder.rglob("*.*"):

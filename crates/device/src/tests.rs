@@ -272,6 +272,7 @@ fn layers_shared_by_ranks_are_transformers() {
         let names = [
             "bailing_hybrid",
             "bitnet-plain",
+            "bitnet-silu",
             "deepseek2",
             "deepseek3",
             "deepseek_v32-chosen",
