@@ -373,6 +373,33 @@ def split_experts(path):
     path.with_suffix(".split").rename(path)
 
 
+def write_bitnet(case, weights, path):
+    """BitNet as llama.cpp's `bitnet` has it: by the names of the `gguf` package, since the converter takes the first BitNet's class alone."""
+    config = models.make_config(case)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BITNET, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, "bitnet")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    for name, x in weights.items():
+        # The first BitNet's names of these norms are those that the package knows.
+        name = name.replace("attn_sub_norm", "inner_attn_ln").replace("ffn_sub_norm", "ffn_layernorm")
+        if name != "lm_head.weight":
+            writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), x.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write(case, weights, folder, converter, quantize):
     """Convert the checkpoint in `folder` to each type of `case.gguf`; then drop the checkpoint if the case says so."""
     with tempfile.TemporaryDirectory() as scratch:

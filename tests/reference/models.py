@@ -30,6 +30,7 @@ PROMPT = 21  # tokens of a prompt, unless the case says otherwise
 STEPS = 10  # greedy decode steps
 SPECIAL = 2  # the highest special token; prompts and continuations hold none
 ROUTED = 0.03  # least distance between a router's scores that decide, so that a rounded cache chooses the same experts
+CHOSEN = 2  # times as far as an indexer's scores are apart, where they decide
 MARGIN = 0.05  # least distance between the best and the second logit, so that float32 makes the same choices
 
 TOWER = "vision_tower.encoder.layers.0.mlp.weight"  # a weight that belongs to no decoder
@@ -68,6 +69,7 @@ class Case:
     add: dict | None = None  # fields added to config.json
     blocks: tuple = ()  # key/value heads and width of the feed-forward of each block, whose attention may be None or a product, -1
     ternary: str | None = None  # BitNet's layers: "online" or "offline"
+    below: bool = False  # the checkpoint lies below folder/: products of its matrices are rounded
     sizes: tuple = ()  # query heads, key/value heads and width of the feed-forward of each of Qwen3's blocks
     slopes: bool = False  # Llama with slopes on scores in the place of rotations
     disguise: str | None = None  # the folder is of this model_type, which Transformers has no code of its own for: see DISGUISES
@@ -774,8 +776,12 @@ CASES = [
          drop=("rms_norm_eps", "max_position_embeddings")),
     Case("bitnet", "bitnet", "bfloat16", "norms behind attention and behind the gate, the square of what is positive; matrices of -1, 0 and 1 in 2 bits, rows rounded to 8 bits",
          shape(64, 4, 2, 96, rms_norm_eps=1e-5, tie_word_embeddings=True, **rope(10000.0)), ternary="offline"),
+    Case("bitnet-blocks", "bitnet", "bfloat16", "matrices of -1, 0 and 1 in 2 bits, whose rows are whole blocks of 256",
+         shape(256, 4, 1, 256, num_hidden_layers=1, vocab_size=64, rms_norm_eps=1e-5, tie_word_embeddings=True, **rope(10000.0)), prompt=4, ternary="offline", below=True),
     Case("bitnet-online", "bitnet", "bfloat16", "the same of numbers that are rounded to three at every use; widths that groups of 32 do not divide",
          shape(48, 3, 1, 72, rms_norm_eps=1e-5, **rope(10000.0)), ternary="online"),
+    Case("bitnet-silu", "bitnet", "float32", "the same with SiLU in the place of the square, as GGUF has it, and its embedding as the head",
+         shape(48, 4, 2, 64, hidden_act="silu", tie_word_embeddings=True, rms_norm_eps=1e-5, **rope(10000.0)), gguf=("f32",)),
     Case("bitnet-plain", "bitnet", "float32", "the same without anything rounded",
          shape(48, 4, 2, 64, rms_norm_eps=1e-5, **rope(10000.0))),
     Case("codegen", "codegen", "float16", "GPT-J with q, v and k of a quarter of the heads below each other, four times; a bias on the head",
@@ -819,6 +825,14 @@ CASES = [
          shape(48, 3, 3, 64, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24, n_routed_experts=5,
                num_experts_per_tok=2, first_k_dense_replace=1, index_topk=32, index_head_dim=16, index_n_heads=2, rms_norm_eps=1e-3, pad_token_id=0,
                **rope(10000.0)), prompt=9, gguf=("f32",)),
+    Case("deepseek_v32-chosen", "deepseek_v32", "bfloat16", "an indexer that chooses 8 of up to 26 positions in every layer",
+         shape(48, 4, 4, 64, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24, n_routed_experts=4,
+               num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=2, index_topk=8, index_head_dim=16, index_n_heads=8, pad_token_id=0,
+               **rope(10000.0)), prompt=16),
+    Case("glm_moe_dsa-chosen", "glm_moe_dsa", "bfloat16", "an indexer in the first and third of four layers, whose choice the layers behind them share",
+         shape(48, 4, 4, 64, num_hidden_layers=4, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=16, moe_intermediate_size=24,
+               n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=3, index_topk=8, index_head_dim=16, index_n_heads=8, rms_norm_eps=1e-3, pad_token_id=0,
+               indexer_types=["full", "shared", "full", "shared"], **rope(10000.0)), prompt=16),
     Case("olmo-clip", "olmo", "bfloat16", "bounds on q, k and v",
          shape(48, 4, 2, 64, clip_qkv=0.75, pad_token_id=0, **rope(10000.0)), drop=("rms_norm_eps",), gguf=("f32",)),
     Case("llama-k-quants", "llama", "float16", "hidden 256 for the 256-value blocks; GGUF alone",
@@ -1241,8 +1255,29 @@ def watch_routers(model, seen):
     # Llama 4's gives its scores behind the odds, Gemma 4's its odds alone.
     scores = lambda part, out: out if "Dbrx" in type(part).__name__ else out[0].log() if "Gemma4" in type(part).__name__ else out["Llama4" in type(part).__name__]
     rounded = [part for part in model.modules() if type(part).__name__ == "AutoBitLinear"]
+    watched = [hook for part in model.modules() if type(part).__name__.endswith("Indexer") for hook in watch_indexer(part, seen)]
     return [part.register_forward_hook(lambda part, _, out: seen.append(clearance(part, scores(part, out)))) for part in routers] \
-        + [part.register_forward_hook(lambda _, inputs, __: seen.append(between_steps(inputs[0]))) for part in rounded]
+        + [part.register_forward_hook(lambda _, inputs, __: seen.append(between_steps(inputs[0]))) for part in rounded] + watched
+
+
+def watch_indexer(part, seen):
+    """Hooks that note in `seen` how far an indexer is from choosing other positions, in parts of how far its scores spread."""
+    plain = torch.Tensor.topk
+
+    def topk(scores, count, **more):
+        for row in scores.flatten(0, -2):
+            best = row[row > -1e30].sort(descending=True).values
+            if len(best) > count:
+                seen.append(CHOSEN * ((best[count - 1] - best[count]) / best.std()).item())
+        return plain(scores, count, **more)
+
+    def begin(*_):
+        torch.Tensor.topk = topk
+
+    def end(*_):
+        torch.Tensor.topk = plain
+
+    return [part.register_forward_pre_hook(begin), part.register_forward_hook(end)]
 
 
 def between_steps(x):
@@ -1734,13 +1769,20 @@ def main():
             write_mlx(case, weights, stored, folder)
         else:
             write_checkpoint(case, weights, folder)
+        if case.below:
+            (folder / "folder").mkdir()
+            for path in folder.glob("*.*"):
+                path.rename(folder / "folder" / path.name)
         if case.own:
             write_own(case, weights, folder)
         tensors, notes = expected(case, weights)
         save_file(tensors, folder / "expected.safetensors", notes)
         if case.lm is not None:
             mlx_models.check(case, model, tensors)
-        if args.converter and case.gguf:
+        if case.family == "bitnet" and case.gguf:
+            import model_twins
+            model_twins.write_bitnet(case, weights, folder / f"model.{case.gguf[0]}.gguf")
+        elif args.converter and case.gguf:
             import model_twins
             model_twins.write(case, weights, folder, args.converter, args.quantize)
         for path in folder.rglob("*.*"):

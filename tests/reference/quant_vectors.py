@@ -22,9 +22,9 @@ from gguf.quants import dequantize, quantize
 HALVES = {
     Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q5_0: [0], Type.Q5_1: [0, 2], Type.Q8_0: [0],
     Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.Q4_K: [0, 2], Type.Q5_K: [0, 2], Type.Q6_K: [208],
-    Type.IQ4_NL: [0], Type.IQ4_XS: [0], Type.MXFP4: [],
+    Type.IQ4_NL: [0], Type.IQ4_XS: [0], Type.MXFP4: [], Type.TQ1_0: [52], Type.TQ2_0: [64],
 }
-ENCODED = [Type.F16, Type.BF16, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4]
+ENCODED = [Type.F16, Type.BF16, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.MXFP4, Type.TQ1_0, Type.TQ2_0]
 
 
 def source(rng: np.random.Generator) -> np.ndarray:

@@ -123,6 +123,7 @@ fn measure(
             q_stride: width,
             sinks: None,
             slopes: None,
+            chosen: None,
             rounded,
         };
         let start = Instant::now();

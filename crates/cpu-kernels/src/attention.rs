@@ -5,10 +5,10 @@
 //! result depends neither on the number of workers nor on the rest of the batch. Prompt queries are
 //! blocked: a tile of keys and values is converted once and multiplied with all query heads of a
 //! group and a block of tokens. All query heads of a KV head share every read.
-//! all query heads of a group and a block of tokens. All query heads of a KV head share every read.
 
 mod cache;
 mod decode;
+pub mod indexer;
 mod prefill;
 mod softmax;
 mod store;
@@ -21,6 +21,7 @@ use super::isa::Isa;
 use super::math::lanes::WIDEST;
 use super::team::{SharedSlice, Worker};
 use formats::CacheType;
+use std::ops::Range;
 
 /// Keys that a decode step processes as one work item; items begin at multiples of it.
 pub const CHUNK: usize = 256;
@@ -102,9 +103,33 @@ pub struct AttentionCall<'a> {
     /// How much the scores of each query head fall with each position from the query back to the key
     /// (ALiBi), behind the limit.
     pub slopes: Option<&'a [f32]>,
+    /// The only positions that each query sees, of those that it could: `[rows, count]`, in
+    /// ascending order; negative numbers are none. There are no slopes then.
+    pub chosen: Option<Chosen<'a>>,
     /// Whether products of many queries may round both operands to bf16 where that is faster, as
     /// products with quantised weights do.
     pub rounded: bool,
+}
+
+/// Positions that were chosen for each query.
+#[derive(Debug, Clone, Copy)]
+pub struct Chosen<'a> {
+    /// Those of row `r` are `positions[r * count..][..count]`.
+    pub positions: &'a [f32],
+    /// Positions of a row.
+    pub count: usize,
+}
+
+impl<'a> Chosen<'a> {
+    /// Those of a row.
+    fn row(&self, row: usize) -> &'a [f32] {
+        &self.positions[row * self.count..][..self.count]
+    }
+}
+
+/// The chosen positions from `start` on.
+fn from(chosen: &[f32], start: usize) -> &[f32] {
+    &chosen[chosen.partition_point(|position| *position < start as f32)..]
 }
 
 impl AttentionShape {
@@ -211,12 +236,35 @@ struct Fall {
     distance: f32,
 }
 
-impl AttentionCall<'_> {
-    /// How the scores of a head fall at a position in the tile that begins at `start`.
+/// Which scores of a row of a tile count, and how they fall.
+#[derive(Clone, Copy)]
+struct Kept<'a> {
+    /// The position of the tile's first key.
+    start: usize,
+    /// How they fall.
+    fall: Option<Fall>,
+    /// The only positions that count, where some are chosen.
+    chosen: Option<&'a [f32]>,
+}
+
+impl<'a> AttentionCall<'a> {
+    /// What counts of the scores of a head of row `row`, whose query is at `position`, in the tile
+    /// that begins at `start`.
     #[inline(always)]
-    fn fall(&self, head: usize, position: usize, start: usize) -> Option<Fall> {
-        let slope = self.slopes?[head];
-        Some(Fall { slope, distance: position as f32 - start as f32 })
+    fn kept(&self, head: usize, row: usize, position: usize, start: usize) -> Kept<'a> {
+        let fall =
+            |slopes: &[f32]| Fall { slope: slopes[head], distance: position as f32 - start as f32 };
+        let chosen = self.chosen.map(|chosen| chosen.row(row));
+        Kept { start, fall: self.slopes.map(fall), chosen }
+    }
+
+    /// Whether none of these positions was chosen for a row.
+    #[inline(always)]
+    fn skips(&self, row: usize, positions: Range<usize>) -> bool {
+        self.chosen.is_some_and(|chosen| {
+            let next = from(chosen.row(row), positions.start).first();
+            next.is_none_or(|next| *next >= positions.end as f32)
+        })
     }
 }
 
@@ -424,8 +472,14 @@ fn check(call: &AttentionCall<'_>, out: &SharedSlice<'_, f32>) {
         let fits = vector.is_none_or(|vector| vector.len() == shape.heads);
         assert!(fits, "attention: a {what} per head");
     }
+    assert!(
+        call.chosen.is_none() || call.slopes.is_none(),
+        "attention: slopes of chosen positions"
+    );
     for sequence in call.sequences {
         let rows = sequence.row + sequence.tokens;
+        let chosen = call.chosen.is_none_or(|it| rows * it.count <= it.positions.len());
+        assert!(chosen, "attention: positions for every row");
         assert!(
             sequence.tokens == 0 || (rows - 1) * call.q_stride + width <= call.q.len(),
             "attention: rows of q"

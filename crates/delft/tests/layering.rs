@@ -283,7 +283,7 @@ fn every_block_is_one_file() {
         })
         .collect();
     let blocks = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"];
-    for block in blocks.into_iter().chain(["iq4_nl", "iq4_xs", "mxfp4"]) {
+    for block in blocks.into_iter().chain(["iq4_nl", "iq4_xs", "mxfp4", "tq1_0", "tq2_0"]) {
         assert!(files.iter().any(|f| f == block), "{block}");
     }
 }

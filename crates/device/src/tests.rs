@@ -161,6 +161,8 @@ fn rows_on_a_batched_gpu_are_the_same_bits_whatever_is_beside_them() {
         together::compare(case("llama3", CacheType::F32, sequences), &*sim, &[&*sim]);
     }
     together::compare(case("qwen3.5-long", CacheType::F32, together::SEQUENCES), &*sim, &[&*sim]);
+    let chosen = case("deepseek_v32-chosen", CacheType::F16, together::SEQUENCES);
+    together::compare(together::Case { longest: 65, ..chosen }, &*sim, &[&*sim]);
     // As many as need more turns than one.
     together::compare(case("llama3", CacheType::BF16, 96), &*sim, &[&*sim]);
     for sequences in [together::SEQUENCES, 8] {
@@ -271,6 +273,8 @@ fn layers_shared_by_ranks_are_transformers() {
             "bailing_hybrid",
             "deepseek2",
             "deepseek3",
+            "deepseek_v32-chosen",
+            "glm_moe_dsa-chosen",
             "kimi_linear",
             "kimi_linear-heads",
             "mimo_v2_flash",
@@ -290,7 +294,9 @@ fn layers_shared_by_ranks_are_transformers() {
             (true, _) => Some("query heads that 2 GPUs can share"),
             (false, true) => Some("norms of heads, that 2 GPUs can share"),
             (false, false) if whole(&case) => Some("heads that ranks can share"),
-            (false, false) if case.ends_with("bitnet-plain") => Some("a whole value"),
+            (false, false) if ["bitnet-plain", "bitnet-silu"].iter().any(|n| case.ends_with(n)) => {
+                Some("a whole value")
+            }
             (false, false) if case.ends_with("falcon-h1-normed") => {
                 Some("columns in multiples of 8")
             }

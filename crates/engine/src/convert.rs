@@ -67,6 +67,8 @@ pub const QUANT_MIXES: &[QuantMix] = &[
     plain("q6_k", DType::Q6K, 18),
     mixed("iq4_nl", DType::Iq4Nl, None, 25),
     mixed("iq4_xs", DType::Iq4Xs, None, 30),
+    mixed("tq1_0", DType::Tq1_0, None, 36),
+    mixed("tq2_0", DType::Tq2_0, None, 37),
     QuantMix { name: "mxfp4", base: DType::Mxfp4, head: DType::Q8_0, better: None, file_type: 38 },
 ];
 
@@ -349,7 +351,7 @@ fn by_mix(mix: QuantMix, name: &str, metadata: &[(String, MetadataValue)]) -> DT
 fn fitting(asked: DType, columns: usize) -> DType {
     let fits = |dtype: DType| columns.is_multiple_of(dtype.block_elements());
     let smaller = match asked {
-        DType::Q2K | DType::Q3K | DType::Iq4Xs => DType::Iq4Nl,
+        DType::Q2K | DType::Q3K | DType::Iq4Xs | DType::Tq1_0 | DType::Tq2_0 => DType::Iq4Nl,
         DType::Q4K => DType::Q5_0,
         DType::Q5K => DType::Q5_1,
         DType::Q6K => DType::Q8_0,

@@ -65,6 +65,10 @@ pub enum DType {
     Iq4Xs,
     /// [`crate::quant::Mxfp4`].
     Mxfp4,
+    /// [`crate::quant::Tq1_0`].
+    Tq1_0,
+    /// [`crate::quant::Tq2_0`].
+    Tq2_0,
 }
 
 /// Runs an expression with `B` bound to the [`BlockFormat`](crate::quant::BlockFormat) type of a
@@ -134,6 +138,14 @@ macro_rules! with_block {
                 type $B = $crate::quant::Mxfp4;
                 $then
             }
+            $crate::DType::Tq1_0 => {
+                type $B = $crate::quant::Tq1_0;
+                $then
+            }
+            $crate::DType::Tq2_0 => {
+                type $B = $crate::quant::Tq2_0;
+                $then
+            }
             _ => $else,
         }
     };
@@ -150,8 +162,6 @@ const UNSUPPORTED: &[(u32, &str)] = &[
     (21, "IQ3_S"),
     (22, "IQ2_S"),
     (29, "IQ1_M"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
     (40, "NVFP4"),
     (41, "Q1_0"),
     (42, "Q2_0"),
@@ -159,7 +169,7 @@ const UNSUPPORTED: &[(u32, &str)] = &[
 
 impl DType {
     /// Every type, in the order of the enum.
-    pub const ALL: [DType; 28] = [
+    pub const ALL: [DType; 30] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -188,6 +198,8 @@ impl DType {
         DType::Iq4Nl,
         DType::Iq4Xs,
         DType::Mxfp4,
+        DType::Tq1_0,
+        DType::Tq2_0,
     ];
 
     /// Its name in lower case: `f32`, `q4_k`.
@@ -235,6 +247,8 @@ impl DType {
             DType::Iq4Nl => 20,
             DType::Iq4Xs => 23,
             DType::Mxfp4 => 39,
+            DType::Tq1_0 => 34,
+            DType::Tq2_0 => 35,
             DType::I8 => 24,
             DType::I16 => 25,
             DType::I32 => 26,

@@ -14,7 +14,7 @@
 //! packed  codes [out, in b / 32] i32; scales [out, groups]; zeros [out b / 32, groups], or bytes [out, groups]; the group of
 //!         each input [in] i32: compressed-tensors
 //! ternary codes [out / 4, in] u8, of rows a quarter of the matrix apart, the first lowest; one scale: BitNet
-//!         -> numbers in the type of the scale
+//!         -> TQ2_0 of rows of whole blocks; else numbers in the type of the scale
 //! rounded weights [out, in], which become one of three as they are read: BitNet's before it is packed -> f32
 //! bytes   weights [out, in] i8; scales and zeros [out, groups]; the group of each input [in] i32: compressed-tensors
 //! ```
@@ -162,7 +162,7 @@ impl Quantised {
             Scheme::Fp8 { block } => (DType::BF16.into(), self.fp8(tensors, block)?.2),
             Scheme::Ternary => {
                 let of = self.ternary(tensors)?;
-                (of.scale.dtype.into(), vec![of.out, of.cols])
+                (of.dtype().into(), vec![of.out, of.cols])
             }
             Scheme::Rounded => {
                 let weights = self.tensor(tensors, 0)?;
@@ -389,9 +389,7 @@ impl Quantised {
     }
 }
 
-/// A matrix of three numbers. Its rows are numbers for devices, not blocks of codes: the CPU's
-/// products of blocks round what they multiply in steps of their own, and the rows that such a matrix
-/// multiplies are rounded already.
+/// A matrix of three numbers.
 struct Ternary<'a> {
     codes: TensorView<'a>,
     scale: TensorView<'a>,
@@ -400,8 +398,20 @@ struct Ternary<'a> {
 }
 
 impl Ternary<'_> {
+    /// Blocks of such numbers, where rows are whole blocks and their scales, which have 16 bits, can
+    /// have this one; else numbers of its type.
+    fn dtype(&self) -> DType {
+        let halves = matches!(self.scale.dtype, DType::F16 | DType::BF16);
+        let whole = self.cols.is_multiple_of(DType::Tq2_0.block_elements());
+        if halves && whole { DType::Tq2_0 } else { self.scale.dtype }
+    }
+
     fn read(&self) -> Result<Vec<u8>> {
-        let (dtype, scale) = (self.scale.dtype, self.scale.to_f32()?[0]);
+        let (dtype, scale) = (self.dtype(), self.scale.to_f32()?[0]);
+        let half = plain::f16_to_f32(plain::f32_to_f16(scale));
+        if dtype == DType::Tq2_0 && (half != scale || scale < 0.0) {
+            return Err(Error::new(self.scale.name, "a positive scale that f16 can hold", scale));
+        }
         let quarter = self.out / 4;
         let code = |r: usize, c: usize| {
             let byte = self.codes.bytes[r % quarter * self.cols + c];
@@ -410,7 +420,8 @@ impl Ternary<'_> {
                 code => Ok(code),
             }
         };
-        rows(self.out, dtype.block_bytes() * self.cols, |r, bytes| {
+        let size = self.cols / dtype.block_elements() * dtype.block_bytes();
+        rows(self.out, size, |r, bytes| {
             let value = |c: usize| Ok(scale * (f32::from(code(r, c)?) - 1.0));
             let values = (0..self.cols).map(value).collect::<Result<Vec<f32>>>()?;
             dtype.encode(&values, bytes)

@@ -1,10 +1,13 @@
 //! BitNet b1.58 (Ma et al. 2024; 2B4T, Wang et al. 2025): Llama with a norm behind attention and one
 //! behind the gate, whose function is the square of what is positive. Matrices are -1, 0 and 1 times
 //! a number, and the rows that they multiply are rounded to 8 bits, where the configuration says so.
+//! GGUF's `bitnet` is the first of these, whose gate has SiLU; nothing is rounded there but by
+//! products of quantised blocks.
 
 use crate::config::{Config, RMS_EPS, Raw};
 use crate::decoder::{self, Layer};
 use crate::files::Files;
+use crate::keys::Dialect;
 use crate::names::Row;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, gpt2, llama, quantisation};
@@ -13,14 +16,18 @@ use nn::{AttentionOptions, Bias, Builder, Norm, Projection, Unary};
 use ops::{Op, RoundRows};
 
 const NAMES: &[Row] = &[
-    ("blocks.{}.attention.o_norm", "model.layers.{}.self_attn.attn_sub_norm", ""),
-    ("blocks.{}.mlp.norm", "model.layers.{}.mlp.ffn_sub_norm", ""),
+    (
+        "blocks.{}.attention.o_norm",
+        "model.layers.{}.self_attn.attn_sub_norm",
+        "blk.{}.attn_sub_norm",
+    ),
+    ("blocks.{}.mlp.norm", "model.layers.{}.mlp.ffn_sub_norm", "blk.{}.ffn_sub_norm"),
 ];
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "BitNet b1.58",
     name: "bitnet",
-    gguf: "",
+    gguf: "bitnet",
     class: "BitNetForCausalLM",
     unsaid: Unsaid::sizes([2560, 6912, 30, 20, 5, 0, 2048, 128_256]).theta(500_000.0).eps(1e-5),
     names: &[NAMES, llama::NAMES],
@@ -34,7 +41,12 @@ const ROUNDING: RoundRows = RoundRows { floor: 1e-5 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let raw = Raw::read_normed(files, RMS_EPS)?;
-    let act = gpt2::activation(files, "hidden_act", &[Unary::Relu, Unary::Square])?;
+    let act = match files.keys.dialect() {
+        Dialect::HuggingFace => {
+            gpt2::activation(files, "hidden_act", &[Unary::Relu, Unary::Square])?
+        }
+        Dialect::Gguf => &[Unary::Silu],
+    };
     let rounding = quantisation::rounds_rows(files)?.then_some(ROUNDING);
     let bias = files.bias("attention_bias")?;
     let attention = move |config: &Config, layer: usize| AttentionOptions {

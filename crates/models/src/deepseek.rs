@@ -13,7 +13,10 @@ use crate::{
 };
 use formats::gguf::MetadataValue;
 use formats::{Result, Source};
-use nn::{Bias, ExpertsOptions, GroupLimit, MixtureOfExperts, Mlp, Odds, Stored, Tensor, Weights};
+use nn::{
+    Bias, ExpertsOptions, GroupLimit, LatentOptions, MixtureOfExperts, Mlp, Odds, Stored, Tensor,
+    Weights,
+};
 use ops::group_limit::MOST_GROUPS;
 
 pub(crate) const V2: Architecture = Architecture {
@@ -182,6 +185,17 @@ const GATING: Key = Key("", "expert_gating_func");
 const SOFTMAX: u32 = 1;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
+    open_mixed(files, |_, options| Ok(latent::mixer(options)))
+}
+
+/// A model whose attention is the mixer that `mixer` makes of the options.
+///
+/// # Errors
+/// As [`opened`], and what `mixer` refuses.
+pub(crate) fn open_mixed(
+    files: &Files<'_>,
+    mixer: impl FnOnce(&Config, LatentOptions) -> Result<Mixer>,
+) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = latent::raw(files)?;
     raw.pairing = latent::pairing(files)?;
@@ -202,7 +216,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         keys.state(Key("", "attention.temperature_length"), step);
     }
     let heads = latent::Heads::of(&options);
-    let mixer = latent::mixer(options);
+    let mixer = mixer(&config, options)?;
     let scale = SCALES.iter().find(|(of, _)| *of == name).map_or(1.0, |(_, scale)| *scale);
     opened(files, config, mixer, scale, move |weights, name| latent::part(weights, name, heads))
 }

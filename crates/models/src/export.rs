@@ -216,9 +216,7 @@ pub fn export(tensors: &Tensors) -> Result<Export> {
     let config = model.config();
     let place = folder.stated_in().display().to_string();
     let architecture = config.architecture;
-    // Readers want the weights of indexers, which are no part of the Program.
-    let indexed = [latent::DEEPSEEK32, latent::GLM_DSA].contains(&architecture.gguf);
-    if architecture.gguf.is_empty() || indexed {
+    if architecture.gguf.is_empty() {
         let expected = "an architecture whose GGUF files are read";
         return Err(Error::new(&place, expected, architecture.name).of(ErrorKind::Unsupported));
     }

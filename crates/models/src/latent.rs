@@ -154,6 +154,7 @@ pub(crate) fn read(files: &Files<'_>, mut raw: Raw) -> Result<(Config, LatentOpt
         stretch: None,
         apart,
         gated: false,
+        chosen: None,
     };
     Ok((config, options))
 }

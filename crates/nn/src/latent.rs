@@ -42,6 +42,9 @@ pub struct LatentOptions {
     /// Whether the attention output is multiplied with `sigmoid(name.gate x)` before the output
     /// projection.
     pub gated: bool,
+    /// How many positions each query sees, where others choose them
+    /// ([`LatentAttention::forward_chosen`]).
+    pub chosen: Option<usize>,
 }
 
 /// `[tokens, hidden] -> [tokens, hidden]`.
@@ -131,12 +134,23 @@ impl LatentAttention {
                 cap: None,
                 sinks: false,
                 slopes: false,
+                chosen: options.chosen,
             },
         })
     }
 
     /// Projects, rotates, caches, attends and projects back.
     pub fn forward(&self, x: &Tensor) -> Tensor {
+        self.forward_chosen(x, |_| None)
+    }
+
+    /// The same, where each query sees only the positions that `choose` gives, of the row that
+    /// queries are made of.
+    pub fn forward_chosen(
+        &self,
+        x: &Tensor,
+        choose: impl FnOnce(&Tensor) -> Option<Tensor>,
+    ) -> Tensor {
         let [plain, turned, value, rank] = self.sizes;
         let ops::Attention { layer, heads, head_dim: width, .. } = self.attend;
         let cut = |x: &Tensor, heads, start, count, width| {
@@ -150,9 +164,12 @@ impl LatentAttention {
             Some(rope) => x.apply(Op::Rope(rope.clone()), &[], vec![]),
             None => x,
         };
-        let q = match &self.q {
-            Queries::Whole(q) => q.forward(x),
-            Queries::LowRank(a, norm, b) => b.forward(&norm.forward(&a.forward(x))),
+        let (q, chosen) = match &self.q {
+            Queries::Whole(q) => (q.forward(x), choose(x)),
+            Queries::LowRank(a, norm, b) => {
+                let row = norm.forward(&a.forward(x));
+                (b.forward(&row), choose(&row))
+            }
         };
         // All of a query as it is, where none of it turns.
         let splits = self.rope.is_some() || width != plain + turned;
@@ -178,7 +195,8 @@ impl LatentAttention {
             }
         };
         k.sink(Op::from(ops::KvWrite { layer }), &[&v]);
-        let y = q.apply(Op::Attention(self.attend.clone()), &[], vec![]);
+        let chosen: Vec<&Tensor> = chosen.iter().collect();
+        let y = q.apply(Op::Attention(self.attend.clone()), &chosen, vec![]);
         let y = cut(&y, heads, 0, value, value);
         match &self.gate {
             Some(gate) => self.o.forward(&y.mul(&gate.forward(x).map(Unary::Sigmoid))),

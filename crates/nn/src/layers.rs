@@ -362,6 +362,7 @@ impl SelfAttention {
                 cap: options.cap,
                 sinks: options.sinks,
                 slopes: options.slopes,
+                chosen: None,
             },
             vectors,
             clip: options.clip,

@@ -34,6 +34,7 @@ pub fn all() -> Vec<Spec> {
         crate::gradient::scan::cases::KERNELS,
         crate::gradient::xielu::KERNELS,
         crate::group_limit::KERNELS,
+        crate::indexer::kernels::KERNELS,
         crate::join_columns::KERNELS,
         crate::joined::KERNELS,
         crate::kv_write::KERNELS,

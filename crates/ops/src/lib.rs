@@ -22,6 +22,7 @@ pub mod gated_norm;
 pub mod gaussian_top_k;
 pub mod gradient;
 pub mod group_limit;
+pub mod indexer;
 pub mod join_columns;
 pub mod joined;
 #[cfg(any(test, feature = "rig"))]
@@ -83,6 +84,7 @@ pub use gated_norm::GatedNorm;
 pub use gaussian_top_k::GaussianTopK;
 pub use gradient::Gradient;
 pub use group_limit::GroupLimit;
+pub use indexer::Indexer;
 pub use join_columns::JoinColumns;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
@@ -230,8 +232,11 @@ operations! {
     Stretch(Stretch),
     /// `k, v ->`: appends to the layer's cache. See [`kv_write`].
     KvWrite(KvWrite),
-    /// `q -> y`: reads the layer's cache. See [`attention`].
+    /// `q, (chosen) -> y`: reads the layer's cache. See [`attention`].
     Attention(Attention),
+    /// `q, w -> chosen[count]`: the positions that attention is to see, by scores of keys in a
+    /// cache layer of their own. See [`indexer`].
+    Indexer(Indexer),
     /// `x; taps[kernel * width], (bias[width]) -> y`: mixes each element with the same column of
     /// earlier positions. See [`short_conv`].
     ShortConv(ShortConv),

@@ -98,6 +98,7 @@ fn attention_with_a_cap_and_with_sinks() {
         cap: None,
         sinks: false,
         slopes: false,
+        chosen: None,
     };
     let of = |op: Attention, weights: &[Vec<f32>]| {
         let (keys, values) = (keys.clone(), values.clone());

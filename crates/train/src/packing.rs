@@ -1,10 +1,11 @@
 //! A batch, row by row.
 
 use crate::Batch;
-use formats::{Error, Result};
+use formats::{Error, ErrorKind, Result};
 use ops::embed::Index;
 use ops::{Gradient, Op};
 use program::Program;
+use std::ops::Range;
 
 /// The sequence and position of each packed row.
 #[derive(Debug, Clone, Default)]
@@ -63,13 +64,22 @@ impl Packing {
         }
     }
 
-    /// Whether tokens and targets are rows of a Program's tables.
+    /// Whether tokens and targets are rows of a Program's tables, and sequences as long as its
+    /// attention can be trained with: to all positions, where an indexer chooses so many.
     ///
     /// # Errors
-    /// The first that is none.
+    /// The first that is not.
     pub(crate) fn fits(&self, program: &Program, batch: &Batch) -> Result<()> {
         let targets = |row: &u32| batch.targets[*row as usize];
+        let longest = batch.sequences.iter().map(Range::len).max().unwrap_or(0);
         for node in &program.nodes {
+            if let Op::Gradient(Gradient::Attend(of)) = &node.op
+                && let Some(count) = of.0.chosen.filter(|count| longest > *count)
+            {
+                let expected = format!("sequences of at most {count} tokens");
+                let error = Error::new("batch", expected, longest).of(ErrorKind::Unsupported);
+                return Err(error.hint("the indexer chooses among more, which is not trained"));
+            }
             let rows = |i: usize| program.weights[node.weights[i].0].shape[0] as u32;
             let odd = match &node.op {
                 Op::Embed(op) => {

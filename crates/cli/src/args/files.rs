@@ -180,7 +180,7 @@ pub(crate) struct Convert {
 #[command(
     override_usage = "delft quantize [OPTIONS] --out <PATH> [MODEL] <TYPE>",
     after_help = "\
-Types: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q2_k q3_k_s q3_k_m q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq4_nl iq4_xs mxfp4. \
+Types: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 q2_k q3_k_s q3_k_m q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq4_nl iq4_xs mxfp4 tq1_0 tq2_0. \
 Norms and biases stay f32, and the head gets q6_k or better. Rows that are no whole blocks of a type get the nearest that fits. \
 The same input gives the same bytes. mlx2 mlx3 mlx4 mlx5 mlx6 mlx8 mlx-mxfp4 make of a Hugging Face folder a folder as MLX has it.
 

@@ -361,7 +361,7 @@ fn every_block_gives_the_tokens_of_the_portable_products() {
         source.metadata().iter().map(|(key, value)| (key.to_string(), value.clone())).collect();
     let folder = tempfile::tempdir().unwrap();
     let blocks: Vec<DType> = DType::ALL.into_iter().filter(|dtype| dtype.is_block()).collect();
-    assert_eq!(blocks.len(), 13);
+    assert_eq!(blocks.len(), 15);
     for dtype in blocks {
         let (mut specs, mut data) = (Vec::new(), Vec::new());
         for tensor in source.iter() {

@@ -73,12 +73,17 @@ unsafe fn kernel<L: Lanes, E: Store>(
             };
             let from = seen.start.max(start) - start;
             let to = seen.end.min(start + TILE) - start;
+            if call.skips(sequence.row, start + from..start + to) {
+                (tile, start) = (then, start + TILE);
+                continue;
+            }
             // Leading groups that are not visible: they exist, and their scores are masked.
             let groups = to.div_ceil(GROUP);
             scores::<L, E>(group, groups, dim, &work, &tile);
             for g in 0..group {
-                let fall = call.fall(part.kv_head * group + g, sequence.position, start);
-                softmax::row::<L>(shape, &work, g, groups * GROUP, from..to, width, fall);
+                let head = part.kv_head * group + g;
+                let kept = call.kept(head, sequence.row, sequence.position, start);
+                softmax::row::<L>(shape, &work, g, groups * GROUP, from..to, width, kept);
             }
             E::sums::<L>(group, from..to, width, &work, &tile, &then);
             (tile, start) = (then, start + TILE);

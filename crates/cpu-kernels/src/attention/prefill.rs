@@ -105,9 +105,10 @@ unsafe fn kernel<L: Lanes, E: Store>(
                     let sees = sees(row);
                     let seen = sees.start.clamp(start, start + columns) - start
                         ..sees.end.clamp(start, start + columns) - start;
-                    let position = sequence.position + first + row / group;
-                    let fall = call.fall(kv_head * group + row % group, position, start);
-                    softmax::row::<L>(shape, &work, row, columns, seen, width, fall);
+                    let token = first + row / group;
+                    let (position, of) = (sequence.position + token, sequence.row + token);
+                    let kept = call.kept(kv_head * group + row % group, of, position, start);
+                    softmax::row::<L>(shape, &work, row, columns, seen, width, kept);
                 }
             }
             // Panel by panel, so that a panel of values stays in the L1 cache for all rows.

@@ -4,7 +4,7 @@
 //! sum of values weighted by it (`sums`). A greater score in a new tile scales the latter two by
 //! `e^(old top - new top)`.
 
-use super::{AttentionCall, AttentionShape, Fall, P_STRIDE, Work};
+use super::{AttentionCall, AttentionShape, Fall, Kept, P_STRIDE, Work, from};
 use crate::math::lanes::Lanes;
 use crate::math::{exp, tanh};
 use crate::team::SharedSlice;
@@ -33,7 +33,7 @@ pub(super) unsafe fn reset<L: Lanes>(work: &Work, rows: usize, width: usize) {
 /// the row's sums.
 ///
 /// The row's scores are `0..columns` (whole vectors); those outside `seen` count as -infinity,
-/// whatever they hold. They `fall` behind the limit.
+/// whatever they hold, and so do those that are not [`Kept`].
 ///
 /// # Safety
 /// `work` has that row; `columns` is at most the tile; `seen` lies inside `0..columns`.
@@ -45,7 +45,7 @@ pub(super) unsafe fn row<L: Lanes>(
     columns: usize,
     seen: Range<usize>,
     width: usize,
-    fall: Option<Fall>,
+    kept: Kept<'_>,
 ) {
     // SAFETY: by the caller's promise every index is inside the row.
     unsafe {
@@ -55,13 +55,22 @@ pub(super) unsafe fn row<L: Lanes>(
                 tanh(L::load(p.add(i)).mul(L::splat(1.0 / cap))).mul(L::splat(cap)).store(p.add(i));
             }
         }
-        if let Some(Fall { slope, distance }) = fall {
+        if let Some(Fall { slope, distance }) = kept.fall {
             for i in 0..columns {
                 *p.add(i) -= slope * (distance - i as f32);
             }
         }
         for i in (0..seen.start).chain(seen.end..columns) {
             *p.add(i) = f32::NEG_INFINITY;
+        }
+        if let Some(chosen) = kept.chosen {
+            let mut chosen = from(chosen, kept.start + seen.start);
+            for i in seen.clone() {
+                match chosen.split_first() {
+                    Some((&next, rest)) if next == (kept.start + i) as f32 => chosen = rest,
+                    _ => *p.add(i) = f32::NEG_INFINITY,
+                }
+            }
         }
         let mut greatest = L::splat(f32::NEG_INFINITY);
         for i in (0..columns).step_by(L::N) {

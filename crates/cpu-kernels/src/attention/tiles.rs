@@ -139,9 +139,10 @@ unsafe fn kernel<E: Store, const PARTS: usize>(
                     let sees = sees(row);
                     let seen = sees.start.clamp(start, start + columns) - start
                         ..sees.end.clamp(start, start + columns) - start;
-                    let position = sequence.position + first + row / group;
-                    let fall = call.fall(kv_head * group + row % group, position, start);
-                    softmax::row::<Avx512>(shape, &work, row, columns, seen, dim, fall);
+                    let token = first + row / group;
+                    let (position, of) = (sequence.position + token, sequence.row + token);
+                    let kept = call.kept(kv_head * group + row % group, of, position, start);
+                    softmax::row::<Avx512>(shape, &work, row, columns, seen, dim, kept);
                     let p = work.p.add(row * P_STRIDE);
                     weights.row(row, long, p, 1.0, 0..columns / DEPTH);
                 }

@@ -36,6 +36,8 @@ struct Case {
     softcap: Option<f32>,
     sinks: bool,
     slopes: bool,
+    /// Positions that are chosen for each query; 0: all are seen.
+    chosen: usize,
     why: &'static str,
 }
 
@@ -51,6 +53,7 @@ const PLAIN: Case = Case {
     softcap: None,
     sinks: false,
     slopes: false,
+    chosen: 0,
     why: "one key",
 };
 
@@ -179,6 +182,22 @@ const CASES: &[Case] = &[
         ..PLAIN
     },
     Case {
+        chosen: 5,
+        sequences: &[(3, 1), (700, 1), (0, 70), (290, 40)],
+        ring: 16,
+        why: "few positions chosen: tiles and chunks of none",
+        ..PLAIN
+    },
+    Case {
+        chosen: 90,
+        sinks: true,
+        softcap: Some(2.0),
+        window: Some(150),
+        sequences: &[(300, 1), (100, 90)],
+        why: "positions chosen within a window",
+        ..PLAIN
+    },
+    Case {
         sinks: true,
         slopes: true,
         softcap: Some(1.5),
@@ -231,6 +250,7 @@ struct Setup {
     q: Vec<f32>,
     sinks: Option<Vec<f32>>,
     slopes: Option<Vec<f32>>,
+    chosen: Vec<f32>,
     expected: Vec<f64>,
     rows: usize,
 }
@@ -259,7 +279,7 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
     let sinks = case.sinks.then(|| noise.many(heads));
     let slopes: Option<Vec<f32>> =
         case.slopes.then(|| (0..heads).map(|h| 0.5 / (1 + 3 * h) as f32).collect());
-    let (mut expected, mut row) = (Vec::new(), 0);
+    let (mut expected, mut row, mut chosen) = (Vec::new(), 0, Vec::new());
     let row_len = kv_heads * head_dim;
     for (table, &(position, tokens)) in tables.iter().zip(case.sequences) {
         let n = position + tokens;
@@ -280,10 +300,19 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
                 window => window.map_or(0, |window| (p + 1).saturating_sub(window)),
             };
             let first = first.max(oldest).min(p);
+            let mut seen: Vec<usize> = (first..=p).collect();
+            if case.chosen > 0 {
+                while seen.len() > case.chosen {
+                    let at = ((noise.next() + 1.0) * 0.5 * seen.len() as f32) as usize;
+                    seen.remove(at.min(seen.len() - 1));
+                }
+                chosen.extend((seen.len()..case.chosen).map(|_| -1.0));
+                chosen.extend(seen.iter().map(|p| *p as f32));
+            }
             for head in 0..heads {
                 let at = head / (heads / kv_heads) * head_dim;
                 let of = |rows: &'_ [f32]| -> Vec<Vec<f32>> {
-                    (first..=p).map(|t| rows[t * row_len + at..][..head_dim].to_vec()).collect()
+                    seen.iter().map(|t| rows[t * row_len + at..][..head_dim].to_vec()).collect()
                 };
                 let (keys, values) = (of(&k), of(&v));
                 let keys: Vec<&[f32]> = keys.iter().map(Vec::as_slice).collect();
@@ -297,7 +326,7 @@ fn setup(case: Case, element: CacheType, isa: Isa) -> Setup {
             row += 1;
         }
     }
-    Setup { case, cache, tables, q, sinks, slopes, expected, rows }
+    Setup { case, cache, tables, q, sinks, slopes, chosen, expected, rows }
 }
 
 /// What a cache of `element` keeps of heads: ggml's blocks as `formats` reads and writes them.
@@ -381,6 +410,8 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
         q_stride: width,
         sinks: setup.sinks.as_deref(),
         slopes: setup.slopes.as_deref(),
+        chosen: (case.chosen > 0)
+            .then_some(Chosen { positions: &setup.chosen, count: case.chosen }),
         rounded,
     };
     let mut out = vec![f32::NAN; setup.rows * width];
@@ -538,5 +569,41 @@ fn blocks_copy_and_nonsense_is_an_error() {
         Geometry { blocks: usize::MAX / 2, ..geometry },
     ] {
         assert!(LayerCache::pool(wrong, 2).is_err(), "{wrong:?}");
+    }
+}
+
+/// Scores by which an indexer chooses, of every instruction set and stored type.
+#[test]
+fn scores_of_an_indexer_agree_with_the_definition() {
+    for (heads, head_dim, positions) in [(1, 32, 0..1), (6, 64, 0..200), (4, 128, 256..300)] {
+        for (isa, element) in
+            Isa::available().iter().flat_map(|&isa| ELEMENTS.map(|element| (isa, element)))
+        {
+            let mut noise = Noise(heads as u64);
+            let geometry = Geometry { element, blocks: 6, block_tokens: 64, kv_heads: 1, head_dim };
+            let cache = LayerCache::pool(geometry, 2).unwrap().remove(1);
+            let table = [4, 2, 0, 5, 1];
+            let mut k = noise.many(positions.end * head_dim);
+            let all = 0..positions.end;
+            // SAFETY: one thread, nobody else.
+            unsafe { cache.write(isa, &table, 0, &k, &k, head_dim, all, 0..1) };
+            round(element, &mut k);
+            let (q, weights) = (noise.many(heads * head_dim), noise.many(heads));
+            let mut found = vec![f32::NAN; indexer::POSITIONS];
+            let row = indexer::Row { q: &q, weights: &weights, table: &table };
+            // SAFETY: as above.
+            unsafe { indexer::scores(isa, &cache, row, positions.clone(), &mut found) };
+            for (p, found) in positions.clone().zip(found) {
+                let product = |h: usize| -> f64 {
+                    let q = &q[h * head_dim..][..head_dim];
+                    let key = &k[p * head_dim..][..head_dim];
+                    q.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
+                };
+                let score = |h: usize| f64::from(weights[h]) * product(h).max(0.0);
+                let wanted: f64 = (0..heads).map(score).sum();
+                let apart = (f64::from(found) - wanted).abs();
+                assert!(apart < 2e-5, "{isa}, {element:?}, {heads} x {head_dim}: {p}: {apart:e}");
+            }
+        }
     }
 }

@@ -17,7 +17,7 @@ impl Noise {
     }
 }
 
-/// Every encoding that a matrix can have: three floats, thirteen blocks, and affine groups of each
+/// Every encoding that a matrix can have: three floats, fifteen blocks, and affine groups of each
 /// kind of panel.
 fn types() -> impl Iterator<Item = Encoding> {
     let floats = [DType::F32, DType::F16, DType::BF16];
@@ -26,7 +26,7 @@ fn types() -> impl Iterator<Item = Encoding> {
         .filter(|d| d.is_block() || floats.contains(d))
         .map(Encoding::from)
         .collect();
-    assert_eq!(found.len(), 16);
+    assert_eq!(found.len(), 18);
     for (bits, group, scale) in [
         (4, 64, DType::BF16),
         (4, 32, DType::F16),
@@ -39,7 +39,7 @@ fn types() -> impl Iterator<Item = Encoding> {
     ] {
         found.extend(Groups::new(bits, group, scale).map(Encoding::Groups));
     }
-    assert_eq!(found.len(), 24);
+    assert_eq!(found.len(), 26);
     found.into_iter()
 }
 
@@ -569,8 +569,13 @@ fn packing_costs_little_space() {
         let file = encoding.bytes_for(32 * 2048).unwrap() as f64;
         let more = w.resident_bytes() as f64 / file - 1.0;
         // Q2_K and Q3_K keep 4- and 6-bit scales, which become bytes here, and MXFP4's bytes become
-        // bf16.
-        let most = if encoding == DType::Q2K.into() {
+        // bf16. Ternary blocks get a factor for each 32 weights, and TQ1_0 has five to a byte, where
+        // there are four here.
+        let most = if encoding == DType::Tq1_0.into() {
+            0.41
+        } else if encoding == DType::Tq2_0.into() {
+            0.16
+        } else if encoding == DType::Q2K.into() {
             0.20
         } else if encoding == DType::Q3K.into() || encoding == DType::Mxfp4.into() {
             0.07

@@ -6,11 +6,11 @@ use super::plan::shape;
 use super::replay::Replay;
 use super::rows::Row;
 use super::state::Cache;
-use cpu_kernels::attention::{self, AttentionCall, LayerCache};
+use cpu_kernels::attention::{self, AttentionCall, Chosen, LayerCache, indexer};
 use cpu_kernels::math;
 use cpu_kernels::matmul::ROWS;
 use cpu_kernels::team::{SharedSlice, Worker};
-use ops::{Rope, RopeWrite};
+use ops::{Indexer, Rope, RopeWrite};
 use program::{Node, StepKind, ValueId};
 use std::ops::Range;
 
@@ -168,6 +168,12 @@ impl Replay<'_> {
             (q, SharedSlice::from_raw(self.start(node.outputs[0]), tokens * width))
         };
         let [sinks, slopes] = op.sinks_and_slopes(&node.weights);
+        let chosen = op.chosen.map(|count| {
+            // SAFETY: it is only read.
+            let positions =
+                unsafe { &*self.floats(self.offset(node.inputs[1]), 0..tokens * count) };
+            Chosen { positions, count }
+        });
         let (shape, mut rest) = (shape(op), &self.queries[self.loaded.groups[op.layer]][..]);
         // Attend to as many sequences at a time as the scratch holds: all of them, unless many
         // decode at long contexts.
@@ -182,6 +188,7 @@ impl Replay<'_> {
                 q_stride: width,
                 sinks: sinks.map(|&sinks| self.vector(sinks)),
                 slopes: slopes.map(|&slopes| self.vector(slopes)),
+                chosen,
                 rounded: self.loaded.quantised,
             };
             // SAFETY: a barrier lies before and after every node, and between two parts of one;
@@ -192,5 +199,78 @@ impl Replay<'_> {
                 worker.barrier();
             }
         }
+    }
+
+    /// Chooses positions for as many rows at a time as there are workers: all of them score keys,
+    /// then each chooses for one row.
+    pub(super) fn index(&self, op: &Indexer, node: &Node, worker: &Worker<'_>) {
+        let &Indexer { layer, heads, head_dim, count, .. } = op;
+        let group = self.loaded.groups[layer];
+        let [q, w, y] = [node.inputs[0], node.inputs[1], node.outputs[0]];
+        let tokens = self.tokens.len();
+        // SAFETY: inputs are only read.
+        let [q, w] = [(q, heads * head_dim), (w, heads)]
+            .map(|(x, width)| unsafe { &*self.floats(self.offset(x), 0..tokens * width) });
+        // Floats of a row's scores; those of its choice lie behind them.
+        let room = self.partials.len() / (2 * worker.count);
+        // The positions of a row, and where its scores begin.
+        let sees = |t: usize| {
+            let Row { sequence, index, .. } = self.rows[t];
+            let (end, oldest) = (index + 1, self.oldest(group, sequence));
+            let first = op.first(index).max(oldest).min(index);
+            (first..end, first / indexer::POSITIONS * indexer::POSITIONS)
+        };
+        let chunks = |t: usize| {
+            let (seen, start) = sees(t);
+            (seen.end - start).div_ceil(indexer::POSITIONS)
+        };
+        for first in (0..tokens).step_by(worker.count) {
+            let rows = worker.count.min(tokens - first);
+            let most = (first..first + rows).map(chunks).max().unwrap_or(0);
+            for item in worker.split(rows * most) {
+                let (t, chunk) = (first + item / most, item % most);
+                let (seen, start) = sees(t);
+                let at = chunk * indexer::POSITIONS;
+                let positions = start + at..seen.end.min(start + at + indexer::POSITIONS);
+                if positions.is_empty() {
+                    continue;
+                }
+                let row = indexer::Row {
+                    q: &q[t * heads * head_dim..][..heads * head_dim],
+                    weights: &w[t * heads..][..heads],
+                    table: self.table(layer, self.rows[t].sequence),
+                };
+                let at = (t - first) * 2 * room + at;
+                // SAFETY: each worker has its own chunks, for which the plan has room; keys were
+                // written before the last barrier.
+                unsafe {
+                    let scores = self.partials.slice_mut(at..at + indexer::POSITIONS);
+                    indexer::scores(self.loaded.isa, self.cache(layer), row, positions, scores);
+                }
+            }
+            worker.barrier();
+            for t in worker.split(rows).map(|i| first + i) {
+                let (seen, start) = sees(t);
+                let at = (t - first) * 2 * room;
+                // SAFETY: all scores are there, on the other side of the barrier; each worker has
+                // its own rows.
+                let (scores, aside, y) = unsafe {
+                    let scores =
+                        self.partials.slice(at + seen.start - start..at + seen.end - start);
+                    let aside = self.partials.slice_mut(at + room..at + room + scores.len());
+                    let y = self.floats(self.offset(y), t * count..(t + 1) * count);
+                    (scores, aside, y)
+                };
+                ops::indexer::choose(scores, seen.start, aside, y);
+            }
+            if first + rows < tokens {
+                worker.barrier();
+            }
+        }
+    }
+
+    /// The lowest position of a sequence that a group of layers keeps.
+    fn oldest(&self, group: usize, sequence: usize) -> usize {
+        self.step.sequences[sequence].tables[group].oldest as usize
     }
 }

@@ -9,7 +9,7 @@ use cpu_kernels::attention::{AttentionShape, Geometry, LayerCache};
 use cpu_kernels::matmul::{Huge, Scratch};
 use formats::{Error, Result, Tensors};
 use ops::Op;
-use program::{BLOCK_TOKENS, CacheLayer, Program};
+use program::{BLOCK_TOKENS, CacheLayer, Node, Program};
 
 /// Memory that the Program takes with a full context.
 pub(super) fn plan(
@@ -115,21 +115,23 @@ pub(super) fn caches(program: &Program, options: &ExecutorOptions) -> Result<Vec
         .ok_or_else(|| Error::new("cache", "blocks for every group", "fewer"))
 }
 
-/// Floats of scratch for the most demanding attention over a full context. A step of many sequences
-/// that would need more attends to some of them at a time.
+/// Floats of scratch for the most demanding attention or indexer over a full context. A step of many
+/// sequences that would need more attends to some of them at a time.
 pub(super) fn partials(program: &Program, options: &ExecutorOptions, threads: usize) -> usize {
     let groups = program.layer_groups();
-    let one = |op: &ops::Attention| {
-        let group = groups[op.layer];
+    let keys = |layer: usize| {
+        let group = groups[layer];
         let blocks = options.context.get(group).or(options.blocks.get(group));
-        shape(op).scratch_len(threads, 2, blocks.copied().unwrap_or(1) * BLOCK_TOKENS)
+        blocks.copied().unwrap_or(1) * BLOCK_TOKENS
     };
-    program
-        .nodes
-        .iter()
-        .filter_map(|n| if let Op::Attention(op) = &n.op { Some(one(op)) } else { None })
-        .max()
-        .unwrap_or(0)
+    let one = |node: &Node| match &node.op {
+        Op::Attention(op) => Some(shape(op).scratch_len(threads, 2, keys(op.layer))),
+        // Each worker's row has scores, and as much beside them to choose; a window begins within a
+        // block.
+        Op::Indexer(op) => Some(2 * threads * (keys(op.layer) + BLOCK_TOKENS)),
+        _ => None,
+    };
+    program.nodes.iter().filter_map(one).max().unwrap_or(0)
 }
 
 /// An attention operation as the kernels take it.

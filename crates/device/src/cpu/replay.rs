@@ -198,6 +198,7 @@ impl Replay<'_> {
             }),
             Op::KvWrite(op) => self.kv_write(op.layer, node.inputs[0], node.inputs[1], worker),
             Op::Attention(op) => self.attend(op, node, worker),
+            Op::Indexer(op) => self.index(op, node, worker),
             Op::ShortConv(op) => self.short_conv(op, node, worker),
             Op::DeltaNet(op) => self.delta_net(op, node, worker),
             Op::SelectiveScan(op) => self.selective_scan(op, node, worker),

@@ -83,6 +83,7 @@ fn sequences_compute_together_what_each_computes_alone() {
             ("llama-k-quants/model.q4_k_m.gguf", CacheType::F16),
             ("mistral-full/model.f16.gguf", CacheType::F16),
             ("mistral-long", CacheType::BF16),
+            ("deepseek_v32-chosen", CacheType::F16),
             ("qwen3.5", CacheType::F32),
             ("qwen3.5-long", CacheType::F16),
             ("qwen3-next", CacheType::F16),

@@ -109,7 +109,7 @@ pub(super) struct GpuExecutor<B: Backend> {
     /// Regions of words; see [`Key::region`].
     words: Vec<B::Buffer>,
     pub(super) ring: Ring<B>,
-    scratch: [B::Buffer; 3],
+    scratch: [B::Buffer; 4],
     /// The numbers 0, 1, 2, .. and the buffer that matrices are unpacked to, both for products of
     /// the vendor's library.
     numbers: B::Buffer,
@@ -200,7 +200,7 @@ impl<B: Backend> GpuExecutor<B> {
             Layer::new(&*backend, options.cache_type, layer, blocks[*group], most)
         };
         let layers = lowering.program.layers.iter().zip(&lowering.groups).map(layer);
-        let [a, b, c] = sizes.scratch.map(|bytes| backend.buffer(bytes));
+        let [a, b, c, d] = sizes.scratch.map(|bytes| backend.buffer(bytes));
         let words = [sizes.words].into_iter().chain([sizes.seat; SEATS]);
         let ring = match ring::wanted(&lowering, options.dispatch) {
             true => Ring::new(&*backend, sizes.slot)?,
@@ -215,7 +215,7 @@ impl<B: Backend> GpuExecutor<B> {
             arena: backend.buffer(sizes.arena)?,
             words: words.map(|bytes| backend.buffer(bytes)).collect::<Result<_>>()?,
             ring,
-            scratch: [a?, b?, c?],
+            scratch: [a?, b?, c?, d?],
             numbers: backend.upload(&numbers)?,
             unpacked: backend.buffer(sizes.unpacked)?,
             copies: HashMap::new(),

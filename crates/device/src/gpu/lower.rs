@@ -564,7 +564,11 @@ impl Recorder<'_> {
                 self.linear(x, matrix, rows, width, self.of.scores[outputs[0].0], y)
             }
             Op::KvWrite(op) => self.kv_write(op.layer, inputs[0], inputs[1]),
-            Op::Attention(attention) => self.attention(attention, inputs[0], weights, outputs[0]),
+            Op::Attention(attention) => {
+                let from = (inputs[0], inputs.get(1).copied());
+                self.attention(attention, from, weights, outputs[0])
+            }
+            Op::Indexer(op) => self.index(op, [inputs[0], inputs[1]], outputs[0]),
             Op::ShortConv(conv) => self.short_conv(conv, inputs[0], weights, outputs[0]),
             Op::DeltaNet(net) => self.delta_net(net, inputs, weights, outputs[0]),
             Op::SelectiveScan(scan) => self.selective_scan(scan, inputs, weights, outputs[0]),

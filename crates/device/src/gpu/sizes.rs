@@ -90,7 +90,7 @@ impl Sizes {
                 true => ring::slot(words, masks(lowering, limits)),
                 false => 0,
             },
-            scratch: lowering.scratch(limits.tokens, decode_rows(limits)),
+            scratch: lowering.scratch(limits.tokens, decode_rows(limits), &limits.blocks),
             numbers: rows.max(limits.tokens),
             unpacked: if packed { wide.bytes() * elements } else { 4 },
         }

@@ -118,6 +118,7 @@ fn everything() -> Result<Program> {
             cap,
             sinks,
             slopes,
+            chosen: None,
         };
         let vectors = [sinks, slopes].into_iter().zip(vectors).filter(|(has, _)| *has);
         let vectors = vectors.map(|(_, vector)| vector).collect();
@@ -251,11 +252,80 @@ fn attended_and_carried() -> Result<Program> {
         cap: None,
         sinks: false,
         slopes: false,
+        chosen: None,
     };
     let attended = linear(&q.apply(Op::Attention(attention), &[], Vec::new()), o);
     let carried = linear(&mixed.apply(Op::from(conv), &[], vec![taps]), down);
     let y = attended.trace("attention").add(&carried.trace("short_conv"));
     step.finish(linear(&x.add(&y).select(), head))
+}
+
+/// A Program whose attention sees three positions that an indexer chooses, of all and of the latest
+/// seven.
+fn chosen() -> Result<Program> {
+    let (heads, count) = (4, 3);
+    let builder = Builder::new(&Any);
+    let w = |name: String, shape: &[usize]| weight(&builder, &name, shape);
+    let table = w("table".into(), &[VOCAB, HIDDEN]);
+    let places = w("positions".into(), &[PLACES, HIDDEN]);
+    let head = w("head".into(), &[VOCAB, HIDDEN]);
+    let (wide, narrow) = (HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM);
+    let windows = [None, Some(7)];
+    let layers: Vec<_> = (0..windows.len())
+        .map(|i| {
+            let shapes = [
+                ("q", wide),
+                ("k", narrow),
+                ("v", narrow),
+                ("iq", heads * HEAD_DIM),
+                ("ik", HEAD_DIM),
+            ];
+            let own = shapes.map(|(name, rows)| w(format!("{name}{i}"), &[rows, HIDDEN]));
+            let weights = w(format!("iw{i}"), &[heads, HIDDEN]);
+            (own, weights, w(format!("o{i}"), &[HIDDEN, wide]))
+        })
+        .collect();
+    for window in windows {
+        builder.cache_layer(CacheLayer::keys_values(KV_HEADS, HEAD_DIM, window));
+        builder.cache_layer(CacheLayer::keys_values(1, HEAD_DIM, window));
+    }
+    let step = ForwardPass::new(builder.program(), true);
+    let embed =
+        |index, table| step.record(Op::from(ops::Embed { index }), &[], vec![table]).swap_remove(0);
+    let mut x = embed(Index::Token, table).add(&embed(Index::Position, places));
+    let rope = Rope {
+        head_dim: HEAD_DIM,
+        pairing: Pairing::Half,
+        frequencies: [1.0, 0.3, 0.1, 0.02].into(),
+        magnitude: 1.0,
+    };
+    for (i, (&window, ([q, k, v, iq, ik], weights, o))) in windows.iter().zip(layers).enumerate() {
+        let linear = |w| x.apply(Op::from(ops::Linear), &[], vec![w]);
+        let turn = |w| linear(w).apply(Op::Rope(rope.clone()), &[], Vec::new());
+        let (q, k, v, iq, ik) = (turn(q), turn(k), linear(v), turn(iq), turn(ik));
+        step.record(Op::from(ops::KvWrite { layer: 2 * i }), &[&k, &v], Vec::new());
+        step.record(Op::from(ops::KvWrite { layer: 2 * i + 1 }), &[&ik, &ik], Vec::new());
+        let indexer = ops::Indexer { layer: 2 * i + 1, heads, head_dim: HEAD_DIM, count, window };
+        let seen = iq.apply(Op::from(indexer), &[&linear(weights)], Vec::new());
+        let seen = seen.trace(format!("chosen{i}"));
+        let attention = Attention {
+            layer: 2 * i,
+            heads: HEADS,
+            kv_heads: KV_HEADS,
+            head_dim: HEAD_DIM,
+            scale: 0.3,
+            window,
+            chunked: false,
+            cap: None,
+            sinks: false,
+            slopes: false,
+            chosen: Some(count),
+        };
+        let y = q.apply(Op::Attention(attention), &[&seen], Vec::new());
+        let y = y.apply(Op::from(ops::Linear), &[], vec![o]).trace(format!("attention{i}"));
+        x = x.add(&y);
+    }
+    step.finish(x.select().apply(Op::from(ops::Linear), &[], vec![head]))
 }
 
 /// A Program of mixtures of experts: one whose sum is added to its layer's input, and one beside an
@@ -532,6 +602,29 @@ fn projections_of_attention_and_of_a_state_agree_with_the_reference() {
         ("sim", CacheType::Q8_0, 2e-2),
     ];
     agree(&plain, &fused, &cases);
+}
+
+/// Every device chooses the same positions, and attends to them alone.
+#[test]
+fn chosen_positions_agree_with_the_reference() {
+    let plain = chosen().unwrap();
+    let fused = fuse(&plain);
+    assert!(fused.nodes.len() < plain.nodes.len());
+    agree(&plain, &fused, &[("cpu", CacheType::F32, 1e-5), ("sim", CacheType::F32, 1e-5)]);
+    // Without the choice the results are others.
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = tensors(&plain, folder.path());
+    let wanted = results(&plain, &tensors, None);
+    let mut all = plain;
+    for node in &mut all.nodes {
+        if let Op::Attention(attention) = &mut node.op {
+            attention.chosen = None;
+            node.inputs.truncate(1);
+        }
+    }
+    let found = results(&all, &tensors, None);
+    let apart = found.iter().zip(&wanted).map(|((_, found), (_, wanted))| worst(found, wanted));
+    assert!(apart.fold(0f32, f32::max) > 0.01);
 }
 
 /// Without its cap, sinks or slopes a layer is far from what it was: the test above would tell.

@@ -115,7 +115,8 @@ fn quantising_by_importance_loses_less_of_what_matters() {
     let importance = inputs.columns(1, 256).unwrap();
     let mut by = Importance::default();
     by.tensors.insert(name.to_owned(), inputs);
-    for mix in ["q2_k", "q3_k_s", "q4_k_s", "q5_k_s", "iq4_nl", "iq4_xs", "mxfp4", "q4_0", "q4_1"] {
+    let mixes = ["q2_k", "q3_k_s", "q4_k_s", "q5_k_s", "iq4_nl", "iq4_xs", "mxfp4", "q4_0", "q4_1"];
+    for mix in mixes.into_iter().chain(["tq1_0", "tq2_0"]) {
         quantised(&original, &plain, mix, None).unwrap();
         quantised(&original, &weighed, mix, Some(&by)).unwrap();
         let [original, plain, weighed] =

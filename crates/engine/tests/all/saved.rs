@@ -38,6 +38,8 @@ fn a_fork_goes_its_own_way() {
         ("qwen3.5", "cpu"),
         ("qwen3.5", "sim"),
         ("qwen3.5", "batched sim"),
+        ("deepseek_v32-chosen", "cpu"),
+        ("deepseek_v32-chosen", "sim"),
     ] {
         let engine = engine(case, place, CacheType::F16);
         let (base, one, other) = (prompt(21), [5, 6, 7], [9, 8, 7]);
@@ -76,6 +78,8 @@ fn a_saved_session_goes_on_where_it_was() {
         ("qwen3", "sim", CacheType::F16),
         ("qwen3.5", "batched sim", CacheType::F16),
         ("llama3", "batched sim", CacheType::F16),
+        ("deepseek_v32-chosen", "cpu", CacheType::F16),
+        ("glm_moe_dsa-chosen", "batched sim", CacheType::F16),
     ] {
         let engine = engine(case, place, cache_type);
         let (base, tail) = (prompt(40), [5, 6, 7]);

@@ -25,6 +25,9 @@ mod q6_k;
 mod q8_0;
 mod scales;
 pub(crate) mod search;
+mod ternary;
+mod tq1_0;
+mod tq2_0;
 
 pub use group::GroupBlock;
 pub use iq4_nl::Iq4Nl;
@@ -40,6 +43,8 @@ pub use q5_1::Q5_1;
 pub use q5_k::Q5K;
 pub use q6_k::Q6K;
 pub use q8_0::Q8_0;
+pub use tq1_0::Tq1_0;
+pub use tq2_0::Tq2_0;
 
 /// How the integer codes of a block turn back into weights.
 ///

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use delft_formats::quant::{BlockFormat, LARGEST_POWER, Parts, plain};
 use delft_formats::{DType, with_block};
 
-/// The thirteen block types.
+/// The fifteen block types.
 fn blocks() -> impl Iterator<Item = DType> {
     let found: Vec<DType> = DType::ALL.into_iter().filter(|d| d.is_block()).collect();
-    assert_eq!(found.len(), 13);
+    assert_eq!(found.len(), 15);
     found.into_iter()
 }
 
@@ -78,6 +78,8 @@ fn encode_equals_gguf_package() {
         DType::Q5_1,
         DType::Q8_0,
         DType::Mxfp4,
+        DType::Tq1_0,
+        DType::Tq2_0,
     ] {
         assert_eq!(encoded(dtype, &source), vector(&format!("{dtype}.encoded")), "{dtype}");
     }
@@ -126,7 +128,7 @@ fn ggml_vectors_decode_exactly_and_encode_as_well() {
             assert!(rmse <= theirs * 1.02, "{name} row {row}: rmse {rmse}, ggml {theirs}");
         }
     }
-    assert_eq!(seen, 28, "f16, bf16 and thirteen blocks with and without an importance matrix");
+    assert_eq!(seen, 32, "f16, bf16 and fifteen blocks with and without an importance matrix");
 }
 
 #[test]

@@ -247,7 +247,21 @@ fn three_numbers_are_codes_or_rounded() {
     let broken: Vec<u8> = codes.iter().map(|code| code | 0b11).collect();
     let floats = |all: &[f32]| -> Vec<u8> { all.iter().flat_map(|x| x.to_le_bytes()).collect() };
     let scale = half::bf16::from_f32(0.37);
+    // Rows of whole blocks, a whole block of zeros among them.
+    let long: Vec<u8> = (0..1024u32)
+        .map(|i| (0..4).fold(0, |byte, j| byte | ((i * 7 + j * 5) % 11 % 3) << (2 * j)) as u8)
+        .enumerate()
+        .map(|(i, byte)| if i < 256 { 0b01_01_01_01 } else { byte })
+        .collect();
     let own = [
+        ("long.weight", DType::U8, vec![2, 512], long),
+        (
+            "far.weight_scale",
+            DType::BF16,
+            vec![1],
+            half::bf16::from_f32(1e9).to_le_bytes().to_vec(),
+        ),
+        ("long.weight_scale", DType::F32, vec![1], floats(&[scale.to_f32()])),
         ("a.weight", DType::U8, vec![2, 32], codes),
         ("a.weight_scale", DType::BF16, vec![1], scale.to_le_bytes().to_vec()),
         ("wide.weight_scale", DType::F32, vec![1], floats(&[0.3])),
@@ -273,6 +287,12 @@ fn three_numbers_are_codes_or_rounded() {
         assert_eq!(column, signs.map(|sign| sign * scale));
         assert!(found.iter().enumerate().all(|(i, x)| i % 32 == 0 || *x == 0.0));
     }
+    let [blocks, numbers] = ["a.weight_scale", "long.weight_scale"]
+        .map(|scale| read(Scheme::Ternary, ["long.weight", scale]).unwrap());
+    assert_eq!([blocks.encoding, numbers.encoding], [DType::Tq2_0, DType::F32].map(Into::into));
+    assert_eq!(blocks.to_f32().unwrap(), numbers.to_f32().unwrap());
+    let error = read(Scheme::Ternary, ["long.weight", "far.weight_scale"]).unwrap_err();
+    assert!(error.to_string().contains("a positive scale that f16 can hold"), "{error}");
     let error = read(Scheme::Ternary, ["broken.weight", "a.weight_scale"]).unwrap_err();
     assert!(error.to_string().starts_with("broken.weight: expected codes 0, 1 and 2"), "{error}");
     // The mean of the magnitudes is 0.5.

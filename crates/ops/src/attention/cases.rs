@@ -16,24 +16,26 @@ use crate::tuned::{ForAttention, HOPPER};
 
 /// A layer's form and a step: what a case is made from.
 #[derive(Debug, Clone)]
-pub(super) struct Scene {
-    pub(super) why: &'static str,
-    pub(super) kv_heads: usize,
-    pub(super) group: usize,
-    pub(super) head_dim: usize,
-    pub(super) window: Option<usize>,
-    pub(super) chunked: bool,
-    pub(super) cap: Option<f32>,
-    pub(super) sinks: bool,
-    pub(super) slopes: bool,
+pub(crate) struct Scene {
+    pub(crate) why: &'static str,
+    pub(crate) kv_heads: usize,
+    pub(crate) group: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) window: Option<usize>,
+    pub(crate) chunked: bool,
+    pub(crate) cap: Option<f32>,
+    pub(crate) sinks: bool,
+    pub(crate) slopes: bool,
+    /// How many positions are chosen for each row, if not all.
+    pub(crate) chosen: Option<usize>,
     /// Slots per block.
-    pub(super) block: usize,
+    pub(crate) block: usize,
     /// How decoding multiplies.
-    pub(super) schedule: DecodeSchedule,
+    pub(crate) schedule: DecodeSchedule,
     /// How many keys a group takes.
-    pub(super) shares: KeyShares,
+    pub(crate) shares: KeyShares,
     /// Per row: its sequence and its position; `u32::MAX` is an idle row.
-    pub(super) rows: Vec<(u32, u32)>,
+    pub(crate) rows: Vec<(u32, u32)>,
 }
 
 impl Default for Scene {
@@ -48,6 +50,7 @@ impl Default for Scene {
             cap: None,
             sinks: false,
             slopes: false,
+            chosen: None,
             block: 16,
             schedule: DecodeSchedule::Lanes { stages: 0 },
             shares: KeyShares::Launched,
@@ -57,14 +60,14 @@ impl Default for Scene {
 }
 
 /// Keys and values of a cache: as buffers to bind, and as the numbers a kernel sees.
-pub(super) struct Stores {
-    pub(super) buffers: Vec<Buffer>,
-    pub(super) keys: Vec<f32>,
-    pub(super) values: Vec<f32>,
+pub(crate) struct Stores {
+    pub(crate) buffers: Vec<Buffer>,
+    pub(crate) keys: Vec<f32>,
+    pub(crate) values: Vec<f32>,
 }
 
 impl Scene {
-    pub(super) fn form(&self) -> AttentionForm {
+    pub(crate) fn form(&self) -> AttentionForm {
         AttentionForm {
             head_dim: self.head_dim as u32,
             group: self.group as u32,
@@ -73,11 +76,12 @@ impl Scene {
             softcap: self.cap.is_some(),
             sinks: self.sinks,
             slopes: self.slopes,
+            chosen: self.chosen.is_some(),
         }
     }
 
     /// The first position that a query sees in front of `end`, the one behind its own.
-    pub(super) fn first(&self, end: usize) -> usize {
+    pub(crate) fn first(&self, end: usize) -> usize {
         match self.window {
             Some(chunk) if self.chunked => end.saturating_sub(1) / chunk * chunk,
             Some(window) => end.saturating_sub(window),
@@ -85,16 +89,16 @@ impl Scene {
         }
     }
 
-    pub(super) fn heads(&self) -> usize {
+    pub(crate) fn heads(&self) -> usize {
         self.kv_heads * self.group
     }
 
-    pub(super) fn scale(&self) -> f32 {
+    pub(crate) fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
     /// How many positions each sequence has.
-    pub(super) fn lengths(&self) -> Vec<usize> {
+    pub(crate) fn lengths(&self) -> Vec<usize> {
         let count = self.rows.iter().map(|r| r.0 as usize + 1).max().unwrap_or(0);
         let mut lengths = vec![0; count];
         for &(sequence, position) in self.rows.iter().filter(|r| r.1 != u32::MAX) {
@@ -105,7 +109,7 @@ impl Scene {
     }
 
     /// Blocks per row of the table: as the longest sequence needs.
-    pub(super) fn stride(&self) -> usize {
+    pub(crate) fn stride(&self) -> usize {
         self.lengths().into_iter().max().unwrap_or(0).div_ceil(self.block).max(1)
     }
 
@@ -114,7 +118,7 @@ impl Scene {
     }
 
     /// The blocks in an order that no sequence follows.
-    pub(super) fn table(&self) -> Vec<u32> {
+    pub(crate) fn table(&self) -> Vec<u32> {
         let blocks = self.blocks();
         let apart =
             [7, 5, 3, 2, 1].into_iter().find(|a: &usize| !blocks.is_multiple_of(*a)).unwrap_or(1);
@@ -123,7 +127,7 @@ impl Scene {
 
     /// The slot of each sequence and position. It keeps the table, which takes longer to make than
     /// all else that a case is made of.
-    pub(super) fn slots(&self) -> impl Fn(usize, usize) -> usize {
+    pub(crate) fn slots(&self) -> impl Fn(usize, usize) -> usize {
         let (table, stride, block) = (self.table(), self.stride(), self.block);
         move |sequence, position| slot(&table, stride, block, sequence, position)
     }
@@ -138,7 +142,7 @@ impl Scene {
     }
 
     /// A cache of `C`, NaN where no position lies.
-    pub(super) fn plain(&self, stored: Scalar) -> Stores {
+    pub(crate) fn plain(&self, stored: Scalar) -> Stores {
         let width = self.kv_heads * self.head_dim;
         let used = self.used();
         let fill = |seed| {
@@ -154,7 +158,7 @@ impl Scene {
 
     /// A cache of turbo, whose scales are NaN where no position lies; keys and values as they lie,
     /// turned.
-    pub(super) fn turbo(&self) -> Stores {
+    pub(crate) fn turbo(&self) -> Stores {
         let width = self.kv_heads * self.head_dim;
         let used = self.used();
         let fill = |seed| {
@@ -173,7 +177,7 @@ impl Scene {
     }
 
     /// A cache of q8_0, whose scales are NaN where no position lies.
-    pub(super) fn q8_0(&self) -> Stores {
+    pub(crate) fn q8_0(&self) -> Stores {
         let width = self.kv_heads * self.head_dim;
         let used = self.used();
         let fill = |seed| {
@@ -192,7 +196,7 @@ impl Scene {
         Stores { buffers: vec![k, ks, v, vs], keys, values }
     }
 
-    pub(super) fn queries(&self, query: Scalar) -> Buffer {
+    pub(crate) fn queries(&self, query: Scalar) -> Buffer {
         // Scores of a few units, so that weights differ.
         let values: Vec<f32> = noise(1, self.rows.len() * self.heads() * self.head_dim)
             .into_iter()
@@ -201,42 +205,62 @@ impl Scene {
         Buffer::floats(query, &values)
     }
 
-    pub(super) fn sinks(&self) -> Buffer {
+    pub(crate) fn sinks(&self) -> Buffer {
         let logits: Vec<f32> = noise(4, self.heads()).into_iter().map(|v| v * 3.0).collect();
         Buffer::floats(Scalar::F32, &logits)
     }
 
     /// Slopes from what hardly matters to what leaves a few keys.
-    pub(super) fn slopes(&self) -> Buffer {
+    pub(crate) fn slopes(&self) -> Buffer {
         let slopes: Vec<f32> = (0..self.heads()).map(|h| 0.5 / (1 + 3 * h) as f32).collect();
         Buffer::floats(Scalar::F32, &slopes)
     }
 
     /// A head's slope, 0 where there are none.
-    pub(super) fn slope(&self, head: usize) -> f32 {
+    pub(crate) fn slope(&self, head: usize) -> f32 {
         if self.slopes { self.slopes().to_f32()[head] } else { 0.0 }
     }
 
     /// The buffers that only some forms bind.
-    pub(super) fn vectors(&self) -> Vec<Buffer> {
+    pub(crate) fn vectors(&self) -> Vec<Buffer> {
         let sinks = self.sinks.then(|| self.sinks());
-        sinks.into_iter().chain(self.slopes.then(|| self.slopes())).collect()
+        let chosen = || {
+            let rows = (0..self.rows.len()).flat_map(|row| {
+                let seen = self.seen(row);
+                let missing = self.chosen.unwrap_or(0) - seen.len();
+                let none = std::iter::repeat_n(crate::indexer::NONE, missing);
+                none.chain(seen.into_iter().map(|p| p as f32))
+            });
+            Buffer::floats(Scalar::F32, &rows.collect::<Vec<f32>>())
+        };
+        let slopes = self.slopes.then(|| self.slopes());
+        sinks.into_iter().chain(slopes).chain(self.chosen.map(|_| chosen())).collect()
+    }
+
+    /// The positions that a row's queries see.
+    fn seen(&self, row: usize) -> Vec<usize> {
+        let end = self.rows[row].1.wrapping_add(1) as usize;
+        let all = self.first(end)..end;
+        let Some(count) = self.chosen.filter(|count| *count < all.len()) else {
+            return all.collect();
+        };
+        // Some of every part, and the last.
+        (1..=count).map(|i| all.start + i * all.len() / count - 1).collect()
     }
 
     /// The expected result of each row's queries over a cache, with `keys` and `values` indexed by
     /// `(slot, head)`.
-    pub(super) fn expected(&self, q: &Buffer, stores: &Stores) -> Vec<f64> {
+    pub(crate) fn expected(&self, q: &Buffer, stores: &Stores) -> Vec<f64> {
         let (q, sinks, d) = (q.to_f32(), self.sinks().to_f32(), self.head_dim);
         let (mut y, slot) = (Vec::new(), self.slots());
-        for (row, &(sequence, position)) in self.rows.iter().enumerate() {
-            let end = position.wrapping_add(1) as usize;
-            let first = self.first(end);
+        for (row, &(sequence, _)) in self.rows.iter().enumerate() {
+            let seen = self.seen(row);
             for h in 0..self.heads() {
                 let at =
-                    |p: usize| (slot(sequence as usize, p) * self.kv_heads + h / self.group) * d;
-                let keys: Vec<&[f32]> = (first..end).map(|p| &stores.keys[at(p)..][..d]).collect();
+                    |p: &usize| (slot(sequence as usize, *p) * self.kv_heads + h / self.group) * d;
+                let keys: Vec<&[f32]> = seen.iter().map(|p| &stores.keys[at(p)..][..d]).collect();
                 let values: Vec<&[f32]> =
-                    (first..end).map(|p| &stores.values[at(p)..][..d]).collect();
+                    seen.iter().map(|p| &stores.values[at(p)..][..d]).collect();
                 let sink = self.sinks.then(|| sinks[h]);
                 let slope = self.slope(h);
                 let scores = Scores { scale: self.scale(), cap: self.cap, sink, slope };
@@ -248,7 +272,7 @@ impl Scene {
     }
 
     /// The numbers that every kernel takes.
-    pub(super) fn numbers(&self) -> Numbers {
+    pub(crate) fn numbers(&self) -> Numbers {
         let mut numbers = Numbers::new()
             .with("stride", self.stride() as u32)
             .with("block", self.block as u32)
@@ -260,10 +284,13 @@ impl Scene {
         if let Some(cap) = self.cap {
             numbers.set("cap", cap.to_bits());
         }
+        if let Some(count) = self.chosen {
+            numbers.set("count", count as u32);
+        }
         numbers
     }
 
-    pub(super) fn words(&self) -> [Buffer; 3] {
+    pub(crate) fn words(&self) -> [Buffer; 3] {
         let (sequences, positions): (Vec<u32>, Vec<u32>) = self.rows.iter().copied().unzip();
         [positions, sequences, self.table()].map(|words| Buffer::words(&words))
     }
@@ -294,7 +321,7 @@ impl Scene {
         }
     }
 
-    pub(super) fn label(&self, extra: &str) -> String {
+    pub(crate) fn label(&self, extra: &str) -> String {
         let (rows, heads, d) = (self.rows.len(), self.heads(), self.head_dim);
         format!("{rows} x {heads} heads of {} x {d}, {extra}: {}", self.kv_heads, self.why)
     }
@@ -307,6 +334,15 @@ fn staged_scenes(head_dim: usize) -> Vec<(Scene, usize)> {
     vec![
         (Scene { why: "two stages", rows: vec![(0, 500), (1, 1), (2, 129)], ..of() }, 2),
         (Scene { why: "two stages, one for each turn", rows: vec![(0, 255)], ..of() }, 1),
+        (
+            Scene {
+                why: "two stages, chosen positions",
+                rows: vec![(0, 400), (1, 30)],
+                chosen: Some(70),
+                ..of()
+            },
+            2,
+        ),
         (Scene { why: "two stages, a window", rows: vec![(0, 400)], window: Some(50), ..of() }, 1),
     ]
 }
@@ -326,6 +362,17 @@ fn decode_scenes() -> Vec<(Scene, usize)> {
         (Scene { why: "wide heads", head_dim: 128, group: 4, rows: vec![(0, 65)], ..of() }, 2),
         (Scene { why: "wider heads", head_dim: 256, kv_heads: 1, rows: vec![(0, 37)], ..of() }, 2),
         (Scene { why: "heads of 96", head_dim: 96, kv_heads: 1, rows: vec![(0, 130)], ..of() }, 2),
+        (Scene { why: "chosen positions", rows: uneven(), chosen: Some(9), ..of() }, 1),
+        (
+            Scene {
+                why: "chosen within a window, shared by two",
+                window: Some(200),
+                rows: vec![(0, 300), (1, 7)],
+                chosen: Some(90),
+                ..of()
+            },
+            2,
+        ),
         (Scene { why: "a window of one", window: Some(1), rows: vec![(0, 50), (1, 0)], ..of() }, 2),
         (Scene { why: "a window over a block's edge", window: Some(20), ..of() }, 2),
         (Scene { why: "a window at a block's edge", window: Some(25), ..of() }, 1),
@@ -434,7 +481,7 @@ fn matrix_scenes() -> Vec<(Scene, usize)> {
     ]
 }
 
-pub(super) fn decode() -> Vec<Case> {
+pub(crate) fn decode() -> Vec<Case> {
     fn of(query: Scalar, stored: Scalar, every: usize) -> Vec<Case> {
         let odd =
             Scene { why: "heads of 80", head_dim: 80, rows: vec![(0, 33)], ..Scene::default() };
@@ -470,7 +517,7 @@ pub(super) fn decode() -> Vec<Case> {
     all
 }
 
-pub(super) fn decode_codes() -> Vec<Case> {
+pub(crate) fn decode_codes() -> Vec<Case> {
     [decode_q8_0(), decode_turbo()].concat()
 }
 
@@ -560,7 +607,7 @@ fn decode_bench(
     }
 }
 
-pub(super) fn decode_benches() -> Vec<Bench> {
+pub(crate) fn decode_benches() -> Vec<Bench> {
     fn of(query: Scalar) -> Vec<Bench> {
         let bench = |shape: (usize, usize, usize, usize)| {
             let form = AttentionForm::plain(shape.2 as u32, shape.1 as u32);
@@ -606,7 +653,7 @@ fn many((rows, keys): (usize, usize), other: Option<(u32, u32, u32)>) -> Bench {
     Bench { label: bench.label + &tiling, ..bench }
 }
 
-pub(super) fn decode_q8_0_benches() -> Vec<Bench> {
+pub(crate) fn decode_q8_0_benches() -> Vec<Bench> {
     let bench = |shape: (usize, usize, usize, usize)| {
         let form = AttentionForm::plain(shape.2 as u32, shape.1 as u32);
         let (query, codes, shares) = (Scalar::BF16, Scalar::I8, KeyShares::Launched);

@@ -42,7 +42,7 @@ pub enum DecodeSchedule {
     },
     /// The matrix unit multiplies, weights rounded to the queries' type, which has 16 bits: a cache
     /// of that type and heads of 16, 32, .. 128 elements, or a cache of q8_0, decoded to that type,
-    /// and heads of 64 or 128; forms without slopes.
+    /// and heads of 64 or 128; forms without slopes or chosen positions.
     Matrix {
         /// Simdgroups of a group.
         simds: u32,
@@ -86,8 +86,9 @@ impl DecodeSchedule {
         let crowds = length < tuned.crowded.0 && form.group * d >= tuned.crowded.1;
         // On devices with less, Apple's, lanes read all at once what they work on.
         let roomy = shared >= LARGE;
-        // A slope belongs to each row of a tile, and models with slopes have no groups of heads.
-        let allowed = !form.slopes;
+        // A slope belongs to each row of a tile, and models with slopes have no groups of heads. Tiles
+        // take keys that lie side by side.
+        let allowed = !form.slopes && !form.chosen;
         let allowed = allowed
             && match query {
                 Scalar::F16 | Scalar::BF16 if cache == query => {
@@ -297,7 +298,7 @@ struct Scratch {
     counters: InOut<u32>,
 }
 
-/// The positions that a group attends to: from `from` on, where a batch begins, below `to`; those
+/// The positions that a group attends to, or the entries of what was chosen: from `from` on, where a batch begins, below `to`; those
 /// below `first` are not seen.
 #[derive(Clone, Copy)]
 struct Span {
@@ -343,6 +344,11 @@ fn decode(
     let index = row * groups(1) + packed;
     let end = cache.positions.get(row) + 1u32;
     let first = extras.first(end);
+    // Of chosen positions, the entries of the row take the place of positions.
+    let (first, end) = match extras.chosen {
+        Some(chosen) => chosen.entries(end - first),
+        None => (first, end),
+    };
     // Shares begin where a simdgroup's keys lie in one block.
     let aligned = first / keys * keys;
     let step = keys * simds;

@@ -35,6 +35,9 @@ pub struct AttentionForm {
     /// Whether each head has a slope, by which scores fall with the distance of a key: the buffer
     /// `slopes`, one f32 per query head.
     pub slopes: bool,
+    /// Whether a query sees only positions that were chosen for it: the constant `count` and the
+    /// buffer `chosen`, `[rows, count]` in f32, in ascending order; what is missing is in front.
+    pub chosen: bool,
 }
 
 impl AttentionForm {
@@ -48,6 +51,7 @@ impl AttentionForm {
             softcap: false,
             sinks: false,
             slopes: false,
+            chosen: false,
         }
     }
 
@@ -66,6 +70,11 @@ impl AttentionForm {
             window: self.window.then(|| Const::<u32>::declare("window")),
             chunked: self.chunked,
             cap: self.softcap.then(|| Const::<f32>::declare("cap")),
+            chosen: self.chosen.then(|| {
+                let positions = <In>::declare("chosen");
+                require(Requirement::Length("chosen".to_owned(), dim("rows") * dim("count")));
+                Chosen { positions, count: Const::<u32>::declare("count") }
+            }),
         }
     }
 }
@@ -78,6 +87,31 @@ pub(crate) struct Extras {
     pub(crate) window: Option<Val<u32>>,
     pub(crate) chunked: bool,
     pub(crate) cap: Option<Val<f32>>,
+    pub(crate) chosen: Option<Chosen>,
+}
+
+/// The positions that were chosen for each row.
+#[derive(Clone, Copy)]
+pub(crate) struct Chosen {
+    positions: In,
+    count: Val<u32>,
+}
+
+impl Chosen {
+    /// Which entries of a row that sees `visible` positions are positions: from the first number up
+    /// to the second, both 0 if it sees none.
+    #[track_caller]
+    pub(super) fn entries(&self, visible: Val<u32>) -> (Val<u32>, Val<u32>) {
+        let there = visible.min(self.count);
+        let end = select(Order::eq(there, 0u32), 0u32, self.count);
+        (end - there, end)
+    }
+
+    /// The position of an entry of a row, which must be one.
+    #[track_caller]
+    pub(super) fn position(&self, row: Val<u32>, entry: Val<u32>) -> Val<u32> {
+        self.positions.get(row * self.count + entry).max(0.0f32).u32()
+    }
 }
 
 impl Extras {
@@ -125,7 +159,7 @@ impl Stored {
         Stored { array, scales: None }
     }
 
-    pub(super) fn codes(array: In, scales: In) -> Stored {
+    pub(crate) fn codes(array: In, scales: In) -> Stored {
         Stored { array, scales: Some(scales) }
     }
 
@@ -139,6 +173,17 @@ impl Stored {
         let word = self.array.get_raw(at / 8u32).cast::<u32>();
         let word = word >> (at % 8u32 * 4u32);
         Some((0..count).map(|j| ((word >> (4 * j)) & 15u32).f32() - 8.0).collect())
+    }
+
+    /// Element `at` of a key or value of one head.
+    #[track_caller]
+    pub(crate) fn element(self, cache: &Cache, slot: Val<u32>, at: Val<u32>) -> Val<f32> {
+        let place = cache.element(slot, 0u32) + at;
+        let number = match self.nibbles(place, 1) {
+            Some(one) => one[0],
+            None => self.array.get_raw(place).f32(),
+        };
+        self.factor(cache, slot, 0u32.val(), at).map_or(number, |factor| number * factor)
     }
 
     /// The factor on the elements of a head from `at` on; `None` where elements are plain numbers.

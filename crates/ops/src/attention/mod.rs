@@ -4,8 +4,9 @@
 //!
 //! Scores may be bounded, `cap * tanh(score / cap)` (Gemma 2), and a head may have a sink, a
 //! learned logit that joins the softmax's denominator alone. A head may have a slope, by which scores
-//! fall with each position from the query back to the key (ALiBi, Press et al. 2022). Kernels: [`decode`] for the latest
-//! token of each sequence, [`prefill`] for chunks of tokens.
+//! fall with each position from the query back to the key (ALiBi, Press et al. 2022). A query may
+//! see only positions that were chosen for it, as [`Indexer`](crate::Indexer) chooses them. Kernels:
+//! [`decode`] for the latest token of each sequence, [`prefill`] for chunks of tokens.
 
 pub mod decode;
 pub mod prefill;
@@ -15,13 +16,14 @@ mod chunks;
 mod form;
 
 use crate::operation::{
-    ActivationPrecision, CacheUse, CachedLayer, CachedWork, Operation, ReferenceCall, Sharding,
-    StateAccess,
+    ActivationPrecision, CacheUse, CachedLayer, CachedWork, Operand, Operation, ReferenceCall,
+    Sharding, StateAccess,
 };
 use crate::{Shape, arity, expect};
 use formats::Result;
 use tile::case::Spec;
 
+pub(crate) use cases::{Scene, Stores};
 pub use form::AttentionForm;
 pub(crate) use form::{Extras, Stored, require_aligned};
 
@@ -43,7 +45,8 @@ pub(crate) const KERNELS: &[Spec] = &[
 ];
 
 /// The constants of one attention layer:
-/// `q[tokens, heads * head_dim]; (sinks[heads]), (slopes[heads]) -> same`.
+/// `q[tokens, heads * head_dim], (chosen[tokens, count]); (sinks[heads]), (slopes[heads])
+/// -> as q`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Attention {
     /// Index of the cache layer.
@@ -68,6 +71,10 @@ pub struct Attention {
     /// Whether a weight, the last, gives each head a slope: scores fall by it with each position
     /// from the query back to the key, behind the bound.
     pub slopes: bool,
+    /// If a second input says which positions each query sees, of those that it could: how many, in
+    /// ascending order behind [`NONE`](crate::indexer::NONE) where there are fewer.
+    #[serde(default)]
+    pub chosen: Option<usize>,
 }
 
 /// The score function of a head.
@@ -116,7 +123,12 @@ impl Operation for Attention {
     }
 
     fn infer(&self, inputs: &[Shape], weights: &[&[usize]]) -> Result<Vec<Shape>> {
-        arity("attention", inputs, 1, weights, &[self.vectors()])?;
+        let wanted = 1 + usize::from(self.chosen.is_some());
+        arity("attention", inputs, wanted, weights, &[self.vectors()])?;
+        if let Some(count) = self.chosen {
+            expect("attention", "chosen positions", &[inputs[1].width], &[count])?;
+            expect("attention", "slopes over chosen positions", &[self.slopes.into()], &[0])?;
+        }
         for vector in weights {
             expect("attention", "sinks or slopes", vector, &[self.heads])?;
         }
@@ -128,7 +140,9 @@ impl Operation for Attention {
     fn reference(&self, call: &mut ReferenceCall<'_>) {
         let CachedLayer { keys, values, .. } = &call.cache[self.layer];
         let vectors = self.sinks_and_slopes(call.weights).map(|vector| vector.map(Vec::as_slice));
-        self.attend(call.positions, call.inputs[0], keys, values, vectors, &mut call.outputs[0]);
+        let chosen = self.chosen.map(|_| call.inputs[1]);
+        let y = &mut call.outputs[0];
+        self.attend(call.positions, call.inputs[0], keys, values, vectors, chosen, y);
     }
 
     fn sharding(&self) -> Sharding {
@@ -167,6 +181,10 @@ impl Operation for Attention {
         CachedWork { positions: end - begin, operations }
     }
 
+    fn shares_type(&self, operand: Operand) -> bool {
+        operand != Operand::Input(1)
+    }
+
     fn precision(&self) -> ActivationPrecision {
         ActivationPrecision::Queries
     }
@@ -194,7 +212,7 @@ impl Attention {
 
     /// Attends `q` `[tokens, heads * head_dim]` to `keys` and `values`
     /// `[positions, kv_heads * head_dim]`, which hold every position from 0, into `y`, in f64.
-    /// Sinks and slopes are `[heads]`, if there are any.
+    /// Sinks and slopes are `[heads]`, and what is chosen `[tokens, count]`, if there are any.
     pub fn attend<'a>(
         &self,
         positions: &[u32],
@@ -202,6 +220,7 @@ impl Attention {
         keys: &'a [f32],
         values: &'a [f32],
         [sinks, slopes]: [Option<&[f32]>; 2],
+        chosen: Option<&[f32]>,
         y: &mut [f32],
     ) {
         let (d, kv_width, group) =
@@ -209,15 +228,21 @@ impl Attention {
         for (t, &position) in positions.iter().enumerate() {
             let last = position as usize;
             let first = self.first(last);
+            let chosen = chosen.map(|all| {
+                let count = all.len() / positions.len();
+                &all[t * count..][..count]
+            });
+            let sees = |p: &usize| chosen.is_none_or(|chosen| chosen.contains(&(*p as f32)));
+            let seen: Vec<usize> = (first..=last).filter(sees).collect();
             for h in 0..self.heads {
                 let q = &q[(t * self.heads + h) * d..][..d];
-                let seen = |x: &'a [f32]| -> Vec<&'a [f32]> {
-                    (first..=last).map(|p| &x[p * kv_width + h / group * d..][..d]).collect()
+                let of = |x: &'a [f32]| -> Vec<&'a [f32]> {
+                    seen.iter().map(|p| &x[p * kv_width + h / group * d..][..d]).collect()
                 };
                 let sink = sinks.map(|sinks| sinks[h]);
                 let slope = slopes.map_or(0.0, |slopes| slopes[h]);
                 let scores = Scores { scale: self.scale, cap: self.cap, sink, slope };
-                let mixed = scores.reference(q, &seen(keys), &seen(values));
+                let mixed = scores.reference(q, &of(keys), &of(values));
                 for (y, mixed) in y[(t * self.heads + h) * d..][..d].iter_mut().zip(mixed) {
                     *y = mixed as f32;
                 }
@@ -245,6 +270,7 @@ mod tests {
             cap,
             sinks,
             slopes,
+            chosen: None,
         }
     }
 
@@ -253,7 +279,7 @@ mod tests {
         let attention = plain(4, 2, 3, Some(1));
         let (q, keys, values) = (noise(1, 24), noise(2, 12), noise(3, 12));
         let mut y = vec![0.0; 24];
-        attention.attend(&[0, 1], &q, &keys, &values, [None; 2], &mut y);
+        attention.attend(&[0, 1], &q, &keys, &values, [None; 2], None, &mut y);
         for t in 0..2 {
             for h in 0..4 {
                 assert_eq!(y[(t * 4 + h) * 3..][..3], values[t * 6 + h / 2 * 3..][..3]);
@@ -265,8 +291,18 @@ mod tests {
     fn equal_scores_average_the_values_seen() {
         let attention = plain(1, 1, 1, None);
         let mut y = [0.0; 2];
-        attention.attend(&[0, 3], &[0.0; 2], &[5.0; 4], &[1.0, 2.0, 3.0, 6.0], [None; 2], &mut y);
+        let (keys, values) = ([5.0; 4], [1.0, 2.0, 3.0, 6.0]);
+        attention.attend(&[0, 3], &[0.0; 2], &keys, &values, [None; 2], None, &mut y);
         assert_eq!(y, [1.0, 3.0]);
+    }
+
+    #[test]
+    fn only_what_was_chosen_is_seen() {
+        let attention = Attention { chosen: Some(2), ..plain(1, 1, 1, None) };
+        let chosen = [crate::indexer::NONE, 0.0, 1.0, 3.0];
+        let (mut y, values) = ([0.0; 2], [1.0, 2.0, 3.0, 6.0]);
+        attention.attend(&[0, 3], &[0.0; 2], &[5.0; 4], &values, [None; 2], Some(&chosen), &mut y);
+        assert_eq!(y, [1.0, 4.0]);
     }
 
     #[test]

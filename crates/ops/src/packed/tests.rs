@@ -49,7 +49,7 @@ fn every_type_unpacks_to_what_its_decoder_gives() {
             checked += 1;
         }
     }
-    assert_eq!(checked, 3 * 16);
+    assert_eq!(checked, 3 * 18);
 }
 
 /// Every encoding of blocks and affine groups that there is a format for.
@@ -66,7 +66,7 @@ fn quantised() -> Vec<Encoding> {
 #[test]
 fn whole_blocks_pack_as_their_elements_do() {
     let all = quantised();
-    assert_eq!(all.len(), 13 + 7 * 5 * 2);
+    assert_eq!(all.len(), 15 + 7 * 5 * 2);
     for encoding in all {
         let format = Format::of(encoding).unwrap();
         let step = format.step().max(encoding.block_elements() as u32) as usize;

@@ -8,6 +8,7 @@ use ops::{
     Shape, ShortConv, Splice, Unary,
 };
 use program::{Node, Program, ValueId, Weight, WeightId};
+use std::collections::HashSet;
 
 /// A value of a new shape.
 fn value(program: &mut Program, shape: Shape) -> ValueId {
@@ -31,6 +32,9 @@ pub fn pack(program: &Program) -> Result<Program> {
             Op::KvWrite(KvWrite { layer }) => {
                 cached[*layer] = Some([node.inputs[0], node.inputs[1]]);
             }
+            // All positions are chosen: texts that are longer than that are refused
+            // (`Packing::fits`).
+            Op::Indexer(_) => {}
             Op::Attention(attention) => {
                 let Some([k, v]) = cached[attention.layer] else {
                     return Err(Error::new("attention", "keys and values", "none"));
@@ -65,6 +69,18 @@ pub fn pack(program: &Program) -> Result<Program> {
             _ => packed.nodes.push(node.clone()),
         }
     }
+    // What indexers alone read.
+    let mut read: HashSet<ValueId> = packed.results.iter().copied().collect();
+    let nodes = std::mem::take(&mut packed.nodes).into_iter().rev();
+    let mut kept: Vec<Node> = nodes
+        .filter(|node| {
+            let wanted = node.outputs.iter().any(|value| read.contains(value));
+            read.extend(node.inputs.iter().filter(|_| wanted));
+            wanted
+        })
+        .collect();
+    kept.reverse();
+    packed.nodes = kept;
     packed.verify()?;
     Ok(packed)
 }

@@ -5,25 +5,34 @@ use ops::attention::decode::{
     DecodeLoad, DecodeSchedule, KeyShares, attention_decode, attention_decode_codes,
 };
 use ops::attention::prefill::{PrefillTiling, attention_prefill, attention_prefill_codes};
+use ops::indexer::kernels::{IndexForm, index_choose, index_scores, index_scores_codes};
 use ops::kv_write::{kv_write, kv_write_codes, rotate_blocks};
 use ops::rope_write::{self, Variant, rope_write, rope_write_codes};
-use ops::{Attention, Op, Rope, RopeWrite};
+use ops::{Attention, Indexer, Op, Rope, RopeWrite, indexer};
 use program::{BLOCK_TOKENS, StepKind, ValueId, WeightId};
 use tile::launch::Numbers;
 use tile::types::Scalar;
 
+use super::super::sizes::stride;
 use super::{FEW, Facts, Lowering, Recorder, Slot, bucket, kv};
 use crate::CacheType;
 
-/// Bytes of the three arrays of split attention: partial results, their softmax statistics, and
-/// counters, which are zero between steps.
-pub(in crate::gpu) type Scratch = [usize; 3];
+/// Bytes of the arrays of split attention: partial results, their softmax statistics, and counters,
+/// which are zero between steps; and of the scores of indexers.
+pub(in crate::gpu) type Scratch = [usize; 4];
+
+/// The number of the scores among them.
+const SCORES: usize = 3;
+
+/// Scores of an indexer that are there at once, unless one row has more.
+const SCORED: usize = 1 << 22;
 
 impl Lowering {
     /// Whether prompt rows are attended to in tiles. The matrix units take 16-bit elements, 16 at a
     /// time.
     fn tiled(&self, op: &Attention) -> bool {
-        !self.exact() && op.head_dim.is_multiple_of(16) && op.head_dim <= 256
+        let tiles = op.head_dim.is_multiple_of(16) && op.head_dim <= 256;
+        !self.exact() && tiles && op.chosen.is_none()
     }
 
     /// The load that attention of decode rows is scheduled for.
@@ -48,9 +57,22 @@ impl Lowering {
 
     /// Bytes of attention scratch for every class of up to `tokens` rows, or up to `decode` rows if
     /// steps of many sequences attend to prompts in tiles.
-    pub(in crate::gpu) fn scratch(&self, tokens: usize, decode: usize) -> Scratch {
-        let mut most = [4; 3];
+    ///
+    /// `blocks`: the blocks of a context of each group.
+    pub(in crate::gpu) fn scratch(
+        &self,
+        tokens: usize,
+        decode: usize,
+        blocks: &[usize],
+    ) -> Scratch {
+        let mut most = [4; 4];
         for node in &self.program.nodes {
+            if let Op::Indexer(op) = &node.op {
+                let blocks = blocks.get(self.groups[op.layer]).copied().unwrap_or(1);
+                let width = stride(blocks, false) * BLOCK_TOKENS;
+                let all = tokens.max(decode).saturating_mul(width);
+                most[SCORES] = most[SCORES].max(4 * all.min(SCORED).max(width));
+            }
             let Op::Attention(op) = &node.op else { continue };
             let alone = if self.batched && self.tiled(op) { decode } else { tokens };
             for rows in 1..=alone {
@@ -77,6 +99,20 @@ impl Lowering {
         let heads = (op.kv_heads * rows) as u32;
         let launched = || schedule.splits(self.facts.processors, heads, length);
         self.shares(op, schedule).splits(length).unwrap_or_else(launched) as usize
+    }
+}
+
+/// Rows that an indexer scores at once, for tables of `width` positions.
+fn scored(width: usize) -> usize {
+    (SCORED / width.max(1)).max(1)
+}
+
+/// The rest of a slot of the arena or of words, from a byte on.
+fn from(slot: Slot, bytes: usize) -> Slot {
+    match slot {
+        Slot::Arena(range) => Slot::Arena(range.start + bytes..range.end),
+        Slot::Words(range) => Slot::Words(range.start + bytes..range.end),
+        other => other,
     }
 }
 
@@ -182,7 +218,7 @@ impl Recorder<'_> {
     pub(super) fn attention(
         &mut self,
         op: &Attention,
-        q: ValueId,
+        (q, chosen): (ValueId, Option<ValueId>),
         weights: &[WeightId],
         y: ValueId,
     ) -> Result<()> {
@@ -195,6 +231,7 @@ impl Recorder<'_> {
             softcap: op.cap.is_some(),
             sinks: op.sinks,
             slopes: op.slopes,
+            chosen: op.chosen.is_some(),
         };
         self.rotate(q)?;
         let rows = self.rows(q);
@@ -209,6 +246,10 @@ impl Recorder<'_> {
         bound.extend([("q", self.value(q)), ("y", self.value(y))]);
         for (name, weight) in [("sinks", sinks), ("slopes", slopes)] {
             bound.extend(weight.map(|weight| (name, self.weight(*weight))));
+        }
+        if let (Some(count), Some(chosen)) = (op.chosen, chosen) {
+            numbers = numbers.with("count", u32::try_from(count).unwrap_or(u32::MAX));
+            bound.push(("chosen", self.value(chosen)));
         }
         if !self.narrow(rows) && self.key.kind == StepKind::Prompt && self.of.tiled(op) {
             let head_dim = form.head_dim;
@@ -235,7 +276,8 @@ impl Recorder<'_> {
             return self.rotate(y);
         }
         // With many sequences the schedule must not depend on their lengths.
-        let length = if self.of.batched { usize::MAX } else { self.key.length };
+        let most = op.chosen.unwrap_or(usize::MAX);
+        let length = if self.of.batched { usize::MAX } else { self.key.length.min(most) };
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let Facts { shared, tuned, .. } = self.of.facts;
         let (query, stored) = (self.scalar(q), self.stored());
@@ -249,12 +291,56 @@ impl Recorder<'_> {
             }
             _ => attention_decode(self.scalar(q), self.of.half, form, schedule, shares),
         };
-        let splits = self.of.splits(schedule, op, rows, self.key.length);
+        let splits = self.of.splits(schedule, op, rows, self.key.length.min(most));
         let numbers = numbers.with("rows", rows as u32).with("splits", splits as u32);
         let scratch = ["partial", "stats", "counters"].into_iter().enumerate();
         bound.extend(scratch.map(|(i, name)| (name, Slot::Scratch(i))));
         self.push(kernel, numbers, &bound)?;
         self.rotate(y)
+    }
+
+    /// Scores rows, as many at a time as there is room for, and chooses for each. A row's choice
+    /// depends on no other row.
+    pub(super) fn index(&mut self, op: &Indexer, [q, w]: [ValueId; 2], y: ValueId) -> Result<()> {
+        self.rotate(q)?;
+        let form = IndexForm { head_dim: op.head_dim as u32, window: op.window.is_some() };
+        let width = self.key.strides[self.of.groups[op.layer]] * BLOCK_TOKENS;
+        let all = self.rows(q);
+        let (cached, bound) = self.cache(op.layer);
+        let keys: Vec<(&str, Slot)> =
+            bound.iter().filter(|(name, _)| !name.starts_with("value")).cloned().collect();
+        let each = scored(width);
+        for first in (0..all).step_by(each) {
+            let rows = each.min(all - first);
+            let part = |(name, slot): &(&'static str, Slot)| match *name {
+                "positions" | "sequences" => (*name, from(slot.clone(), 4 * first)),
+                _ => (*name, slot.clone()),
+            };
+            let mut bound: Vec<(&str, Slot)> = keys.iter().map(part).collect();
+            let of = |v: ValueId, width: usize, this: &Self| from(this.value(v), 4 * first * width);
+            bound.extend([
+                ("q", of(q, op.heads * op.head_dim, self)),
+                ("w", of(w, op.heads, self)),
+                ("scores", Slot::Scratch(SCORES)),
+            ]);
+            let shared = indexer::kernels::numbers(rows, width, op.window);
+            let mut numbers = shared.clone().with("heads", op.heads as u32);
+            cached.iter().for_each(|(name, bits)| numbers.set(name, bits));
+            let kernel = match self.of.cache {
+                kind if codes(kind).is_some() => index_scores_codes(self.stored(), form),
+                _ => index_scores(self.of.half, form),
+            };
+            self.push(kernel, numbers, &bound)?;
+            let positions = Slot::Words(self.words.positions.clone());
+            let bound = [
+                ("scores", Slot::Scratch(SCORES)),
+                ("positions", from(positions, 4 * first)),
+                ("chosen", of(y, op.count, self)),
+            ];
+            let numbers = shared.with("count", op.count as u32);
+            self.push(index_choose(form), numbers, &bound)?;
+        }
+        Ok(())
     }
 
     /// The type of a cache's elements, or of its codes.

@@ -130,6 +130,13 @@ pub(super) fn attend(
     let step = SIMDS * plan.keys;
     // Past the end the last key is read again, and not seen.
     let slots = move |base: Val<u32>| -> Vec<Val<u32>> {
+        if let Some(chosen) = extras.chosen {
+            let slot = |u: u32| {
+                let entry = (base + turn + u * apart).min(to - 1u32).max(first);
+                cache.slot_at(sequence, chosen.position(row, entry))
+            };
+            return (0..AHEAD).map(slot).collect();
+        }
         let (slot, left) = (cache.slot_at(sequence, base), to - 1u32 - base);
         (0..AHEAD).map(|u| slot + (turn + u * apart).min(left)).collect()
     };

@@ -30,9 +30,21 @@ pub(crate) const KERNELS: &[Spec] = &[
 /// Heads, key/value heads, elements of a head.
 fn plain([heads, kv_heads, head_dim]: [usize; 3]) -> Attention {
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let (window, cap, sinks, slopes) = (None, None, false, false);
+    let (window, cap, sinks, slopes, chosen) = (None, None, false, false, None);
     let chunked = false;
-    Attention { layer: 0, heads, kv_heads, head_dim, scale, window, chunked, cap, sinks, slopes }
+    Attention {
+        layer: 0,
+        heads,
+        kv_heads,
+        head_dim,
+        scale,
+        window,
+        chunked,
+        cap,
+        sinks,
+        slopes,
+        chosen,
+    }
 }
 
 /// Lengths of sequences, the layer, and why.

@@ -34,6 +34,7 @@ pub fn form(of: &Attention) -> AttentionForm {
         softcap: of.cap.is_some(),
         sinks: of.sinks,
         slopes: of.slopes,
+        chosen: false,
     }
 }
 

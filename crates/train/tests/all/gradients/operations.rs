@@ -328,6 +328,7 @@ fn attention() {
             cap,
             sinks,
             slopes,
+            chosen: None,
         };
         let weights: Vec<WeightId> = (0..attention.vectors()).map(|_| built.weight(&[4])).collect();
         let frozen: Vec<WeightId> =
@@ -554,6 +555,7 @@ fn attention_of_rounded_operands() {
             cap,
             sinks,
             slopes,
+            chosen: None,
         };
         let weights: Vec<WeightId> =
             (0..attention.vectors()).map(|_| built.weight(&[heads])).collect();
