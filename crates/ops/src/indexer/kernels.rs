@@ -1,6 +1,6 @@
 //! The kernels of indexers: the scores of a batch of rows, then the choice of each row.
 //!
-//! A threadgroup scores [`KEYS`] positions of a row: a lane has a position, and simdgroups share the
+//! A threadgroup scores `KEYS` positions of a row: a lane has a position, and simdgroups share the
 //! heads. Scores are added in one order, whatever else a launch computes. The choice finds the least
 //! score that is chosen bit by bit, and counts how many are chosen in front of each position.
 
