@@ -153,6 +153,9 @@ pub struct Thresholds {
     /// Sequences from which on rows that decode go to the vendor's library, where matrices have 16
     /// bits: it takes hardly longer for 128 rows than for 32.
     pub library_sequences: usize,
+    /// Sequences from which on rows that decode go to warpgroups that share terms, where quantised
+    /// matrices have too few rows for all processors.
+    pub sharing_sequences: usize,
     /// Rows from which the vendor's product, with unpacking, is faster than our kernels.
     pub unpack: usize,
     /// The same where unpacked copies of matrices are kept.
@@ -273,6 +276,7 @@ pub const HOPPER: CardNumbers = CardNumbers {
     thresholds: Thresholds {
         few_sequences: [4, 8],
         library_sequences: 48,
+        sharing_sequences: 96,
         unpack: 256,
         copied: 64,
     },

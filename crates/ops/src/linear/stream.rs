@@ -26,7 +26,7 @@
 //!   activations, so a weight is converted once for up to 128 rows.
 //!
 //! - For matrices of many rows on GPUs whose warpgroups multiply, each simdgroup has sums of its own,
-//!   which are one part. Activations are read by the matrix unit itself, from shared memory, in the
+//!   which are one part, or each warpgroup has one of two. Activations are read by the matrix unit itself, from shared memory, in the
 //!   order of the lanes' runs ([`by_lanes`]), so that what is left to a simdgroup is to convert
 //!   weights. Which matrices these are does not follow from the number of rows.
 //!
@@ -51,7 +51,7 @@ use tile::case::Spec;
 use tile::dsl::*;
 use tile::ir::{LoadHint, ROW};
 use tile::launch::{Extent, Mode, Requirement};
-use tiling::{EDGE, PARTS, SIMDS, SPARE, UNIT};
+use tiling::{EDGE, SIMDS, SPARE, UNIT};
 
 /// Runs of a row in a stage that has weights row by row.
 const ROW_RUNS: u32 = 8;
@@ -115,8 +115,8 @@ pub fn stream_warpgroups(
 ) {
     holds("factors", dim("rows"));
     // What warpgroups read is declared in front, where it lies by the kilobyte.
-    let terms = tiling.terms(matrices[0].format);
-    let shared = Shared::stored(Scalar::F16, "laid", tiling.stages * tiling.rows * terms);
+    let laid = tiling.stages * tiling.laid(matrices[0].format);
+    let shared = Shared::stored(Scalar::F16, "laid", laid);
     let x = (Activations::Laid { x, factors, shared }, dim("rows") * dim("width"));
     let types = StreamTypes { x: Scalar::F16, operand: Scalar::F16, y };
     record(x, (rows, width), types, matrices, end, tiling, low);
@@ -300,7 +300,7 @@ impl Walk {
         let spare = Shared::<f32>::named("spare", tiling.spare(matrices));
         let (own, stage) = match tiling.share {
             Share::Terms => (simd_id() * (tiling.stages * stage / SIMDS), stage / SIMDS),
-            Share::Sums | Share::Warpgroups => (0u32.val(), stage),
+            Share::Sums | Share::Warpgroups { .. } => (0u32.val(), stage),
         };
         let first_row = group_id_of(1) * tiling.rows;
         let stride = groups(0);
@@ -340,7 +340,7 @@ impl Walk {
             range(0u32, total).each(|t| {
                 let (at, to) = (here.get(), ahead.get());
                 copy_wait(ahead_by as u8 - 1);
-                if self.tiling.share == Share::Warpgroups {
+                if matches!(self.tiling.share, Share::Warpgroups { .. }) {
                     async_fence();
                 }
                 // What came is seen, and nobody still reads the stage that is filled next.
@@ -363,7 +363,7 @@ impl Walk {
                         }
                     }
                 }
-                if self.tiling.share == Share::Warpgroups {
+                if matches!(self.tiling.share, Share::Warpgroups { .. }) {
                     wgmma_wait(0);
                 }
                 if let Some(totals) = totals {
@@ -389,7 +389,7 @@ impl Walk {
     fn meet(&self) {
         match self.tiling.share {
             Share::Terms => simd_barrier(),
-            Share::Sums | Share::Warpgroups => barrier(),
+            Share::Sums | Share::Warpgroups { .. } => barrier(),
         }
     }
 
@@ -432,7 +432,7 @@ impl Walk {
     fn matrices(&self, sweep: &Sweep) -> u32 {
         match self.tiling.share {
             Share::Terms => sweep.weights.len() as u32,
-            Share::Sums | Share::Warpgroups => 1,
+            Share::Sums | Share::Warpgroups { .. } => 1,
         }
     }
 
@@ -474,12 +474,20 @@ impl Walk {
         let (part, step) = match self.tiling.share {
             Share::Terms => (simd_id(), step),
             Share::Sums => (step / self.steps(sweep), step % self.steps(sweep)),
-            Share::Warpgroups => return step,
+            Share::Warpgroups { parts: 1 } => return step,
+            Share::Warpgroups { .. } => (self.part(), step),
         };
+        let parts = self.tiling.parts();
         match self.tiling.pieces(sweep.weights[0].format()) {
-            1 => step * PARTS + part,
-            pieces => (step / pieces * PARTS + part) * pieces + step % pieces,
+            1 => step * parts + part,
+            pieces => (step / pieces * parts + part) * pieces + step % pieces,
         }
+    }
+
+    /// The part that this simdgroup's warpgroup has.
+    #[track_caller]
+    fn part(&self) -> Val<u32> {
+        simd_id() / (SIMDS / self.tiling.parts())
     }
 
     /// This lane's run for a load of a step.
@@ -515,7 +523,7 @@ impl Walk {
                 continue;
             }
             // Each simdgroup copies the rows of its own sums.
-            let slots = SIMDS / matrices;
+            let slots = tall / tiles;
             let first = first + simd_id() % slots * (EDGE * tiles);
             for m in 0..sweep.weights.len() {
                 let halves = 0..2 * tiles;
@@ -581,7 +589,7 @@ impl Walk {
         let format = sweep.weights[0].format();
         let before = half + load * 2 * self.tiling.tiles;
         let before = match self.tiling.share {
-            Share::Sums | Share::Warpgroups => before * SIMDS + simd_id(),
+            Share::Sums | Share::Warpgroups { .. } => before * SIMDS + simd_id(),
             Share::Terms => before * sweep.weights.len() as u32 + m,
         };
         let activations = self.tiling.activations(format);
@@ -593,14 +601,18 @@ impl Walk {
     fn copy(&self, sweep: &Sweep, step: Val<u32>, stage: Val<u32>) {
         let format = sweep.weights[0].format();
         let (terms, stride) = (self.tiling.terms(format), self.tiling.stride(format));
+        let (first, terms) = match self.tiling.share {
+            Share::Terms | Share::Sums => (self.place_of(sweep, step) * terms, terms),
+            Share::Warpgroups { parts } => (step * (terms * parts), terms * parts),
+        };
         let per_row = terms / UNIT;
         // Of a simdgroup's terms its lanes copy all, of those of all simdgroups all threads.
         let (index, copying) = match self.tiling.share {
             Share::Terms => (lane_id(), 32),
-            Share::Sums | Share::Warpgroups => (thread_id(), self.tiling.threads()),
+            Share::Sums | Share::Warpgroups { .. } => (thread_id(), self.tiling.threads()),
         };
         let (unit, row) = (index % per_row, index / per_row);
-        let column = self.place_of(sweep, step) * terms + unit * UNIT;
+        let column = first + unit * UNIT;
         let inside = column.lt(self.width);
         let apart = copying / per_row;
         let rows = self.tiling.rows;
@@ -651,8 +663,7 @@ impl Walk {
     /// Where a block of a stage's terms begins.
     #[track_caller]
     fn laid(&self, format: Format, stage: Val<u32>, block: impl IntoVal<u32>) -> Val<u32> {
-        let (rows, blocks) = (self.tiling.rows, self.tiling.terms(format) / ROW);
-        (stage * blocks + block.val()) * (rows * ROW)
+        stage * self.tiling.laid(format) + block.val() * (self.tiling.rows * ROW)
     }
 
     /// Adds the products of a load of a step to the sums, by warpgroups: while the matrix unit
@@ -673,6 +684,13 @@ impl Walk {
             (run.scaled(), run)
         });
         let blocks = 4 * format.run() / ROW;
+        let first = match self.tiling.parts() {
+            1 => self.laid(format, stage, load * blocks),
+            _ => {
+                let own = self.part() * (self.tiling.terms(format) / ROW);
+                self.laid(format, stage, own + load * blocks)
+            }
+        };
         for block in 0..blocks {
             let units = ROW / EDGE / 2;
             let left = |unit| {
@@ -681,7 +699,7 @@ impl Walk {
             };
             let left: Vec<Frag> = (block * units..(block + 1) * units).flat_map(left).collect();
             wgmma_fence();
-            sums.wgmma_of(&left, (laid, self.laid(format, stage, load * blocks + block)));
+            sums.wgmma_of(&left, (laid, first + block * (self.tiling.rows * ROW)));
             wgmma_commit();
             wgmma_wait(1);
         }
@@ -751,7 +769,7 @@ impl Walk {
                     }
                 }
                 // Few tiles: all wait for one row of activations after another.
-                Share::Sums | Share::Warpgroups => {
+                Share::Sums | Share::Warpgroups { .. } => {
                     let lefts: Vec<[Frag; 2]> = tiles.iter().map(left).collect();
                     for j in 0..wide {
                         let right = right(&read(2 * j), &read(2 * j + 1));
@@ -843,15 +861,22 @@ impl Walk {
                         hand_over(output, col + j * EDGE, &total);
                     }
                     // All threads have a tile of each matrix in hand, one after another.
-                    Share::Sums | Share::Warpgroups => {
-                        let (simds, columns) = (SIMDS, self.tiling.threads() / EDGE);
-                        let apart = simds / matrices;
+                    Share::Sums | Share::Warpgroups { .. } => {
+                        let columns = self.tiling.threads() / EDGE;
+                        let apart = self.tiling.tall(matrices) / tiles;
+                        // A part in each warpgroup, or all in one simdgroup.
+                        let parts = SIMDS / (matrices * apart);
                         let passes = EDGE / columns;
                         range(0u32, apart * passes).each(|turn| {
                             let (tile, pass) = (turn / passes, turn % passes);
                             let col = col + pass * columns;
                             let at = row * SPARE + col;
-                            let total = |m: u32| self.spare.get(at + place(tile + m * apart));
+                            let total = |m: u32| {
+                                let part = |p: u32| {
+                                    self.spare.get(at + place(tile + (m * parts + p) * apart))
+                                };
+                                (1..parts).fold(part(0), |sum, p| sum + part(p))
+                            };
                             let output = block * tall + tile * (EDGE * tiles) + (row + i * EDGE);
                             hand_over(output, col + j * EDGE, &total);
                         });
@@ -961,17 +986,20 @@ mod tests {
                 let [_, _, y, _] = buffers;
                 y.bytes
             };
-            let tiling = |rows, stages| {
-                let (share, resident, tiles, loads) = (Share::Warpgroups, 1, 1, 2);
-                StreamTiling { share, resident, tiles, rows, loads, stages }
-            };
-            let alone = run(format, 1, tiling(16, 2), 3);
-            for (rows, together, stages, groups) in [(5, 16, 3, 1), (37, 48, 2, 2), (37, 16, 4, 1)]
-            {
-                let all = run(format, rows, tiling(together, stages), groups);
-                assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
-                let tiles = format.tiled().expect("a tiled form");
-                assert_eq!(run(tiles, rows, tiling(together, stages), groups), all);
+            for parts in [1, 2] {
+                let tiling = |rows, stages| {
+                    let (share, resident, tiles) = (Share::Warpgroups { parts }, 1, 1);
+                    StreamTiling { share, resident, tiles, rows, loads: 2, stages }
+                };
+                let alone = run(format, 1, tiling(16, 2), 3);
+                for (rows, together, stages, groups) in
+                    [(5, 16, 3, 1), (37, 48, 2, 2), (37, 16, 4, 1)]
+                {
+                    let all = run(format, rows, tiling(together, stages), groups);
+                    assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
+                    let tiles = format.tiled().expect("a tiled form");
+                    assert_eq!(run(tiles, rows, tiling(together, stages), groups), all);
+                }
             }
         }
     }

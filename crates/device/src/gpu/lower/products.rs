@@ -128,7 +128,8 @@ impl Lowering {
 
     /// How warpgroups take a product of rows that decode together, if they do.
     fn by_warpgroups(&self, job: &Job) -> Option<StreamTiling> {
-        self.facts.wgmma.then(|| StreamTiling::by_warpgroups(job)).flatten()
+        let many = self.sequences >= self.facts.tuned.thresholds.sharing_sequences;
+        self.facts.wgmma.then(|| StreamTiling::by_warpgroups(job, many)).flatten()
     }
 
     /// Groups of matrices that are multiplied as one where rows that decode go to the vendor's
@@ -344,7 +345,7 @@ impl Recorder<'_> {
         let warpgroups = self.of.by_warpgroups(&job);
         let tiling = warpgroups.or_else(|| StreamTiling::pick(&job)).ok_or_else(none)?;
         let (x, factors) = match (tiling.share, x.scalar) {
-            (Share::Warpgroups, _) => {
+            (Share::Warpgroups { .. }, _) => {
                 let (x, factors) = self.laid((x, norm), formats[0].run(), rows, width)?;
                 (x, Some(factors))
             }
@@ -377,7 +378,7 @@ impl Recorder<'_> {
         });
         let types = StreamTypes { x: x.scalar, operand: self.of.wide, y: results[0].scalar };
         let kernel = match tiling.share {
-            Share::Warpgroups => stream_warpgroups(types.y, &parts, end, tiling, low),
+            Share::Warpgroups { .. } => stream_warpgroups(types.y, &parts, end, tiling, low),
             Share::Terms | Share::Sums => stream(types, &parts, end, tiling, low),
         };
         self.push(kernel, numbers, &bound)

@@ -71,7 +71,7 @@ fn case(
             results.push(Buffer::zeros(types.y, rows * out));
         }
     }
-    let warpgroups = tiling.share == Share::Warpgroups;
+    let warpgroups = matches!(tiling.share, Share::Warpgroups { .. });
     let mut buffers = match warpgroups {
         true => <[Buffer; 2]>::from(laid(&seen, width, formats[0].run() as usize)).to_vec(),
         false => vec![Buffer::raw(Scalar::U32, x.bytes)],
@@ -127,7 +127,7 @@ fn recorded(
     tiling: StreamTiling,
 ) -> Kernel {
     match tiling.share {
-        Share::Warpgroups => stream_warpgroups(types.y, parts, end, tiling, None).record(),
+        Share::Warpgroups { .. } => stream_warpgroups(types.y, parts, end, tiling, None).record(),
         Share::Terms | Share::Sums => stream(types, parts, end, tiling, None).record(),
     }
 }
@@ -141,8 +141,8 @@ pub(super) fn warpgroups() -> Vec<Case> {
         StreamTypes { x: F16, operand: F16, y: F16 },
         StreamTypes { x: BF16, operand: F16, y: BF16 },
     ];
-    let tiling = |rows, stages| {
-        let (share, resident, tiles, loads) = (Share::Warpgroups, 1, 1, 2);
+    let tiling = |parts, rows, stages| {
+        let (share, resident, tiles, loads) = (Share::Warpgroups { parts }, 1, 1, 2);
         StreamTiling { share, resident, tiles, rows, loads, stages }
     };
     let taken = Format::all().into_iter().filter(|f| f.packing().is_some() && f.run() >= 16);
@@ -155,28 +155,35 @@ pub(super) fn warpgroups() -> Vec<Case> {
         let outs: &[usize] = if out == 136 { &[136] } else { &[150] };
         let shape = shape(rows, outs, width, 1 + f as u32 % 2, "by warpgroups");
         let end = if f % 2 == 0 { End::Store } else { End::Add };
-        let tiling = tiling(16 + 16 * (f as u32 % 2), 2 + f as u32 % 3);
-        cases.push(case(all[f % 3], &[format], &shape, end, tiling));
+        for parts in [1, 2] {
+            let tiling = tiling(parts, 16 + 16 * (f as u32 % 2), 2 + f as u32 % 3);
+            cases.push(case(all[f % 3], &[format], &shape, end, tiling));
+        }
     }
     let q4_k = Format::Block(DType::Q4K);
     let several = shape(50, &[140, 40, 5], 1280, 2, "several matrices, rows in turns");
-    cases.push(case(all[0], &[q4_k; 3], &several, End::Store, tiling(32, 3)));
+    cases.push(case(all[0], &[q4_k; 3], &several, End::Store, tiling(1, 32, 3)));
+    cases.push(case(all[1], &[q4_k; 3], &several, End::Store, tiling(2, 32, 2)));
     let gates = shape(20, &[70, 70], 1280, 1, "matrices of a pair between warpgroups");
     for (format, types) in [(q4_k, all[2]), (Format::Block(DType::Q8_0), all[0])] {
-        cases.push(case(types, &[format; 2], &gates, End::Gate(Unary::Silu), tiling(32, 2)));
+        cases.push(case(types, &[format; 2], &gates, End::Gate(Unary::Silu), tiling(1, 32, 2)));
     }
     cases
 }
 
-/// By warpgroups, the matrices of an 8B model that have rows enough, for 8 to 128 rows.
+/// By warpgroups, the matrices of an 8B model, for 8 to 128 rows.
 pub(super) fn warpgroup_benches() -> Vec<Bench> {
     let mut benches = Vec::new();
     let usual = [DType::Q8_0, DType::Q6K, DType::Q4K].map(Format::of).into_iter().flatten();
     for format in usual.flat_map(|format| [Some(format), format.tiled()]).flatten() {
         for rows in [8, 32, 64, 128] {
-            for (end, outs, width) in
-                [(End::Gate(Unary::Silu), &[14336, 14336][..], 4096), (End::Store, &[128256], 4096)]
-            {
+            for (end, outs, width) in [
+                (End::Gate(Unary::Silu), &[14336, 14336][..], 4096),
+                (End::Store, &[128256], 4096),
+                (End::Store, &[4096, 1024, 1024], 4096),
+                (End::Add, &[4096], 4096),
+                (End::Add, &[4096], 14336),
+            ] {
                 benches.extend(bench(format, (rows, end, outs, width), 0));
             }
         }
@@ -327,7 +334,7 @@ fn bench(
         tuned: &crate::tuned::HOPPER.stream,
     };
     let tiling = match resident {
-        0 => StreamTiling::by_warpgroups(&job)?,
+        0 => StreamTiling::by_warpgroups(&job, true)?,
         _ => StreamTiling::pick_for(&job, resident)?,
     };
     let y = if gate { Scalar::BF16 } else { Scalar::F32 };
@@ -338,7 +345,7 @@ fn bench(
         .with("width", width as u32)
         .with("groups", tiling.groups(&job));
     let mut buffers = match tiling.share {
-        Share::Warpgroups => {
+        Share::Warpgroups { .. } => {
             vec![Fill::Noise(Scalar::F16, rows * width), Fill::Noise(Scalar::F32, rows)]
         }
         Share::Terms | Share::Sums => vec![Fill::Noise(Scalar::U32, rows * width / 2)],

@@ -46,8 +46,12 @@ pub enum Share {
     /// The sums of its own matrix rows, for one matrix of a pair.
     Sums,
     /// Likewise, of 16 rows, with activations that warpgroups read: see
-    /// [`stream_warpgroups`](super::stream_warpgroups).
-    Warpgroups,
+    /// [`stream_warpgroups`](super::stream_warpgroups). Warpgroups have parts of each sum, if not
+    /// one for all.
+    Warpgroups {
+        /// 1, or 2 for launches that do not read pairs.
+        parts: u32,
+    },
 }
 
 /// The product that a tiling is picked for.
@@ -82,11 +86,8 @@ impl Job<'_> {
     fn bytes(&self, tiling: &StreamTiling) -> u32 {
         let stage = |format: &Format| tiling.stage(*format, self.matrices());
         let words = self.formats.iter().map(stage).max().unwrap_or(0);
-        let laid = |format: &Format| tiling.rows * tiling.terms(*format) / 2;
-        let laid = match tiling.share {
-            Share::Terms | Share::Sums => 0,
-            Share::Warpgroups => self.formats.iter().map(laid).max().unwrap_or(0),
-        };
+        let laid = |format: &Format| tiling.laid(*format) / 2;
+        let laid = self.formats.iter().map(laid).max().unwrap_or(0);
         4 * (tiling.stages * (words + laid) + tiling.spare(self.matrices()))
     }
 
@@ -100,7 +101,7 @@ impl Job<'_> {
     fn cost(&self, tiling: &StreamTiling) -> u32 {
         let rounds = self.out.div_ceil(self.block(tiling)).div_ceil(tiling.apart(self));
         let Cost { tile, tile_row, row } = match tiling.share {
-            Share::Sums | Share::Warpgroups => self.tuned.own,
+            Share::Sums | Share::Warpgroups { .. } => self.tuned.own,
             Share::Terms if self.converts() => self.tuned.converted,
             Share::Terms => self.tuned.stored,
         };
@@ -147,32 +148,37 @@ impl StreamTiling {
         deepest(2).filter(|tiling| tiling.stages >= enough).or_else(|| deepest(1))
     }
 
-    /// For a launch by warpgroups, if its matrices are of one format that is converted and have
-    /// enough rows for all multiprocessors. Whether it is does not follow from the number of
-    /// activation rows, since sums have one part here, and more otherwise.
-    pub fn by_warpgroups(job: &Job) -> Option<StreamTiling> {
+    /// For a launch by warpgroups, if its matrices are of one format that is converted. Where they
+    /// have too few rows for all multiprocessors, warpgroups share terms, which pays for `many` rows
+    /// alone. Whether it is taken, and how, does not follow from the number of activation rows, since
+    /// sums have other parts here.
+    pub fn by_warpgroups(job: &Job, many: bool) -> Option<StreamTiling> {
         let &[format, ..] = job.formats else { return None };
         let alike = job.formats.iter().all(|other| *other == format);
         if !alike || format.packing().is_none() || 4 * format.run() < ROW {
             return None;
         }
-        let share = Share::Warpgroups;
-        let of = |rows, resident, stages| StreamTiling {
-            share,
-            resident,
-            tiles: 1,
-            rows,
-            loads: 2,
-            stages,
+        let of = |parts, rows, resident, stages| {
+            let share = Share::Warpgroups { parts };
+            StreamTiling { share, resident, tiles: 1, rows, loads: 2, stages }
         };
-        let blocks = job.out.div_ceil(job.block(&of(EDGE, 1, 2)));
+        let blocks = job.out.div_ceil(job.block(&of(1, EDGE, 1, 2)));
+        let parts = match blocks >= job.processors {
+            true => 1,
+            false if many && !job.pair => 2,
+            false => return None,
+        };
         let sizes = (1..=job.tuned.many / EDGE).rev().map(|tiles| tiles * EDGE);
-        let most = sizes.filter(|_| blocks >= job.processors).find(|r| of(*r, 1, 2).fits(job))?;
+        let most = sizes.into_iter().find(|rows| of(parts, *rows, 1, 2).fits(job))?;
         let turns = job.rows.div_ceil(most).max(1);
         let rows = job.rows.div_ceil(turns).next_multiple_of(EDGE).max(EDGE);
-        let two = (2..=job.tuned.stages).rev().map(|stages| of(rows, 2, stages));
-        let one = (2..=job.tuned.stages).rev().map(|stages| of(rows, 1, stages));
-        two.chain(one).find(|tiling| tiling.fits(job))
+        let resident = |resident| {
+            let deepest = (2..=job.tuned.stages).rev();
+            deepest.map(move |stages| of(parts, rows, resident, stages))
+        };
+        // Those that share terms are too few for two on a multiprocessor.
+        let two = resident(2).filter(|_| parts == 1);
+        two.chain(resident(1)).find(|tiling| tiling.fits(job))
     }
 
     fn fits(&self, job: &Job) -> bool {
@@ -237,7 +243,8 @@ impl StreamTiling {
         let share = match self.share {
             Share::Terms => "",
             Share::Sums => "_sums",
-            Share::Warpgroups => "_warpgroups",
+            Share::Warpgroups { parts: 1 } => "_warpgroups",
+            Share::Warpgroups { .. } => "_warpgroups_terms",
         };
         let resident =
             if self.resident > 1 { format!("_r{}", self.resident) } else { String::new() };
@@ -248,14 +255,15 @@ impl StreamTiling {
     pub(super) fn tall(&self, matrices: u32) -> u32 {
         match self.share {
             Share::Terms => self.tiles,
-            Share::Sums | Share::Warpgroups => self.tiles * (SIMDS / matrices),
+            Share::Sums => self.tiles * (SIMDS / matrices),
+            Share::Warpgroups { parts } => self.tiles * (SIMDS / (matrices * parts)),
         }
     }
 
     /// Parts of a sum that a simdgroup computes, one after another.
     pub(super) fn turns(&self) -> u32 {
         match self.share {
-            Share::Terms | Share::Warpgroups => 1,
+            Share::Terms | Share::Warpgroups { .. } => 1,
             Share::Sums => PARTS,
         }
     }
@@ -264,7 +272,15 @@ impl StreamTiling {
     pub(super) fn parts(&self) -> u32 {
         match self.share {
             Share::Terms | Share::Sums => PARTS,
-            Share::Warpgroups => 1,
+            Share::Warpgroups { parts } => parts,
+        }
+    }
+
+    /// Elements of a stage that warpgroups read: the terms of all parts.
+    pub(super) fn laid(&self, format: Format) -> u32 {
+        match self.share {
+            Share::Terms | Share::Sums => 0,
+            Share::Warpgroups { parts } => self.rows * self.terms(format) * parts,
         }
     }
 
@@ -272,19 +288,22 @@ impl StreamTiling {
     pub(super) fn activations(&self, format: Format) -> u32 {
         match self.share {
             Share::Terms | Share::Sums => self.rows * self.stride(format),
-            Share::Warpgroups => 0,
+            Share::Warpgroups { .. } => 0,
         }
     }
 
     /// Words of a stage: with shared terms for each simdgroup, else for all, activations, then the
     /// words of each half of a tile and matrix of a block.
     pub(super) fn stage(&self, format: Format, matrices: u32) -> u32 {
-        let tall = self.tall(matrices) * matrices;
+        let tall = match self.share {
+            Share::Terms => self.tiles * matrices,
+            Share::Sums | Share::Warpgroups { .. } => self.tiles * SIMDS,
+        };
         let halves = 2 * tall * self.per_step(format);
         let all = self.activations(format) + halves * format.copied();
         match self.share {
             Share::Terms => SIMDS * all,
-            Share::Sums | Share::Warpgroups => all,
+            Share::Sums | Share::Warpgroups { .. } => all,
         }
     }
 
@@ -293,7 +312,7 @@ impl StreamTiling {
     pub(super) fn spare(&self, matrices: u32) -> u32 {
         let tiles = match self.share {
             Share::Terms => SIMDS * matrices,
-            Share::Sums | Share::Warpgroups => SIMDS,
+            Share::Sums | Share::Warpgroups { .. } => SIMDS,
         };
         tiles * EDGE * SPARE
     }
