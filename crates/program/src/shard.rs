@@ -6,21 +6,23 @@
 //! key/value heads, neighbouring ranks have the same one, each with a cache of its own. The second
 //! matrices, which read the results of the first, are cut by columns: each rank's product is a
 //! summand of the whole, and an `all_reduce` behind it adds them up. The residual and the bias are
-//! in the summand of one rank alone; a residual that is such a sum itself and is read by nothing else
-//! is not added up first, but each rank's summand of it goes into its next one.
-//! The head is cut by rows, too: each rank computes the logits of some of the vocabulary, and an
-//! `all_gather` gives all of them to every rank. Everything else (embedding, norms, routers, recurrent
-//! states with their products) is whole on every rank. The factors of adapters are cut as their matrices are: `up` by rows, or
-//! `down` by columns, whose summand then goes into the sum with the product's.
+//! in the summand of one rank alone; a residual that is such a sum itself and is read by nothing
+//! else is not added up first, but each rank's summand of it goes into its next one. The head is
+//! cut by rows, too: each rank computes the logits of some of the vocabulary, and an `all_gather`
+//! gives all of them to every rank. Everything else (embedding, norms, routers, recurrent states
+//! with their products) is whole on every rank. The factors of adapters are cut as their matrices
+//! are: `up` by rows, or `down` by columns, whose summand then goes into the sum with the
+//! product's.
 //!
 //! Every expert of a mixture is cut as a feed-forward is: all ranks have some columns of all
 //! experts, whichever a token chooses. Ranks with some experts each would wait for the one whose
 //! experts are chosen most.
 //!
 //! Columns are cut between blocks of the second matrix's encoding. Where blocks do not come out
-//! even, ranks take turns at the longer shares, layer by layer, so that all have as much memory of a
-//! model. Of experts with fewer blocks than there are ranks, some ranks have none in a layer, and
-//! add zeros; another feed-forward of so few blocks, such as a shared expert, is whole on every rank.
+//! even, ranks take turns at the longer shares, layer by layer, so that all have as much memory of
+//! a model. Of experts with fewer blocks than there are ranks, some ranks have none in a layer, and
+//! add zeros; another feed-forward of so few blocks, such as a shared expert, is whole on every
+//! rank.
 
 use crate::adapt::{RankShare, table};
 use crate::{Node, Program, Site, ValueId, Weight, WeightId};
@@ -31,8 +33,8 @@ use ops::project::ProjectionOperands;
 use ops::{Experts, Op, Partition, Rows, Scale, Shape};
 use std::ops::Range;
 
-/// Rows of a head, or columns of a feed-forward, that stay together where shares are uneven: as many
-/// as a group of a kernel has at most.
+/// Rows of a head, or columns of a feed-forward, that stay together where shares are uneven: as
+/// many as a group of a kernel has at most.
 const ROW_BLOCK: usize = 32;
 
 /// A partition whose parts ranks take by turns.
@@ -215,8 +217,8 @@ struct Sharder<'a> {
     of_whole: Vec<bool>,
     /// How many times each value is read.
     uses: Vec<usize>,
-    /// The nodes that read uneven shares, and their matrices' shapes. How many there were of a shape
-    /// decides whose turn it is.
+    /// The nodes that read uneven shares, and their matrices' shapes. How many there were of a
+    /// shape decides whose turn it is.
     uneven: Vec<(usize, &'a [usize])>,
     rank: usize,
     ranks: usize,
@@ -282,11 +284,12 @@ impl Sharder<'_> {
         }
     }
 
-    /// How ranks share a value. The first operation on heads or product that reads it, or that reads
-    /// a value computed from it alone, decides: keys and values have one part for each head, if
-    /// there are fewer heads than ranks; columns of a feed-forward are cut between blocks of the
-    /// matrix that is multiplied with them. What has to be whole there, or meets what is whole, such
-    /// as the operands of a recurrent state and the gate beside its output, is whole on every rank.
+    /// How ranks share a value. The first operation on heads or product that reads it, or that
+    /// reads a value computed from it alone, decides: keys and values have one part for each head,
+    /// if there are fewer heads than ranks; columns of a feed-forward are cut between blocks of the
+    /// matrix that is multiplied with them. What has to be whole there, or meets what is whole,
+    /// such as the operands of a recurrent state and the gate beside its output, is whole on every
+    /// rank.
     fn shared(&mut self, value: ValueId) -> Result<Spread> {
         let (of, ranks) = (self.of, self.ranks);
         let (mut value, equal) = (value, Spread::Share { parts: ranks });

@@ -86,8 +86,8 @@ impl DecodeSchedule {
         let crowds = length < tuned.crowded.0 && form.group * d >= tuned.crowded.1;
         // On devices with less, Apple's, lanes read all at once what they work on.
         let roomy = shared >= LARGE;
-        // A slope belongs to each row of a tile, and models with slopes have no groups of heads. Tiles
-        // take keys that lie side by side.
+        // A slope belongs to each row of a tile, and models with slopes have no groups of heads.
+        // Tiles take keys that lie side by side.
         let allowed = !form.slopes && !form.chosen;
         let allowed = allowed
             && match query {
@@ -298,8 +298,8 @@ struct Scratch {
     counters: InOut<u32>,
 }
 
-/// The positions that a group attends to, or the entries of what was chosen: from `from` on, where a batch begins, below `to`; those
-/// below `first` are not seen.
+/// The positions that a group attends to, or the entries of what was chosen: from `from` on, where
+/// a batch begins, below `to`; those below `first` are not seen.
 #[derive(Clone, Copy)]
 struct Span {
     first: Val<u32>,
