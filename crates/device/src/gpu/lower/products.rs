@@ -127,9 +127,9 @@ impl Lowering {
     }
 
     /// How warpgroups take a product of rows that decode together, if they do.
-    fn by_warpgroups(&self, job: &Job) -> Option<StreamTiling> {
+    fn by_warpgroups(&self, job: &Job, width: usize) -> Option<StreamTiling> {
         let many = self.sequences >= self.facts.tuned.thresholds.sharing_sequences;
-        self.facts.wgmma.then(|| StreamTiling::by_warpgroups(job, many)).flatten()
+        self.facts.wgmma.then(|| StreamTiling::by_warpgroups(job, width as u32, many)).flatten()
     }
 
     /// Groups of matrices that are multiplied as one where rows that decode go to the vendor's
@@ -342,7 +342,7 @@ impl Recorder<'_> {
         let out = if pair { shapes[0].1 } else { shapes.iter().map(|s| s.1).sum() };
         let job = self.of.job(&formats, out, rows as u32, pair);
         let none = || Error::new("gpu", "shared memory for eight rows", job.shared);
-        let warpgroups = self.of.by_warpgroups(&job);
+        let warpgroups = self.of.by_warpgroups(&job, width);
         let tiling = warpgroups.or_else(|| StreamTiling::pick(&job)).ok_or_else(none)?;
         let (x, factors) = match (tiling.share, x.scalar) {
             (Share::Warpgroups { .. }, _) => {
@@ -654,7 +654,7 @@ impl Recorder<'_> {
             let own = self.group.is_none() && self.joins(&both).is_none() && format == other;
             let (formats, size) = ([format; 2], (rows, width));
             let job = self.of.job(&formats, out, rows as u32, true);
-            if own && self.of.by_warpgroups(&job).is_some() && self.streams(&both, width)? {
+            if own && self.of.by_warpgroups(&job, width).is_some() && self.streams(&both, width)? {
                 let (x, end) = ((self.operand(x), norm), End::Gate(op.act));
                 return self.stream(x, &both, size, end, None, &[to], None);
             }

@@ -334,7 +334,7 @@ fn bench(
         tuned: &crate::tuned::HOPPER.stream,
     };
     let tiling = match resident {
-        0 => StreamTiling::by_warpgroups(&job, true)?,
+        0 => StreamTiling::by_warpgroups(&job, width as u32, true)?,
         _ => StreamTiling::pick_for(&job, resident)?,
     };
     let y = if gate { Scalar::BF16 } else { Scalar::F32 };
