@@ -148,11 +148,11 @@ impl StreamTiling {
         deepest(2).filter(|tiling| tiling.stages >= enough).or_else(|| deepest(1))
     }
 
-    /// For a launch by warpgroups, if its matrices are of one format that is converted and have whole
-    /// fours of runs in a row, which [`lay_rows`](super::lay_rows) turns about. Where they
-    /// have too few rows for all multiprocessors, warpgroups share terms, which pays for `many` rows
-    /// alone. Whether it is taken, and how, does not follow from the number of activation rows, since
-    /// sums have other parts here.
+    /// For a launch by warpgroups, if its matrices are of one format that is converted and have
+    /// whole fours of runs in a row, which [`lay_rows`](super::lay_rows) turns about. Where they
+    /// have too few rows for all multiprocessors, warpgroups share terms, which pays for `many`
+    /// rows alone. Whether it is taken, and how, does not follow from the number of activation
+    /// rows, since sums have other parts here.
     pub fn by_warpgroups(job: &Job, width: u32, many: bool) -> Option<StreamTiling> {
         let &[format, ..] = job.formats else { return None };
         let alike = job.formats.iter().all(|other| *other == format);
