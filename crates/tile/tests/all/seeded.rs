@@ -40,9 +40,11 @@ fn stores(inst: &Inst, to: fn(&Place) -> bool) -> bool {
 const SPARE: &[(&str, &str, usize, &str)] = &[
     ("attend_tile_queries", "a simdgroup's barrier is missing", 1, "a helper's last: attend_tile_keys stores twice"),
     ("attention_prefill_codes", "a wait for copies is missing", 2, "codes are decoded on their way: nothing is copied"),
+    ("index_choose", "a barrier is missing", 1, "between a sum of the group, which has its own, and what it orders"),
     ("low_rank_sites", "a wait for copies is missing", 1, "as in stream, which it launches"),
     ("sample_adjust", "a barrier is missing", 1, "between atomics, which the interpreter takes in the order of the text"),
     ("stream", "a wait for copies is missing", 1, "after a sweep's last step, whose batches are empty"),
+    ("stream_warpgroups", "a wait for copies is missing", 1, "as in stream"),
 ];
 
 /// A kernel without the instructions that `removes` names and that were recorded at a line.
