@@ -105,7 +105,7 @@ pub struct AttentionCall<'a> {
     pub slopes: Option<&'a [f32]>,
     /// The only positions that each query sees, of those that it could: `[rows, count]`, in
     /// ascending order; negative numbers are none. There are no slopes then.
-    pub chosen: Option<Chosen<'a>>,
+    pub chosen: Option<ChosenPositions<'a>>,
     /// Whether products of many queries may round both operands to bf16 where that is faster, as
     /// products with quantised weights do.
     pub rounded: bool,
@@ -113,14 +113,14 @@ pub struct AttentionCall<'a> {
 
 /// Positions that were chosen for each query.
 #[derive(Debug, Clone, Copy)]
-pub struct Chosen<'a> {
+pub struct ChosenPositions<'a> {
     /// Those of row `r` are `positions[r * count..][..count]`.
     pub positions: &'a [f32],
     /// Positions of a row.
     pub count: usize,
 }
 
-impl<'a> Chosen<'a> {
+impl<'a> ChosenPositions<'a> {
     /// Those of a row.
     fn row(&self, row: usize) -> &'a [f32] {
         &self.positions[row * self.count..][..self.count]
@@ -248,8 +248,8 @@ struct Kept<'a> {
 }
 
 impl<'a> AttentionCall<'a> {
-    /// What counts of the scores of a head of row `row`, whose query is at `position`, in the tile
-    /// that begins at `start`.
+    /// The scores that count in the tile that begins at `start`, of a head of row `row`, whose query
+    /// is at `position`.
     #[inline(always)]
     fn kept(&self, head: usize, row: usize, position: usize, start: usize) -> Kept<'a> {
         let fall =

@@ -490,7 +490,7 @@ impl Source {
                     while let Some(range) = next.clone().filter(|range| range.start < end) {
                         let here = range.start.max(begin)..range.end.min(end);
                         own.extend_from_slice(&piece[here.start - begin..here.end - begin]);
-                        // What is left of a run lies in the next piece.
+                        // The rest of the run lies in the next piece.
                         next = if here.end < range.end {
                             Some(here.end..range.end)
                         } else {
@@ -619,8 +619,8 @@ impl Source {
         }
     }
 
-    /// Gives its bytes to `f`, in order: those of weights that are joined one by one, so that what
-    /// takes some of them needs no memory for all. A piece has whole rows.
+    /// Gives its bytes to `f` in order, in pieces of whole rows. Joined weights come one by one, so
+    /// that memory for one is enough.
     fn pieces(
         &self,
         tensors: &Tensors,

@@ -10,7 +10,7 @@ use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, deepseek, experts, glm4_moe, latent, llama};
 use formats::Result;
 use formats::gguf::{MetadataArray, MetadataValue};
-use nn::{Indexer, IndexerOptions, LatentAttention, LatentOptions, Pairing, Rope, Tensor};
+use nn::{IndexerOptions, LatentAttention, LatentOptions, LightningIndexer, Pairing, Rope, Tensor};
 use ops::indexer::MOST_POSITIONS;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -106,7 +106,7 @@ const NORM_EPS: f32 = 1e-6;
 /// Most heads of an indexer, and elements of a head.
 const LIMIT: usize = 1 << 12;
 
-/// What a layer's queries see, which the layers behind it may share.
+/// The positions that a layer's queries see, which later layers may share.
 type Choice = Rc<RefCell<Option<Tensor>>>;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
@@ -169,7 +169,7 @@ fn mixer(options: LatentOptions, indexer: IndexerOptions, own: Option<Vec<bool>>
         let name = format!("blocks.{i}.attention");
         let own = own.as_ref().is_none_or(|own| own[i]);
         let attention = LatentAttention::new(builder, &name, &options)?;
-        let indexer = || Indexer::new(builder, &format!("{name}.indexer"), &indexer);
+        let indexer = || LightningIndexer::new(builder, &format!("{name}.indexer"), &indexer);
         let (indexer, last) = (own.then(indexer).transpose()?, last.clone());
         Ok(Some(Box::new(move |x| {
             attention.forward_chosen(x, |row| {

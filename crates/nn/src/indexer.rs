@@ -29,7 +29,7 @@ pub struct IndexerOptions {
 }
 
 /// `[tokens, hidden], [tokens, query_rank] -> [tokens, count]`.
-pub struct Indexer {
+pub struct LightningIndexer {
     q: Projection, // [query_rank] -> [heads * head_dim]
     k: Projection, // [hidden] -> [head_dim]
     norm: Norm,
@@ -38,7 +38,7 @@ pub struct Indexer {
     choose: ops::Indexer,
 }
 
-impl Indexer {
+impl LightningIndexer {
     /// Takes `name.q`, `.k`, `.k_norm`, `.k_norm.bias` and `.heads`. Registers a cache layer.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl Indexer {
             Projection::new(builder, &format!("{name}.{part}"), shape, Bias::Never)
         };
         let norm = format!("{name}.k_norm");
-        Ok(Indexer {
+        Ok(LightningIndexer {
             q: linear("q", [heads * head_dim, query_rank])?,
             k: linear("k", [head_dim, hidden])?,
             norm: Norm::layer(builder, &norm, head_dim, norm_eps, Bias::Always)?,

@@ -22,7 +22,7 @@ pub use delta_net::{DeltaNetOptions, Forgetting, GatedDeltaNet};
 pub use experts::{ExpertsOptions, MixtureOfExperts};
 pub use formats::Pairing;
 pub use gated_conv::GatedConv;
-pub use indexer::{Indexer, IndexerOptions};
+pub use indexer::{IndexerOptions, LightningIndexer};
 pub use latent::{LatentAttention, LatentOptions};
 pub use layers::{AttentionOptions, Embedding, Mlp, Norm, Projection, QkNorm, SelfAttention};
 pub use lightning::{LightningAttention, LightningOptions};

@@ -38,7 +38,7 @@ pub struct Indexer {
 /// Stands where no position is.
 pub const NONE: f32 = -1.0;
 
-/// Positions, so many from 0 on, that are exact in f32.
+/// The number of positions, from 0 on, that f32 holds exactly.
 pub const MOST_POSITIONS: usize = 1 << 24;
 
 impl Operation for Indexer {
@@ -103,13 +103,8 @@ impl Operation for Indexer {
     }
 
     fn cached_work(&self, positions: &[u32], oldest: u32) -> CachedWork {
-        let first = |position: usize| self.first(position).max(oldest as usize).min(position);
-        let positions = positions.iter().map(|&position| position as usize);
-        let pairs: usize = positions.clone().map(|p| p + 1 - first(p)).sum();
-        let begin = positions.clone().next().map_or(0, first);
-        let end = positions.clone().next_back().map_or(0, |p| p + 1);
-        let operations = 2 * (pairs * self.heads * (self.head_dim + 1)) as u64;
-        CachedWork { positions: end - begin, operations }
+        let each = 2 * self.heads * (self.head_dim + 1);
+        CachedWork::of(positions, oldest, |position| self.first(position), each)
     }
 
     fn precision(&self) -> ActivationPrecision {
@@ -124,9 +119,8 @@ impl Indexer {
     }
 }
 
-/// Writes the positions of the greatest `scores`, whose first is that of position `first`, to
-/// `chosen`, as [`Indexer`] gives them. `aside` has room for as many numbers as there are scores.
-/// Allocates nothing.
+/// Writes the positions of the greatest scores to `chosen`, as [`Indexer`] gives them. `scores` are
+/// those of the positions from `first` on. `aside` is scratch, at least as long. Allocates nothing.
 ///
 /// # Panics
 /// If `aside` is shorter than `scores`.

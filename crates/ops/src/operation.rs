@@ -312,6 +312,24 @@ pub struct CachedWork {
     pub operations: u64,
 }
 
+impl CachedWork {
+    /// The work of queries at `positions`, each of which sees what is not older than `oldest`, from
+    /// `first` of its position on: `each` operations for a query and a position.
+    pub(crate) fn of(
+        positions: &[u32],
+        oldest: u32,
+        first: impl Fn(usize) -> usize,
+        each: usize,
+    ) -> CachedWork {
+        let first = |position: usize| first(position).max(oldest as usize).min(position);
+        let positions = positions.iter().map(|&position| position as usize);
+        let pairs: usize = positions.clone().map(|p| p + 1 - first(p)).sum();
+        let begin = positions.clone().next().map_or(0, first);
+        let end = positions.clone().next_back().map_or(0, |p| p + 1);
+        CachedWork { positions: end - begin, operations: (pairs * each) as u64 }
+    }
+}
+
 /// Keys and values of every position of a layer: `[positions, kv_heads * head_dim]` each, f32.
 #[derive(Debug, Clone, Default)]
 pub struct CachedLayer {

@@ -27,8 +27,8 @@ pub struct Row<'a> {
     pub table: &'a [u32],
 }
 
-/// Scores `positions`, which begin at a multiple of [`POSITIONS`] and are at most so many, into
-/// `scores`, which has room for all of them up to a multiple of 16.
+/// Scores at most [`POSITIONS`] positions, the first of which is a multiple of that, into `scores`,
+/// which has room for all of them up to a multiple of 16.
 ///
 /// # Safety
 /// No thread writes the keys.

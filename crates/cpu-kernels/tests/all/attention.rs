@@ -411,7 +411,7 @@ fn attend(setup: &Setup, team: &Team, isa: Isa, rounded: bool) -> Vec<f32> {
         sinks: setup.sinks.as_deref(),
         slopes: setup.slopes.as_deref(),
         chosen: (case.chosen > 0)
-            .then_some(Chosen { positions: &setup.chosen, count: case.chosen }),
+            .then_some(ChosenPositions { positions: &setup.chosen, count: case.chosen }),
         rounded,
     };
     let mut out = vec![f32::NAN; setup.rows * width];

@@ -6,7 +6,7 @@ use super::plan::shape;
 use super::replay::Replay;
 use super::rows::Row;
 use super::state::Cache;
-use cpu_kernels::attention::{self, AttentionCall, Chosen, LayerCache, indexer};
+use cpu_kernels::attention::{self, AttentionCall, ChosenPositions, LayerCache, indexer};
 use cpu_kernels::math;
 use cpu_kernels::matmul::ROWS;
 use cpu_kernels::team::{SharedSlice, Worker};
@@ -172,7 +172,7 @@ impl Replay<'_> {
             // SAFETY: it is only read.
             let positions =
                 unsafe { &*self.floats(self.offset(node.inputs[1]), 0..tokens * count) };
-            Chosen { positions, count }
+            ChosenPositions { positions, count }
         });
         let (shape, mut rest) = (shape(op), &self.queries[self.loaded.groups[op.layer]][..]);
         // Attend to as many sequences at a time as the scratch holds: all of them, unless many
@@ -211,7 +211,7 @@ impl Replay<'_> {
         // SAFETY: inputs are only read.
         let [q, w] = [(q, heads * head_dim), (w, heads)]
             .map(|(x, width)| unsafe { &*self.floats(self.offset(x), 0..tokens * width) });
-        // Floats of a row's scores; those of its choice lie behind them.
+        // Half of a worker's scratch holds a row's scores, the other half its chosen positions.
         let room = self.partials.len() / (2 * worker.count);
         // The positions of a row, and where its scores begin.
         let sees = |t: usize| {

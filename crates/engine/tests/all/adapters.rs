@@ -163,7 +163,7 @@ fn ranks_share_adapters_with_their_matrices() {
     }
     compare("tables", "llama3", &["tables"], &[(Some(7), 1)], two);
     compare("three", "llama2", &["three"], &[(None, 0)], |options| sharing("sim,sim,sim", options));
-    // Of three blocks of each expert, one rank in four has none in a layer.
+    // Each expert has three blocks: one of four ranks has none in a layer.
     compare("experts-weighed", "llama4", &["experts-weighed"], &[(Some(7), 1)], |options| {
         sharing("sim,sim,sim,sim", options)
     });

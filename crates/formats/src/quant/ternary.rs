@@ -21,8 +21,8 @@ pub(super) fn nearest(weights: &[f32]) -> ([u8; 256], f32) {
     (codes(weights, inverse(d)), d)
 }
 
-/// Codes, and the scale of the least squared error where each counts by its importance. It is found
-/// among those of the codes that thresholds at parts of the greatest magnitude give.
+/// Codes and scale with the least squared error, weighted by importance. Codes are tried for
+/// thresholds at sixteenths of the greatest magnitude, each with its best scale.
 pub(super) fn least(weights: &[f32], importance: &[f32]) -> ([u8; 256], f32) {
     let (mut best, greatest) = (nearest(weights), peak(&weights[..256]).abs());
     let error = |codes: &[u8; 256], d: f32| -> f64 {

@@ -344,7 +344,7 @@ fn decode(
     let index = row * groups(1) + packed;
     let end = cache.positions.get(row) + 1u32;
     let first = extras.first(end);
-    // Of chosen positions, the entries of the row take the place of positions.
+    // Where positions are chosen, entries of the row's list take their place.
     let (first, end) = match extras.chosen {
         Some(chosen) => chosen.entries(end - first),
         None => (first, end),

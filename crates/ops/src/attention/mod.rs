@@ -171,14 +171,9 @@ impl Operation for Attention {
     }
 
     fn cached_work(&self, positions: &[u32], oldest: u32) -> CachedWork {
-        let first = |position: usize| self.first(position).max(oldest as usize).min(position);
-        let positions = positions.iter().map(|&position| position as usize);
-        let pairs: usize = positions.clone().map(|p| p + 1 - first(p)).sum();
-        let begin = positions.clone().next().map_or(0, first);
-        let end = positions.clone().next_back().map_or(0, |p| p + 1);
         // A score and a weighted value: two products per element of a head.
-        let operations = 4 * (pairs * self.heads * self.head_dim) as u64;
-        CachedWork { positions: end - begin, operations }
+        let each = 4 * self.heads * self.head_dim;
+        CachedWork::of(positions, oldest, |position| self.first(position), each)
     }
 
     fn shares_type(&self, operand: Operand) -> bool {

@@ -25,10 +25,11 @@
 //!   one after another. A block has eight times as many matrix rows, all of which read the same
 //!   activations, so a weight is converted once for up to 128 rows.
 //!
-//! - For matrices of many rows on GPUs whose warpgroups multiply, each simdgroup has sums of its own,
-//!   which are one part, or each warpgroup has one of two. Activations are read by the matrix unit itself, from shared memory, in the
-//!   order of the lanes' runs ([`by_lanes`]), so that what is left to a simdgroup is to convert
-//!   weights. Which matrices these are does not follow from the number of rows.
+//! - For matrices of many rows on GPUs whose warpgroups multiply, each simdgroup has sums of its
+//!   own, which are one part, or each warpgroup has one of two. Activations are read by the matrix
+//!   unit itself, from shared memory, in the order of the lanes' runs ([`by_lanes`]), so that all
+//!   that is left to a simdgroup is to convert weights. Which matrices these are does not follow
+//!   from the number of activation rows.
 //!
 //! [`StreamTiling::stages`] steps are under way, across the ends of blocks too, and the first ask
 //! for their weights before the kernel in front is done. Both operands are copied asynchronously:
@@ -619,20 +620,26 @@ impl Walk {
         for pass in 0..rows.div_ceil(apart) {
             let row = row + pass * apart;
             let from = self.first_row + row;
-            let keep = || Some(inside & from.lt(self.rows));
-            let copy: Box<dyn Fn()> = match self.x {
-                Activations::Words(x) => {
+            let to = match self.x {
+                Activations::Words(_) => {
                     let place = unit ^ self.swapped(format, unit, row);
-                    let to = self.own + stage * self.stage + row * stride + place * (UNIT / 2);
-                    let keep = keep();
-                    let from = (from * self.width + column) / 2u32;
-                    Box::new(move || copy_async(self.ring, to, x, from, 4, keep))
+                    self.own + stage * self.stage + row * stride + place * (UNIT / 2)
                 }
-                Activations::Laid { x, shared, .. } => {
+                Activations::Laid { .. } => {
                     let to = self.laid(format, stage, unit / (ROW / UNIT)) + row * ROW;
-                    let to = to + ((unit % (ROW / UNIT)) ^ (row % 8u32)) * UNIT;
-                    let (keep, from) = (keep(), from * self.width + column);
-                    Box::new(move || copy_async(shared, to, x, from, UNIT as u8, keep))
+                    to + ((unit % (ROW / UNIT)) ^ (row % 8u32)) * UNIT
+                }
+            };
+            let keep = Some(inside & from.lt(self.rows));
+            let from = from * self.width + column;
+            let from = match self.x {
+                Activations::Words(_) => from / 2u32,
+                Activations::Laid { .. } => from,
+            };
+            let copy = || match self.x {
+                Activations::Words(x) => copy_async(self.ring, to, x, from, 4, keep),
+                Activations::Laid { x, shared, .. } => {
+                    copy_async(shared, to, x, from, UNIT as u8, keep);
                 }
             };
             if (pass + 1) * apart <= rows {
@@ -899,108 +906,4 @@ pub(crate) const LAID: &[Spec] = &[
 ];
 
 #[cfg(test)]
-mod tests {
-    use formats::DType;
-    use tile::case::{Buffer, noise};
-    use tile::launch::Numbers;
-
-    use super::*;
-    use crate::linear::cases::Matrix;
-
-    #[test]
-    fn cases_hold() {
-        crate::linear::cases::prove(KERNELS);
-    }
-
-    #[test]
-    fn cases_by_warpgroups_hold() {
-        crate::linear::cases::prove(LAID);
-    }
-
-    /// A row's bits are those that it has alone, whatever a group takes together, however many
-    /// groups there are, and whether the matrix lies in rows or in tiles.
-    #[test]
-    fn rows_have_the_same_bits_among_any_others() {
-        let (out, width, most) = (40, 1280, 21);
-        let values = noise(9, most * width);
-        let [q4_k, q5_k] = [DType::Q4K, DType::Q5K].map(Format::Block);
-        for format in [Format::Dense(Scalar::BF16), q4_k, q5_k] {
-            let types = StreamTypes { x: Scalar::BF16, operand: Scalar::BF16, y: Scalar::F32 };
-            let run_in = |format, rows: usize, tiling: StreamTiling, groups: u32| {
-                let matrix = Matrix::new(format, 5, out, width);
-                let x = Buffer::floats(types.x, &values[..rows * width]);
-                let numbers = Numbers::new().with("rows", rows as u32).with("groups", groups);
-                let numbers = numbers.with("width", width as u32).with("out0", out as u32);
-                let y = Buffer::zeros(types.y, rows * out);
-                let mut buffers = [Buffer::raw(Scalar::U32, x.bytes), y, matrix.buffer()];
-                let part = ProjectedMatrix { format, bias: false };
-                let kernel = stream(types, &[part], End::Store, tiling, None).record();
-                tile::interp::run(&kernel, &numbers, &mut buffers).unwrap();
-                let [_, y, _] = buffers;
-                y.bytes
-            };
-            let run = |rows, tiling, groups| run_in(format, rows, tiling, groups);
-            let (terms, sums) = (Share::Terms, Share::Sums);
-            let resident = 1;
-            let few =
-                StreamTiling { share: terms, resident, tiles: 1, rows: 8, loads: 2, stages: 2 };
-            let alone = run(1, few, 3);
-            // Tilings of few rows and of many, and launches in several turns.
-            for (rows, share, tiles, together, loads, stages, groups) in [
-                (1, terms, 2, 16, 2, 3, 1),
-                (3, terms, 1, 8, 2, 4, 2),
-                (9, terms, 4, 24, 2, 2, 1),
-                (21, terms, 2, 32, 1, 2, 2),
-                (21, terms, 1, 8, 1, 5, 1),
-                (21, terms, 4, 24, 1, 2, 1),
-                (21, sums, 1, 32, 2, 3, 1),
-                (21, sums, 2, 16, 1, 2, 1),
-                (2, sums, 2, 32, 2, 2, 2),
-            ] {
-                let tiling = StreamTiling { share, resident, tiles, rows: together, loads, stages };
-                let all = run(rows, tiling, groups);
-                assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
-                if let Some(tiles) = format.tiled() {
-                    assert_eq!(run_in(tiles, rows, tiling, groups), all, "{}", tiles.name());
-                }
-            }
-        }
-    }
-
-    /// Likewise by warpgroups, in any number of turns.
-    #[test]
-    fn rows_have_the_same_bits_among_any_others_by_warpgroups() {
-        let (out, width, most) = (136, 512, 37);
-        let values = noise(9, most * width);
-        for format in [DType::Q4K, DType::Q8_0].map(Format::Block) {
-            let run = |format: Format, rows: usize, tiling: StreamTiling, groups: u32| {
-                let matrix = Matrix::new(format, 5, out, width);
-                let (x, factors) = lay::laid(&values[..rows * width], width, format.run() as usize);
-                let numbers = Numbers::new().with("rows", rows as u32).with("groups", groups);
-                let numbers = numbers.with("width", width as u32).with("out0", out as u32);
-                let y = Buffer::zeros(Scalar::F32, rows * out);
-                let mut buffers = [x, factors, y, matrix.buffer()];
-                let part = [ProjectedMatrix { format, bias: false }];
-                let kernel = stream_warpgroups(Scalar::F32, &part, End::Store, tiling, None);
-                tile::interp::run(&kernel.record(), &numbers, &mut buffers).unwrap();
-                let [_, _, y, _] = buffers;
-                y.bytes
-            };
-            for parts in [1, 2] {
-                let tiling = |rows, stages| {
-                    let (share, resident, tiles) = (Share::Warpgroups { parts }, 1, 1);
-                    StreamTiling { share, resident, tiles, rows, loads: 2, stages }
-                };
-                let alone = run(format, 1, tiling(16, 2), 3);
-                for (rows, together, stages, groups) in
-                    [(5, 16, 3, 1), (37, 48, 2, 2), (37, 16, 4, 1)]
-                {
-                    let all = run(format, rows, tiling(together, stages), groups);
-                    assert_eq!(all[..alone.len()], alone, "{}: {rows} rows", format.name());
-                    let tiles = format.tiled().expect("a tiled form");
-                    assert_eq!(run(tiles, rows, tiling(together, stages), groups), all);
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -344,13 +344,18 @@ impl Recorder<'_> {
         let none = || Error::new("gpu", "shared memory for eight rows", job.shared);
         let warpgroups = self.of.by_warpgroups(&job, width);
         let tiling = warpgroups.or_else(|| StreamTiling::pick(&job)).ok_or_else(none)?;
-        let (x, factors) = match (tiling.share, x.scalar) {
-            (Share::Warpgroups { .. }, _) => {
+        let (x, factors) = match tiling.share {
+            Share::Warpgroups { .. } => {
                 let (x, factors) = self.laid((x, norm), formats[0].run(), rows, width)?;
                 (x, Some(factors))
             }
-            (_, Scalar::F16 | Scalar::BF16) => (x, None),
-            _ => (self.rounded(x, rows, width)?, None),
+            Share::Terms | Share::Sums => {
+                let x = self.normed_rows(norm, x, (rows, width))?;
+                match x.scalar {
+                    Scalar::F16 | Scalar::BF16 => (x, None),
+                    _ => (self.rounded(x, rows, width)?, None),
+                }
+            }
         };
         let mut numbers = Numbers::new()
             .with("rows", rows as u32)
@@ -509,10 +514,20 @@ impl Recorder<'_> {
     /// The rows of `x` as projections take them: normed where a norm is in front, which many rows
     /// need done first.
     fn normed(&mut self, norm: Option<(f32, WeightId)>, x: ValueId) -> Result<TypedSlot> {
-        let Some((eps, weight)) = norm else { return Ok(self.operand(x)) };
-        let (rows, width) = (self.rows(x), self.width(x));
+        let size = (self.rows(x), self.width(x));
+        self.normed_rows(norm, self.operand(x), size)
+    }
+
+    /// As [`Self::normed`], of rows wherever they are.
+    fn normed_rows(
+        &mut self,
+        norm: Option<(f32, WeightId)>,
+        x: TypedSlot,
+        (rows, width): (usize, usize),
+    ) -> Result<TypedSlot> {
+        let Some((eps, weight)) = norm else { return Ok(x) };
         let y = self.scratch(0, self.room(rows) * width);
-        self.norm(self.operand(x), weight, eps, rows, width, y.clone())?;
+        self.norm(x, weight, eps, rows, width, y.clone())?;
         Ok(y)
     }
 
@@ -651,12 +666,11 @@ impl Recorder<'_> {
             let to = self.operand(y);
             // Nothing but the product reads normed rows where there are no adapters: they are made
             // as it needs them.
-            let own = self.group.is_none() && self.joins(&both).is_none() && format == other;
-            let (formats, size) = ([format; 2], (rows, width));
-            let job = self.of.job(&formats, out, rows as u32, true);
-            if own && self.of.by_warpgroups(&job, width).is_some() && self.streams(&both, width)? {
-                let (x, end) = ((self.operand(x), norm), End::Gate(op.act));
-                return self.stream(x, &both, size, end, None, &[to], None);
+            let end = End::Gate(op.act);
+            let streams = format == other && self.streams(&both, width)?;
+            if streams && self.group.is_none() && self.joins(&both).is_none() {
+                let x = (self.operand(x), norm);
+                return self.stream(x, &both, (rows, width), end, None, &[to], None);
             }
             let x = self.normed(norm, x)?;
             if let Some(first) = self.joins(&both) {
@@ -665,9 +679,8 @@ impl Recorder<'_> {
                 let kernel = gated_columns(to.scalar, op.act);
                 return self.push(kernel, numbers, &[("x", all), ("y", to.slot)]);
             }
-            if format == other && self.streams(&both, width)? {
-                let sites = self.sites(x.clone(), None)?;
-                let end = End::Gate(op.act);
+            if streams {
+                let (sites, size) = (self.sites(x.clone(), None)?, (rows, width));
                 return self.stream((x, None), &both, size, end, None, &[to], sites);
             }
             let elements = rows * out as usize;

@@ -73,7 +73,7 @@ fn case(
     }
     let warpgroups = matches!(tiling.share, Share::Warpgroups { .. });
     let mut buffers = match warpgroups {
-        true => <[Buffer; 2]>::from(laid(&seen, width, formats[0].run() as usize)).to_vec(),
+        true => laid(&seen, width, formats[0].run() as usize).into(),
         false => vec![Buffer::raw(Scalar::U32, x.bytes)],
     };
     match end {
@@ -151,9 +151,8 @@ pub(super) fn warpgroups() -> Vec<Case> {
     for (f, format) in taken.into_iter().enumerate() {
         let step = (format.step() as usize).next_multiple_of(4 * format.run() as usize);
         let width = 320usize.next_multiple_of(step) + step;
-        let (rows, out) = (1 + 5 * (f % 5), if format.together() > 1 { 136 } else { 150 });
-        let outs: &[usize] = if out == 136 { &[136] } else { &[150] };
-        let shape = shape(rows, outs, width, 1 + f as u32 % 2, "by warpgroups");
+        let outs: &[usize] = if format.together() > 1 { &[136] } else { &[150] };
+        let shape = shape(1 + 5 * (f % 5), outs, width, 1 + f as u32 % 2, "by warpgroups");
         let end = if f % 2 == 0 { End::Store } else { End::Add };
         for parts in [1, 2] {
             let tiling = tiling(parts, 16 + 16 * (f as u32 % 2), 2 + f as u32 % 3);
@@ -184,7 +183,7 @@ pub(super) fn warpgroup_benches() -> Vec<Bench> {
                 (End::Add, &[4096], 4096),
                 (End::Add, &[4096], 14336),
             ] {
-                benches.extend(bench(format, (rows, end, outs, width), 0));
+                benches.extend(bench(format, (rows, end, outs, width), None));
             }
         }
     }
@@ -305,9 +304,9 @@ pub(super) fn benches() -> Vec<Bench> {
                 (End::Add, &[4096], 14336),
             ] {
                 let shape = (rows, end, outs, width);
-                benches.extend(bench(format, shape, 1));
+                benches.extend(bench(format, shape, Some(1)));
                 if rows == 8 {
-                    benches.extend(bench(format, shape, 2));
+                    benches.extend(bench(format, shape, Some(2)));
                 }
             }
         }
@@ -315,11 +314,11 @@ pub(super) fn benches() -> Vec<Bench> {
     benches
 }
 
-/// With so many groups resident; 0: by warpgroups.
+/// With this many groups resident, or by warpgroups.
 fn bench(
     format: Format,
     (rows, end, outs, width): (usize, End, &[usize], usize),
-    resident: u32,
+    resident: Option<u32>,
 ) -> Option<Bench> {
     let gate = matches!(end, End::Gate(_));
     let formats = vec![format; outs.len()];
@@ -334,8 +333,8 @@ fn bench(
         tuned: &crate::tuned::HOPPER.stream,
     };
     let tiling = match resident {
-        0 => StreamTiling::by_warpgroups(&job, width as u32, true)?,
-        _ => StreamTiling::pick_for(&job, resident)?,
+        None => StreamTiling::by_warpgroups(&job, width as u32, true)?,
+        Some(resident) => StreamTiling::pick_for(&job, resident)?,
     };
     let y = if gate { Scalar::BF16 } else { Scalar::F32 };
     let types = StreamTypes { x: Scalar::BF16, operand: Scalar::BF16, y };

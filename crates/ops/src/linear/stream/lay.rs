@@ -27,8 +27,8 @@ pub fn by_lanes(at: usize, run: usize) -> usize {
 }
 
 /// `y[r, by_lanes(c, run)] = n[r, c] / 2^e[r]` in f16, `factors[r] = 2^(e[r] - RAISED)`: rows of
-/// `width` columns, a multiple of four runs. `n` is `x`, or with `norm` `rms_norm(x)` with the f32
-/// weight `weight`. `2^e` is such that the row's largest element comes to 2^14 or up to twice that.
+/// `width` columns, a multiple of four runs. `n` is `x`, or `rms_norm(x)` with the f32 weight `norm`
+/// if there is one. `2^e` is such that the row's largest element comes to 2^14 or up to twice that.
 #[kernel]
 pub fn lay_rows(
     x: In<{ from }>,
@@ -92,7 +92,7 @@ pub fn lay_rows(
 }
 
 /// As [`lay_rows`], on the host: rows in their order and type, and factors.
-pub(super) fn laid(x: &[f32], width: usize, run: usize) -> (Buffer, Buffer) {
+pub(super) fn laid(x: &[f32], width: usize, run: usize) -> [Buffer; 2] {
     let (mut laid, mut factors) = (vec![0.0; x.len()], vec![]);
     for (r, row) in x.chunks(width).enumerate() {
         let most = row.iter().fold(0f32, |most, x| most.max(x.abs()));
@@ -103,7 +103,7 @@ pub(super) fn laid(x: &[f32], width: usize, run: usize) -> (Buffer, Buffer) {
             laid[r * width + by_lanes(c, run)] = x * power(MOST as i32 - exponent);
         }
     }
-    (Buffer::floats(Scalar::F16, &laid), Buffer::floats(Scalar::F32, &factors))
+    [Buffer::floats(Scalar::F16, &laid), Buffer::floats(Scalar::F32, &factors)]
 }
 
 /// Launches to test.
@@ -121,7 +121,7 @@ fn cases() -> Vec<Case> {
         .map(|(run, from, rows, width, size)| {
             let numbers: Vec<f32> = noise(7, rows * width).iter().map(|x| x * size).collect();
             let x = Buffer::floats(from, &numbers);
-            let (want, factors) = laid(&x.to_f32(), width, run);
+            let [want, factors] = laid(&x.to_f32(), width, run);
             let (rows, columns) = (rows as u32, width as u32);
             Case {
                 kernel: lay_rows(run as u32, from, false).record(),
@@ -153,7 +153,7 @@ fn normed(run: usize, from: Scalar) -> Case {
         let scale = 1.0 / (squares / width as f64 + f64::from(eps)).sqrt();
         row.iter_mut().zip(&weight).for_each(|(x, w)| *x *= scale as f32 * w);
     }
-    let (want, factors) = laid(&values, width, run);
+    let [want, factors] = laid(&values, width, run);
     let numbers = Numbers::new().with("rows", rows as u32).with("width", width as u32);
     Case {
         kernel: lay_rows(run as u32, from, true).record(),
