@@ -71,7 +71,7 @@ const NOTED: &[&str] = &[
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     if raw.windows.is_empty() {
         let window = Key("sliding_window", "attention.sliding_window");

@@ -56,7 +56,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     keys.only(Key("hidden_act", ""), &["xielu"])?;
     let eps = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
-    let raw = Raw::read_normed(files, eps)?;
+    let raw = Raw::read_ungated(files, eps)?;
     for (key, usual) in [("qk_norm", true), ("post_norm", false)] {
         if let Some(other) = keys.flag(Key(key, ""))?.filter(|flag| *flag != usual) {
             return Err(keys.wrong(key, format!("{usual}, as of this architecture"), other));

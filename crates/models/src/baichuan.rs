@@ -35,7 +35,7 @@ const SECOND_ALONE: Key = Key("z_loss_weight", "");
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     // The larger models' name for the context.
     if let Some(context) = keys.size(Key("model_max_length", ""))? {
         raw.context = context;

@@ -110,7 +110,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
     check(files)?;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     if keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;
     }
@@ -139,7 +139,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
             let experts = MixtureOfExperts::new(builder, &name, &options)?;
             let one = || {
                 let name = format!("{name}.shared");
-                Mlp::new(builder, &name, config.hidden, width, Bias::Never)
+                Mlp::new(builder, &name, [config.hidden, width], Bias::Never, config.gate)
             };
             let one = (width > 0).then(one).transpose()?;
             Ok(Box::new(move |x| match &one {
@@ -157,7 +157,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 fn open_second(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     check(files)?;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.turns_part(files, 0.5)?;
     glm4_moe::guesses(files, &mut raw)?;
     open_normed(files, raw)

@@ -27,7 +27,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     for key in ["attn_rotary_emb", "num_logits_to_keep", "z_loss_coefficient"] {
         keys.note(key);
     }
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read_silu(files)?;
     raw.turns_part(files, 0.5)?;
     let attention = keys.numbers("attn_layer_indices")?.unwrap_or_default();
     let layers = raw.layers.within(1..=LAYERS)?;

@@ -75,7 +75,6 @@ fn open_windowed(files: &Files<'_>) -> Result<Opened> {
 }
 
 fn read(files: &Files<'_>) -> Result<Raw> {
-    files.keys.only(Key("hidden_act", ""), &["silu"])?;
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
     let mut raw = Raw::read_normed(files, eps)?;
     raw.pairing = Pairing::Adjacent;

@@ -48,7 +48,6 @@ struct Dense {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    keys.only(Key("hidden_act", ""), &["silu"])?;
     // RMS norms where they have a number, layer norms else.
     let rms = keys.number(RMS_EPS)?.is_some();
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
@@ -104,15 +103,15 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
         let (name, hidden) = (format!("blocks.{i}.mlp"), config.hidden);
         if dense.blocks[i] {
-            let mlp = Mlp::new(builder, &name, hidden, dense.width, Bias::Never)?;
+            let mlp = Mlp::new(builder, &name, [hidden, dense.width], Bias::Never, config.gate)?;
             return Ok(Box::new(move |x| mlp.forward(x)));
         }
         let experts = MixtureOfExperts::new(builder, &name, &options)?;
         if shared == 0 {
             return Ok(Box::new(move |x| experts.forward(x)));
         }
-        let width = shared * options.feed_forward;
-        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, width, Bias::Never)?;
+        let (name, sizes) = (format!("{name}.shared"), [hidden, shared * options.feed_forward]);
+        let one = Mlp::new(builder, &name, sizes, Bias::Never, config.gate)?;
         Ok(Box::new(move |x| decoder::scaled(experts.forward(x).add(&one.forward(x)), share)))
     });
     let parts = decoder::Parts {

@@ -4,10 +4,10 @@ use crate::files::Files;
 use crate::keys::{Dialect, Key, Keys};
 use crate::rope::{Rotation, Scaling};
 use crate::stated::Stated;
-use crate::{Architecture, scaling};
+use crate::{Architecture, gpt2, scaling};
 use formats::gguf::Metadata;
 use formats::{Error, Result};
-use nn::{AttentionOptions, Bias, Pairing, QkNorm, Rope};
+use nn::{AttentionOptions, Bias, Pairing, QkNorm, Rope, Unary};
 
 /// Hyperparameters of a decoder.
 #[derive(Debug, Clone)]
@@ -32,6 +32,8 @@ pub struct Config {
     pub norm_eps: f32,
     /// Window of each layer; empty: none has one.
     pub windows: Vec<Option<usize>>,
+    /// The functions that the gate of a gated feed-forward goes through, one after the other.
+    pub gate: &'static [Unary],
     /// Positions the model was trained for.
     pub context: usize,
     /// Whether the head is the embedding table.
@@ -63,6 +65,7 @@ pub(crate) struct Raw {
     pub(crate) vocab: Stated<usize>,
     pub(crate) norm_eps: Stated<f64>,
     pub(crate) windows: Vec<Option<usize>>,
+    pub(crate) gate: &'static [Unary],
     pub(crate) context: Stated<usize>,
     pub(crate) tied: bool,
     pub(crate) rotation: Option<Rotation>,
@@ -76,19 +79,31 @@ pub(crate) struct Raw {
 pub(crate) const LIMIT: usize = 1 << 28;
 /// The number that is added in RMS norms.
 pub(crate) const RMS_EPS: Key = Key("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+/// The function in feed-forwards.
+pub(crate) const GATE: Key = Key("hidden_act", "");
+/// The functions of a gate where nothing is said.
+pub(crate) const SILU: &[Unary] = &[Unary::Silu];
 const CONTEXT: Key = Key("max_position_embeddings", "context_length");
 /// More layers than any model has.
 pub(crate) const LAYERS: usize = 4096;
 
 impl Raw {
-    /// The numbers under the names that most decoders share; no layer has a window. `activations`
-    /// are the gate's that the architecture has.
+    /// The numbers under the names that most decoders share; no layer has a window.
     ///
     /// # Errors
     /// A key that is missing or of another type.
-    pub(crate) fn read(files: &Files<'_>, activations: &[&str]) -> Result<Raw> {
-        files.keys.only(Key("hidden_act", ""), activations)?;
+    pub(crate) fn read(files: &Files<'_>) -> Result<Raw> {
         Raw::read_normed(files, RMS_EPS)
+    }
+
+    /// The same for architectures whose mixers have the function of feed-forwards as well, or where
+    /// none but SiLU is known.
+    ///
+    /// # Errors
+    /// As [`Raw::read`], or another function.
+    pub(crate) fn read_silu(files: &Files<'_>) -> Result<Raw> {
+        files.keys.only(GATE, &["silu"])?;
+        Raw::read(files)
     }
 
     /// The same for heads of which a part of `turned` elements is rotated, which counts as the
@@ -96,22 +111,29 @@ impl Raw {
     ///
     /// # Errors
     /// As [`Raw::read`].
-    pub(crate) fn read_turned(
-        files: &Files<'_>,
-        activations: &[&str],
-        turned: Stated<usize>,
-    ) -> Result<Raw> {
-        files.keys.only(Key("hidden_act", ""), activations)?;
-        Raw::read_sized(files, RMS_EPS, |_| Ok(Some(turned)), 0)
+    pub(crate) fn read_turned(files: &Files<'_>, turned: Stated<usize>) -> Result<Raw> {
+        Raw::read_sized(files, RMS_EPS, |_| Ok(Some(turned)), 0)?.gated(files)
     }
 
-    /// The same, for another key of the number that is added in norms; the function in feed-forwards
-    /// is for the architecture to read.
+    /// The same, for another key of the number that is added in norms.
     ///
     /// # Errors
     /// As [`Raw::read`].
     pub(crate) fn read_normed(files: &Files<'_>, eps: Key) -> Result<Raw> {
+        Raw::read_ungated(files, eps)?.gated(files)
+    }
+
+    /// The same for architectures with a function of their own in feed-forwards.
+    ///
+    /// # Errors
+    /// As [`Raw::read`].
+    pub(crate) fn read_ungated(files: &Files<'_>, eps: Key) -> Result<Raw> {
         Raw::read_sized(files, eps, |heads| head_dim(files, heads), 0)
+    }
+
+    /// The same with the function of a gate that the configuration names.
+    fn gated(self, files: &Files<'_>) -> Result<Raw> {
+        Ok(Raw { gate: gpt2::activation(files, GATE.0, SILU)?, ..self })
     }
 
     /// The same where a feed-forward is four times as wide as the residual stream if nothing is
@@ -120,7 +142,7 @@ impl Raw {
     /// # Errors
     /// As [`Raw::read`].
     pub(crate) fn read_quadrupled(files: &Files<'_>, eps: Key) -> Result<Raw> {
-        Raw::read_sized(files, eps, |heads| head_dim(files, heads), 4)
+        Raw::read_sized(files, eps, |heads| head_dim(files, heads), 4)?.gated(files)
     }
 
     /// The same, where `head_dim` gives the size of this many heads, if it is stated, and a
@@ -170,6 +192,7 @@ impl Raw {
             vocab: vocabulary(files, rows)?,
             norm_eps: norm_eps(files, eps)?,
             windows: Vec::new(),
+            gate: SILU,
             context,
             tied: tied(files)?,
             rotation: Some(rotation),
@@ -202,6 +225,7 @@ impl Raw {
             vocab: vocabulary(files, rows)?,
             norm_eps: norm_eps(files, eps)?,
             windows: Vec::new(),
+            gate: SILU,
             context: keys.size(CONTEXT)?.unwrap_or_else(|| keys.stated(CONTEXT, 1 << 20)),
             tied: tied(files)?,
             rotation: None,
@@ -276,6 +300,7 @@ impl Raw {
             vocab: self.vocab.within(1..=LIMIT)?,
             norm_eps: norm_eps as f32,
             windows: self.windows,
+            gate: self.gate,
             context,
             tied: self.tied,
             rope,

@@ -3,7 +3,6 @@
 
 use crate::config::{RMS_EPS, Raw};
 use crate::files::Files;
-use crate::keys::Key;
 use crate::unsaid::{Unsaid, said};
 use crate::{Architecture, Opened, decoder, llama, windows};
 use formats::Result;
@@ -35,7 +34,6 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const PERIOD: usize = 4;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    files.keys.only(Key("hidden_act", ""), &["silu"])?;
     let mut raw = Raw::read_normed(files, RMS_EPS)?;
     raw.windows = windows::leading(files, &raw.layers, PERIOD)?;
     let mlp_bias = files.bias("mlp_bias")?;

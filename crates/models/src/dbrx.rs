@@ -85,9 +85,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     ["hidden_size", "moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment"]
         .into_iter()
         .for_each(|key| mixture.note(key));
-    if let Some(function) = mixture.object("ffn_act_fn")? {
-        function.only(Key("name", ""), &["silu"])?;
-    }
+    let function = mixture.object("ffn_act_fn")?.unwrap_or_else(|| mixture.clone());
     if let Some(width) = mixture.size(Key("ffn_hidden_size", "feed_forward_length"))? {
         raw.feed_forward = width;
     }
@@ -103,6 +101,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let of = Files { keys: mixture, outer: files.outer.clone(), ..*files };
     let mut options = experts::read(&of, config.hidden, config.feed_forward)?;
     options.routing.normalised = normalised;
+    options.gate = experts::gate(&Files { keys: function, ..of }, "name")?;
     let count = options.experts;
     let attention =
         move |config: &Config, layer: usize| AttentionOptions { clip, ..config.attention(layer) };

@@ -53,7 +53,6 @@ enum Mixes {
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_lists(&[HEADS.1, KV_HEADS.1, FEED_FORWARD.1]);
     let mut raw = Raw::read_quadrupled(files, RMS_EPS)?;
-    files.keys.only(Key("hidden_act", ""), &["silu"])?;
     windows::of_types(files, &raw.layers, None)?;
     if files.keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;
@@ -96,7 +95,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         }),
         feed_forward: Box::new(move |builder, config, i| {
             let (name, width) = (format!("blocks.{i}.mlp"), blocks[i].feed_forward);
-            let mlp = Mlp::new(builder, &name, config.hidden, width, mlp_bias)?;
+            let mlp = Mlp::new(builder, &name, [config.hidden, width], mlp_bias, config.gate)?;
             Ok(Box::new(move |x| mlp.forward(x)))
         }),
         ..decoder::Parts::new(mlp_bias, attention)

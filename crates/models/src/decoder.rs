@@ -113,7 +113,8 @@ pub(crate) fn both(front: bool, behind: bool) -> Normed {
 /// Weights that are missing, or do not fit the configuration.
 pub(crate) fn gated(builder: &Builder<'_>, config: &Config, i: usize, bias: Bias) -> Result<Layer> {
     let name = format!("blocks.{i}.mlp");
-    let mlp = Mlp::new(builder, &name, config.hidden, config.feed_forward, bias)?;
+    let sizes = [config.hidden, config.feed_forward];
+    let mlp = Mlp::new(builder, &name, sizes, bias, config.gate)?;
     Ok(Box::new(move |x| mlp.forward(x)))
 }
 

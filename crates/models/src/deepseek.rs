@@ -258,7 +258,8 @@ pub(crate) fn opened(
         if shared == 0 {
             return Ok(Box::new(move |x| experts.forward(x)));
         }
-        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, mlp_bias)?;
+        let (name, sizes) = (format!("{name}.shared"), [hidden, shared]);
+        let one = Mlp::new(builder, &name, sizes, mlp_bias, config.gate)?;
         let both = move |x: &Tensor| experts.forward(x).add(&one.forward(x));
         if !normed {
             return Ok(Box::new(both));

@@ -26,7 +26,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     if keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;
     }

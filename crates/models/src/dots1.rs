@@ -24,7 +24,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     // Names of the only rule by which its experts are chosen.
     keys.only(Key("scoring_func", ""), &["sigmoid", "noaux_tc"])?;

@@ -96,7 +96,7 @@ fn opened(files: &Files<'_>, pairing: Pairing) -> Result<Opened> {
 /// Reads the keys that dense models and mixtures share.
 fn read(files: &Files<'_>) -> Result<Raw> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.pairing = Pairing::Adjacent;
     if let Some(by) = keys.number(Key("compression_ratio", ""))?.filter(|by| by.value != 1.0) {
         return Err(by.wrong("1: positions are not divided", by.value));
@@ -162,7 +162,8 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
         if shared == 0 {
             return Ok(Box::new(move |x| experts.forward(x)));
         }
-        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, bias)?;
+        let (name, sizes) = (format!("{name}.shared"), [hidden, shared]);
+        let one = Mlp::new(builder, &name, sizes, bias, config.gate)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });
     let parts =

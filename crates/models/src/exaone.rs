@@ -46,7 +46,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     // A dropout, for training.
     files.keys.note("embed_dropout");
-    let raw = Raw::read(files, &["silu"])?;
+    let raw = Raw::read(files)?;
     // GGUF files have it under both names.
     const SAME: Key = Key("layer_norm_epsilon", "attention.layer_norm_epsilon");
     let eps = raw.norm_eps.value;

@@ -25,7 +25,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 pub(crate) const PERIOD: usize = 4;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     let attention = |config: &Config, layer| {
         let options = config.attention(layer);

@@ -47,7 +47,6 @@ const NUMBERS: Numbers = &[
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
-    keys.only(Key("hidden_act", ""), &["silu"])?;
     let mut raw = Raw::read_normed(files, RMS_EPS)?;
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     glm4_moe::guesses(files, &mut raw)?;

@@ -1,12 +1,14 @@
 //! Mixtures of experts: their numbers as configurations state them, and their weights as files
 //! store them.
 
+use crate::config::{GATE, SILU};
 use crate::files::Files;
+use crate::gpt2;
 use crate::keys::{Key, Keys};
 use crate::names::Row;
 use crate::stated::Stated;
-use formats::{Error, Result, Source, shape};
-use nn::{Bias, ExpertsOptions, Gate, Odds, Routing, Stored, Unary, Weights};
+use formats::{Error, ErrorKind, Result, Source, shape};
+use nn::{Bias, ExpertsOptions, Gate, Odds, Routing, Stored, Weights};
 use ops::experts::{MOST_EXPERTS, MOST_USED};
 
 /// The names of all experts' matrices in one tensor, as GGUF and MLX have them.
@@ -200,10 +202,25 @@ pub(crate) fn read_used(
         biases: false,
         routing: Routing { used, odds: Odds::Softmax, normalised, scale: 1.0 },
         limit: None,
-        gate: Gate::Plain(Unary::Silu),
+        gate: gate(files, GATE.0)?,
         weighs_inputs: false,
         factors: false,
     })
+}
+
+/// The function of experts' gates that `key` names: SiLU where nothing is said.
+///
+/// # Errors
+/// A function that is not known, or made of several, by key.
+pub(crate) fn gate(files: &Files<'_>, key: &'static str) -> Result<Gate> {
+    match gpt2::activation(files, key, SILU)? {
+        [function] => Ok(Gate::Plain(*function)),
+        _ => {
+            let found = files.keys.text(key)?.unwrap_or_default();
+            let error = files.keys.wrong(key, "a function that gates of experts have", found);
+            Err(error.of(ErrorKind::Unsupported))
+        }
+    }
 }
 
 /// All experts' matrices below each other, of files that store them one by one, or in a stack.

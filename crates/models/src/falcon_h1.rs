@@ -141,7 +141,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     };
     let folds = files.apart;
     let by = if folds { Multipliers::NONE } else { stated };
-    let raw = Raw::read(files, &["silu"])?;
+    let raw = Raw::read_silu(files)?;
     let mut options = mamba::read(files, &raw.hidden, raw.norm_eps.value as f32)?;
     let normed = match keys.dialect() {
         Dialect::HuggingFace => keys.flag("mamba_rms_norm")?.unwrap_or(false),

@@ -25,7 +25,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 const NUMBERS: Numbers = &[("num_experts", 7), ("num_experts_per_tok", 5)];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let raw = Raw::read(files, &["silu"])?;
+    let raw = Raw::read(files)?;
     windows::of_types(files, &raw.layers, None)?;
     let bias = files.bias("attention_bias")?;
     let config = raw.check()?;

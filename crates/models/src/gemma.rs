@@ -1,13 +1,13 @@
 //! Gemma (Gemma Team 2024): Llama with norms of `1 + w`, a GELU gate, and an embedding times the
 //! root of its width.
 
-use crate::config::{Config, Raw};
+use crate::config::{Config, GATE, Raw};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, gemma2, llama};
 use formats::Result;
-use nn::{Bias, Mlp, Unary, Weights};
+use nn::{Bias, Mlp, Weights};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "Gemma",
@@ -23,16 +23,19 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
+    let mut raw = Raw::read(files)?;
     // The first configurations call the approximation by the name of what it approximates.
-    let gelu = ["gelu_pytorch_tanh", "gelu"];
-    let raw = Raw::read(files, &gelu)?;
-    keys.only(Key("hidden_activation", ""), &gelu)?;
+    const GELU: &[&str] = &["gelu_pytorch_tanh", "gelu"];
+    if keys.text(GATE)?.is_none_or(|name| GELU.contains(&name)) {
+        raw.gate = gemma2::GELU;
+    }
+    keys.only(Key("hidden_activation", ""), GELU)?;
     let bias = files.bias("attention_bias")?;
     let config = raw.check()?;
     let parts = decoder::Parts {
         feed_forward: Box::new(|builder, config, i| {
             let (name, shape) = (format!("blocks.{i}.mlp"), [config.hidden, config.feed_forward]);
-            let mlp = Mlp::gated(builder, &name, shape, Bias::Never, Unary::GeluTanh)?;
+            let mlp = Mlp::new(builder, &name, shape, Bias::Never, config.gate)?;
             Ok(Box::new(move |x| mlp.forward(x)))
         }),
         multipliers: [(config.hidden as f32).sqrt(), 1.0, 1.0],

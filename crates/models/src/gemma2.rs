@@ -2,13 +2,13 @@
 //! on scores and logits, a GELU gate, an embedding times the root of its width, and a window on
 //! every other layer, the first among them.
 
-use crate::config::{Config, Raw};
+use crate::config::{Config, GATE, Raw};
 use crate::decoder::{self, Layer};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::{Recipes, Row};
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Ending, Layers, Opened, windows};
+use crate::{Architecture, Ending, Layers, Opened, gpt2, windows};
 use formats::{Result, Source};
 use nn::{
     AttentionOptions, Bias, Builder, Embedding, ForwardPass, Mlp, Norm, SelfAttention, Stored,
@@ -63,10 +63,23 @@ pub(crate) const VAULT: Architecture = Architecture {
     ..ARCHITECTURE
 };
 
+/// The function of the gate where nothing is said.
+pub(crate) const GELU: &[Unary] = &[Unary::GeluTanh];
+
+/// The numbers that most decoders share, and the gate by the name that it has here.
+///
+/// # Errors
+/// As [`Raw::read`].
+pub(crate) fn read(files: &Files<'_>) -> Result<Raw> {
+    // A name that the class does not read.
+    files.keys.only(GATE, &["gelu_pytorch_tanh"])?;
+    let gate = gpt2::activation(files, "hidden_activation", GELU)?;
+    Ok(Raw { gate, ..Raw::read(files)? })
+}
+
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
-    keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
+    let mut raw = read(files)?;
     raw.windows = windows::alternating(files, &raw.layers)?;
     // The first name of the window, which stands beside the other.
     keys.note("sliding_window_size");
@@ -148,7 +161,7 @@ impl Block {
     ) -> Result<Block> {
         let (hidden, eps) = (config.hidden, config.norm_eps);
         let norm = |name: &str| Norm::rms(builder, &format!("blocks.{i}.{name}"), hidden, eps);
-        let (ff, gate) = (config.feed_forward, Unary::GeluTanh);
+        let (sizes, gate) = ([hidden, config.feed_forward], config.gate);
         let behind = config.architecture.name != VAULT.name;
         let behind = |name: &str| behind.then(|| norm(name)).transpose();
         Ok(Block {
@@ -156,7 +169,7 @@ impl Block {
             attention: SelfAttention::new(builder, &format!("blocks.{i}.attention"), options)?,
             after_attention_norm: behind("after_attention_norm")?,
             mlp_norm: norm("mlp_norm")?,
-            mlp: Mlp::gated(builder, &format!("blocks.{i}.mlp"), [hidden, ff], Bias::Never, gate)?,
+            mlp: Mlp::new(builder, &format!("blocks.{i}.mlp"), sizes, Bias::Never, gate)?,
             after_mlp_norm: behind("after_mlp_norm")?,
         })
     }

@@ -2,7 +2,7 @@
 //! place of soft caps, and five layers within a window, which rotate by a base of their own, for
 //! each that sees everything.
 
-use crate::config::{Config, Raw};
+use crate::config::Config;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
@@ -38,8 +38,7 @@ const NUMBERS: Numbers = &[("head_dim", 256), ("query_pre_attn_scalar", 256)];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
-    keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
+    let mut raw = gemma2::read(files)?;
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());
     let plain = keys.number("rope_theta")?.is_none() && keys.dialect() == Dialect::HuggingFace;

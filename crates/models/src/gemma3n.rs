@@ -8,7 +8,7 @@ mod export;
 mod layers;
 mod streams;
 
-use crate::config::{LIMIT, Raw};
+use crate::config::LIMIT;
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::{Recipes, Row};
@@ -73,7 +73,7 @@ fn read(files: &Files<'_>) -> Result<(Config, Plan)> {
     let files = &files.with_lists(&[FEED_FORWARD.1]);
     let keys = &files.keys;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
-    let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
+    let mut raw = gemma2::read(files)?;
     keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());

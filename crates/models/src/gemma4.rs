@@ -10,7 +10,7 @@ mod layers;
 mod mixture;
 mod sizes;
 
-use crate::config::{LAYERS, LIMIT, Raw};
+use crate::config::{LAYERS, LIMIT};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::{Recipes, Row};
@@ -110,7 +110,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 fn read(files: &Files<'_>) -> Result<(Config, Plan, [Rotation; 2])> {
     let files = &files.with_lists(&[KV_HEADS.1, FEED_FORWARD.1]);
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["gelu_pytorch_tanh"])?;
+    let mut raw = gemma2::read(files)?;
     keys.only(Key("hidden_activation", ""), &["gelu_pytorch_tanh"])?;
     // Images see what is behind them; texts do not.
     keys.only(Key("use_bidirectional_attention", ""), &["vision"])?;

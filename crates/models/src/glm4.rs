@@ -174,7 +174,6 @@ fn open_authors(files: &Files<'_>) -> Result<Opened> {
 }
 
 fn open_vision(files: &Files<'_>, bias: Bias) -> Result<Opened> {
-    files.keys.only(Key("hidden_act", ""), &["silu"])?;
     qwen_vl::note_tower(files)?;
     files.keys.flag(Key("attention_bias", ""))?;
     let mut raw = Raw::read_normed(files, RMS_EPS)?;
@@ -185,7 +184,7 @@ fn open_vision(files: &Files<'_>, bias: Bias) -> Result<Opened> {
 /// Opens a model with norms behind sublayers, or without.
 fn open_normed(files: &Files<'_>, behind: bool) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.pairing = Pairing::Adjacent;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
     // Half of each head, where nothing is said.

@@ -68,7 +68,7 @@ pub(crate) const VISION: Architecture = Architecture {
     unsaid: Unsaid::sizes([4096, 10_944, 46, 96, 8, 0, 65_536, 151_424]).eps(1e-5).numbers(NUMBERS),
     open: |files| {
         qwen_vl::note_tower(files)?;
-        let mut raw = Raw::read(files, &["silu"])?;
+        let mut raw = Raw::read(files)?;
         raw.turns_part(files, 0.5)?;
         guesses(files, &mut raw)?;
         files.keys.without_head_norms("use_qk_norm")?;
@@ -93,7 +93,7 @@ const LOGISTIC: u32 = 2;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
     // Half of each head, where nothing is said.
     raw.turns_part(files, 0.5)?;
@@ -186,7 +186,8 @@ pub(crate) fn parts(
         }
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
         let experts = MixtureOfExperts::new(builder, &name, &options)?;
-        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
+        let (name, sizes) = (format!("{name}.shared"), [hidden, shared]);
+        let one = Mlp::new(builder, &name, sizes, Bias::Never, config.gate)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });
     let parts = decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, attention) };

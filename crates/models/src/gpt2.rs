@@ -2,7 +2,7 @@
 //! matrix, a feed-forward without a gate. Checkpoints hold matrices `[in, out]`; GGUF files and
 //! MLX's folders hold them as all others are.
 
-use crate::config::{Config, Raw, rows_of_embedding, tied};
+use crate::config::{Config, Raw, SILU, rows_of_embedding, tied};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
@@ -65,6 +65,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         },
         norm_eps: keys.number_or(EPS, files.architecture.unsaid.eps)?,
         windows: Vec::new(),
+        gate: SILU,
         context: keys.needed(Key("n_positions", "context_length"))?,
         tied: tied(files)?,
         rotation: None,
@@ -103,7 +104,8 @@ pub(crate) fn parts(
     }
 }
 
-/// The function between the matrices of a feed-forward, `usual` where nothing is said.
+/// The function between the matrices of a feed-forward, or of its gate, by Transformers' names;
+/// `usual` where nothing is said.
 ///
 /// # Errors
 /// Another function, by key.
@@ -117,9 +119,13 @@ pub(crate) fn activation(
         ("gelu_pytorch_tanh", &[Unary::GeluTanh]),
         ("gelu_fast", &[Unary::GeluTanh]),
         ("gelu", &[Unary::GeluErf]),
+        ("quick_gelu", &[Unary::QuickGelu]),
         ("relu", &[Unary::Relu]),
         ("relu2", &[Unary::Relu, Unary::Square]),
         ("silu", &[Unary::Silu]),
+        ("swish", &[Unary::Silu]),
+        ("tanh", &[Unary::Tanh]),
+        ("sigmoid", &[Unary::Sigmoid]),
     ];
     let key = Key(key, "");
     let Some(name) = files.keys.text(key)? else { return Ok(usual) };

@@ -55,7 +55,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read_silu(files)?;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
     raw.windows = windows::alternating(files, &raw.layers)?;
     let scaling = raw.rotation.as_mut().map(|rotation| &mut rotation.scaling.value);

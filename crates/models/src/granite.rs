@@ -22,7 +22,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let raw = Raw::read(files, &["silu"])?;
+    let raw = Raw::read(files)?;
     windows::of_types(files, &raw.layers, None)?;
     let Open { config, parts } = read(files, raw)?;
     Ok(decoder::open_parts(config, parts))

@@ -58,7 +58,7 @@ const NOTED: &[&str] = &[
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read_silu(files)?;
     let layers = mamba::layers(files, &raw.layers)?;
     NOTED.iter().for_each(|key| keys.note(key));
     keys.only(Key("normalization_function", ""), &["rmsnorm"])?;

@@ -101,7 +101,6 @@ const ROTATED: Key = Key("", "attention.rope_pattern");
 /// What both have in common.
 fn read(files: &Files<'_>) -> Result<granite::Open> {
     let keys = &files.keys;
-    keys.only(Key("hidden_act", ""), &["silu"])?;
     let mut raw = Raw::read_normed(files, RMS_EPS)?;
     raw.windows = windows::leading(files, &raw.layers, PERIOD)?;
     let width = raw.head_dim.clone().unwrap_or_else(|| {

@@ -58,7 +58,7 @@ pub(crate) const SHARED: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     const SHARED: Key = Key("shared_intermediate_size", "expert_shared_feed_forward_length");
-    let raw = Raw::read(files, &["silu"])?;
+    let raw = Raw::read(files)?;
     windows::of_types(files, &raw.layers, None)?;
     let shared = files.keys.size(SHARED)?.filter(|width| width.value > 0);
     let shared = shared.map(|width| width.within(1..=1 << 20)).transpose()?;
@@ -90,10 +90,11 @@ pub(crate) fn opened(
 
 /// A mixture, and the expert of the width `shared` beside it.
 fn feed_forward(options: ExpertsOptions, shared: Option<usize>) -> decoder::FeedForward {
-    Box::new(move |builder: &Builder<'_>, _, i| {
+    Box::new(move |builder: &Builder<'_>, config, i| {
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
         let experts = MixtureOfExperts::new(builder, &name, &options)?;
-        let one = |width| Mlp::new(builder, &format!("{name}.shared"), hidden, width, Bias::Never);
+        let name = format!("{name}.shared");
+        let one = |width| Mlp::new(builder, &name, [hidden, width], Bias::Never, config.gate);
         let one = shared.map(one).transpose()?;
         Ok(Box::new(move |x| match &one {
             Some(one) => experts.forward(x).add(&one.forward(x)),

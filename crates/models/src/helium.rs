@@ -2,7 +2,6 @@
 
 use crate::config::{RMS_EPS, Raw};
 use crate::files::Files;
-use crate::keys::Key;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, llama};
 use formats::Result;
@@ -24,7 +23,6 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    files.keys.only(Key("hidden_act", ""), &["silu"])?;
     let mut raw = Raw::read_normed(files, RMS_EPS)?;
     raw.pairing = Pairing::Adjacent;
     let (qkv_bias, mlp_bias) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);

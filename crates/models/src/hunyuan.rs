@@ -147,10 +147,11 @@ fn open_mixture(files: &Files<'_>) -> Result<Opened> {
     options.routing.normalised = true;
     let shared = keys.size(SHARED)?.map(|width| width.within(1..=1 << 20)).transpose()?;
     let shared = shared.unwrap_or(width);
-    let feed_forward: decoder::FeedForward = Box::new(move |builder, _, i| {
+    let feed_forward: decoder::FeedForward = Box::new(move |builder, config, i| {
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
         let experts = MixtureOfExperts::new(builder, &name, &options)?;
-        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
+        let (name, sizes) = (format!("{name}.shared"), [hidden, shared]);
+        let one = Mlp::new(builder, &name, sizes, Bias::Never, config.gate)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });
     let parts = decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, attention) };
@@ -176,7 +177,7 @@ fn for_all(keys: &Keys<'_>, key: &'static str) -> Result<Option<Stated<usize>>> 
 /// Reads the keys that dense models and mixtures share.
 fn read(files: &Files<'_>) -> Result<Raw> {
     let keys = &files.keys;
-    let raw = Raw::read(files, &["silu"])?;
+    let raw = Raw::read(files)?;
     NOTED.iter().for_each(|key| keys.note(key));
     keys.only(Key("norm_type", ""), &["rms"])?;
     for key in ["use_qk_norm", "use_rotary_pos_emb"] {

@@ -75,7 +75,6 @@ const NOTED: &[&str] = &[
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
-    keys.only(Key("hidden_act", ""), &["silu"])?;
     let mut raw = Raw::read_normed(files, RMS_EPS)?;
     glm4_moe::guesses(files, &mut raw)?;
     NOTED.iter().for_each(|key| keys.note(key));

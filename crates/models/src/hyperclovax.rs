@@ -29,7 +29,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let raw = Raw::read(files, &["silu"])?;
+    let raw = Raw::read(files)?;
     windows::of_types(files, &raw.layers, None)?;
     let behind = keys.flag(Key("use_post_norm", ""))?.unwrap_or(true);
     let logits = keys.number_or(Key("logits_scaling", ""), 1.0)?.positive()? as f32;

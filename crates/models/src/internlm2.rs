@@ -81,7 +81,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 
 /// Opens a model whose key for biases of q, k and v is `qkv_bias`.
 fn open_biased(files: &Files<'_>, qkv_bias: &'static str) -> Result<Opened> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     if files.keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;
     }

@@ -23,7 +23,6 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    keys.only(Key("hidden_act", ""), &["silu"])?;
     let raw = Raw::read_normed(files, RMS_EPS)?;
     // What its first code could do besides, and no model does.
     if let Some(most) = keys.number(Key("clip_qkv", ""))? {

@@ -81,7 +81,7 @@ const NOTED: &[&str] = &["calc_logits_for_entire_prompt", "num_logits_to_keep"];
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     NOTED.iter().for_each(|key| keys.note(key));
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read_silu(files)?;
     raw.rotation = None;
     if keys.flag(Key("mamba_inner_layernorms", ""))? == Some(false) {
         let expected = "true, as of this architecture";

@@ -2,7 +2,7 @@
 //! elements of keys each forget at a rate of their own; the others latent attention, which Kimi Linear
 //! does not rotate and Ling gates head by head. Both have DeepSeek-V3's mixture.
 
-use crate::config::LAYERS;
+use crate::config::{GATE, LAYERS};
 use crate::decoder::{Layer, Mixer};
 use crate::files::Files;
 use crate::keys::{Dialect, Key, Keys};
@@ -191,6 +191,8 @@ fn open_ling(files: &Files<'_>) -> Result<Opened> {
 fn opened(files: &Files<'_>, family: Family) -> Result<Opened> {
     let Family { nets, sizes: [heads, head_dim, kernel], forgetting, .. } = family;
     NOTED.iter().for_each(|key| files.keys.note(key));
+    // The convolutions' too.
+    files.keys.only(GATE, &["silu"])?;
     let mut raw = latent::raw(files)?;
     raw.pairing = latent::pairing(files)?;
     glm4_moe::guesses(files, &mut raw)?;

@@ -74,7 +74,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN).with_lists(&[HEADS.1]);
     let keys = &files.keys;
     let gguf = keys.dialect() == Dialect::Gguf;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     // The rows of the gates say it.
     ["gating", "gating_types"].into_iter().for_each(|key| keys.note(key));
     const EARLY: &str = "moe_apply_router_weight_on_input";

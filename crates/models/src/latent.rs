@@ -74,7 +74,7 @@ pub(crate) fn raw(files: &Files<'_>) -> Result<Raw> {
     }
     let turned = keys.needed(TURNED)?;
     let turned_width = turned.within(1..=LIMIT)?;
-    let mut raw = Raw::read_turned(files, &["silu"], turned.map(|_| turned_width))?;
+    let mut raw = Raw::read_turned(files, turned.map(|_| turned_width))?;
     if keys.dialect() == Dialect::HuggingFace && raw.kv_heads.value != raw.heads.value {
         let expected = format!("{}, as many as query heads", raw.heads.value);
         return Err(raw.kv_heads.wrong(expected, raw.kv_heads.value));

@@ -67,7 +67,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 pub(crate) fn opened(files: &Files<'_>, mixture: Option<Mixture>) -> Result<Opened> {
     let keys = &files.keys;
     let eps = Key("norm_eps", "attention.layer_norm_rms_epsilon");
-    let mut raw = Raw::read_normed(files, eps)?;
+    let mut raw = Raw::read_ungated(files, eps)?;
     if mixture.is_none() {
         raw.feed_forward = feed_forward(files, raw.feed_forward)?;
     }

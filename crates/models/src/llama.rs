@@ -50,7 +50,7 @@ pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
     }
     experts::check(&files.outer)?;
     experts::check(&files.keys)?;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     if files.keys.dialect() == Dialect::Gguf {
         // Rows of q and k lie there so that adjacent elements rotate together; and Mistral's files
         // go by this name.

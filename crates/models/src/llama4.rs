@@ -82,7 +82,7 @@ const MAVERICK: usize = 128;
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.pairing = Pairing::Adjacent;
     let width = raw.feed_forward.clone();
     if hugging_face {
@@ -125,7 +125,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         let name = format!("blocks.{i}.mlp");
         let experts = MixtureOfExperts::new(builder, &name, &options)?;
         let sizes = [options.hidden, options.feed_forward];
-        let one = Mlp::new(builder, &format!("{name}.shared"), sizes[0], sizes[1], Bias::Never)?;
+        let one = Mlp::new(builder, &format!("{name}.shared"), sizes, Bias::Never, config.gate)?;
         Ok(Box::new(move |x| experts.forward(x).add(&one.forward(x))))
     });
     let parts = decoder::Parts { feed_forward, ..decoder::Parts::new(Bias::Never, attention) };

@@ -43,7 +43,7 @@ const LOCAL: Key = Key("", "rope.freq_base_swa");
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     NOTED.iter().for_each(|key| keys.note(key));
     let gguf = keys.dialect() == Dialect::Gguf;
     // Where no layers are listed, none has a window; but in GGUF by their numbers.

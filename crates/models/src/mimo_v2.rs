@@ -66,7 +66,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let gguf = keys.dialect() == Dialect::Gguf;
     let width = keys.needed(Key("head_dim", "attention.key_length"))?;
-    let mut raw = Raw::read_turned(files, &["silu"], width.clone())?;
+    let mut raw = Raw::read_turned(files, width.clone())?;
     NOTED.iter().for_each(|key| keys.note(key));
     keys.only(Key("scoring_func", ""), &["sigmoid"])?;
     keys.only(Key("topk_method", ""), &["noaux_tc"])?;

@@ -43,7 +43,7 @@ pub(crate) const THIRD: Architecture = Architecture {
 pub(crate) const FACTORS: &[&str] = &["embedding_scale", "residual_scale", "logit_scale"];
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     windows::of_types(files, &raw.layers, None)?;
     if files.keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;

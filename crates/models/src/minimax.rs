@@ -93,7 +93,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
             return Err(size.wrong("0: this architecture has none", size.value));
         }
     }
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read_silu(files)?;
     let rotary = keys.size(Key("rotary_dim", ""))?;
     if let Some(rotation) = &mut raw.rotation {
         rotation.rotary = rotation.rotary.take().or(rotary);

@@ -46,7 +46,7 @@ const NOTED: &[&str] = &[
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     NOTED.iter().for_each(|key| keys.note(key));
     keys.only(Key("qk_norm_type", ""), &["per_layer"])?;
     keys.only(Key("scoring_func", ""), &["sigmoid"])?;

@@ -34,7 +34,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_all(files, &raw.layers)?;
     raw.pairing = mistral::pairing(files);
     let stretch = stretch(files)?;

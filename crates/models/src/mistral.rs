@@ -39,7 +39,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_all(files, &raw.layers)?;
     raw.pairing = pairing(files);
     Ok(decoder::open(raw.check()?, Bias::Never, |config, layer| config.attention(layer)))

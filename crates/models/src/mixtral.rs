@@ -25,7 +25,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_all(files, &raw.layers)?;
     if files.keys.dialect() == Dialect::Gguf {
         raw.pairing = Pairing::Adjacent;

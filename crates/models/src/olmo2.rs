@@ -54,7 +54,7 @@ const PERIOD: usize = 4;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::periodic(files, &raw.layers, PERIOD)?;
     let bias = files.bias("attention_bias")?;
     let width = raw.head_dim.clone().unwrap_or_else(|| raw.hidden.clone());

@@ -59,7 +59,7 @@ const NET_EPS: f32 = 1e-5;
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read_silu(files)?;
     NOTED.iter().for_each(|key| keys.note(key));
     let mut kinds = hybrid::nets(files, &raw.layers)?.to_vec();
     if keys.get(Key("layer_types", "")).is_none() && kinds.iter().all(|net| *net) {

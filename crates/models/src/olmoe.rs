@@ -25,7 +25,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let raw = Raw::read(files, &["silu"])?;
+    let raw = Raw::read(files)?;
     windows::of_types(files, &raw.layers, None)?;
     let bias = files.bias("attention_bias")?;
     if let Some(most) = keys.number(Key("clip_qkv", "attention.clamp_kqv"))? {

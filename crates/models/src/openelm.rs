@@ -1,7 +1,7 @@
 //! OpenELM (Mehta et al. 2024): Qwen3's blocks, which have numbers of heads and widths of their own,
 //! with q, k and v in one matrix, and gate and up in another.
 
-use crate::config::{Config, LAYERS, LIMIT, Raw, rows_of_embedding};
+use crate::config::{Config, LAYERS, LIMIT, Raw, SILU, rows_of_embedding};
 use crate::files::Files;
 use crate::keys::{Dialect, Key};
 use crate::names::Row;
@@ -88,6 +88,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         },
         norm_eps: keys.number_or(EPS, 1e-6)?,
         windows: Vec::new(),
+        gate: SILU,
         context: keys.needed(Key("max_context_length", "context_length"))?,
         tied: true,
         rotation: Some(Rotation {
@@ -109,7 +110,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let parts = decoder::Parts {
         feed_forward: Box::new(move |builder, config, i| {
             let (name, width) = (format!("blocks.{i}.mlp"), blocks[i].feed_forward);
-            let mlp = Mlp::new(builder, &name, config.hidden, width, Bias::Never)?;
+            let mlp = Mlp::new(builder, &name, [config.hidden, width], Bias::Never, config.gate)?;
             Ok(Box::new(move |x| mlp.forward(x)))
         }),
         ..decoder::Parts::new(Bias::Never, attention)

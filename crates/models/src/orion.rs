@@ -21,7 +21,6 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    files.keys.only(Key("hidden_act", ""), &["silu"])?;
     xverse::state_layout(files);
     let raw = Raw::read_normed(files, Key("rms_norm_eps", "attention.layer_norm_epsilon"))?;
     let parts = decoder::Parts {

@@ -37,7 +37,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_all(files, &raw.layers)?;
     if files.keys.flag(Key("attention_bias", ""))? == Some(true) {
         return Err(files.keys.wrong("attention_bias", "false: this architecture has none", true));

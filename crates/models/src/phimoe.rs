@@ -32,7 +32,7 @@ pub(crate) const FACTORS: &[crate::names::Row] = &[
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_all(files, &raw.layers)?;
     let (bias, head_bias) = (files.bias("attention_bias")?, files.bias("lm_head_bias")?);
     let jitter = keys.number_or(Key("router_jitter_noise", ""), 0.01)?.positive()? as f32;

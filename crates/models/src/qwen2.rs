@@ -21,7 +21,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     const CHUNKS: &str = "dual_chunk_attention_config";
     if files.keys.get(CHUNKS).is_some() {

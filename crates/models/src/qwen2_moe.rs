@@ -50,7 +50,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     let sparse = Sparse::read(files)?;
     let bias =
@@ -79,10 +79,11 @@ pub(crate) fn with_shared(
 ) -> Result<decoder::FeedForward> {
     const SHARED: Key = Key("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
     let shared = files.keys.needed(SHARED)?.within(1..=1 << 20)?;
-    Ok(Box::new(move |builder, _, i| {
+    Ok(Box::new(move |builder, config, i| {
         let (name, hidden) = (format!("blocks.{i}.mlp"), options.hidden);
         let experts = MixtureOfExperts::new(builder, &name, &options)?;
-        let one = Mlp::new(builder, &format!("{name}.shared"), hidden, shared, Bias::Never)?;
+        let (one, sizes) = (format!("{name}.shared"), [hidden, shared]);
+        let one = Mlp::new(builder, &one, sizes, Bias::Never, config.gate)?;
         let gate =
             Projection::new(builder, &format!("{name}.shared_gate"), [1, hidden], Bias::Never)?;
         let layer = move |x: &nn::Tensor| {

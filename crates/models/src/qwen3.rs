@@ -31,7 +31,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 };
 
 pub(crate) fn open(files: &Files<'_>) -> Result<Opened> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_qwen(files, &raw.layers)?;
     let bias = files.bias("attention_bias")?;
     Ok(decoder::open(raw.check()?, Bias::IfStored, move |config, layer| AttentionOptions {

@@ -36,7 +36,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 /// # Errors
 /// A key that is missing or out of range.
 pub(crate) fn read(files: &Files<'_>, normalised: bool) -> Result<(Config, decoder::Parts, usize)> {
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     raw.windows = windows::of_switch(files, &raw.layers)?;
     let sparse = Sparse::read(files)?;
     let bias = files.bias("attention_bias")?;

@@ -57,7 +57,7 @@ const NOTED: &[&str] = &[
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
-    let raw = Raw::read(files, &["silu"])?;
+    let raw = Raw::read(files)?;
     NOTED.iter().for_each(|key| files.keys.note(key));
     bailing_moe::open_normed(files, raw)
 }

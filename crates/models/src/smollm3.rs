@@ -22,7 +22,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    let mut raw = Raw::read(files, &["silu"])?;
+    let mut raw = Raw::read(files)?;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
     if hugging_face {
         raw.windows = windows::of_qwen(files, &raw.layers)?;

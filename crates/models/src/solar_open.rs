@@ -35,7 +35,6 @@ const NUMBERS: Numbers = &[
 fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
-    keys.only(Key("hidden_act", ""), &["silu"])?;
     let raw = Raw::read_normed(files, RMS_EPS)?;
     // What the first configurations state, too.
     keys.note("intermediate_size");

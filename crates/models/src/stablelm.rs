@@ -30,7 +30,6 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
-    keys.only(Key("hidden_act", ""), &["silu"])?;
     let eps = Key("layer_norm_eps", "attention.layer_norm_epsilon");
     let mut raw = Raw::read_normed(files, eps)?;
     raw.turns_part(files, 0.25)?;

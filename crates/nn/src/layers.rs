@@ -425,31 +425,21 @@ pub struct Mlp {
     gate: Projection, // [hidden] -> [ff]
     up: Projection,   // [hidden] -> [ff]
     down: Projection, // [ff] -> [hidden]
-    f: Unary,
+    functions: &'static [Unary],
 }
 
 impl Mlp {
-    /// Takes `name.gate` and `.up` `[ff, hidden]` and `.down` `[hidden, ff]`, with SiLU on the gate.
+    /// Takes `name.gate` and `.up` `[ff, hidden]` and `.down` `[hidden, ff]`; the gate goes through
+    /// `functions`, one after the other.
     ///
     /// # Errors
     /// As [`Builder::weight`].
     pub fn new(
         builder: &Builder<'_>,
         name: &str,
-        hidden: usize,
-        ff: usize,
-        bias: Bias,
-    ) -> Result<Self> {
-        Mlp::gated(builder, name, [hidden, ff], bias, Unary::Silu)
-    }
-
-    /// The same with activation `f` on the gate.
-    pub fn gated(
-        builder: &Builder<'_>,
-        name: &str,
         [hidden, ff]: [usize; 2],
         bias: Bias,
-        f: Unary,
+        functions: &'static [Unary],
     ) -> Result<Self> {
         let linear =
             |part: &str, shape| Projection::new(builder, &format!("{name}.{part}"), shape, bias);
@@ -457,12 +447,13 @@ impl Mlp {
             gate: linear("gate", [ff, hidden])?,
             up: linear("up", [ff, hidden])?,
             down: linear("down", [hidden, ff])?,
-            f,
+            functions,
         })
     }
 
     /// `down(f(gate(x)) * up(x))`.
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        self.down.forward(&self.gate.forward(x).map(self.f).mul(&self.up.forward(x)))
+        let gate = self.functions.iter().fold(self.gate.forward(x), |gate, f| gate.map(*f));
+        self.down.forward(&gate.mul(&self.up.forward(x)))
     }
 }

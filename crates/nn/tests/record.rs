@@ -4,7 +4,7 @@
 use delft_nn::{
     AttentionOptions, Bias, Builder, Embedding, ExpertsOptions, ForwardPass, Gate,
     MixtureOfExperts, Mlp, Norm, Odds, Pairing, Projection, QkNorm, Rope, Routing, SelfAttention,
-    Stored, Weights,
+    Stored, Unary, Weights,
 };
 use formats::{Result, Source};
 use program::{
@@ -128,7 +128,7 @@ fn decoder_of(
             Norm::rms(&builder, &format!("{i}.attention_norm"), HIDDEN, 1e-5)?,
             SelfAttention::new(&builder, &format!("{i}.attention"), options)?,
             Norm::rms(&builder, &format!("{i}.mlp_norm"), HIDDEN, 1e-5)?,
-            Mlp::new(&builder, &format!("{i}.mlp"), HIDDEN, ff, Bias::Never)?,
+            Mlp::new(&builder, &format!("{i}.mlp"), [HIDDEN, ff], Bias::Never, &[Unary::Silu])?,
             experts.map(|experts| mixture(&builder, &format!("{i}.mlp"), experts)),
         ));
     }

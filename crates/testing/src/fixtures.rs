@@ -193,6 +193,7 @@ macro_rules! fixtures {
             qwen2_5 "qwen2.5",
             qwen2_5_vl "qwen2.5-vl",
             qwen2_moe "qwen2-moe",
+            qwen2_moe_gelu "qwen2-moe-gelu",
             qwen2_vl "qwen2-vl",
             qwen2_window "qwen2-window",
             qwen2_yarn "qwen2-yarn",

@@ -91,6 +91,7 @@ fn folders_compute_the_same_as_files() {
         "persimmon",
         "phi-normed",
         "phimoe",
+        "qwen2-moe-gelu",
         "qwen2-window",
         "qwen3-moe",
         "qwen3-moe-all",

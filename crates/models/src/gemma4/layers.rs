@@ -14,7 +14,7 @@ use crate::{Config, Ending, Layers, experts, gemma2};
 use formats::{Result, Source};
 use nn::{
     AttentionOptions, Bias, Builder, Embedding, ExpertsOptions, ForwardPass, Mlp, Norm, QkNorm,
-    Rope, SelfAttention, Stored, Tensor, Unary, Weights,
+    Rope, SelfAttention, Stored, Tensor, Weights,
 };
 
 /// The sizes that layers of one kind have in common.
@@ -103,7 +103,7 @@ impl Block {
             attention: SelfAttention::new(builder, &format!("blocks.{i}.attention"), options)?,
             after_attention_norm: norm("after_attention_norm")?,
             mlp_norm: norm("mlp_norm")?,
-            mlp: Mlp::gated(builder, &name, sizes, Bias::Never, Unary::GeluTanh)?,
+            mlp: Mlp::new(builder, &name, sizes, Bias::Never, config.gate)?,
             mixture: plan.mixture.as_ref().map(mixture).transpose()?,
             after_mlp_norm: norm("after_mlp_norm")?,
             input: (plan.input > 0).then(input).transpose()?,
