@@ -239,10 +239,11 @@ CASES = [
          dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=24, intermediate_size_mlp=48,
               num_hidden_layers=4, num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=2, pad_token_id=0,
               rms_norm_eps=1e-5, **rope(200.0, **LLAMA3_SCALING)), prompt=12, gguf=("f32",)),
-    Case("llama4-chunks", "llama4", "bfloat16", "40 tokens in chunks of 12, and queries of the second layer, which is not rotated, that grow every 5",
+    Case("llama4-chunks", "llama4", "bfloat16", "40 tokens in chunks of 12, and queries of the second layer, which is not rotated, that grow every 5; yarn, whose magnitude norms take away",
          dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=24, intermediate_size_mlp=48,
               num_hidden_layers=3, no_rope_layer_interval=2, num_local_experts=4, num_experts_per_tok=1, interleave_moe_layer_step=2,
-              attention_chunk_size=12, floor_scale=5, attn_scale=0.4, pad_token_id=0, rms_norm_eps=1e-5, **rope(200.0)), prompt=40, keep=20),
+              attention_chunk_size=12, floor_scale=5, attn_scale=0.4, pad_token_id=0, rms_norm_eps=1e-5,
+              **rope(200.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=16)), prompt=40, keep=20),
     Case("smollm3", "smollm3", "bfloat16", "every fourth layer is not rotated, tied",
          shape(64, 4, 1, 64, num_hidden_layers=5, tie_word_embeddings=True, pad_token_id=0, **rope(10000.0)), gguf=("f32",)),
     Case("granite", "granite", "bfloat16", "multipliers of embeddings, scores, residuals and logits; tied",
@@ -415,9 +416,9 @@ CASES = [
          dict(hidden_size=64, num_attention_heads=4, intermediate_size=96, layer_norm_eps=1e-5, hidden_act="gelu",
               **rope(10000.0, rope_type="default", partial_rotary_factor=0.25)),
          drop=("rms_norm_eps",), add=dict(rotary_pct=0.25), gguf=("f32",)),
-    Case("gpt-neox-in-turn", "gpt_neox", "bfloat16", "one after the other",
+    Case("gpt-neox-in-turn", "gpt_neox", "bfloat16", "one after the other; a half of the pairs rotated, as if all were",
          dict(hidden_size=48, num_attention_heads=3, intermediate_size=64, layer_norm_eps=1e-5, use_parallel_residual=False,
-              **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), drop=("rms_norm_eps",)),
+              **rope(10000.0, rope_type="proportional", partial_rotary_factor=0.5)), drop=("rms_norm_eps",)),
     Case("nemotron", "nemotron", "bfloat16", "layer norms of 1 + w, the square of what is positive, half of each head rotated",
          shape(64, 4, 2, 80, norm_eps=1e-5, **rope(10000.0, rope_type="default", partial_rotary_factor=0.5)), drop=("rms_norm_eps",), gguf=("f32",)),
     Case("arcee", "arcee", "bfloat16", "a feed-forward without a gate, of the square of what is positive",
@@ -462,10 +463,11 @@ CASES = [
          shape(32, 2, 1, 64, num_hidden_layers=1, head_dim=16, **rope(1000.0, rope_type="proportional", partial_rotary_factor=0.4, factor=2.0))),
     Case("llama-dynamic-beyond", "llama", "bfloat16", "dynamic rope scaling: the base for a context of 128, four times that of 32 positions",
          shape(32, 4, 2, 64, num_hidden_layers=1, max_position_embeddings=32, **rope(200.0, rope_type="dynamic", factor=2.0)),
-         prompt=90, keep=8, context=128),
+         prompt=90, keep=8, context=128, add=rope(200.0, rope_type="dynamic", factor=2.0, original_max_position_embeddings=16)),
     Case("qwen2-yarn-beyond", "qwen2", "bfloat16", "yarn rope scaling by 4, three times beyond the first 32 positions",
          shape(32, 2, 1, 64, num_hidden_layers=1, max_position_embeddings=128,
-               **rope(10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32)), prompt=90, keep=8, gguf=("f16",)),
+               **rope(10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32)), prompt=90, keep=8, gguf=("f16",),
+         add=dict(original_max_position_embeddings=32, **rope(10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=16))),
     Case("llama-40", "llama", "bfloat16", "heads of 40, five of them on one, vocabulary 109",
          shape(40, 5, 1, 56, head_dim=40, vocab_size=109, **rope(10000.0))),
     Case("llama-96", "llama", "bfloat16", "heads of 96, three on one, vocabulary 101",
@@ -592,8 +594,8 @@ CASES = [
          drop=("rms_norm_eps",)),
     Case("openai-gpt", "openai-gpt", "float16", "sums that are normed in the place of what sublayers read; matrices the other way round, untied",
          dict(n_embd=48, n_head=3, n_layer=2, n_positions=256, tie_word_embeddings=False), drop=("rms_norm_eps", "max_position_embeddings")),
-    Case("biogpt", "biogpt", "float16", "learned positions behind two more in the table, a scaled embedding, untied",
-         dict(hidden_size=48, num_attention_heads=3, intermediate_size=80, pad_token_id=0), drop=("rms_norm_eps",)),
+    Case("biogpt", "biogpt", "float16", "learned positions behind two more in the table, a scaled embedding, untied; a number of norms that its class does not read",
+         dict(hidden_size=48, num_attention_heads=3, intermediate_size=80, layer_norm_eps=0.1, pad_token_id=0), drop=("rms_norm_eps",)),
     Case("orion", "stablelm", "bfloat16", "Llama with layer norms",
          shape(48, 4, 2, 64, rms_norm_eps=1e-5, layer_norm_eps=1e-5, **rope(10000.0, rope_type="default", partial_rotary_factor=1.0)), disguise="orion", gguf=("f32",)),
     Case("xverse", "llama", "bfloat16", "Llama under a name of its own", shape(48, 4, 4, 64, **rope(10000.0)), disguise="xverse", gguf=("f32",)),
@@ -789,8 +791,8 @@ CASES = [
          shape(48, 4, 2, 64, rms_norm_eps=1e-5, **rope(10000.0))),
     Case("codegen", "codegen", "float16", "GPT-J with q, v and k of a quarter of the heads below each other, four times; a bias on the head",
          dict(n_embd=64, n_head=8, n_layer=2, n_positions=256, n_inner=96, rotary_dim=4), drop=("rms_norm_eps", "max_position_embeddings")),
-    Case("dbrx", "dbrx", "bfloat16", "layer norms without biases, bounds on q, k and v, 2 of 4 experts whose matrices lie below each other, those behind turned",
-         dict(d_model=48, n_heads=4, max_seq_len=256, attn_config=dict(clip_qkv=1.0, kv_n_heads=2, rope_theta=10000.0),
+    Case("dbrx", "dbrx", "bfloat16", "layer norms without biases, bounds on q, k and v, 2 of 4 experts whose matrices lie below each other, those behind turned; a base that counts and one that does not",
+         dict(d_model=48, n_heads=4, max_seq_len=256, attn_config=dict(clip_qkv=1.0, kv_n_heads=2, rope_theta=500.0),
               ffn_config=dict(hidden_size=48, ffn_hidden_size=40, moe_num_experts=4, moe_top_k=2), **rope(10000.0)), prompt=12,
          drop=("rms_norm_eps", "max_position_embeddings"), gguf=("f32",)),
     Case("qwen", "qwen2", "bfloat16", "the first Qwen: q, k and v in one matrix, which alone has a bias, under GPT-2's names; a feed-forward half as wide as is stated",
@@ -1201,7 +1203,8 @@ def record(model, ids):
         # Of several streams the first is the embedding.
         seen.setdefault("embeddings", (inputs[0] if inputs else named["hidden_states"]).squeeze(1)[0])
 
-    inner = getattr(model, model.base_model_prefix)
+    inner = getattr(model, model.base_model_prefix, None)
+    inner = model.model if inner is None else inner  # Llama 4's prefix is none of its parts
     for part in ("language_model", "text_model", "decoder"):
         inner = getattr(inner, part, inner)
     layers = next(getattr(inner, name) for name in ("h", "blocks", "layers") if hasattr(inner, name))

@@ -36,10 +36,15 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     open,
 };
 
+/// The number that norms add to a variance in Transformers' class.
+const NORM_EPS: f64 = 1e-5;
+
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read_normed(files, Key("layer_norm_eps", ""))?;
     raw.rotation = None;
+    // Its norms add this, whatever is stated: published folders say 1e-12.
+    raw.norm_eps.value = NORM_EPS;
     // For training.
     keys.note("layerdrop");
     let scaled = keys.flag(Key("scale_embedding", ""))?.unwrap_or(true);

@@ -244,8 +244,7 @@ impl Raw {
             let heads = self.heads.value.max(1);
             self.hidden.clone().map(|hidden| hidden / heads)
         });
-        let unsaid = |rotation: &&mut Rotation| rotation.rotary.is_none();
-        let rotation = self.rotation.as_mut().filter(unsaid);
+        let rotation = self.rotation.as_mut().filter(|rotation| rotation.is_open());
         if let (Dialect::HuggingFace, Some(rotation)) = (files.keys.dialect(), rotation) {
             if !(0.0..=1.0).contains(&usual) {
                 return Err(width.wrong("a part from 0 to 1 of each head to be rotated", usual));

@@ -74,7 +74,10 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         raw.kv_heads = heads;
     }
     let base = own.number(Key("rope_theta", "rope.freq_base"))?;
-    if let (Some(rotation), Some(base)) = (&mut raw.rotation, base) {
+    // Transformers 5 reads a base at its usual places, whatever is said here.
+    let usual = keys.object("rope_parameters")?.map(|rope| rope.number("rope_theta"));
+    let usual = usual.transpose()?.flatten().or(keys.number("rope_theta")?);
+    if let (Some(rotation), Some(base), None) = (&mut raw.rotation, base, usual) {
         rotation.theta = base;
     }
     let clip = own.number(Key("clip_qkv", "attention.clamp_kqv"))?;

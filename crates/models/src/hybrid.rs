@@ -77,7 +77,7 @@ impl Hybrid {
     pub(crate) fn read(files: &Files<'_>) -> Result<Hybrid> {
         let keys = &files.keys;
         let mut raw = Raw::read_silu(files)?;
-        let rotation = raw.rotation.as_mut().filter(|rotation| rotation.rotary.is_none());
+        let rotation = raw.rotation.as_mut().filter(|rotation| rotation.is_open());
         if let (Some(rotation), Some(head_dim)) = (rotation, &raw.head_dim) {
             rotation.rotary = Some(head_dim.clone().map(|head_dim| head_dim / 4));
         }

@@ -104,14 +104,15 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     options.routing.odds = Odds::Sigmoid;
     options.weighs_inputs = true;
     let attention = move |config: &Config, layer: usize| {
-        let plain = config.attention(layer);
-        // A rotation leaves lengths as they are: norms in front of it are those behind it.
-        let normed = normed && turned[layer];
+        let (plain, normed) = (config.attention(layer), normed && turned[layer]);
+        let rope = plain.rope.clone().filter(|_| turned[layer]);
         AttentionOptions {
             qkv_bias: bias,
             output_bias: bias,
             qk_norm: if normed { QkNorm::Heads(config.norm_eps) } else { QkNorm::None },
-            rope: plain.rope.clone().filter(|_| turned[layer]),
+            // A rotation leaves lengths as they are, unless it has a magnitude.
+            rotates_first: rope.as_ref().is_some_and(|rope| rope.magnitude != 1.0),
+            rope,
             window: chunks[layer],
             chunked: chunks[layer].is_some(),
             stretch: stretch.filter(|_| !turned[layer]),

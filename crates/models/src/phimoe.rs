@@ -6,7 +6,7 @@ use crate::files::Files;
 use crate::keys::Key;
 use crate::unsaid::Unsaid;
 use crate::{Architecture, Opened, decoder, experts, llama, mixtral, windows};
-use formats::Result;
+use formats::{ErrorKind, Result};
 use nn::{Bias, Builder, Odds};
 
 pub(crate) const ARCHITECTURE: Architecture = Architecture {
@@ -30,6 +30,9 @@ pub(crate) const FACTORS: &[crate::names::Row] = &[
     ("rope_factors_short", "rope_factors_short", "rope_factors_short"),
 ];
 
+/// Experts that a token goes through: odds are made for no other number.
+const EACH: usize = 2;
+
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files)?;
@@ -40,6 +43,11 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     keys.number(Key("input_jitter_noise", ""))?;
     let config = raw.check()?;
     let mut options = experts::read(files, config.hidden, config.feed_forward)?;
+    if options.routing.used != EACH {
+        let used = Key("num_experts_per_tok", "expert_used_count");
+        let error = keys.wrong(used, EACH, options.routing.used);
+        return Err(error.of(ErrorKind::Unsupported));
+    }
     options.routing.odds = Odds::Near { jitter };
     options.routing.normalised = false;
     let parts = decoder::Parts {

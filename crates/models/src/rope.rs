@@ -19,6 +19,11 @@ pub(crate) struct Rotation {
 }
 
 impl Rotation {
+    /// Whether nothing says how much of each head turns.
+    pub(crate) fn is_open(&self) -> bool {
+        self.rotary.is_none() && !matches!(self.scaling.value, Scaling::Proportional { .. })
+    }
+
     /// The rotation of heads of `head_dim` elements that `stated` describes, for a context of
     /// `context` positions.
     ///

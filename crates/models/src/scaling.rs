@@ -133,8 +133,9 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
     let need = |key: &'static str| rope.needed_number(key)?.positive();
     let trained = || keys.needed_number("max_position_embeddings");
     const ORIGINAL: &str = "original_max_position_embeddings";
+    // One beside the object counts, as in Transformers.
     let outside = keys.number(ORIGINAL)?;
-    let original = || match rope.number(ORIGINAL)?.or(outside.clone()) {
+    let original = || match outside.clone().or(rope.number(ORIGINAL)?) {
         Some(original) => original.positive(),
         None => trained()?.positive(),
     };
@@ -146,7 +147,11 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
             part: 1.0,
             factor: rope.number_or("factor", 1.0)?.positive()?,
         }),
-        Some("dynamic") => Ok(Scaling::Dynamic { factor: need("factor")?, original: original()? }),
+        Some("dynamic") => {
+            // Transformers goes by the whole context, whatever else is said.
+            rope.note(ORIGINAL);
+            Ok(Scaling::Dynamic { factor: need("factor")?, original: trained()?.positive()? })
+        }
         Some("llama3") => {
             let (low, high) = (need("low_freq_factor")?, rope.needed_number("high_freq_factor")?);
             // The same: no pairs lie between, as in Llama 4 Scout.
@@ -194,7 +199,11 @@ fn of_json(rope: &Keys<'_>, keys: &Keys<'_>) -> Result<Scaling> {
                 None => trained()?.map(|context| context / original),
             };
             let factor = stretched.positive()?;
-            let or = |key: &'static str, usual: f64| rope.number_or(key, usual)?.positive();
+            // Zero says nothing.
+            let or = |key: &'static str, usual: f64| match rope.number(key)? {
+                Some(number) if number.value != 0.0 => number.positive(),
+                _ => Ok(usual),
+            };
             let scale = |key: &'static str| {
                 Ok(rope.number(key)?.map(|scale| scale.value).filter(|scale| *scale != 0.0))
             };

@@ -64,6 +64,7 @@ fn folders_compute_the_same_as_files() {
         "glm4v_moe",
         "glm_ocr",
         "gpt-neo",
+        "gpt-neox-in-turn",
         "gpt2-scaled",
         "gptj",
         "granite4-moe",
