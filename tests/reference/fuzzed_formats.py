@@ -11,6 +11,7 @@ eight bits, so that ROUNDED is its bound. Prints a line for each folder that dif
 import argparse
 import inspect
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -260,9 +261,38 @@ SCHEMES = {"gptq": gptq, "auto-round": auto_round, "awq": awq, "pack-quantized":
            "mixed-precision": mixed_precision, "fp8": eight_bit_floats, "mxfp4": four_bit_floats, "mlx": mlx}
 
 
+SIZES = dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, intermediate_size=128, num_hidden_layers=2, max_position_embeddings=256, pad_token_id=0)
+LATENT = SIZES | dict(num_key_value_heads=4, q_lora_rank=128, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64)
+MIXED = dict(num_experts_per_tok=1, moe_intermediate_size=128)
+# Families whose matrices are joined, cut, turned or made of others when they are read.
+OTHERS = {
+    "falcon": dict(hidden_size=256, num_attention_heads=4, num_kv_heads=2, new_decoder_architecture=True, num_hidden_layers=2, alibi=False, bias=False),
+    "bloom": dict(hidden_size=256, num_attention_heads=4), "mpt": dict(hidden_size=256, num_attention_heads=4, max_seq_len=256),
+    "opt": dict(hidden_size=256, num_attention_heads=4, ffn_dim=128, word_embed_proj_dim=256, num_hidden_layers=2, max_position_embeddings=256),
+    "gpt_neox": dict(hidden_size=256, num_attention_heads=4, intermediate_size=128), "gptj": dict(n_embd=256, n_head=4, n_layer=2, n_inner=128, rotary_dim=16),
+    "codegen": dict(n_embd=256, n_head=4, n_layer=2, n_inner=128, rotary_dim=16), "starcoder2": SIZES, "stablelm": SIZES, "phi": SIZES, "cohere": SIZES,
+    "persimmon": dict(hidden_size=256, num_attention_heads=4, intermediate_size=128), "olmo2": SIZES, "granite": SIZES, "nemotron": SIZES, "exaone4": SIZES,
+    "glm4": SIZES | dict(head_dim=64), "ernie4_5": SIZES | dict(head_dim=64), "smollm3": SIZES, "arcee": SIZES, "hunyuan_v1_dense": SIZES | dict(head_dim=64),
+    "minicpm3": LATENT, "deepseek_v2": LATENT | MIXED | dict(n_routed_experts=2, n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1),
+    "deepseek_v3": LATENT | MIXED | dict(n_routed_experts=2, n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1),
+    "qwen2_moe": SIZES | MIXED | dict(num_experts=2, shared_expert_intermediate_size=128), "olmoe": SIZES | dict(num_experts=2, num_experts_per_tok=1),
+    "qwen3_next": SIZES | MIXED | dict(num_experts=2, shared_expert_intermediate_size=128, head_dim=64, linear_num_key_heads=2, linear_num_value_heads=4,
+                                       linear_key_head_dim=32, linear_value_head_dim=32, layer_types=["linear_attention", "full_attention"]),
+    "lfm2": SIZES | dict(layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False),
+    "falcon_h1": SIZES | dict(mamba_d_ssm=256, mamba_n_heads=4, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=32),
+    "mamba2": dict(hidden_size=128, expand=2, num_heads=4, head_dim=64, n_groups=1, state_size=32, num_hidden_layers=2, pad_token_id=0),
+    "jamba": SIZES | dict(num_experts=2, num_experts_per_tok=1, mamba_d_state=16, mamba_dt_rank=32, attn_layer_period=2, attn_layer_offset=1),
+    "dots1": SIZES | MIXED | dict(head_dim=64, n_routed_experts=2, n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1, sliding_window=None),
+}
+
+
 def dense(r, name):
     """A case whose matrices have whole groups."""
-    family = r.of("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "mixtral", "glm4_moe")
+    family = r.of("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "mixtral", "glm4_moe", *OTHERS)
+    if family in OTHERS:
+        own = models.model_classes(family)[0]()
+        drop = tuple(key for key in ("rms_norm_eps", "max_position_embeddings") if not hasattr(own, key) or key in own.attribute_map)
+        return Case(name, family, "float32", "", dict(vocab_size=r.of(97, 128, 160), **OTHERS[family]), drop=drop)
     heads, kv, dim = r.of((2, 1, 64), (4, 2, 32), (3, 1, 128), (6, 3, 64))
     config = dict(hidden_size=r.of(128, 256) if heads % 3 else 384, num_attention_heads=heads, num_key_value_heads=kv, head_dim=dim, intermediate_size=r.of(128, 256),
                   num_hidden_layers=2, vocab_size=r.of(97, 128, 160), tie_word_embeddings=family == "gemma2" or r.flag(), max_position_embeddings=256,
@@ -280,7 +310,8 @@ def dense(r, name):
 
 def is_quantised(name, x):
     """A matrix of the blocks, but for routers."""
-    return x.ndim == 2 and ".layers." in name and not name.endswith((".mlp.gate.weight", "block_sparse_moe.gate.weight"))
+    kept = (".mlp.gate.weight", "block_sparse_moe.gate.weight", "router.weight", "shared_expert_gate.weight", "A_log", "x_proj.weight", "dt_proj.weight")
+    return x.ndim == 2 and re.search(r"\.\d+\.", name) and name.endswith(".weight") and not name.endswith(kept)
 
 
 @torch.no_grad()

@@ -1369,10 +1369,14 @@ def check_context(case, weights, model):
     assert difference < 1e-4, f"the rotation for {case.context} positions differs by {difference}"
 
 
+def default_type(family):
+    """The default type of a model in float64: XGLM's mask has the least number of its scores' type in it, and MiniMax computes decays in it."""
+    return torch.float64 if family in ("xglm", "minimax") else torch.float32
+
+
 def expected(case, weights):
     """Tensors and metadata of expected.safetensors."""
-    # XGLM's mask has the least number of its scores' type in the default one, in which MiniMax computes decays.
-    with widened(torch.float64 if case.family in ("xglm", "minimax") else torch.float32):
+    with widened(default_type(case.family)):
         model = with_weights(case, weights, torch.float64)
         ids, seen = choose_prompt(case, model)
         assert all(x.dtype == torch.float64 for name, x in seen.items() if name != "decode.tokens")
@@ -1460,7 +1464,9 @@ def write_checkpoint(case, weights, folder):
         own = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": case.ternary, "modules_to_not_convert": None}
         write_json(folder / "config.json", json.loads((folder / "config.json").read_text()) | {"quantization_config": own})
     if case.disguise:
-        config, weights = DISGUISES[case.disguise](json.loads((folder / "config.json").read_text()), weights)
+        config = json.loads((folder / "config.json").read_text())
+        config |= {key: value for key, value in (("sizes", case.sizes), ("blocks", case.blocks)) if value}
+        config, weights = DISGUISES[case.disguise](config, weights)
         write_json(folder / "config.json", config)
         save_file({name: x.contiguous() for name, x in weights.items()}, folder / "model.safetensors", {"format": "pt"})
 
@@ -1625,7 +1631,6 @@ def as_internlm(config, weights):
 
 def as_openelm(config, weights):
     """Qwen3's blocks are the same, with other names."""
-    case = next(case for case in CASES if case.disguise == "openelm")
     names = {"model.embed_tokens": "transformer.token_embeddings", "model.layers.": "transformer.layers.", "model.norm": "transformer.norm", "self_attn.q_norm": "attn.q_norm",
              "self_attn.k_norm": "attn.k_norm", "self_attn.o_proj": "attn.out_proj", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.down_proj": "ffn.proj_2"}
     stored = {}
@@ -1635,7 +1640,7 @@ def as_openelm(config, weights):
             stored[name.replace("mlp.gate_proj", "ffn.proj_1")] = torch.cat([x, up])
         elif not name.endswith("mlp.up_proj.weight"):
             stored[name] = x
-    heads, groups, widths = zip(*case.sizes)
+    heads, groups, widths = zip(*config["sizes"])
     own = {"architectures": ["OpenELMForCausalLM"], "model_type": "openelm", "activation_fn_name": "swish", "bos_token_id": 1, "eos_token_id": 2, "dtype": config["dtype"],
            "ffn_dim_divisor": 8, "ffn_multipliers": [width / config["hidden_size"] for width in widths], "ffn_with_glu": True, "head_dim": config["head_dim"],
            "initializer_range": 0.02, "max_context_length": config["max_position_embeddings"], "model_dim": config["hidden_size"], "normalization_layer_name": "rms_norm",
@@ -1717,8 +1722,7 @@ def as_ling2(config, weights):
 def as_nas(config, weights):
     """Llama's blocks as the folders of searched models list them; `search_blocks` made them."""
     blocks, heads = [], config["num_attention_heads"]
-    case = next(case for case in CASES if case.disguise == "nemotron-nas" and len(case.blocks) == config["num_hidden_layers"])
-    for groups, width in case.blocks:
+    for groups, width in config.pop("blocks"):
         attention = {"n_heads_in_group": heads // groups if groups and groups > 0 else None, "no_op": groups is None, "replace_with_linear": groups == -1, "sparsify": None}
         by = width * 3 / 2 / config["hidden_size"] if width else None
         blocks.append({"attention": attention, "ffn": {"ffn_mult": by, "no_op": not width, "replace_with_linear": False, "sparsify": None}})
