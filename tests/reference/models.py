@@ -605,8 +605,8 @@ CASES = [
          shape(48, 4, 4, 64, num_hidden_layers=5, layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid", "hybrid"], num_mem_blocks=2,
                adapter_rank=8, use_shared_attention_adapter=True, use_mem_rope=True, n_mamba_heads=6, mamba_d_state=12, chunk_size=16, pad_token_id=0,
                tie_word_embeddings=True, **rope(10000.0)), prompt=20),
-    Case("zamba2-plain", "zamba2", "float32", "a block of each layer's own, since Transformers shares none where the head is untied; nothing added to q, k and v, no positions; two groups; more than a chunk",
-         shape(32, 4, 2, 48, num_hidden_layers=3, layers_block_type=["linear_attention", "hybrid", "hybrid"], adapter_rank=8, n_mamba_heads=4, mamba_ngroups=2,
+    Case("zamba2-plain", "zamba2", "float32", "a block of each layer's own, since Transformers shares none where the head is untied; nothing added to q, k and v, no positions; two groups; more than a chunk; biases",
+         shape(32, 4, 2, 48, add_bias_linear=True, num_hidden_layers=3, layers_block_type=["linear_attention", "hybrid", "hybrid"], adapter_rank=8, n_mamba_heads=4, mamba_ngroups=2,
                mamba_d_state=16, chunk_size=16, pad_token_id=0), prompt=40, keep=20, add=dict(layers_block_type=["mamba", "hybrid", "hybrid"])),
     Case("minimax", "minimax", "bfloat16", "two layers of lightning attention around one of attention, 2 of 4 experts; factors on normed inputs and on what is added; "
          "more than a block of 16",

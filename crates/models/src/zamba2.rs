@@ -7,17 +7,17 @@
 
 mod shared;
 
-use crate::config::{Config, LAYERS, LIMIT, Raw};
+use crate::config::{Config, GATE, LAYERS, LIMIT, Raw};
 use crate::files::Files;
 use crate::keys::Key;
 use crate::names::{Recipes, Row};
 use crate::stated::Stated;
 use crate::unsaid::Unsaid;
-use crate::{Architecture, Ending, Layers, Opened, decoder, mamba};
-use formats::{ErrorKind, Result};
+use crate::{Architecture, Ending, Layers, Opened, decoder, gpt2, mamba};
+use formats::Result;
 use nn::{
     Bias, Builder, Embedding, ForwardPass, GatedNorm, Mamba, MambaOptions, Projection, Tensor,
-    Weights,
+    Unary, Weights,
 };
 use shared::Shared;
 
@@ -92,12 +92,8 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let files = &files.with_names(OWN);
     let keys = &files.keys;
     NOTED.iter().for_each(|key| keys.note(key));
-    keys.only(Key("hidden_act", ""), &["gelu"])?;
-    if keys.flag(Key("add_bias_linear", ""))? == Some(true) {
-        let error = keys.wrong("add_bias_linear", "false: this architecture has no biases", true);
-        return Err(error.of(ErrorKind::Unsupported));
-    }
     let mut raw = Raw::read_quadrupled(files, Key("rms_norm_eps", ""))?;
+    raw.gate = gpt2::activation(files, GATE.0, &[Unary::GeluErf])?;
     if keys.flag(Key("use_long_context", ""))? == Some(true) {
         raw.context.value = raw.context.value.max(LONG);
     }
@@ -110,12 +106,15 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let least = keys.number_or(Key("time_step_min", ""), 0.001)?.value as f32;
     let mut mamba = mamba::read(files, &raw.hidden, GATED_EPS)?;
     mamba.norm = mamba.norm.map(|norm| GatedNorm { eps: GATED_EPS, ..norm });
+    // Its convolutions have biases, whatever is stated.
+    mamba.conv_bias = Bias::IfStored;
     mamba.limit[0] = mamba.limit[0].max(least.max(0.0));
     let uses = uses(files, &raw.layers)?;
     let count = keys.size("num_mem_blocks")?.map_or(Ok(1), |count| count.within(1..=LAYERS))?;
     let rank = keys.size("adapter_rank")?.map_or(Ok(128), |rank| rank.within(1..=LIMIT))?;
     let attends = keys.flag(Key("use_shared_attention_adapter", ""))?.unwrap_or(false);
-    let shared = shared::Options { uses, count, rank, attends };
+    let bias = files.bias("add_bias_linear")?;
+    let shared = shared::Options { uses, count, rank, attends, bias };
     let (config, plan) = (raw.check()?, Plan { mamba, shared });
     let of = config.clone();
     let build = move |weights: &dyn Weights, ending| {

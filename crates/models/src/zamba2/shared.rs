@@ -77,6 +77,8 @@ pub(super) struct Options {
     pub(super) rank: usize,
     /// Whether q, k and v have such additions, too.
     pub(super) attends: bool,
+    /// Biases of the feed-forward.
+    pub(super) bias: Bias,
 }
 
 /// One use of a block.
@@ -88,6 +90,7 @@ pub(super) struct Shared {
     gate: Added,       // [hidden] -> [ff]
     up: Added,         // [hidden] -> [ff]
     down: Projection,
+    functions: &'static [Unary],
 }
 
 /// A projection, and the second of the two matrices that are added to it.
@@ -116,15 +119,16 @@ impl Shared {
     ) -> Result<Shared> {
         let (hidden, ff, rank) = (config.hidden, config.feed_forward, options.rank);
         let name = format!("blocks.{i}.shared");
-        let linear = |part: &str, shape| {
-            Projection::new(builder, &format!("{name}.{part}"), shape, Bias::Never)
+        let biased = |part: &str, shape, bias| {
+            Projection::new(builder, &format!("{name}.{part}"), shape, bias)
         };
+        let linear = |part: &str, shape| biased(part, shape, Bias::Never);
         let norm = |part: &str, width| {
             Norm::rms(builder, &format!("{name}.{part}"), width, config.norm_eps)
         };
         let added = |part: &str| -> Result<Added> {
             let second = linear(&format!("{part}_second"), [ff, rank])?;
-            Ok(Added { whole: linear(part, [ff, hidden])?, second })
+            Ok(Added { whole: biased(part, [ff, hidden], options.bias)?, second })
         };
         let attention = AttentionOptions {
             hidden: 2 * hidden,
@@ -140,7 +144,8 @@ impl Shared {
             first: linear("first", [rank, hidden])?,
             gate: added("gate")?,
             up: added("up")?,
-            down: linear("down", [hidden, ff])?,
+            down: biased("down", [hidden, ff], options.bias)?,
+            functions: config.gate,
         })
     }
 
@@ -149,7 +154,8 @@ impl Shared {
         let y = self.attention.forward(&self.norm.forward(&x.beside(embedding)));
         let y = self.mlp_norm.forward(&y);
         let low = self.first.forward(&y);
-        let gate = self.gate.forward(&y, &low).map(Unary::GeluErf);
+        let gate = self.gate.forward(&y, &low);
+        let gate = self.functions.iter().fold(gate, |gate, f| gate.map(*f));
         self.down.forward(&gate.mul(&self.up.forward(&y, &low)))
     }
 }
@@ -169,6 +175,7 @@ pub(super) fn part(
     let at = |layer: usize| Some((layer, options.uses.iter().position(|of| *of == layer)?));
     let Some((layer, at)) = layer.and_then(at) else { return Ok(None) };
     let (ff, count) = (config.feed_forward, options.count);
+    let (part, suffix) = part.strip_suffix(".bias").map_or((part, ""), |part| (part, ".bias"));
     let own = ["_down", "_up"].iter().any(|end| part.ends_with(end)) || part == "first";
     let (part, half) = match part {
         "gate" => ("gate_up".to_owned(), Some((0, config.hidden))),
@@ -182,8 +189,11 @@ pub(super) fn part(
     // come before those of the same block's other uses.
     let uses = options.uses.iter().skip(at % count).step_by(count);
     for layer in std::iter::once(&layer).chain(uses) {
-        let name = format!("blocks.{layer}.shared.{part}");
+        let name = format!("blocks.{layer}.shared.{part}{suffix}");
         let found = match half {
+            Some((start, _)) if !suffix.is_empty() => {
+                phi3::rows(weights, &name, &[2 * ff], start, ff)?
+            }
             Some((start, width)) => phi3::rows(weights, &name, &[2 * ff, width], start, ff)?,
             None => weights.find(&name)?,
         };
