@@ -205,7 +205,7 @@ def gpt_oss(r):
 def smollm3(r):
     sizes, dim = shape(r)
     layers = sizes["num_hidden_layers"]
-    return sizes | rotation(r, dim) | dict(attention_bias=r.flag(), mlp_bias=r.flag()) | r.of(
+    return sizes | rotation(r, dim) | dict(attention_bias=r.flag(), mlp_bias=r.flag(), use_sliding_window=r.flag(), sliding_window=r.of(2, 8)) | r.of(
         {}, dict(no_rope_layer_interval=2), dict(no_rope_layers=[r.of(0, 1) for _ in range(layers)]))
 
 
@@ -1081,7 +1081,8 @@ def older(config):
             {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}[key]: value
             for settings in own.values() for key, value in settings.items()}
     written = models.older_dialect(config, {})
-    written |= {"layer_types": config["layer_types"]} if config.get("layer_types") else {}
+    listed = config.get("layer_types") and config["model_type"] not in ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3")
+    written |= {"layer_types": config["layer_types"]} if listed else {}
     if config["model_type"] == "olmo3":
         del written["rope_local_base_freq"]
     return written

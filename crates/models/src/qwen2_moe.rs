@@ -51,7 +51,10 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
 fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files)?;
-    raw.windows = windows::of_qwen(files, &raw.layers)?;
+    // Every other layer below that number, where layers are not listed.
+    let last = keys.size("max_window_layers")?.map_or(28, |last| last.value);
+    let within = |layer: usize| layer.is_multiple_of(2) && layer < last;
+    raw.windows = windows::of_switch(files, &raw.layers, within)?;
     let sparse = Sparse::read(files)?;
     let bias =
         if keys.flag(Key("qkv_bias", ""))? == Some(false) { Bias::Never } else { Bias::Always };

@@ -37,7 +37,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
 /// A key that is missing or out of range.
 pub(crate) fn read(files: &Files<'_>, normalised: bool) -> Result<(Config, decoder::Parts, usize)> {
     let mut raw = Raw::read(files)?;
-    raw.windows = windows::of_switch(files, &raw.layers)?;
+    raw.windows = windows::of_switch(files, &raw.layers, |_| true)?;
     let sparse = Sparse::read(files)?;
     let bias = files.bias("attention_bias")?;
     // Qwen3-Coder states what all of these models have, and what none has.

@@ -24,9 +24,7 @@ fn open(files: &Files<'_>) -> Result<Opened> {
     let keys = &files.keys;
     let mut raw = Raw::read(files)?;
     let hugging_face = keys.dialect() == Dialect::HuggingFace;
-    if hugging_face {
-        raw.windows = windows::of_qwen(files, &raw.layers)?;
-    } else {
+    if !hugging_face {
         raw.pairing = Pairing::Adjacent;
     }
     let every = keys.size(Key("no_rope_layer_interval", ""))?;
@@ -41,6 +39,10 @@ fn open(files: &Files<'_>) -> Result<Opened> {
         Some(list) => list[layer] != 0.0,
         None => !(layer + 1).is_multiple_of(every),
     };
+    if hugging_face {
+        // Layers without a rotation have the window.
+        raw.windows = windows::of_switch(files, &raw.layers, |layer| !rotated(layer))?;
+    }
     let (attention, mlp) = (files.bias("attention_bias")?, files.bias("mlp_bias")?);
     Ok(decoder::open(raw.check()?, mlp, move |config: &Config, layer| {
         let options = config.attention(layer);

@@ -136,24 +136,20 @@ pub(crate) fn of_types(
 /// # Errors
 /// As [`of_all`].
 pub(crate) fn of_qwen(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Option<usize>>> {
-    let keys = &files.keys;
-    if keys.dialect() == Dialect::Gguf {
-        return of_all(files, layers);
-    }
-    let (window, first) = (switched(files)?, keys.size("max_window_layers")?);
-    let listed = of_types(files, layers, window)?;
-    let Some(window) = window else { return Ok(Vec::new()) };
-    let full = first.map_or(layers.value, |first| first.value);
-    let upper = || (0..layers.value.min(LAYERS)).map(|i| (i >= full).then_some(window)).collect();
-    Ok(listed.unwrap_or_else(upper))
+    let first = files.keys.size("max_window_layers")?.map_or(layers.value, |first| first.value);
+    of_switch(files, layers, |layer| layer >= first)
 }
 
-/// Qwen3-MoE's rule: the switch turns the window on for all layers, whatever `max_window_layers`
-/// says.
+/// The rule of those where the switch turns the window on for the layers that `within` tells, if
+/// `layer_types` lists no others.
 ///
 /// # Errors
 /// As [`of_all`].
-pub(crate) fn of_switch(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec<Option<usize>>> {
+pub(crate) fn of_switch(
+    files: &Files<'_>,
+    layers: &Stated<usize>,
+    within: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
     if files.keys.dialect() == Dialect::Gguf {
         return of_all(files, layers);
     }
@@ -161,7 +157,8 @@ pub(crate) fn of_switch(files: &Files<'_>, layers: &Stated<usize>) -> Result<Vec
     let window = switched(files)?;
     let listed = of_types(files, layers, window)?;
     let Some(window) = window else { return Ok(Vec::new()) };
-    Ok(listed.unwrap_or_else(|| vec![Some(window); layers.value.min(LAYERS)]))
+    let told = || (0..layers.value.min(LAYERS)).map(|i| within(i).then_some(window)).collect();
+    Ok(listed.unwrap_or_else(told))
 }
 
 /// The window of `config.json`, where `use_sliding_window` turns it on.
