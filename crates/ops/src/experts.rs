@@ -51,6 +51,11 @@ pub enum Gate {
         /// Steepness of the gate.
         alpha: f32,
     },
+    /// Step 3.5: `min(silu(gate), limit) u`, where `u` is `up` within `limit` of zero.
+    Bounded {
+        /// Bounds both factors.
+        limit: f32,
+    },
 }
 
 impl Gate {
@@ -64,6 +69,13 @@ impl Gate {
                     let g = f64::from(*gate).min(limit);
                     let u = f64::from(*up).clamp(-limit, limit);
                     *y = ((u + 1.0) * g / (1.0 + (-alpha * g).exp())) as f32;
+                }
+            }
+            Gate::Bounded { limit } => {
+                let limit = f64::from(limit);
+                for ((gate, up), y) in gate.iter().zip(up).zip(y) {
+                    let u = f64::from(*up).clamp(-limit, limit);
+                    *y = (Unary::Silu.apply(f64::from(*gate)).min(limit) * u) as f32;
                 }
             }
         }

@@ -27,7 +27,7 @@ use tile::launch::{Mode, Requirement};
 
 use crate::experts::{Odds, Routing};
 use crate::linear::holds;
-use crate::{math, sweep};
+use crate::{Unary, math, real, sweep};
 pub use down::{DownParts, moe_down, pick_down};
 pub use group::{moe_group, tiles};
 pub use products::{moe_gate_up, moe_gemm, moe_gemm_turned, moe_gemv, pick_blocks, pick_turned};
@@ -200,6 +200,21 @@ fn clamped(gate: Val<f32>, up: Val<f32>, limit: Val<f32>, alpha: Val<f32>) -> Va
     (up + 1.0) * gate * math::sigmoid(gate * alpha)
 }
 
+/// Step 3.5's gate of experts, [`Gate::Bounded`](crate::experts::Gate): `n` elements.
+#[kernel]
+pub fn bounded_gate(
+    gate: In<f32>,
+    up: In<f32>,
+    y: Out<{ to }>,
+    n: Arg<u32>,
+    limit: Arg<f32>,
+    to: Scalar,
+) {
+    sweep::map(["gate", "up"], [gate, up], y, n, |[gate, up]| {
+        real::unary(Unary::Silu, gate).min(limit) * up.min(limit).max(-limit)
+    });
+}
+
 /// The weighted sum of each token's experts: `out[t] = sum_j weights[t, j] y[t k + j]`, `y`
 /// `[tokens * k, width]`. If it `adds`, `residual` `[tokens, width]` is added, which may be `out`.
 #[kernel]
@@ -249,6 +264,7 @@ pub(crate) const KERNELS: &[Spec] = &[
     Spec { name: "moe_bias", cases: cases::biases, benches: cases::bias_benches },
     Spec { name: "moe_factors", cases: cases::factors, benches: cases::factor_benches },
     Spec { name: "clamped_gate", cases: cases::gates, benches: cases::gate_benches },
+    Spec { name: "bounded_gate", cases: cases::bounded_gates, benches: cases::bounded_benches },
     Spec { name: "moe_combine", cases: cases::combines, benches: cases::combine_benches },
 ];
 

@@ -14,7 +14,7 @@ use cpu_kernels::math;
 use cpu_kernels::matmul::{Activations, BLOCK, Matrix, Path, ROWS, share};
 use cpu_kernels::team::Worker;
 use ops::experts::{Gate, MOST_EXPERTS, Odds, Routing, Sizes};
-use ops::{Experts, Unary};
+use ops::{Binary, Experts, Unary};
 use program::{Node, Program};
 use std::ops::Range;
 
@@ -444,6 +444,12 @@ impl Replay<'_> {
                 gate.iter_mut().for_each(|g| *g = g.min(limit) * alpha);
                 up.iter_mut().for_each(|u| *u = (u.clamp(-limit, limit) + 1.0) / alpha);
                 Unary::Silu
+            }
+            Gate::Bounded { limit } => {
+                math::map_in_place(self.loaded.isa, Unary::Silu, gate);
+                gate.iter_mut().for_each(|g| *g = g.min(limit));
+                up.iter_mut().for_each(|u| *u = u.clamp(-limit, limit));
+                return math::zip_in_place(self.loaded.isa, Binary::Mul, gate, up);
             }
         };
         math::gate_in_place(self.loaded.isa, f, gate, up);

@@ -24,7 +24,7 @@ pub use adapted::{AdaptedExperts, AdaptedExpertsBackward, ExpertFactors};
 use crate::experts::{Experts, Gate, Odds, Routing, Sizes};
 use crate::gradient::elements::derivative;
 use crate::operation::{Operation, ReferenceCall, Sharding};
-use crate::{Shape, arity, expect, moe};
+use crate::{Shape, Unary, arity, expect, moe};
 use formats::Result;
 
 /// `x, scores, dy; gate, up, down, (their biases), (factors) -> dx, dscores, (a gradient of each
@@ -155,6 +155,13 @@ impl Gate {
                 let within = |inside: bool| f64::from(u8::from(inside));
                 let of_gate = (u + 1.0) * s * (1.0 + alpha * g * (1.0 - s));
                 [of_gate * within(gate <= limit), g * s * within(up.abs() <= limit)]
+            }
+            Gate::Bounded { limit } => {
+                let limit = f64::from(limit);
+                let value = Unary::Silu.apply(gate);
+                let within = |inside: bool| f64::from(u8::from(inside));
+                let of_gate = derivative(Unary::Silu, gate) * up.clamp(-limit, limit);
+                [of_gate * within(value <= limit), value.min(limit) * within(up.abs() <= limit)]
             }
         }
     }

@@ -4,7 +4,9 @@ use super::{
     Routes, combine, group, moe_combine, moe_factors, moe_gate_up, moe_gemm, moe_gemv, moe_group,
     moe_route,
 };
-use super::{clamped_gate, moe_bias, moe_gemm_turned, product, product_turned, reference};
+use super::{
+    bounded_gate, clamped_gate, moe_bias, moe_gemm_turned, product, product_turned, reference,
+};
 use crate::experts::{Gate, Odds, Routing};
 use crate::linear::cases::{Matrix, PROCESSORS, matrix_bytes};
 use crate::linear::gemm::GemmSchedule;
@@ -272,6 +274,7 @@ fn gate_up_case(
         Gate::Clamped { limit, alpha } => {
             (None, numbers.with_f32("limit", limit).with_f32("alpha", alpha))
         }
+        Gate::Bounded { .. } => unreachable!("has a kernel of its own alone"),
     };
     let schedule = few(ActivationStorage::Staged(shape.width as u32));
     let mut buffers = vec![
@@ -744,6 +747,24 @@ pub(super) fn gates() -> Vec<Case> {
         })
     };
     [Scalar::F32, Scalar::F16, Scalar::BF16].into_iter().flat_map(of).collect()
+}
+
+/// Step 3.5's.
+const BOUND: f32 = 7.0;
+
+pub(super) fn bounded_gates() -> Vec<Case> {
+    let gate = Gate::Bounded { limit: BOUND };
+    // So far apart that some lie beyond the limit.
+    let of = |to| {
+        let (kernel, numbers) = (bounded_gate(to), Numbers::new().with_f32("limit", BOUND));
+        flat_to([Scalar::F32, to], kernel, &numbers, 2, 10.0, |x, y| gate.apply(&x[0], &x[1], y))
+    };
+    [Scalar::F32, Scalar::F16, Scalar::BF16].into_iter().flat_map(of).collect()
+}
+
+pub(super) fn bounded_benches() -> Vec<Bench> {
+    let numbers = Numbers::new().with_f32("limit", BOUND);
+    vec![flat_bench(Scalar::F32, bounded_gate(Scalar::F32), numbers, 2, 10)]
 }
 
 pub(super) fn gate_benches() -> Vec<Bench> {

@@ -164,7 +164,7 @@ impl Run<'_> {
                 math::map_in_place(self.of.isa, f, &mut value);
                 math::zip_in_place(self.of.isa, Binary::Mul, &mut value, &up);
             }
-            Gate::Clamped { .. } => gate.apply(&gates, &up, &mut value),
+            Gate::Clamped { .. } | Gate::Bounded { .. } => gate.apply(&gates, &up, &mut value),
         }
         Ok(Inner { gate: gates, up, value })
     }

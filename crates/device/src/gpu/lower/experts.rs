@@ -15,8 +15,9 @@ use ops::gradient::ExpertFactors;
 use ops::linear::gemm::{self, GemmTypes, Machine};
 use ops::linear::{GemvSchedule, Task};
 use ops::moe::{
-    DownParts, clamped_gate, moe_bias, moe_combine, moe_down, moe_factors, moe_gate_up, moe_gemm,
-    moe_gemv, moe_group, moe_route, moe_router, pick_blocks, pick_down, pick_router,
+    DownParts, bounded_gate, clamped_gate, moe_bias, moe_combine, moe_down, moe_factors,
+    moe_gate_up, moe_gemm, moe_gemv, moe_group, moe_route, moe_router, pick_blocks, pick_down,
+    pick_router,
 };
 use ops::packed::Format;
 use ops::scale_rows::scale_rows;
@@ -245,6 +246,9 @@ pub(in crate::gpu) trait Mixtures {
                 let numbers = numbers.with_f32("limit", limit).with_f32("alpha", alpha);
                 self.push(clamped_gate(y.scalar), numbers, &bound)
             }
+            Gate::Bounded { limit } => {
+                self.push(bounded_gate(y.scalar), numbers.with_f32("limit", limit), &bound)
+            }
         }
     }
 
@@ -459,6 +463,8 @@ impl Mixtures for Recorder<'_> {
             Gate::Clamped { limit, alpha } => {
                 (None, numbers.with_f32("limit", limit).with_f32("alpha", alpha))
             }
+            // The products by themselves, and a kernel for the gate.
+            Gate::Bounded { .. } => return Ok(false),
         };
         let kernel = moe_gate_up(product.x.scalar, format, act, bias.is_some(), schedule);
         self.push(kernel, numbers, &bound)?;

@@ -81,6 +81,7 @@ fn gates() -> Vec<Case> {
         gate_case((3, 40), plain(Unary::Silu), None, "short rows"),
         gate_case((2, 600), plain(Unary::GeluTanh), None, "rows longer than a group"),
         gate_case((5, 48), CLAMPED, None, "bounds"),
+        gate_case((5, 48), Gate::Bounded { limit: 4.0 }, None, "bounds of both factors"),
         gate_case((6, 40), CLAMPED, Some((Scalar::BF16, [24, 4, 2])), "biases, two pairs a row"),
         gate_case(
             (4, 16),

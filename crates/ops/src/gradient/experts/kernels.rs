@@ -11,7 +11,7 @@ use crate::gradient::elements::slope;
 use crate::gradient::matmul::MatmulTiling;
 use crate::moe::NONE;
 use crate::sweep::{begin, require_lengths, when};
-use crate::{math, real};
+use crate::{Unary, math, real};
 
 /// Tokens of a threadgroup of [`route_backward`]: one a simdgroup.
 const TOKENS: u32 = 4;
@@ -31,6 +31,13 @@ fn gated(of: Gate, gate: Val<f32>, up: Val<f32>) -> (Val<f32>, [Val<f32>; 2]) {
             let inside = [Order::le(gate, limit), Order::le(up.abs(), limit)];
             let within = |i: usize, slope: Val<f32>| select(inside[i], slope, 0.0);
             (u * g * s, [within(0, of_gate), within(1, g * s)])
+        }
+        Gate::Bounded { limit } => {
+            let (whole, u) = (real::unary(Unary::Silu, gate), up.min(limit).max(-limit));
+            let value = whole.min(limit);
+            let inside = [Order::le(whole, limit), Order::le(up.abs(), limit)];
+            let within = |i: usize, slope: Val<f32>| select(inside[i], slope, 0.0);
+            (value * u, [within(0, slope(Unary::Silu, gate) * u), within(1, value)])
         }
     }
 }

@@ -447,6 +447,7 @@ fn experts() {
         (routing(Odds::Softmax, true, 1.0), Gate::Plain(Unary::Silu), false, false, false),
         (routing(Odds::Softmax, false, 1.5), Gate::Plain(Unary::GeluTanh), false, true, false),
         (routing(Odds::Softmax, true, 1.0), clamped, true, false, false),
+        (routing(Odds::Sigmoid, true, 1.5), Gate::Bounded { limit: 0.8 }, false, false, false),
         (routing(Odds::Sigmoid, true, 2.5), Gate::Plain(Unary::Silu), false, false, false),
         (routing(Odds::Sigmoid, false, 1.0), Gate::Plain(Unary::Silu), true, true, false),
         (near, Gate::Plain(Unary::Silu), false, false, false),
